@@ -191,7 +191,7 @@ impl Action {
             Self::CudaAlloc => "cuda_alloc",
             Self::CudaFree => "cuda_free",
             Self::OutOfMemory => "oom",
-            Self::Held => "held",
+            Self::Held => "live_at_attach",
         }
     }
 
@@ -522,7 +522,7 @@ impl fmt::Display for Purpose {
         let (function, library) = (&self.function, &self.library);
         match &self.what {
             Some(what) => write!(f, "{what} ({function}, {library})"),
-            None => write!(f, "asked for by {function} ({library})"),
+            None => write!(f, "requested by {function} ({library})"),
         }
     }
 }

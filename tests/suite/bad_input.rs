@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::{Background, Finished, wait_until};
 use memprobe_tests::pytorch::PyTorch;
 use rustix::process::Signal;
@@ -28,12 +28,14 @@ time.sleep(0.2)
 
 #[test]
 fn a_process_that_does_not_exist_is_an_error() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let mut over = Command::new("true").spawn().expect("true starts");
     over.wait().expect("it ends");
     let pid = over.id().to_string();
     for verb in [&["record", "-o", "/dev/null"][..], &["attach"]] {
-        let error = ground
+        let error = environment
             .run(&[verb, &["--pid", &pid]].concat())
             .one_clear_error();
         assert_says(&error, &[&pid, "no process"]);
@@ -42,10 +44,12 @@ fn a_process_that_does_not_exist_is_an_error() {
 
 #[test]
 fn a_process_that_is_not_python_is_an_error() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let sleep = Background::start(Command::new("sleep").arg("600"));
     let pid = sleep.pid().to_string();
-    let error = ground
+    let error = environment
         .run(&["record", "-o", "/dev/null", "--pid", &pid])
         .one_clear_error();
     assert_says(&error, &[&pid, "Python"]);
@@ -53,14 +57,16 @@ fn a_process_that_is_not_python_is_an_error() {
 
 #[test]
 fn a_python_without_pytorch_is_waited_for_until_it_imports_it() {
-    let Some(ground) = Ground::take() else { return };
-    let pytorch = ground.pytorch();
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let pytorch = environment.pytorch();
     let folder = tempfile::tempdir().expect("a folder");
     let go = folder.path().join("go");
     let mut target = Background::start(pytorch.command().arg("-c").arg(LATE).arg(&go));
     target.wait_for("up");
     let file = folder.path().join("trace.json");
-    let mut recording = ground.record_unready(target.pid(), &file, &[]);
+    let mut recording = environment.record_unready(target.pid(), &file, &[]);
     let said = recording.memprobe.wait_for("wait");
     assert!(
         said.contains("PyTorch"),
@@ -68,7 +74,7 @@ fn a_python_without_pytorch_is_waited_for_until_it_imports_it() {
     );
     fs::write(&go, "").expect("written");
     recording.finish();
-    let events = ground.events(&file);
+    let events = environment.events(&file);
     let first = events
         .iter()
         .find(|event| event.action == "alloc")
@@ -82,11 +88,13 @@ fn a_python_without_pytorch_is_waited_for_until_it_imports_it() {
 
 #[test]
 fn another_users_process_needs_root() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("opened");
     let copy = folder.path().join("memprobe");
-    fs::copy(&ground.memprobe, &copy).expect("copied");
+    fs::copy(&environment.memprobe, &copy).expect("copied");
     let sleep = Background::start(Command::new("sleep").arg("600"));
     let mut command = Command::new(copy);
     command.args([
@@ -104,9 +112,11 @@ fn another_users_process_needs_root() {
 
 #[test]
 fn an_output_that_cannot_be_written_is_an_error_with_what_to_do() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
-    let (target, pid) = training(ground.pytorch());
+    let (target, pid) = training(environment.pytorch());
     let read_only = Mounted::tmpfs(folder.path(), "ro");
     let cases = [
         (folder.path().join("missing/trace.json"), "mkdir"),
@@ -116,7 +126,7 @@ fn an_output_that_cannot_be_written_is_an_error_with_what_to_do() {
     ];
     for (output, words) in cases {
         let output = output.to_str().expect("UTF-8");
-        let finished = ground.run(&["record", "-q", "-o", output, "--pid", &pid]);
+        let finished = environment.run(&["record", "-q", "-o", output, "--pid", &pid]);
         let error = finished.one_clear_error();
         assert_says(&error, &[output, words]);
     }
@@ -125,35 +135,39 @@ fn an_output_that_cannot_be_written_is_an_error_with_what_to_do() {
 
 #[test]
 fn what_was_written_before_the_disk_was_full_can_be_read() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
-    let (target, pid) = training(ground.pytorch());
+    let (target, pid) = training(environment.pytorch());
     let small = Mounted::tmpfs(folder.path(), "size=128k");
     let file = small.path.path().join("trace.json");
     let name = file.to_str().expect("UTF-8");
-    let error = ground
+    let error = environment
         .run(&["record", "-q", "-o", name, "--pid", &pid])
         .one_clear_error();
     assert_says(&error, &[name, "No space left"]);
-    let report = ground.report(&file);
+    let report = environment.report(&file);
     assert_eq!(report["truncated"], true);
     assert!(
         report["events"].as_u64() > Some(0),
         "nothing was kept: {report}"
     );
-    assert!(!ground.events(&file).is_empty());
+    assert!(!environment.events(&file).is_empty());
     drop(target);
 }
 
 #[test]
 fn a_file_that_was_there_keeps_its_content_when_there_is_nothing_to_record() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("trace.json");
     fs::write(&file, "precious").expect("written");
     let sleep = Background::start(Command::new("sleep").arg("600"));
     let name = file.to_str().expect("UTF-8");
-    ground
+    environment
         .run(&["record", "-o", name, "--pid", &sleep.pid().to_string()])
         .one_clear_error();
     assert_eq!(fs::read_to_string(&file).expect("it is there"), "precious");
@@ -166,7 +180,9 @@ fn a_file_that_was_there_keeps_its_content_when_there_is_nothing_to_record() {
 
 #[test]
 fn a_report_on_something_that_is_no_recording_is_an_error() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let cases: [(&str, &[u8], &str); 4] = [
         ("empty.json", b"", "record again"),
@@ -185,25 +201,27 @@ fn a_report_on_something_that_is_no_recording_is_an_error() {
     for (name, content, words) in cases {
         let file = folder.path().join(name);
         fs::write(&file, content).expect("written");
-        let error = report(&ground, &file).one_clear_error();
+        let error = report(&environment, &file).one_clear_error();
         assert_says(&error, &[name, words]);
     }
     let missing = folder.path().join("missing.json");
     assert_says(
-        &report(&ground, &missing).one_clear_error(),
+        &report(&environment, &missing).one_clear_error(),
         &["missing.json", "No such file"],
     );
     assert_says(
-        &report(&ground, folder.path()).one_clear_error(),
+        &report(&environment, folder.path()).one_clear_error(),
         &["directory"],
     );
 }
 
 #[test]
 fn a_damaged_recording_is_read_up_to_the_damage() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
-    let whole = recorded(&ground, &folder);
+    let whole = recorded(&environment, &folder);
     let lines = fs::read_to_string(&whole).expect("a recording");
     let lines: Vec<&str> = lines.lines().collect();
     let damaged = folder.path().join("damaged.json");
@@ -212,24 +230,28 @@ fn a_damaged_recording_is_read_up_to_the_damage() {
     broken[middle] = "{\"ph\":\"b\",\"oops";
     fs::write(&damaged, broken.join("\n")).expect("written");
     let name = damaged.to_str().expect("UTF-8");
-    let error = report(&ground, &damaged).one_clear_error();
+    let error = report(&environment, &damaged).one_clear_error();
     assert_says(&error, &[name, &format!("line {}", middle + 1), "head -n"]);
     let cut = folder.path().join("cut.json");
     fs::write(&cut, lines[..middle].join("\n")).expect("written");
-    assert_eq!(ground.report(&cut)["truncated"], true);
-    let (all, some) = (ground.events(&whole), ground.events(&cut));
+    assert_eq!(environment.report(&cut)["truncated"], true);
+    let (all, some) = (environment.events(&whole), environment.events(&cut));
     assert!(!some.is_empty() && some.len() < all.len());
     assert_eq!(some, all[..some.len()]);
 }
 
 #[test]
 fn the_reader_of_a_report_may_leave_early() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
-    let whole = recorded(&ground, &folder);
+    let whole = recorded(&environment, &folder);
     let pipe = "set -o pipefail; \"$0\" report \"$1\" --by event --format jsonl | head -n 1";
     let mut bash = Command::new("bash");
-    bash.args(["-c", pipe]).arg(&ground.memprobe).arg(&whole);
+    bash.args(["-c", pipe])
+        .arg(&environment.memprobe)
+        .arg(&whole);
     let printed = Background::start(&mut bash).finish();
     assert_eq!(printed.stdout.lines().count(), 1);
     assert_eq!(printed.stderr, "", "a pipe that closes is no error");
@@ -242,8 +264,8 @@ fn assert_says(error: &str, words: &[&str]) {
     }
 }
 
-fn report(ground: &Ground, file: &Path) -> Finished {
-    ground.run(&["report", file.to_str().expect("UTF-8")])
+fn report(environment: &TestEnvironment, file: &Path) -> Finished {
+    environment.run(&["report", file.to_str().expect("UTF-8")])
 }
 
 /// Starts a training loop; returns it with its PID.
@@ -257,10 +279,10 @@ fn training(pytorch: &PyTorch) -> (Background, String) {
 }
 
 /// Records a training loop to a file.
-fn recorded(ground: &Ground, folder: &TempDir) -> std::path::PathBuf {
-    let (target, _) = training(ground.pytorch());
+fn recorded(environment: &TestEnvironment, folder: &TempDir) -> std::path::PathBuf {
+    let (target, _) = training(environment.pytorch());
     let file = folder.path().join("trace.json");
-    let recording = ground.record(target.pid(), &file, &[]);
+    let recording = environment.record(target.pid(), &file, &[]);
     wait_until("a megabyte of events", || {
         fs::metadata(&file)
             .is_ok_and(|there| there.len() > 1 << 20)

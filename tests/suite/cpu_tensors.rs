@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::{Background, Finished};
 use memprobe_tests::pytorch::PyTorch;
@@ -61,9 +61,9 @@ impl Event {
     }
 }
 
-fn events(ground: &Ground, file: &Path) -> Vec<Event> {
+fn events(environment: &TestEnvironment, file: &Path) -> Vec<Event> {
     let file = file.to_str().expect("UTF-8");
-    let report = ground.run(&["report", file, "--by", "event", "--format", "jsonl"]);
+    let report = environment.run(&["report", file, "--by", "event", "--format", "jsonl"]);
     let lines = report.succeeded().stdout;
     let rows = lines.lines().map(serde_json::from_str::<Value>);
     let rows = rows.map(|row| row.expect("JSON"));
@@ -74,11 +74,11 @@ fn events(ground: &Ground, file: &Path) -> Vec<Event> {
 }
 
 /// Compares the events within the profiled interval one by one, and the tensors live at the end.
-fn agree(ground: &Ground, file: &Path, log: &Path, printed: &Finished) -> Vec<Event> {
+fn agree(environment: &TestEnvironment, file: &Path, log: &Path, printed: &Finished) -> Vec<Event> {
     assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
     let log = std::fs::read(log).expect("the log");
     let profiled: Profiled = serde_json::from_slice(&log).expect("the log is JSON");
-    let events = events(ground, file);
+    let events = events(environment, file);
     let seen: Vec<Step> = events
         .iter()
         .filter(|event| (profiled.begin_ns..profiled.end_ns).contains(&event.time_ns))
@@ -110,18 +110,20 @@ fn workload(pytorch: &PyTorch, log: &Path) -> std::process::Command {
 
 #[test]
 fn every_block_of_the_cpu_agrees_with_pytorchs_own_profiler() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
         let folder = tempfile::tempdir().expect("a folder");
         let (file, log) = (folder.path().join("trace.json"), folder.path().join("log"));
-        let mut command = ground.memprobe();
+        let mut command = environment.memprobe();
         command.args(["record", "--cpu", "-o"]).arg(&file).arg("--");
         let driver = workload(pytorch, &log);
         command.arg(driver.get_program()).args(driver.get_args());
         pytorch.settle(&mut command);
         let printed = Background::start(&mut command).finish().succeeded();
-        agree(&ground, &file, &log, &printed);
-        let report = ground.report(&file);
+        agree(&environment, &file, &log, &printed);
+        let report = environment.report(&file);
         let device = &report["devices"][0];
         assert_eq!(device["device"], "cpu", "{report:#}");
         assert_eq!(device["unseen_frees"], 0, "nothing came before: {device:#}");
@@ -133,29 +135,31 @@ fn every_block_of_the_cpu_agrees_with_pytorchs_own_profiler() {
 
 #[test]
 fn what_the_cpu_gave_out_before_memprobe_came_is_unknown_and_said_so() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
         let folder = tempfile::tempdir().expect("a folder");
         let (file, log) = (folder.path().join("trace.json"), folder.path().join("log"));
         let go = folder.path().join("go");
         let mut target = Background::start(workload(pytorch, &log).arg("--wait-file").arg(&go));
         target.wait_for("READY");
-        let recording = ground.record(target.pid(), &file, &["--cpu"]);
+        let recording = environment.record(target.pid(), &file, &["--cpu"]);
         std::fs::write(&go, "").expect("written");
         target.finish().succeeded();
         let printed = recording.finish();
-        let events = agree(&ground, &file, &log, &printed);
+        let events = agree(&environment, &file, &log, &printed);
         assert!(
             events
                 .iter()
                 .any(|it| it.action == "free" && it.size.is_none())
         );
-        let device = &ground.report(&file)["devices"][0];
+        let device = &environment.report(&file)["devices"][0];
         assert!(device["unseen_frees"].as_u64() >= Some(1), "{device:#}");
         assert!(device["before_attach_unread"].is_string(), "{device:#}");
         assert!(device["allocated"].as_i64() >= Some(0), "{device:#}");
         assert_eq!(device["unaccounted"], 0, "{device:#}");
-        let text = ground
+        let text = environment
             .run(&["report", file.to_str().expect("UTF-8")])
             .succeeded();
         assert!(

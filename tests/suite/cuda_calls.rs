@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries, live, start, truth};
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
-use memprobe_tests::ground::Ground;
 use serde_json::Value;
 use tempfile::tempdir;
 
-/// What memprobe made of a program that it recorded, and what the program says itself.
+/// Recording of a program, and the program's own account.
 struct Seen {
     truth: BTreeMap<String, u64>,
     events: Vec<Event>,
@@ -19,13 +19,13 @@ struct Seen {
 
 impl Seen {
     /// Records a program from before its first call to its end.
-    fn of(ground: &Ground, cuda: &Cuda, program: &std::path::Path) -> Self {
-        Self::with(ground, cuda, program, &[])
+    fn of(environment: &TestEnvironment, cuda: &Cuda, program: &std::path::Path) -> Self {
+        Self::with(environment, cuda, program, &[])
     }
 
-    /// As [`Self::of`], with variables for the simulation.
+    /// Like [`Self::of`], with variables for the simulation.
     fn with(
-        ground: &Ground,
+        environment: &TestEnvironment,
         cuda: &Cuda,
         program: &std::path::Path,
         variables: &[(&str, &str)],
@@ -37,14 +37,14 @@ impl Seen {
             program.file_name().expect("a name").to_string_lossy()
         ));
         let running = start(program, &go, variables);
-        let recording = ground.record(running.pid(), &file, &[]);
+        let recording = environment.record(running.pid(), &file, &[]);
         std::fs::write(&go, "").expect("the program can be told to go");
         let program = running.finish().succeeded();
         recording.finish();
         Self {
             truth: truth(&program),
-            events: ground.events(&file),
-            report: ground.report(&file),
+            events: environment.events(&file),
+            report: environment.report(&file),
         }
     }
 
@@ -96,12 +96,12 @@ fn every_build() -> Vec<(Rc<Cuda>, Cudart)> {
 
 #[test]
 fn every_function_that_gives_out_memory_is_right_to_the_byte() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     for (cuda, cudart) in &every_build() {
         let program = cuda.program("every_call", *cudart, &[]);
-        let seen = Seen::of(&ground, cuda, &program);
+        let seen = Seen::of(&environment, cuda, &program);
         seen.assert_right();
         let names = |name: &str| {
             seen.events
@@ -116,37 +116,37 @@ fn every_function_that_gives_out_memory_is_right_to_the_byte() {
 
 #[test]
 fn calls_that_fail_free_twice_or_are_left_by_a_jump_do_no_harm() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     for (cuda, cudart) in &every_build() {
         let program = cuda.program("what_goes_wrong", *cudart, &[]);
-        let seen = Seen::of(&ground, cuda, &program);
+        let seen = Seen::of(&environment, cuda, &program);
         seen.assert_right();
     }
 }
 
 #[test]
 fn calls_are_right_on_the_other_branch_of_the_entries() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     let cuda = Cuda::build(Entries::Trampolines);
     let program = cuda.program("every_call", Cudart::Dynamic, &[]);
     let other = [("CUDASIM_OTHER_BRANCH", "1")];
-    Seen::with(&ground, &cuda, &program, &other).assert_right();
+    Seen::with(&environment, &cuda, &program, &other).assert_right();
 }
 
 #[test]
 fn contexts_from_a_private_table_change_no_figure() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     for (cuda, cudart) in &every_build() {
         for name in ["every_call", "what_goes_wrong"] {
             let program = cuda.program(name, *cudart, &[]);
             let private = [("CUDASIM_PRIVATE_TABLES", "1")];
-            let seen = Seen::with(&ground, cuda, &program, &private);
+            let seen = Seen::with(&environment, cuda, &program, &private);
             seen.assert_right();
             if *cudart == Cudart::Dynamic {
                 let devices = seen.report["devices"].as_array().expect("a list");
@@ -158,15 +158,15 @@ fn contexts_from_a_private_table_change_no_figure() {
 }
 
 #[test]
-fn several_libraries_at_once_are_told_apart() {
-    let Some(ground) = Ground::without_pytorch() else {
+fn several_libraries_at_once_are_distinguished() {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     for cuda in Cuda::build_each() {
         let one = cuda.library("one", Cudart::Dynamic);
         let two = cuda.library("two", Cudart::Static);
         let program = cuda.program("several_libraries", Cudart::Dynamic, &[one, two]);
-        let seen = Seen::of(&ground, &cuda, &program);
+        let seen = Seen::of(&environment, &cuda, &program);
         seen.assert_right();
         let held = |library: &str| {
             let mine = seen.events.iter().filter(|event| {
@@ -187,12 +187,12 @@ fn several_libraries_at_once_are_told_apart() {
 
 #[test]
 fn code_without_frame_pointers_has_native_stacks_with_lines() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     for (cuda, cudart) in &every_build() {
         let program = cuda.program("every_call", *cudart, &[]);
-        let seen = Seen::of(&ground, cuda, &program);
+        let seen = Seen::of(&environment, cuda, &program);
         for event in seen
             .events
             .iter()
@@ -219,7 +219,7 @@ fn code_without_frame_pointers_has_native_stacks_with_lines() {
     }
 }
 
-/// What memprobe made of `cuda_layers.py`, and what the workload says of itself.
+/// Report on `cuda_layers.py`, and the workload's own account.
 struct Layered {
     facts: Value,
     report: Value,
@@ -228,14 +228,18 @@ struct Layered {
 
 impl Layered {
     /// One run for each form of the driver's entries; on a real GPU one.
-    fn each(ground: &Ground, variable: Option<(&str, &str)>, options: &[&str]) -> Vec<Self> {
-        let drivers = ground.pytorch().each_driver();
-        let run = |driver: &Vec<String>| Self::of(ground, driver, variable, options);
+    fn each(
+        environment: &TestEnvironment,
+        variable: Option<(&str, &str)>,
+        options: &[&str],
+    ) -> Vec<Self> {
+        let drivers = environment.pytorch().each_driver();
+        let run = |driver: &Vec<String>| Self::of(environment, driver, variable, options);
         drivers.iter().map(run).collect()
     }
 
     fn of(
-        ground: &Ground,
+        environment: &TestEnvironment,
         driver: &[String],
         variable: Option<(&str, &str)>,
         options: &[&str],
@@ -245,10 +249,10 @@ impl Layered {
             folder.path().join("trace.json"),
             folder.path().join("facts.json"),
         );
-        let mut command = ground.memprobe();
+        let mut command = environment.memprobe();
         command.arg("record").arg("-o").arg(&trace).arg("--");
         command.args(driver);
-        command.arg(ground.pytorch().python());
+        command.arg(environment.pytorch().python());
         command.arg(memprobe_tests::pytorch::workloads().join("cuda_layers.py"));
         command.arg("--out").arg(&out).args(options).envs(variable);
         memprobe_tests::process::Background::start(&mut command)
@@ -263,8 +267,8 @@ impl Layered {
         );
         Self {
             facts,
-            report: ground.report(&trace),
-            events: ground.events(&trace),
+            report: environment.report(&trace),
+            events: environment.events(&trace),
         }
     }
 
@@ -337,17 +341,21 @@ impl Layered {
 
 #[test]
 fn segments_are_reserved_memory_and_no_allocations_of_their_own() {
-    let Some(ground) = Ground::take() else { return };
-    for layered in Layered::each(&ground, None, &[]) {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for layered in Layered::each(&environment, None, &[]) {
         layered.assert_blocks_are_the_allocations();
     }
 }
 
 #[test]
 fn expandable_segments_are_what_is_mapped() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let expandable = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
-    for layered in Layered::each(&ground, Some(expandable), &[]) {
+    for layered in Layered::each(&environment, Some(expandable), &[]) {
         layered.assert_blocks_are_the_allocations();
         let mut functions = layered.events.iter().map(|event| event.function.as_deref());
         assert!(functions.any(|function| function == Some("cuMemMap")));
@@ -356,12 +364,14 @@ fn expandable_segments_are_what_is_mapped() {
 
 #[test]
 fn without_caching_the_calls_are_the_allocations() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     for variable in [
         ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
         ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),
     ] {
-        for layered in Layered::each(&ground, Some(variable), &[]) {
+        for layered in Layered::each(&environment, Some(variable), &[]) {
             layered.assert_calls_are_the_allocations();
         }
     }
@@ -369,11 +379,13 @@ fn without_caching_the_calls_are_the_allocations() {
 
 #[test]
 fn the_calls_of_a_pluggable_allocator_are_the_allocations() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempdir().expect("a folder");
     let library = memprobe_tests::cuda_programs::pluggable_allocator(folder.path());
     let library = library.to_str().expect("UTF-8");
-    for layered in Layered::each(&ground, None, &["--pluggable", library]) {
+    for layered in Layered::each(&environment, None, &["--pluggable", library]) {
         layered.assert_calls_are_the_allocations();
         let by_it = layered.events.iter().filter(|event| {
             event

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use memprobe_tests::cuda_programs::{Cuda, Cudart, start, truth};
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
-use memprobe_tests::ground::Ground;
 use memprobe_tests::process::Finished;
 use tempfile::tempdir;
 
-/// As the runtimes of CUDA 11.8 to 13.0 get the primary context.
+/// Primary context by a private table, like the runtimes of CUDA 11.8 to 13.0.
 const PRIVATE: (&str, &str) = ("CUDASIM_PRIVATE_TABLES", "1");
-/// As later ones do, by `cuDevicePrimaryCtxRetain`.
+/// Primary context by `cuDevicePrimaryCtxRetain`, like later runtimes.
 const PUBLIC: (&str, &str) = ("CUDASIM_PRIVATE_TABLES", "0");
 
 /// A program that was recorded from before its first call to its end.
@@ -22,19 +22,24 @@ struct Recorded {
 }
 
 impl Recorded {
-    fn of(ground: &Ground, cuda: &Cuda, program: &Path, variable: (&str, &str)) -> Self {
+    fn of(
+        environment: &TestEnvironment,
+        cuda: &Cuda,
+        program: &Path,
+        variable: (&str, &str),
+    ) -> Self {
         let folder = tempdir().expect("a folder for the recording");
         let file = folder.path().join("trace.json");
         let go = folder.path().join("go");
         let running = start(program, &go, &[variable]);
-        let recording = ground.record(running.pid(), &file, &[]);
+        let recording = environment.record(running.pid(), &file, &[]);
         std::fs::write(&go, "").expect("the program can be told to go");
         let program = running.finish().succeeded();
         recording.finish();
         println!("{:?}, {variable:?}", cuda.entries());
         Self {
             program,
-            events: ground.events(&file),
+            events: environment.events(&file),
         }
     }
 
@@ -101,14 +106,14 @@ impl Recorded {
 
 #[test]
 fn memory_is_on_the_device_of_its_threads_context() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     for cuda in Cuda::build_each() {
         let copy = cuda.library("copy", Cudart::Static);
         let program = cuda.program("contexts", Cudart::Dynamic, &[copy]);
         for variable in [PRIVATE, PUBLIC] {
-            let recorded = Recorded::of(&ground, &cuda, &program, variable);
+            let recorded = Recorded::of(&environment, &cuda, &program, variable);
             let unknown = recorded.assert_devices_are_right();
             assert_eq!(unknown, [""; 0], "of unknown device");
             assert_eq!(recorded.live(), truth(&recorded.program));
@@ -118,14 +123,14 @@ fn memory_is_on_the_device_of_its_threads_context() {
 
 #[test]
 fn a_runtime_without_names_leaves_the_device_unknown_where_nothing_says_it() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     for cuda in Cuda::build_each() {
         let copy = cuda.library("copy", Cudart::Static);
         let program = cuda.program("contexts", Cudart::Static, &[copy]);
         for variable in [PRIVATE, PUBLIC] {
-            let recorded = Recorded::of(&ground, &cuda, &program, variable);
+            let recorded = Recorded::of(&environment, &cuda, &program, variable);
             let unknown = recorded.assert_devices_are_right();
             if variable == PUBLIC {
                 assert_eq!(unknown, [""; 0], "of unknown device");
@@ -140,13 +145,13 @@ fn a_runtime_without_names_leaves_the_device_unknown_where_nothing_says_it() {
 
 #[test]
 fn arrays_with_levels_are_right_to_the_byte_and_memory_of_others_is_not_counted() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     for cuda in Cuda::build_each() {
         for cudart in [Cudart::Dynamic, Cudart::Static] {
             let program = cuda.program("more_calls", cudart, &[]);
-            let recorded = Recorded::of(&ground, &cuda, &program, PUBLIC);
+            let recorded = Recorded::of(&environment, &cuda, &program, PUBLIC);
             let truth = truth(&recorded.program);
             assert!(truth["array"] > 0 && truth["virtual"] == 0);
             assert_eq!(recorded.live(), truth, "{cudart:?}");

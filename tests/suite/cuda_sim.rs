@@ -245,7 +245,7 @@ expect(cuda.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(66 * MB), properti
 }
 
 #[test]
-fn the_runtime_calls_the_driver_and_the_trace_tells() {
+fn the_runtime_calls_the_driver_as_the_trace_shows() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace");
     program(

@@ -1,8 +1,8 @@
 //! Diagnostics of the kernel programs: `--log debug` and `doctor --verbose`.
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::gated_workload::GatedWorkload;
 use memprobe_tests::process::{Background, Finished};
-use memprobe_tests::rehearsal::Rehearsal;
 use serde_json::Value;
 
 /// Allocates below a frame whose caller seems to be at an address that cannot be read.
@@ -21,9 +21,9 @@ allocate()
 ";
 
 /// Records a script of Python to its end.
-fn record_script(ground: &Ground, options: &[&str], script: &str) -> Finished {
-    let pytorch = ground.pytorch();
-    let mut command = ground.memprobe();
+fn record_script(environment: &TestEnvironment, options: &[&str], script: &str) -> Finished {
+    let pytorch = environment.pytorch();
+    let mut command = environment.memprobe();
     command.args(["record", "-o", "/dev/null"]).args(options);
     command.arg("--").arg(pytorch.python()).args(["-c", script]);
     pytorch.settle(&mut command);
@@ -32,27 +32,31 @@ fn record_script(ground: &Ground, options: &[&str], script: &str) -> Finished {
 
 #[test]
 fn an_unreadable_frame_gives_a_line() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let line = "cannot read the frame at dead000";
-    let printed = record_script(&ground, &["--log", "debug"], CUT_STACK).stderr;
+    let printed = record_script(&environment, &["--log", "debug"], CUT_STACK).stderr;
     assert!(printed.contains(line), "{printed}");
-    let silent = record_script(&ground, &[], CUT_STACK).stderr;
+    let silent = record_script(&environment, &[], CUT_STACK).stderr;
     assert!(!silent.contains(line), "{silent}");
 }
 
 #[test]
 fn dropped_records_give_lines_at_a_limited_rate() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let workload = ["mlp_adam.py", "--steps", "200", "--hidden", "256"];
-    let rehearsal = Rehearsal::prepare(ground.pytorch(), &workload, &[]);
-    let pid = rehearsal.target.pid();
-    let file = rehearsal.path("trace.json");
+    let run = GatedWorkload::prepare(environment.pytorch(), &workload, &[]);
+    let pid = run.target.pid();
+    let file = run.path("trace.json");
     let options = ["--buffer-size", "4096", "--log", "debug"];
-    let recording = ground.record(pid, &file, &options);
-    rehearsal.go();
+    let recording = environment.record(pid, &file, &options);
+    run.go();
     let printed = recording.finish().stderr;
-    let report = ground.report(&file);
-    rehearsal.finish();
+    let report = environment.report(&file);
+    run.finish();
     let lost = report["lost_events"].as_u64().expect("a number");
     let line = format!("dropped a memory record of process {pid}: the ring buffer is full");
     let lines = printed.matches(&line).count() as u64;
@@ -62,11 +66,11 @@ fn dropped_records_give_lines_at_a_limited_rate() {
 
 #[test]
 fn programs_without_diagnostics_are_shorter_for_the_verifier() {
-    let Some(ground) = Ground::take_alone() else {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
     let doctor = |options: &[&str]| {
-        let finished = ground.run(&[&["doctor", "--format", "json"], options].concat());
+        let finished = environment.run(&[&["doctor", "--format", "json"], options].concat());
         let found: Value = serde_json::from_str(&finished.stdout).expect("JSON");
         let checks = found["machine"].as_array().expect("checks").clone();
         let programs = checks

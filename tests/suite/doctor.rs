@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use memprobe_tests::confinement::NOBODY;
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::{Background, Finished};
 use serde_json::Value;
 
@@ -58,23 +58,27 @@ fn unfit(command: &mut Command) -> Value {
 
 #[test]
 fn where_memprobe_can_work_doctor_has_tried_it() {
-    let Some(ground) = Ground::take() else { return };
-    let finished = ground.run(&["doctor", "--format", "json"]).succeeded();
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let finished = environment.run(&["doctor", "--format", "json"]).succeeded();
     let examination = examination(&finished);
     assert_eq!(examination["fit"], true);
     assert_eq!(examination["process"], Value::Null);
     let programs = &found(&examination, "programs")["facts"]["programs"];
     assert!(programs.as_u64() > Some(0), "{programs}");
     assert_eq!(found(&examination, "probe")["level"], "ok");
-    let text = ground.run(&["doctor"]).succeeded().stdout;
+    let text = environment.run(&["doctor"]).succeeded().stdout;
     assert!(text.contains("memprobe can work here"), "{text}");
     assert!(!text.contains('\x1b'), "colours in a pipe: {text}");
 }
 
 #[test]
 fn of_a_process_that_is_not_there_doctor_says_so() {
-    let Some(ground) = Ground::take() else { return };
-    let finished = ground.run(&["doctor", "--pid", "4194304"]);
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let finished = environment.run(&["doctor", "--pid", "4194304"]);
     assert_eq!(finished.status.code(), Some(2));
     assert!(
         finished.stdout.contains("there is no process 4194304"),
@@ -85,13 +89,18 @@ fn of_a_process_that_is_not_there_doctor_says_so() {
 
 #[test]
 fn of_a_process_that_has_not_imported_pytorch_doctor_says_what_will_be_waited_for() {
-    let Some(ground) = Ground::take() else { return };
-    let mut command = ground.pytorch().command();
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let mut command = environment.pytorch().command();
     let wait = "print('up', flush=True); import time; time.sleep(600)";
     let mut target = Background::start(command.args(["-c", wait]));
     target.wait_for("up");
     let pid = target.pid().to_string();
-    let text = ground.run(&["doctor", "--pid", &pid]).succeeded().stdout;
+    let text = environment
+        .run(&["doctor", "--pid", &pid])
+        .succeeded()
+        .stdout;
     for words in ["not imported yet", "is not mapped yet", "can attach to"] {
         assert!(text.contains(words), "{words:?} is missing in: {text}");
     }
@@ -99,12 +108,14 @@ fn of_a_process_that_has_not_imported_pytorch_doctor_says_what_will_be_waited_fo
 
 #[test]
 fn without_root_every_verb_says_so() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let readable = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(folder.path(), readable).expect("opened");
     let copy = folder.path().join("memprobe");
-    std::fs::copy(&ground.memprobe, &copy).expect("copied");
+    std::fs::copy(&environment.memprobe, &copy).expect("copied");
     let nobody = |arguments: &[&str]| {
         let mut command = Command::new(&copy);
         command.args(arguments).uid(NOBODY).gid(NOBODY);
@@ -123,11 +134,13 @@ fn without_root_every_verb_says_so() {
 
 #[test]
 fn in_a_pid_namespace_of_its_own_memprobe_says_where_to_run_it() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let within = |arguments: &[&str]| {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--mount", "--mount-proc"]);
-        command.arg(&ground.memprobe).args(arguments);
+        command.arg(&environment.memprobe).args(arguments);
         command
     };
     let examination = unfit(&mut within(&["doctor", "--format", "json"]));
@@ -139,21 +152,25 @@ fn in_a_pid_namespace_of_its_own_memprobe_says_where_to_run_it() {
 
 #[test]
 fn in_a_user_namespace_of_its_own_memprobe_says_that_root_there_is_none() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let mut command = Command::new("unshare");
     command
         .args(["--user", "--map-root-user"])
-        .arg(&ground.memprobe);
+        .arg(&environment.memprobe);
     let examination = unfit(command.args(["doctor", "--format", "json"]));
     assert_eq!(found(&examination, "user_namespace")["level"], "fail");
 }
 
 #[test]
 fn under_a_filter_of_system_calls_memprobe_says_what_to_let_through() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let within = |arguments: &[&str]| {
-        let mut command = Command::new(ground.pytorch().python());
-        command.args(["-c", FILTERED]).arg(&ground.memprobe);
+        let mut command = Command::new(environment.pytorch().python());
+        command.args(["-c", FILTERED]).arg(&environment.memprobe);
         command.args(arguments);
         command
     };
@@ -170,13 +187,15 @@ fn under_a_filter_of_system_calls_memprobe_says_what_to_let_through() {
 }
 
 #[test]
-fn a_program_that_the_verifier_refuses_is_told_in_words_and_its_log_goes_to_a_file() {
-    let Some(ground) = Ground::take() else { return };
+fn a_program_that_the_verifier_refuses_is_named_and_its_log_goes_to_a_file() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let object = folder.path().join("broken.o");
     std::fs::write(&object, broken_object()).expect("written");
     let broken = |arguments: &[&str]| {
-        let mut command = ground.memprobe();
+        let mut command = environment.memprobe();
         command.env("MEMPROBE_BPF_OBJECT", &object).args(arguments);
         command
     };

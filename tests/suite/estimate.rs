@@ -8,7 +8,7 @@ use std::process::Command;
 use memprobe::event::{Action, Bytes, DeviceIndex, Event, MemoryEvent, Uses};
 use memprobe::model::estimate::{CachingAllocator, Ties, WORKSPACE};
 use memprobe::recording::Reader;
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::{Background, Finished};
 use memprobe_tests::pytorch::PyTorch;
 use rustix::process::Signal;
@@ -27,12 +27,12 @@ struct Truth {
 
 /// Returns the command `memprobe ARGUMENTS -- python SCRIPT...`.
 fn under_memprobe(
-    ground: &Ground,
+    environment: &TestEnvironment,
     pytorch: &PyTorch,
     arguments: &[&str],
     script: &[&str],
 ) -> Command {
-    let mut command = ground.memprobe();
+    let mut command = environment.memprobe();
     command.args(arguments).arg("--").arg(pytorch.python());
     command.args(script);
     pytorch.settle(&mut command);
@@ -40,12 +40,17 @@ fn under_memprobe(
 }
 
 /// Estimates a script on the CPU.
-fn estimate(ground: &Ground, pytorch: &PyTorch, options: &[&str], script: &[&str]) -> Value {
+fn estimate(
+    environment: &TestEnvironment,
+    pytorch: &PyTorch,
+    options: &[&str],
+    script: &[&str],
+) -> Value {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("estimate.json");
     let file = file.to_str().expect("UTF-8");
     let arguments = [&["estimate", "--format", "json", "-o", file], options].concat();
-    let mut command = under_memprobe(ground, pytorch, &arguments, script);
+    let mut command = under_memprobe(environment, pytorch, &arguments, script);
     Background::start(&mut command).finish().succeeded();
     read_json(Path::new(file))
 }
@@ -67,10 +72,15 @@ fn read_json(file: &Path) -> Value {
 }
 
 /// Runs a script on the GPU while memprobe records it to `file`.
-fn record(ground: &Ground, pytorch: &PyTorch, file: &Path, script: &[&str]) -> Finished {
+fn record(
+    environment: &TestEnvironment,
+    pytorch: &PyTorch,
+    file: &Path,
+    script: &[&str],
+) -> Finished {
     let file = file.to_str().expect("UTF-8");
     let arguments = ["record", "-q", "-o", file];
-    let mut command = under_memprobe(ground, pytorch, &arguments, script);
+    let mut command = under_memprobe(environment, pytorch, &arguments, script);
     Background::start(&mut command).finish().succeeded()
 }
 
@@ -115,13 +125,13 @@ fn percent(estimated: u64, truth: u64) -> f64 {
 }
 
 /// Estimates a script on the CPU, runs it on the GPU, and compares.
-fn compare(ground: &Ground, pytorch: &PyTorch, script: &[&str]) {
+fn compare(environment: &TestEnvironment, pytorch: &PyTorch, script: &[&str]) {
     let name = script[1..].join(" ");
-    let estimated = estimate(ground, pytorch, &[], script);
+    let estimated = estimate(environment, pytorch, &[], script);
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("gpu.json");
     let on_gpu = [script, &["--device", "cuda"]].concat();
-    let printed = record(ground, pytorch, &file, &on_gpu);
+    let printed = record(environment, pytorch, &file, &on_gpu);
     let last = printed.stdout.lines().last().expect("figures");
     let truth: Truth = serde_json::from_str(last).expect("figures as JSON");
     let of_tensors = peak_of_tensors(&events_of_gpu(&file));
@@ -130,11 +140,11 @@ fn compare(ground: &Ground, pytorch: &PyTorch, script: &[&str]) {
     let (allocated, reserved) = (bytes("peak", "allocated"), bytes("peak", "reserved"));
     let most = bytes("peak_with_workspace", "allocated");
     let most_reserved = bytes("peak_with_workspace", "reserved");
-    let kept = bytes("kept_between_iterations", "allocated");
+    let persistent = bytes("live_between_iterations", "allocated");
     let off = percent(allocated, of_tensors);
     println!(
         "{name}: tensors estimated {allocated}, are {of_tensors} ({off:+.2} %); allocated estimated {allocated} to {most}, is \
-         {}; reserved estimated {reserved} to {most_reserved}, is {}; kept estimated {kept}, is {}",
+         {}; reserved estimated {reserved} to {most_reserved}, is {}; kept estimated {persistent}, is {}",
         truth.allocated, truth.reserved, truth.live
     );
     assert!(off.abs() < 3.0, "{name}: {off} % off");
@@ -143,7 +153,7 @@ fn compare(ground: &Ground, pytorch: &PyTorch, script: &[&str]) {
         (least..=most + most * 3 / 100).contains(&truth.allocated),
         "{name}: {estimated:#}"
     );
-    assert!(percent(kept, truth.live).abs() < 1.0, "{name}");
+    assert!(percent(persistent, truth.live).abs() < 1.0, "{name}");
     // The workspace's position determines the usable rest of a 20 MiB segment.
     let nearest = truth
         .reserved
@@ -156,27 +166,37 @@ fn compare(ground: &Ground, pytorch: &PyTorch, script: &[&str]) {
 
 #[test]
 fn training_steps_are_estimated_within_three_percent() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     for model in ["perceptron", "convnet", "transformer"] {
-        compare(&ground, ground.pytorch(), &["estimated.py", model]);
+        compare(
+            &environment,
+            environment.pytorch(),
+            &["estimated.py", model],
+        );
     }
 }
 
 #[test]
 fn steps_of_other_optimizers_are_estimated_within_three_percent() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     for (optimizer, decay) in [("adam", "0.1"), ("sgd", "0.1")] {
         let script = ["estimated.py", "perceptron", "--optimizer", optimizer];
         let script = [&script[..], &["--weight-decay", decay]].concat();
-        compare(&ground, ground.pytorch(), &script);
+        compare(&environment, environment.pytorch(), &script);
     }
 }
 
 #[test]
 fn the_simulated_allocator_agrees_with_pytorchs_at_every_event() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
-    for (number, pytorch) in ground.pytorches.iter().enumerate() {
+    for (number, pytorch) in environment.pytorches.iter().enumerate() {
         // The newest PyTorch runs all models, the others one each: versions differ only in the
         // allocator.
         let models: &[&str] = match number {
@@ -187,7 +207,7 @@ fn the_simulated_allocator_agrees_with_pytorchs_at_every_event() {
         for model in models {
             let file = folder.path().join(format!("{number}-{model}.json"));
             record(
-                &ground,
+                &environment,
                 pytorch,
                 &file,
                 &["estimated.py", model, "--device", "cuda"],
@@ -246,23 +266,25 @@ fn check_model_size(rows: &Value, sizes: &Path) {
     let truth: BTreeMap<String, BTreeMap<String, u64>> =
         serde_json::from_slice(&text).expect("JSON");
     let rows = rows.as_array().expect("rows");
-    let kept = rows.iter().filter_map(|row| {
+    let modules = rows.iter().filter_map(|row| {
         let bytes = |key: &str| row[key].as_u64().expect("bytes");
-        let kept = [
+        let columns = [
             ("parameters", bytes("own_parameters")),
             ("buffers", bytes("own_buffers")),
         ];
-        let kept = kept.map(|(key, bytes)| (key.to_owned(), bytes));
+        let columns = columns.map(|(key, bytes)| (key.to_owned(), bytes));
         let path = row["path"].as_str().unwrap_or("(no module)").to_owned();
-        let is_any = kept.iter().any(|(_, bytes)| *bytes > 0);
-        is_any.then(|| (path, BTreeMap::from(kept)))
+        let is_any = columns.iter().any(|(_, bytes)| *bytes > 0);
+        is_any.then(|| (path, BTreeMap::from(columns)))
     });
-    assert_eq!(kept.collect::<BTreeMap<_, _>>(), truth);
+    assert_eq!(modules.collect::<BTreeMap<_, _>>(), truth);
 }
 
 #[test]
 fn a_recording_gives_the_same_estimate_as_the_run() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("cpu.json");
     let name = file.to_str().expect("UTF-8");
@@ -270,13 +292,13 @@ fn a_recording_gives_the_same_estimate_as_the_run() {
     let script = ["estimated.py", "convnet", "--steps", "24", "--sizes"];
     let script = [&script[..], &[sizes.to_str().expect("UTF-8")]].concat();
     let arguments = ["record", "-q", "--cpu", "--names", "-o", name];
-    let mut command = under_memprobe(&ground, ground.pytorch(), &arguments, &script);
+    let mut command = under_memprobe(&environment, environment.pytorch(), &arguments, &script);
     Background::start(&mut command).finish().succeeded();
     let again = folder.path().join("again.json");
     let to = ["--format", "json", "-o", again.to_str().expect("UTF-8")];
     let arguments = [&["estimate", name], &to[..]].concat();
-    ground.run(&arguments).succeeded();
-    let run = estimate(&ground, ground.pytorch(), &[], &script);
+    environment.run(&arguments).succeeded();
+    let run = estimate(&environment, environment.pytorch(), &[], &script);
     let recorded = read_json(&again);
     for figure in [
         "peak",
@@ -290,28 +312,30 @@ fn a_recording_gives_the_same_estimate_as_the_run() {
     for estimate in [&run, &recorded] {
         check_model_size(&estimate["model_size"], &sizes);
     }
-    let text = ground.run(&["estimate", name]).succeeded().stdout;
+    let text = environment.run(&["estimate", name]).succeeded().stdout;
     assert!(text.contains("EXPECTED ON A GPU"), "{text}");
     record(
-        &ground,
-        ground.pytorch(),
+        &environment,
+        environment.pytorch(),
         &file,
         &["estimated.py", "convnet", "--device", "cuda"],
     );
-    let error = ground.run(&["estimate", name]).one_clear_error();
+    let error = environment.run(&["estimate", name]).one_clear_error();
     assert!(error.contains("no memory of the CPU"), "{error}");
 }
 
 #[test]
 fn examples_of_a_data_set_stay_with_the_host_and_batches_are_counted() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let code = "import torch\n\
         from torch.utils.data import DataLoader, TensorDataset\n\
         data = TensorDataset(torch.zeros(64, 1 << 16).clone())\n\
         for batch, in DataLoader(data, batch_size=16):\n    y = batch * 2\n    del y\n";
     let script = ["-c", code];
     let options = ["--on-host", "<string>:3"];
-    let estimated = estimate(&ground, ground.pytorch(), &options, &script);
+    let estimated = estimate(&environment, environment.pytorch(), &options, &script);
     // One batch, and the result computed from it.
     let allocated = estimated["peak"]["allocated"].as_u64().expect("bytes");
     assert_eq!(allocated / MIB, 2 * 4, "{estimated:#}");
@@ -323,11 +347,13 @@ fn examples_of_a_data_set_stay_with_the_host_and_batches_are_counted() {
 
 #[test]
 fn whether_a_run_fits_is_said() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let script = ["estimated.py", "perceptron"];
     let fits = |memory: &str| {
         let options = ["--device-memory", memory];
-        estimate(&ground, ground.pytorch(), &options, &script)
+        estimate(&environment, environment.pytorch(), &options, &script)
     };
     assert_eq!(fits("24GiB")["fits"], "yes");
     let no = fits("100MiB");
@@ -337,10 +363,17 @@ fn whether_a_run_fits_is_said() {
 }
 
 #[test]
-fn a_command_that_fails_passes_its_status_on_and_is_told_what_to_do() {
-    let Some(ground) = Ground::take() else { return };
+fn a_command_that_fails_passes_its_status_on_with_advice() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let run = |code: &str| {
-        let mut command = under_memprobe(&ground, ground.pytorch(), &["estimate"], &["-c", code]);
+        let mut command = under_memprobe(
+            &environment,
+            environment.pytorch(),
+            &["estimate"],
+            &["-c", code],
+        );
         Background::start(command.env("CUDA_VISIBLE_DEVICES", "")).finish()
     };
     let late = run("import torch, sys\nx = torch.zeros(1 << 20).clone()\nsys.exit(7)");
@@ -360,9 +393,11 @@ fn a_command_that_fails_passes_its_status_on_and_is_told_what_to_do() {
 
 #[test]
 fn an_interrupt_ends_it_with_what_was_seen_so_far() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let script = ["estimated.py", "convnet", "--steps", "40"];
-    let mut command = under_memprobe(&ground, ground.pytorch(), &["estimate"], &script);
+    let mut command = under_memprobe(&environment, environment.pytorch(), &["estimate"], &script);
     let mut run = Background::start(&mut command);
     run.wait_for("step 1");
     run.signal(Signal::INT);

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
-use memprobe_tests::ground::Ground;
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::Background;
 use memprobe_tests::pythons::{self, Python};
@@ -26,12 +26,12 @@ const UNIT: u64 = 512;
 
 #[test]
 fn every_stack_of_every_python_is_what_python_says() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     let libraries = stand_ins();
     for python in pythons::of_this_run() {
-        let (truth, events) = record(&ground, &python, libraries.path());
+        let (truth, events) = record(&environment, &python, libraries.path());
         let frames = compare(&truth, &events)
             .unwrap_or_else(|difference| panic!("Python {}: {difference}", python.version));
         println!(
@@ -65,7 +65,7 @@ fn stand_ins() -> TempDir {
 }
 
 /// Records the workload from its first block to its end.
-fn record(ground: &Ground, python: &Python, libraries: &Path) -> (Truth, Vec<Event>) {
+fn record(environment: &TestEnvironment, python: &Python, libraries: &Path) -> (Truth, Vec<Event>) {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     let mut command = Command::new(&python.program);
@@ -76,14 +76,14 @@ fn record(ground: &Ground, python: &Python, libraries: &Path) -> (Truth, Vec<Eve
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     let mut target = Background::start(&mut command);
     target.wait_for("PID ");
-    let recording = ground.record(target.pid(), &at("trace.json"), &[]);
+    let recording = environment.record(target.pid(), &at("trace.json"), &[]);
     fs::write(at("go"), "").expect("written");
     let printed = recording.finish();
     target.finish().succeeded();
     assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
     let truth = fs::read(at("truth.json")).expect("the truth");
     let truth = serde_json::from_slice(&truth).expect("stacks by number");
-    (truth, ground.events(&at("trace.json")))
+    (truth, environment.events(&at("trace.json")))
 }
 
 /// Compares every block; returns the number of equal frames.
@@ -92,7 +92,7 @@ fn compare(truth: &Truth, events: &[Event]) -> Result<usize, String> {
     for event in events.iter().filter(|event| event.action == "alloc") {
         let number = event.size.unwrap_or_default() / UNIT;
         if by_number.insert(number, event).is_some() {
-            return Err(format!("block {number} is told twice"));
+            return Err(format!("block {number} is reported twice"));
         }
     }
     if by_number.len() != truth.len() {

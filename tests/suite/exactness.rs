@@ -1,15 +1,17 @@
 //! Memprobe records what PyTorch's own recorder does: every event, frame and total.
 
-use memprobe_tests::ground::{Ground, On};
-use memprobe_tests::rehearsal::BothSides;
+use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::gated_workload::BothSides;
 use memprobe_tests::workloads::Workload;
 
 /// Records a workload from both sides. `cargo xtask matrix` covers every workload on every PyTorch.
 fn agree(name: &str, on: On) {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let workload = Workload::named(name).expect("a workload");
-    for pytorch in ground.pytorches_on(on) {
-        let both = BothSides::record(&ground, pytorch, workload.command, workload.settings);
+    for pytorch in environment.pytorches_on(on) {
+        let both = BothSides::record(&environment, pytorch, workload.command, workload.settings);
         let agreement = both.agree(name);
         let missing = workload
             .least
@@ -65,18 +67,22 @@ fn every_event_on_two_devices_agrees_with_pytorch() {
 
 #[test]
 fn a_program_that_memprobe_started_is_recorded_from_its_first_allocation() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let workload = ["mlp_adam.py", "--steps", "5", "--hidden", "256"];
-    let both = BothSides::record_from_the_start(&ground, ground.pytorch(), &workload);
+    let both = BothSides::record_from_the_start(&environment, environment.pytorch(), &workload);
     let agreement = both.agree("mlp_adam.py started");
     assert!(agreement.stacks >= 100, "too little was compared");
 }
 
 #[test]
 fn backward_passes_that_run_at_once_lead_to_their_own_lines() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
-        let both = BothSides::record(&ground, pytorch, &["backward_lines.py"], &[]);
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
+        let both = BothSides::record(&environment, pytorch, &["backward_lines.py"], &[]);
         both.agree("backward lines");
         for (function, size) in [("first", 240_128), ("second", 480_256), ("third", 960_000)] {
             let of_it = both.events.iter().filter(|event| {

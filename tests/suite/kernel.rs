@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ const OLDEST: (u32, u32) = (5, 15);
 
 #[test]
 fn a_kernel_that_is_too_old_is_refused_with_words() {
-    let Some(ground) = Ground::take_alone() else {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
     let release = release();
@@ -19,13 +19,13 @@ fn a_kernel_that_is_too_old_is_refused_with_words() {
         println!("skipped: {release} is not too old");
         return;
     }
-    let mut command = ground.pytorch().command();
+    let mut command = environment.pytorch().command();
     let waits = "import time; print('up', flush=True); time.sleep(600)";
     let mut target = Background::start(command.args(["-c", waits]));
     target.wait_for("up");
     let pid = target.pid().to_string();
     for verb in [&["record", "-o", "/dev/null"][..], &["attach"]] {
-        let error = ground
+        let error = environment
             .run(&[verb, &["--pid", &pid]].concat())
             .one_clear_error();
         for words in [release.as_str(), "needs Linux 5.15 or newer"] {
@@ -34,14 +34,14 @@ fn a_kernel_that_is_too_old_is_refused_with_words() {
         println!("{}: {}", verb[0], error.replace('\n', " "));
     }
     assert!(!target.has_ended());
-    let (doctor, status) = doctor(&ground);
+    let (doctor, status) = doctor(&environment);
     assert_eq!(status, Some(2), "{doctor}");
     assert_eq!(check(&doctor, "kernel")["level"], "fail", "{doctor}");
 }
 
 #[test]
 fn every_program_passes_the_verifier_and_a_probe_fires() {
-    let Some(ground) = Ground::take_alone() else {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
     let release = release();
@@ -49,12 +49,12 @@ fn every_program_passes_the_verifier_and_a_probe_fires() {
         println!("skipped: {release} is too old");
         return;
     }
-    let (doctor, status) = doctor(&ground);
+    let (doctor, status) = doctor(&environment);
     assert_eq!(
         status,
         Some(0),
         "{doctor}\n{}",
-        end_of_verifiers_log(&ground)
+        end_of_verifiers_log(&environment)
     );
     for name in ["programs", "modules", "probe"] {
         let check = check(&doctor, name);
@@ -67,8 +67,8 @@ fn every_program_passes_the_verifier_and_a_probe_fires() {
 }
 
 /// Returns the output of `doctor` and its exit status.
-fn doctor(ground: &Ground) -> (Value, Option<i32>) {
-    let finished = ground.run(&["doctor", "--format", "json"]);
+fn doctor(environment: &TestEnvironment) -> (Value, Option<i32>) {
+    let finished = environment.run(&["doctor", "--format", "json"]);
     let found = serde_json::from_str(&finished.stdout);
     let found = found.unwrap_or_else(|error| panic!("{error}: {finished:?}"));
     (found, finished.status.code())
@@ -94,10 +94,10 @@ fn is_too_old(release: &str) -> bool {
 }
 
 /// Returns the end of the verifier's log for a rejected program.
-fn end_of_verifiers_log(ground: &Ground) -> String {
+fn end_of_verifiers_log(environment: &TestEnvironment) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("log");
-    ground.run(&["doctor", "--verifier-log", &file.to_string_lossy()]);
+    environment.run(&["doctor", "--verifier-log", &file.to_string_lossy()]);
     let log = std::fs::read_to_string(&file).unwrap_or_default();
     let lines: Vec<_> = log.lines().collect();
     lines[lines.len().saturating_sub(60)..].join("\n")

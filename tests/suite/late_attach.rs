@@ -2,35 +2,39 @@
 
 use std::time::Duration;
 
-use memprobe_tests::ground::Ground;
-use memprobe_tests::holdings::{Blocks, Holder, attach_repeatedly, record};
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
+use memprobe_tests::queryable_target::{Blocks, QueryableTarget, attach_repeatedly, record};
 
 /// Number of attaches to a busy process, over all Pythons.
 const ATTACHED: usize = 20;
 
 #[test]
 fn attached_to_a_busy_process_memprobe_knows_every_block_that_was_there() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
         let devices = if pytorch.has_devices(2) { "2" } else { "1" };
         let settings = [("CUDASIM_DEVICES", devices), ("CUDASIM_EVENT_US", "500")];
-        let times = ATTACHED.div_ceil(ground.pytorches.len());
-        let attached = attach_repeatedly(&ground, pytorch, times, &settings);
+        let times = ATTACHED.div_ceil(environment.pytorches.len());
+        let attached = attach_repeatedly(&environment, pytorch, times, &settings);
         attached.unwrap_or_else(|error| panic!("{error}"));
     }
 }
 
 #[test]
 fn blocks_in_expandable_segments_are_known_too() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let settings = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
-    for pytorch in &ground.pytorches {
+    for pytorch in &environment.pytorches {
         let mut command = pytorch.command();
         let script = "import torch; torch.empty(1, device='cuda')";
         let accepted = command.envs(settings).args(["-c", script]).output();
         if accepted.expect("Python starts").status.success() {
-            let attached = attach_repeatedly(&ground, pytorch, 3, &settings);
+            let attached = attach_repeatedly(&environment, pytorch, 3, &settings);
             attached.unwrap_or_else(|error| panic!("{error}"));
         } else {
             println!("skipped: this PyTorch has no expandable segments");
@@ -40,18 +44,20 @@ fn blocks_in_expandable_segments_are_known_too() {
 
 #[test]
 fn of_a_process_that_does_nothing_all_is_known_at_once() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
-        let holder = Holder::start(pytorch, &["--threads", "0", "--blocks", "3000"], &[]);
-        let file = holder.path("idle.json");
-        let (events, answer) = record(&ground, &holder, &file, Duration::from_millis(50))
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
+        let target = QueryableTarget::start(pytorch, &["--threads", "0", "--blocks", "3000"], &[]);
+        let file = target.path("idle.json");
+        let (events, answer) = record(&environment, &target, &file, Duration::from_millis(50))
             .unwrap_or_else(|error| panic!("{error}"));
         let blocks = Blocks::at(&events, u64::MAX).expect("a ledger");
         assert_eq!(blocks.held, events.len(), "nothing happened");
         blocks
             .check(&answer)
             .unwrap_or_else(|error| panic!("{error}"));
-        let report = ground.report(&file);
+        let report = environment.report(&file);
         let (ours, theirs) = (&report["devices"][0], &answer.devices[0]);
         for (name, truth) in [
             ("allocated", theirs.allocated),
@@ -65,22 +71,24 @@ fn of_a_process_that_does_nothing_all_is_known_at_once() {
         ] {
             assert_eq!(ours[name], truth, "{name}");
         }
-        holder.end();
+        target.end();
     }
 }
 
 #[test]
 fn another_allocator_than_the_native_one_is_named() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let settings = [("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")];
-    let mut command = ground.pytorch().command();
+    let mut command = environment.pytorch().command();
     let script = "import time, torch; x = torch.empty(1000, device='cuda'); print('ready', flush=True); time.sleep(600)";
     command.envs(settings).args(["-c", script]);
     let mut target = Background::start(&mut command);
     target.wait_for("ready");
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("async.json");
-    let recording = ground.record(target.pid(), &file, &[]);
+    let recording = environment.record(target.pid(), &file, &[]);
     let mut recording = recording;
     recording.memprobe.wait_for("cannot be told block by block");
     let printed = recording.interrupt();

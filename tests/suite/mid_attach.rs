@@ -1,22 +1,24 @@
 //! Attaching to a running training loop, at any moment.
 
-use memprobe_tests::excerpt::Excerpts;
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::partial_recordings::PartialRecordings;
 
 /// Number of attaches.
 const ATTACHED: usize = 20;
 
 #[test]
-fn attached_twenty_times_at_random_moments_memprobe_tells_the_same_story_as_pytorch() {
-    let Some(ground) = Ground::take() else { return };
-    let excerpts = Excerpts::take(&ground, ground.pytorch(), ATTACHED)
+fn attached_twenty_times_at_random_moments_memprobe_agrees_with_pytorch() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let recordings = PartialRecordings::take(&environment, environment.pytorch(), ATTACHED)
         .unwrap_or_else(|refusal| panic!("memprobe refuses: {refusal}"));
-    let compared = excerpts
+    let compared = recordings
         .compare()
         .unwrap_or_else(|difference| panic!("{difference}"));
     println!(
         "steady.py  python {}  attached {ATTACHED} times  {} events  {} checkpoints",
-        excerpts.reference.python, compared.events, compared.checkpoints
+        recordings.reference.python, compared.events, compared.checkpoints
     );
     assert!(
         compared.checkpoints >= ATTACHED,

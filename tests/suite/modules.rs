@@ -2,8 +2,8 @@
 
 use std::fs;
 
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
-use memprobe_tests::ground::Ground;
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
@@ -90,9 +90,11 @@ fn is_made_and_dropped(path: Option<&str>) -> bool {
 
 #[test]
 fn every_block_has_the_module_and_the_grad_mode_that_it_was_allocated_in() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
-        let (reference, events) = record(&ground, pytorch);
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
+        let (reference, events) = record(&environment, pytorch);
         let agreement = Agreement::of(&reference, &events);
         println!(
             "modules.py  {}  {} blocks in modules, {} outside, {} without grad, {} unknown, and of modules that were \
@@ -123,7 +125,7 @@ fn every_block_has_the_module_and_the_grad_mode_that_it_was_allocated_in() {
 }
 
 /// Records the workload from its first block to its end.
-fn record(ground: &Ground, pytorch: &PyTorch) -> (Reference, Vec<Event>) {
+fn record(environment: &TestEnvironment, pytorch: &PyTorch) -> (Reference, Vec<Event>) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name| folder.path().join(name);
     let (go, out, file) = (path("go"), path("marks.json"), path("trace.json"));
@@ -132,12 +134,12 @@ fn record(ground: &Ground, pytorch: &PyTorch) -> (Reference, Vec<Event>) {
     command.arg("--out").arg(&out);
     let mut target = Background::start(&mut command);
     target.wait_for("PID ");
-    let recording = ground.record(target.pid(), &file, &[]);
+    let recording = environment.record(target.pid(), &file, &[]);
     fs::write(&go, "").expect("written");
     let printed = recording.finish();
     assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
     target.finish().succeeded();
     let marks = fs::read_to_string(&out).expect("the workload has written it");
     let reference = serde_json::from_str(&marks).expect("marks");
-    (reference, ground.events(&file))
+    (reference, environment.events(&file))
 }

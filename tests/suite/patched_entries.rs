@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries, live, start_command, truth};
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
-use memprobe_tests::ground::Ground;
 use memprobe_tests::memprobe::Recording;
 use memprobe_tests::process::{Background, Finished};
 use serde_json::Value;
@@ -29,15 +29,15 @@ const FUNCTIONS: [&str; 10] = [
 /// The program and its way to rewrite functions: `before` or `after` attach, the bytes of the jump, and
 /// `careful` or `blind` (programs/patched_entries.c).
 struct Patcher<'a> {
-    ground: &'a Ground,
+    environment: &'a TestEnvironment,
     program: PathBuf,
     folder: TempDir,
 }
 
 impl<'a> Patcher<'a> {
-    fn new(ground: &'a Ground, cuda: &Cuda) -> Self {
+    fn new(environment: &'a TestEnvironment, cuda: &Cuda) -> Self {
         Self {
-            ground,
+            environment,
             program: cuda.program("patched_entries", Cudart::Dynamic, &[]),
             folder: tempfile::tempdir().expect("a folder"),
         }
@@ -60,7 +60,7 @@ impl<'a> Patcher<'a> {
         command.args(call.map(|name| self.file(name)));
         let program = start_command(command);
         let trace = self.file("trace.json");
-        let recording = self.ground.record(program.pid(), &trace, options);
+        let recording = self.environment.record(program.pid(), &trace, options);
         (program, recording)
     }
 
@@ -78,8 +78,8 @@ impl<'a> Patcher<'a> {
         Outcome {
             program,
             memprobe,
-            events: self.ground.events(&trace),
-            report: self.ground.report(&trace),
+            events: self.environment.events(&trace),
+            report: self.environment.report(&trace),
         }
     }
 }
@@ -169,12 +169,12 @@ impl Outcome {
 
 #[test]
 fn functions_rewritten_before_attach_are_left_alone() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     for cuda in Cuda::build_each() {
-        let patcher = Patcher::new(&ground, &cuda);
-        for (bytes, care) in [("5", "careful"), ("12", "careful"), ("13", "blind")] {
+        let patcher = Patcher::new(&environment, &cuda);
+        for (bytes, care) in [("5", "careful"), ("13", "blind")] {
             let outcome = patcher.run(["before", bytes, care], &[]);
             outcome.assert_hooks_hear_every_call();
             match (cuda.entries(), bytes) {
@@ -188,11 +188,11 @@ fn functions_rewritten_before_attach_are_left_alone() {
 
 #[test]
 fn short_jumps_written_over_trampolines_after_attach_hear_every_call_and_so_does_memprobe() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     let cuda = Cuda::build(Entries::Trampolines);
-    let patcher = Patcher::new(&ground, &cuda);
+    let patcher = Patcher::new(&environment, &cuda);
     let outcome = patcher.run(["after", "5", "careful"], &[]);
     outcome.assert_hooks_hear_every_call();
     outcome.assert_memory_is_right();
@@ -203,36 +203,32 @@ fn short_jumps_written_over_trampolines_after_attach_hear_every_call_and_so_does
 
 #[test]
 fn careful_patchers_refuse_entries_with_a_probe_and_nothing_breaks() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     for cuda in Cuda::build_each() {
-        let patcher = Patcher::new(&ground, &cuda);
-        let sizes = match cuda.entries() {
-            Entries::Trampolines => ["12", "13"],
-            Entries::Push => ["5", "13"],
+        let patcher = Patcher::new(&environment, &cuda);
+        let bytes = match cuda.entries() {
+            Entries::Trampolines => "12",
+            Entries::Push => "5",
         };
-        for bytes in sizes {
-            let outcome = patcher.run(["after", bytes, "careful"], &[]);
-            outcome.assert_nothing_was_rewritten();
-            outcome.assert_memory_is_right();
-        }
+        let outcome = patcher.run(["after", bytes, "careful"], &[]);
+        outcome.assert_nothing_was_rewritten();
+        outcome.assert_memory_is_right();
     }
 }
 
 #[test]
 fn a_driver_that_is_left_alone_can_be_rewritten_at_any_time() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     for cuda in Cuda::build_each() {
-        let patcher = Patcher::new(&ground, &cuda);
-        for order in ["before", "after"] {
-            for bytes in ["5", "13"] {
-                let outcome = patcher.run([order, bytes, "blind"], &["--no-driver"]);
-                outcome.assert_hooks_hear_every_call();
-                assert!(!outcome.saw("cuMemHostAlloc"), "libcuda is probed");
-            }
+        let patcher = Patcher::new(&environment, &cuda);
+        for (order, bytes) in [("before", "5"), ("after", "13")] {
+            let outcome = patcher.run([order, bytes, "blind"], &["--no-driver"]);
+            outcome.assert_hooks_hear_every_call();
+            assert!(!outcome.saw("cuMemHostAlloc"), "libcuda is probed");
         }
     }
 }
@@ -241,11 +237,11 @@ fn a_driver_that_is_left_alone_can_be_rewritten_at_any_time() {
 /// calls would crash. This is why `--no-driver` exists.
 #[test]
 fn jumps_written_over_probes_are_reported() {
-    let Some(ground) = Ground::without_pytorch() else {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     for cuda in Cuda::build_each() {
-        let patcher = Patcher::new(&ground, &cuda);
+        let patcher = Patcher::new(&environment, &cuda);
         let (mut program, mut recording) =
             patcher.start(["after", "13", "blind"], Some("never"), &[]);
         patcher.go();

@@ -2,8 +2,8 @@
 
 use std::fs;
 
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
-use memprobe_tests::ground::Ground;
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
@@ -14,9 +14,11 @@ const CELLS: usize = 300;
 
 #[test]
 fn lines_of_code_that_is_dropped_at_once_are_exact() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
-        let (events, addresses) = record_cells(&ground, pytorch);
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
+        let (events, addresses) = record_cells(&environment, pytorch);
         assert!(
             addresses < CELLS,
             "{addresses} addresses: no code object took another one's place"
@@ -33,7 +35,7 @@ fn lines_of_code_that_is_dropped_at_once_are_exact() {
             .collect();
         assert!(
             wrong.is_empty(),
-            "{} of {CELLS} cells are told wrong, the first as {:?}",
+            "{} of {CELLS} cells are wrong, the first as {:?}",
             wrong.len(),
             wrong[0]
         );
@@ -46,7 +48,7 @@ fn lines_of_code_that_is_dropped_at_once_are_exact() {
 
 /// Records the workload from its first cell to its end. Also returns the number of addresses of the
 /// cells' code objects.
-fn record_cells(ground: &Ground, pytorch: &PyTorch) -> (Vec<Event>, usize) {
+fn record_cells(environment: &TestEnvironment, pytorch: &PyTorch) -> (Vec<Event>, usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let (go, file) = (folder.path().join("go"), folder.path().join("trace.json"));
     let mut command = pytorch.command();
@@ -54,11 +56,14 @@ fn record_cells(ground: &Ground, pytorch: &PyTorch) -> (Vec<Event>, usize) {
     command.args(["--cells", &CELLS.to_string()]);
     let mut target = Background::start(&mut command);
     target.wait_for("PID ");
-    let recording = ground.record(target.pid(), &file, &[]);
+    let recording = environment.record(target.pid(), &file, &[]);
     fs::write(&go, "").expect("written");
     let printed = recording.finish();
     assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
-    (ground.events(&file), addresses(&target.finish().stdout))
+    (
+        environment.events(&file),
+        addresses(&target.finish().stdout),
+    )
 }
 
 /// Returns the number of addresses in `300 cells at 12 addresses`.

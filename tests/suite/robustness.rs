@@ -5,12 +5,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use memprobe_tests::bpf;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
-use memprobe_tests::ground::Ground;
+use memprobe_tests::gated_workload::GatedWorkload;
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::pytorch::PyTorch;
-use memprobe_tests::rehearsal::Rehearsal;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -19,19 +19,19 @@ const ALLOCATOR: &str = "/libc10.so";
 
 #[test]
 fn memprobe_killed_while_it_records_leaves_the_target_running_and_no_probe_behind() {
-    let Some(ground) = Ground::take_alone() else {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("trace.json");
-    let target = training(ground.pytorch());
+    let target = training(environment.pytorch());
     assert_eq!(
         bpf::patched_bytes(target.pid(), ALLOCATOR),
         0,
         "another program probes it"
     );
 
-    let recording = ground.record(target.pid(), &file, &[]);
+    let recording = environment.record(target.pid(), &file, &[]);
     let held = bpf::held_by(recording.memprobe.pid());
     assert!(held.iter().any(|(kind, _)| *kind == "prog_id"), "{held:?}");
     assert!(held.iter().any(|(kind, _)| *kind == "map_id"), "{held:?}");
@@ -57,29 +57,31 @@ fn memprobe_killed_while_it_records_leaves_the_target_running_and_no_probe_behin
     wait_until("the code is as it was", || {
         (bpf::patched_bytes(target.pid(), ALLOCATOR) == 0).then_some(())
     });
-    let report = ground.report(&file);
+    let report = environment.report(&file);
     assert_eq!(report["truncated"], true);
-    let events = ground.events(&file);
+    let events = environment.events(&file);
     // Blocks found at attach are listed, but are not events.
-    let happened = events.iter().filter(|event| event.action != "held");
+    let happened = events
+        .iter()
+        .filter(|event| event.action != "live_at_attach");
     assert_eq!(
         report["events"].as_u64(),
         u64::try_from(happened.count()).ok()
     );
     assert!(report["events"].as_u64() > Some(100), "too little was kept");
-    assert_goes_on(&ground, target);
+    assert_goes_on(&environment, target);
 }
 
 /// Asserts that the target still trains, and can be recorded again.
-fn assert_goes_on(ground: &Ground, mut target: Background) {
+fn assert_goes_on(environment: &TestEnvironment, mut target: Background) {
     assert!(!target.has_ended());
     let folder = tempfile::tempdir().expect("a folder");
     let again = folder.path().join("again.json");
-    ground
+    environment
         .record(target.pid(), &again, &["--duration", "500ms"])
         .finish();
     assert!(
-        !ground.events(&again).is_empty(),
+        !environment.events(&again).is_empty(),
         "the target allocates no more"
     );
     assert!(!target.has_ended());
@@ -87,8 +89,10 @@ fn assert_goes_on(ground: &Ground, mut target: Background) {
 
 #[test]
 fn two_memprobes_on_one_target_agree() {
-    let Some(ground) = Ground::take() else { return };
-    let pytorch = ground.pytorch();
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let pytorch = environment.pytorch();
     let folder = tempfile::tempdir().expect("a folder");
     let (first, second) = (folder.path().join("1.json"), folder.path().join("2.json"));
     let until = folder.path().join("until");
@@ -104,14 +108,14 @@ fn two_memprobes_on_one_target_agree() {
     ];
     let mut target = Background::start(pytorch.command().args(words).arg(&until));
     target.wait_for("PID ");
-    let earlier = ground.record(target.pid(), &first, &[]);
-    let later = ground.record(target.pid(), &second, &[]);
+    let earlier = environment.record(target.pid(), &first, &[]);
+    let later = environment.record(target.pid(), &second, &[]);
     std::thread::sleep(Duration::from_secs(1));
     fs::write(&until, "").expect("written");
     for recording in [earlier, later] {
         assert_eq!(lost(&recording.finish().stderr), 0);
     }
-    let (earlier, later) = (ground.events(&first), ground.events(&second));
+    let (earlier, later) = (environment.events(&first), environment.events(&second));
     assert!(later.len() > 100, "too little was seen by both");
     assert!(later.len() < earlier.len(), "the second came too early");
     // The second memprobe does not know of a backward() that started before it attached.
@@ -158,18 +162,21 @@ fn timeless(event: &Event) -> Event {
 
 #[test]
 fn losses_are_counted_and_shown_and_the_totals_are_right_again() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let workload = ["mlp_adam.py", "--steps", "200", "--hidden", "256"];
-    let rehearsal = Rehearsal::prepare(ground.pytorch(), &workload, &[]);
-    let file = rehearsal.path("trace.json");
-    let recording = ground.record(rehearsal.target.pid(), &file, &["--buffer-size", "4096"]);
-    rehearsal.go();
+    let workload_run = GatedWorkload::prepare(environment.pytorch(), &workload, &[]);
+    let file = workload_run.path("trace.json");
+    let recording =
+        environment.record(workload_run.target.pid(), &file, &["--buffer-size", "4096"]);
+    workload_run.go();
     let printed = recording.finish();
-    let (report, events) = (ground.report(&file), ground.events(&file));
-    let text = ground
+    let (report, events) = (environment.report(&file), environment.events(&file));
+    let text = environment
         .run(&["report", file.to_str().expect("UTF-8")])
         .succeeded();
-    let reference = rehearsal.finish();
+    let reference = workload_run.finish();
 
     let number = |key: &str| {
         report[key]
@@ -213,12 +220,14 @@ fn losses_are_counted_and_shown_and_the_totals_are_right_again() {
 
 #[test]
 fn control_c_and_a_polite_kill_end_a_recording_cleanly() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
-    let mut target = training(ground.pytorch());
+    let mut target = training(environment.pytorch());
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         let file = folder.path().join("trace.json");
-        let recording = ground.record(target.pid(), &file, &[]);
+        let recording = environment.record(target.pid(), &file, &[]);
         std::thread::sleep(Duration::from_millis(300));
         recording.memprobe.signal(signal);
         let printed = recording.finish();
@@ -229,22 +238,24 @@ fn control_c_and_a_polite_kill_end_a_recording_cleanly() {
             printed.stderr
         );
         assert_well_formed(&fs::read(&file).expect("the file"));
-        assert_eq!(ground.report(&file)["truncated"], false);
+        assert_eq!(environment.report(&file)["truncated"], false);
         assert!(!target.has_ended(), "the target ended with memprobe");
     }
 }
 
 #[test]
 fn a_recording_ends_after_its_duration() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("trace.json");
-    let mut target = training(ground.pytorch());
-    ground
+    let mut target = training(environment.pytorch());
+    environment
         .record(target.pid(), &file, &["--duration", "300ms"])
         .finish();
     assert_well_formed(&fs::read(&file).expect("the file"));
-    let report = ground.report(&file);
+    let report = environment.report(&file);
     assert_eq!(report["end"], "duration over");
     assert!(
         report["duration_ns"].as_u64() >= Some(200_000_000),
@@ -255,10 +266,12 @@ fn a_recording_ends_after_its_duration() {
 
 #[test]
 fn a_recording_goes_to_standard_output_for_a_pipe() {
-    let Some(ground) = Ground::take() else { return };
-    let target = training(ground.pytorch());
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let target = training(environment.pytorch());
     let pid = target.pid().to_string();
-    let printed = ground
+    let printed = environment
         .run(&[
             "record",
             "-q",
@@ -276,20 +289,24 @@ fn a_recording_goes_to_standard_output_for_a_pipe() {
 
 #[test]
 fn a_command_that_memprobe_started_gives_its_exit_status() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("trace.json");
     let script = "import torch, sys; kept = torch.zeros(1000, device='cuda'); sys.exit(7)";
-    let mut command = ground.memprobe();
+    let mut command = environment.memprobe();
     command.arg("record").arg("-o").arg(&file).arg("--");
-    command.arg(ground.pytorch().python()).args(["-c", script]);
+    command
+        .arg(environment.pytorch().python())
+        .args(["-c", script]);
     let printed = Background::start(&mut command).finish();
     assert_eq!(printed.status.code(), Some(7), "{}", printed.stderr);
     assert_well_formed(&fs::read(&file).expect("the file"));
-    let report = ground.report(&file);
+    let report = environment.report(&file);
     assert_eq!(report["end"], "target exited");
     assert_eq!(
-        ground
+        environment
             .events(&file)
             .iter()
             .filter(|event| event.action == "alloc")
@@ -300,17 +317,21 @@ fn a_command_that_memprobe_started_gives_its_exit_status() {
 
 #[test]
 fn a_command_that_cannot_be_started_is_an_error() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let missing = ["record", "-o", "/dev/null", "--", "no-such-program"];
-    let error = ground.run(&missing).one_clear_error();
+    let error = environment.run(&missing).one_clear_error();
     assert!(error.contains("no-such-program"), "{error}");
 }
 
 #[test]
 fn a_command_that_never_uses_pytorch_is_an_error() {
-    let Some(ground) = Ground::take() else { return };
-    let python = ground.pytorch().python().to_str().expect("UTF-8");
-    let finished = ground.run(&[
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let python = environment.pytorch().python().to_str().expect("UTF-8");
+    let finished = environment.run(&[
         "record",
         "-q",
         "-o",

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
-use memprobe_tests::ground::Ground;
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
@@ -43,11 +43,11 @@ struct Run {
 }
 
 impl Run {
-    fn record(ground: &Ground, pytorch: &PyTorch, options: &[&str]) -> Self {
+    fn record(environment: &TestEnvironment, pytorch: &PyTorch, options: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("trace.json");
         let log = folder.path().join("log.json");
-        let mut command = ground.memprobe();
+        let mut command = environment.memprobe();
         command.arg("record").arg("-o").arg(&file).args(options);
         command.arg("--").arg(pytorch.python()).arg("shapes.py");
         command.arg("--out").arg(&log);
@@ -57,7 +57,7 @@ impl Run {
         let made = std::fs::read(&log).expect("the log");
         Self {
             made: serde_json::from_slice(&made).expect("the log is JSON"),
-            events: ground.events(&file),
+            events: environment.events(&file),
             folder,
         }
     }
@@ -86,9 +86,11 @@ impl Run {
 
 #[test]
 fn every_block_has_the_shape_of_its_tensor_or_is_known_to_have_none() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
-        let run = Run::record(&ground, pytorch, &["--detail", "tensors"]);
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
+        let run = Run::record(&environment, pytorch, &["--detail", "tensors"]);
         let (mut tensors, mut others) = (0, 0);
         for made in &run.made {
             let event = run.allocation(made);
@@ -98,8 +100,8 @@ fn every_block_has_the_shape_of_its_tensor_or_is_known_to_have_none() {
                 others += 1;
                 continue;
             };
-            let told = &shape[..shape.len().min(DIMENSIONS)];
-            assert_eq!(event.shape.as_deref(), Some(told), "of {}", made.what);
+            let expected = &shape[..shape.len().min(DIMENSIONS)];
+            assert_eq!(event.shape.as_deref(), Some(expected), "of {}", made.what);
             let more = shape.len().saturating_sub(DIMENSIONS);
             let more = u32::try_from(more).expect("few");
             assert_eq!(event.more_dimensions.unwrap_or(0), more, "of {}", made.what);
@@ -113,17 +115,17 @@ fn every_block_has_the_shape_of_its_tensor_or_is_known_to_have_none() {
         let allocations = run.events.iter().filter(|event| event.action == "alloc");
         let unknown = allocations.filter(|it| it.shape.is_none() && it.tensor.is_none());
         assert_eq!(unknown.count(), 0, "all is known from the start");
-        adds_up(&ground, &run.trace());
+        adds_up(&environment, &run.trace());
     }
 }
 
 /// Checks that the rows of the tensor table add up to the allocator's total.
-fn adds_up(ground: &Ground, trace: &Path) {
+fn adds_up(environment: &TestEnvironment, trace: &Path) {
     let trace = trace.to_str().expect("UTF-8");
     let all = [
-        "report", trace, "--by", "tensor", "--all", "--format", "json",
+        "report", trace, "--by", "tensor", "--limit", "all", "--format", "json",
     ];
-    let report = ground.run(&all).succeeded().stdout;
+    let report = environment.run(&all).succeeded().stdout;
     let report: Value = serde_json::from_str(&report).expect("JSON");
     let device = &report["devices"][0];
     let rows = device["tensors"].as_array().expect("rows");
@@ -144,27 +146,31 @@ fn adds_up(ground: &Ground, trace: &Path) {
 }
 
 #[test]
-fn lines_alone_are_told_where_nothing_else_was_asked_for() {
-    let Some(ground) = Ground::take() else { return };
-    let run = Run::record(&ground, ground.pytorch(), &["--detail", "lines"]);
-    let told = |event: &&Event| event.shape.is_some() || event.tensor.is_some();
-    assert_eq!(run.events.iter().find(told), None);
+fn only_lines_are_recorded_unless_more_is_requested() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let run = Run::record(&environment, environment.pytorch(), &["--detail", "lines"]);
+    let is_described = |event: &&Event| event.shape.is_some() || event.tensor.is_some();
+    assert_eq!(run.events.iter().find(is_described), None);
     let trace = std::fs::read_to_string(run.trace()).expect("the recording");
     assert!(!trace.contains("at::detail::empty"), "a probe was attached");
 }
 
 #[test]
-fn a_process_that_is_attached_to_tells_the_shapes_of_what_it_makes_from_then_on() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
+fn attach_records_the_shapes_of_later_tensors() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = pytorch.command();
         let mut target = Background::start(command.args(["hold.py", "--mib", "3"]));
         target.wait_for("READY");
         let file = folder.path().join("trace.json");
         let options = ["--detail", "tensors", "--duration", "4s"];
-        ground.record(target.pid(), &file, &options).finish();
-        let events = ground.events(&file);
+        environment.record(target.pid(), &file, &options).finish();
+        let events = environment.events(&file);
         let mut allocations = events.iter().filter(|event| event.action == "alloc");
         // One request may have been between the tensor's and the block's probe at attach.
         let first = allocations.next().expect("an allocation");
@@ -173,7 +179,9 @@ fn a_process_that_is_attached_to_tells_the_shapes_of_what_it_makes_from_then_on(
             allocations.clone().count() >= 10 && allocations.all(is_breath),
             "{events:?}"
         );
-        let mut held = events.iter().filter(|event| event.action == "held");
+        let mut held = events
+            .iter()
+            .filter(|event| event.action == "live_at_attach");
         assert!(held.all(|it| it.shape.is_none() && it.tensor.is_none()));
     }
 }
@@ -193,12 +201,14 @@ fn a_block_without_a_tensor_is_named_by_who_asked_for_it() {
         println!("skipped: PyTorch names all functions by addr2line, which is not here");
         return;
     }
-    let Some(ground) = Ground::take() else { return };
-    for (release, pytorch) in with_history(&ground) {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for (release, pytorch) in with_history(&environment) {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("trace.json");
         let log = folder.path().join("log.json");
-        let mut command = ground.memprobe();
+        let mut command = environment.memprobe();
         command
             .args(["record", "--detail", "full", "-o"])
             .arg(&file);
@@ -210,7 +220,7 @@ fn a_block_without_a_tensor_is_named_by_who_asked_for_it() {
         assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
         let asked = std::fs::read(&log).expect("the log");
         let asked: Vec<Asked> = serde_json::from_slice(&asked).expect("the log is JSON");
-        let events = ground.events(&file);
+        let events = environment.events(&file);
         let met = uses_that_were_met(&events, &asked);
         for what in [
             "cuBLAS workspace",
@@ -224,14 +234,14 @@ fn a_block_without_a_tensor_is_named_by_who_asked_for_it() {
             assert!(met.contains(what), "no {what} among {met:?} of {release}");
         }
         println!("torch {release}  {} blocks  {met:?}", asked.len());
-        adds_up(&ground, &file);
-        every_use_has_a_row(&ground, &file, &met);
+        adds_up(&environment, &file);
+        every_use_has_a_row(&environment, &file, &met);
     }
 }
 
 /// Returns one PyTorch per release that can record C++ frames; 2.0 crashes when it tries.
-fn with_history(ground: &Ground) -> BTreeMap<String, &PyTorch> {
-    let all = ground.pytorches.iter().chain([ground.pytorch()]);
+fn with_history(environment: &TestEnvironment) -> BTreeMap<String, &PyTorch> {
+    let all = environment.pytorches.iter().chain([environment.pytorch()]);
     let releases = all.map(|pytorch| (pytorch.release(), pytorch));
     releases
         .filter(|(release, _)| !release.starts_with("2.0."))
@@ -296,19 +306,19 @@ fn plain(name: &str) -> String {
 }
 
 /// Checks that the tensor table has a row for each purpose.
-fn every_use_has_a_row(ground: &Ground, trace: &Path, met: &BTreeSet<String>) {
+fn every_use_has_a_row(environment: &TestEnvironment, trace: &Path, met: &BTreeSet<String>) {
     let trace = trace.to_str().expect("UTF-8");
     let all = [
-        "report", trace, "--by", "tensor", "--all", "--format", "json",
+        "report", trace, "--by", "tensor", "--limit", "all", "--format", "json",
     ];
-    let report = ground.run(&all).succeeded().stdout;
+    let report = environment.run(&all).succeeded().stdout;
     let report: Value = serde_json::from_str(&report).expect("JSON");
     let rows = report["devices"][0]["tensors"].as_array().expect("rows");
     for what in met.iter().filter(|what| !what.is_empty()) {
-        let row = rows.iter().find(|row| row["use"] == what.as_str());
+        let row = rows.iter().find(|row| row["purpose"] == what.as_str());
         let row = row.unwrap_or_else(|| panic!("no row of {what}"));
         assert!(
-            row["kind"] == "no_tensor" && row["asked_by"].is_string(),
+            row["kind"] == "no_tensor" && row["requested_by"].is_string(),
             "{row}"
         );
     }

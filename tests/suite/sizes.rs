@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
 use serde::Deserialize;
 use serde_json::Value;
@@ -38,7 +38,7 @@ impl Iteration {
     /// Returns the activations of the first block's modules at the peak. Backward reaches this
     /// block last, so all of them are live. The last module's output goes into a sum, which does
     /// not save it.
-    fn kept_of_first_block(&self) -> [(&'static str, u64); 4] {
+    fn activations_of_first_block(&self) -> [(&'static str, u64); 4] {
         let put_out = |path: &str| self.outputs[path].next_multiple_of(512);
         let statistics = 2 * (4 * self.batch).next_multiple_of(512);
         let norm = "Net.blocks.0.norm";
@@ -56,7 +56,7 @@ impl Truth {
     /// Returns the bytes that a leaf's forward pass allocates besides its output. A norm saves mean
     /// and deviation for backward: per example (`native_layer_norm`) or per feature
     /// (`native_batch_norm`).
-    fn made_beside(&self, path: &str) -> u64 {
+    fn allocated_besides_output(&self, path: &str) -> u64 {
         match path.rsplit('.').next() {
             Some("norm") => 2 * 4 * self.batch,
             Some("even") => self.parameters[path],
@@ -65,28 +65,33 @@ impl Truth {
     }
 }
 
-fn record(ground: &Ground, folder: &Path) -> Truth {
+fn record(environment: &TestEnvironment, folder: &Path) -> Truth {
     let truth = folder.join("truth.json");
     let out = truth.to_str().expect("UTF-8");
-    ground.record_named(ground.pytorch(), &["sizes.py", "--out", out], folder, 1);
+    environment.record_named(
+        environment.pytorch(),
+        &["sizes.py", "--out", out],
+        folder,
+        1,
+    );
     let truth = std::fs::read(truth).expect("the truth");
     serde_json::from_slice(&truth).expect("JSON")
 }
 
 /// Estimates the workload's modules on a GPU by running it on the CPU.
-fn estimate(ground: &Ground, folder: &Path) -> (Truth, Vec<Value>) {
+fn estimate(environment: &TestEnvironment, folder: &Path) -> (Truth, Vec<Value>) {
     let (file, out) = (folder.join("estimate.json"), folder.join("truth.json"));
-    let mut command = ground.memprobe();
+    let mut command = environment.memprobe();
     command
         .args(["estimate", "--format", "json", "-o"])
         .arg(&file);
-    command.arg("--").arg(ground.pytorch().python());
+    command.arg("--").arg(environment.pytorch().python());
     command
         .args(["sizes.py", "--device", "cpu", "--out"])
         .arg(&out);
     // The workload waits for its own output file.
     command.arg("--until").arg(&out);
-    ground.pytorch().settle(&mut command);
+    environment.pytorch().settle(&mut command);
     Background::start(&mut command).finish().succeeded();
     let read = |file| std::fs::read(file).expect("it was written");
     let estimate: Value = serde_json::from_slice(&read(&file)).expect("JSON");
@@ -94,11 +99,11 @@ fn estimate(ground: &Ground, folder: &Path) -> (Truth, Vec<Value>) {
     (serde_json::from_slice(&read(&out)).expect("JSON"), rows)
 }
 
-fn rows(ground: &Ground, folder: &Path, by: &[&str]) -> Vec<Value> {
+fn rows(environment: &TestEnvironment, folder: &Path, by: &[&str]) -> Vec<Value> {
     let trace = folder.join("trace.json");
     let file = trace.to_str().expect("UTF-8");
     let options = [&["report", file, "--format", "jsonl", "--by"], by].concat();
-    let report = ground.run(&options);
+    let report = environment.run(&options);
     let lines = report.succeeded().stdout;
     lines
         .lines()
@@ -108,7 +113,7 @@ fn rows(ground: &Ground, folder: &Path, by: &[&str]) -> Vec<Value> {
 
 /// Checks the memory of modules at each iteration's peak.
 fn check_layers(truth: &Truth, layers: &[Value]) {
-    for (number, told) in (1_u64..).zip(&truth.iterations) {
+    for (number, iteration) in (1_u64..).zip(&truth.iterations) {
         let of_iteration =
             |row: &&Value| row["iteration_kind"] == "iteration" && row["iteration"] == number;
         let rows: Vec<&Value> = layers.iter().filter(of_iteration).collect();
@@ -116,7 +121,7 @@ fn check_layers(truth: &Truth, layers: &[Value]) {
             .iter()
             .filter_map(|row| row["own_total"].as_u64())
             .sum();
-        assert_eq!(Some(held), told.peak, "iteration {number}");
+        assert_eq!(Some(held), iteration.peak, "iteration {number}");
         let own = |path: &str, what: &str| {
             let row = rows.iter().find(|row| row["path"] == path);
             row.map_or(0, |row| row[what].as_u64().expect("bytes"))
@@ -132,7 +137,7 @@ fn check_layers(truth: &Truth, layers: &[Value]) {
         if number == 1 {
             continue;
         }
-        for (path, bytes) in told.kept_of_first_block() {
+        for (path, bytes) in iteration.activations_of_first_block() {
             let at = format!("{path} in iteration {number}");
             assert_eq!(own(path, "own_activation"), bytes, "feature maps of {at}");
         }
@@ -140,45 +145,51 @@ fn check_layers(truth: &Truth, layers: &[Value]) {
 }
 
 /// Checks the parameters and buffers of each module; no other module may have any.
-fn check_kept(truth: &Truth, sizes: &[Value]) {
-    for (key, kept) in [
+fn check_parameters(truth: &Truth, sizes: &[Value]) {
+    for (key, expected) in [
         ("own_parameters", &truth.parameters),
         ("own_buffers", &truth.buffers),
     ] {
-        for (path, bytes) in kept {
+        for (path, bytes) in expected {
             let row = sizes.iter().find(|row| row["path"] == path.as_str());
             let row = row.unwrap_or_else(|| panic!("{path} is missing"));
             assert_eq!(row[key], *bytes, "{key} of {path}");
         }
         let all: u64 = sizes.iter().filter_map(|row| row[key].as_u64()).sum();
-        assert_eq!(all, kept.values().sum::<u64>(), "{key}");
+        assert_eq!(all, expected.values().sum::<u64>(), "{key}");
     }
 }
 
 #[test]
 fn the_size_of_a_model_its_epochs_and_its_layers_are_what_hooks_say() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
-    let truth = record(&ground, folder.path());
-    let sizes = rows(&ground, folder.path(), &["size"]);
+    let truth = record(&environment, folder.path());
+    let sizes = rows(&environment, folder.path(), &["size"]);
     let module = |path: &str| {
         let found = sizes.iter().find(|row| row["path"] == path);
         found.unwrap_or_else(|| panic!("{path} is missing"))
     };
-    check_kept(&truth, &sizes);
+    check_parameters(&truth, &sizes);
     for (path, bytes) in truth.outputs.iter().filter(|(_, bytes)| **bytes > 0) {
-        let made = bytes + truth.made_beside(path);
+        let made = bytes + truth.allocated_besides_output(path);
         assert_eq!(module(path)["own_forward"], made, "outputs of {path}");
     }
-    let iterations = rows(&ground, folder.path(), &["iteration"]);
+    let iterations = rows(&environment, folder.path(), &["iteration"]);
     let epochs: Vec<u64> = iterations
         .iter()
         .filter(|row| row["kind"] == "iteration")
         .map(|row| row["epoch"].as_u64().expect("an epoch"))
         .collect();
-    let told: Vec<u64> = truth.iterations.iter().map(|it| it.epoch).collect();
-    assert_eq!(epochs, told);
-    let layers = rows(&ground, folder.path(), &["layer", "--iteration", "all"]);
+    let expected: Vec<u64> = truth.iterations.iter().map(|it| it.epoch).collect();
+    assert_eq!(epochs, expected);
+    let layers = rows(
+        &environment,
+        folder.path(),
+        &["layer", "--iteration", "all"],
+    );
     check_layers(&truth, &layers);
     let made: u64 = sizes
         .iter()
@@ -193,9 +204,11 @@ fn the_size_of_a_model_its_epochs_and_its_layers_are_what_hooks_say() {
 
 #[test]
 fn the_size_of_a_model_on_a_gpu_is_estimated_on_the_cpu() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
-    let (truth, sizes) = estimate(&ground, folder.path());
+    let (truth, sizes) = estimate(&environment, folder.path());
     let module = |path: &str| {
         let found = sizes.iter().find(|row| row["path"] == path);
         found.unwrap_or_else(|| panic!("{path} is missing: {sizes:#?}"))
@@ -203,11 +216,11 @@ fn the_size_of_a_model_on_a_gpu_is_estimated_on_the_cpu() {
     // On the CPU, the batch norm kernel allocates more than on a GPU.
     let is_alike = |(path, bytes): &(&String, &u64)| **bytes > 0 && !path.ends_with("even");
     for (path, bytes) in truth.outputs.iter().filter(is_alike) {
-        let made = bytes + truth.made_beside(path);
+        let made = bytes + truth.allocated_besides_output(path);
         assert_eq!(module(path)["own_forward"], made, "outputs of {path}");
     }
     for (path, bytes) in &truth.parameters {
         assert_eq!(module(path)["own_gradients"], *bytes, "gradients of {path}");
     }
-    check_kept(&truth, &sizes);
+    check_parameters(&truth, &sizes);
 }

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use memprobe_tests::ground::{Ground, On};
+use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::paused_workload::{PausedWorkload, Truth};
 use memprobe_tests::process::Background;
 use memprobe_tests::programs;
 use memprobe_tests::snapshot::Snapshot;
-use memprobe_tests::standing::{Standing, Truth};
 use memprobe_tests::tensor_agreement::{Devices, compare};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -23,11 +23,19 @@ struct Least {
 
 /// Compares at every point of a workload.
 fn agree(workload: &[&str], devices: Devices, on: On, least: &Least) {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let mut wrong = Vec::new();
-    for pytorch in ground.pytorches_on(on) {
-        let standing = Standing::start(pytorch, workload, &[]);
-        wrong.extend(agree_with(&ground, standing, workload[0], devices, least));
+    for pytorch in environment.pytorches_on(on) {
+        let paused = PausedWorkload::start(pytorch, workload, &[]);
+        wrong.extend(agree_with(
+            &environment,
+            paused,
+            workload[0],
+            devices,
+            least,
+        ));
     }
     assert_none(&wrong);
 }
@@ -43,8 +51,8 @@ fn assert_none(wrong: &[String]) {
 }
 
 fn agree_with(
-    ground: &Ground,
-    mut standing: Standing,
+    environment: &TestEnvironment,
+    mut paused: PausedWorkload,
     workload: &str,
     devices: Devices,
     least: &Least,
@@ -55,9 +63,9 @@ fn agree_with(
     };
     let (mut wrong, mut sums) = (Vec::new(), [0; 4]);
     let mut versions = String::new();
-    while let Some(point) = standing.next_point() {
-        let snapshot = ground.snapshot(standing.pid(), options);
-        let truth = standing.truth();
+    while let Some(point) = paused.next_point() {
+        let snapshot = environment.snapshot(paused.pid(), options);
+        let truth = paused.truth();
         let found = compare(&truth, &snapshot, devices);
         versions = format!("python {} torch {}", truth.python, truth.torch);
         let place = |difference| format!("{versions} at {point}: {difference}");
@@ -69,9 +77,9 @@ fn agree_with(
         for (sum, count) in sums.iter_mut().zip(counted) {
             *sum += count;
         }
-        standing.go_on();
+        paused.go_on();
     }
-    standing.end();
+    paused.end();
     let [tensors, names, saved, blocks] = sums;
     println!(
         "{workload}  {versions}  {tensors} tensors  {names} names  {saved} saved  {blocks} blocks  {} differences",
@@ -199,7 +207,9 @@ fn what_the_graph_keeps_is_listed_with_the_operation_that_keeps_it() {
 
 #[test]
 fn what_the_graph_keeps_is_listed_also_where_malloc_is_not_that_of_the_c_library() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let malloc = programs::malloc(folder.path());
     let malloc = malloc.to_str().expect("UTF-8");
@@ -209,10 +219,14 @@ fn what_the_graph_keeps_is_listed_also_where_malloc_is_not_that_of_the_c_library
         names: 50,
         saved: 10,
     };
-    let standing = Standing::start(ground.pytorch(), &[workload], &[("LD_PRELOAD", malloc)]);
+    let paused = PausedWorkload::start(
+        environment.pytorch(),
+        &[workload],
+        &[("LD_PRELOAD", malloc)],
+    );
     assert_none(&agree_with(
-        &ground,
-        standing,
+        &environment,
+        paused,
         workload,
         Devices::Cuda,
         &least,
@@ -232,9 +246,14 @@ fn a_model_of_two_thousand_modules_is_known_by_name() {
 
 /// Returns the changes between two snapshots as lines of `sign`, count and shape, the format of
 /// comparable tools.
-fn changes(before: &str, after: &str, ground: &Ground, files: [&PathBuf; 2]) -> Vec<String> {
+fn changes(
+    before: &str,
+    after: &str,
+    environment: &TestEnvironment,
+    files: [&PathBuf; 2],
+) -> Vec<String> {
     let file = |path: &PathBuf| path.to_str().expect("UTF-8").to_owned();
-    let printed = ground
+    let printed = environment
         .run(&["diff", &file(files[0]), &file(files[1]), "--format", "json"])
         .succeeded();
     let diff: Value = serde_json::from_str(&printed.stdout)
@@ -242,7 +261,7 @@ fn changes(before: &str, after: &str, ground: &Ground, files: [&PathBuf; 2]) -> 
     let mut lines = Vec::new();
     let devices = diff["devices"].as_array().expect("devices").iter();
     for device in devices.filter(|device| device["device"] == "cuda:0") {
-        for (sign, key) in [('+', "came"), ('-', "went")] {
+        for (sign, key) in [('+', "added"), ('-', "removed")] {
             for row in device[key].as_array().expect("rows") {
                 let shape = row["shape"].to_string();
                 let shape = shape.trim_matches(['[', ']']).replace(',', "x");
@@ -257,21 +276,21 @@ fn changes(before: &str, after: &str, ground: &Ground, files: [&PathBuf; 2]) -> 
 
 /// Takes a snapshot at each point; returns the changes from each to the next.
 fn changes_of(workload: &str) -> Option<Vec<(String, Vec<String>)>> {
-    let ground = Ground::take()?;
-    let mut standing = Standing::start(ground.pytorch(), &[workload], &[]);
+    let environment = TestEnvironment::take()?;
+    let mut paused = PausedWorkload::start(environment.pytorch(), &[workload], &[]);
     let mut found = Vec::new();
     let mut last: Option<(String, PathBuf)> = None;
-    while let Some(point) = standing.next_point() {
-        let file = standing.path(&format!("{point}.json"));
-        ground.keep_snapshot(standing.pid(), &file);
+    while let Some(point) = paused.next_point() {
+        let file = paused.path(&format!("{point}.json"));
+        environment.keep_snapshot(paused.pid(), &file);
         if let Some((before, old)) = &last {
-            let lines = changes(before, &point, &ground, [old, &file]);
+            let lines = changes(before, &point, &environment, [old, &file]);
             found.push((point.clone(), lines));
         }
         last = Some((point, file));
-        standing.go_on();
+        paused.go_on();
     }
-    standing.end();
+    paused.end();
     Some(found)
 }
 
@@ -317,7 +336,7 @@ fn what_changed_between_two_snapshots_is_what_the_tools_of_today_print() {
 }
 
 #[test]
-fn what_a_step_of_training_adds_and_drops_is_told() {
+fn compare_shows_additions_and_removals_of_a_training_step() {
     let Some(found) = changes_of("detector_mlp.py") else {
         return;
     };
@@ -357,11 +376,13 @@ fn mazes_of_cycles_depths_and_strange_keys_do_not_lead_astray() {
 
 #[test]
 fn a_product_that_only_the_graph_holds_is_listed_with_the_operation_that_keeps_it() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
-        let mut standing = Standing::start(pytorch, &["reporter_cases.py"], &[]);
-        standing.go_to("product");
-        let snapshot = ground.snapshot(standing.pid(), &[]);
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
+        let mut paused = PausedWorkload::start(pytorch, &["reporter_cases.py"], &[]);
+        paused.go_to("product");
+        let snapshot = environment.snapshot(paused.pid(), &[]);
         let saved = snapshot.tensors.iter().filter(|row| row.kind == "saved");
         let large: Vec<_> = saved
             .filter(|row| row.shape == Some(vec![512, 1024]))
@@ -371,24 +392,26 @@ fn a_product_that_only_the_graph_holds_is_listed_with_the_operation_that_keeps_i
         let [product] = large[..] else {
             panic!("one product is kept: {large:?}");
         };
-        assert_eq!(product.holds, 2 << 20);
+        assert_eq!(product.allocated, 2 << 20);
         assert_eq!(product.saved_by.as_deref(), Some("AddmmBackward0"));
-        standing.go_on();
-        standing.end();
+        paused.go_on();
+        paused.end();
     }
 }
 
 #[test]
-fn a_block_that_no_tensor_reaches_is_told_by_who_asked_for_it() {
-    let Some(ground) = Ground::take() else { return };
+fn a_block_that_no_tensor_reaches_is_named_by_its_call_site() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let when = folder.path().join("when");
-    let mut command = ground.pytorch().command();
+    let mut command = environment.pytorch().command();
     command.arg("kept_blocks.py").arg("--when").arg(&when);
     let mut target = Background::start(&mut command);
     target.wait_for("READY");
     let pid = target.pid().to_string();
-    let mut memprobe = ground.memprobe();
+    let mut memprobe = environment.memprobe();
     memprobe.args([
         "snapshot", "--watch", "300ms", "--detail", "full", "--pid", &pid,
     ]);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::pytorch::PyTorch;
 use memprobe_tests::terminal::Terminal;
@@ -15,18 +15,21 @@ const MIB: u64 = 1 << 20;
 
 /// Processes with a shared simulated driver, and a memprobe that can query it.
 struct Stage<'a> {
-    ground: &'a Ground,
+    environment: &'a TestEnvironment,
     shared: TempDir,
 }
 
 impl<'a> Stage<'a> {
-    fn set(ground: &'a Ground) -> Self {
+    fn set(environment: &'a TestEnvironment) -> Self {
         let shared = tempfile::tempdir().expect("a folder");
-        Self { ground, shared }
+        Self {
+            environment,
+            shared,
+        }
     }
 
     /// Returns a command that holds `mib` MiB on each of `devices` devices.
-    fn holder(&self, pytorch: &PyTorch, mib: u64, devices: u32) -> Command {
+    fn target(&self, pytorch: &PyTorch, mib: u64, devices: u32) -> Command {
         let mut command = pytorch.command();
         command
             .env("CUDASIM_SHARED", self.shared.path())
@@ -38,11 +41,11 @@ impl<'a> Stage<'a> {
 
     /// Returns a memprobe command that uses the same driver as the processes.
     fn memprobe(&self) -> Command {
-        let mut command = self.ground.memprobe();
+        let mut command = self.environment.memprobe();
         command
             .env("CUDASIM_SHARED", self.shared.path())
             .env("CUDASIM_DEVICES", "2");
-        if let Some(folder) = self.ground.pytorch().simulated_libraries() {
+        if let Some(folder) = self.environment.pytorch().simulated_libraries() {
             command.env("LD_LIBRARY_PATH", folder);
         }
         command
@@ -79,17 +82,17 @@ fn about(mib: u64) -> [Value; 2] {
 }
 
 #[test]
-fn a_row_tells_what_the_allocator_and_the_driver_say() {
-    let Some(ground) = Ground::take_alone() else {
+fn a_row_shows_the_totals_of_allocator_and_driver() {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
-    if !ground.pytorch().has_devices(2) {
+    if !environment.pytorch().has_devices(2) {
         return;
     }
-    let stage = Stage::set(&ground);
+    let stage = Stage::set(&environment);
     let held = ready(
         stage
-            .holder(ground.pytorch(), 96, 2)
+            .target(environment.pytorch(), 96, 2)
             .env("RANK", "3")
             .env("WORLD_SIZE", "8"),
     );
@@ -117,11 +120,11 @@ fn a_row_tells_what_the_allocator_and_the_driver_say() {
 
 #[test]
 fn a_process_in_a_namespace_of_its_own_has_both_its_numbers() {
-    let Some(ground) = Ground::take_alone() else {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
-    let stage = Stage::set(&ground);
-    let mut inner = stage.holder(ground.pytorch(), 64, 1);
+    let stage = Stage::set(&environment);
+    let mut inner = stage.target(environment.pytorch(), 64, 1);
     // The simulated driver knows processes by the PID they report, which differs in another
     // namespace.
     inner.env_remove("CUDASIM_SHARED");
@@ -145,11 +148,11 @@ fn a_process_in_a_namespace_of_its_own_has_both_its_numbers() {
 
 #[test]
 fn without_a_terminal_the_table_is_printed_once() {
-    let Some(ground) = Ground::take_alone() else {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
-    let stage = Stage::set(&ground);
-    let held = ready(&mut stage.holder(ground.pytorch(), 64, 1));
+    let stage = Stage::set(&environment);
+    let held = ready(&mut stage.target(environment.pytorch(), 64, 1));
     let printed = Background::start(stage.memprobe().arg("top"))
         .finish()
         .succeeded();
@@ -166,22 +169,22 @@ fn without_a_terminal_the_table_is_printed_once() {
 }
 
 #[test]
-fn without_a_driver_the_column_is_empty_and_says_why() {
-    let Some(ground) = Ground::take_alone() else {
+fn without_a_driver_the_column_is_empty_with_a_reason() {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
-    if ground.pytorch().simulated_libraries().is_none() {
+    if environment.pytorch().simulated_libraries().is_none() {
         println!("skipped: this machine has a driver");
         return;
     }
-    let stage = Stage::set(&ground);
-    let held = ready(&mut stage.holder(ground.pytorch(), 64, 1));
-    let mut memprobe = ground.memprobe();
+    let stage = Stage::set(&environment);
+    let held = ready(&mut stage.target(environment.pytorch(), 64, 1));
+    let mut memprobe = environment.memprobe();
     let printed = Background::start(memprobe.args(["top", "--once", "--format", "json"]));
     let printed = printed.finish().succeeded();
     let document: Value = serde_json::from_str(&printed.stdout).expect("it is JSON");
-    let why = document["driver"].as_str().expect("a reason");
-    assert!(why.contains("libnvidia-ml.so.1"), "{why}");
+    let reason = document["driver"].as_str().expect("a reason");
+    assert!(reason.contains("libnvidia-ml.so.1"), "{reason}");
     let rows = document["processes"].as_array().expect("rows");
     let row = rows.iter().find(|row| row["pid"] == held.pid());
     let row = row.expect("it has a row all the same");
@@ -193,13 +196,13 @@ fn without_a_driver_the_column_is_empty_and_says_why() {
 
 #[test]
 fn the_screen_sorts_filters_opens_a_process_and_comes_back() {
-    let Some(ground) = Ground::take_alone() else {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
-    let stage = Stage::set(&ground);
-    let pytorches = &ground.pytorches;
-    let small = ready(&mut stage.holder(&pytorches[0], 64, 1));
-    let large = ready(&mut stage.holder(&pytorches[pytorches.len() - 1], 512, 1));
+    let stage = Stage::set(&environment);
+    let pytorches = &environment.pytorches;
+    let small = ready(&mut stage.target(&pytorches[0], 64, 1));
+    let large = ready(&mut stage.target(&pytorches[pytorches.len() - 1], 512, 1));
     let mut screen = Terminal::start(stage.memprobe().arg("top"));
     screen.wait_for("512 MiB");
     let (small_pid, large_pid) = (small.pid().to_string(), large.pid().to_string());
@@ -236,11 +239,11 @@ fn the_screen_sorts_filters_opens_a_process_and_comes_back() {
 
 #[test]
 fn a_launcher_is_watched_with_the_processes_that_it_makes_and_nobody_else() {
-    let Some(ground) = Ground::take_alone() else {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
-    let stage = Stage::set(&ground);
-    let stranger = ready(&mut stage.holder(ground.pytorch(), 128, 1));
+    let stage = Stage::set(&environment);
+    let stranger = ready(&mut stage.target(environment.pytorch(), 128, 1));
     let program = "import os, subprocess, sys, time\n\
         hold = lambda mib: subprocess.Popen([sys.executable, 'hold.py', '--mib', str(mib)])\n\
         workers = [hold(64)]\n\
@@ -248,7 +251,7 @@ fn a_launcher_is_watched_with_the_processes_that_it_makes_and_nobody_else() {
         workers.append(hold(512))\n\
         for worker in workers: worker.wait()\n";
     let go = stage.shared.path().join("go");
-    let mut command = ground.pytorch().command();
+    let mut command = environment.pytorch().command();
     command.env("CUDASIM_SHARED", stage.shared.path());
     let mut launcher = Background::start(command.args(["-c", program]).arg(&go));
     launcher.wait_for("READY");
@@ -286,15 +289,15 @@ fn a_launcher_is_watched_with_the_processes_that_it_makes_and_nobody_else() {
 
 #[test]
 fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
-    let Some(ground) = Ground::take_alone() else {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
-    let stage = Stage::set(&ground);
+    let stage = Stage::set(&environment);
     let until = stage.shared.path().join("until");
     let program = "import subprocess, sys\n\
         steady = ['steady.py', '--seconds', '200', '--layers', '4', '--until', sys.argv[1]]\n\
         sys.exit(subprocess.call([sys.executable, *steady]))\n";
-    let mut command = ground.pytorch().command();
+    let mut command = environment.pytorch().command();
     command.env("CUDASIM_SHARED", stage.shared.path());
     let mut launcher = Background::start(command.args(["-c", program]).arg(&until));
     launcher.wait_for("PID ");
@@ -359,14 +362,14 @@ fn look_at_each_screen(screen: &mut Terminal) {
 
 #[test]
 fn processes_come_and_go_on_the_screen() {
-    let Some(ground) = Ground::take_alone() else {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
-    let stage = Stage::set(&ground);
+    let stage = Stage::set(&environment);
     let mut top = stage.memprobe();
     let mut screen = Terminal::start(top.args(["top", "--keep-ended", "2s"]));
     screen.wait_for("memprobe top");
-    let late = ready(&mut stage.holder(ground.pytorch(), 64, 1));
+    let late = ready(&mut stage.target(environment.pytorch(), 64, 1));
     let row = format!(" {} root", late.pid());
     screen.wait_for(&row);
     screen.press("/hold\\.py\r");
@@ -383,10 +386,10 @@ fn processes_come_and_go_on_the_screen() {
 
 #[test]
 fn workers_that_hold_nothing_are_left_out_until_they_are_asked_for() {
-    let Some(ground) = Ground::take_alone() else {
+    let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
-    let stage = Stage::set(&ground);
+    let stage = Stage::set(&environment);
     let until = stage.shared.path().join("until");
     let program = "import os, sys, time, torch\n\
         held = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')\n\
@@ -396,7 +399,7 @@ fn workers_that_hold_nothing_are_left_out_until_they_are_asked_for() {
         \x20   if worker:\n\
         \x20       breath = torch.empty(1 << 20, dtype=torch.uint8, device='cuda'); del breath\n\
         \x20       print('READY' if held is not None else '', worker, flush=True)\n";
-    let mut command = ground.pytorch().command();
+    let mut command = environment.pytorch().command();
     command.env("CUDASIM_SHARED", stage.shared.path());
     let mut parent = Background::start(command.args(["-c", program]).arg(&until));
     let line = parent.wait_for("READY");

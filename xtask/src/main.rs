@@ -5,6 +5,7 @@ mod demo;
 mod drivers;
 mod ebpf;
 mod kernels;
+mod markdown;
 mod matrix;
 mod process;
 mod python;

@@ -24,10 +24,10 @@ pub enum Extent {
     WithoutPyTorch,
 }
 
-/// Environment variables with the suite's interpreters. `MOST` holds the one for most tests. `EACH`
-/// holds those for version-dependent tests, in the format of `PATH`.
-const MOST: &str = "MEMPROBE_TEST_PYTHON";
-const EACH: &str = "MEMPROBE_TEST_EACH_PYTHON";
+/// Environment variable with the interpreter for most tests.
+const DEFAULT_PYTHON: &str = "MEMPROBE_TEST_PYTHON";
+/// Environment variable with the interpreters for version-dependent tests, in the format of `PATH`.
+const VERSION_PYTHONS: &str = "MEMPROBE_TEST_EACH_PYTHON";
 
 /// Package of the integration suite.
 const SUITE: &str = "memprobe-tests";
@@ -80,7 +80,7 @@ fn announce(extent: Extent) -> Result<()> {
             "                                            into {}",
             cache.join("python").display()
         );
-        if kernels::can_be_brief() {
+        if kernels::can_be_quick() {
             println!("  qemu and the kernel of Debian 12            about 150 MB, by apt-get,");
             println!(
                 "                                            into {}",
@@ -137,7 +137,7 @@ fn run_steps(repository: &Repository, extent: Extent, steps: &mut Steps) -> Resu
         })?;
     }
     if extent == Extent::Whole {
-        steps.take("another kernel", || kernels::run_brief(repository))?;
+        steps.take("another kernel", || kernels::run_quick(repository))?;
     }
     let mut programs = Vec::new();
     steps.take("test programs", || {
@@ -204,7 +204,10 @@ fn set_up_every(steps: &mut Steps) -> Result<Vec<(&'static str, OsString)>> {
     let another = others.iter().any(|(other, _)| other == torch);
     let each = if another { others } else { &interpreters };
     let each = std::env::join_paths(each.iter().map(|(_, python)| python))?;
-    let variables = vec![(MOST, most.clone().into_os_string()), (EACH, each)];
+    let variables = vec![
+        (DEFAULT_PYTHON, most.clone().into_os_string()),
+        (VERSION_PYTHONS, each),
+    ];
     Ok(variables)
 }
 

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::process;
 
-/// Programs run at once: one for each slot of the tests (`tests/suite/ground.rs`).
+/// Programs run at once: one for each slot of the tests (`tests/support/environment.rs`).
 const AT_ONCE: usize = 2;
 
 /// A built test program.

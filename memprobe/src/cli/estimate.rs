@@ -1,14 +1,15 @@
 //! `memprobe estimate`.
 
 use std::ffi::OsString;
-use std::io::IsTerminal as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use super::parse_buffer_size;
+use super::options::{
+    BufferOption, Format, FormatOption, LimitOption, NamesOption, StdoutStyle, formats, is_default,
+};
 use crate::event::Bytes;
 use crate::model::estimate::OnHost;
 use crate::pipeline::estimate::{Estimation, Naming, Subject};
@@ -17,71 +18,51 @@ use crate::report::{Colour, EstimateFormat, EstimateOptions, Top};
 /// Columns of an estimate that does not go to a terminal.
 const PIPED_WIDTH: usize = 110;
 
-/// Run a script on the CPU and print what it would need on a GPU, and how that comes about
+/// Run a script on the CPU and print the GPU memory that it would need
 ///
-/// Every block that PyTorch's CPU allocator hands out is handed to the rules of its GPU allocator: rounding, pools,
-/// segments. What a GPU has no need of (copies of the CPU's kernels) is left out, what only a GPU does (steps of an
-/// optimizer that take all parameters at once) is put in, and each such difference is a row with its bytes. What each
-/// module makes in an iteration, without and with backward, is a table of its own, with its parameters, for which the objects of
-/// the script are read while it is paused. A step or two of training are enough. The script must run on the CPU: make the device a parameter of it. The
-/// command's exit status is passed on.
+/// memprobe applies the rules of the GPU allocator (rounding, pools, segments) to each block of PyTorch's CPU allocator.
+/// Each difference between the two runs is a row with its bytes: buffers of CPU kernels are left out, temporary tensors
+/// of multi-tensor optimizers are added. A second table has the intermediate variables of each module in one iteration,
+/// without and with backward, and its parameters. One or two training steps are enough. The script must run on the CPU:
+/// make its device a parameter. memprobe exits with the status of the command.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   sudo memprobe estimate -- python train.py --device cpu --steps 2
   sudo memprobe estimate --device-memory 24GiB -- python train.py --device cpu
   sudo memprobe estimate --on-host data.py:12 -- python train.py    that line stays on the host
-  sudo memprobe estimate --format json -o need.json -- python train.py
+  sudo memprobe estimate -o need.json -- python train.py
   sudo memprobe record -o cpu.json --cpu --names -- python train.py
-  memprobe estimate cpu.json               the same from a recording, with what --names tells")]
+  memprobe estimate cpu.json               the same from a recording, with parameters by --names")]
 #[command(group = clap::ArgGroup::new("subject").required(true).args(["file", "command"]))]
+#[command(mut_arg("format", formats(&[Format::Text, Format::Json])))]
+#[command(mut_arg("limit", |arg| arg.help("Lines of Python in text, or `all` [default: 20]")))]
+#[command(mut_arg("names", |arg| is_default(arg).requires("command")))]
+#[command(mut_arg("no_names", |arg| arg.requires("command")))]
 pub struct Estimate {
-    /// A recording that `memprobe record --cpu` wrote; needs no root
+    /// A recording of `memprobe record --cpu`; needs no root
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Say whether the run fits into a device with this much memory for it, such as 24GiB
+    /// Memory of the device, such as 24GiB: adds whether the run fits
     #[arg(short = 'm', long, value_name = "SIZE", value_parser = parse_memory)]
     device_memory: Option<Bytes>,
-    /// Tensors of this line stay with the host in a run on a GPU, such as a data set's: `data.py:12`. Can be given
-    /// again
+    /// Line whose tensors stay on the host in a run on a GPU, such as a data set's: `data.py:12`. Repeatable
     #[arg(long, value_name = "FILE:LINE", value_parser = parse_line)]
     on_host: Vec<OnHost>,
-    /// Do not read the objects of the command, which tell the parameters of each module; it is paused for that, two or three
-    /// times for a fraction of a second
-    #[arg(long, requires = "command")]
-    no_names: bool,
-    /// Output format
-    #[arg(short, long, value_enum, default_value_t = Writing::Text)]
-    format: Writing,
-    /// Write the estimate to this file, apart from what the command prints
+    #[command(flatten)]
+    names: NamesOption,
+    #[command(flatten)]
+    format: FormatOption,
+    /// Output file, apart from what the command prints: JSON if the name ends in .json, else text
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Show this many lines of Python
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        default_value_t = 20,
-        conflicts_with = "all"
-    )]
-    top: usize,
-    /// Show all lines
-    #[arg(short, long)]
-    all: bool,
-    /// Room for events that were not read yet; more where events are lost
-    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_buffer_size)]
-    buffer_size: u32,
-    /// The command to run on the CPU
+    #[command(flatten)]
+    limit: LimitOption,
+    #[command(flatten)]
+    buffer: BufferOption,
+    /// Command to run on the CPU
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Writing {
-    /// For people
-    Text,
-    /// One JSON document
-    Json,
 }
 
 impl Estimate {
@@ -93,56 +74,57 @@ impl Estimate {
                 None => Subject::Command(self.command),
             },
             on_host: self.on_host,
-            naming: match self.no_names {
-                true => Naming::Off,
-                false => Naming::NowAndThen,
+            naming: if self.names.names_or(true) {
+                Naming::NowAndThen
+            } else {
+                Naming::Off
             },
             options,
             output: self.output,
-            ring_bytes: self.buffer_size,
+            ring_bytes: self.buffer.buffer_size,
         }
         .run()
     }
 
     fn options(&self) -> EstimateOptions {
-        let terminal = self.output.is_none() && std::io::stdout().is_terminal();
-        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        let size = rustix::termios::tcgetwinsize(std::io::stdout());
-        let columns = size.map_or(0, |size| usize::from(size.ws_col));
+        let by_name = || self.output.as_deref().map_or(Format::Text, format_of);
+        let style = StdoutStyle::detect();
+        let (width, colour) = match self.output {
+            None => (style.columns, style.colour),
+            Some(_) => (None, Colour::Plain),
+        };
         EstimateOptions {
-            format: match self.format {
-                Writing::Text => EstimateFormat::Text,
-                Writing::Json => EstimateFormat::Json,
+            format: match self.format.format.unwrap_or_else(by_name) {
+                Format::Json => EstimateFormat::Json,
+                _ => EstimateFormat::Text,
             },
-            top: match self.all {
-                true => Top::All,
-                false => Top::Rows(self.top),
-            },
+            top: self.limit.limit.unwrap_or(Top::Rows(20)),
             device_memory: self.device_memory,
-            width: if terminal && columns > 0 {
-                columns
-            } else {
-                PIPED_WIDTH
-            },
-            colour: match terminal && wanted {
-                true => Colour::Ansi,
-                false => Colour::Plain,
-            },
+            width: width.unwrap_or(PIPED_WIDTH),
+            colour,
         }
+    }
+}
+
+/// Returns the format for an output file, by the ending of its name.
+fn format_of(path: &Path) -> Format {
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("json") => Format::Json,
+        _ => Format::Text,
     }
 }
 
 /// Parses the memory of a device: `24GiB`, `80G`, or a plain number of bytes.
 fn parse_memory(text: &str) -> Result<Bytes, String> {
-    match text.parse::<bytesize::ByteSize>()?.as_u64() {
-        0 => Err("a device has more than that".to_owned()),
-        bytes => Ok(Bytes(bytes)),
+    match text.parse::<bytesize::ByteSize>().map(|size| size.as_u64()) {
+        Ok(bytes) if bytes > 0 => Ok(Bytes(bytes)),
+        _ => Err("give the memory of the device, such as 24GiB".to_owned()),
     }
 }
 
 /// Parses a line of Python: `data.py:12`.
 fn parse_line(text: &str) -> Result<OnHost, String> {
-    let wrong = || "write it like data.py:12, as the table has it".to_owned();
+    let wrong = || "give a file and a line as the table prints them, such as data.py:12".to_owned();
     let (file, line) = text.rsplit_once(':').ok_or_else(wrong)?;
     let line = line.parse().map_err(|_| wrong())?;
     if file.is_empty() {

@@ -8,16 +8,19 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use super::{Detail, Driver, allocators, graph, parse_buffer_size, parse_duration};
+use super::options::{
+    BufferOption, CpuOption, DetailOption, DriverOption, GraphOption, NamesOption, is_default,
+    parse_duration, parse_pid,
+};
 use crate::event::Tgid;
+use crate::pipeline::Graph;
 use crate::pipeline::record::{Naming, Recording, Subject};
 
 /// Record every allocation of a process to a file, or of many to a directory
 ///
-/// The file is a trace that opens in ui.perfetto.dev and chrome://tracing, and that `memprobe
-/// report` prints. Of a command all processes are followed that it makes; a directory (a path that
-/// ends in /) gets a file for each that uses GPU memory, a file holds the first of them. Recording
-/// ends on Ctrl-C, when the process or command ends, or after --duration.
+/// The file is a trace that opens in ui.perfetto.dev and chrome://tracing; `memprobe report` prints it. memprobe follows
+/// every process of a command. A path that ends in / is a directory: one file for each process that uses GPU memory. A
+/// plain file has the first of them. Recording ends on Ctrl-C, when the process or command ends, or after --duration.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -30,45 +33,38 @@ Examples:
   sudo memprobe record -o trace.json --names --pid 1234 --duration 30s
   memprobe report trace.json")]
 #[command(group = clap::ArgGroup::new("subject").required(true).args(["pid", "command"]))]
+#[command(mut_arg("detail", |arg| arg.default_value("tensors")))]
+#[command(mut_arg("graph", is_default))]
+#[command(mut_arg("no_names", is_default))]
 pub struct Record {
-    /// Write the recording here (`-` for standard output, `DIR/` for a file a process)
+    /// Output file (`-` for standard output, `DIR/` for a file for each process)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Record this running process
-    #[arg(short, long, value_name = "PID")]
+    /// Process to record
+    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
     pid: Option<u32>,
-    /// Record the processes that descend from it too
+    /// Also its child processes, running and future
     #[arg(short, long, requires = "pid")]
     children: bool,
-    /// Detail of each block. Cost to the process: `tensors` a trap for each new tensor, `full` also a copy of the stack for
-    /// each block without a tensor
-    #[arg(long, value_enum, default_value_t = Detail::Tensors)]
-    detail: Detail,
-    /// Read the objects of each process now and then, so that blocks have the names and kinds of their tensors
-    /// (`layers.0.weight`, a parameter), and who keeps them alive can be told: when it first calls a module, at the 2nd step of
-    /// an optimizer, the 16th, the 128th and so on, and when the recording ends before the process does. The process is paused for that, each time for a
-    /// fraction of a second
-    #[arg(long)]
-    names: bool,
-    /// Record the memory of CPU tensors too; then any PyTorch will do, also without CUDA
-    #[arg(long)]
-    cpu: bool,
-    /// Do not lead the memory of backward passes back to the lines of the forward pass; saves the process two traps for each
-    /// operation of autograd
-    #[arg(long)]
-    no_graph: bool,
-    #[command(flatten)]
-    driver: Driver,
-    /// Stop after this long, such as 30s or 5m
+    /// Stop after this time, such as 30s or 5m
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     duration: Option<Duration>,
-    /// Room for events that were not read yet; more where events are lost
-    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_buffer_size)]
-    buffer_size: u32,
-    /// Say nothing while recording
+    #[command(flatten)]
+    cpu: CpuOption,
+    #[command(flatten)]
+    detail: DetailOption,
+    #[command(flatten)]
+    names: NamesOption,
+    #[command(flatten)]
+    graph: GraphOption,
+    #[command(flatten)]
+    driver: DriverOption,
+    #[command(flatten)]
+    buffer: BufferOption,
+    /// Print nothing while recording
     #[arg(short, long)]
     quiet: bool,
-    /// Start this command and record it from its first allocation
+    /// Command to start and record from its first allocation
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -83,17 +79,17 @@ impl Record {
         Recording {
             subject,
             output: self.output,
-            detail: self.detail.into(),
-            naming: if self.names {
+            detail: self.detail.detail(),
+            naming: if self.names.names_or(false) {
                 Naming::NowAndThen
             } else {
                 Naming::Off
             },
-            allocators: allocators(self.cpu),
-            graph: graph(self.no_graph),
+            allocators: self.cpu.allocators(),
+            graph: self.graph.graph_or(Graph::Followed),
             driver: self.driver.calls(),
             duration: self.duration,
-            ring_bytes: self.buffer_size,
+            ring_bytes: self.buffer.buffer_size,
             quiet: self.quiet,
         }
         .run()

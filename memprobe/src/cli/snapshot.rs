@@ -1,81 +1,95 @@
 //! `memprobe snapshot`.
 
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
-use super::tensors::{Table, Writing};
-use super::{Detail, parse_buffer_size, parse_duration};
+use super::options::{BufferOption, CpuOption, DetailOption, formats, parse_duration, parse_pid};
+use super::tensors::{FORMATS, TensorRows};
 use crate::event::Tgid;
 use crate::pipeline::snapshot::{Extent, Manner, Snapshots};
+use crate::recording::{Reader, open_tensors, read_tensors};
+use crate::report::{Colour, TensorFormat, TensorOptions, write_tensors};
+use crate::tensors::TensorSnapshot;
 
-/// Print every tensor of a running process: name, shape, dtype, what it holds
+/// Print every tensor of a running process: name, shape, dtype, allocated bytes
 ///
-/// The process is paused for a fraction of a second while its memory is read; how long is said. Nothing
-/// is written into it, and it goes on whatever happens to memprobe. Parameters, buffers, gradients and
-/// optimizer state are named by their module path, others by variable, attribute or slot; tensors that
-/// only the backward pass keeps, by the operation that saved them. HOLDS adds up to
-/// torch.cuda.memory_allocated(): of tensors that share a storage one has its bytes, the others say
-/// (->which).
+/// Reading pauses the process for a fraction of a second; the output says how long. memprobe writes nothing into the
+/// process. Parameters, buffers, gradients and optimizer state have the name of their module path, others of a variable,
+/// attribute or slot; tensors saved for backward, of the operation that saved them. ALLOCATED adds up to
+/// torch.cuda.memory_allocated(): if tensors share a storage, one row has its bytes and the others show (->which).
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   sudo memprobe snapshot --pid 1234
-  sudo memprobe snapshot --pid 1234 --group shape
+  sudo memprobe snapshot --pid 1234 --by shape
+  sudo memprobe snapshot --pid 1234 --by retainer  who keeps the memory alive
   sudo memprobe snapshot --pid 1234 -o a.json      to keep, and for `memprobe diff a.json b.json`
-  sudo memprobe snapshot --pid 1234 --watch 5s     first all, then what came and went
-  sudo memprobe snapshot --pid 1234 --cpu --all
+  memprobe snapshot a.json                         print a snapshot again; needs no root
+  sudo memprobe snapshot --pid 1234 --watch 5s     first all tensors, then each change
+  sudo memprobe snapshot --pid 1234 --cpu --limit all
   sudo memprobe snapshot --pid 1234 --format json | jq '.tensors[] | select(.kind == \"saved\")'")]
+#[command(group = clap::ArgGroup::new("subject").required(true).args(["file", "pid"]))]
+#[command(mut_arg("format", formats(FORMATS)))]
+#[command(mut_arg("no_fold", |arg| arg.help("With --by tensor: show identical unnamed tensors one by one")))]
+#[command(mut_arg("limit", |arg| arg.help("Rows of each device in text, or `all` [default: 50]")))]
+#[command(mut_arg("cpu", |arg| arg.requires("pid")))]
+#[command(mut_arg("detail", |arg| arg.requires("watch").help(
+    "With --watch: detail of each block allocated meanwhile, for blocks that no tensor reaches. Cost to the process: \
+     `tensors` a trap for each new tensor, `full` also a copy of the stack for each block without a tensor")))]
+#[command(mut_arg("buffer_size", |arg| arg.requires("watch").help("With --watch: room for unread events")))]
 pub struct Snapshot {
-    /// The process
-    #[arg(short, long, value_name = "PID")]
-    pid: u32,
-    /// Write to this file: all that is known as JSON, or a table if it ends in .csv or .txt (`-` for
-    /// standard output)
-    #[arg(short, long, value_name = "FILE")]
+    /// A snapshot that `memprobe snapshot -o` wrote (`-` for standard input); needs no root
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Process to read
+    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
+    pid: Option<u32>,
+    /// Output file (`-` for standard output): JSON with all data, or a table if the name ends in .csv or .txt
+    #[arg(short, long, value_name = "FILE", requires = "pid")]
     output: Option<PathBuf>,
-    /// Print again and again what came and went, such as every 5s. Blocks allocated meanwhile have
-    /// their line
-    #[arg(short, long, value_name = "TIME", value_parser = parse_interval, conflicts_with = "output")]
+    /// Print the changes at each interval, such as 5s. New blocks have their line
+    #[arg(short, long, value_name = "TIME", value_parser = parse_interval, conflicts_with = "output", requires = "pid")]
     watch: Option<Duration>,
-    /// Do not pause the process: what it changes meanwhile may be read torn, which is said
-    #[arg(short, long)]
+    /// Do not pause the process. What it changes meanwhile may be read torn; the output says so
+    #[arg(long, requires = "pid")]
     nonblocking: bool,
-    /// Tensors of the host too, in a table of their own
-    #[arg(short, long)]
-    cpu: bool,
     #[command(flatten)]
-    table: Table,
-    /// With --watch: detail of each block allocated meanwhile, for blocks that no tensor reaches. Cost to the process:
-    /// `tensors` a trap for each new tensor, `full` also a copy of the stack for each block without a tensor
-    #[arg(long, value_enum, default_value_t = Detail::Lines, requires = "watch")]
-    detail: Detail,
-    /// With --watch: room for events that were not read yet
-    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_buffer_size)]
-    buffer_size: u32,
+    cpu: CpuOption,
+    #[command(flatten)]
+    rows: TensorRows,
+    #[command(flatten)]
+    detail: DetailOption,
+    #[command(flatten)]
+    buffer: BufferOption,
 }
 
 impl Snapshot {
     pub(super) fn run(self) -> Result<ExitCode> {
-        let mut options = self.table.options();
-        if let Some(output) = self
-            .output
-            .as_deref()
-            .filter(|path| path.as_os_str() != "-")
-        {
-            options.format = self.table.format.unwrap_or_else(|| writing(output)).into();
+        let mut options = self.rows.options()?;
+        let Some(pid) = self.pid else {
+            let file = self.file.as_deref().unwrap_or(Path::new("-"));
+            return print(file, &options);
+        };
+        let is_file = |path: &&Path| path.as_os_str() != "-";
+        if let Some(output) = self.output.as_deref().filter(is_file) {
+            options.colour = Colour::Plain;
+            if self.rows.format.format.is_none() {
+                options.format = format_of(output);
+            }
         }
         let snapshots = Snapshots {
-            tgid: Tgid(self.pid),
+            tgid: Tgid(pid),
             manner: if self.nonblocking {
                 Manner::Running
             } else {
                 Manner::Paused
             },
-            extent: if self.cpu {
+            extent: if self.cpu.cpu {
                 Extent::DevicesAndHost
             } else {
                 Extent::Devices
@@ -83,22 +97,49 @@ impl Snapshot {
             options,
         };
         match self.watch {
-            Some(interval) => snapshots.watch(interval, self.detail.into(), self.buffer_size),
+            Some(interval) => {
+                snapshots.watch(interval, self.detail.detail(), self.buffer.buffer_size)
+            }
             None => snapshots.once(self.output.as_deref()),
         }
     }
 }
 
-/// File format, chosen by the ending of the name.
-fn writing(path: &Path) -> Writing {
-    match path.extension().and_then(|ending| ending.to_str()) {
-        Some("csv") => Writing::Csv,
-        Some("txt") => Writing::Text,
-        _ => Writing::Json,
+/// Prints the snapshot in a file.
+fn print(file: &Path, options: &TensorOptions) -> Result<ExitCode> {
+    let snapshot = read(file)?;
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    write_tensors(&snapshot, options, &mut out)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reads a snapshot from a file, or from standard input.
+pub(super) fn read(file: &Path) -> Result<TensorSnapshot> {
+    let name = || file.display().to_string();
+    if file.as_os_str() == "-" {
+        return read_tensors(std::io::stdin().lock()).with_context(name);
+    }
+    match open_tensors(file) {
+        Err(_) if Reader::open(file).is_ok() => {
+            bail!(
+                "{0}: this is a recording: print it with `memprobe report {0}`",
+                name()
+            )
+        }
+        snapshot => snapshot.with_context(name),
     }
 }
 
-/// Each snapshot pauses the process: no more than ten a second.
+/// Returns the format for an output file, by the ending of its name.
+fn format_of(path: &Path) -> TensorFormat {
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("csv") => TensorFormat::Csv,
+        Some("txt") => TensorFormat::Text,
+        _ => TensorFormat::Json,
+    }
+}
+
+/// Parses an interval. Each snapshot pauses the process: no more than ten a second.
 fn parse_interval(text: &str) -> Result<Duration, String> {
     let interval = parse_duration(text)?;
     if interval < Duration::from_millis(100) {
@@ -113,10 +154,10 @@ mod tests {
 
     #[test]
     fn the_ending_of_a_file_says_how_it_is_written() {
-        assert!(writing(Path::new("a.json")) == Writing::Json);
-        assert!(writing(Path::new("a")) == Writing::Json);
-        assert!(writing(Path::new("a.csv")) == Writing::Csv);
-        assert!(writing(Path::new("a.txt")) == Writing::Text);
+        assert_eq!(format_of(Path::new("a.json")), TensorFormat::Json);
+        assert_eq!(format_of(Path::new("a")), TensorFormat::Json);
+        assert_eq!(format_of(Path::new("a.csv")), TensorFormat::Csv);
+        assert_eq!(format_of(Path::new("a.txt")), TensorFormat::Text);
     }
 
     #[test]

@@ -1,79 +1,58 @@
-//! The arguments that tables of tensors have in common.
+//! Options of tables of tensors, for `snapshot` and `diff`.
 
-use std::io::IsTerminal as _;
-
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
+use super::options::{FoldOption, Format, FormatOption, LimitOption, StdoutStyle};
 use crate::model::tensors::{GroupBy, Order};
-use crate::report::{Colour, TensorFormat, TensorNames, TensorOptions, Top};
+use crate::report::{TensorFormat, TensorNames, TensorOptions, Top};
 
 /// Columns of a table that does not go to a terminal.
 const PIPED_WIDTH: usize = 140;
 
-/// Options for tables of tensors.
+/// Formats of these tables.
+pub(super) const FORMATS: &[Format] = &[Format::Text, Format::Json, Format::Csv];
+
 #[derive(Args)]
-pub(super) struct Table {
-    /// Output format [default: text]
-    #[arg(short, long, value_enum)]
-    pub(super) format: Option<Writing>,
-    /// Rows to merge into one
-    #[arg(short, long, alias = "by", value_enum, default_value_t = Grouping::Unnamed)]
-    group: Grouping,
-    /// The order of rows
-    #[arg(short, long, value_enum, default_value_t = Sorting::Holds)]
+pub(super) struct TensorRows {
+    /// Meaning of a row
+    #[arg(short, long, value_enum, default_value_t = RowOf::Tensor)]
+    by: RowOf,
+    #[command(flatten)]
+    pub(super) format: FormatOption,
+    /// Order of rows
+    #[arg(short, long, value_enum, default_value_t = Sorting::Allocated)]
     sort: Sorting,
-    /// Show this many rows of each device
-    #[arg(
-        short,
-        long,
-        alias = "top",
-        value_name = "N",
-        default_value_t = 50,
-        conflicts_with = "all"
-    )]
-    limit: usize,
-    /// Show all rows
-    #[arg(short, long)]
-    all: bool,
+    #[command(flatten)]
+    limit: LimitOption,
+    #[command(flatten)]
+    fold: FoldOption,
     /// Show all names of each tensor, and the rules that inferred them
     #[arg(long)]
     all_names: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Writing {
-    /// For people
-    Text,
-    /// One JSON document with all that is known
-    Json,
-    /// Comma-separated values
-    Csv,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Grouping {
-    /// Tensors without a name that are equal in all that is shown
-    Unnamed,
-    /// None: a row for each tensor
-    None,
+enum RowOf {
+    /// A tensor; identical unnamed tensors are one row
+    Tensor,
     /// Tensors of equal kind, shape and dtype, whatever their names: `3 * (256, 256, 3, 3)`
     Shape,
-    /// All of a kind: parameters, gradients, optimizer state
+    /// A kind: parameters, gradients, optimizer state
     Kind,
-    /// All of a module
+    /// A module
     Module,
-    /// Line that allocated it, if memprobe watched the allocation
-    Site,
-    /// All that one variable or container keeps alive, also through the graphs of its tensors
-    Keeper,
+    /// The line that allocated it, if memprobe watched the allocation
+    Line,
+    /// The variable or container that keeps the memory alive, also through graphs of tensors
+    Retainer,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Sorting {
     /// Most bytes of the allocator first
-    #[value(alias = "bytes")]
-    Holds,
-    /// Most bytes of own elements first, shared or not
+    Allocated,
+    /// Most bytes of elements first, shared or not
     Size,
     /// By name
     Name,
@@ -83,57 +62,43 @@ enum Sorting {
     Count,
 }
 
-impl Table {
+impl TensorRows {
     /// For a table on standard output.
-    pub(super) fn options(&self) -> TensorOptions {
-        let terminal = std::io::stdout().is_terminal();
-        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        let size = rustix::termios::tcgetwinsize(std::io::stdout());
-        let columns = size.map_or(0, |size| usize::from(size.ws_col));
-        TensorOptions {
-            format: self.format.unwrap_or(Writing::Text).into(),
-            by: match self.group {
-                Grouping::Unnamed => GroupBy::Unnamed,
-                Grouping::None => GroupBy::Nothing,
-                Grouping::Shape => GroupBy::Shape,
-                Grouping::Kind => GroupBy::Kind,
-                Grouping::Module => GroupBy::Module,
-                Grouping::Site => GroupBy::Site,
-                Grouping::Keeper => GroupBy::Keeper,
+    pub(super) fn options(&self) -> Result<TensorOptions> {
+        if self.fold.no_fold && self.by != RowOf::Tensor {
+            bail!("--no-fold shows every tensor: leave out --by, or give --by tensor");
+        }
+        let style = StdoutStyle::detect();
+        Ok(TensorOptions {
+            format: match self.format.or_text() {
+                Format::Json => TensorFormat::Json,
+                Format::Csv => TensorFormat::Csv,
+                Format::Text | Format::Jsonl => TensorFormat::Text,
+            },
+            by: match self.by {
+                RowOf::Tensor if self.fold.no_fold => GroupBy::Nothing,
+                RowOf::Tensor => GroupBy::Unnamed,
+                RowOf::Shape => GroupBy::Shape,
+                RowOf::Kind => GroupBy::Kind,
+                RowOf::Module => GroupBy::Module,
+                RowOf::Line => GroupBy::Site,
+                RowOf::Retainer => GroupBy::Keeper,
             },
             order: match self.sort {
-                Sorting::Holds => Order::Holds,
+                Sorting::Allocated => Order::Holds,
                 Sorting::Size => Order::Size,
                 Sorting::Name => Order::Name,
                 Sorting::Kind => Order::Kind,
                 Sorting::Count => Order::Count,
             },
-            top: if self.all {
-                Top::All
-            } else {
-                Top::Rows(self.limit)
-            },
+            top: self.limit.limit.unwrap_or(Top::Rows(50)),
             names: if self.all_names {
                 TensorNames::All
             } else {
                 TensorNames::Best
             },
-            width: if columns > 0 { columns } else { PIPED_WIDTH },
-            colour: if terminal && wanted {
-                Colour::Ansi
-            } else {
-                Colour::Plain
-            },
-        }
-    }
-}
-
-impl From<Writing> for TensorFormat {
-    fn from(writing: Writing) -> Self {
-        match writing {
-            Writing::Text => Self::Text,
-            Writing::Json => Self::Json,
-            Writing::Csv => Self::Csv,
-        }
+            width: style.columns.unwrap_or(PIPED_WIDTH),
+            colour: style.colour,
+        })
     }
 }

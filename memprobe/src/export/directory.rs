@@ -40,8 +40,8 @@ impl fmt::Display for DirectoryError {
         match self {
             Self::Taken(path) => write!(
                 f,
-                "cannot record to {0}: it holds an earlier recording ({INDEX}); name another directory, or remove \
-                 that one with `rm -r {0}`",
+                "cannot record to {0}: it has an earlier recording ({INDEX}); name another directory, or remove that \
+                 one with `rm -r {0}`",
                 path.display()
             ),
             Self::NoParent(path, parent) => write!(

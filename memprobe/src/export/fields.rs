@@ -89,7 +89,7 @@ pub(super) fn push_shape(line: &mut Vec<u8>, shape: &Shape) {
 pub(super) fn push_purpose(line: &mut Vec<u8>, purpose: &Purpose) {
     line.extend_from_slice(b",\"tensor\":false,\"inferred\":{");
     if let Some(what) = &purpose.what {
-        line.extend_from_slice(b"\"use\":");
+        line.extend_from_slice(b"\"purpose\":");
         json::push_string(line, clip(what));
         line.push(b',');
     }

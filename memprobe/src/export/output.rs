@@ -289,7 +289,7 @@ fn beside(path: &Path, prepare: impl Fn(&File) -> io::Result<()>) -> io::Result<
     }
     Err(io::Error::new(
         io::ErrorKind::AlreadyExists,
-        format!("{MAX_PARTIAL} unfinished recordings lie beside it"),
+        format!("{MAX_PARTIAL} unfinished recordings are in that directory"),
     ))
 }
 

@@ -163,7 +163,7 @@ struct Item<'a> {
     bytes: Option<u64>,
     /// The allocator's bytes that this row accounts for, rounding included. The sum over all rows is
     /// `allocated - remainder`. A shared storage counts at one of its tensors.
-    holds: u64,
+    allocated: u64,
     /// Bytes of memory outside the allocator.
     #[serde(skip_serializing_if = "Option::is_none")]
     outside: Option<u64>,
@@ -185,7 +185,7 @@ struct Item<'a> {
     saved_by: Option<&'a str>,
     /// Root that keeps its storage alive.
     #[serde(skip_serializing_if = "Option::is_none")]
-    kept: Option<KeptRecord<'a>>,
+    retained_by: Option<KeptRecord<'a>>,
     #[serde(skip_serializing_if = "is_empty")]
     gradient_of: &'a [usize],
     #[serde(skip_serializing_if = "is_empty")]
@@ -228,7 +228,7 @@ impl<'a> Item<'a> {
             dtype: row.dtype,
             device: row.device,
             bytes: row.size.map(bytes),
-            holds: row.holds.0,
+            allocated: row.holds.0,
             outside: row.outside.map(bytes),
             shares_with: row.owner.and_then(|owner| table.rows.get(owner)?.tensor),
             storage: row.storage.map(|address| address.0),
@@ -240,7 +240,7 @@ impl<'a> Item<'a> {
             purpose: row.purpose.as_deref(),
             class: row.class.as_deref(),
             saved_by: row.saved_by.as_deref(),
-            kept: row.kept.as_deref().map(KeptRecord::from),
+            retained_by: row.kept.as_deref().map(KeptRecord::from),
             gradient_of: &[],
             strides: &[],
             offset: row.offset,
@@ -300,7 +300,7 @@ struct StorageRecord<'a> {
     #[serde(serialize_with = "as_text")]
     device: Device,
     #[serde(skip_serializing_if = "Option::is_none")]
-    kept: Option<KeptRecord<'a>>,
+    retained_by: Option<KeptRecord<'a>>,
 }
 
 impl<'a> From<&'a Storage> for StorageRecord<'a> {
@@ -310,7 +310,7 @@ impl<'a> From<&'a Storage> for StorageRecord<'a> {
             data: Some(storage.data.0),
             bytes: storage.bytes.0,
             device: storage.device,
-            kept: storage.kept.as_deref().map(KeptRecord::from),
+            retained_by: storage.kept.as_deref().map(KeptRecord::from),
         }
     }
 }

@@ -406,7 +406,8 @@ impl<W: Write> TraceWriter<W> {
         }
         self.lines.extend_from_slice(b",\"args\":");
         push_args(&mut self.lines, event);
-        self.lines.extend_from_slice(b",\"held\":true}},\n");
+        self.lines
+            .extend_from_slice(b",\"live_at_attach\":true}},\n");
     }
 
     fn begin(&mut self, event: &MemoryEvent, kind: &SliceKind) {

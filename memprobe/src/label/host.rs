@@ -64,7 +64,9 @@ pub fn driver_gap(row: &ProcessRow, driver: &DriverSnapshot) -> Option<String> {
     let silent = row.driver.iter().filter(|held| held.bytes.is_none());
     let silent = ranges(silent.map(|held| held.device));
     if !silent.is_empty() {
-        return Some(format!("the driver gives no bytes on GPU {silent} ([N/A])"));
+        return Some(format!(
+            "the driver reports no bytes on GPU {silent} ([N/A])"
+        ));
     }
     let unlisted = driver.unlisted().next().filter(|_| row.driver_is_partial)?;
     let why = unlisted.processes.as_ref().err()?;

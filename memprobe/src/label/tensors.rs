@@ -95,7 +95,7 @@ pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
 /// Returns the root that keeps memory alive: a variable, or a container with its class.
 pub fn keeper(kept: Option<&Kept>) -> String {
     let Some(kept) = kept else {
-        return "(no name leads to it)".to_owned();
+        return "(no named retainer)".to_owned();
     };
     match &kept.class {
         Some(class) => format!("{} ({})", clean(&kept.by), clean(class)),
@@ -113,8 +113,8 @@ pub fn whole_keeper(kept: &Kept) -> String {
         words.push_str(&format!(" through {}", clean(through)));
     }
     words.push_str(match kept.alone {
-        true => "; nobody else was found",
-        false => "; others too",
+        true => "; no other retainer found",
+        false => "; with other retainers",
     });
     words
 }
@@ -131,15 +131,15 @@ pub fn whole_tensor_name(name: &Name) -> String {
 pub fn consistency(consistency: Consistency) -> String {
     match consistency {
         Consistency::Running => {
-            "the process ran on while it was read: rows may be of different moments".to_owned()
+            "the process ran while it was read: rows may be of different moments".to_owned()
         }
         Consistency::Paused { pause, retries } => {
             let paused = format!("the process was paused for {}", milliseconds(pause));
             match retries {
                 0 => paused,
                 _ => format!(
-                    "{paused}, and in vain {} before",
-                    counted(retries.into(), "time")
+                    "{paused}, after {}",
+                    counted(retries.into(), "failed attempt")
                 ),
             }
         }
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(paused(12_345, 0), "the process was paused for 12.3 ms");
         assert_eq!(
             paused(1_234_567, 2),
-            "the process was paused for 1,235 ms, and in vain 2 times before"
+            "the process was paused for 1,235 ms, after 2 failed attempts"
         );
     }
 }

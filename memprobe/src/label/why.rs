@@ -9,10 +9,10 @@ use super::names::{BEFORE_ATTACH, BEFORE_OPENING, UNACCOUNTED};
 /// Returns the row name of memory that belongs to no known module.
 pub fn no_module(place: &Place) -> &'static str {
     match place {
-        Place::Outside => "(outside of modules)",
-        Place::BackwardUnknown => "(backward, module not known)",
-        Place::TooMany => "(too many modules to tell apart)",
-        Place::Unknown | Place::Module(_) => "(module not known)",
+        Place::Outside => "(outside modules)",
+        Place::BackwardUnknown => "(backward, module unknown)",
+        Place::TooMany => "(too many modules to distinguish)",
+        Place::Unknown | Place::Module(_) => "(module unknown)",
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) fn notice(event: &Event) -> Option<String> {
         return None;
     }
     Some(format!(
-        "what was allocated before cannot be told block by block: {}",
+        "memory from before attach cannot be told block by block: {}",
         clean(why)
     ))
 }
@@ -125,10 +125,10 @@ impl BeforeAttach {
             return;
         }
         if reconciler.is_full() {
-            return self.give_up("too much happened while they were read");
+            return self.give_up("too many events during the reading");
         }
         if reconciler.has_lost() {
-            return self.give_up("events were lost while they were read");
+            return self.give_up("events were lost during the reading");
         }
         if self.attempts == 0 || std::mem::take(&mut self.is_ahead) {
             return;

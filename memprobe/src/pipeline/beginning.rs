@@ -113,8 +113,8 @@ impl Beginning {
                 human(bytes)
             )),
             Verdict::Inherited => Some(
-                "forked from a process that used the GPU: it can use none itself (CUDA does not survive a fork), \
-                 and holds none of its parent's memory"
+                "forked from a process that used the GPU: it cannot use a GPU (CUDA does not survive a fork), and has \
+                 none of its parent's memory"
                     .to_owned(),
             ),
             Verdict::Open | Verdict::Complete => None,

@@ -90,7 +90,7 @@ impl Estimation {
     fn run_on_recording(&self, file: &Path) -> Result<()> {
         if file.is_dir() {
             bail!(
-                "this is a directory: give one of its recordings, or look at them with `memprobe report`"
+                "this is a directory: give one of its recordings, or print them with `memprobe report`"
             );
         }
         let mut reader = Reader::open(file)?;
@@ -106,8 +106,7 @@ impl Estimation {
         let mut notes = Vec::new();
         if reader.truncated() {
             notes.push(
-                "the end of the recording is missing: the estimate is of what came before"
-                    .to_owned(),
+                "the end of the recording is missing: the estimate covers what is there".to_owned(),
             );
         }
         let subject = EstimateSubject {
@@ -140,14 +139,14 @@ impl Estimation {
         let status = if is_over {
             Some(command.exit_status()?)
         } else {
-            notes.push("it was interrupted: the estimate is of what came before".to_owned());
+            notes.push("it was interrupted: the estimate covers the run until then".to_owned());
             command.leave_running(&mut progress);
             None
         };
         let failed = status.filter(|status| *status != 0);
         notes.extend(failed.map(|status| {
             format!(
-                "the command ended with status {status}: the estimate is of what came before. {ON_THE_CPU}"
+                "the command ended with status {status}: the estimate covers the run until then. {ON_THE_CPU}"
             )
         }));
         let code = ExitCode::from(status.unwrap_or(0));
@@ -161,7 +160,7 @@ impl Estimation {
                     Ok(code)
                 }
                 (None, None) => bail!(
-                    "the command made no tensor on the CPU, by which there would be something to estimate. {ON_THE_CPU}"
+                    "the command made no tensor on the CPU, so there is nothing to estimate. {ON_THE_CPU}"
                 ),
             };
         };
@@ -400,11 +399,9 @@ impl<'a> Run<'a> {
             return None;
         }
         let why = whole.read.as_deref().unwrap_or(
-            "no call of a module and no second step of an optimizer was seen, at which they are read",
+            "no call of a module and no second optimizer step was seen, at which memprobe reads them",
         );
-        Some(format!(
-            "the parameters of each module are not known: {why}"
-        ))
+        Some(format!("the parameters of each module are unknown: {why}"))
     }
 
     /// The process that would need most; what is not in its estimate is noted.

@@ -28,7 +28,7 @@ const MOST: usize = 1 << 20;
 
 /// Advice for a process that ended too soon.
 const LIVE_LONGER: &str =
-    "Have it make more steps, or end with time.sleep(2) where its model is still there";
+    "Run more steps, or end the script with time.sleep(2) while its model is live";
 
 /// Schedule of heap snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,8 +250,7 @@ impl NameReader {
     pub(super) fn take(&mut self, (tgid, read): Reading) -> Option<Placed> {
         if self.given_up.remove(&tgid) {
             self.begin_if_due(tgid);
-            let said =
-                "its tensors have no names: too much happened while they were read".to_owned();
+            let said = "its tensors have no names: too many events during the reading".to_owned();
             return Some(Placed {
                 tgid,
                 events: Vec::new(),
@@ -340,7 +339,7 @@ fn insert(events: &mut Vec<HostEvent>, tgid: Tgid, names: Names) {
 fn in_words(how: Consistency) -> String {
     let in_vain = match how {
         Consistency::Paused { retries: 1.., .. } => {
-            " (it was collecting garbage, or its objects were just changing)"
+            " (it was collecting garbage, or its objects were changing)"
         }
         _ => "",
     };
@@ -360,9 +359,9 @@ fn not_read(error: anyhow::Error, is_over: bool, has_names: bool) -> String {
 
 fn nothing_named(has_names: bool) -> String {
     match has_names {
-        true => "no block named this time, for its tensors were gone already".to_owned(),
+        true => "no block named this time: its tensors were freed already".to_owned(),
         false => {
-            format!("no block named: it had no tensors yet, or had let go of them. {LIVE_LONGER}")
+            format!("no block named: it had no tensors yet, or had freed them. {LIVE_LONGER}")
         }
     }
 }
@@ -496,7 +495,7 @@ mod tests {
         reader.take(read_at(20, Vec::new()));
         let placed = placed(&mut reader, true);
         assert!(placed.events.is_empty());
-        assert!(placed.said.contains("gone already"), "{}", placed.said);
+        assert!(placed.said.contains("freed already"), "{}", placed.said);
     }
 
     #[test]

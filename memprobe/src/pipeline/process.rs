@@ -291,7 +291,7 @@ impl Process {
     /// Gives up probing; its records are still passed on.
     pub(super) fn refused(&mut self) {
         self.phase = Phase::Refused;
-        self.finish("its allocator is not known");
+        self.finish("its allocator is unknown");
     }
 
     /// Turns its records into events. `all` is true if every record written by now was read.

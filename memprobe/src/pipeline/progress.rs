@@ -94,7 +94,7 @@ impl Progress {
         let uses = match told.losses.uses {
             0 => String::new(),
             uses => format!(
-                "  {} without a use: the ring buffer was half full",
+                "  {} without a purpose: the ring buffer was half full",
                 counted(uses, "block")
             ),
         };
@@ -137,6 +137,8 @@ mod tests {
             bytes: 1,
             losses: uses,
         });
-        assert!(line.ends_with("lost 3  4 blocks without a use: the ring buffer was half full"));
+        assert!(
+            line.ends_with("lost 3  4 blocks without a purpose: the ring buffer was half full")
+        );
     }
 }

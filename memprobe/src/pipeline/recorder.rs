@@ -268,8 +268,8 @@ impl Recorder {
                     recorded.kept = Vec::new();
                     let name = named(tgid, &recorded.header.target);
                     progress.say(&format!(
-                        "{name} uses GPU memory too and is not recorded: {} holds one process. To record all, \
-                         give a directory, such as -o run/",
+                        "{name} uses GPU memory too and is not recorded: {} is for one process. To record all, give a \
+                         directory, such as -o run/",
                         path.display()
                     ));
                     self.left_out.insert(name);
@@ -443,7 +443,7 @@ impl Recorder {
                 let path = directory.path().display();
                 let recordings = counted(self.written.len() as u64, "recording");
                 progress.say(&format!(
-                    "{recordings}: see them with `memprobe report {path}`"
+                    "{recordings}: print them with `memprobe report {path}`"
                 ));
             }
             Destination::File(..) => {
@@ -454,7 +454,7 @@ impl Recorder {
                 for path in paths {
                     let file = path.display();
                     progress.say(&format!(
-                        "see it with `memprobe report {file}`, or open it in ui.perfetto.dev"
+                        "print it with `memprobe report {file}`, or open it in ui.perfetto.dev"
                     ));
                 }
             }

@@ -705,7 +705,7 @@ impl HostSession {
         if refused != self.refused_rooms {
             self.refused_rooms = refused;
             let notice = format!(
-                "memprobe has no room for more: {} processes are not seen at all, and {} events have no stack",
+                "limits of memprobe exceeded: {} processes are not watched, and {} events have no stack",
                 self.counters.processes_refused(),
                 self.counters.threads_refused(),
             );

@@ -207,6 +207,11 @@ impl Attaching {
         let maps =
             Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
         self.follow_loader(loader, files, &maps);
+        for (_, file) in &mut self.cuda_files {
+            if let Some(current) = maps.again(file) {
+                *file = current;
+            }
+        }
         self.is_starting = false;
         if self.python.is_none() {
             match self.find_python(&maps) {
@@ -238,8 +243,21 @@ impl Attaching {
         if !is_of_interest && was_built_without_cuda(self.tgid, &maps) {
             return Err(AttachError::NoCuda(self.tgid));
         }
-        let what = format!("waiting for PID {} to import PyTorch", self.tgid.0);
-        Ok(Step::Waiting(what))
+        Ok(Step::Waiting(self.missing_library(&maps)))
+    }
+
+    /// The library that memprobe waits for, in words.
+    fn missing_library(&self, maps: &Maps) -> String {
+        let pid = self.tgid.0;
+        let is_left_alone =
+            self.wanted.driver == DriverCalls::LeftAlone && maps.library("libcuda").is_some();
+        match &self.python {
+            None if is_left_alone => format!(
+                "waiting for PID {pid} to load CUDA's runtime: it has libcuda alone, in which \
+                 --no-driver leaves every function unprobed"
+            ),
+            _ => format!("waiting for PID {pid} to import PyTorch"),
+        }
     }
 
     fn reach(&self) -> Reach {

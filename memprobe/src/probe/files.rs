@@ -367,7 +367,12 @@ fn patched_functions(
     mapped: &MappedFile,
     state: State,
 ) -> Option<PatchedFunctions> {
-    let entries = patch::entries(tgid, mapped, located.iter().map(|located| &located.code));
+    let functions = located.iter().map(|located| &located.code);
+    let entries = patch::entries(tgid, mapped, functions.clone());
+    if entries.iter().all(|entry| *entry == Entry::AsInFile) {
+        return None;
+    }
+    let (entries, maps) = patch::confirmed_entries(tgid, mapped, functions)?;
     let mut left = Vec::new();
     let mut broken = Vec::new();
     let mut writable = Vec::new();
@@ -388,7 +393,7 @@ fn patched_functions(
         }
     }
     let how = match first {
-        Some(patch) => patch.described(&Maps::of(tgid).unwrap_or_default()),
+        Some(patch) => patch.described(&maps),
         None if writable.is_empty() => return None,
         None => String::new(),
     };

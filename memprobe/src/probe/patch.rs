@@ -6,6 +6,8 @@
 //! the middle of another instruction. When the probe goes, the kernel writes the file's byte back,
 //! which damages the hook for good.
 
+use std::borrow::Cow;
+
 use iced_x86::{Code as Opcode, Decoder, DecoderOptions, OpKind};
 
 use super::prologue::{Place, SEARCHED};
@@ -173,6 +175,30 @@ pub fn entries<'a>(
         .collect()
 }
 
+/// Comparisons of a process that maps and unmaps while it is looked at.
+const ATTEMPTS: usize = 3;
+
+/// The state of functions, as [`entries`], in a file that is still mapped where it was read: memory that
+/// has become another file's is not the process's new code. Returns the mappings too; `None` if the
+/// file is not mapped any more, or its mappings do not stay the same.
+pub fn confirmed_entries<'a>(
+    tgid: Tgid,
+    mapped: &MappedFile,
+    functions: impl Iterator<Item = &'a FileCode> + Clone,
+) -> Option<(Vec<Entry>, Maps)> {
+    let mut mapped = Cow::Borrowed(mapped);
+    for _ in 0..ATTEMPTS {
+        let entries = entries(tgid, &mapped, functions.clone());
+        let maps = Maps::of(tgid).ok()?;
+        let current = maps.again(&mapped)?;
+        if current == *mapped {
+            return Some((entries, maps));
+        }
+        mapped = Cow::Owned(current);
+    }
+    None
+}
+
 fn is_writable(mapped: &MappedFile, offset: u64) -> bool {
     let mapping = mapped.code_mapping(offset);
     mapping.is_some_and(|mapping| mapping.perms.write)
@@ -321,8 +347,8 @@ mod tests {
         assert_eq!(function.compare(&call, ADDRESS), Entry::AsInFile);
     }
 
-    #[test]
-    fn own_code_is_as_in_its_file() {
+    /// A function of the C library in this process, and the library.
+    fn own_getpid() -> (Tgid, MappedFile, FileCode) {
         use crate::target::elf::ElfImage;
         let tgid = Tgid(std::process::id());
         let maps = Maps::of(tgid).expect("our own mappings");
@@ -333,10 +359,39 @@ mod tests {
         let bytes = image.bytes_at(symbol.vaddr, SEARCHED).expect("its code");
         let offset = image.file_offset_of(symbol.vaddr).expect("in the file");
         let place = Place::find(&bytes, &[]);
-        let mut function = FileCode::new(offset, bytes, symbol.size, place);
+        (
+            tgid,
+            library,
+            FileCode::new(offset, bytes, symbol.size, place),
+        )
+    }
+
+    #[test]
+    fn own_code_is_as_in_its_file() {
+        let (tgid, library, mut function) = own_getpid();
         let state = |function: &FileCode| entries(tgid, &library, std::iter::once(function));
         assert_eq!(state(&function), [Entry::AsInFile]);
         function.bytes[0] ^= 0x40;
         assert!(!matches!(state(&function)[..], [Entry::AsInFile]));
+    }
+
+    #[test]
+    fn memory_that_the_file_has_left_is_not_taken_for_rewritten_code() {
+        let (tgid, library, function) = own_getpid();
+        let state = |mapped: &MappedFile| {
+            let functions = std::iter::once(&function);
+            confirmed_entries(tgid, mapped, functions).map(|(entries, _)| entries)
+        };
+        // The addresses that the file had before: its code is elsewhere by now.
+        let mut stale = library.clone();
+        for mapping in &mut stale.mappings {
+            mapping.start += 0x40;
+            mapping.end += 0x40;
+        }
+        let unconfirmed = entries(tgid, &stale, std::iter::once(&function));
+        assert_ne!(unconfirmed, [Entry::AsInFile]);
+        assert_eq!(state(&stale), Some(vec![Entry::AsInFile]));
+        stale.inode = u64::MAX;
+        assert_eq!(state(&stale), None, "unmapped");
     }
 }

@@ -11,26 +11,27 @@ use crate::tensors::Kept;
 /// Serialized form of [`Kept`].
 #[derive(Serialize, Deserialize)]
 pub(crate) struct KeptRecord<'a> {
-    #[serde(borrow)]
-    by: Cow<'a, str>,
+    #[serde(borrow, alias = "by")]
+    root: Cow<'a, str>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     class: Option<Cow<'a, str>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     slot: Option<Cow<'a, str>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     through: Option<Cow<'a, str>>,
-    alone: bool,
+    #[serde(alias = "alone")]
+    exclusive: bool,
 }
 
 impl<'a> From<&'a Kept> for KeptRecord<'a> {
     fn from(kept: &'a Kept) -> Self {
         let text = |text: &'a Option<Arc<str>>| text.as_deref().map(clipped);
         Self {
-            by: clipped(&kept.by),
+            root: clipped(&kept.by),
             class: text(&kept.class),
             slot: text(&kept.slot),
             through: text(&kept.through),
-            alone: kept.alone,
+            exclusive: kept.alone,
         }
     }
 }
@@ -39,17 +40,17 @@ impl KeptRecord<'_> {
     /// Checks the lengths of the texts and interns them. An error describes the fault in a few words.
     pub(super) fn read(&self, mut intern: impl FnMut(&str) -> Arc<str>) -> Result<Kept, String> {
         let texts = [&self.class, &self.slot, &self.through].map(Option::as_deref);
-        let all = texts.iter().flatten().copied().chain([&*self.by]);
+        let all = texts.iter().flatten().copied().chain([&*self.root]);
         if let Some(long) = all.map(str::len).find(|length| *length > MAX_CONTEXT) {
             return Err(format!("a name of {long} bytes"));
         }
         let [class, slot, through] = texts.map(|text| text.map(&mut intern));
         Ok(Kept {
-            by: intern(&self.by),
+            by: intern(&self.root),
             class,
             slot,
             through,
-            alone: self.alone,
+            alone: self.exclusive,
         })
     }
 }

@@ -168,8 +168,8 @@ struct MemoryArgs<'a> {
     tensor: Option<bool>,
     #[serde(borrow, default)]
     inferred: Option<Inferred<'a>>,
-    #[serde(default)]
-    held: bool,
+    #[serde(default, alias = "held")]
+    live_at_attach: bool,
 }
 
 /// Mark before its strings are interned.
@@ -194,7 +194,7 @@ struct MarkArgs<'a> {
 /// Purpose of a block that is not a tensor's.
 #[derive(Deserialize)]
 struct Inferred<'a> {
-    #[serde(borrow, default, rename = "use")]
+    #[serde(borrow, default, rename = "purpose", alias = "use")]
     what: Option<Cow<'a, str>>,
     #[serde(borrow)]
     function: Cow<'a, str>,
@@ -375,9 +375,9 @@ fn event(
         (None, None) => None,
         _ => return Err("`allocated` without `reserved`".to_owned()),
     };
-    let action = match (action, args.held) {
+    let action = match (action, args.live_at_attach) {
         (Action::Alloc, true) => Action::Held,
-        (_, true) => return Err("`held` at the end of a slice".to_owned()),
+        (_, true) => return Err("`live_at_attach` at the end of a slice".to_owned()),
         (action, false) => action,
     };
     Ok(MemoryEvent {

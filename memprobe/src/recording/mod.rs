@@ -10,8 +10,8 @@
 //! | `M` | `memprobe_stack` | defines a stack; `module`, `module_unknown` and `grad` are the state of its thread, `node` (with the stack `forward` that created it) is the autograd node being evaluated |
 //! | `M` | `thread_name` | names a thread |
 //! | `i` | `attach` | an allocator's totals when memprobe attached ([`crate::event::AtAttach`]; from format 2 on) |
-//! | `b`, `i` | `alloc` | a block was allocated (`i`: too many are live to be drawn as slices); with `held`, it was live when memprobe attached |
-//! | | | the tensor it was allocated for: `shape`, `more_dimensions` (count of those omitted), `dtype`, `requested` bytes; if `tensor` is false, it is not a tensor's, and `inferred` may name its purpose: `use` if known, and the requesting `function` and `library` |
+//! | `b`, `i` | `alloc` | a block was allocated (`i`: too many are live to be drawn as slices); with `live_at_attach` (`held` before format 5), it was live when memprobe attached |
+//! | | | the tensor it was allocated for: `shape`, `more_dimensions` (count of those omitted), `dtype`, `requested` bytes; if `tensor` is false, it is not a tensor's, and `inferred` may name its purpose: `purpose` if known (`use` before format 5), and the requesting `function` and `library` |
 //! | `e` | `alloc` | the block was freed; with `unseen_free`, its free was lost and its address was reused; with `live_at_end`, it is live and drawn up to the last event |
 //! | `i` | `free` | a block was freed whose allocation was not seen |
 //! | `b`, `i`, `e` | `segment` | likewise for segments |
@@ -20,7 +20,7 @@
 //! | `i` | `cpu_free` | a CPU block was freed whose allocation was not seen; its `size` is 0 |
 //! | `i` | `oom` | an out-of-memory error |
 //! | `i` | `mark` | PyTorch announced an optimizer step, `zero_grad()` or next batch ([`crate::event::Mark`]; from format 4 on) |
-//! | `M`, `i` | `memprobe_named`, `names` | names of all live blocks and the roots that retain them (`kept`), read from the process's objects, then the time of the reading ([`crate::event::Names`]; from format 4 on) |
+//! | `M`, `i` | `memprobe_named`, `names` | names of all live blocks and the roots that retain them (`retained_by`, before format 5 `kept`), read from the process's objects, then the time of the reading ([`crate::event::Names`]; from format 4 on) |
 //! | `i` | `loss` | running totals of losses |
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |
@@ -46,7 +46,7 @@ pub use reader::Reader;
 pub use tensors::{SnapshotError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// Format version. The reader refuses later ones.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 5;
 
 /// Longest line written or read, in bytes.
 pub const MAX_LINE: usize = 4 << 20;

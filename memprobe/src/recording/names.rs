@@ -31,8 +31,13 @@ pub(crate) struct NamedRecord<'a> {
     called: Option<Cow<'a, str>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     saved_by: Option<Cow<'a, str>>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    kept: Option<KeptRecord<'a>>,
+    #[serde(
+        borrow,
+        default,
+        alias = "kept",
+        skip_serializing_if = "Option::is_none"
+    )]
+    retained_by: Option<KeptRecord<'a>>,
 }
 
 impl<'a> From<&'a NamedBlock> for NamedRecord<'a> {
@@ -50,7 +55,7 @@ impl<'a> From<&'a NamedBlock> for NamedRecord<'a> {
             module: text(&block.module),
             called: text(&block.called),
             saved_by: text(&block.saved_by),
-            kept: block.kept.as_deref().map(KeptRecord::from),
+            retained_by: block.kept.as_deref().map(KeptRecord::from),
         }
     }
 }
@@ -81,7 +86,10 @@ impl Naming {
         }
         let kind = record.kind.as_deref();
         let known = kind.map(|word| TensorKind::parse(word).ok_or("a block of unknown kind"));
-        let kept = record.kept.as_ref().map(|kept| kept.read(&mut intern));
+        let kept = record
+            .retained_by
+            .as_ref()
+            .map(|kept| kept.read(&mut intern));
         let kept = kept.transpose()?.map(Arc::new);
         let [name, module, called, saved_by] = texts.map(|text| text.map(&mut intern));
         self.0.push(NamedBlock {

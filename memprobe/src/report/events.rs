@@ -121,7 +121,7 @@ impl<'a> Tensor<'a> {
 #[derive(Serialize)]
 struct Inferred<'a> {
     /// Null if no known function is on the stack.
-    r#use: Option<&'a str>,
+    purpose: Option<&'a str>,
     /// The recognized function, otherwise the innermost one outside the allocator.
     function: &'a str,
     library: &'a str,
@@ -130,7 +130,7 @@ struct Inferred<'a> {
 impl<'a> From<&'a Purpose> for Inferred<'a> {
     fn from(purpose: &'a Purpose) -> Self {
         Self {
-            r#use: purpose.what.as_deref(),
+            purpose: purpose.what.as_deref(),
             function: &purpose.function,
             library: &purpose.library,
         }
@@ -302,7 +302,7 @@ impl<'a, W: Write> Rows<'a, W> {
                         "dtype",
                         "requested",
                         "stack",
-                        "use",
+                        "purpose",
                     ])
                     .map_err(csv_error)?;
                 Self::Csv { table }

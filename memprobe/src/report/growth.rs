@@ -25,8 +25,8 @@ use crate::model::why::iterations::{IterationKind, Iterations, Source};
 use crate::recording::Reader;
 
 /// Note above the suspects.
-const SUSPECTS: &str = "What follows is more at the end of most steps than before, still so at the end, and keeps most of what it takes. \
-     It may be a leak, or a store that is meant to grow. Figures are the medians of the slopes between all pairs of steps (Theil-Sen).";
+const SUSPECTS: &str = "Each row grew in most steps and kept most of its growth to the end: a leak, or a store that \
+                        is meant to grow. Rates are medians of the slopes between all pairs of steps (Theil-Sen).";
 
 /// A device, and its growth.
 struct OnDevice<'a> {
@@ -167,22 +167,22 @@ fn looked_at(growth: &Growth) -> String {
     let steps = counted(growth.steps as u64, "step");
     let each = match growth.step {
         Step::Iterations(each) if (each - 1.0).abs() < 0.01 => {
-            "what was live at the end of each iteration".to_owned()
+            "live memory at the end of each iteration".to_owned()
         }
         Step::Iterations(each) => {
-            format!("the lowest of what was live at the ends of every {each:.0} iterations")
+            format!("lowest live memory at the ends of every {each:.0} iterations")
         }
         Step::Window(length) => format!(
-            "the lowest of what was live in every {}, since no iterations could be told",
+            "lowest live memory in every {}, as no iterations were found",
             span(Duration::from_nanos(length))
         ),
     };
     let left_out = growth.left_out;
-    let mut text = format!("{steps} looked at: {each}; the first {left_out} left out (warm-up).");
+    let mut text = format!("{steps} examined: {each}; the first {left_out} left out (warm-up).");
     if growth.steps < growth.needed {
         let needed = growth.needed;
         text.push_str(&format!(
-            " That is too few to tell growth from chance: {needed} are needed. Record for longer."
+            " These are too few to find growth: {needed} are needed. Record for longer."
         ));
     }
     text
@@ -211,7 +211,7 @@ fn total(growth: &Growth, device: DeviceIndex) -> String {
 
 fn nobody(growth: &Growth) -> String {
     format!(
-        "No line, module or tensor grows. (What gained less than {} over these steps is not named.)",
+        "No line, module or tensor grows. (Growth below {} over these steps is not listed.)",
         human(growth.least)
     )
 }
@@ -271,7 +271,7 @@ fn section<K>(
     columns::lay_out(text, &cells, options.width, Style(options.colour));
     if !hidden.is_empty() {
         let others = count(hidden.len() as u64);
-        table::push_line(text, &format!("(and {others} more: --all)"));
+        table::push_line(text, &format!("(and {others} more: --limit all)"));
     }
 }
 

@@ -91,8 +91,8 @@ fn text(snapshot: &HostSnapshot, rows: &[&ProcessRow], options: &HostOptions) ->
     }
     if rows.is_empty() {
         let none = match snapshot.driver.unlisted().next() {
-            None => "No process on this host holds CUDA memory.",
-            Some(_) => "No process on this host is known to hold CUDA memory.",
+            None => "No process on this host has CUDA memory.",
+            Some(_) => "No process on this host is known to have CUDA memory.",
         };
         push(&mut text, none, options.width);
         return text;
@@ -187,7 +187,7 @@ fn unavailable(rows: &[&ProcessRow]) -> Option<String> {
         number => format!("{number} processes"),
     };
     Some(format!(
-        "DRIVER is - for {processes}: the driver does not give the bytes on every GPU ([N/A])"
+        "DRIVER is - for {processes}: the driver does not report the bytes on every GPU ([N/A])"
     ))
 }
 
@@ -197,7 +197,7 @@ fn warnings(snapshot: &HostSnapshot) -> Vec<String> {
     let losses = health.losses;
     if losses.events > 0 || losses.stacks > 0 || losses.malformed > 0 {
         warnings.push(format!(
-            "warning: {} were lost: totals are the allocators' own and right, lines may miss some",
+            "warning: {} were lost: totals are the allocators' own and right; lines may miss memory",
             label::counted(health.losses.events, "event")
         ));
     }

@@ -186,7 +186,7 @@ fn render(rows: &[Row], total: &Total, options: &ReportOptions) -> String {
     ];
     table.push((
         sums,
-        "(sum; the peaks need not have been at once)".to_owned(),
+        "(sum; the peaks may be at different times)".to_owned(),
     ));
     let widths: [usize; 6] = std::array::from_fn(|column| {
         let cells = table.iter().map(|(cells, _)| cells[column].len());

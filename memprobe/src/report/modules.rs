@@ -27,7 +27,7 @@ use crate::recording::Reader;
 
 /// Note below the table.
 const PARAMETERS: &str =
-    "Parameters are made outside of modules' calls: `memprobe snapshot --group module` finds them.";
+    "Parameters are made outside of module calls: `memprobe snapshot --by module` lists them.";
 
 /// A displayed module.
 type Shown = outline::Shown<Sums>;
@@ -102,8 +102,8 @@ fn text(
         let when = duration(Duration::from_nanos(since));
         render(&mut text, device, tree, options);
         let note = format!(
-            "Of the moment when {} held most since attach, {when} after the beginning: AT PEAK and what follows it, up to OWN. A \
-             module's numbers hold those of its parts; OWN leaves them out.",
+            "AT PEAK to OWN: at the peak of {} since attach, {when} after the start. A module's numbers include its \
+             submodules; OWN excludes them.",
             device.index
         );
         table::push_note(&mut text, &note, options.width);
@@ -270,7 +270,7 @@ impl Sheet {
             Some(sums) => Some(self.row(&sums, &sums, format!("({modules})"))),
             None if hidden().next().is_some() => {
                 let none = || "-".to_owned();
-                let name = format!("({modules}, part of those above)");
+                let name = format!("({modules}, included above)");
                 Some(self.rest(none(), none(), &name))
             }
             None => None,

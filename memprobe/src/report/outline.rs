@@ -103,7 +103,7 @@ where
         let own = hidden.iter().map(|(_, module)| &module.own);
         let own = own.fold(S::default(), S::and);
         shown.push(Shown::beside(
-            format!("({modules}, without their parts)"),
+            format!("({modules}, without their submodules)"),
             own,
         ));
     }

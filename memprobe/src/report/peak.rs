@@ -229,7 +229,7 @@ fn moment(at_peak: &AtPeak<'_>, since: u64) -> Vec<String> {
     let after = Duration::from_nanos(moment.time.0.saturating_sub(since));
     let iteration = at_peak.iteration.as_ref();
     let mut lines = vec![format!(
-        "most since attach: {} allocated, {} after the beginning{}",
+        "peak since attach: {} allocated, {} after the start{}",
         human(allocated),
         duration(after),
         iteration.map_or_else(String::new, |it| format!(", {it}"))
@@ -237,7 +237,7 @@ fn moment(at_peak: &AtPeak<'_>, since: u64) -> Vec<String> {
     let cached = reserved.0.saturating_sub(allocated.0);
     if at_peak.device.index != DeviceIndex::CPU {
         lines.push(format!(
-            "reserved then: {}, of which {} ({}) were cached, not allocated",
+            "reserved at the peak: {}, of which {} ({}) cached, not allocated",
             human(reserved),
             human(Bytes(cached)),
             percent(cached.into(), reserved.0.into())
@@ -247,7 +247,7 @@ fn moment(at_peak: &AtPeak<'_>, since: u64) -> Vec<String> {
     if highest > allocated {
         let before = human(highest);
         lines.push(format!(
-            "before attach it was {before} at most, by the allocator's own statistics"
+            "peak before attach, by the allocator's own statistics: {before}"
         ));
     }
     lines

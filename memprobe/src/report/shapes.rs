@@ -26,9 +26,18 @@ const WIDEST_TENSOR: usize = 90;
 const NARROWEST_LINE: usize = 20;
 
 /// Note below a table with purposes of blocks without a tensor.
-const INFERRED: &str = "Blocks without a tensor: what for is inferred from the native function that asked, named beside it.";
+const INFERRED: &str = "The purpose of blocks without a tensor is inferred from the named native function, which \
+                        allocated them.";
 
-const HEADINGS: [&str; 7] = ["LIVE", "PEAK", BLOCKS, "ALLOCS", "EACH", "TENSOR", "LINE"];
+const HEADINGS: [&str; 7] = [
+    "LIVE",
+    "PEAK",
+    BLOCKS,
+    "ALLOCS",
+    "REQUESTED",
+    "TENSOR",
+    "LINE",
+];
 
 /// Tensors of one device: the shown ones in order, and the others.
 struct Tensors {
@@ -118,8 +127,8 @@ pub(super) fn tensor(what: &What) -> String {
             Use::Other(purpose) => clean(&purpose.to_string()),
         },
         What::NoTensor => "(no tensor)".to_owned(),
-        What::Unknown => "(not known)".to_owned(),
-        What::TooMany => "(too many to tell apart)".to_owned(),
+        What::Unknown => "(unknown)".to_owned(),
+        What::TooMany => "(too many to distinguish)".to_owned(),
     }
 }
 

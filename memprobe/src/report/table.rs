@@ -25,10 +25,12 @@ const NARROWEST: usize = 20;
 const SHORTEST_CALLER: usize = 16;
 
 /// Note if nothing is known of modules.
-pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the program makes none, or this was recorded without them.";
+pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the program makes none, or the recording \
+                                     is without them.";
 
 /// Note if a device is known only by its calls into CUDA.
-pub(super) const NO_CALLS_INTO_CUDA: &str = "This table is of PyTorch's allocators: devices of which only calls into CUDA are known are left out.";
+pub(super) const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocators. Devices with only calls into \
+                                             CUDA are left out.";
 
 const HEADINGS: [&str; 6] = ["LIVE", "PEAK", BLOCKS, "ALLOCS", "SHARE", "LINE"];
 
@@ -70,9 +72,11 @@ pub(super) fn beginning(replay: &Replay, options: &ReportOptions) -> String {
         let words = layer.as_str();
         let note = match layer {
             Layer::Tracepoints => format!(
-                "The caching allocator is heard through {words}: sizes are what was asked for, totals the sum of them."
+                "Probes on {words} watch the caching allocator: sizes are requested bytes, and totals their sum."
             ),
-            _ => format!("No caching allocator speaks here: the lines are those of {words}."),
+            _ => format!(
+                "No caching allocator reports its blocks here: the lines are those of {words}."
+            ),
         };
         for line in wrap(&note, options.width) {
             push_line(&mut text, &line);
@@ -82,7 +86,7 @@ pub(super) fn beginning(replay: &Replay, options: &ReportOptions) -> String {
         push_line(&mut text, "");
         push_line(
             &mut text,
-            "No GPU memory was allocated or freed while this was recorded.",
+            "The recording has no allocation or free of GPU memory.",
         );
     }
     text
@@ -143,16 +147,16 @@ fn warnings(replay: &Replay) -> Vec<String> {
     let mut warnings = Vec::new();
     if replay.truncated {
         warnings.push(
-            "the end of the recording is missing: memprobe was killed, the disk was full, or it \
-             is still recording. Everything up to the last whole record is shown."
+            "the end of the recording is missing: memprobe was killed, the disk was full, or it is still recording. \
+             The report covers everything up to the last whole record."
                 .to_owned(),
         );
     }
     let losses = &replay.snapshot.health.losses;
     if losses.events > 0 || losses.stacks > 0 || losses.malformed > 0 {
         warnings.push(format!(
-            "{}, {} and {} were lost: the totals are the allocator's own and right, lines may \
-             miss what was lost (see unaccounted).",
+            "{}, {} and {} were lost: the totals are the allocator's own and right; lines may miss memory (see \
+             unaccounted).",
             counted(losses.events, "event"),
             counted(losses.stacks, "stack"),
             counted(losses.malformed, "malformed record"),
@@ -160,16 +164,15 @@ fn warnings(replay: &Replay) -> Vec<String> {
     }
     if losses.uses > 0 {
         warnings.push(format!(
-            "what {} without a tensor are for is not known: the ring buffer was half full, so their stacks were \
-             left out (--buffer-size gives more room).",
+            "the purpose of {} without a tensor is unknown: the ring buffer was half full, so their stacks were left \
+             out. Record with a larger --buffer-size.",
             counted(losses.uses, "block"),
         ));
     }
     let refused = &replay.refused;
     if refused.blocks > 0 || refused.stacks > 0 {
         warnings.push(format!(
-            "the recording is larger than memprobe keeps in memory: {} and {} are counted in the \
-             totals but in no line.",
+            "the recording exceeds the limits of memprobe: {} and {} are in the totals but in no line.",
             counted(refused.blocks, "block"),
             counted(refused.stacks, "stack"),
         ));
@@ -247,7 +250,7 @@ fn own_sum(before: &BeforeAttach) -> Vec<String> {
     }
     if before.unseen_frees > 0 {
         let frees = counted(before.unseen_frees, "free");
-        facts.push(format!("{frees} of blocks from before"));
+        facts.push(format!("{frees} of earlier blocks"));
     }
     facts
 }

@@ -94,7 +94,7 @@ fn what_was_found_at_attach_is_listed_without_a_thread() {
     assert_eq!(rows.len(), 3);
     assert_eq!(
         (&rows[0]["action"], &rows[0]["tid"]),
-        (&json!("held"), &Value::Null)
+        (&json!("live_at_attach"), &Value::Null)
     );
 }
 
@@ -243,7 +243,12 @@ fn the_table_of_blocks_without_a_tensor_has_a_row_for_each_use() {
     let rows = document["devices"][0]["tensors"].as_array().unwrap();
     let row = rows.iter().find(|row| row["allocs"] == 2).unwrap();
     assert_eq!(
-        (&row["kind"], &row["use"], &row["asked_by"], &row["library"]),
+        (
+            &row["kind"],
+            &row["purpose"],
+            &row["requested_by"],
+            &row["library"]
+        ),
         (
             &json!("no_tensor"),
             &json!("cuBLAS workspace"),
@@ -266,12 +271,12 @@ fn an_event_says_what_its_block_is_for() {
     assert_eq!(
         rows[0]["inferred"],
         json!({
-            "use": "cuBLAS workspace",
+            "purpose": "cuBLAS workspace",
             "function": "at::cuda::getCurrentCUDABlasHandle",
             "library": "libtorch_cuda.so",
         })
     );
-    assert_eq!(rows[2]["inferred"]["use"], Value::Null);
+    assert_eq!(rows[2]["inferred"]["purpose"], Value::Null);
     assert_eq!(rows[2]["inferred"]["function"], json!("at::native::foo"));
     assert!(rows[3].get("inferred").is_none() && rows[3]["tensor"] == json!(false));
 }

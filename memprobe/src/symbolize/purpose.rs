@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(found.what, None, "beyond the operator");
         assert_eq!(
             found.to_string(),
-            "asked for by at::native::foo (libtorch_cuda.so)"
+            "requested by at::native::foo (libtorch_cuda.so)"
         );
         assert_eq!(asked, 6);
     }

@@ -242,6 +242,14 @@ impl Maps {
         files
     }
 
+    /// Returns the present mappings of a file whose mappings were read before; `None` if it is unmapped.
+    pub fn again(&self, file: &MappedFile) -> Option<MappedFile> {
+        let is_same = |other: &MappedFile| {
+            (other.dev, other.inode, &other.path) == (file.dev, file.inode, &file.path)
+        };
+        self.files().into_iter().find(is_same)
+    }
+
     /// Returns the first of [`Self::libraries`].
     pub fn library(&self, name: &str) -> Option<MappedFile> {
         self.libraries(name).into_iter().next()

@@ -292,8 +292,8 @@ fn name(row: &Row, state: &State, theme: &Theme) -> String {
             match end {
                 _ if *forks > 0 && row.fold == Fold::Open => {}
                 _ if *forks > 0 => steps.push(format!("({forks} branches)")),
-                Some(End::Truncated) => steps.push("(more frames, not kept)".to_owned()),
-                Some(End::NotKept) => steps.push("(stacks not kept)".to_owned()),
+                Some(End::Truncated) => steps.push("(more frames, not recorded)".to_owned()),
+                Some(End::NotKept) => steps.push("(stacks not recorded)".to_owned()),
                 Some(End::Outermost) if chain.is_empty() => steps.push("(no caller)".to_owned()),
                 Some(End::Innermost) if chain.is_empty() => {
                     steps.push("(the line itself)".to_owned())

@@ -107,48 +107,39 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "< > or F6",
             "sort by another column; 1 to 6, or a click on its head",
         ),
-        ("r", "sort the other way"),
+        ("r", "reverse the order"),
         (
             "Tab or d",
-            "next device                      D  the one before",
+            "next device                      D  previous device",
         ),
         (
             "i",
-            "count memory under your own code, or the innermost frame",
+            "frame that names a line: your own code, or the innermost",
         ),
-        (
-            "Space",
-            "pause: the screen stands still, memprobe goes on counting",
-        ),
+        ("Space", "pause the screen; memprobe goes on counting"),
         ("p", "the probes and how the kernel runs them"),
         (
             "o",
             "memory outside the caching allocator, by library and kind",
         ),
-        ("m", "modules: which hold memory, and of which pass"),
+        ("m", "modules: memory by module and pass"),
         (
             "L",
-            "layers: what modules held in an iteration, and for what",
+            "layers: memory of modules in an iteration, by category",
         ),
-        ("c", "categories: what memory is for, and iterations"),
-        ("t", "tensors by name; the process is paused for a moment"),
-        ("q Ctrl-C", "quit; the target runs on unharmed"),
+        ("c", "categories of memory, and iterations"),
+        ("t", "tensors by name; pauses the process for a moment"),
+        ("q Ctrl-C", "quit; the process runs on"),
         (
             "Shift+mouse",
             "select text, as the terminal does without memprobe",
         ),
         ("", ""),
-        (
-            "LIVE",
-            "bytes now allocated by the line; PEAK the most it ever had",
-        ),
-        (
-            "BLOCKS",
-            "live blocks; ALLOC/s allocations a second, lately",
-        ),
+        ("LIVE", "live bytes of the line; PEAK its largest value"),
+        ("BLOCKS", "live blocks; ALLOC/s recent allocations a second"),
         (
             "SHARE",
-            "part of all allocated bytes; the column adds up to 100%",
+            "share of all allocated bytes; the column adds up to 100%",
         ),
         (
             "cached",
@@ -156,21 +147,18 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
         ),
     ];
     let more: [(&str, &str); 5] = [
-        (
-            "before",
-            "attach: live already when memprobe came, so without a line",
-        ),
+        ("before", "attach: live at attach, so without a line"),
         (
             "unaccounted",
             "allocator's total less known blocks; 0 unless events are lost",
         ),
         (
             "LOST",
-            "events the kernel could not pass on; raise the buffer size",
+            "events that the kernel dropped; raise --buffer-size",
         ),
         (
             "LEDGER OFF",
-            "memprobe and the allocator disagreed without a loss: a bug",
+            "memprobe and the allocator disagree without a loss: a bug",
         ),
         ("SLOW", "probe that is single-stepped: ten times the cost"),
     ];
@@ -191,14 +179,14 @@ fn told(told: Told) -> Vec<Line<'static>> {
     let blocks = match told.detail {
         Detail::Lines => "its line (--detail tensors: the tensor too)",
         Detail::Tensors => "its line and tensor (--detail full: workspaces too)",
-        Detail::Full => "its line and tensor, or what else it is for",
+        Detail::Full => "its line and tensor, or its purpose",
     };
     let backward = match told.graph {
-        Graph::Ignored => "not led back to the forward pass",
-        Graph::Followed => "led back to the line of the forward pass",
+        Graph::Ignored => "not attributed to forward lines",
+        Graph::Followed => "attributed to forward lines",
     };
     vec![
-        Line::from(format!(" told of each block: {blocks}")),
+        Line::from(format!(" detail of each block: {blocks}")),
         Line::from(format!(" backward passes: {backward}")),
     ]
 }

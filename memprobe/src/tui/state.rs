@@ -296,7 +296,7 @@ impl State {
 
     fn regroup(&mut self) -> Option<Command> {
         if self.follow == Follow::Paused {
-            self.note = Some("paused: press Space to go on, then i");
+            self.note = Some("paused: press Space to continue, then i");
             return None;
         }
         self.grouping = match self.grouping {
@@ -304,7 +304,7 @@ impl State {
             Grouping::Innermost => Grouping::User,
         };
         if self.shown.health.state == TargetState::Exited {
-            self.note = Some("regrouping what was last seen");
+            self.note = Some("regrouping the last state");
         }
         Some(Command::SetGrouping(self.grouping))
     }

@@ -121,7 +121,7 @@ fn lost(losses: &Losses) -> String {
 fn facts(health: &Health, state: &State) -> Vec<(u8, String)> {
     let mut facts = Vec::new();
     if state.follow == Follow::Paused {
-        facts.push((1, "Space: go on".to_owned()));
+        facts.push((1, "Space: continue".to_owned()));
     }
     match &health.state {
         TargetState::Waiting(what) => facts.push((0, format!("for {}", clean(what)))),
@@ -191,7 +191,7 @@ pub fn draw_detail(
             format!("{place}  {source}")
         }
         (Subject::BeforeAttach(None), _) => {
-            "live when memprobe attached: which lines allocated it cannot be known".to_owned()
+            "live when memprobe attached: its lines are unknown".to_owned()
         }
         (Subject::BeforeAttach(Some(unread)), _) => {
             format!(

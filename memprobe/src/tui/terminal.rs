@@ -75,8 +75,7 @@ pub(super) enum Step {
 pub(super) fn run(stage: &mut impl Stage, instead: &str) -> Result<()> {
     if !stdout().is_terminal() {
         bail!(
-            "the live screen needs a terminal, and standard output is none: run it in a terminal, \
-             or use {instead}"
+            "the live screen needs a terminal, but standard output is none: run it in a terminal, or use {instead}"
         );
     }
     let theme = Theme::of_environment(|name| std::env::var_os(name));

@@ -70,7 +70,7 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
         ),
         TargetState::Waiting(what) => (
             format!("Waiting for {}", clean(what)),
-            "It goes on by itself as soon as that happens.".to_owned(),
+            "memprobe continues as soon as that happens.".to_owned(),
         ),
         _ if state.device().is_some() => (
             "Nothing is allocated on this device.".to_owned(),
@@ -78,16 +78,16 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
         ),
         TargetState::Exited => (
             "The target has ended.".to_owned(),
-            "It held no GPU memory that memprobe knew of.".to_owned(),
+            "memprobe saw no GPU memory of it.".to_owned(),
         ),
         TargetState::Recording => (
-            "This recording holds no GPU memory.".to_owned(),
+            "This recording has no GPU memory.".to_owned(),
             "Was it taken while the target trained?".to_owned(),
         ),
         TargetState::Running => (
             "No GPU memory was allocated since memprobe attached.".to_owned(),
             match &health.unread_at_attach {
-                Some(why) => format!("What was before is not known: {}", clean(why)),
+                Some(why) => format!("Memory from before is unknown: {}", clean(why)),
                 None => "The first allocation will appear here.".to_owned(),
             },
         ),

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_benchmark_without_events_tells_its_time() {
+    fn a_benchmark_without_events_shows_its_time() {
         let outcome = Outcome {
             name: "snapshot".to_owned(),
             nanoseconds: 1500.0,

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_told_in_kib() {
+    fn memory_is_shown_in_kib() {
         let status = "VmHWM:\t   2048 kB\nVmRSS:\t  1024 kB\nRssAnon:\t   512 kB\n";
         let memory = Memory {
             resident: 1024,

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_told_is_left_out() {
+    fn unknown_values_are_left_out() {
         assert_eq!(machine("processor: 0\n", ""), "unknown CPU, 1 CPUs");
     }
 }

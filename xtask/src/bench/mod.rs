@@ -28,7 +28,7 @@ use profiler::Programs;
 use table::{Style, Table};
 use target::Target;
 
-/// What to measure, and how to print it.
+/// Measurements to make, and the format of the output.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Measure only this; may be given several times
@@ -46,7 +46,7 @@ pub struct Options {
     /// The Python: a version such as 3.11, or the path of an interpreter
     #[arg(long, value_name = "PYTHON", default_value = "3.11")]
     python: Interpreter,
-    /// Of memprobe's own code, only the benchmarks whose names hold this
+    /// Only the benchmarks of memprobe's own code with this text in their names
     #[arg(long, value_name = "NAME")]
     filter: Option<String>,
 }
@@ -60,7 +60,7 @@ enum Part {
     Footprint,
     /// The run time of the program in the kernel, by depth of the Python stack
     Kernel,
-    /// What a snapshot of all tensors costs, by objects and modules
+    /// Cost of a snapshot of all tensors, by objects and modules
     Snapshot,
     /// Eight ranks at once that do hardly more than allocate
     Ranks,

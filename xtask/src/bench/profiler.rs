@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_fails_while_it_watches_is_told() {
+    fn a_program_that_fails_while_it_watches_is_an_error() {
         let attached = Attached::speaking(shell("echo ready; cat; exit 3")).unwrap();
         assert!(attached.detach().unwrap_err().to_string().contains('3'));
     }

@@ -103,12 +103,12 @@ pub fn measure(python: &Path, script: &Path, programs: &Programs) -> Result<Tabl
     for turn in 1..=TURNS {
         let mut alone = 0.0;
         for (at, watcher) in Watcher::ALL.into_iter().enumerate() {
-            let rush = Rush::prepare(python, script)?;
+            let ranks = RankRun::prepare(python, script)?;
             let run = match watcher {
-                Watcher::Nobody => rush.alone()?,
-                Watcher::RecordLines => rush.recorded(programs, "lines")?,
-                Watcher::Record => rush.recorded(programs, "tensors")?,
-                Watcher::Top => rush.under_top(programs, 2.0 * alone + LISTEN_ON)?,
+                Watcher::Nobody => ranks.alone()?,
+                Watcher::RecordLines => ranks.recorded(programs, "lines")?,
+                Watcher::Record => ranks.recorded(programs, "tensors")?,
+                Watcher::Top => ranks.under_top(programs, 2.0 * alone + LISTEN_ON)?,
             };
             if watcher == Watcher::Nobody {
                 alone = run.seconds();
@@ -181,7 +181,7 @@ fn row(watcher: Watcher, runs: &[Run], alone: &[Run]) -> Option<[String; 8]> {
 }
 
 /// Ranks ready to start, and the folder of files that control them.
-struct Rush {
+struct RankRun {
     folder: TempDir,
     /// Interpreter, script and arguments.
     ranks: Command,
@@ -194,7 +194,7 @@ struct Running {
     output: BufReader<ChildStdout>,
 }
 
-impl Rush {
+impl RankRun {
     fn prepare(python: &Path, script: &Path) -> Result<Self> {
         let folder = tempfile::tempdir().context("cannot make a folder for the ranks")?;
         let mut ranks = Command::new(python);
@@ -394,7 +394,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn losses_are_read_from_the_last_line_that_tells_them() {
+    fn losses_are_read_from_the_last_line_with_them() {
         let said = "memprobe: 00:00:01  5 events  1 KiB written  lost 0\n\
                     memprobe: 00:00:02  9 events  2 KiB written  lost 12,345 (target exited)\n\
                     memprobe: 8 recordings\n";

@@ -99,7 +99,7 @@ impl Target {
 
     /// Starts training at `rate` events per second; [`Self::paced`] waits for the end.
     pub fn pace(&mut self, rate: u32, seconds: u64) -> Result<()> {
-        self.tell(&format!("pace {rate} {seconds}"))
+        self.send(&format!("pace {rate} {seconds}"))
     }
 
     /// Waits for the end of the training that [`Self::pace`] started.
@@ -133,7 +133,7 @@ impl Target {
     }
 
     pub fn end(mut self) -> Result<()> {
-        self.tell("quit")?;
+        self.send("quit")?;
         let status = self.child.wait()?;
         if !status.success() {
             bail!("the training loop failed ({status})");
@@ -142,11 +142,11 @@ impl Target {
     }
 
     fn ask<T: DeserializeOwned>(&mut self, request: &str) -> Result<T> {
-        self.tell(request)?;
+        self.send(request)?;
         answer(&mut self.output)
     }
 
-    fn tell(&mut self, request: &str) -> Result<()> {
+    fn send(&mut self, request: &str) -> Result<()> {
         writeln!(self.input, "{request}").context("the training loop has ended")
     }
 }

@@ -109,7 +109,7 @@ pub enum Part {
     Gpu,
 }
 
-/// Where everything comes from and under which licence, for people.
+/// Returns the origin and licence of every download, as text.
 pub fn origins() -> String {
     let mut text = String::from(
         "Downloads into the cache (nothing is installed, nothing goes into the repository):\n\

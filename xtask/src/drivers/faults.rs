@@ -1,4 +1,4 @@
-//! What is not as it should be.
+//! Deviations from the expected results.
 
 use super::page::{order, present};
 use super::results::{FunctionResult, LibraryResult, Order, Results, UcxFunction, UcxResult};

@@ -50,10 +50,10 @@ pub fn version_of(libcuda: &Path) -> String {
 }
 
 /// A result without a trial.
-pub fn absent(why: &str, circumstances: Circumstances) -> GpuResult {
+pub fn absent(reason: &str, circumstances: Circumstances) -> GpuResult {
     GpuResult {
         circumstances,
-        absent: Some(why.to_owned()),
+        absent: Some(reason.to_owned()),
         driver: None,
         kinds: Vec::new(),
         refused: Vec::new(),

@@ -117,7 +117,7 @@ pub struct Recording {
     folder: TempDir,
 }
 
-/// How a recording ended.
+/// End of a recording.
 #[derive(Debug)]
 pub struct Recorded {
     pub status: ExitStatus,

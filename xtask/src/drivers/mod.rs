@@ -32,11 +32,11 @@ use trial::{Outcome, Subject, Tools};
 /// The driver beside which runtimes and UCX are tried: the newest.
 const NEWEST: usize = DRIVERS.len() - 1;
 
-/// What is wrong with a trial beside another `memprobe top`.
+/// Error of a trial during which another memprobe watched.
 const DISTURBED: &str =
     "another memprobe watched all processes meanwhile: end it, and try this again";
 
-/// Which libraries to try.
+/// Selection of libraries.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Only these versions of the driver or of libcudart, such as 550.163.01 or 12.4.127
@@ -52,7 +52,7 @@ pub struct Options {
     /// the result is only printed
     #[arg(long, value_name = "FILE")]
     libcuda: Option<PathBuf>,
-    /// Only say what is downloaded, from where and under which licence
+    /// Only list the downloads, with origin and licence
     #[arg(long)]
     list: bool,
     /// Only print the page that the repository has
@@ -158,7 +158,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What all trials of a run have in common.
+/// Common state of all trials of a run.
 struct Run {
     tools: Tools,
     circumstances: Circumstances,
@@ -293,9 +293,9 @@ impl Run {
         let outcome = self
             .try_library(&subject)
             .with_context(|| format!("libcudart {}", wheel.version))?;
-        let beside = Some(DRIVERS[NEWEST].version.to_owned());
+        let driver = Some(DRIVERS[NEWEST].version.to_owned());
         let package = format!("{} {}", wheel.package, wheel.version);
-        let result = self.library_result(wheel.version, package, beside, outcome);
+        let result = self.library_result(wheel.version, package, driver, outcome);
         println!(
             "  libcudart: {} ({:.0} s)",
             page::in_a_line(&result),
@@ -317,13 +317,13 @@ impl Run {
         &self,
         version: &str,
         package: String,
-        beside: Option<String>,
+        driver: Option<String>,
         outcome: Outcome,
     ) -> LibraryResult {
         LibraryResult {
             version: version.to_owned(),
             package,
-            beside,
+            driver,
             circumstances: self.circumstances.clone(),
             first_answer: outcome.first_answer,
             functions: outcome.functions,
@@ -353,10 +353,10 @@ impl Run {
     /// The system's own driver and the calls that succeed, where there is a GPU.
     fn try_gpu(&self, keep: &dyn Fn(Results) -> Result<()>) -> Result<()> {
         println!("\n== calls that succeed");
-        if let Some(why) = gpu::absence() {
-            println!("  {why}");
+        if let Some(reason) = gpu::absence() {
+            println!("  {reason}");
             return keep(Results {
-                gpu: Some(gpu::absent(why, self.circumstances.clone())),
+                gpu: Some(gpu::absent(reason, self.circumstances.clone())),
                 ..Results::default()
             });
         }
@@ -385,11 +385,11 @@ impl Run {
 
     /// The calls that succeed with a libcuda of the user's choice, and a libcudart beside it.
     fn print_success(&self, libcuda: &Path) -> Result<()> {
-        let beside = libcuda.parent().and_then(|folder| libcudart(folder).ok());
+        let runtime = libcuda.parent().and_then(|folder| libcudart(folder).ok());
         let result = gpu::try_success(
             &self.tools.memprobe,
             libcuda,
-            beside.as_deref(),
+            runtime.as_deref(),
             self.circumstances.clone(),
         )?;
         print!("{}", page::gpu(&result));

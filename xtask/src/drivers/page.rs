@@ -8,19 +8,22 @@ use super::results::{
     Circumstances, FunctionResult, GpuResult, LibraryResult, NvmlResult, Order, Results,
     UcxFunction, UcxResult,
 };
+use crate::markdown::wrapped;
 
 const INTRODUCTION: &str = "\
 # NVIDIA's own libraries
 
-Written by `cargo xtask drivers`, which downloads NVIDIA's user-space driver (libcuda, NVML; Debian's non-free packages), CUDA runtimes
-and UCX (wheels), and calls every function that memprobe probes under `memprobe record --detail full`. Nothing is disassembled: the class of a
-function's first instruction, which a uprobe replaces, is all that is read of its code.
+Written by `cargo xtask drivers`, which downloads NVIDIA's user-space driver (libcuda, NVML; Debian's non-free
+packages), CUDA runtimes and UCX (wheels), and calls every function that memprobe probes under `memprobe record --detail
+full`. Nothing is disassembled: the class of a function's first instruction, which a uprobe replaces, is all that is
+read of its code.
 
-There was no GPU unless the last section says so: every call fails at once. memprobe reports only calls that succeed, so the kernel is the
-witness: *fired once* means that memprobe's entry and return programs each ran once a call (run counts of BPF programs); *right* means that
-uprobes of our own at the same place saw the right six argument registers, the right result, and at the return the stack pointer of the entry
-plus 8, and that the function returned what it returns without probes. Cost is nanoseconds a call, best of 60 short loops, without and with memprobe;
-a call that succeeds costs more, as memprobe then sends a record.
+There was no GPU unless the last section says so: every call fails at once. memprobe reports only calls that succeed, so
+the kernel is the witness: *fired once* means that memprobe's entry and return programs each ran once a call (run counts
+of BPF programs); *right* means that uprobes of our own at the same place saw the right six argument registers, the
+right result, and at the return the stack pointer of the entry plus 8, and that the function returned what it returns
+without probes. Cost is nanoseconds a call, best of 60 short loops, without and with memprobe; a call that succeeds
+costs more, as memprobe then sends a record.
 ";
 
 /// The page.
@@ -51,7 +54,7 @@ pub fn render(results: &Results) -> String {
     for fault in faults {
         let _ = writeln!(page, "* {}", cell(&fault));
     }
-    page
+    wrapped(&page)
 }
 
 /// When, where and with which builds.
@@ -87,7 +90,7 @@ fn overview(libraries: &[LibraryResult]) -> String {
         let costs = |pick: &dyn Fn(&FunctionResult) -> Option<f64>| {
             range(probed().filter_map(|it| pick(it)))
         };
-        let package = match &library.beside {
+        let package = match &library.driver {
             Some(driver) => format!("{}, driver {driver}", library.package),
             None => library.package.clone(),
         };
@@ -224,10 +227,10 @@ fn ucx(results: &[UcxResult]) -> String {
     let version = results.last().map_or("", |it| it.ucx.as_str());
     let mut text = format!(
         "\n## UCX {version}\n\n\
-         UCX rewrites the first 5 bytes of functions of libcuda in its process to hear of calls. Functions that give memory back are called, \
-         as UCX reports those also where they fail. *heard*: functions whose every call UCX reported, while memprobe was there and after it \
-         had left; *fired once*: functions that memprobe's programs saw once a call; *said*: functions that memprobe says are rewritten; *left \
-         alone*: those of them that it does not probe.\n\n\
+         UCX rewrites the first 5 bytes of libcuda's functions in its process to see their calls. The functions called here free memory: UCX \
+         reports these calls even if they fail. *heard*: functions whose every call UCX reported, while memprobe was attached and after it had \
+         left; *fired once*: functions for which memprobe's programs ran once a call; *said*: rewritten functions, as memprobe reports them; *left \
+         alone*: rewritten functions without a probe.\n\n\
          | driver | order | UCX's answer | functions UCX rewrote | called (first instruction) | heard | probes | fired once | said | left \
          alone | process |\n|---|---|---:|---:|---|---:|---|---:|---:|---:|---|\n"
     );
@@ -322,9 +325,9 @@ fn nvml(results: &[NvmlResult]) -> String {
 
 /// The calls that succeed.
 pub fn gpu(result: &GpuResult) -> String {
-    if let Some(why) = &result.absent {
+    if let Some(reason) = &result.absent {
         return format!(
-            "{why}. Not seen: the results and sizes that memprobe reads after a call has succeeded, calls within calls (the runtime's into \
+            "{reason}. Not seen: the results and sizes that memprobe reads after a call has succeeded, calls within calls (the runtime's into \
              the driver), and the cost of a record.\n"
         );
     }
@@ -542,5 +545,13 @@ mod tests {
             recorded: 7,
         }];
         assert!(gpu(&result).contains("| device | 7 | 7 |"));
+    }
+
+    #[test]
+    fn the_committed_page_is_written_from_the_committed_results() {
+        let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let results = Results::read(&docs.join("drivers.json")).unwrap();
+        let committed = std::fs::read_to_string(docs.join("drivers.md")).unwrap();
+        assert_eq!(committed, render(&results));
     }
 }

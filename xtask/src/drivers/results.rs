@@ -45,7 +45,7 @@ pub struct LibraryResult {
     /// The package and the package's version.
     pub package: String,
     /// The libcuda beside which it was loaded, for a libcudart.
-    pub beside: Option<String>,
+    pub driver: Option<String>,
     pub circumstances: Circumstances,
     /// The answer of `cuInit(0)` or `cudaGetLastError()`.
     pub first_answer: Option<i32>,
@@ -73,7 +73,7 @@ pub struct FunctionResult {
     pub returned: Option<Returned>,
     /// Nanoseconds a call.
     pub cost: Option<Cost>,
-    /// How the process ended that called it.
+    /// End of the process that called it, if it died.
     pub died: Option<String>,
 }
 
@@ -86,7 +86,7 @@ pub struct Code {
     pub entry: String,
 }
 
-/// Where a probe sits.
+/// Place of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Bytes from the function's first instruction.
@@ -95,7 +95,7 @@ pub struct Place {
     pub emulated: bool,
 }
 
-/// How often memprobe's programs ran.
+/// Run counts of memprobe's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Runs {
     pub calls: u64,
@@ -145,18 +145,18 @@ pub struct UcxResult {
     pub ucx: String,
     pub order: Order,
     pub circumstances: Circumstances,
-    /// UCX's answer when it was told to listen: 0 for success.
+    /// UCX's answer to the request to listen: 0 for success.
     pub hook: Option<i32>,
     /// Number of functions of libcuda that UCX says it rewrote.
     pub rewritten: Option<u32>,
     pub functions: Vec<UcxFunction>,
     /// memprobe's lines on what was rewritten.
     pub memprobe_says: Vec<String>,
-    /// What went wrong with the whole: how the process ended, where it did not end as it should.
+    /// Unexpected end of the process.
     pub complaint: Option<String>,
 }
 
-/// Who was there first.
+/// Order of attaching.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
@@ -198,7 +198,7 @@ pub struct NvmlResult {
     pub exported: u64,
     /// The answer of `nvmlInit_v2()`: 9 is "driver not loaded".
     pub init: Option<i32>,
-    /// How `memprobe top --once` ended with this library.
+    /// Exit status of `memprobe top --once` with this library.
     pub top_status: String,
     /// Its first lines.
     pub top_says: Vec<String>,
@@ -434,7 +434,7 @@ pub mod samples {
         LibraryResult {
             version: version.to_owned(),
             package: "libcuda1 1".to_owned(),
-            beside: None,
+            driver: None,
             circumstances: Circumstances {
                 date: "2026-11-22".to_owned(),
                 kernel: "Linux 6.18.0".to_owned(),

@@ -20,7 +20,7 @@ const LOOP_NS: f64 = 1e6;
 const FEWEST: f64 = 20.0;
 const MOST: f64 = 20_000.0;
 
-/// What is tried.
+/// Library under trial.
 #[derive(Debug)]
 pub struct Subject<'a> {
     /// The library whose functions are called.

@@ -11,7 +11,7 @@ use super::memprobe::{Diagnosis, Recording};
 use super::results::{Order, Runs, UcxFunction, UcxResult};
 use super::trial::{Tools, count, is_driver_function};
 
-/// Functions whose calls UCX reports also where they fail: all that give memory back
+/// Functions that free memory; UCX reports their calls even if they fail
 /// (src/ucm/cuda/cudamem.c of UCX 1.22.0).
 const HEARD: [&str; 4] = [
     "cuMemFree_v2",

@@ -11,7 +11,7 @@ pub struct Kernel {
     /// Metapackage that depends on the suite's current kernel.
     pub package: &'static str,
     /// Reason for testing it.
-    pub why: &'static str,
+    pub reason: &'static str,
     /// Expected behaviour of memprobe.
     pub expected: Expected,
     /// Instructions that this kernel's verifier processed for the longest program, read from its
@@ -45,7 +45,7 @@ pub const KERNELS: [Kernel; 7] = [
         distribution: Distribution::Debian,
         suites: &["bullseye", "bullseye-security"],
         package: "linux-image-amd64",
-        why: "Debian 11; too old: no perf links for uprobes",
+        reason: "Debian 11; too old: no perf links for uprobes",
         expected: Expected::Refused,
         followed: None,
     },
@@ -54,7 +54,7 @@ pub const KERNELS: [Kernel; 7] = [
         distribution: Distribution::Ubuntu,
         suites: &["jammy"],
         package: "linux-image-generic",
-        why: "the oldest: Ubuntu 22.04 as it was released",
+        reason: "the oldest: Ubuntu 22.04 as it was released",
         expected: Expected::Works,
         followed: Some(174_586),
     },
@@ -63,7 +63,7 @@ pub const KERNELS: [Kernel; 7] = [
         distribution: Distribution::Ubuntu,
         suites: &["jammy", "jammy-updates", "jammy-security"],
         package: "linux-image-generic",
-        why: "Ubuntu 22.04 with its updates",
+        reason: "Ubuntu 22.04 with its updates",
         expected: Expected::Works,
         followed: Some(172_018),
     },
@@ -72,7 +72,7 @@ pub const KERNELS: [Kernel; 7] = [
         distribution: Distribution::Debian,
         suites: &["bookworm", "bookworm-security"],
         package: "linux-image-amd64",
-        why: "Debian 12",
+        reason: "Debian 12",
         expected: Expected::Works,
         followed: None,
     },
@@ -81,7 +81,7 @@ pub const KERNELS: [Kernel; 7] = [
         distribution: Distribution::Ubuntu,
         suites: &["noble", "noble-updates", "noble-security"],
         package: "linux-image-generic",
-        why: "Ubuntu 24.04",
+        reason: "Ubuntu 24.04",
         expected: Expected::Works,
         followed: None,
     },
@@ -90,7 +90,7 @@ pub const KERNELS: [Kernel; 7] = [
         distribution: Distribution::Debian,
         suites: &["trixie", "trixie-security"],
         package: "linux-image-amd64",
-        why: "Debian 13",
+        reason: "Debian 13",
         expected: Expected::Works,
         followed: None,
     },
@@ -99,7 +99,7 @@ pub const KERNELS: [Kernel; 7] = [
         distribution: Distribution::Debian,
         suites: &["sid"],
         package: "linux-image-amd64",
-        why: "the newest of Debian",
+        reason: "the newest of Debian",
         expected: Expected::Works,
         followed: None,
     },
@@ -114,15 +114,15 @@ pub struct Program {
     pub tests: &'static [&'static str],
     /// Kernels to run on, by expected behaviour.
     pub on: Expected,
-    /// Substrings of the tests in a brief run; `None` skips the program.
-    pub brief: Option<&'static [&'static str]>,
+    /// Substrings of the tests in a quick run; `None` skips the program.
+    pub quick: Option<&'static [&'static str]>,
 }
 
 /// Extent of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
     /// A few tests.
-    Brief,
+    Quick,
     /// All tests.
     Whole,
 }
@@ -134,14 +134,14 @@ pub const PROGRAMS: [Program; 6] = [
         name: "kernel",
         tests: &["too_old"],
         on: Expected::Refused,
-        brief: Some(&["too_old"]),
+        quick: Some(&["too_old"]),
     },
     Program {
         package: "memprobe-tests",
         name: "kernel",
         tests: &["verifier"],
         on: Expected::Works,
-        brief: Some(&["verifier"]),
+        quick: Some(&["verifier"]),
     },
     Program {
         package: "memprobe",
@@ -154,14 +154,14 @@ pub const PROGRAMS: [Program; 6] = [
             "forked",
         ],
         on: Expected::Works,
-        brief: None,
+        quick: None,
     },
     Program {
         package: "memprobe-tests",
         name: "exactness",
         tests: &["perceptron", "threads", "started"],
         on: Expected::Works,
-        brief: Some(&["perceptron"]),
+        quick: Some(&["perceptron"]),
     },
     Program {
         package: "memprobe-tests",
@@ -174,14 +174,14 @@ pub const PROGRAMS: [Program; 6] = [
             "exit_status",
         ],
         on: Expected::Works,
-        brief: Some(&["losses"]),
+        quick: Some(&["losses"]),
     },
     Program {
         package: "memprobe-tests",
         name: "mid_attach",
         tests: &[],
         on: Expected::Works,
-        brief: None,
+        quick: None,
     },
 ];
 
@@ -193,8 +193,8 @@ pub fn programs(extent: Extent, only: &[&str]) -> Vec<Program> {
         .filter(named)
         .filter_map(|program| match extent {
             Extent::Whole => Some(program),
-            Extent::Brief => Some(Program {
-                tests: program.brief?,
+            Extent::Quick => Some(Program {
+                tests: program.quick?,
                 ..program
             }),
         })
@@ -232,7 +232,7 @@ mod tests {
     fn every_expectation_has_a_program_that_tries_it_when_time_is_short() {
         for kernel in &KERNELS {
             let tried =
-                |program: &&Program| program.on == kernel.expected && program.brief.is_some();
+                |program: &&Program| program.on == kernel.expected && program.quick.is_some();
             assert!(PROGRAMS.iter().any(|program| tried(&program)), "{kernel:?}");
         }
     }

@@ -24,7 +24,7 @@ pub enum Accelerator {
     /// Hardware virtualization.
     Kvm,
     /// qemu's binary translation, with the reason why KVM is not used.
-    Tcg { why: String },
+    Tcg { reason: String },
 }
 
 impl Accelerator {
@@ -46,8 +46,8 @@ impl Accelerator {
 
     /// Boots a kernel under KVM as a trial; falls back to TCG.
     pub fn find(vmlinuz: &Path, folder: &Path) -> Result<Self> {
-        if let Some(why) = Self::without_kvm() {
-            return Ok(Self::Tcg { why });
+        if let Some(reason) = Self::without_kvm() {
+            return Ok(Self::Tcg { reason });
         }
         let console = folder.join("kvm-trial.log");
         fs::write(&console, "")?;
@@ -66,17 +66,17 @@ impl Accelerator {
             }
             if machine.0.try_wait()?.is_some() {
                 let mut words = BufReader::new(machine.0.stderr.take().context("piped")?).lines();
-                let why = words
+                let reason = words
                     .find_map(|line| line.ok()?.split_once("error: ").map(|at| at.1.to_owned()))
                     .unwrap_or_else(|| "qemu ended at once".to_owned());
                 return Ok(Self::Tcg {
-                    why: format!("KVM cannot run an ordinary kernel here ({why})"),
+                    reason: format!("KVM cannot run an ordinary kernel here ({reason})"),
                 });
             }
             if start.elapsed() > FIRST_WORD {
-                let why = "KVM does not get an ordinary kernel to its first word here";
+                let reason = "KVM does not get an ordinary kernel to its first word here";
                 return Ok(Self::Tcg {
-                    why: why.to_owned(),
+                    reason: reason.to_owned(),
                 });
             }
             thread::sleep(Duration::from_millis(100));
@@ -111,7 +111,7 @@ impl fmt::Display for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kvm => f.write_str("KVM"),
-            Self::Tcg { why } => write!(f, "qemu's translation, much slower than KVM: {why}"),
+            Self::Tcg { reason } => write!(f, "qemu's translation, much slower than KVM: {reason}"),
         }
     }
 }

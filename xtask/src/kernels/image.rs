@@ -110,9 +110,9 @@ impl Image {
 
 /// Returns the kernel of unpacked packages: `boot/vmlinuz-RELEASE`, or beside the modules.
 fn kernel_in(unpacked: &Path) -> Result<PathBuf> {
-    let beside = modules_in(unpacked)?.join("vmlinuz");
-    if beside.is_file() {
-        return Ok(beside);
+    let in_modules = modules_in(unpacked)?.join("vmlinuz");
+    if in_modules.is_file() {
+        return Ok(in_modules);
     }
     let boot = fs::read_dir(unpacked.join("boot")).context("the packages have no kernel")?;
     boot.filter_map(|entry| Some(entry.ok()?.path()))
@@ -148,11 +148,11 @@ fn keep_modules(unpacked: &Path, into: &Path) -> Result<Vec<String>> {
     let name = release.file_name().unwrap_or_default();
     process::answer(Command::new("depmod").arg("-b").arg(unpacked).arg(name))?;
     let dependencies = fs::read_to_string(release.join("modules.dep")).context("no modules.dep")?;
-    let mut kept = Vec::new();
+    let mut modules = Vec::new();
     for file in in_order(&dependencies, &DRIVERS) {
-        kept.push(uncompressed(&release.join(file), into)?);
+        modules.push(uncompressed(&release.join(file), into)?);
     }
-    Ok(kept)
+    Ok(modules)
 }
 
 /// Returns the files of these modules and their dependencies in load order. The text is a

@@ -26,7 +26,7 @@ use catalog::{Extent, KERNELS, Kernel, PROGRAMS, Program};
 use guest::{Accelerator, Guest};
 use image::{Freshness, Image};
 use report::Row;
-use script::Told;
+use script::GuestOutput;
 
 /// Time limit of a guest under KVM, in case it hangs.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -41,7 +41,7 @@ const NEEDED: [(&str, &str); 6] = [
     ("dpkg-deb", "dpkg"),
 ];
 
-/// Which kernels and tests.
+/// Selection of kernels and tests.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Only this kernel, by the name in the list; can be given again
@@ -51,8 +51,8 @@ pub struct Options {
     #[arg(long = "only", value_name = "PROGRAM", value_parser = known_program)]
     only: Vec<&'static str>,
     /// Only the few tests that the test command runs
-    #[arg(long)]
-    brief: bool,
+    #[arg(long, alias = "brief")]
+    quick: bool,
     /// Look for newer kernels than those in the cache
     #[arg(long)]
     update: bool,
@@ -78,7 +78,12 @@ fn known_program(name: &str) -> Result<&'static str, String> {
 pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     if options.list {
         for kernel in &KERNELS {
-            println!("{:<10} {:<16} {}", kernel.name, kernel.origin(), kernel.why);
+            println!(
+                "{:<10} {:<16} {}",
+                kernel.name,
+                kernel.origin(),
+                kernel.reason
+            );
         }
         return Ok(());
     }
@@ -90,32 +95,32 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         true => Freshness::Newest,
         false => Freshness::Cached,
     };
-    let extent = match options.brief {
-        true => Extent::Brief,
+    let extent = match options.quick {
+        true => Extent::Quick,
         false => Extent::Whole,
     };
     let programs = catalog::programs(extent, &options.only);
 
-    let workshop = Workshop::prepare(repository, &programs)?;
-    let images = fetch(&kernels, &workshop.cache, freshness)?;
-    let accelerator = Accelerator::find(&images[0].vmlinuz(), &workshop.cache)?;
+    let factory = GuestFactory::prepare(repository, &programs)?;
+    let images = fetch(&kernels, &factory.cache, freshness)?;
+    let accelerator = Accelerator::find(&images[0].vmlinuz(), &factory.cache)?;
     println!("guests are run by {accelerator}");
     let mut rows = Vec::new();
     for (kernel, image) in kernels.into_iter().zip(images) {
-        let row = workshop.try_kernel(kernel, &image, &accelerator, &programs)?;
+        let row = factory.try_kernel(kernel, &image, &accelerator, &programs)?;
         if options.only.is_empty() {
             report::keep(std::slice::from_ref(&row), &repository.root().join("docs"))?;
         }
         rows.push(row);
     }
     print!("\n{}", report::table(&rows));
-    workshop.judge(&rows)
+    factory.judge(&rows)
 }
 
 /// Returns why the test command skips the guest: too slow, or impossible here.
 fn obstacle() -> Option<String> {
-    if let Some(why) = Accelerator::without_kvm() {
-        return Some(format!("it takes long without KVM ({why})"));
+    if let Some(reason) = Accelerator::without_kvm() {
+        return Some(format!("it takes long without KVM ({reason})"));
     }
     if process::on_path("apt-get").is_none() {
         return Some("it comes by apt-get, which is not here".to_owned());
@@ -124,34 +129,34 @@ fn obstacle() -> Option<String> {
     gpu.then(|| "its guest needs PyTorch on simulated CUDA, and here is a GPU".to_owned())
 }
 
-/// True if [`run_brief`] will run anything.
-pub fn can_be_brief() -> bool {
+/// True if [`run_quick`] will run anything.
+pub fn can_be_quick() -> bool {
     obstacle().is_none()
 }
 
 /// Runs a few tests on the typical kernel, if KVM makes that quick.
-pub fn run_brief(repository: &Repository) -> Result<()> {
-    let skip = |why: &str| {
+pub fn run_quick(repository: &Repository) -> Result<()> {
+    let skip = |reason: &str| {
         println!(
-            "skipped: memprobe on another kernel: {why}; `cargo xtask kernels` tries them all"
+            "skipped: memprobe on another kernel: {reason}; `cargo xtask kernels` tries them all"
         );
     };
-    if let Some(why) = obstacle() {
-        skip(&why);
+    if let Some(reason) = obstacle() {
+        skip(&reason);
         return Ok(());
     }
-    let programs = catalog::programs(Extent::Brief, &[]);
-    let workshop = Workshop::prepare(repository, &programs)?;
+    let programs = catalog::programs(Extent::Quick, &[]);
+    let factory = GuestFactory::prepare(repository, &programs)?;
     let kernel = Kernel::named(catalog::TYPICAL).context("a kernel of the list")?;
-    let image = Image::fetch(kernel, &workshop.cache, Freshness::Cached)?;
-    let accelerator = Accelerator::find(&image.vmlinuz(), &workshop.cache)?;
-    if let Accelerator::Tcg { why } = &accelerator {
-        skip(&format!("it takes long without KVM ({why})"));
+    let image = Image::fetch(kernel, &factory.cache, Freshness::Cached)?;
+    let accelerator = Accelerator::find(&image.vmlinuz(), &factory.cache)?;
+    if let Accelerator::Tcg { reason } = &accelerator {
+        skip(&format!("it takes long without KVM ({reason})"));
         return Ok(());
     }
-    let rows = [workshop.try_kernel(kernel, &image, &accelerator, &programs)?];
+    let rows = [factory.try_kernel(kernel, &image, &accelerator, &programs)?];
     print!("\n{}", report::table(&rows));
-    workshop.judge(&rows)
+    factory.judge(&rows)
 }
 
 fn fetch(kernels: &[&'static Kernel], cache: &Path, freshness: Freshness) -> Result<Vec<Image>> {
@@ -167,7 +172,7 @@ fn fetch(kernels: &[&'static Kernel], cache: &Path, freshness: Freshness) -> Res
 }
 
 /// Everything that guests need except the kernel.
-struct Workshop {
+struct GuestFactory {
     /// Folder of kernels, disks and logs.
     cache: PathBuf,
     repository: PathBuf,
@@ -180,7 +185,7 @@ struct Workshop {
     _turn: File,
 }
 
-impl Workshop {
+impl GuestFactory {
     fn prepare(repository: &Repository, programs: &[Program]) -> Result<Self> {
         install_needed()?;
         let cache = cache_folder()?.join("kernels");
@@ -229,7 +234,7 @@ impl Workshop {
         accelerator: &Accelerator,
         programs: &[Program],
     ) -> Result<Row> {
-        println!("\n== {}: {}", kernel.name, kernel.why);
+        println!("\n== {}: {}", kernel.name, kernel.reason);
         let programs: Vec<Program> = programs
             .iter()
             .filter(|program| program.on == kernel.expected)
@@ -267,27 +272,30 @@ impl Workshop {
             }
         });
         let took = start.elapsed();
-        let (told, mut complaints) = match printed {
-            Ok(lines) => (Told::read(&lines), Vec::new()),
+        let (output, mut complaints) = match printed {
+            Ok(lines) => (GuestOutput::read(&lines), Vec::new()),
             Err(error) => {
                 eprintln!("{error:#}");
-                (Told::default(), vec!["the guest did not end".to_owned()])
+                (
+                    GuestOutput::default(),
+                    vec!["the guest did not end".to_owned()],
+                )
             }
         };
-        complaints.extend(told.programs.iter().filter_map(script::Ran::complaint));
-        if complaints.is_empty() && (!told.over || told.programs.len() != programs.len()) {
+        complaints.extend(output.programs.iter().filter_map(script::Ran::complaint));
+        if complaints.is_empty() && (!output.over || output.programs.len() != programs.len()) {
             complaints.push("the guest ended early".to_owned());
             eprintln!("{}", guest.last_words());
         }
         for complaint in &complaints {
             println!("  {complaint}: see {}", log("tests").display());
         }
-        println!("  {} in {} s", told.release, took.as_secs());
+        println!("  {} in {} s", output.release, took.as_secs());
         let day = process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
         Ok(Row {
             by: accelerator.name().to_owned(),
             date: day,
-            ..Row::of(kernel, &image.version, &told, complaints)
+            ..Row::of(kernel, &image.version, &output, complaints)
         })
     }
 }

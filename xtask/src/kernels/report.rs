@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::catalog::{Expected, KERNELS, Kernel};
-use super::script::Told;
+use super::script::GuestOutput;
+use crate::markdown::wrapped;
 
 /// Result of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,8 +41,13 @@ pub struct Row {
 
 impl Row {
     /// Builds a row from a guest's output.
-    pub fn of(kernel: &Kernel, version: &str, told: &Told, complaints: Vec<String>) -> Self {
-        let mut tests: Vec<String> = told
+    pub fn of(
+        kernel: &Kernel,
+        version: &str,
+        output: &GuestOutput,
+        complaints: Vec<String>,
+    ) -> Self {
+        let mut tests: Vec<String> = output
             .programs
             .iter()
             .flat_map(|ran| ran.tests.clone())
@@ -49,18 +55,18 @@ impl Row {
         tests.sort_unstable();
         Self {
             kernel: kernel.name.to_owned(),
-            release: told.release.clone(),
+            release: output.release.clone(),
             version: version.to_owned(),
             complaints,
-            programs: told.programs.iter().find_map(|ran| ran.programs.clone()),
-            followed: told
+            programs: output.programs.iter().find_map(|ran| ran.programs.clone()),
+            followed: output
                 .programs
                 .iter()
                 .find_map(|ran| ran.followed)
                 .or(kernel.followed),
             tests,
-            events: told.programs.iter().map(|ran| ran.events).sum(),
-            stacks: told.programs.iter().map(|ran| ran.stacks).sum(),
+            events: output.programs.iter().map(|ran| ran.events).sum(),
+            stacks: output.programs.iter().map(|ran| ran.stacks).sum(),
             by: String::new(),
             date: String::new(),
         }
@@ -81,7 +87,7 @@ impl Row {
         let compared = format!("{} events, {} stacks", self.events, self.stacks);
         [
             or_nothing(Some(self.release.clone()).filter(|release| !release.is_empty())),
-            format!("{}: {}", kernel.origin(), kernel.why),
+            format!("{}: {}", kernel.origin(), kernel.reason),
             self.version.clone(),
             result,
             or_nothing(self.programs.clone()),
@@ -124,13 +130,13 @@ pub fn table(rows: &[Row]) -> String {
 pub fn keep(rows: &[Row], folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let data = folder.join("kernels.json");
-    let kept: Vec<Row> = match fs::read(&data) {
+    let earlier: Vec<Row> = match fs::read(&data) {
         Ok(bytes) => serde_json::from_slice(&bytes)
             .with_context(|| format!("{} cannot be read", data.display()))?,
         Err(_) => Vec::new(),
     };
     let mut all: BTreeMap<String, Row> = BTreeMap::new();
-    for row in kept.iter().chain(rows) {
+    for row in earlier.iter().chain(rows) {
         all.insert(row.kernel.clone(), row.clone());
     }
     let all: Vec<Row> = KERNELS
@@ -152,17 +158,18 @@ fn page(rows: &[Row]) -> String {
         .iter()
         .map(|(test, kernels)| format!("* {} ({kernels})\n", test.replace('_', " ")))
         .collect();
-    format!(
+    wrapped(&format!(
         "# Kernels\n\n\
-         What memprobe does on the kernels of distributions, each booted in a virtual machine with unmodified PyTorch on simulated CUDA.\n\
-         `cargo xtask kernels` tries them and writes this page; [catalog.rs](../xtask/src/kernels/catalog.rs) has the kernels and the tests.\n\
+         Results of memprobe on the kernels of distributions, each booted in a virtual machine with unmodified\n\
+         PyTorch on simulated CUDA. `cargo xtask kernels` writes this page;\n\
+         [catalog.rs](../xtask/src/kernels/catalog.rs) lists the kernels and the tests.\n\n\
          Loading takes longer under \"qemu\", which translates the guest's code, than under KVM.\n\
-         \"Instructions followed\" are those of the longest program, as `memprobe doctor` has it; a verifier gives up at 1,000,000.\n\
-         Linux 5.15 does not tell: there they are from the verifier's log (BPF_LOG_STATS).\n\n\
+         \"Instructions followed\" counts those of the longest program, as `memprobe doctor` shows; a verifier gives up at\n\
+         1,000,000. Linux 5.15 does not report the number: there it is from the verifier's log (BPF_LOG_STATS).\n\n\
          {}\n\
          The tests that passed, all of the suite that CI runs on its own kernel too, with the number of kernels:\n\n{tests}",
         table(rows)
-    )
+    ))
 }
 
 #[cfg(test)]
@@ -171,7 +178,7 @@ mod tests {
     use super::*;
 
     fn row(kernel: &Kernel, complaints: &[&str]) -> Row {
-        let told = Told {
+        let output = GuestOutput {
             release: "6.1.0-9-amd64".to_owned(),
             programs: vec![Ran {
                 tests: vec!["every_event_agrees".to_owned()],
@@ -182,7 +189,7 @@ mod tests {
             over: true,
         };
         let complaints = complaints.iter().map(|&it| it.to_owned()).collect();
-        Row::of(kernel, "6.1.9-1", &told, complaints)
+        Row::of(kernel, "6.1.9-1", &output, complaints)
     }
 
     #[test]
@@ -214,5 +221,15 @@ mod tests {
         assert!(!page.contains("bad"), "{page}");
         assert_eq!(page.matches("6.1.9-1").count(), 2, "{page}");
         assert!(page.contains("* every event agrees (2)"), "{page}");
+    }
+
+    #[test]
+    fn the_committed_page_is_written_from_the_committed_rows() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let rows: Vec<Row> =
+            serde_json::from_slice(&fs::read(docs.join("kernels.json")).unwrap()).unwrap();
+        let committed = fs::read_to_string(docs.join("kernels.md")).unwrap();
+        // A note may follow what was written.
+        assert!(committed.starts_with(&page(&rows)));
     }
 }

@@ -40,7 +40,7 @@ pub fn script(
 
 /// Parsed output of a guest.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct GuestOutput {
     /// Output of `uname -r`.
     pub release: String,
     /// Results of the programs.
@@ -70,25 +70,25 @@ pub struct Ran {
     pub tests: Vec<String>,
 }
 
-impl Told {
+impl GuestOutput {
     /// Parses a guest's output.
     pub fn read(lines: &[String]) -> Self {
-        let mut told = Self::default();
+        let mut output = Self::default();
         for line in lines {
             if let Some(release) = line.strip_prefix("@kernel ") {
-                told.release = release.to_owned();
+                output.release = release.to_owned();
             } else if let Some(name) = line.strip_prefix("@start ") {
-                told.programs.push(Ran {
+                output.programs.push(Ran {
                     name: name.to_owned(),
                     ..Ran::default()
                 });
             } else if line == "@over" {
-                told.over = true;
-            } else if let Some(program) = told.programs.last_mut() {
+                output.over = true;
+            } else if let Some(program) = output.programs.last_mut() {
                 program.read(line);
             }
         }
-        told
+        output
     }
 }
 
@@ -125,7 +125,10 @@ impl Ran {
             None => Some(format!("{name} did not end")),
             Some(_) if self.failed > 0 => Some(format!("{} tests of {name} failed", self.failed)),
             Some(0) if self.passed == 0 => Some(format!("{name} ran no test")),
-            Some(0) => self.skipped.first().map(|why| format!("{name} {why}")),
+            Some(0) => self
+                .skipped
+                .first()
+                .map(|reason| format!("{name} {reason}")),
             Some(status) => Some(format!("{name} ended with status {status}")),
         }
     }
@@ -152,9 +155,9 @@ fn number_before(line: &str, word: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn told(text: &str) -> Told {
+    fn output(text: &str) -> GuestOutput {
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        Told::read(&lines)
+        GuestOutput::read(&lines)
     }
 
     const GOOD: &str = "\
@@ -172,10 +175,10 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out; fini
 
     #[test]
     fn what_a_guest_says_is_counted() {
-        let told = told(GOOD);
-        assert_eq!(told.release, "6.1.0-56-amd64");
-        assert!(told.over);
-        let ran = &told.programs[0];
+        let output = output(GOOD);
+        assert_eq!(output.release, "6.1.0-56-amd64");
+        assert!(output.over);
+        let ran = &output.programs[0];
         assert_eq!((ran.passed, ran.events, ran.stacks), (2, 4100, 1550));
         assert_eq!(ran.tests, ["every_event"]);
         assert_eq!(ran.programs.as_deref(), Some("18 programs load in 1.0 s"));
@@ -185,7 +188,7 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out; fini
 
     #[test]
     fn a_failed_test_a_crash_and_a_test_that_did_nothing_are_complaints() {
-        let bad = |from: &str, to: &str| told(&GOOD.replace(from, to)).programs[0].complaint();
+        let bad = |from: &str, to: &str| output(&GOOD.replace(from, to)).programs[0].complaint();
         assert_eq!(
             bad("2 passed; 0 failed", "1 passed; 1 failed").as_deref(),
             Some("1 tests of exactness failed")

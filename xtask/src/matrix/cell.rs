@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_told_without_its_trace() {
+    fn a_panic_is_shown_without_its_trace() {
         let said =
             reason("noise\nthread 'main' panicked at a.rs:1:2:\nwrong\nstack backtrace:\n 0: x");
         assert_eq!(said, "panicked at a.rs:1:2:\nwrong");

@@ -15,18 +15,20 @@ use tempfile::TempDir;
 
 use crate::process;
 use crate::python;
-use crate::pytorch::{self, Gpus, Interpreter, PythonVersion, RELEASES, Release, Request, Shelf};
+use crate::pytorch::{
+    self, Gpus, Interpreter, Lifetime, PythonVersion, RELEASES, Release, Request,
+};
 use crate::repository::{Repository, cache_folder};
 use cell::{Cell, Outcome};
 use store::Store;
 
 /// Disk space for setting up one environment: the wheel and its unpacked files.
-const ROOM_BYTES: u64 = 5_000_000_000;
+const NEEDED_BYTES: u64 = 5_000_000_000;
 
 /// Program that runs one cell.
 const CELL_PROGRAM: &str = "memprobe-matrix-cell";
 
-/// What of the matrix to try.
+/// Selection of cells.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Only these Pythons: versions such as 3.11, or paths of interpreters
@@ -155,13 +157,13 @@ fn try_pair(
         interpreter: pair.interpreter.clone(),
         torch: pair.release.torch.to_owned(),
         gpus: Gpus::Simulated,
-        shelf: if keep || is_tested(pair) {
-            Shelf::Kept
+        lifetime: if keep || is_tested(pair) {
+            Lifetime::Permanent
         } else {
-            Shelf::Passing
+            Lifetime::Temporary
         },
     };
-    check_room()?;
+    check_free_space()?;
     let environment = match pytorch::set_up(&request) {
         Ok(environment) => environment,
         Err(error) => {
@@ -183,7 +185,7 @@ fn try_pair(
         );
         done(run.cell(pair, name, &environment.python_version, outcome))?;
     }
-    if request.shelf == Shelf::Passing {
+    if request.lifetime == Lifetime::Temporary {
         pytorch::discard()?;
     }
     Ok(())
@@ -315,18 +317,18 @@ fn copy(program: &Path, folder: &TempDir) -> Result<PathBuf> {
 }
 
 /// Checks free disk space first; otherwise pip fails with an obscure error on a full disk.
-fn check_room() -> Result<()> {
+fn check_free_space() -> Result<()> {
     let cache = cache_folder()?;
     fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
     let disk = rustix::fs::statvfs(&cache)?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    if free < ROOM_BYTES {
+    if free < NEEDED_BYTES {
         bail!(
             "{:.1} GB are free for {}, and setting up a PyTorch needs {:.0} GB: make room, or set \
              MEMPROBE_CACHE to a folder on another disk, and run this again",
             free as f64 / 1e9,
             cache.display(),
-            ROOM_BYTES as f64 / 1e9
+            NEEDED_BYTES as f64 / 1e9
         );
     }
     Ok(())

@@ -4,23 +4,26 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::cell::{Cell, Outcome};
+use crate::markdown::wrapped;
 
 const INTRODUCTION: &str = "\
 # What memprobe was tried on
 
-Written by `cargo xtask matrix`. Each cell is a real training script on an unmodified PyTorch wheel from PyPI, on simulated GPUs, recorded
-by memprobe from its first allocation to its end and compared with the history that PyTorch itself kept inside the process: every event's
-action, address, order and device, the size, each stack frame by frame (file, line, function), and the allocator's totals
-(allocated, reserved) at every checkpoint and at the end. Events of autograd's threads have no Python stack in PyTorch's history; memprobe
-must lead them back to the line that called `backward()`. Nothing may be lost.
+Written by `cargo xtask matrix`. Each cell is a real training script on an unmodified PyTorch wheel from PyPI, on
+simulated GPUs, recorded by memprobe from its first allocation to its end and compared with the history that PyTorch
+itself kept inside the process: every event's action, address, order and device, the size, each stack frame by frame
+(file, line, function), and the allocator's totals (allocated, reserved) at every checkpoint and at the end. Events of
+autograd's threads have no Python stack in PyTorch's history; memprobe must lead them back to the line that called
+`backward()`. Nothing may be lost.
 
-*late attach*: memprobe comes ten times while a script is under way. The blocks that it finds in the allocator's tables must be those that are
-live by PyTorch's own history, or by its own snapshot where threads on two devices and several streams move memory meanwhile; with them each
-event's totals must be the allocator's own, and every event after that is compared as above.
+*late attach*: memprobe comes ten times while a script is under way. The blocks that it finds in the allocator's tables
+must be those that are live by PyTorch's own history, or by its own snapshot where threads on two devices and several
+streams move memory meanwhile; with them each event's totals must be the allocator's own, and every event after that is
+compared as above.
 
-A number is how many events were compared and found exact. *refused* means that memprobe said it cannot, in words; a cell that is
-neither is a fault. PyTorch 2.0 keeps no times and no addresses of the blocks that are left (they follow from their segments); before
-2.3 autograd's threads have no names of their own. All else is compared on every release.
+A number is how many events were compared and found exact. *refused* means that memprobe said it cannot, in words; a
+cell that is neither is a fault. PyTorch 2.0 keeps no times and no addresses of the blocks that are left (they follow
+from their segments); before 2.3 autograd's threads have no names of their own. All else is compared on every release.
 ";
 
 pub fn render(cells: &[Cell]) -> String {
@@ -69,7 +72,7 @@ pub fn render(cells: &[Cell]) -> String {
     for (at, note) in notes.iter().enumerate() {
         line(format!("\n{}. {}", at + 1, note.replace('\n', " ")));
     }
-    page
+    wrapped(&page)
 }
 
 /// Groups the cells of each pair.
@@ -160,5 +163,14 @@ mod tests {
              | 2.6.0 | 3.13 | *refused* (1) | *refused* (1) | 2026-11-21 |\n\n\
              1. memprobe: Python 3.13 is not known\n"
         );
+    }
+
+    #[test]
+    fn the_committed_page_is_written_from_the_committed_cells() {
+        let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let cells = std::fs::read(docs.join("matrix.json")).unwrap();
+        let cells: Vec<Cell> = serde_json::from_slice(&cells).unwrap();
+        let committed = std::fs::read_to_string(docs.join("matrix.md")).unwrap();
+        assert_eq!(committed, render(&cells));
     }
 }

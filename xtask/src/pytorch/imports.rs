@@ -1,4 +1,4 @@
-//! What PyTorch's shared libraries import of NVIDIA's, read from the installed wheel.
+//! Imports of PyTorch's shared libraries from NVIDIA's, read from the installed wheel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -30,7 +30,7 @@ const NVIDIA: [&str; 17] = [
     "nvshmem_host",
 ];
 
-/// Whose a symbol without a version is, by how it begins; the first that fits counts.
+/// Libraries of symbols without a version, by prefix; the first match counts.
 const PREFIXES: [(&str, &str); 6] = [
     ("cuFile", "cufile"),
     ("cusparseLt", "cusparseLt"),
@@ -54,11 +54,11 @@ pub struct ImportedLibrary {
 pub struct Imports {
     /// The libraries by file name.
     pub libraries: BTreeMap<String, ImportedLibrary>,
-    /// Where the loader looks for them (`DT_RPATH` of libc10_cuda.so), made absolute.
+    /// The loader's search path (`DT_RPATH` of libc10_cuda.so), made absolute.
     pub search_path: Vec<PathBuf>,
 }
 
-/// What one shared library says of its own imports.
+/// Imports of one shared library.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Linkage {
     needed: Vec<String>,
@@ -145,7 +145,7 @@ fn is_nvidia(file: &str) -> bool {
     base_name(file).is_some_and(|base| NVIDIA.contains(&base))
 }
 
-/// Which of the linked libraries is to define a symbol. NVIDIA names the version node after the
+/// Returns the linked library that defines a symbol. NVIDIA names the version node after the
 /// file; nvshmem has its own, and some libraries have none.
 fn owner(function: &str, version: Option<&str>, linked: &[&String]) -> Option<String> {
     let base = match version {

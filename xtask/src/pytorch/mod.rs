@@ -32,7 +32,7 @@ pub struct Request {
     pub torch: String,
     pub gpus: Gpus,
     /// Lifetime of the environment.
-    pub shelf: Shelf,
+    pub lifetime: Lifetime,
 }
 
 impl Request {
@@ -42,7 +42,7 @@ impl Request {
             interpreter,
             torch: torch.to_owned(),
             gpus: Gpus::OfThisMachine,
-            shelf: Shelf::Kept,
+            lifetime: Lifetime::Permanent,
         }
     }
 }
@@ -58,18 +58,18 @@ pub enum Gpus {
 
 /// Lifetime of an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shelf {
+pub enum Lifetime {
     /// Until someone deletes it.
-    Kept,
+    Permanent,
     /// Only this run; the requester removes it ([`discard`]).
-    Passing,
+    Temporary,
 }
 
-impl Shelf {
+impl Lifetime {
     fn folder(self) -> Result<PathBuf> {
         let name = match self {
-            Self::Kept => "pytorch",
-            Self::Passing => "pytorch-passing",
+            Self::Permanent => "pytorch",
+            Self::Temporary => "pytorch-passing",
         };
         Ok(repository::cache_folder()?.join(name))
     }
@@ -110,7 +110,7 @@ pub fn set_up(request: &Request) -> Result<Environment> {
         Gpus::OfThisMachine => present_cuda(),
         Gpus::Simulated => Cuda::Simulated,
     };
-    let cache = request.shelf.folder()?;
+    let cache = request.lifetime.folder()?;
     fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
 
     let folder = cache.join(folder_name(request, cuda)?);
@@ -121,7 +121,7 @@ pub fn set_up(request: &Request) -> Result<Environment> {
         Some(venv) => venv,
         None => create(&folder, request, cuda)?,
     };
-    if request.torch == DEFAULT_TORCH && request.shelf == Shelf::Kept {
+    if request.torch == DEFAULT_TORCH && request.lifetime == Lifetime::Permanent {
         venv.add_what_compiling_needs()?;
     }
     let cuda_libraries = match cuda {
@@ -147,7 +147,7 @@ pub fn set_up(request: &Request) -> Result<Environment> {
 ///
 /// If their folder cannot be removed.
 pub fn discard() -> Result<()> {
-    let folder = Shelf::Passing.folder()?;
+    let folder = Lifetime::Temporary.folder()?;
     match fs::remove_dir_all(&folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", folder.display()))
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn fingerprints_tell_parts_apart() {
+    fn fingerprints_separate_parts() {
         let one = fingerprint([b"ab".as_slice(), b"c"]);
         let other = fingerprint([b"a".as_slice(), b"bc"]);
         assert_ne!(one, other);

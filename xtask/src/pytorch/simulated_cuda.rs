@@ -96,7 +96,7 @@ pub fn install(venv: &Venv) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// What the libraries in a folder were built from, if they are whole.
+/// Returns the fingerprint of the sources of a folder's libraries, if they are complete.
 pub fn installed_build(folder: &Path) -> Option<String> {
     fs::read_to_string(folder.join(STAMP)).ok()
 }

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use super::imports::{ImportedLibrary, base_name};
 
-/// What a generated function returns. Those of a library whose results PyTorch uses without
-/// further ado succeed; the others fail with the library's own "not supported", since a success
-/// that fills in no result would leave PyTorch with garbage.
+/// Returns the result of a generated function. Functions of a library whose results PyTorch uses
+/// unchecked succeed. The others fail with the library's own "not supported": a success without a
+/// result would leave PyTorch with garbage.
 fn result_of(base: &str) -> u32 {
     match base {
         "cublas" | "cublasLt" | "cudnn" | "cupti" | "nccl" | "nvrtc" => 0,

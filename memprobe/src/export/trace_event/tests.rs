@@ -24,7 +24,7 @@ fn check_format(file: &[u8]) {
         let phase = text("ph").expect("every record has a phase");
         let name = text("name").expect("every record has a name");
         // Blocks found at attach have no known thread.
-        let has_thread = record["tid"].is_u64() || record["args"]["held"] == true;
+        let has_thread = record["tid"].is_u64() || record["args"]["live_at_attach"] == true;
         assert!(record["pid"].is_u64() && has_thread, "{record}");
         assert!(record["args"].is_object(), "{record}");
         if phase == "M" {

@@ -127,11 +127,11 @@ impl PhaseRule {
             Self::FunctionInForward => {
                 "a forward function without grad within a pass that has it: a torch.autograd.Function"
             }
-            Self::ModuleOnly => "a module was called; whether grad was enabled is not known",
+            Self::ModuleOnly => "a module was called; grad mode unknown",
             Self::AfterModule => "after a module's call and before the backward pass",
-            Self::NothingTells => "nothing on the stack tells",
+            Self::NothingTells => "no rule matches the stack",
             Self::NoStack => "there is no Python stack",
-            Self::Unreadable => "not all of the stack could be read",
+            Self::Unreadable => "the stack could not be read completely",
         }
     }
 

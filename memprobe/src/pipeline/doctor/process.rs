@@ -240,7 +240,7 @@ impl Process {
             .all(|probe| has_tracepoints(probe.function))
         {
             let words =
-                "the tracepoints of PyTorch's caching allocator, which tell what was asked for";
+                "the tracepoints of PyTorch's caching allocator, which report requested bytes";
             return Finding::ok("layer", words).with("layer", "tracepoints");
         }
         for (api, layer, words) in [
@@ -278,7 +278,7 @@ fn gone(tgid: Tgid, error: &io::Error) -> Finding {
 fn unreadable(check: &'static str, tgid: Tgid, error: &io::Error) -> Finding {
     Finding::fail(
         check,
-        format!("process {} may not be looked at: {error}", tgid.0),
+        format!("process {} may not be read: {error}", tgid.0),
         "Run memprobe with sudo; in a container, give it CAP_SYS_PTRACE too.",
     )
 }
@@ -307,7 +307,7 @@ fn identity(tgid: Tgid, status: &Status) -> Finding {
         ),
         Some('T' | 't') => Finding::note(
             "process",
-            format!("{text}: it is stopped, and nothing will be seen until it goes on"),
+            format!("{text}: it is stopped, and memprobe sees nothing until it continues"),
         ),
         _ => Finding::ok("process", text),
     };
@@ -399,10 +399,9 @@ fn told_of(python: &PythonProcess) -> Finding {
 fn without_python(maps: &Maps) -> Finding {
     let text = match maps.library("libc10.so") {
         Some(_) => {
-            "it runs no Python: blocks of PyTorch's allocator are told without a line, what others ask of CUDA \
-             with its native stack"
+            "it runs no Python: blocks of PyTorch's allocator have no line, other CUDA memory has its native stack"
         }
-        None => "it runs no Python: what it asks of CUDA is told with its native stack",
+        None => "it runs no Python: its CUDA memory has its native stack",
     };
     Finding::note("python", text)
         .with("version", None::<&str>)

@@ -139,8 +139,8 @@ impl Page {
             (0, None) => {
                 "memprobe can work here; `memprobe doctor --pid PID` looks at a process".to_owned()
             }
-            (1, _) => "one thing stands in the way".to_owned(),
-            (failed, _) => format!("{failed} things stand in the way"),
+            (1, _) => "one problem is in the way".to_owned(),
+            (failed, _) => format!("{failed} problems are in the way"),
         };
         self.text.push('\n');
         let code = if failed == 0 { "1;32" } else { "1;31" };

@@ -89,7 +89,10 @@ fn of_programs(loader: &Loader, took: Duration) -> Finding {
 /// Finding on the reporting of modules.
 fn of_modules(modules: Modules) -> Finding {
     let finding = match modules.missing() {
-        None => Finding::ok("modules", "the programs tell which module asked for memory"),
+        None => Finding::ok(
+            "modules",
+            "the programs record which module allocated memory",
+        ),
         Some(missing) => Finding::warn(
             "modules",
             missing,

@@ -42,7 +42,7 @@ impl Eyes {
             Ok(session) => Some(session),
             Err(error) => {
                 progress.say(&format!(
-                    "blocks will have no allocating line, because nothing can be probed: {error:#}"
+                    "blocks will have no line, because nothing can be probed: {error:#}"
                 ));
                 None
             }
@@ -98,7 +98,7 @@ impl Eyes {
                 }
                 HostItem::Refused(error) => {
                     *is_ready = true;
-                    progress.say(&format!("blocks will have no allocating line: {error}"));
+                    progress.say(&format!("blocks will have no line: {error}"));
                 }
                 HostItem::Waiting(what) => progress.say_once(&what),
                 HostItem::Notice(notice) => progress.say_once(&notice),

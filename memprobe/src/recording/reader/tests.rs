@@ -111,7 +111,7 @@ fn a_purpose_that_makes_no_sense_is_damage() {
         assert!(file.contains(from), "{file}");
         error(file.replacen(from, to, 1).as_bytes())
     };
-    let nowhere = r#""inferred":{"use":"cuBLAS workspace","#;
+    let nowhere = r#""inferred":{"purpose":"cuBLAS workspace","#;
     assert!(edited(&format!(r#""tensor":false,{nowhere}"#), nowhere).contains("`inferred`"));
     assert!(edited(r#","library":"libtorch_cuda.so""#, "").contains("missing field `library`"));
     let long = "a".repeat(crate::recording::MAX_PURPOSE + 1);
@@ -186,14 +186,14 @@ fn another_kind_of_file_is_refused() {
 
 #[test]
 fn a_recording_of_a_later_memprobe_asks_for_an_update() {
-    let file = edited("\"format\":4", "\"format\":5");
-    assert!(error(&file).contains("(format 5, this one reads up to 4): update memprobe"));
+    let file = edited("\"format\":5", "\"format\":6");
+    assert!(error(&file).contains("(format 6, this one reads up to 5): update memprobe"));
 }
 
 #[test]
 fn a_recording_of_an_earlier_memprobe_is_read() {
-    for earlier in ["\"format\":1", "\"format\":2", "\"format\":3"] {
-        let (events, error, _) = read(&edited("\"format\":4", earlier));
+    for earlier in [1, 2, 3, 4] {
+        let (events, error, _) = read(&edited("\"format\":5", &format!("\"format\":{earlier}")));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(events, story());
     }

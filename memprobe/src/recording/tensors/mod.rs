@@ -22,7 +22,7 @@ use crate::tensors::TensorSnapshot;
 use record::SnapshotRecord;
 
 /// Format version.
-pub const TENSOR_FORMAT: u32 = 1;
+pub const TENSOR_FORMAT: u32 = 2;
 
 /// Largest file read, in bytes; enough for some millions of tensors.
 pub const MAX_BYTES: u64 = 2 << 30;

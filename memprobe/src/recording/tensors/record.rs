@@ -124,8 +124,8 @@ struct StorageRecord<'a> {
     bytes: u64,
     #[serde(borrow)]
     device: Cow<'a, str>,
-    #[serde(borrow, default)]
-    kept: Option<KeptRecord<'a>>,
+    #[serde(borrow, default, alias = "kept")]
+    retained_by: Option<KeptRecord<'a>>,
 }
 
 #[derive(Deserialize)]
@@ -223,7 +223,7 @@ impl TotalsRecord<'_> {
 impl StorageRecord<'_> {
     fn into_storage(self) -> Result<Storage, String> {
         let kept = self
-            .kept
+            .retained_by
             .map(|kept| kept.read(|text| text.into()))
             .transpose()?;
         Ok(Storage {

@@ -32,7 +32,9 @@ fn bytes_that_tensors_and_blocks_hold_come_to_what_the_allocator_says() {
     let text = written(&training());
     let document: serde_json::Value = serde_json::from_slice(&text).unwrap();
     let held = document["tensors"].as_array().unwrap().iter();
-    let held: u64 = held.map(|tensor| tensor["holds"].as_u64().unwrap()).sum();
+    let held: u64 = held
+        .map(|tensor| tensor["allocated"].as_u64().unwrap())
+        .sum();
     // Host storages are not part of the allocator's total.
     let host = 16 << 20;
     assert_eq!(

@@ -120,11 +120,11 @@ fn whether_it_fits_stands_below_the_totals() {
     };
     let whole = with(Fit::Whole);
     assert!(
-        whole.contains("fits into 1.50 GiB: 316.00 MiB are left"),
+        whole.contains("fits into 1.50 GiB: 316.00 MiB remain"),
         "{whole}"
     );
     let slow = with(Fit::WithoutCache { flushes: 2 });
-    assert!(slow.contains("asked for anew (2 times)"), "{slow}");
+    assert!(slow.contains("allocating it again (2 times)"), "{slow}");
     let not = with(Fit::Not {
         requested: Bytes(40 * MIB),
         site: estimate().peak_at,

@@ -53,7 +53,7 @@ fn heading(target: &Target, estimate: &Estimate) -> Vec<String> {
     let events = counted(estimate.events, "event");
     let mut lines = heading::target(target);
     lines.push(format!(
-        "estimated by {events} of a run on the CPU; the GPU's allocator is set as by default"
+        "estimated from {events} of a run on the CPU, for the default settings of the GPU allocator"
     ));
     lines
 }
@@ -62,35 +62,35 @@ fn warnings(missing: &Missing) -> Vec<String> {
     let mut warnings = Vec::new();
     if missing.on_gpu > 0 {
         warnings.push(format!(
-            "the program used a GPU too ({}): only tensors of the CPU are counted here. Run it on the CPU alone, \
-             with CUDA_VISIBLE_DEVICES= or a device that is a parameter of it.",
+            "the program used a GPU too ({}), and the estimate counts only CPU tensors. Run it on the CPU only: set \
+             CUDA_VISIBLE_DEVICES=, or make its device a parameter.",
             counted(missing.on_gpu, "allocation")
         ));
     }
     if missing.past {
         warnings.push(
-            "what the CPU's allocator had given out before memprobe came is not known and not counted: the estimate is \
-             too low. Start the program under memprobe."
+            "memory from before attach is unknown and not counted, so the estimate is too low. Start the program with \
+             memprobe."
                 .to_owned(),
         );
     }
     if missing.lost > 0 {
         warnings.push(format!(
-            "{} were lost: the estimate may be off by their bytes. Give more room with --buffer-size.",
+            "{} were lost: the estimate may be off by their bytes. Give a larger --buffer-size.",
             counted(missing.lost, "event")
         ));
     }
     if missing.blocks > 0 || missing.stacks > 0 {
         warnings.push(format!(
-            "there is more than memprobe keeps in memory: {} are not counted, {} have no line.",
+            "the run exceeds the limits of memprobe: {} are not counted, {} have no line.",
             counted(missing.blocks, "block"),
             counted(missing.stacks, "stack"),
         ));
     }
     if missing.steps > 0 {
         warnings.push(format!(
-            "the optimizer takes one parameter after the other here and all at once on a GPU, and what that takes is \
-             not known for it: {} are counted as on the CPU.",
+            "on a GPU the optimizer updates all parameters at once, with temporary memory that is unknown for this \
+             optimizer: {} are counted as on the CPU.",
             counted(missing.steps, "temporary tensor")
         ));
     }
@@ -122,14 +122,14 @@ fn push_totals(
         names.site(&estimate.peak_at)
     );
     let workspace = format!(
-        "peak with a workspace of cuBLAS of {} held throughout",
+        "peak with a cuBLAS workspace of {} live throughout",
         human(WORKSPACE)
     );
     let mut rows: Vec<(Totals, String)> = vec![
         (estimate.peak, peak_at),
         (estimate.with_workspace, workspace),
     ];
-    let kept = || "kept from one iteration to the next".to_owned();
+    let kept = || "live between iterations".to_owned();
     rows.extend(estimate.kept.map(|totals| (totals, kept())));
     for (totals, what) in rows {
         let (allocated, reserved) = (human(totals.allocated), human(totals.reserved));
@@ -155,7 +155,7 @@ fn push_fit(
             let left = human(Bytes(memory.0.saturating_sub(reserved.0)));
             (
                 format!(
-                    "fits into {device}: {left} are left for CUDA's context and kernels, cuDNN, other libraries and \
+                    "fits into {device}: {left} remain for CUDA's context and kernels, cuDNN, other libraries and \
                      other processes"
                 ),
                 false,
@@ -163,8 +163,8 @@ fn push_fit(
         }
         Fit::WithoutCache { flushes } => (
             format!(
-                "fits into {device} only because cached memory is given back to CUDA and asked for anew ({}), which is \
-                 slow; nothing is left for CUDA's context and kernels",
+                "fits into {device} only by freeing cached memory and allocating it again ({}), which is slow; \
+                 nothing remains for CUDA's context and kernels",
                 counted(*flushes, "time")
             ),
             true,
@@ -193,9 +193,9 @@ fn push_fit(
 
 fn push_account(text: &mut String, estimate: &Estimate, style: Style, options: &EstimateOptions) {
     push_line(text, "");
-    push_line(text, &style.strong("How the peak comes about"));
+    push_line(text, &style.strong("Parts of the peak"));
     let cpu = format!(
-        "of the CPU's allocator at that moment (its own peak is {})",
+        "CPU allocator at that moment (its own peak is {})",
         human(estimate.cpu_peak)
     );
     let mut rows = vec![(human(estimate.cpu_at_peak), cpu)];
@@ -222,17 +222,16 @@ fn push_beyond(text: &mut String, style: Style, options: &EstimateOptions) {
     push_line(text, "");
     push_line(
         text,
-        &style.strong("What comes on top, and how much is not known from a run on the CPU"),
+        &style.strong("Not included, because a run on the CPU does not show it"),
     );
     let hopper = human(WORKSPACE_OF_HOPPER);
     for words in [
-        "CUDA's context and kernels: outside of the allocator, some hundred MiB on most GPUs".to_owned(),
+        "CUDA's context and kernels: outside the allocator, some hundred MiB on most GPUs".to_owned(),
         format!("cuBLAS: with CUBLAS_WORKSPACE_CONFIG unset as in the second row above, but {hopper} on a Hopper"),
-        "cuDNN and others: workspaces of the algorithms that they choose, and what the GPU's kernel of an operator keeps \
-         that the CPU's does not (attention, recurrent layers, batch norm)"
+        "cuDNN and others: workspaces of their algorithms, and memory that only the GPU kernel of an operator saves \
+         (attention, recurrent layers, batch norm)"
             .to_owned(),
-        "batches that worker processes of a DataLoader make: their copies are not seen; use num_workers=0 to have them \
-         counted"
+        "batches from worker processes of a DataLoader; use num_workers=0 to count them"
             .to_owned(),
     ] {
         for line in wrap(&words, options.width.saturating_sub(2)) {
@@ -269,8 +268,8 @@ fn push_lines(
         );
     }
     push_row(text, &sum(&estimate.lines, estimate), "(total)", options);
-    let saved = "SAVED: made before a backward pass and given back while it ran, of the pass with most of it. Inferred from \
-                 the stacks: it ends with the first allocation outside of it.";
+    let saved = "SAVED: allocated before a backward pass and freed during it, for the largest pass. Its end is \
+                 inferred: the first allocation outside it.";
     for line in wrap(saved, options.width) {
         push_line(text, &line);
     }
@@ -302,16 +301,16 @@ fn phase(phase: Phase) -> &'static str {
     match phase {
         Phase::Forward => "in a forward pass",
         Phase::Backward => "in a backward pass",
-        Phase::Step => "in a step of the optimizer",
+        Phase::Step => "in an optimizer step",
         Phase::Loading => "while loading data",
     }
 }
 
 fn made_in(phase: Phase) -> &'static str {
     match phase {
-        Phase::Forward => "made in forward passes and with the model: parameters, activations",
-        Phase::Backward => "made in backward passes: gradients, and what leads to them",
-        Phase::Step => "made in steps of the optimizer: its state and temporary tensors",
+        Phase::Forward => "from forward passes and the model: parameters, activations",
+        Phase::Backward => "from backward passes: gradients and intermediate gradients",
+        Phase::Step => "from optimizer steps: state and temporary tensors",
         Phase::Loading => "batches of a DataLoader, as their copies on the GPU",
     }
 }
@@ -319,17 +318,17 @@ fn made_in(phase: Phase) -> &'static str {
 fn reason(why: Difference) -> &'static str {
     match why {
         Difference::OnHost => {
-            "stays with the host: examples before they are a batch, numbers, lines of --on-host"
+            "stays on the host: examples before they are a batch, numbers, lines of --on-host"
         }
-        Difference::Scratch => "copies and buffers of the CPU's kernels, which are for no tensor",
+        Difference::Scratch => "copies and buffers of CPU kernels, not for tensors",
         Difference::Mask => {
-            "masks of dropout: a byte an element on a GPU (inferred from the line of torch)"
+            "masks of dropout: one byte an element on a GPU (inferred from the line of torch)"
         }
         Difference::Together => {
-            "the step takes all parameters at once (foreach, by default on a GPU), not one after the other"
+            "the step updates all parameters at once (foreach, the default on a GPU), not one by one"
         }
         Difference::Rounding => {
-            "rounding: blocks are multiples of 512 bytes, and small ends are not cut off"
+            "rounding: blocks are multiples of 512 bytes, and small remainders stay with them"
         }
     }
 }

@@ -18,12 +18,11 @@ const IN_FRAME: &str = " -> ";
 const EVERY: &str = "[*]";
 
 /// Note if no objects were read.
-const NOT_READ: &str =
-    "Who keeps it alive is told where the process's objects were read: `memprobe record --names`.";
+const NOT_READ: &str = "To see what keeps it alive, record with --names.";
 
 /// Note if none of the growing lines' blocks was live when objects were read.
-const NOTHING_LIVE: &str = "When the process's objects were read, nothing of these lines was live: who keeps it alive cannot be told. \
-     Record for longer with --names.";
+const NOTHING_LIVE: &str = "No block of these lines was live when memprobe read the objects. To see what keeps them \
+                            alive, record for longer with --names.";
 
 /// Writes the retainers of the growing lines of a device.
 pub(super) fn render(text: &mut String, on: &OnDevice<'_>, start: TimeNs, options: &ReportOptions) {
@@ -41,8 +40,8 @@ pub(super) fn render(text: &mut String, on: &OnDevice<'_>, start: TimeNs, option
     }
     let after = Duration::from_nanos(read.0.saturating_sub(start.0));
     let told = format!(
-        "Who keeps it, by the process's objects {} after the beginning, when {} of these lines were live ({}). ALONE: \
-         nobody else was found who keeps it.",
+        "RETAINED BY: what kept {1} of these lines alive ({2}), {0} after the start. EXCLUSIVE: bytes without another \
+         known retainer.",
         duration(after),
         counted(kept.live.blocks, "block"),
         human(kept.live.bytes)
@@ -101,7 +100,7 @@ fn named(keeper: &Keeper) -> String {
 }
 
 fn rows(kept: &Kept, options: &ReportOptions) -> Vec<Cells> {
-    let headings = ["BYTES", "BLOCKS", "ALONE", "KEPT BY"];
+    let headings = ["BYTES", "BLOCKS", "EXCLUSIVE", "RETAINED BY"];
     let most = match options.top {
         Top::All => kept.keepers.len(),
         Top::Rows(rows) => rows.min(kept.keepers.len()),
@@ -122,10 +121,10 @@ fn rows(kept: &Kept, options: &ReportOptions) -> Vec<Cells> {
             rows.push(row(amount, "-".to_owned(), words.to_owned()));
         }
     };
-    rest(others, "(others: --all)");
+    rest(others, "(others: --limit all)");
     rest(
         kept.nobody,
-        "(nobody that a name leads to: temporary, or kept by C++)",
+        "(no named retainer: temporary, or kept by C++)",
     );
     rows
 }
@@ -151,7 +150,7 @@ fn words(keeper: &Keeper) -> String {
     }
     if let Some(slot) = keeper.slot.as_ref().filter(|slot| **slot != keeper.by) {
         let slot = slot.split_once(IN_FRAME).map_or(&**slot, |(_, slot)| slot);
-        words.push_str(&format!("; such as {}", clean(slot)));
+        words.push_str(&format!("; for example {}", clean(slot)));
     }
     words
 }

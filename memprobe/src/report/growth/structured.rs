@@ -28,8 +28,8 @@ pub(super) struct Device<'a> {
     /// Time at which the process's objects were read, in nanoseconds since the start; null if
     /// never.
     read_ns: Option<u64>,
-    /// Retainers of all growing lines; `keepers`, `others` and `nobody` add up to `live`.
-    kept: Option<KeptRecord<'a>>,
+    /// Retainers of all growing lines; `named`, `others` and `unknown` add up to `live`.
+    retainers: Option<KeptRecord<'a>>,
 }
 
 /// A row, and all its retainers.
@@ -38,30 +38,30 @@ pub(super) struct SuspectRecord<'a> {
     #[serde(flatten)]
     pub(super) row: Row<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    kept: Option<KeptRecord<'a>>,
+    retainers: Option<KeptRecord<'a>>,
 }
 
 #[derive(Serialize)]
 struct KeptRecord<'a> {
     live_blocks: u64,
     live_bytes: u64,
-    keepers: Vec<KeeperRecord<'a>>,
+    named: Vec<KeeperRecord<'a>>,
     others_bytes: u64,
-    nobody_bytes: u64,
+    unknown_bytes: u64,
 }
 
-/// A retainer of blocks: `by`, through `slot` and then `through`.
+/// A retainer of blocks: `root`, through `slot` and then `through`.
 #[derive(Serialize)]
 struct KeeperRecord<'a> {
-    by: &'a str,
+    root: &'a str,
     class: Option<&'a str>,
     slot: Option<&'a str>,
     through: Option<&'a str>,
     saved_by: Option<&'a str>,
     blocks: u64,
     bytes: u64,
-    alone_blocks: u64,
-    alone_bytes: u64,
+    exclusive_blocks: u64,
+    exclusive_bytes: u64,
 }
 
 /// One row. `by` is `total`, `line`, `module` or `tensor`: different views of the same memory. The
@@ -87,14 +87,14 @@ pub(super) struct Row<'a> {
     module: Option<String>,
     shape: Option<String>,
     dtype: Option<String>,
-    r#use: Option<String>,
+    purpose: Option<String>,
     /// Top retainer of the blocks that were live when the process's objects were read.
-    kept_by: Option<&'a str>,
-    kept_class: Option<&'a str>,
-    kept_through: Option<&'a str>,
-    kept_blocks: Option<u64>,
-    kept_bytes: Option<u64>,
-    kept_alone_bytes: Option<u64>,
+    retained_by: Option<&'a str>,
+    retained_class: Option<&'a str>,
+    retained_through: Option<&'a str>,
+    retained_blocks: Option<u64>,
+    retained_bytes: Option<u64>,
+    exclusive_bytes: Option<u64>,
 }
 
 pub(super) const HEADINGS: [&str; 24] = [
@@ -115,13 +115,13 @@ pub(super) const HEADINGS: [&str; 24] = [
     "module",
     "shape",
     "dtype",
-    "use",
-    "kept_by",
-    "kept_class",
-    "kept_through",
-    "kept_blocks",
-    "kept_bytes",
-    "kept_alone_bytes",
+    "purpose",
+    "retained_by",
+    "retained_class",
+    "retained_through",
+    "retained_blocks",
+    "retained_bytes",
+    "exclusive_bytes",
 ];
 
 /// A device in a document.
@@ -142,28 +142,28 @@ pub(super) fn device<'a>(on: &'a OnDevice<'a>, replay: &Replay) -> Device<'a> {
         read_ns: growth
             .read
             .map(|read| read.0.saturating_sub(replay.header.start.0)),
-        kept: growth.read.map(|_| kept(&growth.kept)),
+        retainers: growth.read.map(|_| kept(&growth.kept)),
     }
 }
 
 fn kept(kept: &Kept) -> KeptRecord<'_> {
     let keepers = kept.keepers.iter().map(|keeper| KeeperRecord {
-        by: &keeper.by,
+        root: &keeper.by,
         class: keeper.class.as_deref(),
         slot: keeper.slot.as_deref(),
         through: keeper.through.as_deref(),
         saved_by: keeper.saved_by.as_deref(),
         blocks: keeper.keeps.blocks,
         bytes: keeper.keeps.bytes.0,
-        alone_blocks: keeper.alone.blocks,
-        alone_bytes: keeper.alone.bytes.0,
+        exclusive_blocks: keeper.alone.blocks,
+        exclusive_bytes: keeper.alone.bytes.0,
     });
     KeptRecord {
         live_blocks: kept.live.blocks,
         live_bytes: kept.live.bytes.0,
-        keepers: keepers.collect(),
+        named: keepers.collect(),
         others_bytes: kept.others.bytes.0,
-        nobody_bytes: kept.nobody.bytes.0,
+        unknown_bytes: kept.nobody.bytes.0,
     }
 }
 
@@ -183,7 +183,7 @@ pub(super) fn rows<'a>(on: &'a OnDevice<'a>) -> Vec<SuspectRecord<'a>> {
             blocks: None,
             ..row("total", rate)
         },
-        kept: None,
+        retainers: None,
     });
     let is_read = growth.read.is_some();
     let lines = growth.lines.iter();
@@ -199,15 +199,15 @@ fn suspect<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>, is_read: bool) -> Suspe
     let first = suspect.kept.keepers.first();
     SuspectRecord {
         row: Row {
-            kept_by: first.map(|keeper| &*keeper.by),
-            kept_class: first.and_then(|keeper| keeper.class.as_deref()),
-            kept_through: first.and_then(|keeper| keeper.through.as_deref()),
-            kept_blocks: first.map(|keeper| keeper.keeps.blocks),
-            kept_bytes: first.map(|keeper| keeper.keeps.bytes.0),
-            kept_alone_bytes: first.map(|keeper| keeper.alone.bytes.0),
+            retained_by: first.map(|keeper| &*keeper.by),
+            retained_class: first.and_then(|keeper| keeper.class.as_deref()),
+            retained_through: first.and_then(|keeper| keeper.through.as_deref()),
+            retained_blocks: first.map(|keeper| keeper.keeps.blocks),
+            retained_bytes: first.map(|keeper| keeper.keeps.bytes.0),
+            exclusive_bytes: first.map(|keeper| keeper.alone.bytes.0),
             ..named(suspect, row)
         },
-        kept: is_read.then(|| kept(&suspect.kept)),
+        retainers: is_read.then(|| kept(&suspect.kept)),
     }
 }
 
@@ -229,7 +229,7 @@ fn named<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>) -> Row<'a> {
         module: (place == "module").then(|| place_name(&origin.place)),
         shape: what.shape().map(ToString::to_string),
         dtype: what.shape().map(|shape| shape.dtype.to_string()),
-        r#use: what.purpose().map(ToString::to_string),
+        purpose: what.purpose().map(ToString::to_string),
         ..row
     }
 }

@@ -41,10 +41,7 @@ fn modules_that_are_not_shown_are_counted_with_those_above() {
         ..ReportOptions::default()
     };
     let text = report(&learning().events, options);
-    assert!(
-        text.contains("(4 other modules, part of those above)"),
-        "{text}"
-    );
+    assert!(text.contains("(4 other modules, included above)"), "{text}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::model::why::view::DeviceView;
 
 /// Note below the table of categories.
 pub(super) const INFERRED: &str =
-    "Categories are inferred from when memory was asked for and when it was given back.";
+    "Categories are inferred from when memory was allocated and freed.";
 
 /// Maximum number of modules named beside memory saved for backward.
 const MOST_NAMED: usize = 3;
@@ -79,8 +79,8 @@ fn saved(device: DeviceView<'_>) -> Vec<(String, u64)> {
     }
     of_module.retain(|_, bytes| *bytes > 0);
     let mut sums = where_they_part(&of_module);
-    sums.push(("(outside of modules)".to_owned(), outside));
-    sums.push(("(module not known)".to_owned(), unknown));
+    sums.push(("(outside modules)".to_owned(), outside));
+    sums.push(("(module unknown)".to_owned(), unknown));
     sums.retain(|(_, bytes)| *bytes > 0);
     sums.sort_by_key(|(_, bytes)| Reverse(*bytes));
     sums

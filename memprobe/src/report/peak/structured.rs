@@ -46,14 +46,14 @@ pub(super) struct Row<'a> {
     pass: Option<&'static str>,
     shape: Option<String>,
     dtype: Option<String>,
-    r#use: Option<String>,
+    purpose: Option<String>,
     bytes: i64,
     blocks: Option<u64>,
 }
 
 pub(super) const HEADINGS: [&str; 17] = [
     "device", "by", "kind", "file", "line", "function", "thread", "reason", "node", "category",
-    "module", "pass", "shape", "dtype", "use", "bytes", "blocks",
+    "module", "pass", "shape", "dtype", "purpose", "bytes", "blocks",
 ];
 
 /// A device in a document; the recording began at `started`, in nanoseconds.
@@ -149,7 +149,7 @@ fn of_tensor(device: DeviceIndex, what: &What) -> Row<'static> {
     Row {
         shape: what.shape().map(ToString::to_string),
         dtype: what.shape().map(|shape| shape.dtype.to_string()),
-        r#use: what.purpose().map(ToString::to_string),
+        purpose: what.purpose().map(ToString::to_string),
         ..bare(device, "tensor", what_kind(what))
     }
 }

@@ -24,8 +24,8 @@ pub(super) const HEADINGS: [&str; 17] = [
     "peak",
     "live_blocks",
     "allocs",
-    "use",
-    "asked_by",
+    "purpose",
+    "requested_by",
     "library",
 ];
 
@@ -44,8 +44,8 @@ pub(super) struct Device<'a> {
 /// rows. JSON lines and CSV also have `before_attach` and `unaccounted`, so that `live` adds up to
 /// the allocator's total.
 ///
-/// For `no_tensor`, `use` is the purpose if known, inferred from `asked_by`, a function of
-/// `library`. If `use` is null, `asked_by` is the innermost function outside the allocator.
+/// For `no_tensor`, `purpose` is inferred from `requested_by`, a function of
+/// `library`. If it is null, `requested_by` is the innermost function outside the allocator.
 #[derive(Default, Serialize)]
 pub(super) struct Row<'a> {
     device: Option<DeviceIndex>,
@@ -63,8 +63,8 @@ pub(super) struct Row<'a> {
     peak: Option<u64>,
     live_blocks: Option<u64>,
     allocs: Option<u64>,
-    r#use: Option<&'a str>,
-    asked_by: Option<&'a str>,
+    purpose: Option<&'a str>,
+    requested_by: Option<&'a str>,
     library: Option<&'a str>,
 }
 
@@ -133,8 +133,8 @@ fn row(device: DeviceIndex, row: &ShapeRow, layout: Layout) -> Row<'_> {
         }),
         dtype: shape.map(|shape| shape.dtype.to_string()),
         requested: shape.and_then(|shape| Some(shape.requested?.0)),
-        r#use: purpose.and_then(|it| it.what.as_deref()),
-        asked_by: purpose.map(|it| &*it.function),
+        purpose: purpose.and_then(|it| it.what.as_deref()),
+        requested_by: purpose.map(|it| &*it.function),
         library: purpose.map(|it| &*it.library),
         file: at.file,
         line: at.line,

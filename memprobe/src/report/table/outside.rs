@@ -32,7 +32,7 @@ pub(super) fn render(
     }
     let of = match cuda.layer {
         Layer::Allocator => "outside the caching allocator",
-        _ => "that CUDA gave out on the host, or where it is needed",
+        _ => "that CUDA allocated on the host, or on demand",
     };
     push_line(text, "");
     let head = format!("memory {of}: {}", human(cuda.live()));

@@ -42,16 +42,16 @@ pub(super) fn sum(account: &Account) -> Vec<(String, String)> {
         ),
     ];
     let parts = [
-        (account.bare, "storages that no tensor looks at"),
+        (account.bare, "storages without a tensor"),
         (
             account.rounding,
-            "rounding: blocks are multiples of 512 bytes, and small ends are not cut off",
+            "rounding: blocks are multiples of 512 bytes, and small remainders stay with them",
         ),
         (
             account.uncovered,
-            "asked for, but covered by no storage that was found",
+            "requested, but outside every storage that was found",
         ),
-        (account.blocks, "blocks that no tensor reaches"),
+        (account.blocks, "blocks without a tensor"),
     ];
     for (bytes, words) in parts {
         if bytes != Bytes(0) {

@@ -1,4 +1,4 @@
-//! Tables of tensors as comma-separated values. `holds` of all rows of a device adds up to the
+//! Tables of tensors as comma-separated values. `allocated` of all rows of a device adds up to the
 //! allocator's total. Numbers are bytes; unknown is empty.
 
 use std::io::{self, Write};
@@ -27,7 +27,7 @@ struct Line {
     shape: String,
     dtype: String,
     bytes: Option<u64>,
-    holds: i64,
+    allocated: i64,
     outside: Option<u64>,
     storage: String,
     storage_bytes: Option<u64>,
@@ -50,7 +50,7 @@ const HEADINGS: [&str; 19] = [
     "shape",
     "dtype",
     "bytes",
-    "holds",
+    "allocated",
     "outside",
     "storage",
     "storage_bytes",
@@ -101,7 +101,7 @@ fn changes(diff: &TensorDiff, change: &DeviceDiff, options: &TensorOptions) -> V
     lines.extend(change.resized.iter().map(|&(was, is)| Line {
         change: Some("~"),
         bytes: new[is].size.map(|bytes| bytes.0),
-        holds: signed(new[is].holds.0) - signed(old[was].holds.0),
+        allocated: signed(new[is].holds.0) - signed(old[was].holds.0),
         ..of(new, &[is])
     }));
     lines.extend(before.and_then(remainder).map(went));
@@ -120,7 +120,7 @@ fn came(line: Line) -> Line {
 fn went(line: Line) -> Line {
     Line {
         change: Some("-"),
-        holds: line.holds.saturating_neg(),
+        allocated: line.allocated.saturating_neg(),
         ..line
     }
 }
@@ -128,7 +128,7 @@ fn went(line: Line) -> Line {
 fn of_group(rows: &[Row], group: &Group) -> Line {
     Line {
         bytes: group.size.map(|bytes| bytes.0),
-        holds: signed(group.holds.0),
+        allocated: signed(group.holds.0),
         outside: (group.outside.0 > 0).then_some(group.outside.0),
         ..of(rows, &group.rows)
     }
@@ -136,7 +136,7 @@ fn of_group(rows: &[Row], group: &Group) -> Line {
 
 /// Row for bytes of the allocator that no other row explains.
 fn remainder(device: &DeviceTable) -> Option<Line> {
-    let holds = device.account.remainder.filter(|rest| *rest != 0)?;
+    let allocated = device.account.remainder.filter(|rest| *rest != 0)?;
     Some(Line {
         device: device.device.to_string(),
         kind: "remainder".to_owned(),
@@ -145,7 +145,7 @@ fn remainder(device: &DeviceTable) -> Option<Line> {
             .reason
             .map_or("", |reason| reason.as_str())
             .to_owned(),
-        holds,
+        allocated,
         ..Line::default()
     })
 }

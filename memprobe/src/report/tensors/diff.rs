@@ -31,8 +31,8 @@ pub(super) fn render(diff: &TensorDiff, options: &TensorOptions) -> String {
     if !diff.same_process {
         let other = heading::target(&diff.before.target).join("  ");
         let note = format!(
-            "note: the first is of another process ({other}), where addresses mean nothing here: \
-             tensors are compared by name, kind, shape and element type alone"
+            "note: the first snapshot is of another process ({other}): tensors are compared by name, kind, shape and \
+             dtype only"
         );
         for line in wrap(&note, options.width) {
             push_line(&mut text, &warning(options.colour, &line));
@@ -85,14 +85,14 @@ fn push_device(text: &mut String, diff: &TensorDiff, change: &DeviceDiff, option
     let mut cells = both.cells(change, options);
     cells.extend(remainder(before, after));
     if cells.is_empty() {
-        push_line(text, "nothing came, went or changed");
+        push_line(text, "no change");
     } else {
         push(text, &HEAD, "NAME", &cells, options.width, options.colour);
     }
     let moved = change.moved;
     if moved.tensors > 0 {
         let words = format!(
-            "elsewhere than before, freed and allocated again or moved: {} of {}",
+            "at another address, because freed and allocated again or moved: {} of {}",
             counted(moved.tensors, "equal tensor"),
             human(moved.holds)
         );
@@ -175,10 +175,10 @@ impl Both<'_> {
         for &(was, is) in &change.resized {
             let (old, new) = (&self.before[was], &self.after[is]);
             let words = match (old.holds.0, new.holds.0) {
-                (0, _) => "holds its storage now",
-                (_, 0) if new.owner.is_some() => "another holds its storage now",
-                (_, 0) => "its storage lies in no live block now",
-                _ => "its storage has another size now",
+                (0, _) => "now has the bytes of its storage",
+                (_, 0) if new.owner.is_some() => "another row now has the bytes of its storage",
+                (_, 0) => "its storage is now outside every live block",
+                _ => "its storage now has another size",
             };
             let name = format!("{} ({words})", tensor_label(self.after, is));
             let change = difference(new.holds, old.holds);
@@ -198,7 +198,7 @@ impl Both<'_> {
         {
             let hidden = cells.len() - most;
             cells.truncate(most);
-            let words = format!("({}: --all)", counted(hidden as u64, "other change"));
+            let words = format!("({}: --limit all)", counted(hidden as u64, "other change"));
             let mut rest = line("", 0, Default::default(), words);
             rest.cells[1].clear();
             cells.push(rest);

@@ -45,8 +45,8 @@ struct Device<'a> {
     allocated_after: Option<u64>,
     remainder_before: Option<i64>,
     remainder_after: Option<i64>,
-    came: Vec<Item<'a>>,
-    went: Vec<Item<'a>>,
+    added: Vec<Item<'a>>,
+    removed: Vec<Item<'a>>,
     /// Tensors with another number of allocator bytes.
     resized: Vec<Changed<'a>>,
     /// Tensors with another best name or kind.
@@ -70,7 +70,7 @@ struct Item<'a> {
     shape: Option<&'a [u64]>,
     dtype: Option<String>,
     bytes: Option<u64>,
-    holds: u64,
+    allocated: u64,
     /// Bytes outside the allocator.
     outside: u64,
     storage: Option<String>,
@@ -108,7 +108,7 @@ fn device<'a>(diff: &'a TensorDiff, change: &DeviceDiff, options: &TensorOptions
         let groups = groups.into_iter().map(|group| Item {
             count: group.rows.len() as u64,
             bytes: group.size.map(|bytes| bytes.0),
-            holds: group.holds.0,
+            allocated: group.holds.0,
             outside: group.outside.0,
             ..Item::of(&rows[group.rows[0]])
         });
@@ -127,8 +127,8 @@ fn device<'a>(diff: &'a TensorDiff, change: &DeviceDiff, options: &TensorOptions
         allocated_after: allocated(after),
         remainder_before: before.and_then(|table| table.account.remainder),
         remainder_after: after.and_then(|table| table.account.remainder),
-        came: groups(new, &change.came),
-        went: groups(old, &change.went),
+        added: groups(new, &change.came),
+        removed: groups(old, &change.went),
         resized: changed(&change.resized),
         renamed: changed(&change.renamed),
         moved_tensors: change.moved.tensors,
@@ -150,7 +150,7 @@ impl<'a> Item<'a> {
             shape: row.shape.as_deref(),
             dtype: row.dtype.map(|dtype| dtype.to_string()),
             bytes: row.size.map(bytes),
-            holds: row.holds.0,
+            allocated: row.holds.0,
             outside: row.outside.map_or(0, bytes),
             storage: row.storage.map(|address| address.to_string()),
             requires_grad: row.requires_grad,

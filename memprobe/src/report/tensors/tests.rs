@@ -154,14 +154,14 @@ fn the_difference_in_json_comes_to_that_of_the_allocator() {
     let cuda = &document["devices"][0];
     let sum = |list: &Value| -> i64 {
         let list = list.as_array().unwrap().iter();
-        list.map(|item| item["holds"].as_i64().unwrap()).sum()
+        list.map(|item| item["allocated"].as_i64().unwrap()).sum()
     };
     let change =
         cuda["allocated_after"].as_i64().unwrap() - cuda["allocated_before"].as_i64().unwrap();
-    assert_eq!(sum(&cuda["came"]) - sum(&cuda["went"]), change);
+    assert_eq!(sum(&cuda["added"]) - sum(&cuda["removed"]), change);
     assert_eq!(cuda["renamed"][0]["before"]["name"], "history[0]");
     assert_eq!(cuda["renamed"][0]["after"]["name"], "best");
-    let kv = &cuda["came"][0];
+    let kv = &cuda["added"][0];
     assert_eq!(kv["site"]["line"], 51);
     assert_eq!(kv["count"], 4);
 }
@@ -176,7 +176,7 @@ fn the_table_as_comma_separated_values() {
     let text = table(&snapshot, &options);
     let held: i64 = ::csv::Reader::from_reader(text.as_bytes())
         .deserialize::<std::collections::HashMap<String, String>>()
-        .map(|row| row.unwrap()["holds"].parse::<i64>().unwrap())
+        .map(|row| row.unwrap()["allocated"].parse::<i64>().unwrap())
         .sum();
     assert_eq!(held, snapshot.devices[0].totals.allocated.0 as i64);
     insta::assert_snapshot!(text);

@@ -15,7 +15,7 @@ use crate::report::table::{push_line, strong, warning, wrap};
 use crate::tensors::Device;
 
 const HEAD: [(&str, Align); 6] = [
-    ("HOLDS", Align::Right),
+    ("ALLOCATED", Align::Right),
     ("SIZE", Align::Right),
     ("KIND", Align::Left),
     ("SHAPE", Align::Left),
@@ -24,9 +24,8 @@ const HEAD: [(&str, Align); 6] = [
 ];
 
 /// Note if purposes of blocks are unknown.
-const FOR_WHAT: &str = "What blocks without a tensor are for is not in the memory of the process: probes tell it \
-                        of those that are allocated from then on (`snapshot --watch 5s --detail full`, or `t` in \
-                        `attach --detail full`)";
+const FOR_WHAT: &str = "The purpose of blocks without a tensor is known only for allocations that memprobe watched: \
+                        `snapshot --watch 5s --detail full`, or `t` in `attach --detail full`.";
 
 /// Returns the whole report.
 pub(super) fn render(table: &TensorTable, options: &TensorOptions) -> String {
@@ -57,7 +56,7 @@ pub(super) fn render(table: &TensorTable, options: &TensorOptions) -> String {
         push_line(&mut text, "");
         push_line(
             &mut text,
-            "No tensors on a GPU. Those of the host are shown with --cpu.",
+            "No tensors on a GPU. To see tensors of the host, give --cpu.",
         );
     }
     text
@@ -98,7 +97,7 @@ fn push_device(text: &mut String, table: &DeviceTable, options: &TensorOptions) 
         push_line(text, "");
         let held = human(table.account.outside);
         let title = format!(
-            "{}  {held} that the allocator does not know: memory of another library or process",
+            "{}  {held} outside the allocator: memory of another library or process",
             table.device
         );
         push_line(
@@ -129,7 +128,7 @@ fn push_groups(
     cells.extend(hidden_cells(
         &beside,
         "other tensor",
-        ", held by other rows",
+        ", whose bytes other rows have",
     ));
     push(
         text,
@@ -152,7 +151,7 @@ fn hidden_cells(hidden: &[Group], what: &str, words: &str) -> Option<Cells> {
     cells[0] = human(Bytes(held));
     (!hidden.is_empty()).then(|| Cells {
         cells,
-        name: format!("({}{words}: --all)", counted(count, what)),
+        name: format!("({}{words}: --limit all)", counted(count, what)),
         ..Cells::default()
     })
 }
@@ -161,7 +160,7 @@ fn last_title(by: GroupBy) -> &'static str {
     match by {
         GroupBy::Module => "MODULE",
         GroupBy::Site => "ALLOCATED AT",
-        GroupBy::Keeper => "KEPT ALIVE BY",
+        GroupBy::Keeper => "RETAINED BY",
         _ => "NAME",
     }
 }
@@ -198,7 +197,7 @@ fn group_cells(rows: &[Row], group: &Group, names: &FileNames, options: &TensorO
             .chain(
                 row.kept
                     .iter()
-                    .map(|kept| format!("kept by {}", whole_keeper(kept))),
+                    .map(|kept| format!("retained by {}", whole_keeper(kept))),
             )
             .collect();
     }

@@ -20,33 +20,27 @@ pub(super) const COLUMNS: &[Column] = &[
     Column::people("CATEGORY"),
     Column::programs("provisional"),
     Column::programs("exact"),
-    Column::all("rule", "BY THE RULE"),
+    Column::all("rule", "RULE"),
 ];
 
 pub(super) fn notes(ledger: &WhyLedger) -> Vec<String> {
     let check = ledger.check();
     let named = check.compared() > 0 || check.before_attach > 0;
-    let all = if named {
-        "What the process's objects did not say"
-    } else {
-        "All of it"
-    };
+    let all = if named { "The rest" } else { "Every category" };
     let mut notes = vec![format!(
-        "{all} is inferred, by the rule named: most from when memory was asked for and when it was freed. \
-         \"?\" stands where what comes next decides. SHARE is that of the peak."
+        "{all} is inferred by the named rule, mostly from when memory was allocated and freed. \"?\": later events \
+         may change it. SHARE is of the peak."
     )];
     if named {
         notes.push(checked(check));
     } else {
         notes.push(
-            "`memprobe record --names` reads the process's objects too: what they say is exact, and tells how much of \
-             the rest is right."
-                .to_owned(),
+            "For exact parameters, gradients and optimizer state, record with --names.".to_owned(),
         );
     }
     if !ledger.heard().marks {
         notes.push(
-            "This recording has no marks of optimizer steps and batches: steps are known by their stacks alone."
+            "This recording has no marks of optimizer steps and batches: steps are inferred from stacks."
                 .to_owned(),
         );
     }
@@ -58,12 +52,11 @@ pub(super) fn notes(ledger: &WhyLedger) -> Vec<String> {
 fn checked(check: &Check) -> String {
     let compared = check.compared();
     if compared == 0 {
-        return "Nothing had been inferred of what the process's objects named.".to_owned();
+        return "No category was inferred for the blocks that --names labelled.".to_owned();
     }
     let share = |bytes: u64| percent(bytes.into(), compared.into());
     let mut text = format!(
-        "Of {} that the process's objects named, the category that had been inferred was right for {}, not known for {} \
-         and wrong for {}",
+        "Check of the inferred categories against {} labelled by --names: right for {}, unknown for {}, wrong for {}",
         human(Bytes(compared)),
         share(check.right()),
         share(check.unknown()),
@@ -75,7 +68,7 @@ fn checked(check: &Check) -> String {
         .filter(|((inferred, named), _)| inferred != named && *inferred != Category::Unknown);
     for ((inferred, named), of) in wrong {
         text += &format!(
-            "; {} of {} were taken for {}",
+            "; {} of {} inferred as {}",
             human(Bytes(*of)),
             named.as_str(),
             inferred.as_str()

@@ -43,28 +43,27 @@ pub(super) fn notes(iterations: &Iterations, heard: Hearsay) -> Vec<String> {
     match iterations.cycle {
         Cycle::Single => {}
         Cycle::ByBatch => notes.push(
-            "Several optimizers step: an iteration is what is done with a batch.".to_owned(),
+            "Several optimizers step: an iteration is the work on one batch.".to_owned(),
         ),
         Cycle::Repeats(steps) => notes.push(format!(
-            "Several optimizers step: {steps} steps in turn are one iteration, counted from the first that was seen."
+            "Several optimizers step in turn: {steps} steps are one iteration, counted from the first that was seen."
         )),
         Cycle::Irregular => notes.push(
-            "Several optimizers step, in no turn that repeats: each step ends an iteration.".to_owned(),
+            "Several optimizers step in no repeated order: each step ends an iteration.".to_owned(),
         ),
     }
     if iterations.source != Source::Nothing {
         notes.push(
-            "What memory is for is that of the moment of the peak, and inferred (--by category names the rules). \
-             Feature maps are activations that are saved for backward, INTERMED. are intermediate gradients. OTHER is \
-             temporaries, workspaces, what is not known, from before attach or unaccounted for, and what has no column: \
-             each row adds up to its peak."
+            "Categories are inferred (--by category names the rules) and add up to the peak of each row. INTERMED.: \
+             intermediate gradients. OTHER: temporaries, workspaces, unknown, before attach, unaccounted, and \
+             categories without a column."
                 .to_owned(),
         );
     }
     notes.extend(epochs(iterations.epochs));
     if iterations.dropped > 0 {
         notes.push(format!(
-            "{} from before the first row are kept no more.",
+            "{} before the first row are no longer available.",
             counted(iterations.dropped, "stretch")
         ));
     }
@@ -76,18 +75,17 @@ pub(super) fn source(iterations: &Iterations) -> &'static str {
     match iterations.source {
         Source::Steps => "An iteration ends with Optimizer.step().",
         Source::ZeroGrads => {
-            "An iteration begins with Optimizer.zero_grad(): no step of an optimizer was seen."
+            "An iteration starts with Optimizer.zero_grad(): no optimizer step was seen."
         }
         Source::Batches => {
-            "An iteration begins with the next batch of a DataLoader: no optimizer was seen."
+            "An iteration starts with the next batch of a DataLoader: no optimizer was seen."
         }
         Source::Line => {
-            "An iteration begins when memory is asked for from below the line that was named, after the same thread \
-             asked for it from elsewhere."
+            "An iteration starts when code below the given line allocates, after the same thread allocated elsewhere."
         }
         Source::Nothing => {
-            "No iterations can be told: no step of an optimizer, no zero_grad() and no batch of a DataLoader was seen. \
-             Name the line at which one begins, as in: --iteration serve.py:41"
+            "No iterations found: no optimizer step, no zero_grad() and no DataLoader batch was seen. Give the line \
+             at which one starts, such as --iteration-start serve.py:41."
         }
     }
 }
@@ -96,14 +94,14 @@ pub(super) fn epochs(epochs: Epochs) -> Option<String> {
     Some(match epochs {
         Epochs::NoEnd => return None,
         Epochs::Told { batches } => format!(
-            "An epoch is {batches} batches of a DataLoader, counted from the first that was seen. It is inferred: a batch was asked \
-             for and nothing was learned from it, always after as many."
+            "An epoch is {batches} batches of a DataLoader, counted from the first that was seen. Inferred: after \
+             that many batches, one was requested without training."
         ),
-        Epochs::Irregular => "Epochs are not told: batches of a DataLoader that nothing was learned from, as at the end of an \
-                              epoch, came after unequal numbers of others."
+        Epochs::Irregular => "Epochs are unknown: batches requested without training, as at the end of an epoch, came \
+                              at unequal distances."
             .to_owned(),
         Epochs::SeveralLoaders => {
-            "Epochs are not told: batches were learned from that several lines asked a DataLoader for.".to_owned()
+            "Epochs are unknown: several lines request the batches for training.".to_owned()
         }
     })
 }

@@ -145,12 +145,13 @@ pub(super) fn check(
         return Err(ReportError::NoIteration(match &known[..] {
             [] => iterations::source(iterations).to_owned(),
             [first, .., last] => format!("it has {first} to {last}; give one of these, or all"),
-            [only] => format!("it has {only} alone; give that, or all"),
+            [only] => format!("it has only {only}; give that, or all"),
         }));
     }
     if meant.all(|iteration| layering.is_forgotten(iteration)) {
         return Err(ReportError::NoIteration(format!(
-            "what modules held in {} is kept no more, as later iterations differ in too much; give later ones",
+            "the memory of modules in {} is no longer available, because later iterations differ too much; give later \
+             ones",
             counted(numbers.clone().count() as u64, "iteration")
         )));
     }
@@ -163,7 +164,7 @@ fn title(run: &[&Iteration], layers: &DeviceLayers) -> String {
         [only] if only.is_numbered() => format!("iteration {}", iterations::name(only)),
         [only] => iterations::name(only),
         [first, .., last] => format!(
-            "iterations {} to {}, all alike",
+            "iterations {} to {}, all equal",
             iterations::name(first),
             iterations::name(last)
         ),
@@ -194,23 +195,25 @@ pub(super) fn notes(
     options: &ReportOptions,
 ) -> Vec<String> {
     let when = match options.layers {
-        LayersOf::Peak => "when its device held most",
-        LayersOf::Iterations(_) | LayersOf::Each => "when its device held most in the iteration",
+        LayersOf::Peak => "at its device's peak",
+        LayersOf::Iterations(_) | LayersOf::Each => "at its device's peak in the iteration",
     };
     let mut notes = vec![format!(
-        "What each module held {when}, a module's with that of its parts; what it was for is inferred (--by category names the \
-         rules). Feature maps are activations that are saved for backward, INTERMED. are intermediate gradients."
+        "Memory of each module {when}, submodules included. Categories are inferred (--by category names the rules). \
+         INTERMED.: intermediate gradients."
     )];
     notes.push(match ledger.read() {
-        Some(_) => "Weights and optimizer state are in the modules that the process's own objects put them into, since these were read \
-                 (recorded with --names)."
+        Some(_) => "Weights and optimizer state are assigned to modules by the process's objects, from the first \
+                    reading on (--names)."
             .to_owned(),
-        None => "Weights and optimizer state are made outside of modules' calls. Record with --names for those of each module."
+        None => "Weights and optimizer state are made outside of module calls: to assign them to modules, record with \
+                 --names."
             .to_owned(),
     });
     if options.format == Format::Text && options.alike == Alike::Folded {
-        notes
-            .push("Modules that differ in number alone are one row; --each shows them.".to_owned());
+        notes.push(
+            "Modules that differ only in a number share one row; --no-fold shows each.".to_owned(),
+        );
     }
     if options.layers != LayersOf::Peak {
         notes.push(iterations::source(iterations).to_owned());
@@ -221,7 +224,7 @@ pub(super) fn notes(
             .count();
         if forgotten > 0 {
             notes.push(format!(
-                "{} left out: what modules held then is kept no more, as later ones differ in too much.",
+                "{} left out: their memory of modules is no longer available, because later ones differ too much.",
                 counted(forgotten as u64, "iteration")
             ));
         }

@@ -218,7 +218,7 @@ fn text(replay: &Replay, tables: &Tables<'_>, options: &ReportOptions) -> String
     }
     let narrow = (!left_out.is_empty()).then(|| {
         format!(
-            "Left out for want of room: {}. A wider terminal shows them, and --format csv or json.",
+            "Columns left out: {}. Use a wider terminal, or --format csv or json.",
             left_out.join(", ")
         )
     });
@@ -294,7 +294,7 @@ fn missing(heard: Hearsay) -> Vec<String> {
     let mut notes = Vec::new();
     if heard.stacks_left_out > 0 {
         notes.push(format!(
-            "{} came when there was room for no more: what they asked for is unknown.",
+            "{} exceeded the limit: the category of their memory is unknown.",
             counted(heard.stacks_left_out, "stack")
         ));
     }
@@ -306,18 +306,18 @@ fn missing(heard: Hearsay) -> Vec<String> {
     count(
         heard.operations_left_out,
         "operation",
-        "left unnamed, of lines that do many.",
+        "without a name, on lines with many.",
     );
     count(
         heard.threads_forgotten,
         "thread",
-        "forgotten when there was room for no more: what they do between modules and a backward \
-         pass may be unknown, and an iteration at a named line may be cut in two.",
+        "exceeded the limit: their phase between modules and a backward pass may be unknown, and an iteration at a \
+         given line may be split.",
     );
     count(
         heard.marks_without_place,
         "mark",
-        "(steps, batches) from places for which there was no room: they count as one place.",
+        "(steps, batches) from places beyond the limit: they count as one place.",
     );
     let mut say = |is_missing: bool, words: &str| {
         if is_missing {
@@ -326,18 +326,17 @@ fn missing(heard: Hearsay) -> Vec<String> {
     };
     say(
         heard.crowded,
-        "Several threads train at once in this process: whose pass a block belongs to cannot be told, and what \
-         would follow from that is unknown.",
+        "Several threads train at once in this process: the pass of a block, and categories that depend on it, are \
+         unknown.",
     );
     say(
         !heard.grad,
-        "This recording does not say whether grad was enabled: modules that were called count as forward, and \
-         evaluation is not told apart. Record it anew with this version.",
+        "This recording lacks the grad mode: evaluation counts as forward. Record again with this version.",
     );
     say(
         !heard.tensors,
-        "This recording does not say which blocks are tensors (--detail lines, or an older version): workspaces of \
-         libraries are not told apart.",
+        "This recording lacks the tensors of blocks, so workspaces of libraries are not separate. Record with \
+         --detail tensors.",
     );
     notes
 }

@@ -16,13 +16,11 @@ pub(super) const COLUMNS: &[Column] = &[
     Column::all("alloc_bytes", "ALLOCATED"),
     Column::programs("phase"),
     Column::people("PHASE"),
-    Column::all("rules", "KNOWN BY"),
+    Column::all("rules", "RULE"),
 ];
 
 pub(super) fn notes(ledger: &WhyLedger) -> Vec<String> {
-    let mut notes = vec![
-        "A block belongs to the phase in which it was made, whatever becomes of it.".to_owned(),
-    ];
+    let mut notes = vec!["A block belongs to the phase that allocated it.".to_owned()];
     notes.extend(missing(ledger.heard()));
     notes
 }

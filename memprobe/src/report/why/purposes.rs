@@ -5,10 +5,9 @@ use crate::model::why::category::Category;
 
 const COUNT: usize = 9;
 
-/// Headings follow other profilers ("feature maps", "intermediate gradients"). Categories without a
-/// heading count in the column `Rest`.
+/// Categories without a heading count in the column `Rest`.
 pub(super) const COLUMNS: [Column; COUNT] = [
-    Column::all("activation", "FEAT. MAPS"),
+    Column::all("activation", "ACTIVATIONS"),
     Column::all("parameter", "WEIGHTS"),
     Column::all("gradient", "GRADIENTS"),
     Column::part("intermediate_gradient", "INTERMED.", 2),

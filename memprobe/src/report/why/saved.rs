@@ -21,7 +21,7 @@ pub(super) const COLUMNS: &[Column] = &[
     Column::programs("device"),
     Column::all("live", "LIVE"),
     Column::all("at_peak", "AT PEAK"),
-    Column::people("EACH"),
+    Column::people("PER MODULE"),
     Column::all("live_blocks", BLOCKS),
     Column::all("allocs", "ALLOCS"),
     Column::programs("file"),
@@ -34,25 +34,22 @@ pub(super) const COLUMNS: &[Column] = &[
 
 pub(super) fn notes(ledger: &WhyLedger, options: &ReportOptions) -> Vec<String> {
     let mut notes = vec![
-        "What a forward pass made and a backward pass frees: without parameters, gradients and inputs. It is \
-         inferred from when memory was freed; AT PEAK is when most was allocated on the device."
+        "Memory that a forward pass allocated and a backward pass frees, without parameters, gradients and inputs; \
+         inferred from when it was freed. AT PEAK: at the device's peak."
             .to_owned(),
     ];
     if options.format == Format::Text && options.alike == Alike::Folded {
         notes.push(
-            "Modules that differ in number alone are one row: EACH is what one of them holds AT PEAK, and --each shows them.".to_owned(),
+            "Modules that differ only in a number share one row: PER MODULE is AT PEAK for one of them; --no-fold \
+             shows each.".to_owned(),
         );
     }
     if ledger.heard().nodes {
         notes.push(
-            "An operation is one that was done on the same stack: of a line that does several, all are named."
-                .to_owned(),
+            "OPERATION: operations of the same stack; a line with several names all.".to_owned(),
         );
     } else {
-        notes.push(
-            "This recording does not name the operations of backward passes: they stand as \"-\"."
-                .to_owned(),
-        );
+        notes.push("This recording has no operations of backward passes (\"-\").".to_owned());
     }
     notes.extend(missing(ledger.heard()));
     notes
@@ -199,9 +196,9 @@ impl<'a> Layers<'a> {
 
 fn name(module: &Module) -> &str {
     match module {
-        Module::Outside => "(outside of modules)",
+        Module::Outside => "(outside modules)",
         Module::Called(path) => path,
-        Module::Unknown => "(not known)",
+        Module::Unknown => "(unknown)",
     }
 }
 

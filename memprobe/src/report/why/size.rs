@@ -46,21 +46,22 @@ pub(super) const COLUMNS: &[Column] = &[
 ];
 
 /// Legend of the columns.
-const COLUMNS_MEAN: &str = "Bytes of tensors, a module's with those of its parts. FORWARD: intermediate variables that forward passes made, without \
-         backward; in-place operations and views make none. SAVED: those of them that a backward pass freed. BOTH: with what backward passes made, \
-         but for GRADIENTS of parameters. OTHER: inputs, optimizer state, workspaces, temporaries of steps. ROUNDED: all that was made, \
-         as the allocator rounds it; the total is what it handed out in that time.";
+const COLUMNS_MEAN: &str = "Bytes of tensors, submodules included. FORWARD: intermediate variables of forward passes. \
+                            SAVED: the part that a backward pass freed. BOTH: with backward passes, without \
+                            GRADIENTS of parameters. OTHER: inputs, optimizer state, workspaces, temporaries of \
+                            steps. ROUNDED: all of it in blocks of the allocator.";
 
 /// Notes on the table in an estimate, whose options differ from a report's.
 pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Hearsay) -> Vec<String> {
     let mut notes = vec![which(sizes), COLUMNS_MEAN.to_owned()];
     notes.push(match sizes.named {
-        true => "Parameters and buffers are those that the process's own objects name, each block once, with the first module that has it.",
-        false => "Parameters and buffers are inferred (made as such, and kept) and not told by module. Those of each module are where the \
-                  process's objects were read: `memprobe estimate -- python train.py`, or a recording of `memprobe record --cpu --names`.",
+        true => "Parameters and buffers are read from the process's objects, each block once, in the first module \
+                 that has it.",
+        false => "Parameters and buffers are inferred, in total only. For each module use `memprobe estimate -- \
+                  python train.py`, or a recording of `memprobe record --cpu --names`.",
     }.to_owned());
     notes.push(
-        "Modules that differ in number alone are one row; --format json has each, and all columns."
+        "Modules that differ only in a number share one row; --format json has each, and all columns."
             .to_owned(),
     );
     if sizes
@@ -81,16 +82,17 @@ pub(super) fn notes(sizes: Option<&Sizes>, heard: Hearsay, options: &ReportOptio
     let mut notes = vec![which(sizes)];
     notes.push(COLUMNS_MEAN.to_owned());
     notes.push(match sizes.named {
-        true => "Parameters and buffers are those that the process's own objects name, each block once, with the first module that has \
-                 it (recorded with --names). What else a block is for is inferred: --by category names the rules."
+        true => "Parameters and buffers are read from the process's objects (--names), each block once, in the first \
+                 module that has it. Other categories are inferred (--by category names the rules)."
             .to_owned(),
-        false => "Parameters and buffers are inferred (made as such, and kept) and not told by module; as a rule, a module's GRADIENTS are as large as \
-                  the parameters that it trains. Record with --names for those of each module."
+        false => "Parameters and buffers are inferred, in total only: for each module, record with --names. GRADIENTS \
+                  are usually as large as the trained parameters."
             .to_owned(),
     });
     if options.format == Format::Text && options.alike == Alike::Folded {
-        notes
-            .push("Modules that differ in number alone are one row; --each shows them.".to_owned());
+        notes.push(
+            "Modules that differ only in a number share one row; --no-fold shows each.".to_owned(),
+        );
     }
     let mut devices = sizes.devices.values();
     if devices.all(|device| device.modules.is_empty()) {
@@ -103,19 +105,19 @@ pub(super) fn notes(sizes: Option<&Sizes>, heard: Hearsay, options: &ReportOptio
 /// Describes the time of the table.
 fn which(sizes: &Sizes) -> String {
     let most = format!(
-        "the one whose forward passes made most, of {} that can be looked back at",
+        "largest by forward passes, of {} available",
         counted(sizes.of, "iteration")
     );
     let number = sizes.iteration.number;
     let mut which = match sizes.iteration.kind {
-        IterationKind::Whole => format!("Of iteration {number}: {most}."),
+        IterationKind::Whole => format!("Iteration {number}: {most}."),
         IterationKind::Unfinished => {
-            format!("Of iteration {number}, whose end was not seen: none is whole.")
+            format!("Iteration {number}, whose end was not seen: none is complete.")
         }
-        _ => "Of the whole recording: no iterations can be told (see --by iteration).".to_owned(),
+        _ => "Whole recording: no iterations found (see --by iteration).".to_owned(),
     };
     if sizes.forgotten > 0 {
-        which.push_str(" What was made earlier is not known any more.");
+        which.push_str(" Earlier allocations are no longer available.");
     }
     which
 }

@@ -446,5 +446,5 @@ fn an_iteration_that_was_not_recorded_is_refused_with_those_that_were() {
         refused(&training()),
         "the recording has no such iteration: it has 1 to 3; give one of these, or all"
     );
-    assert!(refused(&story()).contains("No iterations can be told"));
+    assert!(refused(&story()).contains("No iterations found"));
 }

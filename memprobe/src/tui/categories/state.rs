@@ -124,7 +124,7 @@ impl CategoriesState {
             | Wanted::Source
             | Wanted::Probes
             | Wanted::Outside => {
-                self.note = Some("that is on the screen of lines: c leads back");
+                self.note = Some("this key works on the screen of lines: c leads back");
             }
         }
         self.rebuild();

@@ -210,7 +210,7 @@ fn decided(row: &Row) -> (&'static str, String) {
         (Portion::BeforeAttach, _) => {
             let rule = match row.since {
                 Since::Attach => "live when memprobe attached",
-                Since::Opening => "live when it was opened; t tells",
+                Since::Opening => "live when opened; t reads its category",
             };
             ("exact", rule.to_owned())
         }

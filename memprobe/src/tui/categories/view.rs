@@ -44,8 +44,8 @@ pub fn draw(buffer: &mut Buffer, state: &CategoriesState, lines: &State, theme: 
         let (first, second) = match state.is_told() {
             false => ("Waiting for the first table of categories.", ""),
             true => (
-                "Nothing is known of what memory is for on this device.",
-                "It is told for PyTorch's allocators, not for calls into CUDA.",
+                "No categories on this device.",
+                "They exist for PyTorch's allocators, not for calls into CUDA.",
             ),
         };
         draw_words(buffer, layout.rows, first, second, theme);
@@ -122,50 +122,41 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "< > or F6",
             "sort by another column, or a click on its head",
         ),
-        ("r", "sort the other way"),
+        ("r", "reverse the order"),
         (
             "Tab or d",
-            "next device                      D  the one before",
+            "next device                      D  previous device",
         ),
-        (
-            "Space",
-            "pause: the screen stands still, memprobe goes on counting",
-        ),
+        ("Space", "pause the screen; memprobe goes on counting"),
         (
             "c or Esc",
             "back to lines     m  modules     L  layers     t  tensors",
         ),
-        ("q Ctrl-C", "quit; the target runs on unharmed"),
+        ("q Ctrl-C", "quit; the process runs on"),
         ("", ""),
         (
             "letters",
             "the graph draws each category by the letter of its row",
         ),
-        (
-            "phase",
-            "what the program did when it last asked for memory",
-        ),
+        ("phase", "what the program did at its last allocation"),
         (
             "AT PEAK",
-            "what it held when the device held most since attach or opening",
+            "bytes at the device's peak since attach or opening",
         ),
         (
             "MOST",
-            "the most of the moments that the graph keeps: of each step",
+            "largest value of the moments in the graph: for each step,",
         ),
-        ("", "that at which most was allocated"),
-        (
-            "exact",
-            "PyTorch or its objects say so, or it is a difference",
-        ),
+        ("", "the moment with most allocated bytes"),
+        ("exact", "read from PyTorch or its objects, or a difference"),
         (
             "inferred",
-            "from when it was asked for and given back; the rule says how",
+            "from when it was allocated and freed, by the named rule",
         ),
-        ("so far", "inferred, and what comes next may change it"),
+        ("so far", "inferred; later events may change it"),
         (
             "before",
-            "attach: live when memprobe came; opening: when it was opened",
+            "attach: live at attach; opening: live when opened",
         ),
         (
             "activation",
@@ -173,16 +164,16 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
         ),
         (
             "temporary",
-            "freed soon, by the same part of the program that made it",
+            "freed soon, by the part of the program that allocated it",
         ),
-        ("workspace", "not a tensor: a library works in it"),
+        ("workspace", "not a tensor: scratch memory of a library"),
         (
             "LIVE AT END",
-            "allocated when the iteration ended: what grows, leaks",
+            "allocated at the end of the iteration; if it grows: a leak",
         ),
         (
             "CACHED",
-            "then reserved by PyTorch's allocator but not allocated",
+            "reserved by PyTorch's allocator but not allocated",
         ),
     ];
     entries

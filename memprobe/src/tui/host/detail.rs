@@ -26,9 +26,7 @@ fn first_line(row: &ProcessRow) -> String {
     let top = row.top.as_ref().map(|top| {
         let name = match &top.holder {
             Holder::Site(site) => named_site(site, whole_frame),
-            Holder::BeforeAttach => {
-                "allocated before attach: which lines it was cannot be known".to_owned()
-            }
+            Holder::BeforeAttach => "allocated before attach: its lines are unknown".to_owned(),
         };
         let whole = row.totals().unwrap_or_default().allocated;
         let share = percent(top.live.0.into(), whole.0.into());

@@ -32,16 +32,10 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "1 to 9",
             "PID USER RANK ALLOC RESERVED DRIVER PEAK TREND COMMAND",
         ),
-        ("r", "sort the other way"),
-        (
-            "Space",
-            "pause: the screen stands still, memprobe goes on counting",
-        ),
-        (
-            "a",
-            "all that have loaded CUDA, or only who may hold memory",
-        ),
-        ("q Ctrl-C", "quit; every process runs on unharmed"),
+        ("r", "reverse the order"),
+        ("Space", "pause the screen; memprobe goes on counting"),
+        ("a", "all processes with CUDA, or only those with memory"),
+        ("q Ctrl-C", "quit; the processes run on"),
         ("", ""),
         (
             "? before",
@@ -51,7 +45,7 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "! before",
             "PID: it cannot be probed; the line beneath says why",
         ),
-        ("x before", "PID: it has ended, and its row will go"),
+        ("x before", "PID: it has ended; its row will disappear"),
         (
             "DEV",
             "cuda devices as the process numbers them; gpu0 as the driver",
@@ -60,27 +54,24 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "ALLOC",
             "bytes of live blocks of PyTorch's allocator, all devices",
         ),
-        ("RESERVED", "bytes that the allocator has from the driver"),
+        ("RESERVED", "bytes that the allocator got from the driver"),
         (
             "DRIVER",
-            "all that the driver counts: allocator, context, libraries",
+            "bytes that the driver counts: allocator, context, libraries",
         ),
-        ("PEAK", "the most that ALLOC was since memprobe came"),
-        (
-            "TREND 1m",
-            "ALLOC over the last minute; sorts by what it has grown",
-        ),
+        ("PEAK", "largest ALLOC since memprobe started"),
+        ("TREND 1m", "ALLOC over the last minute; sorts by growth"),
         (
             "TOP LINE",
-            "the line that holds most, and its part of ALLOC",
+            "the line with most bytes, and its share of ALLOC",
         ),
         (
             "LOST",
-            "events the kernel could not pass on; raise the buffer size",
+            "events that the kernel dropped; raise --buffer-size",
         ),
         (
             "LEDGER OFF",
-            "memprobe and an allocator disagreed without a loss: a bug",
+            "memprobe and an allocator disagree without a loss: a bug",
         ),
     ];
     keys.iter()

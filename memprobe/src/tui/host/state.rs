@@ -178,7 +178,8 @@ impl HostState {
             | Wanted::Layers
             | Wanted::Iteration(_)
             | Wanted::Categories => {
-                self.note = Some("that is on the screen of a process: Enter opens it".to_owned());
+                self.note =
+                    Some("this key works on the screen of a process: Enter opens it".to_owned());
             }
             Wanted::Redraw => {}
         }

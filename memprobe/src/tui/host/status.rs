@@ -29,7 +29,7 @@ fn facts(state: &HostState) -> Vec<(u8, String)> {
     let health = &state.shown.health;
     let mut facts = Vec::new();
     if state.follow == Follow::Paused {
-        facts.push((1, "Space: go on".to_owned()));
+        facts.push((1, "Space: continue".to_owned()));
     }
     facts.push((3, format!("{} ev/s", rate(health.events_per_second))));
     facts.push((5, counted(health.events, "event")));

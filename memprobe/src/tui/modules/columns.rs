@@ -45,7 +45,7 @@ const UNNAMED: [Category; 3] = [Category::Temporary, Category::Workspace, Catego
 const THEN: [(Column, u16, u16); 10] = [
     (Column::Live, 9, 0),
     (Column::Own, 8, 130),
-    (Column::For(Category::Activation), 10, 40),
+    (Column::For(Category::Activation), 11, 40),
     (Column::For(Category::Parameter), 8, 54),
     (Column::For(Category::Gradient), 9, 64),
     (Column::For(Category::IntermediateGradient), 9, 74),
@@ -73,10 +73,9 @@ impl Column {
         match self {
             Self::Live => match tells {
                 Tells::Now => "LIVE",
-                Tells::Then => "HELD",
+                Tells::Then => "AT PEAK",
             },
-            // Profilers call activations so.
-            Self::For(Category::Activation) => "FEAT. MAPS",
+            Self::For(Category::Activation) => "ACTIVATIONS",
             Self::For(Category::Parameter) => "WEIGHTS",
             Self::For(Category::Gradient) => "GRADIENTS",
             Self::For(Category::IntermediateGradient) => "INTERMED.",

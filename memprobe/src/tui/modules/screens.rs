@@ -107,7 +107,7 @@ fn a_filter_opens_the_way_to_what_it_matches_and_says_what_that_holds() {
     insta::assert_snapshot!("filter", screen(SMALL, &typed(r"mlp")));
     insta::assert_snapshot!("filter_nothing", screen(SMALL, &typed("zzz")));
     let state = state(modules(), SMALL, &typed("outside"));
-    assert_eq!(names(&state), ["(outside of modules)"]);
+    assert_eq!(names(&state), ["(outside modules)"]);
 }
 
 #[test]

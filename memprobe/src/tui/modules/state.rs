@@ -170,7 +170,7 @@ impl ModulesState {
             // The owner of the screen handles these.
             Wanted::Tensors | Wanted::Categories | Wanted::Modules | Wanted::Layers => {}
             Wanted::SortBy(_) | Wanted::Source | Wanted::Probes | Wanted::Outside => {
-                self.note = Some("that is on the screen of lines: Esc leads back");
+                self.note = Some("this key works on the screen of lines: Esc leads back");
             }
         }
         self.rebuild();
@@ -253,7 +253,7 @@ impl ModulesState {
             }
             Some(Row {
                 fold: Fold::Leaf, ..
-            }) => self.note = Some("nothing beneath: no part of it asked for memory"),
+            }) => self.note = Some("nothing beneath: no submodule allocated memory"),
             _ => {}
         }
     }
@@ -289,7 +289,7 @@ impl ModulesState {
     fn go_iteration(&mut self, by: isize) -> Option<Asked> {
         let moment = self.subject.as_ref()?.moment.as_ref()?;
         let (Some(iteration), Some((first, last))) = (&moment.iteration, moment.whole) else {
-            self.note = Some("no iteration is over yet");
+            self.note = Some("no iteration has ended yet");
             return None;
         };
         let number = iteration.number.saturating_add_signed(by as i64);
@@ -298,7 +298,7 @@ impl ModulesState {
             _ => Which::Numbered(number.max(first)),
         };
         if number < first {
-            self.note = Some("older iterations are not shown: `memprobe record` keeps them");
+            self.note = Some("older iterations are gone: `memprobe record` keeps all");
         }
         Some(Asked::Explain(self.explains()))
     }

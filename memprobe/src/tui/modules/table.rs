@@ -39,7 +39,7 @@ pub fn draw_account(
         Some(then) => iteration_of(then, subject),
     };
     if state.alike == Alike::Apart && subject.knows_modules != Some(false) {
-        text.push_str("   each alone (i)");
+        text.push_str("   one by one (i)");
     }
     let room = usize::from(area.width);
     let text = fit(&text, room, theme.glyphs.cut);
@@ -241,20 +241,19 @@ pub fn summary(row: &Row) -> String {
     let what = match &row.key {
         RowKey::Module(path) => path.clone(),
         RowKey::Before(Since::Opening) => {
-            return "live when the process was opened: t reads what it is for".into();
+            return "live when the process was opened: t reads its category".into();
         }
         RowKey::Before(Since::Attach) => {
-            return "live when memprobe attached: which modules asked for it cannot be known"
-                .into();
+            return "live when memprobe attached: its modules are unknown".into();
         }
         RowKey::Unaccounted => {
             return "the allocator's total less all known blocks: events were lost".into();
         }
         RowKey::Other(Place::Outside) => {
-            "no module was called: parameters, optimizers, losses".to_owned()
+            "outside module calls: parameters, optimizers, losses".to_owned()
         }
         RowKey::Other(Place::BackwardUnknown) => {
-            "backward, through operations whose module is not known".to_owned()
+            "backward, through operations of unknown modules".to_owned()
         }
         RowKey::Other(_) => row.name.clone(),
     };
@@ -271,7 +270,7 @@ fn summary_now(what: String, row: &Row, own: &Sums, total: &Sums) -> String {
     let mut facts = vec![what, format!("own {}", human(own.all.live))];
     facts.push(match total.all.peak {
         Some(peak) => format!("peak {}", human(peak)),
-        None => format!("{} alike: no peak of all together", count(row.count)),
+        None => format!("{} in one row: no common peak", count(row.count)),
     });
     let then = total.all.at_peak;
     facts.push(format!("{} at the device's peak", human(then)));

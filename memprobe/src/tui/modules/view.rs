@@ -84,8 +84,8 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &T
     let (first, second) = match &state.subject {
         None if !state.is_told() => ("Waiting for the first table of modules.", none()),
         None => (
-            "Nothing is known of modules on this device.",
-            "They are told apart for PyTorch's allocators, not for calls into CUDA.".to_owned(),
+            "No modules on this device.",
+            "They exist for PyTorch's allocators, not for calls into CUDA.".to_owned(),
         ),
         Some(_) if state.filter.is_active() && rows == 0 => (
             "No module matches the filter.",
@@ -101,13 +101,13 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &T
         Some(Subject {
             moment: Some(then), ..
         }) if then.iteration.is_none() => (
-            "No iteration was seen yet.",
-            "A step of an optimizer ends one, or zero_grad() or a batch begins one.".to_owned(),
+            "No iteration yet.",
+            "An optimizer step ends one, or zero_grad() or a batch starts one.".to_owned(),
         ),
         Some(Subject {
             moment: Some(then), ..
         }) if !then.is_kept => (
-            "What modules held in this iteration is kept no more.",
+            "The memory of modules in this iteration is gone.",
             "] leads to later ones.".to_owned(),
         ),
         Some(_) => return,
@@ -170,16 +170,16 @@ fn help(tells: Tells, theme: &Theme) -> Vec<Line<'static>> {
             "< > or F6",
             "sort by another column, or a click on its head",
         ),
-        ("r", "sort the other way"),
-        ("i", "modules that differ in number alone: one row, or each"),
+        ("r", "reverse the order"),
+        (
+            "i",
+            "modules that differ only in a number: one row, or each",
+        ),
         (
             "Tab or d",
-            "next device                      D  the one before",
+            "next device                      D  previous device",
         ),
-        (
-            "Space",
-            "pause: the screen stands still, memprobe goes on counting",
-        ),
+        ("Space", "pause the screen; memprobe goes on counting"),
     ];
     let more: &[(&str, &str)] = match tells {
         Tells::Now => &NOW,
@@ -192,67 +192,55 @@ fn help(tells: Tells, theme: &Theme) -> Vec<Line<'static>> {
 const NOW: [(&str, &str); 13] = [
     (
         "L",
-        "layers: what modules held in an iteration, and for what",
+        "layers: memory of modules in an iteration, by category",
     ),
     ("m or Esc", "back to lines     c  categories     t  tensors"),
-    ("q Ctrl-C", "quit; the target runs on unharmed"),
+    ("q Ctrl-C", "quit; the process runs on"),
     ("", ""),
-    ("LIVE", "bytes now allocated by the module and its parts"),
-    ("OWN", "of these, without those of its parts"),
+    ("LIVE", "live bytes of the module and its submodules"),
+    ("OWN", "of these, without submodules"),
     (
         "PEAK",
-        "the most they held together; of several alike not known",
+        "largest LIVE; unknown for several modules in one row",
     ),
     (
         "AT PEAK",
-        "held when the device held most since attach or opening",
+        "bytes at the device's peak since attach or opening",
     ),
-    (
-        "FORWARD",
-        "live bytes that were asked for on the way forward",
-    ),
+    ("FORWARD", "live bytes allocated in forward passes"),
     (
         "RECOMPUTE",
-        "those that activation checkpointing computed again",
+        "live bytes of recomputation (activation checkpointing)",
     ),
     (
         "BACKWARD",
-        "those from the way back, by the module that went forward",
+        "live bytes of backward passes, by forward module",
     ),
-    ("SHARE", "part of all allocated bytes"),
+    ("SHARE", "share of all allocated bytes"),
     (
         "outside",
-        "parameters are made outside of calls: t finds them by name",
+        "parameters are made outside of calls: t lists them",
     ),
 ];
 
 const THEN: [(&str, &str); 13] = [
-    (
-        "[ ]",
-        "the iteration before, and the next; the last one goes on",
-    ),
+    ("[ ]", "previous and next iteration; the last one is live"),
     (
         "L or Esc",
         "back to lines     m  modules     c  categories     t  tensors",
     ),
-    ("q Ctrl-C", "quit; the target runs on unharmed"),
+    ("q Ctrl-C", "quit; the process runs on"),
     ("", ""),
-    (
-        "HELD",
-        "bytes when the device held most in the iteration, with parts",
-    ),
-    ("OWN", "of these, without those of its parts"),
-    (
-        "FEAT. MAPS",
-        "activations that were saved for the backward pass",
-    ),
-    ("WEIGHTS", "parameters and buffers; t tells of which module"),
+    ("AT PEAK", "bytes at the device's peak in the iteration"),
+    ("OWN", "of these, without submodules"),
+    ("ACTIVATIONS", "activations saved for the backward pass"),
+    ("WEIGHTS", "parameters and buffers; t shows their modules"),
     ("GRADIENTS", "of parameters"),
     ("INTERMED.", "intermediate gradients: those of activations"),
-    ("OPTIMIZER", "state that the optimizer keeps"),
-    ("OTHER", "temporaries, workspaces and what is not known"),
+    ("OPTIMIZER", "optimizer state"),
+    ("OTHER", "temporaries, workspaces and unknown"),
     (
         "inferred",
-        "all of it, by rules that c names, until t has read the tensors",
+        "every category, by the rules on c, until t reads the tensors",
     ),
 ];

@@ -14,7 +14,7 @@ const LINES: usize = 3;
 /// Returns the lines of the table.
 pub(super) fn lines(cuda: &CudaSnapshot, theme: &Theme) -> Vec<Line<'static>> {
     if cuda.rows.is_empty() {
-        let words = " CUDA gave out no other memory since memprobe attached.";
+        let words = " No other CUDA memory was allocated since attach.";
         return vec![Line::from(words)];
     }
     let head = format!(

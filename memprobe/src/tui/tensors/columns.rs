@@ -30,7 +30,7 @@ pub enum Column {
 impl Column {
     pub const fn head(self) -> &'static str {
         match self {
-            Self::Holds => "HOLDS",
+            Self::Holds => "ALLOCATED",
             Self::Size => "SIZE",
             Self::Kind => "KIND",
             Self::Shape => "SHAPE",

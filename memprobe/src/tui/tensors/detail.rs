@@ -69,7 +69,7 @@ fn detail(state: &TensorsState, theme: &Theme) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     if group.rows.len() > 1 {
         let together = format!(
-            "{}, {} together; all that follows is of the first",
+            "{}, {} together; the details below are of the first",
             counted(group.rows.len() as u64, "row"),
             human(group.holds)
         );
@@ -126,12 +126,15 @@ fn facts(row: &Row, tell: &mut impl FnMut(&str, String)) {
         }
     }
     if let Some(kept) = &row.kept {
-        tell("kept by", whole_keeper(kept));
+        tell("retained by", whole_keeper(kept));
     }
     if let Some(size) = row.size {
         tell("size", format!("{} ({} bytes)", human(size), size.0));
     }
-    tell("holds", format!("{} of the allocator's", human(row.holds)));
+    tell(
+        "allocated",
+        format!("{} of the allocator", human(row.holds)),
+    );
     if let Some(outside) = row.outside {
         tell(
             "",
@@ -151,11 +154,8 @@ fn facts(row: &Row, tell: &mut impl FnMut(&str, String)) {
         tell("block", format!("{addr}, {} bytes", size.0));
     }
     let site = row.site.as_ref();
-    let site = site.map_or_else(
-        || "a line that was not seen, before memprobe came".to_owned(),
-        whole_frame,
-    );
-    tell("allocated", format!("at {site}"));
+    let site = site.map_or_else(|| "unknown, before attach".to_owned(), whole_frame);
+    tell("line", site);
 }
 
 /// Lists the tensors that share the row's storage.
@@ -193,36 +193,30 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "R or F5",
             "read the process again; it is paused for a moment",
         ),
-        ("t or Esc", "back to the lines; what was read stays here"),
+        ("t or Esc", "back to lines; this reading stays"),
         ("/", "filter by regular expression     Esc  clear it"),
         (
             "< > or F6",
-            "sort: HOLDS SIZE KIND COUNT NAME; or click on a head",
+            "sort: ALLOCATED SIZE KIND COUNT NAME; or click on a head",
         ),
-        ("r", "sort the other way"),
+        ("r", "reverse the order"),
         (
             "i",
-            "group: equal unnamed, shape, kind, module, line, keeper, none",
+            "group: tensor, shape, kind, module, line, retainer, no fold",
         ),
         ("Tab or d", "next device; tensors of the host are on cpu"),
-        ("q Ctrl-C", "quit; the target runs on unharmed"),
+        ("q Ctrl-C", "quit; the process runs on"),
         ("", ""),
+        ("ALLOCATED", "bytes of the allocator, rounding included"),
+        ("SIZE", "bytes of its elements; a view may be small"),
+        ("(->name)", "it shares the storage whose bytes `name` has"),
+        ("3 * (8, 8)", "three equal tensors in one row"),
+        ("saved", "saved for the backward pass, by this operation"),
+        ("(no tensor)", "a block without a tensor: workspaces, NCCL"),
         (
-            "HOLDS",
-            "bytes of the allocator that it answers for, with rounding",
+            "(inferred)",
+            "a name that does not follow from references alone",
         ),
-        ("SIZE", "bytes of its elements: small where it is a part"),
-        (
-            "(->name)",
-            "it looks at the storage that `name` answers for",
-        ),
-        ("3 * (8, 8)", "three equal ones in one row"),
-        ("saved", "kept for the backward pass, by this operation"),
-        (
-            "(no tensor)",
-            "a block that no tensor reaches: workspaces, NCCL",
-        ),
-        ("(inferred)", "a name that rests on more than references"),
     ];
     keys.iter()
         .map(|(key, text)| entry(key, text, theme))

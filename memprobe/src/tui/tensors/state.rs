@@ -202,14 +202,16 @@ impl TensorsState {
             Wanted::Redraw => {}
             // The owner of the screen handles these.
             Wanted::Modules | Wanted::Categories | Wanted::Layers => {}
-            Wanted::Pause => self.note = Some("this screen stands still until R"),
+            Wanted::Pause => self.note = Some("this screen is a snapshot: R reads again"),
             // Only the screen of lines handles these.
             Wanted::OpenAll
             | Wanted::SortBy(_)
             | Wanted::Source
             | Wanted::Probes
             | Wanted::Iteration(_)
-            | Wanted::Outside => self.note = Some("that is on the screen of lines: t leads back"),
+            | Wanted::Outside => {
+                self.note = Some("this key works on the screen of lines: t leads back")
+            }
         }
         self.rebuild();
         None

@@ -67,7 +67,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &
         let head = match (place.column, state.by) {
             (Column::Name, GroupBy::Module) => "MODULE",
             (Column::Name, GroupBy::Site) => "ALLOCATED AT",
-            (Column::Name, GroupBy::Keeper) => "KEPT ALIVE BY",
+            (Column::Name, GroupBy::Keeper) => "RETAINED BY",
             (column, _) => column.head(),
         };
         let head = (head, place.column.side());
@@ -84,13 +84,13 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &
 /// Describes a grouping in a few words.
 pub fn grouping(by: GroupBy) -> &'static str {
     match by {
-        GroupBy::Unnamed => "equal unnamed",
-        GroupBy::Nothing => "each alone",
+        GroupBy::Unnamed => "by tensor",
+        GroupBy::Nothing => "no fold",
         GroupBy::Shape => "by shape",
         GroupBy::Kind => "by kind",
         GroupBy::Module => "by module",
         GroupBy::Site => "by line",
-        GroupBy::Keeper => "by keeper",
+        GroupBy::Keeper => "by retainer",
     }
 }
 

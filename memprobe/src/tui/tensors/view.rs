@@ -69,7 +69,7 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &T
         ),
         (_, None) => (
             "Reading the tensors of the process.".to_owned(),
-            "It is paused for a moment, and goes on whatever happens here.".to_owned(),
+            "The process is paused for a moment, then goes on.".to_owned(),
         ),
     };
     draw_words(buffer, area, &first, &second, theme);
@@ -86,7 +86,7 @@ fn draw_status(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Th
     let text = match (state.note, &state.news, &state.table) {
         (Some(note), ..) => note.to_owned(),
         (None, Tensors::Failed(why), Some(_)) => {
-            format!("what was read before is shown: {}", clean(why))
+            format!("the last reading is shown: {}", clean(why))
         }
         (None, Tensors::Failed(_), None) => "R tries again".to_owned(),
         (None, _, Some(table)) => {

@@ -7,12 +7,12 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::ground::Ground;
+use crate::environment::TestEnvironment;
+use crate::gated_workload::BothSides;
 use crate::memprobe::lost;
 use crate::process::{Background, wait_until};
 use crate::pytorch::{PyTorch, workloads};
 use crate::reference::Reference;
-use crate::rehearsal::BothSides;
 
 /// UID of the user `nobody`.
 pub const NOBODY: u32 = 65534;
@@ -117,7 +117,7 @@ impl Confined {
     }
 
     /// Returns a command that runs in the target's mount namespace.
-    pub fn beside(&self, program: &Path) -> Command {
+    pub fn in_its_mounts(&self, program: &Path) -> Command {
         let mut command = Command::new("nsenter");
         command
             .arg(format!("--mount=/proc/{}/ns/mnt", self.pid))
@@ -141,15 +141,15 @@ impl Confined {
     }
 
     /// Records the workload to its end and pairs the events with PyTorch's.
-    pub fn record(self, ground: &Ground) -> (BothSides, PathBuf, TempDir, String) {
+    pub fn record(self, environment: &TestEnvironment) -> (BothSides, PathBuf, TempDir, String) {
         let file = self.folder.path().join("trace.json");
-        let recording = ground.record(self.pid, &file, &[]);
+        let recording = environment.record(self.pid, &file, &[]);
         std::fs::write(self.folder.path().join("go"), "").expect("written");
         let printed = recording.finish();
         assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
         self.outermost.finish().succeeded();
         let reference = Reference::read(&self.folder.path().join("reference.json"));
-        let events = ground.events(&file);
+        let events = environment.events(&file);
         let both = BothSides::until_the_end_of(reference.expect("the reference"), events);
         (both, file, self.folder, printed.stderr)
     }

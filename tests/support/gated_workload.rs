@@ -6,8 +6,8 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::agreement::Agreement;
+use crate::environment::TestEnvironment;
 use crate::events::Event;
-use crate::ground::Ground;
 use crate::ledger::Ledger;
 use crate::memprobe::lost;
 use crate::process::Background;
@@ -15,12 +15,12 @@ use crate::pytorch::PyTorch;
 use crate::reference::Reference;
 
 /// A workload under PyTorch's recorder, waiting for its start signal.
-pub struct Rehearsal {
+pub struct GatedWorkload {
     pub target: Background,
     folder: TempDir,
 }
 
-impl Rehearsal {
+impl GatedWorkload {
     /// Starts `workload` (with its arguments); returns once CUDA is initialised, before any
     /// allocation.
     pub fn prepare(pytorch: &PyTorch, workload: &[&str], settings: &[(&str, &str)]) -> Self {
@@ -81,12 +81,12 @@ impl BothSides {
     ///
     /// If memprobe refuses.
     pub fn record(
-        ground: &Ground,
+        environment: &TestEnvironment,
         pytorch: &PyTorch,
         workload: &[&str],
         settings: &[(&str, &str)],
     ) -> Self {
-        Self::attempt(ground, pytorch, workload, settings)
+        Self::attempt(environment, pytorch, workload, settings)
             .unwrap_or_else(|refusal| panic!("memprobe refuses: {refusal}"))
     }
 
@@ -100,28 +100,32 @@ impl BothSides {
     ///
     /// If it ended in another way, or lost records.
     pub fn attempt(
-        ground: &Ground,
+        environment: &TestEnvironment,
         pytorch: &PyTorch,
         workload: &[&str],
         settings: &[(&str, &str)],
     ) -> Result<Self, String> {
-        let rehearsal = Rehearsal::prepare(pytorch, workload, settings);
-        let file = rehearsal.path("trace.json");
-        let recording = ground.try_to_record(rehearsal.target.pid(), &file)?;
-        rehearsal.go();
+        let workload_run = GatedWorkload::prepare(pytorch, workload, settings);
+        let file = workload_run.path("trace.json");
+        let recording = environment.try_to_record(workload_run.target.pid(), &file)?;
+        workload_run.go();
         let printed = recording.finish();
         assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
-        let events = ground.events(&file);
-        Ok(Self::until_the_end_of(rehearsal.finish(), events))
+        let events = environment.events(&file);
+        Ok(Self::until_the_end_of(workload_run.finish(), events))
     }
 
     /// Records a workload that memprobe itself starts.
-    pub fn record_from_the_start(ground: &Ground, pytorch: &PyTorch, workload: &[&str]) -> Self {
+    pub fn record_from_the_start(
+        environment: &TestEnvironment,
+        pytorch: &PyTorch,
+        workload: &[&str],
+    ) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("go"), "").expect("written");
         let driver = reference(pytorch, &folder, workload, &[]);
         let file = folder.path().join("trace.json");
-        let mut command = ground.memprobe();
+        let mut command = environment.memprobe();
         command.arg("record").arg("-o").arg(&file).arg("--");
         command.arg(driver.get_program()).args(driver.get_args());
         for (name, value) in driver.get_envs() {
@@ -136,7 +140,7 @@ impl BothSides {
         let printed = Background::start(&mut command).finish().succeeded();
         assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
         let reference = Reference::read(&folder.path().join("reference.json"));
-        Self::until_the_end_of(reference.expect("the reference"), ground.events(&file))
+        Self::until_the_end_of(reference.expect("the reference"), environment.events(&file))
     }
 
     /// Keeps the caching allocator's events up to the end of PyTorch's recording. PyTorch 2.1 frees

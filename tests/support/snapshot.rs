@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use crate::ground::Ground;
+use crate::environment::TestEnvironment;
 use crate::process::Finished;
 
 #[derive(Debug, Deserialize)]
@@ -56,7 +56,7 @@ pub struct Row {
     /// Bytes of its elements.
     pub bytes: Option<u64>,
     /// Bytes of the allocator that this row accounts for.
-    pub holds: u64,
+    pub allocated: u64,
     /// Address of its data.
     #[serde(deserialize_with = "address")]
     pub storage: Option<u64>,
@@ -127,11 +127,11 @@ impl Snapshot {
 
     /// Returns the bytes that all rows of a device account for.
     pub fn holds(&self, device: &str) -> u64 {
-        self.on(device).map(|row| row.holds).sum()
+        self.on(device).map(|row| row.allocated).sum()
     }
 }
 
-impl Ground {
+impl TestEnvironment {
     /// Runs `memprobe snapshot` on a process; it may fail.
     pub fn try_snapshot(&self, pid: u32, options: &[&str]) -> Finished {
         let pid = pid.to_string();

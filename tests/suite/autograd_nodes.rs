@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
@@ -141,9 +141,14 @@ fn compare(events: &[Event], notes: &[Note]) -> Compared {
 }
 
 /// Runs the workload under memprobe and compares.
-fn record(ground: &Ground, pytorch: &PyTorch, device: &str, folder: &Path) -> Compared {
+fn record(
+    environment: &TestEnvironment,
+    pytorch: &PyTorch,
+    device: &str,
+    folder: &Path,
+) -> Compared {
     let (file, log) = (folder.join("trace.json"), folder.join("notes.jsonl"));
-    let mut command = ground.memprobe();
+    let mut command = environment.memprobe();
     pytorch.settle(&mut command);
     command
         .args(["record", "--buffer-size", "64MiB", "-o"])
@@ -159,18 +164,20 @@ fn record(ground: &Ground, pytorch: &PyTorch, device: &str, folder: &Path) -> Co
     let recorded = Background::start(&mut command).finish().succeeded();
     assert_eq!(lost(&recorded.stderr), 0, "losses: {}", recorded.stderr);
     let path = file.to_str().expect("UTF-8");
-    let report = ground.run(&["report", path, "--by", "event", "--format", "jsonl"]);
+    let report = environment.run(&["report", path, "--by", "event", "--format", "jsonl"]);
     let notes = std::fs::read_to_string(&log).expect("the notes");
     compare(&read(&report.succeeded().stdout), &read(&notes))
 }
 
 #[test]
 fn every_block_of_a_backward_pass_is_of_the_node_and_the_line_that_pytorch_says() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
         for device in ["cuda", "cpu"] {
             let folder = tempfile::tempdir().expect("a folder");
-            let compared = record(&ground, pytorch, device, folder.path());
+            let compared = record(&environment, pytorch, device, folder.path());
             println!("{} on {device}: {compared:?}", pytorch.python().display());
             assert!(compared.lines > 60, "few lines");
             for name in [
@@ -187,22 +194,24 @@ fn every_block_of_a_backward_pass_is_of_the_node_and_the_line_that_pytorch_says(
 
 #[test]
 fn without_the_graph_nothing_is_said_of_nodes() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("trace.json");
-    let mut command = ground.memprobe();
-    ground.pytorch().settle(&mut command);
+    let mut command = environment.memprobe();
+    environment.pytorch().settle(&mut command);
     command.args(["record", "--no-graph", "-o"]).arg(&file);
     command
         .arg("--")
-        .arg(ground.pytorch().python())
+        .arg(environment.pytorch().python())
         .arg("graph_nodes.py");
     command
         .arg("--notes")
         .arg(folder.path().join("notes.jsonl"));
     Background::start(&mut command).finish().succeeded();
     let path = file.to_str().expect("UTF-8");
-    let report = ground.run(&["report", path, "--by", "event", "--format", "jsonl"]);
+    let report = environment.run(&["report", path, "--by", "event", "--format", "jsonl"]);
     let events: Vec<Event> = read(&report.succeeded().stdout);
     assert!(
         events.iter().any(|event| event.waiting.is_some()),
@@ -214,11 +223,13 @@ fn without_the_graph_nothing_is_said_of_nodes() {
 
 #[test]
 fn steps_and_batches_are_marked_as_often_as_they_are_begun() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("trace.json");
-        let mut command = ground.memprobe();
+        let mut command = environment.memprobe();
         pytorch.settle(&mut command);
         command.args(["record", "-o"]).arg(&file);
         command.arg("--").arg(pytorch.python()).arg("marks.py");

@@ -7,13 +7,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 use crate::agreement::{Agreement, history, is_same};
+use crate::environment::TestEnvironment;
 use crate::events::Event;
-use crate::ground::Ground;
+use crate::gated_workload::GatedWorkload;
 use crate::ledger::Ledger;
 use crate::memprobe::lost;
 use crate::pytorch::PyTorch;
 use crate::reference::{Reference, TraceEvent};
-use crate::rehearsal::Rehearsal;
 
 /// Granularity of block sizes, in bytes (`kMinBlockSize` of c10/core/AllocatorConfig.h). The
 /// allocator does not split off small remainders; those of this loop's weights and optimizer state
@@ -24,17 +24,17 @@ const ROUNDING: u64 = 512;
 const SEED: u64 = 0x6d65_6d70_726f_6265;
 
 /// One training loop, and memprobe's recordings of parts of it.
-pub struct Excerpts {
+pub struct PartialRecordings {
     /// PyTorch's history of the whole run.
     pub reference: Reference,
-    excerpts: Vec<Excerpt>,
+    recordings: Vec<PartialRecording>,
     clocks: Clocks,
     /// Rounded bytes by address and requested bytes; see [`block_sizes`].
     sizes: HashMap<(u64, u64), u64>,
 }
 
 /// Contents of one recording.
-struct Excerpt {
+struct PartialRecording {
     /// Events after attach.
     events: Vec<Event>,
     /// Bytes of the blocks found at attach, by address.
@@ -54,7 +54,7 @@ pub struct Compared {
     pub checkpoints: usize,
 }
 
-impl Excerpts {
+impl PartialRecordings {
     /// Runs one training loop and records it `times` times, at random moments.
     ///
     /// # Errors
@@ -64,7 +64,11 @@ impl Excerpts {
     /// # Panics
     ///
     /// If memprobe loses records, or a process ends unexpectedly.
-    pub fn take(ground: &Ground, pytorch: &PyTorch, times: usize) -> Result<Self, String> {
+    pub fn take(
+        environment: &TestEnvironment,
+        pytorch: &PyTorch,
+        times: usize,
+    ) -> Result<Self, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let until = folder.path().join("until");
         let workload = [
@@ -78,29 +82,32 @@ impl Excerpts {
             "--pause",
             "0.05",
         ];
-        let mut rehearsal = Rehearsal::prepare(pytorch, &workload, &[]);
-        rehearsal.go();
-        rehearsal.target.wait_for("PID ");
+        let mut workload_run = GatedWorkload::prepare(pytorch, &workload, &[]);
+        workload_run.go();
+        workload_run.target.wait_for("PID ");
         let mut moments = Moments(SEED);
-        let mut excerpts = Vec::new();
+        let mut recordings = Vec::new();
         for at in 0..times {
             std::thread::sleep(moments.next(Duration::from_millis(100)));
             let file = folder.path().join(format!("{at}.json"));
-            let recording = ground.try_to_record(rehearsal.target.pid(), &file)?;
+            let recording = environment.try_to_record(workload_run.target.pid(), &file)?;
             std::thread::sleep(
                 Duration::from_millis(300) + moments.next(Duration::from_millis(200)),
             );
             let printed = recording.interrupt();
             assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
-            excerpts.push(Excerpt::new(ground.events(&file), ground.report(&file)));
+            recordings.push(PartialRecording::new(
+                environment.events(&file),
+                environment.report(&file),
+            ));
         }
         std::fs::write(until, "").expect("written");
-        let reference = rehearsal.finish();
+        let reference = workload_run.finish();
         let clocks = Clocks::now();
         Ok(Self {
-            sizes: block_sizes(&reference, &excerpts, &clocks),
+            sizes: block_sizes(&reference, &recordings, &clocks),
             reference,
-            excerpts,
+            recordings,
             clocks,
         })
     }
@@ -113,15 +120,19 @@ impl Excerpts {
     /// The first difference.
     pub fn compare(&self) -> Result<Compared, String> {
         let mut compared = Compared::default();
-        for (at, excerpt) in self.excerpts.iter().enumerate() {
-            self.compare_one(excerpt, &mut compared)
+        for (at, recording) in self.recordings.iter().enumerate() {
+            self.compare_one(recording, &mut compared)
                 .map_err(|difference| format!("attached for the {at}. time: {difference}"))?;
         }
         Ok(compared)
     }
 
-    fn compare_one(&self, excerpt: &Excerpt, compared: &mut Compared) -> Result<(), String> {
-        let events = &excerpt.events;
+    fn compare_one(
+        &self,
+        recording: &PartialRecording,
+        compared: &mut Compared,
+    ) -> Result<(), String> {
+        let events = &recording.events;
         let history = history(&self.reference.devices[0]);
         let start =
             place(&history, events, &self.clocks).ok_or("events are missing or in excess")?;
@@ -136,7 +147,7 @@ impl Excerpts {
             return Err(difference.clone());
         }
         let ledger = Ledger::of(events)?;
-        check_before(&history[..start], events, &ledger, excerpt, &self.sizes)?;
+        check_before(&history[..start], events, &ledger, recording, &self.sizes)?;
         let (first, last) = (events[0].time_ns, events[events.len() - 1].time_ns);
         let within = self.reference.checkpoints.iter().filter(|checkpoint| {
             checkpoint.device == 0 && (first..=last).contains(&checkpoint.monotonic_ns)
@@ -152,11 +163,12 @@ impl Excerpts {
     }
 }
 
-impl Excerpt {
+impl PartialRecording {
     fn new(mut events: Vec<Event>, report: Value) -> Self {
         events.retain(Event::is_of_the_allocator);
-        let (held, events): (Vec<_>, Vec<_>) =
-            events.into_iter().partition(|event| event.action == "held");
+        let (held, events): (Vec<_>, Vec<_>) = events
+            .into_iter()
+            .partition(|event| event.action == "live_at_attach");
         let held = held
             .iter()
             .filter_map(|held| Some((held.addr?, held.size?)));
@@ -173,7 +185,7 @@ fn check_before(
     before: &[&TraceEvent],
     events: &[Event],
     ledger: &Ledger,
-    excerpt: &Excerpt,
+    recording: &PartialRecording,
     sizes: &HashMap<(u64, u64), u64>,
 ) -> Result<(), String> {
     let mut live = HashMap::new();
@@ -190,11 +202,11 @@ fn check_before(
             .unwrap_or_else(|| requested.next_multiple_of(ROUNDING))
     };
     let found: HashMap<u64, u64> = live.iter().map(|block| (*block.0, size(block))).collect();
-    if excerpt.held != found {
+    if recording.held != found {
         return Err(format!(
             "blocks at attach: {} by PyTorch's history, {} by memprobe",
             found.len(),
-            excerpt.held.len()
+            recording.held.len()
         ));
     }
     let at_attach: u64 = live.iter().map(size).sum();
@@ -218,13 +230,13 @@ fn check_before(
         .filter(|(addr, _)| !freed.contains(*addr))
         .map(size)
         .sum();
-    let row = excerpt.report["devices"][0]["before_attach"].as_u64();
+    let row = recording.report["devices"][0]["before_attach"].as_u64();
     if row != Some(left) {
         return Err(format!(
             "the row \"before attach\": {left} by PyTorch's history, {row:?} by memprobe"
         ));
     }
-    let unaccounted = &excerpt.report["devices"][0]["unaccounted"];
+    let unaccounted = &recording.report["devices"][0]["unaccounted"];
     if unaccounted != 0 {
         return Err(format!("{unaccounted} bytes are unaccounted for"));
     }
@@ -251,16 +263,16 @@ fn place(history: &[&TraceEvent], events: &[Event], clocks: &Clocks) -> Option<u
 /// confirms their sum.
 fn block_sizes(
     reference: &Reference,
-    excerpts: &[Excerpt],
+    recordings: &[PartialRecording],
     clocks: &Clocks,
 ) -> HashMap<(u64, u64), u64> {
     let mut sizes = HashMap::new();
     let history = history(&reference.devices[0]);
-    for excerpt in excerpts {
-        let Some(start) = place(&history, &excerpt.events, clocks) else {
+    for recording in recordings {
+        let Some(start) = place(&history, &recording.events, clocks) else {
             continue;
         };
-        for (theirs, ours) in history[start..].iter().zip(&excerpt.events) {
+        for (theirs, ours) in history[start..].iter().zip(&recording.events) {
             if let Some(size) = ours.size {
                 sizes.insert((theirs.addr, theirs.size), size);
             }

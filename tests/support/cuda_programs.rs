@@ -10,10 +10,10 @@ use crate::events::Event;
 use crate::process::{Background, Finished};
 use crate::pytorch::succeed;
 
-/// How a program gets CUDA's runtime.
+/// Linkage of CUDA's runtime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cudart {
-    /// As a library beside the program.
+    /// A shared library in the program's folder.
     Dynamic,
     /// Linked into the program, without a name that could be probed.
     Static,
@@ -46,7 +46,7 @@ pub struct Cuda {
     entries: Entries,
 }
 
-/// What the static library's functions are built with, and what it consists of.
+/// Compiler flags of the static library.
 const FLAGS: [&str; 6] = [
     "-std=gnu2x",
     "-O2",
@@ -171,7 +171,7 @@ fn source(name: &str) -> PathBuf {
     programs.join(name)
 }
 
-/// Builds `programs/pluggable.c`, an allocator for PyTorch, whose CUDA is that of the process.
+/// Builds `programs/pluggable.c`, an allocator for PyTorch that uses the process's CUDA.
 pub fn pluggable_allocator(folder: &Path) -> PathBuf {
     let path = folder.join("libpluggable.so");
     let mut command = compiler();
@@ -197,7 +197,7 @@ pub fn start_command(mut command: Command) -> Background {
     program
 }
 
-/// What a program says that it holds, by kind of memory.
+/// Parses the bytes that a program reports as live, by kind of memory.
 pub fn truth(program: &Finished) -> BTreeMap<String, u64> {
     let lines = program
         .stdout

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::environment::TestEnvironment;
 use crate::events::Event;
-use crate::ground::Ground;
 use crate::memprobe::lost;
 use crate::process::{Background, wait_until};
 use crate::pytorch::PyTorch;
@@ -38,12 +38,12 @@ pub struct Device {
 }
 
 /// A process that holds memory and answers requests.
-pub struct Holder {
+pub struct QueryableTarget {
     pub target: Background,
     folder: TempDir,
 }
 
-impl Holder {
+impl QueryableTarget {
     /// Starts the process; returns once it holds memory.
     pub fn start(pytorch: &PyTorch, arguments: &[&str], settings: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
@@ -98,7 +98,7 @@ impl Blocks {
         let mut blocks = Self::default();
         let mut sums: BTreeMap<u8, u64> = BTreeMap::new();
         for (at, event) in events.iter().enumerate() {
-            if event.action != "held" && event.time_ns > monotonic_ns {
+            if event.action != "live_at_attach" && event.time_ns > monotonic_ns {
                 break;
             }
             let (Some(device), Some(addr), Some(size)) = (event.device, event.addr, event.size)
@@ -108,7 +108,7 @@ impl Blocks {
             let sum = sums.entry(device).or_default();
             let place = (device, addr);
             let fits = match event.action.as_str() {
-                "held" => {
+                "live_at_attach" => {
                     blocks.held += 1;
                     *sum += size;
                     blocks.live.insert(place, size).is_none()
@@ -126,7 +126,9 @@ impl Blocks {
             if !fits {
                 return Err(format!("event {at} contradicts those before: {event:?}"));
             }
-            let whole = events.get(at + 1).is_none_or(|next| next.action != "held");
+            let whole = events
+                .get(at + 1)
+                .is_none_or(|next| next.action != "live_at_attach");
             if whole && event.allocated != Some(*sum) {
                 return Err(format!(
                     "by the events {sum} are allocated at event {at}: {event:?}"
@@ -156,7 +158,7 @@ impl Blocks {
             let sum: u64 = device.blocks.iter().map(|(_, size)| size).sum();
             assert_eq!(sum, device.allocated, "PyTorch agrees with itself");
             if ours != device.blocks {
-                let beside = |blocks: &[(u64, u64)], others: &[(u64, u64)]| {
+                let missing_from = |blocks: &[(u64, u64)], others: &[(u64, u64)]| {
                     let strange = blocks.iter().filter(|block| !others.contains(block));
                     format!("{:x?}", strange.collect::<Vec<_>>())
                 };
@@ -165,8 +167,8 @@ impl Blocks {
                     device.device,
                     ours.len(),
                     device.blocks.len(),
-                    beside(&ours, &device.blocks),
-                    beside(&device.blocks, &ours),
+                    missing_from(&ours, &device.blocks),
+                    missing_from(&device.blocks, &ours),
                 ));
             }
         }
@@ -184,21 +186,21 @@ impl Blocks {
 ///
 /// If memprobe loses records.
 pub fn record(
-    ground: &Ground,
-    holder: &Holder,
+    environment: &TestEnvironment,
+    target: &QueryableTarget,
     file: &Path,
     around: Duration,
 ) -> Result<(Vec<Event>, Answer), String> {
-    let recording = ground.try_to_record(holder.target.pid(), file)?;
+    let recording = environment.try_to_record(target.target.pid(), file)?;
     std::thread::sleep(around);
-    let answer = holder.ask();
+    let answer = target.ask();
     std::thread::sleep(around);
     let printed = recording.interrupt();
     assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
     if printed.stderr.contains("cannot be told") {
         return Err(printed.stderr);
     }
-    Ok((ground.events(file), answer))
+    Ok((environment.events(file), answer))
 }
 
 /// Attaches `times` times to a process that allocates in several threads. Returns the number of
@@ -208,20 +210,20 @@ pub fn record(
 ///
 /// Like [`record`], or the first difference from PyTorch.
 pub fn attach_repeatedly(
-    ground: &Ground,
+    environment: &TestEnvironment,
     pytorch: &PyTorch,
     times: usize,
     settings: &[(&str, &str)],
 ) -> Result<(usize, usize), String> {
-    let holder = Holder::start(pytorch, &["--threads", "4"], settings);
+    let target = QueryableTarget::start(pytorch, &["--threads", "4"], settings);
     let (mut held, mut events) = (0, 0);
     for at in 0..times {
-        let file = holder.path(&format!("{at}.json"));
+        let file = target.path(&format!("{at}.json"));
         let around = Duration::from_millis(37 * (at as u64 % 5 + 1));
-        let (recorded, answer) = record(ground, &holder, &file, around)?;
+        let (recorded, answer) = record(environment, &target, &file, around)?;
         let blocks = Blocks::at(&recorded, answer.monotonic_ns)
             .and_then(|blocks| blocks.check(&answer).map(|()| blocks))
-            .and_then(|blocks| check_report(&ground.report(&file)).map(|()| blocks))
+            .and_then(|blocks| check_report(&environment.report(&file)).map(|()| blocks))
             .map_err(|error| format!("attached for the {at}. time: {error}"))?;
         if blocks.held < 50 {
             return Err(format!("only {} blocks were found", blocks.held));
@@ -232,7 +234,7 @@ pub fn attach_repeatedly(
     println!(
         "holdings.py {settings:?}  attached {times} times  {held} blocks found  {events} events"
     );
-    holder.end();
+    target.end();
     Ok((held, events))
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::Background;
 use serde::Deserialize;
@@ -29,30 +29,33 @@ struct Ledger {
 }
 
 /// A recorded run of all ranks.
-struct Rush {
+struct RankRun {
     ledgers: Vec<Ledger>,
     report: Value,
     /// Records that memprobe reports as lost, over all ranks.
     lost: u64,
 }
 
-impl Rush {
+impl RankRun {
     /// Records ranks started by memprobe, each with about `events` events at full speed.
-    fn record(ground: &Ground, events: u32, buffer_size: &str) -> Self {
+    fn record(environment: &TestEnvironment, events: u32, buffer_size: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let run = folder.path().join("run/");
-        let mut command = ground.memprobe();
+        let mut command = environment.memprobe();
         command.args(["record", "--buffer-size", buffer_size, "-o"]);
-        command.arg(&run).arg("--").arg(ground.pytorch().python());
+        command
+            .arg(&run)
+            .arg("--")
+            .arg(environment.pytorch().python());
         command.args(["rush.py", "--ranks", &RANKS.to_string()]);
         command.args(["--events", &events.to_string(), "--folder"]);
         command.arg(folder.path());
-        ground.pytorch().settle(&mut command);
+        environment.pytorch().settle(&mut command);
         command.env("CUDASIM_DEVICES", RANKS.to_string());
         let printed = Background::start(&mut command).finish().succeeded();
         Self {
             ledgers: (0..RANKS).map(|rank| ledger(folder.path(), rank)).collect(),
-            report: ground.report(&run),
+            report: environment.report(&run),
             lost: lost(&printed.stderr),
         }
     }
@@ -116,12 +119,14 @@ fn assert_totals(ledger: &Ledger, recording: &Value) {
 }
 
 #[test]
-fn eight_ranks_that_do_hardly_more_than_allocate_are_told_to_the_byte() {
-    let Some(ground) = Ground::take() else { return };
+fn eight_ranks_that_hardly_do_more_than_allocate_are_exact() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     // Large enough for all records, however slowly memprobe reads on this machine.
-    let rush = Rush::record(&ground, 50_000, "256MiB");
-    assert_eq!(rush.lost, 0);
-    for (ledger, recording) in rush.recordings() {
+    let run = RankRun::record(&environment, 50_000, "256MiB");
+    assert_eq!(run.lost, 0);
+    for (ledger, recording) in run.recordings() {
         assert_eq!(recording[EVENTS], ledger.events, "{ledger:?}: {recording}");
         assert_eq!(recording["disagreements"], 0, "{ledger:?}: {recording}");
         assert_totals(ledger, recording);
@@ -137,17 +142,19 @@ fn eight_ranks_that_do_hardly_more_than_allocate_are_told_to_the_byte() {
     }
     println!(
         "{} events of {RANKS} ranks at {:.0} a second, none lost",
-        rush.events(),
-        rush.rate()
+        run.events(),
+        run.rate()
     );
 }
 
 #[test]
 fn where_events_of_ranks_are_lost_each_says_how_many_were_its_own_and_its_totals_are_right() {
-    let Some(ground) = Ground::take() else { return };
-    let rush = Rush::record(&ground, 10_000, "32KiB");
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let run = RankRun::record(&environment, 10_000, "32KiB");
     let mut lost = 0;
-    for (ledger, recording) in rush.recordings() {
+    for (ledger, recording) in run.recordings() {
         let number = |name: &str| recording[name].as_u64().expect("a number");
         assert_eq!(
             number(EVENTS) + number(LOST),
@@ -158,9 +165,9 @@ fn where_events_of_ranks_are_lost_each_says_how_many_were_its_own_and_its_totals
         assert_totals(ledger, recording);
     }
     assert!(lost > 0, "32 KiB were enough; the load is too small");
-    assert!(rush.lost >= lost, "{lost} events of {} records", rush.lost);
+    assert!(run.lost >= lost, "{lost} events of {} records", run.lost);
     println!(
         "{lost} of {} events of {RANKS} ranks were lost",
-        rush.events()
+        run.events()
     );
 }

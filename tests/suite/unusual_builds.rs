@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use memprobe_tests::agreement::history;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
-use memprobe_tests::ground::Ground;
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::{PyTorch, succeed};
@@ -28,10 +28,12 @@ const NOTES: [&[u8]; 2] = [b"stapsdt\0", b"stopped\0"];
 
 #[test]
 fn an_allocator_without_its_function_is_heard_through_its_tracepoints() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let mut compared = 0;
     let mut tried = Vec::new();
-    for pytorch in &ground.pytorches {
+    for pytorch in &environment.pytorches {
         // One test per build is enough, whatever Python imports it.
         let allocator = site_packages(pytorch).join("torch/lib/libc10_cuda.so");
         let size = fs::metadata(allocator).expect("PyTorch's allocator").len();
@@ -44,7 +46,7 @@ fn an_allocator_without_its_function_is_heard_through_its_tracepoints() {
             println!("{} has no tracepoints", pytorch.python().display());
             continue;
         }
-        let (reference, events, said) = strange.record(&ground, pytorch, &[]);
+        let (reference, events, said) = strange.record(&environment, pytorch, &[]);
         assert!(said.contains("heard through its tracepoints"), "{said}");
         compared += compare(&reference, &events);
     }
@@ -53,17 +55,19 @@ fn an_allocator_without_its_function_is_heard_through_its_tracepoints() {
 
 #[test]
 fn an_allocator_that_cannot_be_heard_is_seen_by_what_it_gets_from_cuda() {
-    let Some(ground) = Ground::take() else { return };
-    let pytorch = ground.pytorch();
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let pytorch = environment.pytorch();
     let strange = Strange::made_of(pytorch, &[HOOK, NOTES]);
     for driver in pytorch.each_driver() {
-        let (reference, events, said) = strange.record(&ground, pytorch, &driver);
+        let (reference, events, said) = strange.record(&environment, pytorch, &driver);
         assert!(said.contains("cannot be heard"), "{said}");
         assert_is_what_cuda_gave(&reference, &events);
     }
 }
 
-/// What CUDA gave out is what the allocator has reserved, and has lines.
+/// Asserts that CUDA's allocations equal the allocator's reserved memory, and have lines.
 fn assert_is_what_cuda_gave(reference: &Reference, events: &[Event]) {
     let gave = |action: &str| {
         let given = events.iter().filter(|event| event.action == action);
@@ -141,14 +145,14 @@ impl Strange {
     /// command.
     fn record(
         &self,
-        ground: &Ground,
+        environment: &TestEnvironment,
         pytorch: &PyTorch,
         driver: &[String],
     ) -> (Reference, Vec<Event>, String) {
         let out = self.folder.path().join("reference.json");
         let trace = self.folder.path().join("trace.json");
         let inner = pytorch.reference(WORKLOAD, &out);
-        let mut command = ground.memprobe();
+        let mut command = environment.memprobe();
         command.arg("record").arg("-o").arg(&trace).arg("--");
         command.args(driver);
         command.arg(inner.get_program()).args(inner.get_args());
@@ -157,7 +161,7 @@ impl Strange {
         let printed = Background::start(&mut command).finish().succeeded();
         assert_eq!(lost(&printed.stderr), 0, "{}", printed.stderr);
         let reference = Reference::read(&out).expect("a reference");
-        (reference, ground.events(&trace), printed.stderr)
+        (reference, environment.events(&trace), printed.stderr)
     }
 }
 

@@ -1,28 +1,28 @@
 //! Shared helpers of the integration suite.
 //!
-//! Every test takes a [`ground::Ground`]: root, a memprobe, one or more PyTorches, and a slot. The
-//! slots limit the load, because results of an overloaded machine prove less; they hold across all
-//! test programs.
+//! Every test takes an [`environment::TestEnvironment`]: root, a memprobe, one or more PyTorches,
+//! and a slot. The slots limit the load, because results of an overloaded machine prove less; they
+//! hold across all test programs.
 
 pub mod agreement;
 pub mod bpf;
 pub mod confinement;
 pub mod cuda_programs;
+pub mod environment;
 pub mod events;
-pub mod excerpt;
-pub mod ground;
-pub mod holdings;
+pub mod gated_workload;
 pub mod ledger;
 pub mod memprobe;
+pub mod partial_recordings;
+pub mod paused_workload;
 pub mod process;
 pub mod programs;
 pub mod purposes;
 pub mod pythons;
 pub mod pytorch;
+pub mod queryable_target;
 pub mod reference;
-pub mod rehearsal;
 pub mod snapshot;
-pub mod standing;
 pub mod tensor_agreement;
 pub mod terminal;
 pub mod workloads;

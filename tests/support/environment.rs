@@ -1,4 +1,4 @@
-//! What a test stands on.
+//! Requirements of a test.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -8,19 +8,19 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::pytorch::PyTorch;
 
-/// Root, a memprobe to run, a PyTorch, and a place among the tests that run at once.
-pub struct Ground {
-    /// The PyTorches that what depends on versions runs on, the newest first.
+/// Root, a memprobe to run, PyTorches, and a slot among the tests that run at once.
+pub struct TestEnvironment {
+    /// PyTorches for version-dependent tests, newest first.
     pub pytorches: Vec<PyTorch>,
-    /// The one that all else runs on; none for tests that need none.
+    /// PyTorch for all other tests; `None` for tests that need none.
     newest: Option<PyTorch>,
-    /// The memprobe to try.
+    /// Path of the memprobe under test.
     pub memprobe: PathBuf,
-    _places: Vec<File>,
+    _slots: Vec<File>,
 }
 
-/// On which PyTorches a test runs. What depends on a version runs on each; the rest on the newest, so
-/// that the suite ends in time.
+/// PyTorches of a test. Version-dependent tests run on each, the others on the newest, so that the
+/// suite ends in time.
 #[derive(Clone, Copy)]
 pub enum On {
     /// The newest.
@@ -29,8 +29,8 @@ pub enum On {
     Each,
 }
 
-impl Ground {
-    /// The PyTorches to run on, the newest first.
+impl TestEnvironment {
+    /// Returns the PyTorches to run on, newest first.
     pub fn pytorches_on(&self, on: On) -> &[PyTorch] {
         match on {
             On::Newest => std::slice::from_ref(self.pytorch()),
@@ -38,22 +38,22 @@ impl Ground {
         }
     }
 
-    /// Waits for a place. Without root or PyTorch, says in a line why the test is skipped.
+    /// Waits for a slot. Without root or PyTorch, prints why the test is skipped.
     pub fn take() -> Option<Self> {
         Self::with_pytorch(Company::Welcome)
     }
 
-    /// As [`Self::take`], for tests that look at more than what they started: no other runs meanwhile.
+    /// Like [`Self::take`], but no other test runs meanwhile: for tests that inspect the whole machine.
     pub fn take_alone() -> Option<Self> {
         Self::with_pytorch(Company::None)
     }
 
-    /// As [`Self::take`], for tests that need no PyTorch.
+    /// Like [`Self::take`], for tests that need no PyTorch.
     pub fn without_pytorch() -> Option<Self> {
         Self::bare(Company::Welcome)
     }
 
-    /// As [`Self::take_alone`], for tests that need no PyTorch.
+    /// Like [`Self::take_alone`], for tests that need no PyTorch.
     pub fn alone_without_pytorch() -> Option<Self> {
         Self::bare(Company::None)
     }
@@ -64,11 +64,11 @@ impl Ground {
         if pytorches.is_empty() {
             pytorches.push(newest.clone());
         }
-        let ground = Self::bare(company)?;
+        let environment = Self::bare(company)?;
         Some(Self {
             pytorches,
             newest: Some(newest),
-            ..ground
+            ..environment
         })
     }
 
@@ -81,21 +81,21 @@ impl Ground {
             pytorches: Vec::new(),
             newest: None,
             memprobe: built_memprobe(),
-            _places: places(company),
+            _slots: slots(company),
         })
     }
 
-    /// The PyTorch for tests that do not depend on its version.
+    /// Returns the PyTorch for tests that do not depend on its version.
     ///
     /// # Panics
     ///
-    /// In tests that said they need none.
+    /// If the test asked for none.
     pub fn pytorch(&self) -> &PyTorch {
         self.newest.as_ref().expect("the test asked for a PyTorch")
     }
 }
 
-/// The program that the environment names, or the one that was built with this test.
+/// Returns the program in `MEMPROBE_BIN`, or the one built with this test.
 fn built_memprobe() -> PathBuf {
     if let Some(named) = std::env::var_os("MEMPROBE_BIN") {
         return named.into();
@@ -105,9 +105,12 @@ fn built_memprobe() -> PathBuf {
         .ancestors()
         .nth(2)
         .expect("tests lie in target/PROFILE/deps");
-    let beside = profile.join("memprobe");
+    let same_profile = profile.join("memprobe");
     let release = profile.with_file_name("release").join("memprobe");
-    match [beside, release].into_iter().find(|path| path.exists()) {
+    match [same_profile, release]
+        .into_iter()
+        .find(|path| path.exists())
+    {
         Some(path) => path,
         None => {
             panic!("there is no memprobe to test: run `cargo build` first, or set MEMPROBE_BIN")
@@ -115,19 +118,19 @@ fn built_memprobe() -> PathBuf {
     }
 }
 
-/// Whether other tests may run at the same time.
+/// Permission for other tests to run at the same time.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Company {
     Welcome,
     None,
 }
 
-/// How many tests run at once. Most of a test is a program that starts, on one core.
-const PLACES: usize = 2;
+/// Number of slots. Most of a test is a program that starts, on one core.
+const SLOTS: usize = 2;
 
-/// Locks that last until the files are closed: one place, or all of them.
-fn places(company: Company) -> Vec<File> {
-    let mut files = (0..PLACES).map(place);
+/// Locks one slot, or all of them, until the files are closed.
+fn slots(company: Company) -> Vec<File> {
+    let mut files = (0..SLOTS).map(slot);
     if company == Company::None {
         // Each in turn, so that two who want all cannot wait for each other.
         return files
@@ -147,7 +150,7 @@ fn places(company: Company) -> Vec<File> {
     }
 }
 
-fn place(number: usize) -> File {
+fn slot(number: usize) -> File {
     let path = std::env::temp_dir().join(format!("memprobe-tests.{number}.lock"));
     File::options()
         .create(true)

@@ -5,13 +5,13 @@ use std::fs;
 use std::path::Path;
 
 use memprobe_tests::bpf::{self, PROCESS_BYTES};
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::programs::Family;
 use memprobe_tests::terminal::Terminal;
 
-/// Environment variable with the number of rounds, each of [`CROWD`] processes. Some hundred rounds
-/// take minutes.
+/// Environment variable with the number of rounds, each of [`PROCESSES_PER_ROUND`] processes. Some
+/// hundred rounds take minutes.
 const ROUNDS: &str = "MEMPROBE_TEST_CROWDS";
 
 /// Rounds if the variable is unset.
@@ -22,20 +22,20 @@ const FEW: u32 = 4;
 const FIRST: u32 = 2;
 
 /// Processes per round, half as many at a time. Each forks another one.
-const CROWD: &str = "100";
+const PROCESSES_PER_ROUND: &str = "100";
 
 /// Tolerated change of memory, in KiB; it depends on how many processes end at the same time. A
 /// leak shows over many rounds.
 const BREATH: u64 = 128 << 10;
 
 #[test]
-fn crowds_that_come_and_go_leave_nothing_in_top() {
-    let Some(ground) = Ground::alone_without_pytorch() else {
+fn many_processes_that_come_and_go_leave_nothing_in_top() {
+    let Some(environment) = TestEnvironment::alone_without_pytorch() else {
         return;
     };
     let rounds = std::env::var(ROUNDS).map_or(FEW, |text| text.parse().expect("a number"));
     let rounds = rounds.max(FIRST + 1);
-    let mut top = ground.memprobe();
+    let mut top = environment.memprobe();
     let mut screen = Terminal::start(top.args(["top", "--keep-ended", "1s"]));
     screen.wait_for("memprobe top");
     let memprobe = screen.pid();
@@ -44,7 +44,7 @@ fn crowds_that_come_and_go_leave_nothing_in_top() {
     let mut first = None;
     for round in 1..=rounds {
         let processes = come_and_go(&family);
-        assert_eq!(processes, 200, "the crowd itself went wrong");
+        assert_eq!(processes, 200, "the processes themselves went wrong");
         let holdings = wait_until("memprobe forgets those that ended", || {
             let now = Holdings::of(memprobe);
             let same = first.as_ref().is_none_or(|first| now.is_like(first));
@@ -73,8 +73,8 @@ fn crowds_that_come_and_go_leave_nothing_in_top() {
 /// Runs one round from its first process to its last; returns the number of processes.
 fn come_and_go(family: &Family) -> usize {
     family.forget();
-    let root = Background::start(&mut family.command(&["churn", CROWD, "50", "300"]));
-    wait_until("the end of the crowd", || {
+    let root = Background::start(&mut family.command(&["churn", PROCESSES_PER_ROUND, "50", "300"]));
+    wait_until("the end of the processes", || {
         family.path("ledgers/over").exists().then_some(())
     });
     let processes = family.ledgers().len();
@@ -117,16 +117,16 @@ impl Holdings {
 }
 
 #[test]
-fn what_a_crowd_held_in_the_end_adds_up_in_top() {
-    let Some(ground) = Ground::alone_without_pytorch() else {
+fn final_memory_of_many_processes_adds_up_in_top() {
+    let Some(environment) = TestEnvironment::alone_without_pytorch() else {
         return;
     };
     let family = Family::build();
-    let mut top = ground.memprobe();
+    let mut top = environment.memprobe();
     let mut screen = Terminal::start(top.args(["top", "--keep-ended", "10m"]));
     screen.wait_for("memprobe top");
-    let crowd = Background::start(&mut family.command(&["ranks", "50", "2001", "2000"]));
-    crowd.finish().succeeded();
+    let processes = Background::start(&mut family.command(&["ranks", "50", "2001", "2000"]));
+    processes.finish().succeeded();
     let ledgers = family.ledgers();
     assert_eq!(ledgers.len(), 50);
     let allocated: u64 = ledgers.iter().map(|ledger| ledger.allocated).sum();

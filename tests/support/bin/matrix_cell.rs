@@ -7,10 +7,10 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-use memprobe_tests::excerpt::Excerpts;
-use memprobe_tests::ground::Ground;
-use memprobe_tests::holdings::attach_repeatedly;
-use memprobe_tests::rehearsal::BothSides;
+use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::gated_workload::BothSides;
+use memprobe_tests::partial_recordings::PartialRecordings;
+use memprobe_tests::queryable_target::attach_repeatedly;
 use memprobe_tests::workloads::{WORKLOADS, Workload};
 
 /// Workload that memprobe attaches to while it runs, unlike the recordings from the first
@@ -35,12 +35,12 @@ fn main() -> ExitCode {
         eprintln!("there is no workload {asked:?}: --list names them");
         return ExitCode::FAILURE;
     }
-    let Some(ground) = Ground::take() else {
+    let Some(environment) = TestEnvironment::take() else {
         return ExitCode::FAILURE;
     };
     let outcome = match workload {
-        Some(workload) => outcome(&ground, workload),
-        None => late_attach(&ground),
+        Some(workload) => outcome(&environment, workload),
+        None => late_attach(&environment),
     };
     println!("{outcome}");
     ExitCode::SUCCESS
@@ -48,19 +48,19 @@ fn main() -> ExitCode {
 
 /// Returns the outcome of late attach, in the form of [`outcome`]. Its events include the blocks
 /// that existed before.
-fn late_attach(ground: &Ground) -> serde_json::Value {
-    let pytorch = ground.pytorch();
-    let excerpts = match Excerpts::take(ground, pytorch, ATTACHED) {
-        Ok(excerpts) => excerpts,
+fn late_attach(environment: &TestEnvironment) -> serde_json::Value {
+    let pytorch = environment.pytorch();
+    let recordings = match PartialRecordings::take(environment, pytorch, ATTACHED) {
+        Ok(recordings) => recordings,
         Err(words) => return json!({ "outcome": "refused", "words": words }),
     };
-    let python = &excerpts.reference.python;
+    let python = &recordings.reference.python;
     let settings = [("CUDASIM_DEVICES", "2"), ("CUDASIM_EVENT_US", "500")];
-    let compared = excerpts.compare().and_then(|compared| {
+    let compared = recordings.compare().and_then(|compared| {
         if compared.checkpoints == 0 {
             return Err("no checkpoint fell into any of the recordings".to_owned());
         }
-        let (_, events) = attach_repeatedly(ground, pytorch, ATTACHED, &settings)?;
+        let (_, events) = attach_repeatedly(environment, pytorch, ATTACHED, &settings)?;
         Ok((compared, events))
     });
     match compared {
@@ -77,9 +77,9 @@ fn late_attach(ground: &Ground) -> serde_json::Value {
 }
 
 /// Returns the outcome as a JSON object whose `outcome` is `exact`, `refused` or `differs`.
-fn outcome(ground: &Ground, workload: &Workload) -> serde_json::Value {
-    let pytorch = ground.pytorch();
-    let both = match BothSides::attempt(ground, pytorch, workload.command, workload.settings) {
+fn outcome(environment: &TestEnvironment, workload: &Workload) -> serde_json::Value {
+    let pytorch = environment.pytorch();
+    let both = match BothSides::attempt(environment, pytorch, workload.command, workload.settings) {
         Ok(both) => both,
         Err(words) => return json!({ "outcome": "refused", "words": words }),
     };

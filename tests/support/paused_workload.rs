@@ -11,7 +11,7 @@ use crate::process::{Background, wait_until};
 use crate::pytorch::PyTorch;
 
 /// A workload with named points.
-pub struct Standing {
+pub struct PausedWorkload {
     pub target: Background,
     folder: TempDir,
 }
@@ -111,7 +111,7 @@ pub struct Saved {
     pub storage: Option<StorageTruth>,
 }
 
-impl Standing {
+impl PausedWorkload {
     /// Starts a workload (with its arguments).
     pub fn start(pytorch: &PyTorch, workload: &[&str], settings: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use memprobe::model::why::category::Category;
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
 use memprobe_tests::purposes::Purposes;
 use serde_json::Value;
@@ -18,18 +18,27 @@ struct Run {
 
 impl Run {
     /// Records `purposes.py [--profile] WORKLOAD...`.
-    fn of(ground: &Ground, detail: &str, workload: &[&str]) -> Self {
+    fn of(environment: &TestEnvironment, detail: &str, workload: &[&str]) -> Self {
         let options = ["--detail", detail];
-        Self::record(ground, &options, &[&["purposes.py"], workload].concat())
+        Self::record(
+            environment,
+            &options,
+            &[&["purposes.py"], workload].concat(),
+        )
     }
 
     /// Records a training loop compiled by `torch.compile`, on the CPU or the GPU. Prints the
     /// reason and returns `None` if the script cannot compile.
-    fn compiled(ground: &Ground, backend: &str, device: &str, options: &[&str]) -> Option<Self> {
+    fn compiled(
+        environment: &TestEnvironment,
+        backend: &str,
+        device: &str,
+        options: &[&str],
+    ) -> Option<Self> {
         let arguments = ["--backend", backend, "--device", device];
         let script = [&["compiled.py"], &arguments[..], options].concat();
         let allocators: &[&str] = if device == "cpu" { &["--cpu"] } else { &[] };
-        let run = Self::record(ground, allocators, &script);
+        let run = Self::record(environment, allocators, &script);
         let skipped = run
             .printed
             .lines()
@@ -42,19 +51,19 @@ impl Run {
     }
 
     /// Records `SCRIPT... --out TRUTH`.
-    fn record(ground: &Ground, options: &[&str], script: &[&str]) -> Self {
+    fn record(environment: &TestEnvironment, options: &[&str], script: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut command = ground.memprobe();
+        let mut command = environment.memprobe();
         command.args(["record", "-q"]).args(options).arg("-o");
         command.arg(folder.path().join("trace.json"));
-        command.arg("--").arg(ground.pytorch().python());
+        command.arg("--").arg(environment.pytorch().python());
         let (workload, arguments) = script.split_first().expect("a script");
         command
             .arg(workload)
             .arg("--out")
             .arg(folder.path().join("truth.json"));
         command.args(arguments);
-        ground.pytorch().settle(&mut command);
+        environment.pytorch().settle(&mut command);
         command
             .env("TORCHINDUCTOR_CACHE_DIR", folder.path().join("inductor"))
             .env("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -71,7 +80,7 @@ impl Run {
     }
 
     /// Returns the JSON lines that the workload printed.
-    fn told(&self) -> Vec<Value> {
+    fn own_accounts(&self) -> Vec<Value> {
         let lines = self.printed.lines().filter(|line| line.starts_with('{'));
         lines
             .map(|line| serde_json::from_str(line).expect("JSON"))
@@ -93,10 +102,10 @@ impl Run {
 }
 
 /// Returns a recording's table rows, which must be of one device.
-fn rows(ground: &Ground, trace: &Path, options: &[&str]) -> Vec<Value> {
+fn rows(environment: &TestEnvironment, trace: &Path, options: &[&str]) -> Vec<Value> {
     let mut arguments = vec!["report", trace.to_str().expect("UTF-8"), "--format", "json"];
     arguments.extend(options);
-    let report = ground.run(&arguments).succeeded().stdout;
+    let report = environment.run(&arguments).succeeded().stdout;
     let report: Value = serde_json::from_str(&report).expect("JSON");
     let devices = report["devices"].as_array().expect("devices");
     assert_eq!(devices.len(), 1, "{report:#}");
@@ -104,9 +113,9 @@ fn rows(ground: &Ground, trace: &Path, options: &[&str]) -> Vec<Value> {
 }
 
 /// Returns the table of lines of a recording.
-fn lines(ground: &Ground, trace: &Path) -> Vec<Value> {
+fn lines(environment: &TestEnvironment, trace: &Path) -> Vec<Value> {
     let trace = trace.to_str().expect("UTF-8");
-    let report = ground.run(&["report", trace, "--format", "jsonl"]);
+    let report = environment.run(&["report", trace, "--format", "jsonl"]);
     let lines = report.succeeded().stdout;
     let rows = lines.lines().map(serde_json::from_str);
     rows.map(|row| row.expect("JSON")).collect()
@@ -120,17 +129,17 @@ fn bytes(value: &Value, what: &str) -> u64 {
 
 /// Checks the number of iterations, each peak, and each category's live bytes at the end against
 /// the script's own figures.
-fn check_iterations(ground: &Ground, run: &Run, purposes: &Purposes) {
-    let told = run.told();
+fn check_iterations(environment: &TestEnvironment, run: &Run, purposes: &Purposes) {
+    let accounts = run.own_accounts();
     let rows = rows(
-        ground,
+        environment,
         &run.trace(),
-        &["--by", "iteration", "--top", "1000"],
+        &["--by", "iteration", "--limit", "1000"],
     );
     let iterations = rows.iter().filter(|row| row["kind"] == "iteration");
     let whole: Vec<_> = iterations.collect();
-    assert_eq!(whole.len(), told.len(), "{rows:#?}");
-    for (row, truth) in whole.into_iter().zip(&told) {
+    assert_eq!(whole.len(), accounts.len(), "{rows:#?}");
+    for (row, truth) in whole.into_iter().zip(&accounts) {
         assert_eq!(
             bytes(row, "peak_allocated"),
             bytes(truth, "peak"),
@@ -166,13 +175,13 @@ fn check_share(purposes: &Purposes, right: f64, wrong: f64) {
 }
 
 /// Returns kind and bytes per iteration of each growth suspect; empty if there is none.
-fn growth(ground: &Ground, run: &Run, options: &[&str]) -> Vec<(String, f64)> {
+fn growth(environment: &TestEnvironment, run: &Run, options: &[&str]) -> Vec<(String, f64)> {
     let trace = run.trace();
     let mut arguments = vec!["report", trace.to_str().expect("UTF-8"), "--format", "json"];
     arguments.extend(["--by", "growth"]);
     arguments.extend(options);
     let report: Value =
-        serde_json::from_str(&ground.run(&arguments).succeeded().stdout).expect("JSON");
+        serde_json::from_str(&environment.run(&arguments).succeeded().stdout).expect("JSON");
     let suspects = report["devices"][0]["suspects"]
         .as_array()
         .expect("suspects")
@@ -193,16 +202,18 @@ fn sum(suspects: &[(String, f64)], by: &str) -> f64 {
 
 #[test]
 fn a_training_is_explained_as_the_process_and_its_profiler_do() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let workload = ["--profile", "phases.py", "--iterations", "3"];
-    let run = Run::of(&ground, "tensors", &workload);
+    let run = Run::of(&environment, "tensors", &workload);
     let purposes = run.purposes("training with checkpoints, accumulated gradients and evaluation");
-    check_iterations(&ground, &run, &purposes);
+    check_iterations(&environment, &run, &purposes);
     check_share(&purposes, 99.0, 0.1);
     let rows = rows(
-        &ground,
+        &environment,
         &run.trace(),
-        &["--by", "iteration", "--top", "1000"],
+        &["--by", "iteration", "--limit", "1000"],
     );
     let passes = rows.iter().filter(|row| row["kind"] == "iteration");
     assert!(
@@ -214,18 +225,22 @@ fn a_training_is_explained_as_the_process_and_its_profiler_do() {
 
 #[test]
 fn two_networks_that_train_in_turn_are_explained_without_tensors_too() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let workload = ["phases.py", "--part", "gan", "--iterations", "12"];
-    let run = Run::of(&ground, "lines", &workload);
+    let run = Run::of(&environment, "lines", &workload);
     let purposes = run.purposes("two networks with an optimizer each, --detail lines");
-    check_iterations(&ground, &run, &purposes);
+    check_iterations(&environment, &run, &purposes);
     check_share(&purposes, 98.0, 0.1);
-    assert_eq!(growth(&ground, &run, &[]), [], "nothing grows");
+    assert_eq!(growth(&environment, &run, &[]), [], "nothing grows");
 }
 
 #[test]
 fn what_an_embedding_makes_is_no_workspace() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let workload = [
         "estimated.py",
         "transformer",
@@ -234,30 +249,34 @@ fn what_an_embedding_makes_is_no_workspace() {
         "--steps",
         "2",
     ];
-    let run = Run::of(&ground, "tensors", &workload);
+    let run = Run::of(&environment, "tensors", &workload);
     check_share(&run.purposes("transformer with dropout"), 99.0, 0.1);
 }
 
 /// Checks each category's live bytes at each mark against the script's own figures. No row may
 /// attribute memory to a line of a generated file.
-fn check_compiled(ground: &Ground, run: &Run, purposes: &Purposes) {
-    let live = |told: &Value, category| {
-        let number = bytes(told, "handed_out");
-        match told["device"] == "cpu" {
+fn check_compiled(environment: &TestEnvironment, run: &Run, purposes: &Purposes) {
+    let live = |account: &Value, category| {
+        let number = bytes(account, "handed_out");
+        match account["device"] == "cpu" {
             true => purposes.live_at_mark(number, category),
-            false => purposes.live(number, bytes(told, "taken_back"), category),
+            false => purposes.live(number, bytes(account, "taken_back"), category),
         }
     };
-    for told in run.told() {
+    for account in run.own_accounts() {
         for (category, key) in [
             (Category::Parameter, "parameters"),
             (Category::Gradient, "gradients"),
             (Category::OptimizerState, "optimizer_state"),
         ] {
-            assert_eq!(live(&told, category), bytes(&told, key), "{key} of {told}");
+            assert_eq!(
+                live(&account, category),
+                bytes(&account, key),
+                "{key} of {account}"
+            );
         }
     }
-    let lines = lines(ground, &run.trace());
+    let lines = lines(environment, &run.trace());
     let generated = |row: &Value| {
         row["file"]
             .as_str()
@@ -281,12 +300,14 @@ fn check_compiled(ground: &Ground, run: &Run, purposes: &Purposes) {
 
 #[test]
 fn a_training_that_inductor_compiled_is_explained() {
-    let Some(ground) = Ground::take() else { return };
-    let Some(run) = Run::compiled(&ground, "inductor", "cpu", &[]) else {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let Some(run) = Run::compiled(&environment, "inductor", "cpu", &[]) else {
         return;
     };
     check_compiled(
-        &ground,
+        &environment,
         &run,
         &run.purposes("compiled by inductor, on the CPU"),
     );
@@ -294,13 +315,15 @@ fn a_training_that_inductor_compiled_is_explained() {
 
 #[test]
 fn a_training_whose_graph_is_compiled_to_operators_is_explained() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let options = ["--whole", "--iterations", "6"];
-    let Some(run) = Run::compiled(&ground, "aot_eager", "cuda", &options) else {
+    let Some(run) = Run::compiled(&environment, "aot_eager", "cuda", &options) else {
         return;
     };
     check_compiled(
-        &ground,
+        &environment,
         &run,
         &run.purposes("compiled to operators (aot_eager)"),
     );
@@ -308,10 +331,12 @@ fn a_training_whose_graph_is_compiled_to_operators_is_explained() {
 
 #[test]
 fn a_list_of_losses_grows_by_what_emptying_it_gives_back() {
-    let Some(ground) = Ground::take() else { return };
-    let run = Run::of(&ground, "tensors", &["leak.py", "--iterations", "20"]);
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let run = Run::of(&environment, "tensors", &["leak.py", "--iterations", "20"]);
     let an_iteration = run.number("kept ") as f64 / 20.0;
-    let suspects = growth(&ground, &run, &[]);
+    let suspects = growth(&environment, &run, &[]);
     println!("leak.py keeps {an_iteration} bytes an iteration: {suspects:?}");
     for by in ["total", "line", "module", "tensor"] {
         assert_eq!(sum(&suspects, by), an_iteration, "{suspects:?}");
@@ -325,19 +350,21 @@ fn a_list_of_losses_grows_by_what_emptying_it_gives_back() {
 
 #[test]
 fn a_server_has_an_iteration_for_each_request_by_its_line() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let run = Run::of(
-        &ground,
+        &environment,
         "tensors",
         &["serve.py", "--requests", "60", "--keep"],
     );
-    let line = ["--iteration", "serve.py:43"];
-    let options = [&["--by", "iteration", "--top", "1000"], &line[..]].concat();
-    let rows = rows(&ground, &run.trace(), &options);
+    let line = ["--iteration-start", "serve.py:43"];
+    let options = [&["--by", "iteration", "--limit", "1000"], &line[..]].concat();
+    let rows = rows(&environment, &run.trace(), &options);
     let numbered = rows.iter().filter_map(|row| row["iteration"].as_u64());
     assert_eq!(numbered.max(), Some(60), "{rows:#?}");
     let an_iteration = run.number("kept ") as f64 / 60.0;
-    let suspects = growth(&ground, &run, &line);
+    let suspects = growth(&environment, &run, &line);
     println!("serve.py keeps {an_iteration} bytes a request: {suspects:?}");
     assert_eq!(sum(&suspects, "line"), an_iteration, "{suspects:?}");
     check_share(&run.purposes("server that keeps its answers"), 60.0, 0.1);
@@ -345,18 +372,20 @@ fn a_server_has_an_iteration_for_each_request_by_its_line() {
 
 #[test]
 fn what_resnet_50_saves_for_backward_is_what_a_walk_of_its_graph_finds() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let trace = folder.path().join("trace.json");
-    let mut command = ground.memprobe();
+    let mut command = environment.memprobe();
     command.args(["record", "-q", "--cpu", "-o"]).arg(&trace);
-    command.arg("--").arg(ground.pytorch().python());
+    command.arg("--").arg(environment.pytorch().python());
     command.args(["resnet50.py", "--size", "64", "--batch", "4"]);
-    ground.pytorch().settle(&mut command);
+    environment.pytorch().settle(&mut command);
     let printed = Background::start(&mut command).finish().succeeded().stdout;
     let truth: Value = serde_json::from_str(printed.trim()).expect("figures");
     let expected = bytes(&truth, "saved") - bytes(&truth, "input");
-    let rows = rows(&ground, &trace, &["--by", "saved"]);
+    let rows = rows(&environment, &trace, &["--by", "saved"]);
     let saved: u64 = rows.iter().map(|row| bytes(row, "live")).sum();
     println!("ResNet-50 of 4 images of 64x64 saves {expected} bytes; memprobe says {saved}");
     assert!(

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::{PyTorch, workloads};
 use memprobe_tests::terminal::Terminal;
@@ -17,13 +17,13 @@ struct Stage {
 }
 
 impl Stage {
-    fn set(ground: &Ground, pytorch: &PyTorch) -> Self {
+    fn set(environment: &TestEnvironment, pytorch: &PyTorch) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = pytorch.command();
         command.args(["steady.py", "--seconds", "600", "--layers", "4", "--until"]);
         let mut target = Background::start(command.arg(folder.path().join("until")));
         target.wait_for("PID ");
-        let mut memprobe = ground.memprobe();
+        let mut memprobe = environment.memprobe();
         memprobe.args(["attach", "--pid", &target.pid().to_string()]);
         let screen = Terminal::start(&mut memprobe);
         Self {
@@ -40,9 +40,11 @@ impl Stage {
 
 #[test]
 fn the_screen_shows_the_line_that_allocates_and_q_gives_the_terminal_back() {
-    let Some(ground) = Ground::take() else { return };
-    let pytorch = ground.pytorch();
-    let mut stage = Stage::set(&ground, pytorch);
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let pytorch = environment.pytorch();
+    let mut stage = Stage::set(&environment, pytorch);
     let line = format!("steady.py:{}", line_of("x = torch.randn("));
     let shown = stage.screen.wait_for(&line);
     assert!(stage.screen.is_taken());
@@ -61,8 +63,10 @@ fn the_screen_shows_the_line_that_allocates_and_q_gives_the_terminal_back() {
 
 #[test]
 fn control_c_gives_the_terminal_back() {
-    let Some(ground) = Ground::take() else { return };
-    let mut stage = Stage::set(&ground, ground.pytorch());
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let mut stage = Stage::set(&environment, environment.pytorch());
     stage.screen.wait_for("steady.py:");
     stage.screen.press("\x03");
     stage.screen.finish_restored();
@@ -71,8 +75,10 @@ fn control_c_gives_the_terminal_back() {
 
 #[test]
 fn a_window_that_is_closed_ends_the_screen_and_not_the_training() {
-    let Some(ground) = Ground::take() else { return };
-    let mut stage = Stage::set(&ground, ground.pytorch());
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let mut stage = Stage::set(&environment, environment.pytorch());
     stage.screen.wait_for("steady.py:");
     assert_eq!(stage.screen.close().code(), Some(2));
     assert!(!stage.target.has_ended());
@@ -80,9 +86,11 @@ fn a_window_that_is_closed_ends_the_screen_and_not_the_training() {
 
 #[test]
 fn signals_give_the_terminal_back() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
-        let mut stage = Stage::set(&ground, ground.pytorch());
+        let mut stage = Stage::set(&environment, environment.pytorch());
         stage.screen.wait_for("steady.py:");
         stage.screen.signal(signal);
         stage.screen.finish_restored();
@@ -92,8 +100,10 @@ fn signals_give_the_terminal_back() {
 
 #[test]
 fn when_the_target_ends_the_screen_stays_and_says_so() {
-    let Some(ground) = Ground::take() else { return };
-    let mut stage = Stage::set(&ground, ground.pytorch());
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let mut stage = Stage::set(&environment, environment.pytorch());
     stage.screen.wait_for("steady.py:");
     stage.end_training();
     let shown = stage.screen.wait_for("TARGET GONE");
@@ -107,9 +117,11 @@ fn when_the_target_ends_the_screen_stays_and_says_so() {
 
 #[test]
 fn an_error_on_a_terminal_leaves_it_as_it_was() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let sleep = Background::start(std::process::Command::new("sleep").arg("600"));
-    let mut memprobe = ground.memprobe();
+    let mut memprobe = environment.memprobe();
     memprobe.args(["attach", "--pid", &sleep.pid().to_string()]);
     let screen = Terminal::start(&mut memprobe);
     screen.wait_for("not a Python process");
@@ -118,12 +130,16 @@ fn an_error_on_a_terminal_leaves_it_as_it_was() {
 
 #[test]
 fn without_a_terminal_the_screen_is_an_error_with_what_to_do() {
-    let Some(ground) = Ground::take() else { return };
-    let mut stage = Stage::set(&ground, ground.pytorch());
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let mut stage = Stage::set(&environment, environment.pytorch());
     stage.screen.press("q");
     stage.screen.finish_restored();
     let pid = stage.target.pid().to_string();
-    let error = ground.run(&["attach", "--pid", &pid]).one_clear_error();
+    let error = environment
+        .run(&["attach", "--pid", &pid])
+        .one_clear_error();
     assert!(
         error.contains("terminal") && error.contains("record"),
         "{error}"

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use memprobe_tests::confinement::{Confined, Confinement, HOST_NAME};
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
@@ -16,8 +16,8 @@ const WORKLOAD: [&str; 5] = ["mlp_adam.py", "--hidden", "256", "--steps", "20"];
 const PROBED: [&str; 2] = ["libc10.so", "libtorch_cpu.so"];
 
 /// Returns the findings of `doctor` about a process.
-fn doctor(ground: &Ground, pid: u32) -> Value {
-    let printed = ground
+fn doctor(environment: &TestEnvironment, pid: u32) -> Value {
+    let printed = environment
         .run(&["doctor", "--pid", &pid.to_string(), "--format", "json"])
         .succeeded();
     let examination: Value = serde_json::from_str(&printed.stdout).expect("JSON");
@@ -34,27 +34,29 @@ fn found<'a>(process: &'a Value, check: &str) -> &'a Value {
 
 /// Records the target from its first allocation to its end; both sides must agree. Returns
 /// `record`'s messages and the report.
-fn agrees(ground: &Ground, confined: Confined, name: &str) -> (String, Value) {
-    let (both, file, _folder, said) = confined.record(ground);
+fn agrees(environment: &TestEnvironment, confined: Confined, name: &str) -> (String, Value) {
+    let (both, file, _folder, said) = confined.record(environment);
     let agreement = both.agree(name);
     assert!(agreement.stacks >= 100, "too little was compared");
-    (said, ground.report(&file))
+    (said, environment.report(&file))
 }
 
 /// Runs on one PyTorch only, because confinement affects all versions alike.
-fn on_a_pytorch(run: impl Fn(&Ground, &PyTorch)) {
-    let Some(ground) = Ground::take() else { return };
-    run(&ground, ground.pytorch());
+fn on_a_pytorch(run: impl Fn(&TestEnvironment, &PyTorch)) {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    run(&environment, environment.pytorch());
 }
 
 #[test]
 fn a_process_in_namespaces_of_its_own_is_recorded_exactly_under_both_its_numbers() {
-    on_a_pytorch(|ground, pytorch| {
+    on_a_pytorch(|environment, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::Namespaces, &WORKLOAD) else {
             return;
         };
         let pid = confined.pid();
-        let process = doctor(ground, pid);
+        let process = doctor(environment, pid);
         assert_eq!(
             (&process["pid"], &process["inner_pid"]),
             (&pid.into(), &1.into())
@@ -63,7 +65,7 @@ fn a_process_in_namespaces_of_its_own_is_recorded_exactly_under_both_its_numbers
         for kind in ["mount", "PID", "host name"] {
             assert!(namespaces.contains(kind), "{namespaces}");
         }
-        let (said, report) = agrees(ground, confined, "namespaces");
+        let (said, report) = agrees(environment, confined, "namespaces");
         let numbers = format!("PID {pid} (1 in its own namespace)");
         assert!(said.contains(&numbers), "{said}");
         assert_eq!(
@@ -75,90 +77,92 @@ fn a_process_in_namespaces_of_its_own_is_recorded_exactly_under_both_its_numbers
 
 #[test]
 fn a_process_in_a_container_is_named_by_it() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let Some(group) = ControlGroup::of_docker() else {
         return;
     };
-    let pytorch = ground.pytorch();
+    let pytorch = environment.pytorch();
     let Some(confined) = Confined::start(pytorch, Confinement::Namespaces, &WORKLOAD) else {
         return;
     };
     group.take(confined.pid());
-    let process = doctor(&ground, confined.pid());
+    let process = doctor(&environment, confined.pid());
     let facts = &found(&process, "container")["facts"];
     assert_eq!(facts["engine"], "docker");
     assert_eq!(facts["id"], ControlGroup::ID);
     assert_eq!(facts["host_name"], HOST_NAME);
-    let (said, report) = agrees(&ground, confined, "container");
+    let (said, report) = agrees(&environment, confined, "container");
     assert!(said.contains(&format!("(1 in {HOST_NAME})")), "{said}");
     assert_eq!(report["container"], HOST_NAME);
 }
 
 #[test]
 fn a_process_in_a_chroot_is_recorded_exactly() {
-    on_a_pytorch(|ground, pytorch| {
+    on_a_pytorch(|environment, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::Chroot, &WORKLOAD) else {
             return;
         };
-        let process = doctor(ground, confined.pid());
+        let process = doctor(environment, confined.pid());
         assert_eq!(found(&process, "container")["facts"]["other_root"], true);
         assert!(
             found(&process, "pytorch")["facts"]["version"].is_string(),
             "{process}"
         );
         // Seen from its own mount namespace, the target is only in a chroot.
-        let mut beside = confined.beside(&ground.memprobe);
-        beside.args([
+        let mut command = confined.in_its_mounts(&environment.memprobe);
+        command.args([
             "doctor",
             "--pid",
             &confined.pid().to_string(),
             "--format",
             "json",
         ]);
-        let printed = Background::start(&mut beside).finish().succeeded();
+        let printed = Background::start(&mut command).finish().succeeded();
         let examination: Value = serde_json::from_str(&printed.stdout).expect("JSON");
         let facts = &found(&examination["process"], "container")["facts"];
         assert_eq!(facts["namespaces"], Value::Array(Vec::new()));
         assert_eq!(facts["other_root"], true);
         assert!(found(&examination["process"], "pytorch")["facts"]["version"].is_string());
-        agrees(ground, confined, "chroot");
+        agrees(environment, confined, "chroot");
     });
 }
 
 #[test]
 fn a_process_of_another_user_that_may_not_be_dumped_is_recorded_exactly() {
-    on_a_pytorch(|ground, pytorch| {
+    on_a_pytorch(|environment, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::OtherUser, &WORKLOAD) else {
             return;
         };
-        let process = doctor(ground, confined.pid());
+        let process = doctor(environment, confined.pid());
         assert_eq!(found(&process, "process")["facts"]["uid"], 65534);
-        agrees(ground, confined, "other user");
+        agrees(environment, confined, "other user");
     });
 }
 
 #[test]
 fn a_process_on_an_overlay_file_system_is_recorded_exactly_after_its_libraries_are_deleted() {
-    on_a_pytorch(|ground, pytorch| {
+    on_a_pytorch(|environment, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::Overlay, &WORKLOAD) else {
             return;
         };
         let loaded = |process: &Value| {
             assert!(found(process, "pytorch")["facts"]["version"].is_string());
         };
-        loaded(&doctor(ground, confined.pid()));
+        loaded(&doctor(environment, confined.pid()));
         for file in confined.loaded(&PROBED) {
-            let mut remove = confined.beside(Path::new("rm"));
+            let mut remove = confined.in_its_mounts(Path::new("rm"));
             Background::start(remove.arg(&file)).finish().succeeded();
         }
-        are_deleted(&doctor(ground, confined.pid()));
-        agrees(ground, confined, "overlay, deleted");
+        are_deleted(&doctor(environment, confined.pid()));
+        agrees(environment, confined, "overlay, deleted");
     });
 }
 
 #[test]
 fn a_process_whose_libraries_were_upgraded_since_is_recorded_exactly_by_those_that_it_has_loaded() {
-    on_a_pytorch(|ground, pytorch| {
+    on_a_pytorch(|environment, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::OwnLibraries, &WORKLOAD) else {
             return;
         };
@@ -168,7 +172,7 @@ fn a_process_whose_libraries_were_upgraded_since_is_recorded_exactly_by_those_th
             std::fs::write(&new, "a library of another version").expect("written");
             std::fs::rename(&new, &file).expect("replaced");
         }
-        let process = doctor(ground, confined.pid());
+        let process = doctor(environment, confined.pid());
         are_deleted(&process);
         let version = &found(&process, "pytorch")["facts"]["version"];
         assert_eq!(
@@ -176,21 +180,23 @@ fn a_process_whose_libraries_were_upgraded_since_is_recorded_exactly_by_those_th
             Value::Null,
             "the version may be that of the new files"
         );
-        agrees(ground, confined, "upgraded");
+        agrees(environment, confined, "upgraded");
     });
 }
 
 #[test]
-fn a_process_that_is_killed_while_it_is_looked_at_is_told_of_in_words() {
-    let Some(ground) = Ground::take() else { return };
+fn a_process_killed_during_inspection_is_reported_in_words() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     for after in [0, 2, 5, 10, 20, 50, 100, 200, 400, 800] {
         for verb in [&["doctor"][..], &["record", "-q", "-o", "/dev/null"]] {
             let wait = "print('up', flush=True); import time; time.sleep(600)";
-            let mut command = ground.pytorch().command();
+            let mut command = environment.pytorch().command();
             let mut target = Background::start(command.args(["-c", wait]));
             target.wait_for("up");
             let pid = target.pid().to_string();
-            let mut looking = ground.memprobe();
+            let mut looking = environment.memprobe();
             let looking = Background::start(looking.args(verb).args(["--pid", &pid]));
             std::thread::sleep(Duration::from_millis(after));
             drop(target);

@@ -6,8 +6,8 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::environment::TestEnvironment;
 use crate::events::{Event, parse_events};
-use crate::ground::Ground;
 use crate::process::{Background, Finished, wait_until};
 use crate::pytorch::PyTorch;
 
@@ -20,7 +20,7 @@ pub struct Recording {
     file: PathBuf,
 }
 
-impl Ground {
+impl TestEnvironment {
     /// Returns a command that starts memprobe.
     pub fn memprobe(&self) -> Command {
         let mut command = Command::new(&self.memprobe);

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::paused_workload::{Held, Saved, Truth};
 use crate::snapshot::{Row, Snapshot};
-use crate::standing::{Held, Saved, Truth};
 
 /// Result of a comparison.
 #[derive(Debug, Default)]
@@ -135,11 +135,11 @@ impl Comparison<'_> {
     /// Checks that the graph saves a tensor that Python does not hold.
     fn without_python(&mut self, row: &Row) {
         let truth = self.truth;
-        let kept = truth.saved.iter().any(|saved| is_saved(row, saved));
+        let is_saved_now = truth.saved.iter().any(|saved| is_saved(row, saved));
         let within = truth.within.iter().any(|part| is_saved(row, part));
-        if kept && row.kind == "saved" {
+        if is_saved_now && row.kind == "saved" {
             self.found.saved += 1;
-        } else if kept && !within {
+        } else if is_saved_now && !within {
             self.differ(format!("a tensor of the graph is no saved one: {row:?}"));
         } else if !within {
             self.differ(format!("nobody in the process has it: {row:?}"));
@@ -191,18 +191,18 @@ impl Comparison<'_> {
                 .tensors
                 .iter()
                 .any(|held| held.storage.is_some_and(|it| it.data == storage.data));
-            let keepers = truth
+            let retainers = truth
                 .saved
                 .iter()
                 .filter(|other| other.storage.is_some_and(|it| it.data == storage.data));
-            let keepers: Vec<&str> = keepers.map(|saved| saved.op.as_str()).collect();
+            let retainers: Vec<&str> = retainers.map(|saved| saved.op.as_str()).collect();
             let by = |row: &&Row| {
                 let by = row.saved_by.as_deref();
-                by.is_some_and(|by| keepers.iter().any(|keeper| by.contains(keeper)))
+                by.is_some_and(|by| retainers.iter().any(|retainer| by.contains(retainer)))
             };
             if !owned && !rows.iter().any(by) {
                 self.differ(format!(
-                    "that {keepers:?} keeps it is not said: {saved:?}, {rows:?}"
+                    "that {retainers:?} keeps it is not said: {saved:?}, {rows:?}"
                 ));
             }
         }
@@ -220,7 +220,7 @@ impl Comparison<'_> {
             let sum = snapshot.holds(&name);
             if sum != device.allocated {
                 self.found.differences.push(format!(
-                    "the rows of {name} come to {sum}, the allocator says {}",
+                    "the rows of {name} add up to {sum}, the allocator says {}",
                     device.allocated
                 ));
             }
@@ -230,7 +230,7 @@ impl Comparison<'_> {
                     row.storage
                         .is_some_and(|data| (start..start + size).contains(&data))
                 });
-                let holds: u64 = inside.map(|row| row.holds).sum();
+                let holds: u64 = inside.map(|row| row.allocated).sum();
                 if holds != size {
                     self.found.differences.push(format!(
                         "the block of {size} at {start:#x} is held with {holds}"

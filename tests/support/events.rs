@@ -92,7 +92,7 @@ impl Event {
 #[serde(deny_unknown_fields)]
 pub struct Inferred {
     /// `None` if no known function is on the stack.
-    #[serde(rename = "use")]
+    #[serde(rename = "purpose")]
     pub what: Option<String>,
     pub function: String,
     /// Library that contains the function.

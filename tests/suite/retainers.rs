@@ -3,14 +3,14 @@
 
 use std::path::Path;
 
-use memprobe_tests::ground::{Ground, On};
+use memprobe_tests::environment::{On, TestEnvironment};
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
 
 /// Returns the bytes that the list retains per iteration, which the program measures by emptying
 /// it.
-fn kept_an_iteration(stdout: &str) -> u64 {
+fn bytes_per_iteration(stdout: &str) -> u64 {
     let line = stdout.lines().find_map(|line| line.strip_prefix("kept "));
     let line = line.expect("what was kept");
     let (bytes, rest) = line.split_once(" in ").expect("bytes and iterations");
@@ -20,14 +20,14 @@ fn kept_an_iteration(stdout: &str) -> u64 {
 }
 
 /// Records until the process's objects were read twice; returns the program's output.
-fn record(ground: &Ground, pytorch: &PyTorch, folder: &Path) -> String {
+fn record(environment: &TestEnvironment, pytorch: &PyTorch, folder: &Path) -> String {
     let leak = ["leak.py", "--function", "--iterations", "16"];
-    ground.record_named(pytorch, &leak, folder, 2).stdout
+    environment.record_named(pytorch, &leak, folder, 2).stdout
 }
 
-fn growth(ground: &Ground, trace: &Path, format: &str) -> String {
-    let arguments = ["--by", "growth", "--all", "--format", format];
-    let mut command = ground.memprobe();
+fn growth(environment: &TestEnvironment, trace: &Path, format: &str) -> String {
+    let arguments = ["--by", "growth", "--limit", "all", "--format", format];
+    let mut command = environment.memprobe();
     command.arg("report").arg(trace).args(arguments);
     Background::start(&mut command).finish().succeeded().stdout
 }
@@ -40,41 +40,44 @@ fn number(value: &Value) -> u64 {
 
 #[test]
 fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives_back() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in ground.pytorches_on(On::Newest) {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Newest) {
         let folder = tempfile::tempdir().expect("a folder");
         let trace = folder.path().join("trace.json");
-        let each = kept_an_iteration(&record(&ground, pytorch, folder.path()));
-        let report: Value = serde_json::from_str(&growth(&ground, &trace, "json")).expect("JSON");
-        let kept = &report["devices"][0]["kept"];
-        let keepers = kept["keepers"].as_array().expect("keepers");
-        let of_losses = |keeper: &&Value| {
-            let by = keeper["by"].as_str().unwrap_or_default();
+        let each = bytes_per_iteration(&record(&environment, pytorch, folder.path()));
+        let report: Value =
+            serde_json::from_str(&growth(&environment, &trace, "json")).expect("JSON");
+        let retained = &report["devices"][0]["retainers"];
+        let retainers = retained["named"].as_array().expect("keepers");
+        let of_losses = |retainer: &&Value| {
+            let by = retainer["root"].as_str().unwrap_or_default();
             by.starts_with("leak.py:") && by.ends_with(" main() -> losses[*]")
         };
-        let losses: Vec<&Value> = keepers.iter().filter(of_losses).collect();
+        let losses: Vec<&Value> = retainers.iter().filter(of_losses).collect();
         let sum = |field: &str| losses.iter().map(|it| number(&it[field])).sum::<u64>();
         let own = losses.iter().find(|it| it["through"].is_null());
         let iterations = number(&own.expect("the losses themselves")["blocks"]);
-        assert!(iterations >= 10, "{iterations} losses: {kept:#}");
-        assert_eq!(sum("alone_bytes"), iterations * each, "{kept:#}");
+        assert!(iterations >= 10, "{iterations} losses: {retained:#}");
+        assert_eq!(sum("exclusive_bytes"), iterations * each, "{retained:#}");
         for it in &losses {
             assert_eq!(it["class"], "list", "{it:#}");
         }
         let through = |words: &str| {
             let found = losses.iter().find(|it| it["through"] == words);
-            found.unwrap_or_else(|| panic!("nothing through {words}: {kept:#}"))
+            found.unwrap_or_else(|| panic!("nothing through {words}: {retained:#}"))
         };
         let graph = through("grad_fn EnergyBackward");
         assert!(number(&graph["blocks"]) >= 5 * iterations, "{graph:#}");
         // The input of each loss is an attribute of `ctx`, not a saved tensor.
         let attribute = through("grad_fn EnergyBackward.ctx.x");
         assert_eq!(number(&attribute["blocks"]), iterations, "{attribute:#}");
-        assert_eq!(number(&attribute["alone_bytes"]), 512 * iterations);
-        let text = growth(&ground, &trace, "text");
+        assert_eq!(number(&attribute["exclusive_bytes"]), 512 * iterations);
+        let text = growth(&environment, &trace, "text");
         assert!(text.contains("list `losses` in leak.py:"), "{text}");
-        let told: u64 = keepers.iter().map(|it| number(&it["bytes"])).sum();
-        let rest = number(&kept["others_bytes"]) + number(&kept["nobody_bytes"]);
-        assert_eq!(told + rest, number(&kept["live_bytes"]));
+        let named: u64 = retainers.iter().map(|it| number(&it["bytes"])).sum();
+        let rest = number(&retained["others_bytes"]) + number(&retained["unknown_bytes"]);
+        assert_eq!(named + rest, number(&retained["live_bytes"]));
     }
 }

@@ -1,7 +1,7 @@
 //! Table of the workloads that are recorded from both sides, with the minimum numbers for a
 //! meaningful comparison.
 
-use crate::rehearsal::BothSides;
+use crate::gated_workload::BothSides;
 
 /// A training script that is compared event by event.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use memprobe_tests::bpf::{self, PROCESS_BYTES};
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::programs::{Family, Ledger};
@@ -13,14 +13,16 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 #[test]
-fn fifty_processes_that_start_allocate_fork_and_die_are_told_to_the_byte_and_leave_nothing() {
-    let Some(ground) = Ground::take() else { return };
+fn fifty_processes_that_start_allocate_fork_and_die_are_exact_and_leave_nothing() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let family = Family::build();
     let root = Background::start(&mut family.command(&["churn", "400", "50", "300"]));
     let run = family.path("run/");
     // Large enough for all records, however slowly memprobe reads on this machine.
     let options = ["--children", "--buffer-size", "256MiB"];
-    let mut recording = ground.record_unready(root.pid(), &run, &options);
+    let mut recording = environment.record_unready(root.pid(), &run, &options);
     recording.memprobe.wait_for("recording PID");
     let memprobe = recording.memprobe.pid();
     let held = bpf::held_by(memprobe);
@@ -47,8 +49,8 @@ fn fifty_processes_that_start_allocate_fork_and_die_are_told_to_the_byte_and_lea
     assert_eq!(lost(&printed.stderr), 0, "{}", printed.stderr);
     let ledgers = family.ledgers();
     assert_eq!(ledgers.len(), 800, "the churn itself went wrong");
-    assert_told(&ground.report(&run), &ledgers);
-    println!("{} processes were told to the byte", ledgers.len());
+    assert_recorded(&environment.report(&run), &ledgers);
+    println!("{} processes were exact to the byte", ledgers.len());
 }
 
 /// Counts the files of a directory that a process has open.
@@ -66,7 +68,7 @@ fn open_files(pid: u32, beginning: &str) -> usize {
 
 /// Asserts that each process has one recording, equal to its own account, and that no other
 /// recording exists.
-fn assert_told(report: &Value, ledgers: &[Ledger]) {
+fn assert_recorded(report: &Value, ledgers: &[Ledger]) {
     let recordings = report["recordings"].as_array().expect("recordings");
     assert_eq!(recordings.len(), ledgers.len(), "recordings");
     for ledger in ledgers {
@@ -99,11 +101,13 @@ fn assert_told(report: &Value, ledgers: &[Ledger]) {
 }
 
 #[test]
-fn eight_ranks_at_once_are_told_to_the_byte() {
-    let Some(ground) = Ground::take() else { return };
+fn eight_ranks_at_once_are_exact() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let family = Family::build();
     let run = family.path("run/");
-    let mut command = ground.memprobe();
+    let mut command = environment.memprobe();
     // Large enough for all records, however slowly memprobe reads on this machine.
     command.args(["record", "--buffer-size", "256MiB", "-o"]);
     command.arg(&run).arg("--").arg(family.path("family"));
@@ -113,16 +117,18 @@ fn eight_ranks_at_once_are_told_to_the_byte() {
     assert_eq!(lost(&printed.stderr), 0, "{}", printed.stderr);
     let ledgers = family.ledgers();
     assert_eq!(ledgers.len(), 8);
-    assert_told(&ground.report(&run), &ledgers);
+    assert_recorded(&environment.report(&run), &ledgers);
 }
 
 #[test]
 fn a_second_copy_of_the_libraries_in_the_same_process_is_probed_too() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let family = Family::build();
     let (allocator, runtime) = (family.copy("libc10.so"), family.copy("libcudart.so.13"));
     let file = family.path("trace.json");
-    let mut command = ground.memprobe();
+    let mut command = environment.memprobe();
     command.arg("record").arg("-o").arg(&file).arg("--");
     command
         .arg(family.path("family"))
@@ -130,7 +136,7 @@ fn a_second_copy_of_the_libraries_in_the_same_process_is_probed_too() {
     command.arg("copy").arg(allocator).arg(runtime).arg("1000");
     Background::start(&mut command).finish().succeeded();
     let ledgers = family.ledgers();
-    let report = ground.report(&file);
+    let report = environment.report(&file);
     assert_eq!(report["events"], ledgers[0].events + 1, "{report}");
     assert_eq!(report["devices"][0]["allocated"], ledgers[0].allocated);
     assert_eq!(report["disagreements"], 0);
@@ -138,7 +144,9 @@ fn a_second_copy_of_the_libraries_in_the_same_process_is_probed_too() {
 
 #[test]
 fn a_library_that_two_containers_share_is_probed_once() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let family = Family::build();
     let layers = family.path("layers");
     let Some(_mounted) = Mounted::layers(&layers) else {
@@ -163,11 +171,15 @@ fn a_library_that_two_containers_share_is_probed_once() {
     };
     let run = family.path("run/");
     let script = format!("{} & {} & wait", one(1), one(2));
-    let printed = record(&ground, &run, Command::new("bash").args(["-c", &script]));
+    let printed = record(
+        &environment,
+        &run,
+        Command::new("bash").args(["-c", &script]),
+    );
     assert!(printed.status.success(), "{}", printed.stderr);
     let ledgers = family.ledgers();
     assert_eq!(ledgers.len(), 2, "{}", printed.stderr);
-    assert_told(&ground.report(&run), &ledgers);
+    assert_recorded(&environment.report(&run), &ledgers);
 }
 
 /// Mounts, removed on drop.
@@ -223,11 +235,13 @@ impl Drop for Mounted {
 
 #[test]
 fn what_happened_before_the_probes_were_in_place_is_said() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let family = Family::build();
     let (allocator, runtime) = (family.copy("libc10.so"), family.copy("libcudart.so.13"));
     let run = family.path("run/");
-    let mut command = ground.memprobe();
+    let mut command = environment.memprobe();
     command
         .arg("record")
         .arg("-o")
@@ -247,7 +261,7 @@ fn what_happened_before_the_probes_were_in_place_is_said() {
     let pid = index(&run, &mut hasty);
     let printed = hasty.finish();
     kill(pid);
-    let recordings = ground.report(&run);
+    let recordings = environment.report(&run);
     let before = recordings["recordings"][0]["devices"][0]["before_attach"].as_u64();
     assert!(
         before == Some(0) || printed.stderr.contains("before the probes were in place"),
@@ -277,8 +291,10 @@ fn kill(pid: u32) {
 
 #[test]
 fn each_rank_of_torchrun_is_recorded_from_its_first_allocation() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
         let folder = tempfile::tempdir().expect("a folder");
         let run = folder.path().join("run/");
         let words = [
@@ -288,9 +304,9 @@ fn each_rank_of_torchrun_is_recorded_from_its_first_allocation() {
             "2",
             "ranks.py",
         ];
-        let printed = record(&ground, &run, pytorch.command().args(words));
+        let printed = record(&environment, &run, pytorch.command().args(words));
         assert!(printed.status.success(), "{}", printed.stderr);
-        let report = ground.report(&run);
+        let report = environment.report(&run);
         let recordings = report["recordings"].as_array().expect("recordings");
         assert_eq!(recordings.len(), 2, "{}", printed.stderr);
         for (rank, recording) in recordings.iter().enumerate() {
@@ -306,20 +322,22 @@ fn each_rank_of_torchrun_is_recorded_from_its_first_allocation() {
 
 #[test]
 fn processes_made_in_every_way_are_each_recorded_from_their_first_allocation() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
         let folder = tempfile::tempdir().expect("a folder");
         let run = folder.path().join("run/");
-        let printed = record(&ground, &run, pytorch.command().arg("generations.py"));
+        let printed = record(&environment, &run, pytorch.command().arg("generations.py"));
         assert_eq!(printed.status.code(), Some(4), "{}", printed.stderr);
-        let report = ground.report(&run);
+        let report = environment.report(&run);
         let recordings = report["recordings"].as_array().expect("recordings");
-        let told = printed
+        let announced = printed
             .stdout
             .lines()
             .filter(|line| line.starts_with("pid "));
-        let (out, told) = (&printed.stdout, told.count());
-        assert_eq!(recordings.len(), told, "{out}{}", printed.stderr);
+        let (out, announced) = (&printed.stdout, announced.count());
+        assert_eq!(recordings.len(), announced, "{out}{}", printed.stderr);
         for recording in recordings {
             assert_eq!(recording["devices"][0]["before_attach"], 0, "{recording}");
             let peak = &recording["devices"][0]["peak_allocated"];
@@ -346,8 +364,12 @@ fn processes_made_in_every_way_are_each_recorded_from_their_first_allocation() {
 }
 
 /// Records a command to a directory, to its end.
-fn record(ground: &Ground, run: &Path, command: &mut Command) -> memprobe_tests::process::Finished {
-    let mut memprobe = ground.memprobe();
+fn record(
+    environment: &TestEnvironment,
+    run: &Path,
+    command: &mut Command,
+) -> memprobe_tests::process::Finished {
+    let mut memprobe = environment.memprobe();
     memprobe.arg("record").arg("-o").arg(run).arg("--");
     memprobe.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
@@ -375,10 +397,12 @@ fn assert_holds(recording: &Value, said: &str) {
 
 #[test]
 fn a_file_holds_one_process_and_says_whom_it_leaves_out() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let family = Family::build();
     let file = family.path("trace.json");
-    let mut command = ground.memprobe();
+    let mut command = environment.memprobe();
     command.arg("record").arg("-o").arg(&file).arg("--");
     command
         .arg(family.path("family"))
@@ -391,7 +415,7 @@ fn a_file_holds_one_process_and_says_whom_it_leaves_out() {
         printed.stderr
     );
     assert!(printed.stderr.contains("-o run/"), "{}", printed.stderr);
-    let report = ground.report(&file);
+    let report = environment.report(&file);
     let ledgers = family.ledgers();
     let ledger = ledgers.iter().find(|ledger| report["pid"] == ledger.pid);
     let ledger = ledger.expect("one of the two");
@@ -399,8 +423,8 @@ fn a_file_holds_one_process_and_says_whom_it_leaves_out() {
 }
 
 #[test]
-fn of_a_program_without_python_doctor_says_what_is_told() {
-    let Some(ground) = Ground::without_pytorch() else {
+fn doctor_names_the_limits_of_a_program_without_python() {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };
     let family = Family::build();
@@ -408,7 +432,7 @@ fn of_a_program_without_python_doctor_says_what_is_told() {
     let waiting = Background::start(&mut family.command(&["ranks", "1", "1", "1"]));
     let pid = waiting.pid().to_string();
     let finding = wait_until("its libraries are there", || {
-        let printed = ground.run(&["doctor", "--pid", &pid, "--format", "json"]);
+        let printed = environment.run(&["doctor", "--pid", &pid, "--format", "json"]);
         let document: Value = serde_json::from_str(&printed.stdout).expect("it is JSON");
         let findings = document["process"]["findings"].as_array()?.clone();
         let of_python = |finding: &Value| finding["check"] == "python";
@@ -421,13 +445,15 @@ fn of_a_program_without_python_doctor_says_what_is_told() {
 
 #[test]
 fn a_directory_with_an_earlier_recording_is_not_written_to() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let family = Family::build();
     let run = family.path("run/");
     fs::create_dir(&run).expect("made");
     fs::write(run.join("index.json"), "{}").expect("written");
     let path = run.to_str().expect("UTF-8");
-    let error = ground
+    let error = environment
         .run(&["record", "-o", path, "--", "true"])
         .one_clear_error();
     assert!(error.contains("rm -r"), "{error}");

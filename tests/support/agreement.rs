@@ -196,8 +196,8 @@ fn compare_stack(theirs: &[TraceFrame], ours: &Event) -> Result<(), &'static str
     if ours.stack_truncated.unwrap_or(false) != deep {
         return Err("whether the stack is whole");
     }
-    let kept = &theirs[..theirs.len().min(MOST_FRAMES)];
-    if ours.stack == kept {
+    let expected = &theirs[..theirs.len().min(MOST_FRAMES)];
+    if ours.stack == expected {
         Ok(())
     } else {
         Err("stack")

@@ -1,0 +1,303 @@
+//! Options that several verbs share: same name, same short form, same meaning everywhere.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use clap::{Arg, Args, ValueEnum};
+
+use crate::pipeline;
+use crate::report::{Colour, Top};
+
+/// `--detail`.
+#[derive(Args, Clone, Copy)]
+pub(super) struct DetailOption {
+    /// Detail of each block. Cost to the process: `tensors` a trap for each new tensor, `full` also a copy of the stack
+    /// for each block without a tensor
+    #[arg(long, value_enum, default_value_t = Detail::Lines)]
+    detail: Detail,
+}
+
+/// Detail of each block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Detail {
+    /// The line that allocated it
+    Lines,
+    /// Also shape, dtype and requested bytes of the tensor
+    Tensors,
+    /// Also the purpose of blocks without a tensor: workspace of a library, resized storage, scratch
+    Full,
+}
+
+impl DetailOption {
+    pub(super) fn detail(self) -> pipeline::Detail {
+        match self.detail {
+            Detail::Lines => pipeline::Detail::Lines,
+            Detail::Tensors => pipeline::Detail::Tensors,
+            Detail::Full => pipeline::Detail::Full,
+        }
+    }
+}
+
+/// `--graph` and `--no-graph`.
+#[derive(Args, Clone, Copy)]
+pub(super) struct GraphOption {
+    /// Attribute memory of backward passes to lines of the forward pass
+    #[arg(long, overrides_with = "no_graph")]
+    graph: bool,
+    /// Attribute it to the line that calls backward(). Saves the process two traps for each operation of autograd
+    #[arg(long, overrides_with = "graph")]
+    no_graph: bool,
+}
+
+impl GraphOption {
+    /// The choice of the user, else `default`.
+    pub(super) fn graph_or(self, default: pipeline::Graph) -> pipeline::Graph {
+        match (self.graph, self.no_graph) {
+            (true, _) => pipeline::Graph::Followed,
+            (_, true) => pipeline::Graph::Ignored,
+            (false, false) => default,
+        }
+    }
+}
+
+/// `--names` and `--no-names`.
+#[derive(Args, Clone, Copy)]
+pub(super) struct NamesOption {
+    /// Read the objects of each process now and then: names and kinds of tensors, and what keeps them alive
+    ///
+    /// Each reading pauses the process for a fraction of a second. memprobe reads at the first call of a module, at
+    /// optimizer steps 2, 16, 128 and so on, and at the end of a recording that ends before the process.
+    #[arg(long, overrides_with = "no_names")]
+    names: bool,
+    /// Never pause a process to read its objects
+    #[arg(long, overrides_with = "names")]
+    no_names: bool,
+}
+
+impl NamesOption {
+    /// True if the user wants names, or `default` without a choice.
+    pub(super) fn names_or(self, default: bool) -> bool {
+        match (self.names, self.no_names) {
+            (true, _) => true,
+            (_, true) => false,
+            (false, false) => default,
+        }
+    }
+}
+
+/// `--no-driver`.
+#[derive(Args, Clone, Copy)]
+pub(super) struct DriverOption {
+    /// Put no probe into libcuda. For processes in which another tool rewrites its functions (UCX in NIXL, UCC and Open
+    /// MPI); CUDA memory of NCCL, cuBLAS and the like is then not seen
+    #[arg(long)]
+    no_driver: bool,
+}
+
+impl DriverOption {
+    pub(super) fn calls(self) -> pipeline::DriverCalls {
+        if self.no_driver {
+            pipeline::DriverCalls::LeftAlone
+        } else {
+            pipeline::DriverCalls::Probed
+        }
+    }
+}
+
+/// `--cpu`.
+#[derive(Args, Clone, Copy)]
+pub(super) struct CpuOption {
+    /// Also CPU tensors, as a device of their own; works without CUDA
+    #[arg(long)]
+    pub(super) cpu: bool,
+}
+
+impl CpuOption {
+    pub(super) fn allocators(self) -> pipeline::Allocators {
+        if self.cpu {
+            pipeline::Allocators::CudaAndCpu
+        } else {
+            pipeline::Allocators::Cuda
+        }
+    }
+}
+
+/// `--buffer-size`.
+#[derive(Args, Clone, Copy)]
+pub(super) struct BufferOption {
+    /// Room for unread events; raise it if events are lost
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_buffer_size)]
+    pub(super) buffer_size: u32,
+}
+
+/// `--format`. A verb that writes fewer formats than all says so with [`formats`].
+#[derive(Args, Clone, Copy)]
+pub(super) struct FormatOption {
+    /// Output format
+    #[arg(short, long)]
+    pub(super) format: Option<Format>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// For people (default)
+    Text,
+    /// One JSON document
+    Json,
+    /// One JSON object a row
+    Jsonl,
+    /// Comma-separated values
+    Csv,
+}
+
+impl FormatOption {
+    pub(super) fn or_text(self) -> Format {
+        self.format.unwrap_or(Format::Text)
+    }
+}
+
+/// Limits `--format` to what a verb writes.
+pub(super) fn formats(allowed: &'static [Format]) -> impl FnOnce(Arg) -> Arg {
+    let names = allowed.iter().filter_map(Format::to_possible_value);
+    let names = PossibleValuesParser::new(names);
+
+    move |arg| arg.value_parser(names.try_map(move |name| Format::from_str(&name, false)))
+}
+
+/// Marks a flag as the default in its help.
+pub(super) fn is_default(arg: Arg) -> Arg {
+    let help = arg.get_help().map(ToString::to_string);
+    arg.help(format!("{} [default]", help.unwrap_or_default()))
+}
+
+/// `--limit`.
+#[derive(Args, Clone, Copy)]
+pub(super) struct LimitOption {
+    /// Rows of each table, or `all`
+    #[arg(short = 'n', long, value_name = "N|all", value_parser = parse_limit)]
+    pub(super) limit: Option<Top>,
+}
+
+/// `--no-fold`.
+#[derive(Args, Clone, Copy)]
+pub(super) struct FoldOption {
+    /// Show equal rows one by one, instead of one row for all
+    #[arg(long)]
+    pub(super) no_fold: bool,
+}
+
+/// Columns and colours of standard output.
+pub(super) struct StdoutStyle {
+    /// `None` if standard output is no terminal.
+    pub(super) columns: Option<usize>,
+    pub(super) colour: Colour,
+}
+
+impl StdoutStyle {
+    pub(super) fn detect() -> Self {
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+            && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb");
+        let size = rustix::termios::tcgetwinsize(std::io::stdout());
+        let columns = size.map_or(0, |size| usize::from(size.ws_col));
+        Self {
+            columns: (columns > 0).then_some(columns),
+            colour: if wanted && std::io::stdout().is_terminal() {
+                Colour::Ansi
+            } else {
+                Colour::Plain
+            },
+        }
+    }
+}
+
+/// Parses the number of a process.
+pub(super) fn parse_pid(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(pid) if pid > 0 => Ok(pid),
+        _ => Err(
+            "give the number of one running process, such as 1234; `pgrep -f train.py` finds it"
+                .to_owned(),
+        ),
+    }
+}
+
+/// Parses a number of rows, or `all`.
+fn parse_limit(text: &str) -> Result<Top, String> {
+    match (text, text.parse()) {
+        ("all", _) => Ok(Top::All),
+        (_, Ok(rows)) if rows > 0 => Ok(Top::Rows(rows)),
+        _ => Err("give a number of rows from 1 up, or all".to_owned()),
+    }
+}
+
+/// Parses a number of levels.
+pub(super) fn parse_depth(text: &str) -> Result<usize, String> {
+    let depth = text.parse();
+    depth
+        .map_err(|_| "give a number of levels, such as 2; 0 shows the outermost modules".to_owned())
+}
+
+/// Parses a duration: `30s`, `5m`, `1h 30m`, or a plain number of seconds.
+pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
+    const GIVE: &str = "give a time such as 30s, 5m or 1h";
+    if let Ok(seconds) = text.parse::<f64>() {
+        return Duration::try_from_secs_f64(seconds).map_err(|_| GIVE.to_owned());
+    }
+    humantime::parse_duration(text).map_err(|error| format!("{error}; {GIVE}"))
+}
+
+/// Parses a size of the ring buffer: `8M`, `64MiB`, or a plain number of bytes.
+fn parse_buffer_size(text: &str) -> Result<u32, String> {
+    const MOST: u64 = 1 << 30;
+    let bytes = text.parse::<bytesize::ByteSize>().map(|size| size.as_u64());
+    match bytes.map(|bytes| (bytes, u32::try_from(bytes))) {
+        Ok((4096..=MOST, Ok(size))) => Ok(size),
+        _ => Err("give 4 KiB to 1 GiB, such as 64MiB".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_people_write_them() {
+        assert_eq!(parse_duration("30s"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse_duration("2"), Ok(Duration::from_secs(2)));
+        assert_eq!(parse_duration("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("1h 30m"), Ok(Duration::from_secs(5400)));
+        for wrong in ["-1", "soon"] {
+            let error = parse_duration(wrong).unwrap_err();
+            assert!(
+                error.ends_with("give a time such as 30s, 5m or 1h"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn ring_buffer_sizes_are_bounded() {
+        assert_eq!(parse_buffer_size("8MiB"), Ok(8 << 20));
+        for wrong in ["1", "2GiB", "much"] {
+            assert!(parse_buffer_size(wrong).unwrap_err().starts_with("give "));
+        }
+    }
+
+    #[test]
+    fn limits_are_a_number_of_rows_or_all() {
+        assert_eq!(parse_limit("3"), Ok(Top::Rows(3)));
+        assert_eq!(parse_limit("all"), Ok(Top::All));
+        for wrong in ["0", "-1", "many"] {
+            assert!(parse_limit(wrong).unwrap_err().starts_with("give "));
+        }
+    }
+
+    #[test]
+    fn processes_are_named_by_number() {
+        assert_eq!(parse_pid("1234"), Ok(1234));
+        for wrong in ["0", "train.py", "1234\n1235"] {
+            assert!(parse_pid(wrong).unwrap_err().starts_with("give "));
+        }
+    }
+}

@@ -1,11 +1,11 @@
-//! What a program is told of the probe that it runs for: one word.
+//! Cookies: one word that each probe passes to its program.
 
-/// What the programs are told of a probed function of CUDA: the cookie of its probes.
+/// The cookie of the probes of a function of CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaCookie {
     /// Names the function to user space.
     pub function: u8,
-    /// Whether somebody wants to know who called.
+    /// The record needs the stack of the caller.
     pub wants_stack: bool,
     /// The function makes the context of argument 0 current. A call within another call of CUDA puts it
     /// into the outer call's [`CudaRecord::context`](crate::CudaRecord::context).
@@ -29,7 +29,7 @@ impl CudaCookie {
     const ARGUMENT_SHIFT: u32 = 16;
     const BYTES_SHIFT: u32 = 24;
 
-    /// As one word.
+    /// Packs the cookie into one word.
     pub const fn to_word(self) -> u64 {
         let mut word = self.function as u64;
         if self.wants_stack {
@@ -45,7 +45,7 @@ impl CudaCookie {
         word
     }
 
-    /// What [`Self::to_word`] gave.
+    /// Unpacks a word of [`Self::to_word`].
     pub const fn of_word(word: u64) -> Self {
         Self {
             function: word as u8,
@@ -62,34 +62,34 @@ impl CudaCookie {
     }
 }
 
-/// What the program is told of a tracepoint of PyTorch's allocator: the cookie of its probe.
+/// The cookie of the probe of a tracepoint of PyTorch's allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TracepointCookie {
     /// Names the tracepoint to user space, among the functions of CUDA.
     pub function: u8,
-    /// Where its values are found, in the order of the record's arguments; as many as there are.
+    /// Locations of its values, in the order of the record's arguments; `None` after the last.
     pub operands: [Option<Operand>; TracepointCookie::OPERANDS],
 }
 
-/// Where a tracepoint has a value: in a register, or in memory beside what a register points to.
+/// Location of a tracepoint's value: a register, or memory at an offset from the address in a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
-    /// One of [`Operand::REGISTERS`], by its place there.
+    /// One of [`Operand::REGISTERS`], by its index there.
     pub register: u8,
-    /// For memory: bytes from where the register points, -1024 to 1023.
+    /// For memory: bytes from the address in the register, -1024 to 1023.
     pub offset: Option<i16>,
     /// Bytes of the value: 1, 2, 4 or 8.
     pub width: u8,
 }
 
 impl Operand {
-    /// The registers, as the program has them in a row.
+    /// The registers, in the program's order.
     pub const REGISTERS: [&'static str; 16] = [
         "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12",
         "r13", "r14", "r15",
     ];
 
-    /// The offsets that there is room for.
+    /// The offsets that fit into a cookie.
     pub const OFFSETS: core::ops::RangeInclusive<i16> = -1024..=1023;
 
     const IN_MEMORY: u64 = 1 << 4;
@@ -132,7 +132,7 @@ impl TracepointCookie {
     const OPERAND_BITS: u32 = 18;
     const COUNT_SHIFT: u32 = Self::FUNCTION_BITS + Self::OPERANDS as u32 * Self::OPERAND_BITS;
 
-    /// As one word.
+    /// Packs the cookie into one word.
     pub const fn to_word(self) -> u64 {
         let mut word = self.function as u64;
         let mut at = 0;
@@ -146,7 +146,7 @@ impl TracepointCookie {
         word | (at as u64) << Self::COUNT_SHIFT
     }
 
-    /// What [`Self::to_word`] gave.
+    /// Unpacks a word of [`Self::to_word`].
     pub const fn of_word(word: u64) -> Self {
         let mut operands = [None; Self::OPERANDS];
         let mut at = 0;
@@ -165,12 +165,12 @@ impl TracepointCookie {
         word as u8
     }
 
-    /// How many values such a word tells of.
+    /// Number of values in such a word.
     pub const fn count_of(word: u64) -> usize {
         (word >> Self::COUNT_SHIFT) as usize
     }
 
-    /// One of the values that such a word tells of, counted from 0.
+    /// Location of value `at` in such a word, counted from 0.
     pub const fn operand_of(word: u64, at: usize) -> Operand {
         let bits = word >> Self::shift(at);
         Operand::of_bits(bits & ((1 << Self::OPERAND_BITS) - 1))
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_of_cuda_comes_out_of_its_cookie_as_it_went_in() {
+    fn a_cuda_cookie_survives_packing() {
         let described = Some(Description {
             argument: 1,
             bytes: 40,
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tracepoint_comes_out_of_its_cookie_as_it_went_in() {
+    fn a_tracepoint_cookie_survives_packing() {
         let operand = |register, offset, width| {
             Some(Operand {
                 register,

@@ -1,5 +1,5 @@
-//! The plain data that crosses the kernel boundary: what memprobe's eBPF programs write and
-//! user space reads, and the other way round.
+//! The plain data that crosses the kernel boundary: the records that memprobe's eBPF programs write for
+//! user space, and the configuration that they read.
 //!
 //! `repr(C)`, explicit padding, sizes asserted, integers only: the reader checks every value
 //! before it becomes an enum.
@@ -9,11 +9,11 @@ mod cookie;
 
 pub use cookie::{CudaCookie, Description, Operand, TracepointCookie};
 
-/// The most Python frames of a stack that are told.
+/// Most Python frames of a stack that user space shows.
 pub const MAX_FRAMES: usize = 128;
 
-/// The most frames that are walked: those of the interpreter that are no Python (3.12 has one for
-/// each call from C) are walked too, and left out in user space.
+/// Most frames of a stack that the programs walk. That includes the interpreter's own frames (3.12 has one for
+/// each call from C), which user space leaves out.
 pub const MAX_WALKED: usize = 192;
 
 /// Bytes of an interpreter frame that hold every field the walk needs, on CPython 3.9 to 3.15.
@@ -25,7 +25,7 @@ pub const THREAD_STATE: usize = 264;
 /// Kinds of record in the ring buffer: the first byte of each.
 pub mod record {
     /// [`super::MemoryRecord`]: a block was handed out (`size > 0`) or taken back (`size < 0`). A
-    /// [`super::ShapeRecord`] follows where it is handed out for a tensor whose shape is known.
+    /// [`super::ShapeRecord`] follows if it is handed out for a tensor of known shape.
     pub const BLOCK: u8 = 1;
     /// [`super::MemoryRecord`]: the allocator ran out of memory; `size` is the request. A
     /// [`super::ShapeRecord`] follows as for a block.
@@ -44,24 +44,23 @@ pub mod record {
     /// [`super::MemoryRecord`]: the CPU allocator handed out a block of `size` bytes. A
     /// [`super::ShapeRecord`] follows as for [`BLOCK`].
     pub const CPU_BLOCK: u8 = 8;
-    /// [`super::MemoryRecord`]: the CPU allocator is about to take a block back; its size is not told.
+    /// [`super::MemoryRecord`]: the CPU allocator is about to take a block back; the record has no size.
     pub const CPU_FREE: u8 = 9;
     /// [`super::BlockStackRecord`]: as [`BLOCK`] for a block that is handed out for no tensor, with a piece of
     /// the thread's stack.
     pub const BLOCK_WITH_STACK: u8 = 10;
     /// [`super::NodeMadeRecord`]: an operation of the forward pass made a node of autograd's graph.
     pub const NODE_MADE: u8 = 11;
-    /// [`super::NodeEnteredRecord`]: what a thread's memory records name by [`super::MemoryRecord::node`].
+    /// [`super::NodeEnteredRecord`]: the node that a thread's memory records name in [`super::MemoryRecord::node`].
     pub const NODE_ENTERED: u8 = 12;
-    /// [`super::MarkRecord`]: PyTorch said what the program is about to do.
+    /// [`super::MarkRecord`]: PyTorch named the work that the program is about to do.
     pub const MARK: u8 = 13;
-    /// [`super::ProcessRecord`]: a watched process made another (`fork`, `vfork`, `clone`), which is
+    /// [`super::ProcessRecord`]: a watched process made a child (`fork`, `vfork`, `clone`). The child is
     /// watched from its first instruction on.
     pub const FORKED: u8 = 32;
     /// [`super::ProcessRecord`]: a watched process runs another program now (`execve`).
     pub const EXECUTED: u8 = 33;
-    /// [`super::ProcessRecord`]: the last thread of a watched process is ending: nothing of it comes
-    /// after this.
+    /// [`super::ProcessRecord`]: the last thread of a watched process is ending. This is its last record.
     pub const EXITED: u8 = 34;
     /// [`super::ProcessRecord`]: the dynamic loader of a process has mapped libraries, or is about
     /// to.
@@ -71,7 +70,7 @@ pub mod record {
     pub const FOUND: u8 = 36;
 }
 
-/// What a [`MemoryRecord`]'s `stack` means.
+/// Meaning of a [`MemoryRecord`]'s `stack`.
 pub mod stack_state {
     /// No stack was asked for.
     pub const NONE: u8 = 0;
@@ -86,7 +85,7 @@ pub mod stack_state {
     pub const UNREADABLE: u8 = 4;
     /// The process has no [`super::PythonConfig`].
     pub const UNKNOWN_PYTHON: u8 = 5;
-    /// The stack was walked, but the ring buffer had no room for its frames.
+    /// The stack was walked, but the ring buffer had no space for its frames.
     pub const LOST: u8 = 6;
 }
 
@@ -99,8 +98,8 @@ pub const DEVICE_TYPE_CUDA: u8 = 1;
 /// The device byte of records that cannot know their device.
 pub const DEVICE_UNKNOWN: u8 = 0xff;
 
-/// A call of a function of CUDA that succeeded: the outermost one, where such functions call each
-/// other. What the numbers mean depends on the function; user space knows.
+/// A call of a function of CUDA that succeeded: the outermost one, if such functions call each
+/// other. The meaning of the numbers depends on the function; user space knows it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaRecord {
@@ -124,7 +123,7 @@ pub struct CudaRecord {
     pub entered_ns: u64,
     /// The arguments that came in registers.
     pub args: [u64; 6],
-    /// Where it returned to.
+    /// The return address.
     pub caller: u64,
     /// The words above the return address at the entry: arguments that came on the stack.
     pub on_stack: [u64; 3],
@@ -134,9 +133,9 @@ pub struct CudaRecord {
     /// The context that the last function with [`CudaCookie::sets_context`] within this call was called with:
     /// 0 where there was none, [`CudaRecord::NO_CONTEXT`] for a null pointer.
     pub context: u64,
-    /// What the first argument points to, when it returned.
+    /// Words at the address in the first argument, when it returned.
     pub out: [u64; 4],
-    /// What the second argument points to, when it returned.
+    /// The word at the address in the second argument, when it returned.
     pub second_out: u64,
     /// Hash of the Python stack, or what [`stack_state`] says.
     pub stack: u64,
@@ -147,14 +146,14 @@ impl CudaRecord {
     pub const NO_CONTEXT: u64 = u64::MAX;
 }
 
-/// Bytes of a thread's stack that are copied at most.
+/// Most bytes of a thread's stack that a record has.
 pub const STACK_COPY: usize = 16 << 10;
 
-/// As [`STACK_COPY`], for a block without a tensor. Who asked for it lies 2 to 4 KiB from the allocator's report (measured on
-/// PyTorch 2.15.0).
+/// Like [`STACK_COPY`], for a block without a tensor. The frame that requested it lies 2 to 4 KiB from the allocator's
+/// report (measured on PyTorch 2.15.0).
 pub const BLOCK_STACK_COPY: usize = 8 << 10;
 
-/// What a thread's stack is unwound from.
+/// The input for unwinding a thread's stack.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadStack<const N: usize> {
@@ -202,8 +201,8 @@ pub struct MemoryRecord {
     pub tid: u32,
     /// Process, in the initial PID namespace.
     pub tgid: u32,
-    /// What autograd's engine was evaluating on this thread: the number by which the last [`NodeEnteredRecord`] of
-    /// the thread told it; 0 where it evaluated nothing, or that is not known.
+    /// The node that autograd's engine was evaluating on this thread: [`NodeEnteredRecord::number`] of the thread's
+    /// last such record. 0 if it evaluated nothing, or the node is unknown.
     pub node: u32,
     /// `bpf_ktime_get_ns`.
     pub time_ns: u64,
@@ -237,17 +236,17 @@ pub struct NodeMadeRecord {
     pub pad2: u32,
     /// The `torch::autograd::Node`.
     pub node: u64,
-    /// By which it is known again: a later node at the same address has another.
+    /// Identity of the node: a later node at the same address has another.
     pub identity: u64,
     /// Hash of the Python stack, or what [`stack_state`] says.
     pub stack: u64,
 }
 
-/// Where a `torch::autograd::PyNode` keeps the Python object of its `torch.autograd.Function`: bytes into the node, from
-/// PyTorch 2.13 on and before (torch/csrc/autograd/python_function.h).
+/// Byte offsets in a `torch::autograd::PyNode` of the pointer to the Python object of its `torch.autograd.Function`:
+/// from PyTorch 2.13 on, and before (torch/csrc/autograd/python_function.h).
 pub const PYTHON_OBJECTS: [u64; 2] = [0x70, 0x1d8];
 
-/// A node that autograd's engine evaluates, told with the first memory record of the thread in which it does.
+/// A node that autograd's engine evaluates. Sent before the thread's first memory record of the evaluation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeEnteredRecord {
@@ -259,23 +258,23 @@ pub struct NodeEnteredRecord {
     pub tid: u32,
     /// Process, in the initial PID namespace.
     pub tgid: u32,
-    /// What [`MemoryRecord::node`] will name it by.
+    /// Name of the evaluation in [`MemoryRecord::node`].
     pub number: u32,
     /// The `torch::autograd::Node`.
     pub node: u64,
-    /// As [`NodeMadeRecord::identity`].
+    /// Like [`NodeMadeRecord::identity`].
     pub identity: u64,
     /// The virtual table of its class.
     pub table: u64,
-    /// If it is a `PyNode`, the type of its Python object is one of these: what lies at
-    /// [`PYTHON_OBJECTS`] leads to them. 0 where nothing does.
+    /// Types of the Python objects behind the pointers at [`PYTHON_OBJECTS`]; 0 if there is none. If the node is a
+    /// `PyNode`, one of them is the type of its object.
     pub python_types: [u64; 2],
 }
 
 /// Bytes of the longest name of a mark, with the zero byte at its end.
 pub const MARK_NAME: usize = 96;
 
-/// What PyTorch calls something that it is about to do (`record_function`).
+/// PyTorch's name of the work that it is about to do (`record_function`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkRecord {
@@ -299,23 +298,22 @@ pub struct MarkRecord {
     pub name: [u8; MARK_NAME],
 }
 
-/// The most dimensions of a tensor whose sizes are told.
+/// Most dimensions whose sizes a record has.
 pub const MAX_DIMENSIONS: usize = 8;
 
-/// What a [`ShapeRecord`]'s `layout` means.
+/// Meaning of a [`ShapeRecord`]'s `layout`.
 pub mod shape_layout {
     /// There is no shape.
     pub const NONE: u8 = 0;
     /// Elements lie side by side: there are as many as the product of the sizes.
     pub const DENSE: u8 = 1;
-    /// Strides were given: `extent` says how far they reach.
+    /// Strides were given; `extent` is their reach.
     pub const STRIDED: u8 = 2;
     /// The sizes or strides could not be read.
     pub const UNREADABLE: u8 = 3;
 }
 
-/// What PyTorch was asked for when it began to make a tensor. As it stood in the process: nothing
-/// here has been checked.
+/// The request for a tensor, as PyTorch passed it to the function that makes tensors. Nothing here has been checked.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShapeRecord {
@@ -327,11 +325,11 @@ pub struct ShapeRecord {
     pub dtype: u8,
     /// Zero.
     pub pad: u8,
-    /// Dimensions; of those beyond [`MAX_DIMENSIONS`] the sizes are not told.
+    /// Dimensions; the record has the sizes of the first [`MAX_DIMENSIONS`].
     pub dimensions: u32,
-    /// Elements from the first to the last, for [`shape_layout::STRIDED`] with all sizes told.
+    /// Elements from the first to the last, for [`shape_layout::STRIDED`] with all sizes in the record.
     pub extent: u64,
-    /// The sizes of the first dimensions; what follows them means nothing.
+    /// The sizes of the first dimensions; the rest is undefined.
     pub sizes: [u64; MAX_DIMENSIONS],
 }
 
@@ -359,9 +357,9 @@ pub struct StackHead {
     pub grad: u8,
     /// Process.
     pub tgid: u32,
-    /// What [`MemoryRecord::stack`] will name this stack by.
+    /// Name of this stack in [`MemoryRecord::stack`].
     pub hash: u64,
-    /// The code object of the frames that name a module in its place ([`FrameRecord::module`]).
+    /// The code object of the frames that name a module instead ([`FrameRecord::module`]).
     pub module_call: u64,
 }
 
@@ -374,25 +372,25 @@ pub mod grad_bit {
     pub const INFERENCE: u8 = 2;
 }
 
-/// Whether PyTorch takes note of a thread's operations, to go back through them later.
+/// Recording of a thread's operations by PyTorch, for a later backward pass.
 pub mod grad_mode {
     /// Not known.
     pub const UNKNOWN: u8 = 0;
-    /// It does.
+    /// On.
     pub const ENABLED: u8 = 1;
-    /// It does not (`torch.no_grad()`).
+    /// Off (`torch.no_grad()`).
     pub const DISABLED: u8 = 2;
-    /// It does not, and never can (`torch.inference_mode()`).
+    /// Off, and its tensors can never be recorded (`torch.inference_mode()`).
     pub const INFERENCE: u8 = 3;
 }
 
-/// One interpreter frame as it stood.
+/// A copy of one interpreter frame.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameRecord {
     /// Address of the code object in the low 56 bits, `owner` of the frame in the high 8. (User
     /// addresses on x86-64 have at most 56 bits, also with five-level paging.) With
-    /// [`Self::CALLS_MODULE`] the address is that of a module, and the code object is
+    /// [`Self::CALLS_MODULE`] it is the address of a module instead, and the code object is
     /// [`StackHead::module_call`].
     pub code_and_owner: u64,
     /// The frame's instruction pointer (`prev_instr` or `instr_ptr`); before 3.11 the word that
@@ -402,7 +400,7 @@ pub struct FrameRecord {
 }
 
 impl FrameRecord {
-    /// How far `owner` is shifted in [`Self::code_and_owner`].
+    /// The lowest bit of `owner` in [`Self::code_and_owner`].
     pub const OWNER_SHIFT: u32 = 56;
 
     /// The bit of [`Self::code_and_owner`] that a call of a `torch.nn.Module` has. No owner has it.
@@ -416,7 +414,7 @@ impl FrameRecord {
         }
     }
 
-    /// The module that is called: what the call knows as `self`, as it stood.
+    /// The module that is called: the address of the call's `self`.
     pub const fn module(&self) -> Option<u64> {
         match self.code_and_owner & Self::CALLS_MODULE {
             0 => None,
@@ -424,7 +422,7 @@ impl FrameRecord {
         }
     }
 
-    /// Of a call of a module, adds the class of that; `None` becomes 0.
+    /// Sets the class of the module that is called; `None` becomes 0.
     pub const fn set_class(&mut self, class: Option<u64>) {
         let class = match class {
             Some(class) => class << Self::CLASS_SHIFT,
@@ -433,12 +431,12 @@ impl FrameRecord {
         self.instr = class | self.low_instr();
     }
 
-    /// Of a call of a module, the class of that: its `ob_type`; 0 where it could not be read.
+    /// The class of the module that is called: its `ob_type`; 0 if it could not be read.
     pub const fn class(&self) -> u64 {
         self.instr >> Self::CLASS_SHIFT
     }
 
-    /// Of a call of a module, the low 16 bits of what other frames have in [`Self::instr`].
+    /// For a call of a module, the low 16 bits of the value that other frames have in [`Self::instr`].
     pub const fn low_instr(&self) -> u64 {
         self.instr & ((1 << Self::CLASS_SHIFT) - 1)
     }
@@ -455,37 +453,37 @@ impl FrameRecord {
     }
 }
 
-/// Room for [`MAX_WALKED`] frames.
-pub const FRAME_ROOM: usize = MAX_WALKED.next_power_of_two();
+/// Space for [`MAX_WALKED`] frames.
+pub const FRAME_CAPACITY: usize = MAX_WALKED.next_power_of_two();
 
-/// A whole stack record as the kernel side builds it; only the frames in use are sent.
+/// A stack record as the programs build it; only the frames in use are sent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StackRecord {
-    /// What follows.
+    /// The head.
     pub head: StackHead,
     /// Innermost first. As long as a power of two, so that an index can be masked: the verifier
     /// follows that.
-    pub frames: [FrameRecord; FRAME_ROOM],
+    pub frames: [FrameRecord; FRAME_CAPACITY],
 }
 
-/// One stretch of the target's memory, as it stood.
+/// A copy of a stretch of the target's memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch<const N: usize> {
-    /// Where it lies.
+    /// Its address.
     pub address: u64,
-    /// How many bytes of it could be read.
+    /// Number of bytes that could be read.
     pub length: u64,
-    /// What lies there; zero behind `length`.
+    /// The bytes; zero from `length` on.
     pub bytes: [u8; N],
 }
 
 /// Bytes of a code object that hold every field that is read, on CPython 3.9 to 3.15.
 pub const CODE_HEAD: usize = 208;
 
-/// A code object that a sent stack names, and what it points to, just before it is freed: user
-/// space may not have read it yet, and its address can come to hold another one.
+/// A code object of a sent stack, with its names and lines, just before it is freed. User
+/// space may not have read it yet, and another one may be allocated at its address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeRecord {
@@ -505,20 +503,20 @@ pub struct CodeRecord {
     pub lines: Stretch<2048>,
 }
 
-/// Where a CPython keeps what the stack walk needs. Byte offsets; data, not code, so that one
+/// Layout of a CPython, for the stack walk: byte offsets. Data, not code, so that one
 /// program serves every version.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PythonConfig {
-    /// The way from a thread's pointer to the word that holds its thread state: the first is added
-    /// to the thread pointer, each further one to what is read there.
+    /// Steps from a thread's pointer to the word that holds its thread state: the first is added
+    /// to the thread pointer, each further one to the word read at the step before.
     pub tss_steps: [i32; 3],
-    /// How many of [`Self::tss_steps`] there are: 1 to 3.
+    /// Number of [`Self::tss_steps`]: 1 to 3.
     pub tss_count: u32,
     /// `PyThreadState.thread_id`.
     pub ts_thread_id: u16,
-    /// A second word by which a thread state is known again: `PyThreadState.native_thread_id`, or
-    /// `.id` where there is none.
+    /// A second word that identifies a thread state: `PyThreadState.native_thread_id`, or
+    /// `.id` if there is none.
     pub ts_identity: u16,
     /// `PyThreadState.cframe`, `.current_frame` or `.frame`.
     pub ts_frame: u16,
@@ -552,10 +550,10 @@ pub struct PythonConfig {
 }
 
 impl PythonConfig {
-    /// An offset of something that this version does not have.
+    /// The offset of a field that this version does not have.
     pub const NONE: u16 = 0xffff;
 
-    /// Of a process without a Python that memprobe knows.
+    /// Layout for a process without a Python that memprobe knows.
     pub const UNKNOWN: Self = Self {
         tss_steps: [0; 3],
         tss_count: 0,
@@ -576,8 +574,8 @@ impl PythonConfig {
         pad: 0,
     };
 
-    /// Where the first variable of a frame lies, if that is within its header: before 3.11 it lies behind
-    /// much else.
+    /// Offset of a frame's first variable, if it is within the header. Before 3.11 it lies behind
+    /// it.
     pub const fn first_local_in_header(&self) -> Option<u16> {
         const LAST: u16 = (FRAME_HEADER - 8) as u16;
         match self.f_first_local {
@@ -587,7 +585,7 @@ impl PythonConfig {
     }
 }
 
-/// Something in the life of a process.
+/// An event in the life of a process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessRecord {
@@ -597,7 +595,7 @@ pub struct ProcessRecord {
     pub pad: [u8; 3],
     /// The process, in the initial PID namespace.
     pub tgid: u32,
-    /// The process that made it, for [`record::FORKED`]; otherwise zero.
+    /// The parent process, for [`record::FORKED`]; otherwise zero.
     pub parent: u32,
     /// Zero.
     pub pad2: u32,
@@ -605,33 +603,32 @@ pub struct ProcessRecord {
     pub time_ns: u64,
 }
 
-/// What the programs know of one process they watch.
+/// Configuration of one watched process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessConfig {
-    /// How to walk its Python stacks.
+    /// Layout of its Python.
     pub python: PythonConfig,
-    /// Counts up with every code object of a sent stack that is freed, from a number that no other
-    /// process had (the time): part of every stack's hash, so that a stack is sent anew when an
-    /// address in it may have come to mean another code object, and in every process that comes to
-    /// have this number.
+    /// Part of every stack's hash. Counts up with every freed code object of a sent stack, from a number that no
+    /// other process had (the time). So a stack is sent again when an address in it may belong to another code
+    /// object, and when another process has this tgid.
     pub generation: u64,
-    /// Where its autograd threads keep the `GraphTask` that they work for; module 0 where that is
-    /// not known.
+    /// The variable with the `GraphTask` that a thread of autograd works for; module 0 if it is
+    /// unknown.
     pub graph_task: ThreadLocal,
-    /// Where its threads keep `c10::AutogradState`'s byte of modes ([`grad_bit`]); module 0 where that is not
-    /// known.
+    /// The variable with a thread's byte of modes of `c10::AutogradState` ([`grad_bit`]); module 0 if it is
+    /// unknown.
     pub autograd_state: ThreadLocal,
-    /// Of [`process_flag`].
+    /// Bits of [`process_flag`].
     pub flags: u64,
-    /// The code object that every call of a `torch.nn.Module` passes, with the module as its first
-    /// variable; 0 where it is not known.
+    /// The code object in which every call of a `torch.nn.Module` runs, with the module as its first
+    /// variable; 0 if it is unknown.
     pub module_call: u64,
 }
 
 /// Bits of [`ProcessConfig::flags`].
 pub mod process_flag {
-    /// The processes that this one makes are watched too, with all that is known of this one.
+    /// Child processes are watched too, with a copy of this configuration.
     pub const CHILDREN: u64 = 1;
     /// The memory of the CPU allocator is watched too.
     pub const CPU: u64 = 2;
@@ -639,36 +636,36 @@ pub mod process_flag {
     pub const BLOCK_STACKS: u64 = 4;
 }
 
-/// Where every thread of a process keeps a variable of one library.
+/// A thread-local variable of one library of a process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadLocal {
     /// The library's number among those with thread-local storage.
     pub module: u64,
-    /// Of the variable, in the library's block.
+    /// Byte offset of the variable in the library's block.
     pub offset: u64,
 }
 
 /// Indices of the counters that the programs keep.
 pub mod counter {
-    /// Memory records for which the ring buffer had no room.
+    /// Memory records for which the ring buffer had no space.
     pub const EVENTS_LOST: u32 = 0;
-    /// Stack records, and those of who waits in `backward()`, of autograd's nodes and of marks, for which the
-    /// ring buffer had no room.
+    /// Records of stacks, of threads in `backward()`, of autograd's nodes and of marks, for which the
+    /// ring buffer had no space.
     pub const STACKS_LOST: u32 = 1;
-    /// Records of the life of processes for which the ring buffer had no room.
+    /// Records of the life of processes for which the ring buffer had no space.
     pub const PROCESSES_LOST: u32 = 2;
-    /// Processes that could not be watched because as many are as there is room for.
+    /// Processes that could not be watched because the map of processes was full.
     pub const PROCESSES_REFUSED: u32 = 3;
-    /// Events of threads for which there was no room: their calls or stacks are not known.
+    /// Events of threads for which the map of threads was full: their calls or stacks are unknown.
     pub const THREADS_REFUSED: u32 = 4;
-    /// The key of what one process lost, by [`EVENTS_LOST`] or [`STACKS_LOST`].
+    /// The key of one process's losses of [`EVENTS_LOST`] or [`STACKS_LOST`].
     #[must_use]
     pub const fn of_process(tgid: u32, index: u32) -> u64 {
         (index as u64) << 32 | tgid as u64
     }
 
-    /// How many counters there are.
+    /// Number of counters.
     pub const COUNT: u32 = 5;
 }
 
@@ -681,7 +678,7 @@ const _: () = {
     assert!(size_of::<ShapedRecord>() == 144);
     assert!(size_of::<StackHead>() == 24);
     assert!(size_of::<FrameRecord>() == 16);
-    assert!(size_of::<StackRecord>() == 24 + 16 * FRAME_ROOM);
+    assert!(size_of::<StackRecord>() == 24 + 16 * FRAME_CAPACITY);
     assert!(size_of::<Stretch<CODE_HEAD>>() == 16 + CODE_HEAD);
     assert!(size_of::<CodeRecord>() == 8 + 4 * 16 + CODE_HEAD + 320 + 160 + 2048);
     assert!(size_of::<PythonConfig>() == 48);

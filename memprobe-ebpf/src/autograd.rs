@@ -1,49 +1,13 @@
-//! Autograd's engine: which thread waits in `backward()` while the engine's own threads, which
-//! run no Python, allocate for it. A `GraphTask` links the two.
+//! Autograd's state of the current thread: its modes, and the `GraphTask` that it works for.
 
-use aya_ebpf::helpers::bpf_ktime_get_ns;
-use aya_ebpf::macros::uprobe;
-use aya_ebpf::programs::ProbeContext;
-use memprobe_common::{DEVICE_UNKNOWN, MemoryRecord, ProcessConfig, grad_bit, grad_mode, record};
+use memprobe_common::{ProcessConfig, grad_bit, grad_mode};
 
-use crate::lifecycle::watched;
-use crate::python::walk;
 use crate::read::{user_byte, user_word};
-use crate::ring::send;
-use crate::thread::{Caller, Thread};
+use crate::state::Thread;
 use crate::thread_local;
 
-/// `intrusive_ptr<Future> torch::autograd::Engine::execute_with_graph_task(const
-/// shared_ptr<GraphTask>& graph_task, …)`: the calling thread stays inside until the backward pass
-/// is done (torch/csrc/autograd/engine.cpp@v2.15.0). The result's address is the hidden first
-/// argument, the engine the second.
-#[uprobe]
-pub fn engine_execute(ctx: ProbeContext) -> u32 {
-    let caller = Caller::current();
-    let Some(process) = watched(caller) else {
-        return 0;
-    };
-    let graph_task = ctx.arg::<u64>(2).unwrap_or(0);
-    // SAFETY: the context of a uprobe holds the registers.
-    let stack = walk(process, caller, unsafe { (*ctx.regs).rsp });
-    send(MemoryRecord {
-        kind: record::BACKWARD,
-        device: DEVICE_UNKNOWN,
-        stack_state: stack.state,
-        tid: caller.tid,
-        tgid: caller.tgid,
-        // SAFETY: takes no arguments.
-        time_ns: unsafe { bpf_ktime_get_ns() },
-        // A shared_ptr begins with its pointer.
-        addr: user_word(graph_task).unwrap_or(0),
-        stack: stack.hash,
-        ..MemoryRecord::default()
-    });
-    0
-}
-
 /// The `GraphTask` that the current thread works for, from the engine's thread-local
-/// `current_graph_task`; 0 where that is not known.
+/// `current_graph_task`; 0 if it is unknown.
 #[inline(always)]
 pub fn current_graph_task(process: &ProcessConfig, thread: &mut Thread) -> u64 {
     if thread.graph_task == 0 {
@@ -56,7 +20,7 @@ pub fn current_graph_task(process: &ProcessConfig, thread: &mut Thread) -> u64 {
     user_word(thread.graph_task).unwrap_or(0)
 }
 
-/// One of `grad_mode`: what `torch.is_grad_enabled()` and `torch.is_inference_mode_enabled()` say on the
+/// One of `grad_mode`: the answers of `torch.is_grad_enabled()` and `torch.is_inference_mode_enabled()` on the
 /// current thread.
 #[inline(always)]
 pub fn grad(process: &ProcessConfig, thread: &mut Thread) -> u8 {

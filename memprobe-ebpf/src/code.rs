@@ -1,10 +1,8 @@
-//! CPython's code objects on their way out.
+//! CPython's code objects, just before they are freed.
 //!
-//! A stack names code objects by address, and user space reads them a moment later. One that is
-//! freed in between takes its names along, and its address may at once belong to another. So what
-//! a sent stack names is copied when it is freed, and later stacks get other hashes.
-
-use core::arch::asm;
+//! A stack names code objects by address, and user space reads them a moment later. If one is freed in
+//! between, its names are gone, and its address may at once belong to another. So the program copies a code object
+//! of a sent stack when it is freed, and gives later stacks other hashes.
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
@@ -12,9 +10,9 @@ use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{CodeRecord, Stretch, counter, record};
 
+use crate::context::{Caller, Entry as _};
 use crate::maps::{PROCESSES, RECORDS, SENT_CODES, sent_code};
-use crate::ring::lose;
-use crate::thread::Caller;
+use crate::ring::{add_one, count_loss};
 
 /// `PyCode_Type.tp_dealloc`, which is `code_dealloc(PyCodeObject *co)`
 /// (Objects/codeobject.c@v3.9.18 to @v3.15.2).
@@ -24,10 +22,9 @@ pub fn code_freed(ctx: ProbeContext) -> u32 {
     let Some(process) = PROCESSES.get_ptr_mut(&caller.tgid) else {
         return 0;
     };
-    let code = ctx.arg::<u64>(0).unwrap_or(0);
+    let code = ctx.argument(0);
     let key = sent_code(caller.tgid, code);
-    // SAFETY: the value is only tested for presence.
-    if unsafe { SENT_CODES.get(&key) }.is_none() {
+    if SENT_CODES.get_ptr(&key).is_none() {
         return 0;
     }
     let _ = SENT_CODES.remove(&key);
@@ -37,14 +34,10 @@ pub fn code_freed(ctx: ProbeContext) -> u32 {
         if (*process).module_call == code {
             (&raw mut (*process).module_call).write_volatile(0);
         }
-    }
-    // SAFETY: 8 aligned bytes of a map value; other CPUs count it up too, hence atomically.
-    unsafe {
-        let generation = &raw mut (*process).generation;
-        asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) generation, in(reg) 1u64);
+        add_one(&raw mut (*process).generation);
     }
     let Some(mut entry) = RECORDS.reserve::<CodeRecord>(0) else {
-        lose(counter::STACKS_LOST);
+        count_loss(counter::STACKS_LOST);
         return 0;
     };
     let record = entry.as_mut_ptr();
@@ -76,7 +69,7 @@ pub fn code_freed(ctx: ProbeContext) -> u32 {
     0
 }
 
-/// Copies a stretch of the target's memory, up to the end of its page if what lies behind that
+/// Copies a stretch of the target's memory, up to the end of its page if the next page
 /// cannot be read.
 ///
 /// # Safety

@@ -1,66 +1,50 @@
 //! CUDA's functions that manage memory, of libcudart and of libcuda: one program for all entries
 //! and one for all returns, told apart by the cookies of their probes.
 //!
-//! These functions call each other: the runtime calls the driver, and its own functions too. One
-//! allocation is told once, by the outermost call, and only if that succeeds. What the arguments
-//! mean is left to user space.
+//! These functions call each other: the runtime calls the driver, and its own functions too. Only the outermost
+//! call of an allocation is sent, and only if it succeeds. User space knows the meaning of the arguments.
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
-use aya_ebpf::helpers::bpf_ktime_get_ns;
-use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
 use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};
 use memprobe_common::{CudaCookie, CudaRecord, CudaStackRecord, counter, record, stack_state};
 
-use crate::maps::{CALLS, PROCESSES, RECORDS};
+use crate::context::{Caller, Entry as _, Registers as _, now_ns};
+use crate::diagnostic;
+use crate::maps::{CALLS, RECORDS};
+use crate::process::{self, is_watched};
 use crate::python::walk;
 use crate::read::{user_bytes, user_word, user_words};
-use crate::ring::lose;
+use crate::ring::count_loss;
 use crate::stack;
-use crate::thread::Caller;
-
-/// A call into CUDA that has not returned yet: the outermost of its thread.
-#[repr(C)]
-pub struct PendingCall {
-    /// The stack pointer at its entry, where its return address lies.
-    pub stack_pointer: u64,
-    /// What is known of it.
-    pub record: CudaRecord,
-}
+use crate::state::PendingCall;
 
 /// A function of CUDA is entered.
 #[uprobe]
 pub fn cuda_enter(ctx: ProbeContext) -> u32 {
     let caller = Caller::current();
-    // SAFETY: the value is only tested for presence.
-    if unsafe { PROCESSES.get(&caller.tgid) }.is_none() {
+    if !is_watched(&caller.tgid) {
+        diagnostic::not_watched();
         return 0;
     }
-    // SAFETY: the context of a uprobe holds the registers.
-    let (stack_pointer, cookie) = unsafe {
-        let regs = &*ctx.regs;
-        (regs.rsp, bpf_get_attach_cookie(ctx.regs.cast()))
-    };
-    let cookie = CudaCookie::of_word(cookie);
+    let stack_pointer = ctx.stack_pointer();
+    let cookie = CudaCookie::of_word(ctx.cookie());
     if let Some(outer) = outer_call(caller, stack_pointer) {
         if cookie.sets_context {
-            let context = match ctx.arg(0) {
-                Some(0) => CudaRecord::NO_CONTEXT,
-                context => context.unwrap_or(0),
+            outer.record.context = match ctx.argument(0) {
+                0 => CudaRecord::NO_CONTEXT,
+                context => context,
             };
-            // SAFETY: a map value; only this thread uses it.
-            unsafe { (*outer).record.context = context };
         }
         return 0;
     }
-    let argument = |index: usize| ctx.arg::<u64>(index).unwrap_or(0);
     let args = [
-        argument(0),
-        argument(1),
-        argument(2),
-        argument(3),
-        argument(4),
-        argument(5),
+        ctx.argument(0),
+        ctx.argument(1),
+        ctx.argument(2),
+        ctx.argument(3),
+        ctx.argument(4),
+        ctx.argument(5),
     ];
     let top: [u64; 4] = user_words(stack_pointer).unwrap_or_default();
     let described = cookie.description.map(|described| {
@@ -81,8 +65,7 @@ pub fn cuda_enter(ctx: ProbeContext) -> u32 {
             wants_stack: u8::from(cookie.wants_stack),
             tid: caller.tid,
             tgid: caller.tgid,
-            // SAFETY: takes no arguments.
-            entered_ns: unsafe { bpf_ktime_get_ns() },
+            entered_ns: now_ns(),
             args,
             caller: top[0],
             on_stack: [top[1], top[2], top[3]],
@@ -91,27 +74,32 @@ pub fn cuda_enter(ctx: ProbeContext) -> u32 {
         },
     };
     if CALLS.insert(&caller.tid, &call, 0).is_err() {
-        lose(counter::EVENTS_LOST);
+        count_loss(counter::EVENTS_LOST);
     }
     0
 }
 
-/// The call into CUDA that the thread is in already.
-///
-/// A call that was left by a jump (`longjmp`, an exception) never returns; it must not hide those
-/// that follow. One that is still going on lies above on the stack, and its return address has
-/// been replaced by the kernel with that of its trampoline, which begins a page
-/// (`get_trampoline_vaddr`, kernel/events/uprobes.c).
+/// The call into CUDA that the thread is in. A program asks once: the reference is the only one.
 #[inline(always)]
-fn outer_call(caller: Caller, stack_pointer: u64) -> Option<*mut PendingCall> {
-    const IN_PAGE: u64 = 4095;
+fn pending_call(caller: Caller) -> Option<&'static mut PendingCall> {
     let call = CALLS.get_ptr_mut(&caller.tid)?;
     // SAFETY: a map value; only this thread uses it.
-    let outer = unsafe { (*call).stack_pointer };
-    if outer < stack_pointer {
+    Some(unsafe { &mut *call })
+}
+
+/// The call into CUDA that the thread is in, if it still goes on.
+///
+/// A call that was left by a jump (`longjmp`, an exception) never returns; it must not hide those
+/// that follow. One that still goes on lies above on the stack, and the kernel has replaced its return address
+/// with that of its trampoline, which begins a page (`get_trampoline_vaddr`, kernel/events/uprobes.c).
+#[inline(always)]
+fn outer_call(caller: Caller, stack_pointer: u64) -> Option<&'static mut PendingCall> {
+    const IN_PAGE: u64 = 4095;
+    let call = pending_call(caller)?;
+    if call.stack_pointer < stack_pointer {
         return None;
     }
-    let returns_to = user_word(outer)?;
+    let returns_to = user_word(call.stack_pointer)?;
     (returns_to != 0 && returns_to & IN_PAGE == 0).then_some(call)
 }
 
@@ -119,33 +107,29 @@ fn outer_call(caller: Caller, stack_pointer: u64) -> Option<*mut PendingCall> {
 #[uretprobe]
 pub fn cuda_return(ctx: RetProbeContext) -> u32 {
     let caller = Caller::current();
-    // SAFETY: the context of a uprobe holds the registers.
-    let (stack_pointer, frame_pointer) = unsafe { ((*ctx.regs).rsp, (*ctx.regs).rbp) };
-    let Some(call) = CALLS.get_ptr_mut(&caller.tid) else {
+    let stack_pointer = ctx.stack_pointer();
+    let Some(call) = pending_call(caller) else {
         return 0;
     };
-    // SAFETY: a map value; only this thread uses it.
-    let call = unsafe { &mut *call };
     // The return address is off the stack by now.
     if call.stack_pointer.wrapping_add(8) != stack_pointer {
         return 0;
     }
-    // Both APIs answer with an int that is 0 for success.
+    // Both APIs return an int that is 0 for success.
     if ctx.ret::<u64>() as u32 == 0 {
         complete(&mut call.record);
-        tell(caller, &mut call.record, stack_pointer, frame_pointer);
+        send(caller, &mut call.record, stack_pointer, ctx.frame_pointer());
     }
     let _ = CALLS.remove(&caller.tid);
     0
 }
 
-/// Reads what the call has written.
+/// Reads the results of the call.
 #[inline(always)]
 fn complete(call: &mut CudaRecord) {
-    // SAFETY: takes no arguments.
-    call.time_ns = unsafe { bpf_ktime_get_ns() };
+    call.time_ns = now_ns();
     let out = call.args[0];
-    // Most functions write one word; what lies behind it is of no meaning then, and may not be there.
+    // Most functions write one word. The words behind it mean nothing then, and may not be mapped.
     call.out = match user_words(out) {
         Some(words) => words,
         None => [user_word(out).unwrap_or(0), 0, 0, 0],
@@ -153,21 +137,17 @@ fn complete(call: &mut CudaRecord) {
     call.second_out = user_word(call.args[1]).unwrap_or(0);
 }
 
-/// Sends the call, with the Python stack or, where the thread runs no Python, a copy of its stack.
+/// Sends the call, with the Python stack or, if the thread runs no Python, a copy of its stack.
 #[inline(always)]
-fn tell(caller: Caller, call: &mut CudaRecord, stack_pointer: u64, frame_pointer: u64) {
+fn send(caller: Caller, call: &mut CudaRecord, stack_pointer: u64, frame_pointer: u64) {
     if call.wants_stack != 0 {
-        // SAFETY: user space changes an entry only before its process is probed.
-        let Some(process) = (unsafe { PROCESSES.get(&caller.tgid) }) else {
+        let Some(process) = process::find(&caller.tgid) else {
             return;
         };
         let stack = walk(process, caller, stack_pointer);
         call.stack_state = stack.state;
-        call.stack = stack.hash;
-        let runs_python = stack.state == stack_state::PYTHON || stack.state == stack_state::LOST;
-        let works_for_python = stack.state == stack_state::NO_FRAMES && stack.hash != 0;
-        if !runs_python && !works_for_python && tell_with_stack(call, stack_pointer, frame_pointer)
-        {
+        call.stack = stack.word;
+        if !stack.leads_to_python() && send_with_stack(call, stack_pointer, frame_pointer) {
             return;
         }
     }
@@ -179,15 +159,15 @@ fn tell(caller: Caller, call: &mut CudaRecord, stack_pointer: u64, frame_pointer
         .output::<[u8]>(bytes, u64::from(BPF_RB_NO_WAKEUP))
         .is_err()
     {
-        lose(counter::EVENTS_LOST);
+        count_loss(counter::EVENTS_LOST);
     }
 }
 
-/// Sends the call with a copy of the stack, if there is room for one.
+/// Sends the call with a copy of the stack, if the ring buffer has space for one.
 #[inline(always)]
-fn tell_with_stack(call: &mut CudaRecord, stack_pointer: u64, frame_pointer: u64) -> bool {
+fn send_with_stack(call: &mut CudaRecord, stack_pointer: u64, frame_pointer: u64) -> bool {
     let Some(mut entry) = stack::reserve::<CudaStackRecord>() else {
-        lose(counter::STACKS_LOST);
+        count_loss(counter::STACKS_LOST);
         return false;
     };
     let record = entry.as_mut_ptr();

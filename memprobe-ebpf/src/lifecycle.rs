@@ -1,74 +1,31 @@
-//! Which processes are watched, from their first instruction to the end of their last thread.
+//! The life of watched processes, from their first instruction to the end of their last thread.
 //!
-//! A child is watched before it runs, so that not one of its events is lost however long user space
-//! takes to hear of it; what is known of its parent holds for it, since its memory is a copy.
+//! A child is watched before it runs, so that none of its events is lost however late user space
+//! learns of it. Its parent's configuration holds for it, since its memory is a copy.
 
-use aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP;
-use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_kernel};
+use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::macros::{raw_tracepoint, uprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext};
-use memprobe_common::{
-    ProcessConfig, ProcessRecord, PythonConfig, ThreadLocal, counter, process_flag, record,
-};
+use memprobe_common::{ProcessConfig, PythonConfig, counter, process_flag, record};
 
+use crate::context::{Caller, now_ns};
+use crate::diagnostic;
 use crate::maps::{
-    LOADS, PROCESSES, RECORDS, THREADS, live_offset, pid_offset, signal_offset, tgid_offset,
-    watch_all,
+    LOADS, PROCESSES, THREADS, live_offset, pid_offset, signal_offset, tgid_offset, watch_all,
 };
+use crate::process::{self, UNKNOWN_VARIABLE, is_watched, send_event};
 use crate::ring::count;
-use crate::thread::Caller;
-
-/// What is known of the calling process, if it is watched. Where all are that use a probed library,
-/// it is watched from here on.
-#[inline(always)]
-pub fn watched(caller: Caller) -> Option<&'static ProcessConfig> {
-    // SAFETY: entries change where no program of their process runs, or field by field.
-    if let Some(process) = unsafe { PROCESSES.get(&caller.tgid) } {
-        return Some(process);
-    }
-    if watch_all() == 0 {
-        return None;
-    }
-    let process = ProcessConfig {
-        // SAFETY: takes no arguments.
-        generation: unsafe { bpf_ktime_get_ns() },
-        flags: process_flag::CHILDREN,
-        ..UNKNOWN
-    };
-    if PROCESSES.insert(&caller.tgid, &process, 0).is_err() {
-        count(counter::PROCESSES_REFUSED);
-        return None;
-    }
-    tell(record::FOUND, caller.tgid, 0);
-    // SAFETY: as above.
-    unsafe { PROCESSES.get(&caller.tgid) }
-}
-
-/// A process of which nothing is known.
-const UNKNOWN: ProcessConfig = ProcessConfig {
-    python: PythonConfig::UNKNOWN,
-    generation: 0,
-    graph_task: NOWHERE,
-    autograd_state: NOWHERE,
-    flags: 0,
-    module_call: 0,
-};
-
-const NOWHERE: ThreadLocal = ThreadLocal {
-    module: 0,
-    offset: 0,
-};
 
 /// `sched_process_fork(struct task_struct *parent, struct task_struct *child)`: before the child
 /// runs (`kernel_clone` in kernel/fork.c). The parent is the caller.
 #[raw_tracepoint(tracepoint = "sched_process_fork")]
 pub fn process_forked(ctx: RawTracePointContext) -> i32 {
     let caller = Caller::current();
-    // SAFETY: entries change where no program of their process runs, or field by field.
-    let Some(parent) = (unsafe { PROCESSES.get(&caller.tgid) }) else {
+    let Some(parent) = process::find(&caller.tgid) else {
         return 0;
     };
     if parent.flags & process_flag::CHILDREN == 0 {
+        diagnostic::child_not_watched();
         return 0;
     }
     let child: u64 = ctx.arg(1);
@@ -88,15 +45,14 @@ pub fn process_forked(ctx: RawTracePointContext) -> i32 {
         return 0;
     }
     let process = ProcessConfig {
-        // SAFETY: takes no arguments.
-        generation: unsafe { bpf_ktime_get_ns() },
+        generation: now_ns(),
         ..*parent
     };
     if PROCESSES.insert(&tgid, &process, 0).is_err() {
         count(counter::PROCESSES_REFUSED);
         return 0;
     }
-    tell(record::FORKED, tgid, caller.tgid);
+    send_event(record::FORKED, tgid, caller.tgid);
     0
 }
 
@@ -108,19 +64,19 @@ pub fn process_executed(ctx: RawTracePointContext) -> i32 {
     let Some(process) = PROCESSES.get_ptr_mut(&caller.tgid) else {
         return 0;
     };
-    // What was known of the thread is of the memory before.
+    // The thread's state is about the memory before.
     let before: u32 = ctx.arg::<i32>(1) as u32;
     let _ = THREADS.remove(&before);
     let _ = THREADS.remove(&caller.tid);
     // SAFETY: a map value; the process has no other thread that could use it.
     unsafe {
         (*process).python = PythonConfig::UNKNOWN;
-        (*process).graph_task = NOWHERE;
-        (*process).autograd_state = NOWHERE;
+        (*process).graph_task = UNKNOWN_VARIABLE;
+        (*process).autograd_state = UNKNOWN_VARIABLE;
         (*process).module_call = 0;
-        (*process).generation = bpf_ktime_get_ns();
+        (*process).generation = now_ns();
     }
-    tell(record::EXECUTED, caller.tgid, 0);
+    send_event(record::EXECUTED, caller.tgid, 0);
     0
 }
 
@@ -130,8 +86,7 @@ pub fn process_executed(ctx: RawTracePointContext) -> i32 {
 pub fn thread_exited(ctx: RawTracePointContext) -> i32 {
     let caller = Caller::current();
     let _ = THREADS.remove(&caller.tid);
-    // SAFETY: the value is only tested for presence.
-    if unsafe { PROCESSES.get(&caller.tgid) }.is_none() {
+    if !is_watched(&caller.tgid) {
         return 0;
     }
     let task: u64 = ctx.arg(0);
@@ -143,9 +98,9 @@ pub fn thread_exited(ctx: RawTracePointContext) -> i32 {
     if living != Ok(0) {
         return 0;
     }
-    // Of threads that end together one comes first.
+    // If several threads end together, only the first removal succeeds.
     if PROCESSES.remove(&caller.tgid).is_ok() {
-        tell(record::EXITED, caller.tgid, 0);
+        send_event(record::EXITED, caller.tgid, 0);
     }
     0
 }
@@ -154,11 +109,10 @@ pub fn thread_exited(ctx: RawTracePointContext) -> i32 {
 /// and once they are mapped, before their code runs (elf/dl-debug.c in glibc).
 #[uprobe]
 pub fn library_mapped(_: ProbeContext) -> u32 {
-    /// How often a program calls it while it starts.
+    /// Calls while a program starts.
     const STARTING: u32 = 2;
     let tgid = Caller::current().tgid;
-    // SAFETY: the value is only tested for presence.
-    if unsafe { PROCESSES.get(&tgid) }.is_none() {
+    if !is_watched(&tgid) {
         if watch_all() == 0 {
             return 0;
         }
@@ -169,27 +123,6 @@ pub fn library_mapped(_: ProbeContext) -> u32 {
             return 0;
         }
     }
-    tell(record::LIBRARY_MAPPED, tgid, 0);
+    send_event(record::LIBRARY_MAPPED, tgid, 0);
     0
-}
-
-/// Sends a record of a process's life; the reader is woken.
-#[inline(always)]
-fn tell(kind: u8, tgid: u32, parent: u32) {
-    let record = ProcessRecord {
-        kind,
-        pad: [0; 3],
-        tgid,
-        parent,
-        pad2: 0,
-        // SAFETY: takes no arguments.
-        time_ns: unsafe { bpf_ktime_get_ns() },
-    };
-    match RECORDS.reserve::<ProcessRecord>(0) {
-        Some(mut entry) => {
-            entry.write(record);
-            entry.submit(u64::from(BPF_RB_FORCE_WAKEUP));
-        }
-        None => count(counter::PROCESSES_LOST),
-    }
 }

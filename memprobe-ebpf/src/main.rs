@@ -1,34 +1,50 @@
-//! memprobe's eBPF programs: uprobes on PyTorch's caching allocator, on CUDA and on
-//! autograd's engine, each telling user space what happened and on which line of Python.
+//! memprobe's eBPF programs: uprobes on PyTorch's caching allocator, on CUDA and on autograd's engine.
+//! Each sends user space an event and the Python stack behind it.
 //!
-//! One file a probe family; `lifecycle` says which processes are watched, `python` walks the interpreter's frames, `thread` keeps what is known
-//! of a thread between events, `ring` sends.
+//! Files depend on each other in one direction, downwards in this table:
+//!
+//! | files | contents (a file of programs is one probe family) |
+//! |---|---|
+//! | `allocator`, `backward`, `code`, `cpu`, `cuda`, `lifecycle`, `mark`, `nodes`, `shape`, `tracepoint` | programs |
+//! | `evaluation` | the node of autograd's graph that a thread evaluates |
+//! | `python` | the walk of the interpreter's frames |
+//! | `process`, `scratch`, `autograd`, `thread_local` | the state of the calling process and thread |
+//! | `ring`, `stack`, `diagnostic` | records and messages on their way to user space |
+//! | `maps`, `read`, `context`, `verifier` | the kernel's interface |
+//! | `state` | the structures behind the maps |
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
 
 mod allocator;
 mod autograd;
+mod backward;
 mod code;
+mod context;
 mod cpu;
 mod cuda;
+mod diagnostic;
+mod evaluation;
 mod lifecycle;
 mod maps;
 mod mark;
 mod nodes;
+mod process;
 mod python;
 mod read;
 mod ring;
+mod scratch;
 mod shape;
 mod stack;
-mod thread;
+mod state;
 mod thread_local;
 mod tracepoint;
+mod verifier;
 
+/// Never called: the verifier accepts no program that can reach a panic, since this loop has no end.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // SAFETY: the programs have no panicking path that the verifier would accept as reachable.
-    unsafe { core::hint::unreachable_unchecked() }
+    loop {}
 }
 
 #[unsafe(link_section = "license")]

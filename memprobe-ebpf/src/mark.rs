@@ -1,21 +1,20 @@
-//! What PyTorch says about the program: it wraps the steps of optimizers and the batches of data
-//! loaders in a `record_function` of its own, whether a profiler runs or not.
+//! PyTorch's own marks: it wraps the steps of optimizers and the batches of data
+//! loaders in a `record_function`, whether a profiler runs or not.
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
-use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::helpers::generated::bpf_probe_read_user_str;
 use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{MARK_NAME, MarkRecord, counter, record};
 
-use crate::lifecycle::watched;
+use crate::context::{Caller, Entry as _, Registers as _, now_ns};
 use crate::maps::RECORDS;
+use crate::process::watched;
 use crate::python::walk;
 use crate::read::user_word;
-use crate::ring::lose;
-use crate::thread::Caller;
+use crate::ring::count_loss;
 
-/// The names begin so: `Optimizer.step#Adam.step`, `Optimizer.zero_grad#Adam.zero_grad`
+/// The first letters of the names: `Optimizer.step#Adam.step`, `Optimizer.zero_grad#Adam.zero_grad`
 /// (torch/optim/optimizer.py@v2.15.0), `enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__`
 /// (torch/utils/data/dataloader.py@v2.15.0).
 const BEGINNINGS: [[u8; 8]; 2] = [*b"Optimize", *b"enumerat"];
@@ -26,8 +25,7 @@ const BEGINNINGS: [[u8; 8]; 2] = [*b"Optimize", *b"enumerat"];
 /// zero byte, in either of libstdc++'s layouts.
 #[uprobe]
 pub fn record_function_enter(ctx: ProbeContext) -> u32 {
-    let name = ctx.arg::<u64>(1).unwrap_or(0);
-    let Some(letters) = user_word(name) else {
+    let Some(letters) = user_word(ctx.argument(1)) else {
         return 0;
     };
     let Some(beginning) = user_word(letters) else {
@@ -40,10 +38,9 @@ pub fn record_function_enter(ctx: ProbeContext) -> u32 {
     let Some(process) = watched(caller) else {
         return 0;
     };
-    // SAFETY: the context of a uprobe holds the registers.
-    let stack = walk(process, caller, unsafe { (*ctx.regs).rsp });
+    let stack = walk(process, caller, ctx.stack_pointer());
     let Some(mut entry) = RECORDS.reserve::<MarkRecord>(0) else {
-        lose(counter::STACKS_LOST);
+        count_loss(counter::STACKS_LOST);
         return 0;
     };
     let to = entry.as_mut_ptr();
@@ -56,8 +53,8 @@ pub fn record_function_enter(ctx: ProbeContext) -> u32 {
             tid: caller.tid,
             tgid: caller.tgid,
             pad2: 0,
-            time_ns: bpf_ktime_get_ns(),
-            stack: stack.hash,
+            time_ns: now_ns(),
+            stack: stack.word,
             name: [0; MARK_NAME],
         });
         let into = (&raw mut (*to).name).cast();

@@ -1,12 +1,12 @@
 //! Words of the target's memory, and of the kernel's, one or a few at a time.
 //!
-//! Each is written before the helper writes it. To the verifier a helper may leave what was on the stack as it was, so
-//! that it matters all the way back to the program's start: it would tell apart every two ways to the same place that
-//! leave something else there, and follow the walk once for each.
+//! Each is initialized before the helper writes it. The verifier assumes that a helper may not write a stack slot.
+//! An uninitialized slot would then matter back to the program's start: the verifier would distinguish all paths that
+//! leave different values there, and follow the walk once for each.
 
 use aya_ebpf::helpers::generated::{bpf_probe_read_kernel, bpf_probe_read_user};
 
-/// A word of user memory; `None` where it cannot be read.
+/// A word of user memory; `None` if it cannot be read.
 #[inline(always)]
 pub fn user_word(address: u64) -> Option<u64> {
     user_words(address).map(|[word]| word)
@@ -24,8 +24,8 @@ pub fn user_words<const N: usize>(address: u64) -> Option<[u64; N]> {
     (failed == 0).then_some(words)
 }
 
-/// The first `bytes` of a structure in user memory, up to 63, as words; zeroes where it cannot be read. The
-/// verifier sees from the mask alone that there is room; a comparison is lost in the compiler.
+/// The first `bytes` of a structure in user memory, up to 63, as words; zeroes if it cannot be read. The
+/// mask alone shows the verifier that they fit; the compiler optimizes a comparison away.
 #[inline(always)]
 pub fn user_bytes(address: u64, bytes: u8) -> [u64; 8] {
     let mut words = [0; 8];

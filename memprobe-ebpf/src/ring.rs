@@ -6,24 +6,35 @@ use aya_ebpf::bindings::{BPF_NOEXIST, BPF_RB_NO_WAKEUP};
 use aya_ebpf::helpers::generated::bpf_map_lookup_elem;
 use memprobe_common::{MemoryRecord, ShapeRecord, ShapedRecord, counter, record as kind};
 
+use crate::context::Caller;
+use crate::diagnostic;
 use crate::maps::{COUNTERS, LOST_BY, RECORDS};
-use crate::thread::Caller;
 
-/// Sends a record. The reader polls: waking it would cost many times the record itself.
+/// Sends a record; false if the ring buffer is full. The reader polls: waking it would cost many times the record
+/// itself.
 #[inline(always)]
-pub fn send(record: MemoryRecord) {
-    match RECORDS.reserve::<MemoryRecord>(0) {
-        Some(mut entry) => {
-            entry.write(record);
-            entry.submit(BPF_RB_NO_WAKEUP as u64);
-        }
-        // It says where a stack comes from, and nothing of memory.
-        None if record.kind == kind::BACKWARD => lose(counter::STACKS_LOST),
-        None => lose(counter::EVENTS_LOST),
+pub fn send<T: 'static>(record: T) -> bool {
+    let Some(mut entry) = RECORDS.reserve::<T>(0) else {
+        return false;
+    };
+    entry.write(record);
+    entry.submit(u64::from(BPF_RB_NO_WAKEUP));
+    true
+}
+
+/// Sends a memory record, or counts its loss.
+#[inline(always)]
+pub fn send_memory(record: MemoryRecord) {
+    if !send(record) {
+        count_loss(match record.kind {
+            // It is about the origin of a stack, not about memory.
+            kind::BACKWARD => counter::STACKS_LOST,
+            _ => counter::EVENTS_LOST,
+        });
     }
 }
 
-/// As [`send`], with the shape of the tensor that it happened for.
+/// Like [`send_memory`], with the shape of the tensor that the block is for.
 #[inline(always)]
 pub fn send_shaped(record: MemoryRecord, shape: &ShapeRecord) {
     match RECORDS.reserve::<ShapedRecord>(0) {
@@ -34,15 +45,15 @@ pub fn send_shaped(record: MemoryRecord, shape: &ShapeRecord) {
                 (&raw mut (*to).memory).write(record);
                 (&raw mut (*to).shape).copy_from_nonoverlapping(shape, 1);
             }
-            entry.submit(BPF_RB_NO_WAKEUP as u64);
+            entry.submit(u64::from(BPF_RB_NO_WAKEUP));
         }
-        None => lose(counter::EVENTS_LOST),
+        None => count_loss(counter::EVENTS_LOST),
     }
 }
 
 /// Counts a record of the calling process that could not be sent.
 #[inline(always)]
-pub fn lose(index: u32) {
+pub fn count_loss(index: u32) {
     count(index);
     let key = counter::of_process(Caller::current().tgid, index);
     if let Some(of_process) = LOST_BY.get_ptr_mut(&key) {
@@ -58,7 +69,8 @@ pub fn lose(index: u32) {
 /// Adds one to a counter.
 #[inline(always)]
 pub fn count(index: u32) {
-    // As wide as a place on the stack, for the reason that `read` has.
+    diagnostic::counted(index);
+    // As wide as a slot of the stack, for the reason in `read`.
     let index = u64::from(index);
     // SAFETY: the map, and a key of 32 bits in a little-endian number of 64.
     let counter = unsafe {
@@ -70,9 +82,10 @@ pub fn count(index: u32) {
     }
 }
 
+/// Adds one to a number in a map, in one step for all CPUs.
 #[inline(always)]
-fn add_one(counter: *mut u64) {
+pub fn add_one(number: *mut u64) {
     // SAFETY: a map value of 8 aligned bytes. Other CPUs write it too, hence atomically;
     // `core` has no atomic addition for targets without compare-and-swap.
-    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1u64) };
+    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) number, in(reg) 1u64) };
 }

@@ -1,22 +1,22 @@
-//! The tensors that PyTorch makes: what was asked for, kept with the thread until its memory comes.
+//! The tensors that PyTorch makes: each request, kept with the thread until its memory is allocated.
 //!
 //! All new tensors with memory of their own come from two functions. Either calls the allocator
 //! once, on the same thread, for all bytes of the tensor, and nothing else allocates between:
 //! `_empty_generic` and `empty_strided_generic` (aten/src/ATen/EmptyTensor.cpp@v2.15.0). So the next
-//! block of that thread on that kind of device is the tensor's. A shape that is not followed by its
-//! block would stick to another one:
+//! block of that thread on that kind of device is the tensor's. A shape without a block would be taken for the
+//! next block's:
 //!
-//! - A tensor without elements gets no memory: it leaves no shape.
-//! - Where the sizes are refused (negative, or more bytes than there are), no block is as large: user space
-//!   takes it for one without a tensor.
-//! - Where memory runs out, the allocator's word of it takes the shape.
-//! - A tensor of zeros that has no memory (`_efficientzerotensor`) comes with an allocator of its own
-//!   and more dispatch keys than a plain one: it leaves no shape.
-//! - Pinned memory comes from another allocator than that of the CPU, which is not heard: the shape stays
-//!   until the thread's next tensor, and user space takes a block of the CPU for the tensor's only where it has
+//! - A tensor without elements gets no memory: the program keeps no shape.
+//! - If PyTorch refuses the sizes (negative, or more bytes than there are), no block is as large: user space
+//!   then attributes the block to no tensor.
+//! - If memory runs out, the allocator's report of it takes the shape.
+//! - A tensor of zeros without memory (`_efficientzerotensor`) has an allocator of its own
+//!   and more dispatch keys than a plain one: the program keeps no shape.
+//! - Pinned memory comes from another allocator than that of the CPU, which is not probed. The shape stays
+//!   until the thread's next tensor, and user space accepts a block of the CPU for the tensor only if it has
 //!   exactly its bytes.
-//! - Where CUDA itself fails (`cudaMalloc` with another error than that there is no memory), the shape
-//!   stays until the thread's next tensor; user space checks that a block fits the bytes asked for.
+//! - If CUDA itself fails (`cudaMalloc` with another error than out of memory), the shape
+//!   stays until the thread's next tensor; user space checks that a block fits the requested bytes.
 
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
 use aya_ebpf::macros::uprobe;
@@ -26,13 +26,15 @@ use memprobe_common::{
     shape_layout,
 };
 
-use crate::lifecycle::watched;
+use crate::context::{Caller, Entry as _, Registers as _};
+use crate::process::watched;
 use crate::read::user_words;
-use crate::ring::{send, send_shaped};
-use crate::thread::{Caller, Thread};
+use crate::ring::{send_memory, send_shaped};
+use crate::scratch;
+use crate::state::Thread;
 
-/// What one of the functions was asked for.
-struct Asked {
+/// The request for a tensor.
+struct Request {
     keys: u64,
     dtype: u8,
     sizes: u64,
@@ -44,47 +46,45 @@ struct Asked {
 /// hidden first argument.
 #[uprobe]
 pub fn empty_generic(ctx: ProbeContext) -> u32 {
-    let asked = Asked {
-        sizes: ctx.arg::<u64>(1).unwrap_or(0),
-        dimensions: ctx.arg::<u64>(2).unwrap_or(0),
-        keys: ctx.arg::<u64>(4).unwrap_or(0),
-        dtype: ctx.arg::<u64>(5).unwrap_or(0) as u8,
+    let request = Request {
+        sizes: ctx.argument(1),
+        dimensions: ctx.argument(2),
+        keys: ctx.argument(4),
+        dtype: ctx.argument(5) as u8,
     };
-    if let Some(shape) = begin(&asked) {
+    if let Some(shape) = begin(&request) {
         shape.layout = shape_layout::DENSE;
     }
     0
 }
 
 /// `TensorBase at::detail::empty_strided_generic(IntArrayRef size, IntArrayRef stride, Allocator*
-/// allocator, DispatchKeySet ks, ScalarType scalar_type)`; the last two come on the stack. The probe
-/// sits where the stack pointer is that of the entry.
+/// allocator, DispatchKeySet ks, ScalarType scalar_type)`; the last two are on the stack. At the probe
+/// the stack pointer is still the entry's.
 #[uprobe]
 pub fn empty_strided_generic(ctx: ProbeContext) -> u32 {
-    // SAFETY: the context of a uprobe holds the registers.
-    let stack_pointer = unsafe { (*ctx.regs).rsp };
-    let Some([keys, dtype]) = user_words(stack_pointer + 8) else {
+    let Some([keys, dtype]) = user_words(ctx.stack_pointer() + 8) else {
         return 0;
     };
-    let asked = Asked {
-        sizes: ctx.arg::<u64>(1).unwrap_or(0),
-        dimensions: ctx.arg::<u64>(2).unwrap_or(0),
+    let request = Request {
+        sizes: ctx.argument(1),
+        dimensions: ctx.argument(2),
         keys,
         dtype: dtype as u8,
     };
-    let Some(shape) = begin(&asked) else {
+    let Some(shape) = begin(&request) else {
         return 0;
     };
     let mut strides = [0u64; MAX_DIMENSIONS];
-    let from = ctx.arg::<u64>(3).unwrap_or(0);
-    // SAFETY: room for the sizes of all dimensions that are told.
-    if !unsafe { read_sizes(strides.as_mut_ptr(), from, asked.dimensions) } {
+    let from = ctx.argument(3);
+    // SAFETY: space for MAX_DIMENSIONS numbers.
+    if !unsafe { read_sizes(strides.as_mut_ptr(), from, request.dimensions) } {
         return 0;
     }
-    // As `computeStorageNbytes` (aten/src/ATen/EmptyTensor.cpp@v2.15.0) has it.
+    // As in `computeStorageNbytes` (aten/src/ATen/EmptyTensor.cpp@v2.15.0).
     let mut extent = 1u64;
     for at in 0..MAX_DIMENSIONS {
-        if (at as u64) < asked.dimensions {
+        if (at as u64) < request.dimensions {
             let steps = shape.sizes[at].wrapping_sub(1);
             extent = extent.wrapping_add(steps.wrapping_mul(strides[at]));
         }
@@ -94,35 +94,33 @@ pub fn empty_strided_generic(ctx: ProbeContext) -> u32 {
     0
 }
 
-/// Takes note of a tensor of a kind that is watched. Its layout is still to be set.
+/// Notes the request for a tensor on a watched kind of device. The caller sets the layout.
 #[inline(always)]
-fn begin(asked: &Asked) -> Option<&'static mut ShapeRecord> {
-    let device_type = device_type_of(asked.keys)?;
+fn begin(request: &Request) -> Option<&'static mut ShapeRecord> {
+    let device_type = device_type_of(request.keys)?;
     let caller = Caller::current();
-    let room = match caller.known_thread() {
-        // Only threads of watched processes have rooms.
-        Some(room) if device_type == DEVICE_TYPE_CUDA => room,
+    let thread = match scratch::existing(caller) {
+        Some(thread) if device_type == DEVICE_TYPE_CUDA => thread,
         _ => {
             let process = watched(caller)?;
             if device_type == DEVICE_TYPE_CPU && process.flags & process_flag::CPU == 0 {
                 return None;
             }
-            caller.thread()?
+            scratch::made(caller)?
         }
     };
-    // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.
-    let shape = unsafe { &mut (*room).shape };
+    let shape = &mut thread.shape;
     shape.layout = shape_layout::UNREADABLE;
     shape.device_type = device_type;
-    shape.dtype = asked.dtype;
-    shape.dimensions = asked.dimensions.min(u64::from(u32::MAX)) as u32;
-    // SAFETY: room for the sizes of all dimensions that are told.
-    let read = unsafe { read_sizes(shape.sizes.as_mut_ptr(), asked.sizes, asked.dimensions) };
+    shape.dtype = request.dtype;
+    shape.dimensions = request.dimensions.min(u64::from(u32::MAX)) as u32;
+    // SAFETY: space for MAX_DIMENSIONS numbers.
+    let read = unsafe { read_sizes(shape.sizes.as_mut_ptr(), request.sizes, request.dimensions) };
     if !read {
         return None;
     }
     for at in 0..MAX_DIMENSIONS {
-        if (at as u64) < asked.dimensions && shape.sizes[at] == 0 {
+        if (at as u64) < request.dimensions && shape.sizes[at] == 0 {
             shape.layout = shape_layout::NONE;
             return None;
         }
@@ -130,7 +128,10 @@ fn begin(asked: &Asked) -> Option<&'static mut ShapeRecord> {
     Some(shape)
 }
 
-/// Reads as many numbers as there are dimensions and room for.
+/// Reads a number for each dimension, up to `MAX_DIMENSIONS`.
+///
+/// # Safety
+/// `into` has space for `MAX_DIMENSIONS` numbers.
 #[inline(always)]
 unsafe fn read_sizes(into: *mut u64, from: u64, dimensions: u64) -> bool {
     let bytes = if dimensions < MAX_DIMENSIONS as u64 {
@@ -138,11 +139,11 @@ unsafe fn read_sizes(into: *mut u64, from: u64, dimensions: u64) -> bool {
     } else {
         MAX_DIMENSIONS as u32 * 8
     };
-    // SAFETY: the caller passes room for MAX_DIMENSIONS numbers; the helper checks the address.
+    // SAFETY: the caller's promise; the helper checks the address.
     bytes == 0 || unsafe { read_user_raw(into.cast(), bytes, from as *const _) == 0 }
 }
 
-/// The type of device of a plain tensor's keys: one bit for the backend and one that says "dense"
+/// The type of device in a plain tensor's keys: one bit for the backend and one for "dense"
 /// (c10/core/DispatchKeySet.h: bit 15 up to 2.7, bit 16 from 2.8 on).
 #[inline(always)]
 fn device_type_of(keys: u64) -> Option<u8> {
@@ -158,23 +159,20 @@ fn device_type_of(keys: u64) -> Option<u8> {
     }
 }
 
-/// Whether a tensor of that type of device waits for its memory in this thread.
+/// Returns whether this thread has begun a tensor on that type of device and has no memory for it yet.
 #[inline(always)]
-pub fn has_shape(room: *mut Thread, device_type: u8) -> bool {
-    // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.
-    let shape = unsafe { &(*room).shape };
+pub fn has_shape(thread: &Thread, device_type: u8) -> bool {
+    let shape = &thread.shape;
     shape.layout != shape_layout::NONE && shape.device_type == device_type
 }
 
 /// Sends an event of the allocator, with the shape of the tensor that this thread has begun to make.
 #[inline(always)]
-pub fn send_with_shape(record: MemoryRecord, device_type: u8, room: *mut Thread) {
-    if !has_shape(room, device_type) {
-        send(record);
+pub fn send_with_shape(record: MemoryRecord, device_type: u8, thread: &mut Thread) {
+    if !has_shape(thread, device_type) {
+        send_memory(record);
         return;
     }
-    // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.
-    let shape = unsafe { &mut (*room).shape };
-    send_shaped(record, shape);
-    shape.layout = shape_layout::NONE;
+    send_shaped(record, &thread.shape);
+    thread.shape.layout = shape_layout::NONE;
 }

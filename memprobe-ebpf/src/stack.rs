@@ -7,8 +7,8 @@ use memprobe_common::{BlockStackRecord, MemoryRecord, ThreadStack, record};
 
 use crate::maps::RECORDS;
 
-/// Room for a record with a copy of a stack, unless the ring buffer is more than half full: then
-/// events go before stacks.
+/// Reserves a record with a copy of a stack, unless the ring buffer is more than half full: the rest is for
+/// events.
 #[inline(always)]
 pub fn reserve<T: 'static>() -> Option<RingBufEntry<T>> {
     let waiting = RECORDS.query(u64::from(BPF_RB_AVAIL_DATA));
@@ -18,7 +18,7 @@ pub fn reserve<T: 'static>() -> Option<RingBufEntry<T>> {
     RECORDS.reserve::<T>(0)
 }
 
-/// Copies the stack from `stack_pointer` on, as far as it can be read.
+/// Copies the stack from `stack_pointer` on, up to the first byte that cannot be read.
 ///
 /// # Safety
 /// `into` must be valid for writes. Every byte up to `length` is written.
@@ -29,7 +29,7 @@ pub unsafe fn copy<const N: usize>(
     frame_pointer: u64,
 ) {
     const CHUNK: usize = 1024;
-    // SAFETY: within what the caller vouches for; the helper checks the address that is read.
+    // SAFETY: within the caller's promise; the helper checks the address that is read.
     unsafe {
         (*into).frame_pointer = frame_pointer;
         (*into).stack.address = stack_pointer;
@@ -46,8 +46,8 @@ pub unsafe fn copy<const N: usize>(
     }
 }
 
-/// Sends the event of a block with the thread's stack; false where there is no room for it. The block
-/// stays without a name then, which is said of it: nothing that others need is lost.
+/// Sends the event of a block with the thread's stack; false if the ring buffer has no space for it. The block
+/// then goes without a name, and user space shows that. Nothing else is lost.
 #[inline(always)]
 pub fn send_block(mut memory: MemoryRecord, stack_pointer: u64, frame_pointer: u64) -> bool {
     let Some(mut entry) = reserve::<BlockStackRecord>() else {

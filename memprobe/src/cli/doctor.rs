@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::options::{Format, FormatOption, StdoutStyle, formats, parse_pid};
 use crate::event::Tgid;
-use crate::pipeline::doctor;
+use crate::pipeline::{self, doctor};
 
 /// Check whether memprobe can work here, and say what to do if not
 ///
@@ -30,10 +30,16 @@ pub struct Doctor {
     /// File for the log of the kernel's verifier if it refuses a program
     #[arg(long, value_name = "FILE")]
     verifier_log: Option<PathBuf>,
+    /// Print the diagnostics of the kernel programs too, like --log debug
+    #[arg(short, long)]
+    verbose: bool,
 }
 
 impl Doctor {
     pub(super) fn run(self) -> Result<ExitCode> {
+        if self.verbose {
+            pipeline::enable_diagnostics();
+        }
         doctor::Doctor {
             tgid: self.pid.map(Tgid),
             format: match self.format.or_text() {

@@ -11,10 +11,12 @@ mod snapshot;
 mod tensors;
 mod top;
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::pipeline;
 
 /// Exit status of every error.
 const ERROR: u8 = 2;
@@ -25,6 +27,14 @@ const ERROR: u8 = 2;
 struct Arguments {
     #[command(subcommand)]
     verb: Verb,
+    /// Print diagnostics of the kernel programs on standard error: ignored events, unreadable stacks, dropped records
+    #[arg(long, global = true, value_name = "LEVEL")]
+    log: Option<LogLevel>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LogLevel {
+    Debug,
 }
 
 const EXAMPLES: &str = "\
@@ -55,6 +65,17 @@ enum Verb {
 /// or `estimate` ran.
 pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(LogLevel::Debug) = arguments.log {
+        let draws = matches!(arguments.verb, Verb::Attach(_) | Verb::Top(_));
+        if draws && std::io::stderr().is_terminal() {
+            let _ = writeln!(
+                std::io::stderr(),
+                "memprobe: --log would overwrite the screen; add 2> FILE"
+            );
+            return ExitCode::from(ERROR);
+        }
+        pipeline::enable_diagnostics();
+    }
     let outcome = match arguments.verb {
         Verb::Attach(attach) => attach.run(),
         Verb::Top(top) => top.run(),

@@ -27,6 +27,7 @@ mod tensor_reader;
 
 use crate::event::TimeNs;
 pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
+pub use crate::probe::diagnostics::enable as enable_diagnostics;
 
 /// Now, on the clock of the events (`bpf_ktime_get_ns` is `CLOCK_MONOTONIC`).
 fn now() -> TimeNs {

@@ -14,6 +14,7 @@ use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use memprobe_common::{ProcessConfig, counter};
 
 use super::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
+use super::diagnostics;
 use super::kernel::TaskOffsets;
 pub use super::many::Function;
 use super::many::Many;
@@ -126,6 +127,8 @@ pub struct Loader {
     /// [`CUDA_ENTRY`] and [`CUDA_RETURN`], where the kernel attaches them to many functions at once.
     cuda: Option<Many>,
     modules: Modules,
+    /// Held to be dropped.
+    _diagnostics: Option<diagnostics::Reader>,
 }
 
 impl Loader {
@@ -174,7 +177,8 @@ impl Loader {
             Watch::Family | Watch::Everyone => THREADS_OF_MANY,
         };
         let watch_all = u64::from(watch == Watch::Everyone);
-        let record_modules = u64::from(modules == Modules::Told);
+        let diagnostics = u64::from(diagnostics::enabled());
+        let report_modules = u64::from(modules == Modules::Told);
         let mut ebpf = EbpfLoader::new()
             .override_global("FSBASE_OFFSET", &offsets.fsbase, true)
             .override_global("PID_OFFSET", &offsets.pid, true)
@@ -182,8 +186,10 @@ impl Loader {
             .override_global("SIGNAL_OFFSET", &offsets.signal, true)
             .override_global("LIVE_OFFSET", &offsets.live, true)
             .override_global("WATCH_ALL", &watch_all, true)
-            .override_global("TELL_MODULES", &record_modules, true)
+            .override_global("REPORT_MODULES", &report_modules, true)
+            .override_global("DIAGNOSTICS", &diagnostics, true)
             .map_max_entries("RECORDS", ring_bytes)
+            .map_max_entries(diagnostics::LINES, diagnostics::bytes())
             .map_max_entries("THREADS", threads)
             .load(object)
             .map_err(|error| Refusal::of_maps(&error))?;
@@ -198,7 +204,15 @@ impl Loader {
                 _ => continue,
             };
             loaded.map_err(|error| Refusal::of_program(name, &error))?;
+            if let Some(followed) = program
+                .info()
+                .ok()
+                .and_then(|info| info.verified_instruction_count())
+            {
+                log::debug!("{name}: the verifier followed {followed} instructions");
+            }
         }
+        let reader = diagnostics::Reader::start(&mut ebpf)?;
         for (name, tracepoint) in LIFECYCLE {
             let program: &mut RawTracePoint = ebpf
                 .program_mut(name)
@@ -212,6 +226,7 @@ impl Loader {
             ebpf,
             cuda,
             modules,
+            _diagnostics: reader,
         })
     }
 

@@ -4,6 +4,7 @@ pub mod attach;
 pub mod attaching;
 pub mod catalog;
 mod descriptor;
+pub mod diagnostics;
 pub mod files;
 pub mod finding;
 pub mod function;

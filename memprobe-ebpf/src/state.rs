@@ -1,0 +1,130 @@
+//! The structures behind the maps.
+
+use memprobe_common::{CudaRecord, FRAME_HEADER, ShapeRecord, StackRecord, counter};
+
+/// Bytes of one window into the target's memory. Up to this size a read costs the same whatever
+/// its size, so one read of a window serves all the frames that lie in it.
+pub const WINDOW: usize = 2048;
+
+/// Sent stacks that are remembered with a thread: of a large model each line has as many as the
+/// model has layers.
+pub const SENT: usize = 1024;
+
+/// Most nested evaluations that a thread keeps apart; of deeper ones it keeps only the innermost.
+pub const MAX_EVALUATIONS: usize = 8;
+
+/// State of a thread between its events, and its scratch memory.
+#[repr(C)]
+pub struct Thread {
+    /// Its `PyThreadState`, or 0.
+    pub state: u64,
+    /// The `thread_id` that this thread state had when it was found.
+    pub thread_id: u64,
+    /// The word at `PythonConfig::ts_identity` that it had.
+    pub identity: u64,
+    /// Stacks of this thread that were sent: each in the slot of its hash's low bits, by its high
+    /// bits. Saves a look-up in the map of all.
+    pub sent: [u32; SENT],
+    /// The tensor that it has begun to make and that has no memory yet.
+    pub shape: ShapeRecord,
+    /// Address of its variable with the `GraphTask` that it works for, or 0.
+    pub graph_task: u64,
+    /// The nodes of autograd's graph that it evaluates.
+    pub evaluations: Evaluations,
+    /// Address of its variable with autograd's modes, or 0.
+    pub autograd_state: u64,
+    /// The address that the first window was read from, or `NO_WINDOW`.
+    pub data_window: u64,
+    /// The address that the second window was read from, or `NO_WINDOW`. Both are kept here rather
+    /// than in registers because the verifier takes what lies in a map for unknown, and then need
+    /// not follow each combination of known and unknown through the loop.
+    pub c_window: u64,
+    /// The address of the window in which frames are looked for first, or `NO_WINDOW`.
+    pub window: u64,
+    /// The address that corresponds to the start of `windows`, for the frame's window.
+    pub origin: u64,
+    /// The last frame that the walk could not read, or 0. Only for diagnostics.
+    pub unreadable_frame: u64,
+    /// Slot for `verifier::hide`.
+    pub hidden: u64,
+    /// Two windows (frames on the data stack, frames on the C stack), and space behind them for
+    /// the widest field of a frame at the very end.
+    pub windows: [u8; 2 * WINDOW + 2 * FRAME_HEADER],
+    /// The stack being built.
+    pub stack: StackRecord,
+}
+
+/// The nodes of autograd's graph that a thread evaluates.
+#[repr(C)]
+pub struct Evaluations {
+    /// Outermost first; entries from `depth` on are over.
+    pub nested: [Evaluation; MAX_EVALUATIONS],
+    /// Evaluations that go on.
+    pub depth: u64,
+    /// Evaluations that this thread has begun.
+    pub begun: u32,
+    /// The number of the last one that was sent.
+    pub sent: u32,
+    /// The contents of this thread's last `NodeMadeRecord`.
+    pub made: MadeNode,
+}
+
+/// An evaluation whose start was seen.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Evaluation {
+    /// The node.
+    pub node: u64,
+    /// The thread's stack pointer at the start.
+    pub stack_pointer: u64,
+    /// The node's `GraphTask`.
+    pub graph_task: u64,
+    /// Its number among this thread's, counted from 1; never 0.
+    pub number: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// A node that the forward pass made.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct MadeNode {
+    /// The node.
+    pub node: u64,
+    /// `NodeMadeRecord::identity`.
+    pub identity: u64,
+    /// Hash of the stack that made it.
+    pub stack: u64,
+}
+
+/// Kinds of diagnostics. The first ones are those of `memprobe_common::counter`.
+pub mod diagnostic_kind {
+    use super::counter;
+
+    pub const NOT_WATCHED: u32 = counter::COUNT;
+    pub const CHILD_NOT_WATCHED: u32 = counter::COUNT + 1;
+    pub const UNKNOWN_PYTHON: u32 = counter::COUNT + 2;
+    pub const NO_THREAD_STATE: u32 = counter::COUNT + 3;
+    pub const UNREADABLE_STACK: u32 = counter::COUNT + 4;
+    pub const UNREADABLE_FRAME: u32 = counter::COUNT + 5;
+    /// Number of kinds.
+    pub const COUNT: u32 = counter::COUNT + 6;
+}
+
+/// Lines of one kind of diagnostic in a second.
+#[repr(C)]
+pub struct Budget {
+    /// The second of `CLOCK_MONOTONIC`.
+    pub second: u64,
+    /// Lines that were requested in it.
+    pub requested: u64,
+}
+
+/// A call into CUDA that has not returned yet: the outermost of its thread.
+#[repr(C)]
+pub struct PendingCall {
+    /// The stack pointer at its entry, where its return address lies.
+    pub stack_pointer: u64,
+    /// The record as far as it is known.
+    pub record: CudaRecord,
+}

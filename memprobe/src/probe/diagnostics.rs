@@ -1,0 +1,105 @@
+//! Diagnostics of the programs in the kernel, for people: aya-log's lines, on standard error.
+//!
+//! The programs log only if `log`'s level is debug when they are loaded; otherwise the verifier removes that code.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use aya::Ebpf;
+use aya_log::EbpfLogger;
+use log::{LevelFilter, Log, Metadata, Record};
+
+/// The map with the programs' lines.
+pub(super) const LINES: &str = "AYA_LOGS";
+
+/// Bytes of [`LINES`] if the programs log, and if not: a map cannot be left out.
+const BYTES: u32 = 128 << 10;
+const BYTES_IF_OFF: u32 = 4096;
+
+/// Time between two looks at [`LINES`].
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// Crate of the programs and of memprobe; lines of other crates are of no use to people.
+const TARGET: &str = "memprobe";
+
+/// Writes lines to standard error.
+struct StandardError;
+
+impl Log for StandardError {
+    fn enabled(&self, metadata: &Metadata) -> bool {
+        let target = metadata.target();
+        target == TARGET || target.starts_with("memprobe::")
+    }
+
+    fn log(&self, record: &Record) {
+        if self.enabled(record.metadata()) {
+            // If standard error is closed, there is no place for the line.
+            let _ = writeln!(std::io::stderr(), "memprobe: {}", record.args());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// Turns diagnostics on, for programs that are loaded from now on.
+pub fn enable() {
+    // Fails if it is on.
+    if log::set_logger(&StandardError).is_ok() {
+        log::set_max_level(LevelFilter::Debug);
+    }
+}
+
+/// Returns whether diagnostics are on.
+pub(super) fn enabled() -> bool {
+    log::max_level() >= LevelFilter::Debug
+}
+
+/// Returns the size of [`LINES`].
+pub(super) fn bytes() -> u32 {
+    if enabled() { BYTES } else { BYTES_IF_OFF }
+}
+
+/// Thread that writes the programs' lines. Dropped, it writes the last ones and ends.
+pub(super) struct Reader {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    /// Starts it, if diagnostics are on.
+    pub(super) fn start(ebpf: &mut Ebpf) -> Result<Option<Self>> {
+        if !enabled() {
+            return Ok(None);
+        }
+        let mut lines =
+            EbpfLogger::init(ebpf).context("reading the diagnostics of the programs")?;
+        let ends = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&ends);
+        let thread = thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                lines.flush();
+                thread::park_timeout(INTERVAL);
+            }
+            lines.flush();
+        });
+        Ok(Some(Self {
+            ends,
+            thread: Some(thread),
+        }))
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It has panicked on a line that it could not decode: nothing else depends on it.
+            let _ = thread.join();
+        }
+    }
+}

@@ -11,6 +11,7 @@ use super::state::{Overlay, State};
 use super::theme::{ASCII, Theme};
 use crate::event::{CaptureOptions, Detail, GraphTracking};
 use crate::label::{clean, fit, wrap};
+use crate::model::snapshot::ProbeStatus;
 
 /// Maximum width of a box, for readable lines.
 const WIDEST: u16 = 78;
@@ -191,42 +192,48 @@ fn capture_lines(capture: CaptureOptions) -> Vec<Line<'static>> {
     ]
 }
 
-/// Lists the probes: function, library and cost of each.
+/// Lists what is not probed and why, then the probes of each library with their cost.
 fn probes(state: &State, theme: &Theme) -> Vec<Line<'static>> {
-    let probes = &state.shown.health.probes;
-    if probes.is_empty() {
-        return vec![Line::from(" No probe is attached.")];
+    let health = &state.shown.health;
+    let mut lines = Vec::new();
+    for missing in &health.missing {
+        let sentence = format!("missing: {}", clean(missing));
+        let wrapped = wrap(&sentence, usize::from(WIDEST) - 4).into_iter();
+        lines.extend(wrapped.map(|line| Line::styled(format!(" {line}"), theme.bad())));
     }
-    let mut lines = capture_lines(state.shown.health.capture);
-    for probe in probes {
-        let function = fit(&clean(&probe.function), 60, theme.glyphs.cut);
-        let (cost, style) = if probe.emulated {
-            ("emulated", theme.good())
-        } else {
-            ("stepped, SLOW", theme.bad())
-        };
-        lines.push(Line::from(vec![
-            Span::raw(" "),
-            Span::styled(function, theme.strong()),
-            Span::raw(format!(" +{:#x} ", probe.offset)),
-            Span::styled(format!(" {cost} "), style),
-        ]));
-        let library = crate::label::fit_end(&clean(&probe.library), 70, theme.glyphs.cut);
-        lines.push(Line::from(Span::styled(
-            format!("   {library}"),
-            theme.faint(),
-        )));
+    if health.probes.is_empty() {
+        lines.push(Line::from(" No probe is attached."));
+        return lines;
     }
-    for missing in &state.shown.health.missing {
-        let wrapped = wrap(
-            &format!("missing: {}", clean(missing)),
-            usize::from(WIDEST) - 4,
-        );
-        lines.extend(
-            wrapped
-                .into_iter()
-                .map(|line| Line::from(Span::styled(format!(" {line}"), theme.bad()))),
-        );
+    lines.extend(capture_lines(health.capture));
+    let mut libraries: Vec<&str> = Vec::new();
+    for probe in &health.probes {
+        if !libraries.contains(&probe.library.as_str()) {
+            libraries.push(&probe.library);
+        }
+    }
+    for library in libraries {
+        let name = crate::label::fit_end(&clean(library), 72, theme.glyphs.cut);
+        lines.push(Line::styled(format!(" {name}"), theme.faint()));
+        let probes = health.probes.iter();
+        let probes = probes.filter(|probe| probe.library == library);
+        lines.extend(probes.map(|probe| probe_line(probe, theme)));
     }
     lines
+}
+
+/// A probe: function, offset in it, cost.
+fn probe_line(probe: &ProbeStatus, theme: &Theme) -> Line<'static> {
+    let function = fit(&clean(&probe.function), 50, theme.glyphs.cut);
+    let (cost, style) = if probe.emulated {
+        ("emulated", theme.good())
+    } else {
+        ("stepped, SLOW", theme.bad())
+    };
+    Line::from(vec![
+        Span::raw("   "),
+        Span::styled(function, theme.strong()),
+        Span::raw(format!(" +{:#x} ", probe.offset)),
+        Span::styled(format!(" {cost} "), style),
+    ])
 }

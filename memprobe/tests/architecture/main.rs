@@ -91,10 +91,10 @@ fn modules_on_disk() -> BTreeSet<String> {
         .collect()
 }
 
-/// Returns the first cells of the table under the heading "Rooms".
+/// Returns the first cells of the table under the heading "Modules of the library".
 fn modules_of_the_map(map: &str) -> BTreeSet<String> {
     map.lines()
-        .skip_while(|line| *line != "## Rooms")
+        .skip_while(|line| *line != "## Modules of the library")
         .skip(1)
         .take_while(|line| !line.starts_with("## "))
         .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
@@ -122,7 +122,7 @@ fn a_module_uses_only_allowed_paths() {
     }
     assert!(
         violations.is_empty(),
-        "names that their room must not touch:\n{}",
+        "names that their module must not touch:\n{}",
         violations.join("\n")
     );
 }
@@ -236,8 +236,8 @@ fn what_is_taken_for_a_test_is_compiled_for_tests_alone() {
 }
 
 #[test]
-fn the_rooms_are_read_from_the_table_of_the_map_alone() {
-    let map = "# memprobe\n| `none/` | x |\n## Rooms\n| room |\n|---|\n| `model/` | `std` |\n\
+fn the_modules_are_read_from_the_table_of_the_map_alone() {
+    let map = "# memprobe\n| `none/` | x |\n## Modules of the library\n| module |\n|---|\n| `model/` | `std` |\n\
                | `event.rs` | |\n## Invariants\n| `later/` | |\n";
     let modules: Vec<_> = modules_of_the_map(map).into_iter().collect();
     assert_eq!(modules, ["event.rs", "model/"]);

@@ -331,7 +331,7 @@ fn a_new_stack_with_another_module_at_a_known_address_does_not_have_the_old_name
         let class = top + u64::from(layout.object.kind);
         memory.0.borrow_mut().write(class, &other.to_le_bytes());
         assert_eq!(path(&mut names, &[top]), Module::Unknown);
-        assert!(look(&mut names), "stacks from before are told anew");
+        assert!(look(&mut names), "stacks from before are sent again");
         assert_eq!(path(&mut names, &[top]), called("Other"));
         assert!(!look(&mut names));
     }

@@ -1,5 +1,4 @@
-//! Diagnostics for people, through aya-log: events that were ignored, stacks that could not be read, records that
-//! were dropped.
+//! Diagnostics for people, through aya-log: ignored events, unreadable stacks, dropped records.
 //!
 //! They are off unless user space sets `DIAGNOSTICS`. The verifier then finds this code unreachable and removes it.
 

@@ -2,6 +2,8 @@
 
 use ratatui::layout::Rect;
 
+use super::tabs::MIN_HEIGHT;
+
 /// Minimum width for source text beside the table; below it goes beneath the table.
 const SIDE_BY_SIDE: u16 = 150;
 /// Minimum height for both the graph and source text beneath the table.
@@ -23,6 +25,8 @@ pub struct Needs {
 pub struct Layout {
     /// Process, device and clock.
     pub header: Rect,
+    /// Tab bar.
+    pub tabs: Rect,
     /// Device tabs.
     pub devices: Rect,
     /// Allocated, reserved, peak, cached.
@@ -87,12 +91,12 @@ pub(super) fn are_within(area: Rect, header: Rect, last: [Rect; 2]) -> bool {
     bottom <= area.height && header.width <= area.width
 }
 
-/// Returns the area of overlays: between the first line and the status line.
-pub(super) fn beneath_title(area: Rect, status: Rect) -> Rect {
+/// Returns the area of overlays: between the last line of the title and the status line.
+pub(super) fn beneath(title: Rect, status: Rect) -> Rect {
     Rect {
-        y: 1,
-        height: status.y.saturating_sub(1),
-        ..area
+        y: title.bottom(),
+        height: status.y.saturating_sub(title.bottom()),
+        ..title
     }
 }
 
@@ -133,6 +137,7 @@ pub fn layout(width: u16, height: u16, needs: Needs) -> Option<Layout> {
     let when = |enough: bool, rows: u16| if enough { rows } else { 0 };
 
     let header = bands.down(1);
+    let tabs = bands.down(when(height >= MIN_HEIGHT, 1));
     let devices = bands.down(when(needs.devices > 1 && height >= 12, 1));
     let totals = bands.down(if height >= 14 {
         2
@@ -159,6 +164,7 @@ pub fn layout(width: u16, height: u16, needs: Needs) -> Option<Layout> {
     };
     Some(Layout {
         header,
+        tabs,
         devices,
         totals,
         graph,
@@ -232,8 +238,8 @@ mod tests {
             assert_filled(|width, height| {
                 let l = layout(width, height, needs).unwrap();
                 vec![
-                    l.header, l.devices, l.totals, l.graph, l.head, l.rows, l.sum, l.detail,
-                    l.source, l.status, l.keys,
+                    l.header, l.tabs, l.devices, l.totals, l.graph, l.head, l.rows, l.sum,
+                    l.detail, l.source, l.status, l.keys,
                 ]
             });
         }

@@ -27,6 +27,7 @@ mod source;
 mod state;
 mod status;
 mod table;
+mod tabs;
 mod tensors;
 mod terminal;
 #[cfg(test)]

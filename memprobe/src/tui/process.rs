@@ -14,7 +14,7 @@ use super::categories::{self, CategoriesState};
 use super::input::{Focus, InputEvent, wanted};
 use super::modules::{self, ModulesState};
 use super::secondary_screens::{AttributionQuery, AttributionTables, ScreenRequest as AskedBeside};
-use super::state::{Follow, State, WayBack};
+use super::state::{Follow, Overlay, State, WayBack};
 use super::tensors::{self, Tensors, TensorsRequest, TensorsState};
 use super::terminal::{self, Stage, Step};
 use super::theme::Theme;
@@ -306,6 +306,16 @@ impl Stage for ProcessStage {
                 asked
             };
             self.open(screen)?;
+            return Ok(Step::Draw);
+        }
+        // Both are lists over the lines.
+        if let Some(wanted @ (InputEvent::Outside | InputEvent::Probes)) =
+            wanted(event, self.focus())
+            && self.screen != Screen::Lines
+        {
+            self.open(Screen::Lines)?;
+            self.state.overlay = Overlay::None;
+            self.state.handle(wanted);
             return Ok(Step::Draw);
         }
         match self.screen {

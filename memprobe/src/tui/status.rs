@@ -225,20 +225,16 @@ pub fn draw_keys(
         (theme.glyphs.arrows, "move", 3),
         ("Enter", "open", 2),
         ("s", "source", 3),
-        ("m", "modules", 2),
-        ("c", "categories", 2),
-        ("t", "tensors", 2),
         ("/", "filter", 2),
         ("<>", "sort", 4),
         ("r", "reverse", 9),
         ("i", "group", 8),
-        ("p", "probes", 9),
         ("Space", "pause", 3),
         ("?", "help", 1),
         ("q", "quit", 0),
     ];
     if state.shown.devices.len() > 1 {
-        keys.insert(11, ("d", "device", 5));
+        keys.insert(7, ("d", "device", 5));
     }
     if state.way_back == WayBack::Host {
         keys.insert(keys.len() - 1, ("Esc", "back", 1));

@@ -4,8 +4,9 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 
 use super::SourceText;
-use super::layout::{Layout, are_within, beneath_title};
-use super::state::State;
+use super::layout::{Layout, are_within, beneath};
+use super::state::{Overlay, State};
+use super::tabs::{Tab, draw_tabs};
 use super::theme::Theme;
 use super::{graph, header, lines, notice, overlay, source, status};
 use crate::bytes::human;
@@ -26,6 +27,12 @@ pub fn draw(
         return None;
     };
     header::draw_header(buffer, layout.header, state, theme);
+    let tab = match state.overlay {
+        Overlay::Probes(_) => Tab::Probes,
+        Overlay::Outside(_) => Tab::Outside,
+        _ => Tab::Lines,
+    };
+    draw_tabs(buffer, layout.tabs, tab, theme);
     header::draw_devices(buffer, layout.devices, state, theme);
     header::draw_totals(buffer, layout.totals, state, theme);
     graph::draw_graph(buffer, layout.graph, state, theme);
@@ -48,7 +55,7 @@ pub fn draw(
     source::draw_source(buffer, layout.source, state, sources, theme);
     status::draw_status(buffer, layout.status, state, state.note, theme);
     let cursor = status::draw_keys(buffer, layout.keys, state, theme);
-    let body = beneath_title(area, layout.status);
+    let body = beneath(layout.tabs, layout.status);
     overlay::draw_overlay(buffer, body, state, theme);
     cursor
 }

@@ -3,12 +3,15 @@
 use ratatui::layout::Rect;
 
 use super::super::layout::Bands;
+use super::super::tabs::MIN_HEIGHT;
 
 /// Areas of the screen; an area without space is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
     /// Process, time and device.
     pub header: Rect,
+    /// Tab bar.
+    pub tabs: Rect,
     /// Device tabs.
     pub devices: Rect,
     /// Allocated bytes and the current phase.
@@ -37,6 +40,7 @@ pub fn layout(width: u16, height: u16, devices: usize) -> Option<Layout> {
     let when = |enough: bool, rows: u16| if enough { rows } else { 0 };
     let spare = height.saturating_sub(30);
     let header = bands.down(1);
+    let tabs = bands.down(when(height >= MIN_HEIGHT, 1));
     let devices = bands.down(when(devices > 1 && height >= 12, 1));
     let account = bands.down(when(height >= 8, 1));
     let graph = bands.down(when(height >= 18, height / 5 + 1 + spare / 3));
@@ -49,6 +53,7 @@ pub fn layout(width: u16, height: u16, devices: usize) -> Option<Layout> {
     let rows = bands.between();
     Some(Layout {
         header,
+        tabs,
         devices,
         account,
         graph,
@@ -75,6 +80,7 @@ mod tests {
                 assert!(l.rows.height >= 1, "{width}x{height}");
                 vec![
                     l.header,
+                    l.tabs,
                     l.devices,
                     l.account,
                     l.graph,

@@ -114,7 +114,11 @@ impl CategoriesState {
             InputEvent::Resize(width, height) => self.size = (width, height),
             InputEvent::Filter => self.note = Some("nothing to filter: there are few categories"),
             // The owner of the screen handles these.
-            InputEvent::Tensors | InputEvent::Modules | InputEvent::Layers => {}
+            InputEvent::Tensors
+            | InputEvent::Modules
+            | InputEvent::Layers
+            | InputEvent::Probes
+            | InputEvent::Outside => {}
             InputEvent::Iteration(_) => {
                 self.note = Some("iterations are on the screen of layers: L")
             }
@@ -124,11 +128,7 @@ impl CategoriesState {
             | InputEvent::EraseWord
             | InputEvent::EraseAll
             | InputEvent::Accept => {}
-            InputEvent::SortBy(_)
-            | InputEvent::Regroup
-            | InputEvent::Source
-            | InputEvent::Probes
-            | InputEvent::Outside => {
+            InputEvent::SortBy(_) | InputEvent::Regroup | InputEvent::Source => {
                 self.note = Some("this key works on the screen of lines: c leads back");
             }
         }

@@ -7,12 +7,13 @@ use ratatui::layout::Rect;
 use ratatui::text::Line;
 
 use super::super::header::draw_devices;
-use super::super::layout::{are_within, beneath_title};
+use super::super::layout::{are_within, beneath};
 use super::super::notice::{draw_detail, draw_words};
 use super::super::overlay::{draw_box, entry};
 use super::super::secondary_screens::{draw_note, draw_title_of};
 use super::super::state::State;
 use super::super::status::draw_key_list;
+use super::super::tabs::{Tab, draw_tabs};
 use super::super::theme::Theme;
 use super::super::view::draw_too_small;
 use super::layout::Layout;
@@ -32,6 +33,7 @@ pub fn draw(buffer: &mut Buffer, state: &CategoriesState, lines: &State, theme: 
         return;
     };
     draw_title_of(buffer, layout.header, "memprobe categories", lines, theme);
+    draw_tabs(buffer, layout.tabs, Tab::Categories, theme);
     draw_devices(buffer, layout.devices, lines, theme);
     if let Some(device) = state.shown_device() {
         draw_account(buffer, layout.account, device, theme);
@@ -56,7 +58,7 @@ pub fn draw(buffer: &mut Buffer, state: &CategoriesState, lines: &State, theme: 
     draw_note(buffer, layout.status, state.note, lines, theme);
     draw_keys(buffer, layout.keys, lines, theme);
     if let Some(scroll) = state.help {
-        let body = beneath_title(area, layout.status);
+        let body = beneath(layout.tabs, layout.status);
         draw_box(buffer, body, " Help ", &help(theme), scroll, theme);
     }
 }
@@ -93,10 +95,7 @@ fn draw_keys(buffer: &mut Buffer, area: Rect, lines: &State, theme: &Theme) {
         ("*", "all rules", 5),
         ("<>", "sort", 4),
         ("r", "reverse", 9),
-        ("m", "modules", 7),
-        ("L", "layers", 8),
         ("Space", "pause", 3),
-        ("c", "lines", 1),
         ("?", "help", 2),
         ("q", "quit", 0),
     ];

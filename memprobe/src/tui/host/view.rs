@@ -3,7 +3,7 @@
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 
-use super::super::layout::{are_within, beneath_title};
+use super::super::layout::{are_within, beneath};
 use super::super::notice::{draw_too_small, draw_words};
 use super::super::theme::Theme;
 use super::layout::Layout;
@@ -31,7 +31,7 @@ pub fn draw(buffer: &mut Buffer, state: &HostState, theme: &Theme) -> Option<Pos
     detail::draw_detail(buffer, layout.detail, state, theme);
     status::draw_status(buffer, layout.status, state, theme);
     let cursor = status::draw_keys(buffer, layout.keys, state, theme);
-    let body = beneath_title(area, layout.status);
+    let body = beneath(layout.header, layout.status);
     help::draw_help(buffer, body, state, theme);
     cursor
 }

@@ -183,11 +183,10 @@ impl ModulesState {
             InputEvent::Tensors
             | InputEvent::Categories
             | InputEvent::Modules
-            | InputEvent::Layers => {}
-            InputEvent::SortBy(_)
-            | InputEvent::Source
+            | InputEvent::Layers
             | InputEvent::Probes
-            | InputEvent::Outside => {
+            | InputEvent::Outside => {}
+            InputEvent::SortBy(_) | InputEvent::Source => {
                 self.note = Some("this key works on the screen of lines: Esc leads back");
             }
         }

@@ -6,12 +6,13 @@ use ratatui::text::Line;
 
 use super::super::header::draw_devices;
 use super::super::input::Focus;
-use super::super::layout::{are_within, beneath_title};
+use super::super::layout::{are_within, beneath};
 use super::super::notice::{draw_detail, draw_words};
 use super::super::overlay::{draw_box, entry};
 use super::super::secondary_screens::{draw_note, draw_title_of};
 use super::super::state::State;
 use super::super::status::{Prompt, draw_last_line};
+use super::super::tabs::{Tab, draw_tabs};
 use super::super::tensors::layout::Layout;
 use super::super::theme::Theme;
 use super::super::view::draw_too_small;
@@ -34,11 +35,12 @@ pub fn draw(
         draw_too_small(buffer, lines);
         return None;
     };
-    let title = match state.view {
-        ModulesView::Now => "memprobe modules",
-        ModulesView::Then => "memprobe layers",
+    let (title, tab) = match state.view {
+        ModulesView::Now => ("memprobe modules", Tab::Modules),
+        ModulesView::Then => ("memprobe layers", Tab::Layers),
     };
     draw_title_of(buffer, layout.header, title, lines, theme);
+    draw_tabs(buffer, layout.tabs, tab, theme);
     if lines.shown.devices.len() > 1 {
         draw_devices(buffer, layout.devices, lines, theme);
     }
@@ -59,7 +61,7 @@ pub fn draw(
     draw_note(buffer, layout.status, state.note, lines, theme);
     let cursor = draw_keys(buffer, layout.keys, state, lines, theme);
     if let Some(scroll) = state.help {
-        let body = beneath_title(area, layout.status);
+        let body = beneath(layout.tabs, layout.status);
         draw_box(
             buffer,
             body,
@@ -132,15 +134,13 @@ fn draw_keys(
         ("<>", "sort", 4),
         ("r", "reverse", 9),
         ("i", "alike", 5),
-        ("c", "categories", 8),
         ("Space", "pause", 7),
         ("?", "help", 2),
         ("q", "quit", 0),
     ];
-    match state.view {
-        ModulesView::Now => keys.splice(9..9, [("L", "layers", 7), ("m", "lines", 1)]),
-        ModulesView::Then => keys.splice(9..9, [("[]", "iteration", 2), ("L", "lines", 1)]),
-    };
+    if state.view == ModulesView::Then {
+        keys.insert(8, ("[]", "iteration", 2));
+    }
     if lines.shown.devices.len() > 1 {
         keys.insert(7, ("d", "device", 5));
     }

@@ -3,12 +3,15 @@
 use ratatui::layout::Rect;
 
 use super::super::layout::Bands;
+use super::super::tabs::MIN_HEIGHT;
 
 /// Areas of the screen; an area without space is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
     /// Program, command and process.
     pub header: Rect,
+    /// Tab bar.
+    pub tabs: Rect,
     /// Device tabs.
     pub devices: Rect,
     /// The allocator's total and its parts.
@@ -32,6 +35,7 @@ pub fn layout(width: u16, height: u16) -> Option<Layout> {
     let mut bands = Bands::of(width, height)?;
     let when = |enough: bool, rows: u16| if enough { rows } else { 0 };
     let header = bands.down(1);
+    let tabs = bands.down(when(height >= MIN_HEIGHT, 1));
     let devices = bands.down(when(height >= 12, 1));
     let account = bands.down(when(height >= 8, 1));
     let keys = bands.up(when(height >= 7, 1));
@@ -42,6 +46,7 @@ pub fn layout(width: u16, height: u16) -> Option<Layout> {
     let rows = bands.between();
     Some(Layout {
         header,
+        tabs,
         devices,
         account,
         head,
@@ -64,7 +69,8 @@ mod tests {
             let l = layout(width, height).unwrap();
             assert!(l.rows.height >= 1, "{width}x{height}");
             vec![
-                l.header, l.devices, l.account, l.head, l.rows, l.sum, l.detail, l.status, l.keys,
+                l.header, l.tabs, l.devices, l.account, l.head, l.rows, l.sum, l.detail, l.status,
+                l.keys,
             ]
         });
         assert_eq!(layout(23, 50), None);

@@ -204,15 +204,17 @@ impl TensorsState {
             InputEvent::Accept => self.focus = None,
             InputEvent::Redraw => {}
             // The owner of the screen handles these.
-            InputEvent::Modules | InputEvent::Categories | InputEvent::Layers => {}
+            InputEvent::Modules
+            | InputEvent::Categories
+            | InputEvent::Layers
+            | InputEvent::Probes
+            | InputEvent::Outside => {}
             InputEvent::Pause => self.note = Some("this screen is a snapshot: R reads again"),
             // Only the screen of lines handles these.
             InputEvent::OpenAll
             | InputEvent::SortBy(_)
             | InputEvent::Source
-            | InputEvent::Probes
-            | InputEvent::Iteration(_)
-            | InputEvent::Outside => {
+            | InputEvent::Iteration(_) => {
                 self.note = Some("this key works on the screen of lines: t leads back")
             }
         }

@@ -5,9 +5,10 @@ use ratatui::layout::{Position, Rect};
 use ratatui::text::{Line, Span};
 
 use super::super::input::Focus;
-use super::super::layout::{are_within, beneath_title};
+use super::super::layout::{are_within, beneath};
 use super::super::notice::{draw_detail, draw_too_small, draw_words};
 use super::super::status::{Prompt, draw_last_line};
+use super::super::tabs::{Tab, draw_tabs};
 use super::super::theme::Theme;
 use super::layout::Layout;
 use super::state::TensorsState;
@@ -33,6 +34,7 @@ pub fn draw(
         return None;
     };
     account::draw_header(buffer, layout.header, target, theme);
+    draw_tabs(buffer, layout.tabs, Tab::Tensors, theme);
     if state.table.is_some() {
         account::draw_devices(buffer, layout.devices, state, theme);
         account::draw_account(buffer, layout.account, state, theme);
@@ -46,7 +48,7 @@ pub fn draw(
     draw_detail(buffer, layout.detail, &detail::summary(state), theme);
     draw_status(buffer, layout.status, state, theme);
     let cursor = draw_keys(buffer, layout.keys, state, theme);
-    let body = beneath_title(area, layout.status);
+    let body = beneath(layout.tabs, layout.status);
     detail::draw_overlay(buffer, body, state, theme);
     cursor
 }
@@ -144,7 +146,6 @@ fn draw_keys(
         ("<>", "sort", 4),
         ("r", "reverse", 9),
         ("i", "group", 4),
-        ("t", "lines", 1),
         ("?", "help", 2),
         ("q", "quit", 0),
     ];

@@ -1,0 +1,125 @@
+//! Tab bar of the screens of one process: each screen with its key, the current one in brackets.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+
+use super::theme::Theme;
+
+/// Minimum height in rows of a screen with a tab bar.
+pub(super) const MIN_HEIGHT: u16 = 16;
+
+/// One of the screens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Tab {
+    Lines,
+    Modules,
+    Layers,
+    Categories,
+    Tensors,
+    /// CUDA memory outside the caching allocator, over the lines.
+    Outside,
+    /// Probes, over the lines.
+    Probes,
+}
+
+impl Tab {
+    const ALL: [Self; 7] = [
+        Self::Lines,
+        Self::Modules,
+        Self::Layers,
+        Self::Categories,
+        Self::Tensors,
+        Self::Outside,
+        Self::Probes,
+    ];
+
+    /// Returns the key that leads to the screen from any other.
+    const fn key(self) -> &'static str {
+        match self {
+            Self::Lines => "Esc",
+            Self::Modules => "m",
+            Self::Layers => "L",
+            Self::Categories => "c",
+            Self::Tensors => "t",
+            Self::Outside => "o",
+            Self::Probes => "p",
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Lines => "lines",
+            Self::Modules => "modules",
+            Self::Layers => "layers",
+            Self::Categories => "categories",
+            Self::Tensors => "tensors",
+            Self::Outside => "outside",
+            Self::Probes => "probes",
+        }
+    }
+}
+
+/// Draws the tab bar. Where space is short, other screens have their key alone.
+pub(super) fn draw_tabs(buffer: &mut Buffer, area: Rect, current: Tab, theme: &Theme) {
+    let line = [true, false]
+        .map(|names| bar(current, names, theme))
+        .into_iter()
+        .find(|line| line.width() <= usize::from(area.width));
+    let line = line.unwrap_or_else(|| Line::from(vec![Span::raw(" "), marked(current, theme)]));
+    if !area.is_empty() {
+        buffer.set_line(area.x, area.y, &line, area.width);
+    }
+}
+
+fn bar(current: Tab, names: bool, theme: &Theme) -> Line<'static> {
+    let mut spans = Vec::new();
+    for tab in Tab::ALL {
+        let between = if spans.is_empty() { " " } else { "  " };
+        spans.push(Span::raw(between));
+        if tab == current {
+            spans.push(marked(tab, theme));
+            continue;
+        }
+        spans.push(Span::styled(tab.key(), theme.strong()));
+        if names {
+            spans.push(Span::raw(format!(" {}", tab.name())));
+        }
+    }
+    Line::from(spans)
+}
+
+fn marked(tab: Tab, theme: &Theme) -> Span<'static> {
+    Span::styled(format!("[{}]", tab.name()), theme.strong())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_support::COLOUR;
+    use super::*;
+
+    fn drawn(width: u16, current: Tab) -> String {
+        let area = Rect::new(0, 0, width, 1);
+        let mut buffer = Buffer::empty(area);
+        draw_tabs(&mut buffer, area, current, &COLOUR);
+        let cells = buffer.content().iter().map(|cell| cell.symbol());
+        cells.collect::<String>().trim_end().to_owned()
+    }
+
+    #[test]
+    fn every_screen_has_its_key_and_the_current_one_is_marked() {
+        assert_eq!(
+            drawn(80, Tab::Modules),
+            " Esc lines  [modules]  L layers  c categories  t tensors  o outside  p probes"
+        );
+    }
+
+    #[test]
+    fn a_narrow_bar_has_the_keys_alone() {
+        assert_eq!(
+            drawn(50, Tab::Categories),
+            " Esc  m  L  [categories]  t  o  p"
+        );
+        assert_eq!(drawn(24, Tab::Lines), " [lines]");
+    }
+}

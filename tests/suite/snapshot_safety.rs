@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 /// Number of times that memprobe is killed.
-const KILLED: u32 = 50;
+const KILLED: u32 = 30;
 
 /// Snapshots taken of a running process.
 const TAKEN: usize = 40;
@@ -140,7 +140,7 @@ fn killed_in_the_middle_of_a_snapshot_memprobe_leaves_the_process_running() {
         let moment = Instant::now() + random.below(whole);
         let mut held = false;
         while !held && !memprobe.has_ended() && (aimed || Instant::now() < moment) {
-            std::thread::sleep(Duration::from_micros(200));
+            std::thread::sleep(Duration::from_millis(1));
             held = aimed && churn.held();
         }
         in_the_pause += u32::from(held);

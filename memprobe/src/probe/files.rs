@@ -368,11 +368,7 @@ fn patched_functions(
     state: State,
 ) -> Option<PatchedFunctions> {
     let functions = located.iter().map(|located| &located.code);
-    let entries = patch::entries(tgid, mapped, functions.clone());
-    if entries.iter().all(|entry| *entry == Entry::AsInFile) {
-        return None;
-    }
-    let (entries, maps) = patch::confirmed_entries(tgid, mapped, functions)?;
+    let (entries, maps) = patch::changed_entries(tgid, mapped, functions)?;
     let mut left = Vec::new();
     let mut broken = Vec::new();
     let mut writable = Vec::new();

@@ -178,10 +178,10 @@ pub fn entries<'a>(
 /// Comparisons of a process that maps and unmaps while it is looked at.
 const ATTEMPTS: usize = 3;
 
-/// The state of functions, as [`entries`], in a file that is still mapped where it was read: memory that
-/// has become another file's is not the process's new code. Returns the mappings too; `None` if the
-/// file is not mapped any more, or its mappings do not stay the same.
-pub fn confirmed_entries<'a>(
+/// The state of functions, as [`entries`], and the mappings of the process, if one of them is not as in the
+/// file. The file is still mapped where it was read: memory that has become another file's is not the
+/// process's new code.
+pub fn changed_entries<'a>(
     tgid: Tgid,
     mapped: &MappedFile,
     functions: impl Iterator<Item = &'a FileCode> + Clone,
@@ -189,6 +189,9 @@ pub fn confirmed_entries<'a>(
     let mut mapped = Cow::Borrowed(mapped);
     for _ in 0..ATTEMPTS {
         let entries = entries(tgid, &mapped, functions.clone());
+        if entries.iter().all(|entry| *entry == Entry::AsInFile) {
+            return None;
+        }
         let maps = Maps::of(tgid).ok()?;
         let current = maps.again(&mapped)?;
         if current == *mapped {
@@ -378,9 +381,8 @@ mod tests {
     #[test]
     fn memory_that_the_file_has_left_is_not_taken_for_rewritten_code() {
         let (tgid, library, function) = own_getpid();
-        let state = |mapped: &MappedFile| {
-            let functions = std::iter::once(&function);
-            confirmed_entries(tgid, mapped, functions).map(|(entries, _)| entries)
+        let changed = |mapped: &MappedFile, function: &FileCode| {
+            changed_entries(tgid, mapped, std::iter::once(function)).is_some()
         };
         // The addresses that the file had before: its code is elsewhere by now.
         let mut stale = library.clone();
@@ -390,8 +392,11 @@ mod tests {
         }
         let unconfirmed = entries(tgid, &stale, std::iter::once(&function));
         assert_ne!(unconfirmed, [Entry::AsInFile]);
-        assert_eq!(state(&stale), Some(vec![Entry::AsInFile]));
+        assert!(!changed(&stale, &function));
+        let mut rewritten = function.clone();
+        rewritten.bytes[0] ^= 0x40;
+        assert!(changed(&stale, &rewritten), "found where it is mapped now");
         stale.inode = u64::MAX;
-        assert_eq!(state(&stale), None, "unmapped");
+        assert!(!changed(&stale, &rewritten), "unmapped");
     }
 }

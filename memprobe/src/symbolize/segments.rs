@@ -143,6 +143,9 @@ impl Segments {
             };
             replaced.describe(&mut free);
             self.hold(Event::Memory(free));
+            // It was freed before a block came: no segment.
+            self.waiting
+                .retain(|waiting| place != MemoryKey::Address(waiting.addr.0));
         }
         self.others.remove(&place.number());
         if self.live.len() < REMEMBERED {

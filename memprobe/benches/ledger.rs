@@ -10,13 +10,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use criterion::{BatchSize, Criterion, Throughput};
 
+use memprobe::attribution::AttributionLedger;
+use memprobe::event::Target;
 use memprobe::event::{
     Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MarkedPhase, MemoryEvent,
     PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
-use memprobe::model::Model;
-use memprobe::model::attribution::AttributionLedger;
-use memprobe::model::snapshot::{Grouping, Target};
+use memprobe::ledger::Model;
+use memprobe::ledger::snapshot::Grouping;
 
 /// Allocator that counts the live and peak bytes of this process.
 struct Counting;

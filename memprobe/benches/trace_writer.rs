@@ -9,8 +9,8 @@ use memprobe::event::{
     Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, PurposeId, Stack,
     StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
-use memprobe::export::trace_event::TraceWriter;
-use memprobe::model::snapshot::Grouping;
+use memprobe::ledger::snapshot::Grouping;
+use memprobe::recording::write::trace_event::TraceWriter;
 use memprobe::recording::{EndReason, Header, Reader};
 use memprobe::report::{By, Format, ReportOptions};
 

@@ -9,16 +9,17 @@ use std::io;
 use criterion::{BatchSize, Criterion, Throughput};
 
 use memprobe::decode::decode;
+use memprobe::event::Target;
 use memprobe::event::{Event, Tgid, TimeNs};
-use memprobe::export::trace_event::TraceWriter;
-use memprobe::model::Model;
-use memprobe::model::snapshot::{Grouping, Target};
+use memprobe::ledger::Model;
+use memprobe::ledger::snapshot::Grouping;
+use memprobe::process::memory::{Cause, ReadMemory, Unreadable};
+use memprobe::python::CodeCache;
+use memprobe::python::cache::Limits;
+use memprobe::python::layout::PythonLayout;
 use memprobe::recording::Header;
-use memprobe::symbolize::python::CodeCache;
-use memprobe::symbolize::python::cache::Limits;
-use memprobe::symbolize::python::layout::PythonLayout;
+use memprobe::recording::write::trace_event::TraceWriter;
 use memprobe::symbolize::{PriorCudaUse, Symbolizer};
-use memprobe::target::memory::{Cause, ReadMemory, Unreadable};
 use memprobe_common::{MAX_FRAMES, record, stack_state};
 
 /// Distinct stacks, each of [`FRAMES`] frames.

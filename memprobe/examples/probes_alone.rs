@@ -25,7 +25,7 @@ use memprobe::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking, P
 use memprobe::probe::files::ProbedFiles;
 use memprobe::probe::kernel::{self, TaskOffsets};
 use memprobe::probe::loader::{Link, Loader, Reach, Wanted, Watch};
-use memprobe::target::maps::Maps;
+use memprobe::process::maps::Maps;
 
 /// memprobe's default size.
 const RING_BYTES: u32 = 8 << 20;

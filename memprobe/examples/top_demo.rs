@@ -8,17 +8,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use memprobe::attribution::modules::ModuleLedger;
+use memprobe::attribution::views::modules;
 use memprobe::event::{
     Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, PurposeId, Stack,
     StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
-use memprobe::model::attribution::modules::ModuleLedger;
-use memprobe::model::attribution::views::modules;
-use memprobe::model::host::{Attached, Host};
-use memprobe::model::snapshot::host::{
+use memprobe::event::{ProbeStatus, Target};
+use memprobe::ledger::host::{Attached, Host};
+use memprobe::ledger::snapshot::host::{
     DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, Rank,
 };
-use memprobe::model::snapshot::{Grouping, ProbeStatus, Snapshot, Target};
+use memprobe::ledger::snapshot::{Grouping, Snapshot};
 use memprobe::tui::host::{self, HostCommand, HostView};
 use memprobe::tui::{AttributionQuery, AttributionTables, Command, News, SourceText, Tensors};
 use tokio::sync::{mpsc, watch};

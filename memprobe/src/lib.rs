@@ -5,21 +5,22 @@
 //! [`event::Event`]s, and `model` keeps the ledger. The views (`tui`, `report`, `export`) only see
 //! its [`model::snapshot::Snapshot`]s. See ARCHITECTURE.md.
 
-pub mod bytes;
+pub mod attribution;
 pub mod cli;
+pub mod commands;
 pub mod cuda;
 pub mod decode;
-pub mod driver;
+pub mod estimate;
 pub mod event;
-pub mod export;
-pub mod inspect;
-pub mod label;
-pub mod model;
-pub mod pipeline;
+pub mod ledger;
 pub mod probe;
+pub mod process;
+pub mod python;
 pub mod recording;
 pub mod report;
+pub mod session;
 pub mod symbolize;
-pub mod target;
 pub mod tensors;
+pub mod torch;
 pub mod tui;
+pub mod view;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 
 use memprobe::event::{Frame, Tgid};
-use memprobe::symbolize::python::{CodeCache, DetectError, PythonProcess, Resolved};
+use memprobe::python::{CodeCache, DetectError, PythonProcess, Resolved};
 use pythons::{interpreters, started, supported};
 
 const FIXTURE: &str = concat!(

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::process::{Child, Command};
 
 use memprobe::event::Tgid;
-use memprobe::inspect::heap::Heap;
-use memprobe::inspect::heap::capture::{CaptureMode, Captured, capture};
-use memprobe::inspect::heap::paths::Paths;
-use memprobe::symbolize::python::PythonProcess;
-use memprobe::tensors::Consistency;
+use memprobe::event::tensors::Consistency;
+use memprobe::python::PythonProcess;
+use memprobe::python::heap::Heap;
+use memprobe::python::heap::capture::{CaptureMode, Captured, capture};
+use memprobe::python::heap::paths::Paths;
 use pythons::{started, supported};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/heap.py");
@@ -55,8 +55,8 @@ fn captured(process: &PythonProcess, manner: CaptureMode) -> Captured<(), Vec<St
 /// Returns the sorted paths to the fixture's `Wanted` objects.
 fn paths_of(
     process: &PythonProcess,
-    image: &impl memprobe::target::memory::ReadMemory,
-    moment: &mut memprobe::inspect::heap::capture::HeapScan,
+    image: &impl memprobe::process::memory::ReadMemory,
+    moment: &mut memprobe::python::heap::capture::HeapScan,
 ) -> Vec<String> {
     let heap = Heap::of(image, &process.layout);
     let classes = &mut moment.classes;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use memprobe::event::Tgid;
-use memprobe::symbolize::python::{CodeCache, DetectError, PythonProcess, Resolved};
+use memprobe::python::{CodeCache, DetectError, PythonProcess, Resolved};
 use object::{Object, ObjectSection, ObjectSymbol};
 
 /// Program that stops at known lines.

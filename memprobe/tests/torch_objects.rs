@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use memprobe::event::Tgid;
-use memprobe::inspect::tensors::CaptureMode;
-use memprobe::inspect::torch::graph::{LeftOut, RawGraph, Saved, collect};
-use memprobe::inspect::torch::{Class, Layouts, Origin, RawTensor};
-use memprobe::target::memory::ProcessMemory;
+use memprobe::process::memory::ProcessMemory;
+use memprobe::torch::objects::graph::{LeftOut, RawGraph, Saved, collect};
+use memprobe::torch::objects::{Class, Layouts, Origin, RawTensor};
+use memprobe::torch::tensors::CaptureMode;
 use serde_json::Value;
 
 const FIXTURE: &str = concat!(

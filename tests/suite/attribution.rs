@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use memprobe::model::attribution::category::Category;
+use memprobe::attribution::category::Category;
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
 use memprobe_tests::purposes::Purposes;

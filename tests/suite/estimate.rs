@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::process::Command;
 
+use memprobe::estimate::{CachingAllocator, Ties, WORKSPACE};
 use memprobe::event::{Action, BlockPurposes, Bytes, DeviceIndex, Event, MemoryEvent};
-use memprobe::model::estimate::{CachingAllocator, Ties, WORKSPACE};
 use memprobe::recording::Reader;
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::{Background, Finished};

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::path::Path;
 
+use memprobe::attribution::AttributionLedger;
+use memprobe::attribution::category::{Category, CategoryRule};
 use memprobe::event::{Action, DeviceIndex, Event, MemoryEvent};
-use memprobe::model::Model;
-use memprobe::model::attribution::AttributionLedger;
-use memprobe::model::attribution::category::{Category, CategoryRule};
+use memprobe::ledger::Model;
 use memprobe::recording::Reader;
 use serde::Deserialize;
 

@@ -3,15 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use memprobe::attribution::AttributionLedger;
+use memprobe::attribution::modules::ModuleLedger;
+use memprobe::attribution::views;
+use memprobe::event::Target;
 use memprobe::event::{
     Action, Address, Bytes, Context, DeviceIndex, Event, Frame, Grad, MarkedPhase, MemoryEvent,
     Module, Node, PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
-use memprobe::model::Model;
-use memprobe::model::attribution::AttributionLedger;
-use memprobe::model::attribution::modules::ModuleLedger;
-use memprobe::model::attribution::views;
-use memprobe::model::snapshot::{Grouping, Target};
+use memprobe::ledger::Model;
+use memprobe::ledger::snapshot::Grouping;
 use memprobe::tui::{AttributionQuery, AttributionTables};
 
 const MIB: u64 = 1 << 20;

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use memprobe::event::{
     Bytes, Context, DeviceIndex, Frame, Losses, Stack, StackKind, Tgid, TimeNs, Totals,
 };
-use memprobe::model::snapshot::{
-    BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Health, LineRow, ProbeStatus, Site,
-    Snapshot, StackRow, Target, TargetState, Timeline,
+use memprobe::event::{ProbeStatus, Target};
+use memprobe::ledger::snapshot::{
+    BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Health, LineRow, Site, Snapshot,
+    StackRow, TargetState, Timeline,
 };
 use memprobe::tui::{
     self, AttributionQuery, AttributionTables, Command, News, SourceText, Tensors,

@@ -8,11 +8,11 @@ use clap::Args;
 use super::options::{
     BufferOption, CpuOption, DetailOption, DriverOption, GraphOption, is_default, parse_pid,
 };
+use crate::commands::GraphTracking;
+use crate::commands::attach::Live;
+use crate::commands::host::Scope;
+use crate::commands::top::{Keep, Top};
 use crate::event::{CaptureOptions, Tgid};
-use crate::pipeline::GraphTracking;
-use crate::pipeline::host::Scope;
-use crate::pipeline::live::Live;
-use crate::pipeline::top::{Keep, Top};
 
 /// Watch the memory of a running process, line by line
 ///

@@ -7,8 +7,8 @@ use anyhow::Result;
 use clap::Args;
 
 use super::options::{Format, FormatOption, StdoutStyle, formats, parse_pid};
+use crate::commands::{self, doctor};
 use crate::event::Tgid;
-use crate::pipeline::{self, doctor};
 
 /// Check whether memprobe can work here, and say what to do if not
 ///
@@ -38,7 +38,7 @@ pub struct Doctor {
 impl Doctor {
     pub(super) fn run(self) -> Result<ExitCode> {
         if self.verbose {
-            pipeline::enable_diagnostics();
+            commands::enable_diagnostics();
         }
         doctor::Doctor {
             tgid: self.pid.map(Tgid),

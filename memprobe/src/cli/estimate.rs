@@ -10,9 +10,9 @@ use clap::Args;
 use super::options::{
     BufferOption, Format, FormatOption, LimitOption, NamesOption, StdoutStyle, formats, is_default,
 };
+use crate::commands::estimate::{Estimation, Naming, Subject};
+use crate::estimate::OnHost;
 use crate::event::Bytes;
-use crate::model::estimate::OnHost;
-use crate::pipeline::estimate::{Estimation, Naming, Subject};
 use crate::report::{Colour, EstimateFormat, EstimateOptions, Top};
 
 /// Columns of an estimate that does not go to a terminal.

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::pipeline;
+use crate::commands;
 
 /// Exit status of every error.
 const ERROR: u8 = 2;
@@ -74,7 +74,7 @@ pub fn run() -> ExitCode {
             );
             return ExitCode::from(ERROR);
         }
-        pipeline::enable_diagnostics();
+        commands::enable_diagnostics();
     }
     let outcome = match arguments.verb {
         Verb::Attach(attach) => attach.run(),

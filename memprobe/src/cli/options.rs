@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Arg, Args, ValueEnum};
 
-use crate::pipeline;
+use crate::commands;
 use crate::report::{Colour, Top};
 
 /// `--detail`.
@@ -30,11 +30,11 @@ enum Detail {
 }
 
 impl DetailOption {
-    pub(super) fn detail(self) -> pipeline::Detail {
+    pub(super) fn detail(self) -> commands::Detail {
         match self.detail {
-            Detail::Lines => pipeline::Detail::Lines,
-            Detail::Tensors => pipeline::Detail::Tensors,
-            Detail::Full => pipeline::Detail::Full,
+            Detail::Lines => commands::Detail::Lines,
+            Detail::Tensors => commands::Detail::Tensors,
+            Detail::Full => commands::Detail::Full,
         }
     }
 }
@@ -52,10 +52,10 @@ pub(super) struct GraphOption {
 
 impl GraphOption {
     /// The choice of the user, else `default`.
-    pub(super) fn graph_or(self, default: pipeline::GraphTracking) -> pipeline::GraphTracking {
+    pub(super) fn graph_or(self, default: commands::GraphTracking) -> commands::GraphTracking {
         match (self.graph, self.no_graph) {
-            (true, _) => pipeline::GraphTracking::On,
-            (_, true) => pipeline::GraphTracking::Off,
+            (true, _) => commands::GraphTracking::On,
+            (_, true) => commands::GraphTracking::Off,
             (false, false) => default,
         }
     }
@@ -96,11 +96,11 @@ pub(super) struct DriverOption {
 }
 
 impl DriverOption {
-    pub(super) fn calls(self) -> pipeline::DriverCalls {
+    pub(super) fn calls(self) -> commands::DriverCalls {
         if self.no_driver {
-            pipeline::DriverCalls::LeftAlone
+            commands::DriverCalls::LeftAlone
         } else {
-            pipeline::DriverCalls::Probed
+            commands::DriverCalls::Probed
         }
     }
 }
@@ -114,11 +114,11 @@ pub(super) struct CpuOption {
 }
 
 impl CpuOption {
-    pub(super) fn allocators(self) -> pipeline::Allocators {
+    pub(super) fn allocators(self) -> commands::Allocators {
         if self.cpu {
-            pipeline::Allocators::CudaAndCpu
+            commands::Allocators::CudaAndCpu
         } else {
-            pipeline::Allocators::Cuda
+            commands::Allocators::Cuda
         }
     }
 }

@@ -12,9 +12,9 @@ use super::options::{
     BufferOption, CpuOption, DetailOption, DriverOption, GraphOption, NamesOption, is_default,
     parse_duration, parse_pid,
 };
+use crate::commands::GraphTracking;
+use crate::commands::record::{Naming, Recording, Subject};
 use crate::event::Tgid;
-use crate::pipeline::GraphTracking;
-use crate::pipeline::record::{Naming, Recording, Subject};
 
 /// Record every allocation of a process to a file, or of many to a directory
 ///

@@ -10,9 +10,9 @@ use clap::{Args, ValueEnum};
 use super::options::{
     FoldOption, Format as Writing, FormatOption, LimitOption, StdoutStyle, parse_depth,
 };
+use crate::attribution::iterations::IterationLine;
 use crate::event::Losses;
-use crate::model::attribution::iterations::IterationLine;
-use crate::model::snapshot::Grouping;
+use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
     self, Alike, By, Format, LayersOf, Many, Outcome, ReportError, ReportOptions, Sort, Top,

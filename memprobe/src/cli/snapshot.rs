@@ -10,11 +10,11 @@ use clap::Args;
 
 use super::options::{BufferOption, CpuOption, DetailOption, formats, parse_duration, parse_pid};
 use super::tensors::{FORMATS, TensorRows};
+use crate::commands::snapshot::{CaptureMode, Extent, Snapshots};
 use crate::event::Tgid;
-use crate::pipeline::snapshot::{CaptureMode, Extent, Snapshots};
+use crate::event::tensors::TensorSnapshot;
 use crate::recording::{Reader, open_tensors, read_tensors};
 use crate::report::{Colour, TensorFormat, TensorOptions, write_tensors};
-use crate::tensors::TensorSnapshot;
 
 /// Print every tensor of a running process: name, shape, dtype, allocated bytes
 ///

@@ -4,8 +4,8 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::options::{FoldOption, Format, FormatOption, LimitOption, StdoutStyle};
-use crate::model::tensors::{GroupBy, Order};
 use crate::report::{TensorFormat, TensorNames, TensorOptions, Top};
+use crate::tensors::{GroupBy, Order};
 
 /// Columns of a table that does not go to a terminal.
 const PIPED_WIDTH: usize = 140;

@@ -11,10 +11,10 @@ use super::options::{
     BufferOption, DetailOption, DriverOption, Format, FormatOption, GraphOption, StdoutStyle,
     formats, is_default, parse_duration,
 };
+use crate::commands::GraphTracking;
+use crate::commands::host::Scope;
+use crate::commands::top::{Keep, Once, Top as LiveScreen};
 use crate::event::CaptureOptions;
-use crate::pipeline::GraphTracking;
-use crate::pipeline::host::Scope;
-use crate::pipeline::top::{Keep, Once, Top as LiveScreen};
 use crate::report::{HostExtent, HostFormat, HostOptions};
 
 /// Time to watch before the table is printed once.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Address, Bytes, DeviceIndex, Tgid, TimeNs};
-use crate::tensors::{Name, Retainer, TensorKind};
+use crate::event::tensors::{Name, Retainer, TensorKind};
 
 /// Every live block of the caching allocator at one moment, with labels from the process's objects. Its place
 /// in the event stream is the moment at which the process was paused.

@@ -11,13 +11,13 @@ use super::loader::{Function, Link, Loader, Reach};
 use super::patch::FileCode;
 use super::prologue::{Place, SEARCHED};
 use super::tracepoint;
+use crate::event::ProbeStatus;
 use crate::event::Tgid;
-use crate::model::snapshot::ProbeStatus;
-use crate::symbolize::python::{DetectError, PythonProcess};
-use crate::target::elf::{ElfError, ElfImage, LoadedImage, Symbol, ThreadLocalName, Tracepoint};
-use crate::target::maps::{MappedFile, Maps};
-use crate::target::memory::{ProcessMemory, ReadMemory as _};
-use crate::target::root::ProcessRoot;
+use crate::process::elf::{ElfError, ElfImage, LoadedImage, Symbol, ThreadLocalName, Tracepoint};
+use crate::process::maps::{MappedFile, Maps};
+use crate::process::memory::{ProcessMemory, ReadMemory as _};
+use crate::process::root::ProcessRoot;
+use crate::python::{DetectError, PythonProcess};
 
 /// The library that holds the caching allocator: only PyTorch built with CUDA has it.
 const CUDA_ALLOCATOR: &str = "libc10_cuda.so";
@@ -103,7 +103,8 @@ impl Located {
         };
         let found = image.tracepoints();
         let mut located = Vec::new();
-        for (probe, (number, function)) in TRACEPOINTS.iter().zip(crate::cuda::tracepoints()) {
+        for (probe, (number, function)) in TRACEPOINTS.iter().zip(crate::cuda::calls::tracepoints())
+        {
             let is_it = |tracepoint: &&Tracepoint| {
                 let name = function.name.split_once(':');
                 name == Some((&tracepoint.provider, &tracepoint.name))

@@ -13,11 +13,11 @@ use super::catalog::{
 };
 use super::files::{FileKey, Probed, ProbedFiles};
 use super::loader::{Loader, Reach, Wanted, Watch};
-use crate::cuda::{Api, FUNCTIONS};
+use crate::cuda::calls::{Api, FUNCTIONS};
+use crate::event::ProbeStatus;
 use crate::event::{Tgid, TimeNs};
-use crate::model::snapshot::ProbeStatus;
-use crate::symbolize::python::{DetectError, PythonProcess};
-use crate::target::maps::{DeviceNumber, MappedFile, Maps};
+use crate::process::maps::{DeviceNumber, MappedFile, Maps};
+use crate::python::{DetectError, PythonProcess};
 
 /// Progress of attaching.
 #[derive(Debug)]

@@ -6,9 +6,9 @@ use iced_x86::Register;
 use memprobe_common::{CudaCookie, Description, ProcessConfig, ThreadLocal};
 
 use super::loader::Wanted;
-use crate::cuda::{Api, Effect, FUNCTIONS, Function};
+use crate::cuda::calls::{Api, Effect, FUNCTIONS, Function};
 pub use crate::event::{Detail, GraphTracking};
-use crate::target::elf::ThreadLocalName;
+use crate::process::elf::ThreadLocalName;
 
 /// One probed function.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ pub const TRACEPOINT_LIBRARIES: &[&str] = &["libc10_cuda.so", "libtorch_cuda.so"
 /// The probes on the allocator's tracepoints, for builds without [`Need::Allocator`]'s function. Their
 /// operands come from the library's notes.
 pub static TRACEPOINTS: LazyLock<Vec<Probe>> = LazyLock::new(|| {
-    let tracepoints = crate::cuda::tracepoints().map(|(_, function)| Probe {
+    let tracepoints = crate::cuda::calls::tracepoints().map(|(_, function)| Probe {
         function: function.name,
         library: function.api.library(),
         symbols: &[],

@@ -10,11 +10,11 @@ use super::attach::{AttachError, Located, VariableSymbol, attach_cuda};
 use super::catalog::{Need, Probe, ThreadVariable};
 use super::loader::{Link, Loader, Reach};
 use super::patch::{self, BREAKPOINT, Entry};
+use crate::event::ProbeStatus;
 use crate::event::Tgid;
-use crate::model::snapshot::ProbeStatus;
-use crate::target::maps::{DeviceNumber, MappedFile, Maps};
-use crate::target::memory::{ProcessMemory, ReadMemory as _};
-use crate::target::process_scan;
+use crate::process::maps::{DeviceNumber, MappedFile, Maps};
+use crate::process::memory::{ProcessMemory, ReadMemory as _};
+use crate::process::process_scan;
 
 /// Lifetime of a file's probes after its last user has ended, so that the next run of a program is
 /// probed from its first instruction. Their only cost is the disk space of a deleted file.

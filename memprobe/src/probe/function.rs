@@ -20,8 +20,8 @@ pub fn at(library: &Path, file_offset: u64) -> Option<String> {
 mod tests {
     use super::*;
     use crate::event::Tgid;
-    use crate::target::elf::ElfImage;
-    use crate::target::maps::Maps;
+    use crate::process::elf::ElfImage;
+    use crate::process::maps::Maps;
 
     #[test]
     fn an_offset_within_a_function_gives_its_name() {

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::kernel::{self, Release};
-use crate::target::container::{self, Container};
-use crate::target::namespace::{Kind, Namespace};
-use crate::target::status::{Capabilities, Status};
+use crate::process::container::{self, Container};
+use crate::process::namespace::{Kind, Namespace};
+use crate::process::status::{Capabilities, Status};
 
 /// Facts about the machine; `None` for what could not be read.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,8 +12,8 @@ use iced_x86::{Code as Opcode, Decoder, DecoderOptions, OpKind};
 
 use super::prologue::{Place, SEARCHED};
 use crate::event::Tgid;
-use crate::target::maps::{MappedFile, Maps};
-use crate::target::memory::{Piece, ProcessMemory, ReadMemory as _};
+use crate::process::maps::{MappedFile, Maps};
+use crate::process::memory::{Piece, ProcessMemory, ReadMemory as _};
 
 /// `INT3`, which the kernel puts in the place of a probed instruction (`UPROBE_SWBP_INSN`,
 /// arch/x86/include/asm/uprobes.h@v6.18), as debuggers do.
@@ -352,7 +352,7 @@ mod tests {
 
     /// A function of the C library in this process, and the library.
     fn own_getpid() -> (Tgid, MappedFile, FileCode) {
-        use crate::target::elf::ElfImage;
+        use crate::process::elf::ElfImage;
         let tgid = Tgid(std::process::id());
         let maps = Maps::of(tgid).expect("our own mappings");
         let library = maps.library("libc.so").expect("libc is mapped");

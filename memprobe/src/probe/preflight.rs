@@ -6,8 +6,8 @@ use anyhow::Result;
 use super::finding::{Finding, Level};
 use super::kernel::{self, KERNEL_TYPES, OLDEST};
 use super::machine::Machine;
-use crate::target::namespace::Namespace;
-use crate::target::status::{Capabilities, Capability};
+use crate::process::namespace::Namespace;
+use crate::process::status::{Capabilities, Capability};
 
 /// Upper bound of memprobe's memory beside its ring buffer: programs, maps, its own data.
 const COMFORTABLE: u64 = 128 << 20;
@@ -310,7 +310,7 @@ impl Machine {
             None => "no limit".to_owned(),
             Some(bytes) => format!(
                 "at most {}",
-                crate::bytes::human(crate::event::Bytes(bytes))
+                crate::event::bytes::human(crate::event::Bytes(bytes))
             ),
         };
         let counted = self
@@ -336,7 +336,7 @@ impl Machine {
             Some(limit) => {
                 let text = format!(
                     "memprobe's control group may use {}",
-                    crate::bytes::human(crate::event::Bytes(limit))
+                    crate::event::bytes::human(crate::event::Bytes(limit))
                 );
                 if limit < COMFORTABLE {
                     let remedy = "Raise the container's or service's memory limit to 256 MiB.";

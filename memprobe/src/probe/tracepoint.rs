@@ -6,7 +6,7 @@
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 use memprobe_common::{Operand, TracepointCookie};
 
-use crate::target::elf::{ElfImage, Tracepoint};
+use crate::process::elf::{ElfImage, Tracepoint};
 
 /// The most code of a library that is decoded: libc10_cuda's is less than 1 MiB.
 const MOST_CODE: u64 = 16 << 20;

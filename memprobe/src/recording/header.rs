@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::FORMAT;
 use crate::event::{AtAttach, Bytes, DeviceIndex, Losses, Tgid, TimeNs, Totals};
-use crate::model::snapshot::{ProbeStatus, Target};
+use crate::event::{ProbeStatus, Target};
 
 /// Facts known when a recording starts.
 #[derive(Clone, Debug, PartialEq, Default)]

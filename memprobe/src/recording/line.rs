@@ -10,13 +10,13 @@ use super::{
     AtAttachRecord, EndRecord, FORMAT, HeaderRecord, MAX_CONTEXT, MAX_DIMENSIONS, MAX_FRAMES,
     MAX_PURPOSE,
 };
-use crate::cuda::function_named;
+use crate::cuda::calls::function_named;
+use crate::event::tensors::DType;
 use crate::event::{
     Action, Address, AtAttach, BlockPurpose, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Losses,
     MarkedPhase, MemoryEvent, NoStack, Purpose, PurposeId, StackId, TensorSpec, Tgid, Tid, TimeNs,
     Totals,
 };
-use crate::tensors::DType;
 
 /// Parsed line.
 pub(super) enum Record<'a> {

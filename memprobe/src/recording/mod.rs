@@ -1,6 +1,6 @@
 //! Recordings: format of memprobe's `trace.json`, and its reader.
 //!
-//! The file is a Chrome trace-event array, written by [`crate::export::trace_event`], with one record a line.
+//! The file is a Chrome trace-event array, written by [`crate::recording::write::trace_event`], with one record a line.
 //! Additional metadata records let the reader restore the stream of [`crate::event::Event`]s exactly.
 //! Records:
 //!
@@ -35,6 +35,7 @@ mod retainer;
 #[cfg(test)]
 pub(crate) mod samples;
 mod tensors;
+pub mod write;
 
 pub use directory::recordings_in;
 pub use error::RecordingError;

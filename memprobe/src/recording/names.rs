@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::MAX_CONTEXT;
 use super::retainer::{RetainerRecord, clipped};
+use crate::event::tensors::{Name, TensorKind};
 use crate::event::{Address, Bytes, DeviceIndex, LabeledBlock};
-use crate::tensors::{Name, TensorKind};
 
 /// Most blocks of one `names` record.
 const MOST: usize = 1 << 22;

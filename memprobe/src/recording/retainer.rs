@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::MAX_CONTEXT;
-use crate::tensors::Retainer;
+use crate::event::tensors::Retainer;
 
 /// Serialized form of [`Retainer`].
 #[derive(Serialize, Deserialize)]

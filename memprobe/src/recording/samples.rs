@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use super::{EndReason, Header};
+use crate::event::tensors::DType;
 use crate::event::{
     Action, Address, AtAttach, BlockPurpose, Bytes, Context, DeviceIndex, Event, Frame, Losses,
     MemoryEvent, NoStack, Purpose, PurposeId, Stack, StackId, StackKind, TensorSpec, Tgid, Tid,
     TimeNs, Totals,
 };
-use crate::export::trace_event::TraceWriter;
-use crate::model::snapshot::Grouping;
-use crate::model::snapshot::{ProbeStatus, Target};
-use crate::tensors::DType;
+use crate::event::{ProbeStatus, Target};
+use crate::ledger::snapshot::Grouping;
+use crate::recording::write::trace_event::TraceWriter;
 
 pub(crate) const MIB: u64 = 1 << 20;
 

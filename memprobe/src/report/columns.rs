@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::table::{Style, push_line};
-use crate::label::{CUT, fit, width};
+use crate::view::{CUT, fit, width};
 
 /// Minimum width of the last column, in columns.
 const NARROWEST: usize = 20;

@@ -10,13 +10,13 @@ use serde_json::value::RawValue;
 use super::document::csv_error;
 use super::structured::FrameRow;
 use super::{Format, Outcome, ReportError, ReportOptions};
-use crate::bytes::human;
+use crate::event::bytes::human;
 use crate::event::{
     Action, BlockPurpose, BlockPurposes, Bytes, DeviceIndex, Event, Frame, Grad, Losses,
     MemoryEvent, Module, Node, Purpose, PurposeId, Stack, StackId, StackKind, Tid, TimeNs,
 };
-use crate::label::{FileNames, clean, named_stack};
 use crate::recording::Reader;
+use crate::view::{FileNames, clean, named_stack};
 
 /// Maximum number of stacks with cached text; the cache is cleared beyond it.
 const MAX_TEXTS: usize = 1 << 14;

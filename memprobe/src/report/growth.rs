@@ -15,14 +15,14 @@ use super::peak::place_name;
 use super::replay::Replay;
 use super::table::{self, Style};
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
-use crate::bytes::human;
+use crate::attribution::AttributionLedger;
+use crate::attribution::growth::{Growth, GrowthLedger, Rate, StepUnit, Suspect};
+use crate::attribution::iterations::{IterationKind, Iterations, Source};
+use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
-use crate::label::{FileNames, count, counted, rate, span};
-use crate::model::attribution::AttributionLedger;
-use crate::model::attribution::growth::{Growth, GrowthLedger, Rate, StepUnit, Suspect};
-use crate::model::attribution::iterations::{IterationKind, Iterations, Source};
-use crate::model::snapshot::{DeviceSnapshot, PurposeInfo};
+use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo};
 use crate::recording::Reader;
+use crate::view::{FileNames, count, counted, rate, span};
 
 /// Note above the suspects.
 const SUSPECTS: &str = "Each row grew in most steps and kept most of its growth to the end: a leak, or a store that \

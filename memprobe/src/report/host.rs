@@ -8,14 +8,14 @@ use serde::Serialize;
 use super::Colour;
 use super::document::json;
 use super::structured::FrameRow;
-use crate::bytes::short;
-use crate::label::{
+use crate::event::bytes::short;
+use crate::ledger::snapshot::Site;
+use crate::ledger::snapshot::host::{
+    DriverSnapshot, Holder, HostSnapshot, ProcessRow, ProcessState,
+};
+use crate::view::{
     self, CUT, FileNames, clean, device_gaps, device_list, driver_gap, fit, percent, process_state,
     short_command, top_line, width as columns,
-};
-use crate::model::snapshot::Site;
-use crate::model::snapshot::host::{
-    DriverSnapshot, Holder, HostSnapshot, ProcessRow, ProcessState,
 };
 
 /// Content and format of the report.
@@ -198,11 +198,11 @@ fn warnings(snapshot: &HostSnapshot) -> Vec<String> {
     if losses.events > 0 || losses.stacks > 0 || losses.malformed > 0 {
         warnings.push(format!(
             "warning: {} were lost: totals are the allocators' own and right; lines may miss memory",
-            label::counted(health.losses.events, "event")
+            view::counted(health.losses.events, "event")
         ));
     }
     if health.untracked > 0 {
-        let more = label::counted(health.untracked, "more process");
+        let more = view::counted(health.untracked, "more process");
         warnings.push(format!("warning: there was no room for {more}es"));
     }
     warnings
@@ -222,7 +222,7 @@ fn table_columns<'a>(rows: &[&ProcessRow], names: &'a FileNames) -> Vec<Column<'
         columns.push(("CONTAINER", false, Box::new(container)));
     }
     if rows.iter().any(|row| row.facts.rank.is_some()) {
-        let rank = |row: &ProcessRow| row.facts.rank.map(label::rank);
+        let rank = |row: &ProcessRow| row.facts.rank.map(view::rank);
         columns.push(("RANK", true, Box::new(rank)));
     }
     columns.push(("DEV", true, Box::new(device_list)));
@@ -440,9 +440,9 @@ fn process<'a>(row: &'a ProcessRow, driver: &DriverSnapshot) -> Process<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Target;
     use crate::event::{Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
-    use crate::model::snapshot::Target;
-    use crate::model::snapshot::host::{
+    use crate::ledger::snapshot::host::{
         self as model, DeviceRow, DriverMemory, DriverUse, HostHealth, ProcessFacts, Rank,
         TopHolder, Trend,
     };

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use super::ReportOptions;
 use crate::event::Frame;
-use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
+use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site};
 
 /// Lines of one device: the shown ones in order, and sums.
 pub(super) struct Lines<'a> {

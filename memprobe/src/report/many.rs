@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use super::replay::Replay;
 use super::{By, Format, ReportError, ReportOptions, replay, structured, table};
-use crate::bytes::human;
+use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Totals};
-use crate::label::{CUT, clean, count, fit};
 use crate::recording::{Reader, RecordingError};
+use crate::view::{CUT, clean, count, fit};
 
 /// Report of several recordings.
 pub struct Many<'a, W> {

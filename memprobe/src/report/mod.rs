@@ -27,9 +27,9 @@ use std::fmt;
 use std::io::{self, BufRead, Write};
 use std::ops::RangeInclusive;
 
+use crate::attribution::iterations::IterationLine;
 use crate::event::Losses;
-use crate::model::attribution::iterations::IterationLine;
-use crate::model::snapshot::Grouping;
+use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, RecordingError};
 use structured::LineTable;
 

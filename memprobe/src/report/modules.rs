@@ -16,16 +16,14 @@ use super::peak::place_name;
 use super::replay::Replay;
 use super::table::{self, Style};
 use super::{Alike, Outcome, ReportError, ReportOptions, Sort, replay};
-use crate::bytes::{short, signed};
+use crate::attribution::allocation_groups::Pass;
+use crate::attribution::modules::{Additive, ModuleLedger, ModuleRow, ModuleTree, Sums, fold};
+use crate::attribution::peak::Holding;
+use crate::event::bytes::{short, signed};
 use crate::event::{Bytes, DeviceIndex};
-use crate::label::{BEFORE_ATTACH, UNACCOUNTED, count, counted, duration, percent};
-use crate::model::attribution::allocation_groups::Pass;
-use crate::model::attribution::modules::{
-    Additive, ModuleLedger, ModuleRow, ModuleTree, Sums, fold,
-};
-use crate::model::attribution::peak::Holding;
-use crate::model::snapshot::DeviceSnapshot;
+use crate::ledger::snapshot::DeviceSnapshot;
 use crate::recording::Reader;
+use crate::view::{BEFORE_ATTACH, UNACCOUNTED, count, counted, duration, percent};
 
 /// Note below the table.
 const PARAMETERS: &str =

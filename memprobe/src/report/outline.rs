@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use crate::label::{clean, counted};
-use crate::model::attribution::modules::{Additive, ModuleRow, fold};
+use crate::attribution::modules::{Additive, ModuleRow, fold};
 use crate::report::{Alike, ReportOptions, Top};
+use crate::view::{clean, counted};
 
 /// Maximum number of indented levels; deeper ones have the same indent.
 const DEEPEST_INDENT: usize = 16;

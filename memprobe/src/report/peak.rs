@@ -16,17 +16,17 @@ use super::document::{self, Document, Layout, Table};
 use super::replay::Replay;
 use super::table::{self, Style};
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
-use crate::bytes::{human, signed};
+use crate::attribution::AttributionLedger;
+use crate::attribution::allocation_groups::{AllocationGroup, ModuleScope, Pass};
+use crate::attribution::peak::{PeakLedger, PeakView};
+use crate::event::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex};
-use crate::label::{
+use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, Site};
+use crate::recording::Reader;
+use crate::view::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, clean, count, counted, duration, no_module,
     percent,
 };
-use crate::model::attribution::AttributionLedger;
-use crate::model::attribution::allocation_groups::{AllocationGroup, ModuleScope, Pass};
-use crate::model::attribution::peak::{PeakLedger, PeakView};
-use crate::model::snapshot::{DeviceSnapshot, PurposeInfo, Site};
-use crate::recording::Reader;
 
 use purpose::{INFERRED, Purposed, iteration_at, purposes};
 

@@ -4,8 +4,8 @@ use std::io::BufRead;
 
 use super::Outcome;
 use crate::event::Event;
-use crate::model::snapshot::{Grouping, Snapshot, TargetState};
-use crate::model::{Applied, Model, Refused};
+use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
+use crate::ledger::{Applied, Model, Refused};
 use crate::recording::{End, Header, Reader, RecordingError};
 
 /// State at the end of a recording.

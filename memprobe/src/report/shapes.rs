@@ -12,14 +12,14 @@ use super::document::{self, Document, Layout, Table};
 use super::replay::{self, Replay};
 use super::table::{self, Style};
 use super::{Outcome, ReportError, ReportOptions};
-use crate::bytes::{human, signed};
+use crate::attribution::ShapeLedger;
+use crate::event::bytes::{human, signed};
 use crate::event::{BlockPurpose, Bytes, DeviceIndex};
-use crate::label::{
+use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, ShapeRow};
+use crate::recording::Reader;
+use crate::view::{
     BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, fit, width,
 };
-use crate::model::ShapeLedger;
-use crate::model::snapshot::{DeviceSnapshot, PurposeInfo, ShapeRow};
-use crate::recording::Reader;
 
 /// Maximum width of a tensor's name, and minimum width of a line.
 const WIDEST_TENSOR: usize = 90;

@@ -8,9 +8,9 @@ use super::document::{Layout, Table};
 use super::lines::{Lines, Sum, callers};
 use super::replay::Replay;
 use super::{ReportOptions, table};
+use crate::attribution::allocation_groups::ModuleScope;
 use crate::event::{DeviceIndex, Frame};
-use crate::model::attribution::allocation_groups::ModuleScope;
-use crate::model::snapshot::{DeviceSnapshot, LineRow, OutsideRow, PurposeInfo, Site};
+use crate::ledger::snapshot::{DeviceSnapshot, LineRow, OutsideRow, PurposeInfo, Site};
 
 #[derive(Serialize)]
 struct Report<'a> {

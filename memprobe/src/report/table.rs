@@ -8,15 +8,15 @@ use std::time::Duration;
 use super::lines::{Lines, Sum, callers};
 use super::replay::Replay;
 use super::{Colour, ReportOptions};
-use crate::bytes::{human, signed};
+use crate::event::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex, Frame};
-pub(super) use crate::label::wrap;
-use crate::label::{
+use crate::ledger::grouping::{Origin, origin_of};
+use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Layer, LineRow, Snapshot};
+pub(super) use crate::view::wrap;
+use crate::view::{
     BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, duration, fit,
     percent, process, width as columns,
 };
-use crate::model::grouping::{Origin, origin_of};
-use crate::model::snapshot::{BeforeAttach, DeviceSnapshot, Layer, LineRow, Snapshot};
 
 /// Minimum width of a line's name.
 const NARROWEST: usize = 20;

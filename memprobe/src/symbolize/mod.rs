@@ -14,8 +14,6 @@ mod shapes;
 mod stacks;
 mod waiting;
 
-pub mod python;
-
 use std::collections::VecDeque;
 use std::fs;
 use std::sync::Arc;
@@ -31,7 +29,8 @@ use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, PhaseMark, PurposeId,
     StackId, Tgid, Tid, TimeNs, Totals,
 };
-use crate::target::memory::ReadMemory;
+use crate::process::memory::ReadMemory;
+use crate::python::CodeCache;
 
 use cpu::CpuAllocatorTotals;
 use cuda::{Call, Caller, Cuda, Owner};
@@ -120,7 +119,7 @@ pub enum PriorCudaUse {
 impl<M: ReadMemory> Symbolizer<M> {
     /// Creates a symbolizer for one process that reads code objects through `memory`. Stacks have no Python
     /// lines as long as `code` is `None`, that is, while the process's Python is unknown.
-    pub fn new(tgid: Tgid, memory: M, code: Option<python::CodeCache>, past: PriorCudaUse) -> Self {
+    pub fn new(tgid: Tgid, memory: M, code: Option<CodeCache>, past: PriorCudaUse) -> Self {
         Self {
             tgid,
             no_python: NoStack::UnknownPython,
@@ -198,7 +197,7 @@ impl<M: ReadMemory> Symbolizer<M> {
 
     /// Reads code objects through `code` from now on: the process's Python has been detected, or the process
     /// has executed another one.
-    pub fn set_code(&mut self, code: python::CodeCache) {
+    pub fn set_code(&mut self, code: CodeCache) {
         self.no_python = NoStack::UnknownPython;
         self.stacks.set_code(code);
     }
@@ -409,7 +408,7 @@ impl<M: ReadMemory> Symbolizer<M> {
 
     /// Handles a call into CUDA that succeeded.
     fn push_call(&mut self, record: &CudaRecord, called: CudaCaller) {
-        let Some(function) = crate::cuda::function(record.function) else {
+        let Some(function) = crate::cuda::calls::function(record.function) else {
             return;
         };
         let owner = match called.library() {
@@ -575,7 +574,7 @@ fn is_caching_allocator(library: &str) -> bool {
 
 /// True for CUDA's runtime, whose functions are probed.
 fn is_runtime(library: &str) -> bool {
-    file_name(library).starts_with(crate::cuda::Api::Runtime.library())
+    file_name(library).starts_with(crate::cuda::calls::Api::Runtime.library())
 }
 
 fn file_name(path: &str) -> &str {
@@ -592,7 +591,7 @@ fn is_engine_thread(name: &str) -> bool {
 mod tests {
     use super::*;
     use crate::event::StackKind;
-    use crate::target::memory::fake::FakeMemory;
+    use crate::process::memory::fake::FakeMemory;
 
     /// Returns the reason for a missing stack while the kernel programs have no Python layout.
     fn missing_stack_reason(symbolizer: &mut Symbolizer<FakeMemory>) -> Option<NoStack> {

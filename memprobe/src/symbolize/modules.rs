@@ -1,8 +1,8 @@
 //! Module names in the symbolizer.
 
 use super::Symbolizer;
-use super::python::module_calls::NameModules;
-use crate::target::memory::ReadMemory;
+use crate::process::memory::ReadMemory;
+use crate::python::module_calls::NameModules;
 
 impl<M: ReadMemory> Symbolizer<M> {
     /// Names the modules on stacks through `names` from now on.

@@ -23,9 +23,9 @@ use rustix::fs::{major, minor};
 
 use crate::decode::StackCopy;
 use crate::event::{Frame, Tgid};
+use crate::process::elf::{ElfImage, FunctionNames};
+use crate::process::maps::{MappedFile, Maps};
 use crate::symbolize::demangle;
-use crate::target::elf::{ElfImage, FunctionNames};
-use crate::target::maps::{MappedFile, Maps};
 
 pub use callers::Caller;
 

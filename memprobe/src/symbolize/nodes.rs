@@ -6,8 +6,9 @@ use hashbrown::HashMap;
 use memprobe_common::{NodeEnteredRecord, NodeMadeRecord};
 
 use crate::event::{StackId, Tid};
-use crate::target::memory::ReadMemory;
-use crate::target::{cpp_class, node_name};
+use crate::process::cpp_class;
+use crate::process::memory::ReadMemory;
+use crate::torch::node_name;
 
 /// Nodes in one of two generations; when the newer is full, the older is dropped. A node takes 40 bytes here.
 const HALF_OF_NODES: usize = 1 << 19;
@@ -138,7 +139,7 @@ impl Nodes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::memory::PartialMemory;
+    use crate::process::memory::PartialMemory;
 
     fn made(node: u64, identity: u64) -> NodeMadeRecord {
         NodeMadeRecord {

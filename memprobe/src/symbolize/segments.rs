@@ -376,7 +376,7 @@ impl Live {
 
 /// True if an event reports that the caching allocator handed out a block.
 fn is_block(event: &MemoryEvent) -> bool {
-    let by_tracepoint = |call: CudaCall| crate::cuda::is_tracepoint(call.function);
+    let by_tracepoint = |call: CudaCall| crate::cuda::calls::is_tracepoint(call.function);
     match event.action {
         Action::Alloc => true,
         Action::CudaAlloc => event.call.is_some_and(by_tracepoint),

@@ -7,8 +7,8 @@ use memprobe_common::{
     DEVICE_TYPE_CPU, MAX_DIMENSIONS, MemoryRecord, ShapeRecord, shape_layout, stack_state,
 };
 
+use crate::event::tensors::DType;
 use crate::event::{BlockPurpose, Bytes, Purpose, PurposeId, TensorSpec, TimeNs};
-use crate::tensors::DType;
 
 /// The most bytes that a block can have beyond twice the requested size. The allocator rounds up to a power
 /// of two at most (`roundup_power2_divisions`). It also hands out the rest of a segment if splitting is not

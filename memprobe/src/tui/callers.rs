@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use crate::event::{Bytes, Frame};
-use crate::model::snapshot::{LineRow, Site, StackRow};
+use crate::ledger::snapshot::{LineRow, Site, StackRow};
 
 /// Most frames of a path; deeper stacks are shown as truncated. Bounds the recursion too.
 const DEEPEST: usize = 512;

@@ -9,10 +9,10 @@ use ratatui::text::{Line, Span};
 
 use super::state::State;
 use super::theme::Theme;
-use crate::bytes::human;
+use crate::event::bytes::human;
 use crate::event::{Bytes, Totals};
-use crate::label::span;
-use crate::model::snapshot::{DeviceSnapshot, Timeline};
+use crate::ledger::snapshot::{DeviceSnapshot, Timeline};
+use crate::view::span;
 
 /// Columns of the labels at the left.
 const LABELS: u16 = 12;

@@ -9,10 +9,11 @@ use ratatui::text::{Line, Span};
 
 use super::state::State;
 use super::theme::Theme;
-use crate::bytes::human;
 use crate::event::Bytes;
-use crate::label::{clean, clock, count, fit, percent, process, width};
-use crate::model::snapshot::{DeviceSnapshot, Layer, Snapshot, Target, TargetState};
+use crate::event::Target;
+use crate::event::bytes::human;
+use crate::ledger::snapshot::{DeviceSnapshot, Layer, Snapshot, TargetState};
+use crate::view::{clean, clock, count, fit, percent, process, width};
 
 /// Columns between two device tabs.
 pub const BETWEEN_TABS: usize = 2;

@@ -12,12 +12,12 @@ use super::sort::Column;
 use super::state::State;
 use super::table::{Figures, Fold, Row, Subject};
 use super::theme::Theme;
-use crate::bytes::{human, signed};
+use crate::event::bytes::{human, signed};
 use crate::event::{Bytes, Frame};
-use crate::label::{
+use crate::ledger::snapshot::Grouping;
+use crate::view::{
     BEFORE_ATTACH, UNACCOUNTED, clean, counted, fit, percent, rate, short_count, width,
 };
-use crate::model::snapshot::Grouping;
 
 /// Columns of the fold mark.
 pub const MARK: u16 = 2;

@@ -6,7 +6,7 @@ use ratatui::layout::Rect;
 use super::layout::{page, scrolled};
 use super::sort::Order;
 use super::theme::Theme;
-use crate::label::width;
+use crate::view::width;
 
 /// Columns between two table columns.
 pub const GAP: u16 = 1;

@@ -39,7 +39,7 @@ pub use process::{News, run};
 pub use secondary_screens::{AttributionQuery, AttributionTables};
 pub use tensors::Tensors;
 
-use crate::model::snapshot::Grouping;
+use crate::ledger::snapshot::Grouping;
 
 /// Request to the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

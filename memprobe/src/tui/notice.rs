@@ -6,7 +6,7 @@ use ratatui::style::Style;
 
 use super::layout::SMALLEST;
 use super::theme::Theme;
-use crate::label::{fit, width};
+use crate::view::{fit, width};
 
 /// Draws two centred lines: the problem, and a remedy.
 pub fn draw_words(buffer: &mut Buffer, area: Rect, first: &str, second: &str, theme: &Theme) {

@@ -9,9 +9,9 @@ use ratatui::widgets::{Block, Clear, Widget};
 
 use super::state::{Overlay, State};
 use super::theme::{ASCII, Theme};
+use crate::event::ProbeStatus;
 use crate::event::{CaptureOptions, Detail, GraphTracking};
-use crate::label::{clean, fit, wrap};
-use crate::model::snapshot::ProbeStatus;
+use crate::view::{clean, fit, wrap};
 
 /// Maximum width of a box, for readable lines.
 const WIDEST: u16 = 78;
@@ -213,7 +213,7 @@ fn probes(state: &State, theme: &Theme) -> Vec<Line<'static>> {
         }
     }
     for library in libraries {
-        let name = crate::label::fit_end(&clean(library), 72, theme.glyphs.cut);
+        let name = crate::view::fit_end(&clean(library), 72, theme.glyphs.cut);
         lines.push(Line::styled(format!(" {name}"), theme.faint()));
         let probes = health.probes.iter();
         let probes = probes.filter(|probe| probe.library == library);

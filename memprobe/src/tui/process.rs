@@ -19,7 +19,7 @@ use super::tensors::{self, Tensors, TensorsRequest, TensorsState};
 use super::terminal::{self, Stage, Step};
 use super::theme::Theme;
 use super::{Command, SourceText, view};
-use crate::model::snapshot::Snapshot;
+use crate::ledger::snapshot::Snapshot;
 
 /// Channels from the caller to the screens of one process.
 #[derive(Clone, Debug)]
@@ -370,10 +370,10 @@ mod tests {
     use super::super::terminal::{BETWEEN_DRAWINGS, show};
     use super::super::test_support::COLOUR;
     use super::*;
-    use crate::model::snapshot::Grouping;
-    use crate::model::snapshot::attribution::samples::module;
-    use crate::model::tensors::explain;
-    use crate::model::tensors::samples::training;
+    use crate::attribution::tables::samples::module;
+    use crate::ledger::snapshot::Grouping;
+    use crate::tensors::explain;
+    use crate::tensors::samples::training;
 
     /// Caller's end of the channels.
     struct Caller {

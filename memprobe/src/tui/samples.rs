@@ -7,9 +7,10 @@ use crate::event::{
     Bytes, Context, CudaMemoryKind, DeviceIndex, Frame, Losses, NoStack, Stack, StackKind, Tgid,
     TimeNs, Totals,
 };
-use crate::model::snapshot::{
-    BeforeAttach, CudaSnapshot, DeviceSnapshot, Health, Layer, LineRow, OutsideRow, ProbeStatus,
-    Site, Snapshot, StackRow, Target, TargetState, Timeline,
+use crate::event::{ProbeStatus, Target};
+use crate::ledger::snapshot::{
+    BeforeAttach, CudaSnapshot, DeviceSnapshot, Health, Layer, LineRow, OutsideRow, Site, Snapshot,
+    StackRow, TargetState, Timeline,
 };
 
 const MIB: u64 = 1 << 20;

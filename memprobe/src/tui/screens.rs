@@ -15,7 +15,7 @@ use super::test_support::{
 use super::theme::Theme;
 use super::{Command, view};
 use crate::event::Bytes;
-use crate::model::snapshot::{Grouping, Snapshot};
+use crate::ledger::snapshot::{Grouping, Snapshot};
 
 fn drawn(state: &State, size: Size, theme: &Theme) -> TestBackend {
     test_support::drawn(size, |buffer| {

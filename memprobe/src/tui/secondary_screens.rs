@@ -11,11 +11,11 @@ use super::input::InputEvent;
 use super::state::State;
 use super::status::draw_status;
 use super::theme::Theme;
-use crate::event::DeviceIndex;
-use crate::label::{clock, process};
-use crate::model::snapshot::attribution::{
+use crate::attribution::tables::{
     DeviceCategories, DeviceModules, IterationChoice, IterationLayers,
 };
+use crate::event::DeviceIndex;
+use crate::view::{clock, process};
 
 /// Attribution table that a screen needs. Tables are costly to build, so only the one on screen is requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

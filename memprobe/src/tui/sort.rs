@@ -3,8 +3,8 @@
 use std::cmp::Ordering;
 
 use super::list;
-use crate::label::{BLOCKS, FileNames};
-use crate::model::snapshot::LineRow;
+use crate::ledger::snapshot::LineRow;
+use crate::view::{BLOCKS, FileNames};
 
 /// Sortable column of the table, from left to right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -7,7 +7,7 @@ use ratatui::style::Style;
 use super::SourceText;
 use super::state::State;
 use super::theme::Theme;
-use crate::label::{clean, fit, fit_end, width};
+use crate::view::{clean, fit, fit_end, width};
 
 /// Draws the title, and as many lines around the selected one as fit.
 pub fn draw_source(

@@ -11,8 +11,8 @@ use super::list::{self, Selection};
 use super::sort::Sort;
 use super::table::{self, Fold, Row, RowKey, Subject, Table, TableOptions};
 use crate::event::DeviceIndex;
-use crate::label::FileNames;
-use crate::model::snapshot::{DeviceSnapshot, Grouping, Snapshot, TargetState};
+use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Snapshot, TargetState};
+use crate::view::FileNames;
 
 /// Overlay on the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

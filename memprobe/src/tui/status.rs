@@ -12,9 +12,10 @@ use super::notice;
 use super::state::{Follow, State, WayBack};
 use super::table::Subject;
 use super::theme::Theme;
+use crate::event::ProbeStatus;
 use crate::event::{Detail, Losses};
-use crate::label::{clean, count, counted, fit, fit_end, rate, whole_frame, width};
-use crate::model::snapshot::{Health, ProbeStatus, Site, TargetState};
+use crate::ledger::snapshot::{Health, Site, TargetState};
+use crate::view::{clean, count, counted, fit, fit_end, rate, whole_frame, width};
 
 /// Returns the status word and its style.
 fn word(state: &State, theme: &Theme) -> (&'static str, Style) {

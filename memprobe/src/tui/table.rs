@@ -8,8 +8,8 @@ use super::callers::{self, Branch, Direction, End};
 use super::filter::Filter;
 use super::sort::{Column, Sort};
 use crate::event::{Bytes, Frame};
-use crate::label::{BEFORE_ATTACH, FileNames, UNACCOUNTED, named_site, whole_frame};
-use crate::model::snapshot::{BeforeAttach, DeviceSnapshot, LineRow, Site};
+use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, LineRow, Site};
+use crate::view::{BEFORE_ATTACH, FileNames, UNACCOUNTED, named_site, whole_frame};
 
 /// Key of a row across snapshots.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

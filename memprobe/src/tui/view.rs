@@ -9,9 +9,9 @@ use super::state::{Overlay, State};
 use super::tabs::{Tab, draw_tabs};
 use super::theme::Theme;
 use super::{graph, header, lines, notice, overlay, source, status};
-use crate::bytes::human;
-use crate::label::clean;
-use crate::model::snapshot::TargetState;
+use crate::event::bytes::human;
+use crate::ledger::snapshot::TargetState;
+use crate::view::clean;
 
 /// Draws the screen at the size that `state` was given. Returns the position of the visible cursor, if any.
 pub fn draw(

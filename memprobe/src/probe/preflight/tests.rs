@@ -1,6 +1,6 @@
 use super::*;
 use crate::probe::kernel::Release;
-use crate::target::container::{Container, Engine};
+use crate::process::container::{Container, Engine};
 
 /// A machine on which memprobe can work, run as root.
 fn healthy() -> Machine {

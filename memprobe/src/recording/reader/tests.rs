@@ -1,16 +1,16 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::event::Target;
+use crate::event::tensors::{Name, Retainer};
 use crate::event::{
     Address, AtAttach, Bytes, Context, DeviceIndex, LabeledBlock, Losses, MarkedPhase, Tgid, Tid,
     Totals,
 };
-use crate::model::snapshot::Target;
 use crate::recording::EndReason;
 use crate::recording::samples::{
     header, late_attach, on_the_cpu, purposes, recording, story, tensors,
 };
-use crate::tensors::{Name, Retainer};
 
 /// Returns the events, the error, and whether the recording is truncated.
 fn read(file: &[u8]) -> (Vec<Event>, Option<RecordingError>, bool) {
@@ -292,9 +292,10 @@ fn a_line_without_end_does_not_fill_the_memory() {
 fn more_that_is_learned_of_the_target_is_there_at_the_end() {
     let mut early = header();
     early.target.torch = None;
-    let site = crate::model::snapshot::Grouping::User;
+    let site = crate::ledger::snapshot::Grouping::User;
     let mut writer =
-        crate::export::trace_event::TraceWriter::new(Vec::new(), "x", &early, site).unwrap();
+        crate::recording::write::trace_event::TraceWriter::new(Vec::new(), "x", &early, site)
+            .unwrap();
     writer.describe(&header()).unwrap();
     let file = writer.finish(EndReason::Duration).unwrap();
     let mut reader = Reader::new(&*file).unwrap();
@@ -386,7 +387,7 @@ fn any_retainer() -> impl Strategy<Value = Retainer> {
 }
 
 fn any_names() -> impl Strategy<Value = BlockLabels> {
-    let kinds = prop::sample::select(crate::tensors::TensorKind::ALL.to_vec());
+    let kinds = prop::sample::select(crate::event::tensors::TensorKind::ALL.to_vec());
     let rules = prop::sample::select(vec![None, Some(Name::BY_CLASS)]);
     let name = (any_text(), rules).prop_map(|(text, inferred)| Name { text, inferred });
     let block = (
@@ -546,9 +547,9 @@ fn any_header() -> impl Strategy<Value = Header> {
 proptest! {
     #[test]
     fn whatever_is_written_comes_back(header in any_header(), events in any_stream()) {
-        let site = crate::model::snapshot::Grouping::User;
+        let site = crate::ledger::snapshot::Grouping::User;
         let mut writer =
-            crate::export::trace_event::TraceWriter::new(Vec::new(), "x", &header, site).unwrap();
+            crate::recording::write::trace_event::TraceWriter::new(Vec::new(), "x", &header, site).unwrap();
         for event in &events {
             writer.event(event).unwrap();
         }

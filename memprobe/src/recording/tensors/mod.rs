@@ -1,6 +1,6 @@
 //! Tensor snapshots: format of the file that `memprobe snapshot -o` writes, and its reader.
 //!
-//! The file is one JSON document, written by [`crate::export::tensors`]. Its `tensors` suit other programs:
+//! The file is one JSON document, written by [`crate::recording::write::tensors`]. Its `tensors` suit other programs:
 //! each has all its facts, and blocks without a tensor follow with `kind` `block`. `storages` and `blocks`
 //! relate the tensors to each other; the reader skips sums.
 //!
@@ -18,7 +18,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
-use crate::tensors::TensorSnapshot;
+use crate::event::tensors::TensorSnapshot;
 use record::SnapshotRecord;
 
 /// Format version.

@@ -8,13 +8,13 @@ use serde::Deserialize;
 
 use super::bounded::Bounded;
 use super::{MAX_ITEMS, MAX_OF_ONE};
-use crate::event::{Address, Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
-use crate::model::snapshot::Target;
-use crate::recording::RetainerRecord;
-use crate::tensors::{
+use crate::event::Target;
+use crate::event::tensors::{
     Block, Consistency, DType, Device, DeviceTotals, Name, Storage, Tensor, TensorKind,
     TensorSnapshot,
 };
+use crate::event::{Address, Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
+use crate::recording::RetainerRecord;
 
 /// `kind` of rows for memory without a tensor, which the reader skips: `blocks` and `storages` hold it.
 const BLOCK: &str = "block";

@@ -3,10 +3,10 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::event::tensors::{Consistency, DType, Name, Tensor};
 use crate::event::{Address, Bytes, TimeNs};
-use crate::export::tensors::write_tensors;
-use crate::model::tensors::samples::{later, training};
-use crate::tensors::{Consistency, DType, Name, Tensor};
+use crate::recording::write::tensors::write_tensors;
+use crate::tensors::samples::{later, training};
 
 fn written(snapshot: &TensorSnapshot) -> Vec<u8> {
     let mut text = Vec::new();

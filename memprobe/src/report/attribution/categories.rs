@@ -2,13 +2,13 @@
 
 use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::{missing, remainders};
-use crate::bytes::human;
+use crate::attribution::AttributionLedger;
+use crate::attribution::category::{Category, CategoryRule, RuleStatus};
+use crate::attribution::named::InferenceCheck;
+use crate::attribution::view::{CategoryRow, DeviceView};
+use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
-use crate::label::{BLOCKS, percent};
-use crate::model::attribution::AttributionLedger;
-use crate::model::attribution::category::{Category, CategoryRule, RuleStatus};
-use crate::model::attribution::named::InferenceCheck;
-use crate::model::attribution::view::{CategoryRow, DeviceView};
+use crate::view::{BLOCKS, percent};
 
 pub(super) const COLUMNS: &[Column] = &[
     Column::programs("device"),

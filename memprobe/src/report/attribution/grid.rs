@@ -2,12 +2,12 @@
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use crate::bytes::{human, signed};
+use crate::event::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex};
-use crate::label::{CUT, clean, count, duration, fit, width};
 use crate::report::document::Layout;
 use crate::report::structured::known_device;
 use crate::report::table::{Style, push_line};
+use crate::view::{CUT, clean, count, duration, fit, width};
 
 /// Minimum width of the last column.
 const NARROWEST: usize = 20;

@@ -2,15 +2,13 @@
 
 use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::{missing, purposes};
+use crate::attribution::IntervalDevice;
+use crate::attribution::category::Category;
+use crate::attribution::iterations::{Cycle, Epochs, Iteration, IterationKind, Iterations, Source};
+use crate::attribution::view::Coverage;
 use crate::event::{DeviceIndex, TimeNs};
-use crate::label::counted;
-use crate::model::attribution::IntervalDevice;
-use crate::model::attribution::category::Category;
-use crate::model::attribution::iterations::{
-    Cycle, Epochs, Iteration, IterationKind, Iterations, Source,
-};
-use crate::model::attribution::view::Coverage;
 use crate::report::ReportOptions;
+use crate::view::counted;
 
 /// Bytes by category are those at the iteration's peak.
 pub(super) const COLUMNS: &[Column] = &purposes::joined::<28>(&[

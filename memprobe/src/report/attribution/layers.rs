@@ -3,17 +3,17 @@
 
 use super::grid::{Cell, Column, Grid, Row, RowAudience, Section};
 use super::{iterations, missing, purposes, remainders};
-use crate::bytes::human;
+use crate::attribution::AttributionLedger;
+use crate::attribution::category::Category;
+use crate::attribution::iterations::{Iteration, Iterations};
+use crate::attribution::layers::{DeviceLayers, Layer, Layering};
+use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Totals};
-use crate::label::counted;
-use crate::model::attribution::AttributionLedger;
-use crate::model::attribution::category::Category;
-use crate::model::attribution::iterations::{Iteration, Iterations};
-use crate::model::attribution::layers::{DeviceLayers, Layer, Layering};
 use crate::report::outline::{self, Shown};
 use crate::report::peak::place_name;
 use crate::report::structured::place_kind;
 use crate::report::{Alike, Format, LayersOf, ReportError, ReportOptions};
+use crate::view::counted;
 
 pub(super) const COLUMNS: &[Column] = &purposes::joined::<29>(&[
     &[

@@ -19,16 +19,16 @@ use super::replay::{self, Replay};
 use super::structured::known_device;
 use super::table::{self, Style};
 use super::{By, Outcome, ReportError, ReportOptions};
+use crate::attribution::AttributionLedger;
+use crate::attribution::iterations::Iterations;
+use crate::attribution::layers::Layering;
+use crate::attribution::moments::Moment;
+use crate::attribution::size::Sizes;
+use crate::attribution::view::Coverage;
 use crate::event::DeviceIndex;
-use crate::label::{BEFORE_ATTACH, UNACCOUNTED, counted};
-use crate::model::attribution::AttributionLedger;
-use crate::model::attribution::iterations::Iterations;
-use crate::model::attribution::layers::Layering;
-use crate::model::attribution::moments::Moment;
-use crate::model::attribution::size::Sizes;
-use crate::model::attribution::view::Coverage;
-use crate::model::snapshot::DeviceSnapshot;
+use crate::ledger::snapshot::DeviceSnapshot;
 use crate::recording::Reader;
+use crate::view::{BEFORE_ATTACH, UNACCOUNTED, counted};
 use grid::{Cell, Column, Grid, Keyed, Section};
 
 /// A table of every device.

@@ -2,10 +2,10 @@
 
 use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::{missing, remainders};
+use crate::attribution::AttributionLedger;
+use crate::attribution::view::{DeviceView, PhaseRow};
 use crate::event::DeviceIndex;
-use crate::label::{BLOCKS, percent};
-use crate::model::attribution::AttributionLedger;
-use crate::model::attribution::view::{DeviceView, PhaseRow};
+use crate::view::{BLOCKS, percent};
 
 pub(super) const COLUMNS: &[Column] = &[
     Column::programs("device"),

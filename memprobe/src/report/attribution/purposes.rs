@@ -1,7 +1,7 @@
 //! Columns of categories, common to all tables that have them.
 
 use super::grid::{Cell, Column};
-use crate::model::attribution::category::Category;
+use crate::attribution::category::Category;
 
 const COUNT: usize = 9;
 

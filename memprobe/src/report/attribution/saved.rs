@@ -7,15 +7,15 @@ use std::sync::Arc;
 use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::missing;
 use super::numbered_modules::Paths;
-use crate::bytes::human;
+use crate::attribution::AttributionLedger;
+use crate::attribution::rows::Holding;
+use crate::attribution::view::{DeviceView, SavedRow};
+use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Module};
-use crate::label::{BLOCKS, FileNames, counted};
-use crate::model::attribution::AttributionLedger;
-use crate::model::attribution::rows::Holding;
-use crate::model::attribution::view::{DeviceView, SavedRow};
-use crate::model::snapshot::Site;
+use crate::ledger::snapshot::Site;
 use crate::report::structured::known_line;
 use crate::report::{Alike, Format, ReportOptions, Top};
+use crate::view::{BLOCKS, FileNames, counted};
 
 pub(super) const COLUMNS: &[Column] = &[
     Column::programs("device"),

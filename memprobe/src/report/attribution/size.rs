@@ -2,16 +2,16 @@
 
 use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::missing;
+use crate::attribution::iterations::IterationKind;
+use crate::attribution::modules::Additive;
+use crate::attribution::size::{Amount, ModelSize, Size, Sizes};
+use crate::attribution::view::Coverage;
 use crate::event::DeviceIndex;
-use crate::label::counted;
-use crate::model::attribution::iterations::IterationKind;
-use crate::model::attribution::modules::Additive;
-use crate::model::attribution::size::{Amount, ModelSize, Size, Sizes};
-use crate::model::attribution::view::Coverage;
 use crate::report::outline::{self, Shown};
 use crate::report::peak::place_name;
 use crate::report::structured::place_kind;
 use crate::report::{Alike, Format, ReportOptions, table};
+use crate::view::counted;
 
 /// Bytes of tensors, except in the columns `rounded`. Columns that begin with `own` exclude a
 /// module's parts.

@@ -2,11 +2,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::attribution::iterations::IterationLine;
 use crate::event::{
     Action, Context, Event, Grad, MarkedPhase, MemoryEvent, Module, Node, PhaseMark, PurposeId,
     Stack, StackId, StackKind, Tgid, Tid, TimeNs,
 };
-use crate::model::attribution::iterations::IterationLine;
 use crate::recording::Reader;
 use crate::recording::samples::{MIB, frame, memory, recording, story, totals};
 use crate::report::{Alike, By, Format, LayersOf, ReportOptions, Top, write};

@@ -5,13 +5,13 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::{EstimateOptions, EstimateSubject};
+use crate::estimate::{Difference, Estimate, Fit, LineAtPeak, Phase, WORKSPACE};
 use crate::event::Totals;
-use crate::label::FileNames;
-use crate::model::estimate::{Difference, Estimate, Fit, LineAtPeak, Phase, WORKSPACE};
-use crate::model::snapshot::Site;
+use crate::ledger::snapshot::Site;
 use crate::report::attribution::sizes_for_programs;
 use crate::report::document::json;
 use crate::report::structured::CallSiteFields;
+use crate::view::FileNames;
 
 #[derive(Serialize)]
 struct Document<'a, S> {

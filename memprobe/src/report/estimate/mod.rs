@@ -9,9 +9,9 @@ mod tests;
 use std::io::{self, Write};
 
 use super::{By, Colour, Format, ReportError, ReportOptions, Top};
+use crate::estimate::Estimate;
 use crate::event::Bytes;
-use crate::model::estimate::Estimate;
-use crate::model::snapshot::Target;
+use crate::event::Target;
 
 /// Content and format of an estimate's report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,10 +3,10 @@
 use serde_json::Value;
 
 use super::*;
+use crate::attribution::view::Coverage;
+use crate::estimate::{Difference, Fit, LineAtPeak, Missing, Phase};
 use crate::event::{Frame, Tgid, Totals};
-use crate::model::attribution::view::Coverage;
-use crate::model::estimate::{Difference, Fit, LineAtPeak, Missing, Phase};
-use crate::model::snapshot::Site;
+use crate::ledger::snapshot::Site;
 
 const MIB: u64 = 1 << 20;
 

@@ -1,16 +1,16 @@
 //! Estimate as text.
 
 use super::{EstimateOptions, EstimateSubject};
-use crate::bytes::{human, signed};
-use crate::event::{Bytes, Totals};
-use crate::label::{BLOCKS, CUT, FileNames, count, counted, fit, width};
-use crate::model::estimate::{
+use crate::estimate::{
     Difference, Estimate, Fit, LineAtPeak, Missing, Phase, WORKSPACE, WORKSPACE_OF_HOPPER,
 };
-use crate::model::snapshot::Target;
+use crate::event::Target;
+use crate::event::bytes::{human, signed};
+use crate::event::{Bytes, Totals};
 use crate::report::attribution::push_sizes;
 use crate::report::table::{Style, push_line, warning, wrap};
 use crate::report::tensors::heading;
+use crate::view::{BLOCKS, CUT, FileNames, count, counted, fit, width};
 
 /// Width of a column of bytes.
 const NUMBER: usize = 11;

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::OnDevice;
-use crate::bytes::human;
+use crate::attribution::growth::{Amount, GrowthRetainer, RetainedGrowth};
+use crate::event::bytes::human;
 use crate::event::{Bytes, TimeNs};
-use crate::label::{clean, count, counted, duration};
-use crate::model::attribution::growth::{Amount, GrowthRetainer, RetainedGrowth};
 use crate::report::columns::{self, Cells};
 use crate::report::table::{self, Style};
 use crate::report::{ReportOptions, Top};
+use crate::view::{clean, count, counted, duration};
 
 /// Separator of frame and variable in a name.
 const IN_FRAME: &str = " -> ";

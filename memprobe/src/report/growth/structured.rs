@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 use super::OnDevice;
+use crate::attribution::allocation_groups::AllocationGroup;
+use crate::attribution::growth::{Growth, Rate, RetainedGrowth, StepUnit, Suspect};
 use crate::event::DeviceIndex;
-use crate::model::attribution::allocation_groups::AllocationGroup;
-use crate::model::attribution::growth::{Growth, Rate, RetainedGrowth, StepUnit, Suspect};
 use crate::report::peak::place_name;
 use crate::report::replay::Replay;
 use crate::report::structured::{CallSiteFields, known_device, place_kind, what_kind};

@@ -1,7 +1,7 @@
 use serde_json::Value;
 
+use crate::attribution::allocation_groups::samples::{learning_for, retained_by_losses};
 use crate::event::{Context, Event};
-use crate::model::attribution::allocation_groups::samples::{learning_for, retained_by_losses};
 use crate::recording::Reader;
 use crate::recording::samples::{recording, story};
 use crate::report::{By, Format, ReportOptions, write};

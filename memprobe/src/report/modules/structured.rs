@@ -4,10 +4,10 @@
 use serde::Serialize;
 
 use super::{Shown, ordered};
+use crate::attribution::allocation_groups::Pass;
+use crate::attribution::modules::{ModuleTree, Sums};
 use crate::event::DeviceIndex;
-use crate::model::attribution::allocation_groups::Pass;
-use crate::model::attribution::modules::{ModuleTree, Sums};
-use crate::model::snapshot::DeviceSnapshot;
+use crate::ledger::snapshot::DeviceSnapshot;
 use crate::report::ReportOptions;
 use crate::report::structured::{known_device, place_kind, remainder, signed};
 
@@ -149,7 +149,7 @@ fn of_module(device: DeviceIndex, module: &Shown) -> Row {
 fn of_sums(device: DeviceIndex, kind: &'static str, total: &Sums, own: &Sums) -> Row {
     let [forward, recompute, backward] = Pass::ALL.map(|pass| total.pass(pass));
     let (all, own) = (&total.all, &own.all);
-    let peak = |of: &crate::model::attribution::peak::Holding| of.peak.map(|peak| peak.0);
+    let peak = |of: &crate::attribution::peak::Holding| of.peak.map(|peak| peak.0);
     Row {
         live: signed(all.live.0),
         at_peak: signed(all.at_peak.0),

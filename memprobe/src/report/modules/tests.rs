@@ -1,7 +1,7 @@
 use serde_json::Value;
 
+use crate::attribution::allocation_groups::samples::{Program, called, learning};
 use crate::event::Event;
-use crate::model::attribution::allocation_groups::samples::{Program, called, learning};
 use crate::recording::Reader;
 use crate::recording::samples::{recording, story};
 use crate::report::{Alike, By, Format, ReportOptions, Sort, Top, write};

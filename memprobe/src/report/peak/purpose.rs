@@ -4,13 +4,13 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::{Row, without_numbers};
-use crate::bytes::human;
+use crate::attribution::category::Category;
+use crate::attribution::iterations::{IterationKind, Iterations};
+use crate::attribution::view::DeviceView;
+use crate::event::bytes::human;
 use crate::event::{Bytes, Module, TimeNs};
-use crate::label::clean;
-use crate::model::attribution::category::Category;
-use crate::model::attribution::iterations::{IterationKind, Iterations};
-use crate::model::attribution::view::DeviceView;
-use crate::model::snapshot::Grouping;
+use crate::ledger::snapshot::Grouping;
+use crate::view::clean;
 
 /// Note below the table of categories.
 pub(super) const INFERRED: &str =
@@ -112,7 +112,7 @@ fn where_they_part(of_module: &BTreeMap<String, u64>) -> Vec<(String, u64)> {
 
 /// Iteration at a time, as text; `None` if iterations are unknown.
 pub(super) fn iteration_at(iterations: &Iterations, time: TimeNs) -> Option<String> {
-    let any = |row: &crate::model::attribution::iterations::Iteration| {
+    let any = |row: &crate::attribution::iterations::Iteration| {
         !matches!(row.kind, IterationKind::Before | IterationKind::Undivided)
     };
     if !iterations.rows.iter().any(any) {

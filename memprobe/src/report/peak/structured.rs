@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::{AtPeak, Called, place_name};
 use crate::event::DeviceIndex;
-use crate::model::snapshot::{PurposeInfo, Site};
+use crate::ledger::snapshot::{PurposeInfo, Site};
 use crate::report::structured::{CallSiteFields, known_device, place_kind, signed, what_kind};
 
 #[derive(Serialize)]

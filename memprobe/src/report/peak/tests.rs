@@ -1,7 +1,7 @@
 use serde_json::Value;
 
+use crate::attribution::allocation_groups::samples::{learning, learning_for};
 use crate::event::Event;
-use crate::model::attribution::allocation_groups::samples::{learning, learning_for};
 use crate::recording::Reader;
 use crate::recording::samples::{late_attach, recording, story};
 use crate::report::{By, Format, ReportOptions, Top, write};

@@ -3,10 +3,10 @@
 use super::super::ReportOptions;
 use super::super::lines::Lines;
 use super::{BLOCKS, Row, Style, push_line, render_rows};
-use crate::bytes::human;
 use crate::event::DeviceIndex;
-use crate::label::{FileNames, clean, count};
-use crate::model::snapshot::{CudaSnapshot, Layer, LineRow, OutsideRow};
+use crate::event::bytes::human;
+use crate::ledger::snapshot::{CudaSnapshot, Layer, LineRow, OutsideRow};
+use crate::view::{FileNames, clean, count};
 
 const HEADINGS: [&str; 6] = [
     "LIVE",

@@ -1,9 +1,9 @@
 //! Sums of a device's tensors, compared with the allocator's total.
 
-use crate::bytes::{human, signed};
 use crate::event::Bytes;
-use crate::label::{count, counted};
-use crate::model::tensors::{Account, DeviceTable};
+use crate::event::bytes::{human, signed};
+use crate::tensors::{Account, DeviceTable};
+use crate::view::{count, counted};
 
 /// Title line of a device.
 pub(super) fn title(table: &DeviceTable) -> String {

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::super::table::{push_line, strong, weak};
-use crate::label::{CUT, fit, fit_middle, width as columns};
 use crate::report::Colour;
+use crate::view::{CUT, fit, fit_middle, width as columns};
 
 /// Minimum width of a name.
 const NARROWEST: usize = 24;

@@ -9,10 +9,10 @@ use super::super::document::csv;
 use super::super::structured::signed;
 use super::TensorOptions;
 use super::text::common_site;
-use crate::label::{shape, tensors_label};
-use crate::model::tensors::{
+use crate::tensors::{
     DeviceDiff, DeviceTable, Group, Row, TensorDiff, TensorTable, groups, groups_of,
 };
+use crate::view::{shape, tensors_label};
 
 #[derive(Serialize, Default)]
 struct Line {

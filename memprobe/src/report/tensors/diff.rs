@@ -3,15 +3,13 @@
 use super::columns::{Align, Cells, push};
 use super::text::{common_site, file_names, group_name, what};
 use super::{TensorOptions, heading};
-use crate::bytes::{human, signed};
 use crate::event::Bytes;
-use crate::label::{
-    CUT, FileNames, counted, duration, fit, tensor_kind, tensor_label, tensor_name,
-};
-use crate::model::tensors::{Account, DeviceDiff, DeviceTable, Group, Row, TensorDiff, groups_of};
+use crate::event::bytes::{human, signed};
+use crate::event::tensors::Device;
 use crate::report::Top;
 use crate::report::table::{push_line, strong, warning, wrap};
-use crate::tensors::Device;
+use crate::tensors::{Account, DeviceDiff, DeviceTable, Group, Row, TensorDiff, groups_of};
+use crate::view::{CUT, FileNames, counted, duration, fit, tensor_kind, tensor_label, tensor_name};
 
 const HEAD: [(&str, Align); 6] = [
     ("", Align::Left),

@@ -8,7 +8,7 @@ use super::super::document::json;
 use super::super::structured::FrameRow;
 use super::TensorOptions;
 use crate::event::Bytes;
-use crate::model::tensors::{DeviceDiff, DeviceTable, Row, TensorDiff, TensorTable, groups_of};
+use crate::tensors::{DeviceDiff, DeviceTable, Row, TensorDiff, TensorTable, groups_of};
 
 #[derive(Serialize)]
 struct Document<'a> {

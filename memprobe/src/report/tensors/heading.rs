@@ -2,9 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::label::{clean, consistency, count, process};
-use crate::model::snapshot::Target;
-use crate::model::tensors::TensorTable;
+use crate::event::Target;
+use crate::tensors::TensorTable;
+use crate::view::{clean, consistency, count, process};
 
 /// Lines with the command, and with the process's id and versions.
 pub(in crate::report) fn target(target: &Target) -> Vec<String> {

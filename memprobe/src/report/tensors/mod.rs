@@ -14,8 +14,8 @@ mod tests;
 use std::io::{self, Write};
 
 use super::{Colour, ReportError, Top};
-use crate::model::tensors::{GroupBy, Order, TensorDiff, diff as compare, explain};
-use crate::tensors::TensorSnapshot;
+use crate::event::tensors::TensorSnapshot;
+use crate::tensors::{GroupBy, Order, TensorDiff, diff as compare, explain};
 
 /// Content and format of a table of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,10 +82,12 @@ pub fn write_tensors(
             let text = text::render(&explain(snapshot), options);
             out.write_all(text.as_bytes()).and_then(|()| out.flush())
         }
-        TensorFormat::Json => {
-            crate::export::tensors::write_tensors(snapshot, env!("CARGO_PKG_VERSION"), out)
-                .and_then(|()| out.flush())
-        }
+        TensorFormat::Json => crate::recording::write::tensors::write_tensors(
+            snapshot,
+            env!("CARGO_PKG_VERSION"),
+            out,
+        )
+        .and_then(|()| out.flush()),
         TensorFormat::Csv => csv::write(&explain(snapshot), options, out),
     })
 }

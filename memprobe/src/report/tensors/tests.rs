@@ -2,9 +2,9 @@ use serde_json::Value;
 
 use super::*;
 use crate::event::Bytes;
-use crate::model::tensors::samples::{graph, later, training};
-use crate::model::tensors::without;
-use crate::tensors::{Consistency, Device};
+use crate::event::tensors::{Consistency, Device};
+use crate::tensors::samples::{graph, later, training};
+use crate::tensors::without;
 
 fn table(snapshot: &TensorSnapshot, options: &TensorOptions) -> String {
     let mut out = Vec::new();

@@ -4,15 +4,15 @@ use std::collections::HashSet;
 
 use super::columns::{Align, Cells, push};
 use super::{TensorNames, TensorOptions, account, heading};
-use crate::bytes::human;
 use crate::event::Bytes;
-use crate::label::{
+use crate::event::bytes::human;
+use crate::event::tensors::Device;
+use crate::report::table::{push_line, strong, warning, wrap};
+use crate::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups_of};
+use crate::view::{
     BEFORE_ATTACH, CUT, FileNames, clean, counted, fit, full_retainer, retainer, shape,
     tensor_kind, tensor_label, tensors_label, whole_tensor_name,
 };
-use crate::model::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups_of};
-use crate::report::table::{push_line, strong, warning, wrap};
-use crate::tensors::Device;
 
 const HEAD: [(&str, Align); 6] = [
     ("ALLOCATED", Align::Right),

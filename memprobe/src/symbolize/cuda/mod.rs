@@ -7,7 +7,7 @@ mod size;
 use memprobe_common::CudaRecord;
 
 use super::segments::{FreedBy, Live, MemoryKey, Segments, Until, event_of};
-use crate::cuda::{Api, Effect, Function, Lifetime, Named};
+use crate::cuda::calls::{Api, Effect, Function, Lifetime, Named};
 use crate::event::{
     Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, StackId, Tgid, Tid,
     TimeNs,

@@ -2,7 +2,7 @@
 
 use memprobe_common::CudaRecord;
 
-use crate::cuda::Size;
+use crate::cuda::calls::Size;
 use crate::event::Bytes;
 
 /// Flags of an array (`cuda.h`; `driver_types.h` has the same numbers).

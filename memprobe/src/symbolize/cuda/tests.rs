@@ -1,7 +1,7 @@
 //! Calls as the kernel tells them, and the events that follow.
 
 use super::*;
-use crate::cuda::{FUNCTIONS, function_named};
+use crate::cuda::calls::{FUNCTIONS, function_named};
 use crate::event::Event;
 
 /// A process, and what was seen of it.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::{Library, NativeCode, REMEMBERED};
 use crate::decode::StackCopy;
 use crate::event::{Purpose, Tgid};
+use crate::process::elf::{ElfImage, FunctionNames};
 use crate::symbolize::demangle;
 use crate::symbolize::purpose::Search;
-use crate::target::elf::{ElfImage, FunctionNames};
 
 /// The most memory for the function indexes of all libraries, in bytes; see [`NativeCode::purpose`].
 const ALL_FUNCTIONS: usize = 128 << 20;

@@ -8,10 +8,10 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Style};
 
 use super::super::theme::{Ink, Theme};
-use crate::bytes::human;
+use crate::attribution::tables::{Category, DeviceCategories, Portion, Portions};
 use crate::event::Bytes;
-use crate::label::span;
-use crate::model::snapshot::attribution::{Category, DeviceCategories, Portion, Portions};
+use crate::event::bytes::human;
+use crate::view::span;
 
 /// Columns of the labels at the left.
 const LABELS: u16 = 12;

@@ -7,10 +7,10 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 
 use super::super::theme::Theme;
-use crate::bytes::short;
+use crate::attribution::tables::{DeviceCategories, IterationRow, Source};
 use crate::event::Bytes;
-use crate::label::{count, duration, fit, iteration, iterations_by, span};
-use crate::model::snapshot::attribution::{DeviceCategories, IterationRow, Source};
+use crate::event::bytes::short;
+use crate::view::{count, duration, fit, iteration, iterations_by, span};
 
 /// Columns: head, width, and minimum width of a table that shows the column.
 const COLUMNS: [(&str, usize, u16); 5] = [

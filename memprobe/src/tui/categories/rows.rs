@@ -4,10 +4,10 @@ use std::cmp::Ordering;
 use std::collections::HashSet;
 
 use super::super::table::Fold;
-use crate::label::{before, portion};
-use crate::model::snapshot::attribution::{
+use crate::attribution::tables::{
     CategoryRow, CoverageStart, DeviceCategories, Portion, PortionRow,
 };
+use crate::view::{before, portion};
 
 /// Column of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -11,8 +11,8 @@ use super::super::state::State;
 use super::super::test_support::{self, BARE, COLOUR, SMALL, Size, sizes};
 use super::super::theme::Theme;
 use super::{CategoriesState, draw};
-use crate::model::snapshot::attribution::samples::{categories, silent};
-use crate::model::snapshot::attribution::{Category, DeviceCategories, Portion};
+use crate::attribution::tables::samples::{categories, silent};
+use crate::attribution::tables::{Category, DeviceCategories, Portion};
 
 fn drawn(state: &CategoriesState, size: Size, theme: &Theme) -> TestBackend {
     let lines = State::new(Arc::new(samples::normal()), size);

@@ -12,8 +12,8 @@ use super::super::table::Fold;
 use super::layout::{Layout, layout};
 use super::rows::{Column, Row, rows};
 use super::table::column_at;
+use crate::attribution::tables::{CategoryRule, DeviceCategories, Portion};
 use crate::event::DeviceIndex;
-use crate::model::snapshot::attribution::{CategoryRule, DeviceCategories, Portion};
 
 /// Key of a row across tables.
 type Mark = (Portion, Option<CategoryRule>);

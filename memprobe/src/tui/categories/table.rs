@@ -11,10 +11,10 @@ use super::super::theme::Theme;
 use super::graph::{letter, style};
 use super::rows::{Column, Row};
 use super::state::CategoriesState;
-use crate::bytes::{human, short, signed};
+use crate::attribution::tables::{CoverageStart, DeviceCategories, Portion};
 use crate::event::Bytes;
-use crate::label::{count, counted, fit, percent, sureness, width};
-use crate::model::snapshot::attribution::{CoverageStart, DeviceCategories, Portion};
+use crate::event::bytes::{human, short, signed};
+use crate::view::{count, counted, fit, percent, sureness, width};
 
 /// Columns: width, and minimum width of a table that shows the column.
 const COLUMNS: [(Column, u16, u16); 7] = [

@@ -19,9 +19,9 @@ use super::super::view::draw_too_small;
 use super::layout::Layout;
 use super::state::CategoriesState;
 use super::{graph, iterations, table};
-use crate::bytes::human;
-use crate::label::{fit, peak, span};
-use crate::model::snapshot::attribution::DeviceCategories;
+use crate::attribution::tables::DeviceCategories;
+use crate::event::bytes::human;
+use crate::view::{fit, peak, span};
 
 /// Draws the screen at the size that `state` was given. `lines`, the state of the screen of lines, has the
 /// process, the devices and the status.

@@ -5,9 +5,9 @@ use ratatui::layout::Rect;
 
 use super::super::theme::Theme;
 use super::state::HostState;
-use crate::bytes::human;
-use crate::label::{self, clean, driver_gap, fit, named_site, percent, process_state, whole_frame};
-use crate::model::snapshot::host::{DriverSnapshot, Holder, ProcessRow};
+use crate::event::bytes::human;
+use crate::ledger::snapshot::host::{DriverSnapshot, Holder, ProcessRow};
+use crate::view::{self, clean, driver_gap, fit, named_site, percent, process_state, whole_frame};
 
 /// Draws two lines: state or top line, then the facts of the process.
 pub fn draw_detail(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
@@ -49,7 +49,7 @@ fn facts(row: &ProcessRow, driver: &DriverSnapshot) -> Vec<String> {
     if let Some(rank) = facts.rank {
         let local = rank.local.map(|local| format!(" (local {local})"));
         let local = local.unwrap_or_default();
-        texts.push(format!("rank {}{local}", label::rank(rank)));
+        texts.push(format!("rank {}{local}", view::rank(rank)));
     }
     texts.extend(
         row.target

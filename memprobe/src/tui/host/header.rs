@@ -10,9 +10,9 @@ use super::super::theme::Theme;
 use super::layout::devices_a_line;
 use super::rows::is_within;
 use super::state::HostState;
-use crate::bytes::short;
-use crate::label::{clean, clock, counted, device_gaps, fit, percent, width};
-use crate::model::snapshot::host::{DriverDevice, DriverSnapshot, ProcessRow, ProcessState};
+use crate::event::bytes::short;
+use crate::ledger::snapshot::host::{DriverDevice, DriverSnapshot, ProcessRow, ProcessState};
+use crate::view::{clean, clock, counted, device_gaps, fit, percent, width};
 
 /// Columns of a device's bar.
 const BAR: usize = 8;

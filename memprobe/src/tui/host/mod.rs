@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use super::{Command, News, SourceText};
 use crate::event::Tgid;
-use crate::model::snapshot::host::HostSnapshot;
+use crate::ledger::snapshot::host::HostSnapshot;
 
 /// Data that the caller provides to the screen.
 #[derive(Clone, Debug)]

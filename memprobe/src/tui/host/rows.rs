@@ -3,8 +3,8 @@
 use super::super::filter::Filter;
 use super::sort::Sort;
 use crate::event::{Bytes, Totals};
-use crate::label::{BEFORE_ATTACH, FileNames, clean, named_site, process_state, whole_frame};
-use crate::model::snapshot::host::{Holder, HostSnapshot, ProcessRow};
+use crate::ledger::snapshot::host::{Holder, HostSnapshot, ProcessRow};
+use crate::view::{BEFORE_ATTACH, FileNames, clean, named_site, process_state, whole_frame};
 
 /// Sums of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

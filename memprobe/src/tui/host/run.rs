@@ -18,7 +18,7 @@ use super::input::{HostWanted, wanted};
 use super::state::HostState;
 use super::{HostCommand, HostView, SourcesOf, view};
 use crate::event::Tgid;
-use crate::model::snapshot::host::HostSnapshot;
+use crate::ledger::snapshot::host::HostSnapshot;
 
 /// Name of a screen of processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,9 +217,9 @@ mod tests {
     use super::super::super::test_support::COLOUR;
     use super::super::samples;
     use super::*;
-    use crate::model::snapshot::attribution::IterationChoice;
-    use crate::model::snapshot::attribution::samples::module;
-    use crate::model::snapshot::{Grouping, Snapshot};
+    use crate::attribution::tables::IterationChoice;
+    use crate::attribution::tables::samples::module;
+    use crate::ledger::snapshot::{Grouping, Snapshot};
     use crate::tui::{AttributionQuery, AttributionTables, Command, Tensors};
 
     /// Caller's end of the channels of the host screen.

@@ -1,11 +1,12 @@
 //! Host snapshots for the tests of its screen.
 
+use crate::event::Target;
 use crate::event::{Bytes, DeviceIndex, Frame, Losses, Tgid, TimeNs, Totals};
-use crate::model::snapshot::host::{
+use crate::ledger::snapshot::Site;
+use crate::ledger::snapshot::host::{
     DeviceRow, DriverDevice, DriverMemory, DriverSnapshot, DriverUse, Holder, HostHealth,
     HostSnapshot, ProcessFacts, ProcessRow, ProcessState, Rank, TREND_STEPS, TopHolder, Trend,
 };
-use crate::model::snapshot::{Site, Target};
 
 const MIB: u64 = 1 << 20;
 const SECOND: u64 = 1_000_000_000;

@@ -15,7 +15,7 @@ use super::sort::Column;
 use super::state::HostState;
 use super::{HostCommand, samples, view};
 use crate::event::Tgid;
-use crate::model::snapshot::host::{HostSnapshot, ProcessState};
+use crate::ledger::snapshot::host::{HostSnapshot, ProcessState};
 
 const MEDIUM: Size = (100, 24);
 const LARGE: Size = (140, 30);

@@ -5,8 +5,8 @@ use std::cmp::Ordering;
 use super::super::list;
 use super::super::sort::Order;
 use crate::event::Bytes;
-use crate::label::{FileNames, top_line};
-use crate::model::snapshot::host::{ProcessRow, Trend};
+use crate::ledger::snapshot::host::{ProcessRow, Trend};
+use crate::view::{FileNames, top_line};
 
 /// Column of the table of processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -15,8 +15,8 @@ use super::layout::{Layout, layout};
 use super::rows::{self, ProcessVisibility, Sums};
 use super::sort::Sort;
 use crate::event::Tgid;
-use crate::label::{FileNames, clean};
-use crate::model::snapshot::host::{DriverSnapshot, HostSnapshot, ProcessRow, ProcessState};
+use crate::ledger::snapshot::host::{DriverSnapshot, HostSnapshot, ProcessRow, ProcessState};
+use crate::view::{FileNames, clean};
 
 /// State of the screen.
 #[derive(Debug)]

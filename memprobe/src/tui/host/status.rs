@@ -8,7 +8,7 @@ use super::super::state::Follow;
 use super::super::status::{Prompt, StatusLine, draw_last_line};
 use super::super::theme::Theme;
 use super::state::HostState;
-use crate::label::{clean, count, counted, rate};
+use crate::view::{clean, count, counted, rate};
 
 /// Draws events, losses and accounting errors.
 pub fn draw_status(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {

@@ -9,12 +9,12 @@ use super::super::theme::Theme;
 use super::rows::Sums;
 use super::sort::Column;
 use super::state::HostState;
-use crate::bytes::short;
 use crate::event::Bytes;
-use crate::label::{
+use crate::event::bytes::short;
+use crate::ledger::snapshot::host::{ProcessRow, ProcessState, Trend};
+use crate::view::{
     clean, counted, device_list, fit, process_state, rank, short_command, top_line, width,
 };
-use crate::model::snapshot::host::{ProcessRow, ProcessState, Trend};
 
 /// Returns the alignment of a column.
 fn side(column: Column) -> Side {
@@ -141,7 +141,7 @@ fn top_or_state(row: &ProcessRow, state: &HostState) -> Option<String> {
 fn sparkline(trend: &Trend, columns: usize, theme: &Theme) -> Option<String> {
     let points = &trend.points;
     let top = points.iter().max()?.0;
-    let steps = crate::model::snapshot::host::TREND_STEPS;
+    let steps = crate::ledger::snapshot::host::TREND_STEPS;
     // The newest point is at the right; columns before the first point stay empty.
     let height = |column: usize| {
         let missing = steps.saturating_sub(points.len());

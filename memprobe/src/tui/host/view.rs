@@ -9,8 +9,8 @@ use super::super::theme::Theme;
 use super::layout::Layout;
 use super::state::HostState;
 use super::{detail, header, help, status, table};
-use crate::bytes::human;
-use crate::label::clean;
+use crate::event::bytes::human;
+use crate::view::clean;
 
 /// Draws the screen at the size that `state` was given. Returns the position of the visible cursor, if any.
 pub fn draw(buffer: &mut Buffer, state: &HostState, theme: &Theme) -> Option<Position> {

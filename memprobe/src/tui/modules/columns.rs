@@ -3,10 +3,10 @@
 use super::super::list::{self, ColumnPosition};
 use super::rows::Row;
 use super::subject::{Figures, ModulesView};
-use crate::bytes::short;
+use crate::attribution::tables::{Category, Pass};
 use crate::event::Bytes;
-use crate::label::{count, percent};
-use crate::model::snapshot::attribution::{Category, Pass};
+use crate::event::bytes::short;
+use crate::view::{count, percent};
 
 /// Column of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -7,10 +7,10 @@ use super::super::filter::Filter;
 use super::super::table::Fold;
 use super::columns::Column;
 use super::subject::{Figures, Subject};
-use crate::label::{UNACCOUNTED, before, clean, no_module};
-use crate::model::snapshot::attribution::{CoverageStart, ModuleScope};
+use crate::attribution::tables::{CoverageStart, ModuleScope};
+use crate::view::{UNACCOUNTED, before, clean, no_module};
 
-type ModuleRow = crate::model::snapshot::attribution::ModuleRow<Figures>;
+type ModuleRow = crate::attribution::tables::ModuleRow<Figures>;
 
 /// Key of a row across tables.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

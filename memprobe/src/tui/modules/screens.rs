@@ -11,9 +11,9 @@ use super::super::state::State;
 use super::super::test_support::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
 use super::super::theme::Theme;
 use super::{ModulesState, draw};
+use crate::attribution::tables::samples::{layers, module, modules, silent};
+use crate::attribution::tables::{DeviceModules, IterationChoice, IterationLayers};
 use crate::event::DeviceIndex;
-use crate::model::snapshot::attribution::samples::{layers, module, modules, silent};
-use crate::model::snapshot::attribution::{DeviceModules, IterationChoice, IterationLayers};
 
 fn drawn(state: &ModulesState, size: Size, theme: &Theme) -> TestBackend {
     let lines = State::new(Arc::new(samples::normal()), size);

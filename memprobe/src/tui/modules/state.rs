@@ -14,8 +14,8 @@ use super::super::tensors::layout::{Layout, layout};
 use super::columns::{Column, column_at, columns};
 use super::rows::{self, ModuleTableOptions, Row, RowKey, Table};
 use super::subject::{ModulesView, Subject};
+use crate::attribution::tables::{DeviceModules, IterationChoice, IterationLayers};
 use crate::event::DeviceIndex;
-use crate::model::snapshot::attribution::{DeviceModules, IterationChoice, IterationLayers};
 
 /// Grouping of modules that differ only in their number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -204,7 +204,7 @@ impl ModulesState {
         let modules = modules.unwrap_or_default();
         if let ([only], false) = (modules, self.begun) {
             // A model is one root module: open it to show its submodules.
-            let key = RowKey::Module(crate::label::clean(&only.name));
+            let key = RowKey::Module(crate::view::clean(&only.name));
             self.open.insert(key);
         }
         self.begun |= !modules.is_empty();

@@ -1,11 +1,11 @@
 //! Data of a screen of modules: live memory, or memory in an iteration.
 
 use super::state::Alike;
-use crate::event::Bytes;
-use crate::model::snapshot::attribution::{
+use crate::attribution::tables::{
     Additive, Category, CoverageStart, DeviceModules, IterationLayers, IterationRow, Layer,
     ModuleRow, ModuleScope, Pass, Source, Sums, fold,
 };
+use crate::event::Bytes;
 
 /// Kind of data shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

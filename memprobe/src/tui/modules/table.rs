@@ -13,13 +13,11 @@ use super::columns::{Column, columns};
 use super::rows::{Row, RowKey};
 use super::state::{Alike, ModulesState};
 use super::subject::{Figures, ModulesView, Subject, Then};
-use crate::bytes::{human, signed};
+use crate::attribution::tables::{Category, CoverageStart, Layer, ModuleScope, Pass, Sums};
 use crate::event::Bytes;
-use crate::label::{
+use crate::event::bytes::{human, signed};
+use crate::view::{
     clean, count, counted, fit, fit_middle, iteration, iterations_by, peak, percent, width,
-};
-use crate::model::snapshot::attribution::{
-    Category, CoverageStart, Layer, ModuleScope, Pass, Sums,
 };
 
 /// Deepest indentation level.

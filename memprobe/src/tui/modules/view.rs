@@ -19,7 +19,7 @@ use super::super::view::draw_too_small;
 use super::state::ModulesState;
 use super::subject::{ModulesView, Subject};
 use super::table;
-use crate::label::clean;
+use crate::view::clean;
 
 /// Draws the screen at the size that `state` was given. `lines`, the state of the screen of lines, has the
 /// process, the devices and the status. Returns the position of the visible cursor, if any.

@@ -2,11 +2,11 @@
 
 use ratatui::text::{Line, Span};
 
-use crate::bytes::human;
 use crate::event::DeviceIndex;
-use crate::label::{FileNames, clean, count, fit};
-use crate::model::snapshot::{CudaSnapshot, LineRow, OutsideRow};
+use crate::event::bytes::human;
+use crate::ledger::snapshot::{CudaSnapshot, LineRow, OutsideRow};
 use crate::tui::theme::Theme;
+use crate::view::{FileNames, clean, count, fit};
 
 /// Lines shown for each library.
 const LINES: usize = 3;

@@ -7,11 +7,11 @@ use ratatui::text::{Line, Span};
 use super::super::header::draw_title;
 use super::super::theme::Theme;
 use super::state::TensorsState;
-use crate::bytes::{human, signed};
 use crate::event::Bytes;
-use crate::label::{fit, process};
-use crate::model::snapshot::Target;
-use crate::model::tensors::DeviceTable;
+use crate::event::Target;
+use crate::event::bytes::{human, signed};
+use crate::tensors::DeviceTable;
+use crate::view::{fit, process};
 
 /// Draws program, command and process.
 pub fn draw_header(buffer: &mut Buffer, area: Rect, target: &Target, theme: &Theme) {

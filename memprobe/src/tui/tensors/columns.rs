@@ -1,7 +1,7 @@
 //! Column layout of the table of tensors.
 
 use super::super::list::{self, ColumnPosition, GAP, Side};
-use crate::model::tensors::Order;
+use crate::tensors::Order;
 
 /// Width of the allocation site, on wide screens.
 const SITE: u16 = 30;

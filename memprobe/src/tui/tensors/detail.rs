@@ -8,12 +8,12 @@ use super::super::overlay::{draw_box, entry};
 use super::super::theme::Theme;
 use super::state::{Overlay, TensorsState};
 use super::table::site;
-use crate::bytes::human;
-use crate::label::{
+use crate::event::bytes::human;
+use crate::tensors::{Row, RowKind};
+use crate::view::{
     clean, counted, full_retainer, shape, tensor_kind, tensor_label, tensors_label, whole_frame,
     whole_tensor_name,
 };
-use crate::model::tensors::{Row, RowKind};
 
 /// Most rows of a group, and most tensors sharing a storage, that are listed.
 const MOST: usize = 200;

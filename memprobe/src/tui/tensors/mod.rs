@@ -18,7 +18,7 @@ pub(super) use input::wanted;
 pub(super) use state::{TensorsRequest, TensorsState};
 pub(super) use view::draw;
 
-use crate::model::tensors::TensorTable;
+use crate::tensors::TensorTable;
 
 /// Progress of [`super::Command::TakeTensors`].
 #[derive(Clone, Debug, Default)]

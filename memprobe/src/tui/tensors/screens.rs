@@ -9,9 +9,9 @@ use super::super::test_support::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
 use super::super::theme::Theme;
 use super::input::TensorWanted;
 use super::{Tensors, TensorsRequest, TensorsState, draw};
-use crate::model::snapshot::Target;
-use crate::model::tensors::samples::{graph, later, training};
-use crate::model::tensors::{TensorTable, explain};
+use crate::event::Target;
+use crate::tensors::samples::{graph, later, training};
+use crate::tensors::{TensorTable, explain};
 
 const LARGE: Size = (160, 40);
 

@@ -13,11 +13,9 @@ use super::input::TensorWanted;
 use super::layout::{Layout, layout};
 use super::table::{self, Totals};
 use crate::event::Address;
-use crate::label::FileNames;
-use crate::model::tensors::{
-    DeviceTable, Group, GroupBy, Order, Row, RowKind, TensorTable, groups_of,
-};
-use crate::tensors::Device;
+use crate::event::tensors::Device;
+use crate::tensors::{DeviceTable, Group, GroupBy, Order, Row, RowKind, TensorTable, groups_of};
+use crate::view::FileNames;
 
 /// Request to the screen's owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

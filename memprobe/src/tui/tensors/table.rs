@@ -9,13 +9,13 @@ use super::super::sort::Order;
 use super::super::theme::Theme;
 use super::columns::{Column, columns};
 use super::state::{Direction, TensorsState};
-use crate::bytes::human;
 use crate::event::Bytes;
-use crate::label::{
+use crate::event::bytes::human;
+use crate::tensors::{Group, GroupBy, Row, RowKind};
+use crate::view::{
     BEFORE_ATTACH, clean, counted, fit, fit_middle, percent, retainer, shape, tensor_kind,
     tensor_label, tensors_label, whole_frame,
 };
-use crate::model::tensors::{Group, GroupBy, Row, RowKind};
 
 /// Sums of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -238,7 +238,7 @@ pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &T
         (text, theme.faint())
     } else {
         let reason = table.account.reason.map_or("", |reason| reason.as_str());
-        let off = crate::bytes::signed(remainder);
+        let off = crate::event::bytes::signed(remainder);
         let text = format!(
             "sum {} {dot} {off} to what is allocated: {reason}",
             human(state.all.holds)

@@ -13,9 +13,9 @@ use super::super::theme::Theme;
 use super::layout::Layout;
 use super::state::TensorsState;
 use super::{Tensors, account, detail, table};
-use crate::bytes::human;
-use crate::label::{clean, consistency, counted, fit};
-use crate::model::snapshot::Target;
+use crate::event::Target;
+use crate::event::bytes::human;
+use crate::view::{clean, consistency, counted, fit};
 
 /// Draws the screen at the size that `state` was given. `target` is the process that was read. Returns the
 /// position of the visible cursor, if any.

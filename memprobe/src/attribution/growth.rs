@@ -1,0 +1,555 @@
+//! Growth from iteration to iteration: leak suspects.
+//!
+//! Each allocation group is sampled at the end of every step interval. Several intervals form an iteration,
+//! if several optimizers step in turn; they are combined once their number is known. For a program without
+//! iterations, time is cut into equal windows and each window is sampled at its lowest level. Short-lived
+//! memory is absent at some moment of each window.
+
+mod fit;
+mod retainers;
+mod series;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+pub use fit::Fit;
+use retainers::SnapshotRetainers;
+pub use retainers::{Amount, GrowthRetainer, RetainedGrowth};
+use series::{Level, MOST_STEPS, Series, Steps};
+
+use super::allocation_groups::{
+    AllocationGroup, AllocationGroups, Change, ChangeKind, ModuleScope,
+};
+use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
+use crate::ledger::Model;
+use crate::ledger::applied::Applied;
+use crate::ledger::snapshot::{Grouping, PurposeInfo, Site};
+
+/// Length of the first windows: 1 ms, in nanoseconds.
+const FIRST_WINDOW: u64 = 1_000_000;
+
+/// Cap on stored level changes over all series of a track; above it pairs of steps are merged.
+const MOST_CHANGES: usize = 1 << 22;
+
+/// Suspects listed of each kind.
+const MOST_SUSPECTS: usize = 1000;
+
+/// Least growth of a suspect in bytes: eight of the smallest blocks.
+const LEAST_GROWTH: u64 = 8 * 512;
+
+/// Least growth of a suspect as a fraction of the device's peak: 1/10,000.
+const LEAST_SHARE: u64 = 10_000;
+
+/// Bytes held by each allocation group at each step.
+#[derive(Debug)]
+pub struct GrowthLedger {
+    parts: AllocationGroups,
+    live: Vec<Level>,
+    intervals: Track,
+    windows: Track,
+    window: Window,
+    devices: BTreeMap<DeviceIndex, OnDevice>,
+    retainers: SnapshotRetainers,
+}
+
+/// Totals of a device.
+#[derive(Debug, Default)]
+struct OnDevice {
+    allocated: u64,
+    low: u64,
+    peak: u64,
+    intervals: Series,
+    windows: Series,
+}
+
+#[derive(Debug)]
+struct Window {
+    start: Option<TimeNs>,
+    /// Nanoseconds.
+    length: u64,
+    /// Lowest level of each group that changed in this window.
+    lows: HashMap<usize, Level>,
+}
+
+/// Series of all groups over the same steps.
+#[derive(Debug, Default)]
+struct Track {
+    steps: Steps,
+    series: Vec<Series>,
+    changes: usize,
+    /// Groups whose last sample may differ from their current level.
+    stale: HashSet<usize>,
+}
+
+impl Track {
+    fn touch(&mut self, part: usize) {
+        self.stale.insert(part);
+    }
+
+    /// Samples all groups; `level` gives the sample of a group.
+    fn sample(&mut self, live: &[Level], level: impl Fn(usize) -> Level) {
+        self.series.resize(live.len(), Series::default());
+        let stale = std::mem::take(&mut self.stale);
+        for part in stale {
+            let Some(series) = self.series.get_mut(part) else {
+                continue;
+            };
+            if series.take(&self.steps, level(part)) {
+                self.changes += 1;
+            }
+            if live.get(part).is_some_and(|live| *live != series.last()) {
+                self.stale.insert(part);
+            }
+        }
+    }
+
+    fn must_halve(&self) -> bool {
+        self.steps.is_full() || (self.changes > MOST_CHANGES && self.steps.whole() > 32)
+    }
+
+    fn halve(&mut self) {
+        self.changes = self.series.iter_mut().map(Series::halve).sum();
+        self.steps.stride = self.steps.stride.saturating_mul(2);
+    }
+}
+
+/// Unit of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StepUnit {
+    /// Iterations per step; levels are those at the end of intervals, the lowest of each step. A step has
+    /// whole intervals, so this can be a fraction, even below 1.
+    Iterations(f64),
+    /// Nanoseconds of a window; its level is the lowest within it.
+    Window(u64),
+}
+
+/// Growth on a device.
+#[derive(Clone, Debug)]
+pub struct Growth {
+    pub step: StepUnit,
+    /// Steps fitted.
+    pub steps: usize,
+    /// Steps left out at the beginning, in which programs reach their size.
+    pub left_out: usize,
+    /// Fewest steps required.
+    pub needed: usize,
+    /// Least growth of a suspect.
+    pub least: Bytes,
+    /// Growth of the allocator's total; `None` if it does not clearly grow.
+    pub total: Option<Rate>,
+    /// True if any stack has module information.
+    pub knows_modules: bool,
+    /// Growing lines, fastest first.
+    pub lines: Vec<Suspect<Site>>,
+    /// Growing modules, fastest first.
+    pub modules: Vec<Suspect<ModuleScope>>,
+    /// Growing tensor types, fastest first.
+    pub tensors: Vec<Suspect<PurposeInfo>>,
+    /// Time of the heap snapshot behind the retainers; `None` without one.
+    pub read: Option<TimeNs>,
+    /// Retainers of all growing lines.
+    pub retained: RetainedGrowth,
+}
+
+/// Rate of growth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    /// Bytes per iteration, or per second.
+    pub bytes: f64,
+    /// Blocks per iteration, or per second; 0 for totals.
+    pub blocks: f64,
+    /// Share of the steps with growth, 0 to 1.
+    pub grew: f64,
+    /// Bytes at the first step fitted.
+    pub first: Bytes,
+    /// Bytes at the last one.
+    pub last: Bytes,
+}
+
+/// Line, module or tensor type that grows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Suspect<K> {
+    pub who: K,
+    pub rate: Rate,
+    /// Allocation group of it that gained most bytes.
+    pub part: AllocationGroup,
+    /// Retainers at [`Growth::read`].
+    pub retained: RetainedGrowth,
+}
+
+impl GrowthLedger {
+    pub fn new(grouping: Grouping) -> Self {
+        Self {
+            parts: AllocationGroups::new(grouping),
+            live: Vec::new(),
+            intervals: Track::default(),
+            windows: Track::default(),
+            window: Window {
+                start: None,
+                length: FIRST_WINDOW,
+                lows: HashMap::new(),
+            },
+            devices: BTreeMap::new(),
+            retainers: SnapshotRetainers::default(),
+        }
+    }
+
+    /// Applies an event and the model's result for it.
+    pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
+        let moment = model.moment(event);
+        if let Some((_, now)) = &moment {
+            self.pass_windows(now.time);
+        }
+        if let Event::BlockLabels(names) = event {
+            self.retainers.take(names, &self.parts);
+        }
+        let (live, lows) = (&mut self.live, &mut self.window.lows);
+        let (intervals, windows) = (&mut self.intervals, &mut self.windows);
+        self.parts.apply(event, applied, |change| {
+            if live.len() <= change.part {
+                live.resize(change.part + 1, Level::default());
+            }
+            let level = &mut live[change.part];
+            let low = lows.entry(change.part).or_insert(*level);
+            level.change(change);
+            *low = low.lower(*level);
+            intervals.touch(change.part);
+            windows.touch(change.part);
+        });
+        if let Some((device, now)) = moment {
+            let allocated = now.totals.allocated.0;
+            let device = self.devices.entry(device).or_insert_with(|| OnDevice {
+                low: allocated,
+                ..OnDevice::default()
+            });
+            device.allocated = allocated;
+            device.low = device.low.min(allocated);
+            device.peak = device.peak.max(allocated);
+        }
+    }
+
+    /// Ends a step interval after the last event applied.
+    pub fn end_interval(&mut self) {
+        if self.intervals.must_halve() {
+            self.intervals.halve();
+            for device in self.devices.values_mut() {
+                device.intervals.halve();
+            }
+        }
+        let live = &self.live;
+        self.intervals
+            .sample(live, |part| live.get(part).copied().unwrap_or_default());
+        for device in self.devices.values_mut() {
+            let level = Level {
+                live: device.allocated,
+                blocks: 0,
+            };
+            device.intervals.take(&self.intervals.steps, level);
+        }
+        self.intervals.steps.taken += 1;
+    }
+
+    /// Ends all windows that are over at `time`.
+    fn pass_windows(&mut self, time: TimeNs) {
+        let start = *self.window.start.get_or_insert(time);
+        let passed = time.0.saturating_sub(start.0);
+        while passed / self.window.length >= MOST_STEPS || self.windows.changes > MOST_CHANGES {
+            // A window longer than the elapsed time gains nothing.
+            if self.window.length > passed {
+                break;
+            }
+            self.lengthen_windows();
+        }
+        while self.windows.steps.taken < passed / self.window.length {
+            self.end_window();
+        }
+    }
+
+    /// Merges pairs of windows. The current window is extended backward if it is the second of its pair.
+    fn lengthen_windows(&mut self) {
+        let taken = self.windows.steps.taken;
+        if !taken.is_multiple_of(2) {
+            self.reopen_last_window();
+        }
+        self.windows.halve();
+        for device in self.devices.values_mut() {
+            device.windows.halve();
+        }
+        self.windows.steps.stride = 1;
+        self.windows.steps.taken = taken / 2;
+        self.window.length = self.window.length.saturating_mul(2);
+    }
+
+    /// Carries the lows of the last finished window over to the current one.
+    fn reopen_last_window(&mut self) {
+        for (part, series) in self.windows.series.iter().enumerate() {
+            let last = series.last();
+            let Some(live) = self.live.get(part) else {
+                continue;
+            };
+            let low = self.window.lows.get(&part).unwrap_or(live);
+            if last.live < low.live {
+                self.window.lows.insert(part, last);
+                self.windows.stale.insert(part);
+            }
+        }
+        for device in self.devices.values_mut() {
+            device.low = device.low.min(device.windows.last().live);
+        }
+    }
+
+    fn end_window(&mut self) {
+        let (live, lows) = (&self.live, std::mem::take(&mut self.window.lows));
+        self.windows.sample(live, |part| {
+            let now = live.get(part).copied().unwrap_or_default();
+            lows.get(&part).copied().unwrap_or(now)
+        });
+        for device in self.devices.values_mut() {
+            let level = Level {
+                live: device.low,
+                blocks: 0,
+            };
+            device.windows.take(&self.windows.steps, level);
+            device.low = device.allocated;
+        }
+        self.windows.steps.taken += 1;
+    }
+
+    /// Growth on a device; `None` for an unknown device. Without `intervals_per_iteration` it fits time windows.
+    pub fn growth(
+        &self,
+        device: DeviceIndex,
+        intervals_per_iteration: Option<f64>,
+    ) -> Option<Growth> {
+        let on = self.devices.get(&device)?;
+        let (track, total, look) = match intervals_per_iteration {
+            Some(intervals) => (
+                &self.intervals,
+                &on.intervals,
+                StepSelection::at_iterations(&self.intervals, intervals),
+            ),
+            None => {
+                let look = StepSelection::at_windows(&self.windows, self.window.length);
+                (&self.windows, &on.windows, look)
+            }
+        };
+        let look = StepSelection {
+            least: (on.peak / LEAST_SHARE).max(LEAST_GROWTH),
+            ..look
+        };
+        let levels = |name: usize| {
+            let levels = look.levels(track.series.get(name)?);
+            let changed = levels.windows(2).any(|pair| pair[0] != pair[1]);
+            changed.then_some(levels)
+        };
+        let grown = || {
+            let parts = self.parts.of(device);
+            parts.filter_map(|(name, part)| Some((part, levels(name)?)))
+        };
+        let site = |part: &AllocationGroup| part.origin.site.clone();
+        let mut lines = look.suspects(grown, site);
+        let mut modules = look.suspects(grown, |part| part.origin.place.clone());
+        let mut tensors = look.suspects(grown, |part| part.what.clone());
+        self.say_who_keeps(device, &mut lines, site);
+        self.say_who_keeps(device, &mut modules, |part| part.origin.place.clone());
+        self.say_who_keeps(device, &mut tensors, |part| part.what.clone());
+        let suspected: HashSet<&Site> = lines.iter().map(|line| &line.who).collect();
+        let of_lines = self.parts.of(device);
+        let of_lines = of_lines.filter(|(_, part)| suspected.contains(&part.origin.site));
+        let retained = self.retainers.of(of_lines.map(|(name, _)| name));
+        Some(Growth {
+            step: look.step,
+            steps: look.whole - look.left_out,
+            left_out: look.left_out,
+            needed: fit::FEWEST_STEPS,
+            least: Bytes(look.least),
+            total: look.rate(&look.levels(total)),
+            knows_modules: self.parts.knows_modules(),
+            lines,
+            modules,
+            tensors,
+            read: self.retainers.time(),
+            retained,
+        })
+    }
+
+    /// Fills in the retainers of each suspect.
+    fn say_who_keeps<K: Eq + std::hash::Hash>(
+        &self,
+        device: DeviceIndex,
+        suspects: &mut [Suspect<K>],
+        who: impl Fn(&AllocationGroup) -> K,
+    ) {
+        if self.retainers.time().is_none() || suspects.is_empty() {
+            return;
+        }
+        let mut parts: HashMap<K, Vec<usize>> = HashMap::new();
+        for (name, part) in self.parts.of(device) {
+            parts.entry(who(part)).or_default().push(name);
+        }
+        for suspect in suspects {
+            let parts = parts.get(&suspect.who).into_iter().flatten();
+            suspect.retained = self.retainers.of(parts.copied());
+        }
+    }
+}
+
+impl Level {
+    fn change(&mut self, change: Change) {
+        match change.kind {
+            ChangeKind::Added => {
+                self.live = self.live.saturating_add(change.size.0);
+                self.blocks = self.blocks.saturating_add(1);
+            }
+            ChangeKind::Removed => {
+                self.live = self.live.saturating_sub(change.size.0);
+                self.blocks = self.blocks.saturating_sub(1);
+            }
+            ChangeKind::NotTracked => {}
+        }
+    }
+}
+
+/// Selection of steps to fit.
+struct StepSelection {
+    step: StepUnit,
+    /// Samples per step.
+    together: usize,
+    /// Number of steps.
+    whole: usize,
+    /// Steps skipped at the beginning.
+    left_out: usize,
+    /// Least growth in bytes.
+    least: u64,
+}
+
+impl StepSelection {
+    fn at_iterations(track: &Track, intervals_per_iteration: f64) -> Self {
+        let stride = track.steps.stride as f64;
+        let intervals = intervals_per_iteration.max(1.0);
+        // Each step spans a whole iteration, because levels alternate between its intervals.
+        let together = ((intervals / stride).round() as usize).max(1);
+        let whole = track.steps.whole() / together;
+        Self {
+            step: StepUnit::Iterations(together as f64 * stride / intervals),
+            together,
+            whole,
+            left_out: whole.div_ceil(10).max(2).min(whole),
+            least: LEAST_GROWTH,
+        }
+    }
+
+    fn at_windows(track: &Track, length: u64) -> Self {
+        let whole = track.steps.whole();
+        Self {
+            step: StepUnit::Window(length),
+            together: 1,
+            whole,
+            left_out: whole.div_ceil(4),
+            least: LEAST_GROWTH,
+        }
+    }
+
+    /// Iterations, or seconds, per step.
+    fn per(&self) -> f64 {
+        match self.step {
+            StepUnit::Iterations(iterations) => iterations,
+            StepUnit::Window(nanoseconds) => nanoseconds as f64 / 1e9,
+        }
+    }
+
+    /// Levels at the steps fitted.
+    fn levels(&self, series: &Series) -> Vec<Level> {
+        let levels = series.levels(self.whole * self.together);
+        let steps = levels.chunks_exact(self.together).skip(self.left_out);
+        let lowest = |step: &[Level]| step.iter().copied().reduce(Level::lower);
+        steps.filter_map(lowest).collect()
+    }
+
+    fn rate(&self, levels: &[Level]) -> Option<Rate> {
+        let of = |figure: fn(&Level) -> u64| levels.iter().map(figure).collect::<Vec<_>>();
+        let live = of(|level| level.live);
+        let fit = fit::fit(&live)?;
+        let steps = self.whole.saturating_sub(self.left_out + 1) as f64;
+        let (first, last) = (*live.first()?, *live.last()?);
+        (fit.slope * steps >= self.least as f64).then(|| Rate {
+            bytes: fit.slope / self.per(),
+            blocks: fit::theil_sen(&of(|level| level.blocks)) / self.per(),
+            grew: fit.grew,
+            first: Bytes(first),
+            last: Bytes(last),
+        })
+    }
+
+    /// Fits the sums of groups with equal `who`. Only the [`MOST_SUSPECTS`] largest gains are fitted.
+    fn suspects<'a, K, Grown>(
+        &self,
+        grown: impl Fn() -> Grown,
+        who: impl Fn(&AllocationGroup) -> K,
+    ) -> Vec<Suspect<K>>
+    where
+        K: Clone + Eq + std::hash::Hash,
+        Grown: Iterator<Item = (&'a AllocationGroup, Vec<Level>)>,
+    {
+        let mut gains: HashMap<K, i128> = HashMap::new();
+        for (part, levels) in grown() {
+            *gains.entry(who(part)).or_default() += gain(&levels);
+        }
+        let mut gains: Vec<_> = gains.into_iter().filter(|(_, gain)| *gain > 0).collect();
+        gains.sort_by_key(|(_, gain)| Reverse(*gain));
+        gains.truncate(MOST_SUSPECTS);
+        let mut groups: HashMap<K, Group<'a>> = gains
+            .into_iter()
+            .map(|(who, _)| (who, Group::default()))
+            .collect();
+        for (part, levels) in grown() {
+            if let Some(group) = groups.get_mut(&who(part)) {
+                group.add(part, &levels);
+            }
+        }
+        let mut suspects: Vec<Suspect<K>> = groups
+            .into_iter()
+            .filter_map(|(who, group)| {
+                Some(Suspect {
+                    who,
+                    rate: self.rate(&group.levels)?,
+                    part: group.most?.1.clone(),
+                    retained: RetainedGrowth::default(),
+                })
+            })
+            .collect();
+        suspects.sort_by(|one, other| other.rate.bytes.total_cmp(&one.rate.bytes));
+        suspects
+    }
+}
+
+/// Sum of several allocation groups.
+#[derive(Default)]
+struct Group<'a> {
+    levels: Vec<Level>,
+    /// Group with the largest gain, and that gain in bytes.
+    most: Option<(i128, &'a AllocationGroup)>,
+}
+
+impl<'a> Group<'a> {
+    fn add(&mut self, part: &'a AllocationGroup, levels: &[Level]) {
+        self.levels.resize(levels.len(), Level::default());
+        for (sum, level) in self.levels.iter_mut().zip(levels) {
+            sum.live = sum.live.saturating_add(level.live);
+            sum.blocks = sum.blocks.saturating_add(level.blocks);
+        }
+        let gain = gain(levels);
+        if self.most.is_none_or(|(most, _)| gain > most) {
+            self.most = Some((gain, part));
+        }
+    }
+}
+
+/// Bytes gained between the first and the last step.
+fn gain(levels: &[Level]) -> i128 {
+    let of = |level: Option<&Level>| level.map_or(0, |level| i128::from(level.live));
+    of(levels.last()) - of(levels.first())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,247 @@
+//! Memory of each module by category, at the peak of a device: since attach, or within an iteration.
+
+use super::allocation_groups::{ModuleScope, place_of};
+use super::category::Category;
+use super::device::{Device, StackHistory};
+use super::iterations::Iteration;
+use super::layer_history::LayerSample;
+use super::ledger::AttributionLedger;
+use super::modules::{Additive, ModuleRow, tree};
+use super::moments::Moment;
+use super::step_interval::IntervalDevice;
+use crate::event::tensors::TensorKind;
+use crate::event::{Context, DeviceIndex, LabeledBlock, Module, NoStack, Stack, StackKind};
+
+/// Memory by module at one peak of a device. All rows, `before_attach` and `unaccounted` add up to the
+/// allocated bytes.
+#[derive(Clone, Debug)]
+pub struct DeviceLayers {
+    pub peak: Moment,
+    /// Outermost modules, in order of their first allocation.
+    pub modules: Vec<ModuleRow<Layer>>,
+    /// Memory outside modules.
+    pub others: Vec<(ModuleScope, Layer)>,
+}
+
+impl DeviceLayers {
+    /// True if both peaks have equal rows and equal allocator totals.
+    pub fn is_as(&self, other: &Self) -> bool {
+        let rest = |layers: &Self| {
+            let composition = &layers.peak.composition;
+            (composition.before_attach, composition.unaccounted)
+        };
+        self.peak.totals == other.peak.totals
+            && rest(self) == rest(other)
+            && (&self.modules, &self.others) == (&other.modules, &other.others)
+    }
+}
+
+/// Bytes of a module by category.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Layer {
+    by_category: [u64; Category::ALL.len()],
+}
+
+impl Layer {
+    fn with(category: Category, bytes: u64) -> Self {
+        let mut layer = Self::default();
+        layer.by_category[category as usize] = bytes;
+        layer
+    }
+
+    pub fn of(&self, category: Category) -> u64 {
+        self.by_category[category as usize]
+    }
+
+    /// Bytes of all categories.
+    pub fn all(&self) -> u64 {
+        let all = self.by_category.iter().copied();
+        all.fold(0, u64::saturating_add)
+    }
+}
+
+impl Additive for Layer {
+    fn and(self, other: &Self) -> Self {
+        Self {
+            by_category: std::array::from_fn(|at| {
+                self.by_category[at].saturating_add(other.by_category[at])
+            }),
+        }
+    }
+}
+
+/// Query for memory by module.
+#[derive(Debug)]
+pub struct Layering<'a> {
+    ledger: &'a AttributionLedger,
+    /// Indexed by stack.
+    places: Vec<ModuleScope>,
+}
+
+impl Layering<'_> {
+    /// True if the ledger has events of the device.
+    pub fn knows(&self, index: DeviceIndex) -> bool {
+        self.ledger.devices.contains_key(&index)
+    }
+
+    /// Memory by module at the peak of a device.
+    pub fn at_peak(&self, index: DeviceIndex) -> Option<DeviceLayers> {
+        let device = self.ledger.devices.get(&index)?;
+        let bytes = |sample: &LayerSample| sample.holding.as_of(device.peaks).at_peak;
+        Some(self.divide(device, &device.peak, bytes))
+    }
+
+    /// Memory by module at the peak of an iteration; `None` if its history was dropped.
+    pub fn in_iteration(&self, index: DeviceIndex, iteration: &Iteration) -> Option<DeviceLayers> {
+        let device = self.ledger.devices.get(&index)?;
+        let mut seen = iteration.devices.iter();
+        let (_, IntervalDevice { peak, interval, .. }) = seen.find(|(of, _)| *of == index)?;
+        let bytes = |sample: &LayerSample| device.held.bytes_at_interval(sample, *interval);
+        let has_history = device.held.knows(*interval);
+        has_history.then(|| self.divide(device, peak, bytes))
+    }
+
+    /// True if the history of an iteration was dropped on any device.
+    pub fn is_forgotten(&self, iteration: &Iteration) -> bool {
+        iteration
+            .devices
+            .iter()
+            .any(|(index, IntervalDevice { interval, .. })| {
+                let device = self.ledger.devices.get(index);
+                device.is_some_and(|device| !device.held.knows(*interval))
+            })
+    }
+
+    fn divide(
+        &self,
+        device: &Device,
+        peak: &Moment,
+        bytes: impl Fn(&LayerSample) -> u64,
+    ) -> DeviceLayers {
+        let held = device.held.iter();
+        let held = held.map(|(place, sample)| (*place, bytes(sample)));
+        let mut held: Vec<_> = held.filter(|(_, bytes)| *bytes > 0).collect();
+        // Stacks are numbered in order of first use, so modules keep the order of the model.
+        held.sort_unstable_by_key(|(place, _)| *place);
+        let parts = held.into_iter().map(|((origin, category), bytes)| {
+            let place = self.places.get(origin as usize);
+            let place = place.cloned().unwrap_or(ModuleScope::Unknown);
+            (place, Layer::with(category, bytes))
+        });
+        let (modules, others) = tree(parts);
+        DeviceLayers {
+            peak: peak.clone(),
+            modules,
+            others,
+        }
+    }
+}
+
+impl AttributionLedger {
+    /// Query for memory by module; `None` without [`Self::with_layers`].
+    pub fn layering(&self) -> Option<Layering<'_>> {
+        if self.follows == StackHistory::Saved {
+            return None;
+        }
+        let stacks = self.origins.iter().zip(0_u32..);
+        let places = stacks.map(|(stack, origin)| match place_of(stack).0 {
+            ModuleScope::Module(held) if self.in_modules.contains(&origin) => {
+                ModuleScope::Module(self.module_aliases.called(&held))
+            }
+            place => place,
+        });
+        Some(Layering {
+            ledger: self,
+            places: places.collect(),
+        })
+    }
+
+    /// Index of a stack that represents the module holding a block, by the heap snapshot. `None` if no module
+    /// holds it or layers are not counted.
+    pub(super) fn origin_in_module(&mut self, named: &LabeledBlock) -> Option<u32> {
+        let stays = matches!(
+            named.kind,
+            Some(TensorKind::Parameter | TensorKind::Buffer | TensorKind::OptimizerState)
+        );
+        let counts = stays && self.follows != StackHistory::Saved;
+        let module = named.module.as_ref().filter(|_| counts)?;
+        let stack = Stack {
+            kind: StackKind::Unknown {
+                thread: "".into(),
+                reason: NoStack::Lost,
+            },
+            frames: Vec::new(),
+            truncated: false,
+            context: Context {
+                module: Module::Called(module.clone()),
+                ..Context::default()
+            },
+        };
+        let origin = Some(self.origin(&stack.into())).filter(|origin| *origin != 0)?;
+        self.in_modules.insert(origin);
+        Some(origin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::allocation_groups::samples::{DEVICE, Program, learning, learning_for};
+    use super::*;
+
+    fn ledger_of(program: &Program) -> AttributionLedger {
+        let mut ledger = AttributionLedger::new(None).with_layers();
+        program.play(|event, applied, _| ledger.apply(event, applied));
+        ledger
+    }
+
+    fn check(layers: &DeviceLayers) {
+        let modules = layers.modules.iter().map(|row| &row.total);
+        let others = layers.others.iter().map(|(_, layer)| layer);
+        let all = modules.chain(others).fold(Layer::default(), Layer::and);
+        let composition = &layers.peak.composition;
+        for category in Category::ALL {
+            assert_eq!(all.of(category), composition.of(category), "{category:?}");
+        }
+        let known = all.all() + composition.before_attach;
+        assert_eq!(known, layers.peak.totals.allocated.0);
+    }
+
+    #[test]
+    fn what_layers_held_adds_up_to_what_was_allocated_at_the_peak_and_in_each_iteration() {
+        for program in [
+            learning(),
+            learning_for(40, |_| true),
+            learning_for(40, |at| at == 3),
+        ] {
+            let ledger = ledger_of(&program);
+            let layering = ledger.layering().expect("layers are counted");
+            check(&layering.at_peak(DEVICE).expect("a device"));
+            let table = ledger.iterations();
+            let heard = table.rows.iter().filter(|row| !row.devices.is_empty());
+            assert!(heard.clone().count() > 0);
+            for iteration in heard {
+                let layers = layering.in_iteration(DEVICE, iteration);
+                check(&layers.unwrap_or_else(|| panic!("{iteration:?}")));
+            }
+        }
+    }
+
+    #[test]
+    fn an_iteration_in_the_midst_of_which_the_device_held_most_has_the_same_layers() {
+        let ledger = ledger_of(&learning_for(12, |_| true));
+        let layering = ledger.layering().expect("layers are counted");
+        let all = layering.at_peak(DEVICE).expect("a device");
+        let table = ledger.iterations();
+        let then = table
+            .rows
+            .iter()
+            .filter_map(|row| layering.in_iteration(DEVICE, row));
+        assert!(then.into_iter().any(|layers| layers.modules == all.modules));
+    }
+
+    #[test]
+    fn a_ledger_that_was_not_asked_for_layers_has_none() {
+        let ledger = AttributionLedger::new(None).with_sizes();
+        assert!(ledger.layering().is_none());
+    }
+}

@@ -1,0 +1,36 @@
+//! Attribution: the phase that allocated each block, and the category of the block.
+//!
+//! All of it is inferred from the event stream, and each result names the rule behind it. A heap snapshot of
+//! the process overrides the inference, and [`named::InferenceCheck`] compares the two.
+
+pub mod allocation_groups;
+pub mod category;
+mod device;
+mod epochs;
+pub mod growth;
+pub mod iterations;
+mod layer_history;
+pub mod layers;
+mod ledger;
+mod lifecycle;
+mod module_aliases;
+pub mod modules;
+pub mod moments;
+pub mod named;
+pub mod peak;
+pub mod phase;
+mod phase_tracker;
+pub mod rows;
+mod shapes;
+pub mod size;
+mod step_interval;
+pub mod tables;
+pub mod view;
+pub mod views;
+
+pub use ledger::AttributionLedger;
+pub use shapes::ShapeLedger;
+pub use step_interval::IntervalDevice;
+
+#[cfg(test)]
+mod tests;

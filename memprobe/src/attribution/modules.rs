@@ -1,0 +1,389 @@
+//! Memory by module: a tree by the components of module paths.
+//!
+//! A module with its submodules has a peak of its own, not the sum of theirs. Each change is therefore
+//! counted for the module and all its ancestors.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::allocation_groups::{AllocationGroups, Change, ModuleScope, Pass};
+use super::peak::{HeldBytes, HighWaterMark, Holding, high_water_mark};
+use super::view::CoverageStart;
+use crate::event::{DeviceIndex, Event, TimeNs};
+use crate::ledger::applied::Applied;
+use crate::ledger::snapshot::Grouping;
+use crate::ledger::{DeviceTotals, Model};
+
+/// Cap on modules of a device; the excess is one row.
+const MOST_MODULES: usize = 1 << 16;
+
+/// Cap on path components; the last one contains the rest.
+const DEEPEST: usize = 32;
+
+/// Memory held by each module, updated by every event.
+#[derive(Debug)]
+pub struct ModuleLedger {
+    parts: AllocationGroups,
+    /// Tree node and pass of each allocation group, once looked up.
+    counted: Vec<Option<(u32, Pass)>>,
+    trees: BTreeMap<DeviceIndex, Tree>,
+    high_water_marks: BTreeMap<DeviceIndex, HighWaterMark>,
+    since: CoverageStart,
+    /// Buffer, empty between events.
+    changes: Vec<Change>,
+}
+
+/// Modules of a device, and the scopes outside modules.
+#[derive(Debug, Default)]
+struct Tree {
+    nodes: Vec<Node>,
+    by_name: HashMap<(Option<u32>, ModuleScope), u32>,
+}
+
+#[derive(Debug)]
+struct Node {
+    parent: Option<u32>,
+    /// For a module, its name within its parent.
+    place: ModuleScope,
+    own: Tally,
+    total: Tally,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    all: HeldBytes,
+    passes: [HeldBytes; 3],
+}
+
+/// Memory by module on a device. `modules`, `others`, before attach and unaccounted add up to the allocator's
+/// total, now and at the peak.
+#[derive(Clone, Debug)]
+pub struct ModuleTree {
+    /// Peak of the device.
+    pub peak: DeviceTotals,
+    /// Outermost modules, in order of their first allocation.
+    pub modules: Vec<ModuleRow>,
+    /// Memory outside modules.
+    pub others: Vec<(ModuleScope, Sums)>,
+    /// True if any stack has module information.
+    pub knows_modules: bool,
+}
+
+/// Values of tree rows that can be added.
+pub trait Additive {
+    fn and(self, other: &Self) -> Self;
+}
+
+/// Row of a module.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModuleRow<S = Sums> {
+    /// Name within the parent, or the class of an outermost module; `0..23` for a folded range.
+    pub name: Arc<str>,
+    /// Modules in this row.
+    pub count: u64,
+    /// Value without submodules.
+    pub own: S,
+    /// Value with submodules.
+    pub total: S,
+    /// Submodules, in order of their first allocation.
+    pub parts: Vec<Self>,
+}
+
+/// Memory held, in total and by the pass that allocated it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Sums {
+    pub all: Holding,
+    passes: [Holding; 3],
+}
+
+impl Sums {
+    pub fn pass(&self, pass: Pass) -> Holding {
+        self.passes[pass as usize]
+    }
+}
+
+impl Additive for Sums {
+    fn and(self, other: &Self) -> Self {
+        let passes = std::array::from_fn(|pass| self.passes[pass].and(other.passes[pass]));
+        Self {
+            all: self.all.and(other.all),
+            passes,
+        }
+    }
+}
+
+impl Tally {
+    fn change(&mut self, change: Change, pass: Pass, mark: &HighWaterMark) {
+        self.all.change(change, mark);
+        self.passes[pass as usize].change(change, mark);
+    }
+
+    fn sums(&self, mark: &HighWaterMark) -> Sums {
+        Sums {
+            all: self.all.holding(mark),
+            passes: self.passes.map(|held| held.holding(mark)),
+        }
+    }
+}
+
+impl Default for ModuleLedger {
+    fn default() -> Self {
+        Self {
+            // The tree has no lines, so any grouping does.
+            parts: AllocationGroups::new(Grouping::User),
+            counted: Vec::new(),
+            trees: BTreeMap::new(),
+            high_water_marks: BTreeMap::new(),
+            since: CoverageStart::default(),
+            changes: Vec::new(),
+        }
+    }
+}
+
+impl ModuleLedger {
+    /// Starts from the current state of a model. Live blocks are counted where they were allocated. Earlier
+    /// peaks are unknown.
+    pub fn late(model: &Model, now: TimeNs) -> Self {
+        let mut ledger = Self::default();
+        let mut changes = Vec::new();
+        ledger
+            .parts
+            .take_in(model, |device, change| changes.push((device, change)));
+        for (device, change) in changes {
+            ledger.count(device, change, &HighWaterMark::default());
+        }
+        for (device, moment) in model.moments(now) {
+            ledger.since = CoverageStart::Opening;
+            let mark = ledger.high_water_marks.entry(device).or_default();
+            mark.begin_here(moment);
+        }
+        ledger
+    }
+
+    /// Start of the ledger's data.
+    pub fn since(&self) -> CoverageStart {
+        self.since
+    }
+
+    /// Applies an event and the model's result for it.
+    pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
+        let Some((device, now)) = model.moment(event) else {
+            return self.parts.apply(event, applied, |_| {});
+        };
+        let mark = *high_water_mark(&mut self.high_water_marks, device, event, now);
+        let mut changes = std::mem::take(&mut self.changes);
+        self.parts
+            .apply(event, applied, |change| changes.push(change));
+        for change in changes.drain(..) {
+            self.count(device, change, &mark);
+        }
+        self.changes = changes;
+        self.high_water_marks.entry(device).or_default().reach(now);
+    }
+
+    fn count(&mut self, device: DeviceIndex, change: Change, mark: &HighWaterMark) {
+        if self.counted.len() <= change.part {
+            self.counted.resize(change.part + 1, None);
+        }
+        let tree = self.trees.entry(device).or_default();
+        let counted = &mut self.counted[change.part];
+        let (node, pass) = match (*counted, self.parts.part(change.part)) {
+            (Some(counted), _) => counted,
+            (None, Some(part)) => {
+                let node = tree.node_of(&part.origin.place);
+                *counted.insert((node, part.origin.pass))
+            }
+            (None, None) => return,
+        };
+        tree.change(node, pass, change, mark);
+    }
+
+    /// Memory by module on a device; `None` for an unknown device.
+    pub fn tree(&self, device: DeviceIndex) -> Option<ModuleTree> {
+        let mark = self.high_water_marks.get(&device)?;
+        let (modules, others) = self
+            .trees
+            .get(&device)
+            .map(|tree| tree.rows(|_, node| (node.own.sums(mark), node.total.sums(mark))))
+            .unwrap_or_default();
+        Some(ModuleTree {
+            peak: mark.moment(),
+            modules,
+            others,
+            knows_modules: self.parts.knows_modules(),
+        })
+    }
+}
+
+impl Tree {
+    fn change(&mut self, node: u32, pass: Pass, change: Change, mark: &HighWaterMark) {
+        let mut at = Some(node);
+        while let Some(index) = at {
+            let Some(node_at) = self.nodes.get_mut(index as usize) else {
+                return;
+            };
+            if index == node {
+                node_at.own.change(change, pass, mark);
+            }
+            node_at.total.change(change, pass, mark);
+            at = node_at.parent;
+        }
+    }
+
+    /// Node of a module scope; modules lie below their parents.
+    fn node_of(&mut self, place: &ModuleScope) -> u32 {
+        let ModuleScope::Module(path) = place else {
+            return self.child(None, place.clone());
+        };
+        let mut at = None;
+        for name in path.splitn(DEEPEST, '.') {
+            if self.nodes.len() >= MOST_MODULES {
+                return self.child(None, ModuleScope::TooMany);
+            }
+            at = Some(self.child(at, ModuleScope::Module(name.into())));
+        }
+        at.unwrap_or_else(|| self.child(None, ModuleScope::Unknown))
+    }
+
+    fn child(&mut self, parent: Option<u32>, place: ModuleScope) -> u32 {
+        let next = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
+        let key = (parent, place);
+        if let Some(known) = self.by_name.get(&key) {
+            return *known;
+        }
+        self.nodes.push(Node {
+            parent,
+            place: key.1.clone(),
+            own: Tally::default(),
+            total: Tally::default(),
+        });
+        self.by_name.insert(key, next);
+        next
+    }
+
+    /// Module rows and other scopes; `said` gives a node's value without and with submodules.
+    fn rows<S>(
+        &self,
+        said: impl Fn(usize, &Node) -> (S, S),
+    ) -> (Vec<ModuleRow<S>>, Vec<(ModuleScope, S)>) {
+        let mut parts_of: Vec<Vec<ModuleRow<S>>> = Vec::new();
+        parts_of.resize_with(self.nodes.len(), Vec::new);
+        let (mut modules, mut others) = (Vec::new(), Vec::new());
+        // Submodules follow their parent, so in reverse order they are complete before it.
+        for (index, node) in self.nodes.iter().enumerate().rev() {
+            let mut parts = std::mem::take(&mut parts_of[index]);
+            parts.reverse();
+            let (own, total) = said(index, node);
+            let name = match &node.place {
+                ModuleScope::Module(name) => Arc::clone(name),
+                other => {
+                    others.push((other.clone(), total));
+                    continue;
+                }
+            };
+            let row = ModuleRow {
+                name,
+                count: 1,
+                own,
+                total,
+                parts,
+            };
+            match node.parent {
+                Some(parent) => parts_of[parent as usize].push(row),
+                None => modules.push(row),
+            }
+        }
+        modules.reverse();
+        others.sort_by(|(one, _), (other, _)| one.cmp(other));
+        (modules, others)
+    }
+}
+
+/// Folds modules that differ only in their number into one row. They have the same parent, numeric names and
+/// submodules of equal names. Modules without submodules stay separate, because they may be of different
+/// kinds.
+pub fn fold<S: Additive + Copy>(rows: Vec<ModuleRow<S>>) -> Vec<ModuleRow<S>> {
+    let mut folded: Vec<(Vec<u64>, ModuleRow<S>)> = Vec::new();
+    let mut by_shape: HashMap<String, usize> = HashMap::new();
+    for mut row in rows {
+        row.parts = fold(row.parts);
+        let number = row.name.parse::<u64>().ok();
+        let shape = number.and_then(|_| shape_of(&row.parts));
+        let alike = shape.map(|shape| *by_shape.entry(shape).or_insert(folded.len()));
+        match alike.and_then(|alike| folded.get_mut(alike)) {
+            Some((numbers, into)) => {
+                numbers.extend(number);
+                merge(into, row);
+            }
+            None => folded.push((number.into_iter().collect(), row)),
+        }
+    }
+    let named = folded.into_iter().map(|(mut numbers, mut row)| {
+        numbers.sort_unstable();
+        if let ([first, .., last], 2..) = (&numbers[..], row.count) {
+            row.name = format!("{first}..{last}").into();
+        }
+        row
+    });
+    named.collect()
+}
+
+/// Names of all submodules below; `None` without any.
+fn shape_of<S>(parts: &[ModuleRow<S>]) -> Option<String> {
+    if parts.is_empty() {
+        return None;
+    }
+    let mut names: Vec<String> = parts
+        .iter()
+        .map(|part| {
+            format!(
+                "{}({})",
+                part.name,
+                shape_of(&part.parts).unwrap_or_default()
+            )
+        })
+        .collect();
+    names.sort_unstable();
+    Some(names.join(","))
+}
+
+/// Adds a row to one of equal shape.
+fn merge<S: Additive + Copy>(into: &mut ModuleRow<S>, row: ModuleRow<S>) {
+    into.count = into.count.saturating_add(row.count);
+    into.own = into.own.and(&row.own);
+    into.total = into.total.and(&row.total);
+    let known = into.parts.iter().enumerate();
+    let known: HashMap<Arc<str>, usize> = known
+        .map(|(at, part)| (Arc::clone(&part.name), at))
+        .collect();
+    for part in row.parts {
+        match known.get(&part.name).and_then(|at| into.parts.get_mut(*at)) {
+            Some(known) => merge(known, part),
+            None => into.parts.push(part),
+        }
+    }
+}
+
+/// Builds the tree from values by module scope. Modules come in the order of their first value.
+pub(super) fn tree<S: Additive + Copy + Default>(
+    parts: impl IntoIterator<Item = (ModuleScope, S)>,
+) -> (Vec<ModuleRow<S>>, Vec<(ModuleScope, S)>) {
+    let mut tree = Tree::default();
+    let mut own: Vec<S> = Vec::new();
+    for (place, part) in parts {
+        let node = tree.node_of(&place) as usize;
+        own.resize(own.len().max(node + 1), S::default());
+        own[node] = own[node].and(&part);
+    }
+    own.resize(tree.nodes.len(), S::default());
+    let mut total = own.clone();
+    for (index, node) in tree.nodes.iter().enumerate().rev() {
+        if let Some(parent) = node.parent {
+            total[parent as usize] = total[parent as usize].and(&total[index]);
+        }
+    }
+    tree.rows(|index, _| (own[index], total[index]))
+}
+
+#[cfg(test)]
+mod tests;

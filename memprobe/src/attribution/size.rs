@@ -1,0 +1,252 @@
+//! Model size: memory held by modules, and memory allocated by them in one iteration.
+//!
+//! Allocations are counted by stack, kind and step interval. The iteration is chosen later, once its
+//! intervals are known. A late change of a block's category is applied to the interval that allocated it.
+
+mod table;
+
+pub use table::{ModelSize, Size, Sizes};
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::category::Category;
+use super::lifecycle::{Block, Key};
+use super::phase::Phase;
+use crate::event::tensors::TensorKind;
+use crate::event::{DeviceIndex, LabeledBlock};
+
+/// Cap on counters over all step intervals; beyond it the oldest intervals are dropped.
+const MOST_SUMS: usize = 1 << 18;
+
+/// Index of the unknown stack.
+const NOWHERE: u32 = 0;
+
+/// Number and bytes of blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    pub blocks: u64,
+    /// Bytes of the tensors in the blocks if known; otherwise as `rounded`.
+    pub bytes: u64,
+    /// Bytes as rounded by the allocator.
+    pub rounded: u64,
+}
+
+impl Amount {
+    /// A single block.
+    fn of(bytes: u64, rounded: u64) -> Self {
+        Self {
+            blocks: 1,
+            bytes,
+            rounded,
+        }
+    }
+
+    /// Sum of both.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            blocks: self.blocks.saturating_add(other.blocks),
+            bytes: self.bytes.saturating_add(other.bytes),
+            rounded: self.rounded.saturating_add(other.rounded),
+        }
+    }
+
+    fn without(self, other: Self) -> Self {
+        Self {
+            blocks: self.blocks.saturating_sub(other.blocks),
+            bytes: self.bytes.saturating_sub(other.bytes),
+            rounded: self.rounded.saturating_sub(other.rounded),
+        }
+    }
+}
+
+/// Kind of an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Made {
+    /// Forward pass or evaluation, not known to be saved for a backward pass.
+    Unsaved,
+    /// Forward pass, saved for the backward pass.
+    Saved,
+    /// Recomputed forward pass.
+    Recomputed,
+    /// Backward pass, without gradients of parameters.
+    Backward,
+    /// Gradient of a parameter.
+    Gradient,
+    /// Not an intermediate variable of the model.
+    Other,
+}
+
+impl Made {
+    fn of(phase: Phase, category: Category) -> Self {
+        match (category, phase) {
+            (Category::Gradient, _) => Self::Gradient,
+            (
+                Category::Parameter
+                | Category::OptimizerState
+                | Category::Input
+                | Category::Workspace,
+                _,
+            ) => Self::Other,
+            (_, Phase::Recompute) => Self::Recomputed,
+            (_, Phase::Backward) => Self::Backward,
+            (Category::Activation, _) => Self::Saved,
+            (_, Phase::Forward | Phase::Evaluation) => Self::Unsaved,
+            (_, Phase::OptimizerStep | Phase::DataLoading | Phase::Other) => Self::Other,
+        }
+    }
+}
+
+/// Allocations of a step interval.
+#[derive(Debug)]
+struct IntervalAllocations {
+    number: u64,
+    /// Number of its first allocation event.
+    born: u64,
+    made: HashMap<(DeviceIndex, u32, Made), Amount>,
+}
+
+/// Parameters and buffers of a module, by a heap snapshot.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ModuleSizes {
+    parameters: Amount,
+    buffers: Amount,
+}
+
+/// Parameters and buffers by device and heap path of the module.
+type SizesByModule = BTreeMap<(DeviceIndex, Option<Arc<str>>), ModuleSizes>;
+
+/// Allocations of the latest step intervals, and memory held by modules.
+#[derive(Debug, Default)]
+pub(super) struct AllocationCounts {
+    intervals: VecDeque<IntervalAllocations>,
+    sums: usize,
+    /// Step intervals dropped.
+    forgotten: u64,
+    /// Bytes of the tensor in each live block, if known.
+    asked: HashMap<Key, u64>,
+    /// Heap snapshot in which modules held most, because a program takes its model apart before it ends.
+    /// `None` before the first.
+    pub(super) module_sizes: Option<SizesByModule>,
+    /// Heap snapshot being read.
+    reading: SizesByModule,
+}
+
+impl AllocationCounts {
+    /// Counts an allocation, for a tensor of `asked` bytes if known.
+    pub(super) fn make(&mut self, key: Key, block: &Block, asked: Option<u64>, interval: u64) {
+        if self
+            .intervals
+            .back()
+            .is_none_or(|last| last.number != interval)
+        {
+            self.intervals.push_back(IntervalAllocations {
+                number: interval,
+                born: block.born,
+                made: HashMap::new(),
+            });
+        }
+        // A tensor larger than the block is not its content.
+        let bytes = asked.filter(|asked| *asked <= block.size);
+        match bytes {
+            Some(bytes) => self.asked.insert(key, bytes),
+            None => self.asked.remove(&key),
+        };
+        let made = Made::of(block.phase, block.rule.category());
+        let amount = Amount::of(bytes.unwrap_or(block.size), block.size);
+        let at = self.intervals.len().saturating_sub(1);
+        self.count(at, (key.0, block.origin, made), amount);
+        self.forget();
+    }
+
+    /// Forgets the tensor of a freed block.
+    pub(super) fn release(&mut self, key: &Key) {
+        self.asked.remove(key);
+    }
+
+    /// Moves an allocation to the kind of its new category.
+    pub(super) fn revise(&mut self, key: Key, block: &Block, to: Category) {
+        let from = Made::of(block.phase, block.rule.category());
+        let to = Made::of(block.phase, to);
+        let interval = self
+            .intervals
+            .iter()
+            .rposition(|interval| interval.born <= block.born);
+        let (Some(at), true) = (interval, from != to) else {
+            return;
+        };
+        let amount = Amount::of(self.bytes(&key, block.size), block.size);
+        if let Some(sum) = self.intervals[at]
+            .made
+            .get_mut(&(key.0, block.origin, from))
+        {
+            *sum = sum.without(amount);
+            self.count(at, (key.0, block.origin, to), amount);
+        }
+    }
+
+    /// Begins a heap snapshot.
+    pub(super) fn begin_reading(&mut self) {
+        self.reading = BTreeMap::new();
+    }
+
+    /// Adds a block of the heap snapshot.
+    pub(super) fn name(&mut self, named: &LabeledBlock) {
+        let key = (named.device, named.addr);
+        let amount = Amount::of(self.bytes(&key, named.size.0), named.size.0);
+        let sizes = self.reading.entry((named.device, named.module.clone()));
+        let sum = match named.kind {
+            Some(TensorKind::Parameter) => &mut sizes.or_default().parameters,
+            Some(TensorKind::Buffer) => &mut sizes.or_default().buffers,
+            _ => return,
+        };
+        *sum = sum.and(amount);
+    }
+
+    /// Ends the heap snapshot. It replaces the stored one if modules hold no less in it.
+    pub(super) fn end_reading(&mut self) {
+        let reading = std::mem::take(&mut self.reading);
+        let bytes = |sizes: &SizesByModule| {
+            let each = sizes.values();
+            let each = each.map(|sizes| sizes.parameters.and(sizes.buffers).rounded);
+            each.fold(0, u64::saturating_add)
+        };
+        let most = self.module_sizes.as_ref().map_or(0, bytes);
+        if !reading.is_empty() && bytes(&reading) >= most {
+            self.module_sizes = Some(reading);
+        }
+    }
+
+    fn bytes(&self, key: &Key, rounded: u64) -> u64 {
+        let asked = self.asked.get(key).copied();
+        asked.filter(|asked| *asked <= rounded).unwrap_or(rounded)
+    }
+
+    fn count(&mut self, interval: usize, key: (DeviceIndex, u32, Made), amount: Amount) {
+        let Some(interval) = self.intervals.get_mut(interval) else {
+            return;
+        };
+        let (device, _, made) = key;
+        let has_capacity = interval.made.len() < MOST_SUMS || interval.made.contains_key(&key);
+        let key = match has_capacity {
+            true => key,
+            false => (device, NOWHERE, made),
+        };
+        let before = interval.made.len();
+        let sum = interval.made.entry(key).or_default();
+        *sum = sum.and(amount);
+        self.sums += interval.made.len() - before;
+    }
+
+    fn forget(&mut self) {
+        while self.sums > MOST_SUMS && self.intervals.len() > 1 {
+            if let Some(oldest) = self.intervals.pop_front() {
+                self.sums = self.sums.saturating_sub(oldest.made.len());
+                self.forgotten = self.forgotten.saturating_add(1);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,230 @@
+//! Table of module sizes.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use super::{AllocationCounts, Amount, Made, ModuleSizes};
+use crate::attribution::AttributionLedger;
+use crate::attribution::allocation_groups::{ModuleScope, place_of};
+use crate::attribution::category::Category;
+use crate::attribution::iterations::{Iteration, IterationKind};
+use crate::attribution::modules::{Additive, ModuleRow, tree};
+use crate::event::DeviceIndex;
+
+/// Model sizes of a process.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    /// Iteration shown: the one with most bytes allocated in forward passes.
+    pub iteration: Iteration,
+    /// Iterations considered.
+    pub of: u64,
+    /// Step intervals whose allocations were dropped.
+    pub forgotten: u64,
+    /// True if parameters come from heap snapshots. Otherwise they are inferred and not split by module.
+    pub named: bool,
+    pub devices: BTreeMap<DeviceIndex, ModelSize>,
+}
+
+/// Model size on a device. Allocations in `modules` and `others` add up to those of the iteration.
+#[derive(Clone, Debug, Default)]
+pub struct ModelSize {
+    /// Outermost modules, in order of their first allocation.
+    pub modules: Vec<ModuleRow<Size>>,
+    /// Memory outside modules.
+    pub others: Vec<(ModuleScope, Size)>,
+}
+
+/// Size of a module: memory it holds, and its allocations in the iteration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Parameters held, each block once.
+    pub parameters: Amount,
+    /// Buffers held.
+    pub buffers: Amount,
+    /// Forward allocations not saved for a backward pass.
+    pub unsaved: Amount,
+    /// Forward allocations saved for the backward pass.
+    pub saved: Amount,
+    /// Recomputed forward allocations (checkpoints).
+    pub recomputed: Amount,
+    /// Backward allocations without gradients of parameters.
+    pub backward: Amount,
+    /// Gradients of parameters.
+    pub gradients: Amount,
+    /// Other allocations: inputs, optimizer state, workspaces, temporaries of optimizer steps.
+    pub other: Amount,
+}
+
+impl Size {
+    /// Intermediate variables of forward passes.
+    pub fn forward(&self) -> Amount {
+        self.unsaved.and(self.saved)
+    }
+
+    /// Intermediate variables of forward and backward passes.
+    pub fn both(&self) -> Amount {
+        self.forward().and(self.recomputed).and(self.backward)
+    }
+
+    /// All allocations.
+    pub fn made(&self) -> Amount {
+        self.both().and(self.gradients).and(self.other)
+    }
+
+    fn of(made: Made, amount: Amount) -> Self {
+        let mut size = Self::default();
+        let sum = match made {
+            Made::Unsaved => &mut size.unsaved,
+            Made::Saved => &mut size.saved,
+            Made::Recomputed => &mut size.recomputed,
+            Made::Backward => &mut size.backward,
+            Made::Gradient => &mut size.gradients,
+            Made::Other => &mut size.other,
+        };
+        *sum = amount;
+        size
+    }
+}
+
+impl Additive for Size {
+    fn and(self, other: &Self) -> Self {
+        Self {
+            parameters: self.parameters.and(other.parameters),
+            buffers: self.buffers.and(other.buffers),
+            unsaved: self.unsaved.and(other.unsaved),
+            saved: self.saved.and(other.saved),
+            recomputed: self.recomputed.and(other.recomputed),
+            backward: self.backward.and(other.backward),
+            gradients: self.gradients.and(other.gradients),
+            other: self.other.and(other.other),
+        }
+    }
+}
+
+impl AllocationCounts {
+    /// Bytes allocated by forward passes in these step intervals; `None` if some were dropped.
+    fn forward(&self, intervals: &RangeInclusive<u64>) -> Option<u64> {
+        let oldest = self.intervals.front().map_or(0, |interval| interval.number);
+        if self.forgotten > 0 && *intervals.start() < oldest {
+            return None;
+        }
+        let sums = self.made(intervals);
+        let forward = sums.filter(|((.., made), _)| matches!(made, Made::Unsaved | Made::Saved));
+        Some(forward.fold(0, |sum, (_, amount)| sum.saturating_add(amount.bytes)))
+    }
+
+    fn made(
+        &self,
+        intervals: &RangeInclusive<u64>,
+    ) -> impl Iterator<Item = ((DeviceIndex, u32, Made), Amount)> {
+        let selected = self
+            .intervals
+            .iter()
+            .filter(move |interval| intervals.contains(&interval.number));
+        selected.flat_map(|interval| interval.made.iter().map(|(key, amount)| (*key, *amount)))
+    }
+}
+
+impl AttributionLedger {
+    /// Model sizes; `None` without counted allocations.
+    pub fn sizes(&self) -> Option<Sizes> {
+        let making = self.making.as_ref()?;
+        let (iteration, of) = choose(&self.iterations().rows, making)?;
+        let mut devices: BTreeMap<DeviceIndex, Vec<(ModuleScope, Size)>> = BTreeMap::new();
+        let mut made: Vec<_> = making.made(&iteration.intervals).collect();
+        // Stacks are numbered in order of first use, so modules keep the order of the model.
+        made.sort_unstable_by_key(|(key, _)| *key);
+        for ((device, origin, made), amount) in made {
+            let stack = self.origins.get(origin as usize);
+            let place = stack.map_or(ModuleScope::Unknown, |stack| place_of(stack).0);
+            let parts = devices.entry(device).or_default();
+            parts.push((place, Size::of(made, amount)));
+        }
+        match &making.module_sizes {
+            Some(sizes) => {
+                for ((device, module), sizes) in sizes {
+                    let place = module.as_ref().map_or(ModuleScope::Unknown, |held| {
+                        ModuleScope::Module(self.module_aliases.called(held))
+                    });
+                    let parts = devices.entry(*device).or_default();
+                    parts.push((place, size_of_module(*sizes)));
+                }
+            }
+            None => {
+                for device in self.devices() {
+                    let parts = devices.entry(device).or_default();
+                    parts.push((ModuleScope::Outside, self.inferred(device)));
+                }
+            }
+        }
+        let devices = devices.into_iter().map(|(device, parts)| {
+            let (modules, others) = tree(parts);
+            (device, ModelSize { modules, others })
+        });
+        Some(Sizes {
+            of,
+            forgotten: making.forgotten,
+            named: making.module_sizes.is_some(),
+            devices: devices.collect(),
+            iteration,
+        })
+    }
+
+    /// Inferred parameters and buffers of a device: the larger of now and peak, because an ending program
+    /// frees its model. The number of blocks at the peak is unknown.
+    fn inferred(&self, device: DeviceIndex) -> Size {
+        let rules = self.device(device).map(|view| view.categories());
+        let rules = rules.into_iter().flatten();
+        let parameters = rules.filter(|row| row.rule.category() == Category::Parameter);
+        let (mut now, mut at_peak) = (Amount::default(), 0_u64);
+        for row in parameters {
+            now = now.and(Amount {
+                blocks: row.blocks,
+                bytes: row.live,
+                rounded: row.live,
+            });
+            at_peak = at_peak.saturating_add(row.at_peak);
+        }
+        let parameters = match now.bytes >= at_peak {
+            true => now,
+            false => Amount {
+                blocks: 0,
+                bytes: at_peak,
+                rounded: at_peak,
+            },
+        };
+        Size {
+            parameters,
+            ..Size::default()
+        }
+    }
+}
+
+fn size_of_module(sizes: ModuleSizes) -> Size {
+    Size {
+        parameters: sizes.parameters,
+        buffers: sizes.buffers,
+        ..Size::default()
+    }
+}
+
+/// Chooses the iteration with most forward bytes, the latest of equal ones, and counts the candidates.
+/// Without whole iterations it falls back to unfinished ones, then to other rows.
+fn choose(rows: &[Iteration], making: &AllocationCounts) -> Option<(Iteration, u64)> {
+    let kinds: [&[IterationKind]; 3] = [
+        &[IterationKind::Whole],
+        &[IterationKind::Unfinished],
+        &[IterationKind::Undivided, IterationKind::Before],
+    ];
+    kinds.iter().find_map(|kinds| {
+        let rows = rows.iter().filter(|row| kinds.contains(&row.kind));
+        let mut sized: Vec<(u64, &Iteration)> = rows
+            .filter_map(|row| Some((making.forward(&row.intervals)?, row)))
+            .collect();
+        let of = sized.len() as u64;
+        sized.sort_by_key(|(bytes, row)| Reverse((*bytes, row.number)));
+        let (_, iteration) = sized.first()?;
+        Some(((*iteration).clone(), of))
+    })
+}

@@ -1,0 +1,165 @@
+use super::*;
+use crate::attribution::AttributionLedger;
+use crate::attribution::allocation_groups::samples::{DEVICE, Program, learning, learning_for};
+use crate::attribution::iterations::IterationKind;
+use crate::attribution::modules::ModuleRow;
+use crate::event::{Address, BlockLabels, Bytes, Event, Tgid, TimeNs};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+fn ledger_of(program: &Program) -> AttributionLedger {
+    let mut ledger = AttributionLedger::new(None).with_sizes();
+    program.play(|event, applied, _| ledger.apply(event, applied));
+    ledger
+}
+
+fn sizes_of(program: &Program) -> Sizes {
+    ledger_of(program).sizes().expect("something was made")
+}
+
+fn part<'a>(rows: &'a [ModuleRow<Size>], path: &str) -> &'a ModuleRow<Size> {
+    let (first, rest) = path.split_once('.').unwrap_or((path, ""));
+    let row = rows.iter().find(|row| &*row.name == first);
+    let row = row.unwrap_or_else(|| panic!("no {first} of {path}"));
+    match rest {
+        "" => row,
+        rest => part(&row.parts, rest),
+    }
+}
+
+fn all(size: &ModelSize) -> Size {
+    use crate::attribution::modules::Additive;
+    let modules = size.modules.iter().map(|row| &row.total);
+    let others = size.others.iter().map(|(_, size)| size);
+    modules.chain(others).fold(Size::default(), Size::and)
+}
+
+#[test]
+fn allocations_of_passes_are_counted_by_module_in_tensor_bytes() {
+    let sizes = sizes_of(&learning());
+    let device = &sizes.devices[&DEVICE];
+    let model = part(&device.modules, "GPT");
+    assert_eq!(model.total.forward().bytes, 4 * MIB + 8 * MIB);
+    assert_eq!(model.total.forward().rounded, 14 * MIB + 8 * MIB);
+    assert_eq!(model.total.recomputed.bytes, 2 * MIB);
+    let head = part(&device.modules, "GPT.head");
+    assert_eq!(
+        (head.own.backward.bytes, head.own.both().bytes),
+        (6 * MIB, 14 * MIB)
+    );
+    assert_eq!(
+        all(device).gradients.bytes,
+        MIB,
+        "of AccumulateGrad, in no module"
+    );
+    assert_eq!(model.total.gradients, Amount::default());
+}
+
+#[test]
+fn what_was_made_adds_up_to_what_was_allocated_in_the_iteration() {
+    for program in [
+        learning(),
+        learning_for(5, |_| false),
+        learning_for(3, |_| true),
+    ] {
+        let sizes = sizes_of(&program);
+        let (_, device) = &sizes.iteration.devices[0];
+        let made = all(&sizes.devices[&DEVICE]).made();
+        assert_eq!(
+            (made.rounded, made.blocks),
+            (device.alloc_bytes, device.allocs)
+        );
+    }
+}
+
+#[test]
+fn the_last_of_the_largest_iterations_is_looked_at() {
+    let sizes = sizes_of(&learning_for(5, |_| false));
+    assert_eq!(sizes.iteration.kind, IterationKind::Whole);
+    assert_eq!((sizes.iteration.number, sizes.of), (5, 5));
+    let layer = part(&sizes.devices[&DEVICE].modules, "Net.layer");
+    assert_eq!(layer.own.saved.bytes, 1024 * KIB);
+    assert_eq!(layer.own.saved.blocks, 1, "of one iteration");
+}
+
+#[test]
+fn parameters_are_in_the_modules_that_the_processes_objects_name() {
+    let mut program = learning_for(4, |_| false);
+    let gradient = |event: &Event| match event {
+        Event::Memory(event) if event.size.0 == 256 * KIB => Some(event.addr),
+        _ => None,
+    };
+    let at = program
+        .events
+        .iter()
+        .position(|event| gradient(event).is_some());
+    let at = at.expect("a gradient");
+    let block = |addr, size, kind, module: &str| LabeledBlock {
+        addr: Address(addr),
+        size: Bytes(size),
+        device: DEVICE,
+        kind: Some(kind),
+        name: None,
+        module: Some(module.into()),
+        called: None,
+        saved_by: None,
+        retainer: None,
+    };
+    let addr = gradient(&program.events[at]).expect("a gradient").0;
+    // The saved block stands in for a parameter; it only has to be live.
+    let names = BlockLabels {
+        time: TimeNs(0),
+        tgid: Tgid(1234),
+        blocks: vec![
+            block(addr, 256 * KIB, TensorKind::Gradient, "model.layer"),
+            block(0x1000, 1024 * KIB, TensorKind::Parameter, "model.layer"),
+            block(0x9999, 512, TensorKind::Parameter, "model.nobody"),
+        ],
+    };
+    // An ending program has freed its model at the last snapshot.
+    let last = BlockLabels {
+        blocks: vec![block(addr, 256 * KIB, TensorKind::Gradient, "model.layer")],
+        ..names
+    };
+    program
+        .events
+        .insert(at + 1, Event::BlockLabels(last.into()));
+    program
+        .events
+        .insert(at + 1, Event::BlockLabels(names.into()));
+    let sizes = sizes_of(&program);
+    assert!(sizes.named);
+    let layer = part(&sizes.devices[&DEVICE].modules, "Net.layer");
+    assert_eq!(layer.own.parameters.bytes, 1024 * KIB);
+    assert_eq!(all(&sizes.devices[&DEVICE]).parameters.blocks, 1);
+}
+
+#[test]
+fn of_too_much_the_oldest_is_forgotten() {
+    let mut making = AllocationCounts::default();
+    let mut block = Block {
+        size: 512,
+        born: 0,
+        origin: 0,
+        phase: Phase::Forward,
+        rule: crate::attribution::category::CategoryRule::SoFarForward,
+        state: super::super::lifecycle::BlockState::Settled,
+        tensor_info: super::super::lifecycle::TensorInfo::Tensor,
+    };
+    for number in 0..MOST_SUMS as u64 + 10 {
+        block.born = number;
+        block.origin = u32::try_from(number % 1000).unwrap();
+        making.make((DEVICE, Address(512)), &block, Some(4), number / 1000);
+    }
+    assert!(making.sums <= MOST_SUMS && making.forgotten > 0);
+    assert_eq!(
+        making.sums,
+        making
+            .intervals
+            .iter()
+            .map(|lap| lap.made.len())
+            .sum::<usize>()
+    );
+    assert_eq!(making.asked.len(), 1);
+}

@@ -1,0 +1,427 @@
+//! Step intervals: the time between two marks of PyTorch (or hits of a line), from which iterations are
+//! built.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::epochs::{Epoch, Epochs, Loaders, NO_LOADER};
+use super::moments::{Moment, Revision};
+use super::phase::Phase;
+use super::phase_tracker::PhaseTransition;
+use crate::event::{Bytes, DeviceIndex, MarkedPhase, PhaseMark, Tid, TimeNs, Totals};
+use crate::ledger::snapshot::Site;
+
+/// Step intervals stored; older ones are only counted.
+pub(super) const MAX_INTERVALS: usize = 100_000;
+
+/// Call sites of optimizer steps told apart; later ones share one number.
+const MOST_KEYS: usize = 4096;
+
+/// Finished step intervals whose peaks are revised when the category of a block changes.
+const STILL_OPEN: usize = 16;
+
+/// Threads tracked for the line of `--iteration`.
+const MOST_THREADS: usize = 4096;
+
+/// Signal that separates iterations. Later variants take precedence over earlier ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    #[default]
+    Nothing,
+    /// The next batch of a `DataLoader`.
+    Batches,
+    /// `Optimizer.zero_grad()`.
+    ZeroGrads,
+    /// `Optimizer.step()`.
+    Steps,
+    /// Line given by the user.
+    Line,
+}
+
+/// Line at which an iteration begins, as given by the user: `serve.py:41`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IterationLine {
+    /// Path of the file, or the end of it.
+    pub file: String,
+    /// Line number, from 1.
+    pub line: u32,
+}
+
+impl IterationLine {
+    /// Parses `FILE:LINE`.
+    pub fn parse(words: &str) -> Option<Self> {
+        let (file, line) = words.rsplit_once(':')?;
+        let line = line.parse().ok().filter(|line| *line > 0)?;
+        let file = file.trim_start_matches("./");
+        (!file.is_empty()).then(|| Self {
+            file: file.to_owned(),
+            line,
+        })
+    }
+
+    /// True if a frame is at this line.
+    pub(super) fn is_at(&self, file: &str, line: u32) -> bool {
+        let outside = file.strip_suffix(self.file.as_str());
+        line == self.line && outside.is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+    }
+}
+
+/// One device in one step interval.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IntervalDevice {
+    /// Moment of most allocated bytes.
+    pub peak: Moment,
+    /// Totals at the end.
+    pub end: Totals,
+    /// Blocks allocated.
+    pub allocs: u64,
+    /// Bytes allocated.
+    pub alloc_bytes: u64,
+    /// Number of the step interval that contains `peak`.
+    pub(super) interval: u64,
+}
+
+/// Kind of a step interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum IntervalKind {
+    /// From the start to the first pass, batch, `zero_grad()` or hit of the user's line.
+    Preamble,
+    /// Modules called without grad, before the first pass with grad.
+    Evaluation,
+    #[default]
+    Training,
+}
+
+/// A step interval, or several merged ones.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StepInterval {
+    pub(super) kind: IntervalKind,
+    /// Numbers of the intervals merged into it: a number is the count of intervals ended before.
+    pub(super) first: u64,
+    pub(super) last: u64,
+    pub(super) begin: TimeNs,
+    pub(super) end: TimeNs,
+    /// Batches begun.
+    pub(super) batches: u32,
+    /// Backward passes begun.
+    pub(super) backwards: u32,
+    /// Call site of the optimizer step at its end, or of the `zero_grad()` at its beginning.
+    pub(super) key: Option<u32>,
+    /// Epoch of its first training batch.
+    pub(super) epoch: Option<Epoch>,
+    pub(super) devices: BTreeMap<DeviceIndex, IntervalDevice>,
+}
+
+impl StepInterval {
+    /// Merges the next interval into this one.
+    pub(super) fn extend(&mut self, next: &Self) {
+        self.end = next.end;
+        self.last = next.last;
+        self.batches = self.batches.saturating_add(next.batches);
+        self.backwards = self.backwards.saturating_add(next.backwards);
+        self.key = next.key.or(self.key);
+        self.epoch = self.epoch.or(next.epoch);
+        for (index, device) in &next.devices {
+            let own = self.devices.entry(*index).or_default();
+            if device.peak.totals.allocated >= own.peak.totals.allocated {
+                own.peak.clone_from(&device.peak);
+                own.interval = device.interval;
+            }
+            own.end = device.end;
+            own.allocs = own.allocs.saturating_add(device.allocs);
+            own.alloc_bytes = own.alloc_bytes.saturating_add(device.alloc_bytes);
+        }
+    }
+}
+
+/// Step intervals of a process.
+#[derive(Debug, Default)]
+pub(super) struct StepIntervals {
+    source: Source,
+    keys: HashMap<(Arc<str>, Option<Site>), u32>,
+    at_line: HashMap<Tid, bool>,
+    loaders: Loaders,
+    current: StepInterval,
+    begun: bool,
+    evaluated: bool,
+    trained: bool,
+    stepped: bool,
+    done: VecDeque<StepInterval>,
+    dropped: u64,
+    ended: u64,
+    forgotten: u64,
+    unnamed: u64,
+}
+
+impl StepIntervals {
+    pub(super) fn new(has_line: bool) -> Self {
+        let source = match has_line {
+            true => Source::Line,
+            false => Source::Nothing,
+        };
+        Self {
+            source,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn source(&self) -> Source {
+        self.source
+    }
+
+    /// All stored intervals; the unfinished one is last.
+    pub(super) fn all(&self) -> impl DoubleEndedIterator<Item = &StepInterval> {
+        self.done.iter().chain([&self.current])
+    }
+
+    /// Intervals no longer stored.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Intervals ended so far.
+    pub(super) fn ended(&self) -> u64 {
+        self.ended
+    }
+
+    /// Threads forgotten at the limit; such a thread at the line of `--iteration` counts as arriving there.
+    pub(super) fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
+    /// Marks from call sites beyond the limit, which share one number.
+    pub(super) fn unnamed(&self) -> u64 {
+        self.unnamed
+    }
+
+    /// Sets the beginning of the first interval.
+    pub(super) fn start(&mut self, time: TimeNs) {
+        if self.done.is_empty() && self.current.devices.is_empty() {
+            (self.current.begin, self.current.end) = (time, time);
+        }
+    }
+
+    /// Records the state of a device. Returns true if the interval's peak is now.
+    pub(super) fn record(
+        &mut self,
+        index: DeviceIndex,
+        now: &Moment,
+        allocated: Option<Bytes>,
+    ) -> bool {
+        let device = self.current.devices.entry(index).or_default();
+        let is_highest = now.totals.allocated >= device.peak.totals.allocated;
+        if is_highest {
+            device.peak.clone_from(now);
+            device.interval = self.current.last;
+        }
+        device.end = now.totals;
+        if let Some(size) = allocated {
+            device.allocs = device.allocs.saturating_add(1);
+            device.alloc_bytes = device.alloc_bytes.saturating_add(size.0);
+        }
+        self.current.end = self.current.end.max(now.time);
+        is_highest
+    }
+
+    /// Number of the oldest interval that [`Self::revise`] changes.
+    pub(super) fn oldest_open(&self) -> u64 {
+        let oldest = self.done.len().saturating_sub(STILL_OPEN);
+        self.done.get(oldest).map_or(0, |interval| interval.first)
+    }
+
+    /// Revises the category of a block at the stored peaks.
+    pub(super) fn revise(&mut self, index: DeviceIndex, revision: Revision) {
+        let recent = self.done.iter_mut().rev().take(STILL_OPEN);
+        for interval in recent.chain([&mut self.current]) {
+            if let Some(device) = interval.devices.get_mut(&index) {
+                device.peak.revise(revision);
+            }
+        }
+    }
+
+    /// Handles a phase transition; `now` is the state of each device.
+    pub(super) fn turn(&mut self, turn: PhaseTransition, now: Now<'_>) {
+        if turn.ended == Phase::OptimizerStep && self.stepped && self.source == Source::Steps {
+            self.end_interval(IntervalKind::Training, &now);
+        }
+        let learns = turn.began == Phase::Forward || turn.began.is_of_backward();
+        if learns || turn.began == Phase::Evaluation {
+            self.begin(&now);
+        }
+        let by_marks = matches!(self.source, Source::Steps | Source::ZeroGrads);
+        if turn.began == Phase::Evaluation && !self.trained {
+            self.evaluated = true;
+        } else if learns {
+            if self.evaluated && !self.trained && by_marks {
+                self.end_interval(IntervalKind::Evaluation, &now);
+            }
+            self.trained = true;
+        }
+        if turn.began.is_of_backward() && !turn.ended.is_of_backward() {
+            self.current.backwards = self.current.backwards.saturating_add(1);
+        }
+    }
+
+    /// Handles a mark and its call site.
+    pub(super) fn mark(&mut self, mark: &PhaseMark, site: Option<&Site>, now: Now<'_>) {
+        let key = self.key(mark, site);
+        match mark.phase {
+            MarkedPhase::Step => {
+                self.raise(Source::Steps);
+                if self.source == Source::Steps {
+                    if self.stepped {
+                        self.end_interval(IntervalKind::Training, &now);
+                    }
+                    self.current.key = Some(key);
+                    self.stepped = true;
+                }
+            }
+            MarkedPhase::ZeroGrad => {
+                self.begin(&now);
+                self.raise(Source::ZeroGrads);
+                if self.source == Source::ZeroGrads {
+                    if self.current.key.is_some() {
+                        self.end_interval(IntervalKind::Training, &now);
+                    }
+                    self.current.key = Some(key);
+                }
+            }
+            MarkedPhase::NextBatch => {
+                self.loaders.next_batch(key);
+                self.begin(&now);
+                self.raise(Source::Batches);
+                if self.source == Source::Batches && self.current.batches > 0 {
+                    self.end_interval(IntervalKind::Training, &now);
+                }
+                self.current.batches = self.current.batches.saturating_add(1);
+            }
+        }
+    }
+
+    /// Records an allocation in a phase.
+    pub(super) fn pass(&mut self, phase: Phase) {
+        if let Some(epoch) = self.loaders.pass(phase) {
+            self.current.epoch.get_or_insert(epoch);
+        }
+    }
+
+    /// Epochs, and the loader they belong to.
+    pub(super) fn epochs(&self) -> (Epochs, u32) {
+        self.loaders.says()
+    }
+
+    /// Handles an allocation; `at_line` is true if its stack contains the user's line.
+    pub(super) fn ask(&mut self, tid: Tid, at_line: bool, now: Now<'_>) {
+        if self.source != Source::Line {
+            return;
+        }
+        if self.at_line.len() >= MOST_THREADS && !self.at_line.contains_key(&tid) {
+            self.forgotten = self.forgotten.saturating_add(self.at_line.len() as u64);
+            self.at_line.clear();
+        }
+        let before = self.at_line.insert(tid, at_line).unwrap_or(false);
+        if at_line && !before {
+            let kind = match self.begun {
+                true => IntervalKind::Training,
+                false => IntervalKind::Preamble,
+            };
+            self.begun = true;
+            self.end_interval(kind, &now);
+        }
+    }
+
+    /// Ends the preamble.
+    fn begin(&mut self, now: &Now<'_>) {
+        if !self.begun && self.source != Source::Line {
+            self.begun = true;
+            self.end_interval(IntervalKind::Preamble, now);
+        }
+    }
+
+    /// Switches to a better source: merges the intervals made by weaker ones.
+    fn raise(&mut self, source: Source) {
+        if source <= self.source {
+            return;
+        }
+        self.source = source;
+        let mut merged: Option<StepInterval> = None;
+        let mut retained = VecDeque::new();
+        for interval in std::mem::take(&mut self.done) {
+            match (&mut merged, interval.kind) {
+                (None, IntervalKind::Preamble) => retained.push_back(interval),
+                (None, _) => merged = Some(interval),
+                (Some(merged), _) => merged.extend(&interval),
+            }
+        }
+        if let Some(mut merged) = merged {
+            merged.extend(&self.current);
+            merged.kind = IntervalKind::Training;
+            merged.key = None;
+            self.current = merged;
+        }
+        self.current.key = None;
+        self.done = retained;
+    }
+
+    fn end_interval(&mut self, kind: IntervalKind, now: &Now<'_>) {
+        let number = self.ended.saturating_add(1);
+        let devices = now.0.iter().map(|(index, moment)| {
+            let device = IntervalDevice {
+                peak: (*moment).clone(),
+                end: moment.totals,
+                interval: number,
+                ..IntervalDevice::default()
+            };
+            (*index, device)
+        });
+        let next = StepInterval {
+            first: number,
+            last: number,
+            begin: self.current.end,
+            end: self.current.end,
+            devices: devices.collect(),
+            ..StepInterval::default()
+        };
+        let mut done = std::mem::replace(&mut self.current, next);
+        done.kind = kind;
+        self.done.push_back(done);
+        if self.done.len() > MAX_INTERVALS {
+            self.done.pop_front();
+            self.dropped = self.dropped.saturating_add(1);
+        }
+        self.ended = self.ended.saturating_add(1);
+        (self.evaluated, self.trained, self.stepped) = (false, false, false);
+    }
+
+    fn key(&mut self, mark: &PhaseMark, site: Option<&Site>) -> u32 {
+        let number = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
+        let key = (Arc::clone(&mark.class), site.cloned());
+        match self.keys.get(&key) {
+            Some(known) => *known,
+            None if self.keys.len() < MOST_KEYS => *self.keys.entry(key).or_insert(number),
+            None => {
+                self.unnamed = self.unnamed.saturating_add(1);
+                NO_LOADER
+            }
+        }
+    }
+}
+
+/// Current state of each device.
+pub(super) struct Now<'a>(pub(super) Vec<(DeviceIndex, &'a Moment)>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_named_by_the_end_of_its_path() {
+        let line = IterationLine::parse("serve.py:41").expect("a line");
+        assert!(line.is_at("/srv/serve.py", 41) && line.is_at("serve.py", 41));
+        assert!(!line.is_at("/srv/observe.py", 41) && !line.is_at("/srv/serve.py", 4));
+        assert!(IterationLine::parse("./app/serve.py:1").is_some());
+        for wrong in ["serve.py", "serve.py:", "serve.py:0", ":7", "serve.py:x"] {
+            assert_eq!(IterationLine::parse(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Attribution for the screen: the ledgers of modules and categories, beside that of lines.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::attribution::AttributionLedger;
+use crate::attribution::iterations::Iterations;
+use crate::attribution::modules::ModuleLedger;
+use crate::attribution::views::{categories, layers, modules};
+use crate::event::{Event, TimeNs};
+use crate::ledger::snapshot::Snapshot;
+use crate::ledger::{Applied, Model};
+use crate::tensors::Ledgers;
+use crate::tui::{AttributionQuery, AttributionTables};
+
+/// Iterations that are shown.
+const LATEST: usize = 100;
+
+/// Snapshots for which the table of iterations serves. It goes through all that are kept.
+const SERVES: u32 = 5;
+
+/// Source of the screens of modules and categories.
+pub(super) struct AttributionFeed {
+    modules: ModuleLedger,
+    categories: AttributionLedger,
+    wanted: AttributionQuery,
+    shown: watch::Sender<AttributionTables>,
+    /// The last iterations, and for how many snapshots more they serve.
+    iterations: Option<(Iterations, u32)>,
+}
+
+impl AttributionFeed {
+    /// Starts with the state of the process's ledgers; returns the views too.
+    pub(super) fn new(
+        known: Ledgers<'_>,
+        now: TimeNs,
+    ) -> (Self, watch::Receiver<AttributionTables>) {
+        let (shown, seen) = watch::channel(AttributionTables::default());
+        let (model, uses) = (known.lines, known.uses.definitions());
+        let categories = AttributionLedger::new(None).with_latest_layers();
+        let reasoner = Self {
+            modules: ModuleLedger::late(model, now),
+            categories: categories.with_known(model, uses, now),
+            wanted: AttributionQuery::default(),
+            shown,
+            iterations: None,
+        };
+        (reasoner, seen)
+    }
+
+    /// The process is another program now.
+    pub(super) fn begin_anew(&mut self) {
+        self.modules = ModuleLedger::default();
+        self.categories = AttributionLedger::new(None).with_latest_layers();
+        self.iterations = None;
+    }
+
+    /// Takes the next event, what the ledger of lines made of it, and that ledger.
+    pub(super) fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
+        self.modules.apply(event, applied, model);
+        self.categories.apply(event, applied);
+    }
+
+    /// From now on, this is shown.
+    pub(super) fn explain(&mut self, wanted: AttributionQuery) {
+        self.wanted = wanted;
+        self.iterations = None;
+        if wanted == AttributionQuery::Nothing {
+            // Whoever asks next is not to see what was so then.
+            self.shown.send_replace(AttributionTables::default());
+        }
+    }
+
+    /// Shows what is wanted, at the moment of a snapshot. What nobody looks at costs nothing.
+    pub(super) fn show(&mut self, snapshot: &Snapshot) {
+        let reasons = match self.wanted {
+            AttributionQuery::Nothing => return,
+            AttributionQuery::Modules => {
+                AttributionTables::Modules(Arc::new(modules(&self.modules, snapshot)))
+            }
+            AttributionQuery::Categories => {
+                let (iterations, serves) = self.latest();
+                let table = categories(&self.categories, &iterations, snapshot.now);
+                self.iterations = Some((iterations, serves - 1));
+                AttributionTables::Categories(Arc::new(table))
+            }
+            AttributionQuery::Layers(which) => {
+                let (iterations, serves) = self.latest();
+                // Finished iterations do not change, so a table that is still valid is reused.
+                let table =
+                    (serves == SERVES).then(|| layers(&self.categories, &iterations, which));
+                self.iterations = Some((iterations, serves - 1));
+                let Some(table) = table else { return };
+                AttributionTables::Layers(Arc::new(table))
+            }
+        };
+        self.shown.send_replace(reasons);
+    }
+
+    /// The last iterations, and for how many snapshots they serve, with this one.
+    fn latest(&mut self) -> (Iterations, u32) {
+        let known = self.iterations.take().filter(|(_, serves)| *serves > 0);
+        known.unwrap_or_else(|| (self.categories.latest_iterations(LATEST), SERVES))
+    }
+}

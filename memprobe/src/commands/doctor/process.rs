@@ -1,0 +1,564 @@
+//! `doctor`'s findings on one process: identity, Python, libraries, place of each probe.
+
+use std::io;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::cuda::calls::Api;
+use crate::event::Tgid;
+use crate::probe::attach::AttachError;
+use crate::probe::attach::Located;
+use crate::probe::attaching;
+use crate::probe::catalog::{
+    CODE_FREED, Need, PROBES, Probe, TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
+};
+use crate::probe::finding::{Finding, Level};
+use crate::probe::function;
+use crate::probe::patch::{self, Entry};
+use crate::probe::prologue::written;
+use crate::process::container::{self, Container};
+use crate::process::elf::ElfImage;
+use crate::process::facts;
+use crate::process::maps::{MappedFile, Maps};
+use crate::process::memory::{Cause, ProcessMemory, ReadMemory as _};
+use crate::process::namespace::{self, Kind};
+use crate::process::status::Status;
+use crate::process::user;
+use crate::python::{DetectError, PythonProcess};
+
+/// The longest instruction of x86-64, in bytes.
+const LONGEST_INSTRUCTION: usize = 15;
+
+/// The driver's own library: not probed where libcudart is, but worth naming.
+const DRIVER: &str = "libcuda.so";
+
+/// One process. Texts come from it and may hold anything.
+#[derive(Debug, Serialize)]
+pub(super) struct Process {
+    /// Its number as memprobe sees it.
+    pub(super) pid: u32,
+    /// Its number in its own PID namespace, where that is another.
+    pub(super) inner_pid: Option<u32>,
+    /// Its command line.
+    pub(super) command: String,
+    /// The findings about the whole.
+    pub(super) findings: Vec<Finding>,
+    /// The libraries that matter, each copy.
+    pub(super) libraries: Vec<Library>,
+    /// Every probe.
+    pub(super) probes: Vec<Place>,
+}
+
+/// One library file.
+#[derive(Debug, Serialize)]
+pub(super) struct Library {
+    /// Finding; fails if the file cannot be opened.
+    pub(super) finding: Finding,
+    /// The last part of its path.
+    pub(super) name: String,
+    /// Path as the kernel shows it to memprobe.
+    pub(super) path: String,
+    /// In hexadecimal digits.
+    pub(super) build_id: Option<String>,
+    /// `major:minor` of its file system.
+    pub(super) device: String,
+    /// Its number there.
+    pub(super) inode: u64,
+    /// Unlinked or replaced since it was loaded.
+    pub(super) deleted: bool,
+    /// The path by which memprobe opens it.
+    pub(super) opened_as: Option<String>,
+}
+
+/// One probe and its place.
+#[derive(Debug, Serialize)]
+pub(super) struct Place {
+    pub(super) finding: Finding,
+    /// Name for people.
+    pub(super) function: String,
+    /// Its library's path.
+    pub(super) library: Option<String>,
+    /// The name by which it was found in the library.
+    pub(super) symbol: Option<String>,
+    /// The function as the library's symbols name it, demangled.
+    pub(super) demangled: Option<String>,
+    /// Address of the probe in the process.
+    pub(super) address: Option<u64>,
+    /// Bytes from the function's first instruction.
+    pub(super) offset: Option<u64>,
+    /// The instruction there.
+    pub(super) instruction: Option<String>,
+    /// Treatment of that instruction by the kernel.
+    pub(super) kind: Option<&'static str>,
+}
+
+impl Process {
+    /// Looks at one; attaches nothing.
+    pub(super) fn examine(tgid: Tgid) -> Self {
+        let mut process = Self {
+            pid: tgid.0,
+            inner_pid: None,
+            command: facts::command_line(tgid),
+            findings: Vec::new(),
+            libraries: Vec::new(),
+            probes: Vec::new(),
+        };
+        let status = match Status::of(tgid) {
+            Ok(status) => status,
+            Err(error) => {
+                process.findings.push(gone(tgid, &error));
+                return process;
+            }
+        };
+        process.inner_pid = status.inner_tgid().map(|inner| inner.0);
+        let container = container::of(tgid);
+        process.findings.push(identity(tgid, &status));
+        process
+            .findings
+            .push(surroundings(tgid, container.as_ref()));
+        let maps = match Maps::of(tgid) {
+            Ok(maps) => maps,
+            Err(error) => {
+                process.findings.push(unreadable("mappings", tgid, &error));
+                return process;
+            }
+        };
+        process.findings.push(memory(tgid, &maps));
+        let python = PythonProcess::detect_in(tgid, &maps);
+        process.look_at_libraries(tgid, &maps, python.as_ref().ok());
+        match &python {
+            Ok(python) => {
+                process.findings.push(python_finding(python));
+                let located = Located::find_code_freed(tgid, python);
+                let found = Some((&python.library, located));
+                process
+                    .probes
+                    .push(Place::of(tgid, &maps, &CODE_FREED, found));
+            }
+            Err(DetectError::NotPython) if attaching::uses_cuda(&maps) => {
+                process.findings.push(without_python(&maps));
+            }
+            Err(error) => {
+                let finding = Finding::from_error("python", Level::Fail, error);
+                process.findings.push(finding);
+            }
+        }
+        for probe in PROBES.iter() {
+            process.look_for(probe, tgid, &maps);
+        }
+        process.look_for_tracepoints(tgid, &maps);
+        process
+            .findings
+            .push(match (&python, maps.library("libc10.so")) {
+                (Err(DetectError::NotPython), None) => Finding::note("pytorch", "not loaded"),
+                _ => torch(tgid, &maps),
+            });
+        process.findings.push(process.layer());
+        process
+    }
+
+    /// All findings, also those of libraries and probes.
+    pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
+        let libraries = self.libraries.iter().map(|library| &library.finding);
+        let probes = self.probes.iter().map(|place| &place.finding);
+        self.findings.iter().chain(libraries).chain(probes)
+    }
+
+    /// Locates a probe in each copy of its library: a process may have loaded several.
+    fn look_for(&mut self, probe: &'static Probe, tgid: Tgid, maps: &Maps) {
+        let copies = maps.libraries(probe.library);
+        if copies.is_empty() {
+            self.probes.push(Place::of(tgid, maps, probe, None));
+        }
+        for file in &copies {
+            let found = Some((file, Located::find_in(probe, tgid, file)));
+            self.probes.push(Place::of(tgid, maps, probe, found));
+        }
+    }
+
+    /// Locates the tracepoints of a caching allocator without a report function.
+    fn look_for_tracepoints(&mut self, tgid: Tgid, maps: &Maps) {
+        let lacks = |place: &Place| {
+            let mut needed = PROBES.iter().filter(|probe| probe.need == Need::Allocator);
+            needed.any(|probe| probe.function == place.function)
+                && place.address.is_none()
+                && maps.library("libc10.so").is_some()
+        };
+        if !self.probes.iter().any(lacks) {
+            return;
+        }
+        let files = TRACEPOINT_LIBRARIES
+            .iter()
+            .flat_map(|name| maps.libraries(name));
+        for file in files {
+            for (probe, located) in Located::find_tracepoints(tgid, &file) {
+                let found = Some((&file, located));
+                self.probes.push(Place::of(tgid, maps, probe, found));
+            }
+        }
+    }
+
+    fn look_at_libraries(&mut self, tgid: Tgid, maps: &Maps, python: Option<&PythonProcess>) {
+        let mut names: Vec<&str> = PROBES.iter().map(|probe| probe.library).collect();
+        names.push(DRIVER);
+        names.sort_unstable();
+        names.dedup();
+        let mut files: Vec<MappedFile> = python
+            .map(|python| python.library.clone())
+            .into_iter()
+            .collect();
+        files.extend(names.iter().flat_map(|name| maps.libraries(name)));
+        self.libraries = files.iter().map(|file| Library::of(tgid, file)).collect();
+    }
+
+    /// From where memprobe will know of memory: the highest layer whose probes have a place.
+    fn layer(&self) -> Finding {
+        let is_placed = |probe: &&Probe| {
+            let place = self
+                .probes
+                .iter()
+                .find(|place| place.function == probe.function);
+            place.is_some_and(|place| place.address.is_some())
+        };
+        let is_any_placed = |wanted: &dyn Fn(&Probe) -> bool| {
+            PROBES
+                .iter()
+                .any(|probe| wanted(probe) && is_placed(&probe))
+        };
+        if is_any_placed(&|probe| probe.need == Need::Allocator) {
+            let words = "PyTorch's caching allocator, which reports each block";
+            return Finding::ok("layer", words).with("layer", "allocator");
+        }
+        let has_tracepoints = |function: &str| {
+            self.probes
+                .iter()
+                .any(|place| place.function == function && place.address.is_some())
+        };
+        if TRACEPOINTS
+            .iter()
+            .all(|probe| has_tracepoints(probe.function))
+        {
+            let words =
+                "the tracepoints of PyTorch's caching allocator, which report requested bytes";
+            return Finding::ok("layer", words).with("layer", "tracepoints");
+        }
+        for (api, layer, words) in [
+            (
+                Api::Runtime,
+                "runtime",
+                "the calls into CUDA's runtime, as no caching allocator is there",
+            ),
+            (
+                Api::Driver,
+                "driver",
+                "the calls into CUDA's driver, as no caching allocator is there",
+            ),
+        ] {
+            if is_any_placed(&|probe| probe.library == api.library()) {
+                return Finding::ok("layer", words).with("layer", layer);
+            }
+        }
+        Finding::note("layer", "none yet: `attach` and `record` will wait")
+            .with("layer", None::<&str>)
+    }
+}
+
+fn gone(tgid: Tgid, error: &io::Error) -> Finding {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        return unreadable("process", tgid, error);
+    }
+    Finding::fail(
+        "process",
+        format!("there is no process {}", tgid.0),
+        "Find the right one with `pgrep -af python` (a thread's number is not enough: give the process's own).",
+    )
+}
+
+fn unreadable(check: &'static str, tgid: Tgid, error: &io::Error) -> Finding {
+    Finding::fail(
+        check,
+        format!("process {} may not be read: {error}", tgid.0),
+        "Run memprobe with sudo; in a container, give it CAP_SYS_PTRACE too.",
+    )
+}
+
+/// Both numbers, the user, the number of threads, and whether it runs.
+fn identity(tgid: Tgid, status: &Status) -> Finding {
+    let mut text = format!("PID {}", tgid.0);
+    if let Some(inner) = status.inner_tgid() {
+        text += &format!(" (in its own namespace {})", inner.0);
+    }
+    let name = status.uid.and_then(user::name);
+    match (status.uid, &name) {
+        (Some(_), Some(name)) => text += &format!(", user {name}"),
+        (Some(uid), None) => text += &format!(", user {uid}"),
+        (None, _) => {}
+    }
+    if let Some(threads) = status.threads {
+        let threads = format!(", {threads} thread{}", if threads == 1 { "" } else { "s" });
+        text += &threads;
+    }
+    let finding = match status.state {
+        Some('Z' | 'X') => Finding::fail(
+            "process",
+            format!("{text}: it has ended"),
+            "Find the right one with `pgrep -af python`.",
+        ),
+        Some('T' | 't') => Finding::note(
+            "process",
+            format!("{text}: it is stopped, and memprobe sees nothing until it continues"),
+        ),
+        _ => Finding::ok("process", text),
+    };
+    finding
+        .with("inner_pid", status.inner_tgid().map(|inner| inner.0))
+        .with("uid", status.uid)
+        .with("user", name)
+        .with("threads", status.threads)
+}
+
+/// The container, and what it does not share with memprobe.
+fn surroundings(tgid: Tgid, container: Option<&Container>) -> Finding {
+    let foreign: Vec<&str> = namespace::foreign(tgid)
+        .into_iter()
+        .map(Kind::name)
+        .collect();
+    let chroot = namespace::has_other_root(tgid) == Some(true);
+    let mut words = Vec::new();
+    words.extend(container.map(Container::to_string));
+    if !foreign.is_empty() {
+        words.push(format!("namespaces of its own: {}", foreign.join(", ")));
+    }
+    if chroot {
+        words.push("another root directory".to_owned());
+    }
+    let text = match words.len() {
+        0 => "none: it sees the machine as memprobe does".to_owned(),
+        _ => words.join("; "),
+    };
+    let pod = container.and_then(|container| container.pod.as_ref());
+    Finding::ok("container", text)
+        .with("engine", container.map(|container| container.engine.name()))
+        .with("id", container.map(|container| container.id.as_str()))
+        .with(
+            "host_name",
+            container.and_then(|container| container.host.as_deref()),
+        )
+        .with("pod", pod.and_then(|pod| pod.name.as_deref()))
+        .with("pod_uid", pod.map(|pod| pod.uid.as_str()))
+        .with(
+            "pod_namespace",
+            pod.and_then(|pod| pod.namespace.as_deref()),
+        )
+        .with("namespaces", foreign)
+        .with("other_root", chroot)
+}
+
+/// Tests reading the process's memory, at the first readable mapping.
+fn memory(tgid: Tgid, maps: &Maps) -> Finding {
+    let Some(mapping) = maps.mappings().iter().find(|mapping| mapping.perms.read) else {
+        return Finding::fail(
+            "memory",
+            "it has none (a kernel thread, or it has just ended)",
+            "Find the right one with `pgrep -af python`.",
+        );
+    };
+    match ProcessMemory::new(tgid).read_u64(mapping.start) {
+        Ok(_) => Finding::ok("memory", "can be read"),
+        Err(error) if error.cause == Cause::Denied => Finding::fail(
+            "memory",
+            "it may not be read (process_vm_readv: EPERM)",
+            "Run memprobe with sudo; in a container, give it CAP_SYS_PTRACE; see `ptrace` above.",
+        ),
+        Err(error) => Finding::from_error("memory", Level::Fail, error),
+    }
+}
+
+fn python_finding(python: &PythonProcess) -> Finding {
+    let path = python.library.path.display().to_string();
+    let threads = python.thread_states().map(|states| states.len());
+    let checked = match &threads {
+        Ok(1) => "checked on its only thread".to_owned(),
+        Ok(threads) => format!("checked on {threads} threads"),
+        Err(_) => "checked on every thread".to_owned(),
+    };
+    let source = python.layout_source();
+    let text = format!(
+        "{} in {path}; layout from {source}, {checked}",
+        python.version
+    );
+    Finding::ok("python", text)
+        .with("version", python.version.to_string())
+        .with("library", path)
+        .with("layout", source)
+        .with("threads", threads.ok())
+}
+
+/// A program that uses the GPU without Python.
+fn without_python(maps: &Maps) -> Finding {
+    let text = match maps.library("libc10.so") {
+        Some(_) => {
+            "it runs no Python: blocks of PyTorch's allocator have no line, other CUDA memory has its native stack"
+        }
+        None => "it runs no Python: its CUDA memory has its native stack",
+    };
+    Finding::note("python", text)
+        .with("version", None::<&str>)
+        .with("library", None::<&str>)
+}
+
+fn torch(tgid: Tgid, maps: &Maps) -> Finding {
+    let copies = maps.libraries("libc10.so").len();
+    match (facts::torch_version(tgid), copies) {
+        (_, 0) => Finding::note(
+            "pytorch",
+            "not imported yet: `attach` and `record` will wait for it",
+        ),
+        (Some(version), 1) => Finding::ok("pytorch", version.as_str()).with("version", version),
+        (Some(version), copies) => Finding::note(
+            "pytorch",
+            format!("{version}; {copies} copies of its libraries are loaded, and each is probed"),
+        )
+        .with("version", version),
+        (None, _) => Finding::note(
+            "pytorch",
+            "its version.py cannot be read: the version is unknown",
+        )
+        .with("version", None::<&str>),
+    }
+}
+
+impl Library {
+    fn of(tgid: Tgid, file: &MappedFile) -> Self {
+        let opened = file.open(tgid);
+        let (image, opened_as) = match opened {
+            Ok((open, path)) => (
+                ElfImage::from_file(open).map_err(|error| error.to_string()),
+                Some(path.display().to_string()),
+            ),
+            Err(error) => (Err(error.to_string()), None),
+        };
+        let path = file.path.display().to_string();
+        let device = format!("{:02x}:{:02x}", file.dev.major, file.dev.minor);
+        let finding = match &image {
+            Ok(_) if file.deleted => Finding::note(
+                "library",
+                format!(
+                    "{path} was deleted or replaced since it was loaded; memprobe reads the loaded one"
+                ),
+            ),
+            Ok(_) => Finding::ok("library", path.as_str()),
+            Err(error) => Finding::fail(
+                "library",
+                format!("{path} cannot be read: {error}"),
+                "Run memprobe with sudo; in a container, give it CAP_SYS_ADMIN (or CAP_CHECKPOINT_RESTORE), with which \
+                 files can be opened that have no name here.",
+            ),
+        };
+        Self {
+            finding,
+            name: file.basename().to_string_lossy().into_owned(),
+            path,
+            build_id: image.ok().and_then(|image| image.build_id()),
+            device,
+            inode: file.inode,
+            deleted: file.deleted,
+            opened_as,
+        }
+    }
+}
+
+impl Place {
+    fn of(
+        tgid: Tgid,
+        maps: &Maps,
+        probe: &Probe,
+        found: Option<(&MappedFile, Result<Located, AttachError>)>,
+    ) -> Self {
+        let mut place = Self {
+            finding: Finding::note("probe", format!("{} is not mapped yet", probe.library)),
+            function: probe.function.to_owned(),
+            library: None,
+            symbol: None,
+            demangled: None,
+            address: None,
+            offset: None,
+            instruction: None,
+            kind: None,
+        };
+        let Some((file, located)) = found else {
+            return place;
+        };
+        let error = match located {
+            Ok(located) => {
+                place.fill(tgid, maps, file, &located);
+                return place;
+            }
+            Err(error) => error,
+        };
+        if let (AttachError::NoFunction { .. }, Need::WhereItIs) = (&error, probe.need) {
+            let words = format!("{} is not in this version", probe.function);
+            place.finding = Finding::note("probe", words);
+            return place;
+        }
+        let finding = Finding::from_error("probe", Level::Warn, error);
+        let found = match probe.need {
+            Need::WhereItIs => finding.found,
+            Need::Allocator => format!("{}; {WITHOUT_BLOCKS}", finding.found),
+            Need::Optional(without) => format!("{}; {without}", finding.found),
+        };
+        place.finding = Finding { found, ..finding };
+        place
+    }
+
+    /// Writes down where it goes: what its library's file has there.
+    fn fill(&mut self, tgid: Tgid, maps: &Maps, file: &MappedFile, located: &Located) {
+        let offset = located.probed_offset();
+        let image = ElfImage::open(&located.file).ok();
+        let symbols = image
+            .as_ref()
+            .and_then(|image| image.symbols(located.probe.symbols).ok());
+        self.symbol = symbols.and_then(|found| {
+            let at = found.iter().position(Option::is_some)?;
+            Some((*located.probe.symbols.get(at)?).to_owned())
+        });
+        self.library = Some(located.library.clone());
+        self.offset = Some(located.place.offset);
+        self.address = file.address_of(offset);
+        self.instruction = self.address.and_then(|address| {
+            let mut code = [0; LONGEST_INSTRUCTION];
+            ProcessMemory::new(tgid).read(address, &mut code).ok()?;
+            // A breakpoint is there where somebody probes the process already.
+            written(&code, address)
+        });
+        self.kind = Some(match located.place.emulated {
+            true => "emulated",
+            false => "single-stepped",
+        });
+        self.demangled = function::at(&located.file, offset);
+        let name = Path::new(&located.library).file_name().unwrap_or_default();
+        let text = format!("in {}", name.to_string_lossy());
+        let entry = patch::entries(tgid, file, std::iter::once(&located.code)).pop();
+        self.finding = match entry {
+            Some(Entry::PatchedOver(patch)) => {
+                self.kind = Some("left alone");
+                let found = format!("{text}; {}", patch.described(maps));
+                Finding::warn("probe", found, patch::REMEDY)
+            }
+            Some(Entry::PatchedBefore(patch)) => {
+                let found = format!("{text}, behind a hook; {}", patch.described(maps));
+                Finding::note("probe", found)
+            }
+            Some(Entry::Writable) => {
+                self.kind = Some("left alone");
+                let found = format!(
+                    "{text}; the process may write this memory, where the kernel puts no probe"
+                );
+                Finding::note("probe", found)
+            }
+            _ if located.place.emulated => Finding::ok("probe", text),
+            _ => Finding::note("probe", text),
+        };
+    }
+}

@@ -1,0 +1,430 @@
+//! `estimate`: from a run on the CPU to what it would need on a GPU.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use hashbrown::HashMap;
+
+use super::interrupts::Interrupts;
+pub use super::naming::Naming;
+use super::naming::{NameReader, Placed, Reading};
+use super::record::progress::Progress;
+use super::record::started::Started;
+use super::snapshot::CaptureMode;
+use crate::estimate::{Estimate, Estimator, Hardware, OnHost};
+use crate::event::Target;
+use crate::event::Tgid;
+use crate::event::bytes::human;
+use crate::probe::attach::AttachError;
+use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
+use crate::probe::kernel;
+use crate::probe::loader::{Wanted, Watch};
+use crate::probe::watched::Watched;
+use crate::recording::Reader;
+use crate::report::{EstimateOptions, EstimateSubject, write_estimate};
+use crate::session::host::{HostEvent, HostItem, HostSession};
+use crate::session::priority;
+use crate::session::process::Origin;
+use crate::view::{clean, counted, fit};
+
+/// Columns of the name of a process that is mentioned.
+const NAME: usize = 60;
+
+/// Processes whose books are kept at once; the later ones of a command are counted.
+const MOST_PROCESSES: usize = 256;
+
+pub enum Subject {
+    /// A recording with the CPU's memory.
+    Recording(PathBuf),
+    /// A command to run on the CPU: its program and arguments.
+    Command(Vec<OsString>),
+}
+
+/// One run of `memprobe estimate`.
+pub struct Estimation {
+    pub subject: Subject,
+    /// Lines whose tensors stay with the host.
+    pub on_host: Vec<OnHost>,
+    /// Reading of the processes' objects, for the parameters of each module.
+    pub naming: Naming,
+    /// Output options.
+    pub options: EstimateOptions,
+    /// Output file; `None` for standard output.
+    pub output: Option<PathBuf>,
+    /// Bytes of the ring buffer.
+    pub ring_bytes: u32,
+}
+
+impl Estimation {
+    /// Runs the command, or reads the recording, and writes the estimate.
+    ///
+    /// # Errors
+    /// When there is nothing to estimate by, with what to do, or the estimate cannot be written.
+    pub fn run(self) -> Result<ExitCode> {
+        match &self.subject {
+            Subject::Recording(file) => {
+                let name = file.display().to_string();
+                self.run_on_recording(file).context(name)?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Subject::Command(words) => {
+                kernel::preflight()?;
+                // Before minutes are spent on what cannot be kept.
+                let output = self.output.as_deref().map(create).transpose()?;
+                super::runtime()?.block_on(self.run_command(words, output))
+            }
+        }
+    }
+
+    fn estimator(&self) -> Estimator {
+        let hardware = Hardware {
+            memory: self.options.device_memory,
+        };
+        Estimator::new(hardware, self.on_host.clone())
+    }
+
+    fn run_on_recording(&self, file: &Path) -> Result<()> {
+        if file.is_dir() {
+            bail!(
+                "this is a directory: give one of its recordings, or print them with `memprobe report`"
+            );
+        }
+        let mut reader = Reader::open(file)?;
+        let mut estimator = self.estimator();
+        for event in reader.by_ref() {
+            estimator.apply(&event?);
+        }
+        if estimator.is_empty() {
+            bail!(
+                "the recording has no memory of the CPU: make it with `memprobe record -o cpu.json --cpu -- python train.py`"
+            );
+        }
+        let mut notes = Vec::new();
+        if reader.truncated() {
+            notes.push(
+                "the end of the recording is missing: the estimate covers what is there".to_owned(),
+            );
+        }
+        let subject = EstimateSubject {
+            target: reader.header().target.clone(),
+            notes,
+        };
+        let output = self.output.as_deref().map(create).transpose()?;
+        self.write(&subject, &estimator.finish(), output)
+    }
+
+    async fn run_command(&self, words: &[OsString], output: Option<File>) -> Result<ExitCode> {
+        let mut interrupts = Interrupts::new()?;
+        let mut progress = Progress::new(false);
+        let wanted = Wanted {
+            watch: Watch::Family,
+            detail: Detail::Tensors,
+            graph: GraphTracking::On,
+            allocators: Allocators::CudaAndCpu,
+            driver: DriverCalls::Probed,
+        };
+        let mut session = HostSession::load(wanted, self.ring_bytes)?;
+        let mut command = Started::spawn(words)?;
+        let root = command.tgid();
+        session.add_family(Watched::open(root)?, Origin::Started)?;
+        priority::come_first();
+        let mut run = Run::new(self, root, wanted.allocators);
+        let ended = run.follow(&mut session, &mut interrupts).await;
+        let is_over = ended.inspect_err(|_| command.leave_running(&mut progress))?;
+        let mut notes = Vec::new();
+        let status = if is_over {
+            Some(command.exit_status()?)
+        } else {
+            notes.push("it was interrupted: the estimate covers the run until then".to_owned());
+            command.leave_running(&mut progress);
+            None
+        };
+        let failed = status.filter(|status| *status != 0);
+        notes.extend(failed.map(|status| {
+            format!(
+                "the command ended with status {status}: the estimate covers the run until then. {ON_THE_CPU}"
+            )
+        }));
+        let code = ExitCode::from(status.unwrap_or(0));
+        let Some((target, estimate)) = run.largest(&mut notes) else {
+            return match (run.refusal.take(), failed) {
+                (Some(refusal), _) => Err(refusal.into()),
+                (None, Some(status)) => {
+                    progress.say(&format!(
+                        "the command ended with status {status} before it made a tensor on the CPU. {ON_THE_CPU}"
+                    ));
+                    Ok(code)
+                }
+                (None, None) => bail!(
+                    "the command made no tensor on the CPU, so there is nothing to estimate. {ON_THE_CPU}"
+                ),
+            };
+        };
+        self.write(&EstimateSubject { target, notes }, &estimate, output)?;
+        Ok(code)
+    }
+
+    fn write(
+        &self,
+        subject: &EstimateSubject,
+        estimate: &Estimate,
+        output: Option<File>,
+    ) -> Result<()> {
+        match output {
+            Some(file) => {
+                let mut out = BufWriter::new(file);
+                write_estimate(subject, estimate, &self.options, &mut out)?;
+            }
+            None => {
+                let mut out = BufWriter::new(std::io::stdout().lock());
+                write_estimate(subject, estimate, &self.options, &mut out)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Advice for a script that requires a GPU.
+const ON_THE_CPU: &str = "A script must run on the CPU for this: if it calls .cuda() or .to(\"cuda\"), make the device a \
+                          parameter of it, such as torch.device(\"cuda\" if torch.cuda.is_available() else \"cpu\")";
+
+fn create(path: &Path) -> Result<File> {
+    let path_name = path.display();
+    File::create(path).with_context(|| format!("cannot write {path_name}: give another -o"))
+}
+
+/// The books of a process that goes on.
+struct Running {
+    target: Target,
+    estimator: Estimator,
+    /// Outcome of the last reading of its objects; `None` if there was none.
+    read: Option<String>,
+}
+
+/// Estimate of a process that has ended.
+struct Whole {
+    target: Target,
+    estimate: Estimate,
+    read: Option<String>,
+}
+
+/// A command that is run, and the books of each of its processes.
+struct Run<'a> {
+    of: &'a Estimation,
+    root: Tgid,
+    running: HashMap<Tgid, Running>,
+    /// The largest of those that have ended, and what the others are to be called.
+    ended: Option<Whole>,
+    others: Vec<(u64, String)>,
+    uncounted: u64,
+    /// Reason not to probe the command itself.
+    refusal: Option<AttachError>,
+    names: NameReader,
+}
+
+impl<'a> Run<'a> {
+    fn new(of: &'a Estimation, root: Tgid, allocators: Allocators) -> Self {
+        Self {
+            // Of a step or two, which are run for this alone, no more than that must be over.
+            names: NameReader::new(of.naming, allocators, CaptureMode::AtOnce),
+            of,
+            root,
+            running: HashMap::new(),
+            ended: None,
+            others: Vec::new(),
+            uncounted: 0,
+            refusal: None,
+        }
+    }
+
+    /// Follows the command to its end; false where somebody interrupted.
+    async fn follow(
+        &mut self,
+        session: &mut HostSession,
+        interrupts: &mut Interrupts,
+    ) -> Result<bool> {
+        let is_over = loop {
+            tokio::select! {
+                biased;
+                () = interrupts.next() => break false,
+                reading = self.names.next() => self.take_read(reading),
+                () = session.wait() => {}
+            }
+            self.drain(session)?;
+            if !session.is_watched(self.root) {
+                break true;
+            }
+        };
+        let left: Vec<_> = match is_over {
+            true => Vec::new(),
+            false => self.running.keys().copied().collect(),
+        };
+        self.names.begin_last(left.into_iter());
+        while self.names.is_reading() {
+            tokio::select! {
+                reading = self.names.next() => self.take_read(reading),
+                () = session.wait() => {}
+            }
+            self.drain(session)?;
+        }
+        session.drain_all(|event| {
+            self.take(event);
+            Ok(())
+        })?;
+        Ok(is_over)
+    }
+
+    fn drain(&mut self, session: &mut HostSession) -> Result<()> {
+        session.drain(|event| {
+            let passed = self.names.pass(event);
+            passed.each(|event| {
+                self.take(event);
+                Ok(())
+            })
+        })?;
+        for placed in self.names.place(|tgid| session.is_settled(tgid)) {
+            self.take_named(placed);
+        }
+        Ok(())
+    }
+
+    fn take_named(&mut self, placed: Placed) {
+        if let Some(running) = self.running.get_mut(&placed.tgid) {
+            running.read = Some(placed.said);
+        }
+        placed.events.into_iter().for_each(|event| self.take(event));
+    }
+
+    fn take_read(&mut self, reading: Reading) {
+        if let Some(useless) = self.names.take(reading) {
+            self.take_named(useless);
+        }
+    }
+
+    fn take(&mut self, event: HostEvent) {
+        let HostEvent { tgid, item } = event;
+        match item {
+            HostItem::Found { target, .. } => self.begin(tgid, target),
+            HostItem::Executed(target) => {
+                self.end(tgid);
+                self.begin(tgid, target);
+            }
+            HostItem::Attached { target, .. } => match self.running.get_mut(&tgid) {
+                Some(running) => running.target = target,
+                None => self.begin(tgid, target),
+            },
+            HostItem::Event(event) => {
+                if let Some(running) = self.running.get_mut(&tgid) {
+                    running.estimator.apply(&event);
+                }
+            }
+            HostItem::Refused(error) if tgid == self.root => self.refusal = Some(error),
+            HostItem::Ended => self.end(tgid),
+            HostItem::Refused(_)
+            | HostItem::Waiting(_)
+            | HostItem::Notice(_)
+            | HostItem::SnapshotPoint(_) => {}
+        }
+    }
+
+    fn begin(&mut self, tgid: Tgid, target: Target) {
+        if self.running.len() >= MOST_PROCESSES {
+            self.uncounted += 1;
+            return;
+        }
+        let running = Running {
+            target,
+            estimator: self.of.estimator(),
+            read: None,
+        };
+        self.running.insert(tgid, running);
+    }
+
+    fn end(&mut self, tgid: Tgid) {
+        let Some(running) = self.running.remove(&tgid) else {
+            return;
+        };
+        if running.estimator.is_empty() {
+            return;
+        }
+        let this = Whole {
+            target: running.target,
+            estimate: running.estimator.finish(),
+            read: running.read,
+        };
+        let allocated = |whole: &Whole| whole.estimate.peak.allocated;
+        let less = match self.ended.take() {
+            Some(before) if allocated(&before) >= allocated(&this) => {
+                self.ended = Some(before);
+                this
+            }
+            before => {
+                self.ended = Some(this);
+                match before {
+                    Some(before) => before,
+                    None => return,
+                }
+            }
+        };
+        self.pass_over(&less.target, &less.estimate);
+    }
+
+    /// Adds a note on a process other than the one shown.
+    fn pass_over(&mut self, target: &Target, estimate: &Estimate) {
+        if self.others.len() >= MOST_PROCESSES {
+            self.uncounted += 1;
+            return;
+        }
+        let command = fit(&clean(&target.command), NAME, "…");
+        let pid = target.tgid.map_or(0, |tgid| tgid.0);
+        let allocated = estimate.peak.allocated;
+        self.others.push((
+            allocated.0,
+            format!("PID {pid} ({command}) {}", human(allocated)),
+        ));
+    }
+
+    /// Reason why the parameters of each module are unknown; `None` if they are known, or not asked for.
+    fn unnamed_reason(&self, whole: &Whole) -> Option<String> {
+        let is_named = whole
+            .estimate
+            .sizes
+            .as_ref()
+            .is_none_or(|sizes| sizes.named);
+        if is_named || self.of.naming == Naming::Off {
+            return None;
+        }
+        let reason = whole.read.as_deref().unwrap_or(
+            "no call of a module and no second optimizer step was seen, at which memprobe reads them",
+        );
+        Some(format!(
+            "the parameters of each module are unknown: {reason}"
+        ))
+    }
+
+    /// The process that would need most; what is not in its estimate is noted.
+    fn largest(&mut self, notes: &mut Vec<String>) -> Option<(Target, Estimate)> {
+        let left: Vec<_> = self.running.keys().copied().collect();
+        for tgid in left {
+            self.end(tgid);
+        }
+        let largest = self.ended.take()?;
+        self.others.sort_by(|one, other| other.cmp(one));
+        let named: Vec<_> = self.others.iter().map(|(_, name)| name.as_str()).collect();
+        if let [first, rest @ ..] = named.as_slice() {
+            let more = match rest.len() as u64 + self.uncounted {
+                0 => String::new(),
+                more => format!(", and {}", counted(more, "other")),
+            };
+            notes.push(format!(
+                "the command has more processes that made tensors, which are not in this estimate: {first}{more}"
+            ));
+        }
+        notes.extend(self.unnamed_reason(&largest));
+        Some((largest.target, largest.estimate))
+    }
+}

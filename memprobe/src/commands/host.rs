@@ -1,0 +1,517 @@
+//! The processes of a host: from the session, `/proc` and the driver to the ledgers of all.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use hashbrown::HashMap;
+
+use super::process_view::ViewCache;
+use crate::cuda::nvml::Sample;
+use crate::event::Target;
+use crate::event::{CaptureOptions, Event, Tgid, TimeNs};
+use crate::ledger::host::{Attached, Host, HostCaps};
+use crate::ledger::snapshot::host::{
+    DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, ProcessState, Rank,
+};
+use crate::probe::attach::AttachError;
+use crate::probe::catalog::{Allocators, DriverCalls};
+use crate::probe::loader::{Wanted, Watch};
+use crate::probe::watched::Watched;
+use crate::process::namespace::{Kind, Namespace};
+use crate::process::process_scan::Found;
+use crate::process::status::Status;
+use crate::process::{facts, process_scan, rank, user};
+use crate::session::host::{HostEvent, HostItem, HostSession};
+use crate::session::priority;
+use crate::session::process::{Origin, identified};
+use crate::session::process_monitor::{ProcessMonitor, Search, Seen};
+use crate::tui::{Command, News};
+
+/// Processes to watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Every process that uses CUDA.
+    Host,
+    /// One process, and those that it makes.
+    Family(Tgid),
+}
+
+/// The processes of a host, watched.
+pub(super) struct Watching {
+    session: HostSession,
+    monitor: ProcessMonitor,
+    pub(super) host: Host,
+    scope: Scope,
+    capture: CaptureOptions,
+    /// Processes opened by the user.
+    opened: ViewCache,
+    /// Processes that the session tells of and that have no row.
+    others: HashMap<Tgid, Other>,
+    /// Names of users by number: a directory service may be slow.
+    users: HashMap<u32, String>,
+    /// True if something changed since [`Self::take_news`].
+    news: bool,
+    /// Number of scans.
+    looks: u64,
+}
+
+/// A process that has no row, since it is not known to use CUDA.
+struct Other {
+    target: Target,
+    /// Its user, and the watched process of which it is a fork, if any. Read when it was found, since it
+    /// may be gone by its first event.
+    facts: ProcessFacts,
+    /// Its wait, probes and refusal.
+    waiting: Option<String>,
+    attached: Option<Attached>,
+    refused: Option<String>,
+}
+
+impl Watching {
+    /// Loads the programs, and begins to look. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or there is no such process.
+    pub(super) fn begin(
+        scope: Scope,
+        capture: CaptureOptions,
+        driver: DriverCalls,
+        ring_bytes: u32,
+        caps: HostCaps,
+    ) -> Result<Self> {
+        let (watch, search) = match scope {
+            Scope::Host => (Watch::Everyone, Search::Everyone),
+            Scope::Family(_) => (Watch::Family, Search::Nobody),
+        };
+        let root = match scope {
+            Scope::Host => None,
+            Scope::Family(tgid) => Some(Watched::open(tgid)?),
+        };
+        let mut session = HostSession::load(
+            Wanted {
+                watch,
+                detail: capture.detail,
+                allocators: Allocators::Cuda,
+                graph: capture.graph,
+                driver,
+            },
+            ring_bytes,
+        )?;
+        if let Some(root) = root {
+            session.add_family(root, Origin::Running)?;
+        }
+        priority::come_first();
+        let (monitor, first) = ProcessMonitor::begin(search)?;
+        let mut watching = Self {
+            session,
+            monitor,
+            host: Host::with_caps(crate::session::now(), caps),
+            scope,
+            capture,
+            opened: ViewCache::default(),
+            others: HashMap::new(),
+            users: HashMap::new(),
+            news: true,
+            looks: 0,
+        };
+        watching.found(first)?;
+        watching.drain()?;
+        Ok(watching)
+    }
+
+    /// Waits until there may be something to do, and does what was seen.
+    pub(super) async fn wait(&mut self) -> Result<()> {
+        let seen = tokio::select! {
+            seen = self.monitor.next() => Some(seen),
+            () = self.session.wait() => None,
+            () = self.opened.taken() => None,
+        };
+        match seen {
+            Some(seen) => self.take_in(seen),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings the ledgers up to date with all that is there.
+    pub(super) fn drain(&mut self) -> Result<()> {
+        // Borrowed apart: the session is not among the fields that its events change.
+        let mut events = Vec::new();
+        loop {
+            let taken = self.session.drain(|event| {
+                events.push(event);
+                Ok(())
+            })?;
+            for event in events.drain(..) {
+                self.handle(event);
+            }
+            if taken == 0 {
+                break;
+            }
+        }
+        self.host.count_loss(self.session.losses());
+        self.name();
+        Ok(())
+    }
+
+    /// True if something changed since the last call.
+    pub(super) fn take_news(&mut self) -> bool {
+        std::mem::replace(&mut self.news, false)
+    }
+
+    /// True if a scan has finished and every process with a row is probed or refused.
+    pub(super) fn is_settled(&mut self) -> bool {
+        let snapshot = self.host.snapshot(crate::session::now());
+        let states = snapshot.processes.iter().map(|row| &row.state);
+        self.looks > 0
+            && !states
+                .into_iter()
+                .any(|state| matches!(state, ProcessState::Waiting(_)))
+    }
+
+    /// Takes in what a look has seen.
+    fn take_in(&mut self, seen: Seen) -> Result<()> {
+        self.looks += 1;
+        self.news = true;
+        self.found(seen.found)?;
+        let (devices, held) = match seen.driver {
+            Ok(sample) => driver(sample),
+            Err(cause) => (DriverSnapshot::Silent(cause), BTreeMap::new()),
+        };
+        if self.scope == Scope::Host {
+            for tgid in held.keys() {
+                self.watch(*tgid)?;
+                self.show(*tgid);
+            }
+        }
+        self.host.set_driver(devices, &held);
+        Ok(())
+    }
+
+    /// Watches processes that use CUDA, and one process for each dynamic loader, which reports others.
+    fn found(&mut self, found: Found) -> Result<()> {
+        for tgid in found.users {
+            self.watch(tgid)?;
+            self.show(tgid);
+        }
+        for tgid in found.loaders {
+            self.watch(tgid)?;
+        }
+        Ok(())
+    }
+
+    /// Has the session watch a process, if it is still there.
+    fn watch(&mut self, tgid: Tgid) -> Result<()> {
+        if self.session.is_watched(tgid) {
+            return Ok(());
+        }
+        match Watched::if_there(tgid) {
+            Some(watched) => self.session.add(watched, Origin::Running),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives a process a row, unless it has one or has ended.
+    fn show(&mut self, tgid: Tgid) {
+        // The session may already know the end of a process whose start is only now processed.
+        let is_reported = self.others.contains_key(&tgid) || self.session.is_watched(tgid);
+        if self.host.is_live(tgid) || !is_reported {
+            return;
+        }
+        let other = self.others.remove(&tgid);
+        let (target, mut facts) = match &other {
+            Some(other) => (other.target.clone(), other.facts.clone()),
+            None => (identified(tgid), self.facts(tgid, None)),
+        };
+        facts.forked_from = facts.forked_from.or_else(|| self.copied_from(tgid));
+        if !self.host.start(target, facts, crate::session::now()) {
+            return;
+        }
+        // Whatever had this number before is another process, or was another program.
+        if let Some(opened) = self.opened.of(tgid) {
+            opened.begin_anew();
+        }
+        let Some(other) = other else { return };
+        match (other.attached, other.refused, other.waiting) {
+            (_, Some(cause), _) => self.host.refuse(tgid, &cause),
+            (Some(found), ..) => self.host.attach(tgid, found),
+            (_, _, Some(what)) => self.host.wait(tgid, &what),
+            _ => {}
+        }
+    }
+
+    fn facts(&mut self, tgid: Tgid, parent: Option<Tgid>) -> ProcessFacts {
+        let status = Status::of(tgid).unwrap_or_default();
+        let name = |uid| {
+            let known = || user::name(uid).unwrap_or_else(|| uid.to_string());
+            self.users.entry(uid).or_insert_with(known).clone()
+        };
+        let user = status.uid.map(name);
+        ProcessFacts {
+            // One that is gone already was its parent's user when it was made.
+            user: user.or_else(|| self.user(parent?)),
+            rank: rank::Rank::of(tgid).map(|rank| Rank {
+                global: rank.global,
+                local: rank.local,
+                world: rank.world,
+            }),
+            forked_from: parent,
+        }
+    }
+
+    /// The user of a process that was met.
+    fn user(&self, tgid: Tgid) -> Option<String> {
+        match self.others.get(&tgid) {
+            Some(other) => other.facts.user.clone(),
+            None => self.host.facts(tgid)?.user.clone(),
+        }
+    }
+
+    /// The process that this one is a copy of, where it was so before memprobe came: its parent,
+    /// if that has a row and runs the same program with the same words.
+    fn copied_from(&self, tgid: Tgid) -> Option<Tgid> {
+        let parent = facts::parent(tgid)?;
+        let same = self.session.is_watched(parent)
+            && facts::program(parent).is_some_and(|own| facts::program(tgid) == Some(own))
+            && facts::command_line(parent) == facts::command_line(tgid)
+            && process_scan::is_user(parent);
+        same.then_some(parent)
+    }
+
+    /// Brings the ledgers of a process up to date with an event.
+    fn apply(&mut self, tgid: Tgid, event: &Event) {
+        // Nobody looks at most of them.
+        let Some(opened) = self.opened.of(tgid) else {
+            self.host.apply(tgid, event);
+            return;
+        };
+        if let Some(known) = self.host.ledgers(tgid) {
+            opened.note(known.lines, event);
+        }
+        let applied = self.host.apply(tgid, event);
+        if let (Some(applied), Some(known)) = (applied, self.host.ledgers(tgid)) {
+            opened.apply(event, &applied, known.lines);
+        }
+    }
+
+    /// Takes in what was read of the tensors of processes, once all events up to now have been taken.
+    fn name(&mut self) {
+        let mut all = Vec::new();
+        for (tgid, opened) in self.opened.each() {
+            let known = self.host.ledgers(tgid);
+            let names = known.and_then(|known| opened.names(known.lines));
+            all.extend(names.map(|names| (tgid, names)));
+        }
+        for (tgid, names) in all {
+            self.apply(tgid, &names);
+            self.news = true;
+        }
+    }
+
+    /// Somebody looks at this process: from now on it is followed.
+    pub(super) fn open(&mut self, tgid: Tgid) {
+        self.host.open(Some(tgid));
+        self.opened.open(tgid);
+    }
+
+    /// Nobody looks at any process more closely.
+    pub(super) fn close(&mut self) {
+        self.host.open(None);
+        self.opened.close();
+    }
+
+    /// Does what a screen of the process asks for that is looked at.
+    pub(super) fn execute(&mut self, command: Command) {
+        let shown = self.opened.shown();
+        if let Some(opened) = shown.and_then(|tgid| self.opened.of(tgid)) {
+            opened.execute(command);
+        }
+    }
+
+    /// Updates the opened process and returns its views; `None` if no process is open.
+    pub(super) fn show_opened(&mut self, now: TimeNs) -> Option<(Tgid, News)> {
+        let host = &self.host;
+        self.opened.keep(|tgid| host.ledgers(tgid).is_some());
+        let tgid = self.opened.shown()?;
+        let known = host.ledgers(tgid)?;
+        let opened = self.opened.follow(tgid, known, now);
+        opened.show(host.process(tgid, now, opened.grouping())?);
+        Some((tgid, opened.news()))
+    }
+
+    /// Brings what is known up to date with what the session tells.
+    fn handle(&mut self, event: HostEvent) {
+        let tgid = event.tgid;
+        match event.item {
+            // Losses give nobody a row.
+            HostItem::Event(event @ Event::Loss(_)) => self.apply(tgid, &event),
+            HostItem::Event(event) => {
+                self.show(tgid);
+                self.apply(tgid, &event);
+            }
+            HostItem::Found { parent, target } => {
+                self.meet(tgid, target, parent);
+            }
+            HostItem::Waiting(what) => self.waiting(tgid, &what),
+            HostItem::Attached {
+                target,
+                probes,
+                missing,
+            } => self.attached(
+                tgid,
+                Attached {
+                    target,
+                    probes,
+                    capture: self.capture,
+                    missing,
+                },
+            ),
+            HostItem::Refused(error) => self.refused(tgid, &error),
+            HostItem::Notice(text) => self.host.note(tgid, &text),
+            HostItem::SnapshotPoint(_) => {}
+            HostItem::Executed(target) => {
+                self.host.forget(tgid);
+                self.meet(tgid, target, None);
+            }
+            HostItem::Ended => {
+                self.others.remove(&tgid);
+                self.host.end(tgid, crate::session::now());
+            }
+        }
+        self.news = true;
+    }
+
+    /// A process of which it is not known yet whether it uses CUDA, and what it is a copy of.
+    fn meet(&mut self, tgid: Tgid, target: Target, parent: Option<Tgid>) {
+        let other = Other {
+            target,
+            facts: self.facts(tgid, parent),
+            waiting: None,
+            attached: None,
+            refused: None,
+        };
+        self.others.insert(tgid, other);
+        if self.scope == Scope::Family(tgid) {
+            self.show(tgid);
+        }
+    }
+
+    fn waiting(&mut self, tgid: Tgid, what: &str) {
+        // The screen writes "waiting for" itself.
+        let what = what.strip_prefix("waiting for ").unwrap_or(what);
+        match self.others.get_mut(&tgid) {
+            Some(other) => other.waiting = Some(what.to_owned()),
+            None => self.host.wait(tgid, what),
+        }
+    }
+
+    fn attached(&mut self, tgid: Tgid, found: Attached) {
+        self.show(tgid);
+        if let Some(first) = found.missing.first() {
+            self.host.note(tgid, first);
+        }
+        self.host.attach(tgid, found);
+    }
+
+    /// A process that cannot be probed is shown if it uses CUDA: of others nobody asks.
+    fn refused(&mut self, tgid: Tgid, error: &AttachError) {
+        let cause = reason(error, tgid);
+        if let Some(other) = self.others.get_mut(&tgid) {
+            other.refused = Some(cause.clone());
+            let asked_for = self.scope == Scope::Family(tgid);
+            if !asked_for && !process_scan::is_user(tgid) {
+                return;
+            }
+            self.show(tgid);
+        }
+        self.host.refuse(tgid, &cause);
+    }
+}
+
+/// Reason not to probe a process, for a row that names the process already.
+fn reason(error: &AttachError, tgid: Tgid) -> String {
+    let text = error.to_string();
+    let first = text.lines().next().unwrap_or_default();
+    let named = format!("process {}: ", tgid.0);
+    first.strip_prefix(&named).unwrap_or(first).to_owned()
+}
+
+/// Reason why processes are unknown in a PID namespace other than the first.
+const OTHER_PIDS: &str =
+    "memprobe runs in a PID namespace of its own, and the driver has other process ids";
+
+/// Tells whether memprobe sees processes under the numbers that the driver gives.
+pub(crate) fn has_pids_of_the_driver() -> bool {
+    Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID)
+}
+
+/// Converts a sample of the driver for the views.
+fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
+    // memprobe does not start in a PID namespace of its own. If it ever does, the driver's process ids
+    // may be those of other processes: older drivers give the host's, newer ones translate them
+    // (`os_find_ns_pid`, open-gpu-kernel-modules 595.45.04), and 560.35.03 gave 0 bytes with translated
+    // ones (HAMi-core issue 112).
+    let same = has_pids_of_the_driver();
+    let device = |device: crate::cuda::nvml::DeviceMemory| DriverDevice {
+        index: device.index,
+        name: device.name,
+        memory: device.memory.map(|memory| DriverMemory {
+            used: memory.used,
+            total: memory.total,
+        }),
+        mig_devices: device.mig_devices,
+        processes: match same {
+            true => device.processes,
+            false => Err(OTHER_PIDS.to_owned()),
+        },
+    };
+    let devices = sample.devices.into_iter().map(device).collect();
+    let held = sample.held.into_iter().filter(|_| same);
+    let used = |(device, bytes)| DriverUse { device, bytes };
+    let held = held.map(|(tgid, on)| (tgid, on.into_iter().map(used).collect()));
+    (DriverSnapshot::Devices(devices), held.collect())
+}
+
+/// Time limit of `top --once`.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::nvml::{DeviceMemory, Usage};
+    use crate::event::Bytes;
+
+    #[test]
+    fn a_reason_does_not_name_the_process_again_and_has_one_line() {
+        let error = AttachError::NoCuda(Tgid(7));
+        assert!(!reason(&error, Tgid(7)).contains('\n'));
+        let error = AttachError::Gone(Tgid(7), "it ended".to_owned());
+        assert!(reason(&error, Tgid(7)).ends_with("it ended"));
+    }
+
+    #[test]
+    fn what_the_driver_says_is_passed_on_device_by_device() {
+        let sample = Sample {
+            devices: vec![DeviceMemory {
+                index: 3,
+                name: "Simulated GPU".to_owned(),
+                memory: Ok(Usage {
+                    used: Bytes(5),
+                    total: Bytes(9),
+                }),
+                mig_devices: None,
+                processes: Ok(()),
+            }],
+            held: BTreeMap::from([(Tgid(7), vec![(3, Some(Bytes(5)))])]),
+        };
+        let (devices, held) = driver(sample);
+        let DriverSnapshot::Devices(devices) = devices else {
+            unreachable!("it answered")
+        };
+        let memory = devices[0].memory.clone().unwrap();
+        assert_eq!((memory.used, memory.total), (Bytes(5), Bytes(9)));
+        let same = has_pids_of_the_driver();
+        assert_eq!(held.contains_key(&Tgid(7)), same);
+        assert_eq!(devices[0].processes.is_ok(), same);
+    }
+}

@@ -1,0 +1,28 @@
+//! The rooms put together: what each verb does from probe to screen or file.
+
+pub mod attach;
+pub mod doctor;
+pub mod estimate;
+pub mod host;
+pub mod record;
+pub mod snapshot;
+pub mod top;
+
+mod attribution_feed;
+mod interrupts;
+mod naming;
+mod process_view;
+mod source;
+mod tensor_reader;
+
+pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
+pub use crate::probe::diagnostics::enable as enable_diagnostics;
+
+/// One thread is enough: the programs in the kernel do not wait for user space. Those that read memory for long take
+/// turns with the target.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .on_thread_start(crate::session::priority::take_turns)
+        .build()?)
+}

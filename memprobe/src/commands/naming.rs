@@ -1,0 +1,531 @@
+//! Heap snapshots of recorded processes: reads their objects for block names, and puts the names into the event
+//! stream at the moment of reading.
+//!
+//! A snapshot takes several hundred milliseconds and pauses the process for a fraction of that. Its events are held
+//! back meanwhile: earlier ones go before the names, later ones behind. If the process ends before the snapshot has
+//! been analysed, its end is held back too.
+
+use anyhow::Result;
+use hashbrown::{HashMap, HashSet};
+use tokio::sync::mpsc;
+
+use super::snapshot::{CaptureMode, Extent, NotTaken, taken};
+use crate::event::tensors::Consistency;
+use crate::event::{BlockLabels, Event, LabeledBlock, Tgid, TimeNs};
+use crate::probe::catalog::Allocators;
+use crate::session::host::{HostEvent, HostItem, SnapshotPoint};
+use crate::tensors::named;
+use crate::view::{consistency, counted};
+
+/// Optimizer step of the first snapshot: by then optimizer state and gradients exist.
+const STEP: u64 = 2;
+
+/// Factor between the steps of two snapshots: growing memory is found, and long runs are paused little.
+const AGAIN: u64 = 8;
+
+/// The most events of a process that are held back; then its names are given up.
+const MOST: usize = 1 << 20;
+
+/// Advice for a process that ended too soon.
+const LIVE_LONGER: &str =
+    "Run more steps, or end the script with time.sleep(2) while its model is live";
+
+/// Schedule of heap snapshots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Naming {
+    /// No snapshots.
+    Off,
+    /// When a module is called first, at the second step of an optimizer, the 16th, the 128th and so on, and when the
+    /// recording ends before they do.
+    NowAndThen,
+}
+
+/// Progress of a process.
+struct Course {
+    /// Steps of optimizers that it has made.
+    steps: u64,
+    /// The next at which it is read, or the first after it at which it is not being read.
+    next: u64,
+    /// True if it has called a module since its last snapshot.
+    has_called: bool,
+    has_names: bool,
+}
+
+/// A process that is being read.
+#[derive(Default)]
+struct Held {
+    /// Events held back.
+    events: Vec<HostEvent>,
+    /// True if it has ended, or runs another program.
+    is_over: bool,
+    /// Snapshot, while events from before its moment may still arrive.
+    read: Option<Read>,
+}
+
+/// Treatment of an event.
+pub(super) enum Passed {
+    /// Passed on.
+    On(HostEvent),
+    /// Held back.
+    Held,
+    /// These go on, which waited.
+    All(Vec<HostEvent>),
+}
+
+/// Names, and the consistency of the snapshot.
+type Read = Result<(BlockLabels, Consistency)>;
+
+/// Snapshot of a process.
+pub(super) type Reading = (Tgid, Read);
+
+/// Events released after a snapshot.
+pub(super) struct Placed {
+    pub(super) tgid: Tgid,
+    /// Events held back, with the names at their moment.
+    pub(super) events: Vec<HostEvent>,
+    /// Outcome for people.
+    pub(super) said: String,
+}
+
+/// Reads the processes of a recording.
+pub(super) struct NameReader {
+    naming: Naming,
+    /// Manner of reading.
+    manner: CaptureMode,
+    extent: Extent,
+    courses: HashMap<Tgid, Course>,
+    /// Processes being read.
+    held: HashMap<Tgid, Held>,
+    /// Processes still being read whose events are no longer held back.
+    given_up: HashSet<Tgid>,
+    send: mpsc::UnboundedSender<Reading>,
+    read: mpsc::UnboundedReceiver<Reading>,
+}
+
+impl Course {
+    const BEGINNING: Self = Self {
+        steps: 0,
+        next: STEP,
+        has_called: false,
+        has_names: false,
+    };
+
+    fn is_due(&self) -> bool {
+        self.has_called || self.steps >= self.next
+    }
+
+    /// Marks the start of a snapshot.
+    fn is_read(&mut self) {
+        self.has_called = false;
+        if self.steps >= self.next {
+            self.next = self.next.saturating_mul(AGAIN);
+        }
+    }
+}
+
+impl Passed {
+    /// Hands on what goes on.
+    pub(super) fn each(self, mut sink: impl FnMut(HostEvent) -> Result<()>) -> Result<()> {
+        match self {
+            Self::On(event) => sink(event),
+            Self::Held => Ok(()),
+            Self::All(events) => events.into_iter().try_for_each(sink),
+        }
+    }
+}
+
+impl NameReader {
+    /// Nothing is read yet.
+    pub(super) fn new(naming: Naming, allocators: Allocators, manner: CaptureMode) -> Self {
+        let (send, read) = mpsc::unbounded_channel();
+        Self {
+            naming,
+            manner,
+            extent: match allocators {
+                Allocators::Cuda => Extent::Devices,
+                Allocators::CudaAndCpu => Extent::DevicesAndHost,
+            },
+            courses: HashMap::new(),
+            held: HashMap::new(),
+            given_up: HashSet::new(),
+            send,
+            read,
+        }
+    }
+
+    /// Takes the next of what a session tells; gives what is to be passed on now.
+    pub(super) fn pass(&mut self, event: HostEvent) -> Passed {
+        let tgid = event.tgid;
+        let is_over = match &event.item {
+            HostItem::SnapshotPoint(come) => {
+                self.on_snapshot_point(tgid, *come);
+                return Passed::On(event);
+            }
+            HostItem::Ended | HostItem::Executed(_) => true,
+            _ => false,
+        };
+        let Some(held) = self.held.get_mut(&tgid) else {
+            if is_over {
+                self.courses.remove(&tgid);
+            }
+            return Passed::On(event);
+        };
+        held.is_over |= is_over;
+        held.events.push(event);
+        if held.events.len() < MOST {
+            return Passed::Held;
+        }
+        let held = self.held.remove(&tgid).unwrap_or_default();
+        if held.read.is_none() {
+            self.given_up.insert(tgid);
+        }
+        Passed::All(held.events)
+    }
+
+    /// Handles a process's arrival at a point worth a snapshot.
+    fn on_snapshot_point(&mut self, tgid: Tgid, come: SnapshotPoint) {
+        if self.naming == Naming::Off {
+            return;
+        }
+        let course = self.course(tgid);
+        match come {
+            SnapshotPoint::FirstCall => course.has_called = true,
+            SnapshotPoint::Step => course.steps += 1,
+        }
+        self.begin_if_due(tgid);
+    }
+
+    fn course(&mut self, tgid: Tgid) -> &mut Course {
+        self.courses.entry(tgid).or_insert(Course::BEGINNING)
+    }
+
+    fn begin_if_due(&mut self, tgid: Tgid) {
+        if self.courses.get(&tgid).is_some_and(Course::is_due) {
+            self.begin(tgid);
+        }
+    }
+
+    /// Begins to read a process, unless that is being done.
+    fn begin(&mut self, tgid: Tgid) {
+        if self.held.contains_key(&tgid) || self.given_up.contains(&tgid) {
+            return;
+        }
+        self.held.insert(tgid, Held::default());
+        self.course(tgid).is_read();
+        let (send, manner, extent) = (self.send.clone(), self.manner, self.extent);
+        tokio::task::spawn_blocking(move || {
+            let taken = taken(tgid, manner, extent);
+            // Nobody listens where the recording has ended meanwhile.
+            let read = taken.map(|snapshot| (named(&snapshot, tgid), snapshot.consistency));
+            let _ = send.send((tgid, read));
+        });
+    }
+
+    /// Begins to read those of these processes that are not being read, and nobody after them.
+    pub(super) fn begin_last(&mut self, processes: impl Iterator<Item = Tgid>) {
+        if self.naming == Naming::Off {
+            return;
+        }
+        for tgid in processes {
+            self.begin(tgid);
+        }
+        self.naming = Naming::Off;
+    }
+
+    /// True if any process is being read.
+    pub(super) fn is_reading(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Waits until a process was read; for ever where none is.
+    pub(super) async fn next(&mut self) -> Reading {
+        match self.read.recv().await {
+            Some(reading) => reading,
+            // It has a sender of its own.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Takes what was read of a process; says so where it is of no use.
+    pub(super) fn take(&mut self, (tgid, read): Reading) -> Option<Placed> {
+        if self.given_up.remove(&tgid) {
+            self.begin_if_due(tgid);
+            let said = "its tensors have no names: too many events during the reading".to_owned();
+            return Some(Placed {
+                tgid,
+                events: Vec::new(),
+                said,
+            });
+        }
+        self.held.get_mut(&tgid)?.read = Some(read);
+        None
+    }
+
+    /// Puts what was read into its place, where all events up to the moment are there; `is_settled` tells of a process
+    /// that none is on its way.
+    pub(super) fn place(&mut self, is_settled: impl Fn(Tgid) -> bool) -> Vec<Placed> {
+        let is_whole = |(tgid, held): &(&Tgid, &Held)| held.is_whole(|| is_settled(**tgid));
+        let whole = self.held.iter().filter(is_whole);
+        let whole: Vec<_> = whole.map(|(tgid, _)| *tgid).collect();
+        let placed = whole.into_iter().filter_map(|tgid| {
+            let held = self.held.remove(&tgid)?;
+            let is_over = held.is_over;
+            let placed = self.put(tgid, held)?;
+            if is_over {
+                self.courses.remove(&tgid);
+            }
+            self.begin_if_due(tgid);
+            Some(placed)
+        });
+        placed.collect()
+    }
+
+    fn put(&mut self, tgid: Tgid, held: Held) -> Option<Placed> {
+        let Held {
+            mut events,
+            is_over,
+            read,
+        } = held;
+        let course = self.course(tgid);
+        let said = match read? {
+            Err(error) => not_read(error, is_over, course.has_names),
+            Ok((names, how)) => {
+                let how = in_words(how);
+                let is_named = |block: &&LabeledBlock| block.kind.is_some();
+                match names.blocks.iter().filter(is_named).count() {
+                    // An empty list would say of what was named before that it is gone.
+                    0 => format!("{}; {how}", nothing_named(course.has_names)),
+                    number => {
+                        course.has_names = true;
+                        insert(&mut events, tgid, names);
+                        format!("{} named; {how}", counted(number as u64, "block"))
+                    }
+                }
+            }
+        };
+        Some(Placed { tgid, events, said })
+    }
+}
+
+impl Held {
+    /// True if the snapshot and all events before it have arrived.
+    fn is_whole(&self, is_settled: impl Fn() -> bool) -> bool {
+        match &self.read {
+            None => false,
+            Some(Err(_)) => true,
+            Some(Ok((names, _))) => {
+                let last = self.events.iter().rev().find_map(time_of);
+                self.is_over || last.is_some_and(|last| last > names.time) || is_settled()
+            }
+        }
+    }
+}
+
+/// Puts names where their moment is among events.
+fn insert(events: &mut Vec<HostEvent>, tgid: Tgid, names: BlockLabels) {
+    let is_behind = |event: &HostEvent| match &event.item {
+        HostItem::Ended | HostItem::Executed(_) => true,
+        _ => time_of(event).is_some_and(|time| time > names.time),
+    };
+    let place = events.iter().position(is_behind).unwrap_or(events.len());
+    let event = HostEvent {
+        tgid,
+        item: HostItem::Event(Event::BlockLabels(names.into())),
+    };
+    events.insert(place, event);
+}
+
+/// Consistency of a snapshot, for people.
+fn in_words(how: Consistency) -> String {
+    let in_vain = match how {
+        Consistency::Paused { retries: 1.., .. } => {
+            " (it was collecting garbage, or its objects were changing)"
+        }
+        _ => "",
+    };
+    format!("{}{in_vain}", consistency(how))
+}
+
+fn not_read(error: anyhow::Error, is_over: bool, has_names: bool) -> String {
+    let is_over = is_over || error.downcast_ref().is_some_and(NotTaken::is_of_the_end);
+    match (is_over, has_names) {
+        (true, true) => "it ended before its objects could be read once more".to_owned(),
+        (true, false) => {
+            format!("its tensors have no names: it ended before they could be read. {LIVE_LONGER}")
+        }
+        (false, _) => format!("its tensors have no names: {error:#}"),
+    }
+}
+
+fn nothing_named(has_names: bool) -> String {
+    match has_names {
+        true => "no block named this time: its tensors were freed already".to_owned(),
+        false => {
+            format!("no block named: it had no tensors yet, or had freed them. {LIVE_LONGER}")
+        }
+    }
+}
+
+/// When it happened, where that is said.
+fn time_of(event: &HostEvent) -> Option<TimeNs> {
+    match &event.item {
+        HostItem::Event(Event::Memory(event)) => Some(event.time),
+        HostItem::Event(Event::PhaseMark(mark)) => Some(mark.time),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::tensors::TensorKind;
+    use crate::event::{Address, Bytes, DeviceIndex, MarkedPhase, PhaseMark, StackId, Tid};
+
+    const TGID: Tgid = Tgid(7);
+
+    fn event(item: HostItem) -> HostEvent {
+        HostEvent { tgid: TGID, item }
+    }
+
+    fn step(time: u64) -> HostEvent {
+        let mark = PhaseMark {
+            time: TimeNs(time),
+            tgid: TGID,
+            tid: Tid(7),
+            phase: MarkedPhase::Step,
+            class: "Adam".into(),
+            stack: StackId::NONE,
+        };
+        event(HostItem::Event(Event::PhaseMark(mark)))
+    }
+
+    fn parameter() -> LabeledBlock {
+        LabeledBlock {
+            addr: Address(512),
+            size: Bytes(512),
+            device: DeviceIndex::CPU,
+            kind: Some(TensorKind::Parameter),
+            name: None,
+            module: None,
+            called: None,
+            saved_by: None,
+            retainer: None,
+        }
+    }
+
+    fn read_at(time: u64, blocks: Vec<LabeledBlock>) -> Reading {
+        let names = BlockLabels {
+            time: TimeNs(time),
+            tgid: TGID,
+            blocks,
+        };
+        (TGID, Ok((names, Consistency::Running)))
+    }
+
+    /// One that reads the process already.
+    fn reading() -> NameReader {
+        let mut reader = NameReader::new(
+            Naming::NowAndThen,
+            Allocators::CudaAndCpu,
+            CaptureMode::Paused,
+        );
+        reader.held.insert(TGID, Held::default());
+        reader
+    }
+
+    /// Times of marks, 0 for names, and 1 for the end.
+    fn times_of(events: &[HostEvent]) -> Vec<u64> {
+        let time = |event: &HostEvent| match event.item {
+            HostItem::Ended => 1,
+            _ => time_of(event).map_or(0, |time| time.0),
+        };
+        events.iter().map(time).collect()
+    }
+
+    fn placed(reader: &mut NameReader, is_settled: bool) -> Placed {
+        let mut placed = reader.place(|_| is_settled);
+        assert_eq!(placed.len(), 1);
+        placed.remove(0)
+    }
+
+    #[test]
+    fn names_stand_between_what_was_before_and_what_was_after_their_moment() {
+        let mut reader = reading();
+        for time in [10, 20, 30] {
+            assert!(matches!(reader.pass(step(time)), Passed::Held));
+        }
+        assert!(reader.take(read_at(20, vec![parameter()])).is_none());
+        let placed = placed(&mut reader, false);
+        assert!(placed.said.starts_with("1 block named"), "{}", placed.said);
+        assert_eq!(times_of(&placed.events), [10, 20, 0, 30]);
+        assert!(matches!(reader.pass(step(40)), Passed::On(_)));
+    }
+
+    #[test]
+    fn names_wait_for_what_was_before_their_moment() {
+        let mut reader = reading();
+        reader.pass(step(10));
+        reader.take(read_at(20, vec![parameter()]));
+        assert!(reader.place(|_| false).is_empty());
+        reader.pass(step(15));
+        assert_eq!(times_of(&placed(&mut reader, true).events), [10, 15, 0]);
+    }
+
+    #[test]
+    fn what_was_read_of_a_process_that_has_ended_meanwhile_stands_before_its_end() {
+        let mut reader = reading();
+        reader.pass(step(10));
+        assert!(matches!(reader.pass(event(HostItem::Ended)), Passed::Held));
+        reader.take(read_at(20, vec![parameter()]));
+        assert_eq!(times_of(&placed(&mut reader, false).events), [10, 0, 1]);
+        assert!(!reader.is_reading() && reader.courses.is_empty());
+    }
+
+    #[test]
+    fn a_process_that_ended_too_soon_gets_advice() {
+        let mut reader = reading();
+        reader.pass(event(HostItem::Ended));
+        reader.take((TGID, Err(anyhow::anyhow!("it has ended"))));
+        let placed = placed(&mut reader, false);
+        assert_eq!(times_of(&placed.events), [1]);
+        assert!(placed.said.contains("more steps"), "{}", placed.said);
+    }
+
+    #[test]
+    fn a_process_whose_model_is_gone_keeps_the_names_that_it_had() {
+        let mut reader = reading();
+        reader.course(TGID).has_names = true;
+        reader.take(read_at(20, Vec::new()));
+        let placed = placed(&mut reader, true);
+        assert!(placed.events.is_empty());
+        assert!(placed.said.contains("freed already"), "{}", placed.said);
+    }
+
+    #[test]
+    fn a_process_is_read_at_the_first_call_and_the_second_step_and_ever_more_seldom_after_it() {
+        let mut course = Course {
+            has_called: true,
+            ..Course::BEGINNING
+        };
+        let mut due = Vec::new();
+        for number in 0..=1100 {
+            course.steps = number;
+            if course.is_due() {
+                course.is_read();
+                due.push(number);
+            }
+        }
+        assert_eq!(due, [0, 2, 16, 128, 1024]);
+    }
+
+    #[test]
+    fn without_being_asked_nothing_is_read() {
+        let mut reader = NameReader::new(Naming::Off, Allocators::Cuda, CaptureMode::Paused);
+        for time in 0..9 {
+            reader.pass(event(HostItem::SnapshotPoint(SnapshotPoint::Step)));
+            assert!(matches!(reader.pass(step(time)), Passed::On(_)));
+        }
+        reader.begin_last([TGID].into_iter());
+        assert!(!reader.is_reading());
+    }
+}

@@ -1,0 +1,251 @@
+//! A process that somebody looks at: what feeds its screens, whether it is watched alone or among others.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use tokio::sync::watch;
+
+use super::attribution_feed::AttributionFeed;
+use super::tensor_reader::TensorReader;
+use crate::event::{Event, Tgid, TimeNs};
+use crate::ledger::snapshot::{Grouping, Snapshot};
+use crate::ledger::{Applied, Model};
+use crate::tensors::Ledgers;
+use crate::tui::{AttributionQuery, Command, News};
+
+/// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are
+/// kept.
+const MOST: usize = 4;
+
+/// Sources of the screens of one process.
+pub(super) struct ProcessView {
+    tgid: Tgid,
+    grouping: Grouping,
+    snapshots: watch::Sender<Arc<Snapshot>>,
+    tensors: TensorReader,
+    reasons: AttributionFeed,
+    news: News,
+}
+
+impl ProcessView {
+    /// Starts with the state of the process's ledgers.
+    pub(super) fn new(tgid: Tgid, known: Ledgers<'_>, now: TimeNs) -> Self {
+        let first = known.lines.snapshot(now, Grouping::default());
+        let (snapshots, shown) = watch::channel(Arc::new(first));
+        let (tensors, shown_tensors) = TensorReader::new(tgid, known.uses.clone());
+        let (reasons, shown_reasons) = AttributionFeed::new(known, now);
+        let news = News {
+            snapshots: shown,
+            tensors: shown_tensors,
+            reasons: shown_reasons,
+        };
+        Self {
+            tgid,
+            grouping: Grouping::default(),
+            snapshots,
+            tensors,
+            reasons,
+            news,
+        }
+    }
+
+    /// Views for its screens.
+    pub(super) fn news(&self) -> News {
+        self.news.clone()
+    }
+
+    /// Under which frames memory is counted.
+    pub(super) fn grouping(&self) -> Grouping {
+        self.grouping
+    }
+
+    /// Takes note of an event that the model is about to be given.
+    pub(super) fn note(&mut self, model: &Model, event: &Event) {
+        self.tensors.note(model, event);
+    }
+
+    /// Takes the event, what the model made of it, and the model.
+    pub(super) fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
+        self.reasons.apply(event, applied, model);
+    }
+
+    /// The process is another program now.
+    pub(super) fn begin_anew(&mut self) {
+        self.reasons.begin_anew();
+        self.tensors.begin_anew();
+    }
+
+    /// Does what a screen asks for. To end is the caller's.
+    pub(super) fn execute(&mut self, command: Command) {
+        match command {
+            Command::SetGrouping(grouping) => self.grouping = grouping,
+            Command::TakeTensors => self.tensors.begin(),
+            Command::Explain(wanted) => self.reasons.explain(wanted),
+            Command::Quit => {}
+        }
+    }
+
+    /// Its screens are closed. What is kept for them is kept.
+    fn close(&mut self) {
+        self.grouping = Grouping::default();
+        self.reasons.explain(AttributionQuery::Nothing);
+    }
+
+    /// Waits until its tensors were read; for ever where that is not being done.
+    pub(super) async fn taken(&mut self) {
+        self.tensors.taken().await;
+    }
+
+    /// Publishes a finished heap snapshot, and returns its event for the model. To be called after all events up to now.
+    pub(super) fn names(&mut self, model: &Model) -> Option<Event> {
+        self.tensors.show(model)
+    }
+
+    /// Shows it as it is now.
+    pub(super) fn show(&mut self, snapshot: Snapshot) {
+        let snapshot = Arc::new(snapshot);
+        self.reasons.show(&snapshot);
+        self.snapshots.send_replace(snapshot);
+    }
+}
+
+/// The processes that were opened, the last one first.
+#[derive(Default)]
+pub(super) struct ViewCache {
+    all: Vec<ProcessView>,
+    shown: Option<Tgid>,
+}
+
+impl ViewCache {
+    /// The process whose screens are shown.
+    pub(super) fn shown(&self) -> Option<Tgid> {
+        self.shown
+    }
+
+    /// Shows the screens of a process.
+    pub(super) fn open(&mut self, tgid: Tgid) {
+        self.close();
+        self.shown = Some(tgid);
+    }
+
+    /// Shows none.
+    pub(super) fn close(&mut self) {
+        let shown = self.shown.take();
+        if let Some(opened) = shown.and_then(|tgid| self.of(tgid)) {
+            opened.close();
+        }
+    }
+
+    /// Follows a process from now on, if that is not done yet.
+    pub(super) fn follow(
+        &mut self,
+        tgid: Tgid,
+        known: Ledgers<'_>,
+        now: TimeNs,
+    ) -> &mut ProcessView {
+        let followed = self.all.iter().position(|opened| opened.tgid == tgid);
+        let opened = match followed {
+            Some(at) => self.all.remove(at),
+            None => ProcessView::new(tgid, known, now),
+        };
+        self.all.truncate(MOST - 1);
+        self.all.insert(0, opened);
+        &mut self.all[0]
+    }
+
+    pub(super) fn of(&mut self, tgid: Tgid) -> Option<&mut ProcessView> {
+        self.all.iter_mut().find(|opened| opened.tgid == tgid)
+    }
+
+    /// Lets go of those that are not there any more, but for the one that is shown.
+    pub(super) fn keep(&mut self, is_there: impl Fn(Tgid) -> bool) {
+        let shown = self.shown;
+        self.all
+            .retain(|opened| Some(opened.tgid) == shown || is_there(opened.tgid));
+    }
+
+    pub(super) fn each(&mut self) -> impl Iterator<Item = (Tgid, &mut ProcessView)> {
+        self.all.iter_mut().map(|opened| (opened.tgid, opened))
+    }
+
+    /// Waits until the tensors of any of them were read; for ever where that is not being done.
+    pub(super) async fn taken(&mut self) {
+        std::future::poll_fn(|context| {
+            let taken = |opened: &mut ProcessView| pin!(opened.taken()).poll(context).is_ready();
+            match self.all.iter_mut().any(taken) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attribution::allocation_groups::samples::learning;
+    use crate::event::Bytes;
+    use crate::event::Target;
+    use crate::tensors::BlockUses;
+    use crate::tui::AttributionTables;
+
+    fn followed(cache: &ViewCache) -> Vec<u32> {
+        cache.all.iter().map(|opened| opened.tgid.0).collect()
+    }
+
+    fn open(cache: &mut ViewCache, tgid: u32) {
+        let known = Ledgers {
+            lines: &Model::new(Target::default(), TimeNs(0)),
+            uses: &BlockUses::default(),
+        };
+        cache.open(Tgid(tgid));
+        cache.follow(Tgid(tgid), known, TimeNs(0));
+    }
+
+    #[test]
+    fn those_that_were_opened_last_are_followed_and_no_more() {
+        let mut cache = ViewCache::default();
+        (1..=5).for_each(|tgid| open(&mut cache, tgid));
+        assert_eq!(followed(&cache), [5, 4, 3, 2]);
+        open(&mut cache, 3);
+        assert_eq!(followed(&cache), [3, 5, 4, 2]);
+        assert!(cache.of(Tgid(1)).is_none());
+    }
+
+    #[test]
+    fn an_ended_process_stays_while_it_is_shown() {
+        let mut cache = ViewCache::default();
+        (1..=2).for_each(|tgid| open(&mut cache, tgid));
+        cache.keep(|_| false);
+        assert_eq!((followed(&cache), cache.shown()), (vec![2], Some(Tgid(2))));
+        cache.close();
+        cache.keep(|_| false);
+        assert!(followed(&cache).is_empty() && cache.shown().is_none());
+    }
+
+    #[test]
+    fn views_of_a_process_opened_late_add_up() {
+        let model = learning().play(|_, _, _| {});
+        let known = Ledgers {
+            lines: &model,
+            uses: &BlockUses::default(),
+        };
+        let now = TimeNs(9_000_000_000);
+        let mut opened = ProcessView::new(Tgid(7), known, now);
+        opened.execute(Command::Explain(AttributionQuery::Categories));
+        opened.show(model.snapshot(now, opened.grouping()));
+        let reasons = opened.news().reasons.borrow().clone();
+        let AttributionTables::Categories(devices) = reasons else {
+            unreachable!("categories were asked for")
+        };
+        let live: i64 = devices[0].rows.iter().map(|row| row.live).sum();
+        assert_eq!(
+            Some(Bytes(live as u64)),
+            model.totals().map(|it| it.allocated)
+        );
+        opened.close();
+        assert_eq!(opened.grouping(), Grouping::default());
+    }
+}

@@ -1,0 +1,144 @@
+//! The line that `record` writes about itself while it runs.
+
+use std::collections::HashSet;
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use crate::event::bytes;
+use crate::event::{Bytes, Losses};
+use crate::view::{clock, count, counted};
+
+/// Interval of the progress line on a terminal.
+const ON_TERMINAL: Duration = Duration::from_millis(500);
+
+/// Interval of the progress line elsewhere, where each is a new line.
+const OFF_TERMINAL: Duration = Duration::from_secs(10);
+
+/// Progress on standard error.
+pub(crate) struct Progress {
+    quiet: bool,
+    terminal: bool,
+    started: Instant,
+    shown: Option<Instant>,
+    said: HashSet<String>,
+}
+
+/// Figures of the progress line.
+#[derive(Clone, Copy)]
+pub(super) struct ProgressFigures {
+    pub(super) events: u64,
+    pub(super) bytes: u64,
+    pub(super) losses: Losses,
+}
+
+impl Progress {
+    pub(crate) fn new(quiet: bool) -> Self {
+        Self {
+            quiet,
+            terminal: std::io::stderr().is_terminal(),
+            started: Instant::now(),
+            shown: None,
+            said: HashSet::new(),
+        }
+    }
+
+    /// Says something once, on a line of its own.
+    pub(crate) fn say(&mut self, text: &str) {
+        if !self.quiet {
+            self.clear();
+            write_to_stderr(&format!("memprobe: {text}\n"));
+        }
+    }
+
+    /// [`Self::say`], but once for all processes.
+    pub(crate) fn say_once(&mut self, text: &str) {
+        if self.said.insert(text.to_owned()) {
+            self.say(text);
+        }
+    }
+
+    /// Begins counting the time.
+    pub(super) fn start(&mut self) {
+        self.started = Instant::now();
+        self.shown = None;
+    }
+
+    /// Rewrites the line if it is time to.
+    pub(super) fn show(&mut self, figures: ProgressFigures) {
+        let every = if self.terminal {
+            ON_TERMINAL
+        } else {
+            OFF_TERMINAL
+        };
+        if self.quiet || self.shown.unwrap_or(self.started).elapsed() < every {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        if self.terminal {
+            write_to_stderr(&format!("\r\x1b[K{}", self.line(figures)));
+        } else {
+            write_to_stderr(&format!("memprobe: {}\n", self.line(figures)));
+        }
+    }
+
+    /// Takes the line away.
+    pub(super) fn clear(&mut self) {
+        if self.terminal && self.shown.take().is_some() {
+            write_to_stderr("\r\x1b[K");
+        }
+    }
+
+    /// Such as `00:01:05  12,345 events  4.20 MiB written  lost 0`.
+    pub(super) fn line(&self, figures: ProgressFigures) -> String {
+        let lost = figures.losses.events + figures.losses.stacks + figures.losses.malformed;
+        let uses = match figures.losses.uses {
+            0 => String::new(),
+            uses => format!(
+                "  {} without a purpose: the ring buffer was half full",
+                counted(uses, "block")
+            ),
+        };
+        format!(
+            "{}  {} events  {} written  lost {lost}{uses}",
+            clock(self.started.elapsed()),
+            count(figures.events),
+            bytes::human(Bytes(figures.bytes)),
+        )
+    }
+}
+
+/// Writes to standard error. A terminal that is gone must not end a recording.
+fn write_to_stderr(text: &str) {
+    let mut out = std::io::stderr().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_shows_time_events_size_and_losses() {
+        let progress = Progress::new(true);
+        let losses = Losses {
+            events: 2,
+            stacks: 1,
+            ..Losses::default()
+        };
+        let line = progress.line(ProgressFigures {
+            events: 12_345,
+            bytes: 1 << 20,
+            losses,
+        });
+        assert_eq!(line, "00:00:00  12,345 events  1.00 MiB written  lost 3");
+        let uses = Losses { uses: 4, ..losses };
+        let line = progress.line(ProgressFigures {
+            events: 1,
+            bytes: 1,
+            losses: uses,
+        });
+        assert!(
+            line.ends_with("lost 3  4 blocks without a purpose: the ring buffer was half full")
+        );
+    }
+}

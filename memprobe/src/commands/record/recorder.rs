@@ -1,0 +1,504 @@
+//! Writing of a recording: one file, or a file for each process.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use hashbrown::HashMap;
+
+use super::progress::{Progress, ProgressFigures};
+use super::trace::Trace;
+use crate::event::Target;
+use crate::event::{Event, Losses, Tgid};
+use crate::process::rank::Rank;
+use crate::recording::write::directory::{Entry, Index, OutputDirectory, file_stem, is_directory};
+use crate::recording::write::output::OutputPlan;
+use crate::recording::{EndReason, Header};
+use crate::session::host::{HostEvent, HostItem};
+use crate::view::{self, clean, counted};
+
+/// Destination of a recording.
+pub(super) enum Destination {
+    /// The first process that uses GPU memory goes to this file.
+    File(PathBuf, Option<OutputPlan>),
+    /// Each goes to a file of its own.
+    Directory(OutputDirectory, Index),
+}
+
+impl Destination {
+    /// Looks at what was asked for; creates nothing.
+    ///
+    /// # Errors
+    /// When it cannot be written, with what to do.
+    pub(super) fn check(path: &Path, command: Option<String>) -> Result<Self> {
+        if is_directory(path) {
+            let directory = OutputDirectory::check(path)?;
+            return Ok(Self::Directory(directory, Index::new(command)));
+        }
+        let plan = OutputPlan::check(path)?;
+        Ok(Self::File(path.to_owned(), Some(plan)))
+    }
+}
+
+/// Records processes.
+pub(super) struct Recorder {
+    destination: Destination,
+    processes: HashMap<Tgid, Recorded>,
+    /// Processes that had no room in the one file.
+    left_out: BTreeSet<String>,
+    /// Files that are whole.
+    written: Vec<Written>,
+    finished: Sum,
+    has_attached: bool,
+    has_opened: bool,
+    index_is_stale: bool,
+}
+
+/// A file that is whole.
+struct Written {
+    path: Option<PathBuf>,
+    reason: EndReason,
+}
+
+/// Events and bytes.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    events: u64,
+    bytes: u64,
+}
+
+/// One process that is recorded.
+struct Recorded {
+    header: Header,
+    rank: Option<u32>,
+    /// Position in the index.
+    entry: usize,
+    /// Events before its first memory event.
+    pending: Vec<Event>,
+    output: Output,
+}
+
+/// Destination of one process's events.
+enum Output {
+    /// There were none.
+    None,
+    /// To this file.
+    File(Box<Trace>),
+    /// Nowhere: there is one file, and it is another's.
+    LeftOut,
+}
+
+impl Recorder {
+    /// Nothing is recorded yet.
+    pub(super) fn new(destination: Destination) -> Self {
+        Self {
+            destination,
+            processes: HashMap::new(),
+            left_out: BTreeSet::new(),
+            written: Vec::new(),
+            finished: Sum::default(),
+            has_attached: false,
+            has_opened: false,
+            index_is_stale: false,
+        }
+    }
+
+    /// True if the probes of any process are or were in place.
+    pub(super) fn has_attached(&self) -> bool {
+        self.has_attached
+    }
+
+    /// The processes that have a file and go on.
+    pub(super) fn written_to(&self) -> impl Iterator<Item = Tgid> {
+        let is_written = |recorded: &Recorded| matches!(recorded.output, Output::File(_));
+        let written = self
+            .processes
+            .iter()
+            .filter(move |(_, recorded)| is_written(recorded));
+        written.map(|(tgid, _)| *tgid)
+    }
+
+    /// Takes what a session tells.
+    ///
+    /// # Errors
+    /// When a file cannot be written, with what to do.
+    pub(super) fn take(&mut self, event: HostEvent, progress: &mut Progress) -> Result<()> {
+        let HostEvent { tgid, item } = event;
+        match item {
+            HostItem::Found { parent, target } => self.found(tgid, parent, target),
+            HostItem::Event(event) => return self.event(tgid, event, progress),
+            HostItem::Attached {
+                target,
+                probes,
+                missing,
+            } => {
+                self.has_attached = true;
+                if let Some(recorded) = self.processes.get_mut(&tgid) {
+                    recorded.header.target = target;
+                    recorded.header.probes = probes;
+                    recorded.describe()?;
+                }
+                self.note_entry(tgid);
+                for missing in missing {
+                    progress.say_once(&missing);
+                }
+            }
+            HostItem::Notice(notice) => {
+                progress.say(&format!("PID {}: {notice}", tgid.0));
+                self.notice(tgid, notice);
+            }
+            HostItem::Refused(error) => {
+                let refusal = error.to_string();
+                progress.say(&refusal);
+                self.notice(tgid, refusal);
+            }
+            HostItem::Waiting(_) | HostItem::SnapshotPoint(_) => {}
+            HostItem::Executed(target) => self.executed(tgid, target)?,
+            HostItem::Ended => self.end(tgid, EndReason::TargetExited)?,
+        }
+        Ok(())
+    }
+
+    fn found(&mut self, tgid: Tgid, parent: Option<Tgid>, target: Target) {
+        let rank = Rank::of(tgid).map(|rank| rank.global);
+        let entry = self.enter(tgid, parent, rank, &target);
+        let recorded = Recorded {
+            header: header(target),
+            rank,
+            entry,
+            pending: Vec::new(),
+            output: Output::None,
+        };
+        self.processes.insert(tgid, recorded);
+    }
+
+    /// Puts a process into the index; says where.
+    fn enter(
+        &mut self,
+        tgid: Tgid,
+        parent: Option<Tgid>,
+        rank: Option<u32>,
+        target: &Target,
+    ) -> usize {
+        let Destination::Directory(_, index) = &mut self.destination else {
+            return 0;
+        };
+        self.index_is_stale = true;
+        index.processes.push(Entry {
+            pid: tgid.0,
+            parent: parent.map(|parent| parent.0),
+            rank,
+            command: target.command.clone(),
+            file: None,
+            events: 0,
+            end: None,
+            notices: Vec::new(),
+        });
+        index.processes.len() - 1
+    }
+
+    fn notice(&mut self, tgid: Tgid, notice: String) {
+        if let Some(entry) = self.entry(tgid) {
+            entry.notices.push(notice);
+        }
+    }
+
+    /// Brings what the index says of a process up to date.
+    fn note_entry(&mut self, tgid: Tgid) {
+        let Some(recorded) = self.processes.get(&tgid) else {
+            return;
+        };
+        let (command, events) = (recorded.header.target.command.clone(), recorded.events());
+        let rank = recorded.rank;
+        if let Some(entry) = self.entry(tgid) {
+            entry.events = events;
+            entry.rank = rank;
+            if !command.is_empty() {
+                entry.command = command;
+            }
+        }
+    }
+
+    fn entry(&mut self, tgid: Tgid) -> Option<&mut Entry> {
+        let at = self.processes.get(&tgid)?.entry;
+        match &mut self.destination {
+            Destination::Directory(_, index) => {
+                self.index_is_stale = true;
+                index.processes.get_mut(at)
+            }
+            Destination::File(..) => None,
+        }
+    }
+
+    fn event(&mut self, tgid: Tgid, event: Event, progress: &mut Progress) -> Result<()> {
+        let Some(recorded) = self.processes.get_mut(&tgid) else {
+            return Ok(());
+        };
+        match &mut recorded.output {
+            Output::File(trace) => trace.event(&event)?,
+            Output::LeftOut => {}
+            Output::None => {
+                let first = match &event {
+                    Event::Memory(memory) => Some(memory.time),
+                    Event::AtAttach(before) if before.totals.reserved.0 > 0 => Some(before.time),
+                    _ => None,
+                };
+                recorded.pending.push(event);
+                if let Some(first) = first {
+                    recorded.header.start = recorded.header.start.min(first);
+                    self.open(tgid, progress)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the file of a process.
+    fn open(&mut self, tgid: Tgid, progress: &mut Progress) -> Result<()> {
+        let Some(recorded) = self.processes.get_mut(&tgid) else {
+            return Ok(());
+        };
+        let header = &recorded.header;
+        let (plan, shown) = match &mut self.destination {
+            Destination::File(path, plan) => match plan.take() {
+                Some(plan) => (plan, path.display().to_string()),
+                None => {
+                    recorded.output = Output::LeftOut;
+                    recorded.pending = Vec::new();
+                    let name = named(tgid, &recorded.header.target);
+                    progress.say(&format!(
+                        "{name} uses GPU memory too and is not recorded: {} is for one process. To record all, give a \
+                         directory, such as -o run/",
+                        path.display()
+                    ));
+                    self.left_out.insert(name);
+                    return Ok(());
+                }
+            },
+            Destination::Directory(directory, index) => {
+                directory.create()?;
+                let rank = recorded.rank;
+                let stem = file_stem(tgid.0, rank, &header.target.command);
+                let (name, plan) = directory.plan(&stem)?;
+                let shown = directory.path().join(&name).display().to_string();
+                if let Some(entry) = index.processes.get_mut(recorded.entry) {
+                    entry.file = Some(name);
+                }
+                self.index_is_stale = true;
+                (plan, shown)
+            }
+        };
+        let out = plan.create()?;
+        let mut trace = Trace::begin(out, shown.clone(), header)?;
+        for event in std::mem::take(&mut recorded.pending) {
+            trace.event(&event)?;
+        }
+        recorded.output = Output::File(Box::new(trace));
+        let is_first = !std::mem::replace(&mut self.has_opened, true);
+        let end = if is_first {
+            "; press Ctrl-C to end"
+        } else {
+            ""
+        };
+        let name = view::process(&recorded.header.target).unwrap_or_default();
+        progress.say(&format!("recording {name} to {shown}{end}"));
+        Ok(())
+    }
+
+    /// Begins the one file with a process that has not used GPU memory yet: it is the one that was
+    /// asked for.
+    ///
+    /// # Errors
+    /// When the file cannot be written, with what to do.
+    pub(super) fn open_early(&mut self, tgid: Tgid, progress: &mut Progress) -> Result<()> {
+        let is_one = matches!(self.destination, Destination::File(_, Some(_)));
+        let is_new = |recorded: &Recorded| matches!(recorded.output, Output::None);
+        if is_one && self.processes.get(&tgid).is_some_and(is_new) {
+            self.open(tgid, progress)?;
+        }
+        Ok(())
+    }
+
+    fn executed(&mut self, tgid: Tgid, target: Target) -> Result<()> {
+        let Some(recorded) = self.processes.get(&tgid) else {
+            return Ok(());
+        };
+        if matches!(recorded.output, Output::None) {
+            let header = header(target);
+            if let Some(recorded) = self.processes.get_mut(&tgid) {
+                recorded.pending.clear();
+                recorded.header = header;
+                // A launcher sets it for the program that it starts.
+                recorded.rank = Rank::of(tgid).map(|rank| rank.global);
+            }
+            self.note_entry(tgid);
+            return Ok(());
+        }
+        // What it held is gone with its memory, as if it had ended.
+        self.end(tgid, EndReason::TargetExited)?;
+        self.found(tgid, None, target);
+        Ok(())
+    }
+
+    fn end(&mut self, tgid: Tgid, reason: EndReason) -> Result<()> {
+        self.note_entry(tgid);
+        if let Some(entry) = self.entry(tgid) {
+            entry.end = Some(reason.as_str());
+        }
+        let Some(recorded) = self.processes.remove(&tgid) else {
+            return Ok(());
+        };
+        if let Output::File(trace) = recorded.output {
+            self.finished.events += trace.events();
+            self.finished.bytes += trace.bytes();
+            let path = trace.finish(reason)?.commit()?;
+            self.written.push(Written { path, reason });
+        }
+        Ok(())
+    }
+
+    /// Hands what was written to the operating system. Call it about once a second.
+    ///
+    /// # Errors
+    /// When a file cannot be written, with what to do.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        let mut stale = BTreeMap::new();
+        for recorded in self.processes.values_mut() {
+            if let Output::File(trace) = &mut recorded.output {
+                trace.flush()?;
+                stale.insert(recorded.entry, trace.events());
+            }
+        }
+        if self.index_is_stale {
+            if let Destination::Directory(_, index) = &mut self.destination {
+                for (at, events) in stale {
+                    if let Some(entry) = index.processes.get_mut(at) {
+                        entry.events = events;
+                    }
+                }
+            }
+            self.write_index()?;
+        }
+        Ok(())
+    }
+
+    /// Writes the index, unless no process was probed.
+    fn write_index(&mut self) -> Result<()> {
+        if let Destination::Directory(directory, index) = &self.destination
+            && self.has_attached
+        {
+            directory.create()?;
+            directory.write_index(index)?;
+            self.index_is_stale = false;
+        }
+        Ok(())
+    }
+
+    /// Ends every recording that is not over.
+    ///
+    /// # Errors
+    /// When a file cannot be written, with what to do.
+    pub(super) fn finish(&mut self, reason: EndReason) -> Result<()> {
+        let left: Vec<_> = self.processes.keys().copied().collect();
+        for tgid in left {
+            self.end(tgid, reason)?;
+        }
+        if let Destination::Directory(_, index) = &mut self.destination {
+            index.finished = true;
+        }
+        self.write_index()
+    }
+
+    /// Figures for the progress line.
+    pub(super) fn figures(&self, losses: Losses) -> ProgressFigures {
+        let mut sum = self.finished;
+        for recorded in self.processes.values() {
+            if let Output::File(trace) = &recorded.output {
+                sum.events += trace.events();
+                sum.bytes += trace.bytes();
+            }
+        }
+        ProgressFigures {
+            events: sum.events,
+            bytes: sum.bytes,
+            losses,
+        }
+    }
+
+    /// Says what was written and how to go on.
+    pub(super) fn say_end(
+        &self,
+        figures: ProgressFigures,
+        reason: EndReason,
+        progress: &mut Progress,
+    ) {
+        progress.clear();
+        let reason = match self.written.as_slice() {
+            [one] => one.reason,
+            _ => reason,
+        };
+        progress.say(&format!("{} ({})", progress.line(figures), reason.as_str()));
+        if !self.left_out.is_empty() {
+            let names: Vec<_> = self.left_out.iter().map(String::as_str).collect();
+            progress.say(&format!("not recorded: {}", names.join(", ")));
+        }
+        match &self.destination {
+            Destination::Directory(directory, _) => {
+                let path = directory.path().display();
+                let recordings = counted(self.written.len() as u64, "recording");
+                progress.say(&format!(
+                    "{recordings}: print them with `memprobe report {path}`"
+                ));
+            }
+            Destination::File(..) => {
+                let paths = self
+                    .written
+                    .iter()
+                    .filter_map(|written| written.path.as_ref());
+                for path in paths {
+                    let file = path.display();
+                    progress.say(&format!(
+                        "print it with `memprobe report {file}`, or open it in ui.perfetto.dev"
+                    ));
+                }
+            }
+        }
+    }
+}
+
+impl Recorded {
+    /// Says again what is known of the process.
+    fn describe(&mut self) -> Result<()> {
+        if let Output::File(trace) = &mut self.output {
+            trace.describe(&self.header)?;
+        }
+        Ok(())
+    }
+
+    fn events(&self) -> u64 {
+        match &self.output {
+            Output::File(trace) => trace.events(),
+            Output::None | Output::LeftOut => 0,
+        }
+    }
+}
+
+/// A process as people know it.
+fn named(tgid: Tgid, target: &Target) -> String {
+    let command = clean(&target.command);
+    let short: String = command.chars().take(60).collect();
+    format!("PID {} ({short})", tgid.0)
+}
+
+/// Header at the start of a process's recording.
+fn header(target: Target) -> Header {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok();
+    Header {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        start: crate::session::now(),
+        wall_start_ms: since_1970.and_then(|time| u64::try_from(time.as_millis()).ok()),
+        target,
+        probes: Vec::new(),
+    }
+}

@@ -1,0 +1,144 @@
+//! Allocation lines of the blocks that a process allocates between its snapshots.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio::time::{Instant, timeout_at};
+
+use crate::commands::record::progress::Progress;
+use crate::event::Tgid;
+use crate::event::tensors::TensorSnapshot;
+use crate::ledger::Model;
+use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
+use crate::probe::kernel;
+use crate::probe::loader::{Wanted, Watch};
+use crate::probe::watched::Watched;
+use crate::session::host::{HostItem, HostSession};
+use crate::session::process::{self, Origin};
+use crate::tensors::{BlockUses, Ledgers, Sites};
+
+/// Time that the first snapshot waits for the probes: earlier blocks have no line.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The probes of a process, where there can be some, and the ledger that they feed.
+pub(super) struct BlockTracker {
+    session: Option<HostSession>,
+    model: Model,
+    sites: Sites,
+    uses: BlockUses,
+    is_ready: bool,
+}
+
+impl BlockTracker {
+    /// Begins to look. Without probes a snapshot says less, and why is said here.
+    pub(super) fn open(
+        tgid: Tgid,
+        detail: Detail,
+        ring_bytes: u32,
+        progress: &mut Progress,
+    ) -> Result<Self> {
+        let model = Model::new(process::identified(tgid), crate::session::now());
+        let session = match load(tgid, detail, ring_bytes) {
+            Ok(session) => Some(session),
+            Err(error) => {
+                progress.say(&format!(
+                    "blocks will have no line, because nothing can be probed: {error:#}"
+                ));
+                None
+            }
+        };
+        Ok(Self {
+            is_ready: session.is_none(),
+            session,
+            model,
+            sites: Sites::default(),
+            uses: BlockUses::default(),
+        })
+    }
+
+    /// Waits until the probes are in place, or for some seconds.
+    pub(super) async fn ready(&mut self, progress: &mut Progress) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.is_ready {
+            match timeout_at(deadline, self.look(progress)).await {
+                Ok(looked) => looked?,
+                Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for events and takes them; for ever where nothing is probed.
+    pub(super) async fn look(&mut self, progress: &mut Progress) -> Result<()> {
+        match &mut self.session {
+            Some(session) => session.wait().await,
+            None => std::future::pending().await,
+        }
+        self.take(progress)
+    }
+
+    fn take(&mut self, progress: &mut Progress) -> Result<()> {
+        let Some(session) = &mut self.session else {
+            return Ok(());
+        };
+        let (model, sites, is_ready) = (&mut self.model, &mut self.sites, &mut self.is_ready);
+        let uses = &mut self.uses;
+        session.drain(|event| {
+            match event.item {
+                HostItem::Event(event) => {
+                    sites.note(Ledgers { lines: model, uses }, &event);
+                    uses.apply(&event);
+                    model.apply(&event);
+                }
+                HostItem::Attached { .. } => *is_ready = true,
+                HostItem::Executed(target) => {
+                    *model = Model::new(target, crate::session::now());
+                    *sites = Sites::default();
+                    *uses = BlockUses::default();
+                }
+                HostItem::Refused(error) => {
+                    *is_ready = true;
+                    progress.say(&format!("blocks will have no line: {error}"));
+                }
+                HostItem::Waiting(what) => progress.say_once(&what),
+                HostItem::Notice(notice) => progress.say_once(&notice),
+                HostItem::Found { .. } | HostItem::SnapshotPoint(_) | HostItem::Ended => {}
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// A snapshot is about to be taken.
+    pub(super) fn begin(&mut self) {
+        self.sites = Sites::default();
+    }
+
+    /// Gives the blocks of the snapshot that was begun their lines.
+    pub(super) fn sign(
+        &mut self,
+        snapshot: &mut TensorSnapshot,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        self.take(progress)?;
+        let (lines, uses) = (&self.model, &self.uses);
+        self.sites.sign(Ledgers { lines, uses }, snapshot);
+        Ok(())
+    }
+}
+
+fn load(tgid: Tgid, detail: Detail, ring_bytes: u32) -> Result<HostSession> {
+    kernel::preflight()?;
+    let mut session = HostSession::load(
+        Wanted {
+            watch: Watch::One,
+            detail,
+            allocators: Allocators::Cuda,
+            graph: GraphTracking::Off,
+            driver: DriverCalls::Probed,
+        },
+        ring_bytes,
+    )?;
+    session.add(Watched::open(tgid)?, Origin::Running)?;
+    Ok(session)
+}

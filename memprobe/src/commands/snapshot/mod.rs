@@ -1,0 +1,235 @@
+//! `snapshot`: from the memory of a process to a table of its tensors, once or again and again.
+
+mod block_tracker;
+
+use std::fmt;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use self::block_tracker::BlockTracker;
+use super::interrupts::Interrupts;
+use super::record::progress::Progress;
+use crate::event::tensors::{Device, TensorSnapshot};
+use crate::event::{Detail, Tgid};
+use crate::probe::watched::Watched;
+use crate::process::pause::PauseError;
+use crate::python::DetectError;
+use crate::python::heap::capture as heap;
+use crate::recording::write::output::OutputPlan;
+use crate::report::{TensorFormat, TensorOptions, write_tensor_diff, write_tensors};
+use crate::session::process;
+use crate::tensors::without;
+pub use crate::torch::tensors::CaptureMode;
+use crate::torch::tensors::{SnapshotError, take};
+use crate::view::{consistency, counted};
+
+/// Interval of checking for the end of a process that is not probed.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Tensors to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Tensors on CUDA devices.
+    Devices,
+    /// Tensors on CUDA devices and on the host.
+    DevicesAndHost,
+}
+
+/// One run of `memprobe snapshot`.
+pub struct Snapshots {
+    /// The process.
+    pub tgid: Tgid,
+    /// Manner of reading.
+    pub manner: CaptureMode,
+    pub extent: Extent,
+    /// Output options.
+    pub options: TensorOptions,
+}
+
+impl Snapshots {
+    /// Takes one and prints it, or writes it to `output`.
+    ///
+    /// # Errors
+    /// When it cannot be taken or written, with what to do.
+    pub fn once(&self, output: Option<&Path>) -> Result<ExitCode> {
+        // What cannot be written is not worth a pause.
+        let plan = output.map(OutputPlan::check).transpose()?;
+        // Says what is wrong with a number that is none of a process.
+        drop(Watched::open(self.tgid)?);
+        let snapshot = taken(self.tgid, self.manner, self.extent)?;
+        let mut progress = Progress::new(false);
+        let Some(plan) = plan.filter(|plan| *plan != OutputPlan::Stdout) else {
+            print(|out| write_tensors(&snapshot, &self.options, out))?;
+            if self.options.format != TensorFormat::Text {
+                progress.say(&consistency(snapshot.consistency));
+            }
+            return Ok(ExitCode::SUCCESS);
+        };
+        let mut text = Vec::new();
+        write_tensors(&snapshot, &self.options, &mut text)?;
+        let path = write_whole(plan, &text)?;
+        let tensors = counted(snapshot.tensors.len() as u64, "tensor");
+        let place = path.map_or_else(String::new, |path| format!(" in {}", path.display()));
+        progress.say(&format!(
+            "{tensors}{place}; {}",
+            consistency(snapshot.consistency)
+        ));
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Takes one after the other and prints first the table, then what changed, until the process
+    /// ends or somebody interrupts.
+    ///
+    /// # Errors
+    /// When the first cannot be taken, with what to do.
+    pub fn watch(&self, interval: Duration, detail: Detail, ring_bytes: u32) -> Result<ExitCode> {
+        super::runtime()?.block_on(self.watch_inside(interval, detail, ring_bytes))
+    }
+
+    async fn watch_inside(
+        &self,
+        interval: Duration,
+        detail: Detail,
+        ring_bytes: u32,
+    ) -> Result<ExitCode> {
+        let mut interrupts = Interrupts::new()?;
+        let watched = Watched::open(self.tgid)?;
+        let mut progress = Progress::new(false);
+        let mut tracker = BlockTracker::open(self.tgid, detail, ring_bytes, &mut progress)?;
+        tokio::select! {
+            () = interrupts.next() => return Ok(ExitCode::SUCCESS),
+            ready = tracker.ready(&mut progress) => ready?,
+        }
+        let mut before: Option<TensorSnapshot> = None;
+        loop {
+            let next = Instant::now() + interval;
+            match self.take_watched(&mut tracker, &mut progress).await {
+                Ok(snapshot) => {
+                    let heard = match &before {
+                        None => print(|out| write_tensors(&snapshot, &self.options, out))?,
+                        Some(before) => print(|out| {
+                            out.write_all(b"\n")?;
+                            write_tensor_diff(before, &snapshot, &self.options, out)
+                        })?,
+                    };
+                    if heard.is_none() {
+                        return Ok(ExitCode::SUCCESS);
+                    }
+                    before = Some(snapshot);
+                }
+                Err(_) if watched.has_ended() => {}
+                // What stands in the way of one need not stand in that of the next.
+                Err(error) if before.is_some() => progress.say(&format!("{error:#}")),
+                Err(error) => return Err(error),
+            }
+            tokio::select! {
+                () = interrupts.next() => return Ok(ExitCode::SUCCESS),
+                rested = rest(&mut tracker, &watched, next, &mut progress) => rested?,
+            }
+            if watched.has_ended() {
+                progress.say(&format!("process {} has ended", self.tgid.0));
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+    }
+
+    /// Takes a snapshot while the events go on to be read.
+    async fn take_watched(
+        &self,
+        tracker: &mut BlockTracker,
+        progress: &mut Progress,
+    ) -> Result<TensorSnapshot> {
+        let (tgid, manner, extent) = (self.tgid, self.manner, self.extent);
+        tracker.begin();
+        let mut taking = tokio::task::spawn_blocking(move || taken(tgid, manner, extent));
+        let outcome = loop {
+            tokio::select! {
+                outcome = &mut taking => break outcome,
+                looked = tracker.look(progress) => looked?,
+            }
+        };
+        let mut snapshot = outcome.context("reading the process")??;
+        tracker.sign(&mut snapshot, progress)?;
+        Ok(snapshot)
+    }
+}
+
+/// Waits until it is time, or the process has ended.
+async fn rest(
+    tracker: &mut BlockTracker,
+    watched: &Watched,
+    until: Instant,
+    progress: &mut Progress,
+) -> Result<()> {
+    while !watched.has_ended() {
+        tokio::select! {
+            () = sleep_until(until) => break,
+            () = sleep(LOOK) => {}
+            looked = tracker.look(progress) => looked?,
+        }
+    }
+    Ok(())
+}
+
+/// Reason why a snapshot was not taken. Its text includes its causes, so it has no source.
+#[derive(Debug)]
+pub(super) struct NotTaken {
+    tgid: Tgid,
+    error: SnapshotError,
+}
+
+impl NotTaken {
+    /// True if the process is ending or has ended: its Python is gone.
+    pub(super) fn is_of_the_end(&self) -> bool {
+        matches!(
+            self.error,
+            SnapshotError::Python(DetectError::Gone | DetectError::NotInitializedYet)
+                | SnapshotError::Heap(heap::CaptureError::Pause(PauseError::Gone))
+        )
+    }
+}
+
+impl fmt::Display for NotTaken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {}: {}", self.tgid.0, self.error)
+    }
+}
+
+impl std::error::Error for NotTaken {}
+
+/// A snapshot with all that is known of the process. Blocks while the process is read.
+pub(super) fn taken(tgid: Tgid, manner: CaptureMode, extent: Extent) -> Result<TensorSnapshot> {
+    let mut snapshot = take(tgid, manner).map_err(|error| NotTaken { tgid, error })?;
+    let known = process::identified(tgid);
+    snapshot.target.inner_tgid = known.inner_tgid;
+    snapshot.target.container = known.container;
+    Ok(match extent {
+        Extent::Devices => without(snapshot, Device::Cpu),
+        Extent::DevicesAndHost => snapshot,
+    })
+}
+
+/// Writes to standard output; `None` where its reader has gone.
+fn print<E: Into<anyhow::Error>>(
+    write: impl FnOnce(&mut BufWriter<std::io::StdoutLock<'static>>) -> Result<Option<()>, E>,
+) -> Result<Option<()>> {
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    write(&mut out).map_err(Into::into)
+}
+
+/// Puts a whole text where it was asked for: what was there stays until all is written.
+fn write_whole(plan: OutputPlan, text: &[u8]) -> Result<Option<PathBuf>> {
+    let mut file = plan.create_partial()?;
+    let name = file.name();
+    if let Err(error) = file.write_all(text) {
+        file.discard();
+        return Err(error)
+            .with_context(|| format!("writing {name}: name another file or disk with -o"));
+    }
+    Ok(file.commit()?)
+}

@@ -1,0 +1,99 @@
+//! Reads the tensors of a process when the screen asks for them, while its events go on.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::snapshot::{CaptureMode, Extent, taken};
+use crate::event::tensors::TensorSnapshot;
+use crate::event::{Event, Tgid};
+use crate::ledger::Model;
+use crate::tensors::{BlockUses, Ledgers, Sites, explain, named};
+use crate::tui::Tensors;
+
+/// Source of the screen of tensors.
+pub(super) struct TensorReader {
+    tgid: Tgid,
+    shown: watch::Sender<Tensors>,
+    taking: Option<JoinHandle<Result<TensorSnapshot>>>,
+    /// Heap snapshot, until the events before its moment have been applied.
+    read: Option<Result<TensorSnapshot>>,
+    sites: Sites,
+    uses: BlockUses,
+}
+
+impl TensorReader {
+    /// Starts with the purposes of the process's live blocks; returns the view too.
+    pub(super) fn new(tgid: Tgid, uses: BlockUses) -> (Self, watch::Receiver<Tensors>) {
+        let (shown, seen) = watch::channel(Tensors::default());
+        let reader = Self {
+            tgid,
+            shown,
+            taking: None,
+            read: None,
+            sites: Sites::default(),
+            uses,
+        };
+        (reader, seen)
+    }
+
+    /// Begins to read, unless that is being done.
+    pub(super) fn begin(&mut self) {
+        if self.taking.is_some() || self.read.is_some() {
+            return;
+        }
+        self.sites = Sites::default();
+        self.shown.send_replace(Tensors::Taking);
+        let tgid = self.tgid;
+        self.taking = Some(tokio::task::spawn_blocking(move || {
+            taken(tgid, CaptureMode::Paused, Extent::DevicesAndHost)
+        }));
+    }
+
+    /// Waits until the process was read; for ever where that is not being done.
+    pub(super) async fn taken(&mut self) {
+        let Some(taking) = &mut self.taking else {
+            return std::future::pending().await;
+        };
+        let outcome = taking.await.context("reading the process");
+        self.taking = None;
+        self.read = Some(outcome.and_then(|outcome| outcome));
+    }
+
+    /// Takes note of an event that the model is about to be given.
+    pub(super) fn note(&mut self, model: &Model, event: &Event) {
+        let uses = &self.uses;
+        if self.taking.is_some() || self.read.is_some() {
+            self.sites.note(Ledgers { lines: model, uses }, event);
+        }
+        self.uses.apply(event);
+    }
+
+    /// The process runs another program: what it held is freed.
+    pub(super) fn begin_anew(&mut self) {
+        self.uses = BlockUses::default();
+    }
+
+    /// Publishes a finished heap snapshot, and returns the names of the blocks that are unchanged since. To be called after
+    /// all events up to now.
+    pub(super) fn show(&mut self, model: &Model) -> Option<Event> {
+        let mut snapshot = match self.read.take()? {
+            Ok(snapshot) => snapshot,
+            Err(error) => {
+                let reason = format!("{error:#}").into();
+                self.shown.send_replace(Tensors::Failed(reason));
+                return None;
+            }
+        };
+        let uses = &self.uses;
+        self.sites
+            .sign(Ledgers { lines: model, uses }, &mut snapshot);
+        self.shown
+            .send_replace(Tensors::Taken(Arc::new(explain(&snapshot))));
+        let mut names = named(&snapshot, self.tgid);
+        self.sites.keep_untouched(snapshot.consistency, &mut names);
+        Some(Event::BlockLabels(Arc::new(names)))
+    }
+}

@@ -1,0 +1,142 @@
+//! Memory of devices and of their processes, as the NVIDIA driver reports it through NVML.
+//!
+//! The library is opened when it is asked for and may be missing: memprobe works without it. Asking
+//! takes a few milliseconds a device and holds no context on any. Answers are checked before they are
+//! shown (`form`, `memory`): drivers differ in the form of what they write, and an unknown number with
+//! a reason is better than a wrong one.
+
+mod form;
+mod library;
+mod memory;
+mod processes;
+mod query;
+
+#[cfg(test)]
+mod fake;
+
+use std::collections::BTreeMap;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+
+pub use form::Pids;
+pub use memory::Usage;
+use query::DeviceQuery;
+
+use crate::event::{Bytes, Tgid};
+
+/// More devices than any machine has are not asked.
+const MOST_DEVICES: u32 = 64;
+
+/// The driver of this machine.
+#[derive(Debug)]
+pub struct Driver {
+    nvml: Nvml,
+}
+
+/// Report of the driver at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Its devices, by index.
+    pub devices: Vec<DeviceMemory>,
+    /// Memory of each process by device index; `None` bytes where the driver does not
+    /// say (`[N/A]`), as under Windows' WSL.
+    pub held: BTreeMap<Tgid, Vec<(u32, Option<Bytes>)>>,
+}
+
+/// One device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Number of the device in `nvidia-smi`.
+    pub index: u32,
+    /// Such as `NVIDIA H100 80GB HBM3`; empty where the driver does not say.
+    pub name: String,
+    /// Its memory, or why it is unknown.
+    pub memory: Result<Usage, String>,
+    /// MIG devices whose memory `memory` is the sum of, where the device as a whole does not answer.
+    pub mig_devices: Option<u32>,
+    /// Reason why [`Sample::held`] may lack processes of this device.
+    pub processes: Result<(), String>,
+}
+
+impl Driver {
+    /// Opens the driver's library.
+    ///
+    /// # Errors
+    /// Why it cannot be asked, in a few words.
+    pub fn open() -> Result<Self, String> {
+        match Nvml::init() {
+            Ok(nvml) => Ok(Self { nvml }),
+            Err(error) => Err(reason(&error)),
+        }
+    }
+
+    /// Asks every device. `pids` knows the processes of the driver's PID namespace.
+    ///
+    /// # Errors
+    /// Why the driver cannot be asked any more, in a few words.
+    pub fn sample(&self, pids: &impl Pids) -> Result<Sample, String> {
+        let count = self.nvml.device_count().map_err(|error| reason(&error))?;
+        let mut sample = Sample::default();
+        for index in 0..count.min(MOST_DEVICES) {
+            match self.nvml.device_by_index(index) {
+                Ok(device) => {
+                    let name = device.name().unwrap_or_default();
+                    sample.add(index, name, &device, pids);
+                }
+                Err(error) => sample.add_silent(index, &reason(&error)),
+            }
+        }
+        Ok(sample)
+    }
+}
+
+impl Sample {
+    /// Asks one device.
+    fn add<Q: DeviceQuery>(&mut self, index: u32, name: String, device: &Q, pids: &impl Pids) {
+        let instances = device.mig_devices();
+        let (memory, is_sum) = memory::of_device(device, &instances);
+        let total = memory.as_ref().ok().filter(|_| !is_sum);
+        let total = total.map(|usage| usage.total.0);
+        let found = processes::of_device(device, &instances, total, pids);
+        self.devices.push(DeviceMemory {
+            index,
+            name,
+            memory,
+            mig_devices: is_sum.then_some(instances.len() as u32),
+            processes: found.unknown.map_or(Ok(()), Err),
+        });
+        for (tgid, bytes) in found.held {
+            self.held.entry(tgid).or_default().push((index, bytes));
+        }
+    }
+
+    /// A device that cannot be asked at all.
+    fn add_silent(&mut self, index: u32, error: &str) {
+        self.devices.push(DeviceMemory {
+            index,
+            name: String::new(),
+            memory: Err(error.to_owned()),
+            mig_devices: None,
+            processes: Err(error.to_owned()),
+        });
+    }
+}
+
+/// Reason why the driver cannot be asked.
+fn reason(error: &NvmlError) -> String {
+    match error {
+        NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => {
+            "libnvidia-ml.so.1 was not found: is the NVIDIA driver installed?".to_owned()
+        }
+        NvmlError::DriverNotLoaded => "the NVIDIA driver is not loaded".to_owned(),
+        NvmlError::LibRmVersionMismatch => {
+            "the NVIDIA driver was updated: its library is newer or older than the loaded module, until the next boot"
+                .to_owned()
+        }
+        other => format!("the NVIDIA driver does not answer: {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,275 @@
+//! Estimate of a run on a GPU from a run on the CPU. The blocks of PyTorch's CPU allocator are
+//! replayed, in order, on a simulation of its GPU allocator ([`CachingAllocator`]). Blocks that a
+//! GPU would not have are left out, and blocks that only a GPU has are added, as far as they are
+//! known.
+//!
+//! At any moment: `allocated == bytes of the CPU + all [`Difference`]s`.
+
+mod accounting;
+mod allocator;
+mod lines;
+mod origin;
+mod replay;
+mod translation;
+
+#[cfg(test)]
+mod tests;
+
+pub use allocator::{BlockId, CachingAllocator, OutOfMemory, Ties};
+pub use origin::Phase;
+
+use crate::attribution::size::Sizes;
+use crate::attribution::view::Coverage;
+use crate::event::{Action, Bytes, DeviceIndex, Event, Frame, Totals};
+use crate::ledger::snapshot::Site;
+use accounting::{Accounting, Moment};
+use translation::Translation;
+
+/// Default cuBLAS workspace of PyTorch: `CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8`, in KiB and counts
+/// (`getChosenWorkspaceSize`, aten/src/ATen/cuda/CublasHandlePool.cpp@v2.15.0). Up to 2.14 a thread
+/// keeps one for each stream; 2.15 allocates it for each matrix product.
+pub const WORKSPACE: Bytes = Bytes((4096 * 2 + 16 * 8) << 10);
+
+/// Default cuBLAS workspace on Hopper.
+pub const WORKSPACE_OF_HOPPER: Bytes = Bytes((4096 * 8) << 10);
+
+/// Known properties of the GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hardware {
+    /// Bytes that the allocator can get from CUDA; `None` if no fit is checked.
+    pub memory: Option<Bytes>,
+}
+
+/// Line whose blocks stay in host memory, given by the end of its file's path and its number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OnHost {
+    /// Such as `data.py` or `loaders/data.py`.
+    pub file: String,
+    pub line: u32,
+}
+
+impl OnHost {
+    /// Returns true if the frame is on this line.
+    fn names(&self, frame: &Frame) -> bool {
+        let rest = frame.file.strip_suffix(self.file.as_str());
+        self.line == frame.line && rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+    }
+}
+
+/// Reason for a difference between the GPU's allocator and the CPU's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Difference {
+    /// GPU blocks are multiples of 512 bytes, and small remainders are not split off.
+    Rounding,
+    /// On a GPU an optimizer step handles all parameters at once (`foreach`), so its temporary
+    /// tensors coexist. On the CPU it handles one after the other.
+    Together,
+    /// Dropout masks take one byte an element on a GPU.
+    Mask,
+    /// Copies and buffers of the CPU's kernels, which belong to no tensor.
+    Scratch,
+    /// Memory that is on the host in a GPU run too: samples before collation, scalars, lines named
+    /// by the user.
+    OnHost,
+}
+
+impl Difference {
+    /// All variants, in display order.
+    pub const ALL: [Self; 5] = [
+        Self::OnHost,
+        Self::Scratch,
+        Self::Mask,
+        Self::Together,
+        Self::Rounding,
+    ];
+}
+
+/// Result of fitting a run into a device's memory.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fit {
+    Whole,
+    /// Fits only if cached segments are released to CUDA and requested again, which is slow.
+    WithoutCache {
+        /// Number of such releases.
+        flushes: u64,
+    },
+    Not {
+        /// First request that does not fit.
+        requested: Bytes,
+        /// Line of that request.
+        site: Site,
+    },
+}
+
+/// Share of a line in the peak.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LineAtPeak {
+    pub site: Site,
+    /// Bytes held when most was allocated, as the GPU's allocator counts them.
+    pub held: Bytes,
+    pub blocks: u64,
+    /// Bytes saved for the backward pass with most saved bytes.
+    pub saved: Bytes,
+}
+
+/// Gaps in the input of the estimate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Blocks beyond the limit.
+    pub blocks: u64,
+    /// Stacks beyond the limit.
+    pub stacks: u64,
+    /// Temporary tensors of optimizers whose steps on a GPU are not modelled.
+    pub steps: u64,
+    /// Allocations on GPUs.
+    pub on_gpu: u64,
+    /// Lost events.
+    pub lost: u64,
+    /// True if earlier allocations of the CPU's allocator are unknown.
+    pub past: bool,
+}
+
+/// Expected memory of a run on a GPU.
+#[derive(Clone, Debug)]
+pub struct Estimate {
+    /// Events of the CPU's memory behind the estimate.
+    pub events: u64,
+    /// Highest value of each total; they may be at different moments.
+    pub peak: Totals,
+    /// The same with [`WORKSPACE`] held from the start, which gives an upper bound of allocated
+    /// bytes.
+    pub with_workspace: Totals,
+    /// Memory kept between iterations: totals at the last start of other work after a backward pass
+    /// or a step. `None` if nothing followed one.
+    pub between_iterations: Option<Totals>,
+    /// Bytes of the CPU's allocator when most is allocated on the GPU.
+    pub cpu_at_peak: Bytes,
+    /// Highest bytes of the CPU's allocator.
+    pub cpu_peak: Bytes,
+    /// Differences that lead from `cpu_at_peak` to the highest allocated bytes, in the order of
+    /// [`Difference::ALL`].
+    pub differences: Vec<(Difference, i64)>,
+    /// Highest allocated bytes by the phase of the allocation, in the order of [`Phase::ALL`].
+    pub phases: Vec<(Phase, Bytes)>,
+    /// Phase of the allocation that reached the peak.
+    pub peak_in: Phase,
+    /// Line of that allocation.
+    pub peak_at: Site,
+    /// Most bytes saved for a backward pass: allocated before it and freed during it.
+    pub saved: Bytes,
+    /// Lines that held or saved memory, largest first. The sum of `held` is the highest allocated
+    /// bytes.
+    pub lines: Vec<LineAtPeak>,
+    /// Size of the model on the GPU: parameters and buffers, and tensors made in one iteration.
+    /// `None` if nothing was allocated.
+    pub sizes: Option<Sizes>,
+    /// Information available in the event stream, for the notes under tables.
+    pub heard: Coverage,
+    /// Result for the given device; `None` without one.
+    pub fit: Option<Fit>,
+    pub missing: Missing,
+}
+
+/// Builds an [`Estimate`] from the events of one process.
+#[derive(Debug)]
+pub struct Estimator {
+    translation: Translation,
+    books: Accounting,
+    events: u64,
+    cpu_peak: u64,
+}
+
+impl Estimator {
+    pub fn new(hardware: Hardware, on_host: Vec<OnHost>) -> Self {
+        Self {
+            translation: Translation::new(on_host),
+            books: Accounting::new(hardware),
+            events: 0,
+            cpu_peak: 0,
+        }
+    }
+
+    /// Handles the next event of the stream.
+    pub fn apply(&mut self, event: &Event) {
+        let Self {
+            translation, books, ..
+        } = self;
+        match event {
+            Event::Stack(id, stack) => {
+                books.replay.pass(event);
+                translation.define_stack(*id, stack, books);
+            }
+            Event::BlockPurpose(id, is) => {
+                books.replay.pass(event);
+                translation.define_use(*id, is);
+            }
+            Event::PhaseMark(mark) => {
+                // Memory that a step held is freed before the next begins.
+                translation.mark(mark, books);
+                books.replay.pass(event);
+            }
+            Event::BlockLabels(names) => {
+                let find = |addr| books.on_gpu(translation.piece_at(addr)?);
+                let named = names
+                    .blocks
+                    .iter()
+                    .filter_map(|block| Some((block, find(block.addr)?)));
+                let named = named.collect();
+                books.replay.name(names, named);
+            }
+            Event::AtAttach(found) if found.device == Some(DeviceIndex::CPU) => {
+                translation.missing.past |= found.unread.is_some();
+            }
+            Event::Loss(losses) => {
+                let lost = &mut translation.missing.lost;
+                *lost = losses.events.max(*lost);
+            }
+            Event::Memory(event) if event.device == Some(DeviceIndex::CPU) => {
+                self.events += 1;
+                books.replay.go_on(event);
+                match event.action {
+                    Action::Alloc => translation.alloc(event, books),
+                    Action::Free => translation.free(event.addr, books),
+                    _ => {}
+                }
+                self.cpu_peak = self.cpu_peak.max(self.books.now().cpu);
+            }
+            Event::Memory(event) if matches!(event.action, Action::Alloc | Action::CudaAlloc) => {
+                translation.missing.on_gpu += 1;
+            }
+            Event::Memory(_) | Event::AtAttach(_) | Event::Thread(..) => {}
+        }
+    }
+
+    /// True if no event of the CPU's memory was seen.
+    pub fn is_empty(&self) -> bool {
+        self.events == 0
+    }
+
+    pub fn finish(mut self) -> Estimate {
+        self.translation.finish(&mut self.books);
+        let books = &self.books;
+        let at_peak: Moment = books.peak();
+        let difference = |kind: Difference| (kind, at_peak.differences[kind as usize]);
+        Estimate {
+            events: self.events,
+            peak: books.totals(),
+            with_workspace: books.with_workspace(),
+            between_iterations: books.between_iterations(),
+            cpu_at_peak: Bytes(at_peak.cpu),
+            cpu_peak: Bytes(self.cpu_peak),
+            differences: Difference::ALL.map(difference).to_vec(),
+            phases: Phase::ALL
+                .map(|phase| (phase, Bytes(at_peak.phases[phase as usize])))
+                .to_vec(),
+            peak_in: at_peak.phase,
+            peak_at: books.lines.site(at_peak.line),
+            saved: books.lines.saved(),
+            lines: books.lines.rows(),
+            sizes: books.replay.sizes(),
+            heard: books.replay.heard(),
+            fit: books.fit(),
+            missing: self.translation.missing,
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Replay of the run as events of the GPU's allocator, for the size of the model.
+
+use std::sync::Arc;
+
+use crate::attribution::AttributionLedger;
+use crate::attribution::size::Sizes;
+use crate::attribution::view::Coverage;
+use crate::event::Target;
+use crate::event::{
+    Action, Address, BlockLabels, Bytes, DeviceIndex, Event, LabeledBlock, MemoryEvent, PurposeId,
+    StackId, Tgid, Tid, TimeNs, Totals,
+};
+use crate::ledger::Model;
+
+/// Device of the replayed events.
+const GPU: DeviceIndex = DeviceIndex(0);
+
+/// Thread, stack and purpose of an allocation on the CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Request {
+    pub(super) tid: Tid,
+    pub(super) stack: StackId,
+    pub(super) shape: PurposeId,
+}
+
+/// Block of the simulated GPU allocator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct OnGpu {
+    pub(super) addr: Address,
+    pub(super) size: Bytes,
+}
+
+/// Ledgers that receive the replayed events.
+#[derive(Debug)]
+pub(super) struct Replay {
+    model: Model,
+    attribution: AttributionLedger,
+    /// Time, process and thread of the current event.
+    now: (TimeNs, Tgid, Tid),
+}
+
+impl Replay {
+    pub(super) fn new(start: TimeNs) -> Self {
+        Self {
+            model: Model::new(Target::default(), start),
+            attribution: AttributionLedger::new(None).with_sizes(),
+            now: (start, Tgid(0), Tid::UNKNOWN),
+        }
+    }
+
+    /// Passes on an event that is the same for CPU and GPU.
+    pub(super) fn pass(&mut self, event: &Event) {
+        let applied = self.model.apply(event);
+        self.attribution.apply(event, &applied);
+    }
+
+    /// Sets the time and thread from an event of the CPU's allocator.
+    pub(super) fn go_on(&mut self, event: &MemoryEvent) {
+        self.now = (event.time, event.tgid, event.tid);
+    }
+
+    /// Emits an allocation on the GPU.
+    pub(super) fn begin(&mut self, block: OnGpu, totals: Totals, asked: Request) {
+        let event = self.event(Action::Alloc, block, totals);
+        self.pass(&Event::Memory(MemoryEvent {
+            tid: asked.tid,
+            stack: asked.stack,
+            shape: asked.shape,
+            ..event
+        }));
+    }
+
+    /// Emits a free on the GPU.
+    pub(super) fn end(&mut self, block: OnGpu, totals: Totals) {
+        let event = self.event(Action::Free, block, totals);
+        self.pass(&Event::Memory(event));
+    }
+
+    /// Passes on the names of CPU blocks, moved to their counterparts on the GPU.
+    pub(super) fn name(&mut self, names: &BlockLabels, named: Vec<(&LabeledBlock, OnGpu)>) {
+        let named = named.into_iter();
+        let of_cpu = named.filter(|(block, _)| block.device == DeviceIndex::CPU);
+        let on_gpu = of_cpu.map(|(block, OnGpu { addr, size })| LabeledBlock {
+            addr,
+            size,
+            device: GPU,
+            ..block.clone()
+        });
+        let blocks = on_gpu.collect();
+        self.pass(&Event::BlockLabels(Arc::new(BlockLabels {
+            blocks,
+            ..*names
+        })));
+    }
+
+    /// Sizes of the models; `None` if nothing was allocated.
+    pub(super) fn sizes(&self) -> Option<Sizes> {
+        self.attribution.sizes()
+    }
+
+    /// Information available in the event stream.
+    pub(super) fn heard(&self) -> Coverage {
+        self.attribution.coverage()
+    }
+
+    fn event(&self, action: Action, block: OnGpu, totals: Totals) -> MemoryEvent {
+        let (time, tgid, tid) = self.now;
+        MemoryEvent {
+            time,
+            tgid,
+            tid,
+            action,
+            addr: block.addr,
+            size: block.size,
+            device: Some(GPU),
+            totals: Some(totals),
+            stack: StackId::NONE,
+            shape: PurposeId::NONE,
+            call: None,
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Translation of requests to the CPU's allocator into requests to a GPU's.
+
+use std::collections::HashMap;
+
+use hashbrown::HashMap as FastMap;
+
+use super::accounting::{Accounting, Piece, PieceId};
+use super::lines::LineId;
+use super::origin::{ForeachTemporaries, Origin, Part, Phase};
+use super::replay::Request;
+use super::{Difference, Missing, OnHost};
+use crate::event::tensors::DType;
+use crate::event::{
+    Address, BlockPurpose, BlockPurposes, MemoryEvent, PhaseMark, PurposeId, Stack, StackId, Tid,
+};
+use crate::ledger::grouping;
+use crate::ledger::snapshot::{Grouping, Site};
+
+/// Maximum number of live blocks; the excess is counted.
+const MOST_BLOCKS: usize = 1 << 24;
+
+/// Maximum number of stacks; blocks of later ones have no origin.
+const MOST_STACKS: usize = 1 << 20;
+
+/// Maximum number of temporary tensors held until the end of an optimizer step.
+const MOST_HELD: usize = 1 << 20;
+
+/// State of the CPU's blocks, threads and phases.
+#[derive(Debug, Default)]
+pub(super) struct Translation {
+    on_host: Vec<OnHost>,
+    uses: BlockPurposes,
+    stacks: HashMap<StackId, (Origin, LineId, IsOnHost)>,
+    live: FastMap<Address, Live>,
+    /// Block that may be a dropout mask; the next allocation decides.
+    mask: Option<Candidate>,
+    step: Option<Step>,
+    steps: u64,
+    /// Thread that runs the backward pass.
+    backward: Option<Tid>,
+    /// Phase of the last allocation.
+    last: Phase,
+    pub(super) missing: Missing,
+}
+
+type IsOnHost = bool;
+
+#[derive(Clone, Copy, Debug)]
+enum Live {
+    /// Its role is not decided yet.
+    Waiting,
+    /// In the accounting; `step` is the optimizer step that it ends with.
+    Known { piece: PieceId, step: Option<u64> },
+}
+
+/// Block that may be a dropout mask.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    tid: Tid,
+    stack: StackId,
+    addr: Address,
+    /// Bytes of one element.
+    element: u64,
+    piece: Piece,
+}
+
+/// Optimizer step that handles one parameter after the other.
+#[derive(Debug)]
+struct Step {
+    number: u64,
+    tid: Tid,
+    /// Pieces that the CPU freed and a GPU would hold until the end of the step.
+    held: Vec<PieceId>,
+    /// Stack and size of the first of two allocations in a row.
+    first: Option<(StackId, u64)>,
+    /// Stack of the first temporary tensor.
+    line: Option<StackId>,
+}
+
+impl Translation {
+    pub(super) fn new(on_host: Vec<OnHost>) -> Self {
+        Self {
+            on_host,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn define_stack(&mut self, id: StackId, stack: &Stack, books: &mut Accounting) {
+        if self.stacks.len() >= MOST_STACKS && !self.stacks.contains_key(&id) {
+            self.missing.stacks += 1;
+            return;
+        }
+        let site = grouping::site(stack, Grouping::User);
+        let is_on_host = match &site {
+            Site::Line(frame) => self.on_host.iter().any(|line| line.names(frame)),
+            Site::Backward(_) | Site::Node { .. } | Site::NoLine { .. } => false,
+        };
+        let line = books.lines.define(site);
+        self.stacks
+            .insert(id, (Origin::of(stack), line, is_on_host));
+    }
+
+    pub(super) fn define_use(&mut self, id: PurposeId, is: &std::sync::Arc<BlockPurpose>) {
+        self.uses.define(id, is);
+    }
+
+    /// Handles a mark of PyTorch (`Event::PhaseMark`).
+    pub(super) fn mark(&mut self, mark: &PhaseMark, books: &mut Accounting) {
+        self.phase(mark.tid, Phase::Step, books);
+        self.end_step(mark.tid, books);
+    }
+
+    /// Handles an allocation of the CPU's allocator.
+    pub(super) fn alloc(&mut self, event: &MemoryEvent, books: &mut Accounting) {
+        // Frees a leftover block at this address, whose own free was lost.
+        self.free(event.addr, books);
+        if self.live.len() >= MOST_BLOCKS {
+            self.missing.blocks += 1;
+            return;
+        }
+        let unknown = (Origin::UNKNOWN, LineId::NONE, false);
+        let (origin, line, is_on_host) = self.stacks.get(&event.stack).copied().unwrap_or(unknown);
+        let piece = Piece {
+            cpu: event.size.0,
+            gpu: Some(event.size.0),
+            difference: None,
+            line,
+            phase: origin.phase,
+            asked: Request {
+                tid: event.tid,
+                stack: event.stack,
+                shape: event.shape,
+            },
+        };
+        if self.is_number(event, origin) {
+            let piece = on_host(piece);
+            return self.keep(event.addr, books.begin(piece), None);
+        }
+        if origin.part == Part::Helper {
+            let piece = Piece {
+                phase: self.last,
+                ..piece
+            };
+            return self.keep(event.addr, books.begin(piece), None);
+        }
+        self.phase(event.tid, origin.phase, books);
+        let is_mask = self.settle_mask(Some(event), books);
+        if !matches!(origin.part, Part::Parameter(_)) {
+            self.end_step(event.tid, books);
+        }
+        let last = std::mem::replace(&mut self.last, origin.phase);
+        if matches!(origin.phase, Phase::Forward | Phase::Loading) {
+            books.is_over(last);
+        }
+        if is_on_host || origin.part == Part::Sample {
+            return self.keep(event.addr, books.begin(on_host(piece)), None);
+        }
+        // oneDNN's reordered copies of images and weights, and buffers for sums.
+        if self.uses_no_tensor(event.shape) {
+            let piece = Piece {
+                gpu: None,
+                difference: Some(Difference::Scratch),
+                ..piece
+            };
+            return self.keep(event.addr, books.begin(piece), None);
+        }
+        match origin.part {
+            Part::Dropout if !is_mask => self.may_be_mask(event, piece, books),
+            Part::Parameter(together) => self.alloc_in_step(event, piece, together, books),
+            Part::Dropout | Part::Plain | Part::Sample | Part::Helper => {
+                self.keep(event.addr, books.begin(piece), None);
+            }
+        }
+    }
+
+    /// Handles a free of the CPU's allocator.
+    pub(super) fn free(&mut self, addr: Address, books: &mut Accounting) {
+        if self.mask.is_some_and(|mask| mask.addr == addr) {
+            self.settle_mask(None, books);
+        }
+        let Some(Live::Known { piece, step }) = self.live.remove(&addr) else {
+            return;
+        };
+        if let (Some(now), Some(number)) = (&mut self.step, step)
+            && now.number == number
+            && now.held.len() < MOST_HELD
+        {
+            books.end_on_cpu(piece, Difference::Together);
+            now.held.push(piece);
+            return;
+        }
+        let Some((piece, size)) = books.end(piece) else {
+            return;
+        };
+        if self.backward.is_some() && piece.phase == Phase::Forward {
+            books.lines.was_saved(piece.line, size);
+        }
+    }
+
+    /// Piece of the CPU block at an address.
+    pub(super) fn piece_at(&self, addr: Address) -> Option<PieceId> {
+        match self.live.get(&addr)? {
+            Live::Known { piece, .. } => Some(*piece),
+            Live::Waiting => None,
+        }
+    }
+
+    /// Handles the end of the stream.
+    pub(super) fn finish(&mut self, books: &mut Accounting) {
+        self.settle_mask(None, books);
+        if let Some(tid) = self.step.as_ref().map(|step| step.tid) {
+            self.end_step(tid, books);
+        }
+        if self.backward.take().is_some() {
+            books.lines.backward_ended();
+        }
+    }
+
+    fn keep(&mut self, addr: Address, piece: PieceId, step: Option<u64>) {
+        self.live.insert(addr, Live::Known { piece, step });
+    }
+
+    /// Tracks the thread's entry into a backward pass and its return.
+    fn phase(&mut self, tid: Tid, phase: Phase, books: &mut Accounting) {
+        match (self.backward, phase) {
+            (None, Phase::Backward) => self.backward = Some(tid),
+            (Some(of), phase) if of == tid && phase != Phase::Backward => {
+                self.backward = None;
+                books.lines.backward_ended();
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns true for the tensor of a Python number. It stays on the host even when combined with
+    /// tensors of a GPU. So do the counters of an optimizer.
+    fn is_number(&self, event: &MemoryEvent, origin: Origin) -> bool {
+        let shape = self.uses.get(event.shape).and_then(|it| it.tensor());
+        shape.is_some_and(|shape| {
+            let is_one = shape.sizes.is_empty() && shape.more == 0;
+            is_one
+                && (shape.dtype == DType::FLOAT64
+                    || origin.phase == Phase::Step
+                    || origin.part == Part::Dropout)
+        })
+    }
+
+    fn uses_no_tensor(&self, shape: PurposeId) -> bool {
+        let other = |it: &std::sync::Arc<BlockPurpose>| it.tensor().is_none();
+        shape == PurposeId::NO_TENSOR || self.uses.get(shape).is_some_and(other)
+    }
+
+    /// Holds back a block that may be a dropout mask. `dropout` on the CPU allocates a mask of the
+    /// input's element type, then the output. On a GPU the mask has one byte an element (`_dropout`
+    /// and `native_dropout_cuda`, aten/src/ATen/native/Dropout.cpp@v2.15.0).
+    fn may_be_mask(&mut self, event: &MemoryEvent, piece: Piece, books: &mut Accounting) {
+        let shape = self.uses.get(event.shape).and_then(|it| it.tensor());
+        let element = shape.and_then(|shape| {
+            let is_whole = shape.requested == Some(event.size);
+            shape.dtype.size().filter(|bytes| is_whole && *bytes > 1)
+        });
+        let Some(element) = element else {
+            self.keep(event.addr, books.begin(piece), None);
+            return;
+        };
+        self.live.insert(event.addr, Live::Waiting);
+        self.mask = Some(Candidate {
+            tid: event.tid,
+            stack: event.stack,
+            addr: event.addr,
+            element,
+            piece,
+        });
+    }
+
+    /// Decides the candidate mask: it is one if `next` is the output made with it. Returns the
+    /// decision.
+    fn settle_mask(&mut self, next: Option<&MemoryEvent>, books: &mut Accounting) -> bool {
+        let Some(mut candidate) = self.mask.take() else {
+            return false;
+        };
+        let is_mask = next.is_some_and(|next| {
+            next.tid == candidate.tid
+                && next.stack == candidate.stack
+                && next.size.0 == candidate.piece.cpu
+        });
+        if is_mask {
+            candidate.piece.gpu = Some(candidate.piece.cpu / candidate.element);
+            candidate.piece.difference = Some(Difference::Mask);
+        }
+        let piece = books.begin(candidate.piece);
+        self.keep(candidate.addr, piece, None);
+        is_mask
+    }
+
+    /// Handles a temporary tensor of a step that handles one parameter after the other.
+    fn alloc_in_step(
+        &mut self,
+        event: &MemoryEvent,
+        piece: Piece,
+        together: ForeachTemporaries,
+        books: &mut Accounting,
+    ) {
+        if self.step.as_ref().is_some_and(|step| step.tid != event.tid) {
+            let piece = books.begin(piece);
+            return self.keep(event.addr, piece, None);
+        }
+        let steps = &mut self.steps;
+        let step = self.step.get_or_insert_with(|| {
+            *steps += 1;
+            Step {
+                number: *steps,
+                tid: event.tid,
+                held: Vec::new(),
+                first: None,
+                line: None,
+            }
+        });
+        let this = (event.stack, event.size.0);
+        let line = *step.line.get_or_insert(event.stack);
+        let (piece, is_held) = match together {
+            ForeachTemporaries::Second if step.first.take() == Some(this) => (piece, true),
+            ForeachTemporaries::Second => {
+                step.first = Some(this);
+                let nowhere = Piece {
+                    gpu: None,
+                    difference: Some(Difference::Together),
+                    ..piece
+                };
+                (nowhere, false)
+            }
+            ForeachTemporaries::Each => (piece, true),
+            ForeachTemporaries::FirstLine => (piece, line == event.stack),
+            ForeachTemporaries::Unknown => {
+                self.missing.steps += 1;
+                (piece, false)
+            }
+        };
+        let number = step.number;
+        let piece = books.begin(piece);
+        self.keep(event.addr, piece, is_held.then_some(number));
+    }
+
+    fn end_step(&mut self, tid: Tid, books: &mut Accounting) {
+        if self.step.as_ref().is_none_or(|step| step.tid != tid) {
+            return;
+        }
+        for piece in self.step.take().into_iter().flat_map(|step| step.held) {
+            books.end(piece);
+        }
+    }
+}
+
+fn on_host(piece: Piece) -> Piece {
+    Piece {
+        gpu: None,
+        difference: Some(Difference::OnHost),
+        ..piece
+    }
+}

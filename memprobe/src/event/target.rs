@@ -1,0 +1,41 @@
+//! Identity of the observed process, and its probes.
+
+use super::Tgid;
+
+/// Observed process. Its texts come from the target and may hold anything: views clean them.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Target {
+    /// Process id; `None` in a report whose recording lacks it.
+    pub tgid: Option<Tgid>,
+    /// Process id in its own PID namespace, if that differs from memprobe's.
+    pub inner_tgid: Option<Tgid>,
+    /// Name of its pod, container or batch job.
+    pub container: Option<String>,
+    /// Command line, joined by spaces.
+    pub command: String,
+    /// Version, such as `3.12.1`.
+    pub python: Option<String>,
+    /// Version, such as `2.15.0+cu132`.
+    pub torch: Option<String>,
+}
+
+/// Attached probe: its function, its offset, and the way the kernel runs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeStatus {
+    /// Demangled name of the function: `c10::reportMemoryUsageToProfiler`.
+    pub function: String,
+    /// Path of the library.
+    pub library: String,
+    /// Bytes from the function's first instruction.
+    pub offset: u64,
+    /// True if the kernel emulates the instruction there (cheap); otherwise it single-steps it.
+    pub emulated: bool,
+}
+
+impl ProbeStatus {
+    /// Returns true if the probe is hit so often that single-stepping slows the target noticeably.
+    /// Probes on CUDA's own functions are not.
+    pub fn is_busy(&self) -> bool {
+        !self.function.starts_with("cu")
+    }
+}

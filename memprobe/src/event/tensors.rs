@@ -1,0 +1,432 @@
+//! The tensors of a process at one moment, as plain data: the result of `inspect` and the content of a
+//! `memprobe snapshot` file.
+//!
+//! Three layers, as in PyTorch: the caching allocator's blocks, the storages in them, and the tensors that
+//! view storages. Sums are computed in `model::tensors`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::event::Target;
+use crate::event::{Address, Bytes, DeviceIndex, Frame, TimeNs, Totals};
+
+/// A snapshot of a process's blocks, storages and tensors.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct TensorSnapshot {
+    /// The process. Its strings come from the target and may contain anything; views sanitize them.
+    pub target: Target,
+    /// The wall-clock time, in milliseconds since 1970 (UTC).
+    pub taken_ms: u64,
+    /// The same moment on the clock of the events; 0 if not known to the nanosecond.
+    pub moment: TimeNs,
+    pub consistency: Consistency,
+    /// The caching allocator's own totals, by device; empty without an allocator.
+    pub devices: Vec<DeviceTotals>,
+    /// The allocator's live blocks, by device and address.
+    pub blocks: Vec<Block>,
+    /// Storages, in no particular order, without duplicates.
+    pub storages: Vec<Storage>,
+    /// Tensors, in no particular order, without duplicates.
+    pub tensors: Vec<Tensor>,
+    /// The number of Python objects that were examined.
+    pub objects: u64,
+    /// Data that could not be read, with the reason, as text for people.
+    pub unread: Vec<Arc<str>>,
+}
+
+/// The consistency of the data that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Consistency {
+    /// The process was paused while memprobe read it.
+    Paused {
+        pause: Duration,
+        /// The number of earlier stops that hit a garbage collection; the process was resumed after each.
+        retries: u32,
+    },
+    /// The process kept running.
+    #[default]
+    Running,
+}
+
+/// The caching allocator's own totals on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceTotals {
+    pub device: DeviceIndex,
+    pub totals: Totals,
+}
+
+/// A live block of the caching allocator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    /// The address in device memory.
+    pub addr: Address,
+    /// Bytes, as the allocator rounded them.
+    pub size: Bytes,
+    /// The requested bytes; `None` if unknown.
+    pub requested: Option<Bytes>,
+    pub device: DeviceIndex,
+    /// The line that allocated it; `None` if the allocation was not recorded.
+    pub site: Option<Frame>,
+    /// The purpose according to the events, as text: a library's workspace, scratch, a tensor. `None` if it
+    /// was not recorded.
+    pub purpose: Option<Arc<str>>,
+}
+
+/// The device of a storage or a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Device {
+    /// `cpu`.
+    Cpu,
+    /// `cuda:0`.
+    Cuda(DeviceIndex),
+    /// `meta`, which has no memory.
+    Meta,
+    /// Any other device, by its number in `c10::DeviceType` (c10/core/DeviceType.h@v2.15.0).
+    Other(u8),
+}
+
+/// An element type, by its number in `c10::ScalarType` (c10/core/ScalarType.h@v2.15.0).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DType(pub u16);
+
+/// A `c10::StorageImpl`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Storage {
+    /// The object's address in the target's host memory.
+    pub object: u64,
+    /// `untyped_storage().data_ptr()`; 0 without data.
+    pub data: Address,
+    /// `untyped_storage().nbytes()`.
+    pub bytes: Bytes,
+    pub device: Device,
+    /// The retainer; `None` if no named object leads to the storage.
+    pub retainer: Option<Arc<Retainer>>,
+}
+
+/// The retainer of memory: a reference path from a variable to it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Retainer {
+    /// The variable, or all slots of a container: `train.py:12 main() -> losses[*]`.
+    pub by: Arc<str>,
+    /// The class of the container, the module or the optimizer: `list`. `None` if `by` is a variable that
+    /// refers to the tensor itself.
+    pub class: Option<Arc<str>>,
+    /// The tensor in it that leads there: `train.py:12 main() -> losses[17]`; `None` if that tensor has no
+    /// name of its own.
+    pub slot: Option<Arc<str>>,
+    /// The first reference beyond that tensor: `grad_fn AddmmBackward0`, `.grad`; `None` if the memory is the
+    /// tensor's own.
+    pub through: Option<Arc<str>>,
+    /// True if no other retainer was found.
+    pub exclusive: bool,
+}
+
+/// A `c10::TensorImpl`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// The object's address in the target's host memory.
+    pub object: u64,
+    pub kind: TensorKind,
+    /// The names, best first; empty if it has none.
+    pub names: Vec<Name>,
+    /// `shape`, in elements; `None` if it cannot be determined (nested tensors, symbolic sizes).
+    pub shape: Option<Vec<u64>>,
+    /// `stride()`, in elements; empty if it cannot be determined (sparse tensors).
+    pub strides: Vec<u64>,
+    /// `storage_offset()`, in elements.
+    pub offset: u64,
+    pub dtype: DType,
+    pub device: Device,
+    /// The index in [`TensorSnapshot::storages`]; `None` without a storage (meta, sparse).
+    pub storage: Option<usize>,
+    /// `requires_grad`.
+    pub requires_grad: bool,
+    /// `grad_fn.name()`, such as `AddmmBackward0`; `None` for a leaf.
+    pub grad_fn: Option<Arc<str>>,
+    /// Indices in [`TensorSnapshot::tensors`] of the tensors whose `.grad` this is.
+    pub gradient_of: Vec<usize>,
+    /// The operation that saves it for the backward pass, such as `MulBackward0`.
+    pub saved_by: Option<Arc<str>>,
+    /// The path of the module that it belongs to, such as `model.layers.0.mlp`.
+    pub module: Option<Arc<str>>,
+    /// The module path that starts at the class of the root module, such as `GPT.layers.0.mlp`. Set for
+    /// parameters and buffers of a live process only, not for those read from a file.
+    pub called: Option<Arc<str>>,
+    /// The name of its Python type (`Tensor`, `Parameter`); `None` if no Python object wraps it.
+    pub class: Option<Arc<str>>,
+}
+
+/// The role of a tensor, from exact rules only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TensorKind {
+    /// An entry in a module's `_parameters`.
+    Parameter,
+    /// An entry in a module's `_buffers`.
+    Buffer,
+    /// The `.grad` of another tensor.
+    Gradient,
+    /// An entry in an optimizer's `state`.
+    OptimizerState,
+    /// Saved for the backward pass by a live node of the graph, with no other known reference.
+    Saved,
+    /// None of the other kinds.
+    Tensor,
+}
+
+/// A name of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    /// Examples: `layers.0.weight`, `Adam.exp_avg[layers.0.weight]`, `train.py:31 train() -> x`,
+    /// `cache['kv'][0]`.
+    pub text: Arc<str>,
+    /// The rule that inferred it; `None` for a name that follows references only.
+    pub inferred: Option<&'static str>,
+}
+
+impl Default for Tensor {
+    fn default() -> Self {
+        Self {
+            object: 0,
+            kind: TensorKind::Tensor,
+            names: Vec::new(),
+            shape: Some(Vec::new()),
+            strides: Vec::new(),
+            offset: 0,
+            dtype: DType::FLOAT32,
+            device: Device::Cpu,
+            storage: None,
+            requires_grad: false,
+            grad_fn: None,
+            gradient_of: Vec::new(),
+            saved_by: None,
+            module: None,
+            called: None,
+            class: None,
+        }
+    }
+}
+
+impl Tensor {
+    /// `numel()`; `None` if the shape is unknown.
+    pub fn elements(&self) -> Option<u64> {
+        let sizes = self.shape.as_ref()?.iter();
+        Some(sizes.fold(1, |product, &size| product.saturating_mul(size)))
+    }
+
+    /// `numel() * element_size()`; `None` for an unknown shape or element type.
+    pub fn bytes(&self) -> Option<Bytes> {
+        let size = self.dtype.size()?;
+        Some(Bytes(self.elements()?.saturating_mul(size)))
+    }
+}
+
+impl TensorKind {
+    /// Every kind, most specific first.
+    pub const ALL: [Self; 6] = [
+        Self::Parameter,
+        Self::Buffer,
+        Self::OptimizerState,
+        Self::Gradient,
+        Self::Saved,
+        Self::Tensor,
+    ];
+
+    /// The word in files and tables.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Parameter => "parameter",
+            Self::Buffer => "buffer",
+            Self::Gradient => "gradient",
+            Self::OptimizerState => "optimizer_state",
+            Self::Saved => "saved",
+            Self::Tensor => "tensor",
+        }
+    }
+
+    /// Parses a word of [`Self::as_str`].
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == word)
+    }
+}
+
+impl Name {
+    /// The rules that infer names. A name read from a file has one of these, or [`Self::UNKNOWN_RULE`].
+    pub const RULES: &[&str] = &[Self::BY_CLASS];
+    /// The rule for a module that no variable leads to.
+    pub const BY_CLASS: &str = "no variable leads to its module: named by the module's class";
+    /// A rule that this version of memprobe does not know.
+    pub const UNKNOWN_RULE: &str = "a rule that this memprobe does not know";
+
+    /// Returns the rule with this text.
+    pub fn rule(words: &str) -> &'static str {
+        let known = Self::RULES.iter().find(|rule| **rule == words);
+        known.copied().unwrap_or(Self::UNKNOWN_RULE)
+    }
+}
+
+/// Prefix of a device that is known only by its number.
+const OTHER_DEVICE: &str = "device type ";
+/// Prefix of an element type that is known only by its number.
+const OTHER_DTYPE: &str = "dtype ";
+
+impl Device {
+    /// Parses the output of `Display`.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "cpu" => Some(Self::Cpu),
+            "meta" => Some(Self::Meta),
+            "cuda:?" => Some(Self::Cuda(DeviceIndex::UNKNOWN)),
+            _ => match text.strip_prefix("cuda:") {
+                Some(index) => digits(index).map(DeviceIndex).map(Self::Cuda),
+                None => digits(text.strip_prefix(OTHER_DEVICE)?).map(Self::Other),
+            },
+        }
+    }
+}
+
+/// Parses a number without a sign.
+fn digits<N: std::str::FromStr>(text: &str) -> Option<N> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    plain.then(|| text.parse().ok())?
+}
+
+impl fmt::Display for Device {
+    /// Writes the device as PyTorch does.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.pad("cpu"),
+            Self::Cuda(index) => fmt::Display::fmt(index, f),
+            Self::Meta => f.pad("meta"),
+            Self::Other(number) => f.pad(&format!("{OTHER_DEVICE}{number}")),
+        }
+    }
+}
+
+/// Name and element size in bytes of each type, by number; unused numbers are `None`. Types that pack several
+/// numbers into a byte have size 1 (torch/headeronly/core/ScalarType.h@v2.15.0).
+const DTYPES: &[Option<(&str, u64)>] = &[
+    Some(("uint8", 1)),
+    Some(("int8", 1)),
+    Some(("int16", 2)),
+    Some(("int32", 4)),
+    Some(("int64", 8)),
+    Some(("float16", 2)),
+    Some(("float32", 4)),
+    Some(("float64", 8)),
+    Some(("complex32", 4)),
+    Some(("complex64", 8)),
+    Some(("complex128", 16)),
+    Some(("bool", 1)),
+    Some(("qint8", 1)),
+    Some(("quint8", 1)),
+    Some(("qint32", 4)),
+    Some(("bfloat16", 2)),
+    Some(("quint4x2", 1)),
+    Some(("quint2x4", 1)),
+    Some(("bits1x8", 1)),
+    Some(("bits2x4", 1)),
+    Some(("bits4x2", 1)),
+    Some(("bits8", 1)),
+    Some(("bits16", 2)),
+    Some(("float8_e5m2", 1)),
+    Some(("float8_e4m3fn", 1)),
+    Some(("float8_e5m2fnuz", 1)),
+    Some(("float8_e4m3fnuz", 1)),
+    Some(("uint16", 2)),
+    Some(("uint32", 4)),
+    Some(("uint64", 8)),
+    Some(("uint1", 1)),
+    Some(("uint2", 1)),
+    Some(("uint3", 1)),
+    Some(("uint4", 1)),
+    Some(("uint5", 1)),
+    Some(("uint6", 1)),
+    Some(("uint7", 1)),
+    Some(("int1", 1)),
+    Some(("int2", 1)),
+    Some(("int3", 1)),
+    Some(("int4", 1)),
+    Some(("int5", 1)),
+    Some(("int6", 1)),
+    Some(("int7", 1)),
+    Some(("float8_e8m0fnu", 1)),
+    Some(("float4_e2m1fn_x2", 1)),
+    Some(("bcomplex32", 4)),
+];
+
+impl DType {
+    /// `torch.float32`.
+    pub const FLOAT32: Self = Self(6);
+
+    /// `torch.float64`.
+    pub const FLOAT64: Self = Self(7);
+
+    /// PyTorch's name without `torch.`; `None` for an unknown number.
+    pub fn name(self) -> Option<&'static str> {
+        Some(self.row()?.0)
+    }
+
+    /// The element size in bytes; `None` for an unknown number.
+    pub fn size(self) -> Option<u64> {
+        Some(self.row()?.1)
+    }
+
+    /// Parses the output of `Display`.
+    pub fn parse(name: &str) -> Option<Self> {
+        let is_it = |row: &Option<(&str, u64)>| row.is_some_and(|(word, _)| word == name);
+        match DTYPES.iter().position(is_it) {
+            Some(number) => u16::try_from(number).ok().map(Self),
+            None => digits(name.strip_prefix(OTHER_DTYPE)?).map(Self),
+        }
+    }
+
+    fn row(self) -> Option<(&'static str, u64)> {
+        *DTYPES.get(usize::from(self.0))?
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.pad(name),
+            None => f.pad(&format!("{OTHER_DTYPE}{}", self.0)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_and_element_types_are_read_as_they_are_written() {
+        for device in [
+            Device::Cpu,
+            Device::Meta,
+            Device::Cuda(DeviceIndex(0)),
+            Device::Cuda(DeviceIndex::UNKNOWN),
+            Device::Other(13),
+        ] {
+            assert_eq!(Device::parse(&device.to_string()), Some(device));
+        }
+        for number in 0..200 {
+            assert_eq!(
+                DType::parse(&DType(number).to_string()),
+                Some(DType(number))
+            );
+        }
+        for wrong in [
+            "",
+            "cuda",
+            "cuda:",
+            "cuda:+1",
+            "cuda:256",
+            "device type -1",
+            "CPU",
+        ] {
+            assert_eq!(Device::parse(wrong), None, "{wrong}");
+        }
+        assert_eq!(DType::parse("dtype 70000"), None);
+    }
+}

@@ -1,0 +1,207 @@
+//! One process of a host: its ledger, and its row.
+
+use super::Attached;
+use super::trend;
+use crate::event::Target;
+use crate::event::{CaptureOptions, Detail, Event, Tgid, TimeNs, Totals};
+use crate::ledger::snapshot::host::{
+    DriverUse, HostHealth, ProcessFacts, ProcessRow, ProcessState, TopHolder, Trend,
+};
+use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
+use crate::ledger::{Applied, Caps, Model};
+use crate::tensors::{BlockUses, Ledgers};
+
+#[derive(Debug)]
+pub(super) struct Process {
+    model: Model,
+    /// Purposes of live blocks, if the kernel records them.
+    uses: BlockUses,
+    capture: CaptureOptions,
+    ended: Option<TimeNs>,
+    trend: trend::Recorder,
+    row: ProcessRow,
+    /// True if the row is older than the ledger.
+    stale: bool,
+}
+
+impl Process {
+    /// Returns a process found at `now`.
+    pub(super) fn new(target: Target, facts: ProcessFacts, now: TimeNs, caps: Caps) -> Self {
+        let mut model = Model::with_caps(target.clone(), now, caps);
+        let state = ProcessState::Waiting("libraries of CUDA or PyTorch".to_owned());
+        model.set_state(seen(&state));
+        let row = ProcessRow {
+            tgid: target.tgid.unwrap_or(Tgid(0)),
+            target,
+            facts,
+            state,
+            devices: Vec::new(),
+            peak: Totals::default(),
+            driver: Vec::new(),
+            driver_is_partial: false,
+            trend: Trend::default(),
+            top: None,
+            note: None,
+            events: 0,
+            events_per_second: 0.0,
+        };
+        Self {
+            model,
+            uses: BlockUses::default(),
+            capture: CaptureOptions::default(),
+            ended: None,
+            trend: trend::Recorder::default(),
+            row,
+            stale: false,
+        }
+    }
+
+    pub(super) fn describe(&mut self, target: Target, facts: ProcessFacts) {
+        self.model.set_target(target.clone());
+        self.row.target = target;
+        self.row.facts = facts;
+    }
+
+    /// Marks the process as probed, with its versions and probes.
+    pub(super) fn attach(&mut self, found: Attached) {
+        self.model.set_target(found.target.clone());
+        self.model.set_probes(found.probes);
+        self.model.set_capture(found.capture);
+        self.model.set_missing(found.missing);
+        self.capture = found.capture;
+        self.row.target = found.target;
+        self.set_state(ProcessState::Probed);
+    }
+
+    /// Sets the state, unless the process has ended.
+    pub(super) fn set_state(&mut self, state: ProcessState) {
+        if self.ended.is_none() {
+            self.model.set_state(seen(&state));
+            self.row.state = state;
+        }
+    }
+
+    pub(super) fn facts(&self) -> &ProcessFacts {
+        &self.row.facts
+    }
+
+    /// Process that it was forked from.
+    pub(super) fn forked_from(&self) -> Option<Tgid> {
+        self.row.facts.forked_from
+    }
+
+    /// Returns true once an event of its allocator was seen.
+    pub(super) fn was_heard(&self) -> bool {
+        self.model.totals().is_some()
+    }
+
+    pub(super) fn apply(&mut self, event: &Event) -> Applied {
+        // At `Detail::Lines` no block has a purpose; this saves the lookup.
+        if self.capture.detail > Detail::Lines {
+            self.uses.apply(event);
+        }
+        let applied = self.model.apply(event);
+        let time = match event {
+            Event::Memory(event) => event.time,
+            Event::AtAttach(found) => found.time,
+            Event::Stack(..)
+            | Event::BlockPurpose(..)
+            | Event::Thread(..)
+            | Event::PhaseMark(_)
+            | Event::BlockLabels(_)
+            | Event::Loss(_) => return applied,
+        };
+        self.stale = true;
+        if let Some(totals) = self.model.totals() {
+            self.row.peak = self.row.peak.higher(totals);
+            self.trend.record(time, totals.allocated);
+        }
+        applied
+    }
+
+    /// Sets the note for the user; the last one counts.
+    pub(super) fn note(&mut self, text: &str) {
+        self.row.note = Some(text.to_owned());
+    }
+
+    /// Marks the process as ended at `now`.
+    pub(super) fn end(&mut self, now: TimeNs) {
+        self.set_state(ProcessState::Ended);
+        self.ended.get_or_insert(now);
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    /// Returns true if it ended at least `fade` nanoseconds ago.
+    pub(super) fn has_faded(&self, now: TimeNs, fade: u64) -> bool {
+        self.ended
+            .is_some_and(|ended| now.0.saturating_sub(ended.0) >= fade)
+    }
+
+    /// Sets the memory that the driver reports. An ended process keeps its last value.
+    pub(super) fn set_driver(&mut self, held: &[DriverUse], is_partial: bool) {
+        if self.ended.is_none() {
+            self.row.driver = held.to_vec();
+            self.row.driver_is_partial = is_partial;
+        }
+    }
+
+    /// Updates the rates and the trend.
+    pub(super) fn tick(&mut self, now: TimeNs) {
+        self.model.tick(now);
+        self.trend.advance(self.ended.unwrap_or(now));
+    }
+
+    /// Adds the process's counters to `health`.
+    pub(super) fn add_to(&self, health: &mut HostHealth) {
+        let own = &self.model;
+        health.events = health.events.saturating_add(own.events());
+        health.events_per_second += own.events_per_second();
+        let malformed = &mut health.losses.malformed;
+        *malformed = malformed.saturating_add(own.malformed());
+        health.disagreements = health.disagreements.saturating_add(own.disagreements());
+    }
+
+    /// Row of the process, rebuilt if it changed.
+    pub(super) fn row(&mut self) -> ProcessRow {
+        if std::mem::replace(&mut self.stale, false) {
+            self.row.devices = self.model.device_rows();
+            if let [only] = self.row.devices.as_slice() {
+                self.row.peak = self.row.peak.higher(only.peak);
+            }
+            let top = self.model.top_holder(Grouping::User);
+            self.row.top = top.map(|(holder, live)| TopHolder { holder, live });
+            self.row.events = self.model.events();
+        }
+        self.row.events_per_second = self.model.events_per_second();
+        self.row.trend = self.trend.snapshot();
+        self.row.clone()
+    }
+
+    /// Ledgers of its live blocks.
+    pub(super) fn ledgers(&self) -> Ledgers<'_> {
+        Ledgers {
+            lines: &self.model,
+            uses: &self.uses,
+        }
+    }
+
+    /// Snapshot for the screen of this process.
+    pub(super) fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {
+        self.model.snapshot(self.ended.unwrap_or(now), grouping)
+    }
+}
+
+/// State as shown on the screen of one process.
+fn seen(state: &ProcessState) -> TargetState {
+    match state {
+        ProcessState::Waiting(what) => TargetState::Waiting(what.clone()),
+        ProcessState::Refused(reason) => {
+            TargetState::Waiting(format!("nothing: it cannot be probed ({reason})"))
+        }
+        ProcessState::Probed => TargetState::Running,
+        ProcessState::Ended => TargetState::Exited,
+    }
+}

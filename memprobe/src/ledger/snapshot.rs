@@ -1,0 +1,323 @@
+//! Plain, owned data that the model gives to views.
+
+pub mod host;
+
+use std::sync::Arc;
+
+use crate::event::{
+    BlockPurpose, Bytes, CaptureOptions, CudaCall, CudaMemoryKind, DeviceIndex, Frame, Losses,
+    ProbeStatus, Stack, Target, TimeNs, Totals,
+};
+
+/// State of one process at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    pub target: Target,
+    /// Time of the first event or of attaching, whichever is earlier.
+    pub started: TimeNs,
+    /// Moment of this snapshot.
+    pub now: TimeNs,
+    /// One for each device seen, by index.
+    pub devices: Vec<DeviceSnapshot>,
+    /// CUDA memory outside the caching allocator.
+    pub cuda: CudaSnapshot,
+    /// Quality of the measurement.
+    pub health: Health,
+}
+
+/// Layer of software behind the table of lines: the highest one seen.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Layer {
+    /// No event yet.
+    #[default]
+    None,
+    /// Calls into libcuda.
+    Driver,
+    /// Calls into libcudart.
+    Runtime,
+    /// Blocks of PyTorch's caching allocator, from its tracepoints.
+    Tracepoints,
+    /// Blocks of PyTorch's caching allocator.
+    Allocator,
+}
+
+impl Layer {
+    pub(super) fn of(call: CudaCall) -> Self {
+        if call.function.starts_with("pytorch:") {
+            Self::Tracepoints
+        } else if call.function.starts_with("cuda") {
+            Self::Runtime
+        } else {
+            Self::Driver
+        }
+    }
+
+    /// Short text for people and other programs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "nothing yet",
+            Self::Driver => "CUDA driver calls",
+            Self::Runtime => "CUDA runtime calls",
+            Self::Tracepoints => "PyTorch's tracepoints",
+            Self::Allocator => "PyTorch's caching allocator",
+        }
+    }
+}
+
+/// CUDA memory outside the caching allocator. Without a caching allocator, device memory is in the
+/// table of lines, and only the rest is here.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct CudaSnapshot {
+    /// Layer behind the table of lines.
+    pub layer: Layer,
+    /// Rows by library and kind of memory, largest first.
+    pub rows: Vec<OutsideRow>,
+}
+
+impl CudaSnapshot {
+    /// Bytes of all rows.
+    pub fn live(&self) -> Bytes {
+        let live = self.rows.iter().map(|row| row.live.0);
+        Bytes(live.fold(0, u64::saturating_add))
+    }
+}
+
+/// Memory of one kind that a library got from CUDA.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutsideRow {
+    /// Path of the library or program that called into CUDA.
+    pub library: Arc<str>,
+    pub space: CudaMemoryKind,
+    /// Device; `None` for host memory, and if unknown.
+    pub device: Option<DeviceIndex>,
+    pub live: Bytes,
+    /// Maximum of `live`.
+    pub peak: Bytes,
+    pub live_blocks: u64,
+    /// Calls that allocated since attach.
+    pub allocs: u64,
+    /// One row for each line that allocated, in no particular order.
+    pub lines: Vec<LineRow>,
+}
+
+/// Quality of the measurement.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Health {
+    pub events: u64,
+    /// Memory events per second, as a moving average.
+    pub events_per_second: f64,
+    pub losses: Losses,
+    pub state: TargetState,
+    /// In the order of the catalog.
+    pub probes: Vec<ProbeStatus>,
+    /// Options that the kernel records with.
+    pub capture: CaptureOptions,
+    /// Data that is not recorded because a probe or kernel feature is missing.
+    pub missing: Vec<String>,
+    /// Differences between ledger and allocator that no loss explains.
+    pub disagreements: u64,
+    /// Reason that no state at attach is known, not even its size.
+    pub unread_at_attach: Option<Arc<str>>,
+}
+
+/// State of the observed process.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum TargetState {
+    /// Waiting for something, such as the import of torch.
+    Waiting(String),
+    /// Running and probed.
+    #[default]
+    Running,
+    Exited,
+    /// Not live: a finished recording is shown.
+    Recording,
+}
+
+/// Memory of one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceSnapshot {
+    pub index: DeviceIndex,
+    /// Allocator totals after the last event.
+    pub totals: Totals,
+    /// Highest totals, each at its own time. Includes the time before attach if the allocator's
+    /// statistics were readable at attach.
+    pub peak: Totals,
+    /// Memory allocated before attach and not freed since.
+    pub before_attach: BeforeAttach,
+    /// Allocator total minus the bytes that the ledger knows: `totals.allocated -
+    /// before_attach.live - sum of live bytes of all lines`. 0 unless events were lost.
+    pub unaccounted: i64,
+    /// Live blocks known one by one: those allocated since attach, and those found at attach.
+    pub live_blocks: u64,
+    /// Out-of-memory errors since attach.
+    pub ooms: u64,
+    /// One row for each line that has allocated, in no particular order.
+    pub lines: Vec<LineRow>,
+    /// Totals over time.
+    pub timeline: Timeline,
+}
+
+/// Memory allocated before attach and not freed since.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct BeforeAttach {
+    /// Bytes.
+    pub live: Bytes,
+    /// Bytes of `live` whose blocks are unknown.
+    pub unknown: Bytes,
+    /// Known blocks, which hold the other bytes.
+    pub known_blocks: u64,
+    /// Frees since attach of blocks that were unknown.
+    pub unseen_frees: u64,
+    /// Reason that the blocks could not be read at attach; `None` if they were read or not tried.
+    pub unread: Option<Arc<str>>,
+}
+
+impl BeforeAttach {
+    /// Number of blocks; `None` unless all are known.
+    pub fn live_blocks(&self) -> Option<u64> {
+        (self.unknown == Bytes(0)).then_some(self.known_blocks)
+    }
+}
+
+/// Memory of one line of Python on one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LineRow {
+    /// Line, or the reason that none is known.
+    pub site: Site,
+    pub live: Bytes,
+    /// Maximum of `live`.
+    pub peak: Bytes,
+    pub live_blocks: u64,
+    /// Allocations since attach.
+    pub allocs: u64,
+    /// Bytes of all allocations since attach.
+    pub alloc_bytes: Bytes,
+    /// Allocations per second, as a moving average.
+    pub allocs_per_second: f64,
+    /// Stacks of this line, largest `live` first.
+    pub stacks: Vec<StackRow>,
+}
+
+/// Memory of tensors with one shape and element type, allocated by one line on one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShapeRow {
+    /// Tensor, or other purpose.
+    pub what: PurposeInfo,
+    /// Line, or the reason that none is known.
+    pub site: Site,
+    /// Live bytes, as rounded by the allocator.
+    pub live: Bytes,
+    /// Maximum of `live`.
+    pub peak: Bytes,
+    pub live_blocks: u64,
+    /// Allocations since attach.
+    pub allocs: u64,
+}
+
+/// Purpose of a block.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum PurposeInfo {
+    Known(Arc<BlockPurpose>),
+    /// No tensor: a library's workspace, or a storage allocated or resized on its own.
+    NoTensor,
+    /// Tensors were not recorded.
+    Unknown,
+    /// Beyond the limit of distinct tensors.
+    TooMany,
+}
+
+/// Stack frame that memory is counted under.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Grouping {
+    /// Innermost frame of the user's own code: neither Python's standard library nor an installed
+    /// package.
+    #[default]
+    User,
+    /// Innermost frame of all.
+    Innermost,
+}
+
+/// Call site of a row in the table of lines.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Site {
+    /// Line of Python of the allocating thread.
+    Line(Frame),
+    /// Line that waits in a backward pass, for which a thread without Python allocated.
+    Backward(Frame),
+    /// Node of autograd's graph that allocated in a backward pass.
+    Node {
+        /// Line of the forward pass whose operation made the node.
+        forward: Frame,
+        /// PyTorch's name: `AddmmBackward0`.
+        name: Arc<str>,
+    },
+    /// No line is known.
+    NoLine {
+        /// Name of the thread that allocated.
+        thread: Arc<str>,
+        /// Reason, in a few words.
+        reason: &'static str,
+    },
+}
+
+impl Site {
+    /// Keyword in structured reports.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Line(_) => "line",
+            Self::Backward(_) => "backward",
+            Self::Node { .. } => "backward_of",
+            Self::NoLine { .. } => "no_line",
+        }
+    }
+
+    /// Name of the autograd node that allocated.
+    pub fn node(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Node { name, .. } => Some(name),
+            Self::Line(_) | Self::Backward(_) | Self::NoLine { .. } => None,
+        }
+    }
+
+    /// Name of the thread, and the reason that it has no line.
+    pub fn nobody(&self) -> Option<(&Arc<str>, &'static str)> {
+        match self {
+            Self::NoLine { thread, reason } => Some((thread, reason)),
+            Self::Line(_) | Self::Backward(_) | Self::Node { .. } => None,
+        }
+    }
+
+    /// Line of the row: the allocating line, the forward line of a node, or the waiting line.
+    pub fn frame(&self) -> Option<&Frame> {
+        match self {
+            Self::Line(frame) | Self::Backward(frame) | Self::Node { forward: frame, .. } => {
+                Some(frame)
+            }
+            Self::NoLine { .. } => None,
+        }
+    }
+}
+
+/// One stack of a line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StackRow {
+    /// Frames, innermost first.
+    pub stack: Arc<Stack>,
+    pub live: Bytes,
+    /// Maximum of `live`.
+    pub peak: Bytes,
+    pub live_blocks: u64,
+    /// Allocations since attach.
+    pub allocs: u64,
+}
+
+/// Totals over time, in steps of equal length; bounded.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Timeline {
+    /// Start of the first step.
+    pub start: TimeNs,
+    /// Nanoseconds per step.
+    pub step: u64,
+    /// Highest totals within each step; a step without events repeats the previous totals.
+    pub points: Vec<Totals>,
+}

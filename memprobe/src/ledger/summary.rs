@@ -1,0 +1,73 @@
+//! Summary of a process for the table of processes; cheap to call often.
+
+use super::Model;
+use super::snapshot::Grouping;
+use super::snapshot::host::{DeviceRow, Holder};
+use crate::event::{Action, Bytes, DeviceIndex, Event, Totals};
+use crate::ledger::DeviceTotals;
+
+impl Model {
+    /// Allocator totals, summed over all devices; `None` before the first allocator event.
+    pub fn totals(&self) -> Option<Totals> {
+        let totals = self.devices.values().map(|device| device.totals());
+        totals.reduce(|sum, totals| Totals {
+            allocated: Bytes(sum.allocated.0.saturating_add(totals.allocated.0)),
+            reserved: Bytes(sum.reserved.0.saturating_add(totals.reserved.0)),
+        })
+    }
+
+    /// Device of an allocator event, and its state after the event; `None` for other events.
+    pub fn moment(&self, event: &Event) -> Option<(DeviceIndex, DeviceTotals)> {
+        let (index, time) = match event {
+            Event::AtAttach(found) => (found.device?, found.time),
+            Event::Memory(event) => match event.action {
+                Action::Alloc | Action::Free | Action::Held | Action::OutOfMemory => {
+                    (event.device?, event.time)
+                }
+                _ => return None,
+            },
+            _ => return None,
+        };
+        let device = self.devices.get(&index)?;
+        Some((index, device.moment(time)))
+    }
+
+    /// Allocator totals and peaks of each device.
+    pub fn device_rows(&self) -> Vec<DeviceRow> {
+        let devices = self.devices.iter();
+        let row = |(index, device): (&_, &super::device::Device)| DeviceRow {
+            index: *index,
+            totals: device.totals(),
+            peak: device.peak(),
+        };
+        devices.map(row).collect()
+    }
+
+    /// Call site that holds most on any one device, and its bytes; `None` if nothing is live.
+    pub fn top_holder(&self, grouping: Grouping) -> Option<(Holder, Bytes)> {
+        let of_each = self.devices.values();
+        of_each
+            .filter_map(|device| device.top_holder(grouping))
+            .max_by_key(|(_, live)| *live)
+            .filter(|(_, live)| live.0 > 0)
+    }
+
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Memory events per second, as a moving average.
+    pub fn events_per_second(&self) -> f64 {
+        self.events_rate.per_second()
+    }
+
+    /// Differences between ledger and allocator that no loss explains.
+    pub fn disagreements(&self) -> u64 {
+        self.agreement.disagreements()
+    }
+
+    /// Malformed memory events and totals.
+    pub fn malformed(&self) -> u64 {
+        self.malformed
+    }
+}

@@ -1,0 +1,18 @@
+//! Facts about a process from `/proc` and its own memory. The target controls all of this data, so every read
+//! is bounded and checked.
+
+mod build_id;
+pub(crate) mod class_name;
+pub mod container;
+pub mod cpp_class;
+pub mod elf;
+pub mod facts;
+pub mod maps;
+pub mod memory;
+pub mod namespace;
+pub mod pause;
+pub mod process_scan;
+pub mod rank;
+pub mod root;
+pub mod status;
+pub mod user;

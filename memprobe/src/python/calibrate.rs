@@ -1,0 +1,400 @@
+//! Validates the layout on every thread of a process: before a probe relies on the offsets, the values they
+//! lead to must agree with independent facts.
+
+use std::fmt;
+
+use hashbrown::HashSet;
+
+use super::cache::is_shim;
+use super::code::{self, CodePosition};
+use super::layout::PythonLayout;
+use super::slot::{self, StatePath};
+use super::threads::{self, RawFrame, ThreadState};
+use crate::process::memory::{Cause, ReadMemory, Unreadable};
+
+/// Attempts to read the stack of one thread, which may change meanwhile.
+const STACK_ATTEMPTS: usize = 8;
+
+/// A contradiction between a process and the layout of its version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mismatch {
+    /// The list of thread states cannot be followed.
+    Threads(Unreadable),
+    /// The list of thread states is empty.
+    NoThreads,
+    /// The path of a thread to its state ends at another value.
+    State {
+        /// The thread ID in the thread's own PID namespace.
+        native_thread_id: u64,
+        value: u64,
+    },
+    /// No location, or more than one, holds its own state in every thread.
+    NoWay {
+        /// The number of such locations.
+        places: usize,
+    },
+    /// The code of a frame is no code object, or does not contain the frame's instruction.
+    Stack {
+        /// The thread ID in the thread's own PID namespace.
+        native_thread_id: u64,
+        cause: Unreadable,
+    },
+    /// A stack has no end.
+    EndlessStack {
+        /// The thread ID in the thread's own PID namespace.
+        native_thread_id: u64,
+    },
+    /// Not one thread could be validated.
+    NothingProved,
+    /// No thread runs anything, and the offsets have no other confirmation.
+    NoFrames,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Threads(cause) => write!(f, "its list of threads: {cause}"),
+            Self::NoThreads => f.write_str("it has no Python thread"),
+            Self::State {
+                native_thread_id,
+                value,
+            } => write!(
+                f,
+                "thread {native_thread_id} keeps {value:#x} where its thread state should be"
+            ),
+            Self::NoWay { places } => write!(
+                f,
+                "{places} places are found where every thread keeps its state"
+            ),
+            Self::Stack {
+                native_thread_id,
+                cause,
+            } => {
+                write!(f, "the stack of thread {native_thread_id}: {cause}")
+            }
+            Self::EndlessStack { native_thread_id } => {
+                write!(f, "the stack of thread {native_thread_id} has no end")
+            }
+            Self::NoFrames => f.write_str("none of its threads runs any Python"),
+            Self::NothingProved => f.write_str("none of its threads could be read"),
+        }
+    }
+}
+
+/// The facts to validate.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim<'a> {
+    /// The offsets.
+    pub layout: &'a PythonLayout,
+    /// Address of the interpreter.
+    pub interpreter: u64,
+    /// Address of `PyCode_Type`.
+    pub code_type: u64,
+    /// The path to the thread states.
+    pub way: StatePath,
+    /// The prior confidence in the offsets.
+    pub layout_is: LayoutIs,
+}
+
+/// The prior confidence in offsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayoutIs {
+    /// Offsets of the official build, which were tested.
+    Tested,
+    /// Other offsets that the interpreter itself reports. They need at least one thread with frames as
+    /// evidence.
+    OnlyTold,
+}
+
+/// Validates a claim on every thread and returns the threads. Each thread must find its own state, whether it
+/// holds the GIL or not. Each stack must be a finite chain of frames whose code objects are readable and
+/// contain the frame's instruction.
+///
+/// `is_alive` tells for a `native_thread_id` if the thread still exists: a state may outlive its thread, and
+/// then it is no evidence.
+///
+/// # Errors
+/// The first [`Mismatch`]. The process keeps running meanwhile, so a caller should retry first.
+pub fn validate(
+    memory: &impl ReadMemory,
+    claim: &Claim<'_>,
+    is_alive: impl Fn(u64) -> bool,
+) -> Result<Vec<ThreadState>, Mismatch> {
+    let states = threads::thread_states(memory, claim.layout, claim.interpreter)
+        .map_err(Mismatch::Threads)?;
+    if states.is_empty() {
+        return Err(Mismatch::NoThreads);
+    }
+    let of_thread = slot::by_thread(&states);
+    let mut known_codes = HashSet::new();
+    let mut proved = 0;
+    for state in states.iter().filter(|state| state.thread_id != 0) {
+        let native_thread_id = state.native_thread_id;
+        let found = claim.way.value(memory, state.thread_id);
+        if !found.is_ok_and(|value| of_thread[&state.thread_id].contains(&value)) {
+            if is_alive(native_thread_id) {
+                let value = found.unwrap_or_default();
+                return Err(Mismatch::State {
+                    native_thread_id,
+                    value,
+                });
+            }
+            continue;
+        }
+        validate_stack(memory, claim, state, &mut known_codes)?;
+        proved += 1;
+    }
+    if proved == 0 {
+        Err(Mismatch::NothingProved)
+    } else if known_codes.is_empty() && claim.layout_is == LayoutIs::OnlyTold {
+        Err(Mismatch::NoFrames)
+    } else {
+        Ok(states)
+    }
+}
+
+fn validate_stack(
+    memory: &impl ReadMemory,
+    claim: &Claim<'_>,
+    state: &ThreadState,
+    known_codes: &mut HashSet<u64>,
+) -> Result<(), Mismatch> {
+    let native_thread_id = state.native_thread_id;
+    let rules = &claim.layout.frame;
+    let mut result = Ok(());
+    for _ in 0..STACK_ATTEMPTS {
+        result = match threads::frames(memory, claim.layout, state.address) {
+            Ok(chain) if chain.truncated => Err(Mismatch::EndlessStack { native_thread_id }),
+            Ok(chain) => chain
+                .frames
+                .iter()
+                .filter(|frame| !is_shim(rules, frame.owner))
+                .try_for_each(|frame| validate_frame(memory, claim, frame, known_codes))
+                .map_err(|cause| Mismatch::Stack {
+                    native_thread_id,
+                    cause,
+                }),
+            Err(cause) => Err(Mismatch::Stack {
+                native_thread_id,
+                cause,
+            }),
+        };
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
+}
+
+fn validate_frame(
+    memory: &impl ReadMemory,
+    claim: &Claim<'_>,
+    frame: &RawFrame,
+    known_codes: &mut HashSet<u64>,
+) -> Result<(), Unreadable> {
+    if known_codes.contains(&frame.code) {
+        return Ok(());
+    }
+    let code = code::read_code(memory, claim.layout, claim.code_type, frame.code)?;
+    if code.place_of(frame.instr) == CodePosition::Elsewhere {
+        return Err(Unreadable {
+            address: frame.address,
+            cause: Cause::NotAsExpected,
+        });
+    }
+    known_codes.insert(frame.code);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{CODE_TYPE, FakeCode};
+    use super::super::versions::LAYOUTS;
+    use super::*;
+    use crate::process::memory::fake::FakeMemory;
+
+    const INTERPRETER: u64 = 0x1000;
+    const STATE: u64 = 0x2_0000;
+    const THREAD: u64 = 0x7_0000;
+    const CFRAME: u64 = 0x9_0000;
+    const FRAME: u64 = 0xa_0000;
+    const TABLE: u64 = 0xb_0000;
+    const TRAIN: FakeCode = FakeCode {
+        address: 0x100_0000,
+        file: "train.py",
+        name: "step",
+        first_line: 1,
+        version: 1,
+        units_of_lines: &[4],
+    };
+
+    fn claim(layout: &PythonLayout, key: u32) -> Claim<'_> {
+        Claim {
+            layout,
+            interpreter: INTERPRETER,
+            code_type: CODE_TYPE,
+            way: StatePath::to_key(key).unwrap(),
+            layout_is: LayoutIs::Tested,
+        }
+    }
+
+    /// Creates one thread with one frame, whose state lies at the end of this path.
+    fn one_thread(layout: &PythonLayout, way: StatePath) -> FakeMemory {
+        let mut memory = FakeMemory::default();
+        for (address, size) in [
+            (INTERPRETER, 0x2000),
+            (STATE, 0x400),
+            (THREAD, 0x1000),
+            (CFRAME, 0x40),
+            (FRAME, 0x80),
+            (TABLE, 0x400),
+        ] {
+            memory.map(address, vec![0; size]);
+        }
+        TRAIN.map(&mut memory, layout);
+        let thread = &layout.thread;
+        let mut point = |from: u64, offset: u32, to: u64| {
+            memory.write(from + u64::from(offset), &to.to_le_bytes());
+        };
+        point(INTERPRETER, layout.interpreter.threads.into(), STATE);
+        point(STATE, thread.interpreter.into(), INTERPRETER);
+        point(STATE, thread.thread_id.into(), THREAD);
+        match thread.native_thread_id {
+            Some(offset) => point(STATE, offset.into(), 4242),
+            None => point(THREAD, 0x2d0, 4242),
+        }
+        match thread.cframe_current {
+            Some(current) => {
+                point(STATE, thread.frame.into(), CFRAME);
+                point(CFRAME, current.into(), FRAME);
+            }
+            None => point(STATE, thread.frame.into(), FRAME),
+        }
+        // Tagged from 3.14 on.
+        let mark = if layout.minor >= 14 { 1 } else { 0 };
+        point(FRAME, layout.frame.code.into(), TRAIN.address | mark);
+        point(FRAME, layout.frame.instr.into(), TRAIN.instr(layout, 2));
+        match *way.steps() {
+            [offset] => point(THREAD, offset as u32, STATE),
+            [block, offset] => {
+                point(THREAD, block as u32, TABLE);
+                point(TABLE, offset as u32, STATE);
+            }
+            _ => unreachable!("keys have no other ways"),
+        }
+        memory
+    }
+
+    #[test]
+    fn a_thread_that_finds_its_state_and_runs_code_proves_the_claim() {
+        for layout in &LAYOUTS {
+            for key in [0, 1, 31, 32, 700] {
+                let claim = claim(layout, key);
+                let memory = one_thread(layout, claim.way);
+                let states = validate(&memory, &claim, |_| true).unwrap();
+                assert_eq!(states.len(), 1);
+                assert_eq!(states[0].native_thread_id, 4242);
+            }
+        }
+    }
+
+    #[test]
+    fn a_living_thread_that_finds_something_else_disproves_it() {
+        let layout = &LAYOUTS[0];
+        let memory = one_thread(layout, StatePath::to_key(3).unwrap());
+        let claim = claim(layout, 4);
+        assert_eq!(
+            validate(&memory, &claim, |_| true),
+            Err(Mismatch::State {
+                native_thread_id: 4242,
+                value: 0
+            })
+        );
+        assert_eq!(
+            validate(&memory, &claim, |_| false),
+            Err(Mismatch::NothingProved)
+        );
+    }
+
+    #[test]
+    fn a_frame_without_a_code_object_disproves_it() {
+        for layout in &LAYOUTS {
+            let claim = claim(layout, 0);
+            let mut memory = one_thread(layout, claim.way);
+            memory.write(FRAME + u64::from(layout.frame.code), &STATE.to_le_bytes());
+            assert!(matches!(
+                validate(&memory, &claim, |_| true),
+                Err(Mismatch::Stack {
+                    native_thread_id: 4242,
+                    ..
+                })
+            ));
+        }
+    }
+
+    #[test]
+    fn an_instruction_of_other_code_disproves_it() {
+        for layout in &LAYOUTS {
+            let claim = claim(layout, 0);
+            let mut memory = one_thread(layout, claim.way);
+            let beyond = TRAIN.instr(layout, 4);
+            memory.write(FRAME + u64::from(layout.frame.instr), &beyond.to_le_bytes());
+            assert!(matches!(
+                validate(&memory, &claim, |_| true),
+                Err(Mismatch::Stack { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn a_thread_that_runs_nothing_proves_only_offsets_that_were_tested() {
+        for layout in LAYOUTS.iter().filter(|layout| layout.minor >= 13) {
+            let tested = claim(layout, 0);
+            let mut memory = one_thread(layout, tested.way);
+            memory.write(STATE + u64::from(layout.thread.frame), &[0; 8]);
+            assert!(validate(&memory, &tested, |_| true).is_ok());
+            let untested = Claim {
+                layout_is: LayoutIs::OnlyTold,
+                ..tested
+            };
+            assert_eq!(
+                validate(&memory, &untested, |_| true),
+                Err(Mismatch::NoFrames)
+            );
+        }
+    }
+
+    #[test]
+    fn the_lowest_frame_of_a_thread_that_runs_nothing_is_no_frame() {
+        let layout = PythonLayout::of(15).unwrap();
+        let claim = claim(layout, 0);
+        let mut memory = one_thread(layout, claim.way);
+        let base = STATE + u64::from(layout.thread.base_frame.unwrap());
+        memory.write(base, &FRAME.to_le_bytes());
+        let chain = threads::frames(&memory, layout, STATE).unwrap();
+        assert_eq!(chain.frames, []);
+    }
+
+    #[test]
+    fn circles_of_frames_and_of_threads_are_left() {
+        for layout in &LAYOUTS {
+            let claim = claim(layout, 0);
+            let mut memory = one_thread(layout, claim.way);
+            memory.write(
+                FRAME + u64::from(layout.frame.previous),
+                &FRAME.to_le_bytes(),
+            );
+            assert_eq!(
+                validate(&memory, &claim, |_| true),
+                Err(Mismatch::EndlessStack {
+                    native_thread_id: 4242
+                })
+            );
+            memory.write(STATE + u64::from(layout.thread.next), &STATE.to_le_bytes());
+            assert!(matches!(
+                validate(&memory, &claim, |_| true),
+                Err(Mismatch::Threads(_))
+            ));
+        }
+    }
+}

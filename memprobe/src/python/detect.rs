@@ -1,0 +1,362 @@
+//! Detects CPython in a process: its version, and the addresses and offsets that memprobe reads.
+
+use std::fs;
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use memprobe_common::PythonConfig;
+
+use super::calibrate::{self, Claim, LayoutIs, Mismatch};
+use super::debug_offsets;
+use super::error::DetectError;
+use super::interpreter::{self, Interpreter, PythonVersion};
+use super::layout::{PythonLayout, StateSlot};
+use super::slot::{self, StatePath};
+use super::threads::{self, FrameChain, ThreadState};
+use crate::event::Tgid;
+use crate::process::maps::{MappedFile, Maps};
+use crate::process::memory::{Cause, ProcessMemory, ReadMemory, Unreadable};
+
+/// Attempts before a mismatch counts, and the first and the longest pause between them: threads start and end
+/// meanwhile. On a busy machine, a thread that is just creating a frame may be off the CPU for many
+/// milliseconds. All others then wait for its GIL.
+const ATTEMPTS: u32 = 10;
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+
+/// A process that runs CPython, validated on its threads.
+#[derive(Clone, Debug)]
+pub struct PythonProcess {
+    pub tgid: Tgid,
+    pub version: PythonVersion,
+    /// The program or library that contains the interpreter.
+    pub library: MappedFile,
+    /// Address of `_PyRuntime`.
+    pub runtime: u64,
+    /// Address of the main interpreter.
+    pub interpreter: u64,
+    /// Address of `PyCode_Type`.
+    pub code_type: u64,
+    /// `PyCode_Type.tp_dealloc`, the function that frees code objects: its address before relocation.
+    pub code_dealloc: u64,
+    /// The path by which each thread finds its state.
+    pub way: StatePath,
+    pub layout: PythonLayout,
+}
+
+impl PythonProcess {
+    /// Finds CPython in a process and validates the layout on every thread. The process keeps running
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`DetectError`].
+    pub fn detect(tgid: Tgid) -> Result<Self, DetectError> {
+        let maps = Maps::of(tgid)?;
+        Self::detect_in(tgid, &maps)
+    }
+
+    /// Like [`Self::detect`], with mappings that were just read.
+    ///
+    /// # Errors
+    /// [`DetectError`].
+    pub fn detect_in(tgid: Tgid, maps: &Maps) -> Result<Self, DetectError> {
+        let memory = ProcessMemory::new(tgid);
+        let mut last = DetectError::NotPython;
+        // A program with an embedded interpreter may also have loaded a Python library that never starts.
+        for interpreter in interpreter::find_interpreters(tgid, maps, &memory)? {
+            match Self::of_interpreter(tgid, &memory, interpreter) {
+                Ok(process) => return Ok(process),
+                Err(DetectError::NotInitializedYet) if !matches!(last, DetectError::NotPython) => {}
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn of_interpreter(
+        tgid: Tgid,
+        memory: &ProcessMemory,
+        found: Interpreter,
+    ) -> Result<Self, DetectError> {
+        let layout = layout_of(memory, &found)?;
+        let code_type = found
+            .code_type
+            .ok_or_else(|| DetectError::NoSymbol(found.library.path.clone(), "PyCode_Type"))?;
+        let interpreter = main_interpreter(memory, &layout, found.runtime)?;
+        // Read only now: the loader has relocated the type, since Python is initialized.
+        let code_dealloc = memory
+            .read_u64(code_type.wrapping_add(layout.object.type_dealloc.into()))?
+            .wrapping_sub(found.bias);
+        let prover = Prover {
+            tgid,
+            memory,
+            version: found.version,
+            layout: &layout,
+            interpreter,
+            code_type,
+        };
+        let way = prover.validate_any_path(way_by_interpreter(memory, &layout, &found)?)?;
+        Ok(Self {
+            tgid,
+            version: found.version,
+            library: found.library,
+            runtime: found.runtime,
+            interpreter,
+            code_type,
+            code_dealloc,
+            way,
+            layout,
+        })
+    }
+
+    /// Returns the source of the offsets, as a short text.
+    pub fn layout_source(&self) -> &'static str {
+        if self.version.minor >= debug_offsets::FIRST_MINOR {
+            "its own _Py_DebugOffsets"
+        } else {
+            "memprobe's table of versions"
+        }
+    }
+
+    /// Returns the parameters of the kernel's stack walk for this process.
+    pub fn kernel_config(&self) -> PythonConfig {
+        /// The index of a pointer byte that is always 0: user addresses have at most 56 bits.
+        const HIGHEST_BYTE: u16 = 7;
+        let steps = self.way.steps();
+        let mut tss_steps = [0; 3];
+        tss_steps[..steps.len()].copy_from_slice(steps);
+        let PythonLayout {
+            thread,
+            frame,
+            code,
+            heap,
+            ..
+        } = &self.layout;
+        PythonConfig {
+            tss_steps,
+            tss_count: steps.len() as u32,
+            ts_thread_id: thread.thread_id,
+            ts_identity: thread.native_thread_id.unwrap_or(thread.id),
+            ts_frame: thread.frame,
+            ts_base_frame: thread.base_frame.unwrap_or(PythonConfig::NONE),
+            cframe_current: thread.cframe_current.unwrap_or(PythonConfig::NONE),
+            f_code: frame.code,
+            f_previous: frame.previous,
+            f_instr: frame.instr,
+            f_owner: frame.owner.unwrap_or(frame.code + HIGHEST_BYTE),
+            f_size: frame.size(),
+            co_filename: code.file,
+            co_lines: code.line_table,
+            version: u32::from(self.version.major) << 8 | u32::from(self.version.minor),
+            f_first_local: heap.locals.first,
+            pad: 0,
+        }
+    }
+
+    pub fn memory(&self) -> ProcessMemory {
+        ProcessMemory::new(self.tgid)
+    }
+
+    /// Returns the threads of the main interpreter, newest first.
+    ///
+    /// # Errors
+    /// Those of [`threads::thread_states`].
+    pub fn thread_states(&self) -> Result<Vec<ThreadState>, Unreadable> {
+        threads::thread_states(&self.memory(), &self.layout, self.interpreter)
+    }
+
+    /// Returns the frames on the stack of a thread.
+    ///
+    /// # Errors
+    /// Those of [`threads::frames`].
+    pub fn frames(&self, state: &ThreadState) -> Result<FrameChain, Unreadable> {
+        threads::frames(&self.memory(), &self.layout, state.address)
+    }
+}
+
+/// Returns the layout of an interpreter, if memprobe supports it.
+fn layout_of(memory: &impl ReadMemory, found: &Interpreter) -> Result<PythonLayout, DetectError> {
+    let version = found.version;
+    let row = PythonLayout::of(version.minor).filter(|_| version.major == 3);
+    if version.minor >= debug_offsets::FIRST_MINOR {
+        let head = debug_offsets::read_head(memory, found.runtime);
+        if head.is_ok_and(|head| head.free_threaded) {
+            return Err(DetectError::FreeThreaded(version));
+        }
+        if row.is_some() && !version.is_pre_release() {
+            let head = head.map_err(|damage| DetectError::DebugOffsets(version, damage))?;
+            if head.version != version.hex {
+                let damage = debug_offsets::Damage::OtherVersion(head.version);
+                return Err(DetectError::DebugOffsets(version, damage));
+            }
+        }
+    }
+    let row = row.ok_or(DetectError::UnsupportedVersion(version))?;
+    if version.is_pre_release() {
+        return Err(DetectError::PreRelease(version));
+    }
+    if found.is_debug_build {
+        return Err(DetectError::DebugBuild(version));
+    }
+    debug_offsets::read_layout(memory, row, found.runtime)
+        .map_err(|damage| DetectError::DebugOffsets(version, damage))
+}
+
+/// Returns the main interpreter once it is initialized.
+fn main_interpreter(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    runtime: u64,
+) -> Result<u64, DetectError> {
+    let at = |offset: u16| runtime.wrapping_add(offset.into());
+    let interpreter = memory.read_u64(at(layout.runtime.main_interpreter))?;
+    let initialized = match layout.runtime.initialized {
+        Some(initialized) => memory.read_u32(at(initialized))? != 0,
+        None => true,
+    };
+    if initialized && interpreter != 0 {
+        Ok(interpreter)
+    } else {
+        Err(DetectError::NotInitializedYet)
+    }
+}
+
+/// Returns the path to the thread states according to the interpreter: by its pthread key, or by the
+/// instructions of its own accessor function.
+fn way_by_interpreter(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    found: &Interpreter,
+) -> Result<Option<StatePath>, DetectError> {
+    match layout.runtime.slot {
+        // The key's offset is uncertain if the structure differs from the known one.
+        StateSlot::Key { .. } if layout.runtime.initialized.is_none() => Ok(None),
+        StateSlot::Key {
+            initialized,
+            number,
+        } => {
+            let at = |offset: u16| found.runtime.wrapping_add(offset.into());
+            if memory.read_u32(at(initialized))? == 0 {
+                return Err(DetectError::NotInitializedYet);
+            }
+            Ok(StatePath::to_key(memory.read_u32(at(number))?))
+        }
+        StateSlot::Variable => {
+            let function = found.get_state.as_ref();
+            Ok(function.and_then(|(address, code)| slot::way_of_function(memory, code, *address)))
+        }
+    }
+}
+
+/// Validates the facts found about a process on its threads.
+struct Prover<'a> {
+    tgid: Tgid,
+    memory: &'a ProcessMemory,
+    version: PythonVersion,
+    layout: &'a PythonLayout,
+    interpreter: u64,
+    code_type: u64,
+}
+
+impl Prover<'_> {
+    /// Validates the path that was found, or else one that is searched for: every thread must find its state,
+    /// and its stack must be a chain of frames. Retries, since the process changes meanwhile.
+    fn validate_any_path(&self, known_path: Option<StatePath>) -> Result<StatePath, DetectError> {
+        let mut last = Mismatch::NothingProved;
+        if let Some(way) = known_path {
+            for attempt in 0..ATTEMPTS {
+                pause_before(attempt);
+                match self.validate_path(way)? {
+                    Ok(()) => return Ok(way),
+                    Err(mismatch) => last = mismatch,
+                }
+            }
+        }
+        if known_path.is_none() || matches!(last, Mismatch::State { .. }) {
+            for attempt in 0..ATTEMPTS {
+                pause_before(attempt);
+                match self.search()? {
+                    Ok(way) => match self.validate_path(way)? {
+                        Ok(()) => return Ok(way),
+                        Err(mismatch) => last = mismatch,
+                    },
+                    Err(mismatch) if known_path.is_none() => last = mismatch,
+                    Err(_) => {}
+                }
+            }
+        }
+        Err(match last {
+            Mismatch::Threads(error) if matches!(error.cause, Cause::NoProcess | Cause::Denied) => {
+                error.into()
+            }
+            mismatch => DetectError::Calibration(self.version, mismatch),
+        })
+    }
+
+    fn validate_path(&self, way: StatePath) -> Result<Result<(), Mismatch>, DetectError> {
+        let living = native_threads(self.tgid)?;
+        let claim = Claim {
+            layout: self.layout,
+            interpreter: self.interpreter,
+            code_type: self.code_type,
+            way,
+            layout_is: if PythonLayout::of(self.layout.minor) == Some(self.layout) {
+                LayoutIs::Tested
+            } else {
+                LayoutIs::OnlyTold
+            },
+        };
+        let proved = calibrate::validate(self.memory, &claim, |native| living.contains(&native));
+        Ok(proved.map(|_| ()))
+    }
+
+    /// Searches the living threads for a location that holds each thread's own state.
+    fn search(&self) -> Result<Result<StatePath, Mismatch>, DetectError> {
+        let living = native_threads(self.tgid)?;
+        let states = threads::thread_states(self.memory, self.layout, self.interpreter);
+        let mut states = match states {
+            Ok(states) => states,
+            Err(error) => return Ok(Err(Mismatch::Threads(error))),
+        };
+        states.retain(|state| living.contains(&state.native_thread_id));
+        if states.is_empty() {
+            return Ok(Err(Mismatch::NoThreads));
+        }
+        let paths = match self.layout.runtime.slot {
+            StateSlot::Key { .. } => slot::find_key(self.memory, &states).into_iter().collect(),
+            StateSlot::Variable => slot::find_variables(self.memory, &states),
+        };
+        Ok(match paths[..] {
+            [way] => Ok(way),
+            _ => Err(Mismatch::NoWay {
+                places: paths.len(),
+            }),
+        })
+    }
+}
+
+/// Sleeps between attempts; the pause doubles each time.
+fn pause_before(attempt: u32) {
+    if let Some(before) = attempt.checked_sub(1) {
+        thread::sleep(FIRST_PAUSE.saturating_mul(1 << before).min(LONGEST_PAUSE));
+    }
+}
+
+/// Returns the threads of a process, as its own PID namespace numbers them (`NSpid` in `proc(5)`).
+fn native_threads(tgid: Tgid) -> io::Result<Vec<u64>> {
+    let mut natives = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{}/task", tgid.0))? {
+        // A thread that has just ended has no status file.
+        let Ok(status) = fs::read_to_string(entry?.path().join("status")) else {
+            continue;
+        };
+        natives.extend(
+            status
+                .lines()
+                .find_map(|line| line.strip_prefix("NSpid:"))
+                .and_then(|numbers| numbers.split_whitespace().last()?.parse::<u64>().ok()),
+        );
+    }
+    Ok(natives)
+}

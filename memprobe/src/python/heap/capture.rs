@@ -1,0 +1,422 @@
+//! Reads the heap of a process at one moment, while the process is paused or keeps running.
+//!
+//! In paused mode everything is scanned twice:
+//!
+//! 1. The first scan, while the process runs, only shows which pages are needed. Its results are discarded.
+//! 2. The process is paused. Those pages are copied at once, and only new objects are scanned.
+//! 3. The process resumes, and the second scan reads the copy.
+//!
+//! If the copy is incomplete, because contents of an old object were moved meanwhile, all steps are repeated.
+//! As a last resort everything is scanned while the process is paused.
+
+use std::fmt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Heap;
+use super::class::Classes;
+use super::collector::{self, Broken, Reach};
+use super::frames::{self, Variables};
+use super::image::{Extent, Image};
+use super::modules::{self, Module};
+use super::optimizers::{self, Optimizers};
+use super::process_scan::{PreviousScan, ProcessScan};
+use crate::event::TimeNs;
+use crate::event::tensors::Consistency;
+use crate::process::memory::{ProcessMemory, ReadMemory};
+use crate::process::pause::{PauseError, is_stopped, while_paused};
+use crate::python::PythonProcess;
+
+/// Most bytes kept of a process's memory: enough for some twenty million objects.
+const MOST_BYTES: usize = 2 << 30;
+
+/// Most stops of a process before the capture fails. Each found a collection in progress or inconsistent
+/// object lists.
+const MOST_STOPS: u32 = 100;
+
+/// Most of these stops that wait for the allocator; after that its state is accepted as it is.
+const MOST_ALLOCATING: u32 = 10;
+
+/// First and longest time that the process runs between two stops. A collection of a million objects takes
+/// half a second.
+const FIRST_WAIT: Duration = Duration::from_millis(2);
+const MOST_WAIT: Duration = Duration::from_millis(50);
+
+/// Longest wait for the end of a collection, and the polling interval.
+const MOST_COLLECTION: Duration = Duration::from_secs(1);
+const GLANCE: Duration = Duration::from_micros(100);
+
+/// Most scans of a running process before the result is accepted.
+const MOST_WALKS: u32 = 5;
+
+/// Most incomplete copies before everything is scanned while the process is paused.
+const MOST_COPIES: u32 = 2;
+
+/// Mode of a capture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CaptureMode {
+    /// Paused for the copy only; as much as possible is read before, to keep the pause short.
+    #[default]
+    Paused,
+    /// Paused at once and until everything is read. The pause is several times longer, but the process hardly
+    /// advances before it.
+    AtOnce,
+    /// Not paused.
+    Running,
+}
+
+/// Reasons for failing to read a heap.
+#[derive(Debug)]
+pub enum CaptureError {
+    /// The process could not be paused.
+    Pause(PauseError),
+    /// No stop found the object lists consistent.
+    NeverWhole(Broken),
+    /// A signal had stopped the process already, while its object lists were inconsistent.
+    StandsBroken(Broken),
+}
+
+impl fmt::Display for CaptureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pause(error) => error.fmt(f),
+            Self::NeverWhole(broken) => write!(
+                f,
+                "it was stopped {MOST_STOPS} times, and never at a moment at which it could be \
+                 read: {broken}.\nTry again, or read it while it runs with --nonblocking"
+            ),
+            Self::StandsBroken(broken) => write!(
+                f,
+                "a signal (SIGSTOP, Ctrl-Z) has stopped it at a moment at which it cannot be read: \
+                 {broken}.\nLet it run on (kill -CONT) and try again, or read it as it stands with \
+                 --nonblocking"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for CaptureError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Pause(error) => Some(error),
+            Self::NeverWhole(broken) | Self::StandsBroken(broken) => Some(broken),
+        }
+    }
+}
+
+impl From<PauseError> for CaptureError {
+    fn from(error: PauseError) -> Self {
+        Self::Pause(error)
+    }
+}
+
+/// Result of one scan of a heap.
+#[derive(Debug, Default)]
+pub struct HeapScan {
+    /// Time of the scan, on the clock of the events.
+    pub at: TimeNs,
+    /// Mode of the scan.
+    pub mode: CaptureMode,
+    pub objects: ProcessScan,
+    pub classes: Classes,
+    /// The PyTorch modules.
+    pub modules: Vec<Module>,
+    pub optimizers: Optimizers,
+    pub variables: Variables,
+    /// Reason why objects are missing; `None` if the lists are complete.
+    pub broken: Option<Broken>,
+    /// True if the result contradicts itself, as can happen while the process runs.
+    pub is_torn: bool,
+    /// Reason why there are no variables.
+    pub no_frames: Option<crate::process::memory::Unreadable>,
+}
+
+/// Scope of a scan.
+#[derive(Clone, Copy, Debug)]
+enum ScanScope<'a> {
+    /// Everything. Reads into the image whatever later steps need.
+    Whole(CaptureMode),
+    /// Objects that are new since an earlier scan, and its tensors, modules and so on. Also reads into the
+    /// image.
+    New(&'a PreviousScan),
+    /// Everything, from an image that is already complete.
+    Copy,
+}
+
+impl HeapScan {
+    /// Scans a heap.
+    fn of(image: &Image<impl ReadMemory>, python: &PythonProcess, look: ScanScope<'_>) -> Self {
+        let mut moment = Self {
+            at: now(),
+            mode: match look {
+                ScanScope::Whole(manner) => manner,
+                ScanScope::New(_) | ScanScope::Copy => CaptureMode::Paused,
+            },
+            ..Self::default()
+        };
+        let mut listed = Vec::new();
+        let layout = &python.layout;
+        let reach = match look {
+            ScanScope::New(known) => Reach::Added(&known.endings),
+            ScanScope::Whole(_) | ScanScope::Copy => Reach::All,
+        };
+        let walked = collector::interpreters(image, layout, python.runtime);
+        let walked = walked.and_then(|interpreters| {
+            let collector = &layout.heap.collector;
+            let mut interpreters = interpreters.into_iter();
+            interpreters
+                .try_for_each(|at| collector::walk(image, collector, at, reach, &mut listed))
+        });
+        moment.broken = walked.err();
+        let heap = Heap::of(image, layout);
+        let classes = &mut moment.classes;
+        moment.objects = ProcessScan::of(&heap, classes, &listed);
+        drop(listed);
+        match look {
+            ScanScope::Whole(_) => moment.objects.keep_contents(&heap, classes),
+            ScanScope::New(known) => {
+                moment.objects.keep_contents(&heap, classes);
+                moment.objects.add_known(&heap, classes, known);
+            }
+            ScanScope::Copy => {}
+        }
+        moment.modules = modules::read(&heap, classes, &moment.objects.modules);
+        moment.optimizers = optimizers::read(&heap, classes, &moment.objects.optimizers);
+        match frames::variables(&heap, classes, python, &moment.objects) {
+            Ok(variables) => moment.variables = variables,
+            Err(error) => moment.no_frames = Some(error),
+        }
+        moment
+    }
+}
+
+/// Current time on the clock of the events (`bpf_ktime_get_ns` is `CLOCK_MONOTONIC`).
+fn now() -> TimeNs {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    TimeNs(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// A captured heap.
+#[derive(Debug)]
+pub struct Captured<T, R> {
+    pub moment: HeapScan,
+    /// Result of `more`.
+    pub more: T,
+    /// Result of `conclude`.
+    pub result: R,
+    /// Size and completeness of the image.
+    pub extent: Extent,
+    pub consistency: Consistency,
+}
+
+impl<T, R> Captured<T, R> {
+    fn of(
+        moment: HeapScan,
+        more: T,
+        result: R,
+        image: &Image<ProcessMemory>,
+        consistency: Consistency,
+    ) -> Self {
+        Self {
+            moment,
+            more,
+            result,
+            extent: image.extent(),
+            consistency,
+        }
+    }
+}
+
+/// Captures the heap of a process. `more` reads further structures at the same moment. `conclude` evaluates
+/// the result after the process has resumed. Both also run during the first scan, to show which pages they
+/// need.
+///
+/// # Errors
+/// [`CaptureError`].
+pub fn capture<T: Send, R: Send>(
+    python: &PythonProcess,
+    manner: CaptureMode,
+    more: impl Fn(&Image<ProcessMemory>, &mut HeapScan) -> T + Sync,
+    conclude: impl Fn(&Image<ProcessMemory>, &mut HeapScan, &T) -> R + Sync,
+) -> Result<Captured<T, R>, CaptureError> {
+    let look = |image: &Image<ProcessMemory>, what: ScanScope<'_>| {
+        let mut moment = HeapScan::of(image, python, what);
+        let more = more(image, &mut moment);
+        (moment, more)
+    };
+    if manner == CaptureMode::AtOnce {
+        return capture_at_once(python, &look, &conclude);
+    }
+    let (mut image, (mut moment, mut found)) = look_at_running(python, &look);
+    // A running process is read at many moments anyway, and the result says so: missing memory is read on
+    // demand.
+    let mut result = conclude(&image, &mut moment, &found);
+    if manner == CaptureMode::Running {
+        let how = Consistency::Running;
+        return Ok(Captured::of(moment, found, result, &image, how));
+    }
+    let mut stops = PauseAttempts::default();
+    for _ in 0..MOST_COPIES {
+        drop((found, result));
+        let known = PreviousScan::of(moment.objects);
+        let scan_paused = |image: &Image<ProcessMemory>| look(image, ScanScope::New(&known));
+        let ((stood, _), pause) = stops.look(python, &mut image, &scan_paused)?;
+        image.close();
+        (moment, found) = look(&image, ScanScope::Copy);
+        moment.at = stood.at;
+        result = conclude(&image, &mut moment, &found);
+        let extent = image.extent();
+        let has_lists = moment.broken == stood.broken || moment.broken == Some(Broken::TooMany);
+        if extent.full || has_lists && extent.missed == 0 {
+            let how = stops.paused_for(pause);
+            return Ok(Captured::of(moment, found, result, &image, how));
+        }
+        // Contents of an old object were moved, or the collector reordered its lists.
+        stops.number += 1;
+        image.open();
+        image.renew();
+        drop((found, result));
+        (moment, found) = look(&image, ScanScope::Whole(CaptureMode::Running));
+        result = conclude(&image, &mut moment, &found);
+    }
+    drop((moment, found, result));
+    let scan_paused =
+        |image: &Image<ProcessMemory>| look(image, ScanScope::Whole(CaptureMode::Paused));
+    let ((mut moment, more), pause) = stops.look(python, &mut image, &scan_paused)?;
+    image.close();
+    let result = conclude(&image, &mut moment, &more);
+    let how = stops.paused_for(pause);
+    Ok(Captured::of(moment, more, result, &image, how))
+}
+
+/// Captures a heap completely while the process is paused.
+fn capture_at_once<T: Send, R: Send>(
+    python: &PythonProcess,
+    look: &(impl Fn(&Image<ProcessMemory>, ScanScope<'_>) -> (HeapScan, T) + Sync),
+    conclude: &(impl Fn(&Image<ProcessMemory>, &mut HeapScan, &T) -> R + Sync),
+) -> Result<Captured<T, R>, CaptureError> {
+    let mut image = Image::of(python.memory(), MOST_BYTES);
+    let mut stops = PauseAttempts::default();
+    let all = |image: &Image<ProcessMemory>| {
+        let (mut moment, more) = look(image, ScanScope::Whole(CaptureMode::AtOnce));
+        let result = conclude(image, &mut moment, &more);
+        (moment, (more, result))
+    };
+    let ((moment, (more, result)), pause) = stops.look(python, &mut image, &all)?;
+    let how = stops.paused_for(pause);
+    Ok(Captured::of(moment, more, result, &image, how))
+}
+
+/// Scans a running process until the result is consistent, at most [`MOST_WALKS`] times.
+fn look_at_running<T>(
+    python: &PythonProcess,
+    look: &impl Fn(&Image<ProcessMemory>, ScanScope<'_>) -> (HeapScan, T),
+) -> (Image<ProcessMemory>, (HeapScan, T)) {
+    let mut walks = 0;
+    loop {
+        let stands = is_stopped(python.tgid);
+        if !stands {
+            wait_for_a_good_moment(python);
+        }
+        let image = Image::of(python.memory(), MOST_BYTES);
+        let found = look(&image, ScanScope::Whole(CaptureMode::Running));
+        walks += 1;
+        let is_whole = found.0.broken.is_none() && !found.0.is_torn;
+        if is_whole || stands || walks == MOST_WALKS {
+            return (image, found);
+        }
+        thread::sleep(FIRST_WAIT);
+    }
+}
+
+/// Number of failed stops.
+#[derive(Debug, Default)]
+struct PauseAttempts {
+    number: u32,
+}
+
+impl PauseAttempts {
+    /// Result of the final stop, with the number of failed ones before it.
+    fn paused_for(&self, pause: Duration) -> Consistency {
+        Consistency::Paused {
+            pause,
+            retries: self.number,
+        }
+    }
+
+    /// Scans the process while it is paused, at the first suitable moment. Also returns the duration of the
+    /// pause.
+    fn look<T: Send>(
+        &mut self,
+        python: &PythonProcess,
+        image: &mut Image<ProcessMemory>,
+        look: &(impl Fn(&Image<ProcessMemory>) -> (HeapScan, T) + Sync),
+    ) -> Result<((HeapScan, T), Duration), CaptureError> {
+        let mut wait = FIRST_WAIT;
+        let mut allocating = 0;
+        loop {
+            let stands = is_stopped(python.tgid);
+            if !stands {
+                wait_for_a_good_moment(python);
+            }
+            let image = &mut *image;
+            let (found, pause) = while_paused(python.tgid, move || {
+                // At an unsuitable moment the pause lasts only as long as this check.
+                if let Some(broken) = at_work(python) {
+                    return Err(broken);
+                }
+                image.renew();
+                Ok(look(image))
+            })?;
+            let broken = match found {
+                Ok(found) => match found.0.broken {
+                    None | Some(Broken::TooMany) => return Ok((found, pause)),
+                    // The allocator's tables may never agree.
+                    Some(Broken::Allocating) if stands || allocating == MOST_ALLOCATING => {
+                        return Ok((found, pause));
+                    }
+                    Some(broken) => broken,
+                },
+                Err(broken) => broken,
+            };
+            // Somebody may have resumed it meanwhile.
+            if stands && is_stopped(python.tgid) {
+                return Err(CaptureError::StandsBroken(broken));
+            }
+            allocating += u32::from(broken == Broken::Allocating);
+            self.number += 1;
+            if self.number >= MOST_STOPS {
+                return Err(CaptureError::NeverWhole(broken));
+            }
+            thread::sleep(wait);
+            wait = (wait * 2).min(MOST_WAIT);
+        }
+    }
+}
+
+/// Waits while a collection is in progress. A process that collects nearly all the time would hardly ever be
+/// paused between two collections by chance.
+fn wait_for_a_good_moment(python: &PythonProcess) {
+    let start = Instant::now();
+    while at_work(python).is_some() && start.elapsed() < MOST_COLLECTION {
+        thread::sleep(GLANCE);
+    }
+}
+
+/// Returns [`Broken::Collecting`] if any interpreter of the process is collecting garbage, or a read error.
+fn at_work(python: &PythonProcess) -> Option<Broken> {
+    let memory = python.memory();
+    let layout = &python.layout;
+    let interpreters = match collector::interpreters(&memory, layout, python.runtime) {
+        Ok(interpreters) => interpreters,
+        Err(broken) => return Some(broken),
+    };
+    interpreters.into_iter().find_map(|interpreter| {
+        match collector::is_collecting(&memory, &layout.heap.collector, interpreter) {
+            Ok(false) => None,
+            Ok(true) => Some(Broken::Collecting),
+            Err(error) => Some(error.into()),
+        }
+    })
+}

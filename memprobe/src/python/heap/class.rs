@@ -1,0 +1,407 @@
+//! Reads classes: the kind of their objects, and the location of attributes and members.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::dict::Entry;
+use super::{Heap, word_at};
+use crate::process::memory::{Cause, ReadMemory, Unreadable};
+use crate::python::layout::{Attributes, ClassLayout, HeapLayout};
+
+/// Most classes that are read.
+const MOST_CLASSES: usize = 1 << 18;
+
+/// Longest chain of base classes.
+const MOST_BASES: usize = 64;
+
+/// Most members of one class, including its bases.
+const MOST_MEMBERS: usize = 256;
+
+/// Longest name in bytes.
+const LONGEST_NAME: usize = 512;
+
+/// `sizeof(PyMemberDef)`: name, type, offset, flags, doc (`Include/structmember.h`@v3.9.18,
+/// `Include/descrobject.h`@v3.12.1 to @v3.15.2).
+const MEMBER: usize = 40;
+
+/// Member types that are references to objects: `T_OBJECT` and `T_OBJECT_EX`, since 3.12 `_Py_T_OBJECT` and
+/// `Py_T_OBJECT_EX` (the same sources).
+const REFERENCES: [u32; 2] = [6, 16];
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Class {
+    pub address: u64,
+    /// `tp_name`: includes the module unless a `class` statement made the class.
+    pub name: Arc<str>,
+    /// Kind of container that its objects are.
+    pub holds: ContainerKind,
+    /// Kind of PyTorch object that its objects are.
+    pub role: TorchKind,
+    /// `tp_dict`; 0 if the class itself does not hold it.
+    pub dict: u64,
+    /// Member references of its objects, including slots.
+    pub members: Vec<Member>,
+    flags: u64,
+    basic_size: u64,
+    item_size: u64,
+    dict_offset: i64,
+    cached_keys: u64,
+}
+
+/// Kinds of containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContainerKind {
+    /// Entries of a dict.
+    Entries,
+    /// Items of a list.
+    List,
+    /// Items of a tuple.
+    Tuple,
+    /// Items of a set.
+    Set,
+    /// Items of a `collections.deque`.
+    Deque,
+    /// The value of a variable of an enclosing function.
+    Cell,
+    /// The globals of a module.
+    Globals,
+    /// The attributes of a class: the object is a class.
+    Class,
+    /// The variables of a generator, a coroutine or an asynchronous generator.
+    Suspended,
+    /// The variables of a frame: the object is a frame.
+    Frame,
+    /// None: the object is a str.
+    Text,
+    /// None: the object is an int.
+    Number,
+    /// Only attributes and members.
+    Other,
+}
+
+/// Kinds of PyTorch objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TorchKind {
+    /// A tensor: derived from `torch._C.TensorBase` (`torch/csrc/autograd/python_variable.cpp`@v2.15.0; up to
+    /// 2.1 `torch._C._TensorBase`).
+    Tensor,
+    /// Derived from `torch.nn.modules.module.Module`.
+    Module,
+    /// Derived from `torch.optim.optimizer.Optimizer`.
+    Optimizer,
+    /// None of these.
+    Other,
+}
+
+/// A reference at a fixed offset in each object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Name of the attribute.
+    pub name: Arc<str>,
+    /// Offset in the object.
+    pub offset: u64,
+}
+
+impl Class {
+    /// Name without the module.
+    pub fn short_name(&self) -> &str {
+        self.name.rsplit('.').next().unwrap_or(&self.name)
+    }
+
+    /// True if its objects can have a `__dict__` of their own.
+    pub(super) fn has_attributes(&self) -> bool {
+        self.dict_offset != 0 || self.has(ClassLayout::MANAGED_DICT)
+    }
+
+    /// Address of the keys table with the attribute names of objects that have no dict.
+    pub(super) fn cached_keys(&self) -> u64 {
+        self.cached_keys
+    }
+
+    fn has(&self, flag: u64) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Classes by address.
+#[derive(Debug, Default)]
+pub struct Classes {
+    known: Vec<Class>,
+    places: HashMap<u64, Option<u32>>,
+    /// The latest lookup: consecutive objects often have the same class.
+    last: Option<(u64, Option<u32>)>,
+}
+
+impl Classes {
+    /// Index of the class at `address`, reading it if necessary. Returns `None` if no class lies there.
+    pub fn place(&mut self, heap: &Heap<'_, impl ReadMemory>, address: u64) -> Option<u32> {
+        if let Some((_, place)) = self.last.filter(|(last, _)| *last == address) {
+            return place;
+        }
+        if let Some(&place) = self.places.get(&address) {
+            self.last = Some((address, place));
+            return place;
+        }
+        if self.places.len() == MOST_CLASSES {
+            return None;
+        }
+        let place = heap.class(address).ok().map(|class| {
+            self.known.push(class);
+            self.known.len() as u32 - 1
+        });
+        self.places.insert(address, place);
+        place
+    }
+
+    /// The class of an object.
+    pub fn of(&mut self, heap: &Heap<'_, impl ReadMemory>, object: u64) -> Option<&Class> {
+        let address = heap.class_of(object).ok()?;
+        let place = self.place(heap, address)?;
+        self.get(place)
+    }
+
+    pub fn get(&self, place: u32) -> Option<&Class> {
+        self.known.get(place as usize)
+    }
+
+    /// All classes, by index.
+    pub fn all(&self) -> &[Class] {
+        &self.known
+    }
+}
+
+/// Fields that a class itself has, without those of its bases.
+struct Head {
+    bytes: [u8; HEAD],
+    name: Arc<str>,
+}
+
+/// Bytes that cover the fields that every class has.
+const HEAD: usize = ClassLayout::DICT_OFFSET as usize + 8;
+
+impl Head {
+    fn word(&self, at: u16) -> u64 {
+        word_at(&self.bytes, at)
+    }
+}
+
+impl<M: ReadMemory> Heap<'_, M> {
+    /// Reads the class at `address`.
+    fn class(&self, address: u64) -> Result<Class, Unreadable> {
+        let head = self.class_head(address)?;
+        let flags = head.word(ClassLayout::FLAGS);
+        let mut class = Class {
+            address,
+            name: head.name.clone(),
+            holds: holds_by_flags(flags),
+            role: TorchKind::Other,
+            dict: head.word(ClassLayout::DICT),
+            members: Vec::new(),
+            flags,
+            basic_size: head.word(ClassLayout::BASIC_SIZE),
+            item_size: head.word(ClassLayout::ITEM_SIZE),
+            dict_offset: head.word(ClassLayout::DICT_OFFSET).cast_signed(),
+            cached_keys: 0,
+        };
+        if class.has(ClassLayout::HEAP_TYPE) {
+            class.cached_keys = self.word(address, self.layout.heap.class.cached_keys)?;
+        }
+        let mut next = Some(head);
+        for _ in 0..MOST_BASES {
+            let Some(head) = next else { break };
+            self.learn_from(&mut class, &head);
+            let base = head.word(ClassLayout::BASE);
+            next = self.class_head(base).ok().filter(|_| base != 0);
+        }
+        Ok(class)
+    }
+
+    fn class_head(&self, address: u64) -> Result<Head, Unreadable> {
+        let bytes: [u8; HEAD] = self.memory.read_array(address)?;
+        if word_at(&bytes, ClassLayout::FLAGS) & ClassLayout::READY == 0 {
+            return Err(Unreadable {
+                address,
+                cause: Cause::NotAsExpected,
+            });
+        }
+        let name = self.c_string(word_at(&bytes, ClassLayout::NAME))?;
+        Ok(Head { bytes, name })
+    }
+
+    /// Merges the properties that follow from one class of the inheritance chain.
+    fn learn_from(&self, class: &mut Class, head: &Head) {
+        let made_by_statement = head.word(ClassLayout::FLAGS) & ClassLayout::HEAP_TYPE != 0;
+        let is_of = |module: &str| self.module_of(head).as_deref() == Some(module);
+        match &*head.name {
+            "torch._C.TensorBase" | "torch._C._TensorBase" => class.role = TorchKind::Tensor,
+            "Module" if made_by_statement && is_of("torch.nn.modules.module") => {
+                class.role = TorchKind::Module;
+            }
+            "Optimizer" if made_by_statement && is_of("torch.optim.optimizer") => {
+                class.role = TorchKind::Optimizer;
+            }
+            "set" | "frozenset" if !made_by_statement => class.holds = ContainerKind::Set,
+            // From 3.12 on `deque` looks as if a `class` statement had made it. Its name includes the module,
+            // unlike the names of such classes.
+            "collections.deque" => class.holds = ContainerKind::Deque,
+            "cell" if !made_by_statement => class.holds = ContainerKind::Cell,
+            "module" if !made_by_statement => class.holds = ContainerKind::Globals,
+            "generator" | "coroutine" | "async_generator" if !made_by_statement => {
+                class.holds = ContainerKind::Suspended;
+            }
+            "frame" if !made_by_statement => class.holds = ContainerKind::Frame,
+            "function" if !made_by_statement => self.add_defaults(&mut class.members),
+            _ => {}
+        }
+        let members = head.word(ClassLayout::MEMBERS);
+        if members != 0 {
+            // An unreadable member table does not invalidate the rest.
+            let _ = self.add_members(members, &mut class.members);
+        }
+    }
+
+    /// `__module__` of a class made by a `class` statement.
+    fn module_of(&self, head: &Head) -> Option<Arc<str>> {
+        let dict = head.word(ClassLayout::DICT);
+        let [module] = self.values_of(dict, ["__module__"]).ok()?;
+        self.text(module?)
+    }
+
+    /// Adds references of functions that are not in their member table.
+    fn add_defaults(&self, members: &mut Vec<Member>) {
+        let first = u64::from(self.layout.heap.function_defaults);
+        for (name, offset) in [("__defaults__", first), ("__kwdefaults__", first + 8)] {
+            let name = name.into();
+            members.push(Member { name, offset });
+        }
+    }
+
+    fn add_members(&self, table: u64, members: &mut Vec<Member>) -> Result<(), Unreadable> {
+        for number in 0..MOST_MEMBERS as u64 {
+            let at = table.wrapping_add(number * MEMBER as u64);
+            let bytes: [u8; MEMBER] = self.memory.read_array(at)?;
+            let (name, kind) = (word_at(&bytes, 0), word_at(&bytes, 8) as u32);
+            if name == 0 || members.len() == MOST_MEMBERS {
+                break;
+            }
+            if REFERENCES.contains(&kind) {
+                members.push(Member {
+                    name: self.c_string(name)?,
+                    offset: word_at(&bytes, 16),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a zero-terminated string.
+    fn c_string(&self, address: u64) -> Result<Arc<str>, Unreadable> {
+        let mut bytes = Vec::new();
+        while bytes.len() < LONGEST_NAME {
+            // Reads end at multiples of 32, so none crosses into the page after the string's last.
+            let at = address.wrapping_add(bytes.len() as u64);
+            let piece = self.memory.read_bytes(at, 32 - at % 32, 32)?;
+            let end = piece.iter().position(|&byte| byte == 0);
+            bytes.extend(&piece[..end.unwrap_or(piece.len())]);
+            if end.is_some() {
+                return Ok(String::from_utf8_lossy(&bytes).into());
+            }
+        }
+        Err(Unreadable {
+            address,
+            cause: Cause::TooLong,
+        })
+    }
+
+    /// Calls `each` with the attributes in an object's own `__dict__`, even if the dict is not materialized.
+    ///
+    /// # Errors
+    /// [`Unreadable`]. `each` has been called with the attributes before it.
+    pub fn attributes(
+        &self,
+        class: &Class,
+        object: u64,
+        each: impl FnMut(Entry),
+    ) -> Result<(), Unreadable> {
+        match self.attribute_store(class, object)? {
+            Some(Store::Dict(dict)) => self.entries(dict, each),
+            Some(Store::Values(values)) => self.split(self.keys(class.cached_keys)?, values, each),
+            None => Ok(()),
+        }
+    }
+
+    /// Location of an object's attributes, or `None` if it has none.
+    pub(super) fn attribute_store(
+        &self,
+        class: &Class,
+        object: u64,
+    ) -> Result<Option<Store>, Unreadable> {
+        let word = |back: u64| self.memory.read_u64(object.wrapping_sub(back));
+        let dict = |dict: u64| (dict != 0).then_some(Store::Dict(dict));
+        let attributes = self.layout.heap.attributes;
+        if attributes == Attributes::Dict || !class.has(ClassLayout::MANAGED_DICT) {
+            return Ok(dict(self.dict_at_offset(class, object)?));
+        }
+        Ok(match attributes {
+            Attributes::ValuesOrDict => match word(32)? {
+                0 => dict(word(24)?),
+                values => Some(Store::Values(values)),
+            },
+            Attributes::Tagged => match word(24)? {
+                tagged if tagged & 1 != 0 => Some(Store::Values(tagged.wrapping_add(1))),
+                untagged => dict(untagged),
+            },
+            Attributes::Inline | Attributes::Dict => match word(24)? {
+                0 if class.has(ClassLayout::INLINE_VALUES) => {
+                    let values = object.wrapping_add(class.basic_size);
+                    // `valid`, the last of four bytes before the values.
+                    let [_, _, _, valid] = self.memory.read_array(values)?;
+                    let first = values.wrapping_add(self.layout.heap.dict.values.into());
+                    (valid != 0).then_some(Store::Values(first))
+                }
+                address => dict(address),
+            },
+        })
+    }
+
+    /// The dict at `tp_dictoffset` of an object; 0 if it has none.
+    fn dict_at_offset(&self, class: &Class, object: u64) -> Result<u64, Unreadable> {
+        let offset = match class.dict_offset {
+            0 => return Ok(0),
+            offset if offset > 0 => offset.cast_unsigned(),
+            // Negative: counted from the end of an object of variable size (`_PyObject_GetDictPtr` in
+            // `Objects/object.c`@v3.10.13).
+            offset => {
+                let items = self.word(object, HeapLayout::SIZE)?.cast_signed();
+                let bytes = items.unsigned_abs().wrapping_mul(class.item_size);
+                let size = class.basic_size.wrapping_add(bytes);
+                let size = size.wrapping_add(7) & !7;
+                size.wrapping_add_signed(offset)
+            }
+        };
+        self.memory.read_u64(object.wrapping_add(offset))
+    }
+}
+
+/// Location of an object's attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Store {
+    /// A dict at this address.
+    Dict(u64),
+    /// An array of values at this address, in the order of the class's attribute names.
+    Values(u64),
+}
+
+fn holds_by_flags(flags: u64) -> ContainerKind {
+    let rows = [
+        (ClassLayout::DICT_CLASS, ContainerKind::Entries),
+        (ClassLayout::LIST, ContainerKind::List),
+        (ClassLayout::TUPLE, ContainerKind::Tuple),
+        (ClassLayout::TYPE, ContainerKind::Class),
+        (ClassLayout::STR, ContainerKind::Text),
+        (ClassLayout::LONG, ContainerKind::Number),
+    ];
+    let row = rows.iter().find(|(flag, _)| flags & flag != 0);
+    row.map_or(ContainerKind::Other, |&(_, holds)| holds)
+}

@@ -1,0 +1,234 @@
+//! Walks the lists of Python's garbage collector, which have every object that can refer to others.
+
+use std::fmt;
+
+use hashbrown::HashSet;
+
+use crate::process::memory::{ReadMemory, Unreadable};
+use crate::python::layout::{CollectorLayout, PythonLayout};
+
+/// Most objects that are followed. Each costs memprobe 16 bytes plus the memory read for it.
+const MOST_OBJECTS: usize = 1 << 24;
+
+/// Number of last objects of each list by which the next walk recognizes the known part.
+const ENDING: usize = 4096;
+
+/// Most interpreters of one process.
+const MOST_INTERPRETERS: usize = 64;
+
+/// An object in a collector list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    pub address: u64,
+    /// `ob_type`: the address of its type.
+    pub class: u64,
+    pub generation: Generation,
+}
+
+/// Generation of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Generation {
+    /// Generation 0: created since the last collection.
+    New,
+    /// Generation 1: survived a collection.
+    Young,
+    /// Generation 2, the oldest.
+    Old,
+    /// Frozen by `gc.freeze()`, so that no collection looks at it.
+    Frozen,
+}
+
+impl Generation {
+    /// Number of last objects of a list that are always read again, because their contents may still change.
+    /// Lists of young objects are shorter than this as long as garbage collection is enabled.
+    const fn restless(self) -> usize {
+        match self {
+            Self::New | Self::Young => 1 << 15,
+            Self::Old | Self::Frozen => 0,
+        }
+    }
+}
+
+/// Extent of a walk.
+#[derive(Clone, Copy, Debug)]
+pub enum Reach<'a> {
+    /// All lists from beginning to end.
+    All,
+    /// Each list from its end back to the first of these objects ([`endings`]). These are the objects added
+    /// since, unless the collector reordered the list. Young lists are followed further.
+    Added(&'a HashSet<u64>),
+}
+
+/// Reasons why the lists could not be followed completely.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// A collection is in progress.
+    Collecting,
+    /// The header of an object does not point back to its predecessor: the list changed during the walk.
+    Link(u64),
+    /// The header of an object could not be read.
+    Unreadable(Unreadable),
+    /// There are more than `MOST_OBJECTS` objects.
+    TooMany,
+    /// The lists are consistent, but PyTorch's allocator was interrupted while it allocated or freed a block.
+    Allocating,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Collecting => f.write_str("Python's garbage collector is at work"),
+            Self::Link(address) => write!(
+                f,
+                "the list of Python's objects changed while it was read (at {address:#x})"
+            ),
+            Self::Unreadable(error) => write!(f, "the list of Python's objects: {error}"),
+            Self::Allocating => f.write_str("PyTorch's allocator is at work"),
+            Self::TooMany => write!(f, "there are more than {MOST_OBJECTS} Python objects"),
+        }
+    }
+}
+
+impl std::error::Error for Broken {}
+
+impl From<Unreadable> for Broken {
+    fn from(error: Unreadable) -> Self {
+        Self::Unreadable(error)
+    }
+}
+
+/// Returns the interpreters of a process.
+///
+/// # Errors
+/// [`Broken`], also if there are too many or their list is circular.
+pub fn interpreters(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    runtime: u64,
+) -> Result<Vec<u64>, Broken> {
+    // `interpreters.head` precedes `interpreters.main`.
+    let head = runtime.wrapping_add(u64::from(layout.runtime.main_interpreter) - 8);
+    let mut found = Vec::new();
+    let mut next = memory.read_u64(head)?;
+    while next != 0 {
+        if found.len() == MOST_INTERPRETERS || found.contains(&next) {
+            return Err(Broken::Link(next));
+        }
+        found.push(next);
+        let at = layout.heap.collector.next_interpreter;
+        next = memory.read_u64(next.wrapping_add(at.into()))?;
+    }
+    Ok(found)
+}
+
+/// True if the interpreter is collecting garbage.
+///
+/// # Errors
+/// [`Unreadable`].
+pub fn is_collecting(
+    memory: &impl ReadMemory,
+    layout: &CollectorLayout,
+    interpreter: u64,
+) -> Result<bool, Unreadable> {
+    let collector = interpreter.wrapping_add(layout.start.into());
+    Ok(memory.read_u32(collector.wrapping_add(layout.collecting.into()))? != 0)
+}
+
+/// Appends the objects of an interpreter: its generations, youngest first, then the frozen objects. Objects
+/// found before an error are valid, because consistent links led to each of them.
+///
+/// # Errors
+/// [`Broken`].
+pub fn walk(
+    memory: &impl ReadMemory,
+    layout: &CollectorLayout,
+    interpreter: u64,
+    reach: Reach<'_>,
+    objects: &mut Vec<Listed>,
+) -> Result<(), Broken> {
+    if is_collecting(memory, layout, interpreter)? {
+        return Err(Broken::Collecting);
+    }
+    let collector = interpreter.wrapping_add(layout.start.into());
+    let first = collector.wrapping_add(layout.generations.into());
+    let generations = (0..CollectorLayout::GENERATIONS)
+        .map(|number| first.wrapping_add(number * CollectorLayout::GENERATION_SIZE))
+        .zip([Generation::New, Generation::Young, Generation::Old]);
+    let permanent = collector.wrapping_add(layout.permanent.into());
+    // If one list is broken, the others may still be intact.
+    let walked: Vec<_> = generations
+        .chain([(permanent, Generation::Frozen)])
+        .map(|(head, age)| walk_list(memory, head, reach, age, objects))
+        .collect();
+    walked.into_iter().collect()
+}
+
+/// Returns the last objects of each list, for objects in the order of [`walk`].
+pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Generation)>) -> HashSet<u64> {
+    let mut endings = HashSet::new();
+    let (mut list, mut taken) = (None, 0);
+    for (address, age) in objects.rev() {
+        if list != Some(age) {
+            (list, taken) = (Some(age), 0);
+        }
+        if taken < ENDING {
+            taken += 1;
+            endings.insert(address);
+        }
+    }
+    endings
+}
+
+/// Appends the objects of one list.
+fn walk_list(
+    memory: &impl ReadMemory,
+    head: u64,
+    reach: Reach<'_>,
+    age: Generation,
+    objects: &mut Vec<Listed>,
+) -> Result<(), Broken> {
+    // The node after this one in the direction of the walk, and the node before it.
+    let links = |[next, previous, _, _]: [u64; 4]| {
+        let (next, previous) = (
+            next & !CollectorLayout::MARKS,
+            previous & !CollectorLayout::MARKS,
+        );
+        match reach {
+            Reach::All => (next, previous),
+            Reach::Added(_) => (previous, next),
+        }
+    };
+    let restless = objects.len() + age.restless();
+    let (mut node, _) = links(words(memory, head)?);
+    let mut before = head;
+    while node != head {
+        let address = node.wrapping_add(CollectorLayout::HEAD_SIZE);
+        let is_known = matches!(reach, Reach::Added(known) if known.contains(&address));
+        if is_known && objects.len() >= restless {
+            break;
+        }
+        let words = words(memory, node)?;
+        let (beyond, towards) = links(words);
+        if towards != before {
+            return Err(Broken::Link(node));
+        }
+        if objects.len() == MOST_OBJECTS {
+            return Err(Broken::TooMany);
+        }
+        let [_, _, _, class] = words;
+        objects.push(Listed {
+            address,
+            class,
+            generation: age,
+        });
+        (before, node) = (node, beyond);
+    }
+    Ok(())
+}
+
+/// The two links of a header, then the first two words of its object.
+fn words(memory: &impl ReadMemory, node: u64) -> Result<[u64; 4], Unreadable> {
+    let bytes: [u8; 32] = memory.read_array(node)?;
+    let (words, _) = bytes.as_chunks::<8>();
+    Ok([0, 1, 2, 3].map(|word| u64::from_le_bytes(words[word])))
+}

@@ -1,0 +1,342 @@
+//! Reads the variables of frames: running functions in each thread, suspended generators and coroutines, and
+//! ended calls. An ended call keeps its frame if something refers to it, such as a traceback.
+
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+
+use super::class::{Classes, ContainerKind};
+use super::process_scan::ProcessScan;
+use super::{Heap, shortened};
+use crate::process::memory::{ReadMemory, Unreadable};
+use crate::python::layout::{GeneratorLayout, HeapLayout, LocalNames, LocalsLayout};
+use crate::python::threads::{self, RawFrame};
+use crate::python::{CodeCache, PythonProcess, Resolved};
+
+/// Most frames of one thread whose variables are read.
+const MOST_FRAMES: usize = 512;
+
+/// Most variables of one frame.
+const MOST_VARIABLES: u64 = 4096;
+
+/// Most variables overall, and most frames walked to find them.
+const MOST_OF_ALL: usize = 1 << 16;
+const MOST_PASSED: usize = 1 << 20;
+
+/// Longest name of a file, a function or a variable, in bytes.
+const LONGEST_NAME: usize = 128;
+
+/// Tag bits of a reference from 3.14 on (`Include/internal/pycore_stackref.h`@v3.14.10). With both bits set
+/// it is a small integer. Addresses have neither bit, in any version.
+const MARKS: u64 = 3;
+
+/// Most generators and most frame objects that are read.
+const MAX_SUSPENDED: usize = 1 << 16;
+
+/// `FRAME_OWNED_BY_FRAME_OBJECT`: the call has ended (`Include/internal/pycore_frame.h`@v3.11.7 to @v3.15.2).
+const OWNED_BY_OBJECT: u8 = 2;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// `train.py:31 train() -> x`.
+    pub text: Arc<str>,
+    /// `x`.
+    pub name: Arc<str>,
+    /// Note about the frame, such as `suspended generator`; empty for a running frame.
+    pub note: &'static str,
+    /// The object that it refers to.
+    pub value: u64,
+    /// Depth of the frame, 0 for the innermost. Frames that do not run rank after all running ones, and
+    /// frames of libraries after all others.
+    pub rank: u32,
+}
+
+/// Added to the rank of a variable in a frame that does not run.
+const RESTING: u32 = 1 << 15;
+
+/// Added to the rank of a variable in a library's function.
+const LIBRARY: u32 = 1 << 16;
+
+#[derive(Clone, Debug, Default)]
+pub struct Variables {
+    /// Variables by rank, innermost frames first.
+    pub all: Vec<Variable>,
+    /// Frames that were skipped because of a limit or because they cannot be read.
+    pub frames_left_out: u64,
+    /// Variables skipped because of a limit, in frames that were read.
+    pub left_out: u64,
+}
+
+impl Variable {
+    /// True if the function belongs to an installed package or to Python itself.
+    pub(super) fn is_of_library(&self) -> bool {
+        self.rank >= LIBRARY
+    }
+}
+
+/// Reads the variables of all threads of the main interpreter, and of all suspended and kept frames.
+///
+/// # Errors
+/// [`Unreadable`] if the list of threads cannot be followed. Threads and frames that cannot be read are
+/// skipped.
+pub fn variables(
+    heap: &Heap<'_, impl ReadMemory>,
+    classes: &mut Classes,
+    python: &PythonProcess,
+    scan: &ProcessScan,
+) -> Result<Variables, Unreadable> {
+    let memory = heap.memory;
+    let states = threads::thread_states(memory, &python.layout, python.interpreter)?;
+    let mut reader = Reader {
+        heap,
+        classes,
+        codes: CodeCache::new(python),
+        globals: globals_of(heap, &scan.globals),
+        seen: HashSet::new(),
+        found: Variables::default(),
+    };
+    let mut passed = 0;
+    for state in states {
+        let chain = threads::frames(memory, &python.layout, state.address);
+        let Some(chain) = chain.ok().filter(|_| passed <= MOST_PASSED) else {
+            reader.found.frames_left_out += 1;
+            continue;
+        };
+        passed += chain.frames.len();
+        reader.found.frames_left_out += chain.frames.len().saturating_sub(MOST_FRAMES) as u64;
+        reader
+            .seen
+            .extend(chain.frames.iter().map(|frame| frame.address));
+        for (depth, frame) in (0..).zip(chain.frames.iter().take(MOST_FRAMES)) {
+            reader.add_frame(frame, depth, "");
+        }
+    }
+    reader.add_suspended(&scan.suspended);
+    reader.add_ended(&scan.frames);
+    let mut found = reader.found;
+    found.all.sort_by_key(|variable| variable.rank);
+    Ok(found)
+}
+
+/// Dicts of modules: their variables are named as globals of the module.
+fn globals_of(heap: &Heap<'_, impl ReadMemory>, modules: &[u64]) -> HashSet<u64> {
+    let dict = |&module: &u64| heap.word(module, HeapLayout::MODULE_DICT).ok();
+    modules.iter().filter_map(dict).collect()
+}
+
+struct Reader<'a, 'b, M> {
+    heap: &'a Heap<'b, M>,
+    classes: &'a mut Classes,
+    codes: CodeCache,
+    globals: HashSet<u64>,
+    /// Frames already read, by address.
+    seen: HashSet<u64>,
+    found: Variables,
+}
+
+/// A frame's text, note and rank.
+struct Shown {
+    text: String,
+    note: &'static str,
+    rank: u32,
+}
+
+/// A frame that can be resumed.
+struct Suspended {
+    frame: u64,
+    begun: bool,
+}
+
+impl<M: ReadMemory> Reader<'_, '_, M> {
+    /// Adds generators, coroutines and asynchronous generators that do not run.
+    fn add_suspended(&mut self, objects: &[u64]) {
+        self.found.frames_left_out += objects.len().saturating_sub(MAX_SUSPENDED) as u64;
+        for &object in objects.iter().take(MAX_SUSPENDED) {
+            let class = self.classes.of(self.heap, object);
+            let class = class.map_or_else(|| "".into(), |class| Arc::clone(&class.name));
+            let suspended = match self.suspended(object) {
+                Ok(suspended) => suspended,
+                Err(_) => {
+                    self.found.frames_left_out += 1;
+                    continue;
+                }
+            };
+            let Some(Suspended { frame, begun }) = suspended else {
+                continue;
+            };
+            let note = match (&*class, begun) {
+                ("coroutine", true) => "suspended coroutine",
+                ("coroutine", false) => "coroutine that has not begun",
+                ("async_generator", true) => "suspended async generator",
+                ("async_generator", false) => "async generator that has not begun",
+                (_, true) => "suspended generator",
+                (_, false) => "generator that has not begun",
+            };
+            self.add_resting(frame, note);
+        }
+    }
+
+    /// The frame of a generator. Returns `None` if it is running or has finished.
+    fn suspended(&self, object: u64) -> Result<Option<Suspended>, Unreadable> {
+        let memory = self.heap.memory;
+        match self.heap.layout.heap.generator {
+            GeneratorLayout::Apart(at) => {
+                let frame = self.heap.word(object, at)?;
+                if frame == 0 {
+                    return Ok(None);
+                }
+                let (raw, previous) = threads::frame(memory, self.heap.layout, frame)?;
+                // `f_lasti` is -1 before the first instruction.
+                let begun = raw.instr as u32 != u32::MAX;
+                Ok((previous == 0).then_some(Suspended { frame, begun }))
+            }
+            GeneratorLayout::Inside {
+                frame,
+                state,
+                created,
+                executing,
+            } => {
+                let [now] = memory.read_array(object.wrapping_add(state.into()))?;
+                let now = now.cast_signed();
+                Ok((created..executing).contains(&now).then(|| Suspended {
+                    frame: object.wrapping_add(frame.into()),
+                    begun: now > created,
+                }))
+            }
+        }
+    }
+
+    /// Adds frame objects of ended calls.
+    fn add_ended(&mut self, objects: &[u64]) {
+        self.found.frames_left_out += objects.len().saturating_sub(MAX_SUSPENDED) as u64;
+        for &object in objects.iter().take(MAX_SUSPENDED) {
+            let frame = match self.heap.layout.heap.frame_of_object {
+                Some(at) => self.heap.word(object, at),
+                None => Ok(object),
+            };
+            let read = frame.and_then(|at| threads::frame(self.heap.memory, self.heap.layout, at));
+            let Ok((raw, _)) = read else {
+                self.found.frames_left_out += 1;
+                continue;
+            };
+            let has_owner = self.heap.layout.frame.owner.is_some();
+            if !has_owner || raw.owner == OWNED_BY_OBJECT {
+                self.add_resting(raw.address, "frame of an ended call");
+            }
+        }
+    }
+
+    /// Adds a frame that does not run, unless it was read before.
+    fn add_resting(&mut self, address: u64, note: &'static str) {
+        if !self.seen.insert(address) {
+            return;
+        }
+        match threads::frame(self.heap.memory, self.heap.layout, address) {
+            Ok((frame, _)) => self.add_frame(&frame, RESTING, note),
+            Err(_) => self.found.frames_left_out += 1,
+        }
+    }
+
+    fn add_frame(&mut self, frame: &RawFrame, depth: u32, note: &'static str) {
+        let resolved = self
+            .codes
+            .resolve(self.heap.memory, frame.code, frame.instr, frame.owner);
+        let source = match resolved {
+            Resolved::Frame(source) => source,
+            Resolved::Skip => return,
+            Resolved::Unreadable => {
+                self.found.frames_left_out += 1;
+                return;
+            }
+        };
+        let file = source.file.rsplit('/').next().unwrap_or(&source.file);
+        let [file, function] = [file, &source.function].map(|name| shortened(name, LONGEST_NAME));
+        let shown = Shown {
+            text: format!("{file}:{} {function}()", source.line),
+            note,
+            rank: depth + if is_library(&source.file) { LIBRARY } else { 0 },
+        };
+        // An unreadable variable does not affect other frames.
+        if self.add_variables(frame, &shown).is_err() {
+            self.found.frames_left_out += 1;
+        }
+    }
+
+    fn add_variables(&mut self, frame: &RawFrame, shown: &Shown) -> Result<(), Unreadable> {
+        let locals = &self.heap.layout.heap.locals;
+        let flags = frame.code.wrapping_add(locals.code_flags.into());
+        if self.heap.memory.read_u32(flags)? & LocalsLayout::OPTIMIZED == 0 {
+            let mapping = self.heap.word(frame.address, locals.mapping)? & !MARKS;
+            if mapping != 0 && !self.globals.contains(&mapping) {
+                let mut entries = Vec::new();
+                let read = self.heap.entries(mapping, |entry| entries.push(entry));
+                for entry in entries {
+                    let name = self.heap.text(entry.key);
+                    self.add(name, entry.value, shown);
+                }
+                return read;
+            }
+            return Ok(());
+        }
+        let names: &[u16] = match &locals.names {
+            LocalNames::Three(names) => names,
+            LocalNames::One(names) => std::slice::from_ref(names),
+        };
+        let mut slot = frame.address.wrapping_add(locals.first.into());
+        for &names in names {
+            let names = self.heap.word(frame.code, names)?;
+            let all = self.heap.word(names, HeapLayout::SIZE)?;
+            let count = all.min(MOST_VARIABLES);
+            self.found.left_out = self.found.left_out.saturating_add(all - count);
+            for number in 0..count {
+                let name = names.wrapping_add(8 * number);
+                let name = self.heap.word(name, self.heap.layout.heap.tuple_items)?;
+                let value = self.heap.memory.read_u64(slot)?;
+                slot = slot.wrapping_add(8);
+                if value & MARKS != MARKS && value & !MARKS != 0 {
+                    self.add(self.heap.text(name), value & !MARKS, shown);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, name: Option<Arc<str>>, value: u64, shown: &Shown) {
+        let Some(name) = name else {
+            return;
+        };
+        let holds = self.classes.of(self.heap, value).map(|class| class.holds);
+        let value = match holds {
+            Some(ContainerKind::Cell) => self.heap.word(value, HeapLayout::CELL).unwrap_or(0),
+            // These refer to no other objects.
+            Some(ContainerKind::Text | ContainerKind::Number) => 0,
+            _ => value,
+        };
+        if value == 0 {
+            return;
+        }
+        if self.found.all.len() == MOST_OF_ALL {
+            self.found.left_out = self.found.left_out.saturating_add(1);
+            return;
+        }
+        let name: Arc<str> = shortened(&name, LONGEST_NAME).into();
+        self.found.all.push(Variable {
+            text: format!("{} -> {name}", shown.text).into(),
+            name,
+            note: shown.note,
+            value,
+            rank: shown.rank,
+        });
+    }
+}
+
+/// True if a file belongs to an installed package or to Python itself.
+pub(super) fn is_library(file: &str) -> bool {
+    let marks = [
+        "/site-packages/",
+        "/dist-packages/",
+        "/lib/python3",
+        "/lib64/python3",
+    ];
+    file.starts_with('<') || marks.iter().any(|mark| file.contains(mark))
+}

@@ -1,0 +1,113 @@
+//! Formats dict keys and path steps in Python's syntax.
+
+use std::fmt::Write as _;
+
+use super::class::{Classes, ContainerKind};
+use super::contents::Step;
+use super::{Heap, shortened, word_at};
+use crate::process::memory::ReadMemory;
+use crate::python::layout::HeapLayout;
+
+/// Longest text of a key in characters; the rest is cut.
+const MOST_CHARS: usize = 64;
+
+/// Longest name in bytes.
+const LONGEST_NAME: usize = 256;
+
+/// Length in bytes after which a path gets no further step.
+const LONGEST_PATH: usize = 512;
+
+/// Placeholder for a key that is neither a str nor an int.
+const OTHER: &str = "…";
+
+/// Placeholder for a name that cannot be read.
+const UNREAD: &str = "?";
+
+/// Bits in a digit of an int (`PyLong_SHIFT` in `Include/cpython/longintrepr.h`@v3.9.18 to @v3.15.2), the
+/// same in every 64-bit build.
+const DIGIT: u32 = 30;
+
+impl<M: ReadMemory> Heap<'_, M> {
+    /// Appends a step to the path that it starts from.
+    pub fn write_step(&self, classes: &mut Classes, step: Step, path: &mut String) {
+        if path.len() > LONGEST_PATH {
+            return;
+        }
+        match step {
+            Step::Attribute(name) | Step::Registered(name) => {
+                let name = self.text(name);
+                write_attribute(path, name.as_deref().unwrap_or(UNREAD));
+            }
+            Step::Member(class, number) => {
+                let class = classes.get(class);
+                let member = class.and_then(|class| class.members.get(number as usize));
+                write_attribute(path, member.map_or(UNREAD, |member| &member.name));
+            }
+            Step::Key(key) => {
+                path.push('[');
+                path.push_str(&self.key(classes, key));
+                path.push(']');
+            }
+            Step::Index(index) => {
+                let _ = write!(path, "[{index}]");
+            }
+            Step::Element => path.push_str("{…}"),
+            Step::Cell => path.push_str(".cell_contents"),
+        }
+    }
+
+    /// Formats a key as Python does: `'kv'`, `3`.
+    pub fn key(&self, classes: &mut Classes, key: u64) -> String {
+        let holds = classes.of(self, key).map(|class| class.holds);
+        let text = match holds {
+            Some(ContainerKind::Text) => self.text(key).map(|text| quoted(&text)),
+            Some(ContainerKind::Number) => self.number(key).map(|number| number.to_string()),
+            Some(_) => Some(OTHER.to_owned()),
+            None => None,
+        };
+        text.unwrap_or_else(|| UNREAD.to_owned())
+    }
+
+    /// Value of an int. Returns `None` if it has more than 60 bits.
+    fn number(&self, object: u64) -> Option<i64> {
+        let head: [u8; 8] = self
+            .memory
+            .read_array(object.wrapping_add(HeapLayout::SIZE.into()))
+            .ok()?;
+        let (count, negative) = self.layout.heap.numbers.sign(word_at(&head, 0));
+        if count > 2 {
+            return None;
+        }
+        let first = object.wrapping_add(HeapLayout::DIGITS.into());
+        let mut value = 0;
+        for digit in (0..count).rev() {
+            let digit = self.memory.read_u32(first.wrapping_add(4 * digit)).ok()?;
+            value = value << DIGIT | i64::from(digit) & ((1 << DIGIT) - 1);
+        }
+        Some(if negative { -value } else { value })
+    }
+}
+
+/// The first name of a path has no leading dot.
+fn write_attribute(path: &mut String, name: &str) {
+    if !path.is_empty() {
+        path.push('.');
+    }
+    path.push_str(&shortened(name, LONGEST_NAME));
+}
+
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("'");
+    for (number, char) in text.chars().enumerate() {
+        if number == MOST_CHARS {
+            quoted.push('…');
+            break;
+        }
+        if matches!(char, '\'' | '\\') {
+            quoted.push('\\');
+        }
+        quoted.push(char);
+    }
+    quoted.push('\'');
+    quoted
+}

@@ -1,0 +1,432 @@
+//! Shortest paths by which a program reaches its objects, from the globals of modules and the variables of
+//! frames.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::Heap;
+use super::class::{Classes, ContainerKind, TorchKind};
+use super::contents::Step;
+use super::frames::{Variable, is_library};
+use super::process_scan::ProcessScan;
+use crate::process::memory::ReadMemory;
+use crate::python::layout::HeapLayout;
+
+/// Most steps of a path.
+pub const MOST_STEPS: usize = 12;
+
+/// Extra distance of the globals of a library's module.
+const LIBRARY: usize = 3;
+
+/// Extra distance of the globals of the program's modules other than `__main__`.
+const IMPORTED: usize = 1;
+
+/// Most paths kept to one tensor, and to all tensors together.
+pub(super) const MAX_PATHS: usize = 32;
+const MOST_OF_ALL: usize = 1 << 22;
+
+/// Start of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PathRoot {
+    /// `train.py:31 train() -> x`, `torch.nn`; empty for `__main__`.
+    pub(super) text: Arc<str>,
+    /// The same without the frame: `x`.
+    name: Arc<str>,
+    /// Note about the frame; may be empty.
+    note: &'static str,
+    /// The object that the root refers to, if the root is a variable.
+    pub(super) value: Option<u64>,
+}
+
+/// Last step of the shortest path to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Not reached yet.
+    Nowhere,
+    /// The object is itself a root.
+    Root(u32),
+    /// Reached from another object by a step.
+    From(u32, Step),
+}
+
+/// A path to a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReferencePath {
+    pub(super) origin: Origin,
+    steps: usize,
+}
+
+/// A path to an object, as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// `train.py:31 train() -> batch['x']`, `cache['kv'][0]`.
+    pub text: String,
+    /// The same without the frame: `batch['x']`.
+    pub name: String,
+    /// True if the object is itself a variable of a running frame.
+    pub is_variable: bool,
+}
+
+/// Objects that a program reaches, with their paths.
+#[derive(Debug)]
+pub struct Paths {
+    pub(super) roots: Vec<PathRoot>,
+    origins: Vec<Origin>,
+    places: HashMap<u64, u32>,
+    /// Paths to each tensor, shortest first.
+    pub(super) to_tensors: HashMap<u64, Vec<ReferencePath>>,
+    /// Longest-lived variable or global for each object: a global of the program, otherwise a variable of the
+    /// outermost frame.
+    pub(super) longest: HashMap<u64, u32>,
+}
+
+impl Paths {
+    /// Searches the shortest paths to all objects.
+    pub fn search(
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        scan: &ProcessScan,
+        variables: &[Variable],
+    ) -> Self {
+        let places = scan.objects.iter().map(|object| object.address).zip(0..);
+        let mut search = Search {
+            paths: Self {
+                roots: Vec::new(),
+                origins: vec![Origin::Nowhere; scan.objects.len()],
+                places: places.collect(),
+                to_tensors: HashMap::new(),
+                longest: HashMap::new(),
+            },
+            next: vec![Vec::new(); MOST_STEPS + LIBRARY + 2],
+            scan,
+            count: 0,
+        };
+        search.begin_at_modules(heap, &scan.globals);
+        search.begin_at_variables(heap, classes, variables);
+        for steps in 0..search.next.len() {
+            for place in std::mem::take(&mut search.next[steps]) {
+                search.visit(heap, classes, place, steps);
+            }
+        }
+        search.end_at_resting(heap, classes, variables);
+        search.paths
+    }
+
+    /// Returns up to `most` paths to a tensor, shortest first.
+    pub fn to_tensor(
+        &self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        tensor: u64,
+        most: usize,
+    ) -> Vec<Path> {
+        let paths = self
+            .to_tensors
+            .get(&tensor)
+            .into_iter()
+            .flatten()
+            .take(most);
+        paths
+            .filter_map(|way| self.path(heap, classes, way.origin))
+            .collect()
+    }
+
+    /// Returns the shortest path to an object, or `None` if it is unreachable.
+    pub fn to_object(
+        &self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        object: u64,
+    ) -> Option<Path> {
+        let origin = *self.origins.get(*self.places.get(&object)? as usize)?;
+        self.path(heap, classes, origin)
+    }
+
+    /// Name of the longest-lived variable that refers directly to an object, or `None`.
+    pub fn longest_variable(&self, object: u64) -> Option<&str> {
+        let root = *self.longest.get(&object)?;
+        Some(&*self.roots.get(root as usize)?.name)
+    }
+
+    /// Index of an object in the census. Returns `None` for an object that the collector does not track.
+    pub fn place_of(&self, object: u64) -> Option<u32> {
+        self.places.get(&object).copied()
+    }
+
+    /// Last step of the shortest path to an object. Returns `None` if it is unreachable.
+    pub(super) fn origin_of(&self, object: u64) -> Option<Origin> {
+        let origin = *self.origins.get(*self.places.get(&object)? as usize)?;
+        (origin != Origin::Nowhere).then_some(origin)
+    }
+
+    /// Root and steps of a path. Each step comes with the index of the object that it starts from.
+    pub(super) fn steps_to(&self, origin: Origin) -> Option<(u32, Vec<(u32, Step)>)> {
+        let mut steps = Vec::new();
+        let mut at = origin;
+        let root = loop {
+            match at {
+                Origin::Nowhere => return None,
+                Origin::Root(root) => break root,
+                Origin::From(place, step) => {
+                    steps.push((place, step));
+                    at = *self.origins.get(place as usize)?;
+                }
+            }
+            if steps.len() > MOST_STEPS + LIBRARY + 2 {
+                return None;
+            }
+        };
+        steps.reverse();
+        Some((root, steps))
+    }
+
+    fn path(
+        &self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        origin: Origin,
+    ) -> Option<Path> {
+        let (root, steps) = self.steps_to(origin)?;
+        let root = self.roots.get(root as usize)?;
+        let mut name = root.name.to_string();
+        for &(_, step) in &steps {
+            heap.write_step(classes, step, &mut name);
+        }
+        let beginning = root.text.strip_suffix(&*root.name).unwrap_or(&root.text);
+        let note = match root.note {
+            "" => String::new(),
+            note => format!(" ({note})"),
+        };
+        Some(Path {
+            text: format!("{beginning}{name}{note}"),
+            is_variable: steps.is_empty() && root.note.is_empty(),
+            name,
+        })
+    }
+}
+
+struct Search<'a> {
+    paths: Paths,
+    /// Objects to visit, by distance.
+    next: Vec<Vec<u32>>,
+    scan: &'a ProcessScan,
+    /// Number of paths kept.
+    count: usize,
+}
+
+impl Search<'_> {
+    fn begin_at_modules(&mut self, heap: &Heap<'_, impl ReadMemory>, modules: &[u64]) {
+        let mut roots = Vec::new();
+        for &module in modules {
+            let dict = heap.word(module, HeapLayout::MODULE_DICT);
+            let Ok([name, file]) =
+                dict.and_then(|dict| heap.values_of(dict, ["__name__", "__file__"]))
+            else {
+                continue;
+            };
+            let Some(name) = name.and_then(|name| heap.text(name)) else {
+                continue;
+            };
+            let file = file.and_then(|file| heap.text(file));
+            let distance = match &*name {
+                "__main__" => 0,
+                // A duplicate of `__main__`, which `multiprocessing` creates for its children.
+                "__mp_main__" => LIBRARY + 1,
+                // Modules without a file are built into the interpreter.
+                _ if file.is_none_or(|file| is_library(&file)) => LIBRARY,
+                _ => IMPORTED,
+            };
+            roots.push((distance, name, module));
+        }
+        roots.sort();
+        for (distance, name, module) in roots {
+            let name = if distance == 0 { "".into() } else { name };
+            let root = self.root(name.clone(), name, "", None);
+            self.reach(module, root, distance);
+        }
+    }
+
+    fn begin_at_variables(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        variables: &[Variable],
+    ) {
+        for variable in variables {
+            let value = Some(variable.value);
+            let root = self.root(
+                variable.text.clone(),
+                variable.name.clone(),
+                variable.note,
+                value,
+            );
+            if !variable.note.is_empty() {
+                self.reach(variable.value, root, LIBRARY);
+                continue;
+            }
+            // Variables of libraries come last and do not count as longest-lived.
+            if let Origin::Root(root) = root
+                && !variable.is_of_library()
+            {
+                self.paths.longest.insert(variable.value, root);
+            }
+            if is_tensor(heap, classes, variable.value) {
+                self.add_way(variable.value, root, 0);
+            }
+            self.reach(variable.value, root, 1);
+        }
+    }
+
+    /// Adds variables of frames that do not run last, because other paths to the same tensor say more.
+    fn end_at_resting(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        variables: &[Variable],
+    ) {
+        for variable in variables
+            .iter()
+            .filter(|variable| !variable.note.is_empty())
+        {
+            if is_tensor(heap, classes, variable.value) {
+                let (text, name) = (variable.text.clone(), variable.name.clone());
+                let root = self.root(text, name, variable.note, Some(variable.value));
+                self.add_way(variable.value, root, 0);
+            }
+        }
+    }
+
+    fn root(
+        &mut self,
+        text: Arc<str>,
+        name: Arc<str>,
+        note: &'static str,
+        value: Option<u64>,
+    ) -> Origin {
+        let root = PathRoot {
+            text,
+            name,
+            note,
+            value,
+        };
+        self.paths.roots.push(root);
+        Origin::Root(self.paths.roots.len() as u32 - 1)
+    }
+
+    /// Records the first path to an object.
+    fn reach(&mut self, object: u64, origin: Origin, steps: usize) {
+        let Some(&place) = self.paths.places.get(&object) else {
+            return;
+        };
+        let (Some(known), Some(next)) = (
+            self.paths.origins.get_mut(place as usize),
+            self.next.get_mut(steps),
+        ) else {
+            return;
+        };
+        if *known == Origin::Nowhere {
+            *known = origin;
+            next.push(place);
+        }
+    }
+
+    fn add_way(&mut self, tensor: u64, origin: Origin, steps: usize) {
+        let paths = self.paths.to_tensors.entry(tensor).or_default();
+        if paths.len() < MAX_PATHS && self.count < MOST_OF_ALL {
+            self.count += 1;
+            paths.push(ReferencePath { origin, steps });
+        }
+    }
+
+    /// Continues from an object to the objects that it refers to.
+    fn visit(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &Classes,
+        place: u32,
+        steps: usize,
+    ) {
+        let Some(object) = self.scan.objects.get(place as usize) else {
+            return;
+        };
+        let Some(class) = classes.get(object.class) else {
+            return;
+        };
+        let (role, holds) = (class.role, class.holds);
+        let mut held = Vec::new();
+        // Objects that cannot be read are not reached.
+        let _ = heap.contents(class, object.class, object.address, |step, value| {
+            held.push((step, value));
+        });
+        for (step, value) in held {
+            if holds == ContainerKind::Globals && steps <= IMPORTED {
+                self.prefer_global(heap, place, step, value);
+            }
+            let Some(&at) = self.paths.places.get(&value) else {
+                continue;
+            };
+            let class = self.scan.objects.get(at as usize);
+            let class = class.and_then(|object| classes.get(object.class));
+            let Some(class) = class else { continue };
+            // A module reached through another module says less than its own name. Tensors that modules and
+            // optimizers hold have names of their own.
+            if class.holds == ContainerKind::Globals && holds == ContainerKind::Globals {
+                continue;
+            }
+            let is_tensor = class.role == TorchKind::Tensor;
+            let origin = Origin::From(place, step);
+            if is_tensor && !matches!(step, Step::Registered(_)) {
+                self.add_way(value, origin, steps + 1);
+            }
+            if role == TorchKind::Optimizer && is_named(heap, step, "state") {
+                continue;
+            }
+            self.reach(value, origin, steps + 1);
+        }
+    }
+}
+
+fn is_tensor(heap: &Heap<'_, impl ReadMemory>, classes: &mut Classes, object: u64) -> bool {
+    let class = classes.of(heap, object);
+    class.is_some_and(|class| class.role == TorchKind::Tensor)
+}
+
+impl Search<'_> {
+    /// Prefers a global of the program to a frame's variable as the longest-lived name of `value`.
+    fn prefer_global(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        module: u32,
+        step: Step,
+        value: u64,
+    ) {
+        let Step::Attribute(name) = step else { return };
+        let known = self.paths.longest.get(&value);
+        let known = known.and_then(|&root| self.paths.roots.get(root as usize));
+        if known.is_none_or(|known| known.value.is_none()) {
+            return;
+        }
+        let module = self.paths.origins.get(module as usize);
+        let Some((Origin::Root(root), name)) = module.copied().zip(heap.text(name)) else {
+            return;
+        };
+        let Some(module) = self.paths.roots.get(root as usize) else {
+            return;
+        };
+        let text: Arc<str> = match &*module.text {
+            "" => name,
+            module => format!("{module}.{name}").into(),
+        };
+        if let Origin::Root(root) = self.root(text.clone(), text, "", None) {
+            self.paths.longest.insert(value, root);
+        }
+    }
+}
+
+fn is_named(heap: &Heap<'_, impl ReadMemory>, step: Step, name: &str) -> bool {
+    let Step::Attribute(attribute) = step else {
+        return false;
+    };
+    heap.text(attribute).is_some_and(|text| &*text == name)
+}

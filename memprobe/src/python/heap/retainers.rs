@@ -1,0 +1,245 @@
+//! Roots that hold tensors: a variable, or a container with all its slots folded into one.
+//!
+//! A list of a thousand losses is one holder, `losses[*]`; so is `history[*]['loss']`. If functions pass an
+//! object on, the longest-lived variable holds it: a global, otherwise a variable of the outermost frame.
+
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::Heap;
+use super::class::{Classes, ContainerKind};
+use super::contents::Step;
+use super::paths::{MAX_PATHS as MOST_OF_ONE, Origin, Paths, ReferencePath};
+use super::process_scan::ProcessScan;
+use crate::process::memory::ReadMemory;
+
+/// Number of tensors in a dict from which on its keys are folded like list slots.
+const MANY: u32 = 8;
+
+/// Most paths resolved to holders, over all tensors.
+const MAX_PATHS: usize = 1 << 20;
+
+/// Placeholder for holders beyond the limits.
+const MORE: &str = "(more ways than are followed)";
+
+/// Stands for every slot of a container.
+pub(crate) const EVERY: &str = "[*]";
+
+/// A root that holds tensors.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HeapRetainer {
+    /// `train.py:12 main() -> losses[*]`.
+    pub path: Arc<str>,
+    /// Class of the container before the first `[*]`, of the module, or of the optimizer.
+    pub class: Option<Arc<str>>,
+}
+
+/// A tensor's holder and the path to the tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetainedBy {
+    /// Index among the holders.
+    pub retainer: u32,
+    pub path: ReferencePath,
+}
+
+/// All holders, without duplicates.
+#[derive(Debug, Default)]
+pub struct HeapRetainers {
+    /// Holders by index.
+    pub all: Vec<HeapRetainer>,
+    places: HashMap<HeapRetainer, u32>,
+    /// Holders by the container whose slots they fold.
+    containers: HashMap<u32, u32>,
+    /// Holders that are modules or optimizers, by address.
+    objects: HashMap<u64, u32>,
+    /// Dicts with at least [`MANY`] tensors.
+    many: HashSet<u32>,
+    followed: usize,
+    /// Tensors with more paths than were resolved.
+    pub not_followed: u64,
+}
+
+impl HeapRetainers {
+    /// Starts with no holders. `paths` determines the dicts whose keys are folded.
+    pub fn of(paths: &Paths) -> Self {
+        let mut tensors: HashMap<u32, u32> = HashMap::new();
+        for way in paths.to_tensors.values().flatten() {
+            if let Origin::From(place, Step::Key(_)) = way.origin {
+                *tensors.entry(place).or_default() += 1;
+            }
+        }
+        let many = tensors.into_iter().filter(|(_, count)| *count >= MANY);
+        Self {
+            many: many.map(|(place, _)| place).collect(),
+            ..Self::default()
+        }
+    }
+
+    fn add(&mut self, holder: HeapRetainer) -> u32 {
+        let next = self.all.len() as u32;
+        let place = *self.places.entry(holder.clone()).or_insert(next);
+        if place == next {
+            self.all.push(holder);
+        }
+        place
+    }
+
+    /// The holder for a module or optimizer, by its address and class.
+    pub fn object(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        search: (&Paths, &ProcessScan),
+        (object, class): (u64, &Arc<str>),
+    ) -> u32 {
+        if let Some(known) = self.objects.get(&object) {
+            return *known;
+        }
+        let origin = search.0.origin_of(object);
+        let found = origin.and_then(|origin| self.folded(heap, classes, search, origin));
+        let path = found
+            .map(|found| found.path)
+            .filter(|path| !path.is_empty());
+        let holder = self.add(HeapRetainer {
+            path: path.unwrap_or_else(|| format!("<{class}>").into()),
+            class: Some(Arc::clone(class)),
+        });
+        self.objects.insert(object, holder);
+        holder
+    }
+
+    /// The holders of a tensor, one for each path to it unless paths share one.
+    pub fn by_paths(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        search: (&Paths, &ProcessScan),
+        tensor: u64,
+    ) -> Vec<RetainedBy> {
+        let Some(paths) = search.0.to_tensors.get(&tensor) else {
+            return Vec::new();
+        };
+        self.followed = self.followed.saturating_add(paths.len());
+        let mut held: Vec<RetainedBy> = Vec::new();
+        let is_followed = self.followed <= MAX_PATHS;
+        let followed = if is_followed { paths.len() } else { 0 };
+        for way in &paths[..followed] {
+            let Some(holder) = self.of_path(heap, classes, search, way.origin) else {
+                continue;
+            };
+            if held.iter().all(|held| held.retainer != holder) {
+                held.push(RetainedBy {
+                    retainer: holder,
+                    path: *way,
+                });
+            }
+        }
+        if !is_followed || paths.len() >= MOST_OF_ONE {
+            self.not_followed += 1;
+            // An extra holder prevents that one of the others counts as the only one.
+            let holder = self.add(HeapRetainer {
+                path: MORE.into(),
+                class: None,
+            });
+            held.extend(paths.last().map(|way| RetainedBy {
+                retainer: holder,
+                path: *way,
+            }));
+        }
+        held
+    }
+
+    fn of_path(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        search: (&Paths, &ProcessScan),
+        origin: Origin,
+    ) -> Option<u32> {
+        let container = match origin {
+            Origin::From(place, step) if self.is_slot(heap, classes, place, step) => Some(place),
+            _ => None,
+        };
+        if let Some(known) = container.and_then(|place| self.containers.get(&place)) {
+            return Some(*known);
+        }
+        let holder = self.folded(heap, classes, search, origin)?;
+        let holder = self.add(holder);
+        if let Some(place) = container {
+            self.containers.insert(place, holder);
+        }
+        Some(holder)
+    }
+
+    /// True if a step from the object at `place` is one of many similar slots.
+    fn is_slot(
+        &self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        place: u32,
+        step: Step,
+    ) -> bool {
+        match step {
+            Step::Index(_) | Step::Element => true,
+            Step::Key(key) => {
+                let class = classes.of(heap, key);
+                self.many.contains(&place)
+                    || class.is_some_and(|class| class.holds == ContainerKind::Number)
+            }
+            _ => false,
+        }
+    }
+
+    /// The holder at the end of a path, with slots folded.
+    fn folded(
+        &self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        (paths, scan): (&Paths, &ProcessScan),
+        origin: Origin,
+    ) -> Option<HeapRetainer> {
+        let (root, steps) = paths.steps_to(origin)?;
+        let mut path = paths.longest_name(root)?;
+        let mut class = None;
+        for (place, step) in steps {
+            if !self.is_slot(heap, classes, place, step) {
+                heap.write_step(classes, step, &mut path);
+                continue;
+            }
+            path.push_str(EVERY);
+            if class.is_none() {
+                let object = scan.objects.get(place as usize);
+                let of = object.and_then(|object| classes.get(object.class));
+                class = of.map(|of| of.short_name().into());
+            }
+        }
+        let path = path.into();
+        Some(HeapRetainer { path, class })
+    }
+}
+
+impl Paths {
+    /// A path to a tensor with every slot written out, from the longest-lived variable.
+    pub fn slot(
+        &self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        way: ReferencePath,
+    ) -> Option<Arc<str>> {
+        let (root, steps) = self.steps_to(way.origin)?;
+        let mut path = self.longest_name(root)?;
+        for (_, step) in steps {
+            heap.write_step(classes, step, &mut path);
+        }
+        Some(path.into())
+    }
+
+    /// The name of a root, or of the longest-lived variable for the same object.
+    fn longest_name(&self, root: u32) -> Option<String> {
+        let root = self.roots.get(root as usize)?;
+        let longest = root.value.and_then(|value| self.longest.get(&value));
+        let longest = longest.and_then(|&longest| self.roots.get(longest as usize));
+        Some(longest.unwrap_or(root).text.to_string())
+    }
+}

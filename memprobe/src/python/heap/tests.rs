@@ -1,0 +1,487 @@
+use super::class::{Classes, TorchKind};
+use super::collector::{self, Broken, Generation, Reach};
+use super::fake::FakeHeap;
+use super::frames::Variable;
+use super::image::Image;
+use super::paths::Paths;
+use super::process_scan::{PreviousScan, ProcessScan};
+use super::retainers::HeapRetainers;
+use super::{Heap, modules, optimizers};
+use crate::process::memory::ReadMemory;
+use crate::process::memory::fake::FakeMemory;
+use crate::python::layout::{Attributes, CollectorLayout, PythonLayout};
+use crate::python::versions::LAYOUTS;
+
+fn scan(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    interpreter: u64,
+) -> (ProcessScan, Classes) {
+    let mut listed = Vec::new();
+    collector::walk(
+        memory,
+        &layout.heap.collector,
+        interpreter,
+        Reach::All,
+        &mut listed,
+    )
+    .unwrap();
+    let mut classes = Classes::default();
+    let scan = ProcessScan::of(&Heap::of(memory, layout), &mut classes, &listed);
+    (scan, classes)
+}
+
+fn text_of(memory: &FakeMemory, layout: &PythonLayout, object: u64) -> String {
+    Heap::of(memory, layout).text(object).unwrap().to_string()
+}
+
+#[test]
+fn every_object_of_every_generation_is_listed() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let objects: Vec<_> = (0..11).map(|_| heap.list(&[])).collect();
+        let (memory, interpreter) = heap.finish();
+        let (scan, _) = scan(&memory, layout, interpreter);
+        let mut found: Vec<_> = scan.objects.iter().map(|object| object.address).collect();
+        found.sort_unstable();
+        assert_eq!(found, objects);
+    }
+}
+
+#[test]
+fn lists_that_are_taken_apart_are_not_followed() {
+    let layout = &LAYOUTS[0];
+    let mut heap = FakeHeap::new(layout);
+    let objects: Vec<_> = (0..9).map(|_| heap.list(&[])).collect();
+    let (mut memory, interpreter) = heap.finish();
+    let walk = |memory: &FakeMemory| {
+        let mut listed = Vec::new();
+        let walked = collector::walk(
+            memory,
+            &layout.heap.collector,
+            interpreter,
+            Reach::All,
+            &mut listed,
+        );
+        (walked, listed.len())
+    };
+    assert_eq!(walk(&memory), (Ok(()), 9));
+    // A header that no longer points back. The other lists remain valid.
+    memory.write(objects[4] - CollectorLayout::HEAD_SIZE + 8, &[0; 8]);
+    let (walked, found) = walk(&memory);
+    assert_eq!(walked, Err(Broken::Link(objects[4] - 16)));
+    assert_eq!(found, 7);
+    let collector = layout.heap.collector;
+    let mark = interpreter + u64::from(collector.start) + u64::from(collector.collecting);
+    memory.write(mark, &[1, 0, 0, 0]);
+    assert_eq!(walk(&memory), (Err(Broken::Collecting), 0));
+}
+
+#[test]
+fn what_was_added_to_a_list_is_found_from_its_end() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        // In turn: two generations of young objects, then old ones, then frozen ones.
+        let objects: Vec<_> = (0..12).map(|_| heap.list(&[])).collect();
+        let (memory, interpreter) = heap.finish();
+        let found = |known: &[usize]| {
+            let known = known.iter().map(|&at| objects[at]).collect();
+            let mut listed = Vec::new();
+            let reach = Reach::Added(&known);
+            collector::walk(
+                &memory,
+                &layout.heap.collector,
+                interpreter,
+                reach,
+                &mut listed,
+            )
+            .unwrap();
+            let place = |address| objects.iter().position(|it| *it == address).unwrap();
+            let places = listed.iter().map(|it| place(it.address));
+            places.filter(|at| at % 4 > 1).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&[2, 6, 3, 7, 11]), [10]);
+        assert_eq!(found(&[2, 11]), [10, 6]);
+        // Without a known object, the walk ends at the beginning.
+        assert_eq!(found(&[6]), [10, 11, 7, 3]);
+    }
+}
+
+#[test]
+fn the_last_objects_of_each_list_are_its_ending() {
+    let list = |first: u64, count, age| (first..first + count).map(move |at| (at, age));
+    let objects: Vec<_> = list(0, 5_000, Generation::New)
+        .chain(list(10_000, 5, Generation::Young))
+        .chain(list(100_000, 10_000, Generation::Old))
+        .chain(list(200_000, 3, Generation::Frozen))
+        .chain(list(20_000, 5, Generation::New))
+        .collect();
+    let endings = collector::endings(objects.into_iter());
+    assert_eq!(endings.len(), 4096 + 5 + 4096 + 3 + 5);
+    for (at, is_last) in [
+        (4_999, true),
+        (0, false),
+        (10_000, true),
+        (109_999, true),
+        (100_000, false),
+    ] {
+        assert_eq!(endings.contains(&at), is_last, "{at}");
+    }
+}
+
+#[test]
+fn of_young_objects_many_are_looked_at_again_and_not_all() {
+    let layout = &LAYOUTS[0];
+    let mut heap = FakeHeap::new(layout);
+    let objects: Vec<_> = (0..200_000).map(|_| heap.list(&[])).collect();
+    let (memory, interpreter) = heap.finish();
+    let known = objects.into_iter().collect();
+    let mut listed = Vec::new();
+    let (layout, reach) = (&layout.heap.collector, Reach::Added(&known));
+    collector::walk(&memory, layout, interpreter, reach, &mut listed).unwrap();
+    assert_eq!(listed.len(), 2 << 15);
+}
+
+#[test]
+fn what_is_known_to_matter_is_looked_for_where_it_lay() {
+    for layout in &LAYOUTS {
+        let program = program(layout);
+        let (all, _) = scan(&program.memory, layout, program.interpreter);
+        assert!(!all.tensors.is_empty() && !all.modules.is_empty() && !all.globals.is_empty());
+        let known = PreviousScan::of(all.clone());
+        let again = |memory: &FakeMemory| {
+            let mut scan = ProcessScan::default();
+            scan.add_known(&Heap::of(memory, layout), &mut Classes::default(), &known);
+            scan
+        };
+        let found = again(&program.memory);
+        assert_eq!(
+            (&found.tensors, &found.modules),
+            (&all.tensors, &all.modules)
+        );
+        assert_eq!(
+            (&found.optimizers, &found.globals),
+            (&all.optimizers, &all.globals)
+        );
+        // Another object lies there now.
+        let mut memory = program.memory.clone();
+        memory.write(all.tensors[0] + u64::from(layout.object.kind), &[0; 8]);
+        assert_eq!(again(&memory).tensors, all.tensors[1..]);
+    }
+}
+
+#[test]
+fn reads_the_entries_of_dicts_of_every_kind() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let names: Vec<_> = (0..300)
+            .map(|number| heap.text(&format!("k{number}")))
+            .collect();
+        let all: Vec<_> = names.iter().map(|&name| (name, name + 1)).collect();
+        let mut some = all.clone();
+        some[7].1 = 0;
+        let (small, large) = (heap.dict(&some[..8]), heap.dict(&all));
+        let (memory, _) = heap.finish();
+        let heap = Heap::of(&memory, layout);
+        let entries = |dict| {
+            let mut entries = Vec::new();
+            heap.entries(dict, |entry| entries.push((entry.key, entry.value)))
+                .unwrap();
+            entries
+        };
+        assert_eq!(entries(small), some[..7]);
+        assert_eq!(entries(large), all);
+        let found = heap.values_of(large, ["k299", "other"]).unwrap();
+        assert_eq!(found, [Some(names[299] + 1), None]);
+    }
+}
+
+#[test]
+fn attributes_are_found_with_and_without_a_dict() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let class = heap.python_class("Holder", "made", &["first", "second", "third"]);
+        let values = [heap.list(&[]), 0, heap.list(&[])];
+        let mut objects =
+            vec![heap.with_dict(class, &[("first", values[0]), ("third", values[2])])];
+        if layout.heap.attributes != Attributes::Dict {
+            objects.push(heap.with_values(class, &values));
+        }
+        let (memory, _) = heap.finish();
+        let heap = Heap::of(&memory, layout);
+        let mut classes = Classes::default();
+        let place = classes.place(&heap, class).unwrap();
+        let class = classes.get(place).unwrap();
+        for object in objects {
+            let mut found = Vec::new();
+            let each = |entry: super::dict::Entry| {
+                found.push((text_of(&memory, layout, entry.key), entry.value));
+            };
+            heap.attributes(class, object, each).unwrap();
+            let expected = [
+                ("first".to_owned(), values[0]),
+                ("third".to_owned(), values[2]),
+            ];
+            assert_eq!(found, expected, "3.{}", layout.minor);
+        }
+    }
+}
+
+/// A model of two layers, its optimizer, a cache, and a tensor that is a variable of a function.
+struct Program {
+    memory: FakeMemory,
+    interpreter: u64,
+    weight: u64,
+    average: u64,
+    cached: u64,
+    local: Variable,
+}
+
+fn program(layout: &'static PythonLayout) -> Program {
+    let mut heap = FakeHeap::new(layout);
+    let tensor_class = heap.class("torch._C.TensorBase", 0, 0);
+    let module_class = heap.python_class("Module", "torch.nn.modules.module", &[]);
+    let other_class = heap.python_class("Module", "elsewhere", &[]);
+    let optimizer_class = heap.python_class("Optimizer", "torch.optim.optimizer", &[]);
+    let [weight, average, cached, local] = [(); 4].map(|()| heap.object(tensor_class, 32));
+    let named = |heap: &mut FakeHeap, entries: &[(&str, u64)]| {
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|&(name, value)| (heap.text(name), value))
+            .collect();
+        heap.dict(&entries)
+    };
+    let nothing = named(&mut heap, &[]);
+    let parameters = named(&mut heap, &[("weight", weight)]);
+    let gates = [
+        ("_parameters", parameters),
+        ("_buffers", nothing),
+        ("_modules", nothing),
+    ];
+    let layer = heap.with_dict(module_class, &gates);
+    let layers = named(&mut heap, &[("0", layer)]);
+    let gates = [
+        ("_parameters", nothing),
+        ("_buffers", nothing),
+        ("_modules", layers),
+    ];
+    let model = heap.with_dict(module_class, &gates);
+    let stranger = heap.with_dict(other_class, &gates);
+    let averages = named(&mut heap, &[("exp_avg", average)]);
+    let state = heap.dict(&[(weight, averages)]);
+    let list = heap.list(&[weight]);
+    let group = named(&mut heap, &[("params", list)]);
+    let groups = heap.list(&[group]);
+    let optimizer = heap.with_dict(
+        optimizer_class,
+        &[("state", state), ("param_groups", groups)],
+    );
+    let (key, number) = (heap.text("it's"), heap.int(-3));
+    let tuple = heap.tuple(&[nothing, cached]);
+    let by_number = heap.dict(&[(number, tuple)]);
+    let cache = heap.dict(&[(key, by_number)]);
+    heap.module("elsewhere", &[("far", cache)]);
+    let globals = [
+        ("model", model),
+        ("stranger", stranger),
+        ("optimizer", optimizer),
+        ("cache", cache),
+    ];
+    heap.module("__main__", &globals);
+    let (memory, interpreter) = heap.finish();
+    Program {
+        memory,
+        interpreter,
+        weight,
+        average,
+        cached,
+        local: Variable {
+            text: "train.py:31 train() -> x".into(),
+            name: "x".into(),
+            note: "",
+            value: local,
+            rank: 0,
+        },
+    }
+}
+
+#[test]
+fn recognizes_tensors_modules_and_optimizers_by_class() {
+    for layout in &LAYOUTS {
+        let program = program(layout);
+        let (scan, classes) = scan(&program.memory, layout, program.interpreter);
+        assert_eq!(scan.tensors.len(), 4);
+        assert_eq!((scan.modules.len(), scan.optimizers.len()), (2, 1));
+        assert_eq!(scan.globals.len(), 2);
+        let is_module = |class: &&super::class::Class| &*class.name == "Module";
+        let roles: Vec<_> = classes
+            .all()
+            .iter()
+            .filter(is_module)
+            .map(|class| class.role)
+            .collect();
+        assert!(roles.contains(&TorchKind::Module) && roles.contains(&TorchKind::Other));
+    }
+}
+
+#[test]
+fn modules_and_optimizers_are_read_with_their_names() {
+    for layout in &LAYOUTS {
+        let program = program(layout);
+        let (scan, mut classes) = scan(&program.memory, layout, program.interpreter);
+        let heap = Heap::of(&program.memory, layout);
+        let tree = modules::Tree::of(modules::read(&heap, &mut classes, &scan.modules));
+        let mut paths: Vec<_> = tree.places.iter().map(|place| &*place.path).collect();
+        paths.sort_unstable();
+        assert_eq!(paths, ["", "0"]);
+        let (layer, _) = tree.every_place().nth(1).unwrap();
+        assert_eq!(layer.parameters, [("weight".into(), program.weight)]);
+        let optimizers = optimizers::read(&heap, &mut classes, &scan.optimizers);
+        let state = &optimizers.state[0];
+        assert_eq!((&*state.optimizer, &*state.name), ("Optimizer", "exp_avg"));
+        assert_eq!(
+            (state.tensor, state.parameter),
+            (program.average, Some(program.weight))
+        );
+        let position = &optimizers.positions[&program.weight];
+        assert_eq!(&**position, "param_groups[0]['params'][0]");
+    }
+}
+
+#[test]
+fn paths_are_the_shortest_that_python_could_write() {
+    for layout in &LAYOUTS {
+        let program = program(layout);
+        let (scan, mut classes) = scan(&program.memory, layout, program.interpreter);
+        let heap = Heap::of(&program.memory, layout);
+        let classes = &mut classes;
+        let variables = [program.local.clone()];
+        let paths = Paths::search(&heap, classes, &scan, &variables);
+        let mut to = |tensor| -> Vec<String> {
+            let paths = paths.to_tensor(&heap, classes, tensor, 8);
+            paths.into_iter().map(|path| path.text).collect()
+        };
+        assert_eq!(to(program.cached), ["cache['it\\'s'][-3][1]"]);
+        assert_eq!(to(program.local.value), ["train.py:31 train() -> x"]);
+        // Tensors that modules and optimizers hold have other names.
+        assert_eq!(to(program.average), [""; 0]);
+        assert_eq!(
+            to(program.weight),
+            ["optimizer.param_groups[0]['params'][0]"]
+        );
+    }
+}
+
+#[test]
+fn an_image_of_a_heap_has_all_that_its_paths_need() {
+    for layout in &LAYOUTS {
+        let program = program(layout);
+        let image = Image::of(&program.memory, 1 << 30);
+        let (scan, mut classes) = scan(&image, layout, program.interpreter);
+        let heap = Heap::of(&image, layout);
+        scan.keep_contents(&heap, &classes);
+        image.close();
+        let paths = Paths::search(&heap, &mut classes, &scan, &[]);
+        let path = paths.to_object(&heap, &mut classes, program.cached);
+        assert_eq!(path.unwrap().name, "cache['it\\'s'][-3][1]");
+        assert_eq!(image.extent().missed, 0);
+    }
+}
+
+/// The holders of some tensors, and the path of one of them.
+fn holders_of(
+    (memory, layout, interpreter): (&FakeMemory, &PythonLayout, u64),
+    variables: &[Variable],
+    tensors: &[u64],
+) -> Vec<(String, Option<String>, Vec<String>)> {
+    let (scan, mut classes) = scan(memory, layout, interpreter);
+    let heap = Heap::of(memory, layout);
+    let paths = Paths::search(&heap, &mut classes, &scan, variables);
+    let mut holders = HeapRetainers::of(&paths);
+    let search = (&paths, &scan);
+    let mut held: Vec<Vec<String>> = Vec::new();
+    for &tensor in tensors {
+        for by in holders.by_paths(&heap, &mut classes, search, tensor) {
+            let place = by.retainer as usize;
+            held.resize(held.len().max(place + 1), Vec::new());
+            let slot = paths.slot(&heap, &mut classes, by.path).unwrap();
+            held[place].push(slot.to_string());
+        }
+    }
+    let all = holders.all.iter().zip(held);
+    all.map(|(holder, slots)| {
+        let class = holder.class.as_deref().map(str::to_owned);
+        (holder.path.to_string(), class, slots)
+    })
+    .collect()
+}
+
+fn variable(text: &str, value: u64, rank: u32) -> Variable {
+    let name = text.rsplit(' ').next().unwrap_or(text);
+    Variable {
+        text: text.into(),
+        name: name.into(),
+        note: "",
+        value,
+        rank,
+    }
+}
+
+#[test]
+fn the_slots_of_a_container_are_one_holder_by_the_variable_that_refers_to_it_for_longest() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let class = heap.class("torch._C.TensorBase", 0, 0);
+        let tensors: Vec<_> = (0..3).map(|_| heap.object(class, 32)).collect();
+        let losses = heap.list(&tensors);
+        heap.module("__main__", &[]);
+        let (memory, interpreter) = heap.finish();
+        let variables = [
+            variable("train.py:9 iterate() -> kept", losses, 0),
+            variable("train.py:31 main() -> losses", losses, 1),
+            variable("torch/x.py:5 call() -> it", losses, 1 << 16),
+        ];
+        let held = holders_of((&memory, layout, interpreter), &variables, &tensors);
+        let slots = (0..3).map(|at| format!("train.py:31 main() -> losses[{at}]"));
+        assert_eq!(
+            held,
+            [(
+                "train.py:31 main() -> losses[*]".to_owned(),
+                Some("list".to_owned()),
+                slots.collect()
+            )]
+        );
+    }
+}
+
+#[test]
+fn a_global_holds_what_it_is_passed_on_as_and_numbers_are_slots_as_a_dict_with_many_tensors_has() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let class = heap.class("torch._C.TensorBase", 0, 0);
+        let tensors: Vec<_> = (0..12).map(|_| heap.object(class, 32)).collect();
+        let few: Vec<_> = (0..2)
+            .map(|at| (heap.text(&format!("part{at}")), tensors[at]))
+            .collect();
+        let many: Vec<_> = (2..11)
+            .map(|at| (heap.text(&format!("step{at}")), tensors[at]))
+            .collect();
+        let number = heap.int(7);
+        let (few, many) = (heap.dict(&few), heap.dict(&many));
+        let numbered = heap.dict(&[(number, tensors[11])]);
+        let globals = [("few", few), ("many", many), ("numbered", numbered)];
+        heap.module("__main__", &globals);
+        let (memory, interpreter) = heap.finish();
+        let variables = [variable("train.py:9 iterate() -> it", many, 0)];
+        let held = holders_of((&memory, layout, interpreter), &variables, &tensors);
+        let mut names: Vec<_> = held.iter().map(|(name, ..)| &**name).collect();
+        names.sort_unstable();
+        assert_eq!(
+            names,
+            ["few['part0']", "few['part1']", "many[*]", "numbered[*]"]
+        );
+        let many = held.iter().find(|(name, ..)| name == "many[*]").unwrap();
+        assert_eq!((many.1.as_deref(), many.2.len()), (Some("dict"), 9));
+        assert!(many.2.contains(&"many['step5']".to_owned()));
+    }
+}

@@ -1,0 +1,105 @@
+//! A tree of modules with the names of its members.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::fingerprint::ObjectFingerprint;
+use super::tree::{Member, Tree};
+use crate::python::heap::modules::joined;
+use crate::python::module_calls::Question;
+
+/// Position of a tree among all trees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rank {
+    /// Number among the trees of its class, in order of discovery, from 1.
+    pub(super) number: u32,
+    /// Number among all trees, in order of discovery.
+    pub(super) order: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Named {
+    /// Class name of the root.
+    pub(super) class: Arc<str>,
+    pub(super) rank: Rank,
+    /// First question that these names answer: the tree was read after earlier questions were asked.
+    pub(super) since: Question,
+    /// Moments, independent of the process's calls, at which the tree was found unchanged.
+    pub(super) moments: u32,
+    /// Modules by address, with full paths.
+    members: HashMap<u64, Member>,
+    /// True if the root was freed, so its number is free.
+    pub(super) is_over: bool,
+}
+
+impl Named {
+    /// Names the modules of a tree that was just read.
+    pub(super) fn of(mut tree: Tree, rank: Rank, since: Question) -> Self {
+        let top: Arc<str> = match rank.number {
+            1 => tree.class.clone(),
+            number => format!("{}#{number}", tree.class).into(),
+        };
+        for member in tree.members.values_mut() {
+            member.path = match &*member.path {
+                "" => top.clone(),
+                below => joined(&top, below),
+            };
+        }
+        Self {
+            class: tree.class,
+            rank,
+            since,
+            moments: 0,
+            members: tree.members,
+            is_over: false,
+        }
+    }
+
+    /// Number of modules.
+    pub(super) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    pub(super) fn holds(&self, module: u64) -> bool {
+        self.members.contains_key(&module)
+    }
+
+    /// The path and the sign of a module.
+    pub(super) fn get(&self, module: u64) -> Option<&Member> {
+        self.members.get(&module)
+    }
+
+    pub(super) fn sign(&self, module: u64) -> Option<ObjectFingerprint> {
+        self.get(module).map(|member| member.sign)
+    }
+
+    pub(super) fn signs(&self) -> impl Iterator<Item = (u64, ObjectFingerprint)> {
+        let members = self.members.iter();
+        members.map(|(object, member)| (*object, member.sign))
+    }
+
+    /// Signs of a module and all its ancestors. Its path is still correct if none of them was replaced.
+    pub(super) fn signs_up_from(
+        &self,
+        module: u64,
+    ) -> impl Iterator<Item = (u64, ObjectFingerprint)> {
+        let first = self.get(module).map(|member| (module, member));
+        let up = std::iter::successors(first, |(_, member)| {
+            let above = member.above;
+            Some((above, self.get(above)?))
+        });
+        // Each parent was met before its child, so the chain ends.
+        up.map(|(object, member)| (object, member.sign))
+            .take(self.len())
+    }
+
+    /// True if both trees have the same modules under the same names.
+    pub(super) fn has_names_of(&self, other: &Self) -> bool {
+        let same = |(object, member): (&u64, &Member)| {
+            let its = other.members.get(object);
+            its.is_some_and(|its| its.path == member.path)
+        };
+        self.len() == other.len() && self.members.iter().all(same)
+    }
+}

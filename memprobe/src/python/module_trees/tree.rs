@@ -1,0 +1,198 @@
+//! A module and all its descendants, read while the process keeps running.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::fingerprint::ObjectFingerprint;
+use crate::process::memory::{Cause, ReadMemory, Unreadable};
+use crate::python::heap::Heap;
+use crate::python::heap::class::{Class, Classes, TorchKind};
+use crate::python::heap::dict::Entry;
+use crate::python::heap::image::Image;
+use crate::python::heap::modules::joined;
+use crate::python::layout::PythonLayout;
+
+/// Most modules of one tree.
+pub(super) const MOST_MODULES: usize = 1 << 16;
+
+/// Most children of one module.
+const MOST_CHILDREN: usize = 1 << 16;
+
+/// Most bytes read for one tree.
+const MOST_BYTES: usize = 256 << 20;
+
+/// Attempts to read a tree that the process changes meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// The attribute that holds a module's children (`torch/nn/modules/module.py`@v2.15.0).
+const CHILDREN: &str = "_modules";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Tree {
+    /// Class of the root, without its Python module.
+    pub(super) class: Arc<str>,
+    /// Every module by its address, including the root.
+    pub(super) members: HashMap<u64, Member>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    /// First path from the root, as `named_modules()` gives it. Empty for the root.
+    pub(super) path: Arc<str>,
+    pub(super) sign: ObjectFingerprint,
+    /// The parent module; 0 for the root.
+    pub(super) above: u64,
+}
+
+impl Tree {
+    /// Reads the tree below the module at `top`.
+    ///
+    /// # Errors
+    /// [`Unreadable`] if no module lies there, or if its tree cannot be read completely.
+    pub(super) fn read(
+        memory: &impl ReadMemory,
+        layout: &PythonLayout,
+        top: u64,
+    ) -> Result<Self, Unreadable> {
+        let mut attempt = 1;
+        loop {
+            // Use a new image each time: it must not keep a dict that was read while it changed.
+            let image = Image::of(memory, MOST_BYTES);
+            match Walk::of(&Heap::of(&image, layout)).from(top) {
+                Err(error) if attempt < ATTEMPTS && error.cause != Cause::NoProcess => attempt += 1,
+                read => return read,
+            }
+        }
+    }
+}
+
+impl Tree {
+    /// Address of the class of a member.
+    pub(super) fn class_of(&self, module: u64) -> Option<u64> {
+        self.members.get(&module).map(|member| member.sign.class)
+    }
+}
+
+/// Walks a tree in the order of `named_modules()`: each module before its children, and these in order.
+struct Walk<'a, 'b, M> {
+    heap: &'a Heap<'b, M>,
+    classes: Classes,
+    members: HashMap<u64, Member>,
+    /// Modules yet to be visited.
+    left: Vec<Next>,
+}
+
+/// A module yet to be visited.
+struct Next {
+    object: u64,
+    path: Arc<str>,
+    above: u64,
+    /// Address of the word that refers to it.
+    slot: u64,
+}
+
+impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
+    fn of(heap: &'a Heap<'b, M>) -> Self {
+        Self {
+            heap,
+            classes: Classes::default(),
+            members: HashMap::new(),
+            left: Vec::new(),
+        }
+    }
+
+    fn from(mut self, top: u64) -> Result<Tree, Unreadable> {
+        let class = self.class(top)?.ok_or(Unreadable {
+            address: top,
+            cause: Cause::NotAsExpected,
+        })?;
+        self.left.push(Next {
+            object: top,
+            path: "".into(),
+            above: 0,
+            slot: 0,
+        });
+        while let Some(next) = self.left.pop() {
+            self.meet(next)?;
+        }
+        Ok(Tree {
+            class: class.short_name().into(),
+            members: self.members,
+        })
+    }
+
+    /// Class of a module. Returns `None` for other objects, such as a child that is `None`.
+    fn class(&mut self, object: u64) -> Result<Option<Class>, Unreadable> {
+        let address = self.heap.class_of(object)?;
+        let place = self.classes.place(self.heap, address);
+        let class = place.and_then(|place| self.classes.get(place));
+        match class {
+            Some(class) if class.role == TorchKind::Module => Ok(Some(class.clone())),
+            Some(_) => Ok(None),
+            None => Err(Unreadable {
+                address: object,
+                cause: Cause::NotAsExpected,
+            }),
+        }
+    }
+
+    fn meet(&mut self, next: Next) -> Result<(), Unreadable> {
+        let Next {
+            object,
+            path,
+            above,
+            slot,
+        } = next;
+        if self.members.contains_key(&object) {
+            return Ok(());
+        }
+        let Some(class) = self.class(object)? else {
+            return Ok(());
+        };
+        if self.members.len() == MOST_MODULES {
+            return Err(Unreadable {
+                address: object,
+                cause: Cause::TooLong,
+            });
+        }
+        let sign =
+            ObjectFingerprint::read(self.heap.memory, self.heap.layout, object)?.in_slot(slot);
+        let children = self.children(&class, object)?;
+        for (name, child) in children.into_iter().rev() {
+            self.left.push(Next {
+                object: child.value,
+                path: joined(&path, &name),
+                above: object,
+                slot: child.at,
+            });
+        }
+        self.members.insert(object, Member { path, sign, above });
+        Ok(())
+    }
+
+    /// Entries of a module's `_modules`, in order, with their names.
+    fn children(&self, class: &Class, object: u64) -> Result<Vec<(Arc<str>, Entry)>, Unreadable> {
+        let unreadable = |cause| Unreadable {
+            address: object,
+            cause,
+        };
+        let mut dict = [None];
+        self.heap.attributes(class, object, |entry| {
+            self.heap.note(entry, &[CHILDREN], &mut dict)
+        })?;
+        // `Module.__init__` sets `_modules` first, so a module that can be called has it.
+        let dict = dict[0].ok_or_else(|| unreadable(Cause::NotAsExpected))?;
+        let mut children = Vec::new();
+        let mut is_whole = true;
+        self.heap
+            .entries(dict, |entry| match self.heap.text(entry.key) {
+                Some(name) if children.len() < MOST_CHILDREN => children.push((name, entry)),
+                _ => is_whole = false,
+            })?;
+        match is_whole {
+            true => Ok(children),
+            false => Err(unreadable(Cause::NotAsExpected)),
+        }
+    }
+}

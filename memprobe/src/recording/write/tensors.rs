@@ -1,0 +1,372 @@
+//! Tensor snapshot as one JSON document, for `memprobe diff` and for other programs.
+//!
+//! Each tensor, storage and block is one line, so that the file can be searched by line and written as a
+//! stream. [`crate::recording::read_tensors`] reads it, and its module describes the fields.
+
+use std::io::{self, Write};
+
+use serde::{Serialize, Serializer};
+
+use crate::event::tensors::{
+    Block, Consistency, DType, Device, Name, Storage, Tensor, TensorSnapshot,
+};
+use crate::event::{Bytes, Frame};
+use crate::recording::{RetainerRecord, TENSOR_FORMAT};
+use crate::tensors::{Account, DeviceTable, Row, TensorTable, explain};
+
+/// Writes the document. `version` is memprobe's.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn write_tensors(
+    snapshot: &TensorSnapshot,
+    version: &str,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let table = explain(snapshot);
+    // The first field identifies the file; all fields but the lists come first.
+    let head = serde_json::to_string(&Head::of(snapshot, version))?;
+    out.write_all(head.strip_suffix('}').unwrap_or(&head).as_bytes())?;
+    list(out, "totals", table.devices.iter().map(DeviceRecord::from))?;
+    let (tensors, others) = rows(&table, snapshot.tensors.len());
+    let tensors = tensors.into_iter().zip(&snapshot.tensors);
+    let tensors = tensors.filter_map(|(place, tensor)| {
+        let (table, row) = place?;
+        Some(Item::of_tensor(row, table, tensor))
+    });
+    let others = others.into_iter().map(|(table, row)| Item::of(row, table));
+    list(out, "tensors", tensors.chain(others))?;
+    list(
+        out,
+        "storages",
+        snapshot.storages.iter().map(StorageRecord::from),
+    )?;
+    list(out, "blocks", snapshot.blocks.iter().map(BlockRecord::from))?;
+    out.write_all(b"\n}\n")
+}
+
+fn list<T: Serialize>(
+    out: &mut impl Write,
+    name: &str,
+    items: impl Iterator<Item = T>,
+) -> io::Result<()> {
+    write!(out, ",\n\"{name}\":[")?;
+    for (at, item) in items.enumerate() {
+        out.write_all(if at == 0 { b"\n" } else { b",\n" })?;
+        serde_json::to_writer(&mut *out, &item)?;
+    }
+    out.write_all(b"\n]")
+}
+
+#[derive(Serialize)]
+struct Head<'a> {
+    memprobe_snapshot: u32,
+    memprobe: &'a str,
+    pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inner_pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container: Option<&'a str>,
+    command: &'a str,
+    python: Option<&'a str>,
+    torch: Option<&'a str>,
+    taken_ms: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    moment_ns: u64,
+    /// Duration of the pause; `null` if the process was not paused.
+    pause_ms: Option<f64>,
+    retries: u32,
+    objects: u64,
+    unread: Vec<&'a str>,
+}
+
+impl<'a> Head<'a> {
+    fn of(snapshot: &'a TensorSnapshot, version: &'a str) -> Self {
+        let target = &snapshot.target;
+        let (pause_ms, retries) = match snapshot.consistency {
+            Consistency::Paused { pause, retries } => (Some(pause.as_secs_f64() * 1e3), retries),
+            Consistency::Running => (None, 0),
+        };
+        Self {
+            memprobe_snapshot: TENSOR_FORMAT,
+            memprobe: version,
+            pid: target.tgid.map(|tgid| tgid.0),
+            inner_pid: target.inner_tgid.map(|tgid| tgid.0),
+            container: target.container.as_deref(),
+            command: &target.command,
+            python: target.python.as_deref(),
+            torch: target.torch.as_deref(),
+            taken_ms: snapshot.taken_ms,
+            moment_ns: snapshot.moment.0,
+            pause_ms,
+            retries,
+            objects: snapshot.objects,
+            unread: snapshot.unread.iter().map(|words| &**words).collect(),
+        }
+    }
+}
+
+/// Accounting of a device: `allocated` is the sum of the fields from `tensors` up to `remainder`.
+#[derive(Serialize)]
+struct DeviceRecord {
+    #[serde(serialize_with = "as_text")]
+    device: Device,
+    allocated: Option<u64>,
+    reserved: Option<u64>,
+    tensors: u64,
+    storages_without_tensor: u64,
+    rounding: u64,
+    uncovered: u64,
+    blocks_without_tensor: u64,
+    remainder: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    outside_the_allocator: u64,
+    tensor_count: u64,
+    block_count: Option<u64>,
+}
+
+impl From<&DeviceTable> for DeviceRecord {
+    fn from(table: &DeviceTable) -> Self {
+        let account: &Account = &table.account;
+        Self {
+            device: table.device,
+            allocated: account.totals.map(|totals| totals.allocated.0),
+            reserved: account.totals.map(|totals| totals.reserved.0),
+            tensors: account.tensors.0,
+            storages_without_tensor: account.bare.0,
+            rounding: account.rounding.0,
+            uncovered: account.uncovered.0,
+            blocks_without_tensor: account.blocks.0,
+            remainder: account.remainder,
+            reason: account.reason.map(|reason| reason.as_str()),
+            outside_the_allocator: account.outside.0,
+            tensor_count: account.tensor_count,
+            block_count: account.block_count,
+        }
+    }
+}
+
+/// Tensor, or memory without one (`kind` `block`).
+#[derive(Serialize)]
+struct Item<'a> {
+    name: Option<&'a str>,
+    names: Vec<&'a str>,
+    /// For each name, the rule that inferred it, or `null`; omitted if none was inferred.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    inferred: Vec<Option<&'static str>>,
+    kind: &'static str,
+    shape: Option<&'a [u64]>,
+    #[serde(serialize_with = "as_optional_text")]
+    dtype: Option<DType>,
+    #[serde(serialize_with = "as_text")]
+    device: Device,
+    /// `numel() * element_size()`, or the size of the storage or block.
+    bytes: Option<u64>,
+    /// The allocator's bytes that this row accounts for, rounding included. The sum over all rows is
+    /// `allocated - remainder`. A shared storage counts at one of its tensors.
+    allocated: u64,
+    /// Bytes of memory outside the allocator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outside: Option<u64>,
+    /// Index here of the tensor that accounts for the shared storage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shares_with: Option<usize>,
+    #[serde(serialize_with = "as_hex")]
+    storage: Option<u64>,
+    storage_bytes: Option<u64>,
+    requires_grad: bool,
+    grad_fn: Option<&'a str>,
+    module: Option<&'a str>,
+    site: Option<SiteRecord<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    purpose: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    class: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    saved_by: Option<&'a str>,
+    /// Root that keeps its storage alive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retained_by: Option<RetainerRecord<'a>>,
+    #[serde(skip_serializing_if = "is_empty")]
+    gradient_of: &'a [usize],
+    #[serde(skip_serializing_if = "is_empty")]
+    strides: &'a [u64],
+    #[serde(skip_serializing_if = "is_zero")]
+    offset: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    storage_index: Option<usize>,
+    #[serde(serialize_with = "as_hex", skip_serializing_if = "Option::is_none")]
+    object: Option<u64>,
+}
+
+/// Row with the table of its device.
+type Place<'a> = (&'a DeviceTable, &'a Row);
+
+/// Returns the row of each tensor, and the rows of memory without one.
+fn rows(table: &TensorTable, tensors: usize) -> (Vec<Option<Place<'_>>>, Vec<Place<'_>>) {
+    let mut of_tensors = vec![None; tensors];
+    let mut others = Vec::new();
+    for device in &table.devices {
+        for row in &device.rows {
+            match row.tensor.and_then(|at| of_tensors.get_mut(at)) {
+                Some(place) => *place = Some((device, row)),
+                None => others.push((device, row)),
+            }
+        }
+    }
+    (of_tensors, others)
+}
+
+impl<'a> Item<'a> {
+    fn of(row: &'a Row, table: &DeviceTable) -> Self {
+        let bytes = |bytes: Bytes| bytes.0;
+        Self {
+            name: row.name().map(|name| &*name.text),
+            names: row.names.iter().map(|name| &*name.text).collect(),
+            inferred: inferred(&row.names),
+            kind: row.kind.as_str(),
+            shape: row.shape.as_deref(),
+            dtype: row.dtype,
+            device: row.device,
+            bytes: row.size.map(bytes),
+            allocated: row.holds.0,
+            outside: row.outside.map(bytes),
+            shares_with: row.owner.and_then(|owner| table.rows.get(owner)?.tensor),
+            storage: row.storage.map(|address| address.0),
+            storage_bytes: row.storage_bytes.map(bytes),
+            requires_grad: row.requires_grad,
+            grad_fn: row.grad_fn.as_deref(),
+            module: row.module.as_deref(),
+            site: row.site.as_ref().map(SiteRecord::from),
+            purpose: row.purpose.as_deref(),
+            class: row.class.as_deref(),
+            saved_by: row.saved_by.as_deref(),
+            retained_by: row.retainer.as_deref().map(RetainerRecord::from),
+            gradient_of: &[],
+            strides: &[],
+            offset: row.offset,
+            storage_index: None,
+            object: None,
+        }
+    }
+
+    fn of_tensor(row: &'a Row, table: &DeviceTable, tensor: &'a Tensor) -> Self {
+        Self {
+            // The tensor's own device, which can differ from that of its storage.
+            device: tensor.device,
+            gradient_of: &tensor.gradient_of,
+            strides: &tensor.strides,
+            storage_index: tensor.storage,
+            object: Some(tensor.object),
+            ..Self::of(row, table)
+        }
+    }
+}
+
+/// Returns the rule of each name; empty if no name was inferred.
+fn inferred(names: &[Name]) -> Vec<Option<&'static str>> {
+    if names.iter().all(|name| name.inferred.is_none()) {
+        return Vec::new();
+    }
+    names.iter().map(|name| name.inferred).collect()
+}
+
+#[derive(Serialize)]
+struct SiteRecord<'a> {
+    file: &'a str,
+    line: Option<u32>,
+    function: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    library: Option<&'a str>,
+}
+
+impl<'a> From<&'a Frame> for SiteRecord<'a> {
+    fn from(frame: &'a Frame) -> Self {
+        Self {
+            file: &frame.file,
+            line: (frame.line != 0).then_some(frame.line),
+            function: &frame.function,
+            library: frame.library.as_deref(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct StorageRecord<'a> {
+    #[serde(serialize_with = "as_hex")]
+    object: Option<u64>,
+    #[serde(serialize_with = "as_hex")]
+    data: Option<u64>,
+    bytes: u64,
+    #[serde(serialize_with = "as_text")]
+    device: Device,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retained_by: Option<RetainerRecord<'a>>,
+}
+
+impl<'a> From<&'a Storage> for StorageRecord<'a> {
+    fn from(storage: &'a Storage) -> Self {
+        Self {
+            object: Some(storage.object),
+            data: Some(storage.data.0),
+            bytes: storage.bytes.0,
+            device: storage.device,
+            retained_by: storage.retainer.as_deref().map(RetainerRecord::from),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct BlockRecord<'a> {
+    #[serde(serialize_with = "as_hex")]
+    addr: Option<u64>,
+    bytes: u64,
+    /// Bytes requested; `null` if unknown.
+    requested: Option<u64>,
+    #[serde(serialize_with = "as_text")]
+    device: Device,
+    site: Option<SiteRecord<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    purpose: Option<&'a str>,
+}
+
+impl<'a> From<&'a Block> for BlockRecord<'a> {
+    fn from(block: &'a Block) -> Self {
+        Self {
+            addr: Some(block.addr.0),
+            bytes: block.size.0,
+            requested: block.requested.map(|bytes| bytes.0),
+            device: Device::Cuda(block.device),
+            site: block.site.as_ref().map(SiteRecord::from),
+            purpose: block.purpose.as_deref(),
+        }
+    }
+}
+
+// serde's `serialize_with` passes references.
+fn as_text<S: Serializer>(shown: &impl std::fmt::Display, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(shown)
+}
+
+fn as_optional_text<S: Serializer>(shown: &Option<DType>, to: S) -> Result<S::Ok, S::Error> {
+    match shown {
+        Some(shown) => to.collect_str(shown),
+        None => to.serialize_none(),
+    }
+}
+
+fn as_hex<S: Serializer>(number: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
+    match number {
+        Some(number) => to.collect_str(&format_args!("{number:#x}")),
+        None => to.serialize_none(),
+    }
+}
+
+fn is_empty<T>(list: &&[T]) -> bool {
+    list.is_empty()
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}

@@ -1,0 +1,615 @@
+//! Recording as Chrome trace events, for ui.perfetto.dev, chrome://tracing and [`crate::recording`].
+//!
+//! The format is the JSON *array* form: both viewers accept it without its end ("Trace Event Format", JSON
+//! Array Format; Perfetto later than v47, google/perfetto#926). A file cut off by a crash or a full disk
+//! therefore still opens: chrome://tracing needs whole lines, Perfetto does not.
+//!
+//! A block is an async slice from its allocation to its free. Perfetto pairs begin and end by process,
+//! category, id and name (`json_trace_parser_impl.cc`, `track_compressor.cc`). The end therefore repeats the
+//! name, and all blocks of one Python line share a track.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::fields::{
+    clip, push_args, push_id, push_mark, push_name, push_process, push_purpose, push_record,
+    push_shape, push_stack, push_ts,
+};
+use super::json;
+use super::slices::{BLOCK, CPU, CUDA, NameSource, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
+use super::stack_text::StackTexts;
+use crate::attribution::tables::{DeviceCategories, Portion, Portions};
+use crate::event::{
+    Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, DeviceIndex, Event, Losses,
+    MemoryEvent, PhaseMark, PurposeId, Stack, StackId, Tid, TimeNs, Totals,
+};
+use crate::ledger::snapshot::Grouping;
+use crate::recording::{
+    AtAttachRecord, End, EndReason, EndRecord, Header, HeaderRecord, NamedRecord,
+};
+use crate::view;
+
+/// Bytes gathered before a write.
+const BUFFER: usize = 64 << 10;
+
+/// Most live blocks drawn as slices (16 bytes each); further ones are drawn as instants.
+const MAX_OPEN: usize = 1 << 22;
+
+/// Writes a recording as a stream in bounded memory. The file always holds whole records up to the last
+/// [`TraceWriter::flush`].
+pub struct TraceWriter<W: Write> {
+    out: W,
+    place: String,
+    failed: Option<WriteError>,
+    lines: Vec<u8>,
+    bytes: u64,
+    pid: u32,
+    start: TimeNs,
+    last: TimeNs,
+    events: u64,
+    losses: Losses,
+    stacks: StackTexts,
+    uses: BlockPurposes,
+    blocks: OpenSlices,
+    segments: OpenSlices,
+    cuda: OpenSlices,
+    cpu: OpenSlices,
+    counters: HashMap<DeviceIndex, Totals>,
+}
+
+/// Error of writing a recording.
+#[derive(Clone, Debug)]
+pub struct WriteError {
+    place: String,
+    source: Arc<io::Error>,
+}
+
+impl fmt::Display for WriteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot write {}: {}", self.place, self.source)?;
+        match self.source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => f.write_str(
+                "; what was recorded so far can be read: free some space or record to another disk",
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+// Without `source`: the message already contains the I/O error's.
+impl std::error::Error for WriteError {}
+
+impl WriteError {
+    /// Returns the kind of the I/O error.
+    pub fn kind(&self) -> io::ErrorKind {
+        self.source.kind()
+    }
+}
+
+impl<W: Write> TraceWriter<W> {
+    /// Starts a recording on `out`. `place` names it in errors; `grouping` selects the frame that names an
+    /// allocation on the timeline.
+    pub fn new(
+        out: W,
+        place: impl Into<String>,
+        header: &Header,
+        grouping: Grouping,
+    ) -> Result<Self, WriteError> {
+        let mut writer = Self {
+            out,
+            place: place.into(),
+            failed: None,
+            lines: b"[\n".to_vec(),
+            bytes: 0,
+            pid: header.target.tgid.map_or(0, |tgid| tgid.0),
+            start: header.start,
+            last: header.start,
+            events: 0,
+            losses: Losses::default(),
+            stacks: StackTexts::new(grouping),
+            uses: BlockPurposes::default(),
+            blocks: OpenSlices::new(MAX_OPEN),
+            segments: OpenSlices::new(MAX_OPEN),
+            cuda: OpenSlices::new(MAX_OPEN),
+            cpu: OpenSlices::new(MAX_OPEN),
+            counters: HashMap::new(),
+        };
+        writer.describe(header)?;
+        writer.flush()?;
+        Ok(writer)
+    }
+
+    /// Writes the header again when more is known of the target, such as its version of torch. The start time
+    /// stays.
+    pub fn describe(&mut self, header: &Header) -> Result<(), WriteError> {
+        if self.failed.is_some() {
+            return Ok(());
+        }
+        let mut record = HeaderRecord::from(header);
+        record.start_ns = self.start.0;
+        record.command = clip(&record.command).to_owned();
+        self.metadata("memprobe", self.pid, |line| push_record(line, &record));
+        let name = if record.command.is_empty() {
+            "unknown command"
+        } else {
+            &record.command
+        };
+        self.metadata("process_name", self.pid, |line| push_name(line, name));
+        self.drain_when_full()
+    }
+
+    /// Writes one event. After an error, writes nothing more.
+    pub fn event(&mut self, event: &Event) -> Result<(), WriteError> {
+        if self.failed.is_some() {
+            return Ok(());
+        }
+        match event {
+            Event::Stack(id, stack) => self.stack(*id, stack),
+            // Each event repeats its purpose: viewers do not resolve numbers.
+            Event::BlockPurpose(id, is) => self.uses.define(*id, is),
+            Event::Thread(Tid(tid), name) => {
+                self.metadata("thread_name", *tid, |line| push_name(line, clip(name)));
+            }
+            Event::AtAttach(found) => self.at_attach(found),
+            Event::Memory(event) => self.memory(event),
+            Event::PhaseMark(mark) => self.mark(mark),
+            Event::BlockLabels(names) => self.names(names),
+            Event::Loss(losses) => self.loss(*losses),
+        }
+        self.drain_when_full()
+    }
+
+    /// Flushes everything to the operating system. To be called about once a second.
+    pub fn flush(&mut self) -> Result<(), WriteError> {
+        self.drain()?;
+        self.io(|out, _| out.flush())
+    }
+
+    /// Writes memory by category over time as a counter with one series a category, which chrome://tracing
+    /// stacks. Called at the end: later events decide the category of earlier blocks.
+    pub fn categories(&mut self, devices: &[DeviceCategories]) -> Result<(), WriteError> {
+        if self.failed.is_some() {
+            return Ok(());
+        }
+        for device in devices {
+            let mut drawn = None;
+            for (number, point) in (0u64..).zip(&device.points) {
+                let is_last = number + 1 == device.points.len() as u64;
+                if drawn == Some(point) && !is_last {
+                    continue;
+                }
+                drawn = Some(point);
+                let passed = number.saturating_mul(device.step);
+                let time = TimeNs(device.start.0.saturating_add(passed)).min(self.last);
+                self.divided(device, point, time);
+                self.drain_when_full()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one counter value, without series that are always empty.
+    fn divided(&mut self, device: &DeviceCategories, point: &Portions, time: TimeNs) {
+        self.begin_counter(device.index, " by category (inferred)", time, self.pid);
+        for (portion, bytes) in Portion::ALL.iter().zip(point) {
+            if device.rows.iter().any(|row| row.portion == *portion) {
+                json::push_string(&mut self.lines, view::portion(*portion));
+                self.lines.push(b':');
+                json::push_number(&mut self.lines, *bytes);
+                self.lines.push(b',');
+            }
+        }
+        if self.lines.ends_with(b",") {
+            self.lines.pop();
+        }
+        self.lines.extend_from_slice(b"}},\n");
+    }
+
+    /// Writes the end and returns the output. Returns an earlier write error again.
+    pub fn finish(mut self, reason: EndReason) -> Result<W, WriteError> {
+        self.end_open_slices(&BLOCK)?;
+        self.end_open_slices(&SEGMENT)?;
+        self.end_open_slices(&CUDA)?;
+        self.end_open_slices(&CPU)?;
+        self.repeat_counters();
+        let end = EndRecord::from(&End {
+            reason,
+            events: self.events,
+            losses: self.losses,
+        });
+        self.metadata("memprobe_end", self.pid, |line| push_record(line, &end));
+        // JSON allows no comma after the last record.
+        self.lines.truncate(self.lines.len() - b",\n".len());
+        self.lines.extend_from_slice(b"\n]\n");
+        self.flush()?;
+        match self.failed {
+            Some(error) => Err(error),
+            None => Ok(self.out),
+        }
+    }
+
+    /// Returns the output.
+    pub fn get_ref(&self) -> &W {
+        &self.out
+    }
+
+    /// Returns the memory events written so far.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Returns the bytes written so far, buffered ones included.
+    pub fn bytes(&self) -> u64 {
+        self.bytes + self.lines.len() as u64
+    }
+
+    /// Returns the error that ended the recording, if any.
+    pub fn failure(&self) -> Option<&WriteError> {
+        self.failed.as_ref()
+    }
+
+    fn drain_when_full(&mut self) -> Result<(), WriteError> {
+        if self.lines.len() < BUFFER {
+            Ok(())
+        } else {
+            self.drain()
+        }
+    }
+
+    fn drain(&mut self) -> Result<(), WriteError> {
+        if self.failed.is_some() {
+            return Ok(());
+        }
+        self.io(|out, lines| out.write_all(lines))?;
+        self.bytes += self.lines.len() as u64;
+        self.lines.clear();
+        Ok(())
+    }
+
+    fn io(&mut self, act: impl FnOnce(&mut W, &[u8]) -> io::Result<()>) -> Result<(), WriteError> {
+        if self.failed.is_some() {
+            return Ok(());
+        }
+        act(&mut self.out, &self.lines).map_err(|source| {
+            let error = WriteError {
+                place: self.place.clone(),
+                source: Arc::new(source),
+            };
+            self.failed = Some(error.clone());
+            error
+        })
+    }
+
+    fn metadata(&mut self, name: &str, tid: u32, args: impl FnOnce(&mut Vec<u8>)) {
+        let line = &mut self.lines;
+        line.extend_from_slice(b"{\"ph\":\"M\",\"name\":");
+        json::push_string(line, name);
+        push_process(line, self.pid, tid);
+        line.extend_from_slice(b",\"args\":");
+        args(line);
+        line.extend_from_slice(b"},\n");
+    }
+
+    fn stack(&mut self, id: StackId, stack: &Arc<Stack>) {
+        self.metadata("memprobe_stack", self.pid, |line| {
+            push_stack(line, id, stack)
+        });
+        self.stacks.define(id, stack);
+    }
+
+    /// Writes a mark as an instant on its thread.
+    fn mark(&mut self, mark: &PhaseMark) {
+        self.last = mark.time;
+        let line = &mut self.lines;
+        line.extend_from_slice(b"{\"ph\":\"i\",\"s\":\"t\",\"cat\":\"mark\",\"name\":");
+        json::push_string(line, &format!("{} {}", clip(&mark.class), mark.phase));
+        push_process(line, mark.tgid.0, mark.tid.0);
+        push_ts(line, self.start, mark.time);
+        line.extend_from_slice(b",\"args\":");
+        push_mark(line, mark);
+        line.extend_from_slice(b"},\n");
+    }
+
+    /// Writes the name of each live block as a record, followed by an instant.
+    fn names(&mut self, names: &BlockLabels) {
+        for block in &names.blocks {
+            let record = NamedRecord::from(block);
+            self.metadata("memprobe_named", names.tgid.0, |line| {
+                push_record(line, &record)
+            });
+        }
+        self.last = self.last.max(names.time);
+        let line = &mut self.lines;
+        line.extend_from_slice(
+            b"{\"ph\":\"i\",\"s\":\"p\",\"cat\":\"names\",\"name\":\"memprobe read the tensors\"",
+        );
+        push_process(line, names.tgid.0, names.tgid.0);
+        push_ts(line, self.start, names.time);
+        line.extend_from_slice(b",\"args\":{\"blocks\":");
+        json::push_number(line, names.blocks.len() as u64);
+        line.extend_from_slice(b"}},\n");
+    }
+
+    fn loss(&mut self, losses: Losses) {
+        self.losses = losses;
+        let line = &mut self.lines;
+        line.extend_from_slice(
+            b"{\"ph\":\"i\",\"s\":\"g\",\"cat\":\"loss\",\"name\":\"memprobe lost events\"",
+        );
+        push_process(line, self.pid, self.pid);
+        push_ts(line, self.start, self.last);
+        line.extend_from_slice(b",\"args\":{\"events\":");
+        json::push_number(line, losses.events);
+        line.extend_from_slice(b",\"stacks\":");
+        json::push_number(line, losses.stacks);
+        line.extend_from_slice(b",\"malformed\":");
+        json::push_number(line, losses.malformed);
+        line.extend_from_slice(b",\"uses\":");
+        json::push_number(line, losses.uses);
+        line.extend_from_slice(b"}},\n");
+    }
+
+    fn at_attach(&mut self, found: &AtAttach) {
+        let line = &mut self.lines;
+        line.extend_from_slice(
+            b"{\"ph\":\"i\",\"s\":\"g\",\"cat\":\"attach\",\"name\":\"memprobe attached\"",
+        );
+        push_process(line, found.tgid.0, found.tgid.0);
+        push_ts(line, self.start, found.time);
+        line.extend_from_slice(b",\"args\":");
+        push_record(line, &AtAttachRecord::from(found));
+        line.extend_from_slice(b"},\n");
+        if let Some(device) = found.device {
+            self.counters(found.tgid.0, found.time, device, found.totals);
+        }
+    }
+
+    fn memory(&mut self, event: &MemoryEvent) {
+        if event.action != Action::Held {
+            self.events += 1;
+            self.last = event.time;
+        }
+        match event.action {
+            Action::Held => self.hold(event),
+            Action::Alloc => self.begin(event, SliceKind::of_blocks(event.device)),
+            Action::Free => self.end(event, SliceKind::of_blocks(event.device)),
+            Action::SegmentAlloc => self.begin(event, &SEGMENT),
+            Action::SegmentFree => self.end(event, &SEGMENT),
+            Action::CudaAlloc => self.begin(event, &CUDA),
+            Action::CudaFree => self.end(event, &CUDA),
+            Action::OutOfMemory => {
+                self.open_line(event, b"i\",\"s\":\"g\",\"cat\":\"oom", |line, _| {
+                    line.extend_from_slice(b"out of memory");
+                });
+                self.close_line(event);
+            }
+        }
+        if let (Some(totals), Some(device)) = (event.totals, event.device) {
+            self.counters(event.tgid.0, event.time, device, totals);
+        }
+    }
+
+    /// Begins the slice of a block that was live when memprobe attached.
+    fn hold(&mut self, event: &MemoryEvent) {
+        let phase = match self.blocks.open(event.addr.0, NameSource::BeforeAttach) {
+            Opened::Slice => BLOCK.begin,
+            Opened::TooMany => BLOCK.unpaired_begin,
+        };
+        self.open_line(event, phase, |line, stacks| {
+            BLOCK.push_name(line, stacks, NameSource::BeforeAttach)
+        });
+        if phase == BLOCK.begin {
+            push_id(&mut self.lines, event.addr.0);
+        }
+        self.lines.extend_from_slice(b",\"args\":");
+        push_args(&mut self.lines, event);
+        self.lines
+            .extend_from_slice(b",\"live_at_attach\":true}},\n");
+    }
+
+    fn begin(&mut self, event: &MemoryEvent, kind: &SliceKind) {
+        let addr = event.addr.0;
+        if let Some(before) = self.open(kind).close(addr) {
+            // The free of the earlier block at this address was lost.
+            self.end_line(event, kind, before);
+            self.lines
+                .extend_from_slice(b",\"args\":{\"unseen_free\":true}},\n");
+        }
+        let namer = NameSource::Stack(self.stacks.current(event.stack));
+        let phase = match self.open(kind).open(addr, namer) {
+            Opened::Slice => kind.begin,
+            Opened::TooMany => kind.unpaired_begin,
+        };
+        self.open_line(event, phase, |line, stacks| {
+            kind.push_name(line, stacks, namer)
+        });
+        if phase == kind.begin {
+            push_id(&mut self.lines, addr);
+        }
+        self.close_line(event);
+    }
+
+    fn end(&mut self, event: &MemoryEvent, kind: &SliceKind) {
+        match self.open(kind).close(event.addr.0) {
+            Some(namer) => {
+                self.end_line(event, kind, namer);
+                self.lines.extend_from_slice(b",\"args\":{\"free\":");
+                push_args(&mut self.lines, event);
+                self.lines.extend_from_slice(b"}}},\n");
+            }
+            None => {
+                self.open_line(event, kind.unpaired_end, |line, _| {
+                    line.extend_from_slice(kind.unpaired_name.as_bytes());
+                });
+                self.close_line(event);
+            }
+        }
+    }
+
+    fn open(&mut self, kind: &SliceKind) -> &mut OpenSlices {
+        match kind.of {
+            Slices::Blocks => &mut self.blocks,
+            Slices::Segments => &mut self.segments,
+            Slices::Cuda => &mut self.cuda,
+            Slices::Cpu => &mut self.cpu,
+        }
+    }
+
+    /// Writes the end of the slice with this name, up to its `args`.
+    fn end_line(&mut self, event: &MemoryEvent, kind: &SliceKind, namer: NameSource) {
+        self.open_line(event, kind.end, |line, stacks| {
+            kind.push_name(line, stacks, namer)
+        });
+        push_id(&mut self.lines, event.addr.0);
+    }
+
+    /// Ends the slices of live memory at the last event. chrome://tracing gives a slice without an end no
+    /// length (catapult `trace_event_importer.html`, `createNestableAsyncSlices_`), although memory that is
+    /// never freed matters most.
+    fn end_open_slices(&mut self, kind: &SliceKind) -> Result<(), WriteError> {
+        let mut live: Vec<_> = std::mem::take(&mut self.open(kind).live)
+            .into_iter()
+            .collect();
+        live.sort_unstable_by_key(|(addr, _)| *addr);
+        for (addr, namer) in live {
+            if self.failed.is_some() {
+                break;
+            }
+            self.open_line_at(kind.end, self.last, self.pid, self.pid, |line, stacks| {
+                kind.push_name(line, stacks, namer)
+            });
+            push_id(&mut self.lines, addr);
+            self.lines
+                .extend_from_slice(b",\"args\":{\"live_at_end\":true}},\n");
+            self.drain_when_full()?;
+        }
+        Ok(())
+    }
+
+    /// Writes a line up to its name. `phase` includes the fields that all records of a kind share.
+    fn open_line(
+        &mut self,
+        event: &MemoryEvent,
+        phase: &[u8],
+        name: impl FnOnce(&mut Vec<u8>, &mut StackTexts),
+    ) {
+        self.open_line_at(phase, event.time, event.tgid.0, event.tid.0, name);
+    }
+
+    fn open_line_at(
+        &mut self,
+        phase: &[u8],
+        time: TimeNs,
+        pid: u32,
+        tid: u32,
+        name: impl FnOnce(&mut Vec<u8>, &mut StackTexts),
+    ) {
+        let line = &mut self.lines;
+        line.extend_from_slice(b"{\"ph\":\"");
+        line.extend_from_slice(phase);
+        line.push(b'"');
+        // Before the name: some versions of Perfetto search for the time with a parser that does not support
+        // all JSON strings.
+        push_ts(line, self.start, time);
+        push_process(line, pid, tid);
+        line.extend_from_slice(b",\"name\":\"");
+        name(line, &mut self.stacks);
+        line.push(b'"');
+    }
+
+    /// Writes the `args` of an event and the end of its line.
+    fn close_line(&mut self, event: &MemoryEvent) {
+        let line = &mut self.lines;
+        line.extend_from_slice(b",\"args\":");
+        push_args(line, event);
+        match self.uses.get(event.shape).map(|is| &**is) {
+            Some(BlockPurpose::Tensor(shape)) => push_shape(line, shape),
+            Some(BlockPurpose::Other(purpose)) => push_purpose(line, purpose),
+            None if event.shape == PurposeId::NO_TENSOR => {
+                line.extend_from_slice(b",\"tensor\":false");
+            }
+            None => {}
+        }
+        if event.stack != StackId::NONE {
+            line.extend_from_slice(b",\"stack_id\":");
+            json::push_number(line, event.stack.0);
+            if let Some(text) = self.stacks.text(self.stacks.current(event.stack)) {
+                line.extend_from_slice(b",\"stack\":\"");
+                line.extend_from_slice(&text.frames);
+                line.push(b'"');
+            }
+        }
+        line.extend_from_slice(b"}},\n");
+    }
+
+    /// Writes the totals that changed.
+    fn counters(&mut self, pid: u32, time: TimeNs, device: DeviceIndex, totals: Totals) {
+        let before = self.counters.insert(device, totals).map(series);
+        for (index, (name, bytes)) in series(totals).into_iter().enumerate() {
+            if is_counted(device, name) && before.is_none_or(|before| before[index].1 != bytes) {
+                self.counter(device, name, bytes, time, pid);
+            }
+        }
+    }
+
+    /// Repeats all counters at the last event. chrome://tracing draws a counter only up to its last value,
+    /// and reserved memory seldom changes.
+    fn repeat_counters(&mut self) {
+        let mut devices: Vec<_> = std::mem::take(&mut self.counters).into_iter().collect();
+        devices.sort_unstable_by_key(|(device, _)| *device);
+        for (device, totals) in devices {
+            for (name, bytes) in series(totals) {
+                if is_counted(device, name) {
+                    self.counter(device, name, bytes, self.last, self.pid);
+                }
+            }
+        }
+    }
+
+    fn counter(&mut self, device: DeviceIndex, name: &str, bytes: u64, time: TimeNs, pid: u32) {
+        self.begin_counter(device, name, time, pid);
+        self.lines.extend_from_slice(b"\"bytes\":");
+        json::push_number(&mut self.lines, bytes);
+        self.lines.extend_from_slice(b"}},\n");
+    }
+
+    /// Writes a counter record up to its values.
+    fn begin_counter(&mut self, device: DeviceIndex, name: &str, time: TimeNs, pid: u32) {
+        let line = &mut self.lines;
+        line.extend_from_slice(b"{\"ph\":\"C\",\"name\":\"");
+        match device {
+            DeviceIndex::CPU => line.extend_from_slice(b"cpu"),
+            DeviceIndex(ordinal) => {
+                line.extend_from_slice(b"cuda:");
+                json::push_number(line, ordinal);
+            }
+        }
+        line.extend_from_slice(name.as_bytes());
+        line.push(b'"');
+        push_process(line, pid, pid);
+        push_ts(line, self.start, time);
+        line.extend_from_slice(b",\"args\":{");
+    }
+}
+
+/// Returns true if a device has this total: the CPU allocator reserves nothing.
+fn is_counted(device: DeviceIndex, name: &str) -> bool {
+    device != DeviceIndex::CPU || name == ALLOCATED
+}
+
+const ALLOCATED: &str = " allocated";
+
+/// Returns a counter for each total. chrome://tracing would stack two series of one counter into a
+/// meaningless sum.
+fn series(totals: Totals) -> [(&'static str, u64); 2] {
+    [
+        (ALLOCATED, totals.allocated.0),
+        (" reserved", totals.reserved.0),
+    ]
+}
+
+#[cfg(test)]
+mod tests;

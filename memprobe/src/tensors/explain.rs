@@ -1,0 +1,413 @@
+//! Assignment of allocator bytes to tensors: blocks, their storages, and the tensors of these.
+
+use std::collections::BTreeMap;
+
+use super::sweep::{Piece, sweep};
+use super::{Account, DeviceTable, Reason, Row, RowKind, TensorTable};
+use crate::event::tensors::{
+    Block, Consistency, Device, Storage, Tensor, TensorKind, TensorSnapshot,
+};
+use crate::event::{Bytes, DeviceIndex, Totals};
+
+/// Builds the table of a snapshot.
+pub fn explain(snapshot: &TensorSnapshot) -> TensorTable {
+    let found = Found::of(snapshot);
+    TensorTable {
+        target: snapshot.target.clone(),
+        taken_ms: snapshot.taken_ms,
+        consistency: snapshot.consistency,
+        objects: snapshot.objects,
+        unread: snapshot.unread.clone(),
+        devices: found
+            .devices
+            .iter()
+            .map(|(order, there)| device_table(snapshot, &found, order.1, there))
+            .collect(),
+    }
+}
+
+/// Storages, tensors and blocks on one device, by index.
+#[derive(Default)]
+struct There {
+    storages: Vec<usize>,
+    /// Tensors without a storage.
+    without: Vec<usize>,
+    blocks: Vec<usize>,
+}
+
+/// Sort key of devices; CUDA devices come first.
+type DeviceOrder = (u8, Device);
+
+struct Found {
+    devices: BTreeMap<DeviceOrder, There>,
+    /// Tensors of each storage; the first one gets its bytes.
+    tensors: Vec<Vec<usize>>,
+}
+
+fn order(device: Device) -> DeviceOrder {
+    let rank = match device {
+        Device::Cuda(_) => 0,
+        Device::Other(_) => 1,
+        Device::Cpu => 2,
+        Device::Meta => 3,
+    };
+    (rank, device)
+}
+
+impl Found {
+    fn of(snapshot: &TensorSnapshot) -> Self {
+        let mut devices: BTreeMap<DeviceOrder, There> = BTreeMap::new();
+        for totals in &snapshot.devices {
+            devices
+                .entry(order(Device::Cuda(totals.device)))
+                .or_default();
+        }
+        for (at, block) in snapshot.blocks.iter().enumerate() {
+            let there = devices.entry(order(Device::Cuda(block.device)));
+            there.or_default().blocks.push(at);
+        }
+        for (at, storage) in snapshot.storages.iter().enumerate() {
+            let there = devices.entry(order(storage.device));
+            there.or_default().storages.push(at);
+        }
+        let mut tensors = vec![Vec::new(); snapshot.storages.len()];
+        for (at, tensor) in snapshot.tensors.iter().enumerate() {
+            let storage = tensor.storage.and_then(|storage| tensors.get_mut(storage));
+            match storage {
+                Some(sharing) => sharing.push(at),
+                None => {
+                    let there = devices.entry(order(tensor.device));
+                    there.or_default().without.push(at);
+                }
+            }
+        }
+        for sharing in &mut tensors {
+            sharing.sort_by_key(|&at| rank(&snapshot.tensors[at], snapshot));
+        }
+        for there in devices.values_mut() {
+            let blocks = &snapshot.blocks;
+            there.blocks.sort_by_key(|&at| blocks[at].addr);
+            // Of storages with the same start, the one with the better-ranked tensor comes first.
+            there.storages.sort_by_key(|&at| {
+                let best = tensors[at].first();
+                best.map_or((1, None), |&at| {
+                    (0, Some(rank(&snapshot.tensors[at], snapshot)))
+                })
+            });
+        }
+        Self { devices, tensors }
+    }
+}
+
+/// Rank of a tensor among those that share its storage; the lowest gets the storage's bytes. Kind
+/// and name count first, then full views before partial ones, then the smallest offset.
+fn rank<'a>(tensor: &'a Tensor, snapshot: &TensorSnapshot) -> impl Ord + use<'a> {
+    let name = tensor.names.first();
+    let naming = match name {
+        Some(name) if name.inferred.is_none() => 0,
+        Some(_) => 1,
+        None => 2,
+    };
+    let kind = match tensor.kind {
+        TensorKind::Parameter => 0,
+        TensorKind::Buffer => 1,
+        TensorKind::OptimizerState => 2,
+        TensorKind::Gradient => 3,
+        TensorKind::Tensor if name.is_some() => 4,
+        TensorKind::Saved => 5,
+        TensorKind::Tensor => 6,
+    };
+    let storage = tensor.storage.and_then(|at| snapshot.storages.get(at));
+    let is_part = storage.zip(tensor.bytes());
+    let is_part = is_part.is_some_and(|(storage, bytes)| bytes < storage.bytes);
+    let text = name.map(|name| &*name.text);
+    // As a last resort, their operations give an order that is the same in every snapshot.
+    let purpose = (&tensor.saved_by, &tensor.grad_fn);
+    (
+        kind,
+        naming,
+        is_part,
+        tensor.offset,
+        text,
+        purpose,
+        tensor.object,
+    )
+}
+
+fn device_table(
+    snapshot: &TensorSnapshot,
+    found: &Found,
+    device: Device,
+    there: &There,
+) -> DeviceTable {
+    let totals = match device {
+        Device::Cuda(index) => totals_of(snapshot, index),
+        _ => None,
+    };
+    let mut table = Builder {
+        snapshot,
+        tensors: &found.tensors,
+        first_row: vec![None; snapshot.storages.len()],
+        device,
+        rows: Vec::new(),
+        account: Account {
+            totals,
+            ..Account::default()
+        },
+    };
+    // Live blocks are unknown if bytes are allocated and no block was read. Then the storages alone
+    // make the rows.
+    let handed_out = totals.is_none_or(|totals| totals.allocated.0 > 0);
+    let blocks_known = !there.blocks.is_empty() || matches!(device, Device::Cuda(_)) && !handed_out;
+    if blocks_known {
+        table.account.block_count = Some(there.blocks.len() as u64);
+        table.add_blocks(there);
+    } else {
+        table.add_storages(&there.storages, None);
+    }
+    for &at in &there.without {
+        let row = tensor_row(snapshot, at, None, None);
+        table.rows.push(Row { device, ..row });
+    }
+    table.finish()
+}
+
+fn totals_of(snapshot: &TensorSnapshot, index: DeviceIndex) -> Option<Totals> {
+    let totals = snapshot
+        .devices
+        .iter()
+        .find(|totals| totals.device == index);
+    totals.map(|totals| totals.totals)
+}
+
+struct Builder<'a> {
+    snapshot: &'a TensorSnapshot,
+    tensors: &'a [Vec<usize>],
+    /// Row that gets each storage's bytes.
+    first_row: Vec<Option<usize>>,
+    device: Device,
+    rows: Vec<Row>,
+    account: Account,
+}
+
+impl Builder<'_> {
+    /// Adds blocks with their storages, and storages outside all blocks.
+    fn add_blocks(&mut self, there: &There) {
+        let blocks = &self.snapshot.blocks;
+        let mut inside: Vec<Vec<usize>> = vec![Vec::new(); there.blocks.len()];
+        let mut outside = Vec::new();
+        for &at in &there.storages {
+            let storage = &self.snapshot.storages[at];
+            let next = there
+                .blocks
+                .partition_point(|&block| blocks[block].addr <= storage.data);
+            let place = next.checked_sub(1).filter(|&place| {
+                let block = &blocks[there.blocks[place]];
+                storage.data.0 - block.addr.0 < block.size.0
+            });
+            match place {
+                Some(place) => inside[place].push(at),
+                None => outside.push(at),
+            }
+        }
+        for (&block, storages) in there.blocks.iter().zip(&inside) {
+            let block = &blocks[block];
+            if storages.is_empty() {
+                self.account.blocks = add(self.account.blocks, block.size);
+                self.rows.push(block_row(block, self.device));
+            } else {
+                self.add_storages(storages, Some(block));
+            }
+        }
+        let first = self.rows.len();
+        let counted = self.account.clone();
+        self.add_storages(&outside, None);
+        // An emptied storage (`resize_(0)`) has no address.
+        let somewhere = |row: &&mut Row| row.storage.is_some_and(|data| data.0 != 0);
+        for row in self.rows[first..].iter_mut().filter(somewhere) {
+            row.outside = Some(std::mem::take(&mut row.holds));
+        }
+        let got = |after: Bytes, before: Bytes| after.0.saturating_sub(before.0);
+        let outside = got(self.account.tensors, counted.tensors)
+            .saturating_add(got(self.account.bare, counted.bare));
+        self.account = counted;
+        self.account.outside = Bytes(outside);
+    }
+
+    /// Adds storages of one block, or of no known one.
+    fn add_storages(&mut self, storages: &[usize], block: Option<&Block>) {
+        let piece = |&of: &usize| {
+            let storage = &self.snapshot.storages[of];
+            Piece {
+                start: storage.data.0,
+                bytes: if storage.data.0 == 0 {
+                    0
+                } else {
+                    storage.bytes.0
+                },
+                of,
+            }
+        };
+        let pieces: Vec<Piece> = storages.iter().map(piece).collect();
+        let end = block.map_or(u64::MAX, |block| block.addr.0.saturating_add(block.size.0));
+        let mut covered = Bytes(0);
+        let mut largest: Option<(Bytes, usize)> = None;
+        for own in sweep(pieces, end) {
+            covered = add(covered, own.bytes);
+            let within = own.within.and_then(|of| self.first_row[of]);
+            let row = self.add_storage(own.of, own.bytes, within, block);
+            if largest.is_none_or(|(most, _)| own.bytes > most) && within.is_none() {
+                largest = Some((own.bytes, row));
+            }
+        }
+        if let (Some(block), Some((_, row))) = (block, largest) {
+            let rest = block.size.0.saturating_sub(covered.0);
+            let asked = block.requested.unwrap_or(covered);
+            let uncovered = asked.0.saturating_sub(covered.0).min(rest);
+            let account = &mut self.account;
+            account.uncovered = add(account.uncovered, Bytes(uncovered));
+            account.rounding = add(account.rounding, Bytes(rest - uncovered));
+            let row = &mut self.rows[row];
+            row.holds = add(row.holds, Bytes(rest));
+        }
+    }
+
+    /// Adds a storage's rows; returns the one that gets its bytes.
+    fn add_storage(
+        &mut self,
+        at: usize,
+        own: Bytes,
+        within: Option<usize>,
+        block: Option<&Block>,
+    ) -> usize {
+        let storage = &self.snapshot.storages[at];
+        let first = self.rows.len();
+        self.first_row[at] = Some(first);
+        let tensors = &self.tensors[at];
+        if tensors.is_empty() {
+            self.account.bare = add(self.account.bare, own);
+            self.rows.push(storage_row(storage, block));
+        } else {
+            self.account.tensors = add(self.account.tensors, own);
+        }
+        for &tensor in tensors {
+            let row = tensor_row(self.snapshot, tensor, Some(storage), block);
+            self.rows.push(Row {
+                owner: Some(first),
+                ..row
+            });
+        }
+        let row = &mut self.rows[first];
+        row.holds = own;
+        row.owner = within;
+        first
+    }
+
+    fn finish(mut self) -> DeviceTable {
+        let is_tensor = |row: &&Row| matches!(row.kind, RowKind::Tensor(_));
+        let account = &mut self.account;
+        account.tensor_count = self.rows.iter().filter(is_tensor).count() as u64;
+        if let Some(totals) = account.totals {
+            let rest = i128::from(totals.allocated.0) - i128::from(account.held().0);
+            let rest = rest.clamp(i64::MIN.into(), i64::MAX.into());
+            account.remainder = i64::try_from(rest).ok();
+            account.reason = if rest == 0 {
+                None
+            } else if account.block_count.is_none() {
+                Some(Reason::BlocksUnknown)
+            } else if self.snapshot.consistency == Consistency::Running {
+                Some(Reason::Running)
+            } else {
+                Some(Reason::BlocksMissing)
+            };
+        }
+        DeviceTable {
+            device: self.device,
+            account: self.account,
+            rows: self.rows,
+        }
+    }
+}
+
+fn add(one: Bytes, other: Bytes) -> Bytes {
+    Bytes(one.0.saturating_add(other.0))
+}
+
+fn tensor_row(
+    snapshot: &TensorSnapshot,
+    at: usize,
+    storage: Option<&Storage>,
+    block: Option<&Block>,
+) -> Row {
+    let tensor = &snapshot.tensors[at];
+    Row {
+        kind: RowKind::Tensor(tensor.kind),
+        tensor: Some(at),
+        holds: Bytes(0),
+        size: tensor.bytes(),
+        owner: None,
+        outside: None,
+        names: tensor.names.clone(),
+        class: tensor.class.clone(),
+        shape: tensor.shape.clone(),
+        dtype: Some(tensor.dtype),
+        device: storage.map_or(tensor.device, |storage| storage.device),
+        requires_grad: tensor.requires_grad,
+        grad_fn: tensor.grad_fn.clone(),
+        saved_by: tensor.saved_by.clone(),
+        module: tensor.module.clone(),
+        offset: tensor.offset,
+        object: tensor.object,
+        ..bare(storage, block)
+    }
+}
+
+fn storage_row(storage: &Storage, block: Option<&Block>) -> Row {
+    Row {
+        kind: RowKind::Storage,
+        size: Some(storage.bytes),
+        device: storage.device,
+        purpose: block.and_then(|block| block.purpose.clone()),
+        ..bare(Some(storage), block)
+    }
+}
+
+fn block_row(block: &Block, device: Device) -> Row {
+    Row {
+        holds: block.size,
+        size: Some(block.requested.unwrap_or(block.size)),
+        device,
+        storage: Some(block.addr),
+        storage_bytes: Some(block.size),
+        purpose: block.purpose.clone(),
+        ..bare(None, Some(block))
+    }
+}
+
+fn bare(storage: Option<&Storage>, block: Option<&Block>) -> Row {
+    Row {
+        kind: RowKind::Block,
+        tensor: None,
+        holds: Bytes(0),
+        size: None,
+        owner: None,
+        outside: None,
+        names: Vec::new(),
+        class: None,
+        shape: None,
+        dtype: None,
+        device: Device::Cpu,
+        requires_grad: false,
+        grad_fn: None,
+        saved_by: None,
+        retainer: storage.and_then(|storage| storage.retainer.clone()),
+        module: None,
+        site: block.and_then(|block| block.site.clone()),
+        purpose: None,
+        storage: storage.map(|storage| storage.data),
+        storage_bytes: storage.map(|storage| storage.bytes),
+        offset: 0,
+        block: block.map(|block| (block.addr, block.size)),
+        object: 0,
+    }
+}

@@ -1,0 +1,211 @@
+//! Tables of a process's tensors, which account for each byte of the allocator.
+//!
+//! Every live block of the allocator is counted on exactly one row. That is the best tensor of the
+//! storage in it or, without a storage, a row of its own. For each device `sum of the rows' holds +
+//! remainder == memory_allocated()`; a remainder has a reason.
+
+mod diff;
+mod explain;
+mod group;
+mod named;
+mod select;
+mod sites;
+mod sweep;
+mod uses;
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+pub(crate) mod samples;
+
+use std::sync::Arc;
+
+pub use diff::{DeviceDiff, Moved, TensorDiff, diff};
+pub use explain::explain;
+pub use group::{Group, GroupBy, Order, groups, groups_of};
+pub use named::named;
+pub use select::without;
+pub use sites::{Ledgers, Sites};
+pub use uses::BlockUses;
+
+use crate::event::Target;
+use crate::event::tensors::{Consistency, DType, Device, Name, Retainer, TensorKind};
+use crate::event::{Address, Bytes, Frame, Totals};
+
+/// Tensors of a process at one moment, by device.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct TensorTable {
+    pub target: Target,
+    /// Time of the snapshot in milliseconds since 1970 (UTC).
+    pub taken_ms: u64,
+    /// Consistency of the read data: paused or running process.
+    pub consistency: Consistency,
+    /// Number of Python objects examined.
+    pub objects: u64,
+    /// Data that could not be read, with reasons.
+    pub unread: Vec<Arc<str>>,
+    /// By device: CUDA devices first.
+    pub devices: Vec<DeviceTable>,
+}
+
+/// Memory of one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceTable {
+    pub device: Device,
+    /// Sums of the rows.
+    pub account: Account,
+    /// One row for each tensor, and for each block or storage without one, in no particular order.
+    pub rows: Vec<Row>,
+}
+
+/// Sums of a device's rows, compared with its allocator.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Account {
+    /// Allocator totals; `None` if not read or not available (`cpu`).
+    pub totals: Option<Totals>,
+    /// Bytes of storages with tensors.
+    pub tensors: Bytes,
+    /// Bytes of storages without tensors.
+    pub bare: Bytes,
+    /// Bytes that the allocator added by rounding.
+    pub rounding: Bytes,
+    /// Requested bytes in blocks with storages that no storage covers.
+    pub uncovered: Bytes,
+    /// Bytes of blocks without storages.
+    pub blocks: Bytes,
+    /// Allocator total minus all of these; `None` without a total.
+    pub remainder: Option<i64>,
+    /// Reason for a remainder.
+    pub reason: Option<Reason>,
+    /// Bytes of storages outside all blocks: not the allocator's, and in none of the sums above.
+    pub outside: Bytes,
+    pub tensor_count: u64,
+    /// Number of blocks; `None` if unknown.
+    pub block_count: Option<u64>,
+}
+
+impl Account {
+    /// Bytes of the allocator that the parts explain: all but the remainder.
+    pub fn held(&self) -> Bytes {
+        let parts = [
+            self.tensors,
+            self.bare,
+            self.rounding,
+            self.uncovered,
+            self.blocks,
+        ];
+        Bytes(parts.iter().fold(0, |sum, part| sum.saturating_add(part.0)))
+    }
+}
+
+/// Reason for a difference between the rows and the allocator's total.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Blocks are unknown, so the remainder contains rounding and blocks without tensors.
+    BlocksUnknown,
+    /// The process was not paused while it was read.
+    Running,
+    /// The sum of the blocks read is not the allocator's total.
+    BlocksMissing,
+}
+
+impl Reason {
+    /// Text for people.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::BlocksUnknown => {
+                "the allocator's blocks are not known: rounding and blocks without a tensor"
+            }
+            Self::Running => "the process ran on while it was read",
+            Self::BlocksMissing => "blocks that could not be read",
+        }
+    }
+}
+
+/// Kind of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RowKind {
+    Tensor(TensorKind),
+    /// Storage without a tensor.
+    Storage,
+    /// Block without a storage.
+    Block,
+}
+
+impl RowKind {
+    /// Keyword in files: [`TensorKind::as_str`], or `block` for memory without a tensor.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tensor(kind) => kind.as_str(),
+            Self::Storage | Self::Block => "block",
+        }
+    }
+}
+
+/// A tensor, or memory without one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub kind: RowKind,
+    /// Index into [`crate::event::tensors::TensorSnapshot::tensors`]; `None` for memory without a tensor.
+    pub tensor: Option<usize>,
+    /// Allocator bytes that this row accounts for; of tensors that share a storage, one has them
+    /// all.
+    pub holds: Bytes,
+    /// Bytes of its own elements: `numel() * element_size()`, or the size of the storage or block;
+    /// `None` if unknown.
+    pub size: Option<Bytes>,
+    /// Index of the row that accounts for the storage this one shares.
+    pub owner: Option<usize>,
+    /// Bytes outside the allocator: the storage lies in no block, although blocks are known.
+    /// `holds` is then 0.
+    pub outside: Option<Bytes>,
+    /// Names, best first.
+    pub names: Vec<Name>,
+    /// Name of its Python type.
+    pub class: Option<Arc<str>>,
+    /// `shape`; `None` for memory without a tensor.
+    pub shape: Option<Vec<u64>>,
+    pub dtype: Option<DType>,
+    pub device: Device,
+    pub requires_grad: bool,
+    /// `grad_fn.name()`.
+    pub grad_fn: Option<Arc<str>>,
+    /// Operation that saved it for the backward pass.
+    pub saved_by: Option<Arc<str>>,
+    /// Retainers of its storage; `None` if no name leads to it.
+    pub retainer: Option<Arc<Retainer>>,
+    /// Path of its module.
+    pub module: Option<Arc<str>>,
+    /// Line that allocated it.
+    pub site: Option<Frame>,
+    /// Purpose of the block in words; only for memory without a tensor.
+    pub purpose: Option<Arc<str>>,
+    /// Address of its storage's data, or of the block.
+    pub storage: Option<Address>,
+    /// `untyped_storage().nbytes()`, or the block's size.
+    pub storage_bytes: Option<Bytes>,
+    /// `storage_offset()`, in elements.
+    pub offset: u64,
+    /// Address and size of its block.
+    pub block: Option<(Address, Bytes)>,
+    /// Address of the tensor object in the target's memory; 0 for memory without a tensor.
+    pub object: u64,
+}
+
+impl Row {
+    pub fn name(&self) -> Option<&Name> {
+        self.names.first()
+    }
+
+    /// Returns true if its elements take fewer bytes than its storage.
+    pub fn is_part(&self) -> bool {
+        let whole = |(size, storage): (Bytes, Bytes)| size < storage;
+        self.size.zip(self.storage_bytes).is_some_and(whole)
+    }
+}
+
+impl TensorTable {
+    pub fn device(&self, device: Device) -> Option<&DeviceTable> {
+        self.devices.iter().find(|table| table.device == device)
+    }
+}

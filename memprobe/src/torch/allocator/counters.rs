@@ -1,0 +1,116 @@
+//! The allocator's own statistics, by device.
+
+use super::block::ROUNDING;
+use super::layout::CounterLayout;
+use crate::event::{Bytes, DeviceIndex, Totals};
+use crate::process::memory::{ReadMemory, Unreadable};
+
+/// Most devices that are accepted (`C10_COMPILE_TIME_MAX_GPUS` is 120).
+pub(super) const MOST_DEVICES: u64 = 128;
+
+/// Totals that a device's allocator counts itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceCounters {
+    pub device: DeviceIndex,
+    /// `torch.cuda.memory_allocated()` and `memory_reserved()`.
+    pub totals: Totals,
+    /// `torch.cuda.max_memory_allocated()` and `max_memory_reserved()`.
+    pub peak: Totals,
+    /// True if the totals were equal before and after the tables were read.
+    pub steady: bool,
+}
+
+/// Reasons for failing to read the statistics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoCounters {
+    Unreadable(Unreadable),
+    /// The values cannot be statistics.
+    Implausible,
+}
+
+impl From<Unreadable> for NoCounters {
+    fn from(error: Unreadable) -> Self {
+        Self::Unreadable(error)
+    }
+}
+
+/// Addresses of the device allocators, by device index: the elements of a `std::vector` of pointers.
+pub(super) fn device_allocators(
+    memory: &impl ReadMemory,
+    [begin, end]: [u64; 2],
+) -> Result<Vec<u64>, NoCounters> {
+    let bytes = end.checked_sub(begin).ok_or(NoCounters::Implausible)?;
+    if bytes > MOST_DEVICES * 8 || !bytes.is_multiple_of(8) {
+        return Err(NoCounters::Implausible);
+    }
+    let words = memory.read_bytes(begin, bytes, MOST_DEVICES as usize * 8)?;
+    let word = |word: &[u8]| word.try_into().map(u64::from_le_bytes).unwrap_or(0);
+    Ok(words.chunks_exact(8).map(word).collect())
+}
+
+/// Reads the statistics of every device.
+pub(super) fn read(
+    memory: &impl ReadMemory,
+    object: u64,
+    layout: &CounterLayout,
+) -> Result<Vec<DeviceCounters>, NoCounters> {
+    let vector = object.wrapping_add(layout.devices);
+    let ends = [
+        memory.read_u64(vector)?,
+        memory.read_u64(vector.wrapping_add(8))?,
+    ];
+    let allocators = device_allocators(memory, ends)?;
+    let mut counters = Vec::new();
+    for (index, allocator) in (0..).zip(allocators) {
+        if allocator == 0 {
+            continue;
+        }
+        let stat = |at: u64| Stat::read(memory, allocator.wrapping_add(at));
+        let allocated = stat(layout.allocated)?;
+        let reserved = stat(layout.reserved)?;
+        counters.push(DeviceCounters {
+            device: DeviceIndex(index),
+            totals: totals(allocated.current, reserved.current),
+            peak: totals(allocated.peak, reserved.peak),
+            steady: true,
+        });
+    }
+    Ok(counters)
+}
+
+fn totals(allocated: u64, reserved: u64) -> Totals {
+    Totals {
+        allocated: Bytes(allocated),
+        reserved: Bytes(reserved),
+    }
+}
+
+/// `Stat`: current and peak value, then the bytes ever allocated and freed (c10/core/Allocator.h@v2.5.0).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stat {
+    pub(super) current: u64,
+    pub(super) peak: u64,
+}
+
+impl Stat {
+    /// Reads a `Stat` that counts bytes. Fails if the values cannot be byte counts.
+    pub(super) fn read(memory: &impl ReadMemory, address: u64) -> Result<Self, NoCounters> {
+        let bytes: [u8; 16] = memory.read_array(address)?;
+        let (current, peak) = bytes.split_at(8);
+        let word = |word: &[u8]| word.try_into().map(u64::from_le_bytes).unwrap_or(0);
+        let stat = Self {
+            current: word(current),
+            peak: word(peak),
+        };
+        // The allocator raises the peak after the current value.
+        let plausible = [stat.current, stat.peak]
+            .into_iter()
+            .all(|bytes| bytes.is_multiple_of(ROUNDING) && bytes < 1 << 60);
+        plausible
+            .then_some(Self {
+                peak: stat.peak.max(stat.current),
+                ..stat
+            })
+            .ok_or(NoCounters::Implausible)
+    }
+}

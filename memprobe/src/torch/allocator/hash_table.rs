@@ -1,0 +1,240 @@
+//! The allocator's hash tables: `ska::flat_hash_map<void*, Block*>` (c10/util/flat_hash_map.h@v2.0.0 to
+//! @v2.15.0).
+
+use crate::process::memory::{ReadMemory, Unreadable};
+
+/// Size of a table's header in bytes.
+pub(super) const HEADER: usize = 32;
+
+/// Size of an entry in bytes: the distance from its home slot, the key, the value.
+const ENTRY: usize = 24;
+
+/// Entries per read: slightly less than 1 MB.
+const AT_ONCE: u64 = 40_000;
+
+/// The multiplier of `fibonacci_hash_policy`.
+const GOLDEN: u64 = 11_400_714_819_323_198_485;
+
+/// Slots of the largest table that is read. From 2.3 on the allocator has 67 tables.
+const MOST_SLOTS: u64 = 1 << 26;
+
+/// Attempts to read a table that changes during the read.
+const ATTEMPTS: usize = 4;
+
+/// End of the user address space on x86-64.
+const USER_END: u64 = 1 << 47;
+
+/// The header of a table (`sherwood_v3_table`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    entries: u64,
+    /// Number of home slots minus one: a power of two minus one.
+    mask: u64,
+    /// Right shift that turns a hash into its home slot.
+    shift: u8,
+    /// Largest distance of an entry from its home slot, plus one.
+    lookups: u8,
+    pub(super) count: u64,
+}
+
+impl Header {
+    /// Parses a header. Returns `None` unless all fields are plausible together.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        let header = Self {
+            entries: word(0)?,
+            mask: word(8)?,
+            shift: *bytes.get(16)?,
+            lookups: *bytes.get(17)?,
+            count: word(24)?,
+        };
+        let load = bytes.get(20..24)? == 0.5_f32.to_le_bytes();
+        let slots = header.mask.checked_add(1)?;
+        let bits = slots.trailing_zeros();
+        let plausible = load
+            && slots.is_power_of_two()
+            && slots <= MOST_SLOTS
+            // A table of one slot has the shift of a table of two.
+            && u32::from(header.shift) == 64 - bits.max(1)
+            && (1..=64).contains(&header.lookups)
+            && header.count <= slots
+            && header.entries.is_multiple_of(8)
+            && (1..USER_END).contains(&header.entries);
+        plausible.then_some(header)
+    }
+
+    /// Slots that can hold an element. The table ends with one more slot, an end marker.
+    pub(super) fn slots(&self) -> u64 {
+        self.mask + u64::from(self.lookups)
+    }
+
+    fn home(&self, key: u64) -> u64 {
+        key.wrapping_mul(GOLDEN) >> self.shift
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Element {
+    pub(super) key: u64,
+    pub(super) value: u64,
+}
+
+/// Reads the table at `address` and appends its elements. Skips elements outside their slot: they are being
+/// moved.
+///
+/// Reads a table again, up to [`ATTEMPTS`] times, if it changes meanwhile. The check against the allocator's
+/// totals catches elements that are then still missing or duplicated.
+pub(super) fn read(
+    memory: &impl ReadMemory,
+    address: u64,
+    elements: &mut Vec<Element>,
+) -> Result<(), NoTable> {
+    let before = elements.len();
+    for attempt in 1..=ATTEMPTS {
+        elements.truncate(before);
+        let header = read_header(memory, address)?;
+        if header.count == 0 {
+            return Ok(());
+        }
+        let last = attempt == ATTEMPTS;
+        match read_elements(memory, &header, elements) {
+            Ok(()) => {}
+            // A table that grows frees its old slots.
+            Err(_) if !last => continue,
+            Err(error) => return Err(error.into()),
+        }
+        let after = read_header(memory, address)?;
+        let found = (elements.len() - before) as u64;
+        let steady = (after.entries, after.mask) == (header.entries, header.mask)
+            && (found == header.count || found == after.count);
+        if steady {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Reasons for failing to read a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoTable {
+    Unreadable(Unreadable),
+    /// The memory holds no valid header.
+    NotATable,
+}
+
+impl From<Unreadable> for NoTable {
+    fn from(error: Unreadable) -> Self {
+        Self::Unreadable(error)
+    }
+}
+
+fn read_header(memory: &impl ReadMemory, address: u64) -> Result<Header, NoTable> {
+    let bytes: [u8; HEADER] = memory.read_array(address)?;
+    Header::parse(&bytes).ok_or(NoTable::NotATable)
+}
+
+fn read_elements(
+    memory: &impl ReadMemory,
+    header: &Header,
+    elements: &mut Vec<Element>,
+) -> Result<(), Unreadable> {
+    let mut from = 0;
+    while from < header.slots() {
+        let slots = AT_ONCE.min(header.slots() - from);
+        let address = header.entries.wrapping_add(from * ENTRY as u64);
+        let limit = AT_ONCE as usize * ENTRY;
+        let bytes = memory.read_bytes(address, slots * ENTRY as u64, limit)?;
+        let here = bytes.chunks_exact(ENTRY).zip(from..);
+        elements.extend(here.filter_map(|(entry, slot)| element(header, entry, slot)));
+        from += slots;
+    }
+    Ok(())
+}
+
+/// The element in a slot, or `None` if the slot is empty or its key belongs elsewhere.
+fn element(header: &Header, entry: &[u8], slot: u64) -> Option<Element> {
+    let distance = u64::try_from(i8::from_le_bytes([*entry.first()?])).ok()?;
+    let word = |at: usize| Some(u64::from_le_bytes(entry.get(at..at + 8)?.try_into().ok()?));
+    let (key, value) = (word(8)?, word(16)?);
+    let at_home = header.home(key).checked_add(distance)? == slot;
+    let within = distance < u64::from(header.lookups);
+    (at_home && within).then_some(Element { key, value })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake;
+    use super::*;
+    use crate::process::memory::fake::FakeMemory;
+
+    const AT: u64 = 0x1000;
+    const SLOTS_AT: u64 = 0x10_0000;
+
+    fn table(keys: &[u64]) -> FakeMemory {
+        let elements: Vec<_> = keys.iter().map(|key| (*key, key + 1)).collect();
+        let (header, slots) = fake::hash_table(SLOTS_AT, &elements);
+        let mut memory = FakeMemory::default();
+        memory.map(AT, header);
+        memory.map(SLOTS_AT, slots);
+        memory
+    }
+
+    fn keys(memory: &FakeMemory) -> Result<Vec<u64>, NoTable> {
+        let mut elements = Vec::new();
+        read(memory, AT, &mut elements)?;
+        assert!(
+            elements
+                .iter()
+                .all(|element| element.value == element.key + 1)
+        );
+        let mut keys: Vec<_> = elements.into_iter().map(|element| element.key).collect();
+        keys.sort_unstable();
+        Ok(keys)
+    }
+
+    #[test]
+    fn every_element_is_found() {
+        for count in [0, 1, 2, 3, 7, 8, 9, 100, 5000] {
+            let expected: Vec<_> = (0..count).map(|n| 0x7f00_0000_0000 + n * 512).collect();
+            assert_eq!(keys(&table(&expected)), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn an_element_that_lies_in_a_wrong_slot_is_left_out() {
+        let mut memory = table(&[0x7f00_0000_0000, 0x7f00_0000_0200]);
+        let slots = memory.read_bytes(SLOTS_AT, 4 * 24, 4 * 24).unwrap();
+        let used = slots.chunks(24).position(|entry| entry[0] < 0x80).unwrap();
+        memory.write(SLOTS_AT + used as u64 * 24 + 9, &[0xee]);
+        assert_eq!(keys(&memory).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_header_whose_fields_do_not_fit_is_none() {
+        let (header, _) = fake::hash_table(SLOTS_AT, &[(512, 1), (1024, 1), (2048, 1)]);
+        assert!(Header::parse(&header).is_some());
+        for (at, byte) in [
+            (0, 1),
+            (5, 0xff),
+            (8, 2),
+            (12, 1),
+            (16, 9),
+            (17, 0),
+            (17, 200),
+            (22, 1),
+            (30, 1),
+        ] {
+            let mut wrong = header.clone();
+            wrong[at] = byte;
+            assert_eq!(Header::parse(&wrong), None, "byte {at} is {byte}");
+        }
+        assert_eq!(Header::parse(&header[..31]), None);
+    }
+
+    #[test]
+    fn a_table_whose_slots_are_gone_is_an_error() {
+        let mut memory = table(&[512]);
+        memory.write(AT, &0x90_0000_u64.to_le_bytes());
+        assert!(matches!(keys(&memory), Err(NoTable::Unreadable(_))));
+    }
+}

@@ -1,0 +1,532 @@
+//! Determines the blocks that were live at attach, from the allocator's tables and from the events that
+//! arrived while they were read.
+//!
+//! The process keeps running, so the tables show no single moment. The events since attach correct them:
+//!
+//! - A block whose first event is a free was live at attach.
+//! - A block whose first event is an allocation was not.
+//! - A block without an event was live at attach if the tables list it.
+//!
+//! The result counts only if the sizes add up to the allocator's own total before the first event.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::tables::AllocatorTables;
+use crate::event::{
+    Action, Address, AtAttach, Bytes, DeviceIndex, Event, MemoryEvent, PurposeId, StackId, Tgid,
+    Tid, TimeNs, Totals,
+};
+
+/// Most events held back while the tables are read.
+pub const MOST_EVENTS: usize = 1 << 18;
+
+/// Disagreement between the tables and the allocator's own total.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    pub device: DeviceIndex,
+    /// Sum of the blocks in the tables, corrected by events.
+    pub tables: Bytes,
+    /// The allocator's own total.
+    pub allocated: Bytes,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the allocator's tables have {} bytes on cuda:{} where its total is {}",
+            self.tables.0, self.device.0, self.allocated.0
+        )
+    }
+}
+
+/// Holds back the events of a process until its blocks at attach are known, and emits those blocks first.
+#[derive(Debug)]
+pub struct Reconciler {
+    tgid: Tgid,
+    since: TimeNs,
+    /// Before `settled`: held-back events in order. After: events to emit.
+    events: VecDeque<Event>,
+    settled: bool,
+    latest: TimeNs,
+    has_lost: bool,
+}
+
+/// State of a device just before its first event.
+#[derive(Clone, Copy, Debug, Default)]
+struct Before {
+    totals: Totals,
+    peak: Totals,
+    /// True if the allocator's totals are known, from an event or from statistics that did not change.
+    certain: bool,
+    /// Bytes of the blocks that were live.
+    held: u64,
+}
+
+/// First event of a block.
+#[derive(Clone, Copy, Debug)]
+struct First {
+    action: Action,
+    size: Bytes,
+    device: DeviceIndex,
+}
+
+impl Reconciler {
+    /// Creates the reconciler of a process whose probes have been attached since `since`.
+    pub fn new(tgid: Tgid, since: TimeNs) -> Self {
+        Self {
+            tgid,
+            since,
+            events: VecDeque::new(),
+            settled: false,
+            latest: since,
+            has_lost: false,
+        }
+    }
+
+    /// Accepts the next event of the process.
+    pub fn push(&mut self, event: Event) {
+        match &event {
+            Event::Memory(memory) => self.latest = self.latest.max(memory.time),
+            Event::Loss(losses) => self.has_lost |= losses.events > 0 || losses.malformed > 0,
+            _ => {}
+        }
+        self.events.push_back(event);
+    }
+
+    /// Time of the latest memory event, or of attach if there is none.
+    pub fn latest(&self) -> TimeNs {
+        self.latest
+    }
+
+    /// True once events are emitted.
+    pub fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// True if events are missing among the accepted ones. A correct sum then proves nothing: one block may
+    /// stand for another of the same size.
+    pub fn has_lost(&self) -> bool {
+        self.has_lost
+    }
+
+    /// True once [`MOST_EVENTS`] events are held back.
+    pub fn is_full(&self) -> bool {
+        self.events.len() >= MOST_EVENTS
+    }
+
+    /// Returns the next event in order. Returns `None` until the blocks at attach are settled.
+    pub fn pop(&mut self) -> Option<Event> {
+        self.settled.then(|| self.events.pop_front())?
+    }
+
+    /// Settles the blocks at attach by the tables. The caller has pushed every event up to the moment of
+    /// reading them.
+    ///
+    /// # Errors
+    /// [`Mismatch`]. The reconciler is then unchanged, and the tables can be read again.
+    pub fn settle(&mut self, tables: &AllocatorTables) -> Result<(), Mismatch> {
+        let firsts = self.firsts();
+        let mut held: Vec<(DeviceIndex, Address, Bytes)> = Vec::new();
+        let untouched = tables
+            .blocks
+            .iter()
+            .filter(|block| !firsts.contains_key(&block.addr));
+        held.extend(untouched.map(|block| (block.device, block.addr, block.size)));
+        let freed = firsts
+            .iter()
+            .filter(|(_, first)| first.action == Action::Free);
+        held.extend(freed.map(|(addr, first)| (first.device, *addr, first.size)));
+        held.sort_unstable();
+        let mut devices = self.before(tables);
+        for (device, _, size) in &held {
+            let before = devices.entry(*device).or_default();
+            before.held = before.held.saturating_add(size.0);
+        }
+        let wrong = devices
+            .iter()
+            .find(|(_, before)| !before.certain || before.held != before.totals.allocated.0);
+        if let Some((device, before)) = wrong {
+            return Err(Mismatch {
+                device: *device,
+                tables: Bytes(before.held),
+                allocated: before.totals.allocated,
+            });
+        }
+        self.prepend_baseline(&devices, &held, None);
+        Ok(())
+    }
+
+    /// Settles without the tables: memory at attach is reported as one number, and `reason` gives the reason.
+    pub fn give_up(&mut self, tables: Option<&AllocatorTables>, reason: &str) {
+        let none = AllocatorTables::default();
+        let devices = self.before(tables.unwrap_or(&none));
+        self.prepend_baseline(&devices, &[], Some(reason.into()));
+    }
+
+    /// Returns the first event of each block.
+    fn firsts(&self) -> HashMap<Address, First> {
+        let mut firsts = HashMap::new();
+        for event in self.memory_events() {
+            if let (Action::Alloc | Action::Free, Some(device)) = (event.action, event.device) {
+                firsts.entry(event.addr).or_insert(First {
+                    action: event.action,
+                    size: event.size,
+                    device,
+                });
+            }
+        }
+        firsts
+    }
+
+    fn memory_events(&self) -> impl Iterator<Item = &MemoryEvent> {
+        self.events.iter().filter_map(|event| match event {
+            // The tables do not list CPU memory.
+            Event::Memory(memory) if memory.device != Some(DeviceIndex::CPU) => Some(memory),
+            _ => None,
+        })
+    }
+
+    /// Totals of each device before its first event. They come from that event, or from the statistics if the
+    /// device has no event.
+    fn before(&self, tables: &AllocatorTables) -> BTreeMap<DeviceIndex, Before> {
+        let mut devices = BTreeMap::new();
+        for counters in &tables.devices {
+            devices.insert(
+                counters.device,
+                Before {
+                    totals: counters.totals,
+                    peak: counters.peak,
+                    certain: counters.steady,
+                    held: 0,
+                },
+            );
+        }
+        for (device, totals) in self.totals_before_events() {
+            let before: &mut Before = devices.entry(device).or_default();
+            before.totals = totals;
+            before.peak = before.peak.higher(totals);
+            before.certain = true;
+        }
+        devices
+    }
+
+    /// Totals before the first event, for each device that has an event with totals.
+    fn totals_before_events(&self) -> BTreeMap<DeviceIndex, Totals> {
+        let mut segments: HashMap<DeviceIndex, u64> = HashMap::new();
+        let mut totals = BTreeMap::new();
+        for event in self.memory_events() {
+            let Some(device) = event.device else { continue };
+            if totals.contains_key(&device) {
+                continue;
+            }
+            // Modulo 2^64: intermediate values may be negative, the final sum is not.
+            let grown = segments.entry(device).or_default();
+            match event.action {
+                Action::SegmentAlloc => *grown = grown.wrapping_add(event.size.0),
+                Action::SegmentFree => *grown = grown.wrapping_sub(event.size.0),
+                _ => {}
+            }
+            if let Some(after) = event.totals {
+                totals.insert(device, undo(event, after, *grown));
+            }
+        }
+        totals
+    }
+
+    /// Puts the state at attach in front of all held-back events.
+    fn prepend_baseline(
+        &mut self,
+        devices: &BTreeMap<DeviceIndex, Before>,
+        held: &[(DeviceIndex, Address, Bytes)],
+        unread: Option<Arc<str>>,
+    ) {
+        let first = self.memory_events().map(|event| event.time).min();
+        let time = first.map_or(self.since, |first| first.min(self.since));
+        let mut events = VecDeque::new();
+        let at_attach = |device, totals, peak| {
+            Event::AtAttach(AtAttach {
+                time,
+                tgid: self.tgid,
+                device,
+                totals,
+                peak,
+                unread: unread.clone(),
+            })
+        };
+        for (device, before) in devices {
+            // Skip devices that the process never used.
+            if before.peak.higher(before.totals) == Totals::default() {
+                continue;
+            }
+            events.push_back(at_attach(Some(*device), before.totals, before.peak));
+            let here = held.iter().filter(|(on, ..)| on == device);
+            events.extend(here.map(|(_, addr, size)| {
+                Event::Memory(MemoryEvent {
+                    time,
+                    tgid: self.tgid,
+                    tid: Tid::UNKNOWN,
+                    action: Action::Held,
+                    addr: *addr,
+                    size: *size,
+                    device: Some(*device),
+                    totals: Some(before.totals),
+                    stack: StackId::NONE,
+                    shape: PurposeId::NONE,
+                    call: None,
+                })
+            }));
+        }
+        if events.is_empty() && unread.is_some() {
+            events.push_back(at_attach(None, Totals::default(), Totals::default()));
+        }
+        events.append(&mut self.events);
+        self.events = events;
+        self.settled = true;
+    }
+}
+
+/// The totals before an event, from those after it and from the growth of segments up to it.
+fn undo(event: &MemoryEvent, after: Totals, grown: u64) -> Totals {
+    let before = event.undo(after);
+    Totals {
+        reserved: Bytes(before.reserved.0.wrapping_sub(grown)),
+        ..before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Losses;
+    use crate::torch::allocator::tables::{DeviceCounters, HeldBlock};
+
+    const CUDA_0: DeviceIndex = DeviceIndex(0);
+
+    /// An allocator on two devices whose events go to a reconciler.
+    struct Scene {
+        reconciler: Reconciler,
+        totals: [Totals; 2],
+        time: u64,
+    }
+
+    impl Scene {
+        fn with(allocated: u64) -> Self {
+            let totals = Totals {
+                allocated: Bytes(allocated),
+                reserved: Bytes(1 << 21),
+            };
+            Self {
+                reconciler: Reconciler::new(Tgid(7), TimeNs(100)),
+                totals: [totals; 2],
+                time: 100,
+            }
+        }
+
+        fn event(&mut self, action: Action, addr: u64, size: u64) -> MemoryEvent {
+            self.time += 1;
+            let allocated = &mut self.totals[0].allocated.0;
+            match action {
+                Action::Alloc => *allocated += size,
+                Action::Free => *allocated -= size,
+                Action::SegmentAlloc => self.totals[0].reserved.0 += size,
+                _ => {}
+            }
+            let event = MemoryEvent {
+                time: TimeNs(self.time),
+                tgid: Tgid(7),
+                tid: Tid(7),
+                action,
+                addr: Address(addr),
+                size: Bytes(size),
+                device: Some(CUDA_0),
+                totals: (action != Action::SegmentAlloc).then_some(self.totals[0]),
+                stack: StackId::NONE,
+                shape: PurposeId::NONE,
+                call: None,
+            };
+            self.reconciler.push(Event::Memory(event));
+            event
+        }
+
+        fn tables(&self, blocks: &[(u64, u64)]) -> AllocatorTables {
+            AllocatorTables {
+                devices: vec![DeviceCounters {
+                    device: CUDA_0,
+                    totals: self.totals[0],
+                    peak: self.totals[0],
+                    steady: true,
+                }],
+                blocks: blocks.iter().map(|block| on(0, *block)).collect(),
+                gone: Vec::new(),
+            }
+        }
+
+        /// The emitted blocks at attach, and the number of other memory events.
+        fn emitted(&mut self) -> (Vec<(u64, u64)>, usize) {
+            let events: Vec<_> = std::iter::from_fn(|| self.reconciler.pop()).collect();
+            let held: Vec<_> = events
+                .iter()
+                .filter_map(|event| match event {
+                    Event::Memory(held) if held.action == Action::Held => {
+                        Some((held.addr.0, held.size.0))
+                    }
+                    _ => None,
+                })
+                .collect();
+            let others = events.iter().filter(|event| match event {
+                Event::Memory(memory) => memory.action != Action::Held,
+                _ => false,
+            });
+            (held, others.count())
+        }
+    }
+
+    fn on(device: u8, (addr, size): (u64, u64)) -> HeldBlock {
+        HeldBlock {
+            addr: Address(addr),
+            size: Bytes(size),
+            requested: Bytes(size),
+            device: DeviceIndex(device),
+            stream: 0,
+        }
+    }
+
+    #[test]
+    fn in_a_process_that_does_nothing_the_tables_are_the_truth() {
+        let mut scene = Scene::with(1536);
+        let tables = scene.tables(&[(0, 512), (1024, 1024)]);
+        assert_eq!(scene.reconciler.pop(), None);
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+        assert_eq!(scene.emitted(), (vec![(0, 512), (1024, 1024)], 0));
+    }
+
+    #[test]
+    fn what_was_freed_meanwhile_was_live_and_what_was_allocated_was_not() {
+        let mut scene = Scene::with(1536);
+        scene.event(Action::Free, 0, 512);
+        scene.event(Action::Alloc, 4096, 2048);
+        scene.event(Action::Alloc, 0, 512);
+        scene.event(Action::Free, 0, 512);
+        // The tables were read at some moment in between.
+        let tables = scene.tables(&[(0, 512), (1024, 1024), (4096, 2048)]);
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+        assert_eq!(scene.emitted(), (vec![(0, 512), (1024, 1024)], 4));
+    }
+
+    #[test]
+    fn a_block_that_the_tables_missed_is_no_truth() {
+        let mut scene = Scene::with(1536);
+        scene.event(Action::Alloc, 4096, 2048);
+        let tables = scene.tables(&[(0, 512), (4096, 2048)]);
+        let mismatch = Mismatch {
+            device: CUDA_0,
+            tables: Bytes(512),
+            allocated: Bytes(1536),
+        };
+        assert_eq!(scene.reconciler.settle(&tables), Err(mismatch));
+        assert!(!scene.reconciler.is_settled());
+        let tables = scene.tables(&[(0, 512), (1024, 1024), (4096, 2048)]);
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+        assert_eq!(scene.emitted(), (vec![(0, 512), (1024, 1024)], 1));
+    }
+
+    #[test]
+    fn rejects_moving_statistics_like_a_wrong_sum() {
+        let mut scene = Scene::with(512);
+        let mut tables = scene.tables(&[(0, 512)]);
+        tables.devices[0].steady = false;
+        assert!(scene.reconciler.settle(&tables).is_err());
+        scene.event(Action::Free, 0, 512);
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+    }
+
+    #[test]
+    fn segments_that_came_before_the_first_block_are_no_part_of_what_was_reserved() {
+        let mut scene = Scene::with(512);
+        let before = scene.totals[0];
+        scene.event(Action::SegmentAlloc, 1 << 30, 1 << 21);
+        scene.event(Action::Alloc, 1 << 30, 512);
+        let tables = scene.tables(&[(0, 512)]);
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+        let Some(Event::AtAttach(at_attach)) = scene.reconciler.pop() else {
+            panic!("what was there comes first")
+        };
+        assert_eq!((at_attach.totals, at_attach.time), (before, TimeNs(100)));
+    }
+
+    #[test]
+    fn each_device_must_add_up_and_one_without_memory_is_not_reported() {
+        let mut scene = Scene::with(512);
+        let mut tables = scene.tables(&[(0, 512)]);
+        let mut other = tables.devices[0];
+        other.device = DeviceIndex(1);
+        tables.devices.push(other);
+        assert_eq!(
+            scene
+                .reconciler
+                .settle(&tables)
+                .map_err(|reason| reason.device),
+            Err(DeviceIndex(1))
+        );
+        tables.devices[1].totals = Totals::default();
+        tables.devices[1].peak = Totals::default();
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+        let emitted = std::iter::from_fn(|| scene.reconciler.pop());
+        assert_eq!(
+            emitted
+                .filter(|event| matches!(event, Event::AtAttach(_)))
+                .count(),
+            1
+        );
+    }
+
+    #[test]
+    fn after_a_loss_the_events_are_not_all_there() {
+        let mut scene = Scene::with(512);
+        let loss = |events, stacks| {
+            Event::Loss(Losses {
+                events,
+                stacks,
+                ..Losses::default()
+            })
+        };
+        scene.reconciler.push(loss(0, 5));
+        assert!(
+            !scene.reconciler.has_lost(),
+            "the event is there, without its stack"
+        );
+        scene.reconciler.push(loss(1, 5));
+        assert!(scene.reconciler.has_lost());
+    }
+
+    #[test]
+    fn without_tables_reports_the_totals_and_the_reason() {
+        let mut scene = Scene::with(1536);
+        scene.event(Action::Free, 0, 512);
+        scene.reconciler.give_up(None, "torn");
+        let Some(Event::AtAttach(at_attach)) = scene.reconciler.pop() else {
+            panic!("what was there comes first")
+        };
+        assert_eq!(at_attach.totals.allocated, Bytes(1536));
+        assert_eq!(at_attach.unread.as_deref(), Some("torn"));
+        assert_eq!(scene.emitted(), (vec![], 1));
+    }
+
+    #[test]
+    fn without_tables_and_events_reports_only_the_reason() {
+        let mut scene = Scene::with(0);
+        scene.reconciler.give_up(None, "another backend");
+        let Some(Event::AtAttach(at_attach)) = scene.reconciler.pop() else {
+            panic!("the reason comes first")
+        };
+        assert_eq!(at_attach.device, None);
+        assert_eq!(scene.reconciler.pop(), None);
+        scene.event(Action::Alloc, 0, 512);
+        assert_eq!(scene.emitted(), (vec![], 1));
+    }
+}

@@ -1,0 +1,168 @@
+//! Determines the class of a C++ object by the type information next to its virtual table. This needs no
+//! symbols, works in every loaded library, and gives the base classes.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::deleter;
+use crate::process::cpp_class::{ALIGNMENT, LOWEST, name_of, of_table};
+use crate::process::memory::ReadMemory;
+
+/// Longest chain of base classes up to the one that determines the family.
+const MOST_ANCESTORS: usize = 8;
+
+/// Most virtual tables that are cached. About 2,000 of PyTorch's classes belong to a family.
+const MOST_CLASSES: usize = 1 << 14;
+
+/// Base classes that determine the family, with mangled names (Itanium C++ ABI, 5.1).
+const FAMILIES: &[(&str, Family)] = &[
+    ("N3c1010TensorImplE", Family::Tensor),
+    ("N3c1011StorageImplE", Family::Storage),
+    ("N5torch8autograd4NodeE", Family::Node),
+    ("N5torch8autograd12AutogradMetaE", Family::Autograd),
+    ("N5torch8autograd18SavedVariableHooksE", Family::Hooks),
+];
+
+/// Kinds of objects that memprobe reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    /// `c10::TensorImpl` or a derived class.
+    Tensor,
+    /// `c10::StorageImpl` or a derived class.
+    Storage,
+    /// `torch::autograd::Node` or a derived class.
+    Node,
+    /// `torch::autograd::AutogradMeta` or a derived class.
+    Autograd,
+    /// `torch::autograd::SavedVariableHooks` or a derived class.
+    Hooks,
+    /// Any other class.
+    Other,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CppClass {
+    /// Mangled name.
+    pub(super) name: Arc<str>,
+    pub(super) family: Family,
+    /// Bytes of an object; only for [`Family::Node`], and only if its destructor shows it.
+    pub(super) size: Option<u64>,
+}
+
+/// Classes by the address of their virtual table, each read once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Classes(RefCell<HashMap<u64, Option<CppClass>>>);
+
+impl Classes {
+    /// The class with this virtual table. Returns `None` if no virtual table lies there.
+    pub(super) fn of_table(&self, memory: &impl ReadMemory, table: u64) -> Option<CppClass> {
+        if let Some(known) = self.0.borrow().get(&table) {
+            return known.clone();
+        }
+        let class = read(memory, table);
+        let mut known = self.0.borrow_mut();
+        if known.len() < MOST_CLASSES {
+            known.insert(table, class.clone());
+        }
+        class
+    }
+
+    /// The class of the object at an address.
+    pub(super) fn of(&self, memory: &impl ReadMemory, object: u64) -> Option<CppClass> {
+        if object < LOWEST || !object.is_multiple_of(ALIGNMENT) {
+            return None;
+        }
+        self.of_table(memory, memory.read_u64(object).ok()?)
+    }
+
+    /// True if the object at an address belongs to a family.
+    pub(super) fn is(&self, memory: &impl ReadMemory, object: u64, family: Family) -> bool {
+        self.of(memory, object)
+            .is_some_and(|class| class.family == family)
+    }
+}
+
+/// Reads a class. In type information the base class follows the name: directly (third word), or after a word
+/// of flags and count (Itanium C++ ABI, 2.9.5).
+fn read(memory: &impl ReadMemory, table: u64) -> Option<CppClass> {
+    let (information, name) = of_table(memory, table)?;
+    let mut family = family_of(&name);
+    let mut ancestor = information;
+    for _ in 0..MOST_ANCESTORS {
+        if family.is_some() {
+            break;
+        }
+        let Some((next, name)) = base_of(memory, ancestor) else {
+            break;
+        };
+        ancestor = next;
+        family = family_of(&name);
+    }
+    let family = family.unwrap_or(Family::Other);
+    let size = match family {
+        Family::Node => deleter::object_size(memory, table),
+        _ => None,
+    };
+    Some(CppClass {
+        name: name.into(),
+        family,
+        size,
+    })
+}
+
+fn family_of(name: &str) -> Option<Family> {
+    let found = FAMILIES.iter().find(|(class, _)| *class == name);
+    found.map(|(_, family)| *family)
+}
+
+/// The type information and the name of the first base class.
+fn base_of(memory: &impl ReadMemory, information: u64) -> Option<(u64, String)> {
+    [16, 24].into_iter().find_map(|at| {
+        let base = memory.read_u64(information.checked_add(at)?).ok()?;
+        let is_one = base >= LOWEST && base.is_multiple_of(ALIGNMENT);
+        Some((base, is_one.then(|| name_of(memory, base)).flatten()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::Heap;
+    use super::*;
+
+    #[test]
+    fn recognizes_a_class_by_its_name_and_bases() {
+        let mut heap = Heap::default();
+        let plain = heap.class("N3c1010TensorImplE", &[]);
+        let derived = heap.class("4Mine", &["5Other", "N3c1010TensorImplE"]);
+        let other = heap.class("5Other", &[]);
+        let classes = Classes::default();
+        let class = |table| classes.of_table(&heap.memory, table).unwrap();
+        assert_eq!(class(plain).family, Family::Tensor);
+        assert_eq!(class(derived).family, Family::Tensor);
+        assert_eq!(&*class(derived).name, "4Mine");
+        assert_eq!(class(other).family, Family::Other);
+    }
+
+    #[test]
+    fn a_class_that_is_derived_from_itself_ends_the_search() {
+        let mut heap = Heap::default();
+        let table = heap.class("1A", &["1B"]);
+        let information = heap.memory.read_u64(table - 8).unwrap();
+        let base = heap.memory.read_u64(information + 16).unwrap();
+        heap.memory.write(base + 16, &information.to_le_bytes());
+        let class = Classes::default().of_table(&heap.memory, table).unwrap();
+        assert_eq!(class.family, Family::Other);
+    }
+
+    #[test]
+    fn what_is_no_table_is_no_class() {
+        let mut heap = Heap::default();
+        let table = heap.class("not a name", &[]);
+        let classes = Classes::default();
+        for table in [table, 0, 7, u64::MAX, u64::MAX - 7, 0x7777_0000] {
+            assert_eq!(classes.of_table(&heap.memory, table), None, "{table:#x}");
+        }
+    }
+}

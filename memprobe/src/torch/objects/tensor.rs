@@ -1,0 +1,287 @@
+//! `c10::TensorImpl`: shape, element type, device and autograd state of a tensor.
+
+use std::sync::Arc;
+
+use super::bytes::Fields;
+use super::class::{CppClass, Family};
+use super::layout_versions::{DeviceOrder, TensorLayout};
+use super::layouts::Layouts;
+use super::{NotOne, autograd};
+use crate::event::DeviceIndex;
+use crate::event::tensors::{DType, Device};
+use crate::process::memory::ReadMemory;
+
+/// Most dimensions of a tensor (`dim_bitset_size`, ATen/WrapDimUtilsMulti.h@v2.15.0).
+const MOST_DIMENSIONS: u64 = 64;
+
+/// Dimensions stored inside the object (`C10_SIZES_AND_STRIDES_MAX_INLINE_SIZE`).
+const INLINE: usize = 5;
+
+/// Upper bound on element types: `c10::NumScalarTypes` is lower in every version.
+const MOST_DTYPES: u16 = 64;
+
+/// Number of device types (`COMPILE_TIME_MAX_DEVICE_TYPES`, c10/core/DeviceType.h@v2.15.0).
+const MOST_DEVICE_TYPES: u8 = 22;
+
+/// `DeviceType::CPU`, `DeviceType::CUDA` and `DeviceType::Meta`.
+const CPU: u8 = 0;
+const CUDA: u8 = 1;
+const META: u8 = 14;
+
+/// `has_symbolic_sizes_strides_` in the second byte of the flags.
+const SYMBOLIC: u8 = 1 << 4;
+
+/// Mangled names of classes that keep their sizes in `TensorImpl` (ATen/SparseTensorImpl.h,
+/// ATen/SparseCsrTensorImpl.h, ATen/quantized/QTensorImpl.h).
+const DENSE: &str = "N3c1010TensorImplE";
+const QUANTIZED: &str = "N2at11QTensorImplE";
+const SPARSE: &str = "N2at16SparseTensorImplE";
+const SPARSE_ROWS: &str = "N2at19SparseCsrTensorImplE";
+
+/// Placeholder for an undefined tensor (c10/core/UndefinedTensorImpl.h).
+pub(super) const UNDEFINED: &str = "N3c1019UndefinedTensorImplE";
+
+/// Kind of a tensor's class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// A plain `c10::TensorImpl`: strided elements in one storage.
+    Dense,
+    /// Another class by its mangled name, such as `N2at16SparseTensorImplE`.
+    Other(Arc<str>),
+}
+
+/// Position of a tensor's elements in its storage, in elements.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Geometry {
+    /// `shape`; the product fits 64 bits.
+    pub shape: Vec<u64>,
+    /// `stride()`; empty for sparse tensors, which have none.
+    pub strides: Vec<i64>,
+    /// `storage_offset()`.
+    pub offset: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawTensor {
+    pub object: u64,
+    pub class: Class,
+    /// Shape and strides; `None` if they are not stored as plain numbers (symbolic sizes, nested tensors,
+    /// wrappers of other tensors).
+    pub geometry: Option<Geometry>,
+    pub dtype: DType,
+    pub device: Device,
+    /// Its `c10::StorageImpl`.
+    pub storage: Option<u64>,
+    /// `requires_grad`; `None` if unknown.
+    pub requires_grad: Option<bool>,
+    /// Its `.grad`, a `c10::TensorImpl`.
+    pub grad: Option<u64>,
+    /// Its `grad_fn`, a `torch::autograd::Node`.
+    pub grad_fn: Option<u64>,
+    /// True for a view whose base was changed in place since: PyTorch makes a new `grad_fn` on the next
+    /// access.
+    pub outdated: bool,
+    /// The `c10::TensorImpl` that it is a differentiable view of.
+    pub base: Option<u64>,
+    /// Its Python object.
+    pub python: Option<u64>,
+    /// `c10::TensorImpl`s that hold the elements of a sparse tensor.
+    pub parts: Vec<u64>,
+}
+
+/// Reads the tensor at an address.
+///
+/// # Errors
+/// [`NotOne`].
+pub(super) fn read(
+    memory: &impl ReadMemory,
+    layouts: &Layouts,
+    object: u64,
+) -> Result<RawTensor, NotOne> {
+    let layout = &layouts.tensor;
+    let mut bytes = [0; 256];
+    let bytes = &mut bytes[..layout.size().min(256)];
+    memory.read(object, bytes)?;
+    let fields = Fields(bytes);
+    let class = layouts.classes.of_table(memory, fields.word(0));
+    let class = class.ok_or(NotOne::Class)?;
+    if class.family != Family::Tensor {
+        return Err(NotOne::Class);
+    }
+    if &*class.name == UNDEFINED {
+        return Err(NotOne::Undefined);
+    }
+    let autograd = autograd::read(memory, layouts, fields);
+    Ok(RawTensor {
+        object,
+        geometry: shaped(memory, layout, fields, &class.name)?,
+        dtype: dtype(layout, fields)?,
+        device: place(layout, fields)?,
+        storage: some(fields.word(layout.storage)),
+        requires_grad: autograd.map(|autograd| autograd.requires_grad),
+        grad: autograd.and_then(|autograd| autograd.grad),
+        grad_fn: autograd.and_then(|autograd| autograd.grad_fn),
+        outdated: autograd.is_some_and(|autograd| autograd.outdated),
+        base: autograd.and_then(|autograd| autograd.base),
+        python: python_object(layout, fields),
+        parts: parts(memory, layouts, object, &class.name),
+        class: kind(&class),
+    })
+}
+
+pub(super) fn kind(class: &CppClass) -> Class {
+    match &*class.name {
+        DENSE => Class::Dense,
+        _ => Class::Other(Arc::clone(&class.name)),
+    }
+}
+
+/// True if the sizes are symbolic, so stored elsewhere.
+pub(super) fn is_symbolic(layout: &TensorLayout, fields: Fields<'_>) -> bool {
+    fields.byte(layout.flags()) & SYMBOLIC != 0
+}
+
+/// The Python object of a tensor. The lowest bit is set if the tensor owns it
+/// (c10/core/impl/PyObjectSlot.h@v2.6.0).
+pub(super) fn python_object(layout: &TensorLayout, fields: Fields<'_>) -> Option<u64> {
+    some(fields.word(layout.python) & !1)
+}
+
+/// `None` for a null pointer.
+pub(super) fn some(address: u64) -> Option<u64> {
+    (address != 0).then_some(address)
+}
+
+/// The shape, if the class stores it in `TensorImpl`.
+fn shaped(
+    memory: &impl ReadMemory,
+    layout: &TensorLayout,
+    fields: Fields<'_>,
+    class: &str,
+) -> Result<Option<Geometry>, NotOne> {
+    if is_symbolic(layout, fields) {
+        return Ok(None);
+    }
+    match class {
+        DENSE | QUANTIZED => geometry(memory, layout, fields).map(Some),
+        SPARSE | SPARSE_ROWS => Ok(Some(Geometry {
+            strides: Vec::new(),
+            offset: 0,
+            ..geometry(memory, layout, fields)?
+        })),
+        _ => Ok(None),
+    }
+}
+
+/// Reads sizes, strides and offset.
+///
+/// # Errors
+/// [`NotOne::Fields`] if they do not agree with the number of elements.
+pub(super) fn geometry(
+    memory: &impl ReadMemory,
+    layout: &TensorLayout,
+    fields: Fields<'_>,
+) -> Result<Geometry, NotOne> {
+    let dimensions = fields.word(layout.dimensions);
+    if dimensions > MOST_DIMENSIONS {
+        return Err(NotOne::Fields);
+    }
+    let count = dimensions as usize;
+    let (sizes, strides) = if count <= INLINE {
+        let words = |at: usize| (0..count).map(move |word| fields.word(at + word * 8));
+        (
+            words(layout.sizes()).collect(),
+            words(layout.strides()).collect::<Vec<_>>(),
+        )
+    } else {
+        let bytes = memory.read_bytes(fields.word(layout.sizes()), dimensions * 16, 1024)?;
+        let outside = Fields(&bytes);
+        let words = |at: usize| (at..at + count).map(move |word| outside.word(word * 8));
+        (words(0).collect::<Vec<_>>(), words(count).collect())
+    };
+    let offset = fields.word(layout.offset());
+    let elements = product(&sizes).ok_or(NotOne::Fields)?;
+    if elements != fields.word(layout.elements()) || i64::try_from(offset).is_err() {
+        return Err(NotOne::Fields);
+    }
+    Ok(Geometry {
+        shape: sizes,
+        strides: strides.into_iter().map(u64::cast_signed).collect(),
+        offset,
+    })
+}
+
+/// Number of elements. Returns `None` if a size is negative or the product overflows.
+fn product(sizes: &[u64]) -> Option<u64> {
+    if sizes.iter().any(|&size| i64::try_from(size).is_err()) {
+        return None;
+    }
+    if sizes.contains(&0) {
+        return Some(0);
+    }
+    let mut sizes = sizes.iter();
+    sizes.try_fold(1_u64, |product, &size| product.checked_mul(size))
+}
+
+/// Reads the element type.
+///
+/// # Errors
+/// [`NotOne::Fields`] if the number is out of range.
+pub(super) fn dtype(layout: &TensorLayout, fields: Fields<'_>) -> Result<DType, NotOne> {
+    let number = fields.half(layout.dtype());
+    match number < MOST_DTYPES {
+        true => Ok(DType(number)),
+        false => Err(NotOne::Fields),
+    }
+}
+
+/// Reads the device.
+///
+/// # Errors
+/// [`NotOne::Fields`] if there is no such device.
+pub(super) fn place(layout: &TensorLayout, fields: Fields<'_>) -> Result<Device, NotOne> {
+    let byte = |at: usize| fields.byte(layout.device() + at);
+    let [present, kind, index] = match layout.device {
+        DeviceOrder::PresenceFirst => [byte(0), byte(1), byte(2)],
+        DeviceOrder::PresenceLast => [byte(2), byte(0), byte(1)],
+    };
+    match present {
+        1 => device(kind, index).ok_or(NotOne::Fields),
+        _ => Err(NotOne::Fields),
+    }
+}
+
+/// Decodes a `c10::Device`. Index -1 stands for the only device of a type.
+pub(super) fn device(kind: u8, index: u8) -> Option<Device> {
+    let index = index.cast_signed();
+    match kind {
+        CPU | META if !(-1..=0).contains(&index) => None,
+        CPU => Some(Device::Cpu),
+        META => Some(Device::Meta),
+        CUDA => Some(Device::Cuda(DeviceIndex(index.try_into().ok()?))),
+        _ => (kind < MOST_DEVICE_TYPES && index >= -1).then_some(Device::Other(kind)),
+    }
+}
+
+/// The tensors within a sparse one, stored after the `TensorImpl`: indices and values after two counts
+/// (ATen/SparseTensorImpl.h), or row pointers, columns and values (ATen/SparseCsrTensorImpl.h).
+fn parts(memory: &impl ReadMemory, layouts: &Layouts, object: u64, class: &str) -> Vec<u64> {
+    let (start, count) = match class {
+        SPARSE => (16, 2),
+        SPARSE_ROWS => (0, 3),
+        _ => return Vec::new(),
+    };
+    let at = object.wrapping_add((layouts.tensor.size() + start) as u64);
+    let words = (0..count).map_while(|word| memory.read_u64(at.wrapping_add(word * 8)).ok());
+    words
+        .filter(|part| is_tensor(memory, layouts, *part))
+        .collect()
+}
+
+/// True if a defined tensor lies at an address.
+pub(super) fn is_tensor(memory: &impl ReadMemory, layouts: &Layouts, object: u64) -> bool {
+    layouts
+        .classes
+        .of(memory, object)
+        .is_some_and(|class| class.family == Family::Tensor && &*class.name != UNDEFINED)
+}

@@ -1,0 +1,294 @@
+//! Takes a [`TensorSnapshot`] of a live process: joins Python's objects, PyTorch's objects, the allocator's
+//! blocks and the names that lead to them.
+
+mod contexts;
+mod dominators;
+mod join;
+mod names;
+mod reference_paths;
+mod retainers;
+
+use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::allocator::active::AllocatorVariable;
+use super::allocator::tables::{self, AllocatorTables};
+use super::objects::graph::{self, RawGraph};
+use super::objects::{self, Layouts, Origin};
+use crate::event::Target;
+use crate::event::Tgid;
+use crate::event::tensors::TensorSnapshot;
+use crate::process::facts;
+use crate::process::maps::Maps;
+use crate::process::memory::ReadMemory;
+use crate::python::heap::capture::{self, Captured, HeapScan, capture};
+use crate::python::heap::collector::Broken;
+use crate::python::heap::image::Image;
+use crate::python::{DetectError, PythonProcess};
+
+pub use crate::python::heap::capture::CaptureMode;
+
+/// The library with PyTorch's Python bindings.
+const LIBRARY: &str = "libtorch_python.so";
+
+/// Reasons why there is no snapshot. Each message ends with the user's next step.
+#[derive(Debug)]
+pub enum SnapshotError {
+    /// The process cannot be read as CPython.
+    Python(DetectError),
+    /// The process has not loaded PyTorch.
+    NoTorch,
+    /// The Python heap cannot be read.
+    Heap(capture::CaptureError),
+    /// PyTorch's objects cannot be read.
+    Torch(objects::LayoutError),
+    /// PyTorch's objects could not be read while the process kept running.
+    Torn,
+}
+
+impl fmt::Display for SnapshotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Python(error) => error.fmt(f),
+            Self::NoTorch => f.write_str(
+                "it has not loaded PyTorch, so it has no tensors.\nFind the process that trains \
+                 with `pgrep -af python`, or try again once it has imported torch",
+            ),
+            Self::Heap(error) => error.fmt(f),
+            Self::Torch(error) => write!(
+                f,
+                "{error}.\nWatch the allocator's blocks with `memprobe attach`; please report the \
+                 version of PyTorch"
+            ),
+            Self::Torn => f.write_str(
+                "its tensors could not be told while it ran on: many were made or freed meanwhile, or \
+                 PyTorch lays them out as in no version that memprobe knows.\nTry again, or let it stand \
+                 still for a moment (without --nonblocking)",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for SnapshotError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Python(error) => Some(error),
+            Self::NoTorch | Self::Torn => None,
+            Self::Heap(error) => Some(error),
+            Self::Torch(error) => Some(error),
+        }
+    }
+}
+
+impl From<DetectError> for SnapshotError {
+    fn from(error: DetectError) -> Self {
+        Self::Python(error)
+    }
+}
+
+/// Takes a snapshot of every tensor of a process: on CUDA devices, on the CPU, and without memory. It takes
+/// milliseconds to seconds. In the pausing modes a separate thread stops the process meanwhile.
+///
+/// # Errors
+/// [`SnapshotError`]. Missing parts that do not invalidate the rest are listed in [`TensorSnapshot::unread`].
+pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotError> {
+    let maps = Maps::of(tgid).map_err(DetectError::from)?;
+    let python = PythonProcess::detect_in(tgid, &maps)?;
+    if maps.library(LIBRARY).is_none() {
+        return Err(SnapshotError::NoTorch);
+    }
+    let reader = Reader {
+        version: facts::torch_version(tgid),
+        variable: AllocatorVariable::find(tgid, &maps).map_err(tables::TablesError::from),
+    };
+    let captured = capture(
+        &python,
+        manner,
+        |image, moment| {
+            let found = reader.read(image, moment);
+            if moment.broken.is_none() && found.is_at_work() {
+                moment.broken = Some(Broken::Allocating);
+            }
+            moment.is_torn = found.has_no_layout();
+            found
+        },
+        |image, moment, found| join::join(image, &python, moment, found),
+    );
+    let captured = captured.map_err(SnapshotError::Heap)?;
+    if let Some(Err(error)) = &captured.more.layouts
+        && !captured.moment.objects.tensors.is_empty()
+    {
+        return Err(match manner {
+            CaptureMode::Paused | CaptureMode::AtOnce => SnapshotError::Torch(error.clone()),
+            CaptureMode::Running => SnapshotError::Torn,
+        });
+    }
+    let mut unread = unread(&captured);
+    unread.extend(captured.result.unread.iter().cloned());
+    let mut snapshot = TensorSnapshot {
+        target: Target {
+            tgid: Some(tgid),
+            command: facts::command_line(tgid),
+            python: Some(python.version.to_string()),
+            torch: reader.version,
+            ..Target::default()
+        },
+        taken_ms: now_ms(),
+        moment: captured.moment.at,
+        consistency: captured.consistency,
+        objects: captured.moment.objects.objects.len() as u64,
+        unread,
+        ..captured.result
+    };
+    snapshot
+        .blocks
+        .sort_by_key(|block| (block.device, block.addr));
+    Ok(snapshot)
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Reads PyTorch's own memory at the moment of the snapshot.
+struct Reader {
+    version: Option<String>,
+    variable: Result<Option<AllocatorVariable>, tables::TablesError>,
+}
+
+/// Result of [`Reader::read`].
+struct Found {
+    /// Source of the layouts of PyTorch's objects; `None` if Python has no tensor object.
+    layouts: Option<Result<Origin, objects::LayoutError>>,
+    /// Pairs of a tensor's Python object and its `TensorImpl`.
+    tensors: Vec<(u64, u64)>,
+    /// Tensor objects without a `TensorImpl`: under construction or destruction.
+    empty: u64,
+    /// All PyTorch objects reachable from these tensors.
+    graph: RawGraph,
+    /// The allocator's blocks; `None` if CUDA is not loaded.
+    allocator: Result<Option<AllocatorTables>, tables::TablesError>,
+}
+
+impl Reader {
+    fn read(&self, image: &Image<impl ReadMemory>, moment: &HeapScan) -> Found {
+        let version = self.version.as_deref();
+        let allocator = match &self.variable {
+            Ok(Some(variable)) => tables::read(image, *variable, version).map(Some),
+            Ok(None) => Ok(None),
+            Err(error) => Err(error.clone()),
+        };
+        let mut found = Found {
+            layouts: None,
+            tensors: Vec::new(),
+            empty: 0,
+            graph: RawGraph::default(),
+            allocator,
+        };
+        let objects = &moment.objects.tensors;
+        if objects.is_empty() {
+            return found;
+        }
+        match Layouts::find(image, version, objects, moment.mode) {
+            Ok(layouts) => {
+                found.layouts = Some(Ok(layouts.origin()));
+                found.read_tensors(image, &layouts, objects);
+            }
+            Err(error) => found.layouts = Some(Err(error)),
+        }
+        found
+    }
+}
+
+impl Found {
+    /// True if the allocator was stopped in the middle of an operation: its blocks do not add up to its
+    /// total.
+    fn is_at_work(&self) -> bool {
+        let tables = self.allocator.as_ref().ok().and_then(Option::as_ref);
+        tables.is_some_and(|tables| !tables.is_consistent())
+    }
+
+    /// True if the process's tensors fit no layout.
+    fn has_no_layout(&self) -> bool {
+        matches!(
+            self.layouts,
+            Some(Err(objects::LayoutError::UnknownLayout(_)))
+        )
+    }
+
+    fn read_tensors(&mut self, image: &Image<impl ReadMemory>, layouts: &Layouts, objects: &[u64]) {
+        for &object in objects {
+            match layouts.tensor_of(image, object) {
+                Some(tensor) => self.tensors.push((object, tensor)),
+                None => self.empty += 1,
+            }
+        }
+        let mut impls: Vec<_> = self.tensors.iter().map(|&(_, tensor)| tensor).collect();
+        impls.sort_unstable();
+        impls.dedup();
+        self.graph = graph::collect(image, layouts, &impls, &[]);
+    }
+}
+
+/// Describes for users the parts that could not be read.
+fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
+    let (moment, found) = (&captured.moment, &captured.more);
+    let mut words = Vec::new();
+    // An interrupted allocator shows in the difference between its blocks and its total.
+    let broken = moment.broken.filter(|&broken| broken != Broken::Allocating);
+    words.extend(broken.map(|broken| format!("not all objects: {broken}")));
+    if moment.objects.unknown > 0 {
+        let count = moment.objects.unknown;
+        words.push(format!(
+            "{count} Python objects are of no class that can be read"
+        ));
+    }
+    if let Some(error) = moment.no_frames {
+        words.push(format!("the variables of functions: {error}"));
+    }
+    let variables = &moment.variables;
+    for (count, of) in [
+        (
+            variables.frames_left_out,
+            "frames of functions, or of threads",
+        ),
+        (variables.left_out, "variables of functions"),
+    ] {
+        if count > 0 {
+            words.push(format!(
+                "{count} {of}, which are too many or cannot be read: names may be missing"
+            ));
+        }
+    }
+    match &found.layouts {
+        Some(Ok(Origin::Version) | Err(_)) | None => {}
+        Some(Ok(Origin::OtherVersion | Origin::Calibrated)) => words.push(
+            "this version of PyTorch is not known: its tensors are read as they showed themselves to \
+             be laid out"
+                .to_owned(),
+        ),
+    }
+    if found.empty > 0 {
+        let count = found.empty;
+        words.push(format!("{count} tensor objects of Python hold no tensor"));
+    }
+    words.extend(found.graph.left_out.words());
+    if let Err(error) = &found.allocator {
+        words.push(format!("the allocator's blocks: {error}"));
+    }
+    let extent = captured.extent;
+    if extent.full {
+        let mib = extent.bytes >> 20;
+        words.push(format!(
+            "more than the {mib} MiB of memory that memprobe keeps"
+        ));
+    } else if extent.missed > 0 {
+        let count = extent.missed;
+        words.push(format!(
+            "{count} pieces of memory that were wanted only after the process ran on: names may be \
+             missing"
+        ));
+    }
+    words.into_iter().map(Into::into).collect()
+}

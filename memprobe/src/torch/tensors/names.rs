@@ -1,0 +1,290 @@
+//! Names tensors. The best name comes first: parameter, buffer, optimizer state, gradient, variable of a
+//! function, path through attributes and containers.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::event::tensors::{Name, Tensor, TensorKind};
+use crate::process::memory::ReadMemory;
+use crate::python::heap::Heap;
+use crate::python::heap::capture::HeapScan;
+use crate::python::heap::class::Classes;
+use crate::python::heap::modules::{Module, Place, Tree, joined};
+use crate::python::heap::optimizers::Optimizers;
+use crate::python::heap::paths::Paths;
+use crate::torch::objects::Class;
+
+/// Most names of one tensor.
+const MOST_NAMES: usize = 16;
+
+/// Most bytes of path names.
+const MOST_TEXT: usize = 256 << 20;
+
+/// Names of a tensor and their meaning.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Named {
+    /// Purpose of the tensor according to its names; `None` if they do not show one.
+    pub(super) kind: Option<TensorKind>,
+    /// Names, best first.
+    pub(super) names: Vec<Name>,
+    /// Path of its module, from the variable that holds the root.
+    pub(super) module: Option<Arc<str>>,
+    /// The same path from the class of the root.
+    pub(super) called: Option<Arc<str>>,
+}
+
+impl Named {
+    fn add(&mut self, kind: Option<TensorKind>, name: Name) {
+        self.kind = self.kind.or(kind);
+        self.add_name(name);
+    }
+
+    fn add_name(&mut self, name: Name) {
+        let known = self.names.iter().any(|known| known.text == name.text);
+        if self.names.len() < MOST_NAMES && !known {
+            self.names.push(name);
+        }
+    }
+
+    fn best(&self) -> Option<&Name> {
+        self.names.first()
+    }
+}
+
+/// Names every tensor of a snapshot. `of_python` maps Python objects to the indices of their tensors.
+pub(super) fn name(
+    heap: &Heap<'_, impl ReadMemory>,
+    moment: &mut HeapScan,
+    (paths, tree): (&Paths, &Tree),
+    of_python: &HashMap<u64, usize>,
+    tensors: &[Tensor],
+) -> Vec<Named> {
+    let mut named = vec![Named::default(); tensors.len()];
+    let mut namer = Namer {
+        heap,
+        classes: &mut moment.classes,
+        paths,
+        of_python,
+        named: &mut named,
+    };
+    namer.name_modules(tree);
+    namer.name_optimizers(&moment.optimizers);
+    namer.name_gradients(tensors);
+    namer.name_paths();
+    named
+}
+
+struct Namer<'a, 'b, M> {
+    heap: &'a Heap<'b, M>,
+    classes: &'a mut Classes,
+    paths: &'a Paths,
+    of_python: &'a HashMap<u64, usize>,
+    named: &'a mut [Named],
+}
+
+impl<M: ReadMemory> Namer<'_, '_, M> {
+    /// Gives parameters and buffers the names of `named_parameters()` and `named_buffers()`.
+    fn name_modules(&mut self, tree: &Tree) {
+        let holders: Vec<_> = tree
+            .modules
+            .iter()
+            .zip(&tree.places)
+            .enumerate()
+            .map(|(at, (module, place))| {
+                // Only roots need a holder.
+                let is_root = place.root == at;
+                let name = is_root.then(|| self.holder(module.object)).flatten();
+                name.filter(|name| !name.is_empty())
+            })
+            .collect();
+        let colliding = colliding(tree);
+        let kinds = [TensorKind::Parameter, TensorKind::Buffer];
+        for kind in kinds {
+            for (module, place) in tree.every_place() {
+                let holder = holders.get(place.root).and_then(Option::as_deref);
+                for (name, tensor) in tensors_of(module, kind) {
+                    let Some(&at) = self.of_python.get(tensor) else {
+                        continue;
+                    };
+                    let text = joined(&place.path, name);
+                    let root = &tree.modules[place.root];
+                    let name = match colliding.contains_key(&*text) {
+                        true => prefixed(holder, root, &text),
+                        false => exact(text),
+                    };
+                    let named = &mut self.named[at];
+                    named.add(Some(kind), name);
+                    if named.module.is_none() {
+                        named.module = module_path(holder, place);
+                        named.called = Some(called(&root.class, &place.path));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Name of the root of modules. If variables refer to it directly, this is the longest-lived one, because
+    /// in its own methods every module is `self`.
+    fn holder(&mut self, module: u64) -> Option<String> {
+        let path = self.paths.to_object(self.heap, self.classes, module)?;
+        let longest = self.paths.longest_variable(module).map(str::to_owned);
+        Some(longest.filter(|_| path.is_variable).unwrap_or(path.name))
+    }
+
+    /// Names optimizer state after its parameters.
+    fn name_optimizers(&mut self, optimizers: &Optimizers) {
+        for state in &optimizers.state {
+            let Some(&at) = self.of_python.get(&state.tensor) else {
+                continue;
+            };
+            let parameter = state.parameter;
+            let of = parameter.and_then(|parameter| self.of_python.get(&parameter));
+            let of = of.map(|&of| self.named[of].clone()).unwrap_or_default();
+            let position = parameter.and_then(|parameter| optimizers.positions.get(&parameter));
+            let whose = match (of.best(), position) {
+                (Some(name), _) => format!("[{}]", name.text),
+                (None, Some(position)) => format!("[{position}]"),
+                (None, None) => String::new(),
+            };
+            let text = format!("{}.{}{whose}", state.optimizer, state.name);
+            let named = &mut self.named[at];
+            let inferred = of.best().and_then(|name| name.inferred);
+            let text = text.into();
+            named.add(Some(TensorKind::OptimizerState), Name { text, inferred });
+            named.module = named.module.take().or(of.module);
+        }
+    }
+
+    /// Names gradients after their tensors.
+    fn name_gradients(&mut self, tensors: &[Tensor]) {
+        let variables: Vec<(usize, Name)> = self
+            .of_python
+            .iter()
+            .filter(|(_, at)| self.named[**at].names.is_empty())
+            .filter_map(|(object, &at)| {
+                let path = self
+                    .paths
+                    .to_tensor(self.heap, self.classes, *object, 1)
+                    .pop()?;
+                Some((at, exact(path.text.into())))
+            })
+            .collect();
+        let variables: HashMap<usize, Name> = variables.into_iter().collect();
+        for (at, tensor) in tensors.iter().enumerate() {
+            for &of in &tensor.gradient_of {
+                let Some(owner) = self.named.get(of) else {
+                    continue;
+                };
+                let module = owner.module.clone();
+                let name = owner.best().or_else(|| variables.get(&of));
+                let name = name.map(|name| Name {
+                    text: format!("{}.grad", name.text).into(),
+                    inferred: name.inferred,
+                });
+                let named = &mut self.named[at];
+                if let Some(name) = name {
+                    named.add_name(name);
+                }
+                named.module = named.module.take().or(module);
+            }
+        }
+    }
+
+    /// Names tensors by the paths to them, variables of functions first.
+    fn name_paths(&mut self) {
+        let mut bytes = 0;
+        for (&object, &at) in self.of_python {
+            if bytes > MOST_TEXT {
+                return;
+            }
+            let paths = self
+                .paths
+                .to_tensor(self.heap, self.classes, object, 2 * MOST_NAMES);
+            let (variables, others): (Vec<_>, Vec<_>) =
+                paths.into_iter().partition(|path| path.is_variable);
+            for path in variables.into_iter().chain(others) {
+                bytes += path.text.len();
+                self.named[at].add_name(exact(path.text.into()));
+            }
+        }
+    }
+}
+
+/// The parameters or the buffers of a module.
+fn tensors_of(module: &Module, kind: TensorKind) -> &[(Arc<str>, u64)] {
+    match kind {
+        TensorKind::Parameter => &module.parameters,
+        _ => &module.buffers,
+    }
+}
+
+/// A name that consists of references only.
+fn exact(text: Arc<str>) -> Name {
+    Name {
+        text,
+        inferred: None,
+    }
+}
+
+/// A name with the path to the root of its module in front.
+fn prefixed(holder: Option<&str>, root: &Module, text: &str) -> Name {
+    match holder {
+        Some(holder) => exact(joined(holder, text)),
+        None => Name {
+            text: format!("<{}>.{text}", root.class).into(),
+            inferred: Some(Name::BY_CLASS),
+        },
+    }
+}
+
+/// Path of a module from the variable that holds its root.
+fn module_path(holder: Option<&str>, place: &Place) -> Option<Arc<str>> {
+    match (holder, &*place.path) {
+        (Some(holder), "") => Some(holder.into()),
+        (Some(holder), path) => Some(joined(holder, path)),
+        (None, "") => None,
+        (None, path) => Some(path.into()),
+    }
+}
+
+/// Path of a module from the class of its root.
+fn called(class: &Arc<str>, path: &str) -> Arc<str> {
+    match path {
+        "" => Arc::clone(class),
+        path => joined(class, path),
+    }
+}
+
+/// Names of parameters or buffers that occur below more than one root.
+fn colliding(tree: &Tree) -> HashMap<Arc<str>, ()> {
+    let mut roots: HashMap<Arc<str>, usize> = HashMap::new();
+    let mut colliding = HashMap::new();
+    for (module, place) in tree.every_place() {
+        for (name, _) in module.parameters.iter().chain(&module.buffers) {
+            let text = joined(&place.path, name);
+            let root = *roots.entry(text.clone()).or_insert(place.root);
+            if root != place.root {
+                colliding.insert(text, ());
+            }
+        }
+    }
+    colliding
+}
+
+/// Name of a tensor within a sparse one (`torch/_tensor_docs.py`@v2.15.0).
+pub(super) fn of_part(class: &Class, number: usize, names: &[Name]) -> Option<Name> {
+    let Class::Other(class) = class else {
+        return None;
+    };
+    let calls: &[&str] = match () {
+        () if class.contains("SparseCsr") => &["crow_indices()", "col_indices()", "values()"],
+        () if class.contains("Sparse") => &["indices()", "values()"],
+        () => &[],
+    };
+    let name = names.first()?;
+    Some(Name {
+        text: format!("{}.{}", name.text, calls.get(number)?).into(),
+        inferred: name.inferred,
+    })
+}

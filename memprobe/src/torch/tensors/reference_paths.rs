@@ -1,0 +1,200 @@
+//! Shortest paths from holders to everything that they keep alive, and the text of paths through the `ctx` of
+//! custom Functions.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::Found;
+use super::contexts::{Contexts, To};
+use super::dominators::Graph;
+use super::retainers::HeldTensor;
+use crate::event::tensors::TensorSnapshot;
+use crate::python::heap::paths::MOST_STEPS;
+
+/// Numbering of the vertices: root, holders, tensors, autograd nodes, objects reachable from a `ctx`,
+/// storages. Each field is the first number of its kind.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers {
+    pub(super) tensors: u32,
+    pub(super) nodes: u32,
+    pub(super) objects: u32,
+    pub(super) storages: u32,
+    pub(super) end: u32,
+}
+
+impl Numbers {
+    pub(super) fn of(
+        holders: usize,
+        found: &Found,
+        contexts: &Contexts,
+        snapshot: &TensorSnapshot,
+    ) -> Self {
+        let after = |before: u32, count: usize| before.saturating_add(count as u32);
+        let tensors = after(1, holders);
+        let nodes = after(tensors, snapshot.tensors.len());
+        let objects = after(nodes, found.graph.nodes.len());
+        let storages = after(objects, contexts.objects);
+        Self {
+            tensors,
+            nodes,
+            objects,
+            storages,
+            end: after(storages, snapshot.storages.len()),
+        }
+    }
+
+    pub(super) fn tensor(self, at: usize) -> u32 {
+        self.tensors + at as u32
+    }
+
+    pub(super) fn storage(self, at: usize) -> u32 {
+        self.storages + at as u32
+    }
+
+    /// Index of the autograd node at a vertex.
+    pub(super) fn as_node(self, vertex: u32) -> Option<usize> {
+        let is_one = (self.nodes..self.objects).contains(&vertex);
+        is_one.then(|| (vertex - self.nodes) as usize)
+    }
+
+    /// True if a vertex is a `ctx` or an object reachable from one.
+    pub(super) fn is_object(self, vertex: u32) -> bool {
+        (self.objects..self.storages).contains(&vertex)
+    }
+
+    /// Index of the tensor at a vertex.
+    pub(super) fn as_tensor(self, vertex: u32) -> Option<usize> {
+        let is_one = (self.tensors..self.nodes).contains(&vertex);
+        is_one.then(|| (vertex - self.tensors) as usize)
+    }
+}
+
+pub(super) struct ShortestPaths {
+    from: Vec<Option<Reached>>,
+}
+
+/// Predecessor of a vertex on its shortest path.
+#[derive(Clone, Copy)]
+struct Reached {
+    /// Index in `held` of the tensor at the start of the path.
+    held: usize,
+    /// The first vertex after that tensor.
+    first: Option<u32>,
+    /// The previous vertex; `None` for the tensor itself.
+    before: Option<u32>,
+}
+
+impl ShortestPaths {
+    pub(super) fn from(graph: &Graph, numbers: Numbers, held: &[&HeldTensor]) -> Self {
+        let mut from = vec![None; graph.vertices()];
+        let mut open = VecDeque::new();
+        for (at, held) in held.iter().enumerate() {
+            let vertex = numbers.tensor(held.tensor);
+            let known = &mut from[vertex as usize];
+            if known.is_none() {
+                *known = Some(Reached {
+                    held: at,
+                    first: None,
+                    before: None,
+                });
+                open.push_back(vertex);
+            }
+        }
+        while let Some(vertex) = open.pop_front() {
+            let Some(Reached { held, first, .. }) = from[vertex as usize] else {
+                continue;
+            };
+            for &to in graph.next(vertex) {
+                let known = &mut from[to as usize];
+                if known.is_none() {
+                    *known = Some(Reached {
+                        held,
+                        first: first.or(Some(to)),
+                        before: Some(vertex),
+                    });
+                    open.push_back(to);
+                }
+            }
+        }
+        Self { from }
+    }
+
+    pub(super) fn to(&self, vertex: u32) -> Option<(usize, Option<u32>)> {
+        let from = (*self.from.get(vertex as usize)?)?;
+        Some((from.held, from.first))
+    }
+
+    /// The previous vertex on the path to this one.
+    pub(super) fn before(&self, vertex: u32) -> Option<u32> {
+        (*self.from.get(vertex as usize)?)?.before
+    }
+}
+
+/// Edges from nodes to their `ctx`, and from there on, with the text of each step.
+pub(super) fn references(
+    contexts: &Contexts,
+    numbers: Numbers,
+) -> impl Iterator<Item = (u32, u32, Option<&Arc<str>>)> {
+    let of_nodes = contexts.of_nodes.iter();
+    let of_nodes = of_nodes
+        .map(move |(node, object)| (numbers.nodes + *node as u32, numbers.objects + object, None));
+    let others = contexts.references.iter().map(move |reference| {
+        let to = match reference.to {
+            To::Object(number) => numbers.objects + number,
+            To::Tensor(place) => numbers.tensor(place),
+        };
+        (numbers.objects + reference.from, to, Some(&reference.step))
+    });
+    of_nodes.chain(others)
+}
+
+/// Texts of the steps from a `ctx` on.
+pub(super) struct Steps<'a> {
+    numbers: Numbers,
+    words: HashMap<(u32, u32), &'a Arc<str>>,
+}
+
+impl<'a> Steps<'a> {
+    pub(super) fn of(contexts: &'a Contexts, numbers: Numbers) -> Self {
+        let words = references(contexts, numbers)
+            .filter_map(|(from, to, words)| Some(((from, to), words?)));
+        Self {
+            numbers,
+            words: words.collect(),
+        }
+    }
+
+    /// Text of the path to the storage at a vertex, if the last part of the path starts at the `ctx` of a
+    /// Function. `first` is the first vertex after the held tensor.
+    pub(super) fn beyond(
+        &self,
+        found: &Found,
+        (paths, storage): (&ShortestPaths, u32),
+        first: Option<u32>,
+    ) -> Option<Arc<str>> {
+        let first = self.numbers.as_node(first?)?;
+        let mut at = paths.before(storage)?;
+        let mut before = paths.before(at)?;
+        let mut steps = Vec::new();
+        while self.numbers.is_object(before) {
+            steps.push(self.words.get(&(before, at)).map_or("", |words| words));
+            if steps.len() > MOST_STEPS {
+                return None;
+            }
+            (at, before) = (before, paths.before(before)?);
+        }
+        let node = self.numbers.as_node(before).filter(|_| !steps.is_empty())?;
+        let name = |at: usize| {
+            let node = found.graph.nodes.get(at);
+            node.and_then(|node| node.name.as_deref()).unwrap_or("?")
+        };
+        let way = match node == first {
+            true => String::new(),
+            false => format!("{} ... ", name(first)),
+        };
+        steps.reverse();
+        Some(format!("grad_fn {way}{}.ctx{}", name(node), steps.concat()).into())
+    }
+}

@@ -1,0 +1,451 @@
+//! Determines the holder that keeps each storage alive, through tensors, gradients, graphs and the `ctx` of
+//! custom Functions.
+//!
+//! A holder on every path to a storage keeps it alone. Otherwise the holder with the shortest path is named;
+//! among equally near ones, the one that keeps most storages alone.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::Found;
+use super::contexts::Contexts;
+use super::dominators::{Graph, NONE, dominators};
+use super::reference_paths::{Numbers, ShortestPaths, Steps, references};
+use crate::event::tensors::{Retainer, Tensor, TensorSnapshot};
+use crate::python::heap::paths::ReferencePath;
+use crate::python::heap::retainers::HeapRetainer;
+
+const ROOT: u32 = 0;
+
+/// Most references that are followed. Each takes about 20 bytes.
+const MOST_EDGES: usize = 1 << 24;
+
+/// References up to the limit, and the number beyond it.
+#[derive(Default)]
+struct Edges {
+    all: Vec<(u32, u32)>,
+    left_out: u64,
+}
+
+impl Edges {
+    fn add(&mut self, edges: impl IntoIterator<Item = (u32, u32)>) {
+        for edge in edges {
+            match self.all.len() < MOST_EDGES {
+                true => self.all.push(edge),
+                false => self.left_out += 1,
+            }
+        }
+    }
+}
+
+/// A reference from a holder to a tensor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldTensor {
+    /// Index of the tensor in the snapshot.
+    pub(super) tensor: usize,
+    /// Index of the holder.
+    pub(super) retainer: u32,
+    /// The path to the tensor; `None` if the tensor's own name says more.
+    pub(super) path: Option<ReferencePath>,
+}
+
+/// Records for each storage the holder that keeps it. `slot` returns the text of a path to a held tensor.
+/// Returns the number of references that were not followed; if there are any, no holder is said to keep
+/// anything alone.
+pub(super) fn name_retainers(
+    found: &Found,
+    contexts: &Contexts,
+    holders: &[HeapRetainer],
+    held: &[HeldTensor],
+    snapshot: &mut TensorSnapshot,
+    mut slot: impl FnMut(ReferencePath) -> Option<Arc<str>>,
+) -> u64 {
+    let numbers = Numbers::of(holders.len(), found, contexts, snapshot);
+    let holding = holding(numbers, held, holders.len());
+    let (graph, left_out) = graph(found, contexts, &snapshot.tensors, numbers, &holding);
+    let alone = alone(&graph, numbers, holders.len());
+    // Among equally near holders, the one that keeps most storages alone comes first.
+    let mut held: Vec<&HeldTensor> = held.iter().collect();
+    let ranks = ranks(&alone, numbers, holders.len());
+    held.sort_by_key(|held| Reverse(ranks.get(held.retainer as usize)));
+    let paths = ShortestPaths::from(&graph, numbers, &held);
+    // If references are missing, other holders may keep the storage too.
+    let is_whole = found.graph.left_out.too_many == 0 && left_out == 0;
+    let steps = Steps::of(contexts, numbers);
+    let mut slots: HashMap<(usize, u32), Option<Arc<str>>> = HashMap::new();
+    for at in 0..snapshot.storages.len() {
+        let vertex = numbers.storage(at);
+        let Some((held, step)) = paths
+            .to(vertex)
+            .and_then(|(at, step)| Some((*held.get(at)?, step)))
+        else {
+            continue;
+        };
+        let (Some(by), Some(tensor)) = (
+            holders.get(held.retainer as usize),
+            snapshot.tensors.get(held.tensor),
+        ) else {
+            continue;
+        };
+        let named = || match held.path {
+            Some(way) => slot(way),
+            None => tensor.names.first().map(|name| Arc::clone(&name.text)),
+        };
+        let slot = slots
+            .entry((held.tensor, held.retainer))
+            .or_insert_with(named);
+        let beyond = step.and_then(|to| through(found, numbers, held.tensor, to));
+        let through = steps.beyond(found, (&paths, vertex), step).or(beyond);
+        snapshot.storages[at].retainer = Some(Arc::new(Retainer {
+            by: Arc::clone(&by.path),
+            class: by.class.clone(),
+            slot: slot.clone(),
+            through,
+            exclusive: is_whole && alone[vertex as usize] != NONE,
+        }));
+    }
+    left_out
+}
+
+/// Builds the graph of references, and counts those that are left out.
+fn graph(
+    found: &Found,
+    contexts: &Contexts,
+    tensors: &[Tensor],
+    numbers: Numbers,
+    holding: &[(u32, u32)],
+) -> (Graph, u64) {
+    let mut edges = Edges {
+        left_out: contexts.left_out,
+        ..Edges::default()
+    };
+    edges.add(holding.iter().copied());
+    edges.add(references(contexts, numbers).map(|(from, to, _)| (from, to)));
+    add_edges(found, tensors, numbers, &mut edges);
+    // Python tensors that no name leads to are attached to the root, as kept by an unknown holder. Tensors
+    // that named ones keep alive already have a path.
+    let named = reached(&Graph::of(numbers.end as usize, &edges.all));
+    let nameless = (0..tensors.len()).filter(|&at| {
+        let vertex = numbers.tensor(at) as usize;
+        tensors[at].class.is_some() && !named[vertex]
+    });
+    edges.add(nameless.map(|at| (ROOT, numbers.tensor(at))));
+    let graph = Graph::of(numbers.end as usize, &edges.all);
+    (graph, edges.left_out)
+}
+
+/// Text of the step from a tensor to a vertex. Returns `None` for the tensor's own storage.
+fn through(found: &Found, numbers: Numbers, tensor: usize, to: u32) -> Option<Arc<str>> {
+    if to >= numbers.storages {
+        return None;
+    }
+    let raw = found.graph.tensors.get(tensor)?;
+    if to >= numbers.nodes {
+        let node = raw.grad_fn.and_then(|node| found.graph.node(node));
+        let name = node.and_then(|node| node.name.as_deref());
+        return Some(format!("grad_fn {}", name.unwrap_or("?")).into());
+    }
+    let target = numbers
+        .as_tensor(to)
+        .and_then(|at| found.graph.tensors.get(at));
+    let is = |of: Option<u64>| of.is_some() && of == target.map(|target| target.object);
+    Some(match () {
+        () if is(raw.grad) => ".grad".into(),
+        () if is(raw.base) => "._base".into(),
+        () => "its elements".into(),
+    })
+}
+
+/// Edges from the root to holders, and from these to the tensors that they hold.
+fn holding(numbers: Numbers, held: &[HeldTensor], holders: usize) -> Vec<(u32, u32)> {
+    let mut edges: Vec<(u32, u32)> = (0..holders as u32).map(|at| (ROOT, 1 + at)).collect();
+    let tensors = held.iter();
+    edges.extend(tensors.map(|held| (1 + held.retainer, numbers.tensor(held.tensor))));
+    edges
+}
+
+/// Adds the references between PyTorch's objects.
+fn add_edges(found: &Found, tensors: &[Tensor], numbers: Numbers, edges: &mut Edges) {
+    let graph = &found.graph;
+    let tensor = |object: u64| {
+        let place = tensors.binary_search_by_key(&object, |tensor| tensor.object);
+        place.ok().map(|at| numbers.tensor(at))
+    };
+    let node = |address: u64| {
+        let place = graph
+            .nodes
+            .binary_search_by_key(&address, |node| node.address);
+        place.ok().map(|at| numbers.nodes + at as u32)
+    };
+    for (at, raw) in graph.tensors.iter().enumerate() {
+        let from = numbers.tensor(at);
+        let storage = tensors.get(at).and_then(|tensor| tensor.storage);
+        edges.add(storage.map(|storage| (from, numbers.storage(storage))));
+        edges.add(raw.grad.and_then(tensor).map(|to| (from, to)));
+        edges.add(raw.base.and_then(tensor).map(|to| (from, to)));
+        edges.add(
+            raw.parts
+                .iter()
+                .filter_map(|part| Some((from, tensor(*part)?))),
+        );
+        edges.add(raw.grad_fn.and_then(node).map(|to| (from, to)));
+    }
+    for (at, raw) in graph.nodes.iter().enumerate() {
+        let from = numbers.nodes + at as u32;
+        let next = raw.next.iter().chain(&raw.within);
+        edges.add(next.filter_map(|next| Some((from, node(*next)?))));
+    }
+    for saved in &graph.saved {
+        edges.add(node(saved.node).zip(tensor(saved.tensor)));
+    }
+}
+
+/// Marks the vertices reachable from the root.
+fn reached(graph: &Graph) -> Vec<bool> {
+    let mut met = vec![false; graph.vertices()];
+    let mut open = vec![ROOT];
+    while let Some(vertex) = open.pop() {
+        if !std::mem::replace(&mut met[vertex as usize], true) {
+            open.extend(graph.next(vertex));
+        }
+    }
+    met
+}
+
+/// The holder that dominates each vertex; [`NONE`] if there is none.
+fn alone(graph: &Graph, numbers: Numbers, holders: usize) -> Vec<u32> {
+    let tree = dominators(graph, ROOT);
+    let mut alone = vec![NONE; numbers.end as usize];
+    for vertex in tree.order {
+        let above = tree.dominators[vertex as usize];
+        alone[vertex as usize] = match (1..=holders as u32).contains(&vertex) {
+            true => vertex - 1,
+            false if above == NONE => NONE,
+            false => alone[above as usize],
+        };
+    }
+    alone
+}
+
+/// Number of storages that each holder keeps alone.
+fn ranks(alone: &[u32], numbers: Numbers, holders: usize) -> Vec<u32> {
+    let mut ranks = vec![0; holders];
+    for holder in &alone[numbers.storages as usize..] {
+        if let Some(rank) = ranks.get_mut(*holder as usize) {
+            *rank += 1;
+        }
+    }
+    ranks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::contexts::{Reference, To};
+    use super::*;
+    use crate::event::tensors::{DType, Device, Storage};
+    use crate::event::{Address, Bytes};
+    use crate::torch::objects::graph::{RawGraph, RawNode, Saved, SavedTensor};
+    use crate::torch::objects::{Class, RawTensor};
+
+    fn raw(object: u64, grad_fn: Option<u64>) -> RawTensor {
+        RawTensor {
+            object,
+            class: Class::Dense,
+            geometry: None,
+            dtype: DType::FLOAT32,
+            device: Device::Cpu,
+            storage: None,
+            requires_grad: None,
+            grad: None,
+            grad_fn,
+            outdated: false,
+            base: None,
+            python: None,
+            parts: Vec::new(),
+        }
+    }
+
+    fn node(address: u64, next: &[u64]) -> RawNode {
+        RawNode {
+            address,
+            name: Some("MulBackward0".into()),
+            sequence: None,
+            next: next.to_vec(),
+            within: None,
+            python: None,
+        }
+    }
+
+    fn saved(tensor: u64, node: u64) -> SavedTensor {
+        let saved = Saved::Original;
+        SavedTensor {
+            tensor,
+            node,
+            saved,
+        }
+    }
+
+    fn holder(path: &str, class: &str) -> HeapRetainer {
+        HeapRetainer {
+            path: path.into(),
+            class: Some(class.into()),
+        }
+    }
+
+    /// Two losses whose graphs share a node, a weight that the model and a graph keep, and the weight's
+    /// gradient. One more Python tensor is without a name.
+    fn found() -> Found {
+        let mut weight = raw(0x50, None);
+        weight.grad = Some(0x70);
+        let mut nodes = vec![
+            node(0x100, &[0x300]),
+            node(0x200, &[0x300]),
+            node(0x300, &[]),
+        ];
+        nodes.sort_by_key(|node| node.address);
+        Found {
+            layouts: None,
+            tensors: Vec::new(),
+            empty: 0,
+            graph: RawGraph {
+                tensors: vec![
+                    raw(0x10, Some(0x100)),
+                    raw(0x20, Some(0x200)),
+                    raw(0x30, None),
+                    raw(0x40, None),
+                    weight,
+                    raw(0x60, None),
+                    raw(0x70, None),
+                ],
+                storages: Vec::new(),
+                nodes,
+                saved: vec![saved(0x30, 0x100), saved(0x40, 0x300), saved(0x50, 0x300)],
+                left_out: Default::default(),
+            },
+            allocator: Ok(None),
+        }
+    }
+
+    fn snapshot(found: &Found) -> TensorSnapshot {
+        let tensors = found.graph.tensors.iter().enumerate();
+        TensorSnapshot {
+            tensors: tensors
+                .map(|(at, raw)| Tensor {
+                    object: raw.object,
+                    storage: Some(at),
+                    class: Some("Tensor".into()),
+                    ..Tensor::default()
+                })
+                .collect(),
+            storages: (0..7)
+                .map(|at| Storage {
+                    object: at,
+                    data: Address(at),
+                    bytes: Bytes(512),
+                    device: Device::Cpu,
+                    retainer: None,
+                })
+                .collect(),
+            ..TensorSnapshot::default()
+        }
+    }
+
+    /// For each storage: its holder, the step from the holder, and whether it is the only holder.
+    fn retained(held: &[(usize, u32)], holders: &[HeapRetainer]) -> Vec<String> {
+        retained_with(&Contexts::default(), held, holders)
+    }
+
+    fn retained_with(
+        contexts: &Contexts,
+        held: &[(usize, u32)],
+        holders: &[HeapRetainer],
+    ) -> Vec<String> {
+        let found = found();
+        let mut snapshot = snapshot(&found);
+        let held = held.iter().map(|&(tensor, holder)| HeldTensor {
+            tensor,
+            retainer: holder,
+            path: None,
+        });
+        let held: Vec<_> = held.collect();
+        name_retainers(&found, contexts, holders, &held, &mut snapshot, |_| None);
+        let retainers = snapshot.storages.iter().map(|storage| &storage.retainer);
+        retainers
+            .map(|retainer| {
+                retainer.as_ref().map_or_else(String::new, |retainer| {
+                    let through = retainer.through.as_deref().unwrap_or("itself");
+                    let alone = if retainer.exclusive {
+                        "alone"
+                    } else {
+                        "with others"
+                    };
+                    format!("{} {through} {alone}", retainer.by)
+                })
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_container_on_all_paths_is_the_exclusive_retainer() {
+        let holders = [holder("losses[*]", "list"), holder("model", "Net")];
+        let through = "grad_fn MulBackward0";
+        assert_eq!(
+            retained(&[(0, 0), (1, 0), (4, 1)], &holders),
+            [
+                "losses[*] itself alone",
+                "losses[*] itself alone",
+                &format!("losses[*] {through} alone"),
+                &format!("losses[*] {through} alone"),
+                "model itself with others",
+                "",
+                "model .grad with others",
+            ]
+        );
+    }
+
+    #[test]
+    fn memory_reached_from_two_variables_has_no_exclusive_retainer() {
+        let holders = [holder("one", "list"), holder("other", "list")];
+        let rows = retained(&[(0, 0), (1, 1)], &holders);
+        assert_eq!(rows[2], "one grad_fn MulBackward0 alone");
+        assert_eq!(rows[3], "one grad_fn MulBackward0 with others");
+        assert_eq!(rows[6], "one grad_fn MulBackward0 with others");
+    }
+
+    #[test]
+    fn memory_held_by_a_ctx_is_retained_by_the_retainer_of_its_node() {
+        // The node 0x300, at index 2, has a `ctx` with a list of the tensor at index 5.
+        let refer = |from, to, step: &str| Reference {
+            from,
+            to,
+            step: step.into(),
+        };
+        let contexts = Contexts {
+            objects: 2,
+            of_nodes: vec![(2, 0)],
+            references: vec![
+                refer(0, To::Object(1), ".kept"),
+                refer(1, To::Tensor(5), "[*]"),
+            ],
+            left_out: 0,
+        };
+        let holders = [holder("losses[*]", "list")];
+        let rows = retained_with(&contexts, &[(0, 0), (1, 0)], &holders);
+        let words = "grad_fn MulBackward0 ... MulBackward0.ctx.kept[*]";
+        assert_eq!(rows[5], format!("losses[*] {words} alone"));
+        assert_eq!(rows[2], "losses[*] grad_fn MulBackward0 alone");
+    }
+
+    #[test]
+    fn where_references_of_a_context_were_not_followed_nobody_keeps_anything_alone() {
+        let contexts = Contexts {
+            left_out: 1,
+            ..Contexts::default()
+        };
+        let holders = [holder("losses[*]", "list")];
+        let rows = retained_with(&contexts, &[(0, 0)], &holders);
+        assert_eq!(rows[0], "losses[*] itself with others");
+    }
+}

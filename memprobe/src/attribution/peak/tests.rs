@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::super::allocation_groups::ModuleScope;
 use super::super::allocation_groups::samples::{DEVICE, Program, called, learning};
 use super::*;
+use crate::event::TimeNs;
 
 const MIB: u64 = 1 << 20;
 

@@ -2,8 +2,8 @@
 //! Python.
 //!
 //! Data flows one way. `probe` delivers records, `decode` checks them, `symbolize` turns them into
-//! [`event::Event`]s, and `model` keeps the ledger. The views (`tui`, `report`, `export`) only see
-//! its [`model::snapshot::Snapshot`]s. See ARCHITECTURE.md.
+//! [`event::Event`]s, `ledger` keeps live blocks, and `attribution` explains them. The views (`tui`,
+//! `report`) see snapshots and tables. See ARCHITECTURE.md.
 
 pub mod attribution;
 pub mod cli;

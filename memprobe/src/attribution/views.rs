@@ -180,9 +180,9 @@ mod tests {
     use super::super::allocation_groups::samples::{DEVICE, learning};
     use super::*;
     use crate::attribution::tables::{CoverageStart, ModuleRow};
+    use crate::ledger::BlockUses;
     use crate::ledger::Model;
     use crate::ledger::snapshot::Grouping;
-    use crate::tensors::BlockUses;
 
     #[test]
     fn the_rows_of_a_screen_add_up_to_what_the_allocator_says() {

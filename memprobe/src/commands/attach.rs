@@ -13,6 +13,7 @@ use super::source::Sources;
 use crate::event::{CaptureOptions, Tgid};
 use crate::ledger::Model;
 use crate::ledger::snapshot::TargetState;
+use crate::ledger::{BlockUses, Ledgers};
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
@@ -20,7 +21,6 @@ use crate::probe::watched::Watched;
 use crate::session::host::{HostItem, HostSession};
 use crate::session::priority;
 use crate::session::process::{self, Origin};
-use crate::tensors::{BlockUses, Ledgers};
 use crate::tui::{self, Command};
 
 /// Interval of screen updates.

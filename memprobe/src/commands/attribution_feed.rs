@@ -9,9 +9,9 @@ use crate::attribution::iterations::Iterations;
 use crate::attribution::modules::ModuleLedger;
 use crate::attribution::views::{categories, layers, modules};
 use crate::event::{Event, TimeNs};
+use crate::ledger::Ledgers;
 use crate::ledger::snapshot::Snapshot;
 use crate::ledger::{Applied, Model};
-use crate::tensors::Ledgers;
 use crate::tui::{AttributionQuery, AttributionTables};
 
 /// Iterations that are shown.

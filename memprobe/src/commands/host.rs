@@ -18,14 +18,13 @@ use crate::probe::attach::AttachError;
 use crate::probe::catalog::{Allocators, DriverCalls};
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
-use crate::process::namespace::{Kind, Namespace};
 use crate::process::process_scan::Found;
 use crate::process::status::Status;
 use crate::process::{facts, process_scan, rank, user};
 use crate::session::host::{HostEvent, HostItem, HostSession};
 use crate::session::priority;
 use crate::session::process::{Origin, identified};
-use crate::session::process_monitor::{ProcessMonitor, Search, Seen};
+use crate::session::process_monitor::{ProcessMonitor, Search, Seen, has_pids_of_the_driver};
 use crate::tui::{Command, News};
 
 /// Processes to watch.
@@ -439,11 +438,6 @@ fn reason(error: &AttachError, tgid: Tgid) -> String {
 /// Reason why processes are unknown in a PID namespace other than the first.
 const OTHER_PIDS: &str =
     "memprobe runs in a PID namespace of its own, and the driver has other process ids";
-
-/// Tells whether memprobe sees processes under the numbers that the driver gives.
-pub(crate) fn has_pids_of_the_driver() -> bool {
-    Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID)
-}
 
 /// Converts a sample of the driver for the views.
 fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {

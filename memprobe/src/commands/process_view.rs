@@ -9,9 +9,9 @@ use tokio::sync::watch;
 use super::attribution_feed::AttributionFeed;
 use super::tensor_reader::TensorReader;
 use crate::event::{Event, Tgid, TimeNs};
+use crate::ledger::Ledgers;
 use crate::ledger::snapshot::{Grouping, Snapshot};
 use crate::ledger::{Applied, Model};
-use crate::tensors::Ledgers;
 use crate::tui::{AttributionQuery, Command, News};
 
 /// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are
@@ -188,7 +188,7 @@ mod tests {
     use crate::attribution::allocation_groups::samples::learning;
     use crate::event::Bytes;
     use crate::event::Target;
-    use crate::tensors::BlockUses;
+    use crate::ledger::BlockUses;
     use crate::tui::AttributionTables;
 
     fn followed(cache: &ViewCache) -> Vec<u32> {

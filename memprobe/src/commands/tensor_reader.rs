@@ -10,7 +10,8 @@ use super::snapshot::{CaptureMode, Extent, taken};
 use crate::event::tensors::TensorSnapshot;
 use crate::event::{Event, Tgid};
 use crate::ledger::Model;
-use crate::tensors::{BlockUses, Ledgers, Sites, explain, named};
+use crate::ledger::{BlockUses, Ledgers};
+use crate::tensors::{Sites, explain, named};
 use crate::tui::Tensors;
 
 /// Source of the screen of tensors.

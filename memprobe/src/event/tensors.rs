@@ -2,7 +2,7 @@
 //! `memprobe snapshot` file.
 //!
 //! Three layers, as in PyTorch: the caching allocator's blocks, the storages in them, and the tensors that
-//! view storages. Sums are computed in `model::tensors`.
+//! view storages. Sums are computed in `tensors`.
 
 use std::fmt;
 use std::sync::Arc;

@@ -21,6 +21,7 @@ mod rate;
 pub mod snapshot;
 mod summary;
 pub(crate) mod timeline;
+mod uses;
 
 #[cfg(test)]
 mod properties;
@@ -35,6 +36,7 @@ pub use caps::{Caps, Refused};
 pub use device::DeviceTotals;
 pub use live_blocks::{BlockOrigin, LiveBlock};
 pub use timeline::MAX_POINTS;
+pub use uses::{BlockUses, Known, Ledgers};
 
 use crate::event::{
     Action, Address, AtAttach, Bytes, CaptureOptions, DeviceIndex, Event, Frame, Losses,

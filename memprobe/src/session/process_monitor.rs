@@ -10,8 +10,8 @@ use rustix::process::{Pid, test_kill_process};
 use tokio::sync::mpsc as channel;
 
 use super::priority;
-use crate::commands::host::has_pids_of_the_driver;
 use crate::cuda::nvml::{Driver, Pids, Sample};
+use crate::process::namespace::{Kind, Namespace};
 use crate::process::process_scan::{Found, HostScan};
 
 /// Interval of the scans.
@@ -19,6 +19,11 @@ const EVERY: Duration = Duration::from_secs(2);
 
 /// Scans between attempts to open a driver that could not be opened.
 const DRIVER_AGAIN: u32 = 30;
+
+/// Returns true if memprobe sees processes under the numbers that the driver gives.
+pub(crate) fn has_pids_of_the_driver() -> bool {
+    Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID)
+}
 
 /// Result of a scan.
 #[derive(Debug)]

@@ -7,34 +7,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::uses::BlockUses;
 use crate::event::tensors::{Block, Consistency, TensorSnapshot};
-use crate::event::{
-    Action, Address, BlockLabels, BlockPurpose, Bytes, DeviceIndex, Event, Frame, TimeNs,
-};
-use crate::ledger::Model;
+use crate::event::{Action, Address, BlockLabels, BlockPurpose, DeviceIndex, Event, TimeNs};
+use crate::ledger::{Known, Ledgers};
 
 /// Maximum number of events stored while a snapshot is read; beyond it no block gets a line.
 const MOST: usize = 1 << 20;
-
-/// A block as the ledgers knew it.
-type Known = Option<(Bytes, Option<Frame>, Option<Arc<BlockPurpose>>)>;
-
-/// Ledgers of live blocks.
-#[derive(Clone, Copy)]
-pub struct Ledgers<'a> {
-    /// Lines of blocks.
-    pub lines: &'a Model,
-    /// Purposes of blocks.
-    pub uses: &'a BlockUses,
-}
-
-impl Ledgers<'_> {
-    fn at(self, device: DeviceIndex, addr: Address) -> Known {
-        let (size, site) = self.lines.block_at(device, addr)?;
-        Some((size, site.cloned(), self.uses.at(device, addr, size)))
-    }
-}
 
 /// Changes of addresses since the start of the reading.
 #[derive(Debug, Default)]
@@ -135,9 +113,11 @@ mod tests {
 
     use super::*;
     use crate::event::Target;
+    use crate::event::{Bytes, Frame};
     use crate::event::{
         Context, MemoryEvent, PurposeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
     };
+    use crate::ledger::{BlockUses, Model};
     use crate::tensors::named;
     use crate::tensors::samples::{BASE, line, training};
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use modules::{MODULES, MOST_LINES, Module, UNFINISHED, UNSAFE_FILES};
+use modules::{MODULES, MOST_LINES, Module, PURE_FILES, UNFINISHED, UNSAFE_FILES, impurities};
 use source::{Finding, Source, TEST_FILES};
 
 fn repository() -> PathBuf {
@@ -34,8 +34,8 @@ fn files_below(folder: &str, wanted: &str) -> Vec<PathBuf> {
             let entry = entry.expect("an entry");
             let path = folder.join(entry.file_name());
             if repository().join(&path).is_dir() {
-                // Skip cargo's memprobe-ebpf/target, but keep the module memprobe/src/target.
-                if path.components().count() > 2 || !path.ends_with("target") {
+                // Skip cargo's memprobe-ebpf/target.
+                if !path.ends_with("target") {
                     folders.push(path);
                 }
             } else if path
@@ -74,18 +74,13 @@ fn parsed(file: &Path) -> Source {
     Source::parse(within, &text(file)).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-/// Returns the modules on disk in the notation of the map: `model/`, `event.rs`.
+/// Returns the modules on disk: the folders below `memprobe/src`, and files as a name with extension.
 fn modules_on_disk() -> BTreeSet<String> {
     let entries = fs::read_dir(repository().join("memprobe/src")).expect("the sources");
     entries
         .map(|entry| {
             let entry = entry.expect("an entry");
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if entry.path().is_dir() {
-                format!("{name}/")
-            } else {
-                name
-            }
+            entry.file_name().to_string_lossy().into_owned()
         })
         .filter(|name| name != "lib.rs" && name != "main.rs")
         .collect()
@@ -97,7 +92,7 @@ fn modules_of_the_map(map: &str) -> BTreeSet<String> {
         .skip_while(|line| *line != "## Modules of the library")
         .skip(1)
         .take_while(|line| !line.starts_with("## "))
-        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+        .filter_map(|line| line.strip_prefix("| `")?.split_once("/`"))
         .map(|(module, _)| module.to_owned())
         .collect()
 }
@@ -125,6 +120,30 @@ fn a_module_uses_only_allowed_paths() {
         "names that their module must not touch:\n{}",
         violations.join("\n")
     );
+}
+
+#[test]
+fn a_module_uses_only_modules_above_it() {
+    for (at, module) in MODULES.iter().enumerate() {
+        for path in module.uses {
+            let room = path.split("::").next();
+            let is_above = MODULES[..at].iter().any(|above| Some(above.name) == room);
+            assert!(
+                is_above,
+                "{} may not use {path}, which is not above it",
+                module.name
+            );
+        }
+    }
+}
+
+#[test]
+fn pure_files_use_no_system() {
+    for file in PURE_FILES {
+        let file = Path::new("memprobe/src").join(file);
+        let found = shown(&file, &impurities(&parsed(&file)));
+        assert!(found.is_empty(), "{}", found.join("\n"));
+    }
 }
 
 #[test]
@@ -237,43 +256,37 @@ fn what_is_taken_for_a_test_is_compiled_for_tests_alone() {
 
 #[test]
 fn the_modules_are_read_from_the_table_of_the_map_alone() {
-    let map = "# memprobe\n| `none/` | x |\n## Modules of the library\n| module |\n|---|\n| `model/` | `std` |\n\
-               | `event.rs` | |\n## Invariants\n| `later/` | |\n";
+    let map = "# memprobe\n| `none/` | x |\n## Modules of the library\n| module |\n|---|\n| `ledger/` | `std` |\n\
+               | `event/` | |\n## Invariants\n| `later/` | |\n";
     let modules: Vec<_> = modules_of_the_map(map).into_iter().collect();
-    assert_eq!(modules, ["event.rs", "model/"]);
+    assert_eq!(modules, ["event", "ledger"]);
 }
 
 #[test]
-fn a_module_covers_its_folder_or_its_file() {
+fn a_module_covers_its_folder() {
     let folder = Module {
-        name: "model/",
+        name: "ledger",
+        uses: &[],
         never: &[],
-        except: &[],
     };
-    assert!(folder.holds(Path::new("model/blocks.rs")));
-    assert!(!folder.holds(Path::new("models/blocks.rs")));
-    let file = Module {
-        name: "event.rs",
-        never: &[],
-        except: &[],
-    };
-    assert!(file.holds(Path::new("event.rs")));
-    assert!(!file.holds(Path::new("tui/event.rs")));
+    assert!(folder.holds(Path::new("ledger/blocks.rs")));
+    assert!(!folder.holds(Path::new("ledgers/blocks.rs")));
 }
 
 #[test]
-fn a_forbidden_path_is_found_and_an_exception_is_not() {
+fn paths_that_a_module_may_not_use_are_found() {
     let module = Module {
-        name: "tui/",
-        never: &[&["std::fs"], &["crate::model"]],
-        except: &["crate::model::snapshot"],
+        name: "tui",
+        uses: &["ledger::snapshot"],
+        never: &[&["std::fs"]],
     };
-    let code = "use std::fs::File;\nuse crate::model::{snapshot::Snapshot, blocks};\n";
+    let code =
+        "use std::fs::File;\nuse crate::ledger::{snapshot::Snapshot, blocks};\nuse super::rows;\n";
     let source = Source::parse(Path::new("tui/view.rs"), code).unwrap();
     let names: Vec<_> = module
         .violations(&source)
         .into_iter()
         .map(|found| found.name)
         .collect();
-    assert_eq!(names, ["std::fs::File", "crate::model::blocks"]);
+    assert_eq!(names, ["crate::ledger::blocks", "std::fs::File"]);
 }

@@ -1,32 +1,37 @@
-//! Paths that each module must not use. ARCHITECTURE.md states the same rules in words.
+//! Modules in the order of the flow, and the paths that each may use. ARCHITECTURE.md states the same rules in words.
 
 use std::path::Path;
 
 use crate::source::{Finding, Source};
 
-/// A top-level folder or file of `memprobe/src`, with the paths that it must not use.
+/// A folder of `memprobe/src`, with the paths that it may use.
 pub struct Module {
-    /// Name under `memprobe/src`; a folder ends in `/`.
+    /// Name of the folder below `memprobe/src`.
     pub name: &'static str,
-    /// Groups of forbidden paths; each covers everything below it. `*::X` is an `X` anywhere.
+    /// Paths below `crate` that it may use besides its own, each with everything below it.
+    pub uses: &'static [&'static str],
+    /// Groups of forbidden paths of other crates. `*::X` is an `X` anywhere.
     pub never: &'static [&'static [&'static str]],
-    /// Allowed paths below a forbidden one.
-    pub except: &'static [&'static str],
 }
 
 impl Module {
     /// True if `file`, a path below `memprobe/src`, belongs to this module.
     pub fn holds(&self, file: &Path) -> bool {
-        match self.name.strip_suffix('/') {
-            Some(folder) => file.starts_with(folder),
-            None => file == Path::new(self.name),
-        }
+        file.starts_with(self.name)
     }
 
-    /// Returns the forbidden names that `source` uses.
+    /// Returns the names that `source` uses against the rules.
     pub fn violations(&self, source: &Source) -> Vec<Finding> {
-        let mut found = source.names_matching(&self.never.concat());
-        found.retain(|finding| !finding.matches_any(self.except));
+        let allowed: Vec<String> = [self.name]
+            .iter()
+            .chain(self.uses)
+            .map(|path| format!("crate::{path}"))
+            .collect();
+        let allowed: Vec<&str> = allowed.iter().map(String::as_str).collect();
+        let mut found = source.names_matching(&["crate"]);
+        // `pub(crate)` is no use of a path.
+        found.retain(|finding| finding.name != "crate" && !finding.matches_any(&allowed));
+        found.extend(source.names_matching(&self.never.concat()));
         found
     }
 }
@@ -35,14 +40,14 @@ impl Module {
 /// know, returning freed heap, and polled descriptors. Also ring buffer positions, and reading and
 /// pausing another process.
 pub const UNSAFE_FILES: &[&str] = &[
-    "driver/nvml.rs",
+    "cuda/nvml/library.rs",
     "probe/descriptor.rs",
     "probe/heap.rs",
     "probe/loader.rs",
     "probe/many.rs",
     "probe/positions.rs",
-    "target/memory.rs",
-    "target/pause.rs",
+    "process/memory.rs",
+    "process/pause.rs",
 ];
 
 /// Macros that mark missing code.
@@ -71,226 +76,192 @@ const SYSTEM: &[&str] = &[
     "blazesym",
 ];
 
-/// Modules that produce events.
-const SOURCES: &[&str] = &[
-    "crate::probe",
-    "crate::target",
-    "crate::driver",
-    "crate::decode",
-    "crate::symbolize",
-    "crate::inspect",
-];
-const MODEL: &[&str] = &["crate::model"];
-/// Modules that write events to files and read them back.
-const FILES: &[&str] = &["crate::recording", "crate::export"];
-/// Modules that present results to people.
-const VIEWS: &[&str] = &["crate::tui", "crate::report"];
-const WORDS: &[&str] = &["crate::label"];
-/// Modules that connect the others.
-const JOINTS: &[&str] = &["crate::pipeline", "crate::cli"];
+/// Direct reads of another process: only `process/` makes them.
+const RAW_READS: &[&str] = &["*::process_vm_readv"];
 
-/// Paths forbidden to pure code: no clock, file, process, terminal, kernel or runtime. Such code
-/// uses only `bytes`, `event`, itself, and whatever `$more` leaves out.
-macro_rules! pure {
-    ($($more:expr),* $(,)?) => {
-        &[
-            SYSTEM, ENGINE, SCREEN, ARGUMENTS, FILES, VIEWS, JOINTS,
-            &["crate::probe", "crate::target", "crate::driver", "crate::inspect"], $($more),*
-        ]
-    };
+/// Crates forbidden to pure code: no clock, file, process, terminal, kernel or runtime.
+const PURE: &[&[&str]] = &[SYSTEM, ENGINE, SCREEN, ARGUMENTS];
+/// Crates forbidden to code that reads a process.
+const READER: &[&[&str]] = &[ENGINE, SCREEN, ARGUMENTS, RAW_READS];
+
+/// Pure files of modules that are not pure.
+pub const PURE_FILES: &[&str] = &["cuda/calls.rs"];
+
+/// Returns the uses of a pure file against the rules.
+pub fn impurities(source: &Source) -> Vec<Finding> {
+    source.names_matching(&PURE.concat())
 }
 
-/// Every module of memprobe.
+/// Every module of memprobe. Each uses modules above it alone, so that there is no circle.
 pub const MODULES: &[Module] = &[
     Module {
-        name: "bytes.rs",
-        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
-        except: &[],
+        name: "event",
+        uses: &[],
+        never: PURE,
     },
     Module {
-        name: "event.rs",
-        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
-        except: &[],
+        name: "cuda",
+        uses: &["event"],
+        never: &[ENGINE, SCREEN, ARGUMENTS],
     },
     Module {
-        name: "event/",
-        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
-        except: &[],
+        name: "process",
+        uses: &["event"],
+        never: &[ENGINE, SCREEN, ARGUMENTS],
     },
     Module {
-        name: "tensors.rs",
-        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
-        // A tensor snapshot names its process with the same type as every other snapshot.
-        except: &["crate::model::snapshot::Target"],
+        name: "decode",
+        uses: &["event"],
+        never: PURE,
     },
     Module {
-        name: "cuda.rs",
-        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
-        except: &[],
+        name: "python",
+        uses: &["event", "process"],
+        never: READER,
     },
     Module {
-        name: "driver/",
-        never: &[
-            ENGINE,
-            SCREEN,
-            ARGUMENTS,
-            &[
-                "crate::probe",
-                "crate::target",
-                "crate::decode",
-                "crate::symbolize",
-            ],
-            MODEL,
-            FILES,
-            VIEWS,
-            WORDS,
-            JOINTS,
+        name: "torch",
+        uses: &["event", "process", "python"],
+        never: READER,
+    },
+    Module {
+        name: "symbolize",
+        uses: &[
+            "event",
+            "cuda::calls",
+            "process",
+            "decode",
+            "python",
+            "torch::node_name",
         ],
-        except: &[],
+        never: READER,
     },
     Module {
-        name: "decode/",
-        never: pure![&["crate::symbolize"], MODEL, WORDS],
-        except: &[],
+        name: "probe",
+        uses: &["event", "cuda::calls", "process", "python"],
+        never: &[SCREEN, ARGUMENTS],
     },
     Module {
-        name: "model/",
-        never: pure![&["crate::decode", "crate::symbolize"], WORDS],
-        except: &[],
+        name: "ledger",
+        uses: &["event"],
+        never: PURE,
     },
     Module {
-        name: "label/",
-        never: pure![&["crate::decode", "crate::symbolize"], MODEL],
-        except: &["crate::model::snapshot", "crate::model::tensors"],
+        name: "tensors",
+        uses: &["event", "ledger"],
+        never: PURE,
     },
     Module {
-        name: "probe/",
-        never: &[SCREEN, ARGUMENTS, MODEL, FILES, VIEWS, WORDS, JOINTS],
-        // Screens show a probe's status unchanged.
-        except: &["crate::model::snapshot::ProbeStatus"],
+        name: "attribution",
+        uses: &["event", "ledger"],
+        never: PURE,
     },
     Module {
-        name: "target/",
-        never: &[
-            ENGINE,
-            SCREEN,
-            ARGUMENTS,
-            &[
-                "crate::probe",
-                "crate::decode",
-                "crate::symbolize",
-                "crate::inspect",
-            ],
-            MODEL,
-            FILES,
-            VIEWS,
-            WORDS,
-            JOINTS,
+        name: "estimate",
+        uses: &["event", "ledger", "attribution"],
+        never: PURE,
+    },
+    Module {
+        name: "view",
+        uses: &[
+            "event",
+            "ledger::snapshot",
+            "tensors",
+            "attribution::tables",
         ],
-        except: &[],
+        never: PURE,
     },
     Module {
-        name: "symbolize/",
-        never: &[
-            ENGINE,
-            SCREEN,
-            ARGUMENTS,
-            &["*::process_vm_readv", "crate::probe", "crate::inspect"],
-            MODEL,
-            FILES,
-            VIEWS,
-            WORDS,
-            JOINTS,
-        ],
-        except: &[],
-    },
-    Module {
-        name: "inspect/",
-        never: &[
-            ENGINE,
-            SCREEN,
-            ARGUMENTS,
-            &[
-                "*::process_vm_readv",
-                "std::fs",
-                "crate::probe",
-                "crate::decode",
-                "crate::symbolize",
-            ],
-            MODEL,
-            FILES,
-            VIEWS,
-            WORDS,
-            JOINTS,
-        ],
-        // Layouts of Python objects are shared by all readers; a snapshot names its process.
-        except: &["crate::symbolize::python", "crate::model::snapshot::Target"],
-    },
-    Module {
-        name: "recording/",
-        never: &[
-            ENGINE, SCREEN, ARGUMENTS, SOURCES, MODEL, VIEWS, WORDS, JOINTS,
-        ],
-        except: &["crate::model::snapshot"],
-    },
-    Module {
-        name: "export/",
-        never: &[ENGINE, SCREEN, ARGUMENTS, SOURCES, MODEL, VIEWS, JOINTS],
+        name: "recording",
         // A trace names an allocation by the same frame as the table of lines.
-        // The sums in a snapshot's file are those of its table.
-        except: &[
-            "crate::model::snapshot",
-            "crate::model::grouping",
-            "crate::model::tensors",
+        uses: &[
+            "event",
+            "cuda::calls",
+            "ledger::snapshot",
+            "ledger::grouping",
+            "tensors",
+            "attribution::tables",
+            "view",
         ],
+        never: &[ENGINE, SCREEN, ARGUMENTS],
     },
     Module {
-        name: "report/",
+        name: "session",
+        uses: &[
+            "event",
+            "cuda::nvml",
+            "process",
+            "decode",
+            "python",
+            "torch",
+            "symbolize",
+            "probe",
+            "view::clean",
+        ],
+        never: &[SCREEN, ARGUMENTS],
+    },
+    Module {
+        name: "report",
+        uses: &[
+            "event",
+            "ledger",
+            "tensors",
+            "attribution",
+            "estimate",
+            "view",
+            "recording",
+        ],
+        never: &[ENGINE, SCREEN, ARGUMENTS],
+    },
+    Module {
+        name: "tui",
+        uses: &[
+            "event",
+            "ledger::snapshot",
+            "tensors",
+            "attribution::tables",
+            "view",
+        ],
+        never: &[&["aya", "std::fs", "std::process"], ARGUMENTS],
+    },
+    Module {
+        name: "commands",
+        uses: &[
+            "event",
+            "cuda",
+            "process",
+            "decode",
+            "python",
+            "torch",
+            "probe",
+            "ledger",
+            "tensors",
+            "attribution",
+            "estimate",
+            "view",
+            "recording",
+            "session",
+            "report",
+            "tui",
+        ],
+        never: &[SCREEN, ARGUMENTS],
+    },
+    Module {
+        name: "cli",
+        uses: &[
+            "event",
+            "ledger::snapshot",
+            "tensors",
+            "attribution::iterations",
+            "estimate",
+            "recording",
+            "report",
+            "commands",
+        ],
+        // The table is as wide as the terminal.
         never: &[
             ENGINE,
-            SCREEN,
-            ARGUMENTS,
-            SOURCES,
-            MODEL,
-            &["crate::tui"],
-            JOINTS,
+            &["ratatui", "crossterm::event", "crossterm::execute"],
         ],
-        // Replaying a recording uses the same ledger; telling user code from library code is a
-        // shared rule.
-        except: &[
-            "crate::model::snapshot",
-            "crate::model::grouping",
-            "crate::model::Model",
-            "crate::model::Refused",
-            "crate::model::tensors",
-            "crate::model::Applied",
-            "crate::model::ShapeLedger",
-            "crate::model::attribution",
-            "crate::model::estimate",
-        ],
-    },
-    Module {
-        name: "tui/",
-        never: &[
-            &["aya", "std::fs", "std::process"],
-            ARGUMENTS,
-            SOURCES,
-            MODEL,
-            FILES,
-            &["crate::report"],
-            JOINTS,
-        ],
-        except: &["crate::model::snapshot", "crate::model::tensors"],
-    },
-    Module {
-        name: "cli/",
-        never: &[ENGINE, SCREEN, SOURCES],
-        // The table is as wide as the terminal.
-        except: &["crossterm::terminal::size"],
-    },
-    Module {
-        name: "pipeline/",
-        never: &[SCREEN, ARGUMENTS, &["crate::cli"]],
-        except: &[],
     },
 ];

@@ -9,13 +9,14 @@ use crate::commands::record::progress::Progress;
 use crate::event::Tgid;
 use crate::event::tensors::TensorSnapshot;
 use crate::ledger::Model;
+use crate::ledger::{BlockUses, Ledgers};
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::session::host::{HostItem, HostSession};
 use crate::session::process::{self, Origin};
-use crate::tensors::{BlockUses, Ledgers, Sites};
+use crate::tensors::Sites;
 
 /// Time that the first snapshot waits for the probes: earlier blocks have no line.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -19,7 +19,7 @@ use super::snapshot::{Grouping, Snapshot};
 use super::{Applied, Caps};
 use crate::event::{Action, CaptureOptions, Event, Losses, Tgid, TimeNs};
 use crate::event::{ProbeStatus, Target};
-use crate::tensors::Ledgers;
+use crate::ledger::Ledgers;
 use process::Process;
 
 /// Limits of a host's stores, and the time that ended processes stay.

@@ -9,7 +9,7 @@ use crate::ledger::snapshot::host::{
 };
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
 use crate::ledger::{Applied, Caps, Model};
-use crate::tensors::{BlockUses, Ledgers};
+use crate::ledger::{BlockUses, Ledgers};
 
 #[derive(Debug)]
 pub(super) struct Process {

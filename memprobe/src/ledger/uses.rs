@@ -4,9 +4,30 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::Model;
 use crate::event::{
-    Action, Address, BlockPurpose, BlockPurposes, Bytes, DeviceIndex, Event, PurposeId,
+    Action, Address, BlockPurpose, BlockPurposes, Bytes, DeviceIndex, Event, Frame, PurposeId,
 };
+
+/// Bytes, line and purpose of a block; `None` if it is not live.
+pub type Known = Option<(Bytes, Option<Frame>, Option<Arc<BlockPurpose>>)>;
+
+/// Ledgers of live blocks.
+#[derive(Clone, Copy)]
+pub struct Ledgers<'a> {
+    /// Lines of blocks.
+    pub lines: &'a Model,
+    /// Purposes of blocks.
+    pub uses: &'a BlockUses,
+}
+
+impl Ledgers<'_> {
+    /// Block at an address: its bytes, line and purpose.
+    pub fn at(self, device: DeviceIndex, addr: Address) -> Known {
+        let (size, site) = self.lines.block_at(device, addr)?;
+        Some((size, site.cloned(), self.uses.at(device, addr, size)))
+    }
+}
 
 /// Maximum number of blocks, about 40 bytes each; the purpose of others is unknown.
 const MOST: usize = 1 << 21;

@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
     use crate::event::Target;
-    use crate::event::{Bytes, Frame};
+    use crate::event::Bytes;
     use crate::event::{
         Context, MemoryEvent, PurposeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
     };

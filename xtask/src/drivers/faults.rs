@@ -46,7 +46,7 @@ fn library_faults(name: &str, library: &LibraryResult, faults: &mut Vec<String>)
         ("not probed", named(&|it| !probed(it))),
         (
             "single-stepped",
-            named(&|it| probed(it) && !it.is_emulated()),
+            named(&|it| probed(it) && !it.is_emulated() && !must_be_single_stepped(it)),
         ),
         (
             "not fired once a call",
@@ -68,6 +68,14 @@ fn library_faults(name: &str, library: &LibraryResult, faults: &mut Vec<String>)
             fault(format!("{}: {how}", function.symbol));
         }
     }
+}
+
+/// The function's first instruction writes memory, so no later one may carry the probe, and the kernel emulates no
+/// such instruction.
+pub fn must_be_single_stepped(function: &FunctionResult) -> bool {
+    let first = function.code.as_ref().map(|code| code.entry.as_str());
+    let place = function.place.as_ref();
+    first == Some("mov mem, reg") && place.is_some_and(|place| place.offset == 0 && !place.emulated)
 }
 
 /// UCX cannot rewrite a function whose first bytes hold a breakpoint, and there is no other place for a probe in a function

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::faults::{faults, is_limit};
+use super::faults::{faults, is_limit, must_be_single_stepped};
 use super::results::{
     Circumstances, FunctionResult, GpuResult, LibraryResult, NvmlResult, Order, Results,
     UcxFunction, UcxResult,
@@ -46,6 +46,7 @@ pub fn render(results: &Results) -> String {
         .gpu
         .as_ref()
         .map_or_else(|| "Not tried.\n".to_owned(), gpu);
+    page += &limits(results);
     let faults = faults(results);
     page += "\n## Faults\n\n";
     if faults.is_empty() {
@@ -55,6 +56,26 @@ pub fn render(results: &Results) -> String {
         let _ = writeln!(page, "* {}", cell(&fault));
     }
     wrapped(&page)
+}
+
+/// Functions that no placement of a probe saves from single-stepping.
+fn limits(results: &Results) -> String {
+    let mut text = String::new();
+    for library in results.drivers.iter().chain(&results.runtimes) {
+        let functions = library.functions.iter();
+        let limited = functions.filter(|it| must_be_single_stepped(it));
+        let symbols: Vec<&str> = limited.map(|it| it.symbol.as_str()).collect();
+        if !symbols.is_empty() {
+            let _ = writeln!(text, "* {}: {}", library.version, cell(&symbols.join(", ")));
+        }
+    }
+    match text.is_empty() {
+        true => text,
+        false => format!(
+            "\n## Limits\n\nThe first instruction of these functions writes memory. The kernel emulates no such instruction, and a \
+             probe behind it could miss an argument: they are single-stepped.\n\n{text}"
+        ),
+    }
 }
 
 /// When, where and with which builds.
@@ -489,6 +510,31 @@ mod tests {
             }],
             ..UcxResult::of(order)
         }
+    }
+
+    #[test]
+    fn a_first_instruction_that_writes_memory_is_a_limit() {
+        let mut written = function("cuMemMap");
+        written.place = Some(Place {
+            offset: 0,
+            emulated: false,
+        });
+        let results = |entry: &str| {
+            let mut written = written.clone();
+            written.code = Some(Code {
+                size: 507,
+                entry: entry.to_owned(),
+            });
+            Results {
+                drivers: vec![driver("450.248.02", vec![written])],
+                ..Results::default()
+            }
+        };
+        let limited = results("mov mem, reg");
+        assert_eq!(faults(&limited), Vec::<String>::new());
+        let page = render(&limited);
+        assert!(page.contains("\n* 450.248.02: cuMemMap\n"), "{page}");
+        assert_eq!(faults(&results("sub rsp, imm")).len(), 1);
     }
 
     #[test]

@@ -27,7 +27,8 @@ use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::recording::EndReason;
-use crate::session::host::{HostEvent, HostItem, HostSession};
+use crate::session::event::{HostEvent, HostItem};
+use crate::session::host::HostSession;
 use crate::session::priority;
 use crate::session::process::Origin;
 

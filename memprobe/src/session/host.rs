@@ -5,15 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
-use hashbrown::hash_map::Entry;
 
-use super::before_attach;
-use super::process::{Origin, Phase, Process};
+use super::event::{HostEvent, HostItem};
+use super::process::{Origin, Process};
 use crate::decode::{ProcessEvent, Record, decode};
-use crate::event::{self, Detail, Event, Losses, Tgid};
-use crate::event::{ProbeStatus, Target};
-use crate::probe::attach::AttachError;
-use crate::probe::attaching::{self, Attaching, Step};
+use crate::event::{Detail, Losses, Tgid};
+use crate::probe::attaching;
 use crate::probe::files::ProbedFiles;
 use crate::probe::heap;
 use crate::probe::kernel::TaskOffsets;
@@ -22,9 +19,6 @@ use crate::probe::ring::Records;
 use crate::probe::watched::{Watched, allow_many_files};
 use crate::process::facts;
 use crate::process::maps::Maps;
-use crate::python::CodeCache;
-use crate::python::module_trees::ModuleNames;
-use crate::symbolize::marks;
 
 /// Polling interval of the ring buffer: the programs do not wake the reader.
 const POLL: Duration = Duration::from_millis(5);
@@ -32,9 +26,6 @@ const POLL: Duration = Duration::from_millis(5);
 /// [`POLL`] after [`QUIET`] without records.
 const POLL_QUIET: Duration = Duration::from_millis(50);
 const QUIET: Duration = Duration::from_secs(2);
-
-/// Time in which a new process may be something other than Python (a shell script, a launcher).
-const STARTING: Duration = Duration::from_secs(20);
 
 /// Interval of checking that processes still exist, in case the record of their end is lost.
 const SWEEP: Duration = Duration::from_millis(250);
@@ -47,56 +38,6 @@ const ENDING: Duration = Duration::from_secs(10);
 
 /// The most records taken in one go, so that a flood does not starve screen and signals.
 const BATCH: usize = 65_536;
-
-/// Output of a session, in order. [`HostItem::Found`] is the first of a process, [`HostItem::Ended`] the
-/// last; after that its number may be another process's, which is found anew.
-#[derive(Debug)]
-pub(crate) struct HostEvent {
-    pub(crate) tgid: Tgid,
-    pub(crate) item: HostItem,
-}
-
-/// News of one process.
-#[derive(Debug)]
-pub(crate) enum HostItem {
-    /// Watched from now on.
-    Found {
-        /// Parent process, if it is watched too.
-        parent: Option<Tgid>,
-        target: Target,
-    },
-    /// Not ready to be probed; says what is missing.
-    Waiting(String),
-    /// Probes are in place, or more of them than before.
-    Attached {
-        target: Target,
-        probes: Vec<ProbeStatus>,
-        /// Sentences on what is not seen, for lack of a probe or of a kernel feature.
-        missing: Vec<String>,
-    },
-    /// The next of its events.
-    Event(Event),
-    /// Reached a point worth a heap snapshot. Sent at once, before the events that led there.
-    SnapshotPoint(SnapshotPoint),
-    /// Something that whoever looks at it should know.
-    Notice(String),
-    /// Impossible to probe. Its events may still arrive, without lines.
-    Refused(AttachError),
-    /// Runs another program from now on; its memory is freed. Earlier events and probes were the old
-    /// program's.
-    Executed(Target),
-    /// Ended; its memory is freed.
-    Ended,
-}
-
-/// Point of a program that is worth a heap snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SnapshotPoint {
-    /// The first call of a module that is seen: there is a model.
-    FirstCall,
-    /// A step of an optimizer begins.
-    Step,
-}
 
 /// Processes, probed.
 pub(crate) struct HostSession {
@@ -114,8 +55,8 @@ pub(crate) struct HostSession {
     losses: Losses,
     malformed: u64,
     /// Blocks that came without the copy of a stack that was wanted.
-    without_use: u64,
-    /// Records of the life of processes that were lost, as far as was heeded.
+    without_stack_copy: u64,
+    /// Records of the life of processes that were lost, as far as handled.
     processes_lost: u64,
     refused_rooms: u64,
     /// True if the last drain read every record that existed when it began.
@@ -153,7 +94,7 @@ impl HostSession {
             counters: loader.take_counters()?,
             losses: Losses::default(),
             malformed: 0,
-            without_use: 0,
+            without_stack_copy: 0,
             processes_lost: 0,
             refused_rooms: 0,
             is_drained: false,
@@ -173,28 +114,16 @@ impl HostSession {
         if self.processes.contains_key(&tgid.0) {
             return Ok(());
         }
-        let attaching = Attaching::new(tgid, self.wanted);
+        let process = Process::new(Some(watched), tgid, origin, self.wanted, Instant::now());
         let is_new = self
             .loader
-            .admit(tgid, attaching.config(super::now()))
+            .admit(tgid, process.config())
             .with_context(|| format!("watching process {}", tgid.0))?;
-        if !is_new {
-            // The kernel's programs were faster, and their word of it is on its way.
-            return Ok(());
+        // Otherwise the kernel's programs were faster, and their record of it is on its way.
+        if is_new {
+            self.insert(process);
         }
-        self.dismiss_if_ended(tgid, Some(&watched));
-        let now = Instant::now();
-        let process = Process::new(Some(watched), tgid, origin, attaching, now);
-        self.found(process);
         Ok(())
-    }
-
-    /// Takes away the kernel's entry of a process that had ended before it got one: no word of its end
-    /// will come.
-    fn dismiss_if_ended(&mut self, tgid: Tgid, watched: Option<&Watched>) {
-        if watched.is_none_or(Watched::has_ended) {
-            let _ = self.loader.dismiss(tgid);
-        }
     }
 
     /// Watches a process and those that descend from it, also those that it makes later.
@@ -236,7 +165,7 @@ impl HostSession {
         } else {
             POLL_QUIET
         };
-        let looks = self.processes.values().filter_map(Process::next_look);
+        let looks = self.processes.values().filter_map(Process::next_poll);
         let due = looks.min().map_or(poll, |next| next.duration_since(now));
         if !self.emitted.is_empty() || due.is_zero() {
             // Others may want to do something too.
@@ -250,7 +179,7 @@ impl HostSession {
         }
     }
 
-    /// Passes on all that is there, in order; says how many records were read.
+    /// Emits all that is there, in order; returns the number of records read.
     ///
     /// # Errors
     /// The first error of `sink`, after which nothing more is passed on.
@@ -264,7 +193,7 @@ impl HostSession {
         }
         // Before the records are settled: what they leave out must not be taken for known.
         self.emit_losses();
-        self.look(now);
+        self.poll(now);
         // Whoever has ended may have records in the ring that were not reached yet.
         if taken < BATCH && now.duration_since(self.swept) >= SWEEP {
             self.swept = now;
@@ -306,7 +235,7 @@ impl HostSession {
     /// True if all events of a process up to the last drain were passed on.
     pub(crate) fn is_settled(&self, tgid: Tgid) -> bool {
         let process = self.processes.get(&tgid.0);
-        self.is_drained && process.is_none_or(|process| !process.is_busy)
+        self.is_drained && process.is_none_or(|process| !process.is_busy())
     }
 
     /// Losses so far, of all processes together.
@@ -327,46 +256,39 @@ impl HostSession {
                 Some(Record::Process(step, process)) => {
                     self.follow(step, Tgid(process.tgid), Tgid(process.parent));
                 }
-                Some(record) => self.pass_on(record),
+                Some(record) => self.deliver(record),
                 None => self.malformed += 1,
             }
         }
         taken
     }
 
-    fn pass_on(&mut self, record: Record) {
+    /// Gives a record to its process.
+    fn deliver(&mut self, record: Record) {
         let tgid = record.tgid();
-        let process = match self.processes.entry(tgid.0) {
-            Entry::Occupied(process) => process.into_mut(),
-            Entry::Vacant(_) => {
-                self.adopt(tgid);
-                return self.pass_on(record);
-            }
+        if !self.processes.contains_key(&tgid.0) {
+            self.adopt(tgid);
+        }
+        let Some(process) = self.processes.get_mut(&tgid.0) else {
+            return;
         };
         if self.wanted.detail == Detail::Full && record.is_block_without_reason() {
-            process.without_use += 1;
-            self.without_use += 1;
+            process.count_missing_stack_copy();
+            self.without_stack_copy += 1;
         }
-        let step = is_step(&record).then_some(SnapshotPoint::Step);
-        process.symbolizer.push(record);
-        let notice = process.follow_module_call(&mut self.loader);
-        let come = process
-            .calls_first()
-            .then_some(SnapshotPoint::FirstCall)
-            .or(step);
-        if !process.is_busy {
-            process.is_busy = true;
+        let received = process.receive(record, &mut self.loader);
+        if process.become_busy() {
             self.busy.push(tgid);
         }
-        if let Some(notice) = notice {
+        if let Some(notice) = received.notice {
             self.emit(tgid, HostItem::Notice(notice));
         }
-        if let Some(come) = come {
-            self.emit(tgid, HostItem::SnapshotPoint(come));
+        if let Some(point) = received.point {
+            self.emit(tgid, HostItem::SnapshotPoint(point));
         }
     }
 
-    /// Heeds something in the life of a process.
+    /// Handles a record of the life of a process.
     fn follow(&mut self, step: ProcessEvent, tgid: Tgid, parent: Tgid) {
         match step {
             ProcessEvent::Forked => self.fork(tgid, parent),
@@ -374,7 +296,7 @@ impl HostSession {
             ProcessEvent::Executed => self.execute(tgid),
             ProcessEvent::Exited => self.end(tgid),
             ProcessEvent::LibraryMapped => match self.processes.get_mut(&tgid.0) {
-                Some(process) => process.look_soon(),
+                Some(process) => process.poll_soon(),
                 // Of the processes of a host those are watched that have something to probe.
                 None if uses_cuda(tgid) => self.adopt(tgid),
                 None => {}
@@ -384,61 +306,62 @@ impl HostSession {
 
     /// Starts tracking a process first seen through its kernel records.
     fn adopt(&mut self, tgid: Tgid) {
-        let now = Instant::now();
-        let attaching = Attaching::new(tgid, self.wanted);
         let watched = Watched::if_there(tgid);
+        let process = Process::new(watched, tgid, Origin::Running, self.wanted, Instant::now());
         // An error means that it is admitted already.
-        let _ = self.loader.admit(tgid, attaching.config(super::now()));
-        self.dismiss_if_ended(tgid, watched.as_ref());
-        let process = Process::new(watched, tgid, Origin::Running, attaching, now);
-        self.found(process);
+        let _ = self.loader.admit(tgid, process.config());
+        self.insert(process);
     }
 
-    /// The kernel's programs let a process through of which they knew nothing.
+    /// Handles a process that the kernel's programs admitted without its configuration.
     fn readmit(&mut self, tgid: Tgid) {
         match self.processes.get(&tgid.0) {
-            Some(process) => {
-                let config = process.attaching.config(super::now());
-                // An error means that it is gone.
-                let _ = self.loader.revise(tgid, config);
-            }
+            // An error means that it is gone.
+            Some(process) => _ = self.loader.revise(tgid, process.config()),
             None => self.adopt(tgid),
         }
     }
 
     fn fork(&mut self, tgid: Tgid, parent: Tgid) {
         if self.processes.contains_key(&tgid.0) {
-            // The word of its end was lost, and its number is another's by now.
+            // The record of its end was lost, and its process id is reused.
             self.end(tgid);
         }
         let Some(parent) = self.processes.get(&parent.0) else {
             self.adopt(tgid);
             return;
         };
-        let attaching = parent.attaching.fork(tgid, &mut self.files);
-        let watched = Watched::if_there(tgid);
-        let process = Process::fork(parent, watched, tgid, attaching, Instant::now());
-        let attached = process.phase == Phase::Attached;
+        let process = parent.fork(tgid, self.wanted, &mut self.files, Instant::now());
+        let is_attached = process.is_attached();
         self.found(process);
-        if attached {
-            self.emit_attached(tgid);
+        if is_attached {
+            self.announce(tgid);
         }
     }
 
+    /// Adds a process that was admitted to the kernel's map.
+    fn insert(&mut self, process: Process) {
+        if process.had_ended() {
+            // No record of its end will come to remove its entry.
+            let _ = self.loader.dismiss(process.tgid());
+        }
+        self.found(process);
+    }
+
     fn found(&mut self, mut process: Process) {
-        // What bears its number is its own from the first record on.
-        process.lost_before = Losses {
+        // Every record from now on is its own.
+        process.set_earlier_losses(Losses {
             stacks: self.counters.processes_lost(),
             malformed: self.malformed,
             ..Losses::default()
-        };
+        });
+        let (tgid, parent) = (process.tgid(), process.parent());
         let mut target = process.target();
         if target.command.is_empty()
-            && let Some(parent) = process.parent.and_then(|it| self.processes.get(&it.0))
+            && let Some(parent) = parent.and_then(|it| self.processes.get(&it.0))
         {
             target.command = parent.target().command;
         }
-        let (tgid, parent) = (process.tgid, process.parent);
         self.processes.insert(tgid.0, process);
         self.emit(tgid, HostItem::Found { parent, target });
     }
@@ -450,8 +373,7 @@ impl HostSession {
             self.adopt(tgid);
             return;
         };
-        process.attaching.forget(&mut self.files, now);
-        process.execute(now);
+        process.execute(&mut self.files, now);
         let target = process.target();
         self.emit(tgid, HostItem::Executed(target));
     }
@@ -459,9 +381,9 @@ impl HostSession {
     fn end(&mut self, tgid: Tgid) {
         self.emit_losses();
         self.emit_rest(tgid, "the process ended before");
-        if let Some(mut process) = self.processes.remove(&tgid.0) {
+        if let Some(process) = self.processes.remove(&tgid.0) {
             let now = Instant::now();
-            process.attaching.forget(&mut self.files, now);
+            process.end(&mut self.files, now);
             self.counters.forget(tgid);
             self.ended.push((tgid, now));
             self.busy.retain(|busy| *busy != tgid);
@@ -473,20 +395,13 @@ impl HostSession {
         self.emitted.push_back(HostEvent { tgid, item });
     }
 
-    /// Tells the events of a process after which nothing of its present program follows.
+    /// Emits the last events of a process's present program.
     fn emit_rest(&mut self, tgid: Tgid, reason: &str) {
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             return;
         };
         process.finish(reason);
-        while let Some(event) = process.pop() {
-            let notice = before_attach::notice(&event).map(HostItem::Notice);
-            for item in notice.into_iter().chain([HostItem::Event(event)]) {
-                self.emitted.push_back(HostEvent { tgid, item });
-            }
-        }
-        if let Some(notice) = process.startup_check.take_notice() {
-            let item = HostItem::Notice(notice);
+        while let Some(item) = process.next_item() {
             self.emitted.push_back(HostEvent { tgid, item });
         }
     }
@@ -504,150 +419,82 @@ impl HostSession {
                 continue;
             };
             process.settle(now, all);
-            while let Some(event) = process.pop() {
-                let notice = before_attach::notice(&event).map(HostItem::Notice);
-                for item in notice.into_iter().chain([HostItem::Event(event)]) {
-                    sink(HostEvent { tgid, item })?;
-                }
-            }
-            if let Some(notice) = process.startup_check.take_notice() {
-                let item = HostItem::Notice(notice);
+            while let Some(item) = process.next_item() {
                 sink(HostEvent { tgid, item })?;
             }
             if let Some(notice) = process.look_at_modules(&mut self.loader) {
                 let item = HostItem::Notice(notice);
                 sink(HostEvent { tgid, item })?;
             }
-            process.is_busy = process.is_unsettled();
-            if process.is_busy {
+            if process.stays_busy() {
                 self.busy.push(tgid);
             }
         }
         Ok(())
     }
 
-    /// Looks at the processes whose turn it is.
-    fn look(&mut self, now: Instant) {
-        let due: Vec<_> = self
-            .processes
-            .values()
-            .filter(|process| process.next_look().is_some_and(|next| next <= now))
-            .map(|process| process.tgid)
-            .collect();
-        for tgid in due {
-            self.look_at(tgid);
+    /// Polls the processes that are due.
+    fn poll(&mut self, now: Instant) {
+        let processes = self.processes.values();
+        let due = processes.filter(|process| process.next_poll().is_some_and(|next| next <= now));
+        for tgid in due.map(Process::tgid).collect::<Vec<_>>() {
+            self.attach(tgid);
         }
     }
 
-    fn look_at(&mut self, tgid: Tgid) {
+    fn attach(&mut self, tgid: Tgid) {
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             return;
         };
-        let start = Instant::now();
-        let had_python = process.attaching.python().is_some();
-        let step = process
-            .attaching
-            .step(&mut self.loader, &mut self.files, super::now());
-        if !had_python && let Some(python) = process.attaching.python() {
-            process.symbolizer.set_code(CodeCache::new(python));
-            let names = ModuleNames::of(python.memory(), python.layout);
-            process.symbolizer.set_module_names(Box::new(names));
-        }
-        if process.attaching.runs_no_python() {
-            process.symbolizer.runs_no_python();
-        }
-        let mut item = None;
-        let mut again = false;
-        let mut busy = false;
-        match step {
-            Ok(Step::Again) => again = true,
-            Ok(Step::Done) if process.phase != Phase::Attached => {
-                process.attached();
-                busy = true;
-            }
-            Ok(Step::Done) => {}
-            Ok(Step::Waiting(what)) => {
-                if process.waiting_for != what {
-                    process.waiting_for.clone_from(&what);
-                    item = Some(HostItem::Waiting(what));
-                }
-            }
-            Err(error) if is_bearable(&error, process, self.wanted.watch, start) => {}
-            Err(error) => {
-                process.refused();
-                busy = true;
-                item = Some(HostItem::Refused(error));
-            }
-        }
-        process.was_looked_at(start, Instant::now(), again);
-        if busy && !process.is_busy {
-            process.is_busy = true;
+        let attempt = process.attach(&mut self.loader, &mut self.files, self.wanted.watch);
+        if attempt.has_events && process.become_busy() {
             self.busy.push(tgid);
         }
-        let is_attached = process.phase == Phase::Attached;
-        let has_more = process.attaching.probes().len() > process.announced_probes;
-        if let Some(item) = item {
+        let has_more = process.has_unannounced_probes();
+        if let Some(item) = attempt.item {
             self.emit(tgid, item);
         }
-        if is_attached && has_more && !again {
+        if has_more && !attempt.is_unfinished {
             self.leave_patched(tgid);
-            self.emit_attached(tgid);
+            self.announce(tgid);
         }
     }
 
-    fn emit_attached(&mut self, tgid: Tgid) {
-        let Some(process) = self.processes.get_mut(&tgid.0) else {
-            return;
-        };
-        process.read_torch();
-        let probes = process.attaching.probes().to_vec();
-        process.announced_probes = probes.len();
-        let mut missing = process.attaching.missing();
-        missing.extend(self.loader.modules().missing().map(str::to_owned));
-        let item = HostItem::Attached {
-            target: process.target(),
-            probes,
-            missing,
-        };
-        self.emit(tgid, item);
+    fn announce(&mut self, tgid: Tgid) {
+        if let Some(process) = self.processes.get_mut(&tgid.0) {
+            let item = process.announce(&self.loader);
+            self.emit(tgid, item);
+        }
     }
 
-    /// Asks each process whether it is still there, and lets go of files that nobody uses.
+    /// Ends processes that no longer exist, and releases files without users.
     fn sweep(&mut self, now: Instant) {
-        let mut ended = Vec::new();
-        for process in self.processes.values_mut() {
-            let is_gone = process.watched.as_ref().is_none_or(Watched::has_ended);
-            // Its last records, and the word of its end, are there by the next time.
-            if is_gone && process.is_gone {
-                ended.push(process.tgid);
-            }
-            process.is_gone = is_gone;
-        }
-        for tgid in ended {
+        let processes = self.processes.values_mut();
+        let ended = processes.filter_map(|process| process.sweep().then(|| process.tgid()));
+        for tgid in ended.collect::<Vec<_>>() {
             self.end(tgid);
         }
         self.sweep_entries(now);
         self.files.let_go(now);
         if now.duration_since(self.code_checked) >= CHECK_CODE {
             self.code_checked = now;
-            let attached = self.processes.values();
-            let attached = attached.filter(|process| process.phase == Phase::Attached);
-            for tgid in attached.map(|process| process.tgid).collect::<Vec<_>>() {
+            let processes = self.processes.values();
+            let attached = processes.filter(|process| process.is_attached());
+            for tgid in attached.map(Process::tgid).collect::<Vec<_>>() {
                 if self.leave_patched(tgid) {
-                    self.emit_attached(tgid);
+                    self.announce(tgid);
                 }
             }
         }
     }
 
-    /// Takes probes away from functions that a process has rewritten in its memory; says whether what is
-    /// probed has changed.
+    /// Removes probes from functions that a process has rewritten in its memory. Returns true if its set of
+    /// probes changed.
     fn leave_patched(&mut self, tgid: Tgid) -> bool {
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             return false;
         };
-        let attaching = &mut process.attaching;
-        let changed = attaching.leave_patched(&mut self.loader, &mut self.files);
+        let changed = process.leave_patched(&mut self.loader, &mut self.files);
         changed.unwrap_or_else(|error| {
             self.emit(tgid, HostItem::Notice(error.to_string()));
             false
@@ -676,32 +523,30 @@ impl HostSession {
     fn emit_losses(&mut self) {
         let losses = Losses {
             events: self.counters.events_lost(),
-            // Without the word of a process's start or end its lines are not known.
+            // Without the record of a process's start or end its lines are unknown.
             stacks: self.counters.stacks_lost() + self.counters.processes_lost(),
             malformed: self.malformed,
-            uses: self.without_use,
+            uses: self.without_stack_copy,
         };
         if losses != self.losses {
             self.losses = losses;
             for process in self.processes.values_mut() {
-                let own = lost_of(process, &self.counters, losses.malformed);
-                if process.count_loss(own) && !process.is_busy {
-                    process.is_busy = true;
-                    self.busy.push(process.tgid);
+                let own = lost_of(process.tgid(), &self.counters, losses.malformed);
+                if process.count_loss(own) && process.become_busy() {
+                    self.busy.push(process.tgid());
                 }
             }
         }
         self.handle_lost_processes();
     }
 
-    /// Looks at everybody where the word of a process's start or end was lost.
+    /// Polls all processes if a record of a start or end was lost.
     fn handle_lost_processes(&mut self) {
         let lost = self.counters.processes_lost();
         if lost != self.processes_lost {
             self.processes_lost = lost;
             for process in self.processes.values_mut() {
-                process.attaching.doubt();
-                process.look_soon();
+                process.doubt();
             }
         }
         let refused = self.counters.processes_refused() + self.counters.threads_refused();
@@ -722,39 +567,16 @@ impl HostSession {
 
 /// Losses of a process. Lost records of process starts and ends, and malformed records, have no known owner:
 /// they count for every process.
-fn lost_of(process: &Process, counters: &Counters, malformed: u64) -> Losses {
+fn lost_of(tgid: Tgid, counters: &Counters, malformed: u64) -> Losses {
     Losses {
-        events: counters.events_lost_of(process.tgid),
-        stacks: counters.stacks_lost_of(process.tgid) + counters.processes_lost(),
+        events: counters.events_lost_of(tgid),
+        stacks: counters.stacks_lost_of(tgid) + counters.processes_lost(),
         malformed,
-        uses: process.without_use,
-    }
-}
-
-/// True if an optimizer step begins.
-fn is_step(record: &Record) -> bool {
-    match record {
-        Record::Mark(mark) => {
-            matches!(
-                marks::parse(&mark.name),
-                Some((event::MarkedPhase::Step, _))
-            )
-        }
-        _ => false,
+        uses: 0,
     }
 }
 
 /// True if a process has a library of the catalog.
 fn uses_cuda(tgid: Tgid) -> bool {
     Maps::of(tgid).is_ok_and(|maps| attaching::uses_cuda(&maps))
-}
-
-/// True if a user need not hear of an error: it may pass, or the process is irrelevant to memprobe.
-fn is_bearable(error: &AttachError, process: &Process, watch: Watch, now: Instant) -> bool {
-    if matches!(error, AttachError::Gone(..)) {
-        // The session reports its end by itself.
-        return true;
-    }
-    let starting = process.origin == Origin::Started && process.age(now) < STARTING;
-    (starting && error.may_pass()) || (watch != Watch::One && error.is_no_python())
 }

@@ -1,7 +1,9 @@
 //! Sessions: probed processes, from kernel records to a stream of events.
 
 mod before_attach;
+pub(crate) mod event;
 pub(crate) mod host;
+mod poll;
 pub(crate) mod priority;
 pub(crate) mod process;
 pub(crate) mod process_monitor;

@@ -2,13 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use super::before_attach::BeforeAttach;
+use memprobe_common::ProcessConfig;
+
+use super::before_attach::{self, BeforeAttach};
+use super::event::{HostItem, SnapshotPoint};
+use super::poll::{self, Pace, PollSchedule};
 use super::startup_check::{ObservedFrom, StartupCheck};
-use crate::event::Target;
-use crate::event::{Event, Losses, Tgid, TimeNs};
+use crate::decode::Record;
+use crate::event::{Event, Losses, MarkedPhase, Target, Tgid, TimeNs};
 use crate::probe::attach::AttachError;
-use crate::probe::attaching::Attaching;
-use crate::probe::loader::Loader;
+use crate::probe::attaching::{Attaching, Step};
+use crate::probe::files::ProbedFiles;
+use crate::probe::loader::{Loader, Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::process::container;
 use crate::process::facts;
@@ -16,21 +21,10 @@ use crate::process::memory::ProcessMemory;
 use crate::process::status::Status;
 use crate::python::CodeCache;
 use crate::python::module_trees::ModuleNames;
-use crate::symbolize::{PriorCudaUse, Symbolizer};
+use crate::symbolize::{PriorCudaUse, Symbolizer, marks};
 
-/// Polling interval for a process that is not ready to be probed and was running before.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
-
-/// Polling interval for a process that has just started: its first allocation must be seen. The rest of
-/// `import torch` lies between the mapping of PyTorch's libraries and that allocation.
-const LOOK_SOON: Duration = Duration::from_millis(2);
-
-/// Polling interval if the dynamic loader reports libraries: only the start of Python or of a library is
-/// awaited, which ends before the first allocation.
-const LOOK_WITH_LOADER: Duration = Duration::from_millis(20);
-
-/// Longest polling interval.
-const LOOK_SELDOM: Duration = Duration::from_secs(2);
+/// Time in which a new process may be something other than Python (a shell script, a launcher).
+const STARTING: Duration = Duration::from_secs(20);
 
 /// Time that a segment waits, after the last record, for its thread to name the device. On a busy machine
 /// the thread may not run at once.
@@ -38,9 +32,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Nanoseconds that it takes to make a tensor at most: CUDA may have to find memory for it first.
 const GRACE: u64 = 1_000_000_000;
-
-/// Inverse of the share of time spent on polling one process.
-const LOOKING_SHARE: u32 = 5;
 
 /// Origin of a watched process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,41 +53,57 @@ pub(super) enum Phase {
     Refused,
 }
 
-/// One process of a session.
+/// One process of a session. Its state is [`Phase`]; the methods below are its only transitions.
 pub(super) struct Process {
-    pub(super) tgid: Tgid,
-    pub(super) parent: Option<Tgid>,
-    pub(super) watched: Option<Watched>,
-    /// Its end was noticed without a word from the kernel's programs.
-    pub(super) is_gone: bool,
-    pub(super) origin: Origin,
-    pub(super) phase: Phase,
-    pub(super) attaching: Attaching,
-    pub(super) symbolizer: Symbolizer<ProcessMemory>,
-    pub(super) startup_check: StartupCheck,
+    tgid: Tgid,
+    parent: Option<Tgid>,
+    watched: Option<Watched>,
+    /// True if the last sweep found it ended, though the kernel's programs reported no end.
+    is_gone: bool,
+    origin: Origin,
+    phase: Phase,
+    attaching: Attaching,
+    symbolizer: Symbolizer<ProcessMemory>,
+    startup_check: StartupCheck,
     /// Baseline before its first event; a child of a probed process has none.
     before: Option<BeforeAttach>,
-    /// The last that was said to be waited for.
-    pub(super) waiting_for: String,
+    /// Requirement that was announced last.
+    waiting_for: String,
     /// Number of probes announced.
-    pub(super) announced_probes: usize,
+    announced_probes: usize,
     /// Losses before it appeared.
-    pub(super) lost_before: Losses,
+    lost_before: Losses,
     /// Losses announced in its events.
     lost: Losses,
-    /// Its blocks that came without the copy of a stack that was wanted.
-    pub(super) without_use: u64,
-    /// True if its symbolizer has work.
-    pub(super) is_busy: bool,
+    /// Blocks that came without the requested copy of a stack.
+    without_stack_copy: u64,
+    /// True if the session has it in its list of busy processes.
+    is_busy: bool,
     /// True if a call of a module was seen.
     has_called: bool,
-    /// When the last record of it was read.
-    pub(super) heard: Instant,
+    /// Time at which its last record was read.
+    last_record: Instant,
     torch: Option<String>,
-    since: Instant,
-    next_look: Option<Instant>,
-    looked: Instant,
-    look_took: Duration,
+    schedule: PollSchedule,
+    /// An event whose notice was taken first.
+    next_event: Option<Event>,
+}
+
+/// Result of an attempt to attach.
+#[derive(Debug, Default)]
+pub(super) struct Attempt {
+    pub(super) item: Option<HostItem>,
+    /// True if it must go on at once.
+    pub(super) is_unfinished: bool,
+    /// True if there may be events to emit.
+    pub(super) has_events: bool,
+}
+
+/// Result of a record for the session.
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    pub(super) notice: Option<String>,
+    pub(super) point: Option<SnapshotPoint>,
 }
 
 impl Process {
@@ -105,7 +112,7 @@ impl Process {
         watched: Option<Watched>,
         tgid: Tgid,
         origin: Origin,
-        attaching: Attaching,
+        wanted: Wanted,
         now: Instant,
     ) -> Self {
         let observed_from = match origin {
@@ -119,34 +126,33 @@ impl Process {
             is_gone: false,
             origin,
             phase: Phase::Looking,
-            attaching,
+            attaching: Attaching::new(tgid, wanted),
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past(origin)),
             startup_check: StartupCheck::new(observed_from),
             before: Some(BeforeAttach::of(tgid)),
             waiting_for: String::new(),
             announced_probes: 0,
             lost_before: Losses::default(),
-            without_use: 0,
+            without_stack_copy: 0,
             lost: Losses::default(),
             is_busy: false,
             has_called: false,
-            heard: now,
+            last_record: now,
             torch: None,
-            since: now,
-            next_look: Some(now),
-            looked: now,
-            look_took: Duration::ZERO,
+            schedule: PollSchedule::new(now),
+            next_event: None,
         }
     }
 
-    /// A process that another one has just made by `fork`.
+    /// A process that `self` has just made by `fork`.
     pub(super) fn fork(
-        parent: &Self,
-        watched: Option<Watched>,
+        &self,
         tgid: Tgid,
-        attaching: Attaching,
+        wanted: Wanted,
+        files: &mut ProbedFiles,
         now: Instant,
     ) -> Self {
+        let attaching = self.attaching.fork(tgid, files);
         let observed_from = if attaching.has_allocator() {
             ObservedFrom::Forked
         } else {
@@ -156,7 +162,7 @@ impl Process {
         let mut symbolizer =
             Symbolizer::new(tgid, ProcessMemory::new(tgid), code, PriorCudaUse::None);
         symbolizer.inherit_cpu_memory();
-        symbolizer.inherit_code(&parent.symbolizer);
+        symbolizer.inherit_code(&self.symbolizer);
         if let Some(python) = attaching.python() {
             let names = ModuleNames::of(ProcessMemory::new(tgid), python.layout);
             symbolizer.set_module_names(Box::new(names));
@@ -167,24 +173,27 @@ impl Process {
         if attaching.has_tensors() {
             symbolizer.watch_tensors(TimeNs(0));
         }
+        // The parent's libraries are there; others are reported by the loader or by an exec.
+        let first_poll = (self.phase == Phase::Looking).then(|| now + poll::WITH_LOADER);
         Self {
-            parent: Some(parent.tgid),
-            torch: parent.torch.clone(),
-            phase: parent.phase,
+            parent: Some(self.tgid),
+            torch: self.torch.clone(),
+            phase: self.phase,
             // A copy of a process that has a model need not call it.
             has_called: symbolizer.module_call().is_some(),
             symbolizer,
+            attaching,
             startup_check: StartupCheck::new(observed_from),
             // Where the probes are in place already, nothing can come before them.
-            before: (parent.phase != Phase::Attached).then(|| BeforeAttach::of(tgid)),
-            // What its parent waits for it has; of itself it tells by its loader or by an exec.
-            next_look: (parent.phase == Phase::Looking).then(|| now + LOOK_WITH_LOADER),
-            ..Self::new(watched, tgid, Origin::Started, attaching, now)
+            before: (self.phase != Phase::Attached).then(|| BeforeAttach::of(tgid)),
+            schedule: PollSchedule::starting(now, first_poll),
+            ..Self::new(Watched::if_there(tgid), tgid, Origin::Started, wanted, now)
         }
     }
 
     /// Starts anew: the process runs another program.
-    pub(super) fn execute(&mut self, now: Instant) {
+    pub(super) fn execute(&mut self, files: &mut ProbedFiles, now: Instant) {
+        self.attaching.forget(files, now);
         self.origin = Origin::Started;
         self.phase = Phase::Looking;
         let memory = ProcessMemory::new(self.tgid);
@@ -195,8 +204,183 @@ impl Process {
         self.announced_probes = 0;
         self.torch = None;
         self.has_called = false;
-        self.since = now;
-        self.next_look = Some(now);
+        self.schedule = PollSchedule::new(now);
+    }
+
+    /// Releases its probed files: it has ended.
+    pub(super) fn end(mut self, files: &mut ProbedFiles, now: Instant) {
+        self.attaching.forget(files, now);
+    }
+
+    pub(super) fn tgid(&self) -> Tgid {
+        self.tgid
+    }
+
+    pub(super) fn parent(&self) -> Option<Tgid> {
+        self.parent
+    }
+
+    pub(super) fn is_attached(&self) -> bool {
+        self.phase == Phase::Attached
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.is_busy
+    }
+
+    /// Marks it as busy; returns false if it was already.
+    pub(super) fn become_busy(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_busy, true)
+    }
+
+    /// Entry of the process in the kernel's map.
+    pub(super) fn config(&self) -> ProcessConfig {
+        self.attaching.config(super::now())
+    }
+
+    /// True if it had ended when memprobe began to watch it, so that no record of its end will come.
+    pub(super) fn had_ended(&self) -> bool {
+        self.watched.as_ref().is_none_or(Watched::has_ended)
+    }
+
+    /// Checks whether it still exists. Returns true at the second check without it: by then its last
+    /// records have been read.
+    pub(super) fn sweep(&mut self) -> bool {
+        let is_gone = self.had_ended();
+        std::mem::replace(&mut self.is_gone, is_gone) && is_gone
+    }
+
+    /// Takes a record of the process.
+    pub(super) fn receive(&mut self, record: Record, loader: &mut Loader) -> Received {
+        let is_step = is_step(&record);
+        self.symbolizer.push(record);
+        let notice = self.follow_module_call(loader);
+        let point = match self.calls_first() {
+            true => Some(SnapshotPoint::FirstCall),
+            false => is_step.then_some(SnapshotPoint::Step),
+        };
+        Received { notice, point }
+    }
+
+    /// Counts a block that came without the requested copy of its stack.
+    pub(super) fn count_missing_stack_copy(&mut self) {
+        self.without_stack_copy += 1;
+    }
+
+    /// Next item of its output.
+    pub(super) fn next_item(&mut self) -> Option<HostItem> {
+        if let Some(event) = self.next_event.take() {
+            return Some(HostItem::Event(event));
+        }
+        let Some(event) = self.pop() else {
+            return self.startup_check.take_notice().map(HostItem::Notice);
+        };
+        match before_attach::notice(&event) {
+            Some(notice) => {
+                self.next_event = Some(event);
+                Some(HostItem::Notice(notice))
+            }
+            None => Some(HostItem::Event(event)),
+        }
+    }
+
+    /// Tries to attach what is still missing. Returns the item to emit.
+    pub(super) fn attach(
+        &mut self,
+        loader: &mut Loader,
+        files: &mut ProbedFiles,
+        watch: Watch,
+    ) -> Attempt {
+        let start = Instant::now();
+        let had_python = self.attaching.python().is_some();
+        let step = self.attaching.step(loader, files, super::now());
+        if !had_python && let Some(python) = self.attaching.python() {
+            self.symbolizer.set_code(CodeCache::new(python));
+            let names = ModuleNames::of(python.memory(), python.layout);
+            self.symbolizer.set_module_names(Box::new(names));
+        }
+        if self.attaching.runs_no_python() {
+            self.symbolizer.runs_no_python();
+        }
+        let mut attempt = Attempt::default();
+        match step {
+            Ok(Step::Again) => attempt.is_unfinished = true,
+            Ok(Step::Done) if self.phase != Phase::Attached => {
+                self.attached();
+                attempt.has_events = true;
+            }
+            Ok(Step::Done) => {}
+            Ok(Step::Waiting(what)) => {
+                if self.waiting_for != what {
+                    self.waiting_for.clone_from(&what);
+                    attempt.item = Some(HostItem::Waiting(what));
+                }
+            }
+            Err(error) if self.is_bearable(&error, watch, start) => {}
+            Err(error) => {
+                self.refused();
+                attempt.has_events = true;
+                attempt.item = Some(HostItem::Refused(error));
+            }
+        }
+        let pace = self.pace(attempt.is_unfinished);
+        self.schedule.attempted(start, Instant::now(), pace);
+        attempt
+    }
+
+    fn pace(&self, is_unfinished: bool) -> Pace {
+        match (self.phase, self.origin) {
+            _ if is_unfinished => Pace::Immediate,
+            (Phase::Refused, _) => Pace::Never,
+            // A process that has not loaded PyTorch for minutes hardly will within milliseconds.
+            _ if self.attaching.is_impatient() => Pace::WithLoader,
+            _ if self.attaching.reports_libraries() => Pace::Seldom,
+            (Phase::Attached, _) => Pace::Seldom,
+            (Phase::Looking, Origin::Running) => Pace::Running,
+            (Phase::Looking, Origin::Started) => Pace::Started,
+        }
+    }
+
+    /// True if a user need not know of an error: it may pass, or the process is irrelevant to memprobe.
+    fn is_bearable(&self, error: &AttachError, watch: Watch, now: Instant) -> bool {
+        if matches!(error, AttachError::Gone(..)) {
+            // The session reports its end by itself.
+            return true;
+        }
+        let starting = self.origin == Origin::Started && self.schedule.age(now) < STARTING;
+        (starting && error.may_pass()) || (watch != Watch::One && error.is_no_python())
+    }
+
+    /// True if probes were placed that are not announced yet.
+    pub(super) fn has_unannounced_probes(&self) -> bool {
+        self.is_attached() && self.attaching.probes().len() > self.announced_probes
+    }
+
+    /// Announcement of its probes.
+    pub(super) fn announce(&mut self, loader: &Loader) -> HostItem {
+        self.read_torch();
+        let probes = self.attaching.probes().to_vec();
+        self.announced_probes = probes.len();
+        let mut missing = self.attaching.missing();
+        missing.extend(loader.modules().missing().map(str::to_owned));
+        HostItem::Attached {
+            target: self.target(),
+            probes,
+            missing,
+        }
+    }
+
+    /// Removes probes from functions that the process has rewritten in its memory. Returns true if the set of
+    /// probes changed.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn leave_patched(
+        &mut self,
+        loader: &mut Loader,
+        files: &mut ProbedFiles,
+    ) -> Result<bool, AttachError> {
+        self.attaching.leave_patched(loader, files)
     }
 
     pub(super) fn target(&self) -> Target {
@@ -209,65 +393,32 @@ impl Process {
     }
 
     /// Reads the version of its PyTorch, unless that is known.
-    pub(super) fn read_torch(&mut self) {
+    fn read_torch(&mut self) {
         if self.torch.is_none() {
             self.torch = facts::torch_version(self.tgid);
         }
     }
 
-    /// Time since it was first seen running this program.
-    pub(super) fn age(&self, now: Instant) -> Duration {
-        now.duration_since(self.since)
+    /// Time of the next attempt to attach.
+    pub(super) fn next_poll(&self) -> Option<Instant> {
+        self.schedule.next()
     }
 
-    /// When it is to be looked at next.
-    pub(super) fn next_look(&self) -> Option<Instant> {
-        self.next_look
-    }
-
-    /// Its loader has something new: look soon, but do not spend all time with it.
-    pub(super) fn look_soon(&mut self) {
-        if self.phase == Phase::Refused {
-            return;
+    /// Brings the next attempt forward: a library was mapped.
+    pub(super) fn poll_soon(&mut self) {
+        if self.phase != Phase::Refused {
+            self.schedule.hasten();
         }
-        let due = self.looked + self.look_took * LOOKING_SHARE;
-        self.next_look = Some(self.next_look.map_or(due, |next| next.min(due)));
     }
 
-    /// Schedules the next look after one from `start` to `end`.
-    pub(super) fn was_looked_at(&mut self, start: Instant, end: Instant, again: bool) {
-        self.looked = end;
-        self.look_took = end.duration_since(start);
-        let pause = match self.phase {
-            _ if again => Duration::ZERO,
-            Phase::Refused => {
-                self.next_look = None;
-                return;
-            }
-            // Whoever has not become a PyTorch in minutes will hardly do so in milliseconds.
-            _ if self.attaching.is_impatient() => {
-                (self.age(end) / 64).clamp(LOOK_WITH_LOADER, LOOK_SELDOM)
-            }
-            _ if self.attaching.reports_libraries() => LOOK_SELDOM,
-            Phase::Attached => LOOK_SELDOM,
-            Phase::Looking => {
-                let soon = match self.origin {
-                    Origin::Running => LOOK_AGAIN,
-                    Origin::Started => LOOK_SOON,
-                };
-                (self.age(end) / 64).clamp(soon, LOOK_SELDOM)
-            }
-        };
-        let fair = if again {
-            Duration::ZERO
-        } else {
-            self.look_took * LOOKING_SHARE
-        };
-        self.next_look = Some(end + pause.max(fair));
+    /// Distrusts what is known of its libraries: a record of its life may be lost.
+    pub(super) fn doubt(&mut self) {
+        self.attaching.doubt();
+        self.poll_soon();
     }
 
-    /// Its probes are in place: what it held before can be read.
-    pub(super) fn attached(&mut self) {
+    /// Enters [`Phase::Attached`]: the blocks from before can be read.
+    fn attached(&mut self) {
         self.phase = Phase::Attached;
         self.read_torch();
         self.symbolizer.look_at_code();
@@ -289,8 +440,8 @@ impl Process {
         });
     }
 
-    /// Gives up probing; its records are still passed on.
-    pub(super) fn refused(&mut self) {
+    /// Enters [`Phase::Refused`]; its records still become events.
+    fn refused(&mut self) {
         self.phase = Phase::Refused;
         self.finish("its allocator is unknown");
     }
@@ -298,8 +449,8 @@ impl Process {
     /// Turns its records into events. `all` is true if every record written by now was read.
     pub(super) fn settle(&mut self, now: Instant, all: bool) {
         if self.symbolizer.is_unsettled() {
-            self.heard = now;
-        } else if now.duration_since(self.heard) >= PATIENCE {
+            self.last_record = now;
+        } else if now.duration_since(self.last_record) >= PATIENCE {
             self.symbolizer.give_up();
         }
         self.symbolizer.settle();
@@ -308,6 +459,12 @@ impl Process {
         if let Some(before) = &mut self.before {
             before.settle(all);
         }
+    }
+
+    /// Marks it as busy only if it still has work; returns the mark.
+    pub(super) fn stays_busy(&mut self) -> bool {
+        self.is_busy = self.is_unsettled();
+        self.is_busy
     }
 
     /// Makes events of all records, the last that there will be; `reason` says what ends.
@@ -319,9 +476,9 @@ impl Process {
         }
     }
 
-    /// Has the kernel's programs tell of the modules on stacks as soon as it is known how; gives what a user
-    /// should know where they cannot.
-    pub(super) fn follow_module_call(&mut self, loader: &mut Loader) -> Option<String> {
+    /// Makes the kernel's programs report modules on stacks once the code of a module's call is known. Returns a
+    /// notice for users if they cannot.
+    fn follow_module_call(&mut self, loader: &mut Loader) -> Option<String> {
         let code = self.symbolizer.module_call();
         if self.attaching.module_call() == code {
             return None;
@@ -331,13 +488,14 @@ impl Process {
     }
 
     /// True once, after the first call of a module.
-    pub(super) fn calls_first(&mut self) -> bool {
+    fn calls_first(&mut self) -> bool {
         let had_called = self.has_called;
         self.has_called = self.symbolizer.module_call().is_some();
         self.has_called && !had_called
     }
 
-    /// Has the stacks told anew on which there may be other modules by now.
+    /// Requests again the stacks on which there may be other modules by now. Returns a notice for users if that
+    /// fails.
     pub(super) fn look_at_modules(&mut self, loader: &mut Loader) -> Option<String> {
         let tgid = self.tgid;
         if !self.symbolizer.look_at_modules(&|| facts::ran(tgid)) {
@@ -348,13 +506,13 @@ impl Process {
     }
 
     /// True if events may become ready without another record.
-    pub(super) fn is_unsettled(&self) -> bool {
+    fn is_unsettled(&self) -> bool {
         self.symbolizer.is_unsettled()
             || self.symbolizer.is_waiting()
             || self.before.as_ref().is_some_and(BeforeAttach::is_reading)
     }
 
-    /// Puts events behind what it held before them, once that is known.
+    /// Puts events behind the blocks from before attach, once those are known.
     fn keep_back(&mut self) {
         let was_whole = self.startup_check.is_whole();
         while self.before.is_some() {
@@ -373,8 +531,18 @@ impl Process {
         }
     }
 
-    /// Takes in how much was lost of what bears its number; says whether that has grown.
+    /// Notes the losses before its first record, which are not its own.
+    pub(super) fn set_earlier_losses(&mut self, losses: Losses) {
+        self.lost_before = losses;
+    }
+
+    /// Takes the losses of its process id so far; returns true if its own have grown. Its blocks without a copy
+    /// of the stack are counted here.
     pub(super) fn count_loss(&mut self, losses: Losses) -> bool {
+        let losses = Losses {
+            uses: self.without_stack_copy,
+            ..losses
+        };
         let before = self.lost_before;
         let lost = Losses {
             events: losses.events.saturating_sub(before.events),
@@ -411,7 +579,7 @@ impl Process {
     }
 
     /// Its next event.
-    pub(super) fn pop(&mut self) -> Option<Event> {
+    fn pop(&mut self) -> Option<Event> {
         match &mut self.before {
             Some(before) => before.pop(),
             None => self.admitted(),
@@ -434,6 +602,11 @@ impl Process {
 /// Sentence for people if the kernel refuses the configuration for modules.
 fn without_modules(error: AttachError) -> String {
     format!("the modules that are called may be unknown or out of date: {error}")
+}
+
+/// True if an optimizer step begins.
+fn is_step(record: &Record) -> bool {
+    matches!(record, Record::Mark(mark) if matches!(marks::parse(&mark.name), Some((MarkedPhase::Step, _))))
 }
 
 /// Use of CUDA before memprobe looked.

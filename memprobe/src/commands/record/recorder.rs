@@ -15,7 +15,7 @@ use crate::process::rank::Rank;
 use crate::recording::write::directory::{Entry, Index, OutputDirectory, file_stem, is_directory};
 use crate::recording::write::output::OutputPlan;
 use crate::recording::{EndReason, Header};
-use crate::session::host::{HostEvent, HostItem};
+use crate::session::event::{HostEvent, HostItem};
 use crate::view::{self, clean, counted};
 
 /// Destination of a recording.

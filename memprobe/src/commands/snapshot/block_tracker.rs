@@ -14,7 +14,8 @@ use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
-use crate::session::host::{HostItem, HostSession};
+use crate::session::event::HostItem;
+use crate::session::host::HostSession;
 use crate::session::process::{self, Origin};
 use crate::tensors::Sites;
 

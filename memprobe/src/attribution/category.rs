@@ -1,8 +1,8 @@
 //! Categories of memory, the rules that assign them, and sums by category.
 
-use crate::event::{Node, Purpose, Stack, StackKind};
+use crate::event::{Frame, Node, Purpose, Stack, StackKind};
 
-use super::phase::after_torch;
+use crate::torch::names::TorchCall;
 
 /// Purpose of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -322,20 +322,15 @@ impl Composition {
 /// True if a stack builds parameters or buffers. It converts those of a module, constructs a module of
 /// `torch.nn`, or makes an `nn.Parameter` (torch/nn/modules/module.py, torch/nn/parameter.py@v2.15.0).
 pub(super) fn builds(stack: &Stack) -> bool {
-    stack.kind == StackKind::Python
-        && stack.frames.iter().any(|frame| {
-            let Some(inside) = after_torch(&frame.file).filter(|_| frame.library.is_none()) else {
-                return false;
-            };
-            match (inside, &*frame.function) {
-                ("nn/modules/module.py", "_apply" | "convert") => true,
-                ("nn/parameter.py", _) => true,
-                (file, "__init__" | "reset_parameters" | "flatten_parameters") => {
-                    file.starts_with("nn/modules/")
-                }
-                _ => false,
-            }
-        })
+    let is_building = |frame: &Frame| {
+        matches!(
+            TorchCall::of(frame),
+            Some(
+                TorchCall::ModuleConversion | TorchCall::ModuleConstruction | TorchCall::Parameter
+            )
+        )
+    };
+    stack.kind == StackKind::Python && stack.frames.iter().any(is_building)
 }
 
 /// True if autograd itself accumulates a gradient on this stack. A hook of `AccumulateGrad` has Python frames
@@ -355,7 +350,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::event::{Context, Frame};
+    use crate::event::Context;
 
     #[test]
     fn every_rule_stands_at_its_own_number() {

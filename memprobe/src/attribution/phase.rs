@@ -1,6 +1,7 @@
 //! Phase of the program at an allocation, from its stack alone.
 
 use crate::event::{Context, Frame, Grad, Module, Stack, StackKind};
+use crate::torch::names::TorchCall;
 
 /// Phase of a training program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -300,37 +301,24 @@ fn phase_of_untold(stack: &Stack) -> ClassifiedPhase {
         return ClassifiedPhase::new(Phase::Other, PhaseRule::Unreadable);
     }
     let outermost = stack.frames.last().filter(|_| !stack.truncated);
-    if outermost.is_some_and(is_function_apply) {
+    if outermost.is_some_and(|frame| TorchCall::of(frame) == Some(TorchCall::FunctionApply)) {
         return ClassifiedPhase::new(Phase::Backward, PhaseRule::FunctionApplied);
     }
     ClassifiedPhase::new(Phase::Other, PhaseRule::NothingTells)
 }
 
-/// Known call of a frame, by the file and function names of PyTorch 2.0 to 2.15.
+/// Known call of a frame that decides its phase.
 fn call(frame: &Frame) -> Option<Call> {
-    if frame.library.is_some() {
-        return None;
-    }
-    let inside = after_torch(&frame.file)?;
-    match (inside, &*frame.function) {
-        ("nn/modules/module.py", "_call_impl" | "_wrapped_call_impl" | "_slow_forward") => {
-            Some(Call::Module)
-        }
-        ("autograd/__init__.py", "backward" | "grad")
-        | ("autograd/graph.py", "_engine_run_backward") => Some(Call::Engine),
-        ("utils/checkpoint.py", "recompute_fn" | "unpack_hook" | "unpack" | "backward") => {
-            Some(Call::Checkpoint)
-        }
-        // `Optimizer.profile_hook_step` wraps the `step` of every subclass, including those outside torch.
-        ("optim/optimizer.py", "wrapper" | "_use_grad") => Some(Call::Optimizer),
-        (file, "step") if file.starts_with("optim/") && file != "optim/lr_scheduler.py" => {
-            Some(Call::Optimizer)
-        }
-        (file, _) if file.starts_with("utils/data/") => Some(Call::Data),
-        (file, "forward") if holds_compiled_function(file) => Some(Call::CompiledForward),
-        (file, "backward") if holds_compiled_function(file) => Some(Call::CompiledBackward),
-        _ => None,
-    }
+    Some(match TorchCall::of(frame)? {
+        TorchCall::Module => Call::Module,
+        TorchCall::Engine => Call::Engine,
+        TorchCall::Checkpoint => Call::Checkpoint,
+        TorchCall::OptimizerStep => Call::Optimizer,
+        TorchCall::Data | TorchCall::DataFetch | TorchCall::DataCollate => Call::Data,
+        TorchCall::CompiledForward => Call::CompiledForward,
+        TorchCall::CompiledBackward => Call::CompiledBackward,
+        _ => return None,
+    })
 }
 
 /// True if the innermost module called a `forward` other than its own. Such a `forward` is called neither by
@@ -345,32 +333,8 @@ fn is_in_forward_function(stack: &Stack) -> bool {
     forwards.count() > 1
 }
 
-/// True for files that define `CompiledFunction`, through which autograd calls compiled graphs
-/// (torch/_functorch): `aot_autograd.py` in 2.0 and 2.1, `jit_compile_runtime_wrappers.py` in 2.2,
-/// `runtime_wrappers.py` since.
-fn holds_compiled_function(file: &str) -> bool {
-    let Some(inside) = file.strip_prefix("_functorch/") else {
-        return false;
-    };
-    inside == "aot_autograd.py"
-        || inside.starts_with("_aot_autograd/") && inside.ends_with("runtime_wrappers.py")
-}
-
 fn is_unreadable(frame: &Frame) -> bool {
     &*frame.file == Frame::UNREADABLE
-}
-
-/// True for `BackwardCFunction.apply`, through which autograd calls a Python `Function`.
-fn is_function_apply(frame: &Frame) -> bool {
-    after_torch(&frame.file) == Some("autograd/function.py") && frame.function.starts_with("apply")
-}
-
-/// Path of a file inside the package `torch`: the part after the last `torch` component.
-pub(super) fn after_torch(file: &str) -> Option<&str> {
-    if let Some((_, inside)) = file.rsplit_once("/torch/") {
-        return Some(inside);
-    }
-    file.strip_prefix("torch/")
 }
 
 #[cfg(test)]

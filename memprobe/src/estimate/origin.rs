@@ -3,6 +3,7 @@
 //! Inferred from names of PyTorch's own files and functions (torch@v2.15.0; the names predate 2.0).
 
 use crate::event::{Frame, Stack, StackKind};
+use crate::torch::names::TorchCall;
 
 /// Phase of a program at an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
@@ -82,10 +83,10 @@ impl Origin {
             origin.part = Part::Helper;
         }
         for (at, frame) in stack.frames.iter().enumerate() {
-            let Some(file) = file_of_torch(frame) else {
+            let Some(call) = TorchCall::of(frame) else {
                 continue;
             };
-            if at == 0 && file == "nn/functional.py" && &*frame.function == "dropout" {
+            if at == 0 && call == TorchCall::Dropout {
                 origin.part = Part::Dropout;
             }
             if is_backward {
@@ -93,7 +94,7 @@ impl Origin {
             }
             // The innermost of these frames decides: a closure called by a step may run a backward
             // pass.
-            if let Some(found) = origin_of_calls(&stack.frames, at, file) {
+            if let Some(found) = origin_of_calls(&stack.frames, at, call) {
                 origin.phase = found.phase;
                 if found.part != Part::Plain {
                     origin.part = found.part;
@@ -108,21 +109,17 @@ impl Origin {
     }
 }
 
-/// Origin of everything that a frame of a PyTorch file calls; `None` if the frame decides nothing.
-fn origin_of_calls(frames: &[Frame], at: usize, file: &str) -> Option<Origin> {
-    let function = &*frames[at].function;
-    let (phase, part) = match file {
-        "autograd/graph.py" if function == "_engine_run_backward" => (Phase::Backward, Part::Plain),
-        "autograd/__init__.py" if matches!(function, "backward" | "grad") => {
-            (Phase::Backward, Part::Plain)
-        }
-        // Its caller `fetch.py` decides.
-        "utils/data/_utils/collate.py" => return None,
-        "utils/data/_utils/fetch.py" => (Phase::Loading, fetched(frames, at)),
-        _ if file.starts_with("utils/data/") => (Phase::Loading, Part::Sample),
-        _ if file.starts_with("optim/") => (
+/// Origin of everything that a frame of PyTorch calls; `None` if the frame decides nothing.
+fn origin_of_calls(frames: &[Frame], at: usize, call: TorchCall) -> Option<Origin> {
+    let (phase, part) = match call {
+        TorchCall::Engine => (Phase::Backward, Part::Plain),
+        // Its caller, the fetcher, decides.
+        TorchCall::DataCollate => return None,
+        TorchCall::DataFetch => (Phase::Loading, fetched(frames, at)),
+        TorchCall::Data => (Phase::Loading, Part::Sample),
+        TorchCall::OptimizerStep | TorchCall::Optimizer => (
             Phase::Step,
-            match function.strip_prefix("_single_tensor_") {
+            match frames[at].function.strip_prefix("_single_tensor_") {
                 Some(optimizer) => Part::Parameter(together(optimizer)),
                 None => Part::Plain,
             },
@@ -149,15 +146,6 @@ fn together(optimizer: &str) -> ForeachTemporaries {
         "sgd" => ForeachTemporaries::FirstLine,
         _ => ForeachTemporaries::Unknown,
     }
-}
-
-/// Path of a PyTorch Python file, relative to its package.
-fn file_of_torch(frame: &Frame) -> Option<&str> {
-    if frame.library.is_some() {
-        return None;
-    }
-    let (_, file) = frame.file.rsplit_once("/torch/")?;
-    Some(file)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 
 use super::snapshot::{Grouping, Site};
 use crate::event::{Frame, NoStack, Stack, StackKind};
+use crate::torch::names::{TorchCall, is_of_compiler};
 
 /// Owner of a source file, judged by its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -192,21 +193,13 @@ fn is_compiled(frames: &[Frame]) -> bool {
     let mut own = frames.iter().take_while(|frame| !calls_engine(frame));
     let is_of_torch =
         |frame: &Frame| matches!(origin_of(frame), Origin::Torch | Origin::StandardLibrary);
-    own.clone().all(is_of_torch) && own.any(|frame| frame.file.contains("/torch/_functorch/"))
+    own.clone().all(is_of_torch) && own.any(is_of_compiler)
 }
 
-/// Returns true for the frame in which PyTorch's Python runs autograd's engine. That is
-/// `_engine_run_backward` (torch/autograd/graph.py) from 2.2 on, `backward` or `grad`
-/// (torch/autograd/__init__.py) before. On the CPU, nodes run on that same thread.
+/// Returns true for the frame in which PyTorch's Python runs autograd's engine. On the CPU, nodes run on that
+/// same thread.
 fn calls_engine(frame: &Frame) -> bool {
-    let names: &[&str] = if frame.file.ends_with("/torch/autograd/graph.py") {
-        &["_engine_run_backward"]
-    } else if frame.file.ends_with("/torch/autograd/__init__.py") {
-        &["backward", "grad"]
-    } else {
-        &[]
-    };
-    names.contains(&&*frame.function)
+    TorchCall::of(frame) == Some(TorchCall::Engine)
 }
 
 /// Frames that may name the row: the Python frames, or all frames of a native stack.

@@ -13,8 +13,6 @@ pub mod interpreter;
 pub mod layout;
 pub mod line_table;
 pub mod lnotab;
-pub mod module_calls;
-pub mod module_trees;
 pub mod slot;
 pub mod text;
 pub mod threads;

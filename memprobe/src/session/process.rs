@@ -20,8 +20,8 @@ use crate::process::facts;
 use crate::process::memory::ProcessMemory;
 use crate::process::status::Status;
 use crate::python::CodeCache;
-use crate::python::module_trees::ModuleNames;
 use crate::symbolize::{PriorCudaUse, Symbolizer, marks};
+use crate::torch::module_trees::ModuleNames;
 
 /// Time in which a new process may be something other than Python (a shell script, a launcher).
 const STARTING: Duration = Duration::from_secs(20);

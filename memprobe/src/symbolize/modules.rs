@@ -2,7 +2,7 @@
 
 use super::Symbolizer;
 use crate::process::memory::ReadMemory;
-use crate::python::module_calls::NameModules;
+use crate::torch::module_calls::NameModules;
 
 impl<M: ReadMemory> Symbolizer<M> {
     /// Names the modules on stacks through `names` from now on.

@@ -26,8 +26,7 @@ use crate::event::{Frame, Tgid};
 use crate::process::elf::{ElfImage, FunctionNames};
 use crate::process::maps::{MappedFile, Maps};
 use crate::symbolize::demangle;
-
-pub use callers::Caller;
+use crate::torch::purpose::Caller;
 
 /// The most addresses in the cache of names.
 const REMEMBERED: usize = 65_536;

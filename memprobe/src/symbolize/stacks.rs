@@ -9,9 +9,9 @@ use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead, grad_mode};
 use crate::decode::FreedCode;
 use crate::event::{Context, Frame, Grad, Module, NoStack, Node, Stack, StackId, StackKind};
 use crate::process::memory::{PartialMemory, ReadMemory};
-use crate::python::module_calls::{Innermost, ModuleCalls, NameModules, PendingModule};
 use crate::python::{CodeCache, Resolved};
 use crate::symbolize::native::Unwound;
+use crate::torch::module_calls::{Innermost, ModuleCalls, NameModules, PendingModule};
 
 /// The most distinct stacks; further ones count as lost.
 const MOST: usize = 1 << 20;

@@ -85,7 +85,7 @@ const PURE: &[&[&str]] = &[SYSTEM, ENGINE, SCREEN, ARGUMENTS];
 const READER: &[&[&str]] = &[ENGINE, SCREEN, ARGUMENTS, RAW_READS];
 
 /// Pure files of modules that are not pure.
-pub const PURE_FILES: &[&str] = &["cuda/calls.rs"];
+pub const PURE_FILES: &[&str] = &["cuda/calls.rs", "torch/names.rs"];
 
 /// Returns the uses of a pure file against the rules.
 pub fn impurities(source: &Source) -> Vec<Finding> {
@@ -132,7 +132,9 @@ pub const MODULES: &[Module] = &[
             "process",
             "decode",
             "python",
+            "torch::module_calls",
             "torch::node_name",
+            "torch::purpose",
         ],
         never: READER,
     },
@@ -143,7 +145,7 @@ pub const MODULES: &[Module] = &[
     },
     Module {
         name: "ledger",
-        uses: &["event"],
+        uses: &["event", "torch::names"],
         never: PURE,
     },
     Module {
@@ -153,12 +155,12 @@ pub const MODULES: &[Module] = &[
     },
     Module {
         name: "attribution",
-        uses: &["event", "ledger"],
+        uses: &["event", "torch::names", "ledger"],
         never: PURE,
     },
     Module {
         name: "estimate",
-        uses: &["event", "ledger", "attribution"],
+        uses: &["event", "torch::names", "ledger", "attribution"],
         never: PURE,
     },
     Module {

@@ -1,26 +1,15 @@
 //! Native callers of the allocator. Names come from symbols alone, which works even in libraries whose symbol
 //! table is too large for blazesym.
 
-use std::sync::Arc;
-
 use super::{Library, NativeCode, REMEMBERED};
 use crate::decode::StackCopy;
 use crate::event::{Purpose, Tgid};
 use crate::process::elf::{ElfImage, FunctionNames};
 use crate::symbolize::demangle;
-use crate::symbolize::purpose::Search;
+use crate::torch::purpose::{Caller, Search};
 
 /// The most memory for the function indexes of all libraries, in bytes; see [`NativeCode::purpose`].
 const ALL_FUNCTIONS: usize = 128 << 20;
-
-/// A calling function.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// The name without parameters and template arguments, or the offset in the file.
-    pub function: Arc<str>,
-    /// The file name of its library.
-    pub library: Arc<str>,
-}
 
 impl NativeCode {
     /// Infers the purpose of a block from the functions that requested it. The copy starts with the return

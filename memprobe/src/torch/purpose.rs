@@ -5,7 +5,8 @@
 //! `c10::cuda::CUDACachingAllocator::allocator`. A block whose functions have no row gets a function name but
 //! no purpose.
 
-use super::native::Caller;
+use std::sync::Arc;
+
 use crate::event::Purpose;
 
 /// Prefix of the allocator's libraries.
@@ -148,6 +149,15 @@ const ROWS: &[Row] = &[
 fn what(function: &str) -> Option<&'static str> {
     let is_of = |row: &&Row| row.functions.iter().any(|it| function.starts_with(it));
     ROWS.iter().find(is_of).map(|row| row.what)
+}
+
+/// A calling function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The name without parameters and template arguments, or the offset in the file.
+    pub function: Arc<str>,
+    /// The file name of its library.
+    pub library: Arc<str>,
 }
 
 /// A search through the callers of the allocator, from the innermost outwards.

@@ -2,8 +2,9 @@
 
 use memprobe_common::{FrameRecord, StackHead};
 
-use super::cache::Resolved;
-use crate::event::{Frame, Module};
+use super::names::ModuleFunction;
+use crate::event::Module;
+use crate::python::cache::Resolved;
 
 /// Names modules by their addresses.
 pub trait NameModules {
@@ -77,34 +78,10 @@ impl ModuleCall {
     }
 }
 
-/// The function that every call of a module passes, in ascending order of preference
-/// (torch/nn/modules/module.py@v2.15.0, @v2.0.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Callee {
-    /// `Module._call_impl`: up to 2.0. Later versions have it too, called by the other.
-    Plain,
-    /// `Module._wrapped_call_impl`: from 2.1 on.
-    Wrapped,
-}
-
-/// The file that defines both.
-const FILE: &str = "torch/nn/modules/module.py";
-
-impl Callee {
-    fn of(frame: &Frame) -> Option<Self> {
-        let callee = match &*frame.function {
-            "_call_impl" => Self::Plain,
-            "_wrapped_call_impl" => Self::Wrapped,
-            _ => return None,
-        };
-        frame.file.ends_with(FILE).then_some(callee)
-    }
-}
-
 /// The known facts about module calls in a process.
 #[derive(Default)]
 pub struct ModuleCalls {
-    known: Option<(u64, Callee)>,
+    known: Option<(u64, ModuleFunction)>,
     names: Option<Box<dyn NameModules + Send>>,
 }
 
@@ -146,7 +123,7 @@ impl ModuleCalls {
         let mut calls = Vec::new();
         for (frame, resolved) in frames {
             let callee = match resolved {
-                Resolved::Frame(resolved) => Callee::of(resolved),
+                Resolved::Frame(resolved) => ModuleFunction::of_frame(resolved),
                 Resolved::Skip | Resolved::Unreadable => None,
             };
             calls.extend(callee.map(|callee| (callee, frame)));
@@ -212,6 +189,7 @@ impl ModuleCalls {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Frame;
 
     const WRAPPED: u64 = 0x1000;
     const PLAIN: u64 = 0x2000;

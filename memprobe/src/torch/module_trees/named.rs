@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use super::fingerprint::ObjectFingerprint;
 use super::tree::{Member, Tree};
 use crate::python::heap::modules::joined;
-use crate::python::module_calls::Question;
+use crate::torch::module_calls::Question;
 
 /// Position of a tree among all trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

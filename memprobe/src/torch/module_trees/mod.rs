@@ -21,7 +21,7 @@ use hashbrown::HashMap;
 use crate::event::Module;
 use crate::process::memory::ReadMemory;
 use crate::python::layout::PythonLayout;
-use crate::python::module_calls::{Answer, Calls, ModuleCall, NameModules, Question};
+use crate::torch::module_calls::{Answer, Calls, ModuleCall, NameModules, Question};
 
 use confidence::{Confidence, ConfidenceTracker, LASTS, STAYS, Watch, worked};
 use fingerprint::{ObjectFingerprint, ObjectState};

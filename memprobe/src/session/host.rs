@@ -342,7 +342,7 @@ impl HostSession {
     /// Adds a process that was admitted to the kernel's map.
     fn insert(&mut self, process: Process) {
         if process.had_ended() {
-            // No record of its end will come to remove its entry.
+            // Its entry must be removed here, as no record of its end will follow.
             let _ = self.loader.dismiss(process.tgid());
         }
         self.found(process);

@@ -126,8 +126,8 @@ fn a_module_uses_only_allowed_paths() {
 fn a_module_uses_only_modules_above_it() {
     for (at, module) in MODULES.iter().enumerate() {
         for path in module.uses {
-            let room = path.split("::").next();
-            let is_above = MODULES[..at].iter().any(|above| Some(above.name) == room);
+            let module_used = path.split("::").next();
+            let is_above = MODULES[..at].iter().any(|above| Some(above.name) == module_used);
             assert!(
                 is_above,
                 "{} may not use {path}, which is not above it",

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use self::structured::{Row, SuspectRecord};
 use super::columns::{self, Cells};
-use super::document::{self, Document, Layout, Table};
+use super::document_old::{self as document, Document, Layout, Table};
 use super::peak::place_name;
 use super::replay::Replay;
 use super::table::{self, Style};

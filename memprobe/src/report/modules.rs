@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::columns::{self, Cells};
-use super::document::{self, Document, Layout, Table};
+use super::document_old::{self as document, Document, Layout, Table};
 use super::outline;
 use super::peak::place_name;
 use super::replay::Replay;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::columns::{self, Cells};
-use super::document::{self, Document, Layout, Table};
+use super::document_old::{self as document, Document, Layout, Table};
 use super::replay::Replay;
 use super::table::{self, Style};
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};

@@ -8,7 +8,7 @@ use std::io::{BufRead, Write};
 
 use serde::Serialize;
 
-use super::document::{self, Document, Layout, Table};
+use super::document_old::{self as document, Document, Layout, Table};
 use super::replay::{self, Replay};
 use super::table::{self, Style};
 use super::{Outcome, ReportError, ReportOptions};

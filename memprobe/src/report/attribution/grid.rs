@@ -5,7 +5,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use crate::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{CUT, clean, count, duration, fit, width};
-use crate::report::document::Layout;
+use crate::report::document_old::Layout;
 use crate::report::structured::known_device;
 use crate::report::table::{Style, push_line};
 

@@ -14,7 +14,7 @@ use std::io::{BufRead, Write};
 
 use serde::{Serialize, Serializer};
 
-use super::document::{self, Document, Layout, Table};
+use super::document_old::{self as document, Document, Layout, Table};
 use super::replay::{self, Replay};
 use super::structured::known_device;
 use super::table::{self, Style};

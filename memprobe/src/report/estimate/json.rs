@@ -10,7 +10,7 @@ use crate::label::FileNames;
 use crate::model::estimate::{Difference, Estimate, Fit, LineAtPeak, Phase, WORKSPACE};
 use crate::model::snapshot::Site;
 use crate::report::attribution::sizes_for_programs;
-use crate::report::document::json;
+use crate::report::document_old::json;
 use crate::report::structured::CallSiteFields;
 
 #[derive(Serialize)]

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::Tensors;
 use crate::event::DeviceIndex;
 use crate::model::snapshot::{DeviceSnapshot, ShapeRow};
-use crate::report::document::Layout;
+use crate::report::document_old::Layout;
 use crate::report::structured::{
     CallSiteFields, OTHERS, known_device, remainder, signed, what_kind,
 };

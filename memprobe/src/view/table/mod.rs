@@ -1,8 +1,8 @@
 //! One definition of a table, with a writer for each output.
 //!
 //! A [`Column`] has a key for CSV and JSON, a heading for text, and a function from a row to a
-//! [`Cell`]. A [`Table`] is columns and rows; [`Page`] writes it as text, [`csv()`], [`json_lines`]
-//! and [`JsonRows`] for other programs.
+//! [`Cell`]. A [`Table`] is columns and rows. [`Page`] writes it as text, [`CsvWriter`] and
+//! [`json_line`] row by row; in a JSON document it is an array.
 
 mod cell;
 mod data;
@@ -12,7 +12,7 @@ mod text;
 mod tests;
 
 pub use cell::{Cell, Sizes};
-pub use data::{CsvWriter, JsonRow, JsonRows, csv, json_document, json_lines};
+pub use data::{CsvWriter, json_document, json_line};
 pub use text::{Colour, Page, Style};
 
 /// A column of rows `R`.

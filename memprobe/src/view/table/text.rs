@@ -78,22 +78,15 @@ impl Page {
         self.line(&fit(line, self.width, CUT));
     }
 
-    /// Adds a heading, cut to the width.
-    pub fn heading(&mut self, line: &str) {
-        self.line(&self.style.strong(&fit(line, self.width, CUT)));
+    /// Adds an emphasized line.
+    pub fn strong(&mut self, line: &str) {
+        self.line(&self.style.strong(line));
     }
 
     /// Adds a sentence, wrapped to the width.
     pub fn note(&mut self, note: &str) {
         for line in wrap(note, self.width) {
             self.line(&line);
-        }
-    }
-
-    /// Adds a sentence, emphasized and wrapped to the width.
-    pub fn strong_note(&mut self, note: &str) {
-        for line in wrap(note, self.width) {
-            self.line(&self.style.strong(&line));
         }
     }
 
@@ -108,7 +101,7 @@ impl Page {
         let (sheet, dropped) = Sheet::new(table, self.width);
         let heads = sheet.columns.iter().map(|column| column.head.unwrap_or(""));
         let heads = sheet.line(&heads.map(str::to_owned).collect::<Vec<_>>(), self.width);
-        self.line(&self.style.strong(heads.trim_end()));
+        self.strong(heads.trim_end());
         for (at, entry) in sheet.rows.iter().enumerate() {
             let mut line = sheet.line(&sheet.cells[at], self.width);
             if let Some(trail) = sheet.trail {

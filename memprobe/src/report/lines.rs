@@ -1,67 +1,31 @@
 //! Table of lines.
 
 use std::cmp::Reverse;
-use std::rc::Rc;
 
 use serde::Serialize;
 
-use super::cells::{self, OTHERS, remainders, total_name};
+use super::ReportOptions;
+use super::cells::{self, total_name};
 use super::document::Report;
+use super::held::{self, HeldRow};
 use super::outside::{self, OutsideTable};
 use super::preamble::{push_beginning, push_totals};
 use super::replay::Replay;
-use super::{Format, ReportOptions};
-use crate::event::{Bytes, DeviceIndex, Frame};
-use crate::label::{BLOCKS, FileNames, counted};
+use crate::event::{DeviceIndex, Frame};
+use crate::label::{BLOCKS, FileNames};
 use crate::model::grouping::{Origin, origin_of};
 use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
 use crate::view::table::{Cell, Column, Output, Page, Table};
 
-/// One row. `kind` is `line`, `backward`, `backward_of` or `no_line`, `others` for all hidden
-/// lines, and `before_attach` or `unaccounted` for what completes the allocator's total.
-#[derive(Default)]
-pub(super) struct Row<'a> {
-    device: Option<DeviceIndex>,
-    kind: &'static str,
-    line: Option<&'a LineRow>,
-    /// Name of a row that is no line.
-    name: String,
-    names: Rc<FileNames>,
-    live: Cell<'static>,
-    peak: Option<Bytes>,
-    blocks: Option<u64>,
-    allocs: Option<u64>,
-    share: Cell<'static>,
-}
-
-impl Row<'_> {
-    pub(super) fn site(&self) -> Option<&Site> {
-        self.line.map(|line| &line.site)
-    }
-
-    fn name(&self) -> Cell<'_> {
-        match self.site() {
-            Some(site) => self.names.site(site).into(),
-            None => (&*self.name).into(),
-        }
-    }
-
-    fn callers(&self) -> Cell<'_> {
-        let callers = self.line.map(shown_callers).unwrap_or_default().into_iter();
-        let name = |frame| format!("<- {}", self.names.frame(frame)).into();
-        Cell::List(callers.map(name).collect())
-    }
-}
-
-fn columns<'a>() -> Vec<Column<Row<'a>>> {
+fn columns<'a>() -> Vec<Column<HeldRow<'a>>> {
     vec![
         Column::data("device", |row| row.device.into()),
         Column::data("kind", |row| row.kind.into()),
-        Column::data("file", |row| cells::file(row.site())),
-        Column::data("line", |row| cells::line(row.site())),
-        Column::data("function", |row| cells::function(row.site())),
-        Column::data("thread", |row| cells::thread(row.site())),
-        Column::data("reason", |row| cells::reason(row.site())),
+        Column::data("file", |row| cells::file(row.site)),
+        Column::data("line", |row| cells::line(row.site)),
+        Column::data("function", |row| cells::function(row.site)),
+        Column::data("thread", |row| cells::thread(row.site)),
+        Column::data("reason", |row| cells::reason(row.site)),
         Column::number("live", "LIVE", |row| row.live.clone()),
         Column::number("peak", "PEAK", |row| row.peak.into()),
         Column::number("live_blocks", BLOCKS, |row| row.blocks.into()),
@@ -69,14 +33,18 @@ fn columns<'a>() -> Vec<Column<Row<'a>>> {
         Column::data("alloc_bytes", |row| {
             row.line.map(|it| it.alloc_bytes).into()
         }),
-        Column::figure("SHARE", |row| row.share.clone()),
-        Column::label("LINE", Row::name),
-        Column::trail(Row::callers),
+        Column::figure("SHARE", HeldRow::share),
+        Column::label("LINE", HeldRow::site_name),
+        Column::trail(|row| {
+            let callers = row.line.map(shown_callers).unwrap_or_default();
+            let name = |frame| format!("<- {}", row.names.frame(frame)).into();
+            Cell::List(callers.into_iter().map(name).collect())
+        }),
         Column::json("callers", |row| match row.line {
             Some(line) => cells::frames(callers(line)),
             None => Cell::Unknown,
         }),
-        Column::json("node", |row| cells::node(row.site())),
+        Column::json("node", |row| cells::node(row.site)),
     ]
 }
 
@@ -134,12 +102,12 @@ struct Device<'a> {
     unaccounted: i64,
     live_blocks: u64,
     ooms: u64,
-    lines: Table<Row<'a>>,
+    lines: Table<HeldRow<'a>>,
 }
 
 impl<'a> Report for LineReport<'a> {
     type Row<'r>
-        = Row<'a>
+        = HeldRow<'a>
     where
         Self: 'r;
 
@@ -186,11 +154,11 @@ impl<'a> Report for LineReport<'a> {
         }
     }
 
-    fn columns(&self) -> Vec<Column<Row<'a>>> {
+    fn columns(&self) -> Vec<Column<HeldRow<'a>>> {
         columns()
     }
 
-    fn tables(&self) -> impl Iterator<Item = Table<Row<'a>>> {
+    fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'a>>> {
         let devices = self.replay.snapshot.devices.iter();
         devices.map(|device| self.table(device))
     }
@@ -216,41 +184,20 @@ impl<'a> LineReport<'a> {
         }
     }
 
-    fn table(&self, device: &'a DeviceSnapshot) -> Table<Row<'a>> {
-        let allocated = device.totals.allocated.0;
-        let mut table = lines(device.index, &device.lines, allocated, self.options);
-        let before = &device.before_attach;
-        for rest in remainders([before.live.0; 2], [device.unaccounted; 2]) {
-            let is_before = rest.kind == "before_attach";
-            let [live, _] = rest.bytes;
-            let row = Row {
-                device: Some(device.index),
-                kind: rest.kind,
-                name: rest.name.to_owned(),
-                blocks: before.live_blocks().filter(|_| is_before),
-                share: match live {
-                    Cell::Bytes(live) => Cell::Share(live, allocated),
-                    _ => Cell::Unknown,
-                },
-                live,
-                ..Row::default()
-            };
-            table.push(Output::Flat, row);
-        }
-        let layer = self.replay.snapshot.cuda.layer;
-        let total = Row {
+    fn table(&self, device: &'a DeviceSnapshot) -> Table<HeldRow<'a>> {
+        let (index, allocated) = (device.index, device.totals.allocated);
+        let mut table = lines(index, &device.lines, self.options);
+        held::push_remainders(&mut table, device);
+        let all: Vec<HeldRow<'_>> = device.lines.iter().map(HeldRow::of_line).collect();
+        let total = HeldRow {
+            live: allocated.into(),
             peak: Some(device.peak.allocated),
             blocks: Some(device.live_blocks),
-            live: device.totals.allocated.into(),
-            share: Cell::Share(allocated, allocated),
-            ..sum(
-                device.index,
-                &device.lines,
-                allocated,
-                total_name(device.index, layer),
-            )
+            ..held::sum(&all, total_name(index, self.replay.snapshot.cuda.layer))
         };
         table.push(Output::Text, total);
+        let names = names(&table);
+        held::complete(&mut table, index, allocated.0, names);
         table
     }
 }
@@ -259,74 +206,25 @@ impl<'a> LineReport<'a> {
 pub(super) fn lines<'a>(
     device: DeviceIndex,
     lines: &'a [LineRow],
-    allocated: u64,
     options: &ReportOptions,
-) -> Table<Row<'a>> {
+) -> Table<HeldRow<'a>> {
     let mut shown: Vec<&LineRow> = lines.iter().collect();
     shown.sort_by_cached_key(|row| {
         let figures = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
         (Reverse(options.sort.rank(figures)), words(&row.site))
     });
-    let hidden = shown.split_off(options.top.of(shown.len()));
+    let rows = shown.into_iter().map(HeldRow::of_line).collect();
     let mut table = Table::new(columns());
-    let names = match options.format {
-        Format::Text => names(&shown),
-        _ => FileNames::default(),
-    };
-    let names = Rc::new(names);
-    table.extend(
-        Output::All,
-        shown.into_iter().map(|line| Row {
-            device: Some(device),
-            kind: line.site.as_str(),
-            line: Some(line),
-            name: String::new(),
-            names: names.clone(),
-            live: line.live.into(),
-            peak: Some(line.peak),
-            blocks: Some(line.live_blocks),
-            allocs: Some(line.allocs),
-            share: Cell::Share(line.live.0, allocated),
-        }),
-    );
-    if !hidden.is_empty() {
-        let name = format!("({})", counted(hidden.len() as u64, "other line"));
-        table.push(Output::All, sum(device, hidden, allocated, name));
-    }
+    held::push_top(&mut table, rows, options.top.of(lines.len()), "other line");
+    held::complete(&mut table, device, 0, FileNames::default());
     table
 }
 
 /// Short names for the files of lines and their callers.
-fn names(lines: &[&LineRow]) -> FileNames {
-    let frames = lines.iter().flat_map(|row| {
-        let line = row.site.frame();
-        line.into_iter().chain(shown_callers(row))
-    });
+fn names(table: &Table<HeldRow<'_>>) -> FileNames {
+    let lines = table.rows.iter().filter_map(|entry| entry.row.line);
+    let frames = lines.flat_map(|row| row.site.frame().into_iter().chain(shown_callers(row)));
     FileNames::of(frames.map(|frame| &frame.file))
-}
-
-fn sum<'a, 'l>(
-    device: DeviceIndex,
-    lines: impl IntoIterator<Item = &'l LineRow>,
-    allocated: u64,
-    name: String,
-) -> Row<'a> {
-    let [mut live, mut blocks, mut allocs] = [0_u64; 3];
-    for line in lines {
-        live = live.saturating_add(line.live.0);
-        blocks = blocks.saturating_add(line.live_blocks);
-        allocs = allocs.saturating_add(line.allocs);
-    }
-    Row {
-        device: Some(device),
-        kind: OTHERS,
-        name,
-        live: Cell::Bytes(live),
-        blocks: Some(blocks),
-        allocs: Some(allocs),
-        share: Cell::Share(live, allocated),
-        ..Row::default()
-    }
 }
 
 /// Sort key of equal rows, for an order that is the same in every run.

@@ -8,6 +8,7 @@ mod document_old;
 mod estimate;
 mod events;
 mod growth;
+mod held;
 mod host;
 mod lines;
 mod many;

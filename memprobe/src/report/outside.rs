@@ -1,7 +1,8 @@
 //! Table of CUDA memory outside the caching allocator.
 
 use super::ReportOptions;
-use super::lines::{self, lines};
+use super::held::HeldRow;
+use super::lines::lines;
 use crate::bytes::human;
 use crate::event::DeviceIndex;
 use crate::label::{BLOCKS, FileNames};
@@ -16,7 +17,7 @@ pub(super) type OutsideTable<'a> = Table<Row<'a>>;
 /// Memory of one kind that a library got from CUDA.
 pub(super) struct Row<'a> {
     of: &'a OutsideRow,
-    lines: Table<lines::Row<'a>>,
+    lines: Table<HeldRow<'a>>,
     /// Names of the first lines.
     names: Vec<String>,
 }
@@ -64,8 +65,8 @@ pub(super) fn table<'a>(cuda: &'a CudaSnapshot, options: &ReportOptions) -> Outs
     let mut table = Table::new(columns());
     for row in &cuda.rows {
         let device = row.device.unwrap_or(DeviceIndex::UNKNOWN);
-        let lines = lines(device, &row.lines, row.live.0, options);
-        let sites = lines.data_rows().filter_map(lines::Row::site).take(LINES);
+        let lines = lines(device, &row.lines, options);
+        let sites = lines.data_rows().filter_map(|row| row.site).take(LINES);
         let names = sites.map(|site| names.site(site)).collect();
         let row = Row {
             of: row,

@@ -118,3 +118,20 @@ pub(super) fn purpose_kind(purpose: &PurposeInfo) -> &'static str {
         PurposeInfo::TooMany => "too_many",
     }
 }
+
+/// Shape of a tensor, as text.
+pub(super) fn shape(purpose: Option<&PurposeInfo>) -> Cell<'_> {
+    let shape = purpose.and_then(PurposeInfo::shape);
+    shape.map(ToString::to_string).into()
+}
+
+pub(super) fn dtype(purpose: Option<&PurposeInfo>) -> Cell<'_> {
+    let shape = purpose.and_then(PurposeInfo::shape);
+    shape.map(|shape| shape.dtype.to_string()).into()
+}
+
+/// Purpose of a block without a tensor.
+pub(super) fn purpose(purpose: Option<&PurposeInfo>) -> Cell<'_> {
+    let purpose = purpose.and_then(PurposeInfo::purpose);
+    purpose.map(ToString::to_string).into()
+}

@@ -160,6 +160,12 @@ impl From<u32> for Cell<'_> {
     }
 }
 
+impl From<f64> for Cell<'_> {
+    fn from(number: f64) -> Self {
+        Self::Rate(number)
+    }
+}
+
 impl From<DeviceIndex> for Cell<'_> {
     fn from(device: DeviceIndex) -> Self {
         Self::Device(device)

@@ -12,7 +12,7 @@ impl<R> Table<R> {
         Cell::List(self.objects().collect())
     }
 
-    fn objects(&self) -> impl Iterator<Item = Cell<'_>> {
+    pub fn objects(&self) -> impl Iterator<Item = Cell<'_>> {
         let is_in_document = |output| matches!(output, Output::All | Output::Data);
         let rows = self.rows.iter();
         rows.filter(move |entry| is_in_document(entry.output))

@@ -1,78 +1,61 @@
-//! Output formats of a table: text, one JSON document, one JSON object per row, or comma-separated
+//! Output formats of a report: text, one JSON document, one JSON object per row, or comma-separated
 //! values.
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::Format;
 use super::replay::Replay;
+use super::{Format, ReportOptions};
+use crate::view::table::{Column, CsvWriter, Page, Table, json_document, json_line};
 
-/// Table of a recording. The rows of all devices form one table, except in a document, which nests
-/// them by device.
-pub(super) trait Table {
-    /// Text for people.
-    fn text(&self) -> String;
+/// Tables of a recording, one for each device.
+pub(super) trait Report {
+    type Row<'a>
+    where
+        Self: 'a;
+
+    fn text(&self, page: &mut Page);
 
     /// All data as one document.
     fn document(&self) -> impl Serialize;
 
-    /// Column names, in the order of a row's values.
-    fn headings(&self) -> Vec<&'static str>;
+    fn columns(&self) -> Vec<Column<Self::Row<'_>>>;
 
-    fn rows(&self, layout: Layout) -> impl Iterator<Item = impl Serialize>;
+    fn tables(&self) -> impl Iterator<Item = Table<Self::Row<'_>>>;
 }
 
-/// Kinds of values that a row may contain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
-    /// Scalars and lists.
-    Nested,
-    /// Scalars only.
-    Flat,
-}
-
-pub(super) fn write(table: &impl Table, format: Format, out: &mut impl Write) -> io::Result<()> {
-    match format {
-        Format::Text => out.write_all(table.text().as_bytes()),
-        Format::Json => json(&table.document(), out),
+pub(super) fn write(
+    report: &impl Report,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    match options.format {
+        Format::Text => {
+            let mut page = Page::new(options.width, options.colour);
+            report.text(&mut page);
+            out.write_all(page.into_text().as_bytes())
+        }
+        Format::Json => json_document(&report.document(), out),
         Format::Jsonl => {
-            for row in table.rows(Layout::Nested) {
-                serde_json::to_writer(&mut *out, &row)?;
-                out.write_all(b"\n")?;
+            let columns = report.columns();
+            for table in report.tables() {
+                for row in table.data_rows() {
+                    json_line(&columns, row, out)?;
+                }
             }
             Ok(())
         }
-        Format::Csv => csv(&table.headings(), table.rows(Layout::Flat), out),
-    }
-}
-
-pub(super) fn json(document: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, document)?;
-    out.write_all(b"\n")
-}
-
-/// Writes comma-separated values. The headings are written even without rows.
-pub(super) fn csv<R: Serialize>(
-    headings: &[&str],
-    rows: impl Iterator<Item = R>,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    let mut table = csv::WriterBuilder::new()
-        .has_headers(false)
-        .from_writer(out);
-    table.write_record(headings).map_err(csv_error)?;
-    for row in rows {
-        table.serialize(row).map_err(csv_error)?;
-    }
-    table.flush()
-}
-
-/// Unwraps I/O errors, so that a broken pipe stays recognizable.
-pub(super) fn csv_error(error: csv::Error) -> io::Error {
-    match error.into_kind() {
-        csv::ErrorKind::Io(error) => error,
-        other => io::Error::other(format!("{other:?}")),
+        Format::Csv => {
+            let columns = report.columns();
+            let mut csv = CsvWriter::new(&columns, out)?;
+            for table in report.tables() {
+                for row in table.data_rows() {
+                    csv.row(row)?;
+                }
+            }
+            csv.flush()
+        }
     }
 }
 

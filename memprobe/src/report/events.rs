@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::document::csv_error;
+use super::document_old::csv_error;
 use super::structured::FrameRow;
 use super::{Format, Outcome, ReportError, ReportOptions};
 use crate::event::bytes::human;

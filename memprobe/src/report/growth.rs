@@ -1,28 +1,30 @@
 //! Report of memory that grows from iteration to iteration.
 
 mod retainers;
-mod structured;
 
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use serde::Serialize;
 
-use self::structured::{Row, SuspectRecord};
-use super::columns::{self, Cells};
-use super::document::{self, Document, Layout, Table};
+use super::cells::{self, place_kind, purpose_kind};
+use super::document::{self, Document, Report};
 use super::peak::place_name;
+use super::preamble::{NO_CALLS_INTO_CUDA, push_beginning, push_totals};
 use super::replay::Replay;
-use super::table::{self, Style};
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 use crate::attribution::AttributionLedger;
-use crate::attribution::growth::{Growth, GrowthLedger, Rate, StepUnit, Suspect};
+use crate::attribution::allocation_groups::AllocationGroup;
+use crate::attribution::growth::{
+    Growth, GrowthLedger, GrowthRetainer, Rate, RetainedGrowth, StepUnit, Suspect,
+};
 use crate::attribution::iterations::{IterationKind, Iterations, Source};
 use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
-use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo};
+use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, Site};
 use crate::recording::Reader;
-use crate::view::{FileNames, count, counted, rate, span};
+use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::{FileNames, count, counted, span};
 
 /// Note above the suspects.
 const SUSPECTS: &str = "Each row grew in most steps and kept most of its growth to the end: a leak, or a store that \
@@ -32,6 +34,99 @@ const SUSPECTS: &str = "Each row grew in most steps and kept most of its growth 
 struct OnDevice<'a> {
     device: &'a DeviceSnapshot,
     growth: Growth,
+}
+
+/// One row. `by` is `total`, `line`, `module` or `tensor`: different views of the same memory.
+struct Row<'a> {
+    device: DeviceIndex,
+    by: &'static str,
+    /// Unit of rates: `iteration` or `second`.
+    per: &'static str,
+    rate: &'a Rate,
+    /// Part of a suspect with most growth; `None` for the total.
+    part: Option<&'a AllocationGroup>,
+    /// Retainers of a suspect, if the process's objects were read.
+    retained: Option<&'a RetainedGrowth>,
+    name: String,
+}
+
+impl Row<'_> {
+    fn site(&self) -> Option<&Site> {
+        self.part.map(|part| &part.origin.site)
+    }
+
+    fn purpose(&self) -> Option<&PurposeInfo> {
+        self.part.map(|part| &part.what)
+    }
+
+    fn kind(&self) -> Option<&'static str> {
+        let AllocationGroup { origin, what } = self.part?;
+        Some(match self.by {
+            "line" => origin.site.as_str(),
+            "module" => place_kind(&origin.place),
+            _ => purpose_kind(what),
+        })
+    }
+
+    fn module(&self) -> Option<String> {
+        let place = &self.part?.origin.place;
+        (place_kind(place) == "module").then(|| place_name(place))
+    }
+
+    /// Top retainer of the blocks that were live when the process's objects were read.
+    fn retainer(&self) -> Option<&GrowthRetainer> {
+        self.retained?.retainers.first()
+    }
+}
+
+/// Columns, with the headings of the rates and of the last one.
+fn columns<'a>([bytes, blocks]: [&'static str; 2], name: &'static str) -> Vec<Column<Row<'a>>> {
+    vec![
+        Column::data("device", |row| row.device.into()),
+        Column::data("by", |row| row.by.into()),
+        Column::data("per", |row| row.per.into()),
+        Column::data("bytes", |row| Cell::Rate(row.rate.bytes)),
+        Column::figure(bytes, |row| rounded(row.rate.bytes).into()),
+        Column::number("blocks", blocks, |row| {
+            row.part.map(|_| row.rate.blocks).into()
+        }),
+        // Share of the steps with growth, from 0 to 1.
+        Column::data("grew", |row| Cell::Rate(row.rate.grew)),
+        Column::figure("GREW", |row| percent(row.rate.grew).into()),
+        Column::number("first", "FIRST", |row| row.rate.first.into()),
+        Column::number("last", "LAST", |row| row.rate.last.into()),
+        Column::data("kind", |row| row.kind().into()),
+        Column::data("file", |row| cells::file(row.site())),
+        Column::data("line", |row| cells::line(row.site())),
+        Column::data("function", |row| cells::function(row.site())),
+        Column::data("reason", |row| cells::reason(row.site())),
+        Column::data("node", |row| cells::node(row.site())),
+        Column::data("module", |row| row.module().into()),
+        Column::data("shape", |row| cells::shape(row.purpose())),
+        Column::data("dtype", |row| cells::dtype(row.purpose())),
+        Column::data("purpose", |row| cells::purpose(row.purpose())),
+        Column::data("retained_by", |row| row.retainer().map(|it| &*it.by).into()),
+        Column::data("retained_class", |row| {
+            row.retainer().and_then(|it| it.class.as_deref()).into()
+        }),
+        Column::data("retained_through", |row| {
+            row.retainer().and_then(|it| it.through.as_deref()).into()
+        }),
+        Column::data("retained_blocks", |row| {
+            row.retainer().map(|it| it.retained.blocks).into()
+        }),
+        Column::data("retained_bytes", |row| {
+            row.retainer().map(|it| it.retained.bytes).into()
+        }),
+        Column::data("exclusive_bytes", |row| {
+            row.retainer().map(|it| it.exclusive.bytes).into()
+        }),
+        Column::label(name, |row| (&*row.name).into()),
+        Column::json("retainers", |row| match row.retained {
+            Some(retained) => retainers::cell(retained),
+            None => Cell::Unknown,
+        }),
+    ]
 }
 
 /// Reads the recording and writes the report.
@@ -61,50 +156,151 @@ pub(super) fn write<R: BufRead>(
             Some(OnDevice { device, growth })
         })
         .collect();
-    let table = Suspects {
+    let report = GrowthReport {
         replay: &replay,
         devices,
         options,
     };
-    document::write(&table, options.format, out)?;
+    document::write(&report, options, out)?;
     Ok(replay.outcome())
 }
 
 /// Growth on every device.
-struct Suspects<'a> {
+struct GrowthReport<'a> {
     replay: &'a Replay,
     devices: Vec<OnDevice<'a>>,
     options: &'a ReportOptions,
 }
 
-/// A row in one of its output forms.
 #[derive(Serialize)]
-#[serde(untagged)]
-enum Written<'a> {
-    Nested(SuspectRecord<'a>),
-    Flat(Row<'a>),
+struct Device<'a> {
+    device: Cell<'static>,
+    per: &'static str,
+    /// Iterations or seconds per step.
+    step: f64,
+    /// Number of steps examined; with fewer than `needed_steps` there are no suspects.
+    steps: usize,
+    /// Earlier steps that were left out.
+    left_out: usize,
+    needed_steps: usize,
+    /// Minimum growth of a suspect.
+    least_growth: u64,
+    suspects: Table<Row<'a>>,
+    /// Time at which the process's objects were read, in nanoseconds since the start; null if
+    /// never.
+    read_ns: Option<u64>,
+    /// Retainers of all growing lines; `named`, `others` and `unknown` add up to `live`.
+    retainers: Option<Cell<'a>>,
 }
 
-impl Table for Suspects<'_> {
-    fn text(&self) -> String {
-        text(self.replay, &self.devices, self.options)
+impl Report for GrowthReport<'_> {
+    type Row<'r>
+        = Row<'r>
+    where
+        Self: 'r;
+
+    fn text(&self, page: &mut Page) {
+        push_beginning(page, self.replay);
+        for on in &self.devices {
+            let OnDevice { device, growth } = on;
+            page.blank();
+            push_totals(page, device);
+            page.note(&examined(growth));
+            if growth.steps >= growth.needed {
+                page.note(&total(growth, device.index));
+                if is_quiet(growth) {
+                    page.note(&no_growth(growth));
+                } else {
+                    page.note(SUSPECTS);
+                }
+            }
+            push_sections(page, on, self.options);
+            retainers::push(page, growth, self.replay.header.start, self.options);
+        }
+        if self.replay.snapshot.devices.len() > self.devices.len() {
+            page.blank();
+            page.note(NO_CALLS_INTO_CUDA);
+        }
     }
 
     fn document(&self) -> impl Serialize {
-        let device = |on| structured::device(on, self.replay);
-        Document::new(self.replay, self.devices.iter().map(device))
+        let started = self.replay.header.start.0;
+        let devices = self.devices.iter().map(move |on| {
+            let growth = &on.growth;
+            Device {
+                device: on.device.index.into(),
+                per: per(growth),
+                step: match growth.step {
+                    StepUnit::Iterations(iterations) => iterations,
+                    StepUnit::Window(nanoseconds) => nanoseconds as f64 / 1e9,
+                },
+                steps: growth.steps,
+                left_out: growth.left_out,
+                needed_steps: growth.needed,
+                least_growth: growth.least.0,
+                suspects: on.table(),
+                read_ns: growth.read.map(|read| read.0.saturating_sub(started)),
+                retainers: growth.read.map(|_| retainers::cell(&growth.retained)),
+            }
+        });
+        Document::new(self.replay, devices)
     }
 
-    fn headings(&self) -> Vec<&'static str> {
-        structured::HEADINGS.to_vec()
+    fn columns(&self) -> Vec<Column<Row<'_>>> {
+        columns([""; 2], "")
     }
 
-    fn rows(&self, layout: Layout) -> impl Iterator<Item = impl Serialize> {
-        let rows = self.devices.iter().flat_map(structured::rows);
-        rows.map(move |suspect| match layout {
-            Layout::Nested => Written::Nested(suspect),
-            Layout::Flat => Written::Flat(suspect.row),
-        })
+    fn tables(&self) -> impl Iterator<Item = Table<Row<'_>>> {
+        self.devices.iter().map(OnDevice::table)
+    }
+}
+
+impl OnDevice<'_> {
+    fn table(&self) -> Table<Row<'_>> {
+        let growth = &self.growth;
+        let mut table = Table::new(columns([""; 2], ""));
+        let total = growth.total.iter().map(|rate| Row {
+            device: self.device.index,
+            by: "total",
+            per: per(growth),
+            rate,
+            part: None,
+            retained: None,
+            name: String::new(),
+        });
+        table.extend(Output::Data, total);
+        table.extend(
+            Output::Data,
+            self.rows("line", &growth.lines, |_| String::new()),
+        );
+        table.extend(
+            Output::Data,
+            self.rows("module", &growth.modules, |_| String::new()),
+        );
+        table.extend(
+            Output::Data,
+            self.rows("tensor", &growth.tensors, |_| String::new()),
+        );
+        table
+    }
+
+    fn rows<'r, K>(
+        &'r self,
+        by: &'static str,
+        suspects: &'r [Suspect<K>],
+        name: impl Fn(&Suspect<K>) -> String,
+    ) -> Vec<Row<'r>> {
+        let growth = &self.growth;
+        let row = |suspect: &'r Suspect<K>| Row {
+            device: self.device.index,
+            by,
+            per: per(growth),
+            rate: &suspect.rate,
+            part: Some(&suspect.part),
+            retained: growth.read.map(|_| &suspect.retained),
+            name: name(suspect),
+        };
+        suspects.iter().map(row).collect()
     }
 }
 
@@ -131,39 +327,12 @@ fn intervals_per_iteration(iterations: &Iterations, intervals: u64) -> Option<f6
     })
 }
 
-fn text(replay: &Replay, devices: &[OnDevice<'_>], options: &ReportOptions) -> String {
-    let mut text = table::beginning(replay, options);
-    for on in devices {
-        let OnDevice { device, growth } = on;
-        table::push_line(&mut text, "");
-        table::push_totals(&mut text, device, options);
-        let mut notes = vec![looked_at(growth)];
-        if growth.steps >= growth.needed {
-            notes.push(total(growth, device.index));
-            notes.push(match is_quiet(growth) {
-                true => nobody(growth),
-                false => SUSPECTS.to_owned(),
-            });
-        }
-        for note in notes {
-            table::push_note(&mut text, &note, options.width);
-        }
-        render(&mut text, growth, options);
-        retainers::render(&mut text, on, replay.header.start, options);
-    }
-    if replay.snapshot.devices.len() > devices.len() {
-        table::push_line(&mut text, "");
-        table::push_note(&mut text, table::NO_CALLS_INTO_CUDA, options.width);
-    }
-    text
-}
-
 fn is_quiet(growth: &Growth) -> bool {
     growth.lines.is_empty() && growth.modules.is_empty() && growth.tensors.is_empty()
 }
 
 /// Describes the data behind the figures.
-fn looked_at(growth: &Growth) -> String {
+fn examined(growth: &Growth) -> String {
     let steps = counted(growth.steps as u64, "step");
     let each = match growth.step {
         StepUnit::Iterations(each) if (each - 1.0).abs() < 0.01 => {
@@ -188,20 +357,25 @@ fn looked_at(growth: &Growth) -> String {
     text
 }
 
+/// Unit of rates.
 fn per(growth: &Growth) -> &'static str {
     match growth.step {
-        StepUnit::Iterations(_) => "an iteration",
-        StepUnit::Window(_) => "a second",
+        StepUnit::Iterations(_) => "iteration",
+        StepUnit::Window(_) => "second",
     }
 }
 
 fn total(growth: &Growth, device: DeviceIndex) -> String {
     match &growth.total {
         Some(total) => format!(
-            "{device} as a whole grows by {} {}, in {:.0}% of the steps: from {} to {}.",
-            bytes(total.bytes),
+            "{device} as a whole grows by {} {} {}, in {} of the steps: from {} to {}.",
+            human(rounded(total.bytes)),
+            match growth.step {
+                StepUnit::Iterations(_) => "an",
+                StepUnit::Window(_) => "a",
+            },
             per(growth),
-            100.0 * total.grew,
+            percent(total.grew),
             human(total.first),
             human(total.last)
         ),
@@ -209,81 +383,60 @@ fn total(growth: &Growth, device: DeviceIndex) -> String {
     }
 }
 
-fn nobody(growth: &Growth) -> String {
+fn no_growth(growth: &Growth) -> String {
     format!(
         "No line, module or tensor grows. (Growth below {} over these steps is not listed.)",
         human(growth.least)
     )
 }
 
-/// Formats a fractional number of bytes.
-fn bytes(bytes: f64) -> String {
+/// Rounds a fractional number of bytes.
+fn rounded(bytes: f64) -> Bytes {
     // The cast saturates beyond `u64`; negative numbers become 0.
-    human(Bytes(bytes.round() as u64))
+    Bytes(bytes.round() as u64)
 }
 
-fn render(text: &mut String, growth: &Growth, options: &ReportOptions) {
+fn percent(share: f64) -> String {
+    format!("{:.0}%", 100.0 * share)
+}
+
+/// Adds a table of each kind of suspects.
+fn push_sections(page: &mut Page, on: &OnDevice<'_>, options: &ReportOptions) {
+    let growth = &on.growth;
     let frames = growth.lines.iter().filter_map(|line| line.who.frame());
     let names = FileNames::of(frames.map(|frame| &frame.file));
-    let of_part = |suspect: &Suspect<_>| {
-        let part = &suspect.part;
-        match part.what {
-            PurposeInfo::Unknown => String::new(),
-            _ => format!("  {}", shapes::tensor(&part.what)),
+    let lines = on.rows("line", &growth.lines, |line| {
+        let name = names.site(&line.who);
+        match line.part.what {
+            PurposeInfo::Unknown => name,
+            _ => format!("{name}  {}", shapes::tensor(&line.part.what)),
         }
-    };
-    section(text, growth, "LINE", &growth.lines, options, |line| {
-        format!("{}{}", names.site(&line.who), of_part(line))
     });
-    if growth.knows_modules {
-        section(text, growth, "MODULE", &growth.modules, options, |it| {
-            place_name(&it.who)
-        });
-    }
-    section(text, growth, "TENSOR", &growth.tensors, options, |it| {
-        shapes::tensor(&it.who)
-    });
-}
-
-fn section<K>(
-    text: &mut String,
-    growth: &Growth,
-    what: &str,
-    suspects: &[Suspect<K>],
-    options: &ReportOptions,
-    name: impl Fn(&Suspect<K>) -> String,
-) {
-    if suspects.is_empty() {
-        return;
-    }
-    let (shown, hidden) = suspects.split_at(options.top.of(suspects.len()));
-    let headings = match growth.step {
-        StepUnit::Iterations(_) => ["BYTES/ITER", "BLOCKS/ITER", "GREW", "FIRST", "LAST", what],
-        StepUnit::Window(_) => ["BYTES/s", "BLOCKS/s", "GREW", "FIRST", "LAST", what],
+    let modules = on.rows("module", &growth.modules, |it| place_name(&it.who));
+    let tensors = on.rows("tensor", &growth.tensors, |it| shapes::tensor(&it.who));
+    let sections = [
+        ("LINE", lines, true),
+        ("MODULE", modules, growth.knows_modules),
+        ("TENSOR", tensors, true),
+    ];
+    let heads = match growth.step {
+        StepUnit::Iterations(_) => ["BYTES/ITER", "BLOCKS/ITER"],
+        StepUnit::Window(_) => ["BYTES/s", "BLOCKS/s"],
     };
-    let mut cells: Vec<Cells> = vec![headings.map(str::to_owned).to_vec()];
-    cells.extend(
-        shown
-            .iter()
-            .map(|suspect| row(&suspect.rate, name(suspect))),
-    );
-    table::push_line(text, "");
-    columns::lay_out(text, &cells, options.width, Style(options.colour));
-    if !hidden.is_empty() {
-        let others = count(hidden.len() as u64);
-        table::push_line(text, &format!("(and {others} more: --limit all)"));
+    for (name, mut rows, is_known) in sections {
+        if rows.is_empty() || !is_known {
+            continue;
+        }
+        let hidden = rows.split_off(options.top.of(rows.len()));
+        let mut table = Table::new(columns(heads, name));
+        table.extend(Output::Text, rows);
+        page.blank();
+        page.table(&table);
+        if !hidden.is_empty() {
+            let others = count(hidden.len() as u64);
+            page.line(&format!("(and {others} more: --limit all)"));
+        }
     }
-}
-
-fn row(rate_of: &Rate, name: String) -> Cells {
-    vec![
-        bytes(rate_of.bytes),
-        rate(rate_of.blocks),
-        format!("{:.0}%", 100.0 * rate_of.grew),
-        human(rate_of.first),
-        human(rate_of.last),
-        name,
-    ]
 }
 
 #[cfg(test)]

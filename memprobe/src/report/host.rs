@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::Colour;
-use super::document::json;
+use super::document_old::json;
 use super::structured::FrameRow;
 use crate::event::bytes::short;
 use crate::ledger::snapshot::Site;

@@ -1,61 +1,230 @@
-//! Selection and order of a device's lines, and the sum of hidden ones.
+//! Table of lines.
 
 use std::cmp::Reverse;
 
+use serde::Serialize;
+
 use super::ReportOptions;
-use crate::event::Frame;
+use super::cells::{self, total_name};
+use super::document::Report;
+use super::held::{self, HeldRow};
+use super::outside::{self, OutsideTable};
+use super::preamble::{push_beginning, push_totals};
+use super::replay::Replay;
+use crate::event::{DeviceIndex, Frame};
+use crate::ledger::grouping::{Origin, origin_of};
 use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site};
+use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::{BLOCKS, FileNames};
 
-/// Lines of one device: the shown ones in order, and sums.
-pub(super) struct Lines<'a> {
-    pub shown: Vec<&'a LineRow>,
-    pub hidden: Sum,
-    pub all: Sum,
+fn columns<'a>() -> Vec<Column<HeldRow<'a>>> {
+    vec![
+        Column::data("device", |row| row.device.into()),
+        Column::data("kind", |row| row.kind.into()),
+        Column::data("file", |row| cells::file(row.site)),
+        Column::data("line", |row| cells::line(row.site)),
+        Column::data("function", |row| cells::function(row.site)),
+        Column::data("thread", |row| cells::thread(row.site)),
+        Column::data("reason", |row| cells::reason(row.site)),
+        Column::number("live", "LIVE", |row| row.live.clone()),
+        Column::number("peak", "PEAK", |row| row.peak.into()),
+        Column::number("live_blocks", BLOCKS, |row| row.blocks.into()),
+        Column::number("allocs", "ALLOCS", |row| row.allocs.into()),
+        Column::data("alloc_bytes", |row| {
+            row.line.map(|it| it.alloc_bytes).into()
+        }),
+        Column::figure("SHARE", HeldRow::share),
+        Column::label("LINE", HeldRow::site_name),
+        Column::trail(|row| {
+            let callers = row.line.map(shown_callers).unwrap_or_default();
+            let name = |frame| format!("<- {}", row.names.frame(frame)).into();
+            Cell::List(callers.into_iter().map(name).collect())
+        }),
+        Column::json("callers", |row| match row.line {
+            Some(line) => cells::frames(callers(line)),
+            None => Cell::Unknown,
+        }),
+        Column::json("node", |row| cells::node(row.site)),
+    ]
 }
 
-/// Sum of several lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sum {
-    pub lines: usize,
-    pub live: u64,
-    pub live_blocks: u64,
-    pub allocs: u64,
+pub(super) struct LineReport<'a> {
+    pub(super) replay: &'a Replay,
+    pub(super) options: &'a ReportOptions,
 }
 
-impl Sum {
-    fn of<'a>(rows: impl IntoIterator<Item = &'a LineRow>) -> Self {
-        rows.into_iter().fold(Self::default(), |sum, row| Self {
-            lines: sum.lines + 1,
-            live: sum.live.saturating_add(row.live.0),
-            live_blocks: sum.live_blocks.saturating_add(row.live_blocks),
-            allocs: sum.allocs.saturating_add(row.allocs),
-        })
+#[derive(Serialize)]
+struct Document<'a> {
+    memprobe: &'a str,
+    command: &'a str,
+    pid: Option<u32>,
+    /// Process id in its own PID namespace, if that differs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inner_pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container: Option<&'a str>,
+    python: Option<&'a str>,
+    torch: Option<&'a str>,
+    start_ns: u64,
+    wall_start_ms: Option<u64>,
+    duration_ns: u64,
+    end: Option<&'static str>,
+    truncated: bool,
+    events: u64,
+    lost_events: u64,
+    lost_stacks: u64,
+    lost_uses: u64,
+    malformed: u64,
+    disagreements: u64,
+    /// Layer of software behind the lines.
+    layer: &'static str,
+    devices: Vec<Device<'a>>,
+    /// CUDA memory outside the caching allocator.
+    cuda: OutsideTable<'a>,
+}
+
+#[derive(Serialize)]
+struct Device<'a> {
+    /// `null` if unknown.
+    device: Cell<'static>,
+    allocated: u64,
+    reserved: u64,
+    peak_allocated: u64,
+    peak_reserved: u64,
+    before_attach: u64,
+    /// Number of blocks in `before_attach`; null unless all are known.
+    before_attach_blocks: Option<u64>,
+    /// Frees since attach of blocks that were unknown.
+    unseen_frees: u64,
+    /// Reason that the blocks could not be read at attach.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before_attach_unread: Option<&'a str>,
+    unaccounted: i64,
+    live_blocks: u64,
+    ooms: u64,
+    lines: Table<HeldRow<'a>>,
+}
+
+impl<'a> Report for LineReport<'a> {
+    type Row<'r>
+        = HeldRow<'a>
+    where
+        Self: 'r;
+
+    fn text(&self, page: &mut Page) {
+        push_beginning(page, self.replay);
+        let devices = self.replay.snapshot.devices.iter();
+        for (device, table) in devices.zip(self.tables()) {
+            page.blank();
+            push_totals(page, device);
+            page.table(&table);
+        }
+        outside::push(page, &self.replay.snapshot.cuda, self.options);
     }
-}
 
-impl<'a> Lines<'a> {
-    pub(super) fn of(device: &'a DeviceSnapshot, options: &ReportOptions) -> Self {
-        Self::among(&device.lines, options)
-    }
-
-    pub(super) fn among(lines: &'a [LineRow], options: &ReportOptions) -> Self {
-        let mut shown: Vec<&LineRow> = lines.iter().collect();
-        shown.sort_by(|one, other| {
-            let key = |row: &LineRow| {
-                let figures = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
-                Reverse(options.sort.rank(figures))
-            };
-            key(one)
-                .cmp(&key(other))
-                .then_with(|| words(&one.site).cmp(&words(&other.site)))
-        });
-        let rest = shown.split_off(options.top.of(shown.len()));
-        Self {
-            shown,
-            hidden: Sum::of(rest),
-            all: Sum::of(lines),
+    fn document(&self) -> impl Serialize {
+        let snapshot = &self.replay.snapshot;
+        let (target, health) = (&snapshot.target, &snapshot.health);
+        Document {
+            memprobe: &self.replay.header.version,
+            command: &target.command,
+            pid: target.tgid.map(|tgid| tgid.0),
+            inner_pid: target.inner_tgid.map(|tgid| tgid.0),
+            container: target.container.as_deref(),
+            python: target.python.as_deref(),
+            torch: target.torch.as_deref(),
+            start_ns: snapshot.started.0,
+            wall_start_ms: self.replay.header.wall_start_ms,
+            duration_ns: self.replay.duration(),
+            end: self.replay.end.as_ref().map(|end| end.reason.as_str()),
+            truncated: self.replay.truncated,
+            events: health.events,
+            lost_events: health.losses.events,
+            lost_stacks: health.losses.stacks,
+            lost_uses: health.losses.uses,
+            malformed: health.losses.malformed,
+            disagreements: health.disagreements,
+            layer: snapshot.cuda.layer.as_str(),
+            cuda: outside::table(&snapshot.cuda, self.options),
+            devices: snapshot
+                .devices
+                .iter()
+                .map(|device| self.device(device))
+                .collect(),
         }
     }
+
+    fn columns(&self) -> Vec<Column<HeldRow<'a>>> {
+        columns()
+    }
+
+    fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'a>>> {
+        let devices = self.replay.snapshot.devices.iter();
+        devices.map(|device| self.table(device))
+    }
+}
+
+impl<'a> LineReport<'a> {
+    fn device(&self, device: &'a DeviceSnapshot) -> Device<'a> {
+        let before = &device.before_attach;
+        Device {
+            device: device.index.into(),
+            allocated: device.totals.allocated.0,
+            reserved: device.totals.reserved.0,
+            peak_allocated: device.peak.allocated.0,
+            peak_reserved: device.peak.reserved.0,
+            before_attach: before.live.0,
+            before_attach_blocks: before.live_blocks(),
+            unseen_frees: before.unseen_frees,
+            before_attach_unread: before.unread.as_deref(),
+            unaccounted: device.unaccounted,
+            live_blocks: device.live_blocks,
+            ooms: device.ooms,
+            lines: self.table(device),
+        }
+    }
+
+    fn table(&self, device: &'a DeviceSnapshot) -> Table<HeldRow<'a>> {
+        let (index, allocated) = (device.index, device.totals.allocated);
+        let mut table = lines(index, &device.lines, self.options);
+        held::push_remainders(&mut table, device);
+        let all: Vec<HeldRow<'_>> = device.lines.iter().map(HeldRow::of_line).collect();
+        let total = HeldRow {
+            live: allocated.into(),
+            peak: Some(device.peak.allocated),
+            blocks: Some(device.live_blocks),
+            ..held::sum(&all, total_name(index, self.replay.snapshot.cuda.layer))
+        };
+        table.push(Output::Text, total);
+        let names = names(&table);
+        held::complete(&mut table, index, allocated.0, names);
+        table
+    }
+}
+
+/// The first lines in the order of the options, and the sum of the others.
+pub(super) fn lines<'a>(
+    device: DeviceIndex,
+    lines: &'a [LineRow],
+    options: &ReportOptions,
+) -> Table<HeldRow<'a>> {
+    let mut shown: Vec<&LineRow> = lines.iter().collect();
+    shown.sort_by_cached_key(|row| {
+        let figures = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
+        (Reverse(options.sort.rank(figures)), words(&row.site))
+    });
+    let rows = shown.into_iter().map(HeldRow::of_line).collect();
+    let mut table = Table::new(columns());
+    held::push_top(&mut table, rows, options.top.of(lines.len()), "other line");
+    held::complete(&mut table, device, 0, FileNames::default());
+    table
+}
+
+/// Short names for the files of lines and their callers.
+fn names(table: &Table<HeldRow<'_>>) -> FileNames {
+    let lines = table.rows.iter().filter_map(|entry| entry.row.line);
+    let frames = lines.flat_map(|row| row.site.frame().into_iter().chain(shown_callers(row)));
+    FileNames::of(frames.map(|frame| &frame.file))
 }
 
 /// Sort key of equal rows, for an order that is the same in every run.
@@ -68,9 +237,23 @@ fn words(site: &Site) -> (u8, &str, u32, &str, &str) {
     }
 }
 
+/// Callers worth showing. Beside a line of the user's own code these are only the user's callers,
+/// if there are any; otherwise all.
+fn shown_callers(row: &LineRow) -> Vec<&Frame> {
+    let is_own = |frame: &&Frame| origin_of(frame) == Origin::User;
+    let all = callers(row);
+    let own: Vec<_> = all.iter().filter(is_own).collect();
+    let line_is_own = row.site.frame().is_some_and(|line| is_own(&line));
+    if line_is_own && !own.is_empty() {
+        own
+    } else {
+        all.iter().collect()
+    }
+}
+
 /// Callers of a row's line, nearest first, on its stack that holds most. A line of the forward pass
 /// has the callers of its forward stack, not those of `backward()`.
-pub(super) fn callers(row: &LineRow) -> &[Frame] {
+fn callers(row: &LineRow) -> &[Frame] {
     let stack = row.stacks.first().map(|row| &*row.stack);
     let node = stack.and_then(|stack| stack.context.node.as_ref());
     let stack = match (&row.site, node.and_then(|node| node.forward.as_ref())) {
@@ -78,9 +261,7 @@ pub(super) fn callers(row: &LineRow) -> &[Frame] {
         _ => stack,
     };
     let stack = stack.map(|stack| &*stack.frames).unwrap_or_default();
-    let at = row
-        .site
-        .frame()
-        .and_then(|line| stack.iter().position(|frame| frame == line));
+    let line = row.site.frame();
+    let at = line.and_then(|line| stack.iter().position(|frame| frame == line));
     at.map_or(&[], |at| &stack[at + 1..])
 }

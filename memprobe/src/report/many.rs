@@ -1,16 +1,17 @@
 //! Report of several recordings: each in turn, then their sum.
 
-use std::fmt::Write as _;
 use std::io::{self, BufRead, Write};
 
 use serde::Serialize;
 
+use super::document::Report;
+use super::lines::LineReport;
 use super::replay::Replay;
-use super::{By, Format, ReportError, ReportOptions, replay, structured, table};
-use crate::event::bytes::human;
+use super::{By, Format, ReportError, ReportOptions, replay};
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::recording::{Reader, RecordingError};
-use crate::view::{CUT, clean, count, fit};
+use crate::view::clean;
+use crate::view::table::{Column, Output, Page, Style, Table};
 
 /// Report of several recordings.
 pub struct Many<'a, W> {
@@ -20,13 +21,33 @@ pub struct Many<'a, W> {
     recordings: u64,
 }
 
-/// Memory of one process on one device.
+/// Memory of one process on one device, or the sum of all.
 struct Row {
     recording: String,
-    device: DeviceIndex,
+    device: Option<DeviceIndex>,
     events: u64,
     now: Totals,
     peak: Totals,
+}
+
+fn columns() -> Vec<Column<Row>> {
+    vec![
+        Column::figure("ALLOCATED", |row| row.now.allocated.into()),
+        Column::figure("PEAK", |row| row.peak.allocated.into()),
+        Column::figure("RESERVED", |row| row.now.reserved.into()),
+        Column::figure("PEAK", |row| row.peak.reserved.into()),
+        Column::figure("EVENTS", |row| row.events.into()),
+        Column::figure("DEVICE", |row| row.device.into()),
+        Column::label("RECORDING", |row| (&*row.recording).into()),
+    ]
+}
+
+/// A document, with the name of its recording.
+#[derive(Serialize)]
+struct Named<'a, D> {
+    recording: &'a str,
+    #[serde(flatten)]
+    report: D,
 }
 
 /// Sum of all rows.
@@ -70,20 +91,25 @@ impl<'a, W: Write> Many<'a, W> {
     /// If the recording cannot be read, or `out` cannot be written.
     pub fn add<R: BufRead>(&mut self, name: &str, reader: Reader<R>) -> Result<(), ReportError> {
         let replay = replay::run(reader, self.options.grouping)?;
-        let is_first = self.recordings == 0;
-        self.recordings += 1;
+        let report = LineReport {
+            replay: &replay,
+            options: self.options,
+        };
         if self.options.format == Format::Json {
-            if !is_first {
-                self.out.write_all(b",\n")?;
-            }
-            structured::named_json(name, &replay, self.options, self.out)?;
+            let report = report.document();
+            self.document(&Named {
+                recording: name,
+                report,
+            })?;
         } else {
-            if !is_first {
-                self.out.write_all(b"\n")?;
+            let mut page = self.page();
+            if self.recordings > 0 {
+                page.blank();
             }
-            let text = table::render(&replay, self.options);
-            self.out.write_all(text.as_bytes())?;
+            report.text(&mut page);
+            self.out.write_all(page.into_text().as_bytes())?;
         }
+        self.recordings += 1;
         self.keep(name, &replay);
         Ok(())
     }
@@ -97,20 +123,27 @@ impl<'a, W: Write> Many<'a, W> {
         name: &str,
         error: &RecordingError,
     ) -> Result<(), ReportError> {
-        let is_first = self.recordings == 0;
-        self.recordings += 1;
         if self.options.format == Format::Json {
             let error = error.to_string();
-            let document = serde_json::json!({ "recording": name, "error": error });
-            if !is_first {
-                self.out.write_all(b",\n")?;
-            }
-            serde_json::to_writer_pretty(&mut *self.out, &document).map_err(io::Error::from)?;
+            self.document(&serde_json::json!({ "recording": name, "error": error }))?;
         } else {
             let line = format!("{}: {error}", clean(name));
-            writeln!(self.out, "{}", table::warning(self.options.colour, &line))?;
+            writeln!(self.out, "{}", Style(self.options.colour).warning(&line))?;
         }
+        self.recordings += 1;
         Ok(())
+    }
+
+    fn page(&self) -> Page {
+        Page::new(self.options.width, self.options.colour)
+    }
+
+    /// Writes the document of the next recording.
+    fn document(&mut self, document: &impl Serialize) -> io::Result<()> {
+        if self.recordings > 0 {
+            self.out.write_all(b",\n")?;
+        }
+        Ok(serde_json::to_writer_pretty(&mut *self.out, document)?)
     }
 
     fn keep(&mut self, name: &str, replay: &Replay) {
@@ -119,7 +152,7 @@ impl<'a, W: Write> Many<'a, W> {
         self.rows
             .extend(devices.enumerate().map(|(at, device)| Row {
                 recording: name.to_owned(),
-                device: device.index,
+                device: Some(device.index),
                 // The count is per process, so only the first device has it.
                 events: if at == 0 { events } else { 0 },
                 now: device.totals,
@@ -138,8 +171,23 @@ impl<'a, W: Write> Many<'a, W> {
             serde_json::to_writer_pretty(&mut *self.out, &total).map_err(io::Error::from)?;
             self.out.write_all(b"}\n")?;
         } else {
-            let text = render(&self.rows, &total, self.options);
-            self.out.write_all(text.as_bytes())?;
+            let totals = |allocated, reserved| Totals {
+                allocated: Bytes(allocated),
+                reserved: Bytes(reserved),
+            };
+            let sum = Row {
+                recording: "(sum; the peaks may be at different times)".to_owned(),
+                device: None,
+                events: total.events,
+                now: totals(total.allocated, total.reserved),
+                peak: totals(total.sum_of_peak_allocated, total.sum_of_peak_reserved),
+            };
+            let mut page = self.page();
+            let mut table = Table::new(columns());
+            table.extend(Output::Text, self.rows.into_iter().chain([sum]));
+            page.blank();
+            page.table(&table);
+            self.out.write_all(page.into_text().as_bytes())?;
         }
         Ok(self.out.flush()?)
     }
@@ -158,56 +206,4 @@ impl<'a, W: Write> Many<'a, W> {
         }
         total
     }
-}
-
-/// Table of processes, as text.
-fn render(rows: &[Row], total: &Total, options: &ReportOptions) -> String {
-    let headings = ["ALLOCATED", "PEAK", "RESERVED", "PEAK", "EVENTS", "DEVICE"];
-    let mut table: Vec<([String; 6], String)> =
-        vec![(headings.map(str::to_owned), "RECORDING".to_owned())];
-    table.extend(rows.iter().map(|row| {
-        let cells = [
-            human(row.now.allocated),
-            human(row.peak.allocated),
-            human(row.now.reserved),
-            human(row.peak.reserved),
-            count(row.events),
-            row.device.to_string(),
-        ];
-        (cells, clean(&row.recording))
-    }));
-    let sums = [
-        human(Bytes(total.allocated)),
-        human(Bytes(total.sum_of_peak_allocated)),
-        human(Bytes(total.reserved)),
-        human(Bytes(total.sum_of_peak_reserved)),
-        count(total.events),
-        "-".to_owned(),
-    ];
-    table.push((
-        sums,
-        "(sum; the peaks may be at different times)".to_owned(),
-    ));
-    let widths: [usize; 6] = std::array::from_fn(|column| {
-        let cells = table.iter().map(|(cells, _)| cells[column].len());
-        cells.max().unwrap_or(0)
-    });
-    let mut text = "\n".to_owned();
-    for (at, (cells, last)) in table.iter().enumerate() {
-        let mut line = String::new();
-        for (cell, width) in cells.iter().zip(widths) {
-            // Writing to a string cannot fail.
-            let _ = write!(line, "{cell:>width$}  ");
-        }
-        line.push_str(last);
-        let line = fit(&line, options.width, CUT);
-        let line = if at == 0 {
-            table::strong(options.colour, &line)
-        } else {
-            line
-        };
-        text.push_str(&line);
-        text.push('\n');
-    }
-    text
 }

@@ -1,17 +1,22 @@
 //! Reports: tables of a recording, tensors of a process, processes of a host, estimates.
 
 mod attribution;
+mod cells;
 mod columns;
 mod document;
+mod document_old;
 mod estimate;
 mod events;
 mod growth;
+mod held;
 mod host;
 mod lines;
 mod many;
 mod modules;
 mod outline;
+mod outside;
 mod peak;
+mod preamble;
 mod replay;
 mod shapes;
 mod structured;
@@ -31,7 +36,8 @@ use crate::attribution::iterations::IterationLine;
 use crate::event::Losses;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, RecordingError};
-use structured::LineTable;
+pub use crate::view::table::Colour;
+use lines::LineReport;
 
 /// Content and format of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,15 +187,6 @@ pub enum Alike {
     Each,
 }
 
-/// Use of colour in text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Colour {
-    /// None: for pipes, files and `NO_COLOR`.
-    Plain,
-    /// The sixteen colours of every terminal.
-    Ansi,
-}
-
 /// Result of reading a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -274,11 +271,11 @@ fn lines<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let replay = replay::run(reader, options.grouping)?;
-    let table = LineTable {
+    let report = LineReport {
         replay: &replay,
         options,
     };
-    document::write(&table, options.format, out)?;
+    document::write(&report, options, out)?;
     Ok(replay.outcome())
 }
 

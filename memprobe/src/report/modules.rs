@@ -1,7 +1,5 @@
 //! Table of modules: a tree by the components of their paths.
 
-mod structured;
-
 use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::io::{BufRead, Write};
@@ -9,21 +7,20 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::columns::{self, Cells};
-use super::document::{self, Document, Layout, Table};
+use super::cells::{place_kind, remainders, total_name};
+use super::document::{self, Document, Report};
 use super::outline;
 use super::peak::place_name;
+use super::preamble::{NO_CALLS_INTO_CUDA, NO_MODULES, push_beginning, push_totals};
 use super::replay::Replay;
-use super::table::{self, Style};
-use super::{Alike, Outcome, ReportError, ReportOptions, Sort, replay};
-use crate::attribution::allocation_groups::Pass;
+use super::{Alike, Format, Outcome, ReportError, ReportOptions, Sort, replay};
+use crate::attribution::allocation_groups::Pass::{Backward, Forward, Recompute};
 use crate::attribution::modules::{Additive, ModuleLedger, ModuleRow, ModuleTree, Sums, fold};
 use crate::attribution::peak::Holding;
-use crate::event::bytes::{short, signed};
-use crate::event::{Bytes, DeviceIndex};
 use crate::ledger::snapshot::DeviceSnapshot;
 use crate::recording::Reader;
-use crate::view::{BEFORE_ATTACH, UNACCOUNTED, count, counted, duration, percent};
+use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::{counted, duration};
 
 /// Note below the table.
 const PARAMETERS: &str =
@@ -31,6 +28,140 @@ const PARAMETERS: &str =
 
 /// A displayed module.
 type Shown = outline::Shown<Sums>;
+
+/// One row. `kind` is `module`, `outside`, `unknown`, `backward_unknown`, `too_many`,
+/// `before_attach` or `unaccounted`.
+#[derive(Default)]
+struct Row {
+    device: Cell<'static>,
+    kind: &'static str,
+    path: Option<String>,
+    /// 0 for an outermost module.
+    depth: Option<u64>,
+    /// Indented name, for text.
+    name: String,
+    /// Memory with submodules, and without.
+    sums: Option<[Sums; 2]>,
+    /// Bytes now and at the peak, and blocks now, of a row without sums.
+    rest: ([Cell<'static>; 2], Option<u64>),
+    /// Allocated bytes of the device at its peak.
+    whole: u64,
+}
+
+impl Row {
+    fn new(name: String, total: Sums, own: Sums) -> Self {
+        Self {
+            name,
+            sums: Some([total, own]),
+            ..Self::default()
+        }
+    }
+
+    fn total<T: Into<Cell<'static>>>(&self, value: fn(&Sums) -> T) -> Cell<'static> {
+        self.sums
+            .as_ref()
+            .map(|[total, _]| value(total).into())
+            .unwrap_or_default()
+    }
+
+    fn own<T: Into<Cell<'static>>>(&self, value: fn(&Holding) -> T) -> Cell<'static> {
+        self.sums
+            .as_ref()
+            .map(|[_, own]| value(&own.all).into())
+            .unwrap_or_default()
+    }
+
+    fn or_rest(&self, value: Cell<'static>, moment: usize) -> Cell<'static> {
+        match self.sums {
+            Some(_) => value,
+            None => self.rest.0[moment].clone(),
+        }
+    }
+
+    fn or_blocks(&self, value: Cell<'static>) -> Cell<'static> {
+        match self.sums {
+            Some(_) => value,
+            None => self.rest.1.into(),
+        }
+    }
+}
+
+type ModuleColumn = Column<Row>;
+
+/// Columns whose keys begin with `own` exclude a module's parts. They add up to the allocator's
+/// total now (`own_live`) and at the peak (`own_at_peak`).
+fn columns(recomputed: bool) -> Vec<ModuleColumn> {
+    let at_peak: fn(&Row) -> Cell<'_> = |row| row.or_rest(row.total(|it| it.all.at_peak), 1);
+    let live: fn(&Row) -> Cell<'_> = |row| row.or_rest(row.total(|it| it.all.live), 0);
+    let mut columns = vec![
+        Column::figure("AT PEAK", at_peak),
+        ModuleColumn::figure("SHARE", |row| match row.sums {
+            Some([total, _]) => Cell::Share(total.all.at_peak.0, row.whole),
+            None => Cell::Unknown,
+        })
+        .priority(1),
+        Column::figure("FORWARD", |row| row.total(|it| it.pass(Forward).at_peak)),
+    ];
+    if recomputed {
+        let at_peak: fn(&Row) -> Cell<'_> = |row| row.total(|it| it.pass(Recompute).at_peak);
+        columns.push(Column::figure("RECOMPUTE", at_peak));
+    }
+    columns.extend([
+        ModuleColumn::figure("BACKWARD", |row| row.total(|it| it.pass(Backward).at_peak)),
+        Column::figure("OWN", |row| row.own(|own| own.at_peak)),
+        Column::figure("LIVE", live),
+        Column::figure("PEAK", |row| row.total(|it| it.all.peak)),
+        Column::figure("ALLOCS", |row| row.total(|it| it.all.allocs)),
+        Column::label("MODULE", |row| (&*row.name).into()),
+        Column::data("device", |row| row.device.clone()),
+        Column::data("kind", |row| row.kind.into()),
+        Column::data("path", |row| row.path.as_deref().into()),
+        Column::data("depth", |row| row.depth.into()),
+        Column::data("live", live),
+        Column::data("at_peak", at_peak),
+        Column::data("peak", |row| row.total(|it| it.all.peak)),
+        Column::data("live_blocks", |row| {
+            row.or_blocks(row.total(|it| it.all.live_blocks))
+        }),
+        Column::data("at_peak_blocks", |row| {
+            row.total(|it| it.all.at_peak_blocks)
+        }),
+        Column::data("allocs", |row| row.total(|it| it.all.allocs)),
+        Column::data("forward_live", |row| row.total(|it| it.pass(Forward).live)),
+        Column::data("forward_at_peak", |row| {
+            row.total(|it| it.pass(Forward).at_peak)
+        }),
+        Column::data("forward_peak", |row| row.total(|it| it.pass(Forward).peak)),
+        Column::data("recompute_live", |row| {
+            row.total(|it| it.pass(Recompute).live)
+        }),
+        Column::data("recompute_at_peak", |row| {
+            row.total(|it| it.pass(Recompute).at_peak)
+        }),
+        Column::data("recompute_peak", |row| {
+            row.total(|it| it.pass(Recompute).peak)
+        }),
+        Column::data("backward_live", |row| {
+            row.total(|it| it.pass(Backward).live)
+        }),
+        Column::data("backward_at_peak", |row| {
+            row.total(|it| it.pass(Backward).at_peak)
+        }),
+        Column::data("backward_peak", |row| {
+            row.total(|it| it.pass(Backward).peak)
+        }),
+        Column::data("own_live", |row| row.or_rest(row.own(|own| own.live), 0)),
+        Column::data("own_at_peak", |row| {
+            row.or_rest(row.own(|own| own.at_peak), 1)
+        }),
+        Column::data("own_peak", |row| row.own(|own| own.peak)),
+        Column::data("own_live_blocks", |row| {
+            row.or_blocks(row.own(|own| own.live_blocks))
+        }),
+        Column::data("own_allocs", |row| row.own(|own| own.allocs)),
+    ]);
+    columns.into_iter().map(Column::short).collect()
+}
 
 /// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
@@ -46,74 +177,144 @@ pub(super) fn write<R: BufRead>(
     let trees: Vec<(&DeviceSnapshot, ModuleTree)> = devices
         .filter_map(|device| Some((device, ledger.tree(device.index)?)))
         .collect();
-    let table = Trees {
+    let report = ModuleReport {
         replay: &replay,
         trees,
         options,
     };
-    document::write(&table, options.format, out)?;
+    document::write(&report, options, out)?;
     Ok(replay.outcome())
 }
 
 /// Modules of every device.
-struct Trees<'a> {
+struct ModuleReport<'a> {
     replay: &'a Replay,
     trees: Vec<(&'a DeviceSnapshot, ModuleTree)>,
     options: &'a ReportOptions,
 }
 
-impl Table for Trees<'_> {
-    fn text(&self) -> String {
-        text(self.replay, &self.trees, self.options)
+#[derive(Serialize)]
+struct Device {
+    device: Cell<'static>,
+    allocated: u64,
+    reserved: u64,
+    /// Totals and time of the device's peak since attach.
+    peak_allocated: u64,
+    peak_reserved: u64,
+    peak_ns: u64,
+    modules: Table<Row>,
+}
+
+impl Report for ModuleReport<'_> {
+    type Row<'r>
+        = Row
+    where
+        Self: 'r;
+
+    fn text(&self, page: &mut Page) {
+        push_beginning(page, self.replay);
+        for (device, tree) in &self.trees {
+            page.blank();
+            push_totals(page, device);
+            if !tree.knows_modules {
+                page.note(NO_MODULES);
+            }
+            page.table(&self.table(device, tree));
+            page.note(&format!(
+                "AT PEAK to OWN: at the peak of {} since attach, {} after the start. A module's numbers include its \
+                 submodules; OWN excludes them.",
+                device.index,
+                duration(Duration::from_nanos(self.since(tree)))
+            ));
+            page.note(PARAMETERS);
+        }
+        if self.replay.snapshot.devices.len() > self.trees.len() {
+            page.blank();
+            page.note(NO_CALLS_INTO_CUDA);
+        }
     }
 
     fn document(&self) -> impl Serialize {
-        let started = self.replay.snapshot.started.0;
-        let trees = self.trees.iter();
-        let devices = trees
-            .map(move |(device, tree)| structured::device(device, tree, started, self.options));
+        let devices = self.trees.iter().map(|(device, tree)| Device {
+            device: device.index.into(),
+            allocated: device.totals.allocated.0,
+            reserved: device.totals.reserved.0,
+            peak_allocated: tree.peak.totals.allocated.0,
+            peak_reserved: tree.peak.totals.reserved.0,
+            peak_ns: self.since(tree),
+            modules: self.table(device, tree),
+        });
         Document::new(self.replay, devices)
     }
 
-    fn headings(&self) -> Vec<&'static str> {
-        structured::HEADINGS.to_vec()
+    fn columns(&self) -> Vec<ModuleColumn> {
+        columns(true)
     }
 
-    fn rows(&self, _: Layout) -> impl Iterator<Item = impl Serialize> {
+    fn tables(&self) -> impl Iterator<Item = Table<Row>> {
         let trees = self.trees.iter();
-        trees.flat_map(|(device, tree)| structured::rows(device, tree, self.options))
+        trees.map(|(device, tree)| self.table(device, tree))
     }
 }
 
-fn text(
-    replay: &Replay,
-    trees: &[(&DeviceSnapshot, ModuleTree)],
-    options: &ReportOptions,
-) -> String {
-    let mut text = table::beginning(replay, options);
-    let silent = replay.snapshot.devices.len() > trees.len();
-    for (device, tree) in trees {
-        table::push_line(&mut text, "");
-        table::push_totals(&mut text, device, options);
-        if !tree.knows_modules {
-            table::push_note(&mut text, table::NO_MODULES, options.width);
+impl ModuleReport<'_> {
+    /// Nanoseconds from the start to the device's peak.
+    fn since(&self, tree: &ModuleTree) -> u64 {
+        let started = self.replay.snapshot.started.0;
+        tree.peak.time.0.saturating_sub(started)
+    }
+
+    fn table(&self, device: &DeviceSnapshot, tree: &ModuleTree) -> Table<Row> {
+        let totals = tree.modules.iter().map(|row| &row.total);
+        let mut totals = totals.chain(tree.others.iter().map(|(_, sums)| sums));
+        let recomputed = totals.any(|sums| sums.pass(Recompute).allocs > 0);
+        let mut table = Table::new(columns(recomputed));
+        if self.options.format == Format::Text {
+            push_shown(&mut table, tree.modules.clone(), self.options);
+        } else {
+            let modules = ordered(tree.modules.clone(), self.options).into_iter();
+            let rows = modules.map(|module| Row {
+                kind: "module",
+                path: Some(module.path),
+                depth: Some(module.depth as u64),
+                ..Row::new(module.name, module.total, module.own)
+            });
+            table.extend(Output::Data, rows);
         }
-        let since = tree.peak.time.0.saturating_sub(replay.snapshot.started.0);
-        let when = duration(Duration::from_nanos(since));
-        render(&mut text, device, tree, options);
-        let note = format!(
-            "AT PEAK to OWN: at the peak of {} since attach, {when} after the start. A module's numbers include its \
-             submodules; OWN excludes them.",
-            device.index
-        );
-        table::push_note(&mut text, &note, options.width);
-        table::push_note(&mut text, PARAMETERS, options.width);
+        let others = tree.others.iter().map(|(place, sums)| Row {
+            kind: place_kind(place),
+            ..Row::new(place_name(place), *sums, *sums)
+        });
+        table.extend(Output::All, others);
+        let (now, then) = (&device.before_attach, tree.peak.before_attach);
+        let unaccounted = [device.unaccounted, tree.peak.unaccounted];
+        for rest in remainders([now.live.0, then.0], unaccounted) {
+            let blocks = match (rest.kind, &rest.bytes[0]) {
+                (_, Cell::Bytes(0) | Cell::Signed(0)) => Some(0),
+                ("before_attach", _) => now.live_blocks(),
+                _ => None,
+            };
+            let row = Row {
+                kind: rest.kind,
+                name: rest.name.to_owned(),
+                rest: (rest.bytes, blocks),
+                ..Row::default()
+            };
+            table.push(Output::All, row);
+        }
+        let whole = tree.peak.totals.allocated;
+        let total = Row {
+            name: total_name(device.index, self.replay.snapshot.cuda.layer),
+            rest: ([device.totals.allocated.into(), whole.into()], None),
+            ..Row::default()
+        };
+        table.push(Output::Text, total);
+        for entry in &mut table.rows {
+            entry.row.device = device.index.into();
+            entry.row.whole = whole.0;
+        }
+        table
     }
-    if silent {
-        table::push_line(&mut text, "");
-        table::push_note(&mut text, table::NO_CALLS_INTO_CUDA, options.width);
-    }
-    text
 }
 
 /// Rows in tree order, siblings sorted by `options.sort`.
@@ -133,156 +334,35 @@ fn rank(all: &Holding, sort: Sort) -> (u64, [u64; 4]) {
     sort.rank([all.at_peak.0, all.live.0, all.live_blocks, all.allocs])
 }
 
-/// Indices of the top rows. They include their ancestors, which rank no lower.
-fn first(rows: &[Shown], options: &ReportOptions) -> HashSet<usize> {
-    let mut ranked: Vec<usize> = (0..rows.len()).collect();
-    ranked.sort_by_key(|at| Reverse(rank(&rows[*at].total.all, options.sort).0));
-    ranked.truncate(options.top.of(rows.len()));
-    ranked.into_iter().collect()
-}
-
-fn render(text: &mut String, device: &DeviceSnapshot, tree: &ModuleTree, options: &ReportOptions) {
-    let recomputed = tree
-        .modules
-        .iter()
-        .map(|row| &row.total)
-        .chain(tree.others.iter().map(|(_, sums)| sums))
-        .any(|sums| sums.pass(Pass::Recompute).allocs > 0);
-    let mut left_out = Vec::new();
-    if !recomputed {
-        left_out.push(RECOMPUTE);
-    }
-    if options.width < WIDTH_FOR_SHARES {
-        left_out.push(SHARE);
-    }
-    let sheet = Sheet {
-        left_out,
-        whole: tree.peak.totals.allocated,
-    };
+/// Adds the top modules for text, and a row for the others. It has bytes for hidden outermost
+/// modules only, as no other row contains them.
+fn push_shown(table: &mut Table<Row>, modules: Vec<ModuleRow>, options: &ReportOptions) {
     let modules = match options.alike {
-        Alike::Folded => fold(tree.modules.clone()),
-        Alike::Each => tree.modules.clone(),
+        Alike::Folded => fold(modules),
+        Alike::Each => modules,
     };
     let rows = ordered(modules, options);
-    let shown = first(&rows, options);
-    let mut cells: Vec<Cells> = vec![sheet.headings()];
-    for (_, row) in rows.iter().enumerate().filter(|(at, _)| shown.contains(at)) {
-        cells.push(sheet.row(&row.total, &row.own, row.name.clone()));
-    }
-    cells.extend(sheet.hidden(&rows, &shown));
-    for (place, sums) in &tree.others {
-        cells.push(sheet.row(sums, sums, place_name(place)));
-    }
-    let (now, then) = (&device.before_attach, tree.peak.before_attach);
-    if now.live.0 > 0 || then.0 > 0 {
-        cells.push(sheet.rest(short(then), short(now.live), BEFORE_ATTACH));
-    }
-    if device.unaccounted != 0 || tree.peak.unaccounted != 0 {
-        let (then, now) = (signed(tree.peak.unaccounted), signed(device.unaccounted));
-        cells.push(sheet.rest(then, now, UNACCOUNTED));
-    }
-    let total = match device.index {
-        DeviceIndex::CPU => "(total as memprobe counts)",
-        _ => "(total of the allocator)",
-    };
-    let (then, now) = (tree.peak.totals.allocated, device.totals.allocated);
-    cells.push(sheet.rest(short(then), short(now), total));
-    columns::lay_out(text, &cells, options.width, Style(options.colour));
-}
-
-/// Width of text below which the share column is dropped in favour of the names.
-const WIDTH_FOR_SHARES: usize = 110;
-
-/// Indices of these columns.
-const SHARE: usize = 1;
-const RECOMPUTE: usize = 3;
-
-/// Layout of rows.
-struct Sheet {
-    /// Dropped columns, by index.
-    left_out: Vec<usize>,
-    /// Allocated bytes of the device at its peak.
-    whole: Bytes,
-}
-
-impl Sheet {
-    fn headings(&self) -> Cells {
-        let all = [
-            "AT PEAK",
-            "SHARE",
-            "FORWARD",
-            "RECOMPUTE",
-            "BACKWARD",
-            "OWN",
-            "LIVE",
-            "PEAK",
-            "ALLOCS",
-            "MODULE",
-        ];
-        self.of_columns(all.map(str::to_owned))
-    }
-
-    fn row(&self, total: &Sums, own: &Sums, name: String) -> Cells {
-        let of_pass = |pass| short(total.pass(pass).at_peak);
-        self.of_columns([
-            short(total.all.at_peak),
-            percent(total.all.at_peak.0.into(), self.whole.0.into()),
-            of_pass(Pass::Forward),
-            of_pass(Pass::Recompute),
-            of_pass(Pass::Backward),
-            short(own.all.at_peak),
-            short(total.all.live),
-            total.all.peak.map_or_else(|| "-".to_owned(), short),
-            count(total.all.allocs),
-            name,
-        ])
-    }
-
-    /// A row with bytes only.
-    fn rest(&self, then: String, now: String, name: &str) -> Cells {
-        let none = || "-".to_owned();
-        let cells = [
-            then,
-            none(),
-            none(),
-            none(),
-            none(),
-            none(),
-            now,
-            none(),
-            none(),
-        ];
-        let [a, b, c, d, e, f, g, h, i] = cells;
-        self.of_columns([a, b, c, d, e, f, g, h, i, name.to_owned()])
-    }
-
-    /// Row for hidden modules. It has bytes for hidden outermost modules only, as no other row
-    /// contains them.
-    fn hidden(&self, rows: &[Shown], shown: &HashSet<usize>) -> Option<Cells> {
-        let hidden = || {
-            let rows = rows.iter().enumerate();
-            rows.filter(|(at, _)| !shown.contains(at))
-                .map(|(_, row)| row)
-        };
-        let modules = counted(hidden().count() as u64, "other module");
-        let outermost = hidden().filter(|row| row.depth == 0).map(|row| row.total);
-        match outermost.reduce(|one, other| one.and(&other)) {
-            Some(sums) => Some(self.row(&sums, &sums, format!("({modules})"))),
-            None if hidden().next().is_some() => {
-                let none = || "-".to_owned();
-                let name = format!("({modules}, included above)");
-                Some(self.rest(none(), none(), &name))
-            }
-            None => None,
+    let mut ranked: Vec<usize> = (0..rows.len()).collect();
+    // The top rows include their ancestors, which rank no lower.
+    ranked.sort_by_key(|at| Reverse(rank(&rows[*at].total.all, options.sort).0));
+    let hidden: HashSet<usize> = ranked.drain(options.top.of(rows.len())..).collect();
+    let mut outermost: Option<Sums> = None;
+    for (at, row) in rows.into_iter().enumerate() {
+        if !hidden.contains(&at) {
+            table.push(Output::Text, Row::new(row.name, row.total, row.own));
+        } else if row.depth == 0 {
+            outermost = Some(outermost.map_or(row.total, |sums| sums.and(&row.total)));
         }
     }
-
-    fn of_columns(&self, cells: [String; 10]) -> Cells {
-        let cells = cells.into_iter().enumerate();
-        cells
-            .filter(|(at, _)| !self.left_out.contains(at))
-            .map(|(_, cell)| cell)
-            .collect()
+    let others = counted(hidden.len() as u64, "other module");
+    if let Some(sums) = outermost {
+        table.push(Output::Text, Row::new(format!("({others})"), sums, sums));
+    } else if !hidden.is_empty() {
+        let row = Row {
+            name: format!("({others}, included above)"),
+            ..Row::default()
+        };
+        table.push(Output::Text, row);
     }
 }
 

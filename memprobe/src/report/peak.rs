@@ -1,7 +1,6 @@
 //! Memory of a device at its peak.
 
 mod purpose;
-mod structured;
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -11,22 +10,20 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::columns::{self, Cells};
-use super::document::{self, Document, Layout, Table};
+use super::cells::{self, place_kind, purpose_kind, remainders, total_name};
+use super::document::{self, Document, Report};
+use super::preamble::{NO_CALLS_INTO_CUDA, NO_MODULES, push_beginning, push_totals};
 use super::replay::Replay;
-use super::table::{self, Style};
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 use crate::attribution::AttributionLedger;
 use crate::attribution::allocation_groups::{AllocationGroup, ModuleScope, Pass};
 use crate::attribution::peak::{PeakLedger, PeakView};
-use crate::event::bytes::{human, signed};
+use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
 use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, Site};
 use crate::recording::Reader;
-use crate::view::{
-    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, clean, count, counted, duration, no_module,
-    percent,
-};
+use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::{BLOCKS, FileNames, clean, counted, duration, no_module, percent};
 
 use purpose::{INFERRED, Purposed, iteration_at, purposes};
 
@@ -36,14 +33,14 @@ struct AtPeak<'a> {
     view: PeakView,
     /// Iteration of the peak, if known.
     iteration: Option<String>,
-    purposes: Vec<Row<Purposed>>,
-    lines: Vec<Row<Site>>,
-    modules: Vec<Row<Called>>,
-    tensors: Vec<Row<PurposeInfo>>,
+    purposes: Vec<Group<Purposed>>,
+    lines: Vec<Group<Site>>,
+    modules: Vec<Group<Called>>,
+    tensors: Vec<Group<PurposeInfo>>,
 }
 
 /// Memory of one key (line, module, tensor or category).
-struct Row<K> {
+struct Group<K> {
     who: K,
     bytes: u64,
     /// Number of blocks, if known.
@@ -55,6 +52,52 @@ struct Row<K> {
 pub(super) struct Called {
     pub(super) place: ModuleScope,
     pub(super) pass: Pass,
+}
+
+/// One row. `by` is its table: `line`, `module`, `tensor`, `category` (inferred) or `saved`. Each
+/// adds up to the allocator's total, except that `saved` divides the category `activation`.
+#[derive(Default)]
+struct Row<'a> {
+    device: Cell<'static>,
+    by: &'static str,
+    kind: &'static str,
+    site: Option<&'a Site>,
+    category: Option<&'static str>,
+    module: Option<String>,
+    pass: Option<&'static str>,
+    tensor: Option<&'a PurposeInfo>,
+    name: String,
+    bytes: Cell<'static>,
+    blocks: Option<u64>,
+    /// Allocated bytes of the device.
+    whole: u64,
+}
+
+fn columns<'a>(head: &'static str) -> Vec<Column<Row<'a>>> {
+    vec![
+        Column::data("device", |row| row.device.clone()),
+        Column::data("by", |row| row.by.into()),
+        Column::data("kind", |row| row.kind.into()),
+        Column::data("file", |row| cells::file(row.site)),
+        Column::data("line", |row| cells::line(row.site)),
+        Column::data("function", |row| cells::function(row.site)),
+        Column::data("thread", |row| cells::thread(row.site)),
+        Column::data("reason", |row| cells::reason(row.site)),
+        Column::data("node", |row| cells::node(row.site)),
+        Column::data("category", |row| row.category.into()),
+        Column::data("module", |row| row.module.as_deref().into()),
+        Column::data("pass", |row| row.pass.into()),
+        Column::data("shape", |row| cells::shape(row.tensor)),
+        Column::data("dtype", |row| cells::dtype(row.tensor)),
+        Column::data("purpose", |row| cells::purpose(row.tensor)),
+        Column::number("bytes", "BYTES", |row| row.bytes.clone()),
+        Column::figure("SHARE", |row| match row.bytes {
+            Cell::Bytes(bytes) => Cell::Share(bytes, row.whole),
+            _ => Cell::Unknown,
+        }),
+        Column::number("blocks", BLOCKS, |row| row.blocks.into()),
+        Column::label(head, |row| (&*row.name).into()),
+    ]
 }
 
 /// Reads the recording and writes the report.
@@ -81,53 +124,250 @@ pub(super) fn write<R: BufRead>(
             Some(AtPeak {
                 device,
                 iteration,
-                lines: rows(&view, |part| part.origin.site.clone()),
-                modules: rows(&view, called),
-                tensors: rows(&view, |part| part.what.clone()),
+                lines: groups(&view, |part| part.origin.site.clone()),
+                modules: groups(&view, called),
+                tensors: groups(&view, |part| part.what.clone()),
                 purposes,
                 view,
             })
         })
         .collect();
-    let table = Peaks {
+    let report = PeakReport {
         replay: &replay,
         devices,
         options,
     };
-    document::write(&table, options.format, out)?;
+    document::write(&report, options, out)?;
     Ok(replay.outcome())
 }
 
 /// Memory of every device at its peak.
-struct Peaks<'a> {
+struct PeakReport<'a> {
     replay: &'a Replay,
     devices: Vec<AtPeak<'a>>,
     options: &'a ReportOptions,
 }
 
-impl Table for Peaks<'_> {
-    fn text(&self) -> String {
-        text(self.replay, &self.devices, self.options)
+#[derive(Serialize)]
+struct Device<'a> {
+    device: Cell<'static>,
+    /// Nanoseconds from the start to the device's peak since attach.
+    peak_ns: u64,
+    /// Totals at that time.
+    allocated: u64,
+    reserved: u64,
+    cached: u64,
+    /// Iteration of the peak, as text.
+    iteration: Option<&'a str>,
+    before_attach: u64,
+    unaccounted: i64,
+    /// Highest allocated bytes by the allocator's own statistics, which may be from before attach.
+    highest_allocated: u64,
+    rows: Table<Row<'a>>,
+}
+
+impl Report for PeakReport<'_> {
+    type Row<'r>
+        = Row<'r>
+    where
+        Self: 'r;
+
+    fn text(&self, page: &mut Page) {
+        push_beginning(page, self.replay);
+        for at_peak in &self.devices {
+            page.blank();
+            push_totals(page, at_peak.device);
+            push_moment(page, at_peak, self.replay.snapshot.started.0);
+            self.push_sections(page, at_peak);
+        }
+        if self.replay.snapshot.devices.len() > self.devices.len() {
+            page.blank();
+            page.note(NO_CALLS_INTO_CUDA);
+        }
     }
 
     fn document(&self) -> impl Serialize {
         let started = self.replay.snapshot.started.0;
-        let devices = self.devices.iter();
-        let devices = devices.map(move |at_peak| structured::device(at_peak, started));
+        let devices = self.devices.iter().map(move |at_peak| {
+            let moment = &at_peak.view.moment;
+            let (allocated, reserved) = (moment.totals.allocated.0, moment.totals.reserved.0);
+            Device {
+                device: at_peak.device.index.into(),
+                peak_ns: moment.time.0.saturating_sub(started),
+                allocated,
+                reserved,
+                cached: reserved.saturating_sub(allocated),
+                iteration: at_peak.iteration.as_deref(),
+                before_attach: moment.before_attach.0,
+                unaccounted: moment.unaccounted,
+                highest_allocated: at_peak.device.peak.allocated.0,
+                rows: at_peak.table(),
+            }
+        });
         Document::new(self.replay, devices)
     }
 
-    fn headings(&self) -> Vec<&'static str> {
-        structured::HEADINGS.to_vec()
+    fn columns(&self) -> Vec<Column<Row<'_>>> {
+        columns("")
     }
 
-    fn rows(&self, _: Layout) -> impl Iterator<Item = impl Serialize> {
-        self.devices.iter().flat_map(structured::rows)
+    fn tables(&self) -> impl Iterator<Item = Table<Row<'_>>> {
+        self.devices.iter().map(AtPeak::table)
+    }
+}
+
+impl PeakReport<'_> {
+    /// Adds a table of each section, with the largest rows.
+    fn push_sections(&self, page: &mut Page, at_peak: &AtPeak<'_>) {
+        let knows_tensors = at_peak
+            .tensors
+            .iter()
+            .any(|row| row.who != PurposeInfo::Unknown);
+        for (by, rows) in at_peak.sections() {
+            let head = match by {
+                "category" => "CATEGORY",
+                "line" => "LINE",
+                "module" if at_peak.view.knows_modules => "MODULE",
+                "tensor" if knows_tensors => "TENSOR",
+                "module" => {
+                    page.blank();
+                    page.note(NO_MODULES);
+                    continue;
+                }
+                _ => continue,
+            };
+            page.blank();
+            page.table(&self.section(at_peak, head, rows));
+            if by == "category" {
+                page.note(INFERRED);
+            }
+        }
+    }
+
+    fn section<'r>(
+        &self,
+        at_peak: &AtPeak<'_>,
+        head: &'static str,
+        mut rows: Vec<Row<'r>>,
+    ) -> Table<Row<'r>> {
+        let hidden = rows.split_off(self.options.top.of(rows.len()));
+        let mut table = Table::new(columns(head));
+        table.extend(Output::Text, rows);
+        if !hidden.is_empty() {
+            let bytes = hidden.iter().map(|row| match row.bytes {
+                Cell::Bytes(bytes) => bytes,
+                _ => 0,
+            });
+            let row = Row {
+                name: format!("({})", counted(hidden.len() as u64, "other row")),
+                bytes: Cell::Bytes(bytes.fold(0, u64::saturating_add)),
+                blocks: hidden.iter().map(|row| row.blocks).sum(),
+                ..Row::default()
+            };
+            table.push(Output::Text, row);
+        }
+        table.extend(Output::Text, at_peak.remainders(""));
+        let total = Row {
+            name: total_name(at_peak.device.index, self.replay.snapshot.cuda.layer),
+            bytes: at_peak.view.moment.totals.allocated.into(),
+            ..Row::default()
+        };
+        table.push(Output::Text, total);
+        for entry in &mut table.rows {
+            entry.row.whole = at_peak.view.moment.totals.allocated.0;
+        }
+        table
+    }
+}
+
+impl AtPeak<'_> {
+    /// All rows of all sections.
+    fn table(&self) -> Table<Row<'_>> {
+        let mut table = Table::new(columns(""));
+        for (by, rows) in self.sections() {
+            table.extend(Output::Data, rows.into_iter().map(|row| Row { by, ..row }));
+            if by != "saved" {
+                table.extend(Output::Data, self.remainders(by));
+            }
+        }
+        for entry in &mut table.rows {
+            entry.row.device = self.device.index.into();
+        }
+        table
+    }
+
+    /// Bytes that no row of a section has.
+    fn remainders<'r>(&self, by: &'static str) -> impl Iterator<Item = Row<'r>> {
+        let moment = &self.view.moment;
+        let rows = remainders([moment.before_attach.0; 2], [moment.unaccounted; 2]);
+        rows.into_iter().map(move |rest| {
+            let [bytes, _] = rest.bytes;
+            Row {
+                by,
+                kind: rest.kind,
+                name: rest.name.to_owned(),
+                bytes,
+                ..Row::default()
+            }
+        })
+    }
+
+    /// The sections, and the rows of each, largest first.
+    fn sections(&self) -> [(&'static str, Vec<Row<'_>>); 5] {
+        let frames = self.lines.iter().filter_map(|group| group.who.frame());
+        let names = FileNames::of(frames.map(|frame| &frame.file));
+        let purposes = self.purposes.iter().map(|group| Row {
+            category: Some(group.who.category.key()),
+            ..group.row("category", group.who.name())
+        });
+        let saved = self.purposes.iter().flat_map(|group| &group.who.saved);
+        let saved = saved.map(|(module, bytes)| Row {
+            kind: "module",
+            module: Some(module.clone()),
+            bytes: Cell::Bytes(*bytes),
+            ..Row::default()
+        });
+        let lines = self.lines.iter().map(|group| Row {
+            site: Some(&group.who),
+            ..group.row(group.who.as_str(), names.site(&group.who))
+        });
+        let modules = self.modules.iter().map(|group| {
+            let Called { place, pass } = &group.who;
+            let is_module = matches!(place, ModuleScope::Module(_));
+            Row {
+                module: is_module.then(|| place_name(place)),
+                pass: Some(pass.as_str()),
+                ..group.row(place_kind(place), called_name(&group.who))
+            }
+        });
+        let tensors = self.tensors.iter().map(|group| Row {
+            tensor: Some(&group.who),
+            ..group.row(purpose_kind(&group.who), shapes::tensor(&group.who))
+        });
+        [
+            ("category", purposes.collect()),
+            ("saved", saved.collect()),
+            ("line", lines.collect()),
+            ("module", modules.collect()),
+            ("tensor", tensors.collect()),
+        ]
+    }
+}
+
+impl<K> Group<K> {
+    fn row<'r>(&self, kind: &'static str, name: String) -> Row<'r> {
+        Row {
+            kind,
+            name,
+            bytes: Cell::Bytes(self.bytes),
+            blocks: self.blocks,
+            ..Row::default()
+        }
     }
 }
 
 /// Sums of the parts by the key that `who` returns, largest first.
-fn rows<K: Eq + Hash>(view: &PeakView, who: impl Fn(&AllocationGroup) -> K) -> Vec<Row<K>> {
+fn groups<K: Eq + Hash>(view: &PeakView, who: impl Fn(&AllocationGroup) -> K) -> Vec<Group<K>> {
     let mut sums: HashMap<K, (u64, u64)> = HashMap::new();
     // Equal rows keep the order of their parts.
     let mut first: HashMap<K, usize> = HashMap::new();
@@ -137,9 +377,9 @@ fn rows<K: Eq + Hash>(view: &PeakView, who: impl Fn(&AllocationGroup) -> K) -> V
         *blocks = blocks.saturating_add(part.blocks);
         first.entry(who(&part.part)).or_insert(at);
     }
-    let mut rows: Vec<Row<K>> = sums
+    let mut rows: Vec<Group<K>> = sums
         .into_iter()
-        .map(|(who, (bytes, blocks))| Row {
+        .map(|(who, (bytes, blocks))| Group {
             who,
             bytes,
             blocks: Some(blocks),
@@ -190,57 +430,21 @@ pub(super) fn place_name(place: &ModuleScope) -> String {
     }
 }
 
-fn text(replay: &Replay, devices: &[AtPeak<'_>], options: &ReportOptions) -> String {
-    let mut text = table::beginning(replay, options);
-    for at_peak in devices {
-        table::push_line(&mut text, "");
-        table::push_totals(&mut text, at_peak.device, options);
-        let since = replay.snapshot.started.0;
-        for line in moment(at_peak, since) {
-            table::push_note(&mut text, &line, options.width);
-        }
-        let frames = at_peak.lines.iter().filter_map(|row| row.who.frame());
-        let names = FileNames::of(frames.map(|frame| &frame.file));
-        let sheet = Sheet { at_peak, options };
-        sheet.render(&mut text, "CATEGORY", &at_peak.purposes, Purposed::name);
-        table::push_note(&mut text, INFERRED, options.width);
-        sheet.render(&mut text, "LINE", &at_peak.lines, |site| names.site(site));
-        if at_peak.view.knows_modules {
-            sheet.render(&mut text, "MODULE", &at_peak.modules, called_name);
-        } else {
-            table::push_line(&mut text, "");
-            table::push_note(&mut text, table::NO_MODULES, options.width);
-        }
-        if at_peak
-            .tensors
-            .iter()
-            .any(|row| row.who != PurposeInfo::Unknown)
-        {
-            sheet.render(&mut text, "TENSOR", &at_peak.tensors, shapes::tensor);
-        }
-    }
-    if replay.snapshot.devices.len() > devices.len() {
-        table::push_line(&mut text, "");
-        table::push_note(&mut text, table::NO_CALLS_INTO_CUDA, options.width);
-    }
-    text
-}
-
-/// Time of the peak, and the allocator's totals then.
-fn moment(at_peak: &AtPeak<'_>, since: u64) -> Vec<String> {
+/// Adds the time of the peak, and the allocator's totals then.
+fn push_moment(page: &mut Page, at_peak: &AtPeak<'_>, started: u64) {
     let moment = &at_peak.view.moment;
     let (allocated, reserved) = (moment.totals.allocated, moment.totals.reserved);
-    let after = Duration::from_nanos(moment.time.0.saturating_sub(since));
+    let after = Duration::from_nanos(moment.time.0.saturating_sub(started));
     let iteration = at_peak.iteration.as_ref();
-    let mut lines = vec![format!(
+    page.note(&format!(
         "peak since attach: {} allocated, {} after the start{}",
         human(allocated),
         duration(after),
         iteration.map_or_else(String::new, |it| format!(", {it}"))
-    )];
+    ));
     let cached = reserved.0.saturating_sub(allocated.0);
     if at_peak.device.index != DeviceIndex::CPU {
-        lines.push(format!(
+        page.note(&format!(
             "reserved at the peak: {}, of which {} ({}) cached, not allocated",
             human(reserved),
             human(Bytes(cached)),
@@ -250,67 +454,9 @@ fn moment(at_peak: &AtPeak<'_>, since: u64) -> Vec<String> {
     let highest = at_peak.device.peak.allocated;
     if highest > allocated {
         let before = human(highest);
-        lines.push(format!(
+        page.note(&format!(
             "peak before attach, by the allocator's own statistics: {before}"
         ));
-    }
-    lines
-}
-
-/// Layout of tables.
-struct Sheet<'a> {
-    at_peak: &'a AtPeak<'a>,
-    options: &'a ReportOptions,
-}
-
-impl Sheet<'_> {
-    fn render<K>(
-        &self,
-        text: &mut String,
-        what: &str,
-        rows: &[Row<K>],
-        name: impl Fn(&K) -> String,
-    ) {
-        let (shown, hidden) = rows.split_at(self.options.top.of(rows.len()));
-        let headings = ["BYTES", "SHARE", BLOCKS, what].map(str::to_owned);
-        let mut cells: Vec<Cells> = vec![headings.to_vec()];
-        cells.extend(
-            shown
-                .iter()
-                .map(|row| self.row(row.bytes, row.blocks, name(&row.who))),
-        );
-        if !hidden.is_empty() {
-            let sum = |of: fn(&Row<K>) -> u64| hidden.iter().map(of).fold(0, u64::saturating_add);
-            let others = counted(hidden.len() as u64, "other row");
-            let blocks = hidden.iter().map(|row| row.blocks).sum();
-            cells.push(self.row(sum(|row| row.bytes), blocks, format!("({others})")));
-        }
-        let moment = &self.at_peak.view.moment;
-        if moment.before_attach.0 > 0 {
-            cells.push(self.row(moment.before_attach.0, None, BEFORE_ATTACH.to_owned()));
-        }
-        if moment.unaccounted != 0 {
-            let none = || "-".to_owned();
-            let bytes = signed(moment.unaccounted);
-            cells.push(vec![bytes, none(), none(), UNACCOUNTED.to_owned()]);
-        }
-        let total = match self.at_peak.device.index {
-            DeviceIndex::CPU => "(total as memprobe counted)",
-            _ => "(total of the allocator)",
-        };
-        cells.push(self.row(moment.totals.allocated.0, None, total.to_owned()));
-        table::push_line(text, "");
-        columns::lay_out(text, &cells, self.options.width, Style(self.options.colour));
-    }
-
-    fn row(&self, bytes: u64, blocks: Option<u64>, name: String) -> Cells {
-        let whole = self.at_peak.view.moment.totals.allocated.0;
-        vec![
-            human(Bytes(bytes)),
-            percent(bytes.into(), whole.into()),
-            blocks.map_or_else(|| "-".to_owned(), count),
-            name,
-        ]
     }
 }
 

@@ -1,52 +1,84 @@
 //! Table of tensors, by shape, element type and line.
 
-mod structured;
-
 use std::cmp::Reverse;
-use std::fmt::Write as _;
 use std::io::{BufRead, Write};
 
 use serde::Serialize;
 
-use super::document::{self, Document, Layout, Table};
+use super::cells::{self, purpose_kind, total_name};
+use super::document::{self, Document, Report};
+use super::held::{self, HeldRow};
+use super::preamble::{push_beginning, push_totals};
 use super::replay::{self, Replay};
-use super::table::{self, Style};
 use super::{Outcome, ReportError, ReportOptions};
 use crate::attribution::ShapeLedger;
-use crate::event::bytes::{human, signed};
-use crate::event::{BlockPurpose, Bytes, DeviceIndex};
+use crate::event::{BlockPurpose, Purpose, TensorSpec};
 use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, ShapeRow};
 use crate::recording::Reader;
-use crate::view::{
-    BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, fit, width,
-};
-
-/// Maximum width of a tensor's name, and minimum width of a line.
-const WIDEST_TENSOR: usize = 90;
-const NARROWEST_LINE: usize = 20;
+use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::{BLOCKS, FileNames, clean};
 
 /// Note below a table with purposes of blocks without a tensor.
 const INFERRED: &str = "The purpose of blocks without a tensor is inferred from the named native function, which \
                         allocated them.";
 
-const HEADINGS: [&str; 7] = [
-    "LIVE",
-    "PEAK",
-    BLOCKS,
-    "ALLOCS",
-    "REQUESTED",
-    "TENSOR",
-    "LINE",
-];
-
-/// Tensors of one device: the shown ones in order, and the others.
-struct Tensors {
-    shown: Vec<ShapeRow>,
-    hidden: Vec<ShapeRow>,
+/// Columns. `kind` is `tensor`, `no_tensor`, `unknown` or `too_many`, or that of a sum.
+///
+/// For `no_tensor`, `purpose` is inferred from `requested_by`, a function of
+/// `library`. If it is null, `requested_by` is the innermost function outside the allocator.
+fn columns<'a>() -> Vec<Column<HeldRow<'a>>> {
+    vec![
+        Column::data("device", |row| row.device.into()),
+        Column::data("kind", |row| row.kind.into()),
+        Column::data("shape", |row| match spec(row) {
+            Some(spec) if spec.more == 0 => Cell::Shape((&*spec.sizes).into()),
+            spec => spec.map(ToString::to_string).into(),
+        }),
+        Column::data("dtype", |row| {
+            spec(row).map(|spec| spec.dtype.to_string()).into()
+        }),
+        Column::data("requested", requested),
+        Column::data("file", |row| cells::file(row.site)),
+        Column::data("line", |row| cells::line(row.site)),
+        Column::data("function", |row| cells::function(row.site)),
+        Column::data("thread", |row| cells::thread(row.site)),
+        Column::data("reason", |row| cells::reason(row.site)),
+        Column::number("live", "LIVE", |row| row.live.clone()),
+        Column::number("peak", "PEAK", |row| row.peak.into()),
+        Column::number("live_blocks", BLOCKS, |row| row.blocks.into()),
+        Column::number("allocs", "ALLOCS", |row| row.allocs.into()),
+        Column::data("purpose", |row| {
+            purpose(row).and_then(|it| it.what.as_deref()).into()
+        }),
+        Column::data("requested_by", |row| {
+            purpose(row).map(|it| &*it.function).into()
+        }),
+        Column::data("library", |row| purpose(row).map(|it| &*it.library).into()),
+        Column::figure("REQUESTED", requested),
+        Column::<HeldRow<'_>>::label("TENSOR", |row| match row.shape {
+            Some(shape) => tensor(&shape.what).into(),
+            None => (&*row.name).into(),
+        })
+        .width(20, 90),
+        Column::label("LINE", |row| match row.site {
+            Some(_) => row.site_name(),
+            None => Cell::Blank,
+        }),
+    ]
 }
 
-/// Cells of a row: five numbers, the tensor, the line.
-type Cells = [String; 7];
+fn spec<'a>(row: &HeldRow<'a>) -> Option<&'a TensorSpec> {
+    row.shape?.what.shape()
+}
+
+fn purpose<'a>(row: &HeldRow<'a>) -> Option<&'a Purpose> {
+    row.shape?.what.purpose()
+}
+
+/// Requested bytes of one block.
+fn requested<'a>(row: &HeldRow<'_>) -> Cell<'a> {
+    spec(row).and_then(|spec| spec.requested).into()
+}
 
 /// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
@@ -59,64 +91,115 @@ pub(super) fn write<R: BufRead>(
         ledger.apply(event, applied);
     })?;
     let devices = replay.snapshot.devices.iter();
-    let tensors: Vec<_> = devices
-        .map(|device| (device, Tensors::of(ledger.rows(device.index), options)))
-        .collect();
-    let table = Shapes {
+    let devices = devices.map(|device| (device, sorted(ledger.rows(device.index), options)));
+    let report = ShapeReport {
         replay: &replay,
-        tensors,
+        devices: devices.collect(),
         options,
     };
-    document::write(&table, options.format, out)?;
+    document::write(&report, options, out)?;
     Ok(replay.outcome())
 }
 
 /// Tensors of every device.
-struct Shapes<'a> {
+struct ShapeReport<'a> {
     replay: &'a Replay,
-    tensors: Vec<(&'a DeviceSnapshot, Tensors)>,
+    devices: Vec<(&'a DeviceSnapshot, Vec<ShapeRow>)>,
     options: &'a ReportOptions,
 }
 
-impl Table for Shapes<'_> {
-    fn text(&self) -> String {
-        let mut text = table::beginning(self.replay, self.options);
-        for (device, tensors) in &self.tensors {
-            table::push_line(&mut text, "");
-            table::push_totals(&mut text, device, self.options);
-            render(&mut text, device, tensors, self.options);
+#[derive(Serialize)]
+struct Device<'a> {
+    device: Cell<'static>,
+    allocated: u64,
+    reserved: u64,
+    before_attach: u64,
+    unaccounted: i64,
+    live_blocks: u64,
+    tensors: Table<HeldRow<'a>>,
+}
+
+impl Report for ShapeReport<'_> {
+    type Row<'r>
+        = HeldRow<'r>
+    where
+        Self: 'r;
+
+    fn text(&self, page: &mut Page) {
+        push_beginning(page, self.replay);
+        for ((device, _), table) in self.devices.iter().zip(self.tables()) {
+            page.blank();
+            push_totals(page, device);
+            page.table(&table);
+            if table.data_rows().any(|row| purpose(row).is_some()) {
+                page.line(INFERRED);
+            }
         }
-        text
     }
 
     fn document(&self) -> impl Serialize {
-        Document::new(self.replay, self.tensors.iter().map(structured::device))
+        let devices = self.devices.iter().zip(self.tables());
+        let devices = devices.map(|((device, _), tensors)| Device {
+            device: device.index.into(),
+            allocated: device.totals.allocated.0,
+            reserved: device.totals.reserved.0,
+            before_attach: device.before_attach.live.0,
+            unaccounted: device.unaccounted,
+            live_blocks: device.live_blocks,
+            tensors,
+        });
+        Document::new(self.replay, devices)
     }
 
-    fn headings(&self) -> Vec<&'static str> {
-        structured::HEADINGS.to_vec()
+    fn columns(&self) -> Vec<Column<HeldRow<'_>>> {
+        columns()
     }
 
-    fn rows(&self, layout: Layout) -> impl Iterator<Item = impl Serialize> {
-        let tensors = self.tensors.iter();
-        tensors.flat_map(move |(device, tensors)| structured::flat(device, tensors, layout))
+    fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'_>>> {
+        self.devices
+            .iter()
+            .map(|(device, rows)| self.table(device, rows))
     }
 }
 
-impl Tensors {
-    fn of(mut rows: Vec<ShapeRow>, options: &ReportOptions) -> Self {
-        let names = FileNames::default();
-        rows.sort_by_cached_key(|row| {
-            let figures = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
-            let words = (names.site(&row.site), tensor(&row.what));
-            (Reverse(options.sort.rank(figures)), words)
+impl ShapeReport<'_> {
+    fn table<'r>(&self, device: &DeviceSnapshot, rows: &'r [ShapeRow]) -> Table<HeldRow<'r>> {
+        let top = self.options.top.of(rows.len());
+        let frames = rows[..top].iter().filter_map(|row| row.site.frame());
+        let names = FileNames::of(frames.map(|frame| &frame.file));
+        let rows = rows.iter().map(|row| HeldRow {
+            kind: purpose_kind(&row.what),
+            site: Some(&row.site),
+            shape: Some(row),
+            live: row.live.into(),
+            peak: Some(row.peak),
+            blocks: Some(row.live_blocks),
+            allocs: Some(row.allocs),
+            ..HeldRow::default()
         });
-        let hidden = rows.split_off(options.top.of(rows.len()));
-        Self {
-            shown: rows,
-            hidden,
-        }
+        let mut table = Table::new(columns());
+        held::push_top(&mut table, rows.collect(), top, "other row");
+        held::push_remainders(&mut table, device);
+        let total = HeldRow {
+            name: total_name(device.index, self.replay.snapshot.cuda.layer),
+            live: device.totals.allocated.into(),
+            blocks: Some(device.live_blocks),
+            ..HeldRow::default()
+        };
+        table.push(Output::Text, total);
+        held::complete(&mut table, device.index, device.totals.allocated.0, names);
+        table
     }
+}
+
+fn sorted(mut rows: Vec<ShapeRow>, options: &ReportOptions) -> Vec<ShapeRow> {
+    let names = FileNames::default();
+    rows.sort_by_cached_key(|row| {
+        let figures = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
+        let words = (names.site(&row.site), tensor(&row.what));
+        (Reverse(options.sort.rank(figures)), words)
+    });
+    rows
 }
 
 /// Name of a tensor, or of a block's other purpose.
@@ -129,121 +212,5 @@ pub(super) fn tensor(what: &PurposeInfo) -> String {
         PurposeInfo::NoTensor => "(no tensor)".to_owned(),
         PurposeInfo::Unknown => "(unknown)".to_owned(),
         PurposeInfo::TooMany => "(too many to distinguish)".to_owned(),
-    }
-}
-
-/// Requested bytes of each block in a row.
-fn requested(row: &ShapeRow) -> Option<Bytes> {
-    row.what.shape()?.requested
-}
-
-fn render(text: &mut String, device: &DeviceSnapshot, tensors: &Tensors, options: &ReportOptions) {
-    let frames = tensors.shown.iter().filter_map(|row| row.site.frame());
-    let names = FileNames::of(frames.map(|frame| &frame.file));
-    let mut rows: Vec<Cells> = vec![HEADINGS.map(str::to_owned)];
-    rows.extend(tensors.shown.iter().map(|row| cells(row, &names)));
-    if !tensors.hidden.is_empty() {
-        let others = counted(tensors.hidden.len() as u64, "other row");
-        rows.push(sum(&tensors.hidden, format!("({others})")));
-    }
-    let before = &device.before_attach;
-    let rest = |live: String, blocks: Option<u64>, what: &str| {
-        let none = || "-".to_owned();
-        let blocks = blocks.map_or_else(none, count);
-        [
-            live,
-            none(),
-            blocks,
-            none(),
-            none(),
-            what.to_owned(),
-            String::new(),
-        ]
-    };
-    if before.live.0 > 0 {
-        rows.push(rest(
-            human(before.live),
-            before.live_blocks(),
-            BEFORE_ATTACH,
-        ));
-    }
-    if device.unaccounted != 0 {
-        rows.push(rest(signed(device.unaccounted), None, UNACCOUNTED));
-    }
-    let total = match device.index {
-        DeviceIndex::CPU => "(total as memprobe counts)",
-        _ => "(total of the allocator)",
-    };
-    rows.push(rest(
-        human(device.totals.allocated),
-        Some(device.live_blocks),
-        total,
-    ));
-    lay_out(text, &rows, options);
-    if tensors.shown.iter().any(|row| row.what.purpose().is_some()) {
-        table::push_line(text, INFERRED);
-    }
-}
-
-fn cells(row: &ShapeRow, names: &FileNames) -> Cells {
-    [
-        human(row.live),
-        human(row.peak),
-        count(row.live_blocks),
-        count(row.allocs),
-        requested(row).map_or_else(|| "-".to_owned(), human),
-        tensor(&row.what),
-        names.site(&row.site),
-    ]
-}
-
-fn sum(rows: &[ShapeRow], what: String) -> Cells {
-    let total = |of: fn(&ShapeRow) -> u64| rows.iter().map(of).fold(0, u64::saturating_add);
-    [
-        human(Bytes(total(|row| row.live.0))),
-        "-".to_owned(),
-        count(total(|row| row.live_blocks)),
-        count(total(|row| row.allocs)),
-        "-".to_owned(),
-        what,
-        String::new(),
-    ]
-}
-
-/// Writes rows, headings first: numbers right-aligned, text left-aligned.
-fn lay_out(text: &mut String, rows: &[Cells], options: &ReportOptions) {
-    let style = Style(options.colour);
-    let widths: [usize; 6] = std::array::from_fn(|column| {
-        let cells = rows.iter().map(|cells| width(&cells[column]));
-        cells.max().unwrap_or(0)
-    });
-    let numbers: usize = widths[..5].iter().map(|width| width + 2).sum();
-    let available = options.width.saturating_sub(numbers + NARROWEST_LINE + 2);
-    let tensor = widths[5]
-        .min(WIDEST_TENSOR)
-        .min(available.max(NARROWEST_LINE));
-    let line = options
-        .width
-        .saturating_sub(numbers + tensor + 2)
-        .max(NARROWEST_LINE);
-    for (at, cells) in rows.iter().enumerate() {
-        let mut written = String::new();
-        for (cell, width) in cells[..5].iter().zip(widths) {
-            // Writing to a string cannot fail.
-            let _ = write!(written, "{cell:>width$}  ");
-        }
-        // A row without a line uses the width of both columns.
-        if cells[6].is_empty() {
-            written.push_str(&fit(&cells[5], tensor + 2 + line, CUT));
-        } else {
-            let name = fit(&cells[5], tensor, CUT);
-            let gap = tensor.saturating_sub(width(&name)) + 2;
-            let _ = write!(written, "{name}{:gap$}{}", "", fit(&cells[6], line, CUT));
-        }
-        let written = match at {
-            0 => style.strong(&written),
-            _ => written,
-        };
-        table::push_line(text, &written);
     }
 }

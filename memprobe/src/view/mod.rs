@@ -7,6 +7,7 @@ mod host;
 mod names;
 mod number;
 mod process;
+pub mod table;
 mod tensors;
 mod text;
 

@@ -127,7 +127,9 @@ fn a_module_uses_only_modules_above_it() {
     for (at, module) in MODULES.iter().enumerate() {
         for path in module.uses {
             let module_used = path.split("::").next();
-            let is_above = MODULES[..at].iter().any(|above| Some(above.name) == module_used);
+            let is_above = MODULES[..at]
+                .iter()
+                .any(|above| Some(above.name) == module_used);
             assert!(
                 is_above,
                 "{} may not use {path}, which is not above it",

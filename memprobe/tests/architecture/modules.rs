@@ -64,7 +64,6 @@ const ARGUMENTS: &[&str] = &["clap"];
 /// Access to the operating system, and clocks.
 const SYSTEM: &[&str] = &[
     "std::fs",
-    "std::io",
     "std::net",
     "std::os",
     "std::process",
@@ -76,11 +75,13 @@ const SYSTEM: &[&str] = &[
     "blazesym",
 ];
 
+/// Input and output of any kind.
+const STREAMS: &[&str] = &["std::io"];
 /// Direct reads of another process: only `process/` makes them.
 const RAW_READS: &[&str] = &["*::process_vm_readv"];
 
 /// Crates forbidden to pure code: no clock, file, process, terminal, kernel or runtime.
-const PURE: &[&[&str]] = &[SYSTEM, ENGINE, SCREEN, ARGUMENTS];
+const PURE: &[&[&str]] = &[SYSTEM, STREAMS, ENGINE, SCREEN, ARGUMENTS];
 /// Crates forbidden to code that reads a process.
 const READER: &[&[&str]] = &[ENGINE, SCREEN, ARGUMENTS, RAW_READS];
 
@@ -171,7 +172,8 @@ pub const MODULES: &[Module] = &[
             "tensors",
             "attribution::tables",
         ],
-        never: PURE,
+        // Its writers take any output.
+        never: &[SYSTEM, ENGINE, SCREEN, ARGUMENTS],
     },
     Module {
         name: "recording",

@@ -1,6 +1,5 @@
 //! Table of categories, and the rule behind each.
 
-use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::{missing, remainders};
 use crate::attribution::AttributionLedger;
 use crate::attribution::category::{Category, CategoryRule, RuleStatus};
@@ -8,20 +7,43 @@ use crate::attribution::named::InferenceCheck;
 use crate::attribution::view::{CategoryRow, DeviceView};
 use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
+use crate::view::table::{Cell, Column, Output, Table};
 use crate::view::{BLOCKS, percent};
 
-pub(super) const COLUMNS: &[Column] = &[
-    Column::programs("device"),
-    Column::all("live", "LIVE"),
-    Column::all("live_blocks", BLOCKS),
-    Column::all("at_peak", "AT PEAK"),
-    Column::people("SHARE"),
-    Column::programs("category"),
-    Column::people("CATEGORY"),
-    Column::programs("provisional"),
-    Column::programs("exact"),
-    Column::all("rule", "RULE"),
-];
+/// A rule of a category, or bytes without a category.
+#[derive(Default)]
+pub(super) struct Row {
+    device: Cell<'static>,
+    key: &'static str,
+    name: String,
+    /// Bytes now, and at the peak.
+    bytes: [Cell<'static>; 2],
+    blocks: Option<u64>,
+    share: Cell<'static>,
+    rule: Option<CategoryRule>,
+}
+
+pub(super) fn columns() -> Vec<Column<Row>> {
+    vec![
+        Column::data("device", |row| row.device.clone()),
+        Column::number("live", "LIVE", |row| row.bytes[0].clone()),
+        Column::number("live_blocks", BLOCKS, |row| row.blocks.into()),
+        Column::number("at_peak", "AT PEAK", |row| row.bytes[1].clone()),
+        Column::figure("SHARE", |row| row.share.clone()),
+        Column::data("category", |row| row.key.into()),
+        Column::label("CATEGORY", |row| (&*row.name).into()),
+        Column::data("provisional", |row| row.rule.map(is_provisional).into()),
+        Column::data("exact", |row| row.rule.map(CategoryRule::is_exact).into()),
+        Column::text("rule", "RULE", |row| match row.rule {
+            Some(rule) => rule.as_str().into(),
+            None => Cell::Blank,
+        }),
+    ]
+}
+
+fn is_provisional(rule: CategoryRule) -> bool {
+    rule.status() == RuleStatus::Provisional
+}
 
 pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
     let check = ledger.check();
@@ -77,7 +99,7 @@ fn checked(check: &InferenceCheck) -> String {
     text + "."
 }
 
-pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
+pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<Row> {
     let (now, peak) = (view.now(), view.peak());
     let mut rules = view.categories();
     rules.sort_by_key(|row| {
@@ -85,56 +107,38 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
         (row.rule.category(), highest, row.rule)
     });
     let all = peak.totals.allocated.0;
-    let mut rows: Vec<Row> = rules.iter().map(|it| row(index, it, all)).collect();
-    let rest = |[kind, name]: [&str; 2], live: Cell, at_peak: Cell, blocks: Cell| {
-        Row::new(vec![
-            Cell::Device(index),
-            live,
-            blocks,
-            at_peak,
-            Cell::None,
-            Cell::words(kind),
-            Cell::words(name),
-            Cell::None,
-            Cell::None,
-            Cell::Blank,
-        ])
+    let mut table = Table::new(columns());
+    table.extend(Output::All, rules.iter().map(|rule| row(rule, all)));
+    let rest = remainders(now, peak).into_iter().map(|rest| Row {
+        key: rest.kind,
+        name: rest.name.to_owned(),
+        bytes: rest.bytes,
+        ..Row::default()
+    });
+    table.extend(Output::All, rest);
+    let total = Row {
+        name: "(total)".to_owned(),
+        bytes: [now, peak].map(|moment| moment.totals.allocated.into()),
+        blocks: Some(rules.iter().map(|row| row.blocks).sum()),
+        ..Row::default()
     };
-    for row in remainders(now, peak) {
-        let names = [row.kind, row.name];
-        rows.push(rest(names, row.live, row.at_peak, Cell::None));
+    table.push(Output::Text, total);
+    for entry in &mut table.rows {
+        entry.row.device = index.into();
     }
-    let blocks = rules.iter().map(|row| row.blocks).sum();
-    let total = rest(
-        ["total", "(total)"],
-        Cell::Bytes(now.totals.allocated.0),
-        Cell::Bytes(all),
-        Cell::Count(blocks),
-    );
-    rows.push(total.seen(RowAudience::People));
-    Grid {
-        columns: COLUMNS,
-        rows,
-    }
+    table
 }
 
-fn row(index: DeviceIndex, row: &CategoryRow, all: u64) -> Row {
-    let rule: CategoryRule = row.rule;
-    let category: Category = rule.category();
-    let mark = match rule.status() {
-        RuleStatus::Settled => "",
-        RuleStatus::Provisional => "?",
-    };
-    Row::new(vec![
-        Cell::Device(index),
-        Cell::Bytes(row.live),
-        Cell::Count(row.blocks),
-        Cell::Bytes(row.at_peak),
-        Cell::Share(percent(row.at_peak.into(), all.into())),
-        Cell::words(category.key()),
-        Cell::Words(format!("{}{mark}", category.as_str())),
-        Cell::Truth(rule.status() == RuleStatus::Provisional),
-        Cell::Truth(rule.is_exact()),
-        Cell::words(rule.as_str()),
-    ])
+fn row(row: &CategoryRow, all: u64) -> Row {
+    let category: Category = row.rule.category();
+    let mark = if is_provisional(row.rule) { "?" } else { "" };
+    Row {
+        key: category.key(),
+        name: format!("{}{mark}", category.as_str()),
+        bytes: [row.live, row.at_peak].map(Cell::Bytes),
+        blocks: Some(row.blocks),
+        share: Cell::Share(row.at_peak, all),
+        rule: Some(row.rule),
+        ..Row::default()
+    }
 }

@@ -1,6 +1,5 @@
 //! Table of iterations.
 
-use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::{missing, purposes};
 use crate::attribution::IntervalDevice;
 use crate::attribution::category::Category;
@@ -9,34 +8,100 @@ use crate::attribution::view::Coverage;
 use crate::event::{DeviceIndex, TimeNs};
 use crate::report::ReportOptions;
 use crate::view::counted;
+use crate::view::table::{Cell, Column, Output, Part, Table};
 
-/// Bytes by category are those at the iteration's peak.
-pub(super) const COLUMNS: &[Column] = &purposes::joined::<28>(&[
-    &[
-        Column::programs("device"),
-        Column::people("ITERATION"),
-        Column::programs("iteration"),
-        Column::programs("kind"),
-        Column::wide("epoch", "EPOCH", 4),
-        Column::wide("begin_ns", "BEGIN", 8),
-        Column::wide("duration_ns", "TIME", 6),
-        Column::all("peak_allocated", "PEAK"),
-        Column::wide("live_at_end", "AT END", 7),
-        Column::wide("reserved", "RESERVED", 9),
-        Column::wide("cached", "CACHED", 5),
-    ],
-    &purposes::COLUMNS,
-    &[
-        Column::programs("before_attach"),
-        Column::programs("unaccounted"),
-        Column::rest("OTHER"),
-        Column::wide("allocs", "ALLOCS", 10),
-        Column::wide("alloc_bytes", "ALLOCATED", 11),
-        Column::programs("provisional_bytes"),
-        Column::programs("backward_passes"),
-        Column::programs("batches"),
-    ],
-]);
+/// An iteration on a device. Bytes by category are those at its peak.
+pub(super) struct Row<'a> {
+    index: DeviceIndex,
+    start: TimeNs,
+    name: String,
+    /// `None` for the row of hidden iterations.
+    of: Option<(&'a Iteration, &'a IntervalDevice)>,
+}
+
+type IterationColumn<'a> = Column<Row<'a>>;
+
+impl Row<'_> {
+    fn iteration<T: Into<Cell<'static>>>(&self, value: fn(&Iteration) -> T) -> Cell<'static> {
+        self.of
+            .map_or(Cell::Blank, |(iteration, _)| value(iteration).into())
+    }
+
+    fn device<T: Into<Cell<'static>>>(&self, value: fn(&IntervalDevice) -> T) -> Cell<'static> {
+        self.of
+            .map_or(Cell::Blank, |(_, device)| value(device).into())
+    }
+
+    fn bytes(&self, value: fn(&IntervalDevice) -> u64) -> Cell<'static> {
+        self.of
+            .map_or(Cell::Blank, |(_, device)| Cell::Bytes(value(device)))
+    }
+}
+
+impl purposes::ByCategory for Row<'_> {
+    fn bytes(&self, category: Category) -> Cell<'static> {
+        self.of.map_or(Cell::Blank, |(_, device)| {
+            Cell::Bytes(device.peak.composition.of(category))
+        })
+    }
+}
+
+pub(super) fn columns<'a>() -> Vec<IterationColumn<'a>> {
+    let mut columns: Vec<IterationColumn<'a>> = vec![
+        Column::data("device", |row| row.index.into()),
+        IterationColumn::label("ITERATION", |row| (&*row.name).into()),
+        Column::data("iteration", |row| row.iteration(|it| it.number)),
+        Column::data("kind", |row| row.iteration(kind)),
+        IterationColumn::number("epoch", "EPOCH", |row| row.iteration(|it| it.epoch)).priority(4),
+        IterationColumn::number("begin_ns", "BEGIN", |row| match row.of {
+            Some((it, _)) => Cell::Nanoseconds(it.begin.0.saturating_sub(row.start.0)),
+            None => Cell::Blank,
+        })
+        .priority(8),
+        IterationColumn::number("duration_ns", "TIME", |row| {
+            row.iteration(|it| Cell::Nanoseconds(it.end.0.saturating_sub(it.begin.0)))
+        })
+        .priority(6),
+        Column::number("peak_allocated", "PEAK", |row| {
+            row.device(|device| device.peak.totals.allocated)
+        }),
+        IterationColumn::number("live_at_end", "AT END", |row| {
+            row.device(|device| device.end.allocated)
+        })
+        .priority(7),
+        IterationColumn::number("reserved", "RESERVED", |row| {
+            row.device(|device| device.peak.totals.reserved)
+        })
+        .priority(9),
+        IterationColumn::number("cached", "CACHED", |row| {
+            row.bytes(|device| {
+                let totals = device.peak.totals;
+                totals.reserved.0.saturating_sub(totals.allocated.0)
+            })
+        })
+        .priority(5),
+    ];
+    columns.extend(purposes::columns());
+    columns.extend([
+        IterationColumn::data("before_attach", |row| {
+            row.bytes(|device| device.peak.composition.before_attach)
+        }),
+        Column::data("unaccounted", |row| {
+            row.device(|device| Cell::Signed(device.peak.composition.unaccounted))
+        }),
+        IterationColumn::figure("OTHER", |row| row.device(other)).part(Part::Rest),
+        IterationColumn::number("allocs", "ALLOCS", |row| row.device(|device| device.allocs))
+            .priority(10),
+        IterationColumn::number("alloc_bytes", "ALLOCATED", |row| {
+            row.bytes(|device| device.alloc_bytes)
+        })
+        .priority(11),
+        Column::data("provisional_bytes", |row| row.bytes(provisional)),
+        Column::data("backward_passes", |row| row.iteration(|it| it.backwards)),
+        Column::data("batches", |row| row.iteration(|it| it.batches)),
+    ]);
+    columns
+}
 
 pub(super) fn notes(iterations: &Iterations, heard: Coverage) -> Vec<String> {
     let mut notes = vec![source(iterations).to_owned()];
@@ -106,32 +171,33 @@ pub(super) fn epochs(epochs: Epochs) -> Option<String> {
     })
 }
 
-pub(super) fn grid(
-    iterations: &Iterations,
+pub(super) fn table<'a>(
+    iterations: &'a Iterations,
     index: DeviceIndex,
     start: TimeNs,
     options: &ReportOptions,
-) -> Grid {
-    let of_device = iterations.rows.iter().filter_map(|row| {
-        let (_, device) = row.devices.iter().find(|(at, _)| *at == index)?;
-        Some((row, device))
+) -> Table<Row<'a>> {
+    let of_device = iterations.rows.iter().filter_map(|iteration| {
+        let (_, device) = iteration.devices.iter().find(|(at, _)| *at == index)?;
+        Some((iteration, device))
     });
-    let mut rows: Vec<Row> = of_device
-        .map(|(iteration, device)| row(index, iteration, device, start))
-        .collect();
+    let row = |name, of| Row {
+        index,
+        start,
+        name,
+        of,
+    };
+    let mut rows: Vec<Row<'_>> = of_device.map(|of| row(name(of.0), Some(of))).collect();
     let hidden = rows.len() - options.top.of(rows.len());
-    for row in &mut rows[..hidden] {
-        row.seen = RowAudience::Programs;
-    }
+    let shown = rows.split_off(hidden);
+    let mut table = Table::new(columns());
+    table.extend(Output::Data, rows);
     if hidden > 0 {
-        let mut cells = vec![Cell::Blank; COLUMNS.len()];
-        cells[1] = Cell::Words(format!("({} before)", counted(hidden as u64, "row")));
-        rows.insert(hidden, Row::new(cells).seen(RowAudience::People));
+        let name = format!("({} before)", counted(hidden as u64, "row"));
+        table.push(Output::Text, row(name, None));
     }
-    Grid {
-        columns: COLUMNS,
-        rows,
-    }
+    table.extend(Output::All, shown);
+    table
 }
 
 /// Name of a row in text.
@@ -145,60 +211,28 @@ pub(super) fn name(iteration: &Iteration) -> String {
     }
 }
 
-/// Number, kind and epoch of a row in structured formats.
-pub(super) fn keys(iteration: &Iteration) -> [Cell; 3] {
-    let kind = match iteration.kind {
+/// Kind of a row in CSV and JSON.
+pub(super) fn kind(iteration: &Iteration) -> &'static str {
+    match iteration.kind {
         IterationKind::Undivided => "undivided",
         IterationKind::Before => "before",
         IterationKind::Whole => "iteration",
         IterationKind::Evaluation => "evaluation",
         IterationKind::Unfinished => "unfinished",
-    };
-    [
-        Cell::Count(iteration.number),
-        Cell::words(kind),
-        iteration.epoch.map_or(Cell::None, Cell::Count),
-    ]
+    }
 }
 
-fn row(index: DeviceIndex, iteration: &Iteration, device: &IntervalDevice, start: TimeNs) -> Row {
-    let [number, kind, epoch] = keys(iteration);
-    let peak = &device.peak;
-    let reserved = peak.totals.reserved.0;
-    let composition = &peak.composition;
-    let provisional = Category::ALL.iter();
-    let provisional = provisional
+/// Bytes whose category later events may change.
+fn provisional(device: &IntervalDevice) -> u64 {
+    let composition = &device.peak.composition;
+    let categories = Category::ALL.iter();
+    categories
         .map(|category| composition.provisional(*category))
-        .sum();
-    let mut cells = vec![
-        Cell::Device(index),
-        Cell::Words(name(iteration)),
-        number,
-        kind,
-        epoch,
-        Cell::Nanoseconds(iteration.begin.0.saturating_sub(start.0)),
-        Cell::Nanoseconds(iteration.end.0.saturating_sub(iteration.begin.0)),
-        Cell::Bytes(peak.totals.allocated.0),
-        Cell::Bytes(device.end.allocated.0),
-        Cell::Bytes(reserved),
-        Cell::Bytes(reserved.saturating_sub(peak.totals.allocated.0)),
-    ];
-    cells.extend(purposes::cells(|category| composition.of(category)));
-    cells.extend([
-        Cell::Bytes(composition.before_attach),
-        Cell::Signed(composition.unaccounted),
-        other(device),
-        Cell::Count(device.allocs),
-        Cell::Bytes(device.alloc_bytes),
-        Cell::Bytes(provisional),
-        Cell::Count(iteration.backwards.into()),
-        Cell::Count(iteration.batches.into()),
-    ]);
-    Row::new(cells)
+        .sum()
 }
 
 /// Bytes without a column of their own in text.
-fn other(device: &IntervalDevice) -> Cell {
+fn other(device: &IntervalDevice) -> Cell<'static> {
     let composition = &device.peak.composition;
     let named = purposes::named(|category| composition.of(category));
     let rest = i128::from(device.peak.totals.allocated.0) - i128::from(named);

@@ -1,85 +1,136 @@
 //! Table of each module's memory at its device's peak, by category: of the whole recording, or in
 //! each iteration.
 
-use super::grid::{Cell, Column, Grid, Row, RowAudience, Section};
-use super::{iterations, missing, purposes, remainders};
+use super::{Section, iterations, missing, purposes, remainders};
 use crate::attribution::AttributionLedger;
 use crate::attribution::category::Category;
 use crate::attribution::iterations::{Iteration, Iterations};
 use crate::attribution::layers::{DeviceLayers, Layer, Layering};
 use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Totals};
+use crate::report::cells::place_kind;
 use crate::report::outline::{self, Shown};
 use crate::report::peak::place_name;
-use crate::report::structured::place_kind;
 use crate::report::{Alike, Format, LayersOf, ReportError, ReportOptions};
 use crate::view::counted;
+use crate::view::table::{Cell, Column, Output, Part, Table};
 
-pub(super) const COLUMNS: &[Column] = &purposes::joined::<29>(&[
-    &[
-        Column::programs("device"),
-        Column::programs("iteration"),
-        Column::programs("iteration_kind"),
-        Column::programs("epoch"),
-        Column::programs("kind"),
-        Column::programs("path"),
-        Column::programs("depth"),
-        Column::all("total", "AT PEAK"),
-    ],
-    &purposes::COLUMNS,
-    &[
-        Column::rest("OTHER"),
-        Column::programs("own_total"),
-        Column::programs("own_activation"),
-        Column::programs("own_parameter"),
-        Column::programs("own_gradient"),
-        Column::programs("own_intermediate_gradient"),
-        Column::programs("own_optimizer_state"),
-        Column::programs("own_input"),
-        Column::programs("own_temporary"),
-        Column::programs("own_workspace"),
-        Column::programs("own_unknown"),
-        Column::people("MODULE"),
-    ],
-]);
-
-/// Memory of a device's modules: a section for each selected moment.
-pub(super) struct Moments<'a> {
+/// A module, or memory outside modules.
+pub(super) struct Row<'a> {
     index: DeviceIndex,
-    layering: &'a Layering<'a>,
-    iterations: &'a Iterations,
-    options: &'a ReportOptions,
+    iteration: Option<&'a Iteration>,
+    kind: &'static str,
+    /// Path and depth of a module.
+    module: Option<(String, u64)>,
+    name: String,
+    /// Memory with submodules, and without.
+    layers: Option<[Layer; 2]>,
+    /// Bytes of a row without categories.
+    bytes: Cell<'static>,
+}
+
+impl Row<'_> {
+    fn own(&self, category: Category) -> Cell<'static> {
+        let layers = self.layers.as_ref();
+        layers.map_or(Cell::Blank, |[_, own]| Cell::Bytes(own.of(category)))
+    }
+}
+
+impl purposes::ByCategory for Row<'_> {
+    fn bytes(&self, category: Category) -> Cell<'static> {
+        let layers = self.layers.as_ref();
+        layers.map_or(Cell::Blank, |[total, _]| Cell::Bytes(total.of(category)))
+    }
+}
+
+type LayerColumn<'a> = Column<Row<'a>>;
+
+pub(super) fn columns<'a>() -> Vec<LayerColumn<'a>> {
+    let mut columns: Vec<LayerColumn<'a>> = vec![
+        LayerColumn::data("device", |row| row.index.into()),
+        Column::data("iteration", |row| row.iteration.map(|it| it.number).into()),
+        Column::data("iteration_kind", |row| {
+            row.iteration.map(iterations::kind).into()
+        }),
+        Column::data("epoch", |row| row.iteration.and_then(|it| it.epoch).into()),
+        Column::data("kind", |row| row.kind.into()),
+        Column::data("path", |row| {
+            row.module.as_ref().map(|(path, _)| &**path).into()
+        }),
+        Column::data("depth", |row| {
+            row.module.as_ref().map(|(_, depth)| *depth).into()
+        }),
+        Column::number("total", "AT PEAK", |row| match &row.layers {
+            Some([total, _]) => Cell::Bytes(total.all()),
+            None => row.bytes.clone(),
+        }),
+    ];
+    columns.extend(purposes::columns());
+    columns.extend([
+        LayerColumn::figure("OTHER", |row| match &row.layers {
+            Some([total, _]) => {
+                let named = purposes::named(|category| total.of(category));
+                Cell::Bytes(total.all().saturating_sub(named))
+            }
+            None => Cell::Blank,
+        })
+        .part(Part::Rest),
+        Column::data("own_total", |row| match &row.layers {
+            Some([_, own]) => Cell::Bytes(own.all()),
+            None => row.bytes.clone(),
+        }),
+        Column::data("own_activation", |row| row.own(Category::Activation)),
+        Column::data("own_parameter", |row| row.own(Category::Parameter)),
+        Column::data("own_gradient", |row| row.own(Category::Gradient)),
+        Column::data("own_intermediate_gradient", |row| {
+            row.own(Category::IntermediateGradient)
+        }),
+        Column::data("own_optimizer_state", |row| {
+            row.own(Category::OptimizerState)
+        }),
+        Column::data("own_input", |row| row.own(Category::Input)),
+        Column::data("own_temporary", |row| row.own(Category::Temporary)),
+        Column::data("own_workspace", |row| row.own(Category::Workspace)),
+        Column::data("own_unknown", |row| row.own(Category::Unknown)),
+        Column::label("MODULE", |row| (&*row.name).into()),
+    ]);
+    columns
+}
+
+/// Source of the memory of a device's modules at each selected moment.
+#[derive(Clone, Copy)]
+pub(super) struct Moments<'a> {
+    pub(super) layering: &'a Layering<'a>,
+    pub(super) iterations: &'a Iterations,
+    pub(super) options: &'a ReportOptions,
 }
 
 /// An iteration, and the memory of modules in it.
 type IterationTable<'a> = (Option<&'a Iteration>, DeviceLayers);
 
 impl<'a> Moments<'a> {
-    /// Selects the moments of the options.
-    pub(super) fn of(
+    /// A table of each moment; `None` for an unknown device.
+    pub(super) fn sections(
+        self,
         index: DeviceIndex,
-        layering: &'a Layering<'a>,
-        iterations: &'a Iterations,
-        options: &'a ReportOptions,
-    ) -> Self {
-        Self {
-            index,
-            layering,
-            iterations,
-            options,
+    ) -> Option<Box<dyn Iterator<Item = Section<Row<'a>>> + 'a>> {
+        if !self.layering.knows(index) {
+            return None;
         }
-    }
-
-    /// Tables for structured formats, made one at a time: there may be many.
-    pub(super) fn for_programs(&self) -> impl Iterator<Item = Grid> {
-        self.tables()
-            .map(|(iteration, layers)| grid(self.index, iteration, &layers, self.options))
+        Some(match self.options.format {
+            Format::Text => Box::new(self.merged(index).into_iter()),
+            // One at a time: there may be many.
+            _ => Box::new(self.moments(index).map(move |(iteration, layers)| Section {
+                title: None,
+                table: table(index, iteration, &layers, self.options),
+            })),
+        })
     }
 
     /// Tables for text; consecutive iterations with equal memory are one.
-    pub(super) fn for_people(&self) -> Vec<Section> {
+    fn merged(self, index: DeviceIndex) -> Vec<Section<Row<'a>>> {
         let mut sections: Vec<(Vec<&Iteration>, DeviceLayers)> = Vec::new();
-        for (iteration, layers) in self.tables() {
+        for (iteration, layers) in self.moments(index) {
             let is_one = |iteration: &&Iteration| iteration.is_numbered();
             let last = sections.last_mut().filter(|(run, before)| {
                 run.last().is_some_and(is_one)
@@ -98,21 +149,23 @@ impl<'a> Moments<'a> {
                     LayersOf::Peak => None,
                     LayersOf::Iterations(_) | LayersOf::Each => Some(title(&run, &layers)),
                 },
-                grid: grid(self.index, run.first().copied(), &layers, self.options),
+                table: table(index, run.first().copied(), &layers, self.options),
             })
             .collect()
     }
 
-    fn tables(&self) -> Box<dyn Iterator<Item = IterationTable<'a>> + '_> {
+    fn moments(self, index: DeviceIndex) -> Box<dyn Iterator<Item = IterationTable<'a>> + 'a> {
         let Self {
-            index, layering, ..
-        } = *self;
-        if self.options.layers == LayersOf::Peak {
+            layering,
+            iterations,
+            options,
+        } = self;
+        if options.layers == LayersOf::Peak {
             let layers = layering.at_peak(index);
-            let selected = layers.map(|layers| (self.iterations.at(layers.peak.time), layers));
+            let selected = layers.map(|layers| (iterations.at(layers.peak.time), layers));
             return Box::new(selected.into_iter());
         }
-        let selected = meant(self.iterations, &self.options.layers);
+        let selected = meant(iterations, &options.layers);
         Box::new(selected.filter_map(move |iteration| {
             let layers = layering.in_iteration(index, iteration)?;
             Some((Some(iteration), layers))
@@ -233,99 +286,50 @@ pub(super) fn notes(
     notes
 }
 
-fn grid(
+fn table<'a>(
     index: DeviceIndex,
-    iteration: Option<&Iteration>,
+    iteration: Option<&'a Iteration>,
     layers: &DeviceLayers,
     options: &ReportOptions,
-) -> Grid {
-    let mut rows = Vec::new();
-    if options.format == Format::Text {
-        let people = outline::for_people(layers.modules.clone(), options, |layer| {
-            (layer.all(), layer.of(Category::Activation))
-        });
-        rows.extend(people.iter().map(|module| row(&Line::of(module), module)));
-    } else {
-        let programs = outline::each(layers.modules.clone(), options);
-        rows.extend(programs.iter().map(|module| row(&Line::of(module), module)));
-    }
-    for (place, layer) in &layers.others {
-        let module = Shown::other(place_name(place), *layer);
-        let line = Line {
-            kind: place_kind(place),
-            path: Cell::None,
-            depth: Cell::None,
-        };
-        rows.push(row(&line, &module));
-    }
-    for row in remainders(&layers.peak, &layers.peak) {
-        rows.push(rest(row.kind, row.name, row.at_peak));
-    }
-    let total = Cell::Bytes(layers.peak.totals.allocated.0);
-    rows.push(rest("total", "(total)", total).seen(RowAudience::People));
-    for row in &mut rows {
-        row.cells[0] = Cell::Device(index);
-        if let Some(iteration) = iteration {
-            row.cells[1..4].clone_from_slice(&iterations::keys(iteration));
-        }
-    }
-    Grid {
-        columns: COLUMNS,
-        rows,
-    }
-}
-
-/// Subject of a row, in structured formats.
-struct Line {
-    kind: &'static str,
-    path: Cell,
-    depth: Cell,
-}
-
-impl Line {
-    fn of(module: &Shown<Layer>) -> Self {
-        Self {
-            kind: "module",
-            path: Cell::words(&module.path),
-            depth: Cell::Count(module.depth as u64),
-        }
-    }
-
-    /// The first cells of a row; those that all rows of a moment share stay blank.
-    fn cells(&self) -> Vec<Cell> {
-        let mut cells = vec![Cell::Blank; 4];
-        cells.push(Cell::words(self.kind));
-        cells.extend([self.path.clone(), self.depth.clone()]);
-        cells
-    }
-}
-
-fn row(line: &Line, module: &Shown<Layer>) -> Row {
-    let Shown { own, total, .. } = module;
-    let named = purposes::named(|category| total.of(category));
-    let mut cells = line.cells();
-    cells.push(Cell::Bytes(total.all()));
-    cells.extend(purposes::cells(|category| total.of(category)));
-    cells.push(Cell::Bytes(total.all().saturating_sub(named)));
-    cells.push(Cell::Bytes(own.all()));
-    cells.extend(purposes::cells(|category| own.of(category)));
-    cells.push(Cell::words(&module.name));
-    Row::new(cells)
-}
-
-/// A row whose bytes are known, but not their categories.
-fn rest(kind: &'static str, name: &str, bytes: Cell) -> Row {
-    let line = Line {
+) -> Table<Row<'a>> {
+    let row = |kind, name, layers| Row {
+        index,
+        iteration,
         kind,
-        path: Cell::Blank,
-        depth: Cell::Blank,
+        module: None,
+        name,
+        layers,
+        bytes: Cell::Blank,
     };
-    let blank = purposes::COLUMNS.map(|_| Cell::Blank);
-    let mut cells = line.cells();
-    cells.push(bytes.clone());
-    cells.extend(blank.clone());
-    cells.extend([Cell::Blank, bytes]);
-    cells.extend(blank);
-    cells.push(Cell::words(name));
-    Row::new(cells)
+    let modules = layers.modules.clone();
+    let modules = match options.format {
+        Format::Text => outline::for_people(modules, options, |layer: &Layer| {
+            (layer.all(), layer.of(Category::Activation))
+        }),
+        _ => outline::each(modules, options),
+    };
+    let mut table = Table::new(columns());
+    table.extend(
+        Output::All,
+        modules.into_iter().map(|module: Shown<Layer>| Row {
+            module: Some((module.path, module.depth as u64)),
+            ..row("module", module.name, Some([module.total, module.own]))
+        }),
+    );
+    for (place, layer) in &layers.others {
+        let layers = Some([*layer, *layer]);
+        table.push(
+            Output::All,
+            row(place_kind(place), place_name(place), layers),
+        );
+    }
+    for rest in remainders(&layers.peak, &layers.peak) {
+        let [_, bytes] = rest.bytes;
+        let row = row(rest.kind, rest.name.to_owned(), None);
+        table.push(Output::All, Row { bytes, ..row });
+    }
+    let bytes = layers.peak.totals.allocated.into();
+    let total = row("total", "(total)".to_owned(), None);
+    table.push(Output::Text, Row { bytes, ..total });
+    table
 }

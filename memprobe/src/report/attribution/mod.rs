@@ -1,7 +1,6 @@
 //! Tables of iterations, categories, phases, layers, model size, and memory saved for backward.
 
 mod categories;
-mod grid;
 mod iterations;
 mod layers;
 mod numbered_modules;
@@ -12,76 +11,63 @@ mod size;
 
 use std::io::{BufRead, Write};
 
+use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
-use super::document::{self, Document, Layout, Table};
+use super::cells::{self, Remainder};
+use super::document::{self, Document, Report};
+use super::preamble::{push_beginning, push_totals};
 use super::replay::{self, Replay};
-use super::structured::known_device;
-use super::table::{self, Style};
 use super::{By, Outcome, ReportError, ReportOptions};
 use crate::attribution::AttributionLedger;
-use crate::attribution::iterations::Iterations;
-use crate::attribution::layers::Layering;
 use crate::attribution::moments::Moment;
 use crate::attribution::size::Sizes;
 use crate::attribution::view::Coverage;
 use crate::event::DeviceIndex;
-use crate::ledger::snapshot::DeviceSnapshot;
 use crate::recording::Reader;
-use crate::view::{BEFORE_ATTACH, UNACCOUNTED, counted};
-use grid::{Cell, Column, Grid, Keyed, Section};
+use crate::view::counted;
+use crate::view::table::{Cell, Column, Page, Table};
 
-/// A table of every device.
-struct Tables<'a> {
+/// A table of every device, or one of each moment of every device.
+struct AttributionReport<'a, R> {
     replay: &'a Replay,
-    options: &'a ReportOptions,
-    columns: &'static [Column],
-    devices: Vec<(&'a DeviceSnapshot, Rows<'a>)>,
+    columns: fn() -> Vec<Column<R>>,
+    /// The tables of a device; `None` if it has none.
+    sections: Box<dyn Fn(DeviceIndex) -> Option<Sections<'a, R>> + 'a>,
     /// Notes on the table.
     notes: Vec<String>,
 }
 
-/// Rows of a device.
-enum Rows<'a> {
-    /// One table for the whole recording.
-    Once(Grid),
-    /// A table for each of several moments.
-    Moments(layers::Moments<'a>),
+type Sections<'a, R> = Box<dyn Iterator<Item = Section<R>> + 'a>;
+
+/// The table of one moment of a device.
+struct Section<R> {
+    /// Name of the moment; `None` if it is the only one.
+    title: Option<String>,
+    table: Table<R>,
 }
 
-impl Rows<'_> {
-    fn for_people(&self) -> Vec<Section> {
-        match self {
-            Self::Once(grid) => vec![Section {
-                title: None,
-                grid: grid.clone(),
-            }],
-            Self::Moments(moments) => moments.for_people(),
-        }
-    }
+/// Rows of a device in a document, made one table at a time.
+struct Rows<'r, 'a, R>(&'r AttributionReport<'a, R>, DeviceIndex);
 
-    fn for_programs(&self, layout: Layout) -> impl Iterator<Item = Keyed> {
-        let (once, moments) = match self {
-            Self::Once(grid) => (Some(grid.clone()), None),
-            Self::Moments(moments) => (None, Some(moments.for_programs())),
-        };
-        let grids = once.into_iter().chain(moments.into_iter().flatten());
-        grids.flat_map(move |grid| grid.into_rows(layout))
-    }
-}
-
-impl Serialize for Rows<'_> {
+impl<R> Serialize for Rows<'_, '_, R> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(self.for_programs(Layout::Nested))
+        let mut rows = to.serialize_seq(None)?;
+        for section in (self.0.sections)(self.1).into_iter().flatten() {
+            for row in section.table.objects() {
+                rows.serialize_element(&row)?;
+            }
+        }
+        rows.end()
     }
 }
 
 #[derive(Serialize)]
-struct Device<'a> {
-    device: Option<DeviceIndex>,
+struct Device<R> {
+    device: Cell<'static>,
     allocated: u64,
     reserved: u64,
-    rows: &'a Rows<'a>,
+    rows: R,
 }
 
 /// Reads the recording and writes the report.
@@ -99,198 +85,191 @@ pub(super) fn write<R: BufRead>(
     let replay = replay::run_with(reader, options.grouping, |event, applied, _| {
         ledger.apply(event, applied);
     })?;
-    match ledger.layering().filter(|_| options.by == By::Layer) {
-        Some(layering) => {
-            let iterations = ledger.iterations();
-            layers::check(&layering, &iterations, &options.layers)?;
-            let tables = of_layers(&replay, &ledger, (&layering, &iterations), options);
-            document::write(&tables, options.format, out)?;
-        }
-        None => document::write(&tables(&replay, &ledger, options), options.format, out)?,
-    }
+    write_tables(&replay, &ledger, options, out)?;
     Ok(replay.outcome())
 }
 
-impl Table for Tables<'_> {
-    fn text(&self) -> String {
-        text(self.replay, self, self.options)
+fn write_tables(
+    replay: &Replay,
+    ledger: &AttributionLedger,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<(), ReportError> {
+    match options.by {
+        By::Layer => {
+            let iterations = &ledger.iterations();
+            let Some(layering) = &ledger.layering() else {
+                return Ok(());
+            };
+            layers::check(layering, iterations, &options.layers)?;
+            let moments = layers::Moments {
+                layering,
+                iterations,
+                options,
+            };
+            let report = AttributionReport {
+                replay,
+                columns: layers::columns,
+                sections: Box::new(move |index| moments.sections(index)),
+                notes: layers::notes(ledger, layering, iterations, options),
+            };
+            document::write(&report, options, out)?;
+        }
+        By::Iteration => {
+            let iterations = &ledger.iterations();
+            let start = replay.snapshot.started;
+            let notes = iterations::notes(iterations, ledger.coverage());
+            let table = |index| Some(iterations::table(iterations, index, start, options));
+            let report = once(replay, iterations::columns, notes, table);
+            document::write(&report, options, out)?;
+        }
+        By::Size => {
+            let sizes = &ledger.sizes();
+            let notes = size::notes(sizes.as_ref(), ledger.coverage(), options);
+            let table = |index| {
+                let sizes = sizes.as_ref()?;
+                let device = sizes.devices.get(&index)?;
+                Some(size::table(index, device, sizes.named, options))
+            };
+            document::write(&once(replay, size::columns, notes, table), options, out)?;
+        }
+        By::Phase => {
+            let table = |index| Some(phases::table(index, ledger.device(index)?));
+            let report = once(replay, phases::columns, phases::notes(ledger), table);
+            document::write(&report, options, out)?;
+        }
+        By::Saved => {
+            let table = |index| Some(saved::table(index, ledger.device(index)?, options));
+            let report = once(replay, saved::columns, saved::notes(ledger, options), table);
+            document::write(&report, options, out)?;
+        }
+        _ => {
+            let table = |index| Some(categories::table(index, ledger.device(index)?));
+            let report = once(
+                replay,
+                categories::columns,
+                categories::notes(ledger),
+                table,
+            );
+            document::write(&report, options, out)?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns a report with one table a device.
+fn once<'a, R: 'a>(
+    replay: &'a Replay,
+    columns: fn() -> Vec<Column<R>>,
+    notes: Vec<String>,
+    table: impl Fn(DeviceIndex) -> Option<Table<R>> + 'a,
+) -> AttributionReport<'a, R> {
+    let sections = move |index| -> Option<Sections<'a, R>> {
+        let table = table(index)?;
+        let title = None;
+        Some(Box::new(std::iter::once(Section { title, table })))
+    };
+    AttributionReport {
+        replay,
+        columns,
+        sections: Box::new(sections),
+        notes,
+    }
+}
+
+impl<'a, R> Report for AttributionReport<'a, R> {
+    type Row<'r>
+        = R
+    where
+        Self: 'r;
+
+    fn text(&self, page: &mut Page) {
+        push_beginning(page, self.replay);
+        let mut dropped = Vec::new();
+        let mut is_empty = true;
+        for device in &self.replay.snapshot.devices {
+            let Some(sections) = (self.sections)(device.index) else {
+                continue;
+            };
+            is_empty = false;
+            page.blank();
+            push_totals(page, device);
+            for Section { title, table } in sections {
+                if let Some(title) = title {
+                    page.blank();
+                    page.strong(&title);
+                }
+                dropped = page.table(&table);
+            }
+        }
+        if !is_empty {
+            page.blank();
+        }
+        self.notes.iter().for_each(|note| page.note(note));
+        if !dropped.is_empty() {
+            page.note(&format!(
+                "Columns left out: {}. Use a wider terminal, or --format csv or json.",
+                dropped.join(", ")
+            ));
+        }
     }
 
     fn document(&self) -> impl Serialize {
-        let devices = self.devices.iter();
-        let devices = devices.map(|(device, rows)| Device {
-            device: known_device(device.index),
-            allocated: device.totals.allocated.0,
-            reserved: device.totals.reserved.0,
-            rows,
+        let devices = self.replay.snapshot.devices.iter();
+        let devices = devices.filter_map(|device| {
+            (self.sections)(device.index)?;
+            Some(Device {
+                device: device.index.into(),
+                allocated: device.totals.allocated.0,
+                reserved: device.totals.reserved.0,
+                rows: Rows(self, device.index),
+            })
         });
         Document::new(self.replay, devices).with_notes(&self.notes)
     }
 
-    fn headings(&self) -> Vec<&'static str> {
-        grid::headings(self.columns)
+    fn columns(&self) -> Vec<Column<R>> {
+        (self.columns)()
     }
 
-    fn rows(&self, layout: Layout) -> impl Iterator<Item = impl Serialize> {
-        let devices = self.devices.iter();
-        devices.flat_map(move |(_, rows)| rows.for_programs(layout))
+    fn tables(&self) -> impl Iterator<Item = Table<R>> {
+        let devices = self.replay.snapshot.devices.iter();
+        let sections = devices.filter_map(|device| (self.sections)(device.index));
+        sections.flatten().map(|section| section.table)
     }
-}
-
-fn of_layers<'a>(
-    replay: &'a Replay,
-    ledger: &AttributionLedger,
-    (layering, iterations): (&'a Layering<'a>, &'a Iterations),
-    options: &'a ReportOptions,
-) -> Tables<'a> {
-    let devices = replay.snapshot.devices.iter();
-    let devices = devices.filter(|device| layering.knows(device.index));
-    let devices = devices.map(|device| {
-        let moments = layers::Moments::of(device.index, layering, iterations, options);
-        (device, Rows::Moments(moments))
-    });
-    Tables {
-        replay,
-        options,
-        columns: layers::COLUMNS,
-        devices: devices.collect(),
-        notes: layers::notes(ledger, layering, iterations, options),
-    }
-}
-
-fn tables<'a>(
-    replay: &'a Replay,
-    ledger: &AttributionLedger,
-    options: &'a ReportOptions,
-) -> Tables<'a> {
-    let devices = replay.snapshot.devices.iter();
-    let of_devices = |columns, notes, grid: &dyn Fn(DeviceIndex) -> Option<Grid>| {
-        let devices = devices.clone();
-        let devices = devices.filter_map(|device| Some((device, Rows::Once(grid(device.index)?))));
-        Tables {
-            replay,
-            options,
-            columns,
-            devices: devices.collect(),
-            notes,
-        }
-    };
-    match options.by {
-        By::Iteration => {
-            let iterations = ledger.iterations();
-            let start = replay.snapshot.started;
-            let notes = iterations::notes(&iterations, ledger.coverage());
-            of_devices(iterations::COLUMNS, notes, &|index| {
-                Some(iterations::grid(&iterations, index, start, options))
-            })
-        }
-        By::Size => {
-            let sizes = ledger.sizes();
-            let notes = size::notes(sizes.as_ref(), ledger.coverage(), options);
-            of_devices(size::COLUMNS, notes, &|index| {
-                let sizes = sizes.as_ref()?;
-                let device = sizes.devices.get(&index)?;
-                Some(size::grid(index, device, sizes.named, options))
-            })
-        }
-        By::Phase => of_devices(phases::COLUMNS, phases::notes(ledger), &|index| {
-            Some(phases::grid(index, ledger.device(index)?))
-        }),
-        By::Saved => of_devices(saved::COLUMNS, saved::notes(ledger, options), &|index| {
-            Some(saved::grid(index, ledger.device(index)?, options))
-        }),
-        _ => of_devices(categories::COLUMNS, categories::notes(ledger), &|index| {
-            Some(categories::grid(index, ledger.device(index)?))
-        }),
-    }
-}
-
-fn text(replay: &Replay, tables: &Tables<'_>, options: &ReportOptions) -> String {
-    let mut text = table::beginning(replay, options);
-    let style = Style(options.colour);
-    let mut left_out = Vec::new();
-    for (device, rows) in &tables.devices {
-        table::push_line(&mut text, "");
-        table::push_totals(&mut text, device, options);
-        for Section { title, grid } in rows.for_people() {
-            if let Some(title) = title {
-                table::push_line(&mut text, "");
-                table::push_line(&mut text, &style.strong(&title));
-            }
-            left_out = grid.render(&mut text, options.width, style);
-        }
-    }
-    let narrow = (!left_out.is_empty()).then(|| {
-        format!(
-            "Columns left out: {}. Use a wider terminal, or --format csv or json.",
-            left_out.join(", ")
-        )
-    });
-    if !tables.devices.is_empty() {
-        table::push_line(&mut text, "");
-    }
-    for note in tables.notes.iter().chain(&narrow) {
-        table::push_note(&mut text, note, options.width);
-    }
-    text
 }
 
 /// Adds the table of model size to an estimate, with its notes.
 pub(super) fn push_sizes(
-    text: &mut String,
+    page: &mut Page,
     sizes: &Sizes,
-    heard: Coverage,
+    coverage: Coverage,
     options: &ReportOptions,
 ) {
     for (index, device) in &sizes.devices {
-        let grid = size::grid(*index, device, sizes.named, options);
-        grid.render(text, options.width, Style(options.colour));
+        page.table(&size::table(*index, device, sizes.named, options));
     }
-    for note in size::notes_of_estimate(sizes, heard) {
-        table::push_note(text, &note, options.width);
+    for note in size::notes_of_estimate(sizes, coverage) {
+        page.note(&note);
     }
 }
 
-/// Rows of `report --by size` for one device, for structured formats.
-pub(super) fn sizes_for_programs(
+/// Rows of `report --by size` for one device.
+pub(super) fn sizes_of_device(
     sizes: &Sizes,
     options: &ReportOptions,
 ) -> Option<impl Serialize + use<>> {
     let (index, device) = sizes.devices.first_key_value()?;
-    let grid = size::grid(*index, device, sizes.named, options);
-    Some(grid.into_rows(Layout::Nested).collect::<Vec<_>>())
+    Some(size::table(*index, device, sizes.named, options))
 }
 
-/// A row that completes the sum to the allocator's total.
-struct Remainder {
-    /// Its name in structured formats, and in text.
-    kind: &'static str,
-    name: &'static str,
-    /// Bytes now, and at the peak.
-    live: Cell,
-    at_peak: Cell,
-}
-
+/// Rows that complete the sums to the allocator's totals.
 fn remainders(now: &Moment, peak: &Moment) -> Vec<Remainder> {
-    let (now, peak) = (&now.composition, &peak.composition);
-    let mut rows = Vec::new();
-    if now.before_attach > 0 || peak.before_attach > 0 {
-        rows.push(Remainder {
-            kind: "before_attach",
-            name: BEFORE_ATTACH,
-            live: Cell::Bytes(now.before_attach),
-            at_peak: Cell::Bytes(peak.before_attach),
-        });
-    }
-    if now.unaccounted != 0 || peak.unaccounted != 0 {
-        rows.push(Remainder {
-            kind: "unaccounted",
-            name: UNACCOUNTED,
-            live: Cell::Signed(now.unaccounted),
-            at_peak: Cell::Signed(peak.unaccounted),
-        });
-    }
-    rows
+    let moments = [now, peak].map(|moment| &moment.composition);
+    cells::remainders(
+        moments.map(|it| it.before_attach),
+        moments.map(|it| it.unaccounted),
+    )
 }
 
 /// Notes on data that the recording lacks, and the consequences.

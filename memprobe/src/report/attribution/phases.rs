@@ -1,23 +1,45 @@
 //! Table of phases of the program, by its allocations.
 
-use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::{missing, remainders};
 use crate::attribution::AttributionLedger;
 use crate::attribution::view::{DeviceView, PhaseRow};
 use crate::event::DeviceIndex;
+use crate::view::table::{Cell, Column, Output, Table};
 use crate::view::{BLOCKS, percent};
 
-pub(super) const COLUMNS: &[Column] = &[
-    Column::programs("device"),
-    Column::all("live", "LIVE"),
-    Column::all("at_peak", "AT PEAK"),
-    Column::all("live_blocks", BLOCKS),
-    Column::all("allocs", "ALLOCS"),
-    Column::all("alloc_bytes", "ALLOCATED"),
-    Column::programs("phase"),
-    Column::people("PHASE"),
-    Column::all("rules", "RULE"),
-];
+/// A phase, or bytes without one.
+#[derive(Default)]
+pub(super) struct Row {
+    device: Cell<'static>,
+    key: &'static str,
+    name: &'static str,
+    /// Bytes now, and at the peak.
+    bytes: [Cell<'static>; 2],
+    /// Live blocks, allocations and their bytes.
+    allocations: Option<[u64; 3]>,
+    rules: Cell<'static>,
+}
+
+pub(super) fn columns() -> Vec<Column<Row>> {
+    vec![
+        Column::data("device", |row| row.device.clone()),
+        Column::number("live", "LIVE", |row| row.bytes[0].clone()),
+        Column::number("at_peak", "AT PEAK", |row| row.bytes[1].clone()),
+        Column::number("live_blocks", BLOCKS, |row| {
+            row.allocations.map(|it| it[0]).into()
+        }),
+        Column::number("allocs", "ALLOCS", |row| {
+            row.allocations.map(|it| it[1]).into()
+        }),
+        Column::number("alloc_bytes", "ALLOCATED", |row| {
+            row.allocations
+                .map_or(Cell::Unknown, |it| Cell::Bytes(it[2]))
+        }),
+        Column::data("phase", |row| row.key.into()),
+        Column::label("PHASE", |row| row.name.into()),
+        Column::text("rules", "RULE", |row| row.rules.clone()),
+    ]
+}
 
 pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
     let mut notes = vec!["A block belongs to the phase that allocated it.".to_owned()];
@@ -25,67 +47,56 @@ pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
     notes
 }
 
-pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
+pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<Row> {
     let (now, peak) = (view.now(), view.peak());
     let phases = view.phases();
-    let mut rows: Vec<Row> = phases.iter().map(|phase| row(index, phase)).collect();
-    let rest = |[kind, name]: [&str; 2],
-                [live, at_peak]: [Cell; 2],
-                [blocks, allocs, bytes]: [Cell; 3]| {
-        Row::new(vec![
-            Cell::Device(index),
-            live,
-            at_peak,
-            blocks,
-            allocs,
-            bytes,
-            Cell::words(kind),
-            Cell::words(name),
-            Cell::Blank,
-        ])
-    };
-    for row in remainders(now, peak) {
-        let (names, held) = ([row.kind, row.name], [row.live, row.at_peak]);
-        rows.push(rest(names, held, [Cell::None, Cell::None, Cell::None]));
-    }
+    let mut table = Table::new(columns());
+    table.extend(Output::All, phases.iter().map(row));
+    let rest = remainders(now, peak).into_iter().map(|rest| Row {
+        key: rest.kind,
+        name: rest.name,
+        bytes: rest.bytes,
+        rules: Cell::Blank,
+        ..Row::default()
+    });
+    table.extend(Output::All, rest);
     let sum = |of: fn(&PhaseRow) -> u64| phases.iter().map(of).fold(0, u64::saturating_add);
-    let total = rest(
-        ["total", "(total)"],
-        [now, peak].map(|moment| Cell::Bytes(moment.totals.allocated.0)),
-        [
-            Cell::Count(sum(|row| row.holding.blocks)),
-            Cell::Count(sum(|row| row.holding.allocs)),
-            Cell::Bytes(sum(|row| row.holding.alloc_bytes)),
-        ],
-    );
-    rows.push(total.seen(RowAudience::People));
-    Grid {
-        columns: COLUMNS,
-        rows,
+    let total = Row {
+        name: "(total)",
+        bytes: [now, peak].map(|moment| moment.totals.allocated.into()),
+        allocations: Some([
+            sum(|row| row.holding.blocks),
+            sum(|row| row.holding.allocs),
+            sum(|row| row.holding.alloc_bytes),
+        ]),
+        rules: Cell::Blank,
+        ..Row::default()
+    };
+    table.push(Output::Text, total);
+    for entry in &mut table.rows {
+        entry.row.device = index.into();
     }
+    table
 }
 
-fn row(index: DeviceIndex, row: &PhaseRow) -> Row {
+fn row(row: &PhaseRow) -> Row {
     let held = &row.holding;
     let all: u64 = row.rules.iter().map(|(_, bytes)| bytes).sum();
     let mut rules = row.rules.clone();
     rules.sort_by_key(|(rule, bytes)| (std::cmp::Reverse(*bytes), *rule));
     let rules = rules.iter().map(|(rule, bytes)| match rules.len() {
-        1 => rule.as_str().to_owned(),
+        1 => rule.as_str().into(),
         _ => {
-            let share = percent(u64::into(*bytes), u64::into(all));
-            format!("{share} {}", rule.as_str())
+            let share = percent((*bytes).into(), all.into());
+            format!("{share} {}", rule.as_str()).into()
         }
     });
-    Row::new(vec![
-        Cell::Device(index),
-        Cell::Bytes(held.live),
-        Cell::Bytes(held.at_peak),
-        Cell::Count(held.blocks),
-        Cell::Count(held.allocs),
-        Cell::Bytes(held.alloc_bytes),
-        Cell::words(row.phase.key()),
-        Cell::words(row.phase.as_str()),
-        Cell::List(rules.collect()),
-    ])
+    Row {
+        key: row.phase.key(),
+        name: row.phase.as_str(),
+        bytes: [held.live, held.at_peak].map(Cell::Bytes),
+        allocations: Some([held.blocks, held.allocs, held.alloc_bytes]),
+        rules: Cell::List(rules.collect()),
+        ..Row::default()
+    }
 }

@@ -1,78 +1,77 @@
 //! Columns of categories, common to all tables that have them.
 
-use super::grid::{Cell, Column};
-use crate::attribution::category::Category;
+use crate::attribution::category::Category::{
+    self, Activation, Gradient, Input, IntermediateGradient, OptimizerState, Parameter, Temporary,
+    Unknown, Workspace,
+};
+use crate::view::table::{Cell, Column, Part};
 
-const COUNT: usize = 9;
+/// A row with bytes by category.
+pub(super) trait ByCategory {
+    fn bytes(&self, category: Category) -> Cell<'static>;
+}
 
-/// Categories without a heading count in the column `Rest`.
-pub(super) const COLUMNS: [Column; COUNT] = [
-    Column::all("activation", "ACTIVATIONS"),
-    Column::all("parameter", "WEIGHTS"),
-    Column::all("gradient", "GRADIENTS"),
-    Column::part("intermediate_gradient", "INTERMED.", 2),
-    Column::part("optimizer_state", "OPTIMIZER", 1),
-    Column::part("input", "INPUTS", 3),
-    Column::programs("temporary"),
-    Column::programs("workspace"),
-    Column::programs("unknown"),
-];
-
-/// Categories in the order of their columns; the first [`NAMED`] have headings.
-const CATEGORIES: [Category; COUNT] = [
-    Category::Activation,
-    Category::Parameter,
-    Category::Gradient,
-    Category::IntermediateGradient,
-    Category::OptimizerState,
-    Category::Input,
-    Category::Temporary,
-    Category::Workspace,
-    Category::Unknown,
-];
-
-/// Number of categories with a heading.
-const NAMED: usize = 6;
-
-pub(super) fn cells(of: impl Fn(Category) -> u64) -> [Cell; COUNT] {
-    CATEGORIES.map(|category| Cell::Bytes(of(category)))
+/// Categories without a heading count in the column [`Part::Rest`].
+pub(super) fn columns<R: ByCategory>() -> [Column<R>; 9] {
+    let part = Part::Summand;
+    [
+        Column::number("activation", "ACTIVATIONS", |row: &R| row.bytes(Activation)),
+        Column::number("parameter", "WEIGHTS", |row: &R| row.bytes(Parameter)),
+        Column::number("gradient", "GRADIENTS", |row: &R| row.bytes(Gradient)),
+        Column::number("intermediate_gradient", "INTERMED.", |row: &R| {
+            row.bytes(IntermediateGradient)
+        })
+        .priority(2)
+        .part(part),
+        Column::number("optimizer_state", "OPTIMIZER", |row: &R| {
+            row.bytes(OptimizerState)
+        })
+        .priority(1)
+        .part(part),
+        Column::number("input", "INPUTS", |row: &R| row.bytes(Input))
+            .priority(3)
+            .part(part),
+        Column::data("temporary", |row: &R| row.bytes(Temporary)),
+        Column::data("workspace", |row: &R| row.bytes(Workspace)),
+        Column::data("unknown", |row: &R| row.bytes(Unknown)),
+    ]
 }
 
 /// Bytes of categories with a heading.
 pub(super) fn named(of: impl Fn(Category) -> u64) -> u64 {
-    let named = CATEGORIES[..NAMED].iter();
-    named.fold(0, |sum, category| sum.saturating_add(of(*category)))
-}
-
-/// Concatenates lists of columns.
-///
-/// # Panics
-///
-/// If `ALL` is not their number; at compile time in a constant.
-pub(super) const fn joined<const ALL: usize>(kinds: &[&[Column]]) -> [Column; ALL] {
-    let mut all = [COLUMNS[0]; ALL];
-    let (mut kind, mut at) = (0, 0);
-    while kind < kinds.len() {
-        let mut next = 0;
-        while next < kinds[kind].len() {
-            all[at] = kinds[kind][next];
-            (next, at) = (next + 1, at + 1);
-        }
-        kind += 1;
-    }
-    assert!(at == ALL);
-    all
+    let named = [
+        Activation,
+        Parameter,
+        Gradient,
+        IntermediateGradient,
+        OptimizerState,
+        Input,
+    ];
+    named.into_iter().map(of).fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    struct Keys;
+
+    impl ByCategory for Keys {
+        fn bytes(&self, category: Category) -> Cell<'static> {
+            category.key().into()
+        }
+    }
+
     #[test]
     fn columns_use_the_names_of_their_categories() {
-        let keys = COLUMNS.map(|column| column.key);
-        assert_eq!(keys, CATEGORIES.map(Category::key));
-        let all: u64 = Category::ALL.map(|_| 1).iter().sum();
-        assert_eq!((all, named(|_| 1)), (COUNT as u64, NAMED as u64));
+        for column in columns::<Keys>() {
+            assert_eq!((column.value)(&Keys).csv(), column.key);
+        }
+        let with_heading = columns::<Keys>()
+            .iter()
+            .filter(|it| it.head.is_some())
+            .count();
+        assert_eq!(named(|_| 1), with_heading as u64);
+        assert_eq!(Category::ALL.len(), columns::<Keys>().len());
     }
 }

@@ -2,9 +2,9 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::missing;
 use super::numbered_modules::Paths;
 use crate::attribution::AttributionLedger;
@@ -13,24 +13,51 @@ use crate::attribution::view::{DeviceView, SavedRow};
 use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Module};
 use crate::ledger::snapshot::Site;
-use crate::report::structured::known_line;
-use crate::report::{Alike, Format, ReportOptions, Top};
+use crate::report::{Alike, Format, ReportOptions, cells};
+use crate::view::table::{Cell, Column, Output, Table};
 use crate::view::{BLOCKS, FileNames, counted};
 
-pub(super) const COLUMNS: &[Column] = &[
-    Column::programs("device"),
-    Column::all("live", "LIVE"),
-    Column::all("at_peak", "AT PEAK"),
-    Column::people("PER MODULE"),
-    Column::all("live_blocks", BLOCKS),
-    Column::all("allocs", "ALLOCS"),
-    Column::programs("file"),
-    Column::programs("line"),
-    Column::programs("function"),
-    Column::all("module", "MODULE"),
-    Column::wide("operations", "OPERATION", 1),
-    Column::people("LINE"),
-];
+/// One module, several that differ only in a number, or a sum.
+#[derive(Default)]
+pub(super) struct Row {
+    device: Cell<'static>,
+    /// First of these modules; `None` for a sum.
+    first: Option<SavedRow>,
+    name: String,
+    names: Rc<FileNames>,
+    count: u64,
+    /// Sum of all.
+    holding: Holding,
+    /// Smallest and largest share at the peak.
+    least: u64,
+    most: u64,
+}
+
+type SavedColumn = Column<Row>;
+
+pub(super) fn columns() -> Vec<SavedColumn> {
+    vec![
+        Column::data("device", |row| row.device.clone()),
+        Column::number("live", "LIVE", |row| Cell::Bytes(row.holding.live)),
+        Column::number("at_peak", "AT PEAK", |row| Cell::Bytes(row.holding.at_peak)),
+        SavedColumn::figure("PER MODULE", Row::each).priority(2),
+        Column::number("live_blocks", BLOCKS, |row| row.holding.blocks.into()),
+        Column::number("allocs", "ALLOCS", |row| row.holding.allocs.into()),
+        Column::data("file", |row| cells::file(row.site())),
+        Column::data("line", |row| cells::line(row.site())),
+        Column::data("function", |row| cells::function(row.site())),
+        Column::text("module", "MODULE", |row| (&*row.name).into()),
+        SavedColumn::text("operations", "OPERATION", |row| match &row.first {
+            Some(first) => Cell::List(first.operations.iter().map(|it| (&**it).into()).collect()),
+            None => Cell::Blank,
+        })
+        .priority(1),
+        Column::label("LINE", |row| match row.site() {
+            Some(site) => row.names.site(site).into(),
+            None => Cell::Blank,
+        }),
+    ]
+}
 
 pub(super) fn notes(ledger: &AttributionLedger, options: &ReportOptions) -> Vec<String> {
     let mut notes = vec![
@@ -55,7 +82,11 @@ pub(super) fn notes(ledger: &AttributionLedger, options: &ReportOptions) -> Vec<
     notes
 }
 
-pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>, options: &ReportOptions) -> Grid {
+pub(super) fn table(
+    index: DeviceIndex,
+    view: DeviceView<'_>,
+    options: &ReportOptions,
+) -> Table<Row> {
     let mut saved = view.saved(options.grouping);
     saved.retain(|row| row.holding.live > 0 || row.holding.at_peak > 0 || row.holding.allocs > 0);
     let plain = FileNames::default();
@@ -67,45 +98,38 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>, options: &ReportOpt
             row.operations.clone(),
         )
     });
+    let mut table = Table::new(columns());
+    if options.format == Format::Text {
+        push_shown(&mut table, &saved, options);
+    } else {
+        table.extend(Output::Data, saved.iter().map(Row::new));
+    }
     let frames = saved.iter().filter_map(|row| row.site.frame());
-    let names = FileNames::of(frames.map(|frame| &frame.file));
-    let layers = layers(&saved, options.alike);
-    let most = match options.top {
-        Top::All => layers.len(),
-        Top::Rows(most) => most.min(layers.len()),
-    };
-    let (shown, hidden) = layers.split_at(most);
-    let of_people = shown.iter().map(|layer| layer.row(index, &names));
-    let mut rows: Vec<Row> = of_people.map(|row| row.seen(RowAudience::People)).collect();
-    let each = saved.iter().map(|it| Layers::of(it).row(index, &names));
-    rows.extend(each.map(|row| row.seen(RowAudience::Programs)));
-    if !hidden.is_empty() {
-        let others = counted(hidden.len() as u64, "other row");
-        rows.push(sum(
-            index,
-            hidden.iter().map(|it| &it.holding),
-            format!("({others})"),
-        ));
+    let names = Rc::new(FileNames::of(frames.map(|frame| &frame.file)));
+    for entry in &mut table.rows {
+        entry.row.device = index.into();
+        entry.row.names = names.clone();
     }
-    let total = "(total saved for backward)".to_owned();
-    rows.push(sum(index, saved.iter().map(|row| &row.holding), total));
-    Grid {
-        columns: COLUMNS,
-        rows,
-    }
+    table
 }
 
-/// A displayed row: one module, or several that differ only in a number.
-struct Layers<'a> {
-    /// First of these modules.
-    first: &'a SavedRow,
-    name: String,
-    count: u64,
-    /// Sum of all.
-    holding: Holding,
-    /// Smallest and largest share at the peak.
-    least: u64,
-    most: u64,
+/// Adds the largest rows, and sums of the others and of all.
+fn push_shown(table: &mut Table<Row>, saved: &[SavedRow], options: &ReportOptions) {
+    let mut modules = merged(saved, options.alike);
+    let hidden = modules.split_off(options.top.of(modules.len()));
+    table.extend(Output::Text, modules);
+    if !hidden.is_empty() {
+        let others = format!("({})", counted(hidden.len() as u64, "other row"));
+        table.push(
+            Output::Text,
+            sum(hidden.iter().map(|row| &row.holding), others),
+        );
+    }
+    let total = "(total saved for backward)".to_owned();
+    table.push(
+        Output::Text,
+        sum(saved.iter().map(|row| &row.holding), total),
+    );
 }
 
 fn rank(held: &Holding) -> Reverse<(u64, u64, u64)> {
@@ -114,41 +138,47 @@ fn rank(held: &Holding) -> Reverse<(u64, u64, u64)> {
 
 /// Merges rows with equal lines and operations whose modules differ only in a number; largest
 /// first.
-fn layers(saved: &[SavedRow], alike: Alike) -> Vec<Layers<'_>> {
+fn merged(saved: &[SavedRow], alike: Alike) -> Vec<Row> {
     let paths = saved.iter().filter_map(|row| row.module.path());
     let paths = Paths::of(paths.map(|path| &**path));
-    let mut layers: Vec<Layers<'_>> = Vec::new();
+    let mut rows: Vec<Row> = Vec::new();
     let mut known: HashMap<(String, &Site, &[Arc<str>]), usize> = HashMap::new();
     for row in saved {
         let path = row.module.path().filter(|_| alike == Alike::Folded);
         let at = path.map(|path| {
             let key = (paths.pattern(path), &row.site, &row.operations[..]);
-            *known.entry(key).or_insert(layers.len())
+            *known.entry(key).or_insert(rows.len())
         });
-        match at.and_then(|at| layers.get_mut(at)) {
+        match at.and_then(|at| rows.get_mut(at)) {
             Some(known) => known.join(row),
-            None => layers.push(Layers::of(row)),
+            None => rows.push(Row::new(row)),
         }
     }
-    for layer in &mut layers {
-        if let (Some(path), 2..) = (layer.first.module.path(), layer.count) {
-            layer.name = format!("{} * {}", layer.count, paths.pattern(path));
+    for row in rows.iter_mut().filter(|row| row.count > 1) {
+        let path = row.first.as_ref().and_then(|first| first.module.path());
+        if let Some(path) = path {
+            row.name = format!("{} * {}", row.count, paths.pattern(path));
         }
     }
-    layers.sort_by_key(|layer| rank(&layer.holding));
-    layers
+    rows.sort_by_key(|row| rank(&row.holding));
+    rows
 }
 
-impl<'a> Layers<'a> {
-    fn of(row: &'a SavedRow) -> Self {
+impl Row {
+    fn new(row: &SavedRow) -> Self {
         Self {
-            first: row,
+            first: Some(row.clone()),
             name: name(&row.module).to_owned(),
             count: 1,
             holding: row.holding,
             least: row.holding.at_peak,
             most: row.holding.at_peak,
+            ..Self::default()
         }
+    }
+
+    fn site(&self) -> Option<&Site> {
+        self.first.as_ref().map(|first| &first.site)
     }
 
     fn join(&mut self, row: &SavedRow) {
@@ -159,38 +189,19 @@ impl<'a> Layers<'a> {
     }
 
     /// Bytes of each module at the peak; blank for a single one.
-    fn each(&self) -> Cell {
-        match (self.count, self.least == self.most) {
-            (..2, _) => Cell::Blank,
-            (_, true) => Cell::Bytes(self.most),
-            (_, false) => Cell::Share(format!(
+    fn each(&self) -> Cell<'_> {
+        if self.count < 2 {
+            Cell::Blank
+        } else if self.least == self.most {
+            Cell::Bytes(self.most)
+        } else {
+            format!(
                 "{} to {}",
                 human(Bytes(self.least)),
                 human(Bytes(self.most))
-            )),
+            )
+            .into()
         }
-    }
-
-    fn row(&self, index: DeviceIndex, names: &FileNames) -> Row {
-        let (held, row) = (&self.holding, self.first);
-        let frame = row.site.frame();
-        let operations = row.operations.iter().map(|name| name.to_string());
-        Row::new(vec![
-            Cell::Device(index),
-            Cell::Bytes(held.live),
-            Cell::Bytes(held.at_peak),
-            self.each(),
-            Cell::Count(held.blocks),
-            Cell::Count(held.allocs),
-            frame.map_or(Cell::None, |frame| Cell::words(&frame.file)),
-            frame
-                .and_then(known_line)
-                .map_or(Cell::None, |line| Cell::Count(line.into())),
-            frame.map_or(Cell::None, |frame| Cell::words(&frame.function)),
-            Cell::words(&self.name),
-            Cell::List(operations.collect()),
-            Cell::Words(names.site(&row.site)),
-        ])
     }
 }
 
@@ -202,22 +213,11 @@ fn name(module: &Module) -> &str {
     }
 }
 
-fn sum<'a>(index: DeviceIndex, rows: impl Iterator<Item = &'a Holding>, what: String) -> Row {
-    let mut all = Holding::default();
-    rows.for_each(|row| all.join(*row));
-    let cells = vec![
-        Cell::Device(index),
-        Cell::Bytes(all.live),
-        Cell::Bytes(all.at_peak),
-        Cell::Blank,
-        Cell::Count(all.blocks),
-        Cell::Count(all.allocs),
-        Cell::None,
-        Cell::None,
-        Cell::None,
-        Cell::Words(what),
-        Cell::Blank,
-        Cell::Blank,
-    ];
-    Row::new(cells).seen(RowAudience::People)
+fn sum<'a>(rows: impl Iterator<Item = &'a Holding>, name: String) -> Row {
+    let mut row = Row {
+        name,
+        ..Row::default()
+    };
+    rows.for_each(|holding| row.holding.join(*holding));
+    row
 }

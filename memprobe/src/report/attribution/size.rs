@@ -1,49 +1,126 @@
 //! Table of model size: parameters and buffers of modules, and tensors made in one iteration.
 
-use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::missing;
 use crate::attribution::iterations::IterationKind;
 use crate::attribution::modules::Additive;
 use crate::attribution::size::{Amount, ModelSize, Size, Sizes};
 use crate::attribution::view::Coverage;
 use crate::event::DeviceIndex;
+use crate::report::cells::place_kind;
 use crate::report::outline::{self, Shown};
 use crate::report::peak::place_name;
-use crate::report::structured::place_kind;
-use crate::report::{Alike, Format, ReportOptions, table};
+use crate::report::preamble::NO_MODULES;
+use crate::report::{Alike, Format, ReportOptions};
 use crate::view::counted;
+use crate::view::table::{Cell, Column, Output, Table};
+
+/// A module, memory outside modules, or the total.
+pub(super) struct Row {
+    device: DeviceIndex,
+    kind: &'static str,
+    /// `None` outside modules.
+    path: Option<String>,
+    depth: Option<u64>,
+    name: String,
+    own: Size,
+    total: Size,
+    /// True if the parameters and buffers of the row are known.
+    is_named: bool,
+}
+
+impl Row {
+    fn new(device: DeviceIndex, shown: Shown<Size>) -> Self {
+        Self {
+            device,
+            kind: "module",
+            path: None,
+            depth: None,
+            name: shown.name,
+            own: shown.own,
+            total: shown.total,
+            is_named: true,
+        }
+    }
+
+    fn module(device: DeviceIndex, mut shown: Shown<Size>, is_named: bool) -> Self {
+        Self {
+            path: Some(std::mem::take(&mut shown.path)),
+            depth: Some(shown.depth as u64),
+            is_named,
+            ..Self::new(device, shown)
+        }
+    }
+
+    fn if_named(&self, cell: Cell<'static>) -> Cell<'static> {
+        if self.is_named { cell } else { Cell::Unknown }
+    }
+}
+
+fn bytes(amount: Amount) -> Cell<'static> {
+    Cell::Bytes(amount.bytes)
+}
+
+fn blocks(amount: Amount) -> Cell<'static> {
+    match (amount.blocks, amount.bytes) {
+        (0, 1..) => Cell::Unknown,
+        (blocks, _) => Cell::Count(blocks),
+    }
+}
+
+type SizeColumn = Column<Row>;
 
 /// Bytes of tensors, except in the columns `rounded`. Columns that begin with `own` exclude a
 /// module's parts.
-pub(super) const COLUMNS: &[Column] = &[
-    Column::programs("device"),
-    Column::programs("kind"),
-    Column::programs("path"),
-    Column::programs("depth"),
-    Column::all("parameters", "PARAMETERS"),
-    Column::programs("parameter_blocks"),
-    Column::wide("buffers", "BUFFERS", 6),
-    Column::programs("buffer_blocks"),
-    Column::all("forward", "FORWARD"),
-    Column::programs("forward_blocks"),
-    Column::wide("saved", "SAVED", 3),
-    Column::wide("recomputed", "RECOMPUTED", 8),
-    Column::wide("backward", "BACKWARD", 2),
-    Column::programs("backward_blocks"),
-    Column::all("forward_and_backward", "BOTH"),
-    Column::wide("gradients", "GRADIENTS", 4),
-    Column::wide("other", "OTHER", 5),
-    Column::wide("blocks", "BLOCKS", 7),
-    Column::wide("rounded", "ROUNDED", 9),
-    Column::programs("own_parameters"),
-    Column::programs("own_buffers"),
-    Column::programs("own_forward"),
-    Column::programs("own_forward_blocks"),
-    Column::programs("own_backward"),
-    Column::programs("own_gradients"),
-    Column::programs("own_rounded"),
-    Column::people("MODULE"),
-];
+pub(super) fn columns() -> Vec<SizeColumn> {
+    vec![
+        Column::data("device", |row| row.device.into()),
+        Column::data("kind", |row| row.kind.into()),
+        Column::data("path", |row| row.path.as_deref().into()),
+        Column::data("depth", |row| row.depth.into()),
+        Column::number("parameters", "PARAMETERS", |row| {
+            row.if_named(bytes(row.total.parameters))
+        }),
+        Column::data("parameter_blocks", |row| {
+            row.if_named(blocks(row.total.parameters))
+        }),
+        SizeColumn::number("buffers", "BUFFERS", |row| {
+            row.if_named(bytes(row.total.buffers))
+        })
+        .priority(6),
+        Column::data("buffer_blocks", |row| {
+            row.if_named(blocks(row.total.buffers))
+        }),
+        Column::number("forward", "FORWARD", |row| bytes(row.total.forward())),
+        Column::data("forward_blocks", |row| blocks(row.total.forward())),
+        SizeColumn::number("saved", "SAVED", |row| bytes(row.total.saved)).priority(3),
+        SizeColumn::number("recomputed", "RECOMPUTED", |row| {
+            bytes(row.total.recomputed)
+        })
+        .priority(8),
+        SizeColumn::number("backward", "BACKWARD", |row| bytes(row.total.backward)).priority(2),
+        Column::data("backward_blocks", |row| blocks(row.total.backward)),
+        Column::number("forward_and_backward", "BOTH", |row| {
+            bytes(row.total.both())
+        }),
+        SizeColumn::number("gradients", "GRADIENTS", |row| bytes(row.total.gradients)).priority(4),
+        SizeColumn::number("other", "OTHER", |row| bytes(row.total.other)).priority(5),
+        SizeColumn::number("blocks", "BLOCKS", |row| blocks(row.total.made())).priority(7),
+        SizeColumn::number("rounded", "ROUNDED", |row| {
+            Cell::Bytes(row.total.made().rounded)
+        })
+        .priority(9),
+        Column::data("own_parameters", |row| {
+            row.if_named(bytes(row.own.parameters))
+        }),
+        Column::data("own_buffers", |row| row.if_named(bytes(row.own.buffers))),
+        Column::data("own_forward", |row| bytes(row.own.forward())),
+        Column::data("own_forward_blocks", |row| blocks(row.own.forward())),
+        Column::data("own_backward", |row| bytes(row.own.backward)),
+        Column::data("own_gradients", |row| bytes(row.own.gradients)),
+        Column::data("own_rounded", |row| Cell::Bytes(row.own.made().rounded)),
+        Column::label("MODULE", |row| (&*row.name).into()),
+    ]
+}
 
 /// Legend of the columns.
 const COLUMNS_MEAN: &str = "Bytes of tensors, submodules included. FORWARD: intermediate variables of forward passes. \
@@ -69,7 +146,7 @@ pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Coverage) -> Vec<String> {
         .values()
         .all(|device| device.modules.is_empty())
     {
-        notes.push(table::NO_MODULES.to_owned());
+        notes.push(NO_MODULES.to_owned());
     }
     notes.extend(missing(heard));
     notes
@@ -100,7 +177,7 @@ pub(super) fn notes(
     }
     let mut devices = sizes.devices.values();
     if devices.all(|device| device.modules.is_empty()) {
-        notes.push(table::NO_MODULES.to_owned());
+        notes.push(NO_MODULES.to_owned());
     }
     notes.extend(missing(heard));
     notes
@@ -126,33 +203,34 @@ fn which(sizes: &Sizes) -> String {
     which
 }
 
-pub(super) fn grid(
+pub(super) fn table(
     index: DeviceIndex,
     size: &ModelSize,
     named: bool,
     options: &ReportOptions,
-) -> Grid {
-    let people = outline::for_people(size.modules.clone(), options, rank);
-    let people = people.iter().map(|module| row(index, module, named));
-    let mut rows: Vec<Row> = people.map(|row| row.seen(RowAudience::People)).collect();
-    let programs = outline::each(size.modules.clone(), options);
-    let programs = programs.iter().map(|module| row(index, module, named));
-    rows.extend(programs.map(|row| row.seen(RowAudience::Programs)));
-    for (place, size) in &size.others {
-        let mut row = row(index, &Shown::other(place_name(place), *size), true);
-        row.cells[1] = Cell::words(place_kind(place));
-        (row.cells[2], row.cells[3]) = (Cell::None, Cell::None);
-        rows.push(row);
-    }
+) -> Table<Row> {
+    let mut table = Table::new(columns());
+    let modules = size.modules.clone();
+    let (output, modules) = match options.format {
+        Format::Text => (Output::Text, outline::for_people(modules, options, rank)),
+        _ => (Output::Data, outline::each(modules, options)),
+    };
+    let modules = modules.into_iter();
+    table.extend(
+        output,
+        modules.map(|module| Row::module(index, module, named)),
+    );
+    let others = size.others.iter().map(|(place, size)| Row {
+        kind: place_kind(place),
+        ..Row::new(index, Shown::other(place_name(place), *size))
+    });
+    table.extend(Output::All, others);
     let roots = size.modules.iter().map(|module| &module.total);
     let others = size.others.iter().map(|(_, size)| size);
     let all = roots.chain(others).fold(Size::default(), Size::and);
-    let total = row(index, &Shown::other("(total)".to_owned(), all), true);
-    rows.push(total.seen(RowAudience::People));
-    Grid {
-        columns: COLUMNS,
-        rows,
-    }
+    let total = Row::new(index, Shown::other("(total)".to_owned(), all));
+    table.push(Output::Text, total);
+    table
 }
 
 fn rank(size: &Size) -> (u64, u64, u64) {
@@ -162,43 +240,4 @@ fn rank(size: &Size) -> (u64, u64, u64) {
         size.gradients.bytes,
         size.other.bytes,
     )
-}
-
-fn row(index: DeviceIndex, module: &Shown<Size>, named: bool) -> Row {
-    let Shown { own, total, .. } = module;
-    let bytes = |amount: Amount| Cell::Bytes(amount.bytes);
-    let blocks = |amount: Amount| match (amount.blocks, amount.bytes) {
-        (0, 1..) => Cell::None,
-        (blocks, _) => Cell::Count(blocks),
-    };
-    let if_named = |cell: Cell| if named { cell } else { Cell::None };
-    Row::new(vec![
-        Cell::Device(index),
-        Cell::words("module"),
-        Cell::words(&module.path),
-        Cell::Count(module.depth as u64),
-        if_named(bytes(total.parameters)),
-        if_named(blocks(total.parameters)),
-        if_named(bytes(total.buffers)),
-        if_named(blocks(total.buffers)),
-        bytes(total.forward()),
-        blocks(total.forward()),
-        bytes(total.saved),
-        bytes(total.recomputed),
-        bytes(total.backward),
-        blocks(total.backward),
-        bytes(total.both()),
-        bytes(total.gradients),
-        bytes(total.other),
-        blocks(total.made()),
-        Cell::Bytes(total.made().rounded),
-        if_named(bytes(own.parameters)),
-        if_named(bytes(own.buffers)),
-        bytes(own.forward()),
-        blocks(own.forward()),
-        bytes(own.backward),
-        bytes(own.gradients),
-        Cell::Bytes(own.made().rounded),
-        Cell::words(&module.name),
-    ])
 }

@@ -8,8 +8,8 @@ use super::{EstimateOptions, EstimateSubject};
 use crate::estimate::{Difference, Estimate, Fit, LineAtPeak, Phase, WORKSPACE};
 use crate::event::Totals;
 use crate::ledger::snapshot::Site;
-use crate::report::attribution::sizes_for_programs;
-use crate::report::document::json;
+use crate::report::attribution::sizes_of_device;
+use crate::report::document_old::json;
 use crate::report::structured::CallSiteFields;
 use crate::view::FileNames;
 
@@ -130,7 +130,7 @@ pub(super) fn write(
         fits: estimate.fit.as_ref().map(fits),
         refused: estimate.fit.as_ref().and_then(refused),
         lines: estimate.lines.iter().map(row).collect(),
-        model_size: sizes.and_then(|sizes| sizes_for_programs(sizes, &options.of_sizes())),
+        model_size: sizes.and_then(|sizes| sizes_of_device(sizes, &options.of_sizes())),
         missing: Missing {
             blocks: missing.blocks,
             stacks: missing.stacks,

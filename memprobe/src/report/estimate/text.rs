@@ -44,7 +44,9 @@ pub(super) fn render(
             &mut text,
             &style.strong("How large the model is on the GPU"),
         );
-        push_sizes(&mut text, sizes, estimate.heard, &options.of_sizes());
+        let mut page = crate::view::table::Page::new(options.width, options.colour);
+        push_sizes(&mut page, sizes, estimate.heard, &options.of_sizes());
+        text.push_str(&page.into_text());
     }
     text
 }

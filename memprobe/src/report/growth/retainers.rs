@@ -1,14 +1,12 @@
-//! Retainers of growing memory, as text.
+//! Retainers of growing memory.
 
 use std::time::Duration;
 
-use super::OnDevice;
-use crate::attribution::growth::{Amount, GrowthRetainer, RetainedGrowth};
+use crate::attribution::growth::{Amount, Growth, GrowthRetainer, RetainedGrowth};
 use crate::event::bytes::human;
 use crate::event::{Bytes, TimeNs};
-use crate::report::columns::{self, Cells};
-use crate::report::table::{self, Style};
-use crate::report::{ReportOptions, Top};
+use crate::report::ReportOptions;
+use crate::view::table::{Cell, Column, Output, Page, Table};
 use crate::view::{clean, count, counted, duration};
 
 /// Separator of frame and variable in a name.
@@ -24,38 +22,60 @@ const NOT_READ: &str = "To see what keeps it alive, record with --names.";
 const NOTHING_LIVE: &str = "No block of these lines was live when memprobe read the objects. To see what keeps them \
                             alive, record for longer with --names.";
 
-/// Writes the retainers of the growing lines of a device.
-pub(super) fn render(text: &mut String, on: &OnDevice<'_>, start: TimeNs, options: &ReportOptions) {
-    let growth = &on.growth;
+/// Retainers of growing memory as an object.
+pub(super) fn cell(retained: &RetainedGrowth) -> Cell<'_> {
+    Cell::Object(vec![
+        ("live_blocks", retained.live.blocks.into()),
+        ("live_bytes", retained.live.bytes.into()),
+        (
+            "named",
+            Cell::List(retained.retainers.iter().map(retainer).collect()),
+        ),
+        ("others_bytes", retained.others.bytes.into()),
+        ("unknown_bytes", retained.nobody.bytes.into()),
+    ])
+}
+
+/// A retainer of blocks: `root`, through `slot` and then `through`.
+fn retainer(retainer: &GrowthRetainer) -> Cell<'_> {
+    Cell::Object(vec![
+        ("root", (&*retainer.by).into()),
+        ("class", retainer.class.as_deref().into()),
+        ("slot", retainer.slot.as_deref().into()),
+        ("through", retainer.through.as_deref().into()),
+        ("saved_by", retainer.saved_by.as_deref().into()),
+        ("blocks", retainer.retained.blocks.into()),
+        ("bytes", retainer.retained.bytes.into()),
+        ("exclusive_blocks", retainer.exclusive.blocks.into()),
+        ("exclusive_bytes", retainer.exclusive.bytes.into()),
+    ])
+}
+
+/// Adds the retainers of the growing lines of a device.
+pub(super) fn push(page: &mut Page, growth: &Growth, start: TimeNs, options: &ReportOptions) {
     if growth.lines.is_empty() {
         return;
     }
-    table::push_line(text, "");
+    page.blank();
     let Some(read) = growth.read else {
-        return table::push_note(text, NOT_READ, options.width);
+        return page.note(NOT_READ);
     };
     let retained = &growth.retained;
     if retained.live.blocks == 0 {
-        return table::push_note(text, NOTHING_LIVE, options.width);
+        return page.note(NOTHING_LIVE);
     }
     let after = Duration::from_nanos(read.0.saturating_sub(start.0));
-    let heading = format!(
+    page.note(&format!(
         "RETAINED BY: what kept {1} of these lines alive ({2}), {0} after the start. EXCLUSIVE: bytes without another \
          known retainer.",
         duration(after),
         counted(retained.live.blocks, "block"),
         human(retained.live.bytes)
-    );
-    table::push_note(text, &heading, options.width);
+    ));
     if let Some(sentence) = sentence(retained) {
-        table::push_note(text, &sentence, options.width);
+        page.note(&sentence);
     }
-    columns::lay_out(
-        text,
-        &rows(retained, options),
-        options.width,
-        Style(options.colour),
-    );
+    page.table(&table(retained, options));
 }
 
 /// Sentence about the top retainer.
@@ -99,38 +119,36 @@ fn named(retainer: &GrowthRetainer) -> String {
     format!("{} `{}`{place}", clean(class), clean(name))
 }
 
-fn rows(retained: &RetainedGrowth, options: &ReportOptions) -> Vec<Cells> {
-    let headings = ["BYTES", "BLOCKS", "EXCLUSIVE", "RETAINED BY"];
-    let most = match options.top {
-        Top::All => retained.retainers.len(),
-        Top::Rows(rows) => rows.min(retained.retainers.len()),
-    };
-    let (shown, hidden) = retained.retainers.split_at(most);
-    let mut rows: Vec<Cells> = vec![headings.map(str::to_owned).to_vec()];
-    rows.extend(shown.iter().map(|retainer| {
-        let alone = human(retainer.exclusive.bytes);
-        row(retainer.retained, alone, words(retainer))
-    }));
+/// Blocks, their bytes without another retainer, and the name of the retainer.
+type Row = (Amount, Option<Bytes>, String);
+
+fn table(retained: &RetainedGrowth, options: &ReportOptions) -> Table<Row> {
+    let mut table: Table<Row> = Table::new(vec![
+        Column::figure("BYTES", |row| row.0.bytes.into()),
+        Column::figure("BLOCKS", |row| row.0.blocks.into()),
+        Column::figure("EXCLUSIVE", |row| row.1.into()),
+        Column::label("RETAINED BY", |row| (&*row.2).into()),
+    ]);
+    let top = options.top.of(retained.retainers.len());
+    let (shown, hidden) = retained.retainers.split_at(top);
+    let shown = shown.iter();
+    table.extend(
+        Output::Text,
+        shown.map(|it| (it.retained, Some(it.exclusive.bytes), words(it))),
+    );
     let mut others = retained.others;
     for retainer in hidden {
         others.blocks = others.blocks.saturating_add(retainer.retained.blocks);
         others.bytes = Bytes(others.bytes.0.saturating_add(retainer.retained.bytes.0));
     }
-    let mut rest = |amount: Amount, words: &str| {
-        if amount.blocks > 0 {
-            rows.push(row(amount, "-".to_owned(), words.to_owned()));
-        }
-    };
-    rest(others, "(others: --limit all)");
-    rest(
-        retained.nobody,
-        "(no named retainer: temporary, or kept by C++)",
+    let nobody = "(no named retainer: temporary, or kept by C++)";
+    let rest = [(others, "(others: --limit all)"), (retained.nobody, nobody)];
+    let rest = rest.into_iter().filter(|(amount, _)| amount.blocks > 0);
+    table.extend(
+        Output::Text,
+        rest.map(|(amount, words)| (amount, None, words.to_owned())),
     );
-    rows
-}
-
-fn row(amount: Amount, alone: String, words: String) -> Cells {
-    vec![human(amount.bytes), count(amount.blocks), alone, words]
+    table
 }
 
 fn words(retainer: &GrowthRetainer) -> String {

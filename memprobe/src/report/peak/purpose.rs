@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::{Row, without_numbers};
+use super::{Group, without_numbers};
 use crate::attribution::category::Category;
 use crate::attribution::iterations::{IterationKind, Iterations};
 use crate::attribution::view::DeviceView;
@@ -45,9 +45,9 @@ impl Purposed {
 }
 
 /// Memory by category, largest first.
-pub(super) fn purposes(device: DeviceView<'_>) -> Vec<Row<Purposed>> {
+pub(super) fn purposes(device: DeviceView<'_>) -> Vec<Group<Purposed>> {
     let composition = &device.peak().composition;
-    let of = |category: &Category| Row {
+    let of = |category: &Category| Group {
         who: Purposed {
             category: *category,
             saved: match category {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::super::document::csv;
+use super::super::document_old::csv;
 use super::super::structured::signed;
 use super::TensorOptions;
 use super::text::common_site;

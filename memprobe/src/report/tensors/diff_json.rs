@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::super::document::json;
+use super::super::document_old::json;
 use super::super::structured::FrameRow;
 use super::TensorOptions;
 use crate::event::Bytes;

@@ -1,0 +1,190 @@
+//! Text before the tables of a report: the process, warnings, and totals of each device.
+
+use std::time::Duration;
+
+use super::replay::Replay;
+use crate::event::DeviceIndex;
+use crate::event::Target;
+use crate::event::bytes::{human, signed};
+use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Layer, Snapshot};
+use crate::view::table::Page;
+use crate::view::{clean, counted, duration, process, width as columns};
+
+/// Note if nothing is known of modules.
+pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the program makes none, or the recording \
+                                     is without them.";
+
+/// Note if a device is known only by its calls into CUDA.
+pub(super) const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocators. Devices with only calls into \
+                                             CUDA are left out.";
+
+/// Adds the recorded process, and warnings.
+pub(super) fn push_beginning(page: &mut Page, replay: &Replay) {
+    push_target(page, &replay.snapshot.target, &replay.header.version);
+    page.fitted(&extent(replay));
+    for warning in warnings(replay) {
+        page.warning(&format!("warning: {warning}"));
+    }
+    let layer = replay.snapshot.cuda.layer;
+    let words = layer.as_str();
+    match layer {
+        Layer::Tracepoints => page.note(&format!(
+            "Probes on {words} watch the caching allocator: sizes are requested bytes, and totals their sum."
+        )),
+        Layer::Runtime | Layer::Driver => page.note(&format!(
+            "No caching allocator reports its blocks here: the lines are those of {words}."
+        )),
+        Layer::None | Layer::Allocator => {}
+    }
+    if replay.snapshot.devices.is_empty() {
+        page.blank();
+        page.line("The recording has no allocation or free of GPU memory.");
+    }
+}
+
+/// Adds the command, and the process's id and versions.
+pub(super) fn push_target(page: &mut Page, target: &Target, memprobe: &str) {
+    page.fitted(&match &*target.command {
+        "" => "unknown command".to_owned(),
+        command => clean(command),
+    });
+    let version = |what: &str, version: &Option<String>| {
+        let version = version.as_ref();
+        version.map(|version| format!("{what} {}", clean(version)))
+    };
+    let mut facts: Vec<String> = process(target).into_iter().collect();
+    facts.extend(version("Python", &target.python));
+    facts.extend(version("torch", &target.torch));
+    facts.push(format!("memprobe {}", clean(memprobe)));
+    page.fitted(&facts.join("  "));
+}
+
+/// Describes the number of events, their time, losses, and the end of the recording.
+fn extent(replay: &Replay) -> String {
+    let end = replay.end.as_ref();
+    let ended = end.map_or("end missing", |end| end.reason.as_str());
+    let losses = &replay.snapshot.health.losses;
+    let lost = match losses.events {
+        0 if losses.any() => "some details lost".to_owned(),
+        0 => "none lost".to_owned(),
+        lost => format!("{} lost", counted(lost, "event")),
+    };
+    format!(
+        "{} in {}, {lost}  ({ended})",
+        counted(replay.snapshot.health.events, "event"),
+        duration(Duration::from_nanos(replay.duration()))
+    )
+}
+
+fn warnings(replay: &Replay) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if replay.truncated {
+        warnings.push(
+            "the end of the recording is missing: memprobe was killed, the disk was full, or it is still recording. \
+             The report covers everything up to the last whole record."
+                .to_owned(),
+        );
+    }
+    let losses = &replay.snapshot.health.losses;
+    if losses.events > 0 || losses.stacks > 0 || losses.malformed > 0 {
+        warnings.push(format!(
+            "{}, {} and {} were lost: the totals are the allocator's own and right; lines may miss memory (see \
+             unaccounted).",
+            counted(losses.events, "event"),
+            counted(losses.stacks, "stack"),
+            counted(losses.malformed, "malformed record"),
+        ));
+    }
+    if losses.uses > 0 {
+        warnings.push(format!(
+            "the purpose of {} without a tensor is unknown: the ring buffer was half full, so their stacks were left \
+             out. Record with a larger --buffer-size.",
+            counted(losses.uses, "block"),
+        ));
+    }
+    let refused = &replay.refused;
+    if refused.blocks > 0 || refused.stacks > 0 {
+        warnings.push(format!(
+            "the recording exceeds the limits of memprobe: {} and {} are in the totals but in no line.",
+            counted(refused.blocks, "block"),
+            counted(refused.stacks, "stack"),
+        ));
+    }
+    warnings.extend(unread(&replay.snapshot));
+    let disagreements = replay.snapshot.health.disagreements;
+    if disagreements > 0 {
+        warnings.push(format!(
+            "the ledger and the allocator disagreed {} without a loss that explains it; please \
+             report this as a bug of memprobe.",
+            counted(disagreements, "time")
+        ));
+    }
+    warnings
+}
+
+/// Reason that blocks from before attach are one row.
+fn unread(snapshot: &Snapshot) -> Option<String> {
+    // Blocks of the CPU are never known; its totals line says so.
+    let devices = snapshot.devices.iter();
+    let mut reasons = devices
+        .filter(|device| device.index != DeviceIndex::CPU)
+        .map(|device| &device.before_attach.unread)
+        .chain([&snapshot.health.unread_at_attach]);
+    let reason = reasons.find_map(|reason| reason.as_deref())?;
+    Some(format!(
+        "the blocks that were live at attach could not be read one by one: {}.",
+        clean(reason)
+    ))
+}
+
+/// Adds the totals of a device, as many per line as fit.
+pub(super) fn push_totals(page: &mut Page, device: &DeviceSnapshot) {
+    let (now, peak) = (&device.totals, &device.peak);
+    let pair = |what, now, peak| format!("{what} {}, peak {}", human(now), human(peak));
+    let mut facts = vec![pair("allocated", now.allocated, peak.allocated)];
+    if device.index == DeviceIndex::CPU {
+        facts.extend(own_sum(&device.before_attach));
+    } else {
+        facts.push(pair("reserved", now.reserved, peak.reserved));
+        facts.push(before_attach(&device.before_attach));
+    }
+    if device.unaccounted != 0 {
+        facts.push(format!("unaccounted {}", signed(device.unaccounted)));
+    }
+    if device.ooms > 0 {
+        facts.push(counted(device.ooms, "out-of-memory error"));
+    }
+    let mut line = format!("{:<6}", device.index);
+    for (at, fact) in facts.iter().enumerate() {
+        if at > 0 && columns(&line) + 2 + columns(fact) > page.width {
+            page.strong(&line);
+            line = " ".repeat(6);
+        }
+        line.push_str("  ");
+        line.push_str(fact);
+    }
+    page.strong(&line);
+}
+
+/// Remarks on totals that memprobe counted itself.
+fn own_sum(before: &BeforeAttach) -> Vec<String> {
+    let mut facts = vec!["as memprobe counts them".to_owned()];
+    if before.unread.is_some() {
+        facts.push("before attach unknown".to_owned());
+    }
+    if before.unseen_frees > 0 {
+        let frees = counted(before.unseen_frees, "free");
+        facts.push(format!("{frees} of earlier blocks"));
+    }
+    facts
+}
+
+fn before_attach(before: &BeforeAttach) -> String {
+    let live = human(before.live);
+    match before.live_blocks() {
+        Some(blocks) if blocks > 0 => {
+            format!("before attach {live} in {}", counted(blocks, "block"))
+        }
+        _ => format!("before attach {live}"),
+    }
+}

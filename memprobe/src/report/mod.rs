@@ -273,7 +273,7 @@ fn lines<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let replay = replay::run(reader, options.grouping)?;
+    let (replay, ()) = replay::run(reader, options.grouping, ())?;
     let table = LineTable {
         replay: &replay,
         options,

@@ -54,10 +54,8 @@ pub(super) fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let mut ledger = ShapeLedger::new(options.grouping);
-    let replay = replay::run_with(reader, options.grouping, |event, applied, _| {
-        ledger.apply(event, applied);
-    })?;
+    let ledger = ShapeLedger::new(options.grouping);
+    let (replay, ledger) = replay::run(reader, options.grouping, ledger)?;
     let devices = replay.snapshot.devices.iter();
     let tensors: Vec<_> = devices
         .map(|device| (device, Tensors::of(ledger.rows(device.index), options)))

@@ -17,13 +17,13 @@ use retainers::SnapshotRetainers;
 pub use retainers::{Amount, GrowthRetainer, RetainedGrowth};
 use series::{Level, MOST_STEPS, Series, Steps};
 
-use super::allocation_groups::{
-    AllocationGroup, AllocationGroups, Change, ChangeKind, ModuleScope,
-};
+use super::AttributionLedger;
+use super::allocation_groups::{AllocationGroup, AllocationGroups, ModuleScope};
+use super::iterations::{IterationKind, IterationLine, Source};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
-use crate::model::Model;
-use crate::model::applied::Applied;
+use crate::model::groups::{ChangeKind, GroupChange};
 use crate::model::snapshot::{Grouping, PurposeInfo, Site};
+use crate::model::{Analysis, Change, Model};
 
 /// Length of the first windows: 1 ms, in nanoseconds.
 const FIRST_WINDOW: u64 = 1_000_000;
@@ -43,7 +43,11 @@ const LEAST_SHARE: u64 = 10_000;
 /// Bytes held by each allocation group at each step.
 #[derive(Debug)]
 pub struct GrowthLedger {
-    parts: AllocationGroups,
+    /// Source of the step intervals.
+    categories: AttributionLedger,
+    /// Step intervals ended so far.
+    ended: u64,
+    groups: AllocationGroups,
     live: Vec<Level>,
     intervals: Track,
     windows: Track,
@@ -178,9 +182,12 @@ pub struct Suspect<K> {
 }
 
 impl GrowthLedger {
-    pub fn new(grouping: Grouping) -> Self {
+    /// Empty ledger. Iterations begin at `line`, if given.
+    pub fn new(grouping: Grouping, line: Option<IterationLine>) -> Self {
         Self {
-            parts: AllocationGroups::new(grouping),
+            categories: AttributionLedger::new(line),
+            ended: 0,
+            groups: AllocationGroups::new(grouping),
             live: Vec::new(),
             intervals: Track::default(),
             windows: Track::default(),
@@ -194,27 +201,27 @@ impl GrowthLedger {
         }
     }
 
-    /// Applies an event and the model's result for it.
-    pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
-        let moment = model.moment(event);
+    /// Updates the groups, without the step intervals.
+    fn follow(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        let moment = ledger.moment(event);
         if let Some((_, now)) = &moment {
             self.pass_windows(now.time);
         }
         if let Event::BlockLabels(names) = event {
-            self.retainers.take(names, &self.parts);
+            self.retainers.take(names, &self.groups, ledger);
         }
         let (live, lows) = (&mut self.live, &mut self.window.lows);
         let (intervals, windows) = (&mut self.intervals, &mut self.windows);
-        self.parts.apply(event, applied, |change| {
-            if live.len() <= change.part {
-                live.resize(change.part + 1, Level::default());
+        self.groups.apply(change, ledger, |change| {
+            if live.len() <= change.group {
+                live.resize(change.group + 1, Level::default());
             }
-            let level = &mut live[change.part];
-            let low = lows.entry(change.part).or_insert(*level);
+            let level = &mut live[change.group];
+            let low = lows.entry(change.group).or_insert(*level);
             level.change(change);
             *low = low.lower(*level);
-            intervals.touch(change.part);
-            windows.touch(change.part);
+            intervals.touch(change.group);
+            windows.touch(change.group);
         });
         if let Some((device, now)) = moment {
             let allocated = now.totals.allocated.0;
@@ -228,8 +235,31 @@ impl GrowthLedger {
         }
     }
 
+    /// Number of step intervals per iteration; `None` if iterations are unknown.
+    pub fn intervals_per_iteration(&self) -> Option<f64> {
+        let iterations = self.categories.iterations();
+        let of_kind = |kinds: &[IterationKind]| {
+            let rows = iterations.rows.iter();
+            rows.filter(|row| kinds.contains(&row.kind)).count() as f64
+        };
+        let whole = of_kind(&[IterationKind::Whole]);
+        if iterations.source == Source::Nothing || whole < 1.0 {
+            return None;
+        }
+        let others = of_kind(&[IterationKind::Before, IterationKind::Evaluation]);
+        let intervals = self.ended.saturating_sub(iterations.dropped) as f64;
+        let each = ((intervals - others) / whole).max(1.0);
+        // Step intervals before iterations were recognized, and evaluations in between, belong to no
+        // iteration.
+        let nearest = each.round();
+        Some(match (each - nearest).abs() <= 0.15 * nearest {
+            true => nearest,
+            false => each,
+        })
+    }
+
     /// Ends a step interval after the last event applied.
-    pub fn end_interval(&mut self) {
+    fn end_interval(&mut self) {
         if self.intervals.must_halve() {
             self.intervals.halve();
             for device in self.devices.values_mut() {
@@ -343,7 +373,7 @@ impl GrowthLedger {
             changed.then_some(levels)
         };
         let grown = || {
-            let parts = self.parts.of(device);
+            let parts = self.groups.on(device);
             parts.filter_map(|(name, part)| Some((part, levels(name)?)))
         };
         let site = |part: &AllocationGroup| part.origin.site.clone();
@@ -354,7 +384,7 @@ impl GrowthLedger {
         self.say_who_keeps(device, &mut modules, |part| part.origin.place.clone());
         self.say_who_keeps(device, &mut tensors, |part| part.what.clone());
         let suspected: HashSet<&Site> = lines.iter().map(|line| &line.who).collect();
-        let of_lines = self.parts.of(device);
+        let of_lines = self.groups.on(device);
         let of_lines = of_lines.filter(|(_, part)| suspected.contains(&part.origin.site));
         let retained = self.retainers.of(of_lines.map(|(name, _)| name));
         Some(Growth {
@@ -364,7 +394,7 @@ impl GrowthLedger {
             needed: fit::FEWEST_STEPS,
             least: Bytes(look.least),
             total: look.rate(&look.levels(total)),
-            knows_modules: self.parts.knows_modules(),
+            knows_modules: self.groups.knows_modules(),
             lines,
             modules,
             tensors,
@@ -384,7 +414,7 @@ impl GrowthLedger {
             return;
         }
         let mut parts: HashMap<K, Vec<usize>> = HashMap::new();
-        for (name, part) in self.parts.of(device) {
+        for (name, part) in self.groups.on(device) {
             parts.entry(who(part)).or_default().push(name);
         }
         for suspect in suspects {
@@ -394,8 +424,19 @@ impl GrowthLedger {
     }
 }
 
+impl Analysis for GrowthLedger {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        self.categories.apply(event, change, ledger);
+        if self.categories.intervals_ended() > self.ended {
+            self.ended = self.categories.intervals_ended();
+            self.end_interval();
+        }
+        self.follow(event, change, ledger);
+    }
+}
+
 impl Level {
-    fn change(&mut self, change: Change) {
+    fn change(&mut self, change: GroupChange) {
         match change.kind {
             ChangeKind::Added => {
                 self.live = self.live.saturating_add(change.size.0);

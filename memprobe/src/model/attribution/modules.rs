@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::allocation_groups::{AllocationGroups, Change, ModuleScope, Pass};
-use super::peak::{DeviceTotals, HeldBytes, HighWaterMark, Holding, high_water_mark};
+use super::allocation_groups::{AllocationGroups, ModuleScope, Pass};
+use super::peak::{HeldBytes, HighWaterMark, Holding, high_water_mark};
 use super::view::CoverageStart;
 use crate::event::{DeviceIndex, Event, TimeNs};
-use crate::model::Model;
-use crate::model::applied::Applied;
+use crate::model::groups::GroupChange;
 use crate::model::snapshot::Grouping;
+use crate::model::{Analysis, Change, DeviceTotals, Model};
 
 /// Cap on modules of a device; the excess is one row.
 const MOST_MODULES: usize = 1 << 16;
@@ -23,14 +23,14 @@ const DEEPEST: usize = 32;
 /// Memory held by each module, updated by every event.
 #[derive(Debug)]
 pub struct ModuleLedger {
-    parts: AllocationGroups,
+    groups: AllocationGroups,
     /// Tree node and pass of each allocation group, once looked up.
     counted: Vec<Option<(u32, Pass)>>,
     trees: BTreeMap<DeviceIndex, Tree>,
     high_water_marks: BTreeMap<DeviceIndex, HighWaterMark>,
     since: CoverageStart,
     /// Buffer, empty between events.
-    changes: Vec<Change>,
+    changes: Vec<GroupChange>,
 }
 
 /// Modules of a device, and the scopes outside modules.
@@ -113,7 +113,7 @@ impl Additive for Sums {
 }
 
 impl Tally {
-    fn change(&mut self, change: Change, pass: Pass, mark: &HighWaterMark) {
+    fn change(&mut self, change: GroupChange, pass: Pass, mark: &HighWaterMark) {
         self.all.change(change, mark);
         self.passes[pass as usize].change(change, mark);
     }
@@ -130,7 +130,7 @@ impl Default for ModuleLedger {
     fn default() -> Self {
         Self {
             // The tree has no lines, so any grouping does.
-            parts: AllocationGroups::new(Grouping::User),
+            groups: AllocationGroups::new(Grouping::User),
             counted: Vec::new(),
             trees: BTreeMap::new(),
             high_water_marks: BTreeMap::new(),
@@ -147,8 +147,8 @@ impl ModuleLedger {
         let mut ledger = Self::default();
         let mut changes = Vec::new();
         ledger
-            .parts
-            .take_in(model, |device, change| changes.push((device, change)));
+            .groups
+            .start(model, |device, change| changes.push((device, change)));
         for (device, change) in changes {
             ledger.count(device, change, &HighWaterMark::default());
         }
@@ -165,29 +165,13 @@ impl ModuleLedger {
         self.since
     }
 
-    /// Applies an event and the model's result for it.
-    pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
-        let Some((device, now)) = model.moment(event) else {
-            return self.parts.apply(event, applied, |_| {});
-        };
-        let mark = *high_water_mark(&mut self.high_water_marks, device, event, now);
-        let mut changes = std::mem::take(&mut self.changes);
-        self.parts
-            .apply(event, applied, |change| changes.push(change));
-        for change in changes.drain(..) {
-            self.count(device, change, &mark);
-        }
-        self.changes = changes;
-        self.high_water_marks.entry(device).or_default().reach(now);
-    }
-
-    fn count(&mut self, device: DeviceIndex, change: Change, mark: &HighWaterMark) {
-        if self.counted.len() <= change.part {
-            self.counted.resize(change.part + 1, None);
+    fn count(&mut self, device: DeviceIndex, change: GroupChange, mark: &HighWaterMark) {
+        if self.counted.len() <= change.group {
+            self.counted.resize(change.group + 1, None);
         }
         let tree = self.trees.entry(device).or_default();
-        let counted = &mut self.counted[change.part];
-        let (node, pass) = match (*counted, self.parts.part(change.part)) {
+        let counted = &mut self.counted[change.group];
+        let (node, pass) = match (*counted, self.groups.get(change.group)) {
             (Some(counted), _) => counted,
             (None, Some(part)) => {
                 let node = tree.node_of(&part.origin.place);
@@ -210,13 +194,30 @@ impl ModuleLedger {
             peak: mark.moment(),
             modules,
             others,
-            knows_modules: self.parts.knows_modules(),
+            knows_modules: self.groups.knows_modules(),
         })
     }
 }
 
+impl Analysis for ModuleLedger {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        let Some((device, now)) = ledger.moment(event) else {
+            return self.groups.apply(change, ledger, |_| {});
+        };
+        let mark = *high_water_mark(&mut self.high_water_marks, device, event, now);
+        let mut changes = std::mem::take(&mut self.changes);
+        self.groups
+            .apply(change, ledger, |change| changes.push(change));
+        for change in changes.drain(..) {
+            self.count(device, change, &mark);
+        }
+        self.changes = changes;
+        self.high_water_marks.entry(device).or_default().reach(now);
+    }
+}
+
 impl Tree {
-    fn change(&mut self, node: u32, pass: Pass, change: Change, mark: &HighWaterMark) {
+    fn change(&mut self, node: u32, pass: Pass, change: GroupChange, mark: &HighWaterMark) {
         let mut at = Some(node);
         while let Some(index) = at {
             let Some(node_at) = self.nodes.get_mut(index as usize) else {

@@ -5,23 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use super::allocation_groups::{AllocationGroup, AllocationGroups, Change, ChangeKind};
-use crate::event::{Bytes, DeviceIndex, Event, MemoryEvent, TimeNs, Totals};
-use crate::model::Model;
-use crate::model::applied::Applied;
+use super::allocation_groups::{AllocationGroup, AllocationGroups};
+use crate::event::{Bytes, DeviceIndex, Event};
+use crate::model::groups::{ChangeKind, GroupChange};
 use crate::model::snapshot::Grouping;
-
-/// Totals of a device at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct DeviceTotals {
-    pub time: TimeNs,
-    /// Totals reported by the allocator.
-    pub totals: Totals,
-    /// Bytes from before attach.
-    pub before_attach: Bytes,
-    /// The allocator's total minus all known bytes; 0 unless events were lost.
-    pub unaccounted: i64,
-}
+use crate::model::{Analysis, Change, DeviceTotals, Model};
 
 /// High-water mark of a device so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,19 +20,6 @@ pub(super) struct HighWaterMark {
 }
 
 impl HighWaterMark {
-    /// State just before the first event of a device, computed from the state after it.
-    pub(super) fn before(event: &MemoryEvent, after: DeviceTotals) -> Self {
-        let totals = event.undo(after.totals);
-        let moment = DeviceTotals {
-            time: event.time,
-            totals,
-            before_attach: totals.allocated,
-            unaccounted: 0,
-        };
-        Self::at(moment)
-    }
-
-    /// State found at attach.
     pub(super) fn at(moment: DeviceTotals) -> Self {
         Self { number: 0, moment }
     }
@@ -100,7 +75,7 @@ pub struct Holding {
 
 impl HeldBytes {
     /// Applies a change; `mark` is the mark before it.
-    pub(super) fn change(&mut self, change: Change, mark: &HighWaterMark) {
+    pub(super) fn change(&mut self, change: GroupChange, mark: &HighWaterMark) {
         if self.at < mark.number {
             (self.live_at, self.blocks_at) = (self.live, self.blocks);
             self.at = mark.number;
@@ -154,7 +129,7 @@ impl Holding {
 /// Memory of each allocation group at the peak of each device, updated by every event.
 #[derive(Debug)]
 pub struct PeakLedger {
-    parts: AllocationGroups,
+    groups: AllocationGroups,
     held: Vec<HeldBytes>,
     high_water_marks: BTreeMap<DeviceIndex, HighWaterMark>,
 }
@@ -182,32 +157,16 @@ pub struct PeakPart {
 impl PeakLedger {
     pub fn new(grouping: Grouping) -> Self {
         Self {
-            parts: AllocationGroups::new(grouping),
+            groups: AllocationGroups::new(grouping),
             held: Vec::new(),
             high_water_marks: BTreeMap::new(),
         }
     }
 
-    /// Applies an event and the model's result for it.
-    pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
-        let Some((device, now)) = model.moment(event) else {
-            return self.parts.apply(event, applied, |_| {});
-        };
-        let mark = high_water_mark(&mut self.high_water_marks, device, event, now);
-        let held = &mut self.held;
-        self.parts.apply(event, applied, |change| {
-            if held.len() <= change.part {
-                held.resize(change.part + 1, HeldBytes::default());
-            }
-            held[change.part].change(change, mark);
-        });
-        mark.reach(now);
-    }
-
     /// Memory of a device at its peak; `None` for an unknown device.
     pub fn view(&self, device: DeviceIndex) -> Option<PeakView> {
         let mark = self.high_water_marks.get(&device)?;
-        let parts = self.parts.of(device).filter_map(|(name, part)| {
+        let parts = self.groups.on(device).filter_map(|(name, part)| {
             let holding = self.held.get(name)?.holding(mark);
             (holding.at_peak_blocks > 0).then(|| PeakPart {
                 part: part.clone(),
@@ -218,20 +177,37 @@ impl PeakLedger {
         Some(PeakView {
             moment: mark.moment(),
             parts: parts.collect(),
-            knows_modules: self.parts.knows_modules(),
+            knows_modules: self.groups.knows_modules(),
         })
+    }
+}
+
+impl Analysis for PeakLedger {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        let Some((device, now)) = ledger.moment(event) else {
+            return self.groups.apply(change, ledger, |_| {});
+        };
+        let mark = high_water_mark(&mut self.high_water_marks, device, event, now);
+        let held = &mut self.held;
+        self.groups.apply(change, ledger, |change| {
+            if held.len() <= change.group {
+                held.resize(change.group + 1, HeldBytes::default());
+            }
+            held[change.group].change(change, mark);
+        });
+        mark.reach(now);
     }
 }
 
 /// High-water mark of a device before the event that led to `now`.
 pub(super) fn high_water_mark<'a>(
-    summits: &'a mut BTreeMap<DeviceIndex, HighWaterMark>,
+    marks: &'a mut BTreeMap<DeviceIndex, HighWaterMark>,
     device: DeviceIndex,
     event: &Event,
     now: DeviceTotals,
 ) -> &'a mut HighWaterMark {
-    summits.entry(device).or_insert_with(|| match event {
-        Event::Memory(event) => HighWaterMark::before(event, now),
+    marks.entry(device).or_insert_with(|| match event {
+        Event::Memory(event) => HighWaterMark::at(now.before(event)),
         _ => HighWaterMark::at(now),
     })
 }

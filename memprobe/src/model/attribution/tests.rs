@@ -14,8 +14,8 @@ use crate::event::{
     LabeledBlock, Losses, MarkedPhase, MemoryEvent, Module, Node, PhaseMark, PurposeId, Stack,
     StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
-use crate::model::Model;
 use crate::model::snapshot::{Grouping, Target};
+use crate::model::{Analysis, Model};
 use crate::tensors::TensorKind;
 
 const DEVICE: DeviceIndex = DeviceIndex(0);
@@ -152,8 +152,8 @@ impl Program {
     }
 
     fn hear(&mut self, event: Event) {
-        let applied = self.model.apply(&event);
-        self.ledger.apply(&event, &applied);
+        let change = self.model.apply(&event);
+        self.ledger.apply(&event, &change, &self.model);
         self.check();
     }
 

@@ -2,20 +2,16 @@
 
 use super::Attached;
 use super::trend;
-use crate::event::{CaptureOptions, Detail, Event, Tgid, TimeNs, Totals};
+use crate::event::{Event, Tgid, TimeNs, Totals};
 use crate::model::snapshot::host::{
     DriverUse, HostHealth, ProcessFacts, ProcessRow, ProcessState, TopHolder, Trend,
 };
 use crate::model::snapshot::{Grouping, Snapshot, Target, TargetState};
-use crate::model::tensors::{BlockUses, Ledgers};
-use crate::model::{Applied, Caps, Model};
+use crate::model::{Caps, Change, Model};
 
 #[derive(Debug)]
 pub(super) struct Process {
     model: Model,
-    /// Purposes of live blocks, if the kernel records them.
-    uses: BlockUses,
-    capture: CaptureOptions,
     ended: Option<TimeNs>,
     trend: trend::Recorder,
     row: ProcessRow,
@@ -46,8 +42,6 @@ impl Process {
         };
         Self {
             model,
-            uses: BlockUses::default(),
-            capture: CaptureOptions::default(),
             ended: None,
             trend: trend::Recorder::default(),
             row,
@@ -67,7 +61,6 @@ impl Process {
         self.model.set_probes(found.probes);
         self.model.set_capture(found.capture);
         self.model.set_missing(found.missing);
-        self.capture = found.capture;
         self.row.target = found.target;
         self.set_state(ProcessState::Probed);
     }
@@ -94,12 +87,8 @@ impl Process {
         self.model.totals().is_some()
     }
 
-    pub(super) fn apply(&mut self, event: &Event) -> Applied {
-        // At `Detail::Lines` no block has a purpose; this saves the lookup.
-        if self.capture.detail > Detail::Lines {
-            self.uses.apply(event);
-        }
-        let applied = self.model.apply(event);
+    pub(super) fn apply(&mut self, event: &Event) -> Change {
+        let change = self.model.apply(event);
         let time = match event {
             Event::Memory(event) => event.time,
             Event::AtAttach(found) => found.time,
@@ -108,14 +97,14 @@ impl Process {
             | Event::Thread(..)
             | Event::PhaseMark(_)
             | Event::BlockLabels(_)
-            | Event::Loss(_) => return applied,
+            | Event::Loss(_) => return change,
         };
         self.stale = true;
         if let Some(totals) = self.model.totals() {
             self.row.peak = self.row.peak.higher(totals);
             self.trend.record(time, totals.allocated);
         }
-        applied
+        change
     }
 
     /// Sets the note for the user; the last one counts.
@@ -179,12 +168,8 @@ impl Process {
         self.row.clone()
     }
 
-    /// Ledgers of its live blocks.
-    pub(super) fn ledgers(&self) -> Ledgers<'_> {
-        Ledgers {
-            lines: &self.model,
-            uses: &self.uses,
-        }
+    pub(super) fn ledger(&self) -> &Model {
+        &self.model
     }
 
     /// Snapshot for the screen of this process.

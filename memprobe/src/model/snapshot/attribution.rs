@@ -1,11 +1,12 @@
 //! Data that views get about modules, categories and iterations.
 
+pub use crate::model::DeviceTotals;
 pub use crate::model::attribution::allocation_groups::{ModuleScope, Pass};
 pub use crate::model::attribution::category::{Category, CategoryRule, RuleStatus};
 pub use crate::model::attribution::iterations::{IterationKind, Source};
 pub use crate::model::attribution::layers::{DeviceLayers, Layer};
 pub use crate::model::attribution::modules::{Additive, ModuleRow, ModuleTree, Sums, fold};
-pub use crate::model::attribution::peak::{DeviceTotals, Holding};
+pub use crate::model::attribution::peak::Holding;
 pub use crate::model::attribution::phase::Phase;
 pub use crate::model::attribution::view::{CategoryRow, CoverageStart};
 

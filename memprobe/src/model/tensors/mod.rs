@@ -11,7 +11,6 @@ mod named;
 mod select;
 mod sites;
 mod sweep;
-mod uses;
 
 #[cfg(test)]
 mod properties;
@@ -25,8 +24,7 @@ pub use explain::explain;
 pub use group::{Group, GroupBy, Order, groups, groups_of};
 pub use named::named;
 pub use select::without;
-pub use sites::{Ledgers, Sites};
-pub use uses::BlockUses;
+pub use sites::Sites;
 
 use super::snapshot::Target;
 use crate::event::{Address, Bytes, Frame, Totals};

@@ -9,8 +9,8 @@ use super::super::process::{self, Origin};
 use super::super::progress::Progress;
 use super::super::session::{HostItem, HostSession};
 use crate::event::Tgid;
-use crate::model::Model;
-use crate::model::tensors::{BlockUses, Ledgers, Sites};
+use crate::model::AnalyzedLedger;
+use crate::model::tensors::Sites;
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
@@ -23,9 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// The probes of a process, where there can be some, and the ledger that they feed.
 pub(super) struct BlockTracker {
     session: Option<HostSession>,
-    model: Model,
-    sites: Sites,
-    uses: BlockUses,
+    ledgers: AnalyzedLedger<Sites>,
     is_ready: bool,
 }
 
@@ -37,7 +35,8 @@ impl BlockTracker {
         ring_bytes: u32,
         progress: &mut Progress,
     ) -> Result<Self> {
-        let model = Model::new(process::identified(tgid), super::super::now());
+        let target = process::identified(tgid);
+        let ledgers = AnalyzedLedger::new(target, super::super::now(), Sites::default());
         let session = match load(tgid, detail, ring_bytes) {
             Ok(session) => Some(session),
             Err(error) => {
@@ -50,9 +49,7 @@ impl BlockTracker {
         Ok(Self {
             is_ready: session.is_none(),
             session,
-            model,
-            sites: Sites::default(),
-            uses: BlockUses::default(),
+            ledgers,
         })
     }
 
@@ -81,20 +78,13 @@ impl BlockTracker {
         let Some(session) = &mut self.session else {
             return Ok(());
         };
-        let (model, sites, is_ready) = (&mut self.model, &mut self.sites, &mut self.is_ready);
-        let uses = &mut self.uses;
+        let (ledgers, is_ready) = (&mut self.ledgers, &mut self.is_ready);
         session.drain(|event| {
             match event.item {
-                HostItem::Event(event) => {
-                    sites.note(Ledgers { lines: model, uses }, &event);
-                    uses.apply(&event);
-                    model.apply(&event);
-                }
+                HostItem::Event(event) => ledgers.apply(&event),
                 HostItem::Attached { .. } => *is_ready = true,
                 HostItem::Executed(target) => {
-                    *model = Model::new(target, super::super::now());
-                    *sites = Sites::default();
-                    *uses = BlockUses::default();
+                    *ledgers = AnalyzedLedger::new(target, super::super::now(), Sites::default());
                 }
                 HostItem::Refused(error) => {
                     *is_ready = true;
@@ -111,7 +101,7 @@ impl BlockTracker {
 
     /// A snapshot is about to be taken.
     pub(super) fn begin(&mut self) {
-        self.sites = Sites::default();
+        self.ledgers.analyses = Sites::default();
     }
 
     /// Gives the blocks of the snapshot that was begun their lines.
@@ -121,8 +111,8 @@ impl BlockTracker {
         progress: &mut Progress,
     ) -> Result<()> {
         self.take(progress)?;
-        let (lines, uses) = (&self.model, &self.uses);
-        self.sites.sign(Ledgers { lines, uses }, snapshot);
+        let AnalyzedLedger { ledger, analyses } = &self.ledgers;
+        analyses.sign(ledger, snapshot);
         Ok(())
     }
 }

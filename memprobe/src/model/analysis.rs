@@ -1,0 +1,46 @@
+//! Analyses: tables computed from the changes of a ledger.
+
+use super::snapshot::Target;
+use super::{Change, Model};
+use crate::event::{Event, TimeNs};
+
+/// Follows the changes of a ledger. It keeps its own values for blocks in a [`super::PerBlock`], and reads everything
+/// else about them from the ledger.
+pub trait Analysis {
+    /// Applies an event and the change that it made to `ledger`.
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model);
+}
+
+impl Analysis for () {
+    fn apply(&mut self, _: &Event, _: &Change, _: &Model) {}
+}
+
+impl<A: Analysis, B: Analysis> Analysis for (A, B) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        self.0.apply(event, change, ledger);
+        self.1.apply(event, change, ledger);
+    }
+}
+
+/// A ledger with its analyses: everything that one process's events lead to.
+#[derive(Debug)]
+pub struct AnalyzedLedger<A> {
+    pub ledger: Model,
+    pub analyses: A,
+}
+
+impl<A: Analysis> AnalyzedLedger<A> {
+    /// Returns an empty ledger of `target`, tracked since `started`.
+    pub fn new(target: Target, started: TimeNs, analyses: A) -> Self {
+        Self {
+            ledger: Model::new(target, started),
+            analyses,
+        }
+    }
+
+    /// Applies the next event of the stream.
+    pub fn apply(&mut self, event: &Event) {
+        let change = self.ledger.apply(event);
+        self.analyses.apply(event, &change, &self.ledger);
+    }
+}

@@ -1,0 +1,211 @@
+//! Groups of blocks: blocks of equal device, origin and purpose.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use super::definitions::StackRef;
+use super::snapshot::{Grouping, PurposeInfo};
+use super::{Block, BlockId, Change, Freed, Model, PerBlock, PerStack};
+use crate::event::{Bytes, DeviceIndex, Module, PurposeId};
+
+/// Cap on groups; the excess is one group per device.
+const MOST_GROUPS: usize = 1 << 18;
+
+/// Origin of blocks, as far as an analysis tells it apart.
+pub(super) trait Origin: Clone + Eq + Hash {
+    /// Origin of the blocks that a stack allocated.
+    fn of(stack: StackRef, ledger: &Model, grouping: Grouping) -> Self;
+
+    /// Origin of the blocks beyond the cap.
+    fn too_many() -> Self;
+}
+
+/// Blocks that an analysis does not tell apart: equal origin and equal purpose.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Group<O> {
+    pub origin: Arc<O>,
+    /// Tensor type or other purpose.
+    pub what: PurposeInfo,
+}
+
+/// Change of a group's blocks by an event.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GroupChange {
+    /// Index of the group: [`Groups::get`].
+    pub(super) group: usize,
+    pub(super) size: Bytes,
+    pub(super) kind: ChangeKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChangeKind {
+    /// Became live.
+    Added,
+    /// Allocated, but beyond the ledger's cap on live blocks.
+    NotTracked,
+    /// Freed.
+    Removed,
+}
+
+/// Groups of a process, and the group of each live block.
+#[derive(Debug)]
+pub(super) struct Groups<O> {
+    grouping: Grouping,
+    origins: PerStack<Arc<O>>,
+    groups: Vec<(DeviceIndex, Group<O>)>,
+    by_key: HashMap<(DeviceIndex, Group<O>), u32>,
+    /// `by_key` by numbers, because hashing a group hashes all its names.
+    by_number: hashbrown::HashMap<(DeviceIndex, StackRef, PurposeId), u32>,
+    live: PerBlock<u32>,
+    knows_modules: bool,
+}
+
+impl<O: Origin> Groups<O> {
+    pub(super) fn new(grouping: Grouping) -> Self {
+        Self {
+            grouping,
+            origins: PerStack::default(),
+            groups: Vec::new(),
+            by_key: HashMap::new(),
+            by_number: hashbrown::HashMap::new(),
+            live: PerBlock::default(),
+            knows_modules: false,
+        }
+    }
+
+    /// Applies a change of the ledger; calls `emit` for each changed group.
+    pub(super) fn apply(
+        &mut self,
+        change: &Change,
+        ledger: &Model,
+        mut emit: impl FnMut(GroupChange),
+    ) {
+        match change {
+            Change::Stack(stack) => self.define(*stack, ledger),
+            Change::Allocated {
+                block,
+                is_tracked,
+                replaced,
+            } => {
+                for ended in replaced {
+                    self.release(*ended, ledger, &mut emit);
+                }
+                let kind = match is_tracked {
+                    true => ChangeKind::Added,
+                    false => ChangeKind::NotTracked,
+                };
+                emit(self.add(*block, kind, ledger));
+            }
+            Change::Freed(Freed::Known(block)) => self.release(*block, ledger, &mut emit),
+            // No other change concerns a block seen being allocated.
+            _ => {}
+        }
+    }
+
+    /// Starts from the current state of a ledger; calls `emit` for each live block.
+    pub(super) fn start(&mut self, ledger: &Model, mut emit: impl FnMut(DeviceIndex, GroupChange)) {
+        for (stack, _) in ledger.stacks() {
+            self.define(stack, ledger);
+        }
+        for (id, block) in ledger.blocks().filter(|(_, block)| !block.is_baseline()) {
+            emit(block.device, self.add(id, ChangeKind::Added, ledger));
+        }
+    }
+
+    /// Group by index.
+    pub(super) fn get(&self, group: usize) -> Option<&Group<O>> {
+        self.groups.get(group).map(|(_, group)| group)
+    }
+
+    /// Group of a live block that was seen being allocated.
+    pub(super) fn group_of(&self, block: BlockId) -> Option<usize> {
+        self.live.get(block).map(|group| *group as usize)
+    }
+
+    /// Groups of a device, with their indices.
+    pub(super) fn on(&self, device: DeviceIndex) -> impl Iterator<Item = (usize, &Group<O>)> {
+        let all = self.groups.iter().enumerate();
+        all.filter(move |(_, (on, _))| *on == device)
+            .map(|(index, (_, group))| (index, group))
+    }
+
+    /// True if any stack has module information; never without module tracing.
+    pub(super) fn knows_modules(&self) -> bool {
+        self.knows_modules
+    }
+
+    fn define(&mut self, stack: StackRef, ledger: &Model) {
+        self.knows_modules |= ledger.stack(stack).context.module != Module::Outside;
+    }
+
+    fn add(&mut self, id: BlockId, kind: ChangeKind, ledger: &Model) -> GroupChange {
+        let block = ledger.block(id);
+        let group = self.group_for(block, ledger);
+        if kind == ChangeKind::Added {
+            self.live.insert(id, group);
+        }
+        GroupChange {
+            group: group as usize,
+            size: block.size,
+            kind,
+        }
+    }
+
+    fn release(&mut self, id: BlockId, ledger: &Model, emit: &mut impl FnMut(GroupChange)) {
+        if let Some(group) = self.live.remove(id) {
+            emit(GroupChange {
+                group: group as usize,
+                size: ledger.block(id).size,
+                kind: ChangeKind::Removed,
+            });
+        }
+    }
+
+    fn group_for(&mut self, block: &Block, ledger: &Model) -> u32 {
+        let numbers = (block.device, block.stack, block.purpose);
+        if let Some(group) = self.by_number.get(&numbers) {
+            return *group;
+        }
+        let origin = match self.origins.get(block.stack) {
+            Some(origin) => Arc::clone(origin),
+            None => {
+                let origin = Arc::new(O::of(block.stack, ledger, self.grouping));
+                self.origins.insert(block.stack, Arc::clone(&origin));
+                origin
+            }
+        };
+        let what = ledger.purpose_info(block.purpose);
+        // A purpose may be defined later.
+        let is_final = block.purpose < PurposeId::FIRST || what != PurposeInfo::Unknown;
+        let group = self.intern(block.device, Group { origin, what });
+        if self.by_number.len() >= MOST_GROUPS {
+            self.by_number.clear();
+        }
+        if is_final {
+            self.by_number.insert(numbers, group);
+        }
+        group
+    }
+
+    fn intern(&mut self, device: DeviceIndex, group: Group<O>) -> u32 {
+        let key = (device, group);
+        if let Some(known) = self.by_key.get(&key) {
+            return *known;
+        }
+        let key = match self.groups.len() < MOST_GROUPS {
+            true => key,
+            false => {
+                let origin = Arc::new(O::too_many());
+                let what = PurposeInfo::TooMany;
+                (device, Group { origin, what })
+            }
+        };
+        let next = u32::try_from(self.groups.len()).unwrap_or(u32::MAX);
+        let index = *self.by_key.entry(key.clone()).or_insert(next);
+        if index == next {
+            self.groups.push(key);
+        }
+        index
+    }
+}

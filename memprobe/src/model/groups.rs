@@ -29,31 +29,37 @@ pub struct Group<O> {
     pub what: PurposeInfo,
 }
 
-/// Change of a group's blocks by an event.
+/// Change of a group by an event.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct GroupChange {
-    /// Index of the group: [`Groups::get`].
-    pub(super) group: usize,
+pub(super) struct BlockChange {
     pub(super) size: Bytes,
     pub(super) kind: ChangeKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChangeKind {
-    /// Became live.
+    /// A block became live.
     Added,
-    /// Allocated, but beyond the ledger's cap on live blocks.
+    /// A block was allocated, but beyond the ledger's cap on live blocks.
     NotTracked,
-    /// Freed.
+    /// A block was freed.
     Removed,
+}
+
+/// Group, with the value that an analysis keeps for it.
+#[derive(Debug)]
+pub(super) struct Entry<O, V> {
+    pub(super) device: DeviceIndex,
+    pub(super) group: Group<O>,
+    pub(super) value: V,
 }
 
 /// Groups of a process, and the group of each live block.
 #[derive(Debug)]
-pub(super) struct Groups<O> {
+pub(super) struct Groups<O, V> {
     grouping: Grouping,
     origins: PerStack<Arc<O>>,
-    groups: Vec<(DeviceIndex, Group<O>)>,
+    entries: Vec<Entry<O, V>>,
     by_key: HashMap<(DeviceIndex, Group<O>), u32>,
     /// `by_key` by numbers, because hashing a group hashes all its names.
     by_number: hashbrown::HashMap<(DeviceIndex, StackRef, PurposeId), u32>,
@@ -61,12 +67,12 @@ pub(super) struct Groups<O> {
     knows_modules: bool,
 }
 
-impl<O: Origin> Groups<O> {
+impl<O: Origin, V: Default> Groups<O, V> {
     pub(super) fn new(grouping: Grouping) -> Self {
         Self {
             grouping,
             origins: PerStack::default(),
-            groups: Vec::new(),
+            entries: Vec::new(),
             by_key: HashMap::new(),
             by_number: hashbrown::HashMap::new(),
             live: PerBlock::default(),
@@ -74,12 +80,12 @@ impl<O: Origin> Groups<O> {
         }
     }
 
-    /// Applies a change of the ledger; calls `emit` for each changed group.
+    /// Applies a change of the ledger; calls `emit` with the index of each changed group.
     pub(super) fn apply(
         &mut self,
         change: &Change,
         ledger: &Model,
-        mut emit: impl FnMut(GroupChange),
+        mut emit: impl FnMut(usize, &mut Entry<O, V>, BlockChange),
     ) {
         match change {
             Change::Stack(stack) => self.define(*stack, ledger),
@@ -95,7 +101,7 @@ impl<O: Origin> Groups<O> {
                     true => ChangeKind::Added,
                     false => ChangeKind::NotTracked,
                 };
-                emit(self.add(*block, kind, ledger));
+                self.add(*block, kind, ledger, &mut emit);
             }
             Change::Freed(Freed::Known(block)) => self.release(*block, ledger, &mut emit),
             // No other change concerns a block seen being allocated.
@@ -104,18 +110,27 @@ impl<O: Origin> Groups<O> {
     }
 
     /// Starts from the current state of a ledger; calls `emit` for each live block.
-    pub(super) fn start(&mut self, ledger: &Model, mut emit: impl FnMut(DeviceIndex, GroupChange)) {
+    pub(super) fn start(
+        &mut self,
+        ledger: &Model,
+        mut emit: impl FnMut(usize, &mut Entry<O, V>, BlockChange),
+    ) {
         for (stack, _) in ledger.stacks() {
             self.define(stack, ledger);
         }
-        for (id, block) in ledger.blocks().filter(|(_, block)| !block.is_baseline()) {
-            emit(block.device, self.add(id, ChangeKind::Added, ledger));
+        for (id, _) in ledger.blocks().filter(|(_, block)| !block.is_baseline()) {
+            self.add(id, ChangeKind::Added, ledger, &mut emit);
         }
     }
 
-    /// Group by index.
-    pub(super) fn get(&self, group: usize) -> Option<&Group<O>> {
-        self.groups.get(group).map(|(_, group)| group)
+    /// Values of all groups, by index.
+    pub(super) fn values(&self) -> impl ExactSizeIterator<Item = &V> {
+        self.entries.iter().map(|entry| &entry.value)
+    }
+
+    /// Value of a group.
+    pub(super) fn value(&self, group: usize) -> Option<&V> {
+        self.entries.get(group).map(|entry| &entry.value)
     }
 
     /// Group of a live block that was seen being allocated.
@@ -124,10 +139,9 @@ impl<O: Origin> Groups<O> {
     }
 
     /// Groups of a device, with their indices.
-    pub(super) fn on(&self, device: DeviceIndex) -> impl Iterator<Item = (usize, &Group<O>)> {
-        let all = self.groups.iter().enumerate();
-        all.filter(move |(_, (on, _))| *on == device)
-            .map(|(index, (_, group))| (index, group))
+    pub(super) fn on(&self, device: DeviceIndex) -> impl Iterator<Item = (usize, &Entry<O, V>)> {
+        let all = self.entries.iter().enumerate();
+        all.filter(move |(_, entry)| entry.device == device)
     }
 
     /// True if any stack has module information; never without module tracing.
@@ -139,26 +153,32 @@ impl<O: Origin> Groups<O> {
         self.knows_modules |= ledger.stack(stack).context.module != Module::Outside;
     }
 
-    fn add(&mut self, id: BlockId, kind: ChangeKind, ledger: &Model) -> GroupChange {
+    fn add(
+        &mut self,
+        id: BlockId,
+        kind: ChangeKind,
+        ledger: &Model,
+        emit: &mut impl FnMut(usize, &mut Entry<O, V>, BlockChange),
+    ) {
         let block = ledger.block(id);
         let group = self.group_for(block, ledger);
         if kind == ChangeKind::Added {
             self.live.insert(id, group);
         }
-        GroupChange {
-            group: group as usize,
-            size: block.size,
-            kind,
-        }
+        let (group, size) = (group as usize, block.size);
+        emit(group, &mut self.entries[group], BlockChange { size, kind });
     }
 
-    fn release(&mut self, id: BlockId, ledger: &Model, emit: &mut impl FnMut(GroupChange)) {
+    fn release(
+        &mut self,
+        id: BlockId,
+        ledger: &Model,
+        emit: &mut impl FnMut(usize, &mut Entry<O, V>, BlockChange),
+    ) {
         if let Some(group) = self.live.remove(id) {
-            emit(GroupChange {
-                group: group as usize,
-                size: ledger.block(id).size,
-                kind: ChangeKind::Removed,
-            });
+            let (group, size) = (group as usize, ledger.block(id).size);
+            let kind = ChangeKind::Removed;
+            emit(group, &mut self.entries[group], BlockChange { size, kind });
         }
     }
 
@@ -193,7 +213,7 @@ impl<O: Origin> Groups<O> {
         if let Some(known) = self.by_key.get(&key) {
             return *known;
         }
-        let key = match self.groups.len() < MOST_GROUPS {
+        let (device, group) = match self.entries.len() < MOST_GROUPS {
             true => key,
             false => {
                 let origin = Arc::new(O::too_many());
@@ -201,10 +221,15 @@ impl<O: Origin> Groups<O> {
                 (device, Group { origin, what })
             }
         };
-        let next = u32::try_from(self.groups.len()).unwrap_or(u32::MAX);
-        let index = *self.by_key.entry(key.clone()).or_insert(next);
+        let next = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
+        let key = (device, group.clone());
+        let index = *self.by_key.entry(key).or_insert(next);
         if index == next {
-            self.groups.push(key);
+            self.entries.push(Entry {
+                device,
+                group,
+                value: V::default(),
+            });
         }
         index
     }

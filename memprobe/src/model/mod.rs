@@ -20,6 +20,7 @@ mod device;
 pub mod estimate;
 pub mod grouping;
 mod groups;
+mod high_water_mark;
 pub mod host;
 mod rate;
 mod shapes;

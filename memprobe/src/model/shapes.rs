@@ -2,26 +2,15 @@
 //!
 //! The rows of a device add up to those of the table of lines.
 
-use super::groups::{ChangeKind, Group, Groups, Origin};
+use super::groups::{Groups, Origin};
+use super::high_water_mark::{HeldBytes, HighWaterMark};
 use super::snapshot::{Grouping, PurposeInfo, ShapeRow, Site};
 use super::{Analysis, Change, Model, StackRef};
-use crate::event::{Bytes, DeviceIndex, Event, NoStack, Purpose, TensorSpec};
+use crate::event::{DeviceIndex, Event, NoStack, Purpose, TensorSpec};
 
 /// Memory by tensor and line, updated by every event.
 #[derive(Debug)]
-pub struct ShapeLedger {
-    groups: Groups<Site>,
-    tallies: Vec<Tally>,
-}
-
-/// Memory of a group.
-#[derive(Clone, Copy, Debug, Default)]
-struct Tally {
-    live: u64,
-    peak: u64,
-    blocks: u64,
-    allocs: u64,
-}
+pub struct ShapeLedger(Groups<Site, HeldBytes>);
 
 impl Origin for Site {
     fn of(stack: StackRef, ledger: &Model, grouping: Grouping) -> Self {
@@ -38,51 +27,30 @@ impl Origin for Site {
 
 impl ShapeLedger {
     pub fn new(grouping: Grouping) -> Self {
-        Self {
-            groups: Groups::new(grouping),
-            tallies: Vec::new(),
-        }
+        Self(Groups::new(grouping))
     }
 
     /// Rows of a device, in no particular order.
     pub fn rows(&self, device: DeviceIndex) -> Vec<ShapeRow> {
-        let row = |(index, group): (usize, &Group<Site>)| {
-            let tally = self.tallies.get(index)?;
-            Some(ShapeRow {
-                what: group.what.clone(),
-                site: Site::clone(&group.origin),
-                live: Bytes(tally.live),
-                peak: Bytes(tally.peak),
-                live_blocks: tally.blocks,
-                allocs: tally.allocs,
-            })
-        };
-        self.groups.on(device).filter_map(row).collect()
+        let rows = self.0.on(device).map(|(_, entry)| {
+            let holding = entry.value.holding(&HighWaterMark::default());
+            ShapeRow {
+                what: entry.group.what.clone(),
+                site: Site::clone(&entry.group.origin),
+                live: holding.live,
+                peak: holding.peak.unwrap_or_default(),
+                live_blocks: holding.live_blocks,
+                allocs: holding.allocs,
+            }
+        });
+        rows.collect()
     }
 }
 
 impl Analysis for ShapeLedger {
     fn apply(&mut self, _: &Event, change: &Change, ledger: &Model) {
-        let tallies = &mut self.tallies;
-        self.groups.apply(change, ledger, |change| {
-            if tallies.len() <= change.group {
-                tallies.resize(change.group + 1, Tally::default());
-            }
-            let (tally, size) = (&mut tallies[change.group], change.size.0);
-            match change.kind {
-                ChangeKind::Removed => {
-                    tally.live = tally.live.saturating_sub(size);
-                    tally.blocks = tally.blocks.saturating_sub(1);
-                    return;
-                }
-                ChangeKind::Added => {
-                    tally.live = tally.live.saturating_add(size);
-                    tally.peak = tally.peak.max(tally.live);
-                    tally.blocks += 1;
-                }
-                ChangeKind::NotTracked => {}
-            }
-            tally.allocs = tally.allocs.saturating_add(1);
+        self.0.apply(change, ledger, |_, entry, change| {
+            entry.value.change(change, &HighWaterMark::default());
         });
     }
 }
@@ -111,8 +79,8 @@ mod tests {
     use std::sync::Arc;
 
     use crate::event::{
-        Action, Address, BlockPurpose, Context, MemoryEvent, PurposeId, Stack, StackId, StackKind,
-        Tgid, Tid, TimeNs, Totals,
+        Action, Address, BlockPurpose, Bytes, Context, MemoryEvent, PurposeId, Stack, StackId,
+        StackKind, Tgid, Tid, TimeNs, Totals,
     };
     use crate::model::AnalyzedLedger;
     use crate::model::snapshot::Target;

@@ -255,15 +255,15 @@ pub const MODULES: &[Module] = &[
             &["crate::tui"],
             JOINTS,
         ],
-        // Replaying a recording uses the same ledger; telling user code from library code is a
-        // shared rule.
+        // A report names the analyses that a recording is replayed through; telling user code from
+        // library code is a shared rule.
         except: &[
             "crate::model::snapshot",
             "crate::model::grouping",
-            "crate::model::Model",
+            "crate::model::AnalyzedLedger",
+            "crate::model::Analysis",
             "crate::model::Refused",
             "crate::model::tensors",
-            "crate::model::Applied",
             "crate::model::ShapeLedger",
             "crate::model::attribution",
             "crate::model::estimate",

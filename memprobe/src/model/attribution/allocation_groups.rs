@@ -11,8 +11,8 @@ use crate::model::{Model, StackRef};
 /// Blocks that reports do not tell apart: equal origin and equal tensor type.
 pub type AllocationGroup = Group<AllocationSite>;
 
-/// Groups of a process.
-pub(super) type AllocationGroups = Groups<AllocationSite>;
+/// Groups of a process, each with a value.
+pub(super) type AllocationGroups<V> = Groups<AllocationSite, V>;
 
 /// Allocation site as far as reports tell it apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

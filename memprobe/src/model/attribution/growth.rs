@@ -21,7 +21,7 @@ use super::AttributionLedger;
 use super::allocation_groups::{AllocationGroup, AllocationGroups, ModuleScope};
 use super::iterations::{IterationKind, IterationLine, Source};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
-use crate::model::groups::{ChangeKind, GroupChange};
+use crate::model::groups::{BlockChange, ChangeKind};
 use crate::model::snapshot::{Grouping, PurposeInfo, Site};
 use crate::model::{Analysis, Change, Model};
 
@@ -47,8 +47,7 @@ pub struct GrowthLedger {
     categories: AttributionLedger,
     /// Step intervals ended so far.
     ended: u64,
-    groups: AllocationGroups,
-    live: Vec<Level>,
+    groups: AllocationGroups<Level>,
     intervals: Track,
     windows: Track,
     window: Window,
@@ -90,18 +89,18 @@ impl Track {
         self.stale.insert(part);
     }
 
-    /// Samples all groups; `level` gives the sample of a group.
-    fn sample(&mut self, live: &[Level], level: impl Fn(usize) -> Level) {
-        self.series.resize(live.len(), Series::default());
+    /// Samples all groups; `level` gives the sample of a group from its current level.
+    fn sample(&mut self, live: &AllocationGroups<Level>, level: impl Fn(usize, Level) -> Level) {
+        self.series.resize(live.values().len(), Series::default());
         let stale = std::mem::take(&mut self.stale);
         for part in stale {
-            let Some(series) = self.series.get_mut(part) else {
+            let (Some(series), Some(live)) = (self.series.get_mut(part), live.value(part)) else {
                 continue;
             };
-            if series.take(&self.steps, level(part)) {
+            if series.take(&self.steps, level(part, *live)) {
                 self.changes += 1;
             }
-            if live.get(part).is_some_and(|live| *live != series.last()) {
+            if *live != series.last() {
                 self.stale.insert(part);
             }
         }
@@ -188,7 +187,6 @@ impl GrowthLedger {
             categories: AttributionLedger::new(line),
             ended: 0,
             groups: AllocationGroups::new(grouping),
-            live: Vec::new(),
             intervals: Track::default(),
             windows: Track::default(),
             window: Window {
@@ -210,18 +208,15 @@ impl GrowthLedger {
         if let Event::BlockLabels(names) = event {
             self.retainers.take(names, &self.groups, ledger);
         }
-        let (live, lows) = (&mut self.live, &mut self.window.lows);
+        let lows = &mut self.window.lows;
         let (intervals, windows) = (&mut self.intervals, &mut self.windows);
-        self.groups.apply(change, ledger, |change| {
-            if live.len() <= change.group {
-                live.resize(change.group + 1, Level::default());
-            }
-            let level = &mut live[change.group];
-            let low = lows.entry(change.group).or_insert(*level);
+        self.groups.apply(change, ledger, |group, entry, change| {
+            let level = &mut entry.value;
+            let low = lows.entry(group).or_insert(*level);
             level.change(change);
             *low = low.lower(*level);
-            intervals.touch(change.group);
-            windows.touch(change.group);
+            intervals.touch(group);
+            windows.touch(group);
         });
         if let Some((device, now)) = moment {
             let allocated = now.totals.allocated.0;
@@ -266,9 +261,7 @@ impl GrowthLedger {
                 device.intervals.halve();
             }
         }
-        let live = &self.live;
-        self.intervals
-            .sample(live, |part| live.get(part).copied().unwrap_or_default());
+        self.intervals.sample(&self.groups, |_, live| live);
         for device in self.devices.values_mut() {
             let level = Level {
                 live: device.allocated,
@@ -314,7 +307,7 @@ impl GrowthLedger {
     fn reopen_last_window(&mut self) {
         for (part, series) in self.windows.series.iter().enumerate() {
             let last = series.last();
-            let Some(live) = self.live.get(part) else {
+            let Some(live) = self.groups.value(part) else {
                 continue;
             };
             let low = self.window.lows.get(&part).unwrap_or(live);
@@ -329,10 +322,9 @@ impl GrowthLedger {
     }
 
     fn end_window(&mut self) {
-        let (live, lows) = (&self.live, std::mem::take(&mut self.window.lows));
-        self.windows.sample(live, |part| {
-            let now = live.get(part).copied().unwrap_or_default();
-            lows.get(&part).copied().unwrap_or(now)
+        let lows = std::mem::take(&mut self.window.lows);
+        self.windows.sample(&self.groups, |part, live| {
+            lows.get(&part).copied().unwrap_or(live)
         });
         for device in self.devices.values_mut() {
             let level = Level {
@@ -374,7 +366,7 @@ impl GrowthLedger {
         };
         let grown = || {
             let parts = self.groups.on(device);
-            parts.filter_map(|(name, part)| Some((part, levels(name)?)))
+            parts.filter_map(|(name, entry)| Some((&entry.group, levels(name)?)))
         };
         let site = |part: &AllocationGroup| part.origin.site.clone();
         let mut lines = look.suspects(grown, site);
@@ -385,7 +377,7 @@ impl GrowthLedger {
         self.say_who_keeps(device, &mut tensors, |part| part.what.clone());
         let suspected: HashSet<&Site> = lines.iter().map(|line| &line.who).collect();
         let of_lines = self.groups.on(device);
-        let of_lines = of_lines.filter(|(_, part)| suspected.contains(&part.origin.site));
+        let of_lines = of_lines.filter(|(_, entry)| suspected.contains(&entry.group.origin.site));
         let retained = self.retainers.of(of_lines.map(|(name, _)| name));
         Some(Growth {
             step: look.step,
@@ -414,8 +406,8 @@ impl GrowthLedger {
             return;
         }
         let mut parts: HashMap<K, Vec<usize>> = HashMap::new();
-        for (name, part) in self.groups.on(device) {
-            parts.entry(who(part)).or_default().push(name);
+        for (name, entry) in self.groups.on(device) {
+            parts.entry(who(&entry.group)).or_default().push(name);
         }
         for suspect in suspects {
             let parts = parts.get(&suspect.who).into_iter().flatten();
@@ -436,7 +428,7 @@ impl Analysis for GrowthLedger {
 }
 
 impl Level {
-    fn change(&mut self, change: GroupChange) {
+    fn change(&mut self, change: BlockChange) {
         match change.kind {
             ChangeKind::Added => {
                 self.live = self.live.saturating_add(change.size.0);

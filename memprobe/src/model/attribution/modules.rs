@@ -6,11 +6,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::allocation_groups::{AllocationGroups, ModuleScope, Pass};
-use super::peak::{HeldBytes, HighWaterMark, Holding, high_water_mark};
+use super::allocation_groups::{AllocationGroups, AllocationSite, ModuleScope, Pass};
 use super::view::CoverageStart;
 use crate::event::{DeviceIndex, Event, TimeNs};
-use crate::model::groups::GroupChange;
+use crate::model::groups::{BlockChange, Entry};
+use crate::model::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding};
 use crate::model::snapshot::Grouping;
 use crate::model::{Analysis, Change, DeviceTotals, Model};
 
@@ -23,14 +23,11 @@ const DEEPEST: usize = 32;
 /// Memory held by each module, updated by every event.
 #[derive(Debug)]
 pub struct ModuleLedger {
-    groups: AllocationGroups,
-    /// Tree node and pass of each allocation group, once looked up.
-    counted: Vec<Option<(u32, Pass)>>,
+    /// Allocation groups, each with its tree node once looked up.
+    groups: AllocationGroups<Option<u32>>,
     trees: BTreeMap<DeviceIndex, Tree>,
-    high_water_marks: BTreeMap<DeviceIndex, HighWaterMark>,
+    marks: HighWaterMarks,
     since: CoverageStart,
-    /// Buffer, empty between events.
-    changes: Vec<GroupChange>,
 }
 
 /// Modules of a device, and the scopes outside modules.
@@ -113,7 +110,7 @@ impl Additive for Sums {
 }
 
 impl Tally {
-    fn change(&mut self, change: GroupChange, pass: Pass, mark: &HighWaterMark) {
+    fn change(&mut self, change: BlockChange, pass: Pass, mark: &HighWaterMark) {
         self.all.change(change, mark);
         self.passes[pass as usize].change(change, mark);
     }
@@ -131,33 +128,27 @@ impl Default for ModuleLedger {
         Self {
             // The tree has no lines, so any grouping does.
             groups: AllocationGroups::new(Grouping::User),
-            counted: Vec::new(),
             trees: BTreeMap::new(),
-            high_water_marks: BTreeMap::new(),
+            marks: HighWaterMarks::default(),
             since: CoverageStart::default(),
-            changes: Vec::new(),
         }
     }
 }
 
 impl ModuleLedger {
-    /// Starts from the current state of a model. Live blocks are counted where they were allocated. Earlier
+    /// Starts from the current state of a ledger. Live blocks are counted where they were allocated. Earlier
     /// peaks are unknown.
-    pub fn late(model: &Model, now: TimeNs) -> Self {
-        let mut ledger = Self::default();
-        let mut changes = Vec::new();
-        ledger
-            .groups
-            .start(model, |device, change| changes.push((device, change)));
-        for (device, change) in changes {
-            ledger.count(device, change, &HighWaterMark::default());
+    pub fn late(ledger: &Model, now: TimeNs) -> Self {
+        let mut late = Self::default();
+        let Self { groups, trees, .. } = &mut late;
+        groups.start(ledger, |_, entry, change| {
+            count(trees, entry, change, &HighWaterMark::default());
+        });
+        late.marks = HighWaterMarks::from_now(ledger, now);
+        if ledger.moments(now).next().is_some() {
+            late.since = CoverageStart::Opening;
         }
-        for (device, moment) in model.moments(now) {
-            ledger.since = CoverageStart::Opening;
-            let mark = ledger.high_water_marks.entry(device).or_default();
-            mark.begin_here(moment);
-        }
-        ledger
+        late
     }
 
     /// Start of the ledger's data.
@@ -165,26 +156,9 @@ impl ModuleLedger {
         self.since
     }
 
-    fn count(&mut self, device: DeviceIndex, change: GroupChange, mark: &HighWaterMark) {
-        if self.counted.len() <= change.group {
-            self.counted.resize(change.group + 1, None);
-        }
-        let tree = self.trees.entry(device).or_default();
-        let counted = &mut self.counted[change.group];
-        let (node, pass) = match (*counted, self.groups.get(change.group)) {
-            (Some(counted), _) => counted,
-            (None, Some(part)) => {
-                let node = tree.node_of(&part.origin.place);
-                *counted.insert((node, part.origin.pass))
-            }
-            (None, None) => return,
-        };
-        tree.change(node, pass, change, mark);
-    }
-
     /// Memory by module on a device; `None` for an unknown device.
     pub fn tree(&self, device: DeviceIndex) -> Option<ModuleTree> {
-        let mark = self.high_water_marks.get(&device)?;
+        let mark = self.marks.get(device)?;
         let (modules, others) = self
             .trees
             .get(&device)
@@ -201,23 +175,36 @@ impl ModuleLedger {
 
 impl Analysis for ModuleLedger {
     fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
-        let Some((device, now)) = ledger.moment(event) else {
-            return self.groups.apply(change, ledger, |_| {});
-        };
-        let mark = *high_water_mark(&mut self.high_water_marks, device, event, now);
-        let mut changes = std::mem::take(&mut self.changes);
-        self.groups
-            .apply(change, ledger, |change| changes.push(change));
-        for change in changes.drain(..) {
-            self.count(device, change, &mark);
-        }
-        self.changes = changes;
-        self.high_water_marks.entry(device).or_default().reach(now);
+        let Self {
+            groups,
+            trees,
+            marks,
+            ..
+        } = self;
+        marks.pass(event, ledger, |mark| {
+            groups.apply(change, ledger, |_, entry, change| {
+                count(trees, entry, change, mark);
+            });
+        });
     }
 }
 
+fn count(
+    trees: &mut BTreeMap<DeviceIndex, Tree>,
+    entry: &mut Entry<AllocationSite, Option<u32>>,
+    change: BlockChange,
+    mark: &HighWaterMark,
+) {
+    let tree = trees.entry(entry.device).or_default();
+    let origin = &entry.group.origin;
+    let node = *entry
+        .value
+        .get_or_insert_with(|| tree.node_of(&origin.place));
+    tree.change(node, origin.pass, change, mark);
+}
+
 impl Tree {
-    fn change(&mut self, node: u32, pass: Pass, change: GroupChange, mark: &HighWaterMark) {
+    fn change(&mut self, node: u32, pass: Pass, change: BlockChange, mark: &HighWaterMark) {
         let mut at = Some(node);
         while let Some(index) = at {
             let Some(node_at) = self.nodes.get_mut(index as usize) else {

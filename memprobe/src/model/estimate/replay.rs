@@ -6,11 +6,11 @@ use crate::event::{
     Action, Address, BlockLabels, Bytes, DeviceIndex, Event, LabeledBlock, MemoryEvent, PurposeId,
     StackId, Tgid, Tid, TimeNs, Totals,
 };
-use crate::model::AnalyzedLedger;
 use crate::model::attribution::AttributionLedger;
 use crate::model::attribution::size::Sizes;
 use crate::model::attribution::view::Coverage;
 use crate::model::snapshot::Target;
+use crate::model::{AnalyzedLedger, Model};
 
 /// Device of the replayed events.
 const GPU: DeviceIndex = DeviceIndex(0);
@@ -92,6 +92,11 @@ impl Replay {
             blocks,
             ..*names
         })));
+    }
+
+    /// Ledger of the simulated GPU, and definitions of the stream.
+    pub(super) fn ledger(&self) -> &Model {
+        &self.ledgers.ledger
     }
 
     /// Sizes of the models; `None` if nothing was allocated.

@@ -85,7 +85,12 @@ struct OfPart {
 
 impl SnapshotRetainers {
     /// Replaces the content with a new heap snapshot.
-    pub(super) fn take(&mut self, names: &BlockLabels, groups: &AllocationGroups, ledger: &Model) {
+    pub(super) fn take<V: Default>(
+        &mut self,
+        names: &BlockLabels,
+        groups: &AllocationGroups<V>,
+        ledger: &Model,
+    ) {
         *self = Self {
             time: Some(names.time),
             ..Self::default()

@@ -44,3 +44,63 @@ impl<A: Analysis> AnalyzedLedger<A> {
         self.analyses.apply(event, &change, &self.ledger);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::attribution::allocation_groups::samples::learning_for;
+    use super::*;
+    use crate::event::Tid;
+    use crate::model::snapshot::Grouping;
+    use crate::model::{BlockId, Freed, PerBlock};
+
+    /// Live bytes by allocating thread.
+    #[derive(Default)]
+    struct Threads {
+        by_block: PerBlock<Tid>,
+        live: BTreeMap<Tid, u64>,
+    }
+
+    impl Threads {
+        fn end(&mut self, id: BlockId, ledger: &Model) {
+            if let Some(tid) = self.by_block.remove(id) {
+                *self.live.entry(tid).or_default() -= ledger.block(id).size.0;
+            }
+        }
+    }
+
+    impl Analysis for Threads {
+        fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+            match (event, change) {
+                (
+                    Event::Memory(event),
+                    Change::Allocated {
+                        block,
+                        is_tracked: true,
+                        replaced,
+                    },
+                ) => {
+                    replaced.iter().for_each(|ended| self.end(*ended, ledger));
+                    self.by_block.insert(*block, event.tid);
+                    *self.live.entry(event.tid).or_default() += event.size.0;
+                }
+                (_, Change::Freed(Freed::Known(block))) => self.end(*block, ledger),
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn an_analysis_adds_up_to_the_ledger() {
+        let program = learning_for(10, |iteration| iteration % 3 == 0);
+        let played = program.analyzed((Threads::default(), ()));
+        let (threads, ()) = played.analyses;
+        let device = &played.ledger.snapshot(TimeNs(0), Grouping::User).devices[0];
+        assert_eq!(device.live_blocks, 4);
+        assert_eq!(
+            threads.live.values().sum::<u64>(),
+            device.totals.allocated.0
+        );
+    }
+}

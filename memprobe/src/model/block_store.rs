@@ -25,7 +25,7 @@ impl Dense for BlockId {
 
 /// A live block, or one that the last event ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Block {
+pub struct LiveBlock {
     pub addr: Address,
     pub size: Bytes,
     /// Stack of its allocation; [`StackRef::UNKNOWN`] if lost.
@@ -37,7 +37,7 @@ pub struct Block {
     pub(super) call_site: Option<CallSiteId>,
 }
 
-impl Block {
+impl LiveBlock {
     /// True if the block was live at attach.
     pub fn is_baseline(&self) -> bool {
         self.call_site.is_none()
@@ -52,7 +52,7 @@ impl Block {
 pub(super) struct BlockStore {
     pub(super) definitions: Definitions,
     pub(super) budget: Budget,
-    blocks: Vec<Block>,
+    blocks: Vec<LiveBlock>,
     vacant: Vec<BlockId>,
     /// Blocks that the last event ended.
     ended: Vec<BlockId>,
@@ -79,7 +79,7 @@ impl BlockStore {
 
     /// Adds a block, which must not overlap another: see [`Self::take_overlapping`]. Returns true if it is tracked;
     /// beyond the cap it ends with this event.
-    pub(super) fn insert(&mut self, block: Block) -> (BlockId, bool) {
+    pub(super) fn insert(&mut self, block: LiveBlock) -> (BlockId, bool) {
         let is_tracked = self.budget.take_block();
         let id = match self.vacant.pop() {
             Some(id) => {
@@ -127,7 +127,7 @@ impl BlockStore {
         self.last_overlapping(device, addr, size).is_none()
     }
 
-    pub(super) fn get(&self, id: BlockId) -> &Block {
+    pub(super) fn get(&self, id: BlockId) -> &LiveBlock {
         &self.blocks[id.index()]
     }
 
@@ -137,7 +137,7 @@ impl BlockStore {
     }
 
     /// Live blocks, by device and address.
-    pub(super) fn live(&self) -> impl Iterator<Item = (BlockId, &Block)> {
+    pub(super) fn live(&self) -> impl Iterator<Item = (BlockId, &LiveBlock)> {
         let ids = self.by_address.iter().flat_map(BTreeMap::values);
         ids.map(|id| (*id, self.get(*id)))
     }
@@ -170,8 +170,8 @@ mod tests {
         store
     }
 
-    fn block(addr: u64, size: u64) -> Block {
-        Block {
+    fn block(addr: u64, size: u64) -> LiveBlock {
+        LiveBlock {
             addr: Address(addr),
             size: Bytes(size),
             stack: StackRef::UNKNOWN,

@@ -23,29 +23,29 @@ impl CallSiteId {
     }
 }
 
-/// Counters of a stack or a line.
+/// Counters of a row.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
-    live: u64,
-    peak: u64,
-    blocks: u64,
-    allocs: u64,
-    alloc_bytes: u64,
+pub(super) struct Tally {
+    pub(super) live: u64,
+    pub(super) peak: u64,
+    pub(super) blocks: u64,
+    pub(super) allocs: u64,
+    pub(super) alloc_bytes: u64,
 }
 
 impl Tally {
-    fn count(&mut self, size: u64) {
+    pub(super) fn count(&mut self, size: u64) {
         self.allocs = self.allocs.saturating_add(1);
         self.alloc_bytes = self.alloc_bytes.saturating_add(size);
     }
 
-    fn hold(&mut self, size: u64) {
+    pub(super) fn hold(&mut self, size: u64) {
         self.live = self.live.saturating_add(size);
         self.peak = self.peak.max(self.live);
         self.blocks = self.blocks.saturating_add(1);
     }
 
-    fn release(&mut self, size: u64) {
+    pub(super) fn release(&mut self, size: u64) {
         self.live = self.live.saturating_sub(size);
         self.blocks = self.blocks.saturating_sub(1);
     }

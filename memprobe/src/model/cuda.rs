@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::block_store::BlockStore;
-use super::call_sites::{CallSiteId, CallSites};
+use super::call_sites::{CallSiteId, CallSites, Tally};
 use super::change::Change;
 use super::definitions::StackRef;
 use super::device::ADDRESS_LIMIT;
@@ -72,10 +72,7 @@ type Key = (Arc<str>, CudaMemoryKind, Option<DeviceIndex>);
 #[derive(Debug)]
 struct Group {
     key: Key,
-    live: u64,
-    peak: u64,
-    blocks: u64,
-    allocs: u64,
+    tally: Tally,
     holders: CallSites,
 }
 
@@ -132,12 +129,10 @@ impl Cuda {
         let group_ = &mut self.groups[group];
         let holder = group_.holders.of(stack, event.tid, store);
         group_.holders.count(holder, event.size);
-        group_.allocs = group_.allocs.saturating_add(1);
+        group_.tally.count(event.size.0);
         if is_tracked {
             group_.holders.hold(holder, event.size);
-            group_.live = group_.live.saturating_add(event.size.0);
-            group_.peak = group_.peak.max(group_.live);
-            group_.blocks += 1;
+            group_.tally.hold(event.size.0);
             let memory = LiveMemory {
                 size: event.size,
                 group,
@@ -168,8 +163,7 @@ impl Cuda {
         store.budget.give_block_back();
         let group = &mut self.groups[memory.group];
         group.holders.release(memory.holder, memory.size);
-        group.live = group.live.saturating_sub(memory.size.0);
-        group.blocks = group.blocks.saturating_sub(1);
+        group.tally.release(memory.size.0);
         let device = memory
             .on_device
             .and_then(|(index, holder)| Some((self.devices.get_mut(&index)?, holder)));
@@ -214,10 +208,7 @@ impl Cuda {
         *self.by_key.entry(key).or_insert_with(|| {
             groups.push(Group {
                 key: new,
-                live: 0,
-                peak: 0,
-                blocks: 0,
-                allocs: 0,
+                tally: Tally::default(),
                 holders: CallSites::default(),
             });
             groups.len() - 1
@@ -292,10 +283,10 @@ fn row(group: &Group, grouping: Grouping) -> OutsideRow {
         library,
         space,
         device,
-        live: Bytes(group.live),
-        peak: Bytes(group.peak),
-        live_blocks: group.blocks,
-        allocs: group.allocs,
+        live: Bytes(group.tally.live),
+        peak: Bytes(group.tally.peak),
+        live_blocks: group.tally.blocks,
+        allocs: group.tally.allocs,
         lines: group.holders.rows(grouping),
     }
 }

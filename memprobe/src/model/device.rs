@@ -1,6 +1,6 @@
 //! Ledger of one device, checked against the allocator's totals on every event.
 
-use super::block_store::{Block, BlockStore};
+use super::block_store::{BlockStore, LiveBlock};
 use super::call_sites::CallSites;
 use super::change::{Change, Freed};
 use super::definitions::StackRef;
@@ -139,7 +139,7 @@ impl Device {
         let stack = store.definitions.stack_ref(event.stack);
         let call_site = self.call_sites.of(stack, event.tid, store);
         self.call_sites.count(call_site, event.size);
-        let (block, is_tracked) = store.insert(Block {
+        let (block, is_tracked) = store.insert(LiveBlock {
             addr: event.addr,
             size: event.size,
             stack,
@@ -174,7 +174,7 @@ impl Device {
         if !store.is_vacant(self.index, event.addr, event.size) {
             return (Change::Held(None), Difference::Stale);
         }
-        let (block, is_tracked) = store.insert(Block {
+        let (block, is_tracked) = store.insert(LiveBlock {
             addr: event.addr,
             size: event.size,
             stack: StackRef::UNKNOWN,
@@ -245,7 +245,7 @@ impl Device {
     }
 
     /// Counts a block that ended.
-    fn end(&mut self, block: &Block) {
+    fn end(&mut self, block: &LiveBlock) {
         let size = block.size;
         self.live = self.live.saturating_sub(size.0);
         self.blocks = self.blocks.saturating_sub(1);

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use super::definitions::StackRef;
 use super::snapshot::{Grouping, PurposeInfo};
-use super::{Block, BlockId, Change, Freed, Model, PerBlock, PerStack};
+use super::{BlockId, Change, Freed, LiveBlock, Model, PerBlock, PerStack};
 use crate::event::{Bytes, DeviceIndex, Module, PurposeId};
 
 /// Cap on groups; the excess is one group per device.
 const MOST_GROUPS: usize = 1 << 18;
 
 /// Origin of blocks, as far as an analysis tells it apart.
-pub(super) trait Origin: Clone + Eq + Hash {
+pub(super) trait GroupOrigin: Clone + Eq + Hash {
     /// Origin of the blocks that a stack allocated.
     fn of(stack: StackRef, ledger: &Model, grouping: Grouping) -> Self;
 
@@ -23,7 +23,7 @@ pub(super) trait Origin: Clone + Eq + Hash {
 
 /// Blocks that an analysis does not tell apart: equal origin and equal purpose.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Group<O> {
+pub struct BlockGroup<O> {
     pub origin: Arc<O>,
     /// Tensor type or other purpose.
     pub what: PurposeInfo,
@@ -50,7 +50,7 @@ pub(super) enum ChangeKind {
 #[derive(Debug)]
 pub(super) struct Entry<O, V> {
     pub(super) device: DeviceIndex,
-    pub(super) group: Group<O>,
+    pub(super) group: BlockGroup<O>,
     pub(super) value: V,
 }
 
@@ -60,14 +60,14 @@ pub(super) struct Groups<O, V> {
     grouping: Grouping,
     origins: PerStack<Arc<O>>,
     entries: Vec<Entry<O, V>>,
-    by_key: HashMap<(DeviceIndex, Group<O>), u32>,
+    by_key: HashMap<(DeviceIndex, BlockGroup<O>), u32>,
     /// `by_key` by numbers, because hashing a group hashes all its names.
     by_number: hashbrown::HashMap<(DeviceIndex, StackRef, PurposeId), u32>,
     live: PerBlock<u32>,
     knows_modules: bool,
 }
 
-impl<O: Origin, V: Default> Groups<O, V> {
+impl<O: GroupOrigin, V: Default> Groups<O, V> {
     pub(super) fn new(grouping: Grouping) -> Self {
         Self {
             grouping,
@@ -182,7 +182,7 @@ impl<O: Origin, V: Default> Groups<O, V> {
         }
     }
 
-    fn group_for(&mut self, block: &Block, ledger: &Model) -> u32 {
+    fn group_for(&mut self, block: &LiveBlock, ledger: &Model) -> u32 {
         let numbers = (block.device, block.stack, block.purpose);
         if let Some(group) = self.by_number.get(&numbers) {
             return *group;
@@ -198,7 +198,7 @@ impl<O: Origin, V: Default> Groups<O, V> {
         let what = ledger.purpose_info(block.purpose);
         // A purpose may be defined later.
         let is_final = block.purpose < PurposeId::FIRST || what != PurposeInfo::Unknown;
-        let group = self.intern(block.device, Group { origin, what });
+        let group = self.intern(block.device, BlockGroup { origin, what });
         if self.by_number.len() >= MOST_GROUPS {
             self.by_number.clear();
         }
@@ -208,7 +208,7 @@ impl<O: Origin, V: Default> Groups<O, V> {
         group
     }
 
-    fn intern(&mut self, device: DeviceIndex, group: Group<O>) -> u32 {
+    fn intern(&mut self, device: DeviceIndex, group: BlockGroup<O>) -> u32 {
         let key = (device, group);
         if let Some(known) = self.by_key.get(&key) {
             return *known;
@@ -218,7 +218,7 @@ impl<O: Origin, V: Default> Groups<O, V> {
             false => {
                 let origin = Arc::new(O::too_many());
                 let what = PurposeInfo::TooMany;
-                (device, Group { origin, what })
+                (device, BlockGroup { origin, what })
             }
         };
         let next = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);

@@ -38,7 +38,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use analysis::{Analysis, AnalyzedLedger};
-pub use block_store::{Block, BlockId};
+pub use block_store::{BlockId, LiveBlock};
 pub use caps::{Caps, Refused};
 pub use change::{Change, Freed};
 pub use definitions::StackRef;
@@ -253,7 +253,7 @@ impl Model {
     }
 
     /// A live block, or one that the last event ended.
-    pub fn block(&self, id: BlockId) -> &Block {
+    pub fn block(&self, id: BlockId) -> &LiveBlock {
         self.store.get(id)
     }
 
@@ -263,7 +263,7 @@ impl Model {
     }
 
     /// Live blocks of PyTorch's allocators, by device and address.
-    pub fn blocks(&self) -> impl Iterator<Item = (BlockId, &Block)> {
+    pub fn blocks(&self) -> impl Iterator<Item = (BlockId, &LiveBlock)> {
         self.store.live()
     }
 

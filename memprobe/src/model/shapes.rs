@@ -2,7 +2,7 @@
 //!
 //! The rows of a device add up to those of the table of lines.
 
-use super::groups::{Groups, Origin};
+use super::groups::{GroupOrigin, Groups};
 use super::high_water_mark::{HeldBytes, HighWaterMark};
 use super::snapshot::{Grouping, PurposeInfo, ShapeRow, Site};
 use super::{Analysis, Change, Model, StackRef};
@@ -12,7 +12,7 @@ use crate::event::{DeviceIndex, Event, NoStack, Purpose, TensorSpec};
 #[derive(Debug)]
 pub struct ShapeLedger(Groups<Site, HeldBytes>);
 
-impl Origin for Site {
+impl GroupOrigin for Site {
     fn of(stack: StackRef, ledger: &Model, grouping: Grouping) -> Self {
         ledger.site(stack, grouping).clone()
     }

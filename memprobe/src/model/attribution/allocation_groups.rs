@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::phase::{Phase, phase_of};
 use crate::event::{Context, Module, Stack};
-use crate::model::groups::{Group, Groups, Origin};
+use crate::model::groups::{BlockGroup, GroupOrigin, Groups};
 use crate::model::snapshot::{Grouping, Site};
 use crate::model::{Model, StackRef};
 
 /// Blocks that reports do not tell apart: equal origin and equal tensor type.
-pub type AllocationGroup = Group<AllocationSite>;
+pub type AllocationGroup = BlockGroup<AllocationSite>;
 
 /// Groups of a process, each with a value.
 pub(super) type AllocationGroups<V> = Groups<AllocationSite, V>;
@@ -66,7 +66,7 @@ impl Pass {
     }
 }
 
-impl Origin for AllocationSite {
+impl GroupOrigin for AllocationSite {
     fn of(stack: StackRef, ledger: &Model, grouping: Grouping) -> Self {
         let site = ledger.site(stack, grouping).clone();
         if stack == StackRef::UNKNOWN {

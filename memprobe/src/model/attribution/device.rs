@@ -1,6 +1,6 @@
 //! Memory of one device by category and by stack, now and at recorded moments.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use super::category::CategoryRule;
 use super::layer_history::{LayerHistory, LayerKey, Shift};

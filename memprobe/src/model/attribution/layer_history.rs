@@ -5,7 +5,9 @@
 //! a peak. Ended intervals store only differences from the interval before. A late change of a block's
 //! category is applied to all intervals at whose peak it was live.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
 
 use super::category::Category;
 use super::rows::{AtPeak, Holding};

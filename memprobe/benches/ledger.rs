@@ -16,8 +16,8 @@ use memprobe::event::{
     Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MarkedPhase, MemoryEvent,
     PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
-use memprobe::ledger::Model;
 use memprobe::ledger::snapshot::Grouping;
+use memprobe::ledger::{AnalyzedLedger, Model};
 
 /// Allocator that counts the live and peak bytes of this process.
 struct Counting;
@@ -287,13 +287,12 @@ fn bench_attribution(criterion: &mut Criterion) {
     });
     group.bench_function("lines and what for", |bencher| {
         bencher.iter(|| {
-            let mut model = Model::new(Target::default(), TimeNs(0));
-            let mut attribution = AttributionLedger::new(None);
+            let attribution = AttributionLedger::new(None);
+            let mut ledgers = AnalyzedLedger::new(Target::default(), TimeNs(0), attribution);
             for event in &events {
-                let applied = model.apply(event);
-                attribution.apply(event, &applied);
+                ledgers.apply(event);
             }
-            black_box(attribution.intervals_ended());
+            black_box(ledgers.analyses.intervals_ended());
         });
     });
     group.finish();

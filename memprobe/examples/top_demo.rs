@@ -305,8 +305,8 @@ impl Opened {
         let Some(snapshot) = host.process(self.tgid, now, self.grouping) else {
             return;
         };
-        if let (AttributionQuery::Modules, Some(known)) = (self.explains, host.ledgers(self.tgid)) {
-            let ledger = ModuleLedger::late(known.lines, now);
+        if let (AttributionQuery::Modules, Some(known)) = (self.explains, host.ledger(self.tgid)) {
+            let ledger = ModuleLedger::late(known, now);
             let tables = Arc::new(modules(&ledger, &snapshot));
             self.reasons
                 .send_replace(AttributionTables::Modules(tables));

@@ -7,7 +7,7 @@ use std::path::Path;
 use memprobe::attribution::AttributionLedger;
 use memprobe::attribution::category::{Category, CategoryRule};
 use memprobe::event::{Action, DeviceIndex, Event, MemoryEvent};
-use memprobe::ledger::Model;
+use memprobe::ledger::AnalyzedLedger;
 use memprobe::recording::Reader;
 use serde::Deserialize;
 
@@ -251,15 +251,14 @@ fn mark(marks: &[Mark], number: u64) -> Mark {
 fn judged(recording: &Path, of: DeviceIndex) -> (Vec<Block>, Vec<Mark>) {
     let mut reader = Reader::open(recording).expect("a recording");
     let header = reader.header();
-    let mut model = Model::new(header.target.clone(), header.start);
-    let mut ledger = AttributionLedger::new(None);
+    let attribution = AttributionLedger::new(None);
+    let mut ledgers = AnalyzedLedger::new(header.target.clone(), header.start, attribution);
     let mut blocks: Vec<Block> = Vec::new();
     let (mut live, mut freed) = (HashMap::new(), 0);
     let mut marks = Vec::new();
     for event in reader.by_ref() {
         let event = event.expect("whole");
-        let applied = model.apply(&event);
-        ledger.apply(&event, &applied);
+        ledgers.apply(&event);
         match event {
             Event::Memory(MemoryEvent {
                 action: Action::Alloc,
@@ -291,7 +290,8 @@ fn judged(recording: &Path, of: DeviceIndex) -> (Vec<Block>, Vec<Mark>) {
                 ..
             }) if device == of => {
                 if let Some(number) = live.remove(&addr) {
-                    (blocks[number].rule, blocks[number].freed) = (ledger.ended(), Some(freed));
+                    (blocks[number].rule, blocks[number].freed) =
+                        (ledgers.analyses.ended(), Some(freed));
                 }
                 freed += 1;
             }
@@ -299,7 +299,10 @@ fn judged(recording: &Path, of: DeviceIndex) -> (Vec<Block>, Vec<Mark>) {
         }
     }
     for (addr, number) in live {
-        blocks[number].rule = ledger.rule_of(of, addr);
+        blocks[number].rule = ledgers
+            .ledger
+            .block_at(of, addr)
+            .and_then(|block| ledgers.analyses.rule_of(block));
     }
     (blocks, marks)
 }

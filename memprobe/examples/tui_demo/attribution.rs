@@ -11,7 +11,7 @@ use memprobe::event::{
     Action, Address, Bytes, Context, DeviceIndex, Event, Frame, Grad, MarkedPhase, MemoryEvent,
     Module, Node, PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
-use memprobe::ledger::Model;
+use memprobe::ledger::AnalyzedLedger;
 use memprobe::ledger::snapshot::Grouping;
 use memprobe::tui::{AttributionQuery, AttributionTables};
 
@@ -30,9 +30,7 @@ enum Doing {
 
 /// The program, and the ledgers that receive its events.
 pub struct Trainer {
-    model: Model,
-    modules: ModuleLedger,
-    categories: AttributionLedger,
+    ledgers: AnalyzedLedger<(ModuleLedger, AttributionLedger)>,
     stacks: HashMap<String, StackId>,
     live: Vec<(u64, u64)>,
     gradients: Vec<(u64, u64)>,
@@ -46,9 +44,14 @@ pub struct Trainer {
 impl Trainer {
     pub fn new() -> Self {
         let mut trainer = Self {
-            model: Model::new(Target::default(), TimeNs(0)),
-            modules: ModuleLedger::default(),
-            categories: AttributionLedger::new(None).with_latest_layers(),
+            ledgers: AnalyzedLedger::new(
+                Target::default(),
+                TimeNs(0),
+                (
+                    ModuleLedger::default(),
+                    AttributionLedger::new(None).with_latest_layers(),
+                ),
+            ),
             stacks: HashMap::new(),
             live: Vec::new(),
             gradients: Vec::new(),
@@ -80,24 +83,24 @@ impl Trainer {
 
     /// Returns the attribution table that a screen requests.
     pub fn tables(&self, wanted: AttributionQuery) -> AttributionTables {
-        let snapshot = self.model.snapshot(TimeNs(self.time), Grouping::User);
+        let (modules, categories) = &self.ledgers.analyses;
+        let snapshot = self
+            .ledgers
+            .ledger
+            .snapshot(TimeNs(self.time), Grouping::User);
         match wanted {
             AttributionQuery::Nothing => AttributionTables::Nothing,
             AttributionQuery::Modules => {
-                AttributionTables::Modules(Arc::new(views::modules(&self.modules, &snapshot)))
+                AttributionTables::Modules(Arc::new(views::modules(modules, &snapshot)))
             }
             AttributionQuery::Categories => {
-                let iterations = self.categories.latest_iterations(100);
-                let all = views::categories(&self.categories, &iterations, snapshot.now);
+                let iterations = categories.latest_iterations(100);
+                let all = views::categories(categories, &iterations, snapshot.now);
                 AttributionTables::Categories(Arc::new(all))
             }
             AttributionQuery::Layers(which) => {
-                let iterations = self.categories.latest_iterations(100);
-                AttributionTables::Layers(Arc::new(views::layers(
-                    &self.categories,
-                    &iterations,
-                    which,
-                )))
+                let iterations = categories.latest_iterations(100);
+                AttributionTables::Layers(Arc::new(views::layers(categories, &iterations, which)))
             }
         }
     }
@@ -166,9 +169,7 @@ impl Trainer {
     }
 
     fn emit(&mut self, event: &Event) {
-        let applied = self.model.apply(event);
-        self.modules.apply(event, &applied, &self.model);
-        self.categories.apply(event, &applied);
+        self.ledgers.apply(event);
     }
 
     fn stack(&mut self, name: &str, stack: Stack) -> StackId {

@@ -1,16 +1,15 @@
 //! Memory of one device by category and by stack, now and at recorded moments.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use super::category::CategoryRule;
 use super::layer_history::{LayerHistory, LayerKey, Shift};
-use super::lifecycle::{Block, is_saved};
+use super::lifecycle::{Lifecycle, is_saved};
 use super::moments::{Divided, Moment, Revision};
-use super::peak;
 use super::phase::{ClassifiedPhase, Phase};
 use super::rows::{AtPeak, Holding};
-use crate::event::{Action, AtAttach, Bytes, MemoryEvent, TimeNs, Totals};
-use crate::ledger::device::ADDRESS_LIMIT;
+use crate::event::{Bytes, TimeNs};
+use crate::ledger::DeviceTotals;
 
 /// Caps on stored differences between step intervals, for [`StackHistory::Everything`] and [`StackHistory::Latest`].
 /// Above the cap the oldest intervals are dropped.
@@ -56,40 +55,12 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// State found at attach, in step interval `interval`.
-    pub(super) fn found(found: &AtAttach, follows: StackHistory, interval: u64) -> Self {
-        Self::with(found.totals, found.time, follows, interval)
-    }
-
-    /// State just before the first event seen on the device.
-    pub(super) fn before(event: &MemoryEvent, follows: StackHistory, interval: u64) -> Self {
-        Self::with(event.totals_before(), event.time, follows, interval)
-    }
-
-    /// Current state according to the [`crate::ledger::Model`], for a ledger that starts late.
-    pub(super) fn late(is: &peak::DeviceTotals, follows: StackHistory, interval: u64) -> Self {
-        let mut device = Self::with(is.totals, is.time, follows, interval);
-        let allocated = i128::from(is.totals.allocated.0);
-        let before = (allocated - i128::from(is.unaccounted)).clamp(0, ADDRESS_LIMIT.into());
-        let composition = &mut device.now.composition;
-        composition.before_attach = u64::try_from(before).unwrap_or(0);
-        composition.unaccounted = i64::try_from(allocated - before).unwrap_or(0);
-        device.peak = device.now.clone();
-        device.divided = Divided::new(device.now.clone());
-        device
-    }
-
-    fn with(totals: Totals, time: TimeNs, follows: StackHistory, interval: u64) -> Self {
-        let mut now = Moment {
-            time,
-            totals,
-            ..Moment::default()
-        };
-        now.composition.before_attach = totals.allocated.0;
-        Self {
-            peak: now.clone(),
-            divided: Divided::new(now.clone()),
-            now,
+    /// State before any block is known, in step interval `interval`.
+    pub(super) fn new(start: DeviceTotals, follows: StackHistory, interval: u64) -> Self {
+        let mut device = Self {
+            now: Moment::default(),
+            peak: Moment::default(),
+            divided: Divided::new(Moment::default()),
             peaks: 0,
             blocks: [0; CategoryRule::ALL.len()],
             phases: HashMap::new(),
@@ -97,7 +68,26 @@ impl Device {
             held: LayerHistory::new(interval, follows.most_differences()),
             follows,
             known: 0,
-        }
+        };
+        device.take_totals(start);
+        device.peak.clone_from(&device.now);
+        device.divided = Divided::new(device.now.clone());
+        device
+    }
+
+    fn take_totals(&mut self, totals: DeviceTotals) {
+        self.now.time = self.now.time.max(totals.time);
+        self.now.totals = totals.totals;
+        self.now.composition.unaccounted = totals.unaccounted;
+        self.balance();
+    }
+
+    /// Counts all allocated bytes without a category as from before attach.
+    fn balance(&mut self) {
+        let composition = &mut self.now.composition;
+        let unaccounted = i128::from(composition.unaccounted) + i128::from(self.known);
+        let rest = i128::from(self.now.totals.allocated.0) - unaccounted;
+        composition.before_attach = u64::try_from(rest).unwrap_or(0);
     }
 
     /// Extends the timeline with the current state up to `time`.
@@ -112,39 +102,39 @@ impl Device {
     }
 
     /// Adds a live block.
-    pub(super) fn hold(&mut self, block: &Block, judged: ClassifiedPhase) {
-        self.known = self.known.saturating_add(block.size);
-        self.now.composition.add(block.rule, block.size);
+    pub(super) fn hold(&mut self, block: &Lifecycle, size: u64, judged: ClassifiedPhase) {
+        self.known = self.known.saturating_add(size);
+        self.now.composition.add(block.rule, size);
         self.blocks[block.rule as usize] += 1;
         let row = self.phases.entry(judged.phase).or_default();
-        row.add(block.size, self.peaks, AtPeak::Gone);
+        row.add(size, self.peaks, AtPeak::Gone);
         if let Some(place) = self.place(block.origin, block.rule) {
-            self.held.add(place, block.size, self.peaks);
+            self.held.add(place, size, self.peaks);
         }
     }
 
     /// Removes a freed block.
-    pub(super) fn release(&mut self, block: &Block) {
-        self.known = self.known.saturating_sub(block.size);
-        self.now.composition.take(block.rule, block.size);
+    pub(super) fn release(&mut self, block: &Lifecycle, size: u64) {
+        self.known = self.known.saturating_sub(size);
+        self.now.composition.take(block.rule, size);
         let blocks = &mut self.blocks[block.rule as usize];
         *blocks = blocks.saturating_sub(1);
         if let Some(row) = self.phases.get_mut(&block.phase) {
-            row.release(block.size, self.peaks);
+            row.release(size, self.peaks);
         }
         if let Some(place) = self.place(block.origin, block.rule) {
-            self.held.release(place, block.size, self.peaks);
+            self.held.release(place, size, self.peaks);
         }
     }
 
-    /// Subtracts a freed block that was live at attach.
-    pub(super) fn free_from_before(&mut self, size: u64) {
-        let before = &mut self.now.composition.before_attach;
-        *before = before.saturating_sub(size);
+    /// Adds a live block that counted as from before attach.
+    pub(super) fn name(&mut self, block: &Lifecycle, size: u64, judged: ClassifiedPhase) {
+        self.hold(block, size, judged);
+        self.balance();
     }
 
     /// Changes the rule of a live block, also at past moments. Step intervals before `oldest` stay unchanged.
-    pub(super) fn revise(&mut self, block: &Block, revision: Revision, oldest: u64) {
+    pub(super) fn revise(&mut self, block: &Lifecycle, revision: Revision, oldest: u64) {
         let Revision { size, from, to, .. } = revision;
         self.now.composition.change(from, to, size);
         self.peak.revise(revision);
@@ -154,13 +144,13 @@ impl Device {
         self.blocks[to as usize] += 1;
         let origin = block.origin;
         let places = [self.place(origin, from), self.place(origin, to)];
-        self.shift(block, places, oldest);
+        self.shift(block, size, places, oldest);
     }
 
     /// Counts a live block under another stack.
-    pub(super) fn rename(&mut self, block: &Block, origin: u32) {
+    pub(super) fn rename(&mut self, block: &Lifecycle, size: u64, origin: u32) {
         let from = self.place(block.origin, block.rule);
-        self.shift(block, [from, self.place(origin, block.rule)], 0);
+        self.shift(block, size, [from, self.place(origin, block.rule)], 0);
     }
 
     /// Key under which a block is counted by stack; `None` if it is not counted.
@@ -169,7 +159,7 @@ impl Device {
         counts.then_some((origin, rule.category()))
     }
 
-    fn shift(&mut self, block: &Block, places: [Option<LayerKey>; 2], oldest: u64) {
+    fn shift(&mut self, block: &Lifecycle, size: u64, places: [Option<LayerKey>; 2], oldest: u64) {
         if places[0] == places[1] {
             return;
         }
@@ -178,31 +168,19 @@ impl Device {
             false => AtPeak::Gone,
         };
         let shift = Shift {
+            size,
+            born: block.born,
             peak: self.peaks,
             was,
             oldest,
         };
-        self.held.shift(block, places, shift);
+        self.held.shift(places, shift);
     }
 
-    /// Updates the totals with those of an event, in the same way as the model.
-    pub(super) fn report(&mut self, event: &MemoryEvent, ordinal: u64) {
-        let allocated = self.now.totals.allocated.0;
-        let expected = match event.action {
-            Action::Alloc => allocated.saturating_add(event.size.0),
-            Action::Free => allocated.saturating_sub(event.size.0),
-            _ => allocated,
-        };
-        let predicted = Totals {
-            allocated: Bytes(expected.min(ADDRESS_LIMIT)),
-            reserved: self.now.totals.reserved,
-        };
-        self.now.totals = event.totals.unwrap_or(predicted);
-        self.now.time = self.now.time.max(event.time);
+    /// Takes the totals of the ledger after event number `ordinal`.
+    pub(super) fn report(&mut self, totals: DeviceTotals, ordinal: u64) {
         self.now.ordinal = ordinal;
-        let known = i128::from(self.known) + i128::from(self.now.composition.before_attach);
-        let rest = i128::from(self.now.totals.allocated.0) - known;
-        self.now.composition.unaccounted = rest.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+        self.take_totals(totals);
         if self.peak.rise_to(&self.now) {
             self.peaks += 1;
         }

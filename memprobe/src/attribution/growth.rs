@@ -17,13 +17,13 @@ use retainers::SnapshotRetainers;
 pub use retainers::{Amount, GrowthRetainer, RetainedGrowth};
 use series::{Level, MOST_STEPS, Series, Steps};
 
-use super::allocation_groups::{
-    AllocationGroup, AllocationGroups, Change, ChangeKind, ModuleScope,
-};
+use super::AttributionLedger;
+use super::allocation_groups::{AllocationGroup, AllocationGroups, ModuleScope};
+use super::iterations::{IterationKind, IterationLine, Source};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
-use crate::ledger::Model;
-use crate::ledger::applied::Applied;
+use crate::ledger::groups::{BlockChange, ChangeKind};
 use crate::ledger::snapshot::{Grouping, PurposeInfo, Site};
+use crate::ledger::{Analysis, Change, Model};
 
 /// Length of the first windows: 1 ms, in nanoseconds.
 const FIRST_WINDOW: u64 = 1_000_000;
@@ -43,8 +43,11 @@ const LEAST_SHARE: u64 = 10_000;
 /// Bytes held by each allocation group at each step.
 #[derive(Debug)]
 pub struct GrowthLedger {
-    parts: AllocationGroups,
-    live: Vec<Level>,
+    /// Source of the step intervals.
+    categories: AttributionLedger,
+    /// Step intervals ended so far.
+    ended: u64,
+    groups: AllocationGroups<Level>,
     intervals: Track,
     windows: Track,
     window: Window,
@@ -86,18 +89,18 @@ impl Track {
         self.stale.insert(part);
     }
 
-    /// Samples all groups; `level` gives the sample of a group.
-    fn sample(&mut self, live: &[Level], level: impl Fn(usize) -> Level) {
-        self.series.resize(live.len(), Series::default());
+    /// Samples all groups; `level` gives the sample of a group from its current level.
+    fn sample(&mut self, live: &AllocationGroups<Level>, level: impl Fn(usize, Level) -> Level) {
+        self.series.resize(live.values().len(), Series::default());
         let stale = std::mem::take(&mut self.stale);
         for part in stale {
-            let Some(series) = self.series.get_mut(part) else {
+            let (Some(series), Some(live)) = (self.series.get_mut(part), live.value(part)) else {
                 continue;
             };
-            if series.take(&self.steps, level(part)) {
+            if series.take(&self.steps, level(part, *live)) {
                 self.changes += 1;
             }
-            if live.get(part).is_some_and(|live| *live != series.last()) {
+            if *live != series.last() {
                 self.stale.insert(part);
             }
         }
@@ -178,10 +181,12 @@ pub struct Suspect<K> {
 }
 
 impl GrowthLedger {
-    pub fn new(grouping: Grouping) -> Self {
+    /// Empty ledger. Iterations begin at `line`, if given.
+    pub fn new(grouping: Grouping, line: Option<IterationLine>) -> Self {
         Self {
-            parts: AllocationGroups::new(grouping),
-            live: Vec::new(),
+            categories: AttributionLedger::new(line),
+            ended: 0,
+            groups: AllocationGroups::new(grouping),
             intervals: Track::default(),
             windows: Track::default(),
             window: Window {
@@ -194,27 +199,24 @@ impl GrowthLedger {
         }
     }
 
-    /// Applies an event and the model's result for it.
-    pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
-        let moment = model.moment(event);
+    /// Updates the groups, without the step intervals.
+    fn follow(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        let moment = ledger.moment(event);
         if let Some((_, now)) = &moment {
             self.pass_windows(now.time);
         }
         if let Event::BlockLabels(names) = event {
-            self.retainers.take(names, &self.parts);
+            self.retainers.take(names, &self.groups, ledger);
         }
-        let (live, lows) = (&mut self.live, &mut self.window.lows);
+        let lows = &mut self.window.lows;
         let (intervals, windows) = (&mut self.intervals, &mut self.windows);
-        self.parts.apply(event, applied, |change| {
-            if live.len() <= change.part {
-                live.resize(change.part + 1, Level::default());
-            }
-            let level = &mut live[change.part];
-            let low = lows.entry(change.part).or_insert(*level);
+        self.groups.apply(change, ledger, |group, entry, change| {
+            let level = &mut entry.value;
+            let low = lows.entry(group).or_insert(*level);
             level.change(change);
             *low = low.lower(*level);
-            intervals.touch(change.part);
-            windows.touch(change.part);
+            intervals.touch(group);
+            windows.touch(group);
         });
         if let Some((device, now)) = moment {
             let allocated = now.totals.allocated.0;
@@ -228,17 +230,38 @@ impl GrowthLedger {
         }
     }
 
+    /// Number of step intervals per iteration; `None` if iterations are unknown.
+    pub fn intervals_per_iteration(&self) -> Option<f64> {
+        let iterations = self.categories.iterations();
+        let of_kind = |kinds: &[IterationKind]| {
+            let rows = iterations.rows.iter();
+            rows.filter(|row| kinds.contains(&row.kind)).count() as f64
+        };
+        let whole = of_kind(&[IterationKind::Whole]);
+        if iterations.source == Source::Nothing || whole < 1.0 {
+            return None;
+        }
+        let others = of_kind(&[IterationKind::Before, IterationKind::Evaluation]);
+        let intervals = self.ended.saturating_sub(iterations.dropped) as f64;
+        let each = ((intervals - others) / whole).max(1.0);
+        // Step intervals before iterations were recognized, and evaluations in between, belong to no
+        // iteration.
+        let nearest = each.round();
+        Some(match (each - nearest).abs() <= 0.15 * nearest {
+            true => nearest,
+            false => each,
+        })
+    }
+
     /// Ends a step interval after the last event applied.
-    pub fn end_interval(&mut self) {
+    fn end_interval(&mut self) {
         if self.intervals.must_halve() {
             self.intervals.halve();
             for device in self.devices.values_mut() {
                 device.intervals.halve();
             }
         }
-        let live = &self.live;
-        self.intervals
-            .sample(live, |part| live.get(part).copied().unwrap_or_default());
+        self.intervals.sample(&self.groups, |_, live| live);
         for device in self.devices.values_mut() {
             let level = Level {
                 live: device.allocated,
@@ -284,7 +307,7 @@ impl GrowthLedger {
     fn reopen_last_window(&mut self) {
         for (part, series) in self.windows.series.iter().enumerate() {
             let last = series.last();
-            let Some(live) = self.live.get(part) else {
+            let Some(live) = self.groups.value(part) else {
                 continue;
             };
             let low = self.window.lows.get(&part).unwrap_or(live);
@@ -299,10 +322,9 @@ impl GrowthLedger {
     }
 
     fn end_window(&mut self) {
-        let (live, lows) = (&self.live, std::mem::take(&mut self.window.lows));
-        self.windows.sample(live, |part| {
-            let now = live.get(part).copied().unwrap_or_default();
-            lows.get(&part).copied().unwrap_or(now)
+        let lows = std::mem::take(&mut self.window.lows);
+        self.windows.sample(&self.groups, |part, live| {
+            lows.get(&part).copied().unwrap_or(live)
         });
         for device in self.devices.values_mut() {
             let level = Level {
@@ -343,8 +365,8 @@ impl GrowthLedger {
             changed.then_some(levels)
         };
         let grown = || {
-            let parts = self.parts.of(device);
-            parts.filter_map(|(name, part)| Some((part, levels(name)?)))
+            let parts = self.groups.on(device);
+            parts.filter_map(|(name, entry)| Some((&entry.group, levels(name)?)))
         };
         let site = |part: &AllocationGroup| part.origin.site.clone();
         let mut lines = look.suspects(grown, site);
@@ -354,8 +376,8 @@ impl GrowthLedger {
         self.say_who_keeps(device, &mut modules, |part| part.origin.place.clone());
         self.say_who_keeps(device, &mut tensors, |part| part.what.clone());
         let suspected: HashSet<&Site> = lines.iter().map(|line| &line.who).collect();
-        let of_lines = self.parts.of(device);
-        let of_lines = of_lines.filter(|(_, part)| suspected.contains(&part.origin.site));
+        let of_lines = self.groups.on(device);
+        let of_lines = of_lines.filter(|(_, entry)| suspected.contains(&entry.group.origin.site));
         let retained = self.retainers.of(of_lines.map(|(name, _)| name));
         Some(Growth {
             step: look.step,
@@ -364,7 +386,7 @@ impl GrowthLedger {
             needed: fit::FEWEST_STEPS,
             least: Bytes(look.least),
             total: look.rate(&look.levels(total)),
-            knows_modules: self.parts.knows_modules(),
+            knows_modules: self.groups.knows_modules(),
             lines,
             modules,
             tensors,
@@ -384,8 +406,8 @@ impl GrowthLedger {
             return;
         }
         let mut parts: HashMap<K, Vec<usize>> = HashMap::new();
-        for (name, part) in self.parts.of(device) {
-            parts.entry(who(part)).or_default().push(name);
+        for (name, entry) in self.groups.on(device) {
+            parts.entry(who(&entry.group)).or_default().push(name);
         }
         for suspect in suspects {
             let parts = parts.get(&suspect.who).into_iter().flatten();
@@ -394,8 +416,19 @@ impl GrowthLedger {
     }
 }
 
+impl Analysis for GrowthLedger {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        self.categories.apply(event, change, ledger);
+        if self.categories.intervals_ended() > self.ended {
+            self.ended = self.categories.intervals_ended();
+            self.end_interval();
+        }
+        self.follow(event, change, ledger);
+    }
+}
+
 impl Level {
-    fn change(&mut self, change: Change) {
+    fn change(&mut self, change: BlockChange) {
         match change.kind {
             ChangeKind::Added => {
                 self.live = self.live.saturating_add(change.size.0);

@@ -5,10 +5,11 @@
 //! a peak. Ended intervals store only differences from the interval before. A late change of a block's
 //! category is applied to all intervals at whose peak it was live.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
 
 use super::category::Category;
-use super::lifecycle::Block;
 use super::rows::{AtPeak, Holding};
 use super::step_interval::MAX_INTERVALS;
 
@@ -134,11 +135,16 @@ impl LayerHistory {
 
     /// Moves a live block from `ways[0]` to `ways[1]`; `None` means not counted. Intervals before `oldest`
     /// stay unchanged.
-    pub(super) fn shift(&mut self, block: &Block, places: [Option<LayerKey>; 2], shift: Shift) {
-        let Shift { peak, was, oldest } = shift;
-        let size = block.size;
-        let was_highest = self.ordinal >= block.born;
-        let first = self.first_with(block.born, oldest);
+    pub(super) fn shift(&mut self, places: [Option<LayerKey>; 2], shift: Shift) {
+        let Shift {
+            size,
+            born,
+            peak,
+            was,
+            oldest,
+        } = shift;
+        let was_highest = self.ordinal >= born;
+        let first = self.first_with(born, oldest);
         let [from, to] = places;
         let from = from.filter(|from| self.places.contains_key(from));
         let goes: Correction = (Holding::remove, u64::saturating_sub);
@@ -254,9 +260,13 @@ impl LayerHistory {
     }
 }
 
-/// Period for which a moved block is corrected.
+/// A moved block, and the period for which it is corrected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shift {
+    /// Bytes of the block.
+    pub(super) size: u64,
+    /// Number of the event that allocated it.
+    pub(super) born: u64,
     /// Number of the device's peak.
     pub(super) peak: u64,
     /// State of the block at that peak.

@@ -1,5 +1,8 @@
 //! Memory of each module by category, at the peak of a device: since attach, or within an iteration.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use super::allocation_groups::{ModuleScope, place_of};
 use super::category::Category;
 use super::device::{Device, StackHistory};
@@ -11,6 +14,9 @@ use super::moments::Moment;
 use super::step_interval::IntervalDevice;
 use crate::event::tensors::TensorKind;
 use crate::event::{Context, DeviceIndex, LabeledBlock, Module, NoStack, Stack, StackKind};
+
+/// Cap on modules that hold blocks by a heap snapshot; blocks of further ones count where they were allocated.
+const MOST_MODULES: usize = 1 << 16;
 
 /// Memory by module at one peak of a device. All rows, `before_attach` and `unaccounted` add up to the
 /// allocated bytes.
@@ -143,9 +149,10 @@ impl AttributionLedger {
         if self.follows == StackHistory::Saved {
             return None;
         }
+        let in_modules: HashSet<u32> = self.in_modules.values().copied().collect();
         let stacks = self.origins.iter().zip(0_u32..);
         let places = stacks.map(|(stack, origin)| match place_of(stack).0 {
-            ModuleScope::Module(held) if self.in_modules.contains(&origin) => {
+            ModuleScope::Module(held) if in_modules.contains(&origin) => {
                 ModuleScope::Module(self.module_aliases.called(&held))
             }
             place => place,
@@ -165,6 +172,9 @@ impl AttributionLedger {
         );
         let counts = stays && self.follows != StackHistory::Saved;
         let module = named.module.as_ref().filter(|_| counts)?;
+        if let Some(origin) = self.in_modules.get(module) {
+            return Some(*origin);
+        }
         let stack = Stack {
             kind: StackKind::Unknown {
                 thread: "".into(),
@@ -177,8 +187,11 @@ impl AttributionLedger {
                 ..Context::default()
             },
         };
-        let origin = Some(self.origin(&stack.into())).filter(|origin| *origin != 0)?;
-        self.in_modules.insert(origin);
+        if self.in_modules.len() >= MOST_MODULES {
+            return None;
+        }
+        let origin = self.add_origin(stack.into());
+        self.in_modules.insert(Arc::clone(module), origin);
         Some(origin)
     }
 }
@@ -189,9 +202,9 @@ mod tests {
     use super::*;
 
     fn ledger_of(program: &Program) -> AttributionLedger {
-        let mut ledger = AttributionLedger::new(None).with_layers();
-        program.play(|event, applied, _| ledger.apply(event, applied));
-        ledger
+        program
+            .analyzed(AttributionLedger::new(None).with_layers())
+            .analyses
     }
 
     fn check(layers: &DeviceLayers) {

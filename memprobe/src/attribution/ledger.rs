@@ -1,16 +1,15 @@
 //! Attribution ledger: the category of each block, updated by every event.
 //!
-//! It follows the block tracking of [`crate::ledger::Model`]: a block is live here as long as it is live
-//! there. After every event each device satisfies `allocated == sum of all categories + before attach +
+//! After every event each device satisfies `allocated == sum of all categories + before attach +
 //! unaccounted`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::category::{Category, CategoryRule, accumulates, builds, is_workspace};
 use super::device::{Device, StackHistory};
 use super::iterations::{IterationLine, Iterations};
-use super::lifecycle::{AllocationOrigin, Block, BlockState, Blocks, Key, Queue, TensorInfo};
+use super::lifecycle::{AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queue, TensorInfo};
 use super::module_aliases::ModuleAliases;
 use super::moments::Revision;
 use super::named::InferenceCheck;
@@ -20,15 +19,14 @@ use super::size::AllocationCounts;
 use super::step_interval::{Now, StepIntervals};
 use super::view::{Coverage, CoverageStart, DeviceView};
 use crate::event::{
-    Action, Address, AtAttach, BlockPurpose, BlockPurposes, Bytes, DeviceIndex, Event, Grad,
-    MemoryEvent, NoStack, Node, PhaseMark, PurposeId, Stack, StackId, StackKind, TimeNs,
+    Action, BlockPurpose, DeviceIndex, Event, Grad, MemoryEvent, Node, PhaseMark, PurposeId, Stack,
+    Tid, TimeNs,
 };
-use crate::ledger::applied::{Applied, Freed};
-use crate::ledger::device::are_plausible;
+use crate::ledger::definitions::lost_stack;
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Model, grouping};
+use crate::ledger::{Analysis, BlockId, Change, DeviceTotals, Freed, Model, PerStack, StackRef};
 
-/// Cap on stacks told apart; later ones share an entry without information.
+/// Cap on stacks with operations.
 const MOST_STACKS: usize = 1 << 18;
 
 /// Operations stored for one stack.
@@ -66,22 +64,21 @@ pub struct AttributionLedger {
     line: Option<IterationLine>,
     phases: PhaseTracker,
     intervals: StepIntervals,
-    uses: BlockPurposes,
-    stack_properties: HashMap<StackId, StackProperties>,
+    stack_properties: PerStack<StackProperties>,
+    /// Stacks in the order of their definition, and stand-ins for modules that hold blocks. The first is unknown.
     pub(super) origins: Vec<Arc<Stack>>,
-    by_stack: HashMap<Arc<Stack>, u32>,
-    /// Category of the last decided block of each stack.
-    pub(super) learned: HashMap<u32, Category>,
+    /// Category of the last decided block of each origin.
+    learned: Vec<Option<Category>>,
     pub(super) operations: HashMap<Arc<Stack>, BTreeSet<Arc<str>>>,
-    pub(super) blocks: Blocks,
+    pub(super) blocks: Lifecycles,
     pub(super) devices: BTreeMap<DeviceIndex, Device>,
     pub(super) check: InferenceCheck,
     /// Time of the last heap snapshot.
     pub(super) read: Option<TimeNs>,
     pub(super) follows: StackHistory,
     pub(super) module_aliases: ModuleAliases,
-    /// Indices of stacks that represent the module holding a block, by a heap snapshot.
-    pub(super) in_modules: HashSet<u32>,
+    /// Origins that stand for the module holding a block, by its path in a heap snapshot.
+    pub(super) in_modules: HashMap<Arc<str>, u32>,
     /// Allocations by stack and kind, with [`Self::with_sizes`].
     pub(super) making: Option<AllocationCounts>,
     pub(super) ordinal: u64,
@@ -93,32 +90,21 @@ pub struct AttributionLedger {
 impl AttributionLedger {
     /// Empty ledger. Iterations begin at `line`, if given.
     pub fn new(line: Option<IterationLine>) -> Self {
-        let nobody = Arc::new(Stack {
-            kind: StackKind::Unknown {
-                thread: "".into(),
-                reason: NoStack::Lost,
-            },
-            frames: Vec::new(),
-            truncated: false,
-            context: Default::default(),
-        });
         Self {
             intervals: StepIntervals::new(line.is_some()),
             line,
             phases: PhaseTracker::default(),
-            uses: BlockPurposes::default(),
-            stack_properties: HashMap::new(),
-            by_stack: HashMap::from([(Arc::clone(&nobody), 0)]),
-            origins: vec![nobody],
-            learned: HashMap::new(),
+            stack_properties: PerStack::default(),
+            origins: vec![lost_stack("".into())],
+            learned: vec![None],
             operations: HashMap::new(),
-            blocks: Blocks::default(),
+            blocks: Lifecycles::default(),
             devices: BTreeMap::new(),
             check: InferenceCheck::default(),
             read: None,
             follows: StackHistory::Saved,
             module_aliases: ModuleAliases::default(),
-            in_modules: HashSet::new(),
+            in_modules: HashMap::new(),
             making: None,
             ordinal: 0,
             since: CoverageStart::default(),
@@ -146,37 +132,20 @@ impl AttributionLedger {
         Self { follows, ..self }
     }
 
-    /// Starts from the current state of a model; `uses` resolves the shape ids of events. Live blocks count
-    /// as allocated before: their category depends on phases that the ledger has not seen.
-    pub fn with_known(mut self, model: &Model, uses: &BlockPurposes, now: TimeNs) -> Self {
-        self.uses = uses.clone();
-        for (id, stack) in model.stacks() {
-            self.define(id, stack);
+    /// Starts from the current state of a ledger. Live blocks count as allocated before: their category depends
+    /// on phases that were not seen.
+    pub fn with_known(mut self, ledger: &Model, now: TimeNs) -> Self {
+        for (stack, _) in ledger.stacks() {
+            self.define(stack, ledger);
         }
-        for (index, moment) in model.moments(now) {
+        for (index, totals) in ledger.moments(now) {
             self.since = CoverageStart::Opening;
-            self.intervals.start(now);
-            let device = Device::late(&moment, self.follows, self.intervals.ended());
-            self.devices.insert(index, device);
+            self.find(index, totals);
         }
-        for block in model.live_blocks() {
-            self.hold(block.device, block.addr, block.size);
+        for (id, _) in ledger.blocks() {
+            self.hold(id);
         }
         self
-    }
-
-    /// Applies an event and the model's result for it.
-    pub fn apply(&mut self, event: &Event, applied: &Applied) {
-        self.ended = None;
-        match event {
-            Event::Stack(id, stack) => self.define(*id, stack),
-            Event::BlockPurpose(id, is) => self.uses.define(*id, is),
-            Event::PhaseMark(mark) => self.mark(mark),
-            Event::AtAttach(found) => self.find(found),
-            Event::Memory(event) => self.memory(event, applied),
-            Event::BlockLabels(names) => self.name(names),
-            Event::Thread(..) | Event::Loss(_) => {}
-        }
     }
 
     /// Table of all iterations so far.
@@ -211,8 +180,8 @@ impl AttributionLedger {
     }
 
     /// Current rule of a live block; `None` if it is not live or from before attach.
-    pub fn rule_of(&self, index: DeviceIndex, addr: Address) -> Option<CategoryRule> {
-        let block = self.blocks.get(&(index, addr))?;
+    pub fn rule_of(&self, id: BlockId) -> Option<CategoryRule> {
+        let block = self.blocks.get(id)?;
         (block.state != BlockState::BeforeAttach).then_some(block.rule)
     }
 
@@ -239,11 +208,15 @@ impl AttributionLedger {
         }
     }
 
-    fn define(&mut self, id: StackId, stack: &Arc<Stack>) {
-        if self.stack_properties.len() >= MOST_STACKS && !self.stack_properties.contains_key(&id) {
+    fn define(&mut self, number: StackRef, ledger: &Model) {
+        if number == StackRef::UNKNOWN {
             self.coverage.stacks_left_out = self.coverage.stacks_left_out.saturating_add(1);
             return;
         }
+        if self.stack_properties.get(number).is_some() {
+            return;
+        }
+        let stack = ledger.stack(number);
         let context = &stack.context;
         self.coverage.grad |= context.grad != Grad::Unknown;
         if let Some(node) = &context.node {
@@ -255,7 +228,7 @@ impl AttributionLedger {
             frames.any(|frame| line.is_at(&frame.file, frame.line))
         });
         let traits = StackProperties {
-            origin: self.origin(stack),
+            origin: self.add_origin(Arc::clone(stack)),
             classified: phase_of(stack),
             grad: context.grad,
             in_node: context.node.is_some(),
@@ -263,7 +236,7 @@ impl AttributionLedger {
             accumulates: accumulates(stack),
             at_line,
         };
-        self.stack_properties.insert(id, traits);
+        self.stack_properties.insert(number, traits);
     }
 
     /// Records that the node's operation ran on the stack that created the node.
@@ -283,33 +256,34 @@ impl AttributionLedger {
         self.coverage.operations_left_out = self.coverage.operations_left_out.saturating_add(1);
     }
 
-    pub(super) fn origin(&mut self, stack: &Arc<Stack>) -> u32 {
-        if let Some(origin) = self.by_stack.get(stack) {
-            return *origin;
-        }
-        let next = self.origins.len();
-        match u32::try_from(next) {
-            Ok(origin) if next <= MOST_STACKS => {
-                self.origins.push(Arc::clone(stack));
-                self.by_stack.insert(Arc::clone(stack), origin);
-                origin
-            }
-            _ => {
-                self.coverage.stacks_left_out = self.coverage.stacks_left_out.saturating_add(1);
-                0
-            }
+    /// Adds an origin of blocks; returns its index.
+    pub(super) fn add_origin(&mut self, stack: Arc<Stack>) -> u32 {
+        // Caps on stacks and modules keep this far below 2^32.
+        let index = u32::try_from(self.origins.len()).unwrap_or(0);
+        self.origins.push(stack);
+        self.learned.push(None);
+        index
+    }
+
+    /// Stores the category of a decided block for later ones of its origin.
+    pub(super) fn learn(&mut self, origin: u32, category: Category) {
+        if let Some(learned) = self
+            .learned
+            .get_mut(origin as usize)
+            .filter(|_| origin != 0)
+        {
+            *learned = Some(category);
         }
     }
 
-    fn mark(&mut self, mark: &PhaseMark) {
+    fn mark(&mut self, mark: &PhaseMark, ledger: &Model) {
         self.coverage.marks = true;
         if let Some(turn) = self.phases.mark(mark) {
-            self.turn(turn);
+            self.turn(turn, ledger);
         }
-        let traits = self.stack_properties.get(&mark.stack);
-        let stack = traits.and_then(|traits| self.origins.get(traits.origin as usize));
-        let site = stack.map(|stack| grouping::site(stack, Grouping::User));
-        self.intervals.mark(mark, site.as_ref(), now(&self.devices));
+        let stack = Some(ledger.stack_ref(mark.stack)).filter(|stack| *stack != StackRef::UNKNOWN);
+        let site = stack.map(|stack| ledger.site(stack, Grouping::User));
+        self.intervals.mark(mark, site, now(&self.devices));
         self.end_intervals();
     }
 
@@ -321,78 +295,66 @@ impl AttributionLedger {
         }
     }
 
-    fn find(&mut self, found: &AtAttach) {
-        let Some(index) = found.device else { return };
+    /// Adds a device in its first known state.
+    fn find(&mut self, index: DeviceIndex, start: DeviceTotals) {
+        self.intervals.start(start.time);
         let (follows, interval) = (self.follows, self.intervals.ended());
-        if are_plausible(found.totals) && are_plausible(found.peak) {
-            self.intervals.start(found.time);
-            self.devices
-                .entry(index)
-                .or_insert_with(|| Device::found(found, follows, interval));
-        }
+        self.devices
+            .entry(index)
+            .or_insert_with(|| Device::new(start, follows, interval));
     }
 
-    fn memory(&mut self, event: &MemoryEvent, applied: &Applied) {
-        let Some(index) = event.device else { return };
-        if matches!(
-            applied,
-            Applied::Noted | Applied::Malformed | Applied::Segment | Applied::Cuda
-        ) {
-            return;
-        }
+    fn memory(&mut self, event: &MemoryEvent, change: &Change, ledger: &Model) {
+        let (index, after) = match (event.device, ledger.moment_of(event)) {
+            (Some(index), Some(after)) if *change != Change::Malformed => (index, after),
+            _ => return,
+        };
         if !self.devices.contains_key(&index) {
-            self.intervals.start(event.time);
-            let device = Device::before(event, self.follows, self.intervals.ended());
-            self.devices.insert(index, device);
+            self.find(index, after.before(event));
         }
         if let Some(device) = self.devices.get_mut(&index) {
             device.pass(event.time);
         }
         self.ordinal += 1;
-        let allocated = match applied {
-            Applied::Alloc {
-                replaced,
+        let mut allocated = None;
+        match change {
+            Change::Allocated {
+                block,
                 is_tracked,
+                replaced,
             } => {
                 for ended in replaced {
-                    self.remove_block(index, (index, ended.addr));
+                    self.remove_block(*ended, ledger);
                 }
-                self.alloc(index, event, *is_tracked);
-                Some(event.size)
+                self.alloc(*block, event.tid, *is_tracked, ledger);
+                allocated = Some(event.size);
             }
-            Applied::Held { is_tracked: true } => {
-                self.hold(index, event.addr, event.size);
-                None
-            }
-            Applied::Free(freed) => {
-                self.free(index, event, *freed);
-                None
-            }
-            _ => None,
-        };
+            Change::Held(Some(id)) => self.hold(*id),
+            Change::Freed(Freed::Known(id)) => self.free(*id, event.tid, ledger),
+            Change::Freed(Freed::BeforeAttach(Some(id))) => self.remove_block(*id, ledger),
+            _ => {}
+        }
         let device = self.devices.get_mut(&index);
         if let Some(device) = device.filter(|_| event.action != Action::Held) {
-            device.report(event, self.ordinal);
+            device.report(after, self.ordinal);
             if self.intervals.record(index, &device.now, allocated) {
                 device.held.reach(self.ordinal);
             }
         }
     }
 
-    fn alloc(&mut self, index: DeviceIndex, event: &MemoryEvent, is_tracked: bool) {
-        let traits = *self
-            .stack_properties
-            .get(&event.stack)
-            .unwrap_or(&NO_PROPERTIES);
-        let asked =
-            self.phases
-                .on_allocation(event.tid, traits.classified, traits.grad, traits.in_node);
+    fn alloc(&mut self, id: BlockId, tid: Tid, is_tracked: bool, ledger: &Model) {
+        let block = ledger.block(id);
+        let traits = self.stack_properties.get(block.stack);
+        let traits = *traits.unwrap_or(&NO_PROPERTIES);
+        let asked = self
+            .phases
+            .on_allocation(tid, traits.classified, traits.grad, traits.in_node);
         if let Some(turn) = asked.transition {
-            self.turn(turn);
+            self.turn(turn, ledger);
         }
         if self.line.is_some() {
-            self.intervals
-                .ask(event.tid, traits.at_line, now(&self.devices));
+            self.intervals.ask(tid, traits.at_line, now(&self.devices));
             self.end_intervals();
         }
         let ClassifiedPhase { phase, .. } = asked.classified;
@@ -402,55 +364,51 @@ impl AttributionLedger {
             (false, true) => AllocationOrigin::ForNextPass,
             (false, false) => AllocationOrigin::Anyhow,
         };
-        let mut block = Block {
-            size: event.size.0,
+        let mut life = Lifecycle {
             born: self.ordinal,
             origin: traits.origin,
             phase,
             rule: CategoryRule::NothingTells,
             state: BlockState::Settled,
-            tensor_info: match event.shape {
+            tensor_info: match block.purpose {
                 PurposeId::NO_TENSOR => TensorInfo::NoTensor,
                 _ => TensorInfo::Tensor,
             },
         };
-        match self.at_once(event.shape, traits) {
-            Some(rule) => block.rule = rule,
+        match self.at_once(block.purpose, traits, ledger) {
+            Some(rule) => life.rule = rule,
             None => {
-                block.state = BlockState::of(phase, &self.phases, made);
-                let learned = self.learned.get(&traits.origin);
-                let likely = match learned {
-                    Some(category) => CategoryRule::as_before(*category),
-                    None => block.state.likely(),
+                life.state = BlockState::of(phase, &self.phases, made);
+                let learned = self.learned.get(traits.origin as usize);
+                let likely = match learned.copied().flatten() {
+                    Some(category) => CategoryRule::as_before(category),
+                    None => life.state.likely(),
                 };
-                block.rule = block.tensor_info.read(likely);
+                life.rule = life.tensor_info.read(likely);
             }
         }
         if let Some(making) = &mut self.making {
-            let tensor = self.uses.get(event.shape).and_then(|is| is.tensor());
-            let bytes = tensor.and_then(|tensor| tensor.requested);
-            let interval = self.intervals.ended();
-            making.make(
-                (index, event.addr),
-                &block,
-                bytes.map(|bytes| bytes.0),
-                interval,
-            );
+            making.make(id, &life, self.intervals.ended(), ledger);
         }
-        let Some(device) = self.devices.get_mut(&index) else {
+        let Some(device) = self.devices.get_mut(&block.device) else {
             return;
         };
-        device.count(asked.classified, event.size);
+        device.count(asked.classified, block.size);
         if is_tracked {
-            device.hold(&block, asked.classified);
-            self.blocks.insert((index, event.addr), block);
+            device.hold(&life, block.size.0, asked.classified);
+            self.blocks.insert(id, life);
         }
     }
 
     /// Category known at allocation.
-    fn at_once(&mut self, shape: PurposeId, traits: StackProperties) -> Option<CategoryRule> {
-        self.coverage.tensors |= shape != PurposeId::NONE;
-        if let Some(BlockPurpose::Other(purpose)) = self.uses.get(shape).map(|is| &**is)
+    fn at_once(
+        &mut self,
+        id: PurposeId,
+        traits: StackProperties,
+        ledger: &Model,
+    ) -> Option<CategoryRule> {
+        self.coverage.tensors |= id != PurposeId::NONE;
+        if let Some(BlockPurpose::Other(purpose)) = ledger.purpose(id).map(|purpose| &**purpose)
             && is_workspace(purpose)
         {
             return Some(match purpose.what {
@@ -458,13 +416,13 @@ impl AttributionLedger {
                 None => CategoryRule::NoTensor,
             });
         }
-        let is_tensor = shape != PurposeId::NO_TENSOR;
+        let is_tensor = id != PurposeId::NO_TENSOR;
         (traits.accumulates && is_tensor).then_some(CategoryRule::Accumulated)
     }
 
-    fn hold(&mut self, index: DeviceIndex, addr: Address, size: Bytes) {
-        let block = Block {
-            size: size.0,
+    /// Tracks a block that was live before the ledger's data begin.
+    fn hold(&mut self, id: BlockId) {
+        let life = Lifecycle {
             born: self.ordinal,
             origin: 0,
             phase: Phase::Other,
@@ -472,34 +430,21 @@ impl AttributionLedger {
             state: BlockState::BeforeAttach,
             tensor_info: TensorInfo::Tensor,
         };
-        self.blocks.insert((index, addr), block);
+        self.blocks.insert(id, life);
     }
 
-    fn free(&mut self, index: DeviceIndex, event: &MemoryEvent, freed: Freed) {
-        let key = (index, event.addr);
-        match freed {
-            Freed::Known { .. } => {
-                if let Some(block) = self.blocks.get(&key) {
-                    if let Some(rule) = self.at_free(&block, event) {
-                        self.settle(key, &block, rule);
-                    }
-                    self.remove_block(index, key);
-                }
+    fn free(&mut self, id: BlockId, tid: Tid, ledger: &Model) {
+        if let Some(life) = self.blocks.get(id) {
+            if let Some(rule) = self.at_free(&life, tid) {
+                self.settle(id, &life, rule, ledger);
             }
-            Freed::BeforeAttach => {
-                if self.blocks.get(&key).is_some() {
-                    self.remove_block(index, key);
-                } else if let Some(device) = self.devices.get_mut(&index) {
-                    device.free_from_before(event.size.0);
-                }
-            }
-            Freed::Unknown => {}
+            self.remove_block(id, ledger);
         }
     }
 
     /// Rule of a block that is freed now; `None` if already decided.
-    fn at_free(&self, block: &Block, event: &MemoryEvent) -> Option<CategoryRule> {
-        let rule = block.state.at_free(&self.phases, event.tid)?;
+    fn at_free(&self, block: &Lifecycle, tid: Tid) -> Option<CategoryRule> {
+        let rule = block.state.at_free(&self.phases, tid)?;
         // The free directly follows the allocation, so nothing was computed from it.
         let at_once = self.ordinal == block.born.saturating_add(1);
         Some(match rule {
@@ -511,168 +456,194 @@ impl AttributionLedger {
     }
 
     /// Removes a block. If its free was missed, it keeps its current rule.
-    fn remove_block(&mut self, index: DeviceIndex, key: Key) {
+    fn remove_block(&mut self, id: BlockId, ledger: &Model) {
         if let Some(making) = &mut self.making {
-            making.release(&key);
+            making.release(id);
         }
-        let block = self.blocks.take(&key);
-        let device = self.devices.get_mut(&index);
-        let (Some(block), Some(device)) = (block, device) else {
-            // Not tracked here.
+        let Some(life) = self.blocks.take(id) else {
             return;
         };
-        match block.state {
-            BlockState::BeforeAttach => device.free_from_before(block.size),
-            _ => {
-                device.release(&block);
-                self.ended = Some(block.rule);
-            }
+        let block = ledger.block(id);
+        if life.state != BlockState::BeforeAttach
+            && let Some(device) = self.devices.get_mut(&block.device)
+        {
+            device.release(&life, block.size.0);
+            self.ended = Some(life.rule);
         }
     }
 
     /// Decides the category of a live block.
-    fn settle(&mut self, key: Key, block: &Block, rule: CategoryRule) {
+    fn settle(&mut self, id: BlockId, life: &Lifecycle, rule: CategoryRule, ledger: &Model) {
         let rule = match self.phases.is_concurrent() && rule.goes_by_passes() {
             true => CategoryRule::Crowded,
             false => rule,
         };
-        let rule = block.tensor_info.read(rule);
-        self.revise(key, block, rule);
-        self.blocks.settle(&key, rule);
-        if block.origin != 0 && block.tensor_info == TensorInfo::Tensor {
-            self.learned.insert(block.origin, rule.category());
+        let rule = life.tensor_info.read(rule);
+        self.revise(id, life, rule, ledger);
+        self.blocks.settle(id, rule);
+        if life.tensor_info == TensorInfo::Tensor {
+            self.learn(life.origin, rule.category());
         }
     }
 
     /// Moves a block to another state.
-    fn promote(&mut self, key: Key, block: &Block, stage: BlockState) {
-        let rule = block.tensor_info.read(stage.likely());
-        self.revise(key, block, rule);
-        self.blocks.insert(
-            key,
-            Block {
-                rule,
-                state: stage,
-                ..*block
-            },
-        );
+    fn promote(&mut self, id: BlockId, life: &Lifecycle, state: BlockState, ledger: &Model) {
+        let rule = life.tensor_info.read(state.likely());
+        self.revise(id, life, rule, ledger);
+        let life = Lifecycle {
+            rule,
+            state,
+            ..*life
+        };
+        self.blocks.insert(id, life);
     }
 
-    pub(super) fn revise(&mut self, key: Key, block: &Block, rule: CategoryRule) {
-        if rule == block.rule {
+    pub(super) fn revise(
+        &mut self,
+        id: BlockId,
+        life: &Lifecycle,
+        rule: CategoryRule,
+        ledger: &Model,
+    ) {
+        if rule == life.rule {
             return;
         }
-        let (index, _) = key;
         if let Some(making) = &mut self.making {
-            making.revise(key, block, rule.category());
+            making.revise(id, life, rule.category(), ledger);
         }
+        let block = ledger.block(id);
         let revision = Revision {
-            born: block.born,
-            size: block.size,
-            from: block.rule,
+            born: life.born,
+            size: block.size.0,
+            from: life.rule,
             to: rule,
         };
-        if let Some(device) = self.devices.get_mut(&index) {
-            device.revise(block, revision, self.intervals.oldest_open());
+        if let Some(device) = self.devices.get_mut(&block.device) {
+            device.revise(life, revision, self.intervals.oldest_open());
         }
-        self.intervals.revise(index, revision);
+        self.intervals.revise(block.device, revision);
     }
 
     /// Handles a phase transition, which decides the category of many blocks.
-    fn turn(&mut self, turn: PhaseTransition) {
+    fn turn(&mut self, turn: PhaseTransition, ledger: &Model) {
         self.intervals.turn(turn, now(&self.devices));
         self.end_intervals();
         let PhaseTransition { ended, began } = turn;
         if ended.is_of_backward() && !began.is_of_backward() {
-            self.settle_survivors_of_backward();
-            self.settle_all(Queue::Recompute, CategoryRule::OutlivesRecompute);
-            self.settle_all(Queue::Step, CategoryRule::OutlivesStep);
+            self.settle_survivors_of_backward(ledger);
+            self.settle_all(Queue::Recompute, CategoryRule::OutlivesRecompute, ledger);
+            self.settle_all(Queue::Step, CategoryRule::OutlivesStep, ledger);
         }
         match ended {
-            Phase::OptimizerStep => self.settle_all(Queue::Step, CategoryRule::OutlivesStep),
+            Phase::OptimizerStep => {
+                self.settle_all(Queue::Step, CategoryRule::OutlivesStep, ledger)
+            }
             Phase::Evaluation => {
-                self.settle_all(Queue::Evaluation, CategoryRule::OutlivesEvaluation);
+                self.settle_all(Queue::Evaluation, CategoryRule::OutlivesEvaluation, ledger);
             }
             _ => {}
         }
         match began {
             Phase::Other | Phase::DataLoading => return,
             Phase::Forward | Phase::Evaluation => {
-                self.settle_all(Queue::Loading, CategoryRule::Loaded);
-                self.settle_old_inputs();
+                self.settle_all(Queue::Loading, CategoryRule::Loaded, ledger);
+                self.settle_old_inputs(ledger);
             }
-            Phase::Backward | Phase::Recompute if !ended.is_of_backward() => self.save(),
+            Phase::Backward | Phase::Recompute if !ended.is_of_backward() => self.save(ledger),
             Phase::Backward | Phase::Recompute => {}
-            Phase::OptimizerStep => self.drop_saved(),
+            Phase::OptimizerStep => self.drop_saved(ledger),
         }
-        self.leave_outside(began);
+        self.leave_outside(began, ledger);
     }
 
     /// Decides the blocks that outlived a backward pass: they are gradients. Without tensor information some
     /// are workspaces (autograd threads have their own for cuBLAS). Then only blocks with the size of a
     /// parameter count.
-    fn settle_survivors_of_backward(&mut self) {
+    fn settle_survivors_of_backward(&mut self, ledger: &Model) {
         let survivors = self.blocks.drain(Queue::Backward);
         let sizes = (!self.coverage.tensors && !survivors.is_empty())
-            .then(|| self.blocks.sizes_of_parameters());
-        for (key, block) in survivors {
+            .then(|| self.blocks.sizes_of_parameters(ledger));
+        for (id, life) in survivors {
+            let block = ledger.block(id);
             let rule = match &sizes {
-                Some(sizes) if !sizes.contains(&(key.0, block.size)) => {
+                Some(sizes) if !sizes.contains(&(block.device, block.size.0)) => {
                     CategoryRule::LikeNoParameter
                 }
                 _ => CategoryRule::OutlivesBackward,
             };
-            self.settle(key, &block, rule);
+            self.settle(id, &life, rule, ledger);
         }
     }
 
-    fn settle_all(&mut self, queue: Queue, rule: CategoryRule) {
-        for (key, block) in self.blocks.drain(queue) {
-            self.settle(key, &block, rule);
+    fn settle_all(&mut self, queue: Queue, rule: CategoryRule, ledger: &Model) {
+        for (id, life) in self.blocks.drain(queue) {
+            self.settle(id, &life, rule, ledger);
         }
     }
 
     /// Marks live blocks of the forward pass as saved when a backward pass begins.
-    fn save(&mut self) {
+    fn save(&mut self, ledger: &Model) {
         let step = self.phases.steps();
-        for (key, block) in self.blocks.drain(Queue::Forward) {
-            self.promote(key, &block, BlockState::Saved { step });
+        for (id, life) in self.blocks.drain(Queue::Forward) {
+            self.promote(id, &life, BlockState::Saved { step }, ledger);
         }
     }
 
     /// Settles, at an optimizer step, blocks that stayed saved for too many steps.
-    fn drop_saved(&mut self) {
-        for (key, block) in self.blocks.drain(Queue::Saved) {
-            match block.state.is_saved_too_long(&self.phases) {
-                true => self.settle(key, &block, CategoryRule::OutlivesItsPass),
-                false => self.blocks.insert(key, block),
+    fn drop_saved(&mut self, ledger: &Model) {
+        for (id, life) in self.blocks.drain(Queue::Saved) {
+            match life.state.is_saved_too_long(&self.phases) {
+                true => self.settle(id, &life, CategoryRule::OutlivesItsPass, ledger),
+                false => self.blocks.insert(id, life),
             }
         }
     }
 
     /// Settles, at a new pass, input candidates that survived too many passes.
-    fn settle_old_inputs(&mut self) {
-        for (key, block) in self.blocks.drain(Queue::Carried) {
-            match block.state.is_carried_too_long(&self.phases) {
-                true => self.settle(key, &block, CategoryRule::LongLived),
-                false => self.blocks.insert(key, block),
+    fn settle_old_inputs(&mut self, ledger: &Model) {
+        for (id, life) in self.blocks.drain(Queue::Carried) {
+            match life.state.is_carried_too_long(&self.phases) {
+                true => self.settle(id, &life, CategoryRule::LongLived, ledger),
+                false => self.blocks.insert(id, life),
             }
         }
     }
 
     /// Settles, at a new phase, blocks allocated outside all phases.
-    fn leave_outside(&mut self, began: Phase) {
+    fn leave_outside(&mut self, began: Phase, ledger: &Model) {
         let runs = matches!(began, Phase::Forward | Phase::Evaluation);
         let run = self.phases.runs();
-        for (key, block) in self.blocks.drain(Queue::Outside) {
-            match block.state {
-                BlockState::Built => self.settle(key, &block, CategoryRule::Built),
+        for (id, life) in self.blocks.drain(Queue::Outside) {
+            match life.state {
+                BlockState::Built => self.settle(id, &life, CategoryRule::Built, ledger),
                 BlockState::InputCandidate if runs => {
-                    self.promote(key, &block, BlockState::SurvivingInput { run })
+                    self.promote(id, &life, BlockState::SurvivingInput { run }, ledger)
                 }
-                BlockState::InputCandidate => self.blocks.insert(key, block),
-                _ => self.settle(key, &block, CategoryRule::NothingTells),
+                BlockState::InputCandidate => self.blocks.insert(id, life),
+                _ => self.settle(id, &life, CategoryRule::NothingTells, ledger),
             }
+        }
+    }
+}
+
+impl Analysis for AttributionLedger {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        self.ended = None;
+        match event {
+            Event::Stack(..) => {
+                if let Change::Stack(stack) = change {
+                    self.define(*stack, ledger);
+                }
+            }
+            Event::PhaseMark(mark) => self.mark(mark, ledger),
+            Event::AtAttach(_) => {
+                if let Some((index, totals)) = ledger.moment(event) {
+                    self.find(index, totals);
+                }
+            }
+            Event::Memory(event) => self.memory(event, change, ledger),
+            Event::BlockLabels(names) => self.name(names, ledger),
+            Event::BlockPurpose(..) | Event::Thread(..) | Event::Loss(_) => {}
         }
     }
 }

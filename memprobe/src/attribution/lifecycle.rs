@@ -1,12 +1,13 @@
 //! Block lifecycles: infers the category of a block from the phase that allocated it and the phases it
 //! survives.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use super::category::{Category, CategoryRule};
 use super::phase::Phase;
 use super::phase_tracker::PhaseTracker;
-use crate::event::{Address, DeviceIndex, Tid};
+use crate::event::{DeviceIndex, Tid};
+use crate::ledger::{BlockId, Model, PerBlock};
 
 /// Forward passes a module input may survive before it stops counting as input.
 const MAX_INPUT_PASSES: u64 = 4;
@@ -14,9 +15,6 @@ const MAX_INPUT_PASSES: u64 = 4;
 /// Optimizer steps begun since the backward pass at which a saved block stops counting as saved. The first
 /// one may belong to another network: two that train in turn step before each other's backward pass.
 const MOST_STEPS: u64 = 2;
-
-/// Device and address of a live block.
-pub(super) type Key = (DeviceIndex, Address);
 
 /// Progress of a live block through the training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,12 +47,12 @@ pub(super) enum BlockState {
     Outside,
 }
 
+/// Inferred state of a live block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Block {
-    pub(super) size: u64,
+pub(super) struct Lifecycle {
     /// Number of the event that allocated it.
     pub(super) born: u64,
-    /// Index of the allocating stack.
+    /// Index of the allocating stack, or of the module that holds the block.
     pub(super) origin: u32,
     pub(super) phase: Phase,
     pub(super) rule: CategoryRule,
@@ -209,58 +207,56 @@ const QUEUES: usize = Queue::Carried as usize + 1;
 /// Shortest queue that is scanned for freed blocks.
 const FEW: usize = 1024;
 
-/// Live blocks, and queues of the undecided ones.
+/// Lifecycles of live blocks, and queues of the undecided ones.
 #[derive(Debug, Default)]
-pub(super) struct Blocks {
-    live: HashMap<Key, Block>,
-    /// Keys with the number of the allocating event. Freed blocks stay until the next scan.
-    queues: [Vec<(Key, u64)>; QUEUES],
+pub(super) struct Lifecycles {
+    live: PerBlock<Lifecycle>,
+    /// Blocks with the number of the allocating event. Freed blocks stay until the next scan.
+    queues: [Vec<(BlockId, u64)>; QUEUES],
     /// Queue lengths at which freed blocks are removed.
     full: [usize; QUEUES],
 }
 
-impl Blocks {
-    pub(super) fn get(&self, key: &Key) -> Option<Block> {
-        self.live.get(key).copied()
+impl Lifecycles {
+    pub(super) fn get(&self, id: BlockId) -> Option<Lifecycle> {
+        self.live.get(id).copied()
     }
 
-    pub(super) fn take(&mut self, key: &Key) -> Option<Block> {
-        self.live.remove(key)
+    pub(super) fn take(&mut self, id: BlockId) -> Option<Lifecycle> {
+        self.live.remove(id)
     }
 
-    pub(super) fn insert(&mut self, key: Key, block: Block) {
-        self.live.insert(key, block);
-        if let Some(queue) = block.state.queue() {
-            self.queues[queue as usize].push((key, block.born));
+    pub(super) fn insert(&mut self, id: BlockId, life: Lifecycle) {
+        self.live.insert(id, life);
+        if let Some(queue) = life.state.queue() {
+            self.queues[queue as usize].push((id, life.born));
             self.tidy(queue);
         }
     }
 
     /// Decides the rule of a block and takes it out of its queue.
-    pub(super) fn settle(&mut self, key: &Key, rule: CategoryRule) {
-        if let Some(block) = self.live.get_mut(key) {
-            (block.rule, block.state) = (rule, BlockState::Settled);
+    pub(super) fn settle(&mut self, id: BlockId, rule: CategoryRule) {
+        if let Some(life) = self.live.get_mut(id) {
+            (life.rule, life.state) = (rule, BlockState::Settled);
         }
     }
 
     /// Sizes of parameters by device. Includes blocks from before attach, which may be parameters.
-    pub(super) fn sizes_of_parameters(&self) -> HashSet<(DeviceIndex, u64)> {
-        let like_parameters = self.live.iter().filter(|(_, block)| {
-            block.state == BlockState::BeforeAttach || block.rule.category() == Category::Parameter
+    pub(super) fn sizes_of_parameters(&self, ledger: &Model) -> HashSet<(DeviceIndex, u64)> {
+        let like_parameters = self.live.iter().filter(|(_, life)| {
+            life.state == BlockState::BeforeAttach || life.rule.category() == Category::Parameter
         });
-        like_parameters
-            .map(|((device, _), block)| (*device, block.size))
-            .collect()
+        let blocks = like_parameters.map(|(id, _)| ledger.block(id));
+        blocks.map(|block| (block.device, block.size.0)).collect()
     }
 
     /// Empties a queue and returns its live blocks.
-    pub(super) fn drain(&mut self, queue: Queue) -> Vec<(Key, Block)> {
+    pub(super) fn drain(&mut self, queue: Queue) -> Vec<(BlockId, Lifecycle)> {
         let waiting = std::mem::take(&mut self.queues[queue as usize]);
         self.full[queue as usize] = FEW;
-        let live = waiting.into_iter().filter_map(|(key, born)| {
-            let block = self.live.get(&key)?;
-            let waits = block.born == born && block.state.queue() == Some(queue);
-            waits.then_some((key, *block))
+        let live = waiting.into_iter().filter_map(|(id, born)| {
+            let life = self.live.get(id)?;
+            life.waits_in(queue, born).then_some((id, *life))
         });
         live.collect()
     }
@@ -272,11 +268,18 @@ impl Blocks {
             return;
         }
         let live = &self.live;
-        self.queues[at].retain(|(key, born)| {
-            live.get(key)
-                .is_some_and(|block| block.born == *born && block.state.queue() == Some(queue))
+        self.queues[at].retain(|(id, born)| {
+            live.get(*id)
+                .is_some_and(|life| life.waits_in(queue, *born))
         });
         self.full[at] = (2 * self.queues[at].len()).max(FEW);
+    }
+}
+
+impl Lifecycle {
+    /// True if the block that entered a queue as number `born` is this one, and still waits there.
+    fn waits_in(&self, queue: Queue, born: u64) -> bool {
+        self.born == born && self.state.queue() == Some(queue)
     }
 }
 

@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::allocation_groups::{AllocationGroups, Change, ModuleScope, Pass};
-use super::peak::{HeldBytes, HighWaterMark, Holding, high_water_mark};
+use super::allocation_groups::{AllocationGroups, AllocationSite, ModuleScope, Pass};
 use super::view::CoverageStart;
 use crate::event::{DeviceIndex, Event, TimeNs};
-use crate::ledger::applied::Applied;
+use crate::ledger::groups::{BlockChange, Entry};
+use crate::ledger::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding};
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{DeviceTotals, Model};
+use crate::ledger::{Analysis, Change, DeviceTotals, Model};
 
 /// Cap on modules of a device; the excess is one row.
 const MOST_MODULES: usize = 1 << 16;
@@ -23,14 +23,11 @@ const DEEPEST: usize = 32;
 /// Memory held by each module, updated by every event.
 #[derive(Debug)]
 pub struct ModuleLedger {
-    parts: AllocationGroups,
-    /// Tree node and pass of each allocation group, once looked up.
-    counted: Vec<Option<(u32, Pass)>>,
+    /// Allocation groups, each with its tree node once looked up.
+    groups: AllocationGroups<Option<u32>>,
     trees: BTreeMap<DeviceIndex, Tree>,
-    high_water_marks: BTreeMap<DeviceIndex, HighWaterMark>,
+    marks: HighWaterMarks,
     since: CoverageStart,
-    /// Buffer, empty between events.
-    changes: Vec<Change>,
 }
 
 /// Modules of a device, and the scopes outside modules.
@@ -113,7 +110,7 @@ impl Additive for Sums {
 }
 
 impl Tally {
-    fn change(&mut self, change: Change, pass: Pass, mark: &HighWaterMark) {
+    fn change(&mut self, change: BlockChange, pass: Pass, mark: &HighWaterMark) {
         self.all.change(change, mark);
         self.passes[pass as usize].change(change, mark);
     }
@@ -130,34 +127,28 @@ impl Default for ModuleLedger {
     fn default() -> Self {
         Self {
             // The tree has no lines, so any grouping does.
-            parts: AllocationGroups::new(Grouping::User),
-            counted: Vec::new(),
+            groups: AllocationGroups::new(Grouping::User),
             trees: BTreeMap::new(),
-            high_water_marks: BTreeMap::new(),
+            marks: HighWaterMarks::default(),
             since: CoverageStart::default(),
-            changes: Vec::new(),
         }
     }
 }
 
 impl ModuleLedger {
-    /// Starts from the current state of a model. Live blocks are counted where they were allocated. Earlier
+    /// Starts from the current state of a ledger. Live blocks are counted where they were allocated. Earlier
     /// peaks are unknown.
-    pub fn late(model: &Model, now: TimeNs) -> Self {
-        let mut ledger = Self::default();
-        let mut changes = Vec::new();
-        ledger
-            .parts
-            .take_in(model, |device, change| changes.push((device, change)));
-        for (device, change) in changes {
-            ledger.count(device, change, &HighWaterMark::default());
+    pub fn late(ledger: &Model, now: TimeNs) -> Self {
+        let mut late = Self::default();
+        let Self { groups, trees, .. } = &mut late;
+        groups.start(ledger, |_, entry, change| {
+            count(trees, entry, change, &HighWaterMark::default());
+        });
+        late.marks = HighWaterMarks::from_now(ledger, now);
+        if ledger.moments(now).next().is_some() {
+            late.since = CoverageStart::Opening;
         }
-        for (device, moment) in model.moments(now) {
-            ledger.since = CoverageStart::Opening;
-            let mark = ledger.high_water_marks.entry(device).or_default();
-            mark.begin_here(moment);
-        }
-        ledger
+        late
     }
 
     /// Start of the ledger's data.
@@ -165,42 +156,9 @@ impl ModuleLedger {
         self.since
     }
 
-    /// Applies an event and the model's result for it.
-    pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
-        let Some((device, now)) = model.moment(event) else {
-            return self.parts.apply(event, applied, |_| {});
-        };
-        let mark = *high_water_mark(&mut self.high_water_marks, device, event, now);
-        let mut changes = std::mem::take(&mut self.changes);
-        self.parts
-            .apply(event, applied, |change| changes.push(change));
-        for change in changes.drain(..) {
-            self.count(device, change, &mark);
-        }
-        self.changes = changes;
-        self.high_water_marks.entry(device).or_default().reach(now);
-    }
-
-    fn count(&mut self, device: DeviceIndex, change: Change, mark: &HighWaterMark) {
-        if self.counted.len() <= change.part {
-            self.counted.resize(change.part + 1, None);
-        }
-        let tree = self.trees.entry(device).or_default();
-        let counted = &mut self.counted[change.part];
-        let (node, pass) = match (*counted, self.parts.part(change.part)) {
-            (Some(counted), _) => counted,
-            (None, Some(part)) => {
-                let node = tree.node_of(&part.origin.place);
-                *counted.insert((node, part.origin.pass))
-            }
-            (None, None) => return,
-        };
-        tree.change(node, pass, change, mark);
-    }
-
     /// Memory by module on a device; `None` for an unknown device.
     pub fn tree(&self, device: DeviceIndex) -> Option<ModuleTree> {
-        let mark = self.high_water_marks.get(&device)?;
+        let mark = self.marks.get(device)?;
         let (modules, others) = self
             .trees
             .get(&device)
@@ -210,13 +168,43 @@ impl ModuleLedger {
             peak: mark.moment(),
             modules,
             others,
-            knows_modules: self.parts.knows_modules(),
+            knows_modules: self.groups.knows_modules(),
         })
     }
 }
 
+impl Analysis for ModuleLedger {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        let Self {
+            groups,
+            trees,
+            marks,
+            ..
+        } = self;
+        marks.pass(event, ledger, |mark| {
+            groups.apply(change, ledger, |_, entry, change| {
+                count(trees, entry, change, mark);
+            });
+        });
+    }
+}
+
+fn count(
+    trees: &mut BTreeMap<DeviceIndex, Tree>,
+    entry: &mut Entry<AllocationSite, Option<u32>>,
+    change: BlockChange,
+    mark: &HighWaterMark,
+) {
+    let tree = trees.entry(entry.device).or_default();
+    let origin = &entry.group.origin;
+    let node = *entry
+        .value
+        .get_or_insert_with(|| tree.node_of(&origin.place));
+    tree.change(node, origin.pass, change, mark);
+}
+
 impl Tree {
-    fn change(&mut self, node: u32, pass: Pass, change: Change, mark: &HighWaterMark) {
+    fn change(&mut self, node: u32, pass: Pass, change: BlockChange, mark: &HighWaterMark) {
         let mut at = Some(node);
         while let Some(index) = at {
             let Some(node_at) = self.nodes.get_mut(index as usize) else {

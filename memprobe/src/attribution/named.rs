@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use super::category::{Category, CategoryRule};
 use super::ledger::AttributionLedger;
-use super::lifecycle::{Block, BlockState, Key};
+use super::lifecycle::{BlockState, Lifecycle};
 use super::phase::{ClassifiedPhase, Phase, PhaseRule};
 use crate::event::tensors::TensorKind;
 use crate::event::{BlockLabels, LabeledBlock, TimeNs};
+use crate::ledger::{BlockId, Model};
 
 /// Comparison of inferred categories with heap snapshots, in bytes of blocks that both cover.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,7 +72,7 @@ impl AttributionLedger {
     }
 
     /// Applies a heap snapshot, which overrides inferred categories.
-    pub(super) fn name(&mut self, names: &BlockLabels) {
+    pub(super) fn name(&mut self, names: &BlockLabels, ledger: &Model) {
         self.read = Some(names.time);
         if let Some(making) = &mut self.making {
             making.begin_reading();
@@ -80,16 +81,22 @@ impl AttributionLedger {
             let Some(rule) = named.kind.and_then(rule_of) else {
                 continue;
             };
-            let key = (named.device, named.addr);
-            let block = self.blocks.get(&key);
-            if let Some(block) = block.filter(|block| block.size == named.size.0) {
-                if let Some(making) = &mut self.making {
-                    making.name(named);
-                }
-                if let Some(stack) = self.origins.get(block.origin as usize) {
-                    self.module_aliases.learn(named, stack);
-                }
-                self.decide(key, block, named, rule);
+            let id = ledger.block_at(named.device, named.addr);
+            let Some(id) = id.filter(|id| ledger.block(*id).size == named.size) else {
+                continue;
+            };
+            let Some(life) = self.blocks.get(id) else {
+                continue;
+            };
+            if let Some(making) = &mut self.making {
+                making.name(id, named, ledger);
+            }
+            if let Some(stack) = self.origins.get(life.origin as usize) {
+                self.module_aliases.learn(named, stack);
+            }
+            match life.state {
+                BlockState::BeforeAttach => self.decide_baseline(id, life, named, rule),
+                _ => self.decide(id, life, named, rule, ledger),
             }
         }
         if let Some(making) = &mut self.making {
@@ -97,61 +104,65 @@ impl AttributionLedger {
         }
     }
 
-    fn decide(&mut self, key: Key, block: Block, named: &LabeledBlock, rule: CategoryRule) {
-        let size = named.size.0;
-        if block.state != BlockState::BeforeAttach {
-            // A category from an earlier snapshot is not inferred.
-            if !block.rule.is_exact() {
-                let pair = (block.rule.category(), rule.category());
-                let bytes = self.check.pairs.entry(pair).or_default();
-                *bytes = bytes.saturating_add(size);
-            }
-            self.revise(key, &block, rule);
-            self.blocks.settle(&key, rule);
-            if block.origin != 0 {
-                self.learned.insert(block.origin, rule.category());
-            }
-            self.rename(key, Block { rule, ..block }, named);
-            return;
+    fn decide(
+        &mut self,
+        id: BlockId,
+        life: Lifecycle,
+        named: &LabeledBlock,
+        rule: CategoryRule,
+        ledger: &Model,
+    ) {
+        // A category from an earlier snapshot is not inferred.
+        if !life.rule.is_exact() {
+            let pair = (life.rule.category(), rule.category());
+            let bytes = self.check.pairs.entry(pair).or_default();
+            *bytes = bytes.saturating_add(named.size.0);
         }
-        self.check.before_attach = self.check.before_attach.saturating_add(size);
-        let origin = self.origin_in_module(named).unwrap_or(block.origin);
-        let Some(device) = self.devices.get_mut(&key.0) else {
+        self.revise(id, &life, rule, ledger);
+        self.blocks.settle(id, rule);
+        self.learn(life.origin, rule.category());
+        // The block counts under the module that holds it, wherever it was allocated.
+        let Some(origin) = self.origin_in_module(named) else {
             return;
         };
-        let block = Block {
+        let life = Lifecycle {
+            rule,
+            state: BlockState::Settled,
+            ..life
+        };
+        if let Some(device) = self.devices.get_mut(&named.device) {
+            device.rename(&life, named.size.0, origin);
+            self.blocks.insert(id, Lifecycle { origin, ..life });
+        }
+    }
+
+    /// Gives a category to a block from before attach.
+    fn decide_baseline(
+        &mut self,
+        id: BlockId,
+        life: Lifecycle,
+        named: &LabeledBlock,
+        rule: CategoryRule,
+    ) {
+        let size = named.size.0;
+        self.check.before_attach = self.check.before_attach.saturating_add(size);
+        let origin = self.origin_in_module(named).unwrap_or(life.origin);
+        let Some(device) = self.devices.get_mut(&named.device) else {
+            return;
+        };
+        let life = Lifecycle {
             // At past moments the block still counts as from before attach.
             born: self.ordinal + 1,
             rule,
             state: BlockState::Settled,
             origin,
-            ..block
+            ..life
         };
-        device.free_from_before(size);
         let judged = ClassifiedPhase {
             phase: Phase::Other,
             rule: PhaseRule::NoStack,
         };
-        device.hold(&block, judged);
-        self.blocks.insert(key, block);
-    }
-
-    /// Counts a block under the module that holds it, wherever it was allocated.
-    fn rename(&mut self, key: Key, block: Block, named: &LabeledBlock) {
-        let Some(origin) = self.origin_in_module(named) else {
-            return;
-        };
-        if let Some(device) = self.devices.get_mut(&key.0) {
-            device.rename(&block, origin);
-            let stage = BlockState::Settled;
-            self.blocks.insert(
-                key,
-                Block {
-                    origin,
-                    state: stage,
-                    ..block
-                },
-            );
-        }
+        device.name(&life, size, judged);
+        self.blocks.insert(id, life);
     }
 }

@@ -1,150 +1,17 @@
 //! Peak of each device, and the memory of each allocation group at that moment.
-//!
-//! A new peak copies nothing: peaks are numbered, and a group saves its level before its first change after a
-//! peak. The composition at the peak is exact for any number of peaks, at one comparison per change.
 
-use std::collections::BTreeMap;
-
-use super::allocation_groups::{AllocationGroup, AllocationGroups, Change, ChangeKind};
-use crate::event::{Bytes, DeviceIndex, Event, MemoryEvent};
-use crate::ledger::applied::Applied;
+use super::allocation_groups::{AllocationGroup, AllocationGroups};
+use crate::event::{Bytes, DeviceIndex, Event};
+pub use crate::ledger::high_water_mark::Holding;
+use crate::ledger::high_water_mark::{HeldBytes, HighWaterMarks};
 use crate::ledger::snapshot::Grouping;
-pub(crate) use crate::ledger::{DeviceTotals, Model};
-
-/// High-water mark of a device so far.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct HighWaterMark {
-    /// Times it was exceeded, which identifies it.
-    number: u64,
-    moment: DeviceTotals,
-}
-
-impl HighWaterMark {
-    /// State just before the first event of a device, computed from the state after it.
-    pub(super) fn before(event: &MemoryEvent, after: DeviceTotals) -> Self {
-        let totals = event.undo(after.totals);
-        let moment = DeviceTotals {
-            time: event.time,
-            totals,
-            before_attach: totals.allocated,
-            unaccounted: 0,
-        };
-        Self::at(moment)
-    }
-
-    /// State found at attach.
-    pub(super) fn at(moment: DeviceTotals) -> Self {
-        Self { number: 0, moment }
-    }
-
-    /// Raises the mark to the current state, once all groups have their changes.
-    pub(super) fn reach(&mut self, now: DeviceTotals) {
-        if now.totals.allocated > self.moment.totals.allocated {
-            self.number += 1;
-            self.moment = now;
-        }
-    }
-
-    /// Sets the mark to the current state: earlier peaks are unknown.
-    pub(super) fn begin_here(&mut self, now: DeviceTotals) {
-        self.number += 1;
-        self.moment = now;
-    }
-
-    pub(super) fn moment(&self) -> DeviceTotals {
-        self.moment
-    }
-}
-
-/// Memory held now and at the high-water mark.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct HeldBytes {
-    live: u64,
-    peak: u64,
-    blocks: u64,
-    allocs: u64,
-    /// Number of the mark that `live_at` and `blocks_at` belong to.
-    at: u64,
-    live_at: u64,
-    blocks_at: u64,
-}
-
-/// Memory held, for views.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Holding {
-    /// Bytes live now.
-    pub live: Bytes,
-    /// Blocks live now.
-    pub live_blocks: u64,
-    /// Bytes live at the device's peak.
-    pub at_peak: Bytes,
-    /// Blocks live at the device's peak.
-    pub at_peak_blocks: u64,
-    /// Highest value of `live` so far; `None` for a sum, whose terms peak at different moments.
-    pub peak: Option<Bytes>,
-    /// Allocations since attach.
-    pub allocs: u64,
-}
-
-impl HeldBytes {
-    /// Applies a change; `mark` is the mark before it.
-    pub(super) fn change(&mut self, change: Change, mark: &HighWaterMark) {
-        if self.at < mark.number {
-            (self.live_at, self.blocks_at) = (self.live, self.blocks);
-            self.at = mark.number;
-        }
-        let size = change.size.0;
-        match change.kind {
-            ChangeKind::Added => {
-                self.allocs = self.allocs.saturating_add(1);
-                self.live = self.live.saturating_add(size);
-                self.peak = self.peak.max(self.live);
-                self.blocks = self.blocks.saturating_add(1);
-            }
-            ChangeKind::NotTracked => self.allocs = self.allocs.saturating_add(1),
-            ChangeKind::Removed => {
-                self.live = self.live.saturating_sub(size);
-                self.blocks = self.blocks.saturating_sub(1);
-            }
-        }
-    }
-
-    pub(super) fn holding(&self, mark: &HighWaterMark) -> Holding {
-        let (live_at, blocks_at) = match self.at < mark.number {
-            true => (self.live, self.blocks),
-            false => (self.live_at, self.blocks_at),
-        };
-        Holding {
-            live: Bytes(self.live),
-            live_blocks: self.blocks,
-            at_peak: Bytes(live_at),
-            at_peak_blocks: blocks_at,
-            peak: Some(Bytes(self.peak)),
-            allocs: self.allocs,
-        }
-    }
-}
-
-impl Holding {
-    pub fn and(self, other: Self) -> Self {
-        let bytes = |one: Bytes, other: Bytes| Bytes(one.0.saturating_add(other.0));
-        Self {
-            live: bytes(self.live, other.live),
-            live_blocks: self.live_blocks.saturating_add(other.live_blocks),
-            at_peak: bytes(self.at_peak, other.at_peak),
-            at_peak_blocks: self.at_peak_blocks.saturating_add(other.at_peak_blocks),
-            peak: None,
-            allocs: self.allocs.saturating_add(other.allocs),
-        }
-    }
-}
+use crate::ledger::{Analysis, Change, DeviceTotals, Model};
 
 /// Memory of each allocation group at the peak of each device, updated by every event.
 #[derive(Debug)]
 pub struct PeakLedger {
-    parts: AllocationGroups,
-    held: Vec<HeldBytes>,
-    high_water_marks: BTreeMap<DeviceIndex, HighWaterMark>,
+    groups: AllocationGroups<HeldBytes>,
+    marks: HighWaterMarks,
 }
 
 /// Memory of a device at its peak.
@@ -170,35 +37,18 @@ pub struct PeakPart {
 impl PeakLedger {
     pub fn new(grouping: Grouping) -> Self {
         Self {
-            parts: AllocationGroups::new(grouping),
-            held: Vec::new(),
-            high_water_marks: BTreeMap::new(),
+            groups: AllocationGroups::new(grouping),
+            marks: HighWaterMarks::default(),
         }
-    }
-
-    /// Applies an event and the model's result for it.
-    pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
-        let Some((device, now)) = model.moment(event) else {
-            return self.parts.apply(event, applied, |_| {});
-        };
-        let mark = high_water_mark(&mut self.high_water_marks, device, event, now);
-        let held = &mut self.held;
-        self.parts.apply(event, applied, |change| {
-            if held.len() <= change.part {
-                held.resize(change.part + 1, HeldBytes::default());
-            }
-            held[change.part].change(change, mark);
-        });
-        mark.reach(now);
     }
 
     /// Memory of a device at its peak; `None` for an unknown device.
     pub fn view(&self, device: DeviceIndex) -> Option<PeakView> {
-        let mark = self.high_water_marks.get(&device)?;
-        let parts = self.parts.of(device).filter_map(|(name, part)| {
-            let holding = self.held.get(name)?.holding(mark);
+        let mark = self.marks.get(device)?;
+        let parts = self.groups.on(device).filter_map(|(_, entry)| {
+            let holding = entry.value.holding(mark);
             (holding.at_peak_blocks > 0).then(|| PeakPart {
-                part: part.clone(),
+                part: entry.group.clone(),
                 live: holding.at_peak,
                 blocks: holding.at_peak_blocks,
             })
@@ -206,22 +56,20 @@ impl PeakLedger {
         Some(PeakView {
             moment: mark.moment(),
             parts: parts.collect(),
-            knows_modules: self.parts.knows_modules(),
+            knows_modules: self.groups.knows_modules(),
         })
     }
 }
 
-/// High-water mark of a device before the event that led to `now`.
-pub(super) fn high_water_mark<'a>(
-    summits: &'a mut BTreeMap<DeviceIndex, HighWaterMark>,
-    device: DeviceIndex,
-    event: &Event,
-    now: DeviceTotals,
-) -> &'a mut HighWaterMark {
-    summits.entry(device).or_insert_with(|| match event {
-        Event::Memory(event) => HighWaterMark::before(event, now),
-        _ => HighWaterMark::at(now),
-    })
+impl Analysis for PeakLedger {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        let Self { groups, marks } = self;
+        marks.pass(event, ledger, |mark| {
+            groups.apply(change, ledger, |_, entry, change| {
+                entry.value.change(change, mark);
+            });
+        });
+    }
 }
 
 #[cfg(test)]

@@ -11,10 +11,11 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::category::Category;
-use super::lifecycle::{Block, Key};
+use super::lifecycle::Lifecycle;
 use super::phase::Phase;
 use crate::event::tensors::TensorKind;
 use crate::event::{DeviceIndex, LabeledBlock};
+use crate::ledger::{BlockId, Model, PerBlock};
 
 /// Cap on counters over all step intervals; beyond it the oldest intervals are dropped.
 const MOST_SUMS: usize = 1 << 18;
@@ -124,7 +125,7 @@ pub(super) struct AllocationCounts {
     /// Step intervals dropped.
     forgotten: u64,
     /// Bytes of the tensor in each live block, if known.
-    asked: HashMap<Key, u64>,
+    asked: PerBlock<u64>,
     /// Heap snapshot in which modules held most, because a program takes its model apart before it ends.
     /// `None` before the first.
     pub(super) module_sizes: Option<SizesByModule>,
@@ -133,8 +134,8 @@ pub(super) struct AllocationCounts {
 }
 
 impl AllocationCounts {
-    /// Counts an allocation, for a tensor of `asked` bytes if known.
-    pub(super) fn make(&mut self, key: Key, block: &Block, asked: Option<u64>, interval: u64) {
+    /// Counts an allocation in a step interval.
+    pub(super) fn make(&mut self, id: BlockId, life: &Lifecycle, interval: u64, ledger: &Model) {
         if self
             .intervals
             .back()
@@ -142,46 +143,47 @@ impl AllocationCounts {
         {
             self.intervals.push_back(IntervalAllocations {
                 number: interval,
-                born: block.born,
+                born: life.born,
                 made: HashMap::new(),
             });
         }
+        let block = ledger.block(id);
+        let purpose = ledger.purpose(block.purpose);
+        let requested = purpose.and_then(|purpose| purpose.tensor()?.requested);
         // A tensor larger than the block is not its content.
-        let bytes = asked.filter(|asked| *asked <= block.size);
+        let bytes = requested.filter(|bytes| *bytes <= block.size);
         match bytes {
-            Some(bytes) => self.asked.insert(key, bytes),
-            None => self.asked.remove(&key),
-        };
-        let made = Made::of(block.phase, block.rule.category());
-        let amount = Amount::of(bytes.unwrap_or(block.size), block.size);
+            Some(bytes) => self.asked.insert(id, bytes.0),
+            None => self.release(id),
+        }
+        let made = Made::of(life.phase, life.rule.category());
+        let amount = Amount::of(bytes.unwrap_or(block.size).0, block.size.0);
         let at = self.intervals.len().saturating_sub(1);
-        self.count(at, (key.0, block.origin, made), amount);
+        self.count(at, (block.device, life.origin, made), amount);
         self.forget();
     }
 
     /// Forgets the tensor of a freed block.
-    pub(super) fn release(&mut self, key: &Key) {
-        self.asked.remove(key);
+    pub(super) fn release(&mut self, id: BlockId) {
+        self.asked.remove(id);
     }
 
     /// Moves an allocation to the kind of its new category.
-    pub(super) fn revise(&mut self, key: Key, block: &Block, to: Category) {
-        let from = Made::of(block.phase, block.rule.category());
-        let to = Made::of(block.phase, to);
+    pub(super) fn revise(&mut self, id: BlockId, life: &Lifecycle, to: Category, ledger: &Model) {
+        let from = Made::of(life.phase, life.rule.category());
+        let to = Made::of(life.phase, to);
         let interval = self
             .intervals
             .iter()
-            .rposition(|interval| interval.born <= block.born);
+            .rposition(|interval| interval.born <= life.born);
         let (Some(at), true) = (interval, from != to) else {
             return;
         };
-        let amount = Amount::of(self.bytes(&key, block.size), block.size);
-        if let Some(sum) = self.intervals[at]
-            .made
-            .get_mut(&(key.0, block.origin, from))
-        {
+        let (device, amount) = (ledger.block(id).device, self.amount(id, ledger));
+        let made = &mut self.intervals[at].made;
+        if let Some(sum) = made.get_mut(&(device, life.origin, from)) {
             *sum = sum.without(amount);
-            self.count(at, (key.0, block.origin, to), amount);
+            self.count(at, (device, life.origin, to), amount);
         }
     }
 
@@ -191,9 +193,8 @@ impl AllocationCounts {
     }
 
     /// Adds a block of the heap snapshot.
-    pub(super) fn name(&mut self, named: &LabeledBlock) {
-        let key = (named.device, named.addr);
-        let amount = Amount::of(self.bytes(&key, named.size.0), named.size.0);
+    pub(super) fn name(&mut self, id: BlockId, named: &LabeledBlock, ledger: &Model) {
+        let amount = self.amount(id, ledger);
         let sizes = self.reading.entry((named.device, named.module.clone()));
         let sum = match named.kind {
             Some(TensorKind::Parameter) => &mut sizes.or_default().parameters,
@@ -217,9 +218,9 @@ impl AllocationCounts {
         }
     }
 
-    fn bytes(&self, key: &Key, rounded: u64) -> u64 {
-        let asked = self.asked.get(key).copied();
-        asked.filter(|asked| *asked <= rounded).unwrap_or(rounded)
+    fn amount(&self, id: BlockId, ledger: &Model) -> Amount {
+        let rounded = ledger.block(id).size.0;
+        Amount::of(self.asked.get(id).copied().unwrap_or(rounded), rounded)
     }
 
     fn count(&mut self, interval: usize, key: (DeviceIndex, u32, Made), amount: Amount) {

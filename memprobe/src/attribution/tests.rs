@@ -16,8 +16,8 @@ use crate::event::{
     LabeledBlock, Losses, MarkedPhase, MemoryEvent, Module, Node, PhaseMark, PurposeId, Stack,
     StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
-use crate::ledger::Model;
 use crate::ledger::snapshot::Grouping;
+use crate::ledger::{Analysis, Model};
 
 const DEVICE: DeviceIndex = DeviceIndex(0);
 const MAIN: Tid = Tid(1);
@@ -153,8 +153,8 @@ impl Program {
     }
 
     fn hear(&mut self, event: Event) {
-        let applied = self.model.apply(&event);
-        self.ledger.apply(&event, &applied);
+        let change = self.model.apply(&event);
+        self.ledger.apply(&event, &change, &self.model);
         self.check();
     }
 

@@ -180,19 +180,13 @@ mod tests {
     use super::super::allocation_groups::samples::{DEVICE, learning};
     use super::*;
     use crate::attribution::tables::{CoverageStart, ModuleRow};
-    use crate::ledger::BlockUses;
-    use crate::ledger::Model;
     use crate::ledger::snapshot::Grouping;
+    use crate::ledger::{Analysis, Model};
 
     #[test]
     fn the_rows_of_a_screen_add_up_to_what_the_allocator_says() {
-        let mut ledger = AttributionLedger::new(None);
-        let mut module_ledger = ModuleLedger::default();
-        let program = learning();
-        let model = program.play(|event, applied, model| {
-            ledger.apply(event, applied);
-            module_ledger.apply(event, applied, model);
-        });
+        let played = learning().analyzed((ModuleLedger::default(), AttributionLedger::new(None)));
+        let (module_ledger, ledger) = played.analyses;
         let now = TimeNs(9_000_000_000);
         let device = &categories(&ledger, &ledger.latest_iterations(8), now)[0];
         let sum = |of: fn(&PortionRow) -> i64| device.rows.iter().map(of).sum::<i64>();
@@ -202,7 +196,7 @@ mod tests {
             device.points.last().map(|point| point.iter().sum::<i64>()),
             Some(sum(|row| row.live))
         );
-        let modules = &modules(&module_ledger, &model.snapshot(now, Grouping::User))[0];
+        let modules = &modules(&module_ledger, &played.ledger.snapshot(now, Grouping::User))[0];
         assert_eq!((modules.index, modules.totals), (DEVICE, device.totals));
     }
 
@@ -213,17 +207,15 @@ mod tests {
         let all = program.events.len();
         for at in [0, all / 3, all / 2, all - 1] {
             let mut late: Option<(ModuleLedger, AttributionLedger)> = None;
-            let mut uses = BlockUses::default();
             let mut heard = 0;
             always = ModuleLedger::default();
-            program.play(|event, applied, model| {
-                uses.apply(event);
-                always.apply(event, applied, model);
+            program.play(|event, change, model| {
+                always.apply(event, change, model);
                 if let Some((modules, categories)) = &mut late {
-                    modules.apply(event, applied, model);
-                    categories.apply(event, applied);
+                    modules.apply(event, change, model);
+                    categories.apply(event, change, model);
                 } else if heard >= at {
-                    late = Some(begun(model, &uses));
+                    late = Some(begun(model));
                 }
                 heard += 1;
                 if let Some((late, categories)) = &late {
@@ -235,12 +227,12 @@ mod tests {
         assert!(!always.tree(DEVICE).unwrap().modules.is_empty());
     }
 
-    fn begun(model: &Model, uses: &BlockUses) -> (ModuleLedger, AttributionLedger) {
+    fn begun(model: &Model) -> (ModuleLedger, AttributionLedger) {
         let now = TimeNs(0);
         let categories = AttributionLedger::new(None).with_latest_layers();
         (
             ModuleLedger::late(model, now),
-            categories.with_known(model, uses.definitions(), now),
+            categories.with_known(model, now),
         )
     }
 

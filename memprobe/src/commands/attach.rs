@@ -11,9 +11,8 @@ use super::interrupts::Interrupts;
 use super::process_view::ProcessView;
 use super::source::Sources;
 use crate::event::{CaptureOptions, Tgid};
-use crate::ledger::Model;
 use crate::ledger::snapshot::TargetState;
-use crate::ledger::{BlockUses, Ledgers};
+use crate::ledger::{Analysis, Model};
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
@@ -93,9 +92,8 @@ impl Live {
                 let model = &mut screen.model;
                 match event.item {
                     HostItem::Event(event) => {
-                        screen.opened.note(model, &event);
-                        let applied = model.apply(&event);
-                        screen.opened.apply(&event, &applied, model);
+                        let change = model.apply(&event);
+                        screen.opened.apply(&event, &change, model);
                     }
                     HostItem::Waiting(what) => model.set_state(TargetState::Waiting(what)),
                     HostItem::Attached {
@@ -128,8 +126,8 @@ impl Live {
                 Ok(())
             })?;
             if let Some(names) = screen.opened.names(&screen.model) {
-                let applied = screen.model.apply(&names);
-                screen.opened.apply(&names, &applied, &screen.model);
+                let change = screen.model.apply(&names);
+                screen.opened.apply(&names, &change, &screen.model);
             }
         }
     }
@@ -159,11 +157,7 @@ struct Screen {
 
 impl Screen {
     fn open(model: Model, tgid: Tgid, interrupts: Interrupts) -> Self {
-        let nothing = Ledgers {
-            lines: &model,
-            uses: &BlockUses::default(),
-        };
-        let opened = ProcessView::new(tgid, nothing, crate::session::now());
+        let opened = ProcessView::new(tgid, &model, crate::session::now());
         let news = opened.news();
         let (command, commands) = mpsc::unbounded_channel();
         let (quit, asked_to_quit) = watch::channel(false);

@@ -11,7 +11,7 @@ use crate::attribution::views::{categories, layers, modules};
 use crate::event::{Event, TimeNs};
 use crate::ledger::Ledgers;
 use crate::ledger::snapshot::Snapshot;
-use crate::ledger::{Applied, Model};
+use crate::ledger::{Analysis, Change, Model};
 use crate::tui::{AttributionQuery, AttributionTables};
 
 /// Iterations that are shown.
@@ -31,17 +31,13 @@ pub(super) struct AttributionFeed {
 }
 
 impl AttributionFeed {
-    /// Starts with the state of the process's ledgers; returns the views too.
-    pub(super) fn new(
-        known: Ledgers<'_>,
-        now: TimeNs,
-    ) -> (Self, watch::Receiver<AttributionTables>) {
+    /// Starts with the state of the process's ledger; returns the views too.
+    pub(super) fn new(ledger: &Model, now: TimeNs) -> (Self, watch::Receiver<AttributionTables>) {
         let (shown, seen) = watch::channel(AttributionTables::default());
-        let (model, uses) = (known.lines, known.uses.definitions());
         let categories = AttributionLedger::new(None).with_latest_layers();
         let reasoner = Self {
-            modules: ModuleLedger::late(model, now),
-            categories: categories.with_known(model, uses, now),
+            modules: ModuleLedger::late(ledger, now),
+            categories: categories.with_known(ledger, now),
             wanted: AttributionQuery::default(),
             shown,
             iterations: None,
@@ -54,12 +50,6 @@ impl AttributionFeed {
         self.modules = ModuleLedger::default();
         self.categories = AttributionLedger::new(None).with_latest_layers();
         self.iterations = None;
-    }
-
-    /// Takes the next event, what the ledger of lines made of it, and that ledger.
-    pub(super) fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
-        self.modules.apply(event, applied, model);
-        self.categories.apply(event, applied);
     }
 
     /// From now on, this is shown.
@@ -102,5 +92,12 @@ impl AttributionFeed {
     fn latest(&mut self) -> (Iterations, u32) {
         let known = self.iterations.take().filter(|(_, serves)| *serves > 0);
         known.unwrap_or_else(|| (self.categories.latest_iterations(LATEST), SERVES))
+    }
+}
+
+impl Analysis for AttributionFeed {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        self.modules.apply(event, change, ledger);
+        self.categories.apply(event, change, ledger);
     }
 }

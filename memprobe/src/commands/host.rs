@@ -10,6 +10,7 @@ use super::process_view::ViewCache;
 use crate::cuda::nvml::Sample;
 use crate::event::Target;
 use crate::event::{CaptureOptions, Event, Tgid, TimeNs};
+use crate::ledger::Analysis;
 use crate::ledger::host::{Attached, Host, HostCaps};
 use crate::ledger::snapshot::host::{
     DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, ProcessState, Rank,
@@ -285,12 +286,9 @@ impl Watching {
             self.host.apply(tgid, event);
             return;
         };
-        if let Some(known) = self.host.ledgers(tgid) {
-            opened.note(known.lines, event);
-        }
-        let applied = self.host.apply(tgid, event);
-        if let (Some(applied), Some(known)) = (applied, self.host.ledgers(tgid)) {
-            opened.apply(event, &applied, known.lines);
+        let change = self.host.apply(tgid, event);
+        if let (Some(change), Some(ledger)) = (change, self.host.ledger(tgid)) {
+            opened.apply(event, &change, ledger);
         }
     }
 
@@ -298,8 +296,8 @@ impl Watching {
     fn name(&mut self) {
         let mut all = Vec::new();
         for (tgid, opened) in self.opened.each() {
-            let known = self.host.ledgers(tgid);
-            let names = known.and_then(|known| opened.names(known.lines));
+            let ledger = self.host.ledger(tgid);
+            let names = ledger.and_then(|ledger| opened.names(ledger));
             all.extend(names.map(|names| (tgid, names)));
         }
         for (tgid, names) in all {
@@ -331,10 +329,10 @@ impl Watching {
     /// Updates the opened process and returns its views; `None` if no process is open.
     pub(super) fn show_opened(&mut self, now: TimeNs) -> Option<(Tgid, News)> {
         let host = &self.host;
-        self.opened.keep(|tgid| host.ledgers(tgid).is_some());
+        self.opened.keep(|tgid| host.ledger(tgid).is_some());
         let tgid = self.opened.shown()?;
-        let known = host.ledgers(tgid)?;
-        let opened = self.opened.follow(tgid, known, now);
+        let ledger = host.ledger(tgid)?;
+        let opened = self.opened.follow(tgid, ledger, now);
         opened.show(host.process(tgid, now, opened.grouping())?);
         Some((tgid, opened.news()))
     }

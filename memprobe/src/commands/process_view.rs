@@ -11,7 +11,7 @@ use super::tensor_reader::TensorReader;
 use crate::event::{Event, Tgid, TimeNs};
 use crate::ledger::Ledgers;
 use crate::ledger::snapshot::{Grouping, Snapshot};
-use crate::ledger::{Applied, Model};
+use crate::ledger::{Analysis, Change, Model};
 use crate::tui::{AttributionQuery, Command, News};
 
 /// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are
@@ -29,12 +29,12 @@ pub(super) struct ProcessView {
 }
 
 impl ProcessView {
-    /// Starts with the state of the process's ledgers.
-    pub(super) fn new(tgid: Tgid, known: Ledgers<'_>, now: TimeNs) -> Self {
-        let first = known.lines.snapshot(now, Grouping::default());
+    /// Starts with the state of the process's ledger.
+    pub(super) fn new(tgid: Tgid, ledger: &Model, now: TimeNs) -> Self {
+        let first = ledger.snapshot(now, Grouping::default());
         let (snapshots, shown) = watch::channel(Arc::new(first));
-        let (tensors, shown_tensors) = TensorReader::new(tgid, known.uses.clone());
-        let (reasons, shown_reasons) = AttributionFeed::new(known, now);
+        let (tensors, shown_tensors) = TensorReader::new(tgid);
+        let (reasons, shown_reasons) = AttributionFeed::new(ledger, now);
         let news = News {
             snapshots: shown,
             tensors: shown_tensors,
@@ -60,20 +60,9 @@ impl ProcessView {
         self.grouping
     }
 
-    /// Takes note of an event that the model is about to be given.
-    pub(super) fn note(&mut self, model: &Model, event: &Event) {
-        self.tensors.note(model, event);
-    }
-
-    /// Takes the event, what the model made of it, and the model.
-    pub(super) fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
-        self.reasons.apply(event, applied, model);
-    }
-
     /// The process is another program now.
     pub(super) fn begin_anew(&mut self) {
         self.reasons.begin_anew();
-        self.tensors.begin_anew();
     }
 
     /// Does what a screen asks for. To end is the caller's.
@@ -110,6 +99,13 @@ impl ProcessView {
     }
 }
 
+impl Analysis for ProcessView {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        self.tensors.apply(event, change, ledger);
+        self.reasons.apply(event, change, ledger);
+    }
+}
+
 /// The processes that were opened, the last one first.
 #[derive(Default)]
 pub(super) struct ViewCache {
@@ -138,16 +134,11 @@ impl ViewCache {
     }
 
     /// Follows a process from now on, if that is not done yet.
-    pub(super) fn follow(
-        &mut self,
-        tgid: Tgid,
-        known: Ledgers<'_>,
-        now: TimeNs,
-    ) -> &mut ProcessView {
+    pub(super) fn follow(&mut self, tgid: Tgid, ledger: &Model, now: TimeNs) -> &mut ProcessView {
         let followed = self.all.iter().position(|opened| opened.tgid == tgid);
         let opened = match followed {
             Some(at) => self.all.remove(at),
-            None => ProcessView::new(tgid, known, now),
+            None => ProcessView::new(tgid, ledger, now),
         };
         self.all.truncate(MOST - 1);
         self.all.insert(0, opened);
@@ -188,7 +179,6 @@ mod tests {
     use crate::attribution::allocation_groups::samples::learning;
     use crate::event::Bytes;
     use crate::event::Target;
-    use crate::ledger::BlockUses;
     use crate::tui::AttributionTables;
 
     fn followed(cache: &ViewCache) -> Vec<u32> {
@@ -196,12 +186,9 @@ mod tests {
     }
 
     fn open(cache: &mut ViewCache, tgid: u32) {
-        let known = Ledgers {
-            lines: &Model::new(Target::default(), TimeNs(0)),
-            uses: &BlockUses::default(),
-        };
+        let ledger = Model::new(Target::default(), TimeNs(0));
         cache.open(Tgid(tgid));
-        cache.follow(Tgid(tgid), known, TimeNs(0));
+        cache.follow(Tgid(tgid), &ledger, TimeNs(0));
     }
 
     #[test]
@@ -228,12 +215,8 @@ mod tests {
     #[test]
     fn views_of_a_process_opened_late_add_up() {
         let model = learning().play(|_, _, _| {});
-        let known = Ledgers {
-            lines: &model,
-            uses: &BlockUses::default(),
-        };
         let now = TimeNs(9_000_000_000);
-        let mut opened = ProcessView::new(Tgid(7), known, now);
+        let mut opened = ProcessView::new(Tgid(7), &model, now);
         opened.execute(Command::Explain(AttributionQuery::Categories));
         opened.show(model.snapshot(now, opened.grouping()));
         let reasons = opened.news().reasons.borrow().clone();

@@ -9,8 +9,7 @@ use tokio::task::JoinHandle;
 use super::snapshot::{CaptureMode, Extent, taken};
 use crate::event::tensors::TensorSnapshot;
 use crate::event::{Event, Tgid};
-use crate::ledger::Model;
-use crate::ledger::{BlockUses, Ledgers};
+use crate::ledger::{Analysis, Change, Model};
 use crate::tensors::{Sites, explain, named};
 use crate::tui::Tensors;
 
@@ -22,12 +21,11 @@ pub(super) struct TensorReader {
     /// Heap snapshot, until the events before its moment have been applied.
     read: Option<Result<TensorSnapshot>>,
     sites: Sites,
-    uses: BlockUses,
 }
 
 impl TensorReader {
-    /// Starts with the purposes of the process's live blocks; returns the view too.
-    pub(super) fn new(tgid: Tgid, uses: BlockUses) -> (Self, watch::Receiver<Tensors>) {
+    /// Returns the view too.
+    pub(super) fn new(tgid: Tgid) -> (Self, watch::Receiver<Tensors>) {
         let (shown, seen) = watch::channel(Tensors::default());
         let reader = Self {
             tgid,
@@ -35,7 +33,6 @@ impl TensorReader {
             taking: None,
             read: None,
             sites: Sites::default(),
-            uses,
         };
         (reader, seen)
     }
@@ -63,23 +60,9 @@ impl TensorReader {
         self.read = Some(outcome.and_then(|outcome| outcome));
     }
 
-    /// Takes note of an event that the model is about to be given.
-    pub(super) fn note(&mut self, model: &Model, event: &Event) {
-        let uses = &self.uses;
-        if self.taking.is_some() || self.read.is_some() {
-            self.sites.note(Ledgers { lines: model, uses }, event);
-        }
-        self.uses.apply(event);
-    }
-
-    /// The process runs another program: what it held is freed.
-    pub(super) fn begin_anew(&mut self) {
-        self.uses = BlockUses::default();
-    }
-
     /// Publishes a finished heap snapshot, and returns the names of the blocks that are unchanged since. To be called after
     /// all events up to now.
-    pub(super) fn show(&mut self, model: &Model) -> Option<Event> {
+    pub(super) fn show(&mut self, ledger: &Model) -> Option<Event> {
         let mut snapshot = match self.read.take()? {
             Ok(snapshot) => snapshot,
             Err(error) => {
@@ -88,13 +71,19 @@ impl TensorReader {
                 return None;
             }
         };
-        let uses = &self.uses;
-        self.sites
-            .sign(Ledgers { lines: model, uses }, &mut snapshot);
+        self.sites.sign(ledger, &mut snapshot);
         self.shown
             .send_replace(Tensors::Taken(Arc::new(explain(&snapshot))));
         let mut names = named(&snapshot, self.tgid);
         self.sites.keep_untouched(snapshot.consistency, &mut names);
         Some(Event::BlockLabels(Arc::new(names)))
+    }
+}
+
+impl Analysis for TensorReader {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+        if self.taking.is_some() || self.read.is_some() {
+            self.sites.apply(event, change, ledger);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Accounting of the estimate: memory of the CPU and of the simulated GPU at each moment.
 
-use super::allocator::{BlockId, CachingAllocator};
+use super::allocator::{CachingAllocator, GpuBlock};
 use super::lines::{LineId, Lines};
 use super::origin::Phase;
 use super::replay::{OnGpu, Replay, Request};
@@ -43,7 +43,7 @@ pub(super) struct Moment {
 struct SimulatedDevice {
     allocator: CachingAllocator,
     /// By piece.
-    blocks: Vec<Option<BlockId>>,
+    blocks: Vec<Option<GpuBlock>>,
     /// First request that did not fit on the device.
     refused: Option<(LineId, u64)>,
 }

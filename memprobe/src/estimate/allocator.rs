@@ -28,7 +28,7 @@ const MOST: u64 = 1 << 48;
 
 /// Identifies an allocated block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct BlockId(usize);
+pub struct GpuBlock(usize);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OutOfMemory {
@@ -124,7 +124,7 @@ impl CachingAllocator {
     ///
     /// # Errors
     /// If the device has no room, even after all cached segments were released.
-    pub fn malloc(&mut self, requested: Bytes) -> Result<BlockId, OutOfMemory> {
+    pub fn malloc(&mut self, requested: Bytes) -> Result<GpuBlock, OutOfMemory> {
         if requested.0 > MOST {
             return Err(OutOfMemory { segment: requested });
         }
@@ -146,11 +146,11 @@ impl CachingAllocator {
         block.is_live = true;
         self.totals.allocated.0 = self.totals.allocated.0.saturating_add(block.size);
         self.peak = self.peak.higher(self.totals);
-        Ok(BlockId(found))
+        Ok(GpuBlock(found))
     }
 
     /// Frees a block. Does nothing if the block is not live.
-    pub fn free(&mut self, id: BlockId) {
+    pub fn free(&mut self, id: GpuBlock) {
         let Some(block) = self.blocks.get_mut(id.0).filter(|block| block.is_live) else {
             return;
         };
@@ -197,12 +197,12 @@ impl CachingAllocator {
     }
 
     /// Bytes of the block, after rounding.
-    pub fn size(&self, id: BlockId) -> Bytes {
+    pub fn size(&self, id: GpuBlock) -> Bytes {
         Bytes(self.blocks.get(id.0).map_or(0, |block| block.size))
     }
 
     /// Address of the block.
-    pub fn addr(&self, id: BlockId) -> Address {
+    pub fn addr(&self, id: GpuBlock) -> Address {
         Address(self.blocks.get(id.0).map_or(0, |block| block.addr))
     }
 
@@ -352,7 +352,7 @@ mod tests {
         (totals.allocated.0, totals.reserved.0)
     }
 
-    fn malloc(allocator: &mut CachingAllocator, bytes: u64) -> BlockId {
+    fn malloc(allocator: &mut CachingAllocator, bytes: u64) -> GpuBlock {
         allocator.malloc(Bytes(bytes)).expect("there is room")
     }
 

@@ -15,7 +15,7 @@ mod translation;
 #[cfg(test)]
 mod tests;
 
-pub use allocator::{BlockId, CachingAllocator, OutOfMemory, Ties};
+pub use allocator::{CachingAllocator, GpuBlock, OutOfMemory, Ties};
 pub use origin::Phase;
 
 use crate::attribution::size::Sizes;
@@ -195,14 +195,11 @@ impl Estimator {
             translation, books, ..
         } = self;
         match event {
-            Event::Stack(id, stack) => {
+            Event::Stack(id, _) => {
                 books.replay.pass(event);
-                translation.define_stack(*id, stack, books);
+                translation.define_stack(*id, books);
             }
-            Event::BlockPurpose(id, is) => {
-                books.replay.pass(event);
-                translation.define_use(*id, is);
-            }
+            Event::BlockPurpose(..) => books.replay.pass(event),
             Event::PhaseMark(mark) => {
                 // Memory that a step held is freed before the next begins.
                 translation.mark(mark, books);

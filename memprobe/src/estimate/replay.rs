@@ -10,7 +10,7 @@ use crate::event::{
     Action, Address, BlockLabels, Bytes, DeviceIndex, Event, LabeledBlock, MemoryEvent, PurposeId,
     StackId, Tgid, Tid, TimeNs, Totals,
 };
-use crate::ledger::Model;
+use crate::ledger::{AnalyzedLedger, Model};
 
 /// Device of the replayed events.
 const GPU: DeviceIndex = DeviceIndex(0);
@@ -33,8 +33,7 @@ pub(super) struct OnGpu {
 /// Ledgers that receive the replayed events.
 #[derive(Debug)]
 pub(super) struct Replay {
-    model: Model,
-    attribution: AttributionLedger,
+    ledgers: AnalyzedLedger<AttributionLedger>,
     /// Time, process and thread of the current event.
     now: (TimeNs, Tgid, Tid),
 }
@@ -42,16 +41,18 @@ pub(super) struct Replay {
 impl Replay {
     pub(super) fn new(start: TimeNs) -> Self {
         Self {
-            model: Model::new(Target::default(), start),
-            attribution: AttributionLedger::new(None).with_sizes(),
+            ledgers: AnalyzedLedger::new(
+                Target::default(),
+                start,
+                AttributionLedger::new(None).with_sizes(),
+            ),
             now: (start, Tgid(0), Tid::UNKNOWN),
         }
     }
 
     /// Passes on an event that is the same for CPU and GPU.
     pub(super) fn pass(&mut self, event: &Event) {
-        let applied = self.model.apply(event);
-        self.attribution.apply(event, &applied);
+        self.ledgers.apply(event);
     }
 
     /// Sets the time and thread from an event of the CPU's allocator.
@@ -93,14 +94,19 @@ impl Replay {
         })));
     }
 
+    /// Ledger of the simulated GPU, and definitions of the stream.
+    pub(super) fn ledger(&self) -> &Model {
+        &self.ledgers.ledger
+    }
+
     /// Sizes of the models; `None` if nothing was allocated.
     pub(super) fn sizes(&self) -> Option<Sizes> {
-        self.attribution.sizes()
+        self.ledgers.analyses.sizes()
     }
 
     /// Information available in the event stream.
     pub(super) fn heard(&self) -> Coverage {
-        self.attribution.coverage()
+        self.ledgers.analyses.coverage()
     }
 
     fn event(&self, action: Action, block: OnGpu, totals: Totals) -> MemoryEvent {

@@ -1,7 +1,5 @@
 //! Translation of requests to the CPU's allocator into requests to a GPU's.
 
-use std::collections::HashMap;
-
 use hashbrown::HashMap as FastMap;
 
 use super::accounting::{Accounting, Piece, PieceId};
@@ -10,17 +8,12 @@ use super::origin::{ForeachTemporaries, Origin, Part, Phase};
 use super::replay::Request;
 use super::{Difference, Missing, OnHost};
 use crate::event::tensors::DType;
-use crate::event::{
-    Address, BlockPurpose, BlockPurposes, MemoryEvent, PhaseMark, PurposeId, Stack, StackId, Tid,
-};
-use crate::ledger::grouping;
+use crate::event::{Address, MemoryEvent, PhaseMark, PurposeId, StackId, TensorSpec, Tid};
 use crate::ledger::snapshot::{Grouping, Site};
+use crate::ledger::{PerStack, StackRef};
 
 /// Maximum number of live blocks; the excess is counted.
 const MOST_BLOCKS: usize = 1 << 24;
-
-/// Maximum number of stacks; blocks of later ones have no origin.
-const MOST_STACKS: usize = 1 << 20;
 
 /// Maximum number of temporary tensors held until the end of an optimizer step.
 const MOST_HELD: usize = 1 << 20;
@@ -29,8 +22,7 @@ const MOST_HELD: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Translation {
     on_host: Vec<OnHost>,
-    uses: BlockPurposes,
-    stacks: HashMap<StackId, (Origin, LineId, IsOnHost)>,
+    stacks: PerStack<(Origin, LineId, IsOnHost)>,
     live: FastMap<Address, Live>,
     /// Block that may be a dropout mask; the next allocation decides.
     mask: Option<Candidate>,
@@ -85,23 +77,23 @@ impl Translation {
         }
     }
 
-    pub(super) fn define_stack(&mut self, id: StackId, stack: &Stack, books: &mut Accounting) {
-        if self.stacks.len() >= MOST_STACKS && !self.stacks.contains_key(&id) {
+    pub(super) fn define_stack(&mut self, id: StackId, books: &mut Accounting) {
+        let ledger = books.replay.ledger();
+        let stack = ledger.stack_ref(id);
+        if stack == StackRef::UNKNOWN {
             self.missing.stacks += 1;
             return;
         }
-        let site = grouping::site(stack, Grouping::User);
-        let is_on_host = match &site {
+        let (site, origin) = (
+            ledger.site(stack, Grouping::User),
+            Origin::of(ledger.stack(stack)),
+        );
+        let is_on_host = match site {
             Site::Line(frame) => self.on_host.iter().any(|line| line.names(frame)),
             Site::Backward(_) | Site::Node { .. } | Site::NoLine { .. } => false,
         };
-        let line = books.lines.define(site);
-        self.stacks
-            .insert(id, (Origin::of(stack), line, is_on_host));
-    }
-
-    pub(super) fn define_use(&mut self, id: PurposeId, is: &std::sync::Arc<BlockPurpose>) {
-        self.uses.define(id, is);
+        let line = books.lines.define(site.clone());
+        self.stacks.insert(stack, (origin, line, is_on_host));
     }
 
     /// Handles a mark of PyTorch (`Event::PhaseMark`).
@@ -119,7 +111,8 @@ impl Translation {
             return;
         }
         let unknown = (Origin::UNKNOWN, LineId::NONE, false);
-        let (origin, line, is_on_host) = self.stacks.get(&event.stack).copied().unwrap_or(unknown);
+        let stack = books.replay.ledger().stack_ref(event.stack);
+        let (origin, line, is_on_host) = self.stacks.get(stack).copied().unwrap_or(unknown);
         let piece = Piece {
             cpu: event.size.0,
             gpu: Some(event.size.0),
@@ -132,7 +125,7 @@ impl Translation {
                 shape: event.shape,
             },
         };
-        if self.is_number(event, origin) {
+        if is_number(tensor(event.shape, books), origin) {
             let piece = on_host(piece);
             return self.keep(event.addr, books.begin(piece), None);
         }
@@ -156,7 +149,7 @@ impl Translation {
             return self.keep(event.addr, books.begin(on_host(piece)), None);
         }
         // oneDNN's reordered copies of images and weights, and buffers for sums.
-        if self.uses_no_tensor(event.shape) {
+        if uses_no_tensor(event.shape, books) {
             let piece = Piece {
                 gpu: None,
                 difference: Some(Difference::Scratch),
@@ -232,30 +225,11 @@ impl Translation {
         }
     }
 
-    /// Returns true for the tensor of a Python number. It stays on the host even when combined with
-    /// tensors of a GPU. So do the counters of an optimizer.
-    fn is_number(&self, event: &MemoryEvent, origin: Origin) -> bool {
-        let shape = self.uses.get(event.shape).and_then(|it| it.tensor());
-        shape.is_some_and(|shape| {
-            let is_one = shape.sizes.is_empty() && shape.more == 0;
-            is_one
-                && (shape.dtype == DType::FLOAT64
-                    || origin.phase == Phase::Step
-                    || origin.part == Part::Dropout)
-        })
-    }
-
-    fn uses_no_tensor(&self, shape: PurposeId) -> bool {
-        let other = |it: &std::sync::Arc<BlockPurpose>| it.tensor().is_none();
-        shape == PurposeId::NO_TENSOR || self.uses.get(shape).is_some_and(other)
-    }
-
     /// Holds back a block that may be a dropout mask. `dropout` on the CPU allocates a mask of the
     /// input's element type, then the output. On a GPU the mask has one byte an element (`_dropout`
     /// and `native_dropout_cuda`, aten/src/ATen/native/Dropout.cpp@v2.15.0).
     fn may_be_mask(&mut self, event: &MemoryEvent, piece: Piece, books: &mut Accounting) {
-        let shape = self.uses.get(event.shape).and_then(|it| it.tensor());
-        let element = shape.and_then(|shape| {
+        let element = tensor(event.shape, books).and_then(|shape| {
             let is_whole = shape.requested == Some(event.size);
             shape.dtype.size().filter(|bytes| is_whole && *bytes > 1)
         });
@@ -349,6 +323,28 @@ impl Translation {
             books.end(piece);
         }
     }
+}
+
+/// Tensor that a block was allocated for, if known.
+fn tensor(id: PurposeId, books: &Accounting) -> Option<&TensorSpec> {
+    books.replay.ledger().purpose(id)?.tensor()
+}
+
+fn uses_no_tensor(id: PurposeId, books: &Accounting) -> bool {
+    let purpose = books.replay.ledger().purpose(id);
+    id == PurposeId::NO_TENSOR || purpose.is_some_and(|purpose| purpose.tensor().is_none())
+}
+
+/// Returns true for the tensor of a Python number. It stays on the host even when combined with
+/// tensors of a GPU. So do the counters of an optimizer.
+fn is_number(tensor: Option<&TensorSpec>, origin: Origin) -> bool {
+    tensor.is_some_and(|tensor| {
+        let is_one = tensor.sizes.is_empty() && tensor.more == 0;
+        is_one
+            && (tensor.dtype == DType::FLOAT64
+                || origin.phase == Phase::Step
+                || origin.part == Part::Dropout)
+    })
 }
 
 fn on_host(piece: Piece) -> Piece {

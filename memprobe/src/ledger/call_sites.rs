@@ -4,42 +4,48 @@
 //! This costs one more row per event, and switching the grouping is free.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use super::caps::Budget;
-use super::grouping;
-use super::names::Names;
+use super::block_store::BlockStore;
+use super::definitions::{InternedStack, StackRef, lost_stack, slot};
 use super::rate::{Interval, Rate};
 use super::snapshot::{Grouping, LineRow, Site, StackRow};
-use crate::event::{Bytes, Context, NoStack, Stack, StackId, StackKind, Tid};
+use crate::event::{Bytes, Stack, Tid};
 
-/// Identifies a stack that has allocated on a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct CallSiteId(u32);
+/// Identifies a stack that has allocated on a device. Counts from 1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct CallSiteId(NonZeroU32);
 
-/// Counters of a stack or a line.
+impl CallSiteId {
+    fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+/// Counters of a row.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
-    live: u64,
-    peak: u64,
-    blocks: u64,
-    allocs: u64,
-    alloc_bytes: u64,
+pub(super) struct Tally {
+    pub(super) live: u64,
+    pub(super) peak: u64,
+    pub(super) blocks: u64,
+    pub(super) allocs: u64,
+    pub(super) alloc_bytes: u64,
 }
 
 impl Tally {
-    fn count(&mut self, size: u64) {
+    pub(super) fn count(&mut self, size: u64) {
         self.allocs = self.allocs.saturating_add(1);
         self.alloc_bytes = self.alloc_bytes.saturating_add(size);
     }
 
-    fn hold(&mut self, size: u64) {
+    pub(super) fn hold(&mut self, size: u64) {
         self.live = self.live.saturating_add(size);
         self.peak = self.peak.max(self.live);
         self.blocks = self.blocks.saturating_add(1);
     }
 
-    fn release(&mut self, size: u64) {
+    pub(super) fn release(&mut self, size: u64) {
         self.live = self.live.saturating_sub(size);
         self.blocks = self.blocks.saturating_sub(1);
     }
@@ -48,7 +54,6 @@ impl Tally {
 /// A stack that has allocated.
 #[derive(Debug)]
 struct CallSite {
-    id: StackId,
     stack: Arc<Stack>,
     /// Index of its line for each grouping, as in [`CallSites::tables`].
     lines: [u32; 2],
@@ -89,22 +94,14 @@ impl Table {
 /// Stacks that have allocated on a device, and their lines.
 #[derive(Debug, Default)]
 pub(super) struct CallSites {
-    holders: Vec<CallSite>,
-    by_stack: HashMap<StackId, CallSiteId>,
-    /// Holders without a known stack, by thread name.
+    call_sites: Vec<CallSite>,
+    by_stack: hashbrown::HashMap<StackRef, CallSiteId>,
+    /// Call sites without a known stack, by thread name.
     by_thread: HashMap<Arc<str>, CallSiteId>,
-    /// Holder for stacks beyond the limit.
+    /// Call site for stacks beyond the limit.
     overflow: Option<CallSiteId>,
     /// Indexed by [`slot`] of the grouping.
     tables: [Table; 2],
-}
-
-/// Array index of a grouping.
-fn slot(grouping: Grouping) -> usize {
-    match grouping {
-        Grouping::User => 0,
-        Grouping::Innermost => 1,
-    }
 }
 
 /// Converts a length to an index. The caps keep every store far below 2^32 entries.
@@ -113,119 +110,86 @@ fn index(length: usize) -> u32 {
 }
 
 impl CallSites {
-    /// Returns the holder for an allocation by `tid` with stack `id`, adding it if it is new.
-    pub(super) fn holder_of(
-        &mut self,
-        id: StackId,
-        tid: Tid,
-        names: &Names,
-        budget: &mut Budget,
-    ) -> CallSiteId {
-        if let Some(holder) = self.by_stack.get(&id) {
-            return *holder;
+    /// Returns the call site of an allocation by `tid`, adding it if it is new.
+    pub(super) fn of(&mut self, stack: StackRef, tid: Tid, store: &mut BlockStore) -> CallSiteId {
+        if let Some(call_site) = self.by_stack.get(&stack) {
+            return *call_site;
         }
-        match names.stack(id) {
-            Some(_) if !budget.take_holder() => self.overflow(),
-            Some(stack) => {
-                let holder = self.add(id, Arc::clone(stack), None);
-                self.by_stack.insert(id, holder);
-                holder
+        let definitions = &store.definitions;
+        if stack != StackRef::UNKNOWN {
+            if !store.budget.take_call_site() {
+                return self.overflow();
             }
-            None if names.stacks_refused() => self.overflow(),
-            None => self.holder_of_thread(names.thread(tid), budget),
+            let call_site = self.add(definitions.stack(stack));
+            self.by_stack.insert(stack, call_site);
+            return call_site;
         }
-    }
-
-    fn holder_of_thread(&mut self, thread: Arc<str>, budget: &mut Budget) -> CallSiteId {
-        if let Some(holder) = self.by_thread.get(&thread) {
-            return *holder;
-        }
-        if !budget.take_holder() {
+        if definitions.stacks_refused() {
             return self.overflow();
         }
-        let holder = self.add(StackId::NONE, lost_stack(Arc::clone(&thread)), None);
-        self.by_thread.insert(thread, holder);
-        holder
+        let thread = definitions.thread(tid);
+        if let Some(call_site) = self.by_thread.get(&thread) {
+            return *call_site;
+        }
+        if !store.budget.take_call_site() {
+            return self.overflow();
+        }
+        let call_site = self.add(&InternedStack::new(lost_stack(Arc::clone(&thread))));
+        self.by_thread.insert(thread, call_site);
+        call_site
     }
 
     fn overflow(&mut self) -> CallSiteId {
-        if let Some(holder) = self.overflow {
-            return holder;
+        if let Some(call_site) = self.overflow {
+            return call_site;
         }
         let site = Site::NoLine {
             thread: "".into(),
             reason: "too many stacks",
         };
-        let holder = self.add(StackId::NONE, lost_stack("".into()), Some(site));
-        self.overflow = Some(holder);
-        holder
+        let call_site = self.add(&InternedStack {
+            stack: lost_stack("".into()),
+            sites: [site.clone(), site],
+        });
+        self.overflow = Some(call_site);
+        call_site
     }
 
-    fn add(&mut self, id: StackId, stack: Arc<Stack>, site: Option<Site>) -> CallSiteId {
-        let [user, innermost] = [Grouping::User, Grouping::Innermost].map(|grouping| {
-            let site = site
-                .clone()
-                .unwrap_or_else(|| grouping::site(&stack, grouping));
-            self.tables[slot(grouping)].line_of(site)
-        });
-        let holder = CallSiteId(index(self.holders.len()));
-        let lines = [user, innermost];
-        self.holders.push(CallSite {
-            id,
-            stack,
+    fn add(&mut self, stack: &InternedStack) -> CallSiteId {
+        let [user, innermost] = stack.sites.clone();
+        let lines = [
+            self.tables[0].line_of(user),
+            self.tables[1].line_of(innermost),
+        ];
+        self.call_sites.push(CallSite {
+            stack: Arc::clone(&stack.stack),
             lines,
             tally: Tally::default(),
         });
-        holder
-    }
-
-    /// Handles a redefinition: `id` now identifies another stack. Earlier blocks stay with the old
-    /// one.
-    pub(super) fn forget(&mut self, id: StackId) {
-        self.by_stack.remove(&id);
-    }
-
-    /// Id of a holder's stack; [`StackId::NONE`] if it has none.
-    pub(super) fn stack_of(&self, holder: CallSiteId) -> StackId {
-        self.holders
-            .get(holder.0 as usize)
-            .map_or(StackId::NONE, |holder| holder.id)
-    }
-
-    /// A holder's stack, as of its first allocation; `None` if it has none.
-    pub(super) fn stack(&self, holder: CallSiteId) -> Option<&Arc<Stack>> {
-        let holder = self.holders.get(holder.0 as usize)?;
-        (holder.id != StackId::NONE).then_some(&holder.stack)
-    }
-
-    /// The line that counts a holder.
-    pub(super) fn site_of(&self, holder: CallSiteId, grouping: Grouping) -> Option<&Site> {
-        let line = self.holders.get(holder.0 as usize)?.lines[slot(grouping)];
-        let lines = &self.tables[slot(grouping)].lines;
-        lines.get(line as usize).map(|line| &line.site)
+        CallSiteId(NonZeroU32::MIN.saturating_add(index(self.call_sites.len() - 1)))
     }
 
     /// Counts an allocation of `size` bytes.
-    pub(super) fn count(&mut self, holder: CallSiteId, size: Bytes) {
-        self.each_tally(holder, |tally| tally.count(size.0));
+    pub(super) fn count(&mut self, call_site: CallSiteId, size: Bytes) {
+        self.each_tally(call_site, |tally| tally.count(size.0));
     }
 
     /// Adds a live block of `size` bytes.
-    pub(super) fn hold(&mut self, holder: CallSiteId, size: Bytes) {
-        self.each_tally(holder, |tally| tally.hold(size.0));
+    pub(super) fn hold(&mut self, call_site: CallSiteId, size: Bytes) {
+        self.each_tally(call_site, |tally| tally.hold(size.0));
     }
 
     /// Removes a live block of `size` bytes.
-    pub(super) fn release(&mut self, holder: CallSiteId, size: Bytes) {
-        self.each_tally(holder, |tally| tally.release(size.0));
+    pub(super) fn release(&mut self, call_site: CallSiteId, size: Bytes) {
+        self.each_tally(call_site, |tally| tally.release(size.0));
     }
 
-    fn each_tally(&mut self, holder: CallSiteId, change: impl Fn(&mut Tally)) {
-        let Some(holder) = self.holders.get_mut(holder.0 as usize) else {
+    fn each_tally(&mut self, call_site: CallSiteId, change: impl Fn(&mut Tally)) {
+        let Some(call_site) = self.call_sites.get_mut(call_site.index()) else {
             return;
         };
-        change(&mut holder.tally);
-        for (table, line) in self.tables.iter_mut().zip(holder.lines) {
+        change(&mut call_site.tally);
+        for (table, line) in self.tables.iter_mut().zip(call_site.lines) {
             if let Some(line) = table.lines.get_mut(line as usize) {
                 change(&mut line.tally);
             }
@@ -256,9 +220,9 @@ impl CallSites {
     pub(super) fn rows(&self, grouping: Grouping) -> Vec<LineRow> {
         let slot = slot(grouping);
         let mut rows: Vec<_> = self.tables[slot].lines.iter().map(line_row).collect();
-        for holder in &self.holders {
-            if let Some(row) = rows.get_mut(holder.lines[slot] as usize) {
-                row.stacks.push(stack_row(holder));
+        for call_site in &self.call_sites {
+            if let Some(row) = rows.get_mut(call_site.lines[slot] as usize) {
+                row.stacks.push(stack_row(call_site));
             }
         }
         for row in &mut rows {
@@ -267,20 +231,6 @@ impl CallSites {
         }
         rows
     }
-}
-
-/// Placeholder for a stack that never arrived.
-fn lost_stack(thread: Arc<str>) -> Arc<Stack> {
-    let kind = StackKind::Unknown {
-        thread,
-        reason: NoStack::Lost,
-    };
-    Arc::new(Stack {
-        kind,
-        frames: Vec::new(),
-        truncated: false,
-        context: Context::default(),
-    })
 }
 
 fn line_row(line: &Line) -> LineRow {
@@ -296,12 +246,12 @@ fn line_row(line: &Line) -> LineRow {
     }
 }
 
-fn stack_row(holder: &CallSite) -> StackRow {
+fn stack_row(call_site: &CallSite) -> StackRow {
     StackRow {
-        stack: Arc::clone(&holder.stack),
-        live: Bytes(holder.tally.live),
-        peak: Bytes(holder.tally.peak),
-        live_blocks: holder.tally.blocks,
-        allocs: holder.tally.allocs,
+        stack: Arc::clone(&call_site.stack),
+        live: Bytes(call_site.tally.live),
+        peak: Bytes(call_site.tally.peak),
+        live_blocks: call_site.tally.blocks,
+        allocs: call_site.tally.allocs,
     }
 }

@@ -4,10 +4,11 @@
 /// unaccounted bytes, a refused stack as a row of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caps {
-    /// Live blocks of all devices together; about 50 bytes each.
+    /// Live blocks of all devices together; about 60 bytes each.
     pub blocks: usize,
+    /// Distinct stacks.
     pub stacks: usize,
-    /// Frames of all defined stacks together; 40 bytes each, without their shared strings.
+    /// Frames of all stacks together; 40 bytes each, without their shared strings.
     pub frames: usize,
     /// Pairs of a device and a stack that allocated on it; about 500 bytes each.
     pub holders: usize,
@@ -18,8 +19,8 @@ impl Default for Caps {
     fn default() -> Self {
         Self {
             blocks: 32_000_000,
-            stacks: 100_000,
-            frames: 2_000_000,
+            stacks: 250_000,
+            frames: 8_000_000,
             holders: 100_000,
             threads: 65_536,
         }
@@ -65,8 +66,8 @@ impl Budget {
         self.blocks += 1;
     }
 
-    /// Reserves room for a holder; returns false and counts a refusal if the store is full.
-    pub(super) fn take_holder(&mut self) -> bool {
+    /// Reserves room for a call site; returns false and counts a refusal if the store is full.
+    pub(super) fn take_call_site(&mut self) -> bool {
         take(&mut self.holders, &mut self.refused.stacks)
     }
 }

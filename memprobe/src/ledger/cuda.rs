@@ -6,17 +6,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::applied::Applied;
-use super::call_sites::{CallSiteId, CallSites};
-use super::caps::Budget;
+use super::block_store::BlockStore;
+use super::call_sites::{CallSiteId, CallSites, Tally};
+use super::change::Change;
+use super::definitions::StackRef;
 use super::device::ADDRESS_LIMIT;
-use super::names::Names;
 use super::rate::Interval;
 use super::snapshot::{BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Layer, OutsideRow};
 use super::timeline::Recorder;
-use crate::event::{
-    Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, StackId, TimeNs, Totals,
-};
+use crate::event::{Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, TimeNs, Totals};
 
 /// Maximum number of groups; the excess is counted under [`OTHERS`].
 const MOST_GROUPS: usize = 4096;
@@ -74,10 +72,7 @@ type Key = (Arc<str>, CudaMemoryKind, Option<DeviceIndex>);
 #[derive(Debug)]
 struct Group {
     key: Key,
-    live: u64,
-    peak: u64,
-    blocks: u64,
-    allocs: u64,
+    tally: Tally,
     holders: CallSites,
 }
 
@@ -110,20 +105,18 @@ impl Cuda {
         event: &MemoryEvent,
         call: CudaCall,
         started: TimeNs,
-        names: &Names,
-        budget: &mut Budget,
-    ) -> Applied {
+        store: &mut BlockStore,
+    ) -> Change {
         self.layer = self.layer.max(Layer::of(call));
         let name = Name::of(event, call.space);
-        self.end(name, event.time, budget);
-        let group = self.group_of(event, call.space, names);
-        let is_tracked = budget.take_block();
+        self.end(name, event.time, store);
+        let stack = store.definitions.stack_ref(event.stack);
+        let group = self.group_of(event, (stack, call.space), store);
+        let is_tracked = store.budget.take_block();
         let on_device = call.space.is_on_device().then(|| {
             let index = event.device.unwrap_or(DeviceIndex::UNKNOWN);
             let device = self.device_mut(index, started);
-            let holder = device
-                .holders
-                .holder_of(event.stack, event.tid, names, budget);
+            let holder = device.holders.of(stack, event.tid, store);
             device.holders.count(holder, event.size);
             if is_tracked {
                 device.holders.hold(holder, event.size);
@@ -134,16 +127,12 @@ impl Cuda {
             (index, holder)
         });
         let group_ = &mut self.groups[group];
-        let holder = group_
-            .holders
-            .holder_of(event.stack, event.tid, names, budget);
+        let holder = group_.holders.of(stack, event.tid, store);
         group_.holders.count(holder, event.size);
-        group_.allocs = group_.allocs.saturating_add(1);
+        group_.tally.count(event.size.0);
         if is_tracked {
             group_.holders.hold(holder, event.size);
-            group_.live = group_.live.saturating_add(event.size.0);
-            group_.peak = group_.peak.max(group_.live);
-            group_.blocks += 1;
+            group_.tally.hold(event.size.0);
             let memory = LiveMemory {
                 size: event.size,
                 group,
@@ -152,7 +141,7 @@ impl Cuda {
             };
             self.live.insert(name, memory);
         }
-        Applied::Cuda
+        Change::Cuda
     }
 
     /// Handles a free by CUDA. Memory from before attach is unknown and not counted.
@@ -160,22 +149,21 @@ impl Cuda {
         &mut self,
         event: &MemoryEvent,
         call: CudaCall,
-        budget: &mut Budget,
-    ) -> Applied {
+        store: &mut BlockStore,
+    ) -> Change {
         self.layer = self.layer.max(Layer::of(call));
-        self.end(Name::of(event, call.space), event.time, budget);
-        Applied::Cuda
+        self.end(Name::of(event, call.space), event.time, store);
+        Change::Cuda
     }
 
-    fn end(&mut self, name: Name, time: TimeNs, budget: &mut Budget) {
+    fn end(&mut self, name: Name, time: TimeNs, store: &mut BlockStore) {
         let Some(memory) = self.live.remove(&name) else {
             return;
         };
-        budget.give_block_back();
+        store.budget.give_block_back();
         let group = &mut self.groups[memory.group];
         group.holders.release(memory.holder, memory.size);
-        group.live = group.live.saturating_sub(memory.size.0);
-        group.blocks = group.blocks.saturating_sub(1);
+        group.tally.release(memory.size.0);
         let device = memory
             .on_device
             .and_then(|(index, holder)| Some((self.devices.get_mut(&index)?, holder)));
@@ -197,9 +185,14 @@ impl Cuda {
         })
     }
 
-    fn group_of(&mut self, event: &MemoryEvent, space: CudaMemoryKind, names: &Names) -> usize {
-        let stack = names.stack(event.stack);
-        let library = stack.and_then(|stack| stack.calling_library()).cloned();
+    fn group_of(
+        &mut self,
+        event: &MemoryEvent,
+        (stack, space): (StackRef, CudaMemoryKind),
+        store: &BlockStore,
+    ) -> usize {
+        let stack = &store.definitions.stack(stack).stack;
+        let library = stack.calling_library().cloned();
         let is_on_host = matches!(space, CudaMemoryKind::Pinned | CudaMemoryKind::Registered);
         let device = event.device.filter(|_| !is_on_host);
         let key = (library.unwrap_or_else(|| UNKNOWN.into()), space, device);
@@ -215,19 +208,11 @@ impl Cuda {
         *self.by_key.entry(key).or_insert_with(|| {
             groups.push(Group {
                 key: new,
-                live: 0,
-                peak: 0,
-                blocks: 0,
-                allocs: 0,
+                tally: Tally::default(),
                 holders: CallSites::default(),
             });
             groups.len() - 1
         })
-    }
-
-    /// Handles a redefinition: `id` now identifies another stack.
-    pub(super) fn forget_stack(&mut self, id: StackId) {
-        self.holders_mut().for_each(|holders| holders.forget(id));
     }
 
     /// Updates the rates.
@@ -298,10 +283,10 @@ fn row(group: &Group, grouping: Grouping) -> OutsideRow {
         library,
         space,
         device,
-        live: Bytes(group.live),
-        peak: Bytes(group.peak),
-        live_blocks: group.blocks,
-        allocs: group.allocs,
+        live: Bytes(group.tally.live),
+        peak: Bytes(group.tally.peak),
+        live_blocks: group.tally.blocks,
+        allocs: group.tally.allocs,
         lines: group.holders.rows(grouping),
     }
 }

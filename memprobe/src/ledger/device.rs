@@ -1,21 +1,16 @@
 //! Ledger of one device, checked against the allocator's totals on every event.
 
-use super::applied::{Applied, Ended, Freed};
-use super::blocks::{Block, Blocks, Owner};
+use super::block_store::{BlockStore, LiveBlock};
 use super::call_sites::CallSites;
-use super::caps::Budget;
-use super::live_blocks::{BlockOrigin, LiveBlock};
-use super::names::Names;
+use super::change::{Change, Freed};
+use super::definitions::StackRef;
 use super::rate::Interval;
 use super::snapshot::host::Holder;
-use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, Site};
+use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping};
 use super::timeline::Recorder;
-
 use std::sync::Arc;
 
-use crate::event::{
-    Address, AtAttach, Bytes, DeviceIndex, Frame, MemoryEvent, StackId, TimeNs, Totals,
-};
+use crate::event::{AtAttach, Bytes, DeviceIndex, MemoryEvent, PurposeId, TimeNs, Totals};
 
 /// Totals of a device at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -56,6 +51,31 @@ pub(crate) fn are_plausible(totals: Totals) -> bool {
     totals.allocated.0 <= ADDRESS_LIMIT && totals.reserved.0 <= ADDRESS_LIMIT
 }
 
+/// Totals of a device at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct DeviceTotals {
+    pub time: TimeNs,
+    /// Totals reported by the allocator.
+    pub totals: Totals,
+    /// Bytes from before attach.
+    pub before_attach: Bytes,
+    /// The allocator's total minus all known bytes; 0 unless events were lost.
+    pub unaccounted: i64,
+}
+
+impl DeviceTotals {
+    /// State before the first event of the device, given the state after it.
+    pub fn before(self, event: &MemoryEvent) -> Self {
+        let totals = event.undo(self.totals);
+        Self {
+            time: event.time,
+            totals,
+            before_attach: totals.allocated,
+            unaccounted: 0,
+        }
+    }
+}
+
 /// Memory allocated before attach and not freed since.
 #[derive(Debug, Default)]
 struct Baseline {
@@ -73,31 +93,36 @@ struct Baseline {
 /// Ledger of one device.
 #[derive(Debug)]
 pub(super) struct Device {
+    index: DeviceIndex,
     totals: Totals,
     peak: Totals,
     before: Baseline,
     ooms: u64,
-    blocks: Blocks,
-    holders: CallSites,
+    /// Bytes and number of live blocks. The sum cannot overflow, because blocks do not overlap and lie below
+    /// [`ADDRESS_LIMIT`].
+    live: u64,
+    blocks: u64,
+    call_sites: CallSites,
     timeline: Recorder,
 }
 
 impl Device {
     /// State of the device just before `event`, the first seen on it.
-    pub(super) fn before(event: &MemoryEvent, started: TimeNs) -> Self {
+    pub(super) fn before(index: DeviceIndex, event: &MemoryEvent, started: TimeNs) -> Self {
         let totals = event.totals_before();
-        Self::with(totals, totals, started)
+        Self::with(index, totals, totals, started)
     }
 
     /// State of the device as read at attach.
-    pub(super) fn found(found: &AtAttach, started: TimeNs) -> Self {
-        let mut device = Self::with(found.totals, found.peak, started);
+    pub(super) fn found(index: DeviceIndex, found: &AtAttach, started: TimeNs) -> Self {
+        let mut device = Self::with(index, found.totals, found.peak, started);
         device.before.unread = found.unread.clone();
         device
     }
 
-    fn with(totals: Totals, peak: Totals, started: TimeNs) -> Self {
+    fn with(index: DeviceIndex, totals: Totals, peak: Totals, started: TimeNs) -> Self {
         Self {
+            index,
             totals,
             peak: totals.higher(peak),
             before: Baseline {
@@ -105,109 +130,100 @@ impl Device {
                 ..Baseline::default()
             },
             ooms: 0,
-            blocks: Blocks::default(),
-            holders: CallSites::default(),
+            live: 0,
+            blocks: 0,
+            call_sites: CallSites::default(),
             timeline: Recorder::new(started, totals),
         }
-    }
-
-    /// Bytes of the live block at an address, and the line that allocated it.
-    pub(super) fn block_at(&self, addr: Address) -> Option<(Bytes, Option<&Frame>)> {
-        let block = self.blocks.at(addr)?;
-        let site = match block.owner {
-            Owner::Holder(holder) => self.holders.site_of(holder, Grouping::User),
-            Owner::BeforeAttach => None,
-        };
-        Some((block.size, site.and_then(Site::frame)))
     }
 
     /// Handles an allocation.
     pub(super) fn alloc(
         &mut self,
         event: &MemoryEvent,
-        names: &Names,
-        budget: &mut Budget,
-    ) -> (Applied, Difference) {
+        store: &mut BlockStore,
+    ) -> (Change, Difference) {
         let mut replaced = Vec::new();
-        while let Some(stale) = self.blocks.take_overlapping(event.addr, event.size) {
-            replaced.push(self.ended(stale));
-            budget.give_block_back();
+        while let Some(stale) = store.take_overlapping(self.index, event.addr, event.size) {
+            self.end(store.get(stale));
+            replaced.push(stale);
         }
-        let holder = self
-            .holders
-            .holder_of(event.stack, event.tid, names, budget);
-        self.holders.count(holder, event.size);
-        let is_tracked = budget.take_block();
+        let stack = store.definitions.stack_ref(event.stack);
+        let call_site = self.call_sites.of(stack, event.tid, store);
+        self.call_sites.count(call_site, event.size);
+        let (block, is_tracked) = store.insert(LiveBlock {
+            addr: event.addr,
+            size: event.size,
+            stack,
+            purpose: event.shape,
+            device: self.index,
+            call_site: Some(call_site),
+        });
         if is_tracked {
-            self.blocks.insert(Block {
-                addr: event.addr,
-                size: event.size,
-                owner: Owner::Holder(holder),
-            });
-            self.holders.hold(holder, event.size);
+            self.call_sites.hold(call_site, event.size);
+            self.begin(event.size);
         }
         let expected = self.totals.allocated.0.saturating_add(event.size.0);
         let difference = self.report(event, expected);
         let difference = difference.or_stale(!replaced.is_empty());
-        (
-            Applied::Alloc {
-                replaced,
-                is_tracked,
-            },
-            difference,
-        )
+        let change = Change::Allocated {
+            block,
+            is_tracked,
+            replaced,
+        };
+        (change, difference)
     }
 
     /// Handles a block that was live at attach: moves its bytes from the unknown to the known ones.
     pub(super) fn hold(
         &mut self,
         event: &MemoryEvent,
-        budget: &mut Budget,
-    ) -> (Applied, Difference) {
+        store: &mut BlockStore,
+    ) -> (Change, Difference) {
         let Some(rest) = self.before.unknown.checked_sub(event.size.0) else {
-            return (Applied::Held { is_tracked: false }, Difference::Stale);
+            return (Change::Held(None), Difference::Stale);
         };
-        if !self.blocks.is_vacant(event.addr, event.size) {
-            return (Applied::Held { is_tracked: false }, Difference::Stale);
+        if !store.is_vacant(self.index, event.addr, event.size) {
+            return (Change::Held(None), Difference::Stale);
         }
-        let is_tracked = budget.take_block();
+        let (block, is_tracked) = store.insert(LiveBlock {
+            addr: event.addr,
+            size: event.size,
+            stack: StackRef::UNKNOWN,
+            purpose: PurposeId::NONE,
+            device: self.index,
+            call_site: None,
+        });
         if is_tracked {
             self.before.unknown = rest;
             self.before.held = self.before.held.saturating_add(event.size.0);
             self.before.blocks = self.before.blocks.saturating_add(1);
-            self.blocks.insert(Block {
-                addr: event.addr,
-                size: event.size,
-                owner: Owner::BeforeAttach,
-            });
+            self.begin(event.size);
         }
-        (Applied::Held { is_tracked }, Difference::None)
+        (Change::Held(is_tracked.then_some(block)), Difference::None)
     }
 
     /// Handles a free.
     pub(super) fn free(
         &mut self,
         event: &MemoryEvent,
-        budget: &mut Budget,
-    ) -> (Applied, Difference) {
-        let (freed, stale) = match self.blocks.take(event.addr) {
-            Some(block) => {
-                budget.give_block_back();
-                let ended = self.ended(block);
-                let freed = match block.owner {
-                    Owner::BeforeAttach => Freed::BeforeAttach,
-                    Owner::Holder(_) => Freed::Known {
-                        size: ended.size,
-                        stack: ended.stack,
-                    },
+        store: &mut BlockStore,
+    ) -> (Change, Difference) {
+        let (freed, stale) = match store.take(self.index, event.addr) {
+            Some(id) => {
+                let block = store.get(id);
+                self.end(block);
+                let freed = match block.call_site {
+                    None => Freed::BeforeAttach(Some(id)),
+                    Some(_) => Freed::Known(id),
                 };
-                (freed, ended.size != event.size)
+                (freed, block.size != event.size)
             }
             None => self.free_unknown(event.size.0),
         };
         let expected = self.totals.allocated.0.saturating_sub(event.size.0);
         let difference = self.report(event, expected).or_stale(stale);
-        (Applied::Free(freed), difference)
+        (Change::Freed(freed), difference)
     }
 
     /// Handles the free of a block that is not in the ledger. If the unaccounted bytes can cover
@@ -221,35 +237,36 @@ impl Device {
             Some(rest) => {
                 self.before.unknown = rest;
                 self.before.unseen_frees = self.before.unseen_frees.saturating_add(1);
-                (Freed::BeforeAttach, false)
+                (Freed::BeforeAttach(None), false)
             }
             None => (Freed::Unknown, true),
         }
     }
 
     /// Handles an out-of-memory error.
-    pub(super) fn out_of_memory(&mut self, event: &MemoryEvent) -> (Applied, Difference) {
+    pub(super) fn out_of_memory(&mut self, event: &MemoryEvent) -> (Change, Difference) {
         self.ooms = self.ooms.saturating_add(1);
         let difference = self.report(event, self.totals.allocated.0);
-        (Applied::OutOfMemory, difference)
+        (Change::OutOfMemory, difference)
     }
 
-    fn ended(&mut self, block: Block) -> Ended {
-        let stack = match block.owner {
-            Owner::Holder(holder) => {
-                self.holders.release(holder, block.size);
-                self.holders.stack_of(holder)
-            }
-            Owner::BeforeAttach => {
-                self.before.held = self.before.held.saturating_sub(block.size.0);
+    /// Counts a block that became live.
+    fn begin(&mut self, size: Bytes) {
+        self.live = self.live.saturating_add(size.0);
+        self.blocks += 1;
+    }
+
+    /// Counts a block that ended.
+    fn end(&mut self, block: &LiveBlock) {
+        let size = block.size;
+        self.live = self.live.saturating_sub(size.0);
+        self.blocks = self.blocks.saturating_sub(1);
+        match block.call_site {
+            Some(call_site) => self.call_sites.release(call_site, size),
+            None => {
+                self.before.held = self.before.held.saturating_sub(size.0);
                 self.before.blocks = self.before.blocks.saturating_sub(1);
-                StackId::NONE
             }
-        };
-        Ended {
-            addr: block.addr,
-            size: block.size,
-            stack,
         }
     }
 
@@ -273,7 +290,7 @@ impl Device {
     /// Allocator total minus the bytes that the ledger knows. All terms are below 2^62 (see
     /// [`ADDRESS_LIMIT`]).
     pub(super) fn unaccounted(&self) -> i64 {
-        let known = i128::from(self.before.unknown) + i128::from(self.blocks.live());
+        let known = i128::from(self.before.unknown) + i128::from(self.live);
         let unaccounted = i128::from(self.totals.allocated.0) - known;
         unaccounted.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
@@ -293,35 +310,14 @@ impl Device {
         }
     }
 
-    /// Live blocks, by address.
-    pub(super) fn live_blocks(&self, index: DeviceIndex) -> impl Iterator<Item = LiveBlock<'_>> {
-        self.blocks.all().map(move |block| LiveBlock {
-            device: index,
-            addr: block.addr,
-            size: block.size,
-            origin: match block.owner {
-                Owner::BeforeAttach => BlockOrigin::BeforeAttach,
-                Owner::Holder(holder) => {
-                    let stack = self.holders.stack(holder);
-                    stack.map_or(BlockOrigin::Unknown, BlockOrigin::Stack)
-                }
-            },
-        })
-    }
-
-    /// Handles a redefinition: `id` now identifies another stack.
-    pub(super) fn forget_stack(&mut self, id: StackId) {
-        self.holders.forget(id);
-    }
-
     /// Updates the rates.
     pub(super) fn tick(&mut self, interval: Interval) {
-        self.holders.tick(interval);
+        self.call_sites.tick(interval);
     }
 
     /// Starts measuring rates.
     pub(super) fn start_rates(&mut self) {
-        self.holders.start_rates();
+        self.call_sites.start_rates();
     }
 
     /// Allocator totals after the last event.
@@ -337,7 +333,7 @@ impl Device {
     /// Call site or "before attach" that holds most, and its bytes.
     pub(super) fn top_holder(&self, grouping: Grouping) -> Option<(Holder, Bytes)> {
         let before = self.before_attach();
-        match self.holders.top(grouping) {
+        match self.call_sites.top(grouping) {
             Some((site, live)) if live >= before => Some((Holder::Site(site.clone()), live)),
             _ if before.0 > 0 => Some((Holder::BeforeAttach, before)),
             _ => None,
@@ -345,14 +341,9 @@ impl Device {
     }
 
     /// Snapshot for views.
-    pub(super) fn snapshot(
-        &self,
-        index: DeviceIndex,
-        now: TimeNs,
-        grouping: Grouping,
-    ) -> DeviceSnapshot {
+    pub(super) fn snapshot(&self, now: TimeNs, grouping: Grouping) -> DeviceSnapshot {
         DeviceSnapshot {
-            index,
+            index: self.index,
             totals: self.totals,
             peak: self.peak,
             before_attach: BeforeAttach {
@@ -363,9 +354,9 @@ impl Device {
                 unread: self.before.unread.clone(),
             },
             unaccounted: self.unaccounted(),
-            live_blocks: self.blocks.len() as u64,
+            live_blocks: self.blocks,
             ooms: self.ooms,
-            lines: self.holders.rows(grouping),
+            lines: self.call_sites.rows(grouping),
             timeline: self.timeline.up_to(now),
         }
     }

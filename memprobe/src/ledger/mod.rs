@@ -7,21 +7,23 @@
 //! Every store is bounded by [`Caps`].
 
 mod agreement;
-pub(crate) mod applied;
-mod blocks;
+mod analysis;
+mod block_store;
 mod call_sites;
 mod caps;
+mod change;
 mod cuda;
-pub(crate) mod device;
+mod definitions;
+mod dense;
+mod device;
 pub mod grouping;
+mod groups;
+mod high_water_mark;
 pub mod host;
-mod live_blocks;
-mod names;
 mod rate;
 pub mod snapshot;
 mod summary;
 pub(crate) mod timeline;
-mod uses;
 
 #[cfg(test)]
 mod properties;
@@ -31,24 +33,26 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub use applied::{Applied, Ended, Freed};
+pub use analysis::{Analysis, AnalyzedLedger};
+pub use block_store::{BlockId, LiveBlock};
 pub use caps::{Caps, Refused};
+pub use change::{Change, Freed};
+pub use definitions::StackRef;
+pub use dense::{DenseMap, PerBlock, PerStack};
 pub use device::DeviceTotals;
-pub use live_blocks::{BlockOrigin, LiveBlock};
 pub use timeline::MAX_POINTS;
-pub use uses::{BlockUses, Known, Ledgers};
 
 use crate::event::{
-    Action, Address, AtAttach, Bytes, CaptureOptions, DeviceIndex, Event, Frame, Losses,
-    MemoryEvent, ProbeStatus, Target, TimeNs,
+    Action, Address, AtAttach, BlockPurpose, CaptureOptions, DeviceIndex, Event, Losses,
+    MemoryEvent, ProbeStatus, PurposeId, Stack, StackId, Target, TimeNs,
 };
 use agreement::Agreement;
-use caps::Budget;
+use block_store::BlockStore;
 use cuda::Cuda;
+use definitions::slot;
 use device::{Device, Difference};
-use names::{Definition, Names};
 use rate::{Rate, Ticks};
-use snapshot::{Grouping, Health, Snapshot, TargetState};
+use snapshot::{Grouping, Health, PurposeInfo, Site, Snapshot, TargetState};
 
 /// Model of one process, updated by each event.
 #[derive(Debug)]
@@ -66,8 +70,7 @@ pub struct Model {
     losses: Losses,
     malformed: u64,
     agreement: Agreement,
-    names: Names,
-    budget: Budget,
+    store: BlockStore,
     devices: BTreeMap<DeviceIndex, Device>,
     cuda: Cuda,
     unread_at_attach: Option<Arc<str>>,
@@ -95,8 +98,7 @@ impl Model {
             losses: Losses::default(),
             malformed: 0,
             agreement: Agreement::default(),
-            names: Names::new(caps),
-            budget: Budget::new(&caps),
+            store: BlockStore::new(caps),
             devices: BTreeMap::new(),
             cuda: Cuda::default(),
             unread_at_attach: None,
@@ -127,7 +129,7 @@ impl Model {
 
     /// Counters of entries refused because a store was full.
     pub fn refused(&self) -> Refused {
-        self.budget.refused
+        self.store.budget.refused
     }
 
     /// Latest time of an event; `None` before the first.
@@ -136,34 +138,26 @@ impl Model {
     }
 
     /// Applies the next event of the stream.
-    pub fn apply(&mut self, event: &Event) -> Applied {
+    pub fn apply(&mut self, event: &Event) -> Change {
+        self.store.release_ended();
+        let BlockStore {
+            definitions,
+            budget,
+            ..
+        } = &mut self.store;
         match event {
+            Event::Memory(event) => return self.apply_memory(event),
             Event::Stack(id, stack) => {
-                let definition = self.names.define(*id, stack, &mut self.budget.refused);
-                if definition == Definition::Changed {
-                    self.devices
-                        .values_mut()
-                        .for_each(|device| device.forget_stack(*id));
-                    self.cuda.forget_stack(*id);
-                }
-                Applied::Noted
+                return Change::Stack(definitions.define(*id, stack, &mut budget.refused));
             }
-            // The ledger needs lines only; `shapes` handles tensors, `why` handles purposes.
-            Event::BlockPurpose(..) | Event::PhaseMark(_) | Event::BlockLabels(_) => Applied::Noted,
-            Event::Thread(tid, name) => {
-                self.names.name(*tid, name, &mut self.budget.refused);
-                Applied::Noted
-            }
-            Event::Loss(losses) => {
-                self.count_loss(*losses);
-                Applied::Noted
-            }
-            Event::AtAttach(found) => {
-                self.find(found);
-                Applied::Noted
-            }
-            Event::Memory(event) => self.apply_memory(event),
+            Event::BlockPurpose(id, purpose) => definitions.purposes.define(*id, purpose),
+            Event::Thread(tid, name) => definitions.name(*tid, name, &mut budget.refused),
+            Event::Loss(losses) => self.count_loss(*losses),
+            Event::AtAttach(found) => self.find(found),
+            // Only analyses need marks and labels.
+            Event::PhaseMark(_) | Event::BlockLabels(_) => {}
         }
+        Change::Noted
     }
 
     /// Adopts the state of a device at attach. A device with earlier events keeps its own state.
@@ -182,7 +176,7 @@ impl Model {
         let started = self.started;
         self.devices
             .entry(index)
-            .or_insert_with(|| Device::found(found, started));
+            .or_insert_with(|| Device::found(index, found, started));
     }
 
     fn count_loss(&mut self, losses: Losses) {
@@ -197,7 +191,7 @@ impl Model {
         };
     }
 
-    fn apply_memory(&mut self, event: &MemoryEvent) -> Applied {
+    fn apply_memory(&mut self, event: &MemoryEvent) -> Change {
         if self.last_event.is_none() {
             self.started = self.started.min(event.time);
         }
@@ -206,7 +200,7 @@ impl Model {
             self.events = self.events.saturating_add(1);
         }
         if matches!(event.action, Action::SegmentAlloc | Action::SegmentFree) {
-            return Applied::Segment;
+            return Change::Segment;
         }
         if matches!(event.action, Action::CudaAlloc | Action::CudaFree) {
             return self.apply_cuda(event);
@@ -214,33 +208,32 @@ impl Model {
         let Some(index) = device::plausible_device(event) else {
             self.malformed = self.malformed.saturating_add(1);
             self.agreement.lost(event.time);
-            return Applied::Malformed;
+            return Change::Malformed;
         };
         let started = self.started;
         let device = self
             .devices
             .entry(index)
-            .or_insert_with(|| Device::before(event, started));
-        let (applied, difference) = match event.action {
-            Action::Alloc => device.alloc(event, &self.names, &mut self.budget),
-            Action::Free => device.free(event, &mut self.budget),
-            Action::Held => device.hold(event, &mut self.budget),
+            .or_insert_with(|| Device::before(index, event, started));
+        let (change, difference) = match event.action {
+            Action::Alloc => device.alloc(event, &mut self.store),
+            Action::Free => device.free(event, &mut self.store),
+            Action::Held => device.hold(event, &mut self.store),
             _ => device.out_of_memory(event),
         };
         self.judge(event.time, difference);
-        applied
+        change
     }
 
-    fn apply_cuda(&mut self, event: &MemoryEvent) -> Applied {
+    fn apply_cuda(&mut self, event: &MemoryEvent) -> Change {
         let Some(call) = cuda::plausible(event) else {
             self.malformed = self.malformed.saturating_add(1);
-            return Applied::Malformed;
+            return Change::Malformed;
         };
-        let (names, budget) = (&self.names, &mut self.budget);
         if event.action == Action::CudaAlloc {
-            self.cuda.alloc(event, call, self.started, names, budget)
+            self.cuda.alloc(event, call, self.started, &mut self.store)
         } else {
-            self.cuda.free(event, call, budget)
+            self.cuda.free(event, call, &mut self.store)
         }
     }
 
@@ -254,10 +247,56 @@ impl Model {
         }
     }
 
-    /// Live block of the caching allocator at an address: its bytes, and the user's line that
-    /// allocated it, if known.
-    pub fn block_at(&self, device: DeviceIndex, addr: Address) -> Option<(Bytes, Option<&Frame>)> {
-        self.devices.get(&device)?.block_at(addr)
+    /// A live block, or one that the last event ended.
+    pub fn block(&self, id: BlockId) -> &LiveBlock {
+        self.store.get(id)
+    }
+
+    /// Live block that begins at an address.
+    pub fn block_at(&self, device: DeviceIndex, addr: Address) -> Option<BlockId> {
+        self.store.at(device, addr)
+    }
+
+    /// Live blocks of PyTorch's allocators, by device and address.
+    pub fn blocks(&self) -> impl Iterator<Item = (BlockId, &LiveBlock)> {
+        self.store.live()
+    }
+
+    /// Stacks in the order of their definition.
+    pub fn stacks(&self) -> impl Iterator<Item = (StackRef, &Arc<Stack>)> {
+        self.store.definitions.stacks()
+    }
+
+    /// A stack; one without frames for [`StackRef::UNKNOWN`].
+    pub fn stack(&self, stack: StackRef) -> &Arc<Stack> {
+        &self.store.definitions.stack(stack).stack
+    }
+
+    /// Stack that an id means now.
+    pub fn stack_ref(&self, id: StackId) -> StackRef {
+        self.store.definitions.stack_ref(id)
+    }
+
+    /// Call site of a stack.
+    pub fn site(&self, stack: StackRef, grouping: Grouping) -> &Site {
+        &self.store.definitions.stack(stack).sites[slot(grouping)]
+    }
+
+    /// Purpose of blocks by its id; `None` if it is undefined or was dropped at the cap.
+    pub fn purpose(&self, id: PurposeId) -> Option<&Arc<BlockPurpose>> {
+        match id < PurposeId::FIRST {
+            true => None,
+            false => self.store.definitions.purposes.get(id),
+        }
+    }
+
+    /// Purpose of a block, for views.
+    pub fn purpose_info(&self, id: PurposeId) -> PurposeInfo {
+        match self.purpose(id) {
+            Some(purpose) => PurposeInfo::Known(Arc::clone(purpose)),
+            None if id == PurposeId::NO_TENSOR => PurposeInfo::NoTensor,
+            None => PurposeInfo::Unknown,
+        }
     }
 
     /// Updates the rates; about five ticks a second give steady rates. Without ticks all rates are
@@ -284,8 +323,8 @@ impl Model {
             true => Vec::new(),
             false => self.cuda.devices(now, grouping),
         };
-        let own = self.devices.iter();
-        devices.extend(own.map(|(index, device)| device.snapshot(*index, now, grouping)));
+        let own = self.devices.values();
+        devices.extend(own.map(|device| device.snapshot(now, grouping)));
         Snapshot {
             target: self.target.clone(),
             started: self.started,

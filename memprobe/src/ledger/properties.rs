@@ -103,7 +103,7 @@ impl Reference {
             unread: None,
         }));
         for (addr, block) in &self.live {
-            let applied = model.apply(&Event::Memory(MemoryEvent {
+            let change = model.apply(&Event::Memory(MemoryEvent {
                 time: TimeNs(self.time),
                 tgid: Tgid(1),
                 tid: Tid::UNKNOWN,
@@ -116,7 +116,7 @@ impl Reference {
                 shape: PurposeId::NONE,
                 call: None,
             }));
-            assert_eq!(applied, Applied::Held { is_tracked: true });
+            assert!(matches!(change, Change::Held(Some(_))));
             check_sums(model);
         }
     }
@@ -228,6 +228,17 @@ fn check_sums(model: &Model) {
     }
 }
 
+/// Bytes and stack of a freed block that was seen being allocated.
+fn known_block(model: &Model, change: &Change) -> Option<(Bytes, StackRef)> {
+    match change {
+        Change::Freed(Freed::Known(id)) => {
+            let block = model.block(*id);
+            Some((block.size, block.stack))
+        }
+        _ => None,
+    }
+}
+
 /// Bytes by the number of a stack or of a user's line.
 type ByNumber = BTreeMap<u32, u64>;
 
@@ -293,13 +304,17 @@ proptest! {
             if !attached {
                 continue;
             }
-            let applied = model.apply(&Event::Memory(event));
+            let change = model.apply(&Event::Memory(event));
             if let Some(block) = freed {
-                let known = Freed::Known { size: event.size, stack: StackId(block.stack) };
-                let expected = if block.seen { known } else { Freed::BeforeAttach };
-                prop_assert_eq!(applied, Applied::Free(expected));
+                prop_assert!(matches!(change, Change::Freed(_)));
+                let known = Some((event.size, model.stack_ref(StackId(block.stack))));
+                let expected = if block.seen { known } else { None };
+                prop_assert_eq!(known_block(&model, &change), expected);
             } else if event.action == Action::Alloc {
-                prop_assert_eq!(applied, Applied::Alloc { replaced: vec![], is_tracked: true });
+                let Change::Allocated { replaced, is_tracked, .. } = change else {
+                    panic!("not an allocation: {change:?}");
+                };
+                prop_assert!(replaced.is_empty() && is_tracked);
             }
             check_sums(&model);
             let snapshot = model.snapshot(TimeNs(reference.time), Grouping::User);
@@ -339,12 +354,12 @@ proptest! {
                 }
                 continue;
             }
-            let applied = model.apply(&Event::Memory(event));
+            let change = model.apply(&Event::Memory(event));
             if let Some(block) = freed {
                 // A missed free and alloc of an equal block leave no trace. An unseen block may
                 // then pass for a seen one, but never the reverse.
-                let known = Freed::Known { size: event.size, stack: StackId(block.stack) };
-                prop_assert!(!block.seen || applied == Applied::Free(known), "{:?}", applied);
+                let known = Some((event.size, model.stack_ref(StackId(block.stack))));
+                prop_assert!(!block.seen || known_block(&model, &change) == known);
             }
             check_sums(&model);
             let device = model.snapshot(TimeNs(0), Grouping::User).devices.remove(0);

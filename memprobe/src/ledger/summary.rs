@@ -1,10 +1,9 @@
 //! Summary of a process for the table of processes; cheap to call often.
 
-use super::Model;
 use super::snapshot::Grouping;
 use super::snapshot::host::{DeviceRow, Holder};
-use crate::event::{Action, Bytes, DeviceIndex, Event, Totals};
-use crate::ledger::DeviceTotals;
+use super::{DeviceTotals, Model};
+use crate::event::{Action, Bytes, DeviceIndex, Event, MemoryEvent, TimeNs, Totals};
 
 impl Model {
     /// Allocator totals, summed over all devices; `None` before the first allocator event.
@@ -18,18 +17,30 @@ impl Model {
 
     /// Device of an allocator event, and its state after the event; `None` for other events.
     pub fn moment(&self, event: &Event) -> Option<(DeviceIndex, DeviceTotals)> {
-        let (index, time) = match event {
-            Event::AtAttach(found) => (found.device?, found.time),
-            Event::Memory(event) => match event.action {
-                Action::Alloc | Action::Free | Action::Held | Action::OutOfMemory => {
-                    (event.device?, event.time)
-                }
-                _ => return None,
-            },
-            _ => return None,
-        };
-        let device = self.devices.get(&index)?;
-        Some((index, device.moment(time)))
+        match event {
+            Event::AtAttach(found) => {
+                let index = found.device?;
+                Some((index, self.devices.get(&index)?.moment(found.time)))
+            }
+            Event::Memory(event) => Some((event.device?, self.moment_of(event)?)),
+            _ => None,
+        }
+    }
+
+    /// State of an allocator event's device after it; `None` for segments and calls of CUDA.
+    pub fn moment_of(&self, event: &MemoryEvent) -> Option<DeviceTotals> {
+        match event.action {
+            Action::Alloc | Action::Free | Action::Held | Action::OutOfMemory => {
+                Some(self.devices.get(&event.device?)?.moment(event.time))
+            }
+            _ => None,
+        }
+    }
+
+    /// State of each device, labelled with `now`.
+    pub fn moments(&self, now: TimeNs) -> impl Iterator<Item = (DeviceIndex, DeviceTotals)> {
+        let devices = self.devices.iter();
+        devices.map(move |(index, device)| (*index, device.moment(now)))
     }
 
     /// Allocator totals and peaks of each device.

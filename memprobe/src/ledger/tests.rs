@@ -89,20 +89,35 @@ impl Scene {
         }
     }
 
-    fn apply(&mut self, action: Action, addr: u64, size: u64, stack: u32) -> Applied {
+    fn apply(&mut self, action: Action, addr: u64, size: u64, stack: u32) -> Change {
         self.time += 1_000;
         let event = self.event(action, addr, size, stack);
         self.model.apply(&Event::Memory(event))
     }
 
-    fn alloc(&mut self, addr: u64, size: u64, stack: u32) -> Applied {
+    fn alloc(&mut self, addr: u64, size: u64, stack: u32) -> Change {
         self.allocated += size;
         self.apply(Action::Alloc, addr, size, stack)
     }
 
-    fn free(&mut self, addr: u64, size: u64) -> Applied {
+    fn free(&mut self, addr: u64, size: u64) -> Change {
         self.allocated -= size;
         self.apply(Action::Free, addr, size, 0)
+    }
+
+    /// Frees a known block; returns its bytes, and the number of its stack.
+    fn free_known(&mut self, addr: u64, size: u64) -> (u64, StackRef) {
+        match self.free(addr, size) {
+            Change::Freed(Freed::Known(id)) => {
+                let block = self.model.block(id);
+                (block.size.0, block.stack)
+            }
+            other => panic!("not a known block: {other:?}"),
+        }
+    }
+
+    fn stack(&self, id: u32) -> StackRef {
+        self.model.stack_ref(StackId(id))
     }
 
     fn miss_alloc(&mut self, size: u64) {
@@ -180,38 +195,37 @@ fn stack(id: u32) -> Arc<Stack> {
     })
 }
 
-fn known(size: u64, stack: u32) -> Applied {
-    Applied::Free(Freed::Known {
-        size: Bytes(size),
-        stack: StackId(stack),
-    })
-}
-
-fn live_again() -> Applied {
-    Applied::Alloc {
-        replaced: Vec::new(),
-        is_tracked: true,
+/// Blocks that an allocation replaced, and true if the ledger tracks it.
+fn allocated(change: Change) -> (Vec<BlockId>, bool) {
+    match change {
+        Change::Allocated {
+            replaced,
+            is_tracked,
+            ..
+        } => (replaced, is_tracked),
+        other => panic!("not an allocation: {other:?}"),
     }
 }
 
 #[test]
 fn what_was_there_at_attach_is_a_row_of_its_own() {
     let mut scene = Scene::attached_at(4096);
-    assert_eq!(scene.alloc(0, 512, 1), live_again());
+    assert_eq!(allocated(scene.alloc(0, 512, 1)), (Vec::new(), true));
     assert_eq!(scene.parts(), (4096, 0, 512));
-    assert_eq!(
-        scene.free(1 << 20, 1024),
-        Applied::Free(Freed::BeforeAttach)
-    );
+    let unseen = Change::Freed(Freed::BeforeAttach(None));
+    assert_eq!(scene.free(1 << 20, 1024), unseen);
     assert_eq!(scene.parts(), (3072, 0, 512));
-    assert_eq!(scene.free(0, 512), known(512, 1));
+    assert_eq!(scene.free_known(0, 512), (512, scene.stack(1)));
     assert_eq!(scene.parts(), (3072, 0, 0));
 }
 
 #[test]
 fn a_free_as_the_first_event_comes_out_of_what_was_there_at_attach() {
     let mut scene = Scene::attached_at(4096);
-    assert_eq!(scene.free(0, 1024), Applied::Free(Freed::BeforeAttach));
+    assert_eq!(
+        scene.free(0, 1024),
+        Change::Freed(Freed::BeforeAttach(None))
+    );
     assert_eq!(scene.parts(), (3072, 0, 0));
     assert_eq!(scene.device().peak.allocated, Bytes(4096));
 }
@@ -227,10 +241,16 @@ fn blocks_that_were_found_at_attach_leave_their_row_one_by_one() {
     assert_eq!(before(&scene), (1536, Some(2)));
     assert_eq!(scene.snapshot().health.events, 0);
     scene.alloc(4096, 512, 1);
-    assert_eq!(scene.free(1024, 1024), Applied::Free(Freed::BeforeAttach));
+    assert!(matches!(
+        scene.free(1024, 1024),
+        Change::Freed(Freed::BeforeAttach(Some(_)))
+    ));
     assert_eq!(before(&scene), (512, Some(1)));
     assert_eq!(scene.device().live_blocks, 2);
-    assert_eq!(scene.free(0, 512), Applied::Free(Freed::BeforeAttach));
+    assert!(matches!(
+        scene.free(0, 512),
+        Change::Freed(Freed::BeforeAttach(Some(_)))
+    ));
     assert_eq!(before(&scene), (0, Some(0)));
     assert_eq!(scene.parts(), (0, 0, 512));
     assert_eq!(scene.snapshot().health.disagreements, 0);
@@ -264,7 +284,7 @@ fn an_impossible_block_found_at_attach_is_not_tracked() {
     let mut scene = Scene::found(&[(0, 512), (1024, 1024)]);
     for (addr, size) in [(8192, 512), (1024, 0), (256, 0)] {
         let applied = scene.apply(Action::Held, addr, size, 0);
-        assert_eq!(applied, Applied::Held { is_tracked: false }, "{addr}");
+        assert_eq!(applied, Change::Held(None), "{addr}");
     }
     assert_eq!(scene.parts(), (1536, 0, 0));
 }
@@ -292,7 +312,7 @@ fn a_missed_alloc_is_unaccounted_until_its_free() {
     scene.miss_alloc(2048);
     scene.alloc(512, 512, 1);
     assert_eq!(scene.parts(), (4096, 2048, 1024));
-    assert_eq!(scene.free(1 << 20, 2048), Applied::Free(Freed::Unknown));
+    assert_eq!(scene.free(1 << 20, 2048), Change::Freed(Freed::Unknown));
     assert_eq!(scene.parts(), (4096, 0, 1024));
     assert_eq!(scene.snapshot().health.disagreements, 0);
 }
@@ -304,10 +324,8 @@ fn a_block_larger_than_what_is_unaccounted_was_there_at_attach() {
     scene.report_lost(1);
     scene.miss_alloc(512);
     scene.alloc(512, 512, 1);
-    assert_eq!(
-        scene.free(1 << 20, 1024),
-        Applied::Free(Freed::BeforeAttach)
-    );
+    let unseen = Change::Freed(Freed::BeforeAttach(None));
+    assert_eq!(scene.free(1 << 20, 1024), unseen);
     assert_eq!(scene.parts(), (3072, 512, 1024));
 }
 
@@ -319,19 +337,17 @@ fn a_missed_free_shows_until_its_address_is_used_again() {
     scene.miss_free(1024);
     scene.alloc(4096, 512, 1);
     assert_eq!(scene.parts(), (0, -1024, 1536));
-    let stale = Ended {
-        addr: Address(0),
-        size: Bytes(1024),
-        stack: StackId(1),
-    };
-    let applied = scene.alloc(512, 512, 3);
+    let stack = scene.stack(1);
+    let (replaced, is_tracked) = allocated(scene.alloc(512, 512, 3));
+    let stale = replaced.iter().map(|id| {
+        let block = scene.model.block(*id);
+        (block.addr, block.size, block.stack)
+    });
     assert_eq!(
-        applied,
-        Applied::Alloc {
-            replaced: vec![stale],
-            is_tracked: true
-        }
+        stale.collect::<Vec<_>>(),
+        [(Address(0), Bytes(1024), stack)]
     );
+    assert!(is_tracked);
     assert_eq!(scene.parts(), (0, 0, 1024));
     assert_eq!(scene.line("model.py").live, Bytes(512));
     assert_eq!(scene.snapshot().health.disagreements, 0);
@@ -374,7 +390,7 @@ fn a_loss_reported_after_the_difference_explains_it() {
 fn where_a_free_gives_another_size_the_allocator_is_right() {
     let mut scene = Scene::attached_at(4096);
     scene.alloc(0, 1024, 1);
-    assert_eq!(scene.free(0, 512), known(1024, 1));
+    assert_eq!(scene.free_known(0, 512), (1024, scene.stack(1)));
     assert_eq!(scene.parts(), (4096, 512, 0));
     assert_eq!(scene.snapshot().health.disagreements, 1);
 }
@@ -384,7 +400,7 @@ fn an_out_of_memory_error_is_counted_on_its_device() {
     let mut scene = Scene::attached_at(4096);
     assert_eq!(
         scene.apply(Action::OutOfMemory, 0, 1 << 40, 1),
-        Applied::OutOfMemory
+        Change::OutOfMemory
     );
     assert_eq!(scene.device().ooms, 1);
     assert_eq!(scene.parts(), (4096, 0, 0));
@@ -397,7 +413,7 @@ fn segments_are_events_but_not_blocks() {
     scene.alloc(0, 512, 1);
     let mut event = scene.event(Action::SegmentAlloc, 0, 1 << 21, 1);
     (event.device, event.totals) = (None, None);
-    assert_eq!(scene.model.apply(&Event::Memory(event)), Applied::Segment);
+    assert_eq!(scene.model.apply(&Event::Memory(event)), Change::Segment);
     assert_eq!(scene.parts(), (0, 0, 512));
     assert_eq!(scene.snapshot().health.events, 2);
 }
@@ -469,7 +485,7 @@ fn an_allocation_whose_stack_was_lost_names_its_thread() {
     let mut scene = Scene::attached_at(0);
     scene.alloc(0, 512, 99);
     assert_eq!(scene.no_line(), ("worker".into(), NoStack::Lost.as_str()));
-    assert_eq!(scene.free(0, 512), known(512, 0));
+    assert_eq!(scene.free_known(0, 512), (512, StackRef::UNKNOWN));
 }
 
 #[test]
@@ -492,19 +508,12 @@ fn blocks_beyond_the_cap_are_unaccounted_and_counted() {
         },
     );
     scene.alloc(0, 512, 1);
-    let applied = scene.alloc(512, 1024, 1);
-    assert_eq!(
-        applied,
-        Applied::Alloc {
-            replaced: Vec::new(),
-            is_tracked: false
-        }
-    );
+    assert_eq!(allocated(scene.alloc(512, 1024, 1)), (Vec::new(), false));
     assert_eq!(scene.parts(), (0, 1024, 512));
     assert_eq!(scene.model.refused().blocks, 1);
-    assert_eq!(scene.free(512, 1024), Applied::Free(Freed::Unknown));
+    assert_eq!(scene.free(512, 1024), Change::Freed(Freed::Unknown));
     scene.free(0, 512);
-    assert_eq!(scene.alloc(0, 512, 1), live_again());
+    assert_eq!(allocated(scene.alloc(0, 512, 1)), (Vec::new(), true));
     assert_eq!(scene.parts(), (0, 0, 512));
     assert_eq!(scene.snapshot().health.disagreements, 0);
 }
@@ -555,15 +564,12 @@ fn impossible_numbers_change_nothing_and_count_as_malformed() {
     let before = scene.parts();
     assert_eq!(
         scene.apply(Action::Alloc, u64::MAX, 512, 1),
-        Applied::Malformed
+        Change::Malformed
     );
-    assert_eq!(
-        scene.apply(Action::Free, 0, u64::MAX, 1),
-        Applied::Malformed
-    );
+    assert_eq!(scene.apply(Action::Free, 0, u64::MAX, 1), Change::Malformed);
     let mut event = scene.event(Action::Alloc, 1024, 512, 1);
     event.device = None;
-    assert_eq!(scene.model.apply(&Event::Memory(event)), Applied::Malformed);
+    assert_eq!(scene.model.apply(&Event::Memory(event)), Change::Malformed);
     assert_eq!(scene.parts(), before);
     assert_eq!(scene.snapshot().health.losses.malformed, 3);
 }

@@ -135,18 +135,9 @@ pub(super) fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let mut ledger = GrowthLedger::new(options.grouping);
-    let mut attribution = AttributionLedger::new(options.iteration.clone());
-    let mut intervals = 0;
-    let replay = replay::run_with(reader, options.grouping, |event, applied, model| {
-        attribution.apply(event, applied);
-        if attribution.intervals_ended() > intervals {
-            intervals = attribution.intervals_ended();
-            ledger.end_interval();
-        }
-        ledger.apply(event, applied, model);
-    })?;
-    let intervals = intervals_per_iteration(&attribution.iterations(), intervals);
+    let ledger = GrowthLedger::new(options.grouping, options.iteration.clone());
+    let (replay, ledger) = replay::run(reader, options.grouping, ledger)?;
+    let intervals = ledger.intervals_per_iteration();
     let devices: Vec<OnDevice> = replay
         .snapshot
         .devices
@@ -302,29 +293,6 @@ impl OnDevice<'_> {
         };
         suspects.iter().map(row).collect()
     }
-}
-
-/// Number of step intervals per iteration; `None` if iterations are unknown.
-fn intervals_per_iteration(iterations: &Iterations, intervals: u64) -> Option<f64> {
-    let of_kind = |kinds: &[IterationKind]| {
-        let rows = iterations.rows.iter();
-        rows.filter(|row| kinds.contains(&row.kind)).count() as f64
-    };
-    let whole = of_kind(&[IterationKind::Whole]);
-    if iterations.source == Source::Nothing || whole < 1.0 {
-        return None;
-    }
-    let others = of_kind(&[IterationKind::Before, IterationKind::Evaluation]);
-    let intervals = intervals.saturating_sub(iterations.dropped) as f64;
-    let each = ((intervals - others) / whole).max(1.0);
-    // Step intervals before iterations were recognized, and evaluations in between, belong to no
-    // iteration.
-    let nearest = each.round();
-    Some(if (each - nearest).abs() <= 0.15 * nearest {
-        nearest
-    } else {
-        each
-    })
 }
 
 fn is_quiet(growth: &Growth) -> bool {

@@ -90,7 +90,7 @@ impl<'a, W: Write> Many<'a, W> {
     /// # Errors
     /// If the recording cannot be read, or `out` cannot be written.
     pub fn add<R: BufRead>(&mut self, name: &str, reader: Reader<R>) -> Result<(), ReportError> {
-        let replay = replay::run(reader, self.options.grouping)?;
+        let (replay, ()) = replay::run(reader, self.options.grouping, ())?;
         let report = LineReport {
             replay: &replay,
             options: self.options,

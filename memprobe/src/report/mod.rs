@@ -270,7 +270,7 @@ fn lines<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let replay = replay::run(reader, options.grouping)?;
+    let (replay, ()) = replay::run(reader, options.grouping, ())?;
     let report = LineReport {
         replay: &replay,
         options,

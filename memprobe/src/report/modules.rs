@@ -169,10 +169,7 @@ pub(super) fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let mut ledger = ModuleLedger::default();
-    let replay = replay::run_with(reader, options.grouping, |event, applied, model| {
-        ledger.apply(event, applied, model);
-    })?;
+    let (replay, ledger) = replay::run(reader, options.grouping, ModuleLedger::default())?;
     let devices = replay.snapshot.devices.iter();
     let trees: Vec<(&DeviceSnapshot, ModuleTree)> = devices
         .filter_map(|device| Some((device, ledger.tree(device.index)?)))

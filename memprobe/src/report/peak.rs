@@ -106,12 +106,10 @@ pub(super) fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let mut ledger = PeakLedger::new(options.grouping);
-    let mut attribution = AttributionLedger::new(options.iteration.clone());
-    let replay = replay::run_with(reader, options.grouping, |event, applied, model| {
-        ledger.apply(event, applied, model);
-        attribution.apply(event, applied);
-    })?;
+    let ledger = PeakLedger::new(options.grouping);
+    let attribution = AttributionLedger::new(options.iteration.clone());
+    let (replay, (ledger, attribution)) =
+        replay::run(reader, options.grouping, (ledger, attribution))?;
     let iterations = attribution.iterations();
     let devices: Vec<AtPeak> = replay
         .snapshot

@@ -1,11 +1,10 @@
-//! Replay of a recording through the model.
+//! Replay of a recording through the ledger and the analyses that a report needs.
 
 use std::io::BufRead;
 
 use super::Outcome;
-use crate::event::Event;
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
-use crate::ledger::{Applied, Model, Refused};
+use crate::ledger::{Analysis, AnalyzedLedger, Refused};
 use crate::recording::{End, Header, Reader, RecordingError};
 
 /// State at the end of a recording.
@@ -32,39 +31,33 @@ impl Replay {
     }
 }
 
-/// Replays a whole recording.
-pub(super) fn run<R: BufRead>(
-    reader: Reader<R>,
-    grouping: Grouping,
-) -> Result<Replay, RecordingError> {
-    run_with(reader, grouping, |_, _, _| {})
-}
-
-/// Replays a whole recording, and calls `observe` with each event, its effect on the ledger, and the
-/// model.
-pub(super) fn run_with<R: BufRead>(
+/// Replays a whole recording; returns the analyses at its end.
+pub(super) fn run<R: BufRead, A: Analysis>(
     mut reader: Reader<R>,
     grouping: Grouping,
-    mut observe: impl FnMut(&Event, &Applied, &Model),
-) -> Result<Replay, RecordingError> {
+    analyses: A,
+) -> Result<(Replay, A), RecordingError> {
     let header = reader.header();
-    let mut model = Model::new(header.target.clone(), header.start);
+    let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
     for event in reader.by_ref() {
-        let event = event?;
-        let applied = model.apply(&event);
-        observe(&event, &applied, &model);
+        replay.apply(&event?);
     }
     // The version of torch is often recorded later than the start.
     let header = reader.header().clone();
-    model.set_target(header.target.clone());
-    model.set_probes(header.probes.clone());
-    model.set_state(TargetState::Recording);
-    let now = model.last_event().unwrap_or(header.start);
-    Ok(Replay {
-        snapshot: model.snapshot(now, grouping),
+    let AnalyzedLedger {
+        mut ledger,
+        analyses,
+    } = replay;
+    ledger.set_target(header.target.clone());
+    ledger.set_probes(header.probes.clone());
+    ledger.set_state(TargetState::Recording);
+    let now = ledger.last_event().unwrap_or(header.start);
+    let replay = Replay {
+        snapshot: ledger.snapshot(now, grouping),
         end: reader.end().cloned(),
-        refused: model.refused(),
+        refused: ledger.refused(),
         truncated: reader.truncated(),
         header,
-    })
+    };
+    Ok((replay, analyses))
 }

@@ -86,10 +86,8 @@ pub(super) fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let mut ledger = ShapeLedger::new(options.grouping);
-    let replay = replay::run_with(reader, options.grouping, |event, applied, _| {
-        ledger.apply(event, applied);
-    })?;
+    let ledger = ShapeLedger::new(options.grouping);
+    let (replay, ledger) = replay::run(reader, options.grouping, ledger)?;
     let devices = replay.snapshot.devices.iter();
     let devices = devices.map(|device| (device, sorted(ledger.rows(device.index), options)));
     let report = ShapeReport {

@@ -8,11 +8,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::event::tensors::{Block, Consistency, TensorSnapshot};
-use crate::event::{Action, Address, BlockLabels, BlockPurpose, DeviceIndex, Event, TimeNs};
-use crate::ledger::{Known, Ledgers};
+use crate::event::{
+    Action, Address, BlockLabels, BlockPurpose, Bytes, DeviceIndex, Event, Frame, TimeNs,
+};
+use crate::ledger::snapshot::Grouping;
+use crate::ledger::{Analysis, BlockId, Change, Freed, Model};
 
 /// Maximum number of events stored while a snapshot is read; beyond it no block gets a line.
 const MOST: usize = 1 << 20;
+
+/// A block as the ledger knew it: size, line and purpose.
+type Known = Option<(Bytes, Option<Frame>, Option<Arc<BlockPurpose>>)>;
 
 /// Changes of addresses since the start of the reading.
 #[derive(Debug, Default)]
@@ -23,24 +29,34 @@ pub struct Sites {
     stored: usize,
 }
 
-impl Sites {
-    /// Records an event; call it before the ledgers apply the event.
-    pub fn note(&mut self, ledgers: Ledgers<'_>, event: &Event) {
+impl Analysis for Sites {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
         let Event::Memory(event) = event else { return };
         let Some(device) = event.device else { return };
         if !matches!(event.action, Action::Alloc | Action::Free) {
             return;
         }
         self.stored = self.stored.saturating_add(1);
-        if self.stored <= MOST {
-            let before = ledgers.at(device, event.addr);
-            let touched = self.touched.entry((device, event.addr)).or_default();
-            touched.push((event.time, before));
+        if self.stored > MOST {
+            return;
         }
+        let before = match change {
+            Change::Allocated { replaced, .. } => {
+                let is_there = |id: &&BlockId| ledger.block(**id).addr == event.addr;
+                replaced.iter().find(is_there).copied()
+            }
+            Change::Freed(Freed::Known(id)) => Some(*id),
+            Change::Freed(Freed::BeforeAttach(id)) => *id,
+            _ => ledger.block_at(device, event.addr),
+        };
+        let touched = self.touched.entry((device, event.addr)).or_default();
+        touched.push((event.time, before.and_then(|id| known(ledger, id))));
     }
+}
 
+impl Sites {
     /// Sets the line and purpose of each block of the snapshot, where they are certain.
-    pub fn sign(&self, ledgers: Ledgers<'_>, snapshot: &mut TensorSnapshot) {
+    pub fn sign(&self, ledger: &Model, snapshot: &mut TensorSnapshot) {
         if self.stored > MOST {
             let words = format!(
                 "lines and uses of blocks: more than {MOST} came and went while the process was read"
@@ -48,12 +64,12 @@ impl Sites {
             snapshot.unread.push(words.into());
             return;
         }
-        let left_out = ledgers.uses.left_out();
+        let left_out = ledger.refused().blocks;
         if left_out > 0 {
             let words = format!("what {left_out} blocks are for: there were too many at once");
             snapshot.unread.push(words.into());
         }
-        let uses = ledgers.lines.losses().uses;
+        let uses = ledger.losses().uses;
         if uses > 0 {
             let words = format!("what {uses} blocks are for: the ring buffer was half full");
             snapshot.unread.push(words.into());
@@ -61,11 +77,11 @@ impl Sites {
         let still = matches!(snapshot.consistency, Consistency::Paused { .. });
         let moment = Some(snapshot.moment).filter(|moment| still && *moment != TimeNs(0));
         for block in &mut snapshot.blocks {
-            if let Some((size, site, is)) = self.at(ledgers, block, moment)
+            if let Some((size, site, purpose)) = self.at(ledger, block, moment)
                 && size == block.size
             {
                 block.site = site;
-                block.purpose = is.map(|is| in_words(&is));
+                block.purpose = purpose.map(|purpose| in_words(&purpose));
             }
         }
     }
@@ -85,17 +101,26 @@ impl Sites {
     }
 
     /// Block that was live at that address and moment; `None` if uncertain.
-    fn at(&self, ledgers: Ledgers<'_>, block: &Block, moment: Option<TimeNs>) -> Known {
-        let Some(touched) = self.touched.get(&(block.device, block.addr)) else {
-            return ledgers.at(block.device, block.addr);
+    fn at(&self, ledger: &Model, block: &Block, moment: Option<TimeNs>) -> Known {
+        let later = match self.touched.get(&(block.device, block.addr)) {
+            Some(touched) => {
+                let moment = moment?;
+                touched.iter().find(|(time, _)| *time > moment)
+            }
+            None => None,
         };
-        let moment = moment?;
-        let later = touched.iter().find(|(time, _)| *time > moment);
         match later {
             Some((_, before)) => before.clone(),
-            None => ledgers.at(block.device, block.addr),
+            None => known(ledger, ledger.block_at(block.device, block.addr)?),
         }
     }
+}
+
+fn known(ledger: &Model, id: BlockId) -> Known {
+    let block = ledger.block(id);
+    let frame = ledger.site(block.stack, Grouping::User).frame();
+    let purpose = ledger.purpose(block.purpose);
+    Some((block.size, frame.cloned(), purpose.cloned()))
 }
 
 /// Purpose of a block, as text for a row without a tensor.
@@ -117,7 +142,7 @@ mod tests {
     use crate::event::{
         Context, MemoryEvent, PurposeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
     };
-    use crate::ledger::{BlockUses, Model};
+    use crate::ledger::AnalyzedLedger;
     use crate::tensors::named;
     use crate::tensors::samples::{BASE, line, training};
 
@@ -159,8 +184,8 @@ mod tests {
         }
         let mut sites = Sites::default();
         for event in [event(Action::Free, 30, 0), event(Action::Alloc, 40, 2)] {
-            note(&mut sites, &model, &event);
-            model.apply(&event);
+            let change = model.apply(&event);
+            sites.apply(&event, &change, &model);
         }
         let mut snapshot = training();
         snapshot
@@ -169,18 +194,8 @@ mod tests {
             .for_each(|block| block.site = None);
         snapshot.moment = TimeNs(moment);
         snapshot.consistency = consistency;
-        sign(&sites, &model, &mut snapshot);
+        sites.sign(&model, &mut snapshot);
         snapshot.blocks[0].site.as_ref().map(|site| site.line)
-    }
-
-    fn note(sites: &mut Sites, lines: &Model, event: &Event) {
-        let uses = &BlockUses::default();
-        sites.note(Ledgers { lines, uses }, event);
-    }
-
-    fn sign(sites: &Sites, lines: &Model, snapshot: &mut TensorSnapshot) {
-        let uses = &BlockUses::default();
-        sites.sign(Ledgers { lines, uses }, snapshot);
     }
 
     const PAUSED: Consistency = Consistency::Paused {
@@ -202,9 +217,9 @@ mod tests {
 
     #[test]
     fn names_of_blocks_that_changed_hands_since_are_left_out() {
-        let model = Model::new(Target::default(), TimeNs(0));
-        let mut sites = Sites::default();
-        note(&mut sites, &model, &event(Action::Free, 30, 0));
+        let mut ledger = AnalyzedLedger::new(Target::default(), TimeNs(0), Sites::default());
+        ledger.apply(&event(Action::Free, 30, 0));
+        let sites = ledger.analyses;
         let left = |moment: u64, consistency: Consistency| {
             let mut names = named(&training(), Tgid(7));
             let all = names.blocks.len();
@@ -229,7 +244,7 @@ mod tests {
             .blocks
             .iter_mut()
             .for_each(|block| block.site = None);
-        sign(&Sites::default(), &model, &mut snapshot);
+        Sites::default().sign(&model, &mut snapshot);
         assert_eq!(
             snapshot.blocks[0].site,
             Some(line("/home/me/train.py", 1, "f"))
@@ -238,7 +253,7 @@ mod tests {
         // Another size is another block.
         snapshot.blocks[0].site = None;
         snapshot.blocks[0].size = Bytes(512);
-        sign(&Sites::default(), &model, &mut snapshot);
+        Sites::default().sign(&model, &mut snapshot);
         assert_eq!(snapshot.blocks[0].site, None);
     }
 }

@@ -10,8 +10,7 @@ use crate::event::{
     Frame, Grad, LabeledBlock, MarkedPhase, MemoryEvent, Module, Node, PhaseMark, PurposeId, Stack,
     StackId, StackKind, TensorSpec, Tgid, Tid, TimeNs, Totals,
 };
-use crate::ledger::Model;
-use crate::ledger::applied::Applied;
+use crate::ledger::{Analysis, AnalyzedLedger, Change, Model};
 
 pub(crate) const DEVICE: DeviceIndex = DeviceIndex(0);
 const MICROSECOND: u64 = 1_000;
@@ -244,14 +243,21 @@ impl Program {
         }));
     }
 
-    /// Applies the events to a model and passes each one on to `hear`.
-    pub(crate) fn play(&self, mut hear: impl FnMut(&Event, &Applied, &Model)) -> Model {
+    /// Applies the events to a ledger and passes each one on to `hear`.
+    pub(crate) fn play(&self, mut hear: impl FnMut(&Event, &Change, &Model)) -> Model {
         let mut model = Model::new(Target::default(), TimeNs(5_000_000_000));
         for event in &self.events {
-            let applied = model.apply(event);
-            hear(event, &applied, &model);
+            let change = model.apply(event);
+            hear(event, &change, &model);
         }
         model
+    }
+
+    /// Applies the events to a ledger and its analyses.
+    pub(crate) fn analyzed<A: Analysis>(&self, analyses: A) -> AnalyzedLedger<A> {
+        let mut ledger = AnalyzedLedger::new(Target::default(), TimeNs(5_000_000_000), analyses);
+        self.events.iter().for_each(|event| ledger.apply(event));
+        ledger
     }
 }
 

@@ -2,8 +2,7 @@ use super::samples::{again, backward, called};
 use super::*;
 
 fn scope_and_pass(stack: &Stack) -> (ModuleScope, Pass) {
-    let origin = origin(stack, Grouping::User);
-    (origin.place, origin.pass)
+    place_of(stack)
 }
 
 fn module(path: &str) -> ModuleScope {

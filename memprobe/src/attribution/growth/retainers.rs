@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::attribution::allocation_groups::AllocationGroups;
 use crate::event::{BlockLabels, Bytes, LabeledBlock, TimeNs};
+use crate::ledger::Model;
 
 /// Cap on pairs of group and retainer; blocks beyond it have no named retainer.
 const MOST: usize = 1 << 18;
@@ -84,14 +85,21 @@ struct OfPart {
 
 impl SnapshotRetainers {
     /// Replaces the content with a new heap snapshot.
-    pub(super) fn take(&mut self, names: &BlockLabels, parts: &AllocationGroups) {
+    pub(super) fn take<V: Default>(
+        &mut self,
+        names: &BlockLabels,
+        groups: &AllocationGroups<V>,
+        ledger: &Model,
+    ) {
         *self = Self {
             time: Some(names.time),
             ..Self::default()
         };
         for block in &names.blocks {
-            if let Some(part) = parts.at(block.device, block.addr, block.size) {
-                self.add(part, block);
+            let id = ledger.block_at(block.device, block.addr);
+            let id = id.filter(|id| ledger.block(*id).size == block.size);
+            if let Some(group) = id.and_then(|id| groups.group_of(id)) {
+                self.add(group, block);
             }
         }
     }

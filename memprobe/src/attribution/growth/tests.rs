@@ -6,10 +6,10 @@ const MIB: u64 = 1 << 20;
 
 /// Growth at the end of a program; an iteration ends after each event number in `ends`.
 fn growth(program: &Program, ends: &[usize]) -> Growth {
-    let mut ledger = GrowthLedger::new(Grouping::User);
+    let mut ledger = GrowthLedger::new(Grouping::User, None);
     let mut at = 0;
-    program.play(|event, applied, model| {
-        ledger.apply(event, applied, model);
+    program.play(|event, change, model| {
+        ledger.follow(event, change, model);
         at += 1;
         if ends.contains(&at) {
             ledger.end_interval();
@@ -161,7 +161,7 @@ fn alternating_intervals_of_an_iteration_do_not_hide_growth() {
         program.stack(called(31, "")),
         program.stack(called(31, "Gan.list")),
     );
-    let mut ledger = GrowthLedger::new(Grouping::User);
+    let mut ledger = GrowthLedger::new(Grouping::User, None);
     let mut ends = Vec::new();
     let mut held = None;
     for lap in 0..60 {
@@ -175,8 +175,8 @@ fn alternating_intervals_of_an_iteration_do_not_hide_growth() {
         ends.push(program.events.len());
     }
     let mut at = 0;
-    program.play(|event, applied, model| {
-        ledger.apply(event, applied, model);
+    program.play(|event, change, model| {
+        ledger.follow(event, change, model);
         at += 1;
         if ends.contains(&at) {
             ledger.end_interval();

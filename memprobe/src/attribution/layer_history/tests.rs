@@ -3,9 +3,6 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::attribution::category::CategoryRule;
-use crate::attribution::lifecycle::{BlockState, TensorInfo};
-use crate::attribution::phase::Phase;
 
 const PLACES: [LayerKey; 3] = [
     (1, Category::Activation),
@@ -31,16 +28,10 @@ fn deed() -> impl Strategy<Value = Deed> {
     ]
 }
 
-fn block(size: u64, born: u64) -> Block {
-    Block {
-        size,
-        born,
-        origin: 1,
-        phase: Phase::Other,
-        rule: CategoryRule::NothingTells,
-        state: BlockState::Settled,
-        tensor_info: TensorInfo::Tensor,
-    }
+#[derive(Clone, Copy)]
+struct Block {
+    size: u64,
+    born: u64,
 }
 
 /// Reference model: the same history, block by block.
@@ -79,7 +70,13 @@ fn play(deeds: &[Deed], most: usize) -> (LayerHistory, Plainly) {
             Deed::Come { place, size } => {
                 ordinal += 1;
                 plainly.live.push(plainly.blocks.len());
-                plainly.blocks.push((block(size, ordinal), place));
+                plainly.blocks.push((
+                    Block {
+                        size,
+                        born: ordinal,
+                    },
+                    place,
+                ));
                 history.add(PLACES[place], size, 0);
             }
             Deed::Go { nth } if !plainly.live.is_empty() => {
@@ -94,12 +91,14 @@ fn play(deeds: &[Deed], most: usize) -> (LayerHistory, Plainly) {
                 plainly.blocks[turned].1 = to;
                 if from != to {
                     let shift = Shift {
+                        size: block.size,
+                        born: block.born,
                         peak: 0,
                         was: AtPeak::Gone,
                         oldest: 0,
                     };
                     let places = [Some(PLACES[from]), Some(PLACES[to])];
-                    history.shift(&block, places, shift);
+                    history.shift(places, shift);
                 }
                 continue;
             }

@@ -8,9 +8,9 @@ const MIB: u64 = 1 << 20;
 
 /// Module tree and model at the end of a program.
 fn tree_of(program: &Program) -> (ModuleTree, Model) {
-    let mut ledger = ModuleLedger::default();
-    let model = program.play(|event, applied, model| ledger.apply(event, applied, model));
-    (ledger.tree(DEVICE).expect("a device"), model)
+    let played = program.analyzed(ModuleLedger::default());
+    let tree = played.analyses.tree(DEVICE).expect("a device");
+    (tree, played.ledger)
 }
 
 fn named<'a>(rows: &'a [ModuleRow], path: &str) -> &'a ModuleRow {

@@ -8,9 +8,9 @@ use crate::event::TimeNs;
 const MIB: u64 = 1 << 20;
 
 fn peak_of(program: &Program) -> (PeakView, Model) {
-    let mut ledger = PeakLedger::new(Grouping::User);
-    let model = program.play(|event, applied, model| ledger.apply(event, applied, model));
-    (ledger.view(DEVICE).expect("a device"), model)
+    let played = program.analyzed(PeakLedger::new(Grouping::User));
+    let view = played.analyses.view(DEVICE).expect("a device");
+    (view, played.ledger)
 }
 
 fn sum(view: &PeakView) -> u64 {

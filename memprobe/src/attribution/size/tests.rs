@@ -1,6 +1,8 @@
 use super::*;
 use crate::attribution::AttributionLedger;
-use crate::attribution::allocation_groups::samples::{DEVICE, Program, learning, learning_for};
+use crate::attribution::allocation_groups::samples::{
+    DEVICE, Program, called, learning, learning_for,
+};
 use crate::attribution::iterations::IterationKind;
 use crate::attribution::modules::ModuleRow;
 use crate::event::{Address, BlockLabels, Bytes, Event, Tgid, TimeNs};
@@ -9,9 +11,9 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 fn ledger_of(program: &Program) -> AttributionLedger {
-    let mut ledger = AttributionLedger::new(None).with_sizes();
-    program.play(|event, applied, _| ledger.apply(event, applied));
-    ledger
+    program
+        .analyzed(AttributionLedger::new(None).with_sizes())
+        .analyses
 }
 
 fn sizes_of(program: &Program) -> Sizes {
@@ -138,8 +140,12 @@ fn parameters_are_in_the_modules_that_the_processes_objects_name() {
 #[test]
 fn of_too_much_the_oldest_is_forgotten() {
     let mut making = AllocationCounts::default();
-    let mut block = Block {
-        size: 512,
+    let mut program = Program::default();
+    let stack = program.stack(called(1, ""));
+    program.alloc(stack, 512);
+    let ledger = program.analyzed(()).ledger;
+    let (id, _) = ledger.blocks().next().expect("a block");
+    let mut block = Lifecycle {
         born: 0,
         origin: 0,
         phase: Phase::Forward,
@@ -150,7 +156,7 @@ fn of_too_much_the_oldest_is_forgotten() {
     for number in 0..MOST_SUMS as u64 + 10 {
         block.born = number;
         block.origin = u32::try_from(number % 1000).unwrap();
-        making.make((DEVICE, Address(512)), &block, Some(4), number / 1000);
+        making.make(id, &block, number / 1000, &ledger);
     }
     assert!(making.sums <= MOST_SUMS && making.forgotten > 0);
     assert_eq!(
@@ -161,5 +167,4 @@ fn of_too_much_the_oldest_is_forgotten() {
             .map(|lap| lap.made.len())
             .sum::<usize>()
     );
-    assert_eq!(making.asked.len(), 1);
 }

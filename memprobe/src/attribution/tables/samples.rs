@@ -144,18 +144,14 @@ impl Training {
 }
 
 fn views_of(program: &Program) -> (Vec<DeviceModules>, Vec<DeviceCategories>) {
-    let mut modules = ModuleLedger::default();
-    let mut categories = AttributionLedger::new(None);
-    let model = program.play(|event, applied, model| {
-        modules.apply(event, applied, model);
-        categories.apply(event, applied);
-    });
+    let played = program.analyzed((ModuleLedger::default(), AttributionLedger::new(None)));
+    let (modules, categories) = played.analyses;
     let last = program.events.iter().rev().find_map(|event| match event {
         Event::Memory(event) => Some(event.time),
         _ => None,
     });
     let now = last.unwrap_or_default();
-    let snapshot = model.snapshot(now, Grouping::User);
+    let snapshot = played.ledger.snapshot(now, Grouping::User);
     (
         views::modules(&modules, &snapshot),
         views::categories(&categories, &categories.latest_iterations(100), now),
@@ -174,9 +170,8 @@ pub(crate) fn categories() -> Arc<Vec<DeviceCategories>> {
 
 /// Layers of the sample program in an iteration.
 pub(crate) fn layers(which: IterationChoice) -> Arc<Vec<IterationLayers>> {
-    let mut ledger = AttributionLedger::new(None).with_latest_layers();
-    let program = Training::new().train(12);
-    program.play(|event, applied, _| ledger.apply(event, applied));
+    let ledger = AttributionLedger::new(None).with_latest_layers();
+    let ledger = Training::new().train(12).analyzed(ledger).analyses;
     let table = ledger.latest_iterations(100);
     Arc::new(views::layers(&ledger, &table, which))
 }

@@ -3,7 +3,7 @@
 use crate::attribution::AttributionLedger;
 use crate::attribution::views::categories;
 use crate::event::Event;
-use crate::ledger::Model;
+use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::write::output::OutputFile;
 use crate::recording::write::trace_event::{TraceWriter, WriteError};
@@ -13,8 +13,7 @@ use crate::session::now;
 /// A recording that is being written.
 pub(super) struct Trace {
     writer: TraceWriter<OutputFile>,
-    model: Model,
-    categories: AttributionLedger,
+    ledgers: AnalyzedLedger<AttributionLedger>,
 }
 
 impl Trace {
@@ -26,16 +25,18 @@ impl Trace {
     ) -> Result<Self, WriteError> {
         Ok(Self {
             writer: TraceWriter::new(out, place, header, Grouping::default())?,
-            model: Model::new(header.target.clone(), header.start),
-            categories: AttributionLedger::new(None),
+            ledgers: AnalyzedLedger::new(
+                header.target.clone(),
+                header.start,
+                AttributionLedger::new(None),
+            ),
         })
     }
 
     /// Writes the next event.
     pub(super) fn event(&mut self, event: &Event) -> Result<(), WriteError> {
         self.writer.event(event)?;
-        let applied = self.model.apply(event);
-        self.categories.apply(event, &applied);
+        self.ledgers.apply(event);
         Ok(())
     }
 
@@ -61,8 +62,8 @@ impl Trace {
 
     /// Writes the end; gives back the file.
     pub(super) fn finish(mut self, reason: EndReason) -> Result<OutputFile, WriteError> {
-        let iterations = self.categories.latest_iterations(0);
-        let divided = categories(&self.categories, &iterations, now());
+        let ledger = &self.ledgers.analyses;
+        let divided = categories(ledger, &ledger.latest_iterations(0), now());
         self.writer.categories(&divided)?;
         self.writer.finish(reason)
     }

@@ -8,8 +8,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::commands::record::progress::Progress;
 use crate::event::Tgid;
 use crate::event::tensors::TensorSnapshot;
-use crate::ledger::Model;
-use crate::ledger::{BlockUses, Ledgers};
+use crate::ledger::AnalyzedLedger;
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
@@ -25,9 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// The probes of a process, where there can be some, and the ledger that they feed.
 pub(super) struct BlockTracker {
     session: Option<HostSession>,
-    model: Model,
-    sites: Sites,
-    uses: BlockUses,
+    ledgers: AnalyzedLedger<Sites>,
     is_ready: bool,
 }
 
@@ -39,7 +36,8 @@ impl BlockTracker {
         ring_bytes: u32,
         progress: &mut Progress,
     ) -> Result<Self> {
-        let model = Model::new(process::identified(tgid), crate::session::now());
+        let target = process::identified(tgid);
+        let ledgers = AnalyzedLedger::new(target, crate::session::now(), Sites::default());
         let session = match load(tgid, detail, ring_bytes) {
             Ok(session) => Some(session),
             Err(error) => {
@@ -52,9 +50,7 @@ impl BlockTracker {
         Ok(Self {
             is_ready: session.is_none(),
             session,
-            model,
-            sites: Sites::default(),
-            uses: BlockUses::default(),
+            ledgers,
         })
     }
 
@@ -83,20 +79,13 @@ impl BlockTracker {
         let Some(session) = &mut self.session else {
             return Ok(());
         };
-        let (model, sites, is_ready) = (&mut self.model, &mut self.sites, &mut self.is_ready);
-        let uses = &mut self.uses;
+        let (ledgers, is_ready) = (&mut self.ledgers, &mut self.is_ready);
         session.drain(|event| {
             match event.item {
-                HostItem::Event(event) => {
-                    sites.note(Ledgers { lines: model, uses }, &event);
-                    uses.apply(&event);
-                    model.apply(&event);
-                }
+                HostItem::Event(event) => ledgers.apply(&event),
                 HostItem::Attached { .. } => *is_ready = true,
                 HostItem::Executed(target) => {
-                    *model = Model::new(target, crate::session::now());
-                    *sites = Sites::default();
-                    *uses = BlockUses::default();
+                    *ledgers = AnalyzedLedger::new(target, crate::session::now(), Sites::default());
                 }
                 HostItem::Refused(error) => {
                     *is_ready = true;
@@ -113,7 +102,7 @@ impl BlockTracker {
 
     /// A snapshot is about to be taken.
     pub(super) fn begin(&mut self) {
-        self.sites = Sites::default();
+        self.ledgers.analyses = Sites::default();
     }
 
     /// Gives the blocks of the snapshot that was begun their lines.
@@ -123,8 +112,8 @@ impl BlockTracker {
         progress: &mut Progress,
     ) -> Result<()> {
         self.take(progress)?;
-        let (lines, uses) = (&self.model, &self.uses);
-        self.sites.sign(Ledgers { lines, uses }, snapshot);
+        let AnalyzedLedger { ledger, analyses } = &self.ledgers;
+        analyses.sign(ledger, snapshot);
         Ok(())
     }
 }

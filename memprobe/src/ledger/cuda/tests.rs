@@ -7,9 +7,8 @@ use crate::event::{
     Action, Address, Bytes, Context, CudaCall, CudaMemoryKind, DeviceIndex, Event, Frame,
     MemoryEvent, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
-use crate::ledger::Model;
-use crate::ledger::applied::Applied;
 use crate::ledger::snapshot::{Grouping, Layer, Snapshot};
+use crate::ledger::{Change, Model};
 
 fn native(library: &str, function: &str) -> Frame {
     Frame {
@@ -236,7 +235,7 @@ fn sizes_beyond_all_measure_are_malformed() {
         u64::MAX,
         1,
     );
-    assert_eq!(model.apply(&huge), Applied::Malformed);
+    assert_eq!(model.apply(&huge), Change::Malformed);
     assert_eq!(seen(&model).devices, []);
     assert_eq!(model.losses().malformed, 1);
 }

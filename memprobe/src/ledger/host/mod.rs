@@ -16,10 +16,9 @@ use super::snapshot::host::{
     DriverSnapshot, DriverUse, HostHealth, HostSnapshot, ProcessFacts, ProcessState,
 };
 use super::snapshot::{Grouping, Snapshot};
-use super::{Applied, Caps};
+use super::{Caps, Change, Model};
 use crate::event::{Action, CaptureOptions, Event, Losses, Tgid, TimeNs};
 use crate::event::{ProbeStatus, Target};
-use crate::ledger::Ledgers;
 use process::Process;
 
 /// Limits of a host's stores, and the time that ended processes stay.
@@ -39,8 +38,8 @@ impl Default for HostCaps {
             processes: 1024,
             each: Caps {
                 blocks: 8_000_000,
-                stacks: 50_000,
-                frames: 1_000_000,
+                stacks: 125_000,
+                frames: 4_000_000,
                 holders: 50_000,
                 threads: 16_384,
             },
@@ -152,7 +151,7 @@ impl Host {
 
     /// Applies the next event of a process. Returns `None` if the process has no row. Also `None`
     /// for baseline events that a forked process copied from its parent.
-    pub fn apply(&mut self, tgid: Tgid, event: &Event) -> Option<Applied> {
+    pub fn apply(&mut self, tgid: Tgid, event: &Event) -> Option<Change> {
         if is_of_before(event) && self.is_copy_of_a_user(tgid) {
             return None;
         }
@@ -260,9 +259,9 @@ impl Host {
         }
     }
 
-    /// Ledgers of the live blocks of a process; `None` if it has no row.
-    pub fn ledgers(&self, tgid: Tgid) -> Option<Ledgers<'_>> {
-        self.processes.get(&tgid).map(Process::ledgers)
+    /// Ledger of a process; `None` if it has no row.
+    pub fn ledger(&self, tgid: Tgid) -> Option<&Model> {
+        self.processes.get(&tgid).map(Process::ledger)
     }
 
     /// Snapshot of one process for views, as of `now`; `None` if it has no row.

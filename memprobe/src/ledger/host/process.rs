@@ -3,20 +3,16 @@
 use super::Attached;
 use super::trend;
 use crate::event::Target;
-use crate::event::{CaptureOptions, Detail, Event, Tgid, TimeNs, Totals};
+use crate::event::{Event, Tgid, TimeNs, Totals};
 use crate::ledger::snapshot::host::{
     DriverUse, HostHealth, ProcessFacts, ProcessRow, ProcessState, TopHolder, Trend,
 };
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
-use crate::ledger::{Applied, Caps, Model};
-use crate::ledger::{BlockUses, Ledgers};
+use crate::ledger::{Caps, Change, Model};
 
 #[derive(Debug)]
 pub(super) struct Process {
     model: Model,
-    /// Purposes of live blocks, if the kernel records them.
-    uses: BlockUses,
-    capture: CaptureOptions,
     ended: Option<TimeNs>,
     trend: trend::Recorder,
     row: ProcessRow,
@@ -47,8 +43,6 @@ impl Process {
         };
         Self {
             model,
-            uses: BlockUses::default(),
-            capture: CaptureOptions::default(),
             ended: None,
             trend: trend::Recorder::default(),
             row,
@@ -68,7 +62,6 @@ impl Process {
         self.model.set_probes(found.probes);
         self.model.set_capture(found.capture);
         self.model.set_missing(found.missing);
-        self.capture = found.capture;
         self.row.target = found.target;
         self.set_state(ProcessState::Probed);
     }
@@ -95,12 +88,8 @@ impl Process {
         self.model.totals().is_some()
     }
 
-    pub(super) fn apply(&mut self, event: &Event) -> Applied {
-        // At `Detail::Lines` no block has a purpose; this saves the lookup.
-        if self.capture.detail > Detail::Lines {
-            self.uses.apply(event);
-        }
-        let applied = self.model.apply(event);
+    pub(super) fn apply(&mut self, event: &Event) -> Change {
+        let change = self.model.apply(event);
         let time = match event {
             Event::Memory(event) => event.time,
             Event::AtAttach(found) => found.time,
@@ -109,14 +98,14 @@ impl Process {
             | Event::Thread(..)
             | Event::PhaseMark(_)
             | Event::BlockLabels(_)
-            | Event::Loss(_) => return applied,
+            | Event::Loss(_) => return change,
         };
         self.stale = true;
         if let Some(totals) = self.model.totals() {
             self.row.peak = self.row.peak.higher(totals);
             self.trend.record(time, totals.allocated);
         }
-        applied
+        change
     }
 
     /// Sets the note for the user; the last one counts.
@@ -180,12 +169,8 @@ impl Process {
         self.row.clone()
     }
 
-    /// Ledgers of its live blocks.
-    pub(super) fn ledgers(&self) -> Ledgers<'_> {
-        Ledgers {
-            lines: &self.model,
-            uses: &self.uses,
-        }
+    pub(super) fn ledger(&self) -> &Model {
+        &self.model
     }
 
     /// Snapshot for the screen of this process.

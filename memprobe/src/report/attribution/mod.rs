@@ -77,14 +77,12 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let ledger = AttributionLedger::new(options.iteration.clone());
-    let mut ledger = match options.by {
+    let ledger = match options.by {
         By::Size => ledger.with_sizes(),
         By::Layer => ledger.with_layers(),
         _ => ledger,
     };
-    let replay = replay::run_with(reader, options.grouping, |event, applied, _| {
-        ledger.apply(event, applied);
-    })?;
+    let (replay, ledger) = replay::run(reader, options.grouping, ledger)?;
     write_tables(&replay, &ledger, options, out)?;
     Ok(replay.outcome())
 }

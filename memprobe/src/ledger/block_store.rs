@@ -1,0 +1,232 @@
+//! Store of live blocks: a slab of blocks, and an ordered index of addresses for each device.
+
+use std::collections::BTreeMap;
+
+use super::call_sites::CallSiteId;
+use super::caps::{Budget, Caps};
+use super::definitions::{Definitions, StackRef};
+use super::dense::Dense;
+use crate::event::{Address, Bytes, DeviceIndex, PurposeId};
+
+/// Identifies a block in the store. The number of an ended block is reused from the next event on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct BlockId(u32);
+
+impl Dense for BlockId {
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    fn from_index(index: usize) -> Self {
+        // `Caps::blocks` keeps the slab far below 2^32 entries.
+        Self(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+}
+
+/// A live block, or one that the last event ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LiveBlock {
+    pub addr: Address,
+    pub size: Bytes,
+    /// Stack of its allocation; [`StackRef::UNKNOWN`] if lost.
+    pub stack: StackRef,
+    /// Purpose of its allocation; [`PurposeId::NONE`] if not recorded.
+    pub purpose: PurposeId,
+    pub device: DeviceIndex,
+    /// Call site that counts the block; `None` if it was live at attach.
+    pub(super) call_site: Option<CallSiteId>,
+}
+
+impl LiveBlock {
+    /// True if the block was live at attach.
+    pub fn is_baseline(&self) -> bool {
+        self.call_site.is_none()
+    }
+}
+
+/// Live blocks of all devices, and what their fields refer to. Blocks of a device never overlap.
+///
+/// An ordered map finds overlaps, gives memory back, and never pauses to rehash a million blocks. A
+/// hash table would also hold two tables at once while it grows.
+#[derive(Debug)]
+pub(super) struct BlockStore {
+    pub(super) definitions: Definitions,
+    pub(super) budget: Budget,
+    blocks: Vec<LiveBlock>,
+    vacant: Vec<BlockId>,
+    /// Blocks that the last event ended.
+    ended: Vec<BlockId>,
+    /// Live blocks by address, indexed by device.
+    by_address: Vec<BTreeMap<u64, BlockId>>,
+}
+
+impl BlockStore {
+    pub(super) fn new(caps: Caps) -> Self {
+        Self {
+            definitions: Definitions::new(caps),
+            budget: Budget::new(&caps),
+            blocks: Vec::new(),
+            vacant: Vec::new(),
+            ended: Vec::new(),
+            by_address: Vec::new(),
+        }
+    }
+
+    /// Lets the numbers of ended blocks be reused. To be called before the next event.
+    pub(super) fn release_ended(&mut self) {
+        self.vacant.append(&mut self.ended);
+    }
+
+    /// Adds a block, which must not overlap another: see [`Self::take_overlapping`]. Returns true if it is tracked;
+    /// beyond the cap it ends with this event.
+    pub(super) fn insert(&mut self, block: LiveBlock) -> (BlockId, bool) {
+        let is_tracked = self.budget.take_block();
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self.blocks[id.index()] = block;
+                id
+            }
+            None => {
+                self.blocks.push(block);
+                BlockId::from_index(self.blocks.len() - 1)
+            }
+        };
+        if !is_tracked {
+            self.ended.push(id);
+            return (id, is_tracked);
+        }
+        let device = usize::from(block.device.0);
+        if self.by_address.len() <= device {
+            self.by_address.resize_with(device + 1, BTreeMap::new);
+        }
+        self.by_address[device].insert(block.addr.0, id);
+        (id, is_tracked)
+    }
+
+    /// Ends the block at an address.
+    pub(super) fn take(&mut self, device: DeviceIndex, addr: Address) -> Option<BlockId> {
+        let blocks = self.by_address.get_mut(usize::from(device.0))?;
+        let id = blocks.remove(&addr.0)?;
+        self.ended.push(id);
+        self.budget.give_block_back();
+        Some(id)
+    }
+
+    /// Ends the last block that overlaps `addr..addr + size`. A size of 0 counts as one byte.
+    pub(super) fn take_overlapping(
+        &mut self,
+        device: DeviceIndex,
+        addr: Address,
+        size: Bytes,
+    ) -> Option<BlockId> {
+        self.take(device, self.last_overlapping(device, addr, size)?)
+    }
+
+    /// Returns true if no block shares a byte with `addr..addr + size`.
+    pub(super) fn is_vacant(&self, device: DeviceIndex, addr: Address, size: Bytes) -> bool {
+        self.last_overlapping(device, addr, size).is_none()
+    }
+
+    pub(super) fn get(&self, id: BlockId) -> &LiveBlock {
+        &self.blocks[id.index()]
+    }
+
+    pub(super) fn at(&self, device: DeviceIndex, addr: Address) -> Option<BlockId> {
+        let blocks = self.by_address.get(usize::from(device.0))?;
+        blocks.get(&addr.0).copied()
+    }
+
+    /// Live blocks, by device and address.
+    pub(super) fn live(&self) -> impl Iterator<Item = (BlockId, &LiveBlock)> {
+        let ids = self.by_address.iter().flat_map(BTreeMap::values);
+        ids.map(|id| (*id, self.get(*id)))
+    }
+
+    fn last_overlapping(&self, device: DeviceIndex, addr: Address, size: Bytes) -> Option<Address> {
+        let blocks = self.by_address.get(usize::from(device.0))?;
+        // Blocks do not overlap, so the last that begins before the end also ends last.
+        let (start, last) = blocks.range(..end(addr, size)).next_back()?;
+        let start = Address(*start);
+        (end(start, self.get(*last).size) > addr.0).then_some(start)
+    }
+}
+
+/// Address one past the last byte; an empty block still occupies its address.
+fn end(addr: Address, size: Bytes) -> u64 {
+    addr.0.saturating_add(size.0.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: DeviceIndex = DeviceIndex(1);
+
+    fn store(ranges: &[(u64, u64)]) -> BlockStore {
+        let mut store = BlockStore::new(Caps::default());
+        for (addr, size) in ranges {
+            store.insert(block(*addr, *size));
+        }
+        store
+    }
+
+    fn block(addr: u64, size: u64) -> LiveBlock {
+        LiveBlock {
+            addr: Address(addr),
+            size: Bytes(size),
+            stack: StackRef::UNKNOWN,
+            purpose: PurposeId::NONE,
+            device: DEVICE,
+            call_site: None,
+        }
+    }
+
+    fn overlapping(store: &mut BlockStore, addr: u64, size: u64) -> Vec<u64> {
+        let take = || store.take_overlapping(DEVICE, Address(addr), Bytes(size));
+        let taken: Vec<BlockId> = std::iter::from_fn(take).collect();
+        taken.into_iter().map(|id| store.get(id).addr.0).collect()
+    }
+
+    fn live(store: &BlockStore) -> Vec<u64> {
+        store.live().map(|(_, block)| block.size.0).collect()
+    }
+
+    #[test]
+    fn neighbours_do_not_overlap() {
+        let mut store = store(&[(0, 512), (1024, 512)]);
+        assert_eq!(overlapping(&mut store, 512, 512), [0_u64; 0]);
+        assert_eq!(live(&store), [512, 512]);
+    }
+
+    #[test]
+    fn takes_all_blocks_that_share_a_byte() {
+        let mut store = store(&[(0, 512), (512, 512), (1024, 512), (2048, 512)]);
+        assert_eq!(overlapping(&mut store, 1000, 100), [1024, 512]);
+        assert_eq!(live(&store), [512, 512]);
+    }
+
+    #[test]
+    fn the_same_address_overlaps_even_without_bytes() {
+        let mut store = store(&[(512, 0)]);
+        assert_eq!(overlapping(&mut store, 512, 0), [512]);
+    }
+
+    #[test]
+    fn a_block_within_another_overlaps_it() {
+        let mut store = store(&[(0, 4096)]);
+        assert_eq!(overlapping(&mut store, 512, 512), [0]);
+        assert!(live(&store).is_empty());
+    }
+
+    #[test]
+    fn an_ended_block_stays_readable_until_the_next_event() {
+        let mut store = store(&[(0, 512)]);
+        let ended = store.take(DEVICE, Address(0)).expect("a block");
+        let (next, _) = store.insert(block(0, 1024));
+        assert_ne!(ended, next);
+        assert_eq!(store.get(ended).size, Bytes(512));
+        store.release_ended();
+        let (reused, _) = store.insert(block(4096, 2048));
+        assert_eq!(reused, ended);
+    }
+}

@@ -1,0 +1,46 @@
+//! Change that an event makes to the ledger.
+
+use super::block_store::BlockId;
+use super::definitions::StackRef;
+
+/// Change of the ledger by one event. Blocks that it ended stay readable until the next event.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// No block changed and no stack was defined.
+    Noted,
+    /// A stack was defined; [`StackRef::UNKNOWN`] if the ledger had no room for it.
+    Stack(StackRef),
+    /// A block was allocated.
+    Allocated {
+        block: BlockId,
+        /// False if the store of blocks is full: the block is readable until the next event only, and its free is
+        /// reported as [`Freed::Unknown`].
+        is_tracked: bool,
+        /// Overlapping blocks, whose frees were missed; empty unless events were lost.
+        replaced: Vec<BlockId>,
+    },
+    /// A block was live when memprobe attached. Its bytes count as from before attach, tracked (`Some`) or not.
+    Held(Option<BlockId>),
+    /// A block was freed.
+    Freed(Freed),
+    /// The caching allocator obtained or released a segment, which the ledger does not track.
+    Segment,
+    /// CUDA allocated or freed memory outside the caching allocator.
+    Cuda,
+    /// The allocator ran out of memory.
+    OutOfMemory,
+    /// The event has no device, or its numbers are beyond any address. It changed nothing and
+    /// counts as malformed.
+    Malformed,
+}
+
+/// Kind of block that a free ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Freed {
+    /// Allocated while memprobe was attached.
+    Known(BlockId),
+    /// Live at attach; `Some` if the ledger tracked it.
+    BeforeAttach(Option<BlockId>),
+    /// Its allocation was missed.
+    Unknown,
+}

@@ -1,0 +1,183 @@
+//! Definitions from the event stream: stacks with their call sites, block purposes, thread names.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use super::caps::{Caps, Refused};
+use super::dense::Dense;
+use super::grouping;
+use super::snapshot::{Grouping, Site};
+use crate::event::{BlockPurposes, Context, NoStack, Stack, StackId, StackKind, Tid};
+
+/// Number of an interned stack. Unlike a [`StackId`], it always means the same stack.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct StackRef(u32);
+
+impl StackRef {
+    /// A stack that was lost, or that the ledger had no room for.
+    pub const UNKNOWN: Self = Self(0);
+}
+
+impl Dense for StackRef {
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    fn from_index(index: usize) -> Self {
+        // `Caps::stacks` keeps the number of stacks far below 2^32.
+        Self(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+}
+
+/// A stack, and the call site that counts it in each grouping, as in [`slot`].
+#[derive(Debug)]
+pub(super) struct InternedStack {
+    pub(super) stack: Arc<Stack>,
+    pub(super) sites: [Site; 2],
+}
+
+/// Array index of a grouping.
+pub(super) fn slot(grouping: Grouping) -> usize {
+    match grouping {
+        Grouping::User => 0,
+        Grouping::Innermost => 1,
+    }
+}
+
+/// Stacks, purposes and thread names.
+#[derive(Debug)]
+pub(super) struct Definitions {
+    /// Current meaning of each id.
+    by_id: hashbrown::HashMap<StackId, StackRef>,
+    by_stack: HashMap<Arc<Stack>, StackRef>,
+    /// Indexed by [`StackRef`]; the first one is unknown.
+    stacks: Vec<InternedStack>,
+    pub(super) purposes: BlockPurposes,
+    threads: HashMap<Tid, Arc<str>>,
+    frames: usize,
+    caps: Caps,
+    stacks_refused: bool,
+}
+
+impl Definitions {
+    pub(super) fn new(caps: Caps) -> Self {
+        Self {
+            by_id: hashbrown::HashMap::new(),
+            by_stack: HashMap::new(),
+            stacks: vec![InternedStack::new(lost_stack("".into()))],
+            purposes: BlockPurposes::default(),
+            threads: HashMap::new(),
+            frames: 0,
+            caps,
+            stacks_refused: false,
+        }
+    }
+
+    /// Interns a stack, which `id` means from now on. Returns [`StackRef::UNKNOWN`] if the store is full.
+    pub(super) fn define(
+        &mut self,
+        id: StackId,
+        stack: &Arc<Stack>,
+        refused: &mut Refused,
+    ) -> StackRef {
+        let has_room = self.by_id.len() < self.caps.stacks || self.by_id.contains_key(&id);
+        let interned = match has_room && id != StackId::NONE {
+            true => self.intern(stack),
+            false => None,
+        };
+        match interned {
+            Some(interned) => {
+                self.by_id.insert(id, interned);
+                interned
+            }
+            None => {
+                self.by_id.remove(&id);
+                self.stacks_refused |= id != StackId::NONE;
+                refused.stacks += 1;
+                StackRef::UNKNOWN
+            }
+        }
+    }
+
+    fn intern(&mut self, stack: &Arc<Stack>) -> Option<StackRef> {
+        if let Some(known) = self.by_stack.get(stack) {
+            return Some(*known);
+        }
+        let frames = self.frames + stack.frames.len();
+        if self.stacks.len() > self.caps.stacks || frames > self.caps.frames {
+            return None;
+        }
+        self.frames = frames;
+        let next = StackRef::from_index(self.stacks.len());
+        self.stacks.push(InternedStack::new(Arc::clone(stack)));
+        self.by_stack.insert(Arc::clone(stack), next);
+        Some(next)
+    }
+
+    pub(super) fn name(&mut self, tid: Tid, name: &Arc<str>, refused: &mut Refused) {
+        let full = self.threads.len() >= self.caps.threads;
+        match self.threads.entry(tid) {
+            Entry::Occupied(mut known) => {
+                known.insert(Arc::clone(name));
+            }
+            Entry::Vacant(_) if full => refused.threads += 1,
+            Entry::Vacant(free) => {
+                free.insert(Arc::clone(name));
+            }
+        }
+    }
+
+    /// Current meaning of an id.
+    pub(super) fn stack_ref(&self, id: StackId) -> StackRef {
+        self.by_id.get(&id).copied().unwrap_or(StackRef::UNKNOWN)
+    }
+
+    /// A stack; a placeholder for [`StackRef::UNKNOWN`].
+    pub(super) fn stack(&self, stack: StackRef) -> &InternedStack {
+        &self.stacks[stack.index()]
+    }
+
+    /// Stacks in the order of their definition.
+    pub(super) fn stacks(&self) -> impl Iterator<Item = (StackRef, &Arc<Stack>)> {
+        let known = self.stacks.iter().enumerate().skip(1);
+        known.map(|(index, interned)| (StackRef::from_index(index), &interned.stack))
+    }
+
+    /// Returns true if any stack was refused, so that an unknown one may be among them.
+    pub(super) fn stacks_refused(&self) -> bool {
+        self.stacks_refused
+    }
+
+    /// Name of a thread, or its number if it has no name.
+    pub(super) fn thread(&self, tid: Tid) -> Arc<str> {
+        match self.threads.get(&tid) {
+            Some(name) => Arc::clone(name),
+            None => format!("thread {}", tid.0).into(),
+        }
+    }
+}
+
+impl InternedStack {
+    pub(super) fn new(stack: Arc<Stack>) -> Self {
+        let site = |grouping| grouping::site(&stack, grouping);
+        Self {
+            sites: [Grouping::User, Grouping::Innermost].map(site),
+            stack,
+        }
+    }
+}
+
+/// Placeholder for a stack that never arrived.
+pub(super) fn lost_stack(thread: Arc<str>) -> Arc<Stack> {
+    let kind = StackKind::Unknown {
+        thread,
+        reason: NoStack::Lost,
+    };
+    Arc::new(Stack {
+        kind,
+        frames: Vec::new(),
+        truncated: false,
+        context: Context::default(),
+    })
+}

@@ -1,0 +1,62 @@
+//! Side tables: values by dense number, for data that analyses keep for blocks and stacks.
+
+use std::marker::PhantomData;
+
+use super::block_store::BlockId;
+use super::definitions::StackRef;
+
+/// Value of each block that an analysis tracks.
+pub type PerBlock<T> = DenseMap<BlockId, T>;
+
+/// Value of each stack that an analysis has seen.
+pub type PerStack<T> = DenseMap<StackRef, T>;
+
+/// Number counted from 0, without large gaps.
+pub trait Dense: Copy {
+    fn index(self) -> usize;
+    fn from_index(index: usize) -> Self;
+}
+
+/// Map with dense numbers as keys.
+#[derive(Clone, Debug)]
+pub struct DenseMap<K, V> {
+    values: Vec<Option<V>>,
+    keys: PhantomData<K>,
+}
+
+impl<K, V> Default for DenseMap<K, V> {
+    fn default() -> Self {
+        Self {
+            values: Vec::new(),
+            keys: PhantomData,
+        }
+    }
+}
+
+impl<K: Dense, V> DenseMap<K, V> {
+    pub fn get(&self, key: K) -> Option<&V> {
+        self.values.get(key.index())?.as_ref()
+    }
+
+    pub fn get_mut(&mut self, key: K) -> Option<&mut V> {
+        self.values.get_mut(key.index())?.as_mut()
+    }
+
+    pub fn insert(&mut self, key: K, value: V) {
+        let index = key.index();
+        if self.values.len() <= index {
+            self.values.resize_with(index + 1, || None);
+        }
+        self.values[index] = Some(value);
+    }
+
+    pub fn remove(&mut self, key: K) -> Option<V> {
+        self.values.get_mut(key.index())?.take()
+    }
+
+    /// Entries in the order of their keys.
+    pub fn iter(&self) -> impl Iterator<Item = (K, &V)> {
+        let values = self.values.iter().enumerate();
+        values.filter_map(|(index, value)| Some((K::from_index(index), value.as_ref()?)))
+    }
+}

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::groups::{BlockGroup, GroupOrigin, Groups};
 use super::phase::{Phase, phase_of};
 use crate::event::{Context, Module, Stack};
-use crate::ledger::groups::{BlockGroup, GroupOrigin, Groups};
 use crate::ledger::snapshot::{Grouping, Site};
 use crate::ledger::{Model, StackRef};
 

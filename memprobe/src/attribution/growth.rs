@@ -19,9 +19,9 @@ use series::{Level, MOST_STEPS, Series, Steps};
 
 use super::AttributionLedger;
 use super::allocation_groups::{AllocationGroup, AllocationGroups, ModuleScope};
+use super::groups::{BlockChange, ChangeKind};
 use super::iterations::{IterationKind, IterationLine, Source};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
-use crate::ledger::groups::{BlockChange, ChangeKind};
 use crate::ledger::snapshot::{Grouping, PurposeInfo, Site};
 use crate::ledger::{Analysis, Change, Model};
 

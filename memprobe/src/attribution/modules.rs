@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::allocation_groups::{AllocationGroups, AllocationSite, ModuleScope, Pass};
+use super::groups::{BlockChange, Entry};
+use super::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding};
 use super::view::CoverageStart;
 use crate::event::{DeviceIndex, Event, TimeNs};
-use crate::ledger::groups::{BlockChange, Entry};
-use crate::ledger::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding};
 use crate::ledger::snapshot::Grouping;
 use crate::ledger::{Analysis, Change, DeviceTotals, Model};
 

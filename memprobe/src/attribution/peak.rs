@@ -1,9 +1,9 @@
 //! Peak of each device, and the memory of each allocation group at that moment.
 
 use super::allocation_groups::{AllocationGroup, AllocationGroups};
+pub use super::high_water_mark::Holding;
+use super::high_water_mark::{HeldBytes, HighWaterMarks};
 use crate::event::{Bytes, DeviceIndex, Event};
-pub use crate::ledger::high_water_mark::Holding;
-use crate::ledger::high_water_mark::{HeldBytes, HighWaterMarks};
 use crate::ledger::snapshot::Grouping;
 use crate::ledger::{Analysis, Change, DeviceTotals, Model};
 

@@ -2,9 +2,9 @@
 //!
 //! The rows of a device add up to those of the table of lines.
 
+use super::groups::{GroupOrigin, Groups};
+use super::high_water_mark::{HeldBytes, HighWaterMark};
 use crate::event::{DeviceIndex, Event, NoStack, Purpose, TensorSpec};
-use crate::ledger::groups::{GroupOrigin, Groups};
-use crate::ledger::high_water_mark::{HeldBytes, HighWaterMark};
 use crate::ledger::snapshot::{Grouping, PurposeInfo, ShapeRow, Site};
 use crate::ledger::{Analysis, Change, Model, StackRef};
 

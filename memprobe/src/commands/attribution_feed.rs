@@ -9,7 +9,6 @@ use crate::attribution::iterations::Iterations;
 use crate::attribution::modules::ModuleLedger;
 use crate::attribution::views::{categories, layers, modules};
 use crate::event::{Event, TimeNs};
-use crate::ledger::Ledgers;
 use crate::ledger::snapshot::Snapshot;
 use crate::ledger::{Analysis, Change, Model};
 use crate::tui::{AttributionQuery, AttributionTables};

@@ -9,7 +9,6 @@ use tokio::sync::watch;
 use super::attribution_feed::AttributionFeed;
 use super::tensor_reader::TensorReader;
 use crate::event::{Event, Tgid, TimeNs};
-use crate::ledger::Ledgers;
 use crate::ledger::snapshot::{Grouping, Snapshot};
 use crate::ledger::{Analysis, Change, Model};
 use crate::tui::{AttributionQuery, Command, News};

@@ -169,7 +169,7 @@ impl InternedStack {
 }
 
 /// Placeholder for a stack that never arrived.
-pub(super) fn lost_stack(thread: Arc<str>) -> Arc<Stack> {
+pub(crate) fn lost_stack(thread: Arc<str>) -> Arc<Stack> {
     let kind = StackKind::Unknown {
         thread,
         reason: NoStack::Lost,

@@ -12,18 +12,6 @@ use std::sync::Arc;
 
 use crate::event::{AtAttach, Bytes, DeviceIndex, MemoryEvent, PurposeId, TimeNs, Totals};
 
-/// Totals of a device at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct DeviceTotals {
-    pub time: TimeNs,
-    /// Totals reported by the allocator.
-    pub totals: Totals,
-    /// Bytes from before attach.
-    pub before_attach: Bytes,
-    /// The allocator's total minus all known bytes; 0 unless events were lost.
-    pub unaccounted: i64,
-}
-
 /// Upper bound of block ends and totals (1 EiB). Today's GPUs and processors have addresses of at
 /// most 57 bits, so an event beyond it is malformed. Blocks do not overlap, so the bound also holds
 /// for their sum: sums and differences fit an `i64`.

@@ -13,12 +13,11 @@ use super::peak::place_name;
 use super::preamble::{NO_CALLS_INTO_CUDA, push_beginning, push_totals};
 use super::replay::Replay;
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
-use crate::attribution::AttributionLedger;
+
 use crate::attribution::allocation_groups::AllocationGroup;
 use crate::attribution::growth::{
     Growth, GrowthLedger, GrowthRetainer, Rate, RetainedGrowth, StepUnit, Suspect,
 };
-use crate::attribution::iterations::{IterationKind, Iterations, Source};
 use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
 use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, Site};

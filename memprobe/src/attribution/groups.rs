@@ -4,16 +4,16 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
-use super::definitions::StackRef;
-use super::snapshot::{Grouping, PurposeInfo};
-use super::{BlockId, Change, Freed, LiveBlock, Model, PerBlock, PerStack};
 use crate::event::{Bytes, DeviceIndex, Module, PurposeId};
+use crate::ledger::StackRef;
+use crate::ledger::snapshot::{Grouping, PurposeInfo};
+use crate::ledger::{BlockId, Change, Freed, LiveBlock, Model, PerBlock, PerStack};
 
 /// Cap on groups; the excess is one group per device.
 const MOST_GROUPS: usize = 1 << 18;
 
 /// Origin of blocks, as far as an analysis tells it apart.
-pub(super) trait GroupOrigin: Clone + Eq + Hash {
+pub(crate) trait GroupOrigin: Clone + Eq + Hash {
     /// Origin of the blocks that a stack allocated.
     fn of(stack: StackRef, ledger: &Model, grouping: Grouping) -> Self;
 
@@ -31,13 +31,13 @@ pub struct BlockGroup<O> {
 
 /// Change of a group by an event.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BlockChange {
+pub(crate) struct BlockChange {
     pub(super) size: Bytes,
     pub(super) kind: ChangeKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ChangeKind {
+pub(crate) enum ChangeKind {
     /// A block became live.
     Added,
     /// A block was allocated, but beyond the ledger's cap on live blocks.
@@ -48,7 +48,7 @@ pub(super) enum ChangeKind {
 
 /// Group, with the value that an analysis keeps for it.
 #[derive(Debug)]
-pub(super) struct Entry<O, V> {
+pub(crate) struct Entry<O, V> {
     pub(super) device: DeviceIndex,
     pub(super) group: BlockGroup<O>,
     pub(super) value: V,
@@ -56,7 +56,7 @@ pub(super) struct Entry<O, V> {
 
 /// Groups of a process, and the group of each live block.
 #[derive(Debug)]
-pub(super) struct Groups<O, V> {
+pub(crate) struct Groups<O, V> {
     grouping: Grouping,
     origins: PerStack<Arc<O>>,
     entries: Vec<Entry<O, V>>,
@@ -68,7 +68,7 @@ pub(super) struct Groups<O, V> {
 }
 
 impl<O: GroupOrigin, V: Default> Groups<O, V> {
-    pub(super) fn new(grouping: Grouping) -> Self {
+    pub(crate) fn new(grouping: Grouping) -> Self {
         Self {
             grouping,
             origins: PerStack::default(),
@@ -81,7 +81,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
     }
 
     /// Applies a change of the ledger; calls `emit` with the index of each changed group.
-    pub(super) fn apply(
+    pub(crate) fn apply(
         &mut self,
         change: &Change,
         ledger: &Model,
@@ -110,7 +110,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
     }
 
     /// Starts from the current state of a ledger; calls `emit` for each live block.
-    pub(super) fn start(
+    pub(crate) fn start(
         &mut self,
         ledger: &Model,
         mut emit: impl FnMut(usize, &mut Entry<O, V>, BlockChange),
@@ -124,28 +124,28 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
     }
 
     /// Values of all groups, by index.
-    pub(super) fn values(&self) -> impl ExactSizeIterator<Item = &V> {
+    pub(crate) fn values(&self) -> impl ExactSizeIterator<Item = &V> {
         self.entries.iter().map(|entry| &entry.value)
     }
 
     /// Value of a group.
-    pub(super) fn value(&self, group: usize) -> Option<&V> {
+    pub(crate) fn value(&self, group: usize) -> Option<&V> {
         self.entries.get(group).map(|entry| &entry.value)
     }
 
     /// Group of a live block that was seen being allocated.
-    pub(super) fn group_of(&self, block: BlockId) -> Option<usize> {
+    pub(crate) fn group_of(&self, block: BlockId) -> Option<usize> {
         self.live.get(block).map(|group| *group as usize)
     }
 
     /// Groups of a device, with their indices.
-    pub(super) fn on(&self, device: DeviceIndex) -> impl Iterator<Item = (usize, &Entry<O, V>)> {
+    pub(crate) fn on(&self, device: DeviceIndex) -> impl Iterator<Item = (usize, &Entry<O, V>)> {
         let all = self.entries.iter().enumerate();
         all.filter(move |(_, entry)| entry.device == device)
     }
 
     /// True if any stack has module information; never without module tracing.
-    pub(super) fn knows_modules(&self) -> bool {
+    pub(crate) fn knows_modules(&self) -> bool {
         self.knows_modules
     }
 

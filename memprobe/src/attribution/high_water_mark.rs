@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 
 use super::groups::{BlockChange, ChangeKind};
-use super::{DeviceTotals, Model};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
+use crate::ledger::{DeviceTotals, Model};
 
 /// High-water mark of a device so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::ledger) struct HighWaterMark {
+pub(crate) struct HighWaterMark {
     /// Times it was exceeded, which identifies it.
     number: u64,
     moment: DeviceTotals,
@@ -26,18 +26,18 @@ impl HighWaterMark {
         }
     }
 
-    pub(in crate::ledger) fn moment(&self) -> DeviceTotals {
+    pub(crate) fn moment(&self) -> DeviceTotals {
         self.moment
     }
 }
 
 /// High-water marks of all devices.
 #[derive(Debug, Default)]
-pub(in crate::ledger) struct HighWaterMarks(BTreeMap<DeviceIndex, HighWaterMark>);
+pub(crate) struct HighWaterMarks(BTreeMap<DeviceIndex, HighWaterMark>);
 
 impl HighWaterMarks {
     /// Marks that begin at the current state of a ledger: earlier peaks are unknown.
-    pub(in crate::ledger) fn from_now(ledger: &Model, now: TimeNs) -> Self {
+    pub(crate) fn from_now(ledger: &Model, now: TimeNs) -> Self {
         let moments = ledger.moments(now);
         Self(
             moments
@@ -46,12 +46,12 @@ impl HighWaterMarks {
         )
     }
 
-    pub(in crate::ledger) fn get(&self, device: DeviceIndex) -> Option<&HighWaterMark> {
+    pub(crate) fn get(&self, device: DeviceIndex) -> Option<&HighWaterMark> {
         self.0.get(&device)
     }
 
     /// Calls `change` with the mark before an event, then raises the mark to the state after it.
-    pub(in crate::ledger) fn pass(
+    pub(crate) fn pass(
         &mut self,
         event: &Event,
         ledger: &Model,
@@ -74,7 +74,7 @@ impl HighWaterMarks {
 
 /// Memory held now and at the high-water mark.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::ledger) struct HeldBytes {
+pub(crate) struct HeldBytes {
     live: u64,
     peak: u64,
     blocks: u64,
@@ -104,7 +104,7 @@ pub struct Holding {
 
 impl HeldBytes {
     /// Applies a change; `mark` is the mark before it.
-    pub(in crate::ledger) fn change(&mut self, change: BlockChange, mark: &HighWaterMark) {
+    pub(crate) fn change(&mut self, change: BlockChange, mark: &HighWaterMark) {
         if self.at < mark.number {
             (self.live_at, self.blocks_at) = (self.live, self.blocks);
             self.at = mark.number;
@@ -125,7 +125,7 @@ impl HeldBytes {
         }
     }
 
-    pub(in crate::ledger) fn holding(&self, mark: &HighWaterMark) -> Holding {
+    pub(crate) fn holding(&self, mark: &HighWaterMark) -> Holding {
         let (live_at, blocks_at) = match self.at < mark.number {
             true => (self.live, self.blocks),
             false => (self.live_at, self.blocks_at),

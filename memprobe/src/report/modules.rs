@@ -5,10 +5,8 @@ use std::collections::HashSet;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::cells::{place_kind, remainders, total_name};
-use super::document::{self, Document, Report};
+use super::document::{self, Report, document};
 use super::outline;
 use super::peak::place_name;
 use super::preamble::{NO_CALLS_INTO_CUDA, NO_MODULES, push_beginning, push_totals};
@@ -195,18 +193,6 @@ struct ModuleReport<'a> {
     options: &'a ReportOptions,
 }
 
-#[derive(Serialize)]
-struct Device {
-    device: Cell<'static>,
-    allocated: u64,
-    reserved: u64,
-    /// Totals and time of the device's peak since attach.
-    peak_allocated: u64,
-    peak_reserved: u64,
-    peak_ns: u64,
-    modules: Table<Row>,
-}
-
 impl Report for ModuleReport<'_> {
     type Row<'r>
         = Row
@@ -236,17 +222,20 @@ impl Report for ModuleReport<'_> {
         }
     }
 
-    fn document(&self) -> impl Serialize {
-        let devices = self.trees.iter().map(|(device, tree)| Device {
-            device: device.index.into(),
-            allocated: device.totals.allocated.0,
-            reserved: device.totals.reserved.0,
-            peak_allocated: tree.peak.totals.allocated.0,
-            peak_reserved: tree.peak.totals.reserved.0,
-            peak_ns: self.since(tree),
-            modules: self.table(device, tree),
+    fn document(&self) -> Cell<'_> {
+        let devices = self.trees.iter().map(|(device, tree)| {
+            Cell::Object(vec![
+                ("device", device.index.into()),
+                ("allocated", device.totals.allocated.into()),
+                ("reserved", device.totals.reserved.into()),
+                // Totals and time of the device's peak since attach.
+                ("peak_allocated", tree.peak.totals.allocated.into()),
+                ("peak_reserved", tree.peak.totals.reserved.into()),
+                ("peak_ns", self.since(tree).into()),
+                ("modules", self.table(device, tree).into()),
+            ])
         });
-        Document::new(self.replay, devices)
+        document(self.replay, Cell::Absent, devices)
     }
 
     fn columns(&self) -> Vec<ModuleColumn> {

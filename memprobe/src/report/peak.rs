@@ -8,10 +8,8 @@ use std::hash::Hash;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::cells::{self, place_kind, purpose_kind, remainders, total_name};
-use super::document::{self, Document, Report};
+use super::document::{self, Report, document};
 use super::preamble::{NO_CALLS_INTO_CUDA, NO_MODULES, push_beginning, push_totals};
 use super::replay::Replay;
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
@@ -148,24 +146,6 @@ struct PeakReport<'a> {
     options: &'a ReportOptions,
 }
 
-#[derive(Serialize)]
-struct Device<'a> {
-    device: Cell<'static>,
-    /// Nanoseconds from the start to the device's peak since attach.
-    peak_ns: u64,
-    /// Totals at that time.
-    allocated: u64,
-    reserved: u64,
-    cached: u64,
-    /// Iteration of the peak, as text.
-    iteration: Option<&'a str>,
-    before_attach: u64,
-    unaccounted: i64,
-    /// Highest allocated bytes by the allocator's own statistics, which may be from before attach.
-    highest_allocated: u64,
-    rows: Table<Row<'a>>,
-}
-
 impl Report for PeakReport<'_> {
     type Row<'r>
         = Row<'r>
@@ -186,25 +166,27 @@ impl Report for PeakReport<'_> {
         }
     }
 
-    fn document(&self) -> impl Serialize {
+    fn document(&self) -> Cell<'_> {
         let started = self.replay.snapshot.started.0;
         let devices = self.devices.iter().map(move |at_peak| {
             let moment = &at_peak.view.moment;
             let (allocated, reserved) = (moment.totals.allocated.0, moment.totals.reserved.0);
-            Device {
-                device: at_peak.device.index.into(),
-                peak_ns: moment.time.0.saturating_sub(started),
-                allocated,
-                reserved,
-                cached: reserved.saturating_sub(allocated),
-                iteration: at_peak.iteration.as_deref(),
-                before_attach: moment.before_attach.0,
-                unaccounted: moment.unaccounted,
-                highest_allocated: at_peak.device.peak.allocated.0,
-                rows: at_peak.table(),
-            }
+            Cell::Object(vec![
+                ("device", at_peak.device.index.into()),
+                // Nanoseconds from the start to the device's peak since attach.
+                ("peak_ns", moment.time.0.saturating_sub(started).into()),
+                ("allocated", allocated.into()),
+                ("reserved", reserved.into()),
+                ("cached", reserved.saturating_sub(allocated).into()),
+                ("iteration", at_peak.iteration.as_deref().into()),
+                ("before_attach", moment.before_attach.into()),
+                ("unaccounted", moment.unaccounted.into()),
+                // By the allocator's own statistics, which may be from before attach.
+                ("highest_allocated", at_peak.device.peak.allocated.into()),
+                ("rows", at_peak.table().into()),
+            ])
         });
-        Document::new(self.replay, devices)
+        document(self.replay, Cell::Absent, devices)
     }
 
     fn columns(&self) -> Vec<Column<Row<'_>>> {

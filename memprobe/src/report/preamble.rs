@@ -19,7 +19,9 @@ pub(super) const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocat
 
 /// Adds the recorded process, and warnings.
 pub(super) fn push_beginning(page: &mut Page, replay: &Replay) {
-    push_target(page, &replay.snapshot.target, &replay.header.version);
+    for line in target_lines(&replay.snapshot.target, &replay.header.version) {
+        page.fitted(&line);
+    }
     page.fitted(&extent(replay));
     for warning in warnings(replay) {
         page.warning(&format!("warning: {warning}"));
@@ -41,12 +43,12 @@ pub(super) fn push_beginning(page: &mut Page, replay: &Replay) {
     }
 }
 
-/// Adds the command, and the process's id and versions.
-pub(super) fn push_target(page: &mut Page, target: &Target, memprobe: &str) {
-    page.fitted(&match &*target.command {
+/// Returns the command, and the process's id and versions.
+pub(super) fn target_lines(target: &Target, memprobe: &str) -> [String; 2] {
+    let command = match &*target.command {
         "" => "unknown command".to_owned(),
         command => clean(command),
-    });
+    };
     let version = |what: &str, version: &Option<String>| {
         let version = version.as_ref();
         version.map(|version| format!("{what} {}", clean(version)))
@@ -55,7 +57,7 @@ pub(super) fn push_target(page: &mut Page, target: &Target, memprobe: &str) {
     facts.extend(version("Python", &target.python));
     facts.extend(version("torch", &target.torch));
     facts.push(format!("memprobe {}", clean(memprobe)));
-    page.fitted(&facts.join("  "));
+    [command, facts.join("  ")]
 }
 
 /// Describes the number of events, their time, losses, and the end of the recording.

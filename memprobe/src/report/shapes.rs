@@ -3,10 +3,8 @@
 use std::cmp::Reverse;
 use std::io::{BufRead, Write};
 
-use serde::Serialize;
-
 use super::cells::{self, purpose_kind, total_name};
-use super::document::{self, Document, Report};
+use super::document::{self, Report, document};
 use super::held::{self, HeldRow};
 use super::preamble::{push_beginning, push_totals};
 use super::replay::{self, Replay};
@@ -108,17 +106,6 @@ struct ShapeReport<'a> {
     options: &'a ReportOptions,
 }
 
-#[derive(Serialize)]
-struct Device<'a> {
-    device: Cell<'static>,
-    allocated: u64,
-    reserved: u64,
-    before_attach: u64,
-    unaccounted: i64,
-    live_blocks: u64,
-    tensors: Table<HeldRow<'a>>,
-}
-
 impl Report for ShapeReport<'_> {
     type Row<'r>
         = HeldRow<'r>
@@ -137,18 +124,20 @@ impl Report for ShapeReport<'_> {
         }
     }
 
-    fn document(&self) -> impl Serialize {
+    fn document(&self) -> Cell<'_> {
         let devices = self.devices.iter().zip(self.tables());
-        let devices = devices.map(|((device, _), tensors)| Device {
-            device: device.index.into(),
-            allocated: device.totals.allocated.0,
-            reserved: device.totals.reserved.0,
-            before_attach: device.before_attach.live.0,
-            unaccounted: device.unaccounted,
-            live_blocks: device.live_blocks,
-            tensors,
+        let devices = devices.map(|((device, _), tensors)| {
+            Cell::Object(vec![
+                ("device", device.index.into()),
+                ("allocated", device.totals.allocated.into()),
+                ("reserved", device.totals.reserved.into()),
+                ("before_attach", device.before_attach.live.into()),
+                ("unaccounted", device.unaccounted.into()),
+                ("live_blocks", device.live_blocks.into()),
+                ("tensors", tensors.into()),
+            ])
         });
-        Document::new(self.replay, devices)
+        document(self.replay, Cell::Absent, devices)
     }
 
     fn columns(&self) -> Vec<Column<HeldRow<'_>>> {

@@ -83,32 +83,31 @@ pub(super) fn columns() -> Vec<SizeColumn> {
         Column::data("parameter_blocks", |row| {
             row.if_named(blocks(row.total.parameters))
         }),
-        SizeColumn::number("buffers", "BUFFERS", |row| {
+        Column::wide(6, "buffers", "BUFFERS", |row| {
             row.if_named(bytes(row.total.buffers))
-        })
-        .priority(6),
+        }),
         Column::data("buffer_blocks", |row| {
             row.if_named(blocks(row.total.buffers))
         }),
         Column::number("forward", "FORWARD", |row| bytes(row.total.forward())),
         Column::data("forward_blocks", |row| blocks(row.total.forward())),
-        SizeColumn::number("saved", "SAVED", |row| bytes(row.total.saved)).priority(3),
-        SizeColumn::number("recomputed", "RECOMPUTED", |row| {
+        Column::wide(3, "saved", "SAVED", |row| bytes(row.total.saved)),
+        Column::wide(8, "recomputed", "RECOMPUTED", |row| {
             bytes(row.total.recomputed)
-        })
-        .priority(8),
-        SizeColumn::number("backward", "BACKWARD", |row| bytes(row.total.backward)).priority(2),
+        }),
+        Column::wide(2, "backward", "BACKWARD", |row| bytes(row.total.backward)),
         Column::data("backward_blocks", |row| blocks(row.total.backward)),
         Column::number("forward_and_backward", "BOTH", |row| {
             bytes(row.total.both())
         }),
-        SizeColumn::number("gradients", "GRADIENTS", |row| bytes(row.total.gradients)).priority(4),
-        SizeColumn::number("other", "OTHER", |row| bytes(row.total.other)).priority(5),
-        SizeColumn::number("blocks", "BLOCKS", |row| blocks(row.total.made())).priority(7),
-        SizeColumn::number("rounded", "ROUNDED", |row| {
+        Column::wide(4, "gradients", "GRADIENTS", |row| {
+            bytes(row.total.gradients)
+        }),
+        Column::wide(5, "other", "OTHER", |row| bytes(row.total.other)),
+        Column::wide(7, "blocks", "BLOCKS", |row| blocks(row.total.made())),
+        Column::wide(9, "rounded", "ROUNDED", |row| {
             Cell::Bytes(row.total.made().rounded)
-        })
-        .priority(9),
+        }),
         Column::data("own_parameters", |row| {
             row.if_named(bytes(row.own.parameters))
         }),

@@ -137,7 +137,7 @@ fn columns() -> Vec<EventColumn> {
         }),
         // Native frames: the caller into CUDA if there are Python frames, the whole stack otherwise.
         Column::json("native", |row| {
-            raw(row.json.as_ref().and_then(|json| json.native.as_ref()))
+            raw(row.json.as_ref().and_then(|json| json.native.as_deref()))
         }),
         Column::json("thread", |row| row.thread().into()),
         // Stack of the thread that waits for this one in `backward()`.
@@ -147,7 +147,7 @@ fn columns() -> Vec<EventColumn> {
         }),
         // Autograd node that was being evaluated.
         Column::json("node", |row| {
-            raw(row.json.as_ref().and_then(|json| json.node.as_ref()))
+            raw(row.json.as_ref().and_then(|json| json.node.as_deref()))
         }),
         // Reason for the lack of a stack.
         Column::json("no_stack", |row| {
@@ -167,8 +167,8 @@ fn columns() -> Vec<EventColumn> {
     ]
 }
 
-fn raw(json: Option<&Box<RawValue>>) -> Cell<'_> {
-    json.map_or(Cell::Unknown, |json| Cell::Json(json))
+fn raw(json: Option<&RawValue>) -> Cell<'_> {
+    json.map_or(Cell::Unknown, Cell::Json)
 }
 
 /// Purpose of a block without a tensor, inferred from a function on its stack.
@@ -302,7 +302,7 @@ enum Rows<'a, W: Write> {
     /// With the text before the next row.
     Json(&'a mut W, &'static str),
     Jsonl(&'a mut W),
-    Csv(CsvWriter<'a, Row, &'a mut W>),
+    Csv(Box<CsvWriter<'a, Row, &'a mut W>>),
 }
 
 impl<'a, W: Write> Rows<'a, W> {
@@ -316,7 +316,7 @@ impl<'a, W: Write> Rows<'a, W> {
             Format::Text => Self::Text(out, start),
             Format::Jsonl => Self::Jsonl(out),
             Format::Json => Self::Json(out, "[\n"),
-            Format::Csv => Self::Csv(CsvWriter::new(columns, out)?),
+            Format::Csv => Self::Csv(Box::new(CsvWriter::new(columns, out)?)),
         })
     }
 

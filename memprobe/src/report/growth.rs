@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::cells::{self, place_kind, purpose_kind};
 use super::document::{self, Report, document};
 use super::peak::place_name;
-use super::preamble::{NO_CALLS_INTO_CUDA, push_beginning, push_totals};
+use super::preamble::push_devices;
 use super::replay::Replay;
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 use crate::bytes::human;
@@ -177,14 +177,12 @@ impl Report for GrowthReport<'_> {
         Self: 'r;
 
     fn text(&self, page: &mut Page) {
-        push_beginning(page, self.replay);
-        for on in &self.devices {
-            let OnDevice { device, growth } = on;
-            page.blank();
-            push_totals(page, device);
+        let devices = self.devices.iter().map(|on| (on.device, on));
+        push_devices(page, self.replay, devices, |page, on| {
+            let growth = &on.growth;
             page.note(&examined(growth));
             if growth.steps >= growth.needed {
-                page.note(&total(growth, device.index));
+                page.note(&total(growth, on.device.index));
                 if is_quiet(growth) {
                     page.note(&no_growth(growth));
                 } else {
@@ -193,11 +191,7 @@ impl Report for GrowthReport<'_> {
             }
             push_sections(page, on, self.options);
             retainers::push(page, growth, self.replay.header.start, self.options);
-        }
-        if self.replay.snapshot.devices.len() > self.devices.len() {
-            page.blank();
-            page.note(NO_CALLS_INTO_CUDA);
-        }
+        });
     }
 
     fn document(&self) -> Cell<'_> {

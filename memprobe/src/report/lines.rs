@@ -7,7 +7,7 @@ use super::cells::{self, total_name};
 use super::document::Report;
 use super::held::{self, HeldRow};
 use super::outside;
-use super::preamble::{push_beginning, push_totals};
+use super::preamble::push_devices;
 use super::replay::Replay;
 use crate::event::{DeviceIndex, Frame};
 use crate::label::{BLOCKS, FileNames};
@@ -58,13 +58,10 @@ impl<'a> Report for LineReport<'a> {
         Self: 'r;
 
     fn text(&self, page: &mut Page) {
-        push_beginning(page, self.replay);
-        let devices = self.replay.snapshot.devices.iter();
-        for (device, table) in devices.zip(self.tables()) {
-            page.blank();
-            push_totals(page, device);
+        let devices = self.replay.snapshot.devices.iter().zip(self.tables());
+        push_devices(page, self.replay, devices, |page, table| {
             page.table(&table);
-        }
+        });
         outside::push(page, &self.replay.snapshot.cuda, self.options);
     }
 
@@ -141,7 +138,9 @@ impl<'a> LineReport<'a> {
     fn table(&self, device: &'a DeviceSnapshot) -> Table<HeldRow<'a>> {
         let (index, allocated) = (device.index, device.totals.allocated);
         let mut table = lines(index, &device.lines, self.options);
-        held::push_remainders(&mut table, device);
+        let before = &device.before_attach;
+        let before = (before.live, before.live_blocks());
+        held::push_remainders(&mut table, Output::Flat, before, device.unaccounted);
         let all: Vec<HeldRow<'_>> = device.lines.iter().map(HeldRow::of_line).collect();
         let total = HeldRow {
             live: allocated.into(),

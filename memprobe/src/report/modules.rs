@@ -9,7 +9,7 @@ use super::cells::{place_kind, remainders, total_name};
 use super::document::{self, Report, document};
 use super::outline;
 use super::peak::place_name;
-use super::preamble::{NO_CALLS_INTO_CUDA, NO_MODULES, push_beginning, push_totals};
+use super::preamble::{NO_MODULES, push_devices};
 use super::replay::Replay;
 use super::{Alike, Format, Outcome, ReportError, ReportOptions, Sort, replay};
 use crate::label::{counted, duration};
@@ -200,10 +200,8 @@ impl Report for ModuleReport<'_> {
         Self: 'r;
 
     fn text(&self, page: &mut Page) {
-        push_beginning(page, self.replay);
-        for (device, tree) in &self.trees {
-            page.blank();
-            push_totals(page, device);
+        let trees = self.trees.iter().map(|tree| (tree.0, tree));
+        push_devices(page, self.replay, trees, |page, (device, tree)| {
             if !tree.knows_modules {
                 page.note(NO_MODULES);
             }
@@ -215,11 +213,7 @@ impl Report for ModuleReport<'_> {
                 duration(Duration::from_nanos(self.since(tree)))
             ));
             page.note(PARAMETERS);
-        }
-        if self.replay.snapshot.devices.len() > self.trees.len() {
-            page.blank();
-            page.note(NO_CALLS_INTO_CUDA);
-        }
+        });
     }
 
     fn document(&self) -> Cell<'_> {

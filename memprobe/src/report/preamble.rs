@@ -14,7 +14,7 @@ pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the 
                                      is without them.";
 
 /// Note if a device is known only by its calls into CUDA.
-pub(super) const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocators. Devices with only calls into \
+const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocators. Devices with only calls into \
                                              CUDA are left out.";
 
 /// Adds the recorded process, and warnings.
@@ -40,6 +40,27 @@ pub(super) fn push_beginning(page: &mut Page, replay: &Replay) {
     if replay.snapshot.devices.is_empty() {
         page.blank();
         page.line("The recording has no allocation or free of GPU memory.");
+    }
+}
+
+/// Adds the beginning, each device with its totals, and a note if devices are left out.
+pub(super) fn push_devices<'a, T>(
+    page: &mut Page,
+    replay: &Replay,
+    devices: impl IntoIterator<Item = (&'a DeviceSnapshot, T)>,
+    mut push: impl FnMut(&mut Page, T),
+) {
+    push_beginning(page, replay);
+    let mut shown = 0;
+    for (device, data) in devices {
+        page.blank();
+        push_totals(page, device);
+        push(page, data);
+        shown += 1;
+    }
+    if shown < replay.snapshot.devices.len() {
+        page.blank();
+        page.note(NO_CALLS_INTO_CUDA);
     }
 }
 

@@ -187,7 +187,7 @@ pub struct Entry<R> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     All,
-    /// All but one JSON document, which has the row's figures elsewhere.
+    /// All but the JSON document, where the device has the same figures.
     Flat,
     Text,
     /// A remark on the row before, as text.

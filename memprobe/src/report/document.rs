@@ -3,11 +3,9 @@
 
 use std::io::{self, Write};
 
-use serde::Serialize;
-
 use super::replay::Replay;
 use super::{Format, ReportOptions};
-use crate::view::table::{Column, CsvWriter, Page, Table, json_document, json_line};
+use crate::view::table::{Cell, Column, CsvWriter, Page, Table, json_document, json_object};
 
 /// Tables of a recording, one for each device.
 pub(super) trait Report {
@@ -18,7 +16,7 @@ pub(super) trait Report {
     fn text(&self, page: &mut Page);
 
     /// All data as one document.
-    fn document(&self) -> impl Serialize;
+    fn document(&self) -> Cell<'_>;
 
     fn columns(&self) -> Vec<Column<Self::Row<'_>>>;
 
@@ -41,7 +39,8 @@ pub(super) fn write(
             let columns = report.columns();
             for table in report.tables() {
                 for row in table.data_rows() {
-                    json_line(&columns, row, out)?;
+                    json_object(&columns, row, out)?;
+                    out.write_all(b"\n")?;
                 }
             }
             Ok(())
@@ -59,38 +58,21 @@ pub(super) fn write(
     }
 }
 
-/// Document about a recording: its metadata, then the rows of each device.
-#[derive(Serialize)]
-pub(super) struct Document<'a, Device> {
-    memprobe: &'a str,
-    command: &'a str,
-    pid: Option<u32>,
-    truncated: bool,
-    events: u64,
-    lost_events: u64,
-    /// Notes on the table.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    notes: Option<&'a [String]>,
-    devices: Vec<Device>,
-}
-
-impl<'a, Device> Document<'a, Device> {
-    pub(super) fn new(replay: &'a Replay, devices: impl Iterator<Item = Device>) -> Self {
-        let health = &replay.snapshot.health;
-        Self {
-            memprobe: &replay.header.version,
-            command: &replay.snapshot.target.command,
-            pid: replay.snapshot.target.tgid.map(|tgid| tgid.0),
-            truncated: replay.truncated,
-            events: health.events,
-            lost_events: health.losses.events,
-            notes: None,
-            devices: devices.collect(),
-        }
-    }
-
-    pub(super) fn with_notes(self, notes: &'a [String]) -> Self {
-        let notes = Some(notes);
-        Self { notes, ..self }
-    }
+/// Document about a recording: its metadata, notes on the table, then the rows of each device.
+pub(super) fn document<'a>(
+    replay: &'a Replay,
+    notes: Cell<'a>,
+    devices: impl Iterator<Item = Cell<'a>>,
+) -> Cell<'a> {
+    let health = &replay.snapshot.health;
+    Cell::Object(vec![
+        ("memprobe", (&*replay.header.version).into()),
+        ("command", (&*replay.snapshot.target.command).into()),
+        ("pid", replay.snapshot.target.tgid.map(|tgid| tgid.0).into()),
+        ("truncated", replay.truncated.into()),
+        ("events", health.events.into()),
+        ("lost_events", health.losses.events.into()),
+        ("notes", notes),
+        ("devices", Cell::List(devices.collect())),
+    ])
 }

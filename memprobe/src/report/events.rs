@@ -1,140 +1,185 @@
 //! Report of every event of a recording, in its order, one row each.
 
 use std::io::{self, BufRead, Write};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use serde::Serialize;
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 
-use super::document_old::csv_error;
-use super::structured::FrameRow;
-use super::{Format, Outcome, ReportError, ReportOptions};
+use super::{Format, Outcome, ReportError, ReportOptions, cells};
 use crate::event::bytes::human;
 use crate::event::{
-    Action, BlockPurpose, BlockPurposes, Bytes, DeviceIndex, Event, Frame, Grad, Losses,
-    MemoryEvent, Module, Node, Purpose, PurposeId, Stack, StackId, StackKind, Tid, TimeNs,
+    Action, Address, BlockPurpose, BlockPurposes, Bytes, DeviceIndex, Event, Frame, Grad, Losses,
+    MemoryEvent, Module, Node, Purpose, PurposeId, Stack, StackId, StackKind, TensorSpec, Tid,
+    TimeNs,
 };
 use crate::recording::Reader;
+use crate::view::table::{Cell, Column, CsvWriter, Data, json_object};
 use crate::view::{FileNames, clean, named_stack};
 
 /// Maximum number of stacks with cached text; the cache is cleared beyond it.
 const MAX_TEXTS: usize = 1 << 14;
 
-/// One event as JSON. Unknown values are null. The keys after `grad` are present only if they
-/// apply.
-#[derive(Serialize)]
-struct Row<'a> {
-    time_ns: u64,
-    /// Unknown for blocks found at attach.
-    tid: Option<u32>,
-    action: &'static str,
-    addr: Option<u64>,
-    size: Option<u64>,
-    device: Option<DeviceIndex>,
-    allocated: Option<u64>,
-    reserved: Option<u64>,
-    /// The CUDA function that was called.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    function: Option<&'static str>,
-    /// Kind of memory that CUDA allocated.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    space: Option<&'static str>,
-    /// Tensor of the block.
-    #[serde(flatten)]
-    tensor: Tensor<'a>,
-    stack: &'a RawValue,
-    /// Innermost module being called; absent outside all modules.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    module: Option<&'a str>,
-    /// True if a module was being called that could not be identified.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    module_unknown: Option<bool>,
-    /// Grad mode of the thread, if known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    grad: Option<&'static str>,
-    /// Native frames: the caller into CUDA if there are Python frames, the whole stack otherwise.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    native: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    thread: Option<&'a str>,
-    /// Stack of the thread that waits for this one in `backward()`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    waiting: Option<&'a RawValue>,
-    /// Autograd node that was being evaluated.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    node: Option<&'a RawValue>,
-    /// Reason for the lack of a stack.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    no_stack: Option<&'static str>,
-    /// True if outer frames of the stack (or of `waiting`) are missing.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stack_truncated: Option<bool>,
+/// One event, its block's purpose and its stack.
+struct Row {
+    event: MemoryEvent,
+    purpose: Option<Arc<BlockPurpose>>,
+    stack: Option<Arc<Stack>>,
+    /// Frames of the stack as JSON; only for JSON.
+    json: Option<Rc<StackJson>>,
 }
 
-/// Tensor of an event, as JSON.
-#[derive(Default, Serialize)]
-struct Tensor<'a> {
-    /// Elements in each dimension.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    shape: Option<&'a [u64]>,
-    /// Number of dimensions beyond those of `shape`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    more_dimensions: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dtype: Option<String>,
-    /// Requested bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    requested: Option<u64>,
+impl Row {
+    fn spec(&self) -> Option<&TensorSpec> {
+        self.purpose.as_ref()?.tensor()
+    }
+
+    fn other_purpose(&self) -> Option<&Purpose> {
+        self.purpose.as_ref()?.purpose()
+    }
+
     /// False if the block is no tensor's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tensor: Option<bool>,
-    /// Purpose of such a block, inferred from the calling function.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    inferred: Option<Inferred<'a>>,
-}
+    fn is_tensor(&self) -> Option<bool> {
+        let is_none = self.event.shape == PurposeId::NO_TENSOR || self.other_purpose().is_some();
+        is_none.then_some(false)
+    }
 
-impl<'a> Tensor<'a> {
-    fn of(id: PurposeId, is: Option<&'a BlockPurpose>) -> Self {
-        match is {
-            None => Self {
-                tensor: (id == PurposeId::NO_TENSOR).then_some(false),
-                ..Self::default()
-            },
-            Some(BlockPurpose::Other(purpose)) => Self {
-                tensor: Some(false),
-                inferred: Some(purpose.into()),
-                ..Self::default()
-            },
-            Some(BlockPurpose::Tensor(shape)) => Self {
-                shape: Some(&shape.sizes),
-                more_dimensions: (shape.more > 0).then_some(shape.more),
-                dtype: Some(shape.dtype.to_string()),
-                requested: shape.requested.map(|bytes| bytes.0),
-                ..Self::default()
-            },
+    fn context<T>(&self, value: impl Fn(&Stack) -> Option<T>) -> Option<T> {
+        self.stack.as_deref().and_then(value)
+    }
+
+    /// Thread without a Python stack of its own.
+    fn thread(&self) -> Option<&str> {
+        match &self.stack.as_ref()?.kind {
+            StackKind::Waiting { thread } | StackKind::Unknown { thread, .. } => Some(thread),
+            StackKind::Python | StackKind::Native => None,
         }
+    }
+
+    /// Python frames as JSON, if the stack is of this kind.
+    fn frames(&self, is_wanted: fn(&StackKind) -> bool) -> Option<Cell<'_>> {
+        let stack = self.stack.as_ref()?;
+        is_wanted(&stack.kind).then_some(())?;
+        Some(Cell::Json(&self.json.as_ref()?.python))
     }
 }
 
-/// Purpose of a block without a tensor, as JSON.
-#[derive(Serialize)]
-struct Inferred<'a> {
-    /// Null if no known function is on the stack.
-    purpose: Option<&'a str>,
-    /// The recognized function, otherwise the innermost one outside the allocator.
-    function: &'a str,
-    library: &'a str,
+type EventColumn = Column<Row>;
+
+fn columns() -> Vec<EventColumn> {
+    vec![
+        Column::data("time_ns", |row| row.event.time.0.into()),
+        Column::data("tid", |row| tid(&row.event).into()),
+        Column::data("action", |row| row.event.action.as_str().into()),
+        Column::data("addr", |row| {
+            addr(&row.event).map_or(Cell::Unknown, Cell::Address)
+        }),
+        Column::data("size", |row| size(&row.event).into()),
+        Column::data("device", |row| row.event.device.into()),
+        Column::data("allocated", |row| {
+            row.event.totals.map(|totals| totals.allocated).into()
+        }),
+        Column::data("reserved", |row| {
+            row.event.totals.map(|totals| totals.reserved).into()
+        }),
+        // The CUDA function that was called, and the kind of memory that it allocated.
+        Column::json("function", |row| {
+            row.event.call.map(|call| call.function).into()
+        }),
+        Column::json("space", |row| {
+            row.event.call.map(|call| call.space.as_str()).into()
+        }),
+        Column::json("shape", |row| match row.spec() {
+            Some(spec) => Cell::Shape((&*spec.sizes).into()),
+            None => Cell::Unknown,
+        }),
+        EventColumn::data("shape", |row| row.spec().map(ToString::to_string).into())
+            .only(Data::Csv),
+        // Number of dimensions beyond those of `shape`.
+        Column::json("more_dimensions", |row| {
+            row.spec()
+                .map(|spec| spec.more)
+                .filter(|more| *more > 0)
+                .into()
+        }),
+        EventColumn::data("dtype", |row| {
+            row.spec().map(|spec| spec.dtype.to_string()).into()
+        })
+        .only(Data::Sparse),
+        EventColumn::data("requested", |row| {
+            row.spec().and_then(|spec| spec.requested).into()
+        })
+        .only(Data::Sparse),
+        Column::json("tensor", |row| row.is_tensor().into()),
+        Column::json("inferred", |row| {
+            row.other_purpose().map_or(Cell::Unknown, inferred)
+        }),
+        EventColumn::data("stack", |row| row.stack.as_deref().map(in_words).into()).only(Data::Csv),
+        Column::json("stack", |row| {
+            let is_own = |kind: &StackKind| matches!(kind, StackKind::Python | StackKind::Native);
+            row.frames(is_own).unwrap_or(Cell::List(Vec::new()))
+        }),
+        // Innermost module being called; absent outside all modules.
+        Column::json("module", |row| {
+            let module = row
+                .stack
+                .as_ref()
+                .and_then(|stack| stack.context.module.path());
+            module.map(|path| &**path).into()
+        }),
+        Column::json("module_unknown", |row| {
+            let is_unknown = row.context(|stack| Some(stack.context.module == Module::Unknown));
+            is_unknown.filter(|is_unknown| *is_unknown).into()
+        }),
+        Column::json("grad", |row| {
+            row.context(|stack| grad(stack.context.grad)).into()
+        }),
+        // Native frames: the caller into CUDA if there are Python frames, the whole stack otherwise.
+        Column::json("native", |row| {
+            raw(row.json.as_ref().and_then(|json| json.native.as_deref()))
+        }),
+        Column::json("thread", |row| row.thread().into()),
+        // Stack of the thread that waits for this one in `backward()`.
+        Column::json("waiting", |row| {
+            let is_waiting = |kind: &StackKind| matches!(kind, StackKind::Waiting { .. });
+            row.frames(is_waiting).unwrap_or_default()
+        }),
+        // Autograd node that was being evaluated.
+        Column::json("node", |row| {
+            raw(row.json.as_ref().and_then(|json| json.node.as_deref()))
+        }),
+        // Reason for the lack of a stack.
+        Column::json("no_stack", |row| {
+            row.context(|stack| match &stack.kind {
+                StackKind::Unknown { reason, .. } => Some(reason.as_str()),
+                _ => None,
+            })
+            .into()
+        }),
+        Column::json("stack_truncated", |row| {
+            row.context(|stack| stack.truncated.then_some(true)).into()
+        }),
+        EventColumn::data("purpose", |row| {
+            row.other_purpose().map(ToString::to_string).into()
+        })
+        .only(Data::Csv),
+    ]
 }
 
-impl<'a> From<&'a Purpose> for Inferred<'a> {
-    fn from(purpose: &'a Purpose) -> Self {
-        Self {
-            purpose: purpose.what.as_deref(),
-            function: &purpose.function,
-            library: &purpose.library,
-        }
-    }
+fn raw(json: Option<&RawValue>) -> Cell<'_> {
+    json.map_or(Cell::Unknown, Cell::Json)
+}
+
+/// Purpose of a block without a tensor, inferred from a function on its stack.
+fn inferred(purpose: &Purpose) -> Cell<'_> {
+    Cell::Object(vec![
+        // Null if no known function is on the stack.
+        ("purpose", purpose.what.as_deref().into()),
+        // The recognized function, otherwise the innermost one outside the allocator.
+        ("function", (&*purpose.function).into()),
+        ("library", (&*purpose.library).into()),
+    ])
 }
 
 /// Writes each event as it is read.
@@ -144,13 +189,14 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut losses = Losses::default();
-    let mut stacks = Stacks::new()?;
-    let mut rows = Rows::begin(options.format, out, reader.header().start)?;
+    let mut stacks = Stacks::default();
+    let columns = columns();
+    let mut rows = Rows::begin(options.format, &columns, out, reader.header().start)?;
     for event in reader.by_ref() {
         match event {
-            Ok(Event::Memory(event)) => rows.push(&event, &mut stacks)?,
+            Ok(Event::Memory(event)) => rows.push(&columns, &stacks.row(event, options.format)?)?,
             Ok(Event::Stack(id, stack)) => stacks.define(id, stack),
-            Ok(Event::BlockPurpose(id, is)) => stacks.uses.define(id, &is),
+            Ok(Event::BlockPurpose(id, is)) => stacks.purposes.define(id, &is),
             Ok(Event::Loss(now)) => losses = now,
             Ok(
                 Event::Thread(..)
@@ -173,260 +219,136 @@ pub(super) fn write<R: BufRead>(
 }
 
 /// Frames and autograd node of a stack, as JSON.
-struct Json {
+struct StackJson {
     python: Box<RawValue>,
     native: Option<Box<RawValue>>,
     node: Option<Box<RawValue>>,
 }
 
-/// A node of autograd's graph, as JSON.
-#[derive(Serialize)]
-struct NodeRow<'a> {
-    name: &'a str,
-    /// Stack of the operation that made it; null if unknown.
-    forward: Option<Vec<FrameRow<'a>>>,
-}
-
-impl<'a> From<&'a Node> for NodeRow<'a> {
-    fn from(node: &'a Node) -> Self {
-        let frames = |stack: &'a Arc<Stack>| stack.frames.iter().map(FrameRow::from).collect();
-        Self {
-            name: &node.name,
-            forward: node.forward.as_ref().map(frames),
-        }
-    }
-}
-
-impl Json {
-    fn of(stack: &Stack) -> io::Result<Self> {
+impl StackJson {
+    fn new(stack: &Stack) -> io::Result<Self> {
         let is_native = |frame: &&Frame| frame.library.is_some();
         let (native, python): (Vec<_>, Vec<_>) = stack.frames.iter().partition(is_native);
         let json = |frames: Vec<&Frame>| {
-            let rows: Vec<FrameRow> = frames.into_iter().map(FrameRow::from).collect();
-            serde_json::value::to_raw_value(&rows)
+            let frames = frames.into_iter().map(cells::frame);
+            to_raw_value(&Cell::List(frames.collect()))
         };
+        let node = stack.context.node.as_ref();
         Ok(Self {
             python: json(python)?,
             native: (!native.is_empty()).then(|| json(native)).transpose()?,
-            node: (stack.context.node.as_ref())
-                .map(|node| serde_json::value::to_raw_value(&NodeRow::from(&**node)))
+            node: node
+                .map(|node| to_raw_value(&node_cell(node)))
                 .transpose()?,
         })
     }
 }
 
+/// A node of autograd's graph, with the stack of the operation that made it.
+fn node_cell(node: &Node) -> Cell<'_> {
+    let forward = node.forward.as_ref();
+    let forward = forward.map(|stack| cells::frames(&stack.frames));
+    Cell::Object(vec![
+        ("name", (&*node.name).into()),
+        ("forward", forward.unwrap_or_default()),
+    ])
+}
+
 /// Stacks by id with their cached JSON, and purposes by id.
+#[derive(Default)]
 struct Stacks {
-    uses: BlockPurposes,
+    purposes: BlockPurposes,
     stacks: HashMap<StackId, Arc<Stack>>,
-    json: HashMap<StackId, Json>,
-    empty: Box<RawValue>,
+    json: HashMap<StackId, Rc<StackJson>>,
 }
 
 impl Stacks {
-    fn new() -> io::Result<Self> {
-        let empty = serde_json::value::to_raw_value::<[FrameRow; 0]>(&[])?;
-        Ok(Self {
-            uses: BlockPurposes::default(),
-            stacks: HashMap::new(),
-            json: HashMap::new(),
-            empty,
-        })
-    }
-
     fn define(&mut self, id: StackId, stack: Arc<Stack>) {
         self.json.remove(&id);
         self.stacks.insert(id, stack);
     }
 
-    fn get(&self, id: StackId) -> Option<&Stack> {
-        self.stacks.get(&id).map(|stack| &**stack)
+    fn row(&mut self, event: MemoryEvent, format: Format) -> io::Result<Row> {
+        let is_json = matches!(format, Format::Json | Format::Jsonl);
+        let stack = self.stacks.get(&event.stack).cloned();
+        let json = match &stack {
+            Some(stack) if is_json => Some(self.json(event.stack, stack)?),
+            _ => None,
+        };
+        Ok(Row {
+            purpose: self.purposes.get(event.shape).cloned(),
+            event,
+            stack,
+            json,
+        })
     }
 
-    /// Caches the JSON of a stack's frames.
-    fn prepare(&mut self, id: StackId) -> io::Result<()> {
-        let Some(stack) = self.stacks.get(&id) else {
-            return Ok(());
-        };
-        if self.json.contains_key(&id) {
-            return Ok(());
+    fn json(&mut self, id: StackId, stack: &Stack) -> io::Result<Rc<StackJson>> {
+        if let Some(json) = self.json.get(&id) {
+            return Ok(json.clone());
         }
         if self.json.len() >= MAX_TEXTS {
             self.json.clear();
         }
-        self.json.insert(id, Json::of(stack)?);
-        Ok(())
-    }
-
-    /// A stack and its JSON, if [`Self::prepare`] was called for it.
-    fn with_json(&self, id: StackId) -> Option<(&Stack, &Json)> {
-        Some((self.stacks.get(&id)?, self.json.get(&id)?))
+        let json = Rc::new(StackJson::new(stack)?);
+        self.json.insert(id, json.clone());
+        Ok(json)
     }
 }
 
 /// Writer of rows.
 enum Rows<'a, W: Write> {
-    Text {
-        out: &'a mut W,
-        start: TimeNs,
-    },
-    Json {
-        out: &'a mut W,
-        between: &'static str,
-    },
-    Jsonl {
-        out: &'a mut W,
-    },
-    Csv {
-        table: Box<csv::Writer<&'a mut W>>,
-    },
+    Text(&'a mut W, TimeNs),
+    /// With the text before the next row.
+    Json(&'a mut W, &'static str),
+    Jsonl(&'a mut W),
+    Csv(Box<CsvWriter<'a, Row, &'a mut W>>),
 }
 
 impl<'a, W: Write> Rows<'a, W> {
-    fn begin(format: Format, out: &'a mut W, start: TimeNs) -> io::Result<Self> {
+    fn begin(
+        format: Format,
+        columns: &'a [EventColumn],
+        out: &'a mut W,
+        start: TimeNs,
+    ) -> io::Result<Self> {
         Ok(match format {
-            Format::Text => Self::Text { out, start },
-            Format::Jsonl => Self::Jsonl { out },
-            Format::Json => Self::Json {
-                out,
-                between: "[\n",
-            },
-            Format::Csv => {
-                let mut table = Box::new(csv::Writer::from_writer(out));
-                table
-                    .write_record([
-                        "time_ns",
-                        "tid",
-                        "action",
-                        "addr",
-                        "size",
-                        "device",
-                        "allocated",
-                        "reserved",
-                        "shape",
-                        "dtype",
-                        "requested",
-                        "stack",
-                        "purpose",
-                    ])
-                    .map_err(csv_error)?;
-                Self::Csv { table }
-            }
+            Format::Text => Self::Text(out, start),
+            Format::Jsonl => Self::Jsonl(out),
+            Format::Json => Self::Json(out, "[\n"),
+            Format::Csv => Self::Csv(Box::new(CsvWriter::new(columns, out)?)),
         })
     }
 
-    fn push(&mut self, event: &MemoryEvent, stacks: &mut Stacks) -> io::Result<()> {
+    fn push(&mut self, columns: &[EventColumn], row: &Row) -> io::Result<()> {
         match self {
-            Self::Text { out, start } => {
-                let tensor = words(event.shape, &stacks.uses);
-                let stack = stacks.get(event.stack);
-                writeln!(out, "{}", text(event, *start, &tensor, stack))
-            }
-            Self::Jsonl { out } => {
-                json(out, event, stacks)?;
+            Self::Text(out, start) => writeln!(out, "{}", text(row, *start)),
+            Self::Jsonl(out) => {
+                json_object(columns, row, out)?;
                 out.write_all(b"\n")
             }
-            Self::Json { out, between } => {
-                out.write_all(between.as_bytes())?;
-                *between = ",\n";
-                json(out, event, stacks)
+            Self::Json(out, before) => {
+                out.write_all(before.as_bytes())?;
+                *before = ",\n";
+                json_object(columns, row, out)
             }
-            Self::Csv { table } => {
-                let number =
-                    |number: Option<u64>| number.map_or_else(String::new, |n| n.to_string());
-                let is = stacks.uses.get(event.shape);
-                let shape = is.and_then(|is| is.tensor());
-                let purpose = is.and_then(|is| is.purpose());
-                table
-                    .write_record([
-                        event.time.0.to_string(),
-                        number(tid(event).map(u64::from)),
-                        event.action.as_str().to_owned(),
-                        addr(event).map_or_else(String::new, |addr| format!("{addr:#x}")),
-                        number(size(event)),
-                        event
-                            .device
-                            .map_or_else(String::new, |device| match device {
-                                DeviceIndex::CPU => device.to_string(),
-                                DeviceIndex(ordinal) => ordinal.to_string(),
-                            }),
-                        number(event.totals.map(|totals| totals.allocated.0)),
-                        number(event.totals.map(|totals| totals.reserved.0)),
-                        shape.map(ToString::to_string).unwrap_or_default(),
-                        shape.map(|it| it.dtype.to_string()).unwrap_or_default(),
-                        number(shape.and_then(|it| Some(it.requested?.0))),
-                        stacks.get(event.stack).map(in_words).unwrap_or_default(),
-                        purpose.map(ToString::to_string).unwrap_or_default(),
-                    ])
-                    .map_err(csv_error)
-            }
+            Self::Csv(table) => table.row(row),
         }
     }
 
     fn end(&mut self) -> io::Result<()> {
-        if let Self::Json { out, between } = self {
-            out.write_all(if *between == ",\n" { b"\n]\n" } else { b"[]\n" })?;
+        if let Self::Json(out, before) = self {
+            out.write_all(if *before == ",\n" { b"\n]\n" } else { b"[]\n" })?;
         }
         self.flush()
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Self::Text { out, .. } | Self::Json { out, .. } | Self::Jsonl { out } => out.flush(),
-            Self::Csv { table } => table.flush(),
+            Self::Text(out, _) | Self::Json(out, _) | Self::Jsonl(out) => out.flush(),
+            Self::Csv(table) => table.flush(),
         }
     }
-}
-
-fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::Result<()> {
-    stacks.prepare(event.stack)?;
-    let known = stacks.with_json(event.stack);
-    let (mut stack, mut thread, mut waiting, mut no_stack) = (&*stacks.empty, None, None, None);
-    match known.map(|(stack, json)| (&stack.kind, &*json.python)) {
-        None => {}
-        Some((StackKind::Python | StackKind::Native, frames)) => stack = frames,
-        Some((StackKind::Waiting { thread: name }, frames)) => {
-            (thread, waiting) = (Some(&**name), Some(frames));
-        }
-        Some((
-            StackKind::Unknown {
-                thread: name,
-                reason,
-            },
-            _,
-        )) => {
-            (thread, no_stack) = (Some(&**name), Some(reason.as_str()));
-        }
-    }
-    let context = known.map(|(stack, _)| &stack.context);
-    let row = Row {
-        time_ns: event.time.0,
-        tid: tid(event),
-        action: event.action.as_str(),
-        addr: addr(event),
-        size: size(event),
-        device: event.device,
-        allocated: event.totals.map(|totals| totals.allocated.0),
-        reserved: event.totals.map(|totals| totals.reserved.0),
-        function: event.call.map(|call| call.function),
-        space: event.call.map(|call| call.space.as_str()),
-        tensor: Tensor::of(event.shape, stacks.uses.get(event.shape).map(|it| &**it)),
-        stack,
-        module: context.and_then(|context| Some(&**context.module.path()?)),
-        module_unknown: context.and_then(|context| is_unknown(&context.module).then_some(true)),
-        grad: context.and_then(|context| grad(context.grad)),
-        native: known.and_then(|(_, json)| json.native.as_deref()),
-        thread,
-        waiting,
-        node: known.and_then(|(_, json)| json.node.as_deref()),
-        no_stack,
-        stack_truncated: known.and_then(|(stack, _)| stack.truncated.then_some(true)),
-    };
-    Ok(serde_json::to_writer(out, &row)?)
-}
-
-fn is_unknown(module: &Module) -> bool {
-    *module == Module::Unknown
 }
 
 fn grad(grad: Grad) -> Option<&'static str> {
@@ -438,8 +360,8 @@ fn tid(event: &MemoryEvent) -> Option<u32> {
 }
 
 /// Address of an event; out-of-memory errors have none.
-fn addr(event: &MemoryEvent) -> Option<u64> {
-    (event.action != Action::OutOfMemory).then_some(event.addr.0)
+fn addr(event: &MemoryEvent) -> Option<Address> {
+    (event.action != Action::OutOfMemory).then_some(event.addr)
 }
 
 /// Size of an event; unknown for a free of memory whose allocation was not seen.
@@ -451,11 +373,12 @@ fn size(event: &MemoryEvent) -> Option<u64> {
 }
 
 /// One event as text.
-fn text(event: &MemoryEvent, start: TimeNs, tensor: &str, stack: Option<&Stack>) -> String {
+fn text(row: &Row, start: TimeNs) -> String {
+    let event = &row.event;
     let since = i128::from(event.time.0) - i128::from(start.0);
     let device = event.device.unwrap_or(DeviceIndex::UNKNOWN);
     let size = size(event).map_or_else(|| "?".to_owned(), |size| human(Bytes(size)));
-    let addr = addr(event).map_or_else(|| "-".to_owned(), |addr| format!("{addr:#x}"));
+    let addr = addr(event).map_or_else(|| "-".to_owned(), |addr| format!("{:#x}", addr.0));
     let mut line = format!(
         "{:>12.6} s  {:>7}  {:<13}  {size:>11}  {device:<6}  {addr:<14}",
         since as f64 / 1e9,
@@ -469,28 +392,21 @@ fn text(event: &MemoryEvent, start: TimeNs, tensor: &str, stack: Option<&Stack>)
             human(totals.reserved)
         ));
     }
-    if !tensor.is_empty() {
-        line.push_str("  ");
-        line.push_str(tensor);
-    }
+    let tensor = match row.purpose.as_deref() {
+        Some(BlockPurpose::Tensor(shape)) => format!("  {shape} {}", shape.dtype),
+        Some(BlockPurpose::Other(purpose)) => format!("  {}", clean(&purpose.to_string())),
+        None if event.shape == PurposeId::NO_TENSOR => "  no tensor".to_owned(),
+        None => String::new(),
+    };
+    line.push_str(&tensor);
     if let Some(call) = event.call {
         line.push_str(&format!("  {} ({})", call.function, call.space.as_str()));
     }
-    if let Some(stack) = stack {
+    if let Some(stack) = &row.stack {
         line.push_str("  ");
         line.push_str(&in_words(stack));
     }
     line.trim_end().to_owned()
-}
-
-/// Tensor or purpose of an event, as text.
-fn words(id: PurposeId, uses: &BlockPurposes) -> String {
-    match uses.get(id).map(|is| &**is) {
-        Some(BlockPurpose::Tensor(shape)) => format!("{shape} {}", shape.dtype),
-        Some(BlockPurpose::Other(purpose)) => clean(&purpose.to_string()),
-        None if id == PurposeId::NO_TENSOR => "no tensor".to_owned(),
-        None => String::new(),
-    }
 }
 
 /// A whole stack on one line, innermost frame first.

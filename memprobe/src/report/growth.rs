@@ -5,12 +5,10 @@ mod retainers;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::cells::{self, place_kind, purpose_kind};
-use super::document::{self, Document, Report};
+use super::document::{self, Report, document};
 use super::peak::place_name;
-use super::preamble::{NO_CALLS_INTO_CUDA, push_beginning, push_totals};
+use super::preamble::push_devices;
 use super::replay::Replay;
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 
@@ -162,27 +160,6 @@ struct GrowthReport<'a> {
     options: &'a ReportOptions,
 }
 
-#[derive(Serialize)]
-struct Device<'a> {
-    device: Cell<'static>,
-    per: &'static str,
-    /// Iterations or seconds per step.
-    step: f64,
-    /// Number of steps examined; with fewer than `needed_steps` there are no suspects.
-    steps: usize,
-    /// Earlier steps that were left out.
-    left_out: usize,
-    needed_steps: usize,
-    /// Minimum growth of a suspect.
-    least_growth: u64,
-    suspects: Table<Row<'a>>,
-    /// Time at which the process's objects were read, in nanoseconds since the start; null if
-    /// never.
-    read_ns: Option<u64>,
-    /// Retainers of all growing lines; `named`, `others` and `unknown` add up to `live`.
-    retainers: Option<Cell<'a>>,
-}
-
 impl Report for GrowthReport<'_> {
     type Row<'r>
         = Row<'r>
@@ -190,14 +167,12 @@ impl Report for GrowthReport<'_> {
         Self: 'r;
 
     fn text(&self, page: &mut Page) {
-        push_beginning(page, self.replay);
-        for on in &self.devices {
-            let OnDevice { device, growth } = on;
-            page.blank();
-            push_totals(page, device);
+        let devices = self.devices.iter().map(|on| (on.device, on));
+        push_devices(page, self.replay, devices, |page, on| {
+            let growth = &on.growth;
             page.note(&examined(growth));
             if growth.steps >= growth.needed {
-                page.note(&total(growth, device.index));
+                page.note(&total(growth, on.device.index));
                 if is_quiet(growth) {
                     page.note(&no_growth(growth));
                 } else {
@@ -206,34 +181,40 @@ impl Report for GrowthReport<'_> {
             }
             push_sections(page, on, self.options);
             retainers::push(page, growth, self.replay.header.start, self.options);
-        }
-        if self.replay.snapshot.devices.len() > self.devices.len() {
-            page.blank();
-            page.note(NO_CALLS_INTO_CUDA);
-        }
+        });
     }
 
-    fn document(&self) -> impl Serialize {
+    fn document(&self) -> Cell<'_> {
         let started = self.replay.header.start.0;
         let devices = self.devices.iter().map(move |on| {
             let growth = &on.growth;
-            Device {
-                device: on.device.index.into(),
-                per: per(growth),
-                step: match growth.step {
-                    StepUnit::Iterations(iterations) => iterations,
-                    StepUnit::Window(nanoseconds) => nanoseconds as f64 / 1e9,
-                },
-                steps: growth.steps,
-                left_out: growth.left_out,
-                needed_steps: growth.needed,
-                least_growth: growth.least.0,
-                suspects: on.table(),
-                read_ns: growth.read.map(|read| read.0.saturating_sub(started)),
-                retainers: growth.read.map(|_| retainers::cell(&growth.retained)),
-            }
+            let step = match growth.step {
+                StepUnit::Iterations(iterations) => iterations,
+                StepUnit::Window(nanoseconds) => nanoseconds as f64 / 1e9,
+            };
+            let read = growth.read.map(|read| read.0.saturating_sub(started));
+            Cell::Object(vec![
+                ("device", on.device.index.into()),
+                ("per", per(growth).into()),
+                // Iterations or seconds per step.
+                ("step", step.into()),
+                ("steps", Cell::Count(growth.steps as u64)),
+                ("left_out", Cell::Count(growth.left_out as u64)),
+                // With fewer steps there are no suspects.
+                ("needed_steps", Cell::Count(growth.needed as u64)),
+                // Minimum growth of a suspect.
+                ("least_growth", growth.least.into()),
+                ("suspects", on.table().into()),
+                // Time since the start at which the process's objects were read; null if never.
+                ("read_ns", read.into()),
+                // Of all growing lines; `named`, `others` and `unknown` add up to `live`.
+                (
+                    "retainers",
+                    read.map(|_| retainers::cell(&growth.retained)).into(),
+                ),
+            ])
         });
-        Document::new(self.replay, devices)
+        document(self.replay, Cell::Absent, devices)
     }
 
     fn columns(&self) -> Vec<Column<Row<'_>>> {

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::cells::{OTHERS, remainders};
 use crate::event::{Bytes, DeviceIndex};
-use crate::ledger::snapshot::{DeviceSnapshot, LineRow, ShapeRow, Site};
+use crate::ledger::snapshot::{LineRow, PurposeInfo, Site};
 use crate::view::table::{Cell, Output, Table};
 use crate::view::{FileNames, counted};
 
@@ -16,7 +16,12 @@ pub(super) struct HeldRow<'a> {
     pub(super) kind: &'static str,
     pub(super) site: Option<&'a Site>,
     pub(super) line: Option<&'a LineRow>,
-    pub(super) shape: Option<&'a ShapeRow>,
+    pub(super) tensor: Option<&'a PurposeInfo>,
+    /// Table of the row, if a report has several.
+    pub(super) by: &'static str,
+    pub(super) category: Option<&'static str>,
+    pub(super) module: Option<String>,
+    pub(super) pass: Option<&'static str>,
     /// Name of a row that is no line or tensor.
     pub(super) name: String,
     pub(super) names: Rc<FileNames>,
@@ -56,31 +61,24 @@ impl<'a> HeldRow<'a> {
             _ => Cell::Unknown,
         }
     }
-
-    fn figures(&self) -> [u64; 3] {
-        let live = match self.live {
-            Cell::Bytes(live) => live,
-            _ => 0,
-        };
-        [live, self.blocks.unwrap_or(0), self.allocs.unwrap_or(0)]
-    }
 }
 
-/// Sum of rows.
+/// Sum of rows; a figure that one of them lacks is unknown.
 pub(super) fn sum<'a>(rows: &[HeldRow<'a>], name: String) -> HeldRow<'a> {
-    let [mut live, mut blocks, mut allocs] = [0_u64; 3];
-    for row in rows {
-        let [of_live, of_blocks, of_allocs] = row.figures();
-        live = live.saturating_add(of_live);
-        blocks = blocks.saturating_add(of_blocks);
-        allocs = allocs.saturating_add(of_allocs);
-    }
+    let live = rows.iter().map(|row| match row.live {
+        Cell::Bytes(live) => live,
+        _ => 0,
+    });
+    let count = |of: fn(&HeldRow<'_>) -> Option<u64>| {
+        let mut rows = rows.iter().map(of);
+        rows.try_fold(0_u64, |sum, number| Some(sum.saturating_add(number?)))
+    };
     HeldRow {
         kind: OTHERS,
         name,
-        live: Cell::Bytes(live),
-        blocks: Some(blocks),
-        allocs: Some(allocs),
+        live: Cell::Bytes(live.fold(0, u64::saturating_add)),
+        blocks: count(|row| row.blocks),
+        allocs: count(|row| row.allocs),
         ..HeldRow::default()
     }
 }
@@ -100,20 +98,23 @@ pub(super) fn push_top<'a>(
     }
 }
 
-/// Adds the bytes that no row has.
-pub(super) fn push_remainders(table: &mut Table<HeldRow<'_>>, device: &DeviceSnapshot) {
-    let before = &device.before_attach;
-    for rest in remainders([before.live.0; 2], [device.unaccounted; 2]) {
-        let is_before = rest.kind == "before_attach";
+/// Adds the bytes that no row has; `blocks` are those from before attach.
+pub(super) fn push_remainders(
+    table: &mut Table<HeldRow<'_>>,
+    output: Output,
+    (before_attach, blocks): (Bytes, Option<u64>),
+    unaccounted: i64,
+) {
+    for rest in remainders([before_attach.0; 2], [unaccounted; 2]) {
         let [live, _] = rest.bytes;
         let row = HeldRow {
             kind: rest.kind,
             name: rest.name.to_owned(),
             live,
-            blocks: before.live_blocks().filter(|_| is_before),
+            blocks: blocks.filter(|_| rest.kind == "before_attach"),
             ..HeldRow::default()
         };
-        table.push(Output::Flat, row);
+        table.push(output, row);
     }
 }
 

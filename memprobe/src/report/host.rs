@@ -1,21 +1,17 @@
 //! Report of the processes of a host, as text or JSON.
 
-use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use serde::Serialize;
-
-use super::Colour;
-use super::document_old::json;
-use super::structured::FrameRow;
+use super::{Colour, cells};
 use crate::event::bytes::short;
-use crate::ledger::snapshot::Site;
 use crate::ledger::snapshot::host::{
-    DriverSnapshot, Holder, HostSnapshot, ProcessRow, ProcessState,
+    DeviceRow, DriverDevice, DriverSnapshot, DriverUse, Holder, HostSnapshot, ProcessRow,
+    ProcessState,
 };
+use crate::view::table::{Cell, Column, Output, Page, Table, json_document};
 use crate::view::{
-    self, CUT, FileNames, clean, device_gaps, device_list, driver_gap, fit, percent, process_state,
-    short_command, top_line, width as columns,
+    self, FileNames, clean, device_gaps, device_list, driver_gap, percent, process_state,
+    short_command, top_line,
 };
 
 /// Content and format of the report.
@@ -66,38 +62,6 @@ pub fn write_host(
         )
     };
     rows.sort_by_key(|row| (std::cmp::Reverse(held(row)), row.tgid));
-    match options.format {
-        HostFormat::Text => out.write_all(text(snapshot, &rows, options).as_bytes()),
-        HostFormat::Json => json(&document(snapshot, &rows), out),
-    }
-}
-
-/// A column: heading, right alignment, and the cell of a process.
-type Column<'a> = (
-    &'static str,
-    bool,
-    Box<dyn Fn(&ProcessRow) -> Option<String> + 'a>,
-);
-
-fn text(snapshot: &HostSnapshot, rows: &[&ProcessRow], options: &HostOptions) -> String {
-    let mut text = String::new();
-    let gaps = unavailable(rows);
-    for line in devices(snapshot)
-        .iter()
-        .chain(&gaps)
-        .chain(&warnings(snapshot))
-    {
-        push(&mut text, line, options.width);
-    }
-    if rows.is_empty() {
-        let none = match snapshot.driver.unlisted().next() {
-            None => "No process on this host has CUDA memory.",
-            Some(_) => "No process on this host is known to have CUDA memory.",
-        };
-        push(&mut text, none, options.width);
-        return text;
-    }
-    text.push('\n');
     let frames = rows
         .iter()
         .filter_map(|row| match &row.top.as_ref()?.holder {
@@ -105,54 +69,159 @@ fn text(snapshot: &HostSnapshot, rows: &[&ProcessRow], options: &HostOptions) ->
             Holder::BeforeAttach => None,
         });
     let names = FileNames::of(frames.map(|frame| &frame.file));
-    let table: Vec<Vec<String>> = rows.iter().map(|row| cells(row, rows, &names)).collect();
-    let heads: Vec<String> = table_columns(rows, &names)
-        .iter()
-        .map(|(head, ..)| (*head).to_owned())
-        .collect();
-    let widths: Vec<usize> = (0..heads.len())
-        .map(|column| {
-            let cells = table
-                .iter()
-                .chain([&heads])
-                .map(|cells| columns(&cells[column]));
-            cells.max().unwrap_or(0)
-        })
-        .collect();
-    let right: Vec<bool> = table_columns(rows, &names)
-        .iter()
-        .map(|(_, right, _)| *right)
-        .collect();
-    for (at, cells) in [&heads].into_iter().chain(&table).enumerate() {
-        let mut line = String::new();
-        for ((cell, width), right) in cells.iter().zip(&widths).zip(&right) {
-            let space = " ".repeat(width - columns(cell));
-            // Writing to a string cannot fail.
-            let _ = match right {
-                true => write!(line, "{space}{cell}  "),
-                false => write!(line, "{cell}{space}  "),
-            };
+    let mut table = Table::new(columns());
+    let rows = rows.iter().map(|of| Row {
+        of,
+        names: &names,
+        driver: &snapshot.driver,
+    });
+    table.extend(Output::All, rows);
+    match options.format {
+        HostFormat::Text => {
+            let mut page = Page::new(options.width.unwrap_or(usize::MAX), options.colour);
+            push(&mut page, snapshot, &table);
+            out.write_all(page.into_text().as_bytes())
         }
-        let line = match options.width {
-            Some(width) => fit(line.trim_end(), width, CUT),
-            None => line.trim_end().to_owned(),
-        };
-        match (at, options.colour) {
-            (0, Colour::Ansi) => {
-                let _ = writeln!(text, "\x1b[1m{line}\x1b[0m");
-            }
-            _ => {
-                let _ = writeln!(text, "{line}");
-            }
-        }
+        HostFormat::Json => json_document(&document(snapshot, table), out),
     }
-    text
 }
 
-fn push(text: &mut String, line: &str, width: Option<usize>) {
-    let line = width.map_or_else(|| line.to_owned(), |width| fit(line, width, CUT));
-    text.push_str(line.trim_end());
-    text.push('\n');
+/// A process, and what its columns need besides.
+struct Row<'a> {
+    of: &'a ProcessRow,
+    names: &'a FileNames,
+    driver: &'a DriverSnapshot,
+}
+
+impl Row<'_> {
+    /// State, and the reason for it.
+    fn state(&self) -> (&'static str, Option<&str>) {
+        match &self.of.state {
+            ProcessState::Probed => ("probed", None),
+            ProcessState::Waiting(what) => ("waiting", Some(what)),
+            ProcessState::Refused(reason) => ("refused", Some(reason)),
+            ProcessState::Ended => ("ended", None),
+        }
+    }
+
+    /// Line that holds most. `kind` is one of a report, or `before_attach`.
+    fn top(&self) -> Cell<'_> {
+        let Some(top) = &self.of.top else {
+            return Cell::Unknown;
+        };
+        let (kind, frame) = match &top.holder {
+            Holder::Site(site) => (site.as_str(), site.frame()),
+            Holder::BeforeAttach => ("before_attach", None),
+        };
+        let mut fields = vec![("kind", kind.into())];
+        if let Some(Cell::Object(frame)) = frame.map(cells::frame) {
+            fields.extend(frame);
+        }
+        fields.push(("live", top.live.into()));
+        Cell::Object(fields)
+    }
+
+    fn devices(&self) -> Cell<'_> {
+        let device = |device: &DeviceRow| {
+            Cell::Object(vec![
+                ("device", u32::from(device.index.0).into()),
+                ("allocated", device.totals.allocated.into()),
+                ("reserved", device.totals.reserved.into()),
+            ])
+        };
+        Cell::List(self.of.devices.iter().map(device).collect())
+    }
+
+    fn driver_devices(&self) -> Cell<'_> {
+        let device = |held: &DriverUse| {
+            Cell::Object(vec![
+                ("gpu", held.device.into()),
+                ("bytes", held.bytes.into()),
+            ])
+        };
+        Cell::List(self.of.driver.iter().map(device).collect())
+    }
+}
+
+type ProcessColumn<'a> = Column<Row<'a>>;
+
+fn columns<'a>() -> Vec<ProcessColumn<'a>> {
+    let columns: Vec<ProcessColumn<'a>> = vec![
+        Column::number("pid", "PID", |row| row.of.tgid.0.into()),
+        Column::data("pid_inside", |row| {
+            row.of.target.inner_tgid.map(|inner| inner.0).into()
+        }),
+        ProcessColumn::text("user", "USER", |row| row.of.facts.user.as_deref().into()).priority(4),
+        Column::data("command", |row| (&*row.of.target.command).into()),
+        ProcessColumn::text("container", "CONTAINER", |row| {
+            row.of.target.container.as_deref().into()
+        })
+        .priority(3),
+        ProcessColumn::figure("RANK", |row| row.of.facts.rank.map(view::rank).into()).priority(2),
+        Column::data("rank", |row| {
+            row.of.facts.rank.map(|rank| rank.global).into()
+        }),
+        Column::data("local_rank", |row| {
+            row.of.facts.rank.and_then(|rank| rank.local).into()
+        }),
+        Column::data("world_size", |row| {
+            row.of.facts.rank.and_then(|rank| rank.world).into()
+        }),
+        Column::data("python", |row| row.of.target.python.as_deref().into()),
+        Column::data("torch", |row| row.of.target.torch.as_deref().into()),
+        Column::data("state", |row| row.state().0.into()),
+        Column::data("reason", |row| row.state().1.into()),
+        Column::data("note", |row| row.of.note.as_deref().into()),
+        ProcessColumn::figure("DEV", |row| device_list(row.of).into()).priority(1),
+        Column::number("allocated", "ALLOC", |row| {
+            row.of.totals().map(|totals| totals.allocated).into()
+        }),
+        Column::wide(5, "reserved", "RESERVED", |row| {
+            row.of.totals().map(|totals| totals.reserved).into()
+        }),
+        ProcessColumn::number("driver", "DRIVER", |row| row.of.driver_total().into()),
+        Column::data("driver_unknown", |row| {
+            driver_gap(row.of, row.driver).into()
+        }),
+        Column::data("peak_allocated", |row| {
+            row.of.totals().map(|_| row.of.peak.allocated).into()
+        }),
+        Column::data("peak_reserved", |row| {
+            row.of.totals().map(|_| row.of.peak.reserved).into()
+        }),
+        Column::data("devices", Row::devices),
+        Column::data("driver_devices", Row::driver_devices),
+        Column::data("top", Row::top),
+        Column::data("events", |row| row.of.events.into()),
+        ProcessColumn::label("COMMAND", |row| {
+            short_command(&row.of.target.command).into()
+        })
+        .width(10, 40),
+        Column::label("TOP LINE", |row| {
+            process_state(row.of)
+                .or_else(|| top_line(row.of, row.names))
+                .into()
+        }),
+    ];
+    columns.into_iter().map(Column::short).collect()
+}
+
+/// Adds the devices, warnings, and the table.
+fn push(page: &mut Page, snapshot: &HostSnapshot, table: &Table<Row<'_>>) {
+    let gaps = unavailable(table);
+    let lines = devices(snapshot).into_iter().chain(gaps);
+    for line in lines.chain(warnings(snapshot)) {
+        page.fitted(&line);
+    }
+    if table.rows.is_empty() {
+        page.fitted(match snapshot.driver.unlisted().next() {
+            None => "No process on this host has CUDA memory.",
+            Some(_) => "No process on this host is known to have CUDA memory.",
+        });
+    } else {
+        page.blank();
+        page.table(table);
+    }
 }
 
 /// Devices as the driver reports them, or the reason that it cannot be queried.
@@ -178,9 +247,9 @@ fn devices(snapshot: &HostSnapshot) -> Vec<String> {
 }
 
 /// Says why the driver's column has no number for processes that the driver names without bytes.
-fn unavailable(rows: &[&ProcessRow]) -> Option<String> {
-    let has_gap = |row: &&&ProcessRow| row.driver.iter().any(|held| held.bytes.is_none());
-    let number = rows.iter().filter(has_gap).count() as u64;
+fn unavailable(table: &Table<Row<'_>>) -> Option<String> {
+    let has_gap = |row: &&Row<'_>| row.of.driver.iter().any(|held| held.bytes.is_none());
+    let number = table.data_rows().filter(has_gap).count() as u64;
     let processes = match number {
         0 => return None,
         1 => "1 process".to_owned(),
@@ -208,233 +277,52 @@ fn warnings(snapshot: &HostSnapshot) -> Vec<String> {
     warnings
 }
 
-fn table_columns<'a>(rows: &[&ProcessRow], names: &'a FileNames) -> Vec<Column<'a>> {
-    let mut columns: Vec<Column> = vec![
-        ("PID", true, Box::new(|row| Some(row.tgid.0.to_string()))),
-        (
-            "USER",
-            false,
-            Box::new(|row| row.facts.user.as_deref().map(clean)),
-        ),
-    ];
-    if rows.iter().any(|row| row.target.container.is_some()) {
-        let container = |row: &ProcessRow| row.target.container.as_deref().map(clean);
-        columns.push(("CONTAINER", false, Box::new(container)));
-    }
-    if rows.iter().any(|row| row.facts.rank.is_some()) {
-        let rank = |row: &ProcessRow| row.facts.rank.map(view::rank);
-        columns.push(("RANK", true, Box::new(rank)));
-    }
-    columns.push(("DEV", true, Box::new(device_list)));
-    let allocated = |row: &ProcessRow| row.totals().map(|totals| short(totals.allocated));
-    columns.push(("ALLOC", true, Box::new(allocated)));
-    let reserved = |row: &ProcessRow| row.totals().map(|totals| short(totals.reserved));
-    columns.push(("RESERVED", true, Box::new(reserved)));
-    columns.push((
-        "DRIVER",
-        true,
-        Box::new(|row| row.driver_total().map(short)),
-    ));
-    columns.push((
-        "COMMAND",
-        false,
-        Box::new(|row| Some(short_command(&row.target.command))),
-    ));
-    let top = |row: &ProcessRow| process_state(row).or_else(|| top_line(row, names));
-    columns.push(("TOP LINE", false, Box::new(top)));
-    columns
-}
-
-/// Maximum width of a command, so that the column of the top line stays on the screen.
-const LONGEST_COMMAND: usize = 40;
-
-fn cells(row: &ProcessRow, rows: &[&ProcessRow], names: &FileNames) -> Vec<String> {
-    let columns = table_columns(rows, names);
-    let cell = |(head, _, say): &Column| {
-        let text = say(row).unwrap_or_else(|| "-".to_owned());
-        match *head {
-            "COMMAND" => fit(&text, LONGEST_COMMAND, CUT),
-            _ => text,
-        }
-    };
-    columns.iter().map(cell).collect()
-}
-
-#[derive(Serialize)]
-struct Document<'a> {
-    time_ns: u64,
-    driver: Option<String>,
-    gpus: Vec<Gpu<'a>>,
-    events: u64,
-    lost_events: u64,
-    lost_stacks: u64,
-    lost_uses: u64,
-    malformed: u64,
-    disagreements: u64,
-    processes: Vec<Process<'a>>,
-}
-
-#[derive(Serialize)]
-struct Gpu<'a> {
-    gpu: u32,
-    name: &'a str,
-    used: Option<u64>,
-    total: Option<u64>,
-    /// Reason why `used` and `total` are null.
-    memory_unknown: Option<&'a str>,
-    /// MIG devices that `used` and `total` are the sum of.
-    mig_devices: Option<u32>,
-    /// Reason why the driver's list of processes is missing or has gaps.
-    processes_unknown: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct Process<'a> {
-    pid: u32,
-    pid_inside: Option<u32>,
-    user: Option<&'a str>,
-    command: &'a str,
-    container: Option<&'a str>,
-    rank: Option<u32>,
-    local_rank: Option<u32>,
-    world_size: Option<u32>,
-    python: Option<&'a str>,
-    torch: Option<&'a str>,
-    state: &'static str,
-    reason: Option<&'a str>,
-    note: Option<&'a str>,
-    allocated: Option<u64>,
-    reserved: Option<u64>,
-    driver: Option<u64>,
-    /// Reason why `driver` is null for a process in the driver's list.
-    driver_unknown: Option<String>,
-    peak_allocated: Option<u64>,
-    peak_reserved: Option<u64>,
-    devices: Vec<Device>,
-    driver_devices: Vec<DriverDevice>,
-    top: Option<Top<'a>>,
-    events: u64,
-}
-
-#[derive(Serialize)]
-struct Device {
-    device: u8,
-    allocated: u64,
-    reserved: u64,
-}
-
-#[derive(Serialize)]
-struct DriverDevice {
-    gpu: u32,
-    bytes: Option<u64>,
-}
-
-/// Line that holds most. `kind` is one of a report: `line`, `backward`, `backward_of`, `no_line` or
-/// `before_attach`.
-#[derive(Serialize)]
-struct Top<'a> {
-    kind: &'static str,
-    #[serde(flatten)]
-    frame: Option<FrameRow<'a>>,
-    live: u64,
-}
-
-fn document<'a>(snapshot: &'a HostSnapshot, rows: &[&'a ProcessRow]) -> Document<'a> {
+fn document<'a>(snapshot: &'a HostSnapshot, processes: Table<Row<'a>>) -> Cell<'a> {
     let health = &snapshot.health;
     let (driver, gpus) = match &snapshot.driver {
-        DriverSnapshot::Unasked => (Some("not asked".to_owned()), Vec::new()),
-        DriverSnapshot::Silent(reason) => (Some(reason.clone()), Vec::new()),
-        DriverSnapshot::Devices(devices) => {
-            let gpus = devices.iter().map(|device| Gpu {
-                gpu: device.index,
-                name: &device.name,
-                used: device.memory.as_ref().ok().map(|memory| memory.used.0),
-                total: device.memory.as_ref().ok().map(|memory| memory.total.0),
-                memory_unknown: device.memory.as_ref().err().map(String::as_str),
-                mig_devices: device.mig_devices,
-                processes_unknown: device.processes.as_ref().err().map(String::as_str),
-            });
-            (None, gpus.collect())
-        }
+        DriverSnapshot::Unasked => ("not asked".into(), Vec::new()),
+        DriverSnapshot::Silent(reason) => ((&**reason).into(), Vec::new()),
+        DriverSnapshot::Devices(devices) => (Cell::Unknown, devices.iter().map(gpu).collect()),
     };
-    Document {
-        time_ns: snapshot.now.0,
-        driver,
-        gpus,
-        events: health.events,
-        lost_events: health.losses.events,
-        lost_stacks: health.losses.stacks,
-        lost_uses: health.losses.uses,
-        malformed: health.losses.malformed,
-        disagreements: health.disagreements,
-        processes: rows
-            .iter()
-            .map(|row| process(row, &snapshot.driver))
-            .collect(),
-    }
+    Cell::Object(vec![
+        ("time_ns", snapshot.now.0.into()),
+        ("driver", driver),
+        ("gpus", Cell::List(gpus)),
+        ("events", health.events.into()),
+        ("lost_events", health.losses.events.into()),
+        ("lost_stacks", health.losses.stacks.into()),
+        ("lost_uses", health.losses.uses.into()),
+        ("malformed", health.losses.malformed.into()),
+        ("disagreements", health.disagreements.into()),
+        ("processes", processes.into()),
+    ])
 }
 
-fn process<'a>(row: &'a ProcessRow, driver: &DriverSnapshot) -> Process<'a> {
-    let totals = row.totals();
-    let (state, reason) = match &row.state {
-        ProcessState::Probed => ("probed", None),
-        ProcessState::Waiting(what) => ("waiting", Some(what.as_str())),
-        ProcessState::Refused(reason) => ("refused", Some(reason.as_str())),
-        ProcessState::Ended => ("ended", None),
-    };
-    Process {
-        pid: row.tgid.0,
-        pid_inside: row.target.inner_tgid.map(|inner| inner.0),
-        user: row.facts.user.as_deref(),
-        command: &row.target.command,
-        container: row.target.container.as_deref(),
-        rank: row.facts.rank.map(|rank| rank.global),
-        local_rank: row.facts.rank.and_then(|rank| rank.local),
-        world_size: row.facts.rank.and_then(|rank| rank.world),
-        python: row.target.python.as_deref(),
-        torch: row.target.torch.as_deref(),
-        state,
-        reason,
-        note: row.note.as_deref(),
-        allocated: totals.map(|totals| totals.allocated.0),
-        reserved: totals.map(|totals| totals.reserved.0),
-        driver: row.driver_total().map(|bytes| bytes.0),
-        driver_unknown: driver_gap(row, driver),
-        peak_allocated: totals.map(|_| row.peak.allocated.0),
-        peak_reserved: totals.map(|_| row.peak.reserved.0),
-        devices: row
-            .devices
-            .iter()
-            .map(|device| Device {
-                device: device.index.0,
-                allocated: device.totals.allocated.0,
-                reserved: device.totals.reserved.0,
-            })
-            .collect(),
-        driver_devices: row
-            .driver
-            .iter()
-            .map(|held| DriverDevice {
-                gpu: held.device,
-                bytes: held.bytes.map(|bytes| bytes.0),
-            })
-            .collect(),
-        top: row.top.as_ref().map(|top| {
-            let (kind, frame) = match &top.holder {
-                Holder::Site(Site::Line(frame)) => ("line", Some(frame.into())),
-                Holder::Site(Site::Backward(frame)) => ("backward", Some(frame.into())),
-                Holder::Site(Site::Node { forward, .. }) => ("backward_of", Some(forward.into())),
-                Holder::Site(Site::NoLine { .. }) => ("no_line", None),
-                Holder::BeforeAttach => ("before_attach", None),
-            };
-            Top {
-                kind,
-                frame,
-                live: top.live.0,
-            }
-        }),
-        events: row.events,
-    }
+fn gpu(device: &DriverDevice) -> Cell<'_> {
+    let memory = device.memory.as_ref();
+    Cell::Object(vec![
+        ("gpu", device.index.into()),
+        ("name", (&*device.name).into()),
+        ("used", memory.ok().map(|memory| memory.used).into()),
+        ("total", memory.ok().map(|memory| memory.total).into()),
+        // Reason why `used` and `total` are null.
+        (
+            "memory_unknown",
+            memory.err().map(|reason| &**reason).into(),
+        ),
+        // MIG devices that `used` and `total` are the sum of.
+        ("mig_devices", device.mig_devices.into()),
+        // Reason why the driver's list of processes is missing or has gaps.
+        (
+            "processes_unknown",
+            device
+                .processes
+                .as_ref()
+                .err()
+                .map(|reason| &**reason)
+                .into(),
+        ),
+    ])
 }
 
 #[cfg(test)]
@@ -442,10 +330,12 @@ mod tests {
     use super::*;
     use crate::event::Target;
     use crate::event::{Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
+    use crate::ledger::snapshot::Site;
     use crate::ledger::snapshot::host::{
         self as model, DeviceRow, DriverMemory, DriverUse, HostHealth, ProcessFacts, Rank,
         TopHolder, Trend,
     };
+    use crate::view::width as columns;
 
     fn row(tgid: u32, mib: u64) -> ProcessRow {
         let totals = Totals {

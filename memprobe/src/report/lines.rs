@@ -2,14 +2,12 @@
 
 use std::cmp::Reverse;
 
-use serde::Serialize;
-
 use super::ReportOptions;
 use super::cells::{self, total_name};
 use super::document::Report;
 use super::held::{self, HeldRow};
-use super::outside::{self, OutsideTable};
-use super::preamble::{push_beginning, push_totals};
+use super::outside;
+use super::preamble::push_devices;
 use super::replay::Replay;
 use crate::event::{DeviceIndex, Frame};
 use crate::ledger::grouping::{Origin, origin_of};
@@ -53,58 +51,6 @@ pub(super) struct LineReport<'a> {
     pub(super) options: &'a ReportOptions,
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
-    memprobe: &'a str,
-    command: &'a str,
-    pid: Option<u32>,
-    /// Process id in its own PID namespace, if that differs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    inner_pid: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    container: Option<&'a str>,
-    python: Option<&'a str>,
-    torch: Option<&'a str>,
-    start_ns: u64,
-    wall_start_ms: Option<u64>,
-    duration_ns: u64,
-    end: Option<&'static str>,
-    truncated: bool,
-    events: u64,
-    lost_events: u64,
-    lost_stacks: u64,
-    lost_uses: u64,
-    malformed: u64,
-    disagreements: u64,
-    /// Layer of software behind the lines.
-    layer: &'static str,
-    devices: Vec<Device<'a>>,
-    /// CUDA memory outside the caching allocator.
-    cuda: OutsideTable<'a>,
-}
-
-#[derive(Serialize)]
-struct Device<'a> {
-    /// `null` if unknown.
-    device: Cell<'static>,
-    allocated: u64,
-    reserved: u64,
-    peak_allocated: u64,
-    peak_reserved: u64,
-    before_attach: u64,
-    /// Number of blocks in `before_attach`; null unless all are known.
-    before_attach_blocks: Option<u64>,
-    /// Frees since attach of blocks that were unknown.
-    unseen_frees: u64,
-    /// Reason that the blocks could not be read at attach.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    before_attach_unread: Option<&'a str>,
-    unaccounted: i64,
-    live_blocks: u64,
-    ooms: u64,
-    lines: Table<HeldRow<'a>>,
-}
-
 impl<'a> Report for LineReport<'a> {
     type Row<'r>
         = HeldRow<'a>
@@ -112,46 +58,45 @@ impl<'a> Report for LineReport<'a> {
         Self: 'r;
 
     fn text(&self, page: &mut Page) {
-        push_beginning(page, self.replay);
-        let devices = self.replay.snapshot.devices.iter();
-        for (device, table) in devices.zip(self.tables()) {
-            page.blank();
-            push_totals(page, device);
+        let devices = self.replay.snapshot.devices.iter().zip(self.tables());
+        push_devices(page, self.replay, devices, |page, table| {
             page.table(&table);
-        }
+        });
         outside::push(page, &self.replay.snapshot.cuda, self.options);
     }
 
-    fn document(&self) -> impl Serialize {
+    fn document(&self) -> Cell<'_> {
         let snapshot = &self.replay.snapshot;
         let (target, health) = (&snapshot.target, &snapshot.health);
-        Document {
-            memprobe: &self.replay.header.version,
-            command: &target.command,
-            pid: target.tgid.map(|tgid| tgid.0),
-            inner_pid: target.inner_tgid.map(|tgid| tgid.0),
-            container: target.container.as_deref(),
-            python: target.python.as_deref(),
-            torch: target.torch.as_deref(),
-            start_ns: snapshot.started.0,
-            wall_start_ms: self.replay.header.wall_start_ms,
-            duration_ns: self.replay.duration(),
-            end: self.replay.end.as_ref().map(|end| end.reason.as_str()),
-            truncated: self.replay.truncated,
-            events: health.events,
-            lost_events: health.losses.events,
-            lost_stacks: health.losses.stacks,
-            lost_uses: health.losses.uses,
-            malformed: health.losses.malformed,
-            disagreements: health.disagreements,
-            layer: snapshot.cuda.layer.as_str(),
-            cuda: outside::table(&snapshot.cuda, self.options),
-            devices: snapshot
-                .devices
-                .iter()
-                .map(|device| self.device(device))
-                .collect(),
-        }
+        let end = self.replay.end.as_ref();
+        let devices = snapshot.devices.iter().map(|device| self.device(device));
+        // Process id in its own PID namespace, if that differs.
+        let inner_pid = target.inner_tgid.map(|tgid| tgid.0);
+        Cell::Object(vec![
+            ("memprobe", (&*self.replay.header.version).into()),
+            ("command", (&*target.command).into()),
+            ("pid", target.tgid.map(|tgid| tgid.0).into()),
+            ("inner_pid", Cell::if_known(inner_pid)),
+            ("container", Cell::if_known(target.container.as_deref())),
+            ("python", target.python.as_deref().into()),
+            ("torch", target.torch.as_deref().into()),
+            ("start_ns", snapshot.started.0.into()),
+            ("wall_start_ms", self.replay.header.wall_start_ms.into()),
+            ("duration_ns", self.replay.duration().into()),
+            ("end", end.map(|end| end.reason.as_str()).into()),
+            ("truncated", self.replay.truncated.into()),
+            ("events", health.events.into()),
+            ("lost_events", health.losses.events.into()),
+            ("lost_stacks", health.losses.stacks.into()),
+            ("lost_uses", health.losses.uses.into()),
+            ("malformed", health.losses.malformed.into()),
+            ("disagreements", health.disagreements.into()),
+            // Layer of software behind the lines.
+            ("layer", snapshot.cuda.layer.as_str().into()),
+            ("devices", Cell::List(devices.collect())),
+            // CUDA memory outside the caching allocator.
+            ("cuda", outside::table(&snapshot.cuda, self.options).into()),
+        ])
     }
 
     fn columns(&self) -> Vec<Column<HeldRow<'a>>> {
@@ -165,29 +110,37 @@ impl<'a> Report for LineReport<'a> {
 }
 
 impl<'a> LineReport<'a> {
-    fn device(&self, device: &'a DeviceSnapshot) -> Device<'a> {
+    fn device(&self, device: &'a DeviceSnapshot) -> Cell<'a> {
         let before = &device.before_attach;
-        Device {
-            device: device.index.into(),
-            allocated: device.totals.allocated.0,
-            reserved: device.totals.reserved.0,
-            peak_allocated: device.peak.allocated.0,
-            peak_reserved: device.peak.reserved.0,
-            before_attach: before.live.0,
-            before_attach_blocks: before.live_blocks(),
-            unseen_frees: before.unseen_frees,
-            before_attach_unread: before.unread.as_deref(),
-            unaccounted: device.unaccounted,
-            live_blocks: device.live_blocks,
-            ooms: device.ooms,
-            lines: self.table(device),
-        }
+        Cell::Object(vec![
+            ("device", device.index.into()),
+            ("allocated", device.totals.allocated.into()),
+            ("reserved", device.totals.reserved.into()),
+            ("peak_allocated", device.peak.allocated.into()),
+            ("peak_reserved", device.peak.reserved.into()),
+            ("before_attach", before.live.into()),
+            // Number of blocks in `before_attach`; null unless all are known.
+            ("before_attach_blocks", before.live_blocks().into()),
+            // Frees since attach of blocks that were unknown.
+            ("unseen_frees", before.unseen_frees.into()),
+            // Reason that the blocks could not be read at attach.
+            (
+                "before_attach_unread",
+                Cell::if_known(before.unread.as_deref()),
+            ),
+            ("unaccounted", device.unaccounted.into()),
+            ("live_blocks", device.live_blocks.into()),
+            ("ooms", device.ooms.into()),
+            ("lines", self.table(device).into()),
+        ])
     }
 
     fn table(&self, device: &'a DeviceSnapshot) -> Table<HeldRow<'a>> {
         let (index, allocated) = (device.index, device.totals.allocated);
         let mut table = lines(index, &device.lines, self.options);
-        held::push_remainders(&mut table, device);
+        let before = &device.before_attach;
+        let before = (before.live, before.live_blocks());
+        held::push_remainders(&mut table, Output::Flat, before, device.unaccounted);
         let all: Vec<HeldRow<'_>> = device.lines.iter().map(HeldRow::of_line).collect();
         let total = HeldRow {
             live: allocated.into(),

@@ -11,7 +11,7 @@ use super::{By, Format, ReportError, ReportOptions, replay};
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::recording::{Reader, RecordingError};
 use crate::view::clean;
-use crate::view::table::{Column, Output, Page, Style, Table};
+use crate::view::table::{Cell, Column, Output, Page, Style, Table};
 
 /// Report of several recordings.
 pub struct Many<'a, W> {
@@ -40,14 +40,6 @@ fn columns() -> Vec<Column<Row>> {
         Column::figure("DEVICE", |row| row.device.into()),
         Column::label("RECORDING", |row| (&*row.recording).into()),
     ]
-}
-
-/// A document, with the name of its recording.
-#[derive(Serialize)]
-struct Named<'a, D> {
-    recording: &'a str,
-    #[serde(flatten)]
-    report: D,
 }
 
 /// Sum of all rows.
@@ -96,11 +88,11 @@ impl<'a, W: Write> Many<'a, W> {
             options: self.options,
         };
         if self.options.format == Format::Json {
-            let report = report.document();
-            self.document(&Named {
-                recording: name,
-                report,
-            })?;
+            let mut fields = vec![("recording", name.into())];
+            if let Cell::Object(report) = report.document() {
+                fields.extend(report);
+            }
+            self.document(&Cell::Object(fields))?;
         } else {
             let mut page = self.page();
             if self.recordings > 0 {

@@ -2,9 +2,7 @@
 
 mod attribution;
 mod cells;
-mod columns;
 mod document;
-mod document_old;
 mod estimate;
 mod events;
 mod growth;
@@ -19,8 +17,6 @@ mod peak;
 mod preamble;
 mod replay;
 mod shapes;
-mod structured;
-mod table;
 mod tensors;
 
 pub use estimate::{EstimateFormat, EstimateOptions, EstimateSubject, write_estimate};

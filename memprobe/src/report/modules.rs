@@ -5,13 +5,11 @@ use std::collections::HashSet;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::cells::{place_kind, remainders, total_name};
-use super::document::{self, Document, Report};
+use super::document::{self, Report, document};
 use super::outline;
 use super::peak::place_name;
-use super::preamble::{NO_CALLS_INTO_CUDA, NO_MODULES, push_beginning, push_totals};
+use super::preamble::{NO_MODULES, push_devices};
 use super::replay::Replay;
 use super::{Alike, Format, Outcome, ReportError, ReportOptions, Sort, replay};
 use crate::attribution::allocation_groups::Pass::{Backward, Forward, Recompute};
@@ -190,18 +188,6 @@ struct ModuleReport<'a> {
     options: &'a ReportOptions,
 }
 
-#[derive(Serialize)]
-struct Device {
-    device: Cell<'static>,
-    allocated: u64,
-    reserved: u64,
-    /// Totals and time of the device's peak since attach.
-    peak_allocated: u64,
-    peak_reserved: u64,
-    peak_ns: u64,
-    modules: Table<Row>,
-}
-
 impl Report for ModuleReport<'_> {
     type Row<'r>
         = Row
@@ -209,10 +195,8 @@ impl Report for ModuleReport<'_> {
         Self: 'r;
 
     fn text(&self, page: &mut Page) {
-        push_beginning(page, self.replay);
-        for (device, tree) in &self.trees {
-            page.blank();
-            push_totals(page, device);
+        let trees = self.trees.iter().map(|tree| (tree.0, tree));
+        push_devices(page, self.replay, trees, |page, (device, tree)| {
             if !tree.knows_modules {
                 page.note(NO_MODULES);
             }
@@ -224,24 +208,23 @@ impl Report for ModuleReport<'_> {
                 duration(Duration::from_nanos(self.since(tree)))
             ));
             page.note(PARAMETERS);
-        }
-        if self.replay.snapshot.devices.len() > self.trees.len() {
-            page.blank();
-            page.note(NO_CALLS_INTO_CUDA);
-        }
+        });
     }
 
-    fn document(&self) -> impl Serialize {
-        let devices = self.trees.iter().map(|(device, tree)| Device {
-            device: device.index.into(),
-            allocated: device.totals.allocated.0,
-            reserved: device.totals.reserved.0,
-            peak_allocated: tree.peak.totals.allocated.0,
-            peak_reserved: tree.peak.totals.reserved.0,
-            peak_ns: self.since(tree),
-            modules: self.table(device, tree),
+    fn document(&self) -> Cell<'_> {
+        let devices = self.trees.iter().map(|(device, tree)| {
+            Cell::Object(vec![
+                ("device", device.index.into()),
+                ("allocated", device.totals.allocated.into()),
+                ("reserved", device.totals.reserved.into()),
+                // Totals and time of the device's peak since attach.
+                ("peak_allocated", tree.peak.totals.allocated.into()),
+                ("peak_reserved", tree.peak.totals.reserved.into()),
+                ("peak_ns", self.since(tree).into()),
+                ("modules", self.table(device, tree).into()),
+            ])
         });
-        Document::new(self.replay, devices)
+        document(self.replay, Cell::Absent, devices)
     }
 
     fn columns(&self) -> Vec<ModuleColumn> {

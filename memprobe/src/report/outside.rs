@@ -1,7 +1,6 @@
 //! Table of CUDA memory outside the caching allocator.
 
 use super::ReportOptions;
-use super::held::HeldRow;
 use super::lines::lines;
 use crate::event::DeviceIndex;
 use crate::event::bytes::human;
@@ -12,12 +11,10 @@ use crate::view::{BLOCKS, FileNames};
 /// Maximum number of lines per library.
 const LINES: usize = 3;
 
-pub(super) type OutsideTable<'a> = Table<Row<'a>>;
-
 /// Memory of one kind that a library got from CUDA.
 pub(super) struct Row<'a> {
     of: &'a OutsideRow,
-    lines: Table<HeldRow<'a>>,
+    lines: Cell<'a>,
     /// Names of the first lines.
     names: Vec<String>,
 }
@@ -40,7 +37,7 @@ fn columns<'a>() -> Vec<Column<Row<'a>>> {
             let name = |name: &String| format!("<- {name}").into();
             Cell::List(row.names.iter().map(name).collect())
         }),
-        Column::json("lines", |row| row.lines.cells()),
+        Column::json("lines", |row| row.lines.clone()),
     ]
 }
 
@@ -58,7 +55,7 @@ pub(super) fn push(page: &mut Page, cuda: &CudaSnapshot, options: &ReportOptions
     page.table(&table(cuda, options));
 }
 
-pub(super) fn table<'a>(cuda: &'a CudaSnapshot, options: &ReportOptions) -> OutsideTable<'a> {
+pub(super) fn table<'a>(cuda: &'a CudaSnapshot, options: &ReportOptions) -> Table<Row<'a>> {
     let frames = cuda.rows.iter().flat_map(|row| &row.lines);
     let frames = frames.filter_map(|line| line.site.frame());
     let names = FileNames::of(frames.map(|frame| &frame.file));
@@ -71,7 +68,7 @@ pub(super) fn table<'a>(cuda: &'a CudaSnapshot, options: &ReportOptions) -> Outs
         let row = Row {
             of: row,
             names,
-            lines,
+            lines: lines.into(),
         };
         table.push(Output::All, row);
     }

@@ -8,11 +8,10 @@ use std::hash::Hash;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use serde::Serialize;
-
-use super::cells::{self, place_kind, purpose_kind, remainders, total_name};
-use super::document::{self, Document, Report};
-use super::preamble::{NO_CALLS_INTO_CUDA, NO_MODULES, push_beginning, push_totals};
+use super::cells::{self, place_kind, purpose_kind, total_name};
+use super::document::{self, Report, document};
+use super::held::{self, HeldRow};
+use super::preamble::{NO_MODULES, push_devices};
 use super::replay::Replay;
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 use crate::attribution::AttributionLedger;
@@ -23,7 +22,7 @@ use crate::event::{Bytes, DeviceIndex};
 use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, Site};
 use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Output, Page, Table};
-use crate::view::{BLOCKS, FileNames, clean, counted, duration, no_module, percent};
+use crate::view::{BLOCKS, FileNames, clean, duration, no_module, percent};
 
 use purpose::{INFERRED, Purposed, iteration_at, purposes};
 
@@ -54,28 +53,12 @@ pub(super) struct Called {
     pub(super) pass: Pass,
 }
 
-/// One row. `by` is its table: `line`, `module`, `tensor`, `category` (inferred) or `saved`. Each
-/// adds up to the allocator's total, except that `saved` divides the category `activation`.
-#[derive(Default)]
-struct Row<'a> {
-    device: Cell<'static>,
-    by: &'static str,
-    kind: &'static str,
-    site: Option<&'a Site>,
-    category: Option<&'static str>,
-    module: Option<String>,
-    pass: Option<&'static str>,
-    tensor: Option<&'a PurposeInfo>,
-    name: String,
-    bytes: Cell<'static>,
-    blocks: Option<u64>,
-    /// Allocated bytes of the device.
-    whole: u64,
-}
-
-fn columns<'a>(head: &'static str) -> Vec<Column<Row<'a>>> {
+/// Columns. `by` is the table of a row: `line`, `module`, `tensor`, `category` (inferred) or
+/// `saved`. Each adds up to the allocator's total, except that `saved` divides the category
+/// `activation`.
+fn columns<'a>(head: &'static str) -> Vec<Column<HeldRow<'a>>> {
     vec![
-        Column::data("device", |row| row.device.clone()),
+        Column::data("device", |row| row.device.into()),
         Column::data("by", |row| row.by.into()),
         Column::data("kind", |row| row.kind.into()),
         Column::data("file", |row| cells::file(row.site)),
@@ -90,13 +73,10 @@ fn columns<'a>(head: &'static str) -> Vec<Column<Row<'a>>> {
         Column::data("shape", |row| cells::shape(row.tensor)),
         Column::data("dtype", |row| cells::dtype(row.tensor)),
         Column::data("purpose", |row| cells::purpose(row.tensor)),
-        Column::number("bytes", "BYTES", |row| row.bytes.clone()),
-        Column::figure("SHARE", |row| match row.bytes {
-            Cell::Bytes(bytes) => Cell::Share(bytes, row.whole),
-            _ => Cell::Unknown,
-        }),
+        Column::number("bytes", "BYTES", |row| row.live.clone()),
+        Column::figure("SHARE", HeldRow::share),
         Column::number("blocks", BLOCKS, |row| row.blocks.into()),
-        Column::label(head, |row| (&*row.name).into()),
+        Column::label(head, HeldRow::site_name),
     ]
 }
 
@@ -146,70 +126,48 @@ struct PeakReport<'a> {
     options: &'a ReportOptions,
 }
 
-#[derive(Serialize)]
-struct Device<'a> {
-    device: Cell<'static>,
-    /// Nanoseconds from the start to the device's peak since attach.
-    peak_ns: u64,
-    /// Totals at that time.
-    allocated: u64,
-    reserved: u64,
-    cached: u64,
-    /// Iteration of the peak, as text.
-    iteration: Option<&'a str>,
-    before_attach: u64,
-    unaccounted: i64,
-    /// Highest allocated bytes by the allocator's own statistics, which may be from before attach.
-    highest_allocated: u64,
-    rows: Table<Row<'a>>,
-}
-
 impl Report for PeakReport<'_> {
     type Row<'r>
-        = Row<'r>
+        = HeldRow<'r>
     where
         Self: 'r;
 
     fn text(&self, page: &mut Page) {
-        push_beginning(page, self.replay);
-        for at_peak in &self.devices {
-            page.blank();
-            push_totals(page, at_peak.device);
+        let devices = self.devices.iter().map(|at_peak| (at_peak.device, at_peak));
+        push_devices(page, self.replay, devices, |page, at_peak| {
             push_moment(page, at_peak, self.replay.snapshot.started.0);
             self.push_sections(page, at_peak);
-        }
-        if self.replay.snapshot.devices.len() > self.devices.len() {
-            page.blank();
-            page.note(NO_CALLS_INTO_CUDA);
-        }
+        });
     }
 
-    fn document(&self) -> impl Serialize {
+    fn document(&self) -> Cell<'_> {
         let started = self.replay.snapshot.started.0;
         let devices = self.devices.iter().map(move |at_peak| {
             let moment = &at_peak.view.moment;
             let (allocated, reserved) = (moment.totals.allocated.0, moment.totals.reserved.0);
-            Device {
-                device: at_peak.device.index.into(),
-                peak_ns: moment.time.0.saturating_sub(started),
-                allocated,
-                reserved,
-                cached: reserved.saturating_sub(allocated),
-                iteration: at_peak.iteration.as_deref(),
-                before_attach: moment.before_attach.0,
-                unaccounted: moment.unaccounted,
-                highest_allocated: at_peak.device.peak.allocated.0,
-                rows: at_peak.table(),
-            }
+            Cell::Object(vec![
+                ("device", at_peak.device.index.into()),
+                // Nanoseconds from the start to the device's peak since attach.
+                ("peak_ns", moment.time.0.saturating_sub(started).into()),
+                ("allocated", allocated.into()),
+                ("reserved", reserved.into()),
+                ("cached", reserved.saturating_sub(allocated).into()),
+                ("iteration", at_peak.iteration.as_deref().into()),
+                ("before_attach", moment.before_attach.into()),
+                ("unaccounted", moment.unaccounted.into()),
+                // By the allocator's own statistics, which may be from before attach.
+                ("highest_allocated", at_peak.device.peak.allocated.into()),
+                ("rows", at_peak.table().into()),
+            ])
         });
-        Document::new(self.replay, devices)
+        document(self.replay, Cell::Absent, devices)
     }
 
-    fn columns(&self) -> Vec<Column<Row<'_>>> {
+    fn columns(&self) -> Vec<Column<HeldRow<'_>>> {
         columns("")
     }
 
-    fn tables(&self) -> impl Iterator<Item = Table<Row<'_>>> {
+    fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'_>>> {
         self.devices.iter().map(AtPeak::table)
     }
 }
@@ -246,99 +204,79 @@ impl PeakReport<'_> {
         &self,
         at_peak: &AtPeak<'_>,
         head: &'static str,
-        mut rows: Vec<Row<'r>>,
-    ) -> Table<Row<'r>> {
-        let hidden = rows.split_off(self.options.top.of(rows.len()));
+        rows: Vec<HeldRow<'r>>,
+    ) -> Table<HeldRow<'r>> {
         let mut table = Table::new(columns(head));
-        table.extend(Output::Text, rows);
-        if !hidden.is_empty() {
-            let bytes = hidden.iter().map(|row| match row.bytes {
-                Cell::Bytes(bytes) => bytes,
-                _ => 0,
-            });
-            let row = Row {
-                name: format!("({})", counted(hidden.len() as u64, "other row")),
-                bytes: Cell::Bytes(bytes.fold(0, u64::saturating_add)),
-                blocks: hidden.iter().map(|row| row.blocks).sum(),
-                ..Row::default()
-            };
-            table.push(Output::Text, row);
-        }
-        table.extend(Output::Text, at_peak.remainders(""));
-        let total = Row {
-            name: total_name(at_peak.device.index, self.replay.snapshot.cuda.layer),
-            bytes: at_peak.view.moment.totals.allocated.into(),
-            ..Row::default()
+        let top = self.options.top.of(rows.len());
+        held::push_top(&mut table, rows, top, "other row");
+        at_peak.push_remainders(&mut table);
+        let index = at_peak.device.index;
+        let total = HeldRow {
+            name: total_name(index, self.replay.snapshot.cuda.layer),
+            live: at_peak.view.moment.totals.allocated.into(),
+            ..HeldRow::default()
         };
         table.push(Output::Text, total);
-        for entry in &mut table.rows {
-            entry.row.whole = at_peak.view.moment.totals.allocated.0;
-        }
+        let frames = at_peak.lines.iter().filter_map(|group| group.who.frame());
+        let names = FileNames::of(frames.map(|frame| &frame.file));
+        let allocated = at_peak.view.moment.totals.allocated.0;
+        held::complete(&mut table, index, allocated, names);
         table
     }
 }
 
 impl AtPeak<'_> {
     /// All rows of all sections.
-    fn table(&self) -> Table<Row<'_>> {
+    fn table(&self) -> Table<HeldRow<'_>> {
         let mut table = Table::new(columns(""));
         for (by, rows) in self.sections() {
-            table.extend(Output::Data, rows.into_iter().map(|row| Row { by, ..row }));
+            let first = table.rows.len();
+            table.extend(Output::Data, rows);
             if by != "saved" {
-                table.extend(Output::Data, self.remainders(by));
+                self.push_remainders(&mut table);
+            }
+            for entry in &mut table.rows[first..] {
+                entry.row.by = by;
             }
         }
-        for entry in &mut table.rows {
-            entry.row.device = self.device.index.into();
-        }
+        held::complete(&mut table, self.device.index, 0, FileNames::default());
         table
     }
 
-    /// Bytes that no row of a section has.
-    fn remainders<'r>(&self, by: &'static str) -> impl Iterator<Item = Row<'r>> {
+    /// Adds the bytes that no row of a section has.
+    fn push_remainders(&self, table: &mut Table<HeldRow<'_>>) {
         let moment = &self.view.moment;
-        let rows = remainders([moment.before_attach.0; 2], [moment.unaccounted; 2]);
-        rows.into_iter().map(move |rest| {
-            let [bytes, _] = rest.bytes;
-            Row {
-                by,
-                kind: rest.kind,
-                name: rest.name.to_owned(),
-                bytes,
-                ..Row::default()
-            }
-        })
+        let before_attach = (moment.before_attach, None);
+        held::push_remainders(table, Output::All, before_attach, moment.unaccounted);
     }
 
     /// The sections, and the rows of each, largest first.
-    fn sections(&self) -> [(&'static str, Vec<Row<'_>>); 5] {
-        let frames = self.lines.iter().filter_map(|group| group.who.frame());
-        let names = FileNames::of(frames.map(|frame| &frame.file));
-        let purposes = self.purposes.iter().map(|group| Row {
+    fn sections(&self) -> [(&'static str, Vec<HeldRow<'_>>); 5] {
+        let purposes = self.purposes.iter().map(|group| HeldRow {
             category: Some(group.who.category.key()),
             ..group.row("category", group.who.name())
         });
         let saved = self.purposes.iter().flat_map(|group| &group.who.saved);
-        let saved = saved.map(|(module, bytes)| Row {
+        let saved = saved.map(|(module, bytes)| HeldRow {
             kind: "module",
             module: Some(module.clone()),
-            bytes: Cell::Bytes(*bytes),
-            ..Row::default()
+            live: Cell::Bytes(*bytes),
+            ..HeldRow::default()
         });
-        let lines = self.lines.iter().map(|group| Row {
+        let lines = self.lines.iter().map(|group| HeldRow {
             site: Some(&group.who),
-            ..group.row(group.who.as_str(), names.site(&group.who))
+            ..group.row(group.who.as_str(), String::new())
         });
         let modules = self.modules.iter().map(|group| {
             let Called { place, pass } = &group.who;
             let is_module = matches!(place, ModuleScope::Module(_));
-            Row {
+            HeldRow {
                 module: is_module.then(|| place_name(place)),
                 pass: Some(pass.as_str()),
                 ..group.row(place_kind(place), called_name(&group.who))
             }
         });
-        let tensors = self.tensors.iter().map(|group| Row {
+        let tensors = self.tensors.iter().map(|group| HeldRow {
             tensor: Some(&group.who),
             ..group.row(purpose_kind(&group.who), shapes::tensor(&group.who))
         });
@@ -353,13 +291,13 @@ impl AtPeak<'_> {
 }
 
 impl<K> Group<K> {
-    fn row<'r>(&self, kind: &'static str, name: String) -> Row<'r> {
-        Row {
+    fn row<'r>(&self, kind: &'static str, name: String) -> HeldRow<'r> {
+        HeldRow {
             kind,
             name,
-            bytes: Cell::Bytes(self.bytes),
+            live: Cell::Bytes(self.bytes),
             blocks: self.blocks,
-            ..Row::default()
+            ..HeldRow::default()
         }
     }
 }

@@ -15,12 +15,14 @@ pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the 
                                      is without them.";
 
 /// Note if a device is known only by its calls into CUDA.
-pub(super) const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocators. Devices with only calls into \
+const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocators. Devices with only calls into \
                                              CUDA are left out.";
 
 /// Adds the recorded process, and warnings.
 pub(super) fn push_beginning(page: &mut Page, replay: &Replay) {
-    push_target(page, &replay.snapshot.target, &replay.header.version);
+    for line in target_lines(&replay.snapshot.target, &replay.header.version) {
+        page.fitted(&line);
+    }
     page.fitted(&extent(replay));
     for warning in warnings(replay) {
         page.warning(&format!("warning: {warning}"));
@@ -42,12 +44,33 @@ pub(super) fn push_beginning(page: &mut Page, replay: &Replay) {
     }
 }
 
-/// Adds the command, and the process's id and versions.
-pub(super) fn push_target(page: &mut Page, target: &Target, memprobe: &str) {
-    page.fitted(&match &*target.command {
+/// Adds the beginning, each device with its totals, and a note if devices are left out.
+pub(super) fn push_devices<'a, T>(
+    page: &mut Page,
+    replay: &Replay,
+    devices: impl IntoIterator<Item = (&'a DeviceSnapshot, T)>,
+    mut push: impl FnMut(&mut Page, T),
+) {
+    push_beginning(page, replay);
+    let mut shown = 0;
+    for (device, data) in devices {
+        page.blank();
+        push_totals(page, device);
+        push(page, data);
+        shown += 1;
+    }
+    if shown < replay.snapshot.devices.len() {
+        page.blank();
+        page.note(NO_CALLS_INTO_CUDA);
+    }
+}
+
+/// Returns the command, and the process's id and versions.
+pub(super) fn target_lines(target: &Target, memprobe: &str) -> [String; 2] {
+    let command = match &*target.command {
         "" => "unknown command".to_owned(),
         command => clean(command),
-    });
+    };
     let version = |what: &str, version: &Option<String>| {
         let version = version.as_ref();
         version.map(|version| format!("{what} {}", clean(version)))
@@ -56,7 +79,7 @@ pub(super) fn push_target(page: &mut Page, target: &Target, memprobe: &str) {
     facts.extend(version("Python", &target.python));
     facts.extend(version("torch", &target.torch));
     facts.push(format!("memprobe {}", clean(memprobe)));
-    page.fitted(&facts.join("  "));
+    [command, facts.join("  ")]
 }
 
 /// Describes the number of events, their time, losses, and the end of the recording.

@@ -3,12 +3,10 @@
 use std::cmp::Reverse;
 use std::io::{BufRead, Write};
 
-use serde::Serialize;
-
 use super::cells::{self, purpose_kind, total_name};
-use super::document::{self, Document, Report};
+use super::document::{self, Report, document};
 use super::held::{self, HeldRow};
-use super::preamble::{push_beginning, push_totals};
+use super::preamble::push_devices;
 use super::replay::{self, Replay};
 use super::{Outcome, ReportError, ReportOptions};
 use crate::attribution::ShapeLedger;
@@ -55,8 +53,8 @@ fn columns<'a>() -> Vec<Column<HeldRow<'a>>> {
         }),
         Column::data("library", |row| purpose(row).map(|it| &*it.library).into()),
         Column::figure("REQUESTED", requested),
-        Column::<HeldRow<'_>>::label("TENSOR", |row| match row.shape {
-            Some(shape) => tensor(&shape.what).into(),
+        Column::<HeldRow<'_>>::label("TENSOR", |row| match row.tensor {
+            Some(purpose) => tensor(purpose).into(),
             None => (&*row.name).into(),
         })
         .width(20, 90),
@@ -68,11 +66,11 @@ fn columns<'a>() -> Vec<Column<HeldRow<'a>>> {
 }
 
 fn spec<'a>(row: &HeldRow<'a>) -> Option<&'a TensorSpec> {
-    row.shape?.what.shape()
+    row.tensor?.shape()
 }
 
 fn purpose<'a>(row: &HeldRow<'a>) -> Option<&'a Purpose> {
-    row.shape?.what.purpose()
+    row.tensor?.purpose()
 }
 
 /// Requested bytes of one block.
@@ -106,17 +104,6 @@ struct ShapeReport<'a> {
     options: &'a ReportOptions,
 }
 
-#[derive(Serialize)]
-struct Device<'a> {
-    device: Cell<'static>,
-    allocated: u64,
-    reserved: u64,
-    before_attach: u64,
-    unaccounted: i64,
-    live_blocks: u64,
-    tensors: Table<HeldRow<'a>>,
-}
-
 impl Report for ShapeReport<'_> {
     type Row<'r>
         = HeldRow<'r>
@@ -124,29 +111,34 @@ impl Report for ShapeReport<'_> {
         Self: 'r;
 
     fn text(&self, page: &mut Page) {
-        push_beginning(page, self.replay);
-        for ((device, _), table) in self.devices.iter().zip(self.tables()) {
-            page.blank();
-            push_totals(page, device);
-            page.table(&table);
-            if table.data_rows().any(|row| purpose(row).is_some()) {
-                page.line(INFERRED);
-            }
-        }
+        let devices = self.devices.iter().map(|(device, _)| *device);
+        push_devices(
+            page,
+            self.replay,
+            devices.zip(self.tables()),
+            |page, table| {
+                page.table(&table);
+                if table.data_rows().any(|row| purpose(row).is_some()) {
+                    page.line(INFERRED);
+                }
+            },
+        );
     }
 
-    fn document(&self) -> impl Serialize {
+    fn document(&self) -> Cell<'_> {
         let devices = self.devices.iter().zip(self.tables());
-        let devices = devices.map(|((device, _), tensors)| Device {
-            device: device.index.into(),
-            allocated: device.totals.allocated.0,
-            reserved: device.totals.reserved.0,
-            before_attach: device.before_attach.live.0,
-            unaccounted: device.unaccounted,
-            live_blocks: device.live_blocks,
-            tensors,
+        let devices = devices.map(|((device, _), tensors)| {
+            Cell::Object(vec![
+                ("device", device.index.into()),
+                ("allocated", device.totals.allocated.into()),
+                ("reserved", device.totals.reserved.into()),
+                ("before_attach", device.before_attach.live.into()),
+                ("unaccounted", device.unaccounted.into()),
+                ("live_blocks", device.live_blocks.into()),
+                ("tensors", tensors.into()),
+            ])
         });
-        Document::new(self.replay, devices)
+        document(self.replay, Cell::Absent, devices)
     }
 
     fn columns(&self) -> Vec<Column<HeldRow<'_>>> {
@@ -168,7 +160,7 @@ impl ShapeReport<'_> {
         let rows = rows.iter().map(|row| HeldRow {
             kind: purpose_kind(&row.what),
             site: Some(&row.site),
-            shape: Some(row),
+            tensor: Some(&row.what),
             live: row.live.into(),
             peak: Some(row.peak),
             blocks: Some(row.live_blocks),
@@ -177,7 +169,9 @@ impl ShapeReport<'_> {
         });
         let mut table = Table::new(columns());
         held::push_top(&mut table, rows.collect(), top, "other row");
-        held::push_remainders(&mut table, device);
+        let before = &device.before_attach;
+        let before = (before.live, before.live_blocks());
+        held::push_remainders(&mut table, Output::Flat, before, device.unaccounted);
         let total = HeldRow {
             name: total_name(device.index, self.replay.snapshot.cuda.layer),
             live: device.totals.allocated.into(),

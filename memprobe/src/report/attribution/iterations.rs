@@ -52,34 +52,29 @@ pub(super) fn columns<'a>() -> Vec<IterationColumn<'a>> {
         IterationColumn::label("ITERATION", |row| (&*row.name).into()),
         Column::data("iteration", |row| row.iteration(|it| it.number)),
         Column::data("kind", |row| row.iteration(kind)),
-        IterationColumn::number("epoch", "EPOCH", |row| row.iteration(|it| it.epoch)).priority(4),
-        IterationColumn::number("begin_ns", "BEGIN", |row| match row.of {
+        Column::wide(4, "epoch", "EPOCH", |row| row.iteration(|it| it.epoch)),
+        Column::wide(8, "begin_ns", "BEGIN", |row| match row.of {
             Some((it, _)) => Cell::Nanoseconds(it.begin.0.saturating_sub(row.start.0)),
             None => Cell::Blank,
-        })
-        .priority(8),
-        IterationColumn::number("duration_ns", "TIME", |row| {
+        }),
+        Column::wide(6, "duration_ns", "TIME", |row| {
             row.iteration(|it| Cell::Nanoseconds(it.end.0.saturating_sub(it.begin.0)))
-        })
-        .priority(6),
+        }),
         Column::number("peak_allocated", "PEAK", |row| {
             row.device(|device| device.peak.totals.allocated)
         }),
-        IterationColumn::number("live_at_end", "AT END", |row| {
+        Column::wide(7, "live_at_end", "AT END", |row| {
             row.device(|device| device.end.allocated)
-        })
-        .priority(7),
-        IterationColumn::number("reserved", "RESERVED", |row| {
+        }),
+        Column::wide(9, "reserved", "RESERVED", |row| {
             row.device(|device| device.peak.totals.reserved)
-        })
-        .priority(9),
-        IterationColumn::number("cached", "CACHED", |row| {
+        }),
+        Column::wide(5, "cached", "CACHED", |row| {
             row.bytes(|device| {
                 let totals = device.peak.totals;
                 totals.reserved.0.saturating_sub(totals.allocated.0)
             })
-        })
-        .priority(5),
+        }),
     ];
     columns.extend(purposes::columns());
     columns.extend([
@@ -90,12 +85,12 @@ pub(super) fn columns<'a>() -> Vec<IterationColumn<'a>> {
             row.device(|device| Cell::Signed(device.peak.composition.unaccounted))
         }),
         IterationColumn::figure("OTHER", |row| row.device(other)).part(Part::Rest),
-        IterationColumn::number("allocs", "ALLOCS", |row| row.device(|device| device.allocs))
-            .priority(10),
-        IterationColumn::number("alloc_bytes", "ALLOCATED", |row| {
+        Column::wide(10, "allocs", "ALLOCS", |row| {
+            row.device(|device| device.allocs)
+        }),
+        Column::wide(11, "alloc_bytes", "ALLOCATED", |row| {
             row.bytes(|device| device.alloc_bytes)
-        })
-        .priority(11),
+        }),
         Column::data("provisional_bytes", |row| row.bytes(provisional)),
         Column::data("backward_passes", |row| row.iteration(|it| it.backwards)),
         Column::data("batches", |row| row.iteration(|it| it.batches)),

@@ -10,12 +10,10 @@ mod saved;
 mod size;
 
 use std::io::{BufRead, Write};
-
-use serde::ser::SerializeSeq;
-use serde::{Serialize, Serializer};
+use std::rc::Rc;
 
 use super::cells::{self, Remainder};
-use super::document::{self, Document, Report};
+use super::document::{self, Report, document};
 use super::preamble::{push_beginning, push_totals};
 use super::replay::{self, Replay};
 use super::{By, Outcome, ReportError, ReportOptions};
@@ -26,7 +24,7 @@ use crate::attribution::view::Coverage;
 use crate::event::DeviceIndex;
 use crate::recording::Reader;
 use crate::view::counted;
-use crate::view::table::{Cell, Column, Page, Table};
+use crate::view::table::{Cell, Column, Page, Rows, Table};
 
 /// A table of every device, or one of each moment of every device.
 struct AttributionReport<'a, R> {
@@ -48,26 +46,13 @@ struct Section<R> {
 }
 
 /// Rows of a device in a document, made one table at a time.
-struct Rows<'r, 'a, R>(&'r AttributionReport<'a, R>, DeviceIndex);
+struct DeviceRows<'r, 'a, R>(&'r AttributionReport<'a, R>, DeviceIndex);
 
-impl<R> Serialize for Rows<'_, '_, R> {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut rows = to.serialize_seq(None)?;
-        for section in (self.0.sections)(self.1).into_iter().flatten() {
-            for row in section.table.objects() {
-                rows.serialize_element(&row)?;
-            }
-        }
-        rows.end()
+impl<R> Rows for DeviceRows<'_, '_, R> {
+    fn each(&self, emit: &mut dyn FnMut(Cell<'_>)) {
+        let sections = (self.0.sections)(self.1).into_iter().flatten();
+        sections.for_each(|section| section.table.each(emit));
     }
-}
-
-#[derive(Serialize)]
-struct Device<R> {
-    device: Cell<'static>,
-    allocated: u64,
-    reserved: u64,
-    rows: R,
 }
 
 /// Reads the recording and writes the report.
@@ -197,7 +182,7 @@ impl<'a, R> Report for AttributionReport<'a, R> {
                     page.blank();
                     page.strong(&title);
                 }
-                dropped = page.table(&table);
+                dropped = page.table(&table).dropped;
             }
         }
         if !is_empty {
@@ -212,18 +197,19 @@ impl<'a, R> Report for AttributionReport<'a, R> {
         }
     }
 
-    fn document(&self) -> impl Serialize {
+    fn document(&self) -> Cell<'_> {
         let devices = self.replay.snapshot.devices.iter();
-        let devices = devices.filter_map(|device| {
-            (self.sections)(device.index)?;
-            Some(Device {
-                device: device.index.into(),
-                allocated: device.totals.allocated.0,
-                reserved: device.totals.reserved.0,
-                rows: Rows(self, device.index),
-            })
+        let devices = devices.filter(|device| (self.sections)(device.index).is_some());
+        let devices = devices.map(|device| {
+            Cell::Object(vec![
+                ("device", device.index.into()),
+                ("allocated", device.totals.allocated.into()),
+                ("reserved", device.totals.reserved.into()),
+                ("rows", Cell::Rows(Rc::new(DeviceRows(self, device.index)))),
+            ])
         });
-        Document::new(self.replay, devices).with_notes(&self.notes)
+        let notes = self.notes.iter().map(|note| (&**note).into());
+        document(self.replay, Cell::List(notes.collect()), devices)
     }
 
     fn columns(&self) -> Vec<Column<R>> {
@@ -253,12 +239,9 @@ pub(super) fn push_sizes(
 }
 
 /// Rows of `report --by size` for one device.
-pub(super) fn sizes_of_device(
-    sizes: &Sizes,
-    options: &ReportOptions,
-) -> Option<impl Serialize + use<>> {
+pub(super) fn sizes_of_device<'a>(sizes: &Sizes, options: &ReportOptions) -> Option<Cell<'a>> {
     let (index, device) = sizes.devices.first_key_value()?;
-    Some(size::table(*index, device, sizes.named, options))
+    Some(size::table(*index, device, sizes.named, options).into())
 }
 
 /// Rows that complete the sums to the allocator's totals.

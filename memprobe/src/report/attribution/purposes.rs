@@ -13,28 +13,30 @@ pub(super) trait ByCategory {
 
 /// Categories without a heading count in the column [`Part::Rest`].
 pub(super) fn columns<R: ByCategory>() -> [Column<R>; 9] {
-    let part = Part::Summand;
     [
-        Column::number("activation", "ACTIVATIONS", |row: &R| row.bytes(Activation)),
-        Column::number("parameter", "WEIGHTS", |row: &R| row.bytes(Parameter)),
-        Column::number("gradient", "GRADIENTS", |row: &R| row.bytes(Gradient)),
-        Column::number("intermediate_gradient", "INTERMED.", |row: &R| {
+        Column::number("activation", "ACTIVATIONS", |row| row.bytes(Activation)),
+        Column::number("parameter", "WEIGHTS", |row| row.bytes(Parameter)),
+        Column::number("gradient", "GRADIENTS", |row| row.bytes(Gradient)),
+        part(2, "intermediate_gradient", "INTERMED.", |row| {
             row.bytes(IntermediateGradient)
-        })
-        .priority(2)
-        .part(part),
-        Column::number("optimizer_state", "OPTIMIZER", |row: &R| {
+        }),
+        part(1, "optimizer_state", "OPTIMIZER", |row| {
             row.bytes(OptimizerState)
-        })
-        .priority(1)
-        .part(part),
-        Column::number("input", "INPUTS", |row: &R| row.bytes(Input))
-            .priority(3)
-            .part(part),
-        Column::data("temporary", |row: &R| row.bytes(Temporary)),
-        Column::data("workspace", |row: &R| row.bytes(Workspace)),
-        Column::data("unknown", |row: &R| row.bytes(Unknown)),
+        }),
+        part(3, "input", "INPUTS", |row| row.bytes(Input)),
+        Column::data("temporary", |row| row.bytes(Temporary)),
+        Column::data("workspace", |row| row.bytes(Workspace)),
+        Column::data("unknown", |row| row.bytes(Unknown)),
     ]
+}
+
+fn part<R>(
+    priority: u8,
+    key: &'static str,
+    head: &'static str,
+    value: fn(&R) -> Cell<'_>,
+) -> Column<R> {
+    Column::wide(priority, key, head, value).part(Part::Summand)
 }
 
 /// Bytes of categories with a heading.

@@ -83,32 +83,31 @@ pub(super) fn columns() -> Vec<SizeColumn> {
         Column::data("parameter_blocks", |row| {
             row.if_named(blocks(row.total.parameters))
         }),
-        SizeColumn::number("buffers", "BUFFERS", |row| {
+        Column::wide(6, "buffers", "BUFFERS", |row| {
             row.if_named(bytes(row.total.buffers))
-        })
-        .priority(6),
+        }),
         Column::data("buffer_blocks", |row| {
             row.if_named(blocks(row.total.buffers))
         }),
         Column::number("forward", "FORWARD", |row| bytes(row.total.forward())),
         Column::data("forward_blocks", |row| blocks(row.total.forward())),
-        SizeColumn::number("saved", "SAVED", |row| bytes(row.total.saved)).priority(3),
-        SizeColumn::number("recomputed", "RECOMPUTED", |row| {
+        Column::wide(3, "saved", "SAVED", |row| bytes(row.total.saved)),
+        Column::wide(8, "recomputed", "RECOMPUTED", |row| {
             bytes(row.total.recomputed)
-        })
-        .priority(8),
-        SizeColumn::number("backward", "BACKWARD", |row| bytes(row.total.backward)).priority(2),
+        }),
+        Column::wide(2, "backward", "BACKWARD", |row| bytes(row.total.backward)),
         Column::data("backward_blocks", |row| blocks(row.total.backward)),
         Column::number("forward_and_backward", "BOTH", |row| {
             bytes(row.total.both())
         }),
-        SizeColumn::number("gradients", "GRADIENTS", |row| bytes(row.total.gradients)).priority(4),
-        SizeColumn::number("other", "OTHER", |row| bytes(row.total.other)).priority(5),
-        SizeColumn::number("blocks", "BLOCKS", |row| blocks(row.total.made())).priority(7),
-        SizeColumn::number("rounded", "ROUNDED", |row| {
+        Column::wide(4, "gradients", "GRADIENTS", |row| {
+            bytes(row.total.gradients)
+        }),
+        Column::wide(5, "other", "OTHER", |row| bytes(row.total.other)),
+        Column::wide(7, "blocks", "BLOCKS", |row| blocks(row.total.made())),
+        Column::wide(9, "rounded", "ROUNDED", |row| {
             Cell::Bytes(row.total.made().rounded)
-        })
-        .priority(9),
+        }),
         Column::data("own_parameters", |row| {
             row.if_named(bytes(row.own.parameters))
         }),
@@ -123,33 +122,20 @@ pub(super) fn columns() -> Vec<SizeColumn> {
 }
 
 /// Legend of the columns.
-const COLUMNS_MEAN: &str = "Bytes of tensors, submodules included. FORWARD: intermediate variables of forward passes. \
-                            SAVED: the part that a backward pass freed. BOTH: with backward passes, without \
-                            GRADIENTS of parameters. OTHER: inputs, optimizer state, workspaces, temporaries of \
-                            steps. ROUNDED: all of it in blocks of the allocator.";
+const LEGEND: &str = "Bytes of tensors, with submodules. FORWARD: intermediate variables of forward passes. SAVED: \
+                      freed by a backward pass. BOTH: with backward passes. OTHER: inputs, optimizer state, \
+                      workspaces, temporaries. ROUNDED: all in blocks of the allocator.";
 
 /// Notes on the table in an estimate, whose options differ from a report's.
 pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Coverage) -> Vec<String> {
-    let mut notes = vec![which(sizes), COLUMNS_MEAN.to_owned()];
-    notes.push(match sizes.named {
-        true => "Parameters and buffers are read from the process's objects, each block once, in the first module \
-                 that has it.",
-        false => "Parameters and buffers are inferred, in total only. For each module use `memprobe estimate -- \
-                  python train.py`, or a recording of `memprobe record --cpu --names`.",
-    }.to_owned());
-    notes.push(
-        "Modules that differ only in a number share one row; --format json has each, and all columns."
-            .to_owned(),
-    );
-    if sizes
-        .devices
-        .values()
-        .all(|device| device.modules.is_empty())
-    {
-        notes.push(NO_MODULES.to_owned());
-    }
-    notes.extend(missing(heard));
-    notes
+    let names = if sizes.named {
+        "Parameters and buffers are read from the process's objects, each block once, in the first module that has it."
+    } else {
+        "Parameters and buffers are inferred, in total only. For each module use `memprobe estimate -- python \
+         train.py`, or a recording of `memprobe record --cpu --names`."
+    };
+    let fold = "Modules that differ only in a number share one row; --format json has each, and all columns.";
+    all_notes(sizes, heard, names, Some(fold))
 }
 
 pub(super) fn notes(
@@ -160,27 +146,30 @@ pub(super) fn notes(
     let Some(sizes) = sizes else {
         return vec!["Nothing was allocated in this recording.".to_owned()];
     };
-    let mut notes = vec![which(sizes)];
-    notes.push(COLUMNS_MEAN.to_owned());
-    notes.push(match sizes.named {
-        true => "Parameters and buffers are read from the process's objects (--names), each block once, in the first \
-                 module that has it. Other categories are inferred (--by category names the rules)."
-            .to_owned(),
-        false => "Parameters and buffers are inferred, in total only: for each module, record with --names. GRADIENTS \
-                  are usually as large as the trained parameters."
-            .to_owned(),
-    });
-    if options.format == Format::Text && options.alike == Alike::Folded {
-        notes.push(
-            "Modules that differ only in a number share one row; --no-fold shows each.".to_owned(),
-        );
-    }
+    let names = if sizes.named {
+        "Parameters and buffers are read from the process's objects (--names), each block once, in the first module \
+         that has it. Other categories are inferred (--by category names the rules)."
+    } else {
+        "Parameters and buffers are inferred, in total only: for each module, record with --names. GRADIENTS are \
+         usually as large as the trained parameters."
+    };
+    let is_folded = options.format == Format::Text && options.alike == Alike::Folded;
+    let fold = "Modules that differ only in a number share one row; --no-fold shows each.";
+    all_notes(sizes, heard, names, is_folded.then_some(fold))
+}
+
+fn all_notes(sizes: &Sizes, heard: Coverage, names: &str, fold: Option<&str>) -> Vec<String> {
     let mut devices = sizes.devices.values();
-    if devices.all(|device| device.modules.is_empty()) {
-        notes.push(NO_MODULES.to_owned());
-    }
-    notes.extend(missing(heard));
-    notes
+    let no_modules = devices.all(|device| device.modules.is_empty());
+    let words = [
+        Some(LEGEND),
+        Some(names),
+        fold,
+        no_modules.then_some(NO_MODULES),
+    ];
+    let words = words.into_iter().flatten().map(str::to_owned);
+    let notes = [which(sizes)].into_iter().chain(words);
+    notes.chain(missing(heard)).collect()
 }
 
 /// Describes the time of the table.

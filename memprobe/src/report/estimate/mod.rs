@@ -1,6 +1,7 @@
 //! Reports of expected GPU memory, as text or JSON.
 
 mod json;
+mod lines;
 mod text;
 
 #[cfg(test)]
@@ -12,6 +13,7 @@ use super::{By, Colour, Format, ReportError, ReportOptions, Top};
 use crate::estimate::Estimate;
 use crate::event::Bytes;
 use crate::event::Target;
+use crate::view::table::{Page, json_document};
 
 /// Content and format of an estimate's report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,10 +76,11 @@ pub fn write_estimate(
 ) -> Result<Option<()>, ReportError> {
     let written = match options.format {
         EstimateFormat::Text => {
-            let text = text::render(subject, estimate, options);
-            out.write_all(text.as_bytes())
+            let mut page = Page::new(options.width, options.colour);
+            text::push(&mut page, subject, estimate, options);
+            out.write_all(page.into_text().as_bytes())
         }
-        EstimateFormat::Json => json::write(subject, estimate, options, out),
+        EstimateFormat::Json => json_document(&json::document(subject, estimate, options), out),
     };
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),

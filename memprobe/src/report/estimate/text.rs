@@ -1,63 +1,48 @@
 //! Estimate as text.
 
+use super::lines;
 use super::{EstimateOptions, EstimateSubject};
-use crate::estimate::{
-    Difference, Estimate, Fit, LineAtPeak, Missing, Phase, WORKSPACE, WORKSPACE_OF_HOPPER,
-};
-use crate::event::Target;
-use crate::event::bytes::{human, signed};
+use crate::estimate::{Difference, Estimate, Fit, Missing, Phase, WORKSPACE, WORKSPACE_OF_HOPPER};
+use crate::event::bytes::human;
 use crate::event::{Bytes, Totals};
 use crate::report::attribution::push_sizes;
-use crate::report::table::{Style, push_line, warning, wrap};
 use crate::report::tensors::heading;
-use crate::view::{BLOCKS, CUT, FileNames, count, counted, fit, width};
+use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::{FileNames, counted, wrap};
 
-/// Width of a column of bytes.
-const NUMBER: usize = 11;
-
-/// Returns the whole report.
-pub(super) fn render(
+/// Adds the whole report.
+pub(super) fn push(
+    page: &mut Page,
     subject: &EstimateSubject,
     estimate: &Estimate,
     options: &EstimateOptions,
-) -> String {
-    let mut text = String::new();
-    for line in heading(&subject.target, estimate) {
-        push_line(&mut text, &fit(&line, options.width, CUT));
-    }
-    let style = Style(options.colour);
+) {
+    heading::push_target(page, &subject.target);
+    page.fitted(&format!(
+        "estimated from {} of a run on the CPU, for the default settings of the GPU allocator",
+        counted(estimate.events, "event")
+    ));
     let notes = subject.notes.iter().cloned();
     for note in notes.chain(warnings(&estimate.missing)) {
-        for line in wrap(&format!("warning: {note}"), options.width) {
-            push_line(&mut text, &warning(options.colour, &line));
-        }
+        page.warning(&format!("warning: {note}"));
     }
-    let names = names(estimate);
-    push_totals(&mut text, estimate, &names, style, options);
-    push_fit(&mut text, estimate, &names, style, options);
-    push_account(&mut text, estimate, style, options);
-    push_beyond(&mut text, style, options);
-    push_lines(&mut text, estimate, &names, style, options);
+    let lines = estimate.lines.iter();
+    let names = FileNames::of(lines.filter_map(|line| Some(&line.site.frame()?.file)));
+    push_totals(page, estimate, &names);
+    push_fit(page, estimate, &names, options);
+    push_account(page, estimate);
+    push_beyond(page);
+    page.blank();
+    page.table(&lines::shown(estimate, &names, options));
+    page.note(
+        "SAVED: allocated before a backward pass and freed during it, for the largest pass. Its end is inferred: the \
+         first allocation outside it.",
+    );
     if let Some(sizes) = &estimate.sizes {
-        push_line(&mut text, "");
-        push_line(
-            &mut text,
-            &style.strong("How large the model is on the GPU"),
-        );
-        let mut page = crate::view::table::Page::new(options.width, options.colour);
-        push_sizes(&mut page, sizes, estimate.heard, &options.of_sizes());
-        text.push_str(&page.into_text());
+        page.blank();
+        page.strong("How large the model is on the GPU");
+        push_sizes(page, sizes, estimate.heard, &options.of_sizes());
     }
-    text
-}
-
-fn heading(target: &Target, estimate: &Estimate) -> Vec<String> {
-    let events = counted(estimate.events, "event");
-    let mut lines = heading::target(target);
-    lines.push(format!(
-        "estimated from {events} of a run on the CPU, for the default settings of the GPU allocator"
-    ));
-    lines
 }
 
 fn warnings(missing: &Missing) -> Vec<String> {
@@ -99,25 +84,12 @@ fn warnings(missing: &Missing) -> Vec<String> {
     warnings
 }
 
-/// Shortest names that distinguish the files of the lines.
-fn names(estimate: &Estimate) -> FileNames {
-    let lines = estimate.lines.iter();
-    FileNames::of(lines.filter_map(|line| Some(&line.site.frame()?.file)))
-}
-
-fn push_totals(
-    text: &mut String,
-    estimate: &Estimate,
-    names: &FileNames,
-    style: Style,
-    options: &EstimateOptions,
-) {
-    push_line(text, "");
-    let head = format!(
-        "{:>NUMBER$}  {:>NUMBER$}  EXPECTED ON A GPU",
-        "ALLOCATED", "RESERVED"
-    );
-    push_line(text, &style.strong(&head));
+fn push_totals(page: &mut Page, estimate: &Estimate, names: &FileNames) {
+    let mut table: Table<(Totals, String)> = Table::new(vec![
+        Column::figure("ALLOCATED", |row| row.0.allocated.into()),
+        Column::figure("RESERVED", |row| row.0.reserved.into()),
+        Column::label("EXPECTED ON A GPU", |row| (&*row.1).into()),
+    ]);
     let peak_at = format!(
         "peak: {}, {}",
         phase(estimate.peak_in),
@@ -127,111 +99,76 @@ fn push_totals(
         "peak with a cuBLAS workspace of {} live throughout",
         human(WORKSPACE)
     );
-    let mut rows: Vec<(Totals, String)> = vec![
-        (estimate.peak, peak_at),
-        (estimate.with_workspace, workspace),
-    ];
-    let between_iterations = || "live between iterations".to_owned();
-    rows.extend(
-        estimate
-            .between_iterations
-            .map(|totals| (totals, between_iterations())),
+    table.push(Output::Text, (estimate.peak, peak_at));
+    table.push(Output::Text, (estimate.with_workspace, workspace));
+    let between_iterations = estimate.between_iterations.into_iter();
+    table.extend(
+        Output::Text,
+        between_iterations.map(|totals| (totals, "live between iterations".to_owned())),
     );
-    for (totals, what) in rows {
-        let (allocated, reserved) = (human(totals.allocated), human(totals.reserved));
-        let line = format!("{allocated:>NUMBER$}  {reserved:>NUMBER$}  {what}");
-        push_line(text, &fit(&line, options.width, CUT));
-    }
+    page.blank();
+    page.table(&table);
 }
 
-fn push_fit(
-    text: &mut String,
-    estimate: &Estimate,
-    names: &FileNames,
-    style: Style,
-    options: &EstimateOptions,
-) {
+fn push_fit(page: &mut Page, estimate: &Estimate, names: &FileNames, options: &EstimateOptions) {
     let (Some(fit), Some(memory)) = (&estimate.fit, options.device_memory) else {
         return;
     };
     let device = human(memory);
-    let reserved = estimate.with_workspace.reserved;
-    let (words, is_bad) = match fit {
+    page.blank();
+    match fit {
         Fit::Whole => {
+            let reserved = estimate.with_workspace.reserved;
             let left = human(Bytes(memory.0.saturating_sub(reserved.0)));
-            (
-                format!(
-                    "fits into {device}: {left} remain for CUDA's context and kernels, cuDNN, other libraries and \
-                     other processes"
-                ),
-                false,
-            )
+            let words = format!(
+                "fits into {device}: {left} remain for CUDA's context and kernels, cuDNN, other libraries and other \
+                 processes"
+            );
+            wrap(&words, page.width).iter().for_each(|line| page.strong(line));
         }
-        Fit::WithoutCache { flushes } => (
-            format!(
-                "fits into {device} only by freeing cached memory and allocating it again ({}), which is slow; \
-                 nothing remains for CUDA's context and kernels",
-                counted(*flushes, "time")
-            ),
-            true,
-        ),
-        Fit::Not { requested, site } => (
-            format!(
-                "does not fit into {device}: the first request without room is one of {} at {}",
-                human(*requested),
-                names.site(site)
-            ),
-            true,
-        ),
-    };
-    push_line(text, "");
-    for line in wrap(&words, options.width) {
-        push_line(
-            text,
-            &if is_bad {
-                warning(options.colour, &line)
-            } else {
-                style.strong(&line)
-            },
-        );
+        Fit::WithoutCache { flushes } => page.warning(&format!(
+            "fits into {device} only by freeing cached memory and allocating it again ({}), which is slow; nothing \
+             remains for CUDA's context and kernels",
+            counted(*flushes, "time")
+        )),
+        Fit::Not { requested, site } => page.warning(&format!(
+            "does not fit into {device}: the first request without room is one of {} at {}",
+            human(*requested),
+            names.site(site)
+        )),
     }
 }
 
-fn push_account(text: &mut String, estimate: &Estimate, style: Style, options: &EstimateOptions) {
-    push_line(text, "");
-    push_line(text, &style.strong("Parts of the peak"));
+fn push_account(page: &mut Page, estimate: &Estimate) {
+    let mut table: Table<(Cell<'_>, String)> = Table::new(vec![
+        Column::figure("BYTES", |row| row.0.clone()),
+        Column::label("PART OF THE PEAK", |row| (&*row.1).into()),
+    ]);
     let cpu = format!(
         "CPU allocator at that moment (its own peak is {})",
         human(estimate.cpu_peak)
     );
-    let mut rows = vec![(human(estimate.cpu_at_peak), cpu)];
+    table.push(Output::Text, (estimate.cpu_at_peak.into(), cpu));
     let differences = estimate.differences.iter().filter(|(_, bytes)| *bytes != 0);
-    rows.extend(
-        differences.map(|(difference, bytes)| (signed(*bytes), reason(*difference).to_owned())),
-    );
-    let allocated = human(estimate.peak.allocated);
-    rows.push((allocated, "allocated on the GPU, of which".to_owned()));
+    let differences = differences
+        .map(|(difference, bytes)| (Cell::Signed(*bytes), reason(*difference).to_owned()));
+    table.extend(Output::Text, differences);
+    let allocated = "allocated on the GPU, of which".to_owned();
+    table.push(Output::Text, (estimate.peak.allocated.into(), allocated));
     let phases = estimate.phases.iter().filter(|(_, bytes)| bytes.0 > 0);
-    rows.extend(phases.map(|(phase, bytes)| {
-        let bytes = human(*bytes);
-        (
-            String::new(),
-            format!("{bytes:>NUMBER$}  {}", made_in(*phase)),
-        )
-    }));
-    for (bytes, what) in rows {
-        let line = format!("{bytes:>NUMBER$}  {what}");
-        push_line(text, &fit(&line, options.width, CUT));
-    }
+    let phases = phases.map(|(phase, bytes)| {
+        let words = format!("{:>11}  {}", human(*bytes), made_in(*phase));
+        (Cell::Blank, words)
+    });
+    table.extend(Output::Text, phases);
+    page.blank();
+    page.table(&table);
 }
 
 /// Adds the memory that a run on the CPU cannot show.
-fn push_beyond(text: &mut String, style: Style, options: &EstimateOptions) {
-    push_line(text, "");
-    push_line(
-        text,
-        &style.strong("Not included, because a run on the CPU does not show it"),
-    );
+fn push_beyond(page: &mut Page) {
+    page.blank();
+    page.strong("Not included, because a run on the CPU does not show it");
     let hopper = human(WORKSPACE_OF_HOPPER);
     for words in [
         "CUDA's context and kernels: outside the allocator, some hundred MiB on most GPUs".to_owned(),
@@ -242,66 +179,9 @@ fn push_beyond(text: &mut String, style: Style, options: &EstimateOptions) {
         "batches from worker processes of a DataLoader; use num_workers=0 to count them"
             .to_owned(),
     ] {
-        for line in wrap(&words, options.width.saturating_sub(2)) {
-            push_line(text, &format!("  {line}"));
+        for line in wrap(&words, page.width.saturating_sub(2)) {
+            page.line(&format!("  {line}"));
         }
-    }
-}
-
-fn push_lines(
-    text: &mut String,
-    estimate: &Estimate,
-    names: &FileNames,
-    style: Style,
-    options: &EstimateOptions,
-) {
-    push_line(text, "");
-    let head = format!(
-        "{:>NUMBER$}  {BLOCKS:>8}  {:>NUMBER$}  LINE",
-        "AT PEAK", "SAVED"
-    );
-    push_line(text, &style.strong(&head));
-    let shown = options.top.of(estimate.lines.len());
-    let (shown, hidden) = estimate.lines.split_at(shown);
-    for line in shown {
-        push_row(text, line, &names.site(&line.site), options);
-    }
-    if !hidden.is_empty() {
-        let others = counted(hidden.len() as u64, "other line");
-        push_row(
-            text,
-            &sum(hidden, estimate),
-            &format!("({others})"),
-            options,
-        );
-    }
-    push_row(text, &sum(&estimate.lines, estimate), "(total)", options);
-    let saved = "SAVED: allocated before a backward pass and freed during it, for the largest pass. Its end is \
-                 inferred: the first allocation outside it.";
-    for line in wrap(saved, options.width) {
-        push_line(text, &line);
-    }
-}
-
-fn push_row(text: &mut String, line: &LineAtPeak, name: &str, options: &EstimateOptions) {
-    let saved = human(line.saved);
-    let row = format!(
-        "{:>NUMBER$}  {:>8}  {saved:>NUMBER$}  {name}",
-        human(line.held),
-        count(line.blocks),
-    );
-    debug_assert!(width(&saved) <= NUMBER, "numbers have {NUMBER} columns");
-    push_line(text, &fit(&row, options.width, CUT));
-}
-
-/// Sum of several lines.
-fn sum(lines: &[LineAtPeak], estimate: &Estimate) -> LineAtPeak {
-    let total = |of: fn(&LineAtPeak) -> u64| lines.iter().map(of).fold(0, u64::saturating_add);
-    LineAtPeak {
-        site: estimate.peak_at.clone(),
-        held: Bytes(total(|line| line.held.0)),
-        blocks: total(|line| line.blocks),
-        saved: Bytes(total(|line| line.saved.0)),
     }
 }
 

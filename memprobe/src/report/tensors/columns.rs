@@ -1,91 +1,191 @@
-//! Text tables whose last column takes the remaining width.
+//! Columns of the tables of tensors, and of their changes.
 
-use std::fmt::Write;
+use super::text::common_site;
+use crate::event::{Bytes, Frame};
+use crate::tensors::{DeviceTable, Group, Row};
+use crate::view::table::{Cell, Column, Cut};
+use crate::view::{shape, tensors_label};
 
-use super::super::table::{push_line, strong, weak};
-use crate::report::Colour;
-use crate::view::{CUT, fit, fit_middle, width as columns};
-
-/// Minimum width of a name.
-const NARROWEST: usize = 24;
-
-/// Width below which a line that does not fit is dropped rather than cut.
-const SHORTEST_SITE: usize = 14;
-
-/// Maximum width of a cell of unlimited length, such as a shape.
-const WIDEST: usize = 40;
-
-/// Alignment of a cell.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Align {
-    Left,
-    Right,
-}
-
-/// A row: its cells, its name, and the line that allocated it.
+/// A group of tensors, or bytes that no tensor explains. In CSV, `allocated` of all rows of a
+/// device adds up to the allocator's total, or to its change.
 #[derive(Default)]
-pub(super) struct Cells {
-    pub(super) cells: Vec<String>,
-    pub(super) name: String,
-    pub(super) site: String,
-    /// Continuation lines, indented like the name.
-    pub(super) more: Vec<String>,
+pub(super) struct GroupRow<'a> {
+    /// `+`, `-` or `~`; in differences only.
+    pub(super) sign: &'static str,
+    pub(super) rows: &'a [Row],
+    /// Indices of the rows; empty for bytes without a tensor.
+    pub(super) group: Vec<usize>,
+    /// Bytes of the allocator, or their change.
+    pub(super) allocated: i64,
+    pub(super) outside: Bytes,
+    pub(super) size: Option<Bytes>,
+    /// Device with bytes that no row explains, and the reason.
+    pub(super) remainder: Option<(String, &'static str)>,
+    pub(super) text: GroupText,
 }
 
-/// Heading and alignment of each column; the name follows them.
-pub(super) type Head<'a> = [(&'a str, Align)];
+/// Cells for text.
+#[derive(Default)]
+pub(super) struct GroupText {
+    /// Bytes with those outside the allocator, or their change.
+    pub(super) bytes: Cell<'static>,
+    pub(super) size: Cell<'static>,
+    /// Kind, shape, element type and `requires_grad`.
+    pub(super) what: [String; 4],
+    pub(super) name: String,
+    /// Line that allocated the group.
+    pub(super) site: Option<String>,
+}
 
-/// Appends the headings and the rows; returns the width of the first column.
-pub(super) fn push(
-    text: &mut String,
-    head: &Head,
-    last: &str,
-    rows: &[Cells],
-    width: usize,
-    colour: Colour,
-) -> usize {
-    let widths: Vec<usize> = head
-        .iter()
-        .enumerate()
-        .map(|(at, (title, _))| {
-            let cells = rows.iter().filter_map(|row| row.cells.get(at));
-            let widest = cells.map(|cell| columns(cell)).max().unwrap_or(0);
-            widest.clamp(title.len(), WIDEST)
-        })
-        .collect();
-    let used: usize = widths.iter().map(|width| width + 2).sum();
-    let available = width.saturating_sub(used).max(NARROWEST);
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let mut line = String::new();
-        for ((cell, width), (_, align)) in cells.zip(&widths).zip(head) {
-            let cell = fit(cell, *width, CUT);
-            let space = " ".repeat(width - columns(&cell));
-            // Writing to a string cannot fail.
-            let _ = match align {
-                Align::Left => write!(line, "{cell}{space}  "),
-                Align::Right => write!(line, "{space}{cell}  "),
-            };
-        }
-        line
-    };
-    let titles = line(&mut head.iter().map(|(title, _)| *title));
-    push_line(text, &strong(colour, &format!("{titles}{last}")));
-    for row in rows {
-        let cells = line(&mut row.cells.iter().map(String::as_str));
-        let name = fit_middle(&row.name, available, CUT);
-        let left = available - columns(&name);
-        let mut site = String::new();
-        if !row.site.is_empty() {
-            let whole = format!("  at {}", row.site);
-            if columns(&whole) <= left || left >= SHORTEST_SITE {
-                site = weak(colour, &fit(&whole, left, CUT));
-            }
-        }
-        push_line(text, &format!("{cells}{name}{site}"));
-        for more in &row.more {
-            let line = format!("{:used$}{}", "", fit_middle(more, available, CUT));
-            push_line(text, &weak(colour, &line));
+impl<'a> GroupRow<'a> {
+    pub(super) fn new(rows: &'a [Row], group: &Group) -> Self {
+        Self {
+            rows,
+            group: group.rows.clone(),
+            allocated: signed(group.holds),
+            outside: group.outside,
+            size: group.size,
+            ..Self::default()
         }
     }
-    widths.first().copied().unwrap_or(0)
+
+    /// Bytes of the allocator that no other row explains.
+    pub(super) fn remainder(device: &DeviceTable) -> Option<Self> {
+        let account = &device.account;
+        let reason = account.reason.map_or("", |reason| reason.as_str());
+        Some(Self {
+            allocated: account.remainder.filter(|rest| *rest != 0)?,
+            remainder: Some((device.device.to_string(), reason)),
+            ..Self::default()
+        })
+    }
+
+    fn first(&self) -> Option<&'a Row> {
+        Some(&self.rows[*self.group.first()?])
+    }
+
+    /// The row of a group of one.
+    fn only(&self) -> Option<&'a Row> {
+        self.first().filter(|_| self.group.len() == 1)
+    }
+
+    /// Value that all rows of the group have.
+    fn common<T: PartialEq>(&self, value: impl Fn(&'a Row) -> Option<T>) -> Option<T> {
+        let first = value(self.first()?)?;
+        let mut rows = self.group.iter().map(|&at| &self.rows[at]);
+        rows.all(|row| value(row).as_ref() == Some(&first))
+            .then_some(first)
+    }
+
+    fn site(&self) -> Option<&'a Frame> {
+        self.first()?;
+        common_site(self.rows, &self.group)?.site.as_ref()
+    }
+
+    fn names(&self) -> Option<String> {
+        let names = self.only()?.names.iter().map(|name| &*name.text);
+        Some(names.collect::<Vec<_>>().join("; "))
+    }
+}
+
+/// Bytes as a signed number, for columns that may be negative.
+pub(super) fn signed(bytes: Bytes) -> i64 {
+    i64::try_from(bytes.0).unwrap_or(i64::MAX)
+}
+
+type TensorColumn<'a> = Column<GroupRow<'a>>;
+
+/// Columns of a table of tensors; `name` heads the last one.
+pub(super) fn columns<'a>(name: &'static str) -> Vec<TensorColumn<'a>> {
+    let mut columns: Vec<TensorColumn<'a>> = vec![
+        Column::figure("ALLOCATED", |row| row.text.bytes.clone()),
+        Column::figure("SIZE", |row| row.text.size.clone()),
+    ];
+    columns.extend(common_columns(name));
+    columns
+}
+
+/// Columns of a table of changes.
+pub(super) fn change_columns<'a>() -> Vec<TensorColumn<'a>> {
+    let mut columns: Vec<TensorColumn<'a>> = vec![
+        Column::text("change", "", |row| row.sign.into()),
+        Column::figure("CHANGE", |row| row.text.bytes.clone()),
+    ];
+    columns.extend(common_columns("NAME"));
+    columns
+}
+
+fn common_columns<'a>(name: &'static str) -> Vec<TensorColumn<'a>> {
+    vec![
+        Column::label("KIND", |row| (&*row.text.what[0]).into()),
+        TensorColumn::label("SHAPE", |row| (&*row.text.what[1]).into()).width(40, 40),
+        Column::label("DTYPE", |row| (&*row.text.what[2]).into()),
+        Column::label("GRAD", |row| (&*row.text.what[3]).into()),
+        TensorColumn::label(name, |row| (&*row.text.name).into())
+            .width(24, usize::MAX)
+            .cut(Cut::Middle),
+        Column::trail(|row| {
+            let site = row.text.site.iter();
+            Cell::List(site.map(|site| format!("at {site}").into()).collect())
+        }),
+        Column::data("device", |row| match (&row.remainder, row.first()) {
+            (Some((device, _)), _) => (&**device).into(),
+            (None, first) => first.map(|first| first.device.to_string()).into(),
+        }),
+        Column::data("kind", |row| match row.remainder {
+            Some(_) => "remainder".into(),
+            None => row.common(|row| Some(row.kind.as_str())).into(),
+        }),
+        Column::data("count", |row| Cell::Count(row.group.len() as u64)),
+        Column::data("name", |row| match row.remainder {
+            Some((_, reason)) => reason.into(),
+            None => tensors_label(row.rows, &row.group).into(),
+        }),
+        Column::data("names", |row| row.names().into()),
+        Column::data("shape", |row| {
+            row.common(|row| row.shape.as_deref().map(shape)).into()
+        }),
+        Column::data("dtype", |row| {
+            row.common(|row| row.dtype)
+                .map(|dtype| dtype.to_string())
+                .into()
+        }),
+        Column::data("bytes", |row| row.size.into()),
+        Column::data("allocated", |row| Cell::Signed(row.allocated)),
+        Column::data("outside", |row| {
+            Some(row.outside).filter(|bytes| bytes.0 > 0).into()
+        }),
+        Column::data("storage", |row| {
+            row.only()
+                .and_then(|row| row.storage)
+                .map(|storage| storage.to_string())
+                .into()
+        }),
+        Column::data("storage_bytes", |row| {
+            row.only().and_then(|row| row.storage_bytes).into()
+        }),
+        Column::data("requires_grad", |row| {
+            let tensor = row.first().filter(|first| first.shape.is_some());
+            tensor.map(|tensor| tensor.requires_grad).into()
+        }),
+        Column::data("grad_fn", |row| {
+            row.common(|row| row.grad_fn.as_deref()).into()
+        }),
+        Column::data("saved_by", |row| {
+            row.common(|row| row.saved_by.as_deref()).into()
+        }),
+        Column::data("module", |row| {
+            row.common(|row| row.module.as_deref()).into()
+        }),
+        Column::data("file", |row| row.site().map(|site| &*site.file).into()),
+        Column::data("line", |row| {
+            row.site()
+                .map(|site| site.line)
+                .filter(|line| *line > 0)
+                .into()
+        }),
+        Column::data("function", |row| {
+            row.site().map(|site| &*site.function).into()
+        }),
+    ]
 }

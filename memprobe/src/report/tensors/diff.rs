@@ -1,59 +1,83 @@
-//! Difference of two tensor tables, as text.
+//! Difference of two tensor tables.
 
-use super::columns::{Align, Cells, push};
-use super::text::{common_site, file_names, group_name, what};
+use super::columns::{GroupRow, GroupText, change_columns, signed as signed_bytes};
+use super::text::{file_names, group_text, what};
 use super::{TensorOptions, heading};
 use crate::event::Bytes;
 use crate::event::bytes::{human, signed};
 use crate::event::tensors::Device;
 use crate::report::Top;
-use crate::report::table::{push_line, strong, warning, wrap};
-use crate::tensors::{Account, DeviceDiff, DeviceTable, Group, Row, TensorDiff, groups_of};
-use crate::view::{CUT, FileNames, counted, duration, fit, tensor_kind, tensor_label, tensor_name};
+use crate::report::preamble::target_lines;
+use crate::tensors::{Account, DeviceDiff, DeviceTable, Row, TensorDiff, groups_of};
+use crate::view::table::{Cell, Output, Page, Table};
+use crate::view::{counted, duration, tensor_kind, tensor_label, tensor_name};
 
-const HEAD: [(&str, Align); 6] = [
-    ("", Align::Left),
-    ("CHANGE", Align::Right),
-    ("KIND", Align::Left),
-    ("SHAPE", Align::Left),
-    ("DTYPE", Align::Left),
-    ("GRAD", Align::Left),
-];
+const CAME: &str = "+";
+const WENT: &str = "-";
+const SAME: &str = "~";
 
-/// Returns the whole report.
-pub(super) fn render(diff: &TensorDiff, options: &TensorOptions) -> String {
-    let mut text = String::new();
-    for line in heading::target(&diff.after.target) {
-        push_line(&mut text, &fit(&line, options.width, CUT));
+/// The changes of all devices, for CSV.
+pub(super) fn table<'a>(diff: &'a TensorDiff, options: &TensorOptions) -> Table<GroupRow<'a>> {
+    let mut table = Table::new(change_columns());
+    for change in &diff.devices {
+        let both = Both::new(diff, change);
+        for (sign, rows, which) in both.parts(change) {
+            let groups = groups_of(rows, which.iter().copied(), options.by, options.order);
+            let rows = groups
+                .iter()
+                .map(|group| GroupRow::new(rows, group).signed(sign));
+            table.extend(Output::Data, rows);
+        }
+        let resized = change.resized.iter().map(|&(was, is)| GroupRow {
+            sign: SAME,
+            rows: both.after,
+            group: vec![is],
+            size: both.after[is].size,
+            allocated: signed_bytes(both.after[is].holds) - signed_bytes(both.before[was].holds),
+            ..GroupRow::default()
+        });
+        table.extend(Output::Data, resized);
+        let before = diff.before_on(change.device).and_then(GroupRow::remainder);
+        table.extend(Output::Data, before.map(|row| row.signed(WENT)));
+        let after = diff.after_on(change.device).and_then(GroupRow::remainder);
+        table.extend(Output::Data, after.map(|row| row.signed(CAME)));
     }
+    table
+}
+
+impl GroupRow<'_> {
+    /// Marks a row with its kind of change.
+    fn signed(mut self, sign: &'static str) -> Self {
+        if sign == WENT {
+            self.allocated = self.allocated.saturating_neg();
+        }
+        Self { sign, ..self }
+    }
+}
+
+/// Adds the whole report.
+pub(super) fn push(page: &mut Page, diff: &TensorDiff, options: &TensorOptions) {
+    heading::push_target(page, &diff.after.target);
     if !diff.same_process {
-        let other = heading::target(&diff.before.target).join("  ");
-        let note = format!(
+        let other = target_lines(&diff.before.target, env!("CARGO_PKG_VERSION")).join("  ");
+        page.warning(&format!(
             "note: the first snapshot is of another process ({other}): tensors are compared by name, kind, shape and \
              dtype only"
-        );
-        for line in wrap(&note, options.width) {
-            push_line(&mut text, &warning(options.colour, &line));
-        }
+        ));
     }
-    for line in wrap(&moments(diff), options.width) {
-        push_line(&mut text, &line);
-    }
+    page.note(&moments(diff));
     for note in heading::notes(&diff.after) {
-        for line in wrap(&note, options.width) {
-            push_line(&mut text, &warning(options.colour, &line));
-        }
+        page.warning(&note);
     }
     for change in &diff.devices {
         if change.device != Device::Meta {
-            push_device(&mut text, diff, change, options);
+            push_device(page, diff, change, options);
         }
     }
     if diff.devices.is_empty() {
-        push_line(&mut text, "");
-        push_line(&mut text, "No tensors on a GPU in either.");
+        page.blank();
+        page.line("No tensors on a GPU in either.");
     }
-    text
 }
 
 fn moments(diff: &TensorDiff) -> String {
@@ -68,35 +92,26 @@ fn moments(diff: &TensorDiff) -> String {
     )
 }
 
-fn push_device(text: &mut String, diff: &TensorDiff, change: &DeviceDiff, options: &TensorOptions) {
+fn push_device(page: &mut Page, diff: &TensorDiff, change: &DeviceDiff, options: &TensorOptions) {
     let (before, after) = (diff.before_on(change.device), diff.after_on(change.device));
-    push_line(text, "");
-    let title = title(change.device, before, after);
-    push_line(
-        text,
-        &strong(options.colour, &fit(&title, options.width, CUT)),
-    );
-    let both = Both {
-        before: before.map_or(&[], |table| &table.rows),
-        after: after.map_or(&[], |table| &table.rows),
-    };
-    let mut cells = both.cells(change, options);
-    cells.extend(remainder(before, after));
-    if cells.is_empty() {
-        push_line(text, "no change");
+    page.blank();
+    page.fitted_strong(&title(change.device, before, after));
+    let mut rows = Both::new(diff, change).rows(change, options);
+    rows.extend(remainder(before, after));
+    if rows.is_empty() {
+        page.line("no change");
     } else {
-        push(text, &HEAD, "NAME", &cells, options.width, options.colour);
+        let mut table = Table::new(change_columns());
+        table.extend(Output::Text, rows);
+        page.table(&table);
     }
     let moved = change.moved;
     if moved.tensors > 0 {
-        let words = format!(
+        page.note(&format!(
             "at another address, because freed and allocated again or moved: {} of {}",
             counted(moved.tensors, "equal tensor"),
             human(moved.holds)
-        );
-        for line in wrap(&words, options.width) {
-            push_line(text, &line);
-        }
+        ));
     }
 }
 
@@ -126,7 +141,10 @@ fn difference(is: Bytes, was: Bytes) -> i64 {
 }
 
 /// Row for a changed remainder, so that the rows add up to the total's change.
-fn remainder(before: Option<&DeviceTable>, after: Option<&DeviceTable>) -> Option<Cells> {
+fn remainder(
+    before: Option<&DeviceTable>,
+    after: Option<&DeviceTable>,
+) -> Option<GroupRow<'static>> {
     let rest = |table: Option<&DeviceTable>| table.and_then(|table| table.account.remainder);
     let (was, is) = (rest(before).unwrap_or(0), rest(after).unwrap_or(0));
     let reason = |table: Option<&DeviceTable>| table.and_then(|table| table.account.reason);
@@ -134,7 +152,7 @@ fn remainder(before: Option<&DeviceTable>, after: Option<&DeviceTable>) -> Optio
     let change = is.saturating_sub(was);
     (change != 0).then(|| {
         let reason = reason.map_or("not explained", |reason| reason.as_str());
-        line(
+        row(
             SAME,
             change,
             Default::default(),
@@ -143,33 +161,50 @@ fn remainder(before: Option<&DeviceTable>, after: Option<&DeviceTable>) -> Optio
     })
 }
 
-const CAME: &str = "+";
-const WENT: &str = "-";
-const SAME: &str = "~";
-
 /// Rows of a device before and after.
 struct Both<'a> {
     before: &'a [Row],
     after: &'a [Row],
 }
 
-impl Both<'_> {
-    fn cells(&self, change: &DeviceDiff, options: &TensorOptions) -> Vec<Cells> {
+impl<'a> Both<'a> {
+    fn new(diff: &'a TensorDiff, change: &DeviceDiff) -> Self {
+        let rows = |table: Option<&'a DeviceTable>| table.map_or(&[][..], |table| &table.rows);
+        Self {
+            before: rows(diff.before_on(change.device)),
+            after: rows(diff.after_on(change.device)),
+        }
+    }
+
+    /// Rows that came, and rows that went.
+    fn parts<'c>(&self, change: &'c DeviceDiff) -> [(&'static str, &'a [Row], &'c [usize]); 2] {
+        [
+            (CAME, self.after, &change.came),
+            (WENT, self.before, &change.went),
+        ]
+    }
+
+    /// Rows of text.
+    fn rows(&self, change: &DeviceDiff, options: &TensorOptions) -> Vec<GroupRow<'a>> {
         let mut cells = Vec::new();
-        let came = groups_of(
-            self.after,
-            change.came.iter().copied(),
-            options.by,
-            options.order,
-        );
-        self.push_groups(&mut cells, self.after, came, CAME, options);
-        let went = groups_of(
-            self.before,
-            change.went.iter().copied(),
-            options.by,
-            options.order,
-        );
-        self.push_groups(&mut cells, self.before, went, WENT, options);
+        for (sign, rows, which) in self.parts(change) {
+            let names = file_names(rows);
+            for group in groups_of(rows, which.iter().copied(), options.by, options.order) {
+                let bytes = signed_bytes(group.holds).saturating_add(signed_bytes(group.outside));
+                let mut text = group_text(rows, &group.rows, options.by, &names);
+                text.bytes = Cell::Signed(if sign == WENT { -bytes } else { bytes });
+                if group.rows.len() == 1 {
+                    text.what[1] = format!("1 * {}", text.what[1]);
+                }
+                if rows[group.rows[0]].site.is_none() {
+                    text.site = None;
+                }
+                cells.push(GroupRow {
+                    sign,
+                    ..text.into()
+                });
+            }
+        }
         for &(was, is) in &change.resized {
             let (old, new) = (&self.before[was], &self.after[is]);
             let words = match (old.holds.0, new.holds.0) {
@@ -180,7 +215,7 @@ impl Both<'_> {
             };
             let name = format!("{} ({words})", tensor_label(self.after, is));
             let change = difference(new.holds, old.holds);
-            cells.push(line(SAME, change, what(self.after, &[is]), name));
+            cells.push(row(SAME, change, what(self.after, &[is]), name));
         }
         for &(was, is) in &change.renamed {
             let (old, new) = (&self.before[was], &self.after[is]);
@@ -189,7 +224,7 @@ impl Both<'_> {
                 before = format!("{} {before}", tensor_kind(old.kind));
             }
             let name = format!("{} (was {before})", tensor_label(self.after, is));
-            cells.push(line(SAME, 0, what(self.after, &[is]), name));
+            cells.push(row(SAME, 0, what(self.after, &[is]), name));
         }
         if let Top::Rows(most) = options.top
             && cells.len() > most
@@ -197,49 +232,23 @@ impl Both<'_> {
             let hidden = cells.len() - most;
             cells.truncate(most);
             let words = format!("({}: --limit all)", counted(hidden as u64, "other change"));
-            let mut rest = line("", 0, Default::default(), words);
-            rest.cells[1].clear();
+            let mut rest = row("", 0, Default::default(), words);
+            rest.text.bytes = Cell::Blank;
             cells.push(rest);
         }
         cells
     }
-
-    fn push_groups(
-        &self,
-        cells: &mut Vec<Cells>,
-        rows: &[Row],
-        groups: Vec<Group>,
-        sign: &'static str,
-        options: &TensorOptions,
-    ) {
-        let names: FileNames = file_names(rows);
-        for group in groups {
-            let bytes = difference(group.holds, Bytes(0))
-                .saturating_add(difference(group.outside, Bytes(0)));
-            let change = if sign == WENT { -bytes } else { bytes };
-            let mut what = what(rows, &group.rows);
-            if group.rows.len() == 1 {
-                what[1] = format!("1 * {}", what[1]);
-            }
-            let name = group_name(rows, &group.rows, options.by, &names);
-            let mut line = line(sign, change, what, name);
-            if !options.by.is_apart_from_lines() {
-                line.site = common_site(rows, &group.rows)
-                    .and_then(|row| row.site.as_ref())
-                    .map(|frame| names.frame(frame))
-                    .unwrap_or_default();
-            }
-            cells.push(line);
-        }
-    }
 }
 
-fn line(sign: &str, change: i64, what: [String; 4], name: String) -> Cells {
-    let mut cells = vec![sign.to_owned(), signed(change)];
-    cells.extend(what);
-    Cells {
-        cells,
+fn row<'a>(sign: &'static str, change: i64, what: [String; 4], name: String) -> GroupRow<'a> {
+    let text = GroupText {
+        bytes: Cell::Signed(change),
+        what,
         name,
-        ..Cells::default()
+        ..GroupText::default()
+    };
+    GroupRow {
+        sign,
+        ..text.into()
     }
 }

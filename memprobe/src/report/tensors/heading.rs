@@ -3,26 +3,16 @@
 use std::time::{Duration, SystemTime};
 
 use crate::event::Target;
+use crate::report::preamble::target_lines;
 use crate::tensors::TensorTable;
-use crate::view::{clean, consistency, count, process};
+use crate::view::table::Page;
+use crate::view::{clean, consistency, count};
 
-/// Lines with the command, and with the process's id and versions.
-pub(in crate::report) fn target(target: &Target) -> Vec<String> {
-    let command = if target.command.is_empty() {
-        "unknown command".to_owned()
-    } else {
-        clean(&target.command)
-    };
-    let version = |what: &str, version: &Option<String>| {
-        let version = version.as_ref();
-        version.map(|version| format!("{what} {}", clean(version)))
-    };
-    let mut facts = Vec::new();
-    facts.extend(process(target));
-    facts.extend(version("Python", &target.python));
-    facts.extend(version("torch", &target.torch));
-    facts.push(format!("memprobe {}", env!("CARGO_PKG_VERSION")));
-    vec![command, facts.join("  ")]
+/// Adds the command, and the process's id and versions.
+pub(in crate::report) fn push_target(page: &mut Page, target: &Target) {
+    for line in target_lines(target, env!("CARGO_PKG_VERSION")) {
+        page.fitted(&line);
+    }
 }
 
 /// Time, consistency and extent of the snapshot.

@@ -2,7 +2,6 @@
 
 mod account;
 mod columns;
-mod csv;
 mod diff;
 mod diff_json;
 pub(super) mod heading;
@@ -16,6 +15,7 @@ use std::io::{self, Write};
 use super::{Colour, ReportError, Top};
 use crate::event::tensors::TensorSnapshot;
 use crate::tensors::{GroupBy, Order, TensorDiff, diff as compare, explain};
+use crate::view::table::{CsvWriter, Page, Table, json_document};
 
 /// Content and format of a table of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,17 +78,16 @@ pub fn write_tensors(
     out: &mut impl Write,
 ) -> Result<Option<()>, ReportError> {
     finished(match options.format {
-        TensorFormat::Text => {
-            let text = text::render(&explain(snapshot), options);
-            out.write_all(text.as_bytes()).and_then(|()| out.flush())
-        }
+        TensorFormat::Text => page(options, out, |page| {
+            text::push(page, &explain(snapshot), options)
+        }),
         TensorFormat::Json => crate::recording::write::tensors::write_tensors(
             snapshot,
             env!("CARGO_PKG_VERSION"),
             out,
         )
         .and_then(|()| out.flush()),
-        TensorFormat::Csv => csv::write(&explain(snapshot), options, out),
+        TensorFormat::Csv => csv(&text::table(&explain(snapshot), options), out),
     })
 }
 
@@ -104,13 +103,29 @@ pub fn write_tensor_diff(
 ) -> Result<Option<()>, ReportError> {
     let diff: TensorDiff = compare(explain(before), explain(after));
     finished(match options.format {
-        TensorFormat::Text => {
-            let text = diff::render(&diff, options);
-            out.write_all(text.as_bytes()).and_then(|()| out.flush())
+        TensorFormat::Text => page(options, out, |page| diff::push(page, &diff, options)),
+        TensorFormat::Json => {
+            json_document(&diff_json::document(&diff, options), out).and_then(|()| out.flush())
         }
-        TensorFormat::Json => diff_json::write(&diff, options, out),
-        TensorFormat::Csv => csv::write_diff(&diff, options, out),
+        TensorFormat::Csv => csv(&diff::table(&diff, options), out),
     })
+}
+
+fn page(
+    options: &TensorOptions,
+    out: &mut impl Write,
+    push: impl FnOnce(&mut Page),
+) -> io::Result<()> {
+    let mut page = Page::new(options.width, options.colour);
+    push(&mut page);
+    out.write_all(page.into_text().as_bytes())?;
+    out.flush()
+}
+
+fn csv<R>(table: &Table<R>, out: &mut impl Write) -> io::Result<()> {
+    let mut csv = CsvWriter::new(&table.columns, out)?;
+    table.data_rows().try_for_each(|row| csv.row(row))?;
+    csv.flush()
 }
 
 fn finished(written: io::Result<()>) -> Result<Option<()>, ReportError> {

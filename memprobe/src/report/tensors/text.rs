@@ -1,167 +1,167 @@
-//! Table of a process's tensors as text.
+//! Table of a process's tensors.
 
 use std::collections::HashSet;
 
-use super::columns::{Align, Cells, push};
+use super::columns::{GroupRow, GroupText, columns};
 use super::{TensorNames, TensorOptions, account, heading};
-use crate::event::Bytes;
 use crate::event::bytes::human;
 use crate::event::tensors::Device;
-use crate::report::table::{push_line, strong, warning, wrap};
-use crate::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups_of};
+use crate::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups, groups_of};
+use crate::view::table::{Cell, Output, Page, Table};
 use crate::view::{
-    BEFORE_ATTACH, CUT, FileNames, clean, counted, fit, full_retainer, retainer, shape,
-    tensor_kind, tensor_label, tensors_label, whole_tensor_name,
+    BEFORE_ATTACH, FileNames, clean, counted, full_retainer, retainer, shape, tensor_kind,
+    tensor_label, tensors_label, whole_tensor_name, wrap,
 };
-
-const HEAD: [(&str, Align); 6] = [
-    ("ALLOCATED", Align::Right),
-    ("SIZE", Align::Right),
-    ("KIND", Align::Left),
-    ("SHAPE", Align::Left),
-    ("DTYPE", Align::Left),
-    ("GRAD", Align::Left),
-];
 
 /// Note if purposes of blocks are unknown.
 const FOR_WHAT: &str = "The purpose of blocks without a tensor is known only for allocations that memprobe watched: \
                         `snapshot --watch 5s --detail full`, or `t` in `attach --detail full`.";
 
-/// Returns the whole report.
-pub(super) fn render(table: &TensorTable, options: &TensorOptions) -> String {
-    let mut text = String::new();
-    for line in heading::target(&table.target) {
-        push_line(&mut text, &fit(&line, options.width, CUT));
+/// The rows of all devices, for CSV.
+pub(super) fn table<'a>(table: &'a TensorTable, options: &TensorOptions) -> Table<GroupRow<'a>> {
+    let mut all = Table::new(columns("NAME"));
+    for device in &table.devices {
+        let groups = groups(&device.rows, options.by, options.order).into_iter();
+        all.extend(
+            Output::Data,
+            groups.map(|group| GroupRow::new(&device.rows, &group)),
+        );
+        all.extend(Output::Data, GroupRow::remainder(device));
     }
-    for line in wrap(&heading::taken(table), options.width) {
-        push_line(&mut text, &line);
-    }
+    all
+}
+
+/// Adds the whole report.
+pub(super) fn push(page: &mut Page, table: &TensorTable, options: &TensorOptions) {
+    heading::push_target(page, &table.target);
+    page.note(&heading::taken(table));
     for note in heading::notes(table) {
-        for line in wrap(&note, options.width) {
-            push_line(&mut text, &warning(options.colour, &line));
-        }
+        page.warning(&note);
     }
     let mut shown = false;
     for device in &table.devices {
         if device.device == Device::Meta {
-            push_line(&mut text, "");
+            page.blank();
             let tensors = counted(device.account.tensor_count, "tensor");
-            push_line(&mut text, &format!("meta   {tensors} without memory"));
+            page.line(&format!("meta   {tensors} without memory"));
         } else {
             shown = true;
-            push_device(&mut text, device, options);
+            push_device(page, device, options);
         }
     }
     if !shown {
-        push_line(&mut text, "");
-        push_line(
-            &mut text,
-            "No tensors on a GPU. To see tensors of the host, give --cpu.",
-        );
+        page.blank();
+        page.line("No tensors on a GPU. To see tensors of the host, give --cpu.");
     }
-    text
 }
 
-fn push_device(text: &mut String, table: &DeviceTable, options: &TensorOptions) {
-    push_line(text, "");
-    let title = account::title(table);
-    push_line(
-        text,
-        &strong(options.colour, &fit(&title, options.width, CUT)),
-    );
+fn push_device(page: &mut Page, table: &DeviceTable, options: &TensorOptions) {
+    page.blank();
+    page.fitted_strong(&account::title(table));
     let names = file_names(&table.rows);
     let is_outside = |at: &usize| table.rows[*at].outside.is_some();
     let (outside, ours): (Vec<usize>, Vec<usize>) = (0..table.rows.len()).partition(is_outside);
-    let first = push_groups(text, table, ours, &names, options);
+    let first = page.table(&group_table(table, ours, &names, options)).first;
     for (bytes, words) in account::sum(&table.account) {
-        let indent = format!("{:first$}  ", "");
-        for (at, line) in wrap(&words, options.width.saturating_sub(first + 4))
-            .iter()
-            .enumerate()
-        {
-            let line = match at {
-                0 => format!("{bytes:>first$}  {line}"),
-                _ => format!("{indent}{line}"),
-            };
-            push_line(text, &line);
+        let mut bytes = &*bytes;
+        for line in wrap(&words, options.width.saturating_sub(first + 4)) {
+            page.line(&format!("{bytes:>first$}  {line}"));
+            bytes = "";
         }
     }
     let is_unknown =
         |row: &Row| row.kind == RowKind::Block && row.purpose.is_none() && row.site.is_none();
     if table.rows.iter().any(is_unknown) {
-        for line in wrap(FOR_WHAT, options.width) {
-            push_line(text, &line);
-        }
+        page.note(FOR_WHAT);
     }
     if !outside.is_empty() {
-        push_line(text, "");
-        let held = human(table.account.outside);
-        let title = format!(
-            "{}  {held} outside the allocator: memory of another library or process",
-            table.device
-        );
-        push_line(
-            text,
-            &strong(options.colour, &fit(&title, options.width, CUT)),
-        );
-        push_groups(text, table, outside, &names, options);
+        page.blank();
+        page.fitted_strong(&format!(
+            "{}  {} outside the allocator: memory of another library or process",
+            table.device,
+            human(table.account.outside)
+        ));
+        page.table(&group_table(table, outside, &names, options));
     }
 }
 
-/// Adds the groups of `rows`; returns the width of the first column.
-fn push_groups(
-    text: &mut String,
-    table: &DeviceTable,
+/// Table of the groups of `rows`.
+fn group_table<'a>(
+    device: &'a DeviceTable,
     rows: Vec<usize>,
     names: &FileNames,
     options: &TensorOptions,
-) -> usize {
-    let mut groups = groups_of(&table.rows, rows, options.by, options.order);
+) -> Table<GroupRow<'a>> {
+    let mut groups = groups_of(&device.rows, rows, options.by, options.order);
     let hidden = groups.split_off(options.top.of(groups.len()));
-    let mut cells: Vec<Cells> = groups
-        .iter()
-        .map(|group| group_cells(&table.rows, group, names, options))
-        .collect();
-    let is_minor = |group: &Group| group.is_minor(&table.rows, options.by);
-    let (minor, others): (Vec<Group>, Vec<Group>) = hidden.into_iter().partition(is_minor);
-    cells.extend(hidden_cells(&others, "other row", ""));
-    cells.extend(hidden_cells(
-        &minor,
-        "other tensor",
-        ", whose bytes other rows have",
-    ));
-    push(
-        text,
-        &HEAD,
-        last_title(options.by),
-        &cells,
-        options.width,
-        options.colour,
-    )
-}
-
-/// Row for hidden groups, with a description; `None` if there are none.
-fn hidden_cells(hidden: &[Group], what: &str, words: &str) -> Option<Cells> {
-    let count = hidden.iter().map(|group| group.rows.len() as u64).sum();
-    let held = hidden
-        .iter()
-        .map(|group| group.holds.0.saturating_add(group.outside.0));
-    let held = held.fold(0, u64::saturating_add);
-    let mut cells = vec![String::new(); HEAD.len()];
-    cells[0] = human(Bytes(held));
-    (!hidden.is_empty()).then(|| Cells {
-        cells,
-        name: format!("({}{words}: --limit all)", counted(count, what)),
-        ..Cells::default()
-    })
-}
-
-fn last_title(by: GroupBy) -> &'static str {
-    match by {
+    let mut table = Table::new(columns(match options.by {
         GroupBy::Module => "MODULE",
         GroupBy::Site => "ALLOCATED AT",
         GroupBy::Retainer => "RETAINED BY",
         _ => "NAME",
+    }));
+    for group in &groups {
+        let mut text = group_text(&device.rows, &group.rows, options.by, names);
+        text.bytes = Cell::Bytes(group.holds.0.saturating_add(group.outside.0));
+        text.size = group.size.into();
+        table.push(Output::Text, text.into());
+        if options.names == TensorNames::All && group.rows.len() == 1 {
+            let row = &device.rows[group.rows[0]];
+            let others = row.names.iter().skip(1);
+            let others = others.map(|name| format!("also {}", whole_tensor_name(name)));
+            let retainer = row.retainer.iter();
+            let retainer =
+                retainer.map(|retainer| format!("retained by {}", full_retainer(retainer)));
+            let remarks = others.chain(retainer).map(GroupRow::remark);
+            table.extend(Output::Remark, remarks);
+        }
+    }
+    let is_minor = |group: &Group| group.is_minor(&device.rows, options.by);
+    let (minor, others): (Vec<Group>, Vec<Group>) = hidden.into_iter().partition(is_minor);
+    let minor = hidden_row(&minor, "other tensor", ", whose bytes other rows have");
+    table.extend(
+        Output::Text,
+        hidden_row(&others, "other row", "")
+            .into_iter()
+            .chain(minor),
+    );
+    table
+}
+
+/// Row for hidden groups, with a description; `None` if there are none.
+fn hidden_row<'a>(hidden: &[Group], what: &str, words: &str) -> Option<GroupRow<'a>> {
+    let count = hidden.iter().map(|group| group.rows.len() as u64).sum();
+    let bytes = hidden
+        .iter()
+        .map(|group| group.holds.0.saturating_add(group.outside.0));
+    let text = GroupText {
+        bytes: Cell::Bytes(bytes.fold(0, u64::saturating_add)),
+        size: Cell::Blank,
+        name: format!("({}{words}: --limit all)", counted(count, what)),
+        ..GroupText::default()
+    };
+    (!hidden.is_empty()).then(|| text.into())
+}
+
+impl From<GroupText> for GroupRow<'_> {
+    fn from(text: GroupText) -> Self {
+        Self {
+            text,
+            ..Self::default()
+        }
+    }
+}
+
+impl GroupRow<'_> {
+    /// A line below a row.
+    fn remark(name: String) -> Self {
+        let text = GroupText {
+            bytes: Cell::Blank,
+            size: Cell::Blank,
+            name,
+            ..GroupText::default()
+        };
+        text.into()
     }
 }
 
@@ -176,32 +176,21 @@ pub(super) fn file_names(rows: &[Row]) -> FileNames {
     )
 }
 
-fn group_cells(rows: &[Row], group: &Group, names: &FileNames, options: &TensorOptions) -> Cells {
-    let holds = human(Bytes(group.holds.0.saturating_add(group.outside.0)));
-    let mut cells = vec![holds, group.size.map_or_else(unknown, human)];
-    cells.extend(what(rows, &group.rows));
-    let row = &rows[group.rows[0]];
-    let mut shown = Cells {
-        cells,
-        name: group_name(rows, &group.rows, options.by, names),
-        ..Cells::default()
-    };
-    if !options.by.is_apart_from_lines() {
-        shown.site =
-            common_site(rows, &group.rows).map_or_else(String::new, |row| site(row, names));
+/// Cells of a group, without its bytes.
+pub(super) fn group_text(
+    rows: &[Row],
+    group: &[usize],
+    by: GroupBy,
+    names: &FileNames,
+) -> GroupText {
+    let site_of = common_site(rows, group).filter(|_| !by.is_apart_from_lines());
+    let site = site_of.map(|row| site(row, names));
+    GroupText {
+        what: what(rows, group),
+        name: group_name(rows, group, by, names),
+        site: site.filter(|site| !site.is_empty()),
+        ..GroupText::default()
     }
-    if options.names == TensorNames::All && group.rows.len() == 1 {
-        let others = row.names.iter().skip(1);
-        shown.more = others
-            .map(|name| format!("also {}", whole_tensor_name(name)))
-            .chain(
-                row.retainer
-                    .iter()
-                    .map(|retainer| format!("retained by {}", full_retainer(retainer))),
-            )
-            .collect();
-    }
-    shown
 }
 
 fn unknown() -> String {
@@ -247,7 +236,7 @@ pub(super) fn what(rows: &[Row], group: &[usize]) -> [String; 4] {
 }
 
 /// Name of a group.
-pub(super) fn group_name(rows: &[Row], group: &[usize], by: GroupBy, names: &FileNames) -> String {
+fn group_name(rows: &[Row], group: &[usize], by: GroupBy, names: &FileNames) -> String {
     let row = &rows[group[0]];
     match by {
         GroupBy::Module => row

@@ -1,11 +1,13 @@
 //! Typed values of tables, and their form in each output.
 
 use std::borrow::Cow;
+use std::rc::Rc;
 use std::time::Duration;
 
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 use serde_json::value::RawValue;
 
+use super::Rows;
 use crate::event::bytes::{human, short, signed};
 use crate::event::{Address, Bytes, DeviceIndex};
 use crate::view::{clean, count, duration, percent, rate, shape};
@@ -14,12 +16,14 @@ use crate::view::{clean, count, duration, percent, rate, shape};
 const UNKNOWN: &str = "-";
 
 /// One value.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub enum Cell<'a> {
     #[default]
     Unknown,
     /// Not applicable.
     Blank,
+    /// Left out of objects.
+    Absent,
     Bytes(u64),
     /// A difference of bytes.
     Signed(i64),
@@ -40,6 +44,8 @@ pub enum Cell<'a> {
     Shape(Cow<'a, [u64]>),
     List(Vec<Cell<'a>>),
     Object(Vec<(&'static str, Cell<'a>)>),
+    /// The rows of a table as objects.
+    Rows(Rc<dyn Rows + 'a>),
     /// Prepared JSON.
     Json(&'a RawValue),
 }
@@ -53,16 +59,20 @@ pub enum Sizes {
     Short,
 }
 
-impl Cell<'_> {
+impl<'a> Cell<'a> {
+    /// The value, or nothing in an object.
+    pub fn if_known(value: Option<impl Into<Cell<'a>>>) -> Self {
+        value.map_or(Self::Absent, Into::into)
+    }
+
     pub const fn is_empty(&self) -> bool {
-        matches!(self, Self::Unknown | Self::Blank)
+        matches!(self, Self::Unknown | Self::Blank | Self::Absent)
     }
 
     /// Formats the value for people.
     pub fn text(&self, sizes: Sizes) -> String {
         match self {
             Self::Unknown => UNKNOWN.to_owned(),
-            Self::Blank | Self::Object(_) | Self::Json(_) => String::new(),
             Self::Bytes(bytes) => match sizes {
                 Sizes::Exact => human(Bytes(*bytes)),
                 Sizes::Short => short(Bytes(*bytes)),
@@ -76,9 +86,7 @@ impl Cell<'_> {
             Self::List(cells) if cells.is_empty() => UNKNOWN.to_owned(),
             Self::List(cells) => joined(cells, ", ", |cell| cell.text(sizes)),
             Self::Text(text) => clean(text),
-            Self::Flag(_) | Self::Address(_) | Self::Number(_) | Self::Shape(_) => {
-                self.csv().into_owned()
-            }
+            _ => self.csv().into_owned(),
         }
     }
 
@@ -87,9 +95,11 @@ impl Cell<'_> {
         Cow::Owned(match self {
             Self::Unknown
             | Self::Blank
+            | Self::Absent
             | Self::Share(..)
             | Self::Device(DeviceIndex::UNKNOWN)
             | Self::Object(_)
+            | Self::Rows(_)
             | Self::Json(_) => return Cow::Borrowed(""),
             Self::Bytes(number)
             | Self::Count(number)
@@ -115,9 +125,8 @@ fn joined<'a>(cells: &[Cell<'a>], between: &str, text: impl Fn(&Cell<'a>) -> Str
 impl Serialize for Cell<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
-            Self::Unknown | Self::Blank | Self::Share(..) | Self::Device(DeviceIndex::UNKNOWN) => {
-                to.serialize_none()
-            }
+            Self::Unknown | Self::Blank | Self::Absent | Self::Share(..) => to.serialize_none(),
+            Self::Device(DeviceIndex::UNKNOWN) => to.serialize_none(),
             Self::Bytes(number)
             | Self::Count(number)
             | Self::Nanoseconds(number)
@@ -131,11 +140,23 @@ impl Serialize for Cell<'_> {
             Self::Shape(sizes) => sizes.serialize(to),
             Self::List(cells) => cells.serialize(to),
             Self::Object(fields) => {
-                let mut map = to.serialize_map(Some(fields.len()))?;
+                let mut map = to.serialize_map(None)?;
                 for (key, cell) in fields {
-                    map.serialize_entry(key, cell)?;
+                    if !matches!(cell, Self::Absent) {
+                        map.serialize_entry(key, cell)?;
+                    }
                 }
                 map.end()
+            }
+            Self::Rows(rows) => {
+                let mut list = to.serialize_seq(None)?;
+                let mut written = Ok(());
+                rows.each(&mut |row| {
+                    if written.is_ok() {
+                        written = list.serialize_element(&row);
+                    }
+                });
+                written.and_then(|()| list.end())
             }
             Self::Json(json) => json.serialize(to),
         }
@@ -169,6 +190,12 @@ impl From<f64> for Cell<'_> {
 impl From<DeviceIndex> for Cell<'_> {
     fn from(device: DeviceIndex) -> Self {
         Self::Device(device)
+    }
+}
+
+impl From<i64> for Cell<'_> {
+    fn from(bytes: i64) -> Self {
+        Self::Signed(bytes)
     }
 }
 

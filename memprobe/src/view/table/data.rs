@@ -1,28 +1,31 @@
 //! Tables for other programs: CSV, JSON documents and JSON lines.
 
 use std::io::{self, Write};
+use std::rc::Rc;
 
-use serde::ser::{Serialize, Serializer};
+use serde::Serialize;
 
-use super::{Cell, Column, Data, Output, Table};
+use super::{Cell, Column, Data, Entry, Output, Table};
 
-impl<R> Table<R> {
-    /// The rows of a JSON document.
-    pub fn cells(&self) -> Cell<'_> {
-        Cell::List(self.objects().collect())
-    }
+/// Rows of an array in a JSON document, made one at a time.
+pub trait Rows {
+    /// Calls `emit` with each row as an object.
+    fn each(&self, emit: &mut dyn FnMut(Cell<'_>));
+}
 
-    pub fn objects(&self) -> impl Iterator<Item = Cell<'_>> {
-        let is_in_document = |output| matches!(output, Output::All | Output::Data);
-        let rows = self.rows.iter();
-        rows.filter(move |entry| is_in_document(entry.output))
-            .map(|entry| object(&self.columns, &entry.row))
+impl<R> Rows for Table<R> {
+    fn each(&self, emit: &mut dyn FnMut(Cell<'_>)) {
+        for Entry { row, output } in &self.rows {
+            if matches!(output, Output::All | Output::Data) {
+                emit(object(&self.columns, row));
+            }
+        }
     }
 }
 
-impl<R> Serialize for Table<R> {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(self.objects())
+impl<'a, R: 'a> From<Table<R>> for Cell<'a> {
+    fn from(table: Table<R>) -> Self {
+        Self::Rows(Rc::new(table))
     }
 }
 
@@ -48,10 +51,9 @@ pub fn json_document(document: &impl Serialize, out: &mut impl Write) -> io::Res
     out.write_all(b"\n")
 }
 
-/// Writes a row as one JSON object on a line.
-pub fn json_line<R>(columns: &[Column<R>], row: &R, out: &mut impl Write) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, &object(columns, row))?;
-    out.write_all(b"\n")
+/// Writes a row as one JSON object.
+pub fn json_object<R>(columns: &[Column<R>], row: &R, out: &mut impl Write) -> io::Result<()> {
+    Ok(serde_json::to_writer(out, &object(columns, row))?)
 }
 
 /// Writes comma-separated values.

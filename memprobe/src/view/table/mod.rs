@@ -2,7 +2,7 @@
 //!
 //! A [`Column`] has a key for CSV and JSON, a heading for text, and a function from a row to a
 //! [`Cell`]. A [`Table`] is columns and rows. [`Page`] writes it as text, [`CsvWriter`] and
-//! [`json_line`] row by row; in a JSON document it is an array.
+//! [`json_object`] row by row; in a JSON document it is an array.
 
 mod cell;
 mod data;
@@ -12,8 +12,8 @@ mod text;
 mod tests;
 
 pub use cell::{Cell, Sizes};
-pub use data::{CsvWriter, json_document, json_line};
-pub use text::{Colour, Page, Style};
+pub use data::{CsvWriter, Rows, json_document, json_object};
+pub use text::{Colour, Drawn, Page, Style};
 
 /// A column of rows `R`.
 pub struct Column<R> {
@@ -92,6 +92,16 @@ impl<R> Column<R> {
     /// A column of every output, right-aligned.
     pub const fn number(key: &'static str, head: &'static str, value: fn(&R) -> Cell<'_>) -> Self {
         Self::new(key, Some(head), value)
+    }
+
+    /// A number that is dropped where space is short.
+    pub const fn wide(
+        priority: u8,
+        key: &'static str,
+        head: &'static str,
+        value: fn(&R) -> Cell<'_>,
+    ) -> Self {
+        Self::number(key, head, value).priority(priority)
     }
 
     /// A column of every output, left-aligned.
@@ -177,7 +187,7 @@ pub struct Entry<R> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     All,
-    /// All but one JSON document, which has the row's figures elsewhere.
+    /// All but the JSON document, where the device has the same figures.
     Flat,
     Text,
     /// A remark on the row before, as text.

@@ -37,7 +37,7 @@ fn table() -> Table<Line> {
 
 fn text(width: usize) -> (String, Vec<&'static str>) {
     let mut page = Page::new(width, Colour::Plain);
-    let dropped = page.table(&table());
+    let dropped = page.table(&table()).dropped;
     (page.into_text(), dropped)
 }
 
@@ -67,7 +67,8 @@ fn csv_and_json_have_the_keys_of_the_columns() {
     table.data_rows().for_each(|row| csv.row(row).unwrap());
     drop(csv);
     for row in table.data_rows() {
-        json_line(&table.columns, row, &mut out).unwrap();
+        json_object(&table.columns, row, &mut out).unwrap();
+        out.push(b'\n');
     }
     let expected = r#"device,live,input,epoch,name
 0,4096,1024,,model.py:7 forward
@@ -76,7 +77,7 @@ fn csv_and_json_have_the_keys_of_the_columns() {
 {"device":0,"live":512,"input":0,"epoch":null,"name":"(unaccounted)"}
 "#;
     assert_eq!(String::from_utf8(out).unwrap(), expected);
-    let document = serde_json::to_value(&table).unwrap();
+    let document = serde_json::to_value(Cell::from(table)).unwrap();
     assert_eq!(document.as_array().unwrap().len(), 1);
 }
 

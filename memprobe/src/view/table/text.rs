@@ -7,7 +7,7 @@ use crate::view::{CUT, fit, fit_middle, width, wrap};
 const GAP: usize = 2;
 
 /// Width below which a trailing text that does not fit is dropped rather than cut.
-const SHORTEST_TRAIL: usize = 16;
+const SHORTEST_TRAIL: usize = 14;
 
 /// Use of colour in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +83,11 @@ impl Page {
         self.line(&self.style.strong(line));
     }
 
+    /// Adds an emphasized line, cut to the width.
+    pub fn fitted_strong(&mut self, line: &str) {
+        self.strong(&fit(line, self.width, CUT));
+    }
+
     /// Adds a sentence, wrapped to the width.
     pub fn note(&mut self, note: &str) {
         for line in wrap(note, self.width) {
@@ -96,8 +101,8 @@ impl Page {
         }
     }
 
-    /// Adds a table. Columns that do not fit are dropped by priority; returns their headings.
-    pub fn table<R>(&mut self, table: &Table<R>) -> Vec<&'static str> {
+    /// Adds a table. Columns that do not fit are dropped by priority.
+    pub fn table<R>(&mut self, table: &Table<R>) -> Drawn {
         let (sheet, dropped) = Sheet::new(table, self.width);
         let heads = sheet.columns.iter().map(|column| column.head.unwrap_or(""));
         let heads = sheet.line(&heads.map(str::to_owned).collect::<Vec<_>>(), self.width);
@@ -117,8 +122,17 @@ impl Page {
                 _ => self.line(&line),
             }
         }
-        dropped
+        let first = sheet.widths.first().copied().unwrap_or(0);
+        Drawn { dropped, first }
     }
+}
+
+/// Layout of a table in text.
+pub struct Drawn {
+    /// Headings of dropped columns.
+    pub dropped: Vec<&'static str>,
+    /// Width of the first column.
+    pub first: usize,
 }
 
 /// The visible columns of a table, with the texts of their cells.
@@ -187,33 +201,32 @@ impl<'a, R> Sheet<'a, R> {
         self.widths = columns.iter().enumerate().map(width_of).collect();
     }
 
-    /// Width of all columns, with the last one as narrow as it may be.
+    /// Width of all columns, with flexible ones as narrow as they may be.
     fn needed(&self) -> usize {
         let last = self.columns.len().saturating_sub(1);
-        let of_column = |(at, column): (usize, &&Column<R>)| {
+        let widths = self.columns.iter().zip(&self.widths).enumerate();
+        let narrow = widths.map(|(at, (column, width))| {
             if at == last {
-                self.widths[at].min(column.min)
+                (*width).min(column.min)
+            } else if is_flexible(column) {
+                (*width).min(column.min) + GAP
             } else {
-                self.widths[at] + GAP
+                width + GAP
             }
-        };
-        self.columns.iter().enumerate().map(of_column).sum()
+        });
+        narrow.sum()
     }
 
-    /// Narrows columns of limited width, so that the last one has its smallest width.
+    /// Narrows flexible columns, so that the last one has its smallest width.
     fn shrink(&mut self, available: usize) {
-        let Some(last) = self.columns.last() else {
+        let Some((last, others)) = self.columns.split_last() else {
             return;
         };
-        let others: usize = self.widths[..self.widths.len() - 1]
-            .iter()
-            .map(|width| width + GAP)
-            .sum();
-        let mut excess = (others + last.min).saturating_sub(available);
-        let flexible = self.columns.iter().zip(&mut self.widths);
-        let flexible =
-            flexible.filter(|(column, _)| column.max < usize::MAX && column.align == Align::Left);
-        for (column, width) in flexible {
+        let widths = &mut self.widths[..others.len()];
+        let used: usize = widths.iter().map(|width| *width + GAP).sum();
+        let mut excess = (used + last.min).saturating_sub(available);
+        let flexible = others.iter().zip(widths);
+        for (column, width) in flexible.filter(|(column, _)| is_flexible(column)) {
             let less = excess.min(width.saturating_sub(column.min));
             *width -= less;
             excess -= less;
@@ -257,6 +270,11 @@ impl<'a, R> Sheet<'a, R> {
         }
         line
     }
+}
+
+/// Returns true for a text of limited width.
+fn is_flexible<R>(column: &Column<R>) -> bool {
+    column.max < usize::MAX && column.align == Align::Left
 }
 
 /// Value of a cell. The column of the rest also has the bytes of dropped columns.

@@ -1,0 +1,80 @@
+//! Lines of an estimate, by their bytes at the peak.
+
+use super::EstimateOptions;
+use crate::estimate::{Estimate, LineAtPeak};
+use crate::event::Bytes;
+use crate::ledger::snapshot::Site;
+use crate::report::cells;
+use crate::view::table::{Column, Output, Table};
+use crate::view::{BLOCKS, FileNames, counted};
+
+/// A line, or the sum of several.
+pub(super) struct Row<'a> {
+    site: Option<&'a Site>,
+    name: String,
+    at_peak: Bytes,
+    blocks: u64,
+    saved: Bytes,
+}
+
+fn columns<'a>() -> Vec<Column<Row<'a>>> {
+    vec![
+        // Without a line the name has the reason.
+        Column::data("name", |row| (&*row.name).into()),
+        Column::data("file", |row| cells::file(row.site)),
+        Column::data("line", |row| cells::line(row.site)),
+        Column::data("function", |row| cells::function(row.site)),
+        Column::number("at_peak", "AT PEAK", |row| row.at_peak.into()),
+        Column::number("blocks", BLOCKS, |row| row.blocks.into()),
+        Column::number("saved_for_backward", "SAVED", |row| row.saved.into()),
+        Column::label("LINE", |row| (&*row.name).into()),
+    ]
+}
+
+/// All lines.
+pub(super) fn table(estimate: &Estimate) -> Table<Row<'_>> {
+    let mut table = Table::new(columns());
+    let names = FileNames::default();
+    let rows = estimate.lines.iter().map(|line| row(line, &names));
+    table.extend(Output::Data, rows);
+    table
+}
+
+/// The first lines, and sums of the others and of all.
+pub(super) fn shown<'a>(
+    estimate: &'a Estimate,
+    names: &FileNames,
+    options: &EstimateOptions,
+) -> Table<Row<'a>> {
+    let lines = &estimate.lines;
+    let (shown, hidden) = lines.split_at(options.top.of(lines.len()));
+    let mut table = Table::new(columns());
+    table.extend(Output::Text, shown.iter().map(|line| row(line, names)));
+    if !hidden.is_empty() {
+        let others = counted(hidden.len() as u64, "other line");
+        table.push(Output::Text, sum(hidden, format!("({others})")));
+    }
+    table.push(Output::Text, sum(lines, "(total)".to_owned()));
+    table
+}
+
+fn row<'a>(line: &'a LineAtPeak, names: &FileNames) -> Row<'a> {
+    Row {
+        site: Some(&line.site),
+        name: names.site(&line.site),
+        at_peak: line.held,
+        blocks: line.blocks,
+        saved: line.saved,
+    }
+}
+
+fn sum<'a>(lines: &[LineAtPeak], name: String) -> Row<'a> {
+    let total = |of: fn(&LineAtPeak) -> u64| lines.iter().map(of).fold(0, u64::saturating_add);
+    Row {
+        site: None,
+        name,
+        at_peak: Bytes(total(|line| line.held.0)),
+        blocks: total(|line| line.blocks),
+        saved: Bytes(total(|line| line.saved.0)),
+    }
+}

@@ -27,6 +27,7 @@ mod shapes;
 pub mod size;
 mod step_interval;
 pub mod tables;
+pub mod threads;
 pub mod view;
 pub mod views;
 

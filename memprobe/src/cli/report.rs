@@ -104,6 +104,8 @@ enum RowOf {
     /// Memory of each module at its device's peak or in an iteration: activations, weights, gradients, intermediate
     /// gradients
     Layer,
+    /// A thread that allocated memory: the main thread, autograd's, a data loader's, ...
+    Thread,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -165,7 +167,7 @@ impl Report {
         use RowOf::*;
         let with_iterations = [Peak, Growth, Iteration, Category, Phase, Saved, Layer, Size];
         let limited = [
-            Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size,
+            Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size, Thread,
         ];
         let limit = matches!(self.limit.limit, Some(Top::Rows(_)));
         let flags: [(&str, bool, &[RowOf]); 7] = [
@@ -244,6 +246,7 @@ impl Report {
                 RowOf::Saved => By::Saved,
                 RowOf::Size => By::Size,
                 RowOf::Layer => By::Layer,
+                RowOf::Thread => By::Thread,
             },
             format: match format {
                 Writing::Text => Format::Text,

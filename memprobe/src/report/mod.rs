@@ -18,6 +18,7 @@ mod preamble;
 mod replay;
 mod shapes;
 mod tensors;
+mod threads;
 
 pub use estimate::{EstimateFormat, EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostFormat, HostOptions, write_host};
@@ -103,6 +104,8 @@ pub enum By {
     Size,
     /// Memory of a module at its device's peak, by category.
     Layer,
+    /// A thread that allocated memory.
+    Thread,
 }
 
 /// Moments in the table of layers.
@@ -250,6 +253,7 @@ pub fn write<R: BufRead>(
         By::Module => modules::write(reader, options, out),
         By::Peak => peak::write(reader, options, out),
         By::Growth => growth::write(reader, options, out),
+        By::Thread => threads::write(reader, options, out),
         By::Iteration | By::Category | By::Phase | By::Saved | By::Size | By::Layer => {
             attribution::write(reader, options, out)
         }

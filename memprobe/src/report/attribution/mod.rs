@@ -27,7 +27,7 @@ use crate::view::counted;
 use crate::view::table::{Cell, Column, Page, Rows, Table};
 
 /// A table of every device, or one of each moment of every device.
-struct AttributionReport<'a, R> {
+pub(super) struct AttributionReport<'a, R> {
     replay: &'a Replay,
     columns: fn() -> Vec<Column<R>>,
     /// The tables of a device; `None` if it has none.
@@ -141,7 +141,7 @@ fn write_tables(
 }
 
 /// Returns a report with one table a device.
-fn once<'a, R: 'a>(
+pub(super) fn once<'a, R: 'a>(
     replay: &'a Replay,
     columns: fn() -> Vec<Column<R>>,
     notes: Vec<String>,

@@ -112,8 +112,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::event::Target;
     use crate::event::Bytes;
+    use crate::event::Target;
     use crate::event::{
         Context, MemoryEvent, PurposeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
     };

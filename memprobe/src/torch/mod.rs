@@ -4,3 +4,4 @@ pub mod allocator;
 pub mod node_name;
 pub mod objects;
 pub mod tensors;
+mod versions;

@@ -13,7 +13,6 @@ use crate::symbolize::purpose::Search;
 /// The most memory for the function indexes of all libraries, in bytes; see [`NativeCode::purpose`].
 const ALL_FUNCTIONS: usize = 128 << 20;
 
-/// A calling function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// The name without parameters and template arguments, or the offset in the file.

@@ -82,7 +82,9 @@ fn attach_unwatched(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<V
         .iter()
         .filter(|probe| probe.cookie.is_none() && probe.is_wanted(wanted))
     {
-        let located = Located::find(probe, tgid, &maps)
+        let located = maps
+            .library(probe.library)
+            .map(|library| Located::find_in(probe, tgid, &library))
             .with_context(|| format!("{} is not mapped", probe.library))??;
         links.extend(located.attach(loader, Reach::Process(tgid))?);
     }

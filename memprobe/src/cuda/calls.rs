@@ -17,9 +17,7 @@ use crate::event::CudaMemoryKind;
 /// Interface that declares a function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Api {
-    /// libcudart.
     Runtime,
-    /// libcuda.
     Driver,
     /// The tracepoints of PyTorch's caching allocator.
     Tracepoint,
@@ -36,7 +34,6 @@ impl Api {
     }
 }
 
-/// One function.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Function {
     /// Its name in the documentation; of a tracepoint with its provider, as other tools write it.
@@ -44,7 +41,6 @@ pub struct Function {
     pub api: Api,
     /// Its name in the library's symbol table.
     pub symbol: &'static str,
-    /// Effect of a successful call.
     pub effect: Effect,
 }
 
@@ -53,7 +49,6 @@ pub struct Function {
 pub enum Effect {
     /// Gives out memory. The name of the memory is written to where argument 0 points.
     Allocates {
-        /// Kind of memory.
         space: CudaMemoryKind,
         /// Source of the size.
         size: Size,
@@ -116,10 +111,8 @@ pub enum Effect {
     ResetsDevice,
 }
 
-/// Source of an allocation's size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
-    /// Argument 1.
     Argument,
     /// The pitch, written to where argument 1 points, times the rows: argument 3.
     Pitched,
@@ -154,7 +147,6 @@ pub enum Lifetime {
 /// Kind of a memory's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Named {
-    /// An address.
     Address,
     /// A `cudaArray_t` or `CUarray`, which are the same; or a `cudaMipmappedArray_t` or `CUmipmappedArray`,
     /// which are the same too. All are objects of the driver: no two live ones have the same number.
@@ -162,7 +154,6 @@ pub enum Named {
 }
 
 impl Effect {
-    /// True if the caller's stack is wanted.
     pub const fn wants_stack(self) -> bool {
         matches!(
             self,
@@ -221,6 +212,14 @@ const fn allocates(space: CudaMemoryKind, size: Size) -> Effect {
     }
 }
 
+const fn device(size: Size) -> Effect {
+    allocates(CudaMemoryKind::Device, size)
+}
+
+const fn array(size: Size) -> Effect {
+    allocates(CudaMemoryKind::Array, size)
+}
+
 /// A tracepoint of PyTorch's, which is no symbol.
 const fn tracepoint(name: &'static str, effect: Effect) -> Function {
     Function {
@@ -231,7 +230,7 @@ const fn tracepoint(name: &'static str, effect: Effect) -> Function {
     }
 }
 
-const DEVICE: Effect = allocates(CudaMemoryKind::Device, Size::Argument);
+const DEVICE: Effect = device(Size::Argument);
 const FROM_A_POOL: Effect = Effect::Allocates {
     space: CudaMemoryKind::Device,
     size: Size::Argument,
@@ -261,27 +260,12 @@ pub const FUNCTIONS: &[Function] = &[
     runtime("cudaFreeAsync", FREES),
     per_thread("cudaFreeAsync", "cudaFreeAsync_ptsz", runtime("", FREES)),
     runtime("cudaMallocManaged", MANAGED),
-    runtime(
-        "cudaMallocPitch",
-        allocates(CudaMemoryKind::Device, Size::Pitched),
-    ),
-    runtime(
-        "cudaMalloc3D",
-        allocates(CudaMemoryKind::Device, Size::PitchedExtent),
-    ),
-    runtime(
-        "cudaMallocArray",
-        allocates(CudaMemoryKind::Array, Size::RuntimeArray),
-    ),
-    runtime(
-        "cudaMalloc3DArray",
-        allocates(CudaMemoryKind::Array, Size::RuntimeArray3d),
-    ),
+    runtime("cudaMallocPitch", device(Size::Pitched)),
+    runtime("cudaMalloc3D", device(Size::PitchedExtent)),
+    runtime("cudaMallocArray", array(Size::RuntimeArray)),
+    runtime("cudaMalloc3DArray", array(Size::RuntimeArray3d)),
     runtime("cudaFreeArray", FREES_ARRAY),
-    runtime(
-        "cudaMallocMipmappedArray",
-        allocates(CudaMemoryKind::Array, Size::RuntimeMipmapped),
-    ),
+    runtime("cudaMallocMipmappedArray", array(Size::RuntimeMipmapped)),
     runtime("cudaFreeMipmappedArray", FREES_ARRAY),
     runtime("cudaHostAlloc", PINNED),
     runtime("cudaMallocHost", PINNED),
@@ -307,23 +291,11 @@ pub const FUNCTIONS: &[Function] = &[
     driver("cuMemFreeAsync", FREES),
     per_thread("cuMemFreeAsync", "cuMemFreeAsync_ptsz", driver("", FREES)),
     driver("cuMemAllocManaged", MANAGED),
-    driver(
-        "cuMemAllocPitch_v2",
-        allocates(CudaMemoryKind::Device, Size::Pitched),
-    ),
-    driver(
-        "cuArrayCreate_v2",
-        allocates(CudaMemoryKind::Array, Size::DriverArray),
-    ),
-    driver(
-        "cuArray3DCreate_v2",
-        allocates(CudaMemoryKind::Array, Size::DriverArray3d),
-    ),
+    driver("cuMemAllocPitch_v2", device(Size::Pitched)),
+    driver("cuArrayCreate_v2", array(Size::DriverArray)),
+    driver("cuArray3DCreate_v2", array(Size::DriverArray3d)),
     driver("cuArrayDestroy", FREES_ARRAY),
-    driver(
-        "cuMipmappedArrayCreate",
-        allocates(CudaMemoryKind::Array, Size::DriverMipmapped),
-    ),
+    driver("cuMipmappedArrayCreate", array(Size::DriverMipmapped)),
     driver("cuMipmappedArrayDestroy", FREES_ARRAY),
     driver("cuMemHostAlloc", PINNED),
     driver("cuMemAllocHost_v2", PINNED),
@@ -363,7 +335,6 @@ pub const FUNCTIONS: &[Function] = &[
     tracepoint("pytorch:free", FREES),
 ];
 
-/// The tracepoints with their numbers.
 pub fn tracepoints() -> impl Iterator<Item = (u8, &'static Function)> {
     (0..)
         .zip(FUNCTIONS)

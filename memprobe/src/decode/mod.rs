@@ -10,24 +10,19 @@ use memprobe_common::{
 
 use crate::event::Tgid;
 
-/// One record from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// An event of the allocator or of autograd's engine, with the reason for the memory.
     Memory(MemoryKind, MemoryRecord, Reason),
     /// A call into CUDA that succeeded, with a copy of the stack if the thread runs no Python.
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
-    /// The frames of a stack hash.
     Stack(StackHead, Vec<FrameRecord>),
-    /// A code object of a previously sent stack was freed.
     CodeFreed(Box<FreedCode>),
-    /// An autograd node was created.
     NodeMade(NodeMadeRecord),
     /// An autograd node starts to be evaluated.
     NodeEntered(NodeEnteredRecord),
     /// A `record_function` range of PyTorch started.
     Mark(Box<MarkRecord>),
-    /// A lifecycle event of a process.
     Process(ProcessEvent, ProcessRecord),
 }
 
@@ -56,12 +51,9 @@ impl Record {
     }
 }
 
-/// A lifecycle event of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessEvent {
-    /// The process was forked.
     Forked,
-    /// The process executed another program.
     Executed,
     /// The process is exiting; no record of it follows.
     Exited,
@@ -75,7 +67,6 @@ pub enum ProcessEvent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FreedCode {
     pub tgid: u32,
-    /// The address of the code object.
     pub code: u64,
     /// Copies of process memory at the time of the free, as address and bytes.
     pub memory: [(u64, Vec<u8>); 4],
@@ -101,14 +92,11 @@ pub struct StackCopy {
     pub bytes: Vec<u8>,
 }
 
-/// The kind of a memory record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
     /// The caching allocator handed out a block or took it back.
     Block,
-    /// The CPU allocator handed out a block.
     CpuBlock,
-    /// The CPU allocator takes a block back.
     CpuFree,
     OutOfMemory,
     /// The thread entered autograd's engine.
@@ -119,10 +107,6 @@ pub enum MemoryKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Decodes one record.
-///
-/// # Errors
-/// [`Malformed`] if kind and length do not match.
 pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
     let kind = match *bytes.first().ok_or(Malformed)? {
         record::BLOCK => MemoryKind::Block,
@@ -158,7 +142,6 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
     Ok(Record::Memory(kind, decode_memory(memory)?, reason))
 }
 
-/// Decodes a block record that carries a copy of the stack.
 fn decode_block_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     let (memory, stack) = bytes
         .split_at_checked(size_of::<MemoryRecord>())
@@ -210,7 +193,6 @@ fn decode_call(bytes: &[u8]) -> Result<Record, Malformed> {
     Ok(Record::Cuda(Box::new(cuda_record(bytes)), None))
 }
 
-/// Decodes a CUDA call that carries a copy of the stack.
 fn decode_call_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     let (call, stack) = bytes
         .split_first_chunk::<{ size_of::<CudaRecord>() }>()
@@ -323,7 +305,6 @@ fn decode_process(step: ProcessEvent, bytes: &[u8]) -> Result<Record, Malformed>
     Ok(Record::Process(step, process))
 }
 
-/// Decodes a stack record: the head and `count` frames.
 fn decode_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     let (head, frames) = bytes
         .split_at_checked(size_of::<StackHead>())

@@ -21,7 +21,8 @@ impl Default for CaptureOptions {
 
 /// The detail recorded for each block. Every probe costs the target a trap, so memprobe attaches only those
 /// that the detail needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Detail {
     /// The line that allocated it.
     Lines,
@@ -34,11 +35,7 @@ pub enum Detail {
 impl Detail {
     /// The word on the command line.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Lines => "lines",
-            Self::Tensors => "tensors",
-            Self::Full => "full",
-        }
+        self.into_str()
     }
 }
 

@@ -1,6 +1,5 @@
 //! The context of an allocation beyond its source lines: module, grad mode and autograd node.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::{Stack, StackId, Tgid, Tid, TimeNs};
@@ -41,7 +40,10 @@ impl Module {
 }
 
 /// The grad mode of a thread (`torch.is_grad_enabled()`, `torch.is_inference_mode_enabled()`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::EnumString,
+)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Grad {
     #[default]
     Unknown,
@@ -54,26 +56,9 @@ pub enum Grad {
 }
 
 impl Grad {
-    const ALL: [Self; 4] = [
-        Self::Unknown,
-        Self::Enabled,
-        Self::Disabled,
-        Self::Inference,
-    ];
-
     /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Unknown => "unknown",
-            Self::Enabled => "enabled",
-            Self::Disabled => "disabled",
-            Self::Inference => "inference",
-        }
-    }
-
-    /// Parses a word of [`Self::as_str`].
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|grad| grad.as_str() == word)
+        self.into_str()
     }
 }
 
@@ -103,7 +88,20 @@ pub struct PhaseMark {
 
 /// The phase that a [`PhaseMark`] starts. PyTorch wraps each in a `record_function` of its own, even without a
 /// profiler (torch/optim/optimizer.py, torch/utils/data/dataloader.py@v2.15.0).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    strum::IntoStaticStr,
+    strum::EnumString,
+    strum::Display,
+)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum MarkedPhase {
     /// `Optimizer.step()`.
     Step,
@@ -114,25 +112,8 @@ pub enum MarkedPhase {
 }
 
 impl MarkedPhase {
-    const ALL: [Self; 3] = [Self::Step, Self::ZeroGrad, Self::NextBatch];
-
     /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Step => "step",
-            Self::ZeroGrad => "zero_grad",
-            Self::NextBatch => "next_batch",
-        }
-    }
-
-    /// Parses a word of [`Self::as_str`].
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|begins| begins.as_str() == word)
-    }
-}
-
-impl fmt::Display for MarkedPhase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        self.into_str()
     }
 }

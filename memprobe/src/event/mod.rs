@@ -25,7 +25,7 @@ pub use target::{ProbeStatus, Target};
 use crate::event::tensors::DType;
 
 /// A process, as the kernel's initial PID namespace numbers it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Tgid(pub u32);
 
 /// A thread, as the kernel's initial PID namespace numbers it.
@@ -33,7 +33,9 @@ pub struct Tgid(pub u32);
 pub struct Tid(pub u32);
 
 /// Nanoseconds of the kernel's monotonic clock (`bpf_ktime_get_ns`).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize,
+)]
 pub struct TimeNs(pub u64);
 
 /// An address in device memory, as the allocator returns it.
@@ -164,7 +166,8 @@ pub enum Event {
 }
 
 /// The kind of a memory event.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, strum::IntoStaticStr, strum::EnumString)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Action {
     /// The caching allocator handed out a block.
     Alloc,
@@ -179,45 +182,34 @@ pub enum Action {
     /// A caller other than the caching allocator freed CUDA memory.
     CudaFree,
     /// The caching allocator gave up: an out-of-memory error follows in the target.
+    #[strum(serialize = "oom")]
     OutOfMemory,
     /// The block was live when memprobe attached, according to the allocator's own tables.
+    #[strum(serialize = "live_at_attach")]
     Held,
 }
 
 impl Action {
     /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Alloc => "alloc",
-            Self::Free => "free",
-            Self::SegmentAlloc => "segment_alloc",
-            Self::SegmentFree => "segment_free",
-            Self::CudaAlloc => "cuda_alloc",
-            Self::CudaFree => "cuda_free",
-            Self::OutOfMemory => "oom",
-            Self::Held => "live_at_attach",
-        }
-    }
-
-    /// Parses a word of [`Self::as_str`].
-    pub fn parse(word: &str) -> Option<Self> {
-        [
-            Self::Alloc,
-            Self::Free,
-            Self::SegmentAlloc,
-            Self::SegmentFree,
-            Self::CudaAlloc,
-            Self::CudaFree,
-            Self::OutOfMemory,
-            Self::Held,
-        ]
-        .into_iter()
-        .find(|action| action.as_str() == word)
+        self.into_str()
     }
 }
 
 /// The kind of memory that CUDA allocates.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Debug,
+    strum::IntoStaticStr,
+    strum::EnumString,
+)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum CudaMemoryKind {
     /// Device memory.
     Device,
@@ -235,31 +227,9 @@ pub enum CudaMemoryKind {
 }
 
 impl CudaMemoryKind {
-    /// Every space, in the order of tables.
-    pub const ALL: [Self; 6] = [
-        Self::Device,
-        Self::Virtual,
-        Self::Array,
-        Self::Managed,
-        Self::Pinned,
-        Self::Registered,
-    ];
-
     /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Device => "device",
-            Self::Virtual => "virtual",
-            Self::Array => "array",
-            Self::Managed => "managed",
-            Self::Pinned => "pinned",
-            Self::Registered => "registered",
-        }
-    }
-
-    /// Parses a word of [`Self::as_str`].
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|space| space.as_str() == word)
+        self.into_str()
     }
 
     /// True if the memory certainly lies on a device.
@@ -420,51 +390,36 @@ pub enum StackKind {
 }
 
 /// The reason why an event has no stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::EnumString)]
+#[strum(const_into_str)]
 pub enum NoStack {
     /// The thread has never run Python.
+    #[strum(serialize = "thread without Python")]
     NoPythonThread,
     /// The thread has a Python thread state but runs no Python now, and no thread is known to wait for it.
+    #[strum(serialize = "no Python frame")]
     NoPythonFrames,
     /// Several threads wait in `backward()`; this thread may work for any of them.
+    #[strum(serialize = "several threads wait in backward()")]
     SeveralWaiting,
     /// The kernel programs could not read the stack.
+    #[strum(serialize = "stack unreadable")]
     Unreadable,
     /// The kernel programs read the stack, but the ring buffer had no room for its frames.
+    #[strum(serialize = "stack lost")]
     Lost,
     /// memprobe does not know this Python's layout.
+    #[strum(serialize = "unknown Python version")]
     UnknownPython,
     /// The program runs no Python, and its native stack was not recorded.
+    #[strum(serialize = "program without Python")]
     NoPython,
 }
 
 impl NoStack {
     /// A short text for people and recordings.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::NoPythonThread => "thread without Python",
-            Self::NoPythonFrames => "no Python frame",
-            Self::SeveralWaiting => "several threads wait in backward()",
-            Self::Unreadable => "stack unreadable",
-            Self::Lost => "stack lost",
-            Self::UnknownPython => "unknown Python version",
-            Self::NoPython => "program without Python",
-        }
-    }
-
-    /// Parses a text of [`Self::as_str`].
-    pub fn parse(words: &str) -> Option<Self> {
-        [
-            Self::NoPythonThread,
-            Self::NoPythonFrames,
-            Self::SeveralWaiting,
-            Self::Unreadable,
-            Self::Lost,
-            Self::UnknownPython,
-            Self::NoPython,
-        ]
-        .into_iter()
-        .find(|reason| reason.as_str() == words)
+        self.into_str()
     }
 }
 
@@ -571,7 +526,7 @@ impl fmt::Display for TensorSpec {
 }
 
 /// Counts of records lost since attach. Every view and recording shows them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Losses {
     /// Memory events for which the ring buffer had no room.
     pub events: u64,
@@ -581,6 +536,7 @@ pub struct Losses {
     pub malformed: u64,
     /// Blocks without a tensor whose stack copy was dropped because the ring buffer was half full; their
     /// purpose is unknown. Counted with [`Detail::Full`] only.
+    #[serde(default)]
     pub uses: u64,
 }
 

@@ -1,15 +1,20 @@
 //! Identity of the observed process, and its probes.
 
+use serde::{Deserialize, Serialize};
+
 use super::Tgid;
 
 /// Observed process. Its texts come from the target and may hold anything: views clean them.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Target {
     /// Process id; `None` in a report whose recording lacks it.
+    #[serde(rename = "pid")]
     pub tgid: Option<Tgid>,
     /// Process id in its own PID namespace, if that differs from memprobe's.
+    #[serde(rename = "inner_pid", skip_serializing_if = "Option::is_none")]
     pub inner_tgid: Option<Tgid>,
     /// Name of its pod, container or batch job.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
     /// Command line, joined by spaces.
     pub command: String,
@@ -20,7 +25,7 @@ pub struct Target {
 }
 
 /// Attached probe: its function, its offset, and the way the kernel runs it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeStatus {
     /// Demangled name of the function: `c10::reportMemoryUsageToProfiler`.
     pub function: String,

@@ -158,7 +158,19 @@ pub struct Tensor {
 }
 
 /// The role of a tensor, from exact rules only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    strum::IntoStaticStr,
+    strum::EnumString,
+)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum TensorKind {
     /// An entry in a module's `_parameters`.
     Parameter,
@@ -234,19 +246,7 @@ impl TensorKind {
 
     /// The word in files and tables.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Parameter => "parameter",
-            Self::Buffer => "buffer",
-            Self::Gradient => "gradient",
-            Self::OptimizerState => "optimizer_state",
-            Self::Saved => "saved",
-            Self::Tensor => "tensor",
-        }
-    }
-
-    /// Parses a word of [`Self::as_str`].
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == word)
+        self.into_str()
     }
 }
 

@@ -1,6 +1,5 @@
 //! Finding a probed function in a library, and attaching to it.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -35,32 +34,12 @@ pub struct Located {
     pub library: String,
     /// The function's first bytes in the file.
     pub code: FileCode,
-    /// Address of the function in the library's own terms.
-    pub vaddr: u64,
-    /// Place of the programs in the function.
     pub place: Place,
-    /// Cookie of the entry program.
     cookie: Option<u64>,
 }
 
 impl Located {
-    /// Finds a probe's function in a process; `None` while its library is not mapped.
-    ///
-    /// # Errors
-    /// Where the library cannot be read or has no such function.
-    pub fn find(
-        probe: &'static Probe,
-        tgid: Tgid,
-        maps: &Maps,
-    ) -> Option<Result<Self, AttachError>> {
-        let library = maps.library(probe.library)?;
-        Some(Self::find_in(probe, tgid, &library))
-    }
-
     /// Finds a probe's function in one of the libraries of a process.
-    ///
-    /// # Errors
-    /// Where the library cannot be read or has no such function.
     pub fn find_in(
         probe: &'static Probe,
         tgid: Tgid,
@@ -71,10 +50,6 @@ impl Located {
         })
     }
 
-    /// Finds the function by which a Python frees code objects.
-    ///
-    /// # Errors
-    /// Where Python's file cannot be read.
     pub fn find_code_freed(tgid: Tgid, python: &PythonProcess) -> Result<Self, AttachError> {
         Self::find_at(&CODE_FREED, tgid, &python.library, |_| {
             Ok(Some(without_size(python.code_dealloc)))
@@ -179,7 +154,6 @@ impl Located {
             file,
             library,
             code: FileCode::new(offset, bytes, symbol.size, place),
-            vaddr: symbol.vaddr,
             place,
             cookie: probe.cookie,
         })
@@ -200,10 +174,6 @@ impl Located {
         }
     }
 
-    /// Attaches the probe's programs.
-    ///
-    /// # Errors
-    /// Where the kernel refuses.
     pub fn attach(&self, loader: &mut Loader, reach: Reach) -> Result<Vec<Link>, AttachError> {
         let refused = |error: anyhow::Error| AttachError::Refused {
             function: self.probe.function,
@@ -227,9 +197,6 @@ fn without_size(vaddr: u64) -> Symbol {
 }
 
 /// Attaches to functions of CUDA in one file; each has its own verdict, but they share the kernel's.
-///
-/// # Errors
-/// Where the kernel refuses.
 pub fn attach_cuda(
     located: &[Located],
     loader: &mut Loader,
@@ -309,44 +276,44 @@ pub fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
 }
 
 /// Reason not to probe a process.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// The process has ended or may not be looked at.
+    #[error("process {tgid} cannot be looked at: {1}", tgid = .0.0)]
     Gone(Tgid, String),
     /// Not a Python that memprobe knows.
+    #[error("process {tgid}: {1}", tgid = .0.0)]
     Python(Tgid, DetectError),
-    /// Its PyTorch was built without CUDA.
+    #[error(
+        "the PyTorch of process {} was built without CUDA: it has no GPU memory to show.\n\
+         Give --cpu to see the memory of its CPU tensors.", .0.0
+    )]
     NoCuda(Tgid),
-    /// A library cannot be read.
-    Library {
-        /// The library.
-        library: String,
-        /// Reason in words.
-        reason: String,
-    },
-    /// A library lacks a function.
+    #[error("{library} cannot be read: {reason}")]
+    Library { library: String, reason: String },
+    #[error(
+        "{library} has no function {function}: memprobe knows the official x86-64 wheels of PyTorch 2.0 to 2.15.\n\
+         Please report the version and where it comes from."
+    )]
     NoFunction {
-        /// The function.
         function: &'static str,
-        /// The library.
         library: String,
     },
     /// The process has rewritten the function in its memory.
+    #[error("{function} of {library} is {how}: no probe may be there")]
     Patched {
-        /// The function.
         function: &'static str,
-        /// The library.
         library: String,
-        /// The patch in words.
         how: String,
     },
     /// The kernel refused.
+    #[error("attaching to {function}: {reason}")]
     Refused {
         function: &'static str,
-        /// Reason in words.
         reason: String,
     },
     /// Error of an earlier attempt on the same file, made for another process.
+    #[error("{0}")]
     Shared(Arc<AttachError>),
 }
 
@@ -364,35 +331,3 @@ impl AttachError {
         )
     }
 }
-
-impl fmt::Display for AttachError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gone(tgid, reason) => {
-                write!(f, "process {} cannot be looked at: {reason}", tgid.0)
-            }
-            Self::Python(tgid, error) => write!(f, "process {}: {error}", tgid.0),
-            Self::NoCuda(tgid) => write!(
-                f,
-                "the PyTorch of process {} was built without CUDA: it has no GPU memory to show.\n\
-                 Give --cpu to see the memory of its CPU tensors.",
-                tgid.0
-            ),
-            Self::Library { library, reason } => write!(f, "{library} cannot be read: {reason}"),
-            Self::NoFunction { function, library } => write!(
-                f,
-                "{library} has no function {function}: memprobe knows the official x86-64 wheels of PyTorch 2.0 to \
-                 2.15.\nPlease report the version and where it comes from."
-            ),
-            Self::Patched {
-                function,
-                library,
-                how,
-            } => write!(f, "{function} of {library} is {how}: no probe may be there"),
-            Self::Refused { function, reason } => write!(f, "attaching to {function}: {reason}"),
-            Self::Shared(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for AttachError {}

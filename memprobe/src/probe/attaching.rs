@@ -19,7 +19,6 @@ use crate::event::{Tgid, TimeNs};
 use crate::process::maps::{DeviceNumber, MappedFile, Maps};
 use crate::python::{DetectError, PythonProcess};
 
-/// Progress of attaching.
 #[derive(Debug)]
 pub enum Step {
     /// There is more to do at once.
@@ -39,7 +38,6 @@ pub struct Attaching {
     /// The files that were there when no Python was found: with the same ones there is none.
     not_python: Option<Vec<(DeviceNumber, u64)>>,
     config: ProcessConfig,
-    /// Its files that are probed.
     files: Vec<FileKey>,
     /// Its files with functions of CUDA, as they were mapped when they were looked at last.
     cuda_files: Vec<(FileKey, MappedFile)>,
@@ -70,14 +68,12 @@ enum Search {
 /// Family of the probes on tracepoints, distinct from others in the same file.
 const TRACEPOINT_FAMILY: &str = "tracepoints";
 
-/// A file of the process that is still to be probed.
 struct Pending {
     family: &'static str,
     file: MappedFile,
 }
 
 impl Attaching {
-    /// Nothing is known and nothing attached yet.
     pub fn new(tgid: Tgid, wanted: Wanted) -> Self {
         let children = match wanted.watch {
             Watch::One => 0,
@@ -124,7 +120,6 @@ impl Attaching {
         copy
     }
 
-    /// Configuration of the kernel programs for the process.
     pub fn config(&self, now: TimeNs) -> ProcessConfig {
         ProcessConfig {
             generation: now.0,
@@ -147,7 +142,6 @@ impl Attaching {
         self.variables = Default::default();
     }
 
-    /// Its Python, once that is known.
     pub fn python(&self) -> Option<&PythonProcess> {
         self.python.as_ref()
     }
@@ -195,9 +189,6 @@ impl Attaching {
     }
 
     /// Does what can be done now; probes one file at most.
-    ///
-    /// # Errors
-    /// When the process cannot be probed, with what to do.
     pub fn step(
         &mut self,
         loader: &mut Loader,
@@ -338,9 +329,6 @@ impl Attaching {
     }
 
     /// Tells the programs which code object every call of a module passes.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn set_module_call(
         &mut self,
         loader: &mut Loader,
@@ -352,14 +340,10 @@ impl Attaching {
     }
 
     /// Has the programs send every stack anew.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn renew_stacks(&self, loader: &mut Loader, now: TimeNs) -> Result<(), AttachError> {
         self.update_filter(loader, now)
     }
 
-    /// Probes to attach, in order.
     fn catalog(&self) -> impl DoubleEndedIterator<Item = &'static Probe> {
         wanted_probes(self.wanted)
     }
@@ -453,9 +437,6 @@ impl Attaching {
     /// Compares the probed functions of CUDA with the process's memory, where it may have rewritten
     /// them since. Says whether what is probed has changed, be it by another process that uses the
     /// same files.
-    ///
-    /// # Errors
-    /// When the kernel does not attach anew what is left.
     pub fn leave_patched(
         &mut self,
         loader: &mut Loader,
@@ -564,7 +545,6 @@ impl Attaching {
         Search::Over
     }
 
-    /// True if every required probe is in place.
     fn is_complete(&self) -> bool {
         if self.python.is_none() {
             return !self.probes.is_empty();

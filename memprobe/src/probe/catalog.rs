@@ -10,10 +10,8 @@ use crate::cuda::calls::{Api, Effect, FUNCTIONS, Function};
 pub use crate::event::{Detail, GraphTracking};
 use crate::process::elf::ThreadLocalName;
 
-/// One probed function.
 #[derive(Debug)]
 pub struct Probe {
-    /// Name of the function for people.
     pub function: &'static str,
     /// The file name of its library begins with this.
     pub library: &'static str,
@@ -30,14 +28,12 @@ pub struct Probe {
     pub need: Need,
     /// From which detail on it is attached.
     pub detail: Detail,
-    /// Allocators whose memory it reports.
     pub allocators: Allocators,
     /// [`GraphTracking::On`] if it serves autograd's graph alone.
     pub graph: GraphTracking,
 }
 
 impl Probe {
-    /// True if the requested capture includes it.
     pub fn is_wanted(&self, wanted: Wanted) -> bool {
         let is_left = wanted.driver == DriverCalls::LeftAlone;
         self.detail <= wanted.detail
@@ -59,10 +55,8 @@ pub enum Need {
     WhereItIs,
 }
 
-/// Allocators whose memory is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Allocators {
-    /// CUDA devices only.
     Cuda,
     /// CUDA devices, and PyTorch's CPU allocator.
     CudaAndCpu,
@@ -71,7 +65,6 @@ pub enum Allocators {
 /// Treatment of the functions of libcuda.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DriverCalls {
-    /// Probed.
     #[default]
     Probed,
     /// Nothing in libcuda is probed, for processes in which others rewrite its functions.
@@ -93,7 +86,6 @@ pub const WITHOUT_BLOCKS: &str = "PyTorch's caching allocator cannot be heard; w
 pub const BY_TRACEPOINTS: &str = "PyTorch's caching allocator is heard through its tracepoints (USDT), \
                                   which tell what was asked for; totals are memprobe's own sums";
 
-/// The libraries that may have the allocator's tracepoints.
 pub const TRACEPOINT_LIBRARIES: &[&str] = &["libc10_cuda.so", "libtorch_cuda.so", "libtorch.so"];
 
 /// The probes on the allocator's tracepoints, for builds without [`Need::Allocator`]'s function. Their
@@ -102,15 +94,9 @@ pub static TRACEPOINTS: LazyLock<Vec<Probe>> = LazyLock::new(|| {
     let tracepoints = crate::cuda::calls::tracepoints().map(|(_, function)| Probe {
         function: function.name,
         library: function.api.library(),
-        symbols: &[],
         entry: "allocator_tracepoint",
-        returns: None,
-        reads: &[],
-        cookie: None,
-        detail: Detail::Lines,
-        allocators: Allocators::Cuda,
-        graph: GraphTracking::Off,
         need: Need::Optional(WITHOUT_BLOCKS),
+        ..ON_TORCH
     });
     tracepoints.collect()
 });
@@ -236,12 +222,24 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
         returns: Some("cuda_return"),
         reads: &CUDA_READS,
         cookie: Some(cookie.to_word()),
-        need: Need::WhereItIs,
-        detail: Detail::Lines,
-        allocators: Allocators::Cuda,
-        graph: GraphTracking::Off,
+        ..ON_TORCH
     }
 }
+
+/// The fields that most probes on PyTorch have in common.
+const ON_TORCH: Probe = Probe {
+    function: "",
+    library: TORCH_CPU,
+    symbols: &[],
+    entry: "",
+    returns: None,
+    reads: &[],
+    cookie: None,
+    need: Need::WhereItIs,
+    detail: Detail::Lines,
+    allocators: Allocators::Cuda,
+    graph: GraphTracking::Off,
+};
 
 /// The probes on PyTorch. Symbols and registers are those of the x86-64 wheels of PyTorch 2.0 to
 /// 2.15.
@@ -251,34 +249,24 @@ const PYTORCH: [Probe; 10] = [
         library: "libc10.so",
         symbols: &["_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE"],
         entry: "report_out_of_memory",
-        returns: None,
         reads: &[Register::RDI, Register::RSI, Register::RDX, Register::RCX],
-        cookie: None,
         need: Need::Optional("out-of-memory errors are not seen"),
-        detail: Detail::Lines,
-        allocators: Allocators::Cuda,
-        graph: GraphTracking::Off,
+        ..ON_TORCH
     },
     Probe {
         function: "torch::autograd::Engine::execute_with_graph_task",
-        library: TORCH_CPU,
         symbols: &[
             // From 2.13 on.
             "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEEN3c1013intrusive_ptrINS0_4NodeENS7_6detail34intrusive_target_default_null_typeIS9_EEEEONS0_11InputBufferE",
             "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE",
         ],
         entry: "engine_execute",
-        returns: None,
         reads: &[Register::RDX],
-        cookie: None,
         need: Need::Optional("memory of backward passes has no line"),
-        detail: Detail::Lines,
-        allocators: Allocators::Cuda,
-        graph: GraphTracking::Off,
+        ..ON_TORCH
     },
     Probe {
         function: "torch::autograd::profiler::record_function_enter_new",
-        library: TORCH_CPU,
         symbols: &[
             // From 2.7 on.
             "_ZN5torch8autograd8profiler25record_function_enter_newERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEERKSt8optionalIS7_E",
@@ -287,107 +275,80 @@ const PYTORCH: [Probe; 10] = [
             "_ZN5torch8autograd8profiler25record_function_enter_newERKSsRKN3c108optionalISsEE",
         ],
         entry: "record_function_enter",
-        returns: None,
         reads: &[Register::RSI, Register::RSP],
-        cookie: None,
         need: Need::Optional("steps of optimizers and batches of data loaders are not seen"),
-        detail: Detail::Lines,
-        allocators: Allocators::Cuda,
-        graph: GraphTracking::Off,
+        ..ON_TORCH
     },
     Probe {
         function: "torch::autograd::Engine::evaluate_function",
-        library: TORCH_CPU,
         symbols: &[
             "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE",
         ],
         entry: "evaluate_function",
-        returns: None,
         reads: &[Register::RSI, Register::RDX, Register::RSP],
-        cookie: None,
         need: Need::Optional(WITHOUT_GRAPH),
-        detail: Detail::Lines,
-        allocators: Allocators::Cuda,
         graph: GraphTracking::On,
+        ..ON_TORCH
     },
     Probe {
         function: "torch::autograd::impl::set_gradient_edge",
-        library: TORCH_CPU,
         symbols: &["_ZN5torch8autograd4impl17set_gradient_edgeERKN2at6TensorENS0_4EdgeE"],
         entry: "set_gradient_edge",
-        returns: None,
         reads: &[Register::RSI, Register::RSP],
-        cookie: None,
         need: Need::Optional(WITHOUT_GRAPH),
-        detail: Detail::Lines,
-        allocators: Allocators::Cuda,
         graph: GraphTracking::On,
+        ..ON_TORCH
     },
     Probe {
         function: EMPTY,
-        library: TORCH_CPU,
         symbols: &[
             // From 2.2 on.
             "_ZN2at6detail13empty_genericEN3c108ArrayRefIlEEPNS1_9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeESt8optionalINS1_12MemoryFormatEE",
             "_ZN2at6detail13empty_genericEN3c108ArrayRefIlEEPNS1_9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeENS1_8optionalINS1_12MemoryFormatEEE",
         ],
         entry: "empty_generic",
-        returns: None,
         reads: &[Register::RSI, Register::RDX, Register::R8, Register::R9],
-        cookie: None,
         need: Need::Optional(WITHOUT_SHAPES),
         detail: Detail::Tensors,
-        allocators: Allocators::Cuda,
-        graph: GraphTracking::Off,
+        ..ON_TORCH
     },
     Probe {
         function: EMPTY_STRIDED,
-        library: TORCH_CPU,
         symbols: &[
             "_ZN2at6detail21empty_strided_genericEN3c108ArrayRefIlEES3_PNS1_9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeE",
         ],
         entry: "empty_strided_generic",
-        returns: None,
         // Two arguments come on the stack.
         reads: &[Register::RSI, Register::RDX, Register::RCX, Register::RSP],
-        cookie: None,
         need: Need::Optional(WITHOUT_SHAPES),
         detail: Detail::Tensors,
-        allocators: Allocators::Cuda,
-        graph: GraphTracking::Off,
+        ..ON_TORCH
     },
     Probe {
         function: "c10::ProfiledCPUMemoryReporter::Delete",
         library: "libc10.so",
         symbols: &["_ZN3c1025ProfiledCPUMemoryReporter6DeleteEPv"],
         entry: "cpu_delete",
-        returns: None,
         reads: &[Register::RSI],
-        cookie: None,
         need: Need::Optional(WITHOUT_CPU),
-        detail: Detail::Lines,
         allocators: Allocators::CudaAndCpu,
-        graph: GraphTracking::Off,
+        ..ON_TORCH
     },
     Probe {
         function: "c10::ProfiledCPUMemoryReporter::New",
         library: "libc10.so",
         symbols: &["_ZN3c1025ProfiledCPUMemoryReporter3NewEPvm"],
         entry: "cpu_new",
-        returns: None,
         reads: &[Register::RSI, Register::RDX],
-        cookie: None,
         need: Need::Optional(WITHOUT_CPU),
-        detail: Detail::Lines,
         allocators: Allocators::CudaAndCpu,
-        graph: GraphTracking::Off,
+        ..ON_TORCH
     },
     Probe {
         function: "c10::reportMemoryUsageToProfiler",
         library: "libc10.so",
         symbols: &["_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"],
         entry: "report_memory_usage",
-        returns: None,
         reads: &[
             Register::RDI,
             Register::RSI,
@@ -398,11 +359,8 @@ const PYTORCH: [Probe; 10] = [
             Register::RSP,
             Register::RBP,
         ],
-        cookie: None,
         need: Need::Allocator,
-        detail: Detail::Lines,
-        allocators: Allocators::Cuda,
-        graph: GraphTracking::Off,
+        ..ON_TORCH
     },
 ];
 
@@ -411,15 +369,10 @@ const PYTORCH: [Probe; 10] = [
 pub const CODE_FREED: Probe = Probe {
     function: "code_dealloc",
     library: "libpython",
-    symbols: &[],
     entry: "code_freed",
-    returns: None,
     reads: &[Register::RDI],
-    cookie: None,
     need: Need::Optional("lines of code that is made and dropped at run time may be unknown"),
-    detail: Detail::Lines,
-    allocators: Allocators::Cuda,
-    graph: GraphTracking::Off,
+    ..ON_TORCH
 };
 
 /// The probe on the dynamic loader's way of telling a debugger that it maps libraries (elf/dl-debug.c
@@ -430,13 +383,8 @@ pub const LIBRARY_MAPPED: Probe = Probe {
     library: "ld-linux",
     symbols: &["_dl_debug_state"],
     entry: "library_mapped",
-    returns: None,
-    reads: &[],
-    cookie: None,
     need: Need::Optional("libraries that are loaded later are found by looking now and then"),
-    detail: Detail::Lines,
-    allocators: Allocators::Cuda,
-    graph: GraphTracking::Off,
+    ..ON_TORCH
 };
 
 /// The files of dynamic loaders begin with one of these (glibc, before and since 2.34 under its

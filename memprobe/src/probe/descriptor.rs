@@ -16,9 +16,6 @@ unsafe trait OwnsDescriptor: AsRawFd {}
 unsafe impl OwnsDescriptor for RingBuf<MapData> {}
 
 /// Watches a ring buffer. Must be called within a tokio runtime.
-///
-/// # Errors
-/// When the runtime cannot watch it.
 pub(super) fn watch_ring(ring: RingBuf<MapData>) -> io::Result<AsyncFd<RingBuf<MapData>>> {
     watch(ring)
 }

@@ -58,7 +58,6 @@ pub(super) fn enabled() -> bool {
     log::max_level() >= LevelFilter::Debug
 }
 
-/// Returns the size of [`LINES`].
 pub(super) fn bytes() -> u32 {
     if enabled() { BYTES } else { BYTES_IF_OFF }
 }

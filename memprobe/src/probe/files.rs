@@ -34,7 +34,6 @@ pub struct FileKey {
     reach: Reach,
 }
 
-/// Result of probing a file.
 #[derive(Clone, Debug, Default)]
 pub struct Probed {
     pub probes: Vec<ProbeStatus>,
@@ -68,7 +67,6 @@ impl Likeness {
     }
 }
 
-/// One probed file.
 struct ProbedFile {
     probed: Arc<Probed>,
     likeness: Option<Likeness>,
@@ -84,7 +82,6 @@ struct ProbedFile {
     unused_since: Option<Instant>,
 }
 
-/// Every file that is probed.
 #[derive(Default)]
 pub struct ProbedFiles {
     files: HashMap<FileKey, ProbedFile>,
@@ -96,7 +93,6 @@ pub struct ProbedFiles {
 }
 
 impl ProbedFiles {
-    /// Key of a file and a family of probes.
     pub fn key(file: &MappedFile, family: &'static str, reach: Reach) -> FileKey {
         FileKey {
             dev: file.dev,
@@ -228,9 +224,6 @@ impl ProbedFiles {
     /// Compares the functions of CUDA that are probed in a file with the memory of a process that uses
     /// it, and takes the probes away from those that it has rewritten. Where the kernel has put a probe
     /// into the new code, it stays: the kernel would write the file's byte into that code.
-    ///
-    /// # Errors
-    /// When the kernel does not attach the rest anew.
     pub fn leave_patched(
         &mut self,
         loader: &mut Loader,
@@ -264,7 +257,6 @@ impl ProbedFiles {
         Ok(())
     }
 
-    /// Result of probing a file; `None` if it is not probed.
     pub fn probed(&self, key: FileKey) -> Option<&Probed> {
         let key = self.twins.get(&key).unwrap_or(&key);
         Some(&self.files.get(key)?.probed)
@@ -323,14 +315,6 @@ impl ProbedFiles {
         }
         self.variables.insert(key, found);
         found
-    }
-
-    pub fn len(&self) -> usize {
-        self.files.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.files.is_empty()
     }
 }
 

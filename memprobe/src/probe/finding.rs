@@ -1,38 +1,31 @@
 //! Findings of the checks whether memprobe can work: a sentence, its severity and the remedy.
 
-use std::fmt;
+use std::fmt::Display;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// Severity of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::IntoStaticStr)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// No problem.
     Ok,
     /// Worth knowing; memprobe works.
     Note,
     /// memprobe works, and something will be missing or slow.
     Warn,
-    /// memprobe cannot work.
+    #[strum(serialize = "FAIL")]
     Fail,
 }
 
 impl Level {
-    /// The word in front of a finding.
     pub const fn word(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Note => "note",
-            Self::Warn => "warn",
-            Self::Fail => "FAIL",
-        }
+        self.into_str()
     }
 }
 
-/// One finding.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
+#[error("{found}{}", .remedy.as_ref().map(|remedy| format!(".\n{remedy}")).unwrap_or_default())]
 pub struct Finding {
     /// Name of the check, stable across versions (`kernel_types`).
     pub check: &'static str,
@@ -48,28 +41,24 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// All is well.
     pub fn ok(check: &'static str, found: impl Into<String>) -> Self {
         Self::new(check, Level::Ok, found.into(), None)
     }
 
-    /// Worth knowing.
     pub fn note(check: &'static str, found: impl Into<String>) -> Self {
         Self::new(check, Level::Note, found.into(), None)
     }
 
-    /// Something will be missing or slow.
     pub fn warn(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::new(check, Level::Warn, found.into(), Some(remedy.into()))
     }
 
-    /// memprobe cannot work.
     pub fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::new(check, Level::Fail, found.into(), Some(remedy.into()))
     }
 
     /// Splits an error of memprobe's form: the problem, and on the next line the remedy.
-    pub fn from_error(check: &'static str, level: Level, error: impl fmt::Display) -> Self {
+    pub fn from_error(check: &'static str, level: Level, error: impl Display) -> Self {
         let text = format!("{error:#}");
         let (found, remedy) = match text.split_once('\n') {
             Some((found, remedy)) => (found, Some(remedy.replace('\n', " "))),
@@ -110,19 +99,6 @@ impl Finding {
             .join(" ")
     }
 }
-
-/// Form of an error: the problem, and on the next line the remedy.
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.found)?;
-        match &self.remedy {
-            Some(remedy) => write!(f, ".\n{remedy}"),
-            None => Ok(()),
-        }
-    }
-}
-
-impl std::error::Error for Finding {}
 
 #[cfg(test)]
 mod tests {

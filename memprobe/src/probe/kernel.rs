@@ -81,10 +81,6 @@ pub struct TaskOffsets {
 }
 
 impl TaskOffsets {
-    /// Reads the offsets of the running kernel.
-    ///
-    /// # Errors
-    /// When the kernel's types cannot be read or have no such field.
     pub fn of_this_kernel() -> Result<Self> {
         let types = Types::of_this_kernel()?;
         Ok(Self {
@@ -100,9 +96,6 @@ impl TaskOffsets {
 }
 
 /// Byte offset of `thread.fsbase` in `task_struct`: the thread pointer of the running thread.
-///
-/// # Errors
-/// When the kernel's types cannot be read or have no such field.
 pub fn fsbase_offset() -> Result<u64> {
     TaskOffsets::of_this_kernel().map(|offsets| offsets.fsbase)
 }
@@ -118,7 +111,6 @@ impl Types {
             .map_err(|error| anyhow::anyhow!("{KERNEL_TYPES} cannot be parsed: {error:?}"))
     }
 
-    /// Bytes from the start of a structure to a field of it.
     fn offset(&self, structure: &str, field: &str) -> Result<u64> {
         let id = self
             .0

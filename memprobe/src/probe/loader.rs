@@ -49,21 +49,18 @@ const THREADS_OF_MANY: u32 = 4096;
 /// Instructions that the verifier follows before it gives up (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h).
 pub const MOST_FOLLOWED: u32 = 1_000_000;
 
-/// Requested capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     pub watch: Watch,
     pub detail: Detail,
     pub allocators: Allocators,
     pub graph: GraphTracking,
-    /// Treatment of libcuda.
     pub driver: DriverCalls,
 }
 
 /// Processes whose events the programs let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// One, and nobody else runs into its probes.
     One,
     /// Admitted processes and their children.
     Family,
@@ -71,10 +68,8 @@ pub enum Watch {
     Everyone,
 }
 
-/// Reporting of module calls by the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Modules {
-    /// Reported.
     Told,
     /// The kernel's verifier cannot follow that.
     LeftOut,
@@ -96,7 +91,6 @@ impl Modules {
 /// Processes in which a probe fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reach {
-    /// One process's.
     Process(Tgid),
     /// Every process, also those started later.
     Everyone,
@@ -108,12 +102,9 @@ pub struct Link(
     #[expect(dead_code, reason = "dropping it takes the probe away")] Held,
 );
 
-/// Owner of an attachment.
 #[expect(dead_code, reason = "dropping it takes the probe away")]
 enum Held {
-    /// One function.
     One(UProbeLink),
-    /// Many functions of a file.
     Many([OwnedFd; 2]),
 }
 
@@ -121,22 +112,17 @@ enum Held {
 const CUDA_ENTRY: &str = "cuda_enter";
 const CUDA_RETURN: &str = "cuda_return";
 
-/// The programs in the kernel, and their attachments.
 pub struct Loader {
     ebpf: Ebpf,
     /// [`CUDA_ENTRY`] and [`CUDA_RETURN`], where the kernel attaches them to many functions at once.
     cuda: Option<Many>,
     modules: Modules,
-    /// Held to be dropped.
     _diagnostics: Option<diagnostics::Reader>,
 }
 
 impl Loader {
     /// Loads maps and programs; nothing runs before it is attached. `ring_bytes` is rounded up to
     /// a power of two of pages. Where the kernel's verifier cannot follow all of the programs, modules are not told.
-    ///
-    /// # Errors
-    /// [`Refusal`] where the kernel refuses.
     pub fn new(offsets: &TaskOffsets, watch: Watch, ring_bytes: u32) -> Result<Self> {
         match Self::load(offsets, watch, ring_bytes, Modules::Told) {
             Err(error)
@@ -150,7 +136,6 @@ impl Loader {
         }
     }
 
-    /// Reporting of module calls by the programs.
     pub fn modules(&self) -> Modules {
         self.modules
     }
@@ -247,9 +232,6 @@ impl Loader {
     }
 
     /// The ring buffer's reading end. Can be taken once.
-    ///
-    /// # Errors
-    /// When it was taken before.
     pub fn take_records(&mut self) -> Result<RingBuf<MapData>> {
         let map = self
             .ebpf
@@ -259,9 +241,6 @@ impl Loader {
     }
 
     /// The counters of losses. Can be taken once.
-    ///
-    /// # Errors
-    /// When they were taken before.
     pub fn take_counters(&mut self) -> Result<Counters> {
         let mut take = |name| self.ebpf.take_map(name).context("the counters are taken");
         Ok(Counters {
@@ -272,9 +251,6 @@ impl Loader {
 
     /// Lets the events of a process through; says whether they were not let through before. (The
     /// programs themselves admit the children of those that are watched.)
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn admit(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<bool> {
         /// `BPF_NOEXIST` (linux/bpf.h).
         const ONLY_IF_NEW: u64 = 1;
@@ -293,9 +269,6 @@ impl Loader {
     }
 
     /// Says anew what is known of a process, unless it has ended meanwhile.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn revise(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<()> {
         /// `BPF_EXIST` (linux/bpf.h).
         const ONLY_IF_THERE: u64 = 2;
@@ -333,9 +306,6 @@ impl Loader {
 
     /// Attaches a program at a file offset of a library; `cookie` tells a program that serves several
     /// functions which one it is.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn attach(
         &mut self,
         program: &str,
@@ -367,9 +337,6 @@ impl Loader {
 
     /// Attaches the programs for CUDA's functions to some in a library, at their entries and their
     /// returns.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn attach_cuda(
         &mut self,
         library: &Path,
@@ -396,9 +363,6 @@ impl Loader {
 
     /// Runs and run time of a program. The kernel counts only while asked to
     /// (`kernel.bpf_stats_enabled`, `BPF_ENABLE_STATS`); otherwise both are zero.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn run_time(&self, program: &str) -> Result<RunTime> {
         let uprobe: &UProbe = self
             .ebpf
@@ -415,10 +379,8 @@ impl Loader {
     }
 }
 
-/// Kernel statistics of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunTime {
-    /// Runs.
     pub runs: u64,
     /// Time of all runs together: the program alone, without the trap that leads to it.
     pub total: Duration,

@@ -14,21 +14,16 @@ use crate::process::status::{Capabilities, Status};
 pub struct Machine {
     /// `uname -r`.
     pub release: String,
-    /// Its numbers.
     pub version: Option<Release>,
     /// True if the kernel publishes its types (BTF).
     pub types: bool,
-    /// Effective capabilities of memprobe.
     pub effective: Capabilities,
     /// Bounding set of memprobe's capabilities.
     pub bounding: Capabilities,
     /// `Seccomp` of memprobe: 0 off, 1 strict, 2 filter.
     pub seccomp: u8,
-    /// memprobe's PID namespace.
     pub pid_namespace: Option<Namespace>,
-    /// memprobe's user namespace.
     pub user_namespace: Option<Namespace>,
-    /// The container that memprobe runs in.
     pub container: Option<Container>,
     /// `none`, `integrity` or `confidentiality` (`kernel_lockdown(7)`).
     pub lockdown: Option<String>,
@@ -42,7 +37,6 @@ pub struct Machine {
     pub ptrace_scope: Option<i64>,
     /// True if `perf_event_open` offers uprobes.
     pub uprobes: bool,
-    /// Mount point of tracefs.
     pub tracefs: Option<PathBuf>,
     /// Bytes that memprobe may lock (`RLIMIT_MEMLOCK`); `None` for no limit.
     pub locked_memory: Option<u64>,
@@ -57,7 +51,6 @@ const UPROBE_PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
 impl Machine {
-    /// Reads it.
     pub fn read() -> Self {
         let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
         let status = Status::of_memprobe().unwrap_or_default();

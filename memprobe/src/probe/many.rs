@@ -14,6 +14,7 @@ use std::path::Path;
 use aya::Ebpf;
 use aya::maps::Map;
 use aya_obj::Object;
+use rustix::io::Errno;
 
 use super::loader::Reach;
 
@@ -69,9 +70,7 @@ struct LinkCreate {
 /// One of many functions: the place of its probe, and its cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// Offset in the file of the probed instruction, in bytes.
     pub offset: u64,
-    /// The cookie of its probes.
     pub cookie: u64,
 }
 
@@ -114,16 +113,13 @@ impl Many {
         let root = Path::new("/");
         let known = link(&self.entry, root, &nowhere, 0, 0);
         let for_processes = link(&self.entry, root, &nowhere, u32::MAX, 0);
-        let is = |result: io::Result<OwnedFd>, error: i32| {
-            result.is_err_and(|given| given.raw_os_error() == Some(error))
+        let is = |result: io::Result<OwnedFd>, error| {
+            result.is_err_and(|given| Errno::from_io_error(&given) == Some(error))
         };
-        is(known, libc::EBADF) && is(for_processes, libc::EINVAL)
+        is(known, Errno::BADF) && is(for_processes, Errno::INVAL)
     }
 
     /// Attaches both programs to functions of a file.
-    ///
-    /// # Errors
-    /// What the kernel says.
     pub fn attach(
         &self,
         file: &Path,
@@ -141,7 +137,6 @@ impl Many {
     }
 }
 
-/// The descriptor of a map.
 fn descriptor(map: &Map) -> Option<RawFd> {
     match map {
         Map::Array(map) | Map::HashMap(map) | Map::LruHashMap(map) | Map::RingBuf(map) => {

@@ -1,9 +1,11 @@
 //! Read and write positions of a ring buffer.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// Bytes of a page (x86-64; memprobe supports no other machine yet).
 const PAGE: usize = 4096;
@@ -16,30 +18,23 @@ pub(super) struct Positions(NonNull<AtomicU64>);
 
 impl Positions {
     /// Maps the positions of a ring buffer, to be read.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub(super) fn of(ring: &impl AsRawFd) -> io::Result<Self> {
+    pub(super) fn of(ring: impl AsFd) -> io::Result<Self> {
         // SAFETY: a new mapping at an address that the kernel chooses; nothing of ours is replaced.
         let start = unsafe {
-            libc::mmap(
+            mmap(
                 ptr::null_mut(),
                 2 * PAGE,
-                libc::PROT_READ,
-                libc::MAP_SHARED,
-                ring.as_raw_fd(),
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                ring,
                 0,
             )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        }?;
         NonNull::new(start.cast())
             .map(Self)
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Position of the reader.
     pub(super) fn read(&self) -> u64 {
         // SAFETY: mapped as long as `self` lives and aligned to a page; the kernel and the reader
         // write it as one word.
@@ -56,6 +51,6 @@ impl Positions {
 impl Drop for Positions {
     fn drop(&mut self) {
         // SAFETY: what `of` mapped, and nobody refers to it any more.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), 2 * PAGE) };
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), 2 * PAGE) };
     }
 }

@@ -249,39 +249,49 @@ impl Machine {
     }
 
     fn perf_events(&self) -> Finding {
-        let exempt = [Capability::PERFMON, Capability::SYS_ADMIN]
-            .into_iter()
-            .find(|capability| self.effective.has(*capability));
-        let setting = match self.perf_event_paranoid {
-            Some(level) => format!("kernel.perf_event_paranoid is {level}"),
-            None => "kernel.perf_event_paranoid cannot be read".to_owned(),
-        };
-        let finding = match exempt {
-            Some(capability) => Finding::ok(
-                "perf_events",
-                format!("{setting}; {} is above it", capability.name()),
-            ),
-            None => Finding::note("perf_events", format!("{setting}; it binds memprobe")),
-        };
-        finding.with("paranoid", self.perf_event_paranoid)
+        let level = self.perf_event_paranoid;
+        self.restriction(
+            "perf_events",
+            "perf_event_paranoid",
+            level,
+            Capability::PERFMON,
+        )
+        .with("paranoid", level)
     }
 
     fn unprivileged_bpf(&self) -> Finding {
-        let setting = match self.unprivileged_bpf_disabled {
-            Some(level) => format!("kernel.unprivileged_bpf_disabled is {level}"),
-            None => "kernel.unprivileged_bpf_disabled cannot be read".to_owned(),
-        };
-        let exempt = [Capability::BPF, Capability::SYS_ADMIN]
+        let level = self.unprivileged_bpf_disabled;
+        self.restriction(
+            "unprivileged_bpf",
+            "unprivileged_bpf_disabled",
+            level,
+            Capability::BPF,
+        )
+        .with("disabled", level)
+    }
+
+    /// A setting of the kernel that restricts processes without a capability.
+    fn restriction(
+        &self,
+        check: &'static str,
+        setting: &str,
+        level: Option<i64>,
+        exempt: Capability,
+    ) -> Finding {
+        let exempt = [exempt, Capability::SYS_ADMIN]
             .into_iter()
             .find(|capability| self.effective.has(*capability));
-        let finding = match exempt {
+        let setting = match level {
+            Some(level) => format!("kernel.{setting} is {level}"),
+            None => format!("kernel.{setting} cannot be read"),
+        };
+        match exempt {
             Some(capability) => Finding::ok(
-                "unprivileged_bpf",
+                check,
                 format!("{setting}; {} is above it", capability.name()),
             ),
-            None => Finding::note("unprivileged_bpf", format!("{setting}; it binds memprobe")),
-        };
-        finding.with("disabled", self.unprivileged_bpf_disabled)
+            None => Finding::note(check, format!("{setting}; it binds memprobe")),
+        }
     }
 
     fn seccomp(&self) -> Finding {

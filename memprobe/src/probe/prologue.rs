@@ -14,7 +14,6 @@ use iced_x86::{
 /// Bytes of a function that are searched for a place.
 pub const SEARCHED: usize = 64;
 
-/// Place of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Bytes from the function's first instruction.

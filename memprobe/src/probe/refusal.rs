@@ -1,30 +1,36 @@
 //! Refusals of the kernel in words: the system call's error, its meaning here, and the remedy.
 
-use std::fmt;
 use std::io;
 
 use aya::programs::ProgramError;
 use aya::{EbpfError, maps::MapError};
 
+use rustix::io::Errno;
+
 use super::machine::Machine;
 
-/// Request that the kernel refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, strum::Display)]
 pub enum KernelRequest {
+    /// To make the maps, none by its name.
+    #[strum(to_string = "make memprobe's maps")]
+    Maps,
     /// To make a map, by its name.
+    #[strum(to_string = "make memprobe's map {0}")]
     Map(String),
     /// To load a program, by its name.
+    #[strum(to_string = "load memprobe's program {0}")]
     Program(String),
     /// To attach a program to a function.
+    #[strum(to_string = "attach a probe to {0}")]
     Probe(String),
 }
 
-/// The kernel's refusal.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("Linux {release} does not {asked}: {}{}.\n{}", self.meaning(), self.errno_text(), self.remedy())]
 pub struct Refusal {
     pub asked: KernelRequest,
     /// Its error; `None` where it was aya that gave up.
-    pub errno: Option<i32>,
+    pub errno: Option<Errno>,
     /// Log of the verifier; empty if it was not involved. Not shown, but `doctor` can write it to a
     /// file.
     pub log: String,
@@ -42,7 +48,7 @@ impl Refusal {
         let machine = Machine::read();
         Self {
             asked,
-            errno: error.and_then(io::Error::raw_os_error),
+            errno: error.and_then(Errno::from_io_error),
             log,
             other,
             release: machine.release,
@@ -51,23 +57,16 @@ impl Refusal {
         }
     }
 
-    /// Refusal to load the maps.
     pub fn of_maps(error: &EbpfError) -> Self {
-        let (name, io_error) = match error {
+        let (asked, io_error) = match error {
             EbpfError::MapError(MapError::CreateError { name, io_error }) => {
-                (name.clone(), Some(io_error))
+                (KernelRequest::Map(name.clone()), Some(io_error))
             }
-            _ => (String::new(), None),
+            _ => (KernelRequest::Maps, None),
         };
-        Self::new(
-            KernelRequest::Map(name),
-            io_error,
-            String::new(),
-            chain(error),
-        )
+        Self::new(asked, io_error, String::new(), chain(error))
     }
 
-    /// Refusal to load a program.
     pub fn of_program(name: &str, error: &ProgramError) -> Self {
         let asked = KernelRequest::Program(name.to_owned());
         match error {
@@ -82,7 +81,6 @@ impl Refusal {
         }
     }
 
-    /// Refusal to attach a probe to a function.
     pub fn of_probe(function: &str, error: &ProgramError) -> Self {
         let asked = KernelRequest::Probe(function.to_owned());
         Self::new(asked, errno_of(error), String::new(), chain(error))
@@ -90,32 +88,35 @@ impl Refusal {
 
     /// True if the verifier gave up on a program before it had followed all of it.
     pub fn is_too_long(&self) -> bool {
-        matches!(self.asked, KernelRequest::Program(_)) && self.errno == Some(libc::E2BIG)
+        matches!(self.asked, KernelRequest::Program(_)) && self.errno == Some(Errno::TOOBIG)
     }
 
-    /// Meaning of the errno for the request.
     fn meaning(&self) -> String {
         let Some(errno) = self.errno else {
             return self.other.clone();
         };
         let is_program = matches!(self.asked, KernelRequest::Program(_));
         let is_probe = matches!(self.asked, KernelRequest::Probe(_));
-        match errno {
-            libc::EPERM | libc::EACCES if is_program && !self.log.is_empty() => {
-                "its verifier does not accept it".to_owned()
+        let meaning = match errno {
+            Errno::PERM | Errno::ACCESS | Errno::INVAL if is_program && !self.log.is_empty() => {
+                "its verifier does not accept it"
             }
-            libc::EINVAL if is_program && !self.log.is_empty() => {
-                "its verifier does not accept it".to_owned()
-            }
-            libc::E2BIG if is_program => "its verifier finds it too long".to_owned(),
-            libc::EPERM | libc::EACCES => "it is not permitted".to_owned(),
-            libc::ENOSYS => "this kernel has no such system call, or a filter hides it".to_owned(),
-            libc::ENOMEM => "there is not enough memory".to_owned(),
-            libc::EMFILE => "too many files are open".to_owned(),
-            libc::ENOENT if is_probe => "this kernel offers no uprobes".to_owned(),
-            libc::EINVAL | libc::E2BIG => "this kernel does not know it".to_owned(),
-            _ => io::Error::from_raw_os_error(errno).to_string(),
-        }
+            Errno::TOOBIG if is_program => "its verifier finds it too long",
+            Errno::PERM | Errno::ACCESS => "it is not permitted",
+            Errno::NOSYS => "this kernel has no such system call, or a filter hides it",
+            Errno::NOMEM => "there is not enough memory",
+            Errno::MFILE => "too many files are open",
+            Errno::NOENT if is_probe => "this kernel offers no uprobes",
+            Errno::INVAL | Errno::TOOBIG => "this kernel does not know it",
+            _ => return errno.to_string(),
+        };
+        meaning.to_owned()
+    }
+
+    /// The name of the errno in brackets, where it has one.
+    fn errno_text(&self) -> String {
+        let name = self.errno.and_then(errno_name);
+        name.map_or_else(String::new, |name| format!(" ({name})"))
     }
 
     fn remedy(&self) -> String {
@@ -123,25 +124,25 @@ impl Refusal {
             _ if !self.log.is_empty() => {
                 "Please report it with the file that `sudo memprobe doctor --verifier-log FILE` writes.".to_owned()
             }
-            Some(libc::EPERM | libc::EACCES | libc::ENOSYS) if self.filtered => {
+            Some(Errno::PERM | Errno::ACCESS | Errno::NOSYS) if self.filtered => {
                 "memprobe runs under a filter of system calls, as containers do: let bpf and perf_event_open through \
                  (docker run --privileged --pid=host, or --security-opt seccomp=FILE), or run memprobe on the host."
                     .to_owned()
             }
-            Some(libc::EPERM | libc::EACCES) if self.locked_down => {
+            Some(Errno::PERM | Errno::ACCESS) if self.locked_down => {
                 "The kernel is locked down (see /sys/kernel/security/lockdown): start the machine with lockdown=none."
                     .to_owned()
             }
-            Some(libc::EPERM | libc::EACCES) => {
+            Some(Errno::PERM | Errno::ACCESS) => {
                 "Run memprobe with sudo; if it was, a security module (SELinux, AppArmor, BPF LSM) forbids it: see \
                  `sudo dmesg`."
                     .to_owned()
             }
-            Some(libc::ENOMEM) => {
+            Some(Errno::NOMEM) => {
                 "Give memprobe more memory, or a smaller ring buffer with --buffer-size.".to_owned()
             }
-            Some(libc::EMFILE) => "Raise the limit: ulimit -n 65536.".to_owned(),
-            Some(libc::ENOSYS | libc::EINVAL | libc::ENOENT) => format!(
+            Some(Errno::MFILE) => "Raise the limit: ulimit -n 65536.".to_owned(),
+            Some(Errno::NOSYS | Errno::INVAL | Errno::NOENT) => format!(
                 "Use a kernel of a large distribution, Linux {} or newer, with CONFIG_BPF_SYSCALL and \
                  CONFIG_UPROBE_EVENTS.",
                 super::kernel::OLDEST
@@ -151,40 +152,19 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Linux {} ", self.release)?;
-        match &self.asked {
-            KernelRequest::Map(name) if name.is_empty() => {
-                f.write_str("does not make memprobe's maps")?
-            }
-            KernelRequest::Map(name) => write!(f, "does not make memprobe's map {name}")?,
-            KernelRequest::Program(name) => write!(f, "does not load memprobe's program {name}")?,
-            KernelRequest::Probe(function) => write!(f, "does not attach a probe to {function}")?,
-        }
-        write!(f, ": {}", self.meaning())?;
-        if let Some(name) = self.errno.and_then(errno_name) {
-            write!(f, " ({name})")?;
-        }
-        write!(f, ".\n{}", self.remedy())
-    }
-}
-
-impl std::error::Error for Refusal {}
-
 /// The names of the errors that the two system calls give.
-fn errno_name(errno: i32) -> Option<&'static str> {
+fn errno_name(errno: Errno) -> Option<&'static str> {
     Some(match errno {
-        libc::EPERM => "EPERM",
-        libc::EACCES => "EACCES",
-        libc::ENOSYS => "ENOSYS",
-        libc::ENOMEM => "ENOMEM",
-        libc::EMFILE => "EMFILE",
-        libc::ENOENT => "ENOENT",
-        libc::EINVAL => "EINVAL",
-        libc::E2BIG => "E2BIG",
-        libc::EBUSY => "EBUSY",
-        libc::ESRCH => "ESRCH",
+        Errno::PERM => "EPERM",
+        Errno::ACCESS => "EACCES",
+        Errno::NOSYS => "ENOSYS",
+        Errno::NOMEM => "ENOMEM",
+        Errno::MFILE => "EMFILE",
+        Errno::NOENT => "ENOENT",
+        Errno::INVAL => "EINVAL",
+        Errno::TOOBIG => "E2BIG",
+        Errno::BUSY => "EBUSY",
+        Errno::SRCH => "ESRCH",
         _ => return None,
     })
 }
@@ -219,7 +199,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 mod tests {
     use super::*;
 
-    fn refusal(asked: KernelRequest, errno: i32) -> Refusal {
+    fn refusal(asked: KernelRequest, errno: Errno) -> Refusal {
         Refusal {
             asked,
             errno: Some(errno),
@@ -237,28 +217,28 @@ mod tests {
         let program = || KernelRequest::Program("report_memory_usage".to_owned());
         let probe = || KernelRequest::Probe("cudaMalloc".to_owned());
         let mut all = vec![
-            refusal(map(), libc::ENOSYS),
-            refusal(map(), libc::ENOMEM),
-            refusal(map(), libc::EINVAL),
-            refusal(program(), libc::E2BIG),
-            refusal(program(), libc::EPERM),
-            refusal(probe(), libc::EACCES),
-            refusal(probe(), libc::ENOENT),
-            refusal(probe(), libc::EMFILE),
-            refusal(probe(), libc::EBUSY),
-            refusal(KernelRequest::Map(String::new()), libc::EPERM),
+            refusal(map(), Errno::NOSYS),
+            refusal(map(), Errno::NOMEM),
+            refusal(map(), Errno::INVAL),
+            refusal(program(), Errno::TOOBIG),
+            refusal(program(), Errno::PERM),
+            refusal(probe(), Errno::ACCESS),
+            refusal(probe(), Errno::NOENT),
+            refusal(probe(), Errno::MFILE),
+            refusal(probe(), Errno::BUSY),
+            refusal(KernelRequest::Maps, Errno::PERM),
         ];
         let of_verifier = Refusal {
             log: "0: R1=ctx\ninvalid mem access 'scalar'".to_owned(),
-            ..refusal(program(), libc::EACCES)
+            ..refusal(program(), Errno::ACCESS)
         };
         let filtered = Refusal {
             filtered: true,
-            ..refusal(map(), libc::EPERM)
+            ..refusal(map(), Errno::PERM)
         };
         let locked_down = Refusal {
             locked_down: true,
-            ..refusal(program(), libc::EPERM)
+            ..refusal(program(), Errno::PERM)
         };
         all.extend([of_verifier, filtered, locked_down]);
         let texts: Vec<_> = all.iter().map(Refusal::to_string).collect();
@@ -269,7 +249,7 @@ mod tests {
     fn no_log_of_the_verifier_reaches_a_user() {
         let refusal = Refusal {
             log: "0: R1=ctx\ninvalid mem access 'scalar'".to_owned(),
-            ..refusal(KernelRequest::Program("p".to_owned()), libc::EINVAL)
+            ..refusal(KernelRequest::Program("p".to_owned()), Errno::INVAL)
         };
         let text = refusal.to_string();
         assert!(!text.contains("R1=ctx") && text.contains("--verifier-log"));
@@ -279,9 +259,9 @@ mod tests {
     fn the_error_of_the_system_call_is_found_within() {
         let inner = aya::sys::SyscallError {
             call: "perf_event_open",
-            io_error: io::Error::from_raw_os_error(libc::EACCES),
+            io_error: Errno::ACCESS.into(),
         };
         let refusal = Refusal::of_probe("cudaMalloc", &ProgramError::SyscallError(inner));
-        assert_eq!(refusal.errno, Some(libc::EACCES));
+        assert_eq!(refusal.errno, Some(Errno::ACCESS));
     }
 }

@@ -19,9 +19,6 @@ pub struct Place(u64);
 
 impl Records {
     /// Wraps the map. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// When the runtime cannot watch it.
     pub fn new(ring: RingBuf<MapData>) -> io::Result<Self> {
         Ok(Self {
             positions: Positions::of(&ring)?,

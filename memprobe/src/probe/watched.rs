@@ -14,7 +14,6 @@ use crate::event::Tgid;
 /// Watched process, held by a pidfd: a reuse of its number is noticed.
 #[derive(Debug)]
 pub struct Watched {
-    /// Its number.
     pub tgid: Tgid,
     /// None where memprobe has no descriptors left.
     exit: Option<OwnedFd>,
@@ -22,9 +21,6 @@ pub struct Watched {
 
 impl Watched {
     /// Takes hold of a process.
-    ///
-    /// # Errors
-    /// When there is no such process.
     pub fn open(tgid: Tgid) -> Result<Self> {
         match pidfd(tgid) {
             Ok(exit) => Ok(Self {

@@ -1,9 +1,45 @@
-//! Demangles class names: the part of the mangling scheme that class names need (Itanium C++ ABI, 5.1).
+//! Demangles C++ names (Itanium C++ ABI, 5.1). They come from the target, so depth and length are limited.
 
-/// The deepest nesting of templates.
-const DEEPEST: usize = 8;
+use std::fmt;
 
-/// True if a text consists of the characters of a mangled name.
+use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
+
+/// The deepest nesting of a name that is demangled.
+const DEEPEST: u32 = 192;
+
+/// The longest name that is written out, in bytes; substitutions can make a name exponentially long.
+const LONGEST: usize = 64 << 10;
+
+/// A string with a maximum length; writes beyond it fail.
+#[derive(Default)]
+pub(crate) struct BoundedName(pub(crate) String);
+
+impl fmt::Write for BoundedName {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        if self.0.len() + more.len() > LONGEST {
+            return Err(fmt::Error);
+        }
+        self.0.push_str(more);
+        Ok(())
+    }
+}
+
+/// Returns the name of a mangled symbol (`_Z…`), without parameters and return type.
+pub(crate) fn demangled(symbol: &[u8]) -> Option<String> {
+    if !symbol.starts_with(b"_Z") {
+        return None;
+    }
+    let parse = ParseOptions::default().recursion_limit(DEEPEST);
+    let symbol = Symbol::new_with_options(symbol, &parse).ok()?;
+    let options = DemangleOptions::new()
+        .no_params()
+        .no_return_type()
+        .recursion_limit(DEEPEST);
+    let mut name = BoundedName::default();
+    symbol.structured_demangle(&mut name, &options).ok()?;
+    Some(name.0)
+}
+
 pub fn is_mangled(name: &str) -> bool {
     !name.is_empty()
         && name
@@ -11,55 +47,10 @@ pub fn is_mangled(name: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// Returns `torch::autograd::AccumulateGrad` for `N5torch8autograd14AccumulateGradE`. `None` for a name with
-/// anything but namespaces, classes and class templates.
+/// Returns `torch::autograd::AccumulateGrad` for `N5torch8autograd14AccumulateGradE`.
 pub fn class_name(mangled: &str) -> Option<String> {
-    let mut rest = mangled;
-    let name = class(&mut rest, 0)?;
-    rest.is_empty().then_some(name)
-}
-
-/// Consumes one class from the front of a text.
-fn class(rest: &mut &str, depth: usize) -> Option<String> {
-    if depth > DEEPEST {
-        return None;
-    }
-    if let Some(tail) = rest.strip_prefix('N') {
-        *rest = tail;
-        let mut name = part(rest, depth)?;
-        loop {
-            if let Some(tail) = rest.strip_prefix('E') {
-                *rest = tail;
-                return Some(name);
-            }
-            name.push_str("::");
-            name.push_str(&part(rest, depth)?);
-        }
-    }
-    part(rest, depth)
-}
-
-/// Consumes one name with its template arguments.
-fn part(rest: &mut &str, depth: usize) -> Option<String> {
-    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-    let (length, tail) = rest.split_at(digits);
-    let length = length.parse().ok().filter(|&length| length > 0)?;
-    let name = tail.get(..length)?;
-    *rest = tail.get(length..)?;
-    let mut name = match name.starts_with("_GLOBAL__N") {
-        true => "(anonymous namespace)".to_owned(),
-        false => name.to_owned(),
-    };
-    if let Some(tail) = rest.strip_prefix('I') {
-        *rest = tail;
-        let mut arguments = Vec::new();
-        while !rest.starts_with('E') {
-            arguments.push(class(rest, depth + 1)?);
-        }
-        *rest = &rest[1..];
-        name = format!("{name}<{}>", arguments.join(", "));
-    }
-    Some(name)
+    let name = demangled(format!("_Z{mangled}").as_bytes())?;
+    Some(name.replace("> >", ">>"))
 }
 
 #[cfg(test)]
@@ -82,6 +73,7 @@ mod tests {
                 "N5torch8autograd7CppNodeIN12_GLOBAL__N_16SquareEEE",
                 "torch::autograd::CppNode<(anonymous namespace)::Square>",
             ),
+            ("N1aI1bIiEEE", "a<b<int>>"),
         ] {
             assert_eq!(class_name(mangled).as_deref(), Some(name));
         }
@@ -96,8 +88,6 @@ mod tests {
             "N5torch",
             "9torch",
             "0",
-            "N1aS_E",
-            "N1aIiEE",
             "99999999999999999999a",
         ] {
             assert_eq!(class_name(mangled), None, "{mangled}");

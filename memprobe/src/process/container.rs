@@ -18,16 +18,14 @@ const LONGEST: usize = 253;
 /// Digits of a container ID that people are shown, as in `docker ps`.
 const SHORT: usize = 12;
 
-/// A container engine or batch system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(const_into_str, serialize_all = "kebab-case")]
 pub enum Engine {
     /// Docker, also under Kubernetes.
     Docker,
     /// containerd under Kubernetes.
     Containerd,
-    /// CRI-O.
     CriO,
-    /// Podman (libpod).
     Podman,
     /// nerdctl, the command line of containerd.
     Nerdctl,
@@ -42,24 +40,13 @@ pub enum Engine {
     /// A Slurm job: not a container, but the name by which users of a cluster know a process.
     Slurm,
     /// An engine that the control group path does not name.
+    #[strum(serialize = "container")]
     Unknown,
 }
 
 impl Engine {
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Docker => "docker",
-            Self::Containerd => "containerd",
-            Self::CriO => "cri-o",
-            Self::Podman => "podman",
-            Self::Nerdctl => "nerdctl",
-            Self::Nspawn => "nspawn",
-            Self::Lxc => "lxc",
-            Self::Apptainer => "apptainer",
-            Self::Ecs => "ecs",
-            Self::Slurm => "slurm",
-            Self::Unknown => "container",
-        }
+        self.into_str()
     }
 }
 
@@ -70,7 +57,6 @@ pub struct Container {
     pub engine: Engine,
     /// The container's ID or name in the engine; empty if only the engine is known.
     pub id: String,
-    /// The Kubernetes or Podman pod that contains it.
     pub pod: Option<Pod>,
     /// The host name inside the container. Docker sets it to the start of the container ID; users often set
     /// it to a name of their own.
@@ -82,7 +68,6 @@ pub struct Pod {
     /// The pod's ID: a UUID in Kubernetes.
     pub uid: String,
     pub name: Option<String>,
-    /// The Kubernetes namespace of the pod.
     pub namespace: Option<String>,
 }
 
@@ -226,7 +211,6 @@ fn read(path: &str) -> Option<String> {
     text_of(File::open(path).ok()?)
 }
 
-/// Reads up to [`MOST`] bytes of a file.
 fn text_of(file: File) -> Option<String> {
     let mut bytes = Vec::new();
     file.take(MOST).read_to_end(&mut bytes).ok()?;

@@ -9,7 +9,6 @@ const LONGEST_NAME: usize = 512;
 
 /// The lowest plausible address of a virtual table: none lies in the first page.
 pub const LOWEST: u64 = 0x1000;
-/// The alignment of a virtual table.
 pub const ALIGNMENT: u64 = 8;
 
 /// Returns the address of the type information of a virtual table, and the mangled name in it; `None` if
@@ -25,7 +24,6 @@ pub fn of_table(memory: &impl ReadMemory, table: u64) -> Option<(u64, String)> {
     Some((information, name_of(memory, information)?))
 }
 
-/// Returns the mangled name in a type information.
 pub fn name_of(memory: &impl ReadMemory, information: u64) -> Option<String> {
     let at = memory.read_u64(information.checked_add(8)?).ok()?;
     let name = text(memory, at, LONGEST_NAME)?;

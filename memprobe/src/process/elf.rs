@@ -4,7 +4,6 @@
 //! maps a file: if somebody truncates a mapped file, the reader dies of SIGBUS, whereas `read` returns an
 //! error.
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -48,7 +47,6 @@ pub struct ElfImage {
     sections: Vec<Section>,
 }
 
-/// The addressing of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
     /// Loaded at the addresses in the file (`ET_EXEC`).
@@ -57,10 +55,8 @@ pub enum ImageKind {
     Relocatable,
 }
 
-/// A loaded part of the file (`PT_LOAD`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Offset in the file.
     pub offset: u64,
     /// Bytes in the file.
     pub file_size: u64,
@@ -73,20 +69,16 @@ pub struct Segment {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// The section's name; bytes that are not UTF-8 are replaced.
     pub name: String,
     /// The address before relocation; 0 if the section is not loaded.
     pub vaddr: u64,
-    /// Offset in the file.
     pub offset: u64,
-    /// Bytes.
     pub size: u64,
     name_offset: u32,
     kind: SectionType,
     link: u32,
 }
 
-/// A symbol that the image defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbol {
     /// The address before relocation; add the load bias for the address in memory.
@@ -95,52 +87,21 @@ pub struct Symbol {
     pub size: u64,
 }
 
-/// The reason why an image could not be read.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ElfError {
     /// The file could not be opened or read, or is too short.
-    Io(io::Error),
+    #[error("{0}")]
+    Io(#[from] io::Error),
     /// Not a 64-bit little-endian ELF program or library, or a corrupt one.
+    #[error("not a usable ELF file: {0}")]
     Malformed(&'static str),
 }
 
-impl fmt::Display for ElfError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io(error) => error.fmt(f),
-            Self::Malformed(what) => write!(f, "not a usable ELF file: {what}"),
-        }
-    }
-}
-
-impl std::error::Error for ElfError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io(error) => Some(error),
-            Self::Malformed(_) => None,
-        }
-    }
-}
-
-impl From<io::Error> for ElfError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
 impl ElfImage {
-    /// Opens an image by path.
-    ///
-    /// # Errors
-    /// [`ElfError`].
     pub fn open(path: &Path) -> Result<Self, ElfError> {
         Self::from_file(open_regular(path)?)
     }
 
-    /// Reads the headers of an open file.
-    ///
-    /// # Errors
-    /// [`ElfError`].
     pub fn from_file(file: File) -> Result<Self, ElfError> {
         let cache = ReadCache::new(file);
         let headers = read_headers(&cache)?;
@@ -157,7 +118,6 @@ impl ElfImage {
         Ok(image)
     }
 
-    /// Sets the names of the sections, as far as the file has them.
     fn name_sections(&mut self, names: usize) -> Result<(), ElfError> {
         let Some(names) = self
             .sections
@@ -178,11 +138,6 @@ impl ElfImage {
         Ok(())
     }
 
-    pub fn kind(&self) -> ImageKind {
-        self.kind
-    }
-
-    /// Returns the loaded parts of the file.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
@@ -192,9 +147,6 @@ impl ElfImage {
     }
 
     /// Returns the symbol with this mangled name, as [`Self::symbols`] finds it.
-    ///
-    /// # Errors
-    /// As [`Self::symbols`].
     pub fn symbol(&self, name: &str) -> Result<Option<Symbol>, ElfError> {
         self.first_symbol(&[name])
     }
@@ -202,18 +154,13 @@ impl ElfImage {
     /// Returns the symbols with these mangled names that the image defines, in the order of `names`; `None`
     /// for each that it does not define. The dynamic symbols come first, and `.symtab` is read only for names
     /// that they lack. Each table is scanned once, whatever the number of names.
-    ///
-    /// # Errors
-    /// [`ElfError`] if a symbol table cannot be read; a file without one defines no symbols.
+    /// Fails with [`ElfError`] if a symbol table cannot be read; a file without one defines no symbols.
     pub fn symbols(&self, names: &[&str]) -> Result<Vec<Option<Symbol>>, ElfError> {
         self.find(names, |found| found.iter().all(Option::is_some))
     }
 
     /// Returns the first of these mangled names that the image defines, as [`Self::symbols`] finds it.
     /// `.symtab` is read only if no dynamic symbol has any of the names.
-    ///
-    /// # Errors
-    /// As [`Self::symbols`].
     pub fn first_symbol(&self, names: &[&str]) -> Result<Option<Symbol>, ElfError> {
         let found = self.find(names, |found| found.iter().any(Option::is_some))?;
         Ok(found.into_iter().flatten().next())
@@ -266,9 +213,7 @@ impl ElfImage {
 
     /// True if the image lists a library as needed (`DT_NEEDED`), so that the loader loads both together.
     /// `library` is matched as in [`super::maps::Maps::libraries`].
-    ///
-    /// # Errors
-    /// [`ElfError`] if the list cannot be read; a file without one needs nothing.
+    /// Fails with [`ElfError`] if the list cannot be read; a file without one needs nothing.
     pub fn needs(&self, library: &str) -> Result<bool, ElfError> {
         let Some(table) = self
             .sections
@@ -294,7 +239,6 @@ impl ElfImage {
         self.section_bytes(self.string_section_of(table)?)
     }
 
-    /// Returns the section of that string table.
     fn string_section_of(&self, table: &Section) -> Result<&Section, ElfError> {
         usize::try_from(table.link)
             .ok()
@@ -313,9 +257,7 @@ impl ElfImage {
     }
 
     /// Reads up to `len` bytes of the file from `vaddr` on, fewer if the segment ends before.
-    ///
-    /// # Errors
-    /// [`ElfError::Malformed`] if no file content is loaded at `vaddr`; otherwise [`ElfError::Io`].
+    /// Fails with [`ElfError::Malformed`] if no file content is loaded at `vaddr`; otherwise [`ElfError::Io`].
     pub fn bytes_at(&self, vaddr: u64, len: usize) -> Result<Vec<u8>, ElfError> {
         let outside = ElfError::Malformed("an address outside of its segments");
         let Some((segment, within)) = self.segments.iter().find_map(|segment| {
@@ -398,7 +340,6 @@ fn entries<T: pod::Pod>(table: &[u8]) -> Result<&[T], ElfError> {
         .map_err(|()| ElfError::Malformed("a broken table"))
 }
 
-/// A mapped file of the target with its load bias.
 #[derive(Debug)]
 pub struct LoadedImage {
     pub image: ElfImage,
@@ -408,9 +349,7 @@ pub struct LoadedImage {
 
 impl LoadedImage {
     /// Opens a file that the target has mapped.
-    ///
-    /// # Errors
-    /// [`ElfError`], also if the mappings do not determine the load bias.
+    /// Fails with [`ElfError`] also if the mappings do not determine the load bias.
     pub fn open(file: &MappedFile, tgid: Tgid) -> Result<Self, ElfError> {
         let image = ElfImage::from_file(file.open(tgid)?.0)?;
         let bias = image
@@ -419,7 +358,6 @@ impl LoadedImage {
         Ok(Self { image, bias })
     }
 
-    /// Returns the address of a symbol in the target's memory.
     pub fn address_of(&self, symbol: Symbol) -> u64 {
         symbol.vaddr.wrapping_add(self.bias)
     }

@@ -5,6 +5,7 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 
 use super::maps::Maps;
+use super::process_scan;
 use super::root::ProcessRoot;
 use crate::event::Tgid;
 
@@ -23,11 +24,8 @@ pub fn command_line(tgid: Tgid) -> String {
 
 /// Returns the descendants of a process, parents before children, without the process itself.
 pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
-    let Ok(entries) = fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    let processes: Vec<_> = entries
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+    let processes = process_scan::pids().unwrap_or_default().into_iter();
+    let processes: Vec<_> = processes
         .map(Tgid)
         .filter_map(|process| Some((process, parent(process)?)))
         .collect();
@@ -58,7 +56,6 @@ pub fn ran(tgid: Tgid) -> Option<u64> {
     next()?.checked_add(next()?)
 }
 
-/// Returns the parent process, or the process that adopted it.
 pub fn parent(tgid: Tgid) -> Option<Tgid> {
     let status = read_own(tgid, "status");
     let status = String::from_utf8_lossy(&status);
@@ -83,7 +80,6 @@ pub fn torch_version(tgid: Tgid) -> Option<String> {
     parse_version(&String::from_utf8_lossy(&read(file)))
 }
 
-/// Returns the value of `__version__ = '…'`.
 fn parse_version(text: &str) -> Option<String> {
     let line = text
         .lines()
@@ -105,7 +101,6 @@ fn read_own(tgid: Tgid, name: &str) -> Vec<u8> {
     fs::File::open(format!("/proc/{}/{name}", tgid.0)).map_or_else(|_| Vec::new(), read)
 }
 
-/// Reads up to [`MOST`] bytes of a file.
 pub(super) fn read(file: fs::File) -> Vec<u8> {
     let mut bytes = Vec::new();
     // The part read before an error is good enough for a description.

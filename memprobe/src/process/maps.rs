@@ -23,16 +23,12 @@ pub struct Mapping {
     /// The address after the last.
     pub end: u64,
     pub perms: Permissions,
-    /// Offset in the file of the first byte.
     pub offset: u64,
-    /// Device of the file.
     pub dev: DeviceNumber,
-    /// Inode of the file; 0 for memory without one.
     pub inode: u64,
     /// The path as the kernel shows it to memprobe, which may differ from the target's view. A name in
     /// brackets for special memory, such as `[stack]`; empty for anonymous memory.
     pub path: PathBuf,
-    /// The file was unlinked or replaced after it was mapped.
     pub deleted: bool,
 }
 
@@ -60,7 +56,6 @@ impl Mapping {
         (self.start..self.end).contains(&address)
     }
 
-    /// True if the mapping is backed by a file.
     pub fn is_file(&self) -> bool {
         self.inode != 0 && self.path.as_os_str().as_bytes().first() == Some(&b'/')
     }
@@ -75,14 +70,11 @@ impl Mapping {
     }
 }
 
-/// A file that a process has mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedFile {
     /// The path as the kernel shows it, without the suffix for deleted files.
     pub path: PathBuf,
-    /// Device of the file.
     pub dev: DeviceNumber,
-    /// Inode of the file.
     pub inode: u64,
     /// The file was unlinked or replaced after it was mapped.
     pub deleted: bool,
@@ -91,7 +83,6 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Returns the last component of the path.
     pub fn basename(&self) -> &OsStr {
         self.path.file_name().unwrap_or_default()
     }
@@ -154,7 +145,7 @@ impl MappedFile {
 pub(super) fn open_regular(path: &Path) -> io::Result<File> {
     let file = fs::OpenOptions::new()
         .read(true)
-        .custom_flags(libc::O_NONBLOCK)
+        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
         .open(path)?;
     if file.metadata()?.is_file() {
         Ok(file)
@@ -166,7 +157,6 @@ pub(super) fn open_regular(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The mappings of a process at one moment, by ascending address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Maps {
     mappings: Vec<Mapping>,
@@ -186,7 +176,6 @@ impl Maps {
         Ok(Self::parse(&bytes))
     }
 
-    /// Parses the text of a maps file and skips malformed lines.
     pub fn parse(text: &[u8]) -> Self {
         let mut mappings: Vec<_> = text
             .split(|&byte| byte == b'\n')
@@ -196,12 +185,10 @@ impl Maps {
         Self { mappings }
     }
 
-    /// Returns every mapping, by ascending address.
     pub fn mappings(&self) -> &[Mapping] {
         &self.mappings
     }
 
-    /// Returns the mapping that contains `address`.
     pub fn find(&self, address: u64) -> Option<&Mapping> {
         let after = self
             .mappings

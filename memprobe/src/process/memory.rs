@@ -1,47 +1,34 @@
 //! Memory of another process, read and never written.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::io::IoSliceMut;
+
+use nix::errno::Errno;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
 
 use crate::event::Tgid;
 
-/// Memory that can be read by address.
 pub trait ReadMemory {
     /// Fills `into` from `address` on. After an error the content of `into` is unspecified.
-    ///
-    /// # Errors
-    /// [`Unreadable`] if any byte cannot be read.
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable>;
 
-    ///
-    /// # Errors
-    /// As [`Self::read`].
     fn read_array<const N: usize>(&self, address: u64) -> Result<[u8; N], Unreadable> {
         let mut bytes = [0; N];
         self.read(address, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Reads a little-endian 32-bit word.
-    ///
-    /// # Errors
-    /// As [`Self::read`].
     fn read_u32(&self, address: u64) -> Result<u32, Unreadable> {
         self.read_array(address).map(u32::from_le_bytes)
     }
 
-    /// Reads a little-endian 64-bit word.
-    ///
-    /// # Errors
-    /// As [`Self::read`].
     fn read_u64(&self, address: u64) -> Result<u64, Unreadable> {
         self.read_array(address).map(u64::from_le_bytes)
     }
 
     /// Reads `len` bytes, a length that the target claims, but never more than `limit`.
-    ///
-    /// # Errors
-    /// Those of [`Self::read`], and [`Cause::TooLong`] if `len` is above `limit`.
+    /// Fails with [`Cause::TooLong`] if `len` is above `limit`.
     fn read_bytes(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
         let mut bytes = vec![0; bounded(address, len, limit)?];
         self.read(address, &mut bytes)?;
@@ -49,14 +36,11 @@ pub trait ReadMemory {
     }
 
     /// Like [`Self::read_bytes`], but may return a prefix if only that much is known ([`PartialMemory`]).
-    ///
-    /// # Errors
-    /// Those of [`Self::read_bytes`]. [`PartialMemory`] also fails if the first byte is unknown.
+    /// It fails if the first byte is unknown.
     fn read_prefix(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
         self.read_bytes(address, len, limit)
     }
 
-    /// Reads several pieces; each has an outcome of its own.
     fn read_each(&self, pieces: &mut [Piece<'_>]) {
         for piece in pieces {
             piece.outcome = self.read(piece.address, piece.into);
@@ -74,10 +58,8 @@ impl<M: ReadMemory + ?Sized> ReadMemory for &M {
     }
 }
 
-/// A piece of memory to be read together with others.
 #[derive(Debug)]
 pub struct Piece<'a> {
-    /// The address of the first byte.
     pub address: u64,
     /// The destination, at least one byte long.
     pub into: &'a mut [u8],
@@ -90,55 +72,47 @@ fn bounded(address: u64, len: u64, limit: usize) -> Result<usize, Unreadable> {
     usize::try_from(len)
         .ok()
         .filter(|&len| len <= limit)
-        .ok_or(Unreadable {
-            address,
-            cause: Cause::TooLong,
-        })
+        .ok_or(Cause::TooLong.at(address))
 }
 
-/// Memory that could not be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("memory at {address:#x} cannot be read: {cause}")]
 pub struct Unreadable {
-    /// The first byte that was requested.
     pub address: u64,
     pub cause: Cause,
 }
 
-/// The reason why memory could not be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
-    /// Nothing is mapped there, or nothing readable.
+    #[error("nothing is mapped there")]
     NotMapped,
-    /// The process has ended.
+    #[error("the process has ended")]
     NoProcess,
     /// memprobe may not read this process (`ptrace(2)`, PTRACE_MODE_ATTACH_REALCREDS).
+    #[error("permission denied")]
     Denied,
     /// The target claims an implausible length.
+    #[error("its length makes no sense")]
     TooLong,
-    /// The memory holds another kind of object than expected.
+    #[error("something else lies there by now")]
     NotAsExpected,
     /// The memory was not captured, or exceeds the part that memprobe keeps.
+    #[error("it was not kept")]
     NotKept,
     /// Another error of the kernel, by its `errno`.
+    #[error("{}", std::io::Error::from_raw_os_error(*.0))]
     Os(i32),
 }
 
-impl fmt::Display for Unreadable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "memory at {:#x} cannot be read: ", self.address)?;
-        match self.cause {
-            Cause::NotMapped => f.write_str("nothing is mapped there"),
-            Cause::NoProcess => f.write_str("the process has ended"),
-            Cause::Denied => f.write_str("permission denied"),
-            Cause::TooLong => f.write_str("its length makes no sense"),
-            Cause::NotAsExpected => f.write_str("something else lies there by now"),
-            Cause::NotKept => f.write_str("it was not kept"),
-            Cause::Os(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(errno)),
+impl Cause {
+    /// The error of memory at an address.
+    pub const fn at(self, address: u64) -> Unreadable {
+        Unreadable {
+            address,
+            cause: self,
         }
     }
 }
-
-impl std::error::Error for Unreadable {}
 
 /// The memory of a live process, read by `process_vm_readv(2)`. The process is not stopped, so a result may
 /// mix states of different moments.
@@ -162,47 +136,34 @@ const MOST_PIECES: usize = 1024;
 
 impl ProcessMemory {
     /// Reads vectors in order, up to the first unreadable byte, and returns the number of bytes read.
-    fn read_vectors(&self, local: &[libc::iovec], remote: &[libc::iovec]) -> Result<usize, Cause> {
+    fn read_vectors(
+        &self,
+        local: &mut [IoSliceMut<'_>],
+        remote: &[RemoteIoVec],
+    ) -> Result<usize, Cause> {
         let pid = self.tgid.0.try_into().map_err(|_| Cause::NoProcess)?;
-        let counts = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
-        // SAFETY: each of `local` describes exactly a slice that the caller has borrowed exclusively; the
-        // kernel checks the remote ranges against the other process and never lets them touch this one.
-        let read = unsafe {
-            libc::process_vm_readv(pid, local.as_ptr(), counts.0, remote.as_ptr(), counts.1, 0)
-        };
-        usize::try_from(read).map_err(|_| match std::io::Error::last_os_error().raw_os_error() {
-            Some(libc::EFAULT) => Cause::NotMapped,
-            Some(libc::ESRCH) => Cause::NoProcess,
-            Some(libc::EPERM) => Cause::Denied,
-            errno => Cause::Os(errno.unwrap_or_default()),
+        process_vm_readv(Pid::from_raw(pid), local, remote).map_err(|error| match error {
+            Errno::EFAULT => Cause::NotMapped,
+            Errno::ESRCH => Cause::NoProcess,
+            Errno::EPERM => Cause::Denied,
+            error => Cause::Os(error as i32),
         })
     }
 }
 
-/// Returns the local and the remote vector of a piece.
-fn vectors(address: u64, into: &mut [u8]) -> Result<(libc::iovec, libc::iovec), Unreadable> {
-    let there = usize::try_from(address).map_err(|_| Unreadable {
-        address,
-        cause: Cause::NotMapped,
-    })?;
-    let local = libc::iovec {
-        iov_base: into.as_mut_ptr().cast(),
-        iov_len: into.len(),
-    };
-    let remote = libc::iovec {
-        iov_base: std::ptr::without_provenance_mut(there),
-        iov_len: into.len(),
-    };
-    Ok((local, remote))
+/// The remote vector of a piece.
+const fn remote(address: u64, len: usize) -> RemoteIoVec {
+    let base = address as usize;
+    RemoteIoVec { base, len }
 }
 
 /// Appends a remote range and merges it with the last one if they are adjacent; the kernel then looks up the
 /// pages of both together.
-fn extend(ranges: &mut Vec<libc::iovec>, range: libc::iovec) {
+fn extend(ranges: &mut Vec<RemoteIoVec>, range: RemoteIoVec) {
     if let Some(last) = ranges.last_mut()
-        && last.iov_base.addr().checked_add(last.iov_len) == Some(range.iov_base.addr())
+        && last.base.checked_add(last.len) == Some(range.base)
     {
-        last.iov_len += range.iov_len;
+        last.len += range.len;
         return;
     }
     ranges.push(range);
@@ -213,12 +174,11 @@ impl ReadMemory for ProcessMemory {
         if into.is_empty() {
             return Ok(());
         }
-        let unreadable = |cause| Unreadable { address, cause };
-        let (local, remote) = vectors(address, into)?;
-        match self.read_vectors(&[local], &[remote]) {
-            Ok(read) if read == into.len() => Ok(()),
-            Ok(_) => Err(unreadable(Cause::NotMapped)),
-            Err(cause) => Err(unreadable(cause)),
+        let remote = remote(address, into.len());
+        match self.read_vectors(&mut [IoSliceMut::new(into)], &[remote]) {
+            Ok(read) if read == remote.len => Ok(()),
+            Ok(_) => Err(Cause::NotMapped.at(address)),
+            Err(cause) => Err(cause.at(address)),
         }
     }
 
@@ -244,7 +204,6 @@ fn most_threads() -> usize {
 }
 
 impl ProcessMemory {
-    /// Reads pieces, as many as possible with each call.
     fn read_all(&self, pieces: &mut [Piece<'_>]) {
         for pieces in pieces.chunks_mut(MOST_PIECES) {
             let mut next = 0;
@@ -256,18 +215,15 @@ impl ProcessMemory {
 
     /// Reads as many of the first pieces as one call can, at least one, and returns how many are done.
     fn read_some(&self, pieces: &mut [Piece<'_>]) -> usize {
-        let (mut local, mut remote) = (Vec::new(), Vec::new());
-        for piece in pieces.iter_mut() {
-            // An address that is invalid here ends the batch before it.
-            let Ok((here, there)) = vectors(piece.address, piece.into) else {
-                break;
-            };
-            local.push(here);
-            extend(&mut remote, there);
+        let mut ranges = Vec::new();
+        for piece in pieces.iter() {
+            extend(&mut ranges, remote(piece.address, piece.into.len()));
         }
-        let mut left = self.read_vectors(&local, &remote).unwrap_or(0);
+        let local = pieces.iter_mut();
+        let mut local: Vec<_> = local.map(|piece| IoSliceMut::new(piece.into)).collect();
+        let mut left = self.read_vectors(&mut local, &ranges).unwrap_or(0);
         let mut done = 0;
-        for piece in pieces.iter_mut().take(local.len()) {
+        for piece in pieces.iter_mut() {
             if left < piece.into.len() {
                 break;
             }
@@ -302,10 +258,7 @@ impl PartialMemory {
             .next_back()
             .and_then(|(start, bytes)| bytes.get(usize::try_from(address - start).ok()?..))
             .filter(|known| !known.is_empty())
-            .ok_or(Unreadable {
-                address,
-                cause: Cause::NotMapped,
-            })
+            .ok_or(Cause::NotMapped.at(address))
     }
 }
 
@@ -315,10 +268,7 @@ impl ReadMemory for PartialMemory {
             return Ok(());
         }
         let known = self.known_from(address)?.get(..into.len());
-        into.copy_from_slice(known.ok_or(Unreadable {
-            address,
-            cause: Cause::NotMapped,
-        })?);
+        into.copy_from_slice(known.ok_or(Cause::NotMapped.at(address))?);
         Ok(())
     }
 
@@ -345,12 +295,10 @@ pub(crate) mod fake {
     }
 
     impl FakeMemory {
-        /// Maps `bytes` at `address`.
         pub(crate) fn map(&mut self, address: u64, bytes: Vec<u8>) {
             self.regions.0.insert(address, bytes);
         }
 
-        /// Overwrites bytes of one region.
         pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
             let (start, region) = self.regions.0.range_mut(..=address).next_back().unwrap();
             let offset = usize::try_from(address - start).unwrap();
@@ -375,10 +323,7 @@ pub(crate) mod fake {
     impl ReadMemory for FakeMemory {
         fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
             if self.ended {
-                return Err(Unreadable {
-                    address,
-                    cause: Cause::NoProcess,
-                });
+                return Err(Cause::NoProcess.at(address));
             }
             self.regions.read(address, into)
         }
@@ -502,10 +447,7 @@ mod tests {
         assert_eq!(memory.read_bytes(0x1000, 64, 64).unwrap().len(), 64);
         assert_eq!(
             memory.read_bytes(0x1000, u64::MAX, 64).unwrap_err(),
-            Unreadable {
-                address: 0x1000,
-                cause: Cause::TooLong
-            }
+            Cause::TooLong.at(0x1000)
         );
         assert_eq!(
             memory.read_bytes(0x1001, 64, 64).unwrap_err().cause,

@@ -3,46 +3,25 @@
 use std::fs;
 use std::path::Path;
 
+use strum::VariantArray as _;
+
 use crate::event::Tgid;
 
-/// A kind of namespace (`namespaces(7)`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A kind of namespace (`namespaces(7)`), with the name of its link in `/proc/PID/ns`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Kind {
-    /// Mounted file systems.
+    #[strum(serialize = "mnt")]
     Mount,
-    /// Process IDs.
     Pid,
     /// Users and capabilities.
     User,
     Net,
-    /// The host name.
     Uts,
     Cgroup,
 }
 
 impl Kind {
-    /// Every kind that memprobe examines.
-    pub const ALL: [Self; 6] = [
-        Self::Mount,
-        Self::Pid,
-        Self::User,
-        Self::Net,
-        Self::Uts,
-        Self::Cgroup,
-    ];
-
-    /// The name of the link in `/proc/PID/ns`.
-    const fn link(self) -> &'static str {
-        match self {
-            Self::Mount => "mnt",
-            Self::Pid => "pid",
-            Self::User => "user",
-            Self::Net => "net",
-            Self::Uts => "uts",
-            Self::Cgroup => "cgroup",
-        }
-    }
-
     /// A word for people.
     pub const fn name(self) -> &'static str {
         match self {
@@ -72,17 +51,15 @@ impl Namespace {
         Self::read(&tgid.0.to_string(), kind)
     }
 
-    /// Returns memprobe's own namespace.
     pub fn of_memprobe(kind: Kind) -> Option<Self> {
         Self::read("self", kind)
     }
 
     fn read(process: &str, kind: Kind) -> Option<Self> {
-        let link = fs::read_link(format!("/proc/{process}/ns/{}", kind.link())).ok()?;
+        let link = fs::read_link(format!("/proc/{process}/ns/{}", kind.into_str())).ok()?;
         Self::parse(link.to_str()?)
     }
 
-    /// Parses a link such as `pid:[4026531836]`.
     fn parse(link: &str) -> Option<Self> {
         let (_, number) = link.split_once(":[")?;
         number.strip_suffix(']')?.parse().ok().map(Self)
@@ -95,7 +72,7 @@ pub fn foreign(tgid: Tgid) -> Vec<Kind> {
         let theirs = Namespace::of(tgid, *kind);
         theirs.is_some() && theirs != Namespace::of_memprobe(*kind)
     };
-    Kind::ALL.into_iter().filter(is_foreign).collect()
+    Kind::VARIANTS.iter().copied().filter(is_foreign).collect()
 }
 
 /// True if the root directory of a process differs from memprobe's, as in a chroot or a container. `None` if

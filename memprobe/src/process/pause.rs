@@ -6,11 +6,13 @@
 //! detaching").
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs;
 use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitOptions, waitpid};
 
 use crate::event::Tgid;
 
@@ -25,76 +27,52 @@ const LOOK_AFTER: Duration = Duration::from_millis(10);
 /// The longest wait, at release, for threads that are still within the kernel.
 const MOST_RELEASE: Duration = Duration::from_millis(100);
 
-/// The most threads that memprobe stops.
 const MOST_THREADS: usize = 65_536;
 
 /// Waits shorter than this poll without sleeping.
 const SPIN: Duration = Duration::from_micros(300);
 
 /// Flags of `waitpid` for threads of other processes (`__WALL`), without blocking.
-const WAIT: i32 = libc::WNOHANG | libc::__WALL;
+const WAIT: WaitOptions =
+    WaitOptions::NOHANG.union(WaitOptions::from_bits_retain(libc::__WALL as u32));
 
 /// The reason why a process cannot be stopped. Each message ends with what to do.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum PauseError {
+    #[error("it has ended.\nFind the right process with `pgrep -af python`")]
     Gone,
     /// memprobe may not trace the process.
+    #[error("it may not be stopped.\nRun memprobe with sudo")]
     Denied,
     /// A process with this PID, such as a debugger, traces it already.
+    #[error(
+        "a debugger is attached to it (PID {0}), so it cannot be stopped.\nDetach the debugger, or read the process \
+         while it runs with --nonblocking"
+    )]
     Traced(u32),
     /// The thread with this ID did not stop in time.
+    #[error(
+        "its thread {0} did not stop within {most} ms.\nTry again, or read the process while it runs with --nonblocking",
+        most = MOST_WAIT.as_millis()
+    )]
     Slow(u32),
     /// The process creates threads faster than memprobe stops them, or has more than `MOST_THREADS`.
+    #[error(
+        "it has more threads than memprobe stops, or makes them too fast.\nTry again, or read the process while it \
+         runs with --nonblocking"
+    )]
     TooManyThreads,
-    /// Another error of the kernel.
-    Os(io::Error),
-}
-
-impl fmt::Display for PauseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gone => {
-                f.write_str("it has ended.\nFind the right process with `pgrep -af python`")
-            }
-            Self::Denied => f.write_str("it may not be stopped.\nRun memprobe with sudo"),
-            Self::Traced(tracer) => write!(
-                f,
-                "a debugger is attached to it (PID {tracer}), so it cannot be stopped.\nDetach the \
-                 debugger, or read the process while it runs with --nonblocking"
-            ),
-            Self::Slow(thread) => write!(
-                f,
-                "its thread {thread} did not stop within {} ms.\nTry again, or read the process \
-                 while it runs with --nonblocking",
-                MOST_WAIT.as_millis()
-            ),
-            Self::TooManyThreads => f.write_str(
-                "it has more threads than memprobe stops, or makes them too fast.\nTry again, or \
-                 read the process while it runs with --nonblocking",
-            ),
-            Self::Os(error) => write!(
-                f,
-                "it cannot be stopped: {error}.\nTry again, or read the process while it runs with \
-                 --nonblocking"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for PauseError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Os(error) => Some(error),
-            _ => None,
-        }
-    }
+    #[error(
+        "it cannot be stopped: {0}.\nTry again, or read the process while it runs with --nonblocking"
+    )]
+    Os(#[source] io::Error),
 }
 
 impl From<io::Error> for PauseError {
     fn from(error: io::Error) -> Self {
-        match error.raw_os_error() {
-            Some(libc::ESRCH | libc::ENOENT) => Self::Gone,
-            Some(libc::EPERM | libc::EACCES) => Self::Denied,
+        match Errno::from_io_error(&error) {
+            Some(Errno::SRCH | Errno::NOENT) => Self::Gone,
+            Some(Errno::PERM | Errno::ACCESS) => Self::Denied,
             _ => Self::Os(error),
         }
     }
@@ -104,9 +82,7 @@ impl From<io::Error> for PauseError {
 ///
 /// A separate thread does this, because the kernel ties tracing to the tracing thread: once it ends, no
 /// thread of the process stays stopped.
-///
-/// # Errors
-/// [`PauseError`]; the process then runs as before.
+/// Fails with [`PauseError`]; the process then runs as before.
 ///
 /// # Panics
 /// If `work` panics, after the process was resumed.
@@ -128,16 +104,13 @@ pub fn is_stopped(tgid: Tgid) -> bool {
     i32::try_from(tgid.0).is_ok_and(|main| state(tgid, main) == Some('T'))
 }
 
-/// The state of a thread during a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thread {
-    /// The thread was asked to stop.
     Asked,
     /// The thread is in uninterruptible sleep and stops before it runs user code again.
     InKernel,
     /// The thread is stopped; the field is the signal to be delivered on resume (0: none).
     Stopped(i32),
-    /// The thread has ended or was resumed.
     Gone,
 }
 
@@ -193,7 +166,6 @@ impl Pause {
         Ok(any)
     }
 
-    /// Waits until every thread that was asked has stopped.
     fn wait(&mut self, tgid: Tgid, deadline: Instant) -> Result<(), PauseError> {
         let start = Instant::now();
         loop {
@@ -230,7 +202,6 @@ impl Pause {
         Ok(waiting)
     }
 
-    /// Resumes the process and returns how long the pause was.
     fn release(mut self) -> Duration {
         self.resume();
         self.since.elapsed()
@@ -269,7 +240,7 @@ impl Drop for Pause {
 
 /// Interprets a failed request to stop a thread.
 fn not_asked(tgid: Tgid, tid: i32, error: io::Error) -> Result<Thread, PauseError> {
-    if error.raw_os_error() == Some(libc::ESRCH) {
+    if Errno::from_io_error(&error) == Some(Errno::SRCH) {
         return Ok(Thread::Gone);
     }
     // A zombie cannot be traced (`ptrace_attach`).
@@ -283,7 +254,6 @@ fn not_asked(tgid: Tgid, tid: i32, error: io::Error) -> Result<Thread, PauseErro
     }
 }
 
-/// Returns the state letter of a thread (`proc_pid_stat(5)`).
 fn state(tgid: Tgid, tid: i32) -> Option<char> {
     let stat = fs::read(format!("/proc/{}/task/{tid}/stat", tgid.0)).ok()?;
     // The field follows the name, which may contain anything.
@@ -291,7 +261,6 @@ fn state(tgid: Tgid, tid: i32) -> Option<char> {
     stat.get(after + 2).copied().map(char::from)
 }
 
-/// Returns the process that traces a thread.
 fn tracer(tgid: Tgid, tid: i32) -> Option<u32> {
     let number = |path: String, field| {
         let status = fs::read_to_string(path).ok()?;
@@ -302,7 +271,6 @@ fn tracer(tgid: Tgid, tid: i32) -> Option<u32> {
     Some(number(format!("/proc/{thread}/status"), "Tgid:").unwrap_or(thread))
 }
 
-/// Asks a thread to stop.
 fn ask(tid: i32) -> io::Result<()> {
     request(libc::PTRACE_SEIZE, tid, 0)?;
     request(libc::PTRACE_INTERRUPT, tid, 0)
@@ -328,20 +296,18 @@ fn request(request: libc::c_uint, tid: i32, data: i32) -> io::Result<()> {
 
 /// Polls a thread that was asked to stop; `None` while it runs.
 fn stopped(tid: i32) -> io::Result<Option<Thread>> {
-    let mut status = 0;
-    // SAFETY: `status` is a local int.
-    match unsafe { libc::waitpid(tid, &mut status, WAIT) } {
-        0 => Ok(None),
-        -1 => match io::Error::last_os_error() {
-            error if error.raw_os_error() == Some(libc::ECHILD) => Ok(Some(Thread::Gone)),
-            error => Err(error),
-        },
-        _ if !libc::WIFSTOPPED(status) => Ok(Some(Thread::Gone)),
-        // Stopped by the request or together with its group (PTRACE_EVENT_STOP): there is no signal to
-        // deliver.
-        _ if status >> 16 == libc::PTRACE_EVENT_STOP => Ok(Some(Thread::Stopped(0))),
-        _ => Ok(Some(Thread::Stopped(libc::WSTOPSIG(status)))),
-    }
+    let status = match waitpid(Pid::from_raw(tid), WAIT) {
+        Ok(None) => return Ok(None),
+        Ok(Some((_, status))) => status,
+        Err(Errno::CHILD) => return Ok(Some(Thread::Gone)),
+        Err(error) => return Err(error.into()),
+    };
+    Ok(Some(match status.stopping_signal() {
+        None => Thread::Gone,
+        // Stopped by the request or together with its group: there is no signal to deliver.
+        Some(_) if status.as_raw() >> 16 == libc::PTRACE_EVENT_STOP => Thread::Stopped(0),
+        Some(signal) => Thread::Stopped(signal),
+    }))
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@ const LOADER: &[u8] = b"/ld-linux-x86-64.so";
 /// The most bytes read of one maps file; the rest is ignored.
 const MOST: u64 = 16 << 20;
 
-/// The result of one scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Processes that have mapped a CUDA library and were not reported before.
@@ -29,20 +28,20 @@ pub struct Found {
     pub loaders: Vec<Tgid>,
 }
 
-/// A repeated scan of the host's processes.
 #[derive(Debug, Default)]
 pub struct HostScan {
     known: HashMap<u32, ProcessState>,
     loaders: HashSet<Vec<u8>>,
 }
 
-/// The state of a known process.
 #[derive(Clone, Copy, Debug)]
 enum ProcessState {
-    /// Uses CUDA.
     User,
     /// No CUDA at the last check. The next check is due in `due` scans; then the interval `pause` doubles.
-    Other { due: u32, pause: u32 },
+    Other {
+        due: u32,
+        pause: u32,
+    },
 }
 
 /// The longest interval between two checks of a process, in scans.
@@ -50,18 +49,11 @@ const LONGEST_PAUSE: u32 = 64;
 
 impl HostScan {
     /// Checks every new process, and the others at growing intervals, since most never use CUDA.
-    ///
-    /// # Errors
-    /// If `/proc` cannot be read.
     pub fn look(&mut self) -> io::Result<Found> {
         let own = std::process::id();
         let mut there = HashSet::new();
         let mut found = Found::default();
-        for entry in fs::read_dir("/proc")? {
-            let name = entry?.file_name();
-            let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
-                continue;
-            };
+        for pid in pids()? {
             there.insert(pid);
             if pid != own && self.is_due(pid) {
                 self.look_at(Tgid(pid), &mut found);
@@ -104,26 +96,27 @@ impl HostScan {
     }
 }
 
-/// True if the process has mapped a CUDA library by now.
+/// The processes of the host.
+pub(super) fn pids() -> io::Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        pids.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    Ok(pids)
+}
+
 pub fn is_user(tgid: Tgid) -> bool {
     uses_cuda(&read_maps(tgid))
 }
 
 /// Returns the processes that have mapped a file as executable, each with its mappings. memprobe itself is
 /// left out, and so is every process that it may not inspect, because it cannot probe those either.
-///
-/// # Errors
-/// If `/proc` cannot be read.
 pub fn processes_mapping(dev: DeviceNumber, inode: u64) -> io::Result<Vec<(Tgid, MappedFile)>> {
     let own = std::process::id();
     let number = format!(" {inode} ");
     let mut users = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let name = entry?.file_name();
-        let pid = name.to_str().and_then(|name| name.parse::<u32>().ok());
-        let Some(tgid) = pid.filter(|pid| *pid != own).map(Tgid) else {
-            continue;
-        };
+    for tgid in pids()?.into_iter().filter(|pid| *pid != own).map(Tgid) {
         let maps = read_maps(tgid);
         // Most processes do not map the file, and searching is faster than parsing.
         if memmem::find(&maps, number.as_bytes()).is_none() {
@@ -166,7 +159,6 @@ fn is_space(byte: &u8) -> bool {
     *byte == b' '
 }
 
-/// The lines that contain `name`.
 fn lines<'a>(maps: &'a [u8], name: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     memmem::find_iter(maps, name).map(|place| {
         let start = maps[..place].iter().rposition(|byte| *byte == b'\n');

@@ -9,7 +9,6 @@ use crate::event::Tgid;
 /// The rank of a process in a distributed job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
-    /// The rank in the whole job.
     pub global: u32,
     /// The rank on this machine.
     pub local: Option<u32>,

@@ -43,9 +43,6 @@ impl ProcessRoot {
 
     /// Opens a regular file by the process's path; relative paths start at its working directory. Does not
     /// block on a FIFO.
-    ///
-    /// # Errors
-    /// Any error of the operating system.
     pub fn open(&self, path: &Path) -> io::Result<File> {
         let path = self.below_root(path)?;
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -71,9 +68,6 @@ impl ProcessRoot {
 
     /// Opens a regular file by the path that `/proc/PID/maps` and the like show to memprobe. For a process in
     /// a chroot, that path starts with the path of the chroot.
-    ///
-    /// # Errors
-    /// Those of [`Self::open`].
     pub fn open_shown(&self, path: &Path) -> io::Result<File> {
         self.open(&self.inside(path))
     }

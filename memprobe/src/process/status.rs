@@ -39,10 +39,6 @@ impl Status {
         Self::read(&format!("/proc/{}/status", tgid.0))
     }
 
-    /// Reads the status of memprobe itself.
-    ///
-    /// # Errors
-    /// If `/proc` is not mounted.
     pub fn of_memprobe() -> io::Result<Self> {
         Self::read("/proc/self/status")
     }
@@ -53,7 +49,6 @@ impl Status {
         Ok(Self::parse(&String::from_utf8_lossy(&bytes)))
     }
 
-    /// Parses a status text. Missing fields keep their defaults.
     pub fn parse(text: &str) -> Self {
         let mut status = Self::default();
         for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
@@ -116,7 +111,6 @@ impl Capability {
         Self::CHECKPOINT_RESTORE,
     ];
 
-    /// The name, such as `CAP_BPF`.
     pub const fn name(self) -> &'static str {
         self.1
     }

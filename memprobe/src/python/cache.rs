@@ -13,7 +13,6 @@ use crate::process::memory::{Cause, PartialMemory, ReadMemory, Unreadable};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The most code objects.
     pub codes: usize,
     /// The most bytes of all line tables together.
     pub line_table_bytes: usize,
@@ -29,7 +28,6 @@ impl Default for Limits {
     }
 }
 
-/// Counters since the cache was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
     /// Code objects read from the target.
@@ -45,7 +43,6 @@ pub struct CacheCounters {
 /// The result of resolving one of the kernel's frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved {
-    /// A line of Python.
     Frame(Frame),
     /// A frame that a Python traceback would not show: the interpreter's own trampoline, or a frame that is
     /// still being set up.
@@ -76,7 +73,6 @@ struct Cached {
 }
 
 impl CodeCache {
-    /// Creates an empty cache for a process.
     pub fn new(python: &PythonProcess) -> Self {
         Self::with_limits(python.layout, python.code_type, Limits::default())
     }
@@ -99,7 +95,6 @@ impl CodeCache {
         self.counters
     }
 
-    /// Returns the number of code objects.
     pub fn len(&self) -> usize {
         self.codes.len()
     }
@@ -163,7 +158,6 @@ impl CodeCache {
         }
     }
 
-    /// Drops the code object at this address.
     pub fn forget(&mut self, code: u64) {
         if let Some(cached) = self.codes.remove(&code) {
             self.line_table_bytes -= cached.code.line_table.len();
@@ -184,10 +178,7 @@ impl CodeCache {
                 cached.used = clock;
                 Ok(&cached.code)
             }
-            None => Err(Unreadable {
-                address,
-                cause: Cause::NotAsExpected,
-            }),
+            None => Err(Cause::NotAsExpected.at(address)),
         }
     }
 
@@ -257,7 +248,6 @@ impl CodeCache {
     }
 }
 
-/// True if a frame with this owner runs no Python.
 pub(super) fn is_shim(layout: &FrameLayout, owner: u8) -> bool {
     layout.first_shim_owner.is_some_and(|first| owner >= first)
 }

@@ -1,8 +1,6 @@
 //! Validates the layout on every thread of a process: before a probe relies on the offsets, the values they
 //! lead to must agree with independent facts.
 
-use std::fmt;
-
 use hashbrown::HashSet;
 
 use super::cache::is_shim;
@@ -15,84 +13,40 @@ use crate::process::memory::{Cause, ReadMemory, Unreadable};
 /// Attempts to read the stack of one thread, which may change meanwhile.
 const STACK_ATTEMPTS: usize = 8;
 
-/// A contradiction between a process and the layout of its version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A contradiction between a process and the layout of its version. A `native_thread_id` is the thread ID in the
+/// thread's own PID namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
-    /// The list of thread states cannot be followed.
+    #[error("its list of threads: {0}")]
     Threads(Unreadable),
-    /// The list of thread states is empty.
+    #[error("it has no Python thread")]
     NoThreads,
-    /// The path of a thread to its state ends at another value.
-    State {
-        /// The thread ID in the thread's own PID namespace.
-        native_thread_id: u64,
-        value: u64,
-    },
+    #[error("thread {native_thread_id} keeps {value:#x} where its thread state should be")]
+    State { native_thread_id: u64, value: u64 },
     /// No location, or more than one, holds its own state in every thread.
-    NoWay {
-        /// The number of such locations.
-        places: usize,
-    },
+    #[error("{places} places are found where every thread keeps its state")]
+    NoWay { places: usize },
     /// The code of a frame is no code object, or does not contain the frame's instruction.
+    #[error("the stack of thread {native_thread_id}: {cause}")]
     Stack {
-        /// The thread ID in the thread's own PID namespace.
         native_thread_id: u64,
         cause: Unreadable,
     },
-    /// A stack has no end.
-    EndlessStack {
-        /// The thread ID in the thread's own PID namespace.
-        native_thread_id: u64,
-    },
-    /// Not one thread could be validated.
+    #[error("the stack of thread {native_thread_id} has no end")]
+    EndlessStack { native_thread_id: u64 },
+    #[error("none of its threads could be read")]
     NothingProved,
     /// No thread runs anything, and the offsets have no other confirmation.
+    #[error("none of its threads runs any Python")]
     NoFrames,
 }
 
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Threads(cause) => write!(f, "its list of threads: {cause}"),
-            Self::NoThreads => f.write_str("it has no Python thread"),
-            Self::State {
-                native_thread_id,
-                value,
-            } => write!(
-                f,
-                "thread {native_thread_id} keeps {value:#x} where its thread state should be"
-            ),
-            Self::NoWay { places } => write!(
-                f,
-                "{places} places are found where every thread keeps its state"
-            ),
-            Self::Stack {
-                native_thread_id,
-                cause,
-            } => {
-                write!(f, "the stack of thread {native_thread_id}: {cause}")
-            }
-            Self::EndlessStack { native_thread_id } => {
-                write!(f, "the stack of thread {native_thread_id} has no end")
-            }
-            Self::NoFrames => f.write_str("none of its threads runs any Python"),
-            Self::NothingProved => f.write_str("none of its threads could be read"),
-        }
-    }
-}
-
-/// The facts to validate.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim<'a> {
-    /// The offsets.
     pub layout: &'a PythonLayout,
-    /// Address of the interpreter.
     pub interpreter: u64,
-    /// Address of `PyCode_Type`.
     pub code_type: u64,
-    /// The path to the thread states.
     pub way: StatePath,
-    /// The prior confidence in the offsets.
     pub layout_is: LayoutIs,
 }
 
@@ -197,10 +151,7 @@ fn validate_frame(
     }
     let code = code::read_code(memory, claim.layout, claim.code_type, frame.code)?;
     if code.place_of(frame.instr) == CodePosition::Elsewhere {
-        return Err(Unreadable {
-            address: frame.address,
-            cause: Cause::NotAsExpected,
-        });
+        return Err(Cause::NotAsExpected.at(frame.address));
     }
     known_codes.insert(frame.code);
     Ok(())

@@ -33,18 +33,13 @@ pub struct Fingerprint {
     version: u32,
 }
 
-/// A code object as read from the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Code {
-    /// `co_filename`.
     pub file: Arc<str>,
-    /// `co_name`.
     pub name: Arc<str>,
-    /// `co_firstlineno`.
     pub first_line: u32,
     /// `co_linetable` or `co_lnotab`; empty if it is longer than `MAX_LINE_TABLE_BYTES`.
     pub line_table: Box<[u8]>,
-    /// The format of the line table.
     pub line_format: LineFormat,
     pub body: Body,
     pub fingerprint: Fingerprint,
@@ -55,9 +50,7 @@ pub struct Code {
 pub enum Body {
     /// By its address.
     Addressed {
-        /// Address of the first instruction.
         start: u64,
-        /// Bytes of all instructions.
         size: u64,
         /// Address of the first instruction after the set-up of the frame.
         first_traceable: u64,
@@ -143,7 +136,6 @@ impl Code {
     }
 }
 
-/// The fixed part of a code object.
 struct Head {
     references: u64,
     fingerprint: Fingerprint,
@@ -151,9 +143,7 @@ struct Head {
 }
 
 /// Returns the fingerprint of the code object at `address`.
-///
-/// # Errors
-/// [`Unreadable`], also if no living code object lies there ([`Cause::NotAsExpected`]).
+/// Fails with [`Unreadable`] also if no living code object lies there ([`Cause::NotAsExpected`]).
 pub fn fingerprint(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -164,9 +154,7 @@ pub fn fingerprint(
 }
 
 /// Reads the code object at `address`, and checks afterwards that it was not replaced.
-///
-/// # Errors
-/// [`Unreadable`], also if no living code object lies there ([`Cause::NotAsExpected`]).
+/// Fails with [`Unreadable`] also if no living code object lies there ([`Cause::NotAsExpected`]).
 pub fn read_code(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -183,16 +171,13 @@ pub fn read_code(
     if fingerprint(memory, layout, code_type, address)? == code.fingerprint {
         Ok(code)
     } else {
-        Err(not_as_expected(address))
+        Err(Cause::NotAsExpected.at(address))
     }
 }
 
 /// Reads a code object as it was at `address` just before it was freed, with no references left
 /// (`_Py_Dealloc` in `Objects/object.c`@v3.11.7, v3.12.1). A prefix of its line table is enough: instructions
 /// beyond it have no known line.
-///
-/// # Errors
-/// Those of [`read_code`].
 pub fn read_freed_code(
     copy: &impl ReadMemory,
     layout: &PythonLayout,
@@ -222,13 +207,6 @@ fn with_head(
     })
 }
 
-const fn not_as_expected(address: u64) -> Unreadable {
-    Unreadable {
-        address,
-        cause: Cause::NotAsExpected,
-    }
-}
-
 /// Reads the head of a code object that has not been freed, as far as its reference count shows. A count of 0
 /// is valid: the last reference goes before the kernel program sees the free. If the object is gone by now,
 /// that program has sent a record of it.
@@ -241,7 +219,7 @@ fn living_head(
     head(memory, layout, code_type, address).and_then(|head| {
         (head.references < TOO_MANY_REFERENCES)
             .then_some(head)
-            .ok_or(not_as_expected(address))
+            .ok_or(Cause::NotAsExpected.at(address))
     })
 }
 
@@ -258,7 +236,7 @@ fn head(
     let word = |offset: u16| u64::from_le_bytes(field(&head, offset));
     let half = |offset: u16| u32::from_le_bytes(field(&head, offset));
     if word(layout.object.kind) != code_type {
-        return Err(not_as_expected(address));
+        return Err(Cause::NotAsExpected.at(address));
     }
     let (instructions, body) = match code.instructions {
         Instructions::Apart { object, step } => (word(object), Body::Counted { step, size: None }),

@@ -1,8 +1,6 @@
 //! `_Py_DebugOffsets`: the offsets that CPython from 3.13 on publishes at the start of `_PyRuntime`. The
 //! fields of that structure differ from version to version.
 
-use std::fmt;
-
 use memprobe_common::{FRAME_HEADER, THREAD_STATE};
 
 use super::layout::{ClassLayout, DictLayout, HeapLayout, Instructions, LocalNames, PythonLayout};
@@ -21,44 +19,21 @@ const HEAD: usize = 24;
 /// The fields before the offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// `PY_VERSION_HEX`.
     pub version: u32,
-    /// True for a build without GIL.
     pub free_threaded: bool,
 }
 
-/// The reason why the structure cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
-    /// The structure does not start with the cookie.
+    #[error("its _Py_DebugOffsets lack their mark")]
     NoCookie,
     /// The structure has this version, which is not that of `Py_Version`.
+    #[error("its _Py_DebugOffsets are of version {0:#010x}")]
     OtherVersion(u32),
-    /// The named field has an impossible value.
+    #[error("its _Py_DebugOffsets say {1} of {0}")]
     Field(&'static str, u64),
-    /// The structure cannot be read.
-    Unreadable(Unreadable),
-}
-
-impl fmt::Display for Damage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoCookie => f.write_str("its _Py_DebugOffsets lack their mark"),
-            Self::OtherVersion(version) => {
-                write!(f, "its _Py_DebugOffsets are of version {version:#010x}")
-            }
-            Self::Field(field, value) => {
-                write!(f, "its _Py_DebugOffsets say {value} of {field}")
-            }
-            Self::Unreadable(error) => error.fmt(f),
-        }
-    }
-}
-
-impl From<Unreadable> for Damage {
-    fn from(error: Unreadable) -> Self {
-        Self::Unreadable(error)
-    }
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
 }
 
 /// Positions in the structure of the offsets that memprobe reads (`struct _Py_DebugOffsets` in
@@ -182,9 +157,6 @@ const FIELDS: [Fields; 3] = [
 const SIZE: usize = 768;
 
 /// Reads the head of the structure at `runtime`.
-///
-/// # Errors
-/// [`Damage`] if there is none.
 pub fn read_head(memory: &impl ReadMemory, runtime: u64) -> Result<Head, Damage> {
     let head: [u8; HEAD] = memory.read_array(runtime)?;
     let version = u64::from_le_bytes(field(&head, 8));
@@ -199,9 +171,7 @@ pub fn read_head(memory: &impl ReadMemory, runtime: u64) -> Result<Head, Damage>
 
 /// Returns the layout of an interpreter according to its structure at `runtime`. `row` is the table's layout
 /// of that version: it supplies the offsets that the structure lacks, and must agree with it otherwise.
-///
-/// # Errors
-/// [`Damage`] if a value is impossible, or beyond the range that memprobe supports.
+/// Fails with [`Damage`] if a value is impossible, or beyond the range that memprobe supports.
 pub fn read_layout(
     memory: &impl ReadMemory,
     row: &PythonLayout,

@@ -30,17 +30,12 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 pub struct PythonProcess {
     pub tgid: Tgid,
     pub version: PythonVersion,
-    /// The program or library that contains the interpreter.
     pub library: MappedFile,
-    /// Address of `_PyRuntime`.
     pub runtime: u64,
-    /// Address of the main interpreter.
     pub interpreter: u64,
-    /// Address of `PyCode_Type`.
     pub code_type: u64,
     /// `PyCode_Type.tp_dealloc`, the function that frees code objects: its address before relocation.
     pub code_dealloc: u64,
-    /// The path by which each thread finds its state.
     pub way: StatePath,
     pub layout: PythonLayout,
 }
@@ -48,18 +43,12 @@ pub struct PythonProcess {
 impl PythonProcess {
     /// Finds CPython in a process and validates the layout on every thread. The process keeps running
     /// meanwhile.
-    ///
-    /// # Errors
-    /// [`DetectError`].
     pub fn detect(tgid: Tgid) -> Result<Self, DetectError> {
         let maps = Maps::of(tgid)?;
         Self::detect_in(tgid, &maps)
     }
 
     /// Like [`Self::detect`], with mappings that were just read.
-    ///
-    /// # Errors
-    /// [`DetectError`].
     pub fn detect_in(tgid: Tgid, maps: &Maps) -> Result<Self, DetectError> {
         let memory = ProcessMemory::new(tgid);
         let mut last = DetectError::NotPython;
@@ -158,24 +147,15 @@ impl PythonProcess {
         ProcessMemory::new(self.tgid)
     }
 
-    /// Returns the threads of the main interpreter, newest first.
-    ///
-    /// # Errors
-    /// Those of [`threads::thread_states`].
     pub fn thread_states(&self) -> Result<Vec<ThreadState>, Unreadable> {
         threads::thread_states(&self.memory(), &self.layout, self.interpreter)
     }
 
-    /// Returns the frames on the stack of a thread.
-    ///
-    /// # Errors
-    /// Those of [`threads::frames`].
     pub fn frames(&self, state: &ThreadState) -> Result<FrameChain, Unreadable> {
         threads::frames(&self.memory(), &self.layout, state.address)
     }
 }
 
-/// Returns the layout of an interpreter, if memprobe supports it.
 fn layout_of(memory: &impl ReadMemory, found: &Interpreter) -> Result<PythonLayout, DetectError> {
     let version = found.version;
     let row = PythonLayout::of(version.minor).filter(|_| version.major == 3);

@@ -1,8 +1,9 @@
 //! Errors of detecting CPython; each message ends with what to do.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
+
+use rustix::io::Errno;
 
 use super::calibrate::Mismatch;
 use super::debug_offsets::Damage;
@@ -12,121 +13,72 @@ use crate::process::elf::ElfError;
 use crate::process::memory::{Cause, Unreadable};
 
 /// The reason why a process cannot be read as CPython. Each message ends with what to do.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum DetectError {
-    /// The process has ended.
+    #[error("it has ended.\nFind the right process with `pgrep -af python`")]
     Gone,
     /// memprobe may not inspect the process.
+    #[error("it may not be looked at.\nRun memprobe with sudo")]
     Denied,
     /// No CPython is loaded.
+    #[error(
+        "it is not a Python process.\nFind the right one with `pgrep -af python`; of a launcher, give the PID of the \
+         process that trains"
+    )]
     NotPython,
-    /// CPython is loaded but not initialized yet: try again in a moment.
+    #[error("its Python has not started yet.\nTry again in a moment")]
     NotInitializedYet,
-    /// memprobe does not know the layout of this version.
+    #[error("it runs Python {0}; memprobe knows {known}.\nRun the program with one of these", known = known_versions())]
     UnsupportedVersion(PythonVersion),
     /// An alpha or a beta, neither a release nor a release candidate.
+    #[error(
+        "it runs Python {0}, whose memory is laid out otherwise than that of the release.\nRun the program with a \
+         release of Python {known}",
+        known = known_versions()
+    )]
     PreRelease(PythonVersion),
     /// A build without the GIL.
+    #[error(
+        "it runs the free-threaded build of Python {0}; memprobe knows {known} with the GIL.\nRun the program with \
+         python3.{minor} rather than python3.{minor}t",
+        known = known_versions(),
+        minor = .0.minor
+    )]
     FreeThreaded(PythonVersion),
     /// A build with assertions (`Py_DEBUG`).
+    #[error(
+        "it runs a debug build of Python {0}, whose memory is laid out otherwise.\nRun the program with a Python that \
+         was built without --with-pydebug"
+    )]
     DebugBuild(PythonVersion),
     /// The interpreter's description of its own layout is invalid.
+    #[error(
+        "it runs Python {0}, but not the official one: {1}.\nRun the program with another build; please report it \
+         where this is one that others use"
+    )]
     DebugOffsets(PythonVersion, Damage),
     /// The process contradicts the layout of its version.
+    #[error(
+        "it runs Python {0}, but its memory is not laid out like the official one's ({1}).\nC libraries other than \
+         glibc are not supported; please report any other build"
+    )]
     Calibration(PythonVersion, Mismatch),
-    /// The interpreter's file cannot be read.
-    Binary(PathBuf, ElfError),
-    /// The interpreter's file lacks a symbol that memprobe needs.
+    #[error(
+        "its interpreter {0} cannot be read: {1}.\nRun memprobe with sudo, on the host or in the container that the \
+         program runs in"
+    )]
+    Binary(PathBuf, #[source] ElfError),
+    #[error(
+        "its interpreter {0} does not export {1}.\nRun the program with a Python whose dynamic symbols were not stripped"
+    )]
     NoSymbol(PathBuf, &'static str),
-    /// The interpreter's version is unknown.
+    #[error(
+        "nothing tells which version of Python {0} is.\nRun the program with a Python {known} that was not renamed",
+        known = known_versions()
+    )]
     NoVersion(PathBuf),
-    /// The process cannot be read, for another reason.
-    Access(io::Error),
-}
-
-impl fmt::Display for DetectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gone => {
-                f.write_str("it has ended.\nFind the right process with `pgrep -af python`")
-            }
-            Self::Denied => f.write_str("it may not be looked at.\nRun memprobe with sudo"),
-            Self::NotPython => f.write_str(
-                "it is not a Python process.\nFind the right one with `pgrep -af python`; of a \
-                 launcher, give the PID of the process that trains",
-            ),
-            Self::NotInitializedYet => {
-                f.write_str("its Python has not started yet.\nTry again in a moment")
-            }
-            Self::UnsupportedVersion(version) => write!(
-                f,
-                "it runs Python {version}; memprobe knows {}.\nRun the program with one of these",
-                known_versions()
-            ),
-            Self::PreRelease(version) => write!(
-                f,
-                "it runs Python {version}, whose memory is laid out otherwise than that of the \
-                 release.\nRun the program with a release of Python {}",
-                known_versions()
-            ),
-            Self::FreeThreaded(version) => write!(
-                f,
-                "it runs the free-threaded build of Python {version}; memprobe knows {} with the \
-                 GIL.\nRun the program with python3.{} rather than python3.{1}t",
-                known_versions(),
-                version.minor
-            ),
-            Self::DebugBuild(version) => write!(
-                f,
-                "it runs a debug build of Python {version}, whose memory is laid out otherwise.\n\
-                 Run the program with a Python that was built without --with-pydebug",
-            ),
-            Self::DebugOffsets(version, damage) => write!(
-                f,
-                "it runs Python {version}, but not the official one: {damage}.\nRun the program \
-                 with another build; please report it where this is one that others use",
-            ),
-            Self::Calibration(version, mismatch) => write!(
-                f,
-                "it runs Python {version}, but its memory is not laid out like the official one's \
-                 ({mismatch}).\nC libraries other than glibc are not supported; please report any \
-                 other build"
-            ),
-            Self::Binary(path, error) => write!(
-                f,
-                "its interpreter {} cannot be read: {error}.\nRun memprobe with sudo, on the host \
-                 or in the container that the program runs in",
-                path.display()
-            ),
-            Self::NoSymbol(path, symbol) => write!(
-                f,
-                "its interpreter {} does not export {symbol}.\nRun the program with a Python whose \
-                 dynamic symbols were not stripped",
-                path.display()
-            ),
-            Self::NoVersion(path) => write!(
-                f,
-                "nothing tells which version of Python {} is.\nRun the program with a Python {} \
-                 that was not renamed",
-                path.display(),
-                known_versions()
-            ),
-            Self::Access(error) => write!(
-                f,
-                "it cannot be read: {error}.\nTry again; please report it if that does not help"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for DetectError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Binary(_, error) => Some(error),
-            Self::Access(error) => Some(error),
-            _ => None,
-        }
-    }
+    #[error("it cannot be read: {0}.\nTry again; please report it if that does not help")]
+    Access(#[source] io::Error),
 }
 
 impl From<io::Error> for DetectError {
@@ -134,7 +86,7 @@ impl From<io::Error> for DetectError {
         match error.kind() {
             io::ErrorKind::NotFound => Self::Gone,
             io::ErrorKind::PermissionDenied => Self::Denied,
-            _ if error.raw_os_error() == Some(libc::ESRCH) => Self::Gone,
+            _ if Errno::from_io_error(&error) == Some(Errno::SRCH) => Self::Gone,
             _ => Self::Access(error),
         }
     }
@@ -176,12 +128,12 @@ mod tests {
 
     #[test]
     fn distinguishes_an_ended_process_from_a_forbidden_one() {
-        let of = |errno| DetectError::from(io::Error::from_raw_os_error(errno));
-        assert!(matches!(of(libc::ENOENT), DetectError::Gone));
-        assert!(matches!(of(libc::ESRCH), DetectError::Gone));
-        assert!(matches!(of(libc::EACCES), DetectError::Denied));
-        assert!(matches!(of(libc::EPERM), DetectError::Denied));
-        assert!(matches!(of(libc::EIO), DetectError::Access(_)));
+        let of = |errno: Errno| DetectError::from(io::Error::from(errno));
+        assert!(matches!(of(Errno::NOENT), DetectError::Gone));
+        assert!(matches!(of(Errno::SRCH), DetectError::Gone));
+        assert!(matches!(of(Errno::ACCESS), DetectError::Denied));
+        assert!(matches!(of(Errno::PERM), DetectError::Denied));
+        assert!(matches!(of(Errno::IO), DetectError::Access(_)));
     }
 
     #[test]
@@ -201,7 +153,7 @@ mod tests {
             DetectError::Binary("/x".into(), ElfError::Malformed("no header")),
             DetectError::NoSymbol("/x".into(), "PyCode_Type"),
             DetectError::NoVersion("/x".into()),
-            DetectError::Access(io::Error::from_raw_os_error(libc::EIO)),
+            DetectError::Access(Errno::IO.into()),
         ];
         for error in errors {
             let text = error.to_string();

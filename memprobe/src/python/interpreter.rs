@@ -70,7 +70,6 @@ impl PythonVersion {
         matches!(self.level(), 0xa | 0xb)
     }
 
-    /// `PY_RELEASE_LEVEL`.
     const fn level(self) -> u32 {
         self.hex >> 4 & 0xf
     }
@@ -96,13 +95,10 @@ impl fmt::Display for PythonVersion {
 /// A CPython found in a file of a process.
 #[derive(Debug)]
 pub struct Interpreter {
-    /// The program or library.
     pub library: MappedFile,
     /// The load bias of the file.
     pub bias: u64,
-    /// Address of `_PyRuntime`.
     pub runtime: u64,
-    /// Address of `PyCode_Type`.
     pub code_type: Option<u64>,
     /// The version, from `Py_Version` (3.11 on) or from a file name.
     pub version: PythonVersion,

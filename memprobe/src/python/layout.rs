@@ -8,21 +8,14 @@
 pub struct PythonLayout {
     /// Minor version: 12 for 3.12.
     pub minor: u8,
-    /// `_PyRuntimeState`.
     pub runtime: RuntimeLayout,
-    /// `PyInterpreterState`.
     pub interpreter: InterpreterLayout,
-    /// `PyThreadState`.
     pub thread: ThreadLayout,
-    /// `_PyInterpreterFrame`.
     pub frame: FrameLayout,
-    /// `PyCodeObject`.
     pub code: CodeLayout,
     /// `PyASCIIObject` and the structures that extend it.
     pub string: StringLayout,
-    /// `PyBytesObject`.
     pub bytes: BytesLayout,
-    /// `PyObject`.
     pub object: ObjectLayout,
     /// The containers that hold objects.
     pub heap: HeapLayout,
@@ -123,7 +116,6 @@ impl FrameLayout {
 pub struct CodeLayout {
     /// Bytes that hold every field.
     pub size: u16,
-    /// `co_firstlineno`, an int.
     pub first_line: u16,
     /// `co_filename`, a str; the next word is `co_name`, another str.
     pub file: u16,
@@ -131,7 +123,6 @@ pub struct CodeLayout {
     pub qualname: Option<u16>,
     /// `co_linetable` or `co_lnotab`, a bytes object.
     pub line_table: u16,
-    /// The format of the line table.
     pub line_format: LineFormat,
     pub instructions: Instructions,
     /// `co_version`, 32 bits, never reused (3.12 on).
@@ -145,7 +136,6 @@ impl CodeLayout {
     }
 }
 
-/// The format of a line table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineFormat {
     /// `co_lnotab` up to 3.9 (`Objects/lnotab_notes.txt`@v3.9.18).
@@ -202,7 +192,6 @@ pub struct StringLayout {
 /// `PyBytesObject` (`Include/cpython/bytesobject.h`@v3.9.18 to @v3.15.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BytesLayout {
-    /// `ob_base.ob_size` in bytes.
     pub size: u16,
     /// `ob_sval`.
     pub data: u16,
@@ -223,7 +212,6 @@ pub struct ObjectLayout {
 /// The garbage collector's lists, and the objects that hold other objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeapLayout {
-    /// `struct _gc_runtime_state`.
     pub collector: CollectorLayout,
     /// `PyTypeObject` and `PyHeapTypeObject`.
     pub class: ClassLayout,
@@ -307,11 +295,9 @@ impl ClassLayout {
     pub const BASIC_SIZE: u16 = 32;
     /// `tp_itemsize`, bytes per unit of `ob_size`.
     pub const ITEM_SIZE: u16 = 40;
-    /// `tp_flags`.
     pub const FLAGS: u16 = 168;
     /// `tp_members`, an array of `PyMemberDef`.
     pub const MEMBERS: u16 = 240;
-    /// `tp_base`.
     pub const BASE: u16 = 256;
     /// `tp_dict`; NULL in a static type of 3.12 and later, whose dict the interpreter keeps.
     pub const DICT: u16 = 264;
@@ -322,21 +308,14 @@ impl ClassLayout {
     pub const INLINE_VALUES: u64 = 1 << 2;
     /// `Py_TPFLAGS_MANAGED_DICT` (3.11 on).
     pub const MANAGED_DICT: u64 = 1 << 4;
-    /// `Py_TPFLAGS_HEAPTYPE`.
     pub const HEAP_TYPE: u64 = 1 << 9;
     /// `Py_TPFLAGS_READY`, set in every type that has objects.
     pub const READY: u64 = 1 << 12;
-    /// `Py_TPFLAGS_LONG_SUBCLASS`.
     pub const LONG: u64 = 1 << 24;
-    /// `Py_TPFLAGS_LIST_SUBCLASS`.
     pub const LIST: u64 = 1 << 25;
-    /// `Py_TPFLAGS_TUPLE_SUBCLASS`.
     pub const TUPLE: u64 = 1 << 26;
-    /// `Py_TPFLAGS_UNICODE_SUBCLASS`.
     pub const STR: u64 = 1 << 28;
-    /// `Py_TPFLAGS_DICT_SUBCLASS`.
     pub const DICT_CLASS: u64 = 1 << 29;
-    /// `Py_TPFLAGS_TYPE_SUBCLASS`.
     pub const TYPE: u64 = 1 << 31;
 }
 
@@ -352,7 +331,6 @@ pub struct DictLayout {
 impl DictLayout {
     /// `ma_used`: the number of entries.
     pub const USED: u16 = 16;
-    /// `ma_keys`.
     pub const KEYS: u16 = 32;
     /// `ma_values`: the values, if the class shares the keys among its objects; else NULL.
     pub const VALUES: u16 = 40;
@@ -378,7 +356,6 @@ impl Numbers {
     }
 }
 
-/// The layout of a dict's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DictKeys {
     /// Up to 3.10: `dk_size` at 8, `dk_nentries` at 32, indices from 40 on, then entries of hash, key and
@@ -446,7 +423,6 @@ pub enum GeneratorLayout {
     },
 }
 
-/// The names of a frame's variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalNames {
     /// Up to 3.10: `co_nlocals` variables in the tuple `co_varnames`, then cells in `co_cellvars`, then

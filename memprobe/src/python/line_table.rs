@@ -9,9 +9,7 @@ const UNIT: u32 = 2;
 /// The source location of some instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// First line, from 1.
     pub line: u32,
-    /// Last line.
     pub end_line: u32,
     /// Columns, if the table has them (not with `-X no_debug_ranges`).
     pub columns: Option<Columns>,
@@ -20,13 +18,10 @@ pub struct Location {
 /// Columns of a location, in UTF-8 bytes from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Columns {
-    /// First column, on the first line.
     pub start: u32,
-    /// The column after the last, on the last line.
     pub end: u32,
 }
 
-/// One entry of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Offset in bytes of the first instruction.

@@ -36,7 +36,6 @@ pub fn line_by_ranges(table: &[u8], first_line: u32, offset: u32) -> Option<u32>
     None
 }
 
-/// Advances by a line count, a signed byte.
 fn advance(line: u32, lines: u8) -> u32 {
     line.wrapping_add_signed(i8::from_le_bytes([lines]).into())
 }

@@ -88,9 +88,6 @@ impl StatePath {
     }
 
     /// Returns the word at the end of the path for the thread with this `pthread_self()`; 0 without one.
-    ///
-    /// # Errors
-    /// [`Unreadable`], for example after the thread has ended.
     pub fn value(&self, memory: &impl ReadMemory, thread_id: u64) -> Result<u64, Unreadable> {
         let mut at = thread_id;
         for (number, &step) in self.steps().iter().enumerate() {

@@ -29,9 +29,7 @@ impl Kind {
 
 /// Reads the str at `address`, or a prefix of one that is only partly known ([`ReadMemory::read_prefix`]).
 /// Invalid code points (a lone surrogate, as in undecodable file names) become U+FFFD.
-///
-/// # Errors
-/// [`Unreadable`], also if the header is not that of a string.
+/// Fails with [`Unreadable`] also if the header is not that of a string.
 pub fn read_str(
     memory: &impl ReadMemory,
     layout: &StringLayout,
@@ -40,10 +38,7 @@ pub fn read_str(
     let header: [u8; HEADER_BYTES] = memory.read_array(address)?;
     let length = u64::from_le_bytes(field(&header, layout.length));
     let state = u32::from_le_bytes(field(&header, layout.state));
-    let no_string = Unreadable {
-        address,
-        cause: Cause::NotAsExpected,
-    };
+    let no_string = Cause::NotAsExpected.at(address);
     let kind = match (state >> layout.kind_shift) & 7 {
         1 => Kind::Latin1,
         2 => Kind::Ucs2,

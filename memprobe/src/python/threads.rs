@@ -4,7 +4,6 @@ use super::layout::PythonLayout;
 use super::text::field;
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
 
-/// The most threads that are followed.
 const MAX_THREADS: usize = 16_384;
 
 /// The most frames that are followed on one stack. Python's own limit is 1,000 unless a program raises it
@@ -15,7 +14,6 @@ const MAX_FRAMES: usize = 100_000;
 /// `Include/internal/pycore_stackref.h`@v3.14.10). An address has none of them in any version.
 const MARKS: u64 = 3;
 
-/// One `PyThreadState`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadState {
     pub address: u64,
@@ -38,7 +36,6 @@ pub struct RawFrame {
     pub owner: u8,
 }
 
-/// The frames of one thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrameChain {
     /// Innermost first.
@@ -48,10 +45,8 @@ pub struct FrameChain {
 }
 
 /// Returns the thread states of the interpreter at `interpreter`, newest first.
-///
-/// # Errors
-/// [`Unreadable`], also if the list has no end or a state belongs to another interpreter. A list that changes
-/// meanwhile may look like that, so try again.
+/// Fails with [`Unreadable`] also if the list has no end or a state belongs to another interpreter. A list that
+/// changes meanwhile may look like that, so try again.
 pub fn thread_states(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -70,10 +65,7 @@ pub fn thread_states(
     let mut address =
         memory.read_u64(interpreter.wrapping_add(layout.interpreter.threads.into()))?;
     while address != 0 {
-        let strange = Unreadable {
-            address,
-            cause: Cause::NotAsExpected,
-        };
+        let strange = Cause::NotAsExpected.at(address);
         if states.len() == MAX_THREADS {
             return Err(strange);
         }
@@ -107,9 +99,7 @@ fn tid_from_glibc(memory: &impl ReadMemory, thread_id: u64) -> u64 {
 }
 
 /// Returns the frames on the stack of a thread, including those that run no Python.
-///
-/// # Errors
-/// [`Unreadable`], which the stack of a running thread may cause at any moment: try again.
+/// Fails with [`Unreadable`], which the stack of a running thread may cause at any moment: try again.
 pub fn frames(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -133,9 +123,6 @@ pub fn frames(
 }
 
 /// Returns one frame, and the address of its caller's frame; 0 without a caller.
-///
-/// # Errors
-/// [`Unreadable`].
 pub fn frame(
     memory: &impl ReadMemory,
     layout: &PythonLayout,

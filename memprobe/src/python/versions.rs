@@ -12,7 +12,6 @@ use super::layout::{
     StringLayout, ThreadLayout,
 };
 
-/// Every supported version.
 pub static LAYOUTS: [PythonLayout; 7] = [
     PYTHON_3_9,
     PYTHON_3_10,
@@ -24,7 +23,6 @@ pub static LAYOUTS: [PythonLayout; 7] = [
 ];
 
 impl PythonLayout {
-    /// Returns the layout of CPython `3.minor`.
     pub fn of(minor: u8) -> Option<&'static Self> {
         LAYOUTS.iter().find(|layout| layout.minor == minor)
     }
@@ -263,9 +261,6 @@ const PYTHON_3_11: PythonLayout = PythonLayout {
         version: None,
         ..code(184, 168)
     },
-    string: STRING_WITH_WCHAR,
-    bytes: BYTES,
-    object: OBJECT,
     heap: HeapLayout {
         collector: collector(648, 104, 200),
         class: ClassLayout { cached_keys: 872 },
@@ -283,6 +278,7 @@ const PYTHON_3_11: PythonLayout = PythonLayout {
         frame_of_object: Some(24),
         ..PYTHON_3_10.heap
     },
+    ..PYTHON_3_10
 };
 
 /// CPython 3.12 (v3.12.1).
@@ -310,8 +306,6 @@ const PYTHON_3_12: PythonLayout = PythonLayout {
     frame: frame(70),
     code: code(192, 176),
     string: STRING,
-    bytes: BYTES,
-    object: OBJECT,
     heap: HeapLayout {
         collector: collector(112, 104, 200),
         class: ClassLayout { cached_keys: 880 },
@@ -321,6 +315,7 @@ const PYTHON_3_12: PythonLayout = PythonLayout {
         generator: generator(72, -2, 0),
         ..PYTHON_3_11.heap
     },
+    ..PYTHON_3_11
 };
 
 /// CPython 3.13 (v3.13.0).
@@ -347,9 +342,6 @@ const PYTHON_3_13: PythonLayout = PythonLayout {
     },
     frame: frame(70),
     code: code(200, 184),
-    string: STRING,
-    bytes: BYTES,
-    object: OBJECT,
     heap: HeapLayout {
         collector: CollectorLayout {
             next_interpreter: 7264,
@@ -363,6 +355,7 @@ const PYTHON_3_13: PythonLayout = PythonLayout {
         generator: generator(72, -3, 0),
         ..PYTHON_3_12.heap
     },
+    ..PYTHON_3_12
 };
 
 /// CPython 3.14 (v3.14.10).

@@ -4,13 +4,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Index file written beside the recordings.
-const INDEX: &str = "index.json";
+use super::write::directory::INDEX;
 
 /// Lists the `.json` files of a directory except the index, in natural order: rank 2 before rank 10.
-///
-/// # Errors
-/// If the directory cannot be read.
 pub fn recordings_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {

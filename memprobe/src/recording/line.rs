@@ -7,20 +7,17 @@ use serde_json::value::RawValue;
 
 use super::names::NamedRecord;
 use super::{
-    AtAttachRecord, EndRecord, FORMAT, HeaderRecord, MAX_CONTEXT, MAX_DIMENSIONS, MAX_FRAMES,
-    MAX_PURPOSE,
+    AtAttachRecord, EndRecord, FORMAT, Header, MAX_CONTEXT, MAX_DIMENSIONS, MAX_FRAMES, MAX_PURPOSE,
 };
 use crate::cuda::calls::function_named;
 use crate::event::tensors::DType;
 use crate::event::{
-    Action, Address, AtAttach, BlockPurpose, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Losses,
-    MarkedPhase, MemoryEvent, NoStack, Purpose, PurposeId, StackId, TensorSpec, Tgid, Tid, TimeNs,
-    Totals,
+    Action, Address, AtAttach, BlockPurpose, Bytes, CudaCall, DeviceIndex, Losses, MarkedPhase,
+    MemoryEvent, NoStack, Purpose, PurposeId, StackId, TensorSpec, Tgid, Tid, TimeNs, Totals,
 };
 
-/// Parsed line.
 pub(super) enum Record<'a> {
-    Header(HeaderRecord),
+    Header(Header),
     Stack(StackRecord<'a>),
     Thread {
         tid: Tid,
@@ -52,20 +49,15 @@ pub(super) struct StackRecord<'a> {
     pub id: u32,
     #[serde(borrow)]
     pub kind: Cow<'a, str>,
-    #[serde(borrow, default)]
     pub thread: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     pub reason: Option<Cow<'a, str>>,
     pub truncated: bool,
     #[serde(borrow)]
     pub frames: Vec<FrameRecord<'a>>,
-    #[serde(borrow, default)]
     pub module: Option<Cow<'a, str>>,
     #[serde(default)]
     pub module_unknown: bool,
-    #[serde(borrow, default)]
     pub grad: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     pub node: Option<NodeRecord<'a>>,
 }
 
@@ -74,7 +66,6 @@ pub(super) struct StackRecord<'a> {
 pub(super) struct NodeRecord<'a> {
     #[serde(borrow)]
     pub name: Cow<'a, str>,
-    #[serde(borrow, default)]
     pub forward: Option<Box<StackRecord<'a>>>,
 }
 
@@ -85,7 +76,6 @@ pub(super) struct FrameRecord<'a> {
     pub line: u32,
     #[serde(borrow)]
     pub function: Cow<'a, str>,
-    #[serde(borrow, default)]
     pub library: Option<Cow<'a, str>>,
 }
 
@@ -120,9 +110,8 @@ impl StackRecord<'_> {
         self.node.as_ref()?.forward.as_deref()
     }
 
-    /// Returns the reason for a missing stack, if it is a known one.
     pub(super) fn no_stack(&self) -> Option<NoStack> {
-        NoStack::parse(self.reason.as_deref()?)
+        self.reason.as_deref()?.parse().ok()
     }
 }
 
@@ -138,7 +127,6 @@ struct Line<'a> {
     pid: u32,
     #[serde(default)]
     tid: u32,
-    #[serde(borrow, default)]
     ts: Option<&'a RawValue>,
     #[serde(borrow)]
     args: &'a RawValue,
@@ -153,21 +141,14 @@ struct MemoryArgs<'a> {
     allocated: Option<u64>,
     reserved: Option<u64>,
     stack_id: Option<u32>,
-    #[serde(borrow, default)]
     function: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
     space: Option<Cow<'a, str>>,
-    #[serde(default)]
     shape: Option<Vec<u64>>,
     #[serde(default)]
     more_dimensions: u32,
-    #[serde(borrow, default)]
     dtype: Option<Cow<'a, str>>,
-    #[serde(default)]
     requested: Option<u64>,
-    #[serde(default)]
     tensor: Option<bool>,
-    #[serde(borrow, default)]
     inferred: Option<Inferred<'a>>,
     #[serde(default, alias = "held")]
     live_at_attach: bool,
@@ -195,7 +176,7 @@ struct MarkArgs<'a> {
 /// Purpose of a block that is not a tensor's.
 #[derive(Deserialize)]
 struct Inferred<'a> {
-    #[serde(borrow, default, rename = "purpose", alias = "use")]
+    #[serde(rename = "purpose", alias = "use")]
     what: Option<Cow<'a, str>>,
     #[serde(borrow)]
     function: Cow<'a, str>,
@@ -227,15 +208,6 @@ struct NameArgs<'a> {
 #[derive(Deserialize)]
 struct NamesArgs {
     blocks: u64,
-}
-
-#[derive(Deserialize)]
-struct LossArgs {
-    events: u64,
-    stacks: u64,
-    malformed: u64,
-    #[serde(default)]
-    uses: u64,
 }
 
 /// Parses one line, without its comma and newline. `start` is the time of `ts` 0. An error describes the
@@ -274,21 +246,7 @@ pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<Record<'_>, String> {
             tgid: Tgid(line.pid),
             blocks: args::<NamesArgs>(&line)?.blocks,
         }),
-        ("i", "loss") => {
-            let loss: LossArgs = args(&line)?;
-            let LossArgs {
-                events,
-                stacks,
-                malformed,
-                uses,
-            } = loss;
-            Ok(Record::Loss(Losses {
-                events,
-                stacks,
-                malformed,
-                uses,
-            }))
-        }
+        ("i", "loss") => Ok(Record::Loss(args(&line)?)),
         _ => Err("a record of unknown kind".to_owned()),
     }
 }
@@ -329,8 +287,10 @@ fn mark<'a>(line: &Line<'a>, start: TimeNs) -> Result<MarkRecord<'a>, String> {
         time: line_time(line, start)?,
         tgid: Tgid(line.pid),
         tid: Tid(line.tid),
-        begins: MarkedPhase::parse(&mark.begins)
-            .ok_or_else(|| format!("unknown `begins`: {:?}", first(&mark.begins)))?,
+        begins: mark
+            .begins
+            .parse()
+            .map_err(|_| format!("unknown `begins`: {:?}", first(&mark.begins)))?,
         class: mark.class,
         stack: StackId(mark.stack_id),
     })
@@ -445,7 +405,6 @@ fn purpose(args: &MemoryArgs<'_>) -> Result<Option<Purpose>, String> {
     }))
 }
 
-/// Returns the CUDA call that the event names, if any.
 fn call(args: &MemoryArgs<'_>) -> Result<Option<CudaCall>, String> {
     let (function, space) = match (&args.function, &args.space) {
         (Some(function), Some(space)) => (function, space),
@@ -454,11 +413,10 @@ fn call(args: &MemoryArgs<'_>) -> Result<Option<CudaCall>, String> {
     };
     let known = function_named(function)
         .ok_or_else(|| format!("no function of CUDA: {:?}", first(function)))?;
-    let space =
-        CudaMemoryKind::parse(space).ok_or_else(|| format!("no `space`: {:?}", first(space)))?;
+    let unknown = |_| format!("no `space`: {:?}", first(space));
     Ok(Some(CudaCall {
         function: known.name,
-        space,
+        space: space.parse().map_err(unknown)?,
     }))
 }
 

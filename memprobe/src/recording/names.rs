@@ -7,36 +7,29 @@ use serde::{Deserialize, Serialize};
 
 use super::MAX_CONTEXT;
 use super::retainer::{RetainerRecord, clipped};
-use crate::event::tensors::{Name, TensorKind};
+use crate::event::tensors::Name;
 use crate::event::{Address, Bytes, DeviceIndex, LabeledBlock};
 
-/// Most blocks of one `names` record.
 const MOST: usize = 1 << 22;
 
-/// Serialized form of [`LabeledBlock`].
 #[derive(Serialize, Deserialize)]
 pub(crate) struct NamedRecord<'a> {
     addr: u64,
     size: u64,
     device: DeviceIndex,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<Cow<'a, str>>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<Cow<'a, str>>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     inferred: Option<Cow<'a, str>>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     module: Option<Cow<'a, str>>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     called: Option<Cow<'a, str>>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     saved_by: Option<Cow<'a, str>>,
-    #[serde(
-        borrow,
-        default,
-        alias = "kept",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(borrow, alias = "kept", skip_serializing_if = "Option::is_none")]
     retained_by: Option<RetainerRecord<'a>>,
 }
 
@@ -85,7 +78,7 @@ impl PendingNames {
             return Err(format!("a name of {} bytes", long.len()));
         }
         let kind = record.kind.as_deref();
-        let known = kind.map(|word| TensorKind::parse(word).ok_or("a block of unknown kind"));
+        let known = kind.map(|word| word.parse().map_err(|_| "a block of unknown kind"));
         let retainer = record
             .retained_by
             .as_ref()

@@ -61,7 +61,6 @@ enum Close {
     Failed,
 }
 
-/// Result of one line.
 enum Step {
     Give(Event),
     Skip,
@@ -113,7 +112,6 @@ impl<R: BufRead> Reader<R> {
         self.state == State::Closed(Close::Truncated)
     }
 
-    /// Returns the number of memory events read so far.
     pub fn events(&self) -> u64 {
         self.events
     }
@@ -136,7 +134,7 @@ impl<R: BufRead> Reader<R> {
             }
             _ => return Err(RecordingError::Foreign),
         };
-        self.header = header.into();
+        self.header = header;
         Ok(())
     }
 
@@ -242,10 +240,10 @@ impl<R: BufRead> Reader<R> {
             ))),
             Record::Loss(losses) => Ok(Step::Give(Event::Loss(losses))),
             Record::Header(header) => {
-                if header.start_ns != self.header.start.0 {
+                if header.start != self.header.start {
                     return Err("a second recording begins here".to_owned());
                 }
-                self.header = header.into();
+                self.header = header;
                 Ok(Step::Skip)
             }
             Record::End(end) => {
@@ -347,7 +345,7 @@ impl<R: BufRead> Reader<R> {
             None => Module::Outside,
         };
         let grad = match record.grad.as_deref() {
-            Some(word) => Grad::parse(word).ok_or("a stack with an unknown `grad`")?,
+            Some(word) => word.parse().map_err(|_| "a stack with an unknown `grad`")?,
             None => Grad::Unknown,
         };
         let mut frame = |frame: &FrameRecord<'_>| Frame {

@@ -8,16 +8,15 @@ use serde::{Deserialize, Serialize};
 use super::MAX_CONTEXT;
 use crate::event::tensors::Retainer;
 
-/// Serialized form of [`Retainer`].
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RetainerRecord<'a> {
     #[serde(borrow, alias = "by")]
     root: Cow<'a, str>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     class: Option<Cow<'a, str>>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     slot: Option<Cow<'a, str>>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     through: Option<Cow<'a, str>>,
     #[serde(alias = "alone")]
     exclusive: bool,

@@ -20,7 +20,6 @@ pub struct CpuAllocatorTotals {
 }
 
 impl CpuAllocatorTotals {
-    /// Starts without any block.
     pub fn new(tgid: Tgid, past: PriorCudaUse) -> Self {
         Self {
             tgid,
@@ -46,7 +45,6 @@ impl CpuAllocatorTotals {
         })
     }
 
-    /// Records an allocation.
     pub fn alloc(&mut self, addr: Address, size: Bytes) {
         if self.sizes.len() >= MOST && !self.sizes.contains_key(&addr) {
             return;

@@ -2,13 +2,7 @@
 
 use std::fmt;
 
-use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
-
-/// The deepest nesting of a name that is demangled; names come from files of the target.
-const DEEPEST: u32 = 192;
-
-/// The longest name that is written out, in bytes; substitutions can make a name exponentially long.
-const LONGEST: usize = 64 << 10;
+use crate::process::class_name::{BoundedName, demangled};
 
 /// The longest name that is kept, in characters.
 const MOST_LETTERS: usize = 200;
@@ -34,37 +28,9 @@ pub fn function(symbol: &[u8]) -> String {
 /// Demangles a Rust symbol; a legacy one has the C++ form but ends in a hash.
 fn of_rust(symbol: &[u8]) -> Option<String> {
     let symbol = rustc_demangle::try_demangle(std::str::from_utf8(symbol).ok()?).ok()?;
-    let mut name = Bounded(String::new());
+    let mut name = BoundedName::default();
     fmt::write(&mut name, format_args!("{symbol:#}")).ok()?;
     Some(name.0)
-}
-
-fn demangled(symbol: &[u8]) -> Option<String> {
-    if !symbol.starts_with(b"_Z") {
-        return None;
-    }
-    let parse = ParseOptions::default().recursion_limit(DEEPEST);
-    let symbol = Symbol::new_with_options(symbol, &parse).ok()?;
-    let options = DemangleOptions::new()
-        .no_params()
-        .no_return_type()
-        .recursion_limit(DEEPEST);
-    let mut name = Bounded(String::new());
-    symbol.structured_demangle(&mut name, &options).ok()?;
-    Some(name.0)
-}
-
-/// A string with a maximum length; writes beyond it fail.
-struct Bounded(String);
-
-impl fmt::Write for Bounded {
-    fn write_str(&mut self, more: &str) -> fmt::Result {
-        if self.0.len() + more.len() > LONGEST {
-            return Err(fmt::Error);
-        }
-        self.0.push_str(more);
-        Ok(())
-    }
 }
 
 /// Removes everything in brackets, and everything after the name.

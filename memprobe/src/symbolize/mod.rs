@@ -97,7 +97,6 @@ impl CudaCaller {
     }
 }
 
-/// A known Python stack.
 #[derive(Clone, Copy)]
 enum PythonStack {
     /// The stack of the thread itself.
@@ -109,9 +108,7 @@ enum PythonStack {
 /// The possible CUDA use of a process before memprobe observed it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PriorCudaUse {
-    /// No use of CUDA.
     None,
-    /// Any use of CUDA.
     Unknown,
 }
 
@@ -144,48 +141,40 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// Accepts the next record and reads the process memory that it refers to. Records of other processes are
     /// ignored.
     pub fn push(&mut self, record: Record) {
+        if record.tgid() != self.tgid {
+            return;
+        }
         match record {
-            Record::Memory(kind, memory, reason) if memory.tgid == self.tgid.0 => {
+            Record::Memory(kind, memory, reason) => {
                 self.queue.push_back(Queued::Memory(kind, memory, reason));
             }
-            Record::Cuda(call, copy) if call.tgid == self.tgid.0 => {
+            Record::Cuda(call, copy) => {
                 self.queue.push_back(Queued::Cuda(call, copy));
             }
-            Record::Stack(head, frames) if head.tgid == self.tgid.0 => {
+            Record::Stack(head, frames) => {
                 if let Some(pending) = self.stacks.read(head, frames) {
                     self.unsettled = self.queue.len() + 1;
                     self.queue.push_back(Queued::Stack(pending));
                 }
             }
-            Record::CodeFreed(freed) if freed.tgid == self.tgid.0 => {
+            Record::CodeFreed(freed) => {
                 let pending = self.queue.iter_mut().filter_map(|queued| match queued {
                     Queued::Stack(pending) => Some(pending),
-                    Queued::Memory(..)
-                    | Queued::Cuda(..)
-                    | Queued::NodeMade(_)
-                    | Queued::NodeEntered(..)
-                    | Queued::Mark(_) => None,
+                    _ => None,
                 });
                 self.stacks.freed(&freed, pending);
             }
-            Record::NodeMade(node) if node.tgid == self.tgid.0 => {
+            Record::NodeMade(node) => {
                 self.queue.push_back(Queued::NodeMade(node));
             }
-            Record::NodeEntered(node) if node.tgid == self.tgid.0 => {
+            Record::NodeEntered(node) => {
                 let name = self.nodes.name(self.stacks.memory(), &node);
                 self.queue.push_back(Queued::NodeEntered(node, name));
             }
-            Record::Mark(mark) if mark.tgid == self.tgid.0 => {
+            Record::Mark(mark) => {
                 self.queue.push_back(Queued::Mark(mark));
             }
-            Record::NodeMade(_)
-            | Record::NodeEntered(_)
-            | Record::Mark(_)
-            | Record::Memory(..)
-            | Record::Cuda(..)
-            | Record::Stack(..)
-            | Record::CodeFreed(_)
-            | Record::Process(..) => {}
+            Record::Process(..) => {}
         }
     }
 
@@ -405,7 +394,6 @@ impl<M: ReadMemory> Symbolizer<M> {
         id
     }
 
-    /// Handles a call into CUDA that succeeded.
     fn push_call(&mut self, record: &CudaRecord, called: CudaCaller) {
         let Some(function) = crate::cuda::calls::function(record.function) else {
             return;
@@ -468,7 +456,6 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.defined(interned)
     }
 
-    /// Emits a phase marker of PyTorch.
     fn push_mark(&mut self, record: &MarkRecord) {
         let Some((begins, class)) = marks::parse(&record.name) else {
             return;
@@ -485,7 +472,6 @@ impl<M: ReadMemory> Symbolizer<M> {
         }));
     }
 
-    /// Returns the stack of an allocator's event, with the node that its thread evaluates.
     fn stack_of_memory(&mut self, record: &MemoryRecord) -> StackId {
         let tid = Tid(record.tid);
         let stack = self.stack_of(tid, record.stack_state, record.stack);

@@ -5,7 +5,6 @@ use crate::process::memory::ReadMemory;
 use crate::torch::module_calls::NameModules;
 
 impl<M: ReadMemory> Symbolizer<M> {
-    /// Names the modules on stacks through `names` from now on.
     pub fn set_module_names(&mut self, names: Box<dyn NameModules + Send>) {
         self.stacks.set_module_names(names);
     }

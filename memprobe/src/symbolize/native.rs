@@ -48,7 +48,6 @@ const LARGEST_WITH_LINES: u64 = 64 << 20;
 /// The library name for code outside any file, such as JIT-compiled code.
 const NO_FILE: &str = "[generated code]";
 
-/// The native code of one process.
 pub struct NativeCode {
     tgid: Tgid,
     libraries: Vec<Library>,
@@ -63,11 +62,9 @@ pub struct NativeCode {
     tables: u64,
 }
 
-/// The origin of a code range.
 #[derive(Clone, Copy)]
 struct CodeOrigin {
     library: usize,
-    /// The range's offset in the file.
     offset: u64,
 }
 
@@ -83,7 +80,6 @@ struct Library {
     functions: Option<Option<FunctionNames>>,
 }
 
-/// The state of a library's unwind tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unwinds {
     NotYetTried,
@@ -91,7 +87,6 @@ enum Unwinds {
     No,
 }
 
-/// A native stack.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unwound {
     /// Innermost first.
@@ -101,7 +96,6 @@ pub struct Unwound {
 }
 
 impl NativeCode {
-    /// Creates an empty state; nothing is read yet.
     pub fn of(tgid: Tgid) -> Self {
         Self {
             tgid,
@@ -306,7 +300,6 @@ impl NativeCode {
 }
 
 impl Library {
-    /// Returns the library's file, opened once.
     fn opened(&mut self, tgid: Tgid) -> Option<&File> {
         if self.file.is_none() {
             let open = self.mapped.open(tgid).map(|(file, _)| file);
@@ -315,7 +308,6 @@ impl Library {
         self.file.as_ref()
     }
 
-    /// True if the symbol table is small enough to be read.
     fn is_named(&mut self) -> bool {
         if let Some(named) = self.named {
             return named;

@@ -39,14 +39,12 @@ pub struct Nodes {
     classes: HashMap<u64, Class>,
 }
 
-/// The origin of a node.
 #[derive(Clone, Copy)]
 struct Made {
     identity: u64,
     forward: StackId,
 }
 
-/// The node that a thread evaluates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Evaluated {
     number: u32,
@@ -54,7 +52,6 @@ struct Evaluated {
     forward: Option<StackId>,
 }
 
-/// The source of a class's node names.
 #[derive(Clone)]
 enum Class {
     Named(Arc<str>),
@@ -109,7 +106,6 @@ impl Nodes {
         Some(class)
     }
 
-    /// Records that a thread evaluates a node with this name.
     pub fn enter(&mut self, record: &NodeEnteredRecord, name: Arc<str>) {
         let tid = Tid(record.tid);
         if self.entered.len() >= MOST_THREADS && !self.entered.contains_key(&tid) {

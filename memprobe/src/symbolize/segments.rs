@@ -49,7 +49,6 @@ struct Waiting {
 /// The name of live CUDA memory. Handles and addresses may have the same number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum MemoryKey {
-    /// An address.
     Address(u64),
     /// A `cudaArray_t` or `CUarray`.
     Array(u64),
@@ -69,7 +68,6 @@ impl MemoryKey {
 pub enum Until {
     /// End of a context; `None` for the device's primary one.
     ContextEnds(Option<u64>),
-    /// End of the process.
     ProcessEnds,
 }
 
@@ -77,9 +75,7 @@ pub enum Until {
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
     pub size: Bytes,
-    /// The device, if known.
     pub device: Option<DeviceIndex>,
-    /// Latest end of the memory.
     pub until: Until,
     /// The return of the call that allocated it.
     since: TimeNs,
@@ -90,14 +86,11 @@ pub struct Live {
 /// The caller that frees memory whose allocation was not seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FreedBy {
-    /// The library of the caching allocator.
     Allocator,
-    /// Any other library.
     Other,
 }
 
 impl Segments {
-    /// Accepts the next event of the stream.
     pub fn push(&mut self, event: Event) {
         if let Event::Memory(memory) = &event {
             self.settle(memory);
@@ -108,12 +101,7 @@ impl Segments {
                 self.reclassify(memory);
             }
         }
-        self.hold(event);
-    }
-
-    /// Accepts an event that does not concern CUDA memory.
-    pub fn pass(&mut self, event: Event) {
-        self.hold(event);
+        self.pass(event);
     }
 
     /// Records a CUDA allocation. `event` contains the call; its action is [`Action::CudaAlloc`], or
@@ -142,7 +130,7 @@ impl Segments {
                 ..event
             };
             replaced.describe(&mut free);
-            self.hold(Event::Memory(free));
+            self.pass(Event::Memory(free));
             // It was freed before a block came: no segment.
             self.waiting
                 .retain(|waiting| place != MemoryKey::Address(waiting.addr.0));
@@ -159,7 +147,7 @@ impl Segments {
                 size: event.size,
             });
         }
-        self.hold(Event::Memory(event));
+        self.pass(Event::Memory(event));
     }
 
     /// Records that the caching allocator handed out a block, according to its tracepoint.
@@ -181,7 +169,7 @@ impl Segments {
         if self.blocks.len() < REMEMBERED {
             self.blocks.insert(event.addr.0, block);
         }
-        self.hold(Event::Memory(event));
+        self.pass(Event::Memory(event));
     }
 
     /// Records that the caching allocator took a block back, according to its tracepoint.
@@ -190,7 +178,7 @@ impl Segments {
         if let Some(block) = self.blocks.remove(&event.addr.0) {
             block.describe(&mut event);
         }
-        self.hold(Event::Memory(event));
+        self.pass(Event::Memory(event));
     }
 
     /// Records a free by a call that was entered at `entered`. `event` lacks the size and the kind of memory,
@@ -218,7 +206,7 @@ impl Segments {
         if let MemoryKey::Address(addr) = place {
             self.others.remove(&addr);
         }
-        self.hold(Event::Memory(event));
+        self.pass(Event::Memory(event));
     }
 
     /// Frees all memory that `gone` matches, by a call that was entered at `entered`.
@@ -243,7 +231,8 @@ impl Segments {
         }
     }
 
-    fn hold(&mut self, event: Event) {
+    /// Accepts an event that does not concern CUDA memory.
+    pub fn pass(&mut self, event: Event) {
         self.held.push_back(event);
         if self.held.len() > HELD {
             self.give_up();
@@ -330,7 +319,6 @@ impl Segments {
         }));
     }
 
-    /// Returns the next event that need not wait any longer.
     pub fn pop(&mut self) -> Option<Event> {
         if self
             .waiting
@@ -351,7 +339,6 @@ impl Segments {
         }
     }
 
-    /// True if an event is held back.
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }

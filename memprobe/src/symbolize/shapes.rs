@@ -16,7 +16,6 @@ use crate::event::{BlockPurpose, Bytes, Purpose, PurposeId, TensorSpec, TimeNs};
 /// `should_split`).
 const MOST_REST: u64 = 20 << 20;
 
-/// The interned purposes.
 #[derive(Debug)]
 pub struct PurposeInterner {
     ids: HashMap<Arc<BlockPurpose>, PurposeId>,

@@ -61,34 +61,19 @@ pub struct Pending {
     asked: Option<(PendingModule, Instant)>,
 }
 
+#[derive(Debug)]
+struct Reading {
+    resolved: Resolved,
+    /// True if read from the copy that the kernel programs took of a freed code object. A reading from the process's
+    /// memory is correct unless the code object had been freed before.
+    is_final: bool,
+}
+
 /// Permission for a stack to wait for the name of its module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     Allowed,
     Over,
-}
-
-/// The result of reading a frame.
-#[derive(Debug)]
-enum Reading {
-    /// Read from the process's memory: correct unless the code object had been freed before.
-    Tentative(Resolved),
-    /// Read from the copy that the kernel programs took of a freed code object: final.
-    Kept(Resolved),
-}
-
-impl Reading {
-    fn resolved(&self) -> &Resolved {
-        match self {
-            Self::Tentative(resolved) | Self::Kept(resolved) => resolved,
-        }
-    }
-
-    fn into_resolved(self) -> Resolved {
-        match self {
-            Self::Tentative(resolved) | Self::Kept(resolved) => resolved,
-        }
-    }
 }
 
 impl<M: ReadMemory> Stacks<M> {
@@ -113,12 +98,10 @@ impl<M: ReadMemory> Stacks<M> {
         &self.memory
     }
 
-    /// Resolves frames through `code` from now on.
     pub fn set_code(&mut self, code: CodeCache) {
         self.code = Some(code);
     }
 
-    /// Names modules through `names` from now on.
     pub fn set_module_names(&mut self, names: Box<dyn NameModules + Send>) {
         self.modules.set_names(names);
     }
@@ -148,18 +131,24 @@ impl<M: ReadMemory> Stacks<M> {
             .map(|frame| {
                 let (code, owner) = (frame.code(&head), frame.owner());
                 let memory = &self.memory;
-                Reading::Tentative(match &mut self.code {
+                let resolved = match &mut self.code {
                     Some(known) => {
                         let instr = known.instr_of(frame, code);
                         known.resolve(memory, code, instr, owner)
                     }
                     None => Resolved::Unreadable,
-                })
+                };
+                Reading {
+                    resolved,
+                    is_final: false,
+                }
             })
             .collect();
         let innermost = self.modules.innermost(
             &head,
-            frames.iter().zip(resolved.iter().map(Reading::resolved)),
+            frames
+                .iter()
+                .zip(resolved.iter().map(|reading| &reading.resolved)),
         );
         let (module, asked) = match innermost {
             Innermost::Is(module) => (module, None),
@@ -213,10 +202,12 @@ impl<M: ReadMemory> Stacks<M> {
         for pending in pending {
             let head = &pending.head;
             for (frame, reading) in pending.frames.iter().zip(&mut pending.resolved) {
-                if frame.code(head) == freed.code && matches!(reading, Reading::Tentative(_)) {
+                if frame.code(head) == freed.code && !reading.is_final {
                     let (instr, owner) = (code.instr_of(frame, freed.code), frame.owner());
-                    let from_copy = code.resolve_freed(&memory, freed.code, instr, owner);
-                    *reading = Reading::Kept(from_copy);
+                    *reading = Reading {
+                        resolved: code.resolve_freed(&memory, freed.code, instr, owner),
+                        is_final: true,
+                    };
                 }
             }
         }
@@ -225,15 +216,14 @@ impl<M: ReadMemory> Stacks<M> {
 
     /// Defines a stack that was read, and returns it if it is new.
     pub fn define(&mut self, pending: Pending) -> Option<(StackId, Arc<Stack>)> {
-        let frames =
-            pending
-                .resolved
-                .into_iter()
-                .filter_map(|reading| match reading.into_resolved() {
-                    Resolved::Frame(frame) => Some(frame),
-                    Resolved::Skip => None,
-                    Resolved::Unreadable => Some(unreadable()),
-                });
+        let frames = pending
+            .resolved
+            .into_iter()
+            .filter_map(|reading| match reading.resolved {
+                Resolved::Frame(frame) => Some(frame),
+                Resolved::Skip => None,
+                Resolved::Unreadable => Some(unreadable()),
+            });
         let mut frames: Vec<_> = frames.collect();
         let truncated = pending.head.truncated != 0 || frames.len() > MAX_FRAMES;
         frames.truncate(MAX_FRAMES);
@@ -251,7 +241,6 @@ impl<M: ReadMemory> Stacks<M> {
         Some((id, new?))
     }
 
-    /// Returns the stack with this hash.
     pub fn by_hash(&self, hash: u64) -> Option<StackId> {
         self.by_hash
             .iter()
@@ -339,7 +328,6 @@ impl<M: ReadMemory> Stacks<M> {
         (evaluating, new)
     }
 
-    /// Returns a stack of native code only.
     pub fn native(&mut self, unwound: Unwound) -> Interned {
         let stack = Stack {
             kind: StackKind::Native,
@@ -382,7 +370,6 @@ impl<M: ReadMemory> Stacks<M> {
     }
 }
 
-/// Converts the kernel's grad mode.
 fn grad_of(mode: u8) -> Grad {
     match mode {
         grad_mode::ENABLED => Grad::Enabled,

@@ -12,11 +12,9 @@ pub struct GraphTasks {
     stacks: HashMap<u64, StackId>,
 }
 
-/// The most backward passes that are remembered.
 const MOST_TASKS: usize = 65_536;
 
 impl GraphTasks {
-    /// Records that `stack` waits for `graph_task`.
     pub fn begin(&mut self, graph_task: u64, stack: StackId) {
         if self.stacks.len() >= MOST_TASKS {
             self.stacks.clear();
@@ -60,9 +58,6 @@ impl Waiters {
 
     /// Returns the stack that waits for a thread without Python, if it is unique: one thread waits, or all
     /// waiting threads have the same stack.
-    ///
-    /// # Errors
-    /// The reason why there is none.
     pub fn the_one(&self) -> Result<StackId, NoStack> {
         let mut stacks = self.inside.values();
         let Some(first) = stacks.next() else {

@@ -8,3 +8,4 @@ pub mod node_name;
 pub mod objects;
 pub(crate) mod purpose;
 pub mod tensors;
+mod versions;

@@ -6,7 +6,6 @@ use super::names::ModuleFunction;
 use crate::event::Module;
 use crate::python::cache::Resolved;
 
-/// Names modules by their addresses.
 pub trait NameModules {
     /// Returns the path of the last of these modules; each one was called by the one before.
     fn path(&mut self, calls: &Calls<'_>) -> Answer;
@@ -22,7 +21,6 @@ pub trait NameModules {
     fn look_again(&mut self, ran: &dyn Fn() -> Option<u64>) -> bool;
 }
 
-/// The answer to a question for a module's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The module, which may be [`Module::Unknown`].
@@ -43,15 +41,12 @@ pub struct PendingModule {
     question: Question,
 }
 
-/// The innermost module call of a stack.
 #[derive(Debug)]
 pub enum Innermost {
     Is(Module),
-    /// A module whose name is still pending.
     Asked(PendingModule),
 }
 
-/// The modules that were being called on one stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Calls<'a> {
     /// The modules, outermost first; at least one.
@@ -60,10 +55,8 @@ pub struct Calls<'a> {
     pub cut: bool,
 }
 
-/// A module that was being called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModuleCall {
-    /// The module's address.
     pub object: u64,
     /// The address of its class at the time of the call; 0 if unknown.
     pub class: u64,
@@ -86,7 +79,6 @@ pub struct ModuleCalls {
 }
 
 impl ModuleCalls {
-    /// Names modules through `names` from now on.
     pub fn set_names(&mut self, names: Box<dyn NameModules + Send>) {
         self.names = Some(names);
     }
@@ -101,7 +93,6 @@ impl ModuleCalls {
         self.known = parent.known;
     }
 
-    /// Forgets a code object that was freed.
     pub fn forget(&mut self, code: u64) {
         if self.code() == Some(code) {
             self.known = None;
@@ -178,7 +169,6 @@ impl ModuleCalls {
         }
     }
 
-    /// Drops all deferred questions.
     pub fn give_up(&mut self) {
         if let Some(names) = &mut self.names {
             names.give_up();

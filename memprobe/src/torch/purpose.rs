@@ -169,7 +169,6 @@ pub struct Search {
 }
 
 impl Search {
-    /// Examines the next caller; true if the search needs callers further out.
     pub fn goes_on_after(&mut self, caller: Option<Caller>) -> bool {
         let Some(caller) = caller else { return false };
         self.callers += 1;

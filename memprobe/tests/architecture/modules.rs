@@ -37,8 +37,7 @@ impl Module {
 }
 
 /// Files that may contain `unsafe`. Reasons: calls into NVML, `Pod` for kernel records, BPF links that aya does not
-/// know, returning freed heap, and polled descriptors. Also ring buffer positions, and reading and
-/// pausing another process.
+/// know, returning freed heap, and polled descriptors. Also ring buffer positions, and pausing another process.
 pub const UNSAFE_FILES: &[&str] = &[
     "cuda/nvml/library.rs",
     "probe/descriptor.rs",
@@ -46,7 +45,6 @@ pub const UNSAFE_FILES: &[&str] = &[
     "probe/loader.rs",
     "probe/many.rs",
     "probe/positions.rs",
-    "process/memory.rs",
     "process/pause.rs",
 ];
 

@@ -105,14 +105,15 @@ fn of_modules(modules: Modules) -> Finding {
 /// Adds a refusal as values.
 fn with_refusal(finding: Finding, refusal: &Refusal) -> Finding {
     let (asked, name) = match &refusal.asked {
-        KernelRequest::Map(name) => ("map", name),
-        KernelRequest::Program(name) => ("program", name),
-        KernelRequest::Probe(name) => ("probe", name),
+        KernelRequest::Maps => ("map", ""),
+        KernelRequest::Map(name) => ("map", name.as_str()),
+        KernelRequest::Program(name) => ("program", name.as_str()),
+        KernelRequest::Probe(name) => ("probe", name.as_str()),
     };
     finding
         .with("refused", asked)
-        .with("name", name.as_str())
-        .with("errno", refusal.errno)
+        .with("name", name)
+        .with("errno", refusal.errno.map(|errno| errno.raw_os_error()))
 }
 
 /// Attaches to memprobe itself and looks whether the event comes.

@@ -8,7 +8,6 @@
 //! that can be, no more memory than the device has.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 /// Fills the buffer before a call. No entry ends in this byte: the last byte of each form is the
 /// highest of a number of bytes or of an instance id.
@@ -65,7 +64,6 @@ pub(super) enum Form {
 impl Form {
     const ALL: [Self; 3] = [Self::First, Self::Instances, Self::Protected];
 
-    /// Bytes of an entry.
     pub(super) const fn size(self) -> usize {
         match self {
             Self::First => 16,
@@ -75,7 +73,6 @@ impl Form {
     }
 }
 
-/// One process of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Entry {
     pub(super) pid: u32,
@@ -95,44 +92,28 @@ pub(super) struct Decoded {
 }
 
 /// Reasons for which an answer is not used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Implausible {
-    /// The driver says it wrote more entries than there was room for.
+    #[error("its length cannot be right")]
     Count,
-    /// The buffer ends before the last entry.
+    #[error("its length cannot be right")]
     Length,
-    /// No process can have this number.
+    #[error("{0} is no process id")]
     Pid(u32),
-    /// There is no such process.
+    #[error("there is no process {0}")]
     NoProcess(u32),
-    /// An entry is there twice.
+    #[error("it names process {0} twice")]
     Twice(u32),
-    /// No instance has this id.
+    #[error("there is no MIG instance {0}")]
     Instance(u32),
-    /// The processes hold more than the device has.
+    #[error("its processes hold more than the GPU has")]
     Sum,
     /// Two forms fit and give different numbers.
+    #[error("its entries can be read in two ways")]
     Ambiguous,
 }
 
-impl fmt::Display for Implausible {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Count | Self::Length => f.write_str("its length cannot be right"),
-            Self::Pid(pid) => write!(f, "{pid} is no process id"),
-            Self::NoProcess(pid) => write!(f, "there is no process {pid}"),
-            Self::Twice(pid) => write!(f, "it names process {pid} twice"),
-            Self::Instance(id) => write!(f, "there is no MIG instance {id}"),
-            Self::Sum => f.write_str("its processes hold more than the GPU has"),
-            Self::Ambiguous => f.write_str("its entries can be read in two ways"),
-        }
-    }
-}
-
 /// Decodes an answer in the one form that fits. `total` is the memory of the device, in bytes.
-///
-/// # Errors
-/// Why no form fits.
 pub(super) fn decode(
     list: &RawList,
     total: Option<u64>,

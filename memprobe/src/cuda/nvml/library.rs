@@ -209,7 +209,6 @@ fn detail_list(device: &Device<'_>, kind: ListKind, capacity: u32) -> Result<Raw
     listed(code, list.count, capacity, buffer)
 }
 
-/// The GPU instance of a MIG device.
 fn gpu_instance(device: &Device<'_>) -> Option<u32> {
     let lib = device.nvml().lib();
     let function = lib.nvmlDeviceGetGpuInstanceId.as_ref().ok()?;

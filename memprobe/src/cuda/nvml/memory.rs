@@ -8,12 +8,10 @@
 use super::query::{DeviceQuery, MigDevice, RawMemory, Refusal};
 use crate::event::Bytes;
 
-/// Memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes allocated, without those that the driver reserves for itself.
     pub used: Bytes,
-    /// Bytes there are.
     pub total: Bytes,
 }
 
@@ -54,7 +52,6 @@ fn of_instances<Q: DeviceQuery>(instances: &[MigDevice<Q>]) -> Option<Usage> {
     Some(sum)
 }
 
-/// Memory of one device or MIG device.
 pub(super) fn usage<Q: DeviceQuery>(device: &Q) -> Result<Usage, String> {
     match device.memory_v2() {
         Ok(memory) => checked(memory, allocated(memory)),

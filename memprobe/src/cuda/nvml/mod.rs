@@ -28,7 +28,6 @@ use crate::event::{Bytes, Tgid};
 /// More devices than any machine has are not asked.
 const MOST_DEVICES: u32 = 64;
 
-/// The driver of this machine.
 #[derive(Debug)]
 pub struct Driver {
     nvml: Nvml,
@@ -37,14 +36,12 @@ pub struct Driver {
 /// Report of the driver at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Its devices, by index.
     pub devices: Vec<DeviceMemory>,
     /// Memory of each process by device index; `None` bytes where the driver does not
     /// say (`[N/A]`), as under Windows' WSL.
     pub held: BTreeMap<Tgid, Vec<(u32, Option<Bytes>)>>,
 }
 
-/// One device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     /// Number of the device in `nvidia-smi`.
@@ -60,10 +57,6 @@ pub struct DeviceMemory {
 }
 
 impl Driver {
-    /// Opens the driver's library.
-    ///
-    /// # Errors
-    /// Why it cannot be asked, in a few words.
     pub fn open() -> Result<Self, String> {
         match Nvml::init() {
             Ok(nvml) => Ok(Self { nvml }),
@@ -72,9 +65,6 @@ impl Driver {
     }
 
     /// Asks every device. `pids` knows the processes of the driver's PID namespace.
-    ///
-    /// # Errors
-    /// Why the driver cannot be asked any more, in a few words.
     pub fn sample(&self, pids: &impl Pids) -> Result<Sample, String> {
         let count = self.nvml.device_count().map_err(|error| reason(&error))?;
         let mut sample = Sample::default();
@@ -92,7 +82,6 @@ impl Driver {
 }
 
 impl Sample {
-    /// Asks one device.
     fn add<Q: DeviceQuery>(&mut self, index: u32, name: String, device: &Q, pids: &impl Pids) {
         let instances = device.mig_devices();
         let (memory, is_sum) = memory::of_device(device, &instances);

@@ -7,7 +7,6 @@ use super::memory;
 use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, Refusal};
 use crate::event::{Bytes, Tgid};
 
-/// Entries that there is room for at first.
 const FIRST_CAPACITY: u32 = 64;
 
 /// Most entries that are asked for. The kernel's driver gives at most 950
@@ -129,12 +128,13 @@ fn sums(entries: &[Entry]) -> Held {
     sums.into_iter().map(bytes).collect()
 }
 
-/// Reasons for which there is no list.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum NoList {
     /// No entry point answers; the first that exists says why.
+    #[error("{0}")]
     Refused(Refusal),
     /// One answers, and its answer cannot be right.
+    #[error("{0}")]
     Implausible(String),
 }
 
@@ -145,15 +145,6 @@ impl NoList {
             self,
             Self::Refused(Refusal::Missing | Refusal::NotSupported)
         )
-    }
-}
-
-impl std::fmt::Display for NoList {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Refused(refusal) => write!(f, "{refusal}"),
-            Self::Implausible(text) => f.write_str(text),
-        }
     }
 }
 

@@ -1,7 +1,5 @@
 //! Questions to one device, and why the driver does not answer.
 
-use std::fmt;
-
 use nvml_wrapper::error::NvmlError;
 
 use super::form::RawList;
@@ -11,7 +9,6 @@ use super::form::RawList;
 pub(super) enum ListKind {
     /// Processes with a compute context, the server of MPS among them.
     Compute,
-    /// Clients of MPS.
     Mps,
 }
 
@@ -33,7 +30,6 @@ impl EntryPoint {
     /// In the order in which they are asked.
     pub(super) const ALL: [Self; 4] = [Self::V3, Self::V2, Self::V1, Self::DetailList];
 
-    /// The function's name, for people.
     pub(super) fn name(self, kind: ListKind) -> String {
         let suffix = match self {
             Self::V3 => "_v3",
@@ -86,17 +82,19 @@ pub(super) trait DeviceQuery: Sized {
 }
 
 /// Reasons for which the driver does not answer a question.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refusal {
-    /// The library has no such function.
+    #[error("the driver is too old to be asked")]
     Missing,
     /// There are this many entries, more than there was room for.
+    #[error("the driver lists {0} processes, too many to read")]
     Room(u32),
-    /// The device does not know the question.
+    #[error("the driver does not support it on this GPU")]
     NotSupported,
-    /// The user may not ask it.
+    #[error("the driver does not permit it: run memprobe as root")]
     NoPermission,
     /// Another error, in NVML's words.
+    #[error("the driver does not answer: {0}")]
     Other(String),
 }
 
@@ -108,20 +106,6 @@ impl From<NvmlError> for Refusal {
             NvmlError::NotSupported | NvmlError::FunctionNotFound => Self::NotSupported,
             NvmlError::NoPermission => Self::NoPermission,
             other => Self::Other(other.to_string()),
-        }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing => f.write_str("the driver is too old to be asked"),
-            Self::Room(count) => write!(f, "the driver lists {count} processes, too many to read"),
-            Self::NotSupported => f.write_str("the driver does not support it on this GPU"),
-            Self::NoPermission => {
-                f.write_str("the driver does not permit it: run memprobe as root")
-            }
-            Self::Other(text) => write!(f, "the driver does not answer: {text}"),
         }
     }
 }

@@ -7,10 +7,8 @@ use object::read::elf::Dyn as _;
 
 use super::{ElfError, ElfImage, RawDynamic, RawSymbol, Section, entries};
 
-/// The most dynamic symbols that are accepted.
 const MAX_SYMBOLS: u64 = 1 << 24;
 
-/// The location of the dynamic segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DynamicSegment {
     pub(super) offset: u64,
@@ -20,9 +18,6 @@ pub(super) struct DynamicSegment {
 
 impl ElfImage {
     /// Returns the sections that a dynamic segment implies: its strings, its symbols and itself.
-    ///
-    /// # Errors
-    /// [`ElfError`] if the segment is corrupt.
     pub(super) fn sections_of(&self, dynamic: DynamicSegment) -> Result<Vec<Section>, ElfError> {
         let bytes = self.range(dynamic.offset, dynamic.size)?;
         let entries = entries::<RawDynamic>(&bytes)?;

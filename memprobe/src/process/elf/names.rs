@@ -38,9 +38,7 @@ struct Function {
 
 impl FunctionNames {
     /// Reads `.symtab`, or the dynamic symbols if it is missing or names no functions.
-    ///
-    /// # Errors
-    /// [`ElfError`] if neither table can be read, or one has more symbols than any library.
+    /// Fails with [`ElfError`] if neither table can be read, or one has more symbols than any library.
     pub fn of(image: ElfImage) -> Result<Self, ElfError> {
         let mut outcome = Err(ElfError::Malformed("no symbols"));
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
@@ -90,7 +88,6 @@ impl FunctionNames {
     }
 }
 
-/// Reads the functions of a symbol table.
 fn read(image: &ElfImage, table: &Section) -> Result<(Vec<Function>, Range<u64>), ElfError> {
     let strings = image.string_section_of(table)?;
     let end = strings.offset.checked_add(strings.size);
@@ -114,7 +111,6 @@ fn read(image: &ElfImage, table: &Section) -> Result<(Vec<Function>, Range<u64>)
     Ok((functions, names))
 }
 
-/// Returns the function that a symbol defines.
 fn function(symbol: &RawSymbol) -> Option<Function> {
     let kind = symbol.st_type();
     let size = symbol.st_size(LittleEndian);

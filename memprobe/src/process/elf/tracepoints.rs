@@ -17,7 +17,6 @@ const TYPE: elf::NoteType = elf::NoteType(3);
 /// The most bytes read of the notes. PyTorch's libraries have a few dozen notes of a hundred bytes.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// A static tracepoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracepoint {
     pub provider: String,

@@ -9,7 +9,6 @@
 //! If the copy is incomplete, because contents of an old object were moved meanwhile, all steps are repeated.
 //! As a last resort everything is scanned while the process is paused.
 
-use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -52,7 +51,6 @@ const MOST_WALKS: u32 = 5;
 /// Most incomplete copies before everything is scanned while the process is paused.
 const MOST_COPIES: u32 = 2;
 
-/// Mode of a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CaptureMode {
     /// Paused for the copy only; as much as possible is read before, to keep the pause short.
@@ -61,65 +59,33 @@ pub enum CaptureMode {
     /// Paused at once and until everything is read. The pause is several times longer, but the process hardly
     /// advances before it.
     AtOnce,
-    /// Not paused.
     Running,
 }
 
-/// Reasons for failing to read a heap.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
-    /// The process could not be paused.
-    Pause(PauseError),
+    #[error("{0}")]
+    Pause(#[from] PauseError),
     /// No stop found the object lists consistent.
-    NeverWhole(Broken),
+    #[error(
+        "it was stopped {MOST_STOPS} times, and never at a moment at which it could be read: {0}.\nTry again, or read \
+         it while it runs with --nonblocking"
+    )]
+    NeverWhole(#[source] Broken),
     /// A signal had stopped the process already, while its object lists were inconsistent.
-    StandsBroken(Broken),
+    #[error(
+        "a signal (SIGSTOP, Ctrl-Z) has stopped it at a moment at which it cannot be read: {0}.\nLet it run on (kill \
+         -CONT) and try again, or read it as it stands with --nonblocking"
+    )]
+    StandsBroken(#[source] Broken),
 }
 
-impl fmt::Display for CaptureError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Pause(error) => error.fmt(f),
-            Self::NeverWhole(broken) => write!(
-                f,
-                "it was stopped {MOST_STOPS} times, and never at a moment at which it could be \
-                 read: {broken}.\nTry again, or read it while it runs with --nonblocking"
-            ),
-            Self::StandsBroken(broken) => write!(
-                f,
-                "a signal (SIGSTOP, Ctrl-Z) has stopped it at a moment at which it cannot be read: \
-                 {broken}.\nLet it run on (kill -CONT) and try again, or read it as it stands with \
-                 --nonblocking"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for CaptureError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Pause(error) => Some(error),
-            Self::NeverWhole(broken) | Self::StandsBroken(broken) => Some(broken),
-        }
-    }
-}
-
-impl From<PauseError> for CaptureError {
-    fn from(error: PauseError) -> Self {
-        Self::Pause(error)
-    }
-}
-
-/// Result of one scan of a heap.
 #[derive(Debug, Default)]
 pub struct HeapScan {
-    /// Time of the scan, on the clock of the events.
     pub at: TimeNs,
-    /// Mode of the scan.
     pub mode: CaptureMode,
     pub objects: ProcessScan,
     pub classes: Classes,
-    /// The PyTorch modules.
     pub modules: Vec<Module>,
     pub optimizers: Optimizers,
     pub variables: Variables,
@@ -131,7 +97,6 @@ pub struct HeapScan {
     pub no_frames: Option<crate::process::memory::Unreadable>,
 }
 
-/// Scope of a scan.
 #[derive(Clone, Copy, Debug)]
 enum ScanScope<'a> {
     /// Everything. Reads into the image whatever later steps need.
@@ -144,7 +109,6 @@ enum ScanScope<'a> {
 }
 
 impl HeapScan {
-    /// Scans a heap.
     fn of(image: &Image<impl ReadMemory>, python: &PythonProcess, look: ScanScope<'_>) -> Self {
         let mut moment = Self {
             at: now(),
@@ -197,15 +161,11 @@ fn now() -> TimeNs {
     TimeNs(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// A captured heap.
 #[derive(Debug)]
 pub struct Captured<T, R> {
     pub moment: HeapScan,
-    /// Result of `more`.
     pub more: T,
-    /// Result of `conclude`.
     pub result: R,
-    /// Size and completeness of the image.
     pub extent: Extent,
     pub consistency: Consistency,
 }
@@ -231,9 +191,6 @@ impl<T, R> Captured<T, R> {
 /// Captures the heap of a process. `more` reads further structures at the same moment. `conclude` evaluates
 /// the result after the process has resumed. Both also run during the first scan, to show which pages they
 /// need.
-///
-/// # Errors
-/// [`CaptureError`].
 pub fn capture<T: Send, R: Send>(
     python: &PythonProcess,
     manner: CaptureMode,
@@ -330,7 +287,6 @@ fn look_at_running<T>(
     }
 }
 
-/// Number of failed stops.
 #[derive(Debug, Default)]
 struct PauseAttempts {
     number: u32,

@@ -9,16 +9,13 @@ use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::layout::{Attributes, ClassLayout, HeapLayout};
 
-/// Most classes that are read.
 const MOST_CLASSES: usize = 1 << 18;
 
-/// Longest chain of base classes.
 const MOST_BASES: usize = 64;
 
 /// Most members of one class, including its bases.
 const MOST_MEMBERS: usize = 256;
 
-/// Longest name in bytes.
 const LONGEST_NAME: usize = 512;
 
 /// `sizeof(PyMemberDef)`: name, type, offset, flags, doc (`Include/structmember.h`@v3.9.18,
@@ -34,13 +31,10 @@ pub struct Class {
     pub address: u64,
     /// `tp_name`: includes the module unless a `class` statement made the class.
     pub name: Arc<str>,
-    /// Kind of container that its objects are.
     pub holds: ContainerKind,
-    /// Kind of PyTorch object that its objects are.
     pub role: TorchKind,
     /// `tp_dict`; 0 if the class itself does not hold it.
     pub dict: u64,
-    /// Member references of its objects, including slots.
     pub members: Vec<Member>,
     flags: u64,
     basic_size: u64,
@@ -49,22 +43,15 @@ pub struct Class {
     cached_keys: u64,
 }
 
-/// Kinds of containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerKind {
-    /// Entries of a dict.
     Entries,
-    /// Items of a list.
     List,
-    /// Items of a tuple.
     Tuple,
-    /// Items of a set.
     Set,
-    /// Items of a `collections.deque`.
     Deque,
     /// The value of a variable of an enclosing function.
     Cell,
-    /// The globals of a module.
     Globals,
     /// The attributes of a class: the object is a class.
     Class,
@@ -76,35 +63,27 @@ pub enum ContainerKind {
     Text,
     /// None: the object is an int.
     Number,
-    /// Only attributes and members.
     Other,
 }
 
-/// Kinds of PyTorch objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TorchKind {
     /// A tensor: derived from `torch._C.TensorBase` (`torch/csrc/autograd/python_variable.cpp`@v2.15.0; up to
     /// 2.1 `torch._C._TensorBase`).
     Tensor,
-    /// Derived from `torch.nn.modules.module.Module`.
     Module,
-    /// Derived from `torch.optim.optimizer.Optimizer`.
     Optimizer,
-    /// None of these.
     Other,
 }
 
 /// A reference at a fixed offset in each object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Name of the attribute.
     pub name: Arc<str>,
-    /// Offset in the object.
     pub offset: u64,
 }
 
 impl Class {
-    /// Name without the module.
     pub fn short_name(&self) -> &str {
         self.name.rsplit('.').next().unwrap_or(&self.name)
     }
@@ -124,7 +103,6 @@ impl Class {
     }
 }
 
-/// Classes by address.
 #[derive(Debug, Default)]
 pub struct Classes {
     known: Vec<Class>,
@@ -154,7 +132,6 @@ impl Classes {
         place
     }
 
-    /// The class of an object.
     pub fn of(&mut self, heap: &Heap<'_, impl ReadMemory>, object: u64) -> Option<&Class> {
         let address = heap.class_of(object).ok()?;
         let place = self.place(heap, address)?;
@@ -165,7 +142,6 @@ impl Classes {
         self.known.get(place as usize)
     }
 
-    /// All classes, by index.
     pub fn all(&self) -> &[Class] {
         &self.known
     }
@@ -187,7 +163,6 @@ impl Head {
 }
 
 impl<M: ReadMemory> Heap<'_, M> {
-    /// Reads the class at `address`.
     fn class(&self, address: u64) -> Result<Class, Unreadable> {
         let head = self.class_head(address)?;
         let flags = head.word(ClassLayout::FLAGS);
@@ -220,10 +195,7 @@ impl<M: ReadMemory> Heap<'_, M> {
     fn class_head(&self, address: u64) -> Result<Head, Unreadable> {
         let bytes: [u8; HEAD] = self.memory.read_array(address)?;
         if word_at(&bytes, ClassLayout::FLAGS) & ClassLayout::READY == 0 {
-            return Err(Unreadable {
-                address,
-                cause: Cause::NotAsExpected,
-            });
+            return Err(Cause::NotAsExpected.at(address));
         }
         let name = self.c_string(word_at(&bytes, ClassLayout::NAME))?;
         Ok(Head { bytes, name })
@@ -295,7 +267,6 @@ impl<M: ReadMemory> Heap<'_, M> {
         Ok(())
     }
 
-    /// Reads a zero-terminated string.
     fn c_string(&self, address: u64) -> Result<Arc<str>, Unreadable> {
         let mut bytes = Vec::new();
         while bytes.len() < LONGEST_NAME {
@@ -308,16 +279,11 @@ impl<M: ReadMemory> Heap<'_, M> {
                 return Ok(String::from_utf8_lossy(&bytes).into());
             }
         }
-        Err(Unreadable {
-            address,
-            cause: Cause::TooLong,
-        })
+        Err(Cause::TooLong.at(address))
     }
 
     /// Calls `each` with the attributes in an object's own `__dict__`, even if the dict is not materialized.
-    ///
-    /// # Errors
-    /// [`Unreadable`]. `each` has been called with the attributes before it.
+    /// Fails with [`Unreadable`]. `each` has been called with the attributes before it.
     pub fn attributes(
         &self,
         class: &Class,
@@ -384,7 +350,6 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 }
 
-/// Location of an object's attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Store {
     /// A dict at this address.

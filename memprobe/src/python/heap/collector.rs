@@ -1,7 +1,5 @@
 //! Walks the lists of Python's garbage collector, which have every object that can refer to others.
 
-use std::fmt;
-
 use hashbrown::HashSet;
 
 use crate::process::memory::{ReadMemory, Unreadable};
@@ -13,10 +11,8 @@ const MOST_OBJECTS: usize = 1 << 24;
 /// Number of last objects of each list by which the next walk recognizes the known part.
 const ENDING: usize = 4096;
 
-/// Most interpreters of one process.
 const MOST_INTERPRETERS: usize = 64;
 
-/// An object in a collector list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
     pub address: u64,
@@ -25,7 +21,6 @@ pub struct Listed {
     pub generation: Generation,
 }
 
-/// Generation of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Generation {
     /// Generation 0: created since the last collection.
@@ -49,10 +44,8 @@ impl Generation {
     }
 }
 
-/// Extent of a walk.
 #[derive(Clone, Copy, Debug)]
 pub enum Reach<'a> {
-    /// All lists from beginning to end.
     All,
     /// Each list from its end back to the first of these objects ([`endings`]). These are the objects added
     /// since, unless the collector reordered the list. Young lists are followed further.
@@ -60,36 +53,22 @@ pub enum Reach<'a> {
 }
 
 /// Reasons why the lists could not be followed completely.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// A collection is in progress.
+    #[error("Python's garbage collector is at work")]
     Collecting,
     /// The header of an object does not point back to its predecessor: the list changed during the walk.
+    #[error("the list of Python's objects changed while it was read (at {0:#x})")]
     Link(u64),
     /// The header of an object could not be read.
+    #[error("the list of Python's objects: {0}")]
     Unreadable(Unreadable),
-    /// There are more than `MOST_OBJECTS` objects.
+    #[error("there are more than {MOST_OBJECTS} Python objects")]
     TooMany,
     /// The lists are consistent, but PyTorch's allocator was interrupted while it allocated or freed a block.
+    #[error("PyTorch's allocator is at work")]
     Allocating,
 }
-
-impl fmt::Display for Broken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Collecting => f.write_str("Python's garbage collector is at work"),
-            Self::Link(address) => write!(
-                f,
-                "the list of Python's objects changed while it was read (at {address:#x})"
-            ),
-            Self::Unreadable(error) => write!(f, "the list of Python's objects: {error}"),
-            Self::Allocating => f.write_str("PyTorch's allocator is at work"),
-            Self::TooMany => write!(f, "there are more than {MOST_OBJECTS} Python objects"),
-        }
-    }
-}
-
-impl std::error::Error for Broken {}
 
 impl From<Unreadable> for Broken {
     fn from(error: Unreadable) -> Self {
@@ -98,9 +77,7 @@ impl From<Unreadable> for Broken {
 }
 
 /// Returns the interpreters of a process.
-///
-/// # Errors
-/// [`Broken`], also if there are too many or their list is circular.
+/// Fails with [`Broken`] also if there are too many or their list is circular.
 pub fn interpreters(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -121,10 +98,6 @@ pub fn interpreters(
     Ok(found)
 }
 
-/// True if the interpreter is collecting garbage.
-///
-/// # Errors
-/// [`Unreadable`].
 pub fn is_collecting(
     memory: &impl ReadMemory,
     layout: &CollectorLayout,
@@ -136,9 +109,6 @@ pub fn is_collecting(
 
 /// Appends the objects of an interpreter: its generations, youngest first, then the frozen objects. Objects
 /// found before an error are valid, because consistent links led to each of them.
-///
-/// # Errors
-/// [`Broken`].
 pub fn walk(
     memory: &impl ReadMemory,
     layout: &CollectorLayout,

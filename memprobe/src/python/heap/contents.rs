@@ -10,7 +10,6 @@ use crate::python::layout::{ClassLayout, HeapLayout};
 /// Most items of one list, tuple or set that are read.
 const MOST_ITEMS: u64 = 1 << 24;
 
-/// Items per read.
 const BLOCK: u64 = 256;
 
 /// Dicts whose entries a PyTorch module exposes as attributes (`Module.__getattr__` in
@@ -32,19 +31,14 @@ pub enum Step {
     Member(u32, u32),
     /// `[key]`, with the address of the key.
     Key(u64),
-    /// `[index]`.
     Index(u64),
-    /// An element of a set.
     Element,
-    /// `.cell_contents`.
     Cell,
 }
 
 impl<M: ReadMemory> Heap<'_, M> {
     /// Calls `each` with every reference of an object. `place` is the index of its class.
-    ///
-    /// # Errors
-    /// [`Unreadable`]. `each` has still been called with every reference that can be read.
+    /// Fails with [`Unreadable`]. `each` has still been called with every reference that can be read.
     pub fn contents(
         &self,
         class: &Class,
@@ -181,9 +175,6 @@ impl<M: ReadMemory> Heap<'_, M> {
 
 impl<M: ReadMemory> Heap<'_, Image<M>> {
     /// Reads everything into the image that [`Self::contents`] of an object will read.
-    ///
-    /// # Errors
-    /// [`Unreadable`] if the ranges cannot be determined.
     pub fn keep_contents(&self, class: &Class, object: u64) -> Result<(), Unreadable> {
         match class.holds {
             ContainerKind::Entries => self.keep_dict(object)?,
@@ -241,10 +232,7 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
 
 /// Rejects a number of items above [`MOST_ITEMS`].
 fn bounded(address: u64, count: u64) -> Result<u64, Unreadable> {
-    let strange = Unreadable {
-        address,
-        cause: Cause::TooLong,
-    };
+    let strange = Cause::TooLong.at(address);
     Some(count)
         .filter(|&count| count <= MOST_ITEMS)
         .ok_or(strange)

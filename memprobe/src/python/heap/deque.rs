@@ -15,14 +15,11 @@ const ITEMS: u64 = 64;
 /// `sizeof(block)`: the link to the previous block, the items, the link to the next block.
 const BLOCK: usize = 8 * (ITEMS as usize + 2);
 
-/// Most items of one deque that are read.
 const MOST_ITEMS: u64 = 1 << 20;
 
 impl<M: ReadMemory> Heap<'_, M> {
     /// Calls `each` with the items of a deque, in order.
-    ///
-    /// # Errors
-    /// [`Unreadable`]. `each` has been called with the items before it.
+    /// Fails with [`Unreadable`]. `each` has been called with the items before it.
     pub(super) fn deque_items(
         &self,
         object: u64,
@@ -34,10 +31,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         let (mut block, mut index) = (word_at(&head, 0), word_at(&head, FIRST_INDEX as u16));
         // The first index of an empty deque may lie one past the end of its block.
         if count > MOST_ITEMS || index > ITEMS {
-            return Err(Unreadable {
-                address: object,
-                cause: Cause::NotAsExpected,
-            });
+            return Err(Cause::NotAsExpected.at(object));
         }
         self.spend(object, count)?;
         let mut left = count;

@@ -4,7 +4,6 @@ use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::layout::{DictKeys, DictLayout};
 
-/// Most entries of one dict that are read.
 const MOST_ENTRIES: u64 = 1 << 24;
 
 /// Bytes per read: a multiple of the size of every kind of entry.
@@ -15,9 +14,7 @@ const KEYS_HEAD: usize = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Address of the key object.
     pub key: u64,
-    /// Address of the value object.
     pub value: u64,
     /// Address of the word that refers to the value.
     pub at: u64,
@@ -26,23 +23,18 @@ pub struct Entry {
 /// A keys table (`PyDictKeysObject`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Keys {
-    /// Address of the first entry.
     start: u64,
-    /// Number of entries, including deleted ones.
     count: u64,
-    /// Bytes of one entry.
     size: u64,
     /// Offset of the key in an entry. In a combined table the value follows it.
     key: usize,
 }
 
 impl Keys {
-    /// Number of entries, including deleted ones.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// Address range of the entries.
     pub(super) fn range(&self) -> std::ops::Range<u64> {
         let bytes = self.count * self.size;
         self.start..self.start.saturating_add(bytes)
@@ -51,9 +43,7 @@ impl Keys {
 
 impl<M: ReadMemory> Heap<'_, M> {
     /// Calls `each` with the entries of a dict, in the order of the dict.
-    ///
-    /// # Errors
-    /// [`Unreadable`]. `each` has been called with the entries before it.
+    /// Fails with [`Unreadable`]. `each` has been called with the entries before it.
     pub fn entries(&self, dict: u64, each: impl FnMut(Entry)) -> Result<(), Unreadable> {
         let head: [u8; 48] = self.memory.read_array(dict)?;
         let keys = self.keys(word_at(&head, DictLayout::KEYS))?;
@@ -74,7 +64,6 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 
     pub(super) fn keys(&self, address: u64) -> Result<Keys, Unreadable> {
-        let unreadable = |cause| Unreadable { address, cause };
         let head: [u8; KEYS_HEAD] = self.memory.read_array(address)?;
         let (room, indices, count, first, has_hash) = match self.layout.heap.dict.keys {
             DictKeys::Sized => {
@@ -105,13 +94,13 @@ impl<M: ReadMemory> Heap<'_, M> {
                 )
             }
         };
-        let no_dict = || unreadable(Cause::NotAsExpected);
+        let no_dict = || Cause::NotAsExpected.at(address);
         let indices = indices.ok_or_else(no_dict)?;
         if room.is_none_or(|room| count > room) {
             return Err(no_dict());
         }
         if count > MOST_ENTRIES {
-            return Err(unreadable(Cause::TooLong));
+            return Err(Cause::TooLong.at(address));
         }
         Ok(Keys {
             start: address.wrapping_add(first).wrapping_add(indices),
@@ -177,10 +166,6 @@ impl<M: ReadMemory> Heap<'_, M> {
         Ok(())
     }
 
-    /// Returns the values under these string keys.
-    ///
-    /// # Errors
-    /// Same as [`Self::entries`].
     pub fn values_of<const N: usize>(
         &self,
         dict: u64,

@@ -16,7 +16,6 @@ use crate::python::{CodeCache, PythonProcess, Resolved};
 /// Most frames of one thread whose variables are read.
 const MOST_FRAMES: usize = 512;
 
-/// Most variables of one frame.
 const MOST_VARIABLES: u64 = 4096;
 
 /// Most variables overall, and most frames walked to find them.
@@ -44,7 +43,6 @@ pub struct Variable {
     pub name: Arc<str>,
     /// Note about the frame, such as `suspended generator`; empty for a running frame.
     pub note: &'static str,
-    /// The object that it refers to.
     pub value: u64,
     /// Depth of the frame, 0 for the innermost. Frames that do not run rank after all running ones, and
     /// frames of libraries after all others.
@@ -59,7 +57,6 @@ const LIBRARY: u32 = 1 << 16;
 
 #[derive(Clone, Debug, Default)]
 pub struct Variables {
-    /// Variables by rank, innermost frames first.
     pub all: Vec<Variable>,
     /// Frames that were skipped because of a limit or because they cannot be read.
     pub frames_left_out: u64,
@@ -75,10 +72,8 @@ impl Variable {
 }
 
 /// Reads the variables of all threads of the main interpreter, and of all suspended and kept frames.
-///
-/// # Errors
-/// [`Unreadable`] if the list of threads cannot be followed. Threads and frames that cannot be read are
-/// skipped.
+/// Fails with [`Unreadable`] if the list of threads cannot be followed. Threads and frames that cannot be read
+/// are skipped.
 pub fn variables(
     heap: &Heap<'_, impl ReadMemory>,
     classes: &mut Classes,
@@ -141,7 +136,6 @@ struct Shown {
     rank: u32,
 }
 
-/// A frame that can be resumed.
 struct Suspended {
     frame: u64,
     begun: bool,
@@ -206,7 +200,6 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         }
     }
 
-    /// Adds frame objects of ended calls.
     fn add_ended(&mut self, objects: &[u64]) {
         self.found.frames_left_out += objects.len().saturating_sub(MAX_SUSPENDED) as u64;
         for &object in objects.iter().take(MAX_SUSPENDED) {

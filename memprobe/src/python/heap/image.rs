@@ -39,7 +39,6 @@ struct ChunkCache {
     /// Recently used chunks as (number, index), at the slot given by the lowest bits of the number. A newer
     /// chunk replaces an older one in its slot.
     recent: Box<[(u64, usize)]>,
-    /// Most chunks that are kept.
     most: usize,
     open: bool,
     missed: u64,
@@ -62,7 +61,6 @@ const ALL: u8 = ((1_u16 << PAGES) - 1) as u8;
 /// Size and completeness of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Bytes that it keeps.
     pub bytes: usize,
     /// Reads that failed because the image was closed or full.
     pub missed: u64,
@@ -86,7 +84,6 @@ impl<M: ReadMemory> Image<M> {
         }
     }
 
-    /// Stops reading missing memory.
     pub fn close(&self) {
         self.cache.borrow_mut().open = false;
     }
@@ -97,7 +94,6 @@ impl<M: ReadMemory> Image<M> {
         self.cache.borrow_mut().open = true;
     }
 
-    /// Returns the image's size and completeness.
     pub fn extent(&self) -> Extent {
         let cache = self.cache.borrow();
         Extent {
@@ -142,7 +138,6 @@ impl<M: ReadMemory> Image<M> {
         }
     }
 
-    /// Reads the missing parts of a range.
     pub fn keep(&self, range: Range<u64>) {
         let cache = &mut *self.cache.borrow_mut();
         let mut at = range.start;
@@ -319,16 +314,15 @@ impl ChunkCache {
 
 impl<M: ReadMemory> ReadMemory for Image<M> {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
-        let unreadable = |cause| Unreadable { address, cause };
         let cache = &mut *self.cache.borrow_mut();
         let mut done = 0;
         while done < into.len() {
             let at = address.checked_add(done as u64);
-            let at = at.ok_or_else(|| unreadable(Cause::NotMapped))?;
+            let at = at.ok_or_else(|| Cause::NotMapped.at(address))?;
             let within = (at % CHUNK as u64) as usize;
             let len = (CHUNK - within).min(into.len() - done);
             let bytes = cache.get(&self.memory, at / CHUNK as u64, within..within + len);
-            into[done..done + len].copy_from_slice(bytes.map_err(unreadable)?);
+            into[done..done + len].copy_from_slice(bytes.map_err(|cause| cause.at(address))?);
             done += len;
         }
         Ok(())

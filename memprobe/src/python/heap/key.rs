@@ -11,7 +11,6 @@ use crate::python::layout::HeapLayout;
 /// Longest text of a key in characters; the rest is cut.
 const MOST_CHARS: usize = 64;
 
-/// Longest name in bytes.
 const LONGEST_NAME: usize = 256;
 
 /// Length in bytes after which a path gets no further step.
@@ -28,7 +27,6 @@ const UNREAD: &str = "?";
 const DIGIT: u32 = 30;
 
 impl<M: ReadMemory> Heap<'_, M> {
-    /// Appends a step to the path that it starts from.
     pub fn write_step(&self, classes: &mut Classes, step: Step, path: &mut String) {
         if path.len() > LONGEST_PATH {
             return;

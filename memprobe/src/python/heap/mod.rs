@@ -72,9 +72,6 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
     }
 
     /// `ob_type`: the address of an object's class.
-    ///
-    /// # Errors
-    /// [`Unreadable`].
     pub fn class_of(&self, object: u64) -> Result<u64, Unreadable> {
         self.word(object, self.layout.object.kind)
     }
@@ -97,15 +94,9 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
     }
 
     /// Charges `items` to the budget of items.
-    ///
-    /// # Errors
-    /// [`Cause::TooLong`] if the budget is exhausted.
     fn spend(&self, object: u64, items: u64) -> Result<(), Unreadable> {
         let left = self.items.get().checked_sub(items);
-        self.items.set(left.ok_or(Unreadable {
-            address: object,
-            cause: Cause::TooLong,
-        })?);
+        self.items.set(left.ok_or(Cause::TooLong.at(object))?);
         Ok(())
     }
 

@@ -9,7 +9,6 @@ use super::contents::{BUFFERS, MODULES, PARAMETERS};
 use super::{Heap, shortened};
 use crate::process::memory::ReadMemory;
 
-/// Longest path in bytes.
 const LONGEST_PATH: usize = 1024;
 
 /// Most modules, and most parameters, buffers and children of all modules together.
@@ -19,7 +18,6 @@ const MOST_HELD: usize = 1 << 21;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Module {
     pub object: u64,
-    /// Class name.
     pub class: Arc<str>,
     /// `_parameters`: name and tensor.
     pub parameters: Vec<(Arc<str>, u64)>,
@@ -77,10 +75,8 @@ fn module(
     }
 }
 
-/// Position of a module in the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Index of the root module.
     pub root: usize,
     /// Path from the root, as `named_modules()` gives it; empty for the root.
     pub path: Arc<str>,
@@ -186,7 +182,6 @@ impl Walk<'_> {
         }
     }
 
-    /// The path of a child.
     fn path(&self, parent: usize, number: usize) -> Arc<str> {
         let (name, _) = &self.modules[parent].children[number];
         let parent = self.places[parent].as_ref();

@@ -12,10 +12,8 @@ use crate::process::memory::ReadMemory;
 /// Deepest nesting of containers in the state of a parameter.
 const MOST_STEPS: usize = 3;
 
-/// Most values read of the state of one parameter.
 const MOST_VALUES: usize = 4096;
 
-/// Most parameters over all optimizers.
 const MOST_PARAMETERS: usize = 1 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,11 +27,8 @@ pub struct Optimizers {
 /// A tensor in the `state` of an optimizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateTensor {
-    /// The Python object.
     pub tensor: u64,
-    /// The optimizer.
     pub object: u64,
-    /// Class name of the optimizer.
     pub optimizer: Arc<str>,
     /// Name in the state, such as `exp_avg` or `old_dirs[0]`.
     pub name: Arc<str>,
@@ -137,7 +132,6 @@ const fn is_item(step: Step) -> bool {
     matches!(step, Step::Key(_) | Step::Index(_))
 }
 
-/// Records the positions of the parameters in the groups of an optimizer.
 fn add_positions(
     heap: &Heap<'_, impl ReadMemory>,
     classes: &mut Classes,

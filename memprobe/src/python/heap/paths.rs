@@ -13,7 +13,6 @@ use super::process_scan::ProcessScan;
 use crate::process::memory::ReadMemory;
 use crate::python::layout::HeapLayout;
 
-/// Most steps of a path.
 pub const MOST_STEPS: usize = 12;
 
 /// Extra distance of the globals of a library's module.
@@ -26,7 +25,6 @@ const IMPORTED: usize = 1;
 pub(super) const MAX_PATHS: usize = 32;
 const MOST_OF_ALL: usize = 1 << 22;
 
-/// Start of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PathRoot {
     /// `train.py:31 train() -> x`, `torch.nn`; empty for `__main__`.
@@ -42,7 +40,6 @@ pub(super) struct PathRoot {
 /// Last step of the shortest path to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// Not reached yet.
     Nowhere,
     /// The object is itself a root.
     Root(u32),
@@ -50,14 +47,12 @@ pub(super) enum Origin {
     From(u32, Step),
 }
 
-/// A path to a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReferencePath {
     pub(super) origin: Origin,
     steps: usize,
 }
 
-/// A path to an object, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// `train.py:31 train() -> batch['x']`, `cache['kv'][0]`.
@@ -211,7 +206,6 @@ struct Search<'a> {
     /// Objects to visit, by distance.
     next: Vec<Vec<u32>>,
     scan: &'a ProcessScan,
-    /// Number of paths kept.
     count: usize,
 }
 
@@ -314,7 +308,6 @@ impl Search<'_> {
         Origin::Root(self.paths.roots.len() as u32 - 1)
     }
 
-    /// Records the first path to an object.
     fn reach(&mut self, object: u64, origin: Origin, steps: usize) {
         let Some(&place) = self.paths.places.get(&object) else {
             return;

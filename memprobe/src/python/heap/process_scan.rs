@@ -13,7 +13,6 @@ pub struct Object {
     pub address: u64,
     /// Index of its class in [`Classes`].
     pub class: u32,
-    /// Generation of the garbage collector.
     pub age: Generation,
 }
 
@@ -47,11 +46,8 @@ pub struct ProcessScan {
     pub objects: Vec<Object>,
     /// Number of objects whose class cannot be read.
     pub unknown: u64,
-    /// `torch.Tensor`s.
     pub tensors: Vec<u64>,
-    /// `torch.nn.Module`s.
     pub modules: Vec<u64>,
-    /// `torch.optim.Optimizer`s.
     pub optimizers: Vec<u64>,
     /// Python module objects (`types.ModuleType`).
     pub globals: Vec<u64>,

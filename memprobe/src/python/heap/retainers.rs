@@ -26,7 +26,6 @@ const MORE: &str = "(more ways than are followed)";
 /// Stands for every slot of a container.
 pub(crate) const EVERY: &str = "[*]";
 
-/// A root that holds tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HeapRetainer {
     /// `train.py:12 main() -> losses[*]`.
@@ -38,7 +37,6 @@ pub struct HeapRetainer {
 /// A tensor's holder and the path to the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetainedBy {
-    /// Index among the holders.
     pub retainer: u32,
     pub path: ReferencePath,
 }
@@ -46,7 +44,6 @@ pub struct RetainedBy {
 /// All holders, without duplicates.
 #[derive(Debug, Default)]
 pub struct HeapRetainers {
-    /// Holders by index.
     pub all: Vec<HeapRetainer>,
     places: HashMap<HeapRetainer, u32>,
     /// Holders by the container whose slots they fold.

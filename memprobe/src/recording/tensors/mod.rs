@@ -13,7 +13,6 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
@@ -21,7 +20,6 @@ use std::path::Path;
 use crate::event::tensors::TensorSnapshot;
 use record::SnapshotRecord;
 
-/// Format version.
 pub const TENSOR_FORMAT: u32 = 2;
 
 /// Largest file read, in bytes; enough for some millions of tensors.
@@ -34,77 +32,37 @@ pub const MAX_ITEMS: usize = 1 << 23;
 pub const MAX_OF_ONE: usize = 1 << 16;
 
 /// Reason why a snapshot cannot be read. The message ends with a remedy.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// The file cannot be opened or read.
+    #[error("cannot be read: {0}; {GIVE}")]
     Io(io::Error),
-    /// The file is empty.
+    #[error("the file is empty; {GIVE}")]
     Empty,
-    /// The file is larger than memprobe reads.
+    #[error("larger than {} GiB, which no snapshot of memprobe is; {GIVE}", MAX_BYTES >> 30)]
     TooLarge,
     /// The file is not a snapshot of memprobe.
+    #[error("not a snapshot of memprobe; {GIVE}")]
     Foreign,
-    /// The file was written by a later memprobe.
-    Newer {
-        /// Format version of the file.
-        format: u32,
-    },
-    /// The file is invalid or truncated.
-    Damaged {
-        /// Fault and its place.
-        reason: String,
-    },
+    /// The file was written by a later memprobe, in this format version.
+    #[error(
+        "written by a later memprobe (format {format}, this one reads up to {TENSOR_FORMAT}): update memprobe"
+    )]
+    Newer { format: u32 },
+    #[error(
+        "the snapshot is damaged or its end is missing: {reason}; take another with `memprobe snapshot --pid N -o FILE`"
+    )]
+    Damaged { reason: String },
 }
 
-impl fmt::Display for SnapshotError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const GIVE: &str = "give a file that `memprobe snapshot --pid N -o FILE` wrote";
-        match self {
-            Self::Io(error) => write!(f, "cannot be read: {error}; {GIVE}"),
-            Self::Empty => write!(f, "the file is empty; {GIVE}"),
-            Self::TooLarge => write!(
-                f,
-                "larger than {} GiB, which no snapshot of memprobe is; {GIVE}",
-                MAX_BYTES >> 30
-            ),
-            Self::Foreign => write!(f, "not a snapshot of memprobe; {GIVE}"),
-            Self::Newer { format } => write!(
-                f,
-                "written by a later memprobe (format {format}, this one reads up to \
-                 {TENSOR_FORMAT}): update memprobe"
-            ),
-            Self::Damaged { reason } => write!(
-                f,
-                "the snapshot is damaged or its end is missing: {reason}; take another with \
-                 `memprobe snapshot --pid N -o FILE`"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for SnapshotError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            // This error's message already contains that of the I/O error.
-            Self::Io(error) => error.source(),
-            _ => None,
-        }
-    }
-}
+const GIVE: &str = "give a file that `memprobe snapshot --pid N -o FILE` wrote";
 
 /// Reads a file that `memprobe snapshot -o` wrote.
-///
-/// # Errors
-/// If it cannot be read, or is not a valid snapshot.
 pub fn open_tensors(path: &Path) -> Result<TensorSnapshot, SnapshotError> {
     let file = File::open(path).map_err(SnapshotError::Io)?;
     read_tensors(BufReader::with_capacity(1 << 18, file))
 }
 
 /// Reads a snapshot from any source, up to [`MAX_BYTES`].
-///
-/// # Errors
-/// If it cannot be read, or is not a valid snapshot.
 pub fn read_tensors(from: impl Read) -> Result<TensorSnapshot, SnapshotError> {
     let mut from = from.take(MAX_BYTES + 1);
     let mut text = Vec::new();

@@ -10,8 +10,7 @@ use super::bounded::Bounded;
 use super::{MAX_ITEMS, MAX_OF_ONE};
 use crate::event::Target;
 use crate::event::tensors::{
-    Block, Consistency, DType, Device, DeviceTotals, Name, Storage, Tensor, TensorKind,
-    TensorSnapshot,
+    Block, Consistency, DType, Device, DeviceTotals, Name, Storage, Tensor, TensorSnapshot,
 };
 use crate::event::{Address, Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
 use crate::recording::RetainerRecord;
@@ -42,9 +41,7 @@ pub(super) fn format(text: &str) -> Option<u32> {
 #[derive(Deserialize)]
 pub(super) struct SnapshotRecord<'a> {
     pid: Option<u32>,
-    #[serde(default)]
     inner_pid: Option<u32>,
-    #[serde(default)]
     container: Option<String>,
     command: String,
     python: Option<String>,
@@ -82,36 +79,28 @@ struct TotalsRecord<'a> {
 struct Item<'a> {
     #[serde(borrow)]
     kind: Cow<'a, str>,
-    #[serde(borrow, default)]
     object: Option<Cow<'a, str>>,
     #[serde(default)]
     names: Bounded<Box<str>, MAX_OF_ONE>,
     /// For each name, the rule that inferred it; empty if none was inferred.
     #[serde(borrow, default)]
     inferred: Bounded<Option<Cow<'a, str>>, MAX_OF_ONE>,
-    #[serde(default)]
     shape: Option<Bounded<u64, MAX_OF_ONE>>,
     #[serde(default)]
     strides: Bounded<u64, MAX_OF_ONE>,
     #[serde(default)]
     offset: u64,
-    #[serde(borrow, default)]
     dtype: Option<Cow<'a, str>>,
     #[serde(borrow)]
     device: Cow<'a, str>,
-    #[serde(default)]
     storage_index: Option<usize>,
     #[serde(default)]
     requires_grad: bool,
-    #[serde(default)]
     grad_fn: Option<Box<str>>,
     #[serde(default)]
     gradient_of: Bounded<usize, MAX_OF_ONE>,
-    #[serde(default)]
     saved_by: Option<Box<str>>,
-    #[serde(default)]
     module: Option<Box<str>>,
-    #[serde(default)]
     class: Option<Box<str>>,
 }
 
@@ -124,7 +113,7 @@ struct StorageRecord<'a> {
     bytes: u64,
     #[serde(borrow)]
     device: Cow<'a, str>,
-    #[serde(borrow, default, alias = "kept")]
+    #[serde(borrow, alias = "kept")]
     retained_by: Option<RetainerRecord<'a>>,
 }
 
@@ -133,13 +122,10 @@ struct BlockRecord<'a> {
     #[serde(borrow)]
     addr: Cow<'a, str>,
     bytes: u64,
-    #[serde(default)]
     requested: Option<u64>,
     #[serde(borrow)]
     device: Cow<'a, str>,
-    #[serde(default)]
     site: Option<SiteRecord>,
-    #[serde(default)]
     purpose: Option<Box<str>>,
 }
 
@@ -148,7 +134,6 @@ struct SiteRecord {
     file: Box<str>,
     line: Option<u32>,
     function: Box<str>,
-    #[serde(default)]
     library: Option<Box<str>>,
 }
 
@@ -271,8 +256,10 @@ impl Item<'_> {
         };
         Ok(Tensor {
             object: address(&object)?,
-            kind: TensorKind::parse(&self.kind)
-                .ok_or_else(|| unknown("kind of tensor", &self.kind))?,
+            kind: self
+                .kind
+                .parse()
+                .map_err(|_| unknown("kind of tensor", &self.kind))?,
             names: self.names.0.into_iter().map(name).collect(),
             shape: self.shape.map(|sizes| sizes.0),
             strides: self.strides.0,

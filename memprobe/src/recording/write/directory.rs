@@ -1,6 +1,5 @@
 //! Directory of recordings: one file a process, and an index.
 
-use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +8,6 @@ use serde::Serialize;
 
 use super::output::{OutputError, OutputPlan};
 
-/// File name of the index.
 pub const INDEX: &str = "index.json";
 
 /// Version of the index format. New fields do not change it.
@@ -18,49 +16,25 @@ const FORMAT: u32 = 1;
 /// Longest part of a command in a file name, in bytes.
 const LONGEST_WORD: usize = 40;
 
-/// Directory for recordings.
 #[derive(Debug)]
 pub struct OutputDirectory {
     path: PathBuf,
 }
 
-/// Reason why a directory cannot be recorded to. The message ends with a remedy.
-#[derive(Debug)]
+/// Reason why a directory cannot be recorded to. The message ends with a remedy. It has no source, because the message
+/// already contains the I/O error's.
+#[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// The directory holds an earlier recording.
+    #[error(
+        "cannot record to {0}: it has an earlier recording ({INDEX}); name another directory, or remove that one with \
+         `rm -r {0}`"
+    )]
     Taken(PathBuf),
-    /// The parent directory does not exist.
+    #[error("cannot record to {0}: there is no directory {1}; make it with `mkdir -p {1}`")]
     NoParent(PathBuf, PathBuf),
-    /// The operating system reports an error.
+    #[error("cannot record to {0}: {1}; name another directory with -o")]
     Io(PathBuf, io::Error),
 }
-
-impl fmt::Display for DirectoryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Taken(path) => write!(
-                f,
-                "cannot record to {0}: it has an earlier recording ({INDEX}); name another directory, or remove that \
-                 one with `rm -r {0}`",
-                path.display()
-            ),
-            Self::NoParent(path, parent) => write!(
-                f,
-                "cannot record to {}: there is no directory {1}; make it with `mkdir -p {1}`",
-                path.display(),
-                parent.display()
-            ),
-            Self::Io(path, error) => write!(
-                f,
-                "cannot record to {}: {error}; name another directory with -o",
-                path.display()
-            ),
-        }
-    }
-}
-
-// Without `source`: the message already contains the I/O error's.
-impl std::error::Error for DirectoryError {}
 
 /// Returns true if a path denotes a directory: it is one, or ends in `/`.
 pub fn is_directory(path: &Path) -> bool {
@@ -69,9 +43,6 @@ pub fn is_directory(path: &Path) -> bool {
 
 impl OutputDirectory {
     /// Checks that a directory can be recorded to; creates nothing.
-    ///
-    /// # Errors
-    /// [`DirectoryError`].
     pub fn check(path: &Path) -> Result<Self, DirectoryError> {
         if path.join(INDEX).exists() {
             return Err(DirectoryError::Taken(path.to_owned()));
@@ -97,10 +68,6 @@ impl OutputDirectory {
         &self.path
     }
 
-    /// Creates the directory unless it exists.
-    ///
-    /// # Errors
-    /// [`DirectoryError`].
     pub fn create(&self) -> Result<(), DirectoryError> {
         match fs::create_dir(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -112,9 +79,6 @@ impl OutputDirectory {
 
     /// Returns the file name and plan for a process's recording. If the name exists, a number is appended:
     /// the process runs a second program, or another process got its PID.
-    ///
-    /// # Errors
-    /// As [`OutputPlan::check`].
     pub fn plan(&self, stem: &str) -> Result<(String, OutputPlan), OutputError> {
         let mut name = format!("{stem}.json");
         let mut again = 1;
@@ -127,9 +91,6 @@ impl OutputDirectory {
     }
 
     /// Writes the index, replacing an earlier one atomically.
-    ///
-    /// # Errors
-    /// [`DirectoryError`].
     pub fn write_index(&self, index: &Index) -> Result<(), DirectoryError> {
         let refused = |error| DirectoryError::Io(self.path.join(INDEX), error);
         let mut text = serde_json::to_vec_pretty(index).map_err(|error| refused(error.into()))?;
@@ -140,7 +101,6 @@ impl OutputDirectory {
     }
 }
 
-/// Index of the recordings in a directory.
 #[derive(Debug, Serialize)]
 pub struct Index {
     format: u32,
@@ -149,12 +109,10 @@ pub struct Index {
     pub finished: bool,
     /// Command that memprobe started, joined by spaces.
     pub command: Option<String>,
-    /// All watched processes, in order of appearance.
     pub processes: Vec<Entry>,
 }
 
 impl Index {
-    /// Creates an index without processes.
     pub fn new(command: Option<String>) -> Self {
         Self {
             format: FORMAT,
@@ -166,7 +124,6 @@ impl Index {
     }
 }
 
-/// Process in an [`Index`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Entry {
     pub pid: u32,

@@ -12,13 +12,11 @@ const MAX_TEXT: usize = 32 << 10;
 
 /// Appends `pid` and `tid`. Readers take a missing `tid` for [`Tid::UNKNOWN`].
 pub(super) fn push_process(line: &mut Vec<u8>, pid: u32, tid: u32) {
-    line.extend_from_slice(b",\"pid\":");
-    json::push_number(line, pid);
+    json::push_number_field(line, b",\"pid\":", pid);
     if tid == Tid::UNKNOWN.0 {
         return;
     }
-    line.extend_from_slice(b",\"tid\":");
-    json::push_number(line, tid);
+    json::push_number_field(line, b",\"tid\":", tid);
 }
 
 pub(super) fn push_ts(line: &mut Vec<u8>, start: TimeNs, time: TimeNs) {
@@ -36,8 +34,7 @@ pub(super) fn push_id(line: &mut Vec<u8>, addr: u64) {
 pub(super) fn push_args(line: &mut Vec<u8>, event: &MemoryEvent) {
     line.extend_from_slice(b"{\"addr\":\"");
     json::push_hex(line, event.addr.0);
-    line.extend_from_slice(b"\",\"size\":");
-    json::push_number(line, event.size.0);
+    json::push_number_field(line, b"\",\"size\":", event.size.0);
     line.extend_from_slice(b",\"device\":");
     match event.device {
         Some(DeviceIndex::CPU) => line.extend_from_slice(b"\"cpu\""),
@@ -45,10 +42,8 @@ pub(super) fn push_args(line: &mut Vec<u8>, event: &MemoryEvent) {
         None => line.extend_from_slice(b"null"),
     }
     if let Some(totals) = event.totals {
-        line.extend_from_slice(b",\"allocated\":");
-        json::push_number(line, totals.allocated.0);
-        line.extend_from_slice(b",\"reserved\":");
-        json::push_number(line, totals.reserved.0);
+        json::push_number_field(line, b",\"allocated\":", totals.allocated.0);
+        json::push_number_field(line, b",\"reserved\":", totals.reserved.0);
     }
     if let Some(call) = event.call {
         line.extend_from_slice(b",\"function\":\"");
@@ -70,8 +65,7 @@ pub(super) fn push_shape(line: &mut Vec<u8>, shape: &TensorSpec) {
     }
     line.push(b']');
     if shape.more > 0 {
-        line.extend_from_slice(b",\"more_dimensions\":");
-        json::push_number(line, shape.more);
+        json::push_number_field(line, b",\"more_dimensions\":", shape.more);
     }
     line.extend_from_slice(b",\"dtype\":\"");
     match shape.dtype.name() {
@@ -80,8 +74,7 @@ pub(super) fn push_shape(line: &mut Vec<u8>, shape: &TensorSpec) {
     }
     line.push(b'"');
     if let Some(requested) = shape.requested {
-        line.extend_from_slice(b",\"requested\":");
-        json::push_number(line, requested.0);
+        json::push_number_field(line, b",\"requested\":", requested.0);
     }
 }
 
@@ -89,20 +82,16 @@ pub(super) fn push_shape(line: &mut Vec<u8>, shape: &TensorSpec) {
 pub(super) fn push_purpose(line: &mut Vec<u8>, purpose: &Purpose) {
     line.extend_from_slice(b",\"tensor\":false,\"inferred\":{");
     if let Some(what) = &purpose.what {
-        line.extend_from_slice(b"\"purpose\":");
-        json::push_string(line, clip(what));
+        json::push_string_field(line, b"\"purpose\":", clip(what));
         line.push(b',');
     }
-    line.extend_from_slice(b"\"function\":");
-    json::push_string(line, clip(&purpose.function));
-    line.extend_from_slice(b",\"library\":");
-    json::push_string(line, clip(&purpose.library));
+    json::push_string_field(line, b"\"function\":", clip(&purpose.function));
+    json::push_string_field(line, b",\"library\":", clip(&purpose.library));
     line.push(b'}');
 }
 
 pub(super) fn push_name(line: &mut Vec<u8>, name: &str) {
-    line.extend_from_slice(b"{\"name\":");
-    json::push_string(line, name);
+    json::push_string_field(line, b"{\"name\":", name);
     line.push(b'}');
 }
 
@@ -118,8 +107,7 @@ pub(super) fn push_record(line: &mut Vec<u8>, record: &impl serde::Serialize) {
 /// Appends a stack's record. Outer frames that exceed the line length are dropped, and `truncated` is set.
 pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
     let end = line.len() + MAX_LINE - 1024;
-    line.extend_from_slice(b"{\"id\":");
-    json::push_number(line, id.0);
+    json::push_number_field(line, b"{\"id\":", id.0);
     line.push(b',');
     let forward = stack
         .context
@@ -133,8 +121,7 @@ pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
     };
     push_stack_fields(line, stack, first);
     if let Some(node) = &stack.context.node {
-        line.extend_from_slice(b",\"node\":{\"name\":");
-        json::push_string(line, clip(&node.name));
+        json::push_string_field(line, b",\"node\":{\"name\":", clip(&node.name));
         if let Some(forward) = forward {
             line.extend_from_slice(b",\"forward\":{");
             push_stack_fields(line, forward, end);
@@ -154,27 +141,22 @@ fn push_stack_fields(line: &mut Vec<u8>, stack: &Stack, end: usize) {
         StackKind::Waiting { thread } => ("waiting", Some(thread), None),
         StackKind::Unknown { thread, reason } => ("unknown", Some(thread), Some(reason)),
     };
-    line.extend_from_slice(b"\"kind\":");
-    json::push_string(line, kind);
+    json::push_string_field(line, b"\"kind\":", kind);
     if let Some(thread) = thread {
-        line.extend_from_slice(b",\"thread\":");
-        json::push_string(line, clip(thread));
+        json::push_string_field(line, b",\"thread\":", clip(thread));
     }
     if let Some(reason) = reason {
-        line.extend_from_slice(b",\"reason\":");
-        json::push_string(line, reason.as_str());
+        json::push_string_field(line, b",\"reason\":", reason.as_str());
     }
     match &stack.context.module {
         Module::Outside => {}
         Module::Called(path) => {
-            line.extend_from_slice(b",\"module\":");
-            json::push_string(line, clip(path));
+            json::push_string_field(line, b",\"module\":", clip(path));
         }
         Module::Unknown => line.extend_from_slice(b",\"module_unknown\":true"),
     }
     if stack.context.grad != Grad::Unknown {
-        line.extend_from_slice(b",\"grad\":");
-        json::push_string(line, stack.context.grad.as_str());
+        json::push_string_field(line, b",\"grad\":", stack.context.grad.as_str());
     }
     let all = push_frames(line, &stack.frames, end);
     line.extend_from_slice(b",\"truncated\":");
@@ -190,15 +172,11 @@ fn push_frames(line: &mut Vec<u8>, frames: &[Frame], end: usize) -> bool {
         if depth > 0 {
             line.push(b',');
         }
-        line.extend_from_slice(b"{\"file\":");
-        json::push_string(line, &frame.file);
-        line.extend_from_slice(b",\"line\":");
-        json::push_number(line, frame.line);
-        line.extend_from_slice(b",\"function\":");
-        json::push_string(line, &frame.function);
+        json::push_string_field(line, b"{\"file\":", &frame.file);
+        json::push_number_field(line, b",\"line\":", frame.line);
+        json::push_string_field(line, b",\"function\":", &frame.function);
         if let Some(library) = &frame.library {
-            line.extend_from_slice(b",\"library\":");
-            json::push_string(line, library);
+            json::push_string_field(line, b",\"library\":", library);
         }
         line.push(b'}');
         if line.len() > end {
@@ -211,14 +189,10 @@ fn push_frames(line: &mut Vec<u8>, frames: &[Frame], end: usize) -> bool {
     true
 }
 
-/// Appends a mark as an object.
 pub(super) fn push_mark(line: &mut Vec<u8>, mark: &PhaseMark) {
-    line.extend_from_slice(b"{\"begins\":");
-    json::push_string(line, mark.phase.as_str());
-    line.extend_from_slice(b",\"class\":");
-    json::push_string(line, clip(&mark.class));
-    line.extend_from_slice(b",\"stack_id\":");
-    json::push_number(line, mark.stack.0);
+    json::push_string_field(line, b"{\"begins\":", mark.phase.as_str());
+    json::push_string_field(line, b",\"class\":", clip(&mark.class));
+    json::push_number_field(line, b",\"stack_id\":", mark.stack.0);
     line.push(b'}');
 }
 

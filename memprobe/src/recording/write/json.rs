@@ -26,9 +26,20 @@ pub fn push_escaped(line: &mut Vec<u8>, text: &str) {
     }
 }
 
-/// Appends an integer.
 pub fn push_number(line: &mut Vec<u8>, number: impl itoa::Integer) {
     line.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+}
+
+/// Appends a field: its `key` with the punctuation around it, and an integer.
+pub fn push_number_field(line: &mut Vec<u8>, key: &[u8], number: impl itoa::Integer) {
+    line.extend_from_slice(key);
+    push_number(line, number);
+}
+
+/// Appends a field: its `key` with the punctuation around it, and a JSON string.
+pub fn push_string_field(line: &mut Vec<u8>, key: &[u8], text: &str) {
+    line.extend_from_slice(key);
+    push_string(line, text);
 }
 
 /// Appends `number` as `0x…`, without quotes.

@@ -1,7 +1,6 @@
 //! Output file of a recording. An earlier file is kept until the new recording is whole.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, fchown};
@@ -15,56 +14,39 @@ const MAX_PARTIAL: u32 = 1000;
 pub enum OutputPlan {
     /// Standard output (`-`).
     Stdout,
-    /// File that does not exist yet.
     New(PathBuf),
     /// Regular file, replaced once the recording is whole.
     Replace(PathBuf),
-    /// Pipe, socket or device.
     Special(PathBuf),
 }
 
-/// Reason why a file cannot be recorded to. The message ends with a remedy.
-#[derive(Debug)]
+/// Reason why a file cannot be recorded to. The message ends with a remedy. It has no source, because the message
+/// already contains the I/O error's.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot record to {path}: {problem}")]
 pub struct OutputError {
     path: PathBuf,
     problem: Problem,
 }
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum Problem {
-    Directory,
+    #[error("it is a directory; name a file in it, such as {0}")]
+    Directory(PathBuf),
+    #[error("there is no directory {0}; make it with `mkdir -p {0}`")]
     NoParent(PathBuf),
+    #[error("{0}; name another file with -o")]
     Io(io::Error),
 }
 
-impl fmt::Display for OutputError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.path.display();
-        match &self.problem {
-            Problem::Directory => {
-                write!(
-                    f,
-                    "cannot record to {path}: it is a directory; name a file in it, such as {}",
-                    self.path.join("trace.json").display()
-                )
-            }
-            Problem::NoParent(parent) => write!(
-                f,
-                "cannot record to {path}: there is no directory {0}; make it with `mkdir -p {0}`",
-                parent.display()
-            ),
-            Problem::Io(error) => {
-                write!(
-                    f,
-                    "cannot record to {path}: {error}; name another file with -o"
-                )
-            }
+impl OutputError {
+    fn io(path: PathBuf, error: io::Error) -> Self {
+        Self {
+            path,
+            problem: Problem::Io(error),
         }
     }
 }
-
-// Without `source`: the message already contains the I/O error's.
-impl std::error::Error for OutputError {}
 
 impl OutputPlan {
     /// Inspects `path`; `-` means standard output. Creates and opens nothing.
@@ -77,7 +59,7 @@ impl OutputPlan {
             problem,
         };
         match fs::metadata(path) {
-            Ok(there) if there.is_dir() => Err(fail(Problem::Directory)),
+            Ok(there) if there.is_dir() => Err(fail(Problem::Directory(path.join("trace.json")))),
             Ok(there) if is_special(&there) => Ok(Self::Special(path.to_owned())),
             // The target of a symbolic link is replaced, not the link.
             Ok(_) => fs::canonicalize(path)
@@ -117,10 +99,7 @@ impl OutputPlan {
             },
             Self::Replace(path) => (path.clone(), partial(path)),
         };
-        opened.map_err(|error| OutputError {
-            path,
-            problem: Problem::Io(error),
-        })
+        opened.map_err(|error| OutputError::io(path, error))
     }
 
     /// Opens the file as [`Self::create`] does, but creates a new file under a temporary name until it is
@@ -129,10 +108,7 @@ impl OutputPlan {
         let Self::New(path) = self else {
             return self.create();
         };
-        partial_file(&path, |_| Ok(())).map_err(|error| OutputError {
-            path,
-            problem: Problem::Io(error),
-        })
+        partial_file(&path, |_| Ok(())).map_err(|error| OutputError::io(path, error))
     }
 }
 
@@ -151,7 +127,6 @@ pub enum OutputFile {
         file: File,
         /// Path of the temporary file.
         partial: PathBuf,
-        /// File that it will replace.
         path: PathBuf,
     },
 }
@@ -193,10 +168,7 @@ impl OutputFile {
                 (partial, renamed.map(|()| Some(path)))
             }
         };
-        done.map_err(|error| OutputError {
-            path,
-            problem: Problem::Io(error),
-        })
+        done.map_err(|error| OutputError::io(path, error))
     }
 }
 

@@ -62,7 +62,6 @@ pub(super) const CPU: SliceKind = SliceKind {
 };
 
 impl SliceKind {
-    /// Returns the kind of a device's blocks.
     pub(super) fn of_blocks(device: Option<DeviceIndex>) -> &'static Self {
         match device {
             Some(DeviceIndex::CPU) => &CPU,
@@ -82,7 +81,6 @@ impl SliceKind {
     }
 }
 
-/// Source of a slice's name.
 #[derive(Clone, Copy)]
 pub(super) enum NameSource {
     /// Stack that allocated the memory.

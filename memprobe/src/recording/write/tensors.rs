@@ -10,14 +10,11 @@ use serde::{Serialize, Serializer};
 use crate::event::tensors::{
     Block, Consistency, DType, Device, Name, Storage, Tensor, TensorSnapshot,
 };
-use crate::event::{Bytes, Frame};
+use crate::event::{Bytes, Frame, Target};
 use crate::recording::{RetainerRecord, TENSOR_FORMAT};
 use crate::tensors::{Account, DeviceTable, Row, TensorTable, explain};
 
 /// Writes the document. `version` is memprobe's.
-///
-/// # Errors
-/// If `out` cannot be written.
 pub fn write_tensors(
     snapshot: &TensorSnapshot,
     version: &str,
@@ -62,14 +59,8 @@ fn list<T: Serialize>(
 struct Head<'a> {
     memprobe_snapshot: u32,
     memprobe: &'a str,
-    pid: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    inner_pid: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    container: Option<&'a str>,
-    command: &'a str,
-    python: Option<&'a str>,
-    torch: Option<&'a str>,
+    #[serde(flatten)]
+    target: &'a Target,
     taken_ms: u64,
     #[serde(skip_serializing_if = "is_zero")]
     moment_ns: u64,
@@ -82,7 +73,6 @@ struct Head<'a> {
 
 impl<'a> Head<'a> {
     fn of(snapshot: &'a TensorSnapshot, version: &'a str) -> Self {
-        let target = &snapshot.target;
         let (pause_ms, retries) = match snapshot.consistency {
             Consistency::Paused { pause, retries } => (Some(pause.as_secs_f64() * 1e3), retries),
             Consistency::Running => (None, 0),
@@ -90,12 +80,7 @@ impl<'a> Head<'a> {
         Self {
             memprobe_snapshot: TENSOR_FORMAT,
             memprobe: version,
-            pid: target.tgid.map(|tgid| tgid.0),
-            inner_pid: target.inner_tgid.map(|tgid| tgid.0),
-            container: target.container.as_deref(),
-            command: &target.command,
-            python: target.python.as_deref(),
-            torch: target.torch.as_deref(),
+            target: &snapshot.target,
             taken_ms: snapshot.taken_ms,
             moment_ns: snapshot.moment.0,
             pause_ms,
@@ -166,7 +151,6 @@ struct Item<'a> {
     /// The allocator's bytes that this row accounts for, rounding included. The sum over all rows is
     /// `allocated - remainder`. A shared storage counts at one of its tensors.
     allocated: u64,
-    /// Bytes of memory outside the allocator.
     #[serde(skip_serializing_if = "Option::is_none")]
     outside: Option<u64>,
     /// Index here of the tensor that accounts for the shared storage.

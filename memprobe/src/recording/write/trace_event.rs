@@ -28,7 +28,7 @@ use crate::event::{
 };
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{
-    AtAttachRecord, End, EndReason, EndRecord, Header, HeaderRecord, NamedRecord,
+    AtAttachRecord, End, EndReason, EndRecord, FORMAT, Header, HeaderRecord, NamedRecord,
 };
 use crate::view;
 
@@ -60,7 +60,6 @@ pub struct TraceWriter<W: Write> {
     counters: HashMap<DeviceIndex, Totals>,
 }
 
-/// Error of writing a recording.
 #[derive(Clone, Debug)]
 pub struct WriteError {
     place: String,
@@ -81,13 +80,6 @@ impl fmt::Display for WriteError {
 
 // Without `source`: the message already contains the I/O error's.
 impl std::error::Error for WriteError {}
-
-impl WriteError {
-    /// Returns the kind of the I/O error.
-    pub fn kind(&self) -> io::ErrorKind {
-        self.source.kind()
-    }
-}
 
 impl<W: Write> TraceWriter<W> {
     /// Starts a recording on `out`. `place` names it in errors; `grouping` selects the frame that names an
@@ -128,20 +120,23 @@ impl<W: Write> TraceWriter<W> {
         if self.failed.is_some() {
             return Ok(());
         }
-        let mut record = HeaderRecord::from(header);
-        record.start_ns = self.start.0;
-        record.command = clip(&record.command).to_owned();
+        let mut header = header.clone();
+        header.start = self.start;
+        let command = &mut header.target.command;
+        command.truncate(clip(command).len());
+        let record = HeaderRecord {
+            format: FORMAT,
+            header: &header,
+        };
         self.metadata("memprobe", self.pid, |line| push_record(line, &record));
-        let name = if record.command.is_empty() {
-            "unknown command"
-        } else {
-            &record.command
+        let name = match header.target.command.as_str() {
+            "" => "unknown command",
+            command => command,
         };
         self.metadata("process_name", self.pid, |line| push_name(line, name));
         self.drain_when_full()
     }
 
-    /// Writes one event. After an error, writes nothing more.
     pub fn event(&mut self, event: &Event) -> Result<(), WriteError> {
         if self.failed.is_some() {
             return Ok(());
@@ -231,24 +226,16 @@ impl<W: Write> TraceWriter<W> {
         }
     }
 
-    /// Returns the output.
     pub fn get_ref(&self) -> &W {
         &self.out
     }
 
-    /// Returns the memory events written so far.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// Returns the bytes written so far, buffered ones included.
     pub fn bytes(&self) -> u64 {
         self.bytes + self.lines.len() as u64
-    }
-
-    /// Returns the error that ended the recording, if any.
-    pub fn failure(&self) -> Option<&WriteError> {
-        self.failed.as_ref()
     }
 
     fn drain_when_full(&mut self) -> Result<(), WriteError> {
@@ -285,8 +272,7 @@ impl<W: Write> TraceWriter<W> {
 
     fn metadata(&mut self, name: &str, tid: u32, args: impl FnOnce(&mut Vec<u8>)) {
         let line = &mut self.lines;
-        line.extend_from_slice(b"{\"ph\":\"M\",\"name\":");
-        json::push_string(line, name);
+        json::push_string_field(line, b"{\"ph\":\"M\",\"name\":", name);
         push_process(line, self.pid, tid);
         line.extend_from_slice(b",\"args\":");
         args(line);
@@ -304,8 +290,11 @@ impl<W: Write> TraceWriter<W> {
     fn mark(&mut self, mark: &PhaseMark) {
         self.last = mark.time;
         let line = &mut self.lines;
-        line.extend_from_slice(b"{\"ph\":\"i\",\"s\":\"t\",\"cat\":\"mark\",\"name\":");
-        json::push_string(line, &format!("{} {}", clip(&mark.class), mark.phase));
+        json::push_string_field(
+            line,
+            b"{\"ph\":\"i\",\"s\":\"t\",\"cat\":\"mark\",\"name\":",
+            &format!("{} {}", clip(&mark.class), mark.phase),
+        );
         push_process(line, mark.tgid.0, mark.tid.0);
         push_ts(line, self.start, mark.time);
         line.extend_from_slice(b",\"args\":");
@@ -328,8 +317,7 @@ impl<W: Write> TraceWriter<W> {
         );
         push_process(line, names.tgid.0, names.tgid.0);
         push_ts(line, self.start, names.time);
-        line.extend_from_slice(b",\"args\":{\"blocks\":");
-        json::push_number(line, names.blocks.len() as u64);
+        json::push_number_field(line, b",\"args\":{\"blocks\":", names.blocks.len() as u64);
         line.extend_from_slice(b"}},\n");
     }
 
@@ -341,15 +329,9 @@ impl<W: Write> TraceWriter<W> {
         );
         push_process(line, self.pid, self.pid);
         push_ts(line, self.start, self.last);
-        line.extend_from_slice(b",\"args\":{\"events\":");
-        json::push_number(line, losses.events);
-        line.extend_from_slice(b",\"stacks\":");
-        json::push_number(line, losses.stacks);
-        line.extend_from_slice(b",\"malformed\":");
-        json::push_number(line, losses.malformed);
-        line.extend_from_slice(b",\"uses\":");
-        json::push_number(line, losses.uses);
-        line.extend_from_slice(b"}},\n");
+        line.extend_from_slice(b",\"args\":");
+        push_record(line, &losses);
+        line.extend_from_slice(b"},\n");
     }
 
     fn at_attach(&mut self, found: &AtAttach) {
@@ -534,8 +516,7 @@ impl<W: Write> TraceWriter<W> {
             None => {}
         }
         if event.stack != StackId::NONE {
-            line.extend_from_slice(b",\"stack_id\":");
-            json::push_number(line, event.stack.0);
+            json::push_number_field(line, b",\"stack_id\":", event.stack.0);
             if let Some(text) = self.stacks.text(self.stacks.current(event.stack)) {
                 line.extend_from_slice(b",\"stack\":\"");
                 line.extend_from_slice(&text.frames);
@@ -571,8 +552,7 @@ impl<W: Write> TraceWriter<W> {
 
     fn counter(&mut self, device: DeviceIndex, name: &str, bytes: u64, time: TimeNs, pid: u32) {
         self.begin_counter(device, name, time, pid);
-        self.lines.extend_from_slice(b"\"bytes\":");
-        json::push_number(&mut self.lines, bytes);
+        json::push_number_field(&mut self.lines, b"\"bytes\":", bytes);
         self.lines.extend_from_slice(b"}},\n");
     }
 
@@ -583,8 +563,7 @@ impl<W: Write> TraceWriter<W> {
         match device {
             DeviceIndex::CPU => line.extend_from_slice(b"cpu"),
             DeviceIndex(ordinal) => {
-                line.extend_from_slice(b"cuda:");
-                json::push_number(line, ordinal);
+                json::push_number_field(line, b"cuda:", ordinal);
             }
         }
         line.extend_from_slice(name.as_bytes());

@@ -19,25 +19,20 @@ use crate::event::{DeviceIndex, Tid};
 use known::{Known, Origin};
 use thread::{Entry, Thread};
 
-/// The most threads whose place is remembered.
 const THREADS: usize = 65_536;
 
-/// The most contexts whose device is remembered.
 const CONTEXTS: usize = 65_536;
 
 /// A context, where it is not a device's primary one.
 pub type Context = Option<u64>;
 
-/// Device and context of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ThreadContext {
     /// Its device; `None` where it is not known.
     pub device: Option<DeviceIndex>,
-    /// Its context.
     pub context: Context,
 }
 
-/// Caller of the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Caller {
     /// The runtime whose functions are probed: its device for the thread is known.
@@ -51,13 +46,11 @@ pub enum Caller {
 pub enum Bound {
     /// None: it works in the one that is current.
     Nothing,
-    /// This one.
     Context(u64),
     /// Taken off the thread's stack.
     Popped,
 }
 
-/// The devices and contexts of one process.
 #[derive(Default)]
 pub struct Contexts {
     /// A thread of which nothing is known.

@@ -22,7 +22,6 @@ pub use physical::Owner;
 /// `CU_MEM_LOCATION_TYPE_DEVICE` (cuda.h).
 const ON_DEVICE: u32 = 1;
 
-/// State of a process's use of CUDA.
 #[derive(Default)]
 pub struct Cuda {
     contexts: Contexts,
@@ -31,13 +30,10 @@ pub struct Cuda {
 
 /// One call, and who made it.
 pub struct Call<'a> {
-    /// The function.
     pub function: &'static Function,
-    /// Record of the kernel programs.
     pub record: &'a CudaRecord,
     pub owner: Owner,
     pub caller: Caller,
-    /// Stack of the call.
     pub stack: StackId,
 }
 
@@ -177,7 +173,6 @@ impl Cuda {
         segments.record_alloc(place, until, event);
     }
 
-    /// The functions of virtual memory management.
     fn apply_physical(&mut self, call: &Call<'_>, segments: &mut Segments) {
         let record = call.record;
         let [first, second, _, fourth, ..] = record.args;
@@ -253,7 +248,6 @@ impl Cuda {
         }
     }
 
-    /// The functions of devices and contexts.
     fn apply_context(&mut self, call: &Call<'_>, segments: &mut Segments) {
         let (tid, record) = (call.tid(), call.record);
         let [first, second, third, ..] = record.args;

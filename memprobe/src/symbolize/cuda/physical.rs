@@ -11,12 +11,10 @@ use crate::event::{Bytes, DeviceIndex, TimeNs};
 /// The most handles and mappings that are followed.
 const MOST: usize = 1 << 20;
 
-/// Requester of physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owner {
     /// PyTorch's caching allocator, for its expandable segments: mappings of it are segments.
     Allocator,
-    /// Anybody else.
     Other,
 }
 
@@ -31,20 +29,16 @@ struct Memory {
     mappings: u64,
 }
 
-/// The physical memory of one process.
 #[derive(Default)]
 pub struct Physical {
     memory: HashMap<u64, Memory>,
     /// By address: size and handle.
     mappings: BTreeMap<u64, (u64, u64)>,
-    /// Other handles of the same memory.
     aliases: HashMap<u64, u64>,
 }
 
-/// Something that was unmapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unmapped {
-    /// Its former address.
     pub addr: u64,
     pub owner: Owner,
     /// The handle, if that was all that kept its memory.

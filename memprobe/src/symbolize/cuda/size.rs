@@ -46,11 +46,9 @@ pub fn of(size: Size, call: &CudaRecord) -> Bytes {
     Bytes(bytes)
 }
 
-/// An array that was asked for.
 struct Array {
     /// Width, height, depth, in elements; 0 for a dimension that it does not have.
     extent: [u64; 3],
-    /// Bytes of an element.
     element: u64,
     flags: u32,
 }

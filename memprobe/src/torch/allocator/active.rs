@@ -1,11 +1,10 @@
 //! Identifies the allocator behind `torch.cuda`.
 
-use std::fmt;
-
 use crate::event::Tgid;
 use crate::process::elf::LoadedImage;
 use crate::process::maps::Maps;
 use crate::process::memory::{ReadMemory, Unreadable};
+use crate::process::{class_name, cpp_class};
 
 const LIBRARY: &str = "libc10_cuda.so";
 
@@ -23,26 +22,18 @@ const PLUGGABLE: &str = "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllo
 const LONGEST_NAME: usize = 256;
 
 /// The allocator behind `torch.cuda` (`torch.cuda.memory.get_allocator_backend()`).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, strum::Display)]
 pub enum Backend {
+    #[strum(to_string = "native")]
     Native,
     /// `PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync`.
+    #[strum(to_string = "cudaMallocAsync")]
     CudaMallocAsync,
     /// `torch.cuda.memory.CUDAPluggableAllocator`.
+    #[strum(to_string = "a CUDAPluggableAllocator")]
     Pluggable,
-    /// Another class, by its mangled name.
+    #[strum(to_string = "the class {0}")]
     Other(String),
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Native => f.write_str("native"),
-            Self::CudaMallocAsync => f.write_str("cudaMallocAsync"),
-            Self::Pluggable => f.write_str("a CUDAPluggableAllocator"),
-            Self::Other(name) => write!(f, "the class {name}"),
-        }
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,36 +47,20 @@ pub struct ActiveAllocator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocatorVariable(pub u64);
 
-/// Reasons for failing to identify the active allocator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoAllocator {
-    /// The process cannot be inspected.
+    #[error("{0}")]
     Process(String),
     /// libc10_cuda.so cannot be read or lacks the symbol.
+    #[error("{LIBRARY} cannot be read: {0}")]
     Library(String),
-    /// The process has loaded libc10_cuda.so more than once.
+    #[error("{LIBRARY} is loaded more than once")]
     Several,
-    Unreadable(Unreadable),
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
     /// The pointer leads to no C++ object with a class name.
+    #[error("the allocator is no object that memprobe knows")]
     NoObject,
-}
-
-impl fmt::Display for NoAllocator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Process(error) => f.write_str(error),
-            Self::Library(error) => write!(f, "{LIBRARY} cannot be read: {error}"),
-            Self::Several => write!(f, "{LIBRARY} is loaded more than once"),
-            Self::Unreadable(error) => error.fmt(f),
-            Self::NoObject => f.write_str("the allocator is no object that memprobe knows"),
-        }
-    }
-}
-
-impl From<Unreadable> for NoAllocator {
-    fn from(error: Unreadable) -> Self {
-        Self::Unreadable(error)
-    }
 }
 
 impl AllocatorVariable {
@@ -100,7 +75,7 @@ impl AllocatorVariable {
             [library] => library,
             _ => return Err(NoAllocator::Several),
         };
-        let unreadable = |error: &dyn fmt::Display| NoAllocator::Library(error.to_string());
+        let unreadable = |error: &dyn ToString| NoAllocator::Library(error.to_string());
         let loaded = LoadedImage::open(library, tgid).map_err(|error| unreadable(&error))?;
         let symbol = loaded.image.symbol(VARIABLE);
         let symbol = symbol.map_err(|error| unreadable(&error))?;
@@ -111,9 +86,6 @@ impl AllocatorVariable {
 
 /// Reads the active allocator. Returns `None` before the library has set it up; nothing is allocated until
 /// then.
-///
-/// # Errors
-/// [`NoAllocator`].
 pub fn active_allocator(
     memory: &impl ReadMemory,
     variable: AllocatorVariable,
@@ -138,27 +110,9 @@ fn class_of(memory: &impl ReadMemory, object: u64) -> Result<String, NoAllocator
     let table = memory.read_u64(object)?;
     let information = memory.read_u64(table.wrapping_sub(8))?;
     let name = memory.read_u64(information.wrapping_add(8))?;
-    let mut bytes = Vec::new();
-    while bytes.len() < LONGEST_NAME {
-        // Reads end at multiples of 16, so none crosses into the page after the name's last.
-        let at = name.wrapping_add(bytes.len() as u64);
-        let piece = memory.read_bytes(at, 16 - at % 16, 16)?;
-        let end = piece.iter().position(|byte| *byte == 0);
-        bytes.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
-        if end.is_some() {
-            return plain(bytes).ok_or(NoAllocator::NoObject);
-        }
-    }
-    Err(NoAllocator::NoObject)
-}
-
-/// Accepts mangled names only: letters, digits and underscores.
-fn plain(bytes: Vec<u8>) -> Option<String> {
-    let is_name = !bytes.is_empty()
-        && bytes
-            .iter()
-            .all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
-    String::from_utf8(bytes).ok().filter(|_| is_name)
+    cpp_class::text(memory, name, LONGEST_NAME)
+        .filter(|name| class_name::is_mangled(name))
+        .ok_or(NoAllocator::NoObject)
 }
 
 #[cfg(test)]
@@ -179,7 +133,7 @@ mod tests {
         let mut name = vec![0; 4];
         name.extend_from_slice(class);
         name.push(0);
-        name.resize(name.len().next_multiple_of(16), 0xff);
+        name.resize(name.len().next_multiple_of(32), 0xff);
         memory.map(0x5000, name);
         memory
     }

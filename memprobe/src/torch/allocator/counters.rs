@@ -2,8 +2,9 @@
 
 use super::block::ROUNDING;
 use super::layout::CounterLayout;
+use super::tables::Misfit;
 use crate::event::{Bytes, DeviceIndex, Totals};
-use crate::process::memory::{ReadMemory, Unreadable};
+use crate::process::memory::ReadMemory;
 
 /// Most devices that are accepted (`C10_COMPILE_TIME_MAX_GPUS` is 120).
 pub(super) const MOST_DEVICES: u64 = 128;
@@ -20,40 +21,25 @@ pub struct DeviceCounters {
     pub steady: bool,
 }
 
-/// Reasons for failing to read the statistics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoCounters {
-    Unreadable(Unreadable),
-    /// The values cannot be statistics.
-    Implausible,
-}
-
-impl From<Unreadable> for NoCounters {
-    fn from(error: Unreadable) -> Self {
-        Self::Unreadable(error)
-    }
-}
-
 /// Addresses of the device allocators, by device index: the elements of a `std::vector` of pointers.
 pub(super) fn device_allocators(
     memory: &impl ReadMemory,
     [begin, end]: [u64; 2],
-) -> Result<Vec<u64>, NoCounters> {
-    let bytes = end.checked_sub(begin).ok_or(NoCounters::Implausible)?;
+) -> Result<Vec<u64>, Misfit> {
+    let bytes = end.checked_sub(begin).ok_or(Misfit::Layout)?;
     if bytes > MOST_DEVICES * 8 || !bytes.is_multiple_of(8) {
-        return Err(NoCounters::Implausible);
+        return Err(Misfit::Layout);
     }
     let words = memory.read_bytes(begin, bytes, MOST_DEVICES as usize * 8)?;
     let word = |word: &[u8]| word.try_into().map(u64::from_le_bytes).unwrap_or(0);
     Ok(words.chunks_exact(8).map(word).collect())
 }
 
-/// Reads the statistics of every device.
 pub(super) fn read(
     memory: &impl ReadMemory,
     object: u64,
     layout: &CounterLayout,
-) -> Result<Vec<DeviceCounters>, NoCounters> {
+) -> Result<Vec<DeviceCounters>, Misfit> {
     let vector = object.wrapping_add(layout.devices);
     let ends = [
         memory.read_u64(vector)?,
@@ -94,7 +80,7 @@ pub(super) struct Stat {
 
 impl Stat {
     /// Reads a `Stat` that counts bytes. Fails if the values cannot be byte counts.
-    pub(super) fn read(memory: &impl ReadMemory, address: u64) -> Result<Self, NoCounters> {
+    pub(super) fn read(memory: &impl ReadMemory, address: u64) -> Result<Self, Misfit> {
         let bytes: [u8; 16] = memory.read_array(address)?;
         let (current, peak) = bytes.split_at(8);
         let word = |word: &[u8]| word.try_into().map(u64::from_le_bytes).unwrap_or(0);
@@ -111,6 +97,6 @@ impl Stat {
                 peak: stat.peak.max(stat.current),
                 ..stat
             })
-            .ok_or(NoCounters::Implausible)
+            .ok_or(Misfit::Layout)
     }
 }

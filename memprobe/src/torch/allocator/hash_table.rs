@@ -1,9 +1,9 @@
 //! The allocator's hash tables: `ska::flat_hash_map<void*, Block*>` (c10/util/flat_hash_map.h@v2.0.0 to
 //! @v2.15.0).
 
+use super::tables::Misfit;
 use crate::process::memory::{ReadMemory, Unreadable};
 
-/// Size of a table's header in bytes.
 pub(super) const HEADER: usize = 32;
 
 /// Size of an entry in bytes: the distance from its home slot, the key, the value.
@@ -88,7 +88,7 @@ pub(super) fn read(
     memory: &impl ReadMemory,
     address: u64,
     elements: &mut Vec<Element>,
-) -> Result<(), NoTable> {
+) -> Result<(), Misfit> {
     let before = elements.len();
     for attempt in 1..=ATTEMPTS {
         elements.truncate(before);
@@ -114,23 +114,9 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Reasons for failing to read a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoTable {
-    Unreadable(Unreadable),
-    /// The memory holds no valid header.
-    NotATable,
-}
-
-impl From<Unreadable> for NoTable {
-    fn from(error: Unreadable) -> Self {
-        Self::Unreadable(error)
-    }
-}
-
-fn read_header(memory: &impl ReadMemory, address: u64) -> Result<Header, NoTable> {
+fn read_header(memory: &impl ReadMemory, address: u64) -> Result<Header, Misfit> {
     let bytes: [u8; HEADER] = memory.read_array(address)?;
-    Header::parse(&bytes).ok_or(NoTable::NotATable)
+    Header::parse(&bytes).ok_or(Misfit::Layout)
 }
 
 fn read_elements(
@@ -179,7 +165,7 @@ mod tests {
         memory
     }
 
-    fn keys(memory: &FakeMemory) -> Result<Vec<u64>, NoTable> {
+    fn keys(memory: &FakeMemory) -> Result<Vec<u64>, Misfit> {
         let mut elements = Vec::new();
         read(memory, AT, &mut elements)?;
         assert!(
@@ -235,6 +221,6 @@ mod tests {
     fn a_table_whose_slots_are_gone_is_an_error() {
         let mut memory = table(&[512]);
         memory.write(AT, &0x90_0000_u64.to_le_bytes());
-        assert!(matches!(keys(&memory), Err(NoTable::Unreadable(_))));
+        assert!(matches!(keys(&memory), Err(Misfit::Layout)));
     }
 }

@@ -1,5 +1,7 @@
 //! Offsets of the caching allocator's fields, by version of PyTorch.
 
+use crate::torch::versions::{Versions, is_of};
+
 /// Offsets of one range of versions, in bytes, within objects of the x86-64 wheels.
 ///
 /// Values read by them were compared with `torch.cuda.memory_snapshot()` on 2.0.1, 2.2.2, 2.3.1, 2.6.0,
@@ -8,11 +10,10 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// First and last version of PyTorch, as `(major, minor)`.
-    pub(super) versions: [(u32, u32); 2],
+    pub(super) versions: Versions,
     /// `NativeCachingAllocator::allocated_blocks`.
     pub(super) tables: TableLayout,
     pub(super) block: BlockLayout,
-    /// The statistics of each device.
     pub(super) counters: CounterLayout,
 }
 
@@ -100,25 +101,10 @@ pub(super) const LAYOUTS: &[Layout] = &[
     },
 ];
 
-impl Layout {
-    pub(super) fn is_of(&self, version: &str) -> bool {
-        let [from, to] = self.versions;
-        major_minor(version).is_some_and(|version| (from..=to).contains(&version))
-    }
-}
-
-/// Returns all layouts, those of `version` first.
 pub(super) fn candidates(version: Option<&str>) -> Vec<Layout> {
     let mut layouts = LAYOUTS.to_vec();
-    layouts.sort_by_key(|layout| !version.is_some_and(|version| layout.is_of(version)));
+    layouts.sort_by_key(|layout| !is_of(&layout.versions, version));
     layouts
-}
-
-/// Parses `2.15.0+cu132` to `(2, 15)`.
-fn major_minor(version: &str) -> Option<(u32, u32)> {
-    let (major, rest) = version.split_once('.')?;
-    let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
-    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -127,17 +113,9 @@ mod tests {
 
     #[test]
     fn the_layout_of_the_version_comes_first() {
-        assert!(candidates(Some("2.15.0+cu132"))[0].is_of("2.15.0"));
+        let newest = candidates(Some("2.15.0+cu132"))[0];
+        assert!(is_of(&newest.versions, Some("2.15.0")));
         assert_eq!(candidates(None).len(), LAYOUTS.len());
-    }
-
-    #[test]
-    fn a_version_is_read_up_to_its_minor_number() {
-        assert_eq!(major_minor("2.15.0+cu132"), Some((2, 15)));
-        assert_eq!(major_minor("2.9"), Some((2, 9)));
-        assert_eq!(major_minor("2.3a0+git"), Some((2, 3)));
-        assert_eq!(major_minor("two"), None);
-        assert_eq!(major_minor("2.x"), None);
     }
 
     #[test]

@@ -10,7 +10,6 @@
 //! The result counts only if the sizes add up to the allocator's own total before the first event.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -21,27 +20,18 @@ use crate::event::{
     Tid, TimeNs, Totals,
 };
 
-/// Most events held back while the tables are read.
 pub const MOST_EVENTS: usize = 1 << 18;
 
 /// Disagreement between the tables and the allocator's own total.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the allocator's tables have {} bytes on cuda:{} where its total is {}", .tables.0, .device.0, .allocated.0
+)]
 pub struct Mismatch {
     pub device: DeviceIndex,
     /// Sum of the blocks in the tables, corrected by events.
     pub tables: Bytes,
-    /// The allocator's own total.
     pub allocated: Bytes,
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the allocator's tables have {} bytes on cuda:{} where its total is {}",
-            self.tables.0, self.device.0, self.allocated.0
-        )
-    }
 }
 
 /// Holds back the events of a process until its blocks at attach are known, and emits those blocks first.
@@ -67,7 +57,6 @@ struct Before {
     held: u64,
 }
 
-/// First event of a block.
 #[derive(Clone, Copy, Debug)]
 struct First {
     action: Action,
@@ -76,7 +65,6 @@ struct First {
 }
 
 impl Reconciler {
-    /// Creates the reconciler of a process whose probes have been attached since `since`.
     pub fn new(tgid: Tgid, since: TimeNs) -> Self {
         Self {
             tgid,
@@ -88,7 +76,6 @@ impl Reconciler {
         }
     }
 
-    /// Accepts the next event of the process.
     pub fn push(&mut self, event: Event) {
         match &event {
             Event::Memory(memory) => self.latest = self.latest.max(memory.time),
@@ -98,12 +85,10 @@ impl Reconciler {
         self.events.push_back(event);
     }
 
-    /// Time of the latest memory event, or of attach if there is none.
     pub fn latest(&self) -> TimeNs {
         self.latest
     }
 
-    /// True once events are emitted.
     pub fn is_settled(&self) -> bool {
         self.settled
     }
@@ -126,9 +111,7 @@ impl Reconciler {
 
     /// Settles the blocks at attach by the tables. The caller has pushed every event up to the moment of
     /// reading them.
-    ///
-    /// # Errors
-    /// [`Mismatch`]. The reconciler is then unchanged, and the tables can be read again.
+    /// Fails with [`Mismatch`]. The reconciler is then unchanged, and the tables can be read again.
     pub fn settle(&mut self, tables: &AllocatorTables) -> Result<(), Mismatch> {
         let firsts = self.firsts();
         let mut held: Vec<(DeviceIndex, Address, Bytes)> = Vec::new();
@@ -168,7 +151,6 @@ impl Reconciler {
         self.prepend_baseline(&devices, &[], Some(reason.into()));
     }
 
-    /// Returns the first event of each block.
     fn firsts(&self) -> HashMap<Address, First> {
         let mut firsts = HashMap::new();
         for event in self.memory_events() {

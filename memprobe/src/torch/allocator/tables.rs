@@ -1,25 +1,22 @@
 //! Reads the tables of the native caching allocator: its live blocks and its own totals.
 
-use std::fmt;
-
 use super::active::{ActiveAllocator, AllocatorVariable, Backend, NoAllocator, active_allocator};
 use super::block;
 use super::calibrate;
-use super::counters::{self, NoCounters};
-use super::hash_table::{self, Element, NoTable};
+use super::counters;
+use super::hash_table::{self, Element};
 use super::layout::{self, BlockLayout, Layout, TableLayout};
 use crate::event::{Address, Bytes, DeviceIndex};
 use crate::process::memory::{ReadMemory, Unreadable};
+use crate::torch::versions::is_of;
 
 pub use super::counters::DeviceCounters;
 
 /// Most blocks that are read. Each costs memprobe about 100 bytes.
 const MOST_BLOCKS: usize = 1 << 23;
 
-/// A block that was live when the tables were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldBlock {
-    /// Device address.
     pub addr: Address,
     /// Size after the allocator's rounding.
     pub size: Bytes,
@@ -43,7 +40,6 @@ pub struct AllocatorTables {
 }
 
 impl AllocatorTables {
-    /// Bytes of the blocks on one device.
     pub fn bytes_on(&self, device: DeviceIndex) -> u64 {
         let here = self.blocks.iter().filter(|block| block.device == device);
         here.fold(0, |sum, block| sum.saturating_add(block.size.0))
@@ -72,52 +68,24 @@ impl AllocatorTables {
     }
 }
 
-/// Reasons for failing to read the tables.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TablesError {
-    NoAllocator(NoAllocator),
-    /// The active allocator keeps no such tables.
+    #[error(transparent)]
+    NoAllocator(#[from] NoAllocator),
+    #[error("the allocator in use is {0}, which keeps no table of its blocks")]
     Backend(Backend),
+    #[error("the allocator's tables: {0}")]
     Unreadable(Unreadable),
     /// No known layout fits and calibration found none. Holds the target's version of PyTorch, if known.
+    #[error("memprobe does not know the tables of PyTorch {}", .0.as_deref().unwrap_or("of unknown version"))]
     UnknownLayout(Option<String>),
-    /// There are more than `MOST_BLOCKS` blocks.
+    #[error("there are more than {MOST_BLOCKS} blocks")]
     TooManyBlocks,
-}
-
-impl fmt::Display for TablesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoAllocator(error) => error.fmt(f),
-            Self::Backend(backend) => {
-                write!(
-                    f,
-                    "the allocator in use is {backend}, which keeps no table of its blocks"
-                )
-            }
-            Self::Unreadable(error) => write!(f, "the allocator's tables: {error}"),
-            Self::UnknownLayout(version) => {
-                let version = version.as_deref().unwrap_or("of unknown version");
-                write!(f, "memprobe does not know the tables of PyTorch {version}")
-            }
-            Self::TooManyBlocks => write!(f, "there are more than {MOST_BLOCKS} blocks"),
-        }
-    }
-}
-
-impl std::error::Error for TablesError {}
-
-impl From<NoAllocator> for TablesError {
-    fn from(error: NoAllocator) -> Self {
-        Self::NoAllocator(error)
-    }
 }
 
 /// Reads the tables of the allocator that `variable` points to. `version` is the target's version of PyTorch,
 /// if known. An allocator that is not set up yet has no devices and no blocks.
-///
-/// # Errors
-/// [`TablesError`]. A second try may succeed, because the process keeps running.
+/// Fails with [`TablesError`]. A second try may succeed, because the process keeps running.
 pub fn read(
     memory: &impl ReadMemory,
     variable: AllocatorVariable,
@@ -135,8 +103,7 @@ pub fn read(
     for layout in layout::candidates(version) {
         match read_as(memory, object, &layout) {
             Ok(tables) => {
-                let known = version.is_some_and(|version| layout.is_of(version));
-                if known || tables.is_consistent() {
+                if is_of(&layout.versions, version) || tables.is_consistent() {
                     return Ok(tables);
                 }
                 found.get_or_insert(tables);
@@ -158,23 +125,15 @@ pub fn read(
     Err(TablesError::UnknownLayout(version.map(str::to_owned)))
 }
 
-/// Reasons why a layout does not yield the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misfit {
-    /// The layout is wrong: its offsets lead to unrelated memory.
+    /// The layout is wrong: its offsets lead to unreadable or unrelated memory.
     Layout,
-    /// There are more than `MOST_BLOCKS` blocks.
     TooManyBlocks,
 }
 
-impl From<NoTable> for Misfit {
-    fn from(_: NoTable) -> Self {
-        Self::Layout
-    }
-}
-
-impl From<NoCounters> for Misfit {
-    fn from(_: NoCounters) -> Self {
+impl From<Unreadable> for Misfit {
+    fn from(_: Unreadable) -> Self {
         Self::Layout
     }
 }
@@ -199,7 +158,6 @@ pub(super) fn read_as(
     Ok(tables)
 }
 
-/// Reads the elements of all shards.
 pub(super) fn read_elements(
     memory: &impl ReadMemory,
     object: u64,

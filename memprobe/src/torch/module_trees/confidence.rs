@@ -29,12 +29,10 @@ const BETWEEN: Duration = Duration::from_millis(5);
 /// Time between them while the process does not run.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// Most classes and modules that are tracked.
 const MOST: usize = 1 << 12;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Confidence {
-    /// Confirmed.
     Full,
     /// Possible: it has not been there for long enough.
     Growing,
@@ -141,7 +139,6 @@ pub(super) fn worked() -> Duration {
     Duration::from_secs(seconds) + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Schedule of the checks.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     looked: Option<Instant>,

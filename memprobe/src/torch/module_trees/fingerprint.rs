@@ -9,7 +9,6 @@ const LENGTH: usize = 48;
 /// Properties that stay constant during the life of an object whose class is written in Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ObjectFingerprint {
-    /// `ob_type`.
     pub(super) class: u64,
     /// The attribute store: a dict, or the values before a dict exists.
     attributes: u64,
@@ -20,7 +19,6 @@ pub(super) struct ObjectFingerprint {
 /// State of an object compared with its sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ObjectState {
-    /// Still the same object.
     Same,
     /// Freed, and no other object is known to have taken its address.
     Freed,
@@ -37,10 +35,7 @@ impl ObjectFingerprint {
     ) -> Result<Self, Unreadable> {
         let bytes = memory.read_array(start(layout, object))?;
         match is_freed(layout, &bytes) {
-            true => Err(Unreadable {
-                address: object,
-                cause: Cause::NotAsExpected,
-            }),
+            true => Err(Cause::NotAsExpected.at(object)),
             false => Ok(Self::of(layout, &bytes)),
         }
     }

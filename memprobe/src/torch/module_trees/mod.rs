@@ -49,7 +49,6 @@ const READING_SHARE: u32 = 20;
 /// Checks take at most one part in `LOOKING_SHARE` of the time.
 const LOOKING_SHARE: u32 = 50;
 
-/// Named modules of one process.
 pub struct ModuleNames<M> {
     memory: M,
     layout: PythonLayout,
@@ -57,14 +56,12 @@ pub struct ModuleNames<M> {
     trees: HashMap<u64, Named>,
     confidence: ConfidenceTracker,
     watch: Watch,
-    /// Number of modules over all trees.
     modules: usize,
     /// True if a tree read since the last check gave a module another path.
     is_other: bool,
     /// CPU time left for reading trees, and the moment of that value.
     reading: (Duration, Instant),
     next_look: Instant,
-    /// The latest question.
     asked: Question,
     /// Stacks that got no name since the last retry.
     nameless: u64,

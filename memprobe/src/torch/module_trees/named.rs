@@ -20,7 +20,6 @@ pub(super) struct Rank {
 
 #[derive(Debug)]
 pub(super) struct Named {
-    /// Class name of the root.
     pub(super) class: Arc<str>,
     pub(super) rank: Rank,
     /// First question that these names answer: the tree was read after earlier questions were asked.
@@ -56,7 +55,6 @@ impl Named {
         }
     }
 
-    /// Number of modules.
     pub(super) fn len(&self) -> usize {
         self.members.len()
     }
@@ -94,7 +92,6 @@ impl Named {
             .take(self.len())
     }
 
-    /// True if both trees have the same modules under the same names.
     pub(super) fn has_names_of(&self, other: &Self) -> bool {
         let same = |(object, member): (&u64, &Member)| {
             let its = other.members.get(object);

@@ -13,10 +13,8 @@ use crate::python::heap::image::Image;
 use crate::python::heap::modules::joined;
 use crate::python::layout::PythonLayout;
 
-/// Most modules of one tree.
 pub(super) const MOST_MODULES: usize = 1 << 16;
 
-/// Most children of one module.
 const MOST_CHILDREN: usize = 1 << 16;
 
 /// Most bytes read for one tree.
@@ -47,9 +45,7 @@ pub(super) struct Member {
 
 impl Tree {
     /// Reads the tree below the module at `top`.
-    ///
-    /// # Errors
-    /// [`Unreadable`] if no module lies there, or if its tree cannot be read completely.
+    /// Fails with [`Unreadable`] if no module lies there, or if its tree cannot be read completely.
     pub(super) fn read(
         memory: &impl ReadMemory,
         layout: &PythonLayout,
@@ -68,7 +64,6 @@ impl Tree {
 }
 
 impl Tree {
-    /// Address of the class of a member.
     pub(super) fn class_of(&self, module: u64) -> Option<u64> {
         self.members.get(&module).map(|member| member.sign.class)
     }
@@ -83,7 +78,6 @@ struct Walk<'a, 'b, M> {
     left: Vec<Next>,
 }
 
-/// A module yet to be visited.
 struct Next {
     object: u64,
     path: Arc<str>,
@@ -103,10 +97,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
     }
 
     fn from(mut self, top: u64) -> Result<Tree, Unreadable> {
-        let class = self.class(top)?.ok_or(Unreadable {
-            address: top,
-            cause: Cause::NotAsExpected,
-        })?;
+        let class = self.class(top)?.ok_or(Cause::NotAsExpected.at(top))?;
         self.left.push(Next {
             object: top,
             path: "".into(),
@@ -130,10 +121,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         match class {
             Some(class) if class.role == TorchKind::Module => Ok(Some(class.clone())),
             Some(_) => Ok(None),
-            None => Err(Unreadable {
-                address: object,
-                cause: Cause::NotAsExpected,
-            }),
+            None => Err(Cause::NotAsExpected.at(object)),
         }
     }
 
@@ -151,10 +139,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
             return Ok(());
         };
         if self.members.len() == MOST_MODULES {
-            return Err(Unreadable {
-                address: object,
-                cause: Cause::TooLong,
-            });
+            return Err(Cause::TooLong.at(object));
         }
         let sign =
             ObjectFingerprint::read(self.heap.memory, self.heap.layout, object)?.in_slot(slot);
@@ -173,16 +158,12 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
 
     /// Entries of a module's `_modules`, in order, with their names.
     fn children(&self, class: &Class, object: u64) -> Result<Vec<(Arc<str>, Entry)>, Unreadable> {
-        let unreadable = |cause| Unreadable {
-            address: object,
-            cause,
-        };
         let mut dict = [None];
         self.heap.attributes(class, object, |entry| {
             self.heap.note(entry, &[CHILDREN], &mut dict)
         })?;
         // `Module.__init__` sets `_modules` first, so a module that can be called has it.
-        let dict = dict[0].ok_or_else(|| unreadable(Cause::NotAsExpected))?;
+        let dict = dict[0].ok_or_else(|| Cause::NotAsExpected.at(object))?;
         let mut children = Vec::new();
         let mut is_whole = true;
         self.heap
@@ -192,7 +173,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
             })?;
         match is_whole {
             true => Ok(children),
-            false => Err(unreadable(Cause::NotAsExpected)),
+            false => Err(Cause::NotAsExpected.at(object)),
         }
     }
 }

@@ -19,7 +19,6 @@ const MOST_EDGES: u64 = 1 << 16;
 /// Offset of `ob_type` in a Python object, in every version (Include/object.h).
 const TYPE: u64 = 8;
 
-/// Autograd's state of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct Autograd {
     pub(super) requires_grad: bool,
@@ -86,7 +85,6 @@ fn look_at_base(
     Some(())
 }
 
-/// An `AutogradMeta`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Meta {
     /// True if the flag is set or there is a `grad_fn`.
@@ -134,7 +132,6 @@ impl Meta {
 /// Additional fields of a `DifferentiableViewMeta`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct View {
-    /// The base tensor; `None` if the view exists only for forward differentiation.
     pub(super) base: Option<u64>,
     /// Version of the tensor for which its `grad_fn` was made.
     version: u32,

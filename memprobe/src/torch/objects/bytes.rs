@@ -5,22 +5,18 @@
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl Fields<'_> {
-    /// The byte at an offset.
     pub(super) fn byte(self, at: usize) -> u8 {
         self.0.get(at).copied().unwrap_or_default()
     }
 
-    /// The 16-bit word at an offset.
     pub(super) fn half(self, at: usize) -> u16 {
         u16::from_le_bytes(self.array(at))
     }
 
-    /// The 32-bit word at an offset.
     pub(super) fn word32(self, at: usize) -> u32 {
         u32::from_le_bytes(self.array(at))
     }
 
-    /// The 64-bit word at an offset.
     pub(super) fn word(self, at: usize) -> u64 {
         u64::from_le_bytes(self.array(at))
     }

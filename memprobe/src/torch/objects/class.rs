@@ -25,26 +25,18 @@ const FAMILIES: &[(&str, Family)] = &[
     ("N5torch8autograd18SavedVariableHooksE", Family::Hooks),
 ];
 
-/// Kinds of objects that memprobe reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
-    /// `c10::TensorImpl` or a derived class.
     Tensor,
-    /// `c10::StorageImpl` or a derived class.
     Storage,
-    /// `torch::autograd::Node` or a derived class.
     Node,
-    /// `torch::autograd::AutogradMeta` or a derived class.
     Autograd,
-    /// `torch::autograd::SavedVariableHooks` or a derived class.
     Hooks,
-    /// Any other class.
     Other,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CppClass {
-    /// Mangled name.
     pub(super) name: Arc<str>,
     pub(super) family: Family,
     /// Bytes of an object; only for [`Family::Node`], and only if its destructor shows it.
@@ -69,7 +61,6 @@ impl Classes {
         class
     }
 
-    /// The class of the object at an address.
     pub(super) fn of(&self, memory: &impl ReadMemory, object: u64) -> Option<CppClass> {
         if object < LOWEST || !object.is_multiple_of(ALIGNMENT) {
             return None;
@@ -77,7 +68,6 @@ impl Classes {
         self.of_table(memory, memory.read_u64(object).ok()?)
     }
 
-    /// True if the object at an address belongs to a family.
     pub(super) fn is(&self, memory: &impl ReadMemory, object: u64, family: Family) -> bool {
         self.of(memory, object)
             .is_some_and(|class| class.family == family)

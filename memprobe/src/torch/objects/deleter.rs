@@ -95,7 +95,6 @@ fn is_within(code: &[u8], start: u64, at: u64) -> bool {
     at.wrapping_sub(start) < code.len() as u64
 }
 
-/// Decodes the instruction at an address.
 fn decoded(code: &[u8], start: u64, at: u64) -> Option<Instruction> {
     let rest = code.get(at.wrapping_sub(start) as usize..)?;
     let instruction = Decoder::with_ip(64, rest, at, DecoderOptions::NONE).decode();

@@ -19,17 +19,13 @@ const MOST_TENSORS: usize = 1 << 19;
 const MOST_NODES: usize = 1 << 19;
 const MOST_SAVED: usize = 1 << 20;
 
-/// A tensor that a node saves for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SavedTensor {
-    /// The `c10::TensorImpl`.
     pub tensor: u64,
-    /// The `torch::autograd::Node`.
     pub node: u64,
     pub saved: Saved,
 }
 
-/// The collected objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RawGraph {
     /// Tensors sorted by address, without duplicates, including those without a Python object.
@@ -52,15 +48,12 @@ pub struct LeftOut {
     pub without_autograd: u64,
     /// Tensors whose shape exceeds their storage.
     pub beyond_storage: u64,
-    /// Storages that could not be read.
     pub storages: u64,
-    /// Nodes that could not be read.
     pub nodes: u64,
     /// Nodes of unknown size, which were not searched for saved tensors.
     pub unsearched: u64,
     /// Saved tensors that a hook packed into something other than a tensor.
     pub packed: u64,
-    /// Objects beyond memprobe's limits.
     pub too_many: u64,
 }
 
@@ -111,7 +104,6 @@ impl LeftOut {
 }
 
 impl RawGraph {
-    /// The tensor at an address.
     pub fn tensor(&self, object: u64) -> Option<&RawTensor> {
         let found = self
             .tensors
@@ -119,7 +111,6 @@ impl RawGraph {
         self.tensors.get(found.ok()?)
     }
 
-    /// The storage at an address.
     pub fn storage(&self, object: u64) -> Option<&RawStorage> {
         let found = self
             .storages
@@ -127,7 +118,6 @@ impl RawGraph {
         self.storages.get(found.ok()?)
     }
 
-    /// The node at an address.
     pub fn node(&self, address: u64) -> Option<&RawNode> {
         let found = self
             .nodes
@@ -135,7 +125,6 @@ impl RawGraph {
         self.nodes.get(found.ok()?)
     }
 
-    /// The nodes that save a tensor.
     pub fn nodes_saving(&self, tensor: u64) -> impl Iterator<Item = &SavedTensor> {
         let start = self.saved.partition_point(|saved| saved.tensor < tensor);
         let from = self.saved[start..].iter();

@@ -6,16 +6,12 @@
 //! 2.12.1 and 2.15.0. For every version a row counts only if the objects of the process verify it
 //! ([`super::layouts`]).
 
-use std::ops::RangeInclusive;
-
-/// First and last version of PyTorch, as `(major, minor)`.
-pub(super) type Versions = [(u32, u32); 2];
+pub(super) use crate::torch::versions::{Versions, is_of};
 
 /// Form of the pointer to the `TensorImpl` in a tensor's Python object, after the header of every Python
 /// object (torch/csrc/autograd/python_variable.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handle {
-    /// `Tensor cdata`.
     Plain,
     /// `c10::MaybeOwned<Tensor> cdata`: a word with the ownership flag comes first.
     MaybeOwned,
@@ -51,17 +47,13 @@ impl DeviceOrder {
 pub(super) struct TensorLayout {
     /// Form of the pointer in Python objects.
     pub(super) handle: Handle,
-    /// `storage_`.
     pub(super) storage: usize,
-    /// `autograd_meta_`.
     pub(super) autograd: usize,
-    /// `version_counter_`.
     pub(super) version: usize,
     /// The pointer of `pyobj_slot_` back to the Python object.
     pub(super) python: usize,
     /// `sizes_and_strides_`. All later fields follow in the same order in every version.
     pub(super) dimensions: usize,
-    /// Memory layout of `device_opt_`.
     pub(super) device: DeviceOrder,
 }
 
@@ -77,22 +69,18 @@ impl TensorLayout {
         self.dimensions + 48
     }
 
-    /// `storage_offset_`.
     pub(super) const fn offset(&self) -> usize {
         self.dimensions + 88
     }
 
-    /// `numel_`.
     pub(super) const fn elements(&self) -> usize {
         self.dimensions + 96
     }
 
-    /// `data_type_`.
     pub(super) const fn dtype(&self) -> usize {
         self.dimensions + 104
     }
 
-    /// `device_opt_`.
     pub(super) const fn device(&self) -> usize {
         self.dimensions + 106
     }
@@ -121,12 +109,10 @@ impl StorageLayout {
         self.data + 24
     }
 
-    /// `size_bytes_`.
     pub(super) const fn bytes(&self) -> usize {
         self.data + 32
     }
 
-    /// Bytes to read of a storage.
     pub(super) const fn size(&self) -> usize {
         self.data + 40
     }
@@ -136,9 +122,7 @@ impl StorageLayout {
 /// (torch/csrc/autograd/variable.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AutogradLayout {
-    /// `grad_`.
     pub(super) grad: usize,
-    /// `grad_fn_`.
     pub(super) grad_fn: usize,
     /// `requires_grad_`; `is_view_` is the second byte after it.
     pub(super) requires_grad: usize,
@@ -146,12 +130,10 @@ pub(super) struct AutogradLayout {
     pub(super) base: usize,
     /// Presence flag of `backward_info_`.
     pub(super) has_base: usize,
-    /// `attr_version_`.
     pub(super) version: usize,
 }
 
 impl AutogradLayout {
-    /// `is_view_`.
     pub(super) const fn is_view(&self) -> usize {
         self.requires_grad + 2
     }
@@ -169,7 +151,6 @@ impl AutogradLayout {
 /// Offsets in a `torch::autograd::Node` (torch/csrc/autograd/function.h) and related objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NodeLayout {
-    /// `sequence_nr_`.
     pub(super) sequence: usize,
     /// `next_edges_`, a `std::vector<Edge>`.
     pub(super) edges: usize,
@@ -194,12 +175,10 @@ pub(super) struct SavedLayout {
 }
 
 impl SavedLayout {
-    /// `hooks_`.
     pub(super) const fn hooks(&self) -> usize {
         self.flags + 8
     }
 
-    /// Bytes of a saved variable.
     pub(super) const fn size(&self) -> usize {
         self.requires_grad + 8
     }
@@ -209,7 +188,6 @@ const fn versions(from: (u32, u32), to: (u32, u32)) -> Versions {
     [from, to]
 }
 
-/// Layouts of tensors and storages.
 pub(super) const TENSORS: &[(Versions, TensorLayout, StorageLayout)] = &[
     (versions((2, 0), (2, 1)), OLDEST, StorageLayout { data: 24 }),
     (
@@ -264,7 +242,6 @@ const MIDDLE: TensorLayout = TensorLayout {
     device: DeviceOrder::PresenceLast,
 };
 
-/// Layouts of autograd metadata.
 pub(super) const AUTOGRAD: &[(Versions, AutogradLayout)] = &[
     (versions((2, 0), (2, 0)), autograd(16, 112, 160, (8, 0), 40)),
     (versions((2, 1), (2, 1)), autograd(16, 120, 168, (8, 0), 40)),
@@ -313,7 +290,6 @@ const fn autograd(
     }
 }
 
-/// Layouts of graph nodes.
 pub(super) const NODES: &[(Versions, NodeLayout)] = &[
     (
         versions((2, 0), (2, 4)),
@@ -354,21 +330,6 @@ const SHARED: NodeLayout = NodeLayout {
         requires_grad: 96,
     },
 };
-
-/// True if a version lies in a range.
-pub(super) fn is_of([from, to]: &Versions, version: Option<&str>) -> bool {
-    let range: RangeInclusive<_> = *from..=*to;
-    version
-        .and_then(major_minor)
-        .is_some_and(|version| range.contains(&version))
-}
-
-/// Parses `2.15.0+cu132` to `(2, 15)`.
-fn major_minor(version: &str) -> Option<(u32, u32)> {
-    let (major, rest) = version.split_once('.')?;
-    let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
-    Some((major.parse().ok()?, minor.parse().ok()?))
-}
 
 #[cfg(test)]
 mod tests {

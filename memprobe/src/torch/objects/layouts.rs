@@ -1,8 +1,6 @@
 //! Determines the layout of a process's tensors: the row of its version, verified on its own tensors, or the
 //! result of calibration.
 
-use std::fmt;
-
 use super::autograd::{Meta, View};
 use super::bytes::Fields;
 use super::calibrate;
@@ -24,7 +22,6 @@ use crate::python::heap::capture::CaptureMode;
 /// Most tensors that a layout is verified on.
 const MOST_SAMPLES: usize = 64;
 
-/// Layouts of PyTorch's objects in one process.
 #[derive(Clone, Debug)]
 pub struct Layouts {
     pub(super) tensor: TensorLayout,
@@ -40,51 +37,31 @@ pub struct Layouts {
 /// Source of a layout. All are verified on tensors of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The row of the target's version.
     Version,
-    /// The row of another version.
     OtherVersion,
-    /// Calibrated on the tensors of the process.
     Calibrated,
 }
 
-/// Reasons why the tensors of a process cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// The process has no tensor on which a layout could be verified.
+    #[error(
+        "no tensor of Python was found to tell the layout of PyTorch's objects by: take the snapshot when the process \
+         has made some"
+    )]
     NoTensors,
     /// No known layout fits, and calibration found none. Holds the target's version, if known.
+    #[error(
+        "memprobe does not know the tensors of PyTorch {}: they lie as in none of 2.0 to 2.15, and their own fields do \
+         not show another layout; what the allocator says of its blocks is not touched by this",
+        .0.as_deref().unwrap_or("of unknown version")
+    )]
     UnknownLayout(Option<String>),
 }
-
-impl fmt::Display for LayoutError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoTensors => f.write_str(
-                "no tensor of Python was found to tell the layout of PyTorch's objects by: \
-                 take the snapshot when the process has made some",
-            ),
-            Self::UnknownLayout(version) => {
-                let version = version.as_deref().unwrap_or("of unknown version");
-                write!(
-                    f,
-                    "memprobe does not know the tensors of PyTorch {version}: they lie as in none \
-                     of 2.0 to 2.15, and their own fields do not show another layout; what the \
-                     allocator says of its blocks is not touched by this"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for LayoutError {}
 
 impl Layouts {
     /// Determines the layouts of a process. `tensors` are addresses of Python `torch.Tensor` objects,
     /// youngest first. `version` is PyTorch's version, if known. `manner` is the mode of the capture.
-    ///
-    /// # Errors
-    /// [`LayoutError`].
     pub fn find(
         memory: &impl ReadMemory,
         version: Option<&str>,
@@ -132,21 +109,6 @@ impl Layouts {
         self.origin
     }
 
-    /// Bytes to read of a Python object for [`Self::tensor_of`].
-    pub fn object_bytes(&self) -> usize {
-        self.tensor.handle.offset() as usize + 8
-    }
-
-    /// Bytes of a `TensorImpl`.
-    pub fn tensor_bytes(&self) -> usize {
-        self.tensor.size()
-    }
-
-    /// Bytes to read of a `StorageImpl`.
-    pub fn storage_bytes(&self) -> usize {
-        self.storage.size()
-    }
-
     /// Returns the `TensorImpl` of a Python object. Returns `None` unless it is a tensor that points back to
     /// the object.
     pub fn tensor_of(&self, memory: &impl ReadMemory, python_object: u64) -> Option<u64> {
@@ -156,18 +118,10 @@ impl Layouts {
         (back == python_object && self.classes.is(memory, object, Family::Tensor)).then_some(object)
     }
 
-    /// Reads the `TensorImpl` at an address.
-    ///
-    /// # Errors
-    /// [`NotOne`].
     pub fn tensor(&self, memory: &impl ReadMemory, address: u64) -> Result<RawTensor, NotOne> {
         tensor::read(memory, self, address)
     }
 
-    /// Reads the `StorageImpl` at an address.
-    ///
-    /// # Errors
-    /// [`NotOne`].
     pub fn storage(&self, memory: &impl ReadMemory, address: u64) -> Result<RawStorage, NotOne> {
         storage::read(memory, &self.classes, self.storage, address)
     }
@@ -277,7 +231,6 @@ impl Proof {
     }
 }
 
-/// Verifies a layout on samples.
 fn proof(
     memory: &impl ReadMemory,
     classes: &Classes,
@@ -361,7 +314,6 @@ fn pointer(memory: &impl ReadMemory, layout: &TensorLayout, python_object: u64) 
     some(memory.read_u64(at).ok()?)
 }
 
-/// Addresses of the samples' autograd metadata.
 fn metas(memory: &impl ReadMemory, layout: &TensorLayout, samples: &[u64]) -> Vec<u64> {
     let metas = samples.iter().filter_map(|sample| {
         let object = pointer(memory, layout, *sample)?;

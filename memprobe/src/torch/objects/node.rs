@@ -90,7 +90,6 @@ pub(super) fn read(
     Some(read)
 }
 
-/// Searches a node for saved tensors.
 fn search(
     memory: &impl ReadMemory,
     layouts: &Layouts,

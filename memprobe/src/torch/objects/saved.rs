@@ -17,10 +17,8 @@ const MOST_IN_LIST: u64 = 1 << 14;
 /// (torch/csrc/autograd/python_saved_variable_hooks.h).
 const HOOKS_BYTES: usize = 64;
 
-/// Form in which a tensor is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Saved {
-    /// The tensor itself.
     Original,
     /// Another tensor with the same storage, as an operation saves its own output.
     Alias,
@@ -28,7 +26,6 @@ pub enum Saved {
     Packed,
 }
 
-/// Saved variables of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
     /// Saved tensors and their forms.

@@ -20,14 +20,11 @@ pub struct RawStorage {
     pub data: Address,
     /// `untyped_storage().nbytes()`.
     pub bytes: Bytes,
-    /// Device of the data.
     pub device: Device,
 }
 
 /// Reads the storage at an address.
-///
-/// # Errors
-/// [`NotOne`], also if its size is symbolic.
+/// Fails with [`NotOne`] also if its size is symbolic.
 pub(super) fn read(
     memory: &impl ReadMemory,
     classes: &Classes,

@@ -41,7 +41,6 @@ const SPARSE_ROWS: &str = "N2at19SparseCsrTensorImplE";
 /// Placeholder for an undefined tensor (c10/core/UndefinedTensorImpl.h).
 pub(super) const UNDEFINED: &str = "N3c1019UndefinedTensorImplE";
 
-/// Kind of a tensor's class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Class {
     /// A plain `c10::TensorImpl`: strided elements in one storage.
@@ -72,7 +71,6 @@ pub struct RawTensor {
     pub device: Device,
     /// Its `c10::StorageImpl`.
     pub storage: Option<u64>,
-    /// `requires_grad`; `None` if unknown.
     pub requires_grad: Option<bool>,
     /// Its `.grad`, a `c10::TensorImpl`.
     pub grad: Option<u64>,
@@ -83,16 +81,11 @@ pub struct RawTensor {
     pub outdated: bool,
     /// The `c10::TensorImpl` that it is a differentiable view of.
     pub base: Option<u64>,
-    /// Its Python object.
     pub python: Option<u64>,
     /// `c10::TensorImpl`s that hold the elements of a sparse tensor.
     pub parts: Vec<u64>,
 }
 
-/// Reads the tensor at an address.
-///
-/// # Errors
-/// [`NotOne`].
 pub(super) fn read(
     memory: &impl ReadMemory,
     layouts: &Layouts,
@@ -136,7 +129,6 @@ pub(super) fn kind(class: &CppClass) -> Class {
     }
 }
 
-/// True if the sizes are symbolic, so stored elsewhere.
 pub(super) fn is_symbolic(layout: &TensorLayout, fields: Fields<'_>) -> bool {
     fields.byte(layout.flags()) & SYMBOLIC != 0
 }
@@ -173,10 +165,6 @@ fn shaped(
     }
 }
 
-/// Reads sizes, strides and offset.
-///
-/// # Errors
-/// [`NotOne::Fields`] if they do not agree with the number of elements.
 pub(super) fn geometry(
     memory: &impl ReadMemory,
     layout: &TensorLayout,
@@ -223,10 +211,6 @@ fn product(sizes: &[u64]) -> Option<u64> {
     sizes.try_fold(1_u64, |product, &size| product.checked_mul(size))
 }
 
-/// Reads the element type.
-///
-/// # Errors
-/// [`NotOne::Fields`] if the number is out of range.
 pub(super) fn dtype(layout: &TensorLayout, fields: Fields<'_>) -> Result<DType, NotOne> {
     let number = fields.half(layout.dtype());
     match number < MOST_DTYPES {
@@ -235,10 +219,6 @@ pub(super) fn dtype(layout: &TensorLayout, fields: Fields<'_>) -> Result<DType, 
     }
 }
 
-/// Reads the device.
-///
-/// # Errors
-/// [`NotOne::Fields`] if there is no such device.
 pub(super) fn place(layout: &TensorLayout, fields: Fields<'_>) -> Result<Device, NotOne> {
     let byte = |at: usize| fields.byte(layout.device() + at);
     let [present, kind, index] = match layout.device {

@@ -25,10 +25,8 @@ const MOST_REFERENCES: usize = 1 << 19;
 /// Prefix while a step is formatted, so that an attribute gets its dot.
 const CTX: &str = "ctx";
 
-/// Target of a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum To {
-    /// The object with this number.
     Object(u32),
     /// The tensor at this index of the snapshot.
     Tensor(usize),
@@ -37,7 +35,6 @@ pub(super) enum To {
 /// A reference from one object to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reference {
-    /// Number of the referring object.
     pub(super) from: u32,
     pub(super) to: To,
     /// Text of the step, such as `.x` or `[*]`.
@@ -47,7 +44,6 @@ pub(super) struct Reference {
 /// Python objects reachable from the `ctx` of Functions, including these.
 #[derive(Debug, Default)]
 pub(super) struct Contexts {
-    /// Number of objects.
     pub(super) objects: usize,
     /// Index of a node in the graph, and the number of its `ctx`.
     pub(super) of_nodes: Vec<(usize, u32)>,

@@ -39,7 +39,6 @@ impl Graph {
         self.first.len().saturating_sub(1)
     }
 
-    /// The targets of a vertex's edges.
     pub(super) fn next(&self, vertex: u32) -> &[u32] {
         let at = vertex as usize;
         &self.to[self.first[at] as usize..self.first[at + 1] as usize]
@@ -105,7 +104,6 @@ pub(super) fn dominators(graph: &Graph, root: u32) -> Tree {
 
 /// A depth-first walk. Vertices are numbered in order of discovery.
 struct Walk {
-    /// Vertex by number.
     order: Vec<u32>,
     /// Number of each vertex's parent in the walk.
     parent: Vec<u32>,

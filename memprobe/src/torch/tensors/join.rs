@@ -19,7 +19,6 @@ use crate::python::heap::paths::Paths;
 use crate::python::heap::retainers::HeapRetainers;
 use crate::torch::objects::RawTensor;
 
-/// Builds the tensors, storages and blocks of a snapshot.
 pub(super) fn join(
     image: &Image<impl ReadMemory>,
     python: &PythonProcess,

@@ -8,7 +8,6 @@ mod names;
 mod reference_paths;
 mod retainers;
 
-use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::allocator::active::AllocatorVariable;
@@ -28,69 +27,36 @@ use crate::python::{DetectError, PythonProcess};
 
 pub use crate::python::heap::capture::CaptureMode;
 
-/// The library with PyTorch's Python bindings.
 const LIBRARY: &str = "libtorch_python.so";
 
 /// Reasons why there is no snapshot. Each message ends with the user's next step.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// The process cannot be read as CPython.
-    Python(DetectError),
-    /// The process has not loaded PyTorch.
+    #[error("{0}")]
+    Python(#[from] DetectError),
+    #[error(
+        "it has not loaded PyTorch, so it has no tensors.\nFind the process that trains with `pgrep -af python`, or \
+         try again once it has imported torch"
+    )]
     NoTorch,
-    /// The Python heap cannot be read.
-    Heap(capture::CaptureError),
-    /// PyTorch's objects cannot be read.
-    Torch(objects::LayoutError),
+    #[error("{0}")]
+    Heap(#[source] capture::CaptureError),
+    #[error(
+        "{0}.\nWatch the allocator's blocks with `memprobe attach`; please report the version of PyTorch"
+    )]
+    Torch(#[source] objects::LayoutError),
     /// PyTorch's objects could not be read while the process kept running.
+    #[error(
+        "its tensors could not be told while it ran on: many were made or freed meanwhile, or PyTorch lays them out \
+         as in no version that memprobe knows.\nTry again, or let it stand still for a moment (without --nonblocking)"
+    )]
     Torn,
-}
-
-impl fmt::Display for SnapshotError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Python(error) => error.fmt(f),
-            Self::NoTorch => f.write_str(
-                "it has not loaded PyTorch, so it has no tensors.\nFind the process that trains \
-                 with `pgrep -af python`, or try again once it has imported torch",
-            ),
-            Self::Heap(error) => error.fmt(f),
-            Self::Torch(error) => write!(
-                f,
-                "{error}.\nWatch the allocator's blocks with `memprobe attach`; please report the \
-                 version of PyTorch"
-            ),
-            Self::Torn => f.write_str(
-                "its tensors could not be told while it ran on: many were made or freed meanwhile, or \
-                 PyTorch lays them out as in no version that memprobe knows.\nTry again, or let it stand \
-                 still for a moment (without --nonblocking)",
-            ),
-        }
-    }
-}
-
-impl std::error::Error for SnapshotError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Python(error) => Some(error),
-            Self::NoTorch | Self::Torn => None,
-            Self::Heap(error) => Some(error),
-            Self::Torch(error) => Some(error),
-        }
-    }
-}
-
-impl From<DetectError> for SnapshotError {
-    fn from(error: DetectError) -> Self {
-        Self::Python(error)
-    }
 }
 
 /// Takes a snapshot of every tensor of a process: on CUDA devices, on the CPU, and without memory. It takes
 /// milliseconds to seconds. In the pausing modes a separate thread stops the process meanwhile.
-///
-/// # Errors
-/// [`SnapshotError`]. Missing parts that do not invalidate the rest are listed in [`TensorSnapshot::unread`].
+/// Fails with [`SnapshotError`]. Missing parts that do not invalidate the rest are listed in
+/// [`TensorSnapshot::unread`].
 pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotError> {
     let maps = Maps::of(tgid).map_err(DetectError::from)?;
     let python = PythonProcess::detect_in(tgid, &maps)?;

@@ -15,7 +15,6 @@ use crate::python::heap::optimizers::Optimizers;
 use crate::python::heap::paths::Paths;
 use crate::torch::objects::Class;
 
-/// Most names of one tensor.
 const MOST_NAMES: usize = 16;
 
 /// Most bytes of path names.
@@ -132,7 +131,6 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
         Some(longest.filter(|_| path.is_variable).unwrap_or(path.name))
     }
 
-    /// Names optimizer state after its parameters.
     fn name_optimizers(&mut self, optimizers: &Optimizers) {
         for state in &optimizers.state {
             let Some(&at) = self.of_python.get(&state.tensor) else {
@@ -156,7 +154,6 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
         }
     }
 
-    /// Names gradients after their tensors.
     fn name_gradients(&mut self, tensors: &[Tensor]) {
         let variables: Vec<(usize, Name)> = self
             .of_python
@@ -211,7 +208,6 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
     }
 }
 
-/// The parameters or the buffers of a module.
 fn tensors_of(module: &Module, kind: TensorKind) -> &[(Arc<str>, u64)] {
     match kind {
         TensorKind::Parameter => &module.parameters,

@@ -126,7 +126,6 @@ impl ShortestPaths {
         Some((from.held, from.first))
     }
 
-    /// The previous vertex on the path to this one.
     pub(super) fn before(&self, vertex: u32) -> Option<u32> {
         (*self.from.get(vertex as usize)?)?.before
     }

@@ -43,9 +43,7 @@ impl Edges {
 /// A reference from a holder to a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeldTensor {
-    /// Index of the tensor in the snapshot.
     pub(super) tensor: usize,
-    /// Index of the holder.
     pub(super) retainer: u32,
     /// The path to the tensor; `None` if the tensor's own name says more.
     pub(super) path: Option<ReferencePath>,

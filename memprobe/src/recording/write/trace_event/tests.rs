@@ -359,7 +359,7 @@ fn a_full_device_is_an_error_of_the_operating_system() {
     let error = TraceWriter::new(full, place, &header(), Grouping::User)
         .err()
         .unwrap();
-    assert_eq!(error.kind(), ErrorKind::StorageFull);
+    assert_eq!(error.source.kind(), ErrorKind::StorageFull);
     assert!(
         error
             .to_string()

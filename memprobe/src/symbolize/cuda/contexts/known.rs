@@ -5,7 +5,6 @@ use hashbrown::HashMap;
 use super::{CONTEXTS, ThreadContext};
 use crate::event::DeviceIndex;
 
-/// Identity of a context.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
     /// The primary one of its device.
@@ -19,7 +18,6 @@ pub(super) enum Origin {
     },
 }
 
-/// Contexts by their number.
 #[derive(Default)]
 pub(super) struct Known(HashMap<u64, (DeviceIndex, Origin)>);
 
@@ -72,7 +70,6 @@ impl Known {
         }
     }
 
-    /// Inserts a primary context unless it is known already.
     pub(super) fn learn(&mut self, context: u64, device: DeviceIndex) {
         if !self.0.contains_key(&context) {
             self.insert(context, device, Origin::Primary);

@@ -24,7 +24,6 @@ impl Entry {
     }
 }
 
-/// The contexts of a thread.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Thread {
     /// The last is current.
@@ -45,7 +44,6 @@ impl Thread {
         }
     }
 
-    /// The current context.
     pub(super) fn top(&self) -> Entry {
         let without_context = Entry {
             context: None,
@@ -59,7 +57,6 @@ impl Thread {
         self.is_all && self.stack.is_empty()
     }
 
-    /// Replaces the current context.
     pub(super) fn set(&mut self, entry: Entry) {
         self.stack.pop();
         self.stack.push(entry);

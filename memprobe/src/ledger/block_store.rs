@@ -56,8 +56,8 @@ pub(super) struct BlockStore {
     vacant: Vec<BlockId>,
     /// Blocks that the last event ended.
     ended: Vec<BlockId>,
-    /// Live blocks by address, indexed by device.
-    by_address: Vec<BTreeMap<u64, BlockId>>,
+    /// Live blocks by address, with their size, indexed by device.
+    by_address: Vec<BTreeMap<u64, (Bytes, BlockId)>>,
 }
 
 impl BlockStore {
@@ -99,14 +99,14 @@ impl BlockStore {
         if self.by_address.len() <= device {
             self.by_address.resize_with(device + 1, BTreeMap::new);
         }
-        self.by_address[device].insert(block.addr.0, id);
+        self.by_address[device].insert(block.addr.0, (block.size, id));
         (id, is_tracked)
     }
 
     /// Ends the block at an address.
     pub(super) fn take(&mut self, device: DeviceIndex, addr: Address) -> Option<BlockId> {
         let blocks = self.by_address.get_mut(usize::from(device.0))?;
-        let id = blocks.remove(&addr.0)?;
+        let (_, id) = blocks.remove(&addr.0)?;
         self.ended.push(id);
         self.budget.give_block_back();
         Some(id)
@@ -133,21 +133,21 @@ impl BlockStore {
 
     pub(super) fn at(&self, device: DeviceIndex, addr: Address) -> Option<BlockId> {
         let blocks = self.by_address.get(usize::from(device.0))?;
-        blocks.get(&addr.0).copied()
+        blocks.get(&addr.0).map(|(_, id)| *id)
     }
 
     /// Live blocks, by device and address.
     pub(super) fn live(&self) -> impl Iterator<Item = (BlockId, &LiveBlock)> {
         let ids = self.by_address.iter().flat_map(BTreeMap::values);
-        ids.map(|id| (*id, self.get(*id)))
+        ids.map(|(_, id)| (*id, self.get(*id)))
     }
 
     fn last_overlapping(&self, device: DeviceIndex, addr: Address, size: Bytes) -> Option<Address> {
         let blocks = self.by_address.get(usize::from(device.0))?;
         // Blocks do not overlap, so the last that begins before the end also ends last.
-        let (start, last) = blocks.range(..end(addr, size)).next_back()?;
+        let (start, (last, _)) = blocks.range(..end(addr, size)).next_back()?;
         let start = Address(*start);
-        (end(start, self.get(*last).size) > addr.0).then_some(start)
+        (end(start, *last) > addr.0).then_some(start)
     }
 }
 

@@ -68,7 +68,7 @@ impl Row {
 type EventColumn = Column<Row>;
 
 fn columns() -> Vec<EventColumn> {
-    vec![
+    let mut columns: Vec<EventColumn> = vec![
         Column::data("time_ns", |row| row.event.time.0.into()),
         Column::data("tid", |row| tid(&row.event).into()),
         Column::data("action", |row| row.event.action.as_str().into()),
@@ -115,6 +115,14 @@ fn columns() -> Vec<EventColumn> {
         Column::json("inferred", |row| {
             row.other_purpose().map_or(Cell::Unknown, inferred)
         }),
+    ];
+    columns.extend(stack_columns());
+    columns
+}
+
+/// Columns of the stack; the purpose of the block comes last in CSV.
+fn stack_columns() -> Vec<EventColumn> {
+    vec![
         EventColumn::data("stack", |row| row.stack.as_deref().map(in_words).into()).only(Data::Csv),
         Column::json("stack", |row| {
             let is_own = |kind: &StackKind| matches!(kind, StackKind::Python | StackKind::Native);

@@ -82,6 +82,13 @@ impl<'a> GroupRow<'a> {
         common_site(self.rows, &self.group)?.site.as_ref()
     }
 
+    fn device(&self) -> Option<String> {
+        match &self.remainder {
+            Some((device, _)) => Some(device.clone()),
+            None => self.first().map(|first| first.device.to_string()),
+        }
+    }
+
     fn names(&self) -> Option<String> {
         let names = self.only()?.names.iter().map(|name| &*name.text);
         Some(names.collect::<Vec<_>>().join("; "))
@@ -101,7 +108,8 @@ pub(super) fn columns<'a>(name: &'static str) -> Vec<TensorColumn<'a>> {
         Column::figure("ALLOCATED", |row| row.text.bytes.clone()),
         Column::figure("SIZE", |row| row.text.size.clone()),
     ];
-    columns.extend(common_columns(name));
+    columns.extend(text_columns(name));
+    columns.extend(data_columns());
     columns
 }
 
@@ -111,11 +119,12 @@ pub(super) fn change_columns<'a>() -> Vec<TensorColumn<'a>> {
         Column::text("change", "", |row| row.sign.into()),
         Column::figure("CHANGE", |row| row.text.bytes.clone()),
     ];
-    columns.extend(common_columns("NAME"));
+    columns.extend(text_columns("NAME"));
+    columns.extend(data_columns());
     columns
 }
 
-fn common_columns<'a>(name: &'static str) -> Vec<TensorColumn<'a>> {
+fn text_columns<'a>(name: &'static str) -> Vec<TensorColumn<'a>> {
     vec![
         Column::label("KIND", |row| (&*row.text.what[0]).into()),
         TensorColumn::label("SHAPE", |row| (&*row.text.what[1]).into()).width(40, 40),
@@ -128,10 +137,12 @@ fn common_columns<'a>(name: &'static str) -> Vec<TensorColumn<'a>> {
             let site = row.text.site.iter();
             Cell::List(site.map(|site| format!("at {site}").into()).collect())
         }),
-        Column::data("device", |row| match (&row.remainder, row.first()) {
-            (Some((device, _)), _) => (&**device).into(),
-            (None, first) => first.map(|first| first.device.to_string()).into(),
-        }),
+    ]
+}
+
+fn data_columns<'a>() -> Vec<TensorColumn<'a>> {
+    vec![
+        Column::data("device", |row| row.device().into()),
         Column::data("kind", |row| match row.remainder {
             Some(_) => "remainder".into(),
             None => row.common(|row| Some(row.kind.as_str())).into(),

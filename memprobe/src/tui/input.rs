@@ -4,8 +4,6 @@ use crossterm::event::{
     Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
 };
 
-use super::sort::Column;
-
 /// Input event of a screen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InputEvent {
@@ -33,9 +31,14 @@ pub enum InputEvent {
     Filter,
     /// Sort by the column so many places to the right.
     SortStep(isize),
-    SortBy(Column),
+    /// Sort by the column of this place among those that the table can be sorted by.
+    SortBy(usize),
     /// Reverse the sort order.
     Reverse,
+    /// Read the process again; reverse the sort order on screens that do not read.
+    Refresh,
+    /// Show or hide processes that hold no memory.
+    Extent,
     /// Select the device so many places further.
     Device(isize),
     /// Pause or resume.
@@ -104,14 +107,6 @@ pub fn wanted(event: &Event, focus: Focus) -> Option<InputEvent> {
     }
 }
 
-/// Returns a key pressed in the table without Ctrl or Alt.
-pub(super) fn plain_key(event: &Event, focus: Focus) -> Option<KeyCode> {
-    let Event::Key(key) = event else { return None };
-    let held = KeyModifiers::CONTROL | KeyModifiers::ALT;
-    let is_plain = key.kind != KeyEventKind::Release && !key.modifiers.intersects(held);
-    (is_plain && focus == Focus::Table).then_some(key.code)
-}
-
 fn is_control(key: &KeyEvent, letter: char) -> bool {
     key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char(letter)
 }
@@ -143,10 +138,10 @@ fn in_table(key: &KeyEvent) -> Option<InputEvent> {
         KeyCode::Char('/') => InputEvent::Filter,
         KeyCode::Char('<' | ',') => InputEvent::SortStep(-1),
         KeyCode::Char('>' | '.') | KeyCode::F(6) => InputEvent::SortStep(1),
-        KeyCode::Char(digit @ '1'..='6') => {
-            InputEvent::SortBy(Column::ALL[digit as usize - '1' as usize])
-        }
-        KeyCode::Char('r' | 'R') => InputEvent::Reverse,
+        KeyCode::Char(digit @ '1'..='9') => InputEvent::SortBy(digit as usize - '1' as usize),
+        KeyCode::Char('r') => InputEvent::Reverse,
+        KeyCode::Char('R') | KeyCode::F(5) => InputEvent::Refresh,
+        KeyCode::Char('a') => InputEvent::Extent,
         KeyCode::Tab | KeyCode::Char('d') => InputEvent::Device(1),
         KeyCode::BackTab | KeyCode::Char('D') => InputEvent::Device(-1),
         KeyCode::Char(' ') => InputEvent::Pause,
@@ -210,11 +205,11 @@ mod tests {
     fn letters_are_commands_in_the_table_and_text_in_the_prompt() {
         assert_eq!(plain('q', Focus::Table), Some(InputEvent::Quit));
         assert_eq!(plain('q', Focus::Prompt), Some(InputEvent::Type('q')));
-        assert_eq!(
-            plain('6', Focus::Table),
-            Some(InputEvent::SortBy(Column::Line))
-        );
-        assert_eq!(plain('7', Focus::Table), None);
+        assert_eq!(plain('6', Focus::Table), Some(InputEvent::SortBy(5)));
+        assert_eq!(plain('6', Focus::Prompt), Some(InputEvent::Type('6')));
+        assert_eq!(plain('0', Focus::Table), None);
+        assert_eq!(plain('R', Focus::Table), Some(InputEvent::Refresh));
+        assert_eq!(plain('R', Focus::Prompt), Some(InputEvent::Type('R')));
     }
 
     #[test]

@@ -1,21 +1,11 @@
 //! Data of a screen of modules: live memory, or memory in an iteration.
 
-use super::state::Alike;
+use super::Alike;
 use crate::event::Bytes;
 use crate::model::snapshot::attribution::{
     Additive, Category, CoverageStart, DeviceModules, IterationLayers, IterationRow, Layer,
     ModuleRow, ModuleScope, Pass, Source, Sums, fold,
 };
-
-/// Kind of data shown.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum ModulesView {
-    /// Live memory of modules, by the pass that allocated it.
-    #[default]
-    Now,
-    /// Memory of modules at the peak of an iteration, by category.
-    Then,
-}
 
 /// Figures of a module.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -23,3 +23,4 @@ pub mod symbolize;
 pub mod target;
 pub mod tensors;
 pub mod tui;
+pub mod view;

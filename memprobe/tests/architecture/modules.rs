@@ -164,6 +164,12 @@ pub const MODULES: &[Module] = &[
         except: &["crate::model::snapshot", "crate::model::tensors"],
     },
     Module {
+        name: "view/",
+        never: pure![&["crate::decode", "crate::symbolize"], MODEL],
+        // Writers take any output.
+        except: &["std::io"],
+    },
+    Module {
         name: "probe/",
         never: &[SCREEN, ARGUMENTS, MODEL, FILES, VIEWS, WORDS, JOINTS],
         // Screens show a probe's status unchanged.

@@ -9,10 +9,9 @@ use ratatui::text::Line;
 use super::attribution::AttributionTables;
 use super::input::InputEvent;
 use super::overlay;
-use super::status::{StatusLine, fact_of_losses};
-use super::table_screen::{
-    DeviceTabs, HelpEntry, KeyHint, Needs, Note, ScreenContext, Title, further,
-};
+use super::status::StatusLine;
+use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, Title, further};
+use super::tabs::Tab;
 use super::tensors::Tensors;
 use super::theme::Theme;
 use crate::bytes::human;
@@ -55,7 +54,6 @@ impl<T> Feed<T> {
         is_new
     }
 
-    /// Pauses or resumes.
     pub fn pause(&mut self) {
         self.is_paused = !self.is_paused;
         self.update(Arc::clone(&self.latest));
@@ -85,7 +83,6 @@ pub struct ProcessContext {
     attribution: AttributionTables,
     /// Progress of the last reading of tensors.
     pub tensors: Tensors,
-    /// Last tensors read.
     pub tensor_table: Option<Arc<TensorTable>>,
 }
 
@@ -156,14 +153,6 @@ impl ProcessContext {
         self.tensor_table.is_none() && !matches!(self.tensors, Tensors::Taking)
     }
 
-    /// Returns the title of a screen that is not about one device.
-    pub fn title_of_all(&self, name: &'static str) -> Title {
-        Title {
-            facts: process(&self.feed.shown.target).into_iter().collect(),
-            ..self.title(name)
-        }
-    }
-
     fn go_device(&mut self, by: isize) -> Option<Note> {
         let devices = self.feed.shown.devices.iter();
         let all: Vec<DeviceIndex> = devices.map(|device| device.index).collect();
@@ -192,7 +181,7 @@ impl ScreenContext for ProcessContext {
         }
     }
 
-    fn title(&self, name: &'static str) -> Title {
+    fn title(&self, tab: Option<Tab>) -> Title {
         let snapshot = &self.feed.shown;
         let Target { python, torch, .. } = &snapshot.target;
         let version = |name: &str, version: &Option<String>, wide| {
@@ -213,10 +202,16 @@ impl ScreenContext for ProcessContext {
         };
         let time = Duration::from_nanos(snapshot.now.0.saturating_sub(snapshot.started.0));
         facts.push(format!("{since} {}", clock(time)));
-        facts.extend(self.device().map(|device| device.index.to_string()));
+        // These screens are not about the device shown on the others.
+        if !matches!(tab, Some(Tab::Tensors | Tab::Outside)) {
+            facts.extend(self.device().map(|device| device.index.to_string()));
+        }
         let versions = [version("Python", python, 12), version("torch", torch, 20)];
         Title {
-            name: name.to_owned(),
+            name: match tab {
+                None | Some(Tab::Lines) => "memprobe".to_owned(),
+                Some(tab) => format!("memprobe {}", tab.name()),
+            },
             text: snapshot.target.command.clone(),
             facts,
             more_facts: versions.into_iter().flatten().collect(),
@@ -267,19 +262,13 @@ impl ScreenContext for ProcessContext {
         keys
     }
 
-    fn help(&self) -> &'static [HelpEntry] {
-        &[
-            (
-                "Tab or d",
-                "next device                      D  previous device",
-            ),
-            ("Space", "pause the screen; memprobe goes on counting"),
-            (
-                "m L c t o p",
-                "the other screens; the same key or Esc leads back to lines",
-            ),
-            ("q Ctrl-C", "quit; the process runs on"),
-        ]
+    fn help(&self) -> &'static str {
+        "\
+Tab or d    next device                      D  previous device
+Space       pause the screen; memprobe goes on counting
+m L c t o p the other screens; the same key or Esc leads back to lines
+q Ctrl-C    quit; the process runs on
+"
     }
 
     fn number(&self) -> String {
@@ -316,7 +305,7 @@ fn facts(health: &Health, is_paused: bool) -> Vec<(u8, String)> {
         TargetState::Recording => {}
     }
     facts.push((5, counted(health.events, "event")));
-    facts.extend(fact_of_losses(&health.losses));
+    facts.extend((!health.losses.any()).then(|| (2, "lost 0".to_owned())));
     if health.disagreements > 0 {
         facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
     }

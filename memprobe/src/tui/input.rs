@@ -7,7 +7,6 @@ use crossterm::event::{
 /// Input event of a screen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InputEvent {
-    /// Quit memprobe.
     Quit,
     /// Suspend memprobe (Ctrl-Z).
     Suspend,
@@ -15,7 +14,6 @@ pub enum InputEvent {
     Back,
     /// Move the selection by rows.
     Move(isize),
-    /// Move the selection by pages.
     Page(isize),
     /// Go to the first row, and stay there as rows change.
     First,
@@ -27,13 +25,11 @@ pub enum InputEvent {
     Close,
     /// Open everything beneath the selected line.
     OpenAll,
-    /// Open the filter prompt.
     Filter,
     /// Sort by the column so many places to the right.
     SortStep(isize),
     /// Sort by the column of this place among those that the table can be sorted by.
     SortBy(usize),
-    /// Reverse the sort order.
     Reverse,
     /// Read the process again; reverse the sort order on screens that do not read.
     Refresh,
@@ -43,31 +39,21 @@ pub enum InputEvent {
     Device(isize),
     /// Pause or resume.
     Pause,
-    /// Change the grouping.
     Regroup,
-    /// Show or hide the source text.
     Source,
-    /// Show or hide the probes.
     Probes,
-    /// Show or hide CUDA memory outside the caching allocator.
     Outside,
-    /// Open the screen of tensors, or return from it.
     Tensors,
-    /// Open the screen of modules, or return from it.
     Modules,
-    /// Open the screen of categories, or return from it.
     Categories,
-    /// Open the screen of layers, or return from it.
     Layers,
     /// Go to the iteration so many later.
     Iteration(isize),
-    /// Show or hide help.
     Help,
     /// Click on a cell: column, row.
     Click(u16, u16),
     /// New size of the terminal: columns, rows.
     Resize(u16, u16),
-    /// Redraw the whole screen.
     Redraw,
     /// Character typed into the prompt.
     Type(char),

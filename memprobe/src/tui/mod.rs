@@ -13,6 +13,7 @@ mod modules;
 mod notice;
 mod outside;
 mod overlay;
+mod plot;
 mod process;
 #[cfg(test)]
 mod samples;

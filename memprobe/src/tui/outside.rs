@@ -1,11 +1,9 @@
 //! Screen of CUDA memory outside the caching allocator: by library and kind, with the lines of each.
 
-use ratatui::buffer::Buffer;
-
 use super::context::ProcessContext;
 use super::table_screen::{
-    Cell, Column, Content, Cut, Fold, HelpEntry, KeyHint, Layout, Needs, Query, Row, RowOf,
-    ScreenContext, TableOf, TableScreen, Title,
+    Cell, Column, Content, Cut, Fold, KeyHint, Needs, Query, Row, RowOf, ScreenContext, TableOf,
+    TableScreen,
 };
 use super::tabs::Tab;
 use super::theme::Theme;
@@ -61,10 +59,6 @@ impl Content for Outside {
 
     const SEARCHED: &'static str = "library and kind";
 
-    fn name(&self) -> &'static str {
-        "memprobe outside"
-    }
-
     fn tab(&self) -> Option<Tab> {
         Some(Tab::Outside)
     }
@@ -79,45 +73,22 @@ impl Content for Outside {
             query.open.extend(libraries.iter().map(key));
         }
         self.has_rows |= !libraries.is_empty();
-        let mut entries: Vec<(RowOf<Self>, &OutsideRow)> = libraries
-            .iter()
-            .map(|library| (library_row(library, query), library))
-            .collect();
-        let live = |entries: &[(RowOf<Self>, _)]| {
-            let live = entries.iter().map(|(row, _)| i128::from(row.data.live.0));
-            live.sum()
-        };
-        let (all, all_bytes) = (entries.len(), live(&entries));
-        entries.retain(|(row, _)| query.filter.shows(&row.data.detail));
-        let (shown, shown_bytes) = (entries.len(), live(&entries));
-        query.sort.apply(self, &mut entries, |(row, _)| row);
-        let mut rows = Vec::new();
-        for (row, library) in entries {
-            let is_open = row.fold == Fold::Open;
-            let mut lines: Vec<RowOf<Self>> = Vec::new();
-            if is_open {
-                lines.extend(library.lines.iter().map(|line| line_row(&row.key.0, line)));
-                query.sort.apply(self, &mut lines, |row| row);
-            }
-            rows.push(row);
-            rows.extend(lines);
-        }
-        TableOf::<Self> {
-            rows,
-            shown,
-            all,
-            shown_bytes,
-            all_bytes,
-        }
+        let entry = |library| (library_row(library, query), library);
+        let entries: Vec<(RowOf<Self>, &OutsideRow)> = libraries.iter().map(entry).collect();
+        let live = |row: &RowOf<Self>| row.data.live.0.into();
+        let searched = |row: &RowOf<Self>| row.data.detail.clone();
+        query.table(self, entries, live, searched, |row, library| {
+            let lines = library.lines.iter().filter(|_| row.fold == Fold::Open);
+            let mut lines: Vec<RowOf<Self>> =
+                lines.map(|line| line_row(&row.key.0, line)).collect();
+            query.sort.apply(self, &mut lines, |row| row);
+            lines
+        })
     }
 
     fn keys_beneath(&self, _row: &RowOf<Self>, context: &ProcessContext) -> Vec<Key> {
         let libraries = context.feed.shown.cuda.rows.iter();
         libraries.map(key).collect()
-    }
-
-    fn title(&self, context: &ProcessContext) -> Title {
-        context.title_of_all(self.name())
     }
 
     fn needs(&self, _width: u16, height: u16, context: &ProcessContext) -> Needs {
@@ -126,15 +97,6 @@ impl Content for Outside {
             totals: 0,
             ..context.needs(height)
         }
-    }
-
-    fn draw_around(
-        _screen: &TableScreen<Self>,
-        _buffer: &mut Buffer,
-        _layout: &Layout,
-        _context: &ProcessContext,
-        _theme: &Theme,
-    ) {
     }
 
     fn nothing(screen: &TableScreen<Self>, _context: &ProcessContext) -> Option<(String, String)> {
@@ -151,13 +113,7 @@ impl Content for Outside {
         Some((live.0.into(), "outside the caching allocator"))
     }
 
-    fn detail(
-        &self,
-        row: &RowOf<Self>,
-        _wide: usize,
-        _context: &ProcessContext,
-        _theme: &Theme,
-    ) -> Vec<String> {
+    fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
         vec![row.data.detail.clone()]
     }
 
@@ -165,19 +121,20 @@ impl Content for Outside {
         &[("Enter", "lines", 2), ("*", "all lines", 5)]
     }
 
-    fn help(&self) -> [&'static [HelpEntry]; 2] {
-        [
-            &[
-                ("Enter", "the lines that called the library"),
-                ("*", "the lines of all libraries"),
-            ],
-            &[
-                ("KIND", "kind of memory, and the device that it is on"),
-                ("LIBRARY", "library or program that called into CUDA"),
-            ],
-        ]
+    fn help(&self) -> [&'static str; 2] {
+        [KEYS, TERMS]
     }
 }
+
+const KEYS: &str = "\
+Enter       the lines that called the library
+*           the lines of all libraries
+";
+
+const TERMS: &str = "\
+KIND        kind of memory, and the device that it is on
+LIBRARY     library or program that called into CUDA
+";
 
 fn key(library: &OutsideRow) -> Key {
     let name = format!("{} {}", library.library, kind(library));

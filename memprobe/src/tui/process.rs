@@ -17,6 +17,7 @@ use super::lines::Lines;
 use super::modules::Modules;
 use super::outside::Outside;
 use super::table_screen::{ScreenHandle, ScreenRequest, TableScreen};
+use super::tabs::Tab;
 use super::tensors::{TensorList, Tensors};
 use super::terminal::{self, Stage, Step};
 use super::theme::Theme;
@@ -78,30 +79,18 @@ pub(super) struct ProcessStage {
     tensors: TableScreen<TensorList>,
     outside: TableScreen<Outside>,
     size: (u16, u16),
-    screen: Screen,
+    screen: Tab,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Screen {
-    Lines,
-    Tensors,
-    Modules,
-    Layers,
-    Categories,
-    Outside,
-}
-
-impl Screen {
-    /// Returns the screen that a key opens; the same key returns from it.
-    const fn of(wanted: InputEvent) -> Option<Self> {
-        match wanted {
-            InputEvent::Tensors => Some(Self::Tensors),
-            InputEvent::Modules => Some(Self::Modules),
-            InputEvent::Layers => Some(Self::Layers),
-            InputEvent::Categories => Some(Self::Categories),
-            InputEvent::Outside => Some(Self::Outside),
-            _ => None,
-        }
+/// Returns the screen that a key opens; the same key returns from it.
+const fn opened(wanted: InputEvent) -> Option<Tab> {
+    match wanted {
+        InputEvent::Tensors => Some(Tab::Tensors),
+        InputEvent::Modules => Some(Tab::Modules),
+        InputEvent::Layers => Some(Tab::Layers),
+        InputEvent::Categories => Some(Tab::Categories),
+        InputEvent::Outside => Some(Tab::Outside),
+        _ => None,
     }
 }
 
@@ -128,23 +117,19 @@ impl ProcessStage {
             outside: TableScreen::new(Outside::default(), &context),
             context,
             size: (0, 0),
-            screen: Screen::Lines,
+            screen: Tab::Lines,
         }
-    }
-
-    fn send(&self, command: Command) -> Result<()> {
-        (self.ask)(command)
     }
 
     /// Returns the screen shown, and the state that it shares with the others.
     fn parts(&mut self) -> (&mut dyn ScreenHandle<ProcessContext>, &mut ProcessContext) {
         let screen: &mut dyn ScreenHandle<ProcessContext> = match self.screen {
-            Screen::Lines => &mut self.lines,
-            Screen::Modules => &mut self.modules,
-            Screen::Layers => &mut self.layers,
-            Screen::Categories => &mut self.categories,
-            Screen::Tensors => &mut self.tensors,
-            Screen::Outside => &mut self.outside,
+            Tab::Lines | Tab::Probes => &mut self.lines,
+            Tab::Modules => &mut self.modules,
+            Tab::Layers => &mut self.layers,
+            Tab::Categories => &mut self.categories,
+            Tab::Tensors => &mut self.tensors,
+            Tab::Outside => &mut self.outside,
         };
         (screen, &mut self.context)
     }
@@ -152,22 +137,22 @@ impl ProcessStage {
     /// Returns the attribution table that the current screen needs.
     fn explains(&self) -> AttributionQuery {
         match self.screen {
-            Screen::Lines | Screen::Tensors | Screen::Outside => AttributionQuery::Nothing,
-            Screen::Modules => self.modules.content.explains(),
-            Screen::Layers => self.layers.content.explains(),
-            Screen::Categories => AttributionQuery::Categories,
+            Tab::Modules => self.modules.content.explains(),
+            Tab::Layers => self.layers.content.explains(),
+            Tab::Categories => AttributionQuery::Categories,
+            _ => AttributionQuery::Nothing,
         }
     }
 
     /// Opens a screen, and requests its data. Tensors are read only if they were not read before.
-    fn open(&mut self, screen: Screen) -> Result<()> {
+    fn open(&mut self, screen: Tab) -> Result<()> {
         let before = self.explains();
         self.screen = screen;
         if self.explains() != before {
-            self.send(Command::Explain(self.explains()))?;
+            (self.ask)(Command::Explain(self.explains()))?;
         }
-        if screen == Screen::Tensors && self.context.lacks_tensors() {
-            self.send(Command::TakeTensors)?;
+        if screen == Tab::Tensors && self.context.lacks_tensors() {
+            (self.ask)(Command::TakeTensors)?;
         }
         let (width, height) = self.size;
         let (screen, context) = self.parts();
@@ -186,13 +171,14 @@ impl Stage for ProcessStage {
         let tensors = self.news.tensors.borrow().clone();
         let attribution = self.news.reasons.borrow().clone();
         let mut is_new = self.context.feed.update(snapshot);
-        is_new |= self.context.take_tensors(tensors);
         is_new |= self.context.take_attribution(attribution);
-        if is_new {
+        let has_tensors = self.context.take_tensors(tensors);
+        // Tensors are grouped anew after a reading only.
+        if has_tensors || (is_new && self.screen != Tab::Tensors) {
             let (screen, context) = self.parts();
             screen.rebuild(context);
         }
-        is_new
+        is_new || has_tensors
     }
 
     fn resize(&mut self, width: u16, height: u16) {
@@ -210,15 +196,15 @@ impl Stage for ProcessStage {
         let Some(wanted) = wanted(event, screen.focus()) else {
             return Ok(Step::Nothing);
         };
-        if let Some(asked) = Screen::of(wanted) {
+        if let Some(asked) = opened(wanted) {
             let is_shown = asked == self.screen;
-            self.open(if is_shown { Screen::Lines } else { asked })?;
+            self.open(if is_shown { Tab::Lines } else { asked })?;
             return Ok(Step::Draw);
         }
         match screen.handle(wanted, context) {
             Some(ScreenRequest::Quit) => return Ok(Step::Leave),
-            Some(ScreenRequest::Leave) if self.screen != Screen::Lines => {
-                self.open(Screen::Lines)?;
+            Some(ScreenRequest::Leave) if self.screen != Tab::Lines => {
+                self.open(Tab::Lines)?;
             }
             Some(ScreenRequest::Leave) => {
                 return Ok(match self.context.way_back {
@@ -226,7 +212,7 @@ impl Stage for ProcessStage {
                     WayBack::Out => Step::Leave,
                 });
             }
-            Some(ScreenRequest::Send(command)) => self.send(command)?,
+            Some(ScreenRequest::Send(command)) => (self.ask)(command)?,
             Some(ScreenRequest::Open(_)) | None => {}
         }
         Ok(match wanted {

@@ -6,6 +6,7 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
 use super::filter::Filter;
+use super::table_screen::{KeyHint, draw_text};
 use super::theme::Theme;
 use crate::event::Losses;
 use crate::label::{clean, counted, fit, fit_end, width};
@@ -83,17 +84,12 @@ fn lost(losses: &Losses) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the status fact that nothing was lost, with its drop rank.
-pub(super) fn fact_of_losses(losses: &Losses) -> Option<(u8, String)> {
-    (!losses.any()).then(|| (2, "lost 0".to_owned()))
-}
-
 /// Draws the prompt if given, or else the key hints. Returns the position of the prompt's cursor.
 pub(super) fn draw_last_line(
     buffer: &mut Buffer,
     area: Rect,
     prompt: Option<Prompt<'_>>,
-    keys: Vec<(&str, &str, u8)>,
+    keys: Vec<KeyHint>,
     theme: &Theme,
 ) -> Option<Position> {
     if area.is_empty() {
@@ -106,11 +102,11 @@ pub(super) fn draw_last_line(
 }
 
 /// Draws key hints: key, action, and drop rank. The highest rank is dropped first where space is short.
-fn draw_key_list(buffer: &mut Buffer, area: Rect, mut keys: Vec<(&str, &str, u8)>, theme: &Theme) {
+fn draw_key_list(buffer: &mut Buffer, area: Rect, mut keys: Vec<KeyHint>, theme: &Theme) {
     if area.is_empty() {
         return;
     }
-    let wide = |keys: &[(&str, &str, u8)]| -> usize {
+    let wide = |keys: &[KeyHint]| -> usize {
         keys.iter()
             .map(|(key, verb, _)| width(key) + verb.len() + 3)
             .sum::<usize>()
@@ -175,13 +171,8 @@ fn draw_prompt(buffer: &mut Buffer, area: Rect, prompt: &Prompt<'_>, theme: &The
         theme.faint()
     };
     if available >= 12 {
-        buffer.set_stringn(
-            cursor + 3,
-            area.y,
-            fit(&said, available, theme.glyphs.cut),
-            available,
-            style,
-        );
+        let area = Rect::new(cursor + 3, area.y, available as u16, 1);
+        draw_text(buffer, area, &said, style, theme);
     }
     Position {
         x: cursor,

@@ -12,8 +12,8 @@ use ratatui::text::Span;
 
 use super::context::ProcessContext;
 use super::table_screen::{
-    Cell, Column, Content, Cut, Fold, HelpEntry, KeyHint, Layout, Needs, Query, Row, RowOf,
-    ScreenContext, TableOf, TableScreen, draw_text,
+    Cell, Column, Content, Cut, Fold, KeyHint, Layout, Needs, Query, Row, RowOf, ScreenContext,
+    TableOf, TableScreen,
 };
 use super::tabs::Tab;
 use super::theme::Theme;
@@ -152,10 +152,6 @@ impl Content for Categories {
 
     const SEARCHED: &'static str = "names of categories and rules";
 
-    fn name(&self) -> &'static str {
-        "memprobe categories"
-    }
-
     fn tab(&self) -> Option<Tab> {
         Some(Tab::Categories)
     }
@@ -169,52 +165,27 @@ impl Content for Categories {
             return TableOf::<Self>::default();
         };
         self.allocated = device.totals.allocated.0.into();
-        let mut entries: Vec<(RowOf<Self>, &PortionRow)> = device
-            .rows
-            .iter()
-            .map(|row| {
-                let key = (row.portion, None);
-                let fold = query.fold(!row.rules.is_empty(), &key);
-                let data = CategoryData::of_portion(row, device.since);
-                (
-                    Row {
-                        fold,
-                        ..Row::leaf(key, data)
-                    },
-                    row,
-                )
-            })
-            .collect();
-        let live = |entries: &[(RowOf<Self>, _)]| {
-            let live = entries.iter().map(|(row, _)| i128::from(row.data.live));
-            live.sum()
+        let entry = |row| {
+            let data = CategoryData::of_portion(row, device.since);
+            let mut outermost = Row::leaf((row.portion, None), data);
+            outermost.fold = query.fold(!row.rules.is_empty(), &outermost.key);
+            (outermost, row)
         };
-        let (all, all_bytes) = (entries.len(), live(&entries));
-        entries.retain(|(row, _)| {
+        let entries: Vec<(RowOf<Self>, &PortionRow)> = device.rows.iter().map(entry).collect();
+        let searched = |row: &RowOf<Self>| {
             let rules = row.data.rules.iter().map(|rule| rule.as_str());
-            let mut names = std::iter::once(row.data.name()).chain(rules);
-            names.any(|name| query.filter.shows(name))
-        });
-        let (shown, shown_bytes) = (entries.len(), live(&entries));
-        query.sort.apply(self, &mut entries, |(row, _)| row);
-        let mut rows = Vec::new();
-        for (row, portion) in entries {
+            let names: Vec<&str> = std::iter::once(row.data.name()).chain(rules).collect();
+            names.join(" ")
+        };
+        let live = |row: &RowOf<Self>| row.data.live.into();
+        query.table(self, entries, live, searched, |row, portion| {
             let rules = portion.rules.iter().filter(|_| row.fold == Fold::Open);
             let beneath = |rule: &CategoryRow| Row {
                 depth: 1,
                 ..Row::leaf((portion.portion, Some(rule.rule)), row.data.of_rule(rule))
             };
-            let beneath: Vec<RowOf<Self>> = rules.map(beneath).collect();
-            rows.push(row);
-            rows.extend(beneath);
-        }
-        TableOf::<Self> {
-            rows,
-            shown,
-            all,
-            shown_bytes,
-            all_bytes,
-        }
+            rules.map(beneath).collect()
+        })
     }
 
     fn keys_beneath(&self, _row: &RowOf<Self>, _context: &ProcessContext) -> Vec<Key> {
@@ -231,6 +202,10 @@ impl Content for Categories {
         }
     }
 
+    fn account(&self, context: &ProcessContext) -> Option<String> {
+        shown(context).map(account)
+    }
+
     fn draw_around(
         _screen: &TableScreen<Self>,
         buffer: &mut Buffer,
@@ -239,13 +214,6 @@ impl Content for Categories {
         theme: &Theme,
     ) {
         if let Some(device) = shown(context) {
-            draw_text(
-                buffer,
-                layout.totals,
-                &account(device),
-                theme.allocated(),
-                theme,
-            );
             graph::draw_graph(buffer, layout.graph, device, theme);
             iterations::draw_iterations(buffer, layout.second, device, theme);
         }
@@ -278,13 +246,7 @@ impl Content for Categories {
         shown(context).map(|_| (self.allocated, "allocated"))
     }
 
-    fn detail(
-        &self,
-        row: &RowOf<Self>,
-        _wide: usize,
-        _context: &ProcessContext,
-        _theme: &Theme,
-    ) -> Vec<String> {
+    fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
         let (how, rule) = row.data.decided();
         let name = CategoryData {
             rule: None,
@@ -297,8 +259,8 @@ impl Content for Categories {
         &[("Enter", "rules", 2), ("*", "all rules", 5)]
     }
 
-    fn help(&self) -> [&'static [HelpEntry]; 2] {
-        [&KEYS, &TERMS]
+    fn help(&self) -> [&'static str; 2] {
+        [KEYS, TERMS]
     }
 }
 
@@ -320,54 +282,24 @@ fn account(device: &DeviceCategories) -> String {
     )
 }
 
-const KEYS: [HelpEntry; 2] = [
-    (
-        "Enter",
-        "the rules that decided on a category; so does a click on it",
-    ),
-    ("*", "the rules of all categories"),
-];
+const KEYS: &str = "\
+Enter       the rules that decided on a category; so does a click on it
+*           the rules of all categories
+";
 
-const TERMS: [HelpEntry; 14] = [
-    (
-        "letters",
-        "the graph draws each category by the letter of its row",
-    ),
-    ("phase", "what the program did at its last allocation"),
-    (
-        "AT PEAK",
-        "bytes at the device's peak since attach or opening",
-    ),
-    (
-        "MOST",
-        "largest value of the moments in the graph: for each step,",
-    ),
-    ("", "the moment with most allocated bytes"),
-    ("exact", "read from PyTorch or its objects, or a difference"),
-    (
-        "inferred",
-        "from when it was allocated and freed, by the named rule",
-    ),
-    ("so far", "inferred; later events may change it"),
-    (
-        "before",
-        "attach: live at attach; opening: live when opened",
-    ),
-    (
-        "activation",
-        "saved by a forward pass for the backward pass",
-    ),
-    (
-        "temporary",
-        "freed soon, by the part of the program that allocated it",
-    ),
-    ("workspace", "not a tensor: scratch memory of a library"),
-    (
-        "LIVE AT END",
-        "allocated at the end of the iteration; if it grows: a leak",
-    ),
-    (
-        "CACHED",
-        "reserved by PyTorch's allocator but not allocated",
-    ),
-];
+const TERMS: &str = "\
+letters     the graph draws each category by the letter of its row
+phase       what the program did at its last allocation
+AT PEAK     bytes at the device's peak since attach or opening
+MOST        largest value of the moments in the graph: for each step,
+            the moment with most allocated bytes
+exact       read from PyTorch or its objects, or a difference
+inferred    from when it was allocated and freed, by the named rule
+so far      inferred; later events may change it
+before      attach: live at attach; opening: live when opened
+activation  saved by a forward pass for the backward pass
+temporary   freed soon, by the part of the program that allocated it
+workspace   not a tensor: scratch memory of a library
+LIVE AT END allocated at the end of the iteration; if it grows: a leak
+CACHED      reserved by PyTorch's allocator but not allocated
+";

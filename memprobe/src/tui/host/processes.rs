@@ -1,5 +1,6 @@
 //! Table of processes.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use ratatui::buffer::Buffer;
@@ -8,11 +9,12 @@ use ratatui::text::Span;
 
 use super::super::context::Feed;
 use super::super::input::InputEvent;
-use super::super::status::{StatusLine, fact_of_losses};
+use super::super::status::StatusLine;
 use super::super::table_screen::{
-    Cell, Column, Content, DeviceTabs, Enter, HelpEntry, KeyHint, Layout, Needs, Note, Query,
-    Reaction, Row, RowOf, ScreenContext, ScreenRequest, TableOf, TableScreen, TableState, Title,
+    Cell, Column, Content, DeviceTabs, KeyHint, Layout, Needs, Note, Query, Reaction, Row, RowOf,
+    ScreenContext, ScreenRequest, TableOf, TableScreen, TableState, Title,
 };
+use super::super::tabs::Tab;
 use super::super::theme::Theme;
 use super::{detail, header, rows};
 use crate::bytes::human;
@@ -68,7 +70,6 @@ const COLUMNS: [ProcessColumn; 12] = [
             points => Cell::Trend(points.to_vec(), TREND_STEPS),
         }
     })
-    .left()
     .styled(Theme::allocated),
     ProcessColumn::text("COMMAND", 0, 0, |list, row| {
         Cell::Text(short_command(&list.process(row).target.command))
@@ -91,7 +92,6 @@ const COLUMNS: [ProcessColumn; 12] = [
 const CONTAINER: &str = "CONTAINER";
 const RANK: &str = "RANK";
 
-/// Index of the column of allocated bytes.
 const ALLOC: usize = 5;
 
 fn devices(row: &ProcessRow) -> Cell {
@@ -136,7 +136,7 @@ impl ScreenContext for HostContext {
         None
     }
 
-    fn title(&self, _name: &'static str) -> Title {
+    fn title(&self, _tab: Option<Tab>) -> Title {
         header::title(self)
     }
 
@@ -152,7 +152,7 @@ impl ScreenContext for HostContext {
         }
         facts.push((3, format!("{} ev/s", rate(health.events_per_second))));
         facts.push((5, counted(health.events, "event")));
-        facts.extend(fact_of_losses(&health.losses));
+        facts.extend((!health.losses.any()).then(|| (2, "lost 0".to_owned())));
         if health.disagreements > 0 {
             facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
         }
@@ -185,11 +185,11 @@ impl ScreenContext for HostContext {
         vec![("Space", "pause", 5)]
     }
 
-    fn help(&self) -> &'static [HelpEntry] {
-        &[
-            ("Space", "pause the screen; memprobe goes on counting"),
-            ("q Ctrl-C", "quit; the processes run on"),
-        ]
+    fn help(&self) -> &'static str {
+        "\
+Space       pause the screen; memprobe goes on counting
+q Ctrl-C    quit; the processes run on
+"
     }
 
     fn number(&self) -> String {
@@ -234,10 +234,6 @@ impl Content for Processes {
     const FIRST_SORT: usize = ALLOC;
     const DIGITS: Option<&'static [usize]> = Some(&[0, 1, 3, 5, 6, 7, 8, 9, 10]);
 
-    fn name(&self) -> &'static str {
-        "memprobe"
-    }
-
     fn columns(&self) -> &'static [Column<Self>] {
         &COLUMNS
     }
@@ -253,42 +249,35 @@ impl Content for Processes {
 
     fn build(&mut self, query: &mut Query<Tgid>, context: &HostContext) -> TableOf<Self> {
         self.host = Arc::clone(&context.feed.shown);
-        let processes = &self.host.processes;
+        let processes = &context.feed.shown.processes;
         self.names = rows::names(processes);
-        let is_within = |at: &usize| rows::is_within(&self.host, context.extent, &processes[*at]);
-        let mut places: Vec<usize> = (0..processes.len()).filter(is_within).collect();
-        let sums = |places: &[usize]| Sums::of(places.iter().map(|at| &processes[*at]));
-        let all = sums(&places);
-        if query.filter.is_active() {
-            places.retain(|at| query.filter.shows(&rows::searched(&processes[*at])));
-        }
-        let shown = sums(&places);
+        let within = |row: &&ProcessRow| rows::is_within(&self.host, context.extent, row);
+        self.all = Sums::of(processes.iter().filter(within));
+        let mut places: Vec<usize> = (0..processes.len())
+            .filter(|at| within(&&processes[*at]))
+            .collect();
         // Ties are broken by the driver's figure, then by PID.
-        places.sort_by_key(|at| {
-            let row = &processes[*at];
-            (std::cmp::Reverse(row.driver_total()), row.tgid)
-        });
-        let row = |at: usize| Row::leaf(processes[at].tgid, at);
-        let mut rows: Vec<RowOf<Self>> = places.into_iter().map(row).collect();
-        query.sort.apply(self, &mut rows, |row| row);
-        (self.all, self.sums) = (all, shown);
-        TableOf::<Self> {
-            rows,
-            shown: shown.rows,
-            all: all.rows,
-            shown_bytes: shown.totals.allocated.0.into(),
-            all_bytes: all.totals.allocated.0.into(),
-        }
+        places.sort_by_key(|at| (Reverse(processes[*at].driver_total()), processes[*at].tgid));
+        let entry = |at: usize| (Row::leaf(processes[at].tgid, at), ());
+        let entries = places.into_iter().map(entry).collect();
+        let allocated = |row: &RowOf<Self>| {
+            let totals = processes[row.data].totals().unwrap_or_default();
+            totals.allocated.0.into()
+        };
+        let searched = |row: &RowOf<Self>| rows::searched(&processes[row.data]);
+        let table = query.table(self, entries, allocated, searched, |_, ()| Vec::new());
+        self.sums = Sums::of(table.rows.iter().map(|row| &processes[row.data]));
+        table
     }
 
-    fn enter(&self, row: &RowOf<Self>) -> Enter {
+    fn enter(&self, row: &RowOf<Self>) -> Reaction {
         let process = self.process(row);
         match &process.state {
             // Some refused processes have events all the same.
             ProcessState::Refused(reason) if process.events == 0 => {
-                Enter::Note(format!("nothing to open: {}", clean(reason)).into())
+                Reaction::Note(format!("nothing to open: {}", clean(reason)).into())
             }
-            _ => Enter::Request(ScreenRequest::Open(process.tgid)),
+            _ => Reaction::Request(ScreenRequest::Open(process.tgid)),
         }
     }
 
@@ -369,22 +358,16 @@ impl Content for Processes {
         })
     }
 
-    fn detail(
-        &self,
-        row: &RowOf<Self>,
-        _wide: usize,
-        context: &HostContext,
-        _theme: &Theme,
-    ) -> Vec<String> {
-        detail::lines(self.process(row), &context.feed.shown.driver)
+    fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
+        detail::lines(self.process(row), &self.host.driver)
     }
 
     fn own_keys(&self) -> &'static [KeyHint] {
         &[("Enter", "open process", 1), ("a", "all", 8)]
     }
 
-    fn help(&self) -> [&'static [HelpEntry]; 2] {
-        [&KEYS, &TERMS]
+    fn help(&self) -> [&'static str; 2] {
+        [KEYS, TERMS]
     }
 }
 
@@ -396,53 +379,23 @@ pub(super) fn processes(number: usize) -> String {
     }
 }
 
-const KEYS: [HelpEntry; 3] = [
-    (
-        "Enter",
-        "open the process: lines, modules, categories, tensors; Esc back",
-    ),
-    (
-        "1 to 9",
-        "PID USER RANK ALLOC RESERVED DRIVER PEAK TREND COMMAND",
-    ),
-    ("a", "all processes with CUDA, or only those with memory"),
-];
+const KEYS: &str = "\
+Enter       open the process: lines, modules, categories, tensors; Esc back
+1 to 9      PID USER RANK ALLOC RESERVED DRIVER PEAK TREND COMMAND
+a           all processes with CUDA, or only those with memory
+";
 
-const TERMS: [HelpEntry; 12] = [
-    (
-        "? before",
-        "PID: the process waits for something, such as torch",
-    ),
-    (
-        "! before",
-        "PID: it cannot be probed; the line beneath says why",
-    ),
-    ("x before", "PID: it has ended; its row will disappear"),
-    (
-        "DEV",
-        "cuda devices as the process numbers them; gpu0 as the driver",
-    ),
-    (
-        "ALLOC",
-        "bytes of live blocks of PyTorch's allocator, all devices",
-    ),
-    ("RESERVED", "bytes that the allocator got from the driver"),
-    (
-        "DRIVER",
-        "bytes that the driver counts: allocator, context, libraries",
-    ),
-    ("PEAK", "largest ALLOC since memprobe started"),
-    ("TREND 1m", "ALLOC over the last minute; sorts by growth"),
-    (
-        "TOP LINE",
-        "the line with most bytes, and its share of ALLOC",
-    ),
-    (
-        "LOST",
-        "events that the kernel dropped; raise --buffer-size",
-    ),
-    (
-        "LEDGER OFF",
-        "memprobe and an allocator disagree without a loss: a bug",
-    ),
-];
+const TERMS: &str = "\
+? before    PID: the process waits for something, such as torch
+! before    PID: it cannot be probed; the line beneath says why
+x before    PID: it has ended; its row will disappear
+DEV         cuda devices as the process numbers them; gpu0 as the driver
+ALLOC       bytes of live blocks of PyTorch's allocator, all devices
+RESERVED    bytes that the allocator got from the driver
+DRIVER      bytes that the driver counts: allocator, context, libraries
+PEAK        largest ALLOC since memprobe started
+TREND 1m    ALLOC over the last minute; sorts by growth
+TOP LINE    the line with most bytes, and its share of ALLOC
+LOST        events that the kernel dropped; raise --buffer-size
+LEDGER OFF  memprobe and an allocator disagree without a loss: a bug
+";

@@ -15,8 +15,8 @@ use ratatui::buffer::Buffer;
 use super::context::ProcessContext;
 use super::input::InputEvent;
 use super::table_screen::{
-    Cell, Column, Content, Cut, Fold, HelpEntry, KeyHint, Layout, Needs, Query, Reaction, RowOf,
-    SIDE_BY_SIDE, ScreenContext, ScreenRequest, TableOf, TableScreen, TableState,
+    Cell, Column, Content, Cut, Fold, KeyHint, Layout, Needs, Query, Reaction, RowOf, SIDE_BY_SIDE,
+    ScreenContext, ScreenRequest, TableOf, TableScreen, TableState,
 };
 use super::tabs::Tab;
 use super::theme::Theme;
@@ -33,7 +33,7 @@ use rows::{LineData, RowKey, Subject};
 /// Minimum height for both the graph and source text beneath the table.
 const MIN_HEIGHT_FOR_BOTH: u16 = 32;
 
-/// Index of the column of names.
+#[cfg(test)]
 const LINE: usize = 6;
 
 type LineColumn = Column<Lines>;
@@ -89,8 +89,8 @@ impl Lines {
     fn row_name(&self, row: &RowOf<Self>) -> Cell {
         let (direction, chain, end, forks) = match &row.data.subject {
             Subject::Site(site) => return Cell::Text(self.names.site(site)),
-            Subject::BeforeAttach(_) => return Cell::Text(BEFORE_ATTACH.to_owned()),
-            Subject::Unaccounted => return Cell::Text(UNACCOUNTED.to_owned()),
+            Subject::BeforeAttach(_) => return Cell::Note(BEFORE_ATTACH.to_owned()),
+            Subject::Unaccounted => return Cell::Note(UNACCOUNTED.to_owned()),
             Subject::Frame(direction, frame) => {
                 return Cell::Path(*direction, vec![self.names.frame(frame)]);
             }
@@ -142,10 +142,6 @@ impl Content for Lines {
 
     const SEARCHED: &'static str = "path, line and function";
     const NOTHING_BENEATH: &'static str = "nothing beneath: no other frame is known here";
-
-    fn name(&self) -> &'static str {
-        "memprobe"
-    }
 
     fn tab(&self) -> Option<Tab> {
         Some(Tab::Lines)
@@ -240,39 +236,30 @@ impl Content for Lines {
         let (first, second) = match &health.state {
             _ if !screen.table.rows.is_empty() => return None,
             _ if screen.table.all > 0 => {
-                let pattern = clean(filter.pattern());
-                (
-                    format!("No line matches /{pattern}/"),
-                    "Esc shows all lines.",
-                )
+                let first = format!("No line matches /{}/", clean(filter.pattern()));
+                return Some((first, "Esc shows all lines.".to_owned()));
             }
-            TargetState::Waiting(event) => (
-                format!("Waiting for {}", clean(event)),
-                "memprobe continues as soon as that happens.",
-            ),
-            _ if context.device().is_some() => {
-                ("Nothing is allocated on this device.".to_owned(), "")
+            TargetState::Waiting(event) => {
+                let first = format!("Waiting for {}", clean(event));
+                let second = "memprobe continues as soon as that happens.";
+                return Some((first, second.to_owned()));
             }
-            TargetState::Exited => (
-                "The target has ended.".to_owned(),
-                "memprobe saw no GPU memory of it.",
-            ),
+            _ if context.device().is_some() => ("Nothing is allocated on this device.", ""),
+            TargetState::Exited => ("The target has ended.", "memprobe saw no GPU memory of it."),
             TargetState::Recording => (
-                "This recording has no GPU memory.".to_owned(),
+                "This recording has no GPU memory.",
                 "Was it taken while the target trained?",
             ),
-            TargetState::Running => (
-                "No GPU memory was allocated since memprobe attached.".to_owned(),
-                "The first allocation will appear here.",
-            ),
-        };
-        let second = match &health.unread_at_attach {
-            Some(reason) if health.state == TargetState::Running && context.device().is_none() => {
-                format!("Memory from before is unknown: {}", clean(reason))
+            TargetState::Running => {
+                let first = "No GPU memory was allocated since memprobe attached.";
+                let second = match &health.unread_at_attach {
+                    Some(reason) => format!("Memory from before is unknown: {}", clean(reason)),
+                    None => "The first allocation will appear here.".to_owned(),
+                };
+                return Some((first.to_owned(), second));
             }
-            _ => second.to_owned(),
         };
-        Some((first, second))
+        Some((first.to_owned(), second.to_owned()))
     }
 
     fn aside(&self, row: &RowOf<Self>) -> Option<String> {
@@ -284,13 +271,7 @@ impl Content for Lines {
         context.device().map(|_| (self.allocated, "allocated"))
     }
 
-    fn detail(
-        &self,
-        row: &RowOf<Self>,
-        wide: usize,
-        _context: &ProcessContext,
-        theme: &Theme,
-    ) -> Vec<String> {
+    fn detail(&self, row: &RowOf<Self>, wide: usize, cut: &str) -> Vec<String> {
         let subject = &row.data.subject;
         let text = match (subject, subject.frame()) {
             (_, Some(frame)) => {
@@ -302,7 +283,7 @@ impl Content for Lines {
                 let source = self.source_line(&row.data).unwrap_or_default();
                 // The path is cut in favour of the source text, but keeps half of the width.
                 let least = (wide / 2).max(wide.saturating_sub(width(&source) + 2));
-                let place = fit_end(&place, least, theme.glyphs.cut);
+                let place = fit_end(&place, least, cut);
                 format!("{place}  {source}")
             }
             (Subject::BeforeAttach(None), _) => {
@@ -330,47 +311,26 @@ impl Content for Lines {
         &[("Enter", "open", 2), ("s", "source", 3), ("i", "group", 8)]
     }
 
-    fn help(&self) -> [&'static [HelpEntry]; 2] {
-        [&KEYS, &TERMS]
+    fn help(&self) -> [&'static str; 2] {
+        [KEYS, TERMS]
     }
 }
 
-const KEYS: [HelpEntry; 4] = [
-    ("Enter", "open the row, or close it; so does a click on it"),
-    (
-        "Right Left",
-        "open; close or go up the tree    *  open all beneath",
-    ),
-    ("s", "source text around the selected line"),
-    (
-        "i",
-        "frame that names a line: your own code, or the innermost",
-    ),
-];
+const KEYS: &str = "\
+Enter       open the row, or close it; so does a click on it
+Right Left  open; close or go up the tree    *  open all beneath
+s           source text around the selected line
+i           frame that names a line: your own code, or the innermost
+";
 
-const TERMS: [HelpEntry; 9] = [
-    ("LIVE", "live bytes of the line; PEAK its largest value"),
-    ("BLOCKS", "live blocks; ALLOC/s recent allocations a second"),
-    (
-        "SHARE",
-        "share of all allocated bytes; the column adds up to 100%",
-    ),
-    (
-        "cached",
-        "reserved by PyTorch's allocator but not allocated",
-    ),
-    ("before", "attach: live at attach, so without a line"),
-    (
-        "unaccounted",
-        "allocator's total less known blocks; 0 unless events are lost",
-    ),
-    (
-        "LOST",
-        "events that the kernel dropped; raise --buffer-size",
-    ),
-    (
-        "LEDGER OFF",
-        "memprobe and the allocator disagree without a loss: a bug",
-    ),
-    ("SLOW", "probe that is single-stepped: ten times the cost"),
-];
+const TERMS: &str = "\
+LIVE        live bytes of the line; PEAK its largest value
+BLOCKS      live blocks; ALLOC/s recent allocations a second
+SHARE       share of all allocated bytes; the column adds up to 100%
+cached      reserved by PyTorch's allocator but not allocated
+before      attach: live at attach, so without a line
+unaccounted allocator's total less known blocks; 0 unless events are lost
+LOST        events that the kernel dropped; raise --buffer-size
+LEDGER OFF  memprobe and the allocator disagree without a loss: a bug
+SLOW        probe that is single-stepped: ten times the cost
+";

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::super::table_screen::{Fold, Query, Row, RowOf, TableOf};
+use super::Lines;
 use super::callers::{self, Branch, Direction, End};
-use super::{LINE, Lines};
 use crate::event::{Bytes, Frame};
 use crate::label::{BEFORE_ATTACH, UNACCOUNTED, named_site, whole_frame};
 use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
@@ -32,24 +32,19 @@ pub struct Figures {
     pub live: Option<i128>,
     /// Peak of `live`.
     pub peak: Option<Bytes>,
-    /// Live blocks.
     pub blocks: Option<u64>,
-    /// Allocations per second.
     pub rate: Option<f64>,
 }
 
 /// Subject of a row.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Subject {
-    /// Line, or the reason why there is none.
     Site(Site),
     /// Branch: its chain, the reason of its end, and its number of forks.
     Branch(Direction, Vec<Frame>, Option<End>, usize),
-    /// One frame of a branch's chain.
     Frame(Direction, Frame),
     /// Memory from before attach, with the reason if its blocks are unknown.
     BeforeAttach(Option<Arc<str>>),
-    /// The allocator's total less the known blocks.
     Unaccounted,
 }
 
@@ -84,47 +79,26 @@ impl LineData {
 
 /// Builds the table of one device.
 pub fn table(device: &DeviceSnapshot, lines: &Lines, query: &Query<RowKey>) -> TableOf<Lines> {
-    let mut entries: Vec<(RowOf<Lines>, Option<&LineRow>)> = device
-        .lines
-        .iter()
-        .map(|line| (line_row(line, query), Some(line)))
-        .collect();
-    entries.extend(other_rows(device).into_iter().map(|row| (row, None)));
-    let live = |entries: &[(RowOf<Lines>, _)]| {
-        let live = entries.iter().filter_map(|(row, _)| row.data.figures.live);
-        live.sum()
-    };
-    let (all, all_bytes) = (entries.len(), live(&entries));
+    let of_lines = device.lines.iter();
+    let of_lines = of_lines.map(|line| (line_row(line, query), Some(line)));
+    let others = other_rows(device).into_iter().map(|row| (row, None));
+    let mut entries: Vec<(RowOf<Lines>, Option<&LineRow>)> = of_lines.chain(others).collect();
+    // Ties are broken by name, so that the order is stable across snapshots.
+    entries.sort_by_cached_key(|(_, line)| line.map(|line| lines.names.site(&line.site)));
     // Directories can be filtered too, although they are not shown.
     let searched = |row: &RowOf<Lines>| match &row.data.subject {
         Subject::Site(site) => named_site(site, whole_frame),
         Subject::BeforeAttach(_) => BEFORE_ATTACH.to_owned(),
         _ => UNACCOUNTED.to_owned(),
     };
-    if query.filter.is_active() {
-        entries.retain(|(row, _)| query.filter.shows(&searched(row)));
-    }
-    let (shown, shown_bytes) = (entries.len(), live(&entries));
-    entries.sort_by_cached_key(|(_, line)| line.map(|line| lines.names.site(&line.site)));
-    query.sort.apply(lines, &mut entries, |(row, _)| row);
-    if query.sort.column == LINE {
-        entries.sort_by_key(|(_, line)| line.is_none());
-    }
-    let mut rows = Vec::new();
-    for (row, line) in entries {
-        let is_open = row.fold == Fold::Open;
-        rows.push(row);
-        if let Some(line) = line.filter(|_| is_open) {
+    let live = |row: &RowOf<Lines>| row.data.figures.live.unwrap_or(0);
+    query.table(lines, entries, live, searched, |row, line| {
+        let mut rows = Vec::new();
+        if let Some(line) = line.filter(|_| row.fold == Fold::Open) {
             push_branches(&mut rows, line, query);
         }
-    }
-    TableOf::<Lines> {
-        rows,
-        shown,
-        all,
-        shown_bytes,
-        all_bytes,
-    }
+        rows
+    })
 }
 
 /// Returns the rows beside the lines: memory from before attach, and unaccounted memory.
@@ -288,6 +262,7 @@ mod tests {
     use super::super::super::filter::Filter;
     use super::super::super::samples::{Sources, device, frame, line, lines, stack};
     use super::super::super::table_screen::{Order, Sort};
+    use super::super::LINE;
     use super::*;
 
     fn shown(

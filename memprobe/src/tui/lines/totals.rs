@@ -32,16 +32,6 @@ pub fn draw_totals(
     }
 }
 
-fn cached(device: &DeviceSnapshot) -> Bytes {
-    Bytes(
-        device
-            .totals
-            .reserved
-            .0
-            .saturating_sub(device.totals.allocated.0),
-    )
-}
-
 fn in_two_lines(device: &DeviceSnapshot, outside: Bytes, theme: &Theme) -> Vec<Line<'static>> {
     let total = |name: &str, style: Style, now: Bytes, peak: Bytes| {
         vec![
@@ -58,10 +48,11 @@ fn in_two_lines(device: &DeviceSnapshot, outside: Bytes, theme: &Theme) -> Vec<L
         peak.allocated,
     );
     let mut second = total("reserved ", theme.reserved(), now.reserved, peak.reserved);
-    let share = percent(cached(device).0.into(), now.reserved.0.into());
+    let cached = Bytes(now.reserved.0.saturating_sub(now.allocated.0));
+    let share = percent(cached.0.into(), now.reserved.0.into());
     first.push(Span::raw(format!(
         "   cached {} ({share} of reserved)",
-        human(cached(device))
+        human(cached)
     )));
     second.push(Span::raw(format!(
         "   {} live blocks",

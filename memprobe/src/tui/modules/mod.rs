@@ -7,15 +7,13 @@ mod screens;
 mod subject;
 mod text;
 
-use ratatui::buffer::Buffer;
-
 use super::Command;
 use super::attribution::AttributionQuery;
 use super::context::ProcessContext;
 use super::input::InputEvent;
 use super::table_screen::{
-    Cell, Column, Content, Cut, HelpEntry, KeyHint, Layout, Query, Reaction, RowOf, ScreenRequest,
-    TableOf, TableScreen, TableState, draw_text,
+    Cell, Column, Content, Cut, KeyHint, Query, Reaction, RowOf, ScreenRequest, TableOf,
+    TableScreen, TableState,
 };
 use super::tabs::Tab;
 use super::theme::Theme;
@@ -113,7 +111,7 @@ fn name(_: &Modules, row: &RowOf<Modules>) -> Cell {
     })
 }
 
-fn sums(row: &RowOf<Modules>, figure: fn(&Sums) -> Option<Bytes>) -> Cell {
+fn sums(row: &RowOf<Modules>, figure: impl Fn(&Sums) -> Option<Bytes>) -> Cell {
     match &row.data.figures {
         Some((_, Figures::Now(sums))) => Cell::short_bytes(figure(sums)),
         _ => Cell::Unknown,
@@ -121,10 +119,7 @@ fn sums(row: &RowOf<Modules>, figure: fn(&Sums) -> Option<Bytes>) -> Cell {
 }
 
 fn pass(row: &RowOf<Modules>, pass: Pass) -> Cell {
-    match &row.data.figures {
-        Some((_, Figures::Now(sums))) => Cell::short_bytes(Some(sums.pass(pass).live)),
-        _ => Cell::Unknown,
-    }
+    sums(row, |sums| Some(sums.pass(pass).live))
 }
 
 /// Returns the bytes of categories in an iteration.
@@ -202,13 +197,6 @@ impl Content for Modules {
     const SEARCHED: &'static str = "paths of modules";
     const NOTHING_BENEATH: &'static str = "nothing beneath: no submodule allocated memory";
 
-    fn name(&self) -> &'static str {
-        match self.view {
-            ModulesView::Now => "memprobe modules",
-            ModulesView::Then => "memprobe layers",
-        }
-    }
-
     fn tab(&self) -> Option<Tab> {
         Some(match self.view {
             ModulesView::Now => Tab::Modules,
@@ -281,21 +269,13 @@ impl Content for Modules {
         Reaction::Done
     }
 
-    fn draw_around(
-        screen: &TableScreen<Self>,
-        buffer: &mut Buffer,
-        layout: &Layout,
-        _context: &ProcessContext,
-        theme: &Theme,
-    ) {
-        let Some(subject) = &screen.content.subject else {
-            return;
-        };
+    fn account(&self, _context: &ProcessContext) -> Option<String> {
+        let subject = self.subject.as_ref()?;
         let mut text = text::account(subject);
-        if screen.content.alike == Alike::Apart && subject.knows_modules != Some(false) {
+        if self.alike == Alike::Apart && subject.knows_modules != Some(false) {
             text.push_str("   one by one (i)");
         }
-        draw_text(buffer, layout.totals, &text, theme.allocated(), theme);
+        Some(text)
     }
 
     fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<(String, String)> {
@@ -346,13 +326,7 @@ impl Content for Modules {
         }
     }
 
-    fn detail(
-        &self,
-        row: &RowOf<Self>,
-        _wide: usize,
-        _context: &ProcessContext,
-        _theme: &Theme,
-    ) -> Vec<String> {
+    fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
         vec![text::summary(row)]
     }
 
@@ -363,10 +337,10 @@ impl Content for Modules {
         }
     }
 
-    fn help(&self) -> [&'static [HelpEntry]; 2] {
+    fn help(&self) -> [&'static str; 2] {
         match self.view {
-            ModulesView::Now => [&KEYS[1..], &NOW_TERMS],
-            ModulesView::Then => [&KEYS, &THEN_TERMS],
+            ModulesView::Now => [KEYS, NOW_TERMS],
+            ModulesView::Then => [KEYS, THEN_TERMS],
         }
     }
 }
@@ -378,57 +352,33 @@ const OWN_KEYS: [KeyHint; 4] = [
     ("[]", "iteration", 2),
 ];
 
-const KEYS: [HelpEntry; 4] = [
-    ("[ ]", "previous and next iteration; the last one is live"),
-    ("Enter", "open the row, or close it; so does a click on it"),
-    (
-        "Right Left",
-        "open; close or go up the tree    *  open all beneath",
-    ),
-    (
-        "i",
-        "modules that differ only in a number: one row, or each",
-    ),
-];
+const KEYS: &str = "\
+Enter       open the row, or close it; so does a click on it
+Right Left  open; close or go up the tree    *  open all beneath
+i           modules that differ only in a number: one row, or each
+";
 
-const NOW_TERMS: [HelpEntry; 9] = [
-    ("LIVE", "live bytes of the module and its submodules"),
-    ("OWN", "of these, without submodules"),
-    (
-        "PEAK",
-        "largest LIVE; unknown for several modules in one row",
-    ),
-    (
-        "AT PEAK",
-        "bytes at the device's peak since attach or opening",
-    ),
-    ("FORWARD", "live bytes allocated in forward passes"),
-    (
-        "RECOMPUTE",
-        "live bytes of recomputation (activation checkpointing)",
-    ),
-    (
-        "BACKWARD",
-        "live bytes of backward passes, by forward module",
-    ),
-    ("SHARE", "share of all allocated bytes"),
-    (
-        "outside",
-        "parameters are made outside of calls: t lists them",
-    ),
-];
+const NOW_TERMS: &str = "\
+LIVE        live bytes of the module and its submodules
+OWN         of these, without submodules
+PEAK        largest LIVE; unknown for several modules in one row
+AT PEAK     bytes at the device's peak since attach or opening
+FORWARD     live bytes allocated in forward passes
+RECOMPUTE   live bytes of recomputation (activation checkpointing)
+BACKWARD    live bytes of backward passes, by forward module
+SHARE       share of all allocated bytes
+outside     parameters are made outside of calls: t lists them
+";
 
-const THEN_TERMS: [HelpEntry; 9] = [
-    ("AT PEAK", "bytes at the device's peak in the iteration"),
-    ("OWN", "of these, without submodules"),
-    ("ACTIVATIONS", "activations saved for the backward pass"),
-    ("WEIGHTS", "parameters and buffers; t shows their modules"),
-    ("GRADIENTS", "of parameters"),
-    ("INTERMED.", "intermediate gradients: those of activations"),
-    ("OPTIMIZER", "optimizer state"),
-    ("OTHER", "temporaries, workspaces and unknown"),
-    (
-        "inferred",
-        "every category, by the rules on c, until t reads the tensors",
-    ),
-];
+const THEN_TERMS: &str = "\
+[ ]         previous and next iteration; the last one is live
+AT PEAK     bytes at the device's peak in the iteration
+OWN         of these, without submodules
+ACTIVATIONS activations saved for the backward pass
+WEIGHTS     parameters and buffers; t shows their modules
+GRADIENTS   of parameters
+INTERMED.   intermediate gradients: those of activations
+OPTIMIZER   optimizer state
+OTHER       temporaries, workspaces and unknown
+inferred    every category, by the rules on c, until t reads the tensors
+";

@@ -51,7 +51,7 @@ impl Figures {
 }
 
 /// Data of a device.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Subject {
     /// Root modules; with [`Alike::Together`], equal ones are merged.
     pub(super) modules: Vec<ModuleRow<Figures>>,
@@ -115,15 +115,9 @@ impl Subject {
         };
         let Some(layers) = &device.layers else {
             return Self {
-                modules: Vec::new(),
-                others: Vec::new(),
-                allocated: Bytes(0),
-                before_attach: [0; 2],
-                unaccounted: [0; 2],
                 since: device.since,
-                peak: Bytes(0),
-                knows_modules: None,
                 moment: Some(moment),
+                ..Self::default()
             };
         };
         let others = layers.others.iter();

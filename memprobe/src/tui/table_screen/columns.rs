@@ -10,6 +10,7 @@ use super::{Content, RowOf};
 use crate::bytes::{human, short, signed};
 use crate::event::Bytes;
 use crate::label::{count, percent, rate, short_count};
+use crate::view::table::{Align, Cut};
 
 /// Cells between two columns.
 const GAP: u16 = 1;
@@ -26,7 +27,6 @@ pub enum Cell {
     Count(u64),
     /// Count in at most six cells.
     ShortCount(u64),
-    /// Events per second.
     Rate(f64),
     /// Part and whole.
     Share(i128, i128),
@@ -37,6 +37,8 @@ pub enum Cell {
     /// Points over time, drawn as a sparkline of so many steps; sorts by growth.
     Trend(Vec<Bytes>, usize),
     Text(String),
+    /// Text in place of a value.
+    Note(String),
     /// Frames in a direction, with an arrow before each.
     Path(Direction, Vec<String>),
     Unknown,
@@ -72,7 +74,7 @@ impl Cell {
             Self::Share(part, whole) => percent(*part, *whole),
             Self::Bar(part, whole) => bar(*part, *whole, wide, theme),
             Self::Trend(points, steps) => sparkline(points, *steps, wide, theme),
-            Self::Ranked(_, text) | Self::Text(text) => text.clone(),
+            Self::Ranked(_, text) | Self::Text(text) | Self::Note(text) => text.clone(),
             Self::Path(direction, steps) => {
                 let arrow = match direction {
                     Direction::Callers => theme.glyphs.caller,
@@ -86,9 +88,9 @@ impl Cell {
 
     fn compare(&self, other: &Self, order: Order) -> Ordering {
         let ordering = match (self, other) {
-            (Self::Unknown, Self::Unknown) => return Ordering::Equal,
-            (Self::Unknown, _) => return Ordering::Greater,
-            (_, Self::Unknown) => return Ordering::Less,
+            _ if self.is_empty() || other.is_empty() => {
+                return self.is_empty().cmp(&other.is_empty());
+            }
             (Self::Text(one), Self::Text(other)) => one.cmp(other),
             (Self::Rate(one), Self::Rate(other)) => one.total_cmp(other),
             _ => self.number().cmp(&other.number()),
@@ -97,6 +99,10 @@ impl Cell {
             Order::Falling => ordering.reverse(),
             Order::Climbing => ordering,
         }
+    }
+
+    const fn is_empty(&self) -> bool {
+        matches!(self, Self::Unknown | Self::Note(_))
     }
 
     fn number(&self) -> i128 {
@@ -111,7 +117,7 @@ impl Cell {
                 let end = |point: Option<&Bytes>| point.map_or(0, |bytes| i128::from(bytes.0));
                 end(points.last()) - end(points.first())
             }
-            Self::Rate(_) | Self::Text(_) | Self::Path(..) | Self::Unknown => 0,
+            _ => 0,
         }
     }
 }
@@ -158,15 +164,6 @@ fn sparkline(points: &[Bytes], steps: usize, wide: usize, theme: &Theme) -> Stri
     (0..wide).map(glyph).collect()
 }
 
-/// Alignment of a column.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Side {
-    /// For text.
-    Left,
-    /// For numbers.
-    Right,
-}
-
 /// Part of a row that a column shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
@@ -174,13 +171,6 @@ pub enum Role {
     Value,
     /// Name, with indentation and fold mark.
     Name,
-}
-
-/// Part of a text that is dropped where space is short.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cut {
-    End,
-    Middle,
 }
 
 /// Direction of a sort order.
@@ -202,10 +192,13 @@ impl Order {
     }
 }
 
+/// Value of a row in a column.
+type Value<C> = fn(&C, &RowOf<C>) -> Cell;
+
 /// Column of a table screen.
 pub struct Column<C: Content> {
     pub head: &'static str,
-    pub side: Side,
+    pub align: Align,
     pub role: Role,
     /// Width in cells; 0 for the rest of the table.
     pub wide: u16,
@@ -215,20 +208,15 @@ pub struct Column<C: Content> {
     pub order: Option<Order>,
     pub cut: Cut,
     pub style: fn(&Theme) -> Style,
-    pub value: fn(&C, &RowOf<C>) -> Cell,
+    pub value: Value<C>,
 }
 
 impl<C: Content> Column<C> {
     /// Makes a column of numbers, which sorts largest first.
-    pub const fn number(
-        head: &'static str,
-        wide: u16,
-        least: u16,
-        value: fn(&C, &RowOf<C>) -> Cell,
-    ) -> Self {
+    pub const fn number(head: &'static str, wide: u16, least: u16, value: Value<C>) -> Self {
         Self {
             head,
-            side: Side::Right,
+            align: Align::Right,
             role: Role::Value,
             wide,
             least,
@@ -240,26 +228,16 @@ impl<C: Content> Column<C> {
     }
 
     /// Makes a column of text, which sorts alphabetically.
-    pub const fn text(
-        head: &'static str,
-        wide: u16,
-        least: u16,
-        value: fn(&C, &RowOf<C>) -> Cell,
-    ) -> Self {
+    pub const fn text(head: &'static str, wide: u16, least: u16, value: Value<C>) -> Self {
         Self {
-            side: Side::Left,
+            align: Align::Left,
             order: Some(Order::Climbing),
             ..Self::number(head, wide, least, value)
         }
     }
 
     /// Makes the column of names.
-    pub const fn name(
-        head: &'static str,
-        wide: u16,
-        cut: Cut,
-        value: fn(&C, &RowOf<C>) -> Cell,
-    ) -> Self {
+    pub const fn name(head: &'static str, wide: u16, cut: Cut, value: Value<C>) -> Self {
         Self {
             role: Role::Name,
             cut,
@@ -276,14 +254,6 @@ impl<C: Content> Column<C> {
     pub const fn climbing(self) -> Self {
         Self {
             order: Some(Order::Climbing),
-            ..self
-        }
-    }
-
-    /// Aligns the cells to the left.
-    pub const fn left(self) -> Self {
-        Self {
-            side: Side::Left,
             ..self
         }
     }
@@ -333,9 +303,7 @@ impl Sort {
 pub struct ColumnPosition {
     /// Index among the columns of the table.
     pub column: usize,
-    /// Start, in cells.
     pub start: u16,
-    /// Width, in cells.
     pub wide: u16,
 }
 

@@ -12,10 +12,11 @@ use super::super::overlay::{draw_box, entry};
 use super::super::status::{Prompt, draw_last_line};
 use super::super::tabs::{Tab, draw_tabs};
 use super::super::theme::Theme;
-use super::columns::{ColumnPosition, Cut, Order, Role, Side, amount, places};
+use super::columns::{ColumnPosition, Order, Role, amount, places};
 use super::state::OverlayKind;
-use super::{Column, Content, Fold, HelpEntry, KeyHint, Layout, RowOf, ScreenContext, TableScreen};
+use super::{Column, Content, Fold, KeyHint, Layout, RowOf, ScreenContext, TableScreen};
 use crate::label::{clean, counted, fit, fit_middle, percent, width};
+use crate::view::table::{Align, Cut};
 
 /// Cells of the fold mark.
 const MARK: u16 = 2;
@@ -27,18 +28,12 @@ const MIN_ASIDE: usize = 14;
 const MIN_NAME_AND_ASIDE: usize = 44;
 
 /// Help on the keys of all tables.
-const HELP: [HelpEntry; 4] = [
-    ("/", "filter by regular expression     Esc  clear it"),
-    (
-        "< > or F6",
-        "sort by another column; 1 to 9, or a click on its head",
-    ),
-    ("r", "reverse the order"),
-    (
-        "Shift+mouse",
-        "select text, as the terminal does without memprobe",
-    ),
-];
+const HELP: &str = "\
+/           filter by regular expression     Esc  clear it
+< > or F6   sort by another column; 1 to 9, or a click on its head
+r           reverse the order
+Shift+mouse select text, as the terminal does without memprobe
+";
 
 /// Draws a text in the first line of an area, cut to its width.
 pub fn draw_text(buffer: &mut Buffer, area: Rect, text: &str, style: Style, theme: &Theme) {
@@ -66,7 +61,12 @@ impl<C: Content> TableScreen<C> {
             draw_too_small(buffer, &context.number());
             return None;
         };
-        draw_title(buffer, layout.header, &self.content.title(context), theme);
+        draw_title(
+            buffer,
+            layout.header,
+            &context.title(self.content.tab()),
+            theme,
+        );
         if let Some(tab) = self.content.tab() {
             let tab = match self.state.overlay {
                 Some(shown) if shown.kind == OverlayKind::Probes => Tab::Probes,
@@ -94,8 +94,10 @@ impl<C: Content> TableScreen<C> {
             };
             draw_words(buffer, free, &first, &second, theme);
         }
+        let account = self.content.account(context).unwrap_or_default();
+        draw_text(buffer, layout.totals, &account, theme.allocated(), theme);
         C::draw_around(self, buffer, &layout, context, theme);
-        self.draw_detail(buffer, layout.detail, context, theme);
+        self.draw_detail(buffer, layout.detail, theme);
         let mut status = self.content.status(context, theme);
         status.text = self.state.note.as_deref().map(clean).or(status.text);
         status.draw(buffer, layout.status, theme);
@@ -121,11 +123,11 @@ impl<C: Content> TableScreen<C> {
                 Order::Climbing => (theme.glyphs.climbing, theme.bar_strong()),
             };
             let text = format!("{arrow}{head}");
-            let start = match (column.side, column.role) {
+            let start = match (column.align, column.role) {
                 // An arrow may extend into the gap before a column.
-                (Side::Right, _) => (place.start + place.wide).saturating_sub(width(&text) as u16),
-                (Side::Left, Role::Value) => place.start,
-                (Side::Left, Role::Name) => place.start + MARK,
+                (Align::Right, _) => (place.start + place.wide).saturating_sub(width(&text) as u16),
+                (_, Role::Value) => place.start,
+                (_, Role::Name) => place.start + MARK,
             };
             let start = (area.x + start).min(area.right());
             let available = usize::from(area.right() - start);
@@ -218,9 +220,9 @@ impl<C: Content> TableScreen<C> {
             Cut::End => fit(&text, wide, theme.glyphs.cut),
             Cut::Middle => fit_middle(&text, wide, theme.glyphs.cut),
         };
-        let before = match column.side {
-            Side::Left => 0,
-            Side::Right => wide.saturating_sub(width(&text)) as u16,
+        let before = match column.align {
+            Align::Left | Align::Trail => 0,
+            Align::Right => wide.saturating_sub(width(&text)) as u16,
         };
         buffer.set_stringn(area.x + before, area.y, text, wide, style);
     }
@@ -350,10 +352,12 @@ impl<C: Content> TableScreen<C> {
         }
     }
 
-    fn draw_detail(&self, buffer: &mut Buffer, area: Rect, context: &C::Context, theme: &Theme) {
+    fn draw_detail(&self, buffer: &mut Buffer, area: Rect, theme: &Theme) {
         let Some(row) = self.selected() else { return };
         let wide = area.width.saturating_sub(2);
-        let texts = self.content.detail(row, usize::from(wide), context, theme);
+        let texts = self
+            .content
+            .detail(row, usize::from(wide), theme.glyphs.cut);
         for (text, y) in texts.iter().zip(area.y..area.bottom()) {
             let line = Rect::new(area.x + 2, y, wide, 1);
             draw_text(buffer, line, text, theme.faint(), theme);
@@ -401,15 +405,13 @@ impl<C: Content> TableScreen<C> {
     /// Returns the help: keys of this screen, of all tables and of the context, then the terms.
     fn help(&self, context: &C::Context, theme: &Theme) -> Vec<Line<'static>> {
         let [own, terms] = self.content.help();
-        let first = [(
-            theme.glyphs.arrows,
-            "or j k, PgUp PgDn, Home End, wheel: move",
-        )];
-        let parts = [&first[..], own, &HELP, context.help(), &[("", "")], terms];
-        let entries = parts.concat();
-        entries
-            .iter()
-            .map(|(key, text)| entry(key, text, theme))
-            .collect()
+        let moves = "or j k, PgUp PgDn, Home End, wheel: move";
+        let mut lines = vec![entry(theme.glyphs.arrows, moves, theme)];
+        let text = [own, HELP, context.help(), "\n", terms].concat();
+        lines.extend(text.lines().map(|line| {
+            let (key, text) = line.split_at_checked(12).unwrap_or_default();
+            entry(key.trim_end(), text, theme)
+        }));
+        lines
     }
 }

@@ -29,21 +29,15 @@ pub struct Needs {
 /// Areas of the screen; an area without space is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
-    /// Program, process and clock.
     pub header: Rect,
-    /// Tab bar.
     pub tabs: Rect,
     pub devices: Rect,
     pub totals: Rect,
     /// Graph with its axis.
     pub graph: Rect,
-    /// Column heads.
     pub head: Rect,
-    /// Table rows.
     pub rows: Rect,
-    /// Sum of the table.
     pub sum: Rect,
-    /// Second table.
     pub second: Rect,
     /// Summary of the selected row.
     pub detail: Rect,

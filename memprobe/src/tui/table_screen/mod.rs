@@ -6,6 +6,7 @@
 mod columns;
 mod draw;
 mod layout;
+mod rows;
 mod selection;
 mod state;
 
@@ -23,92 +24,17 @@ use super::tabs::Tab;
 use super::theme::Theme;
 use crate::event::Tgid;
 
-pub use columns::{Cell, Column, Cut, bar, further};
+pub use crate::view::table::Cut;
+pub use columns::{Cell, Column, bar, further};
 #[cfg(test)]
 pub use columns::{Order, Sort};
 pub use draw::draw_text;
 pub use layout::{Layout, Needs, SIDE_BY_SIDE, SMALLEST};
-pub use state::{Query, ScreenHandle, TableScreen, TableState};
+pub use rows::{Fold, Query, Row, RowOf, TableOf};
+pub use state::{ScreenHandle, TableScreen, TableState};
 
 /// Note about the last key.
 pub type Note = Cow<'static, str>;
-
-/// Fold state of a row.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fold {
-    /// No rows beneath.
-    Leaf,
-    /// Rows beneath are hidden.
-    Closed,
-    /// Rows beneath are shown.
-    Open,
-    /// Continuation of the open row above, at its depth.
-    Part,
-}
-
-/// Row of a table.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Row<K, D> {
-    /// Key across tables.
-    pub key: K,
-    /// Level in the tree; 0 for the outermost.
-    pub depth: usize,
-    pub fold: Fold,
-    pub data: D,
-}
-
-impl<K, D> Row<K, D> {
-    /// Makes an outermost row without rows beneath.
-    pub fn leaf(key: K, data: D) -> Self {
-        Self {
-            key,
-            depth: 0,
-            fold: Fold::Leaf,
-            data,
-        }
-    }
-}
-
-/// Row of a screen.
-pub type RowOf<C> = Row<<C as Content>::Key, <C as Content>::Data>;
-
-/// Rows of a table, and their sums.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Table<K, D> {
-    /// Visible rows, in order.
-    pub rows: Vec<Row<K, D>>,
-    /// Rows that match the filter, without those beneath them.
-    pub shown: usize,
-    pub all: usize,
-    /// Bytes of the rows that match the filter.
-    pub shown_bytes: i128,
-    pub all_bytes: i128,
-}
-
-impl<K, D> Default for Table<K, D> {
-    fn default() -> Self {
-        Self {
-            rows: Vec::new(),
-            shown: 0,
-            all: 0,
-            shown_bytes: 0,
-            all_bytes: 0,
-        }
-    }
-}
-
-/// Table of a screen.
-pub type TableOf<C> = Table<<C as Content>::Key, <C as Content>::Data>;
-
-/// Reaction to Enter on a row.
-pub enum Enter {
-    /// Open or close the row.
-    Toggle,
-    /// Show its details.
-    Detail,
-    Request(ScreenRequest),
-    Note(Note),
-}
 
 /// Request from a screen to its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -128,15 +54,14 @@ pub enum Reaction {
     /// The screen has no reaction of its own.
     Ignored,
     Done,
+    /// Show or hide the details of the selected row.
+    Detail,
     Note(Note),
     Request(ScreenRequest),
 }
 
 /// Key, its action, and its drop rank: the highest is dropped first where space is short.
 pub type KeyHint = (&'static str, &'static str, u8);
-
-/// Key or term, and its meaning.
-pub type HelpEntry = (&'static str, &'static str);
 
 /// First line of a screen.
 pub struct Title {
@@ -160,7 +85,7 @@ pub trait ScreenContext {
     /// Handles input for all screens. Returns a note about it, if any.
     fn handle(&mut self, event: InputEvent) -> Option<Note>;
 
-    fn title(&self, name: &'static str) -> Title;
+    fn title(&self, tab: Option<Tab>) -> Title;
 
     fn devices(&self) -> DeviceTabs;
 
@@ -172,8 +97,8 @@ pub trait ScreenContext {
     /// Returns hints for the keys of all screens.
     fn keys(&self) -> Vec<KeyHint>;
 
-    /// Returns the help on the keys of all screens.
-    fn help(&self) -> &'static [HelpEntry];
+    /// Returns the help on the keys of all screens, a line each; the text starts at its 13th character.
+    fn help(&self) -> &'static str;
 
     /// Returns the most important number, for a terminal too small for any table.
     fn number(&self) -> String;
@@ -200,9 +125,6 @@ pub trait Content: Sized + 'static {
     /// Columns that the keys 1 to 9 sort by, if these are not the first ones.
     const DIGITS: Option<&'static [usize]> = None;
 
-    /// Returns the name in the title.
-    fn name(&self) -> &'static str;
-
     fn tab(&self) -> Option<Tab> {
         None
     }
@@ -228,9 +150,9 @@ pub trait Content: Sized + 'static {
     /// Makes the rows.
     fn build(&mut self, query: &mut Query<Self::Key>, context: &Self::Context) -> TableOf<Self>;
 
-    /// Returns the reaction to Enter on a row.
-    fn enter(&self, _row: &RowOf<Self>) -> Enter {
-        Enter::Toggle
+    /// Returns the reaction to Enter on a row, if it does not open or close it.
+    fn enter(&self, _row: &RowOf<Self>) -> Reaction {
+        Reaction::Ignored
     }
 
     /// Returns the keys of all rows that can be opened at and beneath a row.
@@ -253,10 +175,6 @@ pub trait Content: Sized + 'static {
         context.needs(height)
     }
 
-    fn title(&self, context: &Self::Context) -> Title {
-        context.title(self.name())
-    }
-
     fn devices(&self, context: &Self::Context) -> DeviceTabs {
         context.devices()
     }
@@ -265,14 +183,20 @@ pub trait Content: Sized + 'static {
         context.status(theme)
     }
 
+    /// Describes the totals above the table, if no other totals are drawn.
+    fn account(&self, _context: &Self::Context) -> Option<String> {
+        None
+    }
+
     /// Draws the parts that only this screen has: totals, graph, second table, source text.
     fn draw_around(
-        screen: &TableScreen<Self>,
-        buffer: &mut Buffer,
-        layout: &Layout,
-        context: &Self::Context,
-        theme: &Theme,
-    );
+        _screen: &TableScreen<Self>,
+        _buffer: &mut Buffer,
+        _layout: &Layout,
+        _context: &Self::Context,
+        _theme: &Theme,
+    ) {
+    }
 
     /// Returns the reason for an empty table, and a remedy.
     fn nothing(screen: &TableScreen<Self>, context: &Self::Context) -> Option<(String, String)>;
@@ -303,19 +227,13 @@ pub trait Content: Sized + 'static {
     }
 
     /// Summarizes the selected row in lines of so many cells.
-    fn detail(
-        &self,
-        row: &RowOf<Self>,
-        wide: usize,
-        context: &Self::Context,
-        theme: &Theme,
-    ) -> Vec<String>;
+    fn detail(&self, row: &RowOf<Self>, wide: usize, cut: &str) -> Vec<String>;
 
     /// Returns the hints for the keys of this screen.
     fn own_keys(&self) -> &'static [KeyHint];
 
     /// Returns the help on the keys of this screen, and on the terms in its table.
-    fn help(&self) -> [&'static [HelpEntry]; 2];
+    fn help(&self) -> [&'static str; 2];
 
     /// Returns the text of [`state::OverlayKind::Detail`], and its title.
     fn full_detail(

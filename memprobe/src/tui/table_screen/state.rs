@@ -1,7 +1,5 @@
 //! State of a table screen between two drawings, and its input handling. No I/O.
 
-use std::collections::HashSet;
-
 use ratatui::buffer::Buffer;
 use ratatui::layout::Position;
 
@@ -12,7 +10,7 @@ use super::super::theme::Theme;
 use super::columns::{Sort, column_at, further, places};
 use super::layout::{Layout, layout};
 use super::selection::Selection;
-use super::{Content, Enter, Fold, Note, Reaction, RowOf, ScreenContext, ScreenRequest, TableOf};
+use super::{Content, Fold, Note, Query, Reaction, RowOf, ScreenContext, ScreenRequest, TableOf};
 
 /// Text over the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,35 +26,6 @@ pub enum OverlayKind {
 pub struct Overlay {
     pub kind: OverlayKind,
     pub scroll: usize,
-}
-
-/// Sort order, filter and open rows of a table.
-#[derive(Clone, Debug)]
-pub struct Query<K> {
-    pub sort: Sort,
-    pub filter: Filter,
-    pub open: HashSet<K>,
-}
-
-impl<K> Default for Query<K> {
-    fn default() -> Self {
-        Self {
-            sort: Sort::default(),
-            filter: Filter::default(),
-            open: HashSet::new(),
-        }
-    }
-}
-
-impl<K: Eq + std::hash::Hash> Query<K> {
-    /// Returns the fold state of a row.
-    pub fn fold(&self, has_beneath: bool, key: &K) -> Fold {
-        match has_beneath {
-            false => Fold::Leaf,
-            true if self.open.contains(key) => Fold::Open,
-            true => Fold::Closed,
-        }
-    }
 }
 
 /// State of a table screen.
@@ -118,6 +87,10 @@ impl<C: Content> ScreenHandle<C::Context> for TableScreen<C> {
             Reaction::Request(request) => Some(request),
             Reaction::Note(note) => {
                 self.state.note = Some(note);
+                None
+            }
+            Reaction::Detail => {
+                self.toggle_overlay(OverlayKind::Detail);
                 None
             }
             Reaction::Done | Reaction::Ignored => None,
@@ -276,11 +249,9 @@ impl<C: Content> TableScreen<C> {
         };
         let is_covered = self.state.overlay.is_some();
         match self.content.enter(row) {
-            Enter::Toggle => return self.toggle(),
+            Reaction::Ignored => return self.toggle(),
             _ if is_covered => self.state.overlay = None,
-            Enter::Detail => self.toggle_overlay(OverlayKind::Detail),
-            Enter::Request(request) => return Reaction::Request(request),
-            Enter::Note(note) => return Reaction::Note(note),
+            reaction => return reaction,
         }
         Reaction::Done
     }

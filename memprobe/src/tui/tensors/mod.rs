@@ -8,7 +8,6 @@ mod screens;
 
 use std::sync::Arc;
 
-use ratatui::buffer::Buffer;
 use ratatui::text::Line;
 
 use super::Command;
@@ -16,9 +15,8 @@ use super::context::ProcessContext;
 use super::input::InputEvent;
 use super::status::StatusLine;
 use super::table_screen::{
-    Cell, Column, Content, Cut, DeviceTabs, Enter, HelpEntry, KeyHint, Layout, Needs, Query,
-    Reaction, RowOf, ScreenContext, ScreenRequest, TableOf, TableScreen, TableState, Title,
-    draw_text, further,
+    Cell, Column, Content, Cut, DeviceTabs, KeyHint, Needs, Query, Reaction, RowOf, ScreenContext,
+    ScreenRequest, TableOf, TableScreen, TableState, further,
 };
 use super::tabs::Tab;
 use super::theme::Theme;
@@ -80,7 +78,6 @@ const ORDERS: [(usize, Order); 5] = [
     (NAME, Order::Name),
 ];
 
-/// Index of the column of names.
 const NAME: usize = 6;
 
 type TensorColumn = Column<TensorList>;
@@ -141,28 +138,6 @@ impl TensorList {
         self.device = shown.and_then(|shown| further(&all, shown, by));
         Reaction::Done
     }
-
-    /// Describes the allocator's total and its parts.
-    fn account(&self) -> Option<String> {
-        let account = &self.shown_device()?.account;
-        let mut facts = Vec::new();
-        if let Some(totals) = account.totals {
-            facts.push(format!("allocated {}", human(totals.allocated)));
-        }
-        facts.push(format!("tensors {}", human(account.tensors)));
-        let add = |one: Bytes, other: Bytes| Bytes(one.0.saturating_add(other.0));
-        let more = [
-            ("no tensor", add(account.blocks, account.bare)),
-            ("rounding", add(account.rounding, account.uncovered)),
-            ("not the allocator's", account.outside),
-        ];
-        let more = more.iter().filter(|(_, bytes)| *bytes != Bytes(0));
-        facts.extend(more.map(|(words, bytes)| format!("{words} {}", human(*bytes))));
-        if let Some(rest) = account.remainder.filter(|rest| *rest != 0) {
-            facts.push(format!("remainder {}", signed(rest)));
-        }
-        Some(format!("  {}", facts.join("   ")))
-    }
 }
 
 impl Content for TensorList {
@@ -171,10 +146,6 @@ impl Content for TensorList {
     type Context = ProcessContext;
 
     const SEARCHED: &'static str = "names, kind, shape, module and line";
-
-    fn name(&self) -> &'static str {
-        "memprobe tensors"
-    }
 
     fn tab(&self) -> Option<Tab> {
         Some(Tab::Tensors)
@@ -211,8 +182,8 @@ impl Content for TensorList {
         rows::table(self, order, is_reversed, query)
     }
 
-    fn enter(&self, _row: &RowOf<Self>) -> Enter {
-        Enter::Detail
+    fn enter(&self, _row: &RowOf<Self>) -> Reaction {
+        Reaction::Detail
     }
 
     fn handle(
@@ -243,10 +214,6 @@ impl Content for TensorList {
             _ => return Reaction::Ignored,
         }
         Reaction::Done
-    }
-
-    fn title(&self, context: &ProcessContext) -> Title {
-        context.title_of_all(self.name())
     }
 
     fn needs(&self, _width: u16, height: u16, context: &ProcessContext) -> Needs {
@@ -294,15 +261,25 @@ impl Content for TensorList {
         }
     }
 
-    fn draw_around(
-        screen: &TableScreen<Self>,
-        buffer: &mut Buffer,
-        layout: &Layout,
-        _context: &ProcessContext,
-        theme: &Theme,
-    ) {
-        let account = screen.content.account().unwrap_or_default();
-        draw_text(buffer, layout.totals, &account, theme.allocated(), theme);
+    fn account(&self, _context: &ProcessContext) -> Option<String> {
+        let account = &self.shown_device()?.account;
+        let mut facts = Vec::new();
+        if let Some(totals) = account.totals {
+            facts.push(format!("allocated {}", human(totals.allocated)));
+        }
+        facts.push(format!("tensors {}", human(account.tensors)));
+        let add = |one: Bytes, other: Bytes| Bytes(one.0.saturating_add(other.0));
+        let more = [
+            ("no tensor", add(account.blocks, account.bare)),
+            ("rounding", add(account.rounding, account.uncovered)),
+            ("not the allocator's", account.outside),
+        ];
+        let more = more.iter().filter(|(_, bytes)| *bytes != Bytes(0));
+        facts.extend(more.map(|(words, bytes)| format!("{words} {}", human(*bytes))));
+        if let Some(rest) = account.remainder.filter(|rest| *rest != 0) {
+            facts.push(format!("remainder {}", signed(rest)));
+        }
+        Some(format!("  {}", facts.join("   ")))
     }
 
     fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<(String, String)> {
@@ -350,13 +327,7 @@ impl Content for TensorList {
         }
     }
 
-    fn detail(
-        &self,
-        row: &RowOf<Self>,
-        _wide: usize,
-        _context: &ProcessContext,
-        _theme: &Theme,
-    ) -> Vec<String> {
+    fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
         vec![detail::summary(self, &row.data)]
     }
 
@@ -372,8 +343,8 @@ impl Content for TensorList {
         ]
     }
 
-    fn help(&self) -> [&'static [HelpEntry]; 2] {
-        [&KEYS, &TERMS]
+    fn help(&self) -> [&'static str; 2] {
+        [KEYS, TERMS]
     }
 }
 
@@ -403,27 +374,18 @@ fn time_of_day(milliseconds: u64) -> String {
     )
 }
 
-const KEYS: [HelpEntry; 3] = [
-    ("Enter", "all names, storage, block, and who shares it"),
-    (
-        "R or F5",
-        "read the process again; it is paused for a moment",
-    ),
-    (
-        "i",
-        "group: tensor, shape, kind, module, line, retainer, no fold",
-    ),
-];
+const KEYS: &str = "\
+Enter       all names, storage, block, and who shares it
+R or F5     read the process again; it is paused for a moment
+i           group: tensor, shape, kind, module, line, retainer, no fold
+";
 
-const TERMS: [HelpEntry; 7] = [
-    ("ALLOCATED", "bytes of the allocator, rounding included"),
-    ("SIZE", "bytes of its elements; a view may be small"),
-    ("(->name)", "it shares the storage whose bytes `name` has"),
-    ("3 * (8, 8)", "three equal tensors in one row"),
-    ("saved", "saved for the backward pass, by this operation"),
-    ("(no tensor)", "a block without a tensor: workspaces, NCCL"),
-    (
-        "(inferred)",
-        "a name that does not follow from references alone",
-    ),
-];
+const TERMS: &str = "\
+ALLOCATED   bytes of the allocator, rounding included
+SIZE        bytes of its elements; a view may be small
+(->name)    it shares the storage whose bytes `name` has
+3 * (8, 8)  three equal tensors in one row
+saved       saved for the backward pass, by this operation
+(no tensor) a block without a tensor: workspaces, NCCL
+(inferred)  a name that does not follow from references alone
+";

@@ -4,12 +4,9 @@ use crossterm::event::{
     Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
 };
 
-use super::sort::Column;
-
 /// Input event of a screen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InputEvent {
-    /// Quit memprobe.
     Quit,
     /// Suspend memprobe (Ctrl-Z).
     Suspend,
@@ -17,7 +14,6 @@ pub enum InputEvent {
     Back,
     /// Move the selection by rows.
     Move(isize),
-    /// Move the selection by pages.
     Page(isize),
     /// Go to the first row, and stay there as rows change.
     First,
@@ -29,42 +25,35 @@ pub enum InputEvent {
     Close,
     /// Open everything beneath the selected line.
     OpenAll,
-    /// Open the filter prompt.
     Filter,
     /// Sort by the column so many places to the right.
     SortStep(isize),
-    SortBy(Column),
-    /// Reverse the sort order.
+    /// Sort by the column of this place among those that the table can be sorted by.
+    SortBy(usize),
     Reverse,
+    /// Read the process again; reverse the sort order on screens that do not read.
+    Refresh,
+    /// Show or hide processes that hold no memory.
+    Extent,
     /// Select the device so many places further.
     Device(isize),
     /// Pause or resume.
     Pause,
-    /// Change the grouping.
     Regroup,
-    /// Show or hide the source text.
     Source,
-    /// Show or hide the probes.
     Probes,
-    /// Show or hide CUDA memory outside the caching allocator.
     Outside,
-    /// Open the screen of tensors, or return from it.
     Tensors,
-    /// Open the screen of modules, or return from it.
     Modules,
-    /// Open the screen of categories, or return from it.
     Categories,
-    /// Open the screen of layers, or return from it.
     Layers,
     /// Go to the iteration so many later.
     Iteration(isize),
-    /// Show or hide help.
     Help,
     /// Click on a cell: column, row.
     Click(u16, u16),
     /// New size of the terminal: columns, rows.
     Resize(u16, u16),
-    /// Redraw the whole screen.
     Redraw,
     /// Character typed into the prompt.
     Type(char),
@@ -104,14 +93,6 @@ pub fn wanted(event: &Event, focus: Focus) -> Option<InputEvent> {
     }
 }
 
-/// Returns a key pressed in the table without Ctrl or Alt.
-pub(super) fn plain_key(event: &Event, focus: Focus) -> Option<KeyCode> {
-    let Event::Key(key) = event else { return None };
-    let held = KeyModifiers::CONTROL | KeyModifiers::ALT;
-    let is_plain = key.kind != KeyEventKind::Release && !key.modifiers.intersects(held);
-    (is_plain && focus == Focus::Table).then_some(key.code)
-}
-
 fn is_control(key: &KeyEvent, letter: char) -> bool {
     key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char(letter)
 }
@@ -143,10 +124,10 @@ fn in_table(key: &KeyEvent) -> Option<InputEvent> {
         KeyCode::Char('/') => InputEvent::Filter,
         KeyCode::Char('<' | ',') => InputEvent::SortStep(-1),
         KeyCode::Char('>' | '.') | KeyCode::F(6) => InputEvent::SortStep(1),
-        KeyCode::Char(digit @ '1'..='6') => {
-            InputEvent::SortBy(Column::ALL[digit as usize - '1' as usize])
-        }
-        KeyCode::Char('r' | 'R') => InputEvent::Reverse,
+        KeyCode::Char(digit @ '1'..='9') => InputEvent::SortBy(digit as usize - '1' as usize),
+        KeyCode::Char('r') => InputEvent::Reverse,
+        KeyCode::Char('R') | KeyCode::F(5) => InputEvent::Refresh,
+        KeyCode::Char('a') => InputEvent::Extent,
         KeyCode::Tab | KeyCode::Char('d') => InputEvent::Device(1),
         KeyCode::BackTab | KeyCode::Char('D') => InputEvent::Device(-1),
         KeyCode::Char(' ') => InputEvent::Pause,
@@ -210,11 +191,11 @@ mod tests {
     fn letters_are_commands_in_the_table_and_text_in_the_prompt() {
         assert_eq!(plain('q', Focus::Table), Some(InputEvent::Quit));
         assert_eq!(plain('q', Focus::Prompt), Some(InputEvent::Type('q')));
-        assert_eq!(
-            plain('6', Focus::Table),
-            Some(InputEvent::SortBy(Column::Line))
-        );
-        assert_eq!(plain('7', Focus::Table), None);
+        assert_eq!(plain('6', Focus::Table), Some(InputEvent::SortBy(5)));
+        assert_eq!(plain('6', Focus::Prompt), Some(InputEvent::Type('6')));
+        assert_eq!(plain('0', Focus::Table), None);
+        assert_eq!(plain('R', Focus::Table), Some(InputEvent::Refresh));
+        assert_eq!(plain('R', Focus::Prompt), Some(InputEvent::Type('R')));
     }
 
     #[test]

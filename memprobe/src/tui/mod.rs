@@ -1,42 +1,33 @@
 //! The live screen. Its only input is snapshots: [`run`] draws each new one, and handles keys and the mouse
 //! until the user quits or the caller ends it.
 
-mod callers;
+mod attribution;
 mod categories;
-mod click;
-mod columns;
+mod context;
 mod filter;
-mod graph;
 mod header;
 pub mod host;
 mod input;
-mod layout;
 mod lines;
-mod list;
 mod modules;
 mod notice;
+mod outside;
 mod overlay;
+mod plot;
 mod process;
 #[cfg(test)]
 mod samples;
-#[cfg(test)]
-mod screens;
-mod secondary_screens;
-mod sort;
-mod source;
-mod state;
 mod status;
-mod table;
+mod table_screen;
 mod tabs;
 mod tensors;
 mod terminal;
 #[cfg(test)]
 mod test_support;
 mod theme;
-mod view;
 
+pub use attribution::{AttributionQuery, AttributionTables};
 pub use process::{News, run};
-pub use secondary_screens::{AttributionQuery, AttributionTables};
 pub use tensors::Tensors;
 
 use crate::ledger::snapshot::Grouping;

@@ -1,10 +1,10 @@
-//! Messages in place of a table, and the line about the selected row.
+//! Messages in place of a table.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-use super::layout::SMALLEST;
+use super::table_screen::SMALLEST;
 use super::theme::Theme;
 use crate::view::{fit, width};
 
@@ -29,14 +29,4 @@ pub fn draw_too_small(buffer: &mut Buffer, number: &str) {
     for (text, y) in texts.into_iter().zip(area.y..area.bottom()) {
         buffer.set_stringn(area.x, y, text, usize::from(area.width), Style::new());
     }
-}
-
-/// Draws the line about the selected row.
-pub fn draw_detail(buffer: &mut Buffer, area: Rect, text: &str, theme: &Theme) {
-    if area.is_empty() {
-        return;
-    }
-    let available = usize::from(area.width.saturating_sub(2));
-    let text = fit(text, available, theme.glyphs.cut);
-    buffer.set_stringn(area.x + 2, area.y, text, available, theme.faint());
 }

@@ -1,44 +1,18 @@
-//! Overlays on the table: help, probes, and memory outside the caching allocator.
-
-mod outside;
+//! Texts in a box over the table, and the list of probes.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Widget};
 
-use super::state::{Overlay, State};
 use super::theme::{ASCII, Theme};
 use crate::event::ProbeStatus;
 use crate::event::{CaptureOptions, Detail, GraphTracking};
+use crate::ledger::snapshot::Health;
 use crate::view::{clean, fit, wrap};
 
 /// Maximum width of a box, for readable lines.
 const WIDEST: u16 = 78;
-
-/// Draws the overlay if one is open.
-pub fn draw_overlay(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
-    match state.overlay {
-        Overlay::None => {}
-        Overlay::Help(scroll) => draw_box(buffer, area, " Help ", &help(theme), scroll, theme),
-        Overlay::Probes(scroll) => draw_box(
-            buffer,
-            area,
-            " Probes ",
-            &probes(state, theme),
-            scroll,
-            theme,
-        ),
-        Overlay::Outside(scroll) => draw_box(
-            buffer,
-            area,
-            " Outside the caching allocator ",
-            &outside::lines(&state.shown.cuda, theme),
-            scroll,
-            theme,
-        ),
-    }
-}
 
 /// Draws text in a box in the middle of the area, scrolled down by `scroll` lines.
 pub(super) fn draw_box(
@@ -92,81 +66,6 @@ pub(super) fn draw_box(
     }
 }
 
-/// Returns the help text: keys, columns and terms.
-fn help(theme: &Theme) -> Vec<Line<'static>> {
-    let arrows = theme.glyphs.arrows;
-    let keys: [(&str, &str); 23] = [
-        (arrows, "or j k, PgUp PgDn, Home End, wheel: move"),
-        ("Enter", "open the row, or close it; so does a click on it"),
-        (
-            "Right Left",
-            "open; close or go up the tree    *  open all beneath",
-        ),
-        ("s", "source text around the selected line"),
-        ("/", "filter by regular expression     Esc  clear it"),
-        (
-            "< > or F6",
-            "sort by another column; 1 to 6, or a click on its head",
-        ),
-        ("r", "reverse the order"),
-        (
-            "Tab or d",
-            "next device                      D  previous device",
-        ),
-        (
-            "i",
-            "frame that names a line: your own code, or the innermost",
-        ),
-        ("Space", "pause the screen; memprobe goes on counting"),
-        ("p", "the probes and how the kernel runs them"),
-        (
-            "o",
-            "memory outside the caching allocator, by library and kind",
-        ),
-        ("m", "modules: memory by module and pass"),
-        (
-            "L",
-            "layers: memory of modules in an iteration, by category",
-        ),
-        ("c", "categories of memory, and iterations"),
-        ("t", "tensors by name; pauses the process for a moment"),
-        ("q Ctrl-C", "quit; the process runs on"),
-        (
-            "Shift+mouse",
-            "select text, as the terminal does without memprobe",
-        ),
-        ("", ""),
-        ("LIVE", "live bytes of the line; PEAK its largest value"),
-        ("BLOCKS", "live blocks; ALLOC/s recent allocations a second"),
-        (
-            "SHARE",
-            "share of all allocated bytes; the column adds up to 100%",
-        ),
-        (
-            "cached",
-            "reserved by PyTorch's allocator but not allocated",
-        ),
-    ];
-    let more: [(&str, &str); 5] = [
-        ("before", "attach: live at attach, so without a line"),
-        (
-            "unaccounted",
-            "allocator's total less known blocks; 0 unless events are lost",
-        ),
-        (
-            "LOST",
-            "events that the kernel dropped; raise --buffer-size",
-        ),
-        (
-            "LEDGER OFF",
-            "memprobe and the allocator disagree without a loss: a bug",
-        ),
-        ("SLOW", "probe that is single-stepped: ten times the cost"),
-    ];
-    let all = keys.iter().chain(&more);
-    all.map(|(key, text)| entry(key, text, theme)).collect()
-}
-
 /// Formats a help entry: a key or a term, and its meaning.
 pub(super) fn entry(key: &str, text: &str, theme: &Theme) -> Line<'static> {
     Line::from(vec![
@@ -193,8 +92,7 @@ fn capture_lines(capture: CaptureOptions) -> Vec<Line<'static>> {
 }
 
 /// Lists what is not probed and why, then the probes of each library with their cost.
-fn probes(state: &State, theme: &Theme) -> Vec<Line<'static>> {
-    let health = &state.shown.health;
+pub(super) fn probes(health: &Health, theme: &Theme) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     for missing in &health.missing {
         let sentence = format!("missing: {}", clean(missing));

@@ -1,5 +1,4 @@
-//! Live screens of one process (lines, modules, layers, categories, tensors), and their channels to the
-//! caller.
+//! Live screens of one process, and their channels to the caller.
 
 use std::sync::Arc;
 
@@ -10,15 +9,19 @@ use ratatui::layout::Position;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
-use super::categories::{self, CategoriesState};
-use super::input::{Focus, InputEvent, wanted};
-use super::modules::{self, ModulesState};
-use super::secondary_screens::{AttributionQuery, AttributionTables, ScreenRequest as AskedBeside};
-use super::state::{Follow, Overlay, State, WayBack};
-use super::tensors::{self, Tensors, TensorsRequest, TensorsState};
+use super::attribution::{AttributionQuery, AttributionTables};
+use super::categories::Categories;
+use super::context::{ProcessContext, WayBack};
+use super::input::{InputEvent, wanted};
+use super::lines::Lines;
+use super::modules::Modules;
+use super::outside::Outside;
+use super::table_screen::{ScreenHandle, ScreenRequest, TableScreen};
+use super::tabs::Tab;
+use super::tensors::{TensorList, Tensors};
 use super::terminal::{self, Stage, Step};
 use super::theme::Theme;
-use super::{Command, SourceText, view};
+use super::{Command, SourceText};
 use crate::ledger::snapshot::Snapshot;
 
 /// Channels from the caller to the screens of one process.
@@ -47,7 +50,7 @@ pub fn run(
 ) -> Result<()> {
     let asks = commands.clone();
     let ask = move |command| asks.send(command).context(ENDED);
-    let mut stage = ProcessStage::new(news, Box::new(ask), sources, quit);
+    let mut stage = ProcessStage::new(news, Box::new(ask), sources, quit, WayBack::Out);
     terminal::run(
         &mut stage,
         "`memprobe record -o trace.json` and `memprobe report trace.json`",
@@ -68,193 +71,93 @@ pub(super) struct ProcessStage {
     news: News,
     ask: Ask,
     quit: Receiver<bool>,
-    sources: Box<dyn SourceText + Send>,
-    /// Last snapshot taken from `news`.
-    taken: Arc<Snapshot>,
-    state: State,
-    /// Last tensors taken from `news`.
-    taken_tensors: Tensors,
-    tensors_state: TensorsState,
-    /// Last attribution table taken from `news`.
-    taken_reasons: AttributionTables,
-    modules_state: ModulesState,
-    layers_state: ModulesState,
-    categories_state: CategoriesState,
-    screen: Screen,
+    context: ProcessContext,
+    lines: TableScreen<Lines>,
+    modules: TableScreen<Modules>,
+    layers: TableScreen<Modules>,
+    categories: TableScreen<Categories>,
+    tensors: TableScreen<TensorList>,
+    outside: TableScreen<Outside>,
+    size: (u16, u16),
+    screen: Tab,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Screen {
-    Lines,
-    Tensors,
-    Modules,
-    Layers,
-    Categories,
-}
-
-impl Screen {
-    /// Returns the screen that a key opens; the same key returns from it.
-    const fn of(wanted: InputEvent) -> Option<Self> {
-        match wanted {
-            InputEvent::Tensors => Some(Self::Tensors),
-            InputEvent::Modules => Some(Self::Modules),
-            InputEvent::Layers => Some(Self::Layers),
-            InputEvent::Categories => Some(Self::Categories),
-            _ => None,
-        }
+/// Returns the screen that a key opens; the same key returns from it.
+const fn opened(wanted: InputEvent) -> Option<Tab> {
+    match wanted {
+        InputEvent::Tensors => Some(Tab::Tensors),
+        InputEvent::Modules => Some(Tab::Modules),
+        InputEvent::Layers => Some(Tab::Layers),
+        InputEvent::Categories => Some(Tab::Categories),
+        InputEvent::Outside => Some(Tab::Outside),
+        _ => None,
     }
 }
 
 impl ProcessStage {
-    /// Creates the screens of a process that is watched alone.
-    fn new(
+    /// Creates the screens of a process. With [`WayBack::Host`], Esc leads back to the host screen.
+    pub(super) fn new(
         news: News,
         ask: Ask,
         sources: Box<dyn SourceText + Send>,
         quit: Receiver<bool>,
+        way_back: WayBack,
     ) -> Self {
-        let first = news.snapshots.borrow().clone();
+        let mut context = ProcessContext::new(news.snapshots.borrow().clone());
+        context.way_back = way_back;
         Self {
             news,
             ask,
             quit,
-            sources,
-            taken: first.clone(),
-            state: State::new(first, (0, 0)),
-            taken_tensors: Tensors::default(),
-            tensors_state: TensorsState::default(),
-            taken_reasons: AttributionTables::default(),
-            modules_state: ModulesState::default(),
-            layers_state: ModulesState::of_iterations(),
-            categories_state: CategoriesState::default(),
-            screen: Screen::Lines,
+            lines: TableScreen::new(Lines::new(sources), &context),
+            modules: TableScreen::new(Modules::default(), &context),
+            layers: TableScreen::new(Modules::of_iterations(), &context),
+            categories: TableScreen::new(Categories::default(), &context),
+            tensors: TableScreen::new(TensorList::default(), &context),
+            outside: TableScreen::new(Outside::default(), &context),
+            context,
+            size: (0, 0),
+            screen: Tab::Lines,
         }
     }
 
-    /// Creates the screens of a process opened from the host screen; Esc returns there.
-    pub(super) fn opened(
-        news: News,
-        ask: Ask,
-        sources: Box<dyn SourceText + Send>,
-        quit: Receiver<bool>,
-    ) -> Self {
-        let mut stage = Self::new(news, ask, sources, quit);
-        stage.state.way_back = WayBack::Host;
-        stage
-    }
-
-    fn send(&self, command: Command) -> Result<()> {
-        (self.ask)(command)
+    /// Returns the screen shown, and the state that it shares with the others.
+    fn parts(&mut self) -> (&mut dyn ScreenHandle<ProcessContext>, &mut ProcessContext) {
+        let screen: &mut dyn ScreenHandle<ProcessContext> = match self.screen {
+            Tab::Lines | Tab::Probes => &mut self.lines,
+            Tab::Modules => &mut self.modules,
+            Tab::Layers => &mut self.layers,
+            Tab::Categories => &mut self.categories,
+            Tab::Tensors => &mut self.tensors,
+            Tab::Outside => &mut self.outside,
+        };
+        (screen, &mut self.context)
     }
 
     /// Returns the attribution table that the current screen needs.
     fn explains(&self) -> AttributionQuery {
         match self.screen {
-            Screen::Lines | Screen::Tensors => AttributionQuery::Nothing,
-            Screen::Modules => self.modules_state.explains(),
-            Screen::Layers => self.layers_state.explains(),
-            Screen::Categories => AttributionQuery::Categories,
+            Tab::Modules => self.modules.content.explains(),
+            Tab::Layers => self.layers.content.explains(),
+            Tab::Categories => AttributionQuery::Categories,
+            _ => AttributionQuery::Nothing,
         }
     }
 
     /// Opens a screen, and requests its data. Tensors are read only if they were not read before.
-    fn open(&mut self, screen: Screen) -> Result<()> {
+    fn open(&mut self, screen: Tab) -> Result<()> {
         let before = self.explains();
         self.screen = screen;
         if self.explains() != before {
-            self.send(Command::Explain(self.explains()))?;
+            (self.ask)(Command::Explain(self.explains()))?;
         }
-        if screen == Screen::Tensors && self.tensors_state.is_unread() {
-            self.send(Command::TakeTensors)?;
+        if screen == Tab::Tensors && self.context.lacks_tensors() {
+            (self.ask)(Command::TakeTensors)?;
         }
-        self.show_device();
+        let (width, height) = self.size;
+        let (screen, context) = self.parts();
+        screen.resize(width, height, context);
         Ok(())
-    }
-
-    /// Returns the step on leaving the screen of lines: back to the host screen, or out.
-    fn way_out(&self, wanted: InputEvent) -> Step {
-        match (wanted, self.state.way_back) {
-            (InputEvent::Back, WayBack::Host) => Step::Back,
-            _ => Step::Leave,
-        }
-    }
-
-    /// Applies the selected device to all screens.
-    fn show_device(&mut self) {
-        let device = self.state.device().map(|device| device.index);
-        self.modules_state.show(device);
-        self.layers_state.show(device);
-        self.categories_state.show(device);
-    }
-
-    /// Returns the receiver of key events.
-    fn focus(&self) -> Focus {
-        match self.screen {
-            Screen::Lines => self.state.focus,
-            Screen::Tensors => self.tensors_state.focus(),
-            Screen::Modules => self.modules_state.focus(),
-            Screen::Layers => self.layers_state.focus(),
-            Screen::Categories => Focus::Table,
-        }
-    }
-
-    fn on_secondary_screen(&mut self, event: &Event) -> Result<Step> {
-        let Some(wanted) = wanted(event, self.focus()) else {
-            return Ok(Step::Nothing);
-        };
-        let asked = match self.screen {
-            Screen::Modules => self.modules_state.handle(wanted),
-            Screen::Layers => self.layers_state.handle(wanted),
-            _ => self.categories_state.handle(wanted),
-        };
-        match asked {
-            Some(AskedBeside::Quit) => return Ok(Step::Leave),
-            Some(AskedBeside::Leave) => self.open(Screen::Lines)?,
-            Some(AskedBeside::AsOnLines(wanted)) => {
-                if let Some(command) = self.state.handle(wanted) {
-                    self.send(command)?;
-                }
-                self.show_device();
-                self.take_reasons();
-            }
-            Some(AskedBeside::Explain(wanted)) => self.send(Command::Explain(wanted))?,
-            // The last note of the screen of lines no longer applies.
-            None => self.state.note = None,
-        }
-        Ok(match wanted {
-            InputEvent::Redraw => Step::DrawAll,
-            _ => Step::Draw,
-        })
-    }
-
-    /// Takes new attribution tables, unless paused.
-    fn take_reasons(&mut self) -> bool {
-        let reasons = self.news.reasons.borrow().clone();
-        if self.state.follow == Follow::Paused || reasons.is(&self.taken_reasons) {
-            return false;
-        }
-        self.show_device();
-        match &reasons {
-            AttributionTables::Nothing => {}
-            AttributionTables::Modules(news) => self.modules_state.update(Arc::clone(news)),
-            AttributionTables::Layers(news) => self.layers_state.update_then(Arc::clone(news)),
-            AttributionTables::Categories(news) => self.categories_state.update(Arc::clone(news)),
-        }
-        self.taken_reasons = reasons;
-        true
-    }
-
-    fn on_tensors(&mut self, event: &Event) -> Result<Step> {
-        let Some(wanted) = tensors::wanted(event, self.tensors_state.focus()) else {
-            return Ok(Step::Nothing);
-        };
-        match self.tensors_state.handle(wanted) {
-            Some(TensorsRequest::Quit) => return Ok(Step::Leave),
-            Some(TensorsRequest::Leave) => self.open(Screen::Lines)?,
-            Some(TensorsRequest::Take) => self.send(Command::TakeTensors)?,
-            None => {}
-        }
-        Ok(Step::Draw)
     }
 }
 
@@ -264,34 +167,24 @@ impl Stage for ProcessStage {
     }
 
     fn take_news(&mut self) -> bool {
-        // Compared by pointer: `has_changed` fails once the sender is dropped, and the last snapshot must
-        // still be shown.
-        let latest = self.news.snapshots.borrow().clone();
-        let news = !Arc::ptr_eq(&latest, &self.taken);
-        if news {
-            self.taken = Arc::clone(&latest);
-            self.state.update(latest);
-        }
+        let snapshot = self.news.snapshots.borrow().clone();
         let tensors = self.news.tensors.borrow().clone();
-        let news_of_tensors = !tensors.is(&self.taken_tensors);
-        if news_of_tensors {
-            self.taken_tensors = tensors.clone();
-            self.tensors_state.update(tensors);
+        let attribution = self.news.reasons.borrow().clone();
+        let mut is_new = self.context.feed.update(snapshot);
+        is_new |= self.context.take_attribution(attribution);
+        let has_tensors = self.context.take_tensors(tensors);
+        // Tensors are grouped anew after a reading only.
+        if has_tensors || (is_new && self.screen != Tab::Tensors) {
+            let (screen, context) = self.parts();
+            screen.rebuild(context);
         }
-        let news_of_reasons = self.take_reasons();
-        match self.screen {
-            Screen::Lines => news,
-            Screen::Tensors => news_of_tensors,
-            Screen::Modules | Screen::Layers | Screen::Categories => news || news_of_reasons,
-        }
+        is_new || has_tensors
     }
 
     fn resize(&mut self, width: u16, height: u16) {
-        self.state.handle(InputEvent::Resize(width, height));
-        self.tensors_state.resize(width, height);
-        self.modules_state.resize(width, height);
-        self.layers_state.resize(width, height);
-        self.categories_state.resize(width, height);
+        self.size = (width, height);
+        let (screen, context) = self.parts();
+        screen.resize(width, height, context);
     }
 
     fn handle(&mut self, event: &Event) -> Result<Step> {
@@ -299,39 +192,28 @@ impl Stage for ProcessStage {
             self.resize(*width, *height);
             return Ok(Step::DrawAll);
         }
-        if let Some(asked) = wanted(event, self.focus()).and_then(Screen::of) {
-            let screen = if asked == self.screen {
-                Screen::Lines
-            } else {
-                asked
-            };
-            self.open(screen)?;
-            return Ok(Step::Draw);
-        }
-        // Both are lists over the lines.
-        if let Some(wanted @ (InputEvent::Outside | InputEvent::Probes)) =
-            wanted(event, self.focus())
-            && self.screen != Screen::Lines
-        {
-            self.open(Screen::Lines)?;
-            self.state.overlay = Overlay::None;
-            self.state.handle(wanted);
-            return Ok(Step::Draw);
-        }
-        match self.screen {
-            Screen::Tensors => return self.on_tensors(event),
-            Screen::Modules | Screen::Layers | Screen::Categories => {
-                return self.on_secondary_screen(event);
-            }
-            Screen::Lines => {}
-        }
-        let Some(wanted) = wanted(event, self.state.focus) else {
+        let (screen, context) = self.parts();
+        let Some(wanted) = wanted(event, screen.focus()) else {
             return Ok(Step::Nothing);
         };
-        match self.state.handle(wanted) {
-            Some(Command::Quit) => return Ok(self.way_out(wanted)),
-            Some(command) => self.send(command)?,
-            None => {}
+        if let Some(asked) = opened(wanted) {
+            let is_shown = asked == self.screen;
+            self.open(if is_shown { Tab::Lines } else { asked })?;
+            return Ok(Step::Draw);
+        }
+        match screen.handle(wanted, context) {
+            Some(ScreenRequest::Quit) => return Ok(Step::Leave),
+            Some(ScreenRequest::Leave) if self.screen != Tab::Lines => {
+                self.open(Tab::Lines)?;
+            }
+            Some(ScreenRequest::Leave) => {
+                return Ok(match self.context.way_back {
+                    WayBack::Host => Step::Back,
+                    WayBack::Out => Step::Leave,
+                });
+            }
+            Some(ScreenRequest::Send(command)) => (self.ask)(command)?,
+            Some(ScreenRequest::Open(_)) | None => {}
         }
         Ok(match wanted {
             InputEvent::Redraw => Step::DrawAll,
@@ -340,18 +222,8 @@ impl Stage for ProcessStage {
     }
 
     fn draw(&mut self, buffer: &mut Buffer, theme: &Theme) -> Option<Position> {
-        match self.screen {
-            Screen::Lines => view::draw(buffer, &self.state, self.sources.as_mut(), theme),
-            Screen::Tensors => {
-                tensors::draw(buffer, &self.tensors_state, &self.taken.target, theme)
-            }
-            Screen::Modules => modules::draw(buffer, &self.modules_state, &self.state, theme),
-            Screen::Layers => modules::draw(buffer, &self.layers_state, &self.state, theme),
-            Screen::Categories => {
-                categories::draw(buffer, &self.categories_state, &self.state, theme);
-                None
-            }
-        }
+        let (screen, context) = self.parts();
+        screen.draw(buffer, context, theme)
     }
 }
 
@@ -396,7 +268,13 @@ mod tests {
             reasons: reasons_receiver,
         };
         let ask = move |command| commands_sender.send(command).context(ENDED);
-        let stage = ProcessStage::new(news, Box::new(ask), Box::new(Sources), quit_receiver);
+        let stage = ProcessStage::new(
+            news,
+            Box::new(ask),
+            Box::new(Sources),
+            quit_receiver,
+            WayBack::Out,
+        );
         let caller = Caller {
             snapshots,
             tensors,

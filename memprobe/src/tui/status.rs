@@ -1,63 +1,29 @@
-//! Bottom of the screen: status of the measurement, summary of the selected line, key hints.
+//! Bottom of a screen: status of the measurement, key hints or the prompt.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
-use super::SourceText;
 use super::filter::Filter;
-use super::input::Focus;
-use super::notice;
-use super::state::{Follow, State, WayBack};
-use super::table::Subject;
+use super::table_screen::{KeyHint, draw_text};
 use super::theme::Theme;
-use crate::event::ProbeStatus;
-use crate::event::{Detail, Losses};
-use crate::ledger::snapshot::{Health, Site, TargetState};
-use crate::view::{clean, count, counted, fit, fit_end, rate, whole_frame, width};
-
-/// Returns the status word and its style.
-fn word(state: &State, theme: &Theme) -> (&'static str, Style) {
-    match (&state.shown.health.state, state.follow) {
-        (_, Follow::Paused) => ("PAUSED", theme.still()),
-        (TargetState::Waiting(_), _) => ("WAITING", theme.still()),
-        (TargetState::Running, _) => ("LIVE", theme.good()),
-        (TargetState::Exited, _) => ("TARGET GONE", theme.bad()),
-        (TargetState::Recording, _) => ("RECORDING", theme.good()),
-    }
-}
-
-/// Draws events, losses, probes and accounting errors.
-pub fn draw_status(
-    buffer: &mut Buffer,
-    area: Rect,
-    state: &State,
-    note: Option<&str>,
-    theme: &Theme,
-) {
-    let health = &state.shown.health;
-    let line = StatusLine {
-        word: word(state, theme),
-        losses: &health.losses,
-        note: note.map(str::to_owned),
-        facts: facts(health, state),
-    };
-    line.draw(buffer, area, theme);
-}
+use crate::event::Losses;
+use crate::view::{clean, counted, fit, fit_end, width};
 
 /// Status of a measurement, in one line.
-pub(super) struct StatusLine<'a> {
+#[derive(Default)]
+pub(super) struct StatusLine {
     /// Status word and its style.
     pub(super) word: (&'static str, Style),
-    pub(super) losses: &'a Losses,
-    /// Note about the last key, in place of the facts.
-    pub(super) note: Option<String>,
+    pub(super) losses: Losses,
+    /// Text in place of the facts, such as a note about the last key.
+    pub(super) text: Option<String>,
     /// Facts with their drop ranks: the highest is dropped first where space is short.
     pub(super) facts: Vec<(u8, String)>,
 }
 
-impl StatusLine<'_> {
+impl StatusLine {
     pub(super) fn draw(&self, buffer: &mut Buffer, area: Rect, theme: &Theme) {
         if area.is_empty() {
             return;
@@ -66,14 +32,14 @@ impl StatusLine<'_> {
         let mut spans = vec![Span::styled(format!(" {word} "), style), Span::raw(" ")];
         if self.losses.any() {
             // Losses come first, so that they are never cut off.
-            let text = format!(" LOST {} ", lost(self.losses));
+            let text = format!(" LOST {} ", lost(&self.losses));
             spans.push(Span::styled(text, theme.bad()));
             spans.push(Span::raw(" "));
         }
         let used: usize = spans.iter().map(Span::width).sum();
         let available = usize::from(area.width).saturating_sub(used);
-        spans.push(match &self.note {
-            Some(note) => Span::styled(fit(note, available, theme.glyphs.cut), theme.strong()),
+        spans.push(match &self.text {
+            Some(text) => Span::styled(fit(text, available, theme.glyphs.cut), theme.strong()),
             None => Span::raw(fitting(&self.facts, available)),
         });
         buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
@@ -118,143 +84,12 @@ fn lost(losses: &Losses) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the status facts, each with its drop rank: the highest is dropped first where space is short.
-fn facts(health: &Health, state: &State) -> Vec<(u8, String)> {
-    let mut facts = Vec::new();
-    if state.follow == Follow::Paused {
-        facts.push((1, "Space: continue".to_owned()));
-    }
-    match &health.state {
-        TargetState::Waiting(what) => facts.push((0, format!("for {}", clean(what)))),
-        TargetState::Running => facts.push((3, format!("{} ev/s", rate(health.events_per_second)))),
-        TargetState::Exited => facts.push((4, "last state shown".to_owned())),
-        TargetState::Recording => {}
-    }
-    facts.push((5, counted(health.events, "event")));
-    if !health.losses.any() {
-        facts.push((2, "lost 0".to_owned()));
-    }
-    if health.disagreements > 0 {
-        facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
-    }
-    if health.capture.detail > Detail::Lines {
-        facts.push((4, format!("detail {}", health.capture.detail.as_str())));
-    }
-    facts.extend(probes(health));
-    facts
-}
-
-fn probes(health: &Health) -> Option<(u8, String)> {
-    if health.state != TargetState::Running {
-        return None;
-    }
-    let is_slow = |probe: &&ProbeStatus| !probe.emulated && probe.is_busy();
-    let stepped = health.probes.iter().filter(is_slow).count();
-    Some(match (health.probes.len(), stepped) {
-        (0, _) => (0, "NO PROBES".to_owned()),
-        (1, 0) if health.missing.is_empty() => (4, "1 probe ok".to_owned()),
-        (all, 0) if !health.missing.is_empty() => (
-            1,
-            format!("{all} probes, {} MISSING (p)", health.missing.len()),
-        ),
-        (all, 0) => (4, format!("{all} probes ok")),
-        (all, _) => (1, format!("{all} probes, {stepped} SLOW (p)")),
-    })
-}
-
-/// Draws the path and the source text of the selected line.
-pub fn draw_detail(
-    buffer: &mut Buffer,
-    area: Rect,
-    state: &State,
-    sources: &mut dyn SourceText,
-    theme: &Theme,
-) {
-    let Some(row) = state.selected() else { return };
-    if area.is_empty() {
-        return;
-    }
-    let available = usize::from(area.width.saturating_sub(2));
-    let text = match (&row.subject, row.subject.frame()) {
-        (_, Some(frame)) => {
-            let kind = match &row.subject {
-                Subject::Site(Site::Backward(_) | Site::Node { .. }) => "backward of ",
-                _ => "",
-            };
-            let place = format!("{kind}{}", whole_frame(frame));
-            let source = sources.line(&frame.file, frame.line);
-            let source = source
-                .map(|text| clean(text.trim()).trim().to_owned())
-                .unwrap_or_default();
-            // The path is cut in favour of the source text, but keeps half of the width.
-            let least = (available / 2).max(available.saturating_sub(width(&source) + 2));
-            let place = fit_end(&place, least, theme.glyphs.cut);
-            format!("{place}  {source}")
-        }
-        (Subject::BeforeAttach(None), _) => {
-            "live when memprobe attached: its lines are unknown".to_owned()
-        }
-        (Subject::BeforeAttach(Some(unread)), _) => {
-            format!(
-                "live when memprobe attached, one row for all: {}",
-                clean(unread)
-            )
-        }
-        (Subject::Unaccounted, _) => {
-            "the allocator's total less all known blocks: events were lost".to_owned()
-        }
-        (Subject::Site(Site::NoLine { thread, reason }), _) if thread.is_empty() => {
-            format!("no line is known: {reason}")
-        }
-        (Subject::Site(Site::NoLine { thread, reason }), _) => {
-            format!("thread {} allocated: {reason}", clean(thread))
-        }
-        _ => String::new(),
-    };
-    notice::draw_detail(buffer, area, &text, theme);
-}
-
-/// Draws the key hints, or the prompt. Returns the position of the prompt's cursor.
-pub fn draw_keys(
-    buffer: &mut Buffer,
-    area: Rect,
-    state: &State,
-    theme: &Theme,
-) -> Option<Position> {
-    let mut keys = vec![
-        // Key, its action, and its drop rank: the highest is dropped first where space is short.
-        (theme.glyphs.arrows, "move", 3),
-        ("Enter", "open", 2),
-        ("s", "source", 3),
-        ("/", "filter", 2),
-        ("<>", "sort", 4),
-        ("r", "reverse", 9),
-        ("i", "group", 8),
-        ("Space", "pause", 3),
-        ("?", "help", 1),
-        ("q", "quit", 0),
-    ];
-    if state.shown.devices.len() > 1 {
-        keys.insert(7, ("d", "device", 5));
-    }
-    if state.way_back == WayBack::Host {
-        keys.insert(keys.len() - 1, ("Esc", "back", 1));
-    }
-    let prompt = (state.focus == Focus::Prompt).then_some(Prompt {
-        filter: &state.filter,
-        looks_in: "path, line and function",
-        shown: state.table.shown,
-        all: state.table.all,
-    });
-    draw_last_line(buffer, area, prompt, keys, theme)
-}
-
 /// Draws the prompt if given, or else the key hints. Returns the position of the prompt's cursor.
 pub(super) fn draw_last_line(
     buffer: &mut Buffer,
     area: Rect,
     prompt: Option<Prompt<'_>>,
-    keys: Vec<(&str, &str, u8)>,
+    keys: Vec<KeyHint>,
     theme: &Theme,
 ) -> Option<Position> {
     if area.is_empty() {
@@ -267,16 +102,11 @@ pub(super) fn draw_last_line(
 }
 
 /// Draws key hints: key, action, and drop rank. The highest rank is dropped first where space is short.
-pub(super) fn draw_key_list(
-    buffer: &mut Buffer,
-    area: Rect,
-    mut keys: Vec<(&str, &str, u8)>,
-    theme: &Theme,
-) {
+fn draw_key_list(buffer: &mut Buffer, area: Rect, mut keys: Vec<KeyHint>, theme: &Theme) {
     if area.is_empty() {
         return;
     }
-    let wide = |keys: &[(&str, &str, u8)]| -> usize {
+    let wide = |keys: &[KeyHint]| -> usize {
         keys.iter()
             .map(|(key, verb, _)| width(key) + verb.len() + 3)
             .sum::<usize>()
@@ -341,13 +171,8 @@ fn draw_prompt(buffer: &mut Buffer, area: Rect, prompt: &Prompt<'_>, theme: &The
         theme.faint()
     };
     if available >= 12 {
-        buffer.set_stringn(
-            cursor + 3,
-            area.y,
-            fit(&said, available, theme.glyphs.cut),
-            available,
-            style,
-        );
+        let area = Rect::new(cursor + 3, area.y, available as u16, 1);
+        draw_text(buffer, area, &said, style, theme);
     }
     Position {
         x: cursor,

@@ -17,9 +17,7 @@ pub(super) enum Tab {
     Layers,
     Categories,
     Tensors,
-    /// CUDA memory outside the caching allocator, over the lines.
     Outside,
-    /// Probes, over the lines.
     Probes,
 }
 
@@ -47,7 +45,7 @@ impl Tab {
         }
     }
 
-    const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Lines => "lines",
             Self::Modules => "modules",

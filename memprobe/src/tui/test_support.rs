@@ -1,5 +1,7 @@
 //! Shared helpers of the tests of all screens.
 
+use std::ops::Deref;
+
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
@@ -7,7 +9,7 @@ use ratatui::layout::{Position, Rect};
 use ratatui::style::{Color, Modifier};
 
 use super::input::InputEvent;
-use super::sort::Column;
+use super::table_screen::{Content, Layout, ScreenHandle, ScreenRequest, TableScreen};
 use super::theme::{ASCII, Ink, Theme, UNICODE};
 
 /// Terminal with colour and Unicode.
@@ -39,6 +41,86 @@ pub fn drawn(size: Size, draw: impl FnOnce(&mut Buffer) -> Option<Position>) -> 
         })
         .unwrap();
     terminal.backend().clone()
+}
+
+/// Screen with the state around it.
+pub struct Shown<C: Content> {
+    screen: TableScreen<C>,
+    pub context: C::Context,
+}
+
+impl<C: Content> Shown<C> {
+    pub fn new(content: C, context: C::Context, size: Size) -> Self {
+        let mut screen = TableScreen::new(content, &context);
+        screen.resize(size.0, size.1, &context);
+        Self { screen, context }
+    }
+
+    /// Handles inputs, which all stay on the screen.
+    pub fn with(mut self, events: &[InputEvent]) -> Self {
+        for event in events {
+            let request = self.handle(*event);
+            let leaves = [ScreenRequest::Quit, ScreenRequest::Leave];
+            assert!(!request.is_some_and(|request| leaves.contains(&request)));
+        }
+        self
+    }
+
+    pub fn handle(&mut self, event: InputEvent) -> Option<ScreenRequest> {
+        self.screen.handle(event, &mut self.context)
+    }
+
+    /// Changes the state around the screen.
+    pub fn update(&mut self, change: impl FnOnce(&mut C::Context)) {
+        change(&mut self.context);
+        self.screen.rebuild(&self.context);
+    }
+
+    pub fn areas(&self) -> Layout {
+        self.screen.layout(&self.context).unwrap()
+    }
+
+    pub fn draw(&self, buffer: &mut Buffer, theme: &Theme) -> Option<Position> {
+        self.screen.draw(buffer, &self.context, theme)
+    }
+
+    pub fn drawn(&self, size: Size, theme: &Theme) -> TestBackend {
+        drawn(size, |buffer| self.draw(buffer, theme))
+    }
+
+    /// Asserts that the areas fill screens of all sizes without overlapping.
+    pub fn assert_filled(&mut self) {
+        for (width, height) in [24, 40, 79, 80, 111, 149, 150, 255]
+            .into_iter()
+            .flat_map(|width| (4..90).map(move |height| (width, height)))
+        {
+            self.handle(InputEvent::Resize(width, height));
+            let l = self.areas();
+            let parts = [
+                l.header, l.tabs, l.devices, l.totals, l.graph, l.head, l.rows, l.sum, l.second,
+                l.detail, l.source, l.status, l.keys,
+            ];
+            let area: u32 = parts.iter().map(|part| part.area()).sum();
+            assert_eq!(
+                area,
+                u32::from(width) * u32::from(height),
+                "{width}x{height}"
+            );
+            assert!(l.rows.height >= 1, "{width}x{height}");
+            for (at, part) in parts.iter().enumerate() {
+                assert!(part.right() <= width && part.bottom() <= height);
+                assert!(parts[at + 1..].iter().all(|other| !part.intersects(*other)));
+            }
+        }
+    }
+}
+
+impl<C: Content> Deref for Shown<C> {
+    type Target = TableScreen<C>;
+
+    fn deref(&self) -> &TableScreen<C> {
+        &self.screen
+    }
 }
 
 /// Returns a buffer to draw on without a terminal.
@@ -120,7 +202,7 @@ impl Dice {
             10 => InputEvent::Filter,
             11 => InputEvent::SortStep(1),
             12 => InputEvent::SortStep(-1),
-            13 => InputEvent::SortBy(Column::ALL[self.roll(6) as usize]),
+            13 => InputEvent::SortBy(self.roll(9) as usize),
             14 => InputEvent::Reverse,
             15 => InputEvent::Device(self.roll(3) as isize - 1),
             16 => InputEvent::Pause,

@@ -1,20 +1,15 @@
 //! Graph of memory over time, with categories stacked. Each category is drawn as a letter that the table
 //! repeats, so that the graph is readable without colour.
 
-use std::time::Duration;
-
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Style};
+use ratatui::text::Line;
 
+use super::super::plot::{columns, draw_frame};
 use super::super::theme::{Ink, Theme};
 use crate::attribution::tables::{Category, DeviceCategories, Portion, Portions};
 use crate::event::Bytes;
-use crate::event::bytes::human;
-use crate::view::span;
-
-/// Columns of the labels at the left.
-const LABELS: u16 = 12;
 
 pub fn letter(portion: Portion) -> &'static str {
     match portion {
@@ -53,38 +48,27 @@ pub fn style(portion: Portion, theme: &Theme) -> Style {
     }
 }
 
-/// Draws the graph and, in its last row, the time axis.
+/// Draws the graph.
 pub fn draw_graph(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, theme: &Theme) {
-    if area.height < 2 || area.width <= LABELS {
-        return;
-    }
-    let plot = Rect {
-        x: area.x + LABELS,
-        width: area.width - LABELS,
-        height: area.height - 1,
-        ..area
-    };
     let top = device.points.iter().map(total).max().unwrap_or(0);
-    draw_labels(buffer, area, top, theme);
-    let columns = columns(&device.points, usize::from(plot.width));
-    for (x, point) in (plot.x..plot.right()).zip(columns) {
+    let label = Bytes(u64::try_from(top).unwrap_or(u64::MAX));
+    let length = device.step.saturating_mul(device.points.len() as u64);
+    let Some(plot) = draw_frame(buffer, area, label, length, &Line::default(), theme) else {
+        return;
+    };
+    for (x, point) in (plot.x..).zip(columns(&device.points, plot.width, highest)) {
         for row in 0..plot.height {
-            if let Some(portion) = portion_at(point, top, row, plot.height) {
+            if let Some(portion) = portion_at(&point, top, row, plot.height) {
                 let y = plot.bottom() - 1 - row;
                 buffer.set_string(x, y, letter(portion), style(portion, theme));
             }
         }
     }
-    draw_axis(
-        buffer,
-        Rect {
-            y: plot.bottom(),
-            height: 1,
-            ..plot
-        },
-        device,
-        theme,
-    );
+}
+
+fn highest(points: &[Portions]) -> Portions {
+    let highest = points.iter().max_by_key(|point| total(point));
+    highest.copied().unwrap_or_default()
 }
 
 /// Clamps negative bytes to 0: unaccounted memory can be negative.
@@ -94,19 +78,6 @@ fn held(bytes: i64) -> u128 {
 
 fn total(point: &Portions) -> u128 {
     point.iter().map(|bytes| held(*bytes)).sum()
-}
-
-/// Returns the highest point of each column. Fewer points than columns are stretched.
-fn columns(points: &[Portions], width: usize) -> Vec<&Portions> {
-    let column = |x: usize| {
-        let from = x * points.len() / width;
-        let to = ((x + 1) * points.len() / width).max(from + 1);
-        points
-            .get(from..to)?
-            .iter()
-            .max_by_key(|point| total(point))
-    };
-    (0..width).map_while(column).collect()
 }
 
 /// Returns the portion that covers most of a cell; `None` if less than half of the cell is covered. Rows
@@ -127,36 +98,6 @@ fn portion_at(point: &Portions, top: u128, row: u16, rows: u16) -> Option<Portio
         below = above;
     }
     most.1.filter(|_| covered * 2 >= top)
-}
-
-fn draw_labels(buffer: &mut Buffer, area: Rect, top: u128, theme: &Theme) {
-    let plot = area.height - 1;
-    let top = u64::try_from(top).unwrap_or(u64::MAX);
-    for row in 0..plot {
-        let text = match row {
-            0 => human(Bytes(top)),
-            _ if plot >= 4 && plot.is_multiple_of(2) && row == plot / 2 => human(Bytes(top / 2)),
-            _ => String::new(),
-        };
-        let text = format!("{text:>11}{}", theme.glyphs.wall);
-        buffer.set_string(area.x, area.y + row, text, theme.faint());
-    }
-}
-
-fn draw_axis(buffer: &mut Buffer, axis: Rect, device: &DeviceCategories, theme: &Theme) {
-    let glyphs = &theme.glyphs;
-    let rule = glyphs.rule.repeat(usize::from(axis.width));
-    buffer.set_string(axis.x, axis.y, rule, theme.faint());
-    let zero = format!("0 {}", glyphs.wall);
-    buffer.set_string(axis.x - 3, axis.y, zero, theme.faint());
-    let length = device.step.saturating_mul(device.points.len() as u64);
-    let ago = format!(" {} ago ", span(Duration::from_nanos(length)));
-    let now = " now ";
-    if ago.len() + now.len() + 6 <= usize::from(axis.width) {
-        buffer.set_string(axis.x + 1, axis.y, &ago, theme.faint());
-        let end = axis.right() - 1 - now.len() as u16;
-        buffer.set_string(end, axis.y, now, theme.faint());
-    }
 }
 
 #[cfg(test)]
@@ -191,13 +132,13 @@ mod tests {
     fn a_short_peak_is_never_left_out() {
         let mut points = vec![point(1, 0, 0); 1000];
         points[777] = point(1, 99, 0);
-        let columns = columns(&points, 50);
+        let columns = columns(&points, 50, highest);
         assert_eq!(columns.len(), 50);
         assert_eq!(
             columns.iter().filter(|column| total(column) == 100).count(),
             1
         );
-        assert!(self::columns(&[], 50).is_empty());
+        assert!(self::columns(&[], 50, highest).is_empty());
     }
 
     #[test]

@@ -2,13 +2,304 @@
 
 mod graph;
 mod iterations;
-mod layout;
-mod rows;
 #[cfg(test)]
 mod screens;
-mod state;
-mod table;
-mod view;
 
-pub(super) use state::CategoriesState;
-pub(super) use view::draw;
+use std::time::Duration;
+
+use ratatui::buffer::Buffer;
+use ratatui::text::Span;
+
+use super::context::ProcessContext;
+use super::table_screen::{
+    Cell, Column, Content, Cut, Fold, KeyHint, Layout, Needs, Query, Row, RowOf, ScreenContext,
+    TableOf, TableScreen,
+};
+use super::tabs::Tab;
+use super::theme::Theme;
+use crate::attribution::tables::{
+    CategoryRow, CategoryRule, CoverageStart, DeviceCategories, Portion, PortionRow,
+};
+use crate::event::bytes::human;
+use crate::view::{before, clean, peak, portion, span, sureness};
+
+type CategoryColumn = Column<Categories>;
+
+const COLUMNS: [CategoryColumn; 8] = [
+    CategoryColumn::number("LIVE", 9, 0, |_, row| {
+        Cell::ShortBytes(row.data.live.into())
+    })
+    .styled(Theme::strong),
+    CategoryColumn::number("AT PEAK", 8, 50, |_, row| {
+        Cell::ShortBytes(row.data.at_peak.into())
+    }),
+    CategoryColumn::number("MOST", 8, 60, |_, row| {
+        let most = row.data.most;
+        most.map_or(Cell::Unknown, |bytes| Cell::ShortBytes(bytes.into()))
+    }),
+    CategoryColumn::number("SHARE", 6, 94, |categories, row| {
+        Cell::Share(row.data.live.into(), categories.allocated)
+    }),
+    CategoryColumn::number("BLOCKS", 8, 102, |_, row| {
+        row.data.blocks.map_or(Cell::Unknown, Cell::Count)
+    }),
+    CategoryColumn::name("CATEGORY", 29, Cut::End, |_, row| {
+        Cell::Text(row.data.name().to_owned())
+    }),
+    CategoryColumn::text("HOW", 8, 68, |_, row| {
+        Cell::Text(row.data.decided().0.to_owned())
+    })
+    .unsorted()
+    .styled(Theme::faint),
+    CategoryColumn::text("WHAT DECIDED", 0, 84, |_, row| {
+        Cell::Text(row.data.decided().1)
+    })
+    .unsorted()
+    .styled(Theme::faint),
+];
+
+/// Key of a row: a category, and a rule beneath it.
+type Key = (Portion, Option<CategoryRule>);
+
+/// Figures of a category, or of one of its rules.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CategoryData {
+    portion: Portion,
+    /// Start of the attribution.
+    since: CoverageStart,
+    live: i64,
+    at_peak: i64,
+    /// Maximum over the points of the graph.
+    most: Option<i64>,
+    blocks: Option<u64>,
+    /// The rule, for a row beneath a category.
+    rule: Option<CategoryRule>,
+    /// Rules that assigned the category, most bytes first.
+    rules: Vec<CategoryRule>,
+}
+
+impl CategoryData {
+    fn of_portion(row: &PortionRow, since: CoverageStart) -> Self {
+        Self {
+            portion: row.portion,
+            since,
+            live: row.live,
+            at_peak: row.at_peak,
+            most: Some(row.most),
+            blocks: row.blocks,
+            rule: None,
+            rules: row.rules.iter().map(|rule| rule.rule).collect(),
+        }
+    }
+
+    fn of_rule(&self, row: &CategoryRow) -> Self {
+        let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+        Self {
+            live: signed(row.live),
+            at_peak: signed(row.at_peak),
+            most: None,
+            blocks: Some(row.blocks),
+            rule: Some(row.rule),
+            rules: vec![row.rule],
+            ..*self
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match (self.rule, self.portion) {
+            (Some(rule), _) => rule.as_str(),
+            (None, Portion::BeforeAttach) => before(self.since),
+            (None, other) => portion(other),
+        }
+    }
+
+    /// Returns the confidence of the category, and the rule that assigned it.
+    fn decided(&self) -> (&'static str, String) {
+        match (self.portion, &self.rules[..]) {
+            (Portion::BeforeAttach, _) => {
+                let rule = match self.since {
+                    CoverageStart::Attach => "live when memprobe attached",
+                    CoverageStart::Opening => "live when opened; t reads its category",
+                };
+                ("exact", rule.to_owned())
+            }
+            (Portion::Unaccounted, _) => ("exact", "events were lost".to_owned()),
+            (Portion::Of(_), []) => ("-", String::new()),
+            (Portion::Of(_), [only]) => (sureness(*only), only.as_str().to_owned()),
+            (Portion::Of(_), [first, more @ ..]) => {
+                let text = format!("{} (and {} more)", first.as_str(), more.len());
+                (sureness(*first), text)
+            }
+        }
+    }
+}
+
+/// Categories of the device shown.
+#[derive(Default)]
+pub struct Categories {
+    /// The allocator's total.
+    allocated: i128,
+}
+
+fn shown(context: &ProcessContext) -> Option<&DeviceCategories> {
+    context.of_device(&context.categories, |device| device.index)
+}
+
+impl Content for Categories {
+    type Key = Key;
+    type Data = CategoryData;
+    type Context = ProcessContext;
+
+    const SEARCHED: &'static str = "names of categories and rules";
+
+    fn tab(&self) -> Option<Tab> {
+        Some(Tab::Categories)
+    }
+
+    fn columns(&self) -> &'static [Column<Self>] {
+        &COLUMNS
+    }
+
+    fn build(&mut self, query: &mut Query<Key>, context: &ProcessContext) -> TableOf<Self> {
+        let Some(device) = shown(context) else {
+            return TableOf::<Self>::default();
+        };
+        self.allocated = device.totals.allocated.0.into();
+        let entry = |row| {
+            let data = CategoryData::of_portion(row, device.since);
+            let mut outermost = Row::leaf((row.portion, None), data);
+            outermost.fold = query.fold(!row.rules.is_empty(), &outermost.key);
+            (outermost, row)
+        };
+        let entries: Vec<(RowOf<Self>, &PortionRow)> = device.rows.iter().map(entry).collect();
+        let searched = |row: &RowOf<Self>| {
+            let rules = row.data.rules.iter().map(|rule| rule.as_str());
+            let names: Vec<&str> = std::iter::once(row.data.name()).chain(rules).collect();
+            names.join(" ")
+        };
+        let live = |row: &RowOf<Self>| row.data.live.into();
+        query.table(self, entries, live, searched, |row, portion| {
+            let rules = portion.rules.iter().filter(|_| row.fold == Fold::Open);
+            let beneath = |rule: &CategoryRow| Row {
+                depth: 1,
+                ..Row::leaf((portion.portion, Some(rule.rule)), row.data.of_rule(rule))
+            };
+            rules.map(beneath).collect()
+        })
+    }
+
+    fn keys_beneath(&self, _row: &RowOf<Self>, _context: &ProcessContext) -> Vec<Key> {
+        Portion::ALL.map(|portion| (portion, None)).into()
+    }
+
+    fn needs(&self, _width: u16, height: u16, context: &ProcessContext) -> Needs {
+        let spare = height.saturating_sub(30);
+        let when = |enough: bool, rows: u16| if enough { rows } else { 0 };
+        Needs {
+            graph: when(height >= 18, height / 5 + 1 + spare / 3),
+            second: when(height >= 22, height / 6 + spare / 5),
+            ..context.needs(height)
+        }
+    }
+
+    fn account(&self, context: &ProcessContext) -> Option<String> {
+        shown(context).map(account)
+    }
+
+    fn draw_around(
+        _screen: &TableScreen<Self>,
+        buffer: &mut Buffer,
+        layout: &Layout,
+        context: &ProcessContext,
+        theme: &Theme,
+    ) {
+        if let Some(device) = shown(context) {
+            graph::draw_graph(buffer, layout.graph, device, theme);
+            iterations::draw_iterations(buffer, layout.second, device, theme);
+        }
+    }
+
+    fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<(String, String)> {
+        let filter = clean(screen.state.query.filter.pattern());
+        let (first, second) = match (shown(context), &context.categories) {
+            (Some(_), _) if screen.table.shown > 0 => return None,
+            (Some(_), _) => {
+                let first = format!("No category matches /{filter}/");
+                return Some((first, "Esc shows all categories.".to_owned()));
+            }
+            (None, None) => ("Waiting for the first table of categories.", ""),
+            (None, Some(_)) => (
+                "No categories on this device.",
+                "They exist for PyTorch's allocators, not for calls into CUDA.",
+            ),
+        };
+        Some((first.to_owned(), second.to_owned()))
+    }
+
+    fn badge(&self, row: &RowOf<Self>, theme: &Theme) -> Option<Span<'static>> {
+        let portion = row.data.portion;
+        let letter = Span::styled(graph::letter(portion), graph::style(portion, theme));
+        row.data.rule.is_none().then_some(letter)
+    }
+
+    fn total(&self, context: &ProcessContext) -> Option<(i128, &'static str)> {
+        shown(context).map(|_| (self.allocated, "allocated"))
+    }
+
+    fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
+        let (how, rule) = row.data.decided();
+        let name = CategoryData {
+            rule: None,
+            ..row.data.clone()
+        };
+        vec![format!("{}: {how}   {rule}", name.name())]
+    }
+
+    fn own_keys(&self) -> &'static [KeyHint] {
+        &[("Enter", "rules", 2), ("*", "all rules", 5)]
+    }
+
+    fn help(&self) -> [&'static str; 2] {
+        [KEYS, TERMS]
+    }
+}
+
+/// Describes the allocated bytes, the peak, the current phase and the age of the last heap snapshot.
+fn account(device: &DeviceCategories) -> String {
+    let read = device.read_before.map_or_else(
+        || "inferred (t: read)".to_owned(),
+        |ago| {
+            let (exact, ago) = (human(device.exact), span(Duration::from_nanos(ago)));
+            format!("read {ago} ago: {exact} exact")
+        },
+    );
+    format!(
+        "  allocated {}   {} {}   phase: {}   {read}",
+        human(device.totals.allocated),
+        peak(device.since),
+        human(device.peak),
+        device.phase.as_str()
+    )
+}
+
+const KEYS: &str = "\
+Enter       the rules that decided on a category; so does a click on it
+*           the rules of all categories
+";
+
+const TERMS: &str = "\
+letters     the graph draws each category by the letter of its row
+phase       what the program did at its last allocation
+AT PEAK     bytes at the device's peak since attach or opening
+MOST        largest value of the moments in the graph: for each step,
+            the moment with most allocated bytes
+exact       read from PyTorch or its objects, or a difference
+inferred    from when it was allocated and freed, by the named rule
+so far      inferred; later events may change it
+before      attach: live at attach; opening: live when opened
+activation  saved by a forward pass for the backward pass
+temporary   freed soon, by the part of the program that allocated it
+workspace   not a tensor: scratch memory of a library
+LIVE AT END allocated at the end of the iteration; if it grows: a leak
+CACHED      reserved by PyTorch's allocator but not allocated
+";

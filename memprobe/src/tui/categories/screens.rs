@@ -4,32 +4,24 @@ use std::sync::Arc;
 
 use ratatui::backend::TestBackend;
 
+use super::super::context::ProcessContext;
 use super::super::input::InputEvent;
 use super::super::samples;
-use super::super::secondary_screens::ScreenRequest;
-use super::super::state::State;
-use super::super::test_support::{self, BARE, COLOUR, SMALL, Size, sizes};
+use super::super::table_screen::{RowOf, ScreenRequest};
+use super::super::test_support::{BARE, COLOUR, SMALL, Shown, Size, sizes, typed};
 use super::super::theme::Theme;
-use super::{CategoriesState, draw};
+use super::{Categories, shown};
 use crate::attribution::tables::samples::{categories, silent};
 use crate::attribution::tables::{Category, DeviceCategories, Portion};
 
-fn drawn(state: &CategoriesState, size: Size, theme: &Theme) -> TestBackend {
-    let lines = State::new(Arc::new(samples::normal()), size);
-    test_support::drawn(size, |buffer| {
-        draw(buffer, state, &lines, theme);
-        None
-    })
+fn drawn(state: &Shown<Categories>, size: Size, theme: &Theme) -> TestBackend {
+    state.drawn(size, theme)
 }
 
-fn state(news: Arc<Vec<DeviceCategories>>, size: Size, wanted: &[InputEvent]) -> CategoriesState {
-    let mut state = CategoriesState::default();
-    state.resize(size.0, size.1);
-    state.update(news);
-    for wanted in wanted {
-        assert_eq!(state.handle(*wanted), None);
-    }
-    state
+fn state(news: Arc<Vec<DeviceCategories>>, size: Size, wanted: &[InputEvent]) -> Shown<Categories> {
+    let mut context = ProcessContext::new(Arc::new(samples::normal()));
+    context.categories = Some(news);
+    Shown::new(Categories::default(), context, size).with(wanted)
 }
 
 fn screen(size: Size, wanted: &[InputEvent]) -> TestBackend {
@@ -69,32 +61,53 @@ fn help_says_what_the_keys_do() {
 #[test]
 fn the_categories_add_up_to_what_is_allocated_now_and_at_the_peak() {
     let state = state(categories(), SMALL, &[InputEvent::OpenAll]);
-    let device = state.shown_device().unwrap();
-    let whole = || state.rows.iter().filter(|row| row.rule.is_none());
+    let device = shown(&state.context).unwrap();
+    let whole = || {
+        state
+            .table
+            .rows
+            .iter()
+            .filter(|row| row.data.rule.is_none())
+    };
     let (live, at_peak): (i64, i64) = whole().fold((0, 0), |(live, at_peak), row| {
-        (live + row.live, at_peak + row.at_peak)
+        (live + row.data.live, at_peak + row.data.at_peak)
     });
     assert_eq!(live as u64, device.totals.allocated.0);
     assert_eq!(at_peak as u64, device.peak.0);
-    for row in whole().filter(|row| !row.rules.is_empty()) {
-        let of = |rule: &&super::rows::Row| rule.rule.is_some() && rule.portion == row.portion;
-        let rules: i64 = state.rows.iter().filter(of).map(|rule| rule.live).sum();
-        assert_eq!(rules, row.live, "{:?}", row.portion);
+    for row in whole().filter(|row| !row.data.rules.is_empty()) {
+        let portion = row.data.portion;
+        let of =
+            |rule: &&RowOf<Categories>| rule.data.rule.is_some() && rule.data.portion == portion;
+        let rules = state.table.rows.iter().filter(of);
+        let rules: i64 = rules.map(|rule| rule.data.live).sum();
+        assert_eq!(rules, row.data.live, "{portion:?}");
     }
+}
+
+#[test]
+fn a_filter_finds_categories_by_name_and_by_rule() {
+    let shown = |pattern: &str| state(categories(), SMALL, &typed(pattern)).table.shown;
+    assert_eq!(shown("^parameter"), 1);
+    assert!(shown("forward") > 0);
+    assert_eq!(shown("zzz"), 0);
 }
 
 #[test]
 fn enter_shows_the_rules_of_a_category_and_left_hides_them() {
     let mut state = state(categories(), SMALL, &[]);
-    let closed = state.rows.len();
-    let parameters = |row: &super::rows::Row| row.portion == Portion::Of(Category::Parameter);
-    let at = state.rows.iter().position(parameters).unwrap();
+    let closed = state.table.rows.len();
+    let parameters = |row: &RowOf<Categories>| row.data.portion == Portion::Of(Category::Parameter);
+    let at = state.table.rows.iter().position(parameters).unwrap();
     state.handle(InputEvent::Move(at as isize));
     state.handle(InputEvent::Toggle);
-    assert!(state.rows.len() > closed);
+    assert!(state.table.rows.len() > closed);
     state.handle(InputEvent::Move(1));
     state.handle(InputEvent::Close);
-    assert_eq!((state.rows.len(), state.selection.cursor), (closed, at));
+    state.handle(InputEvent::Close);
+    assert_eq!(
+        (state.table.rows.len(), state.state.selection.cursor),
+        (closed, at)
+    );
 }
 
 #[test]
@@ -102,12 +115,8 @@ fn c_and_escape_lead_back_and_help_closes_first() {
     let mut state = state(categories(), SMALL, &[InputEvent::Help]);
     assert_eq!(state.handle(InputEvent::Back), None);
     assert_eq!(state.handle(InputEvent::Back), Some(ScreenRequest::Leave));
-    assert_eq!(
-        state.handle(InputEvent::Categories),
-        Some(ScreenRequest::Leave)
-    );
-    let pause = InputEvent::Pause;
-    assert_eq!(state.handle(pause), Some(ScreenRequest::AsOnLines(pause)));
+    assert_eq!(state.handle(InputEvent::Pause), None);
+    assert!(state.context.feed.is_paused());
 }
 
 #[test]
@@ -134,4 +143,9 @@ fn no_size_of_the_screen_and_no_key_makes_it_fail() {
             drawn(&state, size, &COLOUR);
         }
     }
+}
+
+#[test]
+fn the_areas_fill_every_screen() {
+    state(categories(), SMALL, &[]).assert_filled();
 }

@@ -1,24 +1,12 @@
 //! Summary of the selected process.
 
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-
-use super::super::theme::Theme;
-use super::state::HostState;
 use crate::event::bytes::human;
 use crate::ledger::snapshot::host::{DriverSnapshot, Holder, ProcessRow};
-use crate::view::{self, clean, driver_gap, fit, named_site, percent, process_state, whole_frame};
+use crate::view::{self, clean, driver_gap, named_site, percent, process_state, whole_frame};
 
-/// Draws two lines: state or top line, then the facts of the process.
-pub fn draw_detail(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
-    let Some(row) = state.selected() else { return };
-    let available = usize::from(area.width.saturating_sub(2));
-    let driver = &state.shown.driver;
-    let lines = [first_line(row), facts(row, driver).join("  ")];
-    for (text, y) in lines.iter().zip(area.y..area.bottom()) {
-        let text = fit(text, available, theme.glyphs.cut);
-        buffer.set_stringn(area.x + 2, y, text, available, theme.faint());
-    }
+/// Returns two lines: state or top line, then the facts of the process.
+pub fn lines(row: &ProcessRow, driver: &DriverSnapshot) -> Vec<String> {
+    vec![first_line(row), facts(row, driver).join("  ")]
 }
 
 /// Returns the state, the top line with its whole path, or both.

@@ -6,45 +6,49 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
+use super::super::table_screen::{Title, bar, draw_text};
 use super::super::theme::Theme;
-use super::layout::devices_a_line;
-use super::rows::is_within;
-use super::state::HostState;
+use super::processes::{HostContext, processes};
+use super::rows::{ProcessVisibility, is_within};
 use crate::event::bytes::short;
-use crate::ledger::snapshot::host::{DriverDevice, DriverSnapshot, ProcessRow, ProcessState};
+use crate::ledger::snapshot::host::{
+    DriverDevice, DriverSnapshot, HostSnapshot, ProcessRow, ProcessState,
+};
 use crate::view::{clean, clock, counted, device_gaps, fit, percent, width};
 
 /// Columns of a device's bar.
 const BAR: usize = 8;
 
-/// Draws program, process counts and clock.
-pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
-    if area.is_empty() {
-        return;
-    }
-    buffer.set_style(area, theme.bar());
-    let columns = usize::from(area.width);
-    let name = format!(" {}  ", state.name);
-    buffer.set_stringn(area.x, area.y, &name, columns, theme.bar_strong());
-    let snapshot = &state.shown;
+/// Minimum width of one device of the driver.
+const DEVICE: u16 = 40;
+
+/// Returns the number of devices drawn side by side.
+fn devices_a_line(width: u16, devices: usize) -> usize {
+    usize::from(width / DEVICE).min(devices).max(1)
+}
+
+/// Returns the lines that the devices take.
+pub fn device_lines(width: u16, devices: usize) -> u16 {
+    let lines = devices.div_ceil(devices_a_line(width, devices)).max(1);
+    u16::try_from(lines).unwrap_or(u16::MAX)
+}
+
+/// Returns program, process counts and clock.
+pub fn title(context: &HostContext) -> Title {
+    let snapshot = &context.feed.shown;
     let time = Duration::from_nanos(snapshot.now.0.saturating_sub(snapshot.started.0));
-    let right = format!("  {} ", clock(time));
-    let start = area.right().saturating_sub(width(&right) as u16);
-    let after = area.x + width(&name) as u16;
-    if start < after {
-        return;
+    Title {
+        name: context.name.clone(),
+        text: states(snapshot, context.extent),
+        facts: vec![clock(time)],
+        more_facts: Vec::new(),
     }
-    buffer.set_string(start, area.y, &right, theme.bar());
-    let available = usize::from(start - after);
-    let text = fit(&processes(state), available, theme.glyphs.cut);
-    buffer.set_stringn(after, area.y, text, available, theme.bar());
 }
 
 /// Returns `6 processes: 4 probed, 1 waiting, 1 not probed`.
-fn processes(state: &HostState) -> String {
-    let host = &state.shown;
+fn states(host: &HostSnapshot, extent: ProcessVisibility) -> String {
     let rows = host.processes.iter();
-    let within = |row: &&ProcessRow| is_within(host, state.extent, row);
+    let within = |row: &&ProcessRow| is_within(host, extent, row);
     let states: Vec<&ProcessState> = rows.filter(within).map(|row| &row.state).collect();
     let count = |is: fn(&ProcessState) -> bool| states.iter().filter(|state| is(state)).count();
     let parts = [
@@ -64,10 +68,7 @@ fn processes(state: &HostState) -> String {
         .filter(|(number, _)| *number > 0)
         .map(|(number, word)| format!("{number} {word}"))
         .collect();
-    let processes = match states.len() {
-        1 => "1 process".to_owned(),
-        number => format!("{number} processes"),
-    };
+    let processes = processes(states.len());
     if parts.is_empty() {
         return processes;
     }
@@ -75,19 +76,16 @@ fn processes(state: &HostState) -> String {
 }
 
 /// Draws the devices side by side, or the driver's error.
-pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
+pub fn draw_devices(buffer: &mut Buffer, area: Rect, driver: &DriverSnapshot, theme: &Theme) {
     if area.is_empty() {
         return;
     }
-    let devices = match &state.shown.driver {
+    let devices = match driver {
         DriverSnapshot::Devices(devices) => devices,
         DriverSnapshot::Unasked => return,
         DriverSnapshot::Silent(reason) => {
             let text = format!(" DRIVER is -: {}", clean(reason));
-            let available = usize::from(area.width);
-            let text = fit(&text, available, theme.glyphs.cut);
-            buffer.set_stringn(area.x, area.y, text, available, theme.faint());
-            return;
+            return draw_text(buffer, area, &text, theme.faint(), theme);
         }
     };
     let a_line = devices_a_line(area.width, devices.len());
@@ -111,16 +109,8 @@ pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &
 fn device_line(device: &DriverDevice, columns: usize, theme: &Theme) -> Line<'static> {
     let memory = device.memory.as_ref().ok();
     let memory = memory.map(|memory| (memory.used, memory.total));
-    let eighths = match memory {
-        Some((used, total)) if total.0 > 0 => {
-            let filled = u128::from(used.0) * (BAR as u128 * 8) / u128::from(total.0);
-            filled.min(BAR as u128 * 8) as usize
-        }
-        _ => 0,
-    };
-    let bar: String = (0..BAR)
-        .map(|cell| theme.glyphs.growing[eighths.saturating_sub(cell * 8).min(8)])
-        .collect();
+    let (used, total) = memory.map_or((0, 0), |(used, total)| (used.0, total.0));
+    let bar = bar(used.into(), total.into(), BAR, theme);
     let head = format!(" GPU {:<2} ", device.index);
     let figures = match memory {
         Some((used, total)) => format!(

@@ -1,22 +1,14 @@
 //! Live screen of all processes of a host. Enter opens one process, Esc returns.
 
-mod columns;
 mod detail;
 mod header;
-mod help;
-mod input;
-mod layout;
+mod processes;
 mod rows;
 mod run;
 #[cfg(test)]
 mod samples;
 #[cfg(test)]
 mod screens;
-mod sort;
-mod state;
-mod status;
-mod table;
-mod view;
 
 pub use run::{Title, run};
 

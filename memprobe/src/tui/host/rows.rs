@@ -1,7 +1,8 @@
-//! Rows of the table of processes: sums, visibility, order and search text.
+//! Rows of the table of processes: sums, visibility and search text.
 
-use super::super::filter::Filter;
-use super::sort::Sort;
+use std::fmt;
+
+use crate::event::bytes::short;
 use crate::event::{Bytes, Totals};
 use crate::ledger::snapshot::host::{Holder, HostSnapshot, ProcessRow};
 use crate::view::{BEFORE_ATTACH, FileNames, clean, named_site, process_state, whole_frame};
@@ -39,6 +40,27 @@ impl Sums {
     }
 }
 
+impl fmt::Display for Sums {
+    /// Writes `allocated 4.00 GiB, reserved 5.00 GiB, driver 7.00 GiB`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Totals {
+            allocated,
+            reserved,
+        } = self.totals;
+        write!(
+            f,
+            "allocated {}, reserved {}",
+            short(allocated),
+            short(reserved)
+        )?;
+        if let Some(driver) = self.driver {
+            let more = if self.driver_is_partial { "+" } else { "" };
+            write!(f, ", driver {}{more}", short(driver))?;
+        }
+        Ok(())
+    }
+}
+
 /// Set of processes shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ProcessVisibility {
@@ -54,25 +76,6 @@ pub fn is_within(host: &HostSnapshot, extent: ProcessVisibility, row: &ProcessRo
     extent == ProcessVisibility::All || !host.holds_nothing(row)
 }
 
-/// Returns the indices of the processes to show, in order.
-pub fn order(
-    host: &HostSnapshot,
-    extent: ProcessVisibility,
-    sort: Sort,
-    filter: &Filter,
-    names: &FileNames,
-) -> Vec<usize> {
-    let processes = &host.processes;
-    let is_shown = |row: &ProcessRow| {
-        is_within(host, extent, row) && (!filter.is_active() || filter.shows(&searched(row)))
-    };
-    let mut places: Vec<usize> = (0..processes.len())
-        .filter(|place| is_shown(&processes[*place]))
-        .collect();
-    places.sort_by(|a, b| sort.compare(&processes[*a], &processes[*b], names));
-    places
-}
-
 /// Returns the file names of the top lines.
 pub fn names(processes: &[ProcessRow]) -> FileNames {
     let frames = processes.iter().filter_map(|row| match &row.top {
@@ -86,7 +89,7 @@ pub fn names(processes: &[ProcessRow]) -> FileNames {
 }
 
 /// Returns the text that the filter matches.
-fn searched(row: &ProcessRow) -> String {
+pub fn searched(row: &ProcessRow) -> String {
     let facts = &row.facts;
     let top = row.top.as_ref().map(|top| match &top.holder {
         Holder::Site(site) => named_site(site, whole_frame),
@@ -106,6 +109,7 @@ fn searched(row: &ProcessRow) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::filter::Filter;
     use super::super::samples;
     use super::*;
 
@@ -122,17 +126,11 @@ mod tests {
     #[test]
     fn a_process_is_found_by_whatever_a_person_knows_of_it() {
         let host = samples::busy();
-        let names = FileNames::default();
         let found = |pattern: &str| -> Vec<u32> {
             let filter = Filter::new(pattern);
-            let places = order(
-                &host,
-                ProcessVisibility::All,
-                Sort::default(),
-                &filter,
-                &names,
-            );
-            places.iter().map(|at| host.processes[*at].tgid.0).collect()
+            let rows = host.processes.iter();
+            let found = rows.filter(|row| filter.shows(&searched(row)));
+            found.map(|row| row.tgid.0).collect()
         };
         assert_eq!(found("1234"), [1234]);
         assert_eq!(found("grace"), [5120]);

@@ -10,15 +10,15 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
 use super::super::News;
-use super::super::input::{self, Focus, InputEvent};
+use super::super::context::WayBack;
+use super::super::input::{Focus, InputEvent, wanted};
 use super::super::process::{ENDED, ProcessStage};
+use super::super::table_screen::{ScreenHandle, ScreenRequest, TableScreen};
 use super::super::terminal::{self, Stage, Step};
 use super::super::theme::Theme;
-use super::input::{HostWanted, wanted};
-use super::state::HostState;
-use super::{HostCommand, HostView, SourcesOf, view};
+use super::processes::{HostContext, Processes};
+use super::{HostCommand, HostView, SourcesOf};
 use crate::event::Tgid;
-use crate::ledger::snapshot::host::HostSnapshot;
 
 /// Name of a screen of processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,9 +58,8 @@ struct HostStage {
     commands: UnboundedSender<HostCommand>,
     quit: Receiver<bool>,
     sources: SourcesOf,
-    /// Last snapshot taken from `views`.
-    taken: Arc<HostSnapshot>,
-    host: HostState,
+    context: HostContext,
+    host: TableScreen<Processes>,
     opened: Option<Opened>,
 }
 
@@ -79,14 +78,15 @@ impl HostStage {
         quit: Receiver<bool>,
         name: String,
     ) -> Self {
-        let taken = Arc::clone(&views.borrow().host);
-        let host = HostState::new(Arc::clone(&taken), (0, 0), name);
+        let first = Arc::clone(&views.borrow().host);
+        let context = HostContext::new(Arc::clone(&first), name);
+        let host = TableScreen::new(Processes::new(first), &context);
         Self {
             views,
             commands,
             quit,
             sources,
-            taken,
+            context,
             host,
             opened: None,
         }
@@ -98,20 +98,19 @@ impl HostStage {
 
     /// Handles an event on the table of processes.
     fn on_host(&mut self, event: &Event) -> Result<Step> {
-        let Some(wanted) = wanted(event, self.host.focus) else {
+        let Some(wanted) = wanted(event, self.host.focus()) else {
             return Ok(Step::Nothing);
         };
-        match self.host.handle(wanted) {
-            Some(HostCommand::Quit) => return Ok(Step::Leave),
-            Some(HostCommand::Open(tgid)) => {
+        match self.host.handle(wanted, &mut self.context) {
+            Some(ScreenRequest::Quit) => return Ok(Step::Leave),
+            Some(ScreenRequest::Open(tgid)) => {
                 self.opened = Some(Opened { tgid, stage: None });
                 self.send(HostCommand::Open(tgid))?;
             }
-            Some(command) => self.send(command)?,
-            None => {}
+            Some(ScreenRequest::Leave | ScreenRequest::Send(_)) | None => {}
         }
         Ok(match wanted {
-            HostWanted::Common(InputEvent::Redraw) => Step::DrawAll,
+            InputEvent::Redraw => Step::DrawAll,
             _ => Step::Draw,
         })
     }
@@ -123,7 +122,7 @@ impl HostStage {
             .opened
             .as_mut()
             .and_then(|opened| opened.stage.as_mut());
-        let step = match (stage, input::wanted(event, Focus::Table)) {
+        let step = match (stage, wanted(event, Focus::Table)) {
             (Some(stage), _) => stage.handle(event)?,
             (None, Some(InputEvent::Quit)) => Step::Leave,
             (None, Some(InputEvent::Back)) => Step::Back,
@@ -142,7 +141,8 @@ impl HostStage {
         let commands = self.commands.clone();
         let ask = move |command| commands.send(HostCommand::Ask(command)).context(ENDED);
         let sources = (self.sources)(tgid);
-        let mut stage = ProcessStage::opened(news, Box::new(ask), sources, self.quit.clone());
+        let quit = self.quit.clone();
+        let mut stage = ProcessStage::new(news, Box::new(ask), sources, quit, WayBack::Host);
         let (width, height) = self.host.size();
         stage.resize(width, height);
         stage
@@ -156,10 +156,9 @@ impl Stage for HostStage {
 
     fn take_news(&mut self) -> bool {
         let latest = self.views.borrow().clone();
-        let is_new = !Arc::ptr_eq(&latest.host, &self.taken);
+        let is_new = self.context.feed.update(latest.host);
         if is_new {
-            self.host.update(Arc::clone(&latest.host));
-            self.taken = latest.host;
+            self.host.rebuild(&self.context);
         }
         let waits = |opened: &&mut Opened| opened.stage.is_none();
         let waits_for = self.opened.as_mut().filter(waits).map(|opened| opened.tgid);
@@ -175,8 +174,7 @@ impl Stage for HostStage {
     }
 
     fn resize(&mut self, width: u16, height: u16) {
-        let wanted = InputEvent::Resize(width, height);
-        self.host.handle(HostWanted::Common(wanted));
+        self.host.resize(width, height, &self.context);
         if let Some(stage) = self.opened.as_mut().and_then(|it| it.stage.as_mut()) {
             stage.resize(width, height);
         }
@@ -196,7 +194,7 @@ impl Stage for HostStage {
     fn draw(&mut self, buffer: &mut Buffer, theme: &Theme) -> Option<Position> {
         match self.opened.as_mut().and_then(|it| it.stage.as_mut()) {
             Some(stage) => stage.draw(buffer, theme),
-            None => view::draw(buffer, &self.host, theme),
+            None => self.host.draw(buffer, &self.context, theme),
         }
     }
 }
@@ -431,7 +429,7 @@ mod tests {
         stage.handle(&key(KeyCode::Enter)).unwrap();
         let (sides, news) = process(Tgid(1234));
         let view = HostView {
-            host: Arc::clone(&stage.taken),
+            host: Arc::clone(&stage.context.feed.shown),
             process: Some((Tgid(1234), news)),
         };
         let (sender, receiver) = watch::channel(view);

@@ -6,31 +6,31 @@ use ratatui::backend::TestBackend;
 use ratatui::style::Color;
 
 use super::super::input::InputEvent;
+use super::super::table_screen::ScreenRequest;
 use super::super::test_support::{
-    self, BARE, COLOUR, Dice, SMALL, Size, all_sizes, assert_the_same_without_colour, blank, typed,
+    BARE, COLOUR, Dice, SMALL, Shown, Size, all_sizes, assert_the_same_without_colour, blank, typed,
 };
 use super::super::theme::Theme;
-use super::input::HostWanted;
-use super::sort::Column;
-use super::state::HostState;
-use super::{HostCommand, samples, view};
+use super::processes::{HostContext, Processes};
+use super::samples;
 use crate::event::Tgid;
-use crate::ledger::snapshot::host::{HostSnapshot, ProcessState};
+use crate::ledger::snapshot::host::{HostSnapshot, ProcessRow, ProcessState};
 
 const MEDIUM: Size = (100, 24);
 const LARGE: Size = (140, 30);
 
-fn drawn(state: &HostState, size: Size, theme: &Theme) -> TestBackend {
-    test_support::drawn(size, |buffer| view::draw(buffer, state, theme))
+fn drawn(state: &Shown<Processes>, size: Size, theme: &Theme) -> TestBackend {
+    state.drawn(size, theme)
 }
 
-fn state(snapshot: HostSnapshot, size: Size, wanted: &[InputEvent]) -> HostState {
-    let mut state = HostState::new(Arc::new(snapshot), size, "memprobe top".to_owned());
-    for wanted in wanted {
-        let command = state.handle(HostWanted::Common(*wanted));
-        assert_ne!(command, Some(HostCommand::Quit));
-    }
-    state
+fn state(snapshot: HostSnapshot, size: Size, wanted: &[InputEvent]) -> Shown<Processes> {
+    let snapshot = Arc::new(snapshot);
+    let context = HostContext::new(Arc::clone(&snapshot), "memprobe top".to_owned());
+    Shown::new(Processes::new(snapshot), context, size).with(wanted)
+}
+
+fn selected(state: &Shown<Processes>) -> &ProcessRow {
+    state.content.process(state.selected().unwrap())
 }
 
 fn screen(snapshot: HostSnapshot, size: Size, wanted: &[InputEvent]) -> TestBackend {
@@ -47,9 +47,9 @@ fn a_busy_host() {
 #[test]
 fn processes_that_hold_nothing_are_shown_where_they_are_asked_for() {
     let mut state = state(samples::busy(), MEDIUM, &[]);
-    let shown = state.order.len();
-    state.handle(HostWanted::Extent);
-    assert_eq!(state.order.len(), shown + 1);
+    let shown = state.table.rows.len();
+    state.handle(InputEvent::Extent);
+    assert_eq!(state.table.rows.len(), shown + 1);
     insta::assert_snapshot!("all", drawn(&state, MEDIUM, &COLOUR));
 }
 
@@ -106,8 +106,8 @@ fn help() {
 #[test]
 fn a_process_that_cannot_be_probed_shows_the_reason_and_does_not_open() {
     let mut state = state(samples::busy(), SMALL, &typed("5120"));
-    state.handle(HostWanted::Common(InputEvent::Accept));
-    assert_eq!(state.handle(HostWanted::Common(InputEvent::Toggle)), None);
+    state.handle(InputEvent::Accept);
+    assert_eq!(state.handle(InputEvent::Toggle), None);
     insta::assert_snapshot!("refused", drawn(&state, SMALL, &COLOUR));
 }
 
@@ -133,44 +133,48 @@ fn a_hostile_host() {
 #[test]
 fn enter_asks_for_the_selected_process() {
     let mut state = state(samples::busy(), SMALL, &[InputEvent::Move(1)]);
-    let command = state.handle(HostWanted::Common(InputEvent::Toggle));
-    assert_eq!(command, Some(HostCommand::Open(Tgid(6001))));
+    let command = state.handle(InputEvent::Toggle);
+    assert_eq!(command, Some(ScreenRequest::Open(Tgid(6001))));
 }
 
 #[test]
 fn a_click_on_a_head_sorts_and_a_second_click_on_a_row_opens_it() {
     let mut state = state(samples::busy(), SMALL, &[]);
-    let layout = state.layout().unwrap();
-    let mut click = |x, y| state.handle(HostWanted::Common(InputEvent::Click(x, y)));
+    let layout = state.areas();
+    let mut click = |x, y| state.handle(InputEvent::Click(x, y));
     assert_eq!(click(5, layout.head.y), None);
     assert_eq!(click(30, layout.rows.y + 1), None);
     let opened = click(30, layout.rows.y + 1);
-    assert_eq!(opened, Some(HostCommand::Open(Tgid(2001))));
+    assert_eq!(opened, Some(ScreenRequest::Open(Tgid(2001))));
     assert_eq!(click(30, layout.rows.bottom() - 1), None);
-    assert_eq!(state.sort.column, Column::Pid);
+    assert_eq!(state.state.query.sort.column, 0);
 }
 
 #[test]
 fn the_selection_follows_its_process_and_moves_on_when_that_is_gone() {
     let mut state = state(samples::busy(), SMALL, &[InputEvent::Move(1)]);
-    state.handle(HostWanted::SortBy(Column::Pid));
-    assert_eq!(state.selected().unwrap().tgid, Tgid(6001));
+    state.handle(InputEvent::SortBy(0));
+    assert_eq!(selected(&state).tgid, Tgid(6001));
     let mut later = samples::busy();
     later.processes.retain(|row| row.tgid != Tgid(6001));
-    let cursor = state.selection.cursor;
-    state.update(Arc::new(later));
-    assert_eq!(state.selection.cursor, cursor);
-    assert_ne!(state.selected().unwrap().tgid, Tgid(6001));
+    let cursor = state.state.selection.cursor;
+    state.update(|context| {
+        context.feed.update(Arc::new(later));
+    });
+    assert_eq!(state.state.selection.cursor, cursor);
+    assert_ne!(selected(&state).tgid, Tgid(6001));
 }
 
 #[test]
 fn a_paused_screen_stands_still_and_then_catches_up() {
     let mut state = state(samples::busy(), SMALL, &[InputEvent::Pause]);
-    state.update(Arc::new(samples::empty()));
+    state.update(|context| {
+        context.feed.update(Arc::new(samples::empty()));
+    });
     assert!(drawn(&state, SMALL, &COLOUR).to_string().contains("PAUSED"));
-    assert_eq!(state.order.len(), samples::busy().processes.len() - 1);
-    state.handle(HostWanted::Common(InputEvent::Pause));
-    assert!(state.order.is_empty());
+    assert_eq!(state.table.rows.len(), samples::busy().processes.len() - 1);
+    state.handle(InputEvent::Pause);
+    assert!(state.table.rows.is_empty());
 }
 
 #[test]
@@ -182,8 +186,8 @@ fn what_is_shown_adds_up_to_what_the_processes_hold() {
             .map(|device| device.totals.allocated.0)
             .sum();
         let state = state(snapshot, SMALL, &[]);
-        assert_eq!(state.sums.totals.allocated.0, sum);
-        assert_eq!(state.sums.totals, state.all.totals);
+        assert_eq!(state.content.sums.totals.allocated.0, sum);
+        assert_eq!(state.content.sums.totals, state.content.all.totals);
     }
 }
 
@@ -208,8 +212,8 @@ fn no_size_of_terminal_breaks_the_screen() {
             let mut state = state(snapshot.clone(), (0, 0), &wishes);
             for size in all_sizes() {
                 let resize = InputEvent::Resize(size.0, size.1);
-                state.handle(HostWanted::Common(resize));
-                view::draw(&mut blank(size), &state, &COLOUR);
+                state.handle(resize);
+                state.draw(&mut blank(size), &COLOUR);
             }
         }
     }
@@ -225,11 +229,10 @@ fn a_terminal_that_shrank_unnoticed_does_not_break_the_screen() {
     }
 }
 
-fn asked(dice: &mut Dice) -> HostWanted {
+fn asked(dice: &mut Dice) -> InputEvent {
     match dice.roll(15) {
-        0 => HostWanted::SortBy(Column::ALL[dice.roll(12) as usize]),
-        1 => HostWanted::Extent,
-        _ => HostWanted::Common(dice.wanted()),
+        0 => InputEvent::Extent,
+        _ => dice.wanted(),
     }
 }
 
@@ -237,19 +240,22 @@ fn asked(dice: &mut Dice) -> HostWanted {
 fn no_order_of_keys_and_snapshots_breaks_the_screen() {
     let samples: Vec<Arc<HostSnapshot>> = all_samples().into_iter().map(Arc::new).collect();
     let mut dice = Dice::new();
-    let mut state = HostState::new(samples[0].clone(), SMALL, "memprobe top".to_owned());
+    let mut state = state((*samples[0]).clone(), SMALL, &[]);
     for _ in 0..4000 {
-        if let Some(HostCommand::Open(tgid)) = state.handle(asked(&mut dice)) {
-            let row = state.selected().unwrap();
+        if let Some(ScreenRequest::Open(tgid)) = state.handle(asked(&mut dice)) {
+            let row = selected(&state);
             assert_eq!(row.tgid, tgid);
             assert!(!matches!(row.state, ProcessState::Refused(_)));
         }
         if dice.roll(5) == 0 {
-            state.update(samples[dice.roll(samples.len() as u64) as usize].clone());
+            let sample = &samples[dice.roll(samples.len() as u64) as usize];
+            state.update(|context| {
+                context.feed.update(Arc::clone(sample));
+            });
         }
-        assert!(state.selection.cursor < state.order.len().max(1));
-        assert!(state.selection.offset <= state.selection.cursor);
-        view::draw(&mut blank((90, 30)), &state, &COLOUR);
+        assert!(state.state.selection.cursor < state.table.rows.len().max(1));
+        assert!(state.state.selection.offset <= state.state.selection.cursor);
+        state.draw(&mut blank((90, 30)), &COLOUR);
     }
 }
 
@@ -267,5 +273,12 @@ fn no_background_is_coloured() {
         for cell in &screen(snapshot, SMALL, &[]).buffer().content {
             assert_eq!(cell.bg, Color::Reset);
         }
+    }
+}
+
+#[test]
+fn the_areas_fill_every_screen() {
+    for snapshot in [samples::empty(), samples::busy(), samples::crowded()] {
+        state(snapshot, SMALL, &[]).assert_filled();
     }
 }

@@ -1,11 +1,9 @@
 //! Rows of the module tree, in order, as far as it is open.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::HashSet;
+use std::cmp::Reverse;
 
-use super::super::filter::Filter;
-use super::super::table::Fold;
-use super::columns::Column;
+use super::super::table_screen::{Fold, Query, Row, RowOf, TableOf};
+use super::Modules;
 use super::subject::{Figures, Subject};
 use crate::attribution::tables::{CoverageStart, ModuleScope};
 use crate::view::{UNACCOUNTED, before, clean, no_module};
@@ -25,15 +23,12 @@ pub enum RowKey {
     Unaccounted,
 }
 
-/// Row of the table.
+/// Name and figures of a row.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Row {
-    pub(super) key: RowKey,
+pub struct ModuleData {
     pub(super) name: String,
     /// Number of modules that the row stands for.
     pub(super) count: u64,
-    pub(super) depth: usize,
-    pub(super) fold: Fold,
     /// Bytes at the moment shown, submodules included.
     pub(super) live: i128,
     /// Bytes at the peak of the device, submodules included.
@@ -43,73 +38,35 @@ pub struct Row {
     pub(super) figures: Option<(Figures, Figures)>,
 }
 
-/// Visible rows, and their sums.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Table {
-    pub(super) rows: Vec<Row>,
-    /// Bytes of the rows that match the filter.
-    pub(super) shown_live: i128,
-    /// Bytes of all rows.
-    pub(super) all_live: i128,
-    /// Rows that match the filter, without their descendants.
-    pub(super) shown: usize,
-    /// Modules, and the rows beside them.
-    pub(super) all: usize,
-    /// True if any module has recomputed memory.
-    pub(super) recomputed: bool,
-}
-
-/// Sort order, filter and open rows of the table.
-pub struct ModuleTableOptions<'a> {
-    pub(super) order: Column,
-    pub(super) reversed: bool,
-    pub(super) filter: &'a Filter,
-    pub(super) open: &'a HashSet<RowKey>,
-}
-
-impl ModuleTableOptions<'_> {
-    fn compare(&self, one: &Row, other: &Row) -> Ordering {
-        let key = |row: &Row| Reverse((self.order.figure(row), row.live, row.at_peak));
-        let order = match self.order {
-            Column::Module => one.name.cmp(&other.name),
-            _ => key(one).cmp(&key(other)),
-        };
-        if self.reversed {
-            order.reverse()
-        } else {
-            order
-        }
-    }
-}
-
 /// Builds the table of a device.
-pub fn table(subject: &Subject, wish: &ModuleTableOptions) -> Table {
+pub fn table(content: &Modules, subject: &Subject, query: &Query<RowKey>) -> TableOf<Modules> {
     let modules = &subject.modules[..];
-    let mut making = Making {
-        wish,
-        table: Table::default(),
-    };
     let others = other_rows(subject);
-    let outermost = modules.iter().map(|module| row(module, "", 0));
-    let mut entries: Vec<(Row, Option<&ModuleRow>)> =
-        outermost.zip(modules.iter().map(Some)).collect();
-    making.table.recomputed = entries
+    let mut making = Making {
+        content,
+        query,
+        table: TableOf::<Modules>::default(),
+    };
+    making.table.all = others.len() + count(modules);
+    let outermost = modules
         .iter()
-        .map(|(row, _)| row)
-        .chain(&others)
-        .any(recomputed);
-    entries.extend(others.into_iter().map(|row| (row, None)));
-    making.table.all_live = entries.iter().map(|(row, _)| row.live).sum();
-    making.table.all = entries
-        .iter()
-        .filter(|(_, module)| module.is_none())
-        .count()
-        + count(modules);
-    entries.sort_by(|(one, _), (other, _)| wish.compare(one, other));
+        .map(|module| (row(module, "", 0), Some(module)));
+    let mut entries: Vec<_> = outermost
+        .chain(others.into_iter().map(|row| (row, None)))
+        .collect();
+    making.table.all_bytes = entries.iter().map(|(row, _)| row.data.live).sum();
+    making.sort(&mut entries);
     for (row, module) in entries {
         making.push(row, module, Above::NoMatch);
     }
     making.table
+}
+
+/// Returns true if any module has recomputed memory.
+pub fn is_recomputed(subject: &Subject) -> bool {
+    let others = subject.others.iter().map(|(_, figures)| figures);
+    let totals = subject.modules.iter().map(|module| &module.total);
+    totals.chain(others).any(Figures::recomputed)
 }
 
 /// Returns the keys of all modules with submodules at and beneath `path`; of all modules if `path` is empty.
@@ -143,11 +100,6 @@ fn count(modules: &[ModuleRow]) -> usize {
     count
 }
 
-fn recomputed(row: &Row) -> bool {
-    let figures = row.figures.as_ref();
-    figures.is_some_and(|(_, total)| total.recomputed())
-}
-
 fn joined(path: &str, module: &ModuleRow) -> String {
     let name = clean(&module.name);
     if path.is_empty() {
@@ -157,54 +109,58 @@ fn joined(path: &str, module: &ModuleRow) -> String {
     }
 }
 
-fn row(module: &ModuleRow, above: &str, depth: usize) -> Row {
+fn row(module: &ModuleRow, above: &str, depth: usize) -> RowOf<Modules> {
     Row {
         key: RowKey::Module(joined(above, module)),
-        name: clean(&module.name),
-        count: module.count,
         depth,
-        fold: if module.parts.is_empty() {
-            Fold::Leaf
-        } else {
-            Fold::Closed
+        fold: match module.parts.is_empty() {
+            true => Fold::Leaf,
+            false => Fold::Closed,
         },
-        live: module.total.bytes().0.into(),
-        at_peak: module.total.at_peak().0.into(),
-        figures: Some((module.own, module.total)),
+        data: ModuleData {
+            name: clean(&module.name),
+            count: module.count,
+            live: module.total.bytes().0.into(),
+            at_peak: module.total.at_peak().0.into(),
+            figures: Some((module.own, module.total)),
+        },
     }
 }
 
 /// Returns the rows beside the modules: memory outside them, before attach and unaccounted.
-fn other_rows(subject: &Subject) -> Vec<Row> {
-    let plain = |key, name: &str, [live, at_peak]: [i128; 2]| Row {
-        key,
-        name: name.to_owned(),
-        count: 1,
-        depth: 0,
-        fold: Fold::Leaf,
-        live,
-        at_peak,
-        figures: None,
+fn other_rows(subject: &Subject) -> Vec<RowOf<Modules>> {
+    let plain = |key, name: &str, [live, at_peak]: [i128; 2], figures| {
+        let data = ModuleData {
+            name: name.to_owned(),
+            count: 1,
+            live,
+            at_peak,
+            figures,
+        };
+        Row::leaf(key, data)
     };
     // The tree of live memory has all blocks since attach; layers start at `subject.since`.
     let since = match subject.moment {
         Some(_) => subject.since,
         None => CoverageStart::Attach,
     };
-    let mut rows: Vec<Row> = Vec::new();
+    let mut rows = Vec::new();
     for (place, figures) in &subject.others {
         let bytes = [figures.bytes(), figures.at_peak()].map(|bytes| bytes.0.into());
-        rows.push(Row {
-            figures: Some((*figures, *figures)),
-            ..plain(RowKey::Other(place.clone()), no_module(place), bytes)
-        });
+        let figures = Some((*figures, *figures));
+        rows.push(plain(
+            RowKey::Other(place.clone()),
+            no_module(place),
+            bytes,
+            figures,
+        ));
     }
     for (key, name, bytes) in [
         (RowKey::Before(since), before(since), subject.before_attach),
         (RowKey::Unaccounted, UNACCOUNTED, subject.unaccounted),
     ] {
         if bytes != [0; 2] {
-            rows.push(plain(key, name, bytes));
+            rows.push(plain(key, name, bytes, None));
         }
     }
     rows
@@ -218,31 +174,32 @@ enum Above {
 }
 
 struct Making<'a> {
-    wish: &'a ModuleTableOptions<'a>,
-    table: Table,
+    content: &'a Modules,
+    query: &'a Query<RowKey>,
+    table: TableOf<Modules>,
 }
 
 impl Making<'_> {
+    fn sort<T>(&self, entries: &mut Vec<(RowOf<Modules>, T)>) {
+        entries.sort_by_key(|(row, _)| Reverse((row.data.live, row.data.at_peak)));
+        self.query.sort.apply(self.content, entries, |(row, _)| row);
+    }
+
     /// Adds a row and its open descendants; returns true if any of them is shown. Recursion is bounded: the
     /// ledger limits the number of levels.
-    fn push(&mut self, row: Row, module: Option<&ModuleRow>, above: Above) -> bool {
-        let filters = self.wish.filter.is_active();
-        let matches = match &row.key {
-            RowKey::Module(path) => self.wish.filter.shows(path),
-            _ => self.wish.filter.shows(&row.name),
+    fn push(&mut self, row: RowOf<Modules>, module: Option<&ModuleRow>, above: Above) -> bool {
+        let (path, depth) = match &row.key {
+            RowKey::Module(path) => (path.clone(), row.depth + 1),
+            _ => (row.data.name.clone(), 0),
         };
-        let hit = above == Above::NoMatch && (!filters || matches);
+        let hit = above == Above::NoMatch && self.query.filter.shows(&path);
         let is_shown = above == Above::Match || hit;
         if hit {
             self.table.shown += 1;
-            self.table.shown_live += row.live;
+            self.table.shown_bytes += row.data.live;
         }
         let at = self.table.rows.len();
-        let is_open = self.wish.open.contains(&row.key);
-        let (path, depth) = match &row.key {
-            RowKey::Module(path) => (path.clone(), row.depth + 1),
-            _ => (String::new(), 0),
-        };
+        let is_open = self.query.open.contains(&row.key);
         self.table.rows.push(row);
         // Descendants of a row that does not match may match.
         let below = if is_shown {
@@ -252,12 +209,11 @@ impl Making<'_> {
         };
         let mut found = false;
         if let Some(module) = module.filter(|_| is_open || !is_shown) {
-            let mut parts: Vec<(Row, &ModuleRow)> = module
-                .parts
-                .iter()
+            let parts = module.parts.iter();
+            let mut parts: Vec<_> = parts
                 .map(|part| (self::row(part, &path, depth), part))
                 .collect();
-            parts.sort_by(|(one, _), (other, _)| self.wish.compare(one, other));
+            self.sort(&mut parts);
             for (row, part) in parts {
                 found |= self.push(row, Some(part), below);
             }

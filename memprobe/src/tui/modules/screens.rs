@@ -4,43 +4,40 @@ use std::sync::Arc;
 
 use ratatui::backend::TestBackend;
 
+use super::super::Command;
+use super::super::attribution::AttributionQuery;
+use super::super::context::ProcessContext;
 use super::super::input::InputEvent;
 use super::super::samples;
-use super::super::secondary_screens::{AttributionQuery, ScreenRequest};
-use super::super::state::State;
-use super::super::test_support::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
+use super::super::table_screen::ScreenRequest;
+use super::super::test_support::{BARE, COLOUR, SMALL, Shown, Size, sizes, typed};
 use super::super::theme::Theme;
-use super::{ModulesState, draw};
+use super::Modules;
 use crate::attribution::tables::samples::{layers, module, modules, silent};
 use crate::attribution::tables::{DeviceModules, IterationChoice, IterationLayers};
-use crate::event::DeviceIndex;
 
-fn drawn(state: &ModulesState, size: Size, theme: &Theme) -> TestBackend {
-    let lines = State::new(Arc::new(samples::normal()), size);
-    test_support::drawn(size, |buffer| draw(buffer, state, &lines, theme))
+fn drawn(state: &Shown<Modules>, size: Size, theme: &Theme) -> TestBackend {
+    state.drawn(size, theme)
 }
 
-fn state(news: Arc<Vec<DeviceModules>>, size: Size, wanted: &[InputEvent]) -> ModulesState {
-    let mut state = ModulesState::default();
-    state.resize(size.0, size.1);
-    state.update(news);
-    for wanted in wanted {
-        assert_eq!(state.handle(*wanted), None);
-    }
-    state
+fn waiting(content: Modules, size: Size) -> Shown<Modules> {
+    let context = ProcessContext::new(Arc::new(samples::normal()));
+    Shown::new(content, context, size)
+}
+
+fn state(news: Arc<Vec<DeviceModules>>, size: Size, wanted: &[InputEvent]) -> Shown<Modules> {
+    let mut state = waiting(Modules::default(), size);
+    state.update(|context| context.modules = Some(news));
+    state.with(wanted)
 }
 
 fn screen(size: Size, wanted: &[InputEvent]) -> TestBackend {
     drawn(&state(modules(), size, wanted), size, &COLOUR)
 }
 
-fn names(state: &ModulesState) -> Vec<&str> {
-    state
-        .table
-        .rows
-        .iter()
-        .map(|row| row.name.as_str())
-        .collect()
+fn names(state: &Shown<Modules>) -> Vec<&str> {
+    let rows = state.table.rows.iter();
+    rows.map(|row| row.data.name.as_str()).collect()
 }
 
 #[test]
@@ -64,14 +61,10 @@ fn layers_state(
     news: Arc<Vec<IterationLayers>>,
     size: Size,
     wanted: &[InputEvent],
-) -> ModulesState {
-    let mut state = ModulesState::of_iterations();
-    state.resize(size.0, size.1);
-    state.update_then(news);
-    for wanted in wanted {
-        assert_eq!(state.handle(*wanted), None);
-    }
-    state
+) -> Shown<Modules> {
+    let mut state = waiting(Modules::of_iterations(), size);
+    state.update(|context| context.layers = Some(news));
+    state.with(wanted)
 }
 
 #[test]
@@ -90,11 +83,12 @@ fn what_layers_held_in_an_iteration_by_what_it_was_for() {
     ] {
         let state = layers_state(layers(which), SMALL, &[InputEvent::OpenAll]);
         let peak = state
+            .content
             .subject
             .as_ref()
             .map(|subject| i128::from(subject.allocated.0));
         assert!(peak > Some(0), "{which:?}");
-        assert_eq!(Some(state.table.all_live), peak);
+        assert_eq!(Some(state.table.all_bytes), peak);
     }
 }
 
@@ -104,7 +98,10 @@ fn brackets_lead_from_iteration_to_iteration_and_the_last_goes_on() {
         let mut state = layers_state(layers(which), SMALL, &[]);
         state.handle(InputEvent::Iteration(by))
     };
-    let layers_of = |which| Some(ScreenRequest::Explain(AttributionQuery::Layers(which)));
+    let layers_of = |which| {
+        let query = AttributionQuery::Layers(which);
+        Some(ScreenRequest::Send(Command::Explain(query)))
+    };
     assert_eq!(
         asks(IterationChoice::Latest, -1),
         layers_of(IterationChoice::Numbered(11))
@@ -123,10 +120,7 @@ fn brackets_lead_from_iteration_to_iteration_and_the_last_goes_on() {
     );
     let mut waiting = layers_state(Arc::new(Vec::new()), SMALL, &[]);
     assert_eq!(waiting.handle(InputEvent::Iteration(-1)), None);
-    assert_eq!(
-        waiting.handle(InputEvent::Layers),
-        Some(ScreenRequest::Leave)
-    );
+    assert_eq!(waiting.handle(InputEvent::Back), Some(ScreenRequest::Leave));
 }
 
 #[test]
@@ -141,8 +135,7 @@ fn a_filter_opens_the_way_to_what_it_matches_and_says_what_that_holds() {
 fn where_nothing_is_known_of_modules_the_screen_says_so() {
     insta::assert_snapshot!("silent", screen_of(silent().0));
     insta::assert_snapshot!("unread", screen_of(Arc::new(Vec::new())));
-    let mut waiting = ModulesState::default();
-    waiting.resize(80, 24);
+    let waiting = waiting(Modules::default(), SMALL);
     let waiting = drawn(&waiting, SMALL, &COLOUR).to_string();
     assert!(waiting.contains("Waiting for the first table"), "{waiting}");
 }
@@ -164,21 +157,21 @@ fn the_rows_add_up_to_what_is_allocated_however_they_are_shown() {
         vec![InputEvent::Regroup, InputEvent::OpenAll],
     ] {
         let state = state(modules(), SMALL, &wanted);
-        let allocated = state.subject.as_ref().unwrap().allocated.0;
-        assert_eq!(state.table.all_live, i128::from(allocated));
+        let allocated = state.content.subject.as_ref().unwrap().allocated.0;
+        assert_eq!(state.table.all_bytes, i128::from(allocated));
         let outermost = state.table.rows.iter().filter(|row| row.depth == 0);
-        let sum: i128 = outermost.map(|row| row.live).sum();
+        let sum: i128 = outermost.map(|row| row.data.live).sum();
         assert_eq!(sum, i128::from(allocated));
     }
 }
 
 #[test]
 fn enter_opens_a_module_and_left_closes_what_it_lies_in() {
-    let find = |state: &ModulesState| names(state).iter().position(|name| *name == "layers");
+    let find = |state: &Shown<Modules>| names(state).iter().position(|name| *name == "layers");
     let mut state = state(modules(), SMALL, &[]);
     let at = find(&state).expect("the only model is open");
     state.handle(InputEvent::Move(
-        at as isize - state.selection.cursor as isize,
+        at as isize - state.state.selection.cursor as isize,
     ));
     let closed = state.table.rows.len();
     state.handle(InputEvent::Toggle);
@@ -186,12 +179,12 @@ fn enter_opens_a_module_and_left_closes_what_it_lies_in() {
     state.handle(InputEvent::Move(1));
     state.handle(InputEvent::Close);
     assert_eq!(
-        (state.selection.cursor, state.table.rows.len()),
+        (state.state.selection.cursor, state.table.rows.len()),
         (at, closed + 1)
     );
     state.handle(InputEvent::Close);
     assert_eq!(
-        (state.selection.cursor, state.table.rows.len()),
+        (state.state.selection.cursor, state.table.rows.len()),
         (at, closed)
     );
     state.handle(InputEvent::Open);
@@ -220,13 +213,13 @@ fn names_and_figures_order_siblings() {
         .rows
         .iter()
         .filter(|row| row.depth == 0)
-        .map(|row| row.name.as_str())
+        .map(|row| row.data.name.as_str())
         .collect();
     assert!(outermost.is_sorted(), "{outermost:?}");
     let mut by_live = state(modules(), SMALL, &[]);
-    let live = |state: &ModulesState| -> Vec<i128> {
+    let live = |state: &Shown<Modules>| -> Vec<i128> {
         let rows = state.table.rows.iter().filter(|row| row.depth == 0);
-        rows.map(|row| row.live).collect()
+        rows.map(|row| row.data.live).collect()
     };
     assert!(live(&by_live).is_sorted_by(|one, other| one >= other));
     by_live.handle(InputEvent::Reverse);
@@ -238,23 +231,18 @@ fn the_selected_module_stays_selected_in_the_next_table() {
     let mut state = state(modules(), SMALL, &[InputEvent::Move(2)]);
     let before = state.selected().map(|row| row.key.clone());
     state.handle(InputEvent::Reverse);
-    state.update(modules());
+    state.update(|context| context.modules = Some(modules()));
     assert_eq!(state.selected().map(|row| row.key.clone()), before);
 }
 
 #[test]
-fn m_and_escape_lead_back_and_devices_and_pauses_are_those_of_all_screens() {
+fn escape_leads_back_and_pauses_are_those_of_all_screens() {
     let mut state = state(modules(), SMALL, &typed("mlp"));
     assert_eq!(state.handle(InputEvent::Back), None);
     assert_eq!(state.handle(InputEvent::Back), Some(ScreenRequest::Leave));
-    assert_eq!(
-        state.handle(InputEvent::Modules),
-        Some(ScreenRequest::Leave)
-    );
-    for wanted in [InputEvent::Device(1), InputEvent::Pause] {
-        assert_eq!(state.handle(wanted), Some(ScreenRequest::AsOnLines(wanted)));
-    }
-    state.show(Some(DeviceIndex(7)));
+    state.handle(InputEvent::Pause);
+    assert!(state.context.feed.is_paused());
+    state.update(|context| context.modules = Some(Arc::new(Vec::new())));
     assert!(state.table.rows.is_empty());
 }
 
@@ -293,4 +281,9 @@ fn no_size_of_the_screen_and_no_key_makes_it_fail() {
             drawn(&state, size, &COLOUR);
         }
     }
+}
+
+#[test]
+fn the_areas_fill_every_screen() {
+    state(modules(), SMALL, &[]).assert_filled();
 }

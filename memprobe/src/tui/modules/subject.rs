@@ -1,21 +1,11 @@
 //! Data of a screen of modules: live memory, or memory in an iteration.
 
-use super::state::Alike;
+use super::Alike;
 use crate::attribution::tables::{
     Additive, Category, CoverageStart, DeviceModules, IterationLayers, IterationRow, Layer,
     ModuleRow, ModuleScope, Pass, Source, Sums, fold,
 };
 use crate::event::Bytes;
-
-/// Kind of data shown.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum ModulesView {
-    /// Live memory of modules, by the pass that allocated it.
-    #[default]
-    Now,
-    /// Memory of modules at the peak of an iteration, by category.
-    Then,
-}
 
 /// Figures of a module.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -61,7 +51,7 @@ impl Figures {
 }
 
 /// Data of a device.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Subject {
     /// Root modules; with [`Alike::Together`], equal ones are merged.
     pub(super) modules: Vec<ModuleRow<Figures>>,
@@ -125,15 +115,9 @@ impl Subject {
         };
         let Some(layers) = &device.layers else {
             return Self {
-                modules: Vec::new(),
-                others: Vec::new(),
-                allocated: Bytes(0),
-                before_attach: [0; 2],
-                unaccounted: [0; 2],
                 since: device.since,
-                peak: Bytes(0),
-                knows_modules: None,
                 moment: Some(moment),
+                ..Self::default()
             };
         };
         let others = layers.others.iter();

@@ -1,15 +1,13 @@
-//! Details of the selected row, and help.
+//! Details of the selected row.
 
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
 use ratatui::text::Line;
 
-use super::super::overlay::{draw_box, entry};
+use super::super::overlay::entry;
 use super::super::theme::Theme;
-use super::state::{Overlay, TensorsState};
-use super::table::site;
+use super::TensorList;
+use super::rows::site;
 use crate::event::bytes::human;
-use crate::tensors::{Row, RowKind};
+use crate::tensors::{Group, Row, RowKind};
 use crate::view::{
     clean, counted, full_retainer, shape, tensor_kind, tensor_label, tensors_label, whole_frame,
     whole_tensor_name,
@@ -18,30 +16,9 @@ use crate::view::{
 /// Most rows of a group, and most tensors sharing a storage, that are listed.
 const MOST: usize = 200;
 
-/// Draws the overlay if one is open.
-pub fn draw_overlay(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
-    match state.overlay {
-        Overlay::None => {}
-        Overlay::Help(scroll) => draw_box(buffer, area, " Help ", &help(theme), scroll, theme),
-        Overlay::Detail(scroll) => {
-            draw_box(
-                buffer,
-                area,
-                " Tensor ",
-                &detail(state, theme),
-                scroll,
-                theme,
-            );
-        }
-    }
-}
-
 /// Summarizes the selected row in one line.
-pub fn summary(state: &TensorsState) -> String {
-    let Some(group) = state.selected() else {
-        return String::new();
-    };
-    let rows = state.rows();
+pub fn summary(list: &TensorList, group: &Group) -> String {
+    let rows = list.rows();
     let row = &rows[group.rows[0]];
     let mut facts = vec![tensors_label(rows, &group.rows)];
     if group.rows.len() > 1 {
@@ -52,7 +29,7 @@ pub fn summary(state: &TensorsState) -> String {
         facts.push(counted(others as u64, "other name"));
     }
     facts.extend(row.grad_fn.as_deref().map(clean));
-    let site = site(state, row);
+    let site = site(list, row);
     let is_common = group.rows.iter().all(|&at| rows[at].site == row.site);
     if is_common && !site.is_empty() {
         facts.push(format!("at {site}"));
@@ -60,11 +37,9 @@ pub fn summary(state: &TensorsState) -> String {
     facts.join("   ")
 }
 
-fn detail(state: &TensorsState, theme: &Theme) -> Vec<Line<'static>> {
-    let Some(group) = state.selected() else {
-        return Vec::new();
-    };
-    let rows = state.rows();
+/// Returns all that is known of the selected row.
+pub fn detail(list: &TensorList, group: &Group, theme: &Theme) -> Vec<Line<'static>> {
+    let rows = list.rows();
     let first = group.rows[0];
     let mut lines = Vec::new();
     if group.rows.len() > 1 {
@@ -179,46 +154,4 @@ fn sharing(rows: &[Row], first: usize, theme: &Theme) -> Vec<Line<'static>> {
 fn left_out(all: usize, theme: &Theme) -> Option<Line<'static>> {
     let more = all.checked_sub(MOST).filter(|more| *more > 0)?;
     Some(entry("", &format!("and {more} more"), theme))
-}
-
-/// Returns the help text: keys, columns and terms.
-fn help(theme: &Theme) -> Vec<Line<'static>> {
-    let keys = [
-        (
-            theme.glyphs.arrows,
-            "or j k, PgUp PgDn, Home End, wheel: move",
-        ),
-        ("Enter", "all names, storage, block, and who shares it"),
-        (
-            "R or F5",
-            "read the process again; it is paused for a moment",
-        ),
-        ("t or Esc", "back to lines; this reading stays"),
-        ("/", "filter by regular expression     Esc  clear it"),
-        (
-            "< > or F6",
-            "sort: ALLOCATED SIZE KIND COUNT NAME; or click on a head",
-        ),
-        ("r", "reverse the order"),
-        (
-            "i",
-            "group: tensor, shape, kind, module, line, retainer, no fold",
-        ),
-        ("Tab or d", "next device; tensors of the host are on cpu"),
-        ("q Ctrl-C", "quit; the process runs on"),
-        ("", ""),
-        ("ALLOCATED", "bytes of the allocator, rounding included"),
-        ("SIZE", "bytes of its elements; a view may be small"),
-        ("(->name)", "it shares the storage whose bytes `name` has"),
-        ("3 * (8, 8)", "three equal tensors in one row"),
-        ("saved", "saved for the backward pass, by this operation"),
-        ("(no tensor)", "a block without a tensor: workspaces, NCCL"),
-        (
-            "(inferred)",
-            "a name that does not follow from references alone",
-        ),
-    ];
-    keys.iter()
-        .map(|(key, text)| entry(key, text, theme))
-        .collect()
 }

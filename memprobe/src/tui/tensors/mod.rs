@@ -1,24 +1,30 @@
 //! Screen of the tensors of one process. Reading pauses the process briefly, so it happens only on entry and
 //! on request. The screen shows the length of the pause.
 
-mod account;
-mod columns;
 mod detail;
-mod input;
-pub(super) mod layout;
+mod rows;
 #[cfg(test)]
 mod screens;
-mod state;
-mod table;
-mod view;
 
 use std::sync::Arc;
 
-pub(super) use input::wanted;
-pub(super) use state::{TensorsRequest, TensorsState};
-pub(super) use view::draw;
+use ratatui::text::Line;
 
-use crate::tensors::TensorTable;
+use super::Command;
+use super::context::ProcessContext;
+use super::input::InputEvent;
+use super::status::StatusLine;
+use super::table_screen::{
+    Cell, Column, Content, Cut, DeviceTabs, KeyHint, Needs, Query, Reaction, RowOf, ScreenContext,
+    ScreenRequest, TableOf, TableScreen, TableState, further,
+};
+use super::tabs::Tab;
+use super::theme::Theme;
+use crate::event::bytes::{human, signed};
+use crate::event::tensors::Device;
+use crate::event::{Address, Bytes};
+use crate::tensors::{DeviceTable, Group, GroupBy, Order, Row as TensorRow, RowKind, TensorTable};
+use crate::view::{FileNames, clean, consistency, counted};
 
 /// Progress of [`super::Command::TakeTensors`].
 #[derive(Clone, Debug, Default)]
@@ -45,3 +51,339 @@ impl Tensors {
         }
     }
 }
+
+/// Key of a row across tables: kind, name, storage, and object. The object identifies unnamed rows only,
+/// several of which may share a storage.
+type Key = (RowKind, Option<Arc<str>>, Option<Address>, u64);
+
+/// Groupings, in the order of the key that cycles through them.
+const GROUPINGS: [(GroupBy, &str); 7] = [
+    (GroupBy::Unnamed, "by tensor (i) "),
+    (GroupBy::Shape, "by shape (i) "),
+    (GroupBy::Kind, "by kind (i) "),
+    (GroupBy::Module, "by module (i) "),
+    (GroupBy::Site, "by line (i) "),
+    (GroupBy::Retainer, "by retainer (i) "),
+    (GroupBy::Nothing, "no fold (i) "),
+];
+
+/// Sort orders of the columns that the table can be sorted by.
+const ORDERS: [(usize, Order); 5] = [
+    (0, Order::Holds),
+    (1, Order::Size),
+    (2, Order::Kind),
+    (3, Order::Count),
+    (NAME, Order::Name),
+];
+
+const NAME: usize = 6;
+
+type TensorColumn = Column<TensorList>;
+
+const COLUMNS: [TensorColumn; 8] = [
+    TensorColumn::number("ALLOCATED", 11, 0, |_, row| {
+        let bytes = row.data.holds.0.saturating_add(row.data.outside.0);
+        Cell::Bytes(bytes.into())
+    })
+    .styled(Theme::strong),
+    TensorColumn::number("SIZE", 11, 96, |_, row| Cell::bytes(row.data.size)),
+    TensorColumn::text("KIND", 9, 56, |list, row| rows::kind(list, &row.data)),
+    TensorColumn::text("SHAPE", 22, 64, |list, row| rows::shape_of(list, &row.data)),
+    TensorColumn::text("DTYPE", 8, 84, |list, row| rows::dtype(list, &row.data)).unsorted(),
+    TensorColumn::text("GRAD", 4, 116, |list, row| rows::grad(list, &row.data)).unsorted(),
+    TensorColumn::text("NAME", 0, 0, |list, row| rows::name(list, &row.data)).cut(Cut::Middle),
+    TensorColumn::text("ALLOCATED AT", 30, 140, |list, row| {
+        rows::common_site(list, &row.data)
+    })
+    .unsorted()
+    .styled(Theme::faint),
+];
+
+/// Tensors of the device shown.
+#[derive(Default)]
+pub struct TensorList {
+    table: Option<Arc<TensorTable>>,
+    device: Option<Device>,
+    by: GroupBy,
+    names: FileNames,
+}
+
+impl TensorList {
+    fn devices(&self) -> &[DeviceTable] {
+        self.table.as_ref().map_or(&[], |table| &table.devices)
+    }
+
+    fn shown_device(&self) -> Option<&DeviceTable> {
+        let devices = self.devices();
+        let mut chosen = devices.iter();
+        chosen
+            .find(|table| Some(table.device) == self.device)
+            .or(devices.first())
+    }
+
+    /// Returns the tensors, storages and blocks of the device shown.
+    fn rows(&self) -> &[TensorRow] {
+        self.shown_device().map_or(&[], |table| &table.rows)
+    }
+
+    fn go_device(&mut self, by: isize) -> Reaction {
+        let devices = self.devices().iter();
+        let all: Vec<Device> = devices.map(|table| table.device).collect();
+        if all.len() < 2 {
+            return Reaction::Note("tensors lie on one device only".into());
+        }
+        let shown = self.shown_device().map(|table| table.device);
+        self.device = shown.and_then(|shown| further(&all, shown, by));
+        Reaction::Done
+    }
+}
+
+impl Content for TensorList {
+    type Key = Key;
+    type Data = Group;
+    type Context = ProcessContext;
+
+    const SEARCHED: &'static str = "names, kind, shape, module and line";
+
+    fn tab(&self) -> Option<Tab> {
+        Some(Tab::Tensors)
+    }
+
+    fn columns(&self) -> &'static [Column<Self>] {
+        &COLUMNS
+    }
+
+    fn head(&self, column: &Column<Self>) -> &'static str {
+        match (column.head, self.by) {
+            ("NAME", GroupBy::Module) => "MODULE",
+            ("NAME", GroupBy::Site) => "ALLOCATED AT",
+            ("NAME", GroupBy::Retainer) => "RETAINED BY",
+            (head, _) => head,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        let mut groupings = GROUPINGS.iter();
+        let grouping = groupings.find(|(by, _)| *by == self.by);
+        let (_, text) = grouping.filter(|_| self.table.is_some())?;
+        Some((*text).to_owned())
+    }
+
+    fn build(&mut self, query: &mut Query<Key>, context: &ProcessContext) -> TableOf<Self> {
+        self.table.clone_from(&context.tensor_table);
+        let sites = self.rows().iter().filter_map(|row| row.site.as_ref());
+        self.names = FileNames::of(sites.map(|site| &site.file));
+        let mut orders = ORDERS.iter();
+        let order = orders.find(|(column, _)| *column == query.sort.column);
+        let order = order.map(|(_, order)| *order).unwrap_or_default();
+        let is_reversed = COLUMNS[query.sort.column].order != Some(query.sort.order);
+        rows::table(self, order, is_reversed, query)
+    }
+
+    fn enter(&self, _row: &RowOf<Self>) -> Reaction {
+        Reaction::Detail
+    }
+
+    fn handle(
+        &mut self,
+        event: InputEvent,
+        state: &mut TableState<Key>,
+        context: &ProcessContext,
+    ) -> Reaction {
+        match event {
+            InputEvent::Refresh if matches!(context.tensors, Tensors::Taking) => {
+                return Reaction::Note("the process is being read already".into());
+            }
+            InputEvent::Refresh => {
+                return Reaction::Request(ScreenRequest::Send(Command::TakeTensors));
+            }
+            InputEvent::Regroup => {
+                let groupings = GROUPINGS.map(|(by, _)| by);
+                self.by = further(&groupings, self.by, 1).unwrap_or_default();
+                (state.selection.key, state.overlay) = (None, None);
+            }
+            InputEvent::Device(by) => {
+                (state.selection.key, state.overlay) = (None, None);
+                return self.go_device(by);
+            }
+            InputEvent::Pause => {
+                return Reaction::Note("this screen is a snapshot: R reads again".into());
+            }
+            _ => return Reaction::Ignored,
+        }
+        Reaction::Done
+    }
+
+    fn needs(&self, _width: u16, height: u16, context: &ProcessContext) -> Needs {
+        Needs {
+            devices: u16::from(height >= 12 && self.table.is_some()),
+            ..context.needs(height)
+        }
+    }
+
+    fn devices(&self, _context: &ProcessContext) -> DeviceTabs {
+        let shown = self.shown_device().map(|table| table.device);
+        let tab = |table: &DeviceTable| {
+            let held = table.account.totals.map(|totals| totals.allocated);
+            let held = held.unwrap_or_else(|| table.account.held());
+            format!("{} {}", table.device, human(held))
+        };
+        let mut devices = self.devices().iter();
+        DeviceTabs {
+            tabs: self.devices().iter().map(tab).collect(),
+            shown: devices
+                .position(|table| Some(table.device) == shown)
+                .unwrap_or(0),
+        }
+    }
+
+    /// Returns the time of the snapshot, the length of the pause, and any error.
+    fn status(&self, context: &ProcessContext, theme: &Theme) -> StatusLine {
+        let word = match &context.tensors {
+            Tensors::Taking | Tensors::Unasked => ("READING", theme.still()),
+            Tensors::Taken(_) => ("SNAPSHOT", theme.good()),
+            Tensors::Failed(_) => ("FAILED", theme.bad()),
+        };
+        let text = match (&context.tensors, &self.table) {
+            (Tensors::Failed(reason), Some(_)) => {
+                format!("the last reading is shown: {}", clean(reason))
+            }
+            (Tensors::Failed(_), None) => "R tries again".to_owned(),
+            (_, Some(table)) => facts(table),
+            (_, None) => String::new(),
+        };
+        StatusLine {
+            word,
+            text: Some(text),
+            ..StatusLine::default()
+        }
+    }
+
+    fn account(&self, _context: &ProcessContext) -> Option<String> {
+        let account = &self.shown_device()?.account;
+        let mut facts = Vec::new();
+        if let Some(totals) = account.totals {
+            facts.push(format!("allocated {}", human(totals.allocated)));
+        }
+        facts.push(format!("tensors {}", human(account.tensors)));
+        let add = |one: Bytes, other: Bytes| Bytes(one.0.saturating_add(other.0));
+        let more = [
+            ("no tensor", add(account.blocks, account.bare)),
+            ("rounding", add(account.rounding, account.uncovered)),
+            ("not the allocator's", account.outside),
+        ];
+        let more = more.iter().filter(|(_, bytes)| *bytes != Bytes(0));
+        facts.extend(more.map(|(words, bytes)| format!("{words} {}", human(*bytes))));
+        if let Some(rest) = account.remainder.filter(|rest| *rest != 0) {
+            facts.push(format!("remainder {}", signed(rest)));
+        }
+        Some(format!("  {}", facts.join("   ")))
+    }
+
+    fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<(String, String)> {
+        let filter = &screen.state.query.filter;
+        let (first, second) = match (&context.tensors, &screen.content.table) {
+            _ if !screen.table.rows.is_empty() => return None,
+            (_, Some(_)) if filter.is_active() && screen.table.all > 0 => {
+                let first = format!("No tensor matches /{}/", clean(filter.pattern()));
+                return Some((first, "Esc shows all tensors.".to_owned()));
+            }
+            (Tensors::Failed(reason), None) => {
+                let reason = clean(reason);
+                let (first, second) = reason
+                    .split_once("\\n")
+                    .unwrap_or((&reason, "R tries again."));
+                return Some((first.to_owned(), second.to_owned()));
+            }
+            (_, Some(_)) => ("No tensors on this device.", "Tab shows the next device."),
+            (_, None) => (
+                "Reading the tensors of the process.",
+                "The process is paused for a moment, then goes on.",
+            ),
+        };
+        Some((first.to_owned(), second.to_owned()))
+    }
+
+    fn total(&self, _context: &ProcessContext) -> Option<(i128, &'static str)> {
+        let account = &self.shown_device()?.account;
+        Some((account.totals?.allocated.0.into(), "allocated"))
+    }
+
+    fn sum(&self, table: &TableOf<Self>, filters: bool) -> Option<String> {
+        let account = &self.shown_device()?.account;
+        let sum = human(Bytes(u64::try_from(table.all_bytes).unwrap_or(0)));
+        let remainder = account.remainder.unwrap_or(0);
+        match account.totals {
+            _ if filters => None,
+            None => Some(format!("sum {sum}, {}", counted(table.all as u64, "row"))),
+            Some(_) if remainder == 0 => None,
+            Some(_) => {
+                let reason = account.reason.map_or("", |reason| reason.as_str());
+                let off = signed(remainder);
+                Some(format!("sum {sum}, {off} to what is allocated: {reason}"))
+            }
+        }
+    }
+
+    fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
+        vec![detail::summary(self, &row.data)]
+    }
+
+    fn full_detail(&self, row: &RowOf<Self>, theme: &Theme) -> (&'static str, Vec<Line<'static>>) {
+        (" Tensor ", detail::detail(self, &row.data, theme))
+    }
+
+    fn own_keys(&self) -> &'static [KeyHint] {
+        &[
+            ("Enter", "detail", 2),
+            ("R", "read again", 1),
+            ("i", "group", 4),
+        ]
+    }
+
+    fn help(&self) -> [&'static str; 2] {
+        [KEYS, TERMS]
+    }
+}
+
+/// Describes a reading: time, pause, objects, and unread data.
+fn facts(table: &TensorTable) -> String {
+    let taken = time_of_day(table.taken_ms);
+    let mut facts = vec![format!("{taken}; {}", consistency(table.consistency))];
+    facts.push(counted(table.objects, "object"));
+    if let Some(unread) = table.unread.first() {
+        let more = match table.unread.len() {
+            1 => String::new(),
+            all => format!(" (and {} more)", all - 1),
+        };
+        facts.push(format!("UNREAD: {}{more}", clean(unread)));
+    }
+    facts.join("   ")
+}
+
+/// Formats `16:00:05 UTC`.
+fn time_of_day(milliseconds: u64) -> String {
+    let seconds = milliseconds / 1000 % 86_400;
+    format!(
+        "{:02}:{:02}:{:02} UTC",
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60
+    )
+}
+
+const KEYS: &str = "\
+Enter       all names, storage, block, and who shares it
+R or F5     read the process again; it is paused for a moment
+i           group: tensor, shape, kind, module, line, retainer, no fold
+";
+
+const TERMS: &str = "\
+ALLOCATED   bytes of the allocator, rounding included
+SIZE        bytes of its elements; a view may be small
+(->name)    it shares the storage whose bytes `name` has
+3 * (8, 8)  three equal tensors in one row
+saved       saved for the backward pass, by this operation
+(no tensor) a block without a tensor: workspaces, NCCL
+(inferred)  a name that does not follow from references alone
+";

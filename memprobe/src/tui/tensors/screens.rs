@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use ratatui::backend::TestBackend;
 
+use super::super::Command;
+use super::super::context::ProcessContext;
 use super::super::input::InputEvent;
-use super::super::test_support::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
+use super::super::samples;
+use super::super::table_screen::ScreenRequest;
+use super::super::test_support::{BARE, COLOUR, SMALL, Shown, Size, sizes, typed};
 use super::super::theme::Theme;
-use super::input::TensorWanted;
-use super::{Tensors, TensorsRequest, TensorsState, draw};
-use crate::event::Target;
+use super::{TensorList, Tensors};
 use crate::tensors::samples::{graph, later, training};
 use crate::tensors::{TensorTable, explain};
 
@@ -19,19 +21,20 @@ fn table() -> Arc<TensorTable> {
     Arc::new(explain(&training()))
 }
 
-fn drawn(state: &TensorsState, size: Size, theme: &Theme) -> TestBackend {
-    let target: Target = training().target;
-    test_support::drawn(size, |buffer| draw(buffer, state, &target, theme))
+fn drawn(state: &Shown<TensorList>, size: Size, theme: &Theme) -> TestBackend {
+    state.drawn(size, theme)
 }
 
-fn state(news: Tensors, size: Size, wanted: &[InputEvent]) -> TensorsState {
-    let mut state = TensorsState::default();
-    state.resize(size.0, size.1);
-    state.update(news);
-    for wanted in wanted {
-        assert_eq!(state.handle(TensorWanted::Common(*wanted)), None);
-    }
-    state
+fn state(news: Tensors, size: Size, wanted: &[InputEvent]) -> Shown<TensorList> {
+    let mut context = ProcessContext::new(Arc::new(samples::normal()));
+    context.take_tensors(news);
+    Shown::new(TensorList::default(), context, size).with(wanted)
+}
+
+fn take(state: &mut Shown<TensorList>, news: Tensors) {
+    state.update(|context| {
+        context.take_tensors(news);
+    });
 }
 
 fn screen(size: Size, wanted: &[InputEvent]) -> TestBackend {
@@ -113,22 +116,22 @@ fn what_is_waited_for_and_what_failed_is_said() {
     insta::assert_snapshot!("taking", drawn(&taking, SMALL, &COLOUR));
     let reason = "no torch in this process.\nGive a process that has imported it.";
     let mut failed = state(Tensors::Failed(reason.into()), SMALL, &[]);
-    assert!(failed.is_unread());
+    assert!(failed.context.lacks_tensors());
     insta::assert_snapshot!("failed", drawn(&failed, SMALL, &COLOUR));
-    failed.update(Tensors::Taken(table()));
-    failed.update(Tensors::Failed("it has ended".into()));
+    take(&mut failed, Tensors::Taken(table()));
+    take(&mut failed, Tensors::Failed("it has ended".into()));
     insta::assert_snapshot!("failed_later", drawn(&failed, SMALL, &COLOUR));
 }
 
 #[test]
 fn the_selected_tensor_stays_selected_when_the_process_is_read_again() {
     let mut state = state(Tensors::Taken(table()), SMALL, &[InputEvent::Move(8)]);
-    let name = |state: &TensorsState| {
-        let row = &state.rows()[state.selected().unwrap().rows[0]];
+    let name = |state: &Shown<TensorList>| {
+        let row = &state.content.rows()[state.selected().unwrap().data.rows[0]];
         row.name().unwrap().text.clone()
     };
     let before = name(&state);
-    state.update(Tensors::Taken(Arc::new(explain(&later()))));
+    take(&mut state, Tensors::Taken(Arc::new(explain(&later()))));
     assert_eq!(name(&state), before);
 }
 
@@ -136,12 +139,11 @@ fn the_selected_tensor_stays_selected_when_the_process_is_read_again() {
 fn escape_closes_what_is_open_and_then_leads_back() {
     let wanted = [InputEvent::Toggle, InputEvent::Back];
     let mut state = state(Tensors::Taken(table()), SMALL, &wanted);
-    let back = TensorWanted::Common(InputEvent::Back);
-    assert_eq!(state.handle(back), Some(TensorsRequest::Leave));
-    let again = TensorWanted::Refresh;
-    assert_eq!(state.handle(again), Some(TensorsRequest::Take));
-    state.update(Tensors::Taking);
-    assert_eq!(state.handle(again), None);
+    assert_eq!(state.handle(InputEvent::Back), Some(ScreenRequest::Leave));
+    let take_again = ScreenRequest::Send(Command::TakeTensors);
+    assert_eq!(state.handle(InputEvent::Refresh), Some(take_again));
+    take(&mut state, Tensors::Taking);
+    assert_eq!(state.handle(InputEvent::Refresh), None);
 }
 
 #[test]
@@ -163,8 +165,13 @@ fn no_size_of_the_screen_and_no_key_makes_it_fail() {
     for size in sizes() {
         let mut state = state(Tensors::Taken(table()), size, &[]);
         for key in keys {
-            state.handle(TensorWanted::Common(key));
+            state.handle(key);
             drawn(&state, size, &COLOUR);
         }
     }
+}
+
+#[test]
+fn the_areas_fill_every_screen() {
+    state(Tensors::Taken(table()), SMALL, &[]).assert_filled();
 }

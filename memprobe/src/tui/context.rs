@@ -1,0 +1,332 @@
+//! State that all screens of a process share: its snapshot and other data, the device shown, the pause.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratatui::style::Style;
+use ratatui::text::Line;
+
+use super::attribution::AttributionTables;
+use super::input::InputEvent;
+use super::overlay;
+use super::status::StatusLine;
+use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, Title, further};
+use super::tabs::Tab;
+use super::tensors::Tensors;
+use super::theme::Theme;
+use crate::attribution::tables::{DeviceCategories, DeviceModules, IterationLayers};
+use crate::event::bytes::human;
+use crate::event::{Detail, DeviceIndex};
+use crate::event::{ProbeStatus, Target};
+use crate::ledger::snapshot::{DeviceSnapshot, Health, Layer, Snapshot, TargetState};
+use crate::tensors::TensorTable;
+use crate::view::{clean, clock, count, counted, fit, process, rate};
+
+/// Snapshots of a caller; a pause keeps one on the screen.
+#[derive(Debug)]
+pub struct Feed<T> {
+    pub shown: Arc<T>,
+    latest: Arc<T>,
+    is_paused: bool,
+}
+
+impl<T> Feed<T> {
+    pub fn new(first: Arc<T>) -> Self {
+        Self {
+            shown: Arc::clone(&first),
+            latest: first,
+            is_paused: false,
+        }
+    }
+
+    pub const fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    /// Takes a new snapshot, if it is another one; shows it unless paused.
+    pub fn update(&mut self, latest: Arc<T>) -> bool {
+        let is_new = !Arc::ptr_eq(&latest, &self.latest);
+        self.latest = latest;
+        if !self.is_paused {
+            self.shown = Arc::clone(&self.latest);
+        }
+        is_new
+    }
+
+    pub fn pause(&mut self) {
+        self.is_paused = !self.is_paused;
+        self.update(Arc::clone(&self.latest));
+    }
+}
+
+/// Destination on leaving the screen of lines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum WayBack {
+    /// Quit memprobe.
+    #[default]
+    Out,
+    /// The host screen that opened the process.
+    Host,
+}
+
+/// State that all screens of a process share.
+#[derive(Debug)]
+pub struct ProcessContext {
+    pub feed: Feed<Snapshot>,
+    pub way_back: WayBack,
+    device: Option<DeviceIndex>,
+    pub modules: Option<Arc<Vec<DeviceModules>>>,
+    pub layers: Option<Arc<Vec<IterationLayers>>>,
+    pub categories: Option<Arc<Vec<DeviceCategories>>>,
+    /// Last answer with attribution tables.
+    attribution: AttributionTables,
+    /// Progress of the last reading of tensors.
+    pub tensors: Tensors,
+    pub tensor_table: Option<Arc<TensorTable>>,
+}
+
+impl ProcessContext {
+    pub fn new(snapshot: Arc<Snapshot>) -> Self {
+        Self {
+            feed: Feed::new(snapshot),
+            way_back: WayBack::default(),
+            device: None,
+            modules: None,
+            layers: None,
+            categories: None,
+            attribution: AttributionTables::default(),
+            tensors: Tensors::default(),
+            tensor_table: None,
+        }
+    }
+
+    /// Returns the device shown; `None` before any device was used.
+    pub fn device(&self) -> Option<&DeviceSnapshot> {
+        let devices = &self.feed.shown.devices;
+        let mut chosen = devices.iter();
+        chosen
+            .find(|device| Some(device.index) == self.device)
+            .or_else(|| devices.first())
+    }
+
+    /// Returns the element of the device shown; `None` if it has none.
+    pub fn of_device<'a, T>(
+        &self,
+        all: &'a Option<Arc<Vec<T>>>,
+        device: fn(&T) -> DeviceIndex,
+    ) -> Option<&'a T> {
+        let mut all = all.as_ref()?.iter();
+        match self.device() {
+            Some(shown) => all.find(|element| device(element) == shown.index),
+            None => all.next(),
+        }
+    }
+
+    /// Takes new attribution tables, unless paused; returns true if there are any.
+    pub fn take_attribution(&mut self, tables: AttributionTables) -> bool {
+        if self.feed.is_paused() || tables.is(&self.attribution) {
+            return false;
+        }
+        match &tables {
+            AttributionTables::Nothing => {}
+            AttributionTables::Modules(tables) => self.modules = Some(Arc::clone(tables)),
+            AttributionTables::Layers(tables) => self.layers = Some(Arc::clone(tables)),
+            AttributionTables::Categories(tables) => self.categories = Some(Arc::clone(tables)),
+        }
+        self.attribution = tables;
+        true
+    }
+
+    /// Takes the progress or result of a reading of tensors; returns true if it is new.
+    pub fn take_tensors(&mut self, tensors: Tensors) -> bool {
+        if let Tensors::Taken(table) = &tensors {
+            self.tensor_table = Some(Arc::clone(table));
+        }
+        let is_new = !tensors.is(&self.tensors);
+        self.tensors = tensors;
+        is_new
+    }
+
+    /// Returns true if the screen of tensors must start a reading.
+    pub fn lacks_tensors(&self) -> bool {
+        self.tensor_table.is_none() && !matches!(self.tensors, Tensors::Taking)
+    }
+
+    fn go_device(&mut self, by: isize) -> Option<Note> {
+        let devices = self.feed.shown.devices.iter();
+        let all: Vec<DeviceIndex> = devices.map(|device| device.index).collect();
+        if all.len() < 2 {
+            return Some("only one device has been used so far".into());
+        }
+        let shown = self.device().map(|device| device.index);
+        self.device = shown.and_then(|shown| further(&all, shown, by));
+        None
+    }
+}
+
+impl ScreenContext for ProcessContext {
+    fn handle(&mut self, event: InputEvent) -> Option<Note> {
+        match event {
+            InputEvent::Device(by) => self.go_device(by),
+            InputEvent::Pause => {
+                self.feed.pause();
+                None
+            }
+            InputEvent::Iteration(_) => Some("iterations are on the screen of layers: L".into()),
+            InputEvent::Source | InputEvent::Regroup => {
+                Some("this key works on the screen of lines: Esc leads back".into())
+            }
+            _ => None,
+        }
+    }
+
+    fn title(&self, tab: Option<Tab>) -> Title {
+        let snapshot = &self.feed.shown;
+        let Target { python, torch, .. } = &snapshot.target;
+        let version = |name: &str, version: &Option<String>, wide| {
+            let version = version.as_deref().map(clean);
+            version.map(|version| format!("{name} {}", fit(&version, wide, "")))
+        };
+        let mut facts: Vec<String> = process(&snapshot.target).into_iter().collect();
+        facts.extend(match snapshot.cuda.layer {
+            Layer::Runtime | Layer::Driver | Layer::Tracepoints => {
+                Some(snapshot.cuda.layer.as_str().to_owned())
+            }
+            Layer::Allocator | Layer::None => None,
+        });
+        let since = match snapshot.health.state {
+            TargetState::Recording => "recorded",
+            TargetState::Waiting(_) => "waiting",
+            TargetState::Running | TargetState::Exited => "attached",
+        };
+        let time = Duration::from_nanos(snapshot.now.0.saturating_sub(snapshot.started.0));
+        facts.push(format!("{since} {}", clock(time)));
+        // These screens are not about the device shown on the others.
+        if !matches!(tab, Some(Tab::Tensors | Tab::Outside)) {
+            facts.extend(self.device().map(|device| device.index.to_string()));
+        }
+        let versions = [version("Python", python, 12), version("torch", torch, 20)];
+        Title {
+            name: match tab {
+                None | Some(Tab::Lines) => "memprobe".to_owned(),
+                Some(tab) => format!("memprobe {}", tab.name()),
+            },
+            text: snapshot.target.command.clone(),
+            facts,
+            more_facts: versions.into_iter().flatten().collect(),
+        }
+    }
+
+    fn devices(&self) -> DeviceTabs {
+        let devices = &self.feed.shown.devices;
+        let shown = self.device().map(|device| device.index);
+        let tab = |device: &DeviceSnapshot| {
+            format!("{} {}", device.index, human(device.totals.allocated))
+        };
+        DeviceTabs {
+            tabs: devices.iter().map(tab).collect(),
+            shown: devices
+                .iter()
+                .position(|device| Some(device.index) == shown)
+                .unwrap_or(0),
+        }
+    }
+
+    fn status(&self, theme: &Theme) -> StatusLine {
+        let health = &self.feed.shown.health;
+        StatusLine {
+            word: word(health, self.feed.is_paused(), theme),
+            losses: health.losses,
+            text: None,
+            facts: facts(health, self.feed.is_paused()),
+        }
+    }
+
+    fn needs(&self, height: u16) -> Needs {
+        let when = |enough: bool| u16::from(enough);
+        Needs {
+            tabs: 1,
+            devices: when(height >= 12 && self.feed.shown.devices.len() > 1),
+            totals: when(height >= 8),
+            detail: when(height >= 12),
+            ..Needs::default()
+        }
+    }
+
+    fn keys(&self) -> Vec<KeyHint> {
+        let mut keys = vec![("Space", "pause", 5)];
+        if self.way_back == WayBack::Host {
+            keys.push(("Esc", "back", 1));
+        }
+        keys
+    }
+
+    fn help(&self) -> &'static str {
+        "\
+Tab or d    next device                      D  previous device
+Space       pause the screen; memprobe goes on counting
+m L c t o p the other screens; the same key or Esc leads back to lines
+q Ctrl-C    quit; the process runs on
+"
+    }
+
+    fn number(&self) -> String {
+        let allocated = self.device().map(|device| device.totals.allocated);
+        allocated.map_or_else(|| "-".to_owned(), human)
+    }
+
+    fn probes(&self, theme: &Theme) -> Vec<Line<'static>> {
+        overlay::probes(&self.feed.shown.health, theme)
+    }
+}
+
+/// Returns the status word and its style.
+fn word(health: &Health, is_paused: bool, theme: &Theme) -> (&'static str, Style) {
+    match &health.state {
+        _ if is_paused => ("PAUSED", theme.still()),
+        TargetState::Waiting(_) => ("WAITING", theme.still()),
+        TargetState::Running => ("LIVE", theme.good()),
+        TargetState::Exited => ("TARGET GONE", theme.bad()),
+        TargetState::Recording => ("RECORDING", theme.good()),
+    }
+}
+
+/// Returns the status facts, each with its drop rank: the highest is dropped first where space is short.
+fn facts(health: &Health, is_paused: bool) -> Vec<(u8, String)> {
+    let mut facts = Vec::new();
+    if is_paused {
+        facts.push((1, "Space: continue".to_owned()));
+    }
+    match &health.state {
+        TargetState::Waiting(event) => facts.push((0, format!("for {}", clean(event)))),
+        TargetState::Running => facts.push((3, format!("{} ev/s", rate(health.events_per_second)))),
+        TargetState::Exited => facts.push((4, "last state shown".to_owned())),
+        TargetState::Recording => {}
+    }
+    facts.push((5, counted(health.events, "event")));
+    facts.extend((!health.losses.any()).then(|| (2, "lost 0".to_owned())));
+    if health.disagreements > 0 {
+        facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
+    }
+    if health.capture.detail > Detail::Lines {
+        facts.push((4, format!("detail {}", health.capture.detail.as_str())));
+    }
+    facts.extend(probes(health));
+    facts
+}
+
+fn probes(health: &Health) -> Option<(u8, String)> {
+    if health.state != TargetState::Running {
+        return None;
+    }
+    let is_slow = |probe: &&ProbeStatus| !probe.emulated && probe.is_busy();
+    let stepped = health.probes.iter().filter(is_slow).count();
+    let missing = health.missing.len();
+    Some(match (health.probes.len(), stepped) {
+        (0, _) => (0, "NO PROBES".to_owned()),
+        (1, 0) if missing == 0 => (4, "1 probe ok".to_owned()),
+        (all, 0) if missing > 0 => (1, format!("{all} probes, {missing} MISSING (p)")),
+        (all, 0) => (4, format!("{all} probes ok")),
+        (all, _) => (1, format!("{all} probes, {stepped} SLOW (p)")),
+    })
+}

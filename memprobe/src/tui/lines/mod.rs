@@ -1,0 +1,336 @@
+//! Screen of lines: live memory by line of Python, with the callers of each.
+
+mod callers;
+mod graph;
+mod rows;
+#[cfg(test)]
+mod screens;
+mod source;
+mod totals;
+
+use std::cell::RefCell;
+
+use ratatui::buffer::Buffer;
+
+use super::context::ProcessContext;
+use super::input::InputEvent;
+use super::table_screen::{
+    Cell, Column, Content, Cut, Fold, KeyHint, Layout, Needs, Query, Reaction, RowOf, SIDE_BY_SIDE,
+    ScreenContext, ScreenRequest, TableOf, TableScreen, TableState,
+};
+use super::tabs::Tab;
+use super::theme::Theme;
+use super::{Command, SourceText};
+use crate::ledger::snapshot::{Grouping, Site, TargetState};
+use crate::view::{
+    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, clean, fit_end, whole_frame, width,
+};
+
+pub use callers::Direction;
+use callers::End;
+use rows::{LineData, RowKey, Subject};
+
+/// Minimum height for both the graph and source text beneath the table.
+const MIN_HEIGHT_FOR_BOTH: u16 = 32;
+
+#[cfg(test)]
+const LINE: usize = 6;
+
+type LineColumn = Column<Lines>;
+
+const COLUMNS: [LineColumn; 7] = [
+    LineColumn::number("LIVE", 11, 0, |_, row| {
+        row.data.figures.live.map_or(Cell::Unknown, Cell::Bytes)
+    })
+    .styled(Theme::strong),
+    LineColumn::number("PEAK", 11, 60, |_, row| Cell::bytes(row.data.figures.peak)),
+    LineColumn::number(BLOCKS, 6, 70, |_, row| {
+        let blocks = row.data.figures.blocks;
+        blocks.map_or(Cell::Unknown, Cell::ShortCount)
+    }),
+    LineColumn::number("ALLOC/s", 7, 76, |_, row| {
+        row.data.figures.rate.map_or(Cell::Unknown, Cell::Rate)
+    }),
+    LineColumn::number("SHARE", 6, 44, |lines, row| {
+        let live = row.data.figures.live;
+        live.map_or(Cell::Unknown, |live| Cell::Share(live, lines.allocated))
+    }),
+    LineColumn::text("", 10, 110, |lines, row| {
+        Cell::Bar(row.data.figures.live.unwrap_or(0), lines.allocated)
+    })
+    .unsorted()
+    .styled(Theme::allocated),
+    LineColumn::name("LINE", 0, Cut::End, Lines::row_name),
+];
+
+/// Lines of the device shown.
+pub struct Lines {
+    sources: RefCell<Box<dyn SourceText + Send>>,
+    /// True if source text is shown.
+    source: bool,
+    grouping: Grouping,
+    names: FileNames,
+    /// The allocator's total.
+    allocated: i128,
+}
+
+impl Lines {
+    pub fn new(sources: Box<dyn SourceText + Send>) -> Self {
+        Self {
+            sources: RefCell::new(sources),
+            source: false,
+            grouping: Grouping::default(),
+            names: FileNames::default(),
+            allocated: 0,
+        }
+    }
+
+    /// Returns the name of a row.
+    fn row_name(&self, row: &RowOf<Self>) -> Cell {
+        let (direction, chain, end, forks) = match &row.data.subject {
+            Subject::Site(site) => return Cell::Text(self.names.site(site)),
+            Subject::BeforeAttach(_) => return Cell::Note(BEFORE_ATTACH.to_owned()),
+            Subject::Unaccounted => return Cell::Note(UNACCOUNTED.to_owned()),
+            Subject::Frame(direction, frame) => {
+                return Cell::Path(*direction, vec![self.names.frame(frame)]);
+            }
+            Subject::Branch(direction, chain, end, forks) => (direction, chain, end, *forks),
+        };
+        let is_open = row.fold == Fold::Open;
+        let shown = if is_open { 1 } else { chain.len() };
+        let frames = chain.iter().take(shown);
+        let mut steps: Vec<String> = frames.map(|frame| self.names.frame(frame)).collect();
+        let note = match end {
+            _ if forks > 0 && is_open => None,
+            _ if forks > 0 => Some(format!("({forks} branches)")),
+            Some(End::Truncated) => Some("(more frames, not recorded)".to_owned()),
+            Some(End::NotKept) => Some("(stacks not recorded)".to_owned()),
+            Some(End::Outermost) if chain.is_empty() => Some("(no caller)".to_owned()),
+            Some(End::Innermost) if chain.is_empty() => Some("(the line itself)".to_owned()),
+            _ => None,
+        };
+        steps.extend(note);
+        Cell::Path(*direction, steps)
+    }
+
+    fn regroup(&mut self, context: &ProcessContext, state: &mut TableState<RowKey>) -> Reaction {
+        if context.feed.is_paused() {
+            return Reaction::Note("paused: press Space to continue, then i".into());
+        }
+        self.grouping = match self.grouping {
+            Grouping::User => Grouping::Innermost,
+            Grouping::Innermost => Grouping::User,
+        };
+        if context.feed.shown.health.state == TargetState::Exited {
+            state.note = Some("regrouping the last state".into());
+        }
+        Reaction::Request(ScreenRequest::Send(Command::SetGrouping(self.grouping)))
+    }
+
+    /// Returns the source text of a row's line.
+    fn source_line(&self, data: &LineData) -> Option<String> {
+        let frame = data.subject.frame()?;
+        let text = self.sources.borrow_mut().line(&frame.file, frame.line)?;
+        Some(clean(text.trim()).trim().to_owned())
+    }
+}
+
+impl Content for Lines {
+    type Key = RowKey;
+    type Data = LineData;
+    type Context = ProcessContext;
+
+    const SEARCHED: &'static str = "path, line and function";
+    const NOTHING_BENEATH: &'static str = "nothing beneath: no other frame is known here";
+
+    fn tab(&self) -> Option<Tab> {
+        Some(Tab::Lines)
+    }
+
+    fn columns(&self) -> &'static [Column<Self>] {
+        &COLUMNS
+    }
+
+    fn hint(&self) -> Option<String> {
+        let grouping = match self.grouping {
+            Grouping::User => "your code (i) ",
+            Grouping::Innermost => "innermost (i) ",
+        };
+        Some(grouping.to_owned())
+    }
+
+    fn build(&mut self, query: &mut Query<RowKey>, context: &ProcessContext) -> TableOf<Self> {
+        let Some(device) = context.device() else {
+            return TableOf::<Self>::default();
+        };
+        let frames = device.lines.iter().filter_map(|line| line.site.frame());
+        self.names = FileNames::of(frames.map(|frame| &frame.file));
+        self.allocated = device.totals.allocated.0.into();
+        rows::table(device, self, query)
+    }
+
+    fn keys_beneath(&self, row: &RowOf<Self>, context: &ProcessContext) -> Vec<RowKey> {
+        let (RowKey::Site(site) | RowKey::Branch(site, ..) | RowKey::Frame(site, ..)) = &row.key
+        else {
+            return Vec::new();
+        };
+        let lines = context.device().map_or(&[][..], |device| &device.lines);
+        let line = lines.iter().find(|line| line.site == *site);
+        let keys = line.map(rows::keys_beneath).unwrap_or_default();
+        keys.into_iter().collect()
+    }
+
+    fn handle(
+        &mut self,
+        event: InputEvent,
+        state: &mut TableState<RowKey>,
+        context: &ProcessContext,
+    ) -> Reaction {
+        match event {
+            InputEvent::Regroup => return self.regroup(context, state),
+            InputEvent::Source => self.source = !self.source,
+            InputEvent::Back if self.source => self.source = false,
+            _ => return Reaction::Ignored,
+        }
+        Reaction::Done
+    }
+
+    fn needs(&self, width: u16, height: u16, context: &ProcessContext) -> Needs {
+        // Source text beneath the table takes the graph's place on a screen of usual height.
+        let crowded = self.source && width < SIDE_BY_SIDE && height < MIN_HEIGHT_FOR_BOTH;
+        Needs {
+            totals: match height {
+                14.. => 2,
+                8.. => 1,
+                _ => 0,
+            },
+            graph: match height {
+                19.. if !crowded => height / 5 + 1,
+                _ => 0,
+            },
+            source: self.source,
+            ..context.needs(height)
+        }
+    }
+
+    fn draw_around(
+        screen: &TableScreen<Self>,
+        buffer: &mut Buffer,
+        layout: &Layout,
+        context: &ProcessContext,
+        theme: &Theme,
+    ) {
+        if let Some(device) = context.device() {
+            let outside = context.feed.shown.cuda.live();
+            totals::draw_totals(buffer, layout.totals, device, outside, theme);
+            graph::draw_graph(buffer, layout.graph, &device.timeline, theme);
+        }
+        let frame = screen.selected().and_then(|row| row.data.subject.frame());
+        let sources = screen.content.sources.borrow_mut();
+        source::draw_source(buffer, layout.source, frame, sources, theme);
+    }
+
+    fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<(String, String)> {
+        let health = &context.feed.shown.health;
+        let filter = &screen.state.query.filter;
+        let (first, second) = match &health.state {
+            _ if !screen.table.rows.is_empty() => return None,
+            _ if screen.table.all > 0 => {
+                let first = format!("No line matches /{}/", clean(filter.pattern()));
+                return Some((first, "Esc shows all lines.".to_owned()));
+            }
+            TargetState::Waiting(event) => {
+                let first = format!("Waiting for {}", clean(event));
+                let second = "memprobe continues as soon as that happens.";
+                return Some((first, second.to_owned()));
+            }
+            _ if context.device().is_some() => ("Nothing is allocated on this device.", ""),
+            TargetState::Exited => ("The target has ended.", "memprobe saw no GPU memory of it."),
+            TargetState::Recording => (
+                "This recording has no GPU memory.",
+                "Was it taken while the target trained?",
+            ),
+            TargetState::Running => {
+                let first = "No GPU memory was allocated since memprobe attached.";
+                let second = match &health.unread_at_attach {
+                    Some(reason) => format!("Memory from before is unknown: {}", clean(reason)),
+                    None => "The first allocation will appear here.".to_owned(),
+                };
+                return Some((first.to_owned(), second));
+            }
+        };
+        Some((first.to_owned(), second.to_owned()))
+    }
+
+    fn aside(&self, row: &RowOf<Self>) -> Option<String> {
+        let shows = row.data.shows_source(row.fold);
+        shows.then(|| self.source_line(&row.data)).flatten()
+    }
+
+    fn total(&self, context: &ProcessContext) -> Option<(i128, &'static str)> {
+        context.device().map(|_| (self.allocated, "allocated"))
+    }
+
+    fn detail(&self, row: &RowOf<Self>, wide: usize, cut: &str) -> Vec<String> {
+        let subject = &row.data.subject;
+        let text = match (subject, subject.frame()) {
+            (_, Some(frame)) => {
+                let kind = match subject {
+                    Subject::Site(Site::Backward(_) | Site::Node { .. }) => "backward of ",
+                    _ => "",
+                };
+                let place = format!("{kind}{}", whole_frame(frame));
+                let source = self.source_line(&row.data).unwrap_or_default();
+                // The path is cut in favour of the source text, but keeps half of the width.
+                let least = (wide / 2).max(wide.saturating_sub(width(&source) + 2));
+                let place = fit_end(&place, least, cut);
+                format!("{place}  {source}")
+            }
+            (Subject::BeforeAttach(None), _) => {
+                "live when memprobe attached: its lines are unknown".to_owned()
+            }
+            (Subject::BeforeAttach(Some(unread)), _) => {
+                let unread = clean(unread);
+                format!("live when memprobe attached, one row for all: {unread}")
+            }
+            (Subject::Unaccounted, _) => {
+                "the allocator's total less all known blocks: events were lost".to_owned()
+            }
+            (Subject::Site(Site::NoLine { thread, reason }), _) if thread.is_empty() => {
+                format!("no line is known: {reason}")
+            }
+            (Subject::Site(Site::NoLine { thread, reason }), _) => {
+                format!("thread {} allocated: {reason}", clean(thread))
+            }
+            _ => String::new(),
+        };
+        vec![text]
+    }
+
+    fn own_keys(&self) -> &'static [KeyHint] {
+        &[("Enter", "open", 2), ("s", "source", 3), ("i", "group", 8)]
+    }
+
+    fn help(&self) -> [&'static str; 2] {
+        [KEYS, TERMS]
+    }
+}
+
+const KEYS: &str = "\
+Enter       open the row, or close it; so does a click on it
+Right Left  open; close or go up the tree    *  open all beneath
+s           source text around the selected line
+i           frame that names a line: your own code, or the innermost
+";
+
+const TERMS: &str = "\
+LIVE        live bytes of the line; PEAK its largest value
+BLOCKS      live blocks; ALLOC/s recent allocations a second
+SHARE       share of all allocated bytes; the column adds up to 100%
+cached      reserved by PyTorch's allocator but not allocated
+before      attach: live at attach, so without a line
+unaccounted allocator's total less known blocks; 0 unless events are lost
+LOST        events that the kernel dropped; raise --buffer-size
+LEDGER OFF  memprobe and the allocator disagree without a loss: a bug
+SLOW        probe that is single-stepped: ten times the cost
+";

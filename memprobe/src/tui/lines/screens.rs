@@ -1,0 +1,449 @@
+//! Snapshots of the screen of lines, and invariants of all of them.
+
+use std::sync::Arc;
+
+use ratatui::backend::TestBackend;
+use ratatui::style::Color;
+
+use super::super::Command;
+use super::super::context::ProcessContext;
+use super::super::input::InputEvent;
+use super::super::outside::Outside;
+use super::super::samples::{self, Sources};
+use super::super::table_screen::ScreenRequest;
+use super::super::test_support::{
+    BARE, COLOUR, Dice, SMALL, Shown, Size, all_sizes, assert_the_same_without_colour, blank, typed,
+};
+use super::super::theme::Theme;
+use super::{LINE, Lines};
+use crate::event::Bytes;
+use crate::ledger::snapshot::{Grouping, Snapshot};
+
+fn drawn(state: &Shown<Lines>, size: Size, theme: &Theme) -> TestBackend {
+    state.drawn(size, theme)
+}
+
+fn state(snapshot: Snapshot, size: Size, wanted: &[InputEvent]) -> Shown<Lines> {
+    let context = ProcessContext::new(Arc::new(snapshot));
+    Shown::new(Lines::new(Box::new(Sources)), context, size).with(wanted)
+}
+
+fn screen(snapshot: Snapshot, size: Size, wanted: &[InputEvent]) -> TestBackend {
+    drawn(&state(snapshot, size, wanted), size, &COLOUR)
+}
+
+const MEDIUM: Size = (100, 24);
+const LARGE: Size = (200, 60);
+
+#[test]
+fn a_running_target() {
+    insta::assert_snapshot!("normal_80x24", screen(samples::normal(), SMALL, &[]));
+    insta::assert_snapshot!("normal_100x24", screen(samples::normal(), MEDIUM, &[]));
+    insta::assert_snapshot!("normal_200x60", screen(samples::normal(), LARGE, &[]));
+}
+
+#[test]
+fn a_running_target_on_a_terminal_without_unicode() {
+    let state = state(samples::normal(), SMALL, &[InputEvent::Open]);
+    let screen = drawn(&state, SMALL, &BARE);
+    assert!(screen.to_string().is_ascii(), "{screen}");
+    insta::assert_snapshot!("normal_ascii", screen);
+}
+
+#[test]
+fn a_target_that_has_not_allocated_yet() {
+    insta::assert_snapshot!("empty", screen(samples::empty(), SMALL, &[]));
+    let mut unread = samples::empty();
+    unread.health.unread_at_attach = Some("the allocator in use is cudaMallocAsync".into());
+    insta::assert_snapshot!("empty_unread", screen(unread, SMALL, &[]));
+}
+
+#[test]
+fn a_target_that_has_not_imported_torch_yet() {
+    insta::assert_snapshot!("waiting", screen(samples::waiting(), SMALL, &[]));
+}
+
+#[test]
+fn memory_outside_the_caching_allocator() {
+    let shown = samples::with_memory_outside();
+    insta::assert_snapshot!("outside_100x24", screen(shown.clone(), MEDIUM, &[]));
+    let outside = |snapshot: Snapshot| {
+        let context = ProcessContext::new(Arc::new(snapshot));
+        Shown::new(Outside::default(), context, SMALL).drawn(SMALL, &COLOUR)
+    };
+    insta::assert_snapshot!("outside_open", outside(shown));
+    insta::assert_snapshot!("outside_none", outside(samples::normal()));
+}
+
+#[test]
+fn several_devices() {
+    insta::assert_snapshot!(
+        "devices_first",
+        screen(samples::several_devices(), SMALL, &[])
+    );
+    insta::assert_snapshot!(
+        "devices_next",
+        screen(samples::several_devices(), SMALL, &[InputEvent::Device(1)])
+    );
+}
+
+#[test]
+fn losses_are_seen() {
+    insta::assert_snapshot!("lossy", screen(samples::lossy(), SMALL, &[]));
+    insta::assert_snapshot!("lossy_40x12", screen(samples::lossy(), (40, 12), &[]));
+}
+
+#[test]
+fn a_target_that_has_ended() {
+    insta::assert_snapshot!("gone", screen(samples::gone(), SMALL, &[]));
+}
+
+#[test]
+fn a_paused_screen_stands_still_and_then_catches_up() {
+    let mut state = state(samples::normal(), SMALL, &[InputEvent::Pause]);
+    state.update(|context| {
+        context.feed.update(Arc::new(samples::lossy()));
+    });
+    insta::assert_snapshot!("paused", drawn(&state, SMALL, &COLOUR));
+    state.handle(InputEvent::Pause);
+    assert!(
+        drawn(&state, SMALL, &COLOUR)
+            .to_string()
+            .contains("LOST 1,204 events")
+    );
+}
+
+#[test]
+fn the_filter_prompt() {
+    insta::assert_snapshot!("prompt_empty", screen(samples::normal(), SMALL, &typed("")));
+    insta::assert_snapshot!(
+        "prompt_typed",
+        screen(samples::normal(), SMALL, &typed("model\\.py"))
+    );
+    insta::assert_snapshot!(
+        "prompt_invalid",
+        screen(samples::normal(), SMALL, &typed("model["))
+    );
+}
+
+#[test]
+fn an_accepted_filter() {
+    let accepted = |pattern: &str| [typed(pattern), vec![InputEvent::Accept]].concat();
+    insta::assert_snapshot!(
+        "filtered",
+        screen(samples::normal(), SMALL, &accepted("train"))
+    );
+    insta::assert_snapshot!(
+        "filtered_all",
+        screen(samples::normal(), SMALL, &accepted("nowhere"))
+    );
+}
+
+#[test]
+fn help() {
+    insta::assert_snapshot!(
+        "help",
+        screen(samples::normal(), SMALL, &[InputEvent::Help])
+    );
+    insta::assert_snapshot!(
+        "help_end",
+        screen(
+            samples::normal(),
+            SMALL,
+            &[InputEvent::Help, InputEvent::Move(99)]
+        )
+    );
+}
+
+#[test]
+fn the_probes() {
+    insta::assert_snapshot!(
+        "probes",
+        screen(samples::lossy(), SMALL, &[InputEvent::Probes])
+    );
+}
+
+#[test]
+fn missing_data_is_listed_with_the_probes() {
+    let text = screen(samples::lacking(), SMALL, &[InputEvent::Probes]).to_string();
+    assert!(text.contains("1 MISSING (p)"), "{text}");
+    assert!(
+        text.contains("missing: the verifier of this kernel"),
+        "{text}"
+    );
+}
+
+#[test]
+fn callers_of_a_line() {
+    let opened = [InputEvent::Toggle];
+    insta::assert_snapshot!("callers", screen(samples::normal(), MEDIUM, &opened));
+    insta::assert_snapshot!(
+        "callers_all",
+        screen(samples::normal(), (120, 30), &[InputEvent::OpenAll])
+    );
+}
+
+#[test]
+fn what_a_line_calls_in_a_library() {
+    let opened = [InputEvent::Move(1), InputEvent::Open];
+    insta::assert_snapshot!("callees", screen(samples::normal(), MEDIUM, &opened));
+}
+
+#[test]
+fn source_text() {
+    insta::assert_snapshot!(
+        "source_beneath",
+        screen(samples::normal(), MEDIUM, &[InputEvent::Source])
+    );
+    insta::assert_snapshot!(
+        "source_beside",
+        screen(samples::normal(), LARGE, &[InputEvent::Source])
+    );
+    // A library frame beneath the optimizer's line, without a source file.
+    let unread = [
+        InputEvent::Source,
+        InputEvent::Move(1),
+        InputEvent::Open,
+        InputEvent::Move(1),
+    ];
+    insta::assert_snapshot!("source_unread", screen(samples::normal(), MEDIUM, &unread));
+}
+
+#[test]
+fn very_small_terminals() {
+    insta::assert_snapshot!("tiny_16x3", screen(samples::normal(), (16, 3), &[]));
+    insta::assert_snapshot!("tiny_24x4", screen(samples::normal(), (24, 4), &[]));
+    insta::assert_snapshot!("tiny_40x10", screen(samples::normal(), (40, 10), &[]));
+}
+
+#[test]
+fn a_hostile_target() {
+    let wanted = [InputEvent::OpenAll, InputEvent::Source];
+    let screen = screen(samples::hostile(), MEDIUM, &wanted);
+    assert!(
+        !screen
+            .to_string()
+            .chars()
+            .any(|letter| letter.is_control() && letter != '\n')
+    );
+    insta::assert_snapshot!("hostile", screen);
+}
+
+fn all_samples() -> Vec<Snapshot> {
+    vec![
+        samples::normal(),
+        samples::empty(),
+        samples::waiting(),
+        samples::lossy(),
+        samples::gone(),
+        samples::several_devices(),
+        samples::hostile(),
+    ]
+}
+
+/// Returns inputs that together draw every part of the screen.
+fn all_wishes() -> Vec<Vec<InputEvent>> {
+    vec![
+        vec![],
+        vec![InputEvent::OpenAll, InputEvent::Source, InputEvent::Last],
+        vec![InputEvent::Help, InputEvent::Move(1000)],
+        vec![InputEvent::Probes, InputEvent::Page(5)],
+        typed("a("),
+    ]
+}
+
+#[test]
+fn no_size_of_terminal_breaks_the_screen() {
+    for snapshot in all_samples() {
+        for wishes in all_wishes() {
+            let mut state = state(snapshot.clone(), (0, 0), &wishes);
+            for size in all_sizes() {
+                state.handle(InputEvent::Resize(size.0, size.1));
+                state.draw(&mut blank(size), &COLOUR);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_terminal_that_shrank_unnoticed_does_not_break_the_screen() {
+    for snapshot in all_samples() {
+        let state = state(snapshot, LARGE, &[InputEvent::Source]);
+        for size in [(0, 0), (1, 1), (80, 24), (199, 60), (200, 59)] {
+            drawn(&state, size, &COLOUR);
+        }
+    }
+}
+
+#[test]
+fn no_order_of_keys_and_snapshots_breaks_the_screen() {
+    let samples: Vec<Arc<Snapshot>> = all_samples().into_iter().map(Arc::new).collect();
+    let mut dice = Dice::new();
+    let mut state = state((*samples[0]).clone(), SMALL, &[]);
+    for _ in 0..4000 {
+        state.handle(dice.wanted());
+        if dice.roll(5) == 0 {
+            let sample = &samples[dice.roll(samples.len() as u64) as usize];
+            state.update(|context| {
+                context.feed.update(Arc::clone(sample));
+            });
+        }
+        assert!(state.state.selection.cursor < state.table.rows.len().max(1));
+        assert!(state.state.selection.offset <= state.state.selection.cursor);
+        state.draw(&mut blank((90, 30)), &COLOUR);
+    }
+}
+
+#[test]
+fn without_colour_no_colour_is_used_and_the_text_is_the_same() {
+    for snapshot in all_samples() {
+        let state = state(snapshot, SMALL, &[InputEvent::Open]);
+        assert_the_same_without_colour(|theme| drawn(&state, SMALL, theme));
+    }
+}
+
+#[test]
+fn colours_are_the_terminals_own_and_never_its_background() {
+    for snapshot in all_samples() {
+        let screen = screen(snapshot, SMALL, &[]);
+        for cell in &screen.buffer().content {
+            let own = matches!(
+                cell.fg,
+                Color::Reset
+                    | Color::Cyan
+                    | Color::Magenta
+                    | Color::Green
+                    | Color::Yellow
+                    | Color::Red
+            );
+            assert!(own && cell.bg == Color::Reset, "{cell:?}");
+        }
+    }
+}
+
+#[test]
+fn the_table_adds_up_to_what_is_allocated() {
+    for snapshot in all_samples() {
+        let state = state(snapshot, SMALL, &[]);
+        let allocated = state
+            .context
+            .device()
+            .map_or(0, |device| i128::from(device.totals.allocated.0));
+        assert_eq!(state.table.all_bytes, allocated);
+    }
+}
+
+#[test]
+fn a_sum_that_is_not_what_is_allocated_is_said() {
+    let mut snapshot = samples::normal();
+    snapshot.devices[0].totals.allocated = Bytes(1 << 30);
+    let text = screen(snapshot, SMALL, &[]).to_string();
+    assert!(text.contains("is not what is allocated"), "{text}");
+}
+
+#[test]
+fn the_selection_follows_its_line_when_the_order_changes() {
+    let mut state = state(samples::normal(), SMALL, &[InputEvent::Move(2)]);
+    let key = state.selected().unwrap().key.clone();
+    state.handle(InputEvent::Reverse);
+    assert_eq!(state.selected().unwrap().key, key);
+    assert_ne!(state.state.selection.cursor, 2);
+}
+
+#[test]
+fn the_selection_stays_at_the_top_until_it_is_moved() {
+    let mut state = state(samples::normal(), SMALL, &[]);
+    state.handle(InputEvent::SortBy(3));
+    assert_eq!(state.state.selection.cursor, 0);
+}
+
+#[test]
+fn left_closes_a_branch_and_then_goes_up_to_its_line() {
+    let mut state = state(samples::normal(), LARGE, &[InputEvent::Open]);
+    let open = state.table.rows.len();
+    state.handle(InputEvent::Move(1));
+    state.handle(InputEvent::Close);
+    assert_eq!(state.state.selection.cursor, 0);
+    state.handle(InputEvent::Close);
+    assert!(state.table.rows.len() < open);
+}
+
+#[test]
+fn a_click_on_a_head_sorts_and_a_click_on_a_row_selects_then_opens() {
+    let mut state = state(samples::normal(), SMALL, &[]);
+    let layout = state.areas();
+    state.handle(InputEvent::Click(20, layout.head.y));
+    assert_eq!(state.state.query.sort.column, 1);
+    let rows = state.table.rows.len();
+    state.handle(InputEvent::Click(60, layout.rows.y + 1));
+    assert_eq!(
+        (state.state.selection.cursor, state.table.rows.len()),
+        (1, rows)
+    );
+    state.handle(InputEvent::Click(60, layout.rows.y + 1));
+    assert!(state.table.rows.len() > rows);
+}
+
+#[test]
+fn a_click_on_a_device_shows_it() {
+    let mut state = state(samples::several_devices(), SMALL, &[]);
+    let y = state.areas().devices.y;
+    let text = drawn(&state, SMALL, &COLOUR).to_string();
+    let line = text.lines().nth(usize::from(y)).unwrap();
+    // The backend's display puts a quotation mark before each line.
+    let x = line.find("cuda:2").unwrap() as u16 - 1;
+    state.handle(InputEvent::Click(x, y));
+    assert_eq!(state.context.device().unwrap().index.0, 2);
+}
+
+#[test]
+fn grouping_is_asked_of_the_caller() {
+    let mut state = state(samples::normal(), SMALL, &[]);
+    assert_eq!(
+        state.handle(InputEvent::Regroup),
+        Some(ScreenRequest::Send(Command::SetGrouping(
+            Grouping::Innermost
+        )))
+    );
+    assert_eq!(
+        state.handle(InputEvent::Regroup),
+        Some(ScreenRequest::Send(Command::SetGrouping(Grouping::User)))
+    );
+    state.handle(InputEvent::Pause);
+    assert_eq!(state.handle(InputEvent::Regroup), None);
+}
+
+#[test]
+fn escape_closes_step_by_step_and_quits_last() {
+    let wanted = [
+        vec![InputEvent::Source],
+        typed("train"),
+        vec![InputEvent::Accept, InputEvent::Help],
+    ]
+    .concat();
+    let mut state = state(samples::normal(), SMALL, &wanted);
+    for _ in 0..3 {
+        assert_eq!(state.handle(InputEvent::Back), None);
+    }
+    assert!(!state.content.source && state.state.query.filter.pattern().is_empty());
+    assert_eq!(state.handle(InputEvent::Back), Some(ScreenRequest::Leave));
+}
+
+#[test]
+fn the_areas_fill_every_screen() {
+    for snapshot in [samples::normal(), samples::several_devices()] {
+        for wanted in [&[][..], &[InputEvent::Source]] {
+            state(snapshot.clone(), SMALL, wanted).assert_filled();
+        }
+    }
+    let small = state(samples::normal(), SMALL, &[]);
+    assert!(small.areas().rows.height >= 10);
+}
+
+#[test]
+fn names_sort_alphabetically_with_other_rows_last() {
+    let state = state(samples::normal(), SMALL, &[InputEvent::SortBy(5)]);
+    assert_eq!(state.state.query.sort.column, LINE);
+    let text = drawn(&state, SMALL, &COLOUR).to_string();
+    assert!(text.contains("↑LINE"), "{text}");
+}

@@ -1,0 +1,189 @@
+//! Screen of CUDA memory outside the caching allocator: by library and kind, with the lines of each.
+
+use super::context::ProcessContext;
+use super::table_screen::{
+    Cell, Column, Content, Cut, Fold, KeyHint, Needs, Query, Row, RowOf, ScreenContext, TableOf,
+    TableScreen,
+};
+use super::tabs::Tab;
+use super::theme::Theme;
+use crate::event::bytes::human;
+use crate::event::{Bytes, DeviceIndex};
+use crate::ledger::snapshot::{LineRow, OutsideRow, Site};
+use crate::view::{FileNames, clean, named_site, whole_frame};
+
+type OutsideColumn = Column<Outside>;
+
+const COLUMNS: [OutsideColumn; 5] = [
+    OutsideColumn::number("LIVE", 11, 0, |_, row| Cell::bytes(Some(row.data.live)))
+        .styled(Theme::strong),
+    OutsideColumn::number("PEAK", 11, 44, |_, row| Cell::bytes(Some(row.data.peak))),
+    OutsideColumn::number("BLOCKS", 7, 56, |_, row| Cell::Count(row.data.blocks)),
+    OutsideColumn::text("KIND", 16, 70, |_, row| {
+        row.data
+            .kind
+            .clone()
+            .map_or(Cell::Text(String::new()), Cell::Text)
+    }),
+    OutsideColumn::name("LIBRARY", 0, Cut::End, |_, row| {
+        Cell::Text(row.data.name.clone())
+    }),
+];
+
+/// Key of a row: the index of its library and kind, and the line.
+type Key = (String, Option<Site>);
+
+/// Memory of a library, or of one of its lines.
+#[derive(Clone, PartialEq, Debug)]
+pub struct OutsideData {
+    live: Bytes,
+    peak: Bytes,
+    blocks: u64,
+    kind: Option<String>,
+    name: String,
+    /// Text that tells the row in full.
+    detail: String,
+}
+
+/// CUDA memory outside the caching allocator.
+#[derive(Default)]
+pub struct Outside {
+    /// True after the first rows, which are all opened.
+    has_rows: bool,
+}
+
+impl Content for Outside {
+    type Key = Key;
+    type Data = OutsideData;
+    type Context = ProcessContext;
+
+    const SEARCHED: &'static str = "library and kind";
+
+    fn tab(&self) -> Option<Tab> {
+        Some(Tab::Outside)
+    }
+
+    fn columns(&self) -> &'static [Column<Self>] {
+        &COLUMNS
+    }
+
+    fn build(&mut self, query: &mut Query<Key>, context: &ProcessContext) -> TableOf<Self> {
+        let libraries = &context.feed.shown.cuda.rows;
+        if !self.has_rows {
+            query.open.extend(libraries.iter().map(key));
+        }
+        self.has_rows |= !libraries.is_empty();
+        let entry = |library| (library_row(library, query), library);
+        let entries: Vec<(RowOf<Self>, &OutsideRow)> = libraries.iter().map(entry).collect();
+        let live = |row: &RowOf<Self>| row.data.live.0.into();
+        let searched = |row: &RowOf<Self>| row.data.detail.clone();
+        query.table(self, entries, live, searched, |row, library| {
+            let lines = library.lines.iter().filter(|_| row.fold == Fold::Open);
+            let mut lines: Vec<RowOf<Self>> =
+                lines.map(|line| line_row(&row.key.0, line)).collect();
+            query.sort.apply(self, &mut lines, |row| row);
+            lines
+        })
+    }
+
+    fn keys_beneath(&self, _row: &RowOf<Self>, context: &ProcessContext) -> Vec<Key> {
+        let libraries = context.feed.shown.cuda.rows.iter();
+        libraries.map(key).collect()
+    }
+
+    fn needs(&self, _width: u16, height: u16, context: &ProcessContext) -> Needs {
+        Needs {
+            devices: 0,
+            totals: 0,
+            ..context.needs(height)
+        }
+    }
+
+    fn nothing(screen: &TableScreen<Self>, _context: &ProcessContext) -> Option<(String, String)> {
+        let (first, second) = match screen.table.all {
+            _ if screen.table.shown > 0 => return None,
+            0 => ("No other CUDA memory was allocated since attach.", ""),
+            _ => ("No library matches the filter.", "Esc shows all libraries."),
+        };
+        Some((first.to_owned(), second.to_owned()))
+    }
+
+    fn total(&self, context: &ProcessContext) -> Option<(i128, &'static str)> {
+        let live = context.feed.shown.cuda.live();
+        Some((live.0.into(), "outside the caching allocator"))
+    }
+
+    fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
+        vec![row.data.detail.clone()]
+    }
+
+    fn own_keys(&self) -> &'static [KeyHint] {
+        &[("Enter", "lines", 2), ("*", "all lines", 5)]
+    }
+
+    fn help(&self) -> [&'static str; 2] {
+        [KEYS, TERMS]
+    }
+}
+
+const KEYS: &str = "\
+Enter       the lines that called the library
+*           the lines of all libraries
+";
+
+const TERMS: &str = "\
+KIND        kind of memory, and the device that it is on
+LIBRARY     library or program that called into CUDA
+";
+
+fn key(library: &OutsideRow) -> Key {
+    let name = format!("{} {}", library.library, kind(library));
+    (name, None)
+}
+
+fn kind(library: &OutsideRow) -> String {
+    let space = library.space.as_str();
+    match library.device {
+        Some(device) => format!("{space} {device}"),
+        None if library.space.is_on_device() => format!("{space} {}", DeviceIndex::UNKNOWN),
+        None => space.to_owned(),
+    }
+}
+
+fn library_row(library: &OutsideRow, query: &Query<Key>) -> RowOf<Outside> {
+    let key = key(library);
+    let name = library.library.rsplit('/').next();
+    Row {
+        fold: query.fold(!library.lines.is_empty(), &key),
+        key,
+        depth: 0,
+        data: OutsideData {
+            live: library.live,
+            peak: library.peak,
+            blocks: library.live_blocks,
+            kind: Some(kind(library)),
+            name: clean(name.unwrap_or(&library.library)),
+            detail: format!("{}  {}", clean(&library.library), kind(library)),
+        },
+    }
+}
+
+fn line_row(library: &str, line: &LineRow) -> RowOf<Outside> {
+    Row {
+        key: (library.to_owned(), Some(line.site.clone())),
+        depth: 1,
+        fold: Fold::Leaf,
+        data: OutsideData {
+            live: line.live,
+            peak: line.peak,
+            blocks: line.live_blocks,
+            kind: None,
+            name: FileNames::default().site(&line.site),
+            detail: format!(
+                "{} {}",
+                human(line.live),
+                named_site(&line.site, whole_frame)
+            ),
+        },
+    }
+}

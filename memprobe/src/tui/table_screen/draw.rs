@@ -1,0 +1,417 @@
+//! Drawing of a table screen.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Position, Rect};
+use ratatui::style::Style;
+use ratatui::text::Line;
+
+use super::super::header::{draw_device_tabs, draw_title};
+use super::super::input::Focus;
+use super::super::notice::{draw_too_small, draw_words};
+use super::super::overlay::{draw_box, entry};
+use super::super::status::{Prompt, draw_last_line};
+use super::super::tabs::{Tab, draw_tabs};
+use super::super::theme::Theme;
+use super::columns::{ColumnPosition, Order, Role, amount, places};
+use super::state::OverlayKind;
+use super::{Column, Content, Fold, KeyHint, Layout, RowOf, ScreenContext, TableScreen};
+use crate::view::table::{Align, Cut};
+use crate::view::{clean, counted, fit, fit_middle, percent, width};
+
+/// Cells of the fold mark.
+const MARK: u16 = 2;
+/// Deepest level that is indented, to keep names on the screen.
+const DEEPEST_INDENT: usize = 8;
+/// Minimum cells of the text beside a name.
+const MIN_ASIDE: usize = 14;
+/// Minimum width of names and the text beside them; a narrower table has names alone.
+const MIN_NAME_AND_ASIDE: usize = 44;
+
+/// Help on the keys of all tables.
+const HELP: &str = "\
+/           filter by regular expression     Esc  clear it
+< > or F6   sort by another column; 1 to 9, or a click on its head
+r           reverse the order
+Shift+mouse select text, as the terminal does without memprobe
+";
+
+/// Draws a text in the first line of an area, cut to its width.
+pub fn draw_text(buffer: &mut Buffer, area: Rect, text: &str, style: Style, theme: &Theme) {
+    if !area.is_empty() {
+        let available = usize::from(area.width);
+        let text = fit(text, available, theme.glyphs.cut);
+        buffer.set_stringn(area.x, area.y, text, available, style);
+    }
+}
+
+/// Returns the indentation of a row, in cells.
+fn indent(depth: usize) -> u16 {
+    2 * depth.min(DEEPEST_INDENT) as u16
+}
+
+impl<C: Content> TableScreen<C> {
+    pub(super) fn draw_screen(
+        &self,
+        buffer: &mut Buffer,
+        context: &C::Context,
+        theme: &Theme,
+    ) -> Option<Position> {
+        let area = buffer.area;
+        let Some(layout) = self.layout(context).filter(|layout| layout.is_within(area)) else {
+            draw_too_small(buffer, &context.number());
+            return None;
+        };
+        draw_title(
+            buffer,
+            layout.header,
+            &context.title(self.content.tab()),
+            theme,
+        );
+        if let Some(tab) = self.content.tab() {
+            let tab = match self.state.overlay {
+                Some(shown) if shown.kind == OverlayKind::Probes => Tab::Probes,
+                _ => tab,
+            };
+            draw_tabs(buffer, layout.tabs, tab, theme);
+        }
+        draw_device_tabs(
+            buffer,
+            layout.devices,
+            &self.content.devices(context),
+            theme,
+        );
+        if self.table.all > 0 || self.content.total(context).is_some() {
+            self.draw_head(buffer, layout.head, theme);
+        }
+        self.draw_rows(buffer, layout.rows, theme);
+        self.draw_sum(buffer, layout.sum, context, theme);
+        if let Some((first, second)) = C::nothing(self, context) {
+            let rows = layout.rows.height.min(self.table.rows.len() as u16);
+            let free = Rect {
+                y: layout.rows.y + rows,
+                height: layout.rows.height - rows,
+                ..layout.rows
+            };
+            draw_words(buffer, free, &first, &second, theme);
+        }
+        let account = self.content.account(context).unwrap_or_default();
+        draw_text(buffer, layout.totals, &account, theme.allocated(), theme);
+        C::draw_around(self, buffer, &layout, context, theme);
+        self.draw_detail(buffer, layout.detail, theme);
+        let mut status = self.content.status(context, theme);
+        status.text = self.state.note.as_deref().map(clean).or(status.text);
+        status.draw(buffer, layout.status, theme);
+        let cursor = self.draw_keys(buffer, &layout, context, theme);
+        self.draw_overlay(buffer, layout.body(), context, theme);
+        cursor
+    }
+
+    /// Draws the column heads, with an arrow at the sort column.
+    fn draw_head(&self, buffer: &mut Buffer, area: Rect, theme: &Theme) {
+        if area.is_empty() {
+            return;
+        }
+        buffer.set_style(area, theme.bar());
+        let mut end = area.x;
+        for place in places(&self.content, area.width) {
+            let column = &self.content.columns()[place.column];
+            let sort = self.state.query.sort;
+            let head = self.content.head(column);
+            let (arrow, style) = match sort.order {
+                _ if sort.column != place.column || head.is_empty() => ("", theme.bar()),
+                Order::Falling => (theme.glyphs.falling, theme.bar_strong()),
+                Order::Climbing => (theme.glyphs.climbing, theme.bar_strong()),
+            };
+            let text = format!("{arrow}{head}");
+            let start = match (column.align, column.role) {
+                // An arrow may extend into the gap before a column.
+                (Align::Right, _) => (place.start + place.wide).saturating_sub(width(&text) as u16),
+                (_, Role::Value) => place.start,
+                (_, Role::Name) => place.start + MARK,
+            };
+            let start = (area.x + start).min(area.right());
+            let available = usize::from(area.right() - start);
+            buffer.set_stringn(start, area.y, &text, available, style);
+            end = start + width(&text) as u16;
+        }
+        let hint = self.content.hint().unwrap_or_default();
+        let start = area.right().saturating_sub(width(&hint) as u16);
+        if start > end + 3 {
+            buffer.set_string(start, area.y, hint, theme.bar());
+        }
+    }
+
+    fn draw_rows(&self, buffer: &mut Buffer, area: Rect, theme: &Theme) {
+        let selection = &self.state.selection;
+        let places = places(&self.content, area.width);
+        let rows = self.table.rows.iter().enumerate();
+        let rows: Vec<_> = rows
+            .skip(selection.offset)
+            .take(usize::from(area.height))
+            .collect();
+        let name = places.iter().find(|place| self.is_name(place));
+        let asides = name.map(|name| self.asides(&rows, *name, theme));
+        let (asides, start) = asides.unwrap_or_default();
+        for (((at, row), aside), y) in rows
+            .iter()
+            .zip(asides.iter().chain(std::iter::repeat(&None)))
+            .zip(area.y..)
+        {
+            let line = Rect {
+                y,
+                height: 1,
+                ..area
+            };
+            let is_selected = *at == selection.cursor;
+            if is_selected {
+                buffer.set_style(line, theme.bar());
+                buffer.set_string(line.x, y, theme.glyphs.cursor, theme.bar_strong());
+            }
+            let mark = self.content.mark(row, theme);
+            let row_style = mark.as_ref().map_or(Style::new(), |mark| mark.style);
+            if let Some(mark) = &mark {
+                buffer.set_string(line.x + 1, y, &mark.content, mark.style);
+            }
+            for place in &places {
+                let column = &self.content.columns()[place.column];
+                let mut area = Rect {
+                    x: line.x + place.start,
+                    width: place.wide,
+                    ..line
+                };
+                if column.role == Role::Name {
+                    area = self.draw_before_name(buffer, area, row, theme);
+                    if let Some(text) = aside {
+                        let start = (line.x + start).max(area.x);
+                        let aside = Rect {
+                            x: start,
+                            width: area.right().saturating_sub(start),
+                            ..area
+                        };
+                        draw_text(buffer, aside, text, theme.faint(), theme);
+                        area.width = (start - area.x).saturating_sub(1);
+                    }
+                }
+                let style = match is_selected {
+                    true => Style::new(),
+                    false => row_style.patch((column.style)(theme)),
+                };
+                self.draw_cell(buffer, area, column, row, style, theme);
+            }
+        }
+    }
+
+    fn draw_cell(
+        &self,
+        buffer: &mut Buffer,
+        area: Rect,
+        column: &Column<C>,
+        row: &RowOf<C>,
+        style: Style,
+        theme: &Theme,
+    ) {
+        // A continuation has a name alone.
+        if row.fold == Fold::Part && column.role == Role::Value {
+            return;
+        }
+        let wide = usize::from(area.width);
+        let text = (column.value)(&self.content, row).format(wide, theme);
+        let text = match column.cut {
+            Cut::End => fit(&text, wide, theme.glyphs.cut),
+            Cut::Middle => fit_middle(&text, wide, theme.glyphs.cut),
+        };
+        let before = match column.align {
+            Align::Left | Align::Trail => 0,
+            Align::Right => wide.saturating_sub(width(&text)) as u16,
+        };
+        buffer.set_stringn(area.x + before, area.y, text, wide, style);
+    }
+
+    /// Draws indentation, fold mark and letter. Returns the rest of the area.
+    fn draw_before_name(
+        &self,
+        buffer: &mut Buffer,
+        area: Rect,
+        row: &RowOf<C>,
+        theme: &Theme,
+    ) -> Rect {
+        let mark = match row.fold {
+            Fold::Leaf | Fold::Part => " ",
+            Fold::Closed => theme.glyphs.closed,
+            Fold::Open => theme.glyphs.open,
+        };
+        let mut start = area.x + indent(row.depth).min(area.width);
+        let mut left = area.right() - start;
+        buffer.set_stringn(start, area.y, mark, usize::from(left), theme.strong());
+        let mut skip = |cells: u16| {
+            start += cells.min(left);
+            left = area.right() - start;
+            (start, left)
+        };
+        let (start, left) = match (skip(MARK), self.content.badge(row, theme)) {
+            (at, None) => at,
+            ((start, left), Some(badge)) => {
+                buffer.set_span(start, area.y, &badge, left);
+                skip(MARK)
+            }
+        };
+        Rect {
+            x: start,
+            width: left,
+            ..area
+        }
+    }
+}
+
+/// Texts beside the names of visible rows, and the cell where they start.
+type Asides = (Vec<Option<String>>, u16);
+
+impl<C: Content> TableScreen<C> {
+    fn is_name(&self, place: &ColumnPosition) -> bool {
+        self.content.columns()[place.column].role == Role::Name
+    }
+
+    /// Returns the texts beside names: they start after the longest visible name, if space remains.
+    fn asides(&self, rows: &[(usize, &RowOf<C>)], name: ColumnPosition, theme: &Theme) -> Asides {
+        let available = usize::from(name.wide);
+        if available < MIN_NAME_AND_ASIDE {
+            return Asides::default();
+        }
+        let texts: Vec<_> = rows
+            .iter()
+            .map(|(_, row)| self.content.aside(row))
+            .collect();
+        let value = self.content.columns()[name.column].value;
+        let named = |(_, row): &(usize, &RowOf<C>)| {
+            let text = value(&self.content, row).format(available, theme);
+            usize::from(indent(row.depth) + MARK) + width(&text)
+        };
+        let with_text = rows.iter().zip(&texts).filter(|(_, text)| text.is_some());
+        let longest = with_text.map(|(row, _)| named(row)).max().unwrap_or(0);
+        let names = longest.min(available * 2 / 3);
+        if available < names + 2 + MIN_ASIDE {
+            return Asides::default();
+        }
+        (texts, name.start + names as u16 + 2)
+    }
+
+    /// Returns true if a cell is the fold mark of a row.
+    pub(super) fn is_fold_mark(&self, row: usize, x: u16, width: u16) -> bool {
+        let Some(row) = self.table.rows.get(row) else {
+            return false;
+        };
+        let places = places(&self.content, width);
+        let name = places.iter().find(|place| self.is_name(place));
+        let marks = name.map(|name| name.start + indent(row.depth));
+        matches!(row.fold, Fold::Open | Fold::Closed)
+            && marks.is_some_and(|start| (start..start + MARK).contains(&x))
+    }
+
+    /// Draws the sum of the table, its difference to the total, and the place of the selected row.
+    fn draw_sum(&self, buffer: &mut Buffer, area: Rect, context: &C::Context, theme: &Theme) {
+        let table = &self.table;
+        let (filter, dot) = (&self.state.query.filter, theme.glyphs.dot);
+        let rows = counted(table.all as u64, "row");
+        let own = self.content.sum(table, filter.is_active());
+        let total = self.content.total(context);
+        let all = amount(table.all_bytes);
+        let (text, style) = match (own, total) {
+            (None, None) => return,
+            (own, _) if filter.is_active() => {
+                let shown = own.unwrap_or_else(|| {
+                    let share = percent(table.shown_bytes, table.all_bytes);
+                    let shown = amount(table.shown_bytes);
+                    format!(
+                        "shown {shown} of {all} ({share}) {dot} {} of {rows}",
+                        table.shown
+                    )
+                });
+                let pattern = clean(filter.pattern());
+                let text = format!("{shown} {dot} filter /{pattern}/ (Esc: all)");
+                (text, theme.strong())
+            }
+            (Some(own), _) => (own, theme.faint()),
+            (None, Some((total, name))) if total == table.all_bytes => {
+                (format!("sum {all} = {name} {dot} {rows}"), theme.faint())
+            }
+            (None, Some((total, _))) => {
+                let off = amount(total - table.all_bytes);
+                let text = format!("sum {all} is not what is allocated: {off} off");
+                (text, theme.bad())
+            }
+        };
+        let text = format!("  {text}");
+        draw_text(buffer, area, &text, style, theme);
+        let rows = table.rows.len();
+        let place = format!("{} of {rows} ", self.state.selection.cursor + 1);
+        let left = usize::from(area.width).saturating_sub(width(&text) + 2);
+        let visible = self.layout(context).map_or(0, |layout| layout.rows.height);
+        if rows > usize::from(visible) && left >= place.len() && !area.is_empty() {
+            let start = area.right() - place.len() as u16;
+            buffer.set_string(start, area.y, place, theme.faint());
+        }
+    }
+
+    fn draw_detail(&self, buffer: &mut Buffer, area: Rect, theme: &Theme) {
+        let Some(row) = self.selected() else { return };
+        let wide = area.width.saturating_sub(2);
+        let texts = self
+            .content
+            .detail(row, usize::from(wide), theme.glyphs.cut);
+        for (text, y) in texts.iter().zip(area.y..area.bottom()) {
+            let line = Rect::new(area.x + 2, y, wide, 1);
+            draw_text(buffer, line, text, theme.faint(), theme);
+        }
+    }
+
+    /// Draws the key hints, or the prompt. Returns the position of the prompt's cursor.
+    fn draw_keys(
+        &self,
+        buffer: &mut Buffer,
+        layout: &Layout,
+        context: &C::Context,
+        theme: &Theme,
+    ) -> Option<Position> {
+        let mut keys: Vec<KeyHint> = vec![(theme.glyphs.arrows, "move", 6)];
+        keys.extend(self.content.own_keys());
+        keys.extend([("/", "filter", 3), ("<>", "sort", 4), ("r", "reverse", 9)]);
+        if self.content.devices(context).tabs.len() > 1 {
+            keys.push(("d", "device", 5));
+        }
+        keys.extend(context.keys());
+        keys.extend([("?", "help", 1), ("q", "quit", 0)]);
+        let prompt = (self.state.focus == Focus::Prompt).then_some(Prompt {
+            filter: &self.state.query.filter,
+            looks_in: C::SEARCHED,
+            shown: self.table.shown,
+            all: self.table.all,
+        });
+        draw_last_line(buffer, layout.keys, prompt, keys, theme)
+    }
+
+    fn draw_overlay(&self, buffer: &mut Buffer, area: Rect, context: &C::Context, theme: &Theme) {
+        let Some(overlay) = self.state.overlay else {
+            return;
+        };
+        let (title, lines) = match (overlay.kind, self.selected()) {
+            (OverlayKind::Help, _) => (" Help ", self.help(context, theme)),
+            (OverlayKind::Probes, _) => (" Probes ", context.probes(theme)),
+            (OverlayKind::Detail, Some(row)) => self.content.full_detail(row, theme),
+            (OverlayKind::Detail, None) => return,
+        };
+        draw_box(buffer, area, title, &lines, overlay.scroll, theme);
+    }
+
+    /// Returns the help: keys of this screen, of all tables and of the context, then the terms.
+    fn help(&self, context: &C::Context, theme: &Theme) -> Vec<Line<'static>> {
+        let [own, terms] = self.content.help();
+        let moves = "or j k, PgUp PgDn, Home End, wheel: move";
+        let mut lines = vec![entry(theme.glyphs.arrows, moves, theme)];
+        let text = [own, HELP, context.help(), "\n", terms].concat();
+        lines.extend(text.lines().map(|line| {
+            let (key, text) = line.split_at_checked(12).unwrap_or_default();
+            entry(key.trim_end(), text, theme)
+        }));
+        lines
+    }
+}

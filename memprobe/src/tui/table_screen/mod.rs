@@ -1,0 +1,246 @@
+//! The table screen: a table with cursor, sort order, filter and open rows, and the parts around it.
+//!
+//! A screen is its [`Content`]: rows, columns, keys of its own, and the texts around the table. Everything
+//! else is the same on all screens.
+
+mod columns;
+mod draw;
+mod layout;
+mod rows;
+mod selection;
+mod state;
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::hash::Hash;
+
+use ratatui::buffer::Buffer;
+use ratatui::text::{Line, Span};
+
+use super::Command;
+use super::input::InputEvent;
+use super::status::StatusLine;
+use super::tabs::Tab;
+use super::theme::Theme;
+use crate::event::Tgid;
+
+pub use crate::view::table::Cut;
+pub use columns::{Cell, Column, bar, further};
+#[cfg(test)]
+pub use columns::{Order, Sort};
+pub use draw::draw_text;
+pub use layout::{Layout, Needs, SIDE_BY_SIDE, SMALLEST};
+pub use rows::{Fold, Query, Row, RowOf, TableOf};
+pub use state::{ScreenHandle, TableScreen, TableState};
+
+/// Note about the last key.
+pub type Note = Cow<'static, str>;
+
+/// Request from a screen to its owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScreenRequest {
+    /// End the program.
+    Quit,
+    /// Return to the screen that opened this one.
+    Leave,
+    /// Send a request to the caller.
+    Send(Command),
+    /// Open the screens of a process.
+    Open(Tgid),
+}
+
+/// Reaction to an input event that not all screens share.
+pub enum Reaction {
+    /// The screen has no reaction of its own.
+    Ignored,
+    Done,
+    /// Show or hide the details of the selected row.
+    Detail,
+    Note(Note),
+    Request(ScreenRequest),
+}
+
+/// Key, its action, and its drop rank: the highest is dropped first where space is short.
+pub type KeyHint = (&'static str, &'static str, u8);
+
+/// First line of a screen.
+pub struct Title {
+    pub name: String,
+    pub text: String,
+    /// Facts at the right, least important first.
+    pub facts: Vec<String>,
+    /// Facts before them on a wide screen.
+    pub more_facts: Vec<String>,
+}
+
+/// Text of each device tab, and the index of the device shown.
+#[derive(Default)]
+pub struct DeviceTabs {
+    pub tabs: Vec<String>,
+    pub shown: usize,
+}
+
+/// State that all screens of a process, or of a host, share.
+pub trait ScreenContext {
+    /// Handles input for all screens. Returns a note about it, if any.
+    fn handle(&mut self, event: InputEvent) -> Option<Note>;
+
+    fn title(&self, tab: Option<Tab>) -> Title;
+
+    fn devices(&self) -> DeviceTabs;
+
+    fn status(&self, theme: &Theme) -> StatusLine;
+
+    /// Returns the rows that most screens need around their table.
+    fn needs(&self, height: u16) -> Needs;
+
+    /// Returns hints for the keys of all screens.
+    fn keys(&self) -> Vec<KeyHint>;
+
+    /// Returns the help on the keys of all screens, a line each; the text starts at its 13th character.
+    fn help(&self) -> &'static str;
+
+    /// Returns the most important number, for a terminal too small for any table.
+    fn number(&self) -> String;
+
+    /// Returns the list of probes.
+    fn probes(&self, _theme: &Theme) -> Vec<Line<'static>> {
+        Vec::new()
+    }
+}
+
+/// Content of a table screen.
+pub trait Content: Sized + 'static {
+    type Key: Clone + Eq + Hash + Debug;
+    type Data;
+    type Context: ScreenContext;
+
+    /// Description of the text that the filter matches.
+    const SEARCHED: &'static str;
+    /// Note if a row has nothing beneath.
+    const NOTHING_BENEATH: &'static str = "nothing beneath";
+
+    /// Index of the column that the table sorts by at first.
+    const FIRST_SORT: usize = 0;
+    /// Columns that the keys 1 to 9 sort by, if these are not the first ones.
+    const DIGITS: Option<&'static [usize]> = None;
+
+    fn tab(&self) -> Option<Tab> {
+        None
+    }
+
+    /// Returns all columns, from left to right.
+    fn columns(&self) -> &'static [Column<Self>];
+
+    /// Returns true unless the column has nothing to show.
+    fn shows(&self, _column: &Column<Self>) -> bool {
+        true
+    }
+
+    /// Returns the head of a column.
+    fn head(&self, column: &Column<Self>) -> &'static str {
+        column.head
+    }
+
+    /// Returns a hint at the right end of the heads.
+    fn hint(&self) -> Option<String> {
+        None
+    }
+
+    /// Makes the rows.
+    fn build(&mut self, query: &mut Query<Self::Key>, context: &Self::Context) -> TableOf<Self>;
+
+    /// Returns the reaction to Enter on a row, if it does not open or close it.
+    fn enter(&self, _row: &RowOf<Self>) -> Reaction {
+        Reaction::Ignored
+    }
+
+    /// Returns the keys of all rows that can be opened at and beneath a row.
+    fn keys_beneath(&self, _row: &RowOf<Self>, _context: &Self::Context) -> Vec<Self::Key> {
+        Vec::new()
+    }
+
+    /// Handles a key that not all screens share.
+    fn handle(
+        &mut self,
+        _event: InputEvent,
+        _state: &mut TableState<Self::Key>,
+        _context: &Self::Context,
+    ) -> Reaction {
+        Reaction::Ignored
+    }
+
+    /// Returns the rows that the screen needs around its table.
+    fn needs(&self, _width: u16, height: u16, context: &Self::Context) -> Needs {
+        context.needs(height)
+    }
+
+    fn devices(&self, context: &Self::Context) -> DeviceTabs {
+        context.devices()
+    }
+
+    fn status(&self, context: &Self::Context, theme: &Theme) -> StatusLine {
+        context.status(theme)
+    }
+
+    /// Describes the totals above the table, if no other totals are drawn.
+    fn account(&self, _context: &Self::Context) -> Option<String> {
+        None
+    }
+
+    /// Draws the parts that only this screen has: totals, graph, second table, source text.
+    fn draw_around(
+        _screen: &TableScreen<Self>,
+        _buffer: &mut Buffer,
+        _layout: &Layout,
+        _context: &Self::Context,
+        _theme: &Theme,
+    ) {
+    }
+
+    /// Returns the reason for an empty table, and a remedy.
+    fn nothing(screen: &TableScreen<Self>, context: &Self::Context) -> Option<(String, String)>;
+
+    /// Returns a mark and a style of a row, if they are not the usual ones.
+    fn mark(&self, _row: &RowOf<Self>, _theme: &Theme) -> Option<Span<'static>> {
+        None
+    }
+
+    /// Returns a letter before the name.
+    fn badge(&self, _row: &RowOf<Self>, _theme: &Theme) -> Option<Span<'static>> {
+        None
+    }
+
+    /// Returns a text beside the name, such as source text.
+    fn aside(&self, _row: &RowOf<Self>) -> Option<String> {
+        None
+    }
+
+    /// Returns the total that the rows must add up to, and its name.
+    fn total(&self, _context: &Self::Context) -> Option<(i128, &'static str)> {
+        None
+    }
+
+    /// Describes the sum of the rows in other words than usual.
+    fn sum(&self, _table: &TableOf<Self>, _filters: bool) -> Option<String> {
+        None
+    }
+
+    /// Summarizes the selected row in lines of so many cells.
+    fn detail(&self, row: &RowOf<Self>, wide: usize, cut: &str) -> Vec<String>;
+
+    /// Returns the hints for the keys of this screen.
+    fn own_keys(&self) -> &'static [KeyHint];
+
+    /// Returns the help on the keys of this screen, and on the terms in its table.
+    fn help(&self) -> [&'static str; 2];
+
+    /// Returns the text of [`state::OverlayKind::Detail`], and its title.
+    fn full_detail(
+        &self,
+        _row: &RowOf<Self>,
+        _theme: &Theme,
+    ) -> (&'static str, Vec<Line<'static>>) {
+        ("", Vec::new())
+    }
+}

@@ -1,0 +1,132 @@
+//! Rows of a table, and the query that selects them.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+
+use super::super::filter::Filter;
+use super::Content;
+use super::columns::Sort;
+
+/// Fold state of a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fold {
+    /// No rows beneath.
+    Leaf,
+    /// Rows beneath are hidden.
+    Closed,
+    /// Rows beneath are shown.
+    Open,
+    /// Continuation of the open row above, at its depth.
+    Part,
+}
+
+/// Row of a table.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Row<K, D> {
+    /// Key across tables.
+    pub key: K,
+    /// Level in the tree; 0 for the outermost.
+    pub depth: usize,
+    pub fold: Fold,
+    pub data: D,
+}
+
+impl<K, D> Row<K, D> {
+    /// Makes an outermost row without rows beneath.
+    pub fn leaf(key: K, data: D) -> Self {
+        Self {
+            key,
+            depth: 0,
+            fold: Fold::Leaf,
+            data,
+        }
+    }
+}
+
+pub type RowOf<C> = Row<<C as Content>::Key, <C as Content>::Data>;
+
+/// Rows of a table, and their sums.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Table<K, D> {
+    /// Visible rows, in order.
+    pub rows: Vec<Row<K, D>>,
+    /// Rows that match the filter, without those beneath them.
+    pub shown: usize,
+    pub all: usize,
+    /// Bytes of the rows that match the filter.
+    pub shown_bytes: i128,
+    pub all_bytes: i128,
+}
+
+impl<K, D> Default for Table<K, D> {
+    fn default() -> Self {
+        Self {
+            rows: Vec::new(),
+            shown: 0,
+            all: 0,
+            shown_bytes: 0,
+            all_bytes: 0,
+        }
+    }
+}
+
+pub type TableOf<C> = Table<<C as Content>::Key, <C as Content>::Data>;
+
+/// Sort order, filter and open rows of a table.
+#[derive(Clone, Debug)]
+pub struct Query<K> {
+    pub sort: Sort,
+    pub filter: Filter,
+    pub open: HashSet<K>,
+}
+
+impl<K> Default for Query<K> {
+    fn default() -> Self {
+        Self {
+            sort: Sort::default(),
+            filter: Filter::default(),
+            open: HashSet::new(),
+        }
+    }
+}
+
+impl<K: Eq + Hash> Query<K> {
+    pub fn fold(&self, has_beneath: bool, key: &K) -> Fold {
+        match has_beneath {
+            false => Fold::Leaf,
+            true if self.open.contains(key) => Fold::Open,
+            true => Fold::Closed,
+        }
+    }
+
+    /// Makes a table of outermost rows: filters and sorts them, and adds the rows beneath each.
+    pub fn table<C: Content<Key = K>, T>(
+        &self,
+        content: &C,
+        mut entries: Vec<(RowOf<C>, T)>,
+        bytes: impl Fn(&RowOf<C>) -> i128,
+        searched: impl Fn(&RowOf<C>) -> String,
+        beneath: impl Fn(&RowOf<C>, T) -> Vec<RowOf<C>>,
+    ) -> TableOf<C> {
+        let sum = |entries: &[(RowOf<C>, T)]| entries.iter().map(|(row, _)| bytes(row)).sum();
+        let (all, all_bytes) = (entries.len(), sum(&entries));
+        if self.filter.is_active() {
+            entries.retain(|(row, _)| self.filter.shows(&searched(row)));
+        }
+        let (shown, shown_bytes) = (entries.len(), sum(&entries));
+        self.sort.apply(content, &mut entries, |(row, _)| row);
+        let mut rows = Vec::new();
+        for (row, entry) in entries {
+            let more = beneath(&row, entry);
+            rows.push(row);
+            rows.extend(more);
+        }
+        Table {
+            rows,
+            shown,
+            all,
+            shown_bytes,
+            all_bytes,
+        }
+    }
+}

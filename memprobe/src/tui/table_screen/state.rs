@@ -1,0 +1,386 @@
+//! State of a table screen between two drawings, and its input handling. No I/O.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Position;
+
+use super::super::filter::Filter;
+use super::super::header::tab_at;
+use super::super::input::{Focus, InputEvent};
+use super::super::theme::Theme;
+use super::columns::{Sort, column_at, further, places};
+use super::layout::{Layout, layout};
+use super::selection::Selection;
+use super::{Content, Fold, Note, Query, Reaction, RowOf, ScreenContext, ScreenRequest, TableOf};
+
+/// Text over the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OverlayKind {
+    Help,
+    Probes,
+    /// Details of the selected row.
+    Detail,
+}
+
+/// Overlay, scrolled down by lines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Overlay {
+    pub kind: OverlayKind,
+    pub scroll: usize,
+}
+
+/// State of a table screen.
+#[derive(Clone, Debug)]
+pub struct TableState<K> {
+    pub query: Query<K>,
+    pub focus: Focus,
+    pub overlay: Option<Overlay>,
+    pub selection: Selection<K>,
+    pub note: Option<Note>,
+    size: (u16, u16),
+}
+
+/// Screen of a table.
+pub struct TableScreen<C: Content> {
+    pub content: C,
+    pub state: TableState<C::Key>,
+    pub table: TableOf<C>,
+}
+
+/// Screen of any table in a context.
+pub trait ScreenHandle<X> {
+    /// Returns the receiver of key events.
+    fn focus(&self) -> Focus;
+
+    /// Makes the rows anew, after new data or a new size.
+    fn rebuild(&mut self, context: &X);
+
+    fn resize(&mut self, width: u16, height: u16, context: &X);
+
+    /// Handles input. Returns a request if the screen's owner must act.
+    fn handle(&mut self, event: InputEvent, context: &mut X) -> Option<ScreenRequest>;
+
+    /// Draws the screen. Returns the position of the visible cursor, if any.
+    fn draw(&self, buffer: &mut Buffer, context: &X, theme: &Theme) -> Option<Position>;
+}
+
+impl<C: Content> ScreenHandle<C::Context> for TableScreen<C> {
+    fn focus(&self) -> Focus {
+        self.state.focus
+    }
+
+    fn rebuild(&mut self, context: &C::Context) {
+        self.table = self.content.build(&mut self.state.query, context);
+        let height = self.rows_height(context);
+        let rows = &self.table.rows;
+        let place = |key: &C::Key| rows.iter().position(|row| row.key == *key);
+        self.state.selection.settle(rows.len(), height, place);
+    }
+
+    fn resize(&mut self, width: u16, height: u16, context: &C::Context) {
+        self.state.size = (width, height);
+        self.rebuild(context);
+    }
+
+    fn handle(&mut self, event: InputEvent, context: &mut C::Context) -> Option<ScreenRequest> {
+        self.state.note = None;
+        let request = match self.react(event, context) {
+            Reaction::Request(request) => Some(request),
+            Reaction::Note(note) => {
+                self.state.note = Some(note);
+                None
+            }
+            Reaction::Detail => {
+                self.toggle_overlay(OverlayKind::Detail);
+                None
+            }
+            Reaction::Done | Reaction::Ignored => None,
+        };
+        self.rebuild(context);
+        request
+    }
+
+    fn draw(&self, buffer: &mut Buffer, context: &C::Context, theme: &Theme) -> Option<Position> {
+        self.draw_screen(buffer, context, theme)
+    }
+}
+
+impl<C: Content> TableScreen<C> {
+    /// Creates a screen without size.
+    pub fn new(content: C, context: &C::Context) -> Self {
+        let column = C::FIRST_SORT;
+        let first = content
+            .columns()
+            .get(column)
+            .and_then(|column| column.order);
+        let order = first.unwrap_or_default();
+        let mut screen = Self {
+            content,
+            state: TableState {
+                query: Query {
+                    sort: Sort { column, order },
+                    ..Query::default()
+                },
+                focus: Focus::Table,
+                overlay: None,
+                selection: Selection::default(),
+                note: None,
+                size: (0, 0),
+            },
+            table: TableOf::<C>::default(),
+        };
+        screen.rebuild(context);
+        screen
+    }
+
+    pub fn selected(&self) -> Option<&RowOf<C>> {
+        self.table.rows.get(self.state.selection.cursor)
+    }
+
+    pub fn layout(&self, context: &C::Context) -> Option<Layout> {
+        let (width, height) = self.state.size;
+        layout(width, height, self.content.needs(width, height, context))
+    }
+
+    pub fn size(&self) -> (u16, u16) {
+        self.state.size
+    }
+
+    fn rows_height(&self, context: &C::Context) -> u16 {
+        self.layout(context).map_or(0, |layout| layout.rows.height)
+    }
+
+    fn react(&mut self, event: InputEvent, context: &mut C::Context) -> Reaction {
+        match event {
+            InputEvent::Quit => return Reaction::Request(ScreenRequest::Quit),
+            InputEvent::Back => return self.back(context),
+            InputEvent::Move(by) => self.step(by),
+            InputEvent::Page(by) => {
+                let page = isize::try_from(self.rows_height(context)).unwrap_or(1);
+                self.step(by.saturating_mul(page.max(2) - 1));
+            }
+            InputEvent::First => match &mut self.state.overlay {
+                Some(overlay) => overlay.scroll = 0,
+                None => self.state.selection.key = None,
+            },
+            InputEvent::Last => self.step(isize::MAX),
+            InputEvent::Toggle => return self.enter(),
+            InputEvent::Open => match self.selected().map(|row| row.fold) {
+                Some(Fold::Open) => self.keep_selected(),
+                _ => return self.enter(),
+            },
+            InputEvent::Close => self.close(),
+            InputEvent::OpenAll => self.open_all(context),
+            InputEvent::SortStep(by) => self.sort_step(by),
+            InputEvent::SortBy(place) => {
+                let column = match C::DIGITS {
+                    Some(columns) => columns.get(place).copied(),
+                    None => self.sortable().nth(place),
+                };
+                if let Some(column) = column {
+                    self.sort_by(column);
+                }
+            }
+            InputEvent::Reverse => self.reverse(),
+            InputEvent::Help => self.toggle_overlay(OverlayKind::Help),
+            InputEvent::Click(x, y) => return self.click(Position { x, y }, context),
+            InputEvent::Resize(width, height) => self.state.size = (width, height),
+            // A stopped memprobe does not drain the ring buffer: events of the target would be lost.
+            InputEvent::Suspend => {
+                return Reaction::Note("stopping memprobe would lose events: q quits".into());
+            }
+            InputEvent::Filter => (self.state.overlay, self.state.focus) = (None, Focus::Prompt),
+            InputEvent::Accept => self.state.focus = Focus::Table,
+            _ => match self.state.query.filter.edited(event) {
+                Some(filter) => {
+                    self.state.query.filter = filter;
+                    self.state.selection.key = None;
+                }
+                None => return self.react_alone(event, context),
+            },
+        }
+        Reaction::Done
+    }
+
+    /// Handles input that not all tables share.
+    fn react_alone(&mut self, event: InputEvent, context: &mut C::Context) -> Reaction {
+        let reaction = self.content.handle(event, &mut self.state, context);
+        match (reaction, event) {
+            (Reaction::Ignored, InputEvent::Refresh) => self.reverse(),
+            (Reaction::Ignored, InputEvent::Probes) if self.content.tab().is_some() => {
+                self.toggle_overlay(OverlayKind::Probes);
+            }
+            (Reaction::Ignored, _) => {
+                if let InputEvent::Device(_) = event {
+                    self.state.selection.key = None;
+                }
+                return context.handle(event).map_or(Reaction::Done, Reaction::Note);
+            }
+            (reaction, _) => return reaction,
+        }
+        Reaction::Done
+    }
+
+    fn step(&mut self, by: isize) {
+        if let Some(Overlay { scroll, .. }) = &mut self.state.overlay {
+            // Drawing clamps the offset to the text's length.
+            *scroll = scroll.saturating_add_signed(by).min(1000);
+            return;
+        }
+        self.state.selection.step(by, self.table.rows.len());
+        self.keep_selected();
+    }
+
+    pub fn keep_selected(&mut self) {
+        self.state.selection.key = self.selected().map(|row| row.key.clone());
+    }
+
+    fn toggle_overlay(&mut self, kind: OverlayKind) {
+        self.state.overlay = match self.state.overlay {
+            Some(shown) if shown.kind == kind => None,
+            _ => Some(Overlay { kind, scroll: 0 }),
+        };
+    }
+
+    /// Handles Enter on the selected row.
+    fn enter(&mut self) -> Reaction {
+        self.keep_selected();
+        let Some(row) = self.selected() else {
+            return Reaction::Done;
+        };
+        let is_covered = self.state.overlay.is_some();
+        match self.content.enter(row) {
+            Reaction::Ignored => return self.toggle(),
+            _ if is_covered => self.state.overlay = None,
+            reaction => return reaction,
+        }
+        Reaction::Done
+    }
+
+    fn toggle(&mut self) -> Reaction {
+        let Some(row) = self.selected() else {
+            return Reaction::Done;
+        };
+        let (key, is_outermost) = (row.key.clone(), row.depth == 0);
+        match row.fold {
+            Fold::Closed => drop(self.state.query.open.insert(key)),
+            Fold::Open => self.close(),
+            Fold::Leaf if is_outermost => return Reaction::Note(C::NOTHING_BENEATH.into()),
+            Fold::Leaf | Fold::Part => {}
+        }
+        Reaction::Done
+    }
+
+    /// Closes the selected row, or else goes to its parent.
+    fn close(&mut self) {
+        if matches!(self.state.overlay, Some(shown) if shown.kind == OverlayKind::Detail) {
+            self.state.overlay = None;
+        }
+        let Some(row) = self.selected() else { return };
+        let (key, depth, fold) = (row.key.clone(), row.depth, row.fold);
+        if fold != Fold::Open || !self.state.query.open.remove(&key) {
+            let is_parent = |above: &RowOf<C>| match fold {
+                Fold::Part => above.depth == depth && above.fold == Fold::Open,
+                _ => above.depth < depth,
+            };
+            let cursor = self.state.selection.cursor;
+            let parent = self.table.rows[..cursor].iter().rposition(is_parent);
+            self.state.selection.cursor = parent.unwrap_or(cursor);
+        }
+        self.keep_selected();
+    }
+
+    fn open_all(&mut self, context: &C::Context) {
+        self.keep_selected();
+        if let Some(row) = self.selected() {
+            let keys = self.content.keys_beneath(row, context);
+            self.state.query.open.extend(keys);
+        }
+    }
+
+    /// Returns the columns that the table can be sorted by.
+    fn sortable(&self) -> impl Iterator<Item = usize> + use<'_, C> {
+        let columns = self.content.columns();
+        (0..columns.len())
+            .filter(|at| columns[*at].order.is_some() && !columns[*at].head.is_empty())
+    }
+
+    /// Sorts by the visible column so many places to the right, wrapping around.
+    fn sort_step(&mut self, by: isize) {
+        let visible = places(&self.content, self.state.size.0);
+        let is_visible = |column: &usize| visible.iter().any(|place| place.column == *column);
+        let columns: Vec<usize> = self.sortable().filter(is_visible).collect();
+        if let Some(column) = further(&columns, self.state.query.sort.column, by) {
+            self.sort_by(column);
+        }
+    }
+
+    /// Sorts by a column in its first direction, or reverses the order if it is already the sort column.
+    pub fn sort_by(&mut self, column: usize) {
+        let sort = &mut self.state.query.sort;
+        match self
+            .content
+            .columns()
+            .get(column)
+            .and_then(|column| column.order)
+        {
+            Some(_) if sort.column == column => self.reverse(),
+            Some(order) => *sort = Sort { column, order },
+            None => {}
+        }
+    }
+
+    fn reverse(&mut self) {
+        let sort = &mut self.state.query.sort;
+        sort.order = sort.order.reversed();
+    }
+
+    fn back(&mut self, context: &C::Context) -> Reaction {
+        let state = &mut self.state;
+        if state.overlay.take().is_some() {
+            return Reaction::Done;
+        }
+        if state.focus == Focus::Prompt || !state.query.filter.pattern().is_empty() {
+            state.focus = Focus::Table;
+            state.query.filter = Filter::default();
+            return Reaction::Done;
+        }
+        match self.content.handle(InputEvent::Back, state, context) {
+            Reaction::Ignored => Reaction::Request(ScreenRequest::Leave),
+            reaction => reaction,
+        }
+    }
+
+    /// Handles a click: on a head it sorts, on a row it selects, on a fold mark or the selected row it is
+    /// Enter, on a device tab it shows the device.
+    fn click(&mut self, at: Position, context: &mut C::Context) -> Reaction {
+        let Some(layout) = self
+            .layout(context)
+            .filter(|_| self.state.overlay.take().is_none())
+        else {
+            return Reaction::Done;
+        };
+        if layout.head.contains(at) {
+            if let Some(column) = column_at(&places(&self.content, layout.head.width), at.x) {
+                self.sort_by(column);
+            }
+        } else if layout.rows.contains(at) {
+            let selection = &mut self.state.selection;
+            let Some(place) = selection.at(layout.rows, at.y, self.table.rows.len()) else {
+                return Reaction::Done;
+            };
+            let is_selected = place == selection.cursor && selection.key.is_some();
+            selection.cursor = place;
+            self.keep_selected();
+            if is_selected || self.is_fold_mark(place, at.x, layout.rows.width) {
+                return self.enter();
+            }
+        } else if layout.devices.contains(at) {
+            let devices = self.content.devices(context);
+            if let Some(clicked) = tab_at(&devices.tabs, at.x) {
+                let by = clicked as isize - devices.shown as isize;
+                return self.react_alone(InputEvent::Device(by), context);
+            }
+        }
+        Reaction::Done
+    }
+}

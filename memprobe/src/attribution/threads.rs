@@ -88,10 +88,10 @@ impl ThreadLedger {
 
     fn apply_at(&mut self, event: &Event, change: &Change, ledger: &Model, mark: &HighWaterMark) {
         match (event, change) {
-            (Event::Thread(tid, name), _) => {
-                if self.names.len() < MAX_THREADS || self.names.contains_key(tid) {
-                    self.names.insert(*tid, Arc::clone(name));
-                }
+            (Event::Thread(tid, name), _)
+                if self.names.len() < MAX_THREADS || self.names.contains_key(tid) =>
+            {
+                self.names.insert(*tid, Arc::clone(name));
             }
             (
                 Event::Memory(event),

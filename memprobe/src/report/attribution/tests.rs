@@ -292,6 +292,11 @@ fn the_table_of_phases() {
 }
 
 #[test]
+fn the_table_of_threads_adds_up_to_the_allocator() {
+    insta::assert_snapshot!(table(&training(), By::Thread));
+}
+
+#[test]
 fn the_table_of_what_is_saved_for_backward() {
     insta::assert_snapshot!(table(&training(), By::Saved));
 }

@@ -7,6 +7,7 @@ pub use crate::attribution::layers::{DeviceLayers, Layer};
 pub use crate::attribution::modules::{Additive, ModuleRow, ModuleTree, Sums, fold};
 pub use crate::attribution::peak::Holding;
 pub use crate::attribution::phase::Phase;
+pub use crate::attribution::threads::{Allocator, ThreadRow};
 pub use crate::attribution::view::{CategoryRow, CoverageStart};
 pub use crate::ledger::DeviceTotals;
 
@@ -27,6 +28,21 @@ pub struct DeviceModules {
     pub unaccounted: i64,
     /// Modules, none of them folded.
     pub tree: ModuleTree,
+}
+
+/// Memory of a device by allocating thread. The sum of all rows, `before_attach` and `unaccounted` is
+/// `totals.allocated`.
+#[derive(Clone, Debug)]
+pub struct DeviceThreads {
+    pub index: DeviceIndex,
+    /// Allocator totals.
+    pub totals: Totals,
+    /// Bytes from before attach, now and at the peak.
+    pub before_attach: [Bytes; 2],
+    /// Allocator total minus all known bytes, now and at the peak.
+    pub unaccounted: [i64; 2],
+    /// Threads, largest first.
+    pub rows: Vec<ThreadRow>,
 }
 
 /// Memory of a device by module, at the peak of an iteration.

@@ -1,21 +1,32 @@
 //! Live blocks by the thread that allocated them.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::groups::{BlockChange, ChangeKind};
 use super::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding};
-use crate::event::{DeviceIndex, Event, Tid};
+use crate::event::{DeviceIndex, Event, Tid, TimeNs};
 use crate::ledger::{Analysis, BlockId, Change, DeviceTotals, Freed, Model, PerBlock};
 
 /// Cap on threads of all devices; the excess is one row a device.
 const MAX_THREADS: usize = 1 << 16;
 
+/// Thread that allocated a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Allocator {
+    Thread(Tid),
+    /// Not known: the block was live when this ledger began.
+    BeforeOpening,
+    /// One of the threads beyond the limit.
+    TooMany,
+}
+
 /// Memory by allocating thread, updated by every event.
 #[derive(Debug, Default)]
 pub struct ThreadLedger {
-    rows: HashMap<(DeviceIndex, Tid), HeldBytes>,
-    by_block: PerBlock<Tid>,
+    rows: HashMap<(DeviceIndex, Allocator), HeldBytes>,
+    by_block: PerBlock<Allocator>,
     names: HashMap<Tid, Arc<str>>,
     marks: HighWaterMarks,
 }
@@ -23,28 +34,48 @@ pub struct ThreadLedger {
 /// Memory that a thread allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadRow {
-    /// [`Tid::UNKNOWN`] for the threads beyond the limit.
-    pub tid: Tid,
+    pub allocator: Allocator,
     /// `None` if the thread has no name.
     pub name: Option<Arc<str>>,
     pub holding: Holding,
 }
 
 impl ThreadLedger {
+    /// Starts from the current state of a ledger; the threads of live blocks are unknown.
+    pub fn late(ledger: &Model, now: TimeNs) -> Self {
+        let mut late = Self {
+            marks: HighWaterMarks::from_now(ledger, now),
+            ..Self::default()
+        };
+        let mark = HighWaterMark::default();
+        for (id, _) in ledger.blocks().filter(|(_, block)| !block.is_baseline()) {
+            late.add(
+                id,
+                Allocator::BeforeOpening,
+                ChangeKind::Added,
+                ledger,
+                &mark,
+            );
+        }
+        late
+    }
+
     /// Rows of a device, largest first.
     pub fn rows(&self, device: DeviceIndex) -> Vec<ThreadRow> {
         let Some(mark) = self.marks.get(device) else {
             return Vec::new();
         };
         let rows = self.rows.iter().filter(|((of, _), _)| *of == device);
-        let mut rows: Vec<_> = rows
-            .map(|((_, tid), held)| ThreadRow {
-                tid: *tid,
-                name: self.names.get(tid).cloned(),
-                holding: held.holding(mark),
-            })
-            .collect();
-        rows.sort_by_key(|row| (std::cmp::Reverse(row.holding.live), row.tid));
+        let row = |((_, allocator), held): (&(DeviceIndex, Allocator), &HeldBytes)| ThreadRow {
+            allocator: *allocator,
+            name: match allocator {
+                Allocator::Thread(tid) => self.names.get(tid).cloned(),
+                Allocator::BeforeOpening | Allocator::TooMany => None,
+            },
+            holding: held.holding(mark),
+        };
+        let mut rows: Vec<_> = rows.map(row).collect();
+        rows.sort_by_key(|row| (Reverse(row.holding.live), row.allocator));
         rows
     }
 
@@ -55,34 +86,39 @@ impl ThreadLedger {
 
     fn add(
         &mut self,
-        block: BlockId,
-        tid: Tid,
+        id: BlockId,
+        allocator: Allocator,
         kind: ChangeKind,
         ledger: &Model,
         mark: &HighWaterMark,
     ) {
-        let block_of = ledger.block(block);
-        let is_known = self.rows.contains_key(&(block_of.device, tid));
-        let tid = match is_known || self.rows.len() < MAX_THREADS {
-            true => tid,
-            false => Tid::UNKNOWN,
+        let block = ledger.block(id);
+        let key = (block.device, allocator);
+        let key = match self.rows.len() < MAX_THREADS || self.rows.contains_key(&key) {
+            true => key,
+            false => (block.device, Allocator::TooMany),
         };
-        let size = block_of.size;
-        let row = self.rows.entry((block_of.device, tid)).or_default();
-        row.change(BlockChange { size, kind }, mark);
+        let change = BlockChange {
+            size: block.size,
+            kind,
+        };
+        self.rows.entry(key).or_default().change(change, mark);
         if kind == ChangeKind::Added {
-            self.by_block.insert(block, tid);
+            self.by_block.insert(id, key.1);
         }
     }
 
-    fn release(&mut self, block: BlockId, ledger: &Model, mark: &HighWaterMark) {
-        let Some(tid) = self.by_block.remove(block) else {
+    fn release(&mut self, id: BlockId, ledger: &Model, mark: &HighWaterMark) {
+        let Some(allocator) = self.by_block.remove(id) else {
             return;
         };
-        let block = ledger.block(block);
-        let (size, kind) = (block.size, ChangeKind::Removed);
-        if let Some(row) = self.rows.get_mut(&(block.device, tid)) {
-            row.change(BlockChange { size, kind }, mark);
+        let block = ledger.block(id);
+        let change = BlockChange {
+            size: block.size,
+            kind: ChangeKind::Removed,
+        };
+        if let Some(row) = self.rows.get_mut(&(block.device, allocator)) {
+            row.change(change, mark);
         }
     }
 
@@ -108,7 +144,8 @@ impl ThreadLedger {
                     true => ChangeKind::Added,
                     false => ChangeKind::NotTracked,
                 };
-                self.add(*block, event.tid, kind, ledger, mark);
+                let thread = Allocator::Thread(event.tid);
+                self.add(*block, thread, kind, ledger, mark);
             }
             (_, Change::Freed(Freed::Known(block))) => self.release(*block, ledger, mark),
             _ => {}
@@ -130,7 +167,7 @@ impl Analysis for ThreadLedger {
 mod tests {
     use super::*;
     use crate::attribution::allocation_groups::samples::{DEVICE, learning_for};
-    use crate::event::{Bytes, TimeNs};
+    use crate::event::Bytes;
     use crate::ledger::snapshot::Grouping;
 
     #[test]

@@ -6,10 +6,11 @@ use super::category::{Category, Composition};
 use super::iterations::{Iteration, IterationKind, Iterations};
 use super::ledger::AttributionLedger;
 use super::modules::ModuleLedger;
+use super::threads::ThreadLedger;
 use super::view::DeviceView;
 use crate::attribution::tables::{
-    DeviceCategories, DeviceModules, IterationChoice, IterationLayers, IterationRow, Portion,
-    PortionRow, Portions,
+    DeviceCategories, DeviceModules, DeviceThreads, IterationChoice, IterationLayers, IterationRow,
+    Portion, PortionRow, Portions,
 };
 use crate::event::{Bytes, DeviceIndex, TimeNs};
 use crate::ledger::snapshot::Snapshot;
@@ -24,6 +25,21 @@ pub fn modules(ledger: &ModuleLedger, snapshot: &Snapshot) -> Vec<DeviceModules>
             before_attach: device.before_attach.live,
             unaccounted: device.unaccounted,
             tree: ledger.tree(device.index)?,
+        })
+    });
+    devices.collect()
+}
+
+/// Memory by allocating thread on each device, at the moment of a model's snapshot.
+pub fn threads(ledger: &ThreadLedger, snapshot: &Snapshot) -> Vec<DeviceThreads> {
+    let devices = snapshot.devices.iter().filter_map(|device| {
+        let peak = ledger.peak(device.index)?;
+        Some(DeviceThreads {
+            index: device.index,
+            totals: device.totals,
+            before_attach: [device.before_attach.live, peak.before_attach],
+            unaccounted: [device.unaccounted, peak.unaccounted],
+            rows: ledger.rows(device.index),
         })
     });
     devices.collect()

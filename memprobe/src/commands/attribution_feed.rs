@@ -7,7 +7,8 @@ use tokio::sync::watch;
 use crate::attribution::AttributionLedger;
 use crate::attribution::iterations::Iterations;
 use crate::attribution::modules::ModuleLedger;
-use crate::attribution::views::{categories, layers, modules};
+use crate::attribution::threads::ThreadLedger;
+use crate::attribution::views::{categories, layers, modules, threads};
 use crate::event::{Event, TimeNs};
 use crate::ledger::snapshot::Snapshot;
 use crate::ledger::{Analysis, Change, Model};
@@ -23,6 +24,7 @@ const SERVES: u32 = 5;
 pub(super) struct AttributionFeed {
     modules: ModuleLedger,
     categories: AttributionLedger,
+    threads: ThreadLedger,
     wanted: AttributionQuery,
     shown: watch::Sender<AttributionTables>,
     /// The last iterations, and for how many snapshots more they serve.
@@ -37,6 +39,7 @@ impl AttributionFeed {
         let reasoner = Self {
             modules: ModuleLedger::late(ledger, now),
             categories: categories.with_known(ledger, now),
+            threads: ThreadLedger::late(ledger, now),
             wanted: AttributionQuery::default(),
             shown,
             iterations: None,
@@ -48,6 +51,7 @@ impl AttributionFeed {
     pub(super) fn begin_anew(&mut self) {
         self.modules = ModuleLedger::default();
         self.categories = AttributionLedger::new(None).with_latest_layers();
+        self.threads = ThreadLedger::default();
         self.iterations = None;
     }
 
@@ -67,6 +71,9 @@ impl AttributionFeed {
             AttributionQuery::Nothing => return,
             AttributionQuery::Modules => {
                 AttributionTables::Modules(Arc::new(modules(&self.modules, snapshot)))
+            }
+            AttributionQuery::Threads => {
+                AttributionTables::Threads(Arc::new(threads(&self.threads, snapshot)))
             }
             AttributionQuery::Categories => {
                 let (iterations, serves) = self.latest();
@@ -98,5 +105,6 @@ impl Analysis for AttributionFeed {
     fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
         self.modules.apply(event, change, ledger);
         self.categories.apply(event, change, ledger);
+        self.threads.apply(event, change, ledger);
     }
 }

@@ -6,12 +6,12 @@ use super::attribution::once;
 use super::cells::{remainders, total_name};
 use super::{Outcome, ReportError, ReportOptions, document, replay};
 use crate::attribution::peak::Holding;
-use crate::attribution::threads::{ThreadLedger, ThreadRow};
+use crate::attribution::threads::{Allocator, ThreadLedger, ThreadRow};
 use crate::event::Tid;
 use crate::ledger::snapshot::{DeviceSnapshot, Layer};
 use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Output, Table};
-use crate::view::{BLOCKS, clean, counted};
+use crate::view::{BLOCKS, counted, thread};
 
 /// A thread, or bytes without one.
 #[derive(Default)]
@@ -106,16 +106,17 @@ fn table(device: &DeviceSnapshot, ledger: &ThreadLedger, options: &ReportOptions
 }
 
 fn row(row: &ThreadRow) -> Row {
-    let is_known = row.tid != Tid::UNKNOWN;
-    let name = match &row.name {
-        Some(name) => clean(name),
-        None if is_known => "(no name)".to_owned(),
-        None => "(too many to distinguish)".to_owned(),
-    };
     Row {
-        tid: is_known.then_some(row.tid),
-        kind: if is_known { "thread" } else { "too_many" },
-        ..held(&row.holding, name)
+        tid: match row.allocator {
+            Allocator::Thread(tid) => Some(tid),
+            Allocator::BeforeOpening | Allocator::TooMany => None,
+        },
+        kind: match row.allocator {
+            Allocator::Thread(_) => "thread",
+            Allocator::BeforeOpening => "before_opening",
+            Allocator::TooMany => "too_many",
+        },
+        ..held(&row.holding, thread(row))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::attribution::tables::{
-    DeviceCategories, DeviceModules, IterationChoice, IterationLayers,
+    DeviceCategories, DeviceModules, DeviceThreads, IterationChoice, IterationLayers,
 };
 
 /// Attribution table that a screen needs. Tables are costly to build, so only the one on screen is requested.
@@ -17,6 +17,8 @@ pub enum AttributionQuery {
     Categories,
     /// Memory by module at the peak of an iteration, for each device.
     Layers(IterationChoice),
+    /// Allocating threads of each device.
+    Threads,
 }
 
 /// Answer to [`super::Command::Explain`], renewed with each snapshot.
@@ -31,6 +33,8 @@ pub enum AttributionTables {
     Categories(Arc<Vec<DeviceCategories>>),
     /// One element a device.
     Layers(Arc<Vec<IterationLayers>>),
+    /// One element a device.
+    Threads(Arc<Vec<DeviceThreads>>),
 }
 
 impl AttributionTables {
@@ -41,6 +45,7 @@ impl AttributionTables {
             (Self::Modules(one), Self::Modules(other)) => Arc::ptr_eq(one, other),
             (Self::Categories(one), Self::Categories(other)) => Arc::ptr_eq(one, other),
             (Self::Layers(one), Self::Layers(other)) => Arc::ptr_eq(one, other),
+            (Self::Threads(one), Self::Threads(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }

@@ -14,7 +14,7 @@ use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, Title
 use super::tabs::Tab;
 use super::tensors::Tensors;
 use super::theme::Theme;
-use crate::attribution::tables::{DeviceCategories, DeviceModules, IterationLayers};
+use crate::attribution::tables::{DeviceCategories, DeviceModules, DeviceThreads, IterationLayers};
 use crate::event::bytes::human;
 use crate::event::{Detail, DeviceIndex};
 use crate::event::{ProbeStatus, Target};
@@ -78,6 +78,7 @@ pub struct ProcessContext {
     pub modules: Option<Arc<Vec<DeviceModules>>>,
     pub layers: Option<Arc<Vec<IterationLayers>>>,
     pub categories: Option<Arc<Vec<DeviceCategories>>>,
+    pub threads: Option<Arc<Vec<DeviceThreads>>>,
     /// Last answer with attribution tables.
     attribution: AttributionTables,
     /// Progress of the last reading of tensors.
@@ -94,6 +95,7 @@ impl ProcessContext {
             modules: None,
             layers: None,
             categories: None,
+            threads: None,
             attribution: AttributionTables::default(),
             tensors: Tensors::default(),
             tensor_table: None,
@@ -132,6 +134,7 @@ impl ProcessContext {
             AttributionTables::Modules(tables) => self.modules = Some(Arc::clone(tables)),
             AttributionTables::Layers(tables) => self.layers = Some(Arc::clone(tables)),
             AttributionTables::Categories(tables) => self.categories = Some(Arc::clone(tables)),
+            AttributionTables::Threads(tables) => self.threads = Some(Arc::clone(tables)),
         }
         self.attribution = tables;
         true
@@ -265,7 +268,7 @@ impl ScreenContext for ProcessContext {
         "\
 Tab or d    next device                      D  previous device
 Space       pause the screen; memprobe goes on counting
-m L c t o p the other screens; the same key or Esc leads back to lines
+mLctoTp     the other screens; the same key or Esc leads back to lines
 q Ctrl-C    quit; the process runs on
 "
     }

@@ -47,6 +47,7 @@ pub enum InputEvent {
     Modules,
     Categories,
     Layers,
+    Threads,
     /// Go to the iteration so many later.
     Iteration(isize),
     Help,
@@ -139,6 +140,7 @@ fn in_table(key: &KeyEvent) -> Option<InputEvent> {
         KeyCode::Char('m') => InputEvent::Modules,
         KeyCode::Char('c') => InputEvent::Categories,
         KeyCode::Char('L') => InputEvent::Layers,
+        KeyCode::Char('T') => InputEvent::Threads,
         KeyCode::Char('[') => InputEvent::Iteration(-1),
         KeyCode::Char(']') => InputEvent::Iteration(1),
         KeyCode::Char('?' | 'h') | KeyCode::F(1) => InputEvent::Help,

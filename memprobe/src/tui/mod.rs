@@ -25,6 +25,7 @@ mod terminal;
 #[cfg(test)]
 mod test_support;
 mod theme;
+mod threads;
 
 pub use attribution::{AttributionQuery, AttributionTables};
 pub use process::{News, run};

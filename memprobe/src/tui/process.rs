@@ -21,6 +21,7 @@ use super::tabs::Tab;
 use super::tensors::{TensorList, Tensors};
 use super::terminal::{self, Stage, Step};
 use super::theme::Theme;
+use super::threads::Threads;
 use super::{Command, SourceText};
 use crate::ledger::snapshot::Snapshot;
 
@@ -78,6 +79,7 @@ pub(super) struct ProcessStage {
     categories: TableScreen<Categories>,
     tensors: TableScreen<TensorList>,
     outside: TableScreen<Outside>,
+    threads: TableScreen<Threads>,
     size: (u16, u16),
     screen: Tab,
 }
@@ -90,6 +92,7 @@ const fn opened(wanted: InputEvent) -> Option<Tab> {
         InputEvent::Layers => Some(Tab::Layers),
         InputEvent::Categories => Some(Tab::Categories),
         InputEvent::Outside => Some(Tab::Outside),
+        InputEvent::Threads => Some(Tab::Threads),
         _ => None,
     }
 }
@@ -115,6 +118,7 @@ impl ProcessStage {
             categories: TableScreen::new(Categories::default(), &context),
             tensors: TableScreen::new(TensorList::default(), &context),
             outside: TableScreen::new(Outside::default(), &context),
+            threads: TableScreen::new(Threads, &context),
             context,
             size: (0, 0),
             screen: Tab::Lines,
@@ -130,6 +134,7 @@ impl ProcessStage {
             Tab::Categories => &mut self.categories,
             Tab::Tensors => &mut self.tensors,
             Tab::Outside => &mut self.outside,
+            Tab::Threads => &mut self.threads,
         };
         (screen, &mut self.context)
     }
@@ -140,6 +145,7 @@ impl ProcessStage {
             Tab::Modules => self.modules.content.explains(),
             Tab::Layers => self.layers.content.explains(),
             Tab::Categories => AttributionQuery::Categories,
+            Tab::Threads => AttributionQuery::Threads,
             _ => AttributionQuery::Nothing,
         }
     }
@@ -343,7 +349,7 @@ mod tests {
     #[test]
     fn only_what_is_shown_is_asked_for() {
         let (mut caller, mut stage) = connect();
-        let mut keys = VecDeque::from(['m', 'c', 't', 'm', 'm', 'q'].map(key));
+        let mut keys = VecDeque::from(['m', 'c', 't', 'm', 'T', 'T', 'q'].map(key));
         shown(&mut stage, |_| Ok(keys.pop_front().unwrap())).unwrap();
         let mut asked = Vec::new();
         while let Ok(command) = caller.commands.try_recv() {
@@ -355,6 +361,7 @@ mod tests {
             explain(AttributionQuery::Nothing),
         );
         let categories = explain(AttributionQuery::Categories);
+        let threads = explain(AttributionQuery::Threads);
         assert_eq!(
             asked,
             [
@@ -363,6 +370,7 @@ mod tests {
                 nothing,
                 Command::TakeTensors,
                 modules,
+                threads,
                 nothing
             ]
         );

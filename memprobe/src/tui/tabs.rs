@@ -18,18 +18,32 @@ pub(super) enum Tab {
     Categories,
     Tensors,
     Outside,
+    Threads,
     Probes,
 }
 
 impl Tab {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Lines,
         Self::Modules,
         Self::Layers,
         Self::Categories,
         Self::Tensors,
         Self::Outside,
+        Self::Threads,
         Self::Probes,
+    ];
+
+    /// Screens in the order in which they lose their name where space is short.
+    const LESS_NAMED: [Self; 8] = [
+        Self::Threads,
+        Self::Outside,
+        Self::Probes,
+        Self::Tensors,
+        Self::Categories,
+        Self::Layers,
+        Self::Modules,
+        Self::Lines,
     ];
 
     /// Returns the key that leads to the screen from any other.
@@ -41,6 +55,7 @@ impl Tab {
             Self::Categories => "c",
             Self::Tensors => "t",
             Self::Outside => "o",
+            Self::Threads => "T",
             Self::Probes => "p",
         }
     }
@@ -53,16 +68,16 @@ impl Tab {
             Self::Categories => "categories",
             Self::Tensors => "tensors",
             Self::Outside => "outside",
+            Self::Threads => "threads",
             Self::Probes => "probes",
         }
     }
 }
 
-/// Draws the tab bar. Where space is short, other screens have their key alone.
+/// Draws the tab bar. Where space is short, less important screens have their key alone.
 pub(super) fn draw_tabs(buffer: &mut Buffer, area: Rect, current: Tab, theme: &Theme) {
-    let line = [true, false]
-        .map(|names| bar(current, names, theme))
-        .into_iter()
+    let line = (0..=Tab::LESS_NAMED.len())
+        .map(|unnamed| bar(current, &Tab::LESS_NAMED[..unnamed], theme))
         .find(|line| line.width() <= usize::from(area.width));
     let line = line.unwrap_or_else(|| Line::from(vec![Span::raw(" "), marked(current, theme)]));
     if !area.is_empty() {
@@ -70,7 +85,7 @@ pub(super) fn draw_tabs(buffer: &mut Buffer, area: Rect, current: Tab, theme: &T
     }
 }
 
-fn bar(current: Tab, names: bool, theme: &Theme) -> Line<'static> {
+fn bar(current: Tab, unnamed: &[Tab], theme: &Theme) -> Line<'static> {
     let mut spans = Vec::new();
     for tab in Tab::ALL {
         let between = if spans.is_empty() { " " } else { "  " };
@@ -80,7 +95,7 @@ fn bar(current: Tab, names: bool, theme: &Theme) -> Line<'static> {
             continue;
         }
         spans.push(Span::styled(tab.key(), theme.strong()));
-        if names {
+        if !unnamed.contains(&tab) {
             spans.push(Span::raw(format!(" {}", tab.name())));
         }
     }
@@ -108,16 +123,25 @@ mod tests {
     fn every_screen_has_its_key_and_the_current_one_is_marked() {
         assert_eq!(
             drawn(80, Tab::Modules),
-            " Esc lines  [modules]  L layers  c categories  t tensors  o outside  p probes"
+            " Esc lines  [modules]  L layers  c categories  t tensors  o outside  T  p probes"
+        );
+        assert_eq!(
+            drawn(100, Tab::Lines),
+            " [lines]  m modules  L layers  c categories  t tensors  o outside  T threads  p probes"
         );
     }
 
     #[test]
-    fn a_narrow_bar_has_the_keys_alone() {
+    fn a_narrow_bar_has_names_as_far_as_they_fit() {
         assert_eq!(
             drawn(50, Tab::Categories),
-            " Esc  m  L  [categories]  t  o  p"
+            " Esc lines  m modules  L  [categories]  t  o  T  p"
         );
+        assert_eq!(
+            drawn(35, Tab::Categories),
+            " Esc  m  L  [categories]  t  o  T  p"
+        );
+        assert_eq!(drawn(34, Tab::Categories), " [categories]");
         assert_eq!(drawn(24, Tab::Lines), " [lines]");
     }
 }

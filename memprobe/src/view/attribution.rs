@@ -1,9 +1,11 @@
 //! Text for memory attribution: modules, categories and iterations.
 
 use crate::attribution::tables::{
-    CategoryRule, CoverageStart, IterationKind, ModuleScope, Portion, RuleStatus, Source,
+    Allocator, CategoryRule, CoverageStart, IterationKind, ModuleScope, Portion, RuleStatus,
+    Source, ThreadRow,
 };
 
+use super::clean;
 use super::names::{BEFORE_ATTACH, BEFORE_OPENING, UNACCOUNTED};
 
 /// Returns the row name of memory that belongs to no known module.
@@ -72,5 +74,14 @@ pub fn iterations_by(source: Source) -> &'static str {
         Source::ZeroGrads => "zero_grad()",
         Source::Steps => "Optimizer.step()",
         Source::Line => "the line given",
+    }
+}
+/// Name of a thread that allocated memory.
+pub fn thread(row: &ThreadRow) -> String {
+    match (&row.name, row.allocator) {
+        (Some(name), _) => clean(name),
+        (None, Allocator::Thread(_)) => "(no name)".to_owned(),
+        (None, Allocator::BeforeOpening) => BEFORE_OPENING.to_owned(),
+        (None, Allocator::TooMany) => "(too many to distinguish)".to_owned(),
     }
 }

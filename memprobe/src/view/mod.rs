@@ -11,7 +11,9 @@ pub mod table;
 mod tensors;
 mod text;
 
-pub use attribution::{before, iteration, iterations_by, no_module, peak, portion, sureness};
+pub use attribution::{
+    before, iteration, iterations_by, no_module, peak, portion, sureness, thread,
+};
 pub use host::{
     device_gaps, device_list, driver_gap, process_state, rank, short_command, top_line,
 };

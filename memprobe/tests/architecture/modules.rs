@@ -204,9 +204,14 @@ pub const MODULES: &[Module] = &[
     },
     Module {
         name: "report",
+        // Reports name the analyses that a recording is replayed through, and read their rows.
         uses: &[
             "event",
-            "ledger",
+            "ledger::snapshot",
+            "ledger::grouping",
+            "ledger::Analysis",
+            "ledger::AnalyzedLedger",
+            "ledger::Refused",
             "tensors",
             "attribution",
             "estimate",

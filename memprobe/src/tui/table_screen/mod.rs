@@ -25,7 +25,7 @@ use super::theme::Theme;
 use crate::event::Tgid;
 
 pub use crate::view::table::Cut;
-pub use columns::{Cell, Column, bar, further};
+pub use columns::{Cell, Column, amount, bar, further};
 #[cfg(test)]
 pub use columns::{Order, Sort};
 pub use draw::draw_text;

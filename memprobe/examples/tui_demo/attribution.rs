@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use memprobe::attribution::AttributionLedger;
 use memprobe::attribution::modules::ModuleLedger;
+use memprobe::attribution::threads::ThreadLedger;
 use memprobe::attribution::views;
 use memprobe::event::Target;
 use memprobe::event::{
@@ -30,7 +31,7 @@ enum Doing {
 
 /// The program, and the ledgers that receive its events.
 pub struct Trainer {
-    ledgers: AnalyzedLedger<(ModuleLedger, AttributionLedger)>,
+    ledgers: AnalyzedLedger<(ModuleLedger, (AttributionLedger, ThreadLedger))>,
     stacks: HashMap<String, StackId>,
     live: Vec<(u64, u64)>,
     gradients: Vec<(u64, u64)>,
@@ -49,7 +50,10 @@ impl Trainer {
                 TimeNs(0),
                 (
                     ModuleLedger::default(),
-                    AttributionLedger::new(None).with_latest_layers(),
+                    (
+                        AttributionLedger::new(None).with_latest_layers(),
+                        ThreadLedger::default(),
+                    ),
                 ),
             ),
             stacks: HashMap::new(),
@@ -83,7 +87,7 @@ impl Trainer {
 
     /// Returns the attribution table that a screen requests.
     pub fn tables(&self, wanted: AttributionQuery) -> AttributionTables {
-        let (modules, categories) = &self.ledgers.analyses;
+        let (modules, (categories, threads)) = &self.ledgers.analyses;
         let snapshot = self
             .ledgers
             .ledger
@@ -92,6 +96,9 @@ impl Trainer {
             AttributionQuery::Nothing => AttributionTables::Nothing,
             AttributionQuery::Modules => {
                 AttributionTables::Modules(Arc::new(views::modules(modules, &snapshot)))
+            }
+            AttributionQuery::Threads => {
+                AttributionTables::Threads(Arc::new(views::threads(threads, &snapshot)))
             }
             AttributionQuery::Categories => {
                 let iterations = categories.latest_iterations(100);

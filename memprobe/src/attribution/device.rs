@@ -13,7 +13,7 @@ use crate::ledger::DeviceTotals;
 
 /// Caps on stored differences between step intervals, for [`StackHistory::Everything`] and [`StackHistory::Latest`].
 /// Above the cap the oldest intervals are dropped.
-const MOST_DIFFERENCES: [usize; 2] = [1 << 22, 1 << 18];
+const MAX_DIFFERENCES: [usize; 2] = [1 << 22, 1 << 18];
 
 /// Blocks counted by allocating stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +30,8 @@ impl StackHistory {
     const fn most_differences(self) -> usize {
         match self {
             Self::Saved => 0,
-            Self::Latest => MOST_DIFFERENCES[1],
-            Self::Everything => MOST_DIFFERENCES[0],
+            Self::Latest => MAX_DIFFERENCES[1],
+            Self::Everything => MAX_DIFFERENCES[0],
         }
     }
 }

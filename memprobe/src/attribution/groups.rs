@@ -10,7 +10,7 @@ use crate::ledger::snapshot::{Grouping, PurposeInfo};
 use crate::ledger::{BlockId, Change, Freed, LiveBlock, Model, PerBlock, PerStack};
 
 /// Cap on groups; the excess is one group per device.
-const MOST_GROUPS: usize = 1 << 18;
+const MAX_GROUPS: usize = 1 << 18;
 
 /// Origin of blocks, as far as an analysis tells it apart.
 pub(crate) trait GroupOrigin: Clone + Eq + Hash {
@@ -199,7 +199,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         // A purpose may be defined later.
         let is_final = block.purpose < PurposeId::FIRST || what != PurposeInfo::Unknown;
         let group = self.intern(block.device, BlockGroup { origin, what });
-        if self.by_number.len() >= MOST_GROUPS {
+        if self.by_number.len() >= MAX_GROUPS {
             self.by_number.clear();
         }
         if is_final {
@@ -213,7 +213,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         if let Some(known) = self.by_key.get(&key) {
             return *known;
         }
-        let (device, group) = match self.entries.len() < MOST_GROUPS {
+        let (device, group) = match self.entries.len() < MAX_GROUPS {
             true => key,
             false => {
                 let origin = Arc::new(O::too_many());

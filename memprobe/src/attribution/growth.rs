@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 pub use fit::Fit;
 use retainers::SnapshotRetainers;
 pub use retainers::{Amount, GrowthRetainer, RetainedGrowth};
-use series::{Level, MOST_STEPS, Series, Steps};
+use series::{Level, MAX_STEPS, Series, Steps};
 
 use super::AttributionLedger;
 use super::allocation_groups::{AllocationGroup, AllocationGroups, ModuleScope};
@@ -29,10 +29,10 @@ use crate::ledger::{Analysis, Change, Model};
 const FIRST_WINDOW: u64 = 1_000_000;
 
 /// Cap on stored level changes over all series of a track; above it pairs of steps are merged.
-const MOST_CHANGES: usize = 1 << 22;
+const MAX_CHANGES: usize = 1 << 22;
 
 /// Suspects listed of each kind.
-const MOST_SUSPECTS: usize = 1000;
+const MAX_SUSPECTS: usize = 1000;
 
 /// Least growth of a suspect in bytes: eight of the smallest blocks.
 const LEAST_GROWTH: u64 = 8 * 512;
@@ -107,7 +107,7 @@ impl Track {
     }
 
     fn must_halve(&self) -> bool {
-        self.steps.is_full() || (self.changes > MOST_CHANGES && self.steps.whole() > 32)
+        self.steps.is_full() || (self.changes > MAX_CHANGES && self.steps.whole() > 32)
     }
 
     fn halve(&mut self) {
@@ -276,7 +276,7 @@ impl GrowthLedger {
     fn pass_windows(&mut self, time: TimeNs) {
         let start = *self.window.start.get_or_insert(time);
         let passed = time.0.saturating_sub(start.0);
-        while passed / self.window.length >= MOST_STEPS || self.windows.changes > MOST_CHANGES {
+        while passed / self.window.length >= MAX_STEPS || self.windows.changes > MAX_CHANGES {
             // A window longer than the elapsed time gains nothing.
             if self.window.length > passed {
                 break;
@@ -514,7 +514,7 @@ impl StepSelection {
         })
     }
 
-    /// Fits the sums of groups with equal `who`. Only the [`MOST_SUSPECTS`] largest gains are fitted.
+    /// Fits the sums of groups with equal `who`. Only the [`MAX_SUSPECTS`] largest gains are fitted.
     fn suspects<'a, K, Grown>(
         &self,
         grown: impl Fn() -> Grown,
@@ -530,7 +530,7 @@ impl StepSelection {
         }
         let mut gains: Vec<_> = gains.into_iter().filter(|(_, gain)| *gain > 0).collect();
         gains.sort_by_key(|(_, gain)| Reverse(*gain));
-        gains.truncate(MOST_SUSPECTS);
+        gains.truncate(MAX_SUSPECTS);
         let mut groups: HashMap<K, Group<'a>> = gains
             .into_iter()
             .map(|(who, _)| (who, Group::default()))

@@ -16,7 +16,7 @@ use crate::event::tensors::TensorKind;
 use crate::event::{Context, DeviceIndex, LabeledBlock, Module, NoStack, Stack, StackKind};
 
 /// Cap on modules that hold blocks by a heap snapshot; blocks of further ones count where they were allocated.
-const MOST_MODULES: usize = 1 << 16;
+const MAX_MODULES: usize = 1 << 16;
 
 /// Memory by module at one peak of a device. All rows, `before_attach` and `unaccounted` add up to the
 /// allocated bytes.
@@ -187,7 +187,7 @@ impl AttributionLedger {
                 ..Context::default()
             },
         };
-        if self.in_modules.len() >= MOST_MODULES {
+        if self.in_modules.len() >= MAX_MODULES {
             return None;
         }
         let origin = self.add_origin(stack.into());

@@ -27,10 +27,10 @@ use crate::ledger::snapshot::Grouping;
 use crate::ledger::{Analysis, BlockId, Change, DeviceTotals, Freed, Model, PerStack, StackRef};
 
 /// Cap on stacks with operations.
-const MOST_STACKS: usize = 1 << 18;
+const MAX_STACKS: usize = 1 << 18;
 
 /// Operations stored for one stack.
-const MOST_OPERATIONS: usize = 16;
+const MAX_OPERATIONS: usize = 16;
 
 /// Properties of a stack.
 #[derive(Clone, Copy, Debug)]
@@ -243,12 +243,12 @@ impl AttributionLedger {
     fn name_operation(&mut self, node: &Node) {
         let Some(forward) = &node.forward else { return };
         let is_known = self.operations.contains_key(forward);
-        if is_known || self.operations.len() < MOST_STACKS {
+        if is_known || self.operations.len() < MAX_STACKS {
             let names = self.operations.entry(Arc::clone(forward)).or_default();
             if names.contains(&node.name) {
                 return;
             }
-            if names.len() < MOST_OPERATIONS {
+            if names.len() < MAX_OPERATIONS {
                 names.insert(Arc::clone(&node.name));
                 return;
             }

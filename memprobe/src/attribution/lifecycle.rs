@@ -14,7 +14,7 @@ const MAX_INPUT_PASSES: u64 = 4;
 
 /// Optimizer steps begun since the backward pass at which a saved block stops counting as saved. The first
 /// one may belong to another network: two that train in turn step before each other's backward pass.
-const MOST_STEPS: u64 = 2;
+const MAX_STEPS: u64 = 2;
 
 /// Progress of a live block through the training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,9 +154,9 @@ impl BlockState {
         })
     }
 
-    /// True if [`MOST_STEPS`] optimizer steps began since the backward pass.
+    /// True if [`MAX_STEPS`] optimizer steps began since the backward pass.
     pub(super) fn is_saved_too_long(self, course: &PhaseTracker) -> bool {
-        matches!(self, Self::Saved { step } if course.steps().saturating_sub(step) >= MOST_STEPS)
+        matches!(self, Self::Saved { step } if course.steps().saturating_sub(step) >= MAX_STEPS)
     }
 
     /// True if [`MAX_INPUT_PASSES`] more passes began since pass `run`.

@@ -13,7 +13,7 @@ use crate::event::tensors::TensorKind;
 use crate::event::{LabeledBlock, Stack};
 
 /// Cap on roots; modules under further ones keep their heap path.
-const MOST_ROOTS: usize = 1 << 12;
+const MAX_ROOTS: usize = 1 << 12;
 
 /// Pairs of holder (root path in the heap) and class (root path in calls).
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ fn note(known: &mut HashMap<Arc<str>, Option<Arc<str>>>, of: &str, is: &str) {
         if known.as_deref() != Some(is) {
             *known = None;
         }
-    } else if known.len() < MOST_ROOTS {
+    } else if known.len() < MAX_ROOTS {
         known.insert(of.into(), Some(is.into()));
     }
 }

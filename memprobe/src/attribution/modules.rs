@@ -15,7 +15,7 @@ use crate::ledger::snapshot::Grouping;
 use crate::ledger::{Analysis, Change, DeviceTotals, Model};
 
 /// Cap on modules of a device; the excess is one row.
-const MOST_MODULES: usize = 1 << 16;
+const MAX_MODULES: usize = 1 << 16;
 
 /// Cap on path components; the last one contains the rest.
 const DEEPEST: usize = 32;
@@ -225,7 +225,7 @@ impl Tree {
         };
         let mut at = None;
         for name in path.splitn(DEEPEST, '.') {
-            if self.nodes.len() >= MOST_MODULES {
+            if self.nodes.len() >= MAX_MODULES {
                 return self.child(None, ModuleScope::TooMany);
             }
             at = Some(self.child(at, ModuleScope::Module(name.into())));

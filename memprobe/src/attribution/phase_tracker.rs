@@ -6,7 +6,7 @@ use super::phase::{ClassifiedPhase, Phase, PhaseRule};
 use crate::event::{Grad, MarkedPhase, PhaseMark, Tid};
 
 /// Threads tracked; at the limit all are forgotten and tracked afresh.
-const MOST_THREADS: usize = 4096;
+const MAX_THREADS: usize = 4096;
 
 /// Last action of a thread that affects how its next allocation is classified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,7 +256,7 @@ impl PhaseTracker {
     }
 
     fn set(&mut self, tid: Tid, last: ThreadState) {
-        if self.threads.len() >= MOST_THREADS && !self.threads.contains_key(&tid) {
+        if self.threads.len() >= MAX_THREADS && !self.threads.contains_key(&tid) {
             self.forgotten = self.forgotten.saturating_add(self.threads.len() as u64);
             self.threads.clear();
         }
@@ -357,12 +357,12 @@ mod tests {
     #[test]
     fn threads_that_are_forgotten_are_counted() {
         let mut course = PhaseTracker::default();
-        for tid in 0..MOST_THREADS as u32 {
+        for tid in 0..MAX_THREADS as u32 {
             forward(&mut course, Tid(tid));
         }
         assert_eq!(course.forgotten(), 0);
-        forward(&mut course, Tid(MOST_THREADS as u32));
-        assert_eq!(course.forgotten(), MOST_THREADS as u64);
+        forward(&mut course, Tid(MAX_THREADS as u32));
+        assert_eq!(course.forgotten(), MAX_THREADS as u64);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::event::{DeviceIndex, LabeledBlock};
 use crate::ledger::{BlockId, Model, PerBlock};
 
 /// Cap on counters over all step intervals; beyond it the oldest intervals are dropped.
-const MOST_SUMS: usize = 1 << 18;
+const MAX_SUMS: usize = 1 << 18;
 
 /// Index of the unknown stack.
 const NOWHERE: u32 = 0;
@@ -228,7 +228,7 @@ impl AllocationCounts {
             return;
         };
         let (device, _, made) = key;
-        let has_capacity = interval.made.len() < MOST_SUMS || interval.made.contains_key(&key);
+        let has_capacity = interval.made.len() < MAX_SUMS || interval.made.contains_key(&key);
         let key = match has_capacity {
             true => key,
             false => (device, NOWHERE, made),
@@ -240,7 +240,7 @@ impl AllocationCounts {
     }
 
     fn forget(&mut self) {
-        while self.sums > MOST_SUMS && self.intervals.len() > 1 {
+        while self.sums > MAX_SUMS && self.intervals.len() > 1 {
             if let Some(oldest) = self.intervals.pop_front() {
                 self.sums = self.sums.saturating_sub(oldest.made.len());
                 self.forgotten = self.forgotten.saturating_add(1);

@@ -15,13 +15,13 @@ use crate::ledger::snapshot::Site;
 pub(super) const MAX_INTERVALS: usize = 100_000;
 
 /// Call sites of optimizer steps told apart; later ones share one number.
-const MOST_KEYS: usize = 4096;
+const MAX_KEYS: usize = 4096;
 
 /// Finished step intervals whose peaks are revised when the category of a block changes.
 const STILL_OPEN: usize = 16;
 
 /// Threads tracked for the line of `--iteration`.
-const MOST_THREADS: usize = 4096;
+const MAX_THREADS: usize = 4096;
 
 /// Signal that separates iterations. Later variants take precedence over earlier ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -315,7 +315,7 @@ impl StepIntervals {
         if self.source != Source::Line {
             return;
         }
-        if self.at_line.len() >= MOST_THREADS && !self.at_line.contains_key(&tid) {
+        if self.at_line.len() >= MAX_THREADS && !self.at_line.contains_key(&tid) {
             self.forgotten = self.forgotten.saturating_add(self.at_line.len() as u64);
             self.at_line.clear();
         }
@@ -398,7 +398,7 @@ impl StepIntervals {
         let key = (Arc::clone(&mark.class), site.cloned());
         match self.keys.get(&key) {
             Some(known) => *known,
-            None if self.keys.len() < MOST_KEYS => *self.keys.entry(key).or_insert(number),
+            None if self.keys.len() < MAX_KEYS => *self.keys.entry(key).or_insert(number),
             None => {
                 self.unnamed = self.unnamed.saturating_add(1);
                 NO_LOADER

@@ -36,7 +36,7 @@ use crate::view::{clean, counted, fit};
 const NAME: usize = 60;
 
 /// Processes whose books are kept at once; the later ones of a command are counted.
-const MOST_PROCESSES: usize = 256;
+const MAX_PROCESSES: usize = 256;
 
 pub enum Subject {
     /// A recording with the CPU's memory.
@@ -333,7 +333,7 @@ impl<'a> Run<'a> {
     }
 
     fn begin(&mut self, tgid: Tgid, target: Target) {
-        if self.running.len() >= MOST_PROCESSES {
+        if self.running.len() >= MAX_PROCESSES {
             self.uncounted += 1;
             return;
         }
@@ -376,7 +376,7 @@ impl<'a> Run<'a> {
 
     /// Adds a note on a process other than the one shown.
     fn pass_over(&mut self, target: &Target, estimate: &Estimate) {
-        if self.others.len() >= MOST_PROCESSES {
+        if self.others.len() >= MAX_PROCESSES {
             self.uncounted += 1;
             return;
         }

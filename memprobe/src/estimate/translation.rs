@@ -13,10 +13,10 @@ use crate::ledger::snapshot::{Grouping, Site};
 use crate::ledger::{PerStack, StackRef};
 
 /// Maximum number of live blocks; the excess is counted.
-const MOST_BLOCKS: usize = 1 << 24;
+const MAX_BLOCKS: usize = 1 << 24;
 
 /// Maximum number of temporary tensors held until the end of an optimizer step.
-const MOST_HELD: usize = 1 << 20;
+const MAX_HELD: usize = 1 << 20;
 
 /// State of the CPU's blocks, threads and phases.
 #[derive(Debug, Default)]
@@ -106,7 +106,7 @@ impl Translation {
     pub(super) fn alloc(&mut self, event: &MemoryEvent, books: &mut Accounting) {
         // Frees a leftover block at this address, whose own free was lost.
         self.free(event.addr, books);
-        if self.live.len() >= MOST_BLOCKS {
+        if self.live.len() >= MAX_BLOCKS {
             self.missing.blocks += 1;
             return;
         }
@@ -176,7 +176,7 @@ impl Translation {
         };
         if let (Some(now), Some(number)) = (&mut self.step, step)
             && now.number == number
-            && now.held.len() < MOST_HELD
+            && now.held.len() < MAX_HELD
         {
             books.end_on_cpu(piece, Difference::Together);
             now.held.push(piece);

@@ -17,9 +17,9 @@ use super::timeline::Recorder;
 use crate::event::{Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, TimeNs, Totals};
 
 /// Maximum number of groups; the excess is counted under [`OTHERS`].
-const MOST_GROUPS: usize = 4096;
+const MAX_GROUPS: usize = 4096;
 
-/// Library name of groups beyond [`MOST_GROUPS`].
+/// Library name of groups beyond [`MAX_GROUPS`].
 const OTHERS: &str = "(other libraries)";
 
 /// Library name of a call without a known stack.
@@ -199,7 +199,7 @@ impl Cuda {
         if let Some(group) = self.by_key.get(&key) {
             return *group;
         }
-        let key = if self.groups.len() < MOST_GROUPS {
+        let key = if self.groups.len() < MAX_GROUPS {
             key
         } else {
             (OTHERS.into(), space, device)

@@ -47,7 +47,7 @@ const THREADS_OF_ONE: u32 = 1024;
 const THREADS_OF_MANY: u32 = 4096;
 
 /// Instructions that the verifier follows before it gives up (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h).
-pub const MOST_FOLLOWED: u32 = 1_000_000;
+pub const MAX_FOLLOWED: u32 = 1_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
@@ -219,7 +219,7 @@ impl Loader {
         self.ebpf.programs().count()
     }
 
-    /// The most instructions that the kernel's verifier followed of one program; it gives up at [`MOST_FOLLOWED`].
+    /// The most instructions that the kernel's verifier followed of one program; it gives up at [`MAX_FOLLOWED`].
     /// `None` before Linux 5.16, which does not say.
     pub fn followed(&self) -> Option<u32> {
         let loaded = self

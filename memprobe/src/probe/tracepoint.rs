@@ -9,7 +9,7 @@ use memprobe_common::{Operand, TracepointCookie};
 use crate::process::elf::{ElfImage, Tracepoint};
 
 /// The most code of a library that is decoded: libc10_cuda's is less than 1 MiB.
-const MOST_CODE: u64 = 16 << 20;
+const MAX_CODE: u64 = 16 << 20;
 
 /// The names of registers that are not all 64 bits of one with a number, by their place in
 /// [`Operand::REGISTERS`].
@@ -50,7 +50,7 @@ pub fn passed(image: &ElfImage, tracepoint: &Tracepoint) -> Option<Vec<u64>> {
         segment.executable
             && (segment.vaddr..segment.vaddr.saturating_add(segment.file_size)).contains(&nop)
     })?;
-    if segment.file_size > MOST_CODE {
+    if segment.file_size > MAX_CODE {
         return None;
     }
     let length = usize::try_from(segment.file_size).ok()?;

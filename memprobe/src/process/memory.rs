@@ -132,7 +132,7 @@ impl ProcessMemory {
 }
 
 /// The most vectors in one call of `process_vm_readv` (`UIO_MAXIOV`).
-const MOST_PIECES: usize = 1024;
+const MAX_PIECES: usize = 1024;
 
 impl ProcessMemory {
     /// Reads vectors in order, up to the first unreadable byte, and returns the number of bytes read.
@@ -184,7 +184,7 @@ impl ReadMemory for ProcessMemory {
 
     /// Splits many pieces among several threads, because the copying alone takes the time.
     fn read_each(&self, pieces: &mut [Piece<'_>]) {
-        let threads = pieces.len().div_ceil(MOST_PIECES).min(most_threads());
+        let threads = pieces.len().div_ceil(MAX_PIECES).min(most_threads());
         if threads <= 1 {
             return self.read_all(pieces);
         }
@@ -205,7 +205,7 @@ fn most_threads() -> usize {
 
 impl ProcessMemory {
     fn read_all(&self, pieces: &mut [Piece<'_>]) {
-        for pieces in pieces.chunks_mut(MOST_PIECES) {
+        for pieces in pieces.chunks_mut(MAX_PIECES) {
             let mut next = 0;
             while next < pieces.len() {
                 next += self.read_some(&mut pieces[next..]);

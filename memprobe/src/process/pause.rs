@@ -18,16 +18,16 @@ use crate::event::Tgid;
 
 /// The longest wait for the threads of a process to stop. A thread takes less than 0.1 ms, unless the kernel
 /// is busy on its behalf.
-const MOST_WAIT: Duration = Duration::from_millis(500);
+const MAX_WAIT: Duration = Duration::from_millis(500);
 
 /// The wait after which the state of a running thread is read. A thread in uninterruptible sleep within the
 /// kernel runs no user code, so it counts as stopped.
 const LOOK_AFTER: Duration = Duration::from_millis(10);
 
 /// The longest wait, at release, for threads that are still within the kernel.
-const MOST_RELEASE: Duration = Duration::from_millis(100);
+const MAX_RELEASE: Duration = Duration::from_millis(100);
 
-const MOST_THREADS: usize = 65_536;
+const MAX_THREADS: usize = 65_536;
 
 /// Waits shorter than this poll without sleeping.
 const SPIN: Duration = Duration::from_micros(300);
@@ -53,10 +53,10 @@ pub enum PauseError {
     /// The thread with this ID did not stop in time.
     #[error(
         "its thread {0} did not stop within {most} ms.\nTry again, or read the process while it runs with --nonblocking",
-        most = MOST_WAIT.as_millis()
+        most = MAX_WAIT.as_millis()
     )]
     Slow(u32),
-    /// The process creates threads faster than memprobe stops them, or has more than `MOST_THREADS`.
+    /// The process creates threads faster than memprobe stops them, or has more than `MAX_THREADS`.
     #[error(
         "it has more threads than memprobe stops, or makes them too fast.\nTry again, or read the process while it \
          runs with --nonblocking"
@@ -129,7 +129,7 @@ impl Pause {
             since: Instant::now(),
             _here: std::marker::PhantomData,
         };
-        let deadline = pause.since + MOST_WAIT;
+        let deadline = pause.since + MAX_WAIT;
         // A thread that still runs may create others meanwhile.
         while pause.ask_new(tgid)? {
             pause.wait(tgid, deadline)?;
@@ -153,7 +153,7 @@ impl Pause {
             if self.threads.contains_key(&tid) {
                 continue;
             }
-            if self.threads.len() == MOST_THREADS {
+            if self.threads.len() == MAX_THREADS {
                 return Err(PauseError::TooManyThreads);
             }
             any = true;
@@ -209,7 +209,7 @@ impl Pause {
 
     fn resume(&mut self) {
         let held = |thread: &Thread| !matches!(thread, Thread::Gone);
-        let deadline = Instant::now() + MOST_RELEASE;
+        let deadline = Instant::now() + MAX_RELEASE;
         loop {
             for (&tid, thread) in &mut self.threads {
                 if let Thread::Stopped(signal) = *thread {
@@ -353,7 +353,7 @@ mod tests {
         let sleeper = Sleeper::start();
         let (during, pause) = while_paused(sleeper.tgid(), || sleeper.state()).unwrap();
         assert_eq!(during, Some('t'));
-        assert!(pause < MOST_WAIT);
+        assert!(pause < MAX_WAIT);
         assert!(sleeper.settles_at('S'));
         assert_eq!(tracer(sleeper.tgid(), sleeper.0.id() as i32), None);
     }

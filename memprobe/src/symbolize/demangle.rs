@@ -5,7 +5,7 @@ use std::fmt;
 use crate::process::class_name::{BoundedName, demangled};
 
 /// The longest name that is kept, in characters.
-const MOST_LETTERS: usize = 200;
+const MAX_LETTERS: usize = 200;
 
 /// The demangled name of an unnamed namespace.
 const ANONYMOUS: &str = "(anonymous namespace)";
@@ -19,7 +19,7 @@ pub fn function(symbol: &[u8]) -> String {
             demangled(symbol).unwrap_or_else(|| String::from_utf8_lossy(symbol).into_owned());
         without_arguments(&name)
     });
-    match name.char_indices().nth(MOST_LETTERS) {
+    match name.char_indices().nth(MAX_LETTERS) {
         Some((end, _)) => format!("{}…", &name[..end]),
         None => name,
     }
@@ -145,7 +145,7 @@ mod tests {
         assert!(function(b"))))>>>>((((").is_empty());
         let mut deep = b"_ZN".to_vec();
         deep.extend(b"1AIN".repeat(5000));
-        assert!(function(&deep).chars().count() <= MOST_LETTERS + 1);
+        assert!(function(&deep).chars().count() <= MAX_LETTERS + 1);
         // Each type doubles the previous one.
         let mut wide = b"_Z1fI1aIiiE".to_vec();
         for at in 0..30u8 {
@@ -153,6 +153,6 @@ mod tests {
             wide.extend([b"1bIS", &at[..], b"_S", &at[..], b"_E"].concat());
         }
         wide.extend(b"Evv");
-        assert!(function(&wide).chars().count() <= MOST_LETTERS + 1);
+        assert!(function(&wide).chars().count() <= MAX_LETTERS + 1);
     }
 }

@@ -44,7 +44,7 @@ use waiting::{GraphTasks, Waiters};
 const THREAD_NAMES: usize = 65_536;
 
 /// The most records that wait behind a stack whose module has no name yet.
-const MOST_WAITING: usize = 1 << 14;
+const MAX_WAITING: usize = 1 << 14;
 
 /// Turns the records of one process into events, in order.
 pub struct Symbolizer<M> {
@@ -219,7 +219,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// than the read of its code objects was pushed: one of them may report a freed code object. A stack whose
     /// module still has no name waits for the name too.
     pub fn settle(&mut self) {
-        self.settle_up_to(match self.queue.len() < MOST_WAITING {
+        self.settle_up_to(match self.queue.len() < MAX_WAITING {
             true => Wait::Allowed,
             false => Wait::Over,
         });

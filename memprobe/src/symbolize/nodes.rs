@@ -14,10 +14,10 @@ use crate::torch::node_name;
 const HALF_OF_NODES: usize = 1 << 19;
 
 /// The most classes in the cache; PyTorch has some 2,000 node classes.
-const MOST_CLASSES: usize = 1 << 14;
+const MAX_CLASSES: usize = 1 << 14;
 
 /// The most threads whose evaluated node is remembered.
-const MOST_THREADS: usize = 65_536;
+const MAX_THREADS: usize = 65_536;
 
 /// The name of a node whose class could not be read.
 const UNNAMED: &str = "(unknown node)";
@@ -100,7 +100,7 @@ impl Nodes {
             node_name::PYTHON => Class::Python,
             mangled => Class::Named(node_name::of_class(mangled)?.into()),
         };
-        if self.classes.len() < MOST_CLASSES {
+        if self.classes.len() < MAX_CLASSES {
             self.classes.insert(table, class.clone());
         }
         Some(class)
@@ -108,7 +108,7 @@ impl Nodes {
 
     pub fn enter(&mut self, record: &NodeEnteredRecord, name: Arc<str>) {
         let tid = Tid(record.tid);
-        if self.entered.len() >= MOST_THREADS && !self.entered.contains_key(&tid) {
+        if self.entered.len() >= MAX_THREADS && !self.entered.contains_key(&tid) {
             self.entered.clear();
         }
         let made = self.made.iter().find_map(|made| made.get(&record.node));

@@ -14,7 +14,7 @@ use crate::event::{BlockPurpose, Bytes, Purpose, PurposeId, TensorSpec, TimeNs};
 /// of two at most (`roundup_power2_divisions`). It also hands out the rest of a segment if splitting is not
 /// worthwhile, up to its `kLargeBuffer` of 20 MiB (c10/cuda/CUDACachingAllocator.cpp@v2.15.0,
 /// `should_split`).
-const MOST_REST: u64 = 20 << 20;
+const MAX_REST: u64 = 20 << 20;
 
 #[derive(Debug)]
 pub struct PurposeInterner {
@@ -129,7 +129,7 @@ fn check(record: &ShapeRecord, size: u64) -> Found {
     if record.device_type == DEVICE_TYPE_CPU && requested.is_some_and(|asked| size != asked.0) {
         return Found::Another;
     }
-    if requested.is_some_and(|asked| size > asked.0.saturating_mul(2).saturating_add(MOST_REST)) {
+    if requested.is_some_and(|asked| size > asked.0.saturating_mul(2).saturating_add(MAX_REST)) {
         return Found::Unknown;
     }
     Found::Shape(TensorSpec {

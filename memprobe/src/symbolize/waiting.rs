@@ -12,11 +12,11 @@ pub struct GraphTasks {
     stacks: HashMap<u64, StackId>,
 }
 
-const MOST_TASKS: usize = 65_536;
+const MAX_TASKS: usize = 65_536;
 
 impl GraphTasks {
     pub fn begin(&mut self, graph_task: u64, stack: StackId) {
-        if self.stacks.len() >= MOST_TASKS {
+        if self.stacks.len() >= MAX_TASKS {
             self.stacks.clear();
         }
         self.stacks.insert(graph_task, stack);

@@ -20,7 +20,7 @@ const PASSING_ON: [&str; 2] = ["c10::", "std::"];
 const OPERATOR: &str = "at::_ops::";
 
 /// The most callers that are examined.
-const MOST_CALLERS: usize = 64;
+const MAX_CALLERS: usize = 64;
 
 /// A purpose, and the prefixes of the functions that request memory for it.
 struct Row {
@@ -175,7 +175,7 @@ impl Search {
         let passes_on = caller.library.starts_with(ALLOCATOR)
             || PASSING_ON.iter().any(|it| caller.function.starts_with(it));
         if passes_on {
-            return self.callers < MOST_CALLERS;
+            return self.callers < MAX_CALLERS;
         }
         if let Some(what) = what(&caller.function) {
             self.decided = Some(Purpose {
@@ -187,7 +187,7 @@ impl Search {
         }
         let is_operator = caller.function.starts_with(OPERATOR);
         self.innermost.get_or_insert(caller);
-        !is_operator && self.callers < MOST_CALLERS
+        !is_operator && self.callers < MAX_CALLERS
     }
 
     /// Returns the result; `None` if the stack has no function outside the allocator.
@@ -269,7 +269,7 @@ mod tests {
         assert!(!search.goes_on_after(None), "code in no file");
         assert_eq!(search.found(), None);
         let (_, asked) = look(&["libc10_cuda.so +0x1234"; 1000]);
-        assert_eq!(asked, MOST_CALLERS);
+        assert_eq!(asked, MAX_CALLERS);
     }
 
     #[test]

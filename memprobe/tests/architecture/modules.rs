@@ -52,7 +52,7 @@ pub const UNSAFE_FILES: &[&str] = &[
 pub const UNFINISHED: &[&str] = &["todo", "unimplemented"];
 
 /// Maximum number of lines in a file.
-pub const MOST_LINES: usize = 800;
+pub const MAX_LINES: usize = 800;
 
 /// Kernel access and async runtime.
 const ENGINE: &[&str] = &["aya", "tokio"];

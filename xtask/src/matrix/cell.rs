@@ -59,7 +59,7 @@ pub enum Outcome {
 }
 
 /// Maximum characters of a stored message.
-const MOST_WORDS: usize = 400;
+const MAX_WORDS: usize = 400;
 
 impl Outcome {
     /// Returns the outcome of a failed comparison.
@@ -95,7 +95,7 @@ impl Outcome {
     fn for_the_repository(self, environment: &str) -> Self {
         let clean = |words: String| {
             let mut words = words.replace(environment, "ENVIRONMENT");
-            if let Some((end, _)) = words.char_indices().nth(MOST_WORDS) {
+            if let Some((end, _)) = words.char_indices().nth(MAX_WORDS) {
                 words.truncate(end);
                 words.push('…');
             }
@@ -187,6 +187,6 @@ mod tests {
         let outcome = outcome.for_the_repository("/home/me/env");
         let words = words_of(&outcome);
         assert!(words.starts_with("ENVIRONMENT/bin x"), "{words}");
-        assert!(words.chars().count() <= MOST_WORDS + 1);
+        assert!(words.chars().count() <= MAX_WORDS + 1);
     }
 }

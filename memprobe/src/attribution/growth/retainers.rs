@@ -12,7 +12,7 @@ use crate::ledger::Model;
 const MOST: usize = 1 << 18;
 
 /// Retainers listed for one suspect.
-const MOST_OF_ONE: usize = 100;
+const MAX_OF_ONE: usize = 100;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
@@ -177,7 +177,7 @@ impl SnapshotRetainers {
         for retainer in &result.retainers {
             result.live.add(retainer.retained);
         }
-        let shown = result.retainers.len().min(MOST_OF_ONE);
+        let shown = result.retainers.len().min(MAX_OF_ONE);
         for left_out in result.retainers.drain(shown..) {
             result.others.add(left_out.retained);
         }

@@ -1,7 +1,7 @@
 //! Levels of an allocation group at equal steps, stored only where they change.
 
 /// Cap on steps. Beyond it pairs of steps are merged, and the lower level of each pair stays.
-pub(super) const MOST_STEPS: u64 = 256;
+pub(super) const MAX_STEPS: u64 = 256;
 
 /// Bytes and blocks held at a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Steps {
 
     /// True if pairs of steps must be merged before the next sample.
     pub(super) fn is_full(&self) -> bool {
-        self.taken / self.stride >= MOST_STEPS
+        self.taken / self.stride >= MAX_STEPS
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
                 steps.taken += 1;
             }
             let whole = steps.whole();
-            prop_assert!(whole <= MOST_STEPS as usize);
+            prop_assert!(whole <= MAX_STEPS as usize);
             let lowest: Vec<u64> = samples
                 .chunks(steps.stride as usize)
                 .take(whole)

@@ -153,12 +153,12 @@ fn of_too_much_the_oldest_is_forgotten() {
         state: super::super::lifecycle::BlockState::Settled,
         tensor_info: super::super::lifecycle::TensorInfo::Tensor,
     };
-    for number in 0..MOST_SUMS as u64 + 10 {
+    for number in 0..MAX_SUMS as u64 + 10 {
         block.born = number;
         block.origin = u32::try_from(number % 1000).unwrap();
         making.make(id, &block, number / 1000, &ledger);
     }
-    assert!(making.sums <= MOST_SUMS && making.forgotten > 0);
+    assert!(making.sums <= MAX_SUMS && making.forgotten > 0);
     assert_eq!(
         making.sums,
         making

@@ -11,7 +11,7 @@ use crate::event::Tgid;
 use crate::probe::catalog::{Need, PROBES};
 use crate::probe::finding::{Finding, Level};
 use crate::probe::kernel::TaskOffsets;
-use crate::probe::loader::{Loader, MOST_FOLLOWED, Modules, Reach, Watch};
+use crate::probe::loader::{Loader, MAX_FOLLOWED, Modules, Reach, Watch};
 use crate::probe::refusal::{KernelRequest, Refusal};
 use crate::process::maps::Maps;
 use crate::view::count;
@@ -73,7 +73,7 @@ fn of_programs(loader: &Loader, took: Duration) -> Finding {
     );
     let followed = loader.followed();
     if let Some(followed) = followed {
-        let [followed, most] = [followed, MOST_FOLLOWED].map(|number| count(number.into()));
+        let [followed, most] = [followed, MAX_FOLLOWED].map(|number| count(number.into()));
         words +=
             &format!("; of the longest the verifier follows {followed} of {most} instructions");
     }

@@ -182,7 +182,7 @@ impl DeviceQuery for Device<'_> {
     fn mig_devices(&self) -> Vec<MigDevice<Self>> {
         // Zero outside of MIG mode, and an error before R450.
         let count = self.mig_device_count().unwrap_or(0);
-        let devices = (0..count.min(super::MOST_DEVICES))
+        let devices = (0..count.min(super::MAX_DEVICES))
             .filter_map(|index| self.mig_device_by_index(index).ok())
             .map(|device| MigDevice {
                 gpu_instance: gpu_instance(&device),

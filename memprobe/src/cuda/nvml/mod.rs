@@ -26,7 +26,7 @@ use query::DeviceQuery;
 use crate::event::{Bytes, Tgid};
 
 /// More devices than any machine has are not asked.
-const MOST_DEVICES: u32 = 64;
+const MAX_DEVICES: u32 = 64;
 
 #[derive(Debug)]
 pub struct Driver {
@@ -68,7 +68,7 @@ impl Driver {
     pub fn sample(&self, pids: &impl Pids) -> Result<Sample, String> {
         let count = self.nvml.device_count().map_err(|error| reason(&error))?;
         let mut sample = Sample::default();
-        for index in 0..count.min(MOST_DEVICES) {
+        for index in 0..count.min(MAX_DEVICES) {
             match self.nvml.device_by_index(index) {
                 Ok(device) => {
                     let name = device.name().unwrap_or_default();

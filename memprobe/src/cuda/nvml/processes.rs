@@ -11,7 +11,7 @@ const FIRST_CAPACITY: u32 = 64;
 
 /// Most entries that are asked for. The kernel's driver gives at most 950
 /// (`NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT`, open-gpu-kernel-modules 595.45.04).
-const MOST_ENTRIES: u32 = 4096;
+const MAX_ENTRIES: u32 = 4096;
 
 /// Times that one entry point is asked: the list may grow and processes may end meanwhile.
 const TRIES: usize = 3;
@@ -185,9 +185,9 @@ fn ask<Q: DeviceQuery>(
     for attempt in 1..=TRIES {
         let answer = match device.processes(kind, point, capacity) {
             Ok(answer) => answer,
-            Err(Refusal::Room(count)) if count < MOST_ENTRIES => {
+            Err(Refusal::Room(count)) if count < MAX_ENTRIES => {
                 last = NoList::Refused(Refusal::Room(count));
-                capacity = count.max(capacity).saturating_mul(2).min(MOST_ENTRIES);
+                capacity = count.max(capacity).saturating_mul(2).min(MAX_ENTRIES);
                 continue;
             }
             Err(error) => return Err(NoList::Refused(error)),

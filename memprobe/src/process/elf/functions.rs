@@ -5,7 +5,7 @@ use super::ElfImage;
 
 /// The section, and the most bytes read of it: that of libtorch_cuda has some 20 MiB.
 const TABLE: &str = ".eh_frame_hdr";
-const MOST_BYTES: u64 = 256 << 20;
+const MAX_BYTES: u64 = 256 << 20;
 
 /// The first bytes of the only supported table form, which every linker writes: version 1, `.eh_frame`
 /// address relative to itself, 32-bit entry count. Entries are two signed 32-bit numbers relative to the
@@ -16,7 +16,7 @@ impl ElfImage {
     /// Returns the addresses before relocation at which functions or parts of them start, in order; `None`
     /// without a supported table.
     pub fn function_starts(&self) -> Option<Vec<u64>> {
-        let (section, bytes) = self.section_contents(TABLE, MOST_BYTES)?;
+        let (section, bytes) = self.section_contents(TABLE, MAX_BYTES)?;
         let (head, entries) = bytes.split_at_checked(12)?;
         if head[..4] != FORM {
             return None;

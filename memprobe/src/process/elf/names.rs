@@ -10,7 +10,7 @@ use super::{ElfError, ElfImage, RawSymbol, Section, entries};
 
 /// The most symbols that are read of a file. A symbol has 24 bytes there; a function takes 16 here.
 /// libtorch_cpu of PyTorch 2.15 has half a million symbols.
-const MOST_SYMBOLS: u64 = 4 << 20;
+const MAX_SYMBOLS: u64 = 4 << 20;
 
 /// Bytes of a symbol table that are read at once: a whole number of 24-byte entries.
 const CHUNK: u64 = 24 << 15;
@@ -92,7 +92,7 @@ fn read(image: &ElfImage, table: &Section) -> Result<(Vec<Function>, Range<u64>)
     let strings = image.string_section_of(table)?;
     let end = strings.offset.checked_add(strings.size);
     let names = strings.offset..end.ok_or(ElfError::Malformed("names without end"))?;
-    if table.size > MOST_SYMBOLS * size_of::<RawSymbol>() as u64 {
+    if table.size > MAX_SYMBOLS * size_of::<RawSymbol>() as u64 {
         return Err(ElfError::Malformed("more symbols than a library has"));
     }
     let mut functions = Vec::new();

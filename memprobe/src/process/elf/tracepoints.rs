@@ -15,7 +15,7 @@ const OWNER: &[u8] = b"stapsdt";
 const TYPE: elf::NoteType = elf::NoteType(3);
 
 /// The most bytes read of the notes. PyTorch's libraries have a few dozen notes of a hundred bytes.
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracepoint {
@@ -32,7 +32,7 @@ pub struct Tracepoint {
 impl ElfImage {
     /// Returns the image's tracepoints; empty if its notes cannot be parsed.
     pub fn tracepoints(&self) -> Vec<Tracepoint> {
-        let Some((_, notes)) = self.section_contents(NOTES, MOST_BYTES) else {
+        let Some((_, notes)) = self.section_contents(NOTES, MAX_BYTES) else {
             return Vec::new();
         };
         let base = self.section(BASE).map_or(0, |section| section.vaddr);

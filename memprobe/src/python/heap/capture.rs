@@ -27,29 +27,29 @@ use crate::process::pause::{PauseError, is_stopped, while_paused};
 use crate::python::PythonProcess;
 
 /// Most bytes kept of a process's memory: enough for some twenty million objects.
-const MOST_BYTES: usize = 2 << 30;
+const MAX_BYTES: usize = 2 << 30;
 
 /// Most stops of a process before the capture fails. Each found a collection in progress or inconsistent
 /// object lists.
-const MOST_STOPS: u32 = 100;
+const MAX_STOPS: u32 = 100;
 
 /// Most of these stops that wait for the allocator; after that its state is accepted as it is.
-const MOST_ALLOCATING: u32 = 10;
+const MAX_ALLOCATING: u32 = 10;
 
 /// First and longest time that the process runs between two stops. A collection of a million objects takes
 /// half a second.
 const FIRST_WAIT: Duration = Duration::from_millis(2);
-const MOST_WAIT: Duration = Duration::from_millis(50);
+const MAX_WAIT: Duration = Duration::from_millis(50);
 
 /// Longest wait for the end of a collection, and the polling interval.
-const MOST_COLLECTION: Duration = Duration::from_secs(1);
+const MAX_COLLECTION: Duration = Duration::from_secs(1);
 const GLANCE: Duration = Duration::from_micros(100);
 
 /// Most scans of a running process before the result is accepted.
-const MOST_WALKS: u32 = 5;
+const MAX_WALKS: u32 = 5;
 
 /// Most incomplete copies before everything is scanned while the process is paused.
-const MOST_COPIES: u32 = 2;
+const MAX_COPIES: u32 = 2;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CaptureMode {
@@ -68,7 +68,7 @@ pub enum CaptureError {
     Pause(#[from] PauseError),
     /// No stop found the object lists consistent.
     #[error(
-        "it was stopped {MOST_STOPS} times, and never at a moment at which it could be read: {0}.\nTry again, or read \
+        "it was stopped {MAX_STOPS} times, and never at a moment at which it could be read: {0}.\nTry again, or read \
          it while it runs with --nonblocking"
     )]
     NeverWhole(#[source] Broken),
@@ -214,7 +214,7 @@ pub fn capture<T: Send, R: Send>(
         return Ok(Captured::of(moment, found, result, &image, how));
     }
     let mut stops = PauseAttempts::default();
-    for _ in 0..MOST_COPIES {
+    for _ in 0..MAX_COPIES {
         drop((found, result));
         let known = PreviousScan::of(moment.objects);
         let scan_paused = |image: &Image<ProcessMemory>| look(image, ScanScope::New(&known));
@@ -253,7 +253,7 @@ fn capture_at_once<T: Send, R: Send>(
     look: &(impl Fn(&Image<ProcessMemory>, ScanScope<'_>) -> (HeapScan, T) + Sync),
     conclude: &(impl Fn(&Image<ProcessMemory>, &mut HeapScan, &T) -> R + Sync),
 ) -> Result<Captured<T, R>, CaptureError> {
-    let mut image = Image::of(python.memory(), MOST_BYTES);
+    let mut image = Image::of(python.memory(), MAX_BYTES);
     let mut stops = PauseAttempts::default();
     let all = |image: &Image<ProcessMemory>| {
         let (mut moment, more) = look(image, ScanScope::Whole(CaptureMode::AtOnce));
@@ -265,7 +265,7 @@ fn capture_at_once<T: Send, R: Send>(
     Ok(Captured::of(moment, more, result, &image, how))
 }
 
-/// Scans a running process until the result is consistent, at most [`MOST_WALKS`] times.
+/// Scans a running process until the result is consistent, at most [`MAX_WALKS`] times.
 fn look_at_running<T>(
     python: &PythonProcess,
     look: &impl Fn(&Image<ProcessMemory>, ScanScope<'_>) -> (HeapScan, T),
@@ -276,11 +276,11 @@ fn look_at_running<T>(
         if !stands {
             wait_for_a_good_moment(python);
         }
-        let image = Image::of(python.memory(), MOST_BYTES);
+        let image = Image::of(python.memory(), MAX_BYTES);
         let found = look(&image, ScanScope::Whole(CaptureMode::Running));
         walks += 1;
         let is_whole = found.0.broken.is_none() && !found.0.is_torn;
-        if is_whole || stands || walks == MOST_WALKS {
+        if is_whole || stands || walks == MAX_WALKS {
             return (image, found);
         }
         thread::sleep(FIRST_WAIT);
@@ -329,7 +329,7 @@ impl PauseAttempts {
                 Ok(found) => match found.0.broken {
                     None | Some(Broken::TooMany) => return Ok((found, pause)),
                     // The allocator's tables may never agree.
-                    Some(Broken::Allocating) if stands || allocating == MOST_ALLOCATING => {
+                    Some(Broken::Allocating) if stands || allocating == MAX_ALLOCATING => {
                         return Ok((found, pause));
                     }
                     Some(broken) => broken,
@@ -342,11 +342,11 @@ impl PauseAttempts {
             }
             allocating += u32::from(broken == Broken::Allocating);
             self.number += 1;
-            if self.number >= MOST_STOPS {
+            if self.number >= MAX_STOPS {
                 return Err(CaptureError::NeverWhole(broken));
             }
             thread::sleep(wait);
-            wait = (wait * 2).min(MOST_WAIT);
+            wait = (wait * 2).min(MAX_WAIT);
         }
     }
 }
@@ -355,7 +355,7 @@ impl PauseAttempts {
 /// paused between two collections by chance.
 fn wait_for_a_good_moment(python: &PythonProcess) {
     let start = Instant::now();
-    while at_work(python).is_some() && start.elapsed() < MOST_COLLECTION {
+    while at_work(python).is_some() && start.elapsed() < MAX_COLLECTION {
         thread::sleep(GLANCE);
     }
 }

@@ -9,12 +9,12 @@ use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::layout::{Attributes, ClassLayout, HeapLayout};
 
-const MOST_CLASSES: usize = 1 << 18;
+const MAX_CLASSES: usize = 1 << 18;
 
-const MOST_BASES: usize = 64;
+const MAX_BASES: usize = 64;
 
 /// Most members of one class, including its bases.
-const MOST_MEMBERS: usize = 256;
+const MAX_MEMBERS: usize = 256;
 
 const LONGEST_NAME: usize = 512;
 
@@ -121,7 +121,7 @@ impl Classes {
             self.last = Some((address, place));
             return place;
         }
-        if self.places.len() == MOST_CLASSES {
+        if self.places.len() == MAX_CLASSES {
             return None;
         }
         let place = heap.class(address).ok().map(|class| {
@@ -183,7 +183,7 @@ impl<M: ReadMemory> Heap<'_, M> {
             class.cached_keys = self.word(address, self.layout.heap.class.cached_keys)?;
         }
         let mut next = Some(head);
-        for _ in 0..MOST_BASES {
+        for _ in 0..MAX_BASES {
             let Some(head) = next else { break };
             self.learn_from(&mut class, &head);
             let base = head.word(ClassLayout::BASE);
@@ -250,11 +250,11 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 
     fn add_members(&self, table: u64, members: &mut Vec<Member>) -> Result<(), Unreadable> {
-        for number in 0..MOST_MEMBERS as u64 {
+        for number in 0..MAX_MEMBERS as u64 {
             let at = table.wrapping_add(number * MEMBER as u64);
             let bytes: [u8; MEMBER] = self.memory.read_array(at)?;
             let (name, kind) = (word_at(&bytes, 0), word_at(&bytes, 8) as u32);
-            if name == 0 || members.len() == MOST_MEMBERS {
+            if name == 0 || members.len() == MAX_MEMBERS {
                 break;
             }
             if REFERENCES.contains(&kind) {

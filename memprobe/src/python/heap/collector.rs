@@ -6,12 +6,12 @@ use crate::process::memory::{ReadMemory, Unreadable};
 use crate::python::layout::{CollectorLayout, PythonLayout};
 
 /// Most objects that are followed. Each costs memprobe 16 bytes plus the memory read for it.
-const MOST_OBJECTS: usize = 1 << 24;
+const MAX_OBJECTS: usize = 1 << 24;
 
 /// Number of last objects of each list by which the next walk recognizes the known part.
 const ENDING: usize = 4096;
 
-const MOST_INTERPRETERS: usize = 64;
+const MAX_INTERPRETERS: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
@@ -63,7 +63,7 @@ pub enum Broken {
     /// The header of an object could not be read.
     #[error("the list of Python's objects: {0}")]
     Unreadable(Unreadable),
-    #[error("there are more than {MOST_OBJECTS} Python objects")]
+    #[error("there are more than {MAX_OBJECTS} Python objects")]
     TooMany,
     /// The lists are consistent, but PyTorch's allocator was interrupted while it allocated or freed a block.
     #[error("PyTorch's allocator is at work")]
@@ -88,7 +88,7 @@ pub fn interpreters(
     let mut found = Vec::new();
     let mut next = memory.read_u64(head)?;
     while next != 0 {
-        if found.len() == MOST_INTERPRETERS || found.contains(&next) {
+        if found.len() == MAX_INTERPRETERS || found.contains(&next) {
             return Err(Broken::Link(next));
         }
         found.push(next);
@@ -182,7 +182,7 @@ fn walk_list(
         if towards != before {
             return Err(Broken::Link(node));
         }
-        if objects.len() == MOST_OBJECTS {
+        if objects.len() == MAX_OBJECTS {
             return Err(Broken::TooMany);
         }
         let [_, _, _, class] = words;

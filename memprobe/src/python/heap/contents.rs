@@ -8,7 +8,7 @@ use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::layout::{ClassLayout, HeapLayout};
 
 /// Most items of one list, tuple or set that are read.
-const MOST_ITEMS: u64 = 1 << 24;
+const MAX_ITEMS: u64 = 1 << 24;
 
 const BLOCK: u64 = 256;
 
@@ -230,10 +230,10 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
     }
 }
 
-/// Rejects a number of items above [`MOST_ITEMS`].
+/// Rejects a number of items above [`MAX_ITEMS`].
 fn bounded(address: u64, count: u64) -> Result<u64, Unreadable> {
     let strange = Cause::TooLong.at(address);
     Some(count)
-        .filter(|&count| count <= MOST_ITEMS)
+        .filter(|&count| count <= MAX_ITEMS)
         .ok_or(strange)
 }

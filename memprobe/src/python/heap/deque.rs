@@ -15,7 +15,7 @@ const ITEMS: u64 = 64;
 /// `sizeof(block)`: the link to the previous block, the items, the link to the next block.
 const BLOCK: usize = 8 * (ITEMS as usize + 2);
 
-const MOST_ITEMS: u64 = 1 << 20;
+const MAX_ITEMS: u64 = 1 << 20;
 
 impl<M: ReadMemory> Heap<'_, M> {
     /// Calls `each` with the items of a deque, in order.
@@ -30,7 +30,7 @@ impl<M: ReadMemory> Heap<'_, M> {
             self.memory.read_array(object.wrapping_add(FIRST_BLOCK))?;
         let (mut block, mut index) = (word_at(&head, 0), word_at(&head, FIRST_INDEX as u16));
         // The first index of an empty deque may lie one past the end of its block.
-        if count > MOST_ITEMS || index > ITEMS {
+        if count > MAX_ITEMS || index > ITEMS {
             return Err(Cause::NotAsExpected.at(object));
         }
         self.spend(object, count)?;

@@ -4,7 +4,7 @@ use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::layout::{DictKeys, DictLayout};
 
-const MOST_ENTRIES: u64 = 1 << 24;
+const MAX_ENTRIES: u64 = 1 << 24;
 
 /// Bytes per read: a multiple of the size of every kind of entry.
 const BLOCK: usize = 24 * 64;
@@ -99,7 +99,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         if room.is_none_or(|room| count > room) {
             return Err(no_dict());
         }
-        if count > MOST_ENTRIES {
+        if count > MAX_ENTRIES {
             return Err(Cause::TooLong.at(address));
         }
         Ok(Keys {

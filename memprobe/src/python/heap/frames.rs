@@ -14,13 +14,13 @@ use crate::python::threads::{self, RawFrame};
 use crate::python::{CodeCache, PythonProcess, Resolved};
 
 /// Most frames of one thread whose variables are read.
-const MOST_FRAMES: usize = 512;
+const MAX_FRAMES: usize = 512;
 
-const MOST_VARIABLES: u64 = 4096;
+const MAX_VARIABLES: u64 = 4096;
 
 /// Most variables overall, and most frames walked to find them.
-const MOST_OF_ALL: usize = 1 << 16;
-const MOST_PASSED: usize = 1 << 20;
+const MAX_OF_ALL: usize = 1 << 16;
+const MAX_PASSED: usize = 1 << 20;
 
 /// Longest name of a file, a function or a variable, in bytes.
 const LONGEST_NAME: usize = 128;
@@ -93,16 +93,16 @@ pub fn variables(
     let mut passed = 0;
     for state in states {
         let chain = threads::frames(memory, &python.layout, state.address);
-        let Some(chain) = chain.ok().filter(|_| passed <= MOST_PASSED) else {
+        let Some(chain) = chain.ok().filter(|_| passed <= MAX_PASSED) else {
             reader.found.frames_left_out += 1;
             continue;
         };
         passed += chain.frames.len();
-        reader.found.frames_left_out += chain.frames.len().saturating_sub(MOST_FRAMES) as u64;
+        reader.found.frames_left_out += chain.frames.len().saturating_sub(MAX_FRAMES) as u64;
         reader
             .seen
             .extend(chain.frames.iter().map(|frame| frame.address));
-        for (depth, frame) in (0..).zip(chain.frames.iter().take(MOST_FRAMES)) {
+        for (depth, frame) in (0..).zip(chain.frames.iter().take(MAX_FRAMES)) {
             reader.add_frame(frame, depth, "");
         }
     }
@@ -279,7 +279,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         for &names in names {
             let names = self.heap.word(frame.code, names)?;
             let all = self.heap.word(names, HeapLayout::SIZE)?;
-            let count = all.min(MOST_VARIABLES);
+            let count = all.min(MAX_VARIABLES);
             self.found.left_out = self.found.left_out.saturating_add(all - count);
             for number in 0..count {
                 let name = names.wrapping_add(8 * number);
@@ -308,7 +308,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         if value == 0 {
             return;
         }
-        if self.found.all.len() == MOST_OF_ALL {
+        if self.found.all.len() == MAX_OF_ALL {
             self.found.left_out = self.found.left_out.saturating_add(1);
             return;
         }

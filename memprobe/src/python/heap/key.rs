@@ -9,7 +9,7 @@ use crate::process::memory::ReadMemory;
 use crate::python::layout::HeapLayout;
 
 /// Longest text of a key in characters; the rest is cut.
-const MOST_CHARS: usize = 64;
+const MAX_CHARS: usize = 64;
 
 const LONGEST_NAME: usize = 256;
 
@@ -97,7 +97,7 @@ fn write_attribute(path: &mut String, name: &str) {
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("'");
     for (number, char) in text.chars().enumerate() {
-        if number == MOST_CHARS {
+        if number == MAX_CHARS {
             quoted.push('…');
             break;
         }

@@ -36,11 +36,11 @@ use crate::python::layout::PythonLayout;
 use crate::python::text;
 
 /// Most bytes of cached strings, and most bytes of one string; a longer one is cut.
-const MOST_TEXT: usize = 64 << 20;
+const MAX_TEXT: usize = 64 << 20;
 const LONGEST_TEXT: usize = 1024;
 
 /// Most entries and items read over all objects: some hundred for each of a million objects.
-const MOST_ITEMS: u64 = 1 << 28;
+const MAX_ITEMS: u64 = 1 << 28;
 
 /// Python's objects in the memory of a process.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
             memory,
             layout,
             strings: RefCell::default(),
-            items: Cell::new(MOST_ITEMS),
+            items: Cell::new(MAX_ITEMS),
         }
     }
 
@@ -86,7 +86,7 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
         let text: Option<Arc<str>> = text;
         let strings = &mut *self.strings.borrow_mut();
         let bytes = 64 + text.as_ref().map_or(0, |text| text.len());
-        if strings.bytes + bytes <= MOST_TEXT {
+        if strings.bytes + bytes <= MAX_TEXT {
             strings.bytes += bytes;
             strings.known.insert(object, text.clone());
         }

@@ -12,8 +12,8 @@ use crate::process::memory::ReadMemory;
 const LONGEST_PATH: usize = 1024;
 
 /// Most modules, and most parameters, buffers and children of all modules together.
-const MOST_MODULES: usize = 1 << 17;
-const MOST_HELD: usize = 1 << 21;
+const MAX_MODULES: usize = 1 << 17;
+const MAX_HELD: usize = 1 << 21;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Module {
@@ -33,9 +33,9 @@ pub fn read(
     classes: &mut Classes,
     objects: &[u64],
 ) -> Vec<Module> {
-    let objects = &objects[..objects.len().min(MOST_MODULES)];
+    let objects = &objects[..objects.len().min(MAX_MODULES)];
     let mut modules = Vec::with_capacity(objects.len());
-    let mut left = MOST_HELD;
+    let mut left = MAX_HELD;
     for &object in objects {
         if let Some(class) = classes.of(heap, object) {
             modules.push(module(heap, class, object, &mut left));

@@ -10,11 +10,11 @@ use super::contents::Step;
 use crate::process::memory::ReadMemory;
 
 /// Deepest nesting of containers in the state of a parameter.
-const MOST_STEPS: usize = 3;
+const MAX_STEPS: usize = 3;
 
-const MOST_VALUES: usize = 4096;
+const MAX_VALUES: usize = 4096;
 
-const MOST_PARAMETERS: usize = 1 << 20;
+const MAX_PARAMETERS: usize = 1 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Optimizers {
@@ -59,7 +59,7 @@ pub fn read(
         if let Some(state) = state {
             let _ = heap.entries(state, |entry| entries.push(entry));
         }
-        entries.truncate(MOST_PARAMETERS.saturating_sub(found.state.len()));
+        entries.truncate(MAX_PARAMETERS.saturating_sub(found.state.len()));
         for entry in entries {
             let is_tensor = |class: &super::class::Class| class.role == TorchKind::Tensor;
             let parameter = classes.of(heap, entry.key).is_some_and(is_tensor);
@@ -98,19 +98,19 @@ fn tensors_in(
             class.holds,
             ContainerKind::Entries | ContainerKind::List | ContainerKind::Tuple
         );
-        if !is_container || steps == MOST_STEPS {
+        if !is_container || steps == MAX_STEPS {
             continue;
         }
         let mut held = Vec::new();
         let (class, place) = (class.clone(), 0);
         let _ = heap.contents(&class, place, object, |step, value| {
-            if held.len() < MOST_VALUES && is_item(step) {
+            if held.len() < MAX_VALUES && is_item(step) {
                 held.push((step, value));
             }
         });
         for (step, value) in held.into_iter().rev() {
             seen += 1;
-            if seen > MOST_VALUES {
+            if seen > MAX_VALUES {
                 return tensors;
             }
             let mut path = path.clone();
@@ -143,7 +143,7 @@ fn add_positions(
             continue;
         };
         for (parameter, place) in list(heap, classes, parameters).into_iter().zip(0_u64..) {
-            if positions.len() < MOST_PARAMETERS {
+            if positions.len() < MAX_PARAMETERS {
                 let position = format!("param_groups[{number}]['params'][{place}]");
                 positions
                     .entry(parameter)

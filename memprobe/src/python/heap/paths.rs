@@ -13,7 +13,7 @@ use super::process_scan::ProcessScan;
 use crate::process::memory::ReadMemory;
 use crate::python::layout::HeapLayout;
 
-pub const MOST_STEPS: usize = 12;
+pub const MAX_STEPS: usize = 12;
 
 /// Extra distance of the globals of a library's module.
 const LIBRARY: usize = 3;
@@ -23,7 +23,7 @@ const IMPORTED: usize = 1;
 
 /// Most paths kept to one tensor, and to all tensors together.
 pub(super) const MAX_PATHS: usize = 32;
-const MOST_OF_ALL: usize = 1 << 22;
+const MAX_OF_ALL: usize = 1 << 22;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PathRoot {
@@ -93,7 +93,7 @@ impl Paths {
                 to_tensors: HashMap::new(),
                 longest: HashMap::new(),
             },
-            next: vec![Vec::new(); MOST_STEPS + LIBRARY + 2],
+            next: vec![Vec::new(); MAX_STEPS + LIBRARY + 2],
             scan,
             count: 0,
         };
@@ -168,7 +168,7 @@ impl Paths {
                     at = *self.origins.get(place as usize)?;
                 }
             }
-            if steps.len() > MOST_STEPS + LIBRARY + 2 {
+            if steps.len() > MAX_STEPS + LIBRARY + 2 {
                 return None;
             }
         };
@@ -326,7 +326,7 @@ impl Search<'_> {
 
     fn add_way(&mut self, tensor: u64, origin: Origin, steps: usize) {
         let paths = self.paths.to_tensors.entry(tensor).or_default();
-        if paths.len() < MAX_PATHS && self.count < MOST_OF_ALL {
+        if paths.len() < MAX_PATHS && self.count < MAX_OF_ALL {
             self.count += 1;
             paths.push(ReferencePath { origin, steps });
         }

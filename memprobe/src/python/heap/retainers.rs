@@ -10,7 +10,7 @@ use hashbrown::{HashMap, HashSet};
 use super::Heap;
 use super::class::{Classes, ContainerKind};
 use super::contents::Step;
-use super::paths::{MAX_PATHS as MOST_OF_ONE, Origin, Paths, ReferencePath};
+use super::paths::{MAX_PATHS as MAX_OF_ONE, Origin, Paths, ReferencePath};
 use super::process_scan::ProcessScan;
 use crate::process::memory::ReadMemory;
 
@@ -132,7 +132,7 @@ impl HeapRetainers {
                 });
             }
         }
-        if !is_followed || paths.len() >= MOST_OF_ONE {
+        if !is_followed || paths.len() >= MAX_OF_ONE {
             self.not_followed += 1;
             // An extra holder prevents that one of the others counts as the only one.
             let holder = self.add(HeapRetainer {

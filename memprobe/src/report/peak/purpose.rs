@@ -17,7 +17,7 @@ pub(super) const INFERRED: &str =
     "Categories are inferred from when memory was allocated and freed.";
 
 /// Maximum number of modules named beside memory saved for backward.
-const MOST_NAMED: usize = 3;
+const MAX_NAMED: usize = 3;
 
 /// A category, with its modules.
 pub(super) struct Purposed {
@@ -33,7 +33,7 @@ impl Purposed {
             Category::Activation => "activation, saved for backward",
             other => other.as_str(),
         };
-        let named = self.saved.iter().take(MOST_NAMED);
+        let named = self.saved.iter().take(MAX_NAMED);
         let named: Vec<String> = named
             .map(|(module, bytes)| format!("{module} {}", human(Bytes(*bytes))))
             .collect();

@@ -21,8 +21,8 @@ const PAGE: u64 = 4096;
 const BLOCK_BYTES: usize = 0x90;
 const STATISTICS_BYTES: u64 = 0x400;
 
-/// `MOST_SHARDS`: most adjacent tables. `SAMPLES`: elements that determine the layout of blocks.
-const MOST_SHARDS: usize = 1024;
+/// `MAX_SHARDS`: most adjacent tables. `SAMPLES`: elements that determine the layout of blocks.
+const MAX_SHARDS: usize = 1024;
 const SAMPLES: usize = 64;
 
 /// Distance from `allocation`, the number of blocks, to `allocated_bytes`: four statistics (`DeviceStats`,
@@ -59,7 +59,7 @@ fn tables_in(bytes: &[u8]) -> Vec<TableLayout> {
     while at + HEADER <= bytes.len() {
         let headers = bytes[at..].chunks_exact(HEADER).map_while(Header::parse);
         let counts: Vec<u64> = headers
-            .take(MOST_SHARDS)
+            .take(MAX_SHARDS)
             .map(|header| header.count)
             .collect();
         if counts.iter().any(|count| *count > 0) {

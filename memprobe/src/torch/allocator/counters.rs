@@ -7,7 +7,7 @@ use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::process::memory::ReadMemory;
 
 /// Most devices that are accepted (`C10_COMPILE_TIME_MAX_GPUS` is 120).
-pub(super) const MOST_DEVICES: u64 = 128;
+pub(super) const MAX_DEVICES: u64 = 128;
 
 /// Totals that a device's allocator counts itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +27,10 @@ pub(super) fn device_allocators(
     [begin, end]: [u64; 2],
 ) -> Result<Vec<u64>, Misfit> {
     let bytes = end.checked_sub(begin).ok_or(Misfit::Layout)?;
-    if bytes > MOST_DEVICES * 8 || !bytes.is_multiple_of(8) {
+    if bytes > MAX_DEVICES * 8 || !bytes.is_multiple_of(8) {
         return Err(Misfit::Layout);
     }
-    let words = memory.read_bytes(begin, bytes, MOST_DEVICES as usize * 8)?;
+    let words = memory.read_bytes(begin, bytes, MAX_DEVICES as usize * 8)?;
     let word = |word: &[u8]| word.try_into().map(u64::from_le_bytes).unwrap_or(0);
     Ok(words.chunks_exact(8).map(word).collect())
 }

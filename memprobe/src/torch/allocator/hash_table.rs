@@ -16,7 +16,7 @@ const AT_ONCE: u64 = 40_000;
 const GOLDEN: u64 = 11_400_714_819_323_198_485;
 
 /// Slots of the largest table that is read. From 2.3 on the allocator has 67 tables.
-const MOST_SLOTS: u64 = 1 << 26;
+const MAX_SLOTS: u64 = 1 << 26;
 
 /// Attempts to read a table that changes during the read.
 const ATTEMPTS: usize = 4;
@@ -53,7 +53,7 @@ impl Header {
         let bits = slots.trailing_zeros();
         let plausible = load
             && slots.is_power_of_two()
-            && slots <= MOST_SLOTS
+            && slots <= MAX_SLOTS
             // A table of one slot has the shift of a table of two.
             && u32::from(header.shift) == 64 - bits.max(1)
             && (1..=64).contains(&header.lookups)

@@ -20,7 +20,7 @@ use crate::event::{
     Tid, TimeNs, Totals,
 };
 
-pub const MOST_EVENTS: usize = 1 << 18;
+pub const MAX_EVENTS: usize = 1 << 18;
 
 /// Disagreement between the tables and the allocator's own total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -99,9 +99,9 @@ impl Reconciler {
         self.has_lost
     }
 
-    /// True once [`MOST_EVENTS`] events are held back.
+    /// True once [`MAX_EVENTS`] events are held back.
     pub fn is_full(&self) -> bool {
-        self.events.len() >= MOST_EVENTS
+        self.events.len() >= MAX_EVENTS
     }
 
     /// Returns the next event in order. Returns `None` until the blocks at attach are settled.

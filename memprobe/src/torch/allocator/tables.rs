@@ -13,7 +13,7 @@ use crate::torch::versions::is_of;
 pub use super::counters::DeviceCounters;
 
 /// Most blocks that are read. Each costs memprobe about 100 bytes.
-const MOST_BLOCKS: usize = 1 << 23;
+const MAX_BLOCKS: usize = 1 << 23;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldBlock {
@@ -79,7 +79,7 @@ pub enum TablesError {
     /// No known layout fits and calibration found none. Holds the target's version of PyTorch, if known.
     #[error("memprobe does not know the tables of PyTorch {}", .0.as_deref().unwrap_or("of unknown version"))]
     UnknownLayout(Option<String>),
-    #[error("there are more than {MOST_BLOCKS} blocks")]
+    #[error("there are more than {MAX_BLOCKS} blocks")]
     TooManyBlocks,
 }
 
@@ -167,7 +167,7 @@ pub(super) fn read_elements(
     for shard in 0..layout.shards {
         let at = layout.offset + shard * hash_table::HEADER as u64;
         hash_table::read(memory, object.wrapping_add(at), &mut elements)?;
-        if elements.len() > MOST_BLOCKS {
+        if elements.len() > MAX_BLOCKS {
             return Err(Misfit::TooManyBlocks);
         }
     }

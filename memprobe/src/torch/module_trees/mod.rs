@@ -29,8 +29,8 @@ use named::{Named, Rank};
 use tree::Tree;
 
 /// Most modules over all trees, and most trees.
-const MOST_MODULES: usize = 1 << 18;
-const MOST_TREES: usize = 1 << 12;
+const MAX_MODULES: usize = 1 << 18;
+const MAX_TREES: usize = 1 << 12;
 
 /// Interval between checks that all modules are still there.
 const LOOK: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const LOOK_SOON: Duration = Duration::from_millis(100);
 
 /// Most checks to wait before stacks without a name are tried again.
-const MOST_PATIENCE: u32 = 64;
+const MAX_PATIENCE: u32 = 64;
 
 /// Budget for reading trees: an initial amount of CPU time, refilled at one part in `READING_SHARE` of the
 /// elapsed time.
@@ -299,7 +299,7 @@ impl<M: ReadMemory> ModuleNames<M> {
     fn put(&mut self, top: u64, named: Named) -> Option<()> {
         self.remove(top);
         let modules = self.modules + named.len();
-        if modules > MOST_MODULES || self.trees.len() >= MOST_TREES {
+        if modules > MAX_MODULES || self.trees.len() >= MAX_TREES {
             return None;
         }
         self.modules = modules;
@@ -477,7 +477,7 @@ impl<M: ReadMemory> ModuleNames<M> {
     /// Removes trees whose root was freed, once half of a limit is reached. Returns `true` if any was
     /// removed.
     fn remove_freed_trees(&mut self) -> bool {
-        if self.trees.len() < MOST_TREES / 2 && self.modules < MOST_MODULES / 2 {
+        if self.trees.len() < MAX_TREES / 2 && self.modules < MAX_MODULES / 2 {
             return false;
         }
         let over = self.trees.iter().filter(|(_, tree)| tree.is_over);
@@ -537,7 +537,7 @@ impl<M: ReadMemory> NameModules for ModuleNames<M> {
         // Stacks without a name may have one now: the process may have changed its modules during the read.
         self.passed += 1;
         if self.passed >= self.patience {
-            self.patience = (self.patience * 2).min(MOST_PATIENCE);
+            self.patience = (self.patience * 2).min(MAX_PATIENCE);
             (self.nameless, self.passed) = (0, 0);
             is_other = true;
         }

@@ -13,12 +13,12 @@ use crate::python::heap::image::Image;
 use crate::python::heap::modules::joined;
 use crate::python::layout::PythonLayout;
 
-pub(super) const MOST_MODULES: usize = 1 << 16;
+pub(super) const MAX_MODULES: usize = 1 << 16;
 
-const MOST_CHILDREN: usize = 1 << 16;
+const MAX_CHILDREN: usize = 1 << 16;
 
 /// Most bytes read for one tree.
-const MOST_BYTES: usize = 256 << 20;
+const MAX_BYTES: usize = 256 << 20;
 
 /// Attempts to read a tree that the process changes meanwhile.
 const ATTEMPTS: usize = 3;
@@ -54,7 +54,7 @@ impl Tree {
         let mut attempt = 1;
         loop {
             // Use a new image each time: it must not keep a dict that was read while it changed.
-            let image = Image::of(memory, MOST_BYTES);
+            let image = Image::of(memory, MAX_BYTES);
             match Walk::of(&Heap::of(&image, layout)).from(top) {
                 Err(error) if attempt < ATTEMPTS && error.cause != Cause::NoProcess => attempt += 1,
                 read => return read,
@@ -138,7 +138,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         let Some(class) = self.class(object)? else {
             return Ok(());
         };
-        if self.members.len() == MOST_MODULES {
+        if self.members.len() == MAX_MODULES {
             return Err(Cause::TooLong.at(object));
         }
         let sign =
@@ -168,7 +168,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         let mut is_whole = true;
         self.heap
             .entries(dict, |entry| match self.heap.text(entry.key) {
-                Some(name) if children.len() < MOST_CHILDREN => children.push((name, entry)),
+                Some(name) if children.len() < MAX_CHILDREN => children.push((name, entry)),
                 _ => is_whole = false,
             })?;
         match is_whole {

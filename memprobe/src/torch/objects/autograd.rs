@@ -14,7 +14,7 @@ use crate::torch::node_name;
 const VIEW: &str = "N5torch8autograd22DifferentiableViewMetaE";
 
 /// Most edges of one node. A concatenation has one for each of its tensors.
-const MOST_EDGES: u64 = 1 << 16;
+const MAX_EDGES: u64 = 1 << 16;
 
 /// Offset of `ob_type` in a Python object, in every version (Include/object.h).
 const TYPE: u64 = 8;
@@ -192,9 +192,9 @@ pub(super) fn next(
     node: Fields<'_>,
 ) -> Option<Vec<u64>> {
     let [begin, end, room] = [0, 8, 16].map(|at| node.word(layout.edges + at));
-    let bytes = vector(begin, end, room, layout.edge, MOST_EDGES)?;
+    let bytes = vector(begin, end, room, layout.edge, MAX_EDGES)?;
     let edges = memory
-        .read_bytes(begin, bytes, MOST_EDGES as usize * layout.edge)
+        .read_bytes(begin, bytes, MAX_EDGES as usize * layout.edge)
         .ok()?;
     let nodes = edges
         .chunks_exact(layout.edge)

@@ -11,10 +11,10 @@ use crate::process::cpp_class::{ALIGNMENT, LOWEST, name_of, of_table};
 use crate::process::memory::ReadMemory;
 
 /// Longest chain of base classes up to the one that determines the family.
-const MOST_ANCESTORS: usize = 8;
+const MAX_ANCESTORS: usize = 8;
 
 /// Most virtual tables that are cached. About 2,000 of PyTorch's classes belong to a family.
-const MOST_CLASSES: usize = 1 << 14;
+const MAX_CLASSES: usize = 1 << 14;
 
 /// Base classes that determine the family, with mangled names (Itanium C++ ABI, 5.1).
 const FAMILIES: &[(&str, Family)] = &[
@@ -55,7 +55,7 @@ impl Classes {
         }
         let class = read(memory, table);
         let mut known = self.0.borrow_mut();
-        if known.len() < MOST_CLASSES {
+        if known.len() < MAX_CLASSES {
             known.insert(table, class.clone());
         }
         class
@@ -80,7 +80,7 @@ fn read(memory: &impl ReadMemory, table: u64) -> Option<CppClass> {
     let (information, name) = of_table(memory, table)?;
     let mut family = family_of(&name);
     let mut ancestor = information;
-    for _ in 0..MOST_ANCESTORS {
+    for _ in 0..MAX_ANCESTORS {
         if family.is_some() {
             break;
         }

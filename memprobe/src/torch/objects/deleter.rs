@@ -16,18 +16,16 @@ use crate::process::memory::ReadMemory;
 const SLOT: u64 = 8;
 
 /// Bytes of the function that are decoded. The longest of PyTorch 2.15's nodes has about 1,500.
-const MOST_CODE: usize = 4 << 10;
+const MAX_CODE: usize = 4 << 10;
 
 /// Most instructions that are followed.
-const MOST_STEPS: usize = 2_000;
+const MAX_STEPS: usize = 2_000;
 
 /// Size of the objects of the class with this virtual table. Returns `None` if its destructor does not show
 /// it.
 pub(super) fn object_size(memory: &impl ReadMemory, table: u64) -> Option<u64> {
     let start = memory.read_u64(table.checked_add(SLOT)?).ok()?;
-    let code = memory
-        .read_prefix(start, MOST_CODE as u64, MOST_CODE)
-        .ok()?;
+    let code = memory.read_prefix(start, MAX_CODE as u64, MAX_CODE).ok()?;
     deleted_size(&code, start)
 }
 
@@ -58,7 +56,7 @@ fn deleted_size(code: &[u8], start: u64) -> Option<u64> {
     )];
     while let Some((mut at, mut known)) = branches.pop() {
         while met.insert(at) {
-            if met.len() > MOST_STEPS {
+            if met.len() > MAX_STEPS {
                 return None;
             }
             let instruction = decoded(code, start, at)?;

@@ -15,9 +15,9 @@ pub use super::node::RawNode;
 pub use super::saved::Saved;
 
 /// Limits. Each tensor costs memprobe about 300 bytes, each node about 200.
-const MOST_TENSORS: usize = 1 << 19;
-const MOST_NODES: usize = 1 << 19;
-const MOST_SAVED: usize = 1 << 20;
+const MAX_TENSORS: usize = 1 << 19;
+const MAX_NODES: usize = 1 << 19;
+const MAX_SAVED: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SavedTensor {
@@ -144,8 +144,8 @@ pub fn collect(
         memory,
         layouts,
         layout: None,
-        tensors: Frontier::of(MOST_TENSORS),
-        nodes: Frontier::of(MOST_NODES),
+        tensors: Frontier::of(MAX_TENSORS),
+        nodes: Frontier::of(MAX_NODES),
         storages: HashMap::new(),
         graph: RawGraph::default(),
     };
@@ -275,7 +275,7 @@ impl<M: ReadMemory> Collector<'_, M> {
             self.graph.left_out.unsearched += u64::from(read.unsearched);
             self.graph.left_out.packed += read.saved.packed;
             for (tensor, saved) in read.saved.tensors {
-                if self.graph.saved.len() >= MOST_SAVED {
+                if self.graph.saved.len() >= MAX_SAVED {
                     self.graph.left_out.too_many += 1;
                     continue;
                 }

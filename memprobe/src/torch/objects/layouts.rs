@@ -20,7 +20,7 @@ use crate::process::memory::ReadMemory;
 use crate::python::heap::capture::CaptureMode;
 
 /// Most tensors that a layout is verified on.
-const MOST_SAMPLES: usize = 64;
+const MAX_SAMPLES: usize = 64;
 
 #[derive(Clone, Debug)]
 pub struct Layouts {
@@ -130,7 +130,7 @@ impl Layouts {
     /// contradicts it. Another row must be verified by the nodes' edges; among several, the one that yields
     /// most saved tensors wins.
     pub(super) fn of_nodes(&self, memory: &impl ReadMemory, nodes: &[u64]) -> Option<NodeLayout> {
-        let nodes = &nodes[..nodes.len().min(MOST_SAMPLES)];
+        let nodes = &nodes[..nodes.len().min(MAX_SAMPLES)];
         let mut best: Option<(usize, NodeLayout)> = None;
         for (layout, is_own) in &self.nodes {
             let proof = self.proof_of_edges(memory, layout, nodes);
@@ -185,7 +185,7 @@ impl Layouts {
                 .filter(|(_, saved)| *saved == Saved::Original)
                 .count();
             for next in read.node.next.into_iter().chain(read.node.within) {
-                if waiting.len() < 4 * MOST_SAMPLES && !waiting.contains(&next) {
+                if waiting.len() < 4 * MAX_SAMPLES && !waiting.contains(&next) {
                     waiting.push(next);
                 }
             }
@@ -194,14 +194,14 @@ impl Layouts {
     }
 }
 
-/// Selects up to [`MOST_SAMPLES`] tensors, from the older half if there are many. In a running process these
+/// Selects up to [`MAX_SAMPLES`] tensors, from the older half if there are many. In a running process these
 /// are least likely to be under construction or destruction.
 fn samples(tensors: &[u64]) -> Vec<u64> {
-    let older = match tensors.len() > 2 * MOST_SAMPLES {
+    let older = match tensors.len() > 2 * MAX_SAMPLES {
         true => &tensors[tensors.len() / 2..],
         false => tensors,
     };
-    let step = older.len().div_ceil(MOST_SAMPLES);
+    let step = older.len().div_ceil(MAX_SAMPLES);
     older.iter().step_by(step.max(1)).copied().collect()
 }
 

@@ -11,7 +11,7 @@ use crate::process::memory::ReadMemory;
 
 /// Most saved variables in one vector. A concatenation saves none, an indexing operation a few, an LSTM its
 /// weights.
-const MOST_IN_LIST: u64 = 1 << 14;
+const MAX_IN_LIST: u64 = 1 << 14;
 
 /// Bytes searched of a `SavedVariableHooks` for the object that the hook returned
 /// (torch/csrc/autograd/python_saved_variable_hooks.h).
@@ -115,8 +115,8 @@ fn read_list(
 ) -> bool {
     let [begin, end, room] = [0, 8, 16].map(|at| fields.word(at));
     let size = layout.size();
-    let bytes = vector(begin, end, room, size, MOST_IN_LIST).filter(|bytes| *bytes > 0);
-    let most = MOST_IN_LIST as usize * size;
+    let bytes = vector(begin, end, room, size, MAX_IN_LIST).filter(|bytes| *bytes > 0);
+    let most = MAX_IN_LIST as usize * size;
     let Some(bytes) = bytes.and_then(|bytes| memory.read_bytes(begin, bytes, most).ok()) else {
         return false;
     };

@@ -11,7 +11,7 @@ use crate::process::memory::ReadMemory;
 
 /// Upper bound on the size of a storage: 1 EiB. A symbolic size has its uppermost bits set
 /// (c10/core/SymInt.h).
-const MOST_BYTES: u64 = 1 << 60;
+const MAX_BYTES: u64 = 1 << 60;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawStorage {
@@ -40,7 +40,7 @@ pub(super) fn read(
         return Err(NotOne::Class);
     }
     let size = fields.word(layout.bytes());
-    if size > MOST_BYTES {
+    if size > MAX_BYTES {
         return Err(NotOne::Fields);
     }
     let place = layout.device();

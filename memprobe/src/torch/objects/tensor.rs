@@ -12,16 +12,16 @@ use crate::event::tensors::{DType, Device};
 use crate::process::memory::ReadMemory;
 
 /// Most dimensions of a tensor (`dim_bitset_size`, ATen/WrapDimUtilsMulti.h@v2.15.0).
-const MOST_DIMENSIONS: u64 = 64;
+const MAX_DIMENSIONS: u64 = 64;
 
 /// Dimensions stored inside the object (`C10_SIZES_AND_STRIDES_MAX_INLINE_SIZE`).
 const INLINE: usize = 5;
 
 /// Upper bound on element types: `c10::NumScalarTypes` is lower in every version.
-const MOST_DTYPES: u16 = 64;
+const MAX_DTYPES: u16 = 64;
 
 /// Number of device types (`COMPILE_TIME_MAX_DEVICE_TYPES`, c10/core/DeviceType.h@v2.15.0).
-const MOST_DEVICE_TYPES: u8 = 22;
+const MAX_DEVICE_TYPES: u8 = 22;
 
 /// `DeviceType::CPU`, `DeviceType::CUDA` and `DeviceType::Meta`.
 const CPU: u8 = 0;
@@ -171,7 +171,7 @@ pub(super) fn geometry(
     fields: Fields<'_>,
 ) -> Result<Geometry, NotOne> {
     let dimensions = fields.word(layout.dimensions);
-    if dimensions > MOST_DIMENSIONS {
+    if dimensions > MAX_DIMENSIONS {
         return Err(NotOne::Fields);
     }
     let count = dimensions as usize;
@@ -213,7 +213,7 @@ fn product(sizes: &[u64]) -> Option<u64> {
 
 pub(super) fn dtype(layout: &TensorLayout, fields: Fields<'_>) -> Result<DType, NotOne> {
     let number = fields.half(layout.dtype());
-    match number < MOST_DTYPES {
+    match number < MAX_DTYPES {
         true => Ok(DType(number)),
         false => Err(NotOne::Fields),
     }
@@ -239,7 +239,7 @@ pub(super) fn device(kind: u8, index: u8) -> Option<Device> {
         CPU => Some(Device::Cpu),
         META => Some(Device::Meta),
         CUDA => Some(Device::Cuda(DeviceIndex(index.try_into().ok()?))),
-        _ => (kind < MOST_DEVICE_TYPES && index >= -1).then_some(Device::Other(kind)),
+        _ => (kind < MAX_DEVICE_TYPES && index >= -1).then_some(Device::Other(kind)),
     }
 }
 

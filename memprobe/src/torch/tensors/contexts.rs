@@ -19,8 +19,8 @@ use crate::python::heap::retainers::EVERY;
 use crate::torch::objects::graph::RawGraph;
 
 /// Most objects and references that are followed.
-const MOST_OBJECTS: usize = 1 << 18;
-const MOST_REFERENCES: usize = 1 << 19;
+const MAX_OBJECTS: usize = 1 << 18;
+const MAX_REFERENCES: usize = 1 << 19;
 
 /// Prefix while a step is formatted, so that an attribute gets its dot.
 const CTX: &str = "ctx";
@@ -120,7 +120,7 @@ impl Search {
         if let Some(known) = self.numbers.get(&place) {
             return Some(*known);
         }
-        if self.contexts.objects >= MOST_OBJECTS {
+        if self.contexts.objects >= MAX_OBJECTS {
             return None;
         }
         let number = self.contexts.objects as u32;
@@ -159,7 +159,7 @@ impl Search {
         (from, step): (u32, Step),
         to: To,
     ) {
-        if self.contexts.references.len() >= MOST_REFERENCES {
+        if self.contexts.references.len() >= MAX_REFERENCES {
             self.contexts.left_out += 1;
             return;
         }

@@ -15,10 +15,10 @@ use crate::python::heap::optimizers::Optimizers;
 use crate::python::heap::paths::Paths;
 use crate::torch::objects::Class;
 
-const MOST_NAMES: usize = 16;
+const MAX_NAMES: usize = 16;
 
 /// Most bytes of path names.
-const MOST_TEXT: usize = 256 << 20;
+const MAX_TEXT: usize = 256 << 20;
 
 /// Names of a tensor and their meaning.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +41,7 @@ impl Named {
 
     fn add_name(&mut self, name: Name) {
         let known = self.names.iter().any(|known| known.text == name.text);
-        if self.names.len() < MOST_NAMES && !known {
+        if self.names.len() < MAX_NAMES && !known {
             self.names.push(name);
         }
     }
@@ -192,12 +192,12 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
     fn name_paths(&mut self) {
         let mut bytes = 0;
         for (&object, &at) in self.of_python {
-            if bytes > MOST_TEXT {
+            if bytes > MAX_TEXT {
                 return;
             }
             let paths = self
                 .paths
-                .to_tensor(self.heap, self.classes, object, 2 * MOST_NAMES);
+                .to_tensor(self.heap, self.classes, object, 2 * MAX_NAMES);
             let (variables, others): (Vec<_>, Vec<_>) =
                 paths.into_iter().partition(|path| path.is_variable);
             for path in variables.into_iter().chain(others) {

@@ -11,7 +11,7 @@ use super::contexts::{Contexts, To};
 use super::dominators::Graph;
 use super::retainers::HeldTensor;
 use crate::event::tensors::TensorSnapshot;
-use crate::python::heap::paths::MOST_STEPS;
+use crate::python::heap::paths::MAX_STEPS;
 
 /// Numbering of the vertices: root, holders, tensors, autograd nodes, objects reachable from a `ctx`,
 /// storages. Each field is the first number of its kind.
@@ -179,7 +179,7 @@ impl<'a> Steps<'a> {
         let mut steps = Vec::new();
         while self.numbers.is_object(before) {
             steps.push(self.words.get(&(before, at)).map_or("", |words| words));
-            if steps.len() > MOST_STEPS {
+            if steps.len() > MAX_STEPS {
                 return None;
             }
             (at, before) = (before, paths.before(before)?);

@@ -20,7 +20,7 @@ use crate::python::heap::retainers::HeapRetainer;
 const ROOT: u32 = 0;
 
 /// Most references that are followed. Each takes about 20 bytes.
-const MOST_EDGES: usize = 1 << 24;
+const MAX_EDGES: usize = 1 << 24;
 
 /// References up to the limit, and the number beyond it.
 #[derive(Default)]
@@ -32,7 +32,7 @@ struct Edges {
 impl Edges {
     fn add(&mut self, edges: impl IntoIterator<Item = (u32, u32)>) {
         for edge in edges {
-            match self.all.len() < MOST_EDGES {
+            match self.all.len() < MAX_EDGES {
                 true => self.all.push(edge),
                 false => self.left_out += 1,
             }

@@ -138,10 +138,10 @@ mod tests {
             " Esc lines  m modules  L  [categories]  t  o  T  p"
         );
         assert_eq!(
-            drawn(35, Tab::Categories),
+            drawn(36, Tab::Categories),
             " Esc  m  L  [categories]  t  o  T  p"
         );
-        assert_eq!(drawn(34, Tab::Categories), " [categories]");
+        assert_eq!(drawn(35, Tab::Categories), " [categories]");
         assert_eq!(drawn(24, Tab::Lines), " [lines]");
     }
 }

@@ -7,7 +7,7 @@ pub use crate::attribution::layers::{DeviceLayers, Layer};
 pub use crate::attribution::modules::{Additive, ModuleRow, ModuleTree, Sums, fold};
 pub use crate::attribution::peak::Holding;
 pub use crate::attribution::phase::Phase;
-pub use crate::attribution::threads::{Allocator, ThreadRow};
+pub use crate::attribution::threads::{AllocatingThread, ThreadRow};
 pub use crate::attribution::view::{CategoryRow, CoverageStart};
 pub use crate::ledger::DeviceTotals;
 
@@ -20,11 +20,11 @@ pub struct DeviceModules {
     pub index: DeviceIndex,
     /// Start of the data.
     pub since: CoverageStart,
-    /// Allocator totals.
+    /// AllocatingThread totals.
     pub totals: Totals,
     /// Bytes from before attach.
     pub before_attach: Bytes,
-    /// Allocator total minus all known bytes; 0 unless events were lost.
+    /// AllocatingThread total minus all known bytes; 0 unless events were lost.
     pub unaccounted: i64,
     /// Modules, none of them folded.
     pub tree: ModuleTree,
@@ -35,11 +35,11 @@ pub struct DeviceModules {
 #[derive(Clone, Debug)]
 pub struct DeviceThreads {
     pub index: DeviceIndex,
-    /// Allocator totals.
+    /// AllocatingThread totals.
     pub totals: Totals,
     /// Bytes from before attach, now and at the peak.
     pub before_attach: [Bytes; 2],
-    /// Allocator total minus all known bytes, now and at the peak.
+    /// AllocatingThread total minus all known bytes, now and at the peak.
     pub unaccounted: [i64; 2],
     /// Threads, largest first.
     pub rows: Vec<ThreadRow>,
@@ -78,7 +78,7 @@ pub enum Portion {
     /// Live at attach.
     BeforeAttach,
     Of(Category),
-    /// Allocator total minus all known bytes.
+    /// AllocatingThread total minus all known bytes.
     Unaccounted,
 }
 
@@ -109,7 +109,7 @@ pub struct DeviceCategories {
     pub index: DeviceIndex,
     /// Start of the data.
     pub since: CoverageStart,
-    /// Allocator totals.
+    /// AllocatingThread totals.
     pub totals: Totals,
     /// Highest allocated bytes since then.
     pub peak: Bytes,
@@ -162,7 +162,7 @@ pub struct IterationRow {
     pub length: u64,
     /// Highest allocated bytes in it.
     pub peak: Bytes,
-    /// Allocator totals at its end.
+    /// AllocatingThread totals at its end.
     pub end: Totals,
     /// Blocks allocated in it.
     pub allocs: u64,

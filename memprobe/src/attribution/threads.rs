@@ -14,7 +14,7 @@ const MAX_THREADS: usize = 1 << 16;
 
 /// Thread that allocated a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Allocator {
+pub enum AllocatingThread {
     Thread(Tid),
     /// Not known: the block was live when this ledger began.
     BeforeOpening,
@@ -25,8 +25,8 @@ pub enum Allocator {
 /// Memory by allocating thread, updated by every event.
 #[derive(Debug, Default)]
 pub struct ThreadLedger {
-    rows: HashMap<(DeviceIndex, Allocator), HeldBytes>,
-    by_block: PerBlock<Allocator>,
+    rows: HashMap<(DeviceIndex, AllocatingThread), HeldBytes>,
+    by_block: PerBlock<AllocatingThread>,
     names: HashMap<Tid, Arc<str>>,
     marks: HighWaterMarks,
 }
@@ -34,7 +34,7 @@ pub struct ThreadLedger {
 /// Memory that a thread allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadRow {
-    pub allocator: Allocator,
+    pub allocator: AllocatingThread,
     /// `None` if the thread has no name.
     pub name: Option<Arc<str>>,
     pub holding: Holding,
@@ -51,7 +51,7 @@ impl ThreadLedger {
         for (id, _) in ledger.blocks().filter(|(_, block)| !block.is_baseline()) {
             late.add(
                 id,
-                Allocator::BeforeOpening,
+                AllocatingThread::BeforeOpening,
                 ChangeKind::Added,
                 ledger,
                 &mark,
@@ -66,14 +66,15 @@ impl ThreadLedger {
             return Vec::new();
         };
         let rows = self.rows.iter().filter(|((of, _), _)| *of == device);
-        let row = |((_, allocator), held): (&(DeviceIndex, Allocator), &HeldBytes)| ThreadRow {
-            allocator: *allocator,
-            name: match allocator {
-                Allocator::Thread(tid) => self.names.get(tid).cloned(),
-                Allocator::BeforeOpening | Allocator::TooMany => None,
-            },
-            holding: held.holding(mark),
-        };
+        let row =
+            |((_, allocator), held): (&(DeviceIndex, AllocatingThread), &HeldBytes)| ThreadRow {
+                allocator: *allocator,
+                name: match allocator {
+                    AllocatingThread::Thread(tid) => self.names.get(tid).cloned(),
+                    AllocatingThread::BeforeOpening | AllocatingThread::TooMany => None,
+                },
+                holding: held.holding(mark),
+            };
         let mut rows: Vec<_> = rows.map(row).collect();
         rows.sort_by_key(|row| (Reverse(row.holding.live), row.allocator));
         rows
@@ -87,7 +88,7 @@ impl ThreadLedger {
     fn add(
         &mut self,
         id: BlockId,
-        allocator: Allocator,
+        allocator: AllocatingThread,
         kind: ChangeKind,
         ledger: &Model,
         mark: &HighWaterMark,
@@ -96,7 +97,7 @@ impl ThreadLedger {
         let key = (block.device, allocator);
         let key = match self.rows.len() < MAX_THREADS || self.rows.contains_key(&key) {
             true => key,
-            false => (block.device, Allocator::TooMany),
+            false => (block.device, AllocatingThread::TooMany),
         };
         let change = BlockChange {
             size: block.size,
@@ -144,7 +145,7 @@ impl ThreadLedger {
                     true => ChangeKind::Added,
                     false => ChangeKind::NotTracked,
                 };
-                let thread = Allocator::Thread(event.tid);
+                let thread = AllocatingThread::Thread(event.tid);
                 self.add(*block, thread, kind, ledger, mark);
             }
             (_, Change::Freed(Freed::Known(block))) => self.release(*block, ledger, mark),

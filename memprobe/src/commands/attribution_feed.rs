@@ -1,4 +1,4 @@
-//! Attribution for the screen: the ledgers of modules and categories, beside that of lines.
+//! Attribution for the screen: the analyses of modules, categories and threads.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const LATEST: usize = 100;
 /// Snapshots for which the table of iterations serves. It goes through all that are kept.
 const SERVES: u32 = 5;
 
-/// Source of the screens of modules and categories.
+/// Source of the screens of modules, categories and threads.
 pub(super) struct AttributionFeed {
     modules: ModuleLedger,
     categories: AttributionLedger,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::block_store::BlockStore;
 use super::definitions::{InternedStack, StackRef, lost_stack, slot};
+use super::dense::PerStack;
 use super::rate::{Interval, Rate};
 use super::snapshot::{Grouping, LineRow, Site, StackRow};
 use crate::event::{Bytes, Stack, Tid};
@@ -95,7 +96,7 @@ impl Table {
 #[derive(Debug, Default)]
 pub(super) struct CallSites {
     call_sites: Vec<CallSite>,
-    by_stack: hashbrown::HashMap<StackRef, CallSiteId>,
+    by_stack: PerStack<CallSiteId>,
     /// Call sites without a known stack, by thread name.
     by_thread: HashMap<Arc<str>, CallSiteId>,
     /// Call site for stacks beyond the limit.
@@ -112,7 +113,7 @@ fn index(length: usize) -> u32 {
 impl CallSites {
     /// Returns the call site of an allocation by `tid`, adding it if it is new.
     pub(super) fn of(&mut self, stack: StackRef, tid: Tid, store: &mut BlockStore) -> CallSiteId {
-        if let Some(call_site) = self.by_stack.get(&stack) {
+        if let Some(call_site) = self.by_stack.get(stack) {
             return *call_site;
         }
         let definitions = &store.definitions;

@@ -6,7 +6,8 @@ use super::attribution::once;
 use super::cells::{remainders, total_name};
 use super::{Outcome, ReportError, ReportOptions, document, replay};
 use crate::attribution::peak::Holding;
-use crate::attribution::threads::{Allocator, ThreadLedger, ThreadRow};
+use crate::attribution::tables::DeviceTotals;
+use crate::attribution::threads::{AllocatingThread, ThreadLedger, ThreadRow};
 use crate::event::Tid;
 use crate::ledger::snapshot::{DeviceSnapshot, Layer};
 use crate::recording::Reader;
@@ -58,15 +59,21 @@ pub(super) fn write<R: BufRead>(
     let devices = &replay.snapshot.devices;
     let table = |index| {
         let device = devices.iter().find(|device| device.index == index)?;
-        Some(table(device, &ledger, options))
+        // CUDA's own calls have no thread here: such a device has no table.
+        let peak = ledger.peak(index)?;
+        Some(table(device, &peak, &ledger.rows(index), options))
     };
     let notes = vec!["A block belongs to the thread that allocated it.".to_owned()];
     document::write(&once(&replay, columns, notes, table), options, out)?;
     Ok(replay.outcome())
 }
 
-fn table(device: &DeviceSnapshot, ledger: &ThreadLedger, options: &ReportOptions) -> Table<Row> {
-    let rows = ledger.rows(device.index);
+fn table(
+    device: &DeviceSnapshot,
+    peak: &DeviceTotals,
+    rows: &[ThreadRow],
+    options: &ReportOptions,
+) -> Table<Row> {
     let mut table = Table::new(columns());
     let shown = options.top.of(rows.len());
     let (shown, hidden) = rows.split_at(shown);
@@ -77,7 +84,6 @@ fn table(device: &DeviceSnapshot, ledger: &ThreadLedger, options: &ReportOptions
         let name = format!("({})", counted(hidden.len() as u64, "other thread"));
         table.push(Output::Text, held(&sum, name));
     }
-    let peak = ledger.peak(device.index).unwrap_or_default();
     let before = [device.before_attach.live, peak.before_attach].map(|bytes| bytes.0);
     let rest = remainders(before, [device.unaccounted, peak.unaccounted]);
     table.extend(
@@ -108,13 +114,13 @@ fn table(device: &DeviceSnapshot, ledger: &ThreadLedger, options: &ReportOptions
 fn row(row: &ThreadRow) -> Row {
     Row {
         tid: match row.allocator {
-            Allocator::Thread(tid) => Some(tid),
-            Allocator::BeforeOpening | Allocator::TooMany => None,
+            AllocatingThread::Thread(tid) => Some(tid),
+            AllocatingThread::BeforeOpening | AllocatingThread::TooMany => None,
         },
         kind: match row.allocator {
-            Allocator::Thread(_) => "thread",
-            Allocator::BeforeOpening => "before_opening",
-            Allocator::TooMany => "too_many",
+            AllocatingThread::Thread(_) => "thread",
+            AllocatingThread::BeforeOpening => "before_opening",
+            AllocatingThread::TooMany => "too_many",
         },
         ..held(&row.holding, thread(row))
     }

@@ -2,11 +2,11 @@
 
 use super::context::ProcessContext;
 use super::table_screen::{
-    Cell, Column, Content, Cut, Fold, KeyHint, Query, Row, RowOf, TableOf, TableScreen, amount,
+    Cell, Column, Content, Cut, KeyHint, Query, Row, RowOf, TableOf, TableScreen, amount,
 };
 use super::tabs::Tab;
 use super::theme::Theme;
-use crate::attribution::tables::{Allocator, DeviceThreads, ThreadRow};
+use crate::attribution::tables::{AllocatingThread, DeviceThreads, ThreadRow};
 use crate::event::bytes::human;
 use crate::event::{Bytes, Tid};
 use crate::view::{BEFORE_ATTACH, UNACCOUNTED, counted, thread};
@@ -37,7 +37,7 @@ fn count(number: Option<u64>) -> Cell {
 /// Thread of a row, or the name of bytes without one.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Key {
-    Allocator(Allocator),
+    Thread(AllocatingThread),
     Rest(&'static str),
 }
 
@@ -134,23 +134,21 @@ fn shown(context: &ProcessContext) -> Option<&DeviceThreads> {
 
 fn thread_row(row: &ThreadRow) -> RowOf<Threads> {
     let held = &row.holding;
-    Row {
-        key: Key::Allocator(row.allocator),
-        depth: 0,
-        fold: Fold::Leaf,
-        data: ThreadData {
+    Row::leaf(
+        Key::Thread(row.allocator),
+        ThreadData {
             live: held.live.0.into(),
             at_peak: held.at_peak.0.into(),
             peak: held.peak,
             blocks: Some(held.live_blocks),
             allocs: Some(held.allocs),
             tid: match row.allocator {
-                Allocator::Thread(tid) => Some(tid),
-                Allocator::BeforeOpening | Allocator::TooMany => None,
+                AllocatingThread::Thread(tid) => Some(tid),
+                AllocatingThread::BeforeOpening | AllocatingThread::TooMany => None,
             },
             name: thread(row),
         },
-    }
+    )
 }
 
 /// Rows that complete the sum to the allocator's total.
@@ -159,19 +157,19 @@ fn rest(device: &DeviceThreads) -> impl Iterator<Item = RowOf<Threads>> {
     let unaccounted = device.unaccounted.map(i128::from);
     let rows = [(BEFORE_ATTACH, before), (UNACCOUNTED, unaccounted)];
     let rows = rows.into_iter().filter(|(_, bytes)| *bytes != [0; 2]);
-    rows.map(|(name, [live, at_peak])| Row {
-        key: Key::Rest(name),
-        depth: 0,
-        fold: Fold::Leaf,
-        data: ThreadData {
-            live,
-            at_peak,
-            peak: None,
-            blocks: None,
-            allocs: None,
-            tid: None,
-            name: name.to_owned(),
-        },
+    rows.map(|(name, [live, at_peak])| {
+        Row::leaf(
+            Key::Rest(name),
+            ThreadData {
+                live,
+                at_peak,
+                peak: None,
+                blocks: None,
+                allocs: None,
+                tid: None,
+                name: name.to_owned(),
+            },
+        )
     })
 }
 
@@ -190,7 +188,7 @@ mod tests {
 
     fn row(tid: u32, name: Option<&str>, live: u64) -> ThreadRow {
         ThreadRow {
-            allocator: Allocator::Thread(Tid(tid)),
+            allocator: AllocatingThread::Thread(Tid(tid)),
             name: name.map(Into::into),
             holding: Holding {
                 live: Bytes(live * MIB),

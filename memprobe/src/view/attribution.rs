@@ -1,7 +1,7 @@
 //! Text for memory attribution: modules, categories and iterations.
 
 use crate::attribution::tables::{
-    Allocator, CategoryRule, CoverageStart, IterationKind, ModuleScope, Portion, RuleStatus,
+    AllocatingThread, CategoryRule, CoverageStart, IterationKind, ModuleScope, Portion, RuleStatus,
     Source, ThreadRow,
 };
 
@@ -80,8 +80,8 @@ pub fn iterations_by(source: Source) -> &'static str {
 pub fn thread(row: &ThreadRow) -> String {
     match (&row.name, row.allocator) {
         (Some(name), _) => clean(name),
-        (None, Allocator::Thread(_)) => "(no name)".to_owned(),
-        (None, Allocator::BeforeOpening) => BEFORE_OPENING.to_owned(),
-        (None, Allocator::TooMany) => "(too many to distinguish)".to_owned(),
+        (None, AllocatingThread::Thread(_)) => "(no name)".to_owned(),
+        (None, AllocatingThread::BeforeOpening) => BEFORE_OPENING.to_owned(),
+        (None, AllocatingThread::TooMany) => "(too many to distinguish)".to_owned(),
     }
 }

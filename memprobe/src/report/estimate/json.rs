@@ -83,14 +83,17 @@ fn sums(totals: Totals) -> Cell<'static> {
 }
 
 fn difference((why, bytes): &(Difference, i64)) -> Cell<'static> {
-    let why = match why {
+    let reason = match why {
         Difference::OnHost => "on_host",
         Difference::Scratch => "cpu_scratch",
         Difference::Mask => "dropout_masks",
         Difference::Together => "optimizer_foreach",
         Difference::Rounding => "rounding",
     };
-    Cell::Object(vec![("why", why.into()), ("bytes", Cell::Signed(*bytes))])
+    Cell::Object(vec![
+        ("why", reason.into()),
+        ("bytes", Cell::Signed(*bytes)),
+    ])
 }
 
 fn made((made_in, bytes): &(Phase, Bytes)) -> Cell<'static> {

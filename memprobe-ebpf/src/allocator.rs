@@ -1,58 +1,65 @@
 //! PyTorch's caching allocator, through the functions by which it reports to the profiler.
 //!
 //! It calls them for every block that it hands out or takes back, under the lock of the device's
-//! allocator, whether a profiler runs or not (c10/cuda/CUDACachingAllocator.cpp@v2.15.0).
+//! allocator, whether a profiler runs or not (c10/cuda/CUDACachingAllocator.cpp@v2.15.0):
+//!
+//! - `c10::reportMemoryUsageToProfiler(void* ptr, int64_t alloc_size, size_t total_allocated,
+//!   size_t total_reserved, Device device)` for a block,
+//! - `c10::reportOutOfMemoryToProfiler(int64_t alloc_size, size_t total_allocated, size_t total_reserved,
+//!   Device device)` when it has none (c10/core/Allocator.cpp@v2.15.0).
 
-use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{DEVICE_TYPE_CUDA, MemoryRecord, process_flag, record};
 
 use crate::context::{Caller, Entry as _, Registers as _, now_ns};
 use crate::evaluation::current_node;
-use crate::process::watched;
-use crate::python::walk_in;
+use crate::event::Event;
 use crate::ring::send_memory;
-use crate::scratch;
 use crate::shape::{has_shape, send_with_shape};
 use crate::stack::send_block;
 
-/// `c10::reportMemoryUsageToProfiler(void* ptr, int64_t alloc_size, size_t total_allocated,
-/// size_t total_reserved, Device device)` (c10/core/Allocator.cpp@v2.15.0).
-#[uprobe]
-pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
-    // A Device is two bytes, type and index; the bits above may hold anything.
-    let device = ctx.argument(4);
-    if device as u8 != DEVICE_TYPE_CUDA {
-        return 0;
-    }
-    let caller = Caller::current();
-    let Some(process) = watched(caller) else {
-        return 0;
-    };
-    let size = ctx.argument(1) as i64;
-    let mut record = MemoryRecord {
-        kind: record::BLOCK,
-        device: (device >> 8) as u8,
-        tid: caller.tid,
-        tgid: caller.tgid,
-        addr: ctx.argument(0),
-        size,
-        allocated: ctx.argument(2),
-        reserved: ctx.argument(3),
-        ..MemoryRecord::default()
-    };
-    if size <= 0 {
-        record.time_ns = now_ns();
-        send_memory(record);
-        return 0;
-    }
+/// Returns whether an argument of type `Device` is a CUDA device. It is two bytes, type and index; the bits
+/// above may hold anything.
+#[inline(always)]
+pub fn is_cuda(device: u64) -> bool {
+    device as u8 == DEVICE_TYPE_CUDA
+}
+
+/// Returns whether a report is of a block that was taken back.
+#[inline(always)]
+pub fn is_free(ctx: &ProbeContext) -> bool {
+    ctx.argument(1) as i64 <= 0
+}
+
+/// Sends the record of a block that was taken back.
+#[inline(always)]
+pub fn send_free(ctx: &ProbeContext, caller: Caller) {
+    send_memory(MemoryRecord {
+        time_ns: now_ns(),
+        ..block(ctx, caller)
+    });
+}
+
+/// Sends the record of a block that was handed out.
+#[inline(always)]
+pub fn send_allocated(event: Event<'_>) {
+    let Event { ctx, stack, .. } = event;
     let (stack_pointer, frame_pointer) = (ctx.stack_pointer(), ctx.frame_pointer());
-    let mut thread = scratch::for_walk(process, caller);
-    let stack = walk_in(thread.as_deref_mut(), process, caller, stack_pointer);
-    (record.stack_state, record.stack) = (stack.state, stack.word);
-    record.node = current_node(process, caller, thread.as_deref_mut(), stack_pointer);
-    record.time_ns = now_ns();
-    let wants_stack = process.flags & process_flag::BLOCK_STACKS != 0;
+    let mut thread = event.thread;
+    let node = current_node(
+        event.process,
+        event.caller,
+        thread.as_deref_mut(),
+        stack_pointer,
+    );
+    let record = MemoryRecord {
+        stack_state: stack.state,
+        stack: stack.word,
+        node,
+        time_ns: now_ns(),
+        ..block(ctx, event.caller)
+    };
+    let wants_stack = event.process.flags & process_flag::BLOCK_STACKS != 0;
     match thread {
         Some(thread) if wants_stack && !has_shape(thread, DEVICE_TYPE_CUDA) => {
             if !send_block(record, stack_pointer, frame_pointer) {
@@ -62,28 +69,40 @@ pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
         Some(thread) => send_with_shape(record, DEVICE_TYPE_CUDA, thread),
         None => send_memory(record),
     }
-    0
 }
 
-/// `c10::reportOutOfMemoryToProfiler(int64_t alloc_size, size_t total_allocated,
-/// size_t total_reserved, Device device)` (c10/core/Allocator.cpp@v2.15.0).
-#[uprobe]
-pub fn report_out_of_memory(ctx: ProbeContext) -> u32 {
-    let device = ctx.argument(3);
-    if device as u8 != DEVICE_TYPE_CUDA {
-        return 0;
+/// The contents of a report about a block.
+#[inline(always)]
+fn block(ctx: &ProbeContext, caller: Caller) -> MemoryRecord {
+    MemoryRecord {
+        kind: record::BLOCK,
+        device: (ctx.argument(4) >> 8) as u8,
+        tid: caller.tid,
+        tgid: caller.tgid,
+        addr: ctx.argument(0),
+        size: ctx.argument(1) as i64,
+        allocated: ctx.argument(2),
+        reserved: ctx.argument(3),
+        ..MemoryRecord::default()
     }
-    let caller = Caller::current();
-    let Some(process) = watched(caller) else {
-        return 0;
-    };
-    let stack_pointer = ctx.stack_pointer();
-    let mut thread = scratch::for_walk(process, caller);
-    let stack = walk_in(thread.as_deref_mut(), process, caller, stack_pointer);
-    let node = current_node(process, caller, thread.as_deref_mut(), stack_pointer);
+}
+
+/// Sends the record of a request for which there was no memory.
+#[inline(always)]
+pub fn send_out_of_memory(event: Event<'_>) {
+    let Event {
+        ctx, stack, caller, ..
+    } = event;
+    let mut thread = event.thread;
+    let node = current_node(
+        event.process,
+        caller,
+        thread.as_deref_mut(),
+        ctx.stack_pointer(),
+    );
     let record = MemoryRecord {
         kind: record::OUT_OF_MEMORY,
-        device: (device >> 8) as u8,
+        device: (ctx.argument(3) >> 8) as u8,
         stack_state: stack.state,
         tid: caller.tid,
         tgid: caller.tgid,
@@ -99,5 +118,4 @@ pub fn report_out_of_memory(ctx: ProbeContext) -> u32 {
         Some(thread) => send_with_shape(record, DEVICE_TYPE_CUDA, thread),
         None => send_memory(record),
     }
-    0
 }

@@ -9,30 +9,31 @@ use memprobe_common::{DEVICE_TYPE_CPU, DEVICE_UNKNOWN, MemoryRecord, process_fla
 
 use crate::context::{Caller, Entry as _, Registers as _, now_ns};
 use crate::evaluation::current_node;
+use crate::event::Event;
 use crate::process::watched;
-use crate::python::walk_in;
 use crate::ring::send_memory;
-use crate::scratch;
 use crate::shape::send_with_shape;
 
-/// `void c10::ProfiledCPUMemoryReporter::New(void* ptr, size_t nbytes)`: a block was handed out.
-#[uprobe]
-pub fn cpu_new(ctx: ProbeContext) -> u32 {
-    let size = ctx.argument(2) as i64;
-    if size <= 0 {
-        return 0;
-    }
-    let caller = Caller::current();
-    let Some(process) = watched(caller) else {
-        return 0;
-    };
-    if process.flags & process_flag::CPU == 0 {
-        return 0;
-    }
-    let stack_pointer = ctx.stack_pointer();
-    let mut thread = scratch::for_walk(process, caller);
-    let stack = walk_in(thread.as_deref_mut(), process, caller, stack_pointer);
-    let node = current_node(process, caller, thread.as_deref_mut(), stack_pointer);
+/// Returns whether `void c10::ProfiledCPUMemoryReporter::New(void* ptr, size_t nbytes)` is called for a block with
+/// bytes.
+#[inline(always)]
+pub fn has_bytes(ctx: &ProbeContext) -> bool {
+    ctx.argument(2) as i64 > 0
+}
+
+/// Sends the record of a block that was handed out.
+#[inline(always)]
+pub fn send_allocated(event: Event<'_>) {
+    let Event {
+        ctx, stack, caller, ..
+    } = event;
+    let mut thread = event.thread;
+    let node = current_node(
+        event.process,
+        caller,
+        thread.as_deref_mut(),
+        ctx.stack_pointer(),
+    );
     let record = MemoryRecord {
         kind: record::CPU_BLOCK,
         device: DEVICE_UNKNOWN,
@@ -42,7 +43,7 @@ pub fn cpu_new(ctx: ProbeContext) -> u32 {
         node,
         time_ns: now_ns(),
         addr: ctx.argument(1),
-        size,
+        size: ctx.argument(2) as i64,
         stack: stack.word,
         ..MemoryRecord::default()
     };
@@ -50,7 +51,6 @@ pub fn cpu_new(ctx: ProbeContext) -> u32 {
         Some(thread) => send_with_shape(record, DEVICE_TYPE_CPU, thread),
         None => send_memory(record),
     }
-    0
 }
 
 /// `void c10::ProfiledCPUMemoryReporter::Delete(void* ptr)`: a block is taken back, and free after it.

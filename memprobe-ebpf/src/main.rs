@@ -5,7 +5,8 @@
 //!
 //! | files | contents (a file of programs is one probe family) |
 //! |---|---|
-//! | `allocator`, `backward`, `code`, `cpu`, `cuda`, `lifecycle`, `mark`, `nodes`, `shape`, `tracepoint` | programs |
+//! | `event`, `code`, `cuda`, `lifecycle`, `shape`, `tracepoint` | programs |
+//! | `allocator`, `backward`, `cpu`, `mark`, `nodes` | records of `event`'s program, and programs without a stack |
 //! | `evaluation` | the node of autograd's graph that a thread evaluates |
 //! | `python` | the walk of the interpreter's frames |
 //! | `process`, `scratch`, `autograd`, `thread_local` | the state of the calling process and thread |
@@ -25,6 +26,7 @@ mod cpu;
 mod cuda;
 mod diagnostic;
 mod evaluation;
+mod event;
 mod lifecycle;
 mod maps;
 mod mark;

@@ -6,8 +6,8 @@ use memprobe_common::{NodeMadeRecord, counter, record};
 
 use crate::context::{Caller, Entry as _, Registers as _};
 use crate::evaluation::{begin, identify};
+use crate::event::Event;
 use crate::process::watched;
-use crate::python::walk_in;
 use crate::read::user_word;
 use crate::ring::{count_loss, send};
 use crate::scratch;
@@ -37,22 +37,18 @@ pub fn evaluate_function(ctx: ProbeContext) -> u32 {
     0
 }
 
-/// `void torch::autograd::impl::set_gradient_edge(const Variable& self, Edge edge)`
+/// Sends the record of `void torch::autograd::impl::set_gradient_edge(const Variable& self, Edge edge)`
 /// (torch/csrc/autograd/variable.cpp@v2.15.0): an operation names the node of its result. In-place operations
 /// call it too (`rebase_history`). An `Edge` is passed by address and begins with the pointer to its
 /// node.
-#[uprobe]
-pub fn set_gradient_edge(ctx: ProbeContext) -> u32 {
-    let caller = Caller::current();
-    let Some(process) = watched(caller) else {
-        return 0;
-    };
-    let node = user_word(ctx.argument(1)).unwrap_or(0);
-    let Some(thread) = scratch::for_walk(process, caller).filter(|_| node != 0) else {
-        return 0;
+#[inline(always)]
+pub fn send_made(event: Event<'_>) {
+    let Event { stack, caller, .. } = event;
+    let node = user_word(event.ctx.argument(1)).unwrap_or(0);
+    let Some(thread) = event.thread.filter(|_| node != 0) else {
+        return;
     };
     let [_, identity] = identify(node);
-    let stack = walk_in(Some(&mut *thread), process, caller, ctx.stack_pointer());
     let made = MadeNode {
         node,
         identity,
@@ -60,7 +56,7 @@ pub fn set_gradient_edge(ctx: ProbeContext) -> u32 {
     };
     // An operation with several results calls it for each.
     if thread.evaluations.made == made {
-        return 0;
+        return;
     }
     let record = NodeMadeRecord {
         kind: record::NODE_MADE,
@@ -75,8 +71,7 @@ pub fn set_gradient_edge(ctx: ProbeContext) -> u32 {
     };
     if !send(record) {
         count_loss(counter::STACKS_LOST);
-        return 0;
+        return;
     }
     thread.evaluations.made = made;
-    0
 }

@@ -33,8 +33,8 @@ const RING_BYTES: u32 = 8 << 20;
 /// memprobe's polling interval of the ring buffer.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Name of the allocator's eBPF program.
-const ALLOCATOR: &str = "report_memory_usage";
+/// Name of the eBPF program behind the allocator's reports.
+const ALLOCATOR: &str = "event_with_stack";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -80,7 +80,7 @@ fn attach_unwatched(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<V
     let wanted = wanted(detail);
     for probe in PROBES
         .iter()
-        .filter(|probe| probe.cookie.is_none() && probe.is_wanted(wanted))
+        .filter(|probe| !probe.is_cuda() && probe.is_wanted(wanted))
     {
         let located = maps
             .library(probe.library)

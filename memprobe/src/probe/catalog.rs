@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use iced_x86::Register;
-use memprobe_common::{CudaCookie, Description, ProcessConfig, ThreadLocal};
+use memprobe_common::{CudaCookie, Description, ProcessConfig, ThreadLocal, record};
 
 use super::loader::Wanted;
 use crate::cuda::calls::{Api, Effect, FUNCTIONS, Function};
@@ -34,6 +34,11 @@ pub struct Probe {
 }
 
 impl Probe {
+    /// Returns whether it is on a function of CUDA. These are attached all at once.
+    pub fn is_cuda(&self) -> bool {
+        self.returns.is_some()
+    }
+
     pub fn is_wanted(&self, wanted: Wanted) -> bool {
         let is_left = wanted.driver == DriverCalls::LeftAlone;
         self.detail <= wanted.detail
@@ -226,6 +231,9 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
     }
 }
 
+/// The program behind all functions of PyTorch whose records carry a stack. The cookie is the kind of record.
+const EVENT_WITH_STACK: &str = "event_with_stack";
+
 /// The fields that most probes on PyTorch have in common.
 const ON_TORCH: Probe = Probe {
     function: "",
@@ -248,7 +256,8 @@ const PYTORCH: [Probe; 10] = [
         function: "c10::reportOutOfMemoryToProfiler",
         library: "libc10.so",
         symbols: &["_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE"],
-        entry: "report_out_of_memory",
+        entry: EVENT_WITH_STACK,
+        cookie: Some(record::OUT_OF_MEMORY as u64),
         reads: &[Register::RDI, Register::RSI, Register::RDX, Register::RCX],
         need: Need::Optional("out-of-memory errors are not seen"),
         ..ON_TORCH
@@ -260,7 +269,8 @@ const PYTORCH: [Probe; 10] = [
             "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEEN3c1013intrusive_ptrINS0_4NodeENS7_6detail34intrusive_target_default_null_typeIS9_EEEEONS0_11InputBufferE",
             "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE",
         ],
-        entry: "engine_execute",
+        entry: EVENT_WITH_STACK,
+        cookie: Some(record::BACKWARD as u64),
         reads: &[Register::RDX],
         need: Need::Optional("memory of backward passes has no line"),
         ..ON_TORCH
@@ -274,7 +284,8 @@ const PYTORCH: [Probe; 10] = [
             "_ZN5torch8autograd8profiler25record_function_enter_newERKSsRKSt8optionalISsE",
             "_ZN5torch8autograd8profiler25record_function_enter_newERKSsRKN3c108optionalISsEE",
         ],
-        entry: "record_function_enter",
+        entry: EVENT_WITH_STACK,
+        cookie: Some(record::MARK as u64),
         reads: &[Register::RSI, Register::RSP],
         need: Need::Optional("steps of optimizers and batches of data loaders are not seen"),
         ..ON_TORCH
@@ -293,7 +304,8 @@ const PYTORCH: [Probe; 10] = [
     Probe {
         function: "torch::autograd::impl::set_gradient_edge",
         symbols: &["_ZN5torch8autograd4impl17set_gradient_edgeERKN2at6TensorENS0_4EdgeE"],
-        entry: "set_gradient_edge",
+        entry: EVENT_WITH_STACK,
+        cookie: Some(record::NODE_MADE as u64),
         reads: &[Register::RSI, Register::RSP],
         need: Need::Optional(WITHOUT_GRAPH),
         graph: GraphTracking::On,
@@ -338,7 +350,8 @@ const PYTORCH: [Probe; 10] = [
         function: "c10::ProfiledCPUMemoryReporter::New",
         library: "libc10.so",
         symbols: &["_ZN3c1025ProfiledCPUMemoryReporter3NewEPvm"],
-        entry: "cpu_new",
+        entry: EVENT_WITH_STACK,
+        cookie: Some(record::CPU_BLOCK as u64),
         reads: &[Register::RSI, Register::RDX],
         need: Need::Optional(WITHOUT_CPU),
         allocators: Allocators::CudaAndCpu,
@@ -348,7 +361,8 @@ const PYTORCH: [Probe; 10] = [
         function: "c10::reportMemoryUsageToProfiler",
         library: "libc10.so",
         symbols: &["_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"],
-        entry: "report_memory_usage",
+        entry: EVENT_WITH_STACK,
+        cookie: Some(record::BLOCK as u64),
         reads: &[
             Register::RDI,
             Register::RSI,

@@ -152,7 +152,7 @@ impl ProbedFiles {
         let mut links = Vec::new();
         let mut breakpoint = None;
         let is_cuda = |probe: &Probe, located: &Result<Located, AttachError>| {
-            probe.cookie.is_some() && located.is_ok()
+            probe.is_cuda() && located.is_ok()
         };
         let (cuda, located): (Vec<_>, Vec<_>) = located
             .into_iter()

@@ -108,6 +108,9 @@ enum Held {
     Many([OwnedFd; 2]),
 }
 
+/// Programs that few processes need: loaded when they are first attached, since the verifier takes long.
+const ON_DEMAND: [&str; 1] = ["allocator_tracepoint"];
+
 /// The programs that serve all functions of CUDA.
 const CUDA_ENTRY: &str = "cuda_enter";
 const CUDA_RETURN: &str = "cuda_return";
@@ -180,21 +183,9 @@ impl Loader {
             .map_err(|error| Refusal::of_maps(&error))?;
         let cuda = Many::load(&ebpf, object, CUDA_ENTRY, CUDA_RETURN);
         for (name, program) in ebpf.programs_mut() {
-            if cuda.is_some() && matches!(name, CUDA_ENTRY | CUDA_RETURN) {
-                continue;
-            }
-            let loaded = match program {
-                Program::UProbe(uprobe) => uprobe.load(),
-                Program::RawTracePoint(tracepoint) => tracepoint.load(),
-                _ => continue,
-            };
-            loaded.map_err(|error| Refusal::of_program(name, &error))?;
-            if let Some(followed) = program
-                .info()
-                .ok()
-                .and_then(|info| info.verified_instruction_count())
-            {
-                log::debug!("{name}: the verifier followed {followed} instructions");
+            let has_copy = cuda.is_some() && matches!(name, CUDA_ENTRY | CUDA_RETURN);
+            if !has_copy && !ON_DEMAND.contains(&name) {
+                load(name, program)?;
             }
         }
         let reader = diagnostics::Reader::start(&mut ebpf)?;
@@ -213,6 +204,20 @@ impl Loader {
             modules,
             _diagnostics: reader,
         })
+    }
+
+    /// Loads the programs that otherwise are loaded when they are first attached.
+    pub fn load_on_demand(&mut self) -> Result<()> {
+        for name in ON_DEMAND {
+            load(name, self.program_mut(name)?)?;
+        }
+        Ok(())
+    }
+
+    fn program_mut(&mut self, name: &str) -> Result<&mut Program> {
+        self.ebpf
+            .program_mut(name)
+            .with_context(|| format!("the object has no program {name}"))
     }
 
     pub fn programs(&self) -> usize {
@@ -320,11 +325,11 @@ impl Loader {
             ),
             Reach::Everyone => UProbeScope::AllProcesses,
         };
-        let uprobe: &mut UProbe = self
-            .ebpf
-            .program_mut(program)
-            .with_context(|| format!("the object has no program {program}"))?
-            .try_into()?;
+        let loaded = self.program_mut(program)?;
+        if loaded.fd().is_err() {
+            load(program, loaded)?;
+        }
+        let uprobe: &mut UProbe = loaded.try_into()?;
         let point = UProbeAttachPoint {
             location: UProbeAttachLocation::AbsoluteOffset(offset),
             cookie,
@@ -377,6 +382,24 @@ impl Loader {
             total: info.run_time(),
         })
     }
+}
+
+/// Loads a program into the kernel.
+fn load(name: &str, program: &mut Program) -> Result<()> {
+    let loaded = match program {
+        Program::UProbe(uprobe) => uprobe.load(),
+        Program::RawTracePoint(tracepoint) => tracepoint.load(),
+        _ => return Ok(()),
+    };
+    loaded.map_err(|error| Refusal::of_program(name, &error))?;
+    if let Some(followed) = program
+        .info()
+        .ok()
+        .and_then(|info| info.verified_instruction_count())
+    {
+        log::debug!("{name}: the verifier followed {followed} instructions");
+    }
+    Ok(())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn every_refusal_has_a_reason_and_advice() {
         let map = || KernelRequest::Map("RECORDS".to_owned());
-        let program = || KernelRequest::Program("report_memory_usage".to_owned());
+        let program = || KernelRequest::Program("event_with_stack".to_owned());
         let probe = || KernelRequest::Probe("cudaMalloc".to_owned());
         let mut all = vec![
             refusal(map(), Errno::NOSYS),

@@ -46,7 +46,11 @@ pub(super) fn of_the_kernel() -> Trial {
         return trial;
     };
     let before = Instant::now();
-    match Loader::new(&offsets, Watch::One, RING_BYTES) {
+    let loader = Loader::new(&offsets, Watch::One, RING_BYTES).and_then(|mut loader| {
+        loader.load_on_demand()?;
+        Ok(loader)
+    });
+    match loader {
         Ok(mut loader) => {
             trial.findings.push(of_programs(&loader, before.elapsed()));
             trial.findings.push(of_modules(loader.modules()));
@@ -165,7 +169,13 @@ fn probe_itself(loader: &mut Loader) -> anyhow::Result<Option<Duration>> {
     let mut ring = loader.take_records()?;
     loader.admit(tgid, ProcessConfig::default())?;
     let own = "/proc/self/exe".as_ref();
-    let _link = loader.attach(allocator.entry, own, offset, None, Reach::Process(tgid))?;
+    let _link = loader.attach(
+        allocator.entry,
+        own,
+        offset,
+        allocator.cookie,
+        Reach::Process(tgid),
+    )?;
     // A block, whose stack no program can walk: with diagnostics on, a line says so.
     black_box(probed(ADDRESS, 1, 0, 0, CUDA_DEVICE_7));
     let before = Instant::now();

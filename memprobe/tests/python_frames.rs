@@ -149,7 +149,7 @@ fn lines_do_not_depend_on_columns() {
 }
 
 #[test]
-fn what_was_read_of_a_process_outlives_it() {
+fn frames_that_were_read_outlive_their_process() {
     let python = supported().remove(0);
     let target = Target::start(&python, &[], &[]);
     let process = detect(target.tgid());

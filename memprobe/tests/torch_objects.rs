@@ -233,7 +233,7 @@ fn is_hooked(truth: &Value) -> bool {
 type SavedByOperation = BTreeMap<(String, u64, Vec<(Vec<u64>, u64)>), usize>;
 
 #[test]
-fn what_operations_keep_for_the_backward_pass_is_found_with_their_names() {
+fn tensors_saved_by_operations_are_found_with_their_names() {
     for target in targets() {
         let layouts = target.layouts(Some(target.version()));
         let graph = target.collect(&layouts);

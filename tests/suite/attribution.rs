@@ -237,7 +237,7 @@ fn two_networks_that_train_in_turn_are_explained_without_tensors_too() {
 }
 
 #[test]
-fn what_an_embedding_makes_is_no_workspace() {
+fn the_output_of_an_embedding_is_no_workspace() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
@@ -371,7 +371,7 @@ fn a_server_has_an_iteration_for_each_request_by_its_line() {
 }
 
 #[test]
-fn what_resnet_50_saves_for_backward_is_what_a_walk_of_its_graph_finds() {
+fn tensors_saved_by_resnet_50_agree_with_a_walk_of_its_graph() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

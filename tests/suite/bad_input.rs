@@ -134,7 +134,7 @@ fn an_output_that_cannot_be_written_is_an_error_with_what_to_do() {
 }
 
 #[test]
-fn what_was_written_before_the_disk_was_full_can_be_read() {
+fn a_recording_cut_by_a_full_disk_can_be_read() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

@@ -148,7 +148,7 @@ fn eight_ranks_that_hardly_do_more_than_allocate_are_exact() {
 }
 
 #[test]
-fn where_events_of_ranks_are_lost_each_says_how_many_were_its_own_and_its_totals_are_right() {
+fn each_rank_reports_its_own_losses_and_its_totals_are_right() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

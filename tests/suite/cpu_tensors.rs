@@ -134,7 +134,7 @@ fn every_block_of_the_cpu_agrees_with_pytorchs_own_profiler() {
 }
 
 #[test]
-fn what_the_cpu_gave_out_before_memprobe_came_is_unknown_and_said_so() {
+fn cpu_blocks_from_before_attach_are_unknown_and_said_so() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

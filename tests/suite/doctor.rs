@@ -57,7 +57,7 @@ fn unfit(command: &mut Command) -> Value {
 }
 
 #[test]
-fn where_memprobe_can_work_doctor_has_tried_it() {
+fn doctor_tries_a_probe_on_a_machine_that_can_run_it() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
@@ -74,7 +74,7 @@ fn where_memprobe_can_work_doctor_has_tried_it() {
 }
 
 #[test]
-fn of_a_process_that_is_not_there_doctor_says_so() {
+fn doctor_reports_a_process_that_does_not_exist() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
@@ -88,7 +88,7 @@ fn of_a_process_that_is_not_there_doctor_says_so() {
 }
 
 #[test]
-fn of_a_process_that_has_not_imported_pytorch_doctor_says_what_will_be_waited_for() {
+fn doctor_names_the_libraries_that_a_process_has_not_loaded_yet() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

@@ -346,7 +346,7 @@ fn examples_of_a_data_set_stay_with_the_host_and_batches_are_counted() {
 }
 
 #[test]
-fn whether_a_run_fits_is_said() {
+fn an_estimate_says_whether_the_run_fits() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

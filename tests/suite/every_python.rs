@@ -16,10 +16,10 @@ use memprobe_tests::reference::TraceFrame;
 use tempfile::TempDir;
 
 /// Maximum frames that memprobe reports (`memprobe_common::MAX_FRAMES`).
-const MOST_FRAMES: usize = 128;
+const MAX_FRAMES: usize = 128;
 
 /// Maximum frames that it unwinds, including the interpreter's own in some versions.
-const MOST_WALKED: usize = 192;
+const MAX_WALKED: usize = 192;
 
 /// Bytes of block 1; block N has N times as many.
 const UNIT: u64 = 512;
@@ -133,7 +133,7 @@ fn compare_stack(
     // limit.
     let is_cut = event.stack_truncated == Some(true);
     let is_long_enough = if is_cut {
-        ours.len() == MOST_FRAMES || (ours.len() >= MOST_WALKED / 2 && ours.len() < expected.len())
+        ours.len() == MAX_FRAMES || (ours.len() >= MAX_WALKED / 2 && ours.len() < expected.len())
     } else {
         ours.len() == expected.len()
     };

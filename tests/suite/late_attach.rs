@@ -43,7 +43,7 @@ fn blocks_in_expandable_segments_are_known_too() {
 }
 
 #[test]
-fn of_a_process_that_does_nothing_all_is_known_at_once() {
+fn an_idle_process_is_known_completely_at_once() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

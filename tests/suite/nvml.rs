@@ -178,7 +178,7 @@ fn a_form_that_nobody_knows_gives_a_reason_and_no_number() {
 }
 
 #[test]
-fn what_is_not_available_has_a_reason() {
+fn unavailable_values_have_a_reason() {
     let Some(stage) = Stage::set() else { return };
     let document = stage.document(Library::Current, &[("CUDASIM_NVML_NA", "memory")]);
     stage.assert_processes(&document);

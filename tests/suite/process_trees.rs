@@ -234,7 +234,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn what_happened_before_the_probes_were_in_place_is_said() {
+fn events_before_the_probes_were_placed_are_reported_as_missing() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

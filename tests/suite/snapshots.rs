@@ -196,7 +196,7 @@ fn tensors_of_the_cpu_are_listed_where_they_are_asked_for() {
 }
 
 #[test]
-fn what_the_graph_keeps_is_listed_with_the_operation_that_keeps_it() {
+fn tensors_saved_for_backward_name_their_operation() {
     let least = Least {
         tensors: 300,
         names: 50,
@@ -206,7 +206,7 @@ fn what_the_graph_keeps_is_listed_with_the_operation_that_keeps_it() {
 }
 
 #[test]
-fn what_the_graph_keeps_is_listed_also_where_malloc_is_not_that_of_the_c_library() {
+fn tensors_saved_for_backward_name_their_operation_under_another_malloc() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
@@ -306,7 +306,7 @@ fn assert_changes(found: &[(String, Vec<String>)], point: &str, wanted: &[&str])
 }
 
 #[test]
-fn what_changed_between_two_snapshots_is_what_the_tools_of_today_print() {
+fn a_diff_of_two_snapshots_agrees_with_the_older_tools() {
     let Some(found) = changes_of("tracked_vgg.py") else {
         return;
     };

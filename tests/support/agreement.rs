@@ -5,7 +5,7 @@ use crate::pytorch::workloads;
 use crate::reference::{DeviceEvents, Reference, TraceEvent, TraceFrame};
 
 /// Maximum frames that memprobe keeps per stack.
-pub const MOST_FRAMES: usize = 128;
+pub const MAX_FRAMES: usize = 128;
 
 /// Result of a comparison.
 #[derive(Debug, Default)]
@@ -192,11 +192,11 @@ fn in_words(action: &str, addr: Option<u64>, size: Option<u64>, frames: &[TraceF
 }
 
 fn compare_stack(theirs: &[TraceFrame], ours: &Event) -> Result<(), &'static str> {
-    let deep = theirs.len() > MOST_FRAMES;
+    let deep = theirs.len() > MAX_FRAMES;
     if ours.stack_truncated.unwrap_or(false) != deep {
         return Err("whether the stack is whole");
     }
-    let expected = &theirs[..theirs.len().min(MOST_FRAMES)];
+    let expected = &theirs[..theirs.len().min(MAX_FRAMES)];
     if ours.stack == expected {
         Ok(())
     } else {

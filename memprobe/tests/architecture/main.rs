@@ -227,7 +227,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 #[test]
-fn what_is_taken_for_a_test_is_compiled_for_tests_alone() {
+fn files_counted_as_tests_are_compiled_for_tests_alone() {
     for file in rust_files("memprobe/src") {
         let stem = file
             .file_stem()

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_single_stepped_missing_or_doubled_is_named() {
+    fn single_stepped_missing_and_doubled_functions_are_named() {
         let mut slow = function("cuMemFree_v2");
         slow.place = Some(Place {
             offset: 0,

@@ -174,7 +174,7 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out; fini
 ";
 
     #[test]
-    fn what_a_guest_says_is_counted() {
+    fn the_output_of_a_guest_is_counted() {
         let output = output(GOOD);
         assert_eq!(output.release, "6.1.0-56-amd64");
         assert!(output.over);

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_refused_with_an_example() {
+    fn anything_else_is_refused_with_an_example() {
         for wrong in ["", "3", "python3", "3.x"] {
             let error = wrong.parse::<Interpreter>().unwrap_err().to_string();
             assert!(error.contains("such as 3.11"), "{error}");

@@ -182,26 +182,33 @@ impl Effect {
 }
 
 const fn runtime(name: &'static str, effect: Effect) -> Function {
-    Function {
-        name,
-        api: Api::Runtime,
-        symbol: name,
-        effect,
-    }
+    function_of(Api::Runtime, name, effect)
 }
 
 const fn driver(name: &'static str, effect: Effect) -> Function {
+    function_of(Api::Driver, name, effect)
+}
+
+/// A tracepoint of PyTorch's, which is no symbol.
+const fn tracepoint(name: &'static str, effect: Effect) -> Function {
+    function_of(Api::Tracepoint, name, effect)
+}
+
+const fn function_of(api: Api, name: &'static str, effect: Effect) -> Function {
     Function {
         name,
-        api: Api::Driver,
+        api,
         symbol: name,
         effect,
     }
 }
 
-/// The form for programs built with a default stream for each thread.
-const fn per_thread(name: &'static str, symbol: &'static str, of: Function) -> Function {
-    Function { name, symbol, ..of }
+/// The form for programs built with a default stream for each thread: `symbol` ends in `_ptsz`.
+const fn per_thread(function: Function) -> Function {
+    let (name, _) = function
+        .symbol
+        .split_at(function.symbol.len() - "_ptsz".len());
+    Function { name, ..function }
 }
 
 const fn allocates(space: CudaMemoryKind, size: Size) -> Effect {
@@ -220,16 +227,6 @@ const fn array(size: Size) -> Effect {
     allocates(CudaMemoryKind::Array, size)
 }
 
-/// A tracepoint of PyTorch's, which is no symbol.
-const fn tracepoint(name: &'static str, effect: Effect) -> Function {
-    Function {
-        name,
-        api: Api::Tracepoint,
-        symbol: name,
-        effect,
-    }
-}
-
 const DEVICE: Effect = device(Size::Argument);
 const FROM_A_POOL: Effect = Effect::Allocates {
     space: CudaMemoryKind::Device,
@@ -241,24 +238,16 @@ const PINNED: Effect = allocates(CudaMemoryKind::Pinned, Size::Argument);
 const FREES: Effect = Effect::Frees(Named::Address);
 const FREES_ARRAY: Effect = Effect::Frees(Named::Array);
 
-/// Every function that is probed. A recording names them; the kernel's records count them.
+/// Every function that is probed. A recording has their names, a record of the kernel their position here.
 pub const FUNCTIONS: &[Function] = &[
     runtime("cudaMalloc", DEVICE),
     runtime("cudaFree", FREES),
     runtime("cudaMallocAsync", FROM_A_POOL),
-    per_thread(
-        "cudaMallocAsync",
-        "cudaMallocAsync_ptsz",
-        runtime("", FROM_A_POOL),
-    ),
+    per_thread(runtime("cudaMallocAsync_ptsz", FROM_A_POOL)),
     runtime("cudaMallocFromPoolAsync", FROM_A_POOL),
-    per_thread(
-        "cudaMallocFromPoolAsync",
-        "cudaMallocFromPoolAsync_ptsz",
-        runtime("", FROM_A_POOL),
-    ),
+    per_thread(runtime("cudaMallocFromPoolAsync_ptsz", FROM_A_POOL)),
     runtime("cudaFreeAsync", FREES),
-    per_thread("cudaFreeAsync", "cudaFreeAsync_ptsz", runtime("", FREES)),
+    per_thread(runtime("cudaFreeAsync_ptsz", FREES)),
     runtime("cudaMallocManaged", MANAGED),
     runtime("cudaMallocPitch", device(Size::Pitched)),
     runtime("cudaMalloc3D", device(Size::PitchedExtent)),
@@ -277,19 +266,11 @@ pub const FUNCTIONS: &[Function] = &[
     driver("cuMemAlloc_v2", DEVICE),
     driver("cuMemFree_v2", FREES),
     driver("cuMemAllocAsync", FROM_A_POOL),
-    per_thread(
-        "cuMemAllocAsync",
-        "cuMemAllocAsync_ptsz",
-        driver("", FROM_A_POOL),
-    ),
+    per_thread(driver("cuMemAllocAsync_ptsz", FROM_A_POOL)),
     driver("cuMemAllocFromPoolAsync", FROM_A_POOL),
-    per_thread(
-        "cuMemAllocFromPoolAsync",
-        "cuMemAllocFromPoolAsync_ptsz",
-        driver("", FROM_A_POOL),
-    ),
+    per_thread(driver("cuMemAllocFromPoolAsync_ptsz", FROM_A_POOL)),
     driver("cuMemFreeAsync", FREES),
-    per_thread("cuMemFreeAsync", "cuMemFreeAsync_ptsz", driver("", FREES)),
+    per_thread(driver("cuMemFreeAsync_ptsz", FREES)),
     driver("cuMemAllocManaged", MANAGED),
     driver("cuMemAllocPitch_v2", device(Size::Pitched)),
     driver("cuArrayCreate_v2", array(Size::DriverArray)),

@@ -58,10 +58,8 @@ pub struct DeviceMemory {
 
 impl Driver {
     pub fn open() -> Result<Self, String> {
-        match Nvml::init() {
-            Ok(nvml) => Ok(Self { nvml }),
-            Err(error) => Err(reason(&error)),
-        }
+        let nvml = Nvml::init().map_err(|error| reason(&error))?;
+        Ok(Self { nvml })
     }
 
     /// Asks every device. `pids` knows the processes of the driver's PID namespace.

@@ -39,21 +39,11 @@ pub(super) fn of_device<Q: DeviceQuery>(
 ) -> DeviceProcesses {
     let whole = list(device, ListKind::Compute, total, pids).map(|entries| sums(&entries));
     let has_gaps = |held: &Held| held.values().any(Option::is_none);
-    let needs_instances = match &whole {
-        Ok(held) => has_gaps(held),
-        Err(_) => true,
-    };
-    let mut found = match whole {
-        Ok(held) => DeviceProcesses {
-            held,
-            unknown: None,
-        },
-        Err(error) if instances.is_empty() => DeviceProcesses {
-            held: Held::new(),
-            unknown: Some(error.to_string()),
-        },
-        Err(_) => DeviceProcesses::default(),
-    };
+    let needs_instances = whole.as_ref().map_or(true, has_gaps);
+    let unknown = whole.as_ref().err().filter(|_| instances.is_empty());
+    let unknown = unknown.map(ToString::to_string);
+    let held = whole.unwrap_or_default();
+    let mut found = DeviceProcesses { held, unknown };
     if needs_instances {
         add(&mut found, of_instances(instances, ListKind::Compute, pids));
     }
@@ -141,10 +131,8 @@ enum NoList {
 impl NoList {
     /// Tells whether a device without MPS would say the same.
     fn means_none(&self) -> bool {
-        matches!(
-            self,
-            Self::Refused(Refusal::Missing | Refusal::NotSupported)
-        )
+        use Refusal::{Missing, NotSupported};
+        matches!(self, Self::Refused(Missing | NotSupported))
     }
 }
 
@@ -165,11 +153,8 @@ fn list<Q: DeviceQuery>(
             Err(NoList::Refused(error)) => refused = refused.or(Some(error)),
         }
     }
-    Err(match (implausible, refused) {
-        (Some(error), _) => NoList::Implausible(error),
-        (None, Some(error)) => NoList::Refused(error),
-        (None, None) => NoList::Refused(Refusal::Missing),
-    })
+    let refused = NoList::Refused(refused.unwrap_or(Refusal::Missing));
+    Err(implausible.map_or(refused, NoList::Implausible))
 }
 
 /// Asks one entry point until there is room for its list and its processes exist.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use strum::{Display, EnumString, IntoStaticStr};
+
 use super::{Stack, StackId, Tgid, Tid, TimeNs};
 
 /// The state of a thread when its stack was captured, as far as it is known.
@@ -40,9 +42,7 @@ impl Module {
 }
 
 /// The grad mode of a thread (`torch.is_grad_enabled()`, `torch.is_inference_mode_enabled()`).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::EnumString,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Grad {
     #[default]
@@ -89,17 +89,7 @@ pub struct PhaseMark {
 /// The phase that a [`PhaseMark`] starts. PyTorch wraps each in a `record_function` of its own, even without a
 /// profiler (torch/optim/optimizer.py, torch/utils/data/dataloader.py@v2.15.0).
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    strum::IntoStaticStr,
-    strum::EnumString,
-    strum::Display,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr, EnumString, Display,
 )]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum MarkedPhase {

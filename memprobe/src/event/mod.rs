@@ -14,8 +14,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use strum::{EnumString, IntoStaticStr};
 
 pub use capture_options::{CaptureOptions, Detail, GraphTracking};
 pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
@@ -166,7 +168,7 @@ pub enum Event {
 }
 
 /// The kind of a memory event.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, strum::IntoStaticStr, strum::EnumString)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Action {
     /// The caching allocator handed out a block.
@@ -197,18 +199,7 @@ impl Action {
 }
 
 /// The kind of memory that CUDA allocates.
-#[derive(
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Debug,
-    strum::IntoStaticStr,
-    strum::EnumString,
-)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum CudaMemoryKind {
     /// Device memory.
@@ -327,6 +318,16 @@ impl Frame {
 }
 
 impl Stack {
+    /// Creates a stack without a context.
+    pub fn new(kind: StackKind, frames: Vec<Frame>, truncated: bool) -> Self {
+        Self {
+            kind,
+            frames,
+            truncated,
+            context: Context::default(),
+        }
+    }
+
     /// Returns the library that called into CUDA, if the stack belongs to a CUDA call.
     pub fn calling_library(&self) -> Option<&Arc<str>> {
         self.frames.first()?.library.as_ref()
@@ -390,7 +391,7 @@ pub enum StackKind {
 }
 
 /// The reason why an event has no stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::EnumString)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, EnumString)]
 #[strum(const_into_str)]
 pub enum NoStack {
     /// The thread has never run Python.
@@ -486,6 +487,42 @@ impl fmt::Display for Purpose {
     }
 }
 
+/// Numbers the purposes of blocks, for a source of events.
+#[derive(Debug)]
+pub struct PurposeIds {
+    ids: HashMap<Arc<BlockPurpose>, PurposeId>,
+    next: PurposeId,
+}
+
+impl Default for PurposeIds {
+    fn default() -> Self {
+        Self {
+            ids: HashMap::new(),
+            next: PurposeId::FIRST,
+        }
+    }
+}
+
+impl PurposeIds {
+    /// Returns the ID of a purpose, and the definition that must precede its use if it is new.
+    pub fn intern(&mut self, purpose: BlockPurpose) -> (PurposeId, Option<Arc<BlockPurpose>>) {
+        if let Some(id) = self.ids.get(&purpose) {
+            return (*id, None);
+        }
+        let id = self.next;
+        let Some(next) = id.0.checked_add(1) else {
+            return (PurposeId::NONE, None);
+        };
+        self.next = PurposeId(next);
+        if self.ids.len() >= BlockPurposes::MOST {
+            self.ids.clear();
+        }
+        let purpose = Arc::new(purpose);
+        self.ids.insert(Arc::clone(&purpose), id);
+        (id, Some(purpose))
+    }
+}
+
 /// The current meaning of a stream's [`PurposeId`]s. IDs only grow, and a source redefines a use under a new ID
 /// once it has forgotten it. Therefore the oldest entries can be dropped.
 #[derive(Clone, Debug, Default)]
@@ -543,5 +580,15 @@ pub struct Losses {
 impl Losses {
     pub fn any(&self) -> bool {
         *self != Self::default()
+    }
+
+    /// Combines each count with that of `other`.
+    pub fn zip(self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            events: combine(self.events, other.events),
+            stacks: combine(self.stacks, other.stacks),
+            malformed: combine(self.malformed, other.malformed),
+            uses: combine(self.uses, other.uses),
+        }
     }
 }

@@ -8,8 +8,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::event::Target;
-use crate::event::{Address, Bytes, DeviceIndex, Frame, TimeNs, Totals};
+use strum::{EnumString, IntoStaticStr};
+
+use crate::event::{Address, Bytes, DeviceIndex, Frame, Target, TimeNs, Totals};
 
 /// A snapshot of a process's blocks, storages and tensors.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -158,18 +159,7 @@ pub struct Tensor {
 }
 
 /// The role of a tensor, from exact rules only.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    strum::IntoStaticStr,
-    strum::EnumString,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum TensorKind {
     /// An entry in a module's `_parameters`.

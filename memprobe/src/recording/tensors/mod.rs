@@ -19,6 +19,7 @@ use std::path::Path;
 
 use crate::event::tensors::TensorSnapshot;
 use record::SnapshotRecord;
+pub(crate) use record::{BlockRecord, SiteRecord, StorageRecord};
 
 pub const TENSOR_FORMAT: u32 = 2;
 

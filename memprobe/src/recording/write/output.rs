@@ -41,10 +41,8 @@ enum Problem {
 
 impl OutputError {
     fn io(path: PathBuf, error: io::Error) -> Self {
-        Self {
-            path,
-            problem: Problem::Io(error),
-        }
+        let problem = Problem::Io(error);
+        Self { path, problem }
     }
 }
 
@@ -82,20 +80,14 @@ impl OutputPlan {
             Self::Stdout => return Ok(OutputFile::Stdout(io::stdout())),
             Self::Special(path) => {
                 let opened = OpenOptions::new().write(true).open(&path);
-                (
-                    path.clone(),
-                    opened.map(|file| OutputFile::Direct { file, path }),
-                )
+                (path.clone(), direct(opened, path))
             }
             Self::New(path) => match create_new(&path) {
                 // Another process created the file since `check`: do not overwrite it.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     (path.clone(), partial(path))
                 }
-                opened => (
-                    path.clone(),
-                    opened.map(|file| OutputFile::Direct { file, path }),
-                ),
+                opened => (path.clone(), direct(opened, path)),
             },
             Self::Replace(path) => (path.clone(), partial(path)),
         };
@@ -143,10 +135,8 @@ impl OutputFile {
 
     /// Returns the name for errors and progress.
     pub fn name(&self) -> String {
-        self.lies_at().map_or_else(
-            || "standard output".to_owned(),
-            |path| path.display().to_string(),
-        )
+        let path = self.lies_at().unwrap_or(Path::new("standard output"));
+        path.display().to_string()
     }
 
     /// Deletes a temporary file; keeps any other output.
@@ -223,6 +213,10 @@ fn remove_torn_line(file: &mut File, written: &[u8]) -> io::Result<()> {
     file.set_len(end)
 }
 
+fn direct(opened: io::Result<File>, path: PathBuf) -> io::Result<OutputFile> {
+    opened.map(|file| OutputFile::Direct { file, path })
+}
+
 /// Creates a file next to `path` that will replace it, with its owner and permissions.
 fn partial(path: PathBuf) -> io::Result<OutputFile> {
     let before = fs::metadata(&path)?;
@@ -275,7 +269,7 @@ fn is_special(there: &Metadata) -> bool {
     kind.is_fifo() || kind.is_char_device() || kind.is_block_device() || kind.is_socket()
 }
 
-fn parent(path: &Path) -> &Path {
+pub(super) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

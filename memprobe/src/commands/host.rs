@@ -150,7 +150,7 @@ impl Watching {
                 break;
             }
         }
-        self.host.count_loss(self.session.losses());
+        self.host.count_loss(self.session.losses);
         self.name();
         Ok(())
     }

@@ -189,12 +189,12 @@ impl Run {
             if intake.recorder.has_attached() {
                 intake
                     .progress
-                    .show(intake.recorder.figures(session.losses()));
+                    .show(intake.recorder.figures(session.losses));
             }
         };
         intake.read_names(session, reason).await?;
         session.drain_all(|event| intake.take(event))?;
-        intake.finish(reason, session.losses())?;
+        intake.finish(reason, session.losses)?;
         Ok(Some(reason))
     }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
+use memprobe_common::counter;
 
 use super::event::{HostEvent, HostItem};
 use super::process::{Origin, Process};
@@ -52,12 +53,13 @@ pub(crate) struct HostSession {
     files: ProbedFiles,
     records: Records,
     counters: Counters,
-    losses: Losses,
+    /// Losses so far, of all processes together.
+    pub(crate) losses: Losses,
     malformed: u64,
     /// Blocks that came without the copy of a stack that was wanted.
     without_stack_copy: u64,
     /// Records of the life of processes that were lost, as far as handled.
-    processes_lost: u64,
+    handled_losses: u64,
     refused_rooms: u64,
     /// True if the last drain read every record that existed when it began.
     is_drained: bool,
@@ -95,7 +97,7 @@ impl HostSession {
             losses: Losses::default(),
             malformed: 0,
             without_stack_copy: 0,
-            processes_lost: 0,
+            handled_losses: 0,
             refused_rooms: 0,
             is_drained: false,
             swept: now,
@@ -160,10 +162,9 @@ impl HostSession {
     /// Waits until there may be something to read or to do.
     pub(crate) async fn wait(&mut self) {
         let now = Instant::now();
-        let poll = if now.duration_since(self.heard) < QUIET {
-            POLL
-        } else {
-            POLL_QUIET
+        let poll = match now.duration_since(self.heard) < QUIET {
+            true => POLL,
+            false => POLL_QUIET,
         };
         let looks = self.processes.values().filter_map(Process::next_poll);
         let due = looks.min().map_or(poll, |next| next.duration_since(now));
@@ -235,12 +236,7 @@ impl HostSession {
     /// True if all events of a process up to the last drain were passed on.
     pub(crate) fn is_settled(&self, tgid: Tgid) -> bool {
         let process = self.processes.get(&tgid.0);
-        self.is_drained && process.is_none_or(|process| !process.is_busy())
-    }
-
-    /// Losses so far, of all processes together.
-    pub(crate) fn losses(&self) -> Losses {
-        self.losses
+        self.is_drained && process.is_none_or(|process| !process.is_busy)
     }
 
     /// Takes the records that are there and brings each to its process.
@@ -273,7 +269,7 @@ impl HostSession {
             return;
         };
         if self.wanted.detail == Detail::Full && record.is_block_without_reason() {
-            process.count_missing_stack_copy();
+            process.without_stack_copy += 1;
             self.without_stack_copy += 1;
         }
         let received = process.receive(record, &mut self.loader);
@@ -343,19 +339,19 @@ impl HostSession {
     fn insert(&mut self, process: Process) {
         if process.had_ended() {
             // Its entry must be removed here, as no record of its end will follow.
-            let _ = self.loader.dismiss(process.tgid());
+            let _ = self.loader.dismiss(process.tgid);
         }
         self.found(process);
     }
 
     fn found(&mut self, mut process: Process) {
         // Every record from now on is its own.
-        process.set_earlier_losses(Losses {
-            stacks: self.counters.processes_lost(),
+        process.lost_before = Losses {
+            stacks: self.processes_lost(),
             malformed: self.malformed,
             ..Losses::default()
-        });
-        let (tgid, parent) = (process.tgid(), process.parent());
+        };
+        let (tgid, parent) = (process.tgid, process.parent);
         let mut target = process.target();
         if target.command.is_empty()
             && let Some(parent) = parent.and_then(|it| self.processes.get(&it.0))
@@ -397,12 +393,11 @@ impl HostSession {
 
     /// Emits the last events of a process's present program.
     fn emit_rest(&mut self, tgid: Tgid, reason: &str) {
-        let Some(process) = self.processes.get_mut(&tgid.0) else {
-            return;
-        };
-        process.finish(reason);
-        while let Some(item) = process.next_item() {
-            self.emitted.push_back(HostEvent { tgid, item });
+        if let Some(process) = self.processes.get_mut(&tgid.0) {
+            process.finish(reason);
+            let items = std::iter::from_fn(|| process.next_item());
+            self.emitted
+                .extend(items.map(|item| HostEvent { tgid, item }));
         }
     }
 
@@ -437,7 +432,7 @@ impl HostSession {
     fn poll(&mut self, now: Instant) {
         let processes = self.processes.values();
         let due = processes.filter(|process| process.next_poll().is_some_and(|next| next <= now));
-        for tgid in due.map(Process::tgid).collect::<Vec<_>>() {
+        for tgid in due.map(|process| process.tgid).collect::<Vec<_>>() {
             self.attach(tgid);
         }
     }
@@ -470,7 +465,7 @@ impl HostSession {
     /// Ends processes that no longer exist, and releases files without users.
     fn sweep(&mut self, now: Instant) {
         let processes = self.processes.values_mut();
-        let ended = processes.filter_map(|process| process.sweep().then(|| process.tgid()));
+        let ended = processes.filter_map(|process| process.sweep().then(|| process.tgid));
         for tgid in ended.collect::<Vec<_>>() {
             self.end(tgid);
         }
@@ -480,7 +475,7 @@ impl HostSession {
             self.code_checked = now;
             let processes = self.processes.values();
             let attached = processes.filter(|process| process.is_attached());
-            for tgid in attached.map(Process::tgid).collect::<Vec<_>>() {
+            for tgid in attached.map(|process| process.tgid).collect::<Vec<_>>() {
                 if self.leave_patched(tgid) {
                     self.announce(tgid);
                 }
@@ -494,7 +489,7 @@ impl HostSession {
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             return false;
         };
-        let changed = process.leave_patched(&mut self.loader, &mut self.files);
+        let changed = (process.attaching).leave_patched(&mut self.loader, &mut self.files);
         changed.unwrap_or_else(|error| {
             self.emit(tgid, HostItem::Notice(error.to_string()));
             false
@@ -521,58 +516,59 @@ impl HostSession {
 
     /// Puts the running totals of losses into the streams when they have grown.
     fn emit_losses(&mut self) {
+        let processes = self.processes_lost();
         let losses = Losses {
-            events: self.counters.events_lost(),
+            events: self.counters.total(counter::EVENTS_LOST),
             // Without the record of a process's start or end its lines are unknown.
-            stacks: self.counters.stacks_lost() + self.counters.processes_lost(),
+            stacks: self.counters.total(counter::STACKS_LOST) + processes,
             malformed: self.malformed,
             uses: self.without_stack_copy,
         };
         if losses != self.losses {
             self.losses = losses;
             for process in self.processes.values_mut() {
-                let own = lost_of(process.tgid(), &self.counters, losses.malformed);
+                let tgid = process.tgid;
+                // Lost records of process starts and ends, and malformed records, have no known owner: they count
+                // for every process.
+                let own = Losses {
+                    events: self.counters.of_process(tgid, counter::EVENTS_LOST),
+                    stacks: self.counters.of_process(tgid, counter::STACKS_LOST) + processes,
+                    uses: 0,
+                    ..losses
+                };
                 if process.count_loss(own) && process.become_busy() {
-                    self.busy.push(process.tgid());
+                    self.busy.push(process.tgid);
                 }
             }
         }
         self.handle_lost_processes();
     }
 
+    /// Records of the life of processes lost so far.
+    fn processes_lost(&self) -> u64 {
+        self.counters.total(counter::PROCESSES_LOST)
+    }
+
     /// Polls all processes if a record of a start or end was lost.
     fn handle_lost_processes(&mut self) {
-        let lost = self.counters.processes_lost();
-        if lost != self.processes_lost {
-            self.processes_lost = lost;
+        let lost = self.processes_lost();
+        if lost != self.handled_losses {
+            self.handled_losses = lost;
             for process in self.processes.values_mut() {
                 process.doubt();
             }
         }
-        let refused = self.counters.processes_refused() + self.counters.threads_refused();
-        if refused != self.refused_rooms {
-            self.refused_rooms = refused;
+        let processes = self.counters.total(counter::PROCESSES_REFUSED);
+        let events = self.counters.total(counter::THREADS_REFUSED);
+        if processes + events != self.refused_rooms {
+            self.refused_rooms = processes + events;
             let notice = format!(
-                "limits of memprobe exceeded: {} processes are not watched, and {} events have no stack",
-                self.counters.processes_refused(),
-                self.counters.threads_refused(),
+                "limits of memprobe exceeded: {processes} processes are not watched, and {events} events have no stack"
             );
             if let Some(first) = self.processes.keys().next() {
-                let tgid = Tgid(*first);
-                self.emit(tgid, HostItem::Notice(notice));
+                self.emit(Tgid(*first), HostItem::Notice(notice));
             }
         }
-    }
-}
-
-/// Losses of a process. Lost records of process starts and ends, and malformed records, have no known owner:
-/// they count for every process.
-fn lost_of(tgid: Tgid, counters: &Counters, malformed: u64) -> Losses {
-    Losses {
-        events: counters.events_lost_of(tgid),
-        stacks: counters.stacks_lost_of(tgid) + counters.processes_lost(),
-        malformed,
-        uses: 0,
     }
 }
 

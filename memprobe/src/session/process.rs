@@ -55,14 +55,14 @@ pub(super) enum Phase {
 
 /// One process of a session. Its state is [`Phase`]; the methods below are its only transitions.
 pub(super) struct Process {
-    tgid: Tgid,
-    parent: Option<Tgid>,
+    pub(super) tgid: Tgid,
+    pub(super) parent: Option<Tgid>,
     watched: Option<Watched>,
     /// True if the last sweep found it ended, though the kernel's programs reported no end.
     is_gone: bool,
     origin: Origin,
     phase: Phase,
-    attaching: Attaching,
+    pub(super) attaching: Attaching,
     symbolizer: Symbolizer<ProcessMemory>,
     startup_check: StartupCheck,
     /// Baseline before its first event; a child of a probed process has none.
@@ -72,13 +72,13 @@ pub(super) struct Process {
     /// Number of probes announced.
     announced_probes: usize,
     /// Losses before it appeared.
-    lost_before: Losses,
+    pub(super) lost_before: Losses,
     /// Losses announced in its events.
     lost: Losses,
     /// Blocks that came without the requested copy of a stack.
-    without_stack_copy: u64,
+    pub(super) without_stack_copy: u64,
     /// True if the session has it in its list of busy processes.
-    is_busy: bool,
+    pub(super) is_busy: bool,
     /// True if a call of a module was seen.
     has_called: bool,
     /// Time at which its last record was read.
@@ -115,9 +115,9 @@ impl Process {
         wanted: Wanted,
         now: Instant,
     ) -> Self {
-        let observed_from = match origin {
-            Origin::Running => ObservedFrom::Unseen,
-            Origin::Started => ObservedFrom::Seen,
+        let (observed_from, past) = match origin {
+            Origin::Running => (ObservedFrom::Unseen, PriorCudaUse::Unknown),
+            Origin::Started => (ObservedFrom::Seen, PriorCudaUse::None),
         };
         Self {
             tgid,
@@ -127,7 +127,7 @@ impl Process {
             origin,
             phase: Phase::Looking,
             attaching: Attaching::new(tgid, wanted),
-            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past(origin)),
+            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past),
             startup_check: StartupCheck::new(observed_from),
             before: Some(BeforeAttach::of(tgid)),
             waiting_for: String::new(),
@@ -153,10 +153,9 @@ impl Process {
         now: Instant,
     ) -> Self {
         let attaching = self.attaching.fork(tgid, files);
-        let observed_from = if attaching.has_allocator() {
-            ObservedFrom::Forked
-        } else {
-            ObservedFrom::Seen
+        let observed_from = match attaching.has_allocator() {
+            true => ObservedFrom::Forked,
+            false => ObservedFrom::Seen,
         };
         let code = attaching.python().map(CodeCache::new);
         let mut symbolizer =
@@ -212,20 +211,8 @@ impl Process {
         self.attaching.forget(files, now);
     }
 
-    pub(super) fn tgid(&self) -> Tgid {
-        self.tgid
-    }
-
-    pub(super) fn parent(&self) -> Option<Tgid> {
-        self.parent
-    }
-
     pub(super) fn is_attached(&self) -> bool {
         self.phase == Phase::Attached
-    }
-
-    pub(super) fn is_busy(&self) -> bool {
-        self.is_busy
     }
 
     /// Marks it as busy; returns false if it was already.
@@ -260,11 +247,6 @@ impl Process {
             false => is_step.then_some(SnapshotPoint::Step),
         };
         Received { notice, point }
-    }
-
-    /// Counts a block that came without the requested copy of its stack.
-    pub(super) fn count_missing_stack_copy(&mut self) {
-        self.without_stack_copy += 1;
     }
 
     /// Next item of its output.
@@ -362,25 +344,12 @@ impl Process {
         let probes = self.attaching.probes().to_vec();
         self.announced_probes = probes.len();
         let mut missing = self.attaching.missing();
-        missing.extend(loader.modules().missing().map(str::to_owned));
+        missing.extend(loader.modules.missing().map(str::to_owned));
         HostItem::Attached {
             target: self.target(),
             probes,
             missing,
         }
-    }
-
-    /// Removes probes from functions that the process has rewritten in its memory. Returns true if the set of
-    /// probes changed.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub(super) fn leave_patched(
-        &mut self,
-        loader: &mut Loader,
-        files: &mut ProbedFiles,
-    ) -> Result<bool, AttachError> {
-        self.attaching.leave_patched(loader, files)
     }
 
     pub(super) fn target(&self) -> Target {
@@ -501,7 +470,7 @@ impl Process {
         if !self.symbolizer.look_at_modules(&|| facts::ran(tgid)) {
             return None;
         }
-        let result = self.attaching.renew_stacks(loader, super::now());
+        let result = self.attaching.update_filter(loader, super::now());
         result.err().map(without_modules)
     }
 
@@ -531,11 +500,6 @@ impl Process {
         }
     }
 
-    /// Notes the losses before its first record, which are not its own.
-    pub(super) fn set_earlier_losses(&mut self, losses: Losses) {
-        self.lost_before = losses;
-    }
-
     /// Takes the losses of its process id so far; returns true if its own have grown. Its blocks without a copy
     /// of the stack are counted here.
     pub(super) fn count_loss(&mut self, losses: Losses) -> bool {
@@ -543,20 +507,9 @@ impl Process {
             uses: self.without_stack_copy,
             ..losses
         };
-        let before = self.lost_before;
-        let lost = Losses {
-            events: losses.events.saturating_sub(before.events),
-            stacks: losses.stacks.saturating_sub(before.stacks),
-            malformed: losses.malformed.saturating_sub(before.malformed),
-            uses: losses.uses.saturating_sub(before.uses),
-        };
+        let lost = losses.zip(self.lost_before, u64::saturating_sub);
         // The kernel's side may have forgotten what it counted of one of very many.
-        let lost = Losses {
-            events: lost.events.max(self.lost.events),
-            stacks: lost.stacks.max(self.lost.stacks),
-            malformed: lost.malformed.max(self.lost.malformed),
-            uses: lost.uses,
-        };
+        let lost = lost.zip(self.lost, u64::max);
         if lost == self.lost {
             return false;
         }
@@ -607,14 +560,6 @@ fn without_modules(error: AttachError) -> String {
 /// True if an optimizer step begins.
 fn is_step(record: &Record) -> bool {
     matches!(record, Record::Mark(mark) if matches!(marks::parse(&mark.name), Some((MarkedPhase::Step, _))))
-}
-
-/// Use of CUDA before memprobe looked.
-fn past(origin: Origin) -> PriorCudaUse {
-    match origin {
-        Origin::Running => PriorCudaUse::Unknown,
-        Origin::Started => PriorCudaUse::None,
-    }
 }
 
 /// Identity of a process: number, command line, user.

@@ -9,6 +9,8 @@ use crate::event::{Address, AtAttach, Bytes, DeviceIndex, Tgid, TimeNs, Totals};
 /// The most live blocks that are tracked. Further ones are not part of the sum.
 const MOST: usize = 1 << 24;
 
+const UNREAD: &str = "PyTorch's CPU allocator keeps no books: what it gave out before is not known";
+
 /// The blocks that the CPU allocator has handed out since the first event.
 #[derive(Debug)]
 pub struct CpuAllocatorTotals {
@@ -38,10 +40,7 @@ impl CpuAllocatorTotals {
             device: Some(DeviceIndex::CPU),
             totals: Totals::default(),
             peak: Totals::default(),
-            unread: Some(
-                "PyTorch's CPU allocator keeps no books: what it gave out before is not known"
-                    .into(),
-            ),
+            unread: Some(UNREAD.into()),
         })
     }
 

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use hashbrown::HashMap;
 
 use crate::event::{
-    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, StackId,
-    Tid, TimeNs,
+    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, PurposeId,
+    StackId, Tgid, Tid, TimeNs,
 };
 
 /// The most events that are held back for a segment.
@@ -245,11 +245,8 @@ impl Segments {
             return;
         }
         for waiting in std::mem::take(&mut self.waiting) {
-            let inside = event
-                .addr
-                .0
-                .checked_sub(waiting.addr.0)
-                .is_some_and(|at| at < waiting.size.0);
+            let offset = event.addr.0.checked_sub(waiting.addr.0);
+            let inside = offset.is_some_and(|at| at < waiting.size.0);
             if waiting.tid != event.tid {
                 self.waiting.push(waiting);
             } else if is_block(event) && inside {
@@ -305,7 +302,7 @@ impl Segments {
             addr: Address(addr),
             totals: None,
             stack: StackId::NONE,
-            shape: crate::event::PurposeId::NONE,
+            shape: PurposeId::NONE,
             ..*block
         };
         live.describe(&mut event);
@@ -320,11 +317,7 @@ impl Segments {
     }
 
     pub fn pop(&mut self) -> Option<Event> {
-        if self
-            .waiting
-            .iter()
-            .any(|waiting| waiting.position <= self.front)
-        {
+        if (self.waiting.iter()).any(|waiting| waiting.position <= self.front) {
             return None;
         }
         let event = self.held.pop_front()?;
@@ -347,10 +340,9 @@ impl Segments {
 impl Live {
     /// Completes a free event with the facts of the allocation.
     fn describe(&self, event: &mut MemoryEvent) {
-        event.action = if self.is_segment {
-            Action::SegmentFree
-        } else {
-            Action::CudaFree
+        event.action = match self.is_segment {
+            true => Action::SegmentFree,
+            false => Action::CudaFree,
         };
         event.size = self.size;
         event.device = self.device;
@@ -372,7 +364,7 @@ fn is_block(event: &MemoryEvent) -> bool {
 }
 
 /// Returns an event of a CUDA call with only time, process and thread set.
-pub fn event_of(time: TimeNs, tgid: crate::event::Tgid, tid: Tid) -> MemoryEvent {
+pub fn event_of(time: TimeNs, tgid: Tgid, tid: Tid) -> MemoryEvent {
     MemoryEvent {
         time,
         tgid,
@@ -383,7 +375,7 @@ pub fn event_of(time: TimeNs, tgid: crate::event::Tgid, tid: Tid) -> MemoryEvent
         device: None,
         totals: None,
         stack: StackId::NONE,
-        shape: crate::event::PurposeId::NONE,
+        shape: PurposeId::NONE,
         call: None,
     }
 }

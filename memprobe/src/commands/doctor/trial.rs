@@ -49,7 +49,7 @@ pub(super) fn of_the_kernel() -> Trial {
     match Loader::new(&offsets, Watch::One, RING_BYTES) {
         Ok(mut loader) => {
             trial.findings.push(of_programs(&loader, before.elapsed()));
-            trial.findings.push(of_modules(loader.modules()));
+            trial.findings.push(of_modules(loader.modules));
             trial.findings.push(try_probe(&mut loader));
         }
         Err(error) => {

@@ -33,6 +33,16 @@ pub struct ThreadContext {
     pub context: Context,
 }
 
+impl ThreadContext {
+    /// In the primary context of a device.
+    fn primary(device: DeviceIndex) -> Self {
+        Self {
+            device: Some(device),
+            context: None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Caller {
     /// The runtime whose functions are probed: its device for the thread is known.
@@ -151,11 +161,7 @@ impl Contexts {
         let (Some(context), Some(device)) = (top.context, top.runtime) else {
             return;
         };
-        if self
-            .known
-            .device_of(context)
-            .is_some_and(|known| known != device)
-        {
+        if self.known.is_of_another(context, device) {
             self.forget(context);
             self.thread(tid).set(Entry {
                 context: None,
@@ -169,10 +175,8 @@ impl Contexts {
         if context == 0 {
             return self.thread(tid).pop();
         }
-        let (before, is_empty) = {
-            let thread = self.thread(tid);
-            (thread.top(), thread.is_empty())
-        };
+        let thread = self.thread(tid);
+        let (before, is_empty) = (thread.top(), thread.is_empty());
         let runtime = match caller {
             // Its device stays, whichever function of it that is.
             Caller::Runtime => before.runtime,
@@ -290,9 +294,8 @@ impl Contexts {
         let Some(device) = self::device(device) else {
             return;
         };
-        match self.known.device_of(context) {
-            Some(known) if known != device => self.contradict(context),
-            _ => {}
+        if self.known.is_of_another(context, device) {
+            self.contradict(context);
         }
         if let Some(other) = self.known.primary_of(device).filter(|it| *it != context) {
             self.replace(other);
@@ -393,11 +396,7 @@ impl Contexts {
 
     /// `cudaSetDevice` has made the context current: it is the device's, unless it is believed to be another's.
     fn learn_by_name(&mut self, context: u64, device: DeviceIndex) {
-        if self
-            .known
-            .device_of(context)
-            .is_some_and(|known| known != device)
-        {
+        if self.known.is_of_another(context, device) {
             return self.contradict(context);
         }
         if let Some(other) = self.known.primary_of(device).filter(|it| *it != context) {
@@ -455,16 +454,6 @@ impl Contexts {
         }
         let first = &self.first;
         self.threads.entry(tid).or_insert_with(|| first.clone())
-    }
-}
-
-impl ThreadContext {
-    /// In the primary context of a device.
-    fn primary(device: DeviceIndex) -> Self {
-        Self {
-            device: Some(device),
-            context: None,
-        }
     }
 }
 

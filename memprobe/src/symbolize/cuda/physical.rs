@@ -138,11 +138,8 @@ impl Physical {
     /// `cuMemUnmap`: what was mapped there.
     pub fn unmap(&mut self, addr: u64, size: Bytes) -> Vec<Unmapped> {
         let end = addr.saturating_add(size.0);
-        let inside: Vec<_> = self
-            .mappings
-            .range(addr..end)
-            .map(|(addr, (_, handle))| (*addr, *handle))
-            .collect();
+        let inside = self.mappings.range(addr..end);
+        let inside: Vec<_> = inside.map(|(addr, (_, handle))| (*addr, *handle)).collect();
         let unmapped = inside.into_iter().map(|(addr, handle)| {
             self.mappings.remove(&addr);
             let owner = self.memory.get_mut(&handle).map_or(Owner::Other, |memory| {

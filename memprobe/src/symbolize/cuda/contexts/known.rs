@@ -37,6 +37,10 @@ impl Known {
         self.0.get(&context).map(|(device, _)| *device)
     }
 
+    pub(super) fn is_of_another(&self, context: u64, device: DeviceIndex) -> bool {
+        self.device_of(context).is_some_and(|known| known != device)
+    }
+
     pub(super) fn is_green(&self, context: u64) -> bool {
         let known = self.0.get(&context);
         known.is_some_and(|(_, origin)| *origin == Origin::Green)

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -10,15 +10,13 @@ use anyhow::{Context as _, Result, bail};
 use hashbrown::HashMap;
 
 use super::interrupts::Interrupts;
-pub use super::naming::Naming;
-use super::naming::{NameReader, Placed, Reading};
+use super::naming::{NameReader, Naming, Placed, Reading};
 use super::record::progress::Progress;
 use super::record::started::Started;
 use super::snapshot::CaptureMode;
 use crate::estimate::{Estimate, Estimator, Hardware, OnHost};
-use crate::event::Target;
-use crate::event::Tgid;
 use crate::event::bytes::human;
+use crate::event::{Target, Tgid};
 use crate::probe::attach::AttachError;
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
@@ -69,8 +67,8 @@ impl Estimation {
         match &self.subject {
             Subject::Recording(file) => {
                 let name = file.display().to_string();
-                self.run_on_recording(file).context(name)?;
-                Ok(ExitCode::SUCCESS)
+                let written = self.run_on_recording(file).context(name);
+                written.map(|()| ExitCode::SUCCESS)
             }
             Subject::Command(words) => {
                 kernel::preflight()?;
@@ -175,16 +173,11 @@ impl Estimation {
         estimate: &Estimate,
         output: Option<File>,
     ) -> Result<()> {
-        match output {
-            Some(file) => {
-                let mut out = BufWriter::new(file);
-                write_estimate(subject, estimate, &self.options, &mut out)?;
-            }
-            None => {
-                let mut out = BufWriter::new(std::io::stdout().lock());
-                write_estimate(subject, estimate, &self.options, &mut out)?;
-            }
-        }
+        let out: Box<dyn Write> = match output {
+            Some(file) => Box::new(file),
+            None => Box::new(std::io::stdout().lock()),
+        };
+        write_estimate(subject, estimate, &self.options, &mut BufWriter::new(out))?;
         Ok(())
     }
 }
@@ -358,20 +351,14 @@ impl<'a> Run<'a> {
             read: running.read,
         };
         let allocated = |whole: &Whole| whole.estimate.peak.allocated;
-        let less = match self.ended.take() {
-            Some(before) if allocated(&before) >= allocated(&this) => {
-                self.ended = Some(before);
-                this
-            }
-            before => {
-                self.ended = Some(this);
-                match before {
-                    Some(before) => before,
-                    None => return,
-                }
-            }
+        let is_less = |ended: &Whole| allocated(ended) < allocated(&this);
+        let less = match self.ended.as_ref().is_none_or(is_less) {
+            true => self.ended.replace(this),
+            false => Some(this),
         };
-        self.pass_over(&less.target, &less.estimate);
+        if let Some(less) = less {
+            self.pass_over(&less.target, &less.estimate);
+        }
     }
 
     /// Adds a note on a process other than the one shown.
@@ -383,20 +370,14 @@ impl<'a> Run<'a> {
         let command = fit(&clean(&target.command), NAME, "…");
         let pid = target.tgid.map_or(0, |tgid| tgid.0);
         let allocated = estimate.peak.allocated;
-        self.others.push((
-            allocated.0,
-            format!("PID {pid} ({command}) {}", human(allocated)),
-        ));
+        let name = format!("PID {pid} ({command}) {}", human(allocated));
+        self.others.push((allocated.0, name));
     }
 
     /// Reason why the parameters of each module are unknown; `None` if they are known, or not asked for.
     fn unnamed_reason(&self, whole: &Whole) -> Option<String> {
-        let is_named = whole
-            .estimate
-            .sizes
-            .as_ref()
-            .is_none_or(|sizes| sizes.named);
-        if is_named || self.of.naming == Naming::Off {
+        let sizes = whole.estimate.sizes.as_ref();
+        if sizes.is_none_or(|sizes| sizes.named) || self.of.naming == Naming::Off {
             return None;
         }
         let reason = whole.read.as_deref().unwrap_or(

@@ -8,8 +8,7 @@ use hashbrown::HashMap;
 
 use super::process_view::ViewCache;
 use crate::cuda::nvml::Sample;
-use crate::event::Target;
-use crate::event::{CaptureOptions, Event, Tgid, TimeNs};
+use crate::event::{CaptureOptions, Event, Target, Tgid, TimeNs};
 use crate::ledger::Analysis;
 use crate::ledger::host::{Attached, Host, HostCaps};
 use crate::ledger::snapshot::host::{
@@ -81,24 +80,18 @@ impl Watching {
         ring_bytes: u32,
         caps: HostCaps,
     ) -> Result<Self> {
-        let (watch, search) = match scope {
-            Scope::Host => (Watch::Everyone, Search::Everyone),
-            Scope::Family(_) => (Watch::Family, Search::Nobody),
+        let (watch, search, root) = match scope {
+            Scope::Host => (Watch::Everyone, Search::Everyone, None),
+            Scope::Family(tgid) => (Watch::Family, Search::Nobody, Some(Watched::open(tgid)?)),
         };
-        let root = match scope {
-            Scope::Host => None,
-            Scope::Family(tgid) => Some(Watched::open(tgid)?),
+        let wanted = Wanted {
+            watch,
+            detail: capture.detail,
+            allocators: Allocators::Cuda,
+            graph: capture.graph,
+            driver,
         };
-        let mut session = HostSession::load(
-            Wanted {
-                watch,
-                detail: capture.detail,
-                allocators: Allocators::Cuda,
-                graph: capture.graph,
-                driver,
-            },
-            ring_bytes,
-        )?;
+        let mut session = HostSession::load(wanted, ring_bytes)?;
         if let Some(root) = root {
             session.add_family(root, Origin::Running)?;
         }
@@ -123,14 +116,10 @@ impl Watching {
 
     /// Waits until there may be something to do, and does what was seen.
     pub(super) async fn wait(&mut self) -> Result<()> {
-        let seen = tokio::select! {
-            seen = self.monitor.next() => Some(seen),
-            () = self.session.wait() => None,
-            () = self.opened.taken() => None,
-        };
-        match seen {
-            Some(seen) => self.take_in(seen),
-            None => Ok(()),
+        tokio::select! {
+            seen = self.monitor.next() => self.take_in(seen),
+            () = self.session.wait() => Ok(()),
+            () = self.opened.taken() => Ok(()),
         }
     }
 
@@ -163,11 +152,8 @@ impl Watching {
     /// True if a scan has finished and every process with a row is probed or refused.
     pub(super) fn is_settled(&mut self) -> bool {
         let snapshot = self.host.snapshot(crate::session::now());
-        let states = snapshot.processes.iter().map(|row| &row.state);
-        self.looks > 0
-            && !states
-                .into_iter()
-                .any(|state| matches!(state, ProcessState::Waiting(_)))
+        let mut states = snapshot.processes.iter().map(|row| &row.state);
+        self.looks > 0 && !states.any(|state| matches!(state, ProcessState::Waiting(_)))
     }
 
     /// Takes in what a look has seen.
@@ -347,23 +333,21 @@ impl Watching {
                 self.show(tgid);
                 self.apply(tgid, &event);
             }
-            HostItem::Found { parent, target } => {
-                self.meet(tgid, target, parent);
-            }
+            HostItem::Found { parent, target } => self.meet(tgid, target, parent),
             HostItem::Waiting(what) => self.waiting(tgid, &what),
             HostItem::Attached {
                 target,
                 probes,
                 missing,
-            } => self.attached(
-                tgid,
-                Attached {
+            } => {
+                let found = Attached {
                     target,
                     probes,
                     capture: self.capture,
                     missing,
-                },
-            ),
+                };
+                self.attached(tgid, found);
+            }
             HostItem::Refused(error) => self.refused(tgid, &error),
             HostItem::Notice(text) => self.host.note(tgid, &text),
             HostItem::SnapshotPoint(_) => {}

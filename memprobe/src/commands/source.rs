@@ -40,21 +40,15 @@ impl Sources {
     }
 
     fn read(&self, file: &str) -> Option<Vec<String>> {
-        let opened = ProcessRoot::of(self.tgid)
-            .ok()?
-            .open(Path::new(file))
-            .ok()?;
+        let root = ProcessRoot::of(self.tgid).ok()?;
+        let opened = root.open(Path::new(file)).ok()?;
         if opened.metadata().ok()?.len() > LARGEST {
             return None;
         }
         let mut bytes = Vec::new();
         opened.take(LARGEST).read_to_end(&mut bytes).ok()?;
-        Some(
-            String::from_utf8_lossy(&bytes)
-                .lines()
-                .map(str::to_owned)
-                .collect(),
-        )
+        let text = String::from_utf8_lossy(&bytes);
+        Some(text.lines().map(str::to_owned).collect())
     }
 }
 

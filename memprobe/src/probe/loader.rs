@@ -19,7 +19,7 @@ use super::kernel::TaskOffsets;
 pub use super::many::Function;
 use super::many::Many;
 use super::refusal::Refusal;
-use crate::event::Tgid;
+use crate::event::{CaptureOptions, Tgid};
 
 /// The object that `cargo xtask ebpf` built.
 static OBJECT: &[u8] = include_bytes_aligned!("../../../memprobe-ebpf/object/memprobe.bpf.o");
@@ -56,6 +56,15 @@ pub struct Wanted {
     pub allocators: Allocators,
     pub graph: GraphTracking,
     pub driver: DriverCalls,
+}
+
+impl Wanted {
+    pub fn capture(self) -> CaptureOptions {
+        CaptureOptions {
+            detail: self.detail,
+            graph: self.graph,
+        }
+    }
 }
 
 /// Processes whose events the programs let through.

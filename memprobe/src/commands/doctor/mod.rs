@@ -83,13 +83,16 @@ impl Doctor {
         }
         // What was tried cannot go better than what stands in the way of it.
         let follows = machine.iter().any(|finding| finding.level == Level::Fail);
-        machine.extend(trial.findings.into_iter().map(|finding| match follows {
-            true => follow(finding),
-            false => finding,
-        }));
+        for finding in trial.findings {
+            let explained = follows && finding.level == Level::Fail;
+            let first = explained.then(|| "Do what is said above first.".to_owned());
+            machine.push(Finding {
+                remedy: first.or(finding.remedy),
+                ..finding
+            });
+        }
         let process = self.tgid.map(Process::examine);
-        let fit = machine
-            .iter()
+        let fit = (machine.iter())
             .chain(process.iter().flat_map(Process::findings))
             .all(|finding| finding.level < Level::Fail);
         Ok(Examination {
@@ -98,17 +101,6 @@ impl Doctor {
             machine,
             process,
         })
-    }
-}
-
-/// A failure that others explain: their remedies come first.
-fn follow(finding: Finding) -> Finding {
-    match finding.level {
-        Level::Fail => Finding {
-            remedy: Some("Do what is said above first.".to_owned()),
-            ..finding
-        },
-        _ => finding,
     }
 }
 

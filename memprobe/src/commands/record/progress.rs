@@ -4,8 +4,7 @@ use std::collections::HashSet;
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use crate::event::bytes;
-use crate::event::{Bytes, Losses};
+use crate::event::{Bytes, Losses, bytes};
 use crate::view::{clock, count, counted};
 
 /// Interval of the progress line on a terminal.
@@ -24,7 +23,7 @@ pub(crate) struct Progress {
 }
 
 /// Figures of the progress line.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct ProgressFigures {
     pub(super) events: u64,
     pub(super) bytes: u64,
@@ -65,10 +64,9 @@ impl Progress {
 
     /// Rewrites the line if it is time to.
     pub(super) fn show(&mut self, figures: ProgressFigures) {
-        let every = if self.terminal {
-            ON_TERMINAL
-        } else {
-            OFF_TERMINAL
+        let every = match self.terminal {
+            true => ON_TERMINAL,
+            false => OFF_TERMINAL,
         };
         if self.quiet || self.shown.unwrap_or(self.started).elapsed() < every {
             return;

@@ -9,8 +9,7 @@ use hashbrown::HashMap;
 
 use super::progress::{Progress, ProgressFigures};
 use super::trace::Trace;
-use crate::event::Target;
-use crate::event::{Event, Losses, Tgid};
+use crate::event::{Event, Losses, Target, Tgid};
 use crate::process::rank::Rank;
 use crate::recording::write::directory::{Entry, Index, OutputDirectory, file_stem, is_directory};
 use crate::recording::write::output::OutputPlan;
@@ -49,7 +48,7 @@ pub(super) struct Recorder {
     left_out: BTreeSet<String>,
     /// Files that are whole.
     written: Vec<Written>,
-    finished: Sum,
+    finished: ProgressFigures,
     has_attached: bool,
     has_opened: bool,
     index_is_stale: bool,
@@ -59,13 +58,6 @@ pub(super) struct Recorder {
 struct Written {
     path: Option<PathBuf>,
     reason: EndReason,
-}
-
-/// Events and bytes.
-#[derive(Clone, Copy, Default)]
-struct Sum {
-    events: u64,
-    bytes: u64,
 }
 
 /// One process that is recorded.
@@ -97,7 +89,7 @@ impl Recorder {
             processes: HashMap::new(),
             left_out: BTreeSet::new(),
             written: Vec::new(),
-            finished: Sum::default(),
+            finished: ProgressFigures::default(),
             has_attached: false,
             has_opened: false,
             index_is_stale: false,
@@ -112,11 +104,8 @@ impl Recorder {
     /// The processes that have a file and go on.
     pub(super) fn written_to(&self) -> impl Iterator<Item = Tgid> {
         let is_written = |recorded: &Recorded| matches!(recorded.output, Output::File(_));
-        let written = self
-            .processes
-            .iter()
-            .filter(move |(_, recorded)| is_written(recorded));
-        written.map(|(tgid, _)| *tgid)
+        let processes = self.processes.iter();
+        processes.filter_map(move |(tgid, recorded)| is_written(recorded).then_some(*tgid))
     }
 
     /// Takes what a session tells.
@@ -137,7 +126,9 @@ impl Recorder {
                 if let Some(recorded) = self.processes.get_mut(&tgid) {
                     recorded.header.target = target;
                     recorded.header.probes = probes;
-                    recorded.describe()?;
+                    if let Output::File(trace) = &mut recorded.output {
+                        trace.writer.describe(&recorded.header)?;
+                    }
                 }
                 self.note_entry(tgid);
                 for missing in missing {
@@ -209,8 +200,8 @@ impl Recorder {
         let Some(recorded) = self.processes.get(&tgid) else {
             return;
         };
-        let (command, events) = (recorded.header.target.command.clone(), recorded.events());
-        let rank = recorded.rank;
+        let command = recorded.header.target.command.clone();
+        let (events, rank) = (recorded.figures().events, recorded.rank);
         if let Some(entry) = self.entry(tgid) {
             entry.events = events;
             entry.rank = rank;
@@ -296,10 +287,9 @@ impl Recorder {
         }
         recorded.output = Output::File(Box::new(trace));
         let is_first = !std::mem::replace(&mut self.has_opened, true);
-        let end = if is_first {
-            "; press Ctrl-C to end"
-        } else {
-            ""
+        let end = match is_first {
+            true => "; press Ctrl-C to end",
+            false => "",
         };
         let name = view::process(&recorded.header.target).unwrap_or_default();
         progress.say(&format!("recording {name} to {shown}{end}"));
@@ -321,17 +311,14 @@ impl Recorder {
     }
 
     fn executed(&mut self, tgid: Tgid, target: Target) -> Result<()> {
-        let Some(recorded) = self.processes.get(&tgid) else {
+        let Some(recorded) = self.processes.get_mut(&tgid) else {
             return Ok(());
         };
         if matches!(recorded.output, Output::None) {
-            let header = header(target);
-            if let Some(recorded) = self.processes.get_mut(&tgid) {
-                recorded.pending.clear();
-                recorded.header = header;
-                // A launcher sets it for the program that it starts.
-                recorded.rank = Rank::of(tgid).map(|rank| rank.global);
-            }
+            recorded.pending.clear();
+            recorded.header = header(target);
+            // A launcher sets it for the program that it starts.
+            recorded.rank = Rank::of(tgid).map(|rank| rank.global);
             self.note_entry(tgid);
             return Ok(());
         }
@@ -350,8 +337,7 @@ impl Recorder {
             return Ok(());
         };
         if let Output::File(trace) = recorded.output {
-            self.finished.events += trace.events();
-            self.finished.bytes += trace.bytes();
+            self.finished.add(&trace);
             let path = trace.finish(reason)?.commit()?;
             self.written.push(Written { path, reason });
         }
@@ -366,8 +352,8 @@ impl Recorder {
         let mut stale = BTreeMap::new();
         for recorded in self.processes.values_mut() {
             if let Output::File(trace) = &mut recorded.output {
-                trace.flush()?;
-                stale.insert(recorded.entry, trace.events());
+                trace.writer.flush()?;
+                stale.insert(recorded.entry, trace.writer.events());
             }
         }
         if self.index_is_stale {
@@ -415,15 +401,10 @@ impl Recorder {
         let mut sum = self.finished;
         for recorded in self.processes.values() {
             if let Output::File(trace) = &recorded.output {
-                sum.events += trace.events();
-                sum.bytes += trace.bytes();
+                sum.add(trace);
             }
         }
-        ProgressFigures {
-            events: sum.events,
-            bytes: sum.bytes,
-            losses,
-        }
+        ProgressFigures { losses, ..sum }
     }
 
     /// Says what was written and how to go on.
@@ -452,11 +433,11 @@ impl Recorder {
                 ));
             }
             Destination::File(..) => {
-                let paths = self
+                for path in self
                     .written
                     .iter()
-                    .filter_map(|written| written.path.as_ref());
-                for path in paths {
+                    .filter_map(|written| written.path.as_ref())
+                {
                     let file = path.display();
                     progress.say(&format!(
                         "print it with `memprobe report {file}`, or open it in ui.perfetto.dev"
@@ -468,19 +449,19 @@ impl Recorder {
 }
 
 impl Recorded {
-    /// Says again what is known of the process.
-    fn describe(&mut self) -> Result<()> {
-        if let Output::File(trace) = &mut self.output {
-            trace.describe(&self.header)?;
+    fn figures(&self) -> ProgressFigures {
+        let mut figures = ProgressFigures::default();
+        if let Output::File(trace) = &self.output {
+            figures.add(trace);
         }
-        Ok(())
+        figures
     }
+}
 
-    fn events(&self) -> u64 {
-        match &self.output {
-            Output::File(trace) => trace.events(),
-            Output::None | Output::LeftOut => 0,
-        }
+impl ProgressFigures {
+    fn add(&mut self, trace: &Trace) {
+        self.events += trace.writer.events();
+        self.bytes += trace.writer.bytes();
     }
 }
 

@@ -2,7 +2,6 @@
 
 mod block_tracker;
 
-use std::fmt;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -177,7 +176,8 @@ async fn rest(
 }
 
 /// Reason why a snapshot was not taken. Its text includes its causes, so it has no source.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("process {}: {error}", .tgid.0)]
 pub(super) struct NotTaken {
     tgid: Tgid,
     error: SnapshotError,
@@ -193,14 +193,6 @@ impl NotTaken {
         )
     }
 }
-
-impl fmt::Display for NotTaken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {}: {}", self.tgid.0, self.error)
-    }
-}
-
-impl std::error::Error for NotTaken {}
 
 /// A snapshot with all that is known of the process. Blocks while the process is read.
 pub(super) fn taken(tgid: Tgid, manner: CaptureMode, extent: Extent) -> Result<TensorSnapshot> {

@@ -21,23 +21,16 @@ use crate::session::priority;
 use crate::session::process::{self, Origin};
 use crate::tui::{self, Command};
 
-/// Interval of screen updates.
 const REFRESH: Duration = Duration::from_millis(200);
 
-/// One run of `memprobe attach`.
 pub struct Live {
-    /// The process to watch.
     pub tgid: Tgid,
     pub wanted: Wanted,
-    /// Bytes of the ring buffer.
     pub ring_bytes: u32,
 }
 
 impl Live {
     /// Shows the process until the user leaves.
-    ///
-    /// # Errors
-    /// When the process cannot be probed, with what to do.
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
         super::runtime()?.block_on(self.run_inside())

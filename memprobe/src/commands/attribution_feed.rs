@@ -14,7 +14,6 @@ use crate::ledger::snapshot::Snapshot;
 use crate::ledger::{Analysis, Change, Model};
 use crate::tui::{AttributionQuery, AttributionTables};
 
-/// Iterations that are shown.
 const LATEST: usize = 100;
 
 /// Snapshots for which the table of iterations serves. It goes through all that are kept.

@@ -43,26 +43,20 @@ pub enum Subject {
     Command(Vec<OsString>),
 }
 
-/// One run of `memprobe estimate`.
 pub struct Estimation {
     pub subject: Subject,
     /// Lines whose tensors stay with the host.
     pub on_host: Vec<OnHost>,
     /// Reading of the processes' objects, for the parameters of each module.
     pub naming: Naming,
-    /// Output options.
     pub options: EstimateOptions,
     /// Output file; `None` for standard output.
     pub output: Option<PathBuf>,
-    /// Bytes of the ring buffer.
     pub ring_bytes: u32,
 }
 
 impl Estimation {
     /// Runs the command, or reads the recording, and writes the estimate.
-    ///
-    /// # Errors
-    /// When there is nothing to estimate by, with what to do, or the estimate cannot be written.
     pub fn run(self) -> Result<ExitCode> {
         match &self.subject {
             Subject::Recording(file) => {

@@ -28,10 +28,8 @@ use crate::session::process::{Origin, identified};
 use crate::session::process_monitor::{ProcessMonitor, Search, Seen, has_pids_of_the_driver};
 use crate::tui::{Command, News};
 
-/// Processes to watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Every process that uses CUDA.
     Host,
     /// One process, and those that it makes.
     Family(Tgid),
@@ -44,7 +42,6 @@ pub(super) struct Watching {
     pub(super) host: Host,
     scope: Scope,
     capture: CaptureOptions,
-    /// Processes opened by the user.
     opened: ViewCache,
     /// Processes that the session tells of and that have no row.
     others: HashMap<Tgid, Other>,
@@ -52,7 +49,6 @@ pub(super) struct Watching {
     users: HashMap<u32, String>,
     /// True if something changed since [`Self::take_news`].
     news: bool,
-    /// Number of scans.
     looks: u64,
 }
 
@@ -70,9 +66,6 @@ struct Other {
 
 impl Watching {
     /// Loads the programs, and begins to look. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// When the kernel refuses, or there is no such process.
     pub(super) fn begin(
         scope: Scope,
         capture: CaptureOptions,

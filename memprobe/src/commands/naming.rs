@@ -33,14 +33,12 @@ const LIVE_LONGER: &str =
 /// Schedule of heap snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Naming {
-    /// No snapshots.
     Off,
     /// When a module is called first, at the second step of an optimizer, the 16th, the 128th and so on, and when the
     /// recording ends before they do.
     NowAndThen,
 }
 
-/// Progress of a process.
 struct Course {
     /// Steps of optimizers that it has made.
     steps: u64,
@@ -51,10 +49,8 @@ struct Course {
     has_names: bool,
 }
 
-/// A process that is being read.
 #[derive(Default)]
 struct Held {
-    /// Events held back.
     events: Vec<HostEvent>,
     /// True if it has ended, or runs another program.
     is_over: bool,
@@ -64,9 +60,7 @@ struct Held {
 
 /// Treatment of an event.
 pub(super) enum Passed {
-    /// Passed on.
     On(HostEvent),
-    /// Held back.
     Held,
     /// These go on, which waited.
     All(Vec<HostEvent>),
@@ -87,14 +81,11 @@ pub(super) struct Placed {
     pub(super) said: String,
 }
 
-/// Reads the processes of a recording.
 pub(super) struct NameReader {
     naming: Naming,
-    /// Manner of reading.
     manner: CaptureMode,
     extent: Extent,
     courses: HashMap<Tgid, Course>,
-    /// Processes being read.
     held: HashMap<Tgid, Held>,
     /// Processes still being read whose events are no longer held back.
     given_up: HashSet<Tgid>,
@@ -135,7 +126,6 @@ impl Passed {
 }
 
 impl NameReader {
-    /// Nothing is read yet.
     pub(super) fn new(naming: Naming, allocators: Allocators, manner: CaptureMode) -> Self {
         let (send, read) = mpsc::unbounded_channel();
         Self {
@@ -232,7 +222,6 @@ impl NameReader {
         self.naming = Naming::Off;
     }
 
-    /// True if any process is being read.
     pub(super) fn is_reading(&self) -> bool {
         !self.held.is_empty()
     }

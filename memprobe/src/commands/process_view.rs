@@ -49,7 +49,6 @@ impl ProcessView {
         }
     }
 
-    /// Views for its screens.
     pub(super) fn news(&self) -> News {
         self.news.clone()
     }
@@ -90,7 +89,6 @@ impl ProcessView {
         self.tensors.show(model)
     }
 
-    /// Shows it as it is now.
     pub(super) fn show(&mut self, snapshot: Snapshot) {
         let snapshot = Arc::new(snapshot);
         self.reasons.show(&snapshot);
@@ -113,18 +111,15 @@ pub(super) struct ViewCache {
 }
 
 impl ViewCache {
-    /// The process whose screens are shown.
     pub(super) fn shown(&self) -> Option<Tgid> {
         self.shown
     }
 
-    /// Shows the screens of a process.
     pub(super) fn open(&mut self, tgid: Tgid) {
         self.close();
         self.shown = Some(tgid);
     }
 
-    /// Shows none.
     pub(super) fn close(&mut self) {
         let shown = self.shown.take();
         if let Some(opened) = shown.and_then(|tgid| self.of(tgid)) {

@@ -40,27 +40,19 @@ pub enum Subject {
     Command(Vec<OsString>),
 }
 
-/// One run of `memprobe record`.
 pub struct Recording {
     pub subject: Subject,
-    /// Output file or directory.
     pub output: PathBuf,
     pub wanted: Wanted,
     /// Schedule of heap snapshots, for names.
     pub naming: Naming,
-    /// For how long at most.
     pub duration: Option<Duration>,
-    /// Bytes of the ring buffer.
     pub ring_bytes: u32,
-    /// No output while recording.
     pub quiet: bool,
 }
 
 impl Recording {
     /// Records until the target ends, the time is over or somebody interrupts.
-    ///
-    /// # Errors
-    /// When the target cannot be probed or the file not be written, with what to do.
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
         super::runtime()?.block_on(self.run_inside())
@@ -138,13 +130,9 @@ struct Intake {
     refusal: Option<AttachError>,
 }
 
-/// Reason to wake up.
 enum Woken {
-    /// There may be records.
     Records,
-    /// A process was read.
     Read(Reading),
-    /// End of the recording.
     End(EndReason),
 }
 

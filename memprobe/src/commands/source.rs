@@ -8,20 +8,17 @@ use crate::event::Tgid;
 use crate::process::root::ProcessRoot;
 use crate::tui::SourceText;
 
-/// The largest source file that is read.
 const LARGEST: u64 = 8 << 20;
 
 /// The most files kept.
 const MOST: usize = 256;
 
-/// Source files, read when first asked for.
 pub(super) struct Sources {
     tgid: Tgid,
     files: HashMap<String, Option<Vec<String>>>,
 }
 
 impl Sources {
-    /// The files that a process sees.
     pub(super) fn of(tgid: Tgid) -> Self {
         Self {
             tgid,

@@ -22,7 +22,6 @@ use crate::report;
 use crate::tui::host::{HostCommand, HostView, Title};
 use crate::tui::{self, SourceText};
 
-/// Interval of screen updates.
 const REFRESH: Duration = Duration::from_millis(250);
 
 /// Interval of screen updates without news, for trends and the clock.
@@ -32,9 +31,7 @@ const REFRESH_QUIET: Duration = Duration::from_secs(1);
 pub struct Top {
     pub scope: Scope,
     pub capture: CaptureOptions,
-    /// Treatment of libcuda.
     pub driver: DriverCalls,
-    /// Bytes of the ring buffer.
     pub ring_bytes: u32,
     pub keep_ended: Keep,
 }
@@ -50,9 +47,7 @@ pub enum Keep {
 /// One table of many processes.
 pub struct Once {
     pub scope: Scope,
-    /// Treatment of libcuda.
     pub driver: DriverCalls,
-    /// Bytes of the ring buffer.
     pub ring_bytes: u32,
     /// Time to watch before the table is printed.
     pub listen: Duration,
@@ -61,9 +56,6 @@ pub struct Once {
 
 impl Top {
     /// Shows the processes until the user leaves.
-    ///
-    /// # Errors
-    /// When the kernel refuses, or there is no terminal, with what to do.
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
         super::runtime()?.block_on(self.run_inside())
@@ -106,9 +98,6 @@ async fn show(watching: &mut Watching, screen: &mut Screen) -> Result<()> {
 
 impl Once {
     /// Prints the processes once.
-    ///
-    /// # Errors
-    /// When the kernel refuses, with what to do, or the table cannot be written.
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
         let snapshot = super::runtime()?.block_on(self.look())?;

@@ -56,7 +56,6 @@ pub enum Grad {
 }
 
 impl Grad {
-    /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }
@@ -102,7 +101,6 @@ pub enum MarkedPhase {
 }
 
 impl MarkedPhase {
-    /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }

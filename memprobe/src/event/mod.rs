@@ -192,7 +192,6 @@ pub enum Action {
 }
 
 impl Action {
-    /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }
@@ -202,7 +201,6 @@ impl Action {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum CudaMemoryKind {
-    /// Device memory.
     Device,
     /// Physical device memory, mapped to addresses in separate calls (`cuMemCreate`).
     Virtual,
@@ -218,7 +216,6 @@ pub enum CudaMemoryKind {
 }
 
 impl CudaMemoryKind {
-    /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }
@@ -418,7 +415,6 @@ pub enum NoStack {
 }
 
 impl NoStack {
-    /// A short text for people and recordings.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }

@@ -60,7 +60,6 @@ pub struct DeviceTotals {
 /// A live block of the caching allocator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
-    /// The address in device memory.
     pub addr: Address,
     /// Bytes, as the allocator rounded them.
     pub size: Bytes,
@@ -141,7 +140,6 @@ pub struct Tensor {
     pub device: Device,
     /// The index in [`TensorSnapshot::storages`]; `None` without a storage (meta, sparse).
     pub storage: Option<usize>,
-    /// `requires_grad`.
     pub requires_grad: bool,
     /// `grad_fn.name()`, such as `AddmmBackward0`; `None` for a leaf.
     pub grad_fn: Option<Arc<str>>,
@@ -234,7 +232,6 @@ impl TensorKind {
         Self::Tensor,
     ];
 
-    /// The word in files and tables.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }

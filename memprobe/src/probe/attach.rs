@@ -29,7 +29,6 @@ pub struct Located {
     pub probe: &'static Probe,
     /// The library file, as the kernel can open it.
     pub file: PathBuf,
-    /// The library file, as people know it.
     pub library: String,
     /// The function's first bytes in the file.
     pub code: FileCode,
@@ -161,7 +160,6 @@ impl Located {
         self.code.offset + self.place.offset
     }
 
-    /// Status for people: function, library and place.
     pub fn status(&self) -> ProbeStatus {
         ProbeStatus {
             function: self.probe.function.to_owned(),

@@ -77,7 +77,6 @@ impl Finding {
         }
     }
 
-    /// Adds a value for programs.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.facts.insert(name.to_owned(), value.into());

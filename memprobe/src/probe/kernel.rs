@@ -12,7 +12,6 @@ pub use super::preflight::preflight;
 /// uprobes (5.15).
 pub const OLDEST: Release = Release(5, 15, 0);
 
-/// File of the kernel's own types (BTF).
 pub const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 
 /// The first releases of each stable series in which uprobes need CAP_SYS_ADMIN again, whatever
@@ -86,7 +85,6 @@ impl TaskOffsets {
     }
 }
 
-/// The types that the kernel publishes.
 struct Types(TypeInformation);
 
 impl Types {
@@ -107,7 +105,6 @@ impl Types {
     }
 }
 
-/// The whole of a small file.
 struct InMemory(Vec<u8>);
 
 impl Readable for InMemory {

@@ -266,9 +266,6 @@ impl Loader {
     }
 
     /// Lets the events of a process through no more.
-    ///
-    /// # Errors
-    /// When the object is not ours.
     pub fn dismiss(&mut self, tgid: Tgid) -> Result<()> {
         // It may have ended, and then is not there.
         let _ = self.processes()?.remove(&tgid.0);

@@ -19,9 +19,6 @@ const COMFORTABLE: u64 = 128 << 20;
 const COUNTS_IN_CONTROL_GROUP: (u32, u32) = (5, 11);
 
 /// Checks what attaching needs before anything is touched.
-///
-/// # Errors
-/// The first thing that stands in the way, and what to do.
 pub fn preflight() -> Result<()> {
     let machine = Machine::read();
     let mut needed = machine.needed().into_iter();
@@ -30,7 +27,6 @@ pub fn preflight() -> Result<()> {
 }
 
 impl Machine {
-    /// Every finding, for `doctor`.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = self.needed();
         findings.push(self.thread_pointer());

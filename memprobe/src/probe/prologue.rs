@@ -48,7 +48,6 @@ impl Place {
         Self::entry(code)
     }
 
-    /// The function's first instruction.
     fn entry(code: &[u8]) -> Self {
         let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
         let first = decoder.decode();

@@ -32,9 +32,7 @@ pub(crate) struct HeaderRecord<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     pub reason: EndReason,
-    /// Memory events written.
     pub events: u64,
-    /// Losses over the whole recording.
     pub losses: Losses,
 }
 

@@ -169,7 +169,6 @@ impl BeforeAttach {
         self.reconciler.give_up(tables, reason);
     }
 
-    /// The next event, in order.
     pub(super) fn pop(&mut self) -> Option<Event> {
         self.reconciler.pop()
     }

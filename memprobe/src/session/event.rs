@@ -11,10 +11,8 @@ pub(crate) struct HostEvent {
     pub(crate) item: HostItem,
 }
 
-/// News of one process.
 #[derive(Debug)]
 pub(crate) enum HostItem {
-    /// Watched from now on.
     Found {
         /// Parent process, if it is watched too.
         parent: Option<Tgid>,
@@ -29,7 +27,6 @@ pub(crate) enum HostItem {
         /// Sentences on what is not seen, for lack of a probe or of a kernel feature.
         missing: Vec<String>,
     },
-    /// The next of its events.
     Event(Event),
     /// Reached a point worth a heap snapshot. Sent at once, before the events that led there.
     SnapshotPoint(SnapshotPoint),

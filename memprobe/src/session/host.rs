@@ -74,9 +74,6 @@ impl HostSession {
     /// Loads the programs into the kernel; nobody is watched yet. Takes a good part of a second: do
     /// it before a command is started, so that the probes are in place before its first allocation.
     /// Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub(crate) fn load(wanted: Wanted, ring_bytes: u32) -> Result<Self> {
         let watch = wanted.watch;
         let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, watch, ring_bytes)?;
@@ -107,10 +104,6 @@ impl HostSession {
         })
     }
 
-    /// Watches a process.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub(crate) fn add(&mut self, watched: Watched, origin: Origin) -> Result<()> {
         let tgid = watched.tgid;
         if self.processes.contains_key(&tgid.0) {
@@ -129,9 +122,6 @@ impl HostSession {
     }
 
     /// Watches a process and those that descend from it, also those that it makes later.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub(crate) fn add_family(&mut self, watched: Watched, origin: Origin) -> Result<()> {
         allow_many_files();
         let root = watched.tgid;
@@ -181,9 +171,6 @@ impl HostSession {
     }
 
     /// Emits all that is there, in order; returns the number of records read.
-    ///
-    /// # Errors
-    /// The first error of `sink`, after which nothing more is passed on.
     pub(crate) fn drain(&mut self, mut sink: impl FnMut(HostEvent) -> Result<()>) -> Result<usize> {
         let end = self.records.end();
         let taken = self.take_records();
@@ -209,9 +196,6 @@ impl HostSession {
     }
 
     /// Drains until nothing is left, at the end: nobody is watched any more.
-    ///
-    /// # Errors
-    /// As [`Self::drain`].
     pub(crate) fn drain_all(
         &mut self,
         mut sink: impl FnMut(HostEvent) -> Result<()>,
@@ -259,7 +243,6 @@ impl HostSession {
         taken
     }
 
-    /// Gives a record to its process.
     fn deliver(&mut self, record: Record) {
         let tgid = record.tgid();
         if !self.processes.contains_key(&tgid.0) {
@@ -284,7 +267,6 @@ impl HostSession {
         }
     }
 
-    /// Handles a record of the life of a process.
     fn follow(&mut self, step: ProcessEvent, tgid: Tgid, parent: Tgid) {
         match step {
             ProcessEvent::Forked => self.fork(tgid, parent),
@@ -428,7 +410,6 @@ impl HostSession {
         Ok(())
     }
 
-    /// Polls the processes that are due.
     fn poll(&mut self, now: Instant) {
         let processes = self.processes.values();
         let due = processes.filter(|process| process.next_poll().is_some_and(|next| next <= now));

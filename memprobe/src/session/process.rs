@@ -69,7 +69,6 @@ pub(super) struct Process {
     before: Option<BeforeAttach>,
     /// Requirement that was announced last.
     waiting_for: String,
-    /// Number of probes announced.
     announced_probes: usize,
     /// Losses before it appeared.
     pub(super) lost_before: Losses,
@@ -237,7 +236,6 @@ impl Process {
         std::mem::replace(&mut self.is_gone, is_gone) && is_gone
     }
 
-    /// Takes a record of the process.
     pub(super) fn receive(&mut self, record: Record, loader: &mut Loader) -> Received {
         let is_step = is_step(&record);
         self.symbolizer.push(record);
@@ -249,7 +247,6 @@ impl Process {
         Received { notice, point }
     }
 
-    /// Next item of its output.
     pub(super) fn next_item(&mut self) -> Option<HostItem> {
         if let Some(event) = self.next_event.take() {
             return Some(HostItem::Event(event));
@@ -266,7 +263,6 @@ impl Process {
         }
     }
 
-    /// Tries to attach what is still missing. Returns the item to emit.
     pub(super) fn attach(
         &mut self,
         loader: &mut Loader,
@@ -338,7 +334,6 @@ impl Process {
         self.is_attached() && self.attaching.probes().len() > self.announced_probes
     }
 
-    /// Announcement of its probes.
     pub(super) fn announce(&mut self, loader: &Loader) -> HostItem {
         self.read_torch();
         let probes = self.attaching.probes().to_vec();
@@ -368,7 +363,6 @@ impl Process {
         }
     }
 
-    /// Time of the next attempt to attach.
     pub(super) fn next_poll(&self) -> Option<Instant> {
         self.schedule.next()
     }
@@ -531,7 +525,6 @@ impl Process {
         true
     }
 
-    /// Its next event.
     fn pop(&mut self) -> Option<Event> {
         match &mut self.before {
             Some(before) => before.pop(),

@@ -313,7 +313,6 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.ready.push(event);
     }
 
-    /// Returns the next event, in order.
     pub fn pop(&mut self) -> Option<Event> {
         self.ready.pop()
     }
@@ -323,7 +322,6 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.ready.give_up();
     }
 
-    /// True if an event waits for another one.
     pub fn is_waiting(&self) -> bool {
         self.ready.is_waiting()
     }

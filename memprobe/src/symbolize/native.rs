@@ -379,7 +379,6 @@ fn unnamed(function: String, library: &Arc<str>) -> Frame {
     }
 }
 
-/// Returns the frame of code outside any library.
 fn nowhere(address: u64) -> Frame {
     unnamed(format!("{address:#x}"), &NO_FILE.into())
 }

@@ -279,7 +279,6 @@ impl<M: ReadMemory> Stacks<M> {
         self.intern_or_none(Stack::new(StackKind::Native, frames, truncated))
     }
 
-    /// Returns the stack of a thread whose stack is unknown.
     pub fn unknown(&mut self, thread: &Arc<str>, reason: NoStack) -> Interned {
         let thread = thread.clone();
         let kind = StackKind::Unknown { thread, reason };
@@ -316,7 +315,6 @@ fn grad_of(mode: u8) -> Grad {
     }
 }
 
-/// Returns the frame of an unreadable code object.
 fn unreadable() -> Frame {
     Frame {
         file: Frame::UNREADABLE.into(),

@@ -22,16 +22,12 @@ use process::Process;
 /// Exit status where something stands in the way.
 const UNFIT: u8 = 2;
 
-/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// For people.
     Text(Colour),
-    /// For programs.
     Json,
 }
 
-/// One run of `memprobe doctor`.
 pub struct Doctor {
     /// The process to look at beside the machine.
     pub tgid: Option<Tgid>,
@@ -40,24 +36,17 @@ pub struct Doctor {
     pub verifier_log: Option<PathBuf>,
 }
 
-/// Findings.
 #[derive(Debug, Serialize)]
 struct Examination {
-    /// The memprobe that looked.
     memprobe: &'static str,
     /// True if nothing keeps memprobe from working.
     fit: bool,
-    /// Findings on the machine and memprobe's rights.
     machine: Vec<Finding>,
-    /// Findings on the process.
     process: Option<Process>,
 }
 
 impl Doctor {
     /// Examines the machine and the process, and prints the findings. The target is only read.
-    ///
-    /// # Errors
-    /// When the verifier's log cannot be written. Problems found are printed on standard output.
     pub fn run(self) -> Result<ExitCode> {
         let examination = self.examine()?;
         let text = match self.format {

@@ -39,30 +39,23 @@ pub(super) struct Process {
     pub(super) pid: u32,
     /// Its number in its own PID namespace, where that is another.
     pub(super) inner_pid: Option<u32>,
-    /// Its command line.
     pub(super) command: String,
-    /// The findings about the whole.
     pub(super) findings: Vec<Finding>,
     /// The libraries that matter, each copy.
     pub(super) libraries: Vec<Library>,
-    /// Every probe.
     pub(super) probes: Vec<Place>,
 }
 
-/// One library file.
 #[derive(Debug, Serialize)]
 pub(super) struct Library {
     /// Finding; fails if the file cannot be opened.
     pub(super) finding: Finding,
-    /// The last part of its path.
     pub(super) name: String,
     /// Path as the kernel shows it to memprobe.
     pub(super) path: String,
-    /// In hexadecimal digits.
     pub(super) build_id: Option<String>,
     /// `major:minor` of its file system.
     pub(super) device: String,
-    /// Its number there.
     pub(super) inode: u64,
     /// Unlinked or replaced since it was loaded.
     pub(super) deleted: bool,
@@ -74,9 +67,7 @@ pub(super) struct Library {
 #[derive(Debug, Serialize)]
 pub(super) struct Place {
     pub(super) finding: Finding,
-    /// Name for people.
     pub(super) function: String,
-    /// Its library's path.
     pub(super) library: Option<String>,
     /// The name by which it was found in the library.
     pub(super) symbol: Option<String>,
@@ -86,14 +77,12 @@ pub(super) struct Place {
     pub(super) address: Option<u64>,
     /// Bytes from the function's first instruction.
     pub(super) offset: Option<u64>,
-    /// The instruction there.
     pub(super) instruction: Option<String>,
     /// Treatment of that instruction by the kernel.
     pub(super) kind: Option<&'static str>,
 }
 
 impl Process {
-    /// Looks at one; attaches nothing.
     pub(super) fn examine(tgid: Tgid) -> Self {
         let mut process = Self {
             pid: tgid.0,
@@ -142,7 +131,6 @@ impl Process {
         Ok(())
     }
 
-    /// All findings, also those of libraries and probes.
     pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
         let libraries = self.libraries.iter().map(|library| &library.finding);
         let probes = self.probes.iter().map(|place| &place.finding);

@@ -11,7 +11,6 @@ const LEVELS: usize = 6;
 /// Digits of a build id that are shown.
 const BUILD_ID: usize = 16;
 
-/// Writes it.
 pub(super) fn render(examination: &Examination, colour: Colour) -> String {
     let mut page = Page {
         text: String::new(),

@@ -27,7 +27,6 @@ const SIZE: i64 = -0x6d70_726f;
 const ADDRESS: u64 = 0x6d65_6d70_726f_6265;
 const CUDA_DEVICE_7: u64 = 7 << 8 | 1;
 
-/// Result of the trial.
 pub(super) struct Trial {
     pub(super) findings: Vec<Finding>,
     /// Verifier's log of the program that it refused.
@@ -64,7 +63,6 @@ pub(super) fn of_the_kernel() -> Trial {
     trial
 }
 
-/// Finding on loading the programs.
 fn of_programs(loader: &Loader, took: Duration) -> Finding {
     let programs = loader.programs();
     let seconds = took.as_secs_f64();
@@ -82,7 +80,6 @@ fn of_programs(loader: &Loader, took: Duration) -> Finding {
         .with("followed", followed)
 }
 
-/// Finding on the reporting of modules.
 fn of_modules(modules: Modules) -> Finding {
     let finding = match modules.missing() {
         None => Finding::ok(
@@ -98,7 +95,6 @@ fn of_modules(modules: Modules) -> Finding {
     finding.with("told", modules == Modules::Told)
 }
 
-/// Adds a refusal as values.
 fn with_refusal(finding: Finding, refusal: &Refusal) -> Finding {
     let (asked, name) = match &refusal.asked {
         KernelRequest::Maps => ("map", ""),

@@ -13,7 +13,6 @@ const ON_TERMINAL: Duration = Duration::from_millis(500);
 /// Interval of the progress line elsewhere, where each is a new line.
 const OFF_TERMINAL: Duration = Duration::from_secs(10);
 
-/// Progress on standard error.
 pub(crate) struct Progress {
     quiet: bool,
     terminal: bool,
@@ -22,7 +21,6 @@ pub(crate) struct Progress {
     said: HashSet<String>,
 }
 
-/// Figures of the progress line.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ProgressFigures {
     pub(super) events: u64,
@@ -56,7 +54,6 @@ impl Progress {
         }
     }
 
-    /// Begins counting the time.
     pub(super) fn start(&mut self) {
         self.started = Instant::now();
         self.shown = None;
@@ -79,14 +76,12 @@ impl Progress {
         }
     }
 
-    /// Takes the line away.
     pub(super) fn clear(&mut self) {
         if self.terminal && self.shown.take().is_some() {
             write_to_stderr("\r\x1b[K");
         }
     }
 
-    /// Such as `00:01:05  12,345 events  4.20 MiB written  lost 0`.
     pub(super) fn line(&self, figures: ProgressFigures) -> String {
         let lost = figures.losses.events + figures.losses.stacks + figures.losses.malformed;
         let uses = match figures.losses.uses {

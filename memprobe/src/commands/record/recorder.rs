@@ -17,7 +17,6 @@ use crate::recording::{EndReason, Header};
 use crate::session::event::{HostEvent, HostItem};
 use crate::view::{self, clean, counted};
 
-/// Destination of a recording.
 pub(super) enum Destination {
     /// The first process that uses GPU memory goes to this file.
     File(PathBuf, Option<OutputPlan>),
@@ -27,9 +26,6 @@ pub(super) enum Destination {
 
 impl Destination {
     /// Looks at what was asked for; creates nothing.
-    ///
-    /// # Errors
-    /// When it cannot be written, with what to do.
     pub(super) fn check(path: &Path, command: Option<String>) -> Result<Self> {
         if is_directory(path) {
             let directory = OutputDirectory::check(path)?;
@@ -40,13 +36,11 @@ impl Destination {
     }
 }
 
-/// Records processes.
 pub(super) struct Recorder {
     destination: Destination,
     processes: HashMap<Tgid, Recorded>,
     /// Processes that had no room in the one file.
     left_out: BTreeSet<String>,
-    /// Files that are whole.
     written: Vec<Written>,
     finished: ProgressFigures,
     has_attached: bool,
@@ -54,35 +48,28 @@ pub(super) struct Recorder {
     index_is_stale: bool,
 }
 
-/// A file that is whole.
 struct Written {
     path: Option<PathBuf>,
     reason: EndReason,
 }
 
-/// One process that is recorded.
 struct Recorded {
     header: Header,
     rank: Option<u32>,
-    /// Position in the index.
     entry: usize,
     /// Events before its first memory event.
     pending: Vec<Event>,
     output: Output,
 }
 
-/// Destination of one process's events.
 enum Output {
-    /// There were none.
     None,
-    /// To this file.
     File(Box<Trace>),
     /// Nowhere: there is one file, and it is another's.
     LeftOut,
 }
 
 impl Recorder {
-    /// Nothing is recorded yet.
     pub(super) fn new(destination: Destination) -> Self {
         Self {
             destination,
@@ -109,9 +96,6 @@ impl Recorder {
     }
 
     /// Takes what a session tells.
-    ///
-    /// # Errors
-    /// When a file cannot be written, with what to do.
     pub(super) fn take(&mut self, event: HostEvent, progress: &mut Progress) -> Result<()> {
         let HostEvent { tgid, item } = event;
         match item {
@@ -245,7 +229,6 @@ impl Recorder {
         Ok(())
     }
 
-    /// Begins the file of a process.
     fn open(&mut self, tgid: Tgid, progress: &mut Progress) -> Result<()> {
         let Some(recorded) = self.processes.get_mut(&tgid) else {
             return Ok(());
@@ -298,9 +281,6 @@ impl Recorder {
 
     /// Begins the one file with a process that has not used GPU memory yet: it is the one that was
     /// asked for.
-    ///
-    /// # Errors
-    /// When the file cannot be written, with what to do.
     pub(super) fn open_early(&mut self, tgid: Tgid, progress: &mut Progress) -> Result<()> {
         let is_one = matches!(self.destination, Destination::File(_, Some(_)));
         let is_new = |recorded: &Recorded| matches!(recorded.output, Output::None);
@@ -345,9 +325,6 @@ impl Recorder {
     }
 
     /// Hands what was written to the operating system. Call it about once a second.
-    ///
-    /// # Errors
-    /// When a file cannot be written, with what to do.
     pub(super) fn flush(&mut self) -> Result<()> {
         let mut stale = BTreeMap::new();
         for recorded in self.processes.values_mut() {
@@ -382,9 +359,6 @@ impl Recorder {
     }
 
     /// Ends every recording that is not over.
-    ///
-    /// # Errors
-    /// When a file cannot be written, with what to do.
     pub(super) fn finish(&mut self, reason: EndReason) -> Result<()> {
         let left: Vec<_> = self.processes.keys().copied().collect();
         for tgid in left {
@@ -396,7 +370,6 @@ impl Recorder {
         self.write_index()
     }
 
-    /// Figures for the progress line.
     pub(super) fn figures(&self, losses: Losses) -> ProgressFigures {
         let mut sum = self.finished;
         for recorded in self.processes.values() {

@@ -9,17 +9,12 @@ use anyhow::{Context as _, Result};
 use super::progress::Progress;
 use crate::event::Tgid;
 
-/// The command that memprobe started.
 pub(crate) struct Started {
     child: Child,
     name: String,
 }
 
 impl Started {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// When there is no such program.
     pub(crate) fn spawn(words: &[OsString]) -> Result<Self> {
         let (program, arguments) = words
             .split_first()
@@ -34,7 +29,6 @@ impl Started {
         Ok(Self { child, name })
     }
 
-    /// Its number.
     pub(crate) fn tgid(&self) -> Tgid {
         Tgid(self.child.id())
     }

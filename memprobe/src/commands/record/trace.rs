@@ -10,7 +10,6 @@ use crate::recording::write::trace_event::{TraceWriter, WriteError};
 use crate::recording::{EndReason, Header};
 use crate::session::now;
 
-/// A recording that is being written.
 pub(super) struct Trace {
     pub(super) writer: TraceWriter<OutputFile>,
     ledgers: AnalyzedLedger<AttributionLedger>,
@@ -30,7 +29,6 @@ impl Trace {
         })
     }
 
-    /// Writes the next event.
     pub(super) fn event(&mut self, event: &Event) -> Result<(), WriteError> {
         self.writer.event(event)?;
         self.ledgers.apply(event);

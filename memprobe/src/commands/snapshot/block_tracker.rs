@@ -53,7 +53,6 @@ impl BlockTracker {
         })
     }
 
-    /// Waits until the probes are in place, or for some seconds.
     pub(super) async fn ready(&mut self, progress: &mut Progress) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !self.is_ready {
@@ -99,7 +98,6 @@ impl BlockTracker {
         Ok(())
     }
 
-    /// A snapshot is about to be taken.
     pub(super) fn begin(&mut self) {
         self.ledgers.analyses = Sites::default();
     }

@@ -33,28 +33,19 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Tensors to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// Tensors on CUDA devices.
     Devices,
-    /// Tensors on CUDA devices and on the host.
     DevicesAndHost,
 }
 
-/// One run of `memprobe snapshot`.
 pub struct Snapshots {
-    /// The process.
     pub tgid: Tgid,
-    /// Manner of reading.
     pub manner: CaptureMode,
     pub extent: Extent,
-    /// Output options.
     pub options: TensorOptions,
 }
 
 impl Snapshots {
     /// Takes one and prints it, or writes it to `output`.
-    ///
-    /// # Errors
-    /// When it cannot be taken or written, with what to do.
     pub fn once(&self, output: Option<&Path>) -> Result<ExitCode> {
         // What cannot be written is not worth a pause.
         let plan = output.map(OutputPlan::check).transpose()?;
@@ -83,9 +74,6 @@ impl Snapshots {
 
     /// Takes one after the other and prints first the table, then what changed, until the process
     /// ends or somebody interrupts.
-    ///
-    /// # Errors
-    /// When the first cannot be taken, with what to do.
     pub fn watch(&self, interval: Duration, detail: Detail, ring_bytes: u32) -> Result<ExitCode> {
         super::runtime()?.block_on(self.watch_inside(interval, detail, ring_bytes))
     }

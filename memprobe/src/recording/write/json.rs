@@ -42,7 +42,6 @@ pub fn push_string_field(line: &mut Vec<u8>, key: &[u8], text: &str) {
     push_string(line, text);
 }
 
-/// Appends `number` as `0x…`, without quotes.
 pub fn push_hex(line: &mut Vec<u8>, number: u64) {
     line.extend_from_slice(b"0x");
     let digits = (64 - number.leading_zeros()).div_ceil(4).max(1);

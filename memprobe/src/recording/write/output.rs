@@ -109,7 +109,6 @@ impl OutputPlan {
 #[derive(Debug)]
 pub enum OutputFile {
     Stdout(io::Stdout),
-    /// New file, pipe or device.
     Direct {
         file: File,
         path: PathBuf,
@@ -117,7 +116,6 @@ pub enum OutputFile {
     /// Temporary file beside the one that it will replace.
     Temporary {
         file: File,
-        /// Path of the temporary file.
         partial: PathBuf,
         path: PathBuf,
     },
@@ -133,7 +131,6 @@ impl OutputFile {
         }
     }
 
-    /// Returns the name for errors and progress.
     pub fn name(&self) -> String {
         let path = self.lies_at().unwrap_or(Path::new("standard output"));
         path.display().to_string()

@@ -71,7 +71,6 @@ impl StackTexts {
         }
     }
 
-    /// Defines `id` as `stack` from now on.
     pub(super) fn define(&mut self, id: StackId, stack: &Arc<Stack>) {
         if self.stacks.get(self.current(id).0 as usize) == Some(stack) {
             return;
@@ -85,7 +84,6 @@ impl StackTexts {
         self.stacks.push(Arc::clone(stack));
     }
 
-    /// Returns the current definition of `id`.
     pub(super) fn current(&self, id: StackId) -> Definition {
         self.current.get(&id).copied().unwrap_or(Definition::NONE)
     }

@@ -417,10 +417,9 @@ const OTHER_PIDS: &str =
 
 /// Converts a sample of the driver for the views.
 fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
-    // memprobe does not start in a PID namespace of its own. If it ever does, the driver's process ids
-    // may be those of other processes: older drivers give the host's, newer ones translate them
-    // (`os_find_ns_pid`, open-gpu-kernel-modules 595.45.04), and 560.35.03 gave 0 bytes with translated
-    // ones (HAMi-core issue 112).
+    // memprobe does not start in a PID namespace of its own. If it ever does, the driver's process ids may be those of
+    // other processes: older drivers give the host's, newer ones translate them (`os_find_ns_pid`,
+    // open-gpu-kernel-modules 595.45.04), and 560.35.03 gave 0 bytes with translated ones (HAMi-core issue 112).
     let same = has_pids_of_the_driver();
     let device = |device: crate::cuda::nvml::DeviceMemory| DriverDevice {
         index: device.index,

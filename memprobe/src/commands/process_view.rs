@@ -13,8 +13,7 @@ use crate::ledger::snapshot::{Grouping, Snapshot};
 use crate::ledger::{Analysis, Change, Model};
 use crate::tui::{AttributionQuery, Command, News};
 
-/// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are
-/// kept.
+/// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are kept.
 const MOST: usize = 4;
 
 /// Sources of the screens of one process.

@@ -137,8 +137,7 @@ enum Woken {
 }
 
 impl Intake {
-    /// Records until it is time to end; `None` where it was interrupted before there was anything to
-    /// record.
+    /// Records until it is time to end; `None` where it was interrupted before there was anything to record.
     async fn record(
         &mut self,
         session: &mut HostSession,

@@ -69,8 +69,7 @@ pub enum Effect {
     ImportsPhysical,
     /// `cuMemRelease(CUmemGenericAllocationHandle handle)`.
     ReleasesPhysical,
-    /// `cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-    /// …)`.
+    /// `cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, …)`.
     Maps,
     /// `cuMemUnmap(CUdeviceptr ptr, size_t size)`.
     Unmaps,

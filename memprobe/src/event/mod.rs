@@ -204,8 +204,7 @@ pub enum CudaMemoryKind {
     Device,
     /// Physical device memory, mapped to addresses in separate calls (`cuMemCreate`).
     Virtual,
-    /// Device memory in a layout of its own (`cudaMallocArray`). Sizes are the requested ones; a device may
-    /// pad them.
+    /// Device memory in a layout of its own (`cudaMallocArray`). Sizes are the requested ones; a device may pad them.
     Array,
     /// Memory that migrates between device and host on use (`cudaMallocManaged`).
     Managed,
@@ -373,8 +372,7 @@ pub enum StackKind {
     Python,
     /// The native stack of a thread that runs no Python.
     Native,
-    /// The stack of the thread that waits in `backward()`; the calling thread (autograd's) runs no Python
-    /// itself.
+    /// The stack of the thread that waits in `backward()`; the calling thread (autograd's) runs no Python itself.
     Waiting {
         /// The name of the calling thread.
         thread: Arc<str>,
@@ -420,8 +418,7 @@ impl NoStack {
     }
 }
 
-/// The tensor that PyTorch was creating when it requested memory, as the arguments of `torch.empty` describe
-/// it.
+/// The tensor that PyTorch was creating when it requested memory, as the arguments of `torch.empty` describe it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorSpec {
     /// Elements in each dimension.
@@ -459,15 +456,13 @@ impl BlockPurpose {
     }
 }
 
-/// The purpose of a block that belongs to no tensor. It is inferred from the native stack of the requesting
-/// thread.
+/// The purpose of a block that belongs to no tensor. It is inferred from the native stack of the requesting thread.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Purpose {
     /// The purpose, such as `cuBLAS workspace`; `None` if no function on the stack determines it.
     pub what: Option<Arc<str>>,
-    /// The function that `what` is inferred from; without it, the innermost function outside the allocator.
-    /// The name has no parameters or template arguments, and is an offset in the library where no symbol
-    /// exists.
+    /// The function that `what` is inferred from; without it, the innermost function outside the allocator. The name
+    /// has no parameters or template arguments, and is an offset in the library where no symbol exists.
     pub function: Arc<str>,
     /// The file name of the library.
     pub library: Arc<str>,

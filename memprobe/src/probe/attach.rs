@@ -217,8 +217,7 @@ pub fn attach_cuda(
 pub struct VariableSymbol {
     /// Offset of the variable in the library's thread-local block, in bytes.
     offset: u64,
-    /// Address, in the file, of the word that holds the library's number among those with
-    /// thread-local storage.
+    /// Address, in the file, of the word that holds the library's number among those with thread-local storage.
     number: u64,
 }
 
@@ -233,8 +232,7 @@ impl VariableSymbol {
         })
     }
 
-    /// Place of the variable in the threads of a process; `None` until the dynamic loader has
-    /// numbered the library.
+    /// Place of the variable in the threads of a process; `None` until the dynamic loader has numbered the library.
     pub fn place(self, tgid: Tgid, library: &MappedFile) -> Option<ThreadLocal> {
         let loaded = LoadedImage::open(library, tgid).ok()?;
         let number = self.number.wrapping_add(loaded.bias);

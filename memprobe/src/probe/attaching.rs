@@ -169,8 +169,7 @@ impl Attaching {
         probes.all(|probe| self.has_function(probe.function))
     }
 
-    /// True if the dynamic loader of the process reports each library it maps, so that polling is
-    /// not needed.
+    /// True if the dynamic loader of the process reports each library it maps, so that polling is not needed.
     pub fn reports_libraries(&self) -> bool {
         self.has_loader
     }
@@ -353,8 +352,7 @@ impl Attaching {
         let wanted = self.wanted;
         let probed = self.probe_file(loader, files, file, family, |tgid| {
             let probes = wanted_probes(wanted).filter(|probe| probe.library == family);
-            // All are located before the first is attached: from then on events come, and nobody
-            // reads them yet.
+            // All are located before the first is attached: from then on events come, and nobody reads them yet.
             let located = probes.map(|probe| (probe, Located::find_in(probe, tgid, file)));
             located.collect()
         });
@@ -398,9 +396,8 @@ impl Attaching {
         probed
     }
 
-    /// Compares the probed functions of CUDA with the process's memory, where it may have rewritten
-    /// them since. Says whether what is probed has changed, be it by another process that uses the
-    /// same files.
+    /// Compares the probed functions of CUDA with the process's memory, where it may have rewritten them since. Says
+    /// whether what is probed has changed, be it by another process that uses the same files.
     pub fn leave_patched(
         &mut self,
         loader: &mut Loader,

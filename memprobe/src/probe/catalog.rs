@@ -46,8 +46,7 @@ impl Probe {
 /// Necessity of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// The caching allocator speaks through it. Without it, memprobe hears only what is below: see
-    /// [`WITHOUT_BLOCKS`].
+    /// The caching allocator speaks through it. Without it, memprobe hears only what is below: see [`WITHOUT_BLOCKS`].
     Allocator,
     /// Without it something is missing, which is said.
     Optional(&'static str),
@@ -169,8 +168,7 @@ pub static THREAD_VARIABLES: [ThreadVariable; 2] = [
 /// `c10::(anonymous namespace)::autograd_state_tls`.
 const AUTOGRAD_STATE: &str = "_ZN3c1012_GLOBAL__N_118autograd_state_tlsE";
 
-/// One of the two functions that make every tensor which has memory of its own
-/// (aten/src/ATen/EmptyTensor.cpp@v2.15.0).
+/// One of the two functions that make every tensor which has memory of its own (aten/src/ATen/EmptyTensor.cpp@v2.15.0).
 pub const EMPTY: &str = "at::detail::empty_generic";
 /// [`EMPTY`] with strides.
 pub const EMPTY_STRIDED: &str = "at::detail::empty_strided_generic";
@@ -375,9 +373,8 @@ pub const CODE_FREED: Probe = Probe {
     ..ON_TORCH
 };
 
-/// The probe on the dynamic loader's way of telling a debugger that it maps libraries (elf/dl-debug.c
-/// in glibc, ldso/dynlink.c in musl). It tells before and after; the code of what it has mapped has
-/// not run by then.
+/// The probe on the dynamic loader's way of telling a debugger that it maps libraries (elf/dl-debug.c in glibc,
+/// ldso/dynlink.c in musl). It tells before and after; the code of what it has mapped has not run by then.
 pub const LIBRARY_MAPPED: Probe = Probe {
     function: "_dl_debug_state",
     library: "ld-linux",
@@ -387,6 +384,5 @@ pub const LIBRARY_MAPPED: Probe = Probe {
     ..ON_TORCH
 };
 
-/// The files of dynamic loaders begin with one of these (glibc, before and since 2.34 under its
-/// versioned name; musl).
+/// The files of dynamic loaders begin with one of these (glibc, before and since 2.34 under its versioned name; musl).
 pub const DYNAMIC_LOADERS: &[&str] = &["ld-linux-x86-64.so", "ld-linux", "ld-musl", "ld-2"];

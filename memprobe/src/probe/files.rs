@@ -86,8 +86,7 @@ pub struct ProbedFiles {
     files: HashMap<FileKey, ProbedFile>,
     /// Files that are another one under a second name: the kernel probes what lies below.
     twins: HashMap<FileKey, FileKey>,
-    /// The thread-local variables that were looked for, by file and by what they begin with in the
-    /// catalog.
+    /// The thread-local variables that were looked for, by file and by what they begin with in the catalog.
     variables: HashMap<(DeviceNumber, u64, &'static str), Option<VariableSymbol>>,
 }
 
@@ -114,9 +113,8 @@ impl ProbedFiles {
         Some(file.probed.clone())
     }
 
-    /// [`Self::share`] for a file already probed under another device number: containers made from
-    /// one image share the file below their overlayfs mounts. Probed twice, it would send every
-    /// event twice.
+    /// [`Self::share`] for a file already probed under another device number: containers made from one image share the
+    /// file below their overlayfs mounts. Probed twice, it would send every event twice.
     pub fn share_twin(
         &mut self,
         key: FileKey,
@@ -291,8 +289,7 @@ impl ProbedFiles {
         }
     }
 
-    /// Finds a thread-local variable in a library, once for each copy: searching its symbols takes
-    /// milliseconds.
+    /// Finds a thread-local variable in a library, once for each copy: searching its symbols takes milliseconds.
     pub fn variable(
         &mut self,
         tgid: Tgid,

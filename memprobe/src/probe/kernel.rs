@@ -8,8 +8,7 @@ use btfparse::{Offset, Readable, TypeInformation};
 
 pub use super::preflight::preflight;
 
-/// The oldest kernel that has what the programs need: `bpf_ringbuf_*` (5.8) and perf links for
-/// uprobes (5.15).
+/// The oldest kernel that has what the programs need: `bpf_ringbuf_*` (5.8) and perf links for uprobes (5.15).
 pub const OLDEST: Release = Release(5, 15, 0);
 
 pub const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";

@@ -310,8 +310,7 @@ impl Loader {
         Ok(Link(Held::One(uprobe.take_link(link)?)))
     }
 
-    /// Attaches the programs for CUDA's functions to some in a library, at their entries and their
-    /// returns.
+    /// Attaches the programs for CUDA's functions to some in a library, at their entries and their returns.
     pub fn attach_cuda(
         &mut self,
         library: &Path,

@@ -205,8 +205,7 @@ fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<OwnedFd> {
         )
     };
     match i32::try_from(fd) {
-        // SAFETY: the kernel has just made this descriptor for us (close-on-exec), and nobody else
-        // knows it.
+        // SAFETY: the kernel has just made this descriptor for us (close-on-exec), and nobody else knows it.
         Ok(fd @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }

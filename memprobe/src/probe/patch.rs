@@ -1,10 +1,9 @@
 //! Functions that a program has rewritten in its own memory: the first bytes differ from the file's.
 //!
-//! Hooks do that: UCX puts a jump over the first 5 or 12 bytes of libcuda's functions
-//! (src/ucm/bistro/bistro_x86_64.c, openucx/ucx). The kernel takes a probed instruction from the file:
-//! a probe upon rewritten bytes runs code that the program has replaced, or puts its breakpoint into
-//! the middle of another instruction. When the probe goes, the kernel writes the file's byte back,
-//! which damages the hook for good.
+//! Hooks do that: UCX puts a jump over the first 5 or 12 bytes of libcuda's functions (src/ucm/bistro/bistro_x86_64.c,
+//! openucx/ucx). The kernel takes a probed instruction from the file: a probe upon rewritten bytes runs code that the
+//! program has replaced, or puts its breakpoint into the middle of another instruction. When the probe goes, the kernel
+//! writes the file's byte back, which damages the hook for good.
 
 use std::borrow::Cow;
 
@@ -178,9 +177,8 @@ pub fn entries<'a>(
 /// Comparisons of a process that maps and unmaps while it is looked at.
 const ATTEMPTS: usize = 3;
 
-/// The state of functions, as [`entries`], and the mappings of the process, if one of them is not as in the
-/// file. The file is still mapped where it was read: memory that has become another file's is not the
-/// process's new code.
+/// The state of functions, as [`entries`], and the mappings of the process, if one of them is not as in the file. The
+/// file is still mapped where it was read: memory that has become another file's is not the process's new code.
 pub fn changed_entries<'a>(
     tgid: Tgid,
     mapped: &MappedFile,

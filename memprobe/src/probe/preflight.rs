@@ -1,5 +1,4 @@
-//! Checks of the machine and of memprobe's rights, from facts that were read before anything is
-//! changed.
+//! Checks of the machine and of memprobe's rights, from facts that were read before anything is changed.
 
 use anyhow::Result;
 

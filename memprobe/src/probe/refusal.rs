@@ -31,8 +31,7 @@ pub struct Refusal {
     pub asked: KernelRequest,
     /// Its error; `None` where it was aya that gave up.
     pub errno: Option<Errno>,
-    /// Log of the verifier; empty if it was not involved. Not shown, but `doctor` can write it to a
-    /// file.
+    /// Log of the verifier; empty if it was not involved. Not shown, but `doctor` can write it to a file.
     pub log: String,
     /// aya's words, for what has no errno.
     other: String,

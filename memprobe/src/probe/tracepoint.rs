@@ -11,8 +11,7 @@ use crate::process::elf::{ElfImage, Tracepoint};
 /// The most code of a library that is decoded: libc10_cuda's is less than 1 MiB.
 const MAX_CODE: u64 = 16 << 20;
 
-/// The names of registers that are not all 64 bits of one with a number, by their place in
-/// [`Operand::REGISTERS`].
+/// The names of registers that are not all 64 bits of one with a number, by their place in [`Operand::REGISTERS`].
 const NARROW: [[&str; 4]; 8] = [
     ["eax", "ax", "al", "ah"],
     ["ebx", "bx", "bl", "bh"],

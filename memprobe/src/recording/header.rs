@@ -45,8 +45,7 @@ pub enum EndReason {
     Interrupted,
     #[strum(serialize = "target exited")]
     TargetExited,
-    /// The command started by memprobe, or the process given to it, has ended. This process, a descendant,
-    /// still runs.
+    /// The command started by memprobe, or the process given to it, has ended. This process, a descendant, still runs.
     #[strum(serialize = "parent exited")]
     ParentExited,
     #[strum(serialize = "failed")]

@@ -1,8 +1,7 @@
 //! Recordings: format of memprobe's `trace.json`, and its reader.
 //!
 //! The file is a Chrome trace-event array, written by [`crate::recording::write::trace_event`], with one record a line.
-//! Additional metadata records let the reader restore the stream of [`crate::event::Event`]s exactly.
-//! Records:
+//! Additional metadata records let the reader restore the stream of [`crate::event::Event`]s exactly. Records:
 //!
 //! | `ph` | `cat` or `name` | meaning |
 //! |---|---|---|

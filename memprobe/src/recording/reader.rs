@@ -24,9 +24,8 @@ const FIRST_RECORD: &[u8] = b"{\"ph\":\"M\",\"name\":\"memprobe\"";
 
 /// Iterator over the events of a recording, in the order written.
 ///
-/// A recording without its end yields all its whole records, and [`Reader::truncated`] is then true. Damage
-/// in the middle is an error, which ends the iteration. Memory is bounded by the distinct strings and stacks
-/// of the recording.
+/// A recording without its end yields all its whole records, and [`Reader::truncated`] is then true. Damage in the
+/// middle is an error, which ends the iteration. Memory is bounded by the distinct strings and stacks of the recording.
 pub struct Reader<R> {
     input: R,
     line: Vec<u8>,
@@ -246,8 +245,7 @@ impl<R: BufRead> Reader<R> {
         }))
     }
 
-    /// Returns the event, or first the definitions it needs: its purpose if new, its stack if the recording
-    /// lacks it.
+    /// Returns the event, or first the definitions it needs: its purpose if new, its stack if the recording lacks it.
     fn memory(&mut self, mut event: MemoryEvent, is: Option<BlockPurpose>) -> Event {
         self.events += u64::from(event.action != Action::Held);
         if let Some(is) = is {

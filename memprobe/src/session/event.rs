@@ -34,8 +34,7 @@ pub(crate) enum HostItem {
     Notice(String),
     /// Impossible to probe. Its events may still arrive, without lines.
     Refused(AttachError),
-    /// Runs another program from now on; its memory is freed. Earlier events and probes were the old
-    /// program's.
+    /// Runs another program from now on; its memory is freed. Earlier events and probes were the old program's.
     Executed(Target),
     /// Ended; its memory is freed.
     Ended,

@@ -71,9 +71,8 @@ pub(crate) struct HostSession {
 }
 
 impl HostSession {
-    /// Loads the programs into the kernel; nobody is watched yet. Takes a good part of a second: do
-    /// it before a command is started, so that the probes are in place before its first allocation.
-    /// Must be called within a tokio runtime.
+    /// Loads the programs into the kernel; nobody is watched yet. Takes a good part of a second: do it before a command
+    /// is started, so that the probes are in place before its first allocation. Must be called within a tokio runtime.
     pub(crate) fn load(wanted: Wanted, ring_bytes: u32) -> Result<Self> {
         let watch = wanted.watch;
         let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, watch, ring_bytes)?;
@@ -477,9 +476,8 @@ impl HostSession {
         })
     }
 
-    /// Removes the kernel's entries of ended processes. The programs do so themselves, but a process admitted
-    /// between its exit record and its end got another entry, which the next owner of its number would
-    /// inherit.
+    /// Removes the kernel's entries of ended processes. The programs do so themselves, but a process admitted between
+    /// its exit record and its end got another entry, which the next owner of its number would inherit.
     fn sweep_entries(&mut self, now: Instant) {
         let (processes, loader) = (&self.processes, &mut self.loader);
         self.ended.retain(|&(tgid, since)| {

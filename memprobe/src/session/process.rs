@@ -457,8 +457,7 @@ impl Process {
         self.has_called && !had_called
     }
 
-    /// Requests again the stacks on which there may be other modules by now. Returns a notice for users if that
-    /// fails.
+    /// Requests again the stacks on which there may be other modules by now. Returns a notice for users if that fails.
     pub(super) fn look_at_modules(&mut self, loader: &mut Loader) -> Option<String> {
         let tgid = self.tgid;
         if !self.symbolizer.look_at_modules(&|| facts::ran(tgid)) {
@@ -532,8 +531,7 @@ impl Process {
         }
     }
 
-    /// The next event that the symbolizer has; those of memory that the process does not hold are
-    /// left out.
+    /// The next event that the symbolizer has; those of memory that the process does not hold are left out.
     fn admitted(&mut self) -> Option<Event> {
         loop {
             let event = self.symbolizer.pop()?;

@@ -1,5 +1,4 @@
-//! Live memory of PyTorch's CPU allocator, which keeps no list of blocks itself; the events are summed up
-//! here.
+//! Live memory of PyTorch's CPU allocator, which keeps no list of blocks itself; the events are summed up here.
 
 use hashbrown::HashMap;
 
@@ -31,8 +30,7 @@ impl CpuAllocatorTotals {
         }
     }
 
-    /// Returns the event that must precede the first one of the CPU allocator: earlier allocations are
-    /// unknown.
+    /// Returns the event that must precede the first one of the CPU allocator: earlier allocations are unknown.
     pub fn begin(&mut self, time: TimeNs) -> Option<AtAttach> {
         std::mem::take(&mut self.is_untold).then(|| AtAttach {
             time,

@@ -143,8 +143,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
     }
 
-    /// Accepts the next record and reads the process memory that it refers to. Records of other processes are
-    /// ignored.
+    /// Accepts the next record and reads the process memory that it refers to. Records of other processes are ignored.
     pub fn push(&mut self, record: Record) {
         if record.tgid() != self.tgid {
             return;
@@ -199,26 +198,22 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.stacks.modules.code()
     }
 
-    /// Takes over what is known of the parent's code objects; in a forked child they are at the same
-    /// addresses.
+    /// Takes over what is known of the parent's code objects; in a forked child they are at the same addresses.
     pub fn inherit_code(&mut self, parent: &Self) {
         self.stacks.modules.inherit(&parent.stacks.modules);
     }
 
-    /// True if stacks that were already named may now have other modules. `ran` returns the CPU time of the
-    /// process.
+    /// True if stacks that were already named may now have other modules. `ran` returns the CPU time of the process.
     pub fn look_at_modules(&mut self, ran: &dyn Fn() -> Option<u64>) -> bool {
         self.stacks.modules.look_again(ran)
     }
 
-    /// Records that the process runs no Python; missing stacks then have another reason than an unknown
-    /// version.
+    /// Records that the process runs no Python; missing stacks then have another reason than an unknown version.
     pub fn runs_no_python(&mut self) {
         self.no_python = NoStack::NoPython;
     }
 
-    /// Restarts the CPU allocator's totals in a forked child: the blocks inherited from the parent are
-    /// unknown.
+    /// Restarts the CPU allocator's totals in a forked child: the blocks inherited from the parent are unknown.
     pub fn inherit_cpu_memory(&mut self) {
         self.cpu = CpuAllocatorTotals::new(self.tgid, PriorCudaUse::Unknown);
     }

@@ -111,8 +111,7 @@ impl NativeCode {
         }
     }
 
-    /// Returns the location of the call that returns to `return_address`: the innermost inlined function
-    /// there.
+    /// Returns the location of the call that returns to `return_address`: the innermost inlined function there.
     pub fn caller(&mut self, return_address: u64) -> Frame {
         let frames = self.frames_at(return_address);
         frames
@@ -314,8 +313,7 @@ impl Library {
         named
     }
 
-    /// Opens the file by its path in memprobe's file system, if device and inode are those of the mapped
-    /// file.
+    /// Opens the file by its path in memprobe's file system, if device and inode are those of the mapped file.
     fn open_without_process(&self) -> Option<File> {
         let facts = std::fs::metadata(&self.mapped.path).ok()?;
         let same = facts.is_file()

@@ -9,10 +9,9 @@ use memprobe_common::{
 use crate::event::tensors::DType;
 use crate::event::{BlockPurpose, Bytes, Purpose, PurposeId, PurposeIds, TensorSpec, TimeNs};
 
-/// The most bytes that a block can have beyond twice the requested size. The allocator rounds up to a power
-/// of two at most (`roundup_power2_divisions`). It also hands out the rest of a segment if splitting is not
-/// worthwhile, up to its `kLargeBuffer` of 20 MiB (c10/cuda/CUDACachingAllocator.cpp@v2.15.0,
-/// `should_split`).
+/// The most bytes that a block can have beyond twice the requested size. The allocator rounds up to a power of two at
+/// most (`roundup_power2_divisions`). It also hands out the rest of a segment if splitting is not worthwhile, up to its
+/// `kLargeBuffer` of 20 MiB (c10/cuda/CUDACachingAllocator.cpp@v2.15.0, `should_split`).
 const MAX_REST: u64 = 20 << 20;
 
 #[derive(Debug, Default)]

@@ -279,8 +279,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Begins the one file with a process that has not used GPU memory yet: it is the one that was
-    /// asked for.
+    /// Begins the one file with a process that has not used GPU memory yet: it is the one that was asked for.
     pub(super) fn open_early(&mut self, tgid: Tgid, progress: &mut Progress) -> Result<()> {
         let is_one = matches!(self.destination, Destination::File(_, Some(_)));
         let is_new = |recorded: &Recorded| matches!(recorded.output, Output::None);

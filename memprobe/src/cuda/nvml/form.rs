@@ -1,11 +1,10 @@
 //! Forms of NVML's process lists: bytes of an answer to checked entries, without I/O.
 //!
-//! One entry point has answered in several forms. The first drivers of R535 wrote 32 bytes an entry
-//! where nvml.h documents 24 for `nvmlDeviceGetComputeRunningProcesses_v3` (nvitop pull 79), and a
-//! 16-byte answer was seen behind a driver that calls itself 550.127.08 (nvitop pull 226). So no form
-//! is assumed. The buffer is filled with a pattern before the call; the bytes that were overwritten
-//! tell the length of an entry, and the entries must make sense: processes that exist, instance ids
-//! that can be, no more memory than the device has.
+//! One entry point has answered in several forms. The first drivers of R535 wrote 32 bytes an entry where nvml.h
+//! documents 24 for `nvmlDeviceGetComputeRunningProcesses_v3` (nvitop pull 79), and a 16-byte answer was seen behind a
+//! driver that calls itself 550.127.08 (nvitop pull 226). So no form is assumed. The buffer is filled with a pattern
+//! before the call; the bytes that were overwritten tell the length of an entry, and the entries must make sense:
+//! processes that exist, instance ids that can be, no more memory than the device has.
 
 use std::collections::BTreeSet;
 

@@ -15,8 +15,7 @@ pub struct Usage {
     pub total: Bytes,
 }
 
-/// Asks a device; where it does not answer in MIG mode, adds up its GPU instances. The flag says
-/// that it did.
+/// Asks a device; where it does not answer in MIG mode, adds up its GPU instances. The flag says that it did.
 pub(super) fn of_device<Q: DeviceQuery>(
     device: &Q,
     instances: &[MigDevice<Q>],

@@ -1,9 +1,8 @@
 //! Memory of devices and of their processes, as the NVIDIA driver reports it through NVML.
 //!
-//! The library is opened when it is asked for and may be missing: memprobe works without it. Asking
-//! takes a few milliseconds a device and holds no context on any. Answers are checked before they are
-//! shown (`form`, `memory`): drivers differ in the form of what they write, and an unknown number with
-//! a reason is better than a wrong one.
+//! The library is opened when it is asked for and may be missing: memprobe works without it. Asking takes a few
+//! milliseconds a device and holds no context on any. Answers are checked before they are shown (`form`, `memory`):
+//! drivers differ in the form of what they write, and an unknown number with a reason is better than a wrong one.
 
 mod form;
 mod library;

@@ -96,8 +96,7 @@ fn add(found: &mut DeviceProcesses, more: DeviceProcesses) {
     found.unknown = found.unknown.take().or(more.unknown);
 }
 
-/// Takes the larger number of each process: a client of MPS is in two lists, once without bytes on
-/// some drivers.
+/// Takes the larger number of each process: a client of MPS is in two lists, once without bytes on some drivers.
 fn merge(held: &mut Held, more: Held) {
     for (tgid, bytes) in more {
         let known = held.entry(tgid).or_default();

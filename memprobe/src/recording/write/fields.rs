@@ -132,8 +132,7 @@ pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
     line.push(b'}');
 }
 
-/// Appends the fields of a stack, without its node, to an open object. `end` is the maximum length of the
-/// line.
+/// Appends the fields of a stack, without its node, to an open object. `end` is the maximum length of the line.
 fn push_stack_fields(line: &mut Vec<u8>, stack: &Stack, end: usize) {
     let (kind, thread, reason) = match &stack.kind {
         StackKind::Python => ("python", None, None),

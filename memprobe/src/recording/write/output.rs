@@ -94,8 +94,7 @@ impl OutputPlan {
         opened.map_err(|error| OutputError::io(path, error))
     }
 
-    /// Opens the file as [`Self::create`] does, but creates a new file under a temporary name until it is
-    /// whole.
+    /// Opens the file as [`Self::create`] does, but creates a new file under a temporary name until it is whole.
     pub fn create_partial(self) -> Result<OutputFile, OutputError> {
         let Self::New(path) = self else {
             return self.create();

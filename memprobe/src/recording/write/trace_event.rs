@@ -106,8 +106,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(writer)
     }
 
-    /// Writes the header again when more is known of the target, such as its version of torch. The start time
-    /// stays.
+    /// Writes the header again when more is known of the target, such as its version of torch. The start time stays.
     pub fn describe(&mut self, header: &Header) -> Result<(), WriteError> {
         if self.failed.is_some() {
             return Ok(());
@@ -558,8 +557,7 @@ fn is_counted(device: DeviceIndex, name: &str) -> bool {
 
 const ALLOCATED: &str = " allocated";
 
-/// Returns a counter for each total. chrome://tracing would stack two series of one counter into a
-/// meaningless sum.
+/// Returns a counter for each total. chrome://tracing would stack two series of one counter into a meaningless sum.
 fn series(totals: Totals) -> [(&'static str, u64); 2] {
     [
         (ALLOCATED, totals.allocated.0),

@@ -310,8 +310,7 @@ impl Contexts {
         self.release(self::device(device)?)
     }
 
-    /// [`Self::release_primary`], after which the context is unknown if the reference may have been the
-    /// last.
+    /// [`Self::release_primary`], after which the context is unknown if the reference may have been the last.
     fn release(&mut self, device: DeviceIndex) -> Option<DeviceIndex> {
         if let Some(references @ 2..) = self.references.get_mut(&device) {
             *references -= 1;
@@ -380,8 +379,7 @@ impl Contexts {
         (device, gone)
     }
 
-    /// A block of the caching allocator turned out to lie on another device than the thread was believed to
-    /// work on.
+    /// A block of the caching allocator turned out to lie on another device than the thread was believed to work on.
     pub fn doubt(&mut self, tid: Tid) {
         if let Some(context) = self.thread(tid).top().context {
             self.forget(context);
@@ -431,8 +429,7 @@ impl Contexts {
         }
     }
 
-    /// A context is not the one that it was believed to be: what is believed of the threads on it may be just
-    /// as wrong.
+    /// A context is not the one that it was believed to be: what is believed of the threads on it may be just as wrong.
     fn contradict(&mut self, context: u64) {
         self.forget(context);
         for thread in self.threads.values_mut() {

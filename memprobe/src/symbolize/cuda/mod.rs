@@ -337,8 +337,7 @@ fn record_traced_block(call: &Call<'_>, segments: &mut Segments) {
     }
 }
 
-/// The device of `CUmemAllocationProp { int type, handleTypes; struct { int type, id; } location; … }`
-/// (cuda.h).
+/// The device of `CUmemAllocationProp { int type, handleTypes; struct { int type, id; } location; … }` (cuda.h).
 fn located(record: &CudaRecord) -> Option<DeviceIndex> {
     let location = record.description[1];
     contexts::device(location >> 32).filter(|_| location as u32 == ON_DEVICE)

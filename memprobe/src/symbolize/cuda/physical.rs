@@ -1,6 +1,5 @@
-//! Physical memory of CUDA's virtual memory management: it is held until its handle was released
-//! as often as it was taken and nothing of it is mapped any more (CUDA Driver API, "Virtual Memory
-//! Management").
+//! Physical memory of CUDA's virtual memory management: it is held until its handle was released as often as it was
+//! taken and nothing of it is mapped any more (CUDA Driver API, "Virtual Memory Management").
 
 use std::collections::BTreeMap;
 
@@ -81,8 +80,7 @@ impl Physical {
         }
     }
 
-    /// `cuMemImportFromShareableHandle`, which gave `handle`: another reference, if that is memory of this
-    /// process.
+    /// `cuMemImportFromShareableHandle`, which gave `handle`: another reference, if that is memory of this process.
     pub fn import(&mut self, handle: u64) {
         let handle = self.original(handle);
         if let Some(memory) = self.memory.get_mut(&handle) {

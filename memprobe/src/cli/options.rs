@@ -9,6 +9,12 @@ use clap::{Arg, Args, ValueEnum};
 use crate::commands::{Allocators, Detail, DriverCalls, GraphTracking, Naming};
 use crate::report::{Colour, Top};
 
+/// Lists the values of an option: word, meaning and help, one a line.
+macro_rules! choices {
+    ($($word:literal => $value:expr, $help:literal;)*) => { &[$(($word, $value, $help)),*] };
+}
+pub(super) use choices;
+
 /// `--detail`.
 #[derive(Args, Clone, Copy)]
 pub(super) struct DetailOption {
@@ -18,19 +24,12 @@ pub(super) struct DetailOption {
     pub(super) detail: Detail,
 }
 
-const DETAILS: &[Choice<Detail>] = &[
-    ("lines", Detail::Lines, "The line that allocated it"),
-    (
-        "tensors",
-        Detail::Tensors,
-        "Also shape, dtype and requested bytes of the tensor",
-    ),
-    (
-        "full",
-        Detail::Full,
-        "Also the purpose of blocks without a tensor: workspace of a library, resized storage, scratch",
-    ),
-];
+const DETAILS: &[Choice<Detail>] = choices! {
+    "lines" => Detail::Lines, "The line that allocated it";
+    "tensors" => Detail::Tensors, "Also shape, dtype and requested bytes of the tensor";
+    "full" => Detail::Full, "Also the purpose of blocks without a tensor: workspace of a library, resized storage, \
+        scratch";
+};
 
 /// Value of an option: its word, its meaning, and its help.
 pub(super) type Choice<T> = (&'static str, T, &'static str);

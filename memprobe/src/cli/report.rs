@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
 use super::options::{
-    Choice, FoldOption, Format as Writing, FormatOption, LimitOption, StdoutStyle, choice,
+    Choice, FoldOption, Format as Writing, FormatOption, LimitOption, StdoutStyle, choice, choices,
     parse_depth,
 };
 use crate::attribution::iterations::IterationLine;
@@ -78,81 +78,35 @@ pub struct Report {
     iteration_start: Option<IterationLine>,
 }
 
-const ROWS: &[Choice<By>] = &[
-    ("line", By::Line, "A line of Python"),
-    (
-        "tensor",
-        By::Tensor,
-        "The tensors of one shape and dtype from one line of Python",
-    ),
-    ("event", By::Event, "An event, in order"),
-    (
-        "module",
-        By::Module,
-        "A module (torch.nn.Module) that allocated memory, in the tree of the model",
-    ),
-    (
-        "peak",
-        By::Peak,
-        "Memory at the peak of each device: by line, by module, by tensor",
-    ),
-    (
-        "growth",
-        By::Growth,
-        "A line, module or tensor with more memory in each iteration: suspected leaks",
-    ),
-    (
-        "iteration",
-        By::Iteration,
-        "An iteration of a training loop: its peak, by category",
-    ),
-    (
-        "category",
-        By::Category,
-        "Category of memory (parameters, gradients, activations, ...), and the rule behind it",
-    ),
-    (
-        "phase",
-        By::Phase,
-        "Phase of the program that allocated memory: forward, backward, step, ...",
-    ),
-    (
-        "saved",
-        By::Saved,
-        "Memory saved for backward passes, by module, operation and line",
-    ),
-    (
-        "size",
-        By::Size,
-        "Size of a model: parameters, and memory of each module in one iteration, without and with backward",
-    ),
-    (
-        "layer",
-        By::Layer,
-        "Memory of each module at its device's peak or in an iteration: activations, weights, gradients, intermediate gradients",
-    ),
-    (
-        "thread",
-        By::Thread,
-        "A thread that allocated memory: the main thread, autograd's, a data loader's, ...",
-    ),
-];
+const ROWS: &[Choice<By>] = choices! {
+    "line" => By::Line, "A line of Python";
+    "tensor" => By::Tensor, "The tensors of one shape and dtype from one line of Python";
+    "event" => By::Event, "An event, in order";
+    "module" => By::Module, "A module (torch.nn.Module) that allocated memory, in the tree of the model";
+    "peak" => By::Peak, "Memory at the peak of each device: by line, by module, by tensor";
+    "growth" => By::Growth, "A line, module or tensor with more memory in each iteration: suspected leaks";
+    "iteration" => By::Iteration, "An iteration of a training loop: its peak, by category";
+    "category" => By::Category, "Category of memory (parameters, gradients, activations, ...), and the rule behind it";
+    "phase" => By::Phase, "Phase of the program that allocated memory: forward, backward, step, ...";
+    "saved" => By::Saved, "Memory saved for backward passes, by module, operation and line";
+    "size" => By::Size, "Size of a model: parameters, and memory of each module in one iteration, without and with \
+        backward";
+    "layer" => By::Layer, "Memory of each module at its device's peak or in an iteration: activations, weights, \
+        gradients, intermediate gradients";
+    "thread" => By::Thread, "A thread that allocated memory: the main thread, autograd's, a data loader's, ...";
+};
 
-const ORDERS: &[Choice<Sort>] = &[
-    ("peak", Sort::Peak, "Most live bytes at once"),
-    ("live", Sort::Live, "Live bytes at the end"),
-    ("blocks", Sort::Blocks, "Live blocks at the end"),
-    ("allocs", Sort::Allocs, "Number of allocations"),
-];
+const ORDERS: &[Choice<Sort>] = choices! {
+    "peak" => Sort::Peak, "Most live bytes at once";
+    "live" => Sort::Live, "Live bytes at the end";
+    "blocks" => Sort::Blocks, "Live blocks at the end";
+    "allocs" => Sort::Allocs, "Number of allocations";
+};
 
-const FRAMES: &[Choice<Grouping>] = &[
-    (
-        "user",
-        Grouping::User,
-        "The innermost frame of your own code, outside Python's library and installed packages",
-    ),
-    ("innermost", Grouping::Innermost, "The innermost frame"),
-];
+const FRAMES: &[Choice<Grouping>] = choices! {
+    "user" => Grouping::User, "The innermost frame of your own code, outside Python's library and installed packages";
+    "innermost" => Grouping::Innermost, "The innermost frame";
+};
 
 /// The expression as given.
 fn name(by: By) -> &'static str {

@@ -3,7 +3,9 @@
 use anyhow::{Result, bail};
 use clap::Args;
 
-use super::options::{Choice, FoldOption, Format, FormatOption, LimitOption, StdoutStyle, choice};
+use super::options::{
+    Choice, FoldOption, Format, FormatOption, LimitOption, StdoutStyle, choice, choices,
+};
 use crate::report::{TensorFormat, TensorNames, TensorOptions, Top};
 use crate::tensors::{GroupBy, Order};
 
@@ -32,50 +34,23 @@ pub(super) struct TensorRows {
     all_names: bool,
 }
 
-const ROWS: &[Choice<GroupBy>] = &[
-    (
-        "tensor",
-        GroupBy::Unnamed,
-        "A tensor; identical unnamed tensors are one row",
-    ),
-    (
-        "shape",
-        GroupBy::Shape,
-        "Tensors of equal kind, shape and dtype, whatever their names: `3 * (256, 256, 3, 3)`",
-    ),
-    (
-        "kind",
-        GroupBy::Kind,
-        "A kind: parameters, gradients, optimizer state",
-    ),
-    ("module", GroupBy::Module, "A module"),
-    (
-        "line",
-        GroupBy::Site,
-        "The line that allocated it, if memprobe watched the allocation",
-    ),
-    (
-        "retainer",
-        GroupBy::Retainer,
-        "The variable or container that keeps the memory alive, also through graphs of tensors",
-    ),
-];
+const ROWS: &[Choice<GroupBy>] = choices! {
+    "tensor" => GroupBy::Unnamed, "A tensor; identical unnamed tensors are one row";
+    "shape" => GroupBy::Shape, "Tensors of equal kind, shape and dtype, whatever their names: `3 * (256, 256, 3, 3)`";
+    "kind" => GroupBy::Kind, "A kind: parameters, gradients, optimizer state";
+    "module" => GroupBy::Module, "A module";
+    "line" => GroupBy::Site, "The line that allocated it, if memprobe watched the allocation";
+    "retainer" => GroupBy::Retainer, "The variable or container that keeps the memory alive, also through graphs of \
+        tensors";
+};
 
-const ORDERS: &[Choice<Order>] = &[
-    (
-        "allocated",
-        Order::Holds,
-        "Most bytes of the allocator first",
-    ),
-    (
-        "size",
-        Order::Size,
-        "Most bytes of elements first, shared or not",
-    ),
-    ("name", Order::Name, "By name"),
-    ("kind", Order::Kind, "By kind"),
-    ("count", Order::Count, "Most tensors first"),
-];
+const ORDERS: &[Choice<Order>] = choices! {
+    "allocated" => Order::Holds, "Most bytes of the allocator first";
+    "size" => Order::Size, "Most bytes of elements first, shared or not";
+    "name" => Order::Name, "By name";
+    "kind" => Order::Kind, "By kind";
+    "count" => Order::Count, "Most tensors first";
+};
 
 impl TensorRows {
     /// For a table on standard output.

@@ -30,7 +30,6 @@ pub struct Live {
 }
 
 impl Live {
-    /// Shows the process until the user leaves.
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
         super::runtime()?.block_on(self.run_inside())
@@ -47,7 +46,6 @@ impl Live {
         outcome.map(|()| ExitCode::SUCCESS)
     }
 
-    /// Feeds the screen until it closes.
     async fn show(&self, watched: Watched, screen: &mut Screen) -> Result<()> {
         let mut session = HostSession::load(self.wanted, self.ring_bytes)?;
         session.add(watched, Origin::Running)?;
@@ -103,10 +101,8 @@ impl Live {
     }
 }
 
-/// Progress of the process on the screen.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
-    /// Nothing was seen of it.
     Nothing,
     /// Its probes were in place.
     Probes,
@@ -114,7 +110,6 @@ enum Seen {
     End,
 }
 
-/// The screen, and the model that it shows.
 struct Screen {
     model: Model,
     opened: ProcessView,

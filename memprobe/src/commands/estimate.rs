@@ -209,7 +209,6 @@ struct Run<'a> {
     ended: Option<Whole>,
     others: Vec<(u64, String)>,
     uncounted: u64,
-    /// Reason not to probe the command itself.
     refusal: Option<AttachError>,
     names: NameReader,
 }

@@ -35,7 +35,6 @@ pub enum Scope {
     Family(Tgid),
 }
 
-/// The processes of a host, watched.
 pub(super) struct Watching {
     session: HostSession,
     monitor: ProcessMonitor,
@@ -149,7 +148,6 @@ impl Watching {
         self.looks > 0 && !states.any(|state| matches!(state, ProcessState::Waiting(_)))
     }
 
-    /// Takes in what a look has seen.
     fn take_in(&mut self, seen: Seen) -> Result<()> {
         self.looks += 1;
         self.news = true;
@@ -180,7 +178,6 @@ impl Watching {
         Ok(())
     }
 
-    /// Has the session watch a process, if it is still there.
     fn watch(&mut self, tgid: Tgid) -> Result<()> {
         if self.session.is_watched(tgid) {
             return Ok(());
@@ -239,7 +236,6 @@ impl Watching {
         }
     }
 
-    /// The user of a process that was met.
     fn user(&self, tgid: Tgid) -> Option<String> {
         match self.others.get(&tgid) {
             Some(other) => other.facts.user.clone(),
@@ -316,7 +312,6 @@ impl Watching {
         Some((tgid, opened.news()))
     }
 
-    /// Brings what is known up to date with what the session tells.
     fn handle(&mut self, event: HostEvent) {
         let tgid = event.tgid;
         match event.item {

@@ -30,7 +30,6 @@ const MOST: usize = 1 << 20;
 const LIVE_LONGER: &str =
     "Run more steps, or end the script with time.sleep(2) while its model is live";
 
-/// Schedule of heap snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Naming {
     Off,
@@ -58,7 +57,6 @@ struct Held {
     read: Option<Read>,
 }
 
-/// Treatment of an event.
 pub(super) enum Passed {
     On(HostEvent),
     Held,
@@ -69,7 +67,6 @@ pub(super) enum Passed {
 /// Names, and the consistency of the snapshot.
 type Read = Result<(BlockLabels, Consistency)>;
 
-/// Snapshot of a process.
 pub(super) type Reading = (Tgid, Read);
 
 /// Events released after a snapshot.
@@ -115,7 +112,6 @@ impl Course {
 }
 
 impl Passed {
-    /// Hands on what goes on.
     pub(super) fn each(self, mut sink: impl FnMut(HostEvent) -> Result<()>) -> Result<()> {
         match self {
             Self::On(event) => sink(event),
@@ -172,7 +168,6 @@ impl NameReader {
         Passed::All(held.events)
     }
 
-    /// Handles a process's arrival at a point worth a snapshot.
     fn on_snapshot_point(&mut self, tgid: Tgid, come: SnapshotPoint) {
         if self.naming == Naming::Off {
             return;
@@ -195,7 +190,6 @@ impl NameReader {
         }
     }
 
-    /// Begins to read a process, unless that is being done.
     fn begin(&mut self, tgid: Tgid) {
         if self.held.contains_key(&tgid) || self.given_up.contains(&tgid) {
             return;

@@ -16,7 +16,6 @@ use crate::tui::{AttributionQuery, Command, News};
 /// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are kept.
 const MOST: usize = 4;
 
-/// Sources of the screens of one process.
 pub(super) struct ProcessView {
     tgid: Tgid,
     grouping: Grouping,
@@ -27,7 +26,6 @@ pub(super) struct ProcessView {
 }
 
 impl ProcessView {
-    /// Starts with the state of the process's ledger.
     pub(super) fn new(tgid: Tgid, ledger: &Model, now: TimeNs) -> Self {
         let first = ledger.snapshot(now, Grouping::default());
         let (snapshots, shown) = watch::channel(Arc::new(first));
@@ -57,7 +55,6 @@ impl ProcessView {
         self.grouping
     }
 
-    /// The process is another program now.
     pub(super) fn begin_anew(&mut self) {
         self.reasons.begin_anew();
     }

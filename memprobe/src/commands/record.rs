@@ -30,7 +30,6 @@ use crate::session::host::HostSession;
 use crate::session::priority;
 use crate::session::process::Origin;
 
-/// Interval of flushing the file.
 const FLUSH: Duration = Duration::from_secs(1);
 
 pub enum Subject {
@@ -44,7 +43,6 @@ pub struct Recording {
     pub subject: Subject,
     pub output: PathBuf,
     pub wanted: Wanted,
-    /// Schedule of heap snapshots, for names.
     pub naming: Naming,
     pub duration: Option<Duration>,
     pub ring_bytes: u32,
@@ -116,7 +114,6 @@ impl Recording {
 /// Exit status where there was nothing to record when Ctrl-C came (128 + SIGINT).
 const INTERRUPTED: u8 = 130;
 
-/// Consumer of the session's events.
 struct Intake {
     watch: Watch,
     /// The process that was asked for, or the command.

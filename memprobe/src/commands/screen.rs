@@ -18,7 +18,6 @@ pub(super) struct ScreenThread<C> {
     interrupts: Interrupts,
 }
 
-/// Next action of a screen.
 pub(super) enum Turn<C> {
     Refresh,
     Asked(C),

@@ -13,7 +13,6 @@ use crate::ledger::{Analysis, Change, Model};
 use crate::tensors::{Sites, explain, named};
 use crate::tui::Tensors;
 
-/// Source of the screen of tensors.
 pub(super) struct TensorReader {
     tgid: Tgid,
     shown: watch::Sender<Tensors>,
@@ -37,7 +36,6 @@ impl TensorReader {
         (reader, seen)
     }
 
-    /// Begins to read, unless that is being done.
     pub(super) fn begin(&mut self) {
         if self.taking.is_some() || self.read.is_some() {
             return;

@@ -27,7 +27,6 @@ const REFRESH: Duration = Duration::from_millis(250);
 /// Interval of screen updates without news, for trends and the clock.
 const REFRESH_QUIET: Duration = Duration::from_secs(1);
 
-/// One run of the live screen of many processes.
 pub struct Top {
     pub scope: Scope,
     pub capture: CaptureOptions,
@@ -38,13 +37,10 @@ pub struct Top {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// Until the cap is reached.
     Always,
-    /// A limited time.
     For(Duration),
 }
 
-/// One table of many processes.
 pub struct Once {
     pub scope: Scope,
     pub driver: DriverCalls,
@@ -55,7 +51,6 @@ pub struct Once {
 }
 
 impl Top {
-    /// Shows the processes until the user leaves.
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
         super::runtime()?.block_on(self.run_inside())
@@ -79,7 +74,6 @@ impl Top {
     }
 }
 
-/// Feeds the screen until it closes.
 async fn show(watching: &mut Watching, screen: &mut Screen) -> Result<()> {
     loop {
         let turn = tokio::select! {
@@ -97,7 +91,6 @@ async fn show(watching: &mut Watching, screen: &mut Screen) -> Result<()> {
 }
 
 impl Once {
-    /// Prints the processes once.
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
         let snapshot = super::runtime()?.block_on(self.look())?;

@@ -14,7 +14,6 @@
 
 use crate::event::CudaMemoryKind;
 
-/// Interface that declares a function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Api {
     Runtime,
@@ -52,7 +51,6 @@ pub enum Effect {
         space: CudaMemoryKind,
         /// Source of the size.
         size: Size,
-        /// Lifetime of memory that is not freed.
         lifetime: Lifetime,
     },
     /// Takes memory back that argument 0 names.
@@ -132,7 +130,6 @@ pub enum Size {
     DriverMipmapped,
 }
 
-/// Lifetime of memory that is not freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lifetime {
     /// Until the end of the context in which it was allocated.
@@ -143,7 +140,6 @@ pub enum Lifetime {
     Process,
 }
 
-/// Kind of a memory's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Named {
     Address,
@@ -331,7 +327,6 @@ pub fn is_tracepoint(name: &str) -> bool {
     function_named(name).is_some_and(|function| function.api == Api::Tracepoint)
 }
 
-/// The function of that name in the documentation.
 pub fn function_named(name: &str) -> Option<&'static Function> {
     FUNCTIONS.iter().find(|function| function.name == name)
 }

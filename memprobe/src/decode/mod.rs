@@ -21,7 +21,6 @@ pub enum Record {
     NodeMade(NodeMadeRecord),
     /// An autograd node starts to be evaluated.
     NodeEntered(NodeEnteredRecord),
-    /// A `record_function` range of PyTorch started.
     Mark(Box<MarkRecord>),
     Process(ProcessEvent, ProcessRecord),
 }
@@ -63,7 +62,6 @@ pub enum ProcessEvent {
     Found,
 }
 
-/// A freed code object and the memory that it pointed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FreedCode {
     pub tgid: u32,

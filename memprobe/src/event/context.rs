@@ -11,7 +11,6 @@ use super::{Stack, StackId, Tgid, Tid, TimeNs};
 pub struct Context {
     /// The module that was being called.
     pub module: Module,
-    /// The grad mode of the thread.
     pub grad: Grad,
     /// The autograd node that was being evaluated; `None` outside a backward pass.
     pub node: Option<Arc<Node>>,
@@ -81,7 +80,6 @@ pub struct PhaseMark {
     pub phase: MarkedPhase,
     /// The class that runs the phase: `Adam`, `_SingleProcessDataLoaderIter`.
     pub class: Arc<str>,
-    /// The stack of the call.
     pub stack: StackId,
 }
 

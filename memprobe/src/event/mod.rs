@@ -146,7 +146,6 @@ impl fmt::Display for Address {
     }
 }
 
-/// One item of the event stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Defines a stack. Precedes the first event that refers to it.
@@ -167,7 +166,6 @@ pub enum Event {
     Loss(Losses),
 }
 
-/// The kind of a memory event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Action {
@@ -197,7 +195,6 @@ impl Action {
     }
 }
 
-/// The kind of memory that CUDA allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum CudaMemoryKind {
@@ -225,7 +222,6 @@ impl CudaMemoryKind {
     }
 }
 
-/// A call into CUDA.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CudaCall {
     /// The function's name in CUDA's documentation; one of [`crate::cuda::calls::FUNCTIONS`].
@@ -233,7 +229,6 @@ pub struct CudaCall {
     pub space: CudaMemoryKind,
 }
 
-/// One event of the allocator or of CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryEvent {
     pub time: TimeNs,
@@ -331,7 +326,6 @@ impl Stack {
 }
 
 impl Totals {
-    /// Returns the maximum of each total.
     pub fn higher(self, other: Self) -> Self {
         Self {
             allocated: self.allocated.max(other.allocated),
@@ -373,19 +367,11 @@ pub enum StackKind {
     /// The native stack of a thread that runs no Python.
     Native,
     /// The stack of the thread that waits in `backward()`; the calling thread (autograd's) runs no Python itself.
-    Waiting {
-        /// The name of the calling thread.
-        thread: Arc<str>,
-    },
+    Waiting { thread: Arc<str> },
     /// No stack is known.
-    Unknown {
-        /// The name of the calling thread.
-        thread: Arc<str>,
-        reason: NoStack,
-    },
+    Unknown { thread: Arc<str>, reason: NoStack },
 }
 
-/// The reason why an event has no stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, EnumString)]
 #[strum(const_into_str)]
 pub enum NoStack {
@@ -431,7 +417,6 @@ pub struct TensorSpec {
     pub requested: Option<Bytes>,
 }
 
-/// The purpose of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum BlockPurpose {
     /// A tensor, as PyTorch started to create it.
@@ -573,7 +558,6 @@ impl Losses {
         *self != Self::default()
     }
 
-    /// Combines each count with that of `other`.
     pub fn zip(self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             events: combine(self.events, other.events),

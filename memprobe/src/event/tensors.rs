@@ -36,7 +36,6 @@ pub struct TensorSnapshot {
     pub unread: Vec<Arc<str>>,
 }
 
-/// The consistency of the data that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Consistency {
     /// The process was paused while memprobe read it.
@@ -57,7 +56,6 @@ pub struct DeviceTotals {
     pub totals: Totals,
 }
 
-/// A live block of the caching allocator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
     pub addr: Address,
@@ -76,9 +74,7 @@ pub struct Block {
 /// The device of a storage or a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Device {
-    /// `cpu`.
     Cpu,
-    /// `cuda:0`.
     Cuda(DeviceIndex),
     /// `meta`, which has no memory.
     Meta,
@@ -174,7 +170,6 @@ pub enum TensorKind {
     Tensor,
 }
 
-/// A name of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     /// Examples: `layers.0.weight`, `Adam.exp_avg[layers.0.weight]`, `train.py:31 train() -> x`, `cache['kv'][0]`.
@@ -244,7 +239,6 @@ impl Name {
     /// A rule that this version of memprobe does not know.
     pub const UNKNOWN_RULE: &str = "a rule that this memprobe does not know";
 
-    /// Returns the rule with this text.
     pub fn rule(words: &str) -> &'static str {
         let known = Self::RULES.iter().find(|rule| **rule == words);
         known.copied().unwrap_or(Self::UNKNOWN_RULE)

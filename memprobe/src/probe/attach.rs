@@ -37,7 +37,6 @@ pub struct Located {
 }
 
 impl Located {
-    /// Finds a probe's function in one of the libraries of a process.
     pub fn find_in(
         probe: &'static Probe,
         tgid: Tgid,
@@ -256,7 +255,6 @@ pub fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
     maps.library(CUDA_ALLOCATOR).is_none() && !bindings.deleted && is_missing()
 }
 
-/// Reason not to probe a process.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// The process has ended or may not be looked at.
@@ -287,7 +285,6 @@ pub enum AttachError {
         library: String,
         how: String,
     },
-    /// The kernel refused.
     #[error("attaching to {function}: {reason}")]
     Refused {
         function: &'static str,

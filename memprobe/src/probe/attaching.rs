@@ -20,7 +20,6 @@ use crate::python::{DetectError, PythonProcess};
 
 #[derive(Debug)]
 pub enum Step {
-    /// There is more to do at once.
     Again,
     /// Every probe is in place that memprobe cannot do without.
     Done,
@@ -48,11 +47,9 @@ pub struct Attaching {
     /// Its caching allocator has no function to be heard by: what was looked for.
     lacks_allocator: Option<String>,
     variables: [Search; THREAD_VARIABLES.len()],
-    /// Its Python has not started yet.
     is_starting: bool,
 }
 
-/// Progress of the search for a thread-local variable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Search {
     /// Its library is not mapped.
@@ -60,7 +57,6 @@ enum Search {
     Unneeded,
     /// The loader has not set it up.
     Waiting,
-    /// Found, or not to be found.
     Over,
 }
 
@@ -372,7 +368,6 @@ impl Attaching {
         self.files.contains(&key)
     }
 
-    /// Probes a file, or shares the probes that it has.
     fn probe_file(
         &mut self,
         loader: &mut Loader,
@@ -524,7 +519,6 @@ impl Attaching {
     }
 }
 
-/// The probes of all that is asked for, in the order of attaching.
 fn wanted_probes(wanted: Wanted) -> impl DoubleEndedIterator<Item = &'static Probe> {
     PROBES.iter().filter(move |probe| probe.is_wanted(wanted))
 }

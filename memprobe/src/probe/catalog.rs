@@ -17,11 +17,8 @@ pub struct Probe {
     pub library: &'static str,
     /// Its names in the library's symbol table, of which a version has one.
     pub symbols: &'static [&'static str],
-    /// The program that runs at its entry.
     pub entry: &'static str,
-    /// The program that runs when it returns.
     pub returns: Option<&'static str>,
-    /// The registers that the entry program reads.
     pub reads: &'static [Register],
     /// Cookie by which programs that serve several functions tell them apart.
     pub cookie: Option<u64>,
@@ -61,7 +58,6 @@ pub enum Allocators {
     CudaAndCpu,
 }
 
-/// Treatment of the functions of libcuda.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DriverCalls {
     #[default]
@@ -201,7 +197,6 @@ const CUDA_READS: [Register; 7] = [
     Register::RSP,
 ];
 
-/// The probe on the function of CUDA with that number.
 fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
     let cookie = CudaCookie {
         function: number,

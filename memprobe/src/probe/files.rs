@@ -73,7 +73,6 @@ struct ProbedFile {
     breakpoint: Option<u64>,
     /// Held as long as the probes are to stay.
     _links: Vec<Link>,
-    /// The functions of CUDA that are probed.
     cuda: Vec<Located>,
     /// Links of `cuda`, held as long as the probes are to stay.
     cuda_links: Vec<Link>,
@@ -389,7 +388,6 @@ enum State {
     Probed,
 }
 
-/// Makes sure that a process has not rewritten a function where it is to be probed.
 fn unpatched(located: &Located, user: Tgid, mapped: &MappedFile) -> Result<(), AttachError> {
     let entries = patch::entries(user, mapped, std::iter::once(&located.code));
     match entries.first() {
@@ -402,7 +400,6 @@ fn unpatched(located: &Located, user: Tgid, mapped: &MappedFile) -> Result<(), A
     }
 }
 
-/// True if a breakpoint is in the memory of a process at an offset of a file.
 fn has_breakpoint(mapped: &MappedFile, tgid: Tgid, offset: u64) -> bool {
     mapped.address_of(offset).is_some_and(|address| {
         ProcessMemory::new(tgid).read_array::<1>(address) == Ok([BREAKPOINT])

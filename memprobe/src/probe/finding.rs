@@ -30,9 +30,7 @@ pub struct Finding {
     /// Name of the check, stable across versions (`kernel_types`).
     pub check: &'static str,
     pub level: Level,
-    /// Sentence for people, without a full stop.
     pub found: String,
-    /// Remedy: one or more sentences.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
     /// The same as values, for programs.

@@ -67,7 +67,6 @@ impl Wanted {
     }
 }
 
-/// Processes whose events the programs let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
     One,
@@ -97,7 +96,6 @@ impl Modules {
     }
 }
 
-/// Processes in which a probe fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reach {
     Process(Tgid),
@@ -265,7 +263,6 @@ impl Loader {
         }
     }
 
-    /// Lets the events of a process through no more.
     pub fn dismiss(&mut self, tgid: Tgid) -> Result<()> {
         // It may have ended, and then is not there.
         let _ = self.processes()?.remove(&tgid.0);

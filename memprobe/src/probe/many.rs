@@ -119,7 +119,6 @@ impl Many {
         is(known, Errno::BADF) && is(for_processes, Errno::INVAL)
     }
 
-    /// Attaches both programs to functions of a file.
     pub fn attach(
         &self,
         file: &Path,
@@ -146,7 +145,6 @@ fn descriptor(map: &Map) -> Option<RawFd> {
     }
 }
 
-/// Loads a program to be attached to many functions.
 fn load(object: &Object, name: &str) -> io::Result<OwnedFd> {
     let missing = || io::Error::from(io::ErrorKind::NotFound);
     let program = object.programs.get(name).ok_or_else(missing)?;

@@ -60,7 +60,6 @@ pub struct Patch {
 /// Consequence of a patch at the place of a probe.
 pub(super) const LEFT_ALONE: &str = "memprobe puts no probe there and does not see calls of it";
 
-/// Consequence of code that the process may write.
 pub(super) const WRITABLE: &str =
     "the kernel puts no probe into memory that a process may write, so calls of it are not seen";
 
@@ -206,7 +205,6 @@ fn is_writable(mapped: &MappedFile, offset: u64) -> bool {
 }
 
 impl Patch {
-    /// Name of the file into which the patch jumps, if it is one.
     fn library(self, maps: &Maps) -> Option<String> {
         let mapping = maps.find(self.target?)?;
         let name = mapping.path.file_name()?.to_string_lossy();

@@ -39,7 +39,6 @@ pub(super) enum Record<'a> {
     End(EndRecord),
     /// Header in a later format.
     Newer(u32),
-    /// Record for viewers only.
     Other,
 }
 
@@ -161,7 +160,6 @@ struct MarkArgs<'a> {
     stack_id: u32,
 }
 
-/// Purpose of a block that is not a tensor's.
 #[derive(Deserialize)]
 struct Inferred<'a> {
     #[serde(rename = "purpose", alias = "use")]

@@ -40,7 +40,6 @@ const ENDING: Duration = Duration::from_secs(10);
 /// The most records taken in one go, so that a flood does not starve screen and signals.
 const BATCH: usize = 65_536;
 
-/// Processes, probed.
 pub(crate) struct HostSession {
     wanted: Wanted,
     processes: HashMap<u32, Process>,
@@ -382,7 +381,6 @@ impl HostSession {
         }
     }
 
-    /// Passes on the events of all processes that have some.
     fn settle(
         &mut self,
         now: Instant,

@@ -13,7 +13,6 @@ const STARTED: Duration = Duration::from_millis(2);
 /// awaited, which ends before the first allocation.
 pub(super) const WITH_LOADER: Duration = Duration::from_millis(20);
 
-/// Longest interval.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// Inverse of the share of time spent on polling one process.
@@ -22,7 +21,6 @@ const SHARE: u32 = 5;
 /// Part of a process's age that the interval grows to.
 const AGE_SHARE: u32 = 64;
 
-/// Pace of polling after an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// The attempt had no time to finish.
@@ -35,11 +33,9 @@ pub(super) enum Pace {
     WithLoader,
     /// Something may still be added.
     Seldom,
-    /// Nothing more is expected.
     Never,
 }
 
-/// Time of the next attempt.
 #[derive(Debug)]
 pub(super) struct PollSchedule {
     since: Instant,

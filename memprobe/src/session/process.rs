@@ -33,23 +33,18 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Nanoseconds that it takes to make a tensor at most: CUDA may have to find memory for it first.
 const GRACE: u64 = 1_000_000_000;
 
-/// Origin of a watched process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Already running.
     Running,
     /// Just started: by memprobe, by a watched process, or as another program.
     Started,
 }
 
-/// State of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Not ready to be probed.
     Looking,
-    /// Probed.
     Attached,
-    /// Impossible to probe.
     Refused,
 }
 
@@ -88,7 +83,6 @@ pub(super) struct Process {
     next_event: Option<Event>,
 }
 
-/// Result of an attempt to attach.
 #[derive(Debug, Default)]
 pub(super) struct Attempt {
     pub(super) item: Option<HostItem>,
@@ -98,7 +92,6 @@ pub(super) struct Attempt {
     pub(super) has_events: bool,
 }
 
-/// Result of a record for the session.
 #[derive(Debug, Default)]
 pub(super) struct Received {
     pub(super) notice: Option<String>,
@@ -106,7 +99,6 @@ pub(super) struct Received {
 }
 
 impl Process {
-    /// A process of which nothing is known yet.
     pub(super) fn new(
         watched: Option<Watched>,
         tgid: Tgid,
@@ -548,12 +540,10 @@ fn without_modules(error: AttachError) -> String {
     format!("the modules that are called may be unknown or out of date: {error}")
 }
 
-/// True if an optimizer step begins.
 fn is_step(record: &Record) -> bool {
     matches!(record, Record::Mark(mark) if matches!(marks::parse(&mark.name), Some((MarkedPhase::Step, _))))
 }
 
-/// Identity of a process: number, command line, user.
 pub(crate) fn identified(tgid: Tgid) -> Target {
     Target {
         tgid: Some(tgid),

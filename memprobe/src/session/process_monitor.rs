@@ -14,7 +14,6 @@ use crate::cuda::nvml::{Driver, Pids, Sample};
 use crate::process::namespace::{Kind, Namespace};
 use crate::process::process_scan::{Found, HostScan};
 
-/// Interval of the scans.
 const EVERY: Duration = Duration::from_secs(2);
 
 /// Scans between attempts to open a driver that could not be opened.

@@ -19,7 +19,6 @@ pub(super) enum ObservedFrom {
     Forked,
 }
 
-/// Result of the check.
 #[derive(Clone, Debug)]
 pub(super) struct StartupCheck {
     observed_from: ObservedFrom,
@@ -28,12 +27,9 @@ pub(super) struct StartupCheck {
     unreported: bool,
 }
 
-/// Evidence of the first event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// There was none so far.
     Open,
-    /// Nothing came before it.
     Complete,
     /// Something came before it that was not seen.
     Late(Bytes),
@@ -42,7 +38,6 @@ enum Verdict {
 }
 
 impl StartupCheck {
-    /// Nothing happened yet.
     pub(super) fn new(observed_from: ObservedFrom) -> Self {
         Self {
             observed_from,

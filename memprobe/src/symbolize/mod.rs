@@ -70,7 +70,6 @@ pub struct Symbolizer<M> {
     unsettled: usize,
 }
 
-/// A record that waits in the queue.
 enum Queued {
     Memory(MemoryKind, MemoryRecord, Reason),
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
@@ -526,7 +525,6 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
     }
 
-    /// Defines a stack in the stream if it is new.
     fn defined(&mut self, (id, stack): Interned) -> StackId {
         if let Some(stack) = stack {
             self.ready.push(Event::Stack(id, stack));

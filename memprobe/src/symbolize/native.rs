@@ -120,7 +120,6 @@ impl NativeCode {
             .unwrap_or_else(|| nowhere(return_address))
     }
 
-    /// Returns the stack of a call that returns to `return_address`.
     pub fn unwind(&mut self, return_address: u64, copy: &StackCopy) -> Unwound {
         let mut frames = Vec::new();
         let mut truncated = self.walk(return_address, copy, |code, address| {
@@ -367,7 +366,6 @@ fn named(path: &Arc<str>, symbol: &Sym<'_>) -> Vec<Frame> {
     frames
 }
 
-/// Returns the frame of code without a symbol.
 fn unnamed(function: String, library: &Arc<str>) -> Frame {
     Frame {
         file: "".into(),

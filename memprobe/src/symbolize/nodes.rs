@@ -19,7 +19,6 @@ const MAX_CLASSES: usize = 1 << 14;
 /// The most threads whose evaluated node is remembered.
 const MAX_THREADS: usize = 65_536;
 
-/// The name of a node whose class could not be read.
 const UNNAMED: &str = "(unknown node)";
 
 /// The name of a `torch.autograd.Function` node whose Python type could not be read.

@@ -29,7 +29,6 @@ pub enum Format {
 }
 
 pub struct Doctor {
-    /// The process to look at beside the machine.
     pub tgid: Option<Tgid>,
     pub format: Format,
     /// File for the verifier's log of a program that the kernel refuses.

@@ -35,7 +35,6 @@ const DRIVER: &str = "libcuda.so";
 /// One process. Texts come from it and may hold anything.
 #[derive(Debug, Serialize)]
 pub(super) struct Process {
-    /// Its number as memprobe sees it.
     pub(super) pid: u32,
     /// Its number in its own PID namespace, where that is another.
     pub(super) inner_pid: Option<u32>,
@@ -63,7 +62,6 @@ pub(super) struct Library {
     pub(super) opened_as: Option<String>,
 }
 
-/// One probe and its place.
 #[derive(Debug, Serialize)]
 pub(super) struct Place {
     pub(super) finding: Finding,

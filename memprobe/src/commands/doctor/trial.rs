@@ -16,7 +16,6 @@ use crate::probe::refusal::{KernelRequest, Refusal};
 use crate::process::maps::Maps;
 use crate::view::count;
 
-/// A ring buffer for one event.
 const RING_BYTES: u32 = 64 << 10;
 
 /// Time limit for the event, which is written before the probed function continues.

@@ -25,7 +25,6 @@ pub(super) enum Destination {
 }
 
 impl Destination {
-    /// Looks at what was asked for; creates nothing.
     pub(super) fn check(path: &Path, command: Option<String>) -> Result<Self> {
         if is_directory(path) {
             let directory = OutputDirectory::check(path)?;
@@ -95,7 +94,6 @@ impl Recorder {
         processes.filter_map(move |(tgid, recorded)| is_written(recorded).then_some(*tgid))
     }
 
-    /// Takes what a session tells.
     pub(super) fn take(&mut self, event: HostEvent, progress: &mut Progress) -> Result<()> {
         let HostEvent { tgid, item } = event;
         match item {
@@ -357,7 +355,6 @@ impl Recorder {
         Ok(())
     }
 
-    /// Ends every recording that is not over.
     pub(super) fn finish(&mut self, reason: EndReason) -> Result<()> {
         let left: Vec<_> = self.processes.keys().copied().collect();
         for tgid in left {
@@ -444,7 +441,6 @@ fn named(tgid: Tgid, target: &Target) -> String {
     format!("PID {} ({short})", tgid.0)
 }
 
-/// Header at the start of a process's recording.
 fn header(target: Target) -> Header {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok();
     Header {

@@ -42,7 +42,6 @@ impl Started {
         Ok(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
     }
 
-    /// Says that it goes on without memprobe.
     pub(crate) fn leave_running(&mut self, progress: &mut Progress) {
         if let Ok(None) = self.child.try_wait() {
             progress.say(&format!("{} (PID {}) runs on", self.name, self.child.id()));

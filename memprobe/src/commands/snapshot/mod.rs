@@ -30,7 +30,6 @@ use crate::view::{consistency, counted};
 /// Interval of checking for the end of a process that is not probed.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Tensors to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     Devices,
@@ -45,7 +44,6 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// Takes one and prints it, or writes it to `output`.
     pub fn once(&self, output: Option<&Path>) -> Result<ExitCode> {
         // What cannot be written is not worth a pause.
         let plan = output.map(OutputPlan::check).transpose()?;
@@ -146,7 +144,6 @@ impl Snapshots {
     }
 }
 
-/// Waits until it is time, or the process has ended.
 async fn rest(
     tracker: &mut BlockTracker,
     watched: &Watched,

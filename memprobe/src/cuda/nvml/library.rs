@@ -116,14 +116,14 @@ impl DeviceQuery for Device<'_> {
         // SAFETY: the handle is this device's and its library is open as long as `self` lives; each
         // function is one of those that `fill` is for.
         unsafe {
-            let room = (self.handle(), capacity);
+            let asked = (self.handle(), capacity);
             match (point, kind) {
-                (V3, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses_v3, room),
-                (V2, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses_v2, room),
-                (V1, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses, room),
-                (V3, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses_v3, room),
-                (V2, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses_v2, room),
-                (V1, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses, room),
+                (V3, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses_v3, asked),
+                (V2, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses_v2, asked),
+                (V1, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses, asked),
+                (V3, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses_v3, asked),
+                (V2, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses_v2, asked),
+                (V1, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses, asked),
                 (DetailList, _) => detail_list(self, kind, capacity),
             }
         }
@@ -171,7 +171,6 @@ impl DeviceQuery for Device<'_> {
     }
 }
 
-/// Asks `nvmlDeviceGetRunningProcessDetailList`.
 fn detail_list(device: &Device<'_>, kind: ListKind, capacity: u32) -> Result<RawList, Refusal> {
     let lib = device.nvml().lib();
     let function = nvml_sym(lib.nvmlDeviceGetRunningProcessDetailList.as_ref())?;

@@ -97,7 +97,6 @@ impl Sample {
         }
     }
 
-    /// A device that cannot be asked at all.
     fn add_silent(&mut self, index: u32, error: &str) {
         self.devices.push(DeviceMemory {
             index,

@@ -19,7 +19,6 @@ const TRIES: usize = 3;
 /// Bytes that each process holds on a device; `None` for `[N/A]`.
 pub(super) type Held = BTreeMap<Tgid, Option<Bytes>>;
 
-/// Processes of a device, and why some may be missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DeviceProcesses {
     pub(super) held: Held,
@@ -135,7 +134,6 @@ impl NoList {
     }
 }
 
-/// The first plausible list of any entry point.
 fn list<Q: DeviceQuery>(
     device: &Q,
     kind: ListKind,

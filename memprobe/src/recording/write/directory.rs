@@ -103,7 +103,6 @@ pub struct Index {
     version: &'static str,
     /// True if memprobe ended the recording; false while it records, or if it was killed.
     pub finished: bool,
-    /// Command that memprobe started, joined by spaces.
     pub command: Option<String>,
     pub processes: Vec<Entry>,
 }
@@ -127,7 +126,6 @@ pub struct Entry {
     pub parent: Option<u32>,
     /// Rank in a distributed job, if the process states it.
     pub rank: Option<u32>,
-    /// Command line, joined by spaces.
     pub command: String,
     /// File name of the recording; `None` if the process used no GPU memory.
     pub file: Option<String>,

@@ -54,7 +54,6 @@ pub(super) fn push_args(line: &mut Vec<u8>, event: &MemoryEvent) {
     }
 }
 
-/// Appends the tensor of an event to an open object.
 pub(super) fn push_shape(line: &mut Vec<u8>, shape: &TensorSpec) {
     line.extend_from_slice(b",\"shape\":[");
     for (at, size) in shape.sizes.iter().enumerate() {
@@ -78,7 +77,6 @@ pub(super) fn push_shape(line: &mut Vec<u8>, shape: &TensorSpec) {
     }
 }
 
-/// Appends the purpose of a block without a tensor to an open object.
 pub(super) fn push_purpose(line: &mut Vec<u8>, purpose: &Purpose) {
     line.extend_from_slice(b",\"tensor\":false,\"inferred\":{");
     if let Some(what) = &purpose.what {

@@ -84,7 +84,6 @@ impl Known {
         self.0.remove(&context);
     }
 
-    /// Another use of a context.
     pub(super) fn add_use(&mut self, context: u64) {
         if let Some((_, Origin::Created { uses })) = self.0.get_mut(&context) {
             *uses = uses.saturating_add(1);

@@ -87,13 +87,13 @@ impl Live {
                     }
                     HostItem::Executed(target) => {
                         *model = Model::new(target, crate::session::now());
-                        screen.opened.begin_anew();
+                        screen.opened.reasons.begin_anew();
                     }
                     HostItem::Found { .. } | HostItem::Notice(_) | HostItem::SnapshotPoint(_) => {}
                 }
                 Ok(())
             })?;
-            if let Some(names) = screen.opened.names(&screen.model) {
+            if let Some(names) = screen.opened.tensors.show(&screen.model) {
                 let change = screen.model.apply(&names);
                 screen.opened.apply(&names, &change, &screen.model);
             }
@@ -119,7 +119,7 @@ struct Screen {
 impl Screen {
     fn open(model: Model, tgid: Tgid, interrupts: Interrupts) -> Self {
         let opened = ProcessView::new(tgid, &model, crate::session::now());
-        let news = opened.news();
+        let news = opened.news.clone();
         let sources = Box::new(Sources::of(tgid));
         let thread = ScreenThread::start(interrupts, REFRESH, move |command, quit| {
             tui::run(news, command, sources, quit)
@@ -135,7 +135,7 @@ impl Screen {
     async fn turn(&mut self) -> bool {
         let turn = tokio::select! {
             turn = self.thread.turn() => turn,
-            () = self.opened.taken() => return false,
+            () = self.opened.tensors.taken() => return false,
         };
         match turn {
             Turn::Closed | Turn::Asked(Command::Quit) => return true,
@@ -144,7 +144,7 @@ impl Screen {
         }
         let now = crate::session::now();
         self.model.tick(now);
-        let snapshot = self.model.snapshot(now, self.opened.grouping());
+        let snapshot = self.model.snapshot(now, self.opened.grouping);
         self.opened.show(snapshot);
         false
     }

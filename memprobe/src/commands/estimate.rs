@@ -129,30 +129,29 @@ impl Estimation {
         let ended = run.follow(&mut session, &mut interrupts).await;
         let is_over = ended.inspect_err(|_| command.leave_running(&mut progress))?;
         let mut notes = Vec::new();
-        let status = if is_over {
-            Some(command.exit_status()?)
-        } else {
-            notes.push("it was interrupted: the estimate covers the run until then".to_owned());
-            command.leave_running(&mut progress);
-            None
+        let covers = "the estimate covers the run until then";
+        let status = match is_over {
+            true => command.exit_status()?,
+            false => 0,
         };
-        let failed = status.filter(|status| *status != 0);
-        notes.extend(failed.map(|status| {
-            format!(
-                "the command ended with status {status}: the estimate covers the run until then. {ON_THE_CPU}"
-            )
-        }));
-        let code = ExitCode::from(status.unwrap_or(0));
+        if !is_over {
+            notes.push(format!("it was interrupted: {covers}"));
+            command.leave_running(&mut progress);
+        }
+        let (failed, code) = (status != 0, ExitCode::from(status));
+        let ended = format!("the command ended with status {status}");
+        if failed {
+            notes.push(format!("{ended}: {covers}. {ON_THE_CPU}"));
+        }
         let Some((target, estimate)) = run.largest(&mut notes) else {
             return match (run.refusal.take(), failed) {
                 (Some(refusal), _) => Err(refusal.into()),
-                (None, Some(status)) => {
-                    progress.say(&format!(
-                        "the command ended with status {status} before it made a tensor on the CPU. {ON_THE_CPU}"
-                    ));
+                (None, true) => {
+                    let nothing = "before it made a tensor on the CPU";
+                    progress.say(&format!("{ended} {nothing}. {ON_THE_CPU}"));
                     Ok(code)
                 }
-                (None, None) => bail!(
+                (None, false) => bail!(
                     "the command made no tensor on the CPU, so there is nothing to estimate. {ON_THE_CPU}"
                 ),
             };

@@ -206,7 +206,7 @@ impl Watching {
         }
         // Whatever had this number before is another process, or was another program.
         if let Some(opened) = self.opened.of(tgid) {
-            opened.begin_anew();
+            opened.reasons.begin_anew();
         }
         let Some(other) = other else { return };
         match (other.attached, other.refused, other.waiting) {
@@ -272,7 +272,7 @@ impl Watching {
         let mut all = Vec::new();
         for (tgid, opened) in self.opened.each() {
             let ledger = self.host.ledger(tgid);
-            let names = ledger.and_then(|ledger| opened.names(ledger));
+            let names = ledger.and_then(|ledger| opened.tensors.show(ledger));
             all.extend(names.map(|names| (tgid, names)));
         }
         for (tgid, names) in all {
@@ -295,7 +295,7 @@ impl Watching {
 
     /// Does what a screen of the process asks for that is looked at.
     pub(super) fn execute(&mut self, command: Command) {
-        let shown = self.opened.shown();
+        let shown = self.opened.shown;
         if let Some(opened) = shown.and_then(|tgid| self.opened.of(tgid)) {
             opened.execute(command);
         }
@@ -305,11 +305,11 @@ impl Watching {
     pub(super) fn show_opened(&mut self, now: TimeNs) -> Option<(Tgid, News)> {
         let host = &self.host;
         self.opened.keep(|tgid| host.ledger(tgid).is_some());
-        let tgid = self.opened.shown()?;
+        let tgid = self.opened.shown?;
         let ledger = host.ledger(tgid)?;
         let opened = self.opened.follow(tgid, ledger, now);
-        opened.show(host.process(tgid, now, opened.grouping())?);
-        Some((tgid, opened.news()))
+        opened.show(host.process(tgid, now, opened.grouping)?);
+        Some((tgid, opened.news.clone()))
     }
 
     fn handle(&mut self, event: HostEvent) {

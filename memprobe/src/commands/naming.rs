@@ -244,8 +244,7 @@ impl NameReader {
         None
     }
 
-    /// Puts what was read into its place, where all events up to the moment are there; `is_settled` tells of a process
-    /// that none is on its way.
+    /// Puts names into their place once all earlier events are there; `is_settled` says that none is on its way.
     pub(super) fn place(&mut self, is_settled: impl Fn(Tgid) -> bool) -> Vec<Placed> {
         let is_whole = |(tgid, held): &(&Tgid, &Held)| held.is_whole(|| is_settled(**tgid));
         let whole = self.held.iter().filter(is_whole);

@@ -18,11 +18,12 @@ const MOST: usize = 4;
 
 pub(super) struct ProcessView {
     tgid: Tgid,
-    grouping: Grouping,
+    /// Frames under which memory is counted.
+    pub(super) grouping: Grouping,
     snapshots: watch::Sender<Arc<Snapshot>>,
-    tensors: TensorReader,
-    reasons: AttributionFeed,
-    news: News,
+    pub(super) tensors: TensorReader,
+    pub(super) reasons: AttributionFeed,
+    pub(super) news: News,
 }
 
 impl ProcessView {
@@ -46,19 +47,6 @@ impl ProcessView {
         }
     }
 
-    pub(super) fn news(&self) -> News {
-        self.news.clone()
-    }
-
-    /// Under which frames memory is counted.
-    pub(super) fn grouping(&self) -> Grouping {
-        self.grouping
-    }
-
-    pub(super) fn begin_anew(&mut self) {
-        self.reasons.begin_anew();
-    }
-
     /// Does what a screen asks for. To end is the caller's.
     pub(super) fn execute(&mut self, command: Command) {
         match command {
@@ -73,16 +61,6 @@ impl ProcessView {
     fn close(&mut self) {
         self.grouping = Grouping::default();
         self.reasons.explain(AttributionQuery::Nothing);
-    }
-
-    /// Waits until its tensors were read; for ever where that is not being done.
-    pub(super) async fn taken(&mut self) {
-        self.tensors.taken().await;
-    }
-
-    /// Publishes a finished heap snapshot, and returns its event for the model. To be called after all events up to now.
-    pub(super) fn names(&mut self, model: &Model) -> Option<Event> {
-        self.tensors.show(model)
     }
 
     pub(super) fn show(&mut self, snapshot: Snapshot) {
@@ -103,14 +81,11 @@ impl Analysis for ProcessView {
 #[derive(Default)]
 pub(super) struct ViewCache {
     all: Vec<ProcessView>,
-    shown: Option<Tgid>,
+    /// The process whose screens are shown.
+    pub(super) shown: Option<Tgid>,
 }
 
 impl ViewCache {
-    pub(super) fn shown(&self) -> Option<Tgid> {
-        self.shown
-    }
-
     pub(super) fn open(&mut self, tgid: Tgid) {
         self.close();
         self.shown = Some(tgid);
@@ -153,7 +128,8 @@ impl ViewCache {
     /// Waits until the tensors of any of them were read; for ever where that is not being done.
     pub(super) async fn taken(&mut self) {
         std::future::poll_fn(|context| {
-            let taken = |opened: &mut ProcessView| pin!(opened.taken()).poll(context).is_ready();
+            let taken =
+                |opened: &mut ProcessView| pin!(opened.tensors.taken()).poll(context).is_ready();
             match self.all.iter_mut().any(taken) {
                 true => Poll::Ready(()),
                 false => Poll::Pending,
@@ -196,10 +172,10 @@ mod tests {
         let mut cache = ViewCache::default();
         (1..=2).for_each(|tgid| open(&mut cache, tgid));
         cache.keep(|_| false);
-        assert_eq!((followed(&cache), cache.shown()), (vec![2], Some(Tgid(2))));
+        assert_eq!((followed(&cache), cache.shown), (vec![2], Some(Tgid(2))));
         cache.close();
         cache.keep(|_| false);
-        assert!(followed(&cache).is_empty() && cache.shown().is_none());
+        assert!(followed(&cache).is_empty() && cache.shown.is_none());
     }
 
     #[test]
@@ -208,8 +184,8 @@ mod tests {
         let now = TimeNs(9_000_000_000);
         let mut opened = ProcessView::new(Tgid(7), &model, now);
         opened.execute(Command::Explain(AttributionQuery::Categories));
-        opened.show(model.snapshot(now, opened.grouping()));
-        let reasons = opened.news().reasons.borrow().clone();
+        opened.show(model.snapshot(now, opened.grouping));
+        let reasons = opened.news.reasons.borrow().clone();
         let AttributionTables::Categories(devices) = reasons else {
             unreachable!("categories were asked for")
         };
@@ -219,6 +195,6 @@ mod tests {
             model.totals().map(|it| it.allocated)
         );
         opened.close();
-        assert_eq!(opened.grouping(), Grouping::default());
+        assert_eq!(opened.grouping, Grouping::default());
     }
 }

@@ -145,7 +145,7 @@ impl Intake {
             match self.wait(session, interrupts).await {
                 Woken::Records => {}
                 Woken::Read(reading) => self.take_read(reading)?,
-                Woken::End(_) if !self.recorder.has_attached() => return Ok(None),
+                Woken::End(_) if !self.recorder.has_attached => return Ok(None),
                 Woken::End(reason) => break reason,
             }
             session.drain(|event| self.take(event))?;
@@ -160,7 +160,7 @@ impl Intake {
                 flushed = Instant::now();
                 self.recorder.flush()?;
             }
-            if self.recorder.has_attached() {
+            if self.recorder.has_attached {
                 self.progress.show(self.recorder.figures(session.losses));
             }
         };
@@ -241,13 +241,13 @@ impl Intake {
                 self.refusal = Some(error);
                 return Ok(());
             }
-            HostItem::Ended if is_root && self.recorder.has_attached() => {
+            HostItem::Ended if is_root && self.recorder.has_attached => {
                 self.recorder.open_early(event.tgid, &mut self.progress)?;
             }
             _ => {}
         }
         let is_first =
-            matches!(event.item, HostItem::Attached { .. }) && !self.recorder.has_attached();
+            matches!(event.item, HostItem::Attached { .. }) && !self.recorder.has_attached;
         let tgid = event.tgid;
         self.recorder.take(event, &mut self.progress)?;
         if is_first {
@@ -261,7 +261,7 @@ impl Intake {
     }
 
     fn finish(&mut self, reason: EndReason, losses: Losses) -> Result<()> {
-        if !self.recorder.has_attached() {
+        if !self.recorder.has_attached {
             return match self.refusal.take() {
                 Some(refusal) => Err(refusal.into()),
                 None => bail!(

@@ -58,8 +58,7 @@ impl TensorReader {
         self.read = Some(outcome.and_then(|outcome| outcome));
     }
 
-    /// Publishes a finished heap snapshot, and returns the names of the blocks that are unchanged since. To be called after
-    /// all events up to now.
+    /// Publishes a finished heap snapshot and names its unchanged blocks. To be called after all events up to now.
     pub(super) fn show(&mut self, ledger: &Model) -> Option<Event> {
         let mut snapshot = match self.read.take()? {
             Ok(snapshot) => snapshot,

@@ -200,9 +200,8 @@ const fn function_of(api: Api, name: &'static str, effect: Effect) -> Function {
 
 /// The form for programs built with a default stream for each thread: `symbol` ends in `_ptsz`.
 const fn per_thread(function: Function) -> Function {
-    let (name, _) = function
-        .symbol
-        .split_at(function.symbol.len() - "_ptsz".len());
+    let symbol = function.symbol;
+    let (name, _) = symbol.split_at(symbol.len() - "_ptsz".len());
     Function { name, ..function }
 }
 

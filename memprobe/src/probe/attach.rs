@@ -221,8 +221,7 @@ pub struct VariableSymbol {
 }
 
 impl VariableSymbol {
-    /// Looks into a library of a process; `None` where it does not say. The answer holds for every
-    /// process that uses the file.
+    /// Looks into a library; `None` where it does not say. The answer holds for every process with the file.
     pub fn find(tgid: Tgid, library: &MappedFile, names: &[ThreadLocalName]) -> Option<Self> {
         let image = ElfImage::from_file(library.open(tgid).ok()?.0).ok()?;
         Some(Self {

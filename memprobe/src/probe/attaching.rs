@@ -32,18 +32,19 @@ pub enum Step {
 pub struct Attaching {
     tgid: Tgid,
     wanted: Wanted,
-    python: Option<PythonProcess>,
+    pub python: Option<PythonProcess>,
     /// The files that were there when no Python was found: with the same ones there is none.
     not_python: Option<Vec<(DeviceNumber, u64)>>,
     config: ProcessConfig,
     files: Vec<FileKey>,
     /// Its files with functions of CUDA, as they were mapped when they were looked at last.
     cuda_files: Vec<(FileKey, MappedFile)>,
-    probes: Vec<ProbeStatus>,
+    pub probes: Vec<ProbeStatus>,
     missing: Vec<String>,
     /// Functions of CUDA that are not probed, since a process has rewritten them.
     left_alone: Vec<String>,
-    has_loader: bool,
+    /// True if its dynamic loader reports each library that it maps, so that polling is not needed.
+    pub has_loader: bool,
     /// Its caching allocator has no function to be heard by: what was looked for.
     lacks_allocator: Option<String>,
     variables: [Search; THREAD_VARIABLES.len()],
@@ -129,17 +130,9 @@ impl Attaching {
         self.variables = Default::default();
     }
 
-    pub fn python(&self) -> Option<&PythonProcess> {
-        self.python.as_ref()
-    }
-
     /// True if memprobe has looked and found no Python.
     pub fn runs_no_python(&self) -> bool {
         self.python.is_none() && self.not_python.is_some()
-    }
-
-    pub fn probes(&self) -> &[ProbeStatus] {
-        &self.probes
     }
 
     /// Sentences on what is not seen, one for each missing probe.
@@ -163,11 +156,6 @@ impl Attaching {
     fn has_tracepoints(&self) -> bool {
         let mut probes = TRACEPOINTS.iter();
         probes.all(|probe| self.has_function(probe.function))
-    }
-
-    /// True if the dynamic loader of the process reports each library it maps, so that polling is not needed.
-    pub fn reports_libraries(&self) -> bool {
-        self.has_loader
     }
 
     /// True if memprobe must poll for something that no probe reports.
@@ -402,9 +390,7 @@ impl Attaching {
             files.leave_patched(loader, *key, self.tgid, file)?;
         }
         let probed = self.probed_cuda(files);
-        let left_alone: Vec<_> = probed
-            .flat_map(|probed| probed.left_alone.clone())
-            .collect();
+        let left_alone = Vec::from_iter(probed.flat_map(|probed| probed.left_alone.clone()));
         let has_changed = left_alone != self.left_alone;
         if has_changed {
             self.left_alone = left_alone;
@@ -419,9 +405,8 @@ impl Attaching {
             let mut cuda = (FUNCTIONS.iter()).filter(|function| function.api != Api::Tracepoint);
             cuda.any(|function| function.symbol == probe.function)
         };
-        let there: Vec<_> = (self.probed_cuda(files))
-            .flat_map(|probed| probed.probes.clone())
-            .collect();
+        let probed = self.probed_cuda(files);
+        let there = Vec::from_iter(probed.flat_map(|probed| probed.probes.clone()));
         (self.probes).retain(|probe| !is_cuda(probe) || there.contains(probe));
     }
 

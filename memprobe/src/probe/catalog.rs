@@ -234,8 +234,7 @@ const ON_TORCH: Probe = Probe {
     graph: GraphTracking::Off,
 };
 
-/// The probes on PyTorch. Symbols and registers are those of the x86-64 wheels of PyTorch 2.0 to
-/// 2.15.
+/// The probes on PyTorch, with symbols and registers of its x86-64 wheels 2.0 to 2.15.
 const PYTORCH: [Probe; 10] = [
     Probe {
         function: "c10::reportOutOfMemoryToProfiler",

@@ -273,8 +273,7 @@ impl ProbedFiles {
         }
     }
 
-    /// Takes away the probes of a file that has not been used for a while, if there is one. One at a
-    /// time: it takes milliseconds.
+    /// Takes away the probes of one file that has not been used for a while: each takes milliseconds.
     pub fn let_go(&mut self, now: Instant) {
         let files = self.files.iter();
         let unused = files.filter_map(|(key, file)| Some((*key, file.unused_since?)));

@@ -89,11 +89,8 @@ impl Finding {
             "pytorch" => "PyTorch".to_owned(),
             _ => word.to_owned(),
         };
-        self.check
-            .split('_')
-            .map(word)
-            .collect::<Vec<_>>()
-            .join(" ")
+        let words: Vec<_> = self.check.split('_').map(word).collect();
+        words.join(" ")
     }
 }
 

@@ -276,8 +276,7 @@ impl Loader {
         )?)
     }
 
-    /// Attaches a program at a file offset of a library; `cookie` tells a program that serves several
-    /// functions which one it is.
+    /// Attaches a program at a file offset of a library; `cookie` names the function to a program for several.
     pub fn attach(
         &mut self,
         program: &str,

@@ -72,8 +72,7 @@ pub const REMEDY: &str = "memprobe leaves the function alone, and does not see i
      (for UCX: UCX_MEM_CUDA_HOOK_MODE=none or =reloc), if they matter.";
 
 impl FileCode {
-    /// Code of a function at an offset of its file. `bytes` begin at the function, `size` is its length
-    /// in bytes, 0 if unknown.
+    /// Code of the function at a file offset, where `bytes` begin; `size` is its length in bytes, 0 if unknown.
     pub fn new(offset: u64, mut bytes: Vec<u8>, size: u64, place: Place) -> Self {
         // What follows a function's end is another's, and may be rewritten for itself.
         let own = if size == 0 { place.end() } else { size };

@@ -27,10 +27,8 @@ const NARROW: [[&str; 4]; 8] = [
 /// values come in the order of its notes. `None` where these cannot be understood.
 pub fn cookie(function: u8, tracepoint: &Tracepoint) -> Option<TracepointCookie> {
     let mut operands = [None; TracepointCookie::OPERANDS];
-    for (operand, text) in operands
-        .iter_mut()
-        .zip(tracepoint.operands.split_ascii_whitespace())
-    {
+    let texts = tracepoint.operands.split_ascii_whitespace();
+    for (operand, text) in operands.iter_mut().zip(texts) {
         *operand = Some(parse(text)?);
     }
     operands[0]?;
@@ -149,12 +147,7 @@ fn parse(text: &str) -> Option<Operand> {
 /// A register by any name of its lower bits. The second byte (`ah`) is a place of its own.
 fn register(name: &str) -> Option<u8> {
     let whole = Operand::REGISTERS.iter().position(|whole| *whole == name);
-    let narrow = || {
-        let narrow = NARROW.iter();
-        narrow
-            .map(|names| &names[..3])
-            .position(|names| names.contains(&name))
-    };
+    let narrow = || NARROW.iter().position(|names| names[..3].contains(&name));
     let numbered = || {
         let number = name.strip_prefix('r')?.strip_suffix(['d', 'w', 'b'])?;
         let number = number.parse::<usize>().ok()?;

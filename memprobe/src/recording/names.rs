@@ -35,17 +35,14 @@ pub(crate) struct NamedRecord<'a> {
 impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
     fn from(block: &'a LabeledBlock) -> Self {
         let text = |text: &'a Option<Arc<str>>| text.as_deref().map(clipped);
+        let name = block.name.as_ref();
         Self {
             addr: block.addr.0,
             size: block.size.0,
             device: block.device,
             kind: block.kind.map(|kind| kind.as_str().into()),
-            name: block.name.as_ref().map(|name| clipped(&name.text)),
-            inferred: block
-                .name
-                .as_ref()
-                .and_then(|name| name.inferred)
-                .map(Cow::Borrowed),
+            name: name.map(|name| clipped(&name.text)),
+            inferred: name.and_then(|name| name.inferred).map(Cow::Borrowed),
             module: text(&block.module),
             called: text(&block.called),
             saved_by: text(&block.saved_by),

@@ -40,7 +40,6 @@ pub(crate) enum HostItem {
     Ended,
 }
 
-/// Point of a program that is worth a heap snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SnapshotPoint {
     /// The first call of a module that is seen: there is a model.

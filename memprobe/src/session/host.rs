@@ -154,7 +154,10 @@ impl HostSession {
             true => POLL,
             false => POLL_QUIET,
         };
-        let looks = self.processes.values().filter_map(Process::next_poll);
+        let looks = self
+            .processes
+            .values()
+            .filter_map(|process| process.schedule.next);
         let due = looks.min().map_or(poll, |next| next.duration_since(now));
         if !self.emitted.is_empty() || due.is_zero() {
             // Others may want to do something too.
@@ -409,7 +412,7 @@ impl HostSession {
 
     fn poll(&mut self, now: Instant) {
         let processes = self.processes.values();
-        let due = processes.filter(|process| process.next_poll().is_some_and(|next| next <= now));
+        let due = processes.filter(|process| process.schedule.next.is_some_and(|next| next <= now));
         for tgid in due.map(|process| process.tgid).collect::<Vec<_>>() {
             self.attach(tgid);
         }
@@ -461,8 +464,7 @@ impl HostSession {
         }
     }
 
-    /// Removes probes from functions that a process has rewritten in its memory. Returns true if its set of
-    /// probes changed.
+    /// Removes probes from functions that a process has rewritten. Returns true if its set of probes changed.
     fn leave_patched(&mut self, tgid: Tgid) -> bool {
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             return false;

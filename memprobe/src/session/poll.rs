@@ -39,7 +39,7 @@ pub(super) enum Pace {
 #[derive(Debug)]
 pub(super) struct PollSchedule {
     since: Instant,
-    next: Option<Instant>,
+    pub(super) next: Option<Instant>,
     last: Instant,
     took: Duration,
 }
@@ -61,10 +61,6 @@ impl PollSchedule {
             next,
             ..Self::new(now)
         }
-    }
-
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.next
     }
 
     /// Time since the process was first seen running this program.
@@ -106,7 +102,7 @@ mod tests {
         let after = |schedule: &mut PollSchedule, age: u64, pace| {
             let end = start + Duration::from_secs(age);
             schedule.attempted(end, end, pace);
-            schedule.next().map(|next| next.duration_since(end))
+            schedule.next.map(|next| next.duration_since(end))
         };
         assert_eq!(after(&mut schedule, 0, Pace::Started), Some(STARTED));
         assert_eq!(after(&mut schedule, 0, Pace::Running), Some(RUNNING));
@@ -122,10 +118,10 @@ mod tests {
         let mut schedule = PollSchedule::new(start);
         let end = start + Duration::from_secs(1);
         schedule.attempted(start, end, Pace::Started);
-        assert_eq!(schedule.next(), Some(end + Duration::from_secs(5)));
+        assert_eq!(schedule.next, Some(end + Duration::from_secs(5)));
         schedule.hasten();
-        assert_eq!(schedule.next(), Some(end + Duration::from_secs(5)));
+        assert_eq!(schedule.next, Some(end + Duration::from_secs(5)));
         schedule.attempted(start, end, Pace::Immediate);
-        assert_eq!(schedule.next(), Some(end));
+        assert_eq!(schedule.next, Some(end));
     }
 }

@@ -78,7 +78,7 @@ pub(super) struct Process {
     /// Time at which its last record was read.
     last_record: Instant,
     torch: Option<String>,
-    schedule: PollSchedule,
+    pub(super) schedule: PollSchedule,
     /// An event whose notice was taken first.
     next_event: Option<Event>,
 }
@@ -148,12 +148,12 @@ impl Process {
             true => ObservedFrom::Forked,
             false => ObservedFrom::Seen,
         };
-        let code = attaching.python().map(CodeCache::new);
+        let code = attaching.python.as_ref().map(CodeCache::new);
         let mut symbolizer =
             Symbolizer::new(tgid, ProcessMemory::new(tgid), code, PriorCudaUse::None);
         symbolizer.inherit_cpu_memory();
         symbolizer.inherit_code(&self.symbolizer);
-        if let Some(python) = attaching.python() {
+        if let Some(python) = attaching.python.as_ref() {
             let names = ModuleNames::of(ProcessMemory::new(tgid), python.layout);
             symbolizer.set_module_names(Box::new(names));
         }
@@ -262,9 +262,9 @@ impl Process {
         watch: Watch,
     ) -> Attempt {
         let start = Instant::now();
-        let had_python = self.attaching.python().is_some();
+        let had_python = self.attaching.python.as_ref().is_some();
         let step = self.attaching.step(loader, files, super::now());
-        if !had_python && let Some(python) = self.attaching.python() {
+        if !had_python && let Some(python) = self.attaching.python.as_ref() {
             self.symbolizer.set_code(CodeCache::new(python));
             let names = ModuleNames::of(python.memory(), python.layout);
             self.symbolizer.set_module_names(Box::new(names));
@@ -304,7 +304,7 @@ impl Process {
             (Phase::Refused, _) => Pace::Never,
             // A process that has not loaded PyTorch for minutes hardly will within milliseconds.
             _ if self.attaching.is_impatient() => Pace::WithLoader,
-            _ if self.attaching.reports_libraries() => Pace::Seldom,
+            _ if self.attaching.has_loader => Pace::Seldom,
             (Phase::Attached, _) => Pace::Seldom,
             (Phase::Looking, Origin::Running) => Pace::Running,
             (Phase::Looking, Origin::Started) => Pace::Started,
@@ -323,12 +323,12 @@ impl Process {
 
     /// True if probes were placed that are not announced yet.
     pub(super) fn has_unannounced_probes(&self) -> bool {
-        self.is_attached() && self.attaching.probes().len() > self.announced_probes
+        self.is_attached() && self.attaching.probes.len() > self.announced_probes
     }
 
     pub(super) fn announce(&mut self, loader: &Loader) -> HostItem {
         self.read_torch();
-        let probes = self.attaching.probes().to_vec();
+        let probes = self.attaching.probes.to_vec();
         self.announced_probes = probes.len();
         let mut missing = self.attaching.missing();
         missing.extend(loader.modules.missing().map(str::to_owned));
@@ -340,7 +340,7 @@ impl Process {
     }
 
     pub(super) fn target(&self) -> Target {
-        let python = self.attaching.python();
+        let python = self.attaching.python.as_ref();
         Target {
             python: python.map(|python| python.version.to_string()),
             torch: self.torch.clone(),
@@ -353,10 +353,6 @@ impl Process {
         if self.torch.is_none() {
             self.torch = facts::torch_version(self.tgid);
         }
-    }
-
-    pub(super) fn next_poll(&self) -> Option<Instant> {
-        self.schedule.next()
     }
 
     /// Brings the next attempt forward: a library was mapped.
@@ -431,8 +427,7 @@ impl Process {
         }
     }
 
-    /// Makes the kernel's programs report modules on stacks once the code of a module's call is known. Returns a
-    /// notice for users if they cannot.
+    /// Has the kernel's programs report modules once the code of their call is known. Returns a notice if they cannot.
     fn follow_module_call(&mut self, loader: &mut Loader) -> Option<String> {
         let code = self.symbolizer.module_call();
         if self.attaching.module_call() == code {
@@ -485,8 +480,7 @@ impl Process {
         }
     }
 
-    /// Takes the losses of its process id so far; returns true if its own have grown. Its blocks without a copy
-    /// of the stack are counted here.
+    /// Takes the losses of its process id so far, and adds its blocks without a stack copy. Returns true if they grew.
     pub(super) fn count_loss(&mut self, losses: Losses) -> bool {
         let losses = Losses {
             uses: self.without_stack_copy,

@@ -180,8 +180,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.native.look();
     }
 
-    /// Reads code objects through `code` from now on: the process's Python has been detected, or the process
-    /// has executed another one.
+    /// Reads code objects through `code` from now on: that of a Python that was detected.
     pub fn set_code(&mut self, code: CodeCache) {
         self.no_python = NoStack::UnknownPython;
         self.stacks.code = Some(code);
@@ -217,8 +216,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.cpu = CpuAllocatorTotals::new(self.tgid, PriorCudaUse::Unknown);
     }
 
-    /// Records that probes report every tensor created since `since`. From then on, a block without a tensor
-    /// record belongs to no tensor.
+    /// Records that probes report every tensor created since `since`: later blocks without one have no tensor.
     pub fn watch_tensors(&mut self, since: TimeNs) {
         self.shapes.watched_since = Some(since);
     }
@@ -356,8 +354,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         }));
     }
 
-    /// Emits an event of the CPU allocator. It bypasses the segment logic, which follows the caching
-    /// allocator's events.
+    /// Emits an event of the CPU allocator, past the segment logic, which is the caching allocator's.
     fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, reason: &Reason) {
         let stack = self.stack_of_memory(record);
         let time = TimeNs(record.time_ns);
@@ -555,8 +552,7 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// True for the name of a device thread of autograd's engine (torch/csrc/autograd/engine.cpp@v2.15.0,
-/// `Engine::thread_init`).
+/// True for a device thread of autograd's engine (`Engine::thread_init`, torch/csrc/autograd/engine.cpp@v2.15.0).
 fn is_engine_thread(name: &str) -> bool {
     name.starts_with("pt_autograd_")
 }

@@ -114,10 +114,8 @@ impl NativeCode {
     /// Returns the location of the call that returns to `return_address`: the innermost inlined function there.
     pub fn caller(&mut self, return_address: u64) -> Frame {
         let frames = self.frames_at(return_address);
-        frames
-            .first()
-            .cloned()
-            .unwrap_or_else(|| nowhere(return_address))
+        let first = frames.first().cloned();
+        first.unwrap_or_else(|| nowhere(return_address))
     }
 
     pub fn unwind(&mut self, return_address: u64, copy: &StackCopy) -> Unwound {

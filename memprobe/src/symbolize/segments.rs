@@ -28,8 +28,7 @@ pub struct Segments {
     /// The position of the front of `held`, counted from the first event ever.
     front: u64,
     live: HashMap<MemoryKey, Live>,
-    /// Live blocks of an allocator that is observed through its tracepoints, by address. Their free events do
-    /// not contain a size.
+    /// Live blocks of an allocator observed through its tracepoints, by address: its frees have no size.
     blocks: HashMap<u64, Live>,
     /// Device memory that is not a segment: size by address.
     others: BTreeMap<u64, u64>,
@@ -71,7 +70,6 @@ pub enum Until {
     ProcessEnds,
 }
 
-/// CUDA memory that has not been freed.
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
     pub size: Bytes,
@@ -283,8 +281,7 @@ impl Segments {
         }
     }
 
-    /// Reclassifies memory as a segment: a late block event shows that it is one. A free and a segment
-    /// allocation are emitted for it.
+    /// Makes memory a segment by a free and a segment allocation: a late block event shows that it is one.
     fn reclassify(&mut self, block: &MemoryEvent) {
         if self.others.is_empty() {
             return;
@@ -353,7 +350,6 @@ impl Live {
     }
 }
 
-/// True if an event reports that the caching allocator handed out a block.
 fn is_block(event: &MemoryEvent) -> bool {
     let by_tracepoint = |call: CudaCall| crate::cuda::calls::is_tracepoint(call.function);
     match event.action {

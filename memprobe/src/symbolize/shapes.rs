@@ -21,7 +21,6 @@ pub struct PurposeInterner {
     pub watched_since: Option<TimeNs>,
 }
 
-/// The tensor that a record's memory belongs to.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Shape(TensorSpec),
@@ -32,8 +31,7 @@ enum Found {
 }
 
 impl PurposeInterner {
-    /// Returns the purpose of a record's memory, and its definition if it is new. `purpose` is that of memory
-    /// without a tensor.
+    /// Returns the purpose of a record's memory, and its definition if new. `purpose` is for memory without a tensor.
     pub fn of(
         &mut self,
         memory: &MemoryRecord,

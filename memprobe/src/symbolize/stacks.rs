@@ -25,7 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// After a wait of [`PATIENCE`] without an answer, no stack waits for this many times as long.
 const RESTS: u32 = 8;
 
-/// Every defined stack, with the kernel's hashes of it.
 pub struct Stacks<M> {
     pub memory: M,
     pub code: Option<CodeCache>,
@@ -43,7 +42,6 @@ pub struct Stacks<M> {
     next: u32,
 }
 
-/// The origin of a stack that is made of another one.
 #[derive(PartialEq, Eq, Hash)]
 enum Derived {
     /// A thread waits, by name, for the thread with the stack.
@@ -140,8 +138,7 @@ impl<M: ReadMemory> Stacks<M> {
         })
     }
 
-    /// Asks again for the name of a stack's module. Returns true if the stack need not wait any longer, even
-    /// if the name stays unknown.
+    /// Asks again for the name of a stack's module. Returns true if the stack need not wait, even without a name.
     pub fn answer(&mut self, pending: &mut Pending, wait: Wait) -> bool {
         let Some((asked, since)) = &pending.asked else {
             return true;

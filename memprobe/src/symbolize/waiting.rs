@@ -41,7 +41,6 @@ pub struct Waiters {
 const MOST: usize = 1024;
 
 impl Waiters {
-    /// Records that `tid` entered the engine from `stack`.
     pub fn enter(&mut self, tid: Tid, stack: StackId) {
         if self.inside.len() < MOST || self.inside.contains_key(&tid) {
             self.inside.insert(tid, stack);

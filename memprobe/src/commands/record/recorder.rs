@@ -42,7 +42,8 @@ pub(super) struct Recorder {
     left_out: BTreeSet<String>,
     written: Vec<Written>,
     finished: ProgressFigures,
-    has_attached: bool,
+    /// True if the probes of any process are or were in place.
+    pub(super) has_attached: bool,
     has_opened: bool,
     index_is_stale: bool,
 }
@@ -80,11 +81,6 @@ impl Recorder {
             has_opened: false,
             index_is_stale: false,
         }
-    }
-
-    /// True if the probes of any process are or were in place.
-    pub(super) fn has_attached(&self) -> bool {
-        self.has_attached
     }
 
     /// The processes that have a file and go on.
@@ -402,11 +398,7 @@ impl Recorder {
                 ));
             }
             Destination::File(..) => {
-                for path in self
-                    .written
-                    .iter()
-                    .filter_map(|written| written.path.as_ref())
-                {
+                for path in self.written.iter().flat_map(|written| &written.path) {
                     let file = path.display();
                     progress.say(&format!(
                         "print it with `memprobe report {file}`, or open it in ui.perfetto.dev"

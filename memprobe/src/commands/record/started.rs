@@ -16,9 +16,8 @@ pub(crate) struct Started {
 
 impl Started {
     pub(crate) fn spawn(words: &[OsString]) -> Result<Self> {
-        let (program, arguments) = words
-            .split_first()
-            .context("no command was given after --")?;
+        let command = words.split_first();
+        let (program, arguments) = command.context("no command was given after --")?;
         let name = program.to_string_lossy().into_owned();
         // Ctrl-C at the terminal ends the recording; whether the command ends too is its own
         // affair, as it gets the same signal.

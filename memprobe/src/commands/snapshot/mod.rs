@@ -70,8 +70,7 @@ impl Snapshots {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Takes one after the other and prints first the table, then what changed, until the process
-    /// ends or somebody interrupts.
+    /// Prints first the table, then the changes, until the process ends or somebody interrupts.
     pub fn watch(&self, interval: Duration, detail: Detail, ring_bytes: u32) -> Result<ExitCode> {
         super::runtime()?.block_on(self.watch_inside(interval, detail, ring_bytes))
     }

@@ -36,8 +36,7 @@ pub struct Driver {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     pub devices: Vec<DeviceMemory>,
-    /// Memory of each process by device index; `None` bytes where the driver does not
-    /// say (`[N/A]`), as under Windows' WSL.
+    /// Memory of each process by device index; `None` bytes if the driver does not say (`[N/A]`), as under WSL.
     pub held: BTreeMap<Tgid, Vec<(u32, Option<Bytes>)>>,
 }
 

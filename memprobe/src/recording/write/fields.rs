@@ -107,18 +107,15 @@ pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
     let end = line.len() + MAX_LINE - 1024;
     json::push_number_field(line, b"{\"id\":", id.0);
     line.push(b',');
-    let forward = stack
-        .context
-        .node
-        .as_ref()
-        .and_then(|node| node.forward.as_ref());
+    let node = stack.context.node.as_ref();
+    let forward = node.and_then(|node| node.forward.as_ref());
     // Each stack gets half of the line, so that neither displaces the other.
     let first = match forward {
         Some(_) => end - MAX_LINE / 2,
         None => end,
     };
     push_stack_fields(line, stack, first);
-    if let Some(node) = &stack.context.node {
+    if let Some(node) = node {
         json::push_string_field(line, b",\"node\":{\"name\":", clip(&node.name));
         if let Some(forward) = forward {
             line.extend_from_slice(b",\"forward\":{");

@@ -50,8 +50,7 @@ pub fn push_hex(line: &mut Vec<u8>, number: u64) {
     }
 }
 
-/// Appends the time from `start` to `time` (both in nanoseconds) in microseconds, with three decimals to keep
-/// every nanosecond.
+/// Appends the time from `start` to `time` (both in nanoseconds) in microseconds, with three decimals.
 pub fn push_micros(line: &mut Vec<u8>, start: u64, time: u64) {
     if time < start {
         line.push(b'-');

@@ -197,8 +197,7 @@ impl Write for OutputFile {
     }
 }
 
-/// Removes a partial last line from a regular file. `written` holds the bytes written last, starting at the
-/// beginning of a line.
+/// Removes a partial last line from a regular file. `written` are the last bytes, from the start of a line on.
 fn remove_torn_line(file: &mut File, written: &[u8]) -> io::Result<()> {
     let torn = written.iter().rev().take_while(|byte| **byte != b'\n');
     let torn = i64::try_from(torn.count()).map_err(io::Error::other)?;

@@ -11,7 +11,6 @@ const BEGIN: &[u8] = b"b";
 pub(super) const END: &[u8] = b"e";
 pub(super) const INSTANT: &[u8] = b"i\",\"s\":\"t";
 
-/// Properties that differ between kinds of slices.
 pub(super) struct SliceKind {
     pub of: Slices,
     /// `cat` of the records.

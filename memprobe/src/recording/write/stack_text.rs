@@ -98,7 +98,6 @@ impl StackTexts {
     }
 }
 
-/// Formats a frame, and cuts overlong names.
 fn shown_frame(frame: &Frame) -> String {
     if let Some(place) = native_place(frame) {
         return fit(&place, SHOWN_COLUMNS, CUT);

@@ -179,7 +179,6 @@ struct Item<'a> {
     object: Option<u64>,
 }
 
-/// Row with the table of its device.
 type Place<'a> = (&'a DeviceTable, &'a Row);
 
 /// Returns the row of each tensor, and the rows of memory without one.
@@ -243,7 +242,6 @@ impl<'a> Item<'a> {
     }
 }
 
-/// Returns the rule of each name; empty if no name was inferred.
 fn inferred(names: &[Name]) -> Vec<Option<&'static str>> {
     if names.iter().all(|name| name.inferred.is_none()) {
         return Vec::new();

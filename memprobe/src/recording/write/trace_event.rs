@@ -35,8 +35,7 @@ use crate::view;
 /// Bytes gathered before a write.
 const BUFFER: usize = 64 << 10;
 
-/// Writes a recording as a stream in bounded memory. The file always holds whole records up to the last
-/// [`TraceWriter::flush`].
+/// Writes a recording in bounded memory. The file holds whole records up to the last [`TraceWriter::flush`].
 pub struct TraceWriter<W: Write> {
     out: W,
     place: String,
@@ -77,8 +76,7 @@ impl fmt::Display for WriteError {
 impl std::error::Error for WriteError {}
 
 impl<W: Write> TraceWriter<W> {
-    /// Starts a recording on `out`. `place` names it in errors; `grouping` selects the frame that names an
-    /// allocation on the timeline.
+    /// Starts a recording on `out`. `place` names it in errors; `grouping` selects the frame that names a slice.
     pub fn new(
         out: W,
         place: impl Into<String>,
@@ -272,7 +270,6 @@ impl<W: Write> TraceWriter<W> {
         self.stacks.define(id, stack);
     }
 
-    /// Writes a mark as an instant on its thread.
     fn mark(&mut self, mark: &PhaseMark) {
         self.last = mark.time;
         let name = format!("{} {}", clip(&mark.class), mark.phase);
@@ -383,7 +380,6 @@ impl<W: Write> TraceWriter<W> {
         self.close_line(event);
     }
 
-    /// Begins a slice, up to its `args`.
     fn begin_line(&mut self, event: &MemoryEvent, kind: &SliceKind, namer: NameSource) {
         let phase = self.open(kind).open(event.addr.0, namer);
         self.open_line(event, phase, kind.category, |line, stacks| {
@@ -504,7 +500,6 @@ impl<W: Write> TraceWriter<W> {
         line.extend_from_slice(b"}},\n");
     }
 
-    /// Writes the totals that changed.
     fn counters(&mut self, pid: u32, time: TimeNs, device: DeviceIndex, totals: Totals) {
         let before = self.counters.insert(device, totals).map(series);
         for (index, (name, bytes)) in series(totals).into_iter().enumerate() {

@@ -331,8 +331,7 @@ impl Contexts {
         *self.references.entry(device).or_default() += 1;
     }
 
-    /// A device's primary context was destroyed: the contexts that were known to be it. Their numbers may be
-    /// given to others.
+    /// Forgets a device's destroyed primary context; returns those known to be it. Their numbers may be reused.
     pub fn reset_primary(&mut self, device: DeviceIndex) -> Vec<u64> {
         let gone = self.known.primaries_of(device);
         for context in &gone {

@@ -28,7 +28,6 @@ pub struct Cuda {
     physical: Physical,
 }
 
-/// One call, and who made it.
 pub struct Call<'a> {
     pub function: &'static Function,
     pub record: &'a CudaRecord,
@@ -100,7 +99,6 @@ impl Cuda {
         }
     }
 
-    /// Takes a call that succeeded; what follows from it goes to `segments`.
     pub fn apply(&mut self, call: &Call<'_>, segments: &mut Segments) {
         let record = call.record;
         let [first, second, ..] = record.args;

@@ -65,8 +65,7 @@ impl Physical {
         }
     }
 
-    /// `cuMemRetainAllocationHandle` for what is mapped at `addr`, which gave `handle`; it need not be
-    /// the one that was mapped.
+    /// `cuMemRetainAllocationHandle` for the memory at `addr`; `handle` need not be the one that was mapped.
     pub fn retain(&mut self, handle: u64, addr: u64) {
         let before = self.mappings.range(..=addr).next_back();
         let mapped = before.filter(|(start, (size, _))| addr - **start < *size);

@@ -446,7 +446,7 @@ impl HostSession {
     /// Ends processes that no longer exist, and releases files without users.
     fn sweep(&mut self, now: Instant) {
         let processes = self.processes.values_mut();
-        let ended = processes.filter_map(|process| process.sweep().then(|| process.tgid));
+        let ended = processes.filter_map(|process| process.sweep().then_some(process.tgid));
         for tgid in ended.collect::<Vec<_>>() {
             self.end(tgid);
         }

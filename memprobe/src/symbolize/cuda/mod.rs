@@ -252,7 +252,8 @@ impl Cuda {
             }
             Effect::AttachesContext => self.contexts.attach(written),
             Effect::DetachesContext => {
-                if self.contexts.detach(tid, first) {
+                let was_last = self.contexts.detach(tid, first);
+                if was_last {
                     end(&[first], None, call, segments);
                 }
             }

@@ -8,11 +8,11 @@ use clap::Args;
 use super::options::{
     BufferOption, CpuOption, DetailOption, DriverOption, GraphOption, is_default, parse_pid,
 };
-use crate::commands::GraphTracking;
 use crate::commands::attach::Live;
 use crate::commands::host::Scope;
 use crate::commands::top::{Keep, Top};
-use crate::event::{CaptureOptions, Tgid};
+use crate::commands::{GraphTracking, Wanted, Watch};
+use crate::event::Tgid;
 
 /// Watch the memory of a running process, line by line
 ///
@@ -48,27 +48,28 @@ pub struct Attach {
 
 impl Attach {
     pub(super) fn run(self) -> Result<ExitCode> {
-        let graph = self.graph.graph_or(GraphTracking::On);
+        let (tgid, ring_bytes) = (Tgid(self.pid), self.buffer.buffer_size);
+        let wanted = Wanted {
+            watch: Watch::One,
+            detail: self.detail.detail,
+            allocators: self.cpu.allocators(),
+            graph: self.graph.graph_or(GraphTracking::On),
+            driver: self.driver.calls(),
+        };
         if self.children {
             return Top {
-                scope: Scope::Family(Tgid(self.pid)),
-                capture: CaptureOptions {
-                    detail: self.detail.detail(),
-                    graph,
-                },
-                driver: self.driver.calls(),
-                ring_bytes: self.buffer.buffer_size,
+                scope: Scope::Family(tgid),
+                capture: wanted.capture(),
+                driver: wanted.driver,
+                ring_bytes,
                 keep_ended: Keep::Always,
             }
             .run();
         }
         Live {
-            tgid: Tgid(self.pid),
-            detail: self.detail.detail(),
-            allocators: self.cpu.allocators(),
-            graph,
-            driver: self.driver.calls(),
-            ring_bytes: self.buffer.buffer_size,
+            tgid,
+            wanted,
+            ring_bytes,
         }
         .run()
     }

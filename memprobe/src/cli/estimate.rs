@@ -1,7 +1,7 @@
 //! `memprobe estimate`.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -10,7 +10,8 @@ use clap::Args;
 use super::options::{
     BufferOption, Format, FormatOption, LimitOption, NamesOption, StdoutStyle, formats, is_default,
 };
-use crate::commands::estimate::{Estimation, Naming, Subject};
+use crate::commands::Naming;
+use crate::commands::estimate::{Estimation, Subject};
 use crate::estimate::OnHost;
 use crate::event::Bytes;
 use crate::report::{Colour, EstimateFormat, EstimateOptions, Top};
@@ -74,11 +75,7 @@ impl Estimate {
                 None => Subject::Command(self.command),
             },
             on_host: self.on_host,
-            naming: if self.names.names_or(true) {
-                Naming::NowAndThen
-            } else {
-                Naming::Off
-            },
+            naming: self.names.naming_or(Naming::NowAndThen),
             options,
             output: self.output,
             ring_bytes: self.buffer.buffer_size,
@@ -87,7 +84,11 @@ impl Estimate {
     }
 
     fn options(&self) -> EstimateOptions {
-        let by_name = || self.output.as_deref().map_or(Format::Text, format_of);
+        let is_json = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "json");
+        let by_name = || match self.output.as_ref().is_some_and(is_json) {
+            true => Format::Json,
+            false => Format::Text,
+        };
         let style = StdoutStyle::detect();
         let (width, colour) = match self.output {
             None => (style.columns, style.colour),
@@ -106,14 +107,6 @@ impl Estimate {
     }
 }
 
-/// Returns the format for an output file, by the ending of its name.
-fn format_of(path: &Path) -> Format {
-    match path.extension().and_then(|ending| ending.to_str()) {
-        Some("json") => Format::Json,
-        _ => Format::Text,
-    }
-}
-
 /// Parses the memory of a device: `24GiB`, `80G`, or a plain number of bytes.
 fn parse_memory(text: &str) -> Result<Bytes, String> {
     match text.parse::<bytesize::ByteSize>().map(|size| size.as_u64()) {
@@ -127,13 +120,11 @@ fn parse_line(text: &str) -> Result<OnHost, String> {
     let wrong = || "give a file and a line as the table prints them, such as data.py:12".to_owned();
     let (file, line) = text.rsplit_once(':').ok_or_else(wrong)?;
     let line = line.parse().map_err(|_| wrong())?;
-    if file.is_empty() {
-        return Err(wrong());
+    let file = file.to_owned();
+    match file.is_empty() {
+        true => Err(wrong()),
+        false => Ok(OnHost { file, line }),
     }
-    Ok(OnHost {
-        file: file.to_owned(),
-        line,
-    })
 }
 
 #[cfg(test)]

@@ -3,40 +3,52 @@
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, ValueEnum};
 
-use crate::commands;
+use crate::commands::{Allocators, Detail, DriverCalls, GraphTracking, Naming};
 use crate::report::{Colour, Top};
+
+/// Lists the values of an option: word, meaning and help, one a line.
+macro_rules! choices {
+    ($($word:literal => $value:expr, $help:literal;)*) => { &[$(($word, $value, $help)),*] };
+}
+pub(super) use choices;
 
 /// `--detail`.
 #[derive(Args, Clone, Copy)]
 pub(super) struct DetailOption {
     /// Detail of each block. Cost to the process: `tensors` a trap for each new tensor, `full` also a copy of the stack
     /// for each block without a tensor
-    #[arg(long, value_enum, default_value_t = Detail::Lines)]
-    detail: Detail,
+    #[arg(long, default_value = "lines", value_parser = choice(DETAILS))]
+    pub(super) detail: Detail,
 }
 
-/// Detail of each block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Detail {
-    /// The line that allocated it
-    Lines,
-    /// Also shape, dtype and requested bytes of the tensor
-    Tensors,
-    /// Also the purpose of blocks without a tensor: workspace of a library, resized storage, scratch
-    Full,
-}
+const DETAILS: &[Choice<Detail>] = choices! {
+    "lines" => Detail::Lines, "The line that allocated it";
+    "tensors" => Detail::Tensors, "Also shape, dtype and requested bytes of the tensor";
+    "full" => Detail::Full, "Also the purpose of blocks without a tensor: workspace of a library, resized storage, \
+        scratch";
+};
 
-impl DetailOption {
-    pub(super) fn detail(self) -> commands::Detail {
-        match self.detail {
-            Detail::Lines => commands::Detail::Lines,
-            Detail::Tensors => commands::Detail::Tensors,
-            Detail::Full => commands::Detail::Full,
-        }
-    }
+/// Value of an option: its word, its meaning, and its help.
+pub(super) type Choice<T> = (&'static str, T, &'static str);
+
+/// Parses the word of one of `choices`.
+pub(super) fn choice<T>(choices: &'static [Choice<T>]) -> impl TypedValueParser<Value = T>
+where
+    T: Clone + Send + Sync + 'static,
+{
+    let words = choices
+        .iter()
+        .map(|(word, _, help)| PossibleValue::new(*word).help(*help));
+    let parser = PossibleValuesParser::new(words);
+    parser.try_map(|given| {
+        let chosen = choices.iter().find(|(word, ..)| *word == given);
+        chosen
+            .map(|(_, value, _)| value.clone())
+            .ok_or("no such value")
+    })
 }
 
 /// `--graph` and `--no-graph`.
@@ -52,10 +64,10 @@ pub(super) struct GraphOption {
 
 impl GraphOption {
     /// The choice of the user, else `default`.
-    pub(super) fn graph_or(self, default: commands::GraphTracking) -> commands::GraphTracking {
+    pub(super) fn graph_or(self, default: GraphTracking) -> GraphTracking {
         match (self.graph, self.no_graph) {
-            (true, _) => commands::GraphTracking::On,
-            (_, true) => commands::GraphTracking::Off,
+            (true, _) => GraphTracking::On,
+            (_, true) => GraphTracking::Off,
             (false, false) => default,
         }
     }
@@ -76,11 +88,11 @@ pub(super) struct NamesOption {
 }
 
 impl NamesOption {
-    /// True if the user wants names, or `default` without a choice.
-    pub(super) fn names_or(self, default: bool) -> bool {
+    /// The choice of the user, else `default`.
+    pub(super) fn naming_or(self, default: Naming) -> Naming {
         match (self.names, self.no_names) {
-            (true, _) => true,
-            (_, true) => false,
+            (true, _) => Naming::NowAndThen,
+            (_, true) => Naming::Off,
             (false, false) => default,
         }
     }
@@ -96,11 +108,10 @@ pub(super) struct DriverOption {
 }
 
 impl DriverOption {
-    pub(super) fn calls(self) -> commands::DriverCalls {
-        if self.no_driver {
-            commands::DriverCalls::LeftAlone
-        } else {
-            commands::DriverCalls::Probed
+    pub(super) fn calls(self) -> DriverCalls {
+        match self.no_driver {
+            true => DriverCalls::LeftAlone,
+            false => DriverCalls::Probed,
         }
     }
 }
@@ -114,11 +125,10 @@ pub(super) struct CpuOption {
 }
 
 impl CpuOption {
-    pub(super) fn allocators(self) -> commands::Allocators {
-        if self.cpu {
-            commands::Allocators::CudaAndCpu
-        } else {
-            commands::Allocators::Cuda
+    pub(super) fn allocators(self) -> Allocators {
+        match self.cpu {
+            true => Allocators::CudaAndCpu,
+            false => Allocators::Cuda,
         }
     }
 }
@@ -161,7 +171,6 @@ impl FormatOption {
 pub(super) fn formats(allowed: &'static [Format]) -> impl FnOnce(Arg) -> Arg {
     let names = allowed.iter().filter_map(Format::to_possible_value);
     let names = PossibleValuesParser::new(names);
-
     move |arg| arg.value_parser(names.try_map(move |name| Format::from_str(&name, false)))
 }
 
@@ -213,13 +222,9 @@ impl StdoutStyle {
 
 /// Parses the number of a process.
 pub(super) fn parse_pid(text: &str) -> Result<u32, String> {
-    match text.parse() {
-        Ok(pid) if pid > 0 => Ok(pid),
-        _ => Err(
-            "give the number of one running process, such as 1234; `pgrep -f train.py` finds it"
-                .to_owned(),
-        ),
-    }
+    let give = "give the number of one running process, such as 1234; `pgrep -f train.py` finds it";
+    let pid = text.parse().ok().filter(|pid| *pid > 0);
+    pid.ok_or_else(|| give.to_owned())
 }
 
 /// Parses a number of rows, or `all`.
@@ -233,9 +238,8 @@ fn parse_limit(text: &str) -> Result<Top, String> {
 
 /// Parses a number of levels.
 pub(super) fn parse_depth(text: &str) -> Result<usize, String> {
-    let depth = text.parse();
-    depth
-        .map_err(|_| "give a number of levels, such as 2; 0 shows the outermost modules".to_owned())
+    let give = "give a number of levels, such as 2; 0 shows the outermost modules";
+    text.parse().map_err(|_| give.to_owned())
 }
 
 /// Parses a duration: `30s`, `5m`, `1h 30m`, or a plain number of seconds.

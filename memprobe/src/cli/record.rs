@@ -12,8 +12,8 @@ use super::options::{
     BufferOption, CpuOption, DetailOption, DriverOption, GraphOption, NamesOption, is_default,
     parse_duration, parse_pid,
 };
-use crate::commands::GraphTracking;
-use crate::commands::record::{Naming, Recording, Subject};
+use crate::commands::record::{Recording, Subject};
+use crate::commands::{GraphTracking, Naming, Wanted, Watch};
 use crate::event::Tgid;
 
 /// Record every allocation of a process to a file, or of many to a directory
@@ -71,23 +71,21 @@ pub struct Record {
 
 impl Record {
     pub(super) fn run(self) -> Result<ExitCode> {
-        let subject = match self.pid {
-            Some(pid) if self.children => Subject::Family(Tgid(pid)),
-            Some(pid) => Subject::Process(Tgid(pid)),
-            None => Subject::Command(self.command),
-        };
+        let is_alone = self.pid.is_some() && !self.children;
         Recording {
-            subject,
-            output: self.output,
-            detail: self.detail.detail(),
-            naming: if self.names.names_or(false) {
-                Naming::NowAndThen
-            } else {
-                Naming::Off
+            subject: match self.pid {
+                Some(pid) => Subject::Process(Tgid(pid)),
+                None => Subject::Command(self.command),
             },
-            allocators: self.cpu.allocators(),
-            graph: self.graph.graph_or(GraphTracking::On),
-            driver: self.driver.calls(),
+            output: self.output,
+            wanted: Wanted {
+                watch: if is_alone { Watch::One } else { Watch::Family },
+                detail: self.detail.detail,
+                allocators: self.cpu.allocators(),
+                graph: self.graph.graph_or(GraphTracking::On),
+                driver: self.driver.calls(),
+            },
+            naming: self.names.naming_or(Naming::Off),
             duration: self.duration,
             ring_bytes: self.buffer.buffer_size,
             quiet: self.quiet,

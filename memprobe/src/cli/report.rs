@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::options::{
-    FoldOption, Format as Writing, FormatOption, LimitOption, StdoutStyle, parse_depth,
+    Choice, FoldOption, Format as Writing, FormatOption, LimitOption, StdoutStyle, choice, choices,
+    parse_depth,
 };
 use crate::attribution::iterations::IterationLine;
 use crate::event::Losses;
@@ -49,20 +50,20 @@ pub struct Report {
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Meaning of a row
-    #[arg(short, long, value_enum, default_value_t = RowOf::Line)]
-    by: RowOf,
+    #[arg(short, long, default_value = "line", value_parser = choice(ROWS))]
+    by: By,
     #[command(flatten)]
     format: FormatOption,
     /// Order of lines, tensors and modules, largest first [default: peak]
-    #[arg(short, long, value_enum)]
-    sort: Option<Order>,
+    #[arg(short, long, value_parser = choice(ORDERS))]
+    sort: Option<Sort>,
     #[command(flatten)]
     limit: LimitOption,
     #[command(flatten)]
     fold: FoldOption,
     /// Frame of a stack that names its line [default: user]
-    #[arg(long, value_enum)]
-    frame: Option<FrameChoice>,
+    #[arg(long, value_parser = choice(FRAMES))]
+    frame: Option<Grouping>,
     /// With --by module, layer or size: show this many levels below the outermost modules
     #[arg(long, value_name = "N", value_parser = parse_depth)]
     depth: Option<usize>,
@@ -77,63 +78,40 @@ pub struct Report {
     iteration_start: Option<IterationLine>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum RowOf {
-    /// A line of Python
-    Line,
-    /// The tensors of one shape and dtype from one line of Python
-    Tensor,
-    /// An event, in order
-    Event,
-    /// A module (torch.nn.Module) that allocated memory, in the tree of the model
-    Module,
-    /// Memory at the peak of each device: by line, by module, by tensor
-    Peak,
-    /// A line, module or tensor with more memory in each iteration: suspected leaks
-    Growth,
-    /// An iteration of a training loop: its peak, by category
-    Iteration,
-    /// Category of memory (parameters, gradients, activations, ...), and the rule behind it
-    Category,
-    /// Phase of the program that allocated memory: forward, backward, step, ...
-    Phase,
-    /// Memory saved for backward passes, by module, operation and line
-    Saved,
-    /// Size of a model: parameters, and memory of each module in one iteration, without and with backward
-    Size,
-    /// Memory of each module at its device's peak or in an iteration: activations, weights, gradients, intermediate
-    /// gradients
-    Layer,
-    /// A thread that allocated memory: the main thread, autograd's, a data loader's, ...
-    Thread,
-}
+const ROWS: &[Choice<By>] = choices! {
+    "line" => By::Line, "A line of Python";
+    "tensor" => By::Tensor, "The tensors of one shape and dtype from one line of Python";
+    "event" => By::Event, "An event, in order";
+    "module" => By::Module, "A module (torch.nn.Module) that allocated memory, in the tree of the model";
+    "peak" => By::Peak, "Memory at the peak of each device: by line, by module, by tensor";
+    "growth" => By::Growth, "A line, module or tensor with more memory in each iteration: suspected leaks";
+    "iteration" => By::Iteration, "An iteration of a training loop: its peak, by category";
+    "category" => By::Category, "Category of memory (parameters, gradients, activations, ...), and the rule behind it";
+    "phase" => By::Phase, "Phase of the program that allocated memory: forward, backward, step, ...";
+    "saved" => By::Saved, "Memory saved for backward passes, by module, operation and line";
+    "size" => By::Size, "Size of a model: parameters, and memory of each module in one iteration, without and with \
+        backward";
+    "layer" => By::Layer, "Memory of each module at its device's peak or in an iteration: activations, weights, \
+        gradients, intermediate gradients";
+    "thread" => By::Thread, "A thread that allocated memory: the main thread, autograd's, a data loader's, ...";
+};
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Order {
-    /// Most live bytes at once
-    Peak,
-    /// Live bytes at the end
-    Live,
-    /// Live blocks at the end
-    Blocks,
-    /// Number of allocations
-    Allocs,
-}
+const ORDERS: &[Choice<Sort>] = choices! {
+    "peak" => Sort::Peak, "Most live bytes at once";
+    "live" => Sort::Live, "Live bytes at the end";
+    "blocks" => Sort::Blocks, "Live blocks at the end";
+    "allocs" => Sort::Allocs, "Number of allocations";
+};
 
-#[derive(Clone, Copy, ValueEnum)]
-enum FrameChoice {
-    /// The innermost frame of your own code, outside Python's library and installed packages
-    User,
-    /// The innermost frame
-    Innermost,
-}
+const FRAMES: &[Choice<Grouping>] = choices! {
+    "user" => Grouping::User, "The innermost frame of your own code, outside Python's library and installed packages";
+    "innermost" => Grouping::Innermost, "The innermost frame";
+};
 
-impl RowOf {
-    /// The expression as given.
-    fn name(&self) -> String {
-        let value = self.to_possible_value();
-        value.map_or_else(String::new, |value| value.get_name().to_owned())
-    }
+/// The expression as given.
+fn name(by: By) -> &'static str {
+    let row = ROWS.iter().find(|(_, value, _)| *value == by);
+    row.map_or("", |(word, ..)| word)
 }
 
 impl Report {
@@ -164,13 +142,13 @@ impl Report {
 
     /// Refuses options without effect.
     fn check(&self) -> Result<()> {
-        use RowOf::*;
+        use By::*;
         let with_iterations = [Peak, Growth, Iteration, Category, Phase, Saved, Layer, Size];
         let limited = [
             Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size, Thread,
         ];
         let limit = matches!(self.limit.limit, Some(Top::Rows(_)));
-        let flags: [(&str, bool, &[RowOf]); 7] = [
+        let flags: [(&str, bool, &[By]); 7] = [
             ("--sort", self.sort.is_some(), &[Line, Tensor, Module]),
             ("--limit", limit, &limited),
             (
@@ -193,13 +171,9 @@ impl Report {
         ];
         for (flag, is_given, goes_with) in flags {
             if is_given && !goes_with.contains(&self.by) {
-                let names = goes_with.iter().map(RowOf::name);
-                let names: Vec<String> = names.collect();
-                bail!(
-                    "{flag} does nothing with --by {}: leave it out, or give --by {}",
-                    self.by.name(),
-                    names.join(", ")
-                );
+                let names: Vec<_> = goes_with.iter().map(|by| name(*by)).collect();
+                let (given, names) = (name(self.by), names.join(", "));
+                bail!("{flag} does nothing with --by {given}: leave it out, or give --by {names}");
             }
         }
         Ok(())
@@ -233,49 +207,26 @@ impl Report {
         let style = StdoutStyle::detect();
         let format = self.format.or_text();
         ReportOptions {
-            by: match self.by {
-                RowOf::Line => By::Line,
-                RowOf::Tensor => By::Tensor,
-                RowOf::Event => By::Event,
-                RowOf::Module => By::Module,
-                RowOf::Peak => By::Peak,
-                RowOf::Growth => By::Growth,
-                RowOf::Iteration => By::Iteration,
-                RowOf::Category => By::Category,
-                RowOf::Phase => By::Phase,
-                RowOf::Saved => By::Saved,
-                RowOf::Size => By::Size,
-                RowOf::Layer => By::Layer,
-                RowOf::Thread => By::Thread,
-            },
+            by: self.by,
             format: match format {
                 Writing::Text => Format::Text,
                 Writing::Json => Format::Json,
                 Writing::Jsonl => Format::Jsonl,
                 Writing::Csv => Format::Csv,
             },
-            sort: match self.sort.unwrap_or(Order::Peak) {
-                Order::Peak => Sort::Peak,
-                Order::Live => Sort::Live,
-                Order::Blocks => Sort::Blocks,
-                Order::Allocs => Sort::Allocs,
-            },
+            sort: self.sort.unwrap_or(Sort::Peak),
             top: match (self.limit.limit, format, self.by) {
                 (Some(limit), ..) => limit,
                 // A program that adds up rows must not miss some.
                 (None, Writing::Json | Writing::Jsonl | Writing::Csv, _) => Top::All,
-                (None, Writing::Text, RowOf::Peak | RowOf::Growth) => Top::Rows(10),
+                (None, Writing::Text, By::Peak | By::Growth) => Top::Rows(10),
                 (None, Writing::Text, _) => Top::Rows(30),
             },
-            grouping: match self.frame.unwrap_or(FrameChoice::User) {
-                FrameChoice::User => Grouping::User,
-                FrameChoice::Innermost => Grouping::Innermost,
-            },
+            grouping: self.frame.unwrap_or(Grouping::User),
             depth: self.depth,
-            alike: if self.fold.no_fold {
-                Alike::Each
-            } else {
-                Alike::Folded
+            alike: match self.fold.no_fold {
+                true => Alike::Each,
+                false => Alike::Folded,
             },
             width: style.columns.unwrap_or(PIPED_WIDTH),
             colour: style.colour,

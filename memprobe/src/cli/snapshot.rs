@@ -84,22 +84,19 @@ impl Snapshot {
         }
         let snapshots = Snapshots {
             tgid: Tgid(pid),
-            manner: if self.nonblocking {
-                CaptureMode::Running
-            } else {
-                CaptureMode::Paused
+            manner: match self.nonblocking {
+                true => CaptureMode::Running,
+                false => CaptureMode::Paused,
             },
-            extent: if self.cpu.cpu {
-                Extent::DevicesAndHost
-            } else {
-                Extent::Devices
+            extent: match self.cpu.cpu {
+                true => Extent::DevicesAndHost,
+                false => Extent::Devices,
             },
             options,
         };
+        let (detail, ring_bytes) = (self.detail.detail, self.buffer.buffer_size);
         match self.watch {
-            Some(interval) => {
-                snapshots.watch(interval, self.detail.detail(), self.buffer.buffer_size)
-            }
+            Some(interval) => snapshots.watch(interval, detail, ring_bytes),
             None => snapshots.once(self.output.as_deref()),
         }
     }
@@ -115,18 +112,15 @@ fn print(file: &Path, options: &TensorOptions) -> Result<ExitCode> {
 
 /// Reads a snapshot from a file, or from standard input.
 pub(super) fn read(file: &Path) -> Result<TensorSnapshot> {
-    let name = || file.display().to_string();
+    let name = file.display();
     if file.as_os_str() == "-" {
-        return read_tensors(std::io::stdin().lock()).with_context(name);
+        return read_tensors(std::io::stdin().lock()).context(name.to_string());
     }
     match open_tensors(file) {
         Err(_) if Reader::open(file).is_ok() => {
-            bail!(
-                "{0}: this is a recording: print it with `memprobe report {0}`",
-                name()
-            )
+            bail!("{name}: this is a recording: print it with `memprobe report {name}`")
         }
-        snapshot => snapshot.with_context(name),
+        snapshot => snapshot.context(name.to_string()),
     }
 }
 

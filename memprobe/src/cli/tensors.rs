@@ -1,9 +1,11 @@
 //! Options of tables of tensors, for `snapshot` and `diff`.
 
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use super::options::{FoldOption, Format, FormatOption, LimitOption, StdoutStyle};
+use super::options::{
+    Choice, FoldOption, Format, FormatOption, LimitOption, StdoutStyle, choice, choices,
+};
 use crate::report::{TensorFormat, TensorNames, TensorOptions, Top};
 use crate::tensors::{GroupBy, Order};
 
@@ -16,13 +18,13 @@ pub(super) const FORMATS: &[Format] = &[Format::Text, Format::Json, Format::Csv]
 #[derive(Args)]
 pub(super) struct TensorRows {
     /// Meaning of a row
-    #[arg(short, long, value_enum, default_value_t = RowOf::Tensor)]
-    by: RowOf,
+    #[arg(short, long, default_value = "tensor", value_parser = choice(ROWS))]
+    by: GroupBy,
     #[command(flatten)]
     pub(super) format: FormatOption,
     /// Order of rows
-    #[arg(short, long, value_enum, default_value_t = Sorting::Allocated)]
-    sort: Sorting,
+    #[arg(short, long, default_value = "allocated", value_parser = choice(ORDERS))]
+    sort: Order,
     #[command(flatten)]
     limit: LimitOption,
     #[command(flatten)]
@@ -32,40 +34,28 @@ pub(super) struct TensorRows {
     all_names: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum RowOf {
-    /// A tensor; identical unnamed tensors are one row
-    Tensor,
-    /// Tensors of equal kind, shape and dtype, whatever their names: `3 * (256, 256, 3, 3)`
-    Shape,
-    /// A kind: parameters, gradients, optimizer state
-    Kind,
-    /// A module
-    Module,
-    /// The line that allocated it, if memprobe watched the allocation
-    Line,
-    /// The variable or container that keeps the memory alive, also through graphs of tensors
-    Retainer,
-}
+const ROWS: &[Choice<GroupBy>] = choices! {
+    "tensor" => GroupBy::Unnamed, "A tensor; identical unnamed tensors are one row";
+    "shape" => GroupBy::Shape, "Tensors of equal kind, shape and dtype, whatever their names: `3 * (256, 256, 3, 3)`";
+    "kind" => GroupBy::Kind, "A kind: parameters, gradients, optimizer state";
+    "module" => GroupBy::Module, "A module";
+    "line" => GroupBy::Site, "The line that allocated it, if memprobe watched the allocation";
+    "retainer" => GroupBy::Retainer, "The variable or container that keeps the memory alive, also through graphs of \
+        tensors";
+};
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Sorting {
-    /// Most bytes of the allocator first
-    Allocated,
-    /// Most bytes of elements first, shared or not
-    Size,
-    /// By name
-    Name,
-    /// By kind
-    Kind,
-    /// Most tensors first
-    Count,
-}
+const ORDERS: &[Choice<Order>] = choices! {
+    "allocated" => Order::Holds, "Most bytes of the allocator first";
+    "size" => Order::Size, "Most bytes of elements first, shared or not";
+    "name" => Order::Name, "By name";
+    "kind" => Order::Kind, "By kind";
+    "count" => Order::Count, "Most tensors first";
+};
 
 impl TensorRows {
     /// For a table on standard output.
     pub(super) fn options(&self) -> Result<TensorOptions> {
-        if self.fold.no_fold && self.by != RowOf::Tensor {
+        if self.fold.no_fold && self.by != GroupBy::Unnamed {
             bail!("--no-fold shows every tensor: leave out --by, or give --by tensor");
         }
         let style = StdoutStyle::detect();
@@ -75,27 +65,15 @@ impl TensorRows {
                 Format::Csv => TensorFormat::Csv,
                 Format::Text | Format::Jsonl => TensorFormat::Text,
             },
-            by: match self.by {
-                RowOf::Tensor if self.fold.no_fold => GroupBy::Nothing,
-                RowOf::Tensor => GroupBy::Unnamed,
-                RowOf::Shape => GroupBy::Shape,
-                RowOf::Kind => GroupBy::Kind,
-                RowOf::Module => GroupBy::Module,
-                RowOf::Line => GroupBy::Site,
-                RowOf::Retainer => GroupBy::Retainer,
+            by: match self.fold.no_fold {
+                true => GroupBy::Nothing,
+                false => self.by,
             },
-            order: match self.sort {
-                Sorting::Allocated => Order::Holds,
-                Sorting::Size => Order::Size,
-                Sorting::Name => Order::Name,
-                Sorting::Kind => Order::Kind,
-                Sorting::Count => Order::Count,
-            },
+            order: self.sort,
             top: self.limit.limit.unwrap_or(Top::Rows(50)),
-            names: if self.all_names {
-                TensorNames::All
-            } else {
-                TensorNames::Best
+            names: match self.all_names {
+                true => TensorNames::All,
+                false => TensorNames::Best,
             },
             width: style.columns.unwrap_or(PIPED_WIDTH),
             colour: style.colour,

@@ -75,7 +75,7 @@ impl Top {
             return LiveScreen {
                 scope: Scope::Host,
                 capture: CaptureOptions {
-                    detail: self.detail.detail(),
+                    detail: self.detail.detail,
                     graph: self.graph.graph_or(GraphTracking::Off),
                 },
                 driver: self.driver.calls(),
@@ -95,10 +95,9 @@ impl Top {
                     Format::Json => HostFormat::Json,
                     _ => HostFormat::Text,
                 },
-                extent: if self.all {
-                    HostExtent::All
-                } else {
-                    HostExtent::Holders
+                extent: match self.all {
+                    true => HostExtent::All,
+                    false => HostExtent::Holders,
                 },
                 width: style.columns,
                 colour: style.colour,

@@ -14,13 +14,11 @@ use crate::ledger::snapshot::Snapshot;
 use crate::ledger::{Analysis, Change, Model};
 use crate::tui::{AttributionQuery, AttributionTables};
 
-/// Iterations that are shown.
 const LATEST: usize = 100;
 
 /// Snapshots for which the table of iterations serves. It goes through all that are kept.
 const SERVES: u32 = 5;
 
-/// Source of the screens of modules, categories and threads.
 pub(super) struct AttributionFeed {
     modules: ModuleLedger,
     categories: AttributionLedger,
@@ -47,7 +45,6 @@ impl AttributionFeed {
         (reasoner, seen)
     }
 
-    /// The process is another program now.
     pub(super) fn begin_anew(&mut self) {
         self.modules = ModuleLedger::default();
         self.categories = AttributionLedger::new(None).with_latest_layers();
@@ -55,7 +52,6 @@ impl AttributionFeed {
         self.iterations = None;
     }
 
-    /// From now on, this is shown.
     pub(super) fn explain(&mut self, wanted: AttributionQuery) {
         self.wanted = wanted;
         self.iterations = None;

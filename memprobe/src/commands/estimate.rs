@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -10,15 +10,13 @@ use anyhow::{Context as _, Result, bail};
 use hashbrown::HashMap;
 
 use super::interrupts::Interrupts;
-pub use super::naming::Naming;
-use super::naming::{NameReader, Placed, Reading};
+use super::naming::{NameReader, Naming, Placed, Reading};
 use super::record::progress::Progress;
 use super::record::started::Started;
 use super::snapshot::CaptureMode;
 use crate::estimate::{Estimate, Estimator, Hardware, OnHost};
-use crate::event::Target;
-use crate::event::Tgid;
 use crate::event::bytes::human;
+use crate::event::{Target, Tgid};
 use crate::probe::attach::AttachError;
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
@@ -45,32 +43,26 @@ pub enum Subject {
     Command(Vec<OsString>),
 }
 
-/// One run of `memprobe estimate`.
 pub struct Estimation {
     pub subject: Subject,
     /// Lines whose tensors stay with the host.
     pub on_host: Vec<OnHost>,
     /// Reading of the processes' objects, for the parameters of each module.
     pub naming: Naming,
-    /// Output options.
     pub options: EstimateOptions,
     /// Output file; `None` for standard output.
     pub output: Option<PathBuf>,
-    /// Bytes of the ring buffer.
     pub ring_bytes: u32,
 }
 
 impl Estimation {
     /// Runs the command, or reads the recording, and writes the estimate.
-    ///
-    /// # Errors
-    /// When there is nothing to estimate by, with what to do, or the estimate cannot be written.
     pub fn run(self) -> Result<ExitCode> {
         match &self.subject {
             Subject::Recording(file) => {
                 let name = file.display().to_string();
-                self.run_on_recording(file).context(name)?;
-                Ok(ExitCode::SUCCESS)
+                let written = self.run_on_recording(file).context(name);
+                written.map(|()| ExitCode::SUCCESS)
             }
             Subject::Command(words) => {
                 kernel::preflight()?;
@@ -137,30 +129,29 @@ impl Estimation {
         let ended = run.follow(&mut session, &mut interrupts).await;
         let is_over = ended.inspect_err(|_| command.leave_running(&mut progress))?;
         let mut notes = Vec::new();
-        let status = if is_over {
-            Some(command.exit_status()?)
-        } else {
-            notes.push("it was interrupted: the estimate covers the run until then".to_owned());
-            command.leave_running(&mut progress);
-            None
+        let covers = "the estimate covers the run until then";
+        let status = match is_over {
+            true => command.exit_status()?,
+            false => 0,
         };
-        let failed = status.filter(|status| *status != 0);
-        notes.extend(failed.map(|status| {
-            format!(
-                "the command ended with status {status}: the estimate covers the run until then. {ON_THE_CPU}"
-            )
-        }));
-        let code = ExitCode::from(status.unwrap_or(0));
+        if !is_over {
+            notes.push(format!("it was interrupted: {covers}"));
+            command.leave_running(&mut progress);
+        }
+        let (failed, code) = (status != 0, ExitCode::from(status));
+        let ended = format!("the command ended with status {status}");
+        if failed {
+            notes.push(format!("{ended}: {covers}. {ON_THE_CPU}"));
+        }
         let Some((target, estimate)) = run.largest(&mut notes) else {
             return match (run.refusal.take(), failed) {
                 (Some(refusal), _) => Err(refusal.into()),
-                (None, Some(status)) => {
-                    progress.say(&format!(
-                        "the command ended with status {status} before it made a tensor on the CPU. {ON_THE_CPU}"
-                    ));
+                (None, true) => {
+                    let nothing = "before it made a tensor on the CPU";
+                    progress.say(&format!("{ended} {nothing}. {ON_THE_CPU}"));
                     Ok(code)
                 }
-                (None, None) => bail!(
+                (None, false) => bail!(
                     "the command made no tensor on the CPU, so there is nothing to estimate. {ON_THE_CPU}"
                 ),
             };
@@ -175,16 +166,11 @@ impl Estimation {
         estimate: &Estimate,
         output: Option<File>,
     ) -> Result<()> {
-        match output {
-            Some(file) => {
-                let mut out = BufWriter::new(file);
-                write_estimate(subject, estimate, &self.options, &mut out)?;
-            }
-            None => {
-                let mut out = BufWriter::new(std::io::stdout().lock());
-                write_estimate(subject, estimate, &self.options, &mut out)?;
-            }
-        }
+        let out: Box<dyn Write> = match output {
+            Some(file) => Box::new(file),
+            None => Box::new(std::io::stdout().lock()),
+        };
+        write_estimate(subject, estimate, &self.options, &mut BufWriter::new(out))?;
         Ok(())
     }
 }
@@ -222,7 +208,6 @@ struct Run<'a> {
     ended: Option<Whole>,
     others: Vec<(u64, String)>,
     uncounted: u64,
-    /// Reason not to probe the command itself.
     refusal: Option<AttachError>,
     names: NameReader,
 }
@@ -358,20 +343,14 @@ impl<'a> Run<'a> {
             read: running.read,
         };
         let allocated = |whole: &Whole| whole.estimate.peak.allocated;
-        let less = match self.ended.take() {
-            Some(before) if allocated(&before) >= allocated(&this) => {
-                self.ended = Some(before);
-                this
-            }
-            before => {
-                self.ended = Some(this);
-                match before {
-                    Some(before) => before,
-                    None => return,
-                }
-            }
+        let is_less = |ended: &Whole| allocated(ended) < allocated(&this);
+        let less = match self.ended.as_ref().is_none_or(is_less) {
+            true => self.ended.replace(this),
+            false => Some(this),
         };
-        self.pass_over(&less.target, &less.estimate);
+        if let Some(less) = less {
+            self.pass_over(&less.target, &less.estimate);
+        }
     }
 
     /// Adds a note on a process other than the one shown.
@@ -383,20 +362,14 @@ impl<'a> Run<'a> {
         let command = fit(&clean(&target.command), NAME, "…");
         let pid = target.tgid.map_or(0, |tgid| tgid.0);
         let allocated = estimate.peak.allocated;
-        self.others.push((
-            allocated.0,
-            format!("PID {pid} ({command}) {}", human(allocated)),
-        ));
+        let name = format!("PID {pid} ({command}) {}", human(allocated));
+        self.others.push((allocated.0, name));
     }
 
     /// Reason why the parameters of each module are unknown; `None` if they are known, or not asked for.
     fn unnamed_reason(&self, whole: &Whole) -> Option<String> {
-        let is_named = whole
-            .estimate
-            .sizes
-            .as_ref()
-            .is_none_or(|sizes| sizes.named);
-        if is_named || self.of.naming == Naming::Off {
+        let sizes = whole.estimate.sizes.as_ref();
+        if sizes.is_none_or(|sizes| sizes.named) || self.of.naming == Naming::Off {
             return None;
         }
         let reason = whole.read.as_deref().unwrap_or(

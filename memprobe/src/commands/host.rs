@@ -8,8 +8,7 @@ use hashbrown::HashMap;
 
 use super::process_view::ViewCache;
 use crate::cuda::nvml::Sample;
-use crate::event::Target;
-use crate::event::{CaptureOptions, Event, Tgid, TimeNs};
+use crate::event::{CaptureOptions, Event, Target, Tgid, TimeNs};
 use crate::ledger::Analysis;
 use crate::ledger::host::{Attached, Host, HostCaps};
 use crate::ledger::snapshot::host::{
@@ -29,23 +28,19 @@ use crate::session::process::{Origin, identified};
 use crate::session::process_monitor::{ProcessMonitor, Search, Seen, has_pids_of_the_driver};
 use crate::tui::{Command, News};
 
-/// Processes to watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Every process that uses CUDA.
     Host,
     /// One process, and those that it makes.
     Family(Tgid),
 }
 
-/// The processes of a host, watched.
 pub(super) struct Watching {
     session: HostSession,
     monitor: ProcessMonitor,
     pub(super) host: Host,
     scope: Scope,
     capture: CaptureOptions,
-    /// Processes opened by the user.
     opened: ViewCache,
     /// Processes that the session tells of and that have no row.
     others: HashMap<Tgid, Other>,
@@ -53,7 +48,6 @@ pub(super) struct Watching {
     users: HashMap<u32, String>,
     /// True if something changed since [`Self::take_news`].
     news: bool,
-    /// Number of scans.
     looks: u64,
 }
 
@@ -71,9 +65,6 @@ struct Other {
 
 impl Watching {
     /// Loads the programs, and begins to look. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// When the kernel refuses, or there is no such process.
     pub(super) fn begin(
         scope: Scope,
         capture: CaptureOptions,
@@ -81,24 +72,18 @@ impl Watching {
         ring_bytes: u32,
         caps: HostCaps,
     ) -> Result<Self> {
-        let (watch, search) = match scope {
-            Scope::Host => (Watch::Everyone, Search::Everyone),
-            Scope::Family(_) => (Watch::Family, Search::Nobody),
+        let (watch, search, root) = match scope {
+            Scope::Host => (Watch::Everyone, Search::Everyone, None),
+            Scope::Family(tgid) => (Watch::Family, Search::Nobody, Some(Watched::open(tgid)?)),
         };
-        let root = match scope {
-            Scope::Host => None,
-            Scope::Family(tgid) => Some(Watched::open(tgid)?),
+        let wanted = Wanted {
+            watch,
+            detail: capture.detail,
+            allocators: Allocators::Cuda,
+            graph: capture.graph,
+            driver,
         };
-        let mut session = HostSession::load(
-            Wanted {
-                watch,
-                detail: capture.detail,
-                allocators: Allocators::Cuda,
-                graph: capture.graph,
-                driver,
-            },
-            ring_bytes,
-        )?;
+        let mut session = HostSession::load(wanted, ring_bytes)?;
         if let Some(root) = root {
             session.add_family(root, Origin::Running)?;
         }
@@ -123,14 +108,10 @@ impl Watching {
 
     /// Waits until there may be something to do, and does what was seen.
     pub(super) async fn wait(&mut self) -> Result<()> {
-        let seen = tokio::select! {
-            seen = self.monitor.next() => Some(seen),
-            () = self.session.wait() => None,
-            () = self.opened.taken() => None,
-        };
-        match seen {
-            Some(seen) => self.take_in(seen),
-            None => Ok(()),
+        tokio::select! {
+            seen = self.monitor.next() => self.take_in(seen),
+            () = self.session.wait() => Ok(()),
+            () = self.opened.taken() => Ok(()),
         }
     }
 
@@ -150,7 +131,7 @@ impl Watching {
                 break;
             }
         }
-        self.host.count_loss(self.session.losses());
+        self.host.count_loss(self.session.losses);
         self.name();
         Ok(())
     }
@@ -163,14 +144,10 @@ impl Watching {
     /// True if a scan has finished and every process with a row is probed or refused.
     pub(super) fn is_settled(&mut self) -> bool {
         let snapshot = self.host.snapshot(crate::session::now());
-        let states = snapshot.processes.iter().map(|row| &row.state);
-        self.looks > 0
-            && !states
-                .into_iter()
-                .any(|state| matches!(state, ProcessState::Waiting(_)))
+        let mut states = snapshot.processes.iter().map(|row| &row.state);
+        self.looks > 0 && !states.any(|state| matches!(state, ProcessState::Waiting(_)))
     }
 
-    /// Takes in what a look has seen.
     fn take_in(&mut self, seen: Seen) -> Result<()> {
         self.looks += 1;
         self.news = true;
@@ -201,7 +178,6 @@ impl Watching {
         Ok(())
     }
 
-    /// Has the session watch a process, if it is still there.
     fn watch(&mut self, tgid: Tgid) -> Result<()> {
         if self.session.is_watched(tgid) {
             return Ok(());
@@ -230,7 +206,7 @@ impl Watching {
         }
         // Whatever had this number before is another process, or was another program.
         if let Some(opened) = self.opened.of(tgid) {
-            opened.begin_anew();
+            opened.reasons.begin_anew();
         }
         let Some(other) = other else { return };
         match (other.attached, other.refused, other.waiting) {
@@ -260,7 +236,6 @@ impl Watching {
         }
     }
 
-    /// The user of a process that was met.
     fn user(&self, tgid: Tgid) -> Option<String> {
         match self.others.get(&tgid) {
             Some(other) => other.facts.user.clone(),
@@ -297,7 +272,7 @@ impl Watching {
         let mut all = Vec::new();
         for (tgid, opened) in self.opened.each() {
             let ledger = self.host.ledger(tgid);
-            let names = ledger.and_then(|ledger| opened.names(ledger));
+            let names = ledger.and_then(|ledger| opened.tensors.show(ledger));
             all.extend(names.map(|names| (tgid, names)));
         }
         for (tgid, names) in all {
@@ -320,7 +295,7 @@ impl Watching {
 
     /// Does what a screen of the process asks for that is looked at.
     pub(super) fn execute(&mut self, command: Command) {
-        let shown = self.opened.shown();
+        let shown = self.opened.shown;
         if let Some(opened) = shown.and_then(|tgid| self.opened.of(tgid)) {
             opened.execute(command);
         }
@@ -330,14 +305,13 @@ impl Watching {
     pub(super) fn show_opened(&mut self, now: TimeNs) -> Option<(Tgid, News)> {
         let host = &self.host;
         self.opened.keep(|tgid| host.ledger(tgid).is_some());
-        let tgid = self.opened.shown()?;
+        let tgid = self.opened.shown?;
         let ledger = host.ledger(tgid)?;
         let opened = self.opened.follow(tgid, ledger, now);
-        opened.show(host.process(tgid, now, opened.grouping())?);
-        Some((tgid, opened.news()))
+        opened.show(host.process(tgid, now, opened.grouping)?);
+        Some((tgid, opened.news.clone()))
     }
 
-    /// Brings what is known up to date with what the session tells.
     fn handle(&mut self, event: HostEvent) {
         let tgid = event.tgid;
         match event.item {
@@ -347,23 +321,21 @@ impl Watching {
                 self.show(tgid);
                 self.apply(tgid, &event);
             }
-            HostItem::Found { parent, target } => {
-                self.meet(tgid, target, parent);
-            }
+            HostItem::Found { parent, target } => self.meet(tgid, target, parent),
             HostItem::Waiting(what) => self.waiting(tgid, &what),
             HostItem::Attached {
                 target,
                 probes,
                 missing,
-            } => self.attached(
-                tgid,
-                Attached {
+            } => {
+                let found = Attached {
                     target,
                     probes,
                     capture: self.capture,
                     missing,
-                },
-            ),
+                };
+                self.attached(tgid, found);
+            }
             HostItem::Refused(error) => self.refused(tgid, &error),
             HostItem::Notice(text) => self.host.note(tgid, &text),
             HostItem::SnapshotPoint(_) => {}
@@ -440,10 +412,9 @@ const OTHER_PIDS: &str =
 
 /// Converts a sample of the driver for the views.
 fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
-    // memprobe does not start in a PID namespace of its own. If it ever does, the driver's process ids
-    // may be those of other processes: older drivers give the host's, newer ones translate them
-    // (`os_find_ns_pid`, open-gpu-kernel-modules 595.45.04), and 560.35.03 gave 0 bytes with translated
-    // ones (HAMi-core issue 112).
+    // memprobe does not start in a PID namespace of its own. If it ever does, the driver's process ids may be those of
+    // other processes: older drivers give the host's, newer ones translate them (`os_find_ns_pid`,
+    // open-gpu-kernel-modules 595.45.04), and 560.35.03 gave 0 bytes with translated ones (HAMi-core issue 112).
     let same = has_pids_of_the_driver();
     let device = |device: crate::cuda::nvml::DeviceMemory| DriverDevice {
         index: device.index,

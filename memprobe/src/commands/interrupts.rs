@@ -23,7 +23,6 @@ impl Interrupts {
         })
     }
 
-    /// Waits for the next.
     pub(super) async fn next(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.signals;
         tokio::select! {

@@ -12,14 +12,16 @@ mod attribution_feed;
 mod interrupts;
 mod naming;
 mod process_view;
+mod screen;
 mod source;
 mod tensor_reader;
 
+pub use self::naming::Naming;
 pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 pub use crate::probe::diagnostics::enable as enable_diagnostics;
+pub use crate::probe::loader::{Wanted, Watch};
 
-/// One thread is enough: the programs in the kernel do not wait for user space. Those that read memory for long take
-/// turns with the target.
+/// One thread is enough, as the kernel programs wait for nobody. Threads that read memory take turns with the target.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()

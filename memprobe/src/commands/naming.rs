@@ -30,17 +30,14 @@ const MOST: usize = 1 << 20;
 const LIVE_LONGER: &str =
     "Run more steps, or end the script with time.sleep(2) while its model is live";
 
-/// Schedule of heap snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Naming {
-    /// No snapshots.
     Off,
     /// When a module is called first, at the second step of an optimizer, the 16th, the 128th and so on, and when the
     /// recording ends before they do.
     NowAndThen,
 }
 
-/// Progress of a process.
 struct Course {
     /// Steps of optimizers that it has made.
     steps: u64,
@@ -51,10 +48,8 @@ struct Course {
     has_names: bool,
 }
 
-/// A process that is being read.
 #[derive(Default)]
 struct Held {
-    /// Events held back.
     events: Vec<HostEvent>,
     /// True if it has ended, or runs another program.
     is_over: bool,
@@ -62,11 +57,8 @@ struct Held {
     read: Option<Read>,
 }
 
-/// Treatment of an event.
 pub(super) enum Passed {
-    /// Passed on.
     On(HostEvent),
-    /// Held back.
     Held,
     /// These go on, which waited.
     All(Vec<HostEvent>),
@@ -75,7 +67,6 @@ pub(super) enum Passed {
 /// Names, and the consistency of the snapshot.
 type Read = Result<(BlockLabels, Consistency)>;
 
-/// Snapshot of a process.
 pub(super) type Reading = (Tgid, Read);
 
 /// Events released after a snapshot.
@@ -87,14 +78,11 @@ pub(super) struct Placed {
     pub(super) said: String,
 }
 
-/// Reads the processes of a recording.
 pub(super) struct NameReader {
     naming: Naming,
-    /// Manner of reading.
     manner: CaptureMode,
     extent: Extent,
     courses: HashMap<Tgid, Course>,
-    /// Processes being read.
     held: HashMap<Tgid, Held>,
     /// Processes still being read whose events are no longer held back.
     given_up: HashSet<Tgid>,
@@ -124,7 +112,6 @@ impl Course {
 }
 
 impl Passed {
-    /// Hands on what goes on.
     pub(super) fn each(self, mut sink: impl FnMut(HostEvent) -> Result<()>) -> Result<()> {
         match self {
             Self::On(event) => sink(event),
@@ -135,7 +122,6 @@ impl Passed {
 }
 
 impl NameReader {
-    /// Nothing is read yet.
     pub(super) fn new(naming: Naming, allocators: Allocators, manner: CaptureMode) -> Self {
         let (send, read) = mpsc::unbounded_channel();
         Self {
@@ -182,7 +168,6 @@ impl NameReader {
         Passed::All(held.events)
     }
 
-    /// Handles a process's arrival at a point worth a snapshot.
     fn on_snapshot_point(&mut self, tgid: Tgid, come: SnapshotPoint) {
         if self.naming == Naming::Off {
             return;
@@ -205,7 +190,6 @@ impl NameReader {
         }
     }
 
-    /// Begins to read a process, unless that is being done.
     fn begin(&mut self, tgid: Tgid) {
         if self.held.contains_key(&tgid) || self.given_up.contains(&tgid) {
             return;
@@ -232,7 +216,6 @@ impl NameReader {
         self.naming = Naming::Off;
     }
 
-    /// True if any process is being read.
     pub(super) fn is_reading(&self) -> bool {
         !self.held.is_empty()
     }
@@ -261,8 +244,7 @@ impl NameReader {
         None
     }
 
-    /// Puts what was read into its place, where all events up to the moment are there; `is_settled` tells of a process
-    /// that none is on its way.
+    /// Puts names into their place once all earlier events are there; `is_settled` says that none is on its way.
     pub(super) fn place(&mut self, is_settled: impl Fn(Tgid) -> bool) -> Vec<Placed> {
         let is_whole = |(tgid, held): &(&Tgid, &Held)| held.is_whole(|| is_settled(**tgid));
         let whole = self.held.iter().filter(is_whole);

@@ -13,22 +13,20 @@ use crate::ledger::snapshot::{Grouping, Snapshot};
 use crate::ledger::{Analysis, Change, Model};
 use crate::tui::{AttributionQuery, Command, News};
 
-/// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are
-/// kept.
+/// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are kept.
 const MOST: usize = 4;
 
-/// Sources of the screens of one process.
 pub(super) struct ProcessView {
     tgid: Tgid,
-    grouping: Grouping,
+    /// Frames under which memory is counted.
+    pub(super) grouping: Grouping,
     snapshots: watch::Sender<Arc<Snapshot>>,
-    tensors: TensorReader,
-    reasons: AttributionFeed,
-    news: News,
+    pub(super) tensors: TensorReader,
+    pub(super) reasons: AttributionFeed,
+    pub(super) news: News,
 }
 
 impl ProcessView {
-    /// Starts with the state of the process's ledger.
     pub(super) fn new(tgid: Tgid, ledger: &Model, now: TimeNs) -> Self {
         let first = ledger.snapshot(now, Grouping::default());
         let (snapshots, shown) = watch::channel(Arc::new(first));
@@ -49,21 +47,6 @@ impl ProcessView {
         }
     }
 
-    /// Views for its screens.
-    pub(super) fn news(&self) -> News {
-        self.news.clone()
-    }
-
-    /// Under which frames memory is counted.
-    pub(super) fn grouping(&self) -> Grouping {
-        self.grouping
-    }
-
-    /// The process is another program now.
-    pub(super) fn begin_anew(&mut self) {
-        self.reasons.begin_anew();
-    }
-
     /// Does what a screen asks for. To end is the caller's.
     pub(super) fn execute(&mut self, command: Command) {
         match command {
@@ -80,17 +63,6 @@ impl ProcessView {
         self.reasons.explain(AttributionQuery::Nothing);
     }
 
-    /// Waits until its tensors were read; for ever where that is not being done.
-    pub(super) async fn taken(&mut self) {
-        self.tensors.taken().await;
-    }
-
-    /// Publishes a finished heap snapshot, and returns its event for the model. To be called after all events up to now.
-    pub(super) fn names(&mut self, model: &Model) -> Option<Event> {
-        self.tensors.show(model)
-    }
-
-    /// Shows it as it is now.
     pub(super) fn show(&mut self, snapshot: Snapshot) {
         let snapshot = Arc::new(snapshot);
         self.reasons.show(&snapshot);
@@ -109,22 +81,16 @@ impl Analysis for ProcessView {
 #[derive(Default)]
 pub(super) struct ViewCache {
     all: Vec<ProcessView>,
-    shown: Option<Tgid>,
+    /// The process whose screens are shown.
+    pub(super) shown: Option<Tgid>,
 }
 
 impl ViewCache {
-    /// The process whose screens are shown.
-    pub(super) fn shown(&self) -> Option<Tgid> {
-        self.shown
-    }
-
-    /// Shows the screens of a process.
     pub(super) fn open(&mut self, tgid: Tgid) {
         self.close();
         self.shown = Some(tgid);
     }
 
-    /// Shows none.
     pub(super) fn close(&mut self) {
         let shown = self.shown.take();
         if let Some(opened) = shown.and_then(|tgid| self.of(tgid)) {
@@ -162,7 +128,8 @@ impl ViewCache {
     /// Waits until the tensors of any of them were read; for ever where that is not being done.
     pub(super) async fn taken(&mut self) {
         std::future::poll_fn(|context| {
-            let taken = |opened: &mut ProcessView| pin!(opened.taken()).poll(context).is_ready();
+            let taken =
+                |opened: &mut ProcessView| pin!(opened.tensors.taken()).poll(context).is_ready();
             match self.all.iter_mut().any(taken) {
                 true => Poll::Ready(()),
                 false => Poll::Pending,
@@ -205,10 +172,10 @@ mod tests {
         let mut cache = ViewCache::default();
         (1..=2).for_each(|tgid| open(&mut cache, tgid));
         cache.keep(|_| false);
-        assert_eq!((followed(&cache), cache.shown()), (vec![2], Some(Tgid(2))));
+        assert_eq!((followed(&cache), cache.shown), (vec![2], Some(Tgid(2))));
         cache.close();
         cache.keep(|_| false);
-        assert!(followed(&cache).is_empty() && cache.shown().is_none());
+        assert!(followed(&cache).is_empty() && cache.shown.is_none());
     }
 
     #[test]
@@ -217,8 +184,8 @@ mod tests {
         let now = TimeNs(9_000_000_000);
         let mut opened = ProcessView::new(Tgid(7), &model, now);
         opened.execute(Command::Explain(AttributionQuery::Categories));
-        opened.show(model.snapshot(now, opened.grouping()));
-        let reasons = opened.news().reasons.borrow().clone();
+        opened.show(model.snapshot(now, opened.grouping));
+        let reasons = opened.news.reasons.borrow().clone();
         let AttributionTables::Categories(devices) = reasons else {
             unreachable!("categories were asked for")
         };
@@ -228,6 +195,6 @@ mod tests {
             model.totals().map(|it| it.allocated)
         );
         opened.close();
-        assert_eq!(opened.grouping(), Grouping::default());
+        assert_eq!(opened.grouping, Grouping::default());
     }
 }

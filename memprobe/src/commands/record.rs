@@ -14,15 +14,13 @@ use anyhow::{Result, bail};
 use tokio::time::Instant;
 
 use super::interrupts::Interrupts;
-pub use super::naming::Naming;
-use super::naming::{NameReader, Placed, Reading};
+use super::naming::{NameReader, Naming, Placed, Reading};
 use super::record::progress::Progress;
 use super::record::recorder::{Destination, Recorder};
 use super::record::started::Started;
 use super::snapshot::CaptureMode;
 use crate::event::{Losses, Tgid};
 use crate::probe::attach::AttachError;
-use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -32,43 +30,27 @@ use crate::session::host::HostSession;
 use crate::session::priority;
 use crate::session::process::Origin;
 
-/// Interval of flushing the file.
 const FLUSH: Duration = Duration::from_secs(1);
 
 pub enum Subject {
     /// A process that runs already.
     Process(Tgid),
-    /// A process that runs already, and all that descend from it.
-    Family(Tgid),
-    /// A command to start, and all that descends from it: its program and arguments.
+    /// A command to start: its program and arguments.
     Command(Vec<OsString>),
 }
 
-/// One run of `memprobe record`.
 pub struct Recording {
     pub subject: Subject,
-    /// Output file or directory.
     pub output: PathBuf,
-    pub detail: Detail,
-    /// Schedule of heap snapshots, for names.
+    pub wanted: Wanted,
     pub naming: Naming,
-    pub allocators: Allocators,
-    pub graph: GraphTracking,
-    /// Treatment of libcuda.
-    pub driver: DriverCalls,
-    /// For how long at most.
     pub duration: Option<Duration>,
-    /// Bytes of the ring buffer.
     pub ring_bytes: u32,
-    /// No output while recording.
     pub quiet: bool,
 }
 
 impl Recording {
     /// Records until the target ends, the time is over or somebody interrupts.
-    ///
-    /// # Errors
-    /// When the target cannot be probed or the file not be written, with what to do.
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
         super::runtime()?.block_on(self.run_inside())
@@ -78,27 +60,12 @@ impl Recording {
         let mut interrupts = Interrupts::new()?;
         let command = match &self.subject {
             Subject::Command(words) => Some(joined(words)),
-            Subject::Process(_) | Subject::Family(_) => None,
+            Subject::Process(_) => None,
         };
         let destination = Destination::check(&self.output, command)?;
-        let watch = match &self.subject {
-            Subject::Process(_) => Watch::One,
-            Subject::Family(_) | Subject::Command(_) => Watch::Family,
-        };
-        let mut session = HostSession::load(
-            Wanted {
-                watch,
-                detail: self.detail,
-                allocators: self.allocators,
-                graph: self.graph,
-                driver: self.driver,
-            },
-            self.ring_bytes,
-        )?;
+        let mut session = HostSession::load(self.wanted, self.ring_bytes)?;
         let (mut command, watched, origin) = match &self.subject {
-            Subject::Process(tgid) | Subject::Family(tgid) => {
-                (None, Watched::open(*tgid)?, Origin::Running)
-            }
+            Subject::Process(tgid) => (None, Watched::open(*tgid)?, Origin::Running),
             Subject::Command(words) => {
                 let command = Started::spawn(words)?;
                 let watched = Watched::open(command.tgid())?;
@@ -106,100 +73,47 @@ impl Recording {
             }
         };
         let root = watched.tgid;
-        match watch {
+        match self.wanted.watch {
             Watch::One => session.add(watched, origin)?,
             Watch::Family | Watch::Everyone => session.add_family(watched, origin)?,
         }
         // Not before: the command would inherit it.
         priority::come_first();
-        let mut run = Run {
-            session,
-            intake: Intake {
-                watch,
-                root,
-                recorder: Recorder::new(destination),
-                names: NameReader::new(self.naming, self.allocators, CaptureMode::Paused),
-                progress: Progress::new(self.quiet),
-                duration: self.duration,
-                deadline: None,
-                refusal: None,
-            },
+        let mut intake = Intake {
+            watch: self.wanted.watch,
+            root,
+            recorder: Recorder::new(destination),
+            names: NameReader::new(self.naming, self.wanted.allocators, CaptureMode::Paused),
+            progress: Progress::new(self.quiet),
+            duration: self.duration,
+            deadline: None,
+            refusal: None,
         };
-        let reason = run.record(&mut interrupts).await;
+        let reason = intake.record(&mut session, &mut interrupts).await;
         let reason = reason.inspect_err(|_| {
             if let Some(command) = &mut command {
                 command.leave_running(&mut Progress::new(self.quiet));
             }
         })?;
         let Some(reason) = reason else {
-            run.intake
-                .progress
-                .say("interrupted before there was anything to record; nothing was written");
+            let nothing = "interrupted before there was anything to record; nothing was written";
+            intake.progress.say(nothing);
             return Ok(ExitCode::from(INTERRUPTED));
         };
         match &mut command {
-            Some(command) if reason == EndReason::TargetExited => command.exit_code(),
-            Some(command) => {
-                command.leave_running(&mut run.intake.progress);
-                Ok(ExitCode::SUCCESS)
+            Some(command) if reason == EndReason::TargetExited => {
+                return command.exit_status().map(ExitCode::from);
             }
-            None => Ok(ExitCode::SUCCESS),
+            Some(command) => command.leave_running(&mut intake.progress),
+            None => {}
         }
+        Ok(ExitCode::SUCCESS)
     }
 }
 
 /// Exit status where there was nothing to record when Ctrl-C came (128 + SIGINT).
 const INTERRUPTED: u8 = 130;
 
-/// A recording that is being made.
-struct Run {
-    session: HostSession,
-    intake: Intake,
-}
-
-impl Run {
-    /// Records until it is time to end; `None` where it was interrupted before there was anything to
-    /// record.
-    async fn record(&mut self, interrupts: &mut Interrupts) -> Result<Option<EndReason>> {
-        let Self { session, intake } = self;
-        let mut flushed = Instant::now();
-        let reason = loop {
-            match intake.wait(session, interrupts).await {
-                Woken::Records => {
-                    session.drain(|event| intake.take(event))?;
-                }
-                Woken::Read(reading) => {
-                    intake.take_read(reading)?;
-                    session.drain(|event| intake.take(event))?;
-                }
-                Woken::End(_) if !intake.recorder.has_attached() => return Ok(None),
-                Woken::End(reason) => break reason,
-            }
-            intake.place(session)?;
-            if !session.is_watched(intake.root) {
-                break EndReason::TargetExited;
-            }
-            if let Some(refusal) = intake.refusal.take_if(|_| session.len() == 1) {
-                return Err(refusal.into());
-            }
-            if flushed.elapsed() >= FLUSH {
-                flushed = Instant::now();
-                intake.recorder.flush()?;
-            }
-            if intake.recorder.has_attached() {
-                intake
-                    .progress
-                    .show(intake.recorder.figures(session.losses()));
-            }
-        };
-        intake.read_names(session, reason).await?;
-        session.drain_all(|event| intake.take(event))?;
-        intake.finish(reason, session.losses())?;
-        Ok(Some(reason))
-    }
-}
-
-/// Consumer of the session's events.
 struct Intake {
     watch: Watch,
     /// The process that was asked for, or the command.
@@ -213,17 +127,49 @@ struct Intake {
     refusal: Option<AttachError>,
 }
 
-/// Reason to wake up.
 enum Woken {
-    /// There may be records.
     Records,
-    /// A process was read.
     Read(Reading),
-    /// End of the recording.
     End(EndReason),
 }
 
 impl Intake {
+    /// Records until it is time to end; `None` where it was interrupted before there was anything to record.
+    async fn record(
+        &mut self,
+        session: &mut HostSession,
+        interrupts: &mut Interrupts,
+    ) -> Result<Option<EndReason>> {
+        let mut flushed = Instant::now();
+        let reason = loop {
+            match self.wait(session, interrupts).await {
+                Woken::Records => {}
+                Woken::Read(reading) => self.take_read(reading)?,
+                Woken::End(_) if !self.recorder.has_attached => return Ok(None),
+                Woken::End(reason) => break reason,
+            }
+            session.drain(|event| self.take(event))?;
+            self.place(session)?;
+            if !session.is_watched(self.root) {
+                break EndReason::TargetExited;
+            }
+            if let Some(refusal) = self.refusal.take_if(|_| session.len() == 1) {
+                return Err(refusal.into());
+            }
+            if flushed.elapsed() >= FLUSH {
+                flushed = Instant::now();
+                self.recorder.flush()?;
+            }
+            if self.recorder.has_attached {
+                self.progress.show(self.recorder.figures(session.losses));
+            }
+        };
+        self.read_names(session, reason).await?;
+        session.drain_all(|event| self.take(event))?;
+        self.finish(reason, session.losses)?;
+        Ok(Some(reason))
+    }
+
     /// Waits for something to do, or for a reason to end.
     async fn wait(&mut self, session: &mut HostSession, interrupts: &mut Interrupts) -> Woken {
         let deadline = self.deadline;
@@ -295,13 +241,13 @@ impl Intake {
                 self.refusal = Some(error);
                 return Ok(());
             }
-            HostItem::Ended if is_root && self.recorder.has_attached() => {
+            HostItem::Ended if is_root && self.recorder.has_attached => {
                 self.recorder.open_early(event.tgid, &mut self.progress)?;
             }
             _ => {}
         }
         let is_first =
-            matches!(event.item, HostItem::Attached { .. }) && !self.recorder.has_attached();
+            matches!(event.item, HostItem::Attached { .. }) && !self.recorder.has_attached;
         let tgid = event.tgid;
         self.recorder.take(event, &mut self.progress)?;
         if is_first {
@@ -315,7 +261,7 @@ impl Intake {
     }
 
     fn finish(&mut self, reason: EndReason, losses: Losses) -> Result<()> {
-        if !self.recorder.has_attached() {
+        if !self.recorder.has_attached {
             return match self.refusal.take() {
                 Some(refusal) => Err(refusal.into()),
                 None => bail!(

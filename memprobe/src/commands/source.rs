@@ -8,20 +8,17 @@ use crate::event::Tgid;
 use crate::process::root::ProcessRoot;
 use crate::tui::SourceText;
 
-/// The largest source file that is read.
 const LARGEST: u64 = 8 << 20;
 
 /// The most files kept.
 const MOST: usize = 256;
 
-/// Source files, read when first asked for.
 pub(super) struct Sources {
     tgid: Tgid,
     files: HashMap<String, Option<Vec<String>>>,
 }
 
 impl Sources {
-    /// The files that a process sees.
     pub(super) fn of(tgid: Tgid) -> Self {
         Self {
             tgid,
@@ -40,21 +37,15 @@ impl Sources {
     }
 
     fn read(&self, file: &str) -> Option<Vec<String>> {
-        let opened = ProcessRoot::of(self.tgid)
-            .ok()?
-            .open(Path::new(file))
-            .ok()?;
+        let root = ProcessRoot::of(self.tgid).ok()?;
+        let opened = root.open(Path::new(file)).ok()?;
         if opened.metadata().ok()?.len() > LARGEST {
             return None;
         }
         let mut bytes = Vec::new();
         opened.take(LARGEST).read_to_end(&mut bytes).ok()?;
-        Some(
-            String::from_utf8_lossy(&bytes)
-                .lines()
-                .map(str::to_owned)
-                .collect(),
-        )
+        let text = String::from_utf8_lossy(&bytes);
+        Some(text.lines().map(str::to_owned).collect())
     }
 }
 

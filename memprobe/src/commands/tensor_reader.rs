@@ -13,7 +13,6 @@ use crate::ledger::{Analysis, Change, Model};
 use crate::tensors::{Sites, explain, named};
 use crate::tui::Tensors;
 
-/// Source of the screen of tensors.
 pub(super) struct TensorReader {
     tgid: Tgid,
     shown: watch::Sender<Tensors>,
@@ -37,7 +36,6 @@ impl TensorReader {
         (reader, seen)
     }
 
-    /// Begins to read, unless that is being done.
     pub(super) fn begin(&mut self) {
         if self.taking.is_some() || self.read.is_some() {
             return;
@@ -60,8 +58,7 @@ impl TensorReader {
         self.read = Some(outcome.and_then(|outcome| outcome));
     }
 
-    /// Publishes a finished heap snapshot, and returns the names of the blocks that are unchanged since. To be called after
-    /// all events up to now.
+    /// Publishes a finished heap snapshot and names its unchanged blocks. To be called after all events up to now.
     pub(super) fn show(&mut self, ledger: &Model) -> Option<Event> {
         let mut snapshot = match self.read.take()? {
             Ok(snapshot) => snapshot,

@@ -14,7 +14,6 @@
 
 use crate::event::CudaMemoryKind;
 
-/// Interface that declares a function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Api {
     Runtime,
@@ -52,7 +51,6 @@ pub enum Effect {
         space: CudaMemoryKind,
         /// Source of the size.
         size: Size,
-        /// Lifetime of memory that is not freed.
         lifetime: Lifetime,
     },
     /// Takes memory back that argument 0 names.
@@ -69,8 +67,7 @@ pub enum Effect {
     ImportsPhysical,
     /// `cuMemRelease(CUmemGenericAllocationHandle handle)`.
     ReleasesPhysical,
-    /// `cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-    /// …)`.
+    /// `cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, …)`.
     Maps,
     /// `cuMemUnmap(CUdeviceptr ptr, size_t size)`.
     Unmaps,
@@ -133,7 +130,6 @@ pub enum Size {
     DriverMipmapped,
 }
 
-/// Lifetime of memory that is not freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lifetime {
     /// Until the end of the context in which it was allocated.
@@ -144,7 +140,6 @@ pub enum Lifetime {
     Process,
 }
 
-/// Kind of a memory's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Named {
     Address,
@@ -182,26 +177,32 @@ impl Effect {
 }
 
 const fn runtime(name: &'static str, effect: Effect) -> Function {
-    Function {
-        name,
-        api: Api::Runtime,
-        symbol: name,
-        effect,
-    }
+    function_of(Api::Runtime, name, effect)
 }
 
 const fn driver(name: &'static str, effect: Effect) -> Function {
+    function_of(Api::Driver, name, effect)
+}
+
+/// A tracepoint of PyTorch's, which is no symbol.
+const fn tracepoint(name: &'static str, effect: Effect) -> Function {
+    function_of(Api::Tracepoint, name, effect)
+}
+
+const fn function_of(api: Api, name: &'static str, effect: Effect) -> Function {
     Function {
         name,
-        api: Api::Driver,
+        api,
         symbol: name,
         effect,
     }
 }
 
-/// The form for programs built with a default stream for each thread.
-const fn per_thread(name: &'static str, symbol: &'static str, of: Function) -> Function {
-    Function { name, symbol, ..of }
+/// The form for programs built with a default stream for each thread: `symbol` ends in `_ptsz`.
+const fn per_thread(function: Function) -> Function {
+    let symbol = function.symbol;
+    let (name, _) = symbol.split_at(symbol.len() - "_ptsz".len());
+    Function { name, ..function }
 }
 
 const fn allocates(space: CudaMemoryKind, size: Size) -> Effect {
@@ -220,16 +221,6 @@ const fn array(size: Size) -> Effect {
     allocates(CudaMemoryKind::Array, size)
 }
 
-/// A tracepoint of PyTorch's, which is no symbol.
-const fn tracepoint(name: &'static str, effect: Effect) -> Function {
-    Function {
-        name,
-        api: Api::Tracepoint,
-        symbol: name,
-        effect,
-    }
-}
-
 const DEVICE: Effect = device(Size::Argument);
 const FROM_A_POOL: Effect = Effect::Allocates {
     space: CudaMemoryKind::Device,
@@ -241,24 +232,16 @@ const PINNED: Effect = allocates(CudaMemoryKind::Pinned, Size::Argument);
 const FREES: Effect = Effect::Frees(Named::Address);
 const FREES_ARRAY: Effect = Effect::Frees(Named::Array);
 
-/// Every function that is probed. A recording names them; the kernel's records count them.
+/// Every function that is probed. A recording has their names, a record of the kernel their position here.
 pub const FUNCTIONS: &[Function] = &[
     runtime("cudaMalloc", DEVICE),
     runtime("cudaFree", FREES),
     runtime("cudaMallocAsync", FROM_A_POOL),
-    per_thread(
-        "cudaMallocAsync",
-        "cudaMallocAsync_ptsz",
-        runtime("", FROM_A_POOL),
-    ),
+    per_thread(runtime("cudaMallocAsync_ptsz", FROM_A_POOL)),
     runtime("cudaMallocFromPoolAsync", FROM_A_POOL),
-    per_thread(
-        "cudaMallocFromPoolAsync",
-        "cudaMallocFromPoolAsync_ptsz",
-        runtime("", FROM_A_POOL),
-    ),
+    per_thread(runtime("cudaMallocFromPoolAsync_ptsz", FROM_A_POOL)),
     runtime("cudaFreeAsync", FREES),
-    per_thread("cudaFreeAsync", "cudaFreeAsync_ptsz", runtime("", FREES)),
+    per_thread(runtime("cudaFreeAsync_ptsz", FREES)),
     runtime("cudaMallocManaged", MANAGED),
     runtime("cudaMallocPitch", device(Size::Pitched)),
     runtime("cudaMalloc3D", device(Size::PitchedExtent)),
@@ -277,19 +260,11 @@ pub const FUNCTIONS: &[Function] = &[
     driver("cuMemAlloc_v2", DEVICE),
     driver("cuMemFree_v2", FREES),
     driver("cuMemAllocAsync", FROM_A_POOL),
-    per_thread(
-        "cuMemAllocAsync",
-        "cuMemAllocAsync_ptsz",
-        driver("", FROM_A_POOL),
-    ),
+    per_thread(driver("cuMemAllocAsync_ptsz", FROM_A_POOL)),
     driver("cuMemAllocFromPoolAsync", FROM_A_POOL),
-    per_thread(
-        "cuMemAllocFromPoolAsync",
-        "cuMemAllocFromPoolAsync_ptsz",
-        driver("", FROM_A_POOL),
-    ),
+    per_thread(driver("cuMemAllocFromPoolAsync_ptsz", FROM_A_POOL)),
     driver("cuMemFreeAsync", FREES),
-    per_thread("cuMemFreeAsync", "cuMemFreeAsync_ptsz", driver("", FREES)),
+    per_thread(driver("cuMemFreeAsync_ptsz", FREES)),
     driver("cuMemAllocManaged", MANAGED),
     driver("cuMemAllocPitch_v2", device(Size::Pitched)),
     driver("cuArrayCreate_v2", array(Size::DriverArray)),
@@ -351,7 +326,6 @@ pub fn is_tracepoint(name: &str) -> bool {
     function_named(name).is_some_and(|function| function.api == Api::Tracepoint)
 }
 
-/// The function of that name in the documentation.
 pub fn function_named(name: &str) -> Option<&'static Function> {
     FUNCTIONS.iter().find(|function| function.name == name)
 }

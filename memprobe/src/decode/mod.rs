@@ -3,9 +3,9 @@
 use std::mem::offset_of;
 
 use memprobe_common::{
-    BLOCK_STACK_COPY, CodeRecord, CudaRecord, FrameRecord, MARK_NAME, MAX_WALKED, MarkRecord,
-    MemoryRecord, NodeEnteredRecord, NodeMadeRecord, ProcessRecord, STACK_COPY, ShapeRecord,
-    StackHead, Stretch, ThreadStack, record, stack_state,
+    BLOCK_STACK_COPY, CodeRecord, CudaRecord, FrameRecord, MAX_WALKED, MarkRecord, MemoryRecord,
+    NodeEnteredRecord, NodeMadeRecord, ProcessRecord, STACK_COPY, ShapeRecord, StackHead, Stretch,
+    ThreadStack, record, stack_state,
 };
 
 use crate::event::Tgid;
@@ -21,7 +21,6 @@ pub enum Record {
     NodeMade(NodeMadeRecord),
     /// An autograd node starts to be evaluated.
     NodeEntered(NodeEnteredRecord),
-    /// A `record_function` range of PyTorch started.
     Mark(Box<MarkRecord>),
     Process(ProcessEvent, ProcessRecord),
 }
@@ -63,7 +62,6 @@ pub enum ProcessEvent {
     Found,
 }
 
-/// A freed code object and the memory that it pointed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FreedCode {
     pub tgid: u32,
@@ -114,226 +112,71 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
         record::CPU_BLOCK => MemoryKind::CpuBlock,
         record::CPU_FREE => MemoryKind::CpuFree,
         record::BACKWARD => MemoryKind::Backward,
-        record::BLOCK_WITH_STACK => return decode_block_with_stack(bytes),
-        record::CUDA_CALL => return decode_call(bytes),
-        record::CUDA_CALL_WITH_STACK => return decode_call_with_stack(bytes),
-        record::STACK => return decode_stack(bytes),
-        record::NODE_MADE => return decode_node_made(bytes),
-        record::NODE_ENTERED => return decode_node_entered(bytes),
-        record::MARK => return decode_mark(bytes),
-        record::CODE_FREED => return decode_freed(bytes),
-        record::FORKED => return decode_process(ProcessEvent::Forked, bytes),
-        record::EXECUTED => return decode_process(ProcessEvent::Executed, bytes),
-        record::EXITED => return decode_process(ProcessEvent::Exited, bytes),
-        record::LIBRARY_MAPPED => return decode_process(ProcessEvent::LibraryMapped, bytes),
-        record::FOUND => return decode_process(ProcessEvent::Found, bytes),
+        record::BLOCK_WITH_STACK => {
+            let (memory, stack) = head(bytes)?;
+            let reason = Reason::Stack(Box::new(thread_stack::<BLOCK_STACK_COPY>(stack)?));
+            return Ok(Record::Memory(MemoryKind::Block, memory, reason));
+        }
+        record::CUDA_CALL => return Ok(Record::Cuda(Box::new(whole(bytes)?), None)),
+        record::CUDA_CALL_WITH_STACK => {
+            let (call, stack) = head(bytes)?;
+            let copy = thread_stack::<STACK_COPY>(stack)?;
+            return Ok(Record::Cuda(Box::new(call), Some(Box::new(copy))));
+        }
+        record::STACK => return stack(bytes),
+        record::NODE_MADE => return Ok(Record::NodeMade(whole(bytes)?)),
+        record::NODE_ENTERED => return Ok(Record::NodeEntered(whole(bytes)?)),
+        record::MARK => return Ok(Record::Mark(Box::new(whole(bytes)?))),
+        record::CODE_FREED => return freed_code(bytes),
+        record::FORKED => return process(ProcessEvent::Forked, bytes),
+        record::EXECUTED => return process(ProcessEvent::Executed, bytes),
+        record::EXITED => return process(ProcessEvent::Exited, bytes),
+        record::LIBRARY_MAPPED => return process(ProcessEvent::LibraryMapped, bytes),
+        record::FOUND => return process(ProcessEvent::Found, bytes),
         _ => return Err(Malformed),
     };
-    let (memory, shape) = bytes
-        .split_at_checked(size_of::<MemoryRecord>())
-        .ok_or(Malformed)?;
+    let (memory, shape) = head(bytes)?;
     let reason = match (shape, kind) {
         ([], _) => Reason::None,
         (shape, MemoryKind::Block | MemoryKind::CpuBlock | MemoryKind::OutOfMemory) => {
-            Reason::Tensor(Box::new(decode_shape(shape)?))
+            Reason::Tensor(Box::new(whole(shape)?))
         }
         (_, MemoryKind::Backward | MemoryKind::CpuFree) => return Err(Malformed),
     };
-    Ok(Record::Memory(kind, decode_memory(memory)?, reason))
+    Ok(Record::Memory(kind, memory, reason))
 }
 
-fn decode_block_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
-    let (memory, stack) = bytes
-        .split_at_checked(size_of::<MemoryRecord>())
-        .ok_or(Malformed)?;
-    let reason = Reason::Stack(Box::new(decode_thread_stack::<BLOCK_STACK_COPY>(stack)?));
-    Ok(Record::Memory(
-        MemoryKind::Block,
-        decode_memory(memory)?,
-        reason,
-    ))
-}
-
-/// Decodes the 80 bytes of a shape, field by field.
-fn decode_shape(bytes: &[u8]) -> Result<ShapeRecord, Malformed> {
-    let bytes: &[u8; size_of::<ShapeRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
-    Ok(ShapeRecord {
-        layout: bytes[0],
-        device_type: bytes[1],
-        dtype: bytes[2],
-        pad: 0,
-        dimensions: word32(bytes, 4),
-        extent: word64(bytes, offset_of!(ShapeRecord, extent)),
-        sizes: words(bytes, offset_of!(ShapeRecord, sizes)),
-    })
-}
-
-/// Decodes the 64 bytes of a memory record, field by field.
-fn decode_memory(bytes: &[u8]) -> Result<MemoryRecord, Malformed> {
-    let bytes: &[u8; size_of::<MemoryRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
-    Ok(MemoryRecord {
-        kind: bytes[0],
-        device: bytes[1],
-        stack_state: bytes[2],
-        pad: 0,
-        tid: word32(bytes, 4),
-        tgid: word32(bytes, 8),
-        node: word32(bytes, 12),
-        time_ns: word64(bytes, 16),
-        addr: word64(bytes, 24),
-        size: word64(bytes, 32).cast_signed(),
-        allocated: word64(bytes, 40),
-        reserved: word64(bytes, 48),
-        stack: word64(bytes, 56),
-    })
-}
-
-fn decode_call(bytes: &[u8]) -> Result<Record, Malformed> {
-    let bytes: &[u8; size_of::<CudaRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
-    Ok(Record::Cuda(Box::new(cuda_record(bytes)), None))
-}
-
-fn decode_call_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
-    let (call, stack) = bytes
-        .split_first_chunk::<{ size_of::<CudaRecord>() }>()
-        .ok_or(Malformed)?;
-    let copy = decode_thread_stack::<STACK_COPY>(stack)?;
-    Ok(Record::Cuda(
-        Box::new(cuda_record(call)),
-        Some(Box::new(copy)),
-    ))
+fn process(event: ProcessEvent, bytes: &[u8]) -> Result<Record, Malformed> {
+    Ok(Record::Process(event, whole(bytes)?))
 }
 
 /// Decodes a stack copy; only the bytes that the kernel could read are kept.
-fn decode_thread_stack<const N: usize>(bytes: &[u8]) -> Result<StackCopy, Malformed> {
+fn thread_stack<const N: usize>(bytes: &[u8]) -> Result<StackCopy, Malformed> {
     const STACK: usize = offset_of!(ThreadStack<0>, stack);
     const BYTES: usize = STACK + size_of::<Stretch<0>>();
     if bytes.len() != size_of::<ThreadStack<N>>() {
         return Err(Malformed);
     }
-    let length = usize::try_from(word64(bytes, STACK + 8)).unwrap_or(N);
+    let length = usize::try_from(u64::read(&bytes[STACK + 8..])).unwrap_or(N);
     Ok(StackCopy {
-        address: word64(bytes, STACK),
-        frame_pointer: word64(bytes, offset_of!(ThreadStack<0>, frame_pointer)),
+        address: Wire::read(&bytes[STACK..]),
+        frame_pointer: Wire::read(&bytes[offset_of!(ThreadStack<0>, frame_pointer)..]),
         bytes: bytes[BYTES..BYTES + length.min(N)].to_vec(),
     })
 }
 
-fn cuda_record(bytes: &[u8; size_of::<CudaRecord>()]) -> CudaRecord {
-    CudaRecord {
-        kind: bytes[0],
-        function: bytes[1],
-        stack_state: bytes[2],
-        wants_stack: bytes[3],
-        tid: word32(bytes, 4),
-        tgid: word32(bytes, 8),
-        pad: 0,
-        time_ns: word64(bytes, offset_of!(CudaRecord, time_ns)),
-        entered_ns: word64(bytes, offset_of!(CudaRecord, entered_ns)),
-        args: words(bytes, offset_of!(CudaRecord, args)),
-        caller: word64(bytes, offset_of!(CudaRecord, caller)),
-        on_stack: words(bytes, offset_of!(CudaRecord, on_stack)),
-        description: words(bytes, offset_of!(CudaRecord, description)),
-        context: word64(bytes, offset_of!(CudaRecord, context)),
-        out: words(bytes, offset_of!(CudaRecord, out)),
-        second_out: word64(bytes, offset_of!(CudaRecord, second_out)),
-        stack: word64(bytes, offset_of!(CudaRecord, stack)),
-    }
-}
-
-/// Decodes the 40 bytes of a created node.
-fn decode_node_made(bytes: &[u8]) -> Result<Record, Malformed> {
-    let bytes: &[u8; size_of::<NodeMadeRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
-    Ok(Record::NodeMade(NodeMadeRecord {
-        kind: bytes[0],
-        stack_state: bytes[1],
-        pad: 0,
-        tid: word32(bytes, 4),
-        tgid: word32(bytes, 8),
-        pad2: 0,
-        node: word64(bytes, 16),
-        identity: word64(bytes, 24),
-        stack: word64(bytes, 32),
-    }))
-}
-
-/// Decodes the 56 bytes of an evaluated node.
-fn decode_node_entered(bytes: &[u8]) -> Result<Record, Malformed> {
-    let bytes: &[u8; size_of::<NodeEnteredRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
-    Ok(Record::NodeEntered(NodeEnteredRecord {
-        kind: bytes[0],
-        pad: [0; 3],
-        tid: word32(bytes, 4),
-        tgid: word32(bytes, 8),
-        number: word32(bytes, 12),
-        node: word64(bytes, 16),
-        identity: word64(bytes, 24),
-        table: word64(bytes, 32),
-        python_types: words(bytes, 40),
-    }))
-}
-
-/// Decodes the 128 bytes of a mark.
-fn decode_mark(bytes: &[u8]) -> Result<Record, Malformed> {
-    let bytes: &[u8; size_of::<MarkRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
-    let mut name = [0; MARK_NAME];
-    name.copy_from_slice(&bytes[offset_of!(MarkRecord, name)..]);
-    Ok(Record::Mark(Box::new(MarkRecord {
-        kind: bytes[0],
-        stack_state: bytes[1],
-        pad: 0,
-        tid: word32(bytes, 4),
-        tgid: word32(bytes, 8),
-        pad2: 0,
-        time_ns: word64(bytes, 16),
-        stack: word64(bytes, 24),
-        name,
-    })))
-}
-
-/// Decodes the 24 bytes of a process record.
-fn decode_process(step: ProcessEvent, bytes: &[u8]) -> Result<Record, Malformed> {
-    let bytes: &[u8; size_of::<ProcessRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
-    let process = ProcessRecord {
-        kind: bytes[0],
-        pad: [0; 3],
-        tgid: word32(bytes, 4),
-        parent: word32(bytes, 8),
-        pad2: 0,
-        time_ns: word64(bytes, 16),
-    };
-    Ok(Record::Process(step, process))
-}
-
-fn decode_stack(bytes: &[u8]) -> Result<Record, Malformed> {
-    let (head, frames) = bytes
-        .split_at_checked(size_of::<StackHead>())
-        .ok_or(Malformed)?;
-    let head = StackHead {
-        kind: head[0],
-        truncated: head[1],
-        count: head[2],
-        grad: head[3],
-        tgid: word32(head, 4),
-        hash: word64(head, 8),
-        module_call: word64(head, 16),
-    };
+fn stack(bytes: &[u8]) -> Result<Record, Malformed> {
+    let (head, frames) = head::<StackHead>(bytes)?;
     let count = usize::from(head.count);
     if count > MAX_WALKED || frames.len() != count * size_of::<FrameRecord>() {
         return Err(Malformed);
     }
-    let frames = frames
-        .chunks_exact(size_of::<FrameRecord>())
-        .map(|frame| FrameRecord {
-            code_and_owner: word64(frame, 0),
-            instr: word64(frame, 8),
-        })
-        .collect();
-    Ok(Record::Stack(head, frames))
+    let frames = frames.chunks_exact(size_of::<FrameRecord>());
+    Ok(Record::Stack(head, frames.map(Wire::read).collect()))
 }
 
 /// Decodes a freed code object. Each stretch has an address and the bytes that the kernel could read.
-fn decode_freed(bytes: &[u8]) -> Result<Record, Malformed> {
+fn freed_code(bytes: &[u8]) -> Result<Record, Malformed> {
     const STRETCHES: [usize; 4] = [
         offset_of!(CodeRecord, code),
         offset_of!(CodeRecord, file),
@@ -347,32 +190,81 @@ fn decode_freed(bytes: &[u8]) -> Result<Record, Malformed> {
     let ends = STRETCHES.iter().copied().skip(1).chain([bytes.len()]);
     let mut stretches = STRETCHES.iter().zip(ends).map(|(start, end)| {
         let (head, bytes) = bytes[*start..end].split_at(STRETCH_HEAD);
-        let length = usize::try_from(word64(head, 8)).map_or(0, |length| length.min(bytes.len()));
-        (word64(head, 0), bytes[..length].to_vec())
+        let length = usize::try_from(u64::read(&head[8..])).unwrap_or(0);
+        (Wire::read(head), bytes[..length.min(bytes.len())].to_vec())
     });
     let memory = std::array::from_fn(|_| stretches.next().unwrap_or_default());
     Ok(Record::CodeFreed(Box::new(FreedCode {
-        tgid: word32(bytes, offset_of!(CodeRecord, tgid)),
+        tgid: Wire::read(&bytes[offset_of!(CodeRecord, tgid)..]),
         code: memory[0].0,
         memory,
     })))
 }
 
-fn words<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {
-    std::array::from_fn(|index| word64(bytes, at + 8 * index))
+/// Reads a record that makes up all of `bytes`.
+fn whole<T: Wire>(bytes: &[u8]) -> Result<T, Malformed> {
+    match head(bytes)? {
+        (record, []) => Ok(record),
+        _ => Err(Malformed),
+    }
 }
 
-fn word32(bytes: &[u8], at: usize) -> u32 {
-    u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+/// Reads the record at the beginning of `bytes`, and returns the bytes after it.
+fn head<T: Wire>(bytes: &[u8]) -> Result<(T, &[u8]), Malformed> {
+    let (record, rest) = bytes.split_at_checked(size_of::<T>()).ok_or(Malformed)?;
+    Ok((T::read(record), rest))
 }
 
-fn word64(bytes: &[u8], at: usize) -> u64 {
-    u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+/// Plain data of the kernel programs.
+trait Wire: Sized {
+    /// Reads the beginning of `bytes`, which are at least as long as the value.
+    fn read(bytes: &[u8]) -> Self;
+}
+
+impl<T: Wire, const N: usize> Wire for [T; N] {
+    fn read(bytes: &[u8]) -> Self {
+        std::array::from_fn(|index| T::read(&bytes[index * size_of::<T>()..]))
+    }
+}
+
+macro_rules! wire_numbers {
+    ($($number:ty)*) => {$(
+        impl Wire for $number {
+            fn read(bytes: &[u8]) -> Self {
+                Self::from_ne_bytes(*bytes.first_chunk().expect("the length was checked"))
+            }
+        }
+    )*};
+}
+
+/// Reads each field of a record at its offset. The compiler checks that all are listed.
+macro_rules! wire_records {
+    ($($record:ty: $($field:ident)*;)*) => {$(
+        impl Wire for $record {
+            fn read(bytes: &[u8]) -> Self {
+                Self { $($field: Wire::read(&bytes[offset_of!(Self, $field)..]),)* }
+            }
+        }
+    )*};
+}
+
+wire_numbers!(u8 u16 u32 u64 i64);
+wire_records! {
+    MemoryRecord: kind device stack_state pad tid tgid node time_ns addr size allocated reserved stack;
+    ShapeRecord: layout device_type dtype pad dimensions extent sizes;
+    CudaRecord: kind function stack_state wants_stack tid tgid pad time_ns entered_ns args caller on_stack
+        description context out second_out stack;
+    NodeMadeRecord: kind stack_state pad tid tgid pad2 node identity stack;
+    NodeEnteredRecord: kind pad tid tgid number node identity table python_types;
+    MarkRecord: kind stack_state pad tid tgid pad2 time_ns stack name;
+    ProcessRecord: kind pad tgid parent pad2 time_ns;
+    StackHead: kind truncated count grad tgid hash module_call;
+    FrameRecord: code_and_owner instr;
 }
 
 #[cfg(test)]
 mod tests {
-    use memprobe_common::grad_mode;
+    use memprobe_common::{MARK_NAME, grad_mode};
 
     use super::*;
 

@@ -7,40 +7,32 @@ const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 /// Formats with two decimals and a binary unit, such as `4.12 GiB`; below one KiB whole bytes, such as `512
 /// B`. Never wider than 11 columns.
 pub fn human(bytes: Bytes) -> String {
-    if bytes.0 < 1024 {
-        return format!("{} B", bytes.0);
-    }
-    let mut value = bytes.0 as f64;
-    let mut unit = 0;
-    // 1023.995 would print as 1024.00, so it takes the next unit.
-    while value >= 1023.995 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.2} {}", UNITS[unit])
+    scaled(bytes, 1023.995, |_| 2)
 }
 
 /// Formats with three figures and a binary unit, such as `4.12 GiB`, `31.2 GiB` or `640 MiB`; below one KiB
 /// whole bytes. Never wider than 8 columns, for tables with many columns.
 pub fn short(bytes: Bytes) -> String {
+    // A value that rounds up to one more digit gets one decimal less.
+    scaled(bytes, 1023.5, |value| match value {
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    })
+}
+
+/// Formats with the unit in which the number is below `limit`, so that none prints as 1024.
+fn scaled(bytes: Bytes, limit: f64, decimals: impl Fn(f64) -> usize) -> String {
     if bytes.0 < 1024 {
         return format!("{} B", bytes.0);
     }
     let mut value = bytes.0 as f64;
     let mut unit = 0;
-    while value >= 1023.5 && unit + 1 < UNITS.len() {
+    while value >= limit && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
     }
-    // A value that rounds up to one more digit gets one decimal less.
-    let decimals = if value < 9.995 {
-        2
-    } else if value < 99.95 {
-        1
-    } else {
-        0
-    };
-    format!("{value:.decimals$} {}", UNITS[unit])
+    format!("{value:.*} {}", decimals(value), UNITS[unit])
 }
 
 /// Formats a signed difference, such as `+1.00 MiB` or `-512 B`; `0 B` has no sign.

@@ -3,9 +3,7 @@
 /// The detail that the kernel programs record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CaptureOptions {
-    /// Detail of each block.
     pub detail: Detail,
-    /// Detail of backward passes.
     pub graph: GraphTracking,
 }
 
@@ -33,7 +31,6 @@ pub enum Detail {
 }
 
 impl Detail {
-    /// The word on the command line.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }

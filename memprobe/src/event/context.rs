@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use strum::{Display, EnumString, IntoStaticStr};
+
 use super::{Stack, StackId, Tgid, Tid, TimeNs};
 
 /// The state of a thread when its stack was captured, as far as it is known.
@@ -9,7 +11,6 @@ use super::{Stack, StackId, Tgid, Tid, TimeNs};
 pub struct Context {
     /// The module that was being called.
     pub module: Module,
-    /// The grad mode of the thread.
     pub grad: Grad,
     /// The autograd node that was being evaluated; `None` outside a backward pass.
     pub node: Option<Arc<Node>>,
@@ -40,9 +41,7 @@ impl Module {
 }
 
 /// The grad mode of a thread (`torch.is_grad_enabled()`, `torch.is_inference_mode_enabled()`).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::EnumString,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Grad {
     #[default]
@@ -56,7 +55,6 @@ pub enum Grad {
 }
 
 impl Grad {
-    /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }
@@ -82,24 +80,13 @@ pub struct PhaseMark {
     pub phase: MarkedPhase,
     /// The class that runs the phase: `Adam`, `_SingleProcessDataLoaderIter`.
     pub class: Arc<str>,
-    /// The stack of the call.
     pub stack: StackId,
 }
 
 /// The phase that a [`PhaseMark`] starts. PyTorch wraps each in a `record_function` of its own, even without a
 /// profiler (torch/optim/optimizer.py, torch/utils/data/dataloader.py@v2.15.0).
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    strum::IntoStaticStr,
-    strum::EnumString,
-    strum::Display,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr, EnumString, Display,
 )]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum MarkedPhase {
@@ -112,7 +99,6 @@ pub enum MarkedPhase {
 }
 
 impl MarkedPhase {
-    /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }

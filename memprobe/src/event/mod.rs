@@ -14,8 +14,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use strum::{EnumString, IntoStaticStr};
 
 pub use capture_options::{CaptureOptions, Detail, GraphTracking};
 pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
@@ -144,7 +146,6 @@ impl fmt::Display for Address {
     }
 }
 
-/// One item of the event stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Defines a stack. Precedes the first event that refers to it.
@@ -165,8 +166,7 @@ pub enum Event {
     Loss(Losses),
 }
 
-/// The kind of a memory event.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, strum::IntoStaticStr, strum::EnumString)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Action {
     /// The caching allocator handed out a block.
@@ -190,33 +190,18 @@ pub enum Action {
 }
 
 impl Action {
-    /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }
 }
 
-/// The kind of memory that CUDA allocates.
-#[derive(
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Debug,
-    strum::IntoStaticStr,
-    strum::EnumString,
-)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum CudaMemoryKind {
-    /// Device memory.
     Device,
     /// Physical device memory, mapped to addresses in separate calls (`cuMemCreate`).
     Virtual,
-    /// Device memory in a layout of its own (`cudaMallocArray`). Sizes are the requested ones; a device may
-    /// pad them.
+    /// Device memory in a layout of its own (`cudaMallocArray`). Sizes are the requested ones; a device may pad them.
     Array,
     /// Memory that migrates between device and host on use (`cudaMallocManaged`).
     Managed,
@@ -227,7 +212,6 @@ pub enum CudaMemoryKind {
 }
 
 impl CudaMemoryKind {
-    /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }
@@ -238,7 +222,6 @@ impl CudaMemoryKind {
     }
 }
 
-/// A call into CUDA.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CudaCall {
     /// The function's name in CUDA's documentation; one of [`crate::cuda::calls::FUNCTIONS`].
@@ -246,7 +229,6 @@ pub struct CudaCall {
     pub space: CudaMemoryKind,
 }
 
-/// One event of the allocator or of CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryEvent {
     pub time: TimeNs,
@@ -327,6 +309,16 @@ impl Frame {
 }
 
 impl Stack {
+    /// Creates a stack without a context.
+    pub fn new(kind: StackKind, frames: Vec<Frame>, truncated: bool) -> Self {
+        Self {
+            kind,
+            frames,
+            truncated,
+            context: Context::default(),
+        }
+    }
+
     /// Returns the library that called into CUDA, if the stack belongs to a CUDA call.
     pub fn calling_library(&self) -> Option<&Arc<str>> {
         self.frames.first()?.library.as_ref()
@@ -334,7 +326,6 @@ impl Stack {
 }
 
 impl Totals {
-    /// Returns the maximum of each total.
     pub fn higher(self, other: Self) -> Self {
         Self {
             allocated: self.allocated.max(other.allocated),
@@ -375,22 +366,13 @@ pub enum StackKind {
     Python,
     /// The native stack of a thread that runs no Python.
     Native,
-    /// The stack of the thread that waits in `backward()`; the calling thread (autograd's) runs no Python
-    /// itself.
-    Waiting {
-        /// The name of the calling thread.
-        thread: Arc<str>,
-    },
+    /// The stack of the thread that waits in `backward()`; the calling thread (autograd's) runs no Python itself.
+    Waiting { thread: Arc<str> },
     /// No stack is known.
-    Unknown {
-        /// The name of the calling thread.
-        thread: Arc<str>,
-        reason: NoStack,
-    },
+    Unknown { thread: Arc<str>, reason: NoStack },
 }
 
-/// The reason why an event has no stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::EnumString)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, EnumString)]
 #[strum(const_into_str)]
 pub enum NoStack {
     /// The thread has never run Python.
@@ -417,14 +399,12 @@ pub enum NoStack {
 }
 
 impl NoStack {
-    /// A short text for people and recordings.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }
 }
 
-/// The tensor that PyTorch was creating when it requested memory, as the arguments of `torch.empty` describe
-/// it.
+/// The tensor that PyTorch was creating when it requested memory, as the arguments of `torch.empty` describe it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorSpec {
     /// Elements in each dimension.
@@ -437,7 +417,6 @@ pub struct TensorSpec {
     pub requested: Option<Bytes>,
 }
 
-/// The purpose of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum BlockPurpose {
     /// A tensor, as PyTorch started to create it.
@@ -462,15 +441,13 @@ impl BlockPurpose {
     }
 }
 
-/// The purpose of a block that belongs to no tensor. It is inferred from the native stack of the requesting
-/// thread.
+/// The purpose of a block that belongs to no tensor. It is inferred from the native stack of the requesting thread.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Purpose {
     /// The purpose, such as `cuBLAS workspace`; `None` if no function on the stack determines it.
     pub what: Option<Arc<str>>,
-    /// The function that `what` is inferred from; without it, the innermost function outside the allocator.
-    /// The name has no parameters or template arguments, and is an offset in the library where no symbol
-    /// exists.
+    /// The function that `what` is inferred from; without it, the innermost function outside the allocator. The name
+    /// has no parameters or template arguments, and is an offset in the library where no symbol exists.
     pub function: Arc<str>,
     /// The file name of the library.
     pub library: Arc<str>,
@@ -483,6 +460,42 @@ impl fmt::Display for Purpose {
             Some(what) => write!(f, "{what} ({function}, {library})"),
             None => write!(f, "requested by {function} ({library})"),
         }
+    }
+}
+
+/// Numbers the purposes of blocks, for a source of events.
+#[derive(Debug)]
+pub struct PurposeIds {
+    ids: HashMap<Arc<BlockPurpose>, PurposeId>,
+    next: PurposeId,
+}
+
+impl Default for PurposeIds {
+    fn default() -> Self {
+        Self {
+            ids: HashMap::new(),
+            next: PurposeId::FIRST,
+        }
+    }
+}
+
+impl PurposeIds {
+    /// Returns the ID of a purpose, and the definition that must precede its use if it is new.
+    pub fn intern(&mut self, purpose: BlockPurpose) -> (PurposeId, Option<Arc<BlockPurpose>>) {
+        if let Some(id) = self.ids.get(&purpose) {
+            return (*id, None);
+        }
+        let id = self.next;
+        let Some(next) = id.0.checked_add(1) else {
+            return (PurposeId::NONE, None);
+        };
+        self.next = PurposeId(next);
+        if self.ids.len() >= BlockPurposes::MOST {
+            self.ids.clear();
+        }
+        let purpose = Arc::new(purpose);
+        self.ids.insert(Arc::clone(&purpose), id);
+        (id, Some(purpose))
     }
 }
 
@@ -543,5 +556,14 @@ pub struct Losses {
 impl Losses {
     pub fn any(&self) -> bool {
         *self != Self::default()
+    }
+
+    pub fn zip(self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            events: combine(self.events, other.events),
+            stacks: combine(self.stacks, other.stacks),
+            malformed: combine(self.malformed, other.malformed),
+            uses: combine(self.uses, other.uses),
+        }
     }
 }

@@ -18,7 +18,6 @@ pub struct Target {
     pub container: Option<String>,
     /// Command line, joined by spaces.
     pub command: String,
-    /// Version, such as `3.12.1`.
     pub python: Option<String>,
     /// Version, such as `2.15.0+cu132`.
     pub torch: Option<String>,
@@ -29,7 +28,6 @@ pub struct Target {
 pub struct ProbeStatus {
     /// Demangled name of the function: `c10::reportMemoryUsageToProfiler`.
     pub function: String,
-    /// Path of the library.
     pub library: String,
     /// Bytes from the function's first instruction.
     pub offset: u64,

@@ -8,8 +8,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::event::Target;
-use crate::event::{Address, Bytes, DeviceIndex, Frame, TimeNs, Totals};
+use strum::{EnumString, IntoStaticStr};
+
+use crate::event::{Address, Bytes, DeviceIndex, Frame, Target, TimeNs, Totals};
 
 /// A snapshot of a process's blocks, storages and tensors.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -35,7 +36,6 @@ pub struct TensorSnapshot {
     pub unread: Vec<Arc<str>>,
 }
 
-/// The consistency of the data that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Consistency {
     /// The process was paused while memprobe read it.
@@ -56,10 +56,8 @@ pub struct DeviceTotals {
     pub totals: Totals,
 }
 
-/// A live block of the caching allocator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
-    /// The address in device memory.
     pub addr: Address,
     /// Bytes, as the allocator rounded them.
     pub size: Bytes,
@@ -76,9 +74,7 @@ pub struct Block {
 /// The device of a storage or a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Device {
-    /// `cpu`.
     Cpu,
-    /// `cuda:0`.
     Cuda(DeviceIndex),
     /// `meta`, which has no memory.
     Meta,
@@ -140,7 +136,6 @@ pub struct Tensor {
     pub device: Device,
     /// The index in [`TensorSnapshot::storages`]; `None` without a storage (meta, sparse).
     pub storage: Option<usize>,
-    /// `requires_grad`.
     pub requires_grad: bool,
     /// `grad_fn.name()`, such as `AddmmBackward0`; `None` for a leaf.
     pub grad_fn: Option<Arc<str>>,
@@ -158,18 +153,7 @@ pub struct Tensor {
 }
 
 /// The role of a tensor, from exact rules only.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    strum::IntoStaticStr,
-    strum::EnumString,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum TensorKind {
     /// An entry in a module's `_parameters`.
@@ -186,11 +170,9 @@ pub enum TensorKind {
     Tensor,
 }
 
-/// A name of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Examples: `layers.0.weight`, `Adam.exp_avg[layers.0.weight]`, `train.py:31 train() -> x`,
-    /// `cache['kv'][0]`.
+    /// Examples: `layers.0.weight`, `Adam.exp_avg[layers.0.weight]`, `train.py:31 train() -> x`, `cache['kv'][0]`.
     pub text: Arc<str>,
     /// The rule that inferred it; `None` for a name that follows references only.
     pub inferred: Option<&'static str>,
@@ -244,7 +226,6 @@ impl TensorKind {
         Self::Tensor,
     ];
 
-    /// The word in files and tables.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }
@@ -258,7 +239,6 @@ impl Name {
     /// A rule that this version of memprobe does not know.
     pub const UNKNOWN_RULE: &str = "a rule that this memprobe does not know";
 
-    /// Returns the rule with this text.
     pub fn rule(words: &str) -> &'static str {
         let known = Self::RULES.iter().find(|rule| **rule == words);
         known.copied().unwrap_or(Self::UNKNOWN_RULE)

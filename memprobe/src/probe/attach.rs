@@ -10,8 +10,7 @@ use super::loader::{Function, Link, Loader, Reach};
 use super::patch::FileCode;
 use super::prologue::{Place, SEARCHED};
 use super::tracepoint;
-use crate::event::ProbeStatus;
-use crate::event::Tgid;
+use crate::event::{ProbeStatus, Tgid};
 use crate::process::elf::{ElfError, ElfImage, LoadedImage, Symbol, ThreadLocalName, Tracepoint};
 use crate::process::maps::{MappedFile, Maps};
 use crate::process::memory::{ProcessMemory, ReadMemory as _};
@@ -30,7 +29,6 @@ pub struct Located {
     pub probe: &'static Probe,
     /// The library file, as the kernel can open it.
     pub file: PathBuf,
-    /// The library file, as people know it.
     pub library: String,
     /// The function's first bytes in the file.
     pub code: FileCode,
@@ -39,7 +37,6 @@ pub struct Located {
 }
 
 impl Located {
-    /// Finds a probe's function in one of the libraries of a process.
     pub fn find_in(
         probe: &'static Probe,
         tgid: Tgid,
@@ -99,14 +96,11 @@ impl Located {
                     located.push((probe, Err(error)));
                     continue;
                 };
+                let cookie = Some(cookie.to_word());
                 for vaddr in places {
-                    let found =
-                        Self::find_at(probe, tgid, library, |_| Ok(Some(without_size(vaddr))));
-                    let found = found.map(|located| Self {
-                        cookie: Some(cookie.to_word()),
-                        ..located
-                    });
-                    located.push((probe, found));
+                    let symbol = without_size(vaddr);
+                    let found = Self::find_at(probe, tgid, library, |_| Ok(Some(symbol)));
+                    located.push((probe, found.map(|found| Self { cookie, ..found })));
                 }
             }
         }
@@ -134,20 +128,21 @@ impl Located {
             library: library.clone(),
             reason,
         };
-        let (open, file) = mapped
-            .open(tgid)
-            .map_err(|error| unreadable(error.to_string()))?;
-        let image = ElfImage::from_file(open).map_err(|error| unreadable(error.to_string()))?;
-        let symbol = symbol(&image)
-            .map_err(|error| unreadable(error.to_string()))?
-            .ok_or_else(|| AttachError::NoFunction {
-                function: probe.function,
-                library: library.clone(),
-            })?;
+        let open = mapped.open(tgid).map_err(ElfError::from);
+        let found = open.and_then(|(open, file)| {
+            let image = ElfImage::from_file(open)?;
+            let symbol = symbol(&image)?;
+            Ok((file, image, symbol))
+        });
+        let (file, image, symbol) = found.map_err(|error| unreadable(error.to_string()))?;
+        let symbol = symbol.ok_or_else(|| AttachError::NoFunction {
+            function: probe.function,
+            library: library.clone(),
+        })?;
         let bytes = image.bytes_at(symbol.vaddr, SEARCHED).unwrap_or_default();
-        let offset = image
-            .file_offset_of(symbol.vaddr)
-            .ok_or_else(|| unreadable(format!("{} lies outside the file", probe.function)))?;
+        let offset = image.file_offset_of(symbol.vaddr);
+        let outside = || unreadable(format!("{} lies outside the file", probe.function));
+        let offset = offset.ok_or_else(outside)?;
         let place = Place::find(&bytes, probe.reads);
         Ok(Self {
             probe,
@@ -164,7 +159,6 @@ impl Located {
         self.code.offset + self.place.offset
     }
 
-    /// Status for people: function, library and place.
     pub fn status(&self) -> ProbeStatus {
         ProbeStatus {
             function: self.probe.function.to_owned(),
@@ -175,10 +169,7 @@ impl Located {
     }
 
     pub fn attach(&self, loader: &mut Loader, reach: Reach) -> Result<Vec<Link>, AttachError> {
-        let refused = |error: anyhow::Error| AttachError::Refused {
-            function: self.probe.function,
-            reason: format!("{error:#}"),
-        };
+        let refused = |error| AttachError::refused(self.probe.function, &error);
         let offset = self.probed_offset();
         let mut links = Vec::new();
         if let Some(program) = self.probe.returns {
@@ -205,24 +196,19 @@ pub fn attach_cuda(
     let Some(first) = located.first() else {
         return Ok(Vec::new());
     };
-    let mut functions: Vec<_> = located
-        .iter()
-        .filter_map(|located| {
-            Some(Function {
-                offset: located.probed_offset(),
-                cookie: located.cookie?,
-            })
+    let function = |located: &Located| {
+        Some(Function {
+            offset: located.probed_offset(),
+            cookie: located.cookie?,
         })
-        .collect();
+    };
+    let mut functions: Vec<_> = located.iter().filter_map(function).collect();
     // Two names of one function are one function.
     functions.sort_by_key(|function| function.offset);
     functions.dedup_by_key(|function| function.offset);
     loader
         .attach_cuda(&first.file, &functions, reach)
-        .map_err(|error| AttachError::Refused {
-            function: first.probe.function,
-            reason: format!("{error:#}"),
-        })
+        .map_err(|error| AttachError::refused(first.probe.function, &error))
 }
 
 /// Description of a thread-local variable in its library.
@@ -230,14 +216,12 @@ pub fn attach_cuda(
 pub struct VariableSymbol {
     /// Offset of the variable in the library's thread-local block, in bytes.
     offset: u64,
-    /// Address, in the file, of the word that holds the library's number among those with
-    /// thread-local storage.
+    /// Address, in the file, of the word that holds the library's number among those with thread-local storage.
     number: u64,
 }
 
 impl VariableSymbol {
-    /// Looks into a library of a process; `None` where it does not say. The answer holds for every
-    /// process that uses the file.
+    /// Looks into a library; `None` where it does not say. The answer holds for every process with the file.
     pub fn find(tgid: Tgid, library: &MappedFile, names: &[ThreadLocalName]) -> Option<Self> {
         let image = ElfImage::from_file(library.open(tgid).ok()?.0).ok()?;
         Some(Self {
@@ -246,18 +230,13 @@ impl VariableSymbol {
         })
     }
 
-    /// Place of the variable in the threads of a process; `None` until the dynamic loader has
-    /// numbered the library.
+    /// Place of the variable in the threads of a process; `None` until the dynamic loader has numbered the library.
     pub fn place(self, tgid: Tgid, library: &MappedFile) -> Option<ThreadLocal> {
         let loaded = LoadedImage::open(library, tgid).ok()?;
-        let module = ProcessMemory::new(tgid)
-            .read_u64(self.number.wrapping_add(loaded.bias))
-            .ok()
-            .filter(|module| *module > 0)?;
-        Some(ThreadLocal {
-            module,
-            offset: self.offset,
-        })
+        let number = self.number.wrapping_add(loaded.bias);
+        let module = ProcessMemory::new(tgid).read_u64(number).ok()?;
+        let offset = self.offset;
+        (module > 0).then_some(ThreadLocal { module, offset })
     }
 }
 
@@ -268,14 +247,13 @@ pub fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
         return false;
     };
     let sibling = bindings.path.with_file_name(CUDA_ALLOCATOR);
-    let is_missing = || match ProcessRoot::of(tgid).and_then(|root| root.open_shown(&sibling)) {
-        Ok(_) => false,
-        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    let is_missing = || {
+        let opened = ProcessRoot::of(tgid).and_then(|root| root.open_shown(&sibling));
+        opened.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
     };
     maps.library(CUDA_ALLOCATOR).is_none() && !bindings.deleted && is_missing()
 }
 
-/// Reason not to probe a process.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// The process has ended or may not be looked at.
@@ -306,7 +284,6 @@ pub enum AttachError {
         library: String,
         how: String,
     },
-    /// The kernel refused.
     #[error("attaching to {function}: {reason}")]
     Refused {
         function: &'static str,
@@ -318,6 +295,13 @@ pub enum AttachError {
 }
 
 impl AttachError {
+    pub fn refused(function: &'static str, error: &anyhow::Error) -> Self {
+        Self::Refused {
+            function,
+            reason: format!("{error:#}"),
+        }
+    }
+
     /// True if the error can pass while a process starts: a shell that will become Python.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Python(..) | Self::Gone(..))

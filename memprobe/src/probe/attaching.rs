@@ -14,14 +14,12 @@ use super::catalog::{
 use super::files::{FileKey, Probed, ProbedFiles};
 use super::loader::{Loader, Reach, Wanted, Watch};
 use crate::cuda::calls::{Api, FUNCTIONS};
-use crate::event::ProbeStatus;
-use crate::event::{Tgid, TimeNs};
+use crate::event::{ProbeStatus, Tgid, TimeNs};
 use crate::process::maps::{DeviceNumber, MappedFile, Maps};
 use crate::python::{DetectError, PythonProcess};
 
 #[derive(Debug)]
 pub enum Step {
-    /// There is more to do at once.
     Again,
     /// Every probe is in place that memprobe cannot do without.
     Done,
@@ -34,26 +32,25 @@ pub enum Step {
 pub struct Attaching {
     tgid: Tgid,
     wanted: Wanted,
-    python: Option<PythonProcess>,
+    pub python: Option<PythonProcess>,
     /// The files that were there when no Python was found: with the same ones there is none.
     not_python: Option<Vec<(DeviceNumber, u64)>>,
     config: ProcessConfig,
     files: Vec<FileKey>,
     /// Its files with functions of CUDA, as they were mapped when they were looked at last.
     cuda_files: Vec<(FileKey, MappedFile)>,
-    probes: Vec<ProbeStatus>,
+    pub probes: Vec<ProbeStatus>,
     missing: Vec<String>,
     /// Functions of CUDA that are not probed, since a process has rewritten them.
     left_alone: Vec<String>,
-    has_loader: bool,
+    /// True if its dynamic loader reports each library that it maps, so that polling is not needed.
+    pub has_loader: bool,
     /// Its caching allocator has no function to be heard by: what was looked for.
     lacks_allocator: Option<String>,
     variables: [Search; THREAD_VARIABLES.len()],
-    /// Its Python has not started yet.
     is_starting: bool,
 }
 
-/// Progress of the search for a thread-local variable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Search {
     /// Its library is not mapped.
@@ -61,39 +58,30 @@ enum Search {
     Unneeded,
     /// The loader has not set it up.
     Waiting,
-    /// Found, or not to be found.
     Over,
 }
 
 /// Family of the probes on tracepoints, distinct from others in the same file.
 const TRACEPOINT_FAMILY: &str = "tracepoints";
 
-struct Pending {
-    family: &'static str,
-    file: MappedFile,
-}
-
 impl Attaching {
     pub fn new(tgid: Tgid, wanted: Wanted) -> Self {
-        let children = match wanted.watch {
-            Watch::One => 0,
-            Watch::Family | Watch::Everyone => process_flag::CHILDREN,
-        };
-        let cpu = match wanted.allocators {
-            Allocators::Cuda => 0,
-            Allocators::CudaAndCpu => process_flag::CPU,
-        };
-        let stacks = match wanted.detail {
-            Detail::Lines | Detail::Tensors => 0,
-            Detail::Full => process_flag::BLOCK_STACKS,
-        };
+        let flags = [
+            (wanted.watch != Watch::One, process_flag::CHILDREN),
+            (
+                wanted.allocators == Allocators::CudaAndCpu,
+                process_flag::CPU,
+            ),
+            (wanted.detail == Detail::Full, process_flag::BLOCK_STACKS),
+        ];
+        let flags = flags.iter().filter(|(is_set, _)| *is_set);
         Self {
             tgid,
             wanted,
             python: None,
             not_python: None,
             config: ProcessConfig {
-                flags: children | cpu | stacks,
+                flags: flags.fold(0, |all, (_, flag)| all | flag),
                 ..ProcessConfig::default()
             },
             files: Vec::new(),
@@ -142,17 +130,9 @@ impl Attaching {
         self.variables = Default::default();
     }
 
-    pub fn python(&self) -> Option<&PythonProcess> {
-        self.python.as_ref()
-    }
-
     /// True if memprobe has looked and found no Python.
     pub fn runs_no_python(&self) -> bool {
         self.python.is_none() && self.not_python.is_some()
-    }
-
-    pub fn probes(&self) -> &[ProbeStatus] {
-        &self.probes
     }
 
     /// Sentences on what is not seen, one for each missing probe.
@@ -174,13 +154,8 @@ impl Attaching {
 
     /// True if both tracepoints of the allocator are probed; one alone would give wrong totals.
     fn has_tracepoints(&self) -> bool {
-        TRACEPOINTS.iter().all(|probe| self.has(probe))
-    }
-
-    /// True if the dynamic loader of the process reports each library it maps, so that polling is
-    /// not needed.
-    pub fn reports_libraries(&self) -> bool {
-        self.has_loader
+        let mut probes = TRACEPOINTS.iter();
+        probes.all(|probe| self.has_function(probe.function))
     }
 
     /// True if memprobe must poll for something that no probe reports.
@@ -219,12 +194,15 @@ impl Attaching {
         }
         // Before the probes: the first event may be in a backward pass.
         self.find_variables(loader, files, &maps, now)?;
-        if let Some(pending) = self.pending(&maps) {
-            self.probe(loader, files, pending)?;
+        if let Some((family, file)) = self.pending(&maps) {
+            self.probe(loader, files, family, &file)?;
             return Ok(Step::Again);
         }
         if let Some(file) = self.untold(&maps) {
-            self.probe_tracepoints(loader, files, &file)?;
+            let probed = self.probe_file(loader, files, &file, TRACEPOINT_FAMILY, |tgid| {
+                Located::find_tracepoints(tgid, &file)
+            });
+            self.note(&probed)?;
             return Ok(Step::Again);
         }
         if self.is_complete() {
@@ -279,12 +257,8 @@ impl Attaching {
 
     fn find_python(&mut self, maps: &Maps) -> Result<PythonProcess, AttachError> {
         let error = |error| AttachError::Python(self.tgid, error);
-        let executable: Vec<_> = maps
-            .files()
-            .iter()
-            .filter(|file| file.is_executable())
-            .map(|file| (file.dev, file.inode))
-            .collect();
+        let executable = maps.files().into_iter().filter(MappedFile::is_executable);
+        let executable: Vec<_> = executable.map(|file| (file.dev, file.inode)).collect();
         if self.not_python.as_ref() == Some(&executable) {
             return Err(error(DetectError::NotPython));
         }
@@ -314,13 +288,10 @@ impl Attaching {
         Ok(())
     }
 
-    fn update_filter(&self, loader: &mut Loader, now: TimeNs) -> Result<(), AttachError> {
-        loader
-            .revise(self.tgid, self.config(now))
-            .map_err(|error| AttachError::Refused {
-                function: "the filter",
-                reason: format!("{error:#}"),
-            })
+    /// Tells the programs what is known of the process; they send every stack anew.
+    pub fn update_filter(&self, loader: &mut Loader, now: TimeNs) -> Result<(), AttachError> {
+        let revised = loader.revise(self.tgid, self.config(now));
+        revised.map_err(|error| AttachError::refused("the filter", &error))
     }
 
     /// The code object that the programs take for the one that every call of a module passes.
@@ -339,32 +310,19 @@ impl Attaching {
         self.update_filter(loader, now)
     }
 
-    /// Has the programs send every stack anew.
-    pub fn renew_stacks(&self, loader: &mut Loader, now: TimeNs) -> Result<(), AttachError> {
-        self.update_filter(loader, now)
-    }
-
-    fn catalog(&self) -> impl DoubleEndedIterator<Item = &'static Probe> {
-        wanted_probes(self.wanted)
-    }
-
-    /// The next file to be probed: those with the most events last.
-    fn pending(&self, maps: &Maps) -> Option<Pending> {
+    /// The next file to be probed, and its family: those with the most events last.
+    fn pending(&self, maps: &Maps) -> Option<(&'static str, MappedFile)> {
         let mut families: Vec<&'static str> = Vec::new();
         // A family comes where its last probe comes.
-        for probe in self.catalog().rev() {
+        for probe in wanted_probes(self.wanted).rev() {
             if !families.contains(&probe.library) {
                 families.insert(0, probe.library);
             }
         }
         families.into_iter().find_map(|family| {
             let mut libraries = maps.libraries(family).into_iter();
-            let file = libraries.find(|file| {
-                !self
-                    .files
-                    .contains(&ProbedFiles::key(file, family, self.reach()))
-            })?;
-            Some(Pending { family, file })
+            let file = libraries.find(|file| !self.is_probed(file, family))?;
+            Some((family, file))
         })
     }
 
@@ -372,17 +330,15 @@ impl Attaching {
         &mut self,
         loader: &mut Loader,
         files: &mut ProbedFiles,
-        pending: Pending,
+        family: &'static str,
+        file: &MappedFile,
     ) -> Result<(), AttachError> {
-        let Pending { family, file } = pending;
         let wanted = self.wanted;
-        let probed = self.probe_file(loader, files, &file, family, |tgid| {
+        let probed = self.probe_file(loader, files, file, family, |tgid| {
             let probes = wanted_probes(wanted).filter(|probe| probe.library == family);
-            // All are located before the first is attached: from then on events come, and nobody
-            // reads them yet.
-            probes
-                .map(|probe: &'static Probe| (probe, Located::find_in(probe, tgid, &file)))
-                .collect()
+            // All are located before the first is attached: from then on events come, and nobody reads them yet.
+            let located = probes.map(|probe| (probe, Located::find_in(probe, tgid, file)));
+            located.collect()
         });
         self.note(&probed)
     }
@@ -392,25 +348,14 @@ impl Attaching {
         self.lacks_allocator.as_ref()?;
         let names = TRACEPOINT_LIBRARIES.iter();
         let mut libraries = names.flat_map(|name| maps.libraries(name));
-        libraries.find(|file| {
-            let key = ProbedFiles::key(file, TRACEPOINT_FAMILY, self.reach());
-            !self.files.contains(&key)
-        })
+        libraries.find(|file| !self.is_probed(file, TRACEPOINT_FAMILY))
     }
 
-    fn probe_tracepoints(
-        &mut self,
-        loader: &mut Loader,
-        files: &mut ProbedFiles,
-        file: &MappedFile,
-    ) -> Result<(), AttachError> {
-        let probed = self.probe_file(loader, files, file, TRACEPOINT_FAMILY, |tgid| {
-            Located::find_tracepoints(tgid, file)
-        });
-        self.note(&probed)
+    fn is_probed(&self, file: &MappedFile, family: &'static str) -> bool {
+        let key = ProbedFiles::key(file, family, self.reach());
+        self.files.contains(&key)
     }
 
-    /// Probes a file, or shares the probes that it has.
     fn probe_file(
         &mut self,
         loader: &mut Loader,
@@ -434,9 +379,8 @@ impl Attaching {
         probed
     }
 
-    /// Compares the probed functions of CUDA with the process's memory, where it may have rewritten
-    /// them since. Says whether what is probed has changed, be it by another process that uses the
-    /// same files.
+    /// Compares the probed functions of CUDA with the process's memory, where it may have rewritten them since. Says
+    /// whether what is probed has changed, be it by another process that uses the same files.
     pub fn leave_patched(
         &mut self,
         loader: &mut Loader,
@@ -445,13 +389,8 @@ impl Attaching {
         for (key, file) in &self.cuda_files {
             files.leave_patched(loader, *key, self.tgid, file)?;
         }
-        let probed = self
-            .cuda_files
-            .iter()
-            .filter_map(|(key, _)| files.probed(*key));
-        let left_alone: Vec<_> = probed
-            .flat_map(|probed| probed.left_alone.clone())
-            .collect();
+        let probed = self.probed_cuda(files);
+        let left_alone = Vec::from_iter(probed.flat_map(|probed| probed.left_alone.clone()));
         let has_changed = left_alone != self.left_alone;
         if has_changed {
             self.left_alone = left_alone;
@@ -463,20 +402,17 @@ impl Attaching {
     /// Forgets the probes that files of CUDA's functions have no more.
     fn forget_left_probes(&mut self, files: &ProbedFiles) {
         let is_cuda = |probe: &ProbeStatus| {
-            let mut cuda = FUNCTIONS
-                .iter()
-                .filter(|function| function.api != Api::Tracepoint);
+            let mut cuda = (FUNCTIONS.iter()).filter(|function| function.api != Api::Tracepoint);
             cuda.any(|function| function.symbol == probe.function)
         };
-        let is_there = |probe: &ProbeStatus| {
-            let mut probed = self
-                .cuda_files
-                .iter()
-                .filter_map(|(key, _)| files.probed(*key));
-            probed.any(|probed| probed.probes.contains(probe))
-        };
-        self.probes
-            .retain(|probe| !is_cuda(probe) || is_there(probe));
+        let probed = self.probed_cuda(files);
+        let there = Vec::from_iter(probed.flat_map(|probed| probed.probes.clone()));
+        (self.probes).retain(|probe| !is_cuda(probe) || there.contains(probe));
+    }
+
+    fn probed_cuda<'a>(&self, files: &'a ProbedFiles) -> impl Iterator<Item = &'a Probed> {
+        let keys = self.cuda_files.iter();
+        keys.filter_map(|(key, _)| files.probed(*key))
     }
 
     fn note(&mut self, probed: &Probed) -> Result<(), AttachError> {
@@ -549,12 +485,7 @@ impl Attaching {
         if self.python.is_none() {
             return !self.probes.is_empty();
         }
-        let mut required = PROBES.iter().filter(|probe| probe.need == Need::Allocator);
-        self.lacks_allocator.is_some() || required.all(|probe| self.has(probe))
-    }
-
-    fn has(&self, probe: &Probe) -> bool {
-        self.has_function(probe.function)
+        self.lacks_allocator.is_some() || self.has_allocator()
     }
 
     fn has_function(&self, name: &str) -> bool {
@@ -564,26 +495,21 @@ impl Attaching {
 
     /// True if both functions that make PyTorch's tensors are probed.
     pub fn has_tensors(&self) -> bool {
-        [EMPTY, EMPTY_STRIDED]
-            .iter()
-            .all(|name| self.has_function(name))
+        self.has_function(EMPTY) && self.has_function(EMPTY_STRIDED)
     }
 
     pub fn has_allocator(&self) -> bool {
-        PROBES
-            .iter()
-            .any(|probe| probe.need == Need::Allocator && self.has(probe))
+        let mut needed = PROBES.iter().filter(|probe| probe.need == Need::Allocator);
+        needed.all(|probe| self.has_function(probe.function))
     }
 }
 
-/// The probes of all that is asked for, in the order of attaching.
 fn wanted_probes(wanted: Wanted) -> impl DoubleEndedIterator<Item = &'static Probe> {
     PROBES.iter().filter(move |probe| probe.is_wanted(wanted))
 }
 
 /// True if a library of the catalog is mapped.
 pub fn uses_cuda(maps: &Maps) -> bool {
-    PROBES
-        .iter()
-        .any(|probe| maps.library(probe.library).is_some())
+    let mut libraries = PROBES.iter().map(|probe| probe.library);
+    libraries.any(|library| maps.library(library).is_some())
 }

@@ -17,11 +17,8 @@ pub struct Probe {
     pub library: &'static str,
     /// Its names in the library's symbol table, of which a version has one.
     pub symbols: &'static [&'static str],
-    /// The program that runs at its entry.
     pub entry: &'static str,
-    /// The program that runs when it returns.
     pub returns: Option<&'static str>,
-    /// The registers that the entry program reads.
     pub reads: &'static [Register],
     /// Cookie by which programs that serve several functions tell them apart.
     pub cookie: Option<u64>,
@@ -51,8 +48,7 @@ impl Probe {
 /// Necessity of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// The caching allocator speaks through it. Without it, memprobe hears only what is below: see
-    /// [`WITHOUT_BLOCKS`].
+    /// The caching allocator speaks through it. Without it, memprobe hears only what is below: see [`WITHOUT_BLOCKS`].
     Allocator,
     /// Without it something is missing, which is said.
     Optional(&'static str),
@@ -67,7 +63,6 @@ pub enum Allocators {
     CudaAndCpu,
 }
 
-/// Treatment of the functions of libcuda.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DriverCalls {
     #[default]
@@ -174,8 +169,7 @@ pub static THREAD_VARIABLES: [ThreadVariable; 2] = [
 /// `c10::(anonymous namespace)::autograd_state_tls`.
 const AUTOGRAD_STATE: &str = "_ZN3c1012_GLOBAL__N_118autograd_state_tlsE";
 
-/// One of the two functions that make every tensor which has memory of its own
-/// (aten/src/ATen/EmptyTensor.cpp@v2.15.0).
+/// One of the two functions that make every tensor which has memory of its own (aten/src/ATen/EmptyTensor.cpp@v2.15.0).
 pub const EMPTY: &str = "at::detail::empty_generic";
 /// [`EMPTY`] with strides.
 pub const EMPTY_STRIDED: &str = "at::detail::empty_strided_generic";
@@ -208,7 +202,6 @@ const CUDA_READS: [Register; 7] = [
     Register::RSP,
 ];
 
-/// The probe on the function of CUDA with that number.
 fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
     let cookie = CudaCookie {
         function: number,
@@ -249,8 +242,7 @@ const ON_TORCH: Probe = Probe {
     graph: GraphTracking::Off,
 };
 
-/// The probes on PyTorch. Symbols and registers are those of the x86-64 wheels of PyTorch 2.0 to
-/// 2.15.
+/// The probes on PyTorch, with symbols and registers of its x86-64 wheels 2.0 to 2.15.
 const PYTORCH: [Probe; 10] = [
     Probe {
         function: "c10::reportOutOfMemoryToProfiler",
@@ -389,9 +381,8 @@ pub const CODE_FREED: Probe = Probe {
     ..ON_TORCH
 };
 
-/// The probe on the dynamic loader's way of telling a debugger that it maps libraries (elf/dl-debug.c
-/// in glibc, ldso/dynlink.c in musl). It tells before and after; the code of what it has mapped has
-/// not run by then.
+/// The probe on the dynamic loader's way of telling a debugger that it maps libraries (elf/dl-debug.c in glibc,
+/// ldso/dynlink.c in musl). It tells before and after; the code of what it has mapped has not run by then.
 pub const LIBRARY_MAPPED: Probe = Probe {
     function: "_dl_debug_state",
     library: "ld-linux",
@@ -401,6 +392,5 @@ pub const LIBRARY_MAPPED: Probe = Probe {
     ..ON_TORCH
 };
 
-/// The files of dynamic loaders begin with one of these (glibc, before and since 2.34 under its
-/// versioned name; musl).
+/// The files of dynamic loaders begin with one of these (glibc, before and since 2.34 under its versioned name; musl).
 pub const DYNAMIC_LOADERS: &[&str] = &["ld-linux-x86-64.so", "ld-linux", "ld-musl", "ld-2"];

@@ -20,7 +20,6 @@ pub(super) const LINES: &str = "AYA_LOGS";
 const BYTES: u32 = 128 << 10;
 const BYTES_IF_OFF: u32 = 4096;
 
-/// Time between two looks at [`LINES`].
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Crate of the programs and of memprobe; lines of other crates are of no use to people.
@@ -45,7 +44,6 @@ impl Log for StandardError {
     fn flush(&self) {}
 }
 
-/// Turns diagnostics on, for programs that are loaded from now on.
 pub fn enable() {
     // Fails if it is on.
     if log::set_logger(&StandardError).is_ok() {
@@ -53,7 +51,6 @@ pub fn enable() {
     }
 }
 
-/// Returns whether diagnostics are on.
 pub(super) fn enabled() -> bool {
     log::max_level() >= LevelFilter::Debug
 }
@@ -69,7 +66,6 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Starts it, if diagnostics are on.
     pub(super) fn start(ebpf: &mut Ebpf) -> Result<Option<Self>> {
         if !enabled() {
             return Ok(None);

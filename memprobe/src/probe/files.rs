@@ -10,8 +10,7 @@ use super::attach::{AttachError, Located, VariableSymbol, attach_cuda};
 use super::catalog::{Need, Probe, ThreadVariable};
 use super::loader::{Link, Loader, Reach};
 use super::patch::{self, BREAKPOINT, Entry};
-use crate::event::ProbeStatus;
-use crate::event::Tgid;
+use crate::event::{ProbeStatus, Tgid};
 use crate::process::maps::{DeviceNumber, MappedFile, Maps};
 use crate::process::memory::{ProcessMemory, ReadMemory as _};
 use crate::process::process_scan;
@@ -74,7 +73,6 @@ struct ProbedFile {
     breakpoint: Option<u64>,
     /// Held as long as the probes are to stay.
     _links: Vec<Link>,
-    /// The functions of CUDA that are probed.
     cuda: Vec<Located>,
     /// Links of `cuda`, held as long as the probes are to stay.
     cuda_links: Vec<Link>,
@@ -87,8 +85,7 @@ pub struct ProbedFiles {
     files: HashMap<FileKey, ProbedFile>,
     /// Files that are another one under a second name: the kernel probes what lies below.
     twins: HashMap<FileKey, FileKey>,
-    /// The thread-local variables that were looked for, by file and by what they begin with in the
-    /// catalog.
+    /// The thread-local variables that were looked for, by file and by what they begin with in the catalog.
     variables: HashMap<(DeviceNumber, u64, &'static str), Option<VariableSymbol>>,
 }
 
@@ -102,18 +99,21 @@ impl ProbedFiles {
         }
     }
 
+    fn original(&self, key: FileKey) -> FileKey {
+        self.twins.get(&key).copied().unwrap_or(key)
+    }
+
     /// Says that a process uses a file, if the file is probed already.
     pub fn share(&mut self, key: FileKey, user: Tgid) -> Option<Arc<Probed>> {
-        let key = self.twins.get(&key).copied().unwrap_or(key);
+        let key = self.original(key);
         let file = self.files.get_mut(&key)?;
         file.users.insert(user);
         file.unused_since = None;
         Some(file.probed.clone())
     }
 
-    /// [`Self::share`] for a file already probed under another device number: containers made from
-    /// one image share the file below their overlayfs mounts. Probed twice, it would send every
-    /// event twice.
+    /// [`Self::share`] for a file already probed under another device number: containers made from one image share the
+    /// file below their overlayfs mounts. Probed twice, it would send every event twice.
     pub fn share_twin(
         &mut self,
         key: FileKey,
@@ -127,14 +127,13 @@ impl ProbedFiles {
             return None;
         }
         let likeness = Likeness::of(mapped, user)?;
-        let (twin, _) = self.files.iter().find(|(other, file)| {
+        let has_breakpoint = |offset| has_breakpoint(mapped, user, offset);
+        let mut files = self.files.iter();
+        let (&twin, _) = files.find(|(other, file)| {
             is_candidate(other)
                 && file.likeness == Some(likeness)
-                && file
-                    .breakpoint
-                    .is_some_and(|offset| has_breakpoint(mapped, user, offset))
+                && file.breakpoint.is_some_and(has_breakpoint)
         })?;
-        let twin = *twin;
         self.twins.insert(key, twin);
         self.share(key, user)
     }
@@ -151,16 +150,13 @@ impl ProbedFiles {
         let mut probed = Probed::default();
         let mut links = Vec::new();
         let mut breakpoint = None;
-        let is_cuda = |probe: &Probe, located: &Result<Located, AttachError>| {
-            probe.is_cuda() && located.is_ok()
-        };
-        let (cuda, located): (Vec<_>, Vec<_>) = located
-            .into_iter()
-            .partition(|(probe, located)| is_cuda(probe, located));
-        let mut cuda: Vec<_> = cuda
-            .into_iter()
-            .filter_map(|(_, found)| found.ok())
-            .collect();
+        let (mut cuda, mut others) = (Vec::new(), Vec::new());
+        for (probe, found) in located {
+            match found {
+                Ok(found) if probe.is_cuda() => cuda.push(found),
+                found => others.push((probe, found)),
+            }
+        }
         for (tgid, file) in reached(key.reach, user, mapped, &cuda) {
             if let Some(patched) = patched_functions(&cuda, tgid, &file, State::Unprobed) {
                 cuda.retain(|located| !patched.left.contains(&located.probe.function));
@@ -176,7 +172,7 @@ impl ProbedFiles {
             }
             Err(error) => probed.missing.push(error.to_string()),
         }
-        for (probe, located) in located {
+        for (probe, located) in others {
             let attached = located.and_then(|located| {
                 unpatched(&located, user, mapped)?;
                 links.extend(located.attach(loader, key.reach)?);
@@ -231,7 +227,7 @@ impl ProbedFiles {
         user: Tgid,
         mapped: &MappedFile,
     ) -> Result<(), AttachError> {
-        let key = self.twins.get(&key).copied().unwrap_or(key);
+        let key = self.original(key);
         let Some(file) = self.files.get_mut(&key) else {
             return Ok(());
         };
@@ -240,13 +236,11 @@ impl ProbedFiles {
         };
         let mut probed = Probed::clone(&file.probed);
         if !patched.left.is_empty() {
-            file.cuda
-                .retain(|located| !patched.left.contains(&located.probe.function));
+            let is_left = |function: &str| patched.left.contains(&function);
+            (file.cuda).retain(|located| !is_left(located.probe.function));
             // The new links come before the old go: a call that runs into both is one record.
             file.cuda_links = attach_cuda(&file.cuda, loader, key.reach)?;
-            probed
-                .probes
-                .retain(|probe| !patched.left.contains(&probe.function.as_str()));
+            (probed.probes).retain(|probe| !is_left(&probe.function));
         }
         for sentence in patched.sentences {
             if !probed.left_alone.contains(&sentence) {
@@ -258,13 +252,12 @@ impl ProbedFiles {
     }
 
     pub fn probed(&self, key: FileKey) -> Option<&Probed> {
-        let key = self.twins.get(&key).unwrap_or(&key);
-        Some(&self.files.get(key)?.probed)
+        Some(&self.files.get(&self.original(key))?.probed)
     }
 
     /// Says that a process uses a file no more: it has ended, or runs another program.
     pub fn leave(&mut self, key: FileKey, user: Tgid, now: Instant) {
-        let key = self.twins.get(&key).copied().unwrap_or(key);
+        let key = self.original(key);
         let Some(file) = self.files.get_mut(&key) else {
             return;
         };
@@ -280,13 +273,10 @@ impl ProbedFiles {
         }
     }
 
-    /// Takes away the probes of a file that has not been used for a while, if there is one. One at a
-    /// time: it takes milliseconds.
+    /// Takes away the probes of one file that has not been used for a while: each takes milliseconds.
     pub fn let_go(&mut self, now: Instant) {
-        let unused = self
-            .files
-            .iter()
-            .filter_map(|(key, file)| Some((*key, file.unused_since?)));
+        let files = self.files.iter();
+        let unused = files.filter_map(|(key, file)| Some((*key, file.unused_since?)));
         let count = unused.clone().count();
         let Some((oldest, since)) = unused.min_by_key(|(_, since)| *since) else {
             return;
@@ -297,8 +287,7 @@ impl ProbedFiles {
         }
     }
 
-    /// Finds a thread-local variable in a library, once for each copy: searching its symbols takes
-    /// milliseconds.
+    /// Finds a thread-local variable in a library, once for each copy: searching its symbols takes milliseconds.
     pub fn variable(
         &mut self,
         tgid: Tgid,
@@ -383,15 +372,12 @@ fn patched_functions(
         (&broken, how.as_str(), patch::BROKEN),
         (&writable, "can be written", patch::WRITABLE),
     ];
-    let there = groups
-        .iter()
-        .filter(|(functions, ..)| !functions.is_empty());
-    let sentences = there
-        .map(|(functions, how, what)| {
-            let functions = functions.join(", ");
-            format!("{functions} of {library} {how} in PID {}: {what}", tgid.0)
-        })
-        .collect();
+    let there = (groups.iter()).filter(|(functions, ..)| !functions.is_empty());
+    let sentences = there.map(|(functions, how, what)| {
+        let functions = functions.join(", ");
+        format!("{functions} of {library} {how} in PID {}: {what}", tgid.0)
+    });
+    let sentences = sentences.collect();
     Some(PatchedFunctions { left, sentences })
 }
 
@@ -401,7 +387,6 @@ enum State {
     Probed,
 }
 
-/// Makes sure that a process has not rewritten a function where it is to be probed.
 fn unpatched(located: &Located, user: Tgid, mapped: &MappedFile) -> Result<(), AttachError> {
     let entries = patch::entries(user, mapped, std::iter::once(&located.code));
     match entries.first() {
@@ -414,7 +399,6 @@ fn unpatched(located: &Located, user: Tgid, mapped: &MappedFile) -> Result<(), A
     }
 }
 
-/// True if a breakpoint is in the memory of a process at an offset of a file.
 fn has_breakpoint(mapped: &MappedFile, tgid: Tgid, offset: u64) -> bool {
     mapped.address_of(offset).is_some_and(|address| {
         ProcessMemory::new(tgid).read_array::<1>(address) == Ok([BREAKPOINT])

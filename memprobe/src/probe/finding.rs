@@ -30,9 +30,7 @@ pub struct Finding {
     /// Name of the check, stable across versions (`kernel_types`).
     pub check: &'static str,
     pub level: Level,
-    /// Sentence for people, without a full stop.
     pub found: String,
-    /// Remedy: one or more sentences.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
     /// The same as values, for programs.
@@ -77,7 +75,6 @@ impl Finding {
         }
     }
 
-    /// Adds a value for programs.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.facts.insert(name.to_owned(), value.into());
@@ -92,11 +89,8 @@ impl Finding {
             "pytorch" => "PyTorch".to_owned(),
             _ => word.to_owned(),
         };
-        self.check
-            .split('_')
-            .map(word)
-            .collect::<Vec<_>>()
-            .join(" ")
+        let words: Vec<_> = self.check.split('_').map(word).collect();
+        words.join(" ")
     }
 }
 

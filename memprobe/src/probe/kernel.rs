@@ -8,11 +8,9 @@ use btfparse::{Offset, Readable, TypeInformation};
 
 pub use super::preflight::preflight;
 
-/// The oldest kernel that has what the programs need: `bpf_ringbuf_*` (5.8) and perf links for
-/// uprobes (5.15).
+/// The oldest kernel that has what the programs need: `bpf_ringbuf_*` (5.8) and perf links for uprobes (5.15).
 pub const OLDEST: Release = Release(5, 15, 0);
 
-/// File of the kernel's own types (BTF).
 pub const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 
 /// The first releases of each stable series in which uprobes need CAP_SYS_ADMIN again, whatever
@@ -32,26 +30,17 @@ pub struct Release(pub u32, pub u32, pub u32);
 impl Release {
     /// The numbers of a release such as `6.1.0-18-amd64`.
     pub fn parse(release: &str) -> Option<Self> {
-        let mut numbers = release
-            .trim()
-            .split(|c: char| !c.is_ascii_digit())
-            .map(str::parse);
-        let (major, minor) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
-        Some(Self(
-            major,
-            minor,
-            numbers.next().and_then(Result::ok).unwrap_or(0),
-        ))
+        let numbers = release.trim().split(|c: char| !c.is_ascii_digit());
+        let mut numbers = numbers.map(|number| number.parse().ok());
+        let (major, minor) = (numbers.next()??, numbers.next()??);
+        Some(Self(major, minor, numbers.next().flatten().unwrap_or(0)))
     }
 
     /// True if this version requires CAP_SYS_ADMIN for uprobes; earlier ones accept CAP_PERFMON.
     pub fn has_uprobes_for_sys_admin_only(self) -> bool {
-        let same_series = |fixed: &&Self| (fixed.0, fixed.1) == (self.0, self.1) && **fixed <= self;
-        let newest = UPROBES_NEED_SYS_ADMIN[UPROBES_NEED_SYS_ADMIN.len() - 1];
-        self >= newest
-            || UPROBES_NEED_SYS_ADMIN
-                .iter()
-                .any(|fixed| same_series(&fixed))
+        let [series @ .., newest] = UPROBES_NEED_SYS_ADMIN;
+        let has_fix = |fixed: &Self| (fixed.0, fixed.1) == (self.0, self.1) && *fixed <= self;
+        self >= newest || series.iter().any(has_fix)
     }
 }
 
@@ -95,12 +84,6 @@ impl TaskOffsets {
     }
 }
 
-/// Byte offset of `thread.fsbase` in `task_struct`: the thread pointer of the running thread.
-pub fn fsbase_offset() -> Result<u64> {
-    TaskOffsets::of_this_kernel().map(|offsets| offsets.fsbase)
-}
-
-/// The types that the kernel publishes.
 struct Types(TypeInformation);
 
 impl Types {
@@ -112,10 +95,8 @@ impl Types {
     }
 
     fn offset(&self, structure: &str, field: &str) -> Result<u64> {
-        let id = self
-            .0
-            .id_of(structure)
-            .with_context(|| format!("the kernel's types have no {structure}"))?;
+        let missing = || format!("the kernel's types have no {structure}");
+        let id = self.0.id_of(structure).with_context(missing)?;
         match self.0.offset_of(id, field) {
             Ok((_, Offset::ByteOffset(bytes))) => Ok(u64::from(bytes)),
             _ => bail!("this kernel's {structure} has no {field}"),
@@ -123,25 +104,18 @@ impl Types {
     }
 }
 
-/// The whole of a small file.
 struct InMemory(Vec<u8>);
 
 impl Readable for InMemory {
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), btfparse::Error> {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let bytes = start
-            .checked_add(buffer.len())
-            .and_then(|end| self.0.get(start..end));
-        match bytes {
-            Some(bytes) => {
-                buffer.copy_from_slice(bytes);
-                Ok(())
-            }
-            None => Err(btfparse::Error::new(
-                btfparse::ErrorKind::IOError,
-                "read past the end",
-            )),
-        }
+        let rest = self.0.get(start..).unwrap_or_default();
+        let Some(bytes) = rest.get(..buffer.len()) else {
+            let kind = btfparse::ErrorKind::IOError;
+            return Err(btfparse::Error::new(kind, "read past the end"));
+        };
+        buffer.copy_from_slice(bytes);
+        Ok(())
     }
 }
 

@@ -19,7 +19,7 @@ use super::kernel::TaskOffsets;
 pub use super::many::Function;
 use super::many::Many;
 use super::refusal::Refusal;
-use crate::event::Tgid;
+use crate::event::{CaptureOptions, Tgid};
 
 /// The object that `cargo xtask ebpf` built.
 static OBJECT: &[u8] = include_bytes_aligned!("../../../memprobe-ebpf/object/memprobe.bpf.o");
@@ -58,7 +58,15 @@ pub struct Wanted {
     pub driver: DriverCalls,
 }
 
-/// Processes whose events the programs let through.
+impl Wanted {
+    pub fn capture(self) -> CaptureOptions {
+        CaptureOptions {
+            detail: self.detail,
+            graph: self.graph,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
     One,
@@ -88,7 +96,6 @@ impl Modules {
     }
 }
 
-/// Processes in which a probe fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reach {
     Process(Tgid),
@@ -119,7 +126,7 @@ pub struct Loader {
     ebpf: Ebpf,
     /// [`CUDA_ENTRY`] and [`CUDA_RETURN`], where the kernel attaches them to many functions at once.
     cuda: Option<Many>,
-    modules: Modules,
+    pub modules: Modules,
     _diagnostics: Option<diagnostics::Reader>,
 }
 
@@ -128,19 +135,11 @@ impl Loader {
     /// a power of two of pages. Where the kernel's verifier cannot follow all of the programs, modules are not told.
     pub fn new(offsets: &TaskOffsets, watch: Watch, ring_bytes: u32) -> Result<Self> {
         match Self::load(offsets, watch, ring_bytes, Modules::Told) {
-            Err(error)
-                if error
-                    .downcast_ref()
-                    .is_some_and(|refusal: &Refusal| refusal.is_too_long()) =>
-            {
+            Err(error) if error.downcast_ref().is_some_and(Refusal::is_too_long) => {
                 Self::load(offsets, watch, ring_bytes, Modules::LeftOut)
             }
             loaded => loaded,
         }
-    }
-
-    pub fn modules(&self) -> Modules {
-        self.modules
     }
 
     fn load(
@@ -150,15 +149,11 @@ impl Loader {
         modules: Modules,
     ) -> Result<Self> {
         let ring_bytes = ring_bytes.max(4096).next_power_of_two();
-        let replaced = match std::env::var_os(OBJECT_VARIABLE) {
-            Some(path) => Some(std::fs::read(&path).with_context(|| {
-                format!(
-                    "reading {} (named by {OBJECT_VARIABLE})",
-                    Path::new(&path).display()
-                )
-            })?),
-            None => None,
-        };
+        let replaced = std::env::var_os(OBJECT_VARIABLE).map(|path| {
+            let name = || format!("reading {} (named by {OBJECT_VARIABLE})", path.display());
+            std::fs::read(&path).with_context(name)
+        });
+        let replaced = replaced.transpose()?;
         let object = replaced.as_deref().unwrap_or(OBJECT);
         let threads = match watch {
             Watch::One => THREADS_OF_ONE,
@@ -227,22 +222,14 @@ impl Loader {
     /// The most instructions that the kernel's verifier followed of one program; it gives up at [`MAX_FOLLOWED`].
     /// `None` before Linux 5.16, which does not say.
     pub fn followed(&self) -> Option<u32> {
-        let loaded = self
-            .ebpf
-            .programs()
-            .filter_map(|(_, program)| program.info().ok());
-        loaded
-            .filter_map(|info| info.verified_instruction_count())
-            .max()
+        let programs = self.ebpf.programs();
+        programs.filter_map(|(_, program)| followed(program)).max()
     }
 
     /// The ring buffer's reading end. Can be taken once.
     pub fn take_records(&mut self) -> Result<RingBuf<MapData>> {
-        let map = self
-            .ebpf
-            .take_map("RECORDS")
-            .context("the ring buffer is taken")?;
-        Ok(RingBuf::try_from(map)?)
+        let map = self.ebpf.take_map("RECORDS");
+        Ok(RingBuf::try_from(map.context("the ring buffer is taken")?)?)
     }
 
     /// The counters of losses. Can be taken once.
@@ -259,13 +246,25 @@ impl Loader {
     pub fn admit(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<bool> {
         /// `BPF_NOEXIST` (linux/bpf.h).
         const ONLY_IF_NEW: u64 = 1;
-        match self
-            .processes()?
-            .insert(tgid.0, ConfigValue(config), ONLY_IF_NEW)
-        {
+        self.configure(tgid, config, ONLY_IF_NEW)
+    }
+
+    /// Says anew what is known of a process, unless it has ended meanwhile.
+    pub fn revise(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<()> {
+        /// `BPF_EXIST` (linux/bpf.h).
+        const ONLY_IF_THERE: u64 = 2;
+        self.configure(tgid, config, ONLY_IF_THERE).map(drop)
+    }
+
+    /// Writes the configuration of a process; returns false where `condition` does not hold.
+    fn configure(&mut self, tgid: Tgid, config: ProcessConfig, condition: u64) -> Result<bool> {
+        use std::io::ErrorKind::{AlreadyExists, NotFound};
+        let written = (self.processes()?).insert(tgid.0, ConfigValue(config), condition);
+        match written {
             Ok(()) => Ok(true),
+            Err(MapError::KeyNotFound) => Ok(false),
             Err(MapError::SyscallError(error))
-                if error.io_error.kind() == std::io::ErrorKind::AlreadyExists =>
+                if matches!(error.io_error.kind(), AlreadyExists | NotFound) =>
             {
                 Ok(false)
             }
@@ -273,28 +272,6 @@ impl Loader {
         }
     }
 
-    /// Says anew what is known of a process, unless it has ended meanwhile.
-    pub fn revise(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<()> {
-        /// `BPF_EXIST` (linux/bpf.h).
-        const ONLY_IF_THERE: u64 = 2;
-        match self
-            .processes()?
-            .insert(tgid.0, ConfigValue(config), ONLY_IF_THERE)
-        {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(MapError::SyscallError(error))
-                if error.io_error.kind() == std::io::ErrorKind::NotFound =>
-            {
-                Ok(())
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Lets the events of a process through no more.
-    ///
-    /// # Errors
-    /// When the object is not ours.
     pub fn dismiss(&mut self, tgid: Tgid) -> Result<()> {
         // It may have ended, and then is not there.
         let _ = self.processes()?.remove(&tgid.0);
@@ -302,15 +279,13 @@ impl Loader {
     }
 
     fn processes(&mut self) -> Result<HashMap<&mut MapData, u32, ConfigValue>> {
-        let map = self
-            .ebpf
-            .map_mut("PROCESSES")
-            .context("the object has no map PROCESSES")?;
-        Ok(HashMap::try_from(map)?)
+        let map = self.ebpf.map_mut("PROCESSES");
+        Ok(HashMap::try_from(
+            map.context("the object has no map PROCESSES")?,
+        )?)
     }
 
-    /// Attaches a program at a file offset of a library; `cookie` tells a program that serves several
-    /// functions which one it is.
+    /// Attaches a program at a file offset of a library; `cookie` names the function to a program for several.
     pub fn attach(
         &mut self,
         program: &str,
@@ -340,8 +315,7 @@ impl Loader {
         Ok(Link(Held::One(uprobe.take_link(link)?)))
     }
 
-    /// Attaches the programs for CUDA's functions to some in a library, at their entries and their
-    /// returns.
+    /// Attaches the programs for CUDA's functions to some in a library, at their entries and their returns.
     pub fn attach_cuda(
         &mut self,
         library: &Path,
@@ -349,13 +323,10 @@ impl Loader {
         reach: Reach,
     ) -> Result<Vec<Link>> {
         if let Some(many) = &self.cuda {
-            let links = many.attach(library, functions, reach).with_context(|| {
-                format!(
-                    "attaching to {} functions of {}",
-                    functions.len(),
-                    library.display()
-                )
-            })?;
+            let (count, file) = (functions.len(), library.display());
+            let links = many.attach(library, functions, reach);
+            let links =
+                links.with_context(|| format!("attaching to {count} functions of {file}"))?;
             return Ok(vec![Link(Held::Many(links))]);
         }
         let mut links = Vec::new();
@@ -369,12 +340,9 @@ impl Loader {
     /// Runs and run time of a program. The kernel counts only while asked to
     /// (`kernel.bpf_stats_enabled`, `BPF_ENABLE_STATS`); otherwise both are zero.
     pub fn run_time(&self, program: &str) -> Result<RunTime> {
-        let uprobe: &UProbe = self
-            .ebpf
-            .program(program)
-            .with_context(|| format!("the object has no program {program}"))?
-            .try_into()?;
-        let info = uprobe
+        let loaded = self.ebpf.program(program);
+        let loaded = loaded.with_context(|| format!("the object has no program {program}"))?;
+        let info = loaded
             .info()
             .with_context(|| format!("asking the kernel about {program}"))?;
         Ok(RunTime {
@@ -392,11 +360,7 @@ fn load(name: &str, program: &mut Program) -> Result<()> {
         _ => return Ok(()),
     };
     loaded.map_err(|error| Refusal::of_program(name, &error))?;
-    if let Some(followed) = program
-        .info()
-        .ok()
-        .and_then(|info| info.verified_instruction_count())
-    {
+    if let Some(followed) = followed(program) {
         log::debug!("{name}: the verifier followed {followed} instructions");
     }
     Ok(())
@@ -409,6 +373,11 @@ pub struct RunTime {
     pub total: Duration,
 }
 
+/// The instructions that the kernel's verifier followed of a program, if it says so.
+fn followed(program: &Program) -> Option<u32> {
+    program.info().ok()?.verified_instruction_count()
+}
+
 /// Counters of records that the programs could not send.
 pub struct Counters {
     all: Array<MapData, u64>,
@@ -417,24 +386,15 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Memory records lost so far.
-    pub fn events_lost(&self) -> u64 {
-        self.all(counter::EVENTS_LOST)
+    /// Count so far, by an index of [`counter`].
+    pub fn total(&self, index: u32) -> u64 {
+        self.all.get(&index, 0).unwrap_or(0)
     }
 
-    /// Memory records of one process lost so far.
-    pub fn events_lost_of(&self, tgid: Tgid) -> u64 {
-        self.of(tgid, counter::EVENTS_LOST)
-    }
-
-    /// Stack records lost so far.
-    pub fn stacks_lost(&self) -> u64 {
-        self.all(counter::STACKS_LOST)
-    }
-
-    /// Stack records of one process lost so far.
-    pub fn stacks_lost_of(&self, tgid: Tgid) -> u64 {
-        self.of(tgid, counter::STACKS_LOST)
+    /// Count of one process so far: memory or stack records lost.
+    pub fn of_process(&self, tgid: Tgid, index: u32) -> u64 {
+        let key = counter::of_process(tgid.0, index);
+        self.by_process.get(&key, 0).unwrap_or(0)
     }
 
     /// A process has ended: what it lost is not that of the next with its number.
@@ -443,29 +403,5 @@ impl Counters {
             // There is none of one that lost nothing.
             let _ = self.by_process.remove(&counter::of_process(tgid.0, index));
         }
-    }
-
-    /// Records of the life of processes lost so far.
-    pub fn processes_lost(&self) -> u64 {
-        self.all(counter::PROCESSES_LOST)
-    }
-
-    /// Processes not watched so far because the map was full.
-    pub fn processes_refused(&self) -> u64 {
-        self.all(counter::PROCESSES_REFUSED)
-    }
-
-    /// Events so far of threads for which there was no room.
-    pub fn threads_refused(&self) -> u64 {
-        self.all(counter::THREADS_REFUSED)
-    }
-
-    fn all(&self, index: u32) -> u64 {
-        self.all.get(&index, 0).unwrap_or(0)
-    }
-
-    fn of(&self, tgid: Tgid, index: u32) -> u64 {
-        let key = counter::of_process(tgid.0, index);
-        self.by_process.get(&key, 0).unwrap_or(0)
     }
 }

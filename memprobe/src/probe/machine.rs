@@ -9,7 +9,6 @@ use crate::process::container::{self, Container};
 use crate::process::namespace::{Kind, Namespace};
 use crate::process::status::{Capabilities, Status};
 
-/// Facts about the machine; `None` for what could not be read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
     /// `uname -r`.
@@ -82,7 +81,6 @@ impl Machine {
     }
 }
 
-/// The content of a small file of the kernel's.
 fn read(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }

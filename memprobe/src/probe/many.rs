@@ -85,11 +85,8 @@ impl Many {
     /// kernel has no such links, or not right ones: before 6.10 they were for a single thread.
     pub fn load(ebpf: &Ebpf, object: &[u8], entry: &str, returns: &str) -> Option<Self> {
         let mut object = Object::parse(object).ok()?;
-        let sections = object
-            .functions
-            .keys()
-            .map(|(section, _)| *section)
-            .collect();
+        let sections = object.functions.keys().map(|(section, _)| *section);
+        let sections = sections.collect();
         let maps: Vec<_> = object.maps.clone().into_iter().collect();
         let with_fds = maps.iter().filter_map(|(name, map)| {
             let fd = descriptor(ebpf.map(name)?)?;
@@ -119,7 +116,6 @@ impl Many {
         is(known, Errno::BADF) && is(for_processes, Errno::INVAL)
     }
 
-    /// Attaches both programs to functions of a file.
     pub fn attach(
         &self,
         file: &Path,
@@ -146,14 +142,11 @@ fn descriptor(map: &Map) -> Option<RawFd> {
     }
 }
 
-/// Loads a program to be attached to many functions.
 fn load(object: &Object, name: &str) -> io::Result<OwnedFd> {
     let missing = || io::Error::from(io::ErrorKind::NotFound);
     let program = object.programs.get(name).ok_or_else(missing)?;
-    let function = object
-        .functions
-        .get(&program.function_key())
-        .ok_or_else(missing)?;
+    let function = object.functions.get(&program.function_key());
+    let function = function.ok_or_else(missing)?;
     let mut attributes = ProgLoad {
         prog_type: KPROBE,
         insn_cnt: u32::try_from(function.instructions.len()).unwrap_or(u32::MAX),
@@ -205,8 +198,7 @@ fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<OwnedFd> {
         )
     };
     match i32::try_from(fd) {
-        // SAFETY: the kernel has just made this descriptor for us (close-on-exec), and nobody else
-        // knows it.
+        // SAFETY: the kernel has just made this descriptor for us (close-on-exec), and nobody else knows it.
         Ok(fd @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }

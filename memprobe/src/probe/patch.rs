@@ -1,10 +1,9 @@
 //! Functions that a program has rewritten in its own memory: the first bytes differ from the file's.
 //!
-//! Hooks do that: UCX puts a jump over the first 5 or 12 bytes of libcuda's functions
-//! (src/ucm/bistro/bistro_x86_64.c, openucx/ucx). The kernel takes a probed instruction from the file:
-//! a probe upon rewritten bytes runs code that the program has replaced, or puts its breakpoint into
-//! the middle of another instruction. When the probe goes, the kernel writes the file's byte back,
-//! which damages the hook for good.
+//! Hooks do that: UCX puts a jump over the first 5 or 12 bytes of libcuda's functions (src/ucm/bistro/bistro_x86_64.c,
+//! openucx/ucx). The kernel takes a probed instruction from the file: a probe upon rewritten bytes runs code that the
+//! program has replaced, or puts its breakpoint into the middle of another instruction. When the probe goes, the kernel
+//! writes the file's byte back, which damages the hook for good.
 
 use std::borrow::Cow;
 
@@ -61,7 +60,6 @@ pub struct Patch {
 /// Consequence of a patch at the place of a probe.
 pub(super) const LEFT_ALONE: &str = "memprobe puts no probe there and does not see calls of it";
 
-/// Consequence of code that the process may write.
 pub(super) const WRITABLE: &str =
     "the kernel puts no probe into memory that a process may write, so calls of it are not seen";
 
@@ -74,8 +72,7 @@ pub const REMEDY: &str = "memprobe leaves the function alone, and does not see i
      (for UCX: UCX_MEM_CUDA_HOOK_MODE=none or =reloc), if they matter.";
 
 impl FileCode {
-    /// Code of a function at an offset of its file. `bytes` begin at the function, `size` is its length
-    /// in bytes, 0 if unknown.
+    /// Code of the function at a file offset, where `bytes` begin; `size` is its length in bytes, 0 if unknown.
     pub fn new(offset: u64, mut bytes: Vec<u8>, size: u64, place: Place) -> Self {
         // What follows a function's end is another's, and may be rewritten for itself.
         let own = if size == 0 { place.end() } else { size };
@@ -178,9 +175,8 @@ pub fn entries<'a>(
 /// Comparisons of a process that maps and unmaps while it is looked at.
 const ATTEMPTS: usize = 3;
 
-/// The state of functions, as [`entries`], and the mappings of the process, if one of them is not as in the
-/// file. The file is still mapped where it was read: memory that has become another file's is not the
-/// process's new code.
+/// The state of functions, as [`entries`], and the mappings of the process, if one of them is not as in the file. The
+/// file is still mapped where it was read: memory that has become another file's is not the process's new code.
 pub fn changed_entries<'a>(
     tgid: Tgid,
     mapped: &MappedFile,
@@ -208,7 +204,6 @@ fn is_writable(mapped: &MappedFile, offset: u64) -> bool {
 }
 
 impl Patch {
-    /// Name of the file into which the patch jumps, if it is one.
     fn library(self, maps: &Maps) -> Option<String> {
         let mapping = maps.find(self.target?)?;
         let name = mapping.path.file_name()?.to_string_lossy();

@@ -36,8 +36,7 @@ impl Positions {
     }
 
     pub(super) fn read(&self) -> u64 {
-        // SAFETY: mapped as long as `self` lives and aligned to a page; the kernel and the reader
-        // write it as one word.
+        // SAFETY: mapped as long as `self` lives and aligned to a page; the kernel and the reader write it as one word.
         unsafe { self.0.as_ref() }.load(Ordering::Acquire)
     }
 

@@ -1,11 +1,12 @@
-//! Checks of the machine and of memprobe's rights, from facts that were read before anything is
-//! changed.
+//! Checks of the machine and of memprobe's rights, from facts that were read before anything is changed.
 
 use anyhow::Result;
 
 use super::finding::{Finding, Level};
-use super::kernel::{self, KERNEL_TYPES, OLDEST};
+use super::kernel::{KERNEL_TYPES, OLDEST, Release, TaskOffsets};
 use super::machine::Machine;
+use crate::event::Bytes;
+use crate::event::bytes::human;
 use crate::process::namespace::Namespace;
 use crate::process::status::{Capabilities, Capability};
 
@@ -17,23 +18,14 @@ const COMFORTABLE: u64 = 128 << 20;
 const COUNTS_IN_CONTROL_GROUP: (u32, u32) = (5, 11);
 
 /// Checks what attaching needs before anything is touched.
-///
-/// # Errors
-/// The first thing that stands in the way, and what to do.
 pub fn preflight() -> Result<()> {
     let machine = Machine::read();
-    match machine
-        .needed()
-        .into_iter()
-        .find(|finding| finding.level == Level::Fail)
-    {
-        Some(finding) => Err(finding.into()),
-        None => Ok(()),
-    }
+    let mut needed = machine.needed().into_iter();
+    let failure = needed.find(|finding| finding.level == Level::Fail);
+    failure.map_or(Ok(()), |finding| Err(finding.into()))
 }
 
 impl Machine {
-    /// Every finding, for `doctor`.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = self.needed();
         findings.push(self.thread_pointer());
@@ -104,21 +96,17 @@ impl Machine {
     }
 
     fn thread_pointer(&self) -> Finding {
-        match kernel::fsbase_offset() {
-            Ok(offset) => Finding::ok(
-                "thread_pointer",
-                format!("{offset} bytes into a thread's task_struct"),
-            )
-            .with("offset", offset),
-            Err(error) => Finding::from_error("thread_pointer", Level::Fail, error),
-        }
+        let offset = match TaskOffsets::of_this_kernel() {
+            Ok(offsets) => offsets.fsbase,
+            Err(error) => return Finding::from_error("thread_pointer", Level::Fail, error),
+        };
+        let found = format!("{offset} bytes into a thread's task_struct");
+        Finding::ok("thread_pointer", found).with("offset", offset)
     }
 
     fn capabilities(&self) -> Finding {
         let has = |capability| self.effective.has(capability);
-        let strict = self
-            .version
-            .is_some_and(|version| version.has_uprobes_for_sys_admin_only());
+        let strict = (self.version).is_some_and(Release::has_uprobes_for_sys_admin_only);
         let pair = has(Capability::BPF) && has(Capability::PERFMON);
         let finding = if has(Capability::SYS_ADMIN) {
             Finding::ok("capabilities", listed(self.effective))
@@ -168,28 +156,24 @@ impl Machine {
     }
 
     fn user_namespace(&self) -> Finding {
+        let own = "memprobe runs in a user namespace of its own (a rootless container, or `unshare -U`): being root \
+                   there counts for nothing with the kernel's probes";
+        let remedy = "Run memprobe on the host with sudo.";
         match self.user_namespace {
-            Some(namespace) if namespace != Namespace::FIRST_USER => Finding::fail(
-                "user_namespace",
-                "memprobe runs in a user namespace of its own (a rootless container, or `unshare -U`): being root \
-                 there counts for nothing with the kernel's probes",
-                "Run memprobe on the host with sudo.",
-            ),
-            Some(_) => Finding::ok("user_namespace", "the machine's own"),
+            Some(Namespace::FIRST_USER) => Finding::ok("user_namespace", "the machine's own"),
+            Some(_) => Finding::fail("user_namespace", own, remedy),
             None => Finding::note("user_namespace", "/proc does not tell"),
         }
     }
 
     fn pid_namespace(&self) -> Finding {
+        let own = "memprobe runs in a PID namespace of its own (a container without the host's PIDs): the kernel \
+                   numbers processes otherwise than memprobe sees them";
+        let remedy = "Run memprobe on the host with sudo, or in a container started with --pid=host (Kubernetes: \
+                      hostPID: true).";
         match self.pid_namespace {
-            Some(namespace) if namespace != Namespace::FIRST_PID => Finding::fail(
-                "pid_namespace",
-                "memprobe runs in a PID namespace of its own (a container without the host's PIDs): the kernel \
-                 numbers processes otherwise than memprobe sees them",
-                "Run memprobe on the host with sudo, or in a container started with --pid=host (Kubernetes: hostPID: \
-                 true).",
-            ),
-            Some(_) => Finding::ok("pid_namespace", "the machine's own"),
+            Some(Namespace::FIRST_PID) => Finding::ok("pid_namespace", "the machine's own"),
+            Some(_) => Finding::fail("pid_namespace", own, remedy),
             None => Finding::note("pid_namespace", "/proc does not tell"),
         }
     }
@@ -249,25 +233,16 @@ impl Machine {
     }
 
     fn perf_events(&self) -> Finding {
-        let level = self.perf_event_paranoid;
-        self.restriction(
-            "perf_events",
-            "perf_event_paranoid",
-            level,
-            Capability::PERFMON,
-        )
-        .with("paranoid", level)
+        let (level, exempt) = (self.perf_event_paranoid, Capability::PERFMON);
+        self.restriction("perf_events", "perf_event_paranoid", level, exempt)
+            .with("paranoid", level)
     }
 
     fn unprivileged_bpf(&self) -> Finding {
-        let level = self.unprivileged_bpf_disabled;
-        self.restriction(
-            "unprivileged_bpf",
-            "unprivileged_bpf_disabled",
-            level,
-            Capability::BPF,
-        )
-        .with("disabled", level)
+        let (level, exempt) = (self.unprivileged_bpf_disabled, Capability::BPF);
+        let setting = "unprivileged_bpf_disabled";
+        self.restriction("unprivileged_bpf", setting, level, exempt)
+            .with("disabled", level)
     }
 
     /// A setting of the kernel that restricts processes without a capability.
@@ -278,18 +253,14 @@ impl Machine {
         level: Option<i64>,
         exempt: Capability,
     ) -> Finding {
-        let exempt = [exempt, Capability::SYS_ADMIN]
-            .into_iter()
-            .find(|capability| self.effective.has(*capability));
+        let mut exempt = [exempt, Capability::SYS_ADMIN].into_iter();
+        let exempt = exempt.find(|capability| self.effective.has(*capability));
         let setting = match level {
             Some(level) => format!("kernel.{setting} is {level}"),
             None => format!("kernel.{setting} cannot be read"),
         };
         match exempt {
-            Some(capability) => Finding::ok(
-                check,
-                format!("{setting}; {} is above it", capability.name()),
-            ),
+            Some(exempt) => Finding::ok(check, format!("{setting}; {} is above it", exempt.name())),
             None => Finding::note(check, format!("{setting}; it binds memprobe")),
         }
     }
@@ -318,14 +289,10 @@ impl Machine {
     fn locked_memory(&self) -> Finding {
         let limit = match self.locked_memory {
             None => "no limit".to_owned(),
-            Some(bytes) => format!(
-                "at most {}",
-                crate::event::bytes::human(crate::event::Bytes(bytes))
-            ),
+            Some(bytes) => format!("at most {}", human(Bytes(bytes))),
         };
-        let counted = self
-            .version
-            .is_some_and(|version| (version.0, version.1) < COUNTS_IN_CONTROL_GROUP);
+        let is_old = |version: Release| (version.0, version.1) < COUNTS_IN_CONTROL_GROUP;
+        let counted = self.version.is_some_and(is_old);
         let finding = match (counted, self.locked_memory) {
             (true, Some(bytes)) if bytes < COMFORTABLE => Finding::warn(
                 "locked_memory",
@@ -342,19 +309,11 @@ impl Machine {
     }
 
     fn memory(&self) -> Finding {
+        let text = |limit| format!("memprobe's control group may use {}", human(Bytes(limit)));
+        let remedy = "Raise the container's or service's memory limit to 256 MiB.";
         let finding = match self.memory_limit {
-            Some(limit) => {
-                let text = format!(
-                    "memprobe's control group may use {}",
-                    crate::event::bytes::human(crate::event::Bytes(limit))
-                );
-                if limit < COMFORTABLE {
-                    let remedy = "Raise the container's or service's memory limit to 256 MiB.";
-                    Finding::warn("memory_limit", text, remedy)
-                } else {
-                    Finding::ok("memory_limit", text)
-                }
-            }
+            Some(limit @ ..COMFORTABLE) => Finding::warn("memory_limit", text(limit), remedy),
+            Some(limit) => Finding::ok("memory_limit", text(limit)),
             None => Finding::ok("memory_limit", "none"),
         };
         finding.with("limit", self.memory_limit)

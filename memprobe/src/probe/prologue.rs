@@ -48,7 +48,6 @@ impl Place {
         Self::entry(code)
     }
 
-    /// The function's first instruction.
     fn entry(code: &[u8]) -> Self {
         let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
         let first = decoder.decode();
@@ -92,17 +91,15 @@ fn writes(info: &InstructionInfo, needed: &[Register]) -> bool {
         || memory.any(|used| is_write(used.access()))
 }
 
-/// True if a branch leads back to itself or before it: a probe there would fire more than once a
-/// call.
+/// True if a branch leads back to itself or before it: a probe there would fire more than once a call.
 fn repeats(instruction: &Instruction) -> bool {
     let is_jump = instruction.is_jcc_short_or_near() || instruction.is_jmp_short_or_near();
     is_jump && instruction.near_branch_target() <= instruction.ip()
 }
 
-/// True if the kernel emulates this instruction instead of single-stepping it: `push` of a
-/// register, `nop`, and jumps and calls relative to the instruction pointer
-/// (`branch_setup_xol_ops` and `push_setup_xol_ops`, arch/x86/kernel/uprobes.c, Linux 6.1). It
-/// takes none with an operand-size prefix but `nop`.
+/// True if the kernel emulates this instruction instead of single-stepping it: `push` of a register, `nop`, and jumps
+/// and calls relative to the instruction pointer (`branch_setup_xol_ops` and `push_setup_xol_ops`,
+/// arch/x86/kernel/uprobes.c, Linux 6.1). It takes none with an operand-size prefix but `nop`.
 fn is_emulated(instruction: &Instruction) -> bool {
     match instruction.code() {
         Code::Push_r64 | Code::Nopd | Code::Nopw | Code::Nopq => true,
@@ -114,9 +111,8 @@ fn is_emulated(instruction: &Instruction) -> bool {
     }
 }
 
-/// First instruction of `code` in assembler syntax, such as `push r14`; `None` if the bytes are not
-/// one. Branches name their target by `address`, that of the code; operands relative to the
-/// instruction pointer are written with `rip`.
+/// First instruction of `code` in assembler syntax, such as `push r14`; `None` if the bytes are not one. Branches name
+/// their target by `address`, that of the code; operands relative to the instruction pointer are written with `rip`.
 pub fn written(code: &[u8], address: u64) -> Option<String> {
     let instruction = Decoder::with_ip(64, code, address, DecoderOptions::NONE).decode();
     if instruction.is_invalid() {

@@ -11,16 +11,12 @@ use super::machine::Machine;
 
 #[derive(Clone, Debug, PartialEq, Eq, strum::Display)]
 pub enum KernelRequest {
-    /// To make the maps, none by its name.
     #[strum(to_string = "make memprobe's maps")]
     Maps,
-    /// To make a map, by its name.
     #[strum(to_string = "make memprobe's map {0}")]
     Map(String),
-    /// To load a program, by its name.
     #[strum(to_string = "load memprobe's program {0}")]
     Program(String),
-    /// To attach a program to a function.
     #[strum(to_string = "attach a probe to {0}")]
     Probe(String),
 }
@@ -31,8 +27,7 @@ pub struct Refusal {
     pub asked: KernelRequest,
     /// Its error; `None` where it was aya that gave up.
     pub errno: Option<Errno>,
-    /// Log of the verifier; empty if it was not involved. Not shown, but `doctor` can write it to a
-    /// file.
+    /// Log of the verifier; empty if it was not involved. Not shown, but `doctor` can write it to a file.
     pub log: String,
     /// aya's words, for what has no errno.
     other: String,
@@ -113,7 +108,6 @@ impl Refusal {
         meaning.to_owned()
     }
 
-    /// The name of the errno in brackets, where it has one.
     fn errno_text(&self) -> String {
         let name = self.errno.and_then(errno_name);
         name.map_or_else(String::new, |name| format!(" ({name})"))
@@ -181,7 +175,6 @@ fn errno_of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::
     None
 }
 
-/// An error with its causes, on one line.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut inner = error.source();

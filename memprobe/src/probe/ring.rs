@@ -46,10 +46,7 @@ impl Records {
 
     /// The next record's bytes, passed to `take`; says whether there was one.
     pub fn next(&mut self, take: impl FnOnce(&[u8])) -> bool {
-        self.ring
-            .get_mut()
-            .next()
-            .map(|record| take(&record))
-            .is_some()
+        let record = self.ring.get_mut().next();
+        record.map(|record| take(&record)).is_some()
     }
 }

@@ -11,8 +11,7 @@ use crate::process::elf::{ElfImage, Tracepoint};
 /// The most code of a library that is decoded: libc10_cuda's is less than 1 MiB.
 const MAX_CODE: u64 = 16 << 20;
 
-/// The names of registers that are not all 64 bits of one with a number, by their place in
-/// [`Operand::REGISTERS`].
+/// The names of registers that are not all 64 bits of one with a number, by their place in [`Operand::REGISTERS`].
 const NARROW: [[&str; 4]; 8] = [
     ["eax", "ax", "al", "ah"],
     ["ebx", "bx", "bl", "bh"],
@@ -28,10 +27,8 @@ const NARROW: [[&str; 4]; 8] = [
 /// values come in the order of its notes. `None` where these cannot be understood.
 pub fn cookie(function: u8, tracepoint: &Tracepoint) -> Option<TracepointCookie> {
     let mut operands = [None; TracepointCookie::OPERANDS];
-    for (operand, text) in operands
-        .iter_mut()
-        .zip(tracepoint.operands.split_ascii_whitespace())
-    {
+    let texts = tracepoint.operands.split_ascii_whitespace();
+    for (operand, text) in operands.iter_mut().zip(texts) {
         *operand = Some(parse(text)?);
     }
     operands[0]?;
@@ -150,12 +147,7 @@ fn parse(text: &str) -> Option<Operand> {
 /// A register by any name of its lower bits. The second byte (`ah`) is a place of its own.
 fn register(name: &str) -> Option<u8> {
     let whole = Operand::REGISTERS.iter().position(|whole| *whole == name);
-    let narrow = || {
-        let narrow = NARROW.iter();
-        narrow
-            .map(|names| &names[..3])
-            .position(|names| names.contains(&name))
-    };
+    let narrow = || NARROW.iter().position(|names| names[..3].contains(&name));
     let numbered = || {
         let number = name.strip_prefix('r')?.strip_suffix(['d', 'w', 'b'])?;
         let number = number.parse::<usize>().ok()?;

@@ -20,7 +20,6 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Takes hold of a process.
     pub fn open(tgid: Tgid) -> Result<Self> {
         match pidfd(tgid) {
             Ok(exit) => Ok(Self {

@@ -30,14 +30,10 @@ fn counting_key(name: &str) -> Vec<(u128, String)> {
     let mut key = Vec::new();
     let mut rest = name;
     while !rest.is_empty() {
-        let text_ends = rest
-            .find(|c: char| c.is_ascii_digit())
-            .unwrap_or(rest.len());
-        let (text, tail) = rest.split_at(text_ends);
-        let number_ends = tail
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(tail.len());
-        let (number, tail) = tail.split_at(number_ends);
+        let text_ends = rest.find(|c: char| c.is_ascii_digit());
+        let (text, tail) = rest.split_at(text_ends.unwrap_or(rest.len()));
+        let number_ends = tail.find(|c: char| !c.is_ascii_digit());
+        let (number, tail) = tail.split_at(number_ends.unwrap_or(tail.len()));
         key.push((0, text.to_owned()));
         key.push((number.parse().unwrap_or(0), number.to_owned()));
         rest = tail;

@@ -33,7 +33,6 @@ pub enum RecordingError {
         /// Offset of the line, in bytes from the start of the file.
         offset: u64,
         reason: String,
-        /// Memory events that precede it.
         events: u64,
     },
 }

@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use crate::event::{AtAttach, Bytes, DeviceIndex, Losses, Tgid, TimeNs, Totals};
 use crate::event::{ProbeStatus, Target};
 
-/// Facts known when a recording starts.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Header {
     /// Version of memprobe that recorded, such as `0.1.0`.
@@ -20,7 +19,6 @@ pub struct Header {
     pub probes: Vec<ProbeStatus>,
 }
 
-/// A header as it is written.
 #[derive(Serialize)]
 pub(crate) struct HeaderRecord<'a> {
     pub format: u32,
@@ -28,13 +26,10 @@ pub(crate) struct HeaderRecord<'a> {
     pub header: &'a Header,
 }
 
-/// Facts known when a recording ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     pub reason: EndReason,
-    /// Memory events written.
     pub events: u64,
-    /// Losses over the whole recording.
     pub losses: Losses,
 }
 
@@ -47,8 +42,7 @@ pub enum EndReason {
     Interrupted,
     #[strum(serialize = "target exited")]
     TargetExited,
-    /// The command started by memprobe, or the process given to it, has ended. This process, a descendant,
-    /// still runs.
+    /// The command started by memprobe, or the process given to it, has ended. This process, a descendant, still runs.
     #[strum(serialize = "parent exited")]
     ParentExited,
     #[strum(serialize = "failed")]

@@ -7,13 +7,14 @@ use serde_json::value::RawValue;
 
 use super::names::NamedRecord;
 use super::{
-    AtAttachRecord, EndRecord, FORMAT, Header, MAX_CONTEXT, MAX_DIMENSIONS, MAX_FRAMES, MAX_PURPOSE,
+    AtAttachRecord, EndRecord, FORMAT, Header, MAX_CONTEXT, MAX_DIMENSIONS, MAX_FRAMES,
+    MAX_PURPOSE, hex,
 };
 use crate::cuda::calls::function_named;
 use crate::event::tensors::DType;
 use crate::event::{
-    Action, Address, AtAttach, BlockPurpose, Bytes, CudaCall, DeviceIndex, Losses, MarkedPhase,
-    MemoryEvent, NoStack, Purpose, PurposeId, StackId, TensorSpec, Tgid, Tid, TimeNs, Totals,
+    Action, Address, AtAttach, BlockPurpose, Bytes, CudaCall, DeviceIndex, Losses, MemoryEvent,
+    NoStack, PhaseMark, Purpose, PurposeId, StackId, TensorSpec, Tgid, Tid, TimeNs, Totals,
 };
 
 pub(super) enum Record<'a> {
@@ -26,7 +27,7 @@ pub(super) enum Record<'a> {
     AtAttach(AtAttach),
     /// A memory event and its purpose; the reader assigns the purpose's number.
     Memory(MemoryEvent, Option<BlockPurpose>),
-    Mark(MarkRecord<'a>),
+    Mark(PhaseMark),
     Named(NamedRecord<'a>),
     /// Ends the preceding `Named` records: their time, and their count.
     Names {
@@ -38,7 +39,6 @@ pub(super) enum Record<'a> {
     End(EndRecord),
     /// Header in a later format.
     Newer(u32),
-    /// Record for viewers only.
     Other,
 }
 
@@ -95,11 +95,8 @@ impl StackRecord<'_> {
             forward.and_then(|forward| forward.module.as_deref()),
             self.node.as_ref().map(|node| &*node.name),
         ];
-        match texts
-            .into_iter()
-            .flatten()
-            .find(|text| text.len() > MAX_CONTEXT)
-        {
+        let mut texts = texts.into_iter().flatten();
+        match texts.find(|text| text.len() > MAX_CONTEXT) {
             Some(long) => Err(format!("a name of {} bytes", long.len())),
             None => Ok(()),
         }
@@ -154,16 +151,6 @@ struct MemoryArgs<'a> {
     live_at_attach: bool,
 }
 
-/// Mark before its strings are interned.
-pub(super) struct MarkRecord<'a> {
-    pub time: TimeNs,
-    pub tgid: Tgid,
-    pub tid: Tid,
-    pub begins: MarkedPhase,
-    pub class: Cow<'a, str>,
-    pub stack: StackId,
-}
-
 #[derive(Deserialize)]
 struct MarkArgs<'a> {
     #[serde(borrow)]
@@ -173,7 +160,6 @@ struct MarkArgs<'a> {
     stack_id: u32,
 }
 
-/// Purpose of a block that is not a tensor's.
 #[derive(Deserialize)]
 struct Inferred<'a> {
     #[serde(rename = "purpose", alias = "use")]
@@ -222,17 +208,14 @@ pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<Record<'_>, String> {
     match (&*line.ph, &*line.cat) {
         ("M", _) => metadata(&line),
         ("C", _) => Ok(Record::Other),
-        ("b" | "i", "alloc") => memory(&line, Action::Alloc, start),
-        ("b" | "i", "cpu") => memory(&line, Action::Alloc, start),
-        ("e", "cpu") => end_of_slice(&line, Action::Free, start),
-        ("i", "cpu_free") => memory(&line, Action::Free, start),
+        ("b" | "i", "alloc" | "cpu") => memory(&line, Action::Alloc, start),
+        ("e", "alloc" | "cpu") => end_of_slice(&line, Action::Free, start),
+        ("i", "free" | "cpu_free") => memory(&line, Action::Free, start),
         ("b" | "i", "cuda") => memory(&line, Action::CudaAlloc, start),
         ("e", "cuda") => end_of_slice(&line, Action::CudaFree, start),
         ("i", "cuda_free") => memory(&line, Action::CudaFree, start),
         ("b" | "i", "segment") => memory(&line, Action::SegmentAlloc, start),
-        ("e", "alloc") => end_of_slice(&line, Action::Free, start),
         ("e", "segment") => end_of_slice(&line, Action::SegmentFree, start),
-        ("i", "free") => memory(&line, Action::Free, start),
         ("i", "segment_free") => memory(&line, Action::SegmentFree, start),
         ("i", "oom") => memory(&line, Action::OutOfMemory, start),
         ("i", "attach") => {
@@ -278,20 +261,18 @@ fn metadata<'a>(line: &Line<'a>) -> Result<Record<'a>, String> {
     }
 }
 
-fn mark<'a>(line: &Line<'a>, start: TimeNs) -> Result<MarkRecord<'a>, String> {
+fn mark(line: &Line<'_>, start: TimeNs) -> Result<PhaseMark, String> {
     let mark: MarkArgs<'_> = args(line)?;
     if mark.class.len() > MAX_CONTEXT {
         return Err(format!("a name of {} bytes", mark.class.len()));
     }
-    Ok(MarkRecord {
+    let unknown = |_| format!("unknown `begins`: {:?}", first(&mark.begins));
+    Ok(PhaseMark {
         time: line_time(line, start)?,
         tgid: Tgid(line.pid),
         tid: Tid(line.tid),
-        begins: mark
-            .begins
-            .parse()
-            .map_err(|_| format!("unknown `begins`: {:?}", first(&mark.begins)))?,
-        class: mark.class,
+        phase: mark.begins.parse().map_err(unknown)?,
+        class: mark.class.into(),
         stack: StackId(mark.stack_id),
     })
 }
@@ -346,7 +327,8 @@ fn event(
         tgid: Tgid(line.pid),
         tid: Tid(line.tid),
         action,
-        addr: address(&args.addr)
+        addr: hex(&args.addr)
+            .map(Address)
             .ok_or_else(|| format!("`addr` is no address: {:?}", first(&args.addr)))?,
         size: Bytes(args.size),
         device: args.device,
@@ -371,9 +353,8 @@ fn shape(args: &MemoryArgs<'_>) -> Result<Option<TensorSpec>, String> {
         return Err(format!("a tensor of {} dimensions", sizes.len()));
     }
     let number = || dtype.strip_prefix("dtype ")?.parse().ok().map(DType);
-    let dtype = DType::parse(dtype)
-        .or_else(number)
-        .ok_or_else(|| format!("no `dtype`: {:?}", first(dtype)))?;
+    let known = DType::parse(dtype).or_else(number);
+    let dtype = known.ok_or_else(|| format!("no `dtype`: {:?}", first(dtype)))?;
     Ok(Some(TensorSpec {
         sizes: sizes.clone(),
         more: args.more_dimensions,
@@ -439,26 +420,14 @@ fn first(text: &str) -> &str {
 /// Returns serde_json's message without its line number, which is not that of the file.
 fn cause(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    match text.rfind(" at line ") {
-        Some(end) => text[..end].to_owned(),
-        None => text,
-    }
-}
-
-fn address(text: &str) -> Option<Address> {
-    let digits = text.strip_prefix("0x")?;
-    if digits.starts_with('+') {
-        return None;
-    }
-    u64::from_str_radix(digits, 16).ok().map(Address)
+    let end = text.rfind(" at line ").unwrap_or(text.len());
+    text[..end].to_owned()
 }
 
 /// Parses `text` as microseconds relative to `start`, with up to three decimals.
 fn time(text: &str, start: TimeNs) -> Option<TimeNs> {
-    let (before, distance) = match text.strip_prefix('-') {
-        Some(rest) => (true, rest),
-        None => (false, text),
-    };
+    let rest = text.strip_prefix('-');
+    let (before, distance) = (rest.is_some(), rest.unwrap_or(text));
     let (micros, decimals) = distance.split_once('.').unwrap_or((distance, "0"));
     if decimals.len() > 3 || !decimals.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -467,15 +436,12 @@ fn time(text: &str, start: TimeNs) -> Option<TimeNs> {
         .bytes()
         .fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0'))
         * [100, 10, 1][decimals.len().checked_sub(1)?];
-    let micros: u64 = micros
-        .bytes()
-        .all(|byte| byte.is_ascii_digit())
-        .then(|| micros.parse().ok())??;
+    let is_number = micros.bytes().all(|byte| byte.is_ascii_digit());
+    let micros: u64 = is_number.then(|| micros.parse().ok())??;
     let distance = micros.checked_mul(1000)?.checked_add(nanos)?;
-    let time = if before {
-        start.0.checked_sub(distance)
-    } else {
-        start.0.checked_add(distance)
+    let time = match before {
+        true => start.0.checked_sub(distance),
+        false => start.0.checked_add(distance),
     };
     time.map(TimeNs)
 }
@@ -512,7 +478,7 @@ mod tests {
 
     #[test]
     fn addresses_are_hexadecimal_and_nothing_else() {
-        assert_eq!(address("0x7f0000000000"), Some(Address(0x7f00_0000_0000)));
+        assert_eq!(hex("0x7f0000000000"), Some(0x7f00_0000_0000));
         for wrong in [
             "",
             "0x",
@@ -522,7 +488,7 @@ mod tests {
             "0xfg",
             "0x10000000000000000",
         ] {
-            assert_eq!(address(wrong), None, "{wrong:?}");
+            assert_eq!(hex(wrong), None, "{wrong:?}");
         }
     }
 

@@ -1,8 +1,7 @@
 //! Recordings: format of memprobe's `trace.json`, and its reader.
 //!
 //! The file is a Chrome trace-event array, written by [`crate::recording::write::trace_event`], with one record a line.
-//! Additional metadata records let the reader restore the stream of [`crate::event::Event`]s exactly.
-//! Records:
+//! Additional metadata records let the reader restore the stream of [`crate::event::Event`]s exactly. Records:
 //!
 //! | `ph` | `cat` or `name` | meaning |
 //! |---|---|---|
@@ -31,7 +30,6 @@ mod header;
 mod line;
 mod names;
 mod reader;
-mod retainer;
 #[cfg(test)]
 pub(crate) mod samples;
 mod tensors;
@@ -41,9 +39,9 @@ pub use directory::recordings_in;
 pub use error::RecordingError;
 pub(crate) use header::{AtAttachRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
-pub(crate) use names::NamedRecord;
+pub(crate) use names::{NamedRecord, RetainerRecord};
 pub use reader::Reader;
-pub(crate) use retainer::RetainerRecord;
+pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};
 pub use tensors::{SnapshotError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// Format version. The reader refuses later ones.
@@ -69,3 +67,12 @@ pub const MAX_STACKS: usize = 1 << 20;
 
 /// Most frames of all stacks of one recording together.
 pub const MAX_ALL_FRAMES: usize = 1 << 25;
+
+/// Parses an address or handle: `0x7f00`.
+fn hex(text: &str) -> Option<u64> {
+    let digits = text.strip_prefix("0x")?;
+    if digits.starts_with('+') {
+        return None;
+    }
+    u64::from_str_radix(digits, 16).ok()
+}

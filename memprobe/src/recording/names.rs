@@ -1,4 +1,4 @@
-//! Serialized names of live blocks, one record a block.
+//! Serialized names of live blocks, one record a block, and of the roots that keep memory alive.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -6,8 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::MAX_CONTEXT;
-use super::retainer::{RetainerRecord, clipped};
-use crate::event::tensors::Name;
+use crate::event::tensors::{Name, Retainer};
 use crate::event::{Address, Bytes, DeviceIndex, LabeledBlock};
 
 const MOST: usize = 1 << 22;
@@ -36,15 +35,14 @@ pub(crate) struct NamedRecord<'a> {
 impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
     fn from(block: &'a LabeledBlock) -> Self {
         let text = |text: &'a Option<Arc<str>>| text.as_deref().map(clipped);
+        let name = block.name.as_ref();
         Self {
             addr: block.addr.0,
             size: block.size.0,
             device: block.device,
             kind: block.kind.map(|kind| kind.as_str().into()),
-            name: block.name.as_ref().map(|name| clipped(&name.text)),
-            inferred: (block.name.as_ref())
-                .and_then(|name| name.inferred)
-                .map(Cow::Borrowed),
+            name: name.map(|name| clipped(&name.text)),
+            inferred: name.and_then(|name| name.inferred).map(Cow::Borrowed),
             module: text(&block.module),
             called: text(&block.called),
             saved_by: text(&block.saved_by),
@@ -67,23 +65,17 @@ impl PendingNames {
         if self.0.len() >= MOST {
             return Err(format!("more than {MOST} blocks of one moment"));
         }
-        let texts = [
-            &record.name,
-            &record.module,
-            &record.called,
-            &record.saved_by,
-        ];
-        let texts = texts.map(Option::as_deref);
+        let [name, module] = [&record.name, &record.module];
+        let texts = [name, module, &record.called, &record.saved_by].map(Option::as_deref);
         if let Some(long) = texts.iter().flatten().find(|text| text.len() > MAX_CONTEXT) {
             return Err(format!("a name of {} bytes", long.len()));
         }
         let kind = record.kind.as_deref();
         let known = kind.map(|word| word.parse().map_err(|_| "a block of unknown kind"));
-        let retainer = record
-            .retained_by
-            .as_ref()
-            .map(|kept| kept.read(&mut intern));
-        let retainer = retainer.transpose()?.map(Arc::new);
+        let retainer = record.retained_by.as_ref();
+        let retainer = retainer
+            .map(|retainer| retainer.read(&mut intern))
+            .transpose()?;
         let [name, module, called, saved_by] = texts.map(|text| text.map(&mut intern));
         self.0.push(LabeledBlock {
             addr: Address(record.addr),
@@ -97,7 +89,7 @@ impl PendingNames {
             module,
             called,
             saved_by,
-            retainer,
+            retainer: retainer.map(Arc::new),
         });
         Ok(())
     }
@@ -113,4 +105,62 @@ impl PendingNames {
             "{announced} blocks were named, but {here} are there"
         ))
     }
+}
+
+#[derive(Serialize, Deserialize)]
+pub(crate) struct RetainerRecord<'a> {
+    #[serde(borrow, alias = "by")]
+    root: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    class: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slot: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    through: Option<Cow<'a, str>>,
+    #[serde(alias = "alone")]
+    exclusive: bool,
+}
+
+impl<'a> From<&'a Retainer> for RetainerRecord<'a> {
+    fn from(retainer: &'a Retainer) -> Self {
+        let text = |text: &'a Option<Arc<str>>| text.as_deref().map(clipped);
+        Self {
+            root: clipped(&retainer.by),
+            class: text(&retainer.class),
+            slot: text(&retainer.slot),
+            through: text(&retainer.through),
+            exclusive: retainer.exclusive,
+        }
+    }
+}
+
+impl RetainerRecord<'_> {
+    /// Checks the lengths of the texts and interns them. An error describes the fault in a few words.
+    pub(super) fn read(
+        &self,
+        mut intern: impl FnMut(&str) -> Arc<str>,
+    ) -> Result<Retainer, String> {
+        let texts = [&self.class, &self.slot, &self.through].map(Option::as_deref);
+        let all = texts.iter().flatten().copied().chain([&*self.root]);
+        if let Some(long) = all.map(str::len).find(|length| *length > MAX_CONTEXT) {
+            return Err(format!("a name of {long} bytes"));
+        }
+        let [class, slot, through] = texts.map(|text| text.map(&mut intern));
+        Ok(Retainer {
+            by: intern(&self.root),
+            class,
+            slot,
+            through,
+            exclusive: self.exclusive,
+        })
+    }
+}
+
+/// Cuts a text to [`MAX_CONTEXT`] bytes at a character boundary.
+fn clipped(text: &str) -> Cow<'_, str> {
+    let mut end = text.len().min(MAX_CONTEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].into()
 }

@@ -6,14 +6,14 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 
-use super::line::{self, FrameRecord, MarkRecord, Record, StackRecord};
+use super::line::{self, FrameRecord, Record, StackRecord};
 use super::names::PendingNames;
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
-    Action, BlockLabels, BlockPurpose, BlockPurposes, Context, Event, Frame, Grad, MemoryEvent,
-    Module, NoStack, Node, PhaseMark, PurposeId, Stack, StackId, StackKind, TimeNs,
+    Action, BlockLabels, BlockPurpose, Context, Event, Frame, Grad, MemoryEvent, Module, NoStack,
+    Node, PhaseMark, PurposeIds, Stack, StackId, StackKind, TimeNs,
 };
 
 /// Read buffer, in bytes.
@@ -24,9 +24,8 @@ const FIRST_RECORD: &[u8] = b"{\"ph\":\"M\",\"name\":\"memprobe\"";
 
 /// Iterator over the events of a recording, in the order written.
 ///
-/// A recording without its end yields all its whole records, and [`Reader::truncated`] is then true. Damage
-/// in the middle is an error, which ends the iteration. Memory is bounded by the distinct strings and stacks
-/// of the recording.
+/// A recording without its end yields all its whole records, and [`Reader::truncated`] is then true. Damage in the
+/// middle is an error, which ends the iteration. Memory is bounded by the distinct strings and stacks of the recording.
 pub struct Reader<R> {
     input: R,
     line: Vec<u8>,
@@ -39,8 +38,7 @@ pub struct Reader<R> {
     strings: HashSet<Arc<str>>,
     stacks: HashSet<u32>,
     frames: usize,
-    uses: HashMap<Arc<BlockPurpose>, PurposeId>,
-    next_use: PurposeId,
+    purposes: PurposeIds,
     naming: PendingNames,
     /// Events already read but not yet returned: definitions, and then the event that needs them.
     waiting: VecDeque<Event>,
@@ -59,11 +57,6 @@ enum Close {
     Whole,
     Truncated,
     Failed,
-}
-
-enum Step {
-    Give(Event),
-    Skip,
 }
 
 impl Reader<BufReader<File>> {
@@ -87,8 +80,7 @@ impl<R: BufRead> Reader<R> {
             strings: HashSet::new(),
             stacks: HashSet::new(),
             frames: 0,
-            uses: HashMap::new(),
-            next_use: PurposeId::FIRST,
+            purposes: PurposeIds::default(),
             naming: PendingNames::default(),
             waiting: VecDeque::new(),
         };
@@ -126,7 +118,7 @@ impl<R: BufRead> Reader<R> {
         if !self.next_line()? {
             return Err(RecordingError::Empty);
         }
-        let header = match line::parse(content(&self.line), TimeNs(0)) {
+        self.header = match line::parse(content(&self.line), TimeNs(0)) {
             Ok(Record::Header(header)) => header,
             Ok(Record::Newer(format)) => return Err(RecordingError::Newer { format }),
             Err(_) if self.line.starts_with(FIRST_RECORD) && !self.line.ends_with(b"\n") => {
@@ -134,7 +126,6 @@ impl<R: BufRead> Reader<R> {
             }
             _ => return Err(RecordingError::Foreign),
         };
-        self.header = header;
         Ok(())
     }
 
@@ -184,20 +175,18 @@ impl<R: BufRead> Reader<R> {
         }
         while let State::Records | State::Ended = self.state {
             if !self.next_line()? {
-                let close = if self.end.is_some() {
-                    Close::Whole
-                } else {
-                    Close::Truncated
-                };
-                self.state = State::Closed(close);
+                self.state = State::Closed(match self.end {
+                    Some(_) => Close::Whole,
+                    None => Close::Truncated,
+                });
                 break;
             }
             let line = std::mem::take(&mut self.line);
             let step = self.step(content(&line));
             self.line = line;
             match step {
-                Ok(Step::Give(event)) => return Ok(Some(event)),
-                Ok(Step::Skip) => {}
+                Ok(Some(event)) => return Ok(Some(event)),
+                Ok(None) => {}
                 // An invalid last line was cut off while being written.
                 Err(_) if self.end.is_none() && self.at_end()? => {
                     self.state = State::Closed(Close::Truncated);
@@ -208,43 +197,36 @@ impl<R: BufRead> Reader<R> {
         Ok(None)
     }
 
-    fn step(&mut self, line: &[u8]) -> Result<Step, String> {
-        if line.is_empty() {
-            return Ok(Step::Skip);
+    /// Handles a line; returns its event, if it has one.
+    fn step(&mut self, line: &[u8]) -> Result<Option<Event>, String> {
+        if line.is_empty() || self.state == State::Ended && line == b"]" {
+            return Ok(None);
         }
         if self.state == State::Ended {
-            return if line == b"]" {
-                Ok(Step::Skip)
-            } else {
-                Err("something follows the end of the recording".to_owned())
-            };
+            return Err("something follows the end of the recording".to_owned());
         }
-        match line::parse(line, self.header.start)? {
-            Record::AtAttach(found) => Ok(Step::Give(Event::AtAttach(found))),
-            Record::Memory(event, is) => Ok(Step::Give(self.memory(event, is))),
-            Record::Stack(stack) => self.define_stack(&stack).map(Step::Give),
+        Ok(Some(match line::parse(line, self.header.start)? {
+            Record::AtAttach(found) => Event::AtAttach(found),
+            Record::Memory(event, is) => self.memory(event, is),
+            Record::Stack(stack) => self.define_stack(&stack)?,
             Record::Named(block) => {
                 let strings = &mut self.strings;
                 self.naming.push(&block, |text| intern(strings, text))?;
-                Ok(Step::Skip)
+                return Ok(None);
             }
             Record::Names { time, tgid, blocks } => {
                 let blocks = self.naming.end(blocks)?;
-                let names = BlockLabels { time, tgid, blocks };
-                Ok(Step::Give(Event::BlockLabels(Arc::new(names))))
+                Event::BlockLabels(Arc::new(BlockLabels { time, tgid, blocks }))
             }
-            Record::Mark(mark) => Ok(Step::Give(self.mark(mark))),
-            Record::Thread { tid, name } => Ok(Step::Give(Event::Thread(
-                tid,
-                intern(&mut self.strings, &name),
-            ))),
-            Record::Loss(losses) => Ok(Step::Give(Event::Loss(losses))),
+            Record::Mark(mark) => self.mark(mark),
+            Record::Thread { tid, name } => Event::Thread(tid, intern(&mut self.strings, &name)),
+            Record::Loss(losses) => Event::Loss(losses),
             Record::Header(header) => {
                 if header.start != self.header.start {
                     return Err("a second recording begins here".to_owned());
                 }
                 self.header = header;
-                Ok(Step::Skip)
+                return Ok(None);
             }
             Record::End(end) => {
                 let end = end.into_end().ok_or("an end of unknown kind")?;
@@ -256,41 +238,24 @@ impl<R: BufRead> Reader<R> {
                 }
                 self.end = Some(end);
                 self.state = State::Ended;
-                Ok(Step::Skip)
+                return Ok(None);
             }
-            Record::Newer(format) => Err(format!("format {format} instead of {FORMAT}")),
-            Record::Other => Ok(Step::Skip),
-        }
+            Record::Newer(format) => return Err(format!("format {format} instead of {FORMAT}")),
+            Record::Other => return Ok(None),
+        }))
     }
 
-    /// Returns the event, or first the definitions it needs: its purpose if new, its stack if the recording
-    /// lacks it.
+    /// Returns the event, or first the definitions it needs: its purpose if new, its stack if the recording lacks it.
     fn memory(&mut self, mut event: MemoryEvent, is: Option<BlockPurpose>) -> Event {
         self.events += u64::from(event.action != Action::Held);
         if let Some(is) = is {
-            event.shape = self.used(is);
+            let (id, new) = self.purposes.intern(is);
+            event.shape = id;
+            self.waiting
+                .extend(new.map(|new| Event::BlockPurpose(id, new)));
         }
         let stack = self.missing_stack(event.stack);
         self.after_definitions(stack, Event::Memory(event))
-    }
-
-    /// Returns the number of a purpose, and queues its definition if it is new.
-    fn used(&mut self, is: BlockPurpose) -> PurposeId {
-        if let Some(id) = self.uses.get(&is) {
-            return *id;
-        }
-        let id = self.next_use;
-        let Some(next) = id.0.checked_add(1) else {
-            return PurposeId::NONE;
-        };
-        self.next_use = PurposeId(next);
-        if self.uses.len() >= BlockPurposes::MOST {
-            self.uses.clear();
-        }
-        let is = Arc::new(is);
-        self.uses.insert(Arc::clone(&is), id);
-        self.waiting.push_back(Event::BlockPurpose(id, is));
-        id
     }
 
     /// Returns a definition for an event's stack if the recording has none.
@@ -299,20 +264,12 @@ impl<R: BufRead> Reader<R> {
             return None;
         }
         self.stacks.insert(id.0);
-        let thread = intern(&mut self.strings, "");
         let kind = StackKind::Unknown {
-            thread,
+            thread: intern(&mut self.strings, ""),
             reason: NoStack::Lost,
         };
-        Some(Event::Stack(
-            id,
-            Arc::new(Stack {
-                kind,
-                frames: Vec::new(),
-                truncated: false,
-                context: Context::default(),
-            }),
-        ))
+        let stack = Stack::new(kind, Vec::new(), false);
+        Some(Event::Stack(id, Arc::new(stack)))
     }
 
     fn define_stack(&mut self, record: &StackRecord<'_>) -> Result<Event, String> {
@@ -385,29 +342,20 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// Returns the mark, or first a definition of its stack if the recording has none.
-    fn mark(&mut self, mark: MarkRecord<'_>) -> Event {
-        let event = Event::PhaseMark(PhaseMark {
-            time: mark.time,
-            tgid: mark.tgid,
-            tid: mark.tid,
-            phase: mark.begins,
-            class: intern(&mut self.strings, &mark.class),
-            stack: mark.stack,
-        });
+    fn mark(&mut self, mut mark: PhaseMark) -> Event {
+        mark.class = intern(&mut self.strings, &mark.class);
         let stack = self.missing_stack(mark.stack);
-        self.after_definitions(stack, event)
+        self.after_definitions(stack, Event::PhaseMark(mark))
     }
 
     /// Returns the first queued definition and queues `event`, or `event` itself if none is queued.
     fn after_definitions(&mut self, stack: Option<Event>, event: Event) -> Event {
         self.waiting.extend(stack);
-        match self.waiting.pop_front() {
-            None => event,
-            Some(first) => {
-                self.waiting.push_back(event);
-                first
-            }
-        }
+        let Some(first) = self.waiting.pop_front() else {
+            return event;
+        };
+        self.waiting.push_back(event);
+        first
     }
 }
 

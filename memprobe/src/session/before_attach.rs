@@ -102,14 +102,12 @@ impl BeforeAttach {
         Ok(AllocatorVariable::find(tgid, &maps)?)
     }
 
-    /// Takes the next event of the process.
     pub(super) fn push(&mut self, event: Event) {
         self.has_events = true;
         self.reconciler.push(event);
     }
 
-    /// The process was watched from its birth on, and its first event says that nothing came before:
-    /// there is nothing to read.
+    /// Settles without reading: by its first event, nothing came before.
     pub(super) fn settle_with_nothing(&mut self) {
         if !self.reconciler.is_settled() {
             // Where something does not add up after all, the tables say what.
@@ -169,7 +167,6 @@ impl BeforeAttach {
         self.reconciler.give_up(tables, reason);
     }
 
-    /// The next event, in order.
     pub(super) fn pop(&mut self) -> Option<Event> {
         self.reconciler.pop()
     }

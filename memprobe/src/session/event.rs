@@ -11,10 +11,8 @@ pub(crate) struct HostEvent {
     pub(crate) item: HostItem,
 }
 
-/// News of one process.
 #[derive(Debug)]
 pub(crate) enum HostItem {
-    /// Watched from now on.
     Found {
         /// Parent process, if it is watched too.
         parent: Option<Tgid>,
@@ -29,7 +27,6 @@ pub(crate) enum HostItem {
         /// Sentences on what is not seen, for lack of a probe or of a kernel feature.
         missing: Vec<String>,
     },
-    /// The next of its events.
     Event(Event),
     /// Reached a point worth a heap snapshot. Sent at once, before the events that led there.
     SnapshotPoint(SnapshotPoint),
@@ -37,14 +34,12 @@ pub(crate) enum HostItem {
     Notice(String),
     /// Impossible to probe. Its events may still arrive, without lines.
     Refused(AttachError),
-    /// Runs another program from now on; its memory is freed. Earlier events and probes were the old
-    /// program's.
+    /// Runs another program from now on; its memory is freed. Earlier events and probes were the old program's.
     Executed(Target),
     /// Ended; its memory is freed.
     Ended,
 }
 
-/// Point of a program that is worth a heap snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SnapshotPoint {
     /// The first call of a module that is seen: there is a model.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
+use memprobe_common::counter;
 
 use super::event::{HostEvent, HostItem};
 use super::process::{Origin, Process};
@@ -39,7 +40,6 @@ const ENDING: Duration = Duration::from_secs(10);
 /// The most records taken in one go, so that a flood does not starve screen and signals.
 const BATCH: usize = 65_536;
 
-/// Processes, probed.
 pub(crate) struct HostSession {
     wanted: Wanted,
     processes: HashMap<u32, Process>,
@@ -52,12 +52,13 @@ pub(crate) struct HostSession {
     files: ProbedFiles,
     records: Records,
     counters: Counters,
-    losses: Losses,
+    /// Losses so far, of all processes together.
+    pub(crate) losses: Losses,
     malformed: u64,
     /// Blocks that came without the copy of a stack that was wanted.
     without_stack_copy: u64,
     /// Records of the life of processes that were lost, as far as handled.
-    processes_lost: u64,
+    handled_losses: u64,
     refused_rooms: u64,
     /// True if the last drain read every record that existed when it began.
     is_drained: bool,
@@ -69,12 +70,8 @@ pub(crate) struct HostSession {
 }
 
 impl HostSession {
-    /// Loads the programs into the kernel; nobody is watched yet. Takes a good part of a second: do
-    /// it before a command is started, so that the probes are in place before its first allocation.
-    /// Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
+    /// Loads the programs into the kernel; nobody is watched yet. Takes a good part of a second: do it before a command
+    /// is started, so that the probes are in place before its first allocation. Must be called within a tokio runtime.
     pub(crate) fn load(wanted: Wanted, ring_bytes: u32) -> Result<Self> {
         let watch = wanted.watch;
         let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, watch, ring_bytes)?;
@@ -95,7 +92,7 @@ impl HostSession {
             losses: Losses::default(),
             malformed: 0,
             without_stack_copy: 0,
-            processes_lost: 0,
+            handled_losses: 0,
             refused_rooms: 0,
             is_drained: false,
             swept: now,
@@ -105,10 +102,6 @@ impl HostSession {
         })
     }
 
-    /// Watches a process.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub(crate) fn add(&mut self, watched: Watched, origin: Origin) -> Result<()> {
         let tgid = watched.tgid;
         if self.processes.contains_key(&tgid.0) {
@@ -127,9 +120,6 @@ impl HostSession {
     }
 
     /// Watches a process and those that descend from it, also those that it makes later.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub(crate) fn add_family(&mut self, watched: Watched, origin: Origin) -> Result<()> {
         allow_many_files();
         let root = watched.tgid;
@@ -160,12 +150,14 @@ impl HostSession {
     /// Waits until there may be something to read or to do.
     pub(crate) async fn wait(&mut self) {
         let now = Instant::now();
-        let poll = if now.duration_since(self.heard) < QUIET {
-            POLL
-        } else {
-            POLL_QUIET
+        let poll = match now.duration_since(self.heard) < QUIET {
+            true => POLL,
+            false => POLL_QUIET,
         };
-        let looks = self.processes.values().filter_map(Process::next_poll);
+        let looks = self
+            .processes
+            .values()
+            .filter_map(|process| process.schedule.next);
         let due = looks.min().map_or(poll, |next| next.duration_since(now));
         if !self.emitted.is_empty() || due.is_zero() {
             // Others may want to do something too.
@@ -180,9 +172,6 @@ impl HostSession {
     }
 
     /// Emits all that is there, in order; returns the number of records read.
-    ///
-    /// # Errors
-    /// The first error of `sink`, after which nothing more is passed on.
     pub(crate) fn drain(&mut self, mut sink: impl FnMut(HostEvent) -> Result<()>) -> Result<usize> {
         let end = self.records.end();
         let taken = self.take_records();
@@ -208,9 +197,6 @@ impl HostSession {
     }
 
     /// Drains until nothing is left, at the end: nobody is watched any more.
-    ///
-    /// # Errors
-    /// As [`Self::drain`].
     pub(crate) fn drain_all(
         &mut self,
         mut sink: impl FnMut(HostEvent) -> Result<()>,
@@ -235,12 +221,7 @@ impl HostSession {
     /// True if all events of a process up to the last drain were passed on.
     pub(crate) fn is_settled(&self, tgid: Tgid) -> bool {
         let process = self.processes.get(&tgid.0);
-        self.is_drained && process.is_none_or(|process| !process.is_busy())
-    }
-
-    /// Losses so far, of all processes together.
-    pub(crate) fn losses(&self) -> Losses {
-        self.losses
+        self.is_drained && process.is_none_or(|process| !process.is_busy)
     }
 
     /// Takes the records that are there and brings each to its process.
@@ -263,7 +244,6 @@ impl HostSession {
         taken
     }
 
-    /// Gives a record to its process.
     fn deliver(&mut self, record: Record) {
         let tgid = record.tgid();
         if !self.processes.contains_key(&tgid.0) {
@@ -273,7 +253,7 @@ impl HostSession {
             return;
         };
         if self.wanted.detail == Detail::Full && record.is_block_without_reason() {
-            process.count_missing_stack_copy();
+            process.without_stack_copy += 1;
             self.without_stack_copy += 1;
         }
         let received = process.receive(record, &mut self.loader);
@@ -288,7 +268,6 @@ impl HostSession {
         }
     }
 
-    /// Handles a record of the life of a process.
     fn follow(&mut self, step: ProcessEvent, tgid: Tgid, parent: Tgid) {
         match step {
             ProcessEvent::Forked => self.fork(tgid, parent),
@@ -343,19 +322,19 @@ impl HostSession {
     fn insert(&mut self, process: Process) {
         if process.had_ended() {
             // Its entry must be removed here, as no record of its end will follow.
-            let _ = self.loader.dismiss(process.tgid());
+            let _ = self.loader.dismiss(process.tgid);
         }
         self.found(process);
     }
 
     fn found(&mut self, mut process: Process) {
         // Every record from now on is its own.
-        process.set_earlier_losses(Losses {
-            stacks: self.counters.processes_lost(),
+        process.lost_before = Losses {
+            stacks: self.processes_lost(),
             malformed: self.malformed,
             ..Losses::default()
-        });
-        let (tgid, parent) = (process.tgid(), process.parent());
+        };
+        let (tgid, parent) = (process.tgid, process.parent);
         let mut target = process.target();
         if target.command.is_empty()
             && let Some(parent) = parent.and_then(|it| self.processes.get(&it.0))
@@ -397,16 +376,14 @@ impl HostSession {
 
     /// Emits the last events of a process's present program.
     fn emit_rest(&mut self, tgid: Tgid, reason: &str) {
-        let Some(process) = self.processes.get_mut(&tgid.0) else {
-            return;
-        };
-        process.finish(reason);
-        while let Some(item) = process.next_item() {
-            self.emitted.push_back(HostEvent { tgid, item });
+        if let Some(process) = self.processes.get_mut(&tgid.0) {
+            process.finish(reason);
+            let items = std::iter::from_fn(|| process.next_item());
+            self.emitted
+                .extend(items.map(|item| HostEvent { tgid, item }));
         }
     }
 
-    /// Passes on the events of all processes that have some.
     fn settle(
         &mut self,
         now: Instant,
@@ -433,11 +410,10 @@ impl HostSession {
         Ok(())
     }
 
-    /// Polls the processes that are due.
     fn poll(&mut self, now: Instant) {
         let processes = self.processes.values();
-        let due = processes.filter(|process| process.next_poll().is_some_and(|next| next <= now));
-        for tgid in due.map(Process::tgid).collect::<Vec<_>>() {
+        let due = processes.filter(|process| process.schedule.next.is_some_and(|next| next <= now));
+        for tgid in due.map(|process| process.tgid).collect::<Vec<_>>() {
             self.attach(tgid);
         }
     }
@@ -470,7 +446,7 @@ impl HostSession {
     /// Ends processes that no longer exist, and releases files without users.
     fn sweep(&mut self, now: Instant) {
         let processes = self.processes.values_mut();
-        let ended = processes.filter_map(|process| process.sweep().then(|| process.tgid()));
+        let ended = processes.filter_map(|process| process.sweep().then_some(process.tgid));
         for tgid in ended.collect::<Vec<_>>() {
             self.end(tgid);
         }
@@ -480,7 +456,7 @@ impl HostSession {
             self.code_checked = now;
             let processes = self.processes.values();
             let attached = processes.filter(|process| process.is_attached());
-            for tgid in attached.map(Process::tgid).collect::<Vec<_>>() {
+            for tgid in attached.map(|process| process.tgid).collect::<Vec<_>>() {
                 if self.leave_patched(tgid) {
                     self.announce(tgid);
                 }
@@ -488,22 +464,20 @@ impl HostSession {
         }
     }
 
-    /// Removes probes from functions that a process has rewritten in its memory. Returns true if its set of
-    /// probes changed.
+    /// Removes probes from functions that a process has rewritten. Returns true if its set of probes changed.
     fn leave_patched(&mut self, tgid: Tgid) -> bool {
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             return false;
         };
-        let changed = process.leave_patched(&mut self.loader, &mut self.files);
+        let changed = (process.attaching).leave_patched(&mut self.loader, &mut self.files);
         changed.unwrap_or_else(|error| {
             self.emit(tgid, HostItem::Notice(error.to_string()));
             false
         })
     }
 
-    /// Removes the kernel's entries of ended processes. The programs do so themselves, but a process admitted
-    /// between its exit record and its end got another entry, which the next owner of its number would
-    /// inherit.
+    /// Removes the kernel's entries of ended processes. The programs do so themselves, but a process admitted between
+    /// its exit record and its end got another entry, which the next owner of its number would inherit.
     fn sweep_entries(&mut self, now: Instant) {
         let (processes, loader) = (&self.processes, &mut self.loader);
         self.ended.retain(|&(tgid, since)| {
@@ -521,58 +495,59 @@ impl HostSession {
 
     /// Puts the running totals of losses into the streams when they have grown.
     fn emit_losses(&mut self) {
+        let processes = self.processes_lost();
         let losses = Losses {
-            events: self.counters.events_lost(),
+            events: self.counters.total(counter::EVENTS_LOST),
             // Without the record of a process's start or end its lines are unknown.
-            stacks: self.counters.stacks_lost() + self.counters.processes_lost(),
+            stacks: self.counters.total(counter::STACKS_LOST) + processes,
             malformed: self.malformed,
             uses: self.without_stack_copy,
         };
         if losses != self.losses {
             self.losses = losses;
             for process in self.processes.values_mut() {
-                let own = lost_of(process.tgid(), &self.counters, losses.malformed);
+                let tgid = process.tgid;
+                // Lost records of process starts and ends, and malformed records, have no known owner: they count
+                // for every process.
+                let own = Losses {
+                    events: self.counters.of_process(tgid, counter::EVENTS_LOST),
+                    stacks: self.counters.of_process(tgid, counter::STACKS_LOST) + processes,
+                    uses: 0,
+                    ..losses
+                };
                 if process.count_loss(own) && process.become_busy() {
-                    self.busy.push(process.tgid());
+                    self.busy.push(process.tgid);
                 }
             }
         }
         self.handle_lost_processes();
     }
 
+    /// Records of the life of processes lost so far.
+    fn processes_lost(&self) -> u64 {
+        self.counters.total(counter::PROCESSES_LOST)
+    }
+
     /// Polls all processes if a record of a start or end was lost.
     fn handle_lost_processes(&mut self) {
-        let lost = self.counters.processes_lost();
-        if lost != self.processes_lost {
-            self.processes_lost = lost;
+        let lost = self.processes_lost();
+        if lost != self.handled_losses {
+            self.handled_losses = lost;
             for process in self.processes.values_mut() {
                 process.doubt();
             }
         }
-        let refused = self.counters.processes_refused() + self.counters.threads_refused();
-        if refused != self.refused_rooms {
-            self.refused_rooms = refused;
+        let processes = self.counters.total(counter::PROCESSES_REFUSED);
+        let events = self.counters.total(counter::THREADS_REFUSED);
+        if processes + events != self.refused_rooms {
+            self.refused_rooms = processes + events;
             let notice = format!(
-                "limits of memprobe exceeded: {} processes are not watched, and {} events have no stack",
-                self.counters.processes_refused(),
-                self.counters.threads_refused(),
+                "limits of memprobe exceeded: {processes} processes are not watched, and {events} events have no stack"
             );
             if let Some(first) = self.processes.keys().next() {
-                let tgid = Tgid(*first);
-                self.emit(tgid, HostItem::Notice(notice));
+                self.emit(Tgid(*first), HostItem::Notice(notice));
             }
         }
-    }
-}
-
-/// Losses of a process. Lost records of process starts and ends, and malformed records, have no known owner:
-/// they count for every process.
-fn lost_of(tgid: Tgid, counters: &Counters, malformed: u64) -> Losses {
-    Losses {
-        events: counters.events_lost_of(tgid),
-        stacks: counters.stacks_lost_of(tgid) + counters.processes_lost(),
-        malformed,
-        uses: 0,
     }
 }
 

@@ -13,7 +13,6 @@ const STARTED: Duration = Duration::from_millis(2);
 /// awaited, which ends before the first allocation.
 pub(super) const WITH_LOADER: Duration = Duration::from_millis(20);
 
-/// Longest interval.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// Inverse of the share of time spent on polling one process.
@@ -22,7 +21,6 @@ const SHARE: u32 = 5;
 /// Part of a process's age that the interval grows to.
 const AGE_SHARE: u32 = 64;
 
-/// Pace of polling after an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// The attempt had no time to finish.
@@ -35,15 +33,13 @@ pub(super) enum Pace {
     WithLoader,
     /// Something may still be added.
     Seldom,
-    /// Nothing more is expected.
     Never,
 }
 
-/// Time of the next attempt.
 #[derive(Debug)]
 pub(super) struct PollSchedule {
     since: Instant,
-    next: Option<Instant>,
+    pub(super) next: Option<Instant>,
     last: Instant,
     took: Duration,
 }
@@ -65,10 +61,6 @@ impl PollSchedule {
             next,
             ..Self::new(now)
         }
-    }
-
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.next
     }
 
     /// Time since the process was first seen running this program.
@@ -110,7 +102,7 @@ mod tests {
         let after = |schedule: &mut PollSchedule, age: u64, pace| {
             let end = start + Duration::from_secs(age);
             schedule.attempted(end, end, pace);
-            schedule.next().map(|next| next.duration_since(end))
+            schedule.next.map(|next| next.duration_since(end))
         };
         assert_eq!(after(&mut schedule, 0, Pace::Started), Some(STARTED));
         assert_eq!(after(&mut schedule, 0, Pace::Running), Some(RUNNING));
@@ -126,10 +118,10 @@ mod tests {
         let mut schedule = PollSchedule::new(start);
         let end = start + Duration::from_secs(1);
         schedule.attempted(start, end, Pace::Started);
-        assert_eq!(schedule.next(), Some(end + Duration::from_secs(5)));
+        assert_eq!(schedule.next, Some(end + Duration::from_secs(5)));
         schedule.hasten();
-        assert_eq!(schedule.next(), Some(end + Duration::from_secs(5)));
+        assert_eq!(schedule.next, Some(end + Duration::from_secs(5)));
         schedule.attempted(start, end, Pace::Immediate);
-        assert_eq!(schedule.next(), Some(end));
+        assert_eq!(schedule.next, Some(end));
     }
 }

@@ -33,63 +33,56 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Nanoseconds that it takes to make a tensor at most: CUDA may have to find memory for it first.
 const GRACE: u64 = 1_000_000_000;
 
-/// Origin of a watched process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Already running.
     Running,
     /// Just started: by memprobe, by a watched process, or as another program.
     Started,
 }
 
-/// State of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Not ready to be probed.
     Looking,
-    /// Probed.
     Attached,
-    /// Impossible to probe.
     Refused,
 }
 
 /// One process of a session. Its state is [`Phase`]; the methods below are its only transitions.
 pub(super) struct Process {
-    tgid: Tgid,
-    parent: Option<Tgid>,
+    pub(super) tgid: Tgid,
+    pub(super) parent: Option<Tgid>,
     watched: Option<Watched>,
     /// True if the last sweep found it ended, though the kernel's programs reported no end.
     is_gone: bool,
     origin: Origin,
     phase: Phase,
-    attaching: Attaching,
+    pub(super) attaching: Attaching,
     symbolizer: Symbolizer<ProcessMemory>,
     startup_check: StartupCheck,
     /// Baseline before its first event; a child of a probed process has none.
     before: Option<BeforeAttach>,
     /// Requirement that was announced last.
     waiting_for: String,
-    /// Number of probes announced.
     announced_probes: usize,
     /// Losses before it appeared.
-    lost_before: Losses,
+    pub(super) lost_before: Losses,
     /// Losses announced in its events.
     lost: Losses,
     /// Blocks that came without the requested copy of a stack.
-    without_stack_copy: u64,
+    pub(super) without_stack_copy: u64,
     /// True if the session has it in its list of busy processes.
-    is_busy: bool,
+    pub(super) is_busy: bool,
     /// True if a call of a module was seen.
     has_called: bool,
     /// Time at which its last record was read.
     last_record: Instant,
     torch: Option<String>,
-    schedule: PollSchedule,
+    pub(super) schedule: PollSchedule,
     /// An event whose notice was taken first.
     next_event: Option<Event>,
 }
 
-/// Result of an attempt to attach.
 #[derive(Debug, Default)]
 pub(super) struct Attempt {
     pub(super) item: Option<HostItem>,
@@ -99,7 +92,6 @@ pub(super) struct Attempt {
     pub(super) has_events: bool,
 }
 
-/// Result of a record for the session.
 #[derive(Debug, Default)]
 pub(super) struct Received {
     pub(super) notice: Option<String>,
@@ -107,7 +99,6 @@ pub(super) struct Received {
 }
 
 impl Process {
-    /// A process of which nothing is known yet.
     pub(super) fn new(
         watched: Option<Watched>,
         tgid: Tgid,
@@ -115,9 +106,9 @@ impl Process {
         wanted: Wanted,
         now: Instant,
     ) -> Self {
-        let observed_from = match origin {
-            Origin::Running => ObservedFrom::Unseen,
-            Origin::Started => ObservedFrom::Seen,
+        let (observed_from, past) = match origin {
+            Origin::Running => (ObservedFrom::Unseen, PriorCudaUse::Unknown),
+            Origin::Started => (ObservedFrom::Seen, PriorCudaUse::None),
         };
         Self {
             tgid,
@@ -127,7 +118,7 @@ impl Process {
             origin,
             phase: Phase::Looking,
             attaching: Attaching::new(tgid, wanted),
-            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past(origin)),
+            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past),
             startup_check: StartupCheck::new(observed_from),
             before: Some(BeforeAttach::of(tgid)),
             waiting_for: String::new(),
@@ -153,17 +144,16 @@ impl Process {
         now: Instant,
     ) -> Self {
         let attaching = self.attaching.fork(tgid, files);
-        let observed_from = if attaching.has_allocator() {
-            ObservedFrom::Forked
-        } else {
-            ObservedFrom::Seen
+        let observed_from = match attaching.has_allocator() {
+            true => ObservedFrom::Forked,
+            false => ObservedFrom::Seen,
         };
-        let code = attaching.python().map(CodeCache::new);
+        let code = attaching.python.as_ref().map(CodeCache::new);
         let mut symbolizer =
             Symbolizer::new(tgid, ProcessMemory::new(tgid), code, PriorCudaUse::None);
         symbolizer.inherit_cpu_memory();
         symbolizer.inherit_code(&self.symbolizer);
-        if let Some(python) = attaching.python() {
+        if let Some(python) = attaching.python.as_ref() {
             let names = ModuleNames::of(ProcessMemory::new(tgid), python.layout);
             symbolizer.set_module_names(Box::new(names));
         }
@@ -212,20 +202,8 @@ impl Process {
         self.attaching.forget(files, now);
     }
 
-    pub(super) fn tgid(&self) -> Tgid {
-        self.tgid
-    }
-
-    pub(super) fn parent(&self) -> Option<Tgid> {
-        self.parent
-    }
-
     pub(super) fn is_attached(&self) -> bool {
         self.phase == Phase::Attached
-    }
-
-    pub(super) fn is_busy(&self) -> bool {
-        self.is_busy
     }
 
     /// Marks it as busy; returns false if it was already.
@@ -250,7 +228,6 @@ impl Process {
         std::mem::replace(&mut self.is_gone, is_gone) && is_gone
     }
 
-    /// Takes a record of the process.
     pub(super) fn receive(&mut self, record: Record, loader: &mut Loader) -> Received {
         let is_step = is_step(&record);
         self.symbolizer.push(record);
@@ -262,12 +239,6 @@ impl Process {
         Received { notice, point }
     }
 
-    /// Counts a block that came without the requested copy of its stack.
-    pub(super) fn count_missing_stack_copy(&mut self) {
-        self.without_stack_copy += 1;
-    }
-
-    /// Next item of its output.
     pub(super) fn next_item(&mut self) -> Option<HostItem> {
         if let Some(event) = self.next_event.take() {
             return Some(HostItem::Event(event));
@@ -284,7 +255,6 @@ impl Process {
         }
     }
 
-    /// Tries to attach what is still missing. Returns the item to emit.
     pub(super) fn attach(
         &mut self,
         loader: &mut Loader,
@@ -292,9 +262,9 @@ impl Process {
         watch: Watch,
     ) -> Attempt {
         let start = Instant::now();
-        let had_python = self.attaching.python().is_some();
+        let had_python = self.attaching.python.as_ref().is_some();
         let step = self.attaching.step(loader, files, super::now());
-        if !had_python && let Some(python) = self.attaching.python() {
+        if !had_python && let Some(python) = self.attaching.python.as_ref() {
             self.symbolizer.set_code(CodeCache::new(python));
             let names = ModuleNames::of(python.memory(), python.layout);
             self.symbolizer.set_module_names(Box::new(names));
@@ -334,7 +304,7 @@ impl Process {
             (Phase::Refused, _) => Pace::Never,
             // A process that has not loaded PyTorch for minutes hardly will within milliseconds.
             _ if self.attaching.is_impatient() => Pace::WithLoader,
-            _ if self.attaching.reports_libraries() => Pace::Seldom,
+            _ if self.attaching.has_loader => Pace::Seldom,
             (Phase::Attached, _) => Pace::Seldom,
             (Phase::Looking, Origin::Running) => Pace::Running,
             (Phase::Looking, Origin::Started) => Pace::Started,
@@ -353,16 +323,15 @@ impl Process {
 
     /// True if probes were placed that are not announced yet.
     pub(super) fn has_unannounced_probes(&self) -> bool {
-        self.is_attached() && self.attaching.probes().len() > self.announced_probes
+        self.is_attached() && self.attaching.probes.len() > self.announced_probes
     }
 
-    /// Announcement of its probes.
     pub(super) fn announce(&mut self, loader: &Loader) -> HostItem {
         self.read_torch();
-        let probes = self.attaching.probes().to_vec();
+        let probes = self.attaching.probes.to_vec();
         self.announced_probes = probes.len();
         let mut missing = self.attaching.missing();
-        missing.extend(loader.modules().missing().map(str::to_owned));
+        missing.extend(loader.modules.missing().map(str::to_owned));
         HostItem::Attached {
             target: self.target(),
             probes,
@@ -370,21 +339,8 @@ impl Process {
         }
     }
 
-    /// Removes probes from functions that the process has rewritten in its memory. Returns true if the set of
-    /// probes changed.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub(super) fn leave_patched(
-        &mut self,
-        loader: &mut Loader,
-        files: &mut ProbedFiles,
-    ) -> Result<bool, AttachError> {
-        self.attaching.leave_patched(loader, files)
-    }
-
     pub(super) fn target(&self) -> Target {
-        let python = self.attaching.python();
+        let python = self.attaching.python.as_ref();
         Target {
             python: python.map(|python| python.version.to_string()),
             torch: self.torch.clone(),
@@ -397,11 +353,6 @@ impl Process {
         if self.torch.is_none() {
             self.torch = facts::torch_version(self.tgid);
         }
-    }
-
-    /// Time of the next attempt to attach.
-    pub(super) fn next_poll(&self) -> Option<Instant> {
-        self.schedule.next()
     }
 
     /// Brings the next attempt forward: a library was mapped.
@@ -476,8 +427,7 @@ impl Process {
         }
     }
 
-    /// Makes the kernel's programs report modules on stacks once the code of a module's call is known. Returns a
-    /// notice for users if they cannot.
+    /// Has the kernel's programs report modules once the code of their call is known. Returns a notice if they cannot.
     fn follow_module_call(&mut self, loader: &mut Loader) -> Option<String> {
         let code = self.symbolizer.module_call();
         if self.attaching.module_call() == code {
@@ -494,14 +444,13 @@ impl Process {
         self.has_called && !had_called
     }
 
-    /// Requests again the stacks on which there may be other modules by now. Returns a notice for users if that
-    /// fails.
+    /// Requests again the stacks on which there may be other modules by now. Returns a notice for users if that fails.
     pub(super) fn look_at_modules(&mut self, loader: &mut Loader) -> Option<String> {
         let tgid = self.tgid;
         if !self.symbolizer.look_at_modules(&|| facts::ran(tgid)) {
             return None;
         }
-        let result = self.attaching.renew_stacks(loader, super::now());
+        let result = self.attaching.update_filter(loader, super::now());
         result.err().map(without_modules)
     }
 
@@ -531,32 +480,15 @@ impl Process {
         }
     }
 
-    /// Notes the losses before its first record, which are not its own.
-    pub(super) fn set_earlier_losses(&mut self, losses: Losses) {
-        self.lost_before = losses;
-    }
-
-    /// Takes the losses of its process id so far; returns true if its own have grown. Its blocks without a copy
-    /// of the stack are counted here.
+    /// Takes the losses of its process id so far, and adds its blocks without a stack copy. Returns true if they grew.
     pub(super) fn count_loss(&mut self, losses: Losses) -> bool {
         let losses = Losses {
             uses: self.without_stack_copy,
             ..losses
         };
-        let before = self.lost_before;
-        let lost = Losses {
-            events: losses.events.saturating_sub(before.events),
-            stacks: losses.stacks.saturating_sub(before.stacks),
-            malformed: losses.malformed.saturating_sub(before.malformed),
-            uses: losses.uses.saturating_sub(before.uses),
-        };
+        let lost = losses.zip(self.lost_before, u64::saturating_sub);
         // The kernel's side may have forgotten what it counted of one of very many.
-        let lost = Losses {
-            events: lost.events.max(self.lost.events),
-            stacks: lost.stacks.max(self.lost.stacks),
-            malformed: lost.malformed.max(self.lost.malformed),
-            uses: lost.uses,
-        };
+        let lost = lost.zip(self.lost, u64::max);
         if lost == self.lost {
             return false;
         }
@@ -578,7 +510,6 @@ impl Process {
         true
     }
 
-    /// Its next event.
     fn pop(&mut self) -> Option<Event> {
         match &mut self.before {
             Some(before) => before.pop(),
@@ -586,8 +517,7 @@ impl Process {
         }
     }
 
-    /// The next event that the symbolizer has; those of memory that the process does not hold are
-    /// left out.
+    /// The next event that the symbolizer has; those of memory that the process does not hold are left out.
     fn admitted(&mut self) -> Option<Event> {
         loop {
             let event = self.symbolizer.pop()?;
@@ -604,20 +534,10 @@ fn without_modules(error: AttachError) -> String {
     format!("the modules that are called may be unknown or out of date: {error}")
 }
 
-/// True if an optimizer step begins.
 fn is_step(record: &Record) -> bool {
     matches!(record, Record::Mark(mark) if matches!(marks::parse(&mark.name), Some((MarkedPhase::Step, _))))
 }
 
-/// Use of CUDA before memprobe looked.
-fn past(origin: Origin) -> PriorCudaUse {
-    match origin {
-        Origin::Running => PriorCudaUse::Unknown,
-        Origin::Started => PriorCudaUse::None,
-    }
-}
-
-/// Identity of a process: number, command line, user.
 pub(crate) fn identified(tgid: Tgid) -> Target {
     Target {
         tgid: Some(tgid),

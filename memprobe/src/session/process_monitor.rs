@@ -14,7 +14,6 @@ use crate::cuda::nvml::{Driver, Pids, Sample};
 use crate::process::namespace::{Kind, Namespace};
 use crate::process::process_scan::{Found, HostScan};
 
-/// Interval of the scans.
 const EVERY: Duration = Duration::from_secs(2);
 
 /// Scans between attempts to open a driver that could not be opened.
@@ -25,7 +24,6 @@ pub(crate) fn has_pids_of_the_driver() -> bool {
     Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID)
 }
 
-/// Result of a scan.
 #[derive(Debug)]
 pub(crate) struct Seen {
     /// Processes that were not known to use CUDA before.
@@ -37,7 +35,6 @@ pub(crate) struct Seen {
 /// Search in `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Search {
-    /// Every process that uses CUDA.
     Everyone,
     /// None: who is watched is known already.
     Nobody,
@@ -52,9 +49,6 @@ pub(crate) struct ProcessMonitor {
 
 impl ProcessMonitor {
     /// Looks at `/proc`, then at the driver and at both every two seconds.
-    ///
-    /// # Errors
-    /// Where `/proc` cannot be read, or there is no room for one more thread.
     pub(crate) fn begin(search: Search) -> Result<(Self, Found)> {
         let (send, seen) = channel::unbounded_channel();
         let (alive, ended) = mpsc::channel::<()>();

@@ -1,10 +1,9 @@
 //! Startup check: tests that the first event of a process is the first that its allocator ever had.
 //!
-//! The allocator of a process watched from its start must be empty before its first event. If it is
-//! not, the probes attached too late, and memprobe says so; or the process is the child of a `fork`,
-//! whose allocator has a copy of its parent's tables. CUDA does not survive a fork ("Asynchronous
-//! errors, fork" in the CUDA Programming Guide; torch/cuda/__init__.py, `_lazy_init`): the memory in
-//! those tables is the parent's, and the child holds nothing.
+//! The allocator of a process watched from its start must be empty before its first event. If it is not, the probes
+//! attached too late, and memprobe says so; or the process is the child of a `fork`, whose allocator has a copy of its
+//! parent's tables. CUDA does not survive a fork ("Asynchronous errors, fork" in the CUDA Programming Guide;
+//! torch/cuda/__init__.py, `_lazy_init`): the memory in those tables is the parent's, and the child holds nothing.
 
 use crate::event::bytes::human;
 use crate::event::{Action, Bytes, DeviceIndex, MemoryEvent, Totals};
@@ -20,7 +19,6 @@ pub(super) enum ObservedFrom {
     Forked,
 }
 
-/// Result of the check.
 #[derive(Clone, Debug)]
 pub(super) struct StartupCheck {
     observed_from: ObservedFrom,
@@ -29,12 +27,9 @@ pub(super) struct StartupCheck {
     unreported: bool,
 }
 
-/// Evidence of the first event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// There was none so far.
     Open,
-    /// Nothing came before it.
     Complete,
     /// Something came before it that was not seen.
     Late(Bytes),
@@ -43,7 +38,6 @@ enum Verdict {
 }
 
 impl StartupCheck {
-    /// Nothing happened yet.
     pub(super) fn new(observed_from: ObservedFrom) -> Self {
         Self {
             observed_from,

@@ -1,5 +1,4 @@
-//! Live memory of PyTorch's CPU allocator, which keeps no list of blocks itself; the events are summed up
-//! here.
+//! Live memory of PyTorch's CPU allocator, which keeps no list of blocks itself; the events are summed up here.
 
 use hashbrown::HashMap;
 
@@ -8,6 +7,8 @@ use crate::event::{Address, AtAttach, Bytes, DeviceIndex, Tgid, TimeNs, Totals};
 
 /// The most live blocks that are tracked. Further ones are not part of the sum.
 const MOST: usize = 1 << 24;
+
+const UNREAD: &str = "PyTorch's CPU allocator keeps no books: what it gave out before is not known";
 
 /// The blocks that the CPU allocator has handed out since the first event.
 #[derive(Debug)]
@@ -29,8 +30,7 @@ impl CpuAllocatorTotals {
         }
     }
 
-    /// Returns the event that must precede the first one of the CPU allocator: earlier allocations are
-    /// unknown.
+    /// Returns the event that must precede the first one of the CPU allocator: earlier allocations are unknown.
     pub fn begin(&mut self, time: TimeNs) -> Option<AtAttach> {
         std::mem::take(&mut self.is_untold).then(|| AtAttach {
             time,
@@ -38,10 +38,7 @@ impl CpuAllocatorTotals {
             device: Some(DeviceIndex::CPU),
             totals: Totals::default(),
             peak: Totals::default(),
-            unread: Some(
-                "PyTorch's CPU allocator keeps no books: what it gave out before is not known"
-                    .into(),
-            ),
+            unread: Some(UNREAD.into()),
         })
     }
 

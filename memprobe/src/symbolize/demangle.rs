@@ -15,9 +15,8 @@ const ANONYMOUS: &str = "(anonymous namespace)";
 /// symbols become Rust paths.
 pub fn function(symbol: &[u8]) -> String {
     let name = of_rust(symbol).unwrap_or_else(|| {
-        let name =
-            demangled(symbol).unwrap_or_else(|| String::from_utf8_lossy(symbol).into_owned());
-        without_arguments(&name)
+        let name = demangled(symbol);
+        without_arguments(&name.unwrap_or_else(|| String::from_utf8_lossy(symbol).into_owned()))
     });
     match name.char_indices().nth(MAX_LETTERS) {
         Some((end, _)) => format!("{}…", &name[..end]),
@@ -68,16 +67,13 @@ fn without_arguments(name: &str) -> String {
 /// Returns the length of an operator's name that contains brackets, such as `operator<<`.
 fn operator(before: &str, rest: &str) -> Option<usize> {
     const WORD: &str = "operator";
-    const SIGNS: [&str; 11] = [
-        "()", "<=>", "<<=", ">>=", "->*", "<<", ">>", "<=", ">=", "->", "<",
+    const SIGNS: [&str; 12] = [
+        "()", "<=>", "<<=", ">>=", "->*", "<<", ">>", "<=", ">=", "->", "<", ">",
     ];
     let is_whole = !before.ends_with(|letter: char| letter.is_alphanumeric() || letter == '_');
     let signs = rest.strip_prefix(WORD).filter(|_| is_whole)?;
-    let signs = SIGNS
-        .iter()
-        .chain(&[">"])
-        .find(|sign| signs.starts_with(**sign))?;
-    Some(WORD.len() + signs.len())
+    let sign = SIGNS.iter().find(|sign| signs.starts_with(**sign))?;
+    Some(WORD.len() + sign.len())
 }
 
 #[cfg(test)]

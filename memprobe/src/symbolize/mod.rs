@@ -5,7 +5,6 @@ mod cpu;
 mod cuda;
 mod demangle;
 pub mod marks;
-mod modules;
 pub(crate) mod native;
 mod nodes;
 mod segments;
@@ -23,6 +22,7 @@ use memprobe_common::{
     stack_state,
 };
 
+use crate::cuda::calls::{self, Api};
 use crate::decode::{MemoryKind, Reason, Record, StackCopy};
 use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, PhaseMark, PurposeId,
@@ -30,12 +30,13 @@ use crate::event::{
 };
 use crate::process::memory::ReadMemory;
 use crate::python::CodeCache;
+use crate::torch::module_calls::NameModules;
 
 use cpu::CpuAllocatorTotals;
 use cuda::{Call, Caller, Cuda, Owner};
 use native::{NativeCode, Unwound};
 use nodes::Nodes;
-use segments::Segments;
+use segments::{Segments, event_of};
 use shapes::PurposeInterner;
 use stacks::{Interned, Pending, Stacks, Wait};
 use waiting::{GraphTasks, Waiters};
@@ -69,7 +70,6 @@ pub struct Symbolizer<M> {
     unsettled: usize,
 }
 
-/// A record that waits in the queue.
 enum Queued {
     Memory(MemoryKind, MemoryRecord, Reason),
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
@@ -89,11 +89,15 @@ enum CudaCaller {
 }
 
 impl CudaCaller {
-    fn library(&self) -> Option<&Arc<str>> {
+    fn frame(&self) -> Option<&Frame> {
         match self {
-            Self::From(frame) => frame.library.as_ref(),
-            Self::Native(stack) => stack.frames.first()?.library.as_ref(),
+            Self::From(frame) => Some(frame),
+            Self::Native(stack) => stack.frames.first(),
         }
+    }
+
+    fn library(&self) -> Option<&Arc<str>> {
+        self.frame()?.library.as_ref()
     }
 }
 
@@ -138,8 +142,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
     }
 
-    /// Accepts the next record and reads the process memory that it refers to. Records of other processes are
-    /// ignored.
+    /// Accepts the next record and reads the process memory that it refers to. Records of other processes are ignored.
     pub fn push(&mut self, record: Record) {
         if record.tgid() != self.tgid {
             return;
@@ -148,9 +151,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             Record::Memory(kind, memory, reason) => {
                 self.queue.push_back(Queued::Memory(kind, memory, reason));
             }
-            Record::Cuda(call, copy) => {
-                self.queue.push_back(Queued::Cuda(call, copy));
-            }
+            Record::Cuda(call, copy) => self.queue.push_back(Queued::Cuda(call, copy)),
             Record::Stack(head, frames) => {
                 if let Some(pending) = self.stacks.read(head, frames) {
                     self.unsettled = self.queue.len() + 1;
@@ -164,16 +165,12 @@ impl<M: ReadMemory> Symbolizer<M> {
                 });
                 self.stacks.freed(&freed, pending);
             }
-            Record::NodeMade(node) => {
-                self.queue.push_back(Queued::NodeMade(node));
-            }
+            Record::NodeMade(node) => self.queue.push_back(Queued::NodeMade(node)),
             Record::NodeEntered(node) => {
-                let name = self.nodes.name(self.stacks.memory(), &node);
+                let name = self.nodes.name(&self.stacks.memory, &node);
                 self.queue.push_back(Queued::NodeEntered(node, name));
             }
-            Record::Mark(mark) => {
-                self.queue.push_back(Queued::Mark(mark));
-            }
+            Record::Mark(mark) => self.queue.push_back(Queued::Mark(mark)),
             Record::Process(..) => {}
         }
     }
@@ -183,29 +180,45 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.native.look();
     }
 
-    /// Reads code objects through `code` from now on: the process's Python has been detected, or the process
-    /// has executed another one.
+    /// Reads code objects through `code` from now on: that of a Python that was detected.
     pub fn set_code(&mut self, code: CodeCache) {
         self.no_python = NoStack::UnknownPython;
-        self.stacks.set_code(code);
+        self.stacks.code = Some(code);
     }
 
-    /// Records that the process runs no Python; missing stacks then have another reason than an unknown
-    /// version.
+    pub fn set_module_names(&mut self, names: Box<dyn NameModules + Send>) {
+        self.stacks.modules.set_names(names);
+    }
+
+    /// Returns the code object that every call of a `torch.nn.Module` passes, if known. The kernel programs
+    /// report modules only once they have it.
+    pub fn module_call(&self) -> Option<u64> {
+        self.stacks.modules.code()
+    }
+
+    /// Takes over what is known of the parent's code objects; in a forked child they are at the same addresses.
+    pub fn inherit_code(&mut self, parent: &Self) {
+        self.stacks.modules.inherit(&parent.stacks.modules);
+    }
+
+    /// True if stacks that were already named may now have other modules. `ran` returns the CPU time of the process.
+    pub fn look_at_modules(&mut self, ran: &dyn Fn() -> Option<u64>) -> bool {
+        self.stacks.modules.look_again(ran)
+    }
+
+    /// Records that the process runs no Python; missing stacks then have another reason than an unknown version.
     pub fn runs_no_python(&mut self) {
         self.no_python = NoStack::NoPython;
     }
 
-    /// Restarts the CPU allocator's totals in a forked child: the blocks inherited from the parent are
-    /// unknown.
+    /// Restarts the CPU allocator's totals in a forked child: the blocks inherited from the parent are unknown.
     pub fn inherit_cpu_memory(&mut self) {
         self.cpu = CpuAllocatorTotals::new(self.tgid, PriorCudaUse::Unknown);
     }
 
-    /// Records that probes report every tensor created since `since`. From then on, a block without a tensor
-    /// record belongs to no tensor.
+    /// Records that probes report every tensor created since `since`: later blocks without one have no tensor.
     pub fn watch_tensors(&mut self, since: TimeNs) {
-        self.shapes.watch(since);
+        self.shapes.watched_since = Some(since);
     }
 
     /// Like [`Self::settle`], for a process whose last record has arrived.
@@ -227,17 +240,18 @@ impl<M: ReadMemory> Symbolizer<M> {
 
     fn settle_up_to(&mut self, wait: Wait) {
         let certain = std::mem::replace(&mut self.certain, self.queue.len());
-        let ready = if self.unsettled == 0 {
-            self.queue.len()
-        } else {
-            certain
+        let ready = match self.unsettled {
+            0 => self.queue.len(),
+            _ => certain,
         };
-        let waits = self.queue.iter_mut().take(ready).position(|queued| {
-            let Queued::Stack(pending) = queued else {
-                return false;
-            };
-            !self.stacks.answer(pending, wait)
-        });
+        let waits = self
+            .queue
+            .iter_mut()
+            .take(ready)
+            .position(|queued| match queued {
+                Queued::Stack(pending) => !self.stacks.answer(pending, wait),
+                _ => false,
+            });
         let ready = waits.unwrap_or(ready);
         for queued in self.queue.drain(..ready).collect::<Vec<_>>() {
             match queued {
@@ -291,7 +305,6 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.ready.push(event);
     }
 
-    /// Returns the next event, in order.
     pub fn pop(&mut self) -> Option<Event> {
         self.ready.pop()
     }
@@ -301,7 +314,6 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.ready.give_up();
     }
 
-    /// True if an event waits for another one.
     pub fn is_waiting(&self) -> bool {
         self.ready.is_waiting()
     }
@@ -328,9 +340,6 @@ impl<M: ReadMemory> Symbolizer<M> {
             _ => self.use_of(record, reason),
         };
         self.ready.push(Event::Memory(MemoryEvent {
-            time: TimeNs(record.time_ns),
-            tgid: self.tgid,
-            tid,
             action,
             addr: Address(record.addr),
             size: Bytes(record.size.unsigned_abs()),
@@ -341,14 +350,12 @@ impl<M: ReadMemory> Symbolizer<M> {
             }),
             stack,
             shape,
-            call: None,
+            ..event_of(TimeNs(record.time_ns), self.tgid, tid)
         }));
     }
 
-    /// Emits an event of the CPU allocator. It bypasses the segment logic, which follows the caching
-    /// allocator's events.
+    /// Emits an event of the CPU allocator, past the segment logic, which is the caching allocator's.
     fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, reason: &Reason) {
-        let tid = Tid(record.tid);
         let stack = self.stack_of_memory(record);
         let time = TimeNs(record.time_ns);
         if let Some(beginning) = self.cpu.begin(time) {
@@ -364,9 +371,6 @@ impl<M: ReadMemory> Symbolizer<M> {
             }
         };
         self.ready.pass(Event::Memory(MemoryEvent {
-            time,
-            tgid: self.tgid,
-            tid,
             action,
             addr,
             size,
@@ -374,20 +378,18 @@ impl<M: ReadMemory> Symbolizer<M> {
             totals: Some(self.cpu.totals()),
             stack,
             shape,
-            call: None,
+            ..event_of(time, self.tgid, Tid(record.tid))
         }));
     }
 
     /// Returns the purpose of a record's memory and defines it in the stream if it is new.
     fn use_of(&mut self, record: &MemoryRecord, reason: &Reason) -> PurposeId {
-        let (id, new) = match reason {
-            Reason::None => self.shapes.of(record, None, None),
-            Reason::Tensor(shape) => self.shapes.of(record, Some(shape), None),
-            Reason::Stack(copy) => {
-                let purpose = self.native.purpose(copy);
-                self.shapes.of(record, None, purpose)
-            }
+        let (shape, purpose) = match reason {
+            Reason::None => (None, None),
+            Reason::Tensor(shape) => (Some(&**shape), None),
+            Reason::Stack(copy) => (None, self.native.purpose(copy)),
         };
+        let (id, new) = self.shapes.of(record, shape, purpose);
         if let Some(new) = new {
             self.ready.push(Event::BlockPurpose(id, new));
         }
@@ -395,16 +397,17 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     fn push_call(&mut self, record: &CudaRecord, called: CudaCaller) {
-        let Some(function) = crate::cuda::calls::function(record.function) else {
+        let Some(function) = calls::function(record.function) else {
             return;
         };
-        let owner = match called.library() {
-            Some(library) if is_caching_allocator(library) => Owner::Allocator,
-            _ => Owner::Other,
+        let library = called.library().map_or("", |library| file_name(library));
+        let owner = match library.starts_with("libc10_cuda.so") {
+            true => Owner::Allocator,
+            false => Owner::Other,
         };
-        let caller = match called.library() {
-            Some(library) if is_runtime(library) => Caller::Runtime,
-            _ => Caller::Other,
+        let caller = match library.starts_with(Api::Runtime.library()) {
+            true => Caller::Runtime,
+            false => Caller::Other,
         };
         let tid = Tid(record.tid);
         let stack = if record.wants_stack == 0 {
@@ -430,30 +433,24 @@ impl<M: ReadMemory> Symbolizer<M> {
         if let Ok(PythonStack::Own(stack)) = waiting {
             self.waiters.seen(tid, stack);
         }
-        let interned = match (waiting, called) {
-            (Ok(PythonStack::Own(stack)), CudaCaller::From(frame)) => {
-                self.stacks.called(stack, &frame)
+        let behind = match (waiting, &called) {
+            (Ok(PythonStack::Own(stack)), CudaCaller::Native(_)) => return stack,
+            (Ok(PythonStack::Own(stack)), CudaCaller::From(_)) => (stack, None),
+            (Ok(PythonStack::Waiting(waiting)), _) => self.stacks.waiting(&thread, waiting),
+            (Err(_), CudaCaller::Native(stack)) => {
+                let interned = self.stacks.native(stack);
+                return self.defined(interned);
             }
-            (Ok(PythonStack::Own(stack)), CudaCaller::Native(_)) => (stack, None),
-            (Ok(PythonStack::Waiting(waiting)), called) => {
-                let interned = self.stacks.waiting(&thread, waiting);
-                let id = self.defined(interned);
-                match called {
-                    CudaCaller::From(frame) => self.stacks.called(id, &frame),
-                    CudaCaller::Native(stack) => match stack.frames.first() {
-                        Some(frame) => self.stacks.called(id, frame),
-                        None => (id, None),
-                    },
-                }
-            }
-            (Err(_), CudaCaller::Native(stack)) => self.stacks.native(stack),
-            (Err(reason), CudaCaller::From(frame)) => {
-                let interned = self.stacks.unknown(&thread, reason);
-                let id = self.defined(interned);
-                self.stacks.called(id, &frame)
-            }
+            (Err(reason), CudaCaller::From(_)) => self.stacks.unknown(&thread, reason),
         };
-        self.defined(interned)
+        let id = self.defined(behind);
+        match called.frame() {
+            Some(frame) => {
+                let interned = self.stacks.called(id, frame);
+                self.defined(interned)
+            }
+            None => id,
+        }
     }
 
     fn push_mark(&mut self, record: &MarkRecord) {
@@ -525,7 +522,6 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
     }
 
-    /// Defines a stack in the stream if it is new.
     fn defined(&mut self, (id, stack): Interned) -> StackId {
         if let Some(stack) = stack {
             self.ready.push(Event::Stack(id, stack));
@@ -552,22 +548,11 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 }
 
-/// True for the library of PyTorch's CUDA caching allocator.
-fn is_caching_allocator(library: &str) -> bool {
-    file_name(library).starts_with("libc10_cuda.so")
-}
-
-/// True for CUDA's runtime, whose functions are probed.
-fn is_runtime(library: &str) -> bool {
-    file_name(library).starts_with(crate::cuda::calls::Api::Runtime.library())
-}
-
 fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// True for the name of a device thread of autograd's engine (torch/csrc/autograd/engine.cpp@v2.15.0,
-/// `Engine::thread_init`).
+/// True for a device thread of autograd's engine (`Engine::thread_init`, torch/csrc/autograd/engine.cpp@v2.15.0).
 fn is_engine_thread(name: &str) -> bool {
     name.starts_with("pt_autograd_")
 }

@@ -111,16 +111,13 @@ impl NativeCode {
         }
     }
 
-    /// Returns the location of the call that returns to `return_address`: the innermost inlined function
-    /// there.
+    /// Returns the location of the call that returns to `return_address`: the innermost inlined function there.
     pub fn caller(&mut self, return_address: u64) -> Frame {
-        self.frames_at(return_address)
-            .first()
-            .cloned()
-            .unwrap_or_else(|| nowhere(return_address))
+        let frames = self.frames_at(return_address);
+        let first = frames.first().cloned();
+        first.unwrap_or_else(|| nowhere(return_address))
     }
 
-    /// Returns the stack of a call that returns to `return_address`.
     pub fn unwind(&mut self, return_address: u64, copy: &StackCopy) -> Unwound {
         let mut frames = Vec::new();
         let mut truncated = self.walk(return_address, copy, |code, address| {
@@ -183,38 +180,34 @@ impl NativeCode {
         let Some((place, offset)) = self.place_of(address) else {
             return [nowhere(return_address)].into();
         };
-        let library = &mut self.libraries[place.library];
-        let path = Arc::clone(&library.path);
-        let Some(file) = library.opened(self.tgid) else {
-            return [unnamed(path, offset)].into();
-        };
+        let frames = self.symbolized(place.library, offset);
+        let path = &self.libraries[place.library].path;
+        let frames = frames.unwrap_or_else(|| vec![unnamed(format!("+{offset:#x}"), path)]);
+        frames.into()
+    }
+
+    /// Returns the frames at a file offset; `None` without a symbol there.
+    fn symbolized(&mut self, library: usize, offset: u64) -> Option<Vec<Frame>> {
+        let library = &mut self.libraries[library];
+        let file = library.opened(self.tgid)?;
         let mut elf = Elf::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let is_small = |facts: std::fs::Metadata| facts.len() <= LARGEST_WITH_LINES;
         elf.debug_syms = file.metadata().is_ok_and(is_small);
         if !library.is_named() {
-            return [unnamed(path, offset)].into();
+            return None;
         }
-        let source = Source::Elf(elf);
         // blazesym must not demangle, so that all names go through the `demangle` module.
         let symbolizer = self
             .symbolizer
             .get_or_insert_with(|| Symbolizer::builder().enable_demangling(false).build());
-        match symbolizer.symbolize_single(&source, Input::FileOffset(offset)) {
-            Ok(symbolized) => match symbolized.into_sym() {
-                Some(symbol) => named(&path, &symbol).into(),
-                None => [unnamed(path, offset)].into(),
-            },
-            Err(_) => [unnamed(path, offset)].into(),
-        }
+        let symbolized = symbolizer.symbolize_single(&Source::Elf(elf), Input::FileOffset(offset));
+        Some(named(&library.path, &symbolized.ok()?.into_sym()?))
     }
 
     /// Returns the library that contains an address, and the offset in its file.
     fn place_of(&mut self, address: u64) -> Option<(CodeOrigin, u64)> {
-        if self.find(address).is_none()
-            && self
-                .looked
-                .is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN)
-        {
+        let is_old = |looked: Instant| looked.elapsed() >= LOOK_AGAIN;
+        if self.find(address).is_none() && self.looked.is_none_or(is_old) {
             self.look();
         }
         let (range, place) = self.find(address)?;
@@ -222,12 +215,9 @@ impl NativeCode {
     }
 
     fn find(&self, address: u64) -> Option<&(Range<u64>, CodeOrigin)> {
-        let after = self
-            .code
-            .partition_point(|(range, _)| range.start <= address);
-        self.code[..after]
-            .last()
-            .filter(|(range, _)| range.contains(&address))
+        let after = (self.code).partition_point(|(range, _)| range.start <= address);
+        let last = self.code[..after].last();
+        last.filter(|(range, _)| range.contains(&address))
     }
 
     /// Reads the mappings. If the process is gone, the previous ones stay.
@@ -251,10 +241,8 @@ impl NativeCode {
                 continue;
             }
             let library = self.libraries.len();
-            let executable = mapped
-                .mappings
-                .iter()
-                .filter(|mapping| mapping.perms.execute);
+            let mappings = mapped.mappings.iter();
+            let executable = mappings.filter(|mapping| mapping.perms.execute);
             self.code.extend(executable.map(|mapping| {
                 let place = CodeOrigin {
                     library,
@@ -322,8 +310,7 @@ impl Library {
         named
     }
 
-    /// Opens the file by its path in memprobe's file system, if device and inode are those of the mapped
-    /// file.
+    /// Opens the file by its path in memprobe's file system, if device and inode are those of the mapped file.
     fn open_without_process(&self) -> Option<File> {
         let facts = std::fs::metadata(&self.mapped.path).ok()?;
         let same = facts.is_file()
@@ -377,24 +364,17 @@ fn named(path: &Arc<str>, symbol: &Sym<'_>) -> Vec<Frame> {
     frames
 }
 
-/// Returns the frame of code without a symbol.
-fn unnamed(library: Arc<str>, offset: u64) -> Frame {
+fn unnamed(function: String, library: &Arc<str>) -> Frame {
     Frame {
         file: "".into(),
         line: 0,
-        function: format!("+{offset:#x}").into(),
-        library: Some(library),
+        function: function.into(),
+        library: Some(Arc::clone(library)),
     }
 }
 
-/// Returns the frame of code outside any library.
 fn nowhere(address: u64) -> Frame {
-    Frame {
-        file: "".into(),
-        line: 0,
-        function: format!("{address:#x}").into(),
-        library: Some(NO_FILE.into()),
-    }
+    unnamed(format!("{address:#x}"), &NO_FILE.into())
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@ const MAX_CLASSES: usize = 1 << 14;
 /// The most threads whose evaluated node is remembered.
 const MAX_THREADS: usize = 65_536;
 
-/// The name of a node whose class could not be read.
 const UNNAMED: &str = "(unknown node)";
 
 /// The name of a `torch.autograd.Function` node whose Python type could not be read.
@@ -78,14 +77,11 @@ impl Nodes {
         match self.class(memory, record.table) {
             Some(Class::Named(name)) => name,
             Some(Class::Python) => {
-                let mut names = record
-                    .python_types
-                    .iter()
-                    .filter_map(|kind| node_name::of_python_type(memory, *kind));
                 // One of the two candidate addresses is not that of a type.
-                names
-                    .find(|name| name.ends_with(PYTHON_SUFFIX))
-                    .map_or_else(|| PYTHON_NODE.into(), Into::into)
+                let types = record.python_types.iter();
+                let mut names = types.filter_map(|kind| node_name::of_python_type(memory, *kind));
+                let name = names.find(|name| name.ends_with(PYTHON_SUFFIX));
+                name.map_or_else(|| PYTHON_NODE.into(), Into::into)
             }
             None => UNNAMED.into(),
         }
@@ -112,13 +108,11 @@ impl Nodes {
             self.entered.clear();
         }
         let made = self.made.iter().find_map(|made| made.get(&record.node));
-        let forward = made
-            .filter(|made| made.identity == record.identity)
-            .map(|made| made.forward);
+        let made = made.filter(|made| made.identity == record.identity);
         let evaluated = Evaluated {
             number: record.number,
             name,
-            forward,
+            forward: made.map(|made| made.forward),
         };
         self.entered.insert(tid, evaluated);
     }

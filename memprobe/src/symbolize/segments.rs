@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use hashbrown::HashMap;
 
 use crate::event::{
-    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, StackId,
-    Tid, TimeNs,
+    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, PurposeId,
+    StackId, Tgid, Tid, TimeNs,
 };
 
 /// The most events that are held back for a segment.
@@ -28,8 +28,7 @@ pub struct Segments {
     /// The position of the front of `held`, counted from the first event ever.
     front: u64,
     live: HashMap<MemoryKey, Live>,
-    /// Live blocks of an allocator that is observed through its tracepoints, by address. Their free events do
-    /// not contain a size.
+    /// Live blocks of an allocator observed through its tracepoints, by address: its frees have no size.
     blocks: HashMap<u64, Live>,
     /// Device memory that is not a segment: size by address.
     others: BTreeMap<u64, u64>,
@@ -71,7 +70,6 @@ pub enum Until {
     ProcessEnds,
 }
 
-/// CUDA memory that has not been freed.
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
     pub size: Bytes,
@@ -245,11 +243,8 @@ impl Segments {
             return;
         }
         for waiting in std::mem::take(&mut self.waiting) {
-            let inside = event
-                .addr
-                .0
-                .checked_sub(waiting.addr.0)
-                .is_some_and(|at| at < waiting.size.0);
+            let offset = event.addr.0.checked_sub(waiting.addr.0);
+            let inside = offset.is_some_and(|at| at < waiting.size.0);
             if waiting.tid != event.tid {
                 self.waiting.push(waiting);
             } else if is_block(event) && inside {
@@ -286,8 +281,7 @@ impl Segments {
         }
     }
 
-    /// Reclassifies memory as a segment: a late block event shows that it is one. A free and a segment
-    /// allocation are emitted for it.
+    /// Makes memory a segment by a free and a segment allocation: a late block event shows that it is one.
     fn reclassify(&mut self, block: &MemoryEvent) {
         if self.others.is_empty() {
             return;
@@ -305,7 +299,7 @@ impl Segments {
             addr: Address(addr),
             totals: None,
             stack: StackId::NONE,
-            shape: crate::event::PurposeId::NONE,
+            shape: PurposeId::NONE,
             ..*block
         };
         live.describe(&mut event);
@@ -320,11 +314,7 @@ impl Segments {
     }
 
     pub fn pop(&mut self) -> Option<Event> {
-        if self
-            .waiting
-            .iter()
-            .any(|waiting| waiting.position <= self.front)
-        {
+        if (self.waiting.iter()).any(|waiting| waiting.position <= self.front) {
             return None;
         }
         let event = self.held.pop_front()?;
@@ -347,10 +337,9 @@ impl Segments {
 impl Live {
     /// Completes a free event with the facts of the allocation.
     fn describe(&self, event: &mut MemoryEvent) {
-        event.action = if self.is_segment {
-            Action::SegmentFree
-        } else {
-            Action::CudaFree
+        event.action = match self.is_segment {
+            true => Action::SegmentFree,
+            false => Action::CudaFree,
         };
         event.size = self.size;
         event.device = self.device;
@@ -361,7 +350,6 @@ impl Live {
     }
 }
 
-/// True if an event reports that the caching allocator handed out a block.
 fn is_block(event: &MemoryEvent) -> bool {
     let by_tracepoint = |call: CudaCall| crate::cuda::calls::is_tracepoint(call.function);
     match event.action {
@@ -372,7 +360,7 @@ fn is_block(event: &MemoryEvent) -> bool {
 }
 
 /// Returns an event of a CUDA call with only time, process and thread set.
-pub fn event_of(time: TimeNs, tgid: crate::event::Tgid, tid: Tid) -> MemoryEvent {
+pub fn event_of(time: TimeNs, tgid: Tgid, tid: Tid) -> MemoryEvent {
     MemoryEvent {
         time,
         tgid,
@@ -383,7 +371,7 @@ pub fn event_of(time: TimeNs, tgid: crate::event::Tgid, tid: Tid) -> MemoryEvent
         device: None,
         totals: None,
         stack: StackId::NONE,
-        shape: crate::event::PurposeId::NONE,
+        shape: PurposeId::NONE,
         call: None,
     }
 }

@@ -2,39 +2,25 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use memprobe_common::{
     DEVICE_TYPE_CPU, MAX_DIMENSIONS, MemoryRecord, ShapeRecord, shape_layout, stack_state,
 };
 
 use crate::event::tensors::DType;
-use crate::event::{BlockPurpose, Bytes, Purpose, PurposeId, TensorSpec, TimeNs};
+use crate::event::{BlockPurpose, Bytes, Purpose, PurposeId, PurposeIds, TensorSpec, TimeNs};
 
-/// The most bytes that a block can have beyond twice the requested size. The allocator rounds up to a power
-/// of two at most (`roundup_power2_divisions`). It also hands out the rest of a segment if splitting is not
-/// worthwhile, up to its `kLargeBuffer` of 20 MiB (c10/cuda/CUDACachingAllocator.cpp@v2.15.0,
-/// `should_split`).
+/// The most bytes that a block can have beyond twice the requested size. The allocator rounds up to a power of two at
+/// most (`roundup_power2_divisions`). It also hands out the rest of a segment if splitting is not worthwhile, up to its
+/// `kLargeBuffer` of 20 MiB (c10/cuda/CUDACachingAllocator.cpp@v2.15.0, `should_split`).
 const MAX_REST: u64 = 20 << 20;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PurposeInterner {
-    ids: HashMap<Arc<BlockPurpose>, PurposeId>,
-    next: PurposeId,
+    ids: PurposeIds,
     /// The time from which on probes report every tensor.
-    watched_since: Option<TimeNs>,
+    pub watched_since: Option<TimeNs>,
 }
 
-impl Default for PurposeInterner {
-    fn default() -> Self {
-        Self {
-            ids: HashMap::new(),
-            next: PurposeId::FIRST,
-            watched_since: None,
-        }
-    }
-}
-
-/// The tensor that a record's memory belongs to.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Shape(TensorSpec),
@@ -45,13 +31,7 @@ enum Found {
 }
 
 impl PurposeInterner {
-    /// Records that probes report every tensor created since `since`.
-    pub fn watch(&mut self, since: TimeNs) {
-        self.watched_since = Some(since);
-    }
-
-    /// Returns the purpose of a record's memory, and its definition if it is new. `purpose` is that of memory
-    /// without a tensor.
+    /// Returns the purpose of a record's memory, and its definition if new. `purpose` is for memory without a tensor.
     pub fn of(
         &mut self,
         memory: &MemoryRecord,
@@ -62,10 +42,10 @@ impl PurposeInterner {
             check(shape, memory.size.unsigned_abs())
         });
         match found {
-            Found::Shape(shape) => self.intern(BlockPurpose::Tensor(shape)),
+            Found::Shape(shape) => self.ids.intern(BlockPurpose::Tensor(shape)),
             Found::Unknown => (PurposeId::NONE, None),
             Found::Another if self.is_watched(memory) => match purpose {
-                Some(purpose) => self.intern(BlockPurpose::Other(purpose)),
+                Some(purpose) => self.ids.intern(BlockPurpose::Other(purpose)),
                 None => (PurposeId::NO_TENSOR, None),
             },
             Found::Another => (PurposeId::NONE, None),
@@ -78,23 +58,6 @@ impl PurposeInterner {
         let has_scratch = memory.stack_state != stack_state::UNREADABLE;
         let since = self.watched_since;
         has_scratch && since.is_some_and(|since| TimeNs(memory.time_ns) >= since)
-    }
-
-    fn intern(&mut self, is: BlockPurpose) -> (PurposeId, Option<Arc<BlockPurpose>>) {
-        if let Some(id) = self.ids.get(&is) {
-            return (*id, None);
-        }
-        let id = self.next;
-        let Some(next) = id.0.checked_add(1) else {
-            return (PurposeId::NONE, None);
-        };
-        self.next = PurposeId(next);
-        if self.ids.len() >= crate::event::BlockPurposes::MOST {
-            self.ids.clear();
-        }
-        let is = Arc::new(is);
-        self.ids.insert(Arc::clone(&is), id);
-        (id, Some(is))
     }
 }
 
@@ -257,7 +220,7 @@ mod tests {
     fn a_block_without_a_tensor_is_known_as_such_only_where_tensors_are_watched() {
         let mut shapes = PurposeInterner::default();
         assert_eq!(shapes.of(&block(5, 512), None, None).0, PurposeId::NONE);
-        shapes.watch(TimeNs(10));
+        shapes.watched_since = Some(TimeNs(10));
         assert_eq!(shapes.of(&block(9, 512), None, None).0, PurposeId::NONE);
         assert_eq!(
             shapes.of(&block(10, 512), None, None).0,
@@ -278,7 +241,7 @@ mod tests {
         let of = |shapes: &mut PurposeInterner, time, shape: Option<&ShapeRecord>| {
             shapes.of(&block(time, 512), shape, purpose())
         };
-        shapes.watch(TimeNs(10));
+        shapes.watched_since = Some(TimeNs(10));
         let before = of(&mut shapes, 9, None);
         assert_eq!(before, (PurposeId::NONE, None), "it may be a tensor's");
         let (first, defined) = of(&mut shapes, 10, None);

@@ -11,7 +11,7 @@ use crate::event::{Context, Frame, Grad, Module, NoStack, Node, Stack, StackId, 
 use crate::process::memory::{PartialMemory, ReadMemory};
 use crate::python::{CodeCache, Resolved};
 use crate::symbolize::native::Unwound;
-use crate::torch::module_calls::{Innermost, ModuleCalls, NameModules, PendingModule};
+use crate::torch::module_calls::{Innermost, ModuleCalls, PendingModule};
 
 /// The most distinct stacks; further ones count as lost.
 const MOST: usize = 1 << 20;
@@ -25,26 +25,31 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// After a wait of [`PATIENCE`] without an answer, no stack waits for this many times as long.
 const RESTS: u32 = 8;
 
-/// Every defined stack, with the kernel's hashes of it.
 pub struct Stacks<M> {
-    memory: M,
-    code: Option<CodeCache>,
-    modules: ModuleCalls,
+    pub memory: M,
+    pub code: Option<CodeCache>,
+    pub modules: ModuleCalls,
     /// The time until which no stack waits for the name of its module.
     rests: Option<Instant>,
     /// Stacks by the kernel's hash, in a newer and an older generation.
     by_hash: [HashMap<u64, StackId>; 2],
     /// Every stack by content; different hashes can stand for the same stack.
     ids: HashMap<Arc<Stack>, StackId>,
-    waiting: HashMap<(Arc<str>, StackId), StackId>,
-    /// Stacks of CUDA calls, by the stack behind and the native caller.
-    called: HashMap<(StackId, Frame), StackId>,
-    /// Stacks of a node's evaluation, by the stack, the node's name and the stack of the operation that
-    /// created it.
-    evaluating: HashMap<(StackId, Arc<str>, Option<StackId>), StackId>,
+    /// Stacks made of other ones.
+    derived: HashMap<Derived, StackId>,
     /// Stacks by ID, from which other stacks are derived.
     defined: HashMap<StackId, Arc<Stack>>,
     next: u32,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+enum Derived {
+    /// A thread waits, by name, for the thread with the stack.
+    Waiting(Arc<str>, StackId),
+    /// Native code calls into CUDA, with the stack behind it.
+    Called(StackId, Frame),
+    /// The thread with the stack evaluates a node: its name, and the stack of the operation that created it.
+    Evaluating(StackId, Arc<str>, Option<StackId>),
 }
 
 /// A stack's ID, and the stack itself if it is new.
@@ -86,38 +91,10 @@ impl<M: ReadMemory> Stacks<M> {
             rests: None,
             by_hash: Default::default(),
             ids: HashMap::new(),
-            waiting: HashMap::new(),
-            called: HashMap::new(),
-            evaluating: HashMap::new(),
+            derived: HashMap::new(),
             defined: HashMap::new(),
             next: StackId::NONE.0 + 1,
         }
-    }
-
-    pub fn memory(&self) -> &M {
-        &self.memory
-    }
-
-    pub fn set_code(&mut self, code: CodeCache) {
-        self.code = Some(code);
-    }
-
-    pub fn set_module_names(&mut self, names: Box<dyn NameModules + Send>) {
-        self.modules.set_names(names);
-    }
-
-    pub fn modules(&mut self) -> &mut ModuleCalls {
-        &mut self.modules
-    }
-
-    /// Returns the code object that every call of a module passes, once it is known.
-    pub fn module_call(&self) -> Option<u64> {
-        self.modules.code()
-    }
-
-    /// Takes over what the parent knows of module calls.
-    pub fn inherit(&mut self, parent: &Self) {
-        self.modules.inherit(&parent.modules);
     }
 
     /// Reads the code objects of a stack as soon as it arrives; `None` if its hash is known already. The
@@ -126,30 +103,23 @@ impl<M: ReadMemory> Stacks<M> {
         if self.by_hash(head.hash).is_some() {
             return None;
         }
-        let resolved: Vec<_> = frames
-            .iter()
-            .map(|frame| {
-                let (code, owner) = (frame.code(&head), frame.owner());
-                let memory = &self.memory;
-                let resolved = match &mut self.code {
-                    Some(known) => {
-                        let instr = known.instr_of(frame, code);
-                        known.resolve(memory, code, instr, owner)
-                    }
-                    None => Resolved::Unreadable,
-                };
-                Reading {
-                    resolved,
-                    is_final: false,
+        let read = |frame: &FrameRecord| {
+            let (code, owner) = (frame.code(&head), frame.owner());
+            let resolved = match &mut self.code {
+                Some(known) => {
+                    let instr = known.instr_of(frame, code);
+                    known.resolve(&self.memory, code, instr, owner)
                 }
-            })
-            .collect();
-        let innermost = self.modules.innermost(
-            &head,
-            frames
-                .iter()
-                .zip(resolved.iter().map(|reading| &reading.resolved)),
-        );
+                None => Resolved::Unreadable,
+            };
+            Reading {
+                resolved,
+                is_final: false,
+            }
+        };
+        let resolved: Vec<_> = frames.iter().map(read).collect();
+        let readings = resolved.iter().map(|reading| &reading.resolved);
+        let innermost = self.modules.innermost(&head, frames.iter().zip(readings));
         let (module, asked) = match innermost {
             Innermost::Is(module) => (module, None),
             Innermost::Asked(asked) => (Module::Unknown, Some((asked, Instant::now()))),
@@ -168,8 +138,7 @@ impl<M: ReadMemory> Stacks<M> {
         })
     }
 
-    /// Asks again for the name of a stack's module. Returns true if the stack need not wait any longer, even
-    /// if the name stays unknown.
+    /// Asks again for the name of a stack's module. Returns true if the stack need not wait, even without a name.
     pub fn answer(&mut self, pending: &mut Pending, wait: Wait) -> bool {
         let Some((asked, since)) = &pending.asked else {
             return true;
@@ -216,22 +185,17 @@ impl<M: ReadMemory> Stacks<M> {
 
     /// Defines a stack that was read, and returns it if it is new.
     pub fn define(&mut self, pending: Pending) -> Option<(StackId, Arc<Stack>)> {
-        let frames = pending
-            .resolved
-            .into_iter()
-            .filter_map(|reading| match reading.resolved {
-                Resolved::Frame(frame) => Some(frame),
-                Resolved::Skip => None,
-                Resolved::Unreadable => Some(unreadable()),
-            });
-        let mut frames: Vec<_> = frames.collect();
+        let frame = |reading: Reading| match reading.resolved {
+            Resolved::Frame(frame) => Some(frame),
+            Resolved::Skip => None,
+            Resolved::Unreadable => Some(unreadable()),
+        };
+        let mut frames: Vec<_> = pending.resolved.into_iter().filter_map(frame).collect();
         let truncated = pending.head.truncated != 0 || frames.len() > MAX_FRAMES;
         frames.truncate(MAX_FRAMES);
         let (id, new) = self.intern(Stack {
-            kind: StackKind::Python,
-            frames,
-            truncated,
             context: pending.context,
+            ..Stack::new(StackKind::Python, frames, truncated)
         })?;
         if self.by_hash[0].len() >= HASHES {
             self.by_hash.swap(0, 1);
@@ -242,63 +206,34 @@ impl<M: ReadMemory> Stacks<M> {
     }
 
     pub fn by_hash(&self, hash: u64) -> Option<StackId> {
-        self.by_hash
-            .iter()
-            .find_map(|hashes| hashes.get(&hash))
-            .copied()
+        let mut generations = self.by_hash.iter();
+        generations.find_map(|hashes| hashes.get(&hash)).copied()
     }
 
     /// Returns the stack of a thread without Python, for which the thread with the stack `waiting` waits.
     pub fn waiting(&mut self, thread: &Arc<str>, waiting: StackId) -> Interned {
-        let key = (thread.clone(), waiting);
-        if let Some(id) = self.waiting.get(&key) {
-            return (*id, None);
-        }
-        let Some(python) = self.defined.get(&waiting).cloned() else {
+        if !self.defined.contains_key(&waiting) {
             return self.unknown(thread, NoStack::NoPythonFrames);
-        };
-        let stack = Stack {
-            kind: StackKind::Waiting {
+        }
+        let key = Derived::Waiting(thread.clone(), waiting);
+        let interned = self.derive(waiting, key, |stack, _| {
+            stack.kind = StackKind::Waiting {
                 thread: thread.clone(),
-            },
-            frames: python.frames.clone(),
-            truncated: python.truncated,
+            };
             // The waiting thread is still in its module, but its grad mode does not apply to this thread.
-            context: Context {
-                module: python.context.module.clone(),
+            stack.context = Context {
+                module: std::mem::take(&mut stack.context.module),
                 ..Context::default()
-            },
-        };
-        let Some((id, new)) = self.intern(stack) else {
-            return (StackId::NONE, None);
-        };
-        self.waiting.insert(key, id);
-        (id, new)
+            };
+        });
+        interned.unwrap_or((StackId::NONE, None))
     }
 
     /// Returns the stack of a call into CUDA by native code at `caller`, with the stack `id` behind it.
     pub fn called(&mut self, id: StackId, caller: &Frame) -> Interned {
-        let key = (id, caller.clone());
-        if let Some(id) = self.called.get(&key) {
-            return (*id, None);
-        }
-        let Some(behind) = self.defined.get(&id) else {
-            return (id, None);
-        };
-        let mut frames = Vec::with_capacity(behind.frames.len() + 1);
-        frames.push(caller.clone());
-        frames.extend(behind.frames.iter().cloned());
-        let stack = Stack {
-            kind: behind.kind.clone(),
-            frames,
-            truncated: behind.truncated,
-            context: behind.context.clone(),
-        };
-        let Some((called, new)) = self.intern(stack) else {
-            return (id, None);
-        };
-        self.called.insert(key, called);
-        (called, new)
+        let key = Derived::Called(id, caller.clone());
+        let interned = self.derive(id, key, |stack, _| stack.frames.insert(0, caller.clone()));
+        interned.unwrap_or((id, None))
     }
 
     /// Returns the stack `id` with the context of a node that the thread evaluates. `forward` is the stack of
@@ -309,47 +244,45 @@ impl<M: ReadMemory> Stacks<M> {
         name: &Arc<str>,
         forward: Option<StackId>,
     ) -> Interned {
-        let key = (id, name.clone(), forward);
-        if let Some(id) = self.evaluating.get(&key) {
-            return (*id, None);
+        let key = Derived::Evaluating(id, name.clone(), forward);
+        let interned = self.derive(id, key, |stack, defined| {
+            stack.context.node = Some(Arc::new(Node {
+                name: name.clone(),
+                forward: forward.and_then(|forward| defined.get(&forward).cloned()),
+            }));
+        });
+        interned.unwrap_or((id, None))
+    }
+
+    /// Returns the stack that `change` makes of the stack `id`; `None` if that is unknown, or there are too many.
+    fn derive(
+        &mut self,
+        id: StackId,
+        key: Derived,
+        change: impl FnOnce(&mut Stack, &HashMap<StackId, Arc<Stack>>),
+    ) -> Option<Interned> {
+        if let Some(id) = self.derived.get(&key) {
+            return Some((*id, None));
         }
-        let Some(behind) = self.defined.get(&id) else {
-            return (id, None);
-        };
-        let mut stack = Stack::clone(behind);
-        stack.context.node = Some(Arc::new(Node {
-            name: name.clone(),
-            forward: forward.and_then(|forward| self.defined.get(&forward).cloned()),
-        }));
-        let Some((evaluating, new)) = self.intern(stack) else {
-            return (id, None);
-        };
-        self.evaluating.insert(key, evaluating);
-        (evaluating, new)
+        let mut stack = Stack::clone(self.defined.get(&id)?);
+        change(&mut stack, &self.defined);
+        let interned = self.intern(stack)?;
+        self.derived.insert(key, interned.0);
+        Some(interned)
     }
 
-    pub fn native(&mut self, unwound: Unwound) -> Interned {
-        let stack = Stack {
-            kind: StackKind::Native,
-            frames: unwound.frames,
-            truncated: unwound.truncated,
-            context: Context::default(),
-        };
-        self.intern(stack).unwrap_or((StackId::NONE, None))
+    pub fn native(&mut self, unwound: &Unwound) -> Interned {
+        let (frames, truncated) = (unwound.frames.clone(), unwound.truncated);
+        self.intern_or_none(Stack::new(StackKind::Native, frames, truncated))
     }
 
-    /// Returns the stack of a thread whose stack is unknown.
     pub fn unknown(&mut self, thread: &Arc<str>, reason: NoStack) -> Interned {
-        let kind = StackKind::Unknown {
-            thread: thread.clone(),
-            reason,
-        };
-        let stack = Stack {
-            kind,
-            frames: Vec::new(),
-            truncated: false,
-            context: Context::default(),
-        };
+        let thread = thread.clone();
+        let kind = StackKind::Unknown { thread, reason };
+        self.intern_or_none(Stack::new(kind, Vec::new(), false))
+    }
+
+    fn intern_or_none(&mut self, stack: Stack) -> Interned {
         self.intern(stack).unwrap_or((StackId::NONE, None))
     }
 
@@ -379,7 +312,6 @@ fn grad_of(mode: u8) -> Grad {
     }
 }
 
-/// Returns the frame of an unreadable code object.
 fn unreadable() -> Frame {
     Frame {
         file: Frame::UNREADABLE.into(),

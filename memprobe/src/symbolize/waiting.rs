@@ -30,9 +30,8 @@ impl GraphTasks {
 
 /// The threads that have entered autograd's engine and are not known to have left it.
 ///
-/// Used for PyTorch versions in which the `GraphTask` of a thread is unknown. The return from the engine is
-/// not probed, because a return probe would cost more than the fact is worth. A thread has left once it acts
-/// from another stack.
+/// Used for PyTorch versions in which the `GraphTask` of a thread is unknown. The return from the engine is not probed,
+/// because a return probe would cost more than the fact is worth. A thread has left once it acts from another stack.
 #[derive(Default)]
 pub struct Waiters {
     inside: HashMap<Tid, StackId>,
@@ -42,7 +41,6 @@ pub struct Waiters {
 const MOST: usize = 1024;
 
 impl Waiters {
-    /// Records that `tid` entered the engine from `stack`.
     pub fn enter(&mut self, tid: Tid, stack: StackId) {
         if self.inside.len() < MOST || self.inside.contains_key(&tid) {
             self.inside.insert(tid, stack);

@@ -22,42 +22,30 @@ use process::Process;
 /// Exit status where something stands in the way.
 const UNFIT: u8 = 2;
 
-/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// For people.
     Text(Colour),
-    /// For programs.
     Json,
 }
 
-/// One run of `memprobe doctor`.
 pub struct Doctor {
-    /// The process to look at beside the machine.
     pub tgid: Option<Tgid>,
     pub format: Format,
     /// File for the verifier's log of a program that the kernel refuses.
     pub verifier_log: Option<PathBuf>,
 }
 
-/// Findings.
 #[derive(Debug, Serialize)]
 struct Examination {
-    /// The memprobe that looked.
     memprobe: &'static str,
     /// True if nothing keeps memprobe from working.
     fit: bool,
-    /// Findings on the machine and memprobe's rights.
     machine: Vec<Finding>,
-    /// Findings on the process.
     process: Option<Process>,
 }
 
 impl Doctor {
     /// Examines the machine and the process, and prints the findings. The target is only read.
-    ///
-    /// # Errors
-    /// When the verifier's log cannot be written. Problems found are printed on standard output.
     pub fn run(self) -> Result<ExitCode> {
         let examination = self.examine()?;
         let text = match self.format {
@@ -83,13 +71,16 @@ impl Doctor {
         }
         // What was tried cannot go better than what stands in the way of it.
         let follows = machine.iter().any(|finding| finding.level == Level::Fail);
-        machine.extend(trial.findings.into_iter().map(|finding| match follows {
-            true => follow(finding),
-            false => finding,
-        }));
+        for finding in trial.findings {
+            let explained = follows && finding.level == Level::Fail;
+            let first = explained.then(|| "Do what is said above first.".to_owned());
+            machine.push(Finding {
+                remedy: first.or(finding.remedy),
+                ..finding
+            });
+        }
         let process = self.tgid.map(Process::examine);
-        let fit = machine
-            .iter()
+        let fit = (machine.iter())
             .chain(process.iter().flat_map(Process::findings))
             .all(|finding| finding.level < Level::Fail);
         Ok(Examination {
@@ -98,17 +89,6 @@ impl Doctor {
             machine,
             process,
         })
-    }
-}
-
-/// A failure that others explain: their remedies come first.
-fn follow(finding: Finding) -> Finding {
-    match finding.level {
-        Level::Fail => Finding {
-            remedy: Some("Do what is said above first.".to_owned()),
-            ..finding
-        },
-        _ => finding,
     }
 }
 

@@ -7,8 +7,7 @@ use serde::Serialize;
 
 use crate::cuda::calls::Api;
 use crate::event::Tgid;
-use crate::probe::attach::AttachError;
-use crate::probe::attach::Located;
+use crate::probe::attach::{AttachError, Located};
 use crate::probe::attaching;
 use crate::probe::catalog::{
     CODE_FREED, Need, PROBES, Probe, TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
@@ -36,34 +35,26 @@ const DRIVER: &str = "libcuda.so";
 /// One process. Texts come from it and may hold anything.
 #[derive(Debug, Serialize)]
 pub(super) struct Process {
-    /// Its number as memprobe sees it.
     pub(super) pid: u32,
     /// Its number in its own PID namespace, where that is another.
     pub(super) inner_pid: Option<u32>,
-    /// Its command line.
     pub(super) command: String,
-    /// The findings about the whole.
     pub(super) findings: Vec<Finding>,
     /// The libraries that matter, each copy.
     pub(super) libraries: Vec<Library>,
-    /// Every probe.
     pub(super) probes: Vec<Place>,
 }
 
-/// One library file.
 #[derive(Debug, Serialize)]
 pub(super) struct Library {
     /// Finding; fails if the file cannot be opened.
     pub(super) finding: Finding,
-    /// The last part of its path.
     pub(super) name: String,
     /// Path as the kernel shows it to memprobe.
     pub(super) path: String,
-    /// In hexadecimal digits.
     pub(super) build_id: Option<String>,
     /// `major:minor` of its file system.
     pub(super) device: String,
-    /// Its number there.
     pub(super) inode: u64,
     /// Unlinked or replaced since it was loaded.
     pub(super) deleted: bool,
@@ -71,13 +62,10 @@ pub(super) struct Library {
     pub(super) opened_as: Option<String>,
 }
 
-/// One probe and its place.
 #[derive(Debug, Serialize)]
 pub(super) struct Place {
     pub(super) finding: Finding,
-    /// Name for people.
     pub(super) function: String,
-    /// Its library's path.
     pub(super) library: Option<String>,
     /// The name by which it was found in the library.
     pub(super) symbol: Option<String>,
@@ -87,14 +75,12 @@ pub(super) struct Place {
     pub(super) address: Option<u64>,
     /// Bytes from the function's first instruction.
     pub(super) offset: Option<u64>,
-    /// The instruction there.
     pub(super) instruction: Option<String>,
     /// Treatment of that instruction by the kernel.
     pub(super) kind: Option<&'static str>,
 }
 
 impl Process {
-    /// Looks at one; attaches nothing.
     pub(super) fn examine(tgid: Tgid) -> Self {
         let mut process = Self {
             pid: tgid.0,
@@ -104,61 +90,45 @@ impl Process {
             libraries: Vec::new(),
             probes: Vec::new(),
         };
-        let status = match Status::of(tgid) {
-            Ok(status) => status,
-            Err(error) => {
-                process.findings.push(gone(tgid, &error));
-                return process;
-            }
-        };
-        process.inner_pid = status.inner_tgid().map(|inner| inner.0);
+        if let Err(finding) = process.look(tgid) {
+            process.findings.push(finding);
+        }
+        process
+    }
+
+    /// Looks as far as it can; an error is the finding that stands in the way of the rest.
+    fn look(&mut self, tgid: Tgid) -> Result<(), Finding> {
+        let status = Status::of(tgid).map_err(|error| gone(tgid, &error))?;
+        self.inner_pid = status.inner_tgid().map(|inner| inner.0);
         let container = container::of(tgid);
-        process.findings.push(identity(tgid, &status));
-        process
-            .findings
-            .push(surroundings(tgid, container.as_ref()));
-        let maps = match Maps::of(tgid) {
-            Ok(maps) => maps,
-            Err(error) => {
-                process.findings.push(unreadable("mappings", tgid, &error));
-                return process;
-            }
-        };
-        process.findings.push(memory(tgid, &maps));
+        self.findings.push(identity(tgid, &status));
+        self.findings.push(surroundings(tgid, container.as_ref()));
+        let maps = Maps::of(tgid).map_err(|error| unreadable("mappings", tgid, &error))?;
+        self.findings.push(memory(tgid, &maps));
         let python = PythonProcess::detect_in(tgid, &maps);
-        process.look_at_libraries(tgid, &maps, python.as_ref().ok());
-        match &python {
+        self.look_at_libraries(tgid, &maps, python.as_ref().ok());
+        self.findings.push(match &python {
             Ok(python) => {
-                process.findings.push(python_finding(python));
-                let located = Located::find_code_freed(tgid, python);
-                let found = Some((&python.library, located));
-                process
-                    .probes
-                    .push(Place::of(tgid, &maps, &CODE_FREED, found));
+                let found = Some((&python.library, Located::find_code_freed(tgid, python)));
+                self.probes.push(Place::of(tgid, &maps, &CODE_FREED, found));
+                python_finding(python)
             }
-            Err(DetectError::NotPython) if attaching::uses_cuda(&maps) => {
-                process.findings.push(without_python(&maps));
-            }
-            Err(error) => {
-                let finding = Finding::from_error("python", Level::Fail, error);
-                process.findings.push(finding);
-            }
-        }
+            Err(DetectError::NotPython) if attaching::uses_cuda(&maps) => without_python(&maps),
+            Err(error) => Finding::from_error("python", Level::Fail, error),
+        });
         for probe in PROBES.iter() {
-            process.look_for(probe, tgid, &maps);
+            self.look_for(probe, tgid, &maps);
         }
-        process.look_for_tracepoints(tgid, &maps);
-        process
-            .findings
+        self.look_for_tracepoints(tgid, &maps);
+        self.findings
             .push(match (&python, maps.library("libc10.so")) {
                 (Err(DetectError::NotPython), None) => Finding::note("pytorch", "not loaded"),
                 _ => torch(tgid, &maps),
             });
-        process.findings.push(process.layer());
-        process
+        self.findings.push(self.layer());
+        Ok(())
     }
 
-    /// All findings, also those of libraries and probes.
     pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
         let libraries = self.libraries.iter().map(|library| &library.finding);
         let probes = self.probes.iter().map(|place| &place.finding);
@@ -188,10 +158,7 @@ impl Process {
         if !self.probes.iter().any(lacks) {
             return;
         }
-        let files = TRACEPOINT_LIBRARIES
-            .iter()
-            .flat_map(|name| maps.libraries(name));
-        for file in files {
+        for file in (TRACEPOINT_LIBRARIES.iter()).flat_map(|name| maps.libraries(name)) {
             for (probe, located) in Located::find_tracepoints(tgid, &file) {
                 let found = Some((&file, located));
                 self.probes.push(Place::of(tgid, maps, probe, found));
@@ -204,10 +171,7 @@ impl Process {
         names.push(DRIVER);
         names.sort_unstable();
         names.dedup();
-        let mut files: Vec<MappedFile> = python
-            .map(|python| python.library.clone())
-            .into_iter()
-            .collect();
+        let mut files = Vec::from_iter(python.map(|python| python.library.clone()));
         files.extend(names.iter().flat_map(|name| maps.libraries(name)));
         self.libraries = files.iter().map(|file| Library::of(tgid, file)).collect();
     }
@@ -215,47 +179,29 @@ impl Process {
     /// From where memprobe will know of memory: the highest layer whose probes have a place.
     fn layer(&self) -> Finding {
         let is_placed = |probe: &&Probe| {
-            let place = self
-                .probes
-                .iter()
-                .find(|place| place.function == probe.function);
+            let mut places = self.probes.iter();
+            let place = places.find(|place| place.function == probe.function);
             place.is_some_and(|place| place.address.is_some())
         };
-        let is_any_placed = |wanted: &dyn Fn(&Probe) -> bool| {
-            PROBES
-                .iter()
-                .any(|probe| wanted(probe) && is_placed(&probe))
-        };
-        if is_any_placed(&|probe| probe.need == Need::Allocator) {
+        let placed: Vec<_> = PROBES.iter().filter(is_placed).collect();
+        let found = |layer: &'static str, words| Finding::ok("layer", words).with("layer", layer);
+        if placed.iter().any(|probe| probe.need == Need::Allocator) {
             let words = "PyTorch's caching allocator, which reports each block";
-            return Finding::ok("layer", words).with("layer", "allocator");
+            return found("allocator", words);
         }
-        let has_tracepoints = |function: &str| {
-            self.probes
-                .iter()
-                .any(|place| place.function == function && place.address.is_some())
+        let has_tracepoint = |probe: &Probe| {
+            let mut places = self.probes.iter();
+            places.any(|place| place.function == probe.function && place.address.is_some())
         };
-        if TRACEPOINTS
-            .iter()
-            .all(|probe| has_tracepoints(probe.function))
-        {
+        if TRACEPOINTS.iter().all(has_tracepoint) {
             let words =
                 "the tracepoints of PyTorch's caching allocator, which report requested bytes";
-            return Finding::ok("layer", words).with("layer", "tracepoints");
+            return found("tracepoints", words);
         }
-        for (api, layer, words) in [
-            (
-                Api::Runtime,
-                "runtime",
-                "the calls into CUDA's runtime, as no caching allocator is there",
-            ),
-            (
-                Api::Driver,
-                "driver",
-                "the calls into CUDA's driver, as no caching allocator is there",
-            ),
-        ] {
-            if is_any_placed(&|probe| probe.library == api.library()) {
+        for (api, layer) in [(Api::Runtime, "runtime"), (Api::Driver, "driver")] {
+            if placed.iter().any(|probe| probe.library == api.library()) {
+                let calls = format!("the calls into CUDA's {layer}");
+                let words = format!("{calls}, as no caching allocator is there");
                 return Finding::ok("layer", words).with("layer", layer);
             }
         }
@@ -290,14 +236,11 @@ fn identity(tgid: Tgid, status: &Status) -> Finding {
         text += &format!(" (in its own namespace {})", inner.0);
     }
     let name = status.uid.and_then(user::name);
-    match (status.uid, &name) {
-        (Some(_), Some(name)) => text += &format!(", user {name}"),
-        (Some(uid), None) => text += &format!(", user {uid}"),
-        (None, _) => {}
+    if let Some(uid) = status.uid {
+        text += &format!(", user {}", name.clone().unwrap_or_else(|| uid.to_string()));
     }
     if let Some(threads) = status.threads {
-        let threads = format!(", {threads} thread{}", if threads == 1 { "" } else { "s" });
-        text += &threads;
+        text += &format!(", {threads} thread{}", if threads == 1 { "" } else { "s" });
     }
     let finding = match status.state {
         Some('Z' | 'X') => Finding::fail(
@@ -320,10 +263,8 @@ fn identity(tgid: Tgid, status: &Status) -> Finding {
 
 /// The container, and what it does not share with memprobe.
 fn surroundings(tgid: Tgid, container: Option<&Container>) -> Finding {
-    let foreign: Vec<&str> = namespace::foreign(tgid)
-        .into_iter()
-        .map(Kind::name)
-        .collect();
+    let foreign = namespace::foreign(tgid).into_iter();
+    let foreign: Vec<&str> = foreign.map(Kind::name).collect();
     let chroot = namespace::has_other_root(tgid) == Some(true);
     let mut words = Vec::new();
     words.extend(container.map(Container::to_string));
@@ -338,19 +279,15 @@ fn surroundings(tgid: Tgid, container: Option<&Container>) -> Finding {
         _ => words.join("; "),
     };
     let pod = container.and_then(|container| container.pod.as_ref());
+    let pod_namespace = pod.and_then(|pod| pod.namespace.as_deref());
+    let host = container.and_then(|container| container.host.as_deref());
     Finding::ok("container", text)
         .with("engine", container.map(|container| container.engine.name()))
         .with("id", container.map(|container| container.id.as_str()))
-        .with(
-            "host_name",
-            container.and_then(|container| container.host.as_deref()),
-        )
+        .with("host_name", host)
         .with("pod", pod.and_then(|pod| pod.name.as_deref()))
         .with("pod_uid", pod.map(|pod| pod.uid.as_str()))
-        .with(
-            "pod_namespace",
-            pod.and_then(|pod| pod.namespace.as_deref()),
-        )
+        .with("pod_namespace", pod_namespace)
         .with("namespaces", foreign)
         .with("other_root", chroot)
 }
@@ -421,24 +358,21 @@ fn torch(tgid: Tgid, maps: &Maps) -> Finding {
             format!("{version}; {copies} copies of its libraries are loaded, and each is probed"),
         )
         .with("version", version),
-        (None, _) => Finding::note(
-            "pytorch",
-            "its version.py cannot be read: the version is unknown",
-        )
-        .with("version", None::<&str>),
+        (None, _) => {
+            let words = "its version.py cannot be read: the version is unknown";
+            Finding::note("pytorch", words).with("version", None::<&str>)
+        }
     }
 }
 
 impl Library {
     fn of(tgid: Tgid, file: &MappedFile) -> Self {
-        let opened = file.open(tgid);
-        let (image, opened_as) = match opened {
-            Ok((open, path)) => (
-                ElfImage::from_file(open).map_err(|error| error.to_string()),
-                Some(path.display().to_string()),
-            ),
+        let (open, opened_as) = match file.open(tgid) {
+            Ok((open, path)) => (Ok(open), Some(path.display().to_string())),
             Err(error) => (Err(error.to_string()), None),
         };
+        let image =
+            open.and_then(|open| ElfImage::from_file(open).map_err(|error| error.to_string()));
         let path = file.path.display().to_string();
         let device = format!("{:02x}:{:02x}", file.dev.major, file.dev.minor);
         let finding = match &image {
@@ -515,14 +449,11 @@ impl Place {
     /// Writes down where it goes: what its library's file has there.
     fn fill(&mut self, tgid: Tgid, maps: &Maps, file: &MappedFile, located: &Located) {
         let offset = located.probed_offset();
+        let names = located.probe.symbols;
         let image = ElfImage::open(&located.file).ok();
-        let symbols = image
-            .as_ref()
-            .and_then(|image| image.symbols(located.probe.symbols).ok());
-        self.symbol = symbols.and_then(|found| {
-            let at = found.iter().position(Option::is_some)?;
-            Some((*located.probe.symbols.get(at)?).to_owned())
-        });
+        let symbols = image.and_then(|image| image.symbols(names).ok());
+        let at = symbols.and_then(|symbols| symbols.iter().position(Option::is_some));
+        self.symbol = at.and_then(|at| Some((*names.get(at)?).to_owned()));
         self.library = Some(located.library.clone());
         self.offset = Some(located.place.offset);
         self.address = file.address_of(offset);
@@ -552,10 +483,8 @@ impl Place {
             }
             Some(Entry::Writable) => {
                 self.kind = Some("left alone");
-                let found = format!(
-                    "{text}; the process may write this memory, where the kernel puts no probe"
-                );
-                Finding::note("probe", found)
+                let writable = "the process may write this memory, where the kernel puts no probe";
+                Finding::note("probe", format!("{text}; {writable}"))
             }
             _ if located.place.emulated => Finding::ok("probe", text),
             _ => Finding::note("probe", text),

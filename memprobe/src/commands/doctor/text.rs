@@ -11,7 +11,6 @@ const LEVELS: usize = 6;
 /// Digits of a build id that are shown.
 const BUILD_ID: usize = 16;
 
-/// Writes it.
 pub(super) fn render(examination: &Examination, colour: Colour) -> String {
     let mut page = Page {
         text: String::new(),
@@ -75,11 +74,8 @@ impl Page {
     }
 
     fn process(&mut self, process: &Process) {
-        self.heading(&format!(
-            "process {}  {}",
-            process.pid,
-            clean(&process.command)
-        ));
+        let command = clean(&process.command);
+        self.heading(&format!("process {}  {command}", process.pid));
         self.findings(&process.findings);
         if !process.libraries.is_empty() {
             self.heading("libraries");
@@ -92,10 +88,8 @@ impl Page {
     }
 
     fn libraries(&mut self, libraries: &[Library]) {
-        let names: Vec<_> = libraries
-            .iter()
-            .map(|library| clean(&library.name))
-            .collect();
+        let names = libraries.iter().map(|library| clean(&library.name));
+        let names: Vec<_> = names.collect();
         let widest = widest(names.iter().map(String::as_str));
         for (library, name) in libraries.iter().zip(&names) {
             let build = library.build_id.as_deref().unwrap_or("none");
@@ -111,10 +105,8 @@ impl Page {
 
     fn probes(&mut self, probes: &[Place]) {
         let widest = widest(probes.iter().map(|place| place.function.as_str()));
-        let instructions = probes
-            .iter()
-            .filter_map(|place| place.instruction.as_deref());
-        let longest = instructions.map(str::len).max().unwrap_or(0);
+        let instructions = probes.iter().flat_map(|place| &place.instruction);
+        let longest = instructions.map(String::len).max().unwrap_or(0);
         for place in probes {
             let gap = " ".repeat(widest - width(&place.function) + 2);
             let mut name = format!("{}{gap}", place.function);

@@ -16,7 +16,6 @@ use crate::probe::refusal::{KernelRequest, Refusal};
 use crate::process::maps::Maps;
 use crate::view::count;
 
-/// A ring buffer for one event.
 const RING_BYTES: u32 = 64 << 10;
 
 /// Time limit for the event, which is written before the probed function continues.
@@ -27,7 +26,6 @@ const SIZE: i64 = -0x6d70_726f;
 const ADDRESS: u64 = 0x6d65_6d70_726f_6265;
 const CUDA_DEVICE_7: u64 = 7 << 8 | 1;
 
-/// Result of the trial.
 pub(super) struct Trial {
     pub(super) findings: Vec<Finding>,
     /// Verifier's log of the program that it refused.
@@ -53,7 +51,7 @@ pub(super) fn of_the_kernel() -> Trial {
     match loader {
         Ok(mut loader) => {
             trial.findings.push(of_programs(&loader, before.elapsed()));
-            trial.findings.push(of_modules(loader.modules()));
+            trial.findings.push(of_modules(loader.modules));
             trial.findings.push(try_probe(&mut loader));
         }
         Err(error) => {
@@ -68,29 +66,23 @@ pub(super) fn of_the_kernel() -> Trial {
     trial
 }
 
-/// Finding on loading the programs.
 fn of_programs(loader: &Loader, took: Duration) -> Finding {
     let programs = loader.programs();
-    let mut words = format!(
-        "{programs} programs and their maps load in {:.1} s",
-        took.as_secs_f64()
-    );
+    let seconds = took.as_secs_f64();
+    let mut words = format!("{programs} programs and their maps load in {seconds:.1} s");
     let followed = loader.followed();
     if let Some(followed) = followed {
         let [followed, most] = [followed, MAX_FOLLOWED].map(|number| count(number.into()));
         words +=
             &format!("; of the longest the verifier follows {followed} of {most} instructions");
     }
+    let milliseconds = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
     Finding::ok("programs", words)
         .with("programs", programs)
-        .with(
-            "milliseconds",
-            u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-        )
+        .with("milliseconds", milliseconds)
         .with("followed", followed)
 }
 
-/// Finding on the reporting of modules.
 fn of_modules(modules: Modules) -> Finding {
     let finding = match modules.missing() {
         None => Finding::ok(
@@ -106,7 +98,6 @@ fn of_modules(modules: Modules) -> Finding {
     finding.with("told", modules == Modules::Told)
 }
 
-/// Adds a refusal as values.
 fn with_refusal(finding: Finding, refusal: &Refusal) -> Finding {
     let (asked, name) = match &refusal.asked {
         KernelRequest::Maps => ("map", ""),
@@ -124,18 +115,14 @@ fn with_refusal(finding: Finding, refusal: &Refusal) -> Finding {
 fn try_probe(loader: &mut Loader) -> Finding {
     let remedy = "Please report it with the output of `memprobe doctor --format json`.";
     match probe_itself(loader) {
-        Ok(Some(took)) => Finding::ok(
-            "probe",
-            format!(
-                "one on memprobe itself fired, and its event came through the ring buffer in {} µs",
-                took.as_micros()
-            ),
-        ),
-        Ok(None) => Finding::fail(
-            "probe",
-            "one on memprobe itself was attached, and its event never came",
-            remedy,
-        ),
+        Ok(Some(took)) => {
+            let fired = "one on memprobe itself fired, and its event came through the ring buffer";
+            Finding::ok("probe", format!("{fired} in {} µs", took.as_micros()))
+        }
+        Ok(None) => {
+            let lost = "one on memprobe itself was attached, and its event never came";
+            Finding::fail("probe", lost, remedy)
+        }
         Err(error) => {
             let finding = Finding::from_error("probe", Level::Fail, &error);
             match error.downcast_ref::<Refusal>() {
@@ -156,15 +143,12 @@ extern "C" fn probed(address: u64, size: i64, allocated: u64, reserved: u64, dev
 fn probe_itself(loader: &mut Loader) -> anyhow::Result<Option<Duration>> {
     use anyhow::Context as _;
     let tgid = Tgid(std::process::id());
-    let allocator = PROBES
-        .iter()
-        .find(|probe| probe.need == Need::Allocator)
-        .context("no probe is required")?;
+    let mut needed = PROBES.iter().filter(|probe| probe.need == Need::Allocator);
+    let allocator = needed.next().context("no probe is required")?;
     let address = probed as *const () as u64;
     let maps = Maps::of(tgid).context("reading memprobe's own mappings")?;
-    let mapping = maps
-        .find(address)
-        .context("memprobe's own code is in no mapping")?;
+    let mapping = maps.find(address);
+    let mapping = mapping.context("memprobe's own code is in no mapping")?;
     let offset = address - mapping.start + mapping.offset;
     let mut ring = loader.take_records()?;
     loader.admit(tgid, ProcessConfig::default())?;

@@ -4,8 +4,7 @@ use std::collections::HashSet;
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use crate::event::bytes;
-use crate::event::{Bytes, Losses};
+use crate::event::{Bytes, Losses, bytes};
 use crate::view::{clock, count, counted};
 
 /// Interval of the progress line on a terminal.
@@ -14,7 +13,6 @@ const ON_TERMINAL: Duration = Duration::from_millis(500);
 /// Interval of the progress line elsewhere, where each is a new line.
 const OFF_TERMINAL: Duration = Duration::from_secs(10);
 
-/// Progress on standard error.
 pub(crate) struct Progress {
     quiet: bool,
     terminal: bool,
@@ -23,8 +21,7 @@ pub(crate) struct Progress {
     said: HashSet<String>,
 }
 
-/// Figures of the progress line.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct ProgressFigures {
     pub(super) events: u64,
     pub(super) bytes: u64,
@@ -57,7 +54,6 @@ impl Progress {
         }
     }
 
-    /// Begins counting the time.
     pub(super) fn start(&mut self) {
         self.started = Instant::now();
         self.shown = None;
@@ -65,10 +61,9 @@ impl Progress {
 
     /// Rewrites the line if it is time to.
     pub(super) fn show(&mut self, figures: ProgressFigures) {
-        let every = if self.terminal {
-            ON_TERMINAL
-        } else {
-            OFF_TERMINAL
+        let every = match self.terminal {
+            true => ON_TERMINAL,
+            false => OFF_TERMINAL,
         };
         if self.quiet || self.shown.unwrap_or(self.started).elapsed() < every {
             return;
@@ -81,14 +76,12 @@ impl Progress {
         }
     }
 
-    /// Takes the line away.
     pub(super) fn clear(&mut self) {
         if self.terminal && self.shown.take().is_some() {
             write_to_stderr("\r\x1b[K");
         }
     }
 
-    /// Such as `00:01:05  12,345 events  4.20 MiB written  lost 0`.
     pub(super) fn line(&self, figures: ProgressFigures) -> String {
         let lost = figures.losses.events + figures.losses.stacks + figures.losses.malformed;
         let uses = match figures.losses.uses {

@@ -9,8 +9,7 @@ use hashbrown::HashMap;
 
 use super::progress::{Progress, ProgressFigures};
 use super::trace::Trace;
-use crate::event::Target;
-use crate::event::{Event, Losses, Tgid};
+use crate::event::{Event, Losses, Target, Tgid};
 use crate::process::rank::Rank;
 use crate::recording::write::directory::{Entry, Index, OutputDirectory, file_stem, is_directory};
 use crate::recording::write::output::OutputPlan;
@@ -18,7 +17,6 @@ use crate::recording::{EndReason, Header};
 use crate::session::event::{HostEvent, HostItem};
 use crate::view::{self, clean, counted};
 
-/// Destination of a recording.
 pub(super) enum Destination {
     /// The first process that uses GPU memory goes to this file.
     File(PathBuf, Option<OutputPlan>),
@@ -27,10 +25,6 @@ pub(super) enum Destination {
 }
 
 impl Destination {
-    /// Looks at what was asked for; creates nothing.
-    ///
-    /// # Errors
-    /// When it cannot be written, with what to do.
     pub(super) fn check(path: &Path, command: Option<String>) -> Result<Self> {
         if is_directory(path) {
             let directory = OutputDirectory::check(path)?;
@@ -41,88 +35,61 @@ impl Destination {
     }
 }
 
-/// Records processes.
 pub(super) struct Recorder {
     destination: Destination,
     processes: HashMap<Tgid, Recorded>,
     /// Processes that had no room in the one file.
     left_out: BTreeSet<String>,
-    /// Files that are whole.
     written: Vec<Written>,
-    finished: Sum,
-    has_attached: bool,
+    finished: ProgressFigures,
+    /// True if the probes of any process are or were in place.
+    pub(super) has_attached: bool,
     has_opened: bool,
     index_is_stale: bool,
 }
 
-/// A file that is whole.
 struct Written {
     path: Option<PathBuf>,
     reason: EndReason,
 }
 
-/// Events and bytes.
-#[derive(Clone, Copy, Default)]
-struct Sum {
-    events: u64,
-    bytes: u64,
-}
-
-/// One process that is recorded.
 struct Recorded {
     header: Header,
     rank: Option<u32>,
-    /// Position in the index.
     entry: usize,
     /// Events before its first memory event.
     pending: Vec<Event>,
     output: Output,
 }
 
-/// Destination of one process's events.
 enum Output {
-    /// There were none.
     None,
-    /// To this file.
     File(Box<Trace>),
     /// Nowhere: there is one file, and it is another's.
     LeftOut,
 }
 
 impl Recorder {
-    /// Nothing is recorded yet.
     pub(super) fn new(destination: Destination) -> Self {
         Self {
             destination,
             processes: HashMap::new(),
             left_out: BTreeSet::new(),
             written: Vec::new(),
-            finished: Sum::default(),
+            finished: ProgressFigures::default(),
             has_attached: false,
             has_opened: false,
             index_is_stale: false,
         }
     }
 
-    /// True if the probes of any process are or were in place.
-    pub(super) fn has_attached(&self) -> bool {
-        self.has_attached
-    }
-
     /// The processes that have a file and go on.
     pub(super) fn written_to(&self) -> impl Iterator<Item = Tgid> {
         let is_written = |recorded: &Recorded| matches!(recorded.output, Output::File(_));
-        let written = self
-            .processes
-            .iter()
-            .filter(move |(_, recorded)| is_written(recorded));
-        written.map(|(tgid, _)| *tgid)
+        let processes = self.processes.iter();
+        processes.filter_map(move |(tgid, recorded)| is_written(recorded).then_some(*tgid))
     }
 
-    /// Takes what a session tells.
-    ///
-    /// # Errors
-    /// When a file cannot be written, with what to do.
     pub(super) fn take(&mut self, event: HostEvent, progress: &mut Progress) -> Result<()> {
         let HostEvent { tgid, item } = event;
         match item {
@@ -137,7 +104,9 @@ impl Recorder {
                 if let Some(recorded) = self.processes.get_mut(&tgid) {
                     recorded.header.target = target;
                     recorded.header.probes = probes;
-                    recorded.describe()?;
+                    if let Output::File(trace) = &mut recorded.output {
+                        trace.writer.describe(&recorded.header)?;
+                    }
                 }
                 self.note_entry(tgid);
                 for missing in missing {
@@ -209,8 +178,8 @@ impl Recorder {
         let Some(recorded) = self.processes.get(&tgid) else {
             return;
         };
-        let (command, events) = (recorded.header.target.command.clone(), recorded.events());
-        let rank = recorded.rank;
+        let command = recorded.header.target.command.clone();
+        let (events, rank) = (recorded.figures().events, recorded.rank);
         if let Some(entry) = self.entry(tgid) {
             entry.events = events;
             entry.rank = rank;
@@ -254,7 +223,6 @@ impl Recorder {
         Ok(())
     }
 
-    /// Begins the file of a process.
     fn open(&mut self, tgid: Tgid, progress: &mut Progress) -> Result<()> {
         let Some(recorded) = self.processes.get_mut(&tgid) else {
             return Ok(());
@@ -296,21 +264,16 @@ impl Recorder {
         }
         recorded.output = Output::File(Box::new(trace));
         let is_first = !std::mem::replace(&mut self.has_opened, true);
-        let end = if is_first {
-            "; press Ctrl-C to end"
-        } else {
-            ""
+        let end = match is_first {
+            true => "; press Ctrl-C to end",
+            false => "",
         };
         let name = view::process(&recorded.header.target).unwrap_or_default();
         progress.say(&format!("recording {name} to {shown}{end}"));
         Ok(())
     }
 
-    /// Begins the one file with a process that has not used GPU memory yet: it is the one that was
-    /// asked for.
-    ///
-    /// # Errors
-    /// When the file cannot be written, with what to do.
+    /// Begins the one file with a process that has not used GPU memory yet: it is the one that was asked for.
     pub(super) fn open_early(&mut self, tgid: Tgid, progress: &mut Progress) -> Result<()> {
         let is_one = matches!(self.destination, Destination::File(_, Some(_)));
         let is_new = |recorded: &Recorded| matches!(recorded.output, Output::None);
@@ -321,17 +284,14 @@ impl Recorder {
     }
 
     fn executed(&mut self, tgid: Tgid, target: Target) -> Result<()> {
-        let Some(recorded) = self.processes.get(&tgid) else {
+        let Some(recorded) = self.processes.get_mut(&tgid) else {
             return Ok(());
         };
         if matches!(recorded.output, Output::None) {
-            let header = header(target);
-            if let Some(recorded) = self.processes.get_mut(&tgid) {
-                recorded.pending.clear();
-                recorded.header = header;
-                // A launcher sets it for the program that it starts.
-                recorded.rank = Rank::of(tgid).map(|rank| rank.global);
-            }
+            recorded.pending.clear();
+            recorded.header = header(target);
+            // A launcher sets it for the program that it starts.
+            recorded.rank = Rank::of(tgid).map(|rank| rank.global);
             self.note_entry(tgid);
             return Ok(());
         }
@@ -350,8 +310,7 @@ impl Recorder {
             return Ok(());
         };
         if let Output::File(trace) = recorded.output {
-            self.finished.events += trace.events();
-            self.finished.bytes += trace.bytes();
+            self.finished.add(&trace);
             let path = trace.finish(reason)?.commit()?;
             self.written.push(Written { path, reason });
         }
@@ -359,15 +318,12 @@ impl Recorder {
     }
 
     /// Hands what was written to the operating system. Call it about once a second.
-    ///
-    /// # Errors
-    /// When a file cannot be written, with what to do.
     pub(super) fn flush(&mut self) -> Result<()> {
         let mut stale = BTreeMap::new();
         for recorded in self.processes.values_mut() {
             if let Output::File(trace) = &mut recorded.output {
-                trace.flush()?;
-                stale.insert(recorded.entry, trace.events());
+                trace.writer.flush()?;
+                stale.insert(recorded.entry, trace.writer.events());
             }
         }
         if self.index_is_stale {
@@ -395,10 +351,6 @@ impl Recorder {
         Ok(())
     }
 
-    /// Ends every recording that is not over.
-    ///
-    /// # Errors
-    /// When a file cannot be written, with what to do.
     pub(super) fn finish(&mut self, reason: EndReason) -> Result<()> {
         let left: Vec<_> = self.processes.keys().copied().collect();
         for tgid in left {
@@ -410,20 +362,14 @@ impl Recorder {
         self.write_index()
     }
 
-    /// Figures for the progress line.
     pub(super) fn figures(&self, losses: Losses) -> ProgressFigures {
         let mut sum = self.finished;
         for recorded in self.processes.values() {
             if let Output::File(trace) = &recorded.output {
-                sum.events += trace.events();
-                sum.bytes += trace.bytes();
+                sum.add(trace);
             }
         }
-        ProgressFigures {
-            events: sum.events,
-            bytes: sum.bytes,
-            losses,
-        }
+        ProgressFigures { losses, ..sum }
     }
 
     /// Says what was written and how to go on.
@@ -452,11 +398,7 @@ impl Recorder {
                 ));
             }
             Destination::File(..) => {
-                let paths = self
-                    .written
-                    .iter()
-                    .filter_map(|written| written.path.as_ref());
-                for path in paths {
+                for path in self.written.iter().flat_map(|written| &written.path) {
                     let file = path.display();
                     progress.say(&format!(
                         "print it with `memprobe report {file}`, or open it in ui.perfetto.dev"
@@ -468,19 +410,19 @@ impl Recorder {
 }
 
 impl Recorded {
-    /// Says again what is known of the process.
-    fn describe(&mut self) -> Result<()> {
-        if let Output::File(trace) = &mut self.output {
-            trace.describe(&self.header)?;
+    fn figures(&self) -> ProgressFigures {
+        let mut figures = ProgressFigures::default();
+        if let Output::File(trace) = &self.output {
+            figures.add(trace);
         }
-        Ok(())
+        figures
     }
+}
 
-    fn events(&self) -> u64 {
-        match &self.output {
-            Output::File(trace) => trace.events(),
-            Output::None | Output::LeftOut => 0,
-        }
+impl ProgressFigures {
+    fn add(&mut self, trace: &Trace) {
+        self.events += trace.writer.events();
+        self.bytes += trace.writer.bytes();
     }
 }
 
@@ -491,7 +433,6 @@ fn named(tgid: Tgid, target: &Target) -> String {
     format!("PID {} ({short})", tgid.0)
 }
 
-/// Header at the start of a process's recording.
 fn header(target: Target) -> Header {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok();
     Header {

@@ -2,63 +2,45 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, Command, ExitCode};
+use std::process::{Child, Command};
 
 use anyhow::{Context as _, Result};
 
 use super::progress::Progress;
 use crate::event::Tgid;
 
-/// The command that memprobe started.
 pub(crate) struct Started {
     child: Child,
     name: String,
 }
 
 impl Started {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// When there is no such program.
     pub(crate) fn spawn(words: &[OsString]) -> Result<Self> {
-        let (program, arguments) = words
-            .split_first()
-            .context("no command was given after --")?;
+        let command = words.split_first();
+        let (program, arguments) = command.context("no command was given after --")?;
         let name = program.to_string_lossy().into_owned();
-        let mut command = Command::new(program);
-        command.args(arguments);
         // Ctrl-C at the terminal ends the recording; whether the command ends too is its own
         // affair, as it gets the same signal.
-        let child = command.spawn().with_context(|| {
+        let child = Command::new(program).args(arguments).spawn();
+        let child = child.with_context(|| {
             format!("starting {name}: give a program after --, such as `-- python train.py`")
         })?;
         Ok(Self { child, name })
     }
 
-    /// Its number.
     pub(crate) fn tgid(&self) -> Tgid {
         Tgid(self.child.id())
     }
 
     /// The command's own exit status, as the shell would tell it.
-    pub(super) fn exit_code(&mut self) -> Result<ExitCode> {
-        self.exit_status().map(ExitCode::from)
-    }
-
-    /// [`Self::exit_code`] as a number.
     pub(crate) fn exit_status(&mut self) -> Result<u8> {
-        let status = self
-            .child
-            .wait()
-            .with_context(|| format!("waiting for {}", self.name))?;
-        let code = status
-            .code()
-            .or_else(|| status.signal().map(|signal| 128 + signal))
-            .unwrap_or(1);
-        Ok(u8::try_from(code).unwrap_or(1))
+        let status = self.child.wait();
+        let status = status.with_context(|| format!("waiting for {}", self.name))?;
+        let by_signal = || status.signal().map(|signal| 128 + signal);
+        let code = status.code().or_else(by_signal);
+        Ok(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
     }
 
-    /// Says that it goes on without memprobe.
     pub(crate) fn leave_running(&mut self, progress: &mut Progress) {
         if let Ok(None) = self.child.try_wait() {
             progress.say(&format!("{} (PID {}) runs on", self.name, self.child.id()));

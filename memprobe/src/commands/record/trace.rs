@@ -10,9 +10,8 @@ use crate::recording::write::trace_event::{TraceWriter, WriteError};
 use crate::recording::{EndReason, Header};
 use crate::session::now;
 
-/// A recording that is being written.
 pub(super) struct Trace {
-    writer: TraceWriter<OutputFile>,
+    pub(super) writer: TraceWriter<OutputFile>,
     ledgers: AnalyzedLedger<AttributionLedger>,
 }
 
@@ -23,41 +22,17 @@ impl Trace {
         place: String,
         header: &Header,
     ) -> Result<Self, WriteError> {
+        let (target, analysis) = (header.target.clone(), AttributionLedger::new(None));
         Ok(Self {
             writer: TraceWriter::new(out, place, header, Grouping::default())?,
-            ledgers: AnalyzedLedger::new(
-                header.target.clone(),
-                header.start,
-                AttributionLedger::new(None),
-            ),
+            ledgers: AnalyzedLedger::new(target, header.start, analysis),
         })
     }
 
-    /// Writes the next event.
     pub(super) fn event(&mut self, event: &Event) -> Result<(), WriteError> {
         self.writer.event(event)?;
         self.ledgers.apply(event);
         Ok(())
-    }
-
-    /// Calls [`TraceWriter::describe`].
-    pub(super) fn describe(&mut self, header: &Header) -> Result<(), WriteError> {
-        self.writer.describe(header)
-    }
-
-    /// Calls [`TraceWriter::flush`].
-    pub(super) fn flush(&mut self) -> Result<(), WriteError> {
-        self.writer.flush()
-    }
-
-    /// Memory events so far.
-    pub(super) fn events(&self) -> u64 {
-        self.writer.events()
-    }
-
-    /// Bytes so far.
-    pub(super) fn bytes(&self) -> u64 {
-        self.writer.bytes()
     }
 
     /// Writes the end; gives back the file.

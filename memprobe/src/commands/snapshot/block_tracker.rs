@@ -41,9 +41,8 @@ impl BlockTracker {
         let session = match load(tgid, detail, ring_bytes) {
             Ok(session) => Some(session),
             Err(error) => {
-                progress.say(&format!(
-                    "blocks will have no line, because nothing can be probed: {error:#}"
-                ));
+                let reason = "because nothing can be probed";
+                progress.say(&format!("blocks will have no line, {reason}: {error:#}"));
                 None
             }
         };
@@ -54,7 +53,6 @@ impl BlockTracker {
         })
     }
 
-    /// Waits until the probes are in place, or for some seconds.
     pub(super) async fn ready(&mut self, progress: &mut Progress) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !self.is_ready {
@@ -100,7 +98,6 @@ impl BlockTracker {
         Ok(())
     }
 
-    /// A snapshot is about to be taken.
     pub(super) fn begin(&mut self) {
         self.ledgers.analyses = Sites::default();
     }
@@ -120,16 +117,14 @@ impl BlockTracker {
 
 fn load(tgid: Tgid, detail: Detail, ring_bytes: u32) -> Result<HostSession> {
     kernel::preflight()?;
-    let mut session = HostSession::load(
-        Wanted {
-            watch: Watch::One,
-            detail,
-            allocators: Allocators::Cuda,
-            graph: GraphTracking::Off,
-            driver: DriverCalls::Probed,
-        },
-        ring_bytes,
-    )?;
+    let wanted = Wanted {
+        watch: Watch::One,
+        detail,
+        allocators: Allocators::Cuda,
+        graph: GraphTracking::Off,
+        driver: DriverCalls::Probed,
+    };
+    let mut session = HostSession::load(wanted, ring_bytes)?;
     session.add(Watched::open(tgid)?, Origin::Running)?;
     Ok(session)
 }

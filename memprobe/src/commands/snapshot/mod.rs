@@ -2,7 +2,6 @@
 
 mod block_tracker;
 
-use std::fmt;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -31,31 +30,20 @@ use crate::view::{consistency, counted};
 /// Interval of checking for the end of a process that is not probed.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Tensors to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// Tensors on CUDA devices.
     Devices,
-    /// Tensors on CUDA devices and on the host.
     DevicesAndHost,
 }
 
-/// One run of `memprobe snapshot`.
 pub struct Snapshots {
-    /// The process.
     pub tgid: Tgid,
-    /// Manner of reading.
     pub manner: CaptureMode,
     pub extent: Extent,
-    /// Output options.
     pub options: TensorOptions,
 }
 
 impl Snapshots {
-    /// Takes one and prints it, or writes it to `output`.
-    ///
-    /// # Errors
-    /// When it cannot be taken or written, with what to do.
     pub fn once(&self, output: Option<&Path>) -> Result<ExitCode> {
         // What cannot be written is not worth a pause.
         let plan = output.map(OutputPlan::check).transpose()?;
@@ -82,11 +70,7 @@ impl Snapshots {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Takes one after the other and prints first the table, then what changed, until the process
-    /// ends or somebody interrupts.
-    ///
-    /// # Errors
-    /// When the first cannot be taken, with what to do.
+    /// Prints first the table, then the changes, until the process ends or somebody interrupts.
     pub fn watch(&self, interval: Duration, detail: Detail, ring_bytes: u32) -> Result<ExitCode> {
         super::runtime()?.block_on(self.watch_inside(interval, detail, ring_bytes))
     }
@@ -159,7 +143,6 @@ impl Snapshots {
     }
 }
 
-/// Waits until it is time, or the process has ended.
 async fn rest(
     tracker: &mut BlockTracker,
     watched: &Watched,
@@ -177,7 +160,8 @@ async fn rest(
 }
 
 /// Reason why a snapshot was not taken. Its text includes its causes, so it has no source.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("process {}: {error}", .tgid.0)]
 pub(super) struct NotTaken {
     tgid: Tgid,
     error: SnapshotError,
@@ -193,14 +177,6 @@ impl NotTaken {
         )
     }
 }
-
-impl fmt::Display for NotTaken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {}: {}", self.tgid.0, self.error)
-    }
-}
-
-impl std::error::Error for NotTaken {}
 
 /// A snapshot with all that is known of the process. Blocks while the process is read.
 pub(super) fn taken(tgid: Tgid, manner: CaptureMode, extent: Extent) -> Result<TensorSnapshot> {

@@ -1,11 +1,10 @@
 //! Forms of NVML's process lists: bytes of an answer to checked entries, without I/O.
 //!
-//! One entry point has answered in several forms. The first drivers of R535 wrote 32 bytes an entry
-//! where nvml.h documents 24 for `nvmlDeviceGetComputeRunningProcesses_v3` (nvitop pull 79), and a
-//! 16-byte answer was seen behind a driver that calls itself 550.127.08 (nvitop pull 226). So no form
-//! is assumed. The buffer is filled with a pattern before the call; the bytes that were overwritten
-//! tell the length of an entry, and the entries must make sense: processes that exist, instance ids
-//! that can be, no more memory than the device has.
+//! One entry point has answered in several forms. The first drivers of R535 wrote 32 bytes an entry where nvml.h
+//! documents 24 for `nvmlDeviceGetComputeRunningProcesses_v3` (nvitop pull 79), and a 16-byte answer was seen behind a
+//! driver that calls itself 550.127.08 (nvitop pull 226). So no form is assumed. The buffer is filled with a pattern
+//! before the call; the bytes that were overwritten tell the length of an entry, and the entries must make sense:
+//! processes that exist, instance ids that can be, no more memory than the device has.
 
 use std::collections::BTreeSet;
 
@@ -83,7 +82,7 @@ pub(super) struct Entry {
 }
 
 /// A list that makes sense.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Decoded {
     /// Entries whose process exists, or may.
     pub(super) entries: Vec<Entry>,
@@ -120,11 +119,7 @@ pub(super) fn decode(
     pids: &impl Pids,
 ) -> Result<Decoded, Implausible> {
     if list.count == 0 {
-        let entries = Vec::new();
-        return Ok(Decoded {
-            entries,
-            missing: 0,
-        });
+        return Ok(Decoded::default());
     }
     if list.count > list.capacity {
         return Err(Implausible::Count);
@@ -229,23 +224,18 @@ fn entries(list: &RawList, form: Form) -> Result<Vec<Entry>, Implausible> {
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<u32> {
-    let bytes = bytes.get(at..at.checked_add(4)?)?;
-    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 fn long_number(bytes: &[u8], at: usize) -> Option<u64> {
-    let bytes = bytes.get(at..at.checked_add(8)?)?;
-    Some(u64::from_ne_bytes(bytes.try_into().ok()?))
+    Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 /// Compares processes and bytes; a form without instances has none to compare.
 fn has_same_numbers(one: &Decoded, other: &Decoded) -> bool {
-    let numbers = |decoded: &Decoded| {
-        let numbers = decoded.entries.iter();
-        numbers.map(|entry| (entry.pid, entry.used)).collect()
-    };
-    let (one, other): (Vec<_>, Vec<_>) = (numbers(one), numbers(other));
-    one == other
+    let numbers = |entry: &Entry| (entry.pid, entry.used);
+    let others = other.entries.iter().map(numbers);
+    one.entries.iter().map(numbers).eq(others)
 }
 
 #[cfg(test)]

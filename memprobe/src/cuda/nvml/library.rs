@@ -90,8 +90,7 @@ fn listed(code: u32, count: u32, capacity: u32, buffer: Buffer) -> Result<RawLis
 /// `function` must be one of `nvmlDeviceGet…RunningProcesses…` and `device` a handle of its library.
 unsafe fn fill<D, T, E: std::fmt::Display>(
     function: &Result<unsafe extern "C" fn(D, *mut u32, *mut T) -> u32, E>,
-    device: D,
-    capacity: u32,
+    (device, capacity): (D, u32),
 ) -> Result<RawList, Refusal> {
     let Ok(function) = function else {
         return Err(Refusal::Missing);
@@ -117,34 +116,14 @@ impl DeviceQuery for Device<'_> {
         // SAFETY: the handle is this device's and its library is open as long as `self` lives; each
         // function is one of those that `fill` is for.
         unsafe {
-            let device = self.handle();
+            let asked = (self.handle(), capacity);
             match (point, kind) {
-                (V3, Compute) => fill(
-                    &lib.nvmlDeviceGetComputeRunningProcesses_v3,
-                    device,
-                    capacity,
-                ),
-                (V2, Compute) => fill(
-                    &lib.nvmlDeviceGetComputeRunningProcesses_v2,
-                    device,
-                    capacity,
-                ),
-                (V1, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses, device, capacity),
-                (V3, Mps) => fill(
-                    &lib.nvmlDeviceGetMPSComputeRunningProcesses_v3,
-                    device,
-                    capacity,
-                ),
-                (V2, Mps) => fill(
-                    &lib.nvmlDeviceGetMPSComputeRunningProcesses_v2,
-                    device,
-                    capacity,
-                ),
-                (V1, Mps) => fill(
-                    &lib.nvmlDeviceGetMPSComputeRunningProcesses,
-                    device,
-                    capacity,
-                ),
+                (V3, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses_v3, asked),
+                (V2, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses_v2, asked),
+                (V1, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses, asked),
+                (V3, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses_v3, asked),
+                (V2, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses_v2, asked),
+                (V1, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses, asked),
                 (DetailList, _) => detail_list(self, kind, capacity),
             }
         }
@@ -192,7 +171,6 @@ impl DeviceQuery for Device<'_> {
     }
 }
 
-/// Asks `nvmlDeviceGetRunningProcessDetailList`.
 fn detail_list(device: &Device<'_>, kind: ListKind, capacity: u32) -> Result<RawList, Refusal> {
     let lib = device.nvml().lib();
     let function = nvml_sym(lib.nvmlDeviceGetRunningProcessDetailList.as_ref())?;

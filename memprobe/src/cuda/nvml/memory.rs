@@ -8,15 +8,14 @@
 use super::query::{DeviceQuery, MigDevice, RawMemory, Refusal};
 use crate::event::Bytes;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes allocated, without those that the driver reserves for itself.
     pub used: Bytes,
     pub total: Bytes,
 }
 
-/// Asks a device; where it does not answer in MIG mode, adds up its GPU instances. The flag says
-/// that it did.
+/// Asks a device; where it does not answer in MIG mode, adds up its GPU instances. The flag says that it did.
 pub(super) fn of_device<Q: DeviceQuery>(
     device: &Q,
     instances: &[MigDevice<Q>],
@@ -34,10 +33,7 @@ pub(super) fn of_device<Q: DeviceQuery>(
 /// The sum over GPU instances; `None` where one does not answer.
 fn of_instances<Q: DeviceQuery>(instances: &[MigDevice<Q>]) -> Option<Usage> {
     let mut seen = Vec::new();
-    let mut sum = Usage {
-        used: Bytes(0),
-        total: Bytes(0),
-    };
+    let mut sum = Usage::default();
     for instance in instances {
         // MIG devices of one GPU instance all give its memory.
         let id = instance.gpu_instance?;
@@ -68,11 +64,9 @@ pub(super) fn usage<Q: DeviceQuery>(device: &Q) -> Result<Usage, String> {
 /// both ways (R525's reference says it does, R590's does not), so the sum decides.
 fn allocated(memory: RawMemory) -> u64 {
     let reserved = memory.reserved.unwrap_or(0);
-    let is_within = memory.used.checked_add(memory.free) == Some(memory.total);
-    if is_within {
-        memory.used.saturating_sub(reserved)
-    } else {
-        memory.used
+    match memory.used.checked_add(memory.free) {
+        Some(sum) if sum == memory.total => memory.used.saturating_sub(reserved),
+        _ => memory.used,
     }
 }
 

@@ -1,9 +1,8 @@
 //! Memory of devices and of their processes, as the NVIDIA driver reports it through NVML.
 //!
-//! The library is opened when it is asked for and may be missing: memprobe works without it. Asking
-//! takes a few milliseconds a device and holds no context on any. Answers are checked before they are
-//! shown (`form`, `memory`): drivers differ in the form of what they write, and an unknown number with
-//! a reason is better than a wrong one.
+//! The library is opened when it is asked for and may be missing: memprobe works without it. Asking takes a few
+//! milliseconds a device and holds no context on any. Answers are checked before they are shown (`form`, `memory`):
+//! drivers differ in the form of what they write, and an unknown number with a reason is better than a wrong one.
 
 mod form;
 mod library;
@@ -37,8 +36,7 @@ pub struct Driver {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     pub devices: Vec<DeviceMemory>,
-    /// Memory of each process by device index; `None` bytes where the driver does not
-    /// say (`[N/A]`), as under Windows' WSL.
+    /// Memory of each process by device index; `None` bytes if the driver does not say (`[N/A]`), as under WSL.
     pub held: BTreeMap<Tgid, Vec<(u32, Option<Bytes>)>>,
 }
 
@@ -58,10 +56,8 @@ pub struct DeviceMemory {
 
 impl Driver {
     pub fn open() -> Result<Self, String> {
-        match Nvml::init() {
-            Ok(nvml) => Ok(Self { nvml }),
-            Err(error) => Err(reason(&error)),
-        }
+        let nvml = Nvml::init().map_err(|error| reason(&error))?;
+        Ok(Self { nvml })
     }
 
     /// Asks every device. `pids` knows the processes of the driver's PID namespace.
@@ -100,7 +96,6 @@ impl Sample {
         }
     }
 
-    /// A device that cannot be asked at all.
     fn add_silent(&mut self, index: u32, error: &str) {
         self.devices.push(DeviceMemory {
             index,

@@ -19,7 +19,6 @@ const TRIES: usize = 3;
 /// Bytes that each process holds on a device; `None` for `[N/A]`.
 pub(super) type Held = BTreeMap<Tgid, Option<Bytes>>;
 
-/// Processes of a device, and why some may be missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DeviceProcesses {
     pub(super) held: Held,
@@ -39,21 +38,11 @@ pub(super) fn of_device<Q: DeviceQuery>(
 ) -> DeviceProcesses {
     let whole = list(device, ListKind::Compute, total, pids).map(|entries| sums(&entries));
     let has_gaps = |held: &Held| held.values().any(Option::is_none);
-    let needs_instances = match &whole {
-        Ok(held) => has_gaps(held),
-        Err(_) => true,
-    };
-    let mut found = match whole {
-        Ok(held) => DeviceProcesses {
-            held,
-            unknown: None,
-        },
-        Err(error) if instances.is_empty() => DeviceProcesses {
-            held: Held::new(),
-            unknown: Some(error.to_string()),
-        },
-        Err(_) => DeviceProcesses::default(),
-    };
+    let needs_instances = whole.as_ref().map_or(true, has_gaps);
+    let unknown = whole.as_ref().err().filter(|_| instances.is_empty());
+    let unknown = unknown.map(ToString::to_string);
+    let held = whole.unwrap_or_default();
+    let mut found = DeviceProcesses { held, unknown };
     if needs_instances {
         add(&mut found, of_instances(instances, ListKind::Compute, pids));
     }
@@ -106,8 +95,7 @@ fn add(found: &mut DeviceProcesses, more: DeviceProcesses) {
     found.unknown = found.unknown.take().or(more.unknown);
 }
 
-/// Takes the larger number of each process: a client of MPS is in two lists, once without bytes on
-/// some drivers.
+/// Takes the larger number of each process: a client of MPS is in two lists, once without bytes on some drivers.
 fn merge(held: &mut Held, more: Held) {
     for (tgid, bytes) in more {
         let known = held.entry(tgid).or_default();
@@ -141,14 +129,11 @@ enum NoList {
 impl NoList {
     /// Tells whether a device without MPS would say the same.
     fn means_none(&self) -> bool {
-        matches!(
-            self,
-            Self::Refused(Refusal::Missing | Refusal::NotSupported)
-        )
+        use Refusal::{Missing, NotSupported};
+        matches!(self, Self::Refused(Missing | NotSupported))
     }
 }
 
-/// The first plausible list of any entry point.
 fn list<Q: DeviceQuery>(
     device: &Q,
     kind: ListKind,
@@ -165,11 +150,8 @@ fn list<Q: DeviceQuery>(
             Err(NoList::Refused(error)) => refused = refused.or(Some(error)),
         }
     }
-    Err(match (implausible, refused) {
-        (Some(error), _) => NoList::Implausible(error),
-        (None, Some(error)) => NoList::Refused(error),
-        (None, None) => NoList::Refused(Refusal::Missing),
-    })
+    let refused = NoList::Refused(refused.unwrap_or(Refusal::Missing));
+    Err(implausible.map_or(refused, NoList::Implausible))
 }
 
 /// Asks one entry point until there is room for its list and its processes exist.

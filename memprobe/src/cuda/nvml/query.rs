@@ -27,7 +27,6 @@ pub(super) enum EntryPoint {
 }
 
 impl EntryPoint {
-    /// In the order in which they are asked.
     pub(super) const ALL: [Self; 4] = [Self::V3, Self::V2, Self::V1, Self::DetailList];
 
     pub(super) fn name(self, kind: ListKind) -> String {
@@ -71,17 +70,14 @@ pub(super) trait DeviceQuery: Sized {
         capacity: u32,
     ) -> Result<RawList, Refusal>;
 
-    /// `nvmlDeviceGetMemoryInfo_v2`.
     fn memory_v2(&self) -> Result<RawMemory, Refusal>;
 
-    /// `nvmlDeviceGetMemoryInfo`.
     fn memory_v1(&self) -> Result<RawMemory, Refusal>;
 
     /// The MIG devices of a device in MIG mode; none elsewhere.
     fn mig_devices(&self) -> Vec<MigDevice<Self>>;
 }
 
-/// Reasons for which the driver does not answer a question.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refusal {
     #[error("the driver is too old to be asked")]
@@ -93,7 +89,6 @@ pub(super) enum Refusal {
     NotSupported,
     #[error("the driver does not permit it: run memprobe as root")]
     NoPermission,
-    /// Another error, in NVML's words.
     #[error("the driver does not answer: {0}")]
     Other(String),
 }

@@ -474,7 +474,7 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
                     Action::Free | Action::SegmentFree | Action::Held => StackId::NONE,
                     _ => StackId(stack),
                 },
-                shape: PurposeId::NONE,
+                shape: crate::event::PurposeId::NONE,
                 call: None,
             },
         )

@@ -19,6 +19,7 @@ use std::path::Path;
 
 use crate::event::tensors::TensorSnapshot;
 use record::SnapshotRecord;
+pub(crate) use record::{BlockRecord, SiteRecord, StorageRecord};
 
 pub const TENSOR_FORMAT: u32 = 2;
 
@@ -40,7 +41,6 @@ pub enum SnapshotError {
     Empty,
     #[error("larger than {} GiB, which no snapshot of memprobe is; {GIVE}", MAX_BYTES >> 30)]
     TooLarge,
-    /// The file is not a snapshot of memprobe.
     #[error("not a snapshot of memprobe; {GIVE}")]
     Foreign,
     /// The file was written by a later memprobe, in this format version.
@@ -56,7 +56,6 @@ pub enum SnapshotError {
 
 const GIVE: &str = "give a file that `memprobe snapshot --pid N -o FILE` wrote";
 
-/// Reads a file that `memprobe snapshot -o` wrote.
 pub fn open_tensors(path: &Path) -> Result<TensorSnapshot, SnapshotError> {
     let file = File::open(path).map_err(SnapshotError::Io)?;
     read_tensors(BufReader::with_capacity(1 << 18, file))

@@ -4,16 +4,15 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::bounded::Bounded;
 use super::{MAX_ITEMS, MAX_OF_ONE};
-use crate::event::Target;
 use crate::event::tensors::{
     Block, Consistency, DType, Device, DeviceTotals, Name, Storage, Tensor, TensorSnapshot,
 };
-use crate::event::{Address, Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
-use crate::recording::RetainerRecord;
+use crate::event::{Address, Bytes, DeviceIndex, Frame, Target, Tgid, TimeNs, Totals};
+use crate::recording::{RetainerRecord, hex};
 
 /// `kind` of rows for memory without a tensor, which the reader skips: `blocks` and `storages` hold it.
 const BLOCK: &str = "block";
@@ -32,10 +31,8 @@ pub(super) fn format(text: &str) -> Option<u32> {
     let rest = text.trim_start().strip_prefix('{')?.trim_start();
     let rest = rest.strip_prefix("\"memprobe_snapshot\"")?.trim_start();
     let rest = rest.strip_prefix(':')?.trim_start();
-    let digits = rest
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(rest.len());
-    rest[..digits].parse().ok()
+    let digits = rest.find(|c: char| !c.is_ascii_digit());
+    rest[..digits.unwrap_or(rest.len())].parse().ok()
 }
 
 #[derive(Deserialize)]
@@ -104,8 +101,8 @@ struct Item<'a> {
     class: Option<Box<str>>,
 }
 
-#[derive(Deserialize)]
-struct StorageRecord<'a> {
+#[derive(Serialize, Deserialize)]
+pub(crate) struct StorageRecord<'a> {
     #[serde(borrow)]
     object: Cow<'a, str>,
     #[serde(borrow)]
@@ -113,28 +110,67 @@ struct StorageRecord<'a> {
     bytes: u64,
     #[serde(borrow)]
     device: Cow<'a, str>,
-    #[serde(borrow, alias = "kept")]
+    #[serde(borrow, alias = "kept", skip_serializing_if = "Option::is_none")]
     retained_by: Option<RetainerRecord<'a>>,
 }
 
-#[derive(Deserialize)]
-struct BlockRecord<'a> {
+#[derive(Serialize, Deserialize)]
+pub(crate) struct BlockRecord<'a> {
     #[serde(borrow)]
     addr: Cow<'a, str>,
     bytes: u64,
+    /// Bytes requested; `null` if unknown.
     requested: Option<u64>,
     #[serde(borrow)]
     device: Cow<'a, str>,
-    site: Option<SiteRecord>,
-    purpose: Option<Box<str>>,
+    site: Option<SiteRecord<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    purpose: Option<Cow<'a, str>>,
 }
 
-#[derive(Deserialize)]
-struct SiteRecord {
-    file: Box<str>,
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SiteRecord<'a> {
+    file: Cow<'a, str>,
     line: Option<u32>,
-    function: Box<str>,
-    library: Option<Box<str>>,
+    function: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    library: Option<Cow<'a, str>>,
+}
+
+impl<'a> From<&'a Frame> for SiteRecord<'a> {
+    fn from(frame: &'a Frame) -> Self {
+        Self {
+            file: (&*frame.file).into(),
+            line: (frame.line != 0).then_some(frame.line),
+            function: (&*frame.function).into(),
+            library: frame.library.as_deref().map(Into::into),
+        }
+    }
+}
+
+impl<'a> From<&'a Storage> for StorageRecord<'a> {
+    fn from(storage: &'a Storage) -> Self {
+        Self {
+            object: format!("{:#x}", storage.object).into(),
+            data: storage.data.to_string().into(),
+            bytes: storage.bytes.0,
+            device: storage.device.to_string().into(),
+            retained_by: storage.retainer.as_deref().map(RetainerRecord::from),
+        }
+    }
+}
+
+impl<'a> From<&'a Block> for BlockRecord<'a> {
+    fn from(block: &'a Block) -> Self {
+        Self {
+            addr: block.addr.to_string().into(),
+            bytes: block.size.0,
+            requested: block.requested.map(|bytes| bytes.0),
+            device: block.device.to_string().into(),
+            site: block.site.as_ref().map(SiteRecord::from),
+            purpose: block.purpose.as_deref().map(Into::into),
+        }
+    }
 }
 
 impl SnapshotRecord<'_> {
@@ -209,14 +245,13 @@ impl StorageRecord<'_> {
     fn into_storage(self) -> Result<Storage, String> {
         let retainer = self
             .retained_by
-            .map(|kept| kept.read(|text| text.into()))
-            .transpose()?;
+            .map(|retainer| retainer.read(|text| text.into()));
         Ok(Storage {
             object: address(&self.object)?,
             data: Address(address(&self.data)?),
             bytes: Bytes(self.bytes),
             device: device(&self.device)?,
-            retainer: retainer.map(Arc::new),
+            retainer: retainer.transpose()?.map(Arc::new),
         })
     }
 }
@@ -256,10 +291,7 @@ impl Item<'_> {
         };
         Ok(Tensor {
             object: address(&object)?,
-            kind: self
-                .kind
-                .parse()
-                .map_err(|_| unknown("kind of tensor", &self.kind))?,
+            kind: (self.kind.parse()).map_err(|_| unknown("kind of tensor", &self.kind))?,
             names: self.names.0.into_iter().map(name).collect(),
             shape: self.shape.map(|sizes| sizes.0),
             strides: self.strides.0,
@@ -279,11 +311,7 @@ impl Item<'_> {
 }
 
 fn address(text: &str) -> Result<u64, String> {
-    let digits = text
-        .strip_prefix("0x")
-        .filter(|digits| !digits.starts_with('+'));
-    let number = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
-    number.ok_or_else(|| unknown("address", text))
+    hex(text).ok_or_else(|| unknown("address", text))
 }
 
 fn device(text: &str) -> Result<Device, String> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::output::{OutputError, OutputPlan};
+use super::output::{OutputError, OutputPlan, parent};
 
 pub const INDEX: &str = "index.json";
 
@@ -51,13 +51,9 @@ impl OutputDirectory {
             let error = io::Error::from(io::ErrorKind::NotADirectory);
             return Err(DirectoryError::Io(path.to_owned(), error));
         }
-        let parent = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
+        let parent = parent(path);
         if !path.exists() && !parent.is_dir() {
-            let parent = parent.to_owned();
-            return Err(DirectoryError::NoParent(path.to_owned(), parent));
+            return Err(DirectoryError::NoParent(path.to_owned(), parent.to_owned()));
         }
         Ok(Self {
             path: path.to_owned(),
@@ -107,7 +103,6 @@ pub struct Index {
     version: &'static str,
     /// True if memprobe ended the recording; false while it records, or if it was killed.
     pub finished: bool,
-    /// Command that memprobe started, joined by spaces.
     pub command: Option<String>,
     pub processes: Vec<Entry>,
 }
@@ -131,7 +126,6 @@ pub struct Entry {
     pub parent: Option<u32>,
     /// Rank in a distributed job, if the process states it.
     pub rank: Option<u32>,
-    /// Command line, joined by spaces.
     pub command: String,
     /// File name of the recording; `None` if the process used no GPU memory.
     pub file: Option<String>,

@@ -54,7 +54,6 @@ pub(super) fn push_args(line: &mut Vec<u8>, event: &MemoryEvent) {
     }
 }
 
-/// Appends the tensor of an event to an open object.
 pub(super) fn push_shape(line: &mut Vec<u8>, shape: &TensorSpec) {
     line.extend_from_slice(b",\"shape\":[");
     for (at, size) in shape.sizes.iter().enumerate() {
@@ -78,7 +77,6 @@ pub(super) fn push_shape(line: &mut Vec<u8>, shape: &TensorSpec) {
     }
 }
 
-/// Appends the purpose of a block without a tensor to an open object.
 pub(super) fn push_purpose(line: &mut Vec<u8>, purpose: &Purpose) {
     line.extend_from_slice(b",\"tensor\":false,\"inferred\":{");
     if let Some(what) = &purpose.what {
@@ -109,18 +107,15 @@ pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
     let end = line.len() + MAX_LINE - 1024;
     json::push_number_field(line, b"{\"id\":", id.0);
     line.push(b',');
-    let forward = stack
-        .context
-        .node
-        .as_ref()
-        .and_then(|node| node.forward.as_ref());
+    let node = stack.context.node.as_ref();
+    let forward = node.and_then(|node| node.forward.as_ref());
     // Each stack gets half of the line, so that neither displaces the other.
     let first = match forward {
         Some(_) => end - MAX_LINE / 2,
         None => end,
     };
     push_stack_fields(line, stack, first);
-    if let Some(node) = &stack.context.node {
+    if let Some(node) = node {
         json::push_string_field(line, b",\"node\":{\"name\":", clip(&node.name));
         if let Some(forward) = forward {
             line.extend_from_slice(b",\"forward\":{");
@@ -132,8 +127,7 @@ pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
     line.push(b'}');
 }
 
-/// Appends the fields of a stack, without its node, to an open object. `end` is the maximum length of the
-/// line.
+/// Appends the fields of a stack, without its node, to an open object. `end` is the maximum length of the line.
 fn push_stack_fields(line: &mut Vec<u8>, stack: &Stack, end: usize) {
     let (kind, thread, reason) = match &stack.kind {
         StackKind::Python => ("python", None, None),

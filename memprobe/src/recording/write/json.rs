@@ -42,7 +42,6 @@ pub fn push_string_field(line: &mut Vec<u8>, key: &[u8], text: &str) {
     push_string(line, text);
 }
 
-/// Appends `number` as `0x…`, without quotes.
 pub fn push_hex(line: &mut Vec<u8>, number: u64) {
     line.extend_from_slice(b"0x");
     let digits = (64 - number.leading_zeros()).div_ceil(4).max(1);
@@ -51,8 +50,7 @@ pub fn push_hex(line: &mut Vec<u8>, number: u64) {
     }
 }
 
-/// Appends the time from `start` to `time` (both in nanoseconds) in microseconds, with three decimals to keep
-/// every nanosecond.
+/// Appends the time from `start` to `time` (both in nanoseconds) in microseconds, with three decimals.
 pub fn push_micros(line: &mut Vec<u8>, start: u64, time: u64) {
     if time < start {
         line.push(b'-');

@@ -41,10 +41,8 @@ enum Problem {
 
 impl OutputError {
     fn io(path: PathBuf, error: io::Error) -> Self {
-        Self {
-            path,
-            problem: Problem::Io(error),
-        }
+        let problem = Problem::Io(error);
+        Self { path, problem }
     }
 }
 
@@ -82,28 +80,21 @@ impl OutputPlan {
             Self::Stdout => return Ok(OutputFile::Stdout(io::stdout())),
             Self::Special(path) => {
                 let opened = OpenOptions::new().write(true).open(&path);
-                (
-                    path.clone(),
-                    opened.map(|file| OutputFile::Direct { file, path }),
-                )
+                (path.clone(), direct(opened, path))
             }
             Self::New(path) => match create_new(&path) {
                 // Another process created the file since `check`: do not overwrite it.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     (path.clone(), partial(path))
                 }
-                opened => (
-                    path.clone(),
-                    opened.map(|file| OutputFile::Direct { file, path }),
-                ),
+                opened => (path.clone(), direct(opened, path)),
             },
             Self::Replace(path) => (path.clone(), partial(path)),
         };
         opened.map_err(|error| OutputError::io(path, error))
     }
 
-    /// Opens the file as [`Self::create`] does, but creates a new file under a temporary name until it is
-    /// whole.
+    /// Opens the file as [`Self::create`] does, but creates a new file under a temporary name until it is whole.
     pub fn create_partial(self) -> Result<OutputFile, OutputError> {
         let Self::New(path) = self else {
             return self.create();
@@ -117,7 +108,6 @@ impl OutputPlan {
 #[derive(Debug)]
 pub enum OutputFile {
     Stdout(io::Stdout),
-    /// New file, pipe or device.
     Direct {
         file: File,
         path: PathBuf,
@@ -125,7 +115,6 @@ pub enum OutputFile {
     /// Temporary file beside the one that it will replace.
     Temporary {
         file: File,
-        /// Path of the temporary file.
         partial: PathBuf,
         path: PathBuf,
     },
@@ -141,12 +130,9 @@ impl OutputFile {
         }
     }
 
-    /// Returns the name for errors and progress.
     pub fn name(&self) -> String {
-        self.lies_at().map_or_else(
-            || "standard output".to_owned(),
-            |path| path.display().to_string(),
-        )
+        let path = self.lies_at().unwrap_or(Path::new("standard output"));
+        path.display().to_string()
     }
 
     /// Deletes a temporary file; keeps any other output.
@@ -211,8 +197,7 @@ impl Write for OutputFile {
     }
 }
 
-/// Removes a partial last line from a regular file. `written` holds the bytes written last, starting at the
-/// beginning of a line.
+/// Removes a partial last line from a regular file. `written` are the last bytes, from the start of a line on.
 fn remove_torn_line(file: &mut File, written: &[u8]) -> io::Result<()> {
     let torn = written.iter().rev().take_while(|byte| **byte != b'\n');
     let torn = i64::try_from(torn.count()).map_err(io::Error::other)?;
@@ -221,6 +206,10 @@ fn remove_torn_line(file: &mut File, written: &[u8]) -> io::Result<()> {
     }
     let end = file.seek(SeekFrom::Current(-torn))?;
     file.set_len(end)
+}
+
+fn direct(opened: io::Result<File>, path: PathBuf) -> io::Result<OutputFile> {
+    opened.map(|file| OutputFile::Direct { file, path })
 }
 
 /// Creates a file next to `path` that will replace it, with its owner and permissions.
@@ -275,7 +264,7 @@ fn is_special(there: &Metadata) -> bool {
     kind.is_fifo() || kind.is_char_device() || kind.is_block_device() || kind.is_socket()
 }
 
-fn parent(path: &Path) -> &Path {
+pub(super) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

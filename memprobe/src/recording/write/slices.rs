@@ -6,17 +6,21 @@ use super::stack_text::{Definition, StackTexts};
 use crate::event::DeviceIndex;
 use crate::view::BEFORE_ATTACH;
 
-/// Properties that differ between kinds of slices.
+/// `ph` of a record that begins a slice, of one that ends it, and of one without a slice, with its scope.
+const BEGIN: &[u8] = b"b";
+pub(super) const END: &[u8] = b"e";
+pub(super) const INSTANT: &[u8] = b"i\",\"s\":\"t";
+
 pub(super) struct SliceKind {
     pub of: Slices,
-    pub begin: &'static [u8],
-    pub end: &'static [u8],
-    pub unpaired_begin: &'static [u8],
-    pub unpaired_end: &'static [u8],
+    /// `cat` of the records.
+    pub category: &'static str,
+    /// `cat` and name of an end without a beginning.
+    pub unpaired_end: &'static str,
     pub unpaired_name: &'static str,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(super) enum Slices {
     Blocks,
     Segments,
@@ -26,38 +30,30 @@ pub(super) enum Slices {
 
 pub(super) const BLOCK: SliceKind = SliceKind {
     of: Slices::Blocks,
-    begin: b"b\",\"cat\":\"alloc",
-    end: b"e\",\"cat\":\"alloc",
-    unpaired_begin: b"i\",\"s\":\"t\",\"cat\":\"alloc",
-    unpaired_end: b"i\",\"s\":\"t\",\"cat\":\"free",
+    category: "alloc",
+    unpaired_end: "free",
     unpaired_name: "free of a block allocated unseen",
 };
 
 pub(super) const SEGMENT: SliceKind = SliceKind {
     of: Slices::Segments,
-    begin: b"b\",\"cat\":\"segment",
-    end: b"e\",\"cat\":\"segment",
-    unpaired_begin: b"i\",\"s\":\"t\",\"cat\":\"segment",
-    unpaired_end: b"i\",\"s\":\"t\",\"cat\":\"segment_free",
+    category: "segment",
+    unpaired_end: "segment_free",
     unpaired_name: "free of a segment allocated unseen",
 };
 
 pub(super) const CUDA: SliceKind = SliceKind {
     of: Slices::Cuda,
-    begin: b"b\",\"cat\":\"cuda",
-    end: b"e\",\"cat\":\"cuda",
-    unpaired_begin: b"i\",\"s\":\"t\",\"cat\":\"cuda",
-    unpaired_end: b"i\",\"s\":\"t\",\"cat\":\"cuda_free",
+    category: "cuda",
+    unpaired_end: "cuda_free",
     unpaired_name: "free of CUDA memory allocated unseen",
 };
 
 /// Blocks of the CPU allocator, whose addresses are in a separate address space.
 pub(super) const CPU: SliceKind = SliceKind {
     of: Slices::Cpu,
-    begin: b"b\",\"cat\":\"cpu",
-    end: b"e\",\"cat\":\"cpu",
-    unpaired_begin: b"i\",\"s\":\"t\",\"cat\":\"cpu",
-    unpaired_end: b"i\",\"s\":\"t\",\"cat\":\"cpu_free",
+    category: "cpu",
+    unpaired_end: "cpu_free",
     unpaired_name: "free of a block of the CPU allocated unseen",
 };
 
@@ -89,6 +85,9 @@ pub(super) enum NameSource {
     BeforeAttach,
 }
 
+/// Most live blocks drawn as slices (16 bytes each); further ones are drawn as instants.
+const MAX_OPEN: usize = 1 << 22;
+
 /// Live memory of one kind, by address, with the names of the slices. All devices of a process share one
 /// address space (CUDA's unified virtual addressing).
 pub(super) struct OpenSlices {
@@ -96,28 +95,22 @@ pub(super) struct OpenSlices {
     pub most: usize,
 }
 
-pub(super) enum Opened {
-    Slice,
-    TooMany,
+impl Default for OpenSlices {
+    fn default() -> Self {
+        Self {
+            live: HashMap::new(),
+            most: MAX_OPEN,
+        }
+    }
 }
 
 impl OpenSlices {
-    pub(super) fn new(most: usize) -> Self {
-        Self {
-            live: HashMap::new(),
-            most,
-        }
-    }
-
-    pub(super) fn open(&mut self, addr: u64, namer: NameSource) -> Opened {
+    /// Returns the `ph` of the record: [`BEGIN`], or [`INSTANT`] if too many are open.
+    pub(super) fn open(&mut self, addr: u64, namer: NameSource) -> &'static [u8] {
         if self.live.len() >= self.most {
-            return Opened::TooMany;
+            return INSTANT;
         }
         self.live.insert(addr, namer);
-        Opened::Slice
-    }
-
-    pub(super) fn close(&mut self, addr: u64) -> Option<NameSource> {
-        self.live.remove(&addr)
+        BEGIN
     }
 }

@@ -28,7 +28,7 @@ const SHOWN_COLUMNS: usize = 120;
 
 /// Text written beside an event about its stack; both fields are escaped for JSON strings.
 pub(super) struct StackText {
-    /// `train.py:31 forward`.
+    /// Name of the stack's row in the table of lines: `train.py:31 forward`.
     pub name: Vec<u8>,
     /// Frames, innermost first.
     pub frames: Vec<u8>,
@@ -37,8 +37,8 @@ pub(super) struct StackText {
 impl StackText {
     fn of(stack: &Stack, grouping: Grouping) -> Self {
         Self {
-            name: name(stack, grouping),
-            frames: frames(stack),
+            name: escaped(&named_site(&site(stack, grouping), shown_frame)),
+            frames: escaped(&named_stack(stack, SHOWN_FRAMES, shown_frame)),
         }
     }
 }
@@ -71,7 +71,6 @@ impl StackTexts {
         }
     }
 
-    /// Defines `id` as `stack` from now on.
     pub(super) fn define(&mut self, id: StackId, stack: &Arc<Stack>) {
         if self.stacks.get(self.current(id).0 as usize) == Some(stack) {
             return;
@@ -80,12 +79,11 @@ impl StackTexts {
             self.current.remove(&id);
             return;
         }
-        self.current
-            .insert(id, Definition(self.stacks.len() as u32));
+        let definition = Definition(self.stacks.len() as u32);
+        self.current.insert(id, definition);
         self.stacks.push(Arc::clone(stack));
     }
 
-    /// Returns the current definition of `id`.
     pub(super) fn current(&self, id: StackId) -> Definition {
         self.current.get(&id).copied().unwrap_or(Definition::NONE)
     }
@@ -95,25 +93,11 @@ impl StackTexts {
         if self.texts.len() >= MAX_TEXTS && !self.texts.contains_key(&definition.0) {
             self.texts.clear();
         }
-        let grouping = self.grouping;
-        Some(
-            self.texts
-                .entry(definition.0)
-                .or_insert_with(|| StackText::of(stack, grouping)),
-        )
+        let text = self.texts.entry(definition.0);
+        Some(text.or_insert_with(|| StackText::of(stack, self.grouping)))
     }
 }
 
-/// Returns the name of the stack's row in the table of lines.
-fn name(stack: &Stack, grouping: Grouping) -> Vec<u8> {
-    escaped(&named_site(&site(stack, grouping), shown_frame))
-}
-
-fn frames(stack: &Stack) -> Vec<u8> {
-    escaped(&named_stack(stack, SHOWN_FRAMES, shown_frame))
-}
-
-/// Formats a frame, and cuts overlong names.
 fn shown_frame(frame: &Frame) -> String {
     if let Some(place) = native_place(frame) {
         return fit(&place, SHOWN_COLUMNS, CUT);

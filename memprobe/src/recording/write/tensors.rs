@@ -7,11 +7,9 @@ use std::io::{self, Write};
 
 use serde::{Serialize, Serializer};
 
-use crate::event::tensors::{
-    Block, Consistency, DType, Device, Name, Storage, Tensor, TensorSnapshot,
-};
-use crate::event::{Bytes, Frame, Target};
-use crate::recording::{RetainerRecord, TENSOR_FORMAT};
+use crate::event::tensors::{Consistency, DType, Device, Name, Tensor, TensorSnapshot};
+use crate::event::{Bytes, Target};
+use crate::recording::{BlockRecord, RetainerRecord, SiteRecord, StorageRecord, TENSOR_FORMAT};
 use crate::tensors::{Account, DeviceTable, Row, TensorTable, explain};
 
 /// Writes the document. `version` is memprobe's.
@@ -33,12 +31,9 @@ pub fn write_tensors(
     });
     let others = others.into_iter().map(|(table, row)| Item::of(row, table));
     list(out, "tensors", tensors.chain(others))?;
-    list(
-        out,
-        "storages",
-        snapshot.storages.iter().map(StorageRecord::from),
-    )?;
-    list(out, "blocks", snapshot.blocks.iter().map(BlockRecord::from))?;
+    let (storages, blocks) = (snapshot.storages.iter(), snapshot.blocks.iter());
+    list(out, "storages", storages.map(StorageRecord::from))?;
+    list(out, "blocks", blocks.map(BlockRecord::from))?;
     out.write_all(b"\n}\n")
 }
 
@@ -184,7 +179,6 @@ struct Item<'a> {
     object: Option<u64>,
 }
 
-/// Row with the table of its device.
 type Place<'a> = (&'a DeviceTable, &'a Row);
 
 /// Returns the row of each tensor, and the rows of memory without one.
@@ -248,84 +242,11 @@ impl<'a> Item<'a> {
     }
 }
 
-/// Returns the rule of each name; empty if no name was inferred.
 fn inferred(names: &[Name]) -> Vec<Option<&'static str>> {
     if names.iter().all(|name| name.inferred.is_none()) {
         return Vec::new();
     }
     names.iter().map(|name| name.inferred).collect()
-}
-
-#[derive(Serialize)]
-struct SiteRecord<'a> {
-    file: &'a str,
-    line: Option<u32>,
-    function: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    library: Option<&'a str>,
-}
-
-impl<'a> From<&'a Frame> for SiteRecord<'a> {
-    fn from(frame: &'a Frame) -> Self {
-        Self {
-            file: &frame.file,
-            line: (frame.line != 0).then_some(frame.line),
-            function: &frame.function,
-            library: frame.library.as_deref(),
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct StorageRecord<'a> {
-    #[serde(serialize_with = "as_hex")]
-    object: Option<u64>,
-    #[serde(serialize_with = "as_hex")]
-    data: Option<u64>,
-    bytes: u64,
-    #[serde(serialize_with = "as_text")]
-    device: Device,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retained_by: Option<RetainerRecord<'a>>,
-}
-
-impl<'a> From<&'a Storage> for StorageRecord<'a> {
-    fn from(storage: &'a Storage) -> Self {
-        Self {
-            object: Some(storage.object),
-            data: Some(storage.data.0),
-            bytes: storage.bytes.0,
-            device: storage.device,
-            retained_by: storage.retainer.as_deref().map(RetainerRecord::from),
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct BlockRecord<'a> {
-    #[serde(serialize_with = "as_hex")]
-    addr: Option<u64>,
-    bytes: u64,
-    /// Bytes requested; `null` if unknown.
-    requested: Option<u64>,
-    #[serde(serialize_with = "as_text")]
-    device: Device,
-    site: Option<SiteRecord<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    purpose: Option<&'a str>,
-}
-
-impl<'a> From<&'a Block> for BlockRecord<'a> {
-    fn from(block: &'a Block) -> Self {
-        Self {
-            addr: Some(block.addr.0),
-            bytes: block.size.0,
-            requested: block.requested.map(|bytes| bytes.0),
-            device: Device::Cuda(block.device),
-            site: block.site.as_ref().map(SiteRecord::from),
-            purpose: block.purpose.as_deref(),
-        }
-    }
 }
 
 // serde's `serialize_with` passes references.

@@ -19,7 +19,7 @@ use super::fields::{
     push_shape, push_stack, push_ts,
 };
 use super::json;
-use super::slices::{BLOCK, CPU, CUDA, NameSource, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
+use super::slices::{BLOCK, CPU, CUDA, END, INSTANT, NameSource, OpenSlices, SEGMENT, SliceKind};
 use super::stack_text::StackTexts;
 use crate::attribution::tables::{DeviceCategories, Portion, Portions};
 use crate::event::{
@@ -35,11 +35,7 @@ use crate::view;
 /// Bytes gathered before a write.
 const BUFFER: usize = 64 << 10;
 
-/// Most live blocks drawn as slices (16 bytes each); further ones are drawn as instants.
-const MAX_OPEN: usize = 1 << 22;
-
-/// Writes a recording as a stream in bounded memory. The file always holds whole records up to the last
-/// [`TraceWriter::flush`].
+/// Writes a recording in bounded memory. The file holds whole records up to the last [`TraceWriter::flush`].
 pub struct TraceWriter<W: Write> {
     out: W,
     place: String,
@@ -53,10 +49,8 @@ pub struct TraceWriter<W: Write> {
     losses: Losses,
     stacks: StackTexts,
     uses: BlockPurposes,
-    blocks: OpenSlices,
-    segments: OpenSlices,
-    cuda: OpenSlices,
-    cpu: OpenSlices,
+    /// By [`SliceKind::of`].
+    open: [OpenSlices; 4],
     counters: HashMap<DeviceIndex, Totals>,
 }
 
@@ -82,8 +76,7 @@ impl fmt::Display for WriteError {
 impl std::error::Error for WriteError {}
 
 impl<W: Write> TraceWriter<W> {
-    /// Starts a recording on `out`. `place` names it in errors; `grouping` selects the frame that names an
-    /// allocation on the timeline.
+    /// Starts a recording on `out`. `place` names it in errors; `grouping` selects the frame that names a slice.
     pub fn new(
         out: W,
         place: impl Into<String>,
@@ -103,10 +96,7 @@ impl<W: Write> TraceWriter<W> {
             losses: Losses::default(),
             stacks: StackTexts::new(grouping),
             uses: BlockPurposes::default(),
-            blocks: OpenSlices::new(MAX_OPEN),
-            segments: OpenSlices::new(MAX_OPEN),
-            cuda: OpenSlices::new(MAX_OPEN),
-            cpu: OpenSlices::new(MAX_OPEN),
+            open: Default::default(),
             counters: HashMap::new(),
         };
         writer.describe(header)?;
@@ -114,8 +104,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(writer)
     }
 
-    /// Writes the header again when more is known of the target, such as its version of torch. The start time
-    /// stays.
+    /// Writes the header again when more is known of the target, such as its version of torch. The start time stays.
     pub fn describe(&mut self, header: &Header) -> Result<(), WriteError> {
         if self.failed.is_some() {
             return Ok(());
@@ -205,10 +194,9 @@ impl<W: Write> TraceWriter<W> {
 
     /// Writes the end and returns the output. Returns an earlier write error again.
     pub fn finish(mut self, reason: EndReason) -> Result<W, WriteError> {
-        self.end_open_slices(&BLOCK)?;
-        self.end_open_slices(&SEGMENT)?;
-        self.end_open_slices(&CUDA)?;
-        self.end_open_slices(&CPU)?;
+        for kind in [BLOCK, SEGMENT, CUDA, CPU] {
+            self.end_open_slices(&kind)?;
+        }
         self.repeat_counters();
         let end = EndRecord::from(&End {
             reason,
@@ -220,10 +208,7 @@ impl<W: Write> TraceWriter<W> {
         self.lines.truncate(self.lines.len() - b",\n".len());
         self.lines.extend_from_slice(b"\n]\n");
         self.flush()?;
-        match self.failed {
-            Some(error) => Err(error),
-            None => Ok(self.out),
-        }
+        self.failed.map_or(Ok(self.out), Err)
     }
 
     pub fn get_ref(&self) -> &W {
@@ -239,10 +224,9 @@ impl<W: Write> TraceWriter<W> {
     }
 
     fn drain_when_full(&mut self) -> Result<(), WriteError> {
-        if self.lines.len() < BUFFER {
-            Ok(())
-        } else {
-            self.drain()
+        match self.lines.len() {
+            ..BUFFER => Ok(()),
+            _ => self.drain(),
         }
     }
 
@@ -286,20 +270,14 @@ impl<W: Write> TraceWriter<W> {
         self.stacks.define(id, stack);
     }
 
-    /// Writes a mark as an instant on its thread.
     fn mark(&mut self, mark: &PhaseMark) {
         self.last = mark.time;
-        let line = &mut self.lines;
-        json::push_string_field(
-            line,
-            b"{\"ph\":\"i\",\"s\":\"t\",\"cat\":\"mark\",\"name\":",
-            &format!("{} {}", clip(&mark.class), mark.phase),
-        );
-        push_process(line, mark.tgid.0, mark.tid.0);
-        push_ts(line, self.start, mark.time);
-        line.extend_from_slice(b",\"args\":");
-        push_mark(line, mark);
-        line.extend_from_slice(b"},\n");
+        let name = format!("{} {}", clip(&mark.class), mark.phase);
+        let mut head = Vec::new();
+        json::push_string_field(&mut head, b"\"t\",\"cat\":\"mark\",\"name\":", &name);
+        self.instant(&head, mark.tgid.0, mark.tid.0, mark.time, |line| {
+            push_mark(line, mark)
+        });
     }
 
     /// Writes the name of each live block as a record, followed by an instant.
@@ -311,42 +289,48 @@ impl<W: Write> TraceWriter<W> {
             });
         }
         self.last = self.last.max(names.time);
-        let line = &mut self.lines;
-        line.extend_from_slice(
-            b"{\"ph\":\"i\",\"s\":\"p\",\"cat\":\"names\",\"name\":\"memprobe read the tensors\"",
-        );
-        push_process(line, names.tgid.0, names.tgid.0);
-        push_ts(line, self.start, names.time);
-        json::push_number_field(line, b",\"args\":{\"blocks\":", names.blocks.len() as u64);
-        line.extend_from_slice(b"}},\n");
+        let head = b"\"p\",\"cat\":\"names\",\"name\":\"memprobe read the tensors\"";
+        self.instant(head, names.tgid.0, names.tgid.0, names.time, |line| {
+            json::push_number_field(line, b"{\"blocks\":", names.blocks.len() as u64);
+            line.push(b'}');
+        });
     }
 
     fn loss(&mut self, losses: Losses) {
         self.losses = losses;
-        let line = &mut self.lines;
-        line.extend_from_slice(
-            b"{\"ph\":\"i\",\"s\":\"g\",\"cat\":\"loss\",\"name\":\"memprobe lost events\"",
-        );
-        push_process(line, self.pid, self.pid);
-        push_ts(line, self.start, self.last);
-        line.extend_from_slice(b",\"args\":");
-        push_record(line, &losses);
-        line.extend_from_slice(b"},\n");
+        let head = b"\"g\",\"cat\":\"loss\",\"name\":\"memprobe lost events\"";
+        let (pid, time) = (self.pid, self.last);
+        self.instant(head, pid, pid, time, |line| push_record(line, &losses));
     }
 
     fn at_attach(&mut self, found: &AtAttach) {
-        let line = &mut self.lines;
-        line.extend_from_slice(
-            b"{\"ph\":\"i\",\"s\":\"g\",\"cat\":\"attach\",\"name\":\"memprobe attached\"",
-        );
-        push_process(line, found.tgid.0, found.tgid.0);
-        push_ts(line, self.start, found.time);
-        line.extend_from_slice(b",\"args\":");
-        push_record(line, &AtAttachRecord::from(found));
-        line.extend_from_slice(b"},\n");
+        let head = b"\"g\",\"cat\":\"attach\",\"name\":\"memprobe attached\"";
+        let (pid, record) = (found.tgid.0, AtAttachRecord::from(found));
+        self.instant(head, pid, pid, found.time, |line| {
+            push_record(line, &record)
+        });
         if let Some(device) = found.device {
-            self.counters(found.tgid.0, found.time, device, found.totals);
+            self.counters(pid, found.time, device, found.totals);
         }
+    }
+
+    /// Writes an instant. `head` is its scope, category and name.
+    fn instant(
+        &mut self,
+        head: &[u8],
+        pid: u32,
+        tid: u32,
+        time: TimeNs,
+        args: impl FnOnce(&mut Vec<u8>),
+    ) {
+        let line = &mut self.lines;
+        line.extend_from_slice(b"{\"ph\":\"i\",\"s\":");
+        line.extend_from_slice(head);
+        push_process(line, pid, tid);
+        push_ts(line, self.start, time);
+        line.extend_from_slice(b",\"args\":");
+        args(line);
+        line.extend_from_slice(b"},\n");
     }
 
     fn memory(&mut self, event: &MemoryEvent) {
@@ -363,7 +347,7 @@ impl<W: Write> TraceWriter<W> {
             Action::CudaAlloc => self.begin(event, &CUDA),
             Action::CudaFree => self.end(event, &CUDA),
             Action::OutOfMemory => {
-                self.open_line(event, b"i\",\"s\":\"g\",\"cat\":\"oom", |line, _| {
+                self.open_line(event, b"i\",\"s\":\"g", "oom", |line, _| {
                     line.extend_from_slice(b"out of memory");
                 });
                 self.close_line(event);
@@ -376,16 +360,7 @@ impl<W: Write> TraceWriter<W> {
 
     /// Begins the slice of a block that was live when memprobe attached.
     fn hold(&mut self, event: &MemoryEvent) {
-        let phase = match self.blocks.open(event.addr.0, NameSource::BeforeAttach) {
-            Opened::Slice => BLOCK.begin,
-            Opened::TooMany => BLOCK.unpaired_begin,
-        };
-        self.open_line(event, phase, |line, stacks| {
-            BLOCK.push_name(line, stacks, NameSource::BeforeAttach)
-        });
-        if phase == BLOCK.begin {
-            push_id(&mut self.lines, event.addr.0);
-        }
+        self.begin_line(event, &BLOCK, NameSource::BeforeAttach);
         self.lines.extend_from_slice(b",\"args\":");
         push_args(&mut self.lines, event);
         self.lines
@@ -394,28 +369,29 @@ impl<W: Write> TraceWriter<W> {
 
     fn begin(&mut self, event: &MemoryEvent, kind: &SliceKind) {
         let addr = event.addr.0;
-        if let Some(before) = self.open(kind).close(addr) {
+        if let Some(before) = self.open(kind).live.remove(&addr) {
             // The free of the earlier block at this address was lost.
             self.end_line(event, kind, before);
             self.lines
                 .extend_from_slice(b",\"args\":{\"unseen_free\":true}},\n");
         }
         let namer = NameSource::Stack(self.stacks.current(event.stack));
-        let phase = match self.open(kind).open(addr, namer) {
-            Opened::Slice => kind.begin,
-            Opened::TooMany => kind.unpaired_begin,
-        };
-        self.open_line(event, phase, |line, stacks| {
-            kind.push_name(line, stacks, namer)
-        });
-        if phase == kind.begin {
-            push_id(&mut self.lines, addr);
-        }
+        self.begin_line(event, kind, namer);
         self.close_line(event);
     }
 
+    fn begin_line(&mut self, event: &MemoryEvent, kind: &SliceKind, namer: NameSource) {
+        let phase = self.open(kind).open(event.addr.0, namer);
+        self.open_line(event, phase, kind.category, |line, stacks| {
+            kind.push_name(line, stacks, namer)
+        });
+        if phase != INSTANT {
+            push_id(&mut self.lines, event.addr.0);
+        }
+    }
+
     fn end(&mut self, event: &MemoryEvent, kind: &SliceKind) {
-        match self.open(kind).close(event.addr.0) {
+        match self.open(kind).live.remove(&event.addr.0) {
             Some(namer) => {
                 self.end_line(event, kind, namer);
                 self.lines.extend_from_slice(b",\"args\":{\"free\":");
@@ -423,7 +399,7 @@ impl<W: Write> TraceWriter<W> {
                 self.lines.extend_from_slice(b"}}},\n");
             }
             None => {
-                self.open_line(event, kind.unpaired_end, |line, _| {
+                self.open_line(event, INSTANT, kind.unpaired_end, |line, _| {
                     line.extend_from_slice(kind.unpaired_name.as_bytes());
                 });
                 self.close_line(event);
@@ -432,17 +408,12 @@ impl<W: Write> TraceWriter<W> {
     }
 
     fn open(&mut self, kind: &SliceKind) -> &mut OpenSlices {
-        match kind.of {
-            Slices::Blocks => &mut self.blocks,
-            Slices::Segments => &mut self.segments,
-            Slices::Cuda => &mut self.cuda,
-            Slices::Cpu => &mut self.cpu,
-        }
+        &mut self.open[kind.of as usize]
     }
 
     /// Writes the end of the slice with this name, up to its `args`.
     fn end_line(&mut self, event: &MemoryEvent, kind: &SliceKind, namer: NameSource) {
-        self.open_line(event, kind.end, |line, stacks| {
+        self.open_line(event, END, kind.category, |line, stacks| {
             kind.push_name(line, stacks, namer)
         });
         push_id(&mut self.lines, event.addr.0);
@@ -452,15 +423,15 @@ impl<W: Write> TraceWriter<W> {
     /// length (catapult `trace_event_importer.html`, `createNestableAsyncSlices_`), although memory that is
     /// never freed matters most.
     fn end_open_slices(&mut self, kind: &SliceKind) -> Result<(), WriteError> {
-        let mut live: Vec<_> = std::mem::take(&mut self.open(kind).live)
-            .into_iter()
-            .collect();
+        let live = std::mem::take(&mut self.open(kind).live);
+        let mut live: Vec<_> = live.into_iter().collect();
         live.sort_unstable_by_key(|(addr, _)| *addr);
         for (addr, namer) in live {
             if self.failed.is_some() {
                 break;
             }
-            self.open_line_at(kind.end, self.last, self.pid, self.pid, |line, stacks| {
+            let place = (self.last, self.pid, self.pid);
+            self.open_line_at(END, kind.category, place, |line, stacks| {
                 kind.push_name(line, stacks, namer)
             });
             push_id(&mut self.lines, addr);
@@ -471,27 +442,30 @@ impl<W: Write> TraceWriter<W> {
         Ok(())
     }
 
-    /// Writes a line up to its name. `phase` includes the fields that all records of a kind share.
+    /// Writes a line up to its name. `phase` is its `ph`, with its scope if it has one.
     fn open_line(
         &mut self,
         event: &MemoryEvent,
         phase: &[u8],
+        category: &str,
         name: impl FnOnce(&mut Vec<u8>, &mut StackTexts),
     ) {
-        self.open_line_at(phase, event.time, event.tgid.0, event.tid.0, name);
+        let place = (event.time, event.tgid.0, event.tid.0);
+        self.open_line_at(phase, category, place, name);
     }
 
     fn open_line_at(
         &mut self,
         phase: &[u8],
-        time: TimeNs,
-        pid: u32,
-        tid: u32,
+        category: &str,
+        (time, pid, tid): (TimeNs, u32, u32),
         name: impl FnOnce(&mut Vec<u8>, &mut StackTexts),
     ) {
         let line = &mut self.lines;
         line.extend_from_slice(b"{\"ph\":\"");
         line.extend_from_slice(phase);
+        line.extend_from_slice(b"\",\"cat\":\"");
+        line.extend_from_slice(category.as_bytes());
         line.push(b'"');
         // Before the name: some versions of Perfetto search for the time with a parser that does not support
         // all JSON strings.
@@ -526,7 +500,6 @@ impl<W: Write> TraceWriter<W> {
         line.extend_from_slice(b"}},\n");
     }
 
-    /// Writes the totals that changed.
     fn counters(&mut self, pid: u32, time: TimeNs, device: DeviceIndex, totals: Totals) {
         let before = self.counters.insert(device, totals).map(series);
         for (index, (name, bytes)) in series(totals).into_iter().enumerate() {
@@ -562,9 +535,7 @@ impl<W: Write> TraceWriter<W> {
         line.extend_from_slice(b"{\"ph\":\"C\",\"name\":\"");
         match device {
             DeviceIndex::CPU => line.extend_from_slice(b"cpu"),
-            DeviceIndex(ordinal) => {
-                json::push_number_field(line, b"cuda:", ordinal);
-            }
+            DeviceIndex(ordinal) => json::push_number_field(line, b"cuda:", ordinal),
         }
         line.extend_from_slice(name.as_bytes());
         line.push(b'"');
@@ -581,8 +552,7 @@ fn is_counted(device: DeviceIndex, name: &str) -> bool {
 
 const ALLOCATED: &str = " allocated";
 
-/// Returns a counter for each total. chrome://tracing would stack two series of one counter into a
-/// meaningless sum.
+/// Returns a counter for each total. chrome://tracing would stack two series of one counter into a meaningless sum.
 fn series(totals: Totals) -> [(&'static str, u64); 2] {
     [
         (ALLOCATED, totals.allocated.0),

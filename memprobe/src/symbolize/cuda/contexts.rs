@@ -33,6 +33,16 @@ pub struct ThreadContext {
     pub context: Context,
 }
 
+impl ThreadContext {
+    /// In the primary context of a device.
+    fn primary(device: DeviceIndex) -> Self {
+        Self {
+            device: Some(device),
+            context: None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Caller {
     /// The runtime whose functions are probed: its device for the thread is known.
@@ -151,11 +161,7 @@ impl Contexts {
         let (Some(context), Some(device)) = (top.context, top.runtime) else {
             return;
         };
-        if self
-            .known
-            .device_of(context)
-            .is_some_and(|known| known != device)
-        {
+        if self.known.is_of_another(context, device) {
             self.forget(context);
             self.thread(tid).set(Entry {
                 context: None,
@@ -169,10 +175,8 @@ impl Contexts {
         if context == 0 {
             return self.thread(tid).pop();
         }
-        let (before, is_empty) = {
-            let thread = self.thread(tid);
-            (thread.top(), thread.is_empty())
-        };
+        let thread = self.thread(tid);
+        let (before, is_empty) = (thread.top(), thread.is_empty());
         let runtime = match caller {
             // Its device stays, whichever function of it that is.
             Caller::Runtime => before.runtime,
@@ -290,9 +294,8 @@ impl Contexts {
         let Some(device) = self::device(device) else {
             return;
         };
-        match self.known.device_of(context) {
-            Some(known) if known != device => self.contradict(context),
-            _ => {}
+        if self.known.is_of_another(context, device) {
+            self.contradict(context);
         }
         if let Some(other) = self.known.primary_of(device).filter(|it| *it != context) {
             self.replace(other);
@@ -307,8 +310,7 @@ impl Contexts {
         self.release(self::device(device)?)
     }
 
-    /// [`Self::release_primary`], after which the context is unknown if the reference may have been the
-    /// last.
+    /// [`Self::release_primary`], after which the context is unknown if the reference may have been the last.
     fn release(&mut self, device: DeviceIndex) -> Option<DeviceIndex> {
         if let Some(references @ 2..) = self.references.get_mut(&device) {
             *references -= 1;
@@ -329,8 +331,7 @@ impl Contexts {
         *self.references.entry(device).or_default() += 1;
     }
 
-    /// A device's primary context was destroyed: the contexts that were known to be it. Their numbers may be
-    /// given to others.
+    /// Forgets a device's destroyed primary context; returns those known to be it. Their numbers may be reused.
     pub fn reset_primary(&mut self, device: DeviceIndex) -> Vec<u64> {
         let gone = self.known.primaries_of(device);
         for context in &gone {
@@ -377,8 +378,7 @@ impl Contexts {
         (device, gone)
     }
 
-    /// A block of the caching allocator turned out to lie on another device than the thread was believed to
-    /// work on.
+    /// A block of the caching allocator turned out to lie on another device than the thread was believed to work on.
     pub fn doubt(&mut self, tid: Tid) {
         if let Some(context) = self.thread(tid).top().context {
             self.forget(context);
@@ -393,11 +393,7 @@ impl Contexts {
 
     /// `cudaSetDevice` has made the context current: it is the device's, unless it is believed to be another's.
     fn learn_by_name(&mut self, context: u64, device: DeviceIndex) {
-        if self
-            .known
-            .device_of(context)
-            .is_some_and(|known| known != device)
-        {
+        if self.known.is_of_another(context, device) {
             return self.contradict(context);
         }
         if let Some(other) = self.known.primary_of(device).filter(|it| *it != context) {
@@ -432,8 +428,7 @@ impl Contexts {
         }
     }
 
-    /// A context is not the one that it was believed to be: what is believed of the threads on it may be just
-    /// as wrong.
+    /// A context is not the one that it was believed to be: what is believed of the threads on it may be just as wrong.
     fn contradict(&mut self, context: u64) {
         self.forget(context);
         for thread in self.threads.values_mut() {
@@ -455,16 +450,6 @@ impl Contexts {
         }
         let first = &self.first;
         self.threads.entry(tid).or_insert_with(|| first.clone())
-    }
-}
-
-impl ThreadContext {
-    /// In the primary context of a device.
-    fn primary(device: DeviceIndex) -> Self {
-        Self {
-            device: Some(device),
-            context: None,
-        }
     }
 }
 

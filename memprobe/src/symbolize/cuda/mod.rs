@@ -28,7 +28,6 @@ pub struct Cuda {
     physical: Physical,
 }
 
-/// One call, and who made it.
 pub struct Call<'a> {
     pub function: &'static Function,
     pub record: &'a CudaRecord,
@@ -100,7 +99,6 @@ impl Cuda {
         }
     }
 
-    /// Takes a call that succeeded; what follows from it goes to `segments`.
     pub fn apply(&mut self, call: &Call<'_>, segments: &mut Segments) {
         let record = call.record;
         let [first, second, ..] = record.args;
@@ -182,14 +180,8 @@ impl Cuda {
                 let created = TimeNs(record.time_ns);
                 self.physical.create(handle, call.owner, device, created);
                 if call.owner == Owner::Other {
-                    let event = call.event(
-                        Action::CudaAlloc,
-                        handle,
-                        Bytes(second),
-                        CudaMemoryKind::Virtual,
-                    );
-                    let event = MemoryEvent { device, ..event };
-                    segments.record_alloc(MemoryKey::Handle(handle), Until::ProcessEnds, event);
+                    let place = MemoryKey::Handle(handle);
+                    give_virtual(call, Action::CudaAlloc, place, device, segments);
                 }
             }
             Effect::RetainsPhysical => self.physical.retain(record.out[0], second),
@@ -197,26 +189,15 @@ impl Cuda {
             Effect::ReleasesPhysical => {
                 let released = self.physical.release(first, call.entered());
                 if let Some((handle, Owner::Other)) = released {
-                    let freed = call.freed(handle);
-                    segments.record_free(
-                        MemoryKey::Handle(handle),
-                        FreedBy::Other,
-                        call.entered(),
-                        freed,
-                    );
+                    let (place, freed) = (MemoryKey::Handle(handle), call.freed(handle));
+                    segments.record_free(place, FreedBy::Other, call.entered(), freed);
                 }
             }
             Effect::Maps => {
                 let mapped = self.physical.map(first, Bytes(second), fourth);
                 if let Some((Owner::Allocator, device)) = mapped {
-                    let event = call.event(
-                        Action::SegmentAlloc,
-                        first,
-                        Bytes(second),
-                        CudaMemoryKind::Virtual,
-                    );
-                    let event = MemoryEvent { device, ..event };
-                    segments.record_alloc(MemoryKey::Address(first), Until::ProcessEnds, event);
+                    let place = MemoryKey::Address(first);
+                    give_virtual(call, Action::SegmentAlloc, place, device, segments);
                 }
             }
             _ => {
@@ -261,9 +242,9 @@ impl Cuda {
                 self.contexts.pop(tid, popped);
             }
             Effect::CreatesContext { device } => {
-                let device = record.args.get(usize::from(device)).copied();
-                self.contexts
-                    .create(tid, written, device.unwrap_or(u64::MAX));
+                let device = record.args.get(usize::from(device));
+                let device = device.copied().unwrap_or(u64::MAX);
+                self.contexts.create(tid, written, device);
             }
             Effect::DestroysContext => {
                 self.contexts.destroy(tid, first);
@@ -315,6 +296,19 @@ impl Cuda {
     }
 }
 
+/// Records memory, of the size in argument 1, that belongs to its owner until the process ends.
+fn give_virtual(
+    call: &Call<'_>,
+    action: Action,
+    place: MemoryKey,
+    device: Option<DeviceIndex>,
+    segments: &mut Segments,
+) {
+    let size = Bytes(call.record.args[1]);
+    let event = call.event(action, place.number(), size, CudaMemoryKind::Virtual);
+    segments.record_alloc(place, Until::ProcessEnds, MemoryEvent { device, ..event });
+}
+
 /// Contexts are gone, and the primary one of a device, with all that was allocated in them.
 fn end(
     contexts: &[u64],
@@ -342,13 +336,10 @@ fn record_traced_block(call: &Call<'_>, segments: &mut Segments) {
     }
 }
 
-/// The device of `CUmemAllocationProp { int type, handleTypes; struct { int type, id; } location; … }`
-/// (cuda.h).
+/// The device of `CUmemAllocationProp { int type, handleTypes; struct { int type, id; } location; … }` (cuda.h).
 fn located(record: &CudaRecord) -> Option<DeviceIndex> {
     let location = record.description[1];
-    (location as u32 == ON_DEVICE)
-        .then(|| contexts::device(location >> 32))
-        .flatten()
+    contexts::device(location >> 32).filter(|_| location as u32 == ON_DEVICE)
 }
 
 #[cfg(test)]

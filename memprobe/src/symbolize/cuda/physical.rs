@@ -1,6 +1,5 @@
-//! Physical memory of CUDA's virtual memory management: it is held until its handle was released
-//! as often as it was taken and nothing of it is mapped any more (CUDA Driver API, "Virtual Memory
-//! Management").
+//! Physical memory of CUDA's virtual memory management: it is held until its handle was released as often as it was
+//! taken and nothing of it is mapped any more (CUDA Driver API, "Virtual Memory Management").
 
 use std::collections::BTreeMap;
 
@@ -66,8 +65,7 @@ impl Physical {
         }
     }
 
-    /// `cuMemRetainAllocationHandle` for what is mapped at `addr`, which gave `handle`; it need not be
-    /// the one that was mapped.
+    /// `cuMemRetainAllocationHandle` for the memory at `addr`; `handle` need not be the one that was mapped.
     pub fn retain(&mut self, handle: u64, addr: u64) {
         let before = self.mappings.range(..=addr).next_back();
         let mapped = before.filter(|(start, (size, _))| addr - **start < *size);
@@ -81,8 +79,7 @@ impl Physical {
         }
     }
 
-    /// `cuMemImportFromShareableHandle`, which gave `handle`: another reference, if that is memory of this
-    /// process.
+    /// `cuMemImportFromShareableHandle`, which gave `handle`: another reference, if that is memory of this process.
     pub fn import(&mut self, handle: u64) {
         let handle = self.original(handle);
         if let Some(memory) = self.memory.get_mut(&handle) {
@@ -138,11 +135,8 @@ impl Physical {
     /// `cuMemUnmap`: what was mapped there.
     pub fn unmap(&mut self, addr: u64, size: Bytes) -> Vec<Unmapped> {
         let end = addr.saturating_add(size.0);
-        let inside: Vec<_> = self
-            .mappings
-            .range(addr..end)
-            .map(|(addr, (_, handle))| (*addr, *handle))
-            .collect();
+        let inside = self.mappings.range(addr..end);
+        let inside: Vec<_> = inside.map(|(addr, (_, handle))| (*addr, *handle)).collect();
         let unmapped = inside.into_iter().map(|(addr, handle)| {
             self.mappings.remove(&addr);
             let owner = self.memory.get_mut(&handle).map_or(Owner::Other, |memory| {

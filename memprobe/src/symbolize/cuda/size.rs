@@ -16,9 +16,8 @@ mod flag {
     pub const UNBACKED: u32 = 0x40 | 0x80;
 }
 
-/// Bytes that an allocating call gave out. What the target passed may be anything: a product that
-/// fits no 64 bits stops at the largest number. 0 where an array has no memory of its own, or its size
-/// cannot be told.
+/// Bytes that an allocating call gave out. What the target passed may be anything: a product that fits no 64 bits stops
+/// at the largest number. 0 where an array has no memory of its own, or its size cannot be told.
 pub fn of(size: Size, call: &CudaRecord) -> Bytes {
     let [_, second, third, fourth, fifth, _] = call.args;
     let bytes = match size {
@@ -116,8 +115,7 @@ fn volume([width, height, depth]: [u64; 3], element: u64) -> u64 {
         .saturating_mul(depth.max(1))
 }
 
-/// Bytes of an element of `cudaChannelFormatDesc { int x, y, z, w; enum f; }`: its bits by channel
-/// (driver_types.h).
+/// Bytes of an element of `cudaChannelFormatDesc { int x, y, z, w; enum f; }`: its bits by channel (driver_types.h).
 fn channels(words: [u64; 5]) -> u64 {
     let bits = [words[0], words[0] >> 32, words[1], words[1] >> 32];
     let bits: u64 = bits.iter().map(|bits| u64::from(*bits as u32)).sum();

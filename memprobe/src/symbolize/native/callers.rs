@@ -35,8 +35,7 @@ impl NativeCode {
         search.found()
     }
 
-    /// Returns the function of the call that returns to `return_address`; `None` if the address is in no
-    /// file.
+    /// Returns the function of the call that returns to `return_address`; `None` if the address is in no file.
     fn caller_at(&mut self, return_address: u64) -> Option<Caller> {
         if let Some(known) = self.callers.get(&return_address) {
             return Some(known.clone());
@@ -59,8 +58,7 @@ impl NativeCode {
 }
 
 impl Library {
-    /// Returns the function at a file offset. `loaded` is the memory that the indexes of all libraries take, in
-    /// bytes.
+    /// Returns the function at a file offset. `loaded` is the memory that the indexes of all libraries take, in bytes.
     fn function_at(&mut self, tgid: Tgid, offset: u64, loaded: usize) -> Option<String> {
         if self.functions.is_none() {
             let file = self.opened(tgid).and_then(|file| file.try_clone().ok());

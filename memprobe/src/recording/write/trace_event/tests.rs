@@ -142,7 +142,7 @@ fn a_stack_number_that_is_used_again_leaves_open_slices_their_names() {
 #[test]
 fn blocks_beyond_what_can_be_drawn_are_still_recorded() {
     let mut writer = TraceWriter::new(Vec::new(), "x", &header(), Grouping::User).unwrap();
-    writer.blocks = OpenSlices::new(1);
+    writer.open(&BLOCK).most = 1;
     let events = [
         memory(Action::Alloc, 1, 0x1000, 512),
         memory(Action::Alloc, 2, 0x2000, 512),
@@ -422,6 +422,6 @@ fn memory_does_not_grow_with_what_was_written() {
         }
     }
     assert!(writer.lines.capacity() <= 2 * BUFFER);
-    assert!(writer.blocks.live.capacity() < 100);
+    assert!(writer.open(&BLOCK).live.capacity() < 100);
     assert_eq!(writer.events(), 40_000);
 }

@@ -37,6 +37,10 @@ impl Known {
         self.0.get(&context).map(|(device, _)| *device)
     }
 
+    pub(super) fn is_of_another(&self, context: u64, device: DeviceIndex) -> bool {
+        self.device_of(context).is_some_and(|known| known != device)
+    }
+
     pub(super) fn is_green(&self, context: u64) -> bool {
         let known = self.0.get(&context);
         known.is_some_and(|(_, origin)| *origin == Origin::Green)
@@ -80,7 +84,6 @@ impl Known {
         self.0.remove(&context);
     }
 
-    /// Another use of a context.
     pub(super) fn add_use(&mut self, context: u64) {
         if let Some((_, Origin::Created { uses })) = self.0.get_mut(&context) {
             *uses = uses.saturating_add(1);

@@ -5,7 +5,6 @@ use crate::event::DeviceIndex;
 /// The deepest stack of contexts that is followed.
 const DEPTH: usize = 64;
 
-/// A context on a thread's stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Entry {
     /// Its number; `None` where that is not known.
@@ -35,7 +34,6 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    /// One that has just begun.
     pub(super) fn without_context() -> Self {
         Self {
             stack: Vec::new(),
@@ -99,7 +97,6 @@ impl Thread {
         }
     }
 
-    /// Nothing is known any more.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }

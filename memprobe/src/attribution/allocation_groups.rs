@@ -6,7 +6,7 @@ use super::groups::{BlockGroup, GroupOrigin, Groups};
 use super::phase::{Phase, phase_of};
 use crate::event::{Context, Module, Stack};
 use crate::ledger::snapshot::{Grouping, Site};
-use crate::ledger::{Model, StackRef};
+use crate::ledger::{Ledger, StackRef};
 
 /// Blocks that reports do not tell apart: equal origin and equal tensor type.
 pub type AllocationGroup = BlockGroup<AllocationSite>;
@@ -67,7 +67,7 @@ impl Pass {
 }
 
 impl GroupOrigin for AllocationSite {
-    fn of(stack: StackRef, ledger: &Model, grouping: Grouping) -> Self {
+    fn of(stack: StackRef, ledger: &Ledger, grouping: Grouping) -> Self {
         let site = ledger.site(stack, grouping).clone();
         if stack == StackRef::UNKNOWN {
             return Self::nowhere(site, ModuleScope::Unknown);

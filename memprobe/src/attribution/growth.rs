@@ -23,7 +23,7 @@ use super::groups::{BlockChange, ChangeKind};
 use super::iterations::{IterationKind, IterationLine, Source};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
 use crate::ledger::snapshot::{Grouping, PurposeInfo, Site};
-use crate::ledger::{Analysis, Change, Model};
+use crate::ledger::{Analysis, Change, Ledger};
 
 /// Length of the first windows: 1 ms, in nanoseconds.
 const FIRST_WINDOW: u64 = 1_000_000;
@@ -200,7 +200,7 @@ impl GrowthLedger {
     }
 
     /// Updates the groups, without the step intervals.
-    fn follow(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn follow(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         let moment = ledger.moment(event);
         if let Some((_, now)) = &moment {
             self.pass_windows(now.time);
@@ -417,7 +417,7 @@ impl GrowthLedger {
 }
 
 impl Analysis for GrowthLedger {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         self.categories.apply(event, change, ledger);
         if self.categories.intervals_ended() > self.ended {
             self.ended = self.categories.intervals_ended();

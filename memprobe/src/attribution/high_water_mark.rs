@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::groups::{BlockChange, ChangeKind};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
-use crate::ledger::{DeviceTotals, Model};
+use crate::ledger::{DeviceTotals, Ledger};
 
 /// High-water mark of a device so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,7 +37,7 @@ pub(crate) struct HighWaterMarks(BTreeMap<DeviceIndex, HighWaterMark>);
 
 impl HighWaterMarks {
     /// Marks that begin at the current state of a ledger: earlier peaks are unknown.
-    pub(crate) fn from_now(ledger: &Model, now: TimeNs) -> Self {
+    pub(crate) fn from_now(ledger: &Ledger, now: TimeNs) -> Self {
         let moments = ledger.moments(now);
         Self(
             moments
@@ -54,7 +54,7 @@ impl HighWaterMarks {
     pub(crate) fn pass(
         &mut self,
         event: &Event,
-        ledger: &Model,
+        ledger: &Ledger,
         change: impl FnOnce(&HighWaterMark),
     ) {
         let Some((device, now)) = ledger.moment(event) else {

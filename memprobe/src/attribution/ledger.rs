@@ -24,7 +24,7 @@ use crate::event::{
 };
 use crate::ledger::definitions::lost_stack;
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, BlockId, Change, DeviceTotals, Freed, Model, PerStack, StackRef};
+use crate::ledger::{Analysis, BlockId, Change, DeviceTotals, Freed, Ledger, PerStack, StackRef};
 
 /// Cap on stacks with operations.
 const MAX_STACKS: usize = 1 << 18;
@@ -134,7 +134,7 @@ impl AttributionLedger {
 
     /// Starts from the current state of a ledger. Live blocks count as allocated before: their category depends
     /// on phases that were not seen.
-    pub fn with_known(mut self, ledger: &Model, now: TimeNs) -> Self {
+    pub fn with_known(mut self, ledger: &Ledger, now: TimeNs) -> Self {
         for (stack, _) in ledger.stacks() {
             self.define(stack, ledger);
         }
@@ -208,7 +208,7 @@ impl AttributionLedger {
         }
     }
 
-    fn define(&mut self, number: StackRef, ledger: &Model) {
+    fn define(&mut self, number: StackRef, ledger: &Ledger) {
         if number == StackRef::UNKNOWN {
             self.coverage.stacks_left_out = self.coverage.stacks_left_out.saturating_add(1);
             return;
@@ -276,7 +276,7 @@ impl AttributionLedger {
         }
     }
 
-    fn mark(&mut self, mark: &PhaseMark, ledger: &Model) {
+    fn mark(&mut self, mark: &PhaseMark, ledger: &Ledger) {
         self.coverage.marks = true;
         if let Some(turn) = self.phases.mark(mark) {
             self.turn(turn, ledger);
@@ -304,7 +304,7 @@ impl AttributionLedger {
             .or_insert_with(|| Device::new(start, follows, interval));
     }
 
-    fn memory(&mut self, event: &MemoryEvent, change: &Change, ledger: &Model) {
+    fn memory(&mut self, event: &MemoryEvent, change: &Change, ledger: &Ledger) {
         let (index, after) = match (event.device, ledger.moment_of(event)) {
             (Some(index), Some(after)) if *change != Change::Malformed => (index, after),
             _ => return,
@@ -343,7 +343,7 @@ impl AttributionLedger {
         }
     }
 
-    fn alloc(&mut self, id: BlockId, tid: Tid, is_tracked: bool, ledger: &Model) {
+    fn alloc(&mut self, id: BlockId, tid: Tid, is_tracked: bool, ledger: &Ledger) {
         let block = ledger.block(id);
         let traits = self.stack_properties.get(block.stack);
         let traits = *traits.unwrap_or(&NO_PROPERTIES);
@@ -405,7 +405,7 @@ impl AttributionLedger {
         &mut self,
         id: PurposeId,
         traits: StackProperties,
-        ledger: &Model,
+        ledger: &Ledger,
     ) -> Option<CategoryRule> {
         self.coverage.tensors |= id != PurposeId::NONE;
         if let Some(BlockPurpose::Other(purpose)) = ledger.purpose(id).map(|purpose| &**purpose)
@@ -433,7 +433,7 @@ impl AttributionLedger {
         self.blocks.insert(id, life);
     }
 
-    fn free(&mut self, id: BlockId, tid: Tid, ledger: &Model) {
+    fn free(&mut self, id: BlockId, tid: Tid, ledger: &Ledger) {
         if let Some(life) = self.blocks.get(id) {
             if let Some(rule) = self.at_free(&life, tid) {
                 self.settle(id, &life, rule, ledger);
@@ -456,7 +456,7 @@ impl AttributionLedger {
     }
 
     /// Removes a block. If its free was missed, it keeps its current rule.
-    fn remove_block(&mut self, id: BlockId, ledger: &Model) {
+    fn remove_block(&mut self, id: BlockId, ledger: &Ledger) {
         if let Some(making) = &mut self.making {
             making.release(id);
         }
@@ -473,7 +473,7 @@ impl AttributionLedger {
     }
 
     /// Decides the category of a live block.
-    fn settle(&mut self, id: BlockId, life: &Lifecycle, rule: CategoryRule, ledger: &Model) {
+    fn settle(&mut self, id: BlockId, life: &Lifecycle, rule: CategoryRule, ledger: &Ledger) {
         let rule = match self.phases.is_concurrent() && rule.goes_by_passes() {
             true => CategoryRule::Crowded,
             false => rule,
@@ -487,7 +487,7 @@ impl AttributionLedger {
     }
 
     /// Moves a block to another state.
-    fn promote(&mut self, id: BlockId, life: &Lifecycle, state: BlockState, ledger: &Model) {
+    fn promote(&mut self, id: BlockId, life: &Lifecycle, state: BlockState, ledger: &Ledger) {
         let rule = life.tensor_info.read(state.likely());
         self.revise(id, life, rule, ledger);
         let life = Lifecycle {
@@ -503,7 +503,7 @@ impl AttributionLedger {
         id: BlockId,
         life: &Lifecycle,
         rule: CategoryRule,
-        ledger: &Model,
+        ledger: &Ledger,
     ) {
         if rule == life.rule {
             return;
@@ -525,7 +525,7 @@ impl AttributionLedger {
     }
 
     /// Handles a phase transition, which decides the category of many blocks.
-    fn turn(&mut self, turn: PhaseTransition, ledger: &Model) {
+    fn turn(&mut self, turn: PhaseTransition, ledger: &Ledger) {
         self.intervals.turn(turn, now(&self.devices));
         self.end_intervals();
         let PhaseTransition { ended, began } = turn;
@@ -559,7 +559,7 @@ impl AttributionLedger {
     /// Decides the blocks that outlived a backward pass: they are gradients. Without tensor information some
     /// are workspaces (autograd threads have their own for cuBLAS). Then only blocks with the size of a
     /// parameter count.
-    fn settle_survivors_of_backward(&mut self, ledger: &Model) {
+    fn settle_survivors_of_backward(&mut self, ledger: &Ledger) {
         let survivors = self.blocks.drain(Queue::Backward);
         let sizes = (!self.coverage.tensors && !survivors.is_empty())
             .then(|| self.blocks.sizes_of_parameters(ledger));
@@ -575,14 +575,14 @@ impl AttributionLedger {
         }
     }
 
-    fn settle_all(&mut self, queue: Queue, rule: CategoryRule, ledger: &Model) {
+    fn settle_all(&mut self, queue: Queue, rule: CategoryRule, ledger: &Ledger) {
         for (id, life) in self.blocks.drain(queue) {
             self.settle(id, &life, rule, ledger);
         }
     }
 
     /// Marks live blocks of the forward pass as saved when a backward pass begins.
-    fn save(&mut self, ledger: &Model) {
+    fn save(&mut self, ledger: &Ledger) {
         let step = self.phases.steps();
         for (id, life) in self.blocks.drain(Queue::Forward) {
             self.promote(id, &life, BlockState::Saved { step }, ledger);
@@ -590,7 +590,7 @@ impl AttributionLedger {
     }
 
     /// Settles, at an optimizer step, blocks that stayed saved for too many steps.
-    fn drop_saved(&mut self, ledger: &Model) {
+    fn drop_saved(&mut self, ledger: &Ledger) {
         for (id, life) in self.blocks.drain(Queue::Saved) {
             match life.state.is_saved_too_long(&self.phases) {
                 true => self.settle(id, &life, CategoryRule::OutlivesItsPass, ledger),
@@ -600,7 +600,7 @@ impl AttributionLedger {
     }
 
     /// Settles, at a new pass, input candidates that survived too many passes.
-    fn settle_old_inputs(&mut self, ledger: &Model) {
+    fn settle_old_inputs(&mut self, ledger: &Ledger) {
         for (id, life) in self.blocks.drain(Queue::Carried) {
             match life.state.is_carried_too_long(&self.phases) {
                 true => self.settle(id, &life, CategoryRule::LongLived, ledger),
@@ -610,7 +610,7 @@ impl AttributionLedger {
     }
 
     /// Settles, at a new phase, blocks allocated outside all phases.
-    fn leave_outside(&mut self, began: Phase, ledger: &Model) {
+    fn leave_outside(&mut self, began: Phase, ledger: &Ledger) {
         let runs = matches!(began, Phase::Forward | Phase::Evaluation);
         let run = self.phases.runs();
         for (id, life) in self.blocks.drain(Queue::Outside) {
@@ -627,7 +627,7 @@ impl AttributionLedger {
 }
 
 impl Analysis for AttributionLedger {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         self.ended = None;
         match event {
             Event::Stack(..) => {

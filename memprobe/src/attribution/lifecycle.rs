@@ -7,7 +7,7 @@ use super::category::{Category, CategoryRule};
 use super::phase::Phase;
 use super::phase_tracker::PhaseTracker;
 use crate::event::{DeviceIndex, Tid};
-use crate::ledger::{BlockId, Model, PerBlock};
+use crate::ledger::{BlockId, Ledger, PerBlock};
 
 /// Forward passes a module input may survive before it stops counting as input.
 const MAX_INPUT_PASSES: u64 = 4;
@@ -242,7 +242,7 @@ impl Lifecycles {
     }
 
     /// Sizes of parameters by device. Includes blocks from before attach, which may be parameters.
-    pub(super) fn sizes_of_parameters(&self, ledger: &Model) -> HashSet<(DeviceIndex, u64)> {
+    pub(super) fn sizes_of_parameters(&self, ledger: &Ledger) -> HashSet<(DeviceIndex, u64)> {
         let like_parameters = self.live.iter().filter(|(_, life)| {
             life.state == BlockState::BeforeAttach || life.rule.category() == Category::Parameter
         });

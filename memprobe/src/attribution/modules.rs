@@ -12,7 +12,7 @@ use super::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding};
 use super::view::CoverageStart;
 use crate::event::{DeviceIndex, Event, TimeNs};
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, Change, DeviceTotals, Model};
+use crate::ledger::{Analysis, Change, DeviceTotals, Ledger};
 
 /// Cap on modules of a device; the excess is one row.
 const MAX_MODULES: usize = 1 << 16;
@@ -138,7 +138,7 @@ impl Default for ModuleLedger {
 impl ModuleLedger {
     /// Starts from the current state of a ledger. Live blocks are counted where they were allocated. Earlier
     /// peaks are unknown.
-    pub fn late(ledger: &Model, now: TimeNs) -> Self {
+    pub fn late(ledger: &Ledger, now: TimeNs) -> Self {
         let mut late = Self::default();
         let Self { groups, trees, .. } = &mut late;
         groups.start(ledger, |_, entry, change| {
@@ -174,7 +174,7 @@ impl ModuleLedger {
 }
 
 impl Analysis for ModuleLedger {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         let Self {
             groups,
             trees,

@@ -6,14 +6,14 @@ use super::groups::{GroupOrigin, Groups};
 use super::high_water_mark::{HeldBytes, HighWaterMark};
 use crate::event::{DeviceIndex, Event, NoStack, Purpose, TensorSpec};
 use crate::ledger::snapshot::{Grouping, PurposeInfo, ShapeRow, Site};
-use crate::ledger::{Analysis, Change, Model, StackRef};
+use crate::ledger::{Analysis, Change, Ledger, StackRef};
 
 /// Memory by tensor and line, updated by every event.
 #[derive(Debug)]
 pub struct ShapeLedger(Groups<Site, HeldBytes>);
 
 impl GroupOrigin for Site {
-    fn of(stack: StackRef, ledger: &Model, grouping: Grouping) -> Self {
+    fn of(stack: StackRef, ledger: &Ledger, grouping: Grouping) -> Self {
         ledger.site(stack, grouping).clone()
     }
 
@@ -48,7 +48,7 @@ impl ShapeLedger {
 }
 
 impl Analysis for ShapeLedger {
-    fn apply(&mut self, _: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, _: &Event, change: &Change, ledger: &Ledger) {
         self.0.apply(change, ledger, |_, entry, change| {
             entry.value.change(change, &HighWaterMark::default());
         });

@@ -12,7 +12,7 @@ use super::process_view::ProcessView;
 use super::source::Sources;
 use crate::event::{CaptureOptions, Tgid};
 use crate::ledger::snapshot::TargetState;
-use crate::ledger::{Analysis, Model};
+use crate::ledger::{Analysis, Ledger};
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
@@ -53,7 +53,7 @@ impl Live {
         let watched = Watched::open(self.tgid)?;
         let target = process::identified(self.tgid);
         let interrupts = Interrupts::new()?;
-        let model = Model::new(target, crate::session::now());
+        let model = Ledger::new(target, crate::session::now());
         let mut screen = Screen::open(model, self.tgid, interrupts);
         let outcome = self.show(watched, &mut screen).await;
         screen.close()?;
@@ -118,7 +118,7 @@ impl Live {
                         seen = Seen::End;
                     }
                     HostItem::Executed(target) => {
-                        *model = Model::new(target, crate::session::now());
+                        *model = Ledger::new(target, crate::session::now());
                         screen.opened.begin_anew();
                     }
                     HostItem::Found { .. } | HostItem::Notice(_) | HostItem::SnapshotPoint(_) => {}
@@ -146,7 +146,7 @@ enum Seen {
 
 /// The screen, on a thread of its own, and the model that it shows.
 struct Screen {
-    model: Model,
+    model: Ledger,
     opened: ProcessView,
     commands: mpsc::UnboundedReceiver<Command>,
     quit: watch::Sender<bool>,
@@ -156,7 +156,7 @@ struct Screen {
 }
 
 impl Screen {
-    fn open(model: Model, tgid: Tgid, interrupts: Interrupts) -> Self {
+    fn open(model: Ledger, tgid: Tgid, interrupts: Interrupts) -> Self {
         let opened = ProcessView::new(tgid, &model, crate::session::now());
         let news = opened.news();
         let (command, commands) = mpsc::unbounded_channel();

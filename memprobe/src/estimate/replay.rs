@@ -10,7 +10,7 @@ use crate::event::{
     Action, Address, BlockLabels, Bytes, DeviceIndex, Event, LabeledBlock, MemoryEvent, PurposeId,
     StackId, Tgid, Tid, TimeNs, Totals,
 };
-use crate::ledger::{AnalyzedLedger, Model};
+use crate::ledger::{AnalyzedLedger, Ledger};
 
 /// Device of the replayed events.
 const GPU: DeviceIndex = DeviceIndex(0);
@@ -95,7 +95,7 @@ impl Replay {
     }
 
     /// Ledger of the simulated GPU, and definitions of the stream.
-    pub(super) fn ledger(&self) -> &Model {
+    pub(super) fn ledger(&self) -> &Ledger {
         &self.ledgers.ledger
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::block_store::BlockStore;
 use super::call_sites::{CallSiteId, CallSites, Tally};
 use super::change::Change;
-use super::definitions::StackRef;
+use super::definitions::{Definitions, StackRef};
 use super::device::ADDRESS_LIMIT;
 use super::rate::Interval;
 use super::snapshot::{BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Layer, OutsideRow};
@@ -117,9 +117,8 @@ impl Cuda {
             let index = event.device.unwrap_or(DeviceIndex::UNKNOWN);
             let device = self.device_mut(index, started);
             let holder = device.holders.of(stack, event.tid, store);
-            device.holders.count(holder, event.size);
+            device.holders.count(holder, event.size, is_tracked);
             if is_tracked {
-                device.holders.hold(holder, event.size);
                 device.blocks += 1;
                 let allocated = device.totals.allocated.0.saturating_add(event.size.0);
                 device.change(event.time, allocated);
@@ -128,11 +127,9 @@ impl Cuda {
         });
         let group_ = &mut self.groups[group];
         let holder = group_.holders.of(stack, event.tid, store);
-        group_.holders.count(holder, event.size);
-        group_.tally.count(event.size.0);
+        group_.holders.count(holder, event.size, is_tracked);
+        group_.tally.count(event.size.0, is_tracked);
         if is_tracked {
-            group_.holders.hold(holder, event.size);
-            group_.tally.hold(event.size.0);
             let memory = LiveMemory {
                 size: event.size,
                 group,
@@ -234,13 +231,18 @@ impl Cuda {
 
     /// Snapshot for views. With a caching allocator it has all groups, otherwise those not known to
     /// be on a device.
-    pub(super) fn snapshot(&self, allocator_speaks: bool, grouping: Grouping) -> CudaSnapshot {
+    pub(super) fn snapshot(
+        &self,
+        allocator_speaks: bool,
+        grouping: Grouping,
+        definitions: &Definitions,
+    ) -> CudaSnapshot {
         let is_listed = |group: &&Group| allocator_speaks || !group.key.1.is_on_device();
         let mut rows: Vec<_> = self
             .groups
             .iter()
             .filter(is_listed)
-            .map(|group| row(group, grouping))
+            .map(|group| row(group, grouping, definitions))
             .collect();
         rows.sort_by(|one, other| {
             let key = |row: &OutsideRow| (std::cmp::Reverse((row.live, row.peak)), row.space);
@@ -259,7 +261,12 @@ impl Cuda {
     }
 
     /// Devices in the view that treats CUDA's calls as the allocator.
-    pub(super) fn devices(&self, now: TimeNs, grouping: Grouping) -> Vec<DeviceSnapshot> {
+    pub(super) fn devices(
+        &self,
+        now: TimeNs,
+        grouping: Grouping,
+        definitions: &Definitions,
+    ) -> Vec<DeviceSnapshot> {
         let devices = self.devices.iter();
         devices
             .map(|(index, device)| DeviceSnapshot {
@@ -270,14 +277,14 @@ impl Cuda {
                 unaccounted: 0,
                 live_blocks: device.blocks,
                 ooms: 0,
-                lines: device.holders.rows(grouping),
+                lines: device.holders.rows(grouping, definitions),
                 timeline: device.timeline.up_to(now),
             })
             .collect()
     }
 }
 
-fn row(group: &Group, grouping: Grouping) -> OutsideRow {
+fn row(group: &Group, grouping: Grouping, definitions: &Definitions) -> OutsideRow {
     let (library, space, device) = group.key.clone();
     OutsideRow {
         library,
@@ -287,7 +294,7 @@ fn row(group: &Group, grouping: Grouping) -> OutsideRow {
         peak: Bytes(group.tally.peak),
         live_blocks: group.tally.blocks,
         allocs: group.tally.allocs,
-        lines: group.holders.rows(grouping),
+        lines: group.holders.rows(grouping, definitions),
     }
 }
 

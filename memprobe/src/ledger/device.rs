@@ -1,9 +1,9 @@
 //! Ledger of one device, checked against the allocator's totals on every event.
 
-use super::block_store::{BlockStore, LiveBlock};
+use super::block_store::{BlockStore, IndexedBlock, LiveBlock};
 use super::call_sites::CallSites;
 use super::change::{Change, Freed};
-use super::definitions::StackRef;
+use super::definitions::{Definitions, StackRef};
 use super::rate::Interval;
 use super::snapshot::host::Holder;
 use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping};
@@ -133,22 +133,22 @@ impl Device {
     ) -> (Change, Difference) {
         let mut replaced = Vec::new();
         while let Some(stale) = store.take_overlapping(self.index, event.addr, event.size) {
-            self.end(store.get(stale));
-            replaced.push(stale);
+            self.end(stale);
+            replaced.push(stale.id);
         }
         let stack = store.definitions.stack_ref(event.stack);
         let call_site = self.call_sites.of(stack, event.tid, store);
-        self.call_sites.count(call_site, event.size);
-        let (block, is_tracked) = store.insert(LiveBlock {
+        let block = LiveBlock {
             addr: event.addr,
             size: event.size,
             stack,
             purpose: event.shape,
             device: self.index,
-            call_site: Some(call_site),
-        });
+            is_baseline: false,
+        };
+        let (block, is_tracked) = store.insert(block, Some(call_site));
+        self.call_sites.count(call_site, event.size, is_tracked);
         if is_tracked {
-            self.call_sites.hold(call_site, event.size);
             self.begin(event.size);
         }
         let expected = self.totals.allocated.0.saturating_add(event.size.0);
@@ -174,14 +174,15 @@ impl Device {
         if !store.is_vacant(self.index, event.addr, event.size) {
             return (Change::Held(None), Difference::Stale);
         }
-        let (block, is_tracked) = store.insert(LiveBlock {
+        let block = LiveBlock {
             addr: event.addr,
             size: event.size,
             stack: StackRef::UNKNOWN,
             purpose: PurposeId::NONE,
             device: self.index,
-            call_site: None,
-        });
+            is_baseline: true,
+        };
+        let (block, is_tracked) = store.insert(block, None);
         if is_tracked {
             self.before.unknown = rest;
             self.before.held = self.before.held.saturating_add(event.size.0);
@@ -198,12 +199,11 @@ impl Device {
         store: &mut BlockStore,
     ) -> (Change, Difference) {
         let (freed, stale) = match store.take(self.index, event.addr) {
-            Some(id) => {
-                let block = store.get(id);
+            Some(block) => {
                 self.end(block);
                 let freed = match block.call_site {
-                    None => Freed::BeforeAttach(Some(id)),
-                    Some(_) => Freed::Known(id),
+                    None => Freed::BeforeAttach(Some(block.id)),
+                    Some(_) => Freed::Known(block.id),
                 };
                 (freed, block.size != event.size)
             }
@@ -245,11 +245,15 @@ impl Device {
     }
 
     /// Counts a block that ended.
-    fn end(&mut self, block: &LiveBlock) {
-        let size = block.size;
+    fn end(
+        &mut self,
+        IndexedBlock {
+            size, call_site, ..
+        }: IndexedBlock,
+    ) {
         self.live = self.live.saturating_sub(size.0);
         self.blocks = self.blocks.saturating_sub(1);
-        match block.call_site {
+        match call_site {
             Some(call_site) => self.call_sites.release(call_site, size),
             None => {
                 self.before.held = self.before.held.saturating_sub(size.0);
@@ -319,17 +323,29 @@ impl Device {
     }
 
     /// Call site or "before attach" that holds most, and its bytes.
-    pub(super) fn top_holder(&self, grouping: Grouping) -> Option<(Holder, Bytes)> {
+    pub(super) fn top_holder(
+        &self,
+        grouping: Grouping,
+        definitions: &Definitions,
+    ) -> Option<(Holder, Bytes)> {
         let before = self.before_attach();
         match self.call_sites.top(grouping) {
-            Some((site, live)) if live >= before => Some((Holder::Site(site.clone()), live)),
+            Some((site, live)) if live >= before => {
+                let site = definitions.site(site, grouping).clone();
+                Some((Holder::Site(site), live))
+            }
             _ if before.0 > 0 => Some((Holder::BeforeAttach, before)),
             _ => None,
         }
     }
 
     /// Snapshot for views.
-    pub(super) fn snapshot(&self, now: TimeNs, grouping: Grouping) -> DeviceSnapshot {
+    pub(super) fn snapshot(
+        &self,
+        now: TimeNs,
+        grouping: Grouping,
+        definitions: &Definitions,
+    ) -> DeviceSnapshot {
         DeviceSnapshot {
             index: self.index,
             totals: self.totals,
@@ -344,7 +360,7 @@ impl Device {
             unaccounted: self.unaccounted(),
             live_blocks: self.blocks,
             ooms: self.ooms,
-            lines: self.call_sites.rows(grouping),
+            lines: self.call_sites.rows(grouping, definitions),
             timeline: self.timeline.up_to(now),
         }
     }

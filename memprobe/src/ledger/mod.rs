@@ -35,7 +35,7 @@ pub use analysis::{Analysis, AnalyzedLedger};
 pub use block_store::{BlockId, LiveBlock};
 pub use caps::{Caps, Refused};
 pub use change::{Change, Freed};
-pub use definitions::StackRef;
+pub use definitions::{SiteRef, StackRef};
 pub use dense::{DenseMap, PerBlock, PerStack};
 pub use device::DeviceTotals;
 pub use timeline::MAX_POINTS;
@@ -52,9 +52,9 @@ use device::{Device, Difference};
 use rate::{Rate, Ticks};
 use snapshot::{Grouping, Health, PurposeInfo, Site, Snapshot, TargetState};
 
-/// Model of one process, updated by each event.
+/// Ledger of one process, updated by each event.
 #[derive(Debug)]
-pub struct Model {
+pub struct Ledger {
     target: Target,
     state: TargetState,
     probes: Vec<ProbeStatus>,
@@ -74,13 +74,13 @@ pub struct Model {
     unread_at_attach: Option<Arc<str>>,
 }
 
-impl Model {
-    /// Returns a model of `target`, tracked since `started`.
+impl Ledger {
+    /// Returns a ledger of `target`, tracked since `started`.
     pub fn new(target: Target, started: TimeNs) -> Self {
         Self::with_caps(target, started, Caps::default())
     }
 
-    /// Returns a model with the given limits.
+    /// Returns a ledger with the given limits.
     pub fn with_caps(target: Target, started: TimeNs, caps: Caps) -> Self {
         Self {
             target,
@@ -277,7 +277,17 @@ impl Model {
 
     /// Call site of a stack.
     pub fn site(&self, stack: StackRef, grouping: Grouping) -> &Site {
-        &self.store.definitions.stack(stack).sites[slot(grouping)]
+        self.site_of(self.site_ref(stack, grouping), grouping)
+    }
+
+    /// Number of that call site.
+    pub fn site_ref(&self, stack: StackRef, grouping: Grouping) -> SiteRef {
+        self.store.definitions.stack(stack).sites[slot(grouping)]
+    }
+
+    /// Call site by its number.
+    pub fn site_of(&self, site: SiteRef, grouping: Grouping) -> &Site {
+        self.store.definitions.site(site, grouping)
     }
 
     /// Purpose of blocks by its id; `None` if it is undefined or was dropped at the cap.
@@ -316,19 +326,20 @@ impl Model {
 
     /// Snapshot for views, as of `now`.
     pub fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {
+        let definitions = &self.store.definitions;
         let allocator_speaks = self.devices.keys().any(|it| *it != DeviceIndex::CPU);
         let mut devices = match allocator_speaks {
             true => Vec::new(),
-            false => self.cuda.devices(now, grouping),
+            false => self.cuda.devices(now, grouping, definitions),
         };
         let own = self.devices.values();
-        devices.extend(own.map(|device| device.snapshot(now, grouping)));
+        devices.extend(own.map(|device| device.snapshot(now, grouping, definitions)));
         Snapshot {
             target: self.target.clone(),
             started: self.started,
             now,
             devices,
-            cuda: self.cuda.snapshot(allocator_speaks, grouping),
+            cuda: self.cuda.snapshot(allocator_speaks, grouping, definitions),
             health: Health {
                 events: self.events,
                 events_per_second: self.events_rate.per_second(),

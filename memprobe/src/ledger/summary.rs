@@ -2,10 +2,10 @@
 
 use super::snapshot::Grouping;
 use super::snapshot::host::{DeviceRow, Holder};
-use super::{DeviceTotals, Model};
+use super::{DeviceTotals, Ledger};
 use crate::event::{Action, Bytes, DeviceIndex, Event, MemoryEvent, TimeNs, Totals};
 
-impl Model {
+impl Ledger {
     /// Allocator totals, summed over all devices; `None` before the first allocator event.
     pub fn totals(&self) -> Option<Totals> {
         let totals = self.devices.values().map(|device| device.totals());
@@ -58,7 +58,7 @@ impl Model {
     pub fn top_holder(&self, grouping: Grouping) -> Option<(Holder, Bytes)> {
         let of_each = self.devices.values();
         of_each
-            .filter_map(|device| device.top_holder(grouping))
+            .filter_map(|device| device.top_holder(grouping, &self.store.definitions))
             .max_by_key(|(_, live)| *live)
             .filter(|(_, live)| live.0 > 0)
     }

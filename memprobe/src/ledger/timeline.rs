@@ -50,6 +50,13 @@ impl Recorder {
 
     fn extend_to(&mut self, time: TimeNs) {
         let passed = time.0.saturating_sub(self.timeline.start.0);
+        let covered = self
+            .timeline
+            .step
+            .saturating_mul(self.timeline.points.len() as u64);
+        if passed < covered {
+            return;
+        }
         while passed / self.timeline.step >= MAX_POINTS as u64 {
             self.double_step();
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::attribution::allocation_groups::AllocationGroups;
 use crate::event::{BlockLabels, Bytes, LabeledBlock, TimeNs};
-use crate::ledger::Model;
+use crate::ledger::Ledger;
 
 /// Cap on pairs of group and retainer; blocks beyond it have no named retainer.
 const MOST: usize = 1 << 18;
@@ -89,7 +89,7 @@ impl SnapshotRetainers {
         &mut self,
         names: &BlockLabels,
         groups: &AllocationGroups<V>,
-        ledger: &Model,
+        ledger: &Ledger,
     ) {
         *self = Self {
             time: Some(names.time),

@@ -110,12 +110,12 @@ impl Additive for Sums {
 }
 
 impl Tally {
-    fn change(&mut self, change: BlockChange, pass: Pass, mark: &HighWaterMark) {
+    fn change(&mut self, change: BlockChange, pass: Pass, mark: u64) {
         self.all.change(change, mark);
         self.passes[pass as usize].change(change, mark);
     }
 
-    fn sums(&self, mark: &HighWaterMark) -> Sums {
+    fn sums(&self, mark: u64) -> Sums {
         Sums {
             all: self.all.holding(mark),
             passes: self.passes.map(|held| held.holding(mark)),
@@ -142,7 +142,7 @@ impl ModuleLedger {
         let mut late = Self::default();
         let Self { groups, trees, .. } = &mut late;
         groups.start(ledger, |_, entry, change| {
-            count(trees, entry, change, &HighWaterMark::default());
+            count(trees, entry, change, 0);
         });
         late.marks = HighWaterMarks::from_now(ledger, now);
         if ledger.moments(now).next().is_some() {
@@ -158,14 +158,14 @@ impl ModuleLedger {
 
     /// Memory by module on a device; `None` for an unknown device.
     pub fn tree(&self, device: DeviceIndex) -> Option<ModuleTree> {
-        let mark = self.marks.get(device)?;
+        let HighWaterMark { number, moment } = *self.marks.get(device)?;
         let (modules, others) = self
             .trees
             .get(&device)
-            .map(|tree| tree.rows(|_, node| (node.own.sums(mark), node.total.sums(mark))))
+            .map(|tree| tree.rows(|_, node| (node.own.sums(number), node.total.sums(number))))
             .unwrap_or_default();
         Some(ModuleTree {
-            peak: mark.moment(),
+            peak: moment,
             modules,
             others,
             knows_modules: self.groups.knows_modules(),
@@ -193,7 +193,7 @@ fn count(
     trees: &mut BTreeMap<DeviceIndex, Tree>,
     entry: &mut Entry<AllocationSite, Option<u32>>,
     change: BlockChange,
-    mark: &HighWaterMark,
+    mark: u64,
 ) {
     let tree = trees.entry(entry.device).or_default();
     let origin = &entry.group.origin;
@@ -204,7 +204,7 @@ fn count(
 }
 
 impl Tree {
-    fn change(&mut self, node: u32, pass: Pass, change: BlockChange, mark: &HighWaterMark) {
+    fn change(&mut self, node: u32, pass: Pass, change: BlockChange, mark: u64) {
         let mut at = Some(node);
         while let Some(index) = at {
             let Some(node_at) = self.nodes.get_mut(index as usize) else {

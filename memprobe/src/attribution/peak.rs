@@ -46,7 +46,7 @@ impl PeakLedger {
     pub fn view(&self, device: DeviceIndex) -> Option<PeakView> {
         let mark = self.marks.get(device)?;
         let parts = self.groups.on(device).filter_map(|(_, entry)| {
-            let holding = entry.value.holding(mark);
+            let holding = entry.value.holding(mark.number);
             (holding.at_peak_blocks > 0).then(|| PeakPart {
                 part: entry.group.clone(),
                 live: holding.at_peak,
@@ -54,7 +54,7 @@ impl PeakLedger {
             })
         });
         Some(PeakView {
-            moment: mark.moment(),
+            moment: mark.moment,
             parts: parts.collect(),
             knows_modules: self.groups.knows_modules(),
         })

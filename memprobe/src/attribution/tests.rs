@@ -188,16 +188,19 @@ impl Program {
             );
             assert_eq!(now.composition.unaccounted, device.unaccounted);
             let saved = view.saved(Grouping::User);
-            let of = |of: fn(&super::rows::Holding) -> u64| {
+            let of = |of: fn(&super::high_water_mark::Holding) -> u64| {
                 saved.iter().map(|row| of(&row.holding)).sum::<u64>()
             };
-            assert_eq!(of(|row| row.live), now.composition.of(Category::Activation));
+            assert_eq!(
+                of(|row| row.live.0),
+                now.composition.of(Category::Activation)
+            );
             let peak = &view.peak().composition;
-            assert_eq!(of(|row| row.at_peak), peak.of(Category::Activation));
+            assert_eq!(of(|row| row.at_peak.0), peak.of(Category::Activation));
             let phases = view.phases();
-            let live: u64 = phases.iter().map(|row| row.holding.live).sum();
+            let live: u64 = phases.iter().map(|row| row.holding.live.0).sum();
             assert_eq!(live, now.composition.known());
-            let at_peak: u64 = phases.iter().map(|row| row.holding.at_peak).sum();
+            let at_peak: u64 = phases.iter().map(|row| row.holding.at_peak.0).sum();
             assert_eq!(at_peak, peak.known());
         }
     }
@@ -354,7 +357,10 @@ fn a_training_loop_divides_into_what_its_blocks_are_for() {
     assert_eq!(saved.len(), 1);
     assert_eq!(saved[0].module, Module::Called("Net.mlp".into()));
     assert_eq!(saved[0].operations, ["AddmmBackward0".into()]);
-    assert_eq!((saved[0].holding.live, saved[0].holding.at_peak), (0, 4096));
+    assert_eq!(
+        (saved[0].holding.live, saved[0].holding.at_peak),
+        (Bytes(0), Bytes(4096))
+    );
 }
 
 #[test]

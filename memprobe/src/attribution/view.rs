@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use super::category::{Category, CategoryRule};
 use super::device::Device;
+use super::high_water_mark::Holding;
 use super::ledger::AttributionLedger;
-use super::moments::{Divided, Moment};
+use super::moments::Moment;
 use super::phase::{ClassifiedPhase, Phase, PhaseRule};
-use super::rows::Holding;
 use crate::event::{Module, Stack};
 use crate::ledger::grouping;
-use crate::ledger::snapshot::{Grouping, Site};
+use crate::ledger::snapshot::{Grouping, Site, Timeline};
 
 /// Information available in the event stream, and data lost at the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,8 +105,8 @@ impl<'a> DeviceView<'a> {
     }
 
     /// Memory by category over time.
-    pub fn timeline(&self) -> &'a Divided {
-        &self.device.divided
+    pub fn timeline(&self) -> &'a Timeline<Moment> {
+        &self.device.timeline
     }
 
     /// Rows for all rules with bytes now or at the peak.
@@ -126,7 +126,7 @@ impl<'a> DeviceView<'a> {
     /// Rows for all phases with allocations, in the order of a training step.
     pub fn phases(&self) -> Vec<PhaseRow> {
         let phases = Phase::ALL.iter().filter_map(|phase| {
-            let holding = self.device.phases.get(phase)?;
+            let held = self.device.phases.get(phase)?;
             let judged = self.device.judged.iter();
             let mut rules: Vec<_> = judged
                 .filter(|(judged, _)| judged.phase == *phase)
@@ -135,7 +135,7 @@ impl<'a> DeviceView<'a> {
             rules.sort_unstable();
             Some(PhaseRow {
                 phase: *phase,
-                holding: holding.as_of(self.device.peaks),
+                holding: held.holding(self.device.peaks),
                 rules,
             })
         });
@@ -154,8 +154,8 @@ impl<'a> DeviceView<'a> {
             let site = grouping::site(stack, grouping);
             let module = stack.context.module.clone();
             let row = rows.entry((site, module, self.operations(stack)));
-            row.or_default()
-                .join(stratum.holding.as_of(self.device.peaks));
+            let sum: &mut Holding = row.or_default();
+            *sum = sum.and(stratum.holding.holding(self.device.peaks));
         }
         let rows = rows.into_iter();
         rows.map(|((site, module, operations), holding)| SavedRow {

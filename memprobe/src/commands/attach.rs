@@ -95,17 +95,17 @@ impl Live {
                         let change = model.apply(&event);
                         screen.opened.apply(&event, &change, model);
                     }
-                    HostItem::Waiting(what) => model.set_state(TargetState::Waiting(what)),
+                    HostItem::Waiting(what) => model.health.state = TargetState::Waiting(what),
                     HostItem::Attached {
                         target,
                         probes,
                         missing,
                     } => {
-                        model.set_target(target);
-                        model.set_probes(probes);
-                        model.set_capture(self.capture());
-                        model.set_missing(missing);
-                        model.set_state(TargetState::Running);
+                        model.target = target;
+                        model.health.probes = probes;
+                        model.health.capture = self.capture();
+                        model.health.missing = missing;
+                        model.health.state = TargetState::Running;
                         seen = Seen::Probes;
                     }
                     HostItem::Refused(error) => return Err(error.into()),
@@ -114,7 +114,7 @@ impl Live {
                         self.tgid.0
                     ),
                     HostItem::Ended => {
-                        model.set_state(TargetState::Exited);
+                        model.health.state = TargetState::Exited;
                         seen = Seen::End;
                     }
                     HostItem::Executed(target) => {

@@ -1,11 +1,13 @@
 //! Accounting of the estimate: memory of the CPU and of the simulated GPU at each moment.
 
 use super::allocator::{CachingAllocator, GpuBlock};
-use super::lines::{LineId, Lines};
+use super::lines::Lines;
 use super::origin::Phase;
 use super::replay::{OnGpu, Replay, Request};
 use super::{Difference, Fit, Hardware, WORKSPACE};
 use crate::event::{Bytes, TimeNs, Totals};
+use crate::ledger::SiteRef;
+use crate::ledger::snapshot::{Grouping, Site};
 
 /// Block of the CPU, and its counterpart on a GPU.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +18,7 @@ pub(super) struct Piece {
     pub(super) gpu: Option<u64>,
     /// Reason that the two differ.
     pub(super) difference: Option<Difference>,
-    pub(super) line: LineId,
+    pub(super) line: SiteRef,
     pub(super) phase: Phase,
     pub(super) asked: Request,
 }
@@ -35,7 +37,7 @@ pub(super) struct Moment {
     pub(super) phases: [u64; Phase::ALL.len()],
     /// Phase and line of the last allocation; set for the peak only.
     pub(super) phase: Phase,
-    pub(super) line: LineId,
+    pub(super) line: SiteRef,
 }
 
 /// One simulated allocator.
@@ -45,7 +47,7 @@ struct SimulatedDevice {
     /// By piece.
     blocks: Vec<Option<GpuBlock>>,
     /// First request that did not fit on the device.
-    refused: Option<(LineId, u64)>,
+    refused: Option<(SiteRef, u64)>,
 }
 
 /// Accounting of one run.
@@ -77,7 +79,7 @@ impl SimulatedDevice {
     }
 
     /// Allocates the piece; returns its rounded size.
-    fn begin(&mut self, at: usize, bytes: u64, line: LineId) -> u64 {
+    fn begin(&mut self, at: usize, bytes: u64, line: SiteRef) -> u64 {
         if self.blocks.len() <= at {
             self.blocks.resize(at + 1, None);
         }
@@ -130,7 +132,7 @@ impl Accounting {
         // Nothing frees it, so its id is not needed.
         for trial in std::iter::once(&mut books.working).chain(&mut books.bounded) {
             if trial.allocator.malloc(WORKSPACE).is_err() {
-                trial.refused = Some((LineId::NONE, WORKSPACE.0));
+                trial.refused = Some((SiteRef::UNKNOWN, WORKSPACE.0));
             }
         }
         books
@@ -259,13 +261,17 @@ impl Accounting {
         Some(match bounded.refused {
             Some((line, bytes)) => Fit::Not {
                 requested: Bytes(bytes),
-                site: self.lines.site(line),
+                site: self.site(line),
             },
             None if bounded.allocator.flushes() > 0 => Fit::WithoutCache {
                 flushes: bounded.allocator.flushes(),
             },
             None => Fit::Whole,
         })
+    }
+
+    pub(super) fn site(&self, line: SiteRef) -> Site {
+        self.replay.ledger.site_of(line, Grouping::User).clone()
     }
 
     fn differ(&mut self, difference: Option<Difference>, by: i64) {

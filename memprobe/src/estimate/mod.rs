@@ -206,7 +206,7 @@ impl Estimator {
                 books.replay.pass(event);
             }
             Event::BlockLabels(names) => {
-                let find = |addr| books.on_gpu(translation.piece_at(addr)?);
+                let find = |addr| books.on_gpu(translation.piece_at(addr, books)?);
                 let named = names
                     .blocks
                     .iter()
@@ -223,12 +223,8 @@ impl Estimator {
             }
             Event::Memory(event) if event.device == Some(DeviceIndex::CPU) => {
                 self.events += 1;
-                books.replay.go_on(event);
-                match event.action {
-                    Action::Alloc => translation.alloc(event, books),
-                    Action::Free => translation.free(event.addr, books),
-                    _ => {}
-                }
+                let change = books.replay.apply(event);
+                translation.apply(event, change, books);
                 self.cpu_peak = self.cpu_peak.max(self.books.now().cpu);
             }
             Event::Memory(event) if matches!(event.action, Action::Alloc | Action::CudaAlloc) => {
@@ -260,9 +256,9 @@ impl Estimator {
                 .map(|phase| (phase, Bytes(at_peak.phases[phase as usize])))
                 .to_vec(),
             peak_in: at_peak.phase,
-            peak_at: books.lines.site(at_peak.line),
+            peak_at: books.site(at_peak.line),
             saved: books.lines.saved(),
-            lines: books.lines.rows(),
+            lines: books.lines.rows(&books.replay.ledger),
             sizes: books.replay.sizes(),
             heard: books.replay.heard(),
             fit: books.fit(),

@@ -63,6 +63,12 @@ pub(super) struct BlockStore {
     by_address: Vec<BTreeMap<u64, IndexedBlock>>,
 }
 
+impl Default for BlockStore {
+    fn default() -> Self {
+        Self::new(Caps::default())
+    }
+}
+
 impl BlockStore {
     pub(super) fn new(caps: Caps) -> Self {
         Self {

@@ -26,17 +26,17 @@ impl CallSiteId {
 
 /// Counters of a row.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tally {
-    pub(super) live: u64,
-    pub(super) peak: u64,
-    pub(super) blocks: u64,
-    pub(super) allocs: u64,
-    pub(super) alloc_bytes: u64,
+pub(crate) struct Tally {
+    pub(crate) live: u64,
+    pub(crate) peak: u64,
+    pub(crate) blocks: u64,
+    pub(crate) allocs: u64,
+    pub(crate) alloc_bytes: u64,
 }
 
 impl Tally {
     /// Counts an allocation, and its block if it is tracked.
-    pub(super) fn count(&mut self, size: u64, is_tracked: bool) {
+    pub(crate) fn count(&mut self, size: u64, is_tracked: bool) {
         self.allocs = self.allocs.saturating_add(1);
         self.alloc_bytes = self.alloc_bytes.saturating_add(size);
         if is_tracked {
@@ -46,7 +46,7 @@ impl Tally {
         }
     }
 
-    pub(super) fn release(&mut self, size: u64) {
+    pub(crate) fn release(&mut self, size: u64) {
         self.live = self.live.saturating_sub(size);
         self.blocks = self.blocks.saturating_sub(1);
     }

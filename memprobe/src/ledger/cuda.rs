@@ -10,10 +10,8 @@ use super::block_store::BlockStore;
 use super::call_sites::{CallSiteId, CallSites, Tally};
 use super::change::Change;
 use super::definitions::{Definitions, StackRef};
-use super::device::ADDRESS_LIMIT;
-use super::rate::Interval;
-use super::snapshot::{BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Layer, OutsideRow};
-use super::timeline::Recorder;
+use super::device::{ADDRESS_LIMIT, Device};
+use super::snapshot::{CudaSnapshot, DeviceSnapshot, Grouping, Layer, OutsideRow};
 use crate::event::{Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, TimeNs, Totals};
 
 /// Maximum number of groups; the excess is counted under [`OTHERS`].
@@ -31,7 +29,8 @@ pub(super) struct Cuda {
     live: HashMap<Name, LiveMemory>,
     groups: Vec<Group>,
     by_key: HashMap<Key, usize>,
-    devices: BTreeMap<DeviceIndex, OnDevice>,
+    /// Devices in the view that treats CUDA's calls as the allocator.
+    devices: BTreeMap<DeviceIndex, Device>,
     /// Highest layer seen so far.
     layer: Layer,
 }
@@ -76,28 +75,6 @@ struct Group {
     holders: CallSites,
 }
 
-/// A device as seen through CUDA's calls.
-#[derive(Debug)]
-struct OnDevice {
-    totals: Totals,
-    peak: Totals,
-    blocks: u64,
-    holders: CallSites,
-    timeline: Recorder,
-}
-
-impl OnDevice {
-    fn change(&mut self, time: TimeNs, allocated: u64) {
-        let bytes = Bytes(allocated);
-        self.totals = Totals {
-            allocated: bytes,
-            reserved: bytes,
-        };
-        self.peak = self.peak.higher(self.totals);
-        self.timeline.record(time, self.totals);
-    }
-}
-
 impl Cuda {
     /// Handles an allocation by CUDA.
     pub(super) fn alloc(
@@ -115,13 +92,14 @@ impl Cuda {
         let is_tracked = store.budget.take_block();
         let on_device = call.space.is_on_device().then(|| {
             let index = event.device.unwrap_or(DeviceIndex::UNKNOWN);
-            let device = self.device_mut(index, started);
-            let holder = device.holders.of(stack, event.tid, store);
-            device.holders.count(holder, event.size, is_tracked);
+            let nothing = Totals::default();
+            let new = || Device::with(index, nothing, nothing, started);
+            let device = self.devices.entry(index).or_insert_with(new);
+            let holder = device.call_sites.of(stack, event.tid, store);
+            device.call_sites.count(holder, event.size, is_tracked);
             if is_tracked {
-                device.blocks += 1;
-                let allocated = device.totals.allocated.0.saturating_add(event.size.0);
-                device.change(event.time, allocated);
+                device.begin(event.size);
+                device.set_totals(event.time, device.live_totals());
             }
             (index, holder)
         });
@@ -165,21 +143,9 @@ impl Cuda {
             .on_device
             .and_then(|(index, holder)| Some((self.devices.get_mut(&index)?, holder)));
         if let Some((device, holder)) = device {
-            device.holders.release(holder, memory.size);
-            device.blocks = device.blocks.saturating_sub(1);
-            let allocated = device.totals.allocated.0.saturating_sub(memory.size.0);
-            device.change(time, allocated);
+            device.end(memory.size, Some(holder));
+            device.set_totals(time, device.live_totals());
         }
-    }
-
-    fn device_mut(&mut self, index: DeviceIndex, started: TimeNs) -> &mut OnDevice {
-        self.devices.entry(index).or_insert_with(|| OnDevice {
-            totals: Totals::default(),
-            peak: Totals::default(),
-            blocks: 0,
-            holders: CallSites::default(),
-            timeline: Recorder::new(started, Totals::default()),
-        })
     }
 
     fn group_of(
@@ -212,21 +178,10 @@ impl Cuda {
         })
     }
 
-    /// Updates the rates.
-    pub(super) fn tick(&mut self, interval: Interval) {
-        self.holders_mut()
-            .for_each(|holders| holders.tick(interval));
-    }
-
-    /// Starts measuring rates.
-    pub(super) fn start_rates(&mut self) {
-        self.holders_mut().for_each(CallSites::start_rates);
-    }
-
-    fn holders_mut(&mut self) -> impl Iterator<Item = &mut CallSites> {
+    pub(super) fn call_sites_mut(&mut self) -> impl Iterator<Item = &mut CallSites> {
         let groups = self.groups.iter_mut().map(|group| &mut group.holders);
         let devices = self.devices.values_mut();
-        groups.chain(devices.map(|device| &mut device.holders))
+        groups.chain(devices.map(|device| &mut device.call_sites))
     }
 
     /// Snapshot for views. With a caching allocator it has all groups, otherwise those not known to
@@ -267,19 +222,9 @@ impl Cuda {
         grouping: Grouping,
         definitions: &Definitions,
     ) -> Vec<DeviceSnapshot> {
-        let devices = self.devices.iter();
+        let devices = self.devices.values();
         devices
-            .map(|(index, device)| DeviceSnapshot {
-                index: *index,
-                totals: device.totals,
-                peak: device.peak,
-                before_attach: BeforeAttach::default(),
-                unaccounted: 0,
-                live_blocks: device.blocks,
-                ooms: 0,
-                lines: device.holders.rows(grouping, definitions),
-                timeline: device.timeline.up_to(now),
-            })
+            .map(|device| device.snapshot(now, grouping, definitions))
             .collect()
     }
 }

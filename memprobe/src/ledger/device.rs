@@ -1,10 +1,9 @@
 //! Ledger of one device, checked against the allocator's totals on every event.
 
-use super::block_store::{BlockStore, IndexedBlock, LiveBlock};
-use super::call_sites::CallSites;
+use super::block_store::{BlockStore, LiveBlock};
+use super::call_sites::{CallSiteId, CallSites};
 use super::change::{Change, Freed};
 use super::definitions::{Definitions, StackRef};
-use super::rate::Interval;
 use super::snapshot::host::Holder;
 use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping};
 use super::timeline::Recorder;
@@ -82,15 +81,17 @@ struct Baseline {
 #[derive(Debug)]
 pub(super) struct Device {
     index: DeviceIndex,
-    totals: Totals,
-    peak: Totals,
+    /// Allocator totals after the last event.
+    pub(super) totals: Totals,
+    /// Highest totals, each at its own time.
+    pub(super) peak: Totals,
     before: Baseline,
     ooms: u64,
     /// Bytes and number of live blocks. The sum cannot overflow, because blocks do not overlap and lie below
     /// [`ADDRESS_LIMIT`].
     live: u64,
     blocks: u64,
-    call_sites: CallSites,
+    pub(super) call_sites: CallSites,
     timeline: Recorder,
 }
 
@@ -108,7 +109,7 @@ impl Device {
         device
     }
 
-    fn with(index: DeviceIndex, totals: Totals, peak: Totals, started: TimeNs) -> Self {
+    pub(super) fn with(index: DeviceIndex, totals: Totals, peak: Totals, started: TimeNs) -> Self {
         Self {
             index,
             totals,
@@ -133,7 +134,7 @@ impl Device {
     ) -> (Change, Difference) {
         let mut replaced = Vec::new();
         while let Some(stale) = store.take_overlapping(self.index, event.addr, event.size) {
-            self.end(stale);
+            self.end(stale.size, stale.call_site);
             replaced.push(stale.id);
         }
         let stack = store.definitions.stack_ref(event.stack);
@@ -200,7 +201,7 @@ impl Device {
     ) -> (Change, Difference) {
         let (freed, stale) = match store.take(self.index, event.addr) {
             Some(block) => {
-                self.end(block);
+                self.end(block.size, block.call_site);
                 let freed = match block.call_site {
                     None => Freed::BeforeAttach(Some(block.id)),
                     Some(_) => Freed::Known(block.id),
@@ -239,18 +240,13 @@ impl Device {
     }
 
     /// Counts a block that became live.
-    fn begin(&mut self, size: Bytes) {
+    pub(super) fn begin(&mut self, size: Bytes) {
         self.live = self.live.saturating_add(size.0);
         self.blocks += 1;
     }
 
     /// Counts a block that ended.
-    fn end(
-        &mut self,
-        IndexedBlock {
-            size, call_site, ..
-        }: IndexedBlock,
-    ) {
+    pub(super) fn end(&mut self, size: Bytes, call_site: Option<CallSiteId>) {
         self.live = self.live.saturating_sub(size.0);
         self.blocks = self.blocks.saturating_sub(1);
         match call_site {
@@ -264,19 +260,31 @@ impl Device {
 
     /// Adopts the totals of the event; `expected` is the total that follows from the previous ones.
     fn report(&mut self, event: &MemoryEvent, expected: u64) -> Difference {
-        let reserved = self.totals.reserved;
         let predicted = Totals {
             allocated: Bytes(expected.min(ADDRESS_LIMIT)),
-            reserved,
+            reserved: self.totals.reserved,
         };
-        self.totals = event.totals.unwrap_or(predicted);
-        self.peak = self.peak.higher(self.totals);
-        self.timeline.record(event.time, self.totals);
-        if self.totals.allocated.0 == expected {
-            Difference::None
-        } else {
-            Difference::Gap
+        self.set_totals(event.time, event.totals.unwrap_or(predicted));
+        match self.totals.allocated.0 == expected {
+            true => Difference::None,
+            false => Difference::Gap,
         }
+    }
+
+    /// Totals of an allocator that reserves what is live.
+    pub(super) fn live_totals(&self) -> Totals {
+        let live = Bytes(self.live);
+        Totals {
+            allocated: live,
+            reserved: live,
+        }
+    }
+
+    /// Sets the totals from `time` on.
+    pub(super) fn set_totals(&mut self, time: TimeNs, totals: Totals) {
+        self.totals = totals;
+        self.peak = self.peak.higher(totals);
+        self.timeline.record(time, totals);
     }
 
     /// Allocator total minus the bytes that the ledger knows. All terms are below 2^62 (see
@@ -300,26 +308,6 @@ impl Device {
             before_attach: self.before_attach(),
             unaccounted: self.unaccounted(),
         }
-    }
-
-    /// Updates the rates.
-    pub(super) fn tick(&mut self, interval: Interval) {
-        self.call_sites.tick(interval);
-    }
-
-    /// Starts measuring rates.
-    pub(super) fn start_rates(&mut self) {
-        self.call_sites.start_rates();
-    }
-
-    /// Allocator totals after the last event.
-    pub(super) fn totals(&self) -> Totals {
-        self.totals
-    }
-
-    /// Highest totals, each at its own time.
-    pub(super) fn peak(&self) -> Totals {
-        self.peak
     }
 
     /// Call site or "before attach" that holds most, and its bytes.

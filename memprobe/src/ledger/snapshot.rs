@@ -311,13 +311,13 @@ pub struct StackRow {
     pub allocs: u64,
 }
 
-/// Totals over time, in steps of equal length; bounded.
-#[derive(Clone, Debug, PartialEq, Default)]
-pub struct Timeline {
+/// Totals, or another value, over time, in steps of equal length; bounded.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Timeline<T = Totals> {
     /// Start of the first step.
     pub start: TimeNs,
     /// Nanoseconds per step.
     pub step: u64,
-    /// Highest totals within each step; a step without events repeats the previous totals.
-    pub points: Vec<Totals>,
+    /// Highest value within each step; a step without events repeats the previous value.
+    pub points: Vec<T>,
 }

@@ -8,7 +8,7 @@ use crate::event::{Action, Bytes, DeviceIndex, Event, MemoryEvent, TimeNs, Total
 impl Ledger {
     /// Allocator totals, summed over all devices; `None` before the first allocator event.
     pub fn totals(&self) -> Option<Totals> {
-        let totals = self.devices.values().map(|device| device.totals());
+        let totals = self.devices.values().map(|device| device.totals);
         totals.reduce(|sum, totals| Totals {
             allocated: Bytes(sum.allocated.0.saturating_add(totals.allocated.0)),
             reserved: Bytes(sum.reserved.0.saturating_add(totals.reserved.0)),
@@ -48,8 +48,8 @@ impl Ledger {
         let devices = self.devices.iter();
         let row = |(index, device): (&_, &super::device::Device)| DeviceRow {
             index: *index,
-            totals: device.totals(),
-            peak: device.peak(),
+            totals: device.totals,
+            peak: device.peak,
         };
         devices.map(row).collect()
     }
@@ -61,10 +61,6 @@ impl Ledger {
             .filter_map(|device| device.top_holder(grouping, &self.store.definitions))
             .max_by_key(|(_, live)| *live)
             .filter(|(_, live)| live.0 > 0)
-    }
-
-    pub fn events(&self) -> u64 {
-        self.events
     }
 
     /// Memory events per second, as a moving average.

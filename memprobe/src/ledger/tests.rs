@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::snapshot::{DeviceSnapshot, LineRow, Site};
+use super::snapshot::{DeviceSnapshot, LineRow, Site, TargetState};
 use super::*;
 use crate::event::{
-    Address, Bytes, Context, Frame, NoStack, PurposeId, Stack, StackId, StackKind, Tgid, Tid,
-    Totals,
+    Address, Bytes, Context, Frame, NoStack, ProbeStatus, PurposeId, Stack, StackId, StackKind,
+    Tgid, Tid, Totals,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -618,9 +618,9 @@ fn target_state_and_probes_are_shown_as_they_were_set() {
         offset: 7,
         emulated: true,
     };
-    ledger.set_target(target.clone());
-    ledger.set_state(TargetState::Exited);
-    ledger.set_probes(vec![probe.clone()]);
+    ledger.target = target.clone();
+    ledger.health.state = TargetState::Exited;
+    ledger.health.probes = vec![probe.clone()];
     let snapshot = ledger.snapshot(TimeNs(0), Grouping::User);
     assert_eq!(snapshot.target, target);
     assert_eq!(snapshot.health.state, TargetState::Exited);

@@ -25,7 +25,7 @@ impl Process {
     pub(super) fn new(target: Target, facts: ProcessFacts, now: TimeNs, caps: Caps) -> Self {
         let mut ledger = Ledger::with_caps(target.clone(), now, caps);
         let state = ProcessState::Waiting("libraries of CUDA or PyTorch".to_owned());
-        ledger.set_state(seen(&state));
+        ledger.health.state = seen(&state);
         let row = ProcessRow {
             tgid: target.tgid.unwrap_or(Tgid(0)),
             target,
@@ -51,17 +51,18 @@ impl Process {
     }
 
     pub(super) fn describe(&mut self, target: Target, facts: ProcessFacts) {
-        self.ledger.set_target(target.clone());
+        self.ledger.target = target.clone();
         self.row.target = target;
         self.row.facts = facts;
     }
 
     /// Marks the process as probed, with its versions and probes.
     pub(super) fn attach(&mut self, found: Attached) {
-        self.ledger.set_target(found.target.clone());
-        self.ledger.set_probes(found.probes);
-        self.ledger.set_capture(found.capture);
-        self.ledger.set_missing(found.missing);
+        self.ledger.target = found.target.clone();
+        let health = &mut self.ledger.health;
+        health.probes = found.probes;
+        health.capture = found.capture;
+        health.missing = found.missing;
         self.row.target = found.target;
         self.set_state(ProcessState::Probed);
     }
@@ -69,7 +70,7 @@ impl Process {
     /// Sets the state, unless the process has ended.
     pub(super) fn set_state(&mut self, state: ProcessState) {
         if self.ended.is_none() {
-            self.ledger.set_state(seen(&state));
+            self.ledger.health.state = seen(&state);
             self.row.state = state;
         }
     }
@@ -146,7 +147,7 @@ impl Process {
     /// Adds the process's counters to `health`.
     pub(super) fn add_to(&self, health: &mut HostHealth) {
         let own = &self.ledger;
-        health.events = health.events.saturating_add(own.events());
+        health.events = health.events.saturating_add(own.health.events);
         health.events_per_second += own.events_per_second();
         let malformed = &mut health.losses.malformed;
         *malformed = malformed.saturating_add(own.malformed());
@@ -162,7 +163,7 @@ impl Process {
             }
             let top = self.ledger.top_holder(Grouping::User);
             self.row.top = top.map(|(holder, live)| TopHolder { holder, live });
-            self.row.events = self.ledger.events();
+            self.row.events = self.ledger.health.events;
         }
         self.row.events_per_second = self.ledger.events_per_second();
         self.row.trend = self.trend.snapshot();

@@ -17,9 +17,7 @@ pub(super) type AllocationGroups<V> = Groups<AllocationSite, V>;
 /// Allocation site as far as reports tell it apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllocationSite {
-    /// Source line.
     pub site: Site,
-    /// Module scope.
     pub place: ModuleScope,
     /// Pass through the module.
     pub pass: Pass,
@@ -53,10 +51,8 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// All passes, in table order.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Recompute, Self::Backward];
 
-    /// Text for reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Forward => "forward",

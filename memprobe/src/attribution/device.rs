@@ -103,7 +103,6 @@ impl Device {
         *bytes = bytes.saturating_add(size.0);
     }
 
-    /// Adds a live block.
     pub(super) fn hold(&mut self, block: &Lifecycle, size: u64, judged: ClassifiedPhase) {
         self.known = self.known.saturating_add(size);
         self.now.composition.add(block.rule, size);
@@ -115,7 +114,6 @@ impl Device {
         }
     }
 
-    /// Removes a freed block.
     pub(super) fn release(&mut self, block: &Lifecycle, size: u64) {
         self.known = self.known.saturating_sub(size);
         self.now.composition.take(block.rule, size);

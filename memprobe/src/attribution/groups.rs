@@ -42,7 +42,6 @@ pub(crate) enum ChangeKind {
     Added,
     /// A block was allocated, but beyond the ledger's cap on live blocks.
     NotTracked,
-    /// A block was freed.
     Removed,
 }
 
@@ -123,12 +122,10 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         }
     }
 
-    /// Values of all groups, by index.
     pub(crate) fn values(&self) -> impl ExactSizeIterator<Item = &V> {
         self.entries.iter().map(|entry| &entry.value)
     }
 
-    /// Value of a group.
     pub(crate) fn value(&self, group: usize) -> Option<&V> {
         self.entries.get(group).map(|entry| &entry.value)
     }
@@ -138,7 +135,6 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         self.live.get(block).map(|group| *group as usize)
     }
 
-    /// Groups of a device, with their indices.
     pub(crate) fn on(&self, device: DeviceIndex) -> impl Iterator<Item = (usize, &Entry<O, V>)> {
         let all = self.entries.iter().enumerate();
         all.filter(move |(_, entry)| entry.device == device)

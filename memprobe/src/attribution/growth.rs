@@ -116,7 +116,6 @@ impl Track {
     }
 }
 
-/// Unit of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepUnit {
     /// Iterations per step; levels are those at the end of intervals, the lowest of each step. A step has
@@ -154,7 +153,6 @@ pub struct Growth {
     pub retained: RetainedGrowth,
 }
 
-/// Rate of growth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// Bytes per iteration, or per second.
@@ -181,7 +179,6 @@ pub struct Suspect<K> {
 }
 
 impl GrowthLedger {
-    /// Empty ledger. Iterations begin at `line`, if given.
     pub fn new(grouping: Grouping, line: Option<IterationLine>) -> Self {
         Self {
             categories: AttributionLedger::new(line),
@@ -253,7 +250,6 @@ impl GrowthLedger {
         })
     }
 
-    /// Ends a step interval after the last event applied.
     fn end_interval(&mut self) {
         if self.intervals.must_halve() {
             self.intervals.halve();

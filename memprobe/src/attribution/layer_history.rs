@@ -121,7 +121,6 @@ impl LayerHistory {
         sample.holding.add(size, peak, AtPeak::Gone);
     }
 
-    /// Removes a freed block.
     pub(super) fn release(&mut self, place: LayerKey, size: u64, peak: u64) {
         if self.places.contains_key(&place) {
             let sample = self.change(place);
@@ -259,7 +258,6 @@ impl LayerHistory {
 /// A moved block, and the period for which it is corrected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shift {
-    /// Bytes of the block.
     pub(super) size: u64,
     /// Number of the event that allocated it.
     pub(super) born: u64,

@@ -59,7 +59,6 @@ impl Layer {
         self.by_category[category as usize]
     }
 
-    /// Bytes of all categories.
     pub fn all(&self) -> u64 {
         let all = self.by_category.iter().copied();
         all.fold(0, u64::saturating_add)

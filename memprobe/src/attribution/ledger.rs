@@ -73,7 +73,6 @@ pub struct AttributionLedger {
     pub(super) blocks: Lifecycles,
     pub(super) devices: BTreeMap<DeviceIndex, Device>,
     pub(super) check: InferenceCheck,
-    /// Time of the last heap snapshot.
     pub(super) read: Option<TimeNs>,
     pub(super) follows: StackHistory,
     pub(super) module_aliases: ModuleAliases,
@@ -82,13 +81,13 @@ pub struct AttributionLedger {
     /// Allocations by stack and kind, with [`Self::with_sizes`].
     pub(super) making: Option<AllocationCounts>,
     pub(super) ordinal: u64,
-    since: CoverageStart,
+    pub(super) since: CoverageStart,
     coverage: Coverage,
-    ended: Option<CategoryRule>,
+    /// Rule of the block freed by the last event; `None` without one, or if it was from before attach.
+    pub(super) ended: Option<CategoryRule>,
 }
 
 impl AttributionLedger {
-    /// Empty ledger. Iterations begin at `line`, if given.
     pub fn new(line: Option<IterationLine>) -> Self {
         Self {
             intervals: StepIntervals::new(line.is_some()),
@@ -148,7 +147,6 @@ impl AttributionLedger {
         self
     }
 
-    /// Table of all iterations so far.
     pub fn iterations(&self) -> Iterations {
         Iterations::of(&self.intervals)
     }
@@ -160,10 +158,9 @@ impl AttributionLedger {
 
     /// Current phase, set by the last mark or deciding allocation.
     pub fn phase(&self) -> Phase {
-        self.phases.phase()
+        self.phases.phase
     }
 
-    /// Devices seen so far.
     pub fn devices(&self) -> impl Iterator<Item = DeviceIndex> {
         self.devices.keys().copied()
     }
@@ -171,7 +168,7 @@ impl AttributionLedger {
     /// Step intervals ended so far. If an event increases it, the interval ended before that event, and an
     /// iteration may have too.
     pub fn intervals_ended(&self) -> u64 {
-        self.intervals.ended()
+        self.intervals.ended
     }
 
     pub fn device(&self, index: DeviceIndex) -> Option<DeviceView<'_>> {
@@ -185,25 +182,15 @@ impl AttributionLedger {
         (block.state != BlockState::BeforeAttach).then_some(block.rule)
     }
 
-    /// Rule of the block freed by the last event; `None` without one, or if it was from before attach.
-    pub fn ended(&self) -> Option<CategoryRule> {
-        self.ended
-    }
-
-    /// Start of the ledger's data.
-    pub fn since(&self) -> CoverageStart {
-        self.since
-    }
-
     /// Gaps and limits of the data, for notes under tables.
     pub fn coverage(&self) -> Coverage {
         Coverage {
-            concurrent_training: self.phases.is_concurrent(),
+            concurrent_training: self.phases.is_concurrent,
             threads_forgotten: self
                 .phases
-                .forgotten()
-                .saturating_add(self.intervals.forgotten()),
-            marks_without_place: self.intervals.unnamed(),
+                .forgotten
+                .saturating_add(self.intervals.forgotten),
+            marks_without_place: self.intervals.unnamed,
             ..self.coverage
         }
     }
@@ -289,16 +276,15 @@ impl AttributionLedger {
 
     /// Stores the peaks of ended step intervals on each device.
     fn end_intervals(&mut self) {
-        let interval = self.intervals.ended();
+        let interval = self.intervals.ended;
         for device in self.devices.values_mut() {
             device.held.pass_to(interval, device.now.ordinal);
         }
     }
 
-    /// Adds a device in its first known state.
     fn find(&mut self, index: DeviceIndex, start: DeviceTotals) {
         self.intervals.start(start.time);
-        let (follows, interval) = (self.follows, self.intervals.ended());
+        let (follows, interval) = (self.follows, self.intervals.ended);
         self.devices
             .entry(index)
             .or_insert_with(|| Device::new(start, follows, interval));
@@ -388,7 +374,7 @@ impl AttributionLedger {
             }
         }
         if let Some(making) = &mut self.making {
-            making.make(id, &life, self.intervals.ended(), ledger);
+            making.make(id, &life, self.intervals.ended, ledger);
         }
         let Some(device) = self.devices.get_mut(&block.device) else {
             return;
@@ -420,7 +406,6 @@ impl AttributionLedger {
         (traits.accumulates && is_tensor).then_some(CategoryRule::Accumulated)
     }
 
-    /// Tracks a block that was live before the ledger's data begin.
     fn hold(&mut self, id: BlockId) {
         let life = Lifecycle {
             born: self.ordinal,
@@ -472,9 +457,8 @@ impl AttributionLedger {
         }
     }
 
-    /// Decides the category of a live block.
     fn settle(&mut self, id: BlockId, life: &Lifecycle, rule: CategoryRule, ledger: &Ledger) {
-        let rule = match self.phases.is_concurrent() && rule.goes_by_passes() {
+        let rule = match self.phases.is_concurrent && rule.goes_by_passes() {
             true => CategoryRule::Crowded,
             false => rule,
         };
@@ -486,7 +470,6 @@ impl AttributionLedger {
         }
     }
 
-    /// Moves a block to another state.
     fn promote(&mut self, id: BlockId, life: &Lifecycle, state: BlockState, ledger: &Ledger) {
         let rule = life.tensor_info.read(state.likely());
         self.revise(id, life, rule, ledger);
@@ -583,7 +566,7 @@ impl AttributionLedger {
 
     /// Marks live blocks of the forward pass as saved when a backward pass begins.
     fn save(&mut self, ledger: &Ledger) {
-        let step = self.phases.steps();
+        let step = self.phases.steps;
         for (id, life) in self.blocks.drain(Queue::Forward) {
             self.promote(id, &life, BlockState::Saved { step }, ledger);
         }
@@ -612,7 +595,7 @@ impl AttributionLedger {
     /// Settles, at a new phase, blocks allocated outside all phases.
     fn leave_outside(&mut self, began: Phase, ledger: &Ledger) {
         let runs = matches!(began, Phase::Forward | Phase::Evaluation);
-        let run = self.phases.runs();
+        let run = self.phases.runs;
         for (id, life) in self.blocks.drain(Queue::Outside) {
             match life.state {
                 BlockState::Built => self.settle(id, &life, CategoryRule::Built, ledger),

@@ -27,7 +27,8 @@ pub struct ModuleLedger {
     groups: AllocationGroups<Option<u32>>,
     trees: BTreeMap<DeviceIndex, Tree>,
     marks: HighWaterMarks,
-    since: CoverageStart,
+    /// Start of the ledger's data.
+    pub since: CoverageStart,
 }
 
 /// Modules of a device, and the scopes outside modules.
@@ -56,7 +57,6 @@ struct Tally {
 /// total, now and at the peak.
 #[derive(Clone, Debug)]
 pub struct ModuleTree {
-    /// Peak of the device.
     pub peak: DeviceTotals,
     /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow>,
@@ -71,7 +71,6 @@ pub trait Additive {
     fn and(self, other: &Self) -> Self;
 }
 
-/// Row of a module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModuleRow<S = Sums> {
     /// Name within the parent, or the class of an outermost module; `0..23` for a folded range.
@@ -151,12 +150,6 @@ impl ModuleLedger {
         late
     }
 
-    /// Start of the ledger's data.
-    pub fn since(&self) -> CoverageStart {
-        self.since
-    }
-
-    /// Memory by module on a device; `None` for an unknown device.
     pub fn tree(&self, device: DeviceIndex) -> Option<ModuleTree> {
         let HighWaterMark { number, moment } = *self.marks.get(device)?;
         let (modules, others) = self
@@ -335,7 +328,6 @@ fn shape_of<S>(parts: &[ModuleRow<S>]) -> Option<String> {
     Some(names.join(","))
 }
 
-/// Adds a row to one of equal shape.
 fn merge<S: Additive + Copy>(into: &mut ModuleRow<S>, row: ModuleRow<S>) {
     into.count = into.count.saturating_add(row.count);
     into.own = into.own.and(&row.own);

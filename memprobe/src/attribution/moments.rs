@@ -12,7 +12,6 @@ use crate::ledger::timeline::Highest;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
     pub time: TimeNs,
-    /// Totals reported by the allocator.
     pub totals: Totals,
     /// Allocated bytes by rule.
     pub composition: Composition,

@@ -30,7 +30,6 @@ impl ShapeLedger {
         Self(Groups::new(grouping))
     }
 
-    /// Rows of a device, in no particular order.
     pub fn rows(&self, device: DeviceIndex) -> Vec<ShapeRow> {
         let rows = self.0.on(device).map(|(_, entry)| {
             let holding = entry.value.holding(0);

@@ -34,7 +34,6 @@ pub struct Amount {
 }
 
 impl Amount {
-    /// A single block.
     fn of(bytes: u64, rounded: u64) -> Self {
         Self {
             blocks: 1,
@@ -43,7 +42,6 @@ impl Amount {
         }
     }
 
-    /// Sum of both.
     pub fn and(self, other: Self) -> Self {
         Self {
             blocks: self.blocks.saturating_add(other.blocks),
@@ -187,12 +185,10 @@ impl AllocationCounts {
         }
     }
 
-    /// Begins a heap snapshot.
     pub(super) fn begin_reading(&mut self) {
         self.reading = BTreeMap::new();
     }
 
-    /// Adds a block of the heap snapshot.
     pub(super) fn name(&mut self, id: BlockId, named: &LabeledBlock, ledger: &Ledger) {
         let amount = self.amount(id, ledger);
         let sizes = self.reading.entry((named.device, named.module.clone()));

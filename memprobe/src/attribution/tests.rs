@@ -390,12 +390,12 @@ fn what_is_made_for_no_tensor_is_a_workspace_unless_the_backward_pass_frees_it()
     let resized = program.alloc(From::Forward, 4096);
     let workspace = program.alloc(From::Forward, 8192);
     program.free(workspace, MAIN);
-    assert_eq!(program.attribution.ended(), Some(CategoryRule::NoTensor));
+    assert_eq!(program.attribution.ended, Some(CategoryRule::NoTensor));
     program.alloc(From::Backward, 1024);
     assert_eq!(program.now(Category::Workspace), 4096 + 1024);
     program.free(resized, ENGINE);
     assert_eq!(
-        program.attribution.ended(),
+        program.attribution.ended,
         Some(CategoryRule::FreedInBackward)
     );
     program.mark(MarkedPhase::Step, From::Step);

@@ -58,9 +58,7 @@ pub struct DeviceView<'a> {
 pub struct CategoryRow {
     /// Rule, which determines the category.
     pub rule: CategoryRule,
-    /// Bytes now.
     pub live: u64,
-    /// Blocks now.
     pub blocks: u64,
     /// Bytes at the device's peak.
     pub at_peak: u64,
@@ -94,7 +92,6 @@ impl<'a> DeviceView<'a> {
         Self { ledger, device }
     }
 
-    /// Current state.
     pub fn now(&self) -> &'a Moment {
         &self.device.now
     }
@@ -104,7 +101,6 @@ impl<'a> DeviceView<'a> {
         &self.device.peak
     }
 
-    /// Memory by category over time.
     pub fn timeline(&self) -> &'a Timeline<Moment> {
         &self.device.timeline
     }

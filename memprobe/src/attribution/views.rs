@@ -20,7 +20,7 @@ pub fn modules(ledger: &ModuleLedger, snapshot: &Snapshot) -> Vec<DeviceModules>
     let devices = snapshot.devices.iter().filter_map(|device| {
         Some(DeviceModules {
             index: device.index,
-            since: ledger.since(),
+            since: ledger.since,
             totals: device.totals,
             before_attach: device.before_attach.live,
             unaccounted: device.unaccounted,
@@ -57,7 +57,7 @@ pub fn categories(
         let iterations = table.rows.iter().rev();
         Some(DeviceCategories {
             index,
-            since: ledger.since(),
+            since: ledger.since,
             totals: view.now().totals,
             peak: view.peak().totals.allocated,
             read_before: ledger.read().map(|read| now.0.saturating_sub(read.0)),
@@ -101,7 +101,7 @@ pub fn layers(
         let row = row.or(latest).or(rows.rfind(knows));
         IterationLayers {
             index,
-            since: ledger.since(),
+            since: ledger.since,
             source: table.source,
             iteration: row.and_then(|row| iteration(row, index)),
             whole: first

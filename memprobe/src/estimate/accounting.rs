@@ -40,7 +40,6 @@ pub(super) struct Moment {
     pub(super) line: SiteRef,
 }
 
-/// One simulated allocator.
 #[derive(Debug)]
 struct SimulatedDevice {
     allocator: CachingAllocator,
@@ -50,7 +49,6 @@ struct SimulatedDevice {
     refused: Option<(SiteRef, u64)>,
 }
 
-/// Accounting of one run.
 #[derive(Debug)]
 pub(super) struct Accounting {
     pieces: Vec<Option<Piece>>,
@@ -61,10 +59,11 @@ pub(super) struct Accounting {
     working: SimulatedDevice,
     /// Like `working`, with the memory of a given device.
     bounded: Option<SimulatedDevice>,
-    now: Moment,
-    peak: Moment,
+    pub(super) now: Moment,
+    /// Moment of the highest allocated bytes.
+    pub(super) peak: Moment,
     /// Totals at the last start of a forward pass or data loading after a backward pass or a step.
-    between_iterations: Option<Totals>,
+    pub(super) between_iterations: Option<Totals>,
     pub(super) lines: Lines,
     pub(super) replay: Replay,
 }
@@ -138,7 +137,6 @@ impl Accounting {
         books
     }
 
-    /// Adds a piece.
     pub(super) fn begin(&mut self, piece: Piece) -> PieceId {
         let at = match self.vacant.pop() {
             Some(at) => at,
@@ -157,7 +155,7 @@ impl Accounting {
             }
             let size = self.plain.begin(at, bytes, piece.line);
             if let Some(block) = self.plain.block(at) {
-                let totals = self.plain.allocator.totals();
+                let totals = self.plain.allocator.totals;
                 self.replay.begin(block, totals, piece.asked);
             }
             self.differ(piece.difference, signed(bytes));
@@ -208,7 +206,7 @@ impl Accounting {
         let block = self.plain.block(id.0);
         let size = self.plain.end(id.0);
         if let Some(block) = block {
-            self.replay.end(block, self.plain.allocator.totals());
+            self.replay.end(block, self.plain.allocator.totals);
         }
         self.differ(piece.difference, -signed(bytes));
         self.differ(Some(Difference::Rounding), signed(bytes) - signed(size));
@@ -224,35 +222,21 @@ impl Accounting {
         self.plain.block(id.0)
     }
 
-    pub(super) fn now(&self) -> Moment {
-        self.now
-    }
-
-    /// Moment of the highest allocated bytes.
-    pub(super) fn peak(&self) -> Moment {
-        self.peak
-    }
-
     /// Handles the end of `phase`.
     pub(super) fn is_over(&mut self, phase: Phase) {
         if matches!(phase, Phase::Backward | Phase::Step) {
-            self.between_iterations = Some(self.plain.allocator.totals());
+            self.between_iterations = Some(self.plain.allocator.totals);
         }
-    }
-
-    /// Memory kept between iterations; `None` until other work follows a backward pass or a step.
-    pub(super) fn between_iterations(&self) -> Option<Totals> {
-        self.between_iterations
     }
 
     /// Highest value of each of the allocator's totals.
     pub(super) fn totals(&self) -> Totals {
-        self.plain.allocator.peak()
+        self.plain.allocator.peak
     }
 
     /// Highest totals with a cuBLAS workspace.
     pub(super) fn with_workspace(&self) -> Totals {
-        self.working.allocator.peak()
+        self.working.allocator.peak
     }
 
     /// Result for the given device, with a cuBLAS workspace; `None` without a device.
@@ -263,8 +247,8 @@ impl Accounting {
                 requested: Bytes(bytes),
                 site: self.site(line),
             },
-            None if bounded.allocator.flushes() > 0 => Fit::WithoutCache {
-                flushes: bounded.allocator.flushes(),
+            None if bounded.allocator.flushes > 0 => Fit::WithoutCache {
+                flushes: bounded.allocator.flushes,
             },
             None => Fit::Whole,
         })

@@ -36,13 +36,11 @@ struct Saved {
 }
 
 impl Lines {
-    /// Counts an allocated block.
     pub(super) fn take(&mut self, line: SiteRef, bytes: u64) {
         let held = &mut self.lines.get_or_default(line).held;
         held.add(bytes, self.peak, AtPeak::Gone);
     }
 
-    /// Counts a freed block.
     pub(super) fn give_back(&mut self, line: SiteRef, bytes: u64) {
         let held = &mut self.lines.get_or_default(line).held;
         held.release(bytes, self.peak);

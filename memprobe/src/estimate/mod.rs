@@ -121,9 +121,7 @@ pub struct Missing {
     pub stacks: u64,
     /// Temporary tensors of optimizers whose steps on a GPU are not modelled.
     pub steps: u64,
-    /// Allocations on GPUs.
     pub on_gpu: u64,
-    /// Lost events.
     pub lost: u64,
     /// True if earlier allocations of the CPU's allocator are unknown.
     pub past: bool,
@@ -225,7 +223,7 @@ impl Estimator {
                 self.events += 1;
                 let change = books.replay.apply(event);
                 translation.apply(event, change, books);
-                self.cpu_peak = self.cpu_peak.max(self.books.now().cpu);
+                self.cpu_peak = self.cpu_peak.max(self.books.now.cpu);
             }
             Event::Memory(event) if matches!(event.action, Action::Alloc | Action::CudaAlloc) => {
                 translation.missing.on_gpu += 1;
@@ -242,13 +240,13 @@ impl Estimator {
     pub fn finish(mut self) -> Estimate {
         self.translation.finish(&mut self.books);
         let books = &self.books;
-        let at_peak: Moment = books.peak();
+        let at_peak: Moment = books.peak;
         let difference = |kind: Difference| (kind, at_peak.differences[kind as usize]);
         Estimate {
             events: self.events,
             peak: books.totals(),
             with_workspace: books.with_workspace(),
-            between_iterations: books.between_iterations(),
+            between_iterations: books.between_iterations,
             cpu_at_peak: Bytes(at_peak.cpu),
             cpu_peak: Bytes(self.cpu_peak),
             differences: Difference::ALL.map(difference).to_vec(),

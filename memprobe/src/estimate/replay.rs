@@ -60,7 +60,6 @@ impl Replay {
         self.ledger.apply(&Event::Memory(*event))
     }
 
-    /// Emits an allocation on the GPU.
     pub(super) fn begin(&mut self, block: OnGpu, totals: Totals, asked: Request) {
         let event = self.event(Action::Alloc, block, totals);
         self.pass(&Event::Memory(MemoryEvent {
@@ -71,7 +70,6 @@ impl Replay {
         }));
     }
 
-    /// Emits a free on the GPU.
     pub(super) fn end(&mut self, block: OnGpu, totals: Totals) {
         let event = self.event(Action::Free, block, totals);
         self.pass(&Event::Memory(event));
@@ -99,7 +97,6 @@ impl Replay {
         self.attribution.sizes()
     }
 
-    /// Information available in the event stream.
     pub(super) fn heard(&self) -> Coverage {
         self.attribution.coverage()
     }

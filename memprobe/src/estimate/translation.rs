@@ -24,9 +24,7 @@ pub(super) struct Translation {
     mask: Option<Candidate>,
     step: Option<Step>,
     steps: u64,
-    /// Thread that runs the backward pass.
     backward: Option<Tid>,
-    /// Phase of the last allocation.
     last: Phase,
     pub(super) missing: Missing,
 }
@@ -209,7 +207,6 @@ impl Translation {
         }
     }
 
-    /// Handles the end of the stream.
     pub(super) fn finish(&mut self, books: &mut Accounting) {
         self.settle_mask(None, books);
         if let Some(tid) = self.step.as_ref().map(|step| step.tid) {

@@ -30,7 +30,6 @@ pub struct AnalyzedLedger<A> {
 }
 
 impl<A: Analysis> AnalyzedLedger<A> {
-    /// Returns an empty ledger of `target`, tracked since `started`.
     pub fn new(target: Target, started: TimeNs, analyses: A) -> Self {
         Self {
             ledger: Ledger::new(target, started),
@@ -38,7 +37,6 @@ impl<A: Analysis> AnalyzedLedger<A> {
         }
     }
 
-    /// Applies the next event of the stream.
     pub fn apply(&mut self, event: &Event) {
         let change = self.ledger.apply(event);
         self.analyses.apply(event, &change, &self.ledger);

@@ -24,7 +24,6 @@ impl CallSiteId {
     }
 }
 
-/// Counters of a row.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) live: u64,
@@ -61,7 +60,6 @@ struct CallSite {
     tally: Tally,
 }
 
-/// A row of the table of lines.
 #[derive(Debug)]
 struct Line {
     site: SiteRef,
@@ -69,7 +67,6 @@ struct Line {
     rate: Rate,
 }
 
-/// The lines of one grouping.
 #[derive(Debug, Default)]
 struct Table {
     lines: Vec<Line>,
@@ -95,7 +92,6 @@ impl Table {
 pub(super) struct CallSites {
     call_sites: Vec<CallSite>,
     by_stack: PerStack<CallSiteId>,
-    /// Call sites without a known stack, by thread name.
     by_thread: HashMap<Arc<str>, CallSiteId>,
     /// Call site for stacks beyond the limit.
     overflow: Option<CallSiteId>,
@@ -169,7 +165,6 @@ impl CallSites {
         self.each_tally(call_site, |tally| tally.count(size.0, is_tracked));
     }
 
-    /// Removes a live block of `size` bytes.
     pub(super) fn release(&mut self, call_site: CallSiteId, size: Bytes) {
         self.each_tally(call_site, |tally| tally.release(size.0));
     }
@@ -186,7 +181,6 @@ impl CallSites {
         }
     }
 
-    /// Updates the rates.
     pub(super) fn tick(&mut self, interval: Interval) {
         for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
             line.rate.tick(line.tally.allocs, interval);

@@ -31,7 +31,6 @@ pub(super) struct Cuda {
     by_key: HashMap<Key, usize>,
     /// Devices in the view that treats CUDA's calls as the allocator.
     devices: BTreeMap<DeviceIndex, Device>,
-    /// Highest layer seen so far.
     layer: Layer,
 }
 
@@ -76,7 +75,6 @@ struct Group {
 }
 
 impl Cuda {
-    /// Handles an allocation by CUDA.
     pub(super) fn alloc(
         &mut self,
         event: &MemoryEvent,

@@ -51,7 +51,6 @@ impl Dense for SiteRef {
     }
 }
 
-/// Call sites of one grouping.
 #[derive(Debug, Default)]
 struct Sites {
     sites: Vec<Site>,
@@ -85,7 +84,6 @@ pub(super) fn slot(grouping: Grouping) -> usize {
     }
 }
 
-/// Stacks, purposes and thread names.
 #[derive(Debug)]
 pub(super) struct Definitions {
     /// Current meaning of each id.

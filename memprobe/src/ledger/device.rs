@@ -42,9 +42,7 @@ pub(crate) fn are_plausible(totals: Totals) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DeviceTotals {
     pub time: TimeNs,
-    /// Totals reported by the allocator.
     pub totals: Totals,
-    /// Bytes from before attach.
     pub before_attach: Bytes,
     /// The allocator's total minus all known bytes; 0 unless events were lost.
     pub unaccounted: i64,
@@ -73,7 +71,6 @@ struct Baseline {
     blocks: u64,
     /// Frees since attach of blocks that were unknown.
     unseen_frees: u64,
-    /// Reason for unknown blocks.
     unread: Option<Arc<str>>,
 }
 
@@ -126,7 +123,6 @@ impl Device {
         }
     }
 
-    /// Handles an allocation.
     pub(super) fn alloc(
         &mut self,
         event: &MemoryEvent,
@@ -193,7 +189,6 @@ impl Device {
         (Change::Held(is_tracked.then_some(block)), Difference::None)
     }
 
-    /// Handles a free.
     pub(super) fn free(
         &mut self,
         event: &MemoryEvent,
@@ -232,20 +227,17 @@ impl Device {
         }
     }
 
-    /// Handles an out-of-memory error.
     pub(super) fn out_of_memory(&mut self, event: &MemoryEvent) -> (Change, Difference) {
         self.ooms = self.ooms.saturating_add(1);
         let difference = self.report(event, self.totals.allocated.0);
         (Change::OutOfMemory, difference)
     }
 
-    /// Counts a block that became live.
     pub(super) fn begin(&mut self, size: Bytes) {
         self.live = self.live.saturating_add(size.0);
         self.blocks += 1;
     }
 
-    /// Counts a block that ended.
     pub(super) fn end(&mut self, size: Bytes, call_site: Option<CallSiteId>) {
         self.live = self.live.saturating_sub(size.0);
         self.blocks = self.blocks.saturating_sub(1);
@@ -327,7 +319,6 @@ impl Device {
         }
     }
 
-    /// Snapshot for views.
     pub(super) fn snapshot(
         &self,
         now: TimeNs,

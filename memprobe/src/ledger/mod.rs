@@ -72,12 +72,10 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Returns a ledger of `target`, tracked since `started`.
     pub fn new(target: Target, started: TimeNs) -> Self {
         Self::with_caps(target, started, Caps::default())
     }
 
-    /// Returns a ledger with the given limits.
     pub fn with_caps(target: Target, started: TimeNs, caps: Caps) -> Self {
         Self {
             target,
@@ -97,7 +95,6 @@ impl Ledger {
         self.last_event
     }
 
-    /// Applies the next event of the stream.
     pub fn apply(&mut self, event: &Event) -> Change {
         self.store.release_ended();
         let BlockStore {

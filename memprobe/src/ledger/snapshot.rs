@@ -15,13 +15,11 @@ pub struct Snapshot {
     pub target: Target,
     /// Time of the first event or of attaching, whichever is earlier.
     pub started: TimeNs,
-    /// Moment of this snapshot.
     pub now: TimeNs,
     /// One for each device seen, by index.
     pub devices: Vec<DeviceSnapshot>,
     /// CUDA memory outside the caching allocator.
     pub cuda: CudaSnapshot,
-    /// Quality of the measurement.
     pub health: Health,
 }
 
@@ -100,7 +98,6 @@ pub struct OutsideRow {
     pub lines: Vec<LineRow>,
 }
 
-/// Quality of the measurement.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Health {
     pub events: u64,
@@ -133,7 +130,6 @@ pub enum TargetState {
     Recording,
 }
 
-/// Memory of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceSnapshot {
     pub index: DeviceIndex,

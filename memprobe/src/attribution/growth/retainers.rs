@@ -84,7 +84,6 @@ struct OfPart {
 }
 
 impl SnapshotRetainers {
-    /// Replaces the content with a new heap snapshot.
     pub(super) fn take<V: Default>(
         &mut self,
         names: &BlockLabels,
@@ -104,7 +103,6 @@ impl SnapshotRetainers {
         }
     }
 
-    /// Time of the snapshot; `None` without one.
     pub(super) fn time(&self) -> Option<TimeNs> {
         self.time
     }

@@ -79,7 +79,6 @@ impl Host {
         Self::with_caps(started, HostCaps::default())
     }
 
-    /// Returns an empty host with the given limits.
     pub fn with_caps(started: TimeNs, caps: HostCaps) -> Self {
         Self {
             caps,

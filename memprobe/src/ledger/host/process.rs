@@ -21,7 +21,6 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Returns a process found at `now`.
     pub(super) fn new(target: Target, facts: ProcessFacts, now: TimeNs, caps: Caps) -> Self {
         let mut ledger = Ledger::with_caps(target.clone(), now, caps);
         let state = ProcessState::Waiting("libraries of CUDA or PyTorch".to_owned());
@@ -79,7 +78,6 @@ impl Process {
         &self.row.facts
     }
 
-    /// Process that it was forked from.
     pub(super) fn forked_from(&self) -> Option<Tgid> {
         self.row.facts.forked_from
     }
@@ -109,12 +107,10 @@ impl Process {
         change
     }
 
-    /// Sets the note for the user; the last one counts.
     pub(super) fn note(&mut self, text: &str) {
         self.row.note = Some(text.to_owned());
     }
 
-    /// Marks the process as ended at `now`.
     pub(super) fn end(&mut self, now: TimeNs) {
         self.set_state(ProcessState::Ended);
         self.ended.get_or_insert(now);
@@ -138,13 +134,11 @@ impl Process {
         }
     }
 
-    /// Updates the rates and the trend.
     pub(super) fn tick(&mut self, now: TimeNs) {
         self.ledger.tick(now);
         self.trend.advance(self.ended.unwrap_or(now));
     }
 
-    /// Adds the process's counters to `health`.
     pub(super) fn add_to(&self, health: &mut HostHealth) {
         let own = &self.ledger;
         health.events = health.events.saturating_add(own.health.events);
@@ -174,7 +168,6 @@ impl Process {
         &self.ledger
     }
 
-    /// Snapshot for the screen of this process.
     pub(super) fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {
         self.ledger.snapshot(self.ended.unwrap_or(now), grouping)
     }

@@ -230,7 +230,7 @@ impl Accounting {
     }
 
     /// Highest value of each of the allocator's totals.
-    pub(super) fn totals(&self) -> Totals {
+    pub(super) fn highest_totals(&self) -> Totals {
         self.plain.allocator.peak
     }
 

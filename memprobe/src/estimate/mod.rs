@@ -244,7 +244,7 @@ impl Estimator {
         let difference = |kind: Difference| (kind, at_peak.differences[kind as usize]);
         Estimate {
             events: self.events,
-            peak: books.totals(),
+            peak: books.highest_totals(),
             with_workspace: books.with_workspace(),
             between_iterations: books.between_iterations,
             cpu_at_peak: Bytes(at_peak.cpu),

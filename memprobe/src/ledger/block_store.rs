@@ -86,15 +86,10 @@ impl BlockStore {
         self.reusable = self.vacant.len();
     }
 
-    /// Adds a block, which must not overlap another: see [`Self::take_overlapping`]. Returns true if it is tracked;
-    /// beyond the cap it ends with this event.
-    pub(super) fn insert(
-        &mut self,
-        block: LiveBlock,
-        call_site: Option<CallSiteId>,
-    ) -> (BlockId, bool) {
-        let is_tracked = self.budget.take_block();
-        let id = match self.reusable.checked_sub(1) {
+    /// Adds a block without its address: see [`Self::track`]. If that comes only after the search for overlaps, the
+    /// processor fetches the memory of both at once.
+    pub(super) fn add(&mut self, block: LiveBlock) -> BlockId {
+        match self.reusable.checked_sub(1) {
             Some(last) => {
                 self.reusable = last;
                 let id = self.vacant.swap_remove(last);
@@ -105,23 +100,32 @@ impl BlockStore {
                 self.blocks.push(block);
                 BlockId::from_index(self.blocks.len() - 1)
             }
-        };
-        if !is_tracked {
+        }
+    }
+
+    /// Tracks an added block, which must not overlap another: see [`Self::take_overlapping`]. Returns false beyond the
+    /// cap: the block then ends with this event.
+    pub(super) fn track(
+        &mut self,
+        id: BlockId,
+        block: &LiveBlock,
+        call_site: Option<CallSiteId>,
+    ) -> bool {
+        if !self.budget.take_block() {
             self.vacant.push(id);
-            return (id, is_tracked);
+            return false;
         }
         let device = usize::from(block.device.0);
         if self.by_address.len() <= device {
             self.by_address.resize_with(device + 1, BTreeMap::new);
         }
-        let size = block.size;
         let indexed = IndexedBlock {
-            size,
+            size: block.size,
             id,
             call_site,
         };
         self.by_address[device].insert(block.addr.0, indexed);
-        (id, is_tracked)
+        true
     }
 
     /// Ends the block at an address.
@@ -186,7 +190,7 @@ mod tests {
     fn store(ranges: &[(u64, u64)]) -> BlockStore {
         let mut store = BlockStore::new(Caps::default());
         for (addr, size) in ranges {
-            store.insert(block(*addr, *size), None);
+            insert(&mut store, block(*addr, *size));
         }
         store
     }
@@ -200,6 +204,12 @@ mod tests {
             device: DEVICE,
             is_baseline: true,
         }
+    }
+
+    fn insert(store: &mut BlockStore, block: LiveBlock) -> BlockId {
+        let id = store.add(block);
+        assert!(store.track(id, &block, None));
+        id
     }
 
     fn overlapping(store: &mut BlockStore, addr: u64, size: u64) -> Vec<u64> {
@@ -244,11 +254,11 @@ mod tests {
     fn an_ended_block_stays_readable_until_the_next_event() {
         let mut store = store(&[(0, 512)]);
         let ended = store.take(DEVICE, Address(0)).expect("a block").id;
-        let (next, _) = store.insert(block(0, 1024), None);
+        let next = insert(&mut store, block(0, 1024));
         assert_ne!(ended, next);
         assert_eq!(store.get(ended).size, Bytes(512));
         store.release_ended();
-        let (reused, _) = store.insert(block(4096, 2048), None);
+        let reused = insert(&mut store, block(4096, 2048));
         assert_eq!(reused, ended);
     }
 }

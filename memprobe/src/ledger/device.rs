@@ -128,13 +128,7 @@ impl Device {
         event: &MemoryEvent,
         store: &mut BlockStore,
     ) -> (Change, Difference) {
-        let mut replaced = Vec::new();
-        while let Some(stale) = store.take_overlapping(self.index, event.addr, event.size) {
-            self.end(stale.size, stale.call_site);
-            replaced.push(stale.id);
-        }
         let stack = store.definitions.stack_ref(event.stack);
-        let call_site = self.call_sites.of(stack, event.tid, store);
         let block = LiveBlock {
             addr: event.addr,
             size: event.size,
@@ -143,7 +137,14 @@ impl Device {
             device: self.index,
             is_baseline: false,
         };
-        let (block, is_tracked) = store.insert(block, Some(call_site));
+        let id = store.add(block);
+        let mut replaced = Vec::new();
+        while let Some(stale) = store.take_overlapping(self.index, event.addr, event.size) {
+            self.end(stale.size, stale.call_site);
+            replaced.push(stale.id);
+        }
+        let call_site = self.call_sites.of(stack, event.tid, store);
+        let is_tracked = store.track(id, &block, Some(call_site));
         self.call_sites.count(call_site, event.size, is_tracked);
         if is_tracked {
             self.begin(event.size);
@@ -152,7 +153,7 @@ impl Device {
         let difference = self.report(event, expected);
         let difference = difference.or_stale(!replaced.is_empty());
         let change = Change::Allocated {
-            block,
+            block: id,
             is_tracked,
             replaced,
         };
@@ -179,14 +180,15 @@ impl Device {
             device: self.index,
             is_baseline: true,
         };
-        let (block, is_tracked) = store.insert(block, None);
+        let id = store.add(block);
+        let is_tracked = store.track(id, &block, None);
         if is_tracked {
             self.before.unknown = rest;
             self.before.held = self.before.held.saturating_add(event.size.0);
             self.before.blocks = self.before.blocks.saturating_add(1);
             self.begin(event.size);
         }
-        (Change::Held(is_tracked.then_some(block)), Difference::None)
+        (Change::Held(is_tracked.then_some(id)), Difference::None)
     }
 
     pub(super) fn free(

@@ -17,7 +17,7 @@ use memprobe::event::{
     PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::ledger::snapshot::Grouping;
-use memprobe::ledger::{AnalyzedLedger, Model};
+use memprobe::ledger::{AnalyzedLedger, Ledger};
 
 /// Allocator that counts the live and peak bytes of this process.
 struct Counting;
@@ -69,13 +69,13 @@ impl Program {
         }
     }
 
-    /// Returns a model that already knows the stacks.
-    fn model(&self) -> Model {
-        let mut model = Model::new(Target::default(), TimeNs(0));
+    /// Returns a ledger that already knows the stacks.
+    fn ledger(&self) -> Ledger {
+        let mut ledger = Ledger::new(Target::default(), TimeNs(0));
         for id in 1..=self.stacks {
-            model.apply(&Event::Stack(StackId(id), stack(id)));
+            ledger.apply(&Event::Stack(StackId(id), stack(id)));
         }
-        model
+        ledger
     }
 
     /// xorshift64, so that every run replays the same program.
@@ -129,9 +129,9 @@ impl Program {
     }
 
     /// Allocates until `blocks` are live.
-    fn fill(&mut self, model: &mut Model, blocks: usize) {
+    fn fill(&mut self, ledger: &mut Ledger, blocks: usize) {
         while self.live.len() < blocks {
-            model.apply(&self.alloc());
+            ledger.apply(&self.alloc());
         }
     }
 
@@ -177,8 +177,8 @@ fn bench_apply(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("apply");
     for live in [20_000, 1_000_000] {
         let mut program = Program::new(300);
-        let mut model = program.model();
-        program.fill(&mut model, live);
+        let mut ledger = program.ledger();
+        program.fill(&mut ledger, live);
         let count = 128 * 1024;
         group.throughput(Throughput::Elements(count));
         group.bench_function(format!("{live} live blocks, 300 stacks"), |bencher| {
@@ -186,13 +186,13 @@ fn bench_apply(criterion: &mut Criterion) {
                 || program.events(count as usize),
                 |events| {
                     for event in events.iter() {
-                        black_box(model.apply(event));
+                        black_box(ledger.apply(event));
                     }
                 },
                 BatchSize::PerIteration,
             );
         });
-        let health = model.snapshot(TimeNs(0), Grouping::User).health;
+        let health = ledger.snapshot(TimeNs(0), Grouping::User).health;
         assert_eq!(
             health.disagreements, 0,
             "the program of the benchmark is consistent"
@@ -279,9 +279,9 @@ fn bench_attribution(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(events.len() as u64));
     group.bench_function("lines", |bencher| {
         bencher.iter(|| {
-            let mut model = Model::new(Target::default(), TimeNs(0));
+            let mut ledger = Ledger::new(Target::default(), TimeNs(0));
             for event in &events {
-                black_box(model.apply(event));
+                black_box(ledger.apply(event));
             }
         });
     });
@@ -300,31 +300,31 @@ fn bench_attribution(criterion: &mut Criterion) {
 
 fn bench_snapshot(criterion: &mut Criterion) {
     let mut program = Program::new(3000);
-    let mut model = program.model();
-    program.fill(&mut model, 20_000);
+    let mut ledger = program.ledger();
+    program.fill(&mut ledger, 20_000);
     let mut now = TimeNs(program.time);
     let mut group = criterion.benchmark_group("snapshot");
     group.bench_function("300 lines, 3000 stacks", |bencher| {
-        bencher.iter(|| black_box(model.snapshot(now, Grouping::User)));
+        bencher.iter(|| black_box(ledger.snapshot(now, Grouping::User)));
     });
     group.bench_function("tick of the rates, 300 lines in each grouping", |bencher| {
         bencher.iter(|| {
             now.0 += 200_000_000;
-            model.tick(now);
+            ledger.tick(now);
         });
     });
     group.finish();
 }
 
-/// Prints the bytes that the model uses per block, for a million live blocks.
+/// Prints the bytes that the ledger uses per block, for a million live blocks.
 fn report_memory() {
     const BLOCKS: usize = 1_000_000;
     let mut program = Program::new(300);
     program.live.reserve_exact(BLOCKS);
-    let mut model = program.model();
+    let mut ledger = program.ledger();
     let before = ALLOCATED.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
-    program.fill(&mut model, BLOCKS);
+    program.fill(&mut ledger, BLOCKS);
     let now = ALLOCATED.load(Ordering::Relaxed) - before;
     let peak = PEAK.load(Ordering::Relaxed) - before;
     println!(
@@ -334,9 +334,9 @@ fn report_memory() {
     let random = 4 * BLOCKS;
     for _ in 0..random / 2 {
         let free = program.free();
-        model.apply(&free);
+        ledger.apply(&free);
         let alloc = program.alloc();
-        model.apply(&alloc);
+        ledger.apply(&alloc);
     }
     let now = ALLOCATED.load(Ordering::Relaxed) - before;
     println!("after {random} more events, in random order: {now} bytes");

@@ -11,7 +11,7 @@ use criterion::{BatchSize, Criterion, Throughput};
 use memprobe::decode::decode;
 use memprobe::event::Target;
 use memprobe::event::{Event, Tgid, TimeNs};
-use memprobe::ledger::Model;
+use memprobe::ledger::Ledger;
 use memprobe::ledger::snapshot::Grouping;
 use memprobe::process::memory::{Cause, ReadMemory, Unreadable};
 use memprobe::python::CodeCache;
@@ -187,15 +187,15 @@ fn bench(criterion: &mut Criterion) {
     group.bench_function("decode, symbolize and keep the ledger", |bencher| {
         bencher.iter_batched_ref(
             || {
-                let mut model = Model::new(Target::default(), TimeNs(0));
+                let mut ledger = Ledger::new(Target::default(), TimeNs(0));
                 let symbolizer = symbolizer(|event| {
-                    model.apply(event);
+                    ledger.apply(event);
                 });
-                (symbolizer, model)
+                (symbolizer, ledger)
             },
-            |(symbolizer, model)| {
+            |(symbolizer, ledger)| {
                 feed(symbolizer, &steps, |event| {
-                    black_box(model.apply(event));
+                    black_box(ledger.apply(event));
                 })
             },
             BatchSize::PerIteration,

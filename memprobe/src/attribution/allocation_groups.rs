@@ -6,7 +6,7 @@ use super::groups::{BlockGroup, GroupOrigin, Groups};
 use super::phase::{Phase, phase_of};
 use crate::event::{Context, Module, Stack};
 use crate::ledger::snapshot::{Grouping, Site};
-use crate::ledger::{Model, StackRef};
+use crate::ledger::{Ledger, StackRef};
 
 /// Blocks that reports do not tell apart: equal origin and equal tensor type.
 pub type AllocationGroup = BlockGroup<AllocationSite>;
@@ -17,9 +17,7 @@ pub(super) type AllocationGroups<V> = Groups<AllocationSite, V>;
 /// Allocation site as far as reports tell it apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllocationSite {
-    /// Source line.
     pub site: Site,
-    /// Module scope.
     pub place: ModuleScope,
     /// Pass through the module.
     pub pass: Pass,
@@ -53,10 +51,8 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// All passes, in table order.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Recompute, Self::Backward];
 
-    /// Text for reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -67,7 +63,7 @@ impl Pass {
 }
 
 impl GroupOrigin for AllocationSite {
-    fn of(stack: StackRef, ledger: &Model, grouping: Grouping) -> Self {
+    fn of(stack: StackRef, ledger: &Ledger, grouping: Grouping) -> Self {
         let site = ledger.site(stack, grouping).clone();
         if stack == StackRef::UNKNOWN {
             return Self::nowhere(site, ModuleScope::Unknown);

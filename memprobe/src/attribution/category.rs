@@ -40,7 +40,6 @@ impl Category {
         Self::Unknown,
     ];
 
-    /// Text for reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Parameter => "parameter",
@@ -77,7 +76,6 @@ macro_rules! rules {
         impl CategoryRule {
             pub const ALL: [Self; [$($words,)+].len()] = [$(Self::$name,)+];
 
-            /// Category assigned by the rule.
             pub const fn category(self) -> Category {
                 match self { $(Self::$name => Category::$category,)+ }
             }
@@ -86,7 +84,6 @@ macro_rules! rules {
                 match self { $(Self::$name => RuleStatus::$status,)+ }
             }
 
-            /// Text of the rule for reports.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $words,)+ }
             }
@@ -298,7 +295,6 @@ impl Composition {
             .fold(0, u64::saturating_add)
     }
 
-    /// Bytes of all categories together.
     pub fn known(&self) -> u64 {
         self.by_rule.iter().copied().fold(0, u64::saturating_add)
     }

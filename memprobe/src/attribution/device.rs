@@ -3,13 +3,15 @@
 use hashbrown::HashMap;
 
 use super::category::CategoryRule;
+use super::high_water_mark::{AtPeak, HeldBytes};
 use super::layer_history::{LayerHistory, LayerKey, Shift};
 use super::lifecycle::{Lifecycle, is_saved};
-use super::moments::{Divided, Moment, Revision};
+use super::moments::{Moment, Revision};
 use super::phase::{ClassifiedPhase, Phase};
-use super::rows::{AtPeak, Holding};
 use crate::event::{Bytes, TimeNs};
 use crate::ledger::DeviceTotals;
+use crate::ledger::snapshot::Timeline;
+use crate::ledger::timeline::Highest;
 
 /// Caps on stored differences between step intervals, for [`StackHistory::Everything`] and [`StackHistory::Latest`].
 /// Above the cap the oldest intervals are dropped.
@@ -42,10 +44,10 @@ pub(super) struct Device {
     pub(super) peak: Moment,
     /// Times the peak rose: the number that rows compare with.
     pub(super) peaks: u64,
-    pub(super) divided: Divided,
+    pub(super) timeline: Timeline<Moment>,
     pub(super) blocks: [u64; CategoryRule::ALL.len()],
     /// Blocks by the phase that allocated them, and allocated bytes by phase and rule.
-    pub(super) phases: HashMap<Phase, Holding>,
+    pub(super) phases: HashMap<Phase, HeldBytes>,
     pub(super) judged: HashMap<ClassifiedPhase, u64>,
     /// Bytes held, by allocating stack and category.
     pub(super) held: LayerHistory,
@@ -60,7 +62,7 @@ impl Device {
         let mut device = Self {
             now: Moment::default(),
             peak: Moment::default(),
-            divided: Divided::new(Moment::default()),
+            timeline: Timeline::default(),
             peaks: 0,
             blocks: [0; CategoryRule::ALL.len()],
             phases: HashMap::new(),
@@ -71,7 +73,7 @@ impl Device {
         };
         device.take_totals(start);
         device.peak.clone_from(&device.now);
-        device.divided = Divided::new(device.now.clone());
+        device.timeline = Timeline::new(start.time, device.now.clone());
         device
     }
 
@@ -92,7 +94,7 @@ impl Device {
 
     /// Extends the timeline with the current state up to `time`.
     pub(super) fn pass(&mut self, time: TimeNs) {
-        self.divided.extend_to(time, &self.now);
+        self.timeline.extend_to(time, &self.now);
     }
 
     /// Counts an allocation by phase and rule.
@@ -101,7 +103,6 @@ impl Device {
         *bytes = bytes.saturating_add(size.0);
     }
 
-    /// Adds a live block.
     pub(super) fn hold(&mut self, block: &Lifecycle, size: u64, judged: ClassifiedPhase) {
         self.known = self.known.saturating_add(size);
         self.now.composition.add(block.rule, size);
@@ -113,7 +114,6 @@ impl Device {
         }
     }
 
-    /// Removes a freed block.
     pub(super) fn release(&mut self, block: &Lifecycle, size: u64) {
         self.known = self.known.saturating_sub(size);
         self.now.composition.take(block.rule, size);
@@ -138,7 +138,7 @@ impl Device {
         let Revision { size, from, to, .. } = revision;
         self.now.composition.change(from, to, size);
         self.peak.revise(revision);
-        self.divided.revise(revision);
+        self.timeline.revise(revision);
         let blocks = &mut self.blocks[from as usize];
         *blocks = blocks.saturating_sub(1);
         self.blocks[to as usize] += 1;
@@ -181,9 +181,8 @@ impl Device {
     pub(super) fn report(&mut self, totals: DeviceTotals, ordinal: u64) {
         self.now.ordinal = ordinal;
         self.take_totals(totals);
-        if self.peak.rise_to(&self.now) {
-            self.peaks += 1;
-        }
-        self.divided.rise(&self.now);
+        self.peaks += u64::from(self.now.totals.allocated > self.peak.totals.allocated);
+        self.peak.raise_to(&self.now);
+        self.timeline.raise(&self.now);
     }
 }

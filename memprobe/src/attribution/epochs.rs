@@ -23,7 +23,6 @@ pub(super) struct Epoch {
     pub(super) number: u64,
 }
 
-/// Result of the inference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Epochs {
     /// No loader used for training was seen exhausted often enough.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::event::{Bytes, DeviceIndex, Module, PurposeId};
 use crate::ledger::StackRef;
 use crate::ledger::snapshot::{Grouping, PurposeInfo};
-use crate::ledger::{BlockId, Change, Freed, LiveBlock, Model, PerBlock, PerStack};
+use crate::ledger::{BlockId, Change, Freed, Ledger, LiveBlock, PerBlock, PerStack};
 
 /// Cap on groups; the excess is one group per device.
 const MAX_GROUPS: usize = 1 << 18;
@@ -15,7 +15,7 @@ const MAX_GROUPS: usize = 1 << 18;
 /// Origin of blocks, as far as an analysis tells it apart.
 pub(crate) trait GroupOrigin: Clone + Eq + Hash {
     /// Origin of the blocks that a stack allocated.
-    fn of(stack: StackRef, ledger: &Model, grouping: Grouping) -> Self;
+    fn of(stack: StackRef, ledger: &Ledger, grouping: Grouping) -> Self;
 
     /// Origin of the blocks beyond the cap.
     fn too_many() -> Self;
@@ -42,7 +42,6 @@ pub(crate) enum ChangeKind {
     Added,
     /// A block was allocated, but beyond the ledger's cap on live blocks.
     NotTracked,
-    /// A block was freed.
     Removed,
 }
 
@@ -84,7 +83,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
     pub(crate) fn apply(
         &mut self,
         change: &Change,
-        ledger: &Model,
+        ledger: &Ledger,
         mut emit: impl FnMut(usize, &mut Entry<O, V>, BlockChange),
     ) {
         match change {
@@ -112,23 +111,21 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
     /// Starts from the current state of a ledger; calls `emit` for each live block.
     pub(crate) fn start(
         &mut self,
-        ledger: &Model,
+        ledger: &Ledger,
         mut emit: impl FnMut(usize, &mut Entry<O, V>, BlockChange),
     ) {
         for (stack, _) in ledger.stacks() {
             self.define(stack, ledger);
         }
-        for (id, _) in ledger.blocks().filter(|(_, block)| !block.is_baseline()) {
+        for (id, _) in ledger.blocks().filter(|(_, block)| !block.is_baseline) {
             self.add(id, ChangeKind::Added, ledger, &mut emit);
         }
     }
 
-    /// Values of all groups, by index.
     pub(crate) fn values(&self) -> impl ExactSizeIterator<Item = &V> {
         self.entries.iter().map(|entry| &entry.value)
     }
 
-    /// Value of a group.
     pub(crate) fn value(&self, group: usize) -> Option<&V> {
         self.entries.get(group).map(|entry| &entry.value)
     }
@@ -138,7 +135,6 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         self.live.get(block).map(|group| *group as usize)
     }
 
-    /// Groups of a device, with their indices.
     pub(crate) fn on(&self, device: DeviceIndex) -> impl Iterator<Item = (usize, &Entry<O, V>)> {
         let all = self.entries.iter().enumerate();
         all.filter(move |(_, entry)| entry.device == device)
@@ -149,7 +145,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         self.knows_modules
     }
 
-    fn define(&mut self, stack: StackRef, ledger: &Model) {
+    fn define(&mut self, stack: StackRef, ledger: &Ledger) {
         self.knows_modules |= ledger.stack(stack).context.module != Module::Outside;
     }
 
@@ -157,7 +153,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         &mut self,
         id: BlockId,
         kind: ChangeKind,
-        ledger: &Model,
+        ledger: &Ledger,
         emit: &mut impl FnMut(usize, &mut Entry<O, V>, BlockChange),
     ) {
         let block = ledger.block(id);
@@ -172,7 +168,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
     fn release(
         &mut self,
         id: BlockId,
-        ledger: &Model,
+        ledger: &Ledger,
         emit: &mut impl FnMut(usize, &mut Entry<O, V>, BlockChange),
     ) {
         if let Some(group) = self.live.remove(id) {
@@ -182,7 +178,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         }
     }
 
-    fn group_for(&mut self, block: &LiveBlock, ledger: &Model) -> u32 {
+    fn group_for(&mut self, block: &LiveBlock, ledger: &Ledger) -> u32 {
         let numbers = (block.device, block.stack, block.purpose);
         if let Some(group) = self.by_number.get(&numbers) {
             return *group;

@@ -23,7 +23,7 @@ use super::groups::{BlockChange, ChangeKind};
 use super::iterations::{IterationKind, IterationLine, Source};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
 use crate::ledger::snapshot::{Grouping, PurposeInfo, Site};
-use crate::ledger::{Analysis, Change, Model};
+use crate::ledger::{Analysis, Change, Ledger};
 
 /// Length of the first windows: 1 ms, in nanoseconds.
 const FIRST_WINDOW: u64 = 1_000_000;
@@ -116,7 +116,6 @@ impl Track {
     }
 }
 
-/// Unit of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepUnit {
     /// Iterations per step; levels are those at the end of intervals, the lowest of each step. A step has
@@ -154,7 +153,6 @@ pub struct Growth {
     pub retained: RetainedGrowth,
 }
 
-/// Rate of growth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// Bytes per iteration, or per second.
@@ -181,7 +179,6 @@ pub struct Suspect<K> {
 }
 
 impl GrowthLedger {
-    /// Empty ledger. Iterations begin at `line`, if given.
     pub fn new(grouping: Grouping, line: Option<IterationLine>) -> Self {
         Self {
             categories: AttributionLedger::new(line),
@@ -200,7 +197,7 @@ impl GrowthLedger {
     }
 
     /// Updates the groups, without the step intervals.
-    fn follow(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn follow(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         let moment = ledger.moment(event);
         if let Some((_, now)) = &moment {
             self.pass_windows(now.time);
@@ -253,7 +250,6 @@ impl GrowthLedger {
         })
     }
 
-    /// Ends a step interval after the last event applied.
     fn end_interval(&mut self) {
         if self.intervals.must_halve() {
             self.intervals.halve();
@@ -417,7 +413,7 @@ impl GrowthLedger {
 }
 
 impl Analysis for GrowthLedger {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         self.categories.apply(event, change, ledger);
         if self.categories.intervals_ended() > self.ended {
             self.ended = self.categories.intervals_ended();

@@ -7,28 +7,14 @@ use std::collections::BTreeMap;
 
 use super::groups::{BlockChange, ChangeKind};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
-use crate::ledger::{DeviceTotals, Model};
+use crate::ledger::{DeviceTotals, Ledger, Tally};
 
 /// High-water mark of a device so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HighWaterMark {
     /// Times it was exceeded, which identifies it.
-    number: u64,
-    moment: DeviceTotals,
-}
-
-impl HighWaterMark {
-    /// Raises the mark to the current state, once all groups have their changes.
-    fn reach(&mut self, now: DeviceTotals) {
-        if now.totals.allocated > self.moment.totals.allocated {
-            self.number += 1;
-            self.moment = now;
-        }
-    }
-
-    pub(crate) fn moment(&self) -> DeviceTotals {
-        self.moment
-    }
+    pub(super) number: u64,
+    pub(super) moment: DeviceTotals,
 }
 
 /// High-water marks of all devices.
@@ -37,28 +23,20 @@ pub(crate) struct HighWaterMarks(BTreeMap<DeviceIndex, HighWaterMark>);
 
 impl HighWaterMarks {
     /// Marks that begin at the current state of a ledger: earlier peaks are unknown.
-    pub(crate) fn from_now(ledger: &Model, now: TimeNs) -> Self {
+    pub(crate) fn from_now(ledger: &Ledger, now: TimeNs) -> Self {
         let moments = ledger.moments(now);
-        Self(
-            moments
-                .map(|(device, moment)| (device, HighWaterMark { number: 1, moment }))
-                .collect(),
-        )
+        let marks = moments.map(|(device, moment)| (device, HighWaterMark { number: 1, moment }));
+        Self(marks.collect())
     }
 
     pub(crate) fn get(&self, device: DeviceIndex) -> Option<&HighWaterMark> {
         self.0.get(&device)
     }
 
-    /// Calls `change` with the mark before an event, then raises the mark to the state after it.
-    pub(crate) fn pass(
-        &mut self,
-        event: &Event,
-        ledger: &Model,
-        change: impl FnOnce(&HighWaterMark),
-    ) {
+    /// Calls `change` with the number of the mark before an event, then raises the mark to the state after it.
+    pub(crate) fn pass(&mut self, event: &Event, ledger: &Ledger, change: impl FnOnce(u64)) {
         let Some((device, now)) = ledger.moment(event) else {
-            return change(&HighWaterMark::default());
+            return change(0);
         };
         let mark = self.0.entry(device).or_insert_with(|| HighWaterMark {
             number: 0,
@@ -67,22 +45,51 @@ impl HighWaterMarks {
                 _ => now,
             },
         });
-        change(mark);
-        mark.reach(now);
+        change(mark.number);
+        if now.totals.allocated > mark.moment.totals.allocated {
+            mark.number += 1;
+            mark.moment = now;
+        }
+    }
+}
+
+/// Level of a row at the last mark. It is the current level if `number` is older: the row has not changed since.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AtMark<T> {
+    number: u64,
+    pub(super) level: T,
+}
+
+impl<T: Copy> AtMark<T> {
+    /// Saves the current level before its first change after mark `number`.
+    pub(crate) fn save(&mut self, number: u64, level: T) {
+        if self.number < number {
+            *self = Self { number, level };
+        }
+    }
+
+    /// Level at mark `number`; `now` is the current one.
+    pub(crate) fn at(&self, number: u64, now: T) -> T {
+        match self.number < number {
+            true => now,
+            false => self.level,
+        }
     }
 }
 
 /// Memory held now and at the high-water mark.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeldBytes {
-    live: u64,
-    peak: u64,
-    blocks: u64,
-    allocs: u64,
-    /// Number of the mark that `live_at` and `blocks_at` belong to.
-    at: u64,
-    live_at: u64,
-    blocks_at: u64,
+    tally: Tally,
+    /// Bytes and blocks.
+    at_mark: AtMark<[u64; 2]>,
+}
+
+/// State of a block at the device's peak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtPeak {
+    Live,
+    Gone,
 }
 
 /// Memory held, for views.
@@ -100,44 +107,68 @@ pub struct Holding {
     pub peak: Option<Bytes>,
     /// Allocations since attach.
     pub allocs: u64,
+    /// Bytes of all these allocations.
+    pub alloc_bytes: Bytes,
 }
 
 impl HeldBytes {
-    /// Applies a change; `mark` is the mark before it.
-    pub(crate) fn change(&mut self, change: BlockChange, mark: &HighWaterMark) {
-        if self.at < mark.number {
-            (self.live_at, self.blocks_at) = (self.live, self.blocks);
-            self.at = mark.number;
-        }
-        let size = change.size.0;
+    /// Applies a change; `mark` is the number of the mark before it.
+    pub(crate) fn change(&mut self, change: BlockChange, mark: u64) {
+        self.save(mark);
         match change.kind {
-            ChangeKind::Added => {
-                self.allocs = self.allocs.saturating_add(1);
-                self.live = self.live.saturating_add(size);
-                self.peak = self.peak.max(self.live);
-                self.blocks = self.blocks.saturating_add(1);
-            }
-            ChangeKind::NotTracked => self.allocs = self.allocs.saturating_add(1),
-            ChangeKind::Removed => {
-                self.live = self.live.saturating_sub(size);
-                self.blocks = self.blocks.saturating_sub(1);
-            }
+            ChangeKind::Added => self.tally.count(change.size.0, true),
+            ChangeKind::NotTracked => self.tally.count(change.size.0, false),
+            ChangeKind::Removed => self.tally.release(change.size.0),
         }
     }
 
-    pub(crate) fn holding(&self, mark: &HighWaterMark) -> Holding {
-        let (live_at, blocks_at) = match self.at < mark.number {
-            true => (self.live, self.blocks),
-            false => (self.live_at, self.blocks_at),
-        };
-        Holding {
-            live: Bytes(self.live),
-            live_blocks: self.blocks,
-            at_peak: Bytes(live_at),
-            at_peak_blocks: blocks_at,
-            peak: Some(Bytes(self.peak)),
-            allocs: self.allocs,
+    /// Adds a block. `was` is [`AtPeak::Live`] for a block counted late, which was live at the peak.
+    pub(crate) fn add(&mut self, size: u64, mark: u64, was: AtPeak) {
+        self.save(mark);
+        self.tally.count(size, true);
+        if was == AtPeak::Live {
+            let [bytes, blocks] = self.at_mark.level;
+            self.at_mark.level = [bytes.saturating_add(size), blocks.saturating_add(1)];
         }
+    }
+
+    pub(crate) fn release(&mut self, size: u64, mark: u64) {
+        self.save(mark);
+        self.tally.release(size);
+    }
+
+    /// Removes a block that was counted in the wrong row.
+    pub(crate) fn remove(&mut self, size: u64, mark: u64, was: AtPeak) {
+        self.release(size, mark);
+        self.tally.allocs = self.tally.allocs.saturating_sub(1);
+        self.tally.alloc_bytes = self.tally.alloc_bytes.saturating_sub(size);
+        if was == AtPeak::Live {
+            let [bytes, blocks] = self.at_mark.level;
+            self.at_mark.level = [bytes.saturating_sub(size), blocks.saturating_sub(1)];
+        }
+    }
+
+    pub(crate) fn live(&self) -> u64 {
+        self.tally.live
+    }
+
+    /// Memory held now and at mark number `mark`.
+    pub(crate) fn holding(&self, mark: u64) -> Holding {
+        let [bytes, blocks] = self.at_mark.at(mark, [self.tally.live, self.tally.blocks]);
+        Holding {
+            live: Bytes(self.tally.live),
+            live_blocks: self.tally.blocks,
+            at_peak: Bytes(bytes),
+            at_peak_blocks: blocks,
+            peak: Some(Bytes(self.tally.peak)),
+            allocs: self.tally.allocs,
+            alloc_bytes: Bytes(self.tally.alloc_bytes),
+        }
+    }
+
+    fn save(&mut self, mark: u64) {
+        self.at_mark
+            .save(mark, [self.tally.live, self.tally.blocks]);
     }
 }
 
@@ -151,6 +182,41 @@ impl Holding {
             at_peak_blocks: self.at_peak_blocks.saturating_add(other.at_peak_blocks),
             peak: None,
             allocs: self.allocs.saturating_add(other.allocs),
+            alloc_bytes: bytes(self.alloc_bytes, other.alloc_bytes),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(row: &HeldBytes, mark: u64) -> (u64, u64, u64) {
+        let Holding {
+            live,
+            at_peak,
+            allocs,
+            ..
+        } = row.holding(mark);
+        (live.0, at_peak.0, allocs)
+    }
+
+    #[test]
+    fn what_was_held_at_the_peak_is_known_without_visiting_every_row() {
+        let mut row = HeldBytes::default();
+        row.add(512, 0, AtPeak::Gone);
+        // The device's first peak: the row has no notice of it.
+        row.release(512, 1);
+        row.add(64, 1, AtPeak::Gone);
+        assert_eq!(figures(&row, 1), (64, 512, 2));
+        assert_eq!(figures(&row, 2), (64, 64, 2));
+    }
+
+    #[test]
+    fn a_reassigned_block_leaves_no_trace_in_its_old_row() {
+        let mut row = HeldBytes::default();
+        row.add(512, 0, AtPeak::Gone);
+        row.remove(512, 1, AtPeak::Live);
+        assert_eq!(figures(&row, 1), (0, 0, 0));
     }
 }

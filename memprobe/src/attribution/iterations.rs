@@ -11,7 +11,6 @@ use crate::event::{DeviceIndex, TimeNs};
 /// Longest cycle of optimizer steps searched for.
 const LONGEST_CYCLE: usize = 64;
 
-/// Kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IterationKind {
     /// The whole recording, if nothing separates iterations.
@@ -87,7 +86,7 @@ impl Iterations {
     /// Builds the last `most` rows.
     pub(super) fn latest(intervals: &StepIntervals, most: usize) -> Self {
         let all: Vec<&StepInterval> = intervals.all().collect();
-        let cycle = match intervals.source() {
+        let cycle = match intervals.source {
             Source::Steps | Source::ZeroGrads => cycle(&all),
             Source::Nothing | Source::Batches | Source::Line => Cycle::Single,
         };
@@ -97,7 +96,7 @@ impl Iterations {
             loader: matches!(epochs, Epochs::Told { .. }).then_some(loader),
             ..Rows::default()
         };
-        if intervals.source() == Source::Nothing {
+        if intervals.source == Source::Nothing {
             return Self::undivided(&all, intervals);
         }
         let evaluations = all
@@ -125,22 +124,22 @@ impl Iterations {
             }
         }
         if let Some(interval) = current.first().filter(|interval| did_anything(interval)) {
-            match (intervals.source(), finished.is_empty()) {
+            match (intervals.source, finished.is_empty()) {
                 (Source::Line, true) => rows.push(IterationKind::Before, interval),
                 _ => {
                     rows.iterate(interval, is_first(count, interval, cycle));
-                    if !is_last(count, interval, intervals.source(), cycle) {
+                    if !is_last(count, interval, intervals.source, cycle) {
                         rows.leave_open();
                     }
                 }
             }
         }
         Self {
-            source: intervals.source(),
+            source: intervals.source,
             cycle,
             epochs,
             rows: rows.finish(),
-            dropped: intervals.dropped(),
+            dropped: intervals.dropped,
         }
     }
 }
@@ -165,11 +164,11 @@ impl Iterations {
             }
         }
         Self {
-            source: of.source(),
+            source: of.source,
             cycle: Cycle::Single,
             epochs: of.epochs().0,
             rows: rows.finish(),
-            dropped: of.dropped(),
+            dropped: of.dropped,
         }
     }
 }
@@ -226,7 +225,6 @@ fn cycle(intervals: &[&StepInterval]) -> Cycle {
     }
 }
 
-/// Builder of the rows.
 #[derive(Default)]
 struct Rows {
     most: usize,

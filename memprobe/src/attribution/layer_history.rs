@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 
 use super::category::Category;
-use super::rows::{AtPeak, Holding};
+use super::high_water_mark::{AtMark, AtPeak, HeldBytes};
 use super::step_interval::MAX_INTERVALS;
 
 /// Index of the allocating stack, and category.
@@ -20,10 +20,9 @@ pub(super) type LayerKey = (u32, Category);
 #[derive(Debug, Default)]
 pub(super) struct LayerSample {
     /// Now and at the device's peak.
-    pub(super) holding: Holding,
-    /// Bytes at peak number `moment` of the current interval.
-    highest: u64,
-    moment: u64,
+    pub(super) holding: HeldBytes,
+    /// Bytes at the peak of the current interval.
+    highest: AtMark<u64>,
     /// Interval for which the entry is listed in [`LayerHistory::changed`].
     changed_in: Option<u64>,
     /// Interval and bytes at its peak, for ended intervals that differ from the one before.
@@ -32,10 +31,7 @@ pub(super) struct LayerSample {
 
 impl LayerSample {
     fn see(&mut self, moment: u64) {
-        if self.moment != moment {
-            self.moment = moment;
-            self.highest = self.holding.live;
-        }
+        self.highest.save(moment, self.holding.live());
     }
 
     /// Bytes at the peak of the last ended interval.
@@ -125,7 +121,6 @@ impl LayerHistory {
         sample.holding.add(size, peak, AtPeak::Gone);
     }
 
-    /// Removes a freed block.
     pub(super) fn release(&mut self, place: LayerKey, size: u64, peak: u64) {
         if self.places.contains_key(&place) {
             let sample = self.change(place);
@@ -147,14 +142,14 @@ impl LayerHistory {
         let first = self.first_with(born, oldest);
         let [from, to] = places;
         let from = from.filter(|from| self.places.contains_key(from));
-        let goes: Correction = (Holding::remove, u64::saturating_sub);
-        let comes: Correction = (Holding::add, u64::saturating_add);
+        let goes: Correction = (HeldBytes::remove, u64::saturating_sub);
+        let comes: Correction = (HeldBytes::add, u64::saturating_add);
         for (place, (hold, change)) in [(from, goes), (to, comes)] {
             let Some(place) = place else { continue };
             let sample = self.change(place);
             hold(&mut sample.holding, size, peak, was);
             if was_highest {
-                sample.highest = change(sample.highest, size);
+                sample.highest.level = change(sample.highest.level, size);
             }
             let more = first.map_or(0, |interval| {
                 sample.put_right(interval, |bytes| change(bytes, size))
@@ -185,13 +180,14 @@ impl LayerHistory {
                 return false;
             };
             sample.see(self.moment);
-            if sample.highest != sample.last() {
+            let highest = sample.highest.level;
+            if highest != sample.last() {
                 let before = sample.differences();
-                sample.at_intervals.push((ended, sample.highest));
+                sample.at_intervals.push((ended, highest));
                 self.differences += sample.differences() - before;
             }
             // The next interval begins with the current level, which differs from that at the peak.
-            let goes_on = sample.holding.live != sample.highest;
+            let goes_on = sample.holding.live() != highest;
             sample.changed_in = goes_on.then_some(self.interval);
             goes_on
         });
@@ -234,10 +230,9 @@ impl LayerHistory {
 
     /// Bytes of an entry at the peak of an interval.
     pub(super) fn bytes_at_interval(&self, sample: &LayerSample, interval: u64) -> u64 {
-        match (interval == self.interval, sample.moment == self.moment) {
-            (false, _) => sample.at_interval(interval),
-            (true, true) => sample.highest,
-            (true, false) => sample.holding.live,
+        match interval == self.interval {
+            true => sample.highest.at(self.moment, sample.holding.live()),
+            false => sample.at_interval(interval),
         }
     }
 
@@ -263,7 +258,6 @@ impl LayerHistory {
 /// A moved block, and the period for which it is corrected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shift {
-    /// Bytes of the block.
     pub(super) size: u64,
     /// Number of the event that allocated it.
     pub(super) born: u64,
@@ -276,7 +270,7 @@ pub(super) struct Shift {
 }
 
 /// Correction by a removed or added block, to a holding and to bytes.
-type Correction = (fn(&mut Holding, u64, u64, AtPeak), fn(u64, u64) -> u64);
+type Correction = (fn(&mut HeldBytes, u64, u64, AtPeak), fn(u64, u64) -> u64);
 
 #[cfg(test)]
 mod tests;

@@ -59,7 +59,6 @@ impl Layer {
         self.by_category[category as usize]
     }
 
-    /// Bytes of all categories.
     pub fn all(&self) -> u64 {
         let all = self.by_category.iter().copied();
         all.fold(0, u64::saturating_add)
@@ -93,7 +92,7 @@ impl Layering<'_> {
     /// Memory by module at the peak of a device.
     pub fn at_peak(&self, index: DeviceIndex) -> Option<DeviceLayers> {
         let device = self.ledger.devices.get(&index)?;
-        let bytes = |sample: &LayerSample| sample.holding.as_of(device.peaks).at_peak;
+        let bytes = |sample: &LayerSample| sample.holding.holding(device.peaks).at_peak.0;
         Some(self.divide(device, &device.peak, bytes))
     }
 

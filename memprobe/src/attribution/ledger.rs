@@ -24,7 +24,7 @@ use crate::event::{
 };
 use crate::ledger::definitions::lost_stack;
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, BlockId, Change, DeviceTotals, Freed, Model, PerStack, StackRef};
+use crate::ledger::{Analysis, BlockId, Change, DeviceTotals, Freed, Ledger, PerStack, StackRef};
 
 /// Cap on stacks with operations.
 const MAX_STACKS: usize = 1 << 18;
@@ -73,7 +73,6 @@ pub struct AttributionLedger {
     pub(super) blocks: Lifecycles,
     pub(super) devices: BTreeMap<DeviceIndex, Device>,
     pub(super) check: InferenceCheck,
-    /// Time of the last heap snapshot.
     pub(super) read: Option<TimeNs>,
     pub(super) follows: StackHistory,
     pub(super) module_aliases: ModuleAliases,
@@ -82,13 +81,13 @@ pub struct AttributionLedger {
     /// Allocations by stack and kind, with [`Self::with_sizes`].
     pub(super) making: Option<AllocationCounts>,
     pub(super) ordinal: u64,
-    since: CoverageStart,
+    pub(super) since: CoverageStart,
     coverage: Coverage,
-    ended: Option<CategoryRule>,
+    /// Rule of the block freed by the last event; `None` without one, or if it was from before attach.
+    pub(super) ended: Option<CategoryRule>,
 }
 
 impl AttributionLedger {
-    /// Empty ledger. Iterations begin at `line`, if given.
     pub fn new(line: Option<IterationLine>) -> Self {
         Self {
             intervals: StepIntervals::new(line.is_some()),
@@ -134,7 +133,7 @@ impl AttributionLedger {
 
     /// Starts from the current state of a ledger. Live blocks count as allocated before: their category depends
     /// on phases that were not seen.
-    pub fn with_known(mut self, ledger: &Model, now: TimeNs) -> Self {
+    pub fn with_known(mut self, ledger: &Ledger, now: TimeNs) -> Self {
         for (stack, _) in ledger.stacks() {
             self.define(stack, ledger);
         }
@@ -148,7 +147,6 @@ impl AttributionLedger {
         self
     }
 
-    /// Table of all iterations so far.
     pub fn iterations(&self) -> Iterations {
         Iterations::of(&self.intervals)
     }
@@ -160,10 +158,9 @@ impl AttributionLedger {
 
     /// Current phase, set by the last mark or deciding allocation.
     pub fn phase(&self) -> Phase {
-        self.phases.phase()
+        self.phases.phase
     }
 
-    /// Devices seen so far.
     pub fn devices(&self) -> impl Iterator<Item = DeviceIndex> {
         self.devices.keys().copied()
     }
@@ -171,7 +168,7 @@ impl AttributionLedger {
     /// Step intervals ended so far. If an event increases it, the interval ended before that event, and an
     /// iteration may have too.
     pub fn intervals_ended(&self) -> u64 {
-        self.intervals.ended()
+        self.intervals.ended
     }
 
     pub fn device(&self, index: DeviceIndex) -> Option<DeviceView<'_>> {
@@ -185,30 +182,20 @@ impl AttributionLedger {
         (block.state != BlockState::BeforeAttach).then_some(block.rule)
     }
 
-    /// Rule of the block freed by the last event; `None` without one, or if it was from before attach.
-    pub fn ended(&self) -> Option<CategoryRule> {
-        self.ended
-    }
-
-    /// Start of the ledger's data.
-    pub fn since(&self) -> CoverageStart {
-        self.since
-    }
-
     /// Gaps and limits of the data, for notes under tables.
     pub fn coverage(&self) -> Coverage {
         Coverage {
-            concurrent_training: self.phases.is_concurrent(),
+            concurrent_training: self.phases.is_concurrent,
             threads_forgotten: self
                 .phases
-                .forgotten()
-                .saturating_add(self.intervals.forgotten()),
-            marks_without_place: self.intervals.unnamed(),
+                .forgotten
+                .saturating_add(self.intervals.forgotten),
+            marks_without_place: self.intervals.unnamed,
             ..self.coverage
         }
     }
 
-    fn define(&mut self, number: StackRef, ledger: &Model) {
+    fn define(&mut self, number: StackRef, ledger: &Ledger) {
         if number == StackRef::UNKNOWN {
             self.coverage.stacks_left_out = self.coverage.stacks_left_out.saturating_add(1);
             return;
@@ -276,7 +263,7 @@ impl AttributionLedger {
         }
     }
 
-    fn mark(&mut self, mark: &PhaseMark, ledger: &Model) {
+    fn mark(&mut self, mark: &PhaseMark, ledger: &Ledger) {
         self.coverage.marks = true;
         if let Some(turn) = self.phases.mark(mark) {
             self.turn(turn, ledger);
@@ -289,22 +276,21 @@ impl AttributionLedger {
 
     /// Stores the peaks of ended step intervals on each device.
     fn end_intervals(&mut self) {
-        let interval = self.intervals.ended();
+        let interval = self.intervals.ended;
         for device in self.devices.values_mut() {
             device.held.pass_to(interval, device.now.ordinal);
         }
     }
 
-    /// Adds a device in its first known state.
     fn find(&mut self, index: DeviceIndex, start: DeviceTotals) {
         self.intervals.start(start.time);
-        let (follows, interval) = (self.follows, self.intervals.ended());
+        let (follows, interval) = (self.follows, self.intervals.ended);
         self.devices
             .entry(index)
             .or_insert_with(|| Device::new(start, follows, interval));
     }
 
-    fn memory(&mut self, event: &MemoryEvent, change: &Change, ledger: &Model) {
+    fn memory(&mut self, event: &MemoryEvent, change: &Change, ledger: &Ledger) {
         let (index, after) = match (event.device, ledger.moment_of(event)) {
             (Some(index), Some(after)) if *change != Change::Malformed => (index, after),
             _ => return,
@@ -343,7 +329,7 @@ impl AttributionLedger {
         }
     }
 
-    fn alloc(&mut self, id: BlockId, tid: Tid, is_tracked: bool, ledger: &Model) {
+    fn alloc(&mut self, id: BlockId, tid: Tid, is_tracked: bool, ledger: &Ledger) {
         let block = ledger.block(id);
         let traits = self.stack_properties.get(block.stack);
         let traits = *traits.unwrap_or(&NO_PROPERTIES);
@@ -388,7 +374,7 @@ impl AttributionLedger {
             }
         }
         if let Some(making) = &mut self.making {
-            making.make(id, &life, self.intervals.ended(), ledger);
+            making.make(id, &life, self.intervals.ended, ledger);
         }
         let Some(device) = self.devices.get_mut(&block.device) else {
             return;
@@ -405,7 +391,7 @@ impl AttributionLedger {
         &mut self,
         id: PurposeId,
         traits: StackProperties,
-        ledger: &Model,
+        ledger: &Ledger,
     ) -> Option<CategoryRule> {
         self.coverage.tensors |= id != PurposeId::NONE;
         if let Some(BlockPurpose::Other(purpose)) = ledger.purpose(id).map(|purpose| &**purpose)
@@ -420,7 +406,6 @@ impl AttributionLedger {
         (traits.accumulates && is_tensor).then_some(CategoryRule::Accumulated)
     }
 
-    /// Tracks a block that was live before the ledger's data begin.
     fn hold(&mut self, id: BlockId) {
         let life = Lifecycle {
             born: self.ordinal,
@@ -433,7 +418,7 @@ impl AttributionLedger {
         self.blocks.insert(id, life);
     }
 
-    fn free(&mut self, id: BlockId, tid: Tid, ledger: &Model) {
+    fn free(&mut self, id: BlockId, tid: Tid, ledger: &Ledger) {
         if let Some(life) = self.blocks.get(id) {
             if let Some(rule) = self.at_free(&life, tid) {
                 self.settle(id, &life, rule, ledger);
@@ -456,7 +441,7 @@ impl AttributionLedger {
     }
 
     /// Removes a block. If its free was missed, it keeps its current rule.
-    fn remove_block(&mut self, id: BlockId, ledger: &Model) {
+    fn remove_block(&mut self, id: BlockId, ledger: &Ledger) {
         if let Some(making) = &mut self.making {
             making.release(id);
         }
@@ -472,9 +457,8 @@ impl AttributionLedger {
         }
     }
 
-    /// Decides the category of a live block.
-    fn settle(&mut self, id: BlockId, life: &Lifecycle, rule: CategoryRule, ledger: &Model) {
-        let rule = match self.phases.is_concurrent() && rule.goes_by_passes() {
+    fn settle(&mut self, id: BlockId, life: &Lifecycle, rule: CategoryRule, ledger: &Ledger) {
+        let rule = match self.phases.is_concurrent && rule.goes_by_passes() {
             true => CategoryRule::Crowded,
             false => rule,
         };
@@ -486,8 +470,7 @@ impl AttributionLedger {
         }
     }
 
-    /// Moves a block to another state.
-    fn promote(&mut self, id: BlockId, life: &Lifecycle, state: BlockState, ledger: &Model) {
+    fn promote(&mut self, id: BlockId, life: &Lifecycle, state: BlockState, ledger: &Ledger) {
         let rule = life.tensor_info.read(state.likely());
         self.revise(id, life, rule, ledger);
         let life = Lifecycle {
@@ -503,7 +486,7 @@ impl AttributionLedger {
         id: BlockId,
         life: &Lifecycle,
         rule: CategoryRule,
-        ledger: &Model,
+        ledger: &Ledger,
     ) {
         if rule == life.rule {
             return;
@@ -525,7 +508,7 @@ impl AttributionLedger {
     }
 
     /// Handles a phase transition, which decides the category of many blocks.
-    fn turn(&mut self, turn: PhaseTransition, ledger: &Model) {
+    fn turn(&mut self, turn: PhaseTransition, ledger: &Ledger) {
         self.intervals.turn(turn, now(&self.devices));
         self.end_intervals();
         let PhaseTransition { ended, began } = turn;
@@ -559,7 +542,7 @@ impl AttributionLedger {
     /// Decides the blocks that outlived a backward pass: they are gradients. Without tensor information some
     /// are workspaces (autograd threads have their own for cuBLAS). Then only blocks with the size of a
     /// parameter count.
-    fn settle_survivors_of_backward(&mut self, ledger: &Model) {
+    fn settle_survivors_of_backward(&mut self, ledger: &Ledger) {
         let survivors = self.blocks.drain(Queue::Backward);
         let sizes = (!self.coverage.tensors && !survivors.is_empty())
             .then(|| self.blocks.sizes_of_parameters(ledger));
@@ -575,22 +558,22 @@ impl AttributionLedger {
         }
     }
 
-    fn settle_all(&mut self, queue: Queue, rule: CategoryRule, ledger: &Model) {
+    fn settle_all(&mut self, queue: Queue, rule: CategoryRule, ledger: &Ledger) {
         for (id, life) in self.blocks.drain(queue) {
             self.settle(id, &life, rule, ledger);
         }
     }
 
     /// Marks live blocks of the forward pass as saved when a backward pass begins.
-    fn save(&mut self, ledger: &Model) {
-        let step = self.phases.steps();
+    fn save(&mut self, ledger: &Ledger) {
+        let step = self.phases.steps;
         for (id, life) in self.blocks.drain(Queue::Forward) {
             self.promote(id, &life, BlockState::Saved { step }, ledger);
         }
     }
 
     /// Settles, at an optimizer step, blocks that stayed saved for too many steps.
-    fn drop_saved(&mut self, ledger: &Model) {
+    fn drop_saved(&mut self, ledger: &Ledger) {
         for (id, life) in self.blocks.drain(Queue::Saved) {
             match life.state.is_saved_too_long(&self.phases) {
                 true => self.settle(id, &life, CategoryRule::OutlivesItsPass, ledger),
@@ -600,7 +583,7 @@ impl AttributionLedger {
     }
 
     /// Settles, at a new pass, input candidates that survived too many passes.
-    fn settle_old_inputs(&mut self, ledger: &Model) {
+    fn settle_old_inputs(&mut self, ledger: &Ledger) {
         for (id, life) in self.blocks.drain(Queue::Carried) {
             match life.state.is_carried_too_long(&self.phases) {
                 true => self.settle(id, &life, CategoryRule::LongLived, ledger),
@@ -610,9 +593,9 @@ impl AttributionLedger {
     }
 
     /// Settles, at a new phase, blocks allocated outside all phases.
-    fn leave_outside(&mut self, began: Phase, ledger: &Model) {
+    fn leave_outside(&mut self, began: Phase, ledger: &Ledger) {
         let runs = matches!(began, Phase::Forward | Phase::Evaluation);
-        let run = self.phases.runs();
+        let run = self.phases.runs;
         for (id, life) in self.blocks.drain(Queue::Outside) {
             match life.state {
                 BlockState::Built => self.settle(id, &life, CategoryRule::Built, ledger),
@@ -627,7 +610,7 @@ impl AttributionLedger {
 }
 
 impl Analysis for AttributionLedger {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         self.ended = None;
         match event {
             Event::Stack(..) => {

@@ -7,7 +7,7 @@ use super::category::{Category, CategoryRule};
 use super::phase::Phase;
 use super::phase_tracker::PhaseTracker;
 use crate::event::{DeviceIndex, Tid};
-use crate::ledger::{BlockId, Model, PerBlock};
+use crate::ledger::{BlockId, Ledger, PerBlock};
 
 /// Forward passes a module input may survive before it stops counting as input.
 const MAX_INPUT_PASSES: u64 = 4;
@@ -93,11 +93,11 @@ impl BlockState {
     pub(super) fn of(phase: Phase, course: &PhaseTracker, made: AllocationOrigin) -> Self {
         match phase {
             Phase::Forward => Self::Forward {
-                step: course.steps_and_batches(),
+                step: course.steps_and_batches,
             },
             Phase::Evaluation => Self::Evaluation,
             Phase::Recompute => Self::Recompute {
-                before: course.recomputes(),
+                before: course.recomputes,
             },
             Phase::Backward => Self::Backward,
             Phase::OptimizerStep => Self::Step,
@@ -133,13 +133,13 @@ impl BlockState {
         let by_backward = course.is_freed_by_backward(tid);
         Some(match self {
             Self::BeforeAttach | Self::Settled => return None,
-            Self::Forward { step: lap } if lap == course.steps_and_batches() => {
+            Self::Forward { step: lap } if lap == course.steps_and_batches => {
                 CategoryRule::WithinForward
             }
             Self::Forward { .. } => CategoryRule::NoBackward,
             Self::Saved { .. } if by_backward => CategoryRule::FreedInBackward,
             Self::Saved { .. } => CategoryRule::OutlivesItsPass,
-            Self::Recompute { before } if before == course.recomputes() => {
+            Self::Recompute { before } if before == course.recomputes => {
                 CategoryRule::WithinRecompute
             }
             Self::Recompute { .. } if by_backward => CategoryRule::Recomputed,
@@ -156,12 +156,12 @@ impl BlockState {
 
     /// True if [`MAX_STEPS`] optimizer steps began since the backward pass.
     pub(super) fn is_saved_too_long(self, course: &PhaseTracker) -> bool {
-        matches!(self, Self::Saved { step } if course.steps().saturating_sub(step) >= MAX_STEPS)
+        matches!(self, Self::Saved { step } if course.steps.saturating_sub(step) >= MAX_STEPS)
     }
 
     /// True if [`MAX_INPUT_PASSES`] more passes began since pass `run`.
     pub(super) fn is_carried_too_long(self, course: &PhaseTracker) -> bool {
-        matches!(self, Self::SurvivingInput { run } if course.runs().saturating_sub(run) >= MAX_INPUT_PASSES)
+        matches!(self, Self::SurvivingInput { run } if course.runs.saturating_sub(run) >= MAX_INPUT_PASSES)
     }
 
     const fn queue(self) -> Option<Queue> {
@@ -242,7 +242,7 @@ impl Lifecycles {
     }
 
     /// Sizes of parameters by device. Includes blocks from before attach, which may be parameters.
-    pub(super) fn sizes_of_parameters(&self, ledger: &Model) -> HashSet<(DeviceIndex, u64)> {
+    pub(super) fn sizes_of_parameters(&self, ledger: &Ledger) -> HashSet<(DeviceIndex, u64)> {
         let like_parameters = self.live.iter().filter(|(_, life)| {
             life.state == BlockState::BeforeAttach || life.rule.category() == Category::Parameter
         });

@@ -12,7 +12,7 @@ use super::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding};
 use super::view::CoverageStart;
 use crate::event::{DeviceIndex, Event, TimeNs};
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, Change, DeviceTotals, Model};
+use crate::ledger::{Analysis, Change, DeviceTotals, Ledger};
 
 /// Cap on modules of a device; the excess is one row.
 const MAX_MODULES: usize = 1 << 16;
@@ -27,7 +27,8 @@ pub struct ModuleLedger {
     groups: AllocationGroups<Option<u32>>,
     trees: BTreeMap<DeviceIndex, Tree>,
     marks: HighWaterMarks,
-    since: CoverageStart,
+    /// Start of the ledger's data.
+    pub since: CoverageStart,
 }
 
 /// Modules of a device, and the scopes outside modules.
@@ -56,7 +57,6 @@ struct Tally {
 /// total, now and at the peak.
 #[derive(Clone, Debug)]
 pub struct ModuleTree {
-    /// Peak of the device.
     pub peak: DeviceTotals,
     /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow>,
@@ -71,7 +71,6 @@ pub trait Additive {
     fn and(self, other: &Self) -> Self;
 }
 
-/// Row of a module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModuleRow<S = Sums> {
     /// Name within the parent, or the class of an outermost module; `0..23` for a folded range.
@@ -110,12 +109,12 @@ impl Additive for Sums {
 }
 
 impl Tally {
-    fn change(&mut self, change: BlockChange, pass: Pass, mark: &HighWaterMark) {
+    fn change(&mut self, change: BlockChange, pass: Pass, mark: u64) {
         self.all.change(change, mark);
         self.passes[pass as usize].change(change, mark);
     }
 
-    fn sums(&self, mark: &HighWaterMark) -> Sums {
+    fn sums(&self, mark: u64) -> Sums {
         Sums {
             all: self.all.holding(mark),
             passes: self.passes.map(|held| held.holding(mark)),
@@ -138,11 +137,11 @@ impl Default for ModuleLedger {
 impl ModuleLedger {
     /// Starts from the current state of a ledger. Live blocks are counted where they were allocated. Earlier
     /// peaks are unknown.
-    pub fn late(ledger: &Model, now: TimeNs) -> Self {
+    pub fn late(ledger: &Ledger, now: TimeNs) -> Self {
         let mut late = Self::default();
         let Self { groups, trees, .. } = &mut late;
         groups.start(ledger, |_, entry, change| {
-            count(trees, entry, change, &HighWaterMark::default());
+            count(trees, entry, change, 0);
         });
         late.marks = HighWaterMarks::from_now(ledger, now);
         if ledger.moments(now).next().is_some() {
@@ -151,21 +150,15 @@ impl ModuleLedger {
         late
     }
 
-    /// Start of the ledger's data.
-    pub fn since(&self) -> CoverageStart {
-        self.since
-    }
-
-    /// Memory by module on a device; `None` for an unknown device.
     pub fn tree(&self, device: DeviceIndex) -> Option<ModuleTree> {
-        let mark = self.marks.get(device)?;
+        let HighWaterMark { number, moment } = *self.marks.get(device)?;
         let (modules, others) = self
             .trees
             .get(&device)
-            .map(|tree| tree.rows(|_, node| (node.own.sums(mark), node.total.sums(mark))))
+            .map(|tree| tree.rows(|_, node| (node.own.sums(number), node.total.sums(number))))
             .unwrap_or_default();
         Some(ModuleTree {
-            peak: mark.moment(),
+            peak: moment,
             modules,
             others,
             knows_modules: self.groups.knows_modules(),
@@ -174,7 +167,7 @@ impl ModuleLedger {
 }
 
 impl Analysis for ModuleLedger {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         let Self {
             groups,
             trees,
@@ -193,7 +186,7 @@ fn count(
     trees: &mut BTreeMap<DeviceIndex, Tree>,
     entry: &mut Entry<AllocationSite, Option<u32>>,
     change: BlockChange,
-    mark: &HighWaterMark,
+    mark: u64,
 ) {
     let tree = trees.entry(entry.device).or_default();
     let origin = &entry.group.origin;
@@ -204,7 +197,7 @@ fn count(
 }
 
 impl Tree {
-    fn change(&mut self, node: u32, pass: Pass, change: BlockChange, mark: &HighWaterMark) {
+    fn change(&mut self, node: u32, pass: Pass, change: BlockChange, mark: u64) {
         let mut at = Some(node);
         while let Some(index) = at {
             let Some(node_at) = self.nodes.get_mut(index as usize) else {
@@ -335,7 +328,6 @@ fn shape_of<S>(parts: &[ModuleRow<S>]) -> Option<String> {
     Some(names.join(","))
 }
 
-/// Adds a row to one of equal shape.
 fn merge<S: Additive + Copy>(into: &mut ModuleRow<S>, row: ModuleRow<S>) {
     into.count = into.count.saturating_add(row.count);
     into.own = into.own.and(&row.own);

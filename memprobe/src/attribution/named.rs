@@ -8,7 +8,7 @@ use super::lifecycle::{BlockState, Lifecycle};
 use super::phase::{ClassifiedPhase, Phase, PhaseRule};
 use crate::event::tensors::TensorKind;
 use crate::event::{BlockLabels, LabeledBlock, TimeNs};
-use crate::ledger::{BlockId, Model};
+use crate::ledger::{BlockId, Ledger};
 
 /// Comparison of inferred categories with heap snapshots, in bytes of blocks that both cover.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl AttributionLedger {
     }
 
     /// Applies a heap snapshot, which overrides inferred categories.
-    pub(super) fn name(&mut self, names: &BlockLabels, ledger: &Model) {
+    pub(super) fn name(&mut self, names: &BlockLabels, ledger: &Ledger) {
         self.read = Some(names.time);
         if let Some(making) = &mut self.making {
             making.begin_reading();
@@ -110,7 +110,7 @@ impl AttributionLedger {
         life: Lifecycle,
         named: &LabeledBlock,
         rule: CategoryRule,
-        ledger: &Model,
+        ledger: &Ledger,
     ) {
         // A category from an earlier snapshot is not inferred.
         if !life.rule.is_exact() {

@@ -5,7 +5,7 @@ pub use super::high_water_mark::Holding;
 use super::high_water_mark::{HeldBytes, HighWaterMarks};
 use crate::event::{Bytes, DeviceIndex, Event};
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, Change, DeviceTotals, Model};
+use crate::ledger::{Analysis, Change, DeviceTotals, Ledger};
 
 /// Memory of each allocation group at the peak of each device, updated by every event.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl PeakLedger {
     pub fn view(&self, device: DeviceIndex) -> Option<PeakView> {
         let mark = self.marks.get(device)?;
         let parts = self.groups.on(device).filter_map(|(_, entry)| {
-            let holding = entry.value.holding(mark);
+            let holding = entry.value.holding(mark.number);
             (holding.at_peak_blocks > 0).then(|| PeakPart {
                 part: entry.group.clone(),
                 live: holding.at_peak,
@@ -54,7 +54,7 @@ impl PeakLedger {
             })
         });
         Some(PeakView {
-            moment: mark.moment(),
+            moment: mark.moment,
             parts: parts.collect(),
             knows_modules: self.groups.knows_modules(),
         })
@@ -62,7 +62,7 @@ impl PeakLedger {
 }
 
 impl Analysis for PeakLedger {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         let Self { groups, marks } = self;
         marks.pass(event, ledger, |mark| {
             groups.apply(change, ledger, |_, entry, change| {

@@ -24,7 +24,6 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// All phases, in the order of a training step.
     pub const ALL: [Self; 7] = [
         Self::DataLoading,
         Self::Forward,
@@ -35,7 +34,6 @@ impl Phase {
         Self::Other,
     ];
 
-    /// Text for reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -106,7 +104,6 @@ pub enum PhaseRule {
 }
 
 impl PhaseRule {
-    /// Text for reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NodeEvaluated => "a node of autograd's graph was evaluated",

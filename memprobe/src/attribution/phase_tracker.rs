@@ -39,55 +39,27 @@ pub(super) struct ClassifiedAllocation {
 /// violation.
 #[derive(Debug, Default)]
 pub(super) struct PhaseTracker {
-    phase: Phase,
+    pub(super) phase: Phase,
     /// Thread that called `backward()` or the optimizer step; `None` if the call was not seen.
     by: Option<Tid>,
     /// True once another thread than `by`, or one without history, has run nodes of this backward pass.
     has_engine: bool,
     threads: HashMap<Tid, ThreadState>,
     has_batches: bool,
-    concurrent: bool,
-    forgotten: u64,
-    runs: u64,
-    steps: u64,
-    steps_and_batches: u64,
-    recomputes: u64,
+    pub(super) is_concurrent: bool,
+    /// Threads forgotten at the limit. Until their next tracked action only their stacks classify them.
+    pub(super) forgotten: u64,
+    /// Forward and evaluation passes begun.
+    pub(super) runs: u64,
+    /// Optimizer steps begun, by marks.
+    pub(super) steps: u64,
+    /// Optimizer steps and batches begun, by marks.
+    pub(super) steps_and_batches: u64,
+    /// Recomputations completed.
+    pub(super) recomputes: u64,
 }
 
 impl PhaseTracker {
-    pub(super) fn phase(&self) -> Phase {
-        self.phase
-    }
-
-    pub(super) fn is_concurrent(&self) -> bool {
-        self.concurrent
-    }
-
-    /// Threads forgotten at the limit. Until their next tracked action only their stacks classify them.
-    pub(super) fn forgotten(&self) -> u64 {
-        self.forgotten
-    }
-
-    /// Forward and evaluation passes begun.
-    pub(super) fn runs(&self) -> u64 {
-        self.runs
-    }
-
-    /// Optimizer steps begun, by marks.
-    pub(super) fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    /// Optimizer steps and batches begun, by marks.
-    pub(super) fn steps_and_batches(&self) -> u64 {
-        self.steps_and_batches
-    }
-
-    /// Recomputations completed.
-    pub(super) fn recomputes(&self) -> u64 {
-        self.recomputes
-    }
-
     /// True if a free by this thread belongs to the backward pass. If autograd runs on threads of its own,
     /// the waiting thread frees only after the pass.
     pub(super) fn is_freed_by_backward(&self, tid: Tid) -> bool {
@@ -205,7 +177,7 @@ impl PhaseTracker {
             judged.phase,
             Phase::Forward | Phase::Evaluation | Phase::OptimizerStep
         );
-        self.concurrent |= others && trains && last.is_some() && judged.rule.is_certain();
+        self.is_concurrent |= others && trains && last.is_some() && judged.rule.is_certain();
     }
 
     fn transition_to(&mut self, began: Phase) -> Option<PhaseTransition> {
@@ -332,7 +304,7 @@ mod tests {
         assert_eq!(outside(&mut course, Tid(9)).transition, None);
         assert!(course.is_freed_by_backward(ENGINE));
         assert!(!course.is_freed_by_backward(MAIN));
-        assert!(!course.is_concurrent());
+        assert!(!course.is_concurrent);
     }
 
     #[test]
@@ -360,9 +332,9 @@ mod tests {
         for tid in 0..MAX_THREADS as u32 {
             forward(&mut course, Tid(tid));
         }
-        assert_eq!(course.forgotten(), 0);
+        assert_eq!(course.forgotten, 0);
         forward(&mut course, Tid(MAX_THREADS as u32));
-        assert_eq!(course.forgotten(), MAX_THREADS as u64);
+        assert_eq!(course.forgotten, MAX_THREADS as u64);
     }
 
     #[test]
@@ -371,8 +343,8 @@ mod tests {
         forward(&mut course, Tid(7));
         forward(&mut course, MAIN);
         backward(&mut course);
-        assert!(!course.is_concurrent());
+        assert!(!course.is_concurrent);
         forward(&mut course, Tid(7));
-        assert!(course.is_concurrent());
+        assert!(course.is_concurrent);
     }
 }

@@ -3,17 +3,17 @@
 //! The rows of a device add up to those of the table of lines.
 
 use super::groups::{GroupOrigin, Groups};
-use super::high_water_mark::{HeldBytes, HighWaterMark};
+use super::high_water_mark::HeldBytes;
 use crate::event::{DeviceIndex, Event, NoStack, Purpose, TensorSpec};
 use crate::ledger::snapshot::{Grouping, PurposeInfo, ShapeRow, Site};
-use crate::ledger::{Analysis, Change, Model, StackRef};
+use crate::ledger::{Analysis, Change, Ledger, StackRef};
 
 /// Memory by tensor and line, updated by every event.
 #[derive(Debug)]
 pub struct ShapeLedger(Groups<Site, HeldBytes>);
 
 impl GroupOrigin for Site {
-    fn of(stack: StackRef, ledger: &Model, grouping: Grouping) -> Self {
+    fn of(stack: StackRef, ledger: &Ledger, grouping: Grouping) -> Self {
         ledger.site(stack, grouping).clone()
     }
 
@@ -30,10 +30,9 @@ impl ShapeLedger {
         Self(Groups::new(grouping))
     }
 
-    /// Rows of a device, in no particular order.
     pub fn rows(&self, device: DeviceIndex) -> Vec<ShapeRow> {
         let rows = self.0.on(device).map(|(_, entry)| {
-            let holding = entry.value.holding(&HighWaterMark::default());
+            let holding = entry.value.holding(0);
             ShapeRow {
                 what: entry.group.what.clone(),
                 site: Site::clone(&entry.group.origin),
@@ -48,9 +47,9 @@ impl ShapeLedger {
 }
 
 impl Analysis for ShapeLedger {
-    fn apply(&mut self, _: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, _: &Event, change: &Change, ledger: &Ledger) {
         self.0.apply(change, ledger, |_, entry, change| {
-            entry.value.change(change, &HighWaterMark::default());
+            entry.value.change(change, 0);
         });
     }
 }

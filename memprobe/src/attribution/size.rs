@@ -15,7 +15,7 @@ use super::lifecycle::Lifecycle;
 use super::phase::Phase;
 use crate::event::tensors::TensorKind;
 use crate::event::{DeviceIndex, LabeledBlock};
-use crate::ledger::{BlockId, Model, PerBlock};
+use crate::ledger::{BlockId, Ledger, PerBlock};
 
 /// Cap on counters over all step intervals; beyond it the oldest intervals are dropped.
 const MAX_SUMS: usize = 1 << 18;
@@ -34,7 +34,6 @@ pub struct Amount {
 }
 
 impl Amount {
-    /// A single block.
     fn of(bytes: u64, rounded: u64) -> Self {
         Self {
             blocks: 1,
@@ -43,7 +42,6 @@ impl Amount {
         }
     }
 
-    /// Sum of both.
     pub fn and(self, other: Self) -> Self {
         Self {
             blocks: self.blocks.saturating_add(other.blocks),
@@ -135,7 +133,7 @@ pub(super) struct AllocationCounts {
 
 impl AllocationCounts {
     /// Counts an allocation in a step interval.
-    pub(super) fn make(&mut self, id: BlockId, life: &Lifecycle, interval: u64, ledger: &Model) {
+    pub(super) fn make(&mut self, id: BlockId, life: &Lifecycle, interval: u64, ledger: &Ledger) {
         if self
             .intervals
             .back()
@@ -169,7 +167,7 @@ impl AllocationCounts {
     }
 
     /// Moves an allocation to the kind of its new category.
-    pub(super) fn revise(&mut self, id: BlockId, life: &Lifecycle, to: Category, ledger: &Model) {
+    pub(super) fn revise(&mut self, id: BlockId, life: &Lifecycle, to: Category, ledger: &Ledger) {
         let from = Made::of(life.phase, life.rule.category());
         let to = Made::of(life.phase, to);
         let interval = self
@@ -187,13 +185,11 @@ impl AllocationCounts {
         }
     }
 
-    /// Begins a heap snapshot.
     pub(super) fn begin_reading(&mut self) {
         self.reading = BTreeMap::new();
     }
 
-    /// Adds a block of the heap snapshot.
-    pub(super) fn name(&mut self, id: BlockId, named: &LabeledBlock, ledger: &Model) {
+    pub(super) fn name(&mut self, id: BlockId, named: &LabeledBlock, ledger: &Ledger) {
         let amount = self.amount(id, ledger);
         let sizes = self.reading.entry((named.device, named.module.clone()));
         let sum = match named.kind {
@@ -218,7 +214,7 @@ impl AllocationCounts {
         }
     }
 
-    fn amount(&self, id: BlockId, ledger: &Model) -> Amount {
+    fn amount(&self, id: BlockId, ledger: &Ledger) -> Amount {
         let rounded = ledger.block(id).size.0;
         Amount::of(self.asked.get(id).copied().unwrap_or(rounded), rounded)
     }

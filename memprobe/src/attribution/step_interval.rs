@@ -69,19 +69,14 @@ impl IterationLine {
 /// One device in one step interval.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IntervalDevice {
-    /// Moment of most allocated bytes.
     pub peak: Moment,
-    /// Totals at the end.
     pub end: Totals,
-    /// Blocks allocated.
     pub allocs: u64,
-    /// Bytes allocated.
     pub alloc_bytes: u64,
     /// Number of the step interval that contains `peak`.
     pub(super) interval: u64,
 }
 
-/// Kind of a step interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum IntervalKind {
     /// From the start to the first pass, batch, `zero_grad()` or hit of the user's line.
@@ -101,9 +96,7 @@ pub(super) struct StepInterval {
     pub(super) last: u64,
     pub(super) begin: TimeNs,
     pub(super) end: TimeNs,
-    /// Batches begun.
     pub(super) batches: u32,
-    /// Backward passes begun.
     pub(super) backwards: u32,
     /// Call site of the optimizer step at its end, or of the `zero_grad()` at its beginning.
     pub(super) key: Option<u32>,
@@ -137,7 +130,7 @@ impl StepInterval {
 /// Step intervals of a process.
 #[derive(Debug, Default)]
 pub(super) struct StepIntervals {
-    source: Source,
+    pub(super) source: Source,
     keys: HashMap<(Arc<str>, Option<Site>), u32>,
     at_line: HashMap<Tid, bool>,
     loaders: Loaders,
@@ -147,10 +140,14 @@ pub(super) struct StepIntervals {
     trained: bool,
     stepped: bool,
     done: VecDeque<StepInterval>,
-    dropped: u64,
-    ended: u64,
-    forgotten: u64,
-    unnamed: u64,
+    /// Intervals no longer stored.
+    pub(super) dropped: u64,
+    /// Intervals ended so far.
+    pub(super) ended: u64,
+    /// Threads forgotten at the limit; such a thread at the line of `--iteration` counts as arriving there.
+    pub(super) forgotten: u64,
+    /// Marks from call sites beyond the limit, which share one number.
+    pub(super) unnamed: u64,
 }
 
 impl StepIntervals {
@@ -165,33 +162,9 @@ impl StepIntervals {
         }
     }
 
-    pub(super) fn source(&self) -> Source {
-        self.source
-    }
-
     /// All stored intervals; the unfinished one is last.
     pub(super) fn all(&self) -> impl DoubleEndedIterator<Item = &StepInterval> {
         self.done.iter().chain([&self.current])
-    }
-
-    /// Intervals no longer stored.
-    pub(super) fn dropped(&self) -> u64 {
-        self.dropped
-    }
-
-    /// Intervals ended so far.
-    pub(super) fn ended(&self) -> u64 {
-        self.ended
-    }
-
-    /// Threads forgotten at the limit; such a thread at the line of `--iteration` counts as arriving there.
-    pub(super) fn forgotten(&self) -> u64 {
-        self.forgotten
-    }
-
-    /// Marks from call sites beyond the limit, which share one number.
-    pub(super) fn unnamed(&self) -> u64 {
-        self.unnamed
     }
 
     /// Sets the beginning of the first interval.

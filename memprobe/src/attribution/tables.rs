@@ -18,13 +18,10 @@ use crate::event::{Bytes, DeviceIndex, TimeNs, Totals};
 #[derive(Clone, Debug)]
 pub struct DeviceModules {
     pub index: DeviceIndex,
-    /// Start of the data.
     pub since: CoverageStart,
-    /// AllocatingThread totals.
     pub totals: Totals,
-    /// Bytes from before attach.
     pub before_attach: Bytes,
-    /// AllocatingThread total minus all known bytes; 0 unless events were lost.
+    /// Allocator total minus all known bytes; 0 unless events were lost.
     pub unaccounted: i64,
     /// Modules, none of them folded.
     pub tree: ModuleTree,
@@ -35,11 +32,10 @@ pub struct DeviceModules {
 #[derive(Clone, Debug)]
 pub struct DeviceThreads {
     pub index: DeviceIndex,
-    /// AllocatingThread totals.
     pub totals: Totals,
     /// Bytes from before attach, now and at the peak.
     pub before_attach: [Bytes; 2],
-    /// AllocatingThread total minus all known bytes, now and at the peak.
+    /// Allocator total minus all known bytes, now and at the peak.
     pub unaccounted: [i64; 2],
     /// Threads, largest first.
     pub rows: Vec<ThreadRow>,
@@ -49,7 +45,6 @@ pub struct DeviceThreads {
 #[derive(Clone, Debug)]
 pub struct IterationLayers {
     pub index: DeviceIndex,
-    /// Start of the data.
     pub since: CoverageStart,
     /// Signal that separates iterations.
     pub source: Source,
@@ -78,7 +73,7 @@ pub enum Portion {
     /// Live at attach.
     BeforeAttach,
     Of(Category),
-    /// AllocatingThread total minus all known bytes.
+    /// Allocator total minus all known bytes.
     Unaccounted,
 }
 
@@ -107,9 +102,7 @@ pub type Portions = [i64; Portion::ALL.len()];
 #[derive(Clone, Debug)]
 pub struct DeviceCategories {
     pub index: DeviceIndex,
-    /// Start of the data.
     pub since: CoverageStart,
-    /// AllocatingThread totals.
     pub totals: Totals,
     /// Highest allocated bytes since then.
     pub peak: Bytes,
@@ -162,7 +155,7 @@ pub struct IterationRow {
     pub length: u64,
     /// Highest allocated bytes in it.
     pub peak: Bytes,
-    /// AllocatingThread totals at its end.
+    /// Allocator totals at its end.
     pub end: Totals,
     /// Blocks allocated in it.
     pub allocs: u64,

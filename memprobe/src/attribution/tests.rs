@@ -17,7 +17,7 @@ use crate::event::{
     StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, Model};
+use crate::ledger::{Analysis, Ledger};
 
 const DEVICE: DeviceIndex = DeviceIndex(0);
 const MAIN: Tid = Tid(1);
@@ -122,10 +122,10 @@ impl From {
     }
 }
 
-/// Program whose events go to a model and an attribution ledger.
+/// Program whose events go to a ledger and an attribution ledger.
 struct Program {
-    model: Model,
-    ledger: AttributionLedger,
+    ledger: Ledger,
+    attribution: AttributionLedger,
     time: u64,
     next: u64,
     live: BTreeMap<u64, u64>,
@@ -139,8 +139,8 @@ impl Program {
 
     fn with(line: Option<IterationLine>) -> Self {
         let mut program = Self {
-            model: Model::new(Target::default(), TimeNs(0)),
-            ledger: AttributionLedger::new(line),
+            ledger: Ledger::new(Target::default(), TimeNs(0)),
+            attribution: AttributionLedger::new(line),
             time: 0,
             next: 0x1000,
             live: BTreeMap::new(),
@@ -153,16 +153,19 @@ impl Program {
     }
 
     fn hear(&mut self, event: Event) {
-        let change = self.model.apply(&event);
-        self.ledger.apply(&event, &change, &self.model);
+        let change = self.ledger.apply(&event);
+        self.attribution.apply(&event, &change, &self.ledger);
         self.check();
     }
 
     /// On each device, after every event, all parts add up to the allocator's total.
     fn check(&self) {
-        let lines = self.model.snapshot(TimeNs(self.time), Grouping::User);
+        let lines = self.ledger.snapshot(TimeNs(self.time), Grouping::User);
         for device in lines.devices {
-            let view = self.ledger.device(device.index).expect("the same devices");
+            let view = self
+                .attribution
+                .device(device.index)
+                .expect("the same devices");
             for moment in [view.now(), view.peak()]
                 .into_iter()
                 .chain(&view.timeline().points)
@@ -177,7 +180,7 @@ impl Program {
             let now = view.now();
             assert_eq!(now.totals, device.totals);
             // Heap snapshots move named blocks out of before attach.
-            let named = self.ledger.check().before_attach > 0;
+            let named = self.attribution.check().before_attach > 0;
             let before = (now.composition.before_attach, device.before_attach.live.0);
             assert!(
                 before.0 == before.1 || named && before.0 < before.1,
@@ -185,16 +188,19 @@ impl Program {
             );
             assert_eq!(now.composition.unaccounted, device.unaccounted);
             let saved = view.saved(Grouping::User);
-            let of = |of: fn(&super::rows::Holding) -> u64| {
+            let of = |of: fn(&super::high_water_mark::Holding) -> u64| {
                 saved.iter().map(|row| of(&row.holding)).sum::<u64>()
             };
-            assert_eq!(of(|row| row.live), now.composition.of(Category::Activation));
+            assert_eq!(
+                of(|row| row.live.0),
+                now.composition.of(Category::Activation)
+            );
             let peak = &view.peak().composition;
-            assert_eq!(of(|row| row.at_peak), peak.of(Category::Activation));
+            assert_eq!(of(|row| row.at_peak.0), peak.of(Category::Activation));
             let phases = view.phases();
-            let live: u64 = phases.iter().map(|row| row.holding.live).sum();
+            let live: u64 = phases.iter().map(|row| row.holding.live.0).sum();
             assert_eq!(live, now.composition.known());
-            let at_peak: u64 = phases.iter().map(|row| row.holding.at_peak).sum();
+            let at_peak: u64 = phases.iter().map(|row| row.holding.at_peak.0).sum();
             assert_eq!(at_peak, peak.known());
         }
     }
@@ -272,12 +278,12 @@ impl Program {
     }
 
     fn now(&self, category: Category) -> u64 {
-        let view = self.ledger.device(DEVICE).expect("a device");
+        let view = self.attribution.device(DEVICE).expect("a device");
         view.now().composition.of(category)
     }
 
     fn rules(&self) -> Vec<(CategoryRule, u64)> {
-        let view = self.ledger.device(DEVICE).expect("a device");
+        let view = self.attribution.device(DEVICE).expect("a device");
         let rows = view.categories();
         let live = rows.iter().filter(|row| row.live > 0);
         live.map(|row| (row.rule, row.live)).collect()
@@ -328,7 +334,7 @@ fn a_training_loop_divides_into_what_its_blocks_are_for() {
             (CategoryRule::OutlivesStep, 8192)
         ]
     );
-    let view = program.ledger.device(DEVICE).expect("a device");
+    let view = program.attribution.device(DEVICE).expect("a device");
     let peak = &view.peak().composition;
     let at_peak: Vec<_> = Category::ALL
         .iter()
@@ -351,7 +357,10 @@ fn a_training_loop_divides_into_what_its_blocks_are_for() {
     assert_eq!(saved.len(), 1);
     assert_eq!(saved[0].module, Module::Called("Net.mlp".into()));
     assert_eq!(saved[0].operations, ["AddmmBackward0".into()]);
-    assert_eq!((saved[0].holding.live, saved[0].holding.at_peak), (0, 4096));
+    assert_eq!(
+        (saved[0].holding.live, saved[0].holding.at_peak),
+        (Bytes(0), Bytes(4096))
+    );
 }
 
 #[test]
@@ -368,7 +377,7 @@ fn without_tensors_what_a_backward_pass_keeps_is_a_gradient_if_it_has_a_paramete
     let rules = program.rules();
     assert!(rules.contains(&(CategoryRule::OutlivesBackward, 2048)));
     assert!(rules.contains(&(CategoryRule::LikeNoParameter, 8_519_680)));
-    let view = program.ledger.device(DEVICE).expect("a device");
+    let view = program.attribution.device(DEVICE).expect("a device");
     let peak = &view.peak().composition;
     assert_eq!(peak.of(Category::Gradient), 2048);
     assert_eq!(peak.of(Category::IntermediateGradient), 0);
@@ -381,14 +390,17 @@ fn what_is_made_for_no_tensor_is_a_workspace_unless_the_backward_pass_frees_it()
     let resized = program.alloc(From::Forward, 4096);
     let workspace = program.alloc(From::Forward, 8192);
     program.free(workspace, MAIN);
-    assert_eq!(program.ledger.ended(), Some(CategoryRule::NoTensor));
+    assert_eq!(program.attribution.ended, Some(CategoryRule::NoTensor));
     program.alloc(From::Backward, 1024);
     assert_eq!(program.now(Category::Workspace), 4096 + 1024);
     program.free(resized, ENGINE);
-    assert_eq!(program.ledger.ended(), Some(CategoryRule::FreedInBackward));
+    assert_eq!(
+        program.attribution.ended,
+        Some(CategoryRule::FreedInBackward)
+    );
     program.mark(MarkedPhase::Step, From::Step);
     assert_eq!(program.rules(), [(CategoryRule::NoTensor, 1024)]);
-    let view = program.ledger.device(DEVICE).expect("a device");
+    let view = program.attribution.device(DEVICE).expect("a device");
     assert_eq!(view.peak().composition.of(Category::Activation), 4096);
 }
 
@@ -418,7 +430,7 @@ fn heap_snapshots_decide_categories_and_score_the_inference() {
             (CategoryRule::NamedOptimizerState, 8192),
         ]
     );
-    let check = program.ledger.check();
+    let check = program.attribution.check();
     let (right, unknown, wrong) = (check.right(), check.unknown(), check.wrong());
     assert_eq!((right, unknown, wrong), (2048 + 8192, 512, 1024));
     // A decided category stays.
@@ -459,7 +471,7 @@ fn an_iteration_ends_with_its_step() {
     for _ in 0..3 {
         program.iterate(&mut state);
     }
-    let iterations = program.ledger.iterations();
+    let iterations = program.attribution.iterations();
     assert_eq!(iterations.source, Source::Steps);
     assert_eq!(
         kinds(&iterations)[..4],
@@ -494,7 +506,7 @@ fn accumulated_gradients_are_one_iteration_with_several_backward_passes() {
         program.mark(MarkedPhase::Step, From::Step);
         program.mark(MarkedPhase::ZeroGrad, From::Outside);
     }
-    let iterations = program.ledger.iterations();
+    let iterations = program.attribution.iterations();
     let backwards: Vec<u32> = iterations.rows.iter().map(|row| row.backwards).collect();
     assert_eq!(backwards, [0, 4, 4]);
 }
@@ -511,7 +523,7 @@ fn two_optimizers_in_turn_make_one_iteration() {
         }
     }
     program.mark(MarkedPhase::ZeroGrad, From::Outside);
-    let iterations = program.ledger.iterations();
+    let iterations = program.attribution.iterations();
     assert_eq!(iterations.cycle, Cycle::Repeats(2));
     let whole = iterations.rows.iter();
     let whole: Vec<u32> = whole
@@ -531,7 +543,7 @@ fn what_waits_for_the_second_backward_pass_is_an_activation_too() {
     program.alloc(From::BackwardCall, 512);
     program.alloc(From::Backward, 512);
     program.free(generated, ENGINE);
-    let view = program.ledger.device(DEVICE).expect("a device");
+    let view = program.attribution.device(DEVICE).expect("a device");
     assert_eq!(
         view.peak().composition.by_rule(CategoryRule::SoFarSaved),
         512
@@ -569,7 +581,7 @@ fn evaluation_loops_stand_between_iterations() {
         program.free(output, MAIN);
     }
     program.iterate(&mut state);
-    let kinds = kinds(&program.ledger.iterations());
+    let kinds = kinds(&program.attribution.iterations());
     assert_eq!(
         kinds[..4],
         [
@@ -591,7 +603,7 @@ fn a_teacher_that_evaluates_in_every_iteration_is_part_of_it() {
         program.alloc(From::BackwardCall, 512);
         program.mark(MarkedPhase::Step, From::Step);
     }
-    let kinds = kinds(&program.ledger.iterations());
+    let kinds = kinds(&program.attribution.iterations());
     assert!(
         kinds
             .iter()
@@ -609,7 +621,7 @@ fn a_checkpoint_makes_temporaries_and_activations_in_the_backward_pass() {
     let saved = program.alloc(From::Recompute, 4096);
     program.alloc(From::Backward, 512);
     program.free(saved, ENGINE);
-    let view = program.ledger.device(DEVICE).expect("a device");
+    let view = program.attribution.device(DEVICE).expect("a device");
     let peak = &view.peak().composition;
     assert_eq!(peak.by_rule(CategoryRule::Recomputed), 4096);
     let phases: Vec<Phase> = view.phases().iter().map(|row| row.phase).collect();
@@ -632,7 +644,7 @@ fn a_server_has_iterations_by_the_line_that_the_user_names() {
             program.free(addr, MAIN);
         }
     }
-    let iterations = program.ledger.iterations();
+    let iterations = program.attribution.iterations();
     assert_eq!(iterations.source, Source::Line);
     assert_eq!(
         kinds(&iterations),
@@ -643,7 +655,7 @@ fn a_server_has_iterations_by_the_line_that_the_user_names() {
             (3, IterationKind::Unfinished)
         ]
     );
-    let without = Program::new().ledger.iterations();
+    let without = Program::new().attribution.iterations();
     assert_eq!((without.source, without.rows.len()), (Source::Nothing, 0));
 }
 
@@ -740,7 +752,7 @@ proptest! {
                 }
             }
         }
-        let iterations = program.ledger.iterations();
+        let iterations = program.attribution.iterations();
         for row in &iterations.rows {
             prop_assert!(row.begin <= row.end);
             for (_, device) in &row.devices {

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::groups::{BlockChange, ChangeKind};
-use super::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding};
+use super::high_water_mark::{HeldBytes, HighWaterMarks, Holding};
 use crate::event::{DeviceIndex, Event, Tid, TimeNs};
-use crate::ledger::{Analysis, BlockId, Change, DeviceTotals, Freed, Model, PerBlock};
+use crate::ledger::{Analysis, BlockId, Change, DeviceTotals, Freed, Ledger, PerBlock};
 
 /// Cap on threads of all devices; the excess is one row a device.
 const MAX_THREADS: usize = 1 << 16;
@@ -42,19 +42,18 @@ pub struct ThreadRow {
 
 impl ThreadLedger {
     /// Starts from the current state of a ledger; the threads of live blocks are unknown.
-    pub fn late(ledger: &Model, now: TimeNs) -> Self {
+    pub fn late(ledger: &Ledger, now: TimeNs) -> Self {
         let mut late = Self {
             marks: HighWaterMarks::from_now(ledger, now),
             ..Self::default()
         };
-        let mark = HighWaterMark::default();
-        for (id, _) in ledger.blocks().filter(|(_, block)| !block.is_baseline()) {
+        for (id, _) in ledger.blocks().filter(|(_, block)| !block.is_baseline) {
             late.add(
                 id,
                 AllocatingThread::BeforeOpening,
                 ChangeKind::Added,
                 ledger,
-                &mark,
+                0,
             );
         }
         late
@@ -73,7 +72,7 @@ impl ThreadLedger {
                     AllocatingThread::Thread(tid) => self.names.get(tid).cloned(),
                     AllocatingThread::BeforeOpening | AllocatingThread::TooMany => None,
                 },
-                holding: held.holding(mark),
+                holding: held.holding(mark.number),
             };
         let mut rows: Vec<_> = rows.map(row).collect();
         rows.sort_by_key(|row| (Reverse(row.holding.live), row.allocator));
@@ -82,7 +81,7 @@ impl ThreadLedger {
 
     /// State of a device at its peak.
     pub fn peak(&self, device: DeviceIndex) -> Option<DeviceTotals> {
-        Some(self.marks.get(device)?.moment())
+        Some(self.marks.get(device)?.moment)
     }
 
     fn add(
@@ -90,8 +89,8 @@ impl ThreadLedger {
         id: BlockId,
         allocator: AllocatingThread,
         kind: ChangeKind,
-        ledger: &Model,
-        mark: &HighWaterMark,
+        ledger: &Ledger,
+        mark: u64,
     ) {
         let block = ledger.block(id);
         let key = (block.device, allocator);
@@ -109,7 +108,7 @@ impl ThreadLedger {
         }
     }
 
-    fn release(&mut self, id: BlockId, ledger: &Model, mark: &HighWaterMark) {
+    fn release(&mut self, id: BlockId, ledger: &Ledger, mark: u64) {
         let Some(allocator) = self.by_block.remove(id) else {
             return;
         };
@@ -123,7 +122,7 @@ impl ThreadLedger {
         }
     }
 
-    fn apply_at(&mut self, event: &Event, change: &Change, ledger: &Model, mark: &HighWaterMark) {
+    fn apply_at(&mut self, event: &Event, change: &Change, ledger: &Ledger, mark: u64) {
         match (event, change) {
             (Event::Thread(tid, name), _)
                 if self.names.len() < MAX_THREADS || self.names.contains_key(tid) =>
@@ -155,7 +154,7 @@ impl ThreadLedger {
 }
 
 impl Analysis for ThreadLedger {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         let mut marks = std::mem::take(&mut self.marks);
         marks.pass(event, ledger, |mark| {
             self.apply_at(event, change, ledger, mark);

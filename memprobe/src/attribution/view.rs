@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use super::category::{Category, CategoryRule};
 use super::device::Device;
+use super::high_water_mark::Holding;
 use super::ledger::AttributionLedger;
-use super::moments::{Divided, Moment};
+use super::moments::Moment;
 use super::phase::{ClassifiedPhase, Phase, PhaseRule};
-use super::rows::Holding;
 use crate::event::{Module, Stack};
 use crate::ledger::grouping;
-use crate::ledger::snapshot::{Grouping, Site};
+use crate::ledger::snapshot::{Grouping, Site, Timeline};
 
 /// Information available in the event stream, and data lost at the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,9 +58,7 @@ pub struct DeviceView<'a> {
 pub struct CategoryRow {
     /// Rule, which determines the category.
     pub rule: CategoryRule,
-    /// Bytes now.
     pub live: u64,
-    /// Blocks now.
     pub blocks: u64,
     /// Bytes at the device's peak.
     pub at_peak: u64,
@@ -94,7 +92,6 @@ impl<'a> DeviceView<'a> {
         Self { ledger, device }
     }
 
-    /// Current state.
     pub fn now(&self) -> &'a Moment {
         &self.device.now
     }
@@ -104,9 +101,8 @@ impl<'a> DeviceView<'a> {
         &self.device.peak
     }
 
-    /// Memory by category over time.
-    pub fn timeline(&self) -> &'a Divided {
-        &self.device.divided
+    pub fn timeline(&self) -> &'a Timeline<Moment> {
+        &self.device.timeline
     }
 
     /// Rows for all rules with bytes now or at the peak.
@@ -126,7 +122,7 @@ impl<'a> DeviceView<'a> {
     /// Rows for all phases with allocations, in the order of a training step.
     pub fn phases(&self) -> Vec<PhaseRow> {
         let phases = Phase::ALL.iter().filter_map(|phase| {
-            let holding = self.device.phases.get(phase)?;
+            let held = self.device.phases.get(phase)?;
             let judged = self.device.judged.iter();
             let mut rules: Vec<_> = judged
                 .filter(|(judged, _)| judged.phase == *phase)
@@ -135,7 +131,7 @@ impl<'a> DeviceView<'a> {
             rules.sort_unstable();
             Some(PhaseRow {
                 phase: *phase,
-                holding: holding.as_of(self.device.peaks),
+                holding: held.holding(self.device.peaks),
                 rules,
             })
         });
@@ -154,8 +150,8 @@ impl<'a> DeviceView<'a> {
             let site = grouping::site(stack, grouping);
             let module = stack.context.module.clone();
             let row = rows.entry((site, module, self.operations(stack)));
-            row.or_default()
-                .join(stratum.holding.as_of(self.device.peaks));
+            let sum: &mut Holding = row.or_default();
+            *sum = sum.and(stratum.holding.holding(self.device.peaks));
         }
         let rows = rows.into_iter();
         rows.map(|((site, module, operations), holding)| SavedRow {

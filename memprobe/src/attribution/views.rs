@@ -15,12 +15,12 @@ use crate::attribution::tables::{
 use crate::event::{Bytes, DeviceIndex, TimeNs};
 use crate::ledger::snapshot::Snapshot;
 
-/// Memory by module on each device, at the moment of a model's snapshot.
+/// Memory by module on each device, at the moment of a snapshot of the ledger.
 pub fn modules(ledger: &ModuleLedger, snapshot: &Snapshot) -> Vec<DeviceModules> {
     let devices = snapshot.devices.iter().filter_map(|device| {
         Some(DeviceModules {
             index: device.index,
-            since: ledger.since(),
+            since: ledger.since,
             totals: device.totals,
             before_attach: device.before_attach.live,
             unaccounted: device.unaccounted,
@@ -30,7 +30,7 @@ pub fn modules(ledger: &ModuleLedger, snapshot: &Snapshot) -> Vec<DeviceModules>
     devices.collect()
 }
 
-/// Memory by allocating thread on each device, at the moment of a model's snapshot.
+/// Memory by allocating thread on each device, at the moment of a snapshot of the ledger.
 pub fn threads(ledger: &ThreadLedger, snapshot: &Snapshot) -> Vec<DeviceThreads> {
     let devices = snapshot.devices.iter().filter_map(|device| {
         let peak = ledger.peak(device.index)?;
@@ -57,7 +57,7 @@ pub fn categories(
         let iterations = table.rows.iter().rev();
         Some(DeviceCategories {
             index,
-            since: ledger.since(),
+            since: ledger.since,
             totals: view.now().totals,
             peak: view.peak().totals.allocated,
             read_before: ledger.read().map(|read| now.0.saturating_sub(read.0)),
@@ -101,7 +101,7 @@ pub fn layers(
         let row = row.or(latest).or(rows.rfind(knows));
         IterationLayers {
             index,
-            since: ledger.since(),
+            since: ledger.since,
             source: table.source,
             iteration: row.and_then(|row| iteration(row, index)),
             whole: first
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
     use crate::attribution::tables::{CoverageStart, ModuleRow};
     use crate::ledger::snapshot::Grouping;
-    use crate::ledger::{Analysis, Model};
+    use crate::ledger::{Analysis, Ledger};
 
     #[test]
     fn the_rows_of_a_screen_add_up_to_what_the_allocator_says() {
@@ -225,41 +225,41 @@ mod tests {
             let mut late: Option<(ModuleLedger, AttributionLedger)> = None;
             let mut heard = 0;
             always = ModuleLedger::default();
-            program.play(|event, change, model| {
-                always.apply(event, change, model);
+            program.play(|event, change, ledger| {
+                always.apply(event, change, ledger);
                 if let Some((modules, categories)) = &mut late {
-                    modules.apply(event, change, model);
-                    categories.apply(event, change, model);
+                    modules.apply(event, change, ledger);
+                    categories.apply(event, change, ledger);
                 } else if heard >= at {
-                    late = Some(begun(model));
+                    late = Some(begun(ledger));
                 }
                 heard += 1;
                 if let Some((late, categories)) = &late {
                     let now = TimeNs(9_000_000_000);
-                    assert_agree(model, (&always, late), categories, now);
+                    assert_agree(ledger, (&always, late), categories, now);
                 }
             });
         }
         assert!(!always.tree(DEVICE).unwrap().modules.is_empty());
     }
 
-    fn begun(model: &Model) -> (ModuleLedger, AttributionLedger) {
+    fn begun(ledger: &Ledger) -> (ModuleLedger, AttributionLedger) {
         let now = TimeNs(0);
         let categories = AttributionLedger::new(None).with_latest_layers();
         (
-            ModuleLedger::late(model, now),
-            categories.with_known(model, now),
+            ModuleLedger::late(ledger, now),
+            categories.with_known(ledger, now),
         )
     }
 
     /// A ledger started late agrees with a complete one on live memory by module, and its rows add up.
     fn assert_agree(
-        model: &Model,
+        ledger: &Ledger,
         (always, late): (&ModuleLedger, &ModuleLedger),
-        ledger: &AttributionLedger,
+        attribution: &AttributionLedger,
         now: TimeNs,
     ) {
-        let snapshot = model.snapshot(now, Grouping::User);
+        let snapshot = ledger.snapshot(now, Grouping::User);
         let (always, late) = (modules(always, &snapshot), modules(late, &snapshot));
         for (always, late) in always.iter().zip(&late) {
             let bytes = |row: &ModuleRow| (row.total.all.live, row.own.all.live);
@@ -280,7 +280,7 @@ mod tests {
             let peak = late.tree.peak;
             assert_eq!(at_peak + peak.before_attach.0, peak.totals.allocated.0);
         }
-        for device in categories(ledger, &ledger.latest_iterations(8), now) {
+        for device in categories(attribution, &attribution.latest_iterations(8), now) {
             let sum = |of: fn(&PortionRow) -> i64| device.rows.iter().map(of).sum::<i64>();
             assert_eq!(sum(|row| row.live) as u64, device.totals.allocated.0);
             assert_eq!(sum(|row| row.at_peak) as u64, device.peak.0);

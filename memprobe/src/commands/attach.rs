@@ -11,7 +11,7 @@ use super::screen::{ScreenThread, Turn};
 use super::source::Sources;
 use crate::event::Tgid;
 use crate::ledger::snapshot::TargetState;
-use crate::ledger::{Analysis, Model};
+use crate::ledger::{Analysis, Ledger};
 use crate::probe::kernel;
 use crate::probe::loader::Wanted;
 use crate::probe::watched::Watched;
@@ -39,7 +39,7 @@ impl Live {
         let watched = Watched::open(self.tgid)?;
         let target = process::identified(self.tgid);
         let interrupts = Interrupts::new()?;
-        let model = Model::new(target, crate::session::now());
+        let model = Ledger::new(target, crate::session::now());
         let mut screen = Screen::open(model, self.tgid, interrupts);
         let outcome = self.show(watched, &mut screen).await;
         screen.thread.close()?;
@@ -63,17 +63,17 @@ impl Live {
                         let change = model.apply(&event);
                         screen.opened.apply(&event, &change, model);
                     }
-                    HostItem::Waiting(what) => model.set_state(TargetState::Waiting(what)),
+                    HostItem::Waiting(what) => model.health.state = TargetState::Waiting(what),
                     HostItem::Attached {
                         target,
                         probes,
                         missing,
                     } => {
-                        model.set_target(target);
-                        model.set_probes(probes);
-                        model.set_capture(self.wanted.capture());
-                        model.set_missing(missing);
-                        model.set_state(TargetState::Running);
+                        model.target = target;
+                        model.health.probes = probes;
+                        model.health.capture = self.wanted.capture();
+                        model.health.missing = missing;
+                        model.health.state = TargetState::Running;
                         seen = Seen::Probes;
                     }
                     HostItem::Refused(error) => return Err(error.into()),
@@ -82,11 +82,11 @@ impl Live {
                         self.tgid.0
                     ),
                     HostItem::Ended => {
-                        model.set_state(TargetState::Exited);
+                        model.health.state = TargetState::Exited;
                         seen = Seen::End;
                     }
                     HostItem::Executed(target) => {
-                        *model = Model::new(target, crate::session::now());
+                        *model = Ledger::new(target, crate::session::now());
                         screen.opened.reasons.begin_anew();
                     }
                     HostItem::Found { .. } | HostItem::Notice(_) | HostItem::SnapshotPoint(_) => {}
@@ -111,13 +111,13 @@ enum Seen {
 }
 
 struct Screen {
-    model: Model,
+    model: Ledger,
     opened: ProcessView,
     thread: ScreenThread<Command>,
 }
 
 impl Screen {
-    fn open(model: Model, tgid: Tgid, interrupts: Interrupts) -> Self {
+    fn open(model: Ledger, tgid: Tgid, interrupts: Interrupts) -> Self {
         let opened = ProcessView::new(tgid, &model, crate::session::now());
         let news = opened.news.clone();
         let sources = Box::new(Sources::of(tgid));

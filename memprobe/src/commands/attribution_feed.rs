@@ -11,7 +11,7 @@ use crate::attribution::threads::ThreadLedger;
 use crate::attribution::views::{categories, layers, modules, threads};
 use crate::event::{Event, TimeNs};
 use crate::ledger::snapshot::Snapshot;
-use crate::ledger::{Analysis, Change, Model};
+use crate::ledger::{Analysis, Change, Ledger};
 use crate::tui::{AttributionQuery, AttributionTables};
 
 const LATEST: usize = 100;
@@ -31,7 +31,7 @@ pub(super) struct AttributionFeed {
 
 impl AttributionFeed {
     /// Starts with the state of the process's ledger; returns the views too.
-    pub(super) fn new(ledger: &Model, now: TimeNs) -> (Self, watch::Receiver<AttributionTables>) {
+    pub(super) fn new(ledger: &Ledger, now: TimeNs) -> (Self, watch::Receiver<AttributionTables>) {
         let (shown, seen) = watch::channel(AttributionTables::default());
         let categories = AttributionLedger::new(None).with_latest_layers();
         let reasoner = Self {
@@ -98,7 +98,7 @@ impl AttributionFeed {
 }
 
 impl Analysis for AttributionFeed {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         self.modules.apply(event, change, ledger);
         self.categories.apply(event, change, ledger);
         self.threads.apply(event, change, ledger);

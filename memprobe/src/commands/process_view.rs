@@ -10,7 +10,7 @@ use super::attribution_feed::AttributionFeed;
 use super::tensor_reader::TensorReader;
 use crate::event::{Event, Tgid, TimeNs};
 use crate::ledger::snapshot::{Grouping, Snapshot};
-use crate::ledger::{Analysis, Change, Model};
+use crate::ledger::{Analysis, Change, Ledger};
 use crate::tui::{AttributionQuery, Command, News};
 
 /// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are kept.
@@ -27,7 +27,7 @@ pub(super) struct ProcessView {
 }
 
 impl ProcessView {
-    pub(super) fn new(tgid: Tgid, ledger: &Model, now: TimeNs) -> Self {
+    pub(super) fn new(tgid: Tgid, ledger: &Ledger, now: TimeNs) -> Self {
         let first = ledger.snapshot(now, Grouping::default());
         let (snapshots, shown) = watch::channel(Arc::new(first));
         let (tensors, shown_tensors) = TensorReader::new(tgid);
@@ -71,7 +71,7 @@ impl ProcessView {
 }
 
 impl Analysis for ProcessView {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         self.tensors.apply(event, change, ledger);
         self.reasons.apply(event, change, ledger);
     }
@@ -99,7 +99,7 @@ impl ViewCache {
     }
 
     /// Follows a process from now on, if that is not done yet.
-    pub(super) fn follow(&mut self, tgid: Tgid, ledger: &Model, now: TimeNs) -> &mut ProcessView {
+    pub(super) fn follow(&mut self, tgid: Tgid, ledger: &Ledger, now: TimeNs) -> &mut ProcessView {
         let followed = self.all.iter().position(|opened| opened.tgid == tgid);
         let opened = match followed {
             Some(at) => self.all.remove(at),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     fn open(cache: &mut ViewCache, tgid: u32) {
-        let ledger = Model::new(Target::default(), TimeNs(0));
+        let ledger = Ledger::new(Target::default(), TimeNs(0));
         cache.open(Tgid(tgid));
         cache.follow(Tgid(tgid), &ledger, TimeNs(0));
     }

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use super::snapshot::{CaptureMode, Extent, taken};
 use crate::event::tensors::TensorSnapshot;
 use crate::event::{Event, Tgid};
-use crate::ledger::{Analysis, Change, Model};
+use crate::ledger::{Analysis, Change, Ledger};
 use crate::tensors::{Sites, explain, named};
 use crate::tui::Tensors;
 
@@ -59,7 +59,7 @@ impl TensorReader {
     }
 
     /// Publishes a finished heap snapshot and names its unchanged blocks. To be called after all events up to now.
-    pub(super) fn show(&mut self, ledger: &Model) -> Option<Event> {
+    pub(super) fn show(&mut self, ledger: &Ledger) -> Option<Event> {
         let mut snapshot = match self.read.take()? {
             Ok(snapshot) => snapshot,
             Err(error) => {
@@ -78,7 +78,7 @@ impl TensorReader {
 }
 
 impl Analysis for TensorReader {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         if self.taking.is_some() || self.read.is_some() {
             self.sites.apply(event, change, ledger);
         }

@@ -1,11 +1,13 @@
 //! Accounting of the estimate: memory of the CPU and of the simulated GPU at each moment.
 
 use super::allocator::{CachingAllocator, GpuBlock};
-use super::lines::{LineId, Lines};
+use super::lines::Lines;
 use super::origin::Phase;
 use super::replay::{OnGpu, Replay, Request};
 use super::{Difference, Fit, Hardware, WORKSPACE};
 use crate::event::{Bytes, TimeNs, Totals};
+use crate::ledger::SiteRef;
+use crate::ledger::snapshot::{Grouping, Site};
 
 /// Block of the CPU, and its counterpart on a GPU.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +18,7 @@ pub(super) struct Piece {
     pub(super) gpu: Option<u64>,
     /// Reason that the two differ.
     pub(super) difference: Option<Difference>,
-    pub(super) line: LineId,
+    pub(super) line: SiteRef,
     pub(super) phase: Phase,
     pub(super) asked: Request,
 }
@@ -35,20 +37,18 @@ pub(super) struct Moment {
     pub(super) phases: [u64; Phase::ALL.len()],
     /// Phase and line of the last allocation; set for the peak only.
     pub(super) phase: Phase,
-    pub(super) line: LineId,
+    pub(super) line: SiteRef,
 }
 
-/// One simulated allocator.
 #[derive(Debug)]
 struct SimulatedDevice {
     allocator: CachingAllocator,
     /// By piece.
     blocks: Vec<Option<GpuBlock>>,
     /// First request that did not fit on the device.
-    refused: Option<(LineId, u64)>,
+    refused: Option<(SiteRef, u64)>,
 }
 
-/// Accounting of one run.
 #[derive(Debug)]
 pub(super) struct Accounting {
     pieces: Vec<Option<Piece>>,
@@ -59,10 +59,11 @@ pub(super) struct Accounting {
     working: SimulatedDevice,
     /// Like `working`, with the memory of a given device.
     bounded: Option<SimulatedDevice>,
-    now: Moment,
-    peak: Moment,
+    pub(super) now: Moment,
+    /// Moment of the highest allocated bytes.
+    pub(super) peak: Moment,
     /// Totals at the last start of a forward pass or data loading after a backward pass or a step.
-    between_iterations: Option<Totals>,
+    pub(super) between_iterations: Option<Totals>,
     pub(super) lines: Lines,
     pub(super) replay: Replay,
 }
@@ -77,7 +78,7 @@ impl SimulatedDevice {
     }
 
     /// Allocates the piece; returns its rounded size.
-    fn begin(&mut self, at: usize, bytes: u64, line: LineId) -> u64 {
+    fn begin(&mut self, at: usize, bytes: u64, line: SiteRef) -> u64 {
         if self.blocks.len() <= at {
             self.blocks.resize(at + 1, None);
         }
@@ -130,13 +131,12 @@ impl Accounting {
         // Nothing frees it, so its id is not needed.
         for trial in std::iter::once(&mut books.working).chain(&mut books.bounded) {
             if trial.allocator.malloc(WORKSPACE).is_err() {
-                trial.refused = Some((LineId::NONE, WORKSPACE.0));
+                trial.refused = Some((SiteRef::UNKNOWN, WORKSPACE.0));
             }
         }
         books
     }
 
-    /// Adds a piece.
     pub(super) fn begin(&mut self, piece: Piece) -> PieceId {
         let at = match self.vacant.pop() {
             Some(at) => at,
@@ -155,7 +155,7 @@ impl Accounting {
             }
             let size = self.plain.begin(at, bytes, piece.line);
             if let Some(block) = self.plain.block(at) {
-                let totals = self.plain.allocator.totals();
+                let totals = self.plain.allocator.totals;
                 self.replay.begin(block, totals, piece.asked);
             }
             self.differ(piece.difference, signed(bytes));
@@ -206,7 +206,7 @@ impl Accounting {
         let block = self.plain.block(id.0);
         let size = self.plain.end(id.0);
         if let Some(block) = block {
-            self.replay.end(block, self.plain.allocator.totals());
+            self.replay.end(block, self.plain.allocator.totals);
         }
         self.differ(piece.difference, -signed(bytes));
         self.differ(Some(Difference::Rounding), signed(bytes) - signed(size));
@@ -222,35 +222,21 @@ impl Accounting {
         self.plain.block(id.0)
     }
 
-    pub(super) fn now(&self) -> Moment {
-        self.now
-    }
-
-    /// Moment of the highest allocated bytes.
-    pub(super) fn peak(&self) -> Moment {
-        self.peak
-    }
-
     /// Handles the end of `phase`.
     pub(super) fn is_over(&mut self, phase: Phase) {
         if matches!(phase, Phase::Backward | Phase::Step) {
-            self.between_iterations = Some(self.plain.allocator.totals());
+            self.between_iterations = Some(self.plain.allocator.totals);
         }
     }
 
-    /// Memory kept between iterations; `None` until other work follows a backward pass or a step.
-    pub(super) fn between_iterations(&self) -> Option<Totals> {
-        self.between_iterations
-    }
-
     /// Highest value of each of the allocator's totals.
-    pub(super) fn totals(&self) -> Totals {
-        self.plain.allocator.peak()
+    pub(super) fn highest_totals(&self) -> Totals {
+        self.plain.allocator.peak
     }
 
     /// Highest totals with a cuBLAS workspace.
     pub(super) fn with_workspace(&self) -> Totals {
-        self.working.allocator.peak()
+        self.working.allocator.peak
     }
 
     /// Result for the given device, with a cuBLAS workspace; `None` without a device.
@@ -259,13 +245,17 @@ impl Accounting {
         Some(match bounded.refused {
             Some((line, bytes)) => Fit::Not {
                 requested: Bytes(bytes),
-                site: self.lines.site(line),
+                site: self.site(line),
             },
-            None if bounded.allocator.flushes() > 0 => Fit::WithoutCache {
-                flushes: bounded.allocator.flushes(),
+            None if bounded.allocator.flushes > 0 => Fit::WithoutCache {
+                flushes: bounded.allocator.flushes,
             },
             None => Fit::Whole,
         })
+    }
+
+    pub(super) fn site(&self, line: SiteRef) -> Site {
+        self.replay.ledger.site_of(line, Grouping::User).clone()
     }
 
     fn differ(&mut self, difference: Option<Difference>, by: i64) {

@@ -45,12 +45,14 @@ pub struct CachingAllocator {
     blocks: Vec<Block>,
     /// Unused indices of `blocks`.
     vacant: Vec<usize>,
-    small: BTreeSet<Key>,
-    large: BTreeSet<Key>,
-    totals: Totals,
-    peak: Totals,
-    /// Number of times that all cached segments were released to make room.
-    flushes: u64,
+    /// Free blocks by [`Pool`].
+    free: [BTreeSet<Key>; 2],
+    /// Allocated and reserved bytes.
+    pub totals: Totals,
+    /// Highest value of each total.
+    pub peak: Totals,
+    /// Number of times that all cached segments were released because the device was full.
+    pub flushes: u64,
     /// Address of the next segment, if the caller chose one.
     next: Option<Address>,
     segments: u64,
@@ -99,7 +101,6 @@ impl Block {
 }
 
 impl CachingAllocator {
-    /// Returns an allocator of a device with unlimited memory.
     pub fn new() -> Self {
         Self::default()
     }
@@ -174,15 +175,9 @@ impl CachingAllocator {
     /// Releases all segments without live blocks (`torch.cuda.empty_cache()`).
     pub fn empty_cache(&mut self) {
         for pool in [Pool::Small, Pool::Large] {
-            let blocks = &self.blocks;
-            let whole: Vec<Key> = match pool {
-                Pool::Small => &self.small,
-                Pool::Large => &self.large,
-            }
-            .iter()
-            .filter(|key| blocks[key.3].is_segment())
-            .copied()
-            .collect();
+            let free = self.free[pool as usize].iter();
+            let whole = free.filter(|key| self.blocks[key.3].is_segment());
+            let whole: Vec<Key> = whole.copied().collect();
             for key in whole {
                 self.free_of(pool).remove(&key);
                 self.totals.reserved.0 = self.totals.reserved.0.saturating_sub(key.0);
@@ -196,36 +191,16 @@ impl CachingAllocator {
         self.next = Some(addr);
     }
 
-    /// Bytes of the block, after rounding.
     pub fn size(&self, id: GpuBlock) -> Bytes {
         Bytes(self.blocks.get(id.0).map_or(0, |block| block.size))
     }
 
-    /// Address of the block.
     pub fn addr(&self, id: GpuBlock) -> Address {
         Address(self.blocks.get(id.0).map_or(0, |block| block.addr))
     }
 
-    /// Allocated and reserved bytes.
-    pub fn totals(&self) -> Totals {
-        self.totals
-    }
-
-    /// Highest value of each total.
-    pub fn peak(&self) -> Totals {
-        self.peak
-    }
-
-    /// Number of times that all cached segments were released because the device was full.
-    pub fn flushes(&self) -> u64 {
-        self.flushes
-    }
-
     fn free_of(&mut self, pool: Pool) -> &mut BTreeSet<Key> {
-        match pool {
-            Pool::Small => &mut self.small,
-            Pool::Large => &mut self.large,
-        }
+        &mut self.free[pool as usize]
     }
 
     fn key(&self, at: usize) -> Key {
@@ -348,7 +323,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn allocated(allocator: &CachingAllocator) -> (u64, u64) {
-        let totals = allocator.totals();
+        let totals = allocator.totals;
         (totals.allocated.0, totals.reserved.0)
     }
 
@@ -373,16 +348,16 @@ mod tests {
         assert_eq!(allocated(&allocator), (2 * MIB, 2 * MIB));
         malloc(&mut allocator, MIB + 1);
         malloc(&mut allocator, 9 * MIB);
-        assert_eq!(allocator.totals().reserved.0, 22 * MIB);
+        assert_eq!(allocator.totals.reserved.0, 22 * MIB);
     }
 
     #[test]
     fn blocks_of_10_mib_and_more_have_segments_of_their_own_size() {
         let mut allocator = CachingAllocator::new();
         malloc(&mut allocator, 10 * MIB);
-        assert_eq!(allocator.totals().reserved.0, 10 * MIB);
+        assert_eq!(allocator.totals.reserved.0, 10 * MIB);
         malloc(&mut allocator, 11 * MIB + 1);
-        assert_eq!(allocator.totals().reserved.0, 22 * MIB);
+        assert_eq!(allocator.totals.reserved.0, 22 * MIB);
     }
 
     #[test]
@@ -395,7 +370,7 @@ mod tests {
         allocator.free(most);
         let less = malloc(&mut allocator, 11 * MIB - 512);
         assert_eq!(allocator.size(less), Bytes(11 * MIB - 512));
-        assert_eq!(allocator.totals().reserved.0, 12 * MIB);
+        assert_eq!(allocator.totals.reserved.0, 12 * MIB);
     }
 
     #[test]
@@ -423,7 +398,7 @@ mod tests {
             allocator.free(ids[at]);
         }
         let joined = malloc(&mut allocator, 12 * MIB);
-        assert_eq!(allocator.totals().reserved.0, 20 * MIB);
+        assert_eq!(allocator.totals.reserved.0, 20 * MIB);
         allocator.free(joined);
         allocator.free(ids[0]);
         allocator.free(ids[4]);
@@ -450,7 +425,7 @@ mod tests {
         let first = malloc(&mut allocator, 20 * MIB);
         allocator.free(first);
         let second = malloc(&mut allocator, 24 * MIB);
-        assert_eq!(allocator.flushes(), 1);
+        assert_eq!(allocator.flushes, 1);
         assert_eq!(allocated(&allocator), (24 * MIB, 24 * MIB));
         let refused = allocator.malloc(Bytes(9 * MIB));
         let segment = Bytes(20 * MIB);

@@ -3,46 +3,22 @@
 use std::collections::HashMap;
 
 use super::LineAtPeak;
-use crate::event::{Bytes, NoStack};
-use crate::ledger::snapshot::Site;
+use crate::attribution::high_water_mark::{AtPeak, HeldBytes};
+use crate::event::Bytes;
+use crate::ledger::snapshot::Grouping;
+use crate::ledger::{DenseMap, Ledger, SiteRef};
 
-/// Maximum number of lines; the excess shares one row.
-const MOST: usize = 1 << 18;
-
-/// Identifies a line.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct LineId(u32);
-
-impl LineId {
-    /// Line of blocks without a known stack.
-    pub(super) const NONE: Self = Self(0);
-    /// Line of blocks beyond [`MOST`] lines.
-    const OTHERS: Self = Self(1);
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Held {
-    bytes: u64,
-    blocks: u64,
-}
-
-/// One line. Its value at a peak is saved at its first change after that peak.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Line {
-    site: Site,
-    now: Held,
-    at_peak: Held,
-    /// Number of the peak that `at_peak` belongs to.
-    peak: u64,
+    held: HeldBytes,
     /// Bytes of this line freed so far by backward pass `pass`.
     saved: u64,
     pass: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Lines {
-    lines: Vec<Line>,
-    by_site: HashMap<Site, LineId>,
+    lines: DenseMap<SiteRef, Line>,
     /// Number of the latest peak.
     peak: u64,
     /// Number of the current backward pass.
@@ -56,69 +32,18 @@ pub(super) struct Lines {
 #[derive(Debug, Default)]
 struct Saved {
     bytes: u64,
-    by_line: HashMap<u32, u64>,
-}
-
-impl Default for Lines {
-    fn default() -> Self {
-        let mut lines = Self {
-            lines: Vec::new(),
-            by_site: HashMap::new(),
-            peak: 0,
-            pass: 0,
-            saved: 0,
-            most: Saved::default(),
-        };
-        for reason in [NoStack::Lost.as_str(), "too many lines to tell apart"] {
-            lines.define(Site::NoLine {
-                thread: "".into(),
-                reason,
-            });
-        }
-        lines
-    }
+    by_line: HashMap<SiteRef, u64>,
 }
 
 impl Lines {
-    /// Returns the line of a site, adding it if it is new.
-    pub(super) fn define(&mut self, site: Site) -> LineId {
-        if let Some(line) = self.by_site.get(&site) {
-            return *line;
-        }
-        let Ok(next) = u32::try_from(self.lines.len()) else {
-            return LineId::OTHERS;
-        };
-        if self.lines.len() >= MOST {
-            return LineId::OTHERS;
-        }
-        self.by_site.insert(site.clone(), LineId(next));
-        self.lines.push(Line {
-            site,
-            now: Held::default(),
-            at_peak: Held::default(),
-            peak: 0,
-            saved: 0,
-            pass: 0,
-        });
-        LineId(next)
+    pub(super) fn take(&mut self, line: SiteRef, bytes: u64) {
+        let held = &mut self.lines.get_or_default(line).held;
+        held.add(bytes, self.peak, AtPeak::Gone);
     }
 
-    pub(super) fn site(&self, line: LineId) -> Site {
-        self.lines[line.0 as usize].site.clone()
-    }
-
-    /// Counts an allocated block.
-    pub(super) fn take(&mut self, line: LineId, bytes: u64) {
-        let now = &mut self.changing(line).now;
-        now.bytes = now.bytes.saturating_add(bytes);
-        now.blocks += 1;
-    }
-
-    /// Counts a freed block.
-    pub(super) fn give_back(&mut self, line: LineId, bytes: u64) {
-        let now = &mut self.changing(line).now;
-        now.bytes = now.bytes.saturating_sub(bytes);
-        now.blocks = now.blocks.saturating_sub(1);
+    pub(super) fn give_back(&mut self, line: SiteRef, bytes: u64) {
+        let held = &mut self.lines.get_or_default(line).held;
+        held.release(bytes, self.peak);
     }
 
     /// Marks the current state as the peak.
@@ -127,11 +52,10 @@ impl Lines {
     }
 
     /// Counts a block from before the current backward pass that the pass freed.
-    pub(super) fn was_saved(&mut self, line: LineId, bytes: u64) {
-        let pass = self.pass;
-        let line = &mut self.lines[line.0 as usize];
-        if line.pass != pass {
-            line.pass = pass;
+    pub(super) fn was_saved(&mut self, line: SiteRef, bytes: u64) {
+        let line = self.lines.get_or_default(line);
+        if line.pass != self.pass {
+            line.pass = self.pass;
             line.saved = 0;
         }
         line.saved = line.saved.saturating_add(bytes);
@@ -141,7 +65,7 @@ impl Lines {
     /// Ends the current backward pass.
     pub(super) fn backward_ended(&mut self) {
         if self.saved > self.most.bytes {
-            let of_pass = (0..).zip(&self.lines);
+            let of_pass = self.lines.iter();
             let of_pass = of_pass.filter(|(_, line)| line.pass == self.pass && line.saved > 0);
             self.most = Saved {
                 bytes: self.saved,
@@ -158,16 +82,13 @@ impl Lines {
     }
 
     /// Lines that held memory at the peak or saved some for backward, largest first.
-    pub(super) fn rows(&self) -> Vec<LineAtPeak> {
-        let rows = (0..).zip(&self.lines).map(|(at, line): (u32, _)| {
-            let held = match line.peak == self.peak {
-                true => line.at_peak,
-                false => line.now,
-            };
+    pub(super) fn rows(&self, ledger: &Ledger) -> Vec<LineAtPeak> {
+        let rows = self.lines.iter().map(|(at, line)| {
+            let holding = line.held.holding(self.peak);
             LineAtPeak {
-                site: line.site.clone(),
-                held: Bytes(held.bytes),
-                blocks: held.blocks,
+                site: ledger.site_of(at, Grouping::User).clone(),
+                held: holding.at_peak,
+                blocks: holding.at_peak_blocks,
                 saved: Bytes(self.most.by_line.get(&at).copied().unwrap_or(0)),
             }
         });
@@ -177,56 +98,60 @@ impl Lines {
         rows.sort_by_key(|row| std::cmp::Reverse((row.held, row.saved)));
         rows
     }
-
-    /// Returns the line for a change, after saving its value at the peak.
-    fn changing(&mut self, line: LineId) -> &mut Line {
-        let line = &mut self.lines[line.0 as usize];
-        if line.peak != self.peak {
-            line.peak = self.peak;
-            line.at_peak = line.now;
-        }
-        line
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::event::Frame;
+    use std::sync::Arc;
 
-    fn site(line: u32) -> Site {
-        Site::Line(Frame {
-            file: "train.py".into(),
-            line,
-            function: "f".into(),
-            library: None,
-        })
+    use super::*;
+    use crate::event::{Context, Event, Frame, Stack, StackId, StackKind, Target, TimeNs};
+
+    /// A ledger with two lines, of which the second has two stacks.
+    fn ledger() -> (Ledger, SiteRef, SiteRef) {
+        let mut ledger = Ledger::new(Target::default(), TimeNs(0));
+        let mut line = |id: u32, line: u32, caller: u32| {
+            let frame = |line| Frame {
+                file: "train.py".into(),
+                line,
+                function: "f".into(),
+                library: None,
+            };
+            let stack = Stack {
+                kind: StackKind::Python,
+                frames: vec![frame(line), frame(caller)],
+                truncated: false,
+                context: Context::default(),
+            };
+            ledger.apply(&Event::Stack(StackId(id), Arc::new(stack)));
+            ledger.site_ref(ledger.stack_ref(StackId(id)), Grouping::User)
+        };
+        let (a, b) = (line(1, 1, 8), line(2, 2, 8));
+        assert_eq!(line(3, 2, 9), b);
+        (ledger, a, b)
     }
 
-    fn held(lines: &Lines) -> Vec<(u64, u64, u64)> {
-        let rows = lines.rows().into_iter();
+    fn held(lines: &Lines, ledger: &Ledger) -> Vec<(u64, u64, u64)> {
+        let rows = lines.rows(ledger).into_iter();
         rows.map(|row| (row.held.0, row.blocks, row.saved.0))
             .collect()
     }
 
     #[test]
     fn bytes_of_a_line_at_the_peak_survive_later_events() {
-        let mut lines = Lines::default();
-        let (a, b) = (lines.define(site(1)), lines.define(site(2)));
+        let (mut lines, (ledger, a, b)) = (Lines::default(), ledger());
         lines.take(a, 100);
         lines.is_peak();
         lines.take(b, 10);
         lines.is_peak();
         lines.give_back(a, 100);
         lines.take(b, 20);
-        assert_eq!(held(&lines), [(100, 1, 0), (10, 1, 0)]);
-        assert_eq!(lines.define(site(1)), a);
+        assert_eq!(held(&lines, &ledger), [(100, 1, 0), (10, 1, 0)]);
     }
 
     #[test]
     fn the_backward_pass_for_which_most_was_saved_counts() {
-        let mut lines = Lines::default();
-        let (a, b) = (lines.define(site(1)), lines.define(site(2)));
+        let (mut lines, (ledger, a, b)) = (Lines::default(), ledger());
         for (line, bytes) in [(a, 5), (b, 7)] {
             lines.take(line, bytes);
             lines.is_peak();
@@ -237,6 +162,6 @@ mod tests {
         lines.was_saved(a, 6);
         lines.backward_ended();
         assert_eq!(lines.saved(), Bytes(12));
-        assert_eq!(held(&lines), [(7, 1, 7), (5, 1, 5)]);
+        assert_eq!(held(&lines, &ledger), [(7, 1, 7), (5, 1, 5)]);
     }
 }

@@ -121,9 +121,7 @@ pub struct Missing {
     pub stacks: u64,
     /// Temporary tensors of optimizers whose steps on a GPU are not modelled.
     pub steps: u64,
-    /// Allocations on GPUs.
     pub on_gpu: u64,
-    /// Lost events.
     pub lost: u64,
     /// True if earlier allocations of the CPU's allocator are unknown.
     pub past: bool,
@@ -206,7 +204,7 @@ impl Estimator {
                 books.replay.pass(event);
             }
             Event::BlockLabels(names) => {
-                let find = |addr| books.on_gpu(translation.piece_at(addr)?);
+                let find = |addr| books.on_gpu(translation.piece_at(addr, books)?);
                 let named = names
                     .blocks
                     .iter()
@@ -223,13 +221,9 @@ impl Estimator {
             }
             Event::Memory(event) if event.device == Some(DeviceIndex::CPU) => {
                 self.events += 1;
-                books.replay.go_on(event);
-                match event.action {
-                    Action::Alloc => translation.alloc(event, books),
-                    Action::Free => translation.free(event.addr, books),
-                    _ => {}
-                }
-                self.cpu_peak = self.cpu_peak.max(self.books.now().cpu);
+                let change = books.replay.apply(event);
+                translation.apply(event, change, books);
+                self.cpu_peak = self.cpu_peak.max(self.books.now.cpu);
             }
             Event::Memory(event) if matches!(event.action, Action::Alloc | Action::CudaAlloc) => {
                 translation.missing.on_gpu += 1;
@@ -246,13 +240,13 @@ impl Estimator {
     pub fn finish(mut self) -> Estimate {
         self.translation.finish(&mut self.books);
         let books = &self.books;
-        let at_peak: Moment = books.peak();
+        let at_peak: Moment = books.peak;
         let difference = |kind: Difference| (kind, at_peak.differences[kind as usize]);
         Estimate {
             events: self.events,
-            peak: books.totals(),
+            peak: books.highest_totals(),
             with_workspace: books.with_workspace(),
-            between_iterations: books.between_iterations(),
+            between_iterations: books.between_iterations,
             cpu_at_peak: Bytes(at_peak.cpu),
             cpu_peak: Bytes(self.cpu_peak),
             differences: Difference::ALL.map(difference).to_vec(),
@@ -260,9 +254,9 @@ impl Estimator {
                 .map(|phase| (phase, Bytes(at_peak.phases[phase as usize])))
                 .to_vec(),
             peak_in: at_peak.phase,
-            peak_at: books.lines.site(at_peak.line),
+            peak_at: books.site(at_peak.line),
             saved: books.lines.saved(),
-            lines: books.lines.rows(),
+            lines: books.lines.rows(&books.replay.ledger),
             sizes: books.replay.sizes(),
             heard: books.replay.heard(),
             fit: books.fit(),

@@ -12,9 +12,7 @@ pub enum Phase {
     #[default]
     Forward,
     Backward,
-    /// Optimizer step.
     Step,
-    /// Data loading (`torch.utils.data`).
     Loading,
 }
 
@@ -55,7 +53,6 @@ pub(super) enum ForeachTemporaries {
     Unknown,
 }
 
-/// Phase and role of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Origin {
     pub(super) phase: Phase,
@@ -69,7 +66,6 @@ impl Origin {
         part: Part::Plain,
     };
 
-    /// Returns the origin for a stack.
     pub(super) fn of(stack: &Stack) -> Self {
         // On the CPU a backward pass runs on the thread that called it, so its frames show the
         // pass.

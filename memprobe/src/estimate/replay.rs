@@ -10,7 +10,7 @@ use crate::event::{
     Action, Address, BlockLabels, Bytes, DeviceIndex, Event, LabeledBlock, MemoryEvent, PurposeId,
     StackId, Tgid, Tid, TimeNs, Totals,
 };
-use crate::ledger::{AnalyzedLedger, Model};
+use crate::ledger::{Analysis, Change, Ledger};
 
 /// Device of the replayed events.
 const GPU: DeviceIndex = DeviceIndex(0);
@@ -30,10 +30,11 @@ pub(super) struct OnGpu {
     pub(super) size: Bytes,
 }
 
-/// Ledgers that receive the replayed events.
+/// Ledger of the CPU's blocks and of the simulated GPU's. Only the latter are analyzed.
 #[derive(Debug)]
 pub(super) struct Replay {
-    ledgers: AnalyzedLedger<AttributionLedger>,
+    pub(super) ledger: Ledger,
+    attribution: AttributionLedger,
     /// Time, process and thread of the current event.
     now: (TimeNs, Tgid, Tid),
 }
@@ -41,26 +42,24 @@ pub(super) struct Replay {
 impl Replay {
     pub(super) fn new(start: TimeNs) -> Self {
         Self {
-            ledgers: AnalyzedLedger::new(
-                Target::default(),
-                start,
-                AttributionLedger::new(None).with_sizes(),
-            ),
+            ledger: Ledger::new(Target::default(), start),
+            attribution: AttributionLedger::new(None).with_sizes(),
             now: (start, Tgid(0), Tid::UNKNOWN),
         }
     }
 
     /// Passes on an event that is the same for CPU and GPU.
     pub(super) fn pass(&mut self, event: &Event) {
-        self.ledgers.apply(event);
+        let change = self.ledger.apply(event);
+        self.attribution.apply(event, &change, &self.ledger);
     }
 
-    /// Sets the time and thread from an event of the CPU's allocator.
-    pub(super) fn go_on(&mut self, event: &MemoryEvent) {
+    /// Applies an event of the CPU's allocator; later events have its time and thread.
+    pub(super) fn apply(&mut self, event: &MemoryEvent) -> Change {
         self.now = (event.time, event.tgid, event.tid);
+        self.ledger.apply(&Event::Memory(*event))
     }
 
-    /// Emits an allocation on the GPU.
     pub(super) fn begin(&mut self, block: OnGpu, totals: Totals, asked: Request) {
         let event = self.event(Action::Alloc, block, totals);
         self.pass(&Event::Memory(MemoryEvent {
@@ -71,7 +70,6 @@ impl Replay {
         }));
     }
 
-    /// Emits a free on the GPU.
     pub(super) fn end(&mut self, block: OnGpu, totals: Totals) {
         let event = self.event(Action::Free, block, totals);
         self.pass(&Event::Memory(event));
@@ -94,19 +92,13 @@ impl Replay {
         })));
     }
 
-    /// Ledger of the simulated GPU, and definitions of the stream.
-    pub(super) fn ledger(&self) -> &Model {
-        &self.ledgers.ledger
-    }
-
     /// Sizes of the models; `None` if nothing was allocated.
     pub(super) fn sizes(&self) -> Option<Sizes> {
-        self.ledgers.analyses.sizes()
+        self.attribution.sizes()
     }
 
-    /// Information available in the event stream.
     pub(super) fn heard(&self) -> Coverage {
-        self.ledgers.analyses.coverage()
+        self.attribution.coverage()
     }
 
     fn event(&self, action: Action, block: OnGpu, totals: Totals) -> MemoryEvent {

@@ -1,19 +1,15 @@
 //! Translation of requests to the CPU's allocator into requests to a GPU's.
 
-use hashbrown::HashMap as FastMap;
-
 use super::accounting::{Accounting, Piece, PieceId};
-use super::lines::LineId;
 use super::origin::{ForeachTemporaries, Origin, Part, Phase};
 use super::replay::Request;
 use super::{Difference, Missing, OnHost};
 use crate::event::tensors::DType;
-use crate::event::{Address, MemoryEvent, PhaseMark, PurposeId, StackId, TensorSpec, Tid};
+use crate::event::{
+    Address, DeviceIndex, MemoryEvent, PhaseMark, PurposeId, StackId, TensorSpec, Tid,
+};
 use crate::ledger::snapshot::{Grouping, Site};
-use crate::ledger::{PerStack, StackRef};
-
-/// Maximum number of live blocks; the excess is counted.
-const MAX_BLOCKS: usize = 1 << 24;
+use crate::ledger::{BlockId, Change, Freed, PerBlock, PerStack, StackRef};
 
 /// Maximum number of temporary tensors held until the end of an optimizer step.
 const MAX_HELD: usize = 1 << 20;
@@ -22,15 +18,13 @@ const MAX_HELD: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Translation {
     on_host: Vec<OnHost>,
-    stacks: PerStack<(Origin, LineId, IsOnHost)>,
-    live: FastMap<Address, Live>,
+    stacks: PerStack<(Origin, IsOnHost)>,
+    live: PerBlock<Live>,
     /// Block that may be a dropout mask; the next allocation decides.
     mask: Option<Candidate>,
     step: Option<Step>,
     steps: u64,
-    /// Thread that runs the backward pass.
     backward: Option<Tid>,
-    /// Phase of the last allocation.
     last: Phase,
     pub(super) missing: Missing,
 }
@@ -50,7 +44,7 @@ enum Live {
 struct Candidate {
     tid: Tid,
     stack: StackId,
-    addr: Address,
+    block: BlockId,
     /// Bytes of one element.
     element: u64,
     piece: Piece,
@@ -77,8 +71,8 @@ impl Translation {
         }
     }
 
-    pub(super) fn define_stack(&mut self, id: StackId, books: &mut Accounting) {
-        let ledger = books.replay.ledger();
+    pub(super) fn define_stack(&mut self, id: StackId, books: &Accounting) {
+        let ledger = &books.replay.ledger;
         let stack = ledger.stack_ref(id);
         if stack == StackRef::UNKNOWN {
             self.missing.stacks += 1;
@@ -92,8 +86,7 @@ impl Translation {
             Site::Line(frame) => self.on_host.iter().any(|line| line.names(frame)),
             Site::Backward(_) | Site::Node { .. } | Site::NoLine { .. } => false,
         };
-        let line = books.lines.define(site.clone());
-        self.stacks.insert(stack, (origin, line, is_on_host));
+        self.stacks.insert(stack, (origin, is_on_host));
     }
 
     /// Handles a mark of PyTorch (`Event::PhaseMark`).
@@ -102,17 +95,33 @@ impl Translation {
         self.end_step(mark.tid, books);
     }
 
-    /// Handles an allocation of the CPU's allocator.
-    pub(super) fn alloc(&mut self, event: &MemoryEvent, books: &mut Accounting) {
-        // Frees a leftover block at this address, whose own free was lost.
-        self.free(event.addr, books);
-        if self.live.len() >= MAX_BLOCKS {
-            self.missing.blocks += 1;
-            return;
+    /// Handles an event of the CPU's allocator, and the change that it made to the ledger.
+    pub(super) fn apply(&mut self, event: &MemoryEvent, change: Change, books: &mut Accounting) {
+        match change {
+            Change::Allocated {
+                block,
+                is_tracked,
+                replaced,
+            } => {
+                for ended in replaced {
+                    self.free(ended, books);
+                }
+                match is_tracked {
+                    true => self.alloc(event, block, books),
+                    false => self.missing.blocks += 1,
+                }
+            }
+            Change::Freed(Freed::Known(block)) => self.free(block, books),
+            _ => {}
         }
-        let unknown = (Origin::UNKNOWN, LineId::NONE, false);
-        let stack = books.replay.ledger().stack_ref(event.stack);
-        let (origin, line, is_on_host) = self.stacks.get(stack).copied().unwrap_or(unknown);
+    }
+
+    fn alloc(&mut self, event: &MemoryEvent, block: BlockId, books: &mut Accounting) {
+        let ledger = &books.replay.ledger;
+        let stack = ledger.stack_ref(event.stack);
+        let line = ledger.site_ref(stack, Grouping::User);
+        let known = self.stacks.get(stack).copied();
+        let (origin, is_on_host) = known.unwrap_or((Origin::UNKNOWN, false));
         let piece = Piece {
             cpu: event.size.0,
             gpu: Some(event.size.0),
@@ -127,14 +136,14 @@ impl Translation {
         };
         if is_number(tensor(event.shape, books), origin) {
             let piece = on_host(piece);
-            return self.keep(event.addr, books.begin(piece), None);
+            return self.keep(block, books.begin(piece), None);
         }
         if origin.part == Part::Helper {
             let piece = Piece {
                 phase: self.last,
                 ..piece
             };
-            return self.keep(event.addr, books.begin(piece), None);
+            return self.keep(block, books.begin(piece), None);
         }
         self.phase(event.tid, origin.phase, books);
         let is_mask = self.settle_mask(Some(event), books);
@@ -146,7 +155,7 @@ impl Translation {
             books.is_over(last);
         }
         if is_on_host || origin.part == Part::Sample {
-            return self.keep(event.addr, books.begin(on_host(piece)), None);
+            return self.keep(block, books.begin(on_host(piece)), None);
         }
         // oneDNN's reordered copies of images and weights, and buffers for sums.
         if uses_no_tensor(event.shape, books) {
@@ -155,23 +164,22 @@ impl Translation {
                 difference: Some(Difference::Scratch),
                 ..piece
             };
-            return self.keep(event.addr, books.begin(piece), None);
+            return self.keep(block, books.begin(piece), None);
         }
         match origin.part {
-            Part::Dropout if !is_mask => self.may_be_mask(event, piece, books),
-            Part::Parameter(together) => self.alloc_in_step(event, piece, together, books),
+            Part::Dropout if !is_mask => self.may_be_mask(event, block, piece, books),
+            Part::Parameter(together) => self.alloc_in_step(event, block, (piece, together), books),
             Part::Dropout | Part::Plain | Part::Sample | Part::Helper => {
-                self.keep(event.addr, books.begin(piece), None);
+                self.keep(block, books.begin(piece), None);
             }
         }
     }
 
-    /// Handles a free of the CPU's allocator.
-    pub(super) fn free(&mut self, addr: Address, books: &mut Accounting) {
-        if self.mask.is_some_and(|mask| mask.addr == addr) {
+    fn free(&mut self, block: BlockId, books: &mut Accounting) {
+        if self.mask.is_some_and(|mask| mask.block == block) {
             self.settle_mask(None, books);
         }
-        let Some(Live::Known { piece, step }) = self.live.remove(&addr) else {
+        let Some(Live::Known { piece, step }) = self.live.remove(block) else {
             return;
         };
         if let (Some(now), Some(number)) = (&mut self.step, step)
@@ -191,14 +199,14 @@ impl Translation {
     }
 
     /// Piece of the CPU block at an address.
-    pub(super) fn piece_at(&self, addr: Address) -> Option<PieceId> {
-        match self.live.get(&addr)? {
+    pub(super) fn piece_at(&self, addr: Address, books: &Accounting) -> Option<PieceId> {
+        let block = books.replay.ledger.block_at(DeviceIndex::CPU, addr)?;
+        match self.live.get(block)? {
             Live::Known { piece, .. } => Some(*piece),
             Live::Waiting => None,
         }
     }
 
-    /// Handles the end of the stream.
     pub(super) fn finish(&mut self, books: &mut Accounting) {
         self.settle_mask(None, books);
         if let Some(tid) = self.step.as_ref().map(|step| step.tid) {
@@ -209,8 +217,8 @@ impl Translation {
         }
     }
 
-    fn keep(&mut self, addr: Address, piece: PieceId, step: Option<u64>) {
-        self.live.insert(addr, Live::Known { piece, step });
+    fn keep(&mut self, block: BlockId, piece: PieceId, step: Option<u64>) {
+        self.live.insert(block, Live::Known { piece, step });
     }
 
     /// Tracks the thread's entry into a backward pass and its return.
@@ -228,20 +236,26 @@ impl Translation {
     /// Holds back a block that may be a dropout mask. `dropout` on the CPU allocates a mask of the
     /// input's element type, then the output. On a GPU the mask has one byte an element (`_dropout`
     /// and `native_dropout_cuda`, aten/src/ATen/native/Dropout.cpp@v2.15.0).
-    fn may_be_mask(&mut self, event: &MemoryEvent, piece: Piece, books: &mut Accounting) {
+    fn may_be_mask(
+        &mut self,
+        event: &MemoryEvent,
+        block: BlockId,
+        piece: Piece,
+        books: &mut Accounting,
+    ) {
         let element = tensor(event.shape, books).and_then(|shape| {
             let is_whole = shape.requested == Some(event.size);
             shape.dtype.size().filter(|bytes| is_whole && *bytes > 1)
         });
         let Some(element) = element else {
-            self.keep(event.addr, books.begin(piece), None);
+            self.keep(block, books.begin(piece), None);
             return;
         };
-        self.live.insert(event.addr, Live::Waiting);
+        self.live.insert(block, Live::Waiting);
         self.mask = Some(Candidate {
             tid: event.tid,
             stack: event.stack,
-            addr: event.addr,
+            block,
             element,
             piece,
         });
@@ -263,7 +277,7 @@ impl Translation {
             candidate.piece.difference = Some(Difference::Mask);
         }
         let piece = books.begin(candidate.piece);
-        self.keep(candidate.addr, piece, None);
+        self.keep(candidate.block, piece, None);
         is_mask
     }
 
@@ -271,13 +285,13 @@ impl Translation {
     fn alloc_in_step(
         &mut self,
         event: &MemoryEvent,
-        piece: Piece,
-        together: ForeachTemporaries,
+        block: BlockId,
+        (piece, together): (Piece, ForeachTemporaries),
         books: &mut Accounting,
     ) {
         if self.step.as_ref().is_some_and(|step| step.tid != event.tid) {
             let piece = books.begin(piece);
-            return self.keep(event.addr, piece, None);
+            return self.keep(block, piece, None);
         }
         let steps = &mut self.steps;
         let step = self.step.get_or_insert_with(|| {
@@ -312,7 +326,7 @@ impl Translation {
         };
         let number = step.number;
         let piece = books.begin(piece);
-        self.keep(event.addr, piece, is_held.then_some(number));
+        self.keep(block, piece, is_held.then_some(number));
     }
 
     fn end_step(&mut self, tid: Tid, books: &mut Accounting) {
@@ -327,11 +341,11 @@ impl Translation {
 
 /// Tensor that a block was allocated for, if known.
 fn tensor(id: PurposeId, books: &Accounting) -> Option<&TensorSpec> {
-    books.replay.ledger().purpose(id)?.tensor()
+    books.replay.ledger.purpose(id)?.tensor()
 }
 
 fn uses_no_tensor(id: PurposeId, books: &Accounting) -> bool {
-    let purpose = books.replay.ledger().purpose(id);
+    let purpose = books.replay.ledger.purpose(id);
     id == PurposeId::NO_TENSOR || purpose.is_some_and(|purpose| purpose.tensor().is_none())
 }
 

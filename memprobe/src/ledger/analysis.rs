@@ -1,6 +1,6 @@
 //! Analyses: tables computed from the changes of a ledger.
 
-use super::{Change, Model};
+use super::{Change, Ledger};
 use crate::event::Target;
 use crate::event::{Event, TimeNs};
 
@@ -8,15 +8,15 @@ use crate::event::{Event, TimeNs};
 /// else about them from the ledger.
 pub trait Analysis {
     /// Applies an event and the change that it made to `ledger`.
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model);
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger);
 }
 
 impl Analysis for () {
-    fn apply(&mut self, _: &Event, _: &Change, _: &Model) {}
+    fn apply(&mut self, _: &Event, _: &Change, _: &Ledger) {}
 }
 
 impl<A: Analysis, B: Analysis> Analysis for (A, B) {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         self.0.apply(event, change, ledger);
         self.1.apply(event, change, ledger);
     }
@@ -25,20 +25,18 @@ impl<A: Analysis, B: Analysis> Analysis for (A, B) {
 /// A ledger with its analyses: everything that one process's events lead to.
 #[derive(Debug)]
 pub struct AnalyzedLedger<A> {
-    pub ledger: Model,
+    pub ledger: Ledger,
     pub analyses: A,
 }
 
 impl<A: Analysis> AnalyzedLedger<A> {
-    /// Returns an empty ledger of `target`, tracked since `started`.
     pub fn new(target: Target, started: TimeNs, analyses: A) -> Self {
         Self {
-            ledger: Model::new(target, started),
+            ledger: Ledger::new(target, started),
             analyses,
         }
     }
 
-    /// Applies the next event of the stream.
     pub fn apply(&mut self, event: &Event) {
         let change = self.ledger.apply(event);
         self.analyses.apply(event, &change, &self.ledger);

@@ -33,15 +33,17 @@ pub struct LiveBlock {
     /// Purpose of its allocation; [`PurposeId::NONE`] if not recorded.
     pub purpose: PurposeId,
     pub device: DeviceIndex,
-    /// Call site that counts the block; `None` if it was live at attach.
-    pub(super) call_site: Option<CallSiteId>,
+    /// True if the block was live at attach.
+    pub is_baseline: bool,
 }
 
-impl LiveBlock {
-    /// True if the block was live at attach.
-    pub fn is_baseline(&self) -> bool {
-        self.call_site.is_none()
-    }
+/// A live block, as far as its free needs it. It lies in the index: reading [`LiveBlock`] would cost another cache miss.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IndexedBlock {
+    pub(super) size: Bytes,
+    pub(super) id: BlockId,
+    /// Call site that counts the block; `None` if it was live at attach.
+    pub(super) call_site: Option<CallSiteId>,
 }
 
 /// Live blocks of all devices, and what their fields refer to. Blocks of a device never overlap.
@@ -53,11 +55,18 @@ pub(super) struct BlockStore {
     pub(super) definitions: Definitions,
     pub(super) budget: Budget,
     blocks: Vec<LiveBlock>,
+    /// Numbers without a live block.
     vacant: Vec<BlockId>,
-    /// Blocks that the last event ended.
-    ended: Vec<BlockId>,
-    /// Live blocks by address, with their size, indexed by device.
-    by_address: Vec<BTreeMap<u64, (Bytes, BlockId)>>,
+    /// Number of those that can be reused; the last event ended the others.
+    reusable: usize,
+    /// Live blocks by address, indexed by device.
+    by_address: Vec<BTreeMap<u64, IndexedBlock>>,
+}
+
+impl Default for BlockStore {
+    fn default() -> Self {
+        Self::new(Caps::default())
+    }
 }
 
 impl BlockStore {
@@ -67,22 +76,23 @@ impl BlockStore {
             budget: Budget::new(&caps),
             blocks: Vec::new(),
             vacant: Vec::new(),
-            ended: Vec::new(),
+            reusable: 0,
             by_address: Vec::new(),
         }
     }
 
     /// Lets the numbers of ended blocks be reused. To be called before the next event.
     pub(super) fn release_ended(&mut self) {
-        self.vacant.append(&mut self.ended);
+        self.reusable = self.vacant.len();
     }
 
-    /// Adds a block, which must not overlap another: see [`Self::take_overlapping`]. Returns true if it is tracked;
-    /// beyond the cap it ends with this event.
-    pub(super) fn insert(&mut self, block: LiveBlock) -> (BlockId, bool) {
-        let is_tracked = self.budget.take_block();
-        let id = match self.vacant.pop() {
-            Some(id) => {
+    /// Adds a block without its address: see [`Self::track`]. If that comes only after the search for overlaps, the
+    /// processor fetches the memory of both at once.
+    pub(super) fn add(&mut self, block: LiveBlock) -> BlockId {
+        match self.reusable.checked_sub(1) {
+            Some(last) => {
+                self.reusable = last;
+                let id = self.vacant.swap_remove(last);
                 self.blocks[id.index()] = block;
                 id
             }
@@ -90,26 +100,41 @@ impl BlockStore {
                 self.blocks.push(block);
                 BlockId::from_index(self.blocks.len() - 1)
             }
-        };
-        if !is_tracked {
-            self.ended.push(id);
-            return (id, is_tracked);
+        }
+    }
+
+    /// Tracks an added block, which must not overlap another: see [`Self::take_overlapping`]. Returns false beyond the
+    /// cap: the block then ends with this event.
+    pub(super) fn track(
+        &mut self,
+        id: BlockId,
+        block: &LiveBlock,
+        call_site: Option<CallSiteId>,
+    ) -> bool {
+        if !self.budget.take_block() {
+            self.vacant.push(id);
+            return false;
         }
         let device = usize::from(block.device.0);
         if self.by_address.len() <= device {
             self.by_address.resize_with(device + 1, BTreeMap::new);
         }
-        self.by_address[device].insert(block.addr.0, (block.size, id));
-        (id, is_tracked)
+        let indexed = IndexedBlock {
+            size: block.size,
+            id,
+            call_site,
+        };
+        self.by_address[device].insert(block.addr.0, indexed);
+        true
     }
 
     /// Ends the block at an address.
-    pub(super) fn take(&mut self, device: DeviceIndex, addr: Address) -> Option<BlockId> {
+    pub(super) fn take(&mut self, device: DeviceIndex, addr: Address) -> Option<IndexedBlock> {
         let blocks = self.by_address.get_mut(usize::from(device.0))?;
-        let (_, id) = blocks.remove(&addr.0)?;
-        self.ended.push(id);
+        let ended = blocks.remove(&addr.0)?;
+        self.vacant.push(ended.id);
         self.budget.give_block_back();
-        Some(id)
+        Some(ended)
     }
 
     /// Ends the last block that overlaps `addr..addr + size`. A size of 0 counts as one byte.
@@ -118,7 +143,7 @@ impl BlockStore {
         device: DeviceIndex,
         addr: Address,
         size: Bytes,
-    ) -> Option<BlockId> {
+    ) -> Option<IndexedBlock> {
         self.take(device, self.last_overlapping(device, addr, size)?)
     }
 
@@ -133,21 +158,21 @@ impl BlockStore {
 
     pub(super) fn at(&self, device: DeviceIndex, addr: Address) -> Option<BlockId> {
         let blocks = self.by_address.get(usize::from(device.0))?;
-        blocks.get(&addr.0).map(|(_, id)| *id)
+        blocks.get(&addr.0).map(|block| block.id)
     }
 
     /// Live blocks, by device and address.
     pub(super) fn live(&self) -> impl Iterator<Item = (BlockId, &LiveBlock)> {
-        let ids = self.by_address.iter().flat_map(BTreeMap::values);
-        ids.map(|(_, id)| (*id, self.get(*id)))
+        let blocks = self.by_address.iter().flat_map(BTreeMap::values);
+        blocks.map(|block| (block.id, self.get(block.id)))
     }
 
     fn last_overlapping(&self, device: DeviceIndex, addr: Address, size: Bytes) -> Option<Address> {
         let blocks = self.by_address.get(usize::from(device.0))?;
         // Blocks do not overlap, so the last that begins before the end also ends last.
-        let (start, (last, _)) = blocks.range(..end(addr, size)).next_back()?;
+        let (start, last) = blocks.range(..end(addr, size)).next_back()?;
         let start = Address(*start);
-        (end(start, *last) > addr.0).then_some(start)
+        (end(start, last.size) > addr.0).then_some(start)
     }
 }
 
@@ -165,7 +190,7 @@ mod tests {
     fn store(ranges: &[(u64, u64)]) -> BlockStore {
         let mut store = BlockStore::new(Caps::default());
         for (addr, size) in ranges {
-            store.insert(block(*addr, *size));
+            insert(&mut store, block(*addr, *size));
         }
         store
     }
@@ -177,14 +202,21 @@ mod tests {
             stack: StackRef::UNKNOWN,
             purpose: PurposeId::NONE,
             device: DEVICE,
-            call_site: None,
+            is_baseline: true,
         }
+    }
+
+    fn insert(store: &mut BlockStore, block: LiveBlock) -> BlockId {
+        let id = store.add(block);
+        assert!(store.track(id, &block, None));
+        id
     }
 
     fn overlapping(store: &mut BlockStore, addr: u64, size: u64) -> Vec<u64> {
         let take = || store.take_overlapping(DEVICE, Address(addr), Bytes(size));
-        let taken: Vec<BlockId> = std::iter::from_fn(take).collect();
-        taken.into_iter().map(|id| store.get(id).addr.0).collect()
+        let taken: Vec<IndexedBlock> = std::iter::from_fn(take).collect();
+        let taken = taken.into_iter();
+        taken.map(|block| store.get(block.id).addr.0).collect()
     }
 
     fn live(store: &BlockStore) -> Vec<u64> {
@@ -221,12 +253,12 @@ mod tests {
     #[test]
     fn an_ended_block_stays_readable_until_the_next_event() {
         let mut store = store(&[(0, 512)]);
-        let ended = store.take(DEVICE, Address(0)).expect("a block");
-        let (next, _) = store.insert(block(0, 1024));
+        let ended = store.take(DEVICE, Address(0)).expect("a block").id;
+        let next = insert(&mut store, block(0, 1024));
         assert_ne!(ended, next);
         assert_eq!(store.get(ended).size, Bytes(512));
         store.release_ended();
-        let (reused, _) = store.insert(block(4096, 2048));
+        let reused = insert(&mut store, block(4096, 2048));
         assert_eq!(reused, ended);
     }
 }

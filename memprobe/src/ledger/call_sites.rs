@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::block_store::BlockStore;
-use super::definitions::{InternedStack, StackRef, lost_stack, slot};
+use super::definitions::{Definitions, InternedStack, SiteRef, StackRef, lost_stack, slot};
 use super::dense::PerStack;
 use super::rate::{Interval, Rate};
 use super::snapshot::{Grouping, LineRow, Site, StackRow};
@@ -24,29 +24,28 @@ impl CallSiteId {
     }
 }
 
-/// Counters of a row.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tally {
-    pub(super) live: u64,
-    pub(super) peak: u64,
-    pub(super) blocks: u64,
-    pub(super) allocs: u64,
-    pub(super) alloc_bytes: u64,
+pub(crate) struct Tally {
+    pub(crate) live: u64,
+    pub(crate) peak: u64,
+    pub(crate) blocks: u64,
+    pub(crate) allocs: u64,
+    pub(crate) alloc_bytes: u64,
 }
 
 impl Tally {
-    pub(super) fn count(&mut self, size: u64) {
+    /// Counts an allocation, and its block if it is tracked.
+    pub(crate) fn count(&mut self, size: u64, is_tracked: bool) {
         self.allocs = self.allocs.saturating_add(1);
         self.alloc_bytes = self.alloc_bytes.saturating_add(size);
+        if is_tracked {
+            self.live = self.live.saturating_add(size);
+            self.peak = self.peak.max(self.live);
+            self.blocks = self.blocks.saturating_add(1);
+        }
     }
 
-    pub(super) fn hold(&mut self, size: u64) {
-        self.live = self.live.saturating_add(size);
-        self.peak = self.peak.max(self.live);
-        self.blocks = self.blocks.saturating_add(1);
-    }
-
-    pub(super) fn release(&mut self, size: u64) {
+    pub(crate) fn release(&mut self, size: u64) {
         self.live = self.live.saturating_sub(size);
         self.blocks = self.blocks.saturating_sub(1);
     }
@@ -61,34 +60,30 @@ struct CallSite {
     tally: Tally,
 }
 
-/// A row of the table of lines.
 #[derive(Debug)]
 struct Line {
-    site: Site,
+    site: SiteRef,
     tally: Tally,
     rate: Rate,
 }
 
-/// The lines of one grouping.
 #[derive(Debug, Default)]
 struct Table {
     lines: Vec<Line>,
-    by_site: HashMap<Site, u32>,
+    by_site: hashbrown::HashMap<SiteRef, u32>,
 }
 
 impl Table {
-    fn line_of(&mut self, site: Site) -> u32 {
-        if let Some(line) = self.by_site.get(&site) {
-            return *line;
-        }
-        let line = index(self.lines.len());
-        self.by_site.insert(site.clone(), line);
-        self.lines.push(Line {
-            site,
-            tally: Tally::default(),
-            rate: Rate::default(),
-        });
-        line
+    fn line_of(&mut self, site: SiteRef) -> u32 {
+        let lines = &mut self.lines;
+        *self.by_site.entry(site).or_insert_with(|| {
+            lines.push(Line {
+                site,
+                tally: Tally::default(),
+                rate: Rate::default(),
+            });
+            index(lines.len() - 1)
+        })
     }
 }
 
@@ -97,7 +92,6 @@ impl Table {
 pub(super) struct CallSites {
     call_sites: Vec<CallSite>,
     by_stack: PerStack<CallSiteId>,
-    /// Call sites without a known stack, by thread name.
     by_thread: HashMap<Arc<str>, CallSiteId>,
     /// Call site for stacks beyond the limit.
     overflow: Option<CallSiteId>,
@@ -116,71 +110,61 @@ impl CallSites {
         if let Some(call_site) = self.by_stack.get(stack) {
             return *call_site;
         }
-        let definitions = &store.definitions;
+        let definitions = &mut store.definitions;
         if stack != StackRef::UNKNOWN {
             if !store.budget.take_call_site() {
-                return self.overflow();
+                return self.overflow(definitions);
             }
-            let call_site = self.add(definitions.stack(stack));
+            let call_site = self.add(definitions.stack(stack).clone());
             self.by_stack.insert(stack, call_site);
             return call_site;
         }
         if definitions.stacks_refused() {
-            return self.overflow();
+            return self.overflow(definitions);
         }
         let thread = definitions.thread(tid);
         if let Some(call_site) = self.by_thread.get(&thread) {
             return *call_site;
         }
         if !store.budget.take_call_site() {
-            return self.overflow();
+            return self.overflow(definitions);
         }
-        let call_site = self.add(&InternedStack::new(lost_stack(Arc::clone(&thread))));
+        let call_site = self.add(definitions.with_sites(lost_stack(Arc::clone(&thread))));
         self.by_thread.insert(thread, call_site);
         call_site
     }
 
-    fn overflow(&mut self) -> CallSiteId {
+    fn overflow(&mut self, definitions: &mut Definitions) -> CallSiteId {
         if let Some(call_site) = self.overflow {
             return call_site;
         }
-        let site = Site::NoLine {
-            thread: "".into(),
-            reason: "too many stacks",
-        };
-        let call_site = self.add(&InternedStack {
+        let call_site = self.add(InternedStack {
             stack: lost_stack("".into()),
-            sites: [site.clone(), site],
+            sites: definitions.intern_sites(|_| Site::NoLine {
+                thread: "".into(),
+                reason: "too many stacks",
+            }),
         });
         self.overflow = Some(call_site);
         call_site
     }
 
-    fn add(&mut self, stack: &InternedStack) -> CallSiteId {
-        let [user, innermost] = stack.sites.clone();
-        let lines = [
-            self.tables[0].line_of(user),
-            self.tables[1].line_of(innermost),
-        ];
+    fn add(&mut self, InternedStack { stack, sites }: InternedStack) -> CallSiteId {
+        let [user, innermost] = &mut self.tables;
+        let lines = [user.line_of(sites[0]), innermost.line_of(sites[1])];
         self.call_sites.push(CallSite {
-            stack: Arc::clone(&stack.stack),
+            stack,
             lines,
             tally: Tally::default(),
         });
         CallSiteId(NonZeroU32::MIN.saturating_add(index(self.call_sites.len() - 1)))
     }
 
-    /// Counts an allocation of `size` bytes.
-    pub(super) fn count(&mut self, call_site: CallSiteId, size: Bytes) {
-        self.each_tally(call_site, |tally| tally.count(size.0));
+    /// Counts an allocation of `size` bytes, and its block if it is tracked.
+    pub(super) fn count(&mut self, call_site: CallSiteId, size: Bytes, is_tracked: bool) {
+        self.each_tally(call_site, |tally| tally.count(size.0, is_tracked));
     }
 
-    /// Adds a live block of `size` bytes.
-    pub(super) fn hold(&mut self, call_site: CallSiteId, size: Bytes) {
-        self.each_tally(call_site, |tally| tally.hold(size.0));
-    }
-
-    /// Removes a live block of `size` bytes.
     pub(super) fn release(&mut self, call_site: CallSiteId, size: Bytes) {
         self.each_tally(call_site, |tally| tally.release(size.0));
     }
@@ -197,7 +181,6 @@ impl CallSites {
         }
     }
 
-    /// Updates the rates.
     pub(super) fn tick(&mut self, interval: Interval) {
         for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
             line.rate.tick(line.tally.allocs, interval);
@@ -212,15 +195,17 @@ impl CallSites {
     }
 
     /// The line that holds most, and its bytes; `None` if nothing is live.
-    pub(super) fn top(&self, grouping: Grouping) -> Option<(&Site, Bytes)> {
+    pub(super) fn top(&self, grouping: Grouping) -> Option<(SiteRef, Bytes)> {
         let lines = self.tables[slot(grouping)].lines.iter();
         let top = lines.max_by_key(|line| line.tally.live)?;
-        (top.tally.live > 0).then_some((&top.site, Bytes(top.tally.live)))
+        (top.tally.live > 0).then_some((top.site, Bytes(top.tally.live)))
     }
 
-    pub(super) fn rows(&self, grouping: Grouping) -> Vec<LineRow> {
+    pub(super) fn rows(&self, grouping: Grouping, definitions: &Definitions) -> Vec<LineRow> {
         let slot = slot(grouping);
-        let mut rows: Vec<_> = self.tables[slot].lines.iter().map(line_row).collect();
+        let lines = self.tables[slot].lines.iter();
+        let row = |line| line_row(line, definitions.site(line.site, grouping));
+        let mut rows: Vec<_> = lines.map(row).collect();
         for call_site in &self.call_sites {
             if let Some(row) = rows.get_mut(call_site.lines[slot] as usize) {
                 row.stacks.push(stack_row(call_site));
@@ -234,9 +219,9 @@ impl CallSites {
     }
 }
 
-fn line_row(line: &Line) -> LineRow {
+fn line_row(line: &Line, site: &Site) -> LineRow {
     LineRow {
-        site: line.site.clone(),
+        site: site.clone(),
         live: Bytes(line.tally.live),
         peak: Bytes(line.tally.peak),
         live_blocks: line.tally.blocks,

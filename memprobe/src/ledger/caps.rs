@@ -6,7 +6,6 @@
 pub struct Caps {
     /// Live blocks of all devices together; about 60 bytes each.
     pub blocks: usize,
-    /// Distinct stacks.
     pub stacks: usize,
     /// Frames of all stacks together; 40 bytes each, without their shared strings.
     pub frames: usize,
@@ -35,7 +34,6 @@ pub struct Refused {
     /// Definitions of stacks, and first uses of a stack on a device. Allocations of such a stack
     /// appear in the row "too many stacks".
     pub stacks: u64,
-    /// Names of threads.
     pub threads: u64,
 }
 

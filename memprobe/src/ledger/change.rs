@@ -10,7 +10,6 @@ pub enum Change {
     Noted,
     /// A stack was defined; [`StackRef::UNKNOWN`] if the ledger had no room for it.
     Stack(StackRef),
-    /// A block was allocated.
     Allocated {
         block: BlockId,
         /// False if the store of blocks is full: the block is readable until the next event only, and its free is
@@ -21,13 +20,11 @@ pub enum Change {
     },
     /// A block was live when memprobe attached. Its bytes count as from before attach, tracked (`Some`) or not.
     Held(Option<BlockId>),
-    /// A block was freed.
     Freed(Freed),
     /// The caching allocator obtained or released a segment, which the ledger does not track.
     Segment,
     /// CUDA allocated or freed memory outside the caching allocator.
     Cuda,
-    /// The allocator ran out of memory.
     OutOfMemory,
     /// The event has no device, or its numbers are beyond any address. It changed nothing and
     /// counts as malformed.

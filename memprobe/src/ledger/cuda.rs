@@ -9,11 +9,9 @@ use std::sync::Arc;
 use super::block_store::BlockStore;
 use super::call_sites::{CallSiteId, CallSites, Tally};
 use super::change::Change;
-use super::definitions::StackRef;
-use super::device::ADDRESS_LIMIT;
-use super::rate::Interval;
-use super::snapshot::{BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Layer, OutsideRow};
-use super::timeline::Recorder;
+use super::definitions::{Definitions, StackRef};
+use super::device::{ADDRESS_LIMIT, Device};
+use super::snapshot::{CudaSnapshot, DeviceSnapshot, Grouping, Layer, OutsideRow};
 use crate::event::{Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, TimeNs, Totals};
 
 /// Maximum number of groups; the excess is counted under [`OTHERS`].
@@ -31,8 +29,8 @@ pub(super) struct Cuda {
     live: HashMap<Name, LiveMemory>,
     groups: Vec<Group>,
     by_key: HashMap<Key, usize>,
-    devices: BTreeMap<DeviceIndex, OnDevice>,
-    /// Highest layer seen so far.
+    /// Devices in the view that treats CUDA's calls as the allocator.
+    devices: BTreeMap<DeviceIndex, Device>,
     layer: Layer,
 }
 
@@ -76,30 +74,7 @@ struct Group {
     holders: CallSites,
 }
 
-/// A device as seen through CUDA's calls.
-#[derive(Debug)]
-struct OnDevice {
-    totals: Totals,
-    peak: Totals,
-    blocks: u64,
-    holders: CallSites,
-    timeline: Recorder,
-}
-
-impl OnDevice {
-    fn change(&mut self, time: TimeNs, allocated: u64) {
-        let bytes = Bytes(allocated);
-        self.totals = Totals {
-            allocated: bytes,
-            reserved: bytes,
-        };
-        self.peak = self.peak.higher(self.totals);
-        self.timeline.record(time, self.totals);
-    }
-}
-
 impl Cuda {
-    /// Handles an allocation by CUDA.
     pub(super) fn alloc(
         &mut self,
         event: &MemoryEvent,
@@ -115,24 +90,22 @@ impl Cuda {
         let is_tracked = store.budget.take_block();
         let on_device = call.space.is_on_device().then(|| {
             let index = event.device.unwrap_or(DeviceIndex::UNKNOWN);
-            let device = self.device_mut(index, started);
-            let holder = device.holders.of(stack, event.tid, store);
-            device.holders.count(holder, event.size);
+            let nothing = Totals::default();
+            let new = || Device::with(index, nothing, nothing, started);
+            let device = self.devices.entry(index).or_insert_with(new);
+            let holder = device.call_sites.of(stack, event.tid, store);
+            device.call_sites.count(holder, event.size, is_tracked);
             if is_tracked {
-                device.holders.hold(holder, event.size);
-                device.blocks += 1;
-                let allocated = device.totals.allocated.0.saturating_add(event.size.0);
-                device.change(event.time, allocated);
+                device.begin(event.size);
+                device.set_totals(event.time, device.live_totals());
             }
             (index, holder)
         });
         let group_ = &mut self.groups[group];
         let holder = group_.holders.of(stack, event.tid, store);
-        group_.holders.count(holder, event.size);
-        group_.tally.count(event.size.0);
+        group_.holders.count(holder, event.size, is_tracked);
+        group_.tally.count(event.size.0, is_tracked);
         if is_tracked {
-            group_.holders.hold(holder, event.size);
-            group_.tally.hold(event.size.0);
             let memory = LiveMemory {
                 size: event.size,
                 group,
@@ -168,21 +141,9 @@ impl Cuda {
             .on_device
             .and_then(|(index, holder)| Some((self.devices.get_mut(&index)?, holder)));
         if let Some((device, holder)) = device {
-            device.holders.release(holder, memory.size);
-            device.blocks = device.blocks.saturating_sub(1);
-            let allocated = device.totals.allocated.0.saturating_sub(memory.size.0);
-            device.change(time, allocated);
+            device.end(memory.size, Some(holder));
+            device.set_totals(time, device.live_totals());
         }
-    }
-
-    fn device_mut(&mut self, index: DeviceIndex, started: TimeNs) -> &mut OnDevice {
-        self.devices.entry(index).or_insert_with(|| OnDevice {
-            totals: Totals::default(),
-            peak: Totals::default(),
-            blocks: 0,
-            holders: CallSites::default(),
-            timeline: Recorder::new(started, Totals::default()),
-        })
     }
 
     fn group_of(
@@ -215,32 +176,26 @@ impl Cuda {
         })
     }
 
-    /// Updates the rates.
-    pub(super) fn tick(&mut self, interval: Interval) {
-        self.holders_mut()
-            .for_each(|holders| holders.tick(interval));
-    }
-
-    /// Starts measuring rates.
-    pub(super) fn start_rates(&mut self) {
-        self.holders_mut().for_each(CallSites::start_rates);
-    }
-
-    fn holders_mut(&mut self) -> impl Iterator<Item = &mut CallSites> {
+    pub(super) fn call_sites_mut(&mut self) -> impl Iterator<Item = &mut CallSites> {
         let groups = self.groups.iter_mut().map(|group| &mut group.holders);
         let devices = self.devices.values_mut();
-        groups.chain(devices.map(|device| &mut device.holders))
+        groups.chain(devices.map(|device| &mut device.call_sites))
     }
 
     /// Snapshot for views. With a caching allocator it has all groups, otherwise those not known to
     /// be on a device.
-    pub(super) fn snapshot(&self, allocator_speaks: bool, grouping: Grouping) -> CudaSnapshot {
+    pub(super) fn snapshot(
+        &self,
+        allocator_speaks: bool,
+        grouping: Grouping,
+        definitions: &Definitions,
+    ) -> CudaSnapshot {
         let is_listed = |group: &&Group| allocator_speaks || !group.key.1.is_on_device();
         let mut rows: Vec<_> = self
             .groups
             .iter()
             .filter(is_listed)
-            .map(|group| row(group, grouping))
+            .map(|group| row(group, grouping, definitions))
             .collect();
         rows.sort_by(|one, other| {
             let key = |row: &OutsideRow| (std::cmp::Reverse((row.live, row.peak)), row.space);
@@ -259,25 +214,20 @@ impl Cuda {
     }
 
     /// Devices in the view that treats CUDA's calls as the allocator.
-    pub(super) fn devices(&self, now: TimeNs, grouping: Grouping) -> Vec<DeviceSnapshot> {
-        let devices = self.devices.iter();
+    pub(super) fn devices(
+        &self,
+        now: TimeNs,
+        grouping: Grouping,
+        definitions: &Definitions,
+    ) -> Vec<DeviceSnapshot> {
+        let devices = self.devices.values();
         devices
-            .map(|(index, device)| DeviceSnapshot {
-                index: *index,
-                totals: device.totals,
-                peak: device.peak,
-                before_attach: BeforeAttach::default(),
-                unaccounted: 0,
-                live_blocks: device.blocks,
-                ooms: 0,
-                lines: device.holders.rows(grouping),
-                timeline: device.timeline.up_to(now),
-            })
+            .map(|device| device.snapshot(now, grouping, definitions))
             .collect()
     }
 }
 
-fn row(group: &Group, grouping: Grouping) -> OutsideRow {
+fn row(group: &Group, grouping: Grouping, definitions: &Definitions) -> OutsideRow {
     let (library, space, device) = group.key.clone();
     OutsideRow {
         library,
@@ -287,7 +237,7 @@ fn row(group: &Group, grouping: Grouping) -> OutsideRow {
         peak: Bytes(group.tally.peak),
         live_blocks: group.tally.blocks,
         allocs: group.tally.allocs,
-        lines: group.holders.rows(grouping),
+        lines: group.holders.rows(grouping, definitions),
     }
 }
 

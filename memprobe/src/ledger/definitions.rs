@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
+use hashbrown::hash_map::EntryRef;
+
 use super::caps::{Caps, Refused};
 use super::dense::Dense;
 use super::grouping;
@@ -30,11 +32,48 @@ impl Dense for StackRef {
     }
 }
 
+/// Number of an interned call site within its grouping.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub struct SiteRef(u32);
+
+impl SiteRef {
+    /// Call site of [`StackRef::UNKNOWN`].
+    pub const UNKNOWN: Self = Self(0);
+}
+
+impl Dense for SiteRef {
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    fn from_index(index: usize) -> Self {
+        Self(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Sites {
+    sites: Vec<Site>,
+    by_site: hashbrown::HashMap<Site, SiteRef>,
+}
+
+impl Sites {
+    fn intern(&mut self, site: Site) -> SiteRef {
+        if let Some(known) = self.by_site.get(&site) {
+            return *known;
+        }
+        let next = SiteRef::from_index(self.sites.len());
+        self.sites.push(site.clone());
+        self.by_site.insert(site, next);
+        next
+    }
+}
+
 /// A stack, and the call site that counts it in each grouping, as in [`slot`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct InternedStack {
     pub(super) stack: Arc<Stack>,
-    pub(super) sites: [Site; 2],
+    pub(super) sites: [SiteRef; 2],
 }
 
 /// Array index of a grouping.
@@ -45,14 +84,15 @@ pub(super) fn slot(grouping: Grouping) -> usize {
     }
 }
 
-/// Stacks, purposes and thread names.
 #[derive(Debug)]
 pub(super) struct Definitions {
     /// Current meaning of each id.
     by_id: hashbrown::HashMap<StackId, StackRef>,
-    by_stack: HashMap<Arc<Stack>, StackRef>,
+    by_stack: hashbrown::HashMap<Arc<Stack>, StackRef>,
     /// Indexed by [`StackRef`]; the first one is unknown.
     stacks: Vec<InternedStack>,
+    /// Indexed by [`slot`] of the grouping.
+    sites: [Sites; 2],
     pub(super) purposes: BlockPurposes,
     threads: HashMap<Tid, Arc<str>>,
     frames: usize,
@@ -62,16 +102,20 @@ pub(super) struct Definitions {
 
 impl Definitions {
     pub(super) fn new(caps: Caps) -> Self {
-        Self {
+        let mut definitions = Self {
             by_id: hashbrown::HashMap::new(),
-            by_stack: HashMap::new(),
-            stacks: vec![InternedStack::new(lost_stack("".into()))],
+            by_stack: hashbrown::HashMap::new(),
+            stacks: Vec::new(),
+            sites: Default::default(),
             purposes: BlockPurposes::default(),
             threads: HashMap::new(),
             frames: 0,
             caps,
             stacks_refused: false,
-        }
+        };
+        let unknown = definitions.with_sites(lost_stack("".into()));
+        definitions.stacks.push(unknown);
+        definitions
     }
 
     /// Interns a stack, which `id` means from now on. Returns [`StackRef::UNKNOWN`] if the store is full.
@@ -101,18 +145,39 @@ impl Definitions {
     }
 
     fn intern(&mut self, stack: &Arc<Stack>) -> Option<StackRef> {
-        if let Some(known) = self.by_stack.get(stack) {
-            return Some(*known);
-        }
+        let new = match self.by_stack.entry_ref(stack) {
+            EntryRef::Occupied(known) => return Some(*known.get()),
+            EntryRef::Vacant(new) => new,
+        };
         let frames = self.frames + stack.frames.len();
         if self.stacks.len() > self.caps.stacks || frames > self.caps.frames {
             return None;
         }
         self.frames = frames;
         let next = StackRef::from_index(self.stacks.len());
-        self.stacks.push(InternedStack::new(Arc::clone(stack)));
-        self.by_stack.insert(Arc::clone(stack), next);
+        new.insert_with_key(Arc::clone(stack), next);
+        let interned = self.with_sites(Arc::clone(stack));
+        self.stacks.push(interned);
         Some(next)
+    }
+
+    /// Finds the call sites of a stack.
+    pub(super) fn with_sites(&mut self, stack: Arc<Stack>) -> InternedStack {
+        let sites = self.intern_sites(|grouping| grouping::site(&stack, grouping));
+        InternedStack { stack, sites }
+    }
+
+    pub(super) fn intern_sites(&mut self, site: impl Fn(Grouping) -> Site) -> [SiteRef; 2] {
+        let [user, innermost] = &mut self.sites;
+        [
+            user.intern(site(Grouping::User)),
+            innermost.intern(site(Grouping::Innermost)),
+        ]
+    }
+
+    /// Call site by its number in a grouping.
+    pub(super) fn site(&self, site: SiteRef, grouping: Grouping) -> &Site {
+        &self.sites[slot(grouping)].sites[site.index()]
     }
 
     pub(super) fn name(&mut self, tid: Tid, name: &Arc<str>, refused: &mut Refused) {
@@ -154,16 +219,6 @@ impl Definitions {
         match self.threads.get(&tid) {
             Some(name) => Arc::clone(name),
             None => format!("thread {}", tid.0).into(),
-        }
-    }
-}
-
-impl InternedStack {
-    pub(super) fn new(stack: Arc<Stack>) -> Self {
-        let site = |grouping| grouping::site(&stack, grouping);
-        Self {
-            sites: [Grouping::User, Grouping::Innermost].map(site),
-            stack,
         }
     }
 }

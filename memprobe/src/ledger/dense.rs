@@ -50,6 +50,17 @@ impl<K: Dense, V> DenseMap<K, V> {
         self.values[index] = Some(value);
     }
 
+    pub fn get_or_default(&mut self, key: K) -> &mut V
+    where
+        V: Default,
+    {
+        let index = key.index();
+        if self.values.len() <= index {
+            self.values.resize_with(index + 1, || None);
+        }
+        self.values[index].get_or_insert_default()
+    }
+
     pub fn remove(&mut self, key: K) -> Option<V> {
         self.values.get_mut(key.index())?.take()
     }

@@ -1,10 +1,9 @@
 //! Ledger of one device, checked against the allocator's totals on every event.
 
 use super::block_store::{BlockStore, LiveBlock};
-use super::call_sites::CallSites;
+use super::call_sites::{CallSiteId, CallSites};
 use super::change::{Change, Freed};
-use super::definitions::StackRef;
-use super::rate::Interval;
+use super::definitions::{Definitions, StackRef};
 use super::snapshot::host::Holder;
 use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping};
 use super::timeline::Recorder;
@@ -43,9 +42,7 @@ pub(crate) fn are_plausible(totals: Totals) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DeviceTotals {
     pub time: TimeNs,
-    /// Totals reported by the allocator.
     pub totals: Totals,
-    /// Bytes from before attach.
     pub before_attach: Bytes,
     /// The allocator's total minus all known bytes; 0 unless events were lost.
     pub unaccounted: i64,
@@ -74,7 +71,6 @@ struct Baseline {
     blocks: u64,
     /// Frees since attach of blocks that were unknown.
     unseen_frees: u64,
-    /// Reason for unknown blocks.
     unread: Option<Arc<str>>,
 }
 
@@ -82,15 +78,17 @@ struct Baseline {
 #[derive(Debug)]
 pub(super) struct Device {
     index: DeviceIndex,
-    totals: Totals,
-    peak: Totals,
+    /// Allocator totals after the last event.
+    pub(super) totals: Totals,
+    /// Highest totals, each at its own time.
+    pub(super) peak: Totals,
     before: Baseline,
     ooms: u64,
     /// Bytes and number of live blocks. The sum cannot overflow, because blocks do not overlap and lie below
     /// [`ADDRESS_LIMIT`].
     live: u64,
     blocks: u64,
-    call_sites: CallSites,
+    pub(super) call_sites: CallSites,
     timeline: Recorder,
 }
 
@@ -108,7 +106,7 @@ impl Device {
         device
     }
 
-    fn with(index: DeviceIndex, totals: Totals, peak: Totals, started: TimeNs) -> Self {
+    pub(super) fn with(index: DeviceIndex, totals: Totals, peak: Totals, started: TimeNs) -> Self {
         Self {
             index,
             totals,
@@ -125,37 +123,37 @@ impl Device {
         }
     }
 
-    /// Handles an allocation.
     pub(super) fn alloc(
         &mut self,
         event: &MemoryEvent,
         store: &mut BlockStore,
     ) -> (Change, Difference) {
-        let mut replaced = Vec::new();
-        while let Some(stale) = store.take_overlapping(self.index, event.addr, event.size) {
-            self.end(store.get(stale));
-            replaced.push(stale);
-        }
         let stack = store.definitions.stack_ref(event.stack);
-        let call_site = self.call_sites.of(stack, event.tid, store);
-        self.call_sites.count(call_site, event.size);
-        let (block, is_tracked) = store.insert(LiveBlock {
+        let block = LiveBlock {
             addr: event.addr,
             size: event.size,
             stack,
             purpose: event.shape,
             device: self.index,
-            call_site: Some(call_site),
-        });
+            is_baseline: false,
+        };
+        let id = store.add(block);
+        let mut replaced = Vec::new();
+        while let Some(stale) = store.take_overlapping(self.index, event.addr, event.size) {
+            self.end(stale.size, stale.call_site);
+            replaced.push(stale.id);
+        }
+        let call_site = self.call_sites.of(stack, event.tid, store);
+        let is_tracked = store.track(id, &block, Some(call_site));
+        self.call_sites.count(call_site, event.size, is_tracked);
         if is_tracked {
-            self.call_sites.hold(call_site, event.size);
             self.begin(event.size);
         }
         let expected = self.totals.allocated.0.saturating_add(event.size.0);
         let difference = self.report(event, expected);
         let difference = difference.or_stale(!replaced.is_empty());
         let change = Change::Allocated {
-            block,
+            block: id,
             is_tracked,
             replaced,
         };
@@ -174,36 +172,36 @@ impl Device {
         if !store.is_vacant(self.index, event.addr, event.size) {
             return (Change::Held(None), Difference::Stale);
         }
-        let (block, is_tracked) = store.insert(LiveBlock {
+        let block = LiveBlock {
             addr: event.addr,
             size: event.size,
             stack: StackRef::UNKNOWN,
             purpose: PurposeId::NONE,
             device: self.index,
-            call_site: None,
-        });
+            is_baseline: true,
+        };
+        let id = store.add(block);
+        let is_tracked = store.track(id, &block, None);
         if is_tracked {
             self.before.unknown = rest;
             self.before.held = self.before.held.saturating_add(event.size.0);
             self.before.blocks = self.before.blocks.saturating_add(1);
             self.begin(event.size);
         }
-        (Change::Held(is_tracked.then_some(block)), Difference::None)
+        (Change::Held(is_tracked.then_some(id)), Difference::None)
     }
 
-    /// Handles a free.
     pub(super) fn free(
         &mut self,
         event: &MemoryEvent,
         store: &mut BlockStore,
     ) -> (Change, Difference) {
         let (freed, stale) = match store.take(self.index, event.addr) {
-            Some(id) => {
-                let block = store.get(id);
-                self.end(block);
+            Some(block) => {
+                self.end(block.size, block.call_site);
                 let freed = match block.call_site {
-                    None => Freed::BeforeAttach(Some(id)),
-                    Some(_) => Freed::Known(id),
+                    None => Freed::BeforeAttach(Some(block.id)),
+                    Some(_) => Freed::Known(block.id),
                 };
                 (freed, block.size != event.size)
             }
@@ -231,25 +229,21 @@ impl Device {
         }
     }
 
-    /// Handles an out-of-memory error.
     pub(super) fn out_of_memory(&mut self, event: &MemoryEvent) -> (Change, Difference) {
         self.ooms = self.ooms.saturating_add(1);
         let difference = self.report(event, self.totals.allocated.0);
         (Change::OutOfMemory, difference)
     }
 
-    /// Counts a block that became live.
-    fn begin(&mut self, size: Bytes) {
+    pub(super) fn begin(&mut self, size: Bytes) {
         self.live = self.live.saturating_add(size.0);
         self.blocks += 1;
     }
 
-    /// Counts a block that ended.
-    fn end(&mut self, block: &LiveBlock) {
-        let size = block.size;
+    pub(super) fn end(&mut self, size: Bytes, call_site: Option<CallSiteId>) {
         self.live = self.live.saturating_sub(size.0);
         self.blocks = self.blocks.saturating_sub(1);
-        match block.call_site {
+        match call_site {
             Some(call_site) => self.call_sites.release(call_site, size),
             None => {
                 self.before.held = self.before.held.saturating_sub(size.0);
@@ -260,19 +254,31 @@ impl Device {
 
     /// Adopts the totals of the event; `expected` is the total that follows from the previous ones.
     fn report(&mut self, event: &MemoryEvent, expected: u64) -> Difference {
-        let reserved = self.totals.reserved;
         let predicted = Totals {
             allocated: Bytes(expected.min(ADDRESS_LIMIT)),
-            reserved,
+            reserved: self.totals.reserved,
         };
-        self.totals = event.totals.unwrap_or(predicted);
-        self.peak = self.peak.higher(self.totals);
-        self.timeline.record(event.time, self.totals);
-        if self.totals.allocated.0 == expected {
-            Difference::None
-        } else {
-            Difference::Gap
+        self.set_totals(event.time, event.totals.unwrap_or(predicted));
+        match self.totals.allocated.0 == expected {
+            true => Difference::None,
+            false => Difference::Gap,
         }
+    }
+
+    /// Totals of an allocator that reserves what is live.
+    pub(super) fn live_totals(&self) -> Totals {
+        let live = Bytes(self.live);
+        Totals {
+            allocated: live,
+            reserved: live,
+        }
+    }
+
+    /// Sets the totals from `time` on.
+    pub(super) fn set_totals(&mut self, time: TimeNs, totals: Totals) {
+        self.totals = totals;
+        self.peak = self.peak.higher(totals);
+        self.timeline.record(time, totals);
     }
 
     /// Allocator total minus the bytes that the ledger knows. All terms are below 2^62 (see
@@ -298,38 +304,29 @@ impl Device {
         }
     }
 
-    /// Updates the rates.
-    pub(super) fn tick(&mut self, interval: Interval) {
-        self.call_sites.tick(interval);
-    }
-
-    /// Starts measuring rates.
-    pub(super) fn start_rates(&mut self) {
-        self.call_sites.start_rates();
-    }
-
-    /// Allocator totals after the last event.
-    pub(super) fn totals(&self) -> Totals {
-        self.totals
-    }
-
-    /// Highest totals, each at its own time.
-    pub(super) fn peak(&self) -> Totals {
-        self.peak
-    }
-
     /// Call site or "before attach" that holds most, and its bytes.
-    pub(super) fn top_holder(&self, grouping: Grouping) -> Option<(Holder, Bytes)> {
+    pub(super) fn top_holder(
+        &self,
+        grouping: Grouping,
+        definitions: &Definitions,
+    ) -> Option<(Holder, Bytes)> {
         let before = self.before_attach();
         match self.call_sites.top(grouping) {
-            Some((site, live)) if live >= before => Some((Holder::Site(site.clone()), live)),
+            Some((site, live)) if live >= before => {
+                let site = definitions.site(site, grouping).clone();
+                Some((Holder::Site(site), live))
+            }
             _ if before.0 > 0 => Some((Holder::BeforeAttach, before)),
             _ => None,
         }
     }
 
-    /// Snapshot for views.
-    pub(super) fn snapshot(&self, now: TimeNs, grouping: Grouping) -> DeviceSnapshot {
+    pub(super) fn snapshot(
+        &self,
+        now: TimeNs,
+        grouping: Grouping,
+        definitions: &Definitions,
+    ) -> DeviceSnapshot {
         DeviceSnapshot {
             index: self.index,
             totals: self.totals,
@@ -344,7 +341,7 @@ impl Device {
             unaccounted: self.unaccounted(),
             live_blocks: self.blocks,
             ooms: self.ooms,
-            lines: self.call_sites.rows(grouping),
+            lines: self.call_sites.rows(grouping, definitions),
             timeline: self.timeline.up_to(now),
         }
     }

@@ -33,96 +33,56 @@ use std::sync::Arc;
 
 pub use analysis::{Analysis, AnalyzedLedger};
 pub use block_store::{BlockId, LiveBlock};
+pub(crate) use call_sites::Tally;
 pub use caps::{Caps, Refused};
 pub use change::{Change, Freed};
-pub use definitions::StackRef;
+pub use definitions::{SiteRef, StackRef};
 pub use dense::{DenseMap, PerBlock, PerStack};
 pub use device::DeviceTotals;
 pub use timeline::MAX_POINTS;
 
 use crate::event::{
-    Action, Address, AtAttach, BlockPurpose, CaptureOptions, DeviceIndex, Event, Losses,
-    MemoryEvent, ProbeStatus, PurposeId, Stack, StackId, Target, TimeNs,
+    Action, Address, AtAttach, BlockPurpose, DeviceIndex, Event, Losses, MemoryEvent, PurposeId,
+    Stack, StackId, Target, TimeNs,
 };
 use agreement::Agreement;
 use block_store::BlockStore;
+use call_sites::CallSites;
 use cuda::Cuda;
 use definitions::slot;
 use device::{Device, Difference};
 use rate::{Rate, Ticks};
-use snapshot::{Grouping, Health, PurposeInfo, Site, Snapshot, TargetState};
+use snapshot::{Grouping, Health, PurposeInfo, Site, Snapshot};
 
-/// Model of one process, updated by each event.
-#[derive(Debug)]
-pub struct Model {
-    target: Target,
-    state: TargetState,
-    probes: Vec<ProbeStatus>,
-    capture: CaptureOptions,
-    missing: Vec<String>,
+/// Ledger of one process, updated by each event.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    pub target: Target,
+    /// Its state, probes, options and gaps come from the session; the ledger counts its events.
+    pub health: Health,
     started: TimeNs,
     last_event: Option<TimeNs>,
-    events: u64,
     events_rate: Rate,
     ticks: Ticks,
-    losses: Losses,
     malformed: u64,
     agreement: Agreement,
     store: BlockStore,
     devices: BTreeMap<DeviceIndex, Device>,
     cuda: Cuda,
-    unread_at_attach: Option<Arc<str>>,
 }
 
-impl Model {
-    /// Returns a model of `target`, tracked since `started`.
+impl Ledger {
     pub fn new(target: Target, started: TimeNs) -> Self {
         Self::with_caps(target, started, Caps::default())
     }
 
-    /// Returns a model with the given limits.
     pub fn with_caps(target: Target, started: TimeNs, caps: Caps) -> Self {
         Self {
             target,
-            state: TargetState::default(),
-            probes: Vec::new(),
-            capture: CaptureOptions::default(),
-            missing: Vec::new(),
             started,
-            last_event: None,
-            events: 0,
-            events_rate: Rate::default(),
-            ticks: Ticks::default(),
-            losses: Losses::default(),
-            malformed: 0,
-            agreement: Agreement::default(),
             store: BlockStore::new(caps),
-            devices: BTreeMap::new(),
-            cuda: Cuda::default(),
-            unread_at_attach: None,
+            ..Self::default()
         }
-    }
-
-    pub fn set_target(&mut self, target: Target) {
-        self.target = target;
-    }
-
-    pub fn set_state(&mut self, state: TargetState) {
-        self.state = state;
-    }
-
-    pub fn set_probes(&mut self, probes: Vec<ProbeStatus>) {
-        self.probes = probes;
-    }
-
-    /// Sets the options that the kernel records with.
-    pub fn set_capture(&mut self, capture: CaptureOptions) {
-        self.capture = capture;
-    }
-
-    /// Sets the list of data that cannot be recorded.
-    pub fn set_missing(&mut self, missing: Vec<String>) {
-        self.missing = missing;
     }
 
     /// Counters of entries refused because a store was full.
@@ -135,7 +95,6 @@ impl Model {
         self.last_event
     }
 
-    /// Applies the next event of the stream.
     pub fn apply(&mut self, event: &Event) -> Change {
         self.store.release_ended();
         let BlockStore {
@@ -161,7 +120,7 @@ impl Model {
     /// Adopts the state of a device at attach. A device with earlier events keeps its own state.
     fn find(&mut self, found: &AtAttach) {
         let Some(index) = found.device else {
-            self.unread_at_attach.clone_from(&found.unread);
+            self.health.unread_at_attach.clone_from(&found.unread);
             return;
         };
         if !device::are_plausible(found.totals) || !device::are_plausible(found.peak) {
@@ -177,15 +136,16 @@ impl Model {
             .or_insert_with(|| Device::found(index, found, started));
     }
 
-    fn count_loss(&mut self, losses: Losses) {
-        if losses.events > self.losses.events || losses.malformed > self.losses.malformed {
+    fn count_loss(&mut self, new: Losses) {
+        let losses = &mut self.health.losses;
+        if new.events > losses.events || new.malformed > losses.malformed {
             self.agreement.lost(self.last_event.unwrap_or(self.started));
         }
-        self.losses = Losses {
-            events: self.losses.events.max(losses.events),
-            stacks: self.losses.stacks.max(losses.stacks),
-            malformed: self.losses.malformed.max(losses.malformed),
-            uses: self.losses.uses.max(losses.uses),
+        *losses = Losses {
+            events: losses.events.max(new.events),
+            stacks: losses.stacks.max(new.stacks),
+            malformed: losses.malformed.max(new.malformed),
+            uses: losses.uses.max(new.uses),
         };
     }
 
@@ -195,7 +155,7 @@ impl Model {
         }
         if event.action != Action::Held {
             self.last_event = self.last_event.max(Some(event.time));
-            self.events = self.events.saturating_add(1);
+            self.health.events = self.health.events.saturating_add(1);
         }
         if matches!(event.action, Action::SegmentAlloc | Action::SegmentFree) {
             return Change::Segment;
@@ -237,7 +197,8 @@ impl Model {
 
     fn judge(&mut self, time: TimeNs, difference: Difference) {
         // A block whose free was missed may show long after the loss.
-        let late = self.losses.events > 0 || self.losses.malformed > 0 || self.malformed > 0;
+        let losses = self.losses();
+        let late = losses.events > 0 || losses.malformed > 0;
         match difference {
             Difference::Gap => self.agreement.differs(time),
             Difference::Stale if !late => self.agreement.differs(time),
@@ -277,7 +238,17 @@ impl Model {
 
     /// Call site of a stack.
     pub fn site(&self, stack: StackRef, grouping: Grouping) -> &Site {
-        &self.store.definitions.stack(stack).sites[slot(grouping)]
+        self.site_of(self.site_ref(stack, grouping), grouping)
+    }
+
+    /// Number of that call site.
+    pub fn site_ref(&self, stack: StackRef, grouping: Grouping) -> SiteRef {
+        self.store.definitions.stack(stack).sites[slot(grouping)]
+    }
+
+    /// Call site by its number.
+    pub fn site_of(&self, site: SiteRef, grouping: Grouping) -> &Site {
+        self.store.definitions.site(site, grouping)
     }
 
     /// Purpose of blocks by its id; `None` if it is undefined or was dropped at the cap.
@@ -302,53 +273,51 @@ impl Model {
     pub fn tick(&mut self, now: TimeNs) {
         let first = self.ticks == Ticks::default();
         if let Some(interval) = self.ticks.tick(now) {
-            self.events_rate.tick(self.events, interval);
-            self.devices
-                .values_mut()
-                .for_each(|device| device.tick(interval));
-            self.cuda.tick(interval);
+            self.events_rate.tick(self.health.events, interval);
+            self.call_sites_mut().for_each(|sites| sites.tick(interval));
         } else if first {
-            self.events_rate.start(self.events);
-            self.devices.values_mut().for_each(Device::start_rates);
-            self.cuda.start_rates();
+            self.events_rate.start(self.health.events);
+            self.call_sites_mut().for_each(CallSites::start_rates);
         }
+    }
+
+    fn call_sites_mut(&mut self) -> impl Iterator<Item = &mut CallSites> {
+        let devices = self.devices.values_mut();
+        let own = devices.map(|device| &mut device.call_sites);
+        own.chain(self.cuda.call_sites_mut())
     }
 
     /// Snapshot for views, as of `now`.
     pub fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {
+        let definitions = &self.store.definitions;
         let allocator_speaks = self.devices.keys().any(|it| *it != DeviceIndex::CPU);
         let mut devices = match allocator_speaks {
             true => Vec::new(),
-            false => self.cuda.devices(now, grouping),
+            false => self.cuda.devices(now, grouping, definitions),
         };
         let own = self.devices.values();
-        devices.extend(own.map(|device| device.snapshot(now, grouping)));
+        devices.extend(own.map(|device| device.snapshot(now, grouping, definitions)));
         Snapshot {
             target: self.target.clone(),
             started: self.started,
             now,
             devices,
-            cuda: self.cuda.snapshot(allocator_speaks, grouping),
+            cuda: self.cuda.snapshot(allocator_speaks, grouping, definitions),
             health: Health {
-                events: self.events,
                 events_per_second: self.events_rate.per_second(),
                 losses: self.losses(),
-                state: self.state.clone(),
-                probes: self.probes.clone(),
-                capture: self.capture,
-                missing: self.missing.clone(),
                 disagreements: self.agreement.disagreements(),
-                unread_at_attach: self.unread_at_attach.clone(),
+                ..self.health.clone()
             },
         }
     }
 
     /// Losses before decoding, and malformed events found here.
     pub fn losses(&self) -> Losses {
-        let malformed = self.losses.malformed.saturating_add(self.malformed);
+        let losses = self.health.losses;
         Losses {
-            malformed,
-            ..self.losses
+            malformed: losses.malformed.saturating_add(self.malformed),
+            ..losses
         }
     }
 }

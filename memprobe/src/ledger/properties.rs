@@ -92,9 +92,9 @@ impl Reference {
         }
     }
 
-    /// Sends all live blocks to a model, as at an attach with readable allocator tables.
-    fn send_live_blocks(&self, model: &mut Model) {
-        model.apply(&Event::AtAttach(AtAttach {
+    /// Sends all live blocks to a ledger, as at an attach with readable allocator tables.
+    fn send_live_blocks(&self, ledger: &mut Ledger) {
+        ledger.apply(&Event::AtAttach(AtAttach {
             time: TimeNs(self.time),
             tgid: Tgid(1),
             device: Some(DeviceIndex(0)),
@@ -103,7 +103,7 @@ impl Reference {
             unread: None,
         }));
         for (addr, block) in &self.live {
-            let change = model.apply(&Event::Memory(MemoryEvent {
+            let change = ledger.apply(&Event::Memory(MemoryEvent {
                 time: TimeNs(self.time),
                 tgid: Tgid(1),
                 tid: Tid::UNKNOWN,
@@ -117,7 +117,7 @@ impl Reference {
                 call: None,
             }));
             assert!(matches!(change, Change::Held(Some(_))));
-            check_sums(model);
+            check_sums(ledger);
         }
     }
 
@@ -164,12 +164,12 @@ impl Reference {
     }
 }
 
-fn model() -> Model {
-    let mut model = Model::new(Target::default(), TimeNs(0));
+fn ledger() -> Ledger {
+    let mut ledger = Ledger::new(Target::default(), TimeNs(0));
     for id in 1..=STACKS {
-        model.apply(&Event::Stack(StackId(id), stack(id)));
+        ledger.apply(&Event::Stack(StackId(id), stack(id)));
     }
-    model
+    ledger
 }
 
 /// Each stack has its own innermost line; each two share a line of the user.
@@ -199,9 +199,9 @@ fn live_of_lines(device: &DeviceSnapshot) -> i128 {
 }
 
 /// Checks the invariants of every device, which must hold after every event.
-fn check_sums(model: &Model) {
+fn check_sums(ledger: &Ledger) {
     for grouping in [Grouping::User, Grouping::Innermost] {
-        for device in model.snapshot(TimeNs(0), grouping).devices {
+        for device in ledger.snapshot(TimeNs(0), grouping).devices {
             let before = i128::from(device.before_attach.live.0);
             let sum = before + i128::from(device.unaccounted) + live_of_lines(&device);
             assert_eq!(sum, i128::from(device.totals.allocated.0));
@@ -229,10 +229,10 @@ fn check_sums(model: &Model) {
 }
 
 /// Bytes and stack of a freed block that was seen being allocated.
-fn known_block(model: &Model, change: &Change) -> Option<(Bytes, StackRef)> {
+fn known_block(ledger: &Ledger, change: &Change) -> Option<(Bytes, StackRef)> {
     match change {
         Change::Freed(Freed::Known(id)) => {
-            let block = model.block(*id);
+            let block = ledger.block(*id);
             Some((block.size, block.stack))
         }
         _ => None,
@@ -293,31 +293,31 @@ proptest! {
         attach in 0..100_usize,
         found in any::<bool>(),
     ) {
-        let (mut reference, mut model) = (Reference::default(), model());
+        let (mut reference, mut ledger) = (Reference::default(), ledger());
         let mut peaks = Peaks::default();
         for (index, step) in steps.iter().enumerate() {
             let attached = index >= attach;
             if found && index == attach {
-                reference.send_live_blocks(&mut model);
+                reference.send_live_blocks(&mut ledger);
             }
             let Some((event, freed)) = reference.take(step, attached) else { continue };
             if !attached {
                 continue;
             }
-            let change = model.apply(&Event::Memory(event));
+            let change = ledger.apply(&Event::Memory(event));
             if let Some(block) = freed {
                 prop_assert!(matches!(change, Change::Freed(_)));
-                let known = Some((event.size, model.stack_ref(StackId(block.stack))));
+                let known = Some((event.size, ledger.stack_ref(StackId(block.stack))));
                 let expected = if block.seen { known } else { None };
-                prop_assert_eq!(known_block(&model, &change), expected);
+                prop_assert_eq!(known_block(&ledger, &change), expected);
             } else if event.action == Action::Alloc {
                 let Change::Allocated { replaced, is_tracked, .. } = change else {
                     panic!("not an allocation: {change:?}");
                 };
                 prop_assert!(replaced.is_empty() && is_tracked);
             }
-            check_sums(&model);
-            let snapshot = model.snapshot(TimeNs(reference.time), Grouping::User);
+            check_sums(&ledger);
+            let snapshot = ledger.snapshot(TimeNs(reference.time), Grouping::User);
             let device = &snapshot.devices[0];
             prop_assert_eq!(device.unaccounted, 0);
             prop_assert_eq!(device.before_attach.live.0, reference.live_where(|block| !block.seen));
@@ -342,7 +342,7 @@ proptest! {
         attach in 0..50_usize,
         report_late in any::<bool>(),
     ) {
-        let (mut reference, mut model) = (Reference::default(), model());
+        let (mut reference, mut ledger) = (Reference::default(), ledger());
         let mut lost = 0;
         for (index, (step, delivery)) in steps.iter().zip(deliveries).enumerate() {
             let arrives = index >= attach && delivery == Delivery::Arrives;
@@ -350,27 +350,27 @@ proptest! {
             if !arrives {
                 lost += u64::from(index >= attach);
                 if !report_late {
-                    model.apply(&Event::Loss(Losses { events: lost, ..Losses::default() }));
+                    ledger.apply(&Event::Loss(Losses { events: lost, ..Losses::default() }));
                 }
                 continue;
             }
-            let change = model.apply(&Event::Memory(event));
+            let change = ledger.apply(&Event::Memory(event));
             if let Some(block) = freed {
                 // A missed free and alloc of an equal block leave no trace. An unseen block may
                 // then pass for a seen one, but never the reverse.
-                let known = Some((event.size, model.stack_ref(StackId(block.stack))));
-                prop_assert!(!block.seen || known_block(&model, &change) == known);
+                let known = Some((event.size, ledger.stack_ref(StackId(block.stack))));
+                prop_assert!(!block.seen || known_block(&ledger, &change) == known);
             }
-            check_sums(&model);
-            let device = model.snapshot(TimeNs(0), Grouping::User).devices.remove(0);
+            check_sums(&ledger);
+            let device = ledger.snapshot(TimeNs(0), Grouping::User).devices.remove(0);
             prop_assert_eq!(device.totals.allocated.0, reference.allocated());
             let seen = reference.live_where(|block| block.seen);
             prop_assert!(live_of_lines(&device) >= i128::from(seen));
         }
         if lost > 0 {
-            model.apply(&Event::Loss(Losses { events: lost, ..Losses::default() }));
+            ledger.apply(&Event::Loss(Losses { events: lost, ..Losses::default() }));
         }
-        prop_assert_eq!(model.snapshot(TimeNs(0), Grouping::User).health.disagreements, 0);
+        prop_assert_eq!(ledger.snapshot(TimeNs(0), Grouping::User).health.disagreements, 0);
     }
 
     #[test]
@@ -380,12 +380,12 @@ proptest! {
         holders in 0..4_usize,
     ) {
         let caps = Caps { blocks, holders, stacks: 3, frames: 8, threads: 2 };
-        let mut model = Model::with_caps(Target::default(), TimeNs(1 << 40), caps);
+        let mut ledger = Ledger::with_caps(Target::default(), TimeNs(1 << 40), caps);
         for (index, event) in events.iter().enumerate() {
-            model.apply(event);
-            model.tick(TimeNs(index as u64 * 1_000_000));
-            check_sums(&model);
-            model.snapshot(TimeNs(u64::MAX), Grouping::User);
+            ledger.apply(event);
+            ledger.tick(TimeNs(index as u64 * 1_000_000));
+            check_sums(&ledger);
+            ledger.snapshot(TimeNs(u64::MAX), Grouping::User);
         }
     }
 }

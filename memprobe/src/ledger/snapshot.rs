@@ -15,13 +15,11 @@ pub struct Snapshot {
     pub target: Target,
     /// Time of the first event or of attaching, whichever is earlier.
     pub started: TimeNs,
-    /// Moment of this snapshot.
     pub now: TimeNs,
     /// One for each device seen, by index.
     pub devices: Vec<DeviceSnapshot>,
     /// CUDA memory outside the caching allocator.
     pub cuda: CudaSnapshot,
-    /// Quality of the measurement.
     pub health: Health,
 }
 
@@ -100,7 +98,6 @@ pub struct OutsideRow {
     pub lines: Vec<LineRow>,
 }
 
-/// Quality of the measurement.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Health {
     pub events: u64,
@@ -133,7 +130,6 @@ pub enum TargetState {
     Recording,
 }
 
-/// Memory of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceSnapshot {
     pub index: DeviceIndex,
@@ -311,13 +307,13 @@ pub struct StackRow {
     pub allocs: u64,
 }
 
-/// Totals over time, in steps of equal length; bounded.
-#[derive(Clone, Debug, PartialEq, Default)]
-pub struct Timeline {
+/// Totals, or another value, over time, in steps of equal length; bounded.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Timeline<T = Totals> {
     /// Start of the first step.
     pub start: TimeNs,
     /// Nanoseconds per step.
     pub step: u64,
-    /// Highest totals within each step; a step without events repeats the previous totals.
-    pub points: Vec<Totals>,
+    /// Highest value within each step; a step without events repeats the previous value.
+    pub points: Vec<T>,
 }

@@ -2,13 +2,13 @@
 
 use super::snapshot::Grouping;
 use super::snapshot::host::{DeviceRow, Holder};
-use super::{DeviceTotals, Model};
+use super::{DeviceTotals, Ledger};
 use crate::event::{Action, Bytes, DeviceIndex, Event, MemoryEvent, TimeNs, Totals};
 
-impl Model {
+impl Ledger {
     /// Allocator totals, summed over all devices; `None` before the first allocator event.
     pub fn totals(&self) -> Option<Totals> {
-        let totals = self.devices.values().map(|device| device.totals());
+        let totals = self.devices.values().map(|device| device.totals);
         totals.reduce(|sum, totals| Totals {
             allocated: Bytes(sum.allocated.0.saturating_add(totals.allocated.0)),
             reserved: Bytes(sum.reserved.0.saturating_add(totals.reserved.0)),
@@ -48,8 +48,8 @@ impl Model {
         let devices = self.devices.iter();
         let row = |(index, device): (&_, &super::device::Device)| DeviceRow {
             index: *index,
-            totals: device.totals(),
-            peak: device.peak(),
+            totals: device.totals,
+            peak: device.peak,
         };
         devices.map(row).collect()
     }
@@ -58,13 +58,9 @@ impl Model {
     pub fn top_holder(&self, grouping: Grouping) -> Option<(Holder, Bytes)> {
         let of_each = self.devices.values();
         of_each
-            .filter_map(|device| device.top_holder(grouping))
+            .filter_map(|device| device.top_holder(grouping, &self.store.definitions))
             .max_by_key(|(_, live)| *live)
             .filter(|(_, live)| live.0 > 0)
-    }
-
-    pub fn events(&self) -> u64 {
-        self.events
     }
 
     /// Memory events per second, as a moving average.

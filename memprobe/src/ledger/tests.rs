@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use super::snapshot::{DeviceSnapshot, LineRow, Site};
+use super::snapshot::{DeviceSnapshot, LineRow, Site, TargetState};
 use super::*;
 use crate::event::{
-    Address, Bytes, Context, Frame, NoStack, PurposeId, Stack, StackId, StackKind, Tgid, Tid,
-    Totals,
+    Address, Bytes, Context, Frame, NoStack, ProbeStatus, PurposeId, Stack, StackId, StackKind,
+    Tgid, Tid, Totals,
 };
 
 const SECOND: u64 = 1_000_000_000;
 
-/// A model and a simulated allocator, whose true totals the events carry.
+/// A ledger and a simulated allocator, whose true totals the events carry.
 struct Scene {
-    model: Model,
+    ledger: Ledger,
     allocated: u64,
     time: u64,
 }
@@ -25,13 +25,13 @@ impl Scene {
     }
 
     fn with_caps(allocated: u64, caps: Caps) -> Self {
-        let mut model = Model::with_caps(Target::default(), TimeNs(0), caps);
+        let mut ledger = Ledger::with_caps(Target::default(), TimeNs(0), caps);
         for id in 1..=3 {
-            model.apply(&Event::Stack(StackId(id), stack(id)));
+            ledger.apply(&Event::Stack(StackId(id), stack(id)));
         }
-        model.apply(&Event::Thread(Tid(7), "worker".into()));
+        ledger.apply(&Event::Thread(Tid(7), "worker".into()));
         Self {
-            model,
+            ledger,
             allocated,
             time: 0,
         }
@@ -45,10 +45,10 @@ impl Scene {
     }
 
     fn find(&mut self, blocks: &[(u64, u64)]) {
-        self.model.apply(&Event::AtAttach(self.at_attach()));
+        self.ledger.apply(&Event::AtAttach(self.at_attach()));
         for (addr, size) in blocks {
             let event = self.event(Action::Held, *addr, *size, 0);
-            self.model.apply(&Event::Memory(event));
+            self.ledger.apply(&Event::Memory(event));
         }
     }
 
@@ -92,7 +92,7 @@ impl Scene {
     fn apply(&mut self, action: Action, addr: u64, size: u64, stack: u32) -> Change {
         self.time += 1_000;
         let event = self.event(action, addr, size, stack);
-        self.model.apply(&Event::Memory(event))
+        self.ledger.apply(&Event::Memory(event))
     }
 
     fn alloc(&mut self, addr: u64, size: u64, stack: u32) -> Change {
@@ -109,7 +109,7 @@ impl Scene {
     fn free_known(&mut self, addr: u64, size: u64) -> (u64, StackRef) {
         match self.free(addr, size) {
             Change::Freed(Freed::Known(id)) => {
-                let block = self.model.block(id);
+                let block = self.ledger.block(id);
                 (block.size.0, block.stack)
             }
             other => panic!("not a known block: {other:?}"),
@@ -117,7 +117,7 @@ impl Scene {
     }
 
     fn stack(&self, id: u32) -> StackRef {
-        self.model.stack_ref(StackId(id))
+        self.ledger.stack_ref(StackId(id))
     }
 
     fn miss_alloc(&mut self, size: u64) {
@@ -129,14 +129,14 @@ impl Scene {
     }
 
     fn report_lost(&mut self, events: u64) {
-        self.model.apply(&Event::Loss(Losses {
+        self.ledger.apply(&Event::Loss(Losses {
             events,
             ..Losses::default()
         }));
     }
 
     fn snapshot(&self) -> Snapshot {
-        self.model.snapshot(TimeNs(self.time), Grouping::User)
+        self.ledger.snapshot(TimeNs(self.time), Grouping::User)
     }
 
     fn device(&self) -> DeviceSnapshot {
@@ -269,7 +269,7 @@ fn a_device_is_shown_as_it_was_found_before_anything_happens_on_it() {
 #[test]
 fn unreadable_blocks_leave_a_row_with_the_reason() {
     let mut scene = Scene::attached_at(1536);
-    scene.model.apply(&Event::AtAttach(AtAttach {
+    scene.ledger.apply(&Event::AtAttach(AtAttach {
         unread: Some("torn".into()),
         ..scene.at_attach()
     }));
@@ -340,7 +340,7 @@ fn a_missed_free_shows_until_its_address_is_used_again() {
     let stack = scene.stack(1);
     let (replaced, is_tracked) = allocated(scene.alloc(512, 512, 3));
     let stale = replaced.iter().map(|id| {
-        let block = scene.model.block(*id);
+        let block = scene.ledger.block(*id);
         (block.addr, block.size, block.stack)
     });
     assert_eq!(
@@ -413,7 +413,7 @@ fn segments_are_events_but_not_blocks() {
     scene.alloc(0, 512, 1);
     let mut event = scene.event(Action::SegmentAlloc, 0, 1 << 21, 1);
     (event.device, event.totals) = (None, None);
-    assert_eq!(scene.model.apply(&Event::Memory(event)), Change::Segment);
+    assert_eq!(scene.ledger.apply(&Event::Memory(event)), Change::Segment);
     assert_eq!(scene.parts(), (0, 0, 512));
     assert_eq!(scene.snapshot().health.events, 2);
 }
@@ -428,7 +428,7 @@ fn devices_have_ledgers_of_their_own() {
         allocated: Bytes(9216),
         reserved: Bytes(1 << 30),
     });
-    scene.model.apply(&Event::Memory(event));
+    scene.ledger.apply(&Event::Memory(event));
     let devices = scene.snapshot().devices;
     let found: Vec<_> = devices
         .iter()
@@ -468,7 +468,7 @@ fn peaks_are_those_of_the_line_in_each_grouping_and_of_each_stack() {
         .collect();
     assert_eq!(stacks, [(512, 512), (0, 512)]);
     let innermost = scene
-        .model
+        .ledger
         .snapshot(TimeNs(0), Grouping::Innermost)
         .devices
         .remove(0)
@@ -492,7 +492,7 @@ fn an_allocation_whose_stack_was_lost_names_its_thread() {
 fn a_redefined_stack_counts_for_later_allocations_only() {
     let mut scene = Scene::attached_at(0);
     scene.alloc(0, 512, 1);
-    scene.model.apply(&Event::Stack(StackId(1), stack(3)));
+    scene.ledger.apply(&Event::Stack(StackId(1), stack(3)));
     scene.alloc(512, 1024, 1);
     assert_eq!(scene.line("model.py").live, Bytes(512));
     assert_eq!(scene.line("train.py").live, Bytes(1024));
@@ -510,7 +510,7 @@ fn blocks_beyond_the_cap_are_unaccounted_and_counted() {
     scene.alloc(0, 512, 1);
     assert_eq!(allocated(scene.alloc(512, 1024, 1)), (Vec::new(), false));
     assert_eq!(scene.parts(), (0, 1024, 512));
-    assert_eq!(scene.model.refused().blocks, 1);
+    assert_eq!(scene.ledger.refused().blocks, 1);
     assert_eq!(scene.free(512, 1024), Change::Freed(Freed::Unknown));
     scene.free(0, 512);
     assert_eq!(allocated(scene.alloc(0, 512, 1)), (Vec::new(), true));
@@ -538,7 +538,7 @@ fn stacks_beyond_the_cap_share_a_row_that_says_so() {
         scene.alloc(0, 512, 1);
         scene.alloc(512, 512, 3);
         assert_eq!(scene.no_line(), ("".into(), "too many stacks"), "{caps:?}");
-        assert_eq!(scene.model.refused().stacks, 1, "{caps:?}");
+        assert_eq!(scene.ledger.refused().stacks, 1, "{caps:?}");
         assert_eq!(scene.parts(), (0, 0, 1024));
     }
 }
@@ -554,7 +554,7 @@ fn threads_beyond_the_cap_are_called_by_their_number() {
     );
     scene.alloc(0, 512, 99);
     assert_eq!(scene.no_line(), ("thread 7".into(), NoStack::Lost.as_str()));
-    assert_eq!(scene.model.refused().threads, 1);
+    assert_eq!(scene.ledger.refused().threads, 1);
 }
 
 #[test]
@@ -569,7 +569,7 @@ fn impossible_numbers_change_nothing_and_count_as_malformed() {
     assert_eq!(scene.apply(Action::Free, 0, u64::MAX, 1), Change::Malformed);
     let mut event = scene.event(Action::Alloc, 1024, 512, 1);
     event.device = None;
-    assert_eq!(scene.model.apply(&Event::Memory(event)), Change::Malformed);
+    assert_eq!(scene.ledger.apply(&Event::Memory(event)), Change::Malformed);
     assert_eq!(scene.parts(), before);
     assert_eq!(scene.snapshot().health.losses.malformed, 3);
 }
@@ -579,13 +579,13 @@ fn rates_count_what_happens_between_ticks() {
     let mut scene = Scene::attached_at(0);
     scene.alloc(0, 512, 3);
     for tick in 0..50 {
-        scene.model.tick(TimeNs(tick * SECOND / 5));
+        scene.ledger.tick(TimeNs(tick * SECOND / 5));
         for _ in 0..10 {
             scene.alloc(512, 512, 1);
             scene.free(512, 512);
         }
     }
-    scene.model.tick(TimeNs(10 * SECOND));
+    scene.ledger.tick(TimeNs(10 * SECOND));
     let rate = scene.line("model.py").allocs_per_second;
     assert!((rate - 50.0).abs() < 0.1, "{rate}");
     assert_eq!(scene.line("train.py").allocs_per_second, 0.0);
@@ -595,19 +595,19 @@ fn rates_count_what_happens_between_ticks() {
 
 #[test]
 fn an_event_before_attach_moves_the_start() {
-    let mut model = Model::new(Target::default(), TimeNs(50));
+    let mut ledger = Ledger::new(Target::default(), TimeNs(50));
     let mut event = Scene::attached_at(0).event(Action::Alloc, 0, 512, 1);
     event.time = TimeNs(20);
-    model.apply(&Event::Memory(event));
-    let snapshot = model.snapshot(TimeNs(60), Grouping::User);
+    ledger.apply(&Event::Memory(event));
+    let snapshot = ledger.snapshot(TimeNs(60), Grouping::User);
     assert_eq!(snapshot.started, TimeNs(20));
     assert_eq!(snapshot.devices[0].timeline.start, TimeNs(20));
-    assert_eq!(model.last_event(), Some(TimeNs(20)));
+    assert_eq!(ledger.last_event(), Some(TimeNs(20)));
 }
 
 #[test]
 fn target_state_and_probes_are_shown_as_they_were_set() {
-    let mut model = Model::new(Target::default(), TimeNs(0));
+    let mut ledger = Ledger::new(Target::default(), TimeNs(0));
     let target = Target {
         tgid: Some(Tgid(3)),
         ..Target::default()
@@ -618,10 +618,10 @@ fn target_state_and_probes_are_shown_as_they_were_set() {
         offset: 7,
         emulated: true,
     };
-    model.set_target(target.clone());
-    model.set_state(TargetState::Exited);
-    model.set_probes(vec![probe.clone()]);
-    let snapshot = model.snapshot(TimeNs(0), Grouping::User);
+    ledger.target = target.clone();
+    ledger.health.state = TargetState::Exited;
+    ledger.health.probes = vec![probe.clone()];
+    let snapshot = ledger.snapshot(TimeNs(0), Grouping::User);
     assert_eq!(snapshot.target, target);
     assert_eq!(snapshot.health.state, TargetState::Exited);
     assert_eq!(snapshot.health.probes, [probe]);

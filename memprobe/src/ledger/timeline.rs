@@ -8,7 +8,64 @@ use crate::event::{TimeNs, Totals};
 pub const MAX_POINTS: usize = 1200;
 
 /// Nanoseconds of the first step (1 ms).
-const FIRST_STEP: u64 = 1_000_000;
+pub(crate) const FIRST_STEP: u64 = 1_000_000;
+
+/// Value of which a timeline keeps the highest in each step.
+pub trait Highest: Clone {
+    /// Becomes `other` as far as that is higher.
+    fn raise_to(&mut self, other: &Self);
+}
+
+impl Highest for Totals {
+    fn raise_to(&mut self, other: &Self) {
+        *self = self.higher(*other);
+    }
+}
+
+impl<T: Highest> Timeline<T> {
+    /// Starts with `first` as the value from `start` on.
+    pub(crate) fn new(start: TimeNs, first: T) -> Self {
+        Self {
+            start,
+            step: FIRST_STEP,
+            points: vec![first],
+        }
+    }
+
+    /// Appends steps with the value `last`, up to `time`. A time earlier than the previous one counts as the previous
+    /// one: events arrive in the allocator's order.
+    pub(crate) fn extend_to(&mut self, time: TimeNs, last: &T) {
+        let passed = time.0.saturating_sub(self.start.0);
+        if passed < self.step.saturating_mul(self.points.len() as u64) {
+            return;
+        }
+        while passed / self.step >= MAX_POINTS as u64 {
+            self.double_step();
+        }
+        let needed = (passed / self.step) as usize + 1;
+        if needed > self.points.len() {
+            self.points.resize(needed, last.clone());
+        }
+    }
+
+    /// Raises the last step to `now`.
+    pub(crate) fn raise(&mut self, now: &T) {
+        if let Some(point) = self.points.last_mut() {
+            point.raise_to(now);
+        }
+    }
+
+    fn double_step(&mut self) {
+        let mut pairs = std::mem::take(&mut self.points).into_iter();
+        while let Some(mut first) = pairs.next() {
+            if let Some(second) = pairs.next() {
+                first.raise_to(&second);
+            }
+            self.points.push(first);
+        }
+        self.step *= 2;
+    }
+}
 
 /// Recorder of the highest totals of each step.
 #[derive(Clone, Debug)]
@@ -18,57 +75,25 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Starts with `totals` as the value from `start` on.
     pub(super) fn new(start: TimeNs, totals: Totals) -> Self {
-        let timeline = Timeline {
-            start,
-            step: FIRST_STEP,
-            points: vec![totals],
-        };
         Self {
-            timeline,
+            timeline: Timeline::new(start, totals),
             last: totals,
         }
     }
 
-    /// Records new totals at `time`. A time earlier than the previous one counts as the previous
-    /// one: events arrive in the allocator's order.
+    /// Records new totals at `time`.
     pub(super) fn record(&mut self, time: TimeNs, totals: Totals) {
-        self.extend_to(time);
+        self.timeline.extend_to(time, &self.last);
         self.last = totals;
-        if let Some(point) = self.timeline.points.last_mut() {
-            *point = point.higher(totals);
-        }
+        self.timeline.raise(&totals);
     }
 
     /// Timeline extended to `now` with the last totals.
     pub(super) fn up_to(&self, now: TimeNs) -> Timeline {
-        let mut recorder = self.clone();
-        recorder.extend_to(now);
-        recorder.timeline
-    }
-
-    fn extend_to(&mut self, time: TimeNs) {
-        let passed = time.0.saturating_sub(self.timeline.start.0);
-        while passed / self.timeline.step >= MAX_POINTS as u64 {
-            self.double_step();
-        }
-        let needed = (passed / self.timeline.step) as usize + 1;
-        if needed > self.timeline.points.len() {
-            self.timeline.points.resize(needed, self.last);
-        }
-    }
-
-    fn double_step(&mut self) {
-        let points = &mut self.timeline.points;
-        let merged = points.len().div_ceil(2);
-        for index in 0..merged {
-            let first = points[index * 2];
-            let second = points.get(index * 2 + 1).copied().unwrap_or(first);
-            points[index] = first.higher(second);
-        }
-        points.truncate(merged);
-        self.timeline.step *= 2;
+        let mut timeline = self.timeline.clone();
+        timeline.extend_to(now, &self.last);
+        timeline
     }
 }
 

@@ -48,9 +48,9 @@ pub(super) fn run<R: BufRead, A: Analysis>(
         mut ledger,
         analyses,
     } = replay;
-    ledger.set_target(header.target.clone());
-    ledger.set_probes(header.probes.clone());
-    ledger.set_state(TargetState::Recording);
+    ledger.target = header.target.clone();
+    ledger.health.probes = header.probes.clone();
+    ledger.health.state = TargetState::Recording;
     let now = ledger.last_event().unwrap_or(header.start);
     let replay = Replay {
         snapshot: ledger.snapshot(now, grouping),

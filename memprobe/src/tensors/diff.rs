@@ -13,7 +13,6 @@ use super::{DeviceTable, Row, RowKind, TensorTable};
 use crate::event::Bytes;
 use crate::event::tensors::Device;
 
-/// Difference of two tensor tables.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorDiff {
     pub before: TensorTable,
@@ -43,7 +42,6 @@ pub struct DeviceDiff {
 /// Tensors that were reallocated or moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Moved {
-    /// Number of tensors.
     pub tensors: u64,
     /// Their allocator bytes.
     pub holds: Bytes,
@@ -69,7 +67,6 @@ impl DeviceDiff {
     }
 }
 
-/// Compares two tables.
 pub fn diff(before: TensorTable, after: TensorTable) -> TensorDiff {
     let same_process =
         before.target.tgid == after.target.tgid && before.target.command == after.target.command;

@@ -9,7 +9,6 @@ use crate::event::tensors::{
 };
 use crate::event::{Bytes, DeviceIndex, Totals};
 
-/// Builds the table of a snapshot.
 pub fn explain(snapshot: &TensorSnapshot) -> TensorTable {
     let found = Found::of(snapshot);
     TensorTable {

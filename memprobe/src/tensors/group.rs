@@ -8,7 +8,6 @@ use super::{Row, RowKind};
 use crate::event::tensors::DType;
 use crate::event::{Bytes, Frame};
 
-/// Grouping of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GroupBy {
     /// Groups unnamed rows that look the same. Rows without bytes of their own may share different
@@ -21,7 +20,6 @@ pub enum GroupBy {
     Shape,
     Kind,
     Module,
-    /// By allocating line.
     Site,
     /// By the variable or container that keeps the storage alive.
     Retainer,
@@ -37,7 +35,6 @@ impl GroupBy {
     }
 }
 
-/// Order of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Order {
     /// Most allocator bytes first; a named row that shares them follows directly. Unnamed or
@@ -50,11 +47,9 @@ pub enum Order {
     Name,
     /// By kind, then as [`Self::Holds`].
     Kind,
-    /// Largest groups first.
     Count,
 }
 
-/// Rows shown as one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// Indices of the table's rows; the first has most bytes.
@@ -129,7 +124,6 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Strictness of the comparison.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Likeness {
     /// Equal shape and kind.
@@ -171,7 +165,6 @@ impl<'a> Alike<'a> {
     }
 }
 
-/// Groups and sorts all rows of a table.
 pub fn groups(rows: &[Row], by: GroupBy, order: Order) -> Vec<Group> {
     groups_of(rows, 0..rows.len(), by, order)
 }

@@ -46,11 +46,9 @@ pub struct TensorTable {
     pub devices: Vec<DeviceTable>,
 }
 
-/// Memory of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceTable {
     pub device: Device,
-    /// Sums of the rows.
     pub account: Account,
     /// One row for each tensor, and for each block or storage without one, in no particular order.
     pub rows: Vec<Row>,
@@ -73,7 +71,6 @@ pub struct Account {
     pub blocks: Bytes,
     /// Allocator total minus all of these; `None` without a total.
     pub remainder: Option<i64>,
-    /// Reason for a remainder.
     pub reason: Option<Reason>,
     /// Bytes of storages outside all blocks: not the allocator's, and in none of the sums above.
     pub outside: Bytes,
@@ -108,7 +105,6 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Text for people.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::BlocksUnknown => {
@@ -120,7 +116,6 @@ impl Reason {
     }
 }
 
-/// Kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RowKind {
     Tensor(TensorKind),
@@ -157,9 +152,7 @@ pub struct Row {
     /// Bytes outside the allocator: the storage lies in no block, although blocks are known.
     /// `holds` is then 0.
     pub outside: Option<Bytes>,
-    /// Names, best first.
     pub names: Vec<Name>,
-    /// Name of its Python type.
     pub class: Option<Arc<str>>,
     /// `shape`; `None` for memory without a tensor.
     pub shape: Option<Vec<u64>>,
@@ -168,13 +161,10 @@ pub struct Row {
     pub requires_grad: bool,
     /// `grad_fn.name()`.
     pub grad_fn: Option<Arc<str>>,
-    /// Operation that saved it for the backward pass.
     pub saved_by: Option<Arc<str>>,
     /// Retainers of its storage; `None` if no name leads to it.
     pub retainer: Option<Arc<Retainer>>,
-    /// Path of its module.
     pub module: Option<Arc<str>>,
-    /// Line that allocated it.
     pub site: Option<Frame>,
     /// Purpose of the block in words; only for memory without a tensor.
     pub purpose: Option<Arc<str>>,

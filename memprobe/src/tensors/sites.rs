@@ -12,7 +12,7 @@ use crate::event::{
     Action, Address, BlockLabels, BlockPurpose, Bytes, DeviceIndex, Event, Frame, TimeNs,
 };
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, BlockId, Change, Freed, Model};
+use crate::ledger::{Analysis, BlockId, Change, Freed, Ledger};
 
 /// Maximum number of events stored while a snapshot is read; beyond it no block gets a line.
 const MOST: usize = 1 << 20;
@@ -30,7 +30,7 @@ pub struct Sites {
 }
 
 impl Analysis for Sites {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Model) {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         let Event::Memory(event) = event else { return };
         let Some(device) = event.device else { return };
         if !matches!(event.action, Action::Alloc | Action::Free) {
@@ -56,7 +56,7 @@ impl Analysis for Sites {
 
 impl Sites {
     /// Sets the line and purpose of each block of the snapshot, where they are certain.
-    pub fn sign(&self, ledger: &Model, snapshot: &mut TensorSnapshot) {
+    pub fn sign(&self, ledger: &Ledger, snapshot: &mut TensorSnapshot) {
         if self.stored > MOST {
             let words = format!(
                 "lines and uses of blocks: more than {MOST} came and went while the process was read"
@@ -101,7 +101,7 @@ impl Sites {
     }
 
     /// Block that was live at that address and moment; `None` if uncertain.
-    fn at(&self, ledger: &Model, block: &Block, moment: Option<TimeNs>) -> Known {
+    fn at(&self, ledger: &Ledger, block: &Block, moment: Option<TimeNs>) -> Known {
         let later = match self.touched.get(&(block.device, block.addr)) {
             Some(touched) => {
                 let moment = moment?;
@@ -116,7 +116,7 @@ impl Sites {
     }
 }
 
-fn known(ledger: &Model, id: BlockId) -> Known {
+fn known(ledger: &Ledger, id: BlockId) -> Known {
     let block = ledger.block(id);
     let frame = ledger.site(block.stack, Grouping::User).frame();
     let purpose = ledger.purpose(block.purpose);
@@ -178,14 +178,14 @@ mod tests {
     /// Line 1 allocates at 10, the reading begins at 20, the block is freed at 30, line 2 reuses it
     /// at 40. Returns the line of the block in a snapshot of `moment`.
     fn line_at(moment: u64, consistency: Consistency) -> Option<u32> {
-        let mut model = Model::new(Target::default(), TimeNs(0));
+        let mut ledger = Ledger::new(Target::default(), TimeNs(0));
         for event in [defined(1), defined(2), event(Action::Alloc, 10, 1)] {
-            model.apply(&event);
+            ledger.apply(&event);
         }
         let mut sites = Sites::default();
         for event in [event(Action::Free, 30, 0), event(Action::Alloc, 40, 2)] {
-            let change = model.apply(&event);
-            sites.apply(&event, &change, &model);
+            let change = ledger.apply(&event);
+            sites.apply(&event, &change, &ledger);
         }
         let mut snapshot = training();
         snapshot
@@ -194,7 +194,7 @@ mod tests {
             .for_each(|block| block.site = None);
         snapshot.moment = TimeNs(moment);
         snapshot.consistency = consistency;
-        sites.sign(&model, &mut snapshot);
+        sites.sign(&ledger, &mut snapshot);
         snapshot.blocks[0].site.as_ref().map(|site| site.line)
     }
 
@@ -235,16 +235,16 @@ mod tests {
 
     #[test]
     fn a_block_that_nobody_touched_has_the_line_of_the_ledger() {
-        let mut model = Model::new(Target::default(), TimeNs(0));
+        let mut ledger = Ledger::new(Target::default(), TimeNs(0));
         for event in [defined(1), event(Action::Alloc, 10, 1)] {
-            model.apply(&event);
+            ledger.apply(&event);
         }
         let mut snapshot = training();
         snapshot
             .blocks
             .iter_mut()
             .for_each(|block| block.site = None);
-        Sites::default().sign(&model, &mut snapshot);
+        Sites::default().sign(&ledger, &mut snapshot);
         assert_eq!(
             snapshot.blocks[0].site,
             Some(line("/home/me/train.py", 1, "f"))
@@ -253,7 +253,7 @@ mod tests {
         // Another size is another block.
         snapshot.blocks[0].site = None;
         snapshot.blocks[0].size = Bytes(512);
-        Sites::default().sign(&model, &mut snapshot);
+        Sites::default().sign(&ledger, &mut snapshot);
         assert_eq!(snapshot.blocks[0].site, None);
     }
 }

@@ -197,6 +197,7 @@ mod tests {
                 at_peak_blocks: live,
                 peak: Some(Bytes(3 * live * MIB)),
                 allocs: 10 * live,
+                alloc_bytes: Bytes(0),
             },
         }
     }

@@ -10,7 +10,7 @@ use crate::event::{
     Frame, Grad, LabeledBlock, MarkedPhase, MemoryEvent, Module, Node, PhaseMark, PurposeId, Stack,
     StackId, StackKind, TensorSpec, Tgid, Tid, TimeNs, Totals,
 };
-use crate::ledger::{Analysis, AnalyzedLedger, Change, Model};
+use crate::ledger::{Analysis, AnalyzedLedger, Change, Ledger};
 
 pub(crate) const DEVICE: DeviceIndex = DeviceIndex(0);
 const MICROSECOND: u64 = 1_000;
@@ -244,13 +244,13 @@ impl Program {
     }
 
     /// Applies the events to a ledger and passes each one on to `hear`.
-    pub(crate) fn play(&self, mut hear: impl FnMut(&Event, &Change, &Model)) -> Model {
-        let mut model = Model::new(Target::default(), TimeNs(5_000_000_000));
+    pub(crate) fn play(&self, mut hear: impl FnMut(&Event, &Change, &Ledger)) -> Ledger {
+        let mut ledger = Ledger::new(Target::default(), TimeNs(5_000_000_000));
         for event in &self.events {
-            let change = model.apply(event);
-            hear(event, &change, &model);
+            let change = ledger.apply(event);
+            hear(event, &change, &ledger);
         }
-        model
+        ledger
     }
 
     /// Applies the events to a ledger and its analyses.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::attribution::allocation_groups::AllocationGroups;
 use crate::event::{BlockLabels, Bytes, LabeledBlock, TimeNs};
-use crate::ledger::Model;
+use crate::ledger::Ledger;
 
 /// Cap on pairs of group and retainer; blocks beyond it have no named retainer.
 const MOST: usize = 1 << 18;
@@ -84,12 +84,11 @@ struct OfPart {
 }
 
 impl SnapshotRetainers {
-    /// Replaces the content with a new heap snapshot.
     pub(super) fn take<V: Default>(
         &mut self,
         names: &BlockLabels,
         groups: &AllocationGroups<V>,
-        ledger: &Model,
+        ledger: &Ledger,
     ) {
         *self = Self {
             time: Some(names.time),
@@ -104,7 +103,6 @@ impl SnapshotRetainers {
         }
     }
 
-    /// Time of the snapshot; `None` without one.
     pub(super) fn time(&self) -> Option<TimeNs> {
         self.time
     }

@@ -35,7 +35,6 @@ impl Default for Steps {
 }
 
 impl Steps {
-    /// Complete steps.
     pub(super) fn whole(&self) -> usize {
         usize::try_from(self.taken / self.stride).unwrap_or(usize::MAX)
     }
@@ -61,7 +60,6 @@ impl Steps {
 pub(super) struct Series(Vec<(u32, Level)>);
 
 impl Series {
-    /// Latest level.
     pub(super) fn last(&self) -> Level {
         self.0.last().map(|(_, level)| *level).unwrap_or_default()
     }

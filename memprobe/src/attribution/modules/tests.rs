@@ -6,8 +6,8 @@ use crate::event::{StackId, TimeNs};
 
 const MIB: u64 = 1 << 20;
 
-/// Module tree and model at the end of a program.
-fn tree_of(program: &Program) -> (ModuleTree, Model) {
+/// Module tree and ledger at the end of a program.
+fn tree_of(program: &Program) -> (ModuleTree, Ledger) {
     let played = program.analyzed(ModuleLedger::default());
     let tree = played.analyses.tree(DEVICE).expect("a device");
     (tree, played.ledger)
@@ -188,8 +188,8 @@ proptest! {
                 (_, Some(addr)) => program.free(addr),
             }
         }
-        let (tree, model) = tree_of(&program);
-        let device = &model.snapshot(TimeNs(0), Grouping::User).devices[0];
+        let (tree, ledger) = tree_of(&program);
+        let device = &ledger.snapshot(TimeNs(0), Grouping::User).devices[0];
         let outside_modules = |of: fn(&Holding) -> u64| -> u64 { tree.others.iter().map(|(_, sums)| of(&sums.all)).sum() };
         let live = own(&tree.modules, |it| it.live.0) + outside_modules(|it| it.live.0);
         prop_assert_eq!(live + device.before_attach.live.0, device.totals.allocated.0);

@@ -7,7 +7,7 @@ use crate::event::TimeNs;
 
 const MIB: u64 = 1 << 20;
 
-fn peak_of(program: &Program) -> (PeakView, Model) {
+fn peak_of(program: &Program) -> (PeakView, Ledger) {
     let played = program.analyzed(PeakLedger::new(Grouping::User));
     let view = played.analyses.view(DEVICE).expect("a device");
     (view, played.ledger)
@@ -19,8 +19,8 @@ fn sum(view: &PeakView) -> u64 {
 
 #[test]
 fn memory_at_the_peak_is_known_after_it_is_freed() {
-    let (view, model) = peak_of(&learning());
-    let live: u64 = model.snapshot(TimeNs(0), Grouping::User).devices[0]
+    let (view, ledger) = peak_of(&learning());
+    let live: u64 = ledger.snapshot(TimeNs(0), Grouping::User).devices[0]
         .totals
         .allocated
         .0;
@@ -95,9 +95,9 @@ proptest! {
                 (highest, copy) = (allocated, live.clone());
             }
         }
-        let (view, model) = peak_of(&program);
+        let (view, ledger) = peak_of(&program);
         prop_assert_eq!(sum(&view) + view.moment.before_attach.0, view.moment.totals.allocated.0);
-        prop_assert_eq!(view.moment.totals.allocated, model.snapshot(TimeNs(0), Grouping::User).devices[0].peak.allocated);
+        prop_assert_eq!(view.moment.totals.allocated, ledger.snapshot(TimeNs(0), Grouping::User).devices[0].peak.allocated);
         for part in &view.parts {
             let line = part.part.origin.site.frame().map_or(0, |frame| frame.line as usize);
             let of_line = copy.iter().filter(|(_, at, _)| at + 1 == line);

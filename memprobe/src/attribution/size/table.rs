@@ -40,7 +40,6 @@ pub struct ModelSize {
 pub struct Size {
     /// Parameters held, each block once.
     pub parameters: Amount,
-    /// Buffers held.
     pub buffers: Amount,
     /// Forward allocations not saved for a backward pass.
     pub unsaved: Amount,
@@ -67,7 +66,6 @@ impl Size {
         self.forward().and(self.recomputed).and(self.backward)
     }
 
-    /// All allocations.
     pub fn made(&self) -> Amount {
         self.both().and(self.gradients).and(self.other)
     }

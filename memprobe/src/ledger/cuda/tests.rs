@@ -8,7 +8,7 @@ use crate::event::{
     MemoryEvent, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use crate::ledger::snapshot::{Grouping, Layer, Snapshot};
-use crate::ledger::{Change, Model};
+use crate::ledger::{Change, Ledger};
 
 fn native(library: &str, function: &str) -> Frame {
     Frame {
@@ -20,8 +20,8 @@ fn native(library: &str, function: &str) -> Frame {
 }
 
 /// Stack 1 is a line of Python that calls through `libnccl.so`; stack 2 is a native program.
-fn model() -> Model {
-    let mut model = Model::new(Target::default(), TimeNs(0));
+fn ledger() -> Ledger {
+    let mut ledger = Ledger::new(Target::default(), TimeNs(0));
     let train = Frame {
         file: "/home/me/train.py".into(),
         line: 7,
@@ -42,9 +42,9 @@ fn model() -> Model {
             truncated: false,
             context: Context::default(),
         };
-        model.apply(&Event::Stack(StackId(id), Arc::new(stack)));
+        ledger.apply(&Event::Stack(StackId(id), Arc::new(stack)));
     }
-    model
+    ledger
 }
 
 fn event(action: Action, space: CudaMemoryKind, addr: u64, size: u64, stack: u32) -> Event {
@@ -85,49 +85,49 @@ fn block(addr: u64, size: u64) -> Event {
     })
 }
 
-fn seen(model: &Model) -> Snapshot {
-    model.snapshot(TimeNs(1 << 20), Grouping::User)
+fn seen(ledger: &Ledger) -> Snapshot {
+    ledger.snapshot(TimeNs(1 << 20), Grouping::User)
 }
 
 #[test]
 fn where_no_caching_allocator_speaks_the_calls_are_the_allocations() {
-    let mut model = model();
-    model.apply(&event(
+    let mut ledger = ledger();
+    ledger.apply(&event(
         Action::CudaAlloc,
         CudaMemoryKind::Device,
         0x1000,
         100,
         1,
     ));
-    model.apply(&event(
+    ledger.apply(&event(
         Action::CudaAlloc,
         CudaMemoryKind::Virtual,
         0x1000,
         20,
         2,
     ));
-    model.apply(&event(
+    ledger.apply(&event(
         Action::CudaAlloc,
         CudaMemoryKind::Pinned,
         0x5000,
         7,
         1,
     ));
-    model.apply(&event(
+    ledger.apply(&event(
         Action::CudaFree,
         CudaMemoryKind::Device,
         0x1000,
         100,
         0,
     ));
-    model.apply(&event(
+    ledger.apply(&event(
         Action::CudaAlloc,
         CudaMemoryKind::Device,
         0x2000,
         30,
         1,
     ));
-    let snapshot = seen(&model);
+    let snapshot = seen(&ledger);
     assert_eq!(snapshot.cuda.layer, Layer::Runtime);
     let [device] = snapshot.devices.as_slice() else {
         panic!("one device: {:?}", snapshot.devices)
@@ -151,30 +151,30 @@ fn where_no_caching_allocator_speaks_the_calls_are_the_allocations() {
 
 #[test]
 fn with_a_caching_allocator_other_memory_is_listed_by_library_and_kind() {
-    let mut model = model();
-    model.apply(&event(
+    let mut ledger = ledger();
+    ledger.apply(&event(
         Action::CudaAlloc,
         CudaMemoryKind::Device,
         0x1000,
         100,
         1,
     ));
-    model.apply(&event(
+    ledger.apply(&event(
         Action::CudaAlloc,
         CudaMemoryKind::Device,
         0x2000,
         300,
         2,
     ));
-    model.apply(&block(0x9000, 512));
-    model.apply(&event(
+    ledger.apply(&block(0x9000, 512));
+    ledger.apply(&event(
         Action::CudaFree,
         CudaMemoryKind::Device,
         0x2000,
         300,
         0,
     ));
-    let snapshot = seen(&model);
+    let snapshot = seen(&ledger);
     assert_eq!(snapshot.cuda.layer, Layer::Allocator);
     assert_eq!(snapshot.devices.len(), 1, "that of the allocator alone");
     assert_eq!(snapshot.devices[0].totals.allocated, Bytes(512));
@@ -198,36 +198,36 @@ fn with_a_caching_allocator_other_memory_is_listed_by_library_and_kind() {
 
 #[test]
 fn the_same_address_again_ends_what_was_there() {
-    let mut model = model();
-    model.apply(&event(
+    let mut ledger = ledger();
+    ledger.apply(&event(
         Action::CudaAlloc,
         CudaMemoryKind::Device,
         0x1000,
         100,
         1,
     ));
-    model.apply(&event(
+    ledger.apply(&event(
         Action::CudaAlloc,
         CudaMemoryKind::Device,
         0x1000,
         40,
         2,
     ));
-    model.apply(&event(
+    ledger.apply(&event(
         Action::CudaFree,
         CudaMemoryKind::Device,
         0x7000,
         0,
         0,
     ));
-    let snapshot = seen(&model);
+    let snapshot = seen(&ledger);
     assert_eq!(snapshot.devices[0].totals.allocated, Bytes(40));
     assert_eq!(snapshot.devices[0].live_blocks, 1);
 }
 
 #[test]
 fn sizes_beyond_all_measure_are_malformed() {
-    let mut model = model();
+    let mut ledger = ledger();
     let huge = event(
         Action::CudaAlloc,
         CudaMemoryKind::Array,
@@ -235,7 +235,7 @@ fn sizes_beyond_all_measure_are_malformed() {
         u64::MAX,
         1,
     );
-    assert_eq!(model.apply(&huge), Change::Malformed);
-    assert_eq!(seen(&model).devices, []);
-    assert_eq!(model.losses().malformed, 1);
+    assert_eq!(ledger.apply(&huge), Change::Malformed);
+    assert_eq!(seen(&ledger).devices, []);
+    assert_eq!(ledger.losses().malformed, 1);
 }

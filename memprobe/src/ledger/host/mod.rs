@@ -16,7 +16,7 @@ use super::snapshot::host::{
     DriverSnapshot, DriverUse, HostHealth, HostSnapshot, ProcessFacts, ProcessState,
 };
 use super::snapshot::{Grouping, Snapshot};
-use super::{Caps, Change, Model};
+use super::{Caps, Change, Ledger};
 use crate::event::{Action, CaptureOptions, Event, Losses, Tgid, TimeNs};
 use crate::event::{ProbeStatus, Target};
 use process::Process;
@@ -59,7 +59,7 @@ pub struct Attached {
     pub missing: Vec<String>,
 }
 
-/// Model of all processes of a host.
+/// Ledger of all processes of a host.
 #[derive(Debug)]
 pub struct Host {
     caps: HostCaps,
@@ -79,7 +79,6 @@ impl Host {
         Self::with_caps(started, HostCaps::default())
     }
 
-    /// Returns an empty host with the given limits.
     pub fn with_caps(started: TimeNs, caps: HostCaps) -> Self {
         Self {
             caps,
@@ -260,7 +259,7 @@ impl Host {
     }
 
     /// Ledger of a process; `None` if it has no row.
-    pub fn ledger(&self, tgid: Tgid) -> Option<&Model> {
+    pub fn ledger(&self, tgid: Tgid) -> Option<&Ledger> {
         self.processes.get(&tgid).map(Process::ledger)
     }
 

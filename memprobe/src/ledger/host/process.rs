@@ -8,11 +8,11 @@ use crate::ledger::snapshot::host::{
     DriverUse, HostHealth, ProcessFacts, ProcessRow, ProcessState, TopHolder, Trend,
 };
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
-use crate::ledger::{Caps, Change, Model};
+use crate::ledger::{Caps, Change, Ledger};
 
 #[derive(Debug)]
 pub(super) struct Process {
-    model: Model,
+    ledger: Ledger,
     ended: Option<TimeNs>,
     trend: trend::Recorder,
     row: ProcessRow,
@@ -21,11 +21,10 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Returns a process found at `now`.
     pub(super) fn new(target: Target, facts: ProcessFacts, now: TimeNs, caps: Caps) -> Self {
-        let mut model = Model::with_caps(target.clone(), now, caps);
+        let mut ledger = Ledger::with_caps(target.clone(), now, caps);
         let state = ProcessState::Waiting("libraries of CUDA or PyTorch".to_owned());
-        model.set_state(seen(&state));
+        ledger.health.state = seen(&state);
         let row = ProcessRow {
             tgid: target.tgid.unwrap_or(Tgid(0)),
             target,
@@ -42,7 +41,7 @@ impl Process {
             events_per_second: 0.0,
         };
         Self {
-            model,
+            ledger,
             ended: None,
             trend: trend::Recorder::default(),
             row,
@@ -51,17 +50,18 @@ impl Process {
     }
 
     pub(super) fn describe(&mut self, target: Target, facts: ProcessFacts) {
-        self.model.set_target(target.clone());
+        self.ledger.target = target.clone();
         self.row.target = target;
         self.row.facts = facts;
     }
 
     /// Marks the process as probed, with its versions and probes.
     pub(super) fn attach(&mut self, found: Attached) {
-        self.model.set_target(found.target.clone());
-        self.model.set_probes(found.probes);
-        self.model.set_capture(found.capture);
-        self.model.set_missing(found.missing);
+        self.ledger.target = found.target.clone();
+        let health = &mut self.ledger.health;
+        health.probes = found.probes;
+        health.capture = found.capture;
+        health.missing = found.missing;
         self.row.target = found.target;
         self.set_state(ProcessState::Probed);
     }
@@ -69,7 +69,7 @@ impl Process {
     /// Sets the state, unless the process has ended.
     pub(super) fn set_state(&mut self, state: ProcessState) {
         if self.ended.is_none() {
-            self.model.set_state(seen(&state));
+            self.ledger.health.state = seen(&state);
             self.row.state = state;
         }
     }
@@ -78,18 +78,17 @@ impl Process {
         &self.row.facts
     }
 
-    /// Process that it was forked from.
     pub(super) fn forked_from(&self) -> Option<Tgid> {
         self.row.facts.forked_from
     }
 
     /// Returns true once an event of its allocator was seen.
     pub(super) fn was_heard(&self) -> bool {
-        self.model.totals().is_some()
+        self.ledger.totals().is_some()
     }
 
     pub(super) fn apply(&mut self, event: &Event) -> Change {
-        let change = self.model.apply(event);
+        let change = self.ledger.apply(event);
         let time = match event {
             Event::Memory(event) => event.time,
             Event::AtAttach(found) => found.time,
@@ -101,19 +100,17 @@ impl Process {
             | Event::Loss(_) => return change,
         };
         self.stale = true;
-        if let Some(totals) = self.model.totals() {
+        if let Some(totals) = self.ledger.totals() {
             self.row.peak = self.row.peak.higher(totals);
             self.trend.record(time, totals.allocated);
         }
         change
     }
 
-    /// Sets the note for the user; the last one counts.
     pub(super) fn note(&mut self, text: &str) {
         self.row.note = Some(text.to_owned());
     }
 
-    /// Marks the process as ended at `now`.
     pub(super) fn end(&mut self, now: TimeNs) {
         self.set_state(ProcessState::Ended);
         self.ended.get_or_insert(now);
@@ -137,16 +134,14 @@ impl Process {
         }
     }
 
-    /// Updates the rates and the trend.
     pub(super) fn tick(&mut self, now: TimeNs) {
-        self.model.tick(now);
+        self.ledger.tick(now);
         self.trend.advance(self.ended.unwrap_or(now));
     }
 
-    /// Adds the process's counters to `health`.
     pub(super) fn add_to(&self, health: &mut HostHealth) {
-        let own = &self.model;
-        health.events = health.events.saturating_add(own.events());
+        let own = &self.ledger;
+        health.events = health.events.saturating_add(own.health.events);
         health.events_per_second += own.events_per_second();
         let malformed = &mut health.losses.malformed;
         *malformed = malformed.saturating_add(own.malformed());
@@ -156,26 +151,25 @@ impl Process {
     /// Row of the process, rebuilt if it changed.
     pub(super) fn row(&mut self) -> ProcessRow {
         if std::mem::replace(&mut self.stale, false) {
-            self.row.devices = self.model.device_rows();
+            self.row.devices = self.ledger.device_rows();
             if let [only] = self.row.devices.as_slice() {
                 self.row.peak = self.row.peak.higher(only.peak);
             }
-            let top = self.model.top_holder(Grouping::User);
+            let top = self.ledger.top_holder(Grouping::User);
             self.row.top = top.map(|(holder, live)| TopHolder { holder, live });
-            self.row.events = self.model.events();
+            self.row.events = self.ledger.health.events;
         }
-        self.row.events_per_second = self.model.events_per_second();
+        self.row.events_per_second = self.ledger.events_per_second();
         self.row.trend = self.trend.snapshot();
         self.row.clone()
     }
 
-    pub(super) fn ledger(&self) -> &Model {
-        &self.model
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
-    /// Snapshot for the screen of this process.
     pub(super) fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {
-        self.model.snapshot(self.ended.unwrap_or(now), grouping)
+        self.ledger.snapshot(self.ended.unwrap_or(now), grouping)
     }
 }
 

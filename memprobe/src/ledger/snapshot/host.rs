@@ -9,12 +9,10 @@ use crate::event::{Bytes, DeviceIndex, Losses, Tgid, TimeNs, Totals};
 pub struct HostSnapshot {
     /// Start of memprobe.
     pub started: TimeNs,
-    /// Moment of this snapshot.
     pub now: TimeNs,
     /// One row for each process, by id.
     pub processes: Vec<ProcessRow>,
     pub driver: DriverSnapshot,
-    /// Quality of the measurement.
     pub health: HostHealth,
 }
 
@@ -99,9 +97,7 @@ pub struct ProcessFacts {
 /// Rank in a distributed job, from the launcher's environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
-    /// Rank in the whole job.
     pub global: u32,
-    /// Rank on this machine.
     pub local: Option<u32>,
     /// Number of processes in the whole job.
     pub world: Option<u32>,
@@ -149,7 +145,6 @@ pub const TREND_STEPS: usize = 60;
 pub struct Trend {
     /// Nanoseconds per step.
     pub step: u64,
-    /// Empty before the first allocator event.
     pub points: Vec<Bytes>,
 }
 
@@ -198,7 +193,6 @@ impl DriverSnapshot {
     }
 }
 
-/// One device, as the driver reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverDevice {
     /// Index as the driver numbers devices (`nvidia-smi`).
@@ -221,7 +215,6 @@ pub struct DriverMemory {
     pub total: Bytes,
 }
 
-/// Quality of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct HostHealth {
     /// Memory events, including those of ended processes.

@@ -65,9 +65,9 @@ pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<Row> {
         name: "(total)",
         bytes: [now, peak].map(|moment| moment.totals.allocated.into()),
         allocations: Some([
-            sum(|row| row.holding.blocks),
+            sum(|row| row.holding.live_blocks),
             sum(|row| row.holding.allocs),
-            sum(|row| row.holding.alloc_bytes),
+            sum(|row| row.holding.alloc_bytes.0),
         ]),
         rules: Cell::Blank,
         ..Row::default()
@@ -94,8 +94,8 @@ fn row(row: &PhaseRow) -> Row {
     Row {
         key: row.phase.key(),
         name: row.phase.as_str(),
-        bytes: [held.live, held.at_peak].map(Cell::Bytes),
-        allocations: Some([held.blocks, held.allocs, held.alloc_bytes]),
+        bytes: [held.live, held.at_peak].map(Cell::from),
+        allocations: Some([held.live_blocks, held.allocs, held.alloc_bytes.0]),
         rules: Cell::List(rules.collect()),
         ..Row::default()
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::missing;
 use super::numbered_modules::Paths;
 use crate::attribution::AttributionLedger;
-use crate::attribution::rows::Holding;
+use crate::attribution::peak::Holding;
 use crate::attribution::view::{DeviceView, SavedRow};
 use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Module};
@@ -29,8 +29,8 @@ pub(super) struct Row {
     /// Sum of all.
     holding: Holding,
     /// Smallest and largest share at the peak.
-    least: u64,
-    most: u64,
+    least: Bytes,
+    most: Bytes,
 }
 
 type SavedColumn = Column<Row>;
@@ -38,10 +38,10 @@ type SavedColumn = Column<Row>;
 pub(super) fn columns() -> Vec<SavedColumn> {
     vec![
         Column::data("device", |row| row.device.clone()),
-        Column::number("live", "LIVE", |row| Cell::Bytes(row.holding.live)),
-        Column::number("at_peak", "AT PEAK", |row| Cell::Bytes(row.holding.at_peak)),
+        Column::number("live", "LIVE", |row| row.holding.live.into()),
+        Column::number("at_peak", "AT PEAK", |row| row.holding.at_peak.into()),
         SavedColumn::figure("PER MODULE", Row::each).priority(2),
-        Column::number("live_blocks", BLOCKS, |row| row.holding.blocks.into()),
+        Column::number("live_blocks", BLOCKS, |row| row.holding.live_blocks.into()),
         Column::number("allocs", "ALLOCS", |row| row.holding.allocs.into()),
         Column::data("file", |row| cells::file(row.site())),
         Column::data("line", |row| cells::line(row.site())),
@@ -88,7 +88,9 @@ pub(super) fn table(
     options: &ReportOptions,
 ) -> Table<Row> {
     let mut saved = view.saved(options.grouping);
-    saved.retain(|row| row.holding.live > 0 || row.holding.at_peak > 0 || row.holding.allocs > 0);
+    saved.retain(|SavedRow { holding, .. }| {
+        holding.live.0 > 0 || holding.at_peak.0 > 0 || holding.allocs > 0
+    });
     let plain = FileNames::default();
     saved.sort_by_cached_key(|row| {
         (
@@ -132,7 +134,7 @@ fn push_shown(table: &mut Table<Row>, saved: &[SavedRow], options: &ReportOption
     );
 }
 
-fn rank(held: &Holding) -> Reverse<(u64, u64, u64)> {
+fn rank(held: &Holding) -> Reverse<(Bytes, Bytes, u64)> {
     Reverse((held.at_peak, held.live, held.allocs))
 }
 
@@ -183,7 +185,7 @@ impl Row {
 
     fn join(&mut self, row: &SavedRow) {
         self.count = self.count.saturating_add(1);
-        self.holding.join(row.holding);
+        self.holding = self.holding.and(row.holding);
         self.least = self.least.min(row.holding.at_peak);
         self.most = self.most.max(row.holding.at_peak);
     }
@@ -193,14 +195,9 @@ impl Row {
         if self.count < 2 {
             Cell::Blank
         } else if self.least == self.most {
-            Cell::Bytes(self.most)
+            self.most.into()
         } else {
-            format!(
-                "{} to {}",
-                human(Bytes(self.least)),
-                human(Bytes(self.most))
-            )
-            .into()
+            format!("{} to {}", human(self.least), human(self.most)).into()
         }
     }
 }
@@ -218,6 +215,6 @@ fn sum<'a>(rows: impl Iterator<Item = &'a Holding>, name: String) -> Row {
         name,
         ..Row::default()
     };
-    rows.for_each(|holding| row.holding.join(*holding));
+    rows.for_each(|holding| row.holding = row.holding.and(*holding));
     row
 }

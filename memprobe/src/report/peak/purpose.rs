@@ -69,7 +69,7 @@ fn saved(device: DeviceView<'_>) -> Vec<(String, u64)> {
     let mut of_module: BTreeMap<String, u64> = BTreeMap::new();
     let (mut outside, mut unknown) = (0_u64, 0_u64);
     for row in device.saved(Grouping::User) {
-        let bytes = row.holding.at_peak;
+        let bytes = row.holding.at_peak.0;
         let sum = match &row.module {
             Module::Called(path) => of_module.entry(without_numbers(path)).or_default(),
             Module::Outside => &mut outside,

@@ -58,14 +58,14 @@ fn paths_of(
     image: &impl memprobe::process::memory::ReadMemory,
     moment: &mut memprobe::python::heap::capture::HeapScan,
 ) -> Vec<String> {
-    let heap = Heap::of(image, &process.layout);
-    let classes = &mut moment.classes;
-    let paths = Paths::search(&heap, classes, &moment.objects, &moment.variables.all);
+    let classes = std::mem::take(&mut moment.classes);
+    let heap = Heap::with_classes(image, &process.layout, classes);
+    let paths = Paths::search(&heap, &moment.objects, &moment.variables.all);
     let mut found = Vec::new();
     for object in &moment.objects.objects {
-        let class = classes.get(object.class).unwrap();
+        let class = heap.class_at(object.class).unwrap();
         if class.short_name() == "Wanted" {
-            let path = paths.to_object(&heap, classes, object.address);
+            let path = paths.to_object(object.address);
             found.push(path.map_or_else(|| "nowhere".into(), |path| path.text));
         }
     }

@@ -104,12 +104,13 @@ impl Target {
     }
 
     fn collect(&self, layouts: &Layouts) -> RawGraph {
+        let reader = layouts.reader(&self.memory);
         let tensors = self.objects().into_iter().map(|object| {
-            let tensor = layouts.tensor_of(&self.memory, object);
+            let tensor = reader.tensor_of(object);
             tensor.unwrap_or_else(|| panic!("{object:#x} stands for no tensor"))
         });
         let tensors: Vec<u64> = tensors.collect();
-        collect(&self.memory, layouts, &tensors, &[])
+        collect(&reader, &tensors, &[])
     }
 }
 
@@ -182,7 +183,7 @@ fn compare(graph: &RawGraph, truth: &Value, found: &RawTensor) {
 fn every_tensor_of_a_process_is_read_as_pytorch_knows_it() {
     for target in targets() {
         let layouts = target.layouts(Some(target.version()));
-        assert_eq!(layouts.origin(), Origin::Version);
+        assert_eq!(layouts.origin, Origin::Version);
         let graph = target.collect(&layouts);
         for truth in target.tensors() {
             let found = graph.tensor(number(&truth["tensor"]));
@@ -201,7 +202,8 @@ fn every_tensor_of_a_process_is_read_as_pytorch_knows_it() {
             let truth_name = &names[truth["name"].as_str().unwrap()];
             assert_eq!(name.as_deref(), truth_name.as_str(), "{}", truth["name"]);
         }
-        let old = layouts.tensor_of(&target.memory, number(&target.truth["old_view"]));
+        let reader = layouts.reader(&target.memory);
+        let old = reader.tensor_of(number(&target.truth["old_view"]));
         let old = graph.tensor(old.unwrap()).unwrap();
         assert_eq!((old.outdated, old.requires_grad), (true, Some(true)));
         println!(
@@ -318,7 +320,7 @@ fn a_layout_is_found_among_the_tensors_where_the_version_is_not_known() {
         let wanted = target.collect(&own);
         for version in [None, Some("9.0.0")] {
             let layouts = target.layouts(version);
-            assert_eq!(layouts.origin(), Origin::OtherVersion);
+            assert_eq!(layouts.origin, Origin::OtherVersion);
             assert_eq!(
                 target.collect(&layouts),
                 wanted,

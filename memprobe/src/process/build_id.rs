@@ -2,7 +2,6 @@
 
 use super::elf::ElfImage;
 
-/// The section that `ld --build-id` writes.
 const SECTION: &str = ".note.gnu.build-id";
 
 /// The most bytes read of the section: 12 of header, `GNU`, and 20 of SHA-1 are usual.

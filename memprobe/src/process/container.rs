@@ -50,16 +50,14 @@ impl Engine {
     }
 }
 
-/// A container, as far as it is known. Its strings come from the target and may contain anything; views
-/// sanitize them.
+/// A container, as far as it is known. Its strings come from the target; views sanitize them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
     pub engine: Engine,
     /// The container's ID or name in the engine; empty if only the engine is known.
     pub id: String,
     pub pod: Option<Pod>,
-    /// The host name inside the container. Docker sets it to the start of the container ID; users often set
-    /// it to a name of their own.
+    /// The host name inside: the start of a Docker container's ID, or a name that a user chose.
     pub host: Option<String>,
 }
 
@@ -84,7 +82,6 @@ impl Container {
         }
     }
 
-    /// Returns the first digits of an ID, or a whole name.
     pub fn short_id(&self) -> &str {
         match is_hex(&self.id) {
             true => self.id.get(..SHORT).unwrap_or(&self.id),
@@ -141,8 +138,7 @@ pub fn of(tgid: Tgid) -> Option<Container> {
     Some(container)
 }
 
-/// Returns the container that memprobe itself runs in. A control group namespace may hide its path; then
-/// marker files that engines create in a container identify it.
+/// Returns the container that memprobe itself runs in, by its control group or by files that engines create.
 pub fn of_memprobe() -> Option<Container> {
     const MARKS: [(&str, Engine); 3] = [
         ("/.dockerenv", Engine::Docker),
@@ -162,8 +158,7 @@ pub fn of_memprobe() -> Option<Container> {
     })
 }
 
-/// Environment variables by which users pass a pod its own name (from the documentation of the downward API
-/// and of OpenTelemetry).
+/// Environment variables that tell a pod its own name (Kubernetes's downward API, OpenTelemetry).
 const POD_NAMES: [&str; 4] = [
     "POD_NAME",
     "K8S_POD_NAME",
@@ -185,11 +180,8 @@ struct Environment(String);
 impl Environment {
     fn first(&self, names: &[&str]) -> Option<String> {
         names.iter().find_map(|name| {
-            let value = self
-                .0
-                .split('\0')
-                .find_map(|entry| entry.strip_prefix(name)?.strip_prefix('='))?;
-            believable(value)
+            let mut entries = self.0.split('\0');
+            believable(entries.find_map(|entry| entry.strip_prefix(name)?.strip_prefix('='))?)
         })
     }
 }
@@ -223,18 +215,17 @@ pub fn parse(groups: &str) -> Option<Container> {
     let mut found: Option<Container> = None;
     for container in paths.filter_map(in_path) {
         // In version 1, controllers may place the process at different depths.
-        let better = match &found {
-            None => true,
-            Some(first) => first.engine == Engine::Unknown && container.engine != Engine::Unknown,
-        };
-        if better {
+        let is_known = container.engine != Engine::Unknown;
+        if found
+            .as_ref()
+            .is_none_or(|first| first.engine == Engine::Unknown && is_known)
+        {
             found = Some(container);
         }
     }
     found
 }
 
-/// Returns the innermost container on a control group path.
 fn in_path(path: &str) -> Option<Container> {
     let mut found = None;
     let mut pod = None;
@@ -293,7 +284,6 @@ fn engine_named(name: &str) -> Engine {
     known.map_or(Engine::Unknown, |(_, engine)| *engine)
 }
 
-/// Returns the container of one group, by its name and the names of its parents.
 fn container_of(part: &str, above: &[&str]) -> Option<(Engine, String)> {
     let parent = above.last().copied().unwrap_or_default();
     let scope = part.strip_suffix(".scope").unwrap_or(part);
@@ -334,14 +324,14 @@ fn container_of(part: &str, above: &[&str]) -> Option<(Engine, String)> {
 /// Returns the name of a systemd machine: `machine-NAME.scope` or `systemd-nspawn@NAME.service`, with
 /// escapes. Virtual machines have the same form and are excluded.
 fn machine(part: &str) -> Option<String> {
-    let name = part
+    let scope = part
         .strip_prefix("machine-")
-        .and_then(|rest| rest.strip_suffix(".scope"))
-        .or_else(|| {
-            part.strip_prefix("systemd-nspawn@")?
-                .strip_suffix(".service")
-        })?;
-    let name = unescape(name);
+        .and_then(|rest| rest.strip_suffix(".scope"));
+    let service = || {
+        part.strip_prefix("systemd-nspawn@")?
+            .strip_suffix(".service")
+    };
+    let name = unescape(scope.or_else(service)?);
     (!name.starts_with("qemu-")).then_some(name)
 }
 
@@ -360,10 +350,8 @@ fn unescape(name: &str) -> String {
     let mut parts = name.split("\\x");
     let mut plain = parts.next().unwrap_or_default().to_owned();
     for part in parts {
-        let code = part
-            .get(..2)
-            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        match code {
+        let hex = part.get(..2);
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
             Some(code) if code.is_ascii() => {
                 plain.push(char::from(code));
                 plain.push_str(&part[2..]);
@@ -377,7 +365,6 @@ fn unescape(name: &str) -> String {
     plain
 }
 
-/// True for a container ID: 64 hexadecimal digits.
 fn is_id(text: &str) -> bool {
     text.len() == 64 && is_hex(text)
 }

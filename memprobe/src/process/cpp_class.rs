@@ -1,18 +1,15 @@
-//! The class of a C++ object, from the type information next to its virtual table. This needs no symbols and
-//! covers every loaded library.
+//! The class of a C++ object in any library, from the type information next to its virtual table.
 
 use super::class_name;
 use super::memory::ReadMemory;
 
-/// The longest class name that is read, in bytes.
 const LONGEST_NAME: usize = 512;
 
 /// The lowest plausible address of a virtual table: none lies in the first page.
 pub const LOWEST: u64 = 0x1000;
 pub const ALIGNMENT: u64 = 8;
 
-/// Returns the address of the type information of a virtual table, and the mangled name in it; `None` if
-/// there is no virtual table at `table`.
+/// Returns the address of a virtual table's type information, and the mangled name in it; `None` without.
 ///
 /// The word before the table's functions points to the type information, whose second word points to the name
 /// (Itanium C++ ABI, 2.5.2 and 2.9.5).
@@ -34,16 +31,5 @@ pub fn name_of(memory: &impl ReadMemory, information: u64) -> Option<String> {
 
 /// Returns the text at an address; `None` if no zero byte ends it within `most` bytes.
 pub fn text(memory: &impl ReadMemory, address: u64, most: usize) -> Option<String> {
-    let mut bytes = Vec::new();
-    while bytes.len() < most {
-        // Pieces end at multiples of 32 bytes, so that no read goes beyond the page in which the text ends.
-        let at = address.checked_add(bytes.len() as u64)?;
-        let piece = memory.read_bytes(at, 32 - at % 32, 32).ok()?;
-        let end = piece.iter().position(|byte| *byte == 0);
-        bytes.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
-        if end.is_some() {
-            return String::from_utf8(bytes).ok();
-        }
-    }
-    None
+    String::from_utf8(memory.read_c_string(address, most).ok()?).ok()
 }

@@ -1,8 +1,7 @@
 //! ELF files of the target: symbols, segments and load addresses.
 //!
-//! PyTorch's libraries have hundreds of megabytes. memprobe reads only the ranges that it needs and never
-//! maps a file: if somebody truncates a mapped file, the reader dies of SIGBUS, whereas `read` returns an
-//! error.
+//! memprobe reads only the ranges that it needs of these huge files, and never maps a file: if somebody truncates
+//! a mapped file, the reader dies of SIGBUS, whereas `read` returns an error.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +17,6 @@ use object::{LittleEndian, pod};
 use super::maps::{MappedFile, Mapping, is_named, open_regular};
 use crate::event::Tgid;
 
-use dynamic::DynamicSegment;
 pub use names::FunctionNames;
 pub use thread_local::ThreadLocalName;
 pub use tracepoints::Tracepoint;
@@ -58,13 +56,21 @@ pub enum ImageKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub offset: u64,
-    /// Bytes in the file.
     pub file_size: u64,
     /// The address before relocation (`p_vaddr`).
     pub vaddr: u64,
-    /// Bytes in memory.
-    pub memory_size: u64,
     pub executable: bool,
+}
+
+impl Segment {
+    fn of(header: &elf::ProgramHeader64<LittleEndian>) -> Self {
+        Self {
+            offset: header.p_offset(LittleEndian),
+            file_size: header.p_filesz(LittleEndian),
+            vaddr: header.p_vaddr(LittleEndian),
+            executable: header.p_flags(LittleEndian).contains(elf::PF_X),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +95,6 @@ pub struct Symbol {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ElfError {
-    /// The file could not be opened or read, or is too short.
     #[error("{0}")]
     Io(#[from] io::Error),
     /// Not a 64-bit little-endian ELF program or library, or a corrupt one.
@@ -119,11 +124,8 @@ impl ElfImage {
     }
 
     fn name_sections(&mut self, names: usize) -> Result<(), ElfError> {
-        let Some(names) = self
-            .sections
-            .get(names)
-            .filter(|names| names.size <= MAX_NAMES_BYTES)
-        else {
+        let names = self.sections.get(names);
+        let Some(names) = names.filter(|names| names.size <= MAX_NAMES_BYTES) else {
             return Ok(());
         };
         let names = self.section_bytes(names)?;
@@ -151,9 +153,8 @@ impl ElfImage {
         self.first_symbol(&[name])
     }
 
-    /// Returns the symbols with these mangled names that the image defines, in the order of `names`; `None`
-    /// for each that it does not define. The dynamic symbols come first, and `.symtab` is read only for names
-    /// that they lack. Each table is scanned once, whatever the number of names.
+    /// Returns the symbols with these mangled names that the image defines, in the order of `names`. `.symtab` is read
+    /// only for names that the dynamic symbols lack. Each table is scanned once, whatever the number of names.
     /// Fails with [`ElfError`] if a symbol table cannot be read; a file without one defines no symbols.
     pub fn symbols(&self, names: &[&str]) -> Result<Vec<Option<Symbol>>, ElfError> {
         self.find(names, |found| found.iter().all(Option::is_some))
@@ -192,7 +193,9 @@ impl ElfImage {
         let strings = self.strings_of(table)?;
         let symbols = self.section_bytes(table)?;
         for symbol in entries::<RawSymbol>(&symbols)? {
-            if symbol.st_shndx(LittleEndian) == elf::SHN_UNDEF || !is_addressed(symbol) {
+            // A symbol in thread-local storage names an offset, not an address.
+            let is_addressed = symbol.st_type() != elf::STT_TLS;
+            if symbol.st_shndx(LittleEndian) == elf::SHN_UNDEF || !is_addressed {
                 continue;
             }
             let Some(tail) = strings.get(symbol.st_name(LittleEndian) as usize..) else {
@@ -215,44 +218,43 @@ impl ElfImage {
     /// `library` is matched as in [`super::maps::Maps::libraries`].
     /// Fails with [`ElfError`] if the list cannot be read; a file without one needs nothing.
     pub fn needs(&self, library: &str) -> Result<bool, ElfError> {
-        let Some(table) = self
-            .sections
-            .iter()
-            .find(|section| section.kind == elf::SHT_DYNAMIC)
-        else {
+        let mut sections = self.sections.iter();
+        let Some(table) = sections.find(|section| section.kind == elf::SHT_DYNAMIC) else {
             return Ok(false);
         };
         let strings = self.strings_of(table)?;
         let bytes = self.section_bytes(table)?;
-        Ok(entries::<RawDynamic>(&bytes)?
-            .iter()
-            .filter(|entry| entry.d_tag(LittleEndian) == elf::DT_NEEDED)
-            .filter_map(|entry| {
-                let start = usize::try_from(entry.d_val(LittleEndian)).ok()?;
-                strings.get(start..)?.split(|&byte| byte == 0).next()
-            })
-            .any(|needed| is_named(needed, library)))
+        let is_it = |entry: &RawDynamic| {
+            let name = text_at(&strings, entry.d_val(LittleEndian));
+            let is_needed = entry.d_tag(LittleEndian) == elf::DT_NEEDED;
+            is_needed && name.is_some_and(|name| is_named(name, library))
+        };
+        Ok(entries(&bytes)?.iter().any(is_it))
     }
 
-    /// Returns the string table that a table's entries refer to.
     fn strings_of(&self, table: &Section) -> Result<Vec<u8>, ElfError> {
         self.section_bytes(self.string_section_of(table)?)
     }
 
     fn string_section_of(&self, table: &Section) -> Result<&Section, ElfError> {
-        usize::try_from(table.link)
+        let linked = usize::try_from(table.link)
             .ok()
-            .and_then(|link| self.sections.get(link))
-            .filter(|section| section.kind == elf::SHT_STRTAB)
-            .ok_or(ElfError::Malformed("a table without its strings"))
+            .and_then(|link| self.sections.get(link));
+        let strings = linked.filter(|section| section.kind == elf::SHT_STRTAB);
+        strings.ok_or(ElfError::Malformed("a table without its strings"))
     }
 
-    /// Returns the file offset of `vaddr`, which a uprobe is attached by. `None` if no file content is loaded
-    /// there (`.bss`).
+    /// Returns the file offset of `vaddr`, for uprobes; `None` if no file content is loaded there (`.bss`).
     pub fn file_offset_of(&self, vaddr: u64) -> Option<u64> {
+        let (segment, within) = self.segment_at(vaddr)?;
+        segment.offset.checked_add(within)
+    }
+
+    /// Returns the first segment with file content at `vaddr`, and the distance from its start.
+    fn segment_at(&self, vaddr: u64) -> Option<(&Segment, u64)> {
         self.segments.iter().find_map(|segment| {
             let within = vaddr.checked_sub(segment.vaddr)?;
-            (within < segment.file_size).then(|| segment.offset.checked_add(within))?
+            (within < segment.file_size).then_some((segment, within))
         })
     }
 
@@ -260,21 +262,14 @@ impl ElfImage {
     /// Fails with [`ElfError::Malformed`] if no file content is loaded at `vaddr`; otherwise [`ElfError::Io`].
     pub fn bytes_at(&self, vaddr: u64, len: usize) -> Result<Vec<u8>, ElfError> {
         let outside = ElfError::Malformed("an address outside of its segments");
-        let Some((segment, within)) = self.segments.iter().find_map(|segment| {
-            let within = vaddr.checked_sub(segment.vaddr)?;
-            (within < segment.file_size).then_some((segment, within))
-        }) else {
-            return Err(outside);
-        };
-        let size = (segment.file_size - within).min(len as u64);
-        self.range(segment.offset.checked_add(within).ok_or(outside)?, size)
+        let found = self.segment_at(vaddr).zip(self.file_offset_of(vaddr));
+        let ((segment, within), offset) = found.ok_or(outside)?;
+        self.range(offset, (segment.file_size - within).min(len as u64))
     }
 
-    /// Returns the load bias: the difference between addresses in memory and in the file, given the mappings
-    /// of this file. It wraps, so use [`u64::wrapping_add`]. `None` if the mappings do not match any segment.
-    ///
-    /// The loader maps a segment from the page of its file offset on. Every mapping that matches a segment
-    /// votes, since parts of the file may be mapped elsewhere too.
+    /// Returns the load bias: the (wrapping) difference between addresses in memory and in the file, given its
+    /// mappings; `None` if they match no segment. The loader maps a segment from the page of its file offset on. Every
+    /// mapping that matches a segment votes, since parts of the file may be mapped elsewhere too.
     pub fn load_bias(&self, mappings: &[Mapping]) -> Option<u64> {
         if self.kind == ImageKind::Fixed {
             return Some(0);
@@ -295,8 +290,8 @@ impl ElfImage {
             }
         }
         let most = votes.iter().map(|&(_, count)| count).max()?;
+        let mut votes = votes.into_iter();
         votes
-            .into_iter()
             .find(|&(_, count)| count == most)
             .map(|(bias, _)| bias)
     }
@@ -304,11 +299,8 @@ impl ElfImage {
     /// Returns the address range and the content of a section, if it has at most `most` bytes.
     pub fn section_contents(&self, name: &str, most: u64) -> Option<(Range<u64>, Vec<u8>)> {
         let section = self.section(name).filter(|section| section.size <= most)?;
-        let bytes = self.section_bytes(section).ok()?;
-        Some((
-            section.vaddr..section.vaddr.checked_add(section.size)?,
-            bytes,
-        ))
+        let end = section.vaddr.checked_add(section.size)?;
+        Some((section.vaddr..end, self.section_bytes(section).ok()?))
     }
 
     fn section_bytes(&self, section: &Section) -> Result<Vec<u8>, ElfError> {
@@ -316,9 +308,8 @@ impl ElfImage {
     }
 
     fn range(&self, offset: u64, size: u64) -> Result<Vec<u8>, ElfError> {
-        let end = offset
-            .checked_add(size)
-            .ok_or(ElfError::Malformed("a range without end"))?;
+        let end = offset.checked_add(size);
+        let end = end.ok_or(ElfError::Malformed("a range without end"))?;
         if size > MAX_SECTION_BYTES || end > self.file.metadata()?.len() {
             return Err(ElfError::Malformed("a part that lies outside of the file"));
         }
@@ -328,9 +319,10 @@ impl ElfImage {
     }
 }
 
-/// True if a symbol names an address rather than an offset in thread-local storage.
-fn is_addressed(symbol: &RawSymbol) -> bool {
-    symbol.st_type() != elf::STT_TLS
+/// Returns the text at an offset of a string table, without the zero byte that ends it.
+fn text_at(strings: &[u8], start: u64) -> Option<&[u8]> {
+    let tail = strings.get(usize::try_from(start).ok()?..)?;
+    tail.split(|&byte| byte == 0).next()
 }
 
 /// Returns the complete entries of a table; an incomplete last one is ignored.
@@ -352,9 +344,8 @@ impl LoadedImage {
     /// Fails with [`ElfError`] also if the mappings do not determine the load bias.
     pub fn open(file: &MappedFile, tgid: Tgid) -> Result<Self, ElfError> {
         let image = ElfImage::from_file(file.open(tgid)?.0)?;
-        let bias = image
-            .load_bias(&file.mappings)
-            .ok_or(ElfError::Malformed("its mappings fit none of its segments"))?;
+        let bias = image.load_bias(&file.mappings);
+        let bias = bias.ok_or(ElfError::Malformed("its mappings fit none of its segments"))?;
         Ok(Self { image, bias })
     }
 
@@ -367,26 +358,21 @@ struct Headers {
     kind: ImageKind,
     segments: Vec<Segment>,
     sections: Vec<Section>,
-    /// The index of the section that holds the section names.
     names: usize,
-    dynamic: Option<DynamicSegment>,
+    dynamic: Option<Segment>,
 }
 
 fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
     let malformed = |_| ElfError::Malformed("broken headers");
     let endian = LittleEndian;
     let header = Header::parse(cache).map_err(|_| ElfError::Malformed("no 64-bit ELF header"))?;
-    header
-        .endian()
-        .map_err(|_| ElfError::Malformed("not little-endian"))?;
+    let is_little = header.endian();
+    is_little.map_err(|_| ElfError::Malformed("not little-endian"))?;
+    let other = ElfError::Malformed("neither a program nor a shared library");
     let kind = match header.e_type(endian) {
         elf::ET_EXEC => ImageKind::Fixed,
         elf::ET_DYN => ImageKind::Relocatable,
-        _ => {
-            return Err(ElfError::Malformed(
-                "neither a program nor a shared library",
-            ));
-        }
+        _ => return Err(other),
     };
     if header.e_phnum(endian) == elf::PN_XNUM {
         return Err(ElfError::Malformed("more segments than an image has"));
@@ -395,21 +381,11 @@ fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
     let dynamic = programs
         .iter()
         .find(|segment| segment.p_type(endian) == elf::PT_DYNAMIC)
-        .map(|segment| DynamicSegment {
-            offset: segment.p_offset(endian),
-            size: segment.p_filesz(endian),
-            vaddr: segment.p_vaddr(endian),
-        });
+        .map(Segment::of);
     let segments = programs
         .iter()
         .filter(|segment| segment.p_type(endian) == elf::PT_LOAD)
-        .map(|segment| Segment {
-            offset: segment.p_offset(endian),
-            file_size: segment.p_filesz(endian),
-            vaddr: segment.p_vaddr(endian),
-            memory_size: segment.p_memsz(endian),
-            executable: segment.p_flags(endian).contains(elf::PF_X),
-        })
+        .map(Segment::of)
         .collect();
     // A file without section headers (`sstrip`, or truncated after its segments) has only the dynamic
     // segment. Files with more than 65,279 sections store their number elsewhere; no linked image has so

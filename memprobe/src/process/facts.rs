@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use super::maps::Maps;
 use super::process_scan;
 use super::root::ProcessRoot;
+use super::status::Status;
 use crate::event::Tgid;
 
 /// The most bytes read of a command line, an environment or a version file.
@@ -15,20 +16,18 @@ const MOST: u64 = 256 << 10;
 /// Returns the command line, joined by spaces; empty if it cannot be read.
 pub fn command_line(tgid: Tgid) -> String {
     let words = read_own(tgid, "cmdline");
-    let words: Vec<_> = words
-        .split(|byte| *byte == 0)
-        .map(String::from_utf8_lossy)
-        .collect();
-    words.join(" ").trim_end().to_owned()
+    let words = String::from_utf8_lossy(&words).replace('\0', " ");
+    words.trim_end().to_owned()
 }
 
 /// Returns the descendants of a process, parents before children, without the process itself.
 pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
-    let processes = process_scan::pids().unwrap_or_default().into_iter();
-    let processes: Vec<_> = processes
-        .map(Tgid)
-        .filter_map(|process| Some((process, parent(process)?)))
-        .collect();
+    let processes = process_scan::pids()
+        .unwrap_or_default()
+        .into_iter()
+        .map(Tgid);
+    let processes = processes.filter_map(|process| Some((process, parent(process)?)));
+    let processes: Vec<_> = processes.collect();
     let mut family = vec![tgid];
     let mut at = 0;
     while let Some(parent) = family.get(at).copied() {
@@ -57,10 +56,7 @@ pub fn ran(tgid: Tgid) -> Option<u64> {
 }
 
 pub fn parent(tgid: Tgid) -> Option<Tgid> {
-    let status = read_own(tgid, "status");
-    let status = String::from_utf8_lossy(&status);
-    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
-    line.trim().parse().ok().map(Tgid)
+    Status::of(tgid).ok()?.parent
 }
 
 /// Returns device and inode of the program that a process runs; `None` if memprobe may not inspect it.

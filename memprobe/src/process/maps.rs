@@ -20,7 +20,6 @@ const DELETED: &[u8] = b" (deleted)";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     pub start: u64,
-    /// The address after the last.
     pub end: u64,
     pub perms: Permissions,
     pub offset: u64,
@@ -59,15 +58,6 @@ impl Mapping {
     pub fn is_file(&self) -> bool {
         self.inode != 0 && self.path.as_os_str().as_bytes().first() == Some(&b'/')
     }
-
-    /// Returns the kernel's own link to the mapped file. It is valid even if the path is unlinked or belongs
-    /// to a chroot or another mount namespace. Needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (`proc(5)`).
-    pub fn map_files_link(&self, tgid: Tgid) -> PathBuf {
-        PathBuf::from(format!(
-            "/proc/{}/map_files/{:x}-{:x}",
-            tgid.0, self.start, self.end
-        ))
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +88,6 @@ impl MappedFile {
         Some(mapping.start + (offset - mapping.offset))
     }
 
-    /// Returns the executable mapping that contains a file offset.
     pub fn code_mapping(&self, offset: u64) -> Option<&Mapping> {
         self.mappings.iter().find(|mapping| {
             let end = mapping.offset.saturating_add(mapping.size());
@@ -109,11 +98,13 @@ impl MappedFile {
     /// Returns paths by which memprobe can open the file, best first. A deleted file has only `map_files`
     /// paths, because its own path may now name another file.
     pub fn paths(&self, tgid: Tgid) -> Vec<PathBuf> {
-        let mut paths: Vec<_> = self
-            .mappings
-            .iter()
-            .map(|mapping| mapping.map_files_link(tgid))
-            .collect();
+        // The kernel's own links are valid even if the path is unlinked or belongs to a chroot or another mount
+        // namespace. They need CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (`proc(5)`).
+        let links = self.mappings.iter().map(|mapping| {
+            let range = format!("{:x}-{:x}", mapping.start, mapping.end);
+            PathBuf::from(format!("/proc/{}/map_files/{range}", tgid.0))
+        });
+        let mut paths: Vec<_> = links.collect();
         if !self.deleted {
             let root = format!("/proc/{}/root", tgid.0);
             // The path of a process in a chroot starts with the path of the chroot.
@@ -126,9 +117,7 @@ impl MappedFile {
     }
 
     /// Opens the file by the first of [`Self::paths`] that works, and returns that path too.
-    ///
-    /// # Errors
-    /// The error of the last path that was tried.
+    /// Fails with the error of the last path that was tried.
     pub fn open(&self, tgid: Tgid) -> io::Result<(File, PathBuf)> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for path in self.paths(tgid) {
@@ -147,14 +136,13 @@ pub(super) fn open_regular(path: &Path) -> io::Result<File> {
         .read(true)
         .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
         .open(path)?;
-    if file.metadata()?.is_file() {
-        Ok(file)
-    } else {
-        Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not a regular file",
-        ))
-    }
+    regular(file)
+}
+
+pub(super) fn regular(file: File) -> io::Result<File> {
+    let is_file = file.metadata()?.is_file();
+    let other = || io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+    is_file.then_some(file).ok_or_else(other)
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -164,9 +152,7 @@ pub struct Maps {
 
 impl Maps {
     /// Reads the maps of a process.
-    ///
-    /// # Errors
-    /// `NotFound` if there is no such process, `PermissionDenied` if memprobe may not inspect it
+    /// Fails with `NotFound` if there is no such process, `PermissionDenied` if memprobe may not inspect it
     /// (`ptrace(2)`, PTRACE_MODE_READ_FSCREDS), and the OS error `ESRCH` if it has just ended.
     pub fn of(tgid: Tgid) -> io::Result<Self> {
         let mut bytes = Vec::new();
@@ -177,10 +163,8 @@ impl Maps {
     }
 
     pub fn parse(text: &[u8]) -> Self {
-        let mut mappings: Vec<_> = text
-            .split(|&byte| byte == b'\n')
-            .filter_map(parse_line)
-            .collect();
+        let lines = text.split(|&byte| byte == b'\n');
+        let mut mappings: Vec<_> = lines.filter_map(parse_line).collect();
         mappings.sort_by_key(|mapping| mapping.start);
         Self { mappings }
     }
@@ -193,9 +177,8 @@ impl Maps {
         let after = self
             .mappings
             .partition_point(|mapping| mapping.start <= address);
-        self.mappings[..after]
-            .last()
-            .filter(|mapping| mapping.contains(address))
+        let last = self.mappings[..after].last();
+        last.filter(|mapping| mapping.contains(address))
     }
 
     /// Returns the mapped files without duplicates, in the order of their first mapping.
@@ -203,18 +186,17 @@ impl Maps {
         let mut files: Vec<MappedFile> = Vec::new();
         let mut index = hashbrown::HashMap::new();
         for mapping in self.mappings.iter().filter(|mapping| mapping.is_file()) {
-            let place = *index
-                .entry((mapping.dev, mapping.inode, &mapping.path))
-                .or_insert_with(|| {
-                    files.push(MappedFile {
-                        path: mapping.path.clone(),
-                        dev: mapping.dev,
-                        inode: mapping.inode,
-                        deleted: mapping.deleted,
-                        mappings: Vec::new(),
-                    });
-                    files.len() - 1
+            let key = (mapping.dev, mapping.inode, &mapping.path);
+            let place = *index.entry(key).or_insert_with(|| {
+                files.push(MappedFile {
+                    path: mapping.path.clone(),
+                    dev: mapping.dev,
+                    inode: mapping.inode,
+                    deleted: mapping.deleted,
+                    mappings: Vec::new(),
                 });
+                files.len() - 1
+            });
             files[place].mappings.push(mapping.clone());
         }
         files
@@ -237,7 +219,6 @@ impl Maps {
         self.files().into_iter().find(is_same)
     }
 
-    /// Returns the first of [`Self::libraries`].
     pub fn library(&self, name: &str) -> Option<MappedFile> {
         self.libraries(name).into_iter().next()
     }
@@ -245,12 +226,9 @@ impl Maps {
 
 /// True if a file name is `name`, or `name` followed by the end of a word.
 pub(super) fn is_named(basename: &[u8], name: &str) -> bool {
-    basename
-        .strip_prefix(name.as_bytes())
-        .is_some_and(|rest| match rest.first() {
-            Some(next) => !next.is_ascii_alphanumeric() && *next != b'_',
-            None => true,
-        })
+    let ends_word = |next: &u8| !next.is_ascii_alphanumeric() && *next != b'_';
+    let rest = basename.strip_prefix(name.as_bytes());
+    rest.is_some_and(|rest| rest.first().is_none_or(ends_word))
 }
 
 fn parse_line(line: &[u8]) -> Option<Mapping> {
@@ -284,17 +262,12 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     })
 }
 
-/// Consumes the text up to the next space.
 fn field<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
-    let end = rest
-        .iter()
-        .position(|&byte| byte == b' ')
-        .unwrap_or(rest.len());
-    let (field, tail) = rest.split_at(end);
+    let end = rest.iter().position(|&byte| byte == b' ');
+    let (field, tail) = rest.split_at(end.unwrap_or(rest.len()));
     *rest = tail.get(1..).unwrap_or_default();
-    (!field.is_empty())
-        .then(|| std::str::from_utf8(field).ok())
-        .flatten()
+    let field = std::str::from_utf8(field).ok();
+    field.filter(|field| !field.is_empty())
 }
 
 fn hex(digits: &str) -> Option<u64> {

@@ -35,10 +35,26 @@ pub trait ReadMemory {
         Ok(bytes)
     }
 
-    /// Like [`Self::read_bytes`], but may return a prefix if only that much is known ([`PartialMemory`]).
-    /// It fails if the first byte is unknown.
+    /// Like [`Self::read_bytes`], but may return a known prefix of at least one byte ([`PartialMemory`]).
     fn read_prefix(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
         self.read_bytes(address, len, limit)
+    }
+
+    /// Reads the bytes up to a zero byte.
+    /// Fails with [`Cause::TooLong`] if none comes before `most` bytes, rounded up to the end of a piece.
+    fn read_c_string(&self, address: u64, most: usize) -> Result<Vec<u8>, Unreadable> {
+        let mut bytes = Vec::new();
+        while bytes.len() < most {
+            // Pieces end at multiples of 32 bytes, so that no read goes beyond the page in which the text ends.
+            let at = address.wrapping_add(bytes.len() as u64);
+            let piece = self.read_bytes(at, 32 - at % 32, 32)?;
+            let end = piece.iter().position(|&byte| byte == 0);
+            bytes.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
+            if end.is_some() {
+                return Ok(bytes);
+            }
+        }
+        Err(Cause::TooLong.at(address))
     }
 
     fn read_each(&self, pieces: &mut [Piece<'_>]) {
@@ -67,12 +83,20 @@ pub struct Piece<'a> {
     pub outcome: Result<(), Unreadable>,
 }
 
-/// Returns a length that the target claims, if it is at most `limit`.
+impl<'a> Piece<'a> {
+    pub fn of(address: u64, into: &'a mut [u8]) -> Self {
+        let outcome = Ok(());
+        Self {
+            address,
+            into,
+            outcome,
+        }
+    }
+}
+
 fn bounded(address: u64, len: u64, limit: usize) -> Result<usize, Unreadable> {
-    usize::try_from(len)
-        .ok()
-        .filter(|&len| len <= limit)
-        .ok_or(Cause::TooLong.at(address))
+    let len = usize::try_from(len).ok().filter(|&len| len <= limit);
+    len.ok_or(Cause::TooLong.at(address))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,7 +115,6 @@ pub enum Cause {
     /// memprobe may not read this process (`ptrace(2)`, PTRACE_MODE_ATTACH_REALCREDS).
     #[error("permission denied")]
     Denied,
-    /// The target claims an implausible length.
     #[error("its length makes no sense")]
     TooLong,
     #[error("something else lies there by now")]
@@ -105,7 +128,6 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// The error of memory at an address.
     pub const fn at(self, address: u64) -> Unreadable {
         Unreadable {
             address,
@@ -151,14 +173,12 @@ impl ProcessMemory {
     }
 }
 
-/// The remote vector of a piece.
 const fn remote(address: u64, len: usize) -> RemoteIoVec {
     let base = address as usize;
     RemoteIoVec { base, len }
 }
 
-/// Appends a remote range and merges it with the last one if they are adjacent; the kernel then looks up the
-/// pages of both together.
+/// Appends a range, or extends the last one: the kernel then looks up the pages of both together.
 fn extend(ranges: &mut Vec<RemoteIoVec>, range: RemoteIoVec) {
     if let Some(last) = ranges.last_mut()
         && last.base.checked_add(last.len) == Some(range.base)

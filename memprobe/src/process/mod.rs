@@ -1,5 +1,4 @@
-//! Facts about a process from `/proc` and its own memory. The target controls all of this data, so every read
-//! is bounded and checked.
+//! Facts about a process from `/proc` and its memory. The target controls them: each read is bounded and checked.
 
 mod build_id;
 pub(crate) mod class_name;

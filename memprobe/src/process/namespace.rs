@@ -14,7 +14,6 @@ pub enum Kind {
     #[strum(serialize = "mnt")]
     Mount,
     Pid,
-    /// Users and capabilities.
     User,
     Net,
     Uts,
@@ -22,7 +21,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// A word for people.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mount => "mount",
@@ -75,8 +73,7 @@ pub fn foreign(tgid: Tgid) -> Vec<Kind> {
     Kind::VARIANTS.iter().copied().filter(is_foreign).collect()
 }
 
-/// True if the root directory of a process differs from memprobe's, as in a chroot or a container. `None` if
-/// it cannot be read.
+/// True if a process has another root directory than memprobe (chroot, container); `None` if unreadable.
 pub fn has_other_root(tgid: Tgid) -> Option<bool> {
     use std::os::unix::fs::MetadataExt as _;
     let link = format!("/proc/{}/root", tgid.0);

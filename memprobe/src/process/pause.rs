@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, waitpid};
 
+use super::status::Status;
 use crate::event::Tgid;
 
-/// The longest wait for the threads of a process to stop. A thread takes less than 0.1 ms, unless the kernel
-/// is busy on its behalf.
+/// The longest wait for threads to stop. One takes less than 0.1 ms, unless the kernel is busy for it.
 const MAX_WAIT: Duration = Duration::from_millis(500);
 
 /// The wait after which the state of a running thread is read. A thread in uninterruptible sleep within the
@@ -28,29 +28,23 @@ const LOOK_AFTER: Duration = Duration::from_millis(10);
 const MAX_RELEASE: Duration = Duration::from_millis(100);
 
 const MAX_THREADS: usize = 65_536;
-
-/// Waits shorter than this poll without sleeping.
 const SPIN: Duration = Duration::from_micros(300);
 
 /// Flags of `waitpid` for threads of other processes (`__WALL`), without blocking.
 const WAIT: WaitOptions =
     WaitOptions::NOHANG.union(WaitOptions::from_bits_retain(libc::__WALL as u32));
 
-/// The reason why a process cannot be stopped. Each message ends with what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum PauseError {
     #[error("it has ended.\nFind the right process with `pgrep -af python`")]
     Gone,
-    /// memprobe may not trace the process.
     #[error("it may not be stopped.\nRun memprobe with sudo")]
     Denied,
-    /// A process with this PID, such as a debugger, traces it already.
     #[error(
         "a debugger is attached to it (PID {0}), so it cannot be stopped.\nDetach the debugger, or read the process \
          while it runs with --nonblocking"
     )]
     Traced(u32),
-    /// The thread with this ID did not stop in time.
     #[error(
         "its thread {0} did not stop within {most} ms.\nTry again, or read the process while it runs with --nonblocking",
         most = MAX_WAIT.as_millis()
@@ -78,10 +72,8 @@ impl From<io::Error> for PauseError {
     }
 }
 
-/// Runs `work` while a process is paused, and returns how long the pause was.
-///
-/// A separate thread does this, because the kernel ties tracing to the tracing thread: once it ends, no
-/// thread of the process stays stopped.
+/// Runs `work` while a process is paused, and returns how long the pause was. A separate thread does this, because
+/// the kernel ties tracing to the tracing thread: once it ends, no thread of the process stays stopped.
 /// Fails with [`PauseError`]; the process then runs as before.
 ///
 /// # Panics
@@ -91,9 +83,10 @@ pub fn while_paused<R: Send>(
     work: impl FnOnce() -> R + Send,
 ) -> Result<(R, Duration), PauseError> {
     let traced = || {
-        let pause = Pause::of(tgid)?;
+        let mut pause = Pause::of(tgid)?;
         let result = work();
-        Ok((result, pause.release()))
+        pause.resume();
+        Ok((result, pause.since.elapsed()))
     };
     let ended = thread::scope(|scope| scope.spawn(traced).join());
     ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -114,7 +107,6 @@ enum Thread {
     Gone,
 }
 
-/// A process whose threads are stopped.
 struct Pause {
     threads: BTreeMap<i32, Thread>,
     since: Instant,
@@ -142,7 +134,6 @@ impl Pause {
         }
     }
 
-    /// Asks every new thread to stop; true if there was any.
     fn ask_new(&mut self, tgid: Tgid) -> Result<bool, PauseError> {
         let mut any = false;
         for entry in fs::read_dir(format!("/proc/{}/task", tgid.0))? {
@@ -169,8 +160,7 @@ impl Pause {
     fn wait(&mut self, tgid: Tgid, deadline: Instant) -> Result<(), PauseError> {
         let start = Instant::now();
         loop {
-            let waiting = self.look(start.elapsed() > LOOK_AFTER, tgid)?;
-            let Some(waiting) = waiting else {
+            let Some(waiting) = self.look(start.elapsed() > LOOK_AFTER, tgid)? else {
                 return Ok(());
             };
             if Instant::now() > deadline {
@@ -184,7 +174,6 @@ impl Pause {
         }
     }
 
-    /// Polls the threads that were asked to stop, and returns one that has not.
     fn look(&mut self, also_in_kernel: bool, tgid: Tgid) -> Result<Option<i32>, PauseError> {
         let mut waiting = None;
         for (&tid, thread) in &mut self.threads {
@@ -202,11 +191,6 @@ impl Pause {
         Ok(waiting)
     }
 
-    fn release(mut self) -> Duration {
-        self.resume();
-        self.since.elapsed()
-    }
-
     fn resume(&mut self) {
         let held = |thread: &Thread| !matches!(thread, Thread::Gone);
         let deadline = Instant::now() + MAX_RELEASE;
@@ -217,8 +201,7 @@ impl Pause {
                     *thread = Thread::Gone;
                 }
             }
-            // A thread within the kernel can be detached only once it stops. If it takes too long, the kernel
-            // detaches it when this thread ends.
+            // A thread within the kernel can be detached only once it stops, at the latest when this one ends.
             if !self.threads.values().any(held) || Instant::now() > deadline {
                 return;
             }
@@ -238,20 +221,15 @@ impl Drop for Pause {
     }
 }
 
-/// Interprets a failed request to stop a thread.
 fn not_asked(tgid: Tgid, tid: i32, error: io::Error) -> Result<Thread, PauseError> {
     if Errno::from_io_error(&error) == Some(Errno::SRCH) {
         return Ok(Thread::Gone);
     }
     // A zombie cannot be traced (`ptrace_attach`).
-    match state(tgid, tid) {
-        None | Some('Z' | 'X') => return Ok(Thread::Gone),
-        Some(_) => {}
+    if matches!(state(tgid, tid), None | Some('Z' | 'X')) {
+        return Ok(Thread::Gone);
     }
-    match tracer(tgid, tid) {
-        Some(tracer) => Err(PauseError::Traced(tracer)),
-        None => Err(error.into()),
-    }
+    Err(tracer(tgid, tid).map_or_else(|| error.into(), PauseError::Traced))
 }
 
 fn state(tgid: Tgid, tid: i32) -> Option<char> {
@@ -262,13 +240,10 @@ fn state(tgid: Tgid, tid: i32) -> Option<char> {
 }
 
 fn tracer(tgid: Tgid, tid: i32) -> Option<u32> {
-    let number = |path: String, field| {
-        let status = fs::read_to_string(path).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix(field))?;
-        line.trim().parse().ok().filter(|&number| number != 0)
-    };
-    let thread: u32 = number(format!("/proc/{}/task/{tid}/status", tgid.0), "TracerPid:")?;
-    Some(number(format!("/proc/{thread}/status"), "Tgid:").unwrap_or(thread))
+    let status = Status::read(format!("/proc/{}/task/{tid}/status", tgid.0)).ok()?;
+    let thread = status.tracer?;
+    let of_thread = Status::of(Tgid(thread)).ok().and_then(|status| status.tgid);
+    Some(of_thread.map_or(thread, |Tgid(tgid)| tgid))
 }
 
 fn ask(tid: i32) -> io::Result<()> {
@@ -276,8 +251,7 @@ fn ask(tid: i32) -> io::Result<()> {
     request(libc::PTRACE_INTERRUPT, tid, 0)
 }
 
-/// Resumes a stopped thread and delivers the signal it was about to get. Errors are ignored: a thread that
-/// was killed meanwhile needs no resume.
+/// Resumes a stopped thread and delivers its signal. A thread that was killed meanwhile is no error.
 fn detach(tid: i32, signal: i32) {
     let _ = request(libc::PTRACE_DETACH, tid, signal);
 }

@@ -16,15 +16,13 @@ const LIBRARIES: [&[u8]; 3] = [b"/libcuda.so", b"/libcudart.so", b"/libc10_cuda.
 /// The dynamic loader of glibc, which maps a process's libraries.
 const LOADER: &[u8] = b"/ld-linux-x86-64.so";
 
-/// The most bytes read of one maps file; the rest is ignored.
 const MOST: u64 = 16 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Processes that have mapped a CUDA library and were not reported before.
     pub users: Vec<Tgid>,
-    /// One process for each dynamic loader file not seen before. A probe on that file reports when processes
-    /// that share it map libraries.
+    /// One process for each dynamic loader file not seen before; a probe on that file reports mapped libraries.
     pub loaders: Vec<Tgid>,
 }
 
@@ -44,7 +42,6 @@ enum ProcessState {
     },
 }
 
-/// The longest interval between two checks of a process, in scans.
 const LONGEST_PAUSE: u32 = 64;
 
 impl HostScan {
@@ -96,7 +93,6 @@ impl HostScan {
     }
 }
 
-/// The processes of the host.
 pub(super) fn pids() -> io::Result<Vec<u32>> {
     let mut pids = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -145,18 +141,15 @@ fn uses_cuda(maps: &[u8]) -> bool {
 
 /// Returns device, inode and path of the dynamic loader, as its maps lines contain them.
 fn loader(maps: &[u8]) -> Option<&[u8]> {
-    lines(maps, LOADER).next()?.splitn(4, is_space).nth(3)
+    let line = lines(maps, LOADER).next()?;
+    line.splitn(4, |byte| *byte == b' ').nth(3)
 }
 
 /// True if the mapping is executable. A file that is only read, as memprobe does, does not count.
 fn is_code(line: &[u8]) -> bool {
     // "start-end perms offset device inode path".
-    let perms = line.splitn(3, is_space).nth(1);
+    let perms = line.splitn(3, |byte| *byte == b' ').nth(1);
     perms.is_some_and(|perms| perms.contains(&b'x'))
-}
-
-fn is_space(byte: &u8) -> bool {
-    *byte == b' '
 }
 
 fn lines<'a>(maps: &'a [u8], name: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {

@@ -6,13 +6,10 @@ use std::fs::File;
 use super::facts;
 use crate::event::Tgid;
 
-/// The rank of a process in a distributed job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
     pub global: u32,
-    /// The rank on this machine.
     pub local: Option<u32>,
-    /// The number of processes in the whole job.
     pub world: Option<u32>,
 }
 
@@ -46,7 +43,6 @@ impl Rank {
         Self::parse(&facts::read(environment))
     }
 
-    /// Parses an environment: `NAME=value` entries, each ended by a zero byte.
     fn parse(environment: &[u8]) -> Option<Self> {
         let variables: HashMap<&str, u32> = environment
             .split(|byte| *byte == 0)

@@ -8,6 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
+use super::maps::regular;
 use crate::event::Tgid;
 
 /// The root directory of a process. Symbolic links resolve as for the process: an absolute one starts at the
@@ -16,54 +17,37 @@ pub struct ProcessRoot {
     directory: OwnedFd,
     /// memprobe's path of that directory: `/` unless the process is in a chroot.
     named: PathBuf,
-    /// memprobe's path of the process's working directory.
     working: Option<PathBuf>,
 }
 
 impl ProcessRoot {
     /// Opens the root directory of a process.
-    ///
-    /// # Errors
-    /// `NotFound` if there is no such process, `PermissionDenied` if memprobe may not inspect it.
+    /// Fails with `NotFound` if there is no such process, `PermissionDenied` if memprobe may not inspect it.
     pub fn of(tgid: Tgid) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{}", tgid.0));
         let link = process.join("root");
-        let directory = openat(
-            CWD,
-            &link,
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self {
-            directory,
+            directory: openat(CWD, &link, flags, Mode::empty())?,
             named: fs::read_link(&link)?,
             working: fs::read_link(process.join("cwd")).ok(),
         })
     }
 
-    /// Opens a regular file by the process's path; relative paths start at its working directory. Does not
-    /// block on a FIFO.
+    /// Opens a regular file by the process's path, relative to its working directory; no FIFO blocks it.
     pub fn open(&self, path: &Path) -> io::Result<File> {
         let path = self.below_root(path)?;
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let opened = match openat2(&self.directory, &path, flags, Mode::empty(), resolve) {
-            // A seccomp filter may not know `openat2` (Linux 5.6). Then only a path without links is safe to
-            // open.
+            // A seccomp filter may not know `openat2` (Linux 5.6). Then only a path without links is safe.
             Err(Errno::NOSYS | Errno::PERM) => {
                 let flags = flags | OFlags::NOFOLLOW;
                 openat(&self.directory, &path, flags, Mode::empty())
             }
             opened => opened,
         };
-        let file = File::from(opened?);
-        match file.metadata()?.is_file() {
-            true => Ok(file),
-            false => Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "not a regular file",
-            )),
-        }
+        regular(File::from(opened?))
     }
 
     /// Opens a regular file by the path that `/proc/PID/maps` and the like show to memprobe. For a process in
@@ -72,7 +56,6 @@ impl ProcessRoot {
         self.open(&self.inside(path))
     }
 
-    /// Converts a path shown to memprobe into the process's path.
     fn inside(&self, path: &Path) -> PathBuf {
         match path.strip_prefix(&self.named) {
             Ok(within) => Path::new("/").join(within),
@@ -80,17 +63,16 @@ impl ProcessRoot {
         }
     }
 
-    /// Returns the path relative to the root, without a leading `/`.
     fn below_root(&self, path: &Path) -> io::Result<PathBuf> {
         let whole = match (path.is_absolute(), &self.working) {
             (true, _) => path.to_owned(),
             (false, Some(working)) => self.inside(working).join(path),
             (false, None) => return Err(io::ErrorKind::NotFound.into()),
         };
-        Ok(whole
+        let below = whole
             .components()
-            .filter(|part| !matches!(part, Component::RootDir))
-            .collect())
+            .filter(|part| !matches!(part, Component::RootDir));
+        Ok(below.collect())
     }
 }
 

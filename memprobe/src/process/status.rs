@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::path::Path;
 
 use crate::event::Tgid;
 
@@ -18,9 +19,12 @@ pub struct Status {
     pub tgids: Vec<Tgid>,
     /// `NSpid`: like `tgids`, for the thread that the file describes.
     pub tids: Vec<u32>,
-    /// The effective user ID in `Uid`.
     pub uid: Option<u32>,
-    /// `Threads`.
+    /// The process of the thread that the file describes.
+    pub tgid: Option<Tgid>,
+    pub parent: Option<Tgid>,
+    /// `TracerPid`: the thread that traces this one.
+    pub tracer: Option<u32>,
     pub threads: Option<u64>,
     /// `CapEff`: the effective capabilities.
     pub effective: Capabilities,
@@ -32,18 +36,17 @@ pub struct Status {
 
 impl Status {
     /// Reads the status of a process.
-    ///
-    /// # Errors
-    /// `NotFound` if there is no such process, and `ESRCH` if it has just ended.
+    /// Fails with `NotFound` if there is no such process, and `ESRCH` if it has just ended.
     pub fn of(tgid: Tgid) -> io::Result<Self> {
-        Self::read(&format!("/proc/{}/status", tgid.0))
+        Self::read(format!("/proc/{}/status", tgid.0))
     }
 
     pub fn of_memprobe() -> io::Result<Self> {
         Self::read("/proc/self/status")
     }
 
-    fn read(path: &str) -> io::Result<Self> {
+    /// Reads a status file, such as that of a thread.
+    pub fn read(path: impl AsRef<Path>) -> io::Result<Self> {
         let mut bytes = Vec::new();
         File::open(path)?.take(MOST).read_to_end(&mut bytes)?;
         Ok(Self::parse(&String::from_utf8_lossy(&bytes)))
@@ -63,6 +66,9 @@ impl Status {
                 "NStgid" => status.tgids = numbers().map(Tgid).collect(),
                 "NSpid" => status.tids = numbers().collect(),
                 "Uid" => status.uid = numbers().nth(1),
+                "Tgid" => status.tgid = value.parse().ok().map(Tgid),
+                "PPid" => status.parent = value.parse().ok().map(Tgid),
+                "TracerPid" => status.tracer = value.parse().ok().filter(|&tracer| tracer != 0),
                 "Threads" => status.threads = value.parse().ok(),
                 "CapEff" => status.effective = Capabilities::parse(value),
                 "CapBnd" => status.bounding = Capabilities::parse(value),
@@ -102,7 +108,6 @@ impl Capability {
     /// Open `/proc/PID/map_files` (5.9).
     pub const CHECKPOINT_RESTORE: Self = Self(40, "CAP_CHECKPOINT_RESTORE");
 
-    /// The capabilities that memprobe needs.
     pub const USED: [Self; 5] = [
         Self::SYS_ADMIN,
         Self::SYS_PTRACE,
@@ -125,7 +130,6 @@ impl Capabilities {
         self.0 >> capability.0 & 1 == 1
     }
 
-    /// Returns the names of those that memprobe needs.
     pub fn used(self) -> Vec<&'static str> {
         let used = Capability::USED.into_iter();
         used.filter(|capability| self.has(*capability))

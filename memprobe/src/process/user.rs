@@ -3,10 +3,8 @@ use nix::unistd::{Uid, User};
 /// Returns the user name that memprobe's system has for an ID, as `ps` shows it. `None` for unknown users,
 /// such as those that exist only in a container.
 pub fn name(uid: u32) -> Option<String> {
-    User::from_uid(Uid::from_raw(uid))
-        .ok()
-        .flatten()
-        .map(|user| user.name)
+    let user = User::from_uid(Uid::from_raw(uid)).ok()?;
+    user.map(|user| user.name)
 }
 
 #[cfg(test)]

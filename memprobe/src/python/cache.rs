@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 use memprobe_common::FrameRecord;
 
-use super::code::{self, Code, CodePosition};
+use super::code::{Code, CodePosition, CodeReader};
 use super::detect::PythonProcess;
 use super::layout::{FrameLayout, Instructions, PythonLayout};
 use crate::event::Frame;
@@ -30,28 +30,23 @@ impl Default for Limits {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
-    /// Code objects read from the target.
     pub read: u64,
     /// Code objects dropped to stay within the limits.
     pub evicted: u64,
     /// Addresses found to hold another code object than before.
     pub replaced: u64,
-    /// Frames whose code object could not be read.
     pub unreadable: u64,
 }
 
-/// The result of resolving one of the kernel's frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved {
     Frame(Frame),
-    /// A frame that a Python traceback would not show: the interpreter's own trampoline, or a frame that is
-    /// still being set up.
+    /// A frame that no traceback shows: the interpreter's own trampoline, or one that is still being set up.
     Skip,
     /// The code object cannot be read, or is another one by now.
     Unreadable,
 }
 
-/// The code objects of one process, by address.
 #[derive(Debug)]
 pub struct CodeCache {
     layout: PythonLayout,
@@ -60,7 +55,6 @@ pub struct CodeCache {
     codes: HashMap<u64, Cached>,
     names: HashSet<Arc<str>>,
     line_table_bytes: usize,
-    /// Increases with every use.
     clock: u64,
     counters: CacheCounters,
 }
@@ -68,7 +62,6 @@ pub struct CodeCache {
 #[derive(Debug)]
 struct Cached {
     code: Code,
-    /// The value of `clock` at the last use.
     used: u64,
 }
 
@@ -103,11 +96,9 @@ impl CodeCache {
         self.codes.is_empty()
     }
 
-    /// Resolves the frame that ran `code` at `instr` and was owned by `owner`. Each call checks in the target
-    /// that the cached code object is still there: a Python program may free it and reuse its address.
-    ///
-    /// After the process has ended, the cached state stays valid. The caller must [`Self::forget`] code
-    /// objects that it learns were freed before.
+    /// Resolves the frame that ran `code` at `instr` and was owned by `owner`. Each call checks in the target that
+    /// the cached code object is still there. After the process has ended, the cache stays valid, and the caller
+    /// must [`Self::forget`] code objects that it learns were freed before.
     pub fn resolve(
         &mut self,
         memory: &impl ReadMemory,
@@ -118,13 +109,9 @@ impl CodeCache {
         if is_shim(&self.layout.frame, owner) {
             return Resolved::Skip;
         }
-        let resolved = match self.load(memory, code) {
-            Ok(code) => frame_of(code, instr, owner),
-            Err(_) => Resolved::Unreadable,
-        };
-        if resolved == Resolved::Unreadable {
-            self.counters.unreadable += 1;
-        }
+        let code = self.load(memory, code);
+        let resolved = code.map_or(Resolved::Unreadable, |code| frame_of(code, instr, owner));
+        self.counters.unreadable += u64::from(resolved == Resolved::Unreadable);
         resolved
     }
 
@@ -152,9 +139,17 @@ impl CodeCache {
         if is_shim(&self.layout.frame, owner) {
             return Resolved::Skip;
         }
-        match code::read_freed_code(copy, &self.layout, self.code_type, code) {
+        match self.reader(copy).read_freed(code) {
             Ok(code) => frame_of(&code, instr, owner),
             Err(_) => Resolved::Unreadable,
+        }
+    }
+
+    fn reader<'a, M>(&'a self, memory: &'a M) -> CodeReader<'a, M> {
+        CodeReader {
+            memory,
+            layout: &self.layout,
+            code_type: self.code_type,
         }
     }
 
@@ -164,22 +159,17 @@ impl CodeCache {
         }
     }
 
-    /// Returns the code object that lies at `address` now, cached or newly read.
     fn load(&mut self, memory: &impl ReadMemory, address: u64) -> Result<&Code, Unreadable> {
         if !self.is_current(memory, address)? {
-            let read = code::read_code(memory, &self.layout, self.code_type, address)?;
+            let read = self.reader(memory).read(address)?;
             self.counters.read += 1;
             self.keep(address, read);
         }
         self.clock += 1;
-        let clock = self.clock;
-        match self.codes.get_mut(&address) {
-            Some(cached) => {
-                cached.used = clock;
-                Ok(&cached.code)
-            }
-            None => Err(Cause::NotAsExpected.at(address)),
-        }
+        let cached = self.codes.get_mut(&address);
+        let cached = cached.ok_or(Cause::NotAsExpected.at(address))?;
+        cached.used = self.clock;
+        Ok(&cached.code)
     }
 
     /// True if the code object at `address` is cached and still there; drops it from the cache otherwise.
@@ -187,7 +177,7 @@ impl CodeCache {
         let Some(cached) = self.codes.get(&address) else {
             return Ok(false);
         };
-        match code::fingerprint(memory, &self.layout, self.code_type, address) {
+        match self.reader(memory).fingerprint(address) {
             Ok(now) if now == cached.code.fingerprint => Ok(true),
             Ok(_) => {
                 self.counters.replaced += 1;
@@ -212,18 +202,14 @@ impl CodeCache {
         self.codes.insert(address, Cached { code, used });
     }
 
-    /// Drops the least recently used code objects, one eighth at a time, until a new one with `bytes` of line
-    /// table fits.
+    /// Drops the least recently used code objects, by eighths, until a new one with `bytes` of line table fits.
     fn evict_for(&mut self, bytes: usize) {
         while !self.codes.is_empty()
             && (self.codes.len() >= self.limits.codes
                 || self.line_table_bytes + bytes > self.limits.line_table_bytes)
         {
-            let mut ages: Vec<_> = self
-                .codes
-                .iter()
-                .map(|(&address, cached)| (cached.used, address))
-                .collect();
+            let codes = self.codes.iter();
+            let mut ages: Vec<_> = codes.map(|(at, cached)| (cached.used, *at)).collect();
             let part = ages.len().div_ceil(8);
             ages.select_nth_unstable(part - 1);
             for &(_, address) in &ages[..part] {
@@ -233,7 +219,6 @@ impl CodeCache {
         }
     }
 
-    /// Makes equal names share their memory.
     fn intern(&mut self, name: &mut Arc<str>) {
         // Each code object holds two names, so this many can be in use.
         let most = self.limits.codes * 2;
@@ -252,7 +237,6 @@ pub(super) fn is_shim(layout: &FrameLayout, owner: u8) -> bool {
     layout.first_shim_owner.is_some_and(|first| owner >= first)
 }
 
-/// Returns the line of a frame that runs `code`.
 fn frame_of(code: &Code, instr: u64, owner: u8) -> Resolved {
     let place = code.place_of(instr);
     if place == CodePosition::Elsewhere {
@@ -272,6 +256,7 @@ fn frame_of(code: &Code, instr: u64, owner: u8) -> Resolved {
 #[cfg(test)]
 mod tests {
     use super::super::fake::{CODE_TYPE, FakeCode};
+    use super::super::layout::{BytesLayout, ObjectLayout};
     use super::super::versions::LAYOUTS;
     use super::*;
     use crate::process::memory::fake::FakeMemory;
@@ -438,7 +423,7 @@ mod tests {
     fn a_code_object_that_nobody_holds_any_more_is_read_until_it_is_freed() {
         for layout in &LAYOUTS {
             let mut memory = memory_with(&TRAIN, layout);
-            let references = TRAIN.address + u64::from(layout.object.references);
+            let references = TRAIN.address + u64::from(ObjectLayout::REFERENCES);
             memory.write(references, &0_u64.to_le_bytes());
             let mut cache = cache_for(layout);
             let resolved = cache.resolve(&memory, TRAIN.address, TRAIN.instr(layout, 1), 0);
@@ -468,7 +453,7 @@ mod tests {
     /// its parts, with no reference to the object left.
     fn freed(code: &FakeCode, layout: &'static PythonLayout, table_bytes: usize) -> PartialMemory {
         let mut memory = memory_with(code, layout);
-        let references = code.address + u64::from(layout.object.references);
+        let references = code.address + u64::from(ObjectLayout::REFERENCES);
         memory.write(references, &0_u64.to_le_bytes());
         memory.copies_of(&[
             (code.address, 208),
@@ -511,7 +496,7 @@ mod tests {
     fn instructions_beyond_a_partial_line_table_have_no_line() {
         for layout in &LAYOUTS {
             // The entries of three lines have two bytes each; the last is cut in the middle.
-            let copy = freed(&TRAIN, layout, usize::from(layout.bytes.data) + 5);
+            let copy = freed(&TRAIN, layout, usize::from(BytesLayout::DATA) + 5);
             let cache = cache_for(layout);
             let at = |unit| cache.resolve_freed(&copy, TRAIN.address, TRAIN.instr(layout, unit), 0);
             assert_eq!(line(&at(3)), Some(42));

@@ -4,36 +4,32 @@
 use hashbrown::HashSet;
 
 use super::cache::is_shim;
-use super::code::{self, CodePosition};
+use super::code::{CodePosition, CodeReader};
 use super::layout::PythonLayout;
 use super::slot::{self, StatePath};
 use super::threads::{self, RawFrame, ThreadState};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
 
-/// Attempts to read the stack of one thread, which may change meanwhile.
 const STACK_ATTEMPTS: usize = 8;
 
-/// A contradiction between a process and the layout of its version. A `native_thread_id` is the thread ID in the
-/// thread's own PID namespace.
+/// A contradiction between a process and the layout of its version. A thread is named by its ID in its own
+/// PID namespace (`native_thread_id`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
     #[error("its list of threads: {0}")]
     Threads(Unreadable),
     #[error("it has no Python thread")]
     NoThreads,
-    #[error("thread {native_thread_id} keeps {value:#x} where its thread state should be")]
-    State { native_thread_id: u64, value: u64 },
+    #[error("thread {0} keeps {1:#x} where its thread state should be")]
+    State(u64, u64),
     /// No location, or more than one, holds its own state in every thread.
-    #[error("{places} places are found where every thread keeps its state")]
-    NoWay { places: usize },
+    #[error("{0} places are found where every thread keeps its state")]
+    NoWay(usize),
     /// The code of a frame is no code object, or does not contain the frame's instruction.
-    #[error("the stack of thread {native_thread_id}: {cause}")]
-    Stack {
-        native_thread_id: u64,
-        cause: Unreadable,
-    },
-    #[error("the stack of thread {native_thread_id} has no end")]
-    EndlessStack { native_thread_id: u64 },
+    #[error("the stack of thread {0}: {1}")]
+    Stack(u64, Unreadable),
+    #[error("the stack of thread {0} has no end")]
+    EndlessStack(u64),
     #[error("none of its threads could be read")]
     NothingProved,
     /// No thread runs anything, and the offsets have no other confirmation.
@@ -55,20 +51,15 @@ pub struct Claim<'a> {
 pub enum LayoutIs {
     /// Offsets of the official build, which were tested.
     Tested,
-    /// Other offsets that the interpreter itself reports. They need at least one thread with frames as
-    /// evidence.
+    /// Other offsets that the interpreter itself reports; a thread with frames must confirm them.
     OnlyTold,
 }
 
 /// Validates a claim on every thread and returns the threads. Each thread must find its own state, whether it
-/// holds the GIL or not. Each stack must be a finite chain of frames whose code objects are readable and
-/// contain the frame's instruction.
+/// holds the GIL or not, and its stack must be a finite chain of frames with readable code objects.
 ///
-/// `is_alive` tells for a `native_thread_id` if the thread still exists: a state may outlive its thread, and
-/// then it is no evidence.
-///
-/// # Errors
-/// The first [`Mismatch`]. The process keeps running meanwhile, so a caller should retry first.
+/// A state may outlive its thread (`is_alive` takes a `native_thread_id`); then it is no evidence.
+/// Fails with the first [`Mismatch`]. The process keeps running, so a caller should retry first.
 pub fn validate(
     memory: &impl ReadMemory,
     claim: &Claim<'_>,
@@ -88,10 +79,7 @@ pub fn validate(
         if !found.is_ok_and(|value| of_thread[&state.thread_id].contains(&value)) {
             if is_alive(native_thread_id) {
                 let value = found.unwrap_or_default();
-                return Err(Mismatch::State {
-                    native_thread_id,
-                    value,
-                });
+                return Err(Mismatch::State(native_thread_id, value));
             }
             continue;
         }
@@ -113,26 +101,20 @@ fn validate_stack(
     state: &ThreadState,
     known_codes: &mut HashSet<u64>,
 ) -> Result<(), Mismatch> {
-    let native_thread_id = state.native_thread_id;
-    let rules = &claim.layout.frame;
+    let thread = state.native_thread_id;
     let mut result = Ok(());
     for _ in 0..STACK_ATTEMPTS {
-        result = match threads::frames(memory, claim.layout, state.address) {
-            Ok(chain) if chain.truncated => Err(Mismatch::EndlessStack { native_thread_id }),
-            Ok(chain) => chain
-                .frames
-                .iter()
-                .filter(|frame| !is_shim(rules, frame.owner))
-                .try_for_each(|frame| validate_frame(memory, claim, frame, known_codes))
-                .map_err(|cause| Mismatch::Stack {
-                    native_thread_id,
-                    cause,
-                }),
-            Err(cause) => Err(Mismatch::Stack {
-                native_thread_id,
-                cause,
-            }),
-        };
+        let chain = claim.layout.frames(memory, state.address);
+        if chain.as_ref().is_ok_and(|chain| chain.truncated) {
+            result = Err(Mismatch::EndlessStack(thread));
+            continue;
+        }
+        let validated = chain.and_then(|chain| {
+            let is_code = |frame: &&RawFrame| !is_shim(&claim.layout.frame, frame.owner);
+            let mut frames = chain.frames.iter().filter(is_code);
+            frames.try_for_each(|frame| validate_frame(memory, claim, frame, known_codes))
+        });
+        result = validated.map_err(|cause| Mismatch::Stack(thread, cause));
         if result.is_ok() {
             break;
         }
@@ -149,7 +131,13 @@ fn validate_frame(
     if known_codes.contains(&frame.code) {
         return Ok(());
     }
-    let code = code::read_code(memory, claim.layout, claim.code_type, frame.code)?;
+    let (layout, code_type) = (claim.layout, claim.code_type);
+    let reader = CodeReader {
+        memory,
+        layout,
+        code_type,
+    };
+    let code = reader.read(frame.code)?;
     if code.place_of(frame.instr) == CodePosition::Elsewhere {
         return Err(Cause::NotAsExpected.at(frame.address));
     }
@@ -207,7 +195,7 @@ mod tests {
         let mut point = |from: u64, offset: u32, to: u64| {
             memory.write(from + u64::from(offset), &to.to_le_bytes());
         };
-        point(INTERPRETER, layout.interpreter.threads.into(), STATE);
+        point(INTERPRETER, layout.interpreter_threads.into(), STATE);
         point(STATE, thread.interpreter.into(), INTERPRETER);
         point(STATE, thread.thread_id.into(), THREAD);
         match thread.native_thread_id {
@@ -256,10 +244,7 @@ mod tests {
         let claim = claim(layout, 4);
         assert_eq!(
             validate(&memory, &claim, |_| true),
-            Err(Mismatch::State {
-                native_thread_id: 4242,
-                value: 0
-            })
+            Err(Mismatch::State(4242, 0))
         );
         assert_eq!(
             validate(&memory, &claim, |_| false),
@@ -275,10 +260,7 @@ mod tests {
             memory.write(FRAME + u64::from(layout.frame.code), &STATE.to_le_bytes());
             assert!(matches!(
                 validate(&memory, &claim, |_| true),
-                Err(Mismatch::Stack {
-                    native_thread_id: 4242,
-                    ..
-                })
+                Err(Mismatch::Stack(4242, _))
             ));
         }
     }
@@ -292,7 +274,7 @@ mod tests {
             memory.write(FRAME + u64::from(layout.frame.instr), &beyond.to_le_bytes());
             assert!(matches!(
                 validate(&memory, &claim, |_| true),
-                Err(Mismatch::Stack { .. })
+                Err(Mismatch::Stack(..))
             ));
         }
     }
@@ -322,7 +304,7 @@ mod tests {
         let mut memory = one_thread(layout, claim.way);
         let base = STATE + u64::from(layout.thread.base_frame.unwrap());
         memory.write(base, &FRAME.to_le_bytes());
-        let chain = threads::frames(&memory, layout, STATE).unwrap();
+        let chain = layout.frames(&memory, STATE).unwrap();
         assert_eq!(chain.frames, []);
     }
 
@@ -337,9 +319,7 @@ mod tests {
             );
             assert_eq!(
                 validate(&memory, &claim, |_| true),
-                Err(Mismatch::EndlessStack {
-                    native_thread_id: 4242
-                })
+                Err(Mismatch::EndlessStack(4242))
             );
             memory.write(STATE + u64::from(layout.thread.next), &STATE.to_le_bytes());
             assert!(matches!(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::layout::{Instructions, LineFormat, PythonLayout};
+use super::layout::{BytesLayout, Instructions, LineFormat, ObjectLayout, PythonLayout};
 use super::line_table;
 use super::lnotab::{line_by_increments, line_by_ranges};
 use super::text::{self, field};
@@ -11,7 +11,6 @@ use crate::process::memory::{Cause, ReadMemory, Unreadable};
 /// The most bytes read of a line table; functions of 100,000 lines have less.
 const MAX_LINE_TABLE_BYTES: usize = 1 << 20;
 
-/// Bytes of one code unit (`_Py_CODEUNIT`).
 const UNIT: u64 = 2;
 
 /// A reference count that no living object has: freed memory holds a pointer of the allocator in place of the
@@ -19,8 +18,7 @@ const UNIT: u64 = 2;
 /// ones of 3.11 have 999,999,999).
 const TOO_MANY_REFERENCES: u64 = 1 << 40;
 
-/// The identity of a code object, as distinct from later ones at the same address. Python's allocator reuses
-/// an address at once.
+/// The identity of a code object. Python's allocator gives its address to another one at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
     file: u64,
@@ -48,7 +46,6 @@ pub struct Code {
 /// The instructions of a code object, and the way in which a frame identifies one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// By its address.
     Addressed {
         start: u64,
         size: u64,
@@ -64,19 +61,16 @@ pub enum Body {
     },
 }
 
-/// The position of an instruction relative to a code object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodePosition {
     /// Before the first instruction: the frame has not started.
     NotStarted,
-    /// Offset in bytes from the first instruction.
     At(u32),
     /// Outside of this code object: the frame ran other code.
     Elsewhere,
 }
 
 impl Code {
-    /// Returns the position of a frame's instruction.
     pub fn place_of(&self, instr: u64) -> CodePosition {
         match self.body {
             // A new frame points to the unit before the first (`_PyFrame_Initialize`).
@@ -129,9 +123,7 @@ impl Code {
         match self.line_format {
             LineFormat::Increments => line_by_increments(table, first, offset),
             LineFormat::Ranges => line_by_ranges(table, first, offset).unwrap_or(0),
-            LineFormat::Locations => {
-                line_table::locate(table, first, offset).map_or(0, |location| location.line)
-            }
+            LineFormat::Locations => line_table::locate(table, first, offset).unwrap_or(0),
         }
     }
 }
@@ -142,145 +134,125 @@ struct Head {
     body: Body,
 }
 
-/// Returns the fingerprint of the code object at `address`.
-/// Fails with [`Unreadable`] also if no living code object lies there ([`Cause::NotAsExpected`]).
-pub fn fingerprint(
-    memory: &impl ReadMemory,
-    layout: &PythonLayout,
-    code_type: u64,
-    address: u64,
-) -> Result<Fingerprint, Unreadable> {
-    Ok(living_head(memory, layout, code_type, address)?.fingerprint)
+/// Reads the code objects of a process, whose `PyCode_Type` lies at `code_type`.
+#[derive(Debug)]
+pub struct CodeReader<'a, M> {
+    pub memory: &'a M,
+    pub layout: &'a PythonLayout,
+    pub code_type: u64,
 }
 
-/// Reads the code object at `address`, and checks afterwards that it was not replaced.
-/// Fails with [`Unreadable`] also if no living code object lies there ([`Cause::NotAsExpected`]).
-pub fn read_code(
-    memory: &impl ReadMemory,
-    layout: &PythonLayout,
-    code_type: u64,
-    address: u64,
-) -> Result<Code, Unreadable> {
-    let mut head = living_head(memory, layout, code_type, address)?;
-    if let Body::Counted { size, .. } = &mut head.body {
-        let object = head.fingerprint.instructions;
-        *size = Some(memory.read_u64(object.wrapping_add(layout.bytes.size.into()))?);
+impl<M: ReadMemory> CodeReader<'_, M> {
+    /// Returns the fingerprint of the code object at `address`.
+    /// Fails with [`Unreadable`] also if no living code object lies there ([`Cause::NotAsExpected`]).
+    pub fn fingerprint(&self, address: u64) -> Result<Fingerprint, Unreadable> {
+        Ok(self.living_head(address)?.fingerprint)
     }
-    let code = with_head(memory, layout, &head)?;
-    // The strings belong to the object: if it is still the same one, they were not freed meanwhile.
-    if fingerprint(memory, layout, code_type, address)? == code.fingerprint {
-        Ok(code)
-    } else {
-        Err(Cause::NotAsExpected.at(address))
+
+    /// Reads the code object at `address`, and checks afterwards that it was not replaced.
+    /// Fails with [`Unreadable`] also if no living code object lies there ([`Cause::NotAsExpected`]).
+    pub fn read(&self, address: u64) -> Result<Code, Unreadable> {
+        let mut head = self.living_head(address)?;
+        if let Body::Counted { size, .. } = &mut head.body {
+            let bytes = head.fingerprint.instructions;
+            *size = Some(self.size_of_bytes(bytes)?);
+        }
+        let code = self.with_head(&head)?;
+        // The strings belong to the object: if it is still the same one, they were not freed meanwhile.
+        if self.fingerprint(address)? == code.fingerprint {
+            Ok(code)
+        } else {
+            Err(Cause::NotAsExpected.at(address))
+        }
     }
-}
 
-/// Reads a code object as it was at `address` just before it was freed, with no references left
-/// (`_Py_Dealloc` in `Objects/object.c`@v3.11.7, v3.12.1). A prefix of its line table is enough: instructions
-/// beyond it have no known line.
-pub fn read_freed_code(
-    copy: &impl ReadMemory,
-    layout: &PythonLayout,
-    code_type: u64,
-    address: u64,
-) -> Result<Code, Unreadable> {
-    let head = head(copy, layout, code_type, address)?;
-    with_head(copy, layout, &head)
-}
+    /// Reads a code object as it was at `address` just before it was freed, with no references left
+    /// (`_Py_Dealloc` in `Objects/object.c`@v3.11.7, v3.12.1). A prefix of its line table is enough:
+    /// instructions beyond it have no known line.
+    pub fn read_freed(&self, address: u64) -> Result<Code, Unreadable> {
+        self.with_head(&self.head(address)?)
+    }
 
-/// Reads the strings and the line table of a code object.
-fn with_head(
-    memory: &impl ReadMemory,
-    layout: &PythonLayout,
-    head: &Head,
-) -> Result<Code, Unreadable> {
-    let fingerprint = head.fingerprint;
-    let string = |string| text::read_str(memory, &layout.string, string);
-    Ok(Code {
-        file: string(fingerprint.file)?.into(),
-        name: string(fingerprint.name)?.into(),
-        first_line: fingerprint.first_line,
-        line_table: read_line_table(memory, layout, fingerprint.line_table)?,
-        line_format: layout.code.line_format,
-        body: head.body,
-        fingerprint,
-    })
-}
+    fn with_head(&self, head: &Head) -> Result<Code, Unreadable> {
+        let fingerprint = head.fingerprint;
+        let string = |string| text::read_str(self.memory, &self.layout.string, string);
+        Ok(Code {
+            file: string(fingerprint.file)?.into(),
+            name: string(fingerprint.name)?.into(),
+            first_line: fingerprint.first_line,
+            line_table: self.line_table(fingerprint.line_table)?,
+            line_format: self.layout.code.line_format,
+            body: head.body,
+            fingerprint,
+        })
+    }
 
-/// Reads the head of a code object that has not been freed, as far as its reference count shows. A count of 0
-/// is valid: the last reference goes before the kernel program sees the free. If the object is gone by now,
-/// that program has sent a record of it.
-fn living_head(
-    memory: &impl ReadMemory,
-    layout: &PythonLayout,
-    code_type: u64,
-    address: u64,
-) -> Result<Head, Unreadable> {
-    head(memory, layout, code_type, address).and_then(|head| {
-        (head.references < TOO_MANY_REFERENCES)
+    /// Reads the head of a code object that has not been freed, as far as its reference count shows. A count of 0
+    /// is valid: the kernel program sees the free later, and has sent a record of it.
+    fn living_head(&self, address: u64) -> Result<Head, Unreadable> {
+        let head = self.head(address)?;
+        let is_living = head.references < TOO_MANY_REFERENCES;
+        is_living
             .then_some(head)
             .ok_or(Cause::NotAsExpected.at(address))
-    })
-}
-
-/// Reads the head of a code object with any reference count.
-fn head(
-    memory: &impl ReadMemory,
-    layout: &PythonLayout,
-    code_type: u64,
-    address: u64,
-) -> Result<Head, Unreadable> {
-    let code = &layout.code;
-    let mut head = vec![0; usize::from(code.size)];
-    memory.read(address, &mut head)?;
-    let word = |offset: u16| u64::from_le_bytes(field(&head, offset));
-    let half = |offset: u16| u32::from_le_bytes(field(&head, offset));
-    if word(layout.object.kind) != code_type {
-        return Err(Cause::NotAsExpected.at(address));
     }
-    let (instructions, body) = match code.instructions {
-        Instructions::Apart { object, step } => (word(object), Body::Counted { step, size: None }),
-        Instructions::Inline {
-            units,
-            start,
-            first_traceable,
-        } => {
-            let (units, set_up) = (word(units), u64::from(half(first_traceable)) * UNIT);
-            let start = address.wrapping_add(start.into());
-            let body = Body::Addressed {
-                start,
-                size: units.saturating_mul(UNIT),
-                first_traceable: start.wrapping_add(set_up),
-            };
-            (units, body)
+
+    /// Reads the head of a code object with any reference count.
+    fn head(&self, address: u64) -> Result<Head, Unreadable> {
+        let code = &self.layout.code;
+        let mut head = vec![0; usize::from(code.size)];
+        self.memory.read(address, &mut head)?;
+        let word = |offset: u16| u64::from_le_bytes(field(&head, offset));
+        let half = |offset: u16| u32::from_le_bytes(field(&head, offset));
+        if word(ObjectLayout::KIND) != self.code_type {
+            return Err(Cause::NotAsExpected.at(address));
         }
-    };
-    Ok(Head {
-        references: word(layout.object.references),
-        fingerprint: Fingerprint {
-            file: word(code.file),
-            name: word(code.name()),
-            qualname: code.qualname.map_or(0, word),
-            line_table: word(code.line_table),
-            first_line: half(code.first_line),
-            instructions,
-            version: code.version.map_or(0, half),
-        },
-        body,
-    })
-}
-
-fn read_line_table(
-    memory: &impl ReadMemory,
-    layout: &PythonLayout,
-    address: u64,
-) -> Result<Box<[u8]>, Unreadable> {
-    let size = memory.read_u64(address.wrapping_add(layout.bytes.size.into()))?;
-    if size > MAX_LINE_TABLE_BYTES as u64 {
-        return Ok(Box::default());
+        let (instructions, body) = match code.instructions {
+            Instructions::Apart { object, step } => {
+                (word(object), Body::Counted { step, size: None })
+            }
+            Instructions::Inline {
+                units,
+                start,
+                first_traceable,
+            } => {
+                let (units, set_up) = (word(units), u64::from(half(first_traceable)) * UNIT);
+                let start = address.wrapping_add(start.into());
+                let body = Body::Addressed {
+                    start,
+                    size: units.saturating_mul(UNIT),
+                    first_traceable: start.wrapping_add(set_up),
+                };
+                (units, body)
+            }
+        };
+        Ok(Head {
+            references: word(ObjectLayout::REFERENCES),
+            fingerprint: Fingerprint {
+                file: word(code.file),
+                name: word(code.name()),
+                qualname: code.qualname.map_or(0, word),
+                line_table: word(code.line_table),
+                first_line: half(code.first_line),
+                instructions,
+                version: code.version.map_or(0, half),
+            },
+            body,
+        })
     }
-    let data = address.wrapping_add(layout.bytes.data.into());
-    memory
-        .read_prefix(data, size, MAX_LINE_TABLE_BYTES)
-        .map(Vec::into_boxed_slice)
+
+    fn size_of_bytes(&self, address: u64) -> Result<u64, Unreadable> {
+        let size = address.wrapping_add(BytesLayout::SIZE.into());
+        self.memory.read_u64(size)
+    }
+
+    fn line_table(&self, address: u64) -> Result<Box<[u8]>, Unreadable> {
+        let size = self.size_of_bytes(address)?;
+        if size > MAX_LINE_TABLE_BYTES as u64 {
+            return Ok(Box::default());
+        }
+        let data = address.wrapping_add(BytesLayout::DATA.into());
+        let bytes = self.memory.read_prefix(data, size, MAX_LINE_TABLE_BYTES)?;
+        Ok(bytes.into())
+    }
 }

@@ -11,21 +11,20 @@ use super::calibrate::{self, Claim, LayoutIs, Mismatch};
 use super::debug_offsets;
 use super::error::DetectError;
 use super::interpreter::{self, Interpreter, PythonVersion};
-use super::layout::{PythonLayout, StateSlot};
+use super::layout::{ObjectLayout, PythonLayout, StateSlot};
 use super::slot::{self, StatePath};
 use super::threads::{self, FrameChain, ThreadState};
 use crate::event::Tgid;
 use crate::process::maps::{MappedFile, Maps};
 use crate::process::memory::{Cause, ProcessMemory, ReadMemory, Unreadable};
+use crate::process::status::Status;
 
-/// Attempts before a mismatch counts, and the first and the longest pause between them: threads start and end
-/// meanwhile. On a busy machine, a thread that is just creating a frame may be off the CPU for many
-/// milliseconds. All others then wait for its GIL.
+/// Attempts before a mismatch counts, and the first and the longest pause between them: on a busy machine, a
+/// thread that holds the GIL and is creating a frame may be off the CPU for many milliseconds.
 const ATTEMPTS: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 
-/// A process that runs CPython, validated on its threads.
 #[derive(Clone, Debug)]
 pub struct PythonProcess {
     pub tgid: Tgid,
@@ -41,8 +40,7 @@ pub struct PythonProcess {
 }
 
 impl PythonProcess {
-    /// Finds CPython in a process and validates the layout on every thread. The process keeps running
-    /// meanwhile.
+    /// Finds CPython in a running process and validates the layout on every thread.
     pub fn detect(tgid: Tgid) -> Result<Self, DetectError> {
         let maps = Maps::of(tgid)?;
         Self::detect_in(tgid, &maps)
@@ -54,7 +52,7 @@ impl PythonProcess {
         let mut last = DetectError::NotPython;
         // A program with an embedded interpreter may also have loaded a Python library that never starts.
         for interpreter in interpreter::find_interpreters(tgid, maps, &memory)? {
-            match Self::of_interpreter(tgid, &memory, interpreter) {
+            match Self::of_interpreter(tgid, interpreter) {
                 Ok(process) => return Ok(process),
                 Err(DetectError::NotInitializedYet) if !matches!(last, DetectError::NotPython) => {}
                 Err(error) => last = error,
@@ -63,11 +61,8 @@ impl PythonProcess {
         Err(last)
     }
 
-    fn of_interpreter(
-        tgid: Tgid,
-        memory: &ProcessMemory,
-        found: Interpreter,
-    ) -> Result<Self, DetectError> {
+    fn of_interpreter(tgid: Tgid, found: Interpreter) -> Result<Self, DetectError> {
+        let memory = &ProcessMemory::new(tgid);
         let layout = layout_of(memory, &found)?;
         let code_type = found
             .code_type
@@ -75,18 +70,10 @@ impl PythonProcess {
         let interpreter = main_interpreter(memory, &layout, found.runtime)?;
         // Read only now: the loader has relocated the type, since Python is initialized.
         let code_dealloc = memory
-            .read_u64(code_type.wrapping_add(layout.object.type_dealloc.into()))?
+            .read_u64(code_type.wrapping_add(ObjectLayout::TYPE_DEALLOC.into()))?
             .wrapping_sub(found.bias);
-        let prover = Prover {
-            tgid,
-            memory,
-            version: found.version,
-            layout: &layout,
-            interpreter,
-            code_type,
-        };
-        let way = prover.validate_any_path(way_by_interpreter(memory, &layout, &found)?)?;
-        Ok(Self {
+        let known_path = way_by_interpreter(memory, &layout, &found)?;
+        let mut process = Self {
             tgid,
             version: found.version,
             library: found.library,
@@ -94,12 +81,13 @@ impl PythonProcess {
             interpreter,
             code_type,
             code_dealloc,
-            way,
+            way: StatePath::to_variable(0),
             layout,
-        })
+        };
+        process.way = process.validate_any_path(known_path)?;
+        Ok(process)
     }
 
-    /// Returns the source of the offsets, as a short text.
     pub fn layout_source(&self) -> &'static str {
         if self.version.minor >= debug_offsets::FIRST_MINOR {
             "its own _Py_DebugOffsets"
@@ -152,7 +140,7 @@ impl PythonProcess {
     }
 
     pub fn frames(&self, state: &ThreadState) -> Result<FrameChain, Unreadable> {
-        threads::frames(&self.memory(), &self.layout, state.address)
+        self.layout.frames(&self.memory(), state.address)
     }
 }
 
@@ -183,7 +171,6 @@ fn layout_of(memory: &impl ReadMemory, found: &Interpreter) -> Result<PythonLayo
         .map_err(|damage| DetectError::DebugOffsets(version, damage))
 }
 
-/// Returns the main interpreter once it is initialized.
 fn main_interpreter(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -191,15 +178,12 @@ fn main_interpreter(
 ) -> Result<u64, DetectError> {
     let at = |offset: u16| runtime.wrapping_add(offset.into());
     let interpreter = memory.read_u64(at(layout.runtime.main_interpreter))?;
-    let initialized = match layout.runtime.initialized {
+    let is_initialized = match layout.runtime.initialized {
         Some(initialized) => memory.read_u32(at(initialized))? != 0,
         None => true,
     };
-    if initialized && interpreter != 0 {
-        Ok(interpreter)
-    } else {
-        Err(DetectError::NotInitializedYet)
-    }
+    let interpreter = Some(interpreter).filter(|at| is_initialized && *at != 0);
+    interpreter.ok_or(DetectError::NotInitializedYet)
 }
 
 /// Returns the path to the thread states according to the interpreter: by its pthread key, or by the
@@ -211,16 +195,13 @@ fn way_by_interpreter(
 ) -> Result<Option<StatePath>, DetectError> {
     match layout.runtime.slot {
         // The key's offset is uncertain if the structure differs from the known one.
-        StateSlot::Key { .. } if layout.runtime.initialized.is_none() => Ok(None),
-        StateSlot::Key {
-            initialized,
-            number,
-        } => {
-            let at = |offset: u16| found.runtime.wrapping_add(offset.into());
-            if memory.read_u32(at(initialized))? == 0 {
+        StateSlot::Key(_) if layout.runtime.initialized.is_none() => Ok(None),
+        StateSlot::Key(key) => {
+            let key = found.runtime.wrapping_add(key.into());
+            if memory.read_u32(key)? == 0 {
                 return Err(DetectError::NotInitializedYet);
             }
-            Ok(StatePath::to_key(memory.read_u32(at(number))?))
+            Ok(StatePath::to_key(memory.read_u32(key.wrapping_add(4))?))
         }
         StateSlot::Variable => {
             let function = found.get_state.as_ref();
@@ -229,17 +210,7 @@ fn way_by_interpreter(
     }
 }
 
-/// Validates the facts found about a process on its threads.
-struct Prover<'a> {
-    tgid: Tgid,
-    memory: &'a ProcessMemory,
-    version: PythonVersion,
-    layout: &'a PythonLayout,
-    interpreter: u64,
-    code_type: u64,
-}
-
-impl Prover<'_> {
+impl PythonProcess {
     /// Validates the path that was found, or else one that is searched for: every thread must find its state,
     /// and its stack must be a chain of frames. Retries, since the process changes meanwhile.
     fn validate_any_path(&self, known_path: Option<StatePath>) -> Result<StatePath, DetectError> {
@@ -253,7 +224,7 @@ impl Prover<'_> {
                 }
             }
         }
-        if known_path.is_none() || matches!(last, Mismatch::State { .. }) {
+        if known_path.is_none() || matches!(last, Mismatch::State(..)) {
             for attempt in 0..ATTEMPTS {
                 pause_before(attempt);
                 match self.search()? {
@@ -277,25 +248,25 @@ impl Prover<'_> {
     fn validate_path(&self, way: StatePath) -> Result<Result<(), Mismatch>, DetectError> {
         let living = native_threads(self.tgid)?;
         let claim = Claim {
-            layout: self.layout,
+            layout: &self.layout,
             interpreter: self.interpreter,
             code_type: self.code_type,
             way,
-            layout_is: if PythonLayout::of(self.layout.minor) == Some(self.layout) {
+            layout_is: if PythonLayout::of(self.layout.minor) == Some(&self.layout) {
                 LayoutIs::Tested
             } else {
                 LayoutIs::OnlyTold
             },
         };
-        let proved = calibrate::validate(self.memory, &claim, |native| living.contains(&native));
+        let is_alive = |native| living.contains(&native);
+        let proved = calibrate::validate(&self.memory(), &claim, is_alive);
         Ok(proved.map(|_| ()))
     }
 
     /// Searches the living threads for a location that holds each thread's own state.
     fn search(&self) -> Result<Result<StatePath, Mismatch>, DetectError> {
         let living = native_threads(self.tgid)?;
-        let states = threads::thread_states(self.memory, self.layout, self.interpreter);
-        let mut states = match states {
+        let mut states = match self.thread_states() {
             Ok(states) => states,
             Err(error) => return Ok(Err(Mismatch::Threads(error))),
         };
@@ -303,15 +274,14 @@ impl Prover<'_> {
         if states.is_empty() {
             return Ok(Err(Mismatch::NoThreads));
         }
+        let memory = self.memory();
         let paths = match self.layout.runtime.slot {
-            StateSlot::Key { .. } => slot::find_key(self.memory, &states).into_iter().collect(),
-            StateSlot::Variable => slot::find_variables(self.memory, &states),
+            StateSlot::Key(_) => slot::find_key(&memory, &states).into_iter().collect(),
+            StateSlot::Variable => slot::find_variables(&memory, &states),
         };
         Ok(match paths[..] {
             [way] => Ok(way),
-            _ => Err(Mismatch::NoWay {
-                places: paths.len(),
-            }),
+            ref paths => Err(Mismatch::NoWay(paths.len())),
         })
     }
 }
@@ -328,15 +298,9 @@ fn native_threads(tgid: Tgid) -> io::Result<Vec<u64>> {
     let mut natives = Vec::new();
     for entry in fs::read_dir(format!("/proc/{}/task", tgid.0))? {
         // A thread that has just ended has no status file.
-        let Ok(status) = fs::read_to_string(entry?.path().join("status")) else {
-            continue;
-        };
-        natives.extend(
-            status
-                .lines()
-                .find_map(|line| line.strip_prefix("NSpid:"))
-                .and_then(|numbers| numbers.split_whitespace().last()?.parse::<u64>().ok()),
-        );
+        let status = Status::read(entry?.path().join("status"));
+        let native = status.ok().and_then(|status| status.tids.last().copied());
+        natives.extend(native.map(u64::from));
     }
     Ok(natives)
 }

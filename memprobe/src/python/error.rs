@@ -12,15 +12,12 @@ use super::versions::known_versions;
 use crate::process::elf::ElfError;
 use crate::process::memory::{Cause, Unreadable};
 
-/// The reason why a process cannot be read as CPython. Each message ends with what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum DetectError {
     #[error("it has ended.\nFind the right process with `pgrep -af python`")]
     Gone,
-    /// memprobe may not inspect the process.
     #[error("it may not be looked at.\nRun memprobe with sudo")]
     Denied,
-    /// No CPython is loaded.
     #[error(
         "it is not a Python process.\nFind the right one with `pgrep -af python`; of a launcher, give the PID of the \
          process that trains"
@@ -37,7 +34,6 @@ pub enum DetectError {
         known = known_versions()
     )]
     PreRelease(PythonVersion),
-    /// A build without the GIL.
     #[error(
         "it runs the free-threaded build of Python {0}; memprobe knows {known} with the GIL.\nRun the program with \
          python3.{minor} rather than python3.{minor}t",

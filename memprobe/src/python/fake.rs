@@ -1,6 +1,8 @@
 //! A fake Python for tests: objects laid out by the same table that the readers use.
 
-use super::layout::{Instructions, LineFormat, PythonLayout};
+use super::layout::{
+    BytesLayout, Instructions, LineFormat, ObjectLayout, PythonLayout, StringLayout,
+};
 use crate::process::memory::fake::FakeMemory;
 
 /// Address of `PyCode_Type`.
@@ -38,16 +40,16 @@ pub(crate) fn map_str(memory: &mut FakeMemory, layout: &PythonLayout, address: u
         string.compact_data
     };
     let mut bytes = vec![0; usize::from(start)];
-    let flags = string.compact | if ascii { string.ascii } else { 0 };
+    let flags = StringLayout::COMPACT | if ascii { StringLayout::ASCII } else { 0 };
     put(
         &mut bytes,
-        string.length,
+        StringLayout::LENGTH,
         &(text.chars().count() as u64).to_le_bytes(),
     );
     put(
         &mut bytes,
-        string.state,
-        &(flags | kind << string.kind_shift).to_le_bytes(),
+        StringLayout::STATE,
+        &(flags | kind << StringLayout::KIND_SHIFT).to_le_bytes(),
     );
     for char in text.chars() {
         bytes.extend(&u32::from(char).to_le_bytes()[..width]);
@@ -63,13 +65,13 @@ impl FakeCode<'_> {
         let mut strings = vec![(code.file, self.file), (code.name(), self.name)];
         strings.extend(code.qualname.map(|qualname| (qualname, self.name)));
         let mut bytes = vec![0; usize::from(code.size)];
-        put(&mut bytes, layout.object.references, &1_u64.to_le_bytes());
-        put(&mut bytes, layout.object.kind, &CODE_TYPE.to_le_bytes());
+        put(&mut bytes, ObjectLayout::REFERENCES, &1_u64.to_le_bytes());
+        put(&mut bytes, ObjectLayout::KIND, &CODE_TYPE.to_le_bytes());
         match code.instructions {
             Instructions::Apart { object, .. } => {
                 let address = self.address + 0x9_0000;
                 put(&mut bytes, object, &address.to_le_bytes());
-                map_bytes(memory, layout, address, &vec![0; 2 * units as usize]);
+                map_bytes(memory, address, &vec![0; 2 * units as usize]);
             }
             Instructions::Inline {
                 units: count,
@@ -91,7 +93,7 @@ impl FakeCode<'_> {
         }
         let address = self.address + 0x8_0000;
         put(&mut bytes, code.line_table, &address.to_le_bytes());
-        map_bytes(memory, layout, address, &self.line_table(code.line_format));
+        map_bytes(memory, address, &self.line_table(code.line_format));
         memory.map(self.address, bytes);
     }
 
@@ -122,10 +124,10 @@ impl FakeCode<'_> {
     }
 }
 
-fn map_bytes(memory: &mut FakeMemory, layout: &PythonLayout, address: u64, content: &[u8]) {
-    let mut object = vec![0; usize::from(layout.bytes.data)];
+fn map_bytes(memory: &mut FakeMemory, address: u64, content: &[u8]) {
+    let mut object = vec![0; usize::from(BytesLayout::DATA)];
     let size = content.len() as u64;
-    put(&mut object, layout.bytes.size, &size.to_le_bytes());
+    put(&mut object, BytesLayout::SIZE, &size.to_le_bytes());
     object.extend(content);
     memory.map(address, object);
 }

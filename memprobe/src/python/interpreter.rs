@@ -14,9 +14,7 @@ use crate::process::memory::ReadMemory;
 /// The shared library of CPython 3 (`libpython3.12.so.1.0`).
 const LIBRARY: &str = "libpython3";
 
-/// Prefix of the file names of CPython programs.
 const PROGRAM: &[u8] = b"python3";
-
 const RUNTIME: &str = "_PyRuntime";
 const CODE_TYPE: &str = "PyCode_Type";
 /// Since 3.11 (`Include/pylifecycle.h`: an unsigned long).
@@ -27,12 +25,10 @@ const DEBUG_ONLY: &str = "_Py_NegativeRefcount";
 /// The section that holds `_PyRuntime` (since 3.10), for a file without symbols.
 const RUNTIME_SECTION: &str = ".PyRuntime";
 
-/// Bytes of [`GET_STATE`] that are decoded.
 const FUNCTION_BYTES: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PythonVersion {
-    /// 3.
     pub major: u8,
     /// 12 in 3.12.1.
     pub minor: u8,
@@ -54,7 +50,6 @@ impl PythonVersion {
         }
     }
 
-    /// Creates a version of which only major and minor are known.
     const fn of_minor(minor: u8) -> Self {
         Self {
             major: 3,
@@ -64,8 +59,7 @@ impl PythonVersion {
         }
     }
 
-    /// True for an alpha or a beta, whose layout may still change. A release candidate has the layout of the
-    /// release.
+    /// True for an alpha or a beta, whose layout may still change; that of a release candidate does not.
     pub const fn is_pre_release(self) -> bool {
         matches!(self.level(), 0xa | 0xb)
     }
@@ -92,11 +86,9 @@ impl fmt::Display for PythonVersion {
     }
 }
 
-/// A CPython found in a file of a process.
 #[derive(Debug)]
 pub struct Interpreter {
     pub library: MappedFile,
-    /// The load bias of the file.
     pub bias: u64,
     pub runtime: u64,
     pub code_type: Option<u64>,
@@ -108,9 +100,7 @@ pub struct Interpreter {
 }
 
 /// Returns the files that contain CPython, best first. A process may have several, of which one runs.
-///
-/// # Errors
-/// The error of the best candidate, if no file contains CPython.
+/// Fails with the error of the best candidate, if no file contains CPython.
 pub fn find_interpreters(
     tgid: Tgid,
     maps: &Maps,
@@ -130,9 +120,8 @@ pub fn find_interpreters(
     }
 }
 
-/// Returns the files that may contain the interpreter. First the shared library, then the program itself
-/// (Debian, conda, python-build-standalone, embedding programs), also if the loader was started as the
-/// program. If none of them has the section, other files that have it follow.
+/// Returns the files that may contain the interpreter: the shared library, then the program itself, also if the
+/// loader was started as the program. If none has the section, other files that have it follow.
 fn candidates(tgid: Tgid, maps: &Maps) -> Vec<MappedFile> {
     let mut files = maps.libraries(LIBRARY);
     let program = fs::read_link(format!("/proc/{}/exe", tgid.0)).unwrap_or_default();
@@ -235,21 +224,14 @@ fn without_runtime(
 /// Returns the version in a file name, for Pythons without `Py_Version` (before 3.11): the interpreter's own
 /// name, or that of an extension module (`_x.cpython-310-...so`).
 fn version_by_name(file: &MappedFile, maps: &Maps) -> Option<PythonVersion> {
-    let of_name = |path: &Path, marks: &[&str]| {
-        let name = path.file_name()?.to_str()?;
-        let tail = marks
-            .iter()
-            .find_map(|mark| name.split_once(mark))
-            .map(|(_, tail)| tail)?;
-        let digits = tail
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(tail.len());
-        tail[..digits].parse().ok().map(PythonVersion::of_minor)
+    let of_name = |path: &Path, mark: &str| {
+        let (_, tail) = path.file_name()?.to_str()?.split_once(mark)?;
+        let digits = tail.split(|c: char| !c.is_ascii_digit()).next()?;
+        digits.parse().ok().map(PythonVersion::of_minor)
     };
-    of_name(&file.path, &["python3."]).or_else(|| {
-        maps.mappings()
-            .iter()
-            .find_map(|mapping| of_name(&mapping.path, &[".cpython-3"]))
+    of_name(&file.path, "python3.").or_else(|| {
+        let mut mappings = maps.mappings().iter();
+        mappings.find_map(|mapping| of_name(&mapping.path, ".cpython-3"))
     })
 }
 

@@ -1,23 +1,18 @@
 //! Field offsets of CPython's structures (x86-64, release builds with the GIL), in bytes from the start of
-//! the structure. [`versions`] has one row per version.
-//!
-//! [`versions`]: super::versions
+//! the structure. [`super::versions`] has one row per version.
 
-/// The offsets of one minor version of CPython 3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PythonLayout {
     /// Minor version: 12 for 3.12.
     pub minor: u8,
     pub runtime: RuntimeLayout,
-    pub interpreter: InterpreterLayout,
+    /// `threads.head` (`tstate_head` before 3.11) in `struct _is`: the newest thread state
+    /// (`Include/internal/pycore_interp.h`@v3.9.18 to @v3.13.0, `pycore_interp_structs.h`@v3.14.10, v3.15.2).
+    pub interpreter_threads: u16,
     pub thread: ThreadLayout,
     pub frame: FrameLayout,
     pub code: CodeLayout,
-    /// `PyASCIIObject` and the structures that extend it.
     pub string: StringLayout,
-    pub bytes: BytesLayout,
-    pub object: ObjectLayout,
-    /// The containers that hold objects.
     pub heap: HeapLayout,
 }
 
@@ -34,27 +29,13 @@ pub struct RuntimeLayout {
     pub slot: StateSlot,
 }
 
-/// The storage in which a thread finds its own state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateSlot {
     /// A pthread key: `autoTSSkey` (`gilstate.autoTSSkey` before 3.12), a `Py_tss_t` of
-    /// `Include/cpython/pythread.h`.
-    Key {
-        /// `_is_initialized`, an int.
-        initialized: u16,
-        /// `_key`, an int.
-        number: u16,
-    },
+    /// `Include/cpython/pythread.h`: the ints `_is_initialized` and `_key`.
+    Key(u16),
     /// A thread-local variable of the interpreter: `_Py_tss_gilstate`.
     Variable,
-}
-
-/// `struct _is` (`Include/internal/pycore_interp.h`@v3.9.18 to @v3.13.0,
-/// `pycore_interp_structs.h`@v3.14.10, v3.15.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InterpreterLayout {
-    /// `threads.head` (`tstate_head` before 3.11): the newest thread state.
-    pub threads: u16,
 }
 
 /// `struct _ts` (`Include/cpython/pystate.h`@v3.9.18 to @v3.15.2).
@@ -64,11 +45,9 @@ pub struct ThreadLayout {
     pub next: u16,
     /// `interp`: the interpreter that owns the state.
     pub interpreter: u16,
-    /// `thread_id`: `pthread_self()`, which is fsbase with glibc on x86-64. From 3.12 on it is 0 until the
-    /// state is bound to a thread.
+    /// `thread_id`: `pthread_self()` (fsbase with glibc). From 3.12 on it is 0 until a thread takes the state.
     pub thread_id: u16,
-    /// `native_thread_id`: `gettid()` in the PID namespace of the target. `None` before 3.11, where glibc's
-    /// own copy is read.
+    /// `native_thread_id`: `gettid()` in the target's PID namespace. Before 3.11 glibc's own copy is read.
     pub native_thread_id: Option<u16>,
     /// `id`, 64 bits, never reused in an interpreter.
     pub id: u16,
@@ -104,7 +83,6 @@ impl FrameLayout {
     /// The value of `FRAME_OWNED_BY_GENERATOR` in every version.
     pub const OWNED_BY_GENERATOR: u8 = 1;
 
-    /// Returns the number of bytes up to the end of the last field.
     pub fn size(&self) -> u16 {
         let words = self.code.max(self.previous).max(self.instr) + 8;
         self.owner.map_or(words, |owner| words.max(owner + 1))
@@ -114,7 +92,6 @@ impl FrameLayout {
 /// `struct PyCodeObject` (`Include/cpython/code.h`@v3.9.18 to @v3.15.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeLayout {
-    /// Bytes that hold every field.
     pub size: u16,
     pub first_line: u16,
     /// `co_filename`, a str; the next word is `co_name`, another str.
@@ -130,7 +107,6 @@ pub struct CodeLayout {
 }
 
 impl CodeLayout {
-    /// `co_name`, a str.
     pub fn name(&self) -> u16 {
         self.file + 8
     }
@@ -171,59 +147,62 @@ pub enum Instructions {
 /// (`Include/cpython/unicodeobject.h`@v3.9.18 to @v3.15.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StringLayout {
-    /// `length` in code points.
-    pub length: u16,
-    /// `state`, a word of bit fields.
-    pub state: u16,
-    /// Position of `kind` in `state`, after the two bits of `interned`: bytes per code point.
-    pub kind_shift: u8,
-    /// Flag in `state`: the data follow the header.
-    pub compact: u32,
-    /// Flag in `state`: all code points are below 128.
-    pub ascii: u32,
     /// Offset of the data of a compact ASCII string: `sizeof(PyASCIIObject)`.
     pub ascii_data: u16,
-    /// Offset of the data of other compact strings: `sizeof(PyCompactUnicodeObject)`.
+    /// Offset of the data of other compact strings, and of the pointer to the data (`data.any`) of a string that
+    /// is not compact: `sizeof(PyCompactUnicodeObject)`.
     pub compact_data: u16,
-    /// `data.any`: the pointer to the data of a string that is not compact.
-    pub data_pointer: u16,
 }
 
-/// `PyBytesObject` (`Include/cpython/bytesobject.h`@v3.9.18 to @v3.15.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BytesLayout {
-    pub size: u16,
+impl StringLayout {
+    /// `length` in code points.
+    pub const LENGTH: u16 = 16;
+    /// `state`, a word of bit fields.
+    pub const STATE: u16 = 32;
+    /// Position of `kind` in `state`, after the two bits of `interned`: bytes per code point.
+    pub const KIND_SHIFT: u8 = 2;
+    /// Flag in `state`: the data follow the header.
+    pub const COMPACT: u32 = 0x20;
+    /// Flag in `state`: all code points are below 128.
+    pub const ASCII: u32 = 0x40;
+}
+
+/// `PyBytesObject` (`Include/cpython/bytesobject.h`@v3.9.18 to @v3.15.2), the same in every version.
+pub struct BytesLayout;
+
+impl BytesLayout {
+    pub const SIZE: u16 = 16;
     /// `ob_sval`.
-    pub data: u16,
+    pub const DATA: u16 = 32;
 }
 
-/// `PyObject` (`Include/object.h`@v3.9.18 to @v3.15.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ObjectLayout {
+/// `PyObject` (`Include/object.h`@v3.9.18 to @v3.15.2), the same in every version.
+pub struct ObjectLayout;
+
+impl ObjectLayout {
     /// `ob_refcnt`.
-    pub references: u16,
+    pub const REFERENCES: u16 = 0;
     /// `ob_type`.
-    pub kind: u16,
+    pub const KIND: u16 = 8;
     /// `tp_dealloc` in a type, the function that frees its objects (`PyTypeObject` in
     /// `Include/cpython/object.h`@v3.9.18 to @v3.15.2).
-    pub type_dealloc: u16,
+    pub const TYPE_DEALLOC: u16 = 48;
 }
 
 /// The garbage collector's lists, and the objects that hold other objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeapLayout {
     pub collector: CollectorLayout,
-    /// `PyTypeObject` and `PyHeapTypeObject`.
-    pub class: ClassLayout,
-    /// `PyDictObject` and the structures that it points to.
-    pub dict: DictLayout,
-    /// The attribute storage of objects whose class is written in Python.
+    /// `ht_cached_keys` of a class made by a `class` statement (`PyHeapTypeObject`): the names of its objects'
+    /// attributes.
+    pub cached_keys: u16,
+    pub dict_keys: DictKeys,
+    /// Offset in `ma_values` of a dict of the first value.
+    pub dict_values: u16,
     pub attributes: Attributes,
-    /// The encoding of an int's length.
     pub numbers: Numbers,
     /// `PyTupleObject.ob_item`; `ob_size` is the word after the type in every version.
     pub tuple_items: u16,
-    /// The variables of frames.
     pub locals: LocalsLayout,
     /// Suspended frames; generators, coroutines and asynchronous generators have the same layout.
     pub generator: GeneratorLayout,
@@ -270,7 +249,6 @@ pub struct CollectorLayout {
 }
 
 impl CollectorLayout {
-    /// The number of generations.
     pub const GENERATIONS: u64 = 3;
     /// `sizeof(struct gc_generation)`.
     pub const GENERATION_SIZE: u64 = 24;
@@ -280,13 +258,8 @@ impl CollectorLayout {
     pub const MARKS: u64 = 3;
 }
 
-/// `PyTypeObject` (`Include/cpython/object.h`@v3.9.18 to @v3.15.2), the same in every version but for the
-/// last field.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClassLayout {
-    /// `ht_cached_keys` of a class made by a `class` statement: the names of its objects' attributes.
-    pub cached_keys: u16,
-}
+/// `PyTypeObject` (`Include/cpython/object.h`@v3.9.18 to @v3.15.2), the same in every version.
+pub struct ClassLayout;
 
 impl ClassLayout {
     /// `tp_name`, a C string; a class made by a `class` statement has it without its module.
@@ -319,14 +292,9 @@ impl ClassLayout {
     pub const TYPE: u64 = 1 << 31;
 }
 
-/// `PyDictObject` and `PyDictKeysObject` (`Objects/dict-common.h`@v3.9.18, v3.10.13,
+/// `PyDictObject`, the same in every version (`Objects/dict-common.h`@v3.9.18, v3.10.13,
 /// `Include/internal/pycore_dict.h`@v3.11.7 to @v3.15.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DictLayout {
-    pub keys: DictKeys,
-    /// Offset in `ma_values` of the first value.
-    pub values: u16,
-}
+pub struct DictLayout;
 
 impl DictLayout {
     /// `ma_used`: the number of entries.
@@ -356,10 +324,10 @@ impl Numbers {
     }
 }
 
+/// `PyDictKeysObject` (the same sources).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DictKeys {
-    /// Up to 3.10: `dk_size` at 8, `dk_nentries` at 32, indices from 40 on, then entries of hash, key and
-    /// value.
+    /// Up to 3.10: `dk_size` at 8, `dk_nentries` at 32, indices from 40 on, entries of hash, key, value.
     Sized,
     /// From 3.11 on: `dk_log2_size`, `dk_log2_index_bytes` and `dk_kind` from 8 on, `dk_nentries` at 24,
     /// indices from 32 on, then entries. An entry has a hash if the kind is 0.

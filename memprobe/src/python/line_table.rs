@@ -1,43 +1,22 @@
-//! The location table of CPython 3.11 and later, which maps instructions to lines.
-//!
-//! Format: `Objects/locations.md`@v3.11.7, v3.12.1; each case as in `get_line_delta` and
-//! `_PyCode_CheckLineNumber` of `Objects/codeobject.c`@v3.12.1.
+//! The location table of CPython 3.11 and later, which maps instructions to lines: `Objects/locations.md`@v3.11.7,
+//! v3.12.1, `get_line_delta` and `_PyCode_CheckLineNumber` of `Objects/codeobject.c`@v3.12.1.
 
 /// Bytes of one code unit.
 const UNIT: u32 = 2;
 
-/// The source location of some instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Location {
-    pub line: u32,
-    pub end_line: u32,
-    /// Columns, if the table has them (not with `-X no_debug_ranges`).
-    pub columns: Option<Columns>,
-}
-
-/// Columns of a location, in UTF-8 bytes from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Columns {
-    pub start: u32,
-    pub end: u32,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Offset in bytes of the first instruction.
-    pub start: u32,
     /// Offset in bytes after the last instruction.
     pub end: u32,
-    /// The location; `None` for instructions without a line.
-    pub location: Option<Location>,
+    /// The line; `None` for instructions without one.
+    pub line: Option<u32>,
 }
 
-/// Returns the location of the instruction at `offset` bytes from the first instruction. `None` if it has no
-/// line, or the table ends before it.
-pub fn locate(table: &[u8], first_line: u32, offset: u32) -> Option<Location> {
+/// Returns the line of the instruction at `offset` bytes; `None` if it has no line or the table ends before it.
+pub fn locate(table: &[u8], first_line: u32, offset: u32) -> Option<u32> {
     entries(table, first_line)
         .find(|entry| offset < entry.end)?
-        .location
+        .line
 }
 
 /// Returns the entries of a table, in the order of their instructions. A damaged table ends early.
@@ -49,7 +28,6 @@ pub fn entries(table: &[u8], first_line: u32) -> Entries<'_> {
     }
 }
 
-/// An iterator over the entries of a table.
 #[derive(Clone, Debug)]
 pub struct Entries<'a> {
     rest: &'a [u8],
@@ -63,74 +41,43 @@ impl Iterator for Entries<'_> {
     fn next(&mut self) -> Option<Entry> {
         let (&first, tail) = self.rest.split_first()?;
         // Every entry starts with a byte whose highest bit is set; no other byte has it.
-        let length = tail
-            .iter()
-            .position(|byte| byte & 0x80 != 0)
-            .unwrap_or(tail.len());
-        let (mut operands, rest) = tail.split_at(length);
+        let length = tail.iter().position(|byte| byte & 0x80 != 0);
+        let (mut operands, rest) = tail.split_at(length.unwrap_or(tail.len()));
         self.rest = rest;
-        let start = self.offset;
         let units = u32::from(first & 7) + 1;
-        self.offset = start.checked_add(units * UNIT)?;
-        let location = self.location((first >> 3) & 15, &mut operands)?;
+        self.offset = self.offset.checked_add(units * UNIT)?;
+        let code = (first >> 3) & 15;
+        let lines = line_delta(code, &mut operands)?;
+        self.line = self.line.wrapping_add_signed(lines);
         Some(Entry {
-            start,
             end: self.offset,
-            location,
+            line: (code != NO_LOCATION).then_some(self.line),
         })
     }
 }
 
-impl Entries<'_> {
-    /// Decodes the location of an entry with this code; the outer `None` if the table is damaged.
-    fn location(&mut self, code: u8, operands: &mut &[u8]) -> Option<Option<Location>> {
-        let (end_delta, columns) = match code {
-            0..=9 => {
-                let byte = u32::from(take(operands)?);
-                let start = u32::from(code) << 3 | byte >> 4;
-                (
-                    0,
-                    Some(Columns {
-                        start,
-                        end: start + (byte & 15),
-                    }),
-                )
-            }
-            10..=12 => {
-                self.line = self.line.wrapping_add(u32::from(code) - 10);
-                let start = take(operands)?.into();
-                (
-                    0,
-                    Some(Columns {
-                        start,
-                        end: take(operands)?.into(),
-                    }),
-                )
-            }
-            13 => {
-                self.advance(signed_varint(operands)?);
-                (0, None)
-            }
-            14 => {
-                self.advance(signed_varint(operands)?);
-                let end_delta = varint(operands)?;
-                let start = varint(operands)?.checked_sub(1);
-                let end = varint(operands)?.checked_sub(1);
-                let columns = start.zip(end).map(|(start, end)| Columns { start, end });
-                (end_delta, columns)
-            }
-            _ => return Some(None),
-        };
-        Some(Some(Location {
-            line: self.line,
-            end_line: self.line.wrapping_add(end_delta),
-            columns,
-        }))
-    }
+/// The code of an entry for instructions without a line.
+const NO_LOCATION: u8 = 15;
 
-    fn advance(&mut self, lines: i32) {
-        self.line = self.line.wrapping_add_signed(lines);
+/// Returns the lines by which an entry advances; `None` if it is damaged. Columns are checked and not needed.
+fn line_delta(code: u8, operands: &mut &[u8]) -> Option<i32> {
+    let lines = match code {
+        0..=9 => {
+            take(operands)?;
+            0
+        }
+        10..=12 => {
+            take(operands)?;
+            take(operands)?;
+            i32::from(code) - 10
+        }
+        13 | 14 => signed_varint(operands)?,
+        _ => 0,
+    };
+    if code == 14 {
+        let _last_line_and_columns = [varint(operands)?, varint(operands)?, varint(operands)?];
     }
+    Some(lines)
 }
 
 fn take(operands: &mut &[u8]) -> Option<u8> {
@@ -186,7 +133,7 @@ mod tests {
             &[head(14, 1), 0x0b, 0x03, 0x05, 0x41, 0x01], // line - 5 .. + 3, columns 4..64
         ]
         .concat();
-        let line = |offset| locate(&table, 10, offset).map(|location| location.line);
+        let line = |offset| locate(&table, 10, offset);
         assert_eq!(line(0), on(11));
         assert_eq!(line(1), on(11));
         assert_eq!(line(2), on(11));
@@ -195,32 +142,15 @@ mod tests {
         assert_eq!(line(8), None);
         assert_eq!(line(13), None);
         assert_eq!(line(14), on(13));
-        assert_eq!(
-            locate(&table, 10, 16),
-            Some(Location {
-                line: 8,
-                end_line: 11,
-                columns: Some(Columns { start: 4, end: 64 })
-            })
-        );
+        assert_eq!(line(16), on(8));
         assert_eq!(line(18), None);
-        assert_eq!(
-            locate(&table, 10, 4).unwrap().columns,
-            Some(Columns { start: 4, end: 9 })
-        );
+        assert_eq!(line(4), on(11));
     }
 
     #[test]
     fn a_long_entry_may_lack_columns() {
         let table = [head(14, 1), 0x00, 0x01, 0x00, 0x00];
-        assert_eq!(
-            locate(&table, 3, 0),
-            Some(Location {
-                line: 3,
-                end_line: 4,
-                columns: None
-            })
-        );
+        assert_eq!(locate(&table, 3, 0), on(3));
     }
 
     #[test]

@@ -58,16 +58,14 @@ impl StatePath {
         })
     }
 
-    /// Returns the path to a variable at a fixed distance from the thread pointer.
     pub fn to_variable(distance: i32) -> Self {
         Self::of(&[distance])
     }
 
     /// Returns the path to a variable in the TLS block of the module with this ID; `None` for an invalid ID.
     pub fn to_library_variable(library: u64, offset: i32) -> Option<Self> {
-        let number = i32::try_from(library)
-            .ok()
-            .filter(|_| (1..glibc::MAX_LIBRARIES).contains(&library))?;
+        let is_valid = (1..glibc::MAX_LIBRARIES).contains(&library);
+        let number = i32::try_from(library).ok().filter(|_| is_valid)?;
         let entry = glibc::LIBRARY_ENTRY * number;
         Some(Self::of(&[glibc::LIBRARIES, entry, offset]))
     }
@@ -81,8 +79,7 @@ impl StatePath {
         }
     }
 
-    /// Returns the offsets: the first is added to the thread pointer, each further one to the word read
-    /// there.
+    /// Returns the offsets: the first from the thread pointer, each further one from the word read there.
     pub fn steps(&self) -> &[i32] {
         &self.steps[..self.count]
     }
@@ -149,9 +146,7 @@ enum Held {
     Nothing,
     /// An IP-relative address, expected to be that of a `tls_index`.
     Address(u64),
-    /// A distance from the thread pointer.
     Distance(i32),
-    /// A location in a library's TLS block.
     Block {
         library: u64,
         offset: i32,
@@ -159,8 +154,7 @@ enum Held {
 }
 
 impl Held {
-    /// Returns the result of `__tls_get_addr` for a `tls_index`: a module ID and an offset, as the loader
-    /// wrote them.
+    /// Returns the result of `__tls_get_addr` for a `tls_index`, a module ID and an offset.
     fn after_call(self, memory: &impl ReadMemory) -> Option<Self> {
         let Self::Address(index) = self else {
             return None;
@@ -172,17 +166,13 @@ impl Held {
     }
 }
 
-/// Searches all pthread keys for one whose value in every thread is the thread's own state. If several match,
-/// the lowest key counts: an extension may store the same value under a key that it created after the
-/// interpreter's. `None` if no key matches.
+/// Searches all pthread keys for one whose value in every thread is the thread's own state. The lowest counts: an
+/// extension may store the same value under a key that it created later.
 pub fn find_key(memory: &impl ReadMemory, states: &[ThreadState]) -> Option<StatePath> {
-    let paths = (0..glibc::MAX_KEYS).filter_map(StatePath::to_key);
-    let mut paths: Vec<StatePath> = paths.collect();
+    let mut paths: Vec<_> = (0..glibc::MAX_KEYS).filter_map(StatePath::to_key).collect();
     for (thread_id, own) in by_thread(states) {
-        paths.retain(|way| {
-            way.value(memory, thread_id)
-                .is_ok_and(|value| own.contains(&value))
-        });
+        let holds = |value: u64| own.contains(&value);
+        paths.retain(|way| way.value(memory, thread_id).is_ok_and(holds));
     }
     paths.first().copied()
 }
@@ -213,15 +203,12 @@ pub fn find_variables(memory: &impl ReadMemory, states: &[ThreadState]) -> Vec<S
     found.unwrap_or_default()
 }
 
-/// Returns the states of each thread. A thread may have several in one interpreter (in embedding programs);
-/// its own location holds the first one.
+/// Returns the states of each thread. In an embedding program it may have several, the first its own.
 pub(super) fn by_thread(states: &[ThreadState]) -> HashMap<u64, HashSet<u64>> {
     let mut of_thread: HashMap<u64, HashSet<u64>> = HashMap::new();
     for state in states.iter().filter(|state| state.thread_id != 0) {
-        of_thread
-            .entry(state.thread_id)
-            .or_default()
-            .insert(state.address);
+        let own = of_thread.entry(state.thread_id).or_default();
+        own.insert(state.address);
     }
     of_thread
 }

@@ -9,24 +9,6 @@ pub const MAX_NAME_CHARS: u64 = 4096;
 /// Bytes from the start of a string that hold its length and state in every version.
 const HEADER_BYTES: usize = 40;
 
-/// Bytes of one code point.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Latin1,
-    Ucs2,
-    Ucs4,
-}
-
-impl Kind {
-    const fn width(self) -> u64 {
-        match self {
-            Self::Latin1 => 1,
-            Self::Ucs2 => 2,
-            Self::Ucs4 => 4,
-        }
-    }
-}
-
 /// Reads the str at `address`, or a prefix of one that is only partly known ([`ReadMemory::read_prefix`]).
 /// Invalid code points (a lone surrogate, as in undecodable file names) become U+FFFD.
 /// Fails with [`Unreadable`] also if the header is not that of a string.
@@ -36,30 +18,24 @@ pub fn read_str(
     address: u64,
 ) -> Result<String, Unreadable> {
     let header: [u8; HEADER_BYTES] = memory.read_array(address)?;
-    let length = u64::from_le_bytes(field(&header, layout.length));
-    let state = u32::from_le_bytes(field(&header, layout.state));
+    let length = u64::from_le_bytes(field(&header, StringLayout::LENGTH));
+    let state = u32::from_le_bytes(field(&header, StringLayout::STATE));
     let no_string = Cause::NotAsExpected.at(address);
-    let kind = match (state >> layout.kind_shift) & 7 {
-        1 => Kind::Latin1,
-        2 => Kind::Ucs2,
-        4 => Kind::Ucs4,
-        // 0 is a string of up to 3.11 that was never made ready; code objects hold none.
-        _ => return Err(no_string),
-    };
-    if i64::try_from(length).is_err() {
+    let width = u64::from((state >> StringLayout::KIND_SHIFT) & 7);
+    // 0 is a string of up to 3.11 that was never made ready; code objects hold none.
+    if !matches!(width, 1 | 2 | 4) || i64::try_from(length).is_err() {
         return Err(no_string);
     }
-    let compact = state & layout.compact != 0;
-    let data = match (compact, state & layout.ascii != 0) {
+    let compact = state & StringLayout::COMPACT != 0;
+    let data = match (compact, state & StringLayout::ASCII != 0) {
         (true, true) => address.wrapping_add(layout.ascii_data.into()),
         (true, false) => address.wrapping_add(layout.compact_data.into()),
-        (false, _) => memory.read_u64(address.wrapping_add(layout.data_pointer.into()))?,
+        (false, _) => memory.read_u64(address.wrapping_add(layout.compact_data.into()))?,
     };
     let chars = length.min(MAX_NAME_CHARS);
-    let limit = (MAX_NAME_CHARS * Kind::Ucs4.width()) as usize;
-    let bytes = memory.read_prefix(data, chars * kind.width(), limit)?;
-    let mut text = decode(kind, &bytes);
-    if bytes.len() as u64 / kind.width() < length {
+    let bytes = memory.read_prefix(data, chars * width, 4 * MAX_NAME_CHARS as usize)?;
+    let mut text = decode(width, &bytes);
+    if bytes.len() as u64 / width < length {
         text.push('…');
     }
     Ok(text)
@@ -73,22 +49,23 @@ pub(super) fn field<const N: usize>(head: &[u8], offset: u16) -> [u8; N] {
     bytes
 }
 
-fn decode(kind: Kind, bytes: &[u8]) -> String {
+/// Decodes code points of 1, 2 or 4 bytes.
+fn decode(width: u64, bytes: &[u8]) -> String {
     let char_of = |code| char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER);
-    match kind {
-        Kind::Latin1 => bytes.iter().map(|&byte| char::from(byte)).collect(),
-        Kind::Ucs2 => bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&unit| char_of(u16::from_le_bytes(unit).into()))
-            .collect(),
-        Kind::Ucs4 => bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&unit| char_of(u32::from_le_bytes(unit)))
-            .collect(),
+    match width {
+        1 => bytes.iter().map(|&byte| char::from(byte)).collect(),
+        2 => {
+            let units = bytes.as_chunks().0.iter();
+            units
+                .map(|&unit| char_of(u16::from_le_bytes(unit).into()))
+                .collect()
+        }
+        _ => {
+            let units = bytes.as_chunks().0.iter();
+            units
+                .map(|&unit| char_of(u32::from_le_bytes(unit)))
+                .collect()
+        }
     }
 }
 
@@ -121,10 +98,10 @@ mod tests {
     fn a_string_apart_from_its_data_is_read() {
         for layout in &LAYOUTS {
             let mut memory = FakeMemory::default();
-            let mut object = vec![0; usize::from(layout.string.data_pointer) + 8];
+            let mut object = vec![0; usize::from(layout.string.compact_data) + 8];
             object[16] = 3;
-            object[32] = 2 << layout.string.kind_shift;
-            let pointer = usize::from(layout.string.data_pointer);
+            object[32] = 2 << StringLayout::KIND_SHIFT;
+            let pointer = usize::from(layout.string.compact_data);
             object[pointer..].copy_from_slice(&0x9000_u64.to_le_bytes());
             memory.map(AT, object);
             memory.map(0x9000, vec![b'a', 0, 0x00, 0xd8, 0x3b, 0x04]);

@@ -6,8 +6,7 @@ use crate::process::memory::{Cause, ReadMemory, Unreadable};
 
 const MAX_THREADS: usize = 16_384;
 
-/// The most frames that are followed on one stack. Python's own limit is 1,000 unless a program raises it
-/// (`sys.setrecursionlimit`).
+/// The most frames followed on one stack. Python's own limit is 1,000 (`sys.setrecursionlimit`).
 const MAX_FRAMES: usize = 100_000;
 
 /// The bits of a frame's code pointer that are tags (`Py_TAG_BITS` in
@@ -45,25 +44,20 @@ pub struct FrameChain {
 }
 
 /// Returns the thread states of the interpreter at `interpreter`, newest first.
-/// Fails with [`Unreadable`] also if the list has no end or a state belongs to another interpreter. A list that
-/// changes meanwhile may look like that, so try again.
+/// Fails with [`Unreadable`] also if the list has no end or holds a state of another interpreter, as a list that
+/// changes meanwhile may: try again.
 pub fn thread_states(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
     interpreter: u64,
 ) -> Result<Vec<ThreadState>, Unreadable> {
     let thread = &layout.thread;
-    let size = usize::from(
-        thread
-            .thread_id
-            .max(thread.native_thread_id.unwrap_or(0))
-            .max(thread.next)
-            .max(thread.interpreter),
-    ) + 8;
-    let mut head = vec![0; size];
+    let ids = thread.thread_id.max(thread.native_thread_id.unwrap_or(0));
+    let last = ids.max(thread.next).max(thread.interpreter);
+    let mut head = vec![0; usize::from(last) + 8];
     let mut states = Vec::new();
     let mut address =
-        memory.read_u64(interpreter.wrapping_add(layout.interpreter.threads.into()))?;
+        memory.read_u64(interpreter.wrapping_add(layout.interpreter_threads.into()))?;
     while address != 0 {
         let strange = Cause::NotAsExpected.at(address);
         if states.len() == MAX_THREADS {
@@ -92,74 +86,60 @@ pub fn thread_states(
 /// same from 2.27 to 2.43), which is updated in the child of a fork; 0 if the thread is gone.
 fn tid_from_glibc(memory: &impl ReadMemory, thread_id: u64) -> u64 {
     const TID: u64 = 0x2d0;
-    memory
-        .read_u32(thread_id.wrapping_add(TID))
-        .unwrap_or(0)
-        .into()
+    let tid = memory.read_u32(thread_id.wrapping_add(TID));
+    tid.unwrap_or(0).into()
 }
 
-/// Returns the frames on the stack of a thread, including those that run no Python.
-/// Fails with [`Unreadable`], which the stack of a running thread may cause at any moment: try again.
-pub fn frames(
-    memory: &impl ReadMemory,
-    layout: &PythonLayout,
-    thread_state: u64,
-) -> Result<FrameChain, Unreadable> {
-    let mut chain = FrameChain::default();
-    let Some(mut address) = top_frame(memory, layout, thread_state)? else {
-        return Ok(chain);
-    };
-    let mut head = vec![0; usize::from(layout.frame.size())];
-    while address != 0 {
-        if chain.frames.len() == MAX_FRAMES {
-            chain.truncated = true;
-            break;
+impl PythonLayout {
+    /// Returns the frames on the stack of a thread, including those that run no Python.
+    /// Fails with [`Unreadable`], which the stack of a running thread may cause at any moment: try again.
+    pub fn frames(&self, memory: &impl ReadMemory, thread: u64) -> Result<FrameChain, Unreadable> {
+        let mut chain = FrameChain::default();
+        let mut address = self.top_frame(memory, thread)?.unwrap_or(0);
+        while address != 0 {
+            if chain.frames.len() == MAX_FRAMES {
+                chain.truncated = true;
+                break;
+            }
+            let (frame, previous) = self.frame_at(memory, address)?;
+            chain.frames.push(frame);
+            address = previous;
         }
-        memory.read(address, &mut head)?;
-        chain.frames.push(frame_of(layout, address, &head));
-        address = u64::from_le_bytes(field(&head, layout.frame.previous));
+        Ok(chain)
     }
-    Ok(chain)
-}
 
-/// Returns one frame, and the address of its caller's frame; 0 without a caller.
-pub fn frame(
-    memory: &impl ReadMemory,
-    layout: &PythonLayout,
-    address: u64,
-) -> Result<(RawFrame, u64), Unreadable> {
-    let mut head = vec![0; usize::from(layout.frame.size())];
-    memory.read(address, &mut head)?;
-    let previous = u64::from_le_bytes(field(&head, layout.frame.previous));
-    Ok((frame_of(layout, address, &head), previous))
-}
-
-/// Returns the frame at `address`, whose bytes start with `head`.
-fn frame_of(layout: &PythonLayout, address: u64, head: &[u8]) -> RawFrame {
-    let frame = &layout.frame;
-    RawFrame {
-        address,
-        code: u64::from_le_bytes(field(head, frame.code)) & !MARKS,
-        instr: u64::from_le_bytes(field(head, frame.instr)),
-        owner: frame.owner.map_or(0, |owner| head[usize::from(owner)]),
+    /// Returns one frame, and the address of its caller's frame; 0 without a caller.
+    pub fn frame_at(
+        &self,
+        memory: &impl ReadMemory,
+        at: u64,
+    ) -> Result<(RawFrame, u64), Unreadable> {
+        let layout = &self.frame;
+        let mut head = vec![0; usize::from(layout.size())];
+        memory.read(at, &mut head)?;
+        let word = |offset| u64::from_le_bytes(field(&head, offset));
+        let frame = RawFrame {
+            address: at,
+            code: word(layout.code) & !MARKS,
+            instr: word(layout.instr),
+            owner: layout.owner.map_or(0, |owner| head[usize::from(owner)]),
+        };
+        Ok((frame, word(layout.previous)))
     }
-}
 
-/// Returns the innermost frame of a thread; `None` if it runs no Python.
-fn top_frame(
-    memory: &impl ReadMemory,
-    layout: &PythonLayout,
-    thread_state: u64,
-) -> Result<Option<u64>, Unreadable> {
-    let holder = memory.read_u64(thread_state.wrapping_add(layout.thread.frame.into()))?;
-    let top = match layout.thread.cframe_current {
-        Some(current) if holder != 0 => memory.read_u64(holder.wrapping_add(current.into()))?,
-        Some(_) | None => holder,
-    };
-    if let Some(base) = layout.thread.base_frame
-        && memory.read_u64(thread_state.wrapping_add(base.into()))? == top
-    {
-        return Ok(None);
+    /// Returns the innermost frame of a thread; `None` if it runs no Python.
+    fn top_frame(&self, memory: &impl ReadMemory, thread: u64) -> Result<Option<u64>, Unreadable> {
+        let layout = &self.thread;
+        let holder = memory.read_u64(thread.wrapping_add(layout.frame.into()))?;
+        let top = match layout.cframe_current {
+            Some(current) if holder != 0 => memory.read_u64(holder.wrapping_add(current.into()))?,
+            Some(_) | None => holder,
+        };
+        if let Some(base) = layout.base_frame
+            && memory.read_u64(thread.wrapping_add(base.into()))? == top
+        {
+            return Ok(None);
+        }
+        Ok((top != 0).then_some(top))
     }
-    Ok((top != 0).then_some(top))
 }

@@ -6,10 +6,9 @@
 //! ([`super::debug_offsets`]); the row then serves as a check and supplies the rest.
 
 use super::layout::{
-    Attributes, BytesLayout, ClassLayout, CodeLayout, CollectorLayout, DictKeys, DictLayout,
-    FrameLayout, GeneratorLayout, HeapLayout, Instructions, InterpreterLayout, LineFormat,
-    LocalNames, LocalsLayout, Numbers, ObjectLayout, PythonLayout, RuntimeLayout, StateSlot,
-    StringLayout, ThreadLayout,
+    Attributes, CodeLayout, CollectorLayout, DictKeys, FrameLayout, GeneratorLayout, HeapLayout,
+    Instructions, LineFormat, LocalNames, LocalsLayout, Numbers, PythonLayout, RuntimeLayout,
+    StateSlot, StringLayout, ThreadLayout,
 };
 
 pub static LAYOUTS: [PythonLayout; 7] = [
@@ -35,34 +34,24 @@ pub fn known_versions() -> String {
     }
 }
 
-/// The same in every version.
-const OBJECT: ObjectLayout = ObjectLayout {
-    references: 0,
-    kind: 8,
-    type_dealloc: 48,
-};
-
-/// The same in every version.
-const BYTES: BytesLayout = BytesLayout { size: 16, data: 32 };
+const fn runtime(initialized: u16, main_interpreter: u16, slot: StateSlot) -> RuntimeLayout {
+    RuntimeLayout {
+        initialized: Some(initialized),
+        main_interpreter,
+        slot,
+    }
+}
 
 /// Up to 3.11.
 const STRING_WITH_WCHAR: StringLayout = StringLayout {
-    length: 16,
-    state: 32,
-    kind_shift: 2,
-    compact: 0x20,
-    ascii: 0x40,
     ascii_data: 48,
     compact_data: 72,
-    data_pointer: 72,
 };
 
 /// From 3.12 on.
 const STRING: StringLayout = StringLayout {
     ascii_data: 40,
     compact_data: 56,
-    data_pointer: 56,
-    ..STRING_WITH_WCHAR
 };
 
 /// From 3.12 on; the offset of the instructions differs.
@@ -96,9 +85,14 @@ const fn frame(owner: u16) -> FrameLayout {
 
 /// The collector of an interpreter: its offset, and within it those of the permanent generation and of
 /// `collecting`. Up to 3.14.
-const fn collector(start: u16, permanent: u16, collecting: u16) -> CollectorLayout {
+const fn collector(
+    next_interpreter: u16,
+    start: u16,
+    permanent: u16,
+    collecting: u16,
+) -> CollectorLayout {
     CollectorLayout {
-        next_interpreter: 0,
+        next_interpreter,
         start,
         generations: 24,
         permanent,
@@ -129,15 +123,8 @@ const fn generator(frame: u16, created: i8, executing: i8) -> GeneratorLayout {
 /// CPython 3.9 (v3.9.18).
 const PYTHON_3_9: PythonLayout = PythonLayout {
     minor: 9,
-    runtime: RuntimeLayout {
-        initialized: Some(12),
-        main_interpreter: 40,
-        slot: StateSlot::Key {
-            initialized: 584,
-            number: 588,
-        },
-    },
-    interpreter: InterpreterLayout { threads: 8 },
+    runtime: runtime(12, 40, StateSlot::Key(584)),
+    interpreter_threads: 8,
     thread: ThreadLayout {
         next: 8,
         interpreter: 16,
@@ -169,15 +156,11 @@ const PYTHON_3_9: PythonLayout = PythonLayout {
         version: None,
     },
     string: STRING_WITH_WCHAR,
-    bytes: BYTES,
-    object: OBJECT,
     heap: HeapLayout {
-        collector: collector(616, 104, 200),
-        class: ClassLayout { cached_keys: 864 },
-        dict: DictLayout {
-            keys: DictKeys::Sized,
-            values: 0,
-        },
+        collector: collector(0, 616, 104, 200),
+        cached_keys: 864,
+        dict_keys: DictKeys::Sized,
+        dict_values: 0,
         attributes: Attributes::Dict,
         numbers: Numbers::Signed,
         tuple_items: 24,
@@ -210,7 +193,7 @@ const PYTHON_3_10: PythonLayout = PythonLayout {
         ..PYTHON_3_9.code
     },
     heap: HeapLayout {
-        class: ClassLayout { cached_keys: 872 },
+        cached_keys: 872,
         locals: LocalsLayout {
             first: 352,
             ..PYTHON_3_9.heap.locals
@@ -224,24 +207,15 @@ const PYTHON_3_10: PythonLayout = PythonLayout {
 /// CPython 3.11 (v3.11.7).
 const PYTHON_3_11: PythonLayout = PythonLayout {
     minor: 11,
-    runtime: RuntimeLayout {
-        initialized: Some(16),
-        main_interpreter: 48,
-        slot: StateSlot::Key {
-            initialized: 592,
-            number: 596,
-        },
-    },
-    interpreter: InterpreterLayout { threads: 16 },
+    runtime: runtime(16, 48, StateSlot::Key(592)),
+    interpreter_threads: 16,
     thread: ThreadLayout {
-        next: 8,
-        interpreter: 16,
         thread_id: 152,
         native_thread_id: Some(160),
         id: 240,
         frame: 56,
         cframe_current: Some(8),
-        base_frame: None,
+        ..PYTHON_3_9.thread
     },
     frame: FrameLayout {
         code: 32,
@@ -253,21 +227,13 @@ const PYTHON_3_11: PythonLayout = PythonLayout {
     code: CodeLayout {
         size: 184,
         first_line: 72,
-        instructions: Instructions::Inline {
-            units: 16,
-            start: 184,
-            first_traceable: 168,
-        },
         version: None,
         ..code(184, 168)
     },
     heap: HeapLayout {
-        collector: collector(648, 104, 200),
-        class: ClassLayout { cached_keys: 872 },
-        dict: DictLayout {
-            keys: DictKeys::Logarithmic,
-            values: 0,
-        },
+        collector: collector(0, 648, 104, 200),
+        cached_keys: 872,
+        dict_keys: DictKeys::Logarithmic,
         attributes: Attributes::ValuesOrDict,
         locals: LocalsLayout {
             globals: 8,
@@ -284,73 +250,45 @@ const PYTHON_3_11: PythonLayout = PythonLayout {
 /// CPython 3.12 (v3.12.1).
 const PYTHON_3_12: PythonLayout = PythonLayout {
     minor: 12,
-    runtime: RuntimeLayout {
-        initialized: Some(16),
-        main_interpreter: 48,
-        slot: StateSlot::Key {
-            initialized: 1544,
-            number: 1548,
-        },
-    },
-    interpreter: InterpreterLayout { threads: 72 },
+    runtime: runtime(16, 48, StateSlot::Key(1544)),
+    interpreter_threads: 72,
     thread: ThreadLayout {
-        next: 8,
-        interpreter: 16,
         thread_id: 136,
         native_thread_id: Some(144),
         id: 224,
-        frame: 56,
         cframe_current: Some(0),
-        base_frame: None,
+        ..PYTHON_3_11.thread
     },
     frame: frame(70),
     code: code(192, 176),
     string: STRING,
     heap: HeapLayout {
-        collector: collector(112, 104, 200),
-        class: ClassLayout { cached_keys: 880 },
+        collector: collector(0, 112, 104, 200),
+        cached_keys: 880,
         attributes: Attributes::Tagged,
         numbers: Numbers::Tagged,
         locals: LOCALS,
         generator: generator(72, -2, 0),
         ..PYTHON_3_11.heap
     },
-    ..PYTHON_3_11
 };
 
 /// CPython 3.13 (v3.13.0).
 const PYTHON_3_13: PythonLayout = PythonLayout {
     minor: 13,
-    runtime: RuntimeLayout {
-        initialized: Some(600),
-        main_interpreter: 640,
-        slot: StateSlot::Key {
-            initialized: 2160,
-            number: 2164,
-        },
-    },
-    interpreter: InterpreterLayout { threads: 7344 },
+    runtime: runtime(600, 640, StateSlot::Key(2160)),
+    interpreter_threads: 7344,
     thread: ThreadLayout {
-        next: 8,
-        interpreter: 16,
         thread_id: 152,
         native_thread_id: Some(160),
-        id: 224,
         frame: 72,
         cframe_current: None,
-        base_frame: None,
+        ..PYTHON_3_12.thread
     },
-    frame: frame(70),
     code: code(200, 184),
     heap: HeapLayout {
-        collector: CollectorLayout {
-            next_interpreter: 7264,
-            ..collector(7400, 104, 200)
-        },
-        dict: DictLayout {
-            keys: DictKeys::Logarithmic,
-            values: 8,
-        },
+        collector: collector(7264, 7400, 104, 200),
+        dict_values: 8,
         attributes: Attributes::Inline,
         generator: generator(72, -3, 0),
         ..PYTHON_3_12.heap
@@ -361,21 +299,11 @@ const PYTHON_3_13: PythonLayout = PythonLayout {
 /// CPython 3.14 (v3.14.10).
 const PYTHON_3_14: PythonLayout = PythonLayout {
     minor: 14,
-    runtime: RuntimeLayout {
-        initialized: Some(776),
-        main_interpreter: 816,
-        slot: StateSlot::Key {
-            initialized: 2336,
-            number: 2340,
-        },
-    },
+    runtime: runtime(776, 816, StateSlot::Key(2336)),
     frame: frame(74),
     code: code(208, 192),
     heap: HeapLayout {
-        collector: CollectorLayout {
-            next_interpreter: 7272,
-            ..collector(7408, 96, 192)
-        },
+        collector: collector(7272, 7408, 96, 192),
         tuple_items: 32,
         locals: LocalsLayout {
             first: 80,
@@ -389,12 +317,8 @@ const PYTHON_3_14: PythonLayout = PythonLayout {
 /// CPython 3.15 (v3.15.2).
 const PYTHON_3_15: PythonLayout = PythonLayout {
     minor: 15,
-    runtime: RuntimeLayout {
-        initialized: Some(904),
-        main_interpreter: 944,
-        slot: StateSlot::Variable,
-    },
-    interpreter: InterpreterLayout { threads: 7336 },
+    runtime: runtime(904, 944, StateSlot::Variable),
+    interpreter_threads: 7336,
     thread: ThreadLayout {
         thread_id: 176,
         native_thread_id: Some(184),
@@ -410,7 +334,7 @@ const PYTHON_3_15: PythonLayout = PythonLayout {
             permanent: 80,
             collecting: 112,
         },
-        class: ClassLayout { cached_keys: 888 },
+        cached_keys: 888,
         generator: generator(72, 0, 4),
         ..PYTHON_3_14.heap
     },

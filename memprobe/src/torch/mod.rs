@@ -9,3 +9,9 @@ pub mod objects;
 pub(crate) mod purpose;
 pub mod tensors;
 mod versions;
+
+/// The first item of an iterator, or `None` if there is not exactly one.
+fn only<T>(mut things: impl Iterator<Item = T>) -> Option<T> {
+    let first = things.next()?;
+    things.next().is_none().then_some(first)
+}

@@ -8,10 +8,10 @@ use crate::python::cache::Resolved;
 
 pub trait NameModules {
     /// Returns the path of the last of these modules; each one was called by the one before.
-    fn path(&mut self, calls: &Calls<'_>) -> Answer;
+    fn path(&mut self, calls: &Calls) -> Answer;
 
     /// Like [`Self::path`], for a question that [`Answer::Later`] deferred.
-    fn path_later(&mut self, calls: &Calls<'_>, question: Question) -> Answer;
+    fn path_later(&mut self, calls: &Calls, question: Question) -> Answer;
 
     /// Drops all deferred questions: their modules stay unknown.
     fn give_up(&mut self);
@@ -23,21 +23,17 @@ pub trait NameModules {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The module, which may be [`Module::Unknown`].
     Is(Module),
     /// Not known yet: the module tree must first prove stable. Ask again in a moment.
     Later(Question),
 }
 
-/// The number of a deferred question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question(pub u64);
 
-/// The modules of a stack whose last one has no name yet.
 #[derive(Debug)]
 pub struct PendingModule {
-    modules: Vec<ModuleCall>,
-    cut: bool,
+    calls: Calls,
     question: Question,
 }
 
@@ -47,10 +43,10 @@ pub enum Innermost {
     Asked(PendingModule),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Calls<'a> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Calls {
     /// The modules, outermost first; at least one.
-    pub modules: &'a [ModuleCall],
+    pub modules: Vec<ModuleCall>,
     /// True if outer calls may be missing.
     pub cut: bool,
 }
@@ -71,7 +67,6 @@ impl ModuleCall {
     }
 }
 
-/// The known facts about module calls in a process.
 #[derive(Default)]
 pub struct ModuleCalls {
     known: Option<(u64, ModuleFunction)>,
@@ -99,13 +94,11 @@ impl ModuleCalls {
         }
     }
 
-    /// Like [`NameModules::look_again`].
     pub fn look_again(&mut self, ran: &dyn Fn() -> Option<u64>) -> bool {
         let names = self.names.as_mut();
         names.is_some_and(|names| names.look_again(ran))
     }
 
-    /// Returns the innermost module that was being called on a stack.
     pub fn innermost<'a>(
         &mut self,
         head: &StackHead,
@@ -121,10 +114,12 @@ impl ModuleCalls {
         }
         let cut = head.truncated != 0;
         let Some(callee) = calls.iter().map(|(callee, _)| *callee).max() else {
-            return Innermost::Is(match cut {
-                true => Module::Unknown,
-                false => Module::Outside,
-            });
+            let module = if cut {
+                Module::Unknown
+            } else {
+                Module::Outside
+            };
+            return Innermost::Is(module);
         };
         calls.retain(|call| call.0 == callee);
         let code = calls[0].1.code(head);
@@ -132,25 +127,14 @@ impl ModuleCalls {
             self.known = Some((code, callee));
         }
         // Outermost first. A call that the kernel did not recognize as one leaves the path unknown.
-        let modules: Option<Vec<_>> = calls
-            .iter()
-            .rev()
-            .map(|(_, call)| ModuleCall::of(call))
-            .collect();
-        let (Some(modules), Some(names)) = (modules, &mut self.names) else {
+        let modules = calls.iter().rev().map(|(_, call)| ModuleCall::of(call));
+        let (Some(modules), Some(names)) = (modules.collect(), &mut self.names) else {
             return Innermost::Is(Module::Unknown);
         };
-        let calls = Calls {
-            modules: &modules,
-            cut,
-        };
+        let calls = Calls { modules, cut };
         match names.path(&calls) {
             Answer::Is(module) => Innermost::Is(module),
-            Answer::Later(question) => Innermost::Asked(PendingModule {
-                modules,
-                cut,
-                question,
-            }),
+            Answer::Later(question) => Innermost::Asked(PendingModule { calls, question }),
         }
     }
 
@@ -159,11 +143,7 @@ impl ModuleCalls {
         let Some(names) = &mut self.names else {
             return Some(Module::Unknown);
         };
-        let calls = Calls {
-            modules: &asked.modules,
-            cut: asked.cut,
-        };
-        match names.path_later(&calls, asked.question) {
+        match names.path_later(&asked.calls, asked.question) {
             Answer::Is(module) => Some(module),
             Answer::Later(_) => None,
         }
@@ -188,12 +168,12 @@ mod tests {
     struct Joined;
 
     impl NameModules for Joined {
-        fn path(&mut self, calls: &Calls<'_>) -> Answer {
+        fn path(&mut self, calls: &Calls) -> Answer {
             let modules = calls.modules.iter().map(|called| called.object.to_string());
             Answer::Is(Module::Called(modules.collect::<Vec<_>>().join(".").into()))
         }
 
-        fn path_later(&mut self, calls: &Calls<'_>, _: Question) -> Answer {
+        fn path_later(&mut self, calls: &Calls, _: Question) -> Answer {
             self.path(calls)
         }
 

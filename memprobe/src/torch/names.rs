@@ -1,41 +1,28 @@
-//! Python files and functions of PyTorch by which a frame on a stack is recognized.
-//!
-//! The names are those of PyTorch 2.0 to 2.15; where versions differ, each row says so.
+//! Python files and functions of PyTorch by which a frame on a stack is recognized. The names are those of PyTorch
+//! 2.0 to 2.15; where versions differ, each row says so.
 
 use crate::event::Frame;
 
 /// A Python function of PyTorch whose presence on a stack has a meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TorchCall {
-    /// The call of a `torch.nn.Module`.
     Module,
     /// Conversion of a module's parameters: `Module.to()` and the like.
     ModuleConversion,
-    /// Construction of a module of `torch.nn`.
     ModuleConstruction,
-    /// Construction of an `nn.Parameter`.
     Parameter,
-    /// `torch.nn.functional.dropout`.
     Dropout,
-    /// Autograd's engine, run by `backward()` or `grad()`.
     Engine,
     /// `BackwardCFunction.apply`, by which autograd calls a Python `Function`. It has a frame up to 2.14.
     FunctionApply,
-    /// Recomputation of a checkpoint.
     Checkpoint,
-    /// `step` of an optimizer.
     OptimizerStep,
-    /// Another function of `torch.optim`.
     Optimizer,
     /// The fetcher of a data loader, which makes samples and batches.
     DataFetch,
-    /// The collation of samples into a batch.
     DataCollate,
-    /// Another function of `torch.utils.data`.
     Data,
-    /// Forward pass of a graph of `torch.compile`.
     CompiledForward,
-    /// Backward pass of a graph of `torch.compile`.
     CompiledBackward,
 }
 
@@ -80,7 +67,6 @@ impl TorchCall {
     }
 }
 
-/// File of the calls of modules.
 const MODULE: &str = "nn/modules/module.py";
 
 /// The function that every call of a module passes, in ascending order of preference
@@ -102,7 +88,6 @@ impl ModuleFunction {
         }
     }
 
-    /// Function of a frame, if every call of a module passes it.
     pub fn of_frame(frame: &Frame) -> Option<Self> {
         let call = Self::of(&frame.function)?;
         (torch_file(frame) == Some(MODULE)).then_some(call)
@@ -120,10 +105,8 @@ fn defines_compiled_function(file: &str) -> bool {
         || inside.starts_with("_aot_autograd/") && inside.ends_with("runtime_wrappers.py")
 }
 
-/// Folder of the compiler of backward passes.
 const COMPILER: &str = "_functorch/";
 
-/// True for a frame of the compiler of backward passes.
 pub fn is_of_compiler(frame: &Frame) -> bool {
     torch_file(frame).is_some_and(|file| file.starts_with(COMPILER))
 }

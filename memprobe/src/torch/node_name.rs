@@ -12,7 +12,6 @@ const GENERATED: &str = "N5torch8autograd9generated";
 /// (torch/csrc/autograd/python_function.cpp).
 pub const PYTHON: &str = "N5torch8autograd6PyNodeE";
 
-/// The longest name of a Python type that is read, in bytes.
 const LONGEST_NAME: usize = 256;
 
 /// Offset of `tp_name` in a type, in every version (Include/cpython/object.h).

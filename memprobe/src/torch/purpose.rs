@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use crate::event::Purpose;
 
-/// Prefix of the allocator's libraries.
 const ALLOCATOR: &str = "libc10";
 
 /// Namespaces of functions that request memory on behalf of their callers: PyTorch's core, whose templates
@@ -19,148 +18,93 @@ const PASSING_ON: [&str; 2] = ["c10::", "std::"];
 /// Prefix of operator dispatch functions. Callers of an operator say nothing about the operator's memory.
 const OPERATOR: &str = "at::_ops::";
 
-/// The most callers that are examined.
 const MAX_CALLERS: usize = 64;
 
-/// A purpose, and the prefixes of the functions that request memory for it.
-struct Row {
-    what: &'static str,
-    functions: &'static [&'static str],
-}
-
-const ROWS: &[Row] = &[
+/// Prefixes of functions that request memory, each with the purpose of that memory.
+const ROWS: &[(&str, &str)] = &[
     // aten/src/ATen/cuda/CublasHandlePool.cpp@v2.15.0 (`getCurrentCUDABlasHandleWithWorkspace`) and @v2.0.1
     // (`getCurrentCUDABlasHandle`).
-    Row {
-        what: "cuBLAS workspace",
-        functions: &["at::cuda::getCurrentCUDABlasHandle"],
-    },
+    ("at::cuda::getCurrentCUDABlasHandle", "cuBLAS workspace"),
     // aten/src/ATen/cuda/CublasHandlePool.cpp@v2.15.0 (`getCUDABlasLtWorkspace`, which `CublasLtWorkspace` of
     // ATen/cuda/detail/CublasLtUtils.h calls) and CUDABlas.cpp@v2.0.1 (`gemm_and_bias`). Requests through a
     // cuBLAS handle have an inner frame that matches the row above.
-    Row {
-        what: "cuBLASLt workspace",
-        functions: &["at::cuda::getCUDABlasLtWorkspace", "at::cuda::blas::"],
-    },
+    ("at::cuda::getCUDABlasLtWorkspace", "cuBLASLt workspace"),
+    ("at::cuda::blas::", "cuBLASLt workspace"),
     // aten/src/ATen/native/cudnn/Conv_v8.cpp@v2.15.0, Conv_v7.cpp@v2.0.1 and MHA.cpp@v2.15.0;
     // aten/src/ATen/native/quantized/cudnn/Conv.cpp and Linear.cpp@v2.15.0.
-    Row {
-        what: "cuDNN workspace",
-        functions: &[
-            "at::native::run_conv_plan",
-            "at::native::run_single_conv",
-            "at::native::generate_and_filter_plans",
-            "at::native::algorithm_search",
-            "at::native::raw_cudnn_convolution",
-            "at::native::run_cudnn_SDP",
-            "PackedConvWeightCudnn::",
-            "PackedLinearWeightCudnn::",
-        ],
-    },
+    ("at::native::run_conv_plan", "cuDNN workspace"),
+    ("at::native::run_single_conv", "cuDNN workspace"),
+    ("at::native::generate_and_filter_plans", "cuDNN workspace"),
+    ("at::native::algorithm_search", "cuDNN workspace"),
+    ("at::native::raw_cudnn_convolution", "cuDNN workspace"),
+    ("at::native::run_cudnn_SDP", "cuDNN workspace"),
+    ("PackedConvWeightCudnn::", "cuDNN workspace"),
+    ("PackedLinearWeightCudnn::", "cuDNN workspace"),
     // aten/src/ATen/native/cuda/Resize.cpp@v2.15.0.
-    Row {
-        what: "resized storage",
-        functions: &["at::native::resize_bytes_cuda"],
-    },
+    ("at::native::resize_bytes_cuda", "resized storage"),
     // torch/csrc/Storage.cpp@v2.15.0: `torch.UntypedStorage(...)`.
-    Row {
-        what: "storage without a tensor",
-        functions: &["THPStorage_pynew"],
-    },
+    ("THPStorage_pynew", "storage without a tensor"),
     // torch/csrc/cuda/Module.cpp@v2.15.0.
-    Row {
-        what: "torch.cuda.caching_allocator_alloc",
-        functions: &["THCPModule_cudaCachingAllocator_raw_alloc"],
-    },
+    (
+        "THCPModule_cudaCachingAllocator_raw_alloc",
+        "torch.cuda.caching_allocator_alloc",
+    ),
     // aten/src/ATen/cuda/cub.cuh@v2.15.0 (`CUB_WRAPPER`).
-    Row {
-        what: "CUB scratch",
-        functions: &["at::cuda::cub::"],
-    },
+    ("at::cuda::cub::", "CUB scratch"),
     // aten/src/ATen/cuda/ThrustAllocator.h@v2.15.0.
-    Row {
-        what: "Thrust scratch",
-        functions: &["thrust::"],
-    },
+    ("thrust::", "Thrust scratch"),
     // aten/src/ATen/native/cuda/SortStable.cu@v2.15.0.
-    Row {
-        what: "sort scratch",
-        functions: &["at::native::launch_stable_sort_kernel"],
-    },
+    ("at::native::launch_stable_sort_kernel", "sort scratch"),
     // aten/src/ATen/native/cuda/TensorTopK.cu@v2.15.0.
-    Row {
-        what: "top-k scratch",
-        functions: &["at::native::mbtopk::"],
-    },
+    ("at::native::mbtopk::", "top-k scratch"),
     // aten/src/ATen/native/cuda/Reduce.cuh@v2.15.0.
-    Row {
-        what: "reduction scratch",
-        functions: &[
-            "at::native::gpu_reduce_kernel",
-            "at::native::jitted_gpu_reduce_kernel",
-        ],
-    },
+    ("at::native::gpu_reduce_kernel", "reduction scratch"),
+    ("at::native::jitted_gpu_reduce_kernel", "reduction scratch"),
     // aten/src/ATen/native/cuda/Nonzero.cu@v2.15.0.
-    Row {
-        what: "nonzero scratch",
-        functions: &[
-            "at::native::nonzero_cuda_out_impl",
-            "at::native::nonzero_static_cuda_out_impl",
-        ],
-    },
+    ("at::native::nonzero_cuda_out_impl", "nonzero scratch"),
+    (
+        "at::native::nonzero_static_cuda_out_impl",
+        "nonzero scratch",
+    ),
     // aten/src/ATen/native/sparse/cuda/SparseBlasImpl.cpp and SparseCUDABlas.cpp@v2.15.0.
-    Row {
-        what: "cuSPARSE workspace",
-        functions: &[
-            "at::native::sparse::impl::cuda::",
-            "at::native::sparse::cuda::",
-        ],
-    },
+    ("at::native::sparse::impl::cuda::", "cuSPARSE workspace"),
+    ("at::native::sparse::cuda::", "cuSPARSE workspace"),
     // aten/src/ATen/native/sparse/cuda/cuSPARSELtOps.cpp@v2.15.0.
-    Row {
-        what: "cuSPARSELt workspace",
-        functions: &["at::native::_cslt_"],
-    },
+    ("at::native::_cslt_", "cuSPARSELt workspace"),
     // aten/src/ATen/native/cuda/linalg/CUDASolver.cpp@v2.15.0.
-    Row {
-        what: "cuSOLVER workspace",
-        functions: &["at::cuda::solver::"],
-    },
+    ("at::cuda::solver::", "cuSOLVER workspace"),
     // aten/src/ATen/cuda/tunable/GemmCommon.h@v2.15.0: copies of a call's operands, for trial runs of
     // kernels.
-    Row {
-        what: "TunableOp trial",
-        functions: &["at::cuda::tunable::"],
-    },
+    ("at::cuda::tunable::", "TunableOp trial"),
     // torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemory.cu@v2.15.0: the addresses of the peers'
     // buffers.
-    Row {
-        what: "symmetric memory's tables",
-        functions: &["c10d::symmetric_memory::"],
-    },
+    ("c10d::symmetric_memory::", "symmetric memory's tables"),
     // torch/csrc/inductor/aoti_torch/shim_cuda.cpp@v2.15.0.
-    Row {
-        what: "AOTInductor",
-        functions: &["aoti_torch_cuda_caching_allocator_raw_alloc"],
-    },
+    ("aoti_torch_cuda_caching_allocator_raw_alloc", "AOTInductor"),
 ];
 
-/// Returns the known purpose of memory that a function requests.
 fn what(function: &str) -> Option<&'static str> {
-    let is_of = |row: &&Row| row.functions.iter().any(|it| function.starts_with(it));
-    ROWS.iter().find(is_of).map(|row| row.what)
+    let row = ROWS.iter().find(|(prefix, _)| function.starts_with(prefix));
+    row.map(|(_, what)| *what)
 }
 
-/// A calling function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// The name without parameters and template arguments, or the offset in the file.
     pub function: Arc<str>,
-    /// The file name of its library.
     pub library: Arc<str>,
 }
 
-/// A search through the callers of the allocator, from the innermost outwards.
+impl Caller {
+    fn purpose(self, what: Option<Arc<str>>) -> Purpose {
+        Purpose {
+            what,
+            function: self.function,
+            library: self.library,
+        }
+    }
+}
+
 #[derive(Default)]
 pub struct Search {
     innermost: Option<Caller>,
@@ -178,11 +122,7 @@ impl Search {
             return self.callers < MAX_CALLERS;
         }
         if let Some(what) = what(&caller.function) {
-            self.decided = Some(Purpose {
-                what: Some(what.into()),
-                function: caller.function,
-                library: caller.library,
-            });
+            self.decided = Some(caller.purpose(Some(what.into())));
             return false;
         }
         let is_operator = caller.function.starts_with(OPERATOR);
@@ -192,12 +132,7 @@ impl Search {
 
     /// Returns the result; `None` if the stack has no function outside the allocator.
     pub fn found(self) -> Option<Purpose> {
-        let unknown = |caller: Caller| Purpose {
-            what: None,
-            function: caller.function,
-            library: caller.library,
-        };
-        self.decided.or_else(|| self.innermost.map(unknown))
+        self.decided.or_else(|| Some(self.innermost?.purpose(None)))
     }
 }
 
@@ -274,7 +209,7 @@ mod tests {
 
     #[test]
     fn no_row_hides_another_and_none_is_the_allocators() {
-        let functions = || ROWS.iter().flat_map(|row| row.functions);
+        let functions = || ROWS.iter().map(|(function, _)| function);
         for function in functions() {
             let inside = functions().filter(|other| function.starts_with(**other));
             assert_eq!(inside.count(), 1, "{function}");

@@ -1,37 +1,25 @@
-//! Images without section headers (`sstrip`, some packers): finds the dynamic symbols through the dynamic
-//! segment, as the loader does.
+//! Images without section headers (`sstrip`, some packers): dynamic symbols by the dynamic segment.
 
 use object::LittleEndian;
 use object::elf;
 use object::read::elf::Dyn as _;
 
-use super::{ElfError, ElfImage, RawDynamic, RawSymbol, Section, entries};
+use super::{ElfError, ElfImage, RawDynamic, RawSymbol, Section, Segment, entries};
 
 const MAX_SYMBOLS: u64 = 1 << 24;
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DynamicSegment {
-    pub(super) offset: u64,
-    pub(super) size: u64,
-    pub(super) vaddr: u64,
-}
-
 impl ElfImage {
     /// Returns the sections that a dynamic segment implies: its strings, its symbols and itself.
-    pub(super) fn sections_of(&self, dynamic: DynamicSegment) -> Result<Vec<Section>, ElfError> {
-        let bytes = self.range(dynamic.offset, dynamic.size)?;
+    pub(super) fn sections_of(&self, dynamic: Segment) -> Result<Vec<Section>, ElfError> {
+        let bytes = self.range(dynamic.offset, dynamic.file_size)?;
         let entries = entries::<RawDynamic>(&bytes)?;
         let value = |tag| {
-            let entry = entries
-                .iter()
-                .find(|entry| entry.d_tag(LittleEndian) == tag)?;
+            let mut entries = entries.iter();
+            let entry = entries.find(|entry| entry.d_tag(LittleEndian) == tag)?;
             Some(entry.d_val(LittleEndian))
         };
-        let (Some(strings), Some(strings_size), Some(symbols)) = (
-            value(elf::DT_STRTAB),
-            value(elf::DT_STRSZ),
-            value(elf::DT_SYMTAB),
-        ) else {
+        let tables = [elf::DT_STRTAB, elf::DT_STRSZ, elf::DT_SYMTAB].map(value);
+        let [Some(strings), Some(strings_size), Some(symbols)] = tables else {
             return Ok(Vec::new());
         };
         let count = match (value(elf::DT_HASH), value(elf::DT_GNU_HASH)) {
@@ -55,14 +43,11 @@ impl ElfImage {
                 link: 0,
             })
         };
+        let symbols_size = count * size_of::<RawSymbol>() as u64;
         Ok(vec![
             section(elf::SHT_STRTAB, strings, strings_size)?,
-            section(
-                elf::SHT_DYNSYM,
-                symbols,
-                count * size_of::<RawSymbol>() as u64,
-            )?,
-            section(elf::SHT_DYNAMIC, dynamic.vaddr, dynamic.size)?,
+            section(elf::SHT_DYNSYM, symbols, symbols_size)?,
+            section(elf::SHT_DYNAMIC, dynamic.vaddr, dynamic.file_size)?,
         ])
     }
 

@@ -1,5 +1,4 @@
-//! Function start addresses from the table for exception unwinding, which exists even in files without
-//! symbols.
+//! Function start addresses from the table for exception unwinding, which needs no symbols.
 
 use super::ElfImage;
 

@@ -22,9 +22,7 @@ const LONGEST_NAME: u64 = 16 << 10;
 #[derive(Debug)]
 pub struct FunctionNames {
     image: ElfImage,
-    /// In ascending order of address, without duplicates.
     functions: Vec<Function>,
-    /// The range of the string table in the file.
     names: Range<u64>,
 }
 
@@ -32,7 +30,6 @@ pub struct FunctionNames {
 struct Function {
     vaddr: u64,
     size: u32,
-    /// Offset of the name in the string table.
     name: u32,
 }
 
@@ -57,13 +54,11 @@ impl FunctionNames {
         })
     }
 
-    /// The memory that the index takes, in bytes.
     pub fn bytes(&self) -> usize {
         self.functions.capacity() * size_of::<Function>()
     }
 
-    /// Returns the mangled name of the function that contains `offset` in the file; `None` if no symbol
-    /// covers it.
+    /// Returns the mangled name of the function at `offset` in the file; `None` if no symbol covers it.
     pub fn at(&self, offset: u64) -> Option<Vec<u8>> {
         let segment = self.image.segments.iter().find(|segment| {
             let within = offset.checked_sub(segment.offset);

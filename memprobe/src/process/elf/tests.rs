@@ -323,7 +323,6 @@ fn synthetic(kind: ImageKind) -> ElfImage {
         offset,
         file_size: 0x2000,
         vaddr,
-        memory_size: 0x2000,
         executable,
     };
     ElfImage {

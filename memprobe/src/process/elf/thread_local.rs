@@ -4,7 +4,7 @@ use object::LittleEndian;
 use object::elf;
 use object::read::elf::Sym;
 
-use super::{ElfError, ElfImage, RawRelocation, RawSymbol, Section, entries};
+use super::{ElfError, ElfImage, RawRelocation, RawSymbol, Section, entries, text_at};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadLocalName {
@@ -39,25 +39,20 @@ impl ElfImage {
     ) -> Result<Option<u64>, ElfError> {
         let strings = self.strings_of(table)?;
         let symbols = self.section_bytes(table)?;
-        let name_of = |symbol: &RawSymbol| {
-            let start = symbol.st_name(LittleEndian) as usize;
-            let tail = strings.get(start..)?;
-            tail.split(|&byte| byte == 0).next()
-        };
+        let name_of = |symbol: &RawSymbol| text_at(&strings, symbol.st_name(LittleEndian).into());
         let mut source = None;
         for symbol in entries::<RawSymbol>(&symbols)? {
             match symbol.st_type() {
                 elf::STT_FILE => source = name_of(symbol),
                 elf::STT_TLS if symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF => {
                     let own = name_of(symbol).unwrap_or_default();
-                    let is_meant = |name: &ThreadLocalName| {
+                    let size = symbol.st_size(LittleEndian);
+                    let is_meant = |name: &&ThreadLocalName| {
                         own == name.symbol.as_bytes()
                             && name.source.is_none_or(|of| source == Some(of.as_bytes()))
-                            && name
-                                .size
-                                .is_none_or(|size| size == symbol.st_size(LittleEndian))
+                            && name.size.is_none_or(|wanted| wanted == size)
                     };
-                    if let Some(name) = names.iter().find(|name| is_meant(name)) {
+                    if let Some(name) = names.iter().find(is_meant) {
                         return Ok(symbol.st_value(LittleEndian).checked_add(name.within));
                     }
                 }

@@ -52,19 +52,12 @@ fn parse(note: &Note<'_, Header>, base: u64) -> Option<Tracepoint> {
         return None;
     }
     let (numbers, texts) = note.desc().split_at_checked(3 * 8)?;
-    let word = |at: usize| {
-        Some(u64::from_le_bytes(
-            numbers.get(8 * at..)?.first_chunk().copied()?,
-        ))
-    };
+    let word = |at: usize| Some(u64::from_le_bytes(*numbers.get(8 * at..)?.first_chunk()?));
     let mut texts = texts.split(|byte| *byte == 0);
     let mut text = || Some(String::from_utf8_lossy(texts.next()?).into_owned());
     // A linker that moves the library (prelink) moves the base section but does not update the notes.
-    let moved = if base == 0 {
-        0
-    } else {
-        base.wrapping_sub(word(1)?)
-    };
+    let own = word(1)?;
+    let moved = if base == 0 { 0 } else { base.wrapping_sub(own) };
     Some(Tracepoint {
         vaddr: word(0)?.wrapping_add(moved),
         has_semaphore: word(2)? != 0,

@@ -22,22 +22,20 @@ use super::optimizers::{self, Optimizers};
 use super::process_scan::{PreviousScan, ProcessScan};
 use crate::event::TimeNs;
 use crate::event::tensors::Consistency;
-use crate::process::memory::{ProcessMemory, ReadMemory};
+use crate::process::memory::{ProcessMemory, ReadMemory, Unreadable};
 use crate::process::pause::{PauseError, is_stopped, while_paused};
 use crate::python::PythonProcess;
 
 /// Most bytes kept of a process's memory: enough for some twenty million objects.
 const MAX_BYTES: usize = 2 << 30;
 
-/// Most stops of a process before the capture fails. Each found a collection in progress or inconsistent
-/// object lists.
+/// Most stops before the capture fails. Each found a collection in progress or inconsistent lists.
 const MAX_STOPS: u32 = 100;
 
 /// Most of these stops that wait for the allocator; after that its state is accepted as it is.
 const MAX_ALLOCATING: u32 = 10;
 
-/// First and longest time that the process runs between two stops. A collection of a million objects takes
-/// half a second.
+/// First and longest time between two stops. A collection of a million objects takes half a second.
 const FIRST_WAIT: Duration = Duration::from_millis(2);
 const MAX_WAIT: Duration = Duration::from_millis(50);
 
@@ -56,8 +54,7 @@ pub enum CaptureMode {
     /// Paused for the copy only; as much as possible is read before, to keep the pause short.
     #[default]
     Paused,
-    /// Paused at once and until everything is read. The pause is several times longer, but the process hardly
-    /// advances before it.
+    /// Paused at once, several times longer, until everything is read. The process hardly advances before.
     AtOnce,
     Running,
 }
@@ -94,15 +91,14 @@ pub struct HeapScan {
     /// True if the result contradicts itself, as can happen while the process runs.
     pub is_torn: bool,
     /// Reason why there are no variables.
-    pub no_frames: Option<crate::process::memory::Unreadable>,
+    pub no_frames: Option<Unreadable>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum ScanScope<'a> {
     /// Everything. Reads into the image whatever later steps need.
     Whole(CaptureMode),
-    /// Objects that are new since an earlier scan, and its tensors, modules and so on. Also reads into the
-    /// image.
+    /// New objects since an earlier scan, and its tensors, modules and so on. Also reads into the image.
     New(&'a PreviousScan),
     /// Everything, from an image that is already complete.
     Copy,
@@ -133,23 +129,23 @@ impl HeapScan {
         });
         moment.broken = walked.err();
         let heap = Heap::of(image, layout);
-        let classes = &mut moment.classes;
-        moment.objects = ProcessScan::of(&heap, classes, &listed);
+        moment.objects = ProcessScan::of(&heap, &listed);
         drop(listed);
         match look {
-            ScanScope::Whole(_) => moment.objects.keep_contents(&heap, classes),
+            ScanScope::Whole(_) => moment.objects.keep_contents(&heap),
             ScanScope::New(known) => {
-                moment.objects.keep_contents(&heap, classes);
-                moment.objects.add_known(&heap, classes, known);
+                moment.objects.keep_contents(&heap);
+                moment.objects.add_known(&heap, known);
             }
             ScanScope::Copy => {}
         }
-        moment.modules = modules::read(&heap, classes, &moment.objects.modules);
-        moment.optimizers = optimizers::read(&heap, classes, &moment.objects.optimizers);
-        match frames::variables(&heap, classes, python, &moment.objects) {
+        moment.modules = modules::read(&heap, &moment.objects.modules);
+        moment.optimizers = optimizers::read(&heap, &moment.objects.optimizers);
+        match frames::variables(&heap, python, &moment.objects) {
             Ok(variables) => moment.variables = variables,
             Err(error) => moment.no_frames = Some(error),
         }
+        moment.classes = heap.into_classes();
         moment
     }
 }
@@ -188,9 +184,8 @@ impl<T, R> Captured<T, R> {
     }
 }
 
-/// Captures the heap of a process. `more` reads further structures at the same moment. `conclude` evaluates
-/// the result after the process has resumed. Both also run during the first scan, to show which pages they
-/// need.
+/// Captures the heap of a process. `more` reads further structures at the same moment, `conclude` evaluates the
+/// result after the process has resumed. Both also run in the first scan, to show which pages they need.
 pub fn capture<T: Send, R: Send>(
     python: &PythonProcess,
     manner: CaptureMode,
@@ -247,7 +242,6 @@ pub fn capture<T: Send, R: Send>(
     Ok(Captured::of(moment, more, result, &image, how))
 }
 
-/// Captures a heap completely while the process is paused.
 fn capture_at_once<T: Send, R: Send>(
     python: &PythonProcess,
     look: &(impl Fn(&Image<ProcessMemory>, ScanScope<'_>) -> (HeapScan, T) + Sync),
@@ -301,8 +295,7 @@ impl PauseAttempts {
         }
     }
 
-    /// Scans the process while it is paused, at the first suitable moment. Also returns the duration of the
-    /// pause.
+    /// Scans the paused process at the first suitable moment. Also returns the duration of the pause.
     fn look<T: Send>(
         &mut self,
         python: &PythonProcess,

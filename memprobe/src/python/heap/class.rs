@@ -10,12 +10,8 @@ use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::layout::{Attributes, ClassLayout, HeapLayout};
 
 const MAX_CLASSES: usize = 1 << 18;
-
 const MAX_BASES: usize = 64;
-
-/// Most members of one class, including its bases.
 const MAX_MEMBERS: usize = 256;
-
 const LONGEST_NAME: usize = 512;
 
 /// `sizeof(PyMemberDef)`: name, type, offset, flags, doc (`Include/structmember.h`@v3.9.18,
@@ -29,18 +25,18 @@ const REFERENCES: [u32; 2] = [6, 16];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Class {
     pub address: u64,
+    pub(super) index: u32,
     /// `tp_name`: includes the module unless a `class` statement made the class.
     pub name: Arc<str>,
     pub holds: ContainerKind,
     pub role: TorchKind,
-    /// `tp_dict`; 0 if the class itself does not hold it.
-    pub dict: u64,
     pub members: Vec<Member>,
     flags: u64,
     basic_size: u64,
     item_size: u64,
     dict_offset: i64,
-    cached_keys: u64,
+    /// Address of the keys table with the attribute names of objects that have no dict.
+    pub(super) cached_keys: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,15 +49,10 @@ pub enum ContainerKind {
     /// The value of a variable of an enclosing function.
     Cell,
     Globals,
-    /// The attributes of a class: the object is a class.
     Class,
-    /// The variables of a generator, a coroutine or an asynchronous generator.
     Suspended,
-    /// The variables of a frame: the object is a frame.
     Frame,
-    /// None: the object is a str.
     Text,
-    /// None: the object is an int.
     Number,
     Other,
 }
@@ -76,7 +67,6 @@ pub enum TorchKind {
     Other,
 }
 
-/// A reference at a fixed offset in each object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     pub name: Arc<str>,
@@ -88,14 +78,8 @@ impl Class {
         self.name.rsplit('.').next().unwrap_or(&self.name)
     }
 
-    /// True if its objects can have a `__dict__` of their own.
     pub(super) fn has_attributes(&self) -> bool {
         self.dict_offset != 0 || self.has(ClassLayout::MANAGED_DICT)
-    }
-
-    /// Address of the keys table with the attribute names of objects that have no dict.
-    pub(super) fn cached_keys(&self) -> u64 {
-        self.cached_keys
     }
 
     fn has(&self, flag: u64) -> bool {
@@ -105,15 +89,14 @@ impl Class {
 
 #[derive(Debug, Default)]
 pub struct Classes {
-    known: Vec<Class>,
+    known: Vec<Arc<Class>>,
     places: HashMap<u64, Option<u32>>,
     /// The latest lookup: consecutive objects often have the same class.
     last: Option<(u64, Option<u32>)>,
 }
 
 impl Classes {
-    /// Index of the class at `address`, reading it if necessary. Returns `None` if no class lies there.
-    pub fn place(&mut self, heap: &Heap<'_, impl ReadMemory>, address: u64) -> Option<u32> {
+    pub(super) fn index(&mut self, heap: &Heap<'_, impl ReadMemory>, address: u64) -> Option<u32> {
         if let Some((_, place)) = self.last.filter(|(last, _)| *last == address) {
             return place;
         }
@@ -124,36 +107,25 @@ impl Classes {
         if self.places.len() == MAX_CLASSES {
             return None;
         }
-        let place = heap.class(address).ok().map(|class| {
-            self.known.push(class);
+        let place = heap.read_class(address).ok().map(|mut class| {
+            class.index = self.known.len() as u32;
+            self.known.push(class.into());
             self.known.len() as u32 - 1
         });
         self.places.insert(address, place);
         place
     }
 
-    pub fn of(&mut self, heap: &Heap<'_, impl ReadMemory>, object: u64) -> Option<&Class> {
-        let address = heap.class_of(object).ok()?;
-        let place = self.place(heap, address)?;
-        self.get(place)
-    }
-
-    pub fn get(&self, place: u32) -> Option<&Class> {
-        self.known.get(place as usize)
-    }
-
-    pub fn all(&self) -> &[Class] {
-        &self.known
+    pub fn get(&self, index: u32) -> Option<&Arc<Class>> {
+        self.known.get(index as usize)
     }
 }
 
-/// Fields that a class itself has, without those of its bases.
 struct Head {
     bytes: [u8; HEAD],
     name: Arc<str>,
 }
 
-/// Bytes that cover the fields that every class has.
 const HEAD: usize = ClassLayout::DICT_OFFSET as usize + 8;
 
 impl Head {
@@ -163,15 +135,15 @@ impl Head {
 }
 
 impl<M: ReadMemory> Heap<'_, M> {
-    fn class(&self, address: u64) -> Result<Class, Unreadable> {
+    fn read_class(&self, address: u64) -> Result<Class, Unreadable> {
         let head = self.class_head(address)?;
         let flags = head.word(ClassLayout::FLAGS);
         let mut class = Class {
             address,
+            index: 0,
             name: head.name.clone(),
             holds: holds_by_flags(flags),
             role: TorchKind::Other,
-            dict: head.word(ClassLayout::DICT),
             members: Vec::new(),
             flags,
             basic_size: head.word(ClassLayout::BASIC_SIZE),
@@ -180,7 +152,7 @@ impl<M: ReadMemory> Heap<'_, M> {
             cached_keys: 0,
         };
         if class.has(ClassLayout::HEAP_TYPE) {
-            class.cached_keys = self.word(address, self.layout.heap.class.cached_keys)?;
+            class.cached_keys = self.word(address, self.layout.heap.cached_keys)?;
         }
         let mut next = Some(head);
         for _ in 0..MAX_BASES {
@@ -233,7 +205,6 @@ impl<M: ReadMemory> Heap<'_, M> {
         }
     }
 
-    /// `__module__` of a class made by a `class` statement.
     fn module_of(&self, head: &Head) -> Option<Arc<str>> {
         let dict = head.word(ClassLayout::DICT);
         let [module] = self.values_of(dict, ["__module__"]).ok()?;
@@ -268,18 +239,8 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 
     fn c_string(&self, address: u64) -> Result<Arc<str>, Unreadable> {
-        let mut bytes = Vec::new();
-        while bytes.len() < LONGEST_NAME {
-            // Reads end at multiples of 32, so none crosses into the page after the string's last.
-            let at = address.wrapping_add(bytes.len() as u64);
-            let piece = self.memory.read_bytes(at, 32 - at % 32, 32)?;
-            let end = piece.iter().position(|&byte| byte == 0);
-            bytes.extend(&piece[..end.unwrap_or(piece.len())]);
-            if end.is_some() {
-                return Ok(String::from_utf8_lossy(&bytes).into());
-            }
-        }
-        Err(Cause::TooLong.at(address))
+        let bytes = self.memory.read_c_string(address, LONGEST_NAME)?;
+        Ok(String::from_utf8_lossy(&bytes).into())
     }
 
     /// Calls `each` with the attributes in an object's own `__dict__`, even if the dict is not materialized.
@@ -292,12 +253,25 @@ impl<M: ReadMemory> Heap<'_, M> {
     ) -> Result<(), Unreadable> {
         match self.attribute_store(class, object)? {
             Some(Store::Dict(dict)) => self.entries(dict, each),
-            Some(Store::Values(values)) => self.split(self.keys(class.cached_keys)?, values, each),
+            Some(Store::Values(values)) => {
+                self.table_entries(self.keys(class.cached_keys)?, Some(values), each)
+            }
             None => Ok(()),
         }
     }
 
-    /// Location of an object's attributes, or `None` if it has none.
+    /// Values of the attributes with these names in an object's own `__dict__`, as far as they can be read.
+    pub(crate) fn attributes_of<const N: usize>(
+        &self,
+        class: &Class,
+        object: u64,
+        names: [&str; N],
+    ) -> ([Option<u64>; N], Result<(), Unreadable>) {
+        let mut found = [None; N];
+        let read = self.attributes(class, object, |entry| self.note(entry, &names, &mut found));
+        (found, read)
+    }
+
     pub(super) fn attribute_store(
         &self,
         class: &Class,
@@ -323,7 +297,7 @@ impl<M: ReadMemory> Heap<'_, M> {
                     let values = object.wrapping_add(class.basic_size);
                     // `valid`, the last of four bytes before the values.
                     let [_, _, _, valid] = self.memory.read_array(values)?;
-                    let first = values.wrapping_add(self.layout.heap.dict.values.into());
+                    let first = values.wrapping_add(self.layout.heap.dict_values.into());
                     (valid != 0).then_some(Store::Values(first))
                 }
                 address => dict(address),
@@ -331,7 +305,6 @@ impl<M: ReadMemory> Heap<'_, M> {
         })
     }
 
-    /// The dict at `tp_dictoffset` of an object; 0 if it has none.
     fn dict_at_offset(&self, class: &Class, object: u64) -> Result<u64, Unreadable> {
         let offset = match class.dict_offset {
             0 => return Ok(0),
@@ -352,7 +325,6 @@ impl<M: ReadMemory> Heap<'_, M> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Store {
-    /// A dict at this address.
     Dict(u64),
     /// An array of values at this address, in the order of the class's attribute names.
     Values(u64),

@@ -2,6 +2,7 @@
 
 use hashbrown::HashSet;
 
+use super::word_at;
 use crate::process::memory::{ReadMemory, Unreadable};
 use crate::python::layout::{CollectorLayout, PythonLayout};
 
@@ -16,7 +17,6 @@ const MAX_INTERPRETERS: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
     pub address: u64,
-    /// `ob_type`: the address of its type.
     pub class: u64,
     pub generation: Generation,
 }
@@ -34,8 +34,7 @@ pub enum Generation {
 }
 
 impl Generation {
-    /// Number of last objects of a list that are always read again, because their contents may still change.
-    /// Lists of young objects are shorter than this as long as garbage collection is enabled.
+    /// Number of last objects of a list that are always read again: their contents may still change.
     const fn restless(self) -> usize {
         match self {
             Self::New | Self::Young => 1 << 15,
@@ -47,12 +46,11 @@ impl Generation {
 #[derive(Clone, Copy, Debug)]
 pub enum Reach<'a> {
     All,
-    /// Each list from its end back to the first of these objects ([`endings`]). These are the objects added
-    /// since, unless the collector reordered the list. Young lists are followed further.
+    /// Each list from its end back to the first of these objects ([`endings`]), and young lists further. That finds
+    /// the objects added since, unless the collector reordered the list.
     Added(&'a HashSet<u64>),
 }
 
-/// Reasons why the lists could not be followed completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     #[error("Python's garbage collector is at work")]
@@ -60,7 +58,6 @@ pub enum Broken {
     /// The header of an object does not point back to its predecessor: the list changed during the walk.
     #[error("the list of Python's objects changed while it was read (at {0:#x})")]
     Link(u64),
-    /// The header of an object could not be read.
     #[error("the list of Python's objects: {0}")]
     Unreadable(Unreadable),
     #[error("there are more than {MAX_OBJECTS} Python objects")]
@@ -149,7 +146,6 @@ pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Generation)>) -> H
     endings
 }
 
-/// Appends the objects of one list.
 fn walk_list(
     memory: &impl ReadMemory,
     head: u64,
@@ -196,9 +192,7 @@ fn walk_list(
     Ok(())
 }
 
-/// The two links of a header, then the first two words of its object.
 fn words(memory: &impl ReadMemory, node: u64) -> Result<[u64; 4], Unreadable> {
     let bytes: [u8; 32] = memory.read_array(node)?;
-    let (words, _) = bytes.as_chunks::<8>();
-    Ok([0, 1, 2, 3].map(|word| u64::from_le_bytes(words[word])))
+    Ok([0, 8, 16, 24].map(|at| word_at(&bytes, at)))
 }

@@ -1,5 +1,7 @@
 //! Lists the objects that an object refers to, with the step that leads to each.
 
+use std::sync::Arc;
+
 use super::class::{Class, ContainerKind, Store, TorchKind};
 use super::dict::Entry;
 use super::image::Image;
@@ -7,27 +9,22 @@ use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::layout::{ClassLayout, HeapLayout};
 
-/// Most items of one list, tuple or set that are read.
 const MAX_ITEMS: u64 = 1 << 24;
-
 const BLOCK: u64 = 256;
 
 /// Dicts whose entries a PyTorch module exposes as attributes (`Module.__getattr__` in
 /// `torch/nn/modules/module.py`@v2.15.0).
 pub(super) const PARAMETERS: &str = "_parameters";
 pub(super) const BUFFERS: &str = "_buffers";
-pub(super) const MODULES: &str = "_modules";
+pub(crate) const MODULES: &str = "_modules";
 
-/// One step of a path, from an object to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// `.name`, with the address of the str.
     Attribute(u64),
-    /// `.name` of a parameter, buffer or submodule registered with a PyTorch module, with the address of the
-    /// str.
+    /// `.name` of a parameter, buffer or submodule of a PyTorch module, with the address of the str.
     Registered(u64),
-    /// `.name` of a class member, with the index of the class in [`Classes`](super::class::Classes) and of
-    /// the member in that class.
+    /// `.name` of a class member: the index of the class, and of the member in the class.
     Member(u32, u32),
     /// `[key]`, with the address of the key.
     Key(u64),
@@ -37,17 +34,17 @@ pub enum Step {
 }
 
 impl<M: ReadMemory> Heap<'_, M> {
-    /// Calls `each` with every reference of an object. `place` is the index of its class.
+    /// Calls `each` with every reference of an object.
     /// Fails with [`Unreadable`]. `each` has still been called with every reference that can be read.
     pub fn contents(
         &self,
         class: &Class,
-        place: u32,
         object: u64,
         mut each: impl FnMut(Step, u64),
     ) -> Result<(), Unreadable> {
         let attributes = self.attributes(class, object, |Entry { key, value, .. }| {
-            if class.role == TorchKind::Module && self.is_gate(key) {
+            let is_gate = |name: Arc<str>| matches!(&*name, PARAMETERS | BUFFERS | MODULES);
+            if class.role == TorchKind::Module && self.text(key).is_some_and(is_gate) {
                 // The entries of these dicts count as attributes of the module.
                 let _ = self.entries(value, |entry| {
                     each(Step::Registered(entry.key), entry.value)
@@ -59,19 +56,12 @@ impl<M: ReadMemory> Heap<'_, M> {
         for (number, member) in (0..).zip(&class.members) {
             let value = self.memory.read_u64(object.wrapping_add(member.offset));
             if let Some(value) = value.ok().filter(|&value| value != 0) {
-                each(Step::Member(place, number), value);
+                each(Step::Member(class.index, number), value);
             }
         }
         attributes.and(self.held(class, object, each))
     }
 
-    /// True for the name of a dict whose entries a module exposes as attributes.
-    fn is_gate(&self, key: u64) -> bool {
-        let name = self.text(key);
-        name.is_some_and(|name| matches!(&*name, PARAMETERS | BUFFERS | MODULES))
-    }
-
-    /// Calls `each` with the references of an object as a container.
     fn held(
         &self,
         class: &Class,
@@ -97,24 +87,19 @@ impl<M: ReadMemory> Heap<'_, M> {
                 }
                 Ok(())
             }
-            ContainerKind::List | ContainerKind::Tuple => {
+            ContainerKind::List | ContainerKind::Tuple | ContainerKind::Deque => {
+                let mut index = 0..;
+                let each = |item| {
+                    let index = index.next().unwrap_or_default();
+                    if item != 0 {
+                        each(Step::Index(index), item);
+                    }
+                };
+                if class.holds == ContainerKind::Deque {
+                    return self.deque_items(object, self.word(object, HeapLayout::SIZE)?, each);
+                }
                 let (first, count) = self.items(class, object)?;
-                let mut index = 0..;
-                self.words(first, count, 8, |item| {
-                    let index = index.next().unwrap_or_default();
-                    if item != 0 {
-                        each(Step::Index(index), item);
-                    }
-                })
-            }
-            ContainerKind::Deque => {
-                let mut index = 0..;
-                self.deque_items(object, self.word(object, HeapLayout::SIZE)?, |item| {
-                    let index = index.next().unwrap_or_default();
-                    if item != 0 {
-                        each(Step::Index(index), item);
-                    }
-                })
+                self.words(first, count, 8, each)
             }
             ContainerKind::Set => {
                 let (table, count) = self.table(object)?;
@@ -130,7 +115,6 @@ impl<M: ReadMemory> Heap<'_, M> {
         }
     }
 
-    /// Address of the first item of a list or tuple, and the number of items.
     pub(super) fn items(&self, class: &Class, object: u64) -> Result<(u64, u64), Unreadable> {
         let count = self.word(object, HeapLayout::SIZE)?;
         let first = match class.holds {
@@ -140,13 +124,10 @@ impl<M: ReadMemory> Heap<'_, M> {
         bounded(object, count).map(|count| (first, count))
     }
 
-    /// Address of a set's table, and its number of entries.
     fn table(&self, object: u64) -> Result<(u64, u64), Unreadable> {
-        let head: [u8; 16] = self
-            .memory
-            .read_array(object.wrapping_add(HeapLayout::SET_MASK.into()))?;
-        let count = word_at(&head, 0).wrapping_add(1);
-        bounded(object, count).map(|count| (word_at(&head, 8), count))
+        let count = self.word(object, HeapLayout::SET_MASK)?.wrapping_add(1);
+        let table = self.word(object, HeapLayout::SET_MASK + 8)?;
+        bounded(object, count).map(|count| (table, count))
     }
 
     /// Calls `each` with the first word of each of `count` entries of `size` bytes: 8 or 16.
@@ -198,10 +179,8 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
                 self.deque_items(object, self.word(object, HeapLayout::SIZE)?, |_| ())?;
             }
             ContainerKind::Suspended | ContainerKind::Frame => {}
-            ContainerKind::Cell
-            | ContainerKind::Text
-            | ContainerKind::Number
-            | ContainerKind::Other => {}
+            ContainerKind::Cell | ContainerKind::Text => {}
+            ContainerKind::Number | ContainerKind::Other => {}
         }
         if !class.has_attributes() {
             return Ok(());
@@ -209,7 +188,7 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
         match self.attribute_store(class, object)? {
             Some(Store::Dict(dict)) => self.keep_dict(dict),
             Some(Store::Values(values)) => {
-                let keys = self.keys(class.cached_keys())?;
+                let keys = self.keys(class.cached_keys)?;
                 self.memory
                     .keep(values..values.saturating_add(8 * keys.count()));
                 Ok(())
@@ -230,10 +209,7 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
     }
 }
 
-/// Rejects a number of items above [`MAX_ITEMS`].
 fn bounded(address: u64, count: u64) -> Result<u64, Unreadable> {
-    let strange = Cause::TooLong.at(address);
-    Some(count)
-        .filter(|&count| count <= MAX_ITEMS)
-        .ok_or(strange)
+    let count = Some(count).filter(|&count| count <= MAX_ITEMS);
+    count.ok_or(Cause::TooLong.at(address))
 }

@@ -9,18 +9,15 @@ const MAX_ENTRIES: u64 = 1 << 24;
 /// Bytes per read: a multiple of the size of every kind of entry.
 const BLOCK: usize = 24 * 64;
 
-/// Header bytes of a keys table that describe its format.
 const KEYS_HEAD: usize = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub key: u64,
     pub value: u64,
-    /// Address of the word that refers to the value.
     pub at: u64,
 }
 
-/// A keys table (`PyDictKeysObject`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Keys {
     start: u64,
@@ -48,13 +45,9 @@ impl<M: ReadMemory> Heap<'_, M> {
         let head: [u8; 48] = self.memory.read_array(dict)?;
         let keys = self.keys(word_at(&head, DictLayout::KEYS))?;
         self.spend(dict, keys.count)?;
-        match word_at(&head, DictLayout::VALUES) {
-            0 => self.combined(keys, each),
-            values => {
-                let first = values.wrapping_add(self.layout.heap.dict.values.into());
-                self.split(keys, first, each)
-            }
-        }
+        let values = Some(word_at(&head, DictLayout::VALUES)).filter(|values| *values != 0);
+        let first = values.map(|values| values.wrapping_add(self.layout.heap.dict_values.into()));
+        self.table_entries(keys, first, each)
     }
 
     /// Addresses of a dict's keys table and of its values table, which is 0 in a combined dict.
@@ -65,7 +58,7 @@ impl<M: ReadMemory> Heap<'_, M> {
 
     pub(super) fn keys(&self, address: u64) -> Result<Keys, Unreadable> {
         let head: [u8; KEYS_HEAD] = self.memory.read_array(address)?;
-        let (room, indices, count, first, has_hash) = match self.layout.heap.dict.keys {
+        let (room, indices, count, first, has_hash) = match self.layout.heap.dict_keys {
             DictKeys::Sized => {
                 let size = word_at(&head, 8);
                 let width = match size {
@@ -74,24 +67,14 @@ impl<M: ReadMemory> Heap<'_, M> {
                     0x1_0000..=0xffff_ffff => 4,
                     _ => 8,
                 };
-                (
-                    Some(size),
-                    size.checked_mul(width),
-                    word_at(&head, 32),
-                    40,
-                    true,
-                )
+                let indices = size.checked_mul(width);
+                (Some(size), indices, word_at(&head, 32), 40, true)
             }
             DictKeys::Logarithmic => {
                 let [size, indices, kind] = [head[8], head[9], head[10]];
                 let power = |log: u8| 1_u64.checked_shl(log.into());
-                (
-                    power(size),
-                    power(indices),
-                    word_at(&head, 24),
-                    32,
-                    kind == 0,
-                )
+                let (room, indices) = (power(size), power(indices));
+                (room, indices, word_at(&head, 24), 32, kind == 0)
             }
         };
         let no_dict = || Cause::NotAsExpected.at(address);
@@ -110,58 +93,39 @@ impl<M: ReadMemory> Heap<'_, M> {
         })
     }
 
-    /// Reads the entries of a combined table, which has keys and values.
-    fn combined(&self, keys: Keys, mut each: impl FnMut(Entry)) -> Result<(), Unreadable> {
-        let mut block = [0; BLOCK];
-        let per_block = BLOCK as u64 / keys.size;
-        let mut done = 0;
-        while done < keys.count {
-            let count = per_block.min(keys.count - done);
-            let bytes = &mut block[..(count * keys.size) as usize];
-            self.memory
-                .read(keys.start.wrapping_add(done * keys.size), bytes)?;
-            let first = keys
-                .start
-                .wrapping_add(done * keys.size + keys.key as u64 + 8);
-            let places = (0..).map(|place| first.wrapping_add(place * keys.size));
-            for (entry, at) in bytes.chunks_exact(keys.size as usize).zip(places) {
-                let [key, value] = [0, 8].map(|at| word_at(entry, keys.key as u16 + at));
-                if key != 0 && value != 0 {
-                    each(Entry { key, value, at });
-                }
-            }
-            done += count;
-        }
-        Ok(())
-    }
-
-    /// Reads the entries of a split table, whose values lie at `values`.
-    pub(super) fn split(
+    /// Reads the entries of a table. `values` is the address of the values of a split one; else each follows its key.
+    pub(super) fn table_entries(
         &self,
         keys: Keys,
-        values: u64,
+        values: Option<u64>,
         mut each: impl FnMut(Entry),
     ) -> Result<(), Unreadable> {
         let (mut block, mut own) = ([0; BLOCK], [0; BLOCK / 2]);
-        let per_block = BLOCK as u64 / 24;
-        let mut done = 0;
-        while done < keys.count {
-            let count = per_block.min(keys.count - done);
-            let bytes = &mut block[..(count * keys.size) as usize];
-            self.memory
-                .read(keys.start.wrapping_add(done * keys.size), bytes)?;
-            let own = &mut own[..(count * 8) as usize];
-            let first = values.wrapping_add(done * 8);
-            self.memory.read(first, own)?;
-            let places = (0..).map(|place| first.wrapping_add(place * 8));
-            let entries = bytes.chunks_exact(keys.size as usize);
-            for ((entry, value), at) in entries.zip(own.chunks_exact(8)).zip(places) {
-                let (key, value) = (word_at(entry, keys.key as u16), word_at(value, 0));
+        let size = keys.size as usize;
+        for done in (0..keys.count).step_by(BLOCK / 24) {
+            let count = (BLOCK as u64 / 24).min(keys.count - done);
+            let start = keys.start.wrapping_add(done * keys.size);
+            let bytes = &mut block[..count as usize * size];
+            self.memory.read(start, bytes)?;
+            let own = &mut own[..count as usize * 8];
+            let (first, distance) = match values {
+                Some(values) => (values.wrapping_add(done * 8), 8),
+                None => (start.wrapping_add(keys.key as u64 + 8), keys.size),
+            };
+            if values.is_some() {
+                self.memory.read(first, own)?;
+            }
+            for (number, entry) in bytes.chunks_exact(size).enumerate() {
+                let value = match values {
+                    Some(_) => word_at(own, 8 * number as u16),
+                    None => word_at(entry, keys.key as u16 + 8),
+                };
+                let key = word_at(entry, keys.key as u16);
+                let at = first.wrapping_add(number as u64 * distance);
                 if key != 0 && value != 0 {
                     each(Entry { key, value, at });
                 }
             }
-            done += count;
         }
         Ok(())
     }
@@ -176,8 +140,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         Ok(found)
     }
 
-    /// Stores the value of an entry in `found` if its key is one of `names`.
-    pub(crate) fn note(&self, entry: Entry, names: &[&str], found: &mut [Option<u64>]) {
+    pub(super) fn note(&self, entry: Entry, names: &[&str], found: &mut [Option<u64>]) {
         let Some(key) = self.text(entry.key) else {
             return;
         };

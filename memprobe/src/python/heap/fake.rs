@@ -4,7 +4,8 @@ use crate::process::memory::ReadMemory as _;
 use crate::process::memory::fake::FakeMemory;
 use crate::python::fake::map_str;
 use crate::python::layout::{
-    Attributes, ClassLayout, CollectorLayout, DictKeys, DictLayout, HeapLayout, PythonLayout,
+    Attributes, ClassLayout, CollectorLayout, DictKeys, DictLayout, HeapLayout, ObjectLayout,
+    PythonLayout,
 };
 
 /// Base address.
@@ -105,7 +106,7 @@ impl FakeHeap {
         self.put_word(class, ClassLayout::DICT, dict);
         let keys: Vec<_> = attributes.iter().map(|name| (self.text(name), 0)).collect();
         let keys = self.keys(&keys, 2);
-        let cached = self.layout.heap.class.cached_keys;
+        let cached = self.layout.heap.cached_keys;
         self.put_word(class, cached, keys);
         class
     }
@@ -114,7 +115,7 @@ impl FakeHeap {
     pub(crate) fn object(&mut self, class: u64, size: u64) -> u64 {
         let at = self.reserve(BEFORE + size) + BEFORE;
         self.put_word(at, 0_u64, 1);
-        self.put_word(at, self.layout.object.kind, class);
+        self.put_word(at, ObjectLayout::KIND, class);
         self.listed.push(at);
         at
     }
@@ -126,7 +127,7 @@ impl FakeHeap {
         let bytes = bytes.read_prefix(0x1000, 4096, 4096).unwrap();
         let at = self.reserve(bytes.len() as u64 + 64);
         self.put(at, 0_u64, &bytes);
-        self.put_word(at, self.layout.object.kind, self.str_class);
+        self.put_word(at, ObjectLayout::KIND, self.str_class);
         at
     }
 
@@ -140,7 +141,7 @@ impl FakeHeap {
             (Numbers::Tagged, ..0) => 1 << 3 | 2,
             (Numbers::Tagged, _) => 1 << 3,
         };
-        self.put_word(at, self.layout.object.kind, self.int_class);
+        self.put_word(at, ObjectLayout::KIND, self.int_class);
         self.put_word(at, HeapLayout::SIZE, size);
         self.put(at, HeapLayout::DIGITS, &value.unsigned_abs().to_le_bytes());
         at
@@ -160,7 +161,7 @@ impl FakeHeap {
         let width = if size > 0xff { 2 } else { 1 };
         let indices = size * width;
         let table = self.reserve(64 + indices + 24 * size);
-        let (start, with_hash) = match self.layout.heap.dict.keys {
+        let (start, with_hash) = match self.layout.heap.dict_keys {
             DictKeys::Sized => {
                 self.put_word(table, 8_u64, size);
                 self.put_word(table, 32_u64, entries.len() as u64);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::class::{Classes, ContainerKind};
+use super::class::ContainerKind;
 use super::process_scan::ProcessScan;
 use super::{Heap, shortened};
 use crate::process::memory::{ReadMemory, Unreadable};
@@ -13,23 +13,18 @@ use crate::python::layout::{GeneratorLayout, HeapLayout, LocalNames, LocalsLayou
 use crate::python::threads::{self, RawFrame};
 use crate::python::{CodeCache, PythonProcess, Resolved};
 
-/// Most frames of one thread whose variables are read.
 const MAX_FRAMES: usize = 512;
-
 const MAX_VARIABLES: u64 = 4096;
 
 /// Most variables overall, and most frames walked to find them.
 const MAX_OF_ALL: usize = 1 << 16;
 const MAX_PASSED: usize = 1 << 20;
-
-/// Longest name of a file, a function or a variable, in bytes.
 const LONGEST_NAME: usize = 128;
 
 /// Tag bits of a reference from 3.14 on (`Include/internal/pycore_stackref.h`@v3.14.10). With both bits set
 /// it is a small integer. Addresses have neither bit, in any version.
 const MARKS: u64 = 3;
 
-/// Most generators and most frame objects that are read.
 const MAX_SUSPENDED: usize = 1 << 16;
 
 /// `FRAME_OWNED_BY_FRAME_OBJECT`: the call has ended (`Include/internal/pycore_frame.h`@v3.11.7 to @v3.15.2).
@@ -72,36 +67,33 @@ impl Variable {
 }
 
 /// Reads the variables of all threads of the main interpreter, and of all suspended and kept frames.
-/// Fails with [`Unreadable`] if the list of threads cannot be followed. Threads and frames that cannot be read
-/// are skipped.
+/// Fails with [`Unreadable`] only if the list of threads cannot be followed; skips other unreadable parts.
 pub fn variables(
     heap: &Heap<'_, impl ReadMemory>,
-    classes: &mut Classes,
     python: &PythonProcess,
     scan: &ProcessScan,
 ) -> Result<Variables, Unreadable> {
     let memory = heap.memory;
     let states = threads::thread_states(memory, &python.layout, python.interpreter)?;
+    let dict = |module: &u64| heap.word(*module, HeapLayout::MODULE_DICT).ok();
     let mut reader = Reader {
         heap,
-        classes,
         codes: CodeCache::new(python),
-        globals: globals_of(heap, &scan.globals),
+        globals: scan.globals.iter().filter_map(dict).collect(),
         seen: HashSet::new(),
         found: Variables::default(),
     };
     let mut passed = 0;
     for state in states {
-        let chain = threads::frames(memory, &python.layout, state.address);
+        let chain = python.layout.frames(memory, state.address);
         let Some(chain) = chain.ok().filter(|_| passed <= MAX_PASSED) else {
             reader.found.frames_left_out += 1;
             continue;
         };
         passed += chain.frames.len();
         reader.found.frames_left_out += chain.frames.len().saturating_sub(MAX_FRAMES) as u64;
-        reader
-            .seen
-            .extend(chain.frames.iter().map(|frame| frame.address));
+        let addresses = chain.frames.iter().map(|frame| frame.address);
+        reader.seen.extend(addresses);
         for (depth, frame) in (0..).zip(chain.frames.iter().take(MAX_FRAMES)) {
             reader.add_frame(frame, depth, "");
         }
@@ -113,52 +105,33 @@ pub fn variables(
     Ok(found)
 }
 
-/// Dicts of modules: their variables are named as globals of the module.
-fn globals_of(heap: &Heap<'_, impl ReadMemory>, modules: &[u64]) -> HashSet<u64> {
-    let dict = |&module: &u64| heap.word(module, HeapLayout::MODULE_DICT).ok();
-    modules.iter().filter_map(dict).collect()
-}
-
 struct Reader<'a, 'b, M> {
     heap: &'a Heap<'b, M>,
-    classes: &'a mut Classes,
     codes: CodeCache,
+    /// Dicts of modules: their variables are named as globals of the module.
     globals: HashSet<u64>,
-    /// Frames already read, by address.
     seen: HashSet<u64>,
     found: Variables,
 }
 
-/// A frame's text, note and rank.
 struct Shown {
     text: String,
     note: &'static str,
     rank: u32,
 }
 
-struct Suspended {
-    frame: u64,
-    begun: bool,
-}
-
 impl<M: ReadMemory> Reader<'_, '_, M> {
-    /// Adds generators, coroutines and asynchronous generators that do not run.
     fn add_suspended(&mut self, objects: &[u64]) {
-        self.found.frames_left_out += objects.len().saturating_sub(MAX_SUSPENDED) as u64;
-        for &object in objects.iter().take(MAX_SUSPENDED) {
-            let class = self.classes.of(self.heap, object);
-            let class = class.map_or_else(|| "".into(), |class| Arc::clone(&class.name));
-            let suspended = match self.suspended(object) {
-                Ok(suspended) => suspended,
-                Err(_) => {
-                    self.found.frames_left_out += 1;
-                    continue;
-                }
-            };
-            let Some(Suspended { frame, begun }) = suspended else {
+        for &object in self.first(objects) {
+            let Ok(suspended) = self.suspended(object) else {
+                self.found.frames_left_out += 1;
                 continue;
             };
-            let note = match (&*class, begun) {
+            let Some((frame, begun)) = suspended else {
+                continue;
+            };
+            let class = self.heap.class_of(object);
+            let note = match (class.as_ref().map_or("", |class| &class.name), begun) {
                 ("coroutine", true) => "suspended coroutine",
                 ("coroutine", false) => "coroutine that has not begun",
                 ("async_generator", true) => "suspended async generator",
@@ -170,8 +143,8 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         }
     }
 
-    /// The frame of a generator. Returns `None` if it is running or has finished.
-    fn suspended(&self, object: u64) -> Result<Option<Suspended>, Unreadable> {
+    /// The frame of a generator, and true if its code has begun; `None` if it is running or has finished.
+    fn suspended(&self, object: u64) -> Result<Option<(u64, bool)>, Unreadable> {
         let memory = self.heap.memory;
         match self.heap.layout.heap.generator {
             GeneratorLayout::Apart(at) => {
@@ -179,10 +152,10 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
                 if frame == 0 {
                     return Ok(None);
                 }
-                let (raw, previous) = threads::frame(memory, self.heap.layout, frame)?;
+                let (raw, previous) = self.heap.layout.frame_at(memory, frame)?;
                 // `f_lasti` is -1 before the first instruction.
                 let begun = raw.instr as u32 != u32::MAX;
-                Ok((previous == 0).then_some(Suspended { frame, begun }))
+                Ok((previous == 0).then_some((frame, begun)))
             }
             GeneratorLayout::Inside {
                 frame,
@@ -192,22 +165,28 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
             } => {
                 let [now] = memory.read_array(object.wrapping_add(state.into()))?;
                 let now = now.cast_signed();
-                Ok((created..executing).contains(&now).then(|| Suspended {
-                    frame: object.wrapping_add(frame.into()),
-                    begun: now > created,
-                }))
+                let frame = object.wrapping_add(frame.into());
+                Ok((created..executing)
+                    .contains(&now)
+                    .then_some((frame, now > created)))
             }
         }
     }
 
+    /// The objects up to the limit.
+    fn first<'c>(&mut self, objects: &'c [u64]) -> &'c [u64] {
+        let most = objects.len().min(MAX_SUSPENDED);
+        self.found.frames_left_out += (objects.len() - most) as u64;
+        &objects[..most]
+    }
+
     fn add_ended(&mut self, objects: &[u64]) {
-        self.found.frames_left_out += objects.len().saturating_sub(MAX_SUSPENDED) as u64;
-        for &object in objects.iter().take(MAX_SUSPENDED) {
+        for &object in self.first(objects) {
             let frame = match self.heap.layout.heap.frame_of_object {
                 Some(at) => self.heap.word(object, at),
                 None => Ok(object),
             };
-            let read = frame.and_then(|at| threads::frame(self.heap.memory, self.heap.layout, at));
+            let read = frame.and_then(|at| self.heap.layout.frame_at(self.heap.memory, at));
             let Ok((raw, _)) = read else {
                 self.found.frames_left_out += 1;
                 continue;
@@ -219,12 +198,11 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         }
     }
 
-    /// Adds a frame that does not run, unless it was read before.
     fn add_resting(&mut self, address: u64, note: &'static str) {
         if !self.seen.insert(address) {
             return;
         }
-        match threads::frame(self.heap.memory, self.heap.layout, address) {
+        match self.heap.layout.frame_at(self.heap.memory, address) {
             Ok((frame, _)) => self.add_frame(&frame, RESTING, note),
             Err(_) => self.found.frames_left_out += 1,
         }
@@ -260,16 +238,15 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         let flags = frame.code.wrapping_add(locals.code_flags.into());
         if self.heap.memory.read_u32(flags)? & LocalsLayout::OPTIMIZED == 0 {
             let mapping = self.heap.word(frame.address, locals.mapping)? & !MARKS;
-            if mapping != 0 && !self.globals.contains(&mapping) {
-                let mut entries = Vec::new();
-                let read = self.heap.entries(mapping, |entry| entries.push(entry));
-                for entry in entries {
-                    let name = self.heap.text(entry.key);
-                    self.add(name, entry.value, shown);
-                }
-                return read;
+            if mapping == 0 || self.globals.contains(&mapping) {
+                return Ok(());
             }
-            return Ok(());
+            let mut entries = Vec::new();
+            let read = self.heap.entries(mapping, |entry| entries.push(entry));
+            for entry in entries {
+                self.add(self.heap.text(entry.key), entry.value, shown);
+            }
+            return read;
         }
         let names: &[u16] = match &locals.names {
             LocalNames::Three(names) => names,
@@ -298,7 +275,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         let Some(name) = name else {
             return;
         };
-        let holds = self.classes.of(self.heap, value).map(|class| class.holds);
+        let holds = self.heap.class_of(value).map(|class| class.holds);
         let value = match holds {
             Some(ContainerKind::Cell) => self.heap.word(value, HeapLayout::CELL).unwrap_or(0),
             // These refer to no other objects.

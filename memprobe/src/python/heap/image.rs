@@ -10,20 +10,14 @@ use crate::process::memory::{Cause, Piece, ReadMemory, Unreadable};
 /// Bytes per read: the fastest of several sizes for walking a heap of a million objects.
 const CHUNK: usize = 16 << 10;
 
-/// Granularity of the kernel's mappings.
 const PAGE: usize = 4 << 10;
-
 const PAGES: usize = CHUNK / PAGE;
-
-/// Chunks read by one call.
 const BATCH: usize = 1024;
 
 /// Slots of the direct-mapped lookup cache: 64 MiB of chunks.
 const RECENT: usize = 4096;
 
-/// Caches everything read from another memory.
-///
-/// While the image is open, missing memory is read. After [`Self::close`] only cached memory can be read, so
+/// Caches everything read from another memory. After [`Self::close`] only cached memory can be read, so that
 /// nothing of a later moment comes in.
 #[derive(Debug)]
 pub struct Image<M> {
@@ -58,13 +52,11 @@ struct Chunk {
 
 const ALL: u8 = ((1_u16 << PAGES) - 1) as u8;
 
-/// Size and completeness of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     pub bytes: usize,
     /// Reads that failed because the image was closed or full.
     pub missed: u64,
-    /// True if the image has reached its limit.
     pub full: bool,
 }
 
@@ -88,8 +80,7 @@ impl<M: ReadMemory> Image<M> {
         self.cache.borrow_mut().open = false;
     }
 
-    /// Resumes reading missing memory. Cached memory stays as of the moment it was read until
-    /// [`Self::renew`].
+    /// Resumes reading missing memory. Cached memory stays as it is until [`Self::renew`].
     pub fn open(&self) {
         self.cache.borrow_mut().open = true;
     }
@@ -103,30 +94,23 @@ impl<M: ReadMemory> Image<M> {
         }
     }
 
-    /// Reads all pages again that were looked at so far, in one call, and forgets the rest. The image then
-    /// belongs to this moment. Pages that nobody looked at are unlikely to be needed now.
+    /// Reads all pages again that were looked at so far, in one call, and forgets the rest. The image then belongs
+    /// to this moment.
     pub fn renew(&self) {
         let cache = &mut *self.cache.borrow_mut();
         cache.missed = 0;
         let mut wanted: Vec<&mut Chunk> = cache.chunks.iter_mut().collect();
         wanted.sort_unstable_by_key(|chunk| chunk.number);
         let spans: Vec<_> = wanted.iter().map(|chunk| chunk.span()).collect();
-        let mut pieces: Vec<_> = wanted
-            .iter_mut()
-            .zip(&spans)
-            .map(|(chunk, span)| Piece {
-                address: chunk.start().wrapping_add(span.start as u64),
-                into: &mut chunk.bytes[span.clone()],
-                outcome: Ok(()),
-            })
-            .collect();
+        let pieces = wanted.iter_mut().zip(&spans).map(|(chunk, span)| {
+            let address = chunk.start().wrapping_add(span.start as u64);
+            Piece::of(address, &mut chunk.bytes[span.clone()])
+        });
+        let mut pieces: Vec<_> = pieces.collect();
         pieces.retain(|piece| !piece.into.is_empty());
         self.memory.read_each(&mut pieces);
-        let failed: Vec<_> = pieces
-            .iter()
-            .filter(|piece| piece.outcome.is_err())
-            .map(|piece| piece.address / CHUNK as u64)
-            .collect();
+        let failed = pieces.iter().filter(|piece| piece.outcome.is_err());
+        let failed: Vec<_> = failed.map(|piece| piece.address / CHUNK as u64).collect();
         for (chunk, span) in wanted.into_iter().zip(spans) {
             let span = if span.is_empty() { 0 } else { pages(&span) };
             (chunk.known, chunk.tried) = (span, span);
@@ -192,14 +176,9 @@ impl<M: ReadMemory> Image<M> {
 
 /// Reads whole chunks; falls back to single pages for a chunk that cannot be read completely.
 fn read_whole(memory: &impl ReadMemory, chunks: &mut [Chunk]) {
-    let mut pieces: Vec<_> = chunks
-        .iter_mut()
-        .map(|chunk| Piece {
-            address: chunk.start(),
-            into: &mut chunk.bytes,
-            outcome: Ok(()),
-        })
-        .collect();
+    let pieces = chunks.iter_mut();
+    let pieces = pieces.map(|chunk| Piece::of(chunk.start(), &mut chunk.bytes));
+    let mut pieces: Vec<_> = pieces.collect();
     memory.read_each(&mut pieces);
     let whole: Vec<_> = pieces.iter().map(|piece| piece.outcome.is_ok()).collect();
     for (chunk, whole) in chunks.iter_mut().zip(whole) {
@@ -233,7 +212,6 @@ impl Chunk {
         first.min(behind) * PAGE..behind * PAGE
     }
 
-    /// Reads some pages, each separately.
     fn read_pages(&mut self, memory: &impl ReadMemory, wanted: u8) {
         let start = self.start();
         self.tried |= wanted;

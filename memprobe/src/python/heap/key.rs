@@ -1,16 +1,15 @@
 //! Formats dict keys and path steps in Python's syntax.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
-use super::class::{Classes, ContainerKind};
+use super::class::ContainerKind;
 use super::contents::Step;
-use super::{Heap, shortened, word_at};
+use super::{Heap, shortened};
 use crate::process::memory::ReadMemory;
 use crate::python::layout::HeapLayout;
 
-/// Longest text of a key in characters; the rest is cut.
 const MAX_CHARS: usize = 64;
-
 const LONGEST_NAME: usize = 256;
 
 /// Length in bytes after which a path gets no further step.
@@ -19,15 +18,13 @@ const LONGEST_PATH: usize = 512;
 /// Placeholder for a key that is neither a str nor an int.
 const OTHER: &str = "…";
 
-/// Placeholder for a name that cannot be read.
 const UNREAD: &str = "?";
 
-/// Bits in a digit of an int (`PyLong_SHIFT` in `Include/cpython/longintrepr.h`@v3.9.18 to @v3.15.2), the
-/// same in every 64-bit build.
+/// Bits in a digit of an int (`PyLong_SHIFT` in `Include/cpython/longintrepr.h`@v3.9.18 to @v3.15.2).
 const DIGIT: u32 = 30;
 
 impl<M: ReadMemory> Heap<'_, M> {
-    pub fn write_step(&self, classes: &mut Classes, step: Step, path: &mut String) {
+    pub fn write_step(&self, step: Step, path: &mut String) {
         if path.len() > LONGEST_PATH {
             return;
         }
@@ -37,14 +34,11 @@ impl<M: ReadMemory> Heap<'_, M> {
                 write_attribute(path, name.as_deref().unwrap_or(UNREAD));
             }
             Step::Member(class, number) => {
-                let class = classes.get(class);
-                let member = class.and_then(|class| class.members.get(number as usize));
-                write_attribute(path, member.map_or(UNREAD, |member| &member.name));
+                let name = self.member(class, number);
+                write_attribute(path, name.as_deref().unwrap_or(UNREAD));
             }
             Step::Key(key) => {
-                path.push('[');
-                path.push_str(&self.key(classes, key));
-                path.push(']');
+                let _ = write!(path, "[{}]", self.key(key));
             }
             Step::Index(index) => {
                 let _ = write!(path, "[{index}]");
@@ -54,9 +48,14 @@ impl<M: ReadMemory> Heap<'_, M> {
         }
     }
 
+    pub fn member(&self, class: u32, number: u32) -> Option<Arc<str>> {
+        let class = self.class_at(class)?;
+        Some(Arc::clone(&class.members.get(number as usize)?.name))
+    }
+
     /// Formats a key as Python does: `'kv'`, `3`.
-    pub fn key(&self, classes: &mut Classes, key: u64) -> String {
-        let holds = classes.of(self, key).map(|class| class.holds);
+    pub fn key(&self, key: u64) -> String {
+        let holds = self.class_of(key).map(|class| class.holds);
         let text = match holds {
             Some(ContainerKind::Text) => self.text(key).map(|text| quoted(&text)),
             Some(ContainerKind::Number) => self.number(key).map(|number| number.to_string()),
@@ -68,11 +67,8 @@ impl<M: ReadMemory> Heap<'_, M> {
 
     /// Value of an int. Returns `None` if it has more than 60 bits.
     fn number(&self, object: u64) -> Option<i64> {
-        let head: [u8; 8] = self
-            .memory
-            .read_array(object.wrapping_add(HeapLayout::SIZE.into()))
-            .ok()?;
-        let (count, negative) = self.layout.heap.numbers.sign(word_at(&head, 0));
+        let size = self.word(object, HeapLayout::SIZE).ok()?;
+        let (count, negative) = self.layout.heap.numbers.sign(size);
         if count > 2 {
             return None;
         }

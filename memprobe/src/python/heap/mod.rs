@@ -1,5 +1,4 @@
-//! Reads the Python heap of a process from outside: the objects with their classes, their contents, and the
-//! names by which a program reaches them.
+//! Reads the Python heap of a process: objects, classes, contents, and names by which a program reaches them.
 //!
 //! The target's memory is not trusted. Each length and pointer is bounded before it is followed, nothing
 //! recurses on it, and unreadable objects are skipped.
@@ -29,10 +28,11 @@ mod tests;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
+use class::{Class, Classes, TorchKind};
 use hashbrown::HashMap;
 
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
-use crate::python::layout::PythonLayout;
+use crate::python::layout::{ObjectLayout, PythonLayout};
 use crate::python::text;
 
 /// Most bytes of cached strings, and most bytes of one string; a longer one is cut.
@@ -42,58 +42,78 @@ const LONGEST_TEXT: usize = 1024;
 /// Most entries and items read over all objects: some hundred for each of a million objects.
 const MAX_ITEMS: u64 = 1 << 28;
 
-/// Python's objects in the memory of a process.
 #[derive(Debug)]
 pub struct Heap<'a, M> {
     pub memory: &'a M,
-    /// Offsets of the target's version of Python.
     pub layout: &'a PythonLayout,
     /// Cached strings by address: names are interned, so few strings serve many objects.
-    strings: RefCell<Strings>,
-    /// Entries and items that may still be read.
+    strings: RefCell<HashMap<u64, Option<Arc<str>>>>,
+    text_bytes: Cell<usize>,
     items: Cell<u64>,
-}
-
-#[derive(Debug, Default)]
-struct Strings {
-    known: HashMap<u64, Option<Arc<str>>>,
-    bytes: usize,
+    classes: RefCell<Classes>,
 }
 
 impl<'a, M: ReadMemory> Heap<'a, M> {
     /// The objects in `memory`, which must not change while this value lives.
     pub fn of(memory: &'a M, layout: &'a PythonLayout) -> Self {
+        Self::with_classes(memory, layout, Classes::default())
+    }
+
+    /// Like [`Self::of`], with the classes that an earlier reader of the same memory found.
+    pub fn with_classes(memory: &'a M, layout: &'a PythonLayout, classes: Classes) -> Self {
         Self {
             memory,
             layout,
             strings: RefCell::default(),
+            text_bytes: Cell::new(0),
             items: Cell::new(MAX_ITEMS),
+            classes: RefCell::new(classes),
         }
     }
 
+    pub fn into_classes(self) -> Classes {
+        self.classes.into_inner()
+    }
+
     /// `ob_type`: the address of an object's class.
-    pub fn class_of(&self, object: u64) -> Result<u64, Unreadable> {
-        self.word(object, self.layout.object.kind)
+    pub fn type_of(&self, object: u64) -> Result<u64, Unreadable> {
+        self.word(object, ObjectLayout::KIND)
+    }
+
+    pub fn class_of(&self, object: u64) -> Option<Arc<Class>> {
+        self.class_at(self.class_index(self.type_of(object).ok()?)?)
+    }
+
+    fn is_tensor(&self, object: u64) -> bool {
+        let class = self.class_of(object);
+        class.is_some_and(|class| class.role == TorchKind::Tensor)
+    }
+
+    pub fn class_at(&self, index: u32) -> Option<Arc<Class>> {
+        self.classes.borrow().get(index).cloned()
+    }
+
+    /// Index of the class at `address`, reading it if necessary. Returns `None` if no class lies there.
+    pub fn class_index(&self, address: u64) -> Option<u32> {
+        self.classes.borrow_mut().index(self, address)
     }
 
     /// Returns the text of a str, cut if it is long. Returns `None` if it cannot be read.
     pub fn text(&self, object: u64) -> Option<Arc<str>> {
-        if let Some(known) = self.strings.borrow().known.get(&object) {
+        if let Some(known) = self.strings.borrow().get(&object) {
             return known.clone();
         }
         let text = text::read_str(self.memory, &self.layout.string, object);
         let text = text.ok().map(|text| shortened(&text, LONGEST_TEXT).into());
         let text: Option<Arc<str>> = text;
-        let strings = &mut *self.strings.borrow_mut();
-        let bytes = 64 + text.as_ref().map_or(0, |text| text.len());
-        if strings.bytes + bytes <= MAX_TEXT {
-            strings.bytes += bytes;
-            strings.known.insert(object, text.clone());
+        let bytes = self.text_bytes.get() + 64 + text.as_ref().map_or(0, |text| text.len());
+        if bytes <= MAX_TEXT {
+            self.text_bytes.set(bytes);
+            self.strings.borrow_mut().insert(object, text.clone());
         }
         text
     }
 
-    /// Charges `items` to the budget of items.
     fn spend(&self, object: u64, items: u64) -> Result<(), Unreadable> {
         let left = self.items.get().checked_sub(items);
         self.items.set(left.ok_or(Cause::TooLong.at(object))?);
@@ -106,7 +126,7 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
 }
 
 /// The little-endian word at offset `at`; 0 beyond the end.
-fn word_at(bytes: &[u8], at: u16) -> u64 {
+pub(crate) fn word_at(bytes: &[u8], at: u16) -> u64 {
     let bytes = bytes.get(usize::from(at)..).unwrap_or_default();
     bytes
         .first_chunk()

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::class::{Class, Classes};
 use super::contents::{BUFFERS, MODULES, PARAMETERS};
 use super::{Heap, shortened};
 use crate::process::memory::ReadMemory;
@@ -27,33 +26,17 @@ pub struct Module {
     pub children: Vec<(Arc<str>, u64)>,
 }
 
-/// Reads modules. Skips the parts that cannot be read.
-pub fn read(
-    heap: &Heap<'_, impl ReadMemory>,
-    classes: &mut Classes,
-    objects: &[u64],
-) -> Vec<Module> {
-    let objects = &objects[..objects.len().min(MAX_MODULES)];
-    let mut modules = Vec::with_capacity(objects.len());
+pub fn read(heap: &Heap<'_, impl ReadMemory>, objects: &[u64]) -> Vec<Module> {
     let mut left = MAX_HELD;
-    for &object in objects {
-        if let Some(class) = classes.of(heap, object) {
-            modules.push(module(heap, class, object, &mut left));
-        }
-    }
-    modules
+    let objects = objects.iter().take(MAX_MODULES);
+    let modules = objects.filter_map(|&object| module(heap, object, &mut left));
+    modules.collect()
 }
 
-fn module(
-    heap: &Heap<'_, impl ReadMemory>,
-    class: &Class,
-    object: u64,
-    left: &mut usize,
-) -> Module {
-    let names = [PARAMETERS, BUFFERS, MODULES];
-    let mut dicts = [None; 3];
+fn module(heap: &Heap<'_, impl ReadMemory>, object: u64, left: &mut usize) -> Option<Module> {
+    let class = heap.class_of(object)?;
     // Unreadable attributes count as absent.
-    let _ = heap.attributes(class, object, |entry| heap.note(entry, &names, &mut dicts));
+    let (dicts, _) = heap.attributes_of(&class, object, [PARAMETERS, BUFFERS, MODULES]);
     let [parameters, buffers, children] = dicts.map(|dict| {
         let mut named = Vec::new();
         if let Some(dict) = dict {
@@ -66,13 +49,13 @@ fn module(
         }
         named
     });
-    Module {
+    Some(Module {
         object,
         class: class.short_name().into(),
         parameters,
         buffers,
         children,
-    }
+    })
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +65,6 @@ pub struct Place {
     pub path: Arc<str>,
 }
 
-/// The modules of a process with their positions.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
     pub modules: Vec<Module>,
@@ -97,15 +79,10 @@ pub struct Tree {
 impl Tree {
     /// Assigns positions as `named_modules()` does, starting from every module that no other module holds.
     pub fn of(modules: Vec<Module>) -> Self {
-        let by_object: HashMap<u64, usize> = modules
-            .iter()
-            .map(|module| module.object)
-            .zip(0..)
-            .collect();
-        let held: HashSet<u64> = modules
-            .iter()
-            .flat_map(|module| module.children.iter().map(|&(_, child)| child))
-            .collect();
+        let objects = modules.iter().map(|module| module.object);
+        let by_object: HashMap<u64, usize> = objects.zip(0..).collect();
+        let children = modules.iter().flat_map(|module| &module.children);
+        let held: HashSet<u64> = children.map(|(_, child)| *child).collect();
         let mut walk = Walk {
             places: vec![None; modules.len()],
             order: Vec::with_capacity(modules.len()),
@@ -123,22 +100,15 @@ impl Tree {
             walk.from(root);
         }
         let (others, order) = (walk.others, walk.order);
-        let places = walk.places.into_iter().enumerate().map(|(root, place)| {
-            let alone = || Place {
-                root,
-                path: "".into(),
-            };
-            place.unwrap_or_else(alone)
-        });
+        // The walk has placed every module.
         Self {
-            places: places.collect(),
+            places: walk.places.into_iter().flatten().collect(),
             order,
             others,
             modules,
         }
     }
 
-    /// Every position of every module: first positions in order, then the others.
     pub fn every_place(&self) -> impl Iterator<Item = (&Module, &Place)> {
         let firsts = self.order.iter();
         let firsts = firsts.filter_map(|&at| Some((at, self.places.get(at)?)));

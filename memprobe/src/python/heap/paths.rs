@@ -1,12 +1,11 @@
-//! Shortest paths by which a program reaches its objects, from the globals of modules and the variables of
-//! frames.
+//! Shortest paths by which a program reaches its objects, from globals and the variables of frames.
 
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
 use super::Heap;
-use super::class::{Classes, ContainerKind, TorchKind};
+use super::class::{Class, ContainerKind, TorchKind};
 use super::contents::Step;
 use super::frames::{Variable, is_library};
 use super::process_scan::ProcessScan;
@@ -29,28 +28,19 @@ const MAX_OF_ALL: usize = 1 << 22;
 pub(super) struct PathRoot {
     /// `train.py:31 train() -> x`, `torch.nn`; empty for `__main__`.
     pub(super) text: Arc<str>,
-    /// The same without the frame: `x`.
     name: Arc<str>,
-    /// Note about the frame; may be empty.
     note: &'static str,
     /// The object that the root refers to, if the root is a variable.
     pub(super) value: Option<u64>,
 }
 
-/// Last step of the shortest path to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+pub enum Origin {
     Nowhere,
     /// The object is itself a root.
     Root(u32),
     /// Reached from another object by a step.
     From(u32, Step),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReferencePath {
-    pub(super) origin: Origin,
-    steps: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,30 +53,26 @@ pub struct Path {
     pub is_variable: bool,
 }
 
-/// Objects that a program reaches, with their paths.
 #[derive(Debug)]
-pub struct Paths {
+pub struct Paths<'a, M> {
+    pub(crate) heap: &'a Heap<'a, M>,
+    pub(crate) scan: &'a ProcessScan,
     pub(super) roots: Vec<PathRoot>,
     origins: Vec<Origin>,
     places: HashMap<u64, u32>,
     /// Paths to each tensor, shortest first.
-    pub(super) to_tensors: HashMap<u64, Vec<ReferencePath>>,
-    /// Longest-lived variable or global for each object: a global of the program, otherwise a variable of the
-    /// outermost frame.
+    pub(super) to_tensors: HashMap<u64, Vec<Origin>>,
+    /// Longest-lived name of each object: a global of the program, else a variable of the outermost frame.
     pub(super) longest: HashMap<u64, u32>,
 }
 
-impl Paths {
-    /// Searches the shortest paths to all objects.
-    pub fn search(
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        scan: &ProcessScan,
-        variables: &[Variable],
-    ) -> Self {
+impl<'a, M: ReadMemory> Paths<'a, M> {
+    pub fn search(heap: &'a Heap<'a, M>, scan: &'a ProcessScan, variables: &[Variable]) -> Self {
         let places = scan.objects.iter().map(|object| object.address).zip(0..);
         let mut search = Search {
             paths: Self {
+                heap,
+                scan,
                 roots: Vec::new(),
                 origins: vec![Origin::Nowhere; scan.objects.len()],
                 places: places.collect(),
@@ -94,48 +80,29 @@ impl Paths {
                 longest: HashMap::new(),
             },
             next: vec![Vec::new(); MAX_STEPS + LIBRARY + 2],
-            scan,
             count: 0,
         };
-        search.begin_at_modules(heap, &scan.globals);
-        search.begin_at_variables(heap, classes, variables);
+        search.begin_at_modules();
+        search.begin_at_variables(variables);
         for steps in 0..search.next.len() {
             for place in std::mem::take(&mut search.next[steps]) {
-                search.visit(heap, classes, place, steps);
+                search.visit(place, steps);
             }
         }
-        search.end_at_resting(heap, classes, variables);
+        search.end_at_resting(variables);
         search.paths
     }
 
     /// Returns up to `most` paths to a tensor, shortest first.
-    pub fn to_tensor(
-        &self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        tensor: u64,
-        most: usize,
-    ) -> Vec<Path> {
-        let paths = self
-            .to_tensors
-            .get(&tensor)
-            .into_iter()
-            .flatten()
-            .take(most);
-        paths
-            .filter_map(|way| self.path(heap, classes, way.origin))
-            .collect()
+    pub fn to_tensor(&self, tensor: u64, most: usize) -> Vec<Path> {
+        let paths = self.to_tensors.get(&tensor).into_iter().flatten();
+        let paths = paths.take(most).filter_map(|origin| self.path(*origin));
+        paths.collect()
     }
 
     /// Returns the shortest path to an object, or `None` if it is unreachable.
-    pub fn to_object(
-        &self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        object: u64,
-    ) -> Option<Path> {
-        let origin = *self.origins.get(*self.places.get(&object)? as usize)?;
-        self.path(heap, classes, origin)
+    pub fn to_object(&self, object: u64) -> Option<Path> {
+        self.path(self.origin_of(object)?)
     }
 
     /// Name of the longest-lived variable that refers directly to an object, or `None`.
@@ -144,9 +111,15 @@ impl Paths {
         Some(&*self.roots.get(root as usize)?.name)
     }
 
-    /// Index of an object in the census. Returns `None` for an object that the collector does not track.
+    /// Index of an object in the scan. Returns `None` for an object that the collector does not track.
     pub fn place_of(&self, object: u64) -> Option<u32> {
         self.places.get(&object).copied()
+    }
+
+    /// Address and class of the object with an index.
+    pub(crate) fn object_at(&self, place: u32) -> Option<(u64, Arc<Class>)> {
+        let object = self.scan.objects.get(place as usize)?;
+        Some((object.address, self.heap.class_at(object.class)?))
     }
 
     /// Last step of the shortest path to an object. Returns `None` if it is unreachable.
@@ -176,17 +149,12 @@ impl Paths {
         Some((root, steps))
     }
 
-    fn path(
-        &self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        origin: Origin,
-    ) -> Option<Path> {
+    fn path(&self, origin: Origin) -> Option<Path> {
         let (root, steps) = self.steps_to(origin)?;
         let root = self.roots.get(root as usize)?;
         let mut name = root.name.to_string();
         for &(_, step) in &steps {
-            heap.write_step(classes, step, &mut name);
+            self.heap.write_step(step, &mut name);
         }
         let beginning = root.text.strip_suffix(&*root.name).unwrap_or(&root.text);
         let note = match root.note {
@@ -201,24 +169,20 @@ impl Paths {
     }
 }
 
-struct Search<'a> {
-    paths: Paths,
-    /// Objects to visit, by distance.
+struct Search<'a, M> {
+    paths: Paths<'a, M>,
     next: Vec<Vec<u32>>,
-    scan: &'a ProcessScan,
     count: usize,
 }
 
-impl Search<'_> {
-    fn begin_at_modules(&mut self, heap: &Heap<'_, impl ReadMemory>, modules: &[u64]) {
+impl<M: ReadMemory> Search<'_, M> {
+    fn begin_at_modules(&mut self) {
+        let heap = self.paths.heap;
         let mut roots = Vec::new();
-        for &module in modules {
+        for &module in &self.paths.scan.globals {
             let dict = heap.word(module, HeapLayout::MODULE_DICT);
-            let Ok([name, file]) =
-                dict.and_then(|dict| heap.values_of(dict, ["__name__", "__file__"]))
-            else {
-                continue;
-            };
+            let names = dict.and_then(|dict| heap.values_of(dict, ["__name__", "__file__"]));
+            let [name, file] = names.unwrap_or_default();
             let Some(name) = name.and_then(|name| heap.text(name)) else {
                 continue;
             };
@@ -236,132 +200,104 @@ impl Search<'_> {
         roots.sort();
         for (distance, name, module) in roots {
             let name = if distance == 0 { "".into() } else { name };
-            let root = self.root(name.clone(), name, "", None);
-            self.reach(module, root, distance);
+            let root = self.root(name);
+            self.reach(module, Origin::Root(root), distance);
         }
     }
 
-    fn begin_at_variables(
-        &mut self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        variables: &[Variable],
-    ) {
+    fn begin_at_variables(&mut self, variables: &[Variable]) {
         for variable in variables {
-            let value = Some(variable.value);
-            let root = self.root(
-                variable.text.clone(),
-                variable.name.clone(),
-                variable.note,
-                value,
-            );
+            let root = self.root_at(variable);
+            let origin = Origin::Root(root);
             if !variable.note.is_empty() {
-                self.reach(variable.value, root, LIBRARY);
+                self.reach(variable.value, origin, LIBRARY);
                 continue;
             }
             // Variables of libraries come last and do not count as longest-lived.
-            if let Origin::Root(root) = root
-                && !variable.is_of_library()
-            {
+            if !variable.is_of_library() {
                 self.paths.longest.insert(variable.value, root);
             }
-            if is_tensor(heap, classes, variable.value) {
-                self.add_way(variable.value, root, 0);
+            if self.paths.heap.is_tensor(variable.value) {
+                self.add_way(variable.value, origin);
             }
-            self.reach(variable.value, root, 1);
+            self.reach(variable.value, origin, 1);
         }
     }
 
     /// Adds variables of frames that do not run last, because other paths to the same tensor say more.
-    fn end_at_resting(
-        &mut self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        variables: &[Variable],
-    ) {
-        for variable in variables
-            .iter()
-            .filter(|variable| !variable.note.is_empty())
-        {
-            if is_tensor(heap, classes, variable.value) {
-                let (text, name) = (variable.text.clone(), variable.name.clone());
-                let root = self.root(text, name, variable.note, Some(variable.value));
-                self.add_way(variable.value, root, 0);
+    fn end_at_resting(&mut self, variables: &[Variable]) {
+        for variable in variables {
+            if !variable.note.is_empty() && self.paths.heap.is_tensor(variable.value) {
+                let root = self.root_at(variable);
+                self.add_way(variable.value, Origin::Root(root));
             }
         }
     }
 
-    fn root(
-        &mut self,
-        text: Arc<str>,
-        name: Arc<str>,
-        note: &'static str,
-        value: Option<u64>,
-    ) -> Origin {
-        let root = PathRoot {
+    fn root_at(&mut self, variable: &Variable) -> u32 {
+        self.add_root(PathRoot {
+            text: variable.text.clone(),
+            name: variable.name.clone(),
+            note: variable.note,
+            value: Some(variable.value),
+        })
+    }
+
+    /// Adds a root that is no variable.
+    fn root(&mut self, name: Arc<str>) -> u32 {
+        let (text, note, value) = (name.clone(), "", None);
+        self.add_root(PathRoot {
             text,
             name,
             note,
             value,
-        };
+        })
+    }
+
+    fn add_root(&mut self, root: PathRoot) -> u32 {
         self.paths.roots.push(root);
-        Origin::Root(self.paths.roots.len() as u32 - 1)
+        self.paths.roots.len() as u32 - 1
     }
 
     fn reach(&mut self, object: u64, origin: Origin, steps: usize) {
         let Some(&place) = self.paths.places.get(&object) else {
             return;
         };
-        let (Some(known), Some(next)) = (
-            self.paths.origins.get_mut(place as usize),
-            self.next.get_mut(steps),
-        ) else {
-            return;
-        };
-        if *known == Origin::Nowhere {
+        let known = self.paths.origins.get_mut(place as usize);
+        if let Some((known, next)) = known.zip(self.next.get_mut(steps))
+            && *known == Origin::Nowhere
+        {
             *known = origin;
             next.push(place);
         }
     }
 
-    fn add_way(&mut self, tensor: u64, origin: Origin, steps: usize) {
+    fn add_way(&mut self, tensor: u64, origin: Origin) {
         let paths = self.paths.to_tensors.entry(tensor).or_default();
         if paths.len() < MAX_PATHS && self.count < MAX_OF_ALL {
             self.count += 1;
-            paths.push(ReferencePath { origin, steps });
+            paths.push(origin);
         }
     }
 
     /// Continues from an object to the objects that it refers to.
-    fn visit(
-        &mut self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &Classes,
-        place: u32,
-        steps: usize,
-    ) {
-        let Some(object) = self.scan.objects.get(place as usize) else {
-            return;
-        };
-        let Some(class) = classes.get(object.class) else {
+    fn visit(&mut self, place: u32, steps: usize) {
+        let heap = self.paths.heap;
+        let Some((address, class)) = self.paths.object_at(place) else {
             return;
         };
         let (role, holds) = (class.role, class.holds);
         let mut held = Vec::new();
         // Objects that cannot be read are not reached.
-        let _ = heap.contents(class, object.class, object.address, |step, value| {
-            held.push((step, value));
-        });
+        let _ = heap.contents(&class, address, |step, value| held.push((step, value)));
         for (step, value) in held {
             if holds == ContainerKind::Globals && steps <= IMPORTED {
-                self.prefer_global(heap, place, step, value);
+                self.prefer_global(place, step, value);
             }
-            let Some(&at) = self.paths.places.get(&value) else {
+            let class = self.paths.place_of(value);
+            let Some((_, class)) = class.and_then(|at| self.paths.object_at(at)) else {
                 continue;
             };
-            let class = self.scan.objects.get(at as usize);
-            let class = class.and_then(|object| classes.get(object.class));
-            let Some(class) = class else { continue };
             // A module reached through another module says less than its own name. Tensors that modules and
             // optimizers hold have names of their own.
             if class.holds == ContainerKind::Globals && holds == ContainerKind::Globals {
@@ -370,30 +306,21 @@ impl Search<'_> {
             let is_tensor = class.role == TorchKind::Tensor;
             let origin = Origin::From(place, step);
             if is_tensor && !matches!(step, Step::Registered(_)) {
-                self.add_way(value, origin, steps + 1);
+                self.add_way(value, origin);
             }
-            if role == TorchKind::Optimizer && is_named(heap, step, "state") {
+            let name = match step {
+                Step::Attribute(name) if role == TorchKind::Optimizer => heap.text(name),
+                _ => None,
+            };
+            if name.is_some_and(|name| &*name == "state") {
                 continue;
             }
             self.reach(value, origin, steps + 1);
         }
     }
-}
 
-fn is_tensor(heap: &Heap<'_, impl ReadMemory>, classes: &mut Classes, object: u64) -> bool {
-    let class = classes.of(heap, object);
-    class.is_some_and(|class| class.role == TorchKind::Tensor)
-}
-
-impl Search<'_> {
     /// Prefers a global of the program to a frame's variable as the longest-lived name of `value`.
-    fn prefer_global(
-        &mut self,
-        heap: &Heap<'_, impl ReadMemory>,
-        module: u32,
-        step: Step,
-        value: u64,
-    ) {
+    fn prefer_global(&mut self, module: u32, step: Step, value: u64) {
         let Step::Attribute(name) = step else { return };
         let known = self.paths.longest.get(&value);
         let known = known.and_then(|&root| self.paths.roots.get(root as usize));
@@ -401,7 +328,8 @@ impl Search<'_> {
             return;
         }
         let module = self.paths.origins.get(module as usize);
-        let Some((Origin::Root(root), name)) = module.copied().zip(heap.text(name)) else {
+        let name = self.paths.heap.text(name);
+        let Some((Origin::Root(root), name)) = module.copied().zip(name) else {
             return;
         };
         let Some(module) = self.paths.roots.get(root as usize) else {
@@ -411,15 +339,7 @@ impl Search<'_> {
             "" => name,
             module => format!("{module}.{name}").into(),
         };
-        if let Origin::Root(root) = self.root(text.clone(), text, "", None) {
-            self.paths.longest.insert(value, root);
-        }
+        let root = self.root(text);
+        self.paths.longest.insert(value, root);
     }
-}
-
-fn is_named(heap: &Heap<'_, impl ReadMemory>, step: Step, name: &str) -> bool {
-    let Step::Attribute(attribute) = step else {
-        return false;
-    };
-    heap.text(attribute).is_some_and(|text| &*text == name)
 }

@@ -4,7 +4,6 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 
-use super::class::Classes;
 use super::collector::{self, Generation, Listed, Reach};
 use super::frames::Variable;
 use super::image::Image;
@@ -94,21 +93,20 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
         generation: Generation::Old,
     }));
     let heap = Heap::of(&image, layout);
-    let mut classes = Classes::default();
-    let mut scan = ProcessScan::of(&heap, &mut classes, &listed);
-    scan.keep_contents(&heap, &classes);
+    let mut scan = ProcessScan::of(&heap, &listed);
+    scan.keep_contents(&heap);
     let known = PreviousScan::of(scan.clone());
     let mut again = ProcessScan::default();
-    again.add_known(&heap, &mut classes, &known);
+    again.add_known(&heap, &known);
     let mut added = Vec::new();
     let reach = Reach::Added(&known.endings);
     let _ = collector::walk(&image, &layout.heap.collector, BASE + 64, reach, &mut added);
     // Treat the objects as every kind that PyTorch makes.
     let all: Vec<_> = scan.objects.iter().map(|object| object.address).collect();
     scan.globals = all.clone();
-    let tree = modules::Tree::of(modules::read(&heap, &mut classes, &all));
+    let tree = modules::Tree::of(modules::read(&heap, &all));
     assert!(tree.order.len() <= tree.modules.len());
-    let _ = optimizers::read(&heap, &mut classes, &all);
+    let _ = optimizers::read(&heap, &all);
     let variables: Vec<_> = all
         .iter()
         .map(|&value| Variable {
@@ -120,11 +118,11 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
         })
         .collect();
     image.close();
-    let paths = Paths::search(&heap, &mut classes, &scan, &variables);
+    let paths = Paths::search(&heap, &scan, &variables);
     for &Object { address, .. } in &scan.objects {
-        let _ = paths.to_object(&heap, &mut classes, address);
-        let _ = paths.to_tensor(&heap, &mut classes, address, 16);
-        let _ = heap.key(&mut classes, address);
+        let _ = paths.to_object(address);
+        let _ = paths.to_tensor(address, 16);
+        let _ = heap.key(address);
     }
     assert!(image.extent().bytes <= 1 << 20);
 }

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::Heap;
-use super::class::{Classes, ContainerKind};
+use super::class::ContainerKind;
 use super::contents::Step;
-use super::paths::{MAX_PATHS as MAX_OF_ONE, Origin, Paths, ReferencePath};
-use super::process_scan::ProcessScan;
+use super::paths::{MAX_PATHS as MAX_OF_ONE, Origin, Paths};
 use crate::process::memory::ReadMemory;
 
 /// Number of tensors in a dict from which on its keys are folded like list slots.
@@ -38,10 +37,9 @@ pub struct HeapRetainer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetainedBy {
     pub retainer: u32,
-    pub path: ReferencePath,
+    pub path: Origin,
 }
 
-/// All holders, without duplicates.
 #[derive(Debug, Default)]
 pub struct HeapRetainers {
     pub all: Vec<HeapRetainer>,
@@ -59,10 +57,10 @@ pub struct HeapRetainers {
 
 impl HeapRetainers {
     /// Starts with no holders. `paths` determines the dicts whose keys are folded.
-    pub fn of(paths: &Paths) -> Self {
+    pub fn of<M>(paths: &Paths<'_, M>) -> Self {
         let mut tensors: HashMap<u32, u32> = HashMap::new();
         for way in paths.to_tensors.values().flatten() {
-            if let Origin::From(place, Step::Key(_)) = way.origin {
+            if let Origin::From(place, Step::Key(_)) = *way {
                 *tensors.entry(place).or_default() += 1;
             }
         }
@@ -85,16 +83,14 @@ impl HeapRetainers {
     /// The holder for a module or optimizer, by its address and class.
     pub fn object(
         &mut self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        search: (&Paths, &ProcessScan),
+        paths: &Paths<'_, impl ReadMemory>,
         (object, class): (u64, &Arc<str>),
     ) -> u32 {
         if let Some(known) = self.objects.get(&object) {
             return *known;
         }
-        let origin = search.0.origin_of(object);
-        let found = origin.and_then(|origin| self.folded(heap, classes, search, origin));
+        let origin = paths.origin_of(object);
+        let found = origin.and_then(|origin| self.folded(paths, origin));
         let path = found
             .map(|found| found.path)
             .filter(|path| !path.is_empty());
@@ -107,61 +103,41 @@ impl HeapRetainers {
     }
 
     /// The holders of a tensor, one for each path to it unless paths share one.
-    pub fn by_paths(
-        &mut self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        search: (&Paths, &ProcessScan),
-        tensor: u64,
-    ) -> Vec<RetainedBy> {
-        let Some(paths) = search.0.to_tensors.get(&tensor) else {
+    pub fn by_paths(&mut self, paths: &Paths<'_, impl ReadMemory>, tensor: u64) -> Vec<RetainedBy> {
+        let Some(ways) = paths.to_tensors.get(&tensor) else {
             return Vec::new();
         };
-        self.followed = self.followed.saturating_add(paths.len());
+        self.followed = self.followed.saturating_add(ways.len());
         let mut held: Vec<RetainedBy> = Vec::new();
         let is_followed = self.followed <= MAX_PATHS;
-        let followed = if is_followed { paths.len() } else { 0 };
-        for way in &paths[..followed] {
-            let Some(holder) = self.of_path(heap, classes, search, way.origin) else {
+        let followed = if is_followed { ways.len() } else { 0 };
+        for &path in &ways[..followed] {
+            let Some(retainer) = self.of_path(paths, path) else {
                 continue;
             };
-            if held.iter().all(|held| held.retainer != holder) {
-                held.push(RetainedBy {
-                    retainer: holder,
-                    path: *way,
-                });
+            if held.iter().all(|held| held.retainer != retainer) {
+                held.push(RetainedBy { retainer, path });
             }
         }
-        if !is_followed || paths.len() >= MAX_OF_ONE {
+        if !is_followed || ways.len() >= MAX_OF_ONE {
             self.not_followed += 1;
             // An extra holder prevents that one of the others counts as the only one.
-            let holder = self.add(HeapRetainer {
-                path: MORE.into(),
-                class: None,
-            });
-            held.extend(paths.last().map(|way| RetainedBy {
-                retainer: holder,
-                path: *way,
-            }));
+            let (path, class) = (MORE.into(), None);
+            let retainer = self.add(HeapRetainer { path, class });
+            held.extend(ways.last().map(|&path| RetainedBy { retainer, path }));
         }
         held
     }
 
-    fn of_path(
-        &mut self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        search: (&Paths, &ProcessScan),
-        origin: Origin,
-    ) -> Option<u32> {
+    fn of_path(&mut self, paths: &Paths<'_, impl ReadMemory>, origin: Origin) -> Option<u32> {
         let container = match origin {
-            Origin::From(place, step) if self.is_slot(heap, classes, place, step) => Some(place),
+            Origin::From(place, step) if self.is_slot(paths.heap, place, step) => Some(place),
             _ => None,
         };
         if let Some(known) = container.and_then(|place| self.containers.get(&place)) {
             return Some(*known);
         }
-        let holder = self.folded(heap, classes, search, origin)?;
+        let holder = self.folded(paths, origin)?;
         let holder = self.add(holder);
         if let Some(place) = container {
             self.containers.insert(place, holder);
@@ -170,17 +146,11 @@ impl HeapRetainers {
     }
 
     /// True if a step from the object at `place` is one of many similar slots.
-    fn is_slot(
-        &self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        place: u32,
-        step: Step,
-    ) -> bool {
+    fn is_slot(&self, heap: &Heap<'_, impl ReadMemory>, place: u32, step: Step) -> bool {
         match step {
             Step::Index(_) | Step::Element => true,
             Step::Key(key) => {
-                let class = classes.of(heap, key);
+                let class = heap.class_of(key);
                 self.many.contains(&place)
                     || class.is_some_and(|class| class.holds == ContainerKind::Number)
             }
@@ -188,27 +158,20 @@ impl HeapRetainers {
         }
     }
 
-    /// The holder at the end of a path, with slots folded.
-    fn folded(
-        &self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        (paths, scan): (&Paths, &ProcessScan),
-        origin: Origin,
-    ) -> Option<HeapRetainer> {
+    fn folded(&self, paths: &Paths<'_, impl ReadMemory>, origin: Origin) -> Option<HeapRetainer> {
         let (root, steps) = paths.steps_to(origin)?;
         let mut path = paths.longest_name(root)?;
         let mut class = None;
         for (place, step) in steps {
-            if !self.is_slot(heap, classes, place, step) {
-                heap.write_step(classes, step, &mut path);
+            if !self.is_slot(paths.heap, place, step) {
+                paths.heap.write_step(step, &mut path);
                 continue;
             }
             path.push_str(EVERY);
             if class.is_none() {
-                let object = scan.objects.get(place as usize);
-                let of = object.and_then(|object| classes.get(object.class));
-                class = of.map(|of| of.short_name().into());
+                class = paths
+                    .object_at(place)
+                    .map(|(_, class)| class.short_name().into());
             }
         }
         let path = path.into();
@@ -216,18 +179,13 @@ impl HeapRetainers {
     }
 }
 
-impl Paths {
+impl<M: ReadMemory> Paths<'_, M> {
     /// A path to a tensor with every slot written out, from the longest-lived variable.
-    pub fn slot(
-        &self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        way: ReferencePath,
-    ) -> Option<Arc<str>> {
-        let (root, steps) = self.steps_to(way.origin)?;
+    pub fn slot(&self, way: Origin) -> Option<Arc<str>> {
+        let (root, steps) = self.steps_to(way)?;
         let mut path = self.longest_name(root)?;
         for (_, step) in steps {
-            heap.write_step(classes, step, &mut path);
+            self.heap.write_step(step, &mut path);
         }
         Some(path.into())
     }

@@ -1,4 +1,4 @@
-use super::class::{Classes, TorchKind};
+use super::class::TorchKind;
 use super::collector::{self, Broken, Generation, Reach};
 use super::fake::FakeHeap;
 use super::frames::Variable;
@@ -9,26 +9,20 @@ use super::retainers::HeapRetainers;
 use super::{Heap, modules, optimizers};
 use crate::process::memory::ReadMemory;
 use crate::process::memory::fake::FakeMemory;
-use crate::python::layout::{Attributes, CollectorLayout, PythonLayout};
+use crate::python::layout::{Attributes, CollectorLayout, ObjectLayout, PythonLayout};
 use crate::python::versions::LAYOUTS;
 
-fn scan(
-    memory: &impl ReadMemory,
-    layout: &PythonLayout,
-    interpreter: u64,
-) -> (ProcessScan, Classes) {
+fn scan(heap: &Heap<'_, impl ReadMemory>, interpreter: u64) -> ProcessScan {
     let mut listed = Vec::new();
     collector::walk(
-        memory,
-        &layout.heap.collector,
+        heap.memory,
+        &heap.layout.heap.collector,
         interpreter,
         Reach::All,
         &mut listed,
     )
     .unwrap();
-    let mut classes = Classes::default();
-    let scan = ProcessScan::of(&Heap::of(memory, layout), &mut classes, &listed);
-    (scan, classes)
+    ProcessScan::of(heap, &listed)
 }
 
 fn text_of(memory: &FakeMemory, layout: &PythonLayout, object: u64) -> String {
@@ -41,7 +35,7 @@ fn every_object_of_every_generation_is_listed() {
         let mut heap = FakeHeap::new(layout);
         let objects: Vec<_> = (0..11).map(|_| heap.list(&[])).collect();
         let (memory, interpreter) = heap.finish();
-        let (scan, _) = scan(&memory, layout, interpreter);
+        let scan = scan(&Heap::of(&memory, layout), interpreter);
         let mut found: Vec<_> = scan.objects.iter().map(|object| object.address).collect();
         found.sort_unstable();
         assert_eq!(found, objects);
@@ -146,12 +140,12 @@ fn of_young_objects_many_are_looked_at_again_and_not_all() {
 fn what_is_known_to_matter_is_looked_for_where_it_lay() {
     for layout in &LAYOUTS {
         let program = program(layout);
-        let (all, _) = scan(&program.memory, layout, program.interpreter);
+        let all = scan(&Heap::of(&program.memory, layout), program.interpreter);
         assert!(!all.tensors.is_empty() && !all.modules.is_empty() && !all.globals.is_empty());
         let known = PreviousScan::of(all.clone());
         let again = |memory: &FakeMemory| {
             let mut scan = ProcessScan::default();
-            scan.add_known(&Heap::of(memory, layout), &mut Classes::default(), &known);
+            scan.add_known(&Heap::of(memory, layout), &known);
             scan
         };
         let found = again(&program.memory);
@@ -165,7 +159,7 @@ fn what_is_known_to_matter_is_looked_for_where_it_lay() {
         );
         // Another object lies there now.
         let mut memory = program.memory.clone();
-        memory.write(all.tensors[0] + u64::from(layout.object.kind), &[0; 8]);
+        memory.write(all.tensors[0] + u64::from(ObjectLayout::KIND), &[0; 8]);
         assert_eq!(again(&memory).tensors, all.tensors[1..]);
     }
 }
@@ -209,15 +203,13 @@ fn attributes_are_found_with_and_without_a_dict() {
         }
         let (memory, _) = heap.finish();
         let heap = Heap::of(&memory, layout);
-        let mut classes = Classes::default();
-        let place = classes.place(&heap, class).unwrap();
-        let class = classes.get(place).unwrap();
+        let class = heap.class_at(heap.class_index(class).unwrap()).unwrap();
         for object in objects {
             let mut found = Vec::new();
             let each = |entry: super::dict::Entry| {
                 found.push((text_of(&memory, layout, entry.key), entry.value));
             };
-            heap.attributes(class, object, each).unwrap();
+            heap.attributes(&class, object, each).unwrap();
             let expected = [
                 ("first".to_owned(), values[0]),
                 ("third".to_owned(), values[2]),
@@ -309,17 +301,15 @@ fn program(layout: &'static PythonLayout) -> Program {
 fn recognizes_tensors_modules_and_optimizers_by_class() {
     for layout in &LAYOUTS {
         let program = program(layout);
-        let (scan, classes) = scan(&program.memory, layout, program.interpreter);
+        let heap = Heap::of(&program.memory, layout);
+        let scan = scan(&heap, program.interpreter);
         assert_eq!(scan.tensors.len(), 4);
         assert_eq!((scan.modules.len(), scan.optimizers.len()), (2, 1));
         assert_eq!(scan.globals.len(), 2);
-        let is_module = |class: &&super::class::Class| &*class.name == "Module";
-        let roles: Vec<_> = classes
-            .all()
-            .iter()
-            .filter(is_module)
-            .map(|class| class.role)
-            .collect();
+        let classes = heap.into_classes();
+        let classes = (0..).map_while(|index| classes.get(index));
+        let modules = classes.filter(|class| &*class.name == "Module");
+        let roles: Vec<_> = modules.map(|class| class.role).collect();
         assert!(roles.contains(&TorchKind::Module) && roles.contains(&TorchKind::Other));
     }
 }
@@ -328,15 +318,15 @@ fn recognizes_tensors_modules_and_optimizers_by_class() {
 fn modules_and_optimizers_are_read_with_their_names() {
     for layout in &LAYOUTS {
         let program = program(layout);
-        let (scan, mut classes) = scan(&program.memory, layout, program.interpreter);
         let heap = Heap::of(&program.memory, layout);
-        let tree = modules::Tree::of(modules::read(&heap, &mut classes, &scan.modules));
+        let scan = scan(&heap, program.interpreter);
+        let tree = modules::Tree::of(modules::read(&heap, &scan.modules));
         let mut paths: Vec<_> = tree.places.iter().map(|place| &*place.path).collect();
         paths.sort_unstable();
         assert_eq!(paths, ["", "0"]);
         let (layer, _) = tree.every_place().nth(1).unwrap();
         assert_eq!(layer.parameters, [("weight".into(), program.weight)]);
-        let optimizers = optimizers::read(&heap, &mut classes, &scan.optimizers);
+        let optimizers = optimizers::read(&heap, &scan.optimizers);
         let state = &optimizers.state[0];
         assert_eq!((&*state.optimizer, &*state.name), ("Optimizer", "exp_avg"));
         assert_eq!(
@@ -352,13 +342,12 @@ fn modules_and_optimizers_are_read_with_their_names() {
 fn paths_are_the_shortest_that_python_could_write() {
     for layout in &LAYOUTS {
         let program = program(layout);
-        let (scan, mut classes) = scan(&program.memory, layout, program.interpreter);
         let heap = Heap::of(&program.memory, layout);
-        let classes = &mut classes;
+        let scan = scan(&heap, program.interpreter);
         let variables = [program.local.clone()];
-        let paths = Paths::search(&heap, classes, &scan, &variables);
-        let mut to = |tensor| -> Vec<String> {
-            let paths = paths.to_tensor(&heap, classes, tensor, 8);
+        let paths = Paths::search(&heap, &scan, &variables);
+        let to = |tensor| -> Vec<String> {
+            let paths = paths.to_tensor(tensor, 8);
             paths.into_iter().map(|path| path.text).collect()
         };
         assert_eq!(to(program.cached), ["cache['it\\'s'][-3][1]"]);
@@ -377,12 +366,12 @@ fn an_image_of_a_heap_has_all_that_its_paths_need() {
     for layout in &LAYOUTS {
         let program = program(layout);
         let image = Image::of(&program.memory, 1 << 30);
-        let (scan, mut classes) = scan(&image, layout, program.interpreter);
         let heap = Heap::of(&image, layout);
-        scan.keep_contents(&heap, &classes);
+        let scan = scan(&heap, program.interpreter);
+        scan.keep_contents(&heap);
         image.close();
-        let paths = Paths::search(&heap, &mut classes, &scan, &[]);
-        let path = paths.to_object(&heap, &mut classes, program.cached);
+        let paths = Paths::search(&heap, &scan, &[]);
+        let path = paths.to_object(program.cached);
         assert_eq!(path.unwrap().name, "cache['it\\'s'][-3][1]");
         assert_eq!(image.extent().missed, 0);
     }
@@ -394,17 +383,16 @@ fn holders_of(
     variables: &[Variable],
     tensors: &[u64],
 ) -> Vec<(String, Option<String>, Vec<String>)> {
-    let (scan, mut classes) = scan(memory, layout, interpreter);
     let heap = Heap::of(memory, layout);
-    let paths = Paths::search(&heap, &mut classes, &scan, variables);
+    let scan = scan(&heap, interpreter);
+    let paths = Paths::search(&heap, &scan, variables);
     let mut holders = HeapRetainers::of(&paths);
-    let search = (&paths, &scan);
     let mut held: Vec<Vec<String>> = Vec::new();
     for &tensor in tensors {
-        for by in holders.by_paths(&heap, &mut classes, search, tensor) {
+        for by in holders.by_paths(&paths, tensor) {
             let place = by.retainer as usize;
             held.resize(held.len().max(place + 1), Vec::new());
-            let slot = paths.slot(&heap, &mut classes, by.path).unwrap();
+            let slot = paths.slot(by.path).unwrap();
             held[place].push(slot.to_string());
         }
     }

@@ -17,8 +17,6 @@ const NATIVE: &str = "N3c104cuda20CUDACachingAllocator6Native22NativeCachingAllo
 const CUDA_MALLOC_ASYNC: &str =
     "N3c104cuda20CUDACachingAllocator15CudaMallocAsync24CudaMallocAsyncAllocatorE";
 const PLUGGABLE: &str = "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
-
-/// Longest class name that is read, in bytes.
 const LONGEST_NAME: usize = 256;
 
 /// The allocator behind `torch.cuda` (`torch.cuda.memory.get_allocator_backend()`).
@@ -39,11 +37,9 @@ pub enum Backend {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActiveAllocator {
     pub backend: Backend,
-    /// Address of the allocator object in the target.
     pub object: u64,
 }
 
-/// Address of the target's pointer to its allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocatorVariable(pub u64);
 
@@ -58,16 +54,13 @@ pub enum NoAllocator {
     Several,
     #[error(transparent)]
     Unreadable(#[from] Unreadable),
-    /// The pointer leads to no C++ object with a class name.
     #[error("the allocator is no object that memprobe knows")]
     NoObject,
 }
 
 impl AllocatorVariable {
     /// Finds the pointer in a process. Returns `None` while libc10_cuda.so is not loaded.
-    ///
-    /// # Errors
-    /// If the library cannot be read, lacks the symbol, or is loaded more than once.
+    /// Fails if the library cannot be read, lacks the symbol, or is loaded more than once.
     pub fn find(tgid: Tgid, maps: &Maps) -> Result<Option<Self>, NoAllocator> {
         let libraries = maps.libraries(LIBRARY);
         let library = match libraries.as_slice() {
@@ -84,8 +77,7 @@ impl AllocatorVariable {
     }
 }
 
-/// Reads the active allocator. Returns `None` before the library has set it up; nothing is allocated until
-/// then.
+/// Reads the active allocator; `None` before the library has set it up and allocates.
 pub fn active_allocator(
     memory: &impl ReadMemory,
     variable: AllocatorVariable,

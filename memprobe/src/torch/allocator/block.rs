@@ -26,13 +26,11 @@ pub(super) struct Block {
 }
 
 impl BlockLayout {
-    /// Bytes to read for one `Block`.
     pub(super) fn bytes(self) -> usize {
         self.size + TO_ALLOCATED + 1
     }
 
-    /// Parses a `Block` that the tables list under `key`. Returns `None` if a field contradicts the key or
-    /// another field, as in a freed block.
+    /// Parses a `Block` listed under `key`; `None` if fields contradict the key or one another, as in a freed block.
     pub(super) fn parse(self, bytes: &[u8], key: u64) -> Option<Block> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let block = Block {
@@ -75,9 +73,7 @@ pub(super) fn read_each(
             .iter()
             .take_while(|element| {
                 let near = element.value - last <= GAP && element.value - start <= SPAN;
-                if near {
-                    last = element.value;
-                }
+                last = if near { element.value } else { last };
                 near
             })
             .count();

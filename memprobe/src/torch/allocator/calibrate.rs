@@ -1,7 +1,5 @@
-//! Finds the allocator's tables in a version of unknown layout, by their structure and by their sums.
-//!
-//! Structure alone is not enough. The bytes and the number of each device's blocks must equal two counters in
-//! its allocator's statistics.
+//! Finds the allocator's tables in a version of unknown layout, by their structure and by their sums: the bytes
+//! and the number of each device's blocks must equal two counters in its allocator's statistics.
 
 use super::block::{TO_ALLOCATED, TO_PTR};
 use super::counters::{Stat, device_allocators};
@@ -10,6 +8,8 @@ use super::layout::{BlockLayout, CounterLayout, Layout, STAT_ARRAY, TableLayout}
 use super::tables::{HeldBlock, look_at, read_elements};
 use crate::event::DeviceIndex;
 use crate::process::memory::ReadMemory;
+use crate::python::heap::word_at;
+use crate::torch::only;
 
 /// Bytes searched of the allocator object, which has 22,720 bytes in 2.15.
 const LARGEST_OBJECT: usize = 128 << 10;
@@ -32,14 +32,10 @@ const COUNT_TO_BYTES: u64 = 4 * STAT_ARRAY;
 /// Determines the layout of the allocator at `object`. Returns `None` unless exactly one layout adds up.
 pub(super) fn calibrate(memory: &impl ReadMemory, object: u64) -> Option<Layout> {
     let bytes = readable(memory, object);
-    let mut fitting = tables_in(&bytes)
-        .into_iter()
-        .filter_map(|tables| fit(memory, object, &bytes, tables));
-    let only = fitting.next()?;
-    fitting.next().is_none().then_some(only)
+    let tables = tables_in(&bytes).into_iter();
+    only(tables.filter_map(|tables| fit(memory, object, &bytes, tables)))
 }
 
-/// Reads the object up to the first unreadable page.
 fn readable(memory: &impl ReadMemory, object: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while bytes.len() < LARGEST_OBJECT {
@@ -58,10 +54,8 @@ fn tables_in(bytes: &[u8]) -> Vec<TableLayout> {
     let mut at = 0;
     while at + HEADER <= bytes.len() {
         let headers = bytes[at..].chunks_exact(HEADER).map_while(Header::parse);
-        let counts: Vec<u64> = headers
-            .take(MAX_SHARDS)
-            .map(|header| header.count)
-            .collect();
+        let counts = headers.take(MAX_SHARDS).map(|header| header.count);
+        let counts: Vec<u64> = counts.collect();
         if counts.iter().any(|count| *count > 0) {
             found.push(TableLayout {
                 offset: at as u64,
@@ -81,10 +75,8 @@ fn fit(memory: &impl ReadMemory, object: u64, bytes: &[u8], tables: TableLayout)
     if !live.gone.is_empty() {
         return None;
     }
-    let words = bytes
-        .chunks_exact(8)
-        .map(|word| word.try_into().map(u64::from_le_bytes));
-    let words: Vec<u64> = words.map(|word| word.unwrap_or(0)).collect();
+    let words = bytes.chunks_exact(8).map(|word| word_at(word, 0));
+    let words: Vec<u64> = words.collect();
     let counters = words
         .windows(3)
         .zip((0..).step_by(8))
@@ -116,20 +108,15 @@ fn block_layout(memory: &impl ReadMemory, elements: &[Element]) -> Option<BlockL
         .map(|element| Some((element.key, memory.read_array(element.value).ok()?)))
         .collect::<Option<_>>()?;
     let ends = (TO_PTR..BLOCK_BYTES + TO_PTR - TO_ALLOCATED).step_by(8);
-    let mut fitting = ends
-        .map(|ptr| BlockLayout { size: ptr - TO_PTR })
-        .filter(|layout| {
-            let mut all = objects.iter();
-            !objects.is_empty() && all.all(|(key, bytes)| layout.parse(bytes, *key).is_some())
-        });
-    let only = fitting.next()?;
-    fitting.next().is_none().then_some(only)
+    let layouts = ends.map(|ptr| BlockLayout { size: ptr - TO_PTR });
+    only(layouts.filter(|layout| {
+        let mut all = objects.iter();
+        !objects.is_empty() && all.all(|(key, bytes)| layout.parse(bytes, *key).is_some())
+    }))
 }
 
-/// Offset in the device allocators of the statistic that counts the bytes of these blocks.
-///
-/// The lowest fitting offset wins. The total over all pools precedes each pool, and `allocated` precedes
-/// `active`, which can have equal values.
+/// Offset in the device allocators of the statistic that counts the bytes of these blocks: the lowest that fits.
+/// The total over all pools precedes each pool, and `allocated` precedes `active`.
 fn statistics(memory: &impl ReadMemory, allocators: &[u64], blocks: &[HeldBlock]) -> Option<u64> {
     let mut sums = vec![(0_u64, 0_u64); allocators.len()];
     for block in blocks {

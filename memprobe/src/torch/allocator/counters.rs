@@ -5,11 +5,11 @@ use super::layout::CounterLayout;
 use super::tables::Misfit;
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::process::memory::ReadMemory;
+use crate::python::heap::word_at;
 
 /// Most devices that are accepted (`C10_COMPILE_TIME_MAX_GPUS` is 120).
 pub(super) const MAX_DEVICES: u64 = 128;
 
-/// Totals that a device's allocator counts itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceCounters {
     pub device: DeviceIndex,
@@ -31,8 +31,7 @@ pub(super) fn device_allocators(
         return Err(Misfit::Layout);
     }
     let words = memory.read_bytes(begin, bytes, MAX_DEVICES as usize * 8)?;
-    let word = |word: &[u8]| word.try_into().map(u64::from_le_bytes).unwrap_or(0);
-    Ok(words.chunks_exact(8).map(word).collect())
+    Ok(words.chunks_exact(8).map(|word| word_at(word, 0)).collect())
 }
 
 pub(super) fn read(
@@ -41,16 +40,17 @@ pub(super) fn read(
     layout: &CounterLayout,
 ) -> Result<Vec<DeviceCounters>, Misfit> {
     let vector = object.wrapping_add(layout.devices);
-    let ends = [
-        memory.read_u64(vector)?,
-        memory.read_u64(vector.wrapping_add(8))?,
-    ];
-    let allocators = device_allocators(memory, ends)?;
+    let end = memory.read_u64(vector.wrapping_add(8))?;
+    let allocators = device_allocators(memory, [memory.read_u64(vector)?, end])?;
     let mut counters = Vec::new();
     for (index, allocator) in (0..).zip(allocators) {
         if allocator == 0 {
             continue;
         }
+        let totals = |allocated, reserved| Totals {
+            allocated: Bytes(allocated),
+            reserved: Bytes(reserved),
+        };
         let stat = |at: u64| Stat::read(memory, allocator.wrapping_add(at));
         let allocated = stat(layout.allocated)?;
         let reserved = stat(layout.reserved)?;
@@ -64,13 +64,6 @@ pub(super) fn read(
     Ok(counters)
 }
 
-fn totals(allocated: u64, reserved: u64) -> Totals {
-    Totals {
-        allocated: Bytes(allocated),
-        reserved: Bytes(reserved),
-    }
-}
-
 /// `Stat`: current and peak value, then the bytes ever allocated and freed (c10/core/Allocator.h@v2.5.0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stat {
@@ -82,21 +75,14 @@ impl Stat {
     /// Reads a `Stat` that counts bytes. Fails if the values cannot be byte counts.
     pub(super) fn read(memory: &impl ReadMemory, address: u64) -> Result<Self, Misfit> {
         let bytes: [u8; 16] = memory.read_array(address)?;
-        let (current, peak) = bytes.split_at(8);
-        let word = |word: &[u8]| word.try_into().map(u64::from_le_bytes).unwrap_or(0);
-        let stat = Self {
-            current: word(current),
-            peak: word(peak),
-        };
+        let words = [0, 8].map(|at| word_at(&bytes, at));
+        let is_size = |bytes: &u64| bytes.is_multiple_of(ROUNDING) && *bytes < 1 << 60;
+        let [current, peak] = words;
         // The allocator raises the peak after the current value.
-        let plausible = [stat.current, stat.peak]
-            .into_iter()
-            .all(|bytes| bytes.is_multiple_of(ROUNDING) && bytes < 1 << 60);
+        let peak = peak.max(current);
+        let plausible = words.iter().all(is_size);
         plausible
-            .then_some(Self {
-                peak: stat.peak.max(stat.current),
-                ..stat
-            })
+            .then_some(Self { current, peak })
             .ok_or(Misfit::Layout)
     }
 }

@@ -3,6 +3,7 @@
 
 use super::tables::Misfit;
 use crate::process::memory::{ReadMemory, Unreadable};
+use crate::python::heap::word_at;
 
 pub(super) const HEADER: usize = 32;
 
@@ -18,10 +19,7 @@ const GOLDEN: u64 = 11_400_714_819_323_198_485;
 /// Slots of the largest table that is read. From 2.3 on the allocator has 67 tables.
 const MAX_SLOTS: u64 = 1 << 26;
 
-/// Attempts to read a table that changes during the read.
 const ATTEMPTS: usize = 4;
-
-/// End of the user address space on x86-64.
 const USER_END: u64 = 1 << 47;
 
 /// The header of a table (`sherwood_v3_table`).
@@ -40,13 +38,12 @@ pub(super) struct Header {
 impl Header {
     /// Parses a header. Returns `None` unless all fields are plausible together.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let header = Self {
-            entries: word(0)?,
-            mask: word(8)?,
+            entries: word_at(bytes, 0),
+            mask: word_at(bytes, 8),
             shift: *bytes.get(16)?,
             lookups: *bytes.get(17)?,
-            count: word(24)?,
+            count: word_at(bytes.get(..HEADER)?, 24),
         };
         let load = bytes.get(20..24)? == 0.5_f32.to_le_bytes();
         let slots = header.mask.checked_add(1)?;
@@ -79,11 +76,8 @@ pub(super) struct Element {
     pub(super) value: u64,
 }
 
-/// Reads the table at `address` and appends its elements. Skips elements outside their slot: they are being
-/// moved.
-///
-/// Reads a table again, up to [`ATTEMPTS`] times, if it changes meanwhile. The check against the allocator's
-/// totals catches elements that are then still missing or duplicated.
+/// Reads the table at `address` and appends its elements, except those that are being moved. Reads it again, up
+/// to [`ATTEMPTS`] times, if it changes meanwhile. The check against the allocator's totals catches the rest.
 pub(super) fn read(
     memory: &impl ReadMemory,
     address: u64,
@@ -140,8 +134,7 @@ fn read_elements(
 /// The element in a slot, or `None` if the slot is empty or its key belongs elsewhere.
 fn element(header: &Header, entry: &[u8], slot: u64) -> Option<Element> {
     let distance = u64::try_from(i8::from_le_bytes([*entry.first()?])).ok()?;
-    let word = |at: usize| Some(u64::from_le_bytes(entry.get(at..at + 8)?.try_into().ok()?));
-    let (key, value) = (word(8)?, word(16)?);
+    let [key, value] = [8, 16].map(|at| word_at(entry, at));
     let at_home = header.home(key).checked_add(distance)? == slot;
     let within = distance < u64::from(header.lookups);
     (at_home && within).then_some(Element { key, value })

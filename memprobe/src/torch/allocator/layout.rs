@@ -17,10 +17,8 @@ pub(super) struct Layout {
     pub(super) counters: CounterLayout,
 }
 
-/// Position of the tables of live blocks in a `NativeCachingAllocator`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TableLayout {
-    /// Offset of the first hash table.
     pub(super) offset: u64,
     /// Number of adjacent tables (`kNumMutexShard`).
     pub(super) shards: u64,
@@ -33,7 +31,6 @@ pub(super) struct BlockLayout {
     pub(super) size: usize,
 }
 
-/// Offsets of the statistics of each device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CounterLayout {
     /// `NativeCachingAllocator::device_allocator`, a `std::vector<std::unique_ptr<…>>`.
@@ -48,58 +45,37 @@ pub(super) struct CounterLayout {
 /// (c10/core/CachingDeviceAllocator.h@v2.6.0).
 pub(super) const STAT_ARRAY: u64 = 3 * 32;
 
-const fn counters(devices: u64) -> CounterLayout {
-    CounterLayout {
-        devices,
-        allocated: 0x1a8,
-        reserved: 0x1a8 + STAT_ARRAY,
-    }
-}
-
-/// One table for all blocks: versions before 2.3.
 const ONE: TableLayout = TableLayout {
     offset: 48,
     shards: 1,
 };
 
-/// Sharded tables: versions from 2.3 on.
 const SHARDED: TableLayout = TableLayout {
     offset: 4352,
     shards: 67,
 };
 
 pub(super) const LAYOUTS: &[Layout] = &[
-    Layout {
-        versions: [(2, 0), (2, 1)],
-        tables: ONE,
-        block: BlockLayout { size: 0x30 },
-        counters: counters(80),
-    },
-    Layout {
-        versions: [(2, 2), (2, 2)],
-        tables: ONE,
-        block: BlockLayout { size: 0x30 },
-        counters: counters(16096),
-    },
-    Layout {
-        versions: [(2, 3), (2, 4)],
-        tables: SHARDED,
-        block: BlockLayout { size: 0x30 },
-        counters: counters(22512),
-    },
-    Layout {
-        versions: [(2, 5), (2, 10)],
-        tables: SHARDED,
-        block: BlockLayout { size: 0x30 },
-        counters: counters(22584),
-    },
-    Layout {
-        versions: [(2, 11), (2, 15)],
-        tables: SHARDED,
-        block: BlockLayout { size: 0x38 },
-        counters: counters(22584),
-    },
+    layout([(2, 0), (2, 1)], ONE, 0x30, 80),
+    layout([(2, 2), (2, 2)], ONE, 0x30, 16096),
+    layout([(2, 3), (2, 4)], SHARDED, 0x30, 22512),
+    layout([(2, 5), (2, 10)], SHARDED, 0x30, 22584),
+    layout([(2, 11), (2, 15)], SHARDED, 0x38, 22584),
 ];
+
+/// Builds a row from [`BlockLayout::size`] and [`CounterLayout::devices`].
+const fn layout(versions: Versions, tables: TableLayout, size: usize, devices: u64) -> Layout {
+    Layout {
+        versions,
+        tables,
+        block: BlockLayout { size },
+        counters: CounterLayout {
+            devices,
+            allocated: 0x1a8,
+            reserved: 0x1a8 + STAT_ARRAY,
+        },
+    }
+}
 
 pub(super) fn candidates(version: Option<&str>) -> Vec<Layout> {
     let mut layouts = LAYOUTS.to_vec();

@@ -1,12 +1,7 @@
-//! Determines the blocks that were live at attach, from the allocator's tables and from the events that
-//! arrived while they were read.
+//! Determines the blocks live at attach, from the allocator's tables and the events that arrived meanwhile.
 //!
-//! The process keeps running, so the tables show no single moment. The events since attach correct them:
-//!
-//! - A block whose first event is a free was live at attach.
-//! - A block whose first event is an allocation was not.
-//! - A block without an event was live at attach if the tables list it.
-//!
+//! The process keeps running, so the tables show no single moment. A block whose first event is a free was live at
+//! attach, one whose first event is an allocation was not, and one without an event was if the tables list it.
 //! The result counts only if the sizes add up to the allocator's own total before the first event.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -22,14 +17,12 @@ use crate::event::{
 
 pub const MAX_EVENTS: usize = 1 << 18;
 
-/// Disagreement between the tables and the allocator's own total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the allocator's tables have {} bytes on cuda:{} where its total is {}", .tables.0, .device.0, .allocated.0
 )]
 pub struct Mismatch {
     pub device: DeviceIndex,
-    /// Sum of the blocks in the tables, corrected by events.
     pub tables: Bytes,
     pub allocated: Bytes,
 }
@@ -46,22 +39,13 @@ pub struct Reconciler {
     has_lost: bool,
 }
 
-/// State of a device just before its first event.
 #[derive(Clone, Copy, Debug, Default)]
 struct Before {
     totals: Totals,
     peak: Totals,
     /// True if the allocator's totals are known, from an event or from statistics that did not change.
     certain: bool,
-    /// Bytes of the blocks that were live.
     held: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct First {
-    action: Action,
-    size: Bytes,
-    device: DeviceIndex,
 }
 
 impl Reconciler {
@@ -93,13 +77,11 @@ impl Reconciler {
         self.settled
     }
 
-    /// True if events are missing among the accepted ones. A correct sum then proves nothing: one block may
-    /// stand for another of the same size.
+    /// True if events are missing. A correct sum then proves nothing: one block may stand for another.
     pub fn has_lost(&self) -> bool {
         self.has_lost
     }
 
-    /// True once [`MAX_EVENTS`] events are held back.
     pub fn is_full(&self) -> bool {
         self.events.len() >= MAX_EVENTS
     }
@@ -115,15 +97,14 @@ impl Reconciler {
     pub fn settle(&mut self, tables: &AllocatorTables) -> Result<(), Mismatch> {
         let firsts = self.firsts();
         let mut held: Vec<(DeviceIndex, Address, Bytes)> = Vec::new();
-        let untouched = tables
-            .blocks
-            .iter()
-            .filter(|block| !firsts.contains_key(&block.addr));
+        let blocks = tables.blocks.iter();
+        let untouched = blocks.filter(|block| !firsts.contains_key(&block.addr));
         held.extend(untouched.map(|block| (block.device, block.addr, block.size)));
         let freed = firsts
             .iter()
             .filter(|(_, first)| first.action == Action::Free);
-        held.extend(freed.map(|(addr, first)| (first.device, *addr, first.size)));
+        held.extend(freed.filter_map(|(addr, first)| Some((first.device?, *addr, first.size))));
+        drop(firsts);
         held.sort_unstable();
         let mut devices = self.before(tables);
         for (device, _, size) in &held {
@@ -151,15 +132,11 @@ impl Reconciler {
         self.prepend_baseline(&devices, &[], Some(reason.into()));
     }
 
-    fn firsts(&self) -> HashMap<Address, First> {
+    fn firsts(&self) -> HashMap<Address, &MemoryEvent> {
         let mut firsts = HashMap::new();
-        for event in self.memory_events() {
-            if let (Action::Alloc | Action::Free, Some(device)) = (event.action, event.device) {
-                firsts.entry(event.addr).or_insert(First {
-                    action: event.action,
-                    size: event.size,
-                    device,
-                });
+        for event in self.memory_events().filter(|event| event.device.is_some()) {
+            if matches!(event.action, Action::Alloc | Action::Free) {
+                firsts.entry(event.addr).or_insert(event);
             }
         }
         firsts
@@ -173,8 +150,7 @@ impl Reconciler {
         })
     }
 
-    /// Totals of each device before its first event. They come from that event, or from the statistics if the
-    /// device has no event.
+    /// Totals of each device before its first event: from that event, or from the statistics without one.
     fn before(&self, tables: &AllocatorTables) -> BTreeMap<DeviceIndex, Before> {
         let mut devices = BTreeMap::new();
         for counters in &tables.devices {
@@ -220,7 +196,6 @@ impl Reconciler {
         totals
     }
 
-    /// Puts the state at attach in front of all held-back events.
     fn prepend_baseline(
         &mut self,
         devices: &BTreeMap<DeviceIndex, Before>,

@@ -1,6 +1,6 @@
 //! Reads the tables of the native caching allocator: its live blocks and its own totals.
 
-use super::active::{ActiveAllocator, AllocatorVariable, Backend, NoAllocator, active_allocator};
+use super::active::{AllocatorVariable, Backend, NoAllocator, active_allocator};
 use super::block;
 use super::calibrate;
 use super::counters;
@@ -20,7 +20,6 @@ pub struct HeldBlock {
     pub addr: Address,
     /// Size after the allocator's rounding.
     pub size: Bytes,
-    /// Size that the program requested.
     pub requested: Bytes,
     pub device: DeviceIndex,
     /// The `cudaStream_t` that the block was allocated for.
@@ -30,12 +29,10 @@ pub struct HeldBlock {
 /// Contents of the allocator's tables, read while the process kept running.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct AllocatorTables {
-    /// Totals of each device, ordered by device index.
     pub devices: Vec<DeviceCounters>,
     /// Live blocks, sorted by address, without duplicates.
     pub blocks: Vec<HeldBlock>,
-    /// Blocks that the tables listed but whose `Block` object was no longer valid. Each of them has a free
-    /// event.
+    /// Blocks that the tables listed but whose `Block` object was no longer valid. Each has a free event.
     pub gone: Vec<Address>,
 }
 
@@ -43,14 +40,6 @@ impl AllocatorTables {
     pub fn bytes_on(&self, device: DeviceIndex) -> u64 {
         let here = self.blocks.iter().filter(|block| block.device == device);
         here.fold(0, |sum, block| sum.saturating_add(block.size.0))
-    }
-
-    /// Drops the allocator's own totals: nothing proves that they were read from the right place.
-    fn without_counters(self) -> Self {
-        Self {
-            devices: Vec::new(),
-            ..self
-        }
     }
 
     /// True if the blocks add up to the totals and neither changed while the tables were read.
@@ -91,14 +80,13 @@ pub fn read(
     variable: AllocatorVariable,
     version: Option<&str>,
 ) -> Result<AllocatorTables, TablesError> {
-    let object = match active_allocator(memory, variable)? {
-        None => return Ok(AllocatorTables::default()),
-        Some(ActiveAllocator {
-            backend: Backend::Native,
-            object,
-        }) => object,
-        Some(active) => return Err(TablesError::Backend(active.backend)),
+    let Some(active) = active_allocator(memory, variable)? else {
+        return Ok(AllocatorTables::default());
     };
+    let object = active.object;
+    if active.backend != Backend::Native {
+        return Err(TablesError::Backend(active.backend));
+    }
     let mut found = None;
     for layout in layout::candidates(version) {
         match read_as(memory, object, &layout) {
@@ -118,8 +106,10 @@ pub fn read(
     if let Some(tables) = calibrated {
         return Ok(tables);
     }
-    if let Some(tables) = found {
-        return Ok(tables.without_counters());
+    if let Some(mut tables) = found {
+        // Nothing proves that the allocator's own totals were read from the right place.
+        tables.devices.clear();
+        return Ok(tables);
     }
     memory.read_u64(object).map_err(TablesError::Unreadable)?;
     Err(TablesError::UnknownLayout(version.map(str::to_owned)))
@@ -138,7 +128,6 @@ impl From<Unreadable> for Misfit {
     }
 }
 
-/// Reads totals and blocks by one layout.
 pub(super) fn read_as(
     memory: &impl ReadMemory,
     object: u64,
@@ -174,7 +163,6 @@ pub(super) fn read_elements(
     Ok(elements)
 }
 
-/// Reads the `Block` object behind each element.
 pub(super) fn look_at(
     memory: &impl ReadMemory,
     mut elements: Vec<Element>,

@@ -1,12 +1,9 @@
 //! Confidence in modules that may be short-lived.
 //!
 //! Stacks hold addresses, which are looked up a moment later. By then another, identical-looking module may
-//! have the address: the allocator hands out recently freed memory first. A module that is created and
-//! dropped in each step has the same address and sign again and again, but not all the time.
-//!
-//! So a tree or module is confirmed only after it was found unchanged at several moments, independent of its
-//! calls. The process must have run between two such moments: while a busy machine leaves it descheduled,
-//! everything that it has created stays.
+//! have the address: the allocator hands out recently freed memory first. So a tree or module is confirmed only
+//! after it was found unchanged at several moments, independent of its calls. The process must have run between
+//! two such moments: while a busy machine leaves it descheduled, everything that it has created stays.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +13,7 @@ use super::fingerprint::{ObjectFingerprint, ObjectState};
 use crate::process::memory::ReadMemory;
 use crate::python::layout::PythonLayout;
 
-/// Moments at which a tree must have been found unchanged, or a module called inside a tree that does not
-/// hold it.
+/// Moments at which a tree, or a module called inside another tree, must have been found unchanged.
 pub(super) const STAYS: u32 = 6;
 
 /// Same as [`STAYS`], for trees of a class of which another tree has gone.
@@ -26,9 +22,7 @@ pub(super) const LASTS: u32 = 64;
 /// Least time between two such moments.
 const BETWEEN: Duration = Duration::from_millis(5);
 
-/// Time between them while the process does not run.
 const IDLE: Duration = Duration::from_millis(100);
-
 const MOST: usize = 1 << 12;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,17 +41,14 @@ struct UnplacedModule {
     moments: u32,
 }
 
-/// Record of the modules that go and that stay.
 #[derive(Debug, Default)]
 pub(super) struct ConfidenceTracker {
-    /// Classes of modules that have gone: roots of trees, or modules called inside a tree that does not hold
-    /// them.
+    /// Classes of modules that have gone: roots of trees, or modules called inside another tree.
     fleeting: HashSet<u64>,
     unplaced: HashMap<u64, UnplacedModule>,
 }
 
 impl ConfidenceTracker {
-    /// Records that a module of this class has gone.
     pub(super) fn is_fleeting(&mut self, class: u64) {
         if self.fleeting.len() < MOST {
             self.fleeting.insert(class);
@@ -78,8 +69,7 @@ impl ConfidenceTracker {
         }
     }
 
-    /// Confidence in a module that was called inside a tree that does not hold it. Returns `None` when it is
-    /// first met.
+    /// Confidence in a module that was called inside another tree; `None` when it is first met.
     pub(super) fn of_unplaced(
         &mut self,
         module: u64,
@@ -102,7 +92,6 @@ impl ConfidenceTracker {
         })
     }
 
-    /// True if modules are waiting to be confirmed.
     pub(super) fn has_doubts(&self) -> bool {
         self.unplaced
             .values()
@@ -143,7 +132,6 @@ pub(super) fn worked() -> Duration {
 pub(super) struct Watch {
     looked: Option<Instant>,
     took: Duration,
-    /// CPU time of the process at the last check.
     ran: Option<u64>,
 }
 
@@ -151,8 +139,7 @@ impl Watch {
     /// Checks take at most one part in `SHARE` of the time.
     const SHARE: u32 = 10;
 
-    /// True if a check is due. `ran` returns the CPU time of the process. The caller then checks and calls
-    /// [`Self::looked`].
+    /// True if a check is due, after which the caller calls [`Self::looked`]. `ran` returns the process's CPU time.
     pub(super) fn is_due(&mut self, now: Instant, ran: &dyn Fn() -> Option<u64>) -> bool {
         let Some(looked) = self.looked else {
             self.ran = ran();
@@ -172,15 +159,8 @@ impl Watch {
         true
     }
 
-    /// Records that a check has taken place and how long it took.
     pub(super) fn looked(&mut self, took: Duration) {
         self.took = took;
         self.looked = Some(Instant::now());
-    }
-
-    /// Makes the next check due at once.
-    #[cfg(test)]
-    pub(super) fn hurry(&mut self) {
-        *self = Self::default();
     }
 }

@@ -1,9 +1,9 @@
 //! Recognizes an object again: its address may hold another object by now.
 
 use crate::process::memory::{Cause, Piece, ReadMemory, Unreadable};
-use crate::python::layout::{Attributes, PythonLayout};
+use crate::python::heap::word_at;
+use crate::python::layout::{Attributes, ObjectLayout, PythonLayout};
 
-/// Bytes read of an object.
 const LENGTH: usize = 48;
 
 /// Properties that stay constant during the life of an object whose class is written in Python.
@@ -16,14 +16,12 @@ pub(super) struct ObjectFingerprint {
     slot: u64,
 }
 
-/// State of an object compared with its sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ObjectState {
     Same,
     /// Freed, and no other object is known to have taken its address.
     Freed,
-    /// Another object has its address, its attributes were moved, or its parent no longer refers to it in the
-    /// same slot.
+    /// Another object has its address, its attributes were moved, or its parent's slot refers to another.
     Changed,
 }
 
@@ -34,10 +32,10 @@ impl ObjectFingerprint {
         object: u64,
     ) -> Result<Self, Unreadable> {
         let bytes = memory.read_array(start(layout, object))?;
-        match is_freed(layout, &bytes) {
-            true => Err(Cause::NotAsExpected.at(object)),
-            false => Ok(Self::of(layout, &bytes)),
-        }
+        let is_live = !is_freed(layout, &bytes);
+        is_live
+            .then(|| Self::of(layout, &bytes))
+            .ok_or(Cause::NotAsExpected.at(object))
     }
 
     fn of(layout: &PythonLayout, bytes: &[u8; LENGTH]) -> Self {
@@ -49,18 +47,16 @@ impl ObjectFingerprint {
             Attributes::Tagged | Attributes::Inline => at(-24),
         };
         Self {
-            class: at(layout.object.kind.cast_signed()),
+            class: at(ObjectLayout::KIND.cast_signed()),
             attributes,
             slot: 0,
         }
     }
 
-    /// Sets the slot: the address of the word that refers to the object.
     pub(super) fn in_slot(self, slot: u64) -> Self {
         Self { slot, ..self }
     }
 
-    /// Compares objects with their signs.
     pub(super) fn states(
         memory: &impl ReadMemory,
         layout: &PythonLayout,
@@ -68,14 +64,12 @@ impl ObjectFingerprint {
     ) -> Vec<ObjectState> {
         let mut read = vec![[0; LENGTH]; objects.len()];
         let mut referred = vec![[0; 8]; objects.len()];
-        let mut pieces: Vec<_> = objects
-            .iter()
-            .zip(&mut read)
-            .map(|((object, _), into)| piece(start(layout, *object), into))
-            .collect();
+        let pieces = objects.iter().zip(&mut read);
+        let pieces = pieces.map(|((object, _), into)| Piece::of(start(layout, *object), into));
+        let mut pieces: Vec<_> = pieces.collect();
         let slots = objects.iter().zip(&mut referred);
         let slots = slots.filter(|((_, sign), _)| sign.slot != 0);
-        pieces.extend(slots.map(|((_, sign), into)| piece(sign.slot, into)));
+        pieces.extend(slots.map(|((_, sign), into)| Piece::of(sign.slot, into)));
         memory.read_each(&mut pieces);
         let outcomes = pieces.iter().take(objects.len());
         let outcomes: Vec<_> = outcomes.map(|piece| piece.outcome.is_ok()).collect();
@@ -97,22 +91,12 @@ impl ObjectFingerprint {
     }
 }
 
-fn piece(address: u64, into: &mut [u8]) -> Piece<'_> {
-    Piece {
-        address,
-        into,
-        outcome: Ok(()),
-    }
-}
-
 /// True if the reference count is zero. From 3.14 on the count has 32 bits, followed by flags
-/// (`Include/refcount.h`@v3.14.10). In earlier versions no count is large enough to have 32 zero bits at the
-/// bottom.
+/// (`Include/refcount.h`@v3.14.10). Before, no count is large enough to have 32 zero bits at the bottom.
 fn is_freed(layout: &PythonLayout, bytes: &[u8; LENGTH]) -> bool {
-    word(layout, bytes, layout.object.references.cast_signed()) as u32 == 0
+    word(layout, bytes, ObjectLayout::REFERENCES.cast_signed()) as u32 == 0
 }
 
-/// Address of the first byte that is read of an object.
 fn start(layout: &PythonLayout, object: u64) -> u64 {
     object.wrapping_sub(before(layout))
 }
@@ -125,11 +109,7 @@ fn before(layout: &PythonLayout) -> u64 {
     }
 }
 
-/// The word at an offset from the object.
 fn word(layout: &PythonLayout, bytes: &[u8; LENGTH], offset: i16) -> u64 {
     let at = before(layout).wrapping_add_signed(offset.into());
-    let bytes = usize::try_from(at).ok().and_then(|at| bytes.get(at..));
-    bytes
-        .and_then(|bytes| bytes.first_chunk())
-        .map_or(0, |word| u64::from_le_bytes(*word))
+    u16::try_from(at).map_or(0, |at| word_at(bytes, at))
 }

@@ -1,10 +1,9 @@
 //! Names the `torch.nn.Module`s that are being called, by their addresses.
 //!
 //! Everything is read while the process keeps running, and a tree that cannot be read completely yields no
-//! names. A tree is read when its root is first called outside any other module. It is read again when an
-//! unknown module is called inside it. A tree's names answer only questions asked since it was first found in
-//! its present state. They count only after the tree was found unchanged often enough ([`confidence`]); until
-//! then callers must ask again.
+//! names. A tree is read when its root is first called outside any other module, and again when an unknown module
+//! is called inside it. Its names answer only questions asked since it was first found in its present state, and
+//! only after it was found unchanged often enough ([`confidence`]); until then callers must ask again.
 
 mod confidence;
 mod fingerprint;
@@ -28,7 +27,6 @@ use fingerprint::{ObjectFingerprint, ObjectState};
 use named::{Named, Rank};
 use tree::Tree;
 
-/// Most modules over all trees, and most trees.
 const MAX_MODULES: usize = 1 << 18;
 const MAX_TREES: usize = 1 << 12;
 
@@ -41,8 +39,7 @@ const LOOK_SOON: Duration = Duration::from_millis(100);
 /// Most checks to wait before stacks without a name are tried again.
 const MAX_PATIENCE: u32 = 64;
 
-/// Budget for reading trees: an initial amount of CPU time, refilled at one part in `READING_SHARE` of the
-/// elapsed time.
+/// CPU time for reading trees, refilled at one part in `READING_SHARE` of the elapsed time.
 const READING: Duration = Duration::from_millis(500);
 const READING_SHARE: u32 = 20;
 
@@ -52,7 +49,6 @@ const LOOKING_SHARE: u32 = 50;
 pub struct ModuleNames<M> {
     memory: M,
     layout: PythonLayout,
-    /// Trees by the address of their root.
     trees: HashMap<u64, Named>,
     confidence: ConfidenceTracker,
     watch: Watch,
@@ -91,7 +87,7 @@ impl<M: ReadMemory> ModuleNames<M> {
     }
 
     /// Returns the path of a stack's last module; the error says if it may be known later.
-    fn innermost(&mut self, calls: &Calls<'_>, question: Question) -> Result<Arc<str>, Confidence> {
+    fn innermost(&mut self, calls: &Calls, question: Question) -> Result<Arc<str>, Confidence> {
         if self.doubt_others(calls) {
             // It is unknown if the stack's modules were called before or after the change.
             return Err(Confidence::None);
@@ -117,41 +113,56 @@ impl<M: ReadMemory> ModuleNames<M> {
             if !entered.contains(&top) {
                 entered.push(top);
             }
-            let member = self.trees.get(&top).and_then(|tree| tree.get(module));
+            let member = self
+                .trees
+                .get(&top)
+                .and_then(|tree| tree.members.get(&module));
             let member = member.filter(|member| member.sign.class == called.class);
             path = Some(Arc::clone(&member.ok_or(Confidence::None)?.path));
         }
-        match is_growing {
-            true => Err(Confidence::Growing),
-            false => path.ok_or(Confidence::None),
+        let path = path.ok_or(Confidence::None);
+        if is_growing {
+            Err(Confidence::Growing)
+        } else {
+            path
         }
     }
 
-    /// Reads trees of these modules again if one of the modules or an ancestor was replaced. Returns `true`
-    /// if a name changed.
-    fn doubt_others(&mut self, calls: &Calls<'_>) -> bool {
+    /// Reads trees again if one of these modules or an ancestor was replaced; `true` if a name changed.
+    fn doubt_others(&mut self, calls: &Calls) -> bool {
         let mut known = Vec::new();
-        for called in calls.modules {
+        for called in &calls.modules {
             for (top, tree) in &self.trees {
                 let signs = tree.signs_up_from(called.object);
                 known.extend(signs.map(|sign| (*top, sign)));
             }
         }
-        let doubted = self.doubted(&known);
-        let mut is_other = false;
-        for (top, state) in doubted {
-            is_other |= self.doubt(top, state);
-        }
+        let is_other = self.doubt_each(&known);
         self.is_other |= is_other;
         is_other
     }
 
+    /// Reads the trees again in which some of these modules changed. Returns `true` if names changed.
+    fn doubt_each(&mut self, known: &[(u64, (u64, ObjectFingerprint))]) -> bool {
+        let doubted = self.doubted(known).into_iter();
+        doubted.fold(false, |is_other, (top, state)| {
+            self.doubt(top, state) | is_other
+        })
+    }
+
     /// Finds the root of the tree of a module: first among the entered trees, then among all.
     fn entered_with(&self, entered: &[u64], module: u64) -> Option<u64> {
-        let holds = |top: &u64| self.trees.get(top).is_some_and(|tree| tree.holds(module));
+        let holds = |top: &u64| {
+            self.trees
+                .get(top)
+                .is_some_and(|tree| tree.members.contains_key(&module))
+        };
         let inner = entered.iter().rev().copied().find(holds);
         inner.or_else(|| {
-            let all = self.trees.iter().filter(|(_, tree)| tree.holds(module));
+            let all = self
+                .trees
+                .iter()
+                .filter(|(_, tree)| tree.members.contains_key(&module));
             // Prefer a tree that has the module below its root, then the tree met first.
             let best = all.min_by_key(|(top, tree)| (**top == module, tree.rank.order));
             best.map(|(top, _)| *top)
@@ -170,10 +181,12 @@ impl<M: ReadMemory> ModuleNames<M> {
         let Some(tree) = self.trees.get(&top) else {
             return Confidence::None;
         };
-        match () {
-            () if in_place && module == top => Confidence::Full,
-            () if tree.is_over || tree.since > question => Confidence::None,
-            () => self.confidence_in_tree(top, tree),
+        if in_place && module == top {
+            return Confidence::Full;
+        }
+        match tree.is_over || tree.since > question {
+            true => Confidence::None,
+            false => self.confidence_in_tree(top, tree),
         }
     }
 
@@ -182,9 +195,8 @@ impl<M: ReadMemory> ModuleNames<M> {
         self.confidence.of_tree(class, tree.moments)
     }
 
-    /// Handles a module that no tree holds: a new member of an entered tree, or the root of another tree. The
-    /// new root counts only if the trees around it are confirmed and it stays for a while. A module that is
-    /// dropped right after its call may already be replaced by one that never was a root.
+    /// Handles a module that no tree holds: a new member of an entered tree, or the root of another tree. A new root
+    /// counts only if the trees around it are confirmed and it stays: another may have its address by now.
     fn enter(
         &mut self,
         entered: &[u64],
@@ -204,7 +216,10 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
         for top in entered.iter().rev() {
             let is_same = self.read_again(*top, question)?;
-            let holds = self.trees.get(top).is_some_and(|tree| tree.holds(module));
+            let holds = self
+                .trees
+                .get(top)
+                .is_some_and(|tree| tree.members.contains_key(&module));
             if holds {
                 return Ok(*top);
             }
@@ -272,7 +287,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         let order = order.map_or(0, |order| order + 1);
         let rank = Rank { number, order };
         let mut named = Named::of(tree, rank, self.since(question));
-        if confidence == Confidence::Full && named.len() == 1 {
+        if confidence == Confidence::Full && named.members.len() == 1 {
             // A tree of one module: it was there when first asked for, and its class is its whole name.
             (named.since, named.moments) = (question, STAYS);
         }
@@ -280,7 +295,6 @@ impl<M: ReadMemory> ModuleNames<M> {
         Some(top)
     }
 
-    /// Reads a tree, unless the time for reading is used up.
     fn read(&mut self, top: u64) -> Option<Tree> {
         let start = Instant::now();
         let (left, since) = self.reading;
@@ -295,10 +309,9 @@ impl<M: ReadMemory> ModuleNames<M> {
         tree.ok()
     }
 
-    /// Stores a tree, unless a limit is reached.
     fn put(&mut self, top: u64, named: Named) -> Option<()> {
         self.remove(top);
-        let modules = self.modules + named.len();
+        let modules = self.modules + named.members.len();
         if modules > MAX_MODULES || self.trees.len() >= MAX_TREES {
             return None;
         }
@@ -309,7 +322,7 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     fn remove(&mut self, top: u64) {
         if let Some(tree) = self.trees.remove(&top) {
-            self.modules -= tree.len();
+            self.modules -= tree.members.len();
         }
     }
 
@@ -342,12 +355,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         for (top, tree) in &self.trees {
             known.extend(tree.signs().map(|sign| (*top, sign)));
         }
-        let doubted = self.doubted(&known);
-        let mut is_other = std::mem::take(&mut self.is_other);
-        for (top, state) in doubted {
-            is_other |= self.doubt(top, state);
-        }
-        is_other
+        self.doubt_each(&known) | std::mem::take(&mut self.is_other)
     }
 
     /// Returns the trees in which some of these modules changed, by root, with the fate of the root.
@@ -381,7 +389,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         let Some(known) = self.trees.get_mut(&top) else {
             return false;
         };
-        if state == ObjectState::Freed && known.len() == 1 {
+        if state == ObjectState::Freed && known.members.len() == 1 {
             // A later object of the same class at this address gets the same name. Many are created and
             // dropped in each step, such as the `CrossEntropyLoss()` of a loss.
             known.is_over = true;
@@ -413,12 +421,8 @@ impl<M: ReadMemory> ModuleNames<M> {
         let is_watched = |(top, tree): &(&u64, &Named)| {
             !tree.is_over && self.confidence_in_tree(**top, tree) != Confidence::Full
         };
-        let watched: Vec<u64> = self
-            .trees
-            .iter()
-            .filter(is_watched)
-            .map(|it| *it.0)
-            .collect();
+        let watched = self.trees.iter().filter(is_watched);
+        let watched: Vec<u64> = watched.map(|(top, _)| *top).collect();
         let is_idle = watched.is_empty() && !self.confidence.has_doubts();
         if is_idle || !self.watch.is_due(Instant::now(), ran) {
             return;
@@ -440,16 +444,14 @@ impl<M: ReadMemory> ModuleNames<M> {
         self.watch.looked(worked().saturating_sub(before));
     }
 
-    /// Counts a moment at which all modules of a tree were there.
     fn was_there(&mut self, top: u64) {
         let Some(tree) = self.trees.get_mut(&top) else {
             return;
         };
         tree.moments += 1;
-        // Reads the tree again from its root now and then: a key table that a dict has replaced keeps its old
-        // contents for long.
+        // Reads the tree again now and then: a key table that a dict has replaced keeps its contents for long.
         let is_due = [STAYS / 2, STAYS, LASTS].contains(&tree.moments);
-        if is_due && tree.len() > 1 {
+        if is_due && tree.members.len() > 1 {
             match self.read_again(top, self.next_question()) {
                 Ok(true) => {}
                 Ok(false) => self.is_other = true,
@@ -468,14 +470,12 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
     }
 
-    /// Schedules a retry of the stacks without a name.
     fn try_again_soon(&mut self) {
         (self.patience, self.passed) = (1, 0);
         self.next_look = self.next_look.min(Instant::now() + LOOK_SOON);
     }
 
-    /// Removes trees whose root was freed, once half of a limit is reached. Returns `true` if any was
-    /// removed.
+    /// Removes trees whose root was freed, once half of a limit is reached; `true` if any was.
     fn remove_freed_trees(&mut self) -> bool {
         if self.trees.len() < MAX_TREES / 2 && self.modules < MAX_MODULES / 2 {
             return false;
@@ -488,7 +488,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         !over.is_empty()
     }
 
-    fn answer(&mut self, calls: &Calls<'_>, question: Question) -> Answer {
+    fn answer(&mut self, calls: &Calls, question: Question) -> Answer {
         match self.innermost(calls, question) {
             Ok(path) => Answer::Is(Module::Called(path)),
             Err(Confidence::Growing) => Answer::Later(question),
@@ -501,7 +501,7 @@ impl<M: ReadMemory> ModuleNames<M> {
 }
 
 impl<M: ReadMemory> NameModules for ModuleNames<M> {
-    fn path(&mut self, calls: &Calls<'_>) -> Answer {
+    fn path(&mut self, calls: &Calls) -> Answer {
         self.asked = self.next_question();
         let answer = self.answer(calls, self.asked);
         // A tree read for a postponed question is read after the question was asked.
@@ -509,7 +509,7 @@ impl<M: ReadMemory> NameModules for ModuleNames<M> {
         answer
     }
 
-    fn path_later(&mut self, calls: &Calls<'_>, question: Question) -> Answer {
+    fn path_later(&mut self, calls: &Calls, question: Question) -> Answer {
         self.answer(calls, question)
     }
 

@@ -9,7 +9,6 @@ use super::tree::{Member, Tree};
 use crate::python::heap::modules::joined;
 use crate::torch::module_calls::Question;
 
-/// Position of a tree among all trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rank {
     /// Number among the trees of its class, in order of discovery, from 1.
@@ -27,13 +26,12 @@ pub(super) struct Named {
     /// Moments, independent of the process's calls, at which the tree was found unchanged.
     pub(super) moments: u32,
     /// Modules by address, with full paths.
-    members: HashMap<u64, Member>,
+    pub(super) members: HashMap<u64, Member>,
     /// True if the root was freed, so its number is free.
     pub(super) is_over: bool,
 }
 
 impl Named {
-    /// Names the modules of a tree that was just read.
     pub(super) fn of(mut tree: Tree, rank: Rank, since: Question) -> Self {
         let top: Arc<str> = match rank.number {
             1 => tree.class.clone(),
@@ -55,21 +53,8 @@ impl Named {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.members.len()
-    }
-
-    pub(super) fn holds(&self, module: u64) -> bool {
-        self.members.contains_key(&module)
-    }
-
-    /// The path and the sign of a module.
-    pub(super) fn get(&self, module: u64) -> Option<&Member> {
-        self.members.get(&module)
-    }
-
     pub(super) fn sign(&self, module: u64) -> Option<ObjectFingerprint> {
-        self.get(module).map(|member| member.sign)
+        self.members.get(&module).map(|member| member.sign)
     }
 
     pub(super) fn signs(&self) -> impl Iterator<Item = (u64, ObjectFingerprint)> {
@@ -82,14 +67,14 @@ impl Named {
         &self,
         module: u64,
     ) -> impl Iterator<Item = (u64, ObjectFingerprint)> {
-        let first = self.get(module).map(|member| (module, member));
+        let first = self.members.get(&module).map(|member| (module, member));
         let up = std::iter::successors(first, |(_, member)| {
             let above = member.above;
-            Some((above, self.get(above)?))
+            Some((above, self.members.get(&above)?))
         });
         // Each parent was met before its child, so the chain ends.
         up.map(|(object, member)| (object, member.sign))
-            .take(self.len())
+            .take(self.members.len())
     }
 
     pub(super) fn has_names_of(&self, other: &Self) -> bool {
@@ -97,6 +82,6 @@ impl Named {
             let its = other.members.get(object);
             its.is_some_and(|its| its.path == member.path)
         };
-        self.len() == other.len() && self.members.iter().all(same)
+        self.members.len() == other.members.len() && self.members.iter().all(same)
     }
 }

@@ -5,6 +5,7 @@ use super::*;
 use crate::process::memory::Unreadable;
 use crate::process::memory::fake::FakeMemory;
 use crate::python::heap::fake::FakeHeap;
+use crate::python::layout::ObjectLayout;
 use crate::python::versions::LAYOUTS;
 
 /// Memory that a test changes while it is being read.
@@ -62,7 +63,7 @@ fn path(names: &mut ModuleNames<Shared>, modules: &[u64]) -> Module {
 fn path_of(names: &mut ModuleNames<Shared>, modules: &[u64], cut: bool) -> Module {
     let modules = called_now(names, modules);
     let calls = Calls {
-        modules: &modules,
+        modules: modules.clone(),
         cut,
     };
     let answer = names.path(&calls);
@@ -70,7 +71,7 @@ fn path_of(names: &mut ModuleNames<Shared>, modules: &[u64], cut: bool) -> Modul
 }
 
 fn called_now(names: &ModuleNames<Shared>, modules: &[u64]) -> Vec<ModuleCall> {
-    let kind = u64::from(names.layout.object.kind);
+    let kind = u64::from(ObjectLayout::KIND);
     let called = modules.iter().map(|&object| ModuleCall {
         object,
         class: names
@@ -85,7 +86,7 @@ fn called_now(names: &ModuleNames<Shared>, modules: &[u64]) -> Vec<ModuleCall> {
 fn ask(names: &mut ModuleNames<Shared>, modules: &[u64]) -> (Vec<ModuleCall>, Question) {
     let modules = called_now(names, modules);
     let calls = Calls {
-        modules: &modules,
+        modules: modules.clone(),
         cut: false,
     };
     match names.path(&calls) {
@@ -99,7 +100,7 @@ fn ask_again(
     (modules, question): (Vec<ModuleCall>, Question),
 ) -> Module {
     let calls = Calls {
-        modules: &modules,
+        modules: modules.clone(),
         cut: false,
     };
     let answer = names.path_later(&calls, question);
@@ -107,7 +108,7 @@ fn ask_again(
 }
 
 /// Asks again until there is an answer.
-fn in_the_end(names: &mut ModuleNames<Shared>, calls: &Calls<'_>, mut answer: Answer) -> Module {
+fn in_the_end(names: &mut ModuleNames<Shared>, calls: &Calls, mut answer: Answer) -> Module {
     for _ in 0..4 * confidence::STAYS {
         let question = match answer {
             Answer::Is(module) => return module,
@@ -126,7 +127,7 @@ fn called(path: &str) -> Module {
 /// Lets this many checks of unconfirmed modules pass.
 fn pass(names: &mut ModuleNames<Shared>, moments: u32) {
     for _ in 0..moments {
-        names.watch.hurry();
+        names.watch = Watch::default();
         names.watch(&|| None);
     }
 }
@@ -288,11 +289,11 @@ fn another_object_at_the_address_of_a_module_is_noticed() {
         let (memory, mut names) = nets.finish();
         assert_eq!(path(&mut names, &[top, child]), called("Net.child"));
         assert!(!look(&mut names));
-        let class = child + u64::from(layout.object.kind);
+        let class = child + u64::from(ObjectLayout::KIND);
         memory.0.borrow_mut().write(class, &other.to_le_bytes());
         // It keeps its path, because it has the same slot.
         assert!(!look(&mut names));
-        let class = top + u64::from(layout.object.kind);
+        let class = top + u64::from(ObjectLayout::KIND);
         memory.0.borrow_mut().write(class, &other.to_le_bytes());
         assert!(look(&mut names));
         assert_eq!(path(&mut names, &[top, child]), called("Other.child"));
@@ -306,9 +307,8 @@ fn a_module_of_another_class_than_was_called_is_not_the_one() {
     let top = nets.module(net, &[]);
     let (_, mut names) = nets.finish();
     let of_class = |names: &mut ModuleNames<Shared>, class| {
-        let modules = [ModuleCall { object: top, class }];
         names.path(&Calls {
-            modules: &modules,
+            modules: vec![ModuleCall { object: top, class }],
             cut: false,
         })
     };
@@ -325,7 +325,7 @@ fn a_new_stack_with_another_module_at_a_known_address_does_not_have_the_old_name
         let top = nets.module(net, &[]);
         let (memory, mut names) = nets.finish();
         assert_eq!(path(&mut names, &[top]), called("Net"));
-        let class = top + u64::from(layout.object.kind);
+        let class = top + u64::from(ObjectLayout::KIND);
         memory.0.borrow_mut().write(class, &other.to_le_bytes());
         assert_eq!(path(&mut names, &[top]), Module::Unknown);
         assert!(look(&mut names), "stacks from before are sent again");
@@ -347,7 +347,7 @@ fn what_is_below_modules_that_are_made_and_dropped_has_a_name_once_it_stays() {
         let (memory, mut names) = nets.finish();
         let [(first, _), (second, child)] = tops;
         assert_eq!(path(&mut names, &[first]), called("Net"));
-        let references = first + u64::from(layout.object.references);
+        let references = first + u64::from(ObjectLayout::REFERENCES);
         memory.0.borrow_mut().write(references, &[0; 8]);
         look(&mut names);
         // Its class is its name, regardless of its identity.
@@ -378,7 +378,7 @@ fn a_part_of_another_tree_at_the_place_of_a_top_is_no_top() {
         assert_eq!(path(&mut names, &[top]), called("Net#2"));
         assert_eq!(path(&mut names, &[old, child]), called("Net#3.child"));
         for top in [gone, old] {
-            let class = top + u64::from(layout.object.kind);
+            let class = top + u64::from(ObjectLayout::KIND);
             memory.0.borrow_mut().write(class, &leaf.to_le_bytes());
         }
         look(&mut names);
@@ -395,7 +395,7 @@ fn a_module_within_a_strange_tree_that_is_gone_at_some_moment_has_not_stayed() {
         let (net, loss) = (nets.class("Net"), nets.class("Loss"));
         let (top, stranger) = (nets.module(net, &[]), nets.module(loss, &[]));
         let (memory, mut names) = nets.finish();
-        let references = stranger + u64::from(layout.object.references);
+        let references = stranger + u64::from(ObjectLayout::REFERENCES);
         let is_there = |there: u8| {
             let count = [there, 0, 0, 0, 0, 0, 0, 0];
             memory.0.borrow_mut().write(references, &count);
@@ -444,7 +444,7 @@ fn the_number_of_a_tree_that_is_over_is_given_to_the_next_one() {
         let tops = [(); 3].map(|()| nets.module(net, &[]));
         let (memory, mut names) = nets.finish();
         assert_eq!(path(&mut names, &[tops[0]]), called("Net"));
-        let references = tops[0] + u64::from(layout.object.references);
+        let references = tops[0] + u64::from(ObjectLayout::REFERENCES);
         memory.0.borrow_mut().write(references, &[0; 8]);
         assert_eq!(path(&mut names, &[tops[1]]), called("Net"));
         assert_eq!(path(&mut names, &[tops[2]]), called("Net#2"));

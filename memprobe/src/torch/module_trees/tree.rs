@@ -7,30 +7,21 @@ use hashbrown::HashMap;
 use super::fingerprint::ObjectFingerprint;
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::heap::Heap;
-use crate::python::heap::class::{Class, Classes, TorchKind};
+use crate::python::heap::class::{Class, TorchKind};
+use crate::python::heap::contents::MODULES;
 use crate::python::heap::dict::Entry;
 use crate::python::heap::image::Image;
 use crate::python::heap::modules::joined;
 use crate::python::layout::PythonLayout;
 
 pub(super) const MAX_MODULES: usize = 1 << 16;
-
 const MAX_CHILDREN: usize = 1 << 16;
-
-/// Most bytes read for one tree.
 const MAX_BYTES: usize = 256 << 20;
-
-/// Attempts to read a tree that the process changes meanwhile.
 const ATTEMPTS: usize = 3;
-
-/// The attribute that holds a module's children (`torch/nn/modules/module.py`@v2.15.0).
-const CHILDREN: &str = "_modules";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tree {
-    /// Class of the root, without its Python module.
     pub(super) class: Arc<str>,
-    /// Every module by its address, including the root.
     pub(super) members: HashMap<u64, Member>,
 }
 
@@ -61,9 +52,7 @@ impl Tree {
             }
         }
     }
-}
 
-impl Tree {
     pub(super) fn class_of(&self, module: u64) -> Option<u64> {
         self.members.get(&module).map(|member| member.sign.class)
     }
@@ -72,9 +61,7 @@ impl Tree {
 /// Walks a tree in the order of `named_modules()`: each module before its children, and these in order.
 struct Walk<'a, 'b, M> {
     heap: &'a Heap<'b, M>,
-    classes: Classes,
     members: HashMap<u64, Member>,
-    /// Modules yet to be visited.
     left: Vec<Next>,
 }
 
@@ -82,7 +69,6 @@ struct Next {
     object: u64,
     path: Arc<str>,
     above: u64,
-    /// Address of the word that refers to it.
     slot: u64,
 }
 
@@ -90,7 +76,6 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
     fn of(heap: &'a Heap<'b, M>) -> Self {
         Self {
             heap,
-            classes: Classes::default(),
             members: HashMap::new(),
             left: Vec::new(),
         }
@@ -114,24 +99,15 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
     }
 
     /// Class of a module. Returns `None` for other objects, such as a child that is `None`.
-    fn class(&mut self, object: u64) -> Result<Option<Class>, Unreadable> {
-        let address = self.heap.class_of(object)?;
-        let place = self.classes.place(self.heap, address);
-        let class = place.and_then(|place| self.classes.get(place));
-        match class {
-            Some(class) if class.role == TorchKind::Module => Ok(Some(class.clone())),
-            Some(_) => Ok(None),
-            None => Err(Cause::NotAsExpected.at(object)),
-        }
+    fn class(&self, object: u64) -> Result<Option<Arc<Class>>, Unreadable> {
+        let index = self.heap.class_index(self.heap.type_of(object)?);
+        let class = index.and_then(|index| self.heap.class_at(index));
+        let class = class.ok_or(Cause::NotAsExpected.at(object))?;
+        Ok(Some(class).filter(|class| class.role == TorchKind::Module))
     }
 
     fn meet(&mut self, next: Next) -> Result<(), Unreadable> {
-        let Next {
-            object,
-            path,
-            above,
-            slot,
-        } = next;
+        let object = next.object;
         if self.members.contains_key(&object) {
             return Ok(());
         }
@@ -141,29 +117,31 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         if self.members.len() == MAX_MODULES {
             return Err(Cause::TooLong.at(object));
         }
-        let sign =
-            ObjectFingerprint::read(self.heap.memory, self.heap.layout, object)?.in_slot(slot);
+        let sign = ObjectFingerprint::read(self.heap.memory, self.heap.layout, object)?;
         let children = self.children(&class, object)?;
         for (name, child) in children.into_iter().rev() {
             self.left.push(Next {
                 object: child.value,
-                path: joined(&path, &name),
+                path: joined(&next.path, &name),
                 above: object,
                 slot: child.at,
             });
         }
-        self.members.insert(object, Member { path, sign, above });
+        let member = Member {
+            path: next.path,
+            sign: sign.in_slot(next.slot),
+            above: next.above,
+        };
+        self.members.insert(object, member);
         Ok(())
     }
 
     /// Entries of a module's `_modules`, in order, with their names.
     fn children(&self, class: &Class, object: u64) -> Result<Vec<(Arc<str>, Entry)>, Unreadable> {
-        let mut dict = [None];
-        self.heap.attributes(class, object, |entry| {
-            self.heap.note(entry, &[CHILDREN], &mut dict)
-        })?;
+        let ([dict], read) = self.heap.attributes_of(class, object, [MODULES]);
+        read?;
         // `Module.__init__` sets `_modules` first, so a module that can be called has it.
-        let dict = dict[0].ok_or_else(|| Cause::NotAsExpected.at(object))?;
+        let dict = dict.ok_or(Cause::NotAsExpected.at(object))?;
         let mut children = Vec::new();
         let mut is_whole = true;
         self.heap
@@ -171,9 +149,8 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
                 Some(name) if children.len() < MAX_CHILDREN => children.push((name, entry)),
                 _ => is_whole = false,
             })?;
-        match is_whole {
-            true => Ok(children),
-            false => Err(Cause::NotAsExpected.at(object)),
-        }
+        is_whole
+            .then_some(children)
+            .ok_or(Cause::NotAsExpected.at(object))
     }
 }

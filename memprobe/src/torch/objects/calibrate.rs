@@ -1,111 +1,89 @@
-//! Determines the layout of tensors in an unknown version, by the classes of pointed-to objects and by
-//! numbers that must agree with one another.
-//!
-//! Plausibility alone is not enough: each offset must be the only one that fits every sample.
+//! Determines the layout of tensors in an unknown version, by the classes of pointed-to objects and by numbers
+//! that must agree. Each offset must be the only one that fits every sample.
 
-use super::bytes::Fields;
-use super::class::{Classes, Family};
+use super::class::{Family, Fields, Objects};
 use super::layout_versions::{DeviceOrder, Handle, StorageLayout, TensorLayout};
 use super::layouts::{lies_within, needed};
-use super::tensor::{self, Class, Geometry, some};
+use super::tensor::{self, Class, Geometry};
 use crate::event::Bytes;
 use crate::event::tensors::{DType, Device};
 use crate::process::memory::ReadMemory;
+use crate::torch::only;
 
 /// Bytes searched of a `TensorImpl` and of a `StorageImpl`.
 const TENSOR_BYTES: usize = 240;
 const STORAGE_BYTES: usize = 112;
 
-/// A tensor whose fields are searched.
 struct Sample {
     python: u64,
     tensor: Vec<u8>,
 }
 
-/// Determines the layout that the samples show. Returns `None` unless exactly one fits.
-pub(super) fn calibrate(
-    memory: &impl ReadMemory,
-    classes: &Classes,
-    samples: &[u64],
-) -> Option<(TensorLayout, StorageLayout)> {
-    let found = Handle::ALL
-        .into_iter()
-        .filter_map(|handle| by_handle(memory, classes, handle, samples));
-    only(found)
-}
-
-/// The first item of an iterator, or `None` if there is not exactly one.
-fn only<T>(mut things: impl Iterator<Item = T>) -> Option<T> {
-    let first = things.next()?;
-    things.next().is_none().then_some(first)
-}
-
-fn by_handle(
-    memory: &impl ReadMemory,
-    classes: &Classes,
-    handle: Handle,
-    samples: &[u64],
-) -> Option<(TensorLayout, StorageLayout)> {
-    let samples: Vec<Sample> = samples
-        .iter()
-        .filter_map(|python| sample(memory, classes, handle, *python))
-        .collect();
-    if samples.is_empty() {
-        return None;
+impl<M: ReadMemory> Objects<'_, M> {
+    /// Determines the layout that the samples show. Returns `None` unless exactly one fits.
+    pub(super) fn calibrate(&self, samples: &[u64]) -> Option<(TensorLayout, StorageLayout)> {
+        let handles = Handle::ALL.into_iter();
+        only(handles.filter_map(|handle| self.calibrate_by(handle, samples)))
     }
-    let words = |to: usize| (8..to).step_by(8);
-    let all = |at: usize, fits: &dyn Fn(&Sample, u64) -> bool| {
-        let mut samples = samples.iter();
-        samples.all(|sample| fits(sample, Fields(&sample.tensor).word(at)))
-    };
-    let is_storage = |_: &Sample, word: u64| classes.is(memory, word, Family::Storage);
-    let is_autograd =
-        |_: &Sample, word: u64| word == 0 || classes.is(memory, word, Family::Autograd);
-    let points_back = |sample: &Sample, word: u64| word & !1 == sample.python;
-    let python = only(words(TENSOR_BYTES).filter(|at| all(*at, &points_back)))?;
-    let storage = only(words(python).filter(|at| all(*at, &is_storage)))?;
-    // Every known version has these fields in this order: storage, autograd, one more word, version.
-    let autograd = storage + 8;
-    if !all(autograd, &is_autograd) {
-        return None;
+
+    fn calibrate_by(
+        &self,
+        handle: Handle,
+        samples: &[u64],
+    ) -> Option<(TensorLayout, StorageLayout)> {
+        let samples = samples
+            .iter()
+            .filter_map(|python| self.sample(handle, *python));
+        let samples: Vec<Sample> = samples.collect();
+        if samples.is_empty() {
+            return None;
+        }
+        let words = |to: usize| (8..to).step_by(8);
+        let all = |at: usize, fits: &dyn Fn(&Sample, u64) -> bool| {
+            let mut samples = samples.iter();
+            samples.all(|sample| fits(sample, Fields(&sample.tensor).word(at)))
+        };
+        let is_storage = |_: &Sample, word: u64| self.is(word, Family::Storage);
+        let is_autograd = |_: &Sample, word: u64| word == 0 || self.is(word, Family::Autograd);
+        let points_back = |sample: &Sample, word: u64| word & !1 == sample.python;
+        let python = only(words(TENSOR_BYTES).filter(|at| all(*at, &points_back)))?;
+        let storage = only(words(python).filter(|at| all(*at, &is_storage)))?;
+        // Every known version has these fields in this order: storage, autograd, one more word, version.
+        let autograd = storage + 8;
+        if !all(autograd, &is_autograd) {
+            return None;
+        }
+        let candidates = words(TENSOR_BYTES - 120).flat_map(|dimensions| {
+            DeviceOrder::ALL.map(|device| TensorLayout {
+                handle,
+                storage,
+                autograd,
+                version: storage + 24,
+                python,
+                dimensions,
+                device,
+            })
+        });
+        only(candidates.filter_map(|layout| {
+            let tensors = samples
+                .iter()
+                .map(|sample| read(self.memory, &layout, sample));
+            let tensors: Option<Vec<Read>> = tensors.collect();
+            Some((layout, calibrate_storage(self.memory, &tensors?)?))
+        }))
     }
-    let candidates = words(TENSOR_BYTES - 120).flat_map(|dimensions| {
-        DeviceOrder::ALL.map(|device| TensorLayout {
-            handle,
-            storage,
-            autograd,
-            version: storage + 24,
-            python,
-            dimensions,
-            device,
-        })
-    });
-    only(candidates.filter_map(|layout| {
-        let tensors = samples.iter().map(|sample| read(memory, &layout, sample));
-        let tensors: Option<Vec<Read>> = tensors.collect();
-        let storage = calibrate_storage(memory, &tensors?)?;
-        Some((layout, storage))
-    }))
+
+    fn sample(&self, handle: Handle, python: u64) -> Option<Sample> {
+        let object = self.pointer(python, handle.offset())?;
+        if tensor::kind(&self.class(object)?) != Class::Dense {
+            return None;
+        }
+        let mut tensor = vec![0; TENSOR_BYTES];
+        self.memory.read(object, &mut tensor).ok()?;
+        Some(Sample { python, tensor })
+    }
 }
 
-/// Reads a sample: a plain `TensorImpl`.
-fn sample(
-    memory: &impl ReadMemory,
-    classes: &Classes,
-    handle: Handle,
-    python: u64,
-) -> Option<Sample> {
-    let object = some(memory.read_u64(python.checked_add(handle.offset())?).ok()?)?;
-    let class = classes.of(memory, object)?;
-    if tensor::kind(&class) != Class::Dense {
-        return None;
-    }
-    let mut tensor = vec![0; TENSOR_BYTES];
-    memory.read(object, &mut tensor).ok()?;
-    Some(Sample { python, tensor })
-}
-
-/// Fields of a sample, read by a layout.
 struct Read {
     geometry: Geometry,
     dtype: DType,

@@ -7,8 +7,38 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::deleter;
+use super::tensor::some;
 use crate::process::cpp_class::{ALIGNMENT, LOWEST, name_of, of_table};
 use crate::process::memory::ReadMemory;
+
+/// The bytes of an object. Offsets beyond them read as zero.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+
+impl Fields<'_> {
+    pub(super) fn byte(self, at: usize) -> u8 {
+        self.0.get(at).copied().unwrap_or_default()
+    }
+
+    pub(super) fn half(self, at: usize) -> u16 {
+        u16::from_le_bytes(self.array(at))
+    }
+
+    pub(super) fn word32(self, at: usize) -> u32 {
+        u32::from_le_bytes(self.array(at))
+    }
+
+    pub(super) fn word(self, at: usize) -> u64 {
+        u64::from_le_bytes(self.array(at))
+    }
+
+    fn array<const N: usize>(self, at: usize) -> [u8; N] {
+        let bytes = at.checked_add(N).and_then(|end| self.0.get(at..end));
+        bytes
+            .and_then(|bytes| bytes.try_into().ok())
+            .unwrap_or([0; N])
+    }
+}
 
 /// Longest chain of base classes up to the one that determines the family.
 const MAX_ANCESTORS: usize = 8;
@@ -44,33 +74,43 @@ pub(super) struct CppClass {
 }
 
 /// Classes by the address of their virtual table, each read once.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Classes(RefCell<HashMap<u64, Option<CppClass>>>);
+pub(super) type Classes = RefCell<HashMap<u64, Option<CppClass>>>;
 
-impl Classes {
+#[derive(Debug)]
+pub(super) struct Objects<'a, M> {
+    pub(super) memory: &'a M,
+    pub(super) classes: &'a Classes,
+}
+
+impl<M: ReadMemory> Objects<'_, M> {
     /// The class with this virtual table. Returns `None` if no virtual table lies there.
-    pub(super) fn of_table(&self, memory: &impl ReadMemory, table: u64) -> Option<CppClass> {
-        if let Some(known) = self.0.borrow().get(&table) {
+    pub(super) fn class_of_table(&self, table: u64) -> Option<CppClass> {
+        if let Some(known) = self.classes.borrow().get(&table) {
             return known.clone();
         }
-        let class = read(memory, table);
-        let mut known = self.0.borrow_mut();
+        let class = read(self.memory, table);
+        let mut known = self.classes.borrow_mut();
         if known.len() < MAX_CLASSES {
             known.insert(table, class.clone());
         }
         class
     }
 
-    pub(super) fn of(&self, memory: &impl ReadMemory, object: u64) -> Option<CppClass> {
+    pub(super) fn class(&self, object: u64) -> Option<CppClass> {
         if object < LOWEST || !object.is_multiple_of(ALIGNMENT) {
             return None;
         }
-        self.of_table(memory, memory.read_u64(object).ok()?)
+        self.class_of_table(self.memory.read_u64(object).ok()?)
     }
 
-    pub(super) fn is(&self, memory: &impl ReadMemory, object: u64, family: Family) -> bool {
-        self.of(memory, object)
+    pub(super) fn is(&self, object: u64, family: Family) -> bool {
+        self.class(object)
             .is_some_and(|class| class.family == family)
+    }
+
+    /// The word at an offset of an object; `None` if it is null or cannot be read.
+    pub(super) fn pointer(&self, object: u64, offset: u64) -> Option<u64> {
+        some(self.memory.read_u64(object.checked_add(offset)?).ok()?)
     }
 }
 
@@ -107,7 +147,6 @@ fn family_of(name: &str) -> Option<Family> {
     found.map(|(_, family)| *family)
 }
 
-/// The type information and the name of the first base class.
 fn base_of(memory: &impl ReadMemory, information: u64) -> Option<(u64, String)> {
     [16, 24].into_iter().find_map(|at| {
         let base = memory.read_u64(information.checked_add(at)?).ok()?;
@@ -121,14 +160,18 @@ mod tests {
     use super::super::fake::Heap;
     use super::*;
 
+    fn class(heap: &Heap, table: u64) -> Option<CppClass> {
+        let (memory, classes) = (&heap.memory, &Classes::default());
+        Objects { memory, classes }.class_of_table(table)
+    }
+
     #[test]
     fn recognizes_a_class_by_its_name_and_bases() {
         let mut heap = Heap::default();
         let plain = heap.class("N3c1010TensorImplE", &[]);
         let derived = heap.class("4Mine", &["5Other", "N3c1010TensorImplE"]);
         let other = heap.class("5Other", &[]);
-        let classes = Classes::default();
-        let class = |table| classes.of_table(&heap.memory, table).unwrap();
+        let class = |table| class(&heap, table).unwrap();
         assert_eq!(class(plain).family, Family::Tensor);
         assert_eq!(class(derived).family, Family::Tensor);
         assert_eq!(&*class(derived).name, "4Mine");
@@ -142,17 +185,15 @@ mod tests {
         let information = heap.memory.read_u64(table - 8).unwrap();
         let base = heap.memory.read_u64(information + 16).unwrap();
         heap.memory.write(base + 16, &information.to_le_bytes());
-        let class = Classes::default().of_table(&heap.memory, table).unwrap();
-        assert_eq!(class.family, Family::Other);
+        assert_eq!(class(&heap, table).unwrap().family, Family::Other);
     }
 
     #[test]
     fn what_is_no_table_is_no_class() {
         let mut heap = Heap::default();
         let table = heap.class("not a name", &[]);
-        let classes = Classes::default();
         for table in [table, 0, 7, u64::MAX, u64::MAX - 7, 0x7777_0000] {
-            assert_eq!(classes.of_table(&heap.memory, table), None, "{table:#x}");
+            assert_eq!(class(&heap, table), None, "{table:#x}");
         }
     }
 }

@@ -1,7 +1,5 @@
-//! Determines the size of a class's objects from its deleting destructor, which passes the size to the
-//! allocator.
-//!
-//! This works with any allocator, and no subobject can be mistaken for the object.
+//! Determines the size of a class's objects from its deleting destructor, which passes it to the allocator. This
+//! works with any allocator, and no subobject can be mistaken for the object.
 
 use hashbrown::HashSet;
 use iced_x86::{
@@ -18,25 +16,20 @@ const SLOT: u64 = 8;
 /// Bytes of the function that are decoded. The longest of PyTorch 2.15's nodes has about 1,500.
 const MAX_CODE: usize = 4 << 10;
 
-/// Most instructions that are followed.
 const MAX_STEPS: usize = 2_000;
 
-/// Size of the objects of the class with this virtual table. Returns `None` if its destructor does not show
-/// it.
+/// Size of the objects of the class with this virtual table; `None` if its destructor does not show it.
 pub(super) fn object_size(memory: &impl ReadMemory, table: u64) -> Option<u64> {
     let start = memory.read_u64(table.checked_add(SLOT)?).ok()?;
     let code = memory.read_prefix(start, MAX_CODE as u64, MAX_CODE).ok()?;
     deleted_size(&code, start)
 }
 
-/// Register state before an instruction.
 #[derive(Clone, Copy)]
 struct Known {
-    /// Callee-saved register that holds the object.
     saved: Option<Register>,
     /// True if the first argument register holds the object.
     is_object: bool,
-    /// Constant in the second argument register.
     second: Option<u64>,
 }
 

@@ -1,22 +1,19 @@
-//! Collects everything reachable from given tensors: gradients, bases, the graph behind `grad_fn`, and the
-//! tensors saved for the backward pass.
+//! Collects everything reachable from tensors: gradients, bases, graph nodes, and the tensors that these save.
 
 use hashbrown::{HashMap, HashSet};
 
 use super::NotOne;
 use super::layout_versions::NodeLayout;
-use super::layouts::{Layouts, lies_within};
-use super::node;
-use super::storage::RawStorage;
+use super::layouts::{Reader, lies_within};
 use super::tensor::RawTensor;
+use crate::event::tensors::Storage;
 use crate::process::memory::ReadMemory;
 
 pub use super::node::RawNode;
 pub use super::saved::Saved;
 
-/// Limits. Each tensor costs memprobe about 300 bytes, each node about 200.
-const MAX_TENSORS: usize = 1 << 19;
-const MAX_NODES: usize = 1 << 19;
+/// Most tensors and most nodes, of about 300 and 200 bytes in memprobe, and most saved tensors.
+const MAX_REACHED: usize = 1 << 19;
 const MAX_SAVED: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,20 +23,18 @@ pub struct SavedTensor {
     pub saved: Saved,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RawGraph {
     /// Tensors sorted by address, without duplicates, including those without a Python object.
     pub tensors: Vec<RawTensor>,
     /// Their storages, sorted by address, without duplicates.
-    pub storages: Vec<RawStorage>,
-    /// Nodes sorted by address, without duplicates.
+    pub storages: Vec<Storage>,
     pub nodes: Vec<RawNode>,
     /// Saved tensors, sorted by tensor. Several nodes may save the same tensor.
     pub saved: Vec<SavedTensor>,
     pub left_out: LeftOut,
 }
 
-/// Counts of objects that are missing from the graph, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeftOut {
     /// Tensors that could not be read or whose fields contradict one another.
@@ -60,92 +55,73 @@ pub struct LeftOut {
 impl LeftOut {
     /// Describes the missing objects for users, one line per reason.
     pub fn words(&self) -> Vec<String> {
-        let rows = [
-            (
-                self.tensors,
-                "tensors could not be read: they changed or were torn down meanwhile",
-            ),
-            (
-                self.without_autograd,
-                "tensors have gradients and operations that could not be read",
-            ),
-            (
-                self.beyond_storage,
-                "tensors have a shape that asks for more than their storage has",
-            ),
-            (
-                self.storages,
-                "storages could not be read, such as those whose size is a symbol",
-            ),
-            (
-                self.nodes,
-                "operations of the backward pass could not be read",
-            ),
-            (
-                self.unsearched,
-                "operations of the backward pass were not searched for the tensors that they keep: \
-                 neither their class nor the allocator tells their size, as with another malloc than that \
-                 of the C library",
-            ),
-            (
-                self.packed,
-                "tensors kept for the backward pass are kept by hooks, as something else than tensors",
-            ),
-            (
-                self.too_many,
-                "tensors and operations are more than memprobe keeps",
-            ),
+        let of_tensors = [self.tensors, self.without_autograd, self.beyond_storage];
+        let of_nodes = [
+            self.storages,
+            self.nodes,
+            self.unsearched,
+            self.packed,
+            self.too_many,
         ];
-        let missing = rows.into_iter().filter(|(count, _)| *count > 0);
+        let counts = of_tensors.into_iter().chain(of_nodes);
+        let missing = counts.zip(LEFT_OUT).filter(|(count, _)| *count > 0);
         missing
             .map(|(count, words)| format!("{count} {words}"))
             .collect()
     }
 }
 
+/// The words for each count of [`LeftOut`], in their order.
+const LEFT_OUT: [&str; 8] = [
+    "tensors could not be read: they changed or were torn down meanwhile",
+    "tensors have gradients and operations that could not be read",
+    "tensors have a shape that asks for more than their storage has",
+    "storages could not be read, such as those whose size is a symbol",
+    "operations of the backward pass could not be read",
+    "operations of the backward pass were not searched for the tensors that they keep: neither their class nor \
+     the allocator tells their size, as with another malloc than that of the C library",
+    "tensors kept for the backward pass are kept by hooks, as something else than tensors",
+    "tensors and operations are more than memprobe keeps",
+];
+
 impl RawGraph {
     pub fn tensor(&self, object: u64) -> Option<&RawTensor> {
-        let found = self
-            .tensors
-            .binary_search_by_key(&object, |tensor| tensor.object);
-        self.tensors.get(found.ok()?)
+        self.tensors.get(self.tensor_index(object)?)
     }
 
-    pub fn storage(&self, object: u64) -> Option<&RawStorage> {
-        let found = self
-            .storages
-            .binary_search_by_key(&object, |storage| storage.object);
-        self.storages.get(found.ok()?)
+    pub fn tensor_index(&self, object: u64) -> Option<usize> {
+        index_of(&self.tensors, object, |tensor| tensor.object)
+    }
+
+    pub fn storage(&self, object: u64) -> Option<&Storage> {
+        self.storages.get(self.storage_index(object)?)
+    }
+
+    pub fn storage_index(&self, object: u64) -> Option<usize> {
+        index_of(&self.storages, object, |storage| storage.object)
     }
 
     pub fn node(&self, address: u64) -> Option<&RawNode> {
-        let found = self
-            .nodes
-            .binary_search_by_key(&address, |node| node.address);
-        self.nodes.get(found.ok()?)
+        self.nodes.get(self.node_index(address)?)
     }
 
-    pub fn nodes_saving(&self, tensor: u64) -> impl Iterator<Item = &SavedTensor> {
-        let start = self.saved.partition_point(|saved| saved.tensor < tensor);
-        let from = self.saved[start..].iter();
-        from.take_while(move |saved| saved.tensor == tensor)
+    pub fn node_index(&self, address: u64) -> Option<usize> {
+        index_of(&self.nodes, address, |node| node.address)
     }
+}
+
+fn index_of<T>(sorted: &[T], key: u64, key_of: impl Fn(&T) -> u64) -> Option<usize> {
+    sorted.binary_search_by_key(&key, key_of).ok()
 }
 
 /// Collects everything reachable from `tensors` (`TensorImpl`s) and `nodes` (graph nodes that no tensor leads
 /// to). Objects are read in the order of their addresses, so that each page is read once.
-pub fn collect(
-    memory: &impl ReadMemory,
-    layouts: &Layouts,
-    tensors: &[u64],
-    nodes: &[u64],
-) -> RawGraph {
+pub fn collect(reader: &Reader<'_, impl ReadMemory>, tensors: &[u64], nodes: &[u64]) -> RawGraph {
     let mut collector = Collector {
-        memory,
-        layouts,
+        reader,
         layout: None,
-        tensors: Frontier::of(MAX_TENSORS),
-        nodes: Frontier::of(MAX_NODES),
+        tensors: Frontier::default(),
+        nodes: Frontier::default(),
         storages: HashMap::new(),
         graph: RawGraph::default(),
     };
@@ -158,30 +134,21 @@ pub fn collect(
     collector.finish()
 }
 
-/// Addresses yet to be read, each once.
+/// Addresses of tensors or nodes yet to be read, each once.
+#[derive(Default)]
 struct Frontier {
     met: HashSet<u64>,
     next: Vec<u64>,
-    most: usize,
     beyond: u64,
 }
 
 impl Frontier {
-    fn of(most: usize) -> Self {
-        Self {
-            met: HashSet::new(),
-            next: Vec::new(),
-            most,
-            beyond: 0,
-        }
-    }
-
     fn add(&mut self, addresses: impl IntoIterator<Item = u64>) {
         for address in addresses {
             if self.met.contains(&address) {
                 continue;
             }
-            if self.met.len() >= self.most {
+            if self.met.len() >= MAX_REACHED {
                 self.beyond += 1;
                 continue;
             }
@@ -194,7 +161,6 @@ impl Frontier {
         self.next.is_empty()
     }
 
-    /// Removes and returns the pending addresses, sorted.
     fn take(&mut self) -> Vec<u64> {
         let mut next = std::mem::take(&mut self.next);
         next.sort_unstable();
@@ -203,21 +169,20 @@ impl Frontier {
 }
 
 struct Collector<'a, M> {
-    memory: &'a M,
-    layouts: &'a Layouts,
+    reader: &'a Reader<'a, M>,
     /// Layout of the graph, once nodes have shown it.
     layout: Option<NodeLayout>,
     tensors: Frontier,
     nodes: Frontier,
     /// `None` for storages that could not be read.
-    storages: HashMap<u64, Option<RawStorage>>,
+    storages: HashMap<u64, Option<Storage>>,
     graph: RawGraph,
 }
 
 impl<M: ReadMemory> Collector<'_, M> {
     fn read_tensors(&mut self) {
         for object in self.tensors.take() {
-            let mut tensor = match self.layouts.tensor(self.memory, object) {
+            let mut tensor = match self.reader.tensor(object) {
                 Ok(tensor) => tensor,
                 Err(NotOne::Undefined) => continue,
                 Err(_) => {
@@ -239,18 +204,15 @@ impl<M: ReadMemory> Collector<'_, M> {
         let Some(object) = tensor.storage else {
             return;
         };
-        let read = || self.layouts.storage(self.memory, object).ok();
-        let Some(storage) = *self.storages.entry(object).or_insert_with(read) else {
+        let layout = self.reader.layouts.storage;
+        let read = || self.reader.objects.storage(layout, object).ok();
+        let Some(storage) = self.storages.entry(object).or_insert_with(read) else {
             tensor.storage = None;
             return;
         };
-        let fits = tensor
-            .geometry
-            .as_ref()
-            .is_none_or(|geometry| lies_within(geometry, tensor.dtype, storage.bytes));
-        if !fits {
-            self.graph.left_out.beyond_storage += 1;
-        }
+        let lies_beyond = |geometry| !lies_within(geometry, tensor.dtype, storage.bytes);
+        let is_beyond = tensor.geometry.as_ref().is_some_and(lies_beyond);
+        self.graph.left_out.beyond_storage += u64::from(is_beyond);
     }
 
     fn read_nodes(&mut self) {
@@ -259,14 +221,14 @@ impl<M: ReadMemory> Collector<'_, M> {
             return;
         }
         if self.layout.is_none() {
-            self.layout = self.layouts.of_nodes(self.memory, &nodes);
+            self.layout = self.reader.layout_of_nodes(&nodes);
         }
         let Some(layout) = self.layout else {
             self.graph.left_out.nodes += nodes.len() as u64;
             return;
         };
         for address in nodes {
-            let Some(read) = node::read(self.memory, self.layouts, &layout, address) else {
+            let Some(read) = self.reader.node(&layout, address) else {
                 self.graph.left_out.nodes += 1;
                 continue;
             };

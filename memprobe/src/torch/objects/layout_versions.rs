@@ -6,6 +6,9 @@
 //! 2.12.1 and 2.15.0. For every version a row counts only if the objects of the process verify it
 //! ([`super::layouts`]).
 
+use DeviceOrder::{PresenceFirst, PresenceLast};
+use Handle::{MaybeOwned, Plain};
+
 pub(super) use crate::torch::versions::{Versions, is_of};
 
 /// Form of the pointer to the `TensorImpl` in a tensor's Python object, after the header of every Python
@@ -128,7 +131,6 @@ pub(super) struct AutogradLayout {
     pub(super) requires_grad: usize,
     /// The `ViewInfo` of `backward_info_`, whose first word is the base tensor.
     pub(super) base: usize,
-    /// Presence flag of `backward_info_`.
     pub(super) has_base: usize,
     pub(super) version: usize,
 }
@@ -158,9 +160,7 @@ pub(super) struct NodeLayout {
     pub(super) edge: usize,
     /// Bytes of a `Node`. The fields of a derived class follow.
     pub(super) size: usize,
-    /// The pointer of a `PyNode` to its Python object.
     pub(super) python: usize,
-    /// The saved variables in derived classes.
     pub(super) saved: SavedLayout,
 }
 
@@ -184,87 +184,42 @@ impl SavedLayout {
     }
 }
 
-const fn versions(from: (u32, u32), to: (u32, u32)) -> Versions {
-    [from, to]
-}
-
 pub(super) const TENSORS: &[(Versions, TensorLayout, StorageLayout)] = &[
-    (versions((2, 0), (2, 1)), OLDEST, StorageLayout { data: 24 }),
-    (
-        versions((2, 2), (2, 2)),
-        TensorLayout {
-            device: DeviceOrder::PresenceLast,
-            ..OLDEST
-        },
-        StorageLayout { data: 24 },
-    ),
-    (
-        versions((2, 3), (2, 9)),
-        TensorLayout {
-            handle: Handle::MaybeOwned,
-            ..MIDDLE
-        },
-        StorageLayout { data: 16 },
-    ),
-    (
-        versions((2, 10), (2, 12)),
-        MIDDLE,
-        StorageLayout { data: 16 },
-    ),
-    (
-        versions((2, 13), (2, 15)),
-        TensorLayout {
-            python: 48,
-            dimensions: 56,
-            ..MIDDLE
-        },
-        StorageLayout { data: 16 },
-    ),
+    tensor([(2, 0), (2, 1)], MaybeOwned, PresenceFirst, [24, 64]),
+    tensor([(2, 2), (2, 2)], MaybeOwned, PresenceLast, [24, 64]),
+    tensor([(2, 3), (2, 9)], MaybeOwned, PresenceLast, [16, 56]),
+    tensor([(2, 10), (2, 12)], Plain, PresenceLast, [16, 56]),
+    tensor([(2, 13), (2, 15)], Plain, PresenceLast, [16, 48]),
 ];
 
-const OLDEST: TensorLayout = TensorLayout {
-    handle: Handle::MaybeOwned,
-    storage: 24,
-    autograd: 32,
-    version: 48,
-    python: 64,
-    dimensions: 72,
-    device: DeviceOrder::PresenceFirst,
-};
-
-const MIDDLE: TensorLayout = TensorLayout {
-    handle: Handle::Plain,
-    storage: 16,
-    autograd: 24,
-    version: 40,
-    python: 56,
-    dimensions: 64,
-    device: DeviceOrder::PresenceLast,
-};
+/// Builds a row from the offsets of `storage_` and of the pointer in `pyobj_slot_`. The former is the size of the
+/// header of every `c10::intrusive_ptr_target`, which precedes the data of a storage too.
+const fn tensor(
+    versions: Versions,
+    handle: Handle,
+    device: DeviceOrder,
+    [storage, python]: [usize; 2],
+) -> (Versions, TensorLayout, StorageLayout) {
+    let layout = TensorLayout {
+        handle,
+        storage,
+        autograd: storage + 8,
+        version: storage + 24,
+        python,
+        dimensions: python + 8,
+        device,
+    };
+    (versions, layout, StorageLayout { data: storage })
+}
 
 pub(super) const AUTOGRAD: &[(Versions, AutogradLayout)] = &[
-    (versions((2, 0), (2, 0)), autograd(16, 112, 160, (8, 0), 40)),
-    (versions((2, 1), (2, 1)), autograd(16, 120, 168, (8, 0), 40)),
-    (
-        versions((2, 2), (2, 2)),
-        autograd(16, 120, 168, (0, 40), 40),
-    ),
-    (
-        versions((2, 3), (2, 6)),
-        autograd(16, 120, 168, (0, 48), 48),
-    ),
-    (
-        versions((2, 7), (2, 9)),
-        autograd(40, 144, 192, (0, 48), 48),
-    ),
-    (
-        versions((2, 10), (2, 12)),
-        autograd(40, 144, 200, (0, 48), 48),
-    ),
-    (
-        versions((2, 13), (2, 15)),
-        autograd(40, 128, 184, (0, 48), 48),
-    ),
+    ([(2, 0), (2, 0)], autograd(16, 112, 160, (8, 0), 40)),
+    ([(2, 1), (2, 1)], autograd(16, 120, 168, (8, 0), 40)),
+    ([(2, 2), (2, 2)], autograd(16, 120, 168, (0, 40), 40)),
+    ([(2, 3), (2, 6)], autograd(16, 120, 168, (0, 48), 48)),
+    ([(2, 7), (2, 9)], autograd(40, 144, 192, (0, 48), 48)),
+    ([(2, 10), (2, 12)], autograd(40, 144, 200, (0, 48), 48)),
+    ([(2, 13), (2, 15)], autograd(40, 128, 184, (0, 48), 48)),
 ];
 
 /// Builds a row from the offsets of `grad_`, `requires_grad_` and `backward_info_`, from two offsets within
@@ -291,45 +246,31 @@ const fn autograd(
 }
 
 pub(super) const NODES: &[(Versions, NodeLayout)] = &[
-    (
-        versions((2, 0), (2, 4)),
-        NodeLayout {
-            saved: SavedLayout {
-                flags: 56,
-                requires_grad: 104,
-            },
-            ..SHARED
-        },
-    ),
-    (versions((2, 5), (2, 12)), SHARED),
-    (
-        versions((2, 13), (2, 15)),
-        NodeLayout {
-            sequence: 16,
-            edges: 88,
-            edge: 16,
-            size: 464,
-            python: 112,
-            saved: SavedLayout {
-                flags: 40,
-                requires_grad: 72,
-            },
-        },
-    ),
+    ([(2, 0), (2, 4)], node([24, 96, 24], 472, 472, (56, 104))),
+    // Up to 2.12 nodes are held by `std::shared_ptr`.
+    ([(2, 5), (2, 12)], node([24, 96, 24], 472, 472, (48, 96))),
+    ([(2, 13), (2, 15)], node([16, 88, 16], 464, 112, (40, 72))),
 ];
 
-/// Layout of nodes that are held by `std::shared_ptr`.
-const SHARED: NodeLayout = NodeLayout {
-    sequence: 24,
-    edges: 96,
-    edge: 24,
-    size: 472,
-    python: 472,
-    saved: SavedLayout {
-        flags: 48,
-        requires_grad: 96,
-    },
-};
+/// Builds a row from the fields of [`NodeLayout`] and those of its [`SavedLayout`], in their order.
+const fn node(
+    [sequence, edges, edge]: [usize; 3],
+    size: usize,
+    python: usize,
+    (flags, requires_grad): (usize, usize),
+) -> NodeLayout {
+    NodeLayout {
+        sequence,
+        edges,
+        edge,
+        size,
+        python,
+        saved: SavedLayout {
+            flags,
+            requires_grad,
+        },
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,12 +1,9 @@
-//! Reads PyTorch's own objects from the target's memory: tensors, storages, and the autograd graph.
-//!
-//! Every object is verified by its C++ class: a pointer is followed only if it leads to an object of the
-//! expected class. Nothing here recurses on the target's data, and everything is bounded.
+//! Reads PyTorch's own objects from the target's memory: tensors, storages, and the autograd graph. A pointer is
+//! followed only to an object of the expected C++ class, nothing here recurses, and everything is bounded.
 
 pub mod graph;
 
 mod autograd;
-mod bytes;
 mod calibrate;
 mod class;
 mod deleter;
@@ -14,7 +11,6 @@ mod layout_versions;
 mod layouts;
 mod node;
 mod saved;
-mod storage;
 mod tensor;
 
 #[cfg(test)]
@@ -26,8 +22,7 @@ mod tests;
 
 use crate::process::memory::Unreadable;
 
-pub use layouts::{LayoutError, Layouts, Origin};
-pub use storage::RawStorage;
+pub use layouts::{LayoutError, Layouts, Origin, Reader};
 pub use tensor::{Class, Geometry, RawTensor};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,7 +31,6 @@ pub enum NotOne {
     Unreadable(#[from] Unreadable),
     #[error("no object of this class lies there")]
     Class,
-    /// An `UndefinedTensorImpl`.
     #[error("it stands for no tensor")]
     Undefined,
     #[error("its fields contradict one another")]

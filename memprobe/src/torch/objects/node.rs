@@ -2,28 +2,23 @@
 
 use std::sync::Arc;
 
-use super::autograd;
-use super::bytes::Fields;
-use super::class::{CppClass, Family};
+use super::class::{CppClass, Family, Fields};
 use super::layout_versions::NodeLayout;
-use super::layouts::Layouts;
-use super::saved::{self, Found};
-use super::tensor::some;
+use super::layouts::Reader;
+use super::saved::Found;
 use crate::process::memory::ReadMemory;
-use crate::torch::node_name::PYTHON;
+use crate::torch::node_name::{self, PYTHON};
 
 /// Bytes of the largest node. In PyTorch 2.15 nodes have up to about 2,000 bytes.
 const LARGEST: u64 = 16 << 10;
 
-/// Most bytes read of a Function's Python object. It has 288 bytes in PyTorch 2.15, plus those that a class
-/// in Python adds.
+/// Most bytes read of a Function's Python object: 288 in PyTorch 2.15, plus those that its class adds.
 const LARGEST_PYTHON: u64 = 4 << 10;
 
 /// Offset of `ob_type` in a Python object, and of `tp_basicsize` in a type, in every version
 /// (Include/object.h, Include/cpython/object.h).
 const TYPE: u64 = 8;
 const BASIC_SIZE: u64 = 32;
-/// Bytes of the header of every Python object.
 const PYTHON_HEAD: u64 = 16;
 
 /// The node of an in-place operation on a view, which contains the node of the operation
@@ -51,7 +46,6 @@ pub struct RawNode {
     pub python: Option<u64>,
 }
 
-/// A node and the tensors that it saves.
 pub(super) struct Read {
     pub(super) node: RawNode,
     pub(super) saved: Found,
@@ -59,87 +53,97 @@ pub(super) struct Read {
     pub(super) unsearched: bool,
 }
 
-/// Reads the node at an address. Returns `None` if none lies there or if the layout does not fit.
-pub(super) fn read(
-    memory: &impl ReadMemory,
-    layouts: &Layouts,
-    layout: &NodeLayout,
-    address: u64,
-) -> Option<Read> {
-    let class = layouts.classes.of(memory, address)?;
-    if class.family != Family::Node {
-        return None;
+impl<M: ReadMemory> Reader<'_, M> {
+    /// Reads the node at an address. Returns `None` if none lies there or if the layout does not fit.
+    pub(super) fn node(&self, layout: &NodeLayout, address: u64) -> Option<Read> {
+        let class = self.objects.class(address)?;
+        if class.family != Family::Node {
+            return None;
+        }
+        let mut head = vec![0; layout.size];
+        self.objects.memory.read(address, &mut head).ok()?;
+        let fields = Fields(&head);
+        let sequence = fields.word(layout.sequence);
+        let python = self.python_object(layout, &class, address);
+        let name = match python {
+            Some(object) => self.name_of_python(object),
+            None if &*class.name == PYTHON => None,
+            None => node_name::of_class(&class.name),
+        };
+        let mut read = Read {
+            node: RawNode {
+                address,
+                name: name.map(Into::into),
+                sequence: (sequence != u64::MAX).then_some(sequence),
+                next: self.objects.next(layout, fields)?,
+                within: None,
+                python,
+            },
+            saved: Found::default(),
+            unsearched: false,
+        };
+        self.search_node(layout, &class, &mut read);
+        Some(read)
     }
-    let mut head = vec![0; layout.size];
-    memory.read(address, &mut head).ok()?;
-    let fields = Fields(&head);
-    let sequence = fields.word(layout.sequence);
-    let mut read = Read {
-        node: RawNode {
-            address,
-            name: autograd::name(memory, &layouts.classes, layout, address),
-            sequence: (sequence != u64::MAX).then_some(sequence),
-            next: autograd::next(memory, &layouts.classes, layout, fields)?,
-            within: None,
-            python: python_object(memory, layout, &class, address),
-        },
-        saved: Found::default(),
-        unsearched: false,
-    };
-    search(memory, layouts, layout, &class, &mut read);
-    Some(read)
+
+    fn search_node(&self, layout: &NodeLayout, class: &CppClass, read: &mut Read) {
+        if KEEPS_NOTHING.contains(&&*class.name) {
+            return;
+        }
+        let body = match &*class.name {
+            PYTHON => read.node.python.and_then(|object| self.python_body(object)),
+            _ => self.body(layout, class, read.node.address),
+        };
+        let Some(body) = body else {
+            read.unsearched = true;
+            return;
+        };
+        if &*class.name == COPY_SLICES {
+            let mut words = body.chunks_exact(8).map(|word| Fields(word).word(0));
+            read.node.within = words.find(|word| self.objects.is(*word, Family::Node));
+            return;
+        }
+        self.search(layout.saved, &body, &mut read.saved);
+    }
+
+    fn body(&self, layout: &NodeLayout, class: &CppClass, address: u64) -> Option<Vec<u8>> {
+        let memory = self.objects.memory;
+        let least = layout.size as u64;
+        let from_deleter = class.size.filter(|size| (least..=LARGEST).contains(size));
+        let size = from_deleter.or_else(|| chunk_size(memory, address, least))?;
+        let start = address.checked_add(least)?;
+        memory
+            .read_bytes(start, size - least, LARGEST as usize)
+            .ok()
+    }
+
+    /// The Python object of a `torch.autograd.Function`. Returns `None` for any other node.
+    fn python_object(&self, layout: &NodeLayout, class: &CppClass, address: u64) -> Option<u64> {
+        let is_python = &*class.name == PYTHON;
+        is_python.then(|| self.objects.pointer(address, layout.python as u64))?
+    }
+
+    fn name_of_python(&self, object: u64) -> Option<String> {
+        let memory = self.objects.memory;
+        let kind = memory.read_u64(object.checked_add(TYPE)?).ok()?;
+        node_name::of_python_type(memory, kind)
+    }
+
+    fn python_body(&self, object: u64) -> Option<Vec<u8>> {
+        let memory = self.objects.memory;
+        let kind = memory.read_u64(object.checked_add(TYPE)?).ok()?;
+        let size = memory.read_u64(kind.checked_add(BASIC_SIZE)?).ok()?;
+        let (start, rest) = (
+            object.checked_add(PYTHON_HEAD)?,
+            size.checked_sub(PYTHON_HEAD)?,
+        );
+        memory.read_bytes(start, rest, LARGEST_PYTHON as usize).ok()
+    }
 }
 
-fn search(
-    memory: &impl ReadMemory,
-    layouts: &Layouts,
-    layout: &NodeLayout,
-    class: &CppClass,
-    read: &mut Read,
-) {
-    if KEEPS_NOTHING.contains(&&*class.name) {
-        return;
-    }
-    let body = match &*class.name {
-        PYTHON => read
-            .node
-            .python
-            .and_then(|object| python_body(memory, object)),
-        _ => body(memory, layout, class, read.node.address),
-    };
-    let Some(body) = body else {
-        read.unsearched = true;
-        return;
-    };
-    if &*class.name == COPY_SLICES {
-        let mut words = body.chunks_exact(8).map(|word| Fields(word).word(0));
-        read.node.within = words.find(|word| layouts.classes.is(memory, *word, Family::Node));
-        return;
-    }
-    saved::search(memory, layouts, layout.saved, &body, &mut read.saved);
-}
-
-/// The bytes of a node after the base class `Node`.
-fn body(
-    memory: &impl ReadMemory,
-    layout: &NodeLayout,
-    class: &CppClass,
-    address: u64,
-) -> Option<Vec<u8>> {
-    let least = layout.size as u64;
-    let from_deleter = class.size.filter(|size| (least..=LARGEST).contains(size));
-    let size = from_deleter.or_else(|| chunk_size(memory, address, least))?;
-    let start = address.checked_add(layout.size as u64)?;
-    memory
-        .read_bytes(start, size - layout.size as u64, LARGEST as usize)
-        .ok()
-}
-
-/// Size of the object at an address, for classes whose deleter does not give it.
-///
-/// Reads the chunk size that glibc's malloc stores before the object (malloc/malloc.c@glibc-2.36). The next
-/// chunk must record that this one is in use. An object of `std::make_shared` is preceded by its reference
-/// counts. Returns `None` if another allocator handed it out.
+/// Size of the object at an address, for classes whose deleter does not give it: the chunk size that glibc's malloc
+/// stores before the object (malloc/malloc.c@glibc-2.36), if the next chunk records that this one is in use. An
+/// object of `std::make_shared` is preceded by its counts. `None` if another allocator handed it out.
 fn chunk_size(memory: &impl ReadMemory, address: u64, least: u64) -> Option<u64> {
     const FLAGS: u64 = 7;
     const IN_USE: u64 = 1;
@@ -161,32 +165,4 @@ fn chunk_size(memory: &impl ReadMemory, address: u64, least: u64) -> Option<u64>
         let is_used = neighbour & IN_USE != 0 && (neighbour & !FLAGS).is_multiple_of(16);
         is_used.then_some(chunk - 8 - before)
     })
-}
-
-/// The Python object of a `torch.autograd.Function`. Returns `None` for any other node.
-fn python_object(
-    memory: &impl ReadMemory,
-    layout: &NodeLayout,
-    class: &CppClass,
-    address: u64,
-) -> Option<u64> {
-    if &*class.name != PYTHON {
-        return None;
-    }
-    let at = address.checked_add(layout.python as u64)?;
-    some(memory.read_u64(at).ok()?)
-}
-
-/// The bytes of a Function's Python object after its header.
-fn python_body(memory: &impl ReadMemory, object: u64) -> Option<Vec<u8>> {
-    let kind = memory.read_u64(object.checked_add(TYPE)?).ok()?;
-    let size = memory.read_u64(kind.checked_add(BASIC_SIZE)?).ok()?;
-    let rest = size.checked_sub(PYTHON_HEAD)?;
-    memory
-        .read_bytes(
-            object.checked_add(PYTHON_HEAD)?,
-            rest,
-            LARGEST_PYTHON as usize,
-        )
-        .ok()
 }

@@ -1,15 +1,17 @@
-//! `c10::TensorImpl`: shape, element type, device and autograd state of a tensor.
+//! `c10::TensorImpl` and `c10::StorageImpl`: shape, element type, device, memory and autograd state of a tensor.
 
 use std::sync::Arc;
 
-use super::bytes::Fields;
-use super::class::{CppClass, Family};
-use super::layout_versions::{DeviceOrder, TensorLayout};
-use super::layouts::Layouts;
-use super::{NotOne, autograd};
-use crate::event::DeviceIndex;
-use crate::event::tensors::{DType, Device};
+use super::NotOne;
+use super::class::{CppClass, Family, Fields, Objects};
+use super::layout_versions::{DeviceOrder, StorageLayout, TensorLayout};
+use super::layouts::Reader;
+use crate::event::tensors::{DType, Device, Storage};
+use crate::event::{Address, Bytes, DeviceIndex};
 use crate::process::memory::ReadMemory;
+
+/// Upper bound on the size of a storage: 1 EiB. A symbolic size is above (c10/core/SymInt.h).
+const MAX_BYTES: u64 = 1 << 60;
 
 /// Most dimensions of a tensor (`dim_bitset_size`, ATen/WrapDimUtilsMulti.h@v2.15.0).
 const MAX_DIMENSIONS: u64 = 64;
@@ -64,20 +66,15 @@ pub struct Geometry {
 pub struct RawTensor {
     pub object: u64,
     pub class: Class,
-    /// Shape and strides; `None` if they are not stored as plain numbers (symbolic sizes, nested tensors,
-    /// wrappers of other tensors).
+    /// Shape and strides; `None` if they are no plain numbers (symbolic sizes, nested tensors, wrappers).
     pub geometry: Option<Geometry>,
     pub dtype: DType,
     pub device: Device,
-    /// Its `c10::StorageImpl`.
     pub storage: Option<u64>,
     pub requires_grad: Option<bool>,
-    /// Its `.grad`, a `c10::TensorImpl`.
     pub grad: Option<u64>,
-    /// Its `grad_fn`, a `torch::autograd::Node`.
     pub grad_fn: Option<u64>,
-    /// True for a view whose base was changed in place since: PyTorch makes a new `grad_fn` on the next
-    /// access.
+    /// True for a view whose base was changed in place since; the next access makes a new `grad_fn`.
     pub outdated: bool,
     /// The `c10::TensorImpl` that it is a differentiable view of.
     pub base: Option<u64>,
@@ -86,40 +83,86 @@ pub struct RawTensor {
     pub parts: Vec<u64>,
 }
 
-pub(super) fn read(
-    memory: &impl ReadMemory,
-    layouts: &Layouts,
-    object: u64,
-) -> Result<RawTensor, NotOne> {
-    let layout = &layouts.tensor;
-    let mut bytes = [0; 256];
-    let bytes = &mut bytes[..layout.size().min(256)];
-    memory.read(object, bytes)?;
-    let fields = Fields(bytes);
-    let class = layouts.classes.of_table(memory, fields.word(0));
-    let class = class.ok_or(NotOne::Class)?;
-    if class.family != Family::Tensor {
-        return Err(NotOne::Class);
+impl<M: ReadMemory> Reader<'_, M> {
+    pub(super) fn tensor(&self, object: u64) -> Result<RawTensor, NotOne> {
+        let (memory, layout) = (self.objects.memory, &self.layouts.tensor);
+        let mut bytes = [0; 256];
+        let bytes = &mut bytes[..layout.size().min(256)];
+        memory.read(object, bytes)?;
+        let fields = Fields(bytes);
+        let class = self.objects.class_of_table(fields.word(0));
+        let class = class.ok_or(NotOne::Class)?;
+        if class.family != Family::Tensor {
+            return Err(NotOne::Class);
+        }
+        if &*class.name == UNDEFINED {
+            return Err(NotOne::Undefined);
+        }
+        let read = self.autograd(fields);
+        let autograd = read.unwrap_or_default();
+        Ok(RawTensor {
+            object,
+            geometry: shaped(memory, layout, fields, &class.name)?,
+            dtype: dtype(layout, fields)?,
+            device: place(layout, fields)?,
+            storage: some(fields.word(layout.storage)),
+            requires_grad: read.map(|autograd| autograd.requires_grad),
+            grad: autograd.grad,
+            grad_fn: autograd.grad_fn,
+            outdated: autograd.outdated,
+            base: autograd.base,
+            python: python_object(layout, fields),
+            parts: self.parts(object, &class.name),
+            class: kind(&class),
+        })
     }
-    if &*class.name == UNDEFINED {
-        return Err(NotOne::Undefined);
+
+    /// The tensors within a sparse one, stored after the `TensorImpl`: indices and values after two counts
+    /// (ATen/SparseTensorImpl.h), or row pointers, columns and values (ATen/SparseCsrTensorImpl.h).
+    fn parts(&self, object: u64, class: &str) -> Vec<u64> {
+        let (start, count) = match class {
+            SPARSE => (16, 2),
+            SPARSE_ROWS => (0, 3),
+            _ => return Vec::new(),
+        };
+        let at = object.wrapping_add((self.layouts.tensor.size() + start) as u64);
+        let word = |word: u64| self.objects.memory.read_u64(at.wrapping_add(word * 8)).ok();
+        let words = (0..count).map_while(word);
+        words.filter(|part| self.objects.is_tensor(*part)).collect()
     }
-    let autograd = autograd::read(memory, layouts, fields);
-    Ok(RawTensor {
-        object,
-        geometry: shaped(memory, layout, fields, &class.name)?,
-        dtype: dtype(layout, fields)?,
-        device: place(layout, fields)?,
-        storage: some(fields.word(layout.storage)),
-        requires_grad: autograd.map(|autograd| autograd.requires_grad),
-        grad: autograd.and_then(|autograd| autograd.grad),
-        grad_fn: autograd.and_then(|autograd| autograd.grad_fn),
-        outdated: autograd.is_some_and(|autograd| autograd.outdated),
-        base: autograd.and_then(|autograd| autograd.base),
-        python: python_object(layout, fields),
-        parts: parts(memory, layouts, object, &class.name),
-        class: kind(&class),
-    })
+}
+
+impl<M: ReadMemory> Objects<'_, M> {
+    /// Reads the storage at an address.
+    /// Fails with [`NotOne`] also if its size is symbolic.
+    pub(super) fn storage(&self, layout: StorageLayout, object: u64) -> Result<Storage, NotOne> {
+        let mut bytes = [0; 128];
+        let bytes = &mut bytes[..layout.size().min(128)];
+        self.memory.read(object, bytes)?;
+        let fields = Fields(bytes);
+        let class = self.class_of_table(fields.word(0));
+        if class.is_none_or(|class| class.family != Family::Storage) {
+            return Err(NotOne::Class);
+        }
+        let size = fields.word(layout.bytes());
+        if size > MAX_BYTES {
+            return Err(NotOne::Fields);
+        }
+        let place = layout.device();
+        Ok(Storage {
+            object,
+            data: Address(fields.word(layout.data)),
+            bytes: Bytes(size),
+            device: device(fields.byte(place), fields.byte(place + 1)).ok_or(NotOne::Fields)?,
+            retainer: None,
+        })
+    }
+
+    /// True if a defined tensor lies at an address.
+    pub(super) fn is_tensor(&self, object: u64) -> bool {
+        self.class(object)
+            .is_some_and(|class| class.family == Family::Tensor && &*class.name != UNDEFINED)
+    }
 }
 
 pub(super) fn kind(class: &CppClass) -> Class {
@@ -139,12 +182,10 @@ pub(super) fn python_object(layout: &TensorLayout, fields: Fields<'_>) -> Option
     some(fields.word(layout.python) & !1)
 }
 
-/// `None` for a null pointer.
 pub(super) fn some(address: u64) -> Option<u64> {
     (address != 0).then_some(address)
 }
 
-/// The shape, if the class stores it in `TensorImpl`.
 fn shaped(
     memory: &impl ReadMemory,
     layout: &TensorLayout,
@@ -213,10 +254,9 @@ fn product(sizes: &[u64]) -> Option<u64> {
 
 pub(super) fn dtype(layout: &TensorLayout, fields: Fields<'_>) -> Result<DType, NotOne> {
     let number = fields.half(layout.dtype());
-    match number < MAX_DTYPES {
-        true => Ok(DType(number)),
-        false => Err(NotOne::Fields),
-    }
+    (number < MAX_DTYPES)
+        .then_some(DType(number))
+        .ok_or(NotOne::Fields)
 }
 
 pub(super) fn place(layout: &TensorLayout, fields: Fields<'_>) -> Result<Device, NotOne> {
@@ -225,10 +265,8 @@ pub(super) fn place(layout: &TensorLayout, fields: Fields<'_>) -> Result<Device,
         DeviceOrder::PresenceFirst => [byte(0), byte(1), byte(2)],
         DeviceOrder::PresenceLast => [byte(2), byte(0), byte(1)],
     };
-    match present {
-        1 => device(kind, index).ok_or(NotOne::Fields),
-        _ => Err(NotOne::Fields),
-    }
+    let device = device(kind, index).filter(|_| present == 1);
+    device.ok_or(NotOne::Fields)
 }
 
 /// Decodes a `c10::Device`. Index -1 stands for the only device of a type.
@@ -241,27 +279,4 @@ pub(super) fn device(kind: u8, index: u8) -> Option<Device> {
         CUDA => Some(Device::Cuda(DeviceIndex(index.try_into().ok()?))),
         _ => (kind < MAX_DEVICE_TYPES && index >= -1).then_some(Device::Other(kind)),
     }
-}
-
-/// The tensors within a sparse one, stored after the `TensorImpl`: indices and values after two counts
-/// (ATen/SparseTensorImpl.h), or row pointers, columns and values (ATen/SparseCsrTensorImpl.h).
-fn parts(memory: &impl ReadMemory, layouts: &Layouts, object: u64, class: &str) -> Vec<u64> {
-    let (start, count) = match class {
-        SPARSE => (16, 2),
-        SPARSE_ROWS => (0, 3),
-        _ => return Vec::new(),
-    };
-    let at = object.wrapping_add((layouts.tensor.size() + start) as u64);
-    let words = (0..count).map_while(|word| memory.read_u64(at.wrapping_add(word * 8)).ok());
-    words
-        .filter(|part| is_tensor(memory, layouts, *part))
-        .collect()
-}
-
-/// True if a defined tensor lies at an address.
-pub(super) fn is_tensor(memory: &impl ReadMemory, layouts: &Layouts, object: u64) -> bool {
-    layouts
-        .classes
-        .of(memory, object)
-        .is_some_and(|class| class.family == Family::Tensor && &*class.name != UNDEFINED)
 }

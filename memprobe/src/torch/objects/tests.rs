@@ -102,12 +102,12 @@ impl Training {
     }
 
     pub(super) fn collect(&self, layouts: &Layouts) -> RawGraph {
-        let memory = &self.process.heap.memory;
+        let reader = layouts.reader(&self.process.heap.memory);
         let tensors = self.python.iter();
         let tensors: Vec<u64> = tensors
-            .filter_map(|object| layouts.tensor_of(memory, *object))
+            .filter_map(|object| reader.tensor_of(*object))
             .collect();
-        collect(memory, layouts, &tensors, &[])
+        collect(&reader, &tensors, &[])
     }
 }
 
@@ -167,7 +167,7 @@ fn every_version_is_read_by_its_rows() {
         let layouts = training
             .layouts(Some(&format!("2.{minor}.0+cu126")))
             .unwrap();
-        assert_eq!(layouts.origin(), Origin::Version);
+        assert_eq!(layouts.origin, Origin::Version);
         compare(&training, &training.collect(&layouts), minor);
     }
 }
@@ -178,7 +178,7 @@ fn every_version_is_read_also_where_it_is_not_known_or_not_the_one_that_is_said(
         let training = Training::of(process(minor));
         for version in [None, Some("2.16.0"), Some("two")] {
             let layouts = training.layouts(version).unwrap();
-            assert_eq!(layouts.origin(), Origin::OtherVersion);
+            assert_eq!(layouts.origin, Origin::OtherVersion);
             compare(&training, &training.collect(&layouts), minor);
         }
     }
@@ -209,10 +209,11 @@ fn a_layout_of_no_known_version_is_found_by_what_the_fields_say() {
         }
         let memory = &process.heap.memory;
         let layouts = Layouts::find(memory, Some("2.99"), &samples, CaptureMode::Paused).unwrap();
-        assert_eq!(layouts.origin(), Origin::Calibrated);
+        assert_eq!(layouts.origin, Origin::Calibrated);
         assert_eq!((layouts.tensor, layouts.storage.data), (tensor, 32));
-        let object = layouts.tensor_of(memory, samples[0]).unwrap();
-        let read = layouts.tensor(memory, object).unwrap();
+        let reader = layouts.reader(memory);
+        let object = reader.tensor_of(samples[0]).unwrap();
+        let read = reader.tensor(object).unwrap();
         assert_eq!(read.geometry.unwrap().shape, [3, 4]);
         assert_eq!(read.requires_grad, Some(true));
     }
@@ -247,7 +248,7 @@ fn finds_the_layout_of_a_running_process_from_a_few_live_tensors() {
     let memory = &process.heap.memory;
     let find = |version, samples: &[u64], manner| {
         let found = Layouts::find(memory, Some(version), samples, manner);
-        found.map(|layouts| layouts.origin()).ok()
+        found.map(|layouts| layouts.origin).ok()
     };
     let own = Some(Origin::Version);
     assert_eq!(find("2.15.0", &samples, CaptureMode::Running), own);
@@ -265,20 +266,14 @@ fn finds_the_layout_of_a_running_process_from_a_few_live_tensors() {
 #[test]
 fn what_stands_for_no_tensor_or_is_none_is_refused() {
     let training = Training::of(process(15));
-    let memory = &training.process.heap.memory;
     let layouts = training.layouts(Some("2.15.0")).unwrap();
-    let storage = layouts
-        .tensor(memory, training.weight)
-        .unwrap()
-        .storage
-        .unwrap();
-    assert_eq!(layouts.tensor(memory, storage), Err(NotOne::Class));
-    assert_eq!(layouts.storage(memory, training.weight), Err(NotOne::Class));
-    assert!(matches!(
-        layouts.tensor(memory, 8),
-        Err(NotOne::Unreadable(_))
-    ));
-    assert_eq!(layouts.tensor_of(memory, training.weight), None);
+    let reader = layouts.reader(&training.process.heap.memory);
+    let storage = reader.tensor(training.weight).unwrap().storage.unwrap();
+    assert_eq!(reader.tensor(storage), Err(NotOne::Class));
+    let read = reader.objects.storage(layouts.storage, training.weight);
+    assert_eq!(read, Err(NotOne::Class));
+    assert!(matches!(reader.tensor(8), Err(NotOne::Unreadable(_))));
+    assert_eq!(reader.tensor_of(training.weight), None);
 }
 
 #[test]
@@ -291,8 +286,8 @@ fn a_shape_that_does_not_fit_the_number_of_elements_is_none() {
         .heap
         .memory
         .write(at, &31_u64.to_le_bytes());
-    let memory = &training.process.heap.memory;
-    assert_eq!(layouts.tensor(memory, training.weight), Err(NotOne::Fields));
+    let reader = layouts.reader(&training.process.heap.memory);
+    assert_eq!(reader.tensor(training.weight), Err(NotOne::Fields));
     let graph = training.collect(&layouts);
     assert_eq!(graph.left_out.tensors, 1);
     assert_eq!(graph.left_out.words().len(), 1);
@@ -310,7 +305,8 @@ fn a_node_of_an_unknown_allocator_is_not_searched_and_that_is_said() {
         .write(chunk, &0x1234_5678_9abc_u64.to_le_bytes());
     let graph = training.collect(&layouts);
     assert_eq!(graph.left_out.unsearched, 1);
-    assert!(graph.nodes_saving(training.activation).next().is_none());
+    let saves = |saved: &SavedTensor| saved.tensor == training.activation;
+    assert!(!graph.saved.iter().any(saves));
 }
 
 #[test]

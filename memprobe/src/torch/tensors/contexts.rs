@@ -7,14 +7,12 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::process::memory::ReadMemory;
-use crate::python::heap::Heap;
-use crate::python::heap::class::{Classes, ContainerKind};
+use crate::python::heap::class::ContainerKind;
 use crate::python::heap::contents::Step;
 use crate::python::heap::paths::Paths;
-use crate::python::heap::process_scan::ProcessScan;
 use crate::python::heap::retainers::EVERY;
 use crate::torch::objects::graph::RawGraph;
 
@@ -32,7 +30,6 @@ pub(super) enum To {
     Tensor(usize),
 }
 
-/// A reference from one object to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reference {
     pub(super) from: u32,
@@ -53,50 +50,42 @@ pub(super) struct Contexts {
 }
 
 impl Contexts {
-    /// Follows the references from the `ctx` of all nodes. `of_python` maps Python objects to the indices of
-    /// their tensors.
+    /// Follows the references from the `ctx` of all nodes. `of_python` maps Python objects to tensor indices.
     pub(super) fn search(
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        (paths, scan): (&Paths, &ProcessScan),
+        paths: &Paths<'_, impl ReadMemory>,
         graph: &RawGraph,
         of_python: &HashMap<u64, usize>,
     ) -> Self {
         let mut search = Search {
+            paths,
             contexts: Self::default(),
             numbers: HashMap::new(),
             open: Vec::new(),
-            steps: HashMap::new(),
+            steps: HashSet::new(),
         };
         for (at, node) in graph.nodes.iter().enumerate() {
             let Some(object) = node.python else { continue };
-            match paths
-                .place_of(object)
-                .and_then(|place| search.number(place))
-            {
+            let place = paths.place_of(object);
+            match place.and_then(|place| search.number(place)) {
                 Some(number) => search.contexts.of_nodes.push((at, number)),
                 None => search.contexts.left_out += 1,
             }
         }
         while let Some((place, number)) = search.open.pop() {
-            let Some(object) = scan.objects.get(place as usize) else {
-                continue;
-            };
-            let Some(class) = classes.get(object.class) else {
+            let Some((address, class)) = paths.object_at(place) else {
                 continue;
             };
             let mut held = Vec::new();
-            let read = heap.contents(class, object.class, object.address, |step, value| {
-                held.push((step, value));
-            });
+            let each = |step, value| held.push((step, value));
+            let read = paths.heap.contents(&class, address, each);
             search.contexts.left_out += u64::from(read.is_err());
             for (step, value) in held {
                 let to = match of_python.get(&value) {
                     Some(&tensor) => Some(To::Tensor(tensor)),
-                    None => search.object(heap, classes, (paths, scan), (step, value)),
+                    None => search.object(step, value),
                 };
                 if let Some(to) = to {
-                    search.refer(heap, classes, (number, step), to);
+                    search.refer(number, step, to);
                 }
             }
         }
@@ -104,17 +93,17 @@ impl Contexts {
     }
 }
 
-struct Search {
+struct Search<'a, M> {
+    paths: &'a Paths<'a, M>,
     contexts: Contexts,
     /// Numbers of objects by their index in the census.
     numbers: HashMap<u32, u32>,
-    /// Index and number of each object yet to be read.
     open: Vec<(u32, u32)>,
     /// Texts of steps, shared because most are equal.
-    steps: HashMap<String, Arc<str>>,
+    steps: HashSet<Arc<str>>,
 }
 
-impl Search {
+impl<M: ReadMemory> Search<'_, M> {
     /// Number of the object at an index of the census. Returns `None` beyond the limit.
     fn number(&mut self, place: u32) -> Option<u32> {
         if let Some(known) = self.numbers.get(&place) {
@@ -131,20 +120,12 @@ impl Search {
     }
 
     /// The object at the end of a step, if it may lead to tensors.
-    fn object(
-        &mut self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &Classes,
-        (paths, scan): (&Paths, &ProcessScan),
-        (step, value): (Step, u64),
-    ) -> Option<To> {
-        let place = paths.place_of(value)?;
-        let class = scan.objects.get(place as usize)?.class;
-        let holds = classes.get(class)?.holds;
+    fn object(&mut self, step: Step, value: u64) -> Option<To> {
+        let place = self.paths.place_of(value)?;
+        let (_, class) = self.paths.object_at(place)?;
         // Modules and classes live independently of the `ctx`.
-        if matches!(holds, ContainerKind::Globals | ContainerKind::Class)
-            || is_globals(heap, classes, step)
-        {
+        let is_apart = matches!(class.holds, ContainerKind::Globals | ContainerKind::Class);
+        if is_apart || self.is_globals(step) {
             return None;
         }
         let number = self.number(place);
@@ -152,13 +133,7 @@ impl Search {
         number.map(To::Object)
     }
 
-    fn refer(
-        &mut self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        (from, step): (u32, Step),
-        to: To,
-    ) {
+    fn refer(&mut self, from: u32, step: Step, to: To) {
         if self.contexts.references.len() >= MAX_REFERENCES {
             self.contexts.left_out += 1;
             return;
@@ -166,31 +141,23 @@ impl Search {
         let mut text = CTX.to_owned();
         match step {
             Step::Index(_) | Step::Element => text.push_str(EVERY),
-            step => heap.write_step(classes, step, &mut text),
+            step => self.paths.heap.write_step(step, &mut text),
         }
         let text = text.split_off(CTX.len());
-        let step = match self.steps.get(&text) {
-            Some(known) => Arc::clone(known),
-            None => {
-                let step: Arc<str> = text.as_str().into();
-                self.steps.insert(text, Arc::clone(&step));
-                step
-            }
-        };
-        let reference = Reference { from, to, step };
-        self.contexts.references.push(reference);
+        let step = self
+            .steps
+            .get_or_insert_with(text.as_str(), |text| text.into());
+        let step = Arc::clone(step);
+        self.contexts.references.push(Reference { from, to, step });
     }
-}
 
-/// True if a step leads from a function to the globals of its module.
-fn is_globals(heap: &Heap<'_, impl ReadMemory>, classes: &Classes, step: Step) -> bool {
-    let name = match step {
-        Step::Member(class, number) => classes
-            .get(class)
-            .and_then(|class| class.members.get(number as usize))
-            .map(|member| Arc::clone(&member.name)),
-        Step::Attribute(name) => heap.text(name),
-        _ => None,
-    };
-    name.is_some_and(|name| matches!(&*name, "__globals__" | "__builtins__"))
+    /// True if a step leads from a function to the globals of its module.
+    fn is_globals(&self, step: Step) -> bool {
+        let name = match step {
+            Step::Member(class, number) => self.paths.heap.member(class, number),
+            Step::Attribute(name) => self.paths.heap.text(name),
+            _ => None,
+        };
+        name.is_some_and(|name| matches!(&*name, "__globals__" | "__builtins__"))
+    }
 }

@@ -1,9 +1,6 @@
-//! Immediate dominators of a graph, in `O(m log n)` and without recursion.
-//!
-//! Source: Lengauer and Tarjan, "A fast algorithm for finding dominators in a flowgraph", 1979, the simple
-//! variant.
+//! Immediate dominators of a graph, in `O(m log n)` and without recursion: Lengauer and Tarjan, "A fast algorithm
+//! for finding dominators in a flowgraph", 1979 (the simple variant).
 
-/// Stands for no vertex.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// A directed graph of numbered vertices, as adjacency arrays.
@@ -45,7 +42,6 @@ impl Graph {
     }
 }
 
-/// Dominator tree of the vertices reachable from a root.
 #[derive(Debug)]
 pub(super) struct Tree {
     /// The reachable vertices, each after its dominator.
@@ -54,7 +50,6 @@ pub(super) struct Tree {
     pub(super) dominators: Vec<u32>,
 }
 
-/// Computes the immediate dominators of all vertices reachable from `root`.
 pub(super) fn dominators(graph: &Graph, root: u32) -> Tree {
     let walk = Walk::from(graph, root);
     let count = walk.order.len();
@@ -147,7 +142,6 @@ impl Walk {
         number
     }
 
-    /// The reversed edges, between numbers.
     fn predecessors(&self, graph: &Graph) -> Graph {
         let mut edges = Vec::new();
         for (from, vertex) in (0..).zip(&self.order) {
@@ -158,7 +152,6 @@ impl Walk {
     }
 }
 
-/// Forest of the processed vertices, with path compression.
 struct Forest {
     ancestor: Vec<u32>,
     /// The vertex with the lowest semidominator on the compressed path.

@@ -11,9 +11,9 @@ mod retainers;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::allocator::active::AllocatorVariable;
-use super::allocator::tables::{self, AllocatorTables};
+use super::allocator::tables::{self, AllocatorTables, TablesError};
 use super::objects::graph::{self, RawGraph};
-use super::objects::{self, Layouts, Origin};
+use super::objects::{LayoutError, Layouts, Origin};
 use crate::event::Target;
 use crate::event::Tgid;
 use crate::event::tensors::TensorSnapshot;
@@ -44,7 +44,7 @@ pub enum SnapshotError {
     #[error(
         "{0}.\nWatch the allocator's blocks with `memprobe attach`; please report the version of PyTorch"
     )]
-    Torch(#[source] objects::LayoutError),
+    Torch(#[source] LayoutError),
     /// PyTorch's objects could not be read while the process kept running.
     #[error(
         "its tensors could not be told while it ran on: many were made or freed meanwhile, or PyTorch lays them out \
@@ -53,29 +53,26 @@ pub enum SnapshotError {
     Torn,
 }
 
-/// Takes a snapshot of every tensor of a process: on CUDA devices, on the CPU, and without memory. It takes
-/// milliseconds to seconds. In the pausing modes a separate thread stops the process meanwhile.
-/// Fails with [`SnapshotError`]. Missing parts that do not invalidate the rest are listed in
-/// [`TensorSnapshot::unread`].
+/// Takes a snapshot of every tensor of a process: on CUDA devices, on the CPU, and without memory. In the pausing
+/// modes a separate thread stops the process. Missing parts are listed in [`TensorSnapshot::unread`].
 pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotError> {
     let maps = Maps::of(tgid).map_err(DetectError::from)?;
     let python = PythonProcess::detect_in(tgid, &maps)?;
     if maps.library(LIBRARY).is_none() {
         return Err(SnapshotError::NoTorch);
     }
-    let reader = Reader {
-        version: facts::torch_version(tgid),
-        variable: AllocatorVariable::find(tgid, &maps).map_err(tables::TablesError::from),
-    };
+    let version = facts::torch_version(tgid);
+    let variable = AllocatorVariable::find(tgid, &maps).map_err(TablesError::from);
     let captured = capture(
         &python,
         manner,
         |image, moment| {
-            let found = reader.read(image, moment);
+            let found = Found::read(image, moment, version.as_deref(), variable.clone());
             if moment.broken.is_none() && found.is_at_work() {
                 moment.broken = Some(Broken::Allocating);
             }
-            moment.is_torn = found.has_no_layout();
+            // The process's tensors fit no layout.
+            moment.is_torn = matches!(found.layouts, Some(Err(LayoutError::UnknownLayout(_))));
             found
         },
         |image, moment, found| join::join(image, &python, moment, found),
@@ -91,15 +88,16 @@ pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotE
     }
     let mut unread = unread(&captured);
     unread.extend(captured.result.unread.iter().cloned());
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut snapshot = TensorSnapshot {
         target: Target {
             tgid: Some(tgid),
             command: facts::command_line(tgid),
             python: Some(python.version.to_string()),
-            torch: reader.version,
+            torch: version,
             ..Target::default()
         },
-        taken_ms: now_ms(),
+        taken_ms: since.map_or(0, |since| since.as_millis() as u64),
         moment: captured.moment.at,
         consistency: captured.consistency,
         objects: captured.moment.objects.objects.len() as u64,
@@ -112,21 +110,10 @@ pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotE
     Ok(snapshot)
 }
 
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_millis() as u64)
-}
-
-/// Reads PyTorch's own memory at the moment of the snapshot.
-struct Reader {
-    version: Option<String>,
-    variable: Result<Option<AllocatorVariable>, tables::TablesError>,
-}
-
-/// Result of [`Reader::read`].
+/// PyTorch's own memory at the moment of the snapshot.
 struct Found {
     /// Source of the layouts of PyTorch's objects; `None` if Python has no tensor object.
-    layouts: Option<Result<Origin, objects::LayoutError>>,
+    layouts: Option<Result<Origin, LayoutError>>,
     /// Pairs of a tensor's Python object and its `TensorImpl`.
     tensors: Vec<(u64, u64)>,
     /// Tensor objects without a `TensorImpl`: under construction or destruction.
@@ -134,17 +121,18 @@ struct Found {
     /// All PyTorch objects reachable from these tensors.
     graph: RawGraph,
     /// The allocator's blocks; `None` if CUDA is not loaded.
-    allocator: Result<Option<AllocatorTables>, tables::TablesError>,
+    allocator: Result<Option<AllocatorTables>, TablesError>,
 }
 
-impl Reader {
-    fn read(&self, image: &Image<impl ReadMemory>, moment: &HeapScan) -> Found {
-        let version = self.version.as_deref();
-        let allocator = match &self.variable {
-            Ok(Some(variable)) => tables::read(image, *variable, version).map(Some),
-            Ok(None) => Ok(None),
-            Err(error) => Err(error.clone()),
-        };
+impl Found {
+    fn read(
+        image: &Image<impl ReadMemory>,
+        moment: &HeapScan,
+        version: Option<&str>,
+        variable: Result<Option<AllocatorVariable>, TablesError>,
+    ) -> Self {
+        let read = |variable| tables::read(image, variable, version);
+        let allocator = variable.and_then(|variable| variable.map(read).transpose());
         let mut found = Found {
             layouts: None,
             tensors: Vec::new(),
@@ -156,36 +144,24 @@ impl Reader {
         if objects.is_empty() {
             return found;
         }
-        match Layouts::find(image, version, objects, moment.mode) {
-            Ok(layouts) => {
-                found.layouts = Some(Ok(layouts.origin()));
-                found.read_tensors(image, &layouts, objects);
-            }
-            Err(error) => found.layouts = Some(Err(error)),
+        let layouts = Layouts::find(image, version, objects, moment.mode);
+        if let Ok(layouts) = &layouts {
+            found.read_tensors(image, layouts, objects);
         }
+        found.layouts = Some(layouts.map(|layouts| layouts.origin));
         found
     }
-}
 
-impl Found {
-    /// True if the allocator was stopped in the middle of an operation: its blocks do not add up to its
-    /// total.
+    /// True if the allocator was stopped in an operation: its blocks do not add up to its total.
     fn is_at_work(&self) -> bool {
         let tables = self.allocator.as_ref().ok().and_then(Option::as_ref);
         tables.is_some_and(|tables| !tables.is_consistent())
     }
 
-    /// True if the process's tensors fit no layout.
-    fn has_no_layout(&self) -> bool {
-        matches!(
-            self.layouts,
-            Some(Err(objects::LayoutError::UnknownLayout(_)))
-        )
-    }
-
     fn read_tensors(&mut self, image: &Image<impl ReadMemory>, layouts: &Layouts, objects: &[u64]) {
+        let reader = layouts.reader(image);
         for &object in objects {
-            match layouts.tensor_of(image, object) {
+            match reader.tensor_of(object) {
                 Some(tensor) => self.tensors.push((object, tensor)),
                 None => self.empty += 1,
             }
@@ -193,11 +169,10 @@ impl Found {
         let mut impls: Vec<_> = self.tensors.iter().map(|&(_, tensor)| tensor).collect();
         impls.sort_unstable();
         impls.dedup();
-        self.graph = graph::collect(image, layouts, &impls, &[]);
+        self.graph = graph::collect(&reader, &impls, &[]);
     }
 }
 
-/// Describes for users the parts that could not be read.
 fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
     let (moment, found) = (&captured.moment, &captured.more);
     let mut words = Vec::new();
@@ -214,26 +189,24 @@ fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
         words.push(format!("the variables of functions: {error}"));
     }
     let variables = &moment.variables;
-    for (count, of) in [
-        (
-            variables.frames_left_out,
-            "frames of functions, or of threads",
-        ),
-        (variables.left_out, "variables of functions"),
-    ] {
-        if count > 0 {
-            words.push(format!(
-                "{count} {of}, which are too many or cannot be read: names may be missing"
-            ));
-        }
+    let counts = [variables.frames_left_out, variables.left_out];
+    let kinds = [
+        "frames of functions, or of threads",
+        "variables of functions",
+    ];
+    for (count, of) in counts
+        .into_iter()
+        .zip(kinds)
+        .filter(|(count, _)| *count > 0)
+    {
+        words.push(format!(
+            "{count} {of}, which are too many or cannot be read: names may be missing"
+        ));
     }
-    match &found.layouts {
-        Some(Ok(Origin::Version) | Err(_)) | None => {}
-        Some(Ok(Origin::OtherVersion | Origin::Calibrated)) => words.push(
-            "this version of PyTorch is not known: its tensors are read as they showed themselves to \
-             be laid out"
-                .to_owned(),
-        ),
+    if let Some(Ok(Origin::OtherVersion | Origin::Calibrated)) = &found.layouts {
+        let unknown = "this version of PyTorch is not known: its tensors are read as they showed themselves to be \
+                       laid out";
+        words.push(unknown.to_owned());
     }
     if found.empty > 0 {
         let count = found.empty;

@@ -3,13 +3,10 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::event::tensors::{Name, Tensor, TensorKind};
 use crate::process::memory::ReadMemory;
-use crate::python::heap::Heap;
-use crate::python::heap::capture::HeapScan;
-use crate::python::heap::class::Classes;
 use crate::python::heap::modules::{Module, Place, Tree, joined};
 use crate::python::heap::optimizers::Optimizers;
 use crate::python::heap::paths::Paths;
@@ -20,12 +17,10 @@ const MAX_NAMES: usize = 16;
 /// Most bytes of path names.
 const MAX_TEXT: usize = 256 << 20;
 
-/// Names of a tensor and their meaning.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Named {
     /// Purpose of the tensor according to its names; `None` if they do not show one.
     pub(super) kind: Option<TensorKind>,
-    /// Names, best first.
     pub(super) names: Vec<Name>,
     /// Path of its module, from the variable that holds the root.
     pub(super) module: Option<Arc<str>>,
@@ -53,53 +48,43 @@ impl Named {
 
 /// Names every tensor of a snapshot. `of_python` maps Python objects to the indices of their tensors.
 pub(super) fn name(
-    heap: &Heap<'_, impl ReadMemory>,
-    moment: &mut HeapScan,
-    (paths, tree): (&Paths, &Tree),
+    paths: &Paths<'_, impl ReadMemory>,
+    tree: &Tree,
+    optimizers: &Optimizers,
     of_python: &HashMap<u64, usize>,
     tensors: &[Tensor],
 ) -> Vec<Named> {
-    let mut named = vec![Named::default(); tensors.len()];
     let mut namer = Namer {
-        heap,
-        classes: &mut moment.classes,
         paths,
         of_python,
-        named: &mut named,
+        named: vec![Named::default(); tensors.len()],
     };
     namer.name_modules(tree);
-    namer.name_optimizers(&moment.optimizers);
+    namer.name_optimizers(optimizers);
     namer.name_gradients(tensors);
     namer.name_paths();
-    named
+    namer.named
 }
 
-struct Namer<'a, 'b, M> {
-    heap: &'a Heap<'b, M>,
-    classes: &'a mut Classes,
-    paths: &'a Paths,
+struct Namer<'a, M> {
+    paths: &'a Paths<'a, M>,
     of_python: &'a HashMap<u64, usize>,
-    named: &'a mut [Named],
+    named: Vec<Named>,
 }
 
-impl<M: ReadMemory> Namer<'_, '_, M> {
+impl<M: ReadMemory> Namer<'_, M> {
     /// Gives parameters and buffers the names of `named_parameters()` and `named_buffers()`.
     fn name_modules(&mut self, tree: &Tree) {
-        let holders: Vec<_> = tree
-            .modules
-            .iter()
-            .zip(&tree.places)
-            .enumerate()
-            .map(|(at, (module, place))| {
-                // Only roots need a holder.
-                let is_root = place.root == at;
-                let name = is_root.then(|| self.holder(module.object)).flatten();
-                name.filter(|name| !name.is_empty())
-            })
-            .collect();
+        let modules = tree.modules.iter().zip(&tree.places).enumerate();
+        let holders = modules.map(|(at, (module, place))| {
+            // Only roots need a holder.
+            let is_root = place.root == at;
+            let name = is_root.then(|| self.holder(module.object)).flatten();
+            name.filter(|name| !name.is_empty())
+        });
+        let holders: Vec<_> = holders.collect();
         let colliding = colliding(tree);
-        let kinds = [TensorKind::Parameter, TensorKind::Buffer];
-        for kind in kinds {
+        for kind in [TensorKind::Parameter, TensorKind::Buffer] {
             for (module, place) in tree.every_place() {
                 let holder = holders.get(place.root).and_then(Option::as_deref);
                 for (name, tensor) in tensors_of(module, kind) {
@@ -108,7 +93,7 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
                     };
                     let text = joined(&place.path, name);
                     let root = &tree.modules[place.root];
-                    let name = match colliding.contains_key(&*text) {
+                    let name = match colliding.contains(&*text) {
                         true => prefixed(holder, root, &text),
                         false => exact(text),
                     };
@@ -116,7 +101,7 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
                     named.add(Some(kind), name);
                     if named.module.is_none() {
                         named.module = module_path(holder, place);
-                        named.called = Some(called(&root.class, &place.path));
+                        named.called = module_path(Some(&root.class), place);
                     }
                 }
             }
@@ -125,8 +110,8 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
 
     /// Name of the root of modules. If variables refer to it directly, this is the longest-lived one, because
     /// in its own methods every module is `self`.
-    fn holder(&mut self, module: u64) -> Option<String> {
-        let path = self.paths.to_object(self.heap, self.classes, module)?;
+    fn holder(&self, module: u64) -> Option<String> {
+        let path = self.paths.to_object(module)?;
         let longest = self.paths.longest_variable(module).map(str::to_owned);
         Some(longest.filter(|_| path.is_variable).unwrap_or(path.name))
     }
@@ -155,19 +140,13 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
     }
 
     fn name_gradients(&mut self, tensors: &[Tensor]) {
-        let variables: Vec<(usize, Name)> = self
-            .of_python
-            .iter()
-            .filter(|(_, at)| self.named[**at].names.is_empty())
-            .filter_map(|(object, &at)| {
-                let path = self
-                    .paths
-                    .to_tensor(self.heap, self.classes, *object, 1)
-                    .pop()?;
-                Some((at, exact(path.text.into())))
-            })
-            .collect();
-        let variables: HashMap<usize, Name> = variables.into_iter().collect();
+        let unnamed = self.of_python.iter();
+        let unnamed = unnamed.filter(|(_, at)| self.named[**at].names.is_empty());
+        let variables = unnamed.filter_map(|(object, &at)| {
+            let path = self.paths.to_tensor(*object, 1).pop()?;
+            Some((at, exact(path.text.into())))
+        });
+        let variables: HashMap<usize, Name> = variables.collect();
         for (at, tensor) in tensors.iter().enumerate() {
             for &of in &tensor.gradient_of {
                 let Some(owner) = self.named.get(of) else {
@@ -195,9 +174,7 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
             if bytes > MAX_TEXT {
                 return;
             }
-            let paths = self
-                .paths
-                .to_tensor(self.heap, self.classes, object, 2 * MAX_NAMES);
+            let paths = self.paths.to_tensor(object, 2 * MAX_NAMES);
             let (variables, others): (Vec<_>, Vec<_>) =
                 paths.into_iter().partition(|path| path.is_variable);
             for path in variables.into_iter().chain(others) {
@@ -223,7 +200,6 @@ fn exact(text: Arc<str>) -> Name {
     }
 }
 
-/// A name with the path to the root of its module in front.
 fn prefixed(holder: Option<&str>, root: &Module, text: &str) -> Name {
     match holder {
         Some(holder) => exact(joined(holder, text)),
@@ -244,24 +220,16 @@ fn module_path(holder: Option<&str>, place: &Place) -> Option<Arc<str>> {
     }
 }
 
-/// Path of a module from the class of its root.
-fn called(class: &Arc<str>, path: &str) -> Arc<str> {
-    match path {
-        "" => Arc::clone(class),
-        path => joined(class, path),
-    }
-}
-
 /// Names of parameters or buffers that occur below more than one root.
-fn colliding(tree: &Tree) -> HashMap<Arc<str>, ()> {
+fn colliding(tree: &Tree) -> HashSet<Arc<str>> {
     let mut roots: HashMap<Arc<str>, usize> = HashMap::new();
-    let mut colliding = HashMap::new();
+    let mut colliding = HashSet::new();
     for (module, place) in tree.every_place() {
         for (name, _) in module.parameters.iter().chain(&module.buffers) {
             let text = joined(&place.path, name);
             let root = *roots.entry(text.clone()).or_insert(place.root);
             if root != place.root {
-                colliding.insert(text, ());
+                colliding.insert(text);
             }
         }
     }

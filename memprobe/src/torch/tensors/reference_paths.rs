@@ -1,5 +1,4 @@
-//! Shortest paths from holders to everything that they keep alive, and the text of paths through the `ctx` of
-//! custom Functions.
+//! Shortest paths from holders to all that they keep alive, and the text of paths through a Function's `ctx`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -53,10 +52,9 @@ impl Numbers {
         self.storages + at as u32
     }
 
-    /// Index of the autograd node at a vertex.
     pub(super) fn as_node(self, vertex: u32) -> Option<usize> {
-        let is_one = (self.nodes..self.objects).contains(&vertex);
-        is_one.then(|| (vertex - self.nodes) as usize)
+        let at = vertex.checked_sub(self.nodes)?;
+        (vertex < self.objects).then_some(at as usize)
     }
 
     /// True if a vertex is a `ctx` or an object reachable from one.
@@ -64,7 +62,6 @@ impl Numbers {
         (self.objects..self.storages).contains(&vertex)
     }
 
-    /// Index of the tensor at a vertex.
     pub(super) fn as_tensor(self, vertex: u32) -> Option<usize> {
         let is_one = (self.tensors..self.nodes).contains(&vertex);
         is_one.then(|| (vertex - self.tensors) as usize)
@@ -75,7 +72,6 @@ pub(super) struct ShortestPaths {
     from: Vec<Option<Reached>>,
 }
 
-/// Predecessor of a vertex on its shortest path.
 #[derive(Clone, Copy)]
 struct Reached {
     /// Index in `held` of the tensor at the start of the path.
@@ -94,10 +90,11 @@ impl ShortestPaths {
             let vertex = numbers.tensor(held.tensor);
             let known = &mut from[vertex as usize];
             if known.is_none() {
+                let (first, before) = (None, None);
                 *known = Some(Reached {
                     held: at,
-                    first: None,
-                    before: None,
+                    first,
+                    before,
                 });
                 open.push_back(vertex);
             }
@@ -109,10 +106,11 @@ impl ShortestPaths {
             for &to in graph.next(vertex) {
                 let known = &mut from[to as usize];
                 if known.is_none() {
+                    let (first, before) = (first.or(Some(to)), Some(vertex));
                     *known = Some(Reached {
                         held,
-                        first: first.or(Some(to)),
-                        before: Some(vertex),
+                        first,
+                        before,
                     });
                     open.push_back(to);
                 }
@@ -136,8 +134,9 @@ pub(super) fn references(
     contexts: &Contexts,
     numbers: Numbers,
 ) -> impl Iterator<Item = (u32, u32, Option<&Arc<str>>)> {
-    let of_nodes = contexts.of_nodes.iter();
-    let of_nodes = of_nodes
+    let of_nodes = contexts
+        .of_nodes
+        .iter()
         .map(move |(node, object)| (numbers.nodes + *node as u32, numbers.objects + object, None));
     let others = contexts.references.iter().map(move |reference| {
         let to = match reference.to {
@@ -149,7 +148,6 @@ pub(super) fn references(
     of_nodes.chain(others)
 }
 
-/// Texts of the steps from a `ctx` on.
 pub(super) struct Steps<'a> {
     numbers: Numbers,
     words: HashMap<(u32, u32), &'a Arc<str>>,
@@ -189,9 +187,10 @@ impl<'a> Steps<'a> {
             let node = found.graph.nodes.get(at);
             node.and_then(|node| node.name.as_deref()).unwrap_or("?")
         };
-        let way = match node == first {
-            true => String::new(),
-            false => format!("{} ... ", name(first)),
+        let way = if node == first {
+            ""
+        } else {
+            &format!("{} ... ", name(first))
         };
         steps.reverse();
         Some(format!("grad_fn {way}{}.ctx{}", name(node), steps.concat()).into())

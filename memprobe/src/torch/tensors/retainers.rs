@@ -1,5 +1,4 @@
-//! Determines the holder that keeps each storage alive, through tensors, gradients, graphs and the `ctx` of
-//! custom Functions.
+//! Determines the holder of each storage, through tensors, gradients, graphs and the `ctx` of Functions.
 //!
 //! A holder on every path to a storage keeps it alone. Otherwise the holder with the shortest path is named;
 //! among equally near ones, the one that keeps most storages alone.
@@ -14,7 +13,7 @@ use super::contexts::Contexts;
 use super::dominators::{Graph, NONE, dominators};
 use super::reference_paths::{Numbers, ShortestPaths, Steps, references};
 use crate::event::tensors::{Retainer, Tensor, TensorSnapshot};
-use crate::python::heap::paths::ReferencePath;
+use crate::python::heap::paths::Origin;
 use crate::python::heap::retainers::HeapRetainer;
 
 const ROOT: u32 = 0;
@@ -22,7 +21,6 @@ const ROOT: u32 = 0;
 /// Most references that are followed. Each takes about 20 bytes.
 const MAX_EDGES: usize = 1 << 24;
 
-/// References up to the limit, and the number beyond it.
 #[derive(Default)]
 struct Edges {
     all: Vec<(u32, u32)>,
@@ -40,13 +38,12 @@ impl Edges {
     }
 }
 
-/// A reference from a holder to a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeldTensor {
     pub(super) tensor: usize,
     pub(super) retainer: u32,
     /// The path to the tensor; `None` if the tensor's own name says more.
-    pub(super) path: Option<ReferencePath>,
+    pub(super) path: Option<Origin>,
 }
 
 /// Records for each storage the holder that keeps it. `slot` returns the text of a path to a held tensor.
@@ -58,7 +55,7 @@ pub(super) fn name_retainers(
     holders: &[HeapRetainer],
     held: &[HeldTensor],
     snapshot: &mut TensorSnapshot,
-    mut slot: impl FnMut(ReferencePath) -> Option<Arc<str>>,
+    mut slot: impl FnMut(Origin) -> Option<Arc<str>>,
 ) -> u64 {
     let numbers = Numbers::of(holders.len(), found, contexts, snapshot);
     let holding = holding(numbers, held, holders.len());
@@ -75,25 +72,20 @@ pub(super) fn name_retainers(
     let mut slots: HashMap<(usize, u32), Option<Arc<str>>> = HashMap::new();
     for at in 0..snapshot.storages.len() {
         let vertex = numbers.storage(at);
-        let Some((held, step)) = paths
-            .to(vertex)
-            .and_then(|(at, step)| Some((*held.get(at)?, step)))
-        else {
+        let Some((first, step)) = paths.to(vertex) else {
             continue;
         };
-        let (Some(by), Some(tensor)) = (
-            holders.get(held.retainer as usize),
-            snapshot.tensors.get(held.tensor),
-        ) else {
+        let held = held[first];
+        let by = holders.get(held.retainer as usize);
+        let Some((by, tensor)) = by.zip(snapshot.tensors.get(held.tensor)) else {
             continue;
         };
         let named = || match held.path {
             Some(way) => slot(way),
             None => tensor.names.first().map(|name| Arc::clone(&name.text)),
         };
-        let slot = slots
-            .entry((held.tensor, held.retainer))
-            .or_insert_with(named);
+        let key = (held.tensor, held.retainer);
+        let slot = slots.entry(key).or_insert_with(named);
         let beyond = step.and_then(|to| through(found, numbers, held.tensor, to));
         let through = steps.beyond(found, (&paths, vertex), step).or(beyond);
         snapshot.storages[at].retainer = Some(Arc::new(Retainer {
@@ -107,7 +99,6 @@ pub(super) fn name_retainers(
     left_out
 }
 
-/// Builds the graph of references, and counts those that are left out.
 fn graph(
     found: &Found,
     contexts: &Contexts,
@@ -148,11 +139,11 @@ fn through(found: &Found, numbers: Numbers, tensor: usize, to: u32) -> Option<Ar
     let target = numbers
         .as_tensor(to)
         .and_then(|at| found.graph.tensors.get(at));
-    let is = |of: Option<u64>| of.is_some() && of == target.map(|target| target.object);
-    Some(match () {
-        () if is(raw.grad) => ".grad".into(),
-        () if is(raw.base) => "._base".into(),
-        () => "its elements".into(),
+    let target = target.map(|target| target.object);
+    Some(match target {
+        Some(_) if target == raw.grad => ".grad".into(),
+        Some(_) if target == raw.base => "._base".into(),
+        _ => "its elements".into(),
     })
 }
 
@@ -164,30 +155,21 @@ fn holding(numbers: Numbers, held: &[HeldTensor], holders: usize) -> Vec<(u32, u
     edges
 }
 
-/// Adds the references between PyTorch's objects.
 fn add_edges(found: &Found, tensors: &[Tensor], numbers: Numbers, edges: &mut Edges) {
     let graph = &found.graph;
     let tensor = |object: u64| {
         let place = tensors.binary_search_by_key(&object, |tensor| tensor.object);
         place.ok().map(|at| numbers.tensor(at))
     };
-    let node = |address: u64| {
-        let place = graph
-            .nodes
-            .binary_search_by_key(&address, |node| node.address);
-        place.ok().map(|at| numbers.nodes + at as u32)
-    };
+    let node = |address| Some(numbers.nodes + graph.node_index(address)? as u32);
     for (at, raw) in graph.tensors.iter().enumerate() {
         let from = numbers.tensor(at);
         let storage = tensors.get(at).and_then(|tensor| tensor.storage);
         edges.add(storage.map(|storage| (from, numbers.storage(storage))));
         edges.add(raw.grad.and_then(tensor).map(|to| (from, to)));
         edges.add(raw.base.and_then(tensor).map(|to| (from, to)));
-        edges.add(
-            raw.parts
-                .iter()
-                .filter_map(|part| Some((from, tensor(*part)?))),
-        );
+        let parts = raw.parts.iter();
+        edges.add(parts.filter_map(|part| Some((from, tensor(*part)?))));
         edges.add(raw.grad_fn.and_then(node).map(|to| (from, to)));
     }
     for (at, raw) in graph.nodes.iter().enumerate() {
@@ -200,7 +182,6 @@ fn add_edges(found: &Found, tensors: &[Tensor], numbers: Numbers, edges: &mut Ed
     }
 }
 
-/// Marks the vertices reachable from the root.
 fn reached(graph: &Graph) -> Vec<bool> {
     let mut met = vec![false; graph.vertices()];
     let mut open = vec![ROOT];
@@ -227,7 +208,6 @@ fn alone(graph: &Graph, numbers: Numbers, holders: usize) -> Vec<u32> {
     alone
 }
 
-/// Number of storages that each holder keeps alone.
 fn ranks(alone: &[u32], numbers: Numbers, holders: usize) -> Vec<u32> {
     let mut ranks = vec![0; holders];
     for holder in &alone[numbers.storages as usize..] {

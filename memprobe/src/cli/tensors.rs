@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::options::{FoldOption, Format, FormatOption, LimitOption, StdoutStyle};
-use crate::report::{TensorFormat, TensorNames, TensorOptions, Top};
+use crate::report::{RowLimit, TensorFormat, TensorNames, TensorOptions};
 use crate::tensors::{GroupBy, Order};
 
 /// Columns of a table that does not go to a terminal.
@@ -91,7 +91,7 @@ impl TensorRows {
                 Sorting::Kind => Order::Kind,
                 Sorting::Count => Order::Count,
             },
-            top: self.limit.limit.unwrap_or(Top::Rows(50)),
+            top: self.limit.limit.unwrap_or(RowLimit::Rows(50)),
             names: if self.all_names {
                 TensorNames::All
             } else {

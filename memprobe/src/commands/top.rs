@@ -19,7 +19,7 @@ use crate::probe::catalog::DriverCalls;
 use crate::probe::kernel;
 use crate::report;
 use crate::session::priority;
-use crate::tui::host::{HostCommand, HostView, Title};
+use crate::tui::host::{HostCommand, HostTitle, HostView};
 use crate::tui::{self, SourceText};
 
 /// Interval of screen updates.
@@ -184,11 +184,11 @@ impl Screen {
         let (command, commands) = mpsc::unbounded_channel();
         let (quit, asked_to_quit) = watch::channel(false);
         let title = match scope {
-            Scope::Host => Title {
+            Scope::Host => HostTitle {
                 name: "memprobe top".to_owned(),
                 instead: "`memprobe top --once`",
             },
-            Scope::Family(Tgid(root)) => Title {
+            Scope::Family(Tgid(root)) => HostTitle {
                 name: format!("memprobe attach --children --pid {root}"),
                 instead: "`memprobe record -o DIR/`",
             },

@@ -12,7 +12,7 @@ use memprobe::event::{
 use memprobe::ledger::snapshot::Grouping;
 use memprobe::recording::write::trace_event::TraceWriter;
 use memprobe::recording::{EndReason, Header, Reader};
-use memprobe::report::{By, Format, ReportOptions};
+use memprobe::report::{By, ReportFormat, ReportOptions};
 
 const EVENTS: u64 = 100_000;
 const STACKS: u64 = 500;
@@ -99,8 +99,8 @@ fn recording(c: &mut Criterion) {
         });
     });
     for (name, by, format) in [
-        ("table of lines", By::Line, Format::Text),
-        ("events as jsonl", By::Event, Format::Jsonl),
+        ("table of lines", By::Line, ReportFormat::Text),
+        ("events as jsonl", By::Event, ReportFormat::Jsonl),
     ] {
         let options = ReportOptions {
             by,

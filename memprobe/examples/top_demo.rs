@@ -41,7 +41,7 @@ fn main() -> anyhow::Result<()> {
             commands,
             sources,
             quit_receiver,
-            host::Title {
+            host::HostTitle {
                 name: "memprobe top".to_owned(),
                 instead: "another terminal",
             },

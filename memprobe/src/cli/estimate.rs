@@ -14,7 +14,7 @@ use crate::commands::Naming;
 use crate::commands::estimate::{Estimation, Subject};
 use crate::estimate::OnHost;
 use crate::event::Bytes;
-use crate::report::{Colour, EstimateFormat, EstimateOptions, Top};
+use crate::report::{Colour, EstimateFormat, EstimateOptions, RowLimit};
 
 /// Columns of an estimate that does not go to a terminal.
 const PIPED_WIDTH: usize = 110;
@@ -99,7 +99,7 @@ impl Estimate {
                 Format::Json => EstimateFormat::Json,
                 _ => EstimateFormat::Text,
             },
-            top: self.limit.limit.unwrap_or(Top::Rows(20)),
+            top: self.limit.limit.unwrap_or(RowLimit::Rows(20)),
             device_memory: self.device_memory,
             width: width.unwrap_or(PIPED_WIDTH),
             colour,

@@ -7,7 +7,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, ValueEnum};
 
 use crate::commands::{Allocators, Detail, DriverCalls, GraphTracking, Naming};
-use crate::report::{Colour, Top};
+use crate::report::{Colour, RowLimit};
 
 /// Lists the values of an option: word, meaning and help, one a line.
 macro_rules! choices {
@@ -185,7 +185,7 @@ pub(super) fn is_default(arg: Arg) -> Arg {
 pub(super) struct LimitOption {
     /// Rows of each table, or `all`
     #[arg(short = 'n', long, value_name = "N|all", value_parser = parse_limit)]
-    pub(super) limit: Option<Top>,
+    pub(super) limit: Option<RowLimit>,
 }
 
 /// `--no-fold`.
@@ -228,10 +228,10 @@ pub(super) fn parse_pid(text: &str) -> Result<u32, String> {
 }
 
 /// Parses a number of rows, or `all`.
-fn parse_limit(text: &str) -> Result<Top, String> {
+fn parse_limit(text: &str) -> Result<RowLimit, String> {
     match (text, text.parse()) {
-        ("all", _) => Ok(Top::All),
-        (_, Ok(rows)) if rows > 0 => Ok(Top::Rows(rows)),
+        ("all", _) => Ok(RowLimit::All),
+        (_, Ok(rows)) if rows > 0 => Ok(RowLimit::Rows(rows)),
         _ => Err("give a number of rows from 1 up, or all".to_owned()),
     }
 }
@@ -290,8 +290,8 @@ mod tests {
 
     #[test]
     fn limits_are_a_number_of_rows_or_all() {
-        assert_eq!(parse_limit("3"), Ok(Top::Rows(3)));
-        assert_eq!(parse_limit("all"), Ok(Top::All));
+        assert_eq!(parse_limit("3"), Ok(RowLimit::Rows(3)));
+        assert_eq!(parse_limit("all"), Ok(RowLimit::All));
         for wrong in ["0", "-1", "many"] {
             assert!(parse_limit(wrong).unwrap_err().starts_with("give "));
         }

@@ -16,7 +16,8 @@ use crate::event::Losses;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
-    self, Alike, By, Format, LayersOf, Many, Outcome, ReportError, ReportOptions, Sort, Top,
+    self, Alike, By, LayersOf, ManyReport, Outcome, ReportError, ReportFormat, ReportOptions,
+    RowLimit, Sort,
 };
 
 /// Columns of a report that does not go to a terminal.
@@ -130,7 +131,7 @@ impl Report {
         let mut out = BufWriter::new(std::io::stdout().lock());
         let options = self.options();
         let outcome = report::write(reader, &options, &mut out).context(file.clone())?;
-        if matches!(options.format, Format::Jsonl | Format::Csv) {
+        if matches!(options.format, ReportFormat::Jsonl | ReportFormat::Csv) {
             // These formats have no place for warnings.
             for warning in outcome.iter().flat_map(warnings) {
                 // If standard error is closed too, there is no place left to report it.
@@ -147,7 +148,7 @@ impl Report {
         let limited = [
             Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size, Thread,
         ];
-        let limit = matches!(self.limit.limit, Some(Top::Rows(_)));
+        let limit = matches!(self.limit.limit, Some(RowLimit::Rows(_)));
         let flags: [(&str, bool, &[By]); 7] = [
             ("--sort", self.sort.is_some(), &[Line, Tensor, Module]),
             ("--limit", limit, &limited),
@@ -209,18 +210,18 @@ impl Report {
         ReportOptions {
             by: self.by,
             format: match format {
-                Writing::Text => Format::Text,
-                Writing::Json => Format::Json,
-                Writing::Jsonl => Format::Jsonl,
-                Writing::Csv => Format::Csv,
+                Writing::Text => ReportFormat::Text,
+                Writing::Json => ReportFormat::Json,
+                Writing::Jsonl => ReportFormat::Jsonl,
+                Writing::Csv => ReportFormat::Csv,
             },
             sort: self.sort.unwrap_or(Sort::Peak),
             top: match (self.limit.limit, format, self.by) {
                 (Some(limit), ..) => limit,
                 // A program that adds up rows must not miss some.
-                (None, Writing::Json | Writing::Jsonl | Writing::Csv, _) => Top::All,
-                (None, Writing::Text, By::Peak | By::Growth) => Top::Rows(10),
-                (None, Writing::Text, _) => Top::Rows(30),
+                (None, Writing::Json | Writing::Jsonl | Writing::Csv, _) => RowLimit::All,
+                (None, Writing::Text, By::Peak | By::Growth) => RowLimit::Rows(10),
+                (None, Writing::Text, _) => RowLimit::Rows(30),
             },
             grouping: self.frame.unwrap_or(Grouping::User),
             depth: self.depth,
@@ -290,7 +291,7 @@ fn report_on(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<(), ReportError> {
-    let mut many = Many::begin(options, out)?;
+    let mut many = ManyReport::begin(options, out)?;
     for path in files {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         match Reader::open(path) {

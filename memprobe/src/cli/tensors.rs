@@ -6,7 +6,7 @@ use clap::Args;
 use super::options::{
     Choice, FoldOption, Format, FormatOption, LimitOption, StdoutStyle, choice, choices,
 };
-use crate::report::{TensorFormat, TensorNames, TensorOptions, Top};
+use crate::report::{RowLimit, TensorFormat, TensorNames, TensorOptions};
 use crate::tensors::{GroupBy, Order};
 
 /// Columns of a table that does not go to a terminal.
@@ -70,7 +70,7 @@ impl TensorRows {
                 false => self.by,
             },
             order: self.sort,
-            top: self.limit.limit.unwrap_or(Top::Rows(50)),
+            top: self.limit.limit.unwrap_or(RowLimit::Rows(50)),
             names: match self.all_names {
                 true => TensorNames::All,
                 false => TensorNames::Best,

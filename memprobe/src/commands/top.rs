@@ -19,7 +19,7 @@ use crate::ledger::snapshot::host::HostSnapshot;
 use crate::probe::catalog::DriverCalls;
 use crate::probe::kernel;
 use crate::report;
-use crate::tui::host::{HostCommand, HostView, Title};
+use crate::tui::host::{HostCommand, HostTitle, HostView};
 use crate::tui::{self, SourceText};
 
 const REFRESH: Duration = Duration::from_millis(250);
@@ -143,11 +143,11 @@ impl Screen {
         };
         let (views, shown) = watch::channel(first);
         let title = match scope {
-            Scope::Host => Title {
+            Scope::Host => HostTitle {
                 name: "memprobe top".to_owned(),
                 instead: "`memprobe top --once`",
             },
-            Scope::Family(Tgid(root)) => Title {
+            Scope::Family(Tgid(root)) => HostTitle {
                 name: format!("memprobe attach --children --pid {root}"),
                 instead: "`memprobe record -o DIR/`",
             },

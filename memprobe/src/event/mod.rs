@@ -326,6 +326,12 @@ impl Stack {
 }
 
 impl Totals {
+    /// Returns the reserved bytes that are not allocated.
+    pub fn cached(self) -> Bytes {
+        Bytes(self.reserved.0.saturating_sub(self.allocated.0))
+    }
+
+    /// Returns the maximum of each total.
     pub fn higher(self, other: Self) -> Self {
         Self {
             allocated: self.allocated.max(other.allocated),

@@ -3,15 +3,13 @@
 use crate::attribution::allocation_groups::ModuleScope;
 use crate::event::{DeviceIndex, Frame};
 use crate::ledger::snapshot::{Layer, PurposeInfo, Site};
+pub(super) use crate::view::cells::{Remainder, frame, known_line, remainders};
 use crate::view::table::Cell;
-use crate::view::{BEFORE_ATTACH, UNACCOUNTED};
 
-/// File of a site's line.
 pub(super) fn file(site: Option<&Site>) -> Cell<'_> {
     frame_of(site).map(|frame| &*frame.file).into()
 }
 
-/// Number of a site's line.
 pub(super) fn line(site: Option<&Site>) -> Cell<'_> {
     frame_of(site).and_then(known_line).into()
 }
@@ -31,7 +29,6 @@ pub(super) fn reason(site: Option<&Site>) -> Cell<'_> {
     site.and_then(Site::nobody).map(|(_, reason)| reason).into()
 }
 
-/// Autograd node of a site.
 pub(super) fn node(site: Option<&Site>) -> Cell<'_> {
     site.and_then(Site::node).map(|node| &**node).into()
 }
@@ -40,50 +37,8 @@ fn frame_of(site: Option<&Site>) -> Option<&Frame> {
     site.and_then(Site::frame)
 }
 
-pub(super) fn known_line(frame: &Frame) -> Option<u32> {
-    (frame.line != 0).then_some(frame.line)
-}
-
-/// One frame of a stack as an object.
-pub(super) fn frame(frame: &Frame) -> Cell<'_> {
-    let mut fields = vec![
-        ("file", (&*frame.file).into()),
-        ("line", known_line(frame).into()),
-        ("function", (&*frame.function).into()),
-    ];
-    // Present for native code.
-    let library = frame.library.as_deref();
-    fields.extend(library.map(|library| ("library", library.into())));
-    Cell::Object(fields)
-}
-
 pub(super) fn frames(frames: &[Frame]) -> Cell<'_> {
     Cell::List(frames.iter().map(frame).collect())
-}
-
-/// A row that completes a sum to the allocator's total.
-pub(super) struct Remainder {
-    /// Keyword in CSV and JSON.
-    pub(super) kind: &'static str,
-    /// Name in text.
-    pub(super) name: &'static str,
-    /// Bytes now, and at the peak.
-    pub(super) bytes: [Cell<'static>; 2],
-}
-
-/// Bytes now and at the peak that no other row has, unless all are 0.
-pub(super) fn remainders(before_attach: [u64; 2], unaccounted: [i64; 2]) -> Vec<Remainder> {
-    let before_attach = (before_attach != [0; 2]).then(|| Remainder {
-        kind: "before_attach",
-        name: BEFORE_ATTACH,
-        bytes: before_attach.map(Cell::Bytes),
-    });
-    let unaccounted = (unaccounted != [0; 2]).then(|| Remainder {
-        kind: "unaccounted",
-        name: UNACCOUNTED,
-        bytes: unaccounted.map(Cell::Signed),
-    });
-    before_attach.into_iter().chain(unaccounted).collect()
 }
 
 /// Kind of the row for all hidden ones.
@@ -109,7 +64,6 @@ pub(super) fn place_kind(place: &ModuleScope) -> &'static str {
     }
 }
 
-/// Keyword of a block's purpose.
 pub(super) fn purpose_kind(purpose: &PurposeInfo) -> &'static str {
     match purpose {
         PurposeInfo::Known(known) if known.tensor().is_some() => "tensor",
@@ -119,7 +73,6 @@ pub(super) fn purpose_kind(purpose: &PurposeInfo) -> &'static str {
     }
 }
 
-/// Shape of a tensor, as text.
 pub(super) fn shape(purpose: Option<&PurposeInfo>) -> Cell<'_> {
     let shape = purpose.and_then(PurposeInfo::shape);
     shape.map(ToString::to_string).into()

@@ -3,12 +3,12 @@
 
 use std::io::{self, Write};
 
-use super::replay::Replay;
-use super::{Format, ReportOptions};
+use super::replay::RecordingReplay;
+use super::{ReportFormat, ReportOptions};
 use crate::view::table::{Cell, Column, CsvWriter, Page, Table, json_document, json_object};
 
 /// Tables of a recording, one for each device.
-pub(super) trait Report {
+pub(super) trait TableReport {
     type Row<'a>
     where
         Self: 'a;
@@ -24,18 +24,18 @@ pub(super) trait Report {
 }
 
 pub(super) fn write(
-    report: &impl Report,
+    report: &impl TableReport,
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> io::Result<()> {
     match options.format {
-        Format::Text => {
+        ReportFormat::Text => {
             let mut page = Page::new(options.width, options.colour);
             report.text(&mut page);
             out.write_all(page.into_text().as_bytes())
         }
-        Format::Json => json_document(&report.document(), out),
-        Format::Jsonl => {
+        ReportFormat::Json => json_document(&report.document(), out),
+        ReportFormat::Jsonl => {
             let columns = report.columns();
             for table in report.tables() {
                 for row in table.data_rows() {
@@ -45,7 +45,7 @@ pub(super) fn write(
             }
             Ok(())
         }
-        Format::Csv => {
+        ReportFormat::Csv => {
             let columns = report.columns();
             let mut csv = CsvWriter::new(&columns, out)?;
             for table in report.tables() {
@@ -60,7 +60,7 @@ pub(super) fn write(
 
 /// Document about a recording: its metadata, notes on the table, then the rows of each device.
 pub(super) fn document<'a>(
-    replay: &'a Replay,
+    replay: &'a RecordingReplay,
     notes: Cell<'a>,
     devices: impl Iterator<Item = Cell<'a>>,
 ) -> Cell<'a> {

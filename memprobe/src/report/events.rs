@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::{Format, Outcome, ReportError, ReportOptions, cells};
+use super::{Outcome, ReportError, ReportFormat, ReportOptions, cells};
 use crate::event::bytes::human;
 use crate::event::{
     Action, Address, BlockPurpose, BlockPurposes, Bytes, DeviceIndex, Event, Frame, Grad, Losses,
@@ -15,14 +15,13 @@ use crate::event::{
     TimeNs,
 };
 use crate::recording::Reader;
-use crate::view::table::{Cell, Column, CsvWriter, Data, json_object};
+use crate::view::table::{Cell, Column, CsvWriter, Data, columns, json_object};
 use crate::view::{FileNames, clean, named_stack};
 
 /// Maximum number of stacks with cached text; the cache is cleared beyond it.
 const MAX_TEXTS: usize = 1 << 14;
 
-/// One event, its block's purpose and its stack.
-struct Row {
+struct EventEntry {
     event: MemoryEvent,
     purpose: Option<Arc<BlockPurpose>>,
     stack: Option<Arc<Stack>>,
@@ -30,7 +29,7 @@ struct Row {
     json: Option<Rc<StackJson>>,
 }
 
-impl Row {
+impl EventEntry {
     fn spec(&self) -> Option<&TensorSpec> {
         self.purpose.as_ref()?.tensor()
     }
@@ -45,7 +44,7 @@ impl Row {
         is_none.then_some(false)
     }
 
-    fn context<T>(&self, value: impl Fn(&Stack) -> Option<T>) -> Option<T> {
+    fn context<'r, T>(&'r self, value: impl Fn(&'r Stack) -> Option<T>) -> Option<T> {
         self.stack.as_deref().and_then(value)
     }
 
@@ -65,118 +64,60 @@ impl Row {
     }
 }
 
-type EventColumn = Column<Row>;
+type EventColumn = Column<EventEntry>;
 
 fn columns() -> Vec<EventColumn> {
-    let mut columns: Vec<EventColumn> = vec![
-        Column::data("time_ns", |row| row.event.time.0.into()),
-        Column::data("tid", |row| tid(&row.event).into()),
-        Column::data("action", |row| row.event.action.as_str().into()),
-        Column::data("addr", |row| {
-            addr(&row.event).map_or(Cell::Unknown, Cell::Address)
-        }),
-        Column::data("size", |row| size(&row.event).into()),
-        Column::data("device", |row| row.event.device.into()),
-        Column::data("allocated", |row| {
-            row.event.totals.map(|totals| totals.allocated).into()
-        }),
-        Column::data("reserved", |row| {
-            row.event.totals.map(|totals| totals.reserved).into()
-        }),
+    let mut columns = Vec::from(columns![|row: EventEntry|
+        data("time_ns") => row.event.time.0,
+        data("tid") => tid(&row.event),
+        data("action") => row.event.action.as_str(),
+        data("addr") => addr(&row.event).map(Cell::Address),
+        data("size") => size(&row.event),
+        data("device") => row.event.device,
+        data("allocated") => row.event.totals.map(|totals| totals.allocated),
+        data("reserved") => row.event.totals.map(|totals| totals.reserved),
         // The CUDA function that was called, and the kind of memory that it allocated.
-        Column::json("function", |row| {
-            row.event.call.map(|call| call.function).into()
-        }),
-        Column::json("space", |row| {
-            row.event.call.map(|call| call.space.as_str()).into()
-        }),
-        Column::json("shape", |row| match row.spec() {
-            Some(spec) => Cell::Shape((&*spec.sizes).into()),
-            None => Cell::Unknown,
-        }),
-        EventColumn::data("shape", |row| row.spec().map(ToString::to_string).into())
-            .only(Data::Csv),
+        json("function") => row.event.call.map(|call| call.function),
+        json("space") => row.event.call.map(|call| call.space.as_str()),
+        json("shape") => row.spec().map(|spec| Cell::Shape((&*spec.sizes).into())),
+        data("shape").only(Data::Csv) => row.spec().map(ToString::to_string),
         // Number of dimensions beyond those of `shape`.
-        Column::json("more_dimensions", |row| {
-            row.spec()
-                .map(|spec| spec.more)
-                .filter(|more| *more > 0)
-                .into()
-        }),
-        EventColumn::data("dtype", |row| {
-            row.spec().map(|spec| spec.dtype.to_string()).into()
-        })
-        .only(Data::Sparse),
-        EventColumn::data("requested", |row| {
-            row.spec().and_then(|spec| spec.requested).into()
-        })
-        .only(Data::Sparse),
-        Column::json("tensor", |row| row.is_tensor().into()),
-        Column::json("inferred", |row| {
-            row.other_purpose().map_or(Cell::Unknown, inferred)
-        }),
-    ];
+        json("more_dimensions") => row.spec().map(|spec| spec.more).filter(|more| *more > 0),
+        data("dtype").only(Data::Sparse) => row.spec().map(|spec| spec.dtype.to_string()),
+        data("requested").only(Data::Sparse) => row.spec().and_then(|spec| spec.requested),
+        json("tensor") => row.is_tensor(),
+        json("inferred") => row.other_purpose().map(inferred),
+    ]);
     columns.extend(stack_columns());
     columns
 }
 
 /// Columns of the stack; the purpose of the block comes last in CSV.
 fn stack_columns() -> Vec<EventColumn> {
-    vec![
-        EventColumn::data("stack", |row| row.stack.as_deref().map(in_words).into()).only(Data::Csv),
-        Column::json("stack", |row| {
-            let is_own = |kind: &StackKind| matches!(kind, StackKind::Python | StackKind::Native);
-            row.frames(is_own).unwrap_or(Cell::List(Vec::new()))
-        }),
+    columns![|row: EventEntry|
+        data("stack").only(Data::Csv) => row.stack.as_deref().map(in_words),
+        json("stack") => row.frames(|kind| matches!(kind, StackKind::Python | StackKind::Native))
+            .unwrap_or(Cell::List(Vec::new())),
         // Innermost module being called; absent outside all modules.
-        Column::json("module", |row| {
-            let module = row
-                .stack
-                .as_ref()
-                .and_then(|stack| stack.context.module.path());
-            module.map(|path| &**path).into()
-        }),
-        Column::json("module_unknown", |row| {
-            let is_unknown = row.context(|stack| Some(stack.context.module == Module::Unknown));
-            is_unknown.filter(|is_unknown| *is_unknown).into()
-        }),
-        Column::json("grad", |row| {
-            row.context(|stack| grad(stack.context.grad)).into()
-        }),
+        json("module") => row.context(|stack| Some(&**stack.context.module.path()?)),
+        json("module_unknown") => row.context(|stack| (stack.context.module == Module::Unknown).then_some(true)),
+        json("grad") => row.context(|stack| grad(stack.context.grad)),
         // Native frames: the caller into CUDA if there are Python frames, the whole stack otherwise.
-        Column::json("native", |row| {
-            raw(row.json.as_ref().and_then(|json| json.native.as_deref()))
-        }),
-        Column::json("thread", |row| row.thread().into()),
+        json("native") => row.json.as_ref().and_then(|json| Some(Cell::Json(json.native.as_deref()?))),
+        json("thread") => row.thread(),
         // Stack of the thread that waits for this one in `backward()`.
-        Column::json("waiting", |row| {
-            let is_waiting = |kind: &StackKind| matches!(kind, StackKind::Waiting { .. });
-            row.frames(is_waiting).unwrap_or_default()
-        }),
+        json("waiting") => row.frames(|kind| matches!(kind, StackKind::Waiting { .. })),
         // Autograd node that was being evaluated.
-        Column::json("node", |row| {
-            raw(row.json.as_ref().and_then(|json| json.node.as_deref()))
-        }),
+        json("node") => row.json.as_ref().and_then(|json| Some(Cell::Json(json.node.as_deref()?))),
         // Reason for the lack of a stack.
-        Column::json("no_stack", |row| {
-            row.context(|stack| match &stack.kind {
-                StackKind::Unknown { reason, .. } => Some(reason.as_str()),
-                _ => None,
-            })
-            .into()
+        json("no_stack") => row.context(|stack| match &stack.kind {
+            StackKind::Unknown { reason, .. } => Some(reason.as_str()),
+            _ => None,
         }),
-        Column::json("stack_truncated", |row| {
-            row.context(|stack| stack.truncated.then_some(true)).into()
-        }),
-        EventColumn::data("purpose", |row| {
-            row.other_purpose().map(ToString::to_string).into()
-        })
-        .only(Data::Csv),
+        json("stack_truncated") => row.context(|stack| stack.truncated.then_some(true)),
+        data("purpose").only(Data::Csv) => row.other_purpose().map(ToString::to_string),
     ]
-}
-
-fn raw(json: Option<&RawValue>) -> Cell<'_> {
-    json.map_or(Cell::Unknown, Cell::Json)
+    .into()
 }
 
 /// Purpose of a block without a tensor, inferred from a function on its stack.
@@ -226,7 +167,6 @@ pub(super) fn write<R: BufRead>(
     })
 }
 
-/// Frames and autograd node of a stack, as JSON.
 struct StackJson {
     python: Box<RawValue>,
     native: Option<Box<RawValue>>,
@@ -276,14 +216,14 @@ impl Stacks {
         self.stacks.insert(id, stack);
     }
 
-    fn row(&mut self, event: MemoryEvent, format: Format) -> io::Result<Row> {
-        let is_json = matches!(format, Format::Json | Format::Jsonl);
+    fn row(&mut self, event: MemoryEvent, format: ReportFormat) -> io::Result<EventEntry> {
+        let is_json = matches!(format, ReportFormat::Json | ReportFormat::Jsonl);
         let stack = self.stacks.get(&event.stack).cloned();
         let json = match &stack {
             Some(stack) if is_json => Some(self.json(event.stack, stack)?),
             _ => None,
         };
-        Ok(Row {
+        Ok(EventEntry {
             purpose: self.purposes.get(event.shape).cloned(),
             event,
             stack,
@@ -304,31 +244,30 @@ impl Stacks {
     }
 }
 
-/// Writer of rows.
 enum Rows<'a, W: Write> {
     Text(&'a mut W, TimeNs),
     /// With the text before the next row.
     Json(&'a mut W, &'static str),
     Jsonl(&'a mut W),
-    Csv(Box<CsvWriter<'a, Row, &'a mut W>>),
+    Csv(Box<CsvWriter<'a, EventEntry, &'a mut W>>),
 }
 
 impl<'a, W: Write> Rows<'a, W> {
     fn begin(
-        format: Format,
+        format: ReportFormat,
         columns: &'a [EventColumn],
         out: &'a mut W,
         start: TimeNs,
     ) -> io::Result<Self> {
         Ok(match format {
-            Format::Text => Self::Text(out, start),
-            Format::Jsonl => Self::Jsonl(out),
-            Format::Json => Self::Json(out, "[\n"),
-            Format::Csv => Self::Csv(Box::new(CsvWriter::new(columns, out)?)),
+            ReportFormat::Text => Self::Text(out, start),
+            ReportFormat::Jsonl => Self::Jsonl(out),
+            ReportFormat::Json => Self::Json(out, "[\n"),
+            ReportFormat::Csv => Self::Csv(Box::new(CsvWriter::new(columns, out)?)),
         })
     }
 
-    fn push(&mut self, columns: &[EventColumn], row: &Row) -> io::Result<()> {
+    fn push(&mut self, columns: &[EventColumn], row: &EventEntry) -> io::Result<()> {
         match self {
             Self::Text(out, start) => writeln!(out, "{}", text(row, *start)),
             Self::Jsonl(out) => {
@@ -381,7 +320,7 @@ fn size(event: &MemoryEvent) -> Option<u64> {
 }
 
 /// One event as text.
-fn text(row: &Row, start: TimeNs) -> String {
+fn text(row: &EventEntry, start: TimeNs) -> String {
     let event = &row.event;
     let since = i128::from(event.time.0) - i128::from(start.0);
     let device = event.device.unwrap_or(DeviceIndex::UNKNOWN);

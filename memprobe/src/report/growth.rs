@@ -6,10 +6,10 @@ use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use super::cells::{self, place_kind, purpose_kind};
-use super::document::{self, Report, document};
+use super::document::{self, TableReport, document};
 use super::peak::place_name;
 use super::preamble::push_devices;
-use super::replay::Replay;
+use super::replay::RecordingReplay;
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 
 use crate::attribution::allocation_groups::AllocationGroup;
@@ -20,21 +20,20 @@ use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
 use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, Site};
 use crate::recording::Reader;
-use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{FileNames, count, counted, span};
 
 /// Note above the suspects.
 const SUSPECTS: &str = "Each row grew in most steps and kept most of its growth to the end: a leak, or a store that \
                         is meant to grow. Rates are medians of the slopes between all pairs of steps (Theil-Sen).";
 
-/// A device, and its growth.
 struct OnDevice<'a> {
     device: &'a DeviceSnapshot,
     growth: Growth,
 }
 
 /// One row. `by` is `total`, `line`, `module` or `tensor`: different views of the same memory.
-struct Row<'a> {
+struct GrowthEntry<'a> {
     device: DeviceIndex,
     by: &'static str,
     /// Unit of rates: `iteration` or `second`.
@@ -47,7 +46,7 @@ struct Row<'a> {
     name: String,
 }
 
-impl Row<'_> {
+impl GrowthEntry<'_> {
     fn site(&self) -> Option<&Site> {
         self.part.map(|part| &part.origin.site)
     }
@@ -77,56 +76,44 @@ impl Row<'_> {
 }
 
 /// Columns, with the headings of the rates and of the last one.
-fn columns<'a>([bytes, blocks]: [&'static str; 2], name: &'static str) -> Vec<Column<Row<'a>>> {
-    vec![
-        Column::data("device", |row| row.device.into()),
-        Column::data("by", |row| row.by.into()),
-        Column::data("per", |row| row.per.into()),
-        Column::data("bytes", |row| Cell::Rate(row.rate.bytes)),
-        Column::figure(bytes, |row| rounded(row.rate.bytes).into()),
-        Column::number("blocks", blocks, |row| {
-            row.part.map(|_| row.rate.blocks).into()
-        }),
+fn columns<'a>(
+    [bytes, blocks]: [&'static str; 2],
+    name: &'static str,
+) -> Vec<Column<GrowthEntry<'a>>> {
+    columns![|row: GrowthEntry<'a>|
+        data("device") => row.device,
+        data("by") => row.by,
+        data("per") => row.per,
+        data("bytes") => Cell::Rate(row.rate.bytes),
+        figure(bytes) => rounded(row.rate.bytes),
+        number("blocks", blocks) => row.part.map(|_| row.rate.blocks),
         // Share of the steps with growth, from 0 to 1.
-        Column::data("grew", |row| Cell::Rate(row.rate.grew)),
-        Column::figure("GREW", |row| percent(row.rate.grew).into()),
-        Column::number("first", "FIRST", |row| row.rate.first.into()),
-        Column::number("last", "LAST", |row| row.rate.last.into()),
-        Column::data("kind", |row| row.kind().into()),
-        Column::data("file", |row| cells::file(row.site())),
-        Column::data("line", |row| cells::line(row.site())),
-        Column::data("function", |row| cells::function(row.site())),
-        Column::data("reason", |row| cells::reason(row.site())),
-        Column::data("node", |row| cells::node(row.site())),
-        Column::data("module", |row| row.module().into()),
-        Column::data("shape", |row| cells::shape(row.purpose())),
-        Column::data("dtype", |row| cells::dtype(row.purpose())),
-        Column::data("purpose", |row| cells::purpose(row.purpose())),
-        Column::data("retained_by", |row| row.retainer().map(|it| &*it.by).into()),
-        Column::data("retained_class", |row| {
-            row.retainer().and_then(|it| it.class.as_deref()).into()
-        }),
-        Column::data("retained_through", |row| {
-            row.retainer().and_then(|it| it.through.as_deref()).into()
-        }),
-        Column::data("retained_blocks", |row| {
-            row.retainer().map(|it| it.retained.blocks).into()
-        }),
-        Column::data("retained_bytes", |row| {
-            row.retainer().map(|it| it.retained.bytes).into()
-        }),
-        Column::data("exclusive_bytes", |row| {
-            row.retainer().map(|it| it.exclusive.bytes).into()
-        }),
-        Column::label(name, |row| (&*row.name).into()),
-        Column::json("retainers", |row| match row.retained {
-            Some(retained) => retainers::cell(retained),
-            None => Cell::Unknown,
-        }),
+        data("grew") => Cell::Rate(row.rate.grew),
+        figure("GREW") => percent(row.rate.grew),
+        number("first", "FIRST") => row.rate.first,
+        number("last", "LAST") => row.rate.last,
+        data("kind") => row.kind(),
+        data("file") => cells::file(row.site()),
+        data("line") => cells::line(row.site()),
+        data("function") => cells::function(row.site()),
+        data("reason") => cells::reason(row.site()),
+        data("node") => cells::node(row.site()),
+        data("module") => row.module(),
+        data("shape") => cells::shape(row.purpose()),
+        data("dtype") => cells::dtype(row.purpose()),
+        data("purpose") => cells::purpose(row.purpose()),
+        data("retained_by") => row.retainer().map(|it| &*it.by),
+        data("retained_class") => row.retainer().and_then(|it| it.class.as_deref()),
+        data("retained_through") => row.retainer().and_then(|it| it.through.as_deref()),
+        data("retained_blocks") => row.retainer().map(|it| it.retained.blocks),
+        data("retained_bytes") => row.retainer().map(|it| it.retained.bytes),
+        data("exclusive_bytes") => row.retainer().map(|it| it.exclusive.bytes),
+        label(name) => &*row.name,
+        json("retainers") => row.retained.map(retainers::cell),
     ]
+    .into()
 }
 
-/// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,
@@ -153,16 +140,15 @@ pub(super) fn write<R: BufRead>(
     Ok(replay.outcome())
 }
 
-/// Growth on every device.
 struct GrowthReport<'a> {
-    replay: &'a Replay,
+    replay: &'a RecordingReplay,
     devices: Vec<OnDevice<'a>>,
     options: &'a ReportOptions,
 }
 
-impl Report for GrowthReport<'_> {
+impl TableReport for GrowthReport<'_> {
     type Row<'r>
-        = Row<'r>
+        = GrowthEntry<'r>
     where
         Self: 'r;
 
@@ -217,20 +203,20 @@ impl Report for GrowthReport<'_> {
         document(self.replay, Cell::Absent, devices)
     }
 
-    fn columns(&self) -> Vec<Column<Row<'_>>> {
+    fn columns(&self) -> Vec<Column<GrowthEntry<'_>>> {
         columns([""; 2], "")
     }
 
-    fn tables(&self) -> impl Iterator<Item = Table<Row<'_>>> {
+    fn tables(&self) -> impl Iterator<Item = Table<GrowthEntry<'_>>> {
         self.devices.iter().map(OnDevice::table)
     }
 }
 
 impl OnDevice<'_> {
-    fn table(&self) -> Table<Row<'_>> {
+    fn table(&self) -> Table<GrowthEntry<'_>> {
         let growth = &self.growth;
         let mut table = Table::new(columns([""; 2], ""));
-        let total = growth.total.iter().map(|rate| Row {
+        let total = growth.total.iter().map(|rate| GrowthEntry {
             device: self.device.index,
             by: "total",
             per: per(growth),
@@ -240,18 +226,9 @@ impl OnDevice<'_> {
             name: String::new(),
         });
         table.extend(Output::Data, total);
-        table.extend(
-            Output::Data,
-            self.rows("line", &growth.lines, |_| String::new()),
-        );
-        table.extend(
-            Output::Data,
-            self.rows("module", &growth.modules, |_| String::new()),
-        );
-        table.extend(
-            Output::Data,
-            self.rows("tensor", &growth.tensors, |_| String::new()),
-        );
+        table.extend(Output::Data, self.rows("line", &growth.lines, unnamed));
+        table.extend(Output::Data, self.rows("module", &growth.modules, unnamed));
+        table.extend(Output::Data, self.rows("tensor", &growth.tensors, unnamed));
         table
     }
 
@@ -260,9 +237,9 @@ impl OnDevice<'_> {
         by: &'static str,
         suspects: &'r [Suspect<K>],
         name: impl Fn(&Suspect<K>) -> String,
-    ) -> Vec<Row<'r>> {
+    ) -> Vec<GrowthEntry<'r>> {
         let growth = &self.growth;
-        let row = |suspect: &'r Suspect<K>| Row {
+        let row = |suspect: &'r Suspect<K>| GrowthEntry {
             device: self.device.index,
             by,
             per: per(growth),
@@ -273,6 +250,10 @@ impl OnDevice<'_> {
         };
         suspects.iter().map(row).collect()
     }
+}
+
+fn unnamed<K>(_: &Suspect<K>) -> String {
+    String::new()
 }
 
 fn is_quiet(growth: &Growth) -> bool {

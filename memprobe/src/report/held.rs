@@ -57,7 +57,7 @@ impl<'a> HeldRow<'a> {
 
     pub(super) fn share(&self) -> Cell<'static> {
         match self.live {
-            Cell::Bytes(live) => Cell::Share(live, self.allocated),
+            Cell::Bytes(live) => Cell::share(live, self.allocated),
             _ => Cell::Unknown,
         }
     }

@@ -1,20 +1,18 @@
 //! Report of the processes of a host, as text or JSON.
 
+use std::cmp::Reverse;
 use std::io::{self, Write};
+use std::sync::Arc;
 
-use super::{Colour, cells};
+use super::Colour;
 use crate::event::bytes::short;
-use crate::ledger::snapshot::host::{
-    DeviceRow, DriverDevice, DriverSnapshot, DriverUse, Holder, HostSnapshot, ProcessRow,
-    ProcessState,
-};
-use crate::view::table::{Cell, Column, Output, Page, Table, json_document};
+use crate::ledger::snapshot::host::{DriverDevice, DriverSnapshot, HostSnapshot};
+pub use crate::view::HostExtent;
+use crate::view::table::{Cell, Output, Page, Table, json_document};
 use crate::view::{
-    self, FileNames, clean, device_gaps, device_list, driver_gap, percent, process_state,
-    short_command, top_line,
+    self, PROCESS_COLUMNS, ProcessEntry, clean, device_gaps, percent, top_line_names,
 };
 
-/// Content and format of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostOptions {
     pub format: HostFormat,
@@ -24,21 +22,11 @@ pub struct HostOptions {
     pub colour: Colour,
 }
 
-/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostFormat {
     Text,
     /// One JSON document.
     Json,
-}
-
-/// Selection of processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostExtent {
-    /// Processes that hold memory, or may.
-    Holders,
-    /// All processes that have loaded CUDA.
-    All,
 }
 
 /// Writes the processes of a host, the one that holds most first.
@@ -50,30 +38,21 @@ pub fn write_host(
     options: &HostOptions,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let mut rows: Vec<&ProcessRow> = snapshot
-        .processes
-        .iter()
-        .filter(|row| options.extent == HostExtent::All || !snapshot.holds_nothing(row))
-        .collect();
-    let held = |row: &ProcessRow| {
-        (
-            row.totals().map(|totals| totals.allocated),
-            row.driver_total(),
-        )
-    };
-    rows.sort_by_key(|row| (std::cmp::Reverse(held(row)), row.tgid));
-    let frames = rows
-        .iter()
-        .filter_map(|row| match &row.top.as_ref()?.holder {
-            Holder::Site(site) => site.frame(),
-            Holder::BeforeAttach => None,
-        });
-    let names = FileNames::of(frames.map(|frame| &frame.file));
-    let mut table = Table::new(columns());
-    let rows = rows.iter().map(|of| Row {
-        of,
-        names: &names,
-        driver: &snapshot.driver,
+    let processes = &snapshot.processes;
+    let mut places: Vec<usize> = (0..processes.len()).collect();
+    places.retain(|at| options.extent.includes(snapshot, &processes[*at]));
+    places.sort_by_key(|at| {
+        let row = &processes[*at];
+        let allocated = row.totals().map(|totals| totals.allocated);
+        (Reverse((allocated, row.driver_total())), row.tgid)
+    });
+    let names = Arc::new(top_line_names(processes));
+    let host = Arc::new(snapshot.clone());
+    let mut table = Table::new(PROCESS_COLUMNS);
+    let rows = places.into_iter().map(|at| ProcessEntry {
+        host: Arc::clone(&host),
+        at,
+        names: Arc::clone(&names),
     });
     table.extend(Output::All, rows);
     match options.format {
@@ -86,128 +65,8 @@ pub fn write_host(
     }
 }
 
-/// A process, and what its columns need besides.
-struct Row<'a> {
-    of: &'a ProcessRow,
-    names: &'a FileNames,
-    driver: &'a DriverSnapshot,
-}
-
-impl Row<'_> {
-    /// State, and the reason for it.
-    fn state(&self) -> (&'static str, Option<&str>) {
-        match &self.of.state {
-            ProcessState::Probed => ("probed", None),
-            ProcessState::Waiting(what) => ("waiting", Some(what)),
-            ProcessState::Refused(reason) => ("refused", Some(reason)),
-            ProcessState::Ended => ("ended", None),
-        }
-    }
-
-    /// Line that holds most. `kind` is one of a report, or `before_attach`.
-    fn top(&self) -> Cell<'_> {
-        let Some(top) = &self.of.top else {
-            return Cell::Unknown;
-        };
-        let (kind, frame) = match &top.holder {
-            Holder::Site(site) => (site.as_str(), site.frame()),
-            Holder::BeforeAttach => ("before_attach", None),
-        };
-        let mut fields = vec![("kind", kind.into())];
-        if let Some(Cell::Object(frame)) = frame.map(cells::frame) {
-            fields.extend(frame);
-        }
-        fields.push(("live", top.live.into()));
-        Cell::Object(fields)
-    }
-
-    fn devices(&self) -> Cell<'_> {
-        let device = |device: &DeviceRow| {
-            Cell::Object(vec![
-                ("device", u32::from(device.index.0).into()),
-                ("allocated", device.totals.allocated.into()),
-                ("reserved", device.totals.reserved.into()),
-            ])
-        };
-        Cell::List(self.of.devices.iter().map(device).collect())
-    }
-
-    fn driver_devices(&self) -> Cell<'_> {
-        let device = |held: &DriverUse| {
-            Cell::Object(vec![
-                ("gpu", held.device.into()),
-                ("bytes", held.bytes.into()),
-            ])
-        };
-        Cell::List(self.of.driver.iter().map(device).collect())
-    }
-}
-
-type ProcessColumn<'a> = Column<Row<'a>>;
-
-fn columns<'a>() -> Vec<ProcessColumn<'a>> {
-    let columns: Vec<ProcessColumn<'a>> = vec![
-        Column::number("pid", "PID", |row| row.of.tgid.0.into()),
-        Column::data("pid_inside", |row| {
-            row.of.target.inner_tgid.map(|inner| inner.0).into()
-        }),
-        ProcessColumn::text("user", "USER", |row| row.of.facts.user.as_deref().into()).priority(4),
-        Column::data("command", |row| (&*row.of.target.command).into()),
-        ProcessColumn::text("container", "CONTAINER", |row| {
-            row.of.target.container.as_deref().into()
-        })
-        .priority(3),
-        ProcessColumn::figure("RANK", |row| row.of.facts.rank.map(view::rank).into()).priority(2),
-        Column::data("rank", |row| {
-            row.of.facts.rank.map(|rank| rank.global).into()
-        }),
-        Column::data("local_rank", |row| {
-            row.of.facts.rank.and_then(|rank| rank.local).into()
-        }),
-        Column::data("world_size", |row| {
-            row.of.facts.rank.and_then(|rank| rank.world).into()
-        }),
-        Column::data("python", |row| row.of.target.python.as_deref().into()),
-        Column::data("torch", |row| row.of.target.torch.as_deref().into()),
-        Column::data("state", |row| row.state().0.into()),
-        Column::data("reason", |row| row.state().1.into()),
-        Column::data("note", |row| row.of.note.as_deref().into()),
-        ProcessColumn::figure("DEV", |row| device_list(row.of).into()).priority(1),
-        Column::number("allocated", "ALLOC", |row| {
-            row.of.totals().map(|totals| totals.allocated).into()
-        }),
-        Column::wide(5, "reserved", "RESERVED", |row| {
-            row.of.totals().map(|totals| totals.reserved).into()
-        }),
-        ProcessColumn::number("driver", "DRIVER", |row| row.of.driver_total().into()),
-        Column::data("driver_unknown", |row| {
-            driver_gap(row.of, row.driver).into()
-        }),
-        Column::data("peak_allocated", |row| {
-            row.of.totals().map(|_| row.of.peak.allocated).into()
-        }),
-        Column::data("peak_reserved", |row| {
-            row.of.totals().map(|_| row.of.peak.reserved).into()
-        }),
-        Column::data("devices", Row::devices),
-        Column::data("driver_devices", Row::driver_devices),
-        Column::data("top", Row::top),
-        Column::data("events", |row| row.of.events.into()),
-        ProcessColumn::label("COMMAND", |row| {
-            short_command(&row.of.target.command).into()
-        })
-        .width(10, 40),
-        Column::label("TOP LINE", |row| {
-            process_state(row.of)
-                .or_else(|| top_line(row.of, row.names))
-                .into()
-        }),
-    ];
-    columns.into_iter().map(Column::short).collect()
-}
-
 /// Adds the devices, warnings, and the table.
-fn push(page: &mut Page, snapshot: &HostSnapshot, table: &Table<Row<'_>>) {
+fn push(page: &mut Page, snapshot: &HostSnapshot, table: &Table<ProcessEntry>) {
     let gaps = unavailable(table);
     let lines = devices(snapshot).into_iter().chain(gaps);
     for line in lines.chain(warnings(snapshot)) {
@@ -247,8 +106,9 @@ fn devices(snapshot: &HostSnapshot) -> Vec<String> {
 }
 
 /// Says why the driver's column has no number for processes that the driver names without bytes.
-fn unavailable(table: &Table<Row<'_>>) -> Option<String> {
-    let has_gap = |row: &&Row<'_>| row.of.driver.iter().any(|held| held.bytes.is_none());
+fn unavailable(table: &Table<ProcessEntry>) -> Option<String> {
+    let has_gap =
+        |row: &&ProcessEntry| row.process().driver.iter().any(|held| held.bytes.is_none());
     let number = table.data_rows().filter(has_gap).count() as u64;
     let processes = match number {
         0 => return None,
@@ -277,7 +137,7 @@ fn warnings(snapshot: &HostSnapshot) -> Vec<String> {
     warnings
 }
 
-fn document<'a>(snapshot: &'a HostSnapshot, processes: Table<Row<'a>>) -> Cell<'a> {
+fn document<'a>(snapshot: &'a HostSnapshot, processes: Table<ProcessEntry>) -> Cell<'a> {
     let health = &snapshot.health;
     let (driver, gpus) = match &snapshot.driver {
         DriverSnapshot::Unasked => ("not asked".into(), Vec::new()),
@@ -332,8 +192,8 @@ mod tests {
     use crate::event::{Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
     use crate::ledger::snapshot::Site;
     use crate::ledger::snapshot::host::{
-        self as model, DeviceRow, DriverMemory, DriverUse, HostHealth, ProcessFacts, Rank,
-        TopHolder, Trend,
+        self as model, DeviceRow, DriverMemory, DriverUse, Holder, HostHealth, ProcessFacts,
+        ProcessRow, ProcessState, Rank, TopHolder, Trend,
     };
     use crate::view::width as columns;
 

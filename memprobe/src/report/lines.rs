@@ -4,54 +4,50 @@ use std::cmp::Reverse;
 
 use super::ReportOptions;
 use super::cells::{self, total_name};
-use super::document::Report;
+use super::document::TableReport;
 use super::held::{self, HeldRow};
 use super::outside;
 use super::preamble::push_devices;
-use super::replay::Replay;
+use super::replay::RecordingReplay;
 use crate::event::{DeviceIndex, Frame};
 use crate::ledger::grouping::{Origin, origin_of};
 use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site};
-use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{BLOCKS, FileNames};
 
 fn columns<'a>() -> Vec<Column<HeldRow<'a>>> {
-    vec![
-        Column::data("device", |row| row.device.into()),
-        Column::data("kind", |row| row.kind.into()),
-        Column::data("file", |row| cells::file(row.site)),
-        Column::data("line", |row| cells::line(row.site)),
-        Column::data("function", |row| cells::function(row.site)),
-        Column::data("thread", |row| cells::thread(row.site)),
-        Column::data("reason", |row| cells::reason(row.site)),
-        Column::number("live", "LIVE", |row| row.live.clone()),
-        Column::number("peak", "PEAK", |row| row.peak.into()),
-        Column::number("live_blocks", BLOCKS, |row| row.blocks.into()),
-        Column::number("allocs", "ALLOCS", |row| row.allocs.into()),
-        Column::data("alloc_bytes", |row| {
-            row.line.map(|it| it.alloc_bytes).into()
-        }),
-        Column::figure("SHARE", HeldRow::share),
-        Column::label("LINE", HeldRow::site_name),
-        Column::trail(|row| {
+    columns![|row: HeldRow<'a>|
+        data("device") => row.device,
+        data("kind") => row.kind,
+        data("file") => cells::file(row.site),
+        data("line") => cells::line(row.site),
+        data("function") => cells::function(row.site),
+        data("thread") => cells::thread(row.site),
+        data("reason") => cells::reason(row.site),
+        number("live", "LIVE") => row.live.clone(),
+        number("peak", "PEAK") => row.peak,
+        number("live_blocks", BLOCKS) => row.blocks,
+        number("allocs", "ALLOCS") => row.allocs,
+        data("alloc_bytes") => row.line.map(|it| it.alloc_bytes),
+        figure("SHARE") => row.share(),
+        label("LINE") => row.site_name(),
+        trail() => {
             let callers = row.line.map(shown_callers).unwrap_or_default();
             let name = |frame| format!("<- {}", row.names.frame(frame)).into();
             Cell::List(callers.into_iter().map(name).collect())
-        }),
-        Column::json("callers", |row| match row.line {
-            Some(line) => cells::frames(callers(line)),
-            None => Cell::Unknown,
-        }),
-        Column::json("node", |row| cells::node(row.site)),
+        },
+        json("callers") => row.line.map(|line| cells::frames(callers(line))),
+        json("node") => cells::node(row.site),
     ]
+    .into()
 }
 
 pub(super) struct LineReport<'a> {
-    pub(super) replay: &'a Replay,
+    pub(super) replay: &'a RecordingReplay,
     pub(super) options: &'a ReportOptions,
 }
 
-impl<'a> Report for LineReport<'a> {
+impl<'a> TableReport for LineReport<'a> {
     type Row<'r>
         = HeldRow<'a>
     where

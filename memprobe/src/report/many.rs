@@ -4,25 +4,24 @@ use std::io::{self, BufRead, Write};
 
 use serde::Serialize;
 
-use super::document::Report;
+use super::document::TableReport;
 use super::lines::LineReport;
-use super::replay::Replay;
-use super::{By, Format, ReportError, ReportOptions, replay};
+use super::replay::RecordingReplay;
+use super::{By, ReportError, ReportFormat, ReportOptions, replay};
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::recording::{Reader, RecordingError};
 use crate::view::clean;
-use crate::view::table::{Cell, Column, Output, Page, Style, Table};
+use crate::view::table::{Cell, Column, Output, Page, Style, Table, columns};
 
-/// Report of several recordings.
-pub struct Many<'a, W> {
+pub struct ManyReport<'a, W> {
     options: &'a ReportOptions,
     out: &'a mut W,
-    rows: Vec<Row>,
+    rows: Vec<RecordingEntry>,
     recordings: u64,
 }
 
 /// Memory of one process on one device, or the sum of all.
-struct Row {
+struct RecordingEntry {
     recording: String,
     device: Option<DeviceIndex>,
     events: u64,
@@ -30,16 +29,17 @@ struct Row {
     peak: Totals,
 }
 
-fn columns() -> Vec<Column<Row>> {
-    vec![
-        Column::figure("ALLOCATED", |row| row.now.allocated.into()),
-        Column::figure("PEAK", |row| row.peak.allocated.into()),
-        Column::figure("RESERVED", |row| row.now.reserved.into()),
-        Column::figure("PEAK", |row| row.peak.reserved.into()),
-        Column::figure("EVENTS", |row| row.events.into()),
-        Column::figure("DEVICE", |row| row.device.into()),
-        Column::label("RECORDING", |row| (&*row.recording).into()),
+fn columns() -> Vec<Column<RecordingEntry>> {
+    columns![|row: RecordingEntry|
+        figure("ALLOCATED") => row.now.allocated,
+        figure("PEAK") => row.peak.allocated,
+        figure("RESERVED") => row.now.reserved,
+        figure("PEAK") => row.peak.reserved,
+        figure("EVENTS") => row.events,
+        figure("DEVICE") => row.device,
+        label("RECORDING") => &*row.recording,
     ]
+    .into()
 }
 
 /// Sum of all rows.
@@ -57,16 +57,16 @@ struct Total {
 
 /// Returns true if these options allow several recordings: by line, as text or one document.
 pub fn is_possible(options: &ReportOptions) -> bool {
-    options.by == By::Line && matches!(options.format, Format::Text | Format::Json)
+    options.by == By::Line && matches!(options.format, ReportFormat::Text | ReportFormat::Json)
 }
 
-impl<'a, W: Write> Many<'a, W> {
+impl<'a, W: Write> ManyReport<'a, W> {
     /// Starts the report.
     ///
     /// # Errors
     /// If `out` cannot be written.
     pub fn begin(options: &'a ReportOptions, out: &'a mut W) -> Result<Self, ReportError> {
-        if options.format == Format::Json {
+        if options.format == ReportFormat::Json {
             out.write_all(b"{\"recordings\": [\n")?;
         }
         Ok(Self {
@@ -87,7 +87,7 @@ impl<'a, W: Write> Many<'a, W> {
             replay: &replay,
             options: self.options,
         };
-        if self.options.format == Format::Json {
+        if self.options.format == ReportFormat::Json {
             let mut fields = vec![("recording", name.into())];
             if let Cell::Object(report) = report.document() {
                 fields.extend(report);
@@ -115,7 +115,7 @@ impl<'a, W: Write> Many<'a, W> {
         name: &str,
         error: &RecordingError,
     ) -> Result<(), ReportError> {
-        if self.options.format == Format::Json {
+        if self.options.format == ReportFormat::Json {
             let error = error.to_string();
             self.document(&serde_json::json!({ "recording": name, "error": error }))?;
         } else {
@@ -138,11 +138,11 @@ impl<'a, W: Write> Many<'a, W> {
         Ok(serde_json::to_writer_pretty(&mut *self.out, document)?)
     }
 
-    fn keep(&mut self, name: &str, replay: &Replay) {
+    fn keep(&mut self, name: &str, replay: &RecordingReplay) {
         let events = replay.snapshot.health.events;
         let devices = replay.snapshot.devices.iter();
         self.rows
-            .extend(devices.enumerate().map(|(at, device)| Row {
+            .extend(devices.enumerate().map(|(at, device)| RecordingEntry {
                 recording: name.to_owned(),
                 device: Some(device.index),
                 // The count is per process, so only the first device has it.
@@ -158,7 +158,7 @@ impl<'a, W: Write> Many<'a, W> {
     /// If `out` cannot be written.
     pub fn finish(self) -> Result<(), ReportError> {
         let total = self.total();
-        if self.options.format == Format::Json {
+        if self.options.format == ReportFormat::Json {
             self.out.write_all(b"],\n\"total\": ")?;
             serde_json::to_writer_pretty(&mut *self.out, &total).map_err(io::Error::from)?;
             self.out.write_all(b"}\n")?;
@@ -167,7 +167,7 @@ impl<'a, W: Write> Many<'a, W> {
                 allocated: Bytes(allocated),
                 reserved: Bytes(reserved),
             };
-            let sum = Row {
+            let sum = RecordingEntry {
                 recording: "(sum; the peaks may be at different times)".to_owned(),
                 device: None,
                 events: total.events,

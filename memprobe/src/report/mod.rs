@@ -22,10 +22,9 @@ mod threads;
 
 pub use estimate::{EstimateFormat, EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostFormat, HostOptions, write_host};
-pub use many::{Many, is_possible as is_possible_for_many};
+pub use many::{ManyReport, is_possible as is_possible_for_many};
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};
 
-use std::fmt;
 use std::io::{self, BufRead, Write};
 use std::ops::RangeInclusive;
 
@@ -33,23 +32,23 @@ use crate::attribution::iterations::IterationLine;
 use crate::event::Losses;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, RecordingError};
+pub use crate::view::Alike;
 pub use crate::view::table::Colour;
 use lines::LineReport;
 
-/// Content and format of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportOptions {
     pub by: By,
-    pub format: Format,
+    pub format: ReportFormat,
     /// Order of lines; events keep their own order.
     pub sort: Sort,
     /// Number of lines; events are never cut.
-    pub top: Top,
+    pub top: RowLimit,
     /// Stack frame that names a line.
     pub grouping: Grouping,
     /// Levels of modules below the outermost ones; `None` for all.
     pub depth: Option<usize>,
-    /// Display of modules that differ only in a number.
+    /// Display of modules that differ only in a number, in text. Structured formats have each.
     pub alike: Alike,
     /// Width of text, in columns.
     pub width: usize,
@@ -64,9 +63,9 @@ impl Default for ReportOptions {
     fn default() -> Self {
         Self {
             by: By::Line,
-            format: Format::Text,
+            format: ReportFormat::Text,
             sort: Sort::Peak,
-            top: Top::Rows(30),
+            top: RowLimit::Rows(30),
             grouping: Grouping::User,
             depth: None,
             alike: Alike::Folded,
@@ -78,10 +77,8 @@ impl Default for ReportOptions {
     }
 }
 
-/// Kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// A line of Python.
     Line,
     /// Tensors of one shape and element type, allocated by one line of Python.
     Tensor,
@@ -119,9 +116,8 @@ pub enum LayersOf {
     Each,
 }
 
-/// Output format of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum ReportFormat {
     Text,
     /// One JSON document.
     Json,
@@ -158,16 +154,14 @@ impl Sort {
     }
 }
 
-/// Maximum number of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Top {
+pub enum RowLimit {
     All,
     /// At most this many on each device.
     Rows(usize),
 }
 
-impl Top {
-    /// Number of rows to show out of `all`.
+impl RowLimit {
     fn of(self, all: usize) -> usize {
         match self {
             Self::All => all,
@@ -176,58 +170,25 @@ impl Top {
     }
 }
 
-/// Display of modules that differ only in a number, such as a transformer's layers. Structured
-/// formats always have each one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Alike {
-    /// Shown as one row.
-    Folded,
-    /// One row per module.
-    Each,
-}
-
 /// Result of reading a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Number of memory events read.
     pub events: u64,
-    /// Losses while recording.
     pub losses: Losses,
     /// True if the end of the recording is missing.
     pub truncated: bool,
 }
 
-/// Reason for a missing or incomplete report.
-#[derive(Debug)]
+/// Reason for a missing or incomplete report. The messages include their cause, which is no `source`.
+#[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// The recording cannot be read.
-    Recording(RecordingError),
-    /// The report cannot be written.
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
+    #[error("cannot write the report: {0}; send it to another file or disk")]
     Output(io::Error),
     /// The recording lacks the iteration; the text has the available ones and advice.
+    #[error("the recording has no such iteration: {0}")]
     NoIteration(String),
-}
-
-impl fmt::Display for ReportError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Recording(error) => error.fmt(f),
-            Self::Output(error) => write!(
-                f,
-                "cannot write the report: {error}; send it to another file or disk"
-            ),
-            Self::NoIteration(what) => write!(f, "the recording has no such iteration: {what}"),
-        }
-    }
-}
-
-// The message includes the cause; a `source` would print it twice.
-impl std::error::Error for ReportError {}
-
-impl From<RecordingError> for ReportError {
-    fn from(error: RecordingError) -> Self {
-        Self::Recording(error)
-    }
 }
 
 impl From<io::Error> for ReportError {
@@ -236,11 +197,18 @@ impl From<io::Error> for ReportError {
     }
 }
 
+/// Returns `None` for a reader that closed the output early (`| head`).
+fn unless_closed<T>(written: Result<T, ReportError>) -> Result<Option<T>, ReportError> {
+    match written {
+        Err(ReportError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
+        written => written.map(Some),
+    }
+}
+
 /// Writes a report of a recording. Events are written as they are read, up to any damage. All other
 /// reports are written only if the whole recording could be read.
 ///
-/// `out` should be buffered. Returns `None` if the reader closes the output early (`
-///  head`).
+/// `out` should be buffered. Returns `None` if the reader closes the output early.
 pub fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,
@@ -258,11 +226,7 @@ pub fn write<R: BufRead>(
             attribution::write(reader, options, out)
         }
     };
-    let flushed = written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?));
-    match flushed {
-        Err(ReportError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
-        flushed => flushed.map(Some),
-    }
+    unless_closed(written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?)))
 }
 
 fn lines<R: BufRead>(

@@ -6,31 +6,29 @@ use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use super::cells::{place_kind, remainders, total_name};
-use super::document::{self, Report, document};
+use super::document::{self, TableReport, document};
 use super::outline;
 use super::peak::place_name;
 use super::preamble::{NO_MODULES, push_devices};
-use super::replay::Replay;
-use super::{Alike, Format, Outcome, ReportError, ReportOptions, Sort, replay};
+use super::replay::RecordingReplay;
+use super::{Outcome, ReportError, ReportFormat, ReportOptions, Sort, replay};
 use crate::attribution::allocation_groups::Pass::{Backward, Forward, Recompute};
-use crate::attribution::modules::{Additive, ModuleLedger, ModuleRow, ModuleTree, Sums, fold};
+use crate::attribution::modules::{Additive, ModuleLedger, ModuleRow, ModuleTree, Sums};
 use crate::attribution::peak::Holding;
 use crate::ledger::snapshot::DeviceSnapshot;
 use crate::recording::Reader;
-use crate::view::table::{Cell, Column, Output, Page, Table};
-use crate::view::{counted, duration};
+use crate::view::table::{Cell, Column, Output, Page, Table, columns};
+use crate::view::{counted, duration, folded};
 
-/// Note below the table.
 const PARAMETERS: &str =
     "Parameters are made outside of module calls: `memprobe snapshot --by module` lists them.";
 
-/// A displayed module.
-type Shown = outline::Shown<Sums>;
+type ModuleOutlineRow = outline::OutlineRow<Sums>;
 
 /// One row. `kind` is `module`, `outside`, `unknown`, `backward_unknown`, `too_many`,
 /// `before_attach` or `unaccounted`.
 #[derive(Default)]
-struct Row {
+struct ModuleEntry {
     device: Cell<'static>,
     kind: &'static str,
     path: Option<String>,
@@ -46,7 +44,7 @@ struct Row {
     whole: u64,
 }
 
-impl Row {
+impl ModuleEntry {
     fn new(name: String, total: Sums, own: Sums) -> Self {
         Self {
             name,
@@ -69,6 +67,14 @@ impl Row {
             .unwrap_or_default()
     }
 
+    fn live(&self) -> Cell<'static> {
+        self.or_rest(self.total(|it| it.all.live), 0)
+    }
+
+    fn at_peak(&self) -> Cell<'static> {
+        self.or_rest(self.total(|it| it.all.at_peak), 1)
+    }
+
     fn or_rest(&self, value: Cell<'static>, moment: usize) -> Cell<'static> {
         match self.sums {
             Some(_) => value,
@@ -84,84 +90,53 @@ impl Row {
     }
 }
 
-type ModuleColumn = Column<Row>;
+type ModuleColumn = Column<ModuleEntry>;
 
 /// Columns whose keys begin with `own` exclude a module's parts. They add up to the allocator's
 /// total now (`own_live`) and at the peak (`own_at_peak`).
 fn columns(recomputed: bool) -> Vec<ModuleColumn> {
-    let at_peak: fn(&Row) -> Cell<'_> = |row| row.or_rest(row.total(|it| it.all.at_peak), 1);
-    let live: fn(&Row) -> Cell<'_> = |row| row.or_rest(row.total(|it| it.all.live), 0);
-    let mut columns = vec![
-        Column::figure("AT PEAK", at_peak),
-        ModuleColumn::figure("SHARE", |row| match row.sums {
-            Some([total, _]) => Cell::Share(total.all.at_peak.0, row.whole),
-            None => Cell::Unknown,
-        })
-        .priority(1),
-        Column::figure("FORWARD", |row| row.total(|it| it.pass(Forward).at_peak)),
+    let columns = columns![|row: ModuleEntry|
+        figure("AT PEAK") => row.at_peak(),
+        figure("SHARE").priority(1) => row.sums.map(|[total, _]| Cell::share(total.all.at_peak.0, row.whole)),
+        figure("FORWARD") => row.total(|it| it.pass(Forward).at_peak),
+        figure("RECOMPUTE") => row.total(|it| it.pass(Recompute).at_peak),
+        figure("BACKWARD") => row.total(|it| it.pass(Backward).at_peak),
+        figure("OWN") => row.own(|own| own.at_peak),
+        figure("LIVE") => row.live(),
+        figure("PEAK") => row.total(|it| it.all.peak),
+        figure("ALLOCS") => row.total(|it| it.all.allocs),
+        label("MODULE") => &*row.name,
+        data("device") => row.device.clone(),
+        data("kind") => row.kind,
+        data("path") => row.path.as_deref(),
+        data("depth") => row.depth,
+        data("live") => row.live(),
+        data("at_peak") => row.at_peak(),
+        data("peak") => row.total(|it| it.all.peak),
+        data("live_blocks") => row.or_blocks(row.total(|it| it.all.live_blocks)),
+        data("at_peak_blocks") => row.total(|it| it.all.at_peak_blocks),
+        data("allocs") => row.total(|it| it.all.allocs),
+        data("forward_live") => row.total(|it| it.pass(Forward).live),
+        data("forward_at_peak") => row.total(|it| it.pass(Forward).at_peak),
+        data("forward_peak") => row.total(|it| it.pass(Forward).peak),
+        data("recompute_live") => row.total(|it| it.pass(Recompute).live),
+        data("recompute_at_peak") => row.total(|it| it.pass(Recompute).at_peak),
+        data("recompute_peak") => row.total(|it| it.pass(Recompute).peak),
+        data("backward_live") => row.total(|it| it.pass(Backward).live),
+        data("backward_at_peak") => row.total(|it| it.pass(Backward).at_peak),
+        data("backward_peak") => row.total(|it| it.pass(Backward).peak),
+        data("own_live") => row.or_rest(row.own(|own| own.live), 0),
+        data("own_at_peak") => row.or_rest(row.own(|own| own.at_peak), 1),
+        data("own_peak") => row.own(|own| own.peak),
+        data("own_live_blocks") => row.or_blocks(row.own(|own| own.live_blocks)),
+        data("own_allocs") => row.own(|own| own.allocs),
     ];
-    if recomputed {
-        let at_peak: fn(&Row) -> Cell<'_> = |row| row.total(|it| it.pass(Recompute).at_peak);
-        columns.push(Column::figure("RECOMPUTE", at_peak));
-    }
-    columns.extend([
-        ModuleColumn::figure("BACKWARD", |row| row.total(|it| it.pass(Backward).at_peak)),
-        Column::figure("OWN", |row| row.own(|own| own.at_peak)),
-        Column::figure("LIVE", live),
-        Column::figure("PEAK", |row| row.total(|it| it.all.peak)),
-        Column::figure("ALLOCS", |row| row.total(|it| it.all.allocs)),
-        Column::label("MODULE", |row| (&*row.name).into()),
-        Column::data("device", |row| row.device.clone()),
-        Column::data("kind", |row| row.kind.into()),
-        Column::data("path", |row| row.path.as_deref().into()),
-        Column::data("depth", |row| row.depth.into()),
-        Column::data("live", live),
-        Column::data("at_peak", at_peak),
-        Column::data("peak", |row| row.total(|it| it.all.peak)),
-        Column::data("live_blocks", |row| {
-            row.or_blocks(row.total(|it| it.all.live_blocks))
-        }),
-        Column::data("at_peak_blocks", |row| {
-            row.total(|it| it.all.at_peak_blocks)
-        }),
-        Column::data("allocs", |row| row.total(|it| it.all.allocs)),
-        Column::data("forward_live", |row| row.total(|it| it.pass(Forward).live)),
-        Column::data("forward_at_peak", |row| {
-            row.total(|it| it.pass(Forward).at_peak)
-        }),
-        Column::data("forward_peak", |row| row.total(|it| it.pass(Forward).peak)),
-        Column::data("recompute_live", |row| {
-            row.total(|it| it.pass(Recompute).live)
-        }),
-        Column::data("recompute_at_peak", |row| {
-            row.total(|it| it.pass(Recompute).at_peak)
-        }),
-        Column::data("recompute_peak", |row| {
-            row.total(|it| it.pass(Recompute).peak)
-        }),
-        Column::data("backward_live", |row| {
-            row.total(|it| it.pass(Backward).live)
-        }),
-        Column::data("backward_at_peak", |row| {
-            row.total(|it| it.pass(Backward).at_peak)
-        }),
-        Column::data("backward_peak", |row| {
-            row.total(|it| it.pass(Backward).peak)
-        }),
-        Column::data("own_live", |row| row.or_rest(row.own(|own| own.live), 0)),
-        Column::data("own_at_peak", |row| {
-            row.or_rest(row.own(|own| own.at_peak), 1)
-        }),
-        Column::data("own_peak", |row| row.own(|own| own.peak)),
-        Column::data("own_live_blocks", |row| {
-            row.or_blocks(row.own(|own| own.live_blocks))
-        }),
-        Column::data("own_allocs", |row| row.own(|own| own.allocs)),
-    ]);
-    columns.into_iter().map(Column::short).collect()
+    let shown = columns
+        .into_iter()
+        .filter(|column| recomputed || column.head != "RECOMPUTE");
+    shown.map(Column::short).collect()
 }
 
-/// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,
@@ -181,16 +156,15 @@ pub(super) fn write<R: BufRead>(
     Ok(replay.outcome())
 }
 
-/// Modules of every device.
 struct ModuleReport<'a> {
-    replay: &'a Replay,
+    replay: &'a RecordingReplay,
     trees: Vec<(&'a DeviceSnapshot, ModuleTree)>,
     options: &'a ReportOptions,
 }
 
-impl Report for ModuleReport<'_> {
+impl TableReport for ModuleReport<'_> {
     type Row<'r>
-        = Row
+        = ModuleEntry
     where
         Self: 'r;
 
@@ -231,7 +205,7 @@ impl Report for ModuleReport<'_> {
         columns(true)
     }
 
-    fn tables(&self) -> impl Iterator<Item = Table<Row>> {
+    fn tables(&self) -> impl Iterator<Item = Table<ModuleEntry>> {
         let trees = self.trees.iter();
         trees.map(|(device, tree)| self.table(device, tree))
     }
@@ -244,26 +218,26 @@ impl ModuleReport<'_> {
         tree.peak.time.0.saturating_sub(started)
     }
 
-    fn table(&self, device: &DeviceSnapshot, tree: &ModuleTree) -> Table<Row> {
+    fn table(&self, device: &DeviceSnapshot, tree: &ModuleTree) -> Table<ModuleEntry> {
         let totals = tree.modules.iter().map(|row| &row.total);
         let mut totals = totals.chain(tree.others.iter().map(|(_, sums)| sums));
         let recomputed = totals.any(|sums| sums.pass(Recompute).allocs > 0);
         let mut table = Table::new(columns(recomputed));
-        if self.options.format == Format::Text {
+        if self.options.format == ReportFormat::Text {
             push_shown(&mut table, tree.modules.clone(), self.options);
         } else {
             let modules = ordered(tree.modules.clone(), self.options).into_iter();
-            let rows = modules.map(|module| Row {
+            let rows = modules.map(|module| ModuleEntry {
                 kind: "module",
                 path: Some(module.path),
                 depth: Some(module.depth as u64),
-                ..Row::new(module.name, module.total, module.own)
+                ..ModuleEntry::new(module.name, module.total, module.own)
             });
             table.extend(Output::Data, rows);
         }
-        let others = tree.others.iter().map(|(place, sums)| Row {
+        let others = tree.others.iter().map(|(place, sums)| ModuleEntry {
             kind: place_kind(place),
-            ..Row::new(place_name(place), *sums, *sums)
+            ..ModuleEntry::new(place_name(place), *sums, *sums)
         });
         table.extend(Output::All, others);
         let (now, then) = (&device.before_attach, tree.peak.before_attach);
@@ -274,19 +248,19 @@ impl ModuleReport<'_> {
                 ("before_attach", _) => now.live_blocks(),
                 _ => None,
             };
-            let row = Row {
+            let row = ModuleEntry {
                 kind: rest.kind,
                 name: rest.name.to_owned(),
                 rest: (rest.bytes, blocks),
-                ..Row::default()
+                ..ModuleEntry::default()
             };
             table.push(Output::All, row);
         }
         let whole = tree.peak.totals.allocated;
-        let total = Row {
+        let total = ModuleEntry {
             name: total_name(device.index, self.replay.snapshot.cuda.layer),
             rest: ([device.totals.allocated.into(), whole.into()], None),
-            ..Row::default()
+            ..ModuleEntry::default()
         };
         table.push(Output::Text, total);
         for entry in &mut table.rows {
@@ -298,7 +272,7 @@ impl ModuleReport<'_> {
 }
 
 /// Rows in tree order, siblings sorted by `options.sort`.
-fn ordered(mut rows: Vec<ModuleRow>, options: &ReportOptions) -> Vec<Shown> {
+fn ordered(mut rows: Vec<ModuleRow>, options: &ReportOptions) -> Vec<ModuleOutlineRow> {
     order(&mut rows, options.sort);
     outline::each(rows, options)
 }
@@ -316,12 +290,8 @@ fn rank(all: &Holding, sort: Sort) -> (u64, [u64; 4]) {
 
 /// Adds the top modules for text, and a row for the others. It has bytes for hidden outermost
 /// modules only, as no other row contains them.
-fn push_shown(table: &mut Table<Row>, modules: Vec<ModuleRow>, options: &ReportOptions) {
-    let modules = match options.alike {
-        Alike::Folded => fold(modules),
-        Alike::Each => modules,
-    };
-    let rows = ordered(modules, options);
+fn push_shown(table: &mut Table<ModuleEntry>, modules: Vec<ModuleRow>, options: &ReportOptions) {
+    let rows = ordered(folded(modules, options.alike), options);
     let mut ranked: Vec<usize> = (0..rows.len()).collect();
     // The top rows include their ancestors, which rank no lower.
     ranked.sort_by_key(|at| Reverse(rank(&rows[*at].total.all, options.sort).0));
@@ -329,18 +299,21 @@ fn push_shown(table: &mut Table<Row>, modules: Vec<ModuleRow>, options: &ReportO
     let mut outermost: Option<Sums> = None;
     for (at, row) in rows.into_iter().enumerate() {
         if !hidden.contains(&at) {
-            table.push(Output::Text, Row::new(row.name, row.total, row.own));
+            table.push(Output::Text, ModuleEntry::new(row.name, row.total, row.own));
         } else if row.depth == 0 {
             outermost = Some(outermost.map_or(row.total, |sums| sums.and(&row.total)));
         }
     }
     let others = counted(hidden.len() as u64, "other module");
     if let Some(sums) = outermost {
-        table.push(Output::Text, Row::new(format!("({others})"), sums, sums));
+        table.push(
+            Output::Text,
+            ModuleEntry::new(format!("({others})"), sums, sums),
+        );
     } else if !hidden.is_empty() {
-        let row = Row {
+        let row = ModuleEntry {
             name: format!("({others}, included above)"),
-            ..Row::default()
+            ..ModuleEntry::default()
         };
         table.push(Output::Text, row);
     }

@@ -3,15 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use crate::attribution::modules::{Additive, ModuleRow, fold};
-use crate::report::{Alike, ReportOptions, Top};
-use crate::view::{clean, counted};
+use crate::attribution::modules::{Additive, ModuleRow};
+use crate::report::{ReportOptions, RowLimit};
+use crate::view::{clean, counted, folded};
 
 /// Maximum number of indented levels; deeper ones have the same indent.
 const DEEPEST_INDENT: usize = 16;
 
-/// A displayed module.
-pub(super) struct Shown<S> {
+pub(super) struct OutlineRow<S> {
     /// 0 for an outermost module.
     pub(super) depth: usize,
     /// Such as `GPT.layers.0..23`.
@@ -22,7 +21,7 @@ pub(super) struct Shown<S> {
     pub(super) total: S,
 }
 
-impl<S: Copy> Shown<S> {
+impl<S: Copy> OutlineRow<S> {
     /// A row that is not a module.
     pub(super) fn other(name: String, said: S) -> Self {
         Self {
@@ -36,7 +35,10 @@ impl<S: Copy> Shown<S> {
 }
 
 /// Returns one row per module, in the order of the model.
-pub(super) fn each<S: Copy>(modules: Vec<ModuleRow<S>>, options: &ReportOptions) -> Vec<Shown<S>> {
+pub(super) fn each<S: Copy>(
+    modules: Vec<ModuleRow<S>>,
+    options: &ReportOptions,
+) -> Vec<OutlineRow<S>> {
     let mut all = Vec::new();
     push(modules, 0, "", options, &mut all);
     all
@@ -47,7 +49,7 @@ fn push<S: Copy>(
     depth: usize,
     path: &str,
     options: &ReportOptions,
-    into: &mut Vec<Shown<S>>,
+    into: &mut Vec<OutlineRow<S>>,
 ) {
     if options.depth.is_some_and(|most| depth > most) {
         return;
@@ -57,7 +59,7 @@ fn push<S: Copy>(
         let name = clean(&row.name);
         let path = format!("{path}{between}{name}");
         let indent = "  ".repeat(depth.min(DEEPEST_INDENT));
-        into.push(Shown {
+        into.push(OutlineRow {
             depth,
             path: path.clone(),
             name: match row.count {
@@ -77,19 +79,15 @@ pub(super) fn for_people<S, R>(
     modules: Vec<ModuleRow<S>>,
     options: &ReportOptions,
     rank: impl Fn(&S) -> R,
-) -> Vec<Shown<S>>
+) -> Vec<OutlineRow<S>>
 where
     S: Copy + Default + Additive,
     R: Ord,
 {
-    let modules = match options.alike {
-        Alike::Folded => fold(modules),
-        Alike::Each => modules,
-    };
-    let all = each(modules, options);
+    let all = each(folded(modules, options.alike), options);
     let mut ranked: Vec<usize> = (0..all.len()).collect();
     ranked.sort_by_key(|at| Reverse(rank(&all[*at].total)));
-    if let Top::Rows(most) = options.top {
+    if let RowLimit::Rows(most) = options.top {
         ranked.truncate(most);
     }
     let top: HashSet<usize> = ranked.into_iter().collect();
@@ -97,12 +95,12 @@ where
         .into_iter()
         .enumerate()
         .partition(|(at, _)| top.contains(at));
-    let mut shown: Vec<Shown<S>> = shown.into_iter().map(|(_, module)| module).collect();
+    let mut shown: Vec<OutlineRow<S>> = shown.into_iter().map(|(_, module)| module).collect();
     if !hidden.is_empty() {
         let modules = counted(hidden.len() as u64, "other module");
         let own = hidden.iter().map(|(_, module)| &module.own);
         let own = own.fold(S::default(), S::and);
-        shown.push(Shown::other(
+        shown.push(OutlineRow::other(
             format!("({modules}, without their submodules)"),
             own,
         ));

@@ -9,28 +9,26 @@ use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use super::cells::{self, place_kind, purpose_kind, total_name};
-use super::document::{self, Report, document};
+use super::document::{self, TableReport, document};
 use super::held::{self, HeldRow};
 use super::preamble::{NO_MODULES, push_devices};
-use super::replay::Replay;
+use super::replay::RecordingReplay;
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 use crate::attribution::AttributionLedger;
 use crate::attribution::allocation_groups::{AllocationGroup, ModuleScope, Pass};
 use crate::attribution::peak::{PeakLedger, PeakView};
+use crate::event::DeviceIndex;
 use crate::event::bytes::human;
-use crate::event::{Bytes, DeviceIndex};
 use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, Site};
 use crate::recording::Reader;
-use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{BLOCKS, FileNames, clean, duration, no_module, percent};
 
 use purpose::{INFERRED, Purposed, iteration_at, purposes};
 
-/// A device, and its memory at the peak.
 struct AtPeak<'a> {
     device: &'a DeviceSnapshot,
     view: PeakView,
-    /// Iteration of the peak, if known.
     iteration: Option<String>,
     purposes: Vec<Group<Purposed>>,
     lines: Vec<Group<Site>>,
@@ -57,30 +55,30 @@ pub(super) struct Called {
 /// `saved`. Each adds up to the allocator's total, except that `saved` divides the category
 /// `activation`.
 fn columns<'a>(head: &'static str) -> Vec<Column<HeldRow<'a>>> {
-    vec![
-        Column::data("device", |row| row.device.into()),
-        Column::data("by", |row| row.by.into()),
-        Column::data("kind", |row| row.kind.into()),
-        Column::data("file", |row| cells::file(row.site)),
-        Column::data("line", |row| cells::line(row.site)),
-        Column::data("function", |row| cells::function(row.site)),
-        Column::data("thread", |row| cells::thread(row.site)),
-        Column::data("reason", |row| cells::reason(row.site)),
-        Column::data("node", |row| cells::node(row.site)),
-        Column::data("category", |row| row.category.into()),
-        Column::data("module", |row| row.module.as_deref().into()),
-        Column::data("pass", |row| row.pass.into()),
-        Column::data("shape", |row| cells::shape(row.tensor)),
-        Column::data("dtype", |row| cells::dtype(row.tensor)),
-        Column::data("purpose", |row| cells::purpose(row.tensor)),
-        Column::number("bytes", "BYTES", |row| row.live.clone()),
-        Column::figure("SHARE", HeldRow::share),
-        Column::number("blocks", BLOCKS, |row| row.blocks.into()),
-        Column::label(head, HeldRow::site_name),
+    columns![|row: HeldRow<'a>|
+        data("device") => row.device,
+        data("by") => row.by,
+        data("kind") => row.kind,
+        data("file") => cells::file(row.site),
+        data("line") => cells::line(row.site),
+        data("function") => cells::function(row.site),
+        data("thread") => cells::thread(row.site),
+        data("reason") => cells::reason(row.site),
+        data("node") => cells::node(row.site),
+        data("category") => row.category,
+        data("module") => row.module.as_deref(),
+        data("pass") => row.pass,
+        data("shape") => cells::shape(row.tensor),
+        data("dtype") => cells::dtype(row.tensor),
+        data("purpose") => cells::purpose(row.tensor),
+        number("bytes", "BYTES") => row.live.clone(),
+        figure("SHARE") => row.share(),
+        number("blocks", BLOCKS) => row.blocks,
+        label(head) => row.site_name(),
     ]
+    .into()
 }
 
-/// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,
@@ -119,14 +117,13 @@ pub(super) fn write<R: BufRead>(
     Ok(replay.outcome())
 }
 
-/// Memory of every device at its peak.
 struct PeakReport<'a> {
-    replay: &'a Replay,
+    replay: &'a RecordingReplay,
     devices: Vec<AtPeak<'a>>,
     options: &'a ReportOptions,
 }
 
-impl Report for PeakReport<'_> {
+impl TableReport for PeakReport<'_> {
     type Row<'r>
         = HeldRow<'r>
     where
@@ -151,7 +148,7 @@ impl Report for PeakReport<'_> {
                 ("peak_ns", moment.time.0.saturating_sub(started).into()),
                 ("allocated", allocated.into()),
                 ("reserved", reserved.into()),
-                ("cached", reserved.saturating_sub(allocated).into()),
+                ("cached", moment.totals.cached().0.into()),
                 ("iteration", at_peak.iteration.as_deref().into()),
                 ("before_attach", moment.before_attach.into()),
                 ("unaccounted", moment.unaccounted.into()),
@@ -378,13 +375,13 @@ fn push_moment(page: &mut Page, at_peak: &AtPeak<'_>, started: u64) {
         duration(after),
         iteration.map_or_else(String::new, |it| format!(", {it}"))
     ));
-    let cached = reserved.0.saturating_sub(allocated.0);
+    let cached = moment.totals.cached();
     if at_peak.device.index != DeviceIndex::CPU {
         page.note(&format!(
             "reserved at the peak: {}, of which {} ({}) cached, not allocated",
             human(reserved),
-            human(Bytes(cached)),
-            percent(cached.into(), reserved.0.into())
+            human(cached),
+            percent(cached.0.into(), reserved.0.into())
         ));
     }
     let highest = at_peak.device.peak.allocated;

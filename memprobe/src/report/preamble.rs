@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::replay::Replay;
+use super::replay::RecordingReplay;
 use crate::event::DeviceIndex;
 use crate::event::Target;
 use crate::event::bytes::{human, signed};
@@ -19,7 +19,7 @@ const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocators. Device
                                              CUDA are left out.";
 
 /// Adds the recorded process, and warnings.
-pub(super) fn push_beginning(page: &mut Page, replay: &Replay) {
+pub(super) fn push_beginning(page: &mut Page, replay: &RecordingReplay) {
     for line in target_lines(&replay.snapshot.target, &replay.header.version) {
         page.fitted(&line);
     }
@@ -47,7 +47,7 @@ pub(super) fn push_beginning(page: &mut Page, replay: &Replay) {
 /// Adds the beginning, each device with its totals, and a note if devices are left out.
 pub(super) fn push_devices<'a, T>(
     page: &mut Page,
-    replay: &Replay,
+    replay: &RecordingReplay,
     devices: impl IntoIterator<Item = (&'a DeviceSnapshot, T)>,
     mut push: impl FnMut(&mut Page, T),
 ) {
@@ -83,7 +83,7 @@ pub(super) fn target_lines(target: &Target, memprobe: &str) -> [String; 2] {
 }
 
 /// Describes the number of events, their time, losses, and the end of the recording.
-fn extent(replay: &Replay) -> String {
+fn extent(replay: &RecordingReplay) -> String {
     let end = replay.end.as_ref();
     let ended = end.map_or("end missing", |end| end.reason.as_str());
     let losses = &replay.snapshot.health.losses;
@@ -99,7 +99,7 @@ fn extent(replay: &Replay) -> String {
     )
 }
 
-fn warnings(replay: &Replay) -> Vec<String> {
+fn warnings(replay: &RecordingReplay) -> Vec<String> {
     let mut warnings = Vec::new();
     if replay.truncated {
         warnings.push(

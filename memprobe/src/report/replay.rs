@@ -8,7 +8,7 @@ use crate::ledger::{Analysis, AnalyzedLedger, Refused};
 use crate::recording::{End, Header, Reader, RecordingError};
 
 /// State at the end of a recording.
-pub(super) struct Replay {
+pub(super) struct RecordingReplay {
     pub header: Header,
     pub snapshot: Snapshot,
     pub end: Option<End>,
@@ -16,7 +16,7 @@ pub(super) struct Replay {
     pub truncated: bool,
 }
 
-impl Replay {
+impl RecordingReplay {
     pub(super) fn outcome(&self) -> Outcome {
         Outcome {
             events: self.snapshot.health.events,
@@ -36,7 +36,7 @@ pub(super) fn run<R: BufRead, A: Analysis>(
     mut reader: Reader<R>,
     grouping: Grouping,
     analyses: A,
-) -> Result<(Replay, A), RecordingError> {
+) -> Result<(RecordingReplay, A), RecordingError> {
     let header = reader.header();
     let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
     for event in reader.by_ref() {
@@ -52,7 +52,7 @@ pub(super) fn run<R: BufRead, A: Analysis>(
     ledger.health.probes = header.probes.clone();
     ledger.health.state = TargetState::Recording;
     let now = ledger.last_event().unwrap_or(header.start);
-    let replay = Replay {
+    let replay = RecordingReplay {
         snapshot: ledger.snapshot(now, grouping),
         end: reader.end().cloned(),
         refused: ledger.refused(),

@@ -4,16 +4,16 @@ use std::cmp::Reverse;
 use std::io::{BufRead, Write};
 
 use super::cells::{self, purpose_kind, total_name};
-use super::document::{self, Report, document};
+use super::document::{self, TableReport, document};
 use super::held::{self, HeldRow};
 use super::preamble::push_devices;
-use super::replay::{self, Replay};
+use super::replay::{self, RecordingReplay};
 use super::{Outcome, ReportError, ReportOptions};
 use crate::attribution::ShapeLedger;
 use crate::event::{BlockPurpose, Purpose, TensorSpec};
 use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, ShapeRow};
 use crate::recording::Reader;
-use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{BLOCKS, FileNames, clean};
 
 /// Note below a table with purposes of blocks without a tensor.
@@ -25,44 +25,32 @@ const INFERRED: &str = "The purpose of blocks without a tensor is inferred from 
 /// For `no_tensor`, `purpose` is inferred from `requested_by`, a function of
 /// `library`. If it is null, `requested_by` is the innermost function outside the allocator.
 fn columns<'a>() -> Vec<Column<HeldRow<'a>>> {
-    vec![
-        Column::data("device", |row| row.device.into()),
-        Column::data("kind", |row| row.kind.into()),
-        Column::data("shape", |row| match spec(row) {
-            Some(spec) if spec.more == 0 => Cell::Shape((&*spec.sizes).into()),
-            spec => spec.map(ToString::to_string).into(),
+    columns![|row: HeldRow<'a>|
+        data("device") => row.device,
+        data("kind") => row.kind,
+        data("shape") => spec(row).map(|spec| match spec.more {
+            0 => Cell::Shape((&*spec.sizes).into()),
+            _ => spec.to_string().into(),
         }),
-        Column::data("dtype", |row| {
-            spec(row).map(|spec| spec.dtype.to_string()).into()
-        }),
-        Column::data("requested", requested),
-        Column::data("file", |row| cells::file(row.site)),
-        Column::data("line", |row| cells::line(row.site)),
-        Column::data("function", |row| cells::function(row.site)),
-        Column::data("thread", |row| cells::thread(row.site)),
-        Column::data("reason", |row| cells::reason(row.site)),
-        Column::number("live", "LIVE", |row| row.live.clone()),
-        Column::number("peak", "PEAK", |row| row.peak.into()),
-        Column::number("live_blocks", BLOCKS, |row| row.blocks.into()),
-        Column::number("allocs", "ALLOCS", |row| row.allocs.into()),
-        Column::data("purpose", |row| {
-            purpose(row).and_then(|it| it.what.as_deref()).into()
-        }),
-        Column::data("requested_by", |row| {
-            purpose(row).map(|it| &*it.function).into()
-        }),
-        Column::data("library", |row| purpose(row).map(|it| &*it.library).into()),
-        Column::figure("REQUESTED", requested),
-        Column::<HeldRow<'_>>::label("TENSOR", |row| match row.tensor {
-            Some(purpose) => tensor(purpose).into(),
-            None => (&*row.name).into(),
-        })
-        .width(20, 90),
-        Column::label("LINE", |row| match row.site {
-            Some(_) => row.site_name(),
-            None => Cell::Blank,
-        }),
+        data("dtype") => spec(row).map(|spec| spec.dtype.to_string()),
+        data("requested") => requested(row),
+        data("file") => cells::file(row.site),
+        data("line") => cells::line(row.site),
+        data("function") => cells::function(row.site),
+        data("thread") => cells::thread(row.site),
+        data("reason") => cells::reason(row.site),
+        number("live", "LIVE") => row.live.clone(),
+        number("peak", "PEAK") => row.peak,
+        number("live_blocks", BLOCKS) => row.blocks,
+        number("allocs", "ALLOCS") => row.allocs,
+        data("purpose") => purpose(row).and_then(|it| it.what.as_deref()),
+        data("requested_by") => purpose(row).map(|it| &*it.function),
+        data("library") => purpose(row).map(|it| &*it.library),
+        figure("REQUESTED") => requested(row),
+        label("TENSOR").width(20, 90) => row.tensor.map_or_else(|| row.name.clone(), tensor),
+        label("LINE") => row.site.map_or(Cell::Blank, |_| row.site_name()),
     ]
+    .into()
 }
 
 fn spec<'a>(row: &HeldRow<'a>) -> Option<&'a TensorSpec> {
@@ -78,7 +66,6 @@ fn requested<'a>(row: &HeldRow<'_>) -> Cell<'a> {
     spec(row).and_then(|spec| spec.requested).into()
 }
 
-/// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,
@@ -97,14 +84,13 @@ pub(super) fn write<R: BufRead>(
     Ok(replay.outcome())
 }
 
-/// Tensors of every device.
 struct ShapeReport<'a> {
-    replay: &'a Replay,
+    replay: &'a RecordingReplay,
     devices: Vec<(&'a DeviceSnapshot, Vec<ShapeRow>)>,
     options: &'a ReportOptions,
 }
 
-impl Report for ShapeReport<'_> {
+impl TableReport for ShapeReport<'_> {
     type Row<'r>
         = HeldRow<'r>
     where

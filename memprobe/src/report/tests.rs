@@ -24,7 +24,7 @@ fn table(events: &[Event]) -> String {
 fn jsonl(events: &[Event]) -> Vec<Value> {
     let options = ReportOptions {
         by: By::Event,
-        format: Format::Jsonl,
+        format: ReportFormat::Jsonl,
         ..ReportOptions::default()
     };
     let text = report(&recording(events), options);
@@ -131,7 +131,7 @@ fn the_table_in_a_narrow_terminal_with_colour() {
     let options = ReportOptions {
         width: 60,
         colour: Colour::Ansi,
-        top: Top::Rows(2),
+        top: RowLimit::Rows(2),
         ..Default::default()
     };
     let text = report(&recording(&three_lines()), options).replace('\x1b', "␛");
@@ -152,7 +152,7 @@ fn the_cpu_is_a_device_by_name_and_frees_of_what_is_not_known_are_counted() {
         (&Value::Null, &json!(12))
     );
     let options = ReportOptions {
-        format: Format::Json,
+        format: ReportFormat::Json,
         ..ReportOptions::default()
     };
     let document: Value =
@@ -168,7 +168,7 @@ fn the_cpu_is_a_device_by_name_and_frees_of_what_is_not_known_are_counted() {
     );
 }
 
-fn by_tensor(format: Format) -> String {
+fn by_tensor(format: ReportFormat) -> String {
     let options = ReportOptions {
         by: By::Tensor,
         format,
@@ -179,12 +179,12 @@ fn by_tensor(format: Format) -> String {
 
 #[test]
 fn the_table_of_tensors() {
-    insta::assert_snapshot!(by_tensor(Format::Text));
+    insta::assert_snapshot!(by_tensor(ReportFormat::Text));
 }
 
 #[test]
 fn the_table_of_tensors_for_other_programs() {
-    let document: Value = serde_json::from_str(&by_tensor(Format::Json)).unwrap();
+    let document: Value = serde_json::from_str(&by_tensor(ReportFormat::Json)).unwrap();
     let device = &document["devices"][0];
     let rows = device["tensors"].as_array().unwrap();
     let row = rows.iter().find(|row| row["dtype"] == "float32").unwrap();
@@ -197,13 +197,13 @@ fn the_table_of_tensors_for_other_programs() {
         (&row["live"], &row["peak"]),
         (&json!(131_072), &json!(262_144))
     );
-    let csv = by_tensor(Format::Csv);
+    let csv = by_tensor(ReportFormat::Csv);
     assert!(
         csv.contains("0,tensor,\"(32, 1024)\",float32,131072,/home/me/train.py,31,"),
         "{csv}"
     );
     assert_eq!(
-        by_tensor(Format::Jsonl).lines().count(),
+        by_tensor(ReportFormat::Jsonl).lines().count(),
         csv.lines().count() - 1
     );
 }
@@ -238,8 +238,8 @@ fn the_table_of_blocks_without_a_tensor_has_a_row_for_each_use() {
         };
         report(&recording(&purposes()), options)
     };
-    insta::assert_snapshot!(by_use(Format::Text));
-    let document: Value = serde_json::from_str(&by_use(Format::Json)).unwrap();
+    insta::assert_snapshot!(by_use(ReportFormat::Text));
+    let document: Value = serde_json::from_str(&by_use(ReportFormat::Json)).unwrap();
     let rows = document["devices"][0]["tensors"].as_array().unwrap();
     let row = rows.iter().find(|row| row["allocs"] == 2).unwrap();
     assert_eq!(
@@ -257,7 +257,7 @@ fn the_table_of_blocks_without_a_tensor_has_a_row_for_each_use() {
         )
     );
     assert_eq!(rows.len(), 3);
-    let csv = by_use(Format::Csv);
+    let csv = by_use(ReportFormat::Csv);
     assert!(
         csv.contains(",,at::native::foo,libtorch_cuda.so\n"),
         "{csv}"
@@ -307,10 +307,10 @@ fn live_bytes_of_all_rows_add_up_to_the_total_of_the_allocator() {
     }));
     let file = recording(&events);
     for (top, format) in [
-        (Top::All, Format::Csv),
-        (Top::Rows(1), Format::Csv),
-        (Top::All, Format::Jsonl),
-        (Top::Rows(1), Format::Jsonl),
+        (RowLimit::All, ReportFormat::Csv),
+        (RowLimit::Rows(1), ReportFormat::Csv),
+        (RowLimit::All, ReportFormat::Jsonl),
+        (RowLimit::Rows(1), ReportFormat::Jsonl),
     ] {
         let text = report(
             &file,
@@ -321,7 +321,7 @@ fn live_bytes_of_all_rows_add_up_to_the_total_of_the_allocator() {
             },
         );
         let live: Vec<i64> = match format {
-            Format::Csv => csv::Reader::from_reader(text.as_bytes())
+            ReportFormat::Csv => csv::Reader::from_reader(text.as_bytes())
                 .records()
                 .map(Result::unwrap)
                 .filter(|row| &row[0] == "0")
@@ -342,7 +342,7 @@ fn live_bytes_of_all_rows_add_up_to_the_total_of_the_allocator() {
 #[test]
 fn the_json_report_holds_all_numbers() {
     let options = ReportOptions {
-        format: Format::Json,
+        format: ReportFormat::Json,
         ..ReportOptions::default()
     };
     let text = report(&recording(&story()), options);
@@ -465,7 +465,7 @@ fn every_event_as_csv_and_as_one_json_document() {
         format,
         ..ReportOptions::default()
     };
-    let csv = report(&recording(&story()), options(Format::Csv));
+    let csv = report(&recording(&story()), options(ReportFormat::Csv));
     let rows: Vec<csv::StringRecord> = csv::Reader::from_reader(csv.as_bytes())
         .records()
         .map(Result::unwrap)
@@ -473,9 +473,9 @@ fn every_event_as_csv_and_as_one_json_document() {
     assert_eq!(rows.len(), 10);
     assert_eq!(&rows[1][3], "0x7f0000000000");
     let document: Vec<Value> =
-        serde_json::from_str(&report(&recording(&story()), options(Format::Json))).unwrap();
+        serde_json::from_str(&report(&recording(&story()), options(ReportFormat::Json))).unwrap();
     assert_eq!(document, jsonl(&story()));
-    assert_eq!(report(&recording(&[]), options(Format::Json)), "[]\n");
+    assert_eq!(report(&recording(&[]), options(ReportFormat::Json)), "[]\n");
 }
 
 #[test]
@@ -515,7 +515,7 @@ fn damage_is_an_error_after_the_events_that_could_be_read_and_instead_of_a_table
     let run = |by| {
         let options = ReportOptions {
             by,
-            format: Format::Jsonl,
+            format: ReportFormat::Jsonl,
             ..ReportOptions::default()
         };
         let mut out = Vec::new();
@@ -544,7 +544,12 @@ impl Write for Gone {
 fn a_reader_that_has_seen_enough_is_no_error() {
     let file = recording(&story());
     for by in [By::Line, By::Event] {
-        for format in [Format::Text, Format::Json, Format::Jsonl, Format::Csv] {
+        for format in [
+            ReportFormat::Text,
+            ReportFormat::Json,
+            ReportFormat::Jsonl,
+            ReportFormat::Csv,
+        ] {
             let options = ReportOptions {
                 by,
                 format,

@@ -7,49 +7,12 @@ use super::cells::{remainders, total_name};
 use super::{Outcome, ReportError, ReportOptions, document, replay};
 use crate::attribution::peak::Holding;
 use crate::attribution::tables::DeviceTotals;
-use crate::attribution::threads::{AllocatingThread, ThreadLedger, ThreadRow};
-use crate::event::Tid;
+use crate::attribution::threads::{ThreadLedger, ThreadRow};
 use crate::ledger::snapshot::{DeviceSnapshot, Layer};
 use crate::recording::Reader;
-use crate::view::table::{Cell, Column, Output, Table};
-use crate::view::{BLOCKS, counted, thread};
+use crate::view::table::{Cell, Output, Table};
+use crate::view::{THREAD_COLUMNS, ThreadEntry, counted};
 
-/// A thread, or bytes without one.
-#[derive(Default)]
-struct Row {
-    device: Cell<'static>,
-    tid: Option<Tid>,
-    kind: &'static str,
-    name: String,
-    /// Bytes now, and at the device's peak.
-    bytes: [Cell<'static>; 2],
-    peak: Cell<'static>,
-    /// Live blocks, and allocations.
-    counts: Option<[u64; 2]>,
-}
-
-fn columns() -> Vec<Column<Row>> {
-    vec![
-        Column::data("device", |row| row.device.clone()),
-        Column::number("live", "LIVE", |row| row.bytes[0].clone()),
-        Column::number("at_peak", "AT PEAK", |row| row.bytes[1].clone()),
-        Column::wide(1, "peak", "PEAK", |row| row.peak.clone()),
-        Column::number("live_blocks", BLOCKS, |row| {
-            row.counts.map(|it| it[0]).into()
-        }),
-        Column::wide(2, "allocs", "ALLOCS", |row| {
-            row.counts.map(|it| it[1]).into()
-        }),
-        Column::number("tid", "TID", |row| {
-            row.tid
-                .map_or(Cell::Unknown, |tid| Cell::Number(tid.0.into()))
-        }),
-        Column::data("kind", |row| row.kind.into()),
-        Column::text("name", "THREAD", |row| row.name.as_str().into()),
-    ]
-}
-
-/// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,
@@ -64,7 +27,11 @@ pub(super) fn write<R: BufRead>(
         Some(table(device, &peak, &ledger.rows(index), options))
     };
     let notes = vec!["A block belongs to the thread that allocated it.".to_owned()];
-    document::write(&once(&replay, columns, notes, table), options, out)?;
+    document::write(
+        &once(&replay, || THREAD_COLUMNS.into(), notes, table),
+        options,
+        out,
+    )?;
     Ok(replay.outcome())
 }
 
@@ -73,65 +40,32 @@ fn table(
     peak: &DeviceTotals,
     rows: &[ThreadRow],
     options: &ReportOptions,
-) -> Table<Row> {
-    let mut table = Table::new(columns());
+) -> Table<ThreadEntry> {
+    let mut table = Table::new(THREAD_COLUMNS);
     let shown = options.top.of(rows.len());
     let (shown, hidden) = rows.split_at(shown);
-    table.extend(Output::All, shown.iter().map(row));
-    table.extend(Output::Data, hidden.iter().map(row));
+    table.extend(Output::All, shown.iter().map(ThreadEntry::new));
+    table.extend(Output::Data, hidden.iter().map(ThreadEntry::new));
     let holdings = hidden.iter().map(|row| row.holding);
     if let Some(sum) = holdings.reduce(Holding::and) {
         let name = format!("({})", counted(hidden.len() as u64, "other thread"));
-        table.push(Output::Text, held(&sum, name));
+        table.push(Output::Text, ThreadEntry::sum(&sum, name));
     }
     let before = [device.before_attach.live, peak.before_attach].map(|bytes| bytes.0);
     let rest = remainders(before, [device.unaccounted, peak.unaccounted]);
-    table.extend(
-        Output::All,
-        rest.into_iter().map(|rest| Row {
-            kind: rest.kind,
-            name: rest.name.to_owned(),
-            bytes: rest.bytes,
-            ..Row::default()
-        }),
-    );
-    let total = Row {
+    table.extend(Output::All, rest.into_iter().map(ThreadEntry::from));
+    let total = ThreadEntry {
         name: total_name(device.index, Layer::Allocator),
         bytes: [device.totals.allocated, peak.totals.allocated].map(Cell::from),
         counts: Some([
             device.live_blocks,
             rows.iter().map(|row| row.holding.allocs).sum(),
         ]),
-        ..Row::default()
+        ..ThreadEntry::default()
     };
     table.push(Output::Text, total);
     for entry in &mut table.rows {
-        entry.row.device = device.index.into();
+        entry.row.device = Some(device.index);
     }
     table
-}
-
-fn row(row: &ThreadRow) -> Row {
-    Row {
-        tid: match row.allocator {
-            AllocatingThread::Thread(tid) => Some(tid),
-            AllocatingThread::BeforeOpening | AllocatingThread::TooMany => None,
-        },
-        kind: match row.allocator {
-            AllocatingThread::Thread(_) => "thread",
-            AllocatingThread::BeforeOpening => "before_opening",
-            AllocatingThread::TooMany => "too_many",
-        },
-        ..held(&row.holding, thread(row))
-    }
-}
-
-fn held(holding: &Holding, name: String) -> Row {
-    Row {
-        name,
-        bytes: [holding.live, holding.at_peak].map(Cell::from),
-        peak: holding.peak.into(),
-        counts: Some([holding.live_blocks, holding.allocs]),
-        ..Row::default()
-    }
 }

@@ -11,34 +11,24 @@ use crate::attribution::tables::{
 pub enum AttributionQuery {
     #[default]
     Nothing,
-    /// Modules of each device.
     Modules,
-    /// Categories of each device, and iterations.
     Categories,
-    /// Memory by module at the peak of an iteration, for each device.
     Layers(IterationChoice),
-    /// Allocating threads of each device.
     Threads,
 }
 
 /// Answer to [`super::Command::Explain`], renewed with each snapshot.
 #[derive(Clone, Debug, Default)]
 pub enum AttributionTables {
-    /// No answer yet.
     #[default]
     Nothing,
-    /// One element a device.
     Modules(Arc<Vec<DeviceModules>>),
-    /// One element a device.
     Categories(Arc<Vec<DeviceCategories>>),
-    /// One element a device.
     Layers(Arc<Vec<IterationLayers>>),
-    /// One element a device.
     Threads(Arc<Vec<DeviceThreads>>),
 }
 
 impl AttributionTables {
-    /// Returns true if both are the same answer.
     pub(super) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Nothing, Self::Nothing) => true,

@@ -10,7 +10,7 @@ use super::attribution::AttributionTables;
 use super::input::InputEvent;
 use super::overlay;
 use super::status::StatusLine;
-use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, Title, further};
+use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, ScreenTitle, further};
 use super::tabs::Tab;
 use super::tensors::Tensors;
 use super::theme::Theme;
@@ -81,7 +81,6 @@ pub struct ProcessContext {
     pub threads: Option<Arc<Vec<DeviceThreads>>>,
     /// Last answer with attribution tables.
     attribution: AttributionTables,
-    /// Progress of the last reading of tensors.
     pub tensors: Tensors,
     pub tensor_table: Option<Arc<TensorTable>>,
 }
@@ -183,7 +182,7 @@ impl ScreenContext for ProcessContext {
         }
     }
 
-    fn title(&self, tab: Option<Tab>) -> Title {
+    fn title(&self, tab: Option<Tab>) -> ScreenTitle {
         let snapshot = &self.feed.shown;
         let Target { python, torch, .. } = &snapshot.target;
         let version = |name: &str, version: &Option<String>, wide| {
@@ -209,7 +208,7 @@ impl ScreenContext for ProcessContext {
             facts.extend(self.device().map(|device| device.index.to_string()));
         }
         let versions = [version("Python", python, 12), version("torch", torch, 20)];
-        Title {
+        ScreenTitle {
             name: match tab {
                 None | Some(Tab::Lines) => "memprobe".to_owned(),
                 Some(tab) => format!("memprobe {}", tab.name()),
@@ -283,7 +282,6 @@ q Ctrl-C    quit; the process runs on
     }
 }
 
-/// Returns the status word and its style.
 fn word(health: &Health, is_paused: bool, theme: &Theme) -> (&'static str, Style) {
     match &health.state {
         _ if is_paused => ("PAUSED", theme.still()),

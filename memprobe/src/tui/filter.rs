@@ -85,7 +85,6 @@ impl Filter {
         matches!(self.meaning, Meaning::Matching(_))
     }
 
-    /// Returns true if the filter shows a line of this name.
     pub fn shows(&self, name: &str) -> bool {
         match &self.meaning {
             Meaning::Matching(regex) => regex.is_match(name),

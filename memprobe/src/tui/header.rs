@@ -4,7 +4,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-use super::table_screen::{DeviceTabs, Title};
+use super::table_screen::{DeviceTabs, ScreenTitle};
 use super::theme::Theme;
 use crate::view::{clean, fit, width};
 
@@ -16,7 +16,7 @@ const WIDE: u16 = 110;
 const TEXT_COLUMNS: usize = 12;
 
 /// Draws the first line: name, text, and facts at the right.
-pub fn draw_title(buffer: &mut Buffer, area: Rect, title: &Title, theme: &Theme) {
+pub fn draw_title(buffer: &mut Buffer, area: Rect, title: &ScreenTitle, theme: &Theme) {
     buffer.set_style(area, theme.bar());
     let name = format!(" {}  ", title.name);
     let columns = usize::from(area.width);
@@ -62,7 +62,6 @@ pub fn draw_device_tabs(buffer: &mut Buffer, area: Rect, devices: &DeviceTabs, t
     }
 }
 
-/// Returns the index of the device tab at a cell.
 pub fn tab_at(tabs: &[String], x: u16) -> Option<usize> {
     let mut start = 1;
     tabs.iter().position(|tab| {

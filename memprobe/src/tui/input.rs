@@ -4,7 +4,8 @@ use crossterm::event::{
     Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
 };
 
-/// Input event of a screen.
+use super::tabs::Tab;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InputEvent {
     Quit,
@@ -18,12 +19,10 @@ pub enum InputEvent {
     /// Go to the first row, and stay there as rows change.
     First,
     Last,
-    /// Open or close the selected row.
     Toggle,
     Open,
     /// Close the selected row, or go to its parent.
     Close,
-    /// Open everything beneath the selected line.
     OpenAll,
     Filter,
     /// Sort by the column so many places to the right.
@@ -37,17 +36,12 @@ pub enum InputEvent {
     Extent,
     /// Select the device so many places further.
     Device(isize),
-    /// Pause or resume.
     Pause,
     Regroup,
     Source,
     Probes,
-    Outside,
-    Tensors,
-    Modules,
-    Categories,
-    Layers,
-    Threads,
+    /// Open a screen, or return from it.
+    Screen(Tab),
     /// Go to the iteration so many later.
     Iteration(isize),
     Help,
@@ -56,24 +50,17 @@ pub enum InputEvent {
     /// New size of the terminal: columns, rows.
     Resize(u16, u16),
     Redraw,
-    /// Character typed into the prompt.
     Type(char),
-    /// Delete the last character of the prompt.
     Erase,
-    /// Delete the last word of the prompt.
     EraseWord,
-    /// Clear the prompt.
     EraseAll,
-    /// Accept the prompt's pattern.
     Accept,
 }
 
-/// Receiver of key events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Focus {
     /// The table, or an overlay on it.
     Table,
-    /// The prompt.
     Prompt,
 }
 
@@ -135,12 +122,12 @@ fn in_table(key: &KeyEvent) -> Option<InputEvent> {
         KeyCode::Char('i') => InputEvent::Regroup,
         KeyCode::Char('s') => InputEvent::Source,
         KeyCode::Char('p') => InputEvent::Probes,
-        KeyCode::Char('o') => InputEvent::Outside,
-        KeyCode::Char('t') => InputEvent::Tensors,
-        KeyCode::Char('m') => InputEvent::Modules,
-        KeyCode::Char('c') => InputEvent::Categories,
-        KeyCode::Char('L') => InputEvent::Layers,
-        KeyCode::Char('T') => InputEvent::Threads,
+        KeyCode::Char('o') => InputEvent::Screen(Tab::Outside),
+        KeyCode::Char('t') => InputEvent::Screen(Tab::Tensors),
+        KeyCode::Char('m') => InputEvent::Screen(Tab::Modules),
+        KeyCode::Char('c') => InputEvent::Screen(Tab::Categories),
+        KeyCode::Char('L') => InputEvent::Screen(Tab::Layers),
+        KeyCode::Char('T') => InputEvent::Screen(Tab::Threads),
         KeyCode::Char('[') => InputEvent::Iteration(-1),
         KeyCode::Char(']') => InputEvent::Iteration(1),
         KeyCode::Char('?' | 'h') | KeyCode::F(1) => InputEvent::Help,

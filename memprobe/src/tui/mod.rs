@@ -10,7 +10,6 @@ pub mod host;
 mod input;
 mod lines;
 mod modules;
-mod notice;
 mod outside;
 mod overlay;
 mod plot;
@@ -33,7 +32,6 @@ pub use tensors::Tensors;
 
 use crate::ledger::snapshot::Grouping;
 
-/// Request to the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
     /// End. The screen has already been left.

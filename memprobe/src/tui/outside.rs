@@ -2,38 +2,26 @@
 
 use super::context::ProcessContext;
 use super::table_screen::{
-    Cell, Column, Content, Cut, Fold, KeyHint, Needs, Query, Row, RowOf, ScreenContext, TableOf,
-    TableScreen,
+    Content, Fold, KeyHint, Needs, Query, RowOf, ScreenContext, TableOf, TableRow, TableScreen,
 };
 use super::tabs::Tab;
-use super::theme::Theme;
+use crate::event::Bytes;
 use crate::event::bytes::human;
-use crate::event::{Bytes, DeviceIndex};
 use crate::ledger::snapshot::{LineRow, OutsideRow, Site};
-use crate::view::{FileNames, clean, named_site, whole_frame};
+use crate::view::table::{Cell, Column, Tone, columns};
+use crate::view::{FileNames, clean, cuda_memory_kind, library_name, named_site, whole_frame};
 
-type OutsideColumn = Column<Outside>;
-
-const COLUMNS: [OutsideColumn; 5] = [
-    OutsideColumn::number("LIVE", 11, 0, |_, row| Cell::bytes(Some(row.data.live)))
-        .styled(Theme::strong),
-    OutsideColumn::number("PEAK", 11, 44, |_, row| Cell::bytes(Some(row.data.peak))),
-    OutsideColumn::number("BLOCKS", 7, 56, |_, row| Cell::Count(row.data.blocks)),
-    OutsideColumn::text("KIND", 16, 70, |_, row| {
-        row.data
-            .kind
-            .clone()
-            .map_or(Cell::Text(String::new()), Cell::Text)
-    }),
-    OutsideColumn::name("LIBRARY", 0, Cut::End, |_, row| {
-        Cell::Text(row.data.name.clone())
-    }),
+const COLUMNS: [Column<OutsideData>; 5] = columns![|row: OutsideData|
+    figure("LIVE").screen(11, 0).tone(Tone::Strong) => row.live,
+    figure("PEAK").screen(11, 44) => row.peak,
+    figure("BLOCKS").screen(7, 56) => row.blocks,
+    label("KIND").screen(16, 70) => row.kind.as_deref().map_or(Cell::Text("".into()), Cell::from),
+    label("LIBRARY").name(0) => &row.name,
 ];
 
 /// Key of a row: the index of its library and kind, and the line.
-type Key = (String, Option<Site>);
+type OutsideKey = (String, Option<Site>);
 
-/// Memory of a library, or of one of its lines.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OutsideData {
     live: Bytes,
@@ -41,7 +29,6 @@ pub struct OutsideData {
     blocks: u64,
     kind: Option<String>,
     name: String,
-    /// Text that tells the row in full.
     detail: String,
 }
 
@@ -53,7 +40,7 @@ pub struct Outside {
 }
 
 impl Content for Outside {
-    type Key = Key;
+    type Key = OutsideKey;
     type Data = OutsideData;
     type Context = ProcessContext;
 
@@ -63,11 +50,11 @@ impl Content for Outside {
         Some(Tab::Outside)
     }
 
-    fn columns(&self) -> &'static [Column<Self>] {
+    fn columns(&self) -> &'static [Column<OutsideData>] {
         &COLUMNS
     }
 
-    fn build(&mut self, query: &mut Query<Key>, context: &ProcessContext) -> TableOf<Self> {
+    fn build(&mut self, query: &mut Query<OutsideKey>, context: &ProcessContext) -> TableOf<Self> {
         let libraries = &context.feed.shown.cuda.rows;
         if !self.has_rows {
             query.open.extend(libraries.iter().map(key));
@@ -86,7 +73,7 @@ impl Content for Outside {
         })
     }
 
-    fn keys_beneath(&self, _row: &RowOf<Self>, context: &ProcessContext) -> Vec<Key> {
+    fn keys_beneath(&self, _row: &RowOf<Self>, context: &ProcessContext) -> Vec<OutsideKey> {
         let libraries = context.feed.shown.cuda.rows.iter();
         libraries.map(key).collect()
     }
@@ -136,24 +123,14 @@ KIND        kind of memory, and the device that it is on
 LIBRARY     library or program that called into CUDA
 ";
 
-fn key(library: &OutsideRow) -> Key {
-    let name = format!("{} {}", library.library, kind(library));
+fn key(library: &OutsideRow) -> OutsideKey {
+    let name = format!("{} {}", library.library, cuda_memory_kind(library));
     (name, None)
 }
 
-fn kind(library: &OutsideRow) -> String {
-    let space = library.space.as_str();
-    match library.device {
-        Some(device) => format!("{space} {device}"),
-        None if library.space.is_on_device() => format!("{space} {}", DeviceIndex::UNKNOWN),
-        None => space.to_owned(),
-    }
-}
-
-fn library_row(library: &OutsideRow, query: &Query<Key>) -> RowOf<Outside> {
+fn library_row(library: &OutsideRow, query: &Query<OutsideKey>) -> RowOf<Outside> {
     let key = key(library);
-    let name = library.library.rsplit('/').next();
-    Row {
+    TableRow {
         fold: query.fold(!library.lines.is_empty(), &key),
         key,
         depth: 0,
@@ -161,15 +138,15 @@ fn library_row(library: &OutsideRow, query: &Query<Key>) -> RowOf<Outside> {
             live: library.live,
             peak: library.peak,
             blocks: library.live_blocks,
-            kind: Some(kind(library)),
-            name: clean(name.unwrap_or(&library.library)),
-            detail: format!("{}  {}", clean(&library.library), kind(library)),
+            kind: Some(cuda_memory_kind(library)),
+            name: clean(library_name(library)),
+            detail: format!("{}  {}", clean(&library.library), cuda_memory_kind(library)),
         },
     }
 }
 
 fn line_row(library: &str, line: &LineRow) -> RowOf<Outside> {
-    Row {
+    TableRow {
         key: (library.to_owned(), Some(line.site.clone())),
         depth: 1,
         fold: Fold::Leaf,

@@ -1,15 +1,17 @@
-//! Texts in a box over the table, and the list of probes.
+//! Texts in a box over the table or in its place, and the list of probes.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
+use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Widget};
 
+use super::table_screen::SMALLEST;
 use super::theme::{ASCII, Theme};
 use crate::event::ProbeStatus;
 use crate::event::{CaptureOptions, Detail, GraphTracking};
 use crate::ledger::snapshot::Health;
-use crate::view::{clean, fit, wrap};
+use crate::view::{clean, fit, width, wrap};
 
 /// Maximum width of a box, for readable lines.
 const WIDEST: u16 = 78;
@@ -120,7 +122,6 @@ pub(super) fn probes(health: &Health, theme: &Theme) -> Vec<Line<'static>> {
     lines
 }
 
-/// A probe: function, offset in it, cost.
 fn probe_line(probe: &ProbeStatus, theme: &Theme) -> Line<'static> {
     let function = fit(&clean(&probe.function), 50, theme.glyphs.cut);
     let (cost, style) = if probe.emulated {
@@ -134,4 +135,27 @@ fn probe_line(probe: &ProbeStatus, theme: &Theme) -> Line<'static> {
         Span::raw(format!(" +{:#x} ", probe.offset)),
         Span::styled(format!(" {cost} "), style),
     ])
+}
+
+/// Draws two centred lines: the problem, and a remedy.
+pub fn draw_words(buffer: &mut Buffer, area: Rect, first: &str, second: &str, theme: &Theme) {
+    let top = area.y + area.height.saturating_sub(2) / 2;
+    let columns = usize::from(area.width);
+    let texts = [(first, theme.strong()), (second, theme.faint())];
+    for ((text, style), y) in texts.into_iter().zip(top..area.bottom()) {
+        let text = fit(text, columns, theme.glyphs.cut);
+        let start = area.x + (area.width - width(&text).min(columns) as u16) / 2;
+        buffer.set_stringn(start, y, text, columns, style);
+    }
+}
+
+/// Draws the message of a screen too small for any layout: the most important number, and the minimum size.
+pub fn draw_too_small(buffer: &mut Buffer, number: &str) {
+    let area = buffer.area;
+    let (least_width, least_height) = SMALLEST;
+    let needs = format!("needs {least_width}x{least_height}");
+    let texts = [number, "memprobe", &needs, "q quit"];
+    for (text, y) in texts.into_iter().zip(area.y..area.bottom()) {
+        buffer.set_stringn(area.x, y, text, usize::from(area.width), Style::new());
+    }
 }

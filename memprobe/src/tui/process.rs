@@ -13,13 +13,13 @@ use super::attribution::{AttributionQuery, AttributionTables};
 use super::categories::Categories;
 use super::context::{ProcessContext, WayBack};
 use super::input::{InputEvent, wanted};
-use super::lines::Lines;
-use super::modules::Modules;
+use super::lines::LineList;
+use super::modules::ModuleList;
 use super::outside::Outside;
 use super::table_screen::{ScreenHandle, ScreenRequest, TableScreen};
 use super::tabs::Tab;
 use super::tensors::{TensorList, Tensors};
-use super::terminal::{self, Stage, Step};
+use super::terminal::{self, Stage, StageStep};
 use super::theme::Theme;
 use super::threads::Threads;
 use super::{Command, SourceText};
@@ -64,7 +64,6 @@ pub fn run(
 /// Error if the caller no longer receives requests.
 pub(super) const ENDED: &str = "the measurement has ended";
 
-/// Sends a request to the caller.
 pub(super) type Ask = Box<dyn Fn(Command) -> Result<()> + Send>;
 
 /// Screens of one process, and the channels to the caller.
@@ -73,28 +72,15 @@ pub(super) struct ProcessStage {
     ask: Ask,
     quit: Receiver<bool>,
     context: ProcessContext,
-    lines: TableScreen<Lines>,
-    modules: TableScreen<Modules>,
-    layers: TableScreen<Modules>,
+    lines: TableScreen<LineList>,
+    modules: TableScreen<ModuleList>,
+    layers: TableScreen<ModuleList>,
     categories: TableScreen<Categories>,
     tensors: TableScreen<TensorList>,
     outside: TableScreen<Outside>,
     threads: TableScreen<Threads>,
     size: (u16, u16),
     screen: Tab,
-}
-
-/// Returns the screen that a key opens; the same key returns from it.
-const fn opened(wanted: InputEvent) -> Option<Tab> {
-    match wanted {
-        InputEvent::Tensors => Some(Tab::Tensors),
-        InputEvent::Modules => Some(Tab::Modules),
-        InputEvent::Layers => Some(Tab::Layers),
-        InputEvent::Categories => Some(Tab::Categories),
-        InputEvent::Outside => Some(Tab::Outside),
-        InputEvent::Threads => Some(Tab::Threads),
-        _ => None,
-    }
 }
 
 impl ProcessStage {
@@ -112,10 +98,10 @@ impl ProcessStage {
             news,
             ask,
             quit,
-            lines: TableScreen::new(Lines::new(sources), &context),
-            modules: TableScreen::new(Modules::default(), &context),
-            layers: TableScreen::new(Modules::of_iterations(), &context),
-            categories: TableScreen::new(Categories::default(), &context),
+            lines: TableScreen::new(LineList::new(sources), &context),
+            modules: TableScreen::new(ModuleList::default(), &context),
+            layers: TableScreen::new(ModuleList::of_iterations(), &context),
+            categories: TableScreen::new(Categories, &context),
             tensors: TableScreen::new(TensorList::default(), &context),
             outside: TableScreen::new(Outside::default(), &context),
             threads: TableScreen::new(Threads, &context),
@@ -125,7 +111,6 @@ impl ProcessStage {
         }
     }
 
-    /// Returns the screen shown, and the state that it shares with the others.
     fn parts(&mut self) -> (&mut dyn ScreenHandle<ProcessContext>, &mut ProcessContext) {
         let screen: &mut dyn ScreenHandle<ProcessContext> = match self.screen {
             Tab::Lines | Tab::Probes => &mut self.lines,
@@ -139,7 +124,6 @@ impl ProcessStage {
         (screen, &mut self.context)
     }
 
-    /// Returns the attribution table that the current screen needs.
     fn explains(&self) -> AttributionQuery {
         match self.screen {
             Tab::Modules => self.modules.content.explains(),
@@ -193,37 +177,37 @@ impl Stage for ProcessStage {
         screen.resize(width, height, context);
     }
 
-    fn handle(&mut self, event: &Event) -> Result<Step> {
+    fn handle(&mut self, event: &Event) -> Result<StageStep> {
         if let Event::Resize(width, height) = event {
             self.resize(*width, *height);
-            return Ok(Step::DrawAll);
+            return Ok(StageStep::DrawAll);
         }
         let (screen, context) = self.parts();
         let Some(wanted) = wanted(event, screen.focus()) else {
-            return Ok(Step::Nothing);
+            return Ok(StageStep::Nothing);
         };
-        if let Some(asked) = opened(wanted) {
+        if let InputEvent::Screen(asked) = wanted {
             let is_shown = asked == self.screen;
             self.open(if is_shown { Tab::Lines } else { asked })?;
-            return Ok(Step::Draw);
+            return Ok(StageStep::Draw);
         }
         match screen.handle(wanted, context) {
-            Some(ScreenRequest::Quit) => return Ok(Step::Leave),
+            Some(ScreenRequest::Quit) => return Ok(StageStep::Leave),
             Some(ScreenRequest::Leave) if self.screen != Tab::Lines => {
                 self.open(Tab::Lines)?;
             }
             Some(ScreenRequest::Leave) => {
                 return Ok(match self.context.way_back {
-                    WayBack::Host => Step::Back,
-                    WayBack::Out => Step::Leave,
+                    WayBack::Host => StageStep::Back,
+                    WayBack::Out => StageStep::Leave,
                 });
             }
             Some(ScreenRequest::Send(command)) => (self.ask)(command)?,
             Some(ScreenRequest::Open(_)) | None => {}
         }
         Ok(match wanted {
-            InputEvent::Redraw => Step::DrawAll,
-            _ => Step::Draw,
+            InputEvent::Redraw => StageStep::DrawAll,
+            _ => StageStep::Draw,
         })
     }
 

@@ -14,7 +14,6 @@ use crate::view::{clean, counted, fit, fit_end, width};
 /// Status of a measurement, in one line.
 #[derive(Default)]
 pub(super) struct StatusLine {
-    /// Status word and its style.
     pub(super) word: (&'static str, Style),
     pub(super) losses: Losses,
     /// Text in place of the facts, such as a note about the last key.
@@ -66,7 +65,6 @@ fn fitting(facts: &[(u8, String)], available: usize) -> String {
     joined(&taken)
 }
 
-/// Describes the losses in words.
 fn lost(losses: &Losses) -> String {
     let Losses {
         events,
@@ -138,9 +136,7 @@ pub(super) struct Prompt<'a> {
     pub(super) filter: &'a Filter,
     /// Description of the text that the pattern is matched against.
     pub(super) looks_in: &'static str,
-    /// Rows that match.
     pub(super) shown: usize,
-    /// All rows.
     pub(super) all: usize,
 }
 

@@ -23,61 +23,30 @@ pub(super) enum Tab {
 }
 
 impl Tab {
-    const ALL: [Self; 8] = [
-        Self::Lines,
-        Self::Modules,
-        Self::Layers,
-        Self::Categories,
-        Self::Tensors,
-        Self::Outside,
-        Self::Threads,
-        Self::Probes,
+    /// Each screen with its key and its name. Where space is short, the highest rank loses its name first.
+    const ALL: [(Self, &'static str, &'static str, usize); 8] = [
+        (Self::Lines, "Esc", "lines", 0),
+        (Self::Modules, "m", "modules", 1),
+        (Self::Layers, "L", "layers", 2),
+        (Self::Categories, "c", "categories", 3),
+        (Self::Tensors, "t", "tensors", 4),
+        (Self::Outside, "o", "outside", 6),
+        (Self::Threads, "T", "threads", 7),
+        (Self::Probes, "p", "probes", 5),
     ];
 
-    /// Screens in the order in which they lose their name where space is short.
-    const LESS_NAMED: [Self; 8] = [
-        Self::Threads,
-        Self::Outside,
-        Self::Probes,
-        Self::Tensors,
-        Self::Categories,
-        Self::Layers,
-        Self::Modules,
-        Self::Lines,
-    ];
-
-    /// Returns the key that leads to the screen from any other.
-    const fn key(self) -> &'static str {
-        match self {
-            Self::Lines => "Esc",
-            Self::Modules => "m",
-            Self::Layers => "L",
-            Self::Categories => "c",
-            Self::Tensors => "t",
-            Self::Outside => "o",
-            Self::Threads => "T",
-            Self::Probes => "p",
-        }
-    }
-
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Lines => "lines",
-            Self::Modules => "modules",
-            Self::Layers => "layers",
-            Self::Categories => "categories",
-            Self::Tensors => "tensors",
-            Self::Outside => "outside",
-            Self::Threads => "threads",
-            Self::Probes => "probes",
-        }
+    pub(super) fn name(self) -> &'static str {
+        let mut all = Self::ALL.iter();
+        let entry = all.find(|(tab, ..)| *tab == self);
+        entry.map_or("", |(_, _, name, _)| name)
     }
 }
 
 /// Draws the tab bar. Where space is short, less important screens have their key alone.
 pub(super) fn draw_tabs(buffer: &mut Buffer, area: Rect, current: Tab, theme: &Theme) {
-    let line = (0..=Tab::LESS_NAMED.len())
-        .map(|unnamed| bar(current, &Tab::LESS_NAMED[..unnamed], theme))
+    let line = (0..=Tab::ALL.len()).rev();
+    let line = line
+        .map(|named| bar(current, named, theme))
         .find(|line| line.width() <= usize::from(area.width));
     let line = line.unwrap_or_else(|| Line::from(vec![Span::raw(" "), marked(current, theme)]));
     if !area.is_empty() {
@@ -85,18 +54,19 @@ pub(super) fn draw_tabs(buffer: &mut Buffer, area: Rect, current: Tab, theme: &T
     }
 }
 
-fn bar(current: Tab, unnamed: &[Tab], theme: &Theme) -> Line<'static> {
+/// Names the screens of a rank below `named`.
+fn bar(current: Tab, named: usize, theme: &Theme) -> Line<'static> {
     let mut spans = Vec::new();
-    for tab in Tab::ALL {
+    for (tab, key, name, rank) in Tab::ALL {
         let between = if spans.is_empty() { " " } else { "  " };
         spans.push(Span::raw(between));
         if tab == current {
             spans.push(marked(tab, theme));
             continue;
         }
-        spans.push(Span::styled(tab.key(), theme.strong()));
-        if !unnamed.contains(&tab) {
-            spans.push(Span::raw(format!(" {}", tab.name())));
+        spans.push(Span::styled(key, theme.strong()));
+        if rank < named {
+            spans.push(Span::raw(format!(" {name}")));
         }
     }
     Line::from(spans)

@@ -31,13 +31,10 @@ static ENTERED: AtomicBool = AtomicBool::new(false);
 
 /// Screen independent of its terminal.
 pub(super) trait Stage {
-    /// Returns true if the caller wants the screen to end.
     fn is_over(&self) -> bool;
 
-    /// Takes new data from the caller; returns true if the screen must be redrawn.
     fn take_news(&mut self) -> bool;
 
-    /// Sets the terminal's columns and rows.
     fn resize(&mut self, width: u16, height: u16);
 
     /// Handles a terminal event.
@@ -45,18 +42,15 @@ pub(super) trait Stage {
     /// # Errors
     ///
     /// If the caller needed for it has ended.
-    fn handle(&mut self, event: &Event) -> Result<Step>;
+    fn handle(&mut self, event: &Event) -> Result<StageStep>;
 
     /// Draws the screen. Returns the position of the visible cursor, if any.
     fn draw(&mut self, buffer: &mut Buffer, theme: &Theme) -> Option<Position>;
 }
 
-/// Reaction to a terminal event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
-    /// No reaction.
+pub(super) enum StageStep {
     Nothing,
-    /// Redraw.
     Draw,
     /// Clear the terminal and redraw.
     DrawAll,
@@ -120,10 +114,10 @@ where
         while let Some(event) = input(patience)? {
             patience = Duration::ZERO;
             match stage.handle(&event)? {
-                Step::Nothing => continue,
-                Step::Leave | Step::Back => return Ok(()),
-                Step::DrawAll => terminal.clear()?,
-                Step::Draw => {}
+                StageStep::Nothing => continue,
+                StageStep::Leave | StageStep::Back => return Ok(()),
+                StageStep::DrawAll => terminal.clear()?,
+                StageStep::Draw => {}
             }
             stale = true;
         }

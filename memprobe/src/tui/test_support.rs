@@ -9,7 +9,7 @@ use ratatui::layout::{Position, Rect};
 use ratatui::style::{Color, Modifier};
 
 use super::input::InputEvent;
-use super::table_screen::{Content, Layout, ScreenHandle, ScreenRequest, TableScreen};
+use super::table_screen::{Content, ScreenHandle, ScreenLayout, ScreenRequest, TableScreen};
 use super::theme::{ASCII, Ink, Theme, UNICODE};
 
 /// Terminal with colour and Unicode.
@@ -25,13 +25,13 @@ pub const BARE: Theme = Theme {
 };
 
 /// Columns and rows of a terminal.
-pub type Size = (u16, u16);
+pub type ScreenSize = (u16, u16);
 
 /// Default size of terminals.
-pub const SMALL: Size = (80, 24);
+pub const SMALL: ScreenSize = (80, 24);
 
 /// Draws on a test terminal of this size.
-pub fn drawn(size: Size, draw: impl FnOnce(&mut Buffer) -> Option<Position>) -> TestBackend {
+pub fn drawn(size: ScreenSize, draw: impl FnOnce(&mut Buffer) -> Option<Position>) -> TestBackend {
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
     terminal
         .draw(|frame| {
@@ -50,7 +50,7 @@ pub struct Shown<C: Content> {
 }
 
 impl<C: Content> Shown<C> {
-    pub fn new(content: C, context: C::Context, size: Size) -> Self {
+    pub fn new(content: C, context: C::Context, size: ScreenSize) -> Self {
         let mut screen = TableScreen::new(content, &context);
         screen.resize(size.0, size.1, &context);
         Self { screen, context }
@@ -76,7 +76,7 @@ impl<C: Content> Shown<C> {
         self.screen.rebuild(&self.context);
     }
 
-    pub fn areas(&self) -> Layout {
+    pub fn areas(&self) -> ScreenLayout {
         self.screen.layout(&self.context).unwrap()
     }
 
@@ -84,7 +84,7 @@ impl<C: Content> Shown<C> {
         self.screen.draw(buffer, &self.context, theme)
     }
 
-    pub fn drawn(&self, size: Size, theme: &Theme) -> TestBackend {
+    pub fn drawn(&self, size: ScreenSize, theme: &Theme) -> TestBackend {
         drawn(size, |buffer| self.draw(buffer, theme))
     }
 
@@ -124,7 +124,7 @@ impl<C: Content> Deref for Shown<C> {
 }
 
 /// Returns a buffer to draw on without a terminal.
-pub fn blank(size: Size) -> Buffer {
+pub fn blank(size: ScreenSize) -> Buffer {
     Buffer::empty(Rect::new(0, 0, size.0, size.1))
 }
 
@@ -136,7 +136,7 @@ pub fn typed(pattern: &str) -> Vec<InputEvent> {
 }
 
 /// Sizes at which a screen has all of its parts, some, or none.
-pub fn sizes() -> impl Iterator<Item = Size> {
+pub fn sizes() -> impl Iterator<Item = ScreenSize> {
     let widths = [0, 1, 23, 24, 40, 79, 120, 200];
     let heights = [0, 1, 4, 5, 8, 12, 24, 60];
     widths
@@ -145,7 +145,7 @@ pub fn sizes() -> impl Iterator<Item = Size> {
 }
 
 /// Many more sizes, at and around the thresholds of the layouts.
-pub fn all_sizes() -> Vec<Size> {
+pub fn all_sizes() -> Vec<ScreenSize> {
     // Thresholds at which a part of a screen appears or disappears, and their neighbours.
     let heights = [
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 19, 24, 25,

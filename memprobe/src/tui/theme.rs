@@ -7,7 +7,6 @@ use std::ffi::OsString;
 
 use ratatui::style::{Color, Modifier, Style};
 
-/// Capabilities of the terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ink {
     /// The terminal's sixteen colours, which suit its background.
@@ -18,7 +17,6 @@ pub enum Ink {
     Plain,
 }
 
-/// Glyphs of a terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Glyphs {
     /// Fill of one cell in eighths, empty to full, from the bottom.
@@ -31,21 +29,15 @@ pub struct Glyphs {
     pub closed: &'static str,
     /// Fold mark of an open row.
     pub open: &'static str,
-    /// Mark of the selected row.
     pub cursor: &'static str,
-    /// Mark of cut text.
     pub cut: &'static str,
-    /// Arrow from a line to its caller.
     pub caller: &'static str,
-    /// Arrow from a line to its callee.
     pub callee: &'static str,
     /// Sort arrow: largest or last first.
     pub falling: &'static str,
     /// Sort arrow: smallest or first first.
     pub climbing: &'static str,
-    /// Horizontal rule.
     pub rule: &'static str,
-    /// Vertical rule.
     pub wall: &'static str,
     /// Separator between parts of a sentence.
     pub dot: &'static str,
@@ -53,7 +45,6 @@ pub struct Glyphs {
     pub arrows: &'static str,
 }
 
-/// Glyphs of terminals with Unicode.
 pub const UNICODE: Glyphs = Glyphs {
     rising: [" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"],
     growing: [" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"],
@@ -72,7 +63,6 @@ pub const UNICODE: Glyphs = Glyphs {
     arrows: "↑↓",
 };
 
-/// Glyphs of terminals without Unicode.
 pub const ASCII: Glyphs = Glyphs {
     rising: [" ", " ", " ", " ", "#", "#", "#", "#", "#"],
     growing: [" ", " ", " ", " ", "#", "#", "#", "#", "#"],
@@ -91,7 +81,6 @@ pub const ASCII: Glyphs = Glyphs {
     arrows: "Up/Down",
 };
 
-/// Appearance on one terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Theme {
     pub ink: Ink,

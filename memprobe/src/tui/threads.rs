@@ -1,65 +1,27 @@
 //! Screen of threads: the memory that each allocated.
 
 use super::context::ProcessContext;
-use super::table_screen::{
-    Cell, Column, Content, Cut, KeyHint, Query, Row, RowOf, TableOf, TableScreen, amount,
-};
+use super::table_screen::{Content, KeyHint, Query, RowOf, TableOf, TableRow, TableScreen};
 use super::tabs::Tab;
-use super::theme::Theme;
 use crate::attribution::tables::{AllocatingThread, DeviceThreads, ThreadRow};
 use crate::event::bytes::human;
-use crate::event::{Bytes, Tid};
-use crate::view::{BEFORE_ATTACH, UNACCOUNTED, counted, thread};
-
-type ThreadColumn = Column<Threads>;
-
-const COLUMNS: [ThreadColumn; 7] = [
-    ThreadColumn::number("LIVE", 11, 0, |_, row| Cell::Bytes(row.data.live)).styled(Theme::strong),
-    ThreadColumn::number("AT PEAK", 11, 44, |_, row| Cell::Bytes(row.data.at_peak)),
-    ThreadColumn::number("PEAK", 11, 100, |_, row| Cell::bytes(row.data.peak)),
-    ThreadColumn::number("BLOCKS", 7, 56, |_, row| count(row.data.blocks)),
-    ThreadColumn::number("ALLOCS", 9, 90, |_, row| count(row.data.allocs)),
-    ThreadColumn::number("TID", 8, 50, |_, row| {
-        row.data.tid.map_or(Cell::Unknown, |tid| {
-            Cell::Ranked(tid.0.into(), tid.0.to_string())
-        })
-    })
-    .climbing(),
-    ThreadColumn::name("THREAD", 0, Cut::End, |_, row| {
-        Cell::Text(row.data.name.clone())
-    }),
-];
-
-fn count(number: Option<u64>) -> Cell {
-    number.map_or(Cell::Unknown, Cell::Count)
-}
+use crate::view::cells::remainders;
+use crate::view::table::{Cell, Column, Precision};
+use crate::view::{THREAD_COLUMNS, ThreadEntry, counted};
 
 /// Thread of a row, or the name of bytes without one.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum Key {
+pub enum ThreadKey {
     Thread(AllocatingThread),
     Rest(&'static str),
 }
 
-/// Memory that a thread allocated.
-#[derive(Clone, PartialEq, Debug)]
-pub struct ThreadData {
-    live: i128,
-    at_peak: i128,
-    peak: Option<Bytes>,
-    blocks: Option<u64>,
-    allocs: Option<u64>,
-    tid: Option<Tid>,
-    name: String,
-}
-
-/// Threads of the device shown.
 #[derive(Default)]
 pub struct Threads;
 
 impl Content for Threads {
-    type Key = Key;
-    type Data = ThreadData;
+    type Key = ThreadKey;
+    type Data = ThreadEntry;
     type Context = ProcessContext;
 
     const SEARCHED: &'static str = "thread";
@@ -68,17 +30,17 @@ impl Content for Threads {
         Some(Tab::Threads)
     }
 
-    fn columns(&self) -> &'static [Column<Self>] {
-        &COLUMNS
+    fn columns(&self) -> &'static [Column<ThreadEntry>] {
+        &THREAD_COLUMNS
     }
 
-    fn build(&mut self, query: &mut Query<Key>, context: &ProcessContext) -> TableOf<Self> {
+    fn build(&mut self, query: &mut Query<ThreadKey>, context: &ProcessContext) -> TableOf<Self> {
         let Some(device) = shown(context) else {
             return TableOf::<Self>::default();
         };
         let rows = device.rows.iter().map(thread_row).chain(rest(device));
         let entries: Vec<(RowOf<Self>, ())> = rows.map(|row| (row, ())).collect();
-        let live = |row: &RowOf<Self>| row.data.live;
+        let live = |row: &RowOf<Self>| row.data.bytes[0].rank();
         let searched = |row: &RowOf<Self>| row.data.name.clone();
         query.table(self, entries, live, searched, |_, ()| Vec::new())
     }
@@ -99,16 +61,15 @@ impl Content for Threads {
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
         let data = &row.data;
-        let blocks = data
-            .blocks
-            .map(|blocks| format!(" in {}", counted(blocks, "block")));
+        let blocks = data.counts.map(|[blocks, _]| counted(blocks, "block"));
+        let blocks = blocks.map(|blocks| format!(" in {blocks}"));
         let peak = data.peak.map(|peak| format!(", at most {}", human(peak)));
         let tid = data.tid.map(|tid| format!(" (TID {})", tid.0));
         vec![format!(
             "{}{}: {}{}{}",
             data.name,
             tid.unwrap_or_default(),
-            amount(data.live),
+            data.bytes[0].text(Precision::Exact),
             blocks.unwrap_or_default(),
             peak.unwrap_or_default(),
         )]
@@ -133,43 +94,18 @@ fn shown(context: &ProcessContext) -> Option<&DeviceThreads> {
 }
 
 fn thread_row(row: &ThreadRow) -> RowOf<Threads> {
-    let held = &row.holding;
-    Row::leaf(
-        Key::Thread(row.allocator),
-        ThreadData {
-            live: held.live.0.into(),
-            at_peak: held.at_peak.0.into(),
-            peak: held.peak,
-            blocks: Some(held.live_blocks),
-            allocs: Some(held.allocs),
-            tid: match row.allocator {
-                AllocatingThread::Thread(tid) => Some(tid),
-                AllocatingThread::BeforeOpening | AllocatingThread::TooMany => None,
-            },
-            name: thread(row),
-        },
-    )
+    TableRow::leaf(ThreadKey::Thread(row.allocator), ThreadEntry::new(row))
 }
 
 /// Rows that complete the sum to the allocator's total.
 fn rest(device: &DeviceThreads) -> impl Iterator<Item = RowOf<Threads>> {
-    let before = device.before_attach.map(|bytes| i128::from(bytes.0));
-    let unaccounted = device.unaccounted.map(i128::from);
-    let rows = [(BEFORE_ATTACH, before), (UNACCOUNTED, unaccounted)];
-    let rows = rows.into_iter().filter(|(_, bytes)| *bytes != [0; 2]);
-    rows.map(|(name, [live, at_peak])| {
-        Row::leaf(
-            Key::Rest(name),
-            ThreadData {
-                live,
-                at_peak,
-                peak: None,
-                blocks: None,
-                allocs: None,
-                tid: None,
-                name: name.to_owned(),
-            },
-        )
+    let before = device.before_attach.map(|bytes| bytes.0);
+    let rest = remainders(before, device.unaccounted).into_iter();
+    rest.map(|rest| {
+        let key = ThreadKey::Rest(rest.name);
+        let mut line = ThreadEntry::from(rest);
+        line.bytes = line.bytes.map(|bytes| Cell::from(bytes.rank()));
+        TableRow::leaf(key, line)
     })
 }
 
@@ -182,7 +118,7 @@ mod tests {
     use super::super::test_support::{COLOUR, SMALL, Shown};
     use super::*;
     use crate::attribution::tables::Holding;
-    use crate::event::{DeviceIndex, Totals};
+    use crate::event::{Bytes, DeviceIndex, Tid, Totals};
 
     const MIB: u64 = 1 << 20;
 
@@ -229,7 +165,12 @@ mod tests {
     #[test]
     fn the_rows_add_up_to_the_allocator() {
         let screen = screen(&[]);
-        let live: i128 = screen.table.rows.iter().map(|row| row.data.live).sum();
+        let live: i128 = screen
+            .table
+            .rows
+            .iter()
+            .map(|row| row.data.bytes[0].rank())
+            .sum();
         let total = screen.content.total(&screen.context);
         assert_eq!(Some((live, "allocated")), total);
     }

@@ -1,12 +1,29 @@
 //! Text for memory attribution: modules, categories and iterations.
 
 use crate::attribution::tables::{
-    AllocatingThread, CategoryRule, CoverageStart, IterationKind, ModuleScope, Portion, RuleStatus,
-    Source, ThreadRow,
+    Additive, AllocatingThread, CategoryRule, CoverageStart, IterationKind, ModuleRow, ModuleScope,
+    Portion, RuleStatus, Source, ThreadRow, fold,
 };
 
 use super::clean;
 use super::names::{BEFORE_ATTACH, BEFORE_OPENING, UNACCOUNTED};
+
+/// Display of modules that differ only in a number, such as a transformer's layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Alike {
+    /// Shown as one row.
+    #[default]
+    Folded,
+    /// One row per module.
+    Each,
+}
+
+pub fn folded<S: Additive + Copy>(modules: Vec<ModuleRow<S>>, alike: Alike) -> Vec<ModuleRow<S>> {
+    match alike {
+        Alike::Folded => fold(modules),
+        Alike::Each => modules,
+    }
+}
 
 /// Returns the row name of memory that belongs to no known module.
 pub fn no_module(place: &ModuleScope) -> &'static str {

@@ -1,11 +1,168 @@
 //! Text for processes on the host screen: state, top line, command, rank and device list.
 
+use std::sync::Arc;
+
+use super::cells::frame;
 use super::names::{BEFORE_ATTACH, FileNames};
 use super::number::{counted, percent};
+use super::table::{Cell, Column, SortOrder, Tone, columns};
 use super::text::clean;
 use crate::ledger::snapshot::host::{
-    DriverDevice, DriverSnapshot, Holder, ProcessRow, ProcessState, Rank,
+    DeviceRow, DriverDevice, DriverSnapshot, DriverUse, Holder, HostSnapshot, ProcessRow,
+    ProcessState, Rank, TREND_STEPS,
 };
+
+#[derive(Clone)]
+pub struct ProcessEntry {
+    pub host: Arc<HostSnapshot>,
+    /// Index of the process in the snapshot.
+    pub at: usize,
+    /// Names of the files of all top lines.
+    pub names: Arc<FileNames>,
+}
+
+/// Selection of processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum HostExtent {
+    /// Processes that hold memory, or may.
+    #[default]
+    Holders,
+    /// All processes that have loaded CUDA.
+    All,
+}
+
+impl HostExtent {
+    pub fn includes(self, host: &HostSnapshot, row: &ProcessRow) -> bool {
+        self == Self::All || !host.holds_nothing(row)
+    }
+}
+
+const CLIMBING: Option<SortOrder> = Some(SortOrder::Climbing);
+
+pub const PROCESS_COLUMNS: [Column<ProcessEntry>; 28] = columns![|row: ProcessEntry|
+    number("pid", "PID").screen(7, 0).order(CLIMBING) => row.process().tgid.0,
+    data("pid_inside") => row.process().target.inner_tgid.map(|inner| inner.0),
+    text("user", "USER").priority(4).screen(8, 72) => row.process().facts.user.as_deref(),
+    data("command") => &*row.process().target.command,
+    text("container", "CONTAINER").priority(3).screen(12, 112) => row.process().target.container.as_deref(),
+    figure("RANK").priority(2).screen(5, 90).order(CLIMBING) => row.rank(),
+    data("rank") => row.process().facts.rank.map(|rank| rank.global),
+    data("local_rank") => row.process().facts.rank.and_then(|rank| rank.local),
+    data("world_size") => row.process().facts.rank.and_then(|rank| rank.world),
+    data("python") => row.process().target.python.as_deref(),
+    data("torch") => row.process().target.torch.as_deref(),
+    data("state") => row.state().0,
+    data("reason") => row.state().1,
+    data("note") => row.process().note.as_deref(),
+    figure("DEV").priority(1).screen(5, 56).order(CLIMBING) => row.device_list(),
+    number("allocated", "ALLOC").short().screen(8, 0).tone(Tone::Strong) =>
+        row.process().totals().map(|totals| totals.allocated),
+    number("reserved", "RESERVED").priority(5).short().screen(8, 64) => row.process().totals().map(|totals| totals.reserved),
+    number("driver", "DRIVER").short().screen(8, 40) => row.process().driver_total(),
+    data("driver_unknown") => driver_gap(row.process(), &row.host.driver),
+    data("peak_allocated").headed("PEAK").short().screen(8, 72) =>
+        row.process().totals().map(|_| row.process().peak.allocated),
+    data("peak_reserved") => row.process().totals().map(|_| row.process().peak.reserved),
+    data("devices") => row.devices(),
+    data("driver_devices") => row.driver_devices(),
+    data("top") => row.top(),
+    data("events") => row.process().events,
+    figure("TREND 1m").not_in_text().screen(10, 112).tone(Tone::Graph) => row.trend(),
+    label("COMMAND").width(10, 40).screen(0, 0) => short_command(&row.process().target.command),
+    label("TOP LINE").screen(0, 96) => row.state_or_top_line(),
+];
+
+impl ProcessEntry {
+    pub fn process(&self) -> &ProcessRow {
+        &self.host.processes[self.at]
+    }
+
+    /// State, and the reason for it.
+    fn state(&self) -> (&'static str, Option<&str>) {
+        match &self.process().state {
+            ProcessState::Probed => ("probed", None),
+            ProcessState::Waiting(what) => ("waiting", Some(what)),
+            ProcessState::Refused(reason) => ("refused", Some(reason)),
+            ProcessState::Ended => ("ended", None),
+        }
+    }
+
+    fn rank(&self) -> Option<Cell<'_>> {
+        let of = self.process().facts.rank?;
+        Some(Cell::Ranked(of.global.into(), rank(of).into()))
+    }
+
+    fn device_list(&self) -> Option<Cell<'_>> {
+        let row = self.process();
+        let own = row.devices.first().map(|device| device.index.0.into());
+        let first = own.or_else(|| row.driver.first().map(|held| held.device))?;
+        Some(Cell::Ranked(first.into(), device_list(row)?.into()))
+    }
+
+    fn trend(&self) -> Cell<'_> {
+        match &self.process().trend.points[..] {
+            [] => Cell::Unknown,
+            points => Cell::Trend(points, TREND_STEPS),
+        }
+    }
+
+    /// Line that holds most. `kind` is one of a report, or `before_attach`.
+    fn top(&self) -> Option<Cell<'_>> {
+        let top = self.process().top.as_ref()?;
+        let (kind, line) = match &top.holder {
+            Holder::Site(site) => (site.as_str(), site.frame()),
+            Holder::BeforeAttach => ("before_attach", None),
+        };
+        let mut fields = vec![("kind", kind.into())];
+        if let Some(Cell::Object(line)) = line.map(frame) {
+            fields.extend(line);
+        }
+        fields.push(("live", top.live.into()));
+        Some(Cell::Object(fields))
+    }
+
+    fn devices(&self) -> Cell<'_> {
+        let device = |device: &DeviceRow| {
+            Cell::Object(vec![
+                ("device", u32::from(device.index.0).into()),
+                ("allocated", device.totals.allocated.into()),
+                ("reserved", device.totals.reserved.into()),
+            ])
+        };
+        Cell::List(self.process().devices.iter().map(device).collect())
+    }
+
+    fn driver_devices(&self) -> Cell<'_> {
+        let device = |held: &DriverUse| {
+            Cell::Object(vec![
+                ("gpu", held.device.into()),
+                ("bytes", held.bytes.into()),
+            ])
+        };
+        Cell::List(self.process().driver.iter().map(device).collect())
+    }
+
+    fn state_or_top_line(&self) -> Option<String> {
+        let row = self.process();
+        match (process_state(row), top_line(row, &self.names)) {
+            (Some(ended), Some(top)) if row.state == ProcessState::Ended => {
+                Some(format!("{ended}: {}", top.trim()))
+            }
+            (state, top) => state.or(top),
+        }
+    }
+}
+
+/// Returns the file names of the top lines.
+pub fn top_line_names(processes: &[ProcessRow]) -> FileNames {
+    let frames = processes
+        .iter()
+        .filter_map(|row| match &row.top.as_ref()?.holder {
+            Holder::Site(site) => site.frame(),
+            Holder::BeforeAttach => None,
+        });
+    FileNames::of(frames.map(|frame| &frame.file))
+}
 
 /// Returns the reason why a process has no figures, or that it has ended; `None` for a probed process.
 pub fn process_state(row: &ProcessRow) -> Option<String> {
@@ -18,7 +175,7 @@ pub fn process_state(row: &ProcessRow) -> Option<String> {
 }
 
 /// Returns the source line with the most live bytes, preceded by its share of the process's allocated bytes.
-pub fn top_line(row: &ProcessRow, names: &FileNames) -> Option<String> {
+fn top_line(row: &ProcessRow, names: &FileNames) -> Option<String> {
     let top = row.top.as_ref()?;
     let name = match &top.holder {
         Holder::Site(site) => names.site(site),
@@ -30,7 +187,7 @@ pub fn top_line(row: &ProcessRow, names: &FileNames) -> Option<String> {
 }
 
 /// Returns the command line with the program's path cut to its file name: `python train.py`.
-pub fn short_command(command: &str) -> String {
+fn short_command(command: &str) -> String {
     let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
     let name = program.rsplit('/').next().filter(|name| !name.is_empty());
     clean(format!("{} {arguments}", name.unwrap_or(program)).trim_end())
@@ -46,7 +203,7 @@ pub fn rank(rank: Rank) -> String {
 
 /// Returns the devices by the ordinals of the process, such as `0-3` or `0,2`. Falls back to the driver's
 /// numbering (`gpu5`) if only the driver reports any.
-pub fn device_list(row: &ProcessRow) -> Option<String> {
+fn device_list(row: &ProcessRow) -> Option<String> {
     if !row.devices.is_empty() {
         let own = row.devices.iter().map(|device| u32::from(device.index.0));
         return Some(ranges(own));
@@ -88,20 +245,13 @@ pub fn device_gaps(device: &DriverDevice) -> Vec<String> {
             gaps.push(format!("memory and processes unknown: {}", clean(reason)));
         }
         (memory, processes) => {
-            let unknown =
-                |what: &str, reason: &String| format!("{what} unknown: {}", clean(reason));
-            gaps.extend(
-                memory
-                    .as_ref()
-                    .err()
-                    .map(|reason| unknown("memory", reason)),
-            );
-            gaps.extend(
-                processes
-                    .as_ref()
-                    .err()
-                    .map(|reason| unknown("processes", reason)),
-            );
+            let unread = [
+                ("memory", memory.as_ref().err()),
+                ("processes", processes.as_ref().err()),
+            ];
+            for (what, reason) in unread {
+                gaps.extend(reason.map(|reason| format!("{what} unknown: {}", clean(reason))));
+            }
         }
     }
     gaps

@@ -3,6 +3,7 @@
 //! Every text from the target passes [`clean`] before it is shown.
 
 mod attribution;
+pub mod cells;
 mod host;
 mod names;
 mod number;
@@ -10,21 +11,24 @@ mod process;
 pub mod table;
 mod tensors;
 mod text;
+mod threads;
 
 pub use attribution::{
-    before, iteration, iterations_by, no_module, peak, portion, sureness, thread,
+    Alike, before, folded, iteration, iterations_by, no_module, peak, portion, sureness,
 };
 pub use host::{
-    device_gaps, device_list, driver_gap, process_state, rank, short_command, top_line,
+    HostExtent, PROCESS_COLUMNS, ProcessEntry, device_gaps, driver_gap, process_state, rank,
+    top_line_names,
 };
 pub use names::{
-    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, named_site, named_stack, native_place, place,
-    whole_frame,
+    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_name, named_site,
+    named_stack, native_place, place, whole_frame,
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
 pub use process::process;
 pub use tensors::{
-    consistency, full_retainer, milliseconds, retainer, shape, tensor_kind, tensor_label,
-    tensor_name, tensors_label, whole_tensor_name,
+    TensorGroup, consistency, full_retainer, milliseconds, retainer, shape, tensor_kind,
+    tensor_label, tensor_name, tensors_label, whole_tensor_name,
 };
 pub use text::{CUT, clean, fit, fit_end, fit_middle, width, wrap};
+pub use threads::{THREAD_COLUMNS, ThreadEntry};

@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::text::{CUT, clean};
-use crate::event::{Frame, Stack, StackKind};
-use crate::ledger::snapshot::Site;
+use crate::event::{DeviceIndex, Frame, Stack, StackKind};
+use crate::ledger::snapshot::{OutsideRow, Site};
 
 /// Row name for memory allocated before attach.
 pub const BEFORE_ATTACH: &str = "(allocated before attach)";
@@ -123,6 +123,21 @@ pub fn place(file: &str, line: u32, function: &str) -> String {
         0 => format!("{file}:? {function}"),
         line => format!("{file}:{line} {function}"),
     }
+}
+
+/// Returns the kind of memory and its device, such as `device cuda:0` or `pinned`.
+pub fn cuda_memory_kind(row: &OutsideRow) -> String {
+    let space = row.space.as_str();
+    match row.device {
+        Some(device) => format!("{space} {device}"),
+        None if row.space.is_on_device() => format!("{space} {}", DeviceIndex::UNKNOWN),
+        None => space.to_owned(),
+    }
+}
+
+/// Returns the file name of the library that called into CUDA.
+pub fn library_name(row: &OutsideRow) -> &str {
+    tail(&row.library, 1)
 }
 
 /// Returns the path components that a name needs: `__init__.py` is meaningless without its directory.

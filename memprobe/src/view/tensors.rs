@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use super::names::{BEFORE_ATTACH, FileNames};
 use super::number::{count, counted};
 use super::text::{CUT, clean};
+use crate::event::bytes::human;
 use crate::event::tensors::{Consistency, Name, Retainer, TensorKind};
-use crate::tensors::{Row, RowKind};
+use crate::tensors::{GroupBy, Row, RowKind};
 
 /// Dimensions shown before a shape is cut.
 const DIMENSIONS: usize = 12;
@@ -89,6 +91,99 @@ pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
             tensor_name(&rows[group[0]]),
             count(others as u64)
         ),
+    }
+}
+
+/// Texts of a group of rows, which is not empty.
+#[derive(Clone, Copy)]
+pub struct TensorGroup<'a> {
+    pub rows: &'a [Row],
+    /// Indices of the rows of the group.
+    pub group: &'a [usize],
+    pub names: &'a FileNames,
+}
+
+impl<'a> TensorGroup<'a> {
+    pub fn first(self) -> &'a Row {
+        &self.rows[self.group[0]]
+    }
+
+    fn agrees<T: PartialEq>(self, property: impl Fn(&'a Row) -> T) -> bool {
+        let first = property(self.first());
+        let mut rows = self.group.iter().map(|&at| &self.rows[at]);
+        rows.all(|row| property(row) == first)
+    }
+
+    /// Returns the kind of all rows; `-` if they differ, as in the other columns.
+    pub fn kind(self) -> &'static str {
+        match self.agrees(|row| row.kind) {
+            true => tensor_kind(self.first().kind),
+            false => "-",
+        }
+    }
+
+    /// Returns the number of rows, and their shape or else size.
+    pub fn shape(self) -> String {
+        let number = self.group.len() as u64;
+        if !self.agrees(|row| (&row.shape, row.size)) {
+            return counted(number, "row");
+        }
+        let text = match (&self.first().shape, self.first().size) {
+            (Some(sizes), _) => shape(sizes),
+            (None, size) => size.map_or_else(|| "-".to_owned(), human),
+        };
+        match number {
+            1 => text,
+            more => format!("{more} * {text}"),
+        }
+    }
+
+    pub fn dtype(self) -> String {
+        let dtype = self.first().dtype.filter(|_| self.agrees(|row| row.dtype));
+        dtype.map_or_else(|| "-".to_owned(), |dtype| dtype.to_string())
+    }
+
+    pub fn grad(self) -> &'static str {
+        match self.first().kind {
+            RowKind::Storage | RowKind::Block => "-",
+            _ if !self.agrees(|row| row.requires_grad) => "some",
+            _ if self.first().requires_grad => "yes",
+            _ => "no",
+        }
+    }
+
+    /// Returns the line that allocated all rows, empty if it is unknown; `None` if lines differ.
+    pub fn site(self) -> Option<String> {
+        let row = self.first();
+        self.agrees(|row| &row.site)
+            .then(|| match (&row.site, row.kind) {
+                (Some(frame), _) => self.names.frame(frame),
+                (None, RowKind::Block) => BEFORE_ATTACH.to_owned(),
+                (None, _) => String::new(),
+            })
+    }
+
+    /// Returns a name by what the rows have in common.
+    pub fn name(self, by: GroupBy) -> String {
+        let row = self.first();
+        let is_named = || self.group.iter().any(|&at| self.rows[at].name().is_some());
+        match (by, self.group) {
+            (GroupBy::Module, _) => match &row.module {
+                Some(module) => clean(module),
+                None => "(no module)".to_owned(),
+            },
+            (GroupBy::Site, _) => match self.site() {
+                Some(site) if !site.is_empty() => site,
+                _ => "(not seen)".to_owned(),
+            },
+            (GroupBy::Retainer, _) => retainer(row.retainer.as_deref()),
+            (GroupBy::Kind, group) => counted(group.len() as u64, "row"),
+            (_, [first, more @ ..]) if !more.is_empty() && is_named() => {
+                let first = tensor_label(self.rows, *first);
+                format!("{first} and {} more", more.len())
+            }
+            _ => tensors_label(self.rows, self.group),
+        }
     }
 }
 

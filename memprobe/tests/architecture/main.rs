@@ -3,6 +3,7 @@
 
 mod documents;
 mod modules;
+mod names;
 mod source;
 
 use std::collections::BTreeSet;
@@ -155,6 +156,22 @@ fn every_module_has_its_rules() {
         .map(|module| module.name.to_owned())
         .collect();
     assert_eq!(ruled, modules_on_disk());
+}
+
+#[test]
+fn no_two_public_types_have_the_same_name() {
+    let is_test = |file: &PathBuf| {
+        let stem = file.file_stem().and_then(|stem| stem.to_str());
+        stem.is_some_and(|stem| TEST_FILES.contains(&stem))
+    };
+    let files = rust_files("memprobe/src").into_iter();
+    let sources = files.filter(|file| !is_test(file)).map(|file| {
+        let text = text(&file);
+        (file, text)
+    });
+    let mut names = names::of_several_types(sources);
+    names.retain(|name, _| !names::SEVERAL_TYPES.contains(&name.as_str()));
+    assert!(names.is_empty(), "names of several types: {names:#?}");
 }
 
 #[test]

@@ -7,12 +7,12 @@ use crate::attribution::named::InferenceCheck;
 use crate::attribution::view::{CategoryRow, DeviceView};
 use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
-use crate::view::table::{Cell, Column, Output, Table};
+use crate::view::table::{Cell, Column, Output, Table, columns};
 use crate::view::{BLOCKS, percent};
 
 /// A rule of a category, or bytes without a category.
 #[derive(Default)]
-pub(super) struct Row {
+pub(super) struct CategoryEntry {
     device: Cell<'static>,
     key: &'static str,
     name: String,
@@ -23,22 +23,20 @@ pub(super) struct Row {
     rule: Option<CategoryRule>,
 }
 
-pub(super) fn columns() -> Vec<Column<Row>> {
-    vec![
-        Column::data("device", |row| row.device.clone()),
-        Column::number("live", "LIVE", |row| row.bytes[0].clone()),
-        Column::number("live_blocks", BLOCKS, |row| row.blocks.into()),
-        Column::number("at_peak", "AT PEAK", |row| row.bytes[1].clone()),
-        Column::figure("SHARE", |row| row.share.clone()),
-        Column::data("category", |row| row.key.into()),
-        Column::label("CATEGORY", |row| (&*row.name).into()),
-        Column::data("provisional", |row| row.rule.map(is_provisional).into()),
-        Column::data("exact", |row| row.rule.map(CategoryRule::is_exact).into()),
-        Column::text("rule", "RULE", |row| match row.rule {
-            Some(rule) => rule.as_str().into(),
-            None => Cell::Blank,
-        }),
+pub(super) fn columns() -> Vec<Column<CategoryEntry>> {
+    columns![|row: CategoryEntry|
+        data("device") => row.device.clone(),
+        number("live", "LIVE") => row.bytes[0].clone(),
+        number("live_blocks", BLOCKS) => row.blocks,
+        number("at_peak", "AT PEAK") => row.bytes[1].clone(),
+        figure("SHARE") => row.share.clone(),
+        data("category") => row.key,
+        label("CATEGORY") => &*row.name,
+        data("provisional") => row.rule.map(is_provisional),
+        data("exact") => row.rule.map(CategoryRule::is_exact),
+        text("rule", "RULE") => row.rule.map_or(Cell::Blank, |rule| rule.as_str().into()),
     ]
+    .into()
 }
 
 fn is_provisional(rule: CategoryRule) -> bool {
@@ -50,21 +48,16 @@ pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
     let named = check.compared() > 0 || check.before_attach > 0;
     let all = if named { "The rest" } else { "Every category" };
     let mut notes = vec![format!(
-        "{all} is inferred by the named rule, mostly from when memory was allocated and freed. \"?\": later events \
-         may change it. SHARE is of the peak."
+        "{all} is inferred by the named rule (\"?\": later events may change it). SHARE is of the peak."
     )];
-    if named {
-        notes.push(checked(check));
-    } else {
-        notes.push(
-            "For exact parameters, gradients and optimizer state, record with --names.".to_owned(),
-        );
-    }
+    notes.push(match named {
+        true => checked(check),
+        false => "For exact parameters, gradients and optimizer state, record with --names.".into(),
+    });
     if !ledger.coverage().marks {
-        notes.push(
-            "This recording has no marks of optimizer steps and batches: steps are inferred from stacks."
-                .to_owned(),
-        );
+        let unmarked =
+            "This recording lacks marks of steps and batches: steps are inferred from stacks.";
+        notes.push(unmarked.into());
     }
     notes.extend(missing(ledger.coverage()));
     notes
@@ -99,7 +92,7 @@ fn checked(check: &InferenceCheck) -> String {
     text + "."
 }
 
-pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<Row> {
+pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<CategoryEntry> {
     let (now, peak) = (view.now(), view.peak());
     let mut rules = view.categories();
     rules.sort_by_key(|row| {
@@ -109,18 +102,18 @@ pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<Row> {
     let all = peak.totals.allocated.0;
     let mut table = Table::new(columns());
     table.extend(Output::All, rules.iter().map(|rule| row(rule, all)));
-    let rest = remainders(now, peak).into_iter().map(|rest| Row {
+    let rest = remainders(now, peak).into_iter().map(|rest| CategoryEntry {
         key: rest.kind,
         name: rest.name.to_owned(),
         bytes: rest.bytes,
-        ..Row::default()
+        ..CategoryEntry::default()
     });
     table.extend(Output::All, rest);
-    let total = Row {
+    let total = CategoryEntry {
         name: "(total)".to_owned(),
         bytes: [now, peak].map(|moment| moment.totals.allocated.into()),
         blocks: Some(rules.iter().map(|row| row.blocks).sum()),
-        ..Row::default()
+        ..CategoryEntry::default()
     };
     table.push(Output::Text, total);
     for entry in &mut table.rows {
@@ -129,16 +122,16 @@ pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<Row> {
     table
 }
 
-fn row(row: &CategoryRow, all: u64) -> Row {
+fn row(row: &CategoryRow, all: u64) -> CategoryEntry {
     let category: Category = row.rule.category();
     let mark = if is_provisional(row.rule) { "?" } else { "" };
-    Row {
+    CategoryEntry {
         key: category.key(),
         name: format!("{}{mark}", category.as_str()),
         bytes: [row.live, row.at_peak].map(Cell::Bytes),
         blocks: Some(row.blocks),
-        share: Cell::Share(row.at_peak, all),
+        share: Cell::share(row.at_peak, all),
         rule: Some(row.rule),
-        ..Row::default()
+        ..CategoryEntry::default()
     }
 }

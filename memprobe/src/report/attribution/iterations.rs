@@ -8,10 +8,10 @@ use crate::attribution::view::Coverage;
 use crate::event::{DeviceIndex, TimeNs};
 use crate::report::ReportOptions;
 use crate::view::counted;
-use crate::view::table::{Cell, Column, Output, Part, Table};
+use crate::view::table::{Cell, Column, Output, Summand, Table, columns};
 
 /// An iteration on a device. Bytes by category are those at its peak.
-pub(super) struct Row<'a> {
+pub(super) struct IterationEntry<'a> {
     index: DeviceIndex,
     start: TimeNs,
     name: String,
@@ -19,9 +19,9 @@ pub(super) struct Row<'a> {
     of: Option<(&'a Iteration, &'a IntervalDevice)>,
 }
 
-type IterationColumn<'a> = Column<Row<'a>>;
+type IterationColumn<'a> = Column<IterationEntry<'a>>;
 
-impl Row<'_> {
+impl IterationEntry<'_> {
     fn iteration<T: Into<Cell<'static>>>(&self, value: fn(&Iteration) -> T) -> Cell<'static> {
         self.of
             .map_or(Cell::Blank, |(iteration, _)| value(iteration).into())
@@ -32,13 +32,20 @@ impl Row<'_> {
             .map_or(Cell::Blank, |(_, device)| value(device).into())
     }
 
+    /// Time between a moment of the iteration and an earlier one.
+    fn since(&self, moment: fn(&Iteration) -> TimeNs, earlier: TimeNs) -> Cell<'static> {
+        self.of.map_or(Cell::Blank, |(iteration, _)| {
+            Cell::Nanoseconds(moment(iteration).0.saturating_sub(earlier.0))
+        })
+    }
+
     fn bytes(&self, value: fn(&IntervalDevice) -> u64) -> Cell<'static> {
         self.of
             .map_or(Cell::Blank, |(_, device)| Cell::Bytes(value(device)))
     }
 }
 
-impl purposes::ByCategory for Row<'_> {
+impl purposes::ByCategory for IterationEntry<'_> {
     fn bytes(&self, category: Category) -> Cell<'static> {
         self.of.map_or(Cell::Blank, |(_, device)| {
             Cell::Bytes(device.peak.composition.of(category))
@@ -47,84 +54,55 @@ impl purposes::ByCategory for Row<'_> {
 }
 
 pub(super) fn columns<'a>() -> Vec<IterationColumn<'a>> {
-    let mut columns: Vec<IterationColumn<'a>> = vec![
-        Column::data("device", |row| row.index.into()),
-        IterationColumn::label("ITERATION", |row| (&*row.name).into()),
-        Column::data("iteration", |row| row.iteration(|it| it.number)),
-        Column::data("kind", |row| row.iteration(kind)),
-        Column::wide(4, "epoch", "EPOCH", |row| row.iteration(|it| it.epoch)),
-        Column::wide(8, "begin_ns", "BEGIN", |row| match row.of {
-            Some((it, _)) => Cell::Nanoseconds(it.begin.0.saturating_sub(row.start.0)),
-            None => Cell::Blank,
-        }),
-        Column::wide(6, "duration_ns", "TIME", |row| {
-            row.iteration(|it| Cell::Nanoseconds(it.end.0.saturating_sub(it.begin.0)))
-        }),
-        Column::number("peak_allocated", "PEAK", |row| {
-            row.device(|device| device.peak.totals.allocated)
-        }),
-        Column::wide(7, "live_at_end", "AT END", |row| {
-            row.device(|device| device.end.allocated)
-        }),
-        Column::wide(9, "reserved", "RESERVED", |row| {
-            row.device(|device| device.peak.totals.reserved)
-        }),
-        Column::wide(5, "cached", "CACHED", |row| {
-            row.bytes(|device| {
-                let totals = device.peak.totals;
-                totals.reserved.0.saturating_sub(totals.allocated.0)
-            })
-        }),
-    ];
+    let mut columns = Vec::from(columns![|row: IterationEntry<'a>|
+        data("device") => row.index,
+        label("ITERATION") => &*row.name,
+        data("iteration") => row.iteration(|it| it.number),
+        data("kind") => row.iteration(kind),
+        number("epoch", "EPOCH").priority(4) => row.iteration(|it| it.epoch),
+        number("begin_ns", "BEGIN").priority(8) => row.since(|it| it.begin, row.start),
+        number("duration_ns", "TIME").priority(6) =>
+            row.of.map_or(Cell::Blank, |(it, _)| row.since(|it| it.end, it.begin)),
+        number("peak_allocated", "PEAK") => row.device(|device| device.peak.totals.allocated),
+        number("live_at_end", "AT END").priority(7) => row.device(|device| device.end.allocated),
+        number("reserved", "RESERVED").priority(9) => row.device(|device| device.peak.totals.reserved),
+        number("cached", "CACHED").priority(5) => row.bytes(|device| device.peak.totals.cached().0),
+    ]);
     columns.extend(purposes::columns());
-    columns.extend([
-        IterationColumn::data("before_attach", |row| {
-            row.bytes(|device| device.peak.composition.before_attach)
-        }),
-        Column::data("unaccounted", |row| {
-            row.device(|device| Cell::Signed(device.peak.composition.unaccounted))
-        }),
-        IterationColumn::figure("OTHER", |row| row.device(other)).part(Part::Rest),
-        Column::wide(10, "allocs", "ALLOCS", |row| {
-            row.device(|device| device.allocs)
-        }),
-        Column::wide(11, "alloc_bytes", "ALLOCATED", |row| {
-            row.bytes(|device| device.alloc_bytes)
-        }),
-        Column::data("provisional_bytes", |row| row.bytes(provisional)),
-        Column::data("backward_passes", |row| row.iteration(|it| it.backwards)),
-        Column::data("batches", |row| row.iteration(|it| it.batches)),
+    columns.extend(columns![|row: IterationEntry<'a>|
+        data("before_attach") => row.bytes(|device| device.peak.composition.before_attach),
+        data("unaccounted") => row.device(|device| Cell::Signed(device.peak.composition.unaccounted)),
+        figure("OTHER").part(Summand::Rest) => row.device(other),
+        number("allocs", "ALLOCS").priority(10) => row.device(|device| device.allocs),
+        number("alloc_bytes", "ALLOCATED").priority(11) => row.bytes(|device| device.alloc_bytes),
+        data("provisional_bytes") => row.bytes(provisional),
+        data("backward_passes") => row.iteration(|it| it.backwards),
+        data("batches") => row.iteration(|it| it.batches),
     ]);
     columns
 }
 
 pub(super) fn notes(iterations: &Iterations, heard: Coverage) -> Vec<String> {
     let mut notes = vec![source(iterations).to_owned()];
-    match iterations.cycle {
-        Cycle::Single => {}
-        Cycle::ByBatch => notes.push(
-            "Several optimizers step: an iteration is the work on one batch.".to_owned(),
-        ),
-        Cycle::Repeats(steps) => notes.push(format!(
-            "Several optimizers step in turn: {steps} steps are one iteration, counted from the first that was seen."
+    notes.extend(match iterations.cycle {
+        Cycle::Single => None,
+        Cycle::ByBatch => Some("Several optimizers step: an iteration is one batch.".to_owned()),
+        Cycle::Repeats(steps) => Some(format!(
+            "Several optimizers step in turn: {steps} steps are one iteration."
         )),
-        Cycle::Irregular => notes.push(
-            "Several optimizers step in no repeated order: each step ends an iteration.".to_owned(),
-        ),
-    }
+        Cycle::Irregular => {
+            Some("Several optimizers step in no order: each step ends an iteration.".to_owned())
+        }
+    });
     if iterations.source != Source::Nothing {
-        notes.push(
-            "Categories are inferred (--by category names the rules) and add up to the peak of each row. INTERMED.: \
-             intermediate gradients. OTHER: temporaries, workspaces, unknown, before attach, unaccounted, and \
-             categories without a column."
-                .to_owned(),
-        );
+        let columns = "PEAK is divided into inferred categories. INTERMED.: intermediate gradients. OTHER: the rest.";
+        notes.push(columns.to_owned());
     }
     notes.extend(epochs(iterations.epochs));
     if iterations.dropped > 0 {
+        let dropped = counted(iterations.dropped, "stretch");
         notes.push(format!(
-            "{} before the first row are no longer available.",
-            counted(iterations.dropped, "stretch")
+            "{dropped} before the first row are no longer available."
         ));
     }
     notes.extend(missing(heard));
@@ -153,16 +131,11 @@ pub(super) fn source(iterations: &Iterations) -> &'static str {
 pub(super) fn epochs(epochs: Epochs) -> Option<String> {
     Some(match epochs {
         Epochs::NoEnd => return None,
-        Epochs::Told { batches } => format!(
-            "An epoch is {batches} batches of a DataLoader, counted from the first that was seen. Inferred: after \
-             that many batches, one was requested without training."
-        ),
-        Epochs::Irregular => "Epochs are unknown: batches requested without training, as at the end of an epoch, came \
-                              at unequal distances."
-            .to_owned(),
-        Epochs::SeveralLoaders => {
-            "Epochs are unknown: several lines request the batches for training.".to_owned()
+        Epochs::Told { batches } => {
+            format!("An epoch is {batches} batches of a DataLoader (inferred).")
         }
+        Epochs::Irregular => "Epochs are unknown: their ends came at unequal distances.".to_owned(),
+        Epochs::SeveralLoaders => "Epochs are unknown: several lines request batches.".to_owned(),
     })
 }
 
@@ -171,18 +144,18 @@ pub(super) fn table<'a>(
     index: DeviceIndex,
     start: TimeNs,
     options: &ReportOptions,
-) -> Table<Row<'a>> {
+) -> Table<IterationEntry<'a>> {
     let of_device = iterations.rows.iter().filter_map(|iteration| {
         let (_, device) = iteration.devices.iter().find(|(at, _)| *at == index)?;
         Some((iteration, device))
     });
-    let row = |name, of| Row {
+    let row = |name, of| IterationEntry {
         index,
         start,
         name,
         of,
     };
-    let mut rows: Vec<Row<'_>> = of_device.map(|of| row(name(of.0), Some(of))).collect();
+    let mut rows: Vec<IterationEntry<'_>> = of_device.map(|of| row(name(of.0), Some(of))).collect();
     let hidden = rows.len() - options.top.of(rows.len());
     let shown = rows.split_off(hidden);
     let mut table = Table::new(columns());

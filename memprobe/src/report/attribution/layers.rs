@@ -1,22 +1,22 @@
 //! Table of each module's memory at its device's peak, by category: of the whole recording, or in
 //! each iteration.
 
-use super::{Section, iterations, missing, purposes, remainders};
+use super::{FOLDED, Section, iterations, missing, purposes, remainders};
 use crate::attribution::AttributionLedger;
 use crate::attribution::category::Category;
 use crate::attribution::iterations::{Iteration, Iterations};
 use crate::attribution::layers::{DeviceLayers, Layer, Layering};
+use crate::event::DeviceIndex;
 use crate::event::bytes::human;
-use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::report::cells::place_kind;
-use crate::report::outline::{self, Shown};
+use crate::report::outline::{self, OutlineRow};
 use crate::report::peak::place_name;
-use crate::report::{Alike, Format, LayersOf, ReportError, ReportOptions};
+use crate::report::{Alike, LayersOf, ReportError, ReportFormat, ReportOptions};
 use crate::view::counted;
-use crate::view::table::{Cell, Column, Output, Part, Table};
+use crate::view::table::{Cell, Column, Output, Summand, Table, columns};
 
 /// A module, or memory outside modules.
-pub(super) struct Row<'a> {
+pub(super) struct LayerEntry<'a> {
     index: DeviceIndex,
     iteration: Option<&'a Iteration>,
     kind: &'static str,
@@ -29,70 +29,59 @@ pub(super) struct Row<'a> {
     bytes: Cell<'static>,
 }
 
-impl Row<'_> {
+impl LayerEntry<'_> {
     fn own(&self, category: Category) -> Cell<'static> {
         let layers = self.layers.as_ref();
         layers.map_or(Cell::Blank, |[_, own]| Cell::Bytes(own.of(category)))
     }
 }
 
-impl purposes::ByCategory for Row<'_> {
+impl purposes::ByCategory for LayerEntry<'_> {
     fn bytes(&self, category: Category) -> Cell<'static> {
         let layers = self.layers.as_ref();
         layers.map_or(Cell::Blank, |[total, _]| Cell::Bytes(total.of(category)))
     }
 }
 
-type LayerColumn<'a> = Column<Row<'a>>;
+type LayerColumn<'a> = Column<LayerEntry<'a>>;
 
 pub(super) fn columns<'a>() -> Vec<LayerColumn<'a>> {
-    let mut columns: Vec<LayerColumn<'a>> = vec![
-        LayerColumn::data("device", |row| row.index.into()),
-        Column::data("iteration", |row| row.iteration.map(|it| it.number).into()),
-        Column::data("iteration_kind", |row| {
-            row.iteration.map(iterations::kind).into()
-        }),
-        Column::data("epoch", |row| row.iteration.and_then(|it| it.epoch).into()),
-        Column::data("kind", |row| row.kind.into()),
-        Column::data("path", |row| {
-            row.module.as_ref().map(|(path, _)| &**path).into()
-        }),
-        Column::data("depth", |row| {
-            row.module.as_ref().map(|(_, depth)| *depth).into()
-        }),
-        Column::number("total", "AT PEAK", |row| match &row.layers {
+    let mut columns = Vec::from(columns![|row: LayerEntry<'a>|
+        data("device") => row.index,
+        data("iteration") => row.iteration.map(|it| it.number),
+        data("iteration_kind") => row.iteration.map(iterations::kind),
+        data("epoch") => row.iteration.and_then(|it| it.epoch),
+        data("kind") => row.kind,
+        data("path") => row.module.as_ref().map(|(path, _)| &**path),
+        data("depth") => row.module.as_ref().map(|(_, depth)| *depth),
+        number("total", "AT PEAK") => match &row.layers {
             Some([total, _]) => Cell::Bytes(total.all()),
             None => row.bytes.clone(),
-        }),
-    ];
+        },
+    ]);
     columns.extend(purposes::columns());
-    columns.extend([
-        LayerColumn::figure("OTHER", |row| match &row.layers {
+    columns.extend(columns![|row: LayerEntry<'a>|
+        figure("OTHER").part(Summand::Rest) => match &row.layers {
             Some([total, _]) => {
                 let named = purposes::named(|category| total.of(category));
                 Cell::Bytes(total.all().saturating_sub(named))
             }
             None => Cell::Blank,
-        })
-        .part(Part::Rest),
-        Column::data("own_total", |row| match &row.layers {
+        },
+        data("own_total") => match &row.layers {
             Some([_, own]) => Cell::Bytes(own.all()),
             None => row.bytes.clone(),
-        }),
-        Column::data("own_activation", |row| row.own(Category::Activation)),
-        Column::data("own_parameter", |row| row.own(Category::Parameter)),
-        Column::data("own_gradient", |row| row.own(Category::Gradient)),
-        Column::data("own_intermediate_gradient", |row| {
-            row.own(Category::IntermediateGradient)
-        }),
-        Column::data("own_optimizer_state", |row| {
-            row.own(Category::OptimizerState)
-        }),
-        Column::data("own_input", |row| row.own(Category::Input)),
-        Column::data("own_temporary", |row| row.own(Category::Temporary)),
-        Column::data("own_workspace", |row| row.own(Category::Workspace)),
-        Column::data("own_unknown", |row| row.own(Category::Unknown)),
-        Column::label("MODULE", |row| (&*row.name).into()),
+        },
+        data("own_activation") => row.own(Category::Activation),
+        data("own_parameter") => row.own(Category::Parameter),
+        data("own_gradient") => row.own(Category::Gradient),
+        data("own_intermediate_gradient") => row.own(Category::IntermediateGradient),
+        data("own_optimizer_state") => row.own(Category::OptimizerState),
+        data("own_input") => row.own(Category::Input),
+        data("own_temporary") => row.own(Category::Temporary),
+        data("own_workspace") => row.own(Category::Workspace),
+        data("own_unknown") => row.own(Category::Unknown),
+        label("MODULE") => &*row.name,
     ]);
     columns
 }
@@ -105,7 +94,6 @@ pub(super) struct Moments<'a> {
     pub(super) options: &'a ReportOptions,
 }
 
-/// An iteration, and the memory of modules in it.
 type IterationTable<'a> = (Option<&'a Iteration>, DeviceLayers);
 
 impl<'a> Moments<'a> {
@@ -113,12 +101,12 @@ impl<'a> Moments<'a> {
     pub(super) fn sections(
         self,
         index: DeviceIndex,
-    ) -> Option<Box<dyn Iterator<Item = Section<Row<'a>>> + 'a>> {
+    ) -> Option<Box<dyn Iterator<Item = Section<LayerEntry<'a>>> + 'a>> {
         if !self.layering.knows(index) {
             return None;
         }
         Some(match self.options.format {
-            Format::Text => Box::new(self.merged(index).into_iter()),
+            ReportFormat::Text => Box::new(self.merged(index).into_iter()),
             // One at a time: there may be many.
             _ => Box::new(self.moments(index).map(move |(iteration, layers)| Section {
                 title: None,
@@ -128,7 +116,7 @@ impl<'a> Moments<'a> {
     }
 
     /// Tables for text; consecutive iterations with equal memory are one.
-    fn merged(self, index: DeviceIndex) -> Vec<Section<Row<'a>>> {
+    fn merged(self, index: DeviceIndex) -> Vec<Section<LayerEntry<'a>>> {
         let mut sections: Vec<(Vec<&Iteration>, DeviceLayers)> = Vec::new();
         for (iteration, layers) in self.moments(index) {
             let is_one = |iteration: &&Iteration| iteration.is_numbered();
@@ -228,16 +216,12 @@ fn title(run: &[&Iteration], layers: &DeviceLayers) -> String {
         (Some(first), Some(last)) => words.push_str(&format!(", epochs {first} to {last}")),
         _ => {}
     }
-    let Totals {
-        allocated,
-        reserved,
-    } = layers.peak.totals;
-    let cached = Bytes(reserved.0.saturating_sub(allocated.0));
+    let totals = layers.peak.totals;
     format!(
         "{words}: peak {}, reserved {}, cached {}",
-        human(allocated),
-        human(reserved),
-        human(cached)
+        human(totals.allocated),
+        human(totals.reserved),
+        human(totals.cached())
     )
 }
 
@@ -252,21 +236,20 @@ pub(super) fn notes(
         LayersOf::Iterations(_) | LayersOf::Each => "at its device's peak in the iteration",
     };
     let mut notes = vec![format!(
-        "Memory of each module {when}, submodules included. Categories are inferred (--by category names the rules). \
-         INTERMED.: intermediate gradients."
+        "Memory {when}, with submodules, by inferred category. INTERMED.: intermediate gradients."
     )];
-    notes.push(match ledger.read() {
-        Some(_) => "Weights and optimizer state are assigned to modules by the process's objects, from the first \
-                    reading on (--names)."
-            .to_owned(),
-        None => "Weights and optimizer state are made outside of module calls: to assign them to modules, record with \
-                 --names."
-            .to_owned(),
-    });
-    if options.format == Format::Text && options.alike == Alike::Folded {
-        notes.push(
-            "Modules that differ only in a number share one row; --no-fold shows each.".to_owned(),
-        );
+    let weights = match ledger.read() {
+        Some(_) => {
+            "Weights and optimizer state are assigned to modules by the process's objects (--names)."
+        }
+        None => "To assign weights and optimizer state to modules, record with --names.",
+    };
+    notes.push(weights.to_owned());
+    if options.format == ReportFormat::Text
+        && options.alike == Alike::Folded
+        && options.layers == LayersOf::Peak
+    {
+        notes.push(FOLDED.to_owned());
     }
     if options.layers != LayersOf::Peak {
         notes.push(iterations::source(iterations).to_owned());
@@ -291,8 +274,8 @@ fn table<'a>(
     iteration: Option<&'a Iteration>,
     layers: &DeviceLayers,
     options: &ReportOptions,
-) -> Table<Row<'a>> {
-    let row = |kind, name, layers| Row {
+) -> Table<LayerEntry<'a>> {
+    let row = |kind, name, layers| LayerEntry {
         index,
         iteration,
         kind,
@@ -303,7 +286,7 @@ fn table<'a>(
     };
     let modules = layers.modules.clone();
     let modules = match options.format {
-        Format::Text => outline::for_people(modules, options, |layer: &Layer| {
+        ReportFormat::Text => outline::for_people(modules, options, |layer: &Layer| {
             (layer.all(), layer.of(Category::Activation))
         }),
         _ => outline::each(modules, options),
@@ -311,10 +294,12 @@ fn table<'a>(
     let mut table = Table::new(columns());
     table.extend(
         Output::All,
-        modules.into_iter().map(|module: Shown<Layer>| Row {
-            module: Some((module.path, module.depth as u64)),
-            ..row("module", module.name, Some([module.total, module.own]))
-        }),
+        modules
+            .into_iter()
+            .map(|module: OutlineRow<Layer>| LayerEntry {
+                module: Some((module.path, module.depth as u64)),
+                ..row("module", module.name, Some([module.total, module.own]))
+            }),
     );
     for (place, layer) in &layers.others {
         let layers = Some([*layer, *layer]);
@@ -326,10 +311,10 @@ fn table<'a>(
     for rest in remainders(&layers.peak, &layers.peak) {
         let [_, bytes] = rest.bytes;
         let row = row(rest.kind, rest.name.to_owned(), None);
-        table.push(Output::All, Row { bytes, ..row });
+        table.push(Output::All, LayerEntry { bytes, ..row });
     }
     let bytes = layers.peak.totals.allocated.into();
     let total = row("total", "(total)".to_owned(), None);
-    table.push(Output::Text, Row { bytes, ..total });
+    table.push(Output::Text, LayerEntry { bytes, ..total });
     table
 }

@@ -13,9 +13,9 @@ use std::io::{BufRead, Write};
 use std::rc::Rc;
 
 use super::cells::{self, Remainder};
-use super::document::{self, Report, document};
+use super::document::{self, TableReport, document};
 use super::preamble::{push_beginning, push_totals};
-use super::replay::{self, Replay};
+use super::replay::{self, RecordingReplay};
 use super::{By, Outcome, ReportError, ReportOptions};
 use crate::attribution::AttributionLedger;
 use crate::attribution::moments::Moment;
@@ -28,11 +28,10 @@ use crate::view::table::{Cell, Column, Page, Rows, Table};
 
 /// A table of every device, or one of each moment of every device.
 pub(super) struct AttributionReport<'a, R> {
-    replay: &'a Replay,
+    replay: &'a RecordingReplay,
     columns: fn() -> Vec<Column<R>>,
     /// The tables of a device; `None` if it has none.
     sections: Box<dyn Fn(DeviceIndex) -> Option<Sections<'a, R>> + 'a>,
-    /// Notes on the table.
     notes: Vec<String>,
 }
 
@@ -55,7 +54,6 @@ impl<R> Rows for DeviceRows<'_, '_, R> {
     }
 }
 
-/// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,
@@ -73,7 +71,7 @@ pub(super) fn write<R: BufRead>(
 }
 
 fn write_tables(
-    replay: &Replay,
+    replay: &RecordingReplay,
     ledger: &AttributionLedger,
     options: &ReportOptions,
     out: &mut impl Write,
@@ -108,7 +106,7 @@ fn write_tables(
         }
         By::Size => {
             let sizes = &ledger.sizes();
-            let notes = size::notes(sizes.as_ref(), ledger.coverage(), options);
+            let notes = size::notes(sizes.as_ref(), ledger.coverage());
             let table = |index| {
                 let sizes = sizes.as_ref()?;
                 let device = sizes.devices.get(&index)?;
@@ -142,7 +140,7 @@ fn write_tables(
 
 /// Returns a report with one table a device.
 pub(super) fn once<'a, R: 'a>(
-    replay: &'a Replay,
+    replay: &'a RecordingReplay,
     columns: fn() -> Vec<Column<R>>,
     notes: Vec<String>,
     table: impl Fn(DeviceIndex) -> Option<Table<R>> + 'a,
@@ -160,7 +158,7 @@ pub(super) fn once<'a, R: 'a>(
     }
 }
 
-impl<'a, R> Report for AttributionReport<'a, R> {
+impl<'a, R> TableReport for AttributionReport<'a, R> {
     type Row<'r>
         = R
     where
@@ -252,6 +250,9 @@ fn remainders(now: &Moment, peak: &Moment) -> Vec<Remainder> {
         moments.map(|it| it.unaccounted),
     )
 }
+
+/// Note on rows of several modules.
+const FOLDED: &str = "Modules that differ only in a number share one row; --no-fold shows each.";
 
 /// Notes on data that the recording lacks, and the consequences.
 fn missing(heard: Coverage) -> Vec<String> {

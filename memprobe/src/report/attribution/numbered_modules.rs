@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 
 /// Paths of modules, which tell numbered modules with parts from numbered leaves.
-pub(super) struct Paths<'a> {
+pub(super) struct NumberedPaths<'a> {
     /// Paths of modules with parts.
     whole: HashSet<&'a str>,
 }
 
-impl<'a> Paths<'a> {
+impl<'a> NumberedPaths<'a> {
     pub(super) fn of(paths: impl Iterator<Item = &'a str>) -> Self {
         let mut whole = HashSet::new();
         for path in paths {
@@ -49,7 +49,7 @@ mod tests {
             "",
             ".",
         ];
-        let paths = Paths::of(all.into_iter());
+        let paths = NumberedPaths::of(all.into_iter());
         assert_eq!(paths.pattern(all[0]), "GPT.layers.*.mlp.0");
         assert_eq!(paths.pattern(all[1]), "GPT.layers.*");
         assert_eq!(paths.pattern(all[2]), "GPT.layers.*.mlp.0");

@@ -4,12 +4,12 @@ use super::{missing, remainders};
 use crate::attribution::AttributionLedger;
 use crate::attribution::view::{DeviceView, PhaseRow};
 use crate::event::DeviceIndex;
-use crate::view::table::{Cell, Column, Output, Table};
+use crate::view::table::{Cell, Column, Output, Table, columns};
 use crate::view::{BLOCKS, percent};
 
 /// A phase, or bytes without one.
 #[derive(Default)]
-pub(super) struct Row {
+pub(super) struct PhaseEntry {
     device: Cell<'static>,
     key: &'static str,
     name: &'static str,
@@ -20,25 +20,19 @@ pub(super) struct Row {
     rules: Cell<'static>,
 }
 
-pub(super) fn columns() -> Vec<Column<Row>> {
-    vec![
-        Column::data("device", |row| row.device.clone()),
-        Column::number("live", "LIVE", |row| row.bytes[0].clone()),
-        Column::number("at_peak", "AT PEAK", |row| row.bytes[1].clone()),
-        Column::number("live_blocks", BLOCKS, |row| {
-            row.allocations.map(|it| it[0]).into()
-        }),
-        Column::number("allocs", "ALLOCS", |row| {
-            row.allocations.map(|it| it[1]).into()
-        }),
-        Column::number("alloc_bytes", "ALLOCATED", |row| {
-            row.allocations
-                .map_or(Cell::Unknown, |it| Cell::Bytes(it[2]))
-        }),
-        Column::data("phase", |row| row.key.into()),
-        Column::label("PHASE", |row| row.name.into()),
-        Column::text("rules", "RULE", |row| row.rules.clone()),
+pub(super) fn columns() -> Vec<Column<PhaseEntry>> {
+    columns![|row: PhaseEntry|
+        data("device") => row.device.clone(),
+        number("live", "LIVE") => row.bytes[0].clone(),
+        number("at_peak", "AT PEAK") => row.bytes[1].clone(),
+        number("live_blocks", BLOCKS) => row.allocations.map(|it| it[0]),
+        number("allocs", "ALLOCS") => row.allocations.map(|it| it[1]),
+        number("alloc_bytes", "ALLOCATED") => row.allocations.map_or(Cell::Unknown, |it| Cell::Bytes(it[2])),
+        data("phase") => row.key,
+        label("PHASE") => row.name,
+        text("rules", "RULE") => row.rules.clone(),
     ]
+    .into()
 }
 
 pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
@@ -47,21 +41,21 @@ pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
     notes
 }
 
-pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<Row> {
+pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<PhaseEntry> {
     let (now, peak) = (view.now(), view.peak());
     let phases = view.phases();
     let mut table = Table::new(columns());
     table.extend(Output::All, phases.iter().map(row));
-    let rest = remainders(now, peak).into_iter().map(|rest| Row {
+    let rest = remainders(now, peak).into_iter().map(|rest| PhaseEntry {
         key: rest.kind,
         name: rest.name,
         bytes: rest.bytes,
         rules: Cell::Blank,
-        ..Row::default()
+        ..PhaseEntry::default()
     });
     table.extend(Output::All, rest);
     let sum = |of: fn(&PhaseRow) -> u64| phases.iter().map(of).fold(0, u64::saturating_add);
-    let total = Row {
+    let total = PhaseEntry {
         name: "(total)",
         bytes: [now, peak].map(|moment| moment.totals.allocated.into()),
         allocations: Some([
@@ -70,7 +64,7 @@ pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<Row> {
             sum(|row| row.holding.alloc_bytes.0),
         ]),
         rules: Cell::Blank,
-        ..Row::default()
+        ..PhaseEntry::default()
     };
     table.push(Output::Text, total);
     for entry in &mut table.rows {
@@ -79,7 +73,7 @@ pub(super) fn table(index: DeviceIndex, view: DeviceView<'_>) -> Table<Row> {
     table
 }
 
-fn row(row: &PhaseRow) -> Row {
+fn row(row: &PhaseRow) -> PhaseEntry {
     let held = &row.holding;
     let all: u64 = row.rules.iter().map(|(_, bytes)| bytes).sum();
     let mut rules = row.rules.clone();
@@ -91,12 +85,12 @@ fn row(row: &PhaseRow) -> Row {
             format!("{share} {}", rule.as_str()).into()
         }
     });
-    Row {
+    PhaseEntry {
         key: row.phase.key(),
         name: row.phase.as_str(),
         bytes: [held.live, held.at_peak].map(Cell::from),
         allocations: Some([held.live_blocks, held.allocs, held.alloc_bytes.0]),
         rules: Cell::List(rules.collect()),
-        ..Row::default()
+        ..PhaseEntry::default()
     }
 }

@@ -4,39 +4,26 @@ use crate::attribution::category::Category::{
     self, Activation, Gradient, Input, IntermediateGradient, OptimizerState, Parameter, Temporary,
     Unknown, Workspace,
 };
-use crate::view::table::{Cell, Column, Part};
+use crate::view::table::{Cell, Column, Summand, columns};
 
 /// A row with bytes by category.
 pub(super) trait ByCategory {
     fn bytes(&self, category: Category) -> Cell<'static>;
 }
 
-/// Categories without a heading count in the column [`Part::Rest`].
+/// Categories without a heading count in the column [`Summand::Rest`].
 pub(super) fn columns<R: ByCategory>() -> [Column<R>; 9] {
-    [
-        Column::number("activation", "ACTIVATIONS", |row| row.bytes(Activation)),
-        Column::number("parameter", "WEIGHTS", |row| row.bytes(Parameter)),
-        Column::number("gradient", "GRADIENTS", |row| row.bytes(Gradient)),
-        part(2, "intermediate_gradient", "INTERMED.", |row| {
-            row.bytes(IntermediateGradient)
-        }),
-        part(1, "optimizer_state", "OPTIMIZER", |row| {
-            row.bytes(OptimizerState)
-        }),
-        part(3, "input", "INPUTS", |row| row.bytes(Input)),
-        Column::data("temporary", |row| row.bytes(Temporary)),
-        Column::data("workspace", |row| row.bytes(Workspace)),
-        Column::data("unknown", |row| row.bytes(Unknown)),
+    columns![|row: R|
+        number("activation", "ACTIVATIONS") => row.bytes(Activation),
+        number("parameter", "WEIGHTS") => row.bytes(Parameter),
+        number("gradient", "GRADIENTS") => row.bytes(Gradient),
+        number("intermediate_gradient", "INTERMED.").priority(2).part(Summand::Named) => row.bytes(IntermediateGradient),
+        number("optimizer_state", "OPTIMIZER").priority(1).part(Summand::Named) => row.bytes(OptimizerState),
+        number("input", "INPUTS").priority(3).part(Summand::Named) => row.bytes(Input),
+        data("temporary") => row.bytes(Temporary),
+        data("workspace") => row.bytes(Workspace),
+        data("unknown") => row.bytes(Unknown),
     ]
-}
-
-fn part<R>(
-    priority: u8,
-    key: &'static str,
-    head: &'static str,
-    value: fn(&R) -> Cell<'_>,
-) -> Column<R> {
-    Column::wide(priority, key, head, value).part(Part::Summand)
 }
 
 /// Bytes of categories with a heading.
@@ -69,10 +56,7 @@ mod tests {
         for column in columns::<Keys>() {
             assert_eq!((column.value)(&Keys).csv(), column.key);
         }
-        let with_heading = columns::<Keys>()
-            .iter()
-            .filter(|it| it.head.is_some())
-            .count();
+        let with_heading = columns::<Keys>().iter().filter(|it| it.in_text).count();
         assert_eq!(named(|_| 1), with_heading as u64);
         assert_eq!(Category::ALL.len(), columns::<Keys>().len());
     }

@@ -6,20 +6,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::missing;
-use super::numbered_modules::Paths;
+use super::numbered_modules::NumberedPaths;
 use crate::attribution::AttributionLedger;
 use crate::attribution::peak::Holding;
 use crate::attribution::view::{DeviceView, SavedRow};
 use crate::event::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Module};
 use crate::ledger::snapshot::Site;
-use crate::report::{Alike, Format, ReportOptions, cells};
-use crate::view::table::{Cell, Column, Output, Table};
+use crate::report::{Alike, ReportFormat, ReportOptions, cells};
+use crate::view::table::{Cell, Column, Output, Table, columns};
 use crate::view::{BLOCKS, FileNames, counted};
 
 /// One module, several that differ only in a number, or a sum.
 #[derive(Default)]
-pub(super) struct Row {
+pub(super) struct SavedEntry {
     device: Cell<'static>,
     /// First of these modules; `None` for a sum.
     first: Option<SavedRow>,
@@ -33,51 +33,42 @@ pub(super) struct Row {
     most: Bytes,
 }
 
-type SavedColumn = Column<Row>;
+type SavedColumn = Column<SavedEntry>;
 
 pub(super) fn columns() -> Vec<SavedColumn> {
-    vec![
-        Column::data("device", |row| row.device.clone()),
-        Column::number("live", "LIVE", |row| row.holding.live.into()),
-        Column::number("at_peak", "AT PEAK", |row| row.holding.at_peak.into()),
-        SavedColumn::figure("PER MODULE", Row::each).priority(2),
-        Column::number("live_blocks", BLOCKS, |row| row.holding.live_blocks.into()),
-        Column::number("allocs", "ALLOCS", |row| row.holding.allocs.into()),
-        Column::data("file", |row| cells::file(row.site())),
-        Column::data("line", |row| cells::line(row.site())),
-        Column::data("function", |row| cells::function(row.site())),
-        Column::text("module", "MODULE", |row| (&*row.name).into()),
-        SavedColumn::text("operations", "OPERATION", |row| match &row.first {
+    columns![|row: SavedEntry|
+        data("device") => row.device.clone(),
+        number("live", "LIVE") => row.holding.live,
+        number("at_peak", "AT PEAK") => row.holding.at_peak,
+        figure("PER MODULE").priority(2) => row.each(),
+        number("live_blocks", BLOCKS) => row.holding.live_blocks,
+        number("allocs", "ALLOCS") => row.holding.allocs,
+        data("file") => cells::file(row.site()),
+        data("line") => cells::line(row.site()),
+        data("function") => cells::function(row.site()),
+        text("module", "MODULE") => &*row.name,
+        text("operations", "OPERATION").priority(1) => match &row.first {
             Some(first) => Cell::List(first.operations.iter().map(|it| (&**it).into()).collect()),
             None => Cell::Blank,
-        })
-        .priority(1),
-        Column::label("LINE", |row| match row.site() {
-            Some(site) => row.names.site(site).into(),
-            None => Cell::Blank,
-        }),
+        },
+        label("LINE") => row.site().map_or(Cell::Blank, |site| row.names.site(site).into()),
     ]
+    .into()
 }
 
 pub(super) fn notes(ledger: &AttributionLedger, options: &ReportOptions) -> Vec<String> {
     let mut notes = vec![
-        "Memory that a forward pass allocated and a backward pass frees, without parameters, gradients and inputs; \
-         inferred from when it was freed. AT PEAK: at the device's peak."
-            .to_owned(),
+        "Memory that a forward pass allocated for its backward pass, inferred from when it was freed.".to_owned(),
     ];
-    if options.format == Format::Text && options.alike == Alike::Folded {
-        notes.push(
-            "Modules that differ only in a number share one row: PER MODULE is AT PEAK for one of them; --no-fold \
-             shows each.".to_owned(),
-        );
+    if options.format == ReportFormat::Text && options.alike == Alike::Folded {
+        let folded = "Modules that differ only in a number share one row (PER MODULE: one); --no-fold shows each.";
+        notes.push(folded.to_owned());
     }
-    if ledger.coverage().nodes {
-        notes.push(
-            "OPERATION: operations of the same stack; a line with several names all.".to_owned(),
-        );
-    } else {
-        notes.push("This recording has no operations of backward passes (\"-\").".to_owned());
-    }
+    let operations = match ledger.coverage().nodes {
+        true => "OPERATION: operations of the same stack; a line with several names all.",
+        false => "This recording has no operations of backward passes (\"-\").",
+    };
+    notes.push(operations.to_owned());
     notes.extend(missing(ledger.coverage()));
     notes
 }
@@ -86,7 +77,7 @@ pub(super) fn table(
     index: DeviceIndex,
     view: DeviceView<'_>,
     options: &ReportOptions,
-) -> Table<Row> {
+) -> Table<SavedEntry> {
     let mut saved = view.saved(options.grouping);
     saved.retain(|SavedRow { holding, .. }| {
         holding.live.0 > 0 || holding.at_peak.0 > 0 || holding.allocs > 0
@@ -101,10 +92,10 @@ pub(super) fn table(
         )
     });
     let mut table = Table::new(columns());
-    if options.format == Format::Text {
+    if options.format == ReportFormat::Text {
         push_shown(&mut table, &saved, options);
     } else {
-        table.extend(Output::Data, saved.iter().map(Row::new));
+        table.extend(Output::Data, saved.iter().map(SavedEntry::new));
     }
     let frames = saved.iter().filter_map(|row| row.site.frame());
     let names = Rc::new(FileNames::of(frames.map(|frame| &frame.file)));
@@ -116,7 +107,7 @@ pub(super) fn table(
 }
 
 /// Adds the largest rows, and sums of the others and of all.
-fn push_shown(table: &mut Table<Row>, saved: &[SavedRow], options: &ReportOptions) {
+fn push_shown(table: &mut Table<SavedEntry>, saved: &[SavedRow], options: &ReportOptions) {
     let mut modules = merged(saved, options.alike);
     let hidden = modules.split_off(options.top.of(modules.len()));
     table.extend(Output::Text, modules);
@@ -140,10 +131,10 @@ fn rank(held: &Holding) -> Reverse<(Bytes, Bytes, u64)> {
 
 /// Merges rows with equal lines and operations whose modules differ only in a number; largest
 /// first.
-fn merged(saved: &[SavedRow], alike: Alike) -> Vec<Row> {
+fn merged(saved: &[SavedRow], alike: Alike) -> Vec<SavedEntry> {
     let paths = saved.iter().filter_map(|row| row.module.path());
-    let paths = Paths::of(paths.map(|path| &**path));
-    let mut rows: Vec<Row> = Vec::new();
+    let paths = NumberedPaths::of(paths.map(|path| &**path));
+    let mut rows: Vec<SavedEntry> = Vec::new();
     let mut known: HashMap<(String, &Site, &[Arc<str>]), usize> = HashMap::new();
     for row in saved {
         let path = row.module.path().filter(|_| alike == Alike::Folded);
@@ -153,7 +144,7 @@ fn merged(saved: &[SavedRow], alike: Alike) -> Vec<Row> {
         });
         match at.and_then(|at| rows.get_mut(at)) {
             Some(known) => known.join(row),
-            None => rows.push(Row::new(row)),
+            None => rows.push(SavedEntry::new(row)),
         }
     }
     for row in rows.iter_mut().filter(|row| row.count > 1) {
@@ -166,7 +157,7 @@ fn merged(saved: &[SavedRow], alike: Alike) -> Vec<Row> {
     rows
 }
 
-impl Row {
+impl SavedEntry {
     fn new(row: &SavedRow) -> Self {
         Self {
             first: Some(row.clone()),
@@ -210,10 +201,10 @@ fn name(module: &Module) -> &str {
     }
 }
 
-fn sum<'a>(rows: impl Iterator<Item = &'a Holding>, name: String) -> Row {
-    let mut row = Row {
+fn sum<'a>(rows: impl Iterator<Item = &'a Holding>, name: String) -> SavedEntry {
+    let mut row = SavedEntry {
         name,
-        ..Row::default()
+        ..SavedEntry::default()
     };
     rows.for_each(|holding| row.holding = row.holding.and(*holding));
     row

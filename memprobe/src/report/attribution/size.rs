@@ -7,15 +7,15 @@ use crate::attribution::size::{Amount, ModelSize, Size, Sizes};
 use crate::attribution::view::Coverage;
 use crate::event::DeviceIndex;
 use crate::report::cells::place_kind;
-use crate::report::outline::{self, Shown};
+use crate::report::outline::{self, OutlineRow};
 use crate::report::peak::place_name;
 use crate::report::preamble::NO_MODULES;
-use crate::report::{Alike, Format, ReportOptions};
+use crate::report::{ReportFormat, ReportOptions};
 use crate::view::counted;
-use crate::view::table::{Cell, Column, Output, Table};
+use crate::view::table::{Cell, Column, Output, Table, columns};
 
 /// A module, memory outside modules, or the total.
-pub(super) struct Row {
+pub(super) struct SizeEntry {
     device: DeviceIndex,
     kind: &'static str,
     /// `None` outside modules.
@@ -28,8 +28,8 @@ pub(super) struct Row {
     is_named: bool,
 }
 
-impl Row {
-    fn new(device: DeviceIndex, shown: Shown<Size>) -> Self {
+impl SizeEntry {
+    fn new(device: DeviceIndex, shown: OutlineRow<Size>) -> Self {
         Self {
             device,
             kind: "module",
@@ -42,7 +42,7 @@ impl Row {
         }
     }
 
-    fn module(device: DeviceIndex, mut shown: Shown<Size>, is_named: bool) -> Self {
+    fn module(device: DeviceIndex, mut shown: OutlineRow<Size>, is_named: bool) -> Self {
         Self {
             path: Some(std::mem::take(&mut shown.path)),
             depth: Some(shown.depth as u64),
@@ -67,106 +67,71 @@ fn blocks(amount: Amount) -> Cell<'static> {
     }
 }
 
-type SizeColumn = Column<Row>;
+type SizeColumn = Column<SizeEntry>;
 
 /// Bytes of tensors, except in the columns `rounded`. Columns that begin with `own` exclude a
 /// module's parts.
 pub(super) fn columns() -> Vec<SizeColumn> {
-    vec![
-        Column::data("device", |row| row.device.into()),
-        Column::data("kind", |row| row.kind.into()),
-        Column::data("path", |row| row.path.as_deref().into()),
-        Column::data("depth", |row| row.depth.into()),
-        Column::number("parameters", "PARAMETERS", |row| {
-            row.if_named(bytes(row.total.parameters))
-        }),
-        Column::data("parameter_blocks", |row| {
-            row.if_named(blocks(row.total.parameters))
-        }),
-        Column::wide(6, "buffers", "BUFFERS", |row| {
-            row.if_named(bytes(row.total.buffers))
-        }),
-        Column::data("buffer_blocks", |row| {
-            row.if_named(blocks(row.total.buffers))
-        }),
-        Column::number("forward", "FORWARD", |row| bytes(row.total.forward())),
-        Column::data("forward_blocks", |row| blocks(row.total.forward())),
-        Column::wide(3, "saved", "SAVED", |row| bytes(row.total.saved)),
-        Column::wide(8, "recomputed", "RECOMPUTED", |row| {
-            bytes(row.total.recomputed)
-        }),
-        Column::wide(2, "backward", "BACKWARD", |row| bytes(row.total.backward)),
-        Column::data("backward_blocks", |row| blocks(row.total.backward)),
-        Column::number("forward_and_backward", "BOTH", |row| {
-            bytes(row.total.both())
-        }),
-        Column::wide(4, "gradients", "GRADIENTS", |row| {
-            bytes(row.total.gradients)
-        }),
-        Column::wide(5, "other", "OTHER", |row| bytes(row.total.other)),
-        Column::wide(7, "blocks", "BLOCKS", |row| blocks(row.total.made())),
-        Column::wide(9, "rounded", "ROUNDED", |row| {
-            Cell::Bytes(row.total.made().rounded)
-        }),
-        Column::data("own_parameters", |row| {
-            row.if_named(bytes(row.own.parameters))
-        }),
-        Column::data("own_buffers", |row| row.if_named(bytes(row.own.buffers))),
-        Column::data("own_forward", |row| bytes(row.own.forward())),
-        Column::data("own_forward_blocks", |row| blocks(row.own.forward())),
-        Column::data("own_backward", |row| bytes(row.own.backward)),
-        Column::data("own_gradients", |row| bytes(row.own.gradients)),
-        Column::data("own_rounded", |row| Cell::Bytes(row.own.made().rounded)),
-        Column::label("MODULE", |row| (&*row.name).into()),
+    columns![|row: SizeEntry|
+        data("device") => row.device,
+        data("kind") => row.kind,
+        data("path") => row.path.as_deref(),
+        data("depth") => row.depth,
+        number("parameters", "PARAMETERS") => row.if_named(bytes(row.total.parameters)),
+        data("parameter_blocks") => row.if_named(blocks(row.total.parameters)),
+        number("buffers", "BUFFERS").priority(6) => row.if_named(bytes(row.total.buffers)),
+        data("buffer_blocks") => row.if_named(blocks(row.total.buffers)),
+        number("forward", "FORWARD") => bytes(row.total.forward()),
+        data("forward_blocks") => blocks(row.total.forward()),
+        number("saved", "SAVED").priority(3) => bytes(row.total.saved),
+        number("recomputed", "RECOMPUTED").priority(8) => bytes(row.total.recomputed),
+        number("backward", "BACKWARD").priority(2) => bytes(row.total.backward),
+        data("backward_blocks") => blocks(row.total.backward),
+        number("forward_and_backward", "BOTH") => bytes(row.total.both()),
+        number("gradients", "GRADIENTS").priority(4) => bytes(row.total.gradients),
+        number("other", "OTHER").priority(5) => bytes(row.total.other),
+        number("blocks", "BLOCKS").priority(7) => blocks(row.total.made()),
+        number("rounded", "ROUNDED").priority(9) => Cell::Bytes(row.total.made().rounded),
+        data("own_parameters") => row.if_named(bytes(row.own.parameters)),
+        data("own_buffers") => row.if_named(bytes(row.own.buffers)),
+        data("own_forward") => bytes(row.own.forward()),
+        data("own_forward_blocks") => blocks(row.own.forward()),
+        data("own_backward") => bytes(row.own.backward),
+        data("own_gradients") => bytes(row.own.gradients),
+        data("own_rounded") => Cell::Bytes(row.own.made().rounded),
+        label("MODULE") => &*row.name,
     ]
+    .into()
 }
 
 /// Legend of the columns.
-const LEGEND: &str = "Bytes of tensors, with submodules. FORWARD: intermediate variables of forward passes. SAVED: \
-                      freed by a backward pass. BOTH: with backward passes. OTHER: inputs, optimizer state, \
-                      workspaces, temporaries. ROUNDED: all in blocks of the allocator.";
+const LEGEND: &str = "Bytes of tensors, with submodules. SAVED: freed by a backward pass. BOTH: FORWARD and BACKWARD. \
+                      ROUNDED: as blocks of the allocator.";
 
 /// Notes on the table in an estimate, whose options differ from a report's.
 pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Coverage) -> Vec<String> {
-    let names = if sizes.named {
-        "Parameters and buffers are read from the process's objects, each block once, in the first module that has it."
-    } else {
-        "Parameters and buffers are inferred, in total only. For each module use `memprobe estimate -- python \
-         train.py`, or a recording of `memprobe record --cpu --names`."
+    let names = match sizes.named {
+        true => "Each block of parameters and buffers is counted in the first module that has it.",
+        false => "Parameters and buffers of each module: `memprobe estimate -- python train.py`.",
     };
-    let fold = "Modules that differ only in a number share one row; --format json has each, and all columns.";
-    all_notes(sizes, heard, names, Some(fold))
+    all_notes(sizes, heard, names)
 }
 
-pub(super) fn notes(
-    sizes: Option<&Sizes>,
-    heard: Coverage,
-    options: &ReportOptions,
-) -> Vec<String> {
+pub(super) fn notes(sizes: Option<&Sizes>, heard: Coverage) -> Vec<String> {
     let Some(sizes) = sizes else {
         return vec!["Nothing was allocated in this recording.".to_owned()];
     };
-    let names = if sizes.named {
-        "Parameters and buffers are read from the process's objects (--names), each block once, in the first module \
-         that has it. Other categories are inferred (--by category names the rules)."
-    } else {
-        "Parameters and buffers are inferred, in total only: for each module, record with --names. GRADIENTS are \
-         usually as large as the trained parameters."
+    let names = match sizes.named {
+        true => "Each block of parameters and buffers is counted in the first module that has it.",
+        false => "Parameters and buffers of each module: record with --names.",
     };
-    let is_folded = options.format == Format::Text && options.alike == Alike::Folded;
-    let fold = "Modules that differ only in a number share one row; --no-fold shows each.";
-    all_notes(sizes, heard, names, is_folded.then_some(fold))
+    all_notes(sizes, heard, names)
 }
 
-fn all_notes(sizes: &Sizes, heard: Coverage, names: &str, fold: Option<&str>) -> Vec<String> {
+fn all_notes(sizes: &Sizes, heard: Coverage, names: &str) -> Vec<String> {
     let mut devices = sizes.devices.values();
     let no_modules = devices.all(|device| device.modules.is_empty());
-    let words = [
-        Some(LEGEND),
-        Some(names),
-        fold,
-        no_modules.then_some(NO_MODULES),
-    ];
+    let words = [Some(LEGEND), Some(names), no_modules.then_some(NO_MODULES)];
     let words = words.into_iter().flatten().map(str::to_owned);
     let notes = [which(sizes)].into_iter().chain(words);
     notes.chain(missing(heard)).collect()
@@ -197,27 +162,27 @@ pub(super) fn table(
     size: &ModelSize,
     named: bool,
     options: &ReportOptions,
-) -> Table<Row> {
+) -> Table<SizeEntry> {
     let mut table = Table::new(columns());
     let modules = size.modules.clone();
     let (output, modules) = match options.format {
-        Format::Text => (Output::Text, outline::for_people(modules, options, rank)),
+        ReportFormat::Text => (Output::Text, outline::for_people(modules, options, rank)),
         _ => (Output::Data, outline::each(modules, options)),
     };
     let modules = modules.into_iter();
     table.extend(
         output,
-        modules.map(|module| Row::module(index, module, named)),
+        modules.map(|module| SizeEntry::module(index, module, named)),
     );
-    let others = size.others.iter().map(|(place, size)| Row {
+    let others = size.others.iter().map(|(place, size)| SizeEntry {
         kind: place_kind(place),
-        ..Row::new(index, Shown::other(place_name(place), *size))
+        ..SizeEntry::new(index, OutlineRow::other(place_name(place), *size))
     });
     table.extend(Output::All, others);
     let roots = size.modules.iter().map(|module| &module.total);
     let others = size.others.iter().map(|(_, size)| size);
     let all = roots.chain(others).fold(Size::default(), Size::and);
-    let total = Row::new(index, Shown::other("(total)".to_owned(), all));
+    let total = SizeEntry::new(index, OutlineRow::other("(total)".to_owned(), all));
     table.push(Output::Text, total);
     table
 }

@@ -9,7 +9,7 @@ use crate::event::{
 };
 use crate::recording::Reader;
 use crate::recording::samples::{MIB, frame, memory, recording, story, totals};
-use crate::report::{Alike, By, Format, LayersOf, ReportOptions, Top, write};
+use crate::report::{Alike, By, LayersOf, ReportFormat, ReportOptions, RowLimit, write};
 
 const MODULES: &str = "/v/lib/python3.12/site-packages/torch/nn/modules/module.py";
 const ENGINE: Tid = Tid(1300);
@@ -207,7 +207,7 @@ fn the_table_of_iterations() {
 fn the_table_of_iterations_leaves_out_what_is_too_wide_and_says_so() {
     let options = ReportOptions {
         by: By::Iteration,
-        top: Top::Rows(2),
+        top: RowLimit::Rows(2),
         ..ReportOptions::default()
     };
     insta::assert_snapshot!(report(&training(), options));
@@ -217,7 +217,7 @@ fn the_table_of_iterations_leaves_out_what_is_too_wide_and_says_so() {
 fn the_table_of_iterations_as_csv_adds_up() {
     let options = ReportOptions {
         by: By::Iteration,
-        format: Format::Csv,
+        format: ReportFormat::Csv,
         ..ReportOptions::default()
     };
     let text = report(&training(), options);
@@ -261,7 +261,7 @@ fn a_line_that_the_user_names_makes_iterations() {
         .collect::<Vec<_>>();
     let options = ReportOptions {
         by: By::Iteration,
-        format: Format::Jsonl,
+        format: ReportFormat::Jsonl,
         iteration: IterationLine::parse("train.py:12"),
         ..ReportOptions::default()
     };
@@ -305,7 +305,7 @@ fn the_table_of_what_is_saved_for_backward() {
 fn what_is_saved_as_json() {
     let options = ReportOptions {
         by: By::Saved,
-        format: Format::Json,
+        format: ReportFormat::Json,
         ..ReportOptions::default()
     };
     insta::assert_snapshot!(report(&training(), options));
@@ -327,7 +327,7 @@ fn each_layer_is_a_row_where_that_is_asked_for_and_for_programs() {
     let csv = report(
         &layers(),
         ReportOptions {
-            format: Format::Csv,
+            format: ReportFormat::Csv,
             alike: Alike::Folded,
             ..options
         },
@@ -348,7 +348,7 @@ fn the_table_of_sizes() {
 fn the_table_of_sizes_as_csv_adds_up_to_what_was_allocated() {
     let options = ReportOptions {
         by: By::Size,
-        format: Format::Csv,
+        format: ReportFormat::Csv,
         ..ReportOptions::default()
     };
     let text = report(&layers(), options);
@@ -369,7 +369,7 @@ fn the_table_of_layers_adds_up_to_the_peak() {
     insta::assert_snapshot!(table(&layers(), By::Layer));
     let options = ReportOptions {
         by: By::Layer,
-        format: Format::Csv,
+        format: ReportFormat::Csv,
         ..ReportOptions::default()
     };
     let text = report(&layers(), options);
@@ -383,7 +383,7 @@ fn the_table_of_layers_adds_up_to_the_peak() {
     assert_eq!(held, 29 * MIB);
 }
 
-fn layers_of(layers: LayersOf, format: Format) -> ReportOptions {
+fn layers_of(layers: LayersOf, format: ReportFormat) -> ReportOptions {
     ReportOptions {
         by: By::Layer,
         layers,
@@ -395,7 +395,7 @@ fn layers_of(layers: LayersOf, format: Format) -> ReportOptions {
 
 #[test]
 fn the_table_of_layers_of_each_iteration() {
-    let text = report(&training(), layers_of(LayersOf::Each, Format::Text));
+    let text = report(&training(), layers_of(LayersOf::Each, ReportFormat::Text));
     insta::assert_snapshot!(text);
 }
 
@@ -410,10 +410,10 @@ fn layers_of_an_iteration_add_up_to_its_row_in_the_table_of_iterations() {
     };
     let iterations = rows(ReportOptions {
         by: By::Iteration,
-        format: Format::Jsonl,
+        format: ReportFormat::Jsonl,
         ..ReportOptions::default()
     });
-    let layers = rows(layers_of(LayersOf::Each, Format::Jsonl));
+    let layers = rows(layers_of(LayersOf::Each, ReportFormat::Jsonl));
     for iteration in &iterations {
         let its = layers.iter().filter(|row| {
             (&row["iteration"], &row["iteration_kind"])
@@ -435,7 +435,7 @@ fn layers_of_an_iteration_add_up_to_its_row_in_the_table_of_iterations() {
             );
         }
     }
-    let third = rows(layers_of(LayersOf::Iterations(3..=3), Format::Jsonl));
+    let third = rows(layers_of(LayersOf::Iterations(3..=3), ReportFormat::Jsonl));
     assert!(!third.is_empty() && third.iter().all(|row| row["iteration"] == 3));
 }
 
@@ -443,7 +443,7 @@ fn layers_of_an_iteration_add_up_to_its_row_in_the_table_of_iterations() {
 fn an_iteration_that_was_not_recorded_is_refused_with_those_that_were() {
     let refused = |events: &[Event]| {
         let file = recording(events);
-        let options = layers_of(LayersOf::Iterations(7..=9), Format::Csv);
+        let options = layers_of(LayersOf::Iterations(7..=9), ReportFormat::Csv);
         let refused = write(Reader::new(&file[..]).unwrap(), &options, &mut Vec::new());
         refused.unwrap_err().to_string()
     };

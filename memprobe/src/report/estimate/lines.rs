@@ -5,11 +5,11 @@ use crate::estimate::{Estimate, LineAtPeak};
 use crate::event::Bytes;
 use crate::ledger::snapshot::Site;
 use crate::report::cells;
-use crate::view::table::{Column, Output, Table};
+use crate::view::table::{Column, Output, Table, columns};
 use crate::view::{BLOCKS, FileNames, counted};
 
 /// A line, or the sum of several.
-pub(super) struct Row<'a> {
+pub(super) struct EstimateEntry<'a> {
     site: Option<&'a Site>,
     name: String,
     at_peak: Bytes,
@@ -17,22 +17,22 @@ pub(super) struct Row<'a> {
     saved: Bytes,
 }
 
-fn columns<'a>() -> Vec<Column<Row<'a>>> {
-    vec![
+fn columns<'a>() -> Vec<Column<EstimateEntry<'a>>> {
+    columns![|row: EstimateEntry<'a>|
         // Without a line the name has the reason.
-        Column::data("name", |row| (&*row.name).into()),
-        Column::data("file", |row| cells::file(row.site)),
-        Column::data("line", |row| cells::line(row.site)),
-        Column::data("function", |row| cells::function(row.site)),
-        Column::number("at_peak", "AT PEAK", |row| row.at_peak.into()),
-        Column::number("blocks", BLOCKS, |row| row.blocks.into()),
-        Column::number("saved_for_backward", "SAVED", |row| row.saved.into()),
-        Column::label("LINE", |row| (&*row.name).into()),
+        data("name") => &*row.name,
+        data("file") => cells::file(row.site),
+        data("line") => cells::line(row.site),
+        data("function") => cells::function(row.site),
+        number("at_peak", "AT PEAK") => row.at_peak,
+        number("blocks", BLOCKS) => row.blocks,
+        number("saved_for_backward", "SAVED") => row.saved,
+        label("LINE") => &*row.name,
     ]
+    .into()
 }
 
-/// All lines.
-pub(super) fn table(estimate: &Estimate) -> Table<Row<'_>> {
+pub(super) fn table(estimate: &Estimate) -> Table<EstimateEntry<'_>> {
     let mut table = Table::new(columns());
     let names = FileNames::default();
     let rows = estimate.lines.iter().map(|line| row(line, &names));
@@ -45,7 +45,7 @@ pub(super) fn shown<'a>(
     estimate: &'a Estimate,
     names: &FileNames,
     options: &EstimateOptions,
-) -> Table<Row<'a>> {
+) -> Table<EstimateEntry<'a>> {
     let lines = &estimate.lines;
     let (shown, hidden) = lines.split_at(options.top.of(lines.len()));
     let mut table = Table::new(columns());
@@ -58,8 +58,8 @@ pub(super) fn shown<'a>(
     table
 }
 
-fn row<'a>(line: &'a LineAtPeak, names: &FileNames) -> Row<'a> {
-    Row {
+fn row<'a>(line: &'a LineAtPeak, names: &FileNames) -> EstimateEntry<'a> {
+    EstimateEntry {
         site: Some(&line.site),
         name: names.site(&line.site),
         at_peak: line.held,
@@ -68,9 +68,9 @@ fn row<'a>(line: &'a LineAtPeak, names: &FileNames) -> Row<'a> {
     }
 }
 
-fn sum<'a>(lines: &[LineAtPeak], name: String) -> Row<'a> {
+fn sum<'a>(lines: &[LineAtPeak], name: String) -> EstimateEntry<'a> {
     let total = |of: fn(&LineAtPeak) -> u64| lines.iter().map(of).fold(0, u64::saturating_add);
-    Row {
+    EstimateEntry {
         site: None,
         name,
         at_peak: Bytes(total(|line| line.held.0)),

@@ -7,20 +7,19 @@ mod text;
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, Write};
+use std::io::Write;
 
-use super::{By, Colour, Format, ReportError, ReportOptions, Top};
+use super::{By, Colour, ReportError, ReportFormat, ReportOptions, RowLimit, unless_closed};
 use crate::estimate::Estimate;
 use crate::event::Bytes;
 use crate::event::Target;
 use crate::view::table::{Page, json_document};
 
-/// Content and format of an estimate's report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EstimateOptions {
     pub format: EstimateFormat,
     /// Number of lines of Python in text; JSON has all.
-    pub top: Top,
+    pub top: RowLimit,
     /// Bytes of the device to fit into.
     pub device_memory: Option<Bytes>,
     /// Width of text, in columns.
@@ -34,8 +33,8 @@ impl EstimateOptions {
         ReportOptions {
             by: By::Size,
             format: match self.format {
-                EstimateFormat::Text => Format::Text,
-                EstimateFormat::Json => Format::Json,
+                EstimateFormat::Text => ReportFormat::Text,
+                EstimateFormat::Json => ReportFormat::Json,
             },
             top: self.top,
             width: self.width,
@@ -63,8 +62,7 @@ pub struct EstimateSubject {
 }
 
 /// Writes an estimate. `out` should be buffered. Returns `None` if the reader closes the output
-/// early (`
-///  head`).
+/// early.
 ///
 /// # Errors
 /// If `out` cannot be written.
@@ -82,8 +80,9 @@ pub fn write_estimate(
         }
         EstimateFormat::Json => json_document(&json::document(subject, estimate, options), out),
     };
-    match written.and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
-        written => Ok(Some(written?)),
-    }
+    unless_closed(
+        written
+            .and_then(|()| out.flush())
+            .map_err(ReportError::Output),
+    )
 }

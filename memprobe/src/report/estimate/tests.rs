@@ -73,7 +73,7 @@ fn estimate() -> Estimate {
 fn options(format: EstimateFormat) -> EstimateOptions {
     EstimateOptions {
         format,
-        top: Top::Rows(2),
+        top: RowLimit::Rows(2),
         device_memory: None,
         width: 110,
         colour: Colour::Plain,

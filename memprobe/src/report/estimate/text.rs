@@ -7,10 +7,9 @@ use crate::event::bytes::human;
 use crate::event::{Bytes, Totals};
 use crate::report::attribution::push_sizes;
 use crate::report::tensors::heading;
-use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::table::{Cell, Output, Page, Table, columns};
 use crate::view::{FileNames, counted, wrap};
 
-/// Adds the whole report.
 pub(super) fn push(
     page: &mut Page,
     subject: &EstimateSubject,
@@ -85,10 +84,10 @@ fn warnings(missing: &Missing) -> Vec<String> {
 }
 
 fn push_totals(page: &mut Page, estimate: &Estimate, names: &FileNames) {
-    let mut table: Table<(Totals, String)> = Table::new(vec![
-        Column::figure("ALLOCATED", |row| row.0.allocated.into()),
-        Column::figure("RESERVED", |row| row.0.reserved.into()),
-        Column::label("EXPECTED ON A GPU", |row| (&*row.1).into()),
+    let mut table = Table::new(columns![|row: (Totals, String)|
+        figure("ALLOCATED") => row.0.allocated,
+        figure("RESERVED") => row.0.reserved,
+        label("EXPECTED ON A GPU") => &*row.1,
     ]);
     let peak_at = format!(
         "peak: {}, {}",
@@ -140,9 +139,9 @@ fn push_fit(page: &mut Page, estimate: &Estimate, names: &FileNames, options: &E
 }
 
 fn push_account(page: &mut Page, estimate: &Estimate) {
-    let mut table: Table<(Cell<'_>, String)> = Table::new(vec![
-        Column::figure("BYTES", |row| row.0.clone()),
-        Column::label("PART OF THE PEAK", |row| (&*row.1).into()),
+    let mut table = Table::new(columns![|row: (Cell<'static>, String)|
+        figure("BYTES") => row.0.clone(),
+        label("PART OF THE PEAK") => &*row.1,
     ]);
     let cpu = format!(
         "CPU allocator at that moment (its own peak is {})",

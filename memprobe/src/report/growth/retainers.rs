@@ -6,7 +6,7 @@ use crate::attribution::growth::{Amount, Growth, GrowthRetainer, RetainedGrowth}
 use crate::event::bytes::human;
 use crate::event::{Bytes, TimeNs};
 use crate::report::ReportOptions;
-use crate::view::table::{Cell, Column, Output, Page, Table};
+use crate::view::table::{Cell, Output, Page, Table, columns};
 use crate::view::{clean, count, counted, duration};
 
 /// Separator of frame and variable in a name.
@@ -120,14 +120,14 @@ fn named(retainer: &GrowthRetainer) -> String {
 }
 
 /// Blocks, their bytes without another retainer, and the name of the retainer.
-type Row = (Amount, Option<Bytes>, String);
+type RetainerEntry = (Amount, Option<Bytes>, String);
 
-fn table(retained: &RetainedGrowth, options: &ReportOptions) -> Table<Row> {
-    let mut table: Table<Row> = Table::new(vec![
-        Column::figure("BYTES", |row| row.0.bytes.into()),
-        Column::figure("BLOCKS", |row| row.0.blocks.into()),
-        Column::figure("EXCLUSIVE", |row| row.1.into()),
-        Column::label("RETAINED BY", |row| (&*row.2).into()),
+fn table(retained: &RetainedGrowth, options: &ReportOptions) -> Table<RetainerEntry> {
+    let mut table = Table::new(columns![|row: RetainerEntry|
+        figure("BYTES") => row.0.bytes,
+        figure("BLOCKS") => row.0.blocks,
+        figure("EXCLUSIVE") => row.1,
+        label("RETAINED BY") => &*row.2,
     ]);
     let top = options.top.of(retained.retainers.len());
     let (shown, hidden) = retained.retainers.split_at(top);

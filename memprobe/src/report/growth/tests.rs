@@ -4,9 +4,9 @@ use crate::attribution::allocation_groups::samples::{learning_for, retained_by_l
 use crate::event::{Context, Event};
 use crate::recording::Reader;
 use crate::recording::samples::{recording, story};
-use crate::report::{By, Format, ReportOptions, write};
+use crate::report::{By, ReportFormat, ReportOptions, write};
 
-fn report(events: &[Event], format: Format) -> String {
+fn report(events: &[Event], format: ReportFormat) -> String {
     let file = recording(events);
     let options = ReportOptions {
         by: By::Growth,
@@ -20,7 +20,10 @@ fn report(events: &[Event], format: Format) -> String {
 
 #[test]
 fn a_list_that_keeps_the_loss_of_each_iteration() {
-    insta::assert_snapshot!(report(&learning_for(40, |_| true).events, Format::Text));
+    insta::assert_snapshot!(report(
+        &learning_for(40, |_| true).events,
+        ReportFormat::Text
+    ));
 }
 
 #[test]
@@ -33,18 +36,21 @@ fn unknown_modules_have_no_table() {
             *stack = bare.into();
         }
     }
-    let text = report(&events, Format::Text);
+    let text = report(&events, ReportFormat::Text);
     assert!(text.contains("LINE") && !text.contains("MODULE"), "{text}");
 }
 
 #[test]
 fn a_program_that_keeps_nothing() {
-    insta::assert_snapshot!(report(&learning_for(40, |_| false).events, Format::Text));
+    insta::assert_snapshot!(report(
+        &learning_for(40, |_| false).events,
+        ReportFormat::Text
+    ));
 }
 
 #[test]
 fn a_program_that_was_recorded_too_shortly() {
-    let text = report(&learning_for(6, |_| true).events, Format::Text);
+    let text = report(&learning_for(6, |_| true).events, ReportFormat::Text);
     assert!(text.contains("too few to find growth"), "{text}");
     assert!(!text.contains("BYTES/ITER"), "{text}");
 }
@@ -53,21 +59,24 @@ fn a_program_that_was_recorded_too_shortly() {
 fn a_program_without_iterations_is_looked_at_by_time() {
     let mut events = learning_for(2000, |_| true).events;
     events.retain(|event| !matches!(event, Event::PhaseMark(_)));
-    let text = report(&events, Format::Text);
+    let text = report(&events, ReportFormat::Text);
     assert!(text.contains("as no iterations were found"), "{text}");
     assert!(text.contains("BYTES/s"), "{text}");
 }
 
 #[test]
 fn a_recording_with_a_little_of_everything_grows_nowhere() {
-    let text = report(&story(), Format::Text);
+    let text = report(&story(), ReportFormat::Text);
     assert!(!text.contains("BYTES/"), "{text}");
 }
 
 #[test]
 fn suspects_for_programs() {
-    let report: Value =
-        serde_json::from_str(&report(&learning_for(40, |_| true).events, Format::Json)).unwrap();
+    let report: Value = serde_json::from_str(&report(
+        &learning_for(40, |_| true).events,
+        ReportFormat::Json,
+    ))
+    .unwrap();
     let device = &report["devices"][0];
     assert_eq!(device["per"], "iteration");
     let suspects = device["suspects"].as_array().unwrap();
@@ -90,7 +99,10 @@ fn suspects_for_programs() {
 
 #[test]
 fn suspects_as_comma_separated_values() {
-    insta::assert_snapshot!(report(&learning_for(40, |_| true).events, Format::Csv));
+    insta::assert_snapshot!(report(
+        &learning_for(40, |_| true).events,
+        ReportFormat::Csv
+    ));
 }
 
 /// A net that keeps its losses; its objects are read at the end.
@@ -106,12 +118,13 @@ fn read_at_the_end() -> Vec<Event> {
 
 #[test]
 fn retainers_of_losses_are_named_after_a_heap_snapshot() {
-    insta::assert_snapshot!(report(&read_at_the_end(), Format::Text));
+    insta::assert_snapshot!(report(&read_at_the_end(), ReportFormat::Text));
 }
 
 #[test]
 fn who_keeps_the_losses_for_programs() {
-    let report: Value = serde_json::from_str(&report(&read_at_the_end(), Format::Json)).unwrap();
+    let report: Value =
+        serde_json::from_str(&report(&read_at_the_end(), ReportFormat::Json)).unwrap();
     let device = &report["devices"][0];
     let retained = &device["retainers"];
     let sum = |field: &str| -> u64 {

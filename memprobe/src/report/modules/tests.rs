@@ -4,7 +4,7 @@ use crate::attribution::allocation_groups::samples::{Program, called, learning};
 use crate::event::Event;
 use crate::recording::Reader;
 use crate::recording::samples::{recording, story};
-use crate::report::{Alike, By, Format, ReportOptions, Sort, Top, write};
+use crate::report::{Alike, By, ReportFormat, ReportOptions, RowLimit, Sort, write};
 
 fn report(events: &[Event], options: ReportOptions) -> String {
     let file = recording(events);
@@ -36,7 +36,7 @@ fn each_module_by_itself_down_to_a_depth() {
 #[test]
 fn modules_that_are_not_shown_are_counted_with_those_above() {
     let options = ReportOptions {
-        top: Top::Rows(2),
+        top: RowLimit::Rows(2),
         width: 140,
         ..ReportOptions::default()
     };
@@ -52,7 +52,7 @@ fn outermost_modules_that_are_not_shown_keep_their_bytes() {
         program.alloc(stack, size);
     }
     let options = ReportOptions {
-        top: Top::Rows(1),
+        top: RowLimit::Rows(1),
         ..ReportOptions::default()
     };
     let text = report(&program.events, options);
@@ -75,7 +75,7 @@ fn a_recording_without_modules_says_so() {
 #[test]
 fn the_rows_for_programs_add_up_to_what_the_allocator_says() {
     let json = ReportOptions {
-        format: Format::Json,
+        format: ReportFormat::Json,
         ..ReportOptions::default()
     };
     let report: Value = serde_json::from_str(&report(&learning().events, json)).unwrap();
@@ -97,7 +97,7 @@ fn the_rows_for_programs_add_up_to_what_the_allocator_says() {
 #[test]
 fn the_rows_as_comma_separated_values() {
     let options = ReportOptions {
-        format: Format::Csv,
+        format: ReportFormat::Csv,
         ..ReportOptions::default()
     };
     insta::assert_snapshot!(report(&learning().events, options));

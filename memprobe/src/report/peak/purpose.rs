@@ -19,7 +19,6 @@ pub(super) const INFERRED: &str =
 /// Maximum number of modules named beside memory saved for backward.
 const MAX_NAMED: usize = 3;
 
-/// A category, with its modules.
 pub(super) struct Purposed {
     pub(super) category: Category,
     /// For memory saved for backward: bytes by module, largest first.
@@ -44,7 +43,6 @@ impl Purposed {
     }
 }
 
-/// Memory by category, largest first.
 pub(super) fn purposes(device: DeviceView<'_>) -> Vec<Group<Purposed>> {
     let composition = &device.peak().composition;
     let of = |category: &Category| Group {

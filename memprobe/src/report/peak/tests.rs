@@ -4,14 +4,14 @@ use crate::attribution::allocation_groups::samples::{learning, learning_for};
 use crate::event::Event;
 use crate::recording::Reader;
 use crate::recording::samples::{late_attach, recording, story};
-use crate::report::{By, Format, ReportOptions, Top, write};
+use crate::report::{By, ReportFormat, ReportOptions, RowLimit, write};
 
-fn report(events: &[Event], format: Format) -> String {
+fn report(events: &[Event], format: ReportFormat) -> String {
     let file = recording(events);
     let options = ReportOptions {
         by: By::Peak,
         format,
-        top: Top::Rows(4),
+        top: RowLimit::Rows(4),
         ..ReportOptions::default()
     };
     let mut out = Vec::new();
@@ -21,19 +21,19 @@ fn report(events: &[Event], format: Format) -> String {
 
 #[test]
 fn what_a_device_held_when_it_held_most() {
-    insta::assert_snapshot!(report(&learning().events, Format::Text));
+    insta::assert_snapshot!(report(&learning().events, ReportFormat::Text));
 }
 
 #[test]
 fn the_peak_of_a_recording_with_a_little_of_everything() {
-    insta::assert_snapshot!(report(&story(), Format::Text));
+    insta::assert_snapshot!(report(&story(), ReportFormat::Text));
 }
 
 #[test]
 fn the_iteration_of_the_peak_is_named() {
     let text = report(
         &learning_for(12, |iteration| iteration == 7).events,
-        Format::Text,
+        ReportFormat::Text,
     );
     assert!(text.contains("in iteration 9"), "{text}");
 }
@@ -45,7 +45,7 @@ fn each_table_adds_up_to_what_the_allocator_said() {
         late_attach(),
         learning_for(12, |_| true).events,
     ] {
-        let report: Value = serde_json::from_str(&report(&events, Format::Json)).unwrap();
+        let report: Value = serde_json::from_str(&report(&events, ReportFormat::Json)).unwrap();
         for device in report["devices"].as_array().unwrap() {
             let rows = device["rows"].as_array().unwrap();
             for by in ["line", "module", "tensor", "category"] {
@@ -64,5 +64,8 @@ fn each_table_adds_up_to_what_the_allocator_said() {
 
 #[test]
 fn the_peak_as_comma_separated_values() {
-    insta::assert_snapshot!(report(&learning_for(2, |_| false).events, Format::Csv));
+    insta::assert_snapshot!(report(
+        &learning_for(2, |_| false).events,
+        ReportFormat::Csv
+    ));
 }

@@ -1,9 +1,9 @@
 //! Columns of the tables of tensors, and of their changes.
 
-use super::text::common_site;
 use crate::event::{Bytes, Frame};
 use crate::tensors::{DeviceTable, Group, Row};
-use crate::view::table::{Cell, Column, Cut};
+use crate::view::cells::known_line;
+use crate::view::table::{Cell, Column, Cut, columns};
 use crate::view::{shape, tensors_label};
 
 /// A group of tensors, or bytes that no tensor explains. In CSV, `allocated` of all rows of a
@@ -78,8 +78,7 @@ impl<'a> GroupRow<'a> {
     }
 
     fn site(&self) -> Option<&'a Frame> {
-        self.first()?;
-        common_site(self.rows, &self.group)?.site.as_ref()
+        self.common(|row| row.site.as_ref())
     }
 
     fn device(&self) -> Option<String> {
@@ -100,103 +99,65 @@ pub(super) fn signed(bytes: Bytes) -> i64 {
     i64::try_from(bytes.0).unwrap_or(i64::MAX)
 }
 
-type TensorColumn<'a> = Column<GroupRow<'a>>;
-
 /// Columns of a table of tensors; `name` heads the last one.
-pub(super) fn columns<'a>(name: &'static str) -> Vec<TensorColumn<'a>> {
-    let mut columns: Vec<TensorColumn<'a>> = vec![
-        Column::figure("ALLOCATED", |row| row.text.bytes.clone()),
-        Column::figure("SIZE", |row| row.text.size.clone()),
-    ];
-    columns.extend(text_columns(name));
-    columns.extend(data_columns());
-    columns
+pub(super) fn columns<'a>(name: &'static str) -> Vec<Column<GroupRow<'a>>> {
+    with_common(
+        name,
+        columns![|row: GroupRow<'a>|
+            figure("ALLOCATED") => row.text.bytes.clone(),
+            figure("SIZE") => row.text.size.clone(),
+        ],
+    )
 }
 
-/// Columns of a table of changes.
-pub(super) fn change_columns<'a>() -> Vec<TensorColumn<'a>> {
-    let mut columns: Vec<TensorColumn<'a>> = vec![
-        Column::text("change", "", |row| row.sign.into()),
-        Column::figure("CHANGE", |row| row.text.bytes.clone()),
-    ];
-    columns.extend(text_columns("NAME"));
-    columns.extend(data_columns());
-    columns
+pub(super) fn change_columns<'a>() -> Vec<Column<GroupRow<'a>>> {
+    with_common(
+        "NAME",
+        columns![|row: GroupRow<'a>|
+            text("change", "") => row.sign,
+            figure("CHANGE") => row.text.bytes.clone(),
+        ],
+    )
 }
 
-fn text_columns<'a>(name: &'static str) -> Vec<TensorColumn<'a>> {
-    vec![
-        Column::label("KIND", |row| (&*row.text.what[0]).into()),
-        TensorColumn::label("SHAPE", |row| (&*row.text.what[1]).into()).width(40, 40),
-        Column::label("DTYPE", |row| (&*row.text.what[2]).into()),
-        Column::label("GRAD", |row| (&*row.text.what[3]).into()),
-        TensorColumn::label(name, |row| (&*row.text.name).into())
-            .width(24, usize::MAX)
-            .cut(Cut::Middle),
-        Column::trail(|row| {
-            let site = row.text.site.iter();
-            Cell::List(site.map(|site| format!("at {site}").into()).collect())
-        }),
-    ]
-}
-
-fn data_columns<'a>() -> Vec<TensorColumn<'a>> {
-    vec![
-        Column::data("device", |row| row.device().into()),
-        Column::data("kind", |row| match row.remainder {
-            Some(_) => "remainder".into(),
-            None => row.common(|row| Some(row.kind.as_str())).into(),
-        }),
-        Column::data("count", |row| Cell::Count(row.group.len() as u64)),
-        Column::data("name", |row| match row.remainder {
-            Some((_, reason)) => reason.into(),
-            None => tensors_label(row.rows, &row.group).into(),
-        }),
-        Column::data("names", |row| row.names().into()),
-        Column::data("shape", |row| {
-            row.common(|row| row.shape.as_deref().map(shape)).into()
-        }),
-        Column::data("dtype", |row| {
-            row.common(|row| row.dtype)
-                .map(|dtype| dtype.to_string())
-                .into()
-        }),
-        Column::data("bytes", |row| row.size.into()),
-        Column::data("allocated", |row| Cell::Signed(row.allocated)),
-        Column::data("outside", |row| {
-            Some(row.outside).filter(|bytes| bytes.0 > 0).into()
-        }),
-        Column::data("storage", |row| {
-            row.only()
-                .and_then(|row| row.storage)
-                .map(|storage| storage.to_string())
-                .into()
-        }),
-        Column::data("storage_bytes", |row| {
-            row.only().and_then(|row| row.storage_bytes).into()
-        }),
-        Column::data("requires_grad", |row| {
-            let tensor = row.first().filter(|first| first.shape.is_some());
-            tensor.map(|tensor| tensor.requires_grad).into()
-        }),
-        Column::data("grad_fn", |row| {
-            row.common(|row| row.grad_fn.as_deref()).into()
-        }),
-        Column::data("saved_by", |row| {
-            row.common(|row| row.saved_by.as_deref()).into()
-        }),
-        Column::data("module", |row| {
-            row.common(|row| row.module.as_deref()).into()
-        }),
-        Column::data("file", |row| row.site().map(|site| &*site.file).into()),
-        Column::data("line", |row| {
-            row.site()
-                .map(|site| site.line)
-                .filter(|line| *line > 0)
-                .into()
-        }),
-        Column::data("function", |row| {
-            row.site().map(|site| &*site.function).into()
-        }),
-    ]
+/// Adds the columns of both tables.
+fn with_common<'a>(
+    name: &'static str,
+    first: [Column<GroupRow<'a>>; 2],
+) -> Vec<Column<GroupRow<'a>>> {
+    let mut all = Vec::from(first);
+    all.extend(columns![|row: GroupRow<'a>|
+        label("KIND") => &row.text.what[0],
+        label("SHAPE").width(40, 40) => &row.text.what[1],
+        label("DTYPE") => &row.text.what[2],
+        label("GRAD") => &row.text.what[3],
+        label(name).width(24, usize::MAX).cut(Cut::Middle) => &row.text.name,
+        trail() => Cell::List(row.text.site.iter().map(|site| format!("at {site}").into()).collect()),
+        data("device") => row.device(),
+        data("kind") => match row.remainder {
+            Some(_) => Some("remainder"),
+            None => row.common(|row| Some(row.kind.as_str())),
+        },
+        data("count") => Cell::Count(row.group.len() as u64),
+        data("name") => match row.remainder {
+            Some((_, reason)) => reason.to_owned(),
+            None => tensors_label(row.rows, &row.group),
+        },
+        data("names") => row.names(),
+        data("shape") => row.common(|row| row.shape.as_deref().map(shape)),
+        data("dtype") => row.common(|row| row.dtype).map(|dtype| dtype.to_string()),
+        data("bytes") => row.size,
+        data("allocated") => Cell::Signed(row.allocated),
+        data("outside") => Some(row.outside).filter(|bytes| bytes.0 > 0),
+        data("storage") => row.only().and_then(|row| row.storage).map(|storage| storage.to_string()),
+        data("storage_bytes") => row.only().and_then(|row| row.storage_bytes),
+        data("requires_grad") => row.first().filter(|row| row.shape.is_some()).map(|row| row.requires_grad),
+        data("grad_fn") => row.common(|row| row.grad_fn.as_deref()),
+        data("saved_by") => row.common(|row| row.saved_by.as_deref()),
+        data("module") => row.common(|row| row.module.as_deref()),
+        data("file") => row.site().map(|site| &*site.file),
+        data("line") => row.site().and_then(known_line),
+        data("function") => row.site().map(|site| &*site.function),
+    ]);
+    all
 }

@@ -6,11 +6,13 @@ use super::{TensorOptions, heading};
 use crate::event::Bytes;
 use crate::event::bytes::{human, signed};
 use crate::event::tensors::Device;
-use crate::report::Top;
+use crate::report::RowLimit;
 use crate::report::preamble::target_lines;
 use crate::tensors::{Account, DeviceDiff, DeviceTable, Row, TensorDiff, groups_of};
 use crate::view::table::{Cell, Output, Page, Table};
-use crate::view::{counted, duration, tensor_kind, tensor_label, tensor_name};
+use crate::view::{
+    FileNames, TensorGroup, counted, duration, tensor_kind, tensor_label, tensor_name,
+};
 
 const CAME: &str = "+";
 const WENT: &str = "-";
@@ -55,7 +57,6 @@ impl GroupRow<'_> {
     }
 }
 
-/// Adds the whole report.
 pub(super) fn push(page: &mut Page, diff: &TensorDiff, options: &TensorOptions) {
     heading::push_target(page, &diff.after.target);
     if !diff.same_process {
@@ -184,7 +185,15 @@ impl<'a> Both<'a> {
         ]
     }
 
-    /// Rows of text.
+    /// Cells of a row after.
+    fn what(&self, at: usize) -> [String; 4] {
+        what(TensorGroup {
+            rows: self.after,
+            group: &[at],
+            names: &FileNames::default(),
+        })
+    }
+
     fn rows(&self, change: &DeviceDiff, options: &TensorOptions) -> Vec<GroupRow<'a>> {
         let mut cells = Vec::new();
         for (sign, rows, which) in self.parts(change) {
@@ -215,7 +224,7 @@ impl<'a> Both<'a> {
             };
             let name = format!("{} ({words})", tensor_label(self.after, is));
             let change = difference(new.holds, old.holds);
-            cells.push(row(SAME, change, what(self.after, &[is]), name));
+            cells.push(row(SAME, change, self.what(is), name));
         }
         for &(was, is) in &change.renamed {
             let (old, new) = (&self.before[was], &self.after[is]);
@@ -224,9 +233,9 @@ impl<'a> Both<'a> {
                 before = format!("{} {before}", tensor_kind(old.kind));
             }
             let name = format!("{} (was {before})", tensor_label(self.after, is));
-            cells.push(row(SAME, 0, what(self.after, &[is]), name));
+            cells.push(row(SAME, 0, self.what(is), name));
         }
-        if let Top::Rows(most) = options.top
+        if let RowLimit::Rows(most) = options.top
             && cells.len() > most
         {
             let hidden = cells.len() - most;

@@ -99,7 +99,6 @@ fn item<'a>(rows: &'a [Row], group: &Group) -> Cell<'a> {
     ])
 }
 
-/// One row.
 fn single(rows: &[Row], at: usize) -> Cell<'_> {
     let row = &rows[at];
     let group = Group {

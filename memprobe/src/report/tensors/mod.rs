@@ -12,22 +12,19 @@ mod tests;
 
 use std::io::{self, Write};
 
-use super::{Colour, ReportError, Top};
+use super::{Colour, ReportError, RowLimit, unless_closed};
 use crate::event::tensors::TensorSnapshot;
 use crate::tensors::{GroupBy, Order, TensorDiff, diff as compare, explain};
 use crate::view::table::{CsvWriter, Page, Table, json_document};
 
-/// Content and format of a table of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorOptions {
     pub format: TensorFormat,
-    /// Grouping of rows.
     pub by: GroupBy,
     pub order: Order,
     /// Number of rows in text; structured formats have all.
-    pub top: Top,
+    pub top: RowLimit,
     pub names: TensorNames,
-    /// Width of text, in columns.
     pub width: usize,
     pub colour: Colour,
 }
@@ -38,7 +35,7 @@ impl Default for TensorOptions {
             format: TensorFormat::Text,
             by: GroupBy::default(),
             order: Order::default(),
-            top: Top::Rows(50),
+            top: RowLimit::Rows(50),
             names: TensorNames::Best,
             width: 120,
             colour: Colour::Plain,
@@ -56,10 +53,8 @@ pub enum TensorFormat {
     Csv,
 }
 
-/// Choice of a tensor's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorNames {
-    /// The best name.
     Best,
     /// All names, one per line.
     All,
@@ -67,8 +62,7 @@ pub enum TensorNames {
 
 /// Writes the table of a snapshot.
 ///
-/// `out` should be buffered. Returns `None` if the reader closes the output early (`
-///  head`).
+/// `out` should be buffered. Returns `None` if the reader closes the output early.
 ///
 /// # Errors
 /// If `out` cannot be written.
@@ -77,7 +71,7 @@ pub fn write_tensors(
     options: &TensorOptions,
     out: &mut impl Write,
 ) -> Result<Option<()>, ReportError> {
-    finished(match options.format {
+    let written = match options.format {
         TensorFormat::Text => page(options, out, |page| {
             text::push(page, &explain(snapshot), options)
         }),
@@ -88,7 +82,8 @@ pub fn write_tensors(
         )
         .and_then(|()| out.flush()),
         TensorFormat::Csv => csv(&text::table(&explain(snapshot), options), out),
-    })
+    };
+    unless_closed(written.map_err(ReportError::Output))
 }
 
 /// Writes the difference of two snapshots. Returns `None` if the reader closes the output early.
@@ -102,13 +97,14 @@ pub fn write_tensor_diff(
     out: &mut impl Write,
 ) -> Result<Option<()>, ReportError> {
     let diff: TensorDiff = compare(explain(before), explain(after));
-    finished(match options.format {
+    let written = match options.format {
         TensorFormat::Text => page(options, out, |page| diff::push(page, &diff, options)),
         TensorFormat::Json => {
             json_document(&diff_json::document(&diff, options), out).and_then(|()| out.flush())
         }
         TensorFormat::Csv => csv(&diff::table(&diff, options), out),
-    })
+    };
+    unless_closed(written.map_err(ReportError::Output))
 }
 
 fn page(
@@ -126,11 +122,4 @@ fn csv<R>(table: &Table<R>, out: &mut impl Write) -> io::Result<()> {
     let mut csv = CsvWriter::new(&table.columns, out)?;
     table.data_rows().try_for_each(|row| csv.row(row))?;
     csv.flush()
-}
-
-fn finished(written: io::Result<()>) -> Result<Option<()>, ReportError> {
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
-        written => Ok(Some(written?)),
-    }
 }

@@ -32,7 +32,7 @@ fn the_table_with_the_host_and_all_names() {
     let options = TensorOptions {
         names: TensorNames::All,
         order: Order::Name,
-        top: Top::Rows(8),
+        top: RowLimit::Rows(8),
         ..wide()
     };
     insta::assert_snapshot!(table(&training(), &options));
@@ -58,7 +58,7 @@ fn the_table_in_a_narrow_terminal_with_colour() {
     let options = TensorOptions {
         width: 76,
         colour: Colour::Ansi,
-        top: Top::Rows(6),
+        top: RowLimit::Rows(6),
         ..wide()
     };
     insta::assert_snapshot!(table(&without(training(), Device::Cpu), &options));
@@ -72,7 +72,7 @@ fn the_table_of_a_process_that_ran_on_and_whose_blocks_are_not_known() {
     insta::assert_snapshot!(table(
         &snapshot,
         &TensorOptions {
-            top: Top::Rows(5),
+            top: RowLimit::Rows(5),
             ..wide()
         }
     ));
@@ -85,7 +85,7 @@ fn what_other_rows_answer_for_comes_last_and_equal_ones_are_one_row() {
         whole.contains("(saved by AddmmBackward0) (->40 others)"),
         "{whole}"
     );
-    let top = Top::Rows(4);
+    let top = RowLimit::Rows(4);
     let begin = table(&graph(), &TensorOptions { top, ..wide() });
     let by = GroupBy::Shape;
     let shapes = table(&graph(), &TensorOptions { by, ..wide() });

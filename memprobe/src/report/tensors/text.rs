@@ -8,10 +8,7 @@ use crate::event::bytes::human;
 use crate::event::tensors::Device;
 use crate::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups, groups_of};
 use crate::view::table::{Cell, Output, Page, Table};
-use crate::view::{
-    BEFORE_ATTACH, FileNames, clean, counted, full_retainer, retainer, shape, tensor_kind,
-    tensor_label, tensors_label, whole_tensor_name, wrap,
-};
+use crate::view::{FileNames, TensorGroup, counted, full_retainer, whole_tensor_name, wrap};
 
 /// Note if purposes of blocks are unknown.
 const FOR_WHAT: &str = "The purpose of blocks without a tensor is known only for allocations that memprobe watched: \
@@ -31,7 +28,6 @@ pub(super) fn table<'a>(table: &'a TensorTable, options: &TensorOptions) -> Tabl
     all
 }
 
-/// Adds the whole report.
 pub(super) fn push(page: &mut Page, table: &TensorTable, options: &TensorOptions) {
     heading::push_target(page, &table.target);
     page.note(&heading::taken(table));
@@ -85,7 +81,6 @@ fn push_device(page: &mut Page, table: &DeviceTable, options: &TensorOptions) {
     }
 }
 
-/// Table of the groups of `rows`.
 fn group_table<'a>(
     device: &'a DeviceTable,
     rows: Vec<usize>,
@@ -183,95 +178,22 @@ pub(super) fn group_text(
     by: GroupBy,
     names: &FileNames,
 ) -> GroupText {
-    let site_of = common_site(rows, group).filter(|_| !by.is_apart_from_lines());
-    let site = site_of.map(|row| site(row, names));
+    let texts = TensorGroup { rows, group, names };
+    let site = texts.site().filter(|_| !by.is_apart_from_lines());
     GroupText {
-        what: what(rows, group),
-        name: group_name(rows, group, by, names),
+        what: what(texts),
+        name: texts.name(by),
         site: site.filter(|site| !site.is_empty()),
         ..GroupText::default()
     }
 }
 
-fn unknown() -> String {
-    "-".to_owned()
-}
-
-/// Kind, shape, element type and `requires_grad`; `-` if rows differ.
-pub(super) fn what(rows: &[Row], group: &[usize]) -> [String; 4] {
-    let first = &rows[group[0]];
-    let all = |same: fn(&Row, &Row) -> bool| group.iter().all(|&at| same(&rows[at], first));
-    let kind = if all(|one, other| one.kind == other.kind) {
-        tensor_kind(first.kind).to_owned()
-    } else {
-        unknown()
-    };
-    let count = match group.len() {
-        1 => String::new(),
-        more => format!("{more} * "),
-    };
-    let same_shape = all(|one, other| one.shape == other.shape && one.size == other.size);
-    let shape = match &first.shape {
-        Some(sizes) if same_shape => format!("{count}{}", shape(sizes)),
-        None if same_shape => {
-            let bytes = first.size.map_or_else(unknown, human);
-            format!("{count}{bytes}")
-        }
-        _ => counted(group.len() as u64, "row"),
-    };
-    let dtype = match first.dtype {
-        Some(dtype) if all(|one, other| one.dtype == other.dtype) => dtype.to_string(),
-        _ => unknown(),
-    };
-    let grad = if !matches!(first.kind, RowKind::Tensor(_)) {
-        unknown()
-    } else if !all(|one, other| one.requires_grad == other.requires_grad) {
-        "some".to_owned()
-    } else if first.requires_grad {
-        "yes".to_owned()
-    } else {
-        "no".to_owned()
-    };
-    [kind, shape, dtype, grad]
-}
-
-/// Name of a group.
-fn group_name(rows: &[Row], group: &[usize], by: GroupBy, names: &FileNames) -> String {
-    let row = &rows[group[0]];
-    match by {
-        GroupBy::Module => row
-            .module
-            .as_ref()
-            .map_or_else(|| "(no module)".to_owned(), |module| clean(module)),
-        GroupBy::Site => site(row, names),
-        GroupBy::Retainer => retainer(row.retainer.as_deref()),
-        GroupBy::Kind => counted(group.len() as u64, "row"),
-        GroupBy::Unnamed | GroupBy::Nothing => tensors_label(rows, group),
-        GroupBy::Shape => {
-            let named = group.iter().any(|&at| rows[at].name().is_some());
-            match group.len() {
-                2.. if named => {
-                    let first = tensor_label(rows, group[0]);
-                    format!("{first} and {} more", group.len() - 1)
-                }
-                _ => tensors_label(rows, group),
-            }
-        }
-    }
-}
-
-/// A row of a group that one line allocated; `None` if lines differ.
-pub(super) fn common_site<'a>(rows: &'a [Row], group: &[usize]) -> Option<&'a Row> {
-    let first = &rows[group[0]];
-    let same = |at: &usize| rows[*at].site == first.site;
-    group.iter().all(same).then_some(first)
-}
-
-/// Line that allocated a row; for blocks of unknown lines "before attach".
-fn site(row: &Row, names: &FileNames) -> String {
-    match (&row.site, row.kind) {
-        (Some(frame), _) => names.frame(frame),
-        (None, RowKind::Block) => BEFORE_ATTACH.to_owned(),
-        (None, _) => String::new(),
-    }
+/// Kind, shape, element type and `requires_grad`.
+pub(super) fn what(group: TensorGroup<'_>) -> [String; 4] {
+    [
+        group.kind().to_owned(),
+        group.shape(),
+        group.dtype(),
+        group.grad().to_owned(),
+    ]
 }

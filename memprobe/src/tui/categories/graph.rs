@@ -11,44 +11,34 @@ use super::super::theme::{Ink, Theme};
 use crate::attribution::tables::{Category, DeviceCategories, Portion, Portions};
 use crate::event::Bytes;
 
-pub fn letter(portion: Portion) -> &'static str {
+/// Returns the letter of a portion, and its colour.
+fn appearance(portion: Portion) -> (&'static str, Color) {
     match portion {
-        Portion::BeforeAttach => "B",
-        Portion::Of(Category::Parameter) => "P",
-        Portion::Of(Category::OptimizerState) => "O",
-        Portion::Of(Category::Gradient) => "G",
-        Portion::Of(Category::Activation) => "A",
-        Portion::Of(Category::Input) => "I",
-        Portion::Of(Category::IntermediateGradient) => "g",
-        Portion::Of(Category::Temporary) => "T",
-        Portion::Of(Category::Workspace) => "W",
-        Portion::Of(Category::Unknown) => "?",
-        Portion::Unaccounted => "!",
+        Portion::BeforeAttach => ("B", Color::Gray),
+        Portion::Of(Category::Parameter) => ("P", Color::Blue),
+        Portion::Of(Category::OptimizerState) => ("O", Color::Magenta),
+        Portion::Of(Category::Gradient) => ("G", Color::Yellow),
+        Portion::Of(Category::Activation) => ("A", Color::Green),
+        Portion::Of(Category::Input) => ("I", Color::Cyan),
+        Portion::Of(Category::IntermediateGradient) => ("g", Color::LightYellow),
+        Portion::Of(Category::Temporary) => ("T", Color::LightRed),
+        Portion::Of(Category::Workspace) => ("W", Color::LightMagenta),
+        Portion::Of(Category::Unknown) => ("?", Color::DarkGray),
+        Portion::Unaccounted => ("!", Color::Red),
     }
 }
 
-/// Returns the style of a portion's letter.
+pub fn letter(portion: Portion) -> &'static str {
+    appearance(portion).0
+}
+
 pub fn style(portion: Portion, theme: &Theme) -> Style {
-    let colour = match portion {
-        Portion::BeforeAttach => Color::Gray,
-        Portion::Of(Category::Parameter) => Color::Blue,
-        Portion::Of(Category::OptimizerState) => Color::Magenta,
-        Portion::Of(Category::Gradient) => Color::Yellow,
-        Portion::Of(Category::Activation) => Color::Green,
-        Portion::Of(Category::Input) => Color::Cyan,
-        Portion::Of(Category::IntermediateGradient) => Color::LightYellow,
-        Portion::Of(Category::Temporary) => Color::LightRed,
-        Portion::Of(Category::Workspace) => Color::LightMagenta,
-        Portion::Of(Category::Unknown) => Color::DarkGray,
-        Portion::Unaccounted => Color::Red,
-    };
     match theme.ink {
-        Ink::Colour => theme.bar().fg(colour),
+        Ink::Colour => theme.bar().fg(appearance(portion).1),
         Ink::Emphasis | Ink::Plain => Style::new(),
     }
 }
 
-/// Draws the graph.
 pub fn draw_graph(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, theme: &Theme) {
     let top = device.points.iter().map(total).max().unwrap_or(0);
     let label = Bytes(u64::try_from(top).unwrap_or(u64::MAX));

@@ -8,7 +8,6 @@ use ratatui::style::Style;
 
 use super::super::theme::Theme;
 use crate::attribution::tables::{DeviceCategories, IterationRow, Source};
-use crate::event::Bytes;
 use crate::event::bytes::short;
 use crate::view::{count, duration, fit, iteration, iterations_by, span};
 
@@ -21,7 +20,6 @@ const COLUMNS: [(&str, usize, u16); 5] = [
     ("ALLOCS", 9, 74),
 ];
 
-/// Width of the first column.
 const NAME: usize = 14;
 
 /// Draws the head and as many iterations as fit, latest first.
@@ -61,12 +59,11 @@ fn shown(width: u16) -> impl Iterator<Item = (&'static str, usize, u16)> {
 }
 
 fn line(row: &IterationRow, width: u16) -> String {
-    let cached = Bytes(row.end.reserved.0.saturating_sub(row.end.allocated.0));
     let cells = [
         took(Duration::from_nanos(row.length)),
         short(row.peak),
         short(row.end.allocated),
-        short(cached),
+        short(row.end.cached()),
         count(row.allocs),
     ];
     let mut text = format!("  {:<NAME$}", iteration(row.number, row.kind));

@@ -12,8 +12,8 @@ use ratatui::text::Span;
 
 use super::context::ProcessContext;
 use super::table_screen::{
-    Cell, Column, Content, Cut, Fold, KeyHint, Layout, Needs, Query, Row, RowOf, ScreenContext,
-    TableOf, TableScreen,
+    Content, Fold, KeyHint, Needs, Query, RowOf, ScreenContext, ScreenLayout, TableOf, TableRow,
+    TableScreen,
 };
 use super::tabs::Tab;
 use super::theme::Theme;
@@ -21,45 +21,22 @@ use crate::attribution::tables::{
     CategoryRow, CategoryRule, CoverageStart, DeviceCategories, Portion, PortionRow,
 };
 use crate::event::bytes::human;
+use crate::view::table::{Cell, Column, Tone, columns};
 use crate::view::{before, clean, peak, portion, span, sureness};
 
-type CategoryColumn = Column<Categories>;
-
-const COLUMNS: [CategoryColumn; 8] = [
-    CategoryColumn::number("LIVE", 9, 0, |_, row| {
-        Cell::ShortBytes(row.data.live.into())
-    })
-    .styled(Theme::strong),
-    CategoryColumn::number("AT PEAK", 8, 50, |_, row| {
-        Cell::ShortBytes(row.data.at_peak.into())
-    }),
-    CategoryColumn::number("MOST", 8, 60, |_, row| {
-        let most = row.data.most;
-        most.map_or(Cell::Unknown, |bytes| Cell::ShortBytes(bytes.into()))
-    }),
-    CategoryColumn::number("SHARE", 6, 94, |categories, row| {
-        Cell::Share(row.data.live.into(), categories.allocated)
-    }),
-    CategoryColumn::number("BLOCKS", 8, 102, |_, row| {
-        row.data.blocks.map_or(Cell::Unknown, Cell::Count)
-    }),
-    CategoryColumn::name("CATEGORY", 29, Cut::End, |_, row| {
-        Cell::Text(row.data.name().to_owned())
-    }),
-    CategoryColumn::text("HOW", 8, 68, |_, row| {
-        Cell::Text(row.data.decided().0.to_owned())
-    })
-    .unsorted()
-    .styled(Theme::faint),
-    CategoryColumn::text("WHAT DECIDED", 0, 84, |_, row| {
-        Cell::Text(row.data.decided().1)
-    })
-    .unsorted()
-    .styled(Theme::faint),
+const COLUMNS: [Column<CategoryData>; 8] = columns![|row: CategoryData|
+    figure("LIVE").short().screen(9, 0).tone(Tone::Strong) => i128::from(row.live),
+    figure("AT PEAK").short().screen(8, 50) => i128::from(row.at_peak),
+    figure("MOST").short().screen(8, 60) => row.most.map(i128::from),
+    figure("SHARE").screen(6, 94) => Cell::share(row.live, row.allocated),
+    figure("BLOCKS").screen(8, 102) => row.blocks,
+    label("CATEGORY").name(29) => row.name(),
+    label("HOW").screen(8, 68).order(None).tone(Tone::Faint) => row.decided().0,
+    label("WHAT DECIDED").screen(0, 84).order(None).tone(Tone::Faint) => row.decided().1,
 ];
 
 /// Key of a row: a category, and a rule beneath it.
-type Key = (Portion, Option<CategoryRule>);
+type CategoryKey = (Portion, Option<CategoryRule>);
 
 /// Figures of a category, or of one of its rules.
 #[derive(Clone, PartialEq, Debug)]
@@ -67,22 +44,23 @@ pub struct CategoryData {
     portion: Portion,
     /// Start of the attribution.
     since: CoverageStart,
+    allocated: i128,
     live: i64,
     at_peak: i64,
     /// Maximum over the points of the graph.
     most: Option<i64>,
     blocks: Option<u64>,
-    /// The rule, for a row beneath a category.
     rule: Option<CategoryRule>,
     /// Rules that assigned the category, most bytes first.
     rules: Vec<CategoryRule>,
 }
 
 impl CategoryData {
-    fn of_portion(row: &PortionRow, since: CoverageStart) -> Self {
+    fn of_portion(row: &PortionRow, device: &DeviceCategories) -> Self {
         Self {
             portion: row.portion,
-            since,
+            since: device.since,
+            allocated: device.totals.allocated.0.into(),
             live: row.live,
             at_peak: row.at_peak,
             most: Some(row.most),
@@ -134,19 +112,14 @@ impl CategoryData {
     }
 }
 
-/// Categories of the device shown.
-#[derive(Default)]
-pub struct Categories {
-    /// The allocator's total.
-    allocated: i128,
-}
+pub struct Categories;
 
 fn shown(context: &ProcessContext) -> Option<&DeviceCategories> {
     context.of_device(&context.categories, |device| device.index)
 }
 
 impl Content for Categories {
-    type Key = Key;
+    type Key = CategoryKey;
     type Data = CategoryData;
     type Context = ProcessContext;
 
@@ -156,18 +129,17 @@ impl Content for Categories {
         Some(Tab::Categories)
     }
 
-    fn columns(&self) -> &'static [Column<Self>] {
+    fn columns(&self) -> &'static [Column<CategoryData>] {
         &COLUMNS
     }
 
-    fn build(&mut self, query: &mut Query<Key>, context: &ProcessContext) -> TableOf<Self> {
+    fn build(&mut self, query: &mut Query<CategoryKey>, context: &ProcessContext) -> TableOf<Self> {
         let Some(device) = shown(context) else {
             return TableOf::<Self>::default();
         };
-        self.allocated = device.totals.allocated.0.into();
         let entry = |row| {
-            let data = CategoryData::of_portion(row, device.since);
-            let mut outermost = Row::leaf((row.portion, None), data);
+            let data = CategoryData::of_portion(row, device);
+            let mut outermost = TableRow::leaf((row.portion, None), data);
             outermost.fold = query.fold(!row.rules.is_empty(), &outermost.key);
             (outermost, row)
         };
@@ -180,15 +152,15 @@ impl Content for Categories {
         let live = |row: &RowOf<Self>| row.data.live.into();
         query.table(self, entries, live, searched, |row, portion| {
             let rules = portion.rules.iter().filter(|_| row.fold == Fold::Open);
-            let beneath = |rule: &CategoryRow| Row {
+            let beneath = |rule: &CategoryRow| TableRow {
                 depth: 1,
-                ..Row::leaf((portion.portion, Some(rule.rule)), row.data.of_rule(rule))
+                ..TableRow::leaf((portion.portion, Some(rule.rule)), row.data.of_rule(rule))
             };
             rules.map(beneath).collect()
         })
     }
 
-    fn keys_beneath(&self, _row: &RowOf<Self>, _context: &ProcessContext) -> Vec<Key> {
+    fn keys_beneath(&self, _row: &RowOf<Self>, _context: &ProcessContext) -> Vec<CategoryKey> {
         Portion::ALL.map(|portion| (portion, None)).into()
     }
 
@@ -209,7 +181,7 @@ impl Content for Categories {
     fn draw_around(
         _screen: &TableScreen<Self>,
         buffer: &mut Buffer,
-        layout: &Layout,
+        layout: &ScreenLayout,
         context: &ProcessContext,
         theme: &Theme,
     ) {
@@ -243,7 +215,8 @@ impl Content for Categories {
     }
 
     fn total(&self, context: &ProcessContext) -> Option<(i128, &'static str)> {
-        shown(context).map(|_| (self.allocated, "allocated"))
+        let device = shown(context)?;
+        Some((device.totals.allocated.0.into(), "allocated"))
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {

@@ -8,23 +8,27 @@ use super::super::context::ProcessContext;
 use super::super::input::InputEvent;
 use super::super::samples;
 use super::super::table_screen::{RowOf, ScreenRequest};
-use super::super::test_support::{BARE, COLOUR, SMALL, Shown, Size, sizes, typed};
+use super::super::test_support::{BARE, COLOUR, SMALL, ScreenSize, Shown, sizes, typed};
 use super::super::theme::Theme;
 use super::{Categories, shown};
 use crate::attribution::tables::samples::{categories, silent};
 use crate::attribution::tables::{Category, DeviceCategories, Portion};
 
-fn drawn(state: &Shown<Categories>, size: Size, theme: &Theme) -> TestBackend {
+fn drawn(state: &Shown<Categories>, size: ScreenSize, theme: &Theme) -> TestBackend {
     state.drawn(size, theme)
 }
 
-fn state(news: Arc<Vec<DeviceCategories>>, size: Size, wanted: &[InputEvent]) -> Shown<Categories> {
+fn state(
+    news: Arc<Vec<DeviceCategories>>,
+    size: ScreenSize,
+    wanted: &[InputEvent],
+) -> Shown<Categories> {
     let mut context = ProcessContext::new(Arc::new(samples::normal()));
     context.categories = Some(news);
-    Shown::new(Categories::default(), context, size).with(wanted)
+    Shown::new(Categories, context, size).with(wanted)
 }
 
-fn screen(size: Size, wanted: &[InputEvent]) -> TestBackend {
+fn screen(size: ScreenSize, wanted: &[InputEvent]) -> TestBackend {
     drawn(&state(categories(), size, wanted), size, &COLOUR)
 }
 

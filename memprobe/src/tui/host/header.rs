@@ -6,15 +6,14 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-use super::super::table_screen::{Title, bar, draw_text};
+use super::super::table_screen::{ScreenTitle, bar, draw_text};
 use super::super::theme::Theme;
 use super::processes::{HostContext, processes};
-use super::rows::{ProcessVisibility, is_within};
 use crate::event::bytes::short;
 use crate::ledger::snapshot::host::{
     DriverDevice, DriverSnapshot, HostSnapshot, ProcessRow, ProcessState,
 };
-use crate::view::{clean, clock, counted, device_gaps, fit, percent, width};
+use crate::view::{HostExtent, clean, clock, counted, device_gaps, fit, percent, width};
 
 /// Columns of a device's bar.
 const BAR: usize = 8;
@@ -27,17 +26,16 @@ fn devices_a_line(width: u16, devices: usize) -> usize {
     usize::from(width / DEVICE).min(devices).max(1)
 }
 
-/// Returns the lines that the devices take.
 pub fn device_lines(width: u16, devices: usize) -> u16 {
     let lines = devices.div_ceil(devices_a_line(width, devices)).max(1);
     u16::try_from(lines).unwrap_or(u16::MAX)
 }
 
 /// Returns program, process counts and clock.
-pub fn title(context: &HostContext) -> Title {
+pub fn title(context: &HostContext) -> ScreenTitle {
     let snapshot = &context.feed.shown;
     let time = Duration::from_nanos(snapshot.now.0.saturating_sub(snapshot.started.0));
-    Title {
+    ScreenTitle {
         name: context.name.clone(),
         text: states(snapshot, context.extent),
         facts: vec![clock(time)],
@@ -46,28 +44,22 @@ pub fn title(context: &HostContext) -> Title {
 }
 
 /// Returns `6 processes: 4 probed, 1 waiting, 1 not probed`.
-fn states(host: &HostSnapshot, extent: ProcessVisibility) -> String {
+fn states(host: &HostSnapshot, extent: HostExtent) -> String {
     let rows = host.processes.iter();
-    let within = |row: &&ProcessRow| is_within(host, extent, row);
-    let states: Vec<&ProcessState> = rows.filter(within).map(|row| &row.state).collect();
-    let count = |is: fn(&ProcessState) -> bool| states.iter().filter(|state| is(state)).count();
-    let parts = [
-        (count(|state| *state == ProcessState::Probed), "probed"),
-        (
-            count(|state| matches!(state, ProcessState::Waiting(_))),
-            "waiting",
-        ),
-        (
-            count(|state| matches!(state, ProcessState::Refused(_))),
-            "not probed",
-        ),
-        (count(|state| *state == ProcessState::Ended), "ended"),
-    ];
-    let parts: Vec<String> = parts
-        .iter()
-        .filter(|(number, _)| *number > 0)
-        .map(|(number, word)| format!("{number} {word}"))
-        .collect();
+    let within = |row: &&ProcessRow| extent.includes(host, row);
+    let state = |row: &ProcessRow| match row.state {
+        ProcessState::Probed => "probed",
+        ProcessState::Waiting(_) => "waiting",
+        ProcessState::Refused(_) => "not probed",
+        ProcessState::Ended => "ended",
+    };
+    let states: Vec<&str> = rows.filter(within).map(state).collect();
+    let part = |word: &&str| match states.iter().filter(|state| *state == word).count() {
+        0 => None,
+        number => Some(format!("{number} {word}")),
+    };
+    let words = ["probed", "waiting", "not probed", "ended"];
+    let parts: Vec<String> = words.iter().filter_map(part).collect();
     let processes = processes(states.len());
     if parts.is_empty() {
         return processes;

@@ -10,7 +10,7 @@ mod samples;
 #[cfg(test)]
 mod screens;
 
-pub use run::{Title, run};
+pub use run::{HostTitle, run};
 
 use std::sync::Arc;
 
@@ -18,23 +18,19 @@ use super::{Command, News, SourceText};
 use crate::event::Tgid;
 use crate::ledger::snapshot::host::HostSnapshot;
 
-/// Data that the caller provides to the screen.
 #[derive(Clone, Debug)]
 pub struct HostView {
-    /// All processes.
     pub host: Arc<HostSnapshot>,
     /// Process opened by [`HostCommand::Open`], as long as it exists.
     pub process: Option<(Tgid, News)>,
 }
 
-/// Request to the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostCommand {
     /// End. The screen has already been left.
     Quit,
     /// Include this process in [`HostView::process`] from now on.
     Open(Tgid),
-    /// Stop providing a process.
     Close,
     /// Request from the screens of the open process.
     Ask(Command),

@@ -11,103 +11,26 @@ use super::super::context::Feed;
 use super::super::input::InputEvent;
 use super::super::status::StatusLine;
 use super::super::table_screen::{
-    Cell, Column, Content, DeviceTabs, KeyHint, Layout, Needs, Note, Query, Reaction, Row, RowOf,
-    ScreenContext, ScreenRequest, TableOf, TableScreen, TableState, Title,
+    Content, DeviceTabs, KeyHint, Needs, Note, Query, Reaction, RowOf, ScreenContext, ScreenLayout,
+    ScreenRequest, ScreenTitle, TableOf, TableRow, TableScreen, TableState,
 };
 use super::super::tabs::Tab;
 use super::super::theme::Theme;
-use super::{detail, header, rows};
+use super::rows::{self, ProcessSums};
+use super::{detail, header};
 use crate::event::Tgid;
 use crate::event::bytes::human;
-use crate::ledger::snapshot::host::{
-    DriverSnapshot, HostSnapshot, ProcessRow, ProcessState, TREND_STEPS,
-};
+use crate::ledger::snapshot::host::{DriverSnapshot, HostSnapshot, ProcessRow, ProcessState};
+use crate::view::table::Column;
 use crate::view::{
-    FileNames, clean, count, counted, device_list, process_state, rank, rate, short_command,
-    top_line,
+    HostExtent, PROCESS_COLUMNS, ProcessEntry, clean, count, counted, rate, top_line_names,
 };
-use rows::{ProcessVisibility, Sums};
-
-type ProcessColumn = Column<Processes>;
-
-const COLUMNS: [ProcessColumn; 12] = [
-    ProcessColumn::number("PID", 7, 0, |list, row| {
-        let tgid = list.process(row).tgid.0;
-        Cell::Ranked(tgid.into(), tgid.to_string())
-    })
-    .climbing(),
-    ProcessColumn::text("USER", 8, 72, |list, row| {
-        Cell::text(list.process(row).facts.user.as_deref().map(clean))
-    }),
-    ProcessColumn::text(CONTAINER, 12, 112, |list, row| {
-        Cell::text(list.process(row).target.container.as_deref().map(clean))
-    }),
-    ProcessColumn::number(RANK, 5, 90, |list, row| {
-        let rank_of = list.process(row).facts.rank;
-        rank_of.map_or(Cell::Unknown, |of| Cell::Ranked(of.global.into(), rank(of)))
-    })
-    .climbing(),
-    ProcessColumn::number("DEV", 5, 56, |list, row| devices(list.process(row))).climbing(),
-    ProcessColumn::number("ALLOC", 8, 0, |list, row| {
-        let totals = list.process(row).totals();
-        Cell::short_bytes(totals.map(|totals| totals.allocated))
-    })
-    .styled(Theme::strong),
-    ProcessColumn::number("RESERVED", 8, 64, |list, row| {
-        let totals = list.process(row).totals();
-        Cell::short_bytes(totals.map(|totals| totals.reserved))
-    }),
-    ProcessColumn::number("DRIVER", 8, 40, |list, row| {
-        Cell::short_bytes(list.process(row).driver_total())
-    }),
-    ProcessColumn::number("PEAK", 8, 72, |list, row| {
-        let row = list.process(row);
-        Cell::short_bytes(row.totals().map(|_| row.peak.allocated))
-    }),
-    ProcessColumn::number("TREND 1m", 10, 112, |list, row| {
-        match &list.process(row).trend.points[..] {
-            [] => Cell::Unknown,
-            points => Cell::Trend(points.to_vec(), TREND_STEPS),
-        }
-    })
-    .styled(Theme::allocated),
-    ProcessColumn::text("COMMAND", 0, 0, |list, row| {
-        Cell::Text(short_command(&list.process(row).target.command))
-    }),
-    ProcessColumn::text("TOP LINE", 0, 96, |list, row| {
-        let row = list.process(row);
-        Cell::text(
-            match (&row.state, process_state(row), top_line(row, &list.names)) {
-                (ProcessState::Ended, Some(ended), Some(top)) => {
-                    Some(format!("{ended}: {}", top.trim()))
-                }
-                (_, Some(state), _) => Some(state),
-                (_, None, top) => top,
-            },
-        )
-    }),
-];
-
-/// Heads of the columns that are shown only if a process needs them.
-const CONTAINER: &str = "CONTAINER";
-const RANK: &str = "RANK";
-
-const ALLOC: usize = 5;
-
-fn devices(row: &ProcessRow) -> Cell {
-    let own = row.devices.first().map(|device| u32::from(device.index.0));
-    let first = own.or_else(|| row.driver.first().map(|held| held.device));
-    match (first, device_list(row)) {
-        (Some(first), Some(text)) => Cell::Ranked(first.into(), text),
-        (_, text) => Cell::text(text),
-    }
-}
 
 /// Processes of a host, and the command that shows them.
 pub struct HostContext {
     pub(super) name: String,
     pub(super) feed: Feed<HostSnapshot>,
-    pub(super) extent: ProcessVisibility,
+    pub(super) extent: HostExtent,
 }
 
 impl HostContext {
@@ -115,7 +38,7 @@ impl HostContext {
         Self {
             name,
             feed: Feed::new(snapshot),
-            extent: ProcessVisibility::default(),
+            extent: HostExtent::default(),
         }
     }
 }
@@ -126,8 +49,8 @@ impl ScreenContext for HostContext {
             InputEvent::Pause => self.feed.pause(),
             InputEvent::Extent => {
                 self.extent = match self.extent {
-                    ProcessVisibility::Holders => ProcessVisibility::All,
-                    ProcessVisibility::All => ProcessVisibility::Holders,
+                    HostExtent::Holders => HostExtent::All,
+                    HostExtent::All => HostExtent::Holders,
                 };
             }
             InputEvent::Redraw => {}
@@ -136,7 +59,7 @@ impl ScreenContext for HostContext {
         None
     }
 
-    fn title(&self, _tab: Option<Tab>) -> Title {
+    fn title(&self, _tab: Option<Tab>) -> ScreenTitle {
         header::title(self)
     }
 
@@ -194,55 +117,48 @@ q Ctrl-C    quit; the processes run on
 
     fn number(&self) -> String {
         let within = self.feed.shown.processes.iter();
-        human(Sums::of(within).totals.allocated)
+        human(ProcessSums::of(within).totals.allocated)
     }
 }
 
-/// Processes shown.
 pub struct Processes {
     host: Arc<HostSnapshot>,
-    names: FileNames,
     /// Sums of all processes of the extent.
-    pub(super) all: Sums,
+    pub(super) all: ProcessSums,
     /// Sums of the processes that match the filter.
-    pub(super) sums: Sums,
+    pub(super) sums: ProcessSums,
 }
 
 impl Processes {
     pub fn new(host: Arc<HostSnapshot>) -> Self {
         Self {
             host,
-            names: FileNames::default(),
-            all: Sums::default(),
-            sums: Sums::default(),
+            all: ProcessSums::default(),
+            sums: ProcessSums::default(),
         }
-    }
-
-    /// Returns the process of a row.
-    pub fn process(&self, row: &RowOf<Self>) -> &ProcessRow {
-        &self.host.processes[row.data]
     }
 }
 
 impl Content for Processes {
     type Key = Tgid;
-    /// Index of the process in the snapshot.
-    type Data = usize;
+    type Data = ProcessEntry;
     type Context = HostContext;
 
     const SEARCHED: &'static str = "PID, user, command, container, rank, line";
-    const FIRST_SORT: usize = ALLOC;
-    const DIGITS: Option<&'static [usize]> = Some(&[0, 1, 3, 5, 6, 7, 8, 9, 10]);
+    const FIRST_SORT: &'static str = "ALLOC";
+    const DIGITS: &'static [&'static str] = &[
+        "PID", "USER", "RANK", "ALLOC", "RESERVED", "DRIVER", "PEAK", "TREND 1m", "COMMAND",
+    ];
 
-    fn columns(&self) -> &'static [Column<Self>] {
-        &COLUMNS
+    fn columns(&self) -> &'static [Column<ProcessEntry>] {
+        &PROCESS_COLUMNS
     }
 
-    fn shows(&self, column: &Column<Self>) -> bool {
+    fn shows(&self, column: &Column<ProcessEntry>) -> bool {
         let mut processes = self.host.processes.iter();
         match column.head {
-            CONTAINER => processes.any(|row| row.target.container.is_some()),
-            RANK => processes.any(|row| row.facts.rank.is_some()),
+            "CONTAINER" => processes.any(|row| row.target.container.is_some()),
+            "RANK" => processes.any(|row| row.facts.rank.is_some()),
             _ => true,
         }
     }
@@ -250,28 +166,34 @@ impl Content for Processes {
     fn build(&mut self, query: &mut Query<Tgid>, context: &HostContext) -> TableOf<Self> {
         self.host = Arc::clone(&context.feed.shown);
         let processes = &context.feed.shown.processes;
-        self.names = rows::names(processes);
-        let within = |row: &&ProcessRow| rows::is_within(&self.host, context.extent, row);
-        self.all = Sums::of(processes.iter().filter(within));
-        let mut places: Vec<usize> = (0..processes.len())
-            .filter(|at| within(&&processes[*at]))
-            .collect();
+        let names = Arc::new(top_line_names(processes));
+        let within = |row: &&ProcessRow| context.extent.includes(&self.host, row);
+        self.all = ProcessSums::of(processes.iter().filter(within));
+        let mut places: Vec<usize> = (0..processes.len()).collect();
+        places.retain(|at| within(&&processes[*at]));
         // Ties are broken by the driver's figure, then by PID.
         places.sort_by_key(|at| (Reverse(processes[*at].driver_total()), processes[*at].tgid));
-        let entry = |at: usize| (Row::leaf(processes[at].tgid, at), ());
+        let entry = |at: usize| {
+            let line = ProcessEntry {
+                host: Arc::clone(&self.host),
+                at,
+                names: Arc::clone(&names),
+            };
+            (TableRow::leaf(processes[at].tgid, line), ())
+        };
         let entries = places.into_iter().map(entry).collect();
         let allocated = |row: &RowOf<Self>| {
-            let totals = processes[row.data].totals().unwrap_or_default();
+            let totals = row.data.process().totals().unwrap_or_default();
             totals.allocated.0.into()
         };
-        let searched = |row: &RowOf<Self>| rows::searched(&processes[row.data]);
+        let searched = |row: &RowOf<Self>| rows::searched(row.data.process());
         let table = query.table(self, entries, allocated, searched, |_, ()| Vec::new());
-        self.sums = Sums::of(table.rows.iter().map(|row| &processes[row.data]));
+        self.sums = ProcessSums::of(table.rows.iter().map(|row| row.data.process()));
         table
     }
 
     fn enter(&self, row: &RowOf<Self>) -> Reaction {
-        let process = self.process(row);
+        let process = row.data.process();
         match &process.state {
             // Some refused processes have events all the same.
             ProcessState::Refused(reason) if process.events == 0 => {
@@ -311,7 +233,7 @@ impl Content for Processes {
     fn draw_around(
         _screen: &TableScreen<Self>,
         buffer: &mut Buffer,
-        layout: &Layout,
+        layout: &ScreenLayout,
         context: &HostContext,
         theme: &Theme,
     ) {
@@ -335,7 +257,7 @@ impl Content for Processes {
     }
 
     fn mark(&self, row: &RowOf<Self>, theme: &Theme) -> Option<Span<'static>> {
-        let (mark, style) = match self.process(row).state {
+        let (mark, style) = match row.data.process().state {
             ProcessState::Probed => (" ", Style::new()),
             ProcessState::Waiting(_) => ("?", theme.faint()),
             ProcessState::Refused(_) => ("!", theme.faint()),
@@ -359,7 +281,7 @@ impl Content for Processes {
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
-        detail::lines(self.process(row), &self.host.driver)
+        detail::lines(row.data.process(), &self.host.driver)
     }
 
     fn own_keys(&self) -> &'static [KeyHint] {

@@ -4,13 +4,11 @@ use std::fmt;
 
 use crate::event::bytes::short;
 use crate::event::{Bytes, Totals};
-use crate::ledger::snapshot::host::{Holder, HostSnapshot, ProcessRow};
-use crate::view::{BEFORE_ATTACH, FileNames, clean, named_site, process_state, whole_frame};
+use crate::ledger::snapshot::host::{Holder, ProcessRow};
+use crate::view::{BEFORE_ATTACH, clean, named_site, process_state, whole_frame};
 
-/// Sums of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Sums {
-    /// Number of rows.
+pub struct ProcessSums {
     pub rows: usize,
     /// Sum of the allocators' totals.
     pub totals: Totals,
@@ -20,8 +18,7 @@ pub struct Sums {
     pub driver_is_partial: bool,
 }
 
-impl Sums {
-    /// Sums these rows.
+impl ProcessSums {
     pub fn of<'a>(rows: impl Iterator<Item = &'a ProcessRow>) -> Self {
         let mut sums = Self::default();
         for row in rows {
@@ -40,7 +37,7 @@ impl Sums {
     }
 }
 
-impl fmt::Display for Sums {
+impl fmt::Display for ProcessSums {
     /// Writes `allocated 4.00 GiB, reserved 5.00 GiB, driver 7.00 GiB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Totals {
@@ -59,33 +56,6 @@ impl fmt::Display for Sums {
         }
         Ok(())
     }
-}
-
-/// Set of processes shown.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum ProcessVisibility {
-    /// Processes that hold memory, or may.
-    #[default]
-    Holders,
-    /// All processes that have loaded CUDA.
-    All,
-}
-
-/// Returns true if the extent includes a process.
-pub fn is_within(host: &HostSnapshot, extent: ProcessVisibility, row: &ProcessRow) -> bool {
-    extent == ProcessVisibility::All || !host.holds_nothing(row)
-}
-
-/// Returns the file names of the top lines.
-pub fn names(processes: &[ProcessRow]) -> FileNames {
-    let frames = processes.iter().filter_map(|row| match &row.top {
-        Some(top) => match &top.holder {
-            Holder::Site(site) => site.frame(),
-            Holder::BeforeAttach => None,
-        },
-        None => None,
-    });
-    FileNames::of(frames.map(|frame| &frame.file))
 }
 
 /// Returns the text that the filter matches.
@@ -116,11 +86,11 @@ mod tests {
     #[test]
     fn sums_are_those_of_the_rows() {
         let host = samples::busy();
-        let sums = Sums::of(host.processes.iter());
+        let sums = ProcessSums::of(host.processes.iter());
         let all = host.processes.iter().filter_map(ProcessRow::totals);
         let allocated: u64 = all.map(|totals| totals.allocated.0).sum();
         assert_eq!(sums.totals.allocated.0, allocated);
-        assert_eq!(Sums::of(std::iter::empty()).driver, None);
+        assert_eq!(ProcessSums::of(std::iter::empty()).driver, None);
     }
 
     #[test]

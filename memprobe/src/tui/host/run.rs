@@ -14,7 +14,7 @@ use super::super::context::WayBack;
 use super::super::input::{Focus, InputEvent, wanted};
 use super::super::process::{ENDED, ProcessStage};
 use super::super::table_screen::{ScreenHandle, ScreenRequest, TableScreen};
-use super::super::terminal::{self, Stage, Step};
+use super::super::terminal::{self, Stage, StageStep};
 use super::super::theme::Theme;
 use super::processes::{HostContext, Processes};
 use super::{HostCommand, HostView, SourcesOf};
@@ -22,7 +22,7 @@ use crate::event::Tgid;
 
 /// Name of a screen of processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Title {
+pub struct HostTitle {
     /// Command that shows the screen.
     pub name: String,
     /// Alternative to suggest if there is no terminal.
@@ -43,7 +43,7 @@ pub fn run(
     commands: UnboundedSender<HostCommand>,
     sources: SourcesOf,
     quit: Receiver<bool>,
-    title: Title,
+    title: HostTitle,
 ) -> Result<()> {
     let mut stage = HostStage::new(views, commands, sources, quit, title.name);
     terminal::run(&mut stage, title.instead)?;
@@ -52,7 +52,6 @@ pub fn run(
     Ok(())
 }
 
-/// The screens, and the channels to the caller.
 struct HostStage {
     views: Receiver<HostView>,
     commands: UnboundedSender<HostCommand>,
@@ -92,17 +91,22 @@ impl HostStage {
         }
     }
 
+    /// Returns the screens of the open process.
+    fn process(&mut self) -> Option<&mut ProcessStage> {
+        self.opened.as_mut()?.stage.as_mut()
+    }
+
     fn send(&self, command: HostCommand) -> Result<()> {
         self.commands.send(command).context(ENDED)
     }
 
     /// Handles an event on the table of processes.
-    fn on_host(&mut self, event: &Event) -> Result<Step> {
+    fn on_host(&mut self, event: &Event) -> Result<StageStep> {
         let Some(wanted) = wanted(event, self.host.focus()) else {
-            return Ok(Step::Nothing);
+            return Ok(StageStep::Nothing);
         };
         match self.host.handle(wanted, &mut self.context) {
-            Some(ScreenRequest::Quit) => return Ok(Step::Leave),
+            Some(ScreenRequest::Quit) => return Ok(StageStep::Leave),
             Some(ScreenRequest::Open(tgid)) => {
                 self.opened = Some(Opened { tgid, stage: None });
                 self.send(HostCommand::Open(tgid))?;
@@ -110,33 +114,28 @@ impl HostStage {
             Some(ScreenRequest::Leave | ScreenRequest::Send(_)) | None => {}
         }
         Ok(match wanted {
-            InputEvent::Redraw => Step::DrawAll,
-            _ => Step::Draw,
+            InputEvent::Redraw => StageStep::DrawAll,
+            _ => StageStep::Draw,
         })
     }
 
     /// Handles an event while a process is open. Keys that leave its screens return to the table; keys that
     /// quit everywhere quit.
-    fn on_process(&mut self, event: &Event) -> Result<Step> {
-        let stage = self
-            .opened
-            .as_mut()
-            .and_then(|opened| opened.stage.as_mut());
-        let step = match (stage, wanted(event, Focus::Table)) {
+    fn on_process(&mut self, event: &Event) -> Result<StageStep> {
+        let step = match (self.process(), wanted(event, Focus::Table)) {
             (Some(stage), _) => stage.handle(event)?,
-            (None, Some(InputEvent::Quit)) => Step::Leave,
-            (None, Some(InputEvent::Back)) => Step::Back,
-            (None, _) => Step::Nothing,
+            (None, Some(InputEvent::Quit)) => StageStep::Leave,
+            (None, Some(InputEvent::Back)) => StageStep::Back,
+            (None, _) => StageStep::Nothing,
         };
-        if step == Step::Back {
+        if step == StageStep::Back {
             self.opened = None;
             self.send(HostCommand::Close)?;
-            return Ok(Step::Draw);
+            return Ok(StageStep::Draw);
         }
         Ok(step)
     }
 
-    /// Creates the screens of a process.
     fn screens(&mut self, tgid: Tgid, news: News) -> ProcessStage {
         let commands = self.commands.clone();
         let ask = move |command| commands.send(HostCommand::Ask(command)).context(ENDED);
@@ -167,7 +166,7 @@ impl Stage for HostStage {
             self.opened = Some(Opened { tgid, stage });
             return true;
         }
-        match self.opened.as_mut().and_then(|it| it.stage.as_mut()) {
+        match self.process() {
             Some(stage) => stage.take_news(),
             None => is_new,
         }
@@ -175,15 +174,15 @@ impl Stage for HostStage {
 
     fn resize(&mut self, width: u16, height: u16) {
         self.host.resize(width, height, &self.context);
-        if let Some(stage) = self.opened.as_mut().and_then(|it| it.stage.as_mut()) {
+        if let Some(stage) = self.process() {
             stage.resize(width, height);
         }
     }
 
-    fn handle(&mut self, event: &Event) -> Result<Step> {
+    fn handle(&mut self, event: &Event) -> Result<StageStep> {
         if let Event::Resize(width, height) = event {
             self.resize(*width, *height);
-            return Ok(Step::DrawAll);
+            return Ok(StageStep::DrawAll);
         }
         match self.opened {
             Some(_) => self.on_process(event),
@@ -192,7 +191,7 @@ impl Stage for HostStage {
     }
 
     fn draw(&mut self, buffer: &mut Buffer, theme: &Theme) -> Option<Position> {
-        match self.opened.as_mut().and_then(|it| it.stage.as_mut()) {
+        match self.process() {
             Some(stage) => stage.draw(buffer, theme),
             None => self.host.draw(buffer, &self.context, theme),
         }

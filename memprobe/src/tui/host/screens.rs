@@ -8,7 +8,8 @@ use ratatui::style::Color;
 use super::super::input::InputEvent;
 use super::super::table_screen::ScreenRequest;
 use super::super::test_support::{
-    BARE, COLOUR, Dice, SMALL, Shown, Size, all_sizes, assert_the_same_without_colour, blank, typed,
+    BARE, COLOUR, Dice, SMALL, ScreenSize, Shown, all_sizes, assert_the_same_without_colour, blank,
+    typed,
 };
 use super::super::theme::Theme;
 use super::processes::{HostContext, Processes};
@@ -16,24 +17,24 @@ use super::samples;
 use crate::event::Tgid;
 use crate::ledger::snapshot::host::{HostSnapshot, ProcessRow, ProcessState};
 
-const MEDIUM: Size = (100, 24);
-const LARGE: Size = (140, 30);
+const MEDIUM: ScreenSize = (100, 24);
+const LARGE: ScreenSize = (140, 30);
 
-fn drawn(state: &Shown<Processes>, size: Size, theme: &Theme) -> TestBackend {
+fn drawn(state: &Shown<Processes>, size: ScreenSize, theme: &Theme) -> TestBackend {
     state.drawn(size, theme)
 }
 
-fn state(snapshot: HostSnapshot, size: Size, wanted: &[InputEvent]) -> Shown<Processes> {
+fn state(snapshot: HostSnapshot, size: ScreenSize, wanted: &[InputEvent]) -> Shown<Processes> {
     let snapshot = Arc::new(snapshot);
     let context = HostContext::new(Arc::clone(&snapshot), "memprobe top".to_owned());
     Shown::new(Processes::new(snapshot), context, size).with(wanted)
 }
 
 fn selected(state: &Shown<Processes>) -> &ProcessRow {
-    state.content.process(state.selected().unwrap())
+    state.selected().unwrap().data.process()
 }
 
-fn screen(snapshot: HostSnapshot, size: Size, wanted: &[InputEvent]) -> TestBackend {
+fn screen(snapshot: HostSnapshot, size: ScreenSize, wanted: &[InputEvent]) -> TestBackend {
     drawn(&state(snapshot, size, wanted), size, &COLOUR)
 }
 

@@ -6,22 +6,13 @@ use std::collections::HashMap;
 
 use crate::event::{Bytes, Frame};
 use crate::ledger::snapshot::{LineRow, Site, StackRow};
+use crate::view::table::Direction;
 
 /// Most frames of a path; deeper stacks are shown as truncated. Bounds the recursion too.
 const DEEPEST: usize = 512;
 
-/// Direction in which a tree grows from its line.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Direction {
-    /// Outwards, to the callers of the line.
-    Callers,
-    /// Inwards, to the innermost Python frame.
-    Callees,
-}
-
-/// Reason why a branch ends.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum End {
+pub enum BranchEnd {
     /// The outermost frame of the stack was reached.
     Outermost,
     /// The innermost frame was reached: the line itself allocated.
@@ -38,8 +29,7 @@ pub struct Branch {
     /// The chain, nearest to the line first. Empty if stacks end at the fork.
     pub chain: Vec<Frame>,
     /// Reason of the end; `None` if the branch forks.
-    pub end: Option<End>,
-    /// Live bytes.
+    pub end: Option<BranchEnd>,
     pub live: Bytes,
     /// Peak of `live`; `None` for several stacks, whose peaks need not coincide.
     pub peak: Option<Bytes>,
@@ -50,7 +40,7 @@ pub struct Branch {
 
 struct Path<'a> {
     frames: Vec<&'a Frame>,
-    end: End,
+    end: BranchEnd,
     row: &'a StackRow,
 }
 
@@ -63,25 +53,18 @@ pub fn tree(line: &LineRow, direction: Direction) -> Vec<Branch> {
         .collect();
     if paths
         .iter()
-        .all(|path| path.frames.is_empty() && path.end != End::Truncated)
+        .all(|path| path.frames.is_empty() && path.end != BranchEnd::Truncated)
     {
         return Vec::new();
     }
     let mut branches = merge(paths, 0);
-    let with_stack: u64 = line
-        .stacks
-        .iter()
-        .map(|row| row.live.0)
-        .fold(0, u64::saturating_add);
+    let sum = |number: fn(&StackRow) -> u64| sum(line.stacks.iter().map(number));
+    let with_stack = sum(|row| row.live.0);
     if line.live.0 > with_stack {
-        let blocks: u64 = line
-            .stacks
-            .iter()
-            .map(|row| row.live_blocks)
-            .fold(0, u64::saturating_add);
+        let blocks = sum(|row| row.live_blocks);
         branches.push(Branch {
             chain: Vec::new(),
-            end: Some(End::NotKept),
+            end: Some(BranchEnd::NotKept),
             live: Bytes(line.live.0 - with_stack),
             peak: None,
             live_blocks: line.live_blocks.saturating_sub(blocks),
@@ -101,21 +84,25 @@ fn path<'a>(site: &Site, row: &'a StackRow, direction: Direction) -> Path<'a> {
         Some(at) => (&frames[..at], &frames[at + 1..]),
         None => (&frames[..0], &frames[..]),
     };
-    let (mut frames, mut end): (Vec<&Frame>, End) = match direction {
-        Direction::Callers if row.stack.truncated => (outer.iter().collect(), End::Truncated),
-        Direction::Callers => (outer.iter().collect(), End::Outermost),
-        Direction::Callees => (inner.iter().rev().collect(), End::Innermost),
+    let (mut frames, mut end): (Vec<&Frame>, BranchEnd) = match direction {
+        Direction::Callers if row.stack.truncated => (outer.iter().collect(), BranchEnd::Truncated),
+        Direction::Callers => (outer.iter().collect(), BranchEnd::Outermost),
+        Direction::Callees => (inner.iter().rev().collect(), BranchEnd::Innermost),
     };
     if frames.len() > DEEPEST {
         frames.truncate(DEEPEST);
-        end = End::Truncated;
+        end = BranchEnd::Truncated;
     }
     Path { frames, end, row }
 }
 
+fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0, u64::saturating_add)
+}
+
 /// Merges paths that agree on their first `at` frames.
 fn merge(paths: Vec<Path>, at: usize) -> Vec<Branch> {
-    let mut places: HashMap<Result<&Frame, End>, usize> = HashMap::new();
+    let mut places: HashMap<Result<&Frame, BranchEnd>, usize> = HashMap::new();
     let mut groups: Vec<Vec<Path>> = Vec::new();
     for path in paths {
         let next = path.frames.get(at).copied().ok_or(path.end);
@@ -132,12 +119,7 @@ fn merge(paths: Vec<Path>, at: usize) -> Vec<Branch> {
 
 /// Builds one branch of paths that agree on frame `at` and all frames before it.
 fn branch(group: Vec<Path>, at: usize) -> Branch {
-    let sum = |number: fn(&StackRow) -> u64| {
-        group
-            .iter()
-            .map(|path| number(path.row))
-            .fold(0, u64::saturating_add)
-    };
+    let sum = |number: fn(&StackRow) -> u64| sum(group.iter().map(|path| number(path.row)));
     let live = Bytes(sum(|row| row.live.0));
     let live_blocks = sum(|row| row.live_blocks);
     let peak = match group.as_slice() {
@@ -177,10 +159,8 @@ fn branch(group: Vec<Path>, at: usize) -> Branch {
 /// Sorts largest first; equal branches by name, so that the order is stable across snapshots.
 fn sort(branches: &mut [Branch]) {
     let name = |branch: &Branch| {
-        branch
-            .chain
-            .first()
-            .map(|frame| (frame.file.clone(), frame.line))
+        let first = branch.chain.first();
+        first.map(|frame| (frame.file.clone(), frame.line))
     };
     branches.sort_by(|a, b| b.live.cmp(&a.live).then_with(|| name(a).cmp(&name(b))));
 }
@@ -240,7 +220,7 @@ mod tests {
         assert_eq!(tree.len(), 1);
         assert_eq!(lines(&tree[0]), [2, 3]);
         assert_eq!((tree[0].live, tree[0].peak), (Bytes(8), Some(Bytes(16))));
-        assert_eq!(tree[0].end, Some(End::Outermost));
+        assert_eq!(tree[0].end, Some(BranchEnd::Outermost));
     }
 
     #[test]
@@ -276,7 +256,7 @@ mod tests {
         assert_eq!((lines(&forks[0]), forks[0].live), (vec![3], Bytes(8)));
         assert_eq!(
             (lines(&forks[1]), forks[1].end, forks[1].live),
-            (vec![], Some(End::Outermost), Bytes(4))
+            (vec![], Some(BranchEnd::Outermost), Bytes(4))
         );
     }
 
@@ -288,7 +268,7 @@ mod tests {
             tree.iter().map(lines).collect::<Vec<_>>(),
             [vec![2, 1], vec![]]
         );
-        assert_eq!(tree[1].end, Some(End::Innermost));
+        assert_eq!(tree[1].end, Some(BranchEnd::Innermost));
     }
 
     #[test]
@@ -302,7 +282,7 @@ mod tests {
         line.live = Bytes(10);
         let tree = tree(&line, Direction::Callers);
         assert_eq!(tree.iter().map(|branch| branch.live.0).sum::<u64>(), 10);
-        assert_eq!(tree[0].end, Some(End::NotKept));
+        assert_eq!(tree[0].end, Some(BranchEnd::NotKept));
     }
 
     #[test]
@@ -311,7 +291,7 @@ mod tests {
         let tree = tree(&line(1, vec![stack(&deep, 4)]), Direction::Callers);
         assert_eq!(
             (tree[0].chain.len(), tree[0].end),
-            (DEEPEST, Some(End::Truncated))
+            (DEEPEST, Some(BranchEnd::Truncated))
         );
     }
 

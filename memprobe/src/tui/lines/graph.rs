@@ -10,7 +10,6 @@ use super::super::theme::Theme;
 use crate::event::{Bytes, Totals};
 use crate::ledger::snapshot::Timeline;
 
-/// Draws the graph.
 pub fn draw_graph(buffer: &mut Buffer, area: Rect, timeline: &Timeline, theme: &Theme) {
     let points = timeline.points.iter();
     let top = points

@@ -15,20 +15,17 @@ use ratatui::buffer::Buffer;
 use super::context::ProcessContext;
 use super::input::InputEvent;
 use super::table_screen::{
-    Cell, Column, Content, Cut, Fold, KeyHint, Layout, Needs, Query, Reaction, RowOf, SIDE_BY_SIDE,
-    ScreenContext, ScreenRequest, TableOf, TableScreen, TableState,
+    Content, KeyHint, Needs, Query, Reaction, RowOf, SIDE_BY_SIDE, ScreenContext, ScreenLayout,
+    ScreenRequest, TableOf, TableScreen, TableState,
 };
 use super::tabs::Tab;
 use super::theme::Theme;
 use super::{Command, SourceText};
 use crate::ledger::snapshot::{Grouping, Site, TargetState};
-use crate::view::{
-    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, clean, fit_end, whole_frame, width,
-};
+use crate::view::table::{Cell, Column, Tone, columns};
+use crate::view::{BLOCKS, FileNames, clean, fit_end, whole_frame, width};
 
-pub use callers::Direction;
-use callers::End;
-use rows::{LineData, RowKey, Subject};
+use rows::{LineData, LineKey, LineSubject};
 
 /// Minimum height for both the graph and source text beneath the table.
 const MIN_HEIGHT_FOR_BOTH: u16 = 32;
@@ -36,84 +33,33 @@ const MIN_HEIGHT_FOR_BOTH: u16 = 32;
 #[cfg(test)]
 const LINE: usize = 6;
 
-type LineColumn = Column<Lines>;
-
-const COLUMNS: [LineColumn; 7] = [
-    LineColumn::number("LIVE", 11, 0, |_, row| {
-        row.data.figures.live.map_or(Cell::Unknown, Cell::Bytes)
-    })
-    .styled(Theme::strong),
-    LineColumn::number("PEAK", 11, 60, |_, row| Cell::bytes(row.data.figures.peak)),
-    LineColumn::number(BLOCKS, 6, 70, |_, row| {
-        let blocks = row.data.figures.blocks;
-        blocks.map_or(Cell::Unknown, Cell::ShortCount)
-    }),
-    LineColumn::number("ALLOC/s", 7, 76, |_, row| {
-        row.data.figures.rate.map_or(Cell::Unknown, Cell::Rate)
-    }),
-    LineColumn::number("SHARE", 6, 44, |lines, row| {
-        let live = row.data.figures.live;
-        live.map_or(Cell::Unknown, |live| Cell::Share(live, lines.allocated))
-    }),
-    LineColumn::text("", 10, 110, |lines, row| {
-        Cell::Bar(row.data.figures.live.unwrap_or(0), lines.allocated)
-    })
-    .unsorted()
-    .styled(Theme::allocated),
-    LineColumn::name("LINE", 0, Cut::End, Lines::row_name),
+const COLUMNS: [Column<LineData>; 7] = columns![|row: LineData|
+    figure("LIVE").screen(11, 0).tone(Tone::Strong) => row.figures.live,
+    figure("PEAK").screen(11, 60) => row.figures.peak,
+    figure(BLOCKS).short().screen(6, 70) => row.figures.blocks,
+    figure("ALLOC/s").screen(7, 76) => row.figures.rate,
+    figure("SHARE").screen(6, 44) => row.figures.live.map(|live| Cell::Share(live, row.allocated)),
+    label("").screen(10, 110).order(None).tone(Tone::Graph) =>
+        Cell::Bar(row.figures.live.unwrap_or(0), row.allocated),
+    label("LINE").name(0) => row.name.cell(),
 ];
 
-/// Lines of the device shown.
-pub struct Lines {
+pub struct LineList {
     sources: RefCell<Box<dyn SourceText + Send>>,
-    /// True if source text is shown.
     source: bool,
     grouping: Grouping,
-    names: FileNames,
-    /// The allocator's total.
-    allocated: i128,
 }
 
-impl Lines {
+impl LineList {
     pub fn new(sources: Box<dyn SourceText + Send>) -> Self {
         Self {
             sources: RefCell::new(sources),
             source: false,
             grouping: Grouping::default(),
-            names: FileNames::default(),
-            allocated: 0,
         }
     }
 
-    /// Returns the name of a row.
-    fn row_name(&self, row: &RowOf<Self>) -> Cell {
-        let (direction, chain, end, forks) = match &row.data.subject {
-            Subject::Site(site) => return Cell::Text(self.names.site(site)),
-            Subject::BeforeAttach(_) => return Cell::Note(BEFORE_ATTACH.to_owned()),
-            Subject::Unaccounted => return Cell::Note(UNACCOUNTED.to_owned()),
-            Subject::Frame(direction, frame) => {
-                return Cell::Path(*direction, vec![self.names.frame(frame)]);
-            }
-            Subject::Branch(direction, chain, end, forks) => (direction, chain, end, *forks),
-        };
-        let is_open = row.fold == Fold::Open;
-        let shown = if is_open { 1 } else { chain.len() };
-        let frames = chain.iter().take(shown);
-        let mut steps: Vec<String> = frames.map(|frame| self.names.frame(frame)).collect();
-        let note = match end {
-            _ if forks > 0 && is_open => None,
-            _ if forks > 0 => Some(format!("({forks} branches)")),
-            Some(End::Truncated) => Some("(more frames, not recorded)".to_owned()),
-            Some(End::NotKept) => Some("(stacks not recorded)".to_owned()),
-            Some(End::Outermost) if chain.is_empty() => Some("(no caller)".to_owned()),
-            Some(End::Innermost) if chain.is_empty() => Some("(the line itself)".to_owned()),
-            _ => None,
-        };
-        steps.extend(note);
-        Cell::Path(*direction, steps)
-    }
-
-    fn regroup(&mut self, context: &ProcessContext, state: &mut TableState<RowKey>) -> Reaction {
+    fn regroup(&mut self, context: &ProcessContext, state: &mut TableState<LineKey>) -> Reaction {
         if context.feed.is_paused() {
             return Reaction::Note("paused: press Space to continue, then i".into());
         }
@@ -127,7 +73,6 @@ impl Lines {
         Reaction::Request(ScreenRequest::Send(Command::SetGrouping(self.grouping)))
     }
 
-    /// Returns the source text of a row's line.
     fn source_line(&self, data: &LineData) -> Option<String> {
         let frame = data.subject.frame()?;
         let text = self.sources.borrow_mut().line(&frame.file, frame.line)?;
@@ -135,8 +80,8 @@ impl Lines {
     }
 }
 
-impl Content for Lines {
-    type Key = RowKey;
+impl Content for LineList {
+    type Key = LineKey;
     type Data = LineData;
     type Context = ProcessContext;
 
@@ -147,7 +92,7 @@ impl Content for Lines {
         Some(Tab::Lines)
     }
 
-    fn columns(&self) -> &'static [Column<Self>] {
+    fn columns(&self) -> &'static [Column<LineData>] {
         &COLUMNS
     }
 
@@ -159,18 +104,17 @@ impl Content for Lines {
         Some(grouping.to_owned())
     }
 
-    fn build(&mut self, query: &mut Query<RowKey>, context: &ProcessContext) -> TableOf<Self> {
+    fn build(&mut self, query: &mut Query<LineKey>, context: &ProcessContext) -> TableOf<Self> {
         let Some(device) = context.device() else {
             return TableOf::<Self>::default();
         };
         let frames = device.lines.iter().filter_map(|line| line.site.frame());
-        self.names = FileNames::of(frames.map(|frame| &frame.file));
-        self.allocated = device.totals.allocated.0.into();
-        rows::table(device, self, query)
+        let names = FileNames::of(frames.map(|frame| &frame.file));
+        rows::table(device, self, &names, query)
     }
 
-    fn keys_beneath(&self, row: &RowOf<Self>, context: &ProcessContext) -> Vec<RowKey> {
-        let (RowKey::Site(site) | RowKey::Branch(site, ..) | RowKey::Frame(site, ..)) = &row.key
+    fn keys_beneath(&self, row: &RowOf<Self>, context: &ProcessContext) -> Vec<LineKey> {
+        let (LineKey::Site(site) | LineKey::Branch(site, ..) | LineKey::Frame(site, ..)) = &row.key
         else {
             return Vec::new();
         };
@@ -183,7 +127,7 @@ impl Content for Lines {
     fn handle(
         &mut self,
         event: InputEvent,
-        state: &mut TableState<RowKey>,
+        state: &mut TableState<LineKey>,
         context: &ProcessContext,
     ) -> Reaction {
         match event {
@@ -216,7 +160,7 @@ impl Content for Lines {
     fn draw_around(
         screen: &TableScreen<Self>,
         buffer: &mut Buffer,
-        layout: &Layout,
+        layout: &ScreenLayout,
         context: &ProcessContext,
         theme: &Theme,
     ) {
@@ -268,7 +212,8 @@ impl Content for Lines {
     }
 
     fn total(&self, context: &ProcessContext) -> Option<(i128, &'static str)> {
-        context.device().map(|_| (self.allocated, "allocated"))
+        let device = context.device()?;
+        Some((device.totals.allocated.0.into(), "allocated"))
     }
 
     fn detail(&self, row: &RowOf<Self>, wide: usize, cut: &str) -> Vec<String> {
@@ -276,7 +221,7 @@ impl Content for Lines {
         let text = match (subject, subject.frame()) {
             (_, Some(frame)) => {
                 let kind = match subject {
-                    Subject::Site(Site::Backward(_) | Site::Node { .. }) => "backward of ",
+                    LineSubject::Site(Site::Backward(_) | Site::Node { .. }) => "backward of ",
                     _ => "",
                 };
                 let place = format!("{kind}{}", whole_frame(frame));
@@ -286,20 +231,20 @@ impl Content for Lines {
                 let place = fit_end(&place, least, cut);
                 format!("{place}  {source}")
             }
-            (Subject::BeforeAttach(None), _) => {
+            (LineSubject::BeforeAttach(None), _) => {
                 "live when memprobe attached: its lines are unknown".to_owned()
             }
-            (Subject::BeforeAttach(Some(unread)), _) => {
+            (LineSubject::BeforeAttach(Some(unread)), _) => {
                 let unread = clean(unread);
                 format!("live when memprobe attached, one row for all: {unread}")
             }
-            (Subject::Unaccounted, _) => {
+            (LineSubject::Unaccounted, _) => {
                 "the allocator's total less all known blocks: events were lost".to_owned()
             }
-            (Subject::Site(Site::NoLine { thread, reason }), _) if thread.is_empty() => {
+            (LineSubject::Site(Site::NoLine { thread, reason }), _) if thread.is_empty() => {
                 format!("no line is known: {reason}")
             }
-            (Subject::Site(Site::NoLine { thread, reason }), _) => {
+            (LineSubject::Site(Site::NoLine { thread, reason }), _) => {
                 format!("thread {} allocated: {reason}", clean(thread))
             }
             _ => String::new(),

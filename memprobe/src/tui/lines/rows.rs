@@ -3,23 +3,22 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::super::table_screen::{Fold, Query, Row, RowOf, TableOf};
-use super::Lines;
-use super::callers::{self, Branch, Direction, End};
+use super::super::table_screen::{Fold, Query, RowOf, TableOf, TableRow};
+use super::LineList;
+use super::callers::{self, Branch, BranchEnd};
 use crate::event::{Bytes, Frame};
 use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site};
-use crate::view::{BEFORE_ATTACH, UNACCOUNTED, named_site, whole_frame};
+use crate::view::table::{Cell, Direction};
+use crate::view::{BEFORE_ATTACH, FileNames, UNACCOUNTED, named_site, whole_frame};
 
-/// Key of a row across snapshots.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum RowKey {
+pub enum LineKey {
     /// Line, or the reason why there is none.
     Site(Site),
     /// Branch of a line's tree, by the frames up to its first.
-    Branch(Site, Direction, Vec<Frame>, Option<End>),
+    Branch(Site, Direction, Vec<Frame>, Option<BranchEnd>),
     /// One frame of a branch's chain.
     Frame(Site, Direction, Vec<Frame>, usize),
-    /// Memory from before attach.
     BeforeAttach,
     /// The allocator's total less the known blocks.
     Unaccounted,
@@ -27,7 +26,7 @@ pub enum RowKey {
 
 /// Figures of a row; `None` if unknown.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Figures {
+pub struct LineFigures {
     /// Live bytes; negative only if the ledger has more than the allocator.
     pub live: Option<i128>,
     /// Peak of `live`.
@@ -36,19 +35,18 @@ pub struct Figures {
     pub rate: Option<f64>,
 }
 
-/// Subject of a row.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Subject {
+pub enum LineSubject {
     Site(Site),
     /// Branch: its chain, the reason of its end, and its number of forks.
-    Branch(Direction, Vec<Frame>, Option<End>, usize),
+    Branch(Direction, Vec<Frame>, Option<BranchEnd>, usize),
     Frame(Direction, Frame),
     /// Memory from before attach, with the reason if its blocks are unknown.
     BeforeAttach(Option<Arc<str>>),
     Unaccounted,
 }
 
-impl Subject {
+impl LineSubject {
     /// Returns the source line of the row, if it has one.
     pub fn frame(&self) -> Option<&Frame> {
         match self {
@@ -60,101 +58,174 @@ impl Subject {
     }
 }
 
-/// Figures and subject of a row.
+#[derive(Clone, PartialEq, Debug)]
+pub enum LineName {
+    Text(String),
+    Note(&'static str),
+    /// Frames outwards or inwards.
+    Path(Direction, Vec<String>),
+}
+
+impl LineName {
+    pub fn cell(&self) -> Cell<'_> {
+        match self {
+            Self::Text(text) => text.into(),
+            Self::Note(text) => Cell::Note((*text).into()),
+            Self::Path(direction, steps) => Cell::Path(*direction, steps),
+        }
+    }
+
+    fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Note(_) | Self::Path(..) => None,
+        }
+    }
+
+    fn new(subject: &LineSubject, fold: Fold, names: &FileNames) -> Self {
+        let (direction, chain, end, forks) = match subject {
+            LineSubject::Site(site) => return Self::Text(names.site(site)),
+            LineSubject::BeforeAttach(_) => return Self::Note(BEFORE_ATTACH),
+            LineSubject::Unaccounted => return Self::Note(UNACCOUNTED),
+            LineSubject::Frame(direction, frame) => {
+                return Self::Path(*direction, vec![names.frame(frame)]);
+            }
+            LineSubject::Branch(direction, chain, end, forks) => (direction, chain, end, *forks),
+        };
+        let is_open = fold == Fold::Open;
+        let shown = if is_open { 1 } else { chain.len() };
+        let frames = chain.iter().take(shown);
+        let mut steps: Vec<String> = frames.map(|frame| names.frame(frame)).collect();
+        let note = match end {
+            _ if forks > 0 && is_open => None,
+            _ if forks > 0 => Some(format!("({forks} branches)")),
+            Some(BranchEnd::Truncated) => Some("(more frames, not recorded)".to_owned()),
+            Some(BranchEnd::NotKept) => Some("(stacks not recorded)".to_owned()),
+            Some(BranchEnd::Outermost) if chain.is_empty() => Some("(no caller)".to_owned()),
+            Some(BranchEnd::Innermost) if chain.is_empty() => Some("(the line itself)".to_owned()),
+            _ => None,
+        };
+        steps.extend(note);
+        Self::Path(*direction, steps)
+    }
+}
+
 #[derive(Clone, PartialEq, Debug)]
 pub struct LineData {
-    pub figures: Figures,
-    pub subject: Subject,
+    pub figures: LineFigures,
+    pub subject: LineSubject,
+    pub name: LineName,
+    pub allocated: i128,
 }
 
 impl LineData {
+    /// Makes data without a name, for rows that may not be shown.
+    fn new(figures: LineFigures, subject: LineSubject) -> Self {
+        Self {
+            figures,
+            subject,
+            name: LineName::Note(""),
+            allocated: 0,
+        }
+    }
+
     /// Returns false for a closed chain of several frames, which has no single source line.
     pub fn shows_source(&self, fold: Fold) -> bool {
         match &self.subject {
-            Subject::Branch(_, chain, ..) => chain.len() == 1 || fold == Fold::Open,
+            LineSubject::Branch(_, chain, ..) => chain.len() == 1 || fold == Fold::Open,
             _ => true,
         }
     }
 }
 
-/// Builds the table of one device.
-pub fn table(device: &DeviceSnapshot, lines: &Lines, query: &Query<RowKey>) -> TableOf<Lines> {
+pub fn table(
+    device: &DeviceSnapshot,
+    lines: &LineList,
+    names: &FileNames,
+    query: &Query<LineKey>,
+) -> TableOf<LineList> {
+    let complete = |row: &mut RowOf<LineList>| {
+        row.data.name = LineName::new(&row.data.subject, row.fold, names);
+        row.data.allocated = device.totals.allocated.0.into();
+    };
     let of_lines = device.lines.iter();
     let of_lines = of_lines.map(|line| (line_row(line, query), Some(line)));
     let others = other_rows(device).into_iter().map(|row| (row, None));
-    let mut entries: Vec<(RowOf<Lines>, Option<&LineRow>)> = of_lines.chain(others).collect();
+    let mut entries: Vec<(RowOf<LineList>, Option<&LineRow>)> = of_lines.chain(others).collect();
+    entries.iter_mut().for_each(|(row, _)| complete(row));
     // Ties are broken by name, so that the order is stable across snapshots.
-    entries.sort_by_cached_key(|(_, line)| line.map(|line| lines.names.site(&line.site)));
+    entries.sort_by(|(one, _), (other, _)| one.data.name.text().cmp(&other.data.name.text()));
     // Directories can be filtered too, although they are not shown.
-    let searched = |row: &RowOf<Lines>| match &row.data.subject {
-        Subject::Site(site) => named_site(site, whole_frame),
-        Subject::BeforeAttach(_) => BEFORE_ATTACH.to_owned(),
+    let searched = |row: &RowOf<LineList>| match &row.data.subject {
+        LineSubject::Site(site) => named_site(site, whole_frame),
+        LineSubject::BeforeAttach(_) => BEFORE_ATTACH.to_owned(),
         _ => UNACCOUNTED.to_owned(),
     };
-    let live = |row: &RowOf<Lines>| row.data.figures.live.unwrap_or(0);
+    let live = |row: &RowOf<LineList>| row.data.figures.live.unwrap_or(0);
     query.table(lines, entries, live, searched, |row, line| {
         let mut rows = Vec::new();
         if let Some(line) = line.filter(|_| row.fold == Fold::Open) {
             push_branches(&mut rows, line, query);
         }
+        rows.iter_mut().for_each(complete);
         rows
     })
 }
 
 /// Returns the rows beside the lines: memory from before attach, and unaccounted memory.
-fn other_rows(device: &DeviceSnapshot) -> Vec<RowOf<Lines>> {
+fn other_rows(device: &DeviceSnapshot) -> Vec<RowOf<LineList>> {
     let before = &device.before_attach;
     let mut rows = Vec::new();
     let mut push = |key, subject, live: i128, blocks| {
-        let figures = Figures {
+        let figures = LineFigures {
             live: Some(live),
             blocks,
-            ..Figures::default()
+            ..LineFigures::default()
         };
         if live != 0 {
-            rows.push(Row::leaf(key, LineData { figures, subject }));
+            rows.push(TableRow::leaf(key, LineData::new(figures, subject)));
         }
     };
     push(
-        RowKey::BeforeAttach,
-        Subject::BeforeAttach(before.unread.clone()),
+        LineKey::BeforeAttach,
+        LineSubject::BeforeAttach(before.unread.clone()),
         before.live.0.into(),
         before.live_blocks(),
     );
     push(
-        RowKey::Unaccounted,
-        Subject::Unaccounted,
+        LineKey::Unaccounted,
+        LineSubject::Unaccounted,
         device.unaccounted.into(),
         None,
     );
     rows
 }
 
-fn line_row(line: &LineRow, query: &Query<RowKey>) -> RowOf<Lines> {
-    let key = RowKey::Site(line.site.clone());
+fn line_row(line: &LineRow, query: &Query<LineKey>) -> RowOf<LineList> {
+    let key = LineKey::Site(line.site.clone());
     let has_others = |frames: &[Frame]| {
         let own = usize::from(!matches!(line.site, Site::NoLine { .. }));
         frames.len() > own
     };
     let mut stacks = line.stacks.iter().map(|row| &row.stack);
     let has_frames = stacks.any(|stack| stack.truncated || has_others(&stack.frames));
-    Row {
+    TableRow {
         fold: query.fold(has_frames, &key),
         key,
         depth: 0,
-        data: LineData {
-            figures: Figures {
+        data: LineData::new(
+            LineFigures {
                 live: Some(line.live.0.into()),
                 peak: Some(line.peak),
                 blocks: Some(line.live_blocks),
                 rate: Some(line.allocs_per_second),
             },
-            subject: Subject::Site(line.site.clone()),
-        },
+            LineSubject::Site(line.site.clone()),
+        ),
     }
 }
 
-fn push_branches(rows: &mut Vec<RowOf<Lines>>, line: &LineRow, query: &Query<RowKey>) {
+fn push_branches(rows: &mut Vec<RowOf<LineList>>, line: &LineRow, query: &Query<LineKey>) {
     for direction in [Direction::Callees, Direction::Callers] {
         for branch in callers::tree(line, direction) {
             let mut trail = Trail {
@@ -177,10 +248,10 @@ struct Trail<'a> {
 }
 
 fn push_branch(
-    rows: &mut Vec<RowOf<Lines>>,
+    rows: &mut Vec<RowOf<LineList>>,
     branch: &Branch,
     trail: &mut Trail,
-    query: &Query<RowKey>,
+    query: &Query<LineKey>,
 ) {
     let before = trail.frames.len();
     let site = || trail.line.site.clone();
@@ -192,38 +263,38 @@ fn push_branch(
     } else {
         None
     };
-    let key = RowKey::Branch(site(), trail.direction, lead.clone(), end);
+    let key = LineKey::Branch(site(), trail.direction, lead.clone(), end);
     let fold = query.fold(branch.chain.len() > 1 || !branch.forks.is_empty(), &key);
-    let subject = Subject::Branch(
+    let subject = LineSubject::Branch(
         trail.direction,
         branch.chain.clone(),
         branch.end,
         branch.forks.len(),
     );
-    let figures = Figures {
+    let figures = LineFigures {
         live: Some(branch.live.0.into()),
         peak: branch.peak,
         blocks: Some(branch.live_blocks),
         rate: None,
     };
-    rows.push(Row {
+    rows.push(TableRow {
         key,
         depth: trail.depth,
         fold,
-        data: LineData { figures, subject },
+        data: LineData::new(figures, subject),
     });
     if fold != Fold::Open {
         return;
     }
     for (place, frame) in branch.chain.iter().enumerate().skip(1) {
-        rows.push(Row {
-            key: RowKey::Frame(site(), trail.direction, lead.clone(), place),
+        rows.push(TableRow {
+            key: LineKey::Frame(site(), trail.direction, lead.clone(), place),
             depth: trail.depth,
             fold: Fold::Part,
-            data: LineData {
-                figures: Figures::default(),
-                subject: Subject::Frame(trail.direction, frame.clone()),
-            },
+            data: LineData::new(
+                LineFigures::default(),
+                LineSubject::Frame(trail.direction, frame.clone()),
+            ),
         });
     }
     trail.frames.extend(branch.chain.iter().cloned());
@@ -239,9 +310,9 @@ fn push_branch(
 const LEVELS_AT_ONCE: usize = 32;
 
 /// Returns the keys of all rows that can be opened at and beneath a line, down to [`LEVELS_AT_ONCE`] levels.
-pub fn keys_beneath(line: &LineRow) -> HashSet<RowKey> {
+pub fn keys_beneath(line: &LineRow) -> HashSet<LineKey> {
     let mut query = Query {
-        open: HashSet::from([RowKey::Site(line.site.clone())]),
+        open: HashSet::from([LineKey::Site(line.site.clone())]),
         ..Query::default()
     };
     for _ in 0..LEVELS_AT_ONCE {
@@ -261,45 +332,47 @@ pub fn keys_beneath(line: &LineRow) -> HashSet<RowKey> {
 mod tests {
     use super::super::super::filter::Filter;
     use super::super::super::samples::{Sources, device, frame, line, lines, stack};
-    use super::super::super::table_screen::{Order, Sort};
+    use super::super::super::table_screen::TableSort;
     use super::super::LINE;
     use super::*;
+    use crate::view::table::SortOrder;
 
     fn shown(
         device: &DeviceSnapshot,
-        sort: Sort,
+        sort: TableSort,
         pattern: &str,
-        open: &HashSet<RowKey>,
-    ) -> TableOf<Lines> {
+        open: &HashSet<LineKey>,
+    ) -> TableOf<LineList> {
         let query = Query {
             sort,
             filter: Filter::new(pattern),
             open: open.clone(),
         };
-        table(device, &Lines::new(Box::new(Sources)), &query)
+        let lines = LineList::new(Box::new(Sources));
+        table(device, &lines, &FileNames::default(), &query)
     }
 
-    fn place(table: &TableOf<Lines>, key: &RowKey) -> Option<usize> {
+    fn place(table: &TableOf<LineList>, key: &LineKey) -> Option<usize> {
         table.rows.iter().position(|row| row.key == *key)
     }
 
     #[test]
     fn what_is_no_line_takes_its_place_by_bytes() {
         let device = device(0, lines(), 1126, -7);
-        let table = shown(&device, Sort::default(), "", &HashSet::new());
-        assert_eq!(place(&table, &RowKey::BeforeAttach), Some(3));
-        assert_eq!(place(&table, &RowKey::Unaccounted), Some(7));
+        let table = shown(&device, TableSort::default(), "", &HashSet::new());
+        assert_eq!(place(&table, &LineKey::BeforeAttach), Some(3));
+        assert_eq!(place(&table, &LineKey::Unaccounted), Some(7));
     }
 
     #[test]
     fn what_is_no_line_stands_last_where_it_has_no_figure_to_sort_by() {
         let device = device(0, lines(), 1126, 1 << 40);
         for column in [1, 2, 3, LINE] {
-            for order in [Order::Falling, Order::Climbing] {
-                let sort = Sort { column, order };
+            for order in [SortOrder::Falling, SortOrder::Climbing] {
+                let sort = TableSort { column, order };
                 let table = shown(&device, sort, "", &HashSet::new());
-                assert!(place(&table, &RowKey::BeforeAttach) >= Some(6), "{sort:?}");
-                assert!(place(&table, &RowKey::Unaccounted) >= Some(6), "{sort:?}");
+                assert!(place(&table, &LineKey::BeforeAttach) >= Some(6), "{sort:?}");
+                assert!(place(&table, &LineKey::Unaccounted) >= Some(6), "{sort:?}");
             }
         }
     }
@@ -307,8 +380,8 @@ mod tests {
     #[test]
     fn blocks_from_before_attach_are_counted_where_they_are_known() {
         let blocks = |device: &DeviceSnapshot| {
-            let table = shown(device, Sort::default(), "", &HashSet::new());
-            let at = place(&table, &RowKey::BeforeAttach).unwrap();
+            let table = shown(device, TableSort::default(), "", &HashSet::new());
+            let at = place(&table, &LineKey::BeforeAttach).unwrap();
             table.rows[at].data.figures.blocks
         };
         let mut device = device(0, lines(), 1126, 0);
@@ -322,18 +395,23 @@ mod tests {
     fn nothing_from_before_attach_needs_no_row() {
         let table = shown(
             &device(0, lines(), 0, 0),
-            Sort::default(),
+            TableSort::default(),
             "",
             &HashSet::new(),
         );
-        assert_eq!(place(&table, &RowKey::BeforeAttach), None);
-        assert_eq!(place(&table, &RowKey::Unaccounted), None);
+        assert_eq!(place(&table, &LineKey::BeforeAttach), None);
+        assert_eq!(place(&table, &LineKey::Unaccounted), None);
     }
 
     #[test]
     fn folders_can_be_filtered_although_they_are_not_shown() {
         let device = device(0, lines(), 1126, 0);
-        let table = shown(&device, Sort::default(), "/ada/.*train", &HashSet::new());
+        let table = shown(
+            &device,
+            TableSort::default(),
+            "/ada/.*train",
+            &HashSet::new(),
+        );
         assert_eq!((table.shown, table.all), (2, 7));
         assert_eq!(table.all_bytes, i128::from(device.totals.allocated.0));
         assert!(table.shown_bytes < table.all_bytes);
@@ -343,7 +421,7 @@ mod tests {
     fn the_rows_beneath_a_line_add_up_to_it_at_every_level() {
         let device = device(0, lines(), 0, 0);
         let open = keys_beneath(&device.lines[0]);
-        let table = shown(&device, Sort::default(), "", &open);
+        let table = shown(&device, TableSort::default(), "", &open);
         let live_at = |depth: usize| -> i128 {
             let rows = table.rows.iter().filter(|row| row.depth == depth);
             rows.filter_map(|row| row.data.figures.live).sum()
@@ -366,7 +444,7 @@ mod tests {
         let other = [&frames[..2], &[frame("b.py", 9, "g")]].concat();
         let stacks = vec![stack(&frames, 5, 1), stack(&other, 3, 1)];
         let after = device(0, vec![line(site, 0.0, stacks)], 0, 0);
-        let table = shown(&after, Sort::default(), "", &open);
+        let table = shown(&after, TableSort::default(), "", &open);
         assert_eq!(table.rows[1].fold, Fold::Open);
     }
 }

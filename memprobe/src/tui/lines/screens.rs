@@ -12,28 +12,29 @@ use super::super::outside::Outside;
 use super::super::samples::{self, Sources};
 use super::super::table_screen::ScreenRequest;
 use super::super::test_support::{
-    BARE, COLOUR, Dice, SMALL, Shown, Size, all_sizes, assert_the_same_without_colour, blank, typed,
+    BARE, COLOUR, Dice, SMALL, ScreenSize, Shown, all_sizes, assert_the_same_without_colour, blank,
+    typed,
 };
 use super::super::theme::Theme;
-use super::{LINE, Lines};
+use super::{LINE, LineList};
 use crate::event::Bytes;
 use crate::ledger::snapshot::{Grouping, Snapshot};
 
-fn drawn(state: &Shown<Lines>, size: Size, theme: &Theme) -> TestBackend {
+fn drawn(state: &Shown<LineList>, size: ScreenSize, theme: &Theme) -> TestBackend {
     state.drawn(size, theme)
 }
 
-fn state(snapshot: Snapshot, size: Size, wanted: &[InputEvent]) -> Shown<Lines> {
+fn state(snapshot: Snapshot, size: ScreenSize, wanted: &[InputEvent]) -> Shown<LineList> {
     let context = ProcessContext::new(Arc::new(snapshot));
-    Shown::new(Lines::new(Box::new(Sources)), context, size).with(wanted)
+    Shown::new(LineList::new(Box::new(Sources)), context, size).with(wanted)
 }
 
-fn screen(snapshot: Snapshot, size: Size, wanted: &[InputEvent]) -> TestBackend {
+fn screen(snapshot: Snapshot, size: ScreenSize, wanted: &[InputEvent]) -> TestBackend {
     drawn(&state(snapshot, size, wanted), size, &COLOUR)
 }
 
-const MEDIUM: Size = (100, 24);
-const LARGE: Size = (200, 60);
+const MEDIUM: ScreenSize = (100, 24);
+const LARGE: ScreenSize = (200, 60);
 
 #[test]
 fn a_running_target() {

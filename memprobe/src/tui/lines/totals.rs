@@ -14,7 +14,6 @@ use crate::view::{count, percent};
 /// Minimum width for the peak if the totals have one line.
 const MIN_WIDTH_FOR_PEAK: u16 = 60;
 
-/// Draws the allocator's totals.
 pub fn draw_totals(
     buffer: &mut Buffer,
     area: Rect,
@@ -48,7 +47,7 @@ fn in_two_lines(device: &DeviceSnapshot, outside: Bytes, theme: &Theme) -> Vec<L
         peak.allocated,
     );
     let mut second = total("reserved ", theme.reserved(), now.reserved, peak.reserved);
-    let cached = Bytes(now.reserved.0.saturating_sub(now.allocated.0));
+    let cached = now.cached();
     let share = percent(cached.0.into(), now.reserved.0.into());
     first.push(Span::raw(format!(
         "   cached {} ({share} of reserved)",

@@ -12,26 +12,15 @@ use super::attribution::AttributionQuery;
 use super::context::ProcessContext;
 use super::input::InputEvent;
 use super::table_screen::{
-    Cell, Column, Content, Cut, KeyHint, Query, Reaction, RowOf, ScreenRequest, TableOf,
-    TableScreen, TableState,
+    Content, KeyHint, Query, Reaction, RowOf, ScreenRequest, TableOf, TableScreen, TableState,
 };
 use super::tabs::Tab;
-use super::theme::Theme;
 use crate::attribution::tables::{Category, IterationChoice, Pass, Sums};
 use crate::event::Bytes;
-use crate::view::{clean, count};
-use rows::{ModuleData, RowKey};
-use subject::{Figures, Subject};
-
-/// Grouping of modules that differ only in their number.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Alike {
-    /// One row for all.
-    #[default]
-    Together,
-    /// One row each.
-    Apart,
-}
+use crate::view::table::{Cell, Column, Cut, Tone, columns};
+use crate::view::{Alike, clean, count};
+use rows::{ModuleData, ModuleKey};
+use subject::{ModuleFigures, ModuleTables};
 
 /// Kind of data shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -43,46 +32,31 @@ pub enum ModulesView {
     Then,
 }
 
-type ModuleColumn = Column<Modules>;
-
-const NOW: [ModuleColumn; 10] = [
-    ModuleColumn::number("LIVE", 9, 0, |_, row| Cell::ShortBytes(row.data.live))
-        .styled(Theme::strong),
-    ModuleColumn::number("OWN", 8, 60, own),
-    ModuleColumn::number("PEAK", 8, 44, |_, row| sums(row, |sums| sums.all.peak)),
-    ModuleColumn::number("AT PEAK", 8, 96, |_, row| {
-        Cell::ShortBytes(row.data.at_peak)
-    }),
-    ModuleColumn::number("FORWARD", 8, 70, |_, row| pass(row, Pass::Forward)),
-    ModuleColumn::number(RECOMPUTE, 9, 88, |_, row| pass(row, Pass::Recompute)),
-    ModuleColumn::number("BACKWARD", 8, 70, |_, row| pass(row, Pass::Backward)),
-    ModuleColumn::number("SHARE", 6, 78, share),
-    ModuleColumn::number("BLOCKS", 8, 110, |_, row| match &row.data.figures {
-        Some((_, Figures::Now(sums))) => Cell::Count(sums.all.live_blocks),
-        _ => Cell::Unknown,
-    }),
-    ModuleColumn::name("MODULE", 0, Cut::Middle, name),
+const NOW: [Column<ModuleData>; 10] = columns![|row: ModuleData|
+    figure("LIVE").short().screen(9, 0).tone(Tone::Strong) => row.live,
+    figure("OWN").short().screen(8, 60) => row.own(),
+    figure("PEAK").short().screen(8, 44) => row.sums().map(|sums| sums.all.peak),
+    figure("AT PEAK").short().screen(8, 96) => row.at_peak,
+    figure("FORWARD").short().screen(8, 70) => row.pass(Pass::Forward),
+    figure(RECOMPUTE).short().screen(9, 88) => row.pass(Pass::Recompute),
+    figure("BACKWARD").short().screen(8, 70) => row.pass(Pass::Backward),
+    figure("SHARE").screen(6, 78) => Cell::Share(row.live, row.allocated),
+    figure("BLOCKS").screen(8, 110) => row.sums().map(|sums| sums.all.live_blocks),
+    label("MODULE").name(0).cut(Cut::Middle) => row.name_and_count(),
 ];
 
-const THEN: [ModuleColumn; 11] = [
-    ModuleColumn::number("AT PEAK", 9, 0, |_, row| Cell::ShortBytes(row.data.live))
-        .styled(Theme::strong),
-    ModuleColumn::number("OWN", 8, 130, own),
-    ModuleColumn::number("ACTIVATIONS", 11, 40, |_, row| {
-        of(row, &[Category::Activation])
-    }),
-    ModuleColumn::number("WEIGHTS", 8, 54, |_, row| of(row, &[Category::Parameter])),
-    ModuleColumn::number("GRADIENTS", 9, 64, |_, row| of(row, &[Category::Gradient])),
-    ModuleColumn::number("INTERMED.", 9, 74, |_, row| {
-        of(row, &[Category::IntermediateGradient])
-    }),
-    ModuleColumn::number("OPTIMIZER", 9, 92, |_, row| {
-        of(row, &[Category::OptimizerState])
-    }),
-    ModuleColumn::number("INPUTS", 8, 112, |_, row| of(row, &[Category::Input])),
-    ModuleColumn::number("OTHER", 8, 102, |_, row| of(row, &UNNAMED)),
-    ModuleColumn::number("SHARE", 6, 122, share),
-    ModuleColumn::name("MODULE", 0, Cut::Middle, name),
+const THEN: [Column<ModuleData>; 11] = columns![|row: ModuleData|
+    figure("AT PEAK").short().screen(9, 0).tone(Tone::Strong) => row.live,
+    figure("OWN").short().screen(8, 130) => row.own(),
+    figure("ACTIVATIONS").short().screen(11, 40) => row.of(&[Category::Activation]),
+    figure("WEIGHTS").short().screen(8, 54) => row.of(&[Category::Parameter]),
+    figure("GRADIENTS").short().screen(9, 64) => row.of(&[Category::Gradient]),
+    figure("INTERMED.").short().screen(9, 74) => row.of(&[Category::IntermediateGradient]),
+    figure("OPTIMIZER").short().screen(9, 92) => row.of(&[Category::OptimizerState]),
+    figure("INPUTS").short().screen(8, 112) => row.of(&[Category::Input]),
+    figure("OTHER").short().screen(8, 102) => row.of(&UNNAMED),
+    figure("SHARE").screen(6, 122) => Cell::Share(row.live, row.allocated),
+    label("MODULE").name(0).cut(Cut::Middle) => row.name_and_count(),
 ];
 
 /// Head of the column that is shown only if memory was recomputed.
@@ -91,62 +65,51 @@ const RECOMPUTE: &str = "RECOMPUTE";
 /// Categories without a column.
 const UNNAMED: [Category; 3] = [Category::Temporary, Category::Workspace, Category::Unknown];
 
-fn own(_: &Modules, row: &RowOf<Modules>) -> Cell {
-    let own = row.data.figures.as_ref().map(|(own, _)| own.bytes());
-    Cell::short_bytes(own)
-}
+impl ModuleData {
+    fn own(&self) -> Option<Bytes> {
+        self.figures.map(|(own, _)| own.bytes())
+    }
 
-fn share(modules: &Modules, row: &RowOf<Modules>) -> Cell {
-    Cell::Share(row.data.live, modules.allocated())
-}
+    fn sums(&self) -> Option<Sums> {
+        match self.figures {
+            Some((_, ModuleFigures::Now(sums))) => Some(sums),
+            _ => None,
+        }
+    }
 
-/// Returns the name of a row, with the number of modules if it stands for several.
-fn name(_: &Modules, row: &RowOf<Modules>) -> Cell {
-    let ModuleData {
-        name, count: of, ..
-    } = &row.data;
-    Cell::Text(match of {
-        1 => name.clone(),
-        several => format!("{name} ({})", count(*several)),
-    })
-}
+    fn pass(&self, pass: Pass) -> Option<Bytes> {
+        self.sums().map(|sums| sums.pass(pass).live)
+    }
 
-fn sums(row: &RowOf<Modules>, figure: impl Fn(&Sums) -> Option<Bytes>) -> Cell {
-    match &row.data.figures {
-        Some((_, Figures::Now(sums))) => Cell::short_bytes(figure(sums)),
-        _ => Cell::Unknown,
+    /// Returns the bytes of categories in an iteration.
+    fn of(&self, categories: &[Category]) -> Option<Bytes> {
+        let (_, total) = self.figures?;
+        let bytes = categories.iter().map(|category| total.of(*category));
+        bytes.sum::<Option<u64>>().map(Bytes)
+    }
+
+    /// Returns the name, with the number of modules if the row stands for several.
+    fn name_and_count(&self) -> String {
+        match self.count {
+            1 => self.name.clone(),
+            several => format!("{} ({})", self.name, count(several)),
+        }
     }
 }
 
-fn pass(row: &RowOf<Modules>, pass: Pass) -> Cell {
-    sums(row, |sums| Some(sums.pass(pass).live))
-}
-
-/// Returns the bytes of categories in an iteration.
-fn of(row: &RowOf<Modules>, categories: &[Category]) -> Cell {
-    let total = row.data.figures.as_ref().map(|(_, total)| total);
-    let bytes = total.and_then(|total| {
-        let bytes = categories.iter().map(|category| total.of(*category));
-        bytes.sum::<Option<u64>>()
-    });
-    Cell::short_bytes(bytes.map(Bytes))
-}
-
-/// Modules of the device shown.
 #[derive(Default)]
-pub struct Modules {
+pub struct ModuleList {
     view: ModulesView,
     /// Iteration shown.
     which: IterationChoice,
     alike: Alike,
-    subject: Option<Subject>,
-    /// True if memory was recomputed.
+    subject: Option<ModuleTables>,
     is_recomputed: bool,
     /// True after the first table, which opens the only root module.
     has_rows: bool,
 }
 
-impl Modules {
+impl ModuleList {
     /// Creates the content of the screen of layers.
     pub fn of_iterations() -> Self {
         Self {
@@ -155,7 +118,6 @@ impl Modules {
         }
     }
 
-    /// Returns the attribution table that the screen needs.
     pub const fn explains(&self) -> AttributionQuery {
         match self.view {
             ModulesView::Now => AttributionQuery::Modules,
@@ -169,7 +131,7 @@ impl Modules {
     }
 
     /// Goes to another iteration. Going to the last one follows the latest from then on.
-    fn go_iteration(&mut self, by: isize, state: &mut TableState<RowKey>) -> Reaction {
+    fn go_iteration(&mut self, by: isize, state: &mut TableState<ModuleKey>) -> Reaction {
         let subject = self.subject.as_ref();
         let Some(moment) = subject.and_then(|subject| subject.moment.as_ref()) else {
             return Reaction::Done;
@@ -189,8 +151,8 @@ impl Modules {
     }
 }
 
-impl Content for Modules {
-    type Key = RowKey;
+impl Content for ModuleList {
+    type Key = ModuleKey;
     type Data = ModuleData;
     type Context = ProcessContext;
 
@@ -204,26 +166,26 @@ impl Content for Modules {
         })
     }
 
-    fn columns(&self) -> &'static [Column<Self>] {
+    fn columns(&self) -> &'static [Column<ModuleData>] {
         match self.view {
             ModulesView::Now => &NOW,
             ModulesView::Then => &THEN,
         }
     }
 
-    fn shows(&self, column: &Column<Self>) -> bool {
+    fn shows(&self, column: &Column<ModuleData>) -> bool {
         self.is_recomputed || column.head != RECOMPUTE
     }
 
-    fn build(&mut self, query: &mut Query<RowKey>, context: &ProcessContext) -> TableOf<Self> {
+    fn build(&mut self, query: &mut Query<ModuleKey>, context: &ProcessContext) -> TableOf<Self> {
         let subject = match self.view {
             ModulesView::Now => {
                 let device = context.of_device(&context.modules, |device| device.index);
-                device.map(|device| Subject::now(device, self.alike))
+                device.map(|device| ModuleTables::now(device, self.alike))
             }
             ModulesView::Then => {
                 let device = context.of_device(&context.layers, |device| device.index);
-                device.map(|device| Subject::then(device, self.alike))
+                device.map(|device| ModuleTables::then(device, self.alike))
             }
         };
         self.is_recomputed = subject.as_ref().is_some_and(rows::is_recomputed);
@@ -233,15 +195,15 @@ impl Content for Modules {
         };
         if let ([only], false) = (&subject.modules[..], self.has_rows) {
             // A model is one root module: open it to show its submodules.
-            query.open.insert(RowKey::Module(clean(&only.name)));
+            query.open.insert(ModuleKey::Module(clean(&only.name)));
         }
         self.has_rows |= !subject.modules.is_empty();
         rows::table(self, subject, query)
     }
 
-    fn keys_beneath(&self, row: &RowOf<Self>, _context: &ProcessContext) -> Vec<RowKey> {
+    fn keys_beneath(&self, row: &RowOf<Self>, _context: &ProcessContext) -> Vec<ModuleKey> {
         let path = match &row.key {
-            RowKey::Module(path) => path.as_str(),
+            ModuleKey::Module(path) => path.as_str(),
             _ => "",
         };
         let modules = self.subject.as_ref().map(|subject| &subject.modules[..]);
@@ -251,7 +213,7 @@ impl Content for Modules {
     fn handle(
         &mut self,
         event: InputEvent,
-        state: &mut TableState<RowKey>,
+        state: &mut TableState<ModuleKey>,
         _context: &ProcessContext,
     ) -> Reaction {
         match event {
@@ -260,8 +222,8 @@ impl Content for Modules {
             }
             InputEvent::Regroup => {
                 self.alike = match self.alike {
-                    Alike::Together => Alike::Apart,
-                    Alike::Apart => Alike::Together,
+                    Alike::Folded => Alike::Each,
+                    Alike::Each => Alike::Folded,
                 };
             }
             _ => return Reaction::Ignored,
@@ -272,14 +234,14 @@ impl Content for Modules {
     fn account(&self, _context: &ProcessContext) -> Option<String> {
         let subject = self.subject.as_ref()?;
         let mut text = text::account(subject);
-        if self.alike == Alike::Apart && subject.knows_modules != Some(false) {
+        if self.alike == Alike::Each && subject.knows_modules != Some(false) {
             text.push_str("   one by one (i)");
         }
         Some(text)
     }
 
     fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<(String, String)> {
-        let Modules { view, subject, .. } = &screen.content;
+        let ModuleList { view, subject, .. } = &screen.content;
         let has_data = match view {
             ModulesView::Now => context.modules.is_some(),
             ModulesView::Then => context.layers.is_some(),

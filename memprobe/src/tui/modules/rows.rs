@@ -2,28 +2,24 @@
 
 use std::cmp::Reverse;
 
-use super::super::table_screen::{Fold, Query, Row, RowOf, TableOf};
-use super::Modules;
-use super::subject::{Figures, Subject};
+use super::super::table_screen::{Fold, Query, RowOf, TableOf, TableRow};
+use super::ModuleList;
+use super::subject::{ModuleFigures, ModuleTables};
 use crate::attribution::tables::{CoverageStart, ModuleScope};
 use crate::view::{UNACCOUNTED, before, clean, no_module};
 
-type ModuleRow = crate::attribution::tables::ModuleRow<Figures>;
+type ModuleRow = crate::attribution::tables::ModuleRow<ModuleFigures>;
 
-/// Key of a row across tables.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum RowKey {
-    /// Module, by its path.
+pub enum ModuleKey {
     Module(String),
     /// Memory outside known modules.
     Other(ModuleScope),
     /// Memory live before attribution started.
     Before(CoverageStart),
-    /// Unaccounted memory.
     Unaccounted,
 }
 
-/// Name and figures of a row.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ModuleData {
     pub(super) name: String,
@@ -33,24 +29,30 @@ pub struct ModuleData {
     pub(super) live: i128,
     /// Bytes at the peak of the device, submodules included.
     pub(super) at_peak: i128,
+    pub(super) allocated: i128,
     /// Figures of the module itself, and with its submodules; `None` for memory before attribution and
     /// unaccounted memory.
-    pub(super) figures: Option<(Figures, Figures)>,
+    pub(super) figures: Option<(ModuleFigures, ModuleFigures)>,
 }
 
-/// Builds the table of a device.
-pub fn table(content: &Modules, subject: &Subject, query: &Query<RowKey>) -> TableOf<Modules> {
+pub fn table(
+    content: &ModuleList,
+    subject: &ModuleTables,
+    query: &Query<ModuleKey>,
+) -> TableOf<ModuleList> {
     let modules = &subject.modules[..];
     let others = other_rows(subject);
+    let allocated = subject.allocated.0.into();
     let mut making = Making {
         content,
         query,
-        table: TableOf::<Modules>::default(),
+        allocated,
+        table: TableOf::<ModuleList>::default(),
     };
     making.table.all = others.len() + count(modules);
     let outermost = modules
         .iter()
-        .map(|module| (row(module, "", 0), Some(module)));
+        .map(|module| (row(module, "", 0, allocated), Some(module)));
     let mut entries: Vec<_> = outermost
         .chain(others.into_iter().map(|row| (row, None)))
         .collect();
@@ -62,15 +64,14 @@ pub fn table(content: &Modules, subject: &Subject, query: &Query<RowKey>) -> Tab
     making.table
 }
 
-/// Returns true if any module has recomputed memory.
-pub fn is_recomputed(subject: &Subject) -> bool {
+pub fn is_recomputed(subject: &ModuleTables) -> bool {
     let others = subject.others.iter().map(|(_, figures)| figures);
     let totals = subject.modules.iter().map(|module| &module.total);
-    totals.chain(others).any(Figures::recomputed)
+    totals.chain(others).any(ModuleFigures::recomputed)
 }
 
 /// Returns the keys of all modules with submodules at and beneath `path`; of all modules if `path` is empty.
-pub fn keys_beneath(modules: &[ModuleRow], path: &str) -> Vec<RowKey> {
+pub fn keys_beneath(modules: &[ModuleRow], path: &str) -> Vec<ModuleKey> {
     let mut keys = Vec::new();
     let mut left: Vec<(&ModuleRow, String)> = modules
         .iter()
@@ -84,7 +85,7 @@ pub fn keys_beneath(modules: &[ModuleRow], path: &str) -> Vec<RowKey> {
                 .is_some_and(|rest| rest.starts_with('.'));
         left.extend(module.parts.iter().map(|part| (part, joined(&at, part))));
         if is_beneath && !module.parts.is_empty() {
-            keys.push(RowKey::Module(at));
+            keys.push(ModuleKey::Module(at));
         }
     }
     keys
@@ -109,9 +110,9 @@ fn joined(path: &str, module: &ModuleRow) -> String {
     }
 }
 
-fn row(module: &ModuleRow, above: &str, depth: usize) -> RowOf<Modules> {
-    Row {
-        key: RowKey::Module(joined(above, module)),
+fn row(module: &ModuleRow, above: &str, depth: usize, allocated: i128) -> RowOf<ModuleList> {
+    TableRow {
+        key: ModuleKey::Module(joined(above, module)),
         depth,
         fold: match module.parts.is_empty() {
             true => Fold::Leaf,
@@ -122,22 +123,24 @@ fn row(module: &ModuleRow, above: &str, depth: usize) -> RowOf<Modules> {
             count: module.count,
             live: module.total.bytes().0.into(),
             at_peak: module.total.at_peak().0.into(),
+            allocated,
             figures: Some((module.own, module.total)),
         },
     }
 }
 
 /// Returns the rows beside the modules: memory outside them, before attach and unaccounted.
-fn other_rows(subject: &Subject) -> Vec<RowOf<Modules>> {
+fn other_rows(subject: &ModuleTables) -> Vec<RowOf<ModuleList>> {
     let plain = |key, name: &str, [live, at_peak]: [i128; 2], figures| {
         let data = ModuleData {
             name: name.to_owned(),
             count: 1,
             live,
             at_peak,
+            allocated: subject.allocated.0.into(),
             figures,
         };
-        Row::leaf(key, data)
+        TableRow::leaf(key, data)
     };
     // The tree of live memory has all blocks since attach; layers start at `subject.since`.
     let since = match subject.moment {
@@ -149,15 +152,19 @@ fn other_rows(subject: &Subject) -> Vec<RowOf<Modules>> {
         let bytes = [figures.bytes(), figures.at_peak()].map(|bytes| bytes.0.into());
         let figures = Some((*figures, *figures));
         rows.push(plain(
-            RowKey::Other(place.clone()),
+            ModuleKey::Other(place.clone()),
             no_module(place),
             bytes,
             figures,
         ));
     }
     for (key, name, bytes) in [
-        (RowKey::Before(since), before(since), subject.before_attach),
-        (RowKey::Unaccounted, UNACCOUNTED, subject.unaccounted),
+        (
+            ModuleKey::Before(since),
+            before(since),
+            subject.before_attach,
+        ),
+        (ModuleKey::Unaccounted, UNACCOUNTED, subject.unaccounted),
     ] {
         if bytes != [0; 2] {
             rows.push(plain(key, name, bytes, None));
@@ -174,22 +181,23 @@ enum Above {
 }
 
 struct Making<'a> {
-    content: &'a Modules,
-    query: &'a Query<RowKey>,
-    table: TableOf<Modules>,
+    content: &'a ModuleList,
+    query: &'a Query<ModuleKey>,
+    allocated: i128,
+    table: TableOf<ModuleList>,
 }
 
 impl Making<'_> {
-    fn sort<T>(&self, entries: &mut Vec<(RowOf<Modules>, T)>) {
+    fn sort<T>(&self, entries: &mut [(RowOf<ModuleList>, T)]) {
         entries.sort_by_key(|(row, _)| Reverse((row.data.live, row.data.at_peak)));
         self.query.sort.apply(self.content, entries, |(row, _)| row);
     }
 
     /// Adds a row and its open descendants; returns true if any of them is shown. Recursion is bounded: the
     /// ledger limits the number of levels.
-    fn push(&mut self, row: RowOf<Modules>, module: Option<&ModuleRow>, above: Above) -> bool {
+    fn push(&mut self, row: RowOf<ModuleList>, module: Option<&ModuleRow>, above: Above) -> bool {
         let (path, depth) = match &row.key {
-            RowKey::Module(path) => (path.clone(), row.depth + 1),
+            ModuleKey::Module(path) => (path.clone(), row.depth + 1),
             _ => (row.data.name.clone(), 0),
         };
         let hit = above == Above::NoMatch && self.query.filter.shows(&path);
@@ -211,7 +219,7 @@ impl Making<'_> {
         if let Some(module) = module.filter(|_| is_open || !is_shown) {
             let parts = module.parts.iter();
             let mut parts: Vec<_> = parts
-                .map(|part| (self::row(part, &path, depth), part))
+                .map(|part| (self::row(part, &path, depth, self.allocated), part))
                 .collect();
             self.sort(&mut parts);
             for (row, part) in parts {

@@ -10,32 +10,36 @@ use super::super::context::ProcessContext;
 use super::super::input::InputEvent;
 use super::super::samples;
 use super::super::table_screen::ScreenRequest;
-use super::super::test_support::{BARE, COLOUR, SMALL, Shown, Size, sizes, typed};
+use super::super::test_support::{BARE, COLOUR, SMALL, ScreenSize, Shown, sizes, typed};
 use super::super::theme::Theme;
-use super::Modules;
+use super::ModuleList;
 use crate::attribution::tables::samples::{layers, module, modules, silent};
 use crate::attribution::tables::{DeviceModules, IterationChoice, IterationLayers};
 
-fn drawn(state: &Shown<Modules>, size: Size, theme: &Theme) -> TestBackend {
+fn drawn(state: &Shown<ModuleList>, size: ScreenSize, theme: &Theme) -> TestBackend {
     state.drawn(size, theme)
 }
 
-fn waiting(content: Modules, size: Size) -> Shown<Modules> {
+fn waiting(content: ModuleList, size: ScreenSize) -> Shown<ModuleList> {
     let context = ProcessContext::new(Arc::new(samples::normal()));
     Shown::new(content, context, size)
 }
 
-fn state(news: Arc<Vec<DeviceModules>>, size: Size, wanted: &[InputEvent]) -> Shown<Modules> {
-    let mut state = waiting(Modules::default(), size);
+fn state(
+    news: Arc<Vec<DeviceModules>>,
+    size: ScreenSize,
+    wanted: &[InputEvent],
+) -> Shown<ModuleList> {
+    let mut state = waiting(ModuleList::default(), size);
     state.update(|context| context.modules = Some(news));
     state.with(wanted)
 }
 
-fn screen(size: Size, wanted: &[InputEvent]) -> TestBackend {
+fn screen(size: ScreenSize, wanted: &[InputEvent]) -> TestBackend {
     drawn(&state(modules(), size, wanted), size, &COLOUR)
 }
 
-fn names(state: &Shown<Modules>) -> Vec<&str> {
+fn names(state: &Shown<ModuleList>) -> Vec<&str> {
     let rows = state.table.rows.iter();
     rows.map(|row| row.data.name.as_str()).collect()
 }
@@ -59,10 +63,10 @@ fn a_terminal_without_unicode() {
 
 fn layers_state(
     news: Arc<Vec<IterationLayers>>,
-    size: Size,
+    size: ScreenSize,
     wanted: &[InputEvent],
-) -> Shown<Modules> {
-    let mut state = waiting(Modules::of_iterations(), size);
+) -> Shown<ModuleList> {
+    let mut state = waiting(ModuleList::of_iterations(), size);
     state.update(|context| context.layers = Some(news));
     state.with(wanted)
 }
@@ -135,7 +139,7 @@ fn a_filter_opens_the_way_to_what_it_matches_and_says_what_that_holds() {
 fn where_nothing_is_known_of_modules_the_screen_says_so() {
     insta::assert_snapshot!("silent", screen_of(silent().0));
     insta::assert_snapshot!("unread", screen_of(Arc::new(Vec::new())));
-    let waiting = waiting(Modules::default(), SMALL);
+    let waiting = waiting(ModuleList::default(), SMALL);
     let waiting = drawn(&waiting, SMALL, &COLOUR).to_string();
     assert!(waiting.contains("Waiting for the first table"), "{waiting}");
 }
@@ -167,7 +171,7 @@ fn the_rows_add_up_to_what_is_allocated_however_they_are_shown() {
 
 #[test]
 fn enter_opens_a_module_and_left_closes_what_it_lies_in() {
-    let find = |state: &Shown<Modules>| names(state).iter().position(|name| *name == "layers");
+    let find = |state: &Shown<ModuleList>| names(state).iter().position(|name| *name == "layers");
     let mut state = state(modules(), SMALL, &[]);
     let at = find(&state).expect("the only model is open");
     state.handle(InputEvent::Move(
@@ -217,7 +221,7 @@ fn names_and_figures_order_siblings() {
         .collect();
     assert!(outermost.is_sorted(), "{outermost:?}");
     let mut by_live = state(modules(), SMALL, &[]);
-    let live = |state: &Shown<Modules>| -> Vec<i128> {
+    let live = |state: &Shown<ModuleList>| -> Vec<i128> {
         let rows = state.table.rows.iter().filter(|row| row.depth == 0);
         rows.map(|row| row.data.live).collect()
     };

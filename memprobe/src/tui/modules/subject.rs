@@ -1,23 +1,21 @@
 //! Data of a screen of modules: live memory, or memory in an iteration.
 
-use super::Alike;
 use crate::attribution::tables::{
-    Additive, Category, CoverageStart, DeviceModules, IterationLayers, IterationRow, Layer,
-    ModuleRow, ModuleScope, Pass, Source, Sums, fold,
+    Category, CoverageStart, DeviceModules, IterationLayers, IterationRow, Layer, ModuleRow,
+    ModuleScope, Pass, Source, Sums,
 };
 use crate::event::Bytes;
+use crate::view::{Alike, folded};
 
-/// Figures of a module.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Figures {
+pub enum ModuleFigures {
     /// Live memory.
     Now(Sums),
     /// Memory at the peak of an iteration.
     Then(Layer),
 }
 
-impl Figures {
-    /// Returns the bytes at the moment shown.
+impl ModuleFigures {
     pub fn bytes(&self) -> Bytes {
         match self {
             Self::Now(sums) => sums.all.live,
@@ -41,7 +39,6 @@ impl Figures {
         }
     }
 
-    /// Returns true if any memory was recomputed.
     pub fn recomputed(&self) -> bool {
         match self {
             Self::Now(sums) => sums.pass(Pass::Recompute).allocs > 0,
@@ -50,32 +47,28 @@ impl Figures {
     }
 }
 
-/// Data of a device.
 #[derive(Clone, Debug, Default)]
-pub struct Subject {
-    /// Root modules; with [`Alike::Together`], equal ones are merged.
-    pub(super) modules: Vec<ModuleRow<Figures>>,
+pub struct ModuleTables {
+    /// Root modules; with [`Alike::Folded`], equal ones are merged.
+    pub(super) modules: Vec<ModuleRow<ModuleFigures>>,
     /// Memory outside known modules.
-    pub(super) others: Vec<(ModuleScope, Figures)>,
+    pub(super) others: Vec<(ModuleScope, ModuleFigures)>,
     /// The allocator's total, which the rows add up to.
     pub(super) allocated: Bytes,
     /// Bytes from before attach: at the moment shown, and at the peak.
     pub(super) before_attach: [i128; 2],
     /// Unaccounted bytes: at the moment shown, and at the peak.
     pub(super) unaccounted: [i128; 2],
-    /// Start of the attribution.
     pub(super) since: CoverageStart,
-    /// Highest allocated bytes.
     pub(super) peak: Bytes,
     /// True if a module call was seen; `None` for an iteration.
     pub(super) knows_modules: Option<bool>,
     /// The iteration, on the screen of layers.
-    pub(super) moment: Option<Then>,
+    pub(super) moment: Option<IterationShown>,
 }
 
-/// Iteration shown.
 #[derive(Clone, Debug)]
-pub struct Then {
+pub struct IterationShown {
     pub(super) iteration: Option<IterationRow>,
     pub(super) source: Source,
     /// First and last iteration that can be shown.
@@ -84,16 +77,15 @@ pub struct Then {
     pub(super) is_stored: bool,
 }
 
-impl Subject {
-    /// Creates the data of live modules.
+impl ModuleTables {
     pub fn now(device: &DeviceModules, alike: Alike) -> Self {
         let tree = &device.tree;
         let bytes = |bytes: Bytes| i128::from(bytes.0);
         let others = tree.others.iter();
         Self {
-            modules: with_figures(folded(tree.modules.clone(), alike), Figures::Now),
+            modules: with_figures(folded(tree.modules.clone(), alike), ModuleFigures::Now),
             others: others
-                .map(|(place, sums)| (place.clone(), Figures::Now(*sums)))
+                .map(|(place, sums)| (place.clone(), ModuleFigures::Now(*sums)))
                 .collect(),
             allocated: device.totals.allocated,
             before_attach: [device.before_attach, tree.peak.before_attach].map(bytes),
@@ -105,9 +97,8 @@ impl Subject {
         }
     }
 
-    /// Creates the data of an iteration.
     pub fn then(device: &IterationLayers, alike: Alike) -> Self {
-        let moment = Then {
+        let moment = IterationShown {
             iteration: device.iteration.clone(),
             source: device.source,
             whole: device.whole,
@@ -124,9 +115,9 @@ impl Subject {
         let composition = &layers.peak.composition;
         let allocated = layers.peak.totals.allocated;
         Self {
-            modules: with_figures(folded(layers.modules.clone(), alike), Figures::Then),
+            modules: with_figures(folded(layers.modules.clone(), alike), ModuleFigures::Then),
             others: others
-                .map(|(place, layer)| (place.clone(), Figures::Then(*layer)))
+                .map(|(place, layer)| (place.clone(), ModuleFigures::Then(*layer)))
                 .collect(),
             allocated,
             before_attach: [composition.before_attach.into(); 2],
@@ -139,15 +130,11 @@ impl Subject {
     }
 }
 
-fn folded<S: Additive + Copy>(modules: Vec<ModuleRow<S>>, alike: Alike) -> Vec<ModuleRow<S>> {
-    match alike {
-        Alike::Together => fold(modules),
-        Alike::Apart => modules,
-    }
-}
-
 /// Converts a tree's figures with `of`. Recursion is bounded: the ledger limits the number of levels.
-fn with_figures<S>(modules: Vec<ModuleRow<S>>, of: fn(S) -> Figures) -> Vec<ModuleRow<Figures>> {
+fn with_figures<S>(
+    modules: Vec<ModuleRow<S>>,
+    of: fn(S) -> ModuleFigures,
+) -> Vec<ModuleRow<ModuleFigures>> {
     let modules = modules.into_iter().map(|row| ModuleRow {
         name: row.name,
         count: row.count,

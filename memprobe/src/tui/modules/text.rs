@@ -1,23 +1,22 @@
 //! Texts about the modules of a device: totals, and a summary of each row.
 
 use super::super::table_screen::RowOf;
-use super::Modules;
-use super::rows::RowKey;
-use super::subject::{Figures, Subject, Then};
+use super::ModuleList;
+use super::rows::ModuleKey;
+use super::subject::{IterationShown, ModuleFigures, ModuleTables};
 use crate::attribution::tables::{Category, CoverageStart, Layer, ModuleScope, Pass, Sums};
 use crate::event::Bytes;
 use crate::event::bytes::human;
 use crate::view::{count, counted, iteration, iterations_by, peak, percent};
 
-/// Describes the totals of the device, or of the iteration.
-pub fn account(subject: &Subject) -> String {
+pub fn account(subject: &ModuleTables) -> String {
     match &subject.moment {
         None => now(subject),
         Some(then) => iteration_of(then, subject),
     }
 }
 
-fn now(subject: &Subject) -> String {
+fn now(subject: &ModuleTables) -> String {
     let allocated = subject.allocated;
     if subject.knows_modules == Some(false) {
         return format!(
@@ -38,7 +37,7 @@ fn now(subject: &Subject) -> String {
 }
 
 /// Describes the iteration: number, epoch, peak, and bytes at its end.
-fn iteration_of(then: &Then, subject: &Subject) -> String {
+fn iteration_of(then: &IterationShown, subject: &ModuleTables) -> String {
     let Some(row) = &then.iteration else {
         return format!("  {}", iterations_by(then.source));
     };
@@ -49,47 +48,47 @@ fn iteration_of(then: &Then, subject: &Subject) -> String {
     if let Some(epoch) = row.epoch {
         text.push_str(&format!(", epoch {epoch}"));
     }
-    let cached = row.end.reserved.0.saturating_sub(row.end.allocated.0);
     text.push_str(&format!(
         "   peak {}   at its end {}, cached {}",
         human(subject.peak),
         human(row.end.allocated),
-        human(Bytes(cached)),
+        human(row.end.cached()),
     ));
     text
 }
 
-/// Summarizes the selected row in one line.
-pub fn summary(row: &RowOf<Modules>) -> String {
+pub fn summary(row: &RowOf<ModuleList>) -> String {
     let what = match &row.key {
-        RowKey::Module(path) => path.clone(),
-        RowKey::Before(CoverageStart::Opening) => {
+        ModuleKey::Module(path) => path.clone(),
+        ModuleKey::Before(CoverageStart::Opening) => {
             return "live when the process was opened: t reads its category".into();
         }
-        RowKey::Before(CoverageStart::Attach) => {
+        ModuleKey::Before(CoverageStart::Attach) => {
             return "live when memprobe attached: its modules are unknown".into();
         }
-        RowKey::Unaccounted => {
+        ModuleKey::Unaccounted => {
             return "the allocator's total less all known blocks: events were lost".into();
         }
-        RowKey::Other(ModuleScope::Outside) => {
+        ModuleKey::Other(ModuleScope::Outside) => {
             "outside module calls: parameters, optimizers, losses".to_owned()
         }
-        RowKey::Other(ModuleScope::BackwardUnknown) => {
+        ModuleKey::Other(ModuleScope::BackwardUnknown) => {
             "backward, through operations of unknown modules".to_owned()
         }
-        RowKey::Other(_) => row.data.name.clone(),
+        ModuleKey::Other(_) => row.data.name.clone(),
     };
     match &row.data.figures {
         None => what,
-        Some((Figures::Now(own), Figures::Now(total))) => summary_now(what, row, own, total),
-        Some((own, Figures::Then(total))) => summary_then(what, own.bytes(), total),
+        Some((ModuleFigures::Now(own), ModuleFigures::Now(total))) => {
+            summary_now(what, row, own, total)
+        }
+        Some((own, ModuleFigures::Then(total))) => summary_then(what, own.bytes(), total),
         // Impossible: both figures are of the same kind.
-        Some((Figures::Then(_), Figures::Now(_))) => what,
+        Some((ModuleFigures::Then(_), ModuleFigures::Now(_))) => what,
     }
 }
 
-fn summary_now(what: String, row: &RowOf<Modules>, own: &Sums, total: &Sums) -> String {
+fn summary_now(what: String, row: &RowOf<ModuleList>, own: &Sums, total: &Sums) -> String {
     let mut facts = vec![what, format!("own {}", human(own.all.live))];
     facts.push(match total.all.peak {
         Some(peak) => format!("peak {}", human(peak)),

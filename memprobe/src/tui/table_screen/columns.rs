@@ -1,137 +1,51 @@
-//! Columns of a table screen: cells, order, and the columns that fit a width.
-
-use std::cmp::Ordering;
+//! Columns on the live screen: text of cells, sort order, and the columns that fit a width.
 
 use ratatui::style::Style;
 
-use super::super::lines::Direction;
 use super::super::theme::Theme;
 use super::{Content, RowOf};
 use crate::event::Bytes;
-use crate::event::bytes::{human, short, signed};
-use crate::view::table::{Align, Cut};
-use crate::view::{count, percent, rate, short_count};
+use crate::event::bytes::short;
+use crate::view::short_count;
+use crate::view::table::{Cell, Direction, OnScreen, Precision, SortOrder, Tone};
 
 /// Cells between two columns.
 const GAP: u16 = 1;
 /// Cells before the first column, for the mark of the selected row.
 const MARGIN: u16 = 2;
 
-/// Value of a row in a column. Rows sort by it; rows without a value come last.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Cell {
-    /// Bytes in full; negative ones occur if the ledger has more than the allocator.
-    Bytes(i128),
-    /// Bytes in at most eight cells.
-    ShortBytes(i128),
-    Count(u64),
-    /// Count in at most six cells.
-    ShortCount(u64),
-    Rate(f64),
-    /// Part and whole.
-    Share(i128, i128),
-    /// Part and whole, drawn as a bar.
-    Bar(i128, i128),
-    /// Text that sorts by a number.
-    Ranked(i128, String),
-    /// Points over time, drawn as a sparkline of so many steps; sorts by growth.
-    Trend(Vec<Bytes>, usize),
-    Text(String),
-    /// Text in place of a value.
-    Note(String),
-    /// Frames in a direction, with an arrow before each.
-    Path(Direction, Vec<String>),
-    Unknown,
-}
-
-impl Cell {
-    /// Makes a cell of bytes that may be unknown.
-    pub fn bytes(bytes: Option<Bytes>) -> Self {
-        bytes.map_or(Self::Unknown, |bytes| Self::Bytes(bytes.0.into()))
-    }
-
-    /// Makes a cell of bytes that may be unknown, in at most eight cells.
-    pub fn short_bytes(bytes: Option<Bytes>) -> Self {
-        bytes.map_or(Self::Unknown, |bytes| Self::ShortBytes(bytes.0.into()))
-    }
-
-    /// Makes a cell of text that may be unknown.
-    pub fn text(text: Option<String>) -> Self {
-        text.map_or(Self::Unknown, Self::Text)
-    }
-
-    /// Formats the cell for a column of so many cells.
-    pub fn format(&self, wide: usize, theme: &Theme) -> String {
-        match self {
-            Self::Bytes(bytes) => amount(*bytes),
-            Self::ShortBytes(bytes) => {
-                let sign = if *bytes < 0 { "-" } else { "" };
-                format!("{sign}{}", short(magnitude(*bytes)))
-            }
-            Self::Count(number) => count(*number),
-            Self::ShortCount(number) => short_count(*number),
-            Self::Rate(per_second) => rate(*per_second),
-            Self::Share(part, whole) => percent(*part, *whole),
-            Self::Bar(part, whole) => bar(*part, *whole, wide, theme),
-            Self::Trend(points, steps) => sparkline(points, *steps, wide, theme),
-            Self::Ranked(_, text) | Self::Text(text) | Self::Note(text) => text.clone(),
-            Self::Path(direction, steps) => {
-                let arrow = match direction {
-                    Direction::Callers => theme.glyphs.caller,
-                    Direction::Callees => theme.glyphs.callee,
-                };
-                format!("{arrow} {}", steps.join(&format!(" {arrow} ")))
-            }
-            Self::Unknown => "-".to_owned(),
+/// Formats a value for a column of so many cells.
+pub fn cell_text(cell: &Cell<'_>, precision: Precision, wide: usize, theme: &Theme) -> String {
+    match (cell, precision) {
+        (Cell::Signed(bytes), Precision::Short) if *bytes < 0 => {
+            format!("-{}", short(Bytes(bytes.unsigned_abs())))
         }
-    }
-
-    fn compare(&self, other: &Self, order: Order) -> Ordering {
-        let ordering = match (self, other) {
-            _ if self.is_empty() || other.is_empty() => {
-                return self.is_empty().cmp(&other.is_empty());
-            }
-            (Self::Text(one), Self::Text(other)) => one.cmp(other),
-            (Self::Rate(one), Self::Rate(other)) => one.total_cmp(other),
-            _ => self.number().cmp(&other.number()),
-        };
-        match order {
-            Order::Falling => ordering.reverse(),
-            Order::Climbing => ordering,
+        (Cell::Count(number), Precision::Short) => short_count(*number),
+        (Cell::Bar(part, whole), _) => bar(*part, *whole, wide, theme),
+        (Cell::Trend(points, steps), _) => sparkline(points, *steps, wide, theme),
+        (Cell::Path(direction, steps), _) => {
+            let arrow = match direction {
+                Direction::Callers => theme.glyphs.caller,
+                Direction::Callees => theme.glyphs.callee,
+            };
+            format!("{arrow} {}", steps.join(&format!(" {arrow} ")))
         }
-    }
-
-    const fn is_empty(&self) -> bool {
-        matches!(self, Self::Unknown | Self::Note(_))
-    }
-
-    fn number(&self) -> i128 {
-        match self {
-            Self::Bytes(number)
-            | Self::ShortBytes(number)
-            | Self::Share(number, _)
-            | Self::Bar(number, _)
-            | Self::Ranked(number, _) => *number,
-            Self::Count(number) | Self::ShortCount(number) => i128::from(*number),
-            Self::Trend(points, _) => {
-                let end = |point: Option<&Bytes>| point.map_or(0, |bytes| i128::from(bytes.0));
-                end(points.last()) - end(points.first())
-            }
-            _ => 0,
-        }
+        _ => cell.text(precision),
     }
 }
 
-fn magnitude(bytes: i128) -> Bytes {
-    Bytes(u64::try_from(bytes.unsigned_abs()).unwrap_or(u64::MAX))
+pub fn tone_style(tone: Tone, theme: &Theme) -> Style {
+    match tone {
+        Tone::Plain => Style::new(),
+        Tone::Strong => theme.strong(),
+        Tone::Faint => theme.faint(),
+        Tone::Graph => theme.allocated(),
+    }
 }
 
 /// Formats bytes that may be negative.
 pub fn amount(bytes: i128) -> String {
-    match u64::try_from(bytes) {
-        Ok(bytes) => human(Bytes(bytes)),
-        Err(_) => signed(i64::try_from(bytes).unwrap_or(i64::MIN)),
-    }
+    Cell::from(bytes).text(Precision::Exact)
 }
 
 /// Draws a share as a bar, at least one eighth of a cell long.
@@ -164,145 +78,28 @@ fn sparkline(points: &[Bytes], steps: usize, wide: usize, theme: &Theme) -> Stri
     (0..wide).map(glyph).collect()
 }
 
-/// Part of a row that a column shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    /// One value.
-    Value,
-    /// Name, with indentation and fold mark.
-    Name,
-}
-
-/// Direction of a sort order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Order {
-    /// Largest first.
-    #[default]
-    Falling,
-    /// Smallest first, or alphabetical.
-    Climbing,
-}
-
-impl Order {
-    pub fn reversed(self) -> Self {
-        match self {
-            Self::Falling => Self::Climbing,
-            Self::Climbing => Self::Falling,
-        }
-    }
-}
-
-/// Value of a row in a column.
-type Value<C> = fn(&C, &RowOf<C>) -> Cell;
-
-/// Column of a table screen.
-pub struct Column<C: Content> {
-    pub head: &'static str,
-    pub align: Align,
-    pub role: Role,
-    /// Width in cells; 0 for the rest of the table.
-    pub wide: u16,
-    /// Minimum width of a table that shows the column.
-    pub least: u16,
-    /// First direction that the column sorts in; `None` if the table cannot be sorted by it.
-    pub order: Option<Order>,
-    pub cut: Cut,
-    pub style: fn(&Theme) -> Style,
-    pub value: Value<C>,
-}
-
-impl<C: Content> Column<C> {
-    /// Makes a column of numbers, which sorts largest first.
-    pub const fn number(head: &'static str, wide: u16, least: u16, value: Value<C>) -> Self {
-        Self {
-            head,
-            align: Align::Right,
-            role: Role::Value,
-            wide,
-            least,
-            order: Some(Order::Falling),
-            cut: Cut::End,
-            style: |_| Style::new(),
-            value,
-        }
-    }
-
-    /// Makes a column of text, which sorts alphabetically.
-    pub const fn text(head: &'static str, wide: u16, least: u16, value: Value<C>) -> Self {
-        Self {
-            align: Align::Left,
-            order: Some(Order::Climbing),
-            ..Self::number(head, wide, least, value)
-        }
-    }
-
-    /// Makes the column of names.
-    pub const fn name(head: &'static str, wide: u16, cut: Cut, value: Value<C>) -> Self {
-        Self {
-            role: Role::Name,
-            cut,
-            ..Self::text(head, wide, 0, value)
-        }
-    }
-
-    /// Sets the style of the cells.
-    pub const fn styled(self, style: fn(&Theme) -> Style) -> Self {
-        Self { style, ..self }
-    }
-
-    /// Sorts smallest first.
-    pub const fn climbing(self) -> Self {
-        Self {
-            order: Some(Order::Climbing),
-            ..self
-        }
-    }
-
-    /// Sets the part of long texts that is dropped.
-    pub const fn cut(self, cut: Cut) -> Self {
-        Self { cut, ..self }
-    }
-
-    /// Excludes the column from sorting.
-    pub const fn unsorted(self) -> Self {
-        Self {
-            order: None,
-            ..self
-        }
-    }
-}
-
-/// Sort order of a table.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Sort {
-    /// Index of the column.
+pub struct TableSort {
     pub column: usize,
-    pub order: Order,
+    pub order: SortOrder,
 }
 
-impl Sort {
+impl TableSort {
     /// Sorts items by a column of their rows. Ties stay in their order.
-    pub fn apply<C: Content, T>(
-        self,
-        content: &C,
-        items: &mut Vec<T>,
-        row: impl Fn(&T) -> &RowOf<C>,
-    ) {
-        let Some(column) = content.columns().get(self.column) else {
-            return;
-        };
-        let cell = |item: T| ((column.value)(content, row(&item)), item);
-        let mut keyed: Vec<(Cell, T)> = items.drain(..).map(cell).collect();
-        keyed.sort_by(|(one, _), (other, _)| one.compare(other, self.order));
-        items.extend(keyed.into_iter().map(|(_, item)| item));
+    pub fn apply<C: Content, T>(self, content: &C, items: &mut [T], row: impl Fn(&T) -> &RowOf<C>) {
+        if let Some(column) = content.columns().get(self.column) {
+            items.sort_by(|one, other| {
+                let [one, other] = [one, other].map(|item| (column.value)(&row(item).data));
+                one.compare(&other, self.order)
+            });
+        }
     }
 }
 
-/// Position of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ColumnPosition {
-    /// Index among the columns of the table.
     pub column: usize,
+    pub on: OnScreen,
     pub start: u16,
     pub wide: u16,
 }
@@ -310,26 +107,28 @@ pub struct ColumnPosition {
 /// Returns the columns that fit, from left to right. A column without a width gets the rest of the table, two
 /// of them two and three fifths of it. Without any, the last column gets the rest.
 pub fn places<C: Content>(content: &C, width: u16) -> Vec<ColumnPosition> {
-    let columns = content.columns();
-    let is_shown = |at: &usize| width >= columns[*at].least && content.shows(&columns[*at]);
-    let shown: Vec<usize> = (0..columns.len()).filter(is_shown).collect();
-    let used: u16 = shown.iter().map(|at| columns[*at].wide + GAP).sum();
+    let columns = content.columns().iter().enumerate();
+    let shown = columns.filter_map(|(at, column)| Some((at, column, column.screen?)));
+    let shown = shown.filter(|(_, column, on)| width >= on.least && content.shows(column));
+    let shown: Vec<(usize, OnScreen)> = shown.map(|(at, _, on)| (at, on)).collect();
+    let used: u16 = shown.iter().map(|(_, on)| on.wide + GAP).sum();
     let rest = (width + GAP).saturating_sub(MARGIN + used);
-    let is_flexible = |at: &&usize| columns[**at].wide == 0;
-    let flexible: Vec<usize> = shown.iter().filter(is_flexible).copied().collect();
+    let flexible = shown.iter().filter(|(_, on)| on.wide == 0);
+    let flexible: Vec<usize> = flexible.map(|(at, _)| *at).collect();
     let share = |column: usize| match flexible[..] {
         [one] if one == column => rest,
         [one, _] if one == column => rest * 2 / 5,
         [_, other] if other == column => rest - rest * 2 / 5,
-        [] if shown.last() == Some(&column) => rest,
+        [] if shown.last().is_some_and(|(last, _)| *last == column) => rest,
         _ => 0,
     };
     let mut start = MARGIN.min(width);
     let mut places = Vec::new();
-    for &column in &shown {
-        let wide = (columns[column].wide + share(column)).min(width - start);
+    for &(column, on) in &shown {
+        let wide = (on.wide + share(column)).min(width - start);
         places.push(ColumnPosition {
             column,
+            on,
             start,
             wide,
         });

@@ -7,15 +7,14 @@ use ratatui::text::Line;
 
 use super::super::header::{draw_device_tabs, draw_title};
 use super::super::input::Focus;
-use super::super::notice::{draw_too_small, draw_words};
-use super::super::overlay::{draw_box, entry};
+use super::super::overlay::{draw_box, draw_too_small, draw_words, entry};
 use super::super::status::{Prompt, draw_last_line};
 use super::super::tabs::{Tab, draw_tabs};
 use super::super::theme::Theme;
-use super::columns::{ColumnPosition, Order, Role, amount, places};
+use super::columns::{ColumnPosition, amount, cell_text, places, tone_style};
 use super::state::OverlayKind;
-use super::{Column, Content, Fold, KeyHint, Layout, RowOf, ScreenContext, TableScreen};
-use crate::view::table::{Align, Cut};
+use super::{Content, Fold, KeyHint, RowOf, ScreenContext, ScreenLayout, TableScreen};
+use crate::view::table::{Align, Column, Cut, SortOrder};
 use crate::view::{clean, counted, fit, fit_middle, percent, width};
 
 /// Cells of the fold mark.
@@ -44,7 +43,27 @@ pub fn draw_text(buffer: &mut Buffer, area: Rect, text: &str, style: Style, them
     }
 }
 
-/// Returns the indentation of a row, in cells.
+fn draw_cell<R>(
+    buffer: &mut Buffer,
+    area: Rect,
+    column: &Column<R>,
+    row: &R,
+    style: Style,
+    theme: &Theme,
+) {
+    let wide = usize::from(area.width);
+    let text = cell_text(&(column.value)(row), column.precision, wide, theme);
+    let text = match column.cut {
+        Cut::End => fit(&text, wide, theme.glyphs.cut),
+        Cut::Middle => fit_middle(&text, wide, theme.glyphs.cut),
+    };
+    let before = match column.align {
+        Align::Left | Align::Trail => 0,
+        Align::Right => wide.saturating_sub(width(&text)) as u16,
+    };
+    buffer.set_stringn(area.x + before, area.y, text, wide, style);
+}
+
 fn indent(depth: usize) -> u16 {
     2 * depth.min(DEEPEST_INDENT) as u16
 }
@@ -114,20 +133,20 @@ impl<C: Content> TableScreen<C> {
         buffer.set_style(area, theme.bar());
         let mut end = area.x;
         for place in places(&self.content, area.width) {
-            let column = &self.content.columns()[place.column];
+            let (column, on) = (&self.content.columns()[place.column], place.on);
             let sort = self.state.query.sort;
             let head = self.content.head(column);
             let (arrow, style) = match sort.order {
                 _ if sort.column != place.column || head.is_empty() => ("", theme.bar()),
-                Order::Falling => (theme.glyphs.falling, theme.bar_strong()),
-                Order::Climbing => (theme.glyphs.climbing, theme.bar_strong()),
+                SortOrder::Falling => (theme.glyphs.falling, theme.bar_strong()),
+                SortOrder::Climbing => (theme.glyphs.climbing, theme.bar_strong()),
             };
             let text = format!("{arrow}{head}");
-            let start = match (column.align, column.role) {
+            let start = match column.align {
                 // An arrow may extend into the gap before a column.
-                (Align::Right, _) => (place.start + place.wide).saturating_sub(width(&text) as u16),
-                (_, Role::Value) => place.start,
-                (_, Role::Name) => place.start + MARK,
+                Align::Right => (place.start + place.wide).saturating_sub(width(&text) as u16),
+                _ if on.is_name => place.start + MARK,
+                _ => place.start,
             };
             let start = (area.x + start).min(area.right());
             let available = usize::from(area.right() - start);
@@ -149,7 +168,7 @@ impl<C: Content> TableScreen<C> {
             .skip(selection.offset)
             .take(usize::from(area.height))
             .collect();
-        let name = places.iter().find(|place| self.is_name(place));
+        let name = places.iter().find(|place| place.on.is_name);
         let asides = name.map(|name| self.asides(&rows, *name, theme));
         let (asides, start) = asides.unwrap_or_default();
         for (((at, row), aside), y) in rows
@@ -173,13 +192,13 @@ impl<C: Content> TableScreen<C> {
                 buffer.set_string(line.x + 1, y, &mark.content, mark.style);
             }
             for place in &places {
-                let column = &self.content.columns()[place.column];
+                let (column, on) = (&self.content.columns()[place.column], place.on);
                 let mut area = Rect {
                     x: line.x + place.start,
                     width: place.wide,
                     ..line
                 };
-                if column.role == Role::Name {
+                if on.is_name {
                     area = self.draw_before_name(buffer, area, row, theme);
                     if let Some(text) = aside {
                         let start = (line.x + start).max(area.x);
@@ -194,37 +213,14 @@ impl<C: Content> TableScreen<C> {
                 }
                 let style = match is_selected {
                     true => Style::new(),
-                    false => row_style.patch((column.style)(theme)),
+                    false => row_style.patch(tone_style(on.tone, theme)),
                 };
-                self.draw_cell(buffer, area, column, row, style, theme);
+                // A continuation has a name alone.
+                if row.fold != Fold::Part || on.is_name {
+                    draw_cell(buffer, area, column, &row.data, style, theme);
+                }
             }
         }
-    }
-
-    fn draw_cell(
-        &self,
-        buffer: &mut Buffer,
-        area: Rect,
-        column: &Column<C>,
-        row: &RowOf<C>,
-        style: Style,
-        theme: &Theme,
-    ) {
-        // A continuation has a name alone.
-        if row.fold == Fold::Part && column.role == Role::Value {
-            return;
-        }
-        let wide = usize::from(area.width);
-        let text = (column.value)(&self.content, row).format(wide, theme);
-        let text = match column.cut {
-            Cut::End => fit(&text, wide, theme.glyphs.cut),
-            Cut::Middle => fit_middle(&text, wide, theme.glyphs.cut),
-        };
-        let before = match column.align {
-            Align::Left | Align::Trail => 0,
-            Align::Right => wide.saturating_sub(width(&text)) as u16,
-        };
-        buffer.set_stringn(area.x + before, area.y, text, wide, style);
     }
 
     /// Draws indentation, fold mark and letter. Returns the rest of the area.
@@ -267,10 +263,6 @@ impl<C: Content> TableScreen<C> {
 type Asides = (Vec<Option<String>>, u16);
 
 impl<C: Content> TableScreen<C> {
-    fn is_name(&self, place: &ColumnPosition) -> bool {
-        self.content.columns()[place.column].role == Role::Name
-    }
-
     /// Returns the texts beside names: they start after the longest visible name, if space remains.
     fn asides(&self, rows: &[(usize, &RowOf<C>)], name: ColumnPosition, theme: &Theme) -> Asides {
         let available = usize::from(name.wide);
@@ -281,9 +273,10 @@ impl<C: Content> TableScreen<C> {
             .iter()
             .map(|(_, row)| self.content.aside(row))
             .collect();
-        let value = self.content.columns()[name.column].value;
+        let column = &self.content.columns()[name.column];
         let named = |(_, row): &(usize, &RowOf<C>)| {
-            let text = value(&self.content, row).format(available, theme);
+            let cell = (column.value)(&row.data);
+            let text = cell_text(&cell, column.precision, available, theme);
             usize::from(indent(row.depth) + MARK) + width(&text)
         };
         let with_text = rows.iter().zip(&texts).filter(|(_, text)| text.is_some());
@@ -301,7 +294,7 @@ impl<C: Content> TableScreen<C> {
             return false;
         };
         let places = places(&self.content, width);
-        let name = places.iter().find(|place| self.is_name(place));
+        let name = places.iter().find(|place| place.on.is_name);
         let marks = name.map(|name| name.start + indent(row.depth));
         matches!(row.fold, Fold::Open | Fold::Closed)
             && marks.is_some_and(|start| (start..start + MARK).contains(&x))
@@ -368,7 +361,7 @@ impl<C: Content> TableScreen<C> {
     fn draw_keys(
         &self,
         buffer: &mut Buffer,
-        layout: &Layout,
+        layout: &ScreenLayout,
         context: &C::Context,
         theme: &Theme,
     ) -> Option<Position> {

@@ -18,38 +18,30 @@ pub struct Needs {
     pub devices: u16,
     pub totals: u16,
     pub graph: u16,
-    /// Second table beneath the first.
     pub second: u16,
-    /// Summary of the selected row.
     pub detail: u16,
-    /// True if source text is shown.
     pub source: bool,
 }
 
 /// Areas of the screen; an area without space is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Layout {
+pub struct ScreenLayout {
     pub header: Rect,
     pub tabs: Rect,
     pub devices: Rect,
     pub totals: Rect,
-    /// Graph with its axis.
     pub graph: Rect,
     pub head: Rect,
     pub rows: Rect,
     pub sum: Rect,
     pub second: Rect,
-    /// Summary of the selected row.
     pub detail: Rect,
-    /// Source text around the selected line.
     pub source: Rect,
-    /// Status of the measurement.
     pub status: Rect,
-    /// Key hints, or the prompt.
     pub keys: Rect,
 }
 
-impl Layout {
+impl ScreenLayout {
     /// Returns the area of overlays: between the last line of the title and the status line.
     pub fn body(&self) -> Rect {
         let title = self.tabs;
@@ -68,7 +60,7 @@ impl Layout {
 }
 
 /// Computes the layout; `None` if the screen is too small for any.
-pub fn layout(width: u16, height: u16, needs: Needs) -> Option<Layout> {
+pub fn layout(width: u16, height: u16, needs: Needs) -> Option<ScreenLayout> {
     if width < SMALLEST.0 || height < SMALLEST.1 {
         return None;
     }
@@ -95,7 +87,7 @@ pub fn layout(width: u16, height: u16, needs: Needs) -> Option<Layout> {
     let body = Rect::new(0, top, width, bottom - top);
     let (table, source) = split(body, needs.source);
     let (head, rows) = cut_at(table, when(table.height >= 2, 1));
-    Some(Layout {
+    Some(ScreenLayout {
         header,
         tabs,
         devices,

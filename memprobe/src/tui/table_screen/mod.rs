@@ -24,19 +24,18 @@ use super::tabs::Tab;
 use super::theme::Theme;
 use crate::event::Tgid;
 
-pub use crate::view::table::Cut;
-pub use columns::{Cell, Column, amount, bar, further};
+use crate::view::table::Column;
 #[cfg(test)]
-pub use columns::{Order, Sort};
+pub use columns::TableSort;
+pub use columns::{bar, further};
 pub use draw::draw_text;
-pub use layout::{Layout, Needs, SIDE_BY_SIDE, SMALLEST};
-pub use rows::{Fold, Query, Row, RowOf, TableOf};
+pub use layout::{Needs, SIDE_BY_SIDE, SMALLEST, ScreenLayout};
+pub use rows::{Fold, Query, RowOf, TableOf, TableRow};
 pub use state::{ScreenHandle, TableScreen, TableState};
 
 /// Note about the last key.
 pub type Note = Cow<'static, str>;
 
-/// Request from a screen to its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScreenRequest {
     /// End the program.
@@ -64,7 +63,7 @@ pub enum Reaction {
 pub type KeyHint = (&'static str, &'static str, u8);
 
 /// First line of a screen.
-pub struct Title {
+pub struct ScreenTitle {
     pub name: String,
     pub text: String,
     /// Facts at the right, least important first.
@@ -85,7 +84,7 @@ pub trait ScreenContext {
     /// Handles input for all screens. Returns a note about it, if any.
     fn handle(&mut self, event: InputEvent) -> Option<Note>;
 
-    fn title(&self, tab: Option<Tab>) -> Title;
+    fn title(&self, tab: Option<Tab>) -> ScreenTitle;
 
     fn devices(&self) -> DeviceTabs;
 
@@ -120,25 +119,23 @@ pub trait Content: Sized + 'static {
     /// Note if a row has nothing beneath.
     const NOTHING_BENEATH: &'static str = "nothing beneath";
 
-    /// Index of the column that the table sorts by at first.
-    const FIRST_SORT: usize = 0;
-    /// Columns that the keys 1 to 9 sort by, if these are not the first ones.
-    const DIGITS: Option<&'static [usize]> = None;
+    /// Head of the column that the table sorts by at first; empty for the first column.
+    const FIRST_SORT: &'static str = "";
+    /// Heads of the columns that the keys 1 to 9 sort by, if these are not the first ones.
+    const DIGITS: &'static [&'static str] = &[];
 
     fn tab(&self) -> Option<Tab> {
         None
     }
 
-    /// Returns all columns, from left to right.
-    fn columns(&self) -> &'static [Column<Self>];
+    fn columns(&self) -> &'static [Column<Self::Data>];
 
     /// Returns true unless the column has nothing to show.
-    fn shows(&self, _column: &Column<Self>) -> bool {
+    fn shows(&self, _column: &Column<Self::Data>) -> bool {
         true
     }
 
-    /// Returns the head of a column.
-    fn head(&self, column: &Column<Self>) -> &'static str {
+    fn head(&self, column: &Column<Self::Data>) -> &'static str {
         column.head
     }
 
@@ -147,7 +144,6 @@ pub trait Content: Sized + 'static {
         None
     }
 
-    /// Makes the rows.
     fn build(&mut self, query: &mut Query<Self::Key>, context: &Self::Context) -> TableOf<Self>;
 
     /// Returns the reaction to Enter on a row, if it does not open or close it.
@@ -192,7 +188,7 @@ pub trait Content: Sized + 'static {
     fn draw_around(
         _screen: &TableScreen<Self>,
         _buffer: &mut Buffer,
-        _layout: &Layout,
+        _layout: &ScreenLayout,
         _context: &Self::Context,
         _theme: &Theme,
     ) {

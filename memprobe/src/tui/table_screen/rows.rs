@@ -5,24 +5,19 @@ use std::hash::Hash;
 
 use super::super::filter::Filter;
 use super::Content;
-use super::columns::Sort;
+use super::columns::TableSort;
 
-/// Fold state of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fold {
-    /// No rows beneath.
     Leaf,
-    /// Rows beneath are hidden.
     Closed,
-    /// Rows beneath are shown.
     Open,
     /// Continuation of the open row above, at its depth.
     Part,
 }
 
-/// Row of a table.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Row<K, D> {
+pub struct TableRow<K, D> {
     /// Key across tables.
     pub key: K,
     /// Level in the tree; 0 for the outermost.
@@ -31,7 +26,7 @@ pub struct Row<K, D> {
     pub data: D,
 }
 
-impl<K, D> Row<K, D> {
+impl<K, D> TableRow<K, D> {
     /// Makes an outermost row without rows beneath.
     pub fn leaf(key: K, data: D) -> Self {
         Self {
@@ -43,13 +38,13 @@ impl<K, D> Row<K, D> {
     }
 }
 
-pub type RowOf<C> = Row<<C as Content>::Key, <C as Content>::Data>;
+pub type RowOf<C> = TableRow<<C as Content>::Key, <C as Content>::Data>;
 
 /// Rows of a table, and their sums.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Table<K, D> {
+pub struct ScreenTable<K, D> {
     /// Visible rows, in order.
-    pub rows: Vec<Row<K, D>>,
+    pub rows: Vec<TableRow<K, D>>,
     /// Rows that match the filter, without those beneath them.
     pub shown: usize,
     pub all: usize,
@@ -58,7 +53,7 @@ pub struct Table<K, D> {
     pub all_bytes: i128,
 }
 
-impl<K, D> Default for Table<K, D> {
+impl<K, D> Default for ScreenTable<K, D> {
     fn default() -> Self {
         Self {
             rows: Vec::new(),
@@ -70,12 +65,12 @@ impl<K, D> Default for Table<K, D> {
     }
 }
 
-pub type TableOf<C> = Table<<C as Content>::Key, <C as Content>::Data>;
+pub type TableOf<C> = ScreenTable<<C as Content>::Key, <C as Content>::Data>;
 
 /// Sort order, filter and open rows of a table.
 #[derive(Clone, Debug)]
 pub struct Query<K> {
-    pub sort: Sort,
+    pub sort: TableSort,
     pub filter: Filter,
     pub open: HashSet<K>,
 }
@@ -83,7 +78,7 @@ pub struct Query<K> {
 impl<K> Default for Query<K> {
     fn default() -> Self {
         Self {
-            sort: Sort::default(),
+            sort: TableSort::default(),
             filter: Filter::default(),
             open: HashSet::new(),
         }
@@ -121,7 +116,7 @@ impl<K: Eq + Hash> Query<K> {
             rows.push(row);
             rows.extend(more);
         }
-        Table {
+        ScreenTable {
             rows,
             shown,
             all,

@@ -2,14 +2,11 @@
 
 use ratatui::layout::Rect;
 
-/// Selected row and scroll position of a table.
 #[derive(Clone, Debug)]
 pub struct Selection<K> {
     /// Key that identifies the row across tables; `None` selects the first row of each table.
     pub key: Option<K>,
-    /// Index of the selected row.
     pub cursor: usize,
-    /// Index of the first visible row.
     pub offset: usize,
 }
 

@@ -7,17 +7,16 @@ use super::super::filter::Filter;
 use super::super::header::tab_at;
 use super::super::input::{Focus, InputEvent};
 use super::super::theme::Theme;
-use super::columns::{Sort, column_at, further, places};
-use super::layout::{Layout, layout};
+use super::columns::{TableSort, column_at, further, places};
+use super::layout::{ScreenLayout, layout};
 use super::selection::Selection;
 use super::{Content, Fold, Note, Query, Reaction, RowOf, ScreenContext, ScreenRequest, TableOf};
+use crate::view::table::Column;
 
-/// Text over the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OverlayKind {
     Help,
     Probes,
-    /// Details of the selected row.
     Detail,
 }
 
@@ -28,7 +27,6 @@ pub struct Overlay {
     pub scroll: usize,
 }
 
-/// State of a table screen.
 #[derive(Clone, Debug)]
 pub struct TableState<K> {
     pub query: Query<K>,
@@ -39,7 +37,6 @@ pub struct TableState<K> {
     size: (u16, u16),
 }
 
-/// Screen of a table.
 pub struct TableScreen<C: Content> {
     pub content: C,
     pub state: TableState<C::Key>,
@@ -61,6 +58,12 @@ pub trait ScreenHandle<X> {
 
     /// Draws the screen. Returns the position of the visible cursor, if any.
     fn draw(&self, buffer: &mut Buffer, context: &X, theme: &Theme) -> Option<Position>;
+}
+
+/// Returns the index of the column of the live screen with this head.
+fn column_headed<R>(columns: &[Column<R>], head: &str) -> Option<usize> {
+    let is_headed = |column: &Column<R>| column.screen.is_some() && column.head == head;
+    columns.iter().position(is_headed)
 }
 
 impl<C: Content> ScreenHandle<C::Context> for TableScreen<C> {
@@ -107,17 +110,18 @@ impl<C: Content> ScreenHandle<C::Context> for TableScreen<C> {
 impl<C: Content> TableScreen<C> {
     /// Creates a screen without size.
     pub fn new(content: C, context: &C::Context) -> Self {
-        let column = C::FIRST_SORT;
-        let first = content
-            .columns()
-            .get(column)
-            .and_then(|column| column.order);
+        let columns = content.columns();
+        let is_first = |column: &Column<C::Data>| {
+            column.screen.is_some() && [column.head, ""].contains(&C::FIRST_SORT)
+        };
+        let column = columns.iter().position(is_first).unwrap_or(0);
+        let first = columns[column].screen.and_then(|screen| screen.order);
         let order = first.unwrap_or_default();
         let mut screen = Self {
             content,
             state: TableState {
                 query: Query {
-                    sort: Sort { column, order },
+                    sort: TableSort { column, order },
                     ..Query::default()
                 },
                 focus: Focus::Table,
@@ -136,7 +140,7 @@ impl<C: Content> TableScreen<C> {
         self.table.rows.get(self.state.selection.cursor)
     }
 
-    pub fn layout(&self, context: &C::Context) -> Option<Layout> {
+    pub fn layout(&self, context: &C::Context) -> Option<ScreenLayout> {
         let (width, height) = self.state.size;
         layout(width, height, self.content.needs(width, height, context))
     }
@@ -172,13 +176,12 @@ impl<C: Content> TableScreen<C> {
             InputEvent::OpenAll => self.open_all(context),
             InputEvent::SortStep(by) => self.sort_step(by),
             InputEvent::SortBy(place) => {
-                let column = match C::DIGITS {
-                    Some(columns) => columns.get(place).copied(),
-                    None => self.sortable().nth(place),
+                let column = match C::DIGITS.get(place) {
+                    Some(head) => column_headed(self.content.columns(), head),
+                    None if C::DIGITS.is_empty() => self.sortable().nth(place),
+                    None => None,
                 };
-                if let Some(column) = column {
-                    self.sort_by(column);
-                }
+                column.into_iter().for_each(|column| self.sort_by(column));
             }
             InputEvent::Reverse => self.reverse(),
             InputEvent::Help => self.toggle_overlay(OverlayKind::Help),
@@ -299,9 +302,9 @@ impl<C: Content> TableScreen<C> {
 
     /// Returns the columns that the table can be sorted by.
     fn sortable(&self) -> impl Iterator<Item = usize> + use<'_, C> {
-        let columns = self.content.columns();
-        (0..columns.len())
-            .filter(|at| columns[*at].order.is_some() && !columns[*at].head.is_empty())
+        let columns = self.content.columns().iter().enumerate();
+        let sortable = columns.filter(|(_, column)| column.is_sortable());
+        sortable.map(|(at, _)| at)
     }
 
     /// Sorts by the visible column so many places to the right, wrapping around.
@@ -316,15 +319,10 @@ impl<C: Content> TableScreen<C> {
 
     /// Sorts by a column in its first direction, or reverses the order if it is already the sort column.
     pub fn sort_by(&mut self, column: usize) {
-        let sort = &mut self.state.query.sort;
-        match self
-            .content
-            .columns()
-            .get(column)
-            .and_then(|column| column.order)
-        {
-            Some(_) if sort.column == column => self.reverse(),
-            Some(order) => *sort = Sort { column, order },
+        let screen = self.content.columns()[column].screen;
+        match screen.and_then(|screen| screen.order) {
+            Some(_) if self.state.query.sort.column == column => self.reverse(),
+            Some(order) => self.state.query.sort = TableSort { column, order },
             None => {}
         }
     }

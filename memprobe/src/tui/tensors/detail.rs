@@ -4,10 +4,9 @@ use ratatui::text::Line;
 
 use super::super::overlay::entry;
 use super::super::theme::Theme;
-use super::TensorList;
-use super::rows::site;
+use super::TensorData;
 use crate::event::bytes::human;
-use crate::tensors::{Group, Row, RowKind};
+use crate::tensors::{Row, RowKind};
 use crate::view::{
     clean, counted, full_retainer, shape, tensor_kind, tensor_label, tensors_label, whole_frame,
     whole_tensor_name,
@@ -16,9 +15,8 @@ use crate::view::{
 /// Most rows of a group, and most tensors sharing a storage, that are listed.
 const MOST: usize = 200;
 
-/// Summarizes the selected row in one line.
-pub fn summary(list: &TensorList, group: &Group) -> String {
-    let rows = list.rows();
+pub fn summary(data: &TensorData) -> String {
+    let (rows, group) = (data.device.rows(), &data.group);
     let row = &rows[group.rows[0]];
     let mut facts = vec![tensors_label(rows, &group.rows)];
     if group.rows.len() > 1 {
@@ -29,17 +27,14 @@ pub fn summary(list: &TensorList, group: &Group) -> String {
         facts.push(counted(others as u64, "other name"));
     }
     facts.extend(row.grad_fn.as_deref().map(clean));
-    let site = site(list, row);
-    let is_common = group.rows.iter().all(|&at| rows[at].site == row.site);
-    if is_common && !site.is_empty() {
-        facts.push(format!("at {site}"));
-    }
+    let site = data.texts().site().filter(|site| !site.is_empty());
+    facts.extend(site.map(|site| format!("at {site}")));
     facts.join("   ")
 }
 
 /// Returns all that is known of the selected row.
-pub fn detail(list: &TensorList, group: &Group, theme: &Theme) -> Vec<Line<'static>> {
-    let rows = list.rows();
+pub fn detail(data: &TensorData, theme: &Theme) -> Vec<Line<'static>> {
+    let (rows, group) = (data.device.rows(), &data.group);
     let first = group.rows[0];
     let mut lines = Vec::new();
     if group.rows.len() > 1 {

@@ -6,6 +6,7 @@ mod rows;
 #[cfg(test)]
 mod screens;
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ratatui::text::Line;
@@ -15,8 +16,8 @@ use super::context::ProcessContext;
 use super::input::InputEvent;
 use super::status::StatusLine;
 use super::table_screen::{
-    Cell, Column, Content, Cut, DeviceTabs, KeyHint, Needs, Query, Reaction, RowOf, ScreenContext,
-    ScreenRequest, TableOf, TableScreen, TableState, further,
+    Content, DeviceTabs, KeyHint, Needs, Query, Reaction, RowOf, ScreenContext, ScreenRequest,
+    TableOf, TableScreen, TableState, further,
 };
 use super::tabs::Tab;
 use super::theme::Theme;
@@ -24,7 +25,8 @@ use crate::event::bytes::{human, signed};
 use crate::event::tensors::Device;
 use crate::event::{Address, Bytes};
 use crate::tensors::{DeviceTable, Group, GroupBy, Order, Row as TensorRow, RowKind, TensorTable};
-use crate::view::{FileNames, clean, consistency, counted};
+use crate::view::table::{Cell, Column, Cut, Tone, columns};
+use crate::view::{FileNames, TensorGroup, clean, consistency, counted};
 
 /// Progress of [`super::Command::TakeTensors`].
 #[derive(Clone, Debug, Default)]
@@ -41,7 +43,6 @@ pub enum Tensors {
 }
 
 impl Tensors {
-    /// Returns true if both are the same answer.
     pub(super) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Unasked, Self::Unasked) | (Self::Taking, Self::Taking) => true,
@@ -54,7 +55,7 @@ impl Tensors {
 
 /// Key of a row across tables: kind, name, storage, and object. The object identifies unnamed rows only,
 /// several of which may share a storage.
-type Key = (RowKind, Option<Arc<str>>, Option<Address>, u64);
+type TensorKey = (RowKind, Option<Arc<str>>, Option<Address>, u64);
 
 /// Groupings, in the order of the key that cycles through them.
 const GROUPINGS: [(GroupBy, &str); 7] = [
@@ -67,45 +68,73 @@ const GROUPINGS: [(GroupBy, &str); 7] = [
     (GroupBy::Nothing, "no fold (i) "),
 ];
 
-/// Sort orders of the columns that the table can be sorted by.
-const ORDERS: [(usize, Order); 5] = [
-    (0, Order::Holds),
-    (1, Order::Size),
-    (2, Order::Kind),
-    (3, Order::Count),
-    (NAME, Order::Name),
+/// Heads of the columns that the table can be sorted by.
+const ORDERS: [(&str, Order); 5] = [
+    ("ALLOCATED", Order::Holds),
+    ("SIZE", Order::Size),
+    ("KIND", Order::Kind),
+    ("SHAPE", Order::Count),
+    ("NAME", Order::Name),
 ];
 
-const NAME: usize = 6;
-
-type TensorColumn = Column<TensorList>;
-
-const COLUMNS: [TensorColumn; 8] = [
-    TensorColumn::number("ALLOCATED", 11, 0, |_, row| {
-        let bytes = row.data.holds.0.saturating_add(row.data.outside.0);
-        Cell::Bytes(bytes.into())
-    })
-    .styled(Theme::strong),
-    TensorColumn::number("SIZE", 11, 96, |_, row| Cell::bytes(row.data.size)),
-    TensorColumn::text("KIND", 9, 56, |list, row| rows::kind(list, &row.data)),
-    TensorColumn::text("SHAPE", 22, 64, |list, row| rows::shape_of(list, &row.data)),
-    TensorColumn::text("DTYPE", 8, 84, |list, row| rows::dtype(list, &row.data)).unsorted(),
-    TensorColumn::text("GRAD", 4, 116, |list, row| rows::grad(list, &row.data)).unsorted(),
-    TensorColumn::text("NAME", 0, 0, |list, row| rows::name(list, &row.data)).cut(Cut::Middle),
-    TensorColumn::text("ALLOCATED AT", 30, 140, |list, row| {
-        rows::common_site(list, &row.data)
-    })
-    .unsorted()
-    .styled(Theme::faint),
+const COLUMNS: [Column<TensorData>; 8] = columns![|row: TensorData|
+    figure("ALLOCATED").screen(11, 0).tone(Tone::Strong) =>
+        Cell::Bytes(row.group.holds.0.saturating_add(row.group.outside.0)),
+    figure("SIZE").screen(11, 96) => row.group.size,
+    label("KIND").screen(9, 56) => row.texts().kind(),
+    label("SHAPE").screen(22, 64) => row.texts().shape(),
+    label("DTYPE").screen(8, 84).order(None) => row.texts().dtype(),
+    label("GRAD").screen(4, 116).order(None) => row.texts().grad(),
+    label("NAME").screen(0, 0).cut(Cut::Middle) => row.name(),
+    label("ALLOCATED AT").screen(30, 140).order(None).tone(Tone::Faint) => row.texts().site(),
 ];
 
-/// Tensors of the device shown.
+struct ShownDevice {
+    table: Arc<TensorTable>,
+    at: usize,
+    names: FileNames,
+}
+
+impl ShownDevice {
+    fn device(&self) -> &DeviceTable {
+        &self.table.devices[self.at]
+    }
+
+    fn rows(&self) -> &[TensorRow] {
+        &self.device().rows
+    }
+}
+
+pub struct TensorData {
+    device: Rc<ShownDevice>,
+    by: GroupBy,
+    group: Group,
+}
+
+impl TensorData {
+    fn texts(&self) -> TensorGroup<'_> {
+        TensorGroup {
+            rows: self.device.rows(),
+            group: &self.group.rows,
+            names: &self.device.names,
+        }
+    }
+
+    fn name(&self) -> String {
+        let name = self.texts().name(self.by);
+        match self.texts().first().outside {
+            Some(_) => format!("{name} (not the allocator's)"),
+            None => name,
+        }
+    }
+}
+
 #[derive(Default)]
 pub struct TensorList {
     table: Option<Arc<TensorTable>>,
     device: Option<Device>,
     by: GroupBy,
-    names: FileNames,
+    shown: Option<Rc<ShownDevice>>,
 }
 
 impl TensorList {
@@ -114,16 +143,24 @@ impl TensorList {
     }
 
     fn shown_device(&self) -> Option<&DeviceTable> {
-        let devices = self.devices();
-        let mut chosen = devices.iter();
-        chosen
-            .find(|table| Some(table.device) == self.device)
-            .or(devices.first())
+        self.shown.as_deref().map(ShownDevice::device)
     }
 
-    /// Returns the tensors, storages and blocks of the device shown.
-    fn rows(&self) -> &[TensorRow] {
-        self.shown_device().map_or(&[], |table| &table.rows)
+    /// Finds the device shown in the table.
+    fn show(&mut self) {
+        let mut devices = self.devices().iter();
+        let at = devices.position(|table| Some(table.device) == self.device);
+        let at = at.unwrap_or(0);
+        let table = self.table.as_ref().filter(|table| at < table.devices.len());
+        self.shown = table.map(|table| {
+            let sites = table.devices[at].rows.iter();
+            let sites = sites.filter_map(|row| row.site.as_ref());
+            Rc::new(ShownDevice {
+                names: FileNames::of(sites.map(|site| &site.file)),
+                table: Arc::clone(table),
+                at,
+            })
+        });
     }
 
     fn go_device(&mut self, by: isize) -> Reaction {
@@ -139,8 +176,8 @@ impl TensorList {
 }
 
 impl Content for TensorList {
-    type Key = Key;
-    type Data = Group;
+    type Key = TensorKey;
+    type Data = TensorData;
     type Context = ProcessContext;
 
     const SEARCHED: &'static str = "names, kind, shape, module and line";
@@ -149,11 +186,11 @@ impl Content for TensorList {
         Some(Tab::Tensors)
     }
 
-    fn columns(&self) -> &'static [Column<Self>] {
+    fn columns(&self) -> &'static [Column<TensorData>] {
         &COLUMNS
     }
 
-    fn head(&self, column: &Column<Self>) -> &'static str {
+    fn head(&self, column: &Column<TensorData>) -> &'static str {
         match (column.head, self.by) {
             ("NAME", GroupBy::Module) => "MODULE",
             ("NAME", GroupBy::Site) => "ALLOCATED AT",
@@ -169,14 +206,15 @@ impl Content for TensorList {
         Some((*text).to_owned())
     }
 
-    fn build(&mut self, query: &mut Query<Key>, context: &ProcessContext) -> TableOf<Self> {
+    fn build(&mut self, query: &mut Query<TensorKey>, context: &ProcessContext) -> TableOf<Self> {
         self.table.clone_from(&context.tensor_table);
-        let sites = self.rows().iter().filter_map(|row| row.site.as_ref());
-        self.names = FileNames::of(sites.map(|site| &site.file));
+        self.show();
+        let column = &COLUMNS[query.sort.column];
         let mut orders = ORDERS.iter();
-        let order = orders.find(|(column, _)| *column == query.sort.column);
+        let order = orders.find(|(head, _)| *head == column.head);
         let order = order.map(|(_, order)| *order).unwrap_or_default();
-        let is_reversed = COLUMNS[query.sort.column].order != Some(query.sort.order);
+        let first = column.screen.and_then(|screen| screen.order);
+        let is_reversed = first != Some(query.sort.order);
         rows::table(self, order, is_reversed, query)
     }
 
@@ -187,7 +225,7 @@ impl Content for TensorList {
     fn handle(
         &mut self,
         event: InputEvent,
-        state: &mut TableState<Key>,
+        state: &mut TableState<TensorKey>,
         context: &ProcessContext,
     ) -> Reaction {
         match event {
@@ -326,11 +364,11 @@ impl Content for TensorList {
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
-        vec![detail::summary(self, &row.data)]
+        vec![detail::summary(&row.data)]
     }
 
     fn full_detail(&self, row: &RowOf<Self>, theme: &Theme) -> (&'static str, Vec<Line<'static>>) {
-        (" Tensor ", detail::detail(self, &row.data, theme))
+        (" Tensor ", detail::detail(&row.data, theme))
     }
 
     fn own_keys(&self) -> &'static [KeyHint] {

@@ -9,23 +9,23 @@ use super::super::context::ProcessContext;
 use super::super::input::InputEvent;
 use super::super::samples;
 use super::super::table_screen::ScreenRequest;
-use super::super::test_support::{BARE, COLOUR, SMALL, Shown, Size, sizes, typed};
+use super::super::test_support::{BARE, COLOUR, SMALL, ScreenSize, Shown, sizes, typed};
 use super::super::theme::Theme;
 use super::{TensorList, Tensors};
 use crate::tensors::samples::{graph, later, training};
 use crate::tensors::{TensorTable, explain};
 
-const LARGE: Size = (160, 40);
+const LARGE: ScreenSize = (160, 40);
 
 fn table() -> Arc<TensorTable> {
     Arc::new(explain(&training()))
 }
 
-fn drawn(state: &Shown<TensorList>, size: Size, theme: &Theme) -> TestBackend {
+fn drawn(state: &Shown<TensorList>, size: ScreenSize, theme: &Theme) -> TestBackend {
     state.drawn(size, theme)
 }
 
-fn state(news: Tensors, size: Size, wanted: &[InputEvent]) -> Shown<TensorList> {
+fn state(news: Tensors, size: ScreenSize, wanted: &[InputEvent]) -> Shown<TensorList> {
     let mut context = ProcessContext::new(Arc::new(samples::normal()));
     context.take_tensors(news);
     Shown::new(TensorList::default(), context, size).with(wanted)
@@ -37,7 +37,7 @@ fn take(state: &mut Shown<TensorList>, news: Tensors) {
     });
 }
 
-fn screen(size: Size, wanted: &[InputEvent]) -> TestBackend {
+fn screen(size: ScreenSize, wanted: &[InputEvent]) -> TestBackend {
     let state = state(Tensors::Taken(table()), size, wanted);
     drawn(&state, size, &COLOUR)
 }
@@ -127,7 +127,7 @@ fn what_is_waited_for_and_what_failed_is_said() {
 fn the_selected_tensor_stays_selected_when_the_process_is_read_again() {
     let mut state = state(Tensors::Taken(table()), SMALL, &[InputEvent::Move(8)]);
     let name = |state: &Shown<TensorList>| {
-        let row = &state.content.rows()[state.selected().unwrap().data.rows[0]];
+        let row = state.selected().unwrap().data.texts().first();
         row.name().unwrap().text.clone()
     };
     let before = name(&state);

@@ -1,13 +1,14 @@
 //! Typed values of tables, and their form in each output.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::rc::Rc;
 use std::time::Duration;
 
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 use serde_json::value::RawValue;
 
-use super::Rows;
+use super::{Rows, SortOrder};
 use crate::event::bytes::{human, short, signed};
 use crate::event::{Address, Bytes, DeviceIndex};
 use crate::view::{clean, count, duration, percent, rate, shape};
@@ -29,7 +30,11 @@ pub enum Cell<'a> {
     Signed(i64),
     Count(u64),
     /// Part and whole; text only.
-    Share(u64, u64),
+    Share(i128, i128),
+    /// Part and whole, which the live screen draws as a bar.
+    Bar(i128, i128),
+    /// Points over time, which the live screen draws as so many steps; sorts by growth.
+    Trend(&'a [Bytes], usize),
     /// A count per unit of time.
     Rate(f64),
     Flag(bool),
@@ -40,6 +45,12 @@ pub enum Cell<'a> {
     /// A number that no other variant formats, such as the line of a file.
     Number(u64),
     Text(Cow<'a, str>),
+    /// Text in place of a value.
+    Note(Cow<'a, str>),
+    /// Text that sorts by a number.
+    Ranked(u64, Cow<'a, str>),
+    /// Frames from a line to its callers, or to its callees.
+    Path(Direction, &'a [String]),
     /// Elements in each dimension of a tensor.
     Shape(Cow<'a, [u64]>),
     List(Vec<Cell<'a>>),
@@ -50,9 +61,18 @@ pub enum Cell<'a> {
     Json(&'a RawValue),
 }
 
+/// Direction of a path of frames.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Direction {
+    /// Outwards, to the callers of the line.
+    Callers,
+    /// Inwards, to the innermost Python frame.
+    Callees,
+}
+
 /// Precision of sizes in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sizes {
+pub enum Precision {
     /// Two decimals.
     Exact,
     /// Three figures, for tables with many columns.
@@ -69,23 +89,61 @@ impl<'a> Cell<'a> {
         matches!(self, Self::Unknown | Self::Blank | Self::Absent)
     }
 
+    pub fn share(part: impl Into<i128>, whole: impl Into<i128>) -> Self {
+        Self::Share(part.into(), whole.into())
+    }
+
+    /// Compares values of one column; notes and unknown values come last in any order.
+    pub fn compare(&self, other: &Self, order: SortOrder) -> Ordering {
+        let is_last = |cell: &Self| cell.is_empty() || matches!(cell, Self::Note(_));
+        if is_last(self) || is_last(other) {
+            return is_last(self).cmp(&is_last(other));
+        }
+        let ordering = match (self, other) {
+            (Self::Text(one), Self::Text(other)) => one.cmp(other),
+            (Self::Rate(one), Self::Rate(other)) => one.total_cmp(other),
+            _ => self.rank().cmp(&other.rank()),
+        };
+        match order {
+            SortOrder::Falling => ordering.reverse(),
+            SortOrder::Climbing => ordering,
+        }
+    }
+
+    /// Number to sort by; 0 for values without one.
+    pub fn rank(&self) -> i128 {
+        match self {
+            Self::Signed(number) => (*number).into(),
+            Self::Share(part, _) | Self::Bar(part, _) => *part,
+            Self::Bytes(number)
+            | Self::Count(number)
+            | Self::Number(number)
+            | Self::Ranked(number, _) => (*number).into(),
+            Self::Trend(points, _) => {
+                let end = |point: Option<&Bytes>| point.map_or(0, |bytes| i128::from(bytes.0));
+                end(points.last()) - end(points.first())
+            }
+            _ => 0,
+        }
+    }
+
     /// Formats the value for people.
-    pub fn text(&self, sizes: Sizes) -> String {
+    pub fn text(&self, precision: Precision) -> String {
         match self {
             Self::Unknown => UNKNOWN.to_owned(),
-            Self::Bytes(bytes) => match sizes {
-                Sizes::Exact => human(Bytes(*bytes)),
-                Sizes::Short => short(Bytes(*bytes)),
+            Self::Bytes(bytes) => match precision {
+                Precision::Exact => human(Bytes(*bytes)),
+                Precision::Short => short(Bytes(*bytes)),
             },
             Self::Signed(bytes) => signed(*bytes),
             Self::Count(number) => count(*number),
-            Self::Share(part, whole) => percent((*part).into(), (*whole).into()),
+            Self::Share(part, whole) => percent(*part, *whole),
             Self::Rate(number) => rate(*number),
             Self::Nanoseconds(time) => duration(Duration::from_nanos(*time)),
             Self::Device(device) => device.to_string(),
             Self::List(cells) if cells.is_empty() => UNKNOWN.to_owned(),
-            Self::List(cells) => joined(cells, ", ", |cell| cell.text(sizes)),
-            Self::Text(text) => clean(text),
+            Self::List(cells) => joined(cells, ", ", |cell| cell.text(precision)),
+            Self::Text(text) | Self::Note(text) | Self::Ranked(_, text) => clean(text),
             _ => self.csv().into_owned(),
         }
     }
@@ -97,6 +155,8 @@ impl<'a> Cell<'a> {
             | Self::Blank
             | Self::Absent
             | Self::Share(..)
+            | Self::Bar(..)
+            | Self::Trend(..)
             | Self::Device(DeviceIndex::UNKNOWN)
             | Self::Object(_)
             | Self::Rows(_)
@@ -111,7 +171,10 @@ impl<'a> Cell<'a> {
             Self::Device(DeviceIndex::CPU) => DeviceIndex::CPU.to_string(),
             Self::Device(device) => device.0.to_string(),
             Self::Address(address) => format!("{:#x}", address.0),
-            Self::Text(text) => return Cow::Borrowed(text),
+            Self::Text(text) | Self::Note(text) | Self::Ranked(_, text) => {
+                return Cow::Borrowed(text);
+            }
+            Self::Path(_, steps) => steps.join(" "),
             Self::Shape(sizes) => shape(sizes),
             Self::List(cells) => joined(cells, " ", |cell| cell.csv().into_owned()),
         })
@@ -125,8 +188,13 @@ fn joined<'a>(cells: &[Cell<'a>], between: &str, text: impl Fn(&Cell<'a>) -> Str
 impl Serialize for Cell<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
-            Self::Unknown | Self::Blank | Self::Absent | Self::Share(..) => to.serialize_none(),
-            Self::Device(DeviceIndex::UNKNOWN) => to.serialize_none(),
+            Self::Unknown
+            | Self::Blank
+            | Self::Absent
+            | Self::Share(..)
+            | Self::Bar(..)
+            | Self::Trend(..)
+            | Self::Device(DeviceIndex::UNKNOWN) => to.serialize_none(),
             Self::Bytes(number)
             | Self::Count(number)
             | Self::Nanoseconds(number)
@@ -136,7 +204,8 @@ impl Serialize for Cell<'_> {
             Self::Rate(number) => to.serialize_f64(*number),
             Self::Flag(flag) => to.serialize_bool(*flag),
             Self::Device(device) => device.serialize(to),
-            Self::Text(text) => to.serialize_str(text),
+            Self::Text(text) | Self::Note(text) | Self::Ranked(_, text) => to.serialize_str(text),
+            Self::Path(_, steps) => steps.serialize(to),
             Self::Shape(sizes) => sizes.serialize(to),
             Self::List(cells) => cells.serialize(to),
             Self::Object(fields) => {
@@ -163,58 +232,33 @@ impl Serialize for Cell<'_> {
     }
 }
 
-impl From<Bytes> for Cell<'_> {
-    fn from(bytes: Bytes) -> Self {
-        Self::Bytes(bytes.0)
-    }
+/// Conversions of plain values into the variants for them.
+macro_rules! from {
+    ($($value:ident: $Type:ty => $cell:expr),* $(,)?) => {
+        $(impl<'a> From<$Type> for Cell<'a> {
+            fn from($value: $Type) -> Self {
+                $cell
+            }
+        })*
+    };
 }
 
-impl From<u64> for Cell<'_> {
-    fn from(number: u64) -> Self {
-        Self::Count(number)
-    }
-}
-
-impl From<u32> for Cell<'_> {
-    fn from(number: u32) -> Self {
-        Self::Number(number.into())
-    }
-}
-
-impl From<f64> for Cell<'_> {
-    fn from(number: f64) -> Self {
-        Self::Rate(number)
-    }
-}
-
-impl From<DeviceIndex> for Cell<'_> {
-    fn from(device: DeviceIndex) -> Self {
-        Self::Device(device)
-    }
-}
-
-impl From<i64> for Cell<'_> {
-    fn from(bytes: i64) -> Self {
-        Self::Signed(bytes)
-    }
-}
-
-impl From<bool> for Cell<'_> {
-    fn from(flag: bool) -> Self {
-        Self::Flag(flag)
-    }
-}
-
-impl<'a> From<&'a str> for Cell<'a> {
-    fn from(text: &'a str) -> Self {
-        Self::Text(Cow::Borrowed(text))
-    }
-}
-
-impl From<String> for Cell<'_> {
-    fn from(text: String) -> Self {
-        Self::Text(Cow::Owned(text))
-    }
+from! {
+    bytes: Bytes => Self::Bytes(bytes.0),
+    bytes: i64 => Self::Signed(bytes),
+    number: u64 => Self::Count(number),
+    number: u32 => Self::Number(number.into()),
+    number: f64 => Self::Rate(number),
+    flag: bool => Self::Flag(flag),
+    device: DeviceIndex => Self::Device(device),
+    text: &'a str => Self::Text(text.into()),
+    text: &'a String => Self::Text(text.into()),
+    text: String => Self::Text(text.into()),
+    // Bytes that are negative only if the ledger has more than the allocator.
+    bytes: i128 => match u64::try_from(bytes) {
+        Ok(bytes) => Self::Bytes(bytes),
+        Err(_) => Self::Signed(bytes.clamp(i64::MIN.into(), i64::MAX.into()) as i64),
+    },
 }
 
 impl<'a, T: Into<Cell<'a>>> From<Option<T>> for Cell<'a> {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use serde::Serialize;
 
-use super::{Cell, Column, Data, Entry, Output, Table};
+use super::{Cell, Column, Data, Output, OutputRow, Table};
 
 /// Rows of an array in a JSON document, made one at a time.
 pub trait Rows {
@@ -15,7 +15,7 @@ pub trait Rows {
 
 impl<R> Rows for Table<R> {
     fn each(&self, emit: &mut dyn FnMut(Cell<'_>)) {
-        for Entry { row, output } in &self.rows {
+        for OutputRow { row, output } in &self.rows {
             if matches!(output, Output::All | Output::Data) {
                 emit(object(&self.columns, row));
             }

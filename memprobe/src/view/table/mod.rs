@@ -1,8 +1,9 @@
 //! One definition of a table, with a writer for each output.
 //!
-//! A [`Column`] has a key for CSV and JSON, a heading for text, and a function from a row to a
-//! [`Cell`]. A [`Table`] is columns and rows. [`Page`] writes it as text, [`CsvWriter`] and
-//! [`json_object`] row by row; in a JSON document it is an array.
+//! A [`Column`] has a key for CSV and JSON, a heading for text and the live screen, and a function from a row
+//! to a [`Cell`]. A [`Table`] is columns and rows. [`Page`] writes it as text, [`CsvWriter`] and
+//! [`json_object`] row by row; in a JSON document it is an array. The live screen draws columns that have an
+//! [`OnScreen`].
 
 mod cell;
 mod data;
@@ -11,28 +12,92 @@ mod text;
 #[cfg(test)]
 mod tests;
 
-pub use cell::{Cell, Sizes};
+pub use cell::{Cell, Direction, Precision};
 pub use data::{CsvWriter, Rows, json_document, json_object};
 pub use text::{Colour, Drawn, Page, Style};
+
+/// Makes an array of [`Column`]s of a row type, one a line: constructor, options, and the value of a row.
+///
+/// `number("live", "LIVE").priority(1) => row.live` stands for
+/// `Column::number("live", "LIVE", |row| Cell::from(row.live)).priority(1)`.
+macro_rules! columns {
+    (
+        |$row:ident: $Row:ty|
+        $($make:ident($($argument:expr),*) $(.$option:ident($($setting:expr),*))* => $value:expr),* $(,)?
+    ) => {
+        [$(
+            $crate::view::table::Column::<$Row>::$make(
+                $($argument,)*
+                |$row| $crate::view::table::Cell::from($value),
+            )$(.$option($($setting),*))*
+        ),*]
+    };
+}
+pub(crate) use columns;
 
 /// A column of rows `R`.
 pub struct Column<R> {
     /// Key in JSON and heading in CSV.
     pub key: &'static str,
     pub data: Data,
-    /// Heading in text and on the screen; `None` for columns of data.
-    pub head: Option<&'static str>,
+    /// Heading in text and on the live screen.
+    pub head: &'static str,
+    pub in_text: bool,
     pub align: Align,
-    /// Columns of the highest priority are dropped first if space is short; 0 is never dropped.
+    /// Columns of the highest priority are dropped first from text if space is short; 0 is never dropped.
     pub priority: u8,
-    /// Smallest useful width of the last column.
+    /// Smallest useful width of the last column in text.
     pub min: usize,
-    /// Largest width; longer text is cut.
+    /// Largest width in text; longer text is cut.
     pub max: usize,
     pub cut: Cut,
-    pub sizes: Sizes,
-    pub part: Part,
+    pub precision: Precision,
+    pub part: Summand,
+    /// `None` for columns that the live screen lacks.
+    pub screen: Option<OnScreen>,
     pub value: fn(&R) -> Cell<'_>,
+}
+
+/// Appearance of a column on the live screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnScreen {
+    /// Width in cells; 0 for the rest of the table.
+    pub wide: u16,
+    /// Minimum width of a table that shows the column.
+    pub least: u16,
+    /// First direction that the column sorts in; `None` if the table cannot be sorted by it.
+    pub order: Option<SortOrder>,
+    pub tone: Tone,
+    /// True for the column with indentation and fold mark.
+    pub is_name: bool,
+}
+
+/// Emphasis of a column on the live screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tone {
+    Plain,
+    Strong,
+    Faint,
+    /// As the allocated bytes in graphs.
+    Graph,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SortOrder {
+    /// Largest first.
+    #[default]
+    Falling,
+    /// Smallest first, or alphabetical.
+    Climbing,
+}
+
+impl SortOrder {
+    pub fn reversed(self) -> Self {
+        match self {
+            Self::Falling => Self::Climbing,
+            Self::Climbing => Self::Falling,
+        }
+    }
 }
 
 /// Presence of a column in CSV and JSON.
@@ -64,57 +129,49 @@ pub enum Cut {
 
 /// Role of a column in a sum of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Summand {
     None,
     /// Counted in the column `Rest` if space is short.
-    Summand,
+    Named,
     /// Bytes without a visible column of their own.
     Rest,
 }
 
 impl<R> Column<R> {
-    const fn new(key: &'static str, head: Option<&'static str>, value: fn(&R) -> Cell<'_>) -> Self {
+    const fn new(key: &'static str, head: &'static str, value: fn(&R) -> Cell<'_>) -> Self {
         Self {
             key,
             data: Data::All,
             head,
+            in_text: true,
             align: Align::Right,
             priority: 0,
             min: 20,
             max: usize::MAX,
             cut: Cut::End,
-            sizes: Sizes::Exact,
-            part: Part::None,
+            precision: Precision::Exact,
+            part: Summand::None,
+            screen: None,
             value,
         }
     }
 
     /// A column of every output, right-aligned.
     pub const fn number(key: &'static str, head: &'static str, value: fn(&R) -> Cell<'_>) -> Self {
-        Self::new(key, Some(head), value)
-    }
-
-    /// A number that is dropped where space is short.
-    pub const fn wide(
-        priority: u8,
-        key: &'static str,
-        head: &'static str,
-        value: fn(&R) -> Cell<'_>,
-    ) -> Self {
-        Self::number(key, head, value).priority(priority)
+        Self::new(key, head, value)
     }
 
     /// A column of every output, left-aligned.
     pub const fn text(key: &'static str, head: &'static str, value: fn(&R) -> Cell<'_>) -> Self {
-        Self::new(key, Some(head), value).aligned(Align::Left)
+        Self::new(key, head, value).aligned(Align::Left)
     }
 
-    /// A column of text only, right-aligned.
+    /// A column of text and screen only, right-aligned.
     pub const fn figure(head: &'static str, value: fn(&R) -> Cell<'_>) -> Self {
-        Self::new("", Some(head), value).only(Data::None)
+        Self::new("", head, value).only(Data::None)
     }
 
-    /// A column of text only, left-aligned.
+    /// A column of text and screen only, left-aligned.
     pub const fn label(head: &'static str, value: fn(&R) -> Cell<'_>) -> Self {
         Self::figure(head, value).aligned(Align::Left)
     }
@@ -126,7 +183,7 @@ impl<R> Column<R> {
 
     /// A column of CSV and JSON.
     pub const fn data(key: &'static str, value: fn(&R) -> Cell<'_>) -> Self {
-        Self::new(key, None, value)
+        Self::new(key, "", value).not_in_text()
     }
 
     /// A column of JSON, left out where it is empty.
@@ -134,51 +191,106 @@ impl<R> Column<R> {
         Self::data(key, value).only(Data::Json)
     }
 
-    pub const fn only(mut self, data: Data) -> Self {
-        self.data = data;
-        self
+    pub const fn only(self, data: Data) -> Self {
+        Self { data, ..self }
     }
 
-    pub const fn aligned(mut self, align: Align) -> Self {
-        self.align = align;
-        self
+    /// Sets the heading on the live screen of a column of data.
+    pub const fn headed(self, head: &'static str) -> Self {
+        Self { head, ..self }
     }
 
-    pub const fn priority(mut self, priority: u8) -> Self {
-        self.priority = priority;
-        self
+    pub const fn not_in_text(self) -> Self {
+        Self {
+            in_text: false,
+            ..self
+        }
     }
 
-    pub const fn width(mut self, min: usize, max: usize) -> Self {
-        (self.min, self.max) = (min, max);
-        self
+    pub const fn aligned(self, align: Align) -> Self {
+        Self { align, ..self }
     }
 
-    pub const fn cut(mut self, cut: Cut) -> Self {
-        self.cut = cut;
-        self
+    pub const fn priority(self, priority: u8) -> Self {
+        Self { priority, ..self }
+    }
+
+    pub const fn width(self, min: usize, max: usize) -> Self {
+        Self { min, max, ..self }
+    }
+
+    pub const fn cut(self, cut: Cut) -> Self {
+        Self { cut, ..self }
     }
 
     /// Shows sizes with three figures.
-    pub const fn short(mut self) -> Self {
-        self.sizes = Sizes::Short;
+    pub const fn short(self) -> Self {
+        let precision = Precision::Short;
+        Self { precision, ..self }
+    }
+
+    pub const fn part(self, part: Summand) -> Self {
+        Self { part, ..self }
+    }
+
+    /// Shows the column on the live screen: its width, and the minimum width of such a table. Numbers sort
+    /// largest first, texts alphabetically.
+    pub const fn screen(self, wide: u16, least: u16) -> Self {
+        let order = match self.align {
+            Align::Right => SortOrder::Falling,
+            Align::Left | Align::Trail => SortOrder::Climbing,
+        };
+        let screen = OnScreen {
+            wide,
+            least,
+            order: Some(order),
+            tone: Tone::Plain,
+            is_name: false,
+        };
+        Self {
+            screen: Some(screen),
+            ..self
+        }
+    }
+
+    /// Shows the column of names on the live screen.
+    pub const fn name(self, wide: u16) -> Self {
+        let mut column = self.screen(wide, 0);
+        if let Some(screen) = &mut column.screen {
+            screen.is_name = true;
+        }
+        column
+    }
+
+    pub const fn tone(mut self, tone: Tone) -> Self {
+        if let Some(screen) = &mut self.screen {
+            screen.tone = tone;
+        }
         self
     }
 
-    pub const fn part(mut self, part: Part) -> Self {
-        self.part = part;
+    /// Sets the first direction that the live screen sorts in; `None` for a column without order.
+    pub const fn order(mut self, order: Option<SortOrder>) -> Self {
+        if let Some(screen) = &mut self.screen {
+            screen.order = order;
+        }
         self
+    }
+
+    pub fn is_sortable(&self) -> bool {
+        let screen = self.screen.as_ref();
+        !self.head.is_empty() && screen.is_some_and(|screen| screen.order.is_some())
     }
 }
 
 /// Columns and rows.
 pub struct Table<R> {
     pub columns: Vec<Column<R>>,
-    pub rows: Vec<Entry<R>>,
+    pub rows: Vec<OutputRow<R>>,
 }
 
 /// A row, and its outputs.
-pub struct Entry<R> {
+pub struct OutputRow<R> {
     pub row: R,
     pub output: Output,
 }
@@ -207,18 +319,20 @@ impl Output {
 }
 
 impl<R> Table<R> {
-    pub const fn new(columns: Vec<Column<R>>) -> Self {
-        let rows = Vec::new();
-        Self { columns, rows }
+    pub fn new(columns: impl Into<Vec<Column<R>>>) -> Self {
+        Self {
+            columns: columns.into(),
+            rows: Vec::new(),
+        }
     }
 
     pub fn push(&mut self, output: Output, row: R) {
-        self.rows.push(Entry { row, output });
+        self.rows.push(OutputRow { row, output });
     }
 
     pub fn extend(&mut self, output: Output, rows: impl IntoIterator<Item = R>) {
         let rows = rows.into_iter();
-        self.rows.extend(rows.map(|row| Entry { row, output }));
+        self.rows.extend(rows.map(|row| OutputRow { row, output }));
     }
 
     /// The rows of CSV and JSON lines.

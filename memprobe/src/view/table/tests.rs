@@ -3,28 +3,24 @@ use super::*;
 /// A row: name, bytes, parts of the bytes, callers.
 type Line = (&'static str, u64, [u64; 2], &'static [&'static str]);
 
-type LineColumn = Column<Line>;
-
-fn columns() -> Vec<Column<Line>> {
-    vec![
-        LineColumn::data("device", |_| crate::event::DeviceIndex(0).into()),
-        LineColumn::number("live", "LIVE", |line| Cell::Bytes(line.1)),
-        LineColumn::number("input", "INPUT", |line| Cell::Bytes(line.2[0]))
-            .priority(2)
-            .part(Part::Summand),
-        LineColumn::number("epoch", "EPOCH", |_| Cell::Unknown).priority(1),
-        LineColumn::figure("OTHER", |line| Cell::Bytes(line.2[1])).part(Part::Rest),
-        LineColumn::text("name", "LINE", |line| line.0.into()),
-        LineColumn::trail(|line| Cell::List(line.3.iter().map(|text| (*text).into()).collect())),
-        LineColumn::json("callers", |line| match line.3 {
+fn line_columns() -> [Column<Line>; 8] {
+    columns![|line: Line|
+        data("device") => { let _ = line; crate::event::DeviceIndex(0) },
+        number("live", "LIVE") => Cell::Bytes(line.1),
+        number("input", "INPUT").priority(2).part(Summand::Named) => Cell::Bytes(line.2[0]),
+        number("epoch", "EPOCH").priority(1) => { let _ = line; Cell::Unknown },
+        figure("OTHER").part(Summand::Rest) => Cell::Bytes(line.2[1]),
+        text("name", "LINE") => line.0,
+        trail() => Cell::List(line.3.iter().map(|text| (*text).into()).collect()),
+        json("callers") => match line.3 {
             [] => Cell::Unknown,
             callers => Cell::List(callers.iter().map(|text| (*text).into()).collect()),
-        }),
+        },
     ]
 }
 
 fn table() -> Table<Line> {
-    let mut table = Table::new(columns());
+    let mut table = Table::new(line_columns());
     let callers = &["<- train.py:3", "<- main.py:1"];
     table.push(
         Output::All,
@@ -83,12 +79,9 @@ fn csv_and_json_have_the_keys_of_the_columns() {
 
 #[test]
 fn a_text_of_limited_width_leaves_room_for_the_last_column() {
-    type ShapeColumn = Column<(String, &'static str)>;
-    let columns = vec![
-        ShapeColumn::label("SHAPE", |row| (&*row.0).into()).width(10, 40),
-        ShapeColumn::label("NAME", |row| row.1.into())
-            .width(8, usize::MAX)
-            .cut(Cut::Middle),
+    let columns = columns![|row: (String, &'static str)|
+        label("SHAPE").width(10, 40) => &row.0,
+        label("NAME").width(8, usize::MAX).cut(Cut::Middle) => row.1,
     ];
     let mut table = Table::new(columns);
     table.push(Output::All, ("x".repeat(60), "encoder.layers.0.weight"));

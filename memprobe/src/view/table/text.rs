@@ -1,6 +1,6 @@
 //! Text for people: tables fitted to a width, with the lines around them.
 
-use super::{Align, Cell, Column, Cut, Entry, Output, Part, Table};
+use super::{Align, Cell, Column, Cut, Output, OutputRow, Summand, Table};
 use crate::view::{CUT, fit, fit_middle, width, wrap};
 
 /// Columns between two table columns.
@@ -104,8 +104,8 @@ impl Page {
     /// Adds a table. Columns that do not fit are dropped by priority.
     pub fn table<R>(&mut self, table: &Table<R>) -> Drawn {
         let (sheet, dropped) = Sheet::new(table, self.width);
-        let heads = sheet.columns.iter().map(|column| column.head.unwrap_or(""));
-        let heads = sheet.line(&heads.map(str::to_owned).collect::<Vec<_>>(), self.width);
+        let heads = sheet.columns.iter().map(|column| column.head.to_owned());
+        let heads = sheet.line(&heads.collect::<Vec<_>>(), self.width);
         self.strong(heads.trim_end());
         for (at, entry) in sheet.rows.iter().enumerate() {
             let mut line = sheet.line(&sheet.cells[at], self.width);
@@ -139,7 +139,7 @@ pub struct Drawn {
 struct Sheet<'a, R> {
     columns: Vec<&'a Column<R>>,
     trail: Option<&'a Column<R>>,
-    rows: Vec<&'a Entry<R>>,
+    rows: Vec<&'a OutputRow<R>>,
     cells: Vec<Vec<String>>,
     widths: Vec<usize>,
 }
@@ -147,10 +147,10 @@ struct Sheet<'a, R> {
 impl<'a, R> Sheet<'a, R> {
     fn new(table: &'a Table<R>, available: usize) -> (Self, Vec<&'static str>) {
         let rows = table.rows.iter().filter(|entry| entry.output.is_text());
-        let rows: Vec<&Entry<R>> = rows.collect();
+        let rows: Vec<&OutputRow<R>> = rows.collect();
         let has_text = |column: &&Column<R>| {
-            let is_empty = |entry: &&Entry<R>| (column.value)(&entry.row).is_empty();
-            column.head.is_some() && (column.priority == 0 || !rows.iter().all(is_empty))
+            let is_empty = |entry: &&OutputRow<R>| (column.value)(&entry.row).is_empty();
+            column.in_text && (column.priority == 0 || !rows.iter().all(is_empty))
         };
         let columns = table.columns.iter().filter(has_text);
         let (trails, columns) = columns.partition(|column| column.align == Align::Trail);
@@ -180,23 +180,22 @@ impl<'a, R> Sheet<'a, R> {
             sheet.measure(&dropped);
         }
         sheet.shrink(available);
-        let heads = dropped.iter().filter_map(|column| column.head);
-        let heads = heads.collect();
-        (sheet, heads)
+        let heads = dropped.iter().map(|column| column.head);
+        (sheet, heads.collect())
     }
 
     /// Formats the cells, and measures the columns.
     fn measure(&mut self, dropped: &[&Column<R>]) {
         let columns = &self.columns;
-        let of_row = |entry: &&Entry<R>| {
-            let text = |column: &&Column<R>| cell(column, &entry.row, dropped).text(column.sizes);
+        let of_row = |entry: &&OutputRow<R>| {
+            let text =
+                |column: &&Column<R>| cell(column, &entry.row, dropped).text(column.precision);
             columns.iter().map(text).collect()
         };
         self.cells = self.rows.iter().map(of_row).collect();
         let width_of = |(at, column): (usize, &&Column<R>)| {
             let cells = self.cells.iter().map(|cells| width(&cells[at])).max();
-            let head = column.head.map_or(0, width);
-            cells.unwrap_or(0).min(column.max).max(head)
+            cells.unwrap_or(0).min(column.max).max(width(column.head))
         };
         self.widths = columns.iter().enumerate().map(width_of).collect();
     }
@@ -280,10 +279,12 @@ fn is_flexible<R>(column: &Column<R>) -> bool {
 /// Value of a cell. The column of the rest also has the bytes of dropped columns.
 fn cell<'r, R>(column: &Column<R>, row: &'r R, dropped: &[&Column<R>]) -> Cell<'r> {
     let cell = (column.value)(row);
-    if column.part != Part::Rest {
+    if column.part != Summand::Rest {
         return cell;
     }
-    let parts = dropped.iter().filter(|column| column.part == Part::Summand);
+    let parts = dropped
+        .iter()
+        .filter(|column| column.part == Summand::Named);
     parts.fold(cell, |rest, part| match (rest, (part.value)(row)) {
         (Cell::Bytes(rest), Cell::Bytes(bytes)) => Cell::Bytes(rest.saturating_add(bytes)),
         (Cell::Signed(rest), Cell::Bytes(bytes)) => {
@@ -301,7 +302,7 @@ fn pieces_that_fit<R>(pieces: &Cell<'_>, trail: &Column<R>, available: usize) ->
     };
     let mut text = String::new();
     for piece in pieces {
-        let next = format!("  {}", piece.text(trail.sizes));
+        let next = format!("  {}", piece.text(trail.precision));
         if width(&text) + width(&next) > available {
             if text.is_empty() && available >= SHORTEST_TRAIL {
                 text = fit(&next, available, CUT);

@@ -1,0 +1,46 @@
+//! Cells and rows that several tables have in common.
+
+use super::names::{BEFORE_ATTACH, UNACCOUNTED};
+use super::table::Cell;
+use crate::event::Frame;
+
+pub fn known_line(frame: &Frame) -> Option<u32> {
+    (frame.line != 0).then_some(frame.line)
+}
+
+/// One frame of a stack as an object.
+pub fn frame(frame: &Frame) -> Cell<'_> {
+    let mut fields = vec![
+        ("file", (&*frame.file).into()),
+        ("line", known_line(frame).into()),
+        ("function", (&*frame.function).into()),
+    ];
+    // Present for native code.
+    let library = frame.library.as_deref();
+    fields.extend(library.map(|library| ("library", library.into())));
+    Cell::Object(fields)
+}
+
+/// A row that completes a sum to the allocator's total.
+pub struct Remainder {
+    /// Keyword in CSV and JSON.
+    pub kind: &'static str,
+    pub name: &'static str,
+    /// Bytes now, and at the peak.
+    pub bytes: [Cell<'static>; 2],
+}
+
+/// Bytes now and at the peak that no other row has, unless all are 0.
+pub fn remainders(before_attach: [u64; 2], unaccounted: [i64; 2]) -> Vec<Remainder> {
+    let before_attach = (before_attach != [0; 2]).then(|| Remainder {
+        kind: "before_attach",
+        name: BEFORE_ATTACH,
+        bytes: before_attach.map(Cell::Bytes),
+    });
+    let unaccounted = (unaccounted != [0; 2]).then(|| Remainder {
+        kind: "unaccounted",
+        name: UNACCOUNTED,
+        bytes: unaccounted.map(Cell::Signed),
+    });
+    before_attach.into_iter().chain(unaccounted).collect()
+}

@@ -291,7 +291,7 @@ fn judged(recording: &Path, of: DeviceIndex) -> (Vec<Block>, Vec<Mark>) {
             }) if device == of => {
                 if let Some(number) = live.remove(&addr) {
                     (blocks[number].rule, blocks[number].freed) =
-                        (ledgers.analyses.ended(), Some(freed));
+                        (ledgers.analyses.ended, Some(freed));
                 }
                 freed += 1;
             }

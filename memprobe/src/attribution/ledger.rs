@@ -84,7 +84,7 @@ pub struct AttributionLedger {
     pub(super) since: CoverageStart,
     coverage: Coverage,
     /// Rule of the block freed by the last event; `None` without one, or if it was from before attach.
-    pub(super) ended: Option<CategoryRule>,
+    pub ended: Option<CategoryRule>,
 }
 
 impl AttributionLedger {

@@ -20,7 +20,7 @@ use aya::maps::{MapData, RingBuf};
 use aya::sys::{Stats, enable_stats};
 use memprobe::event::{Tgid, TimeNs};
 use memprobe::probe::attach::Located;
-use memprobe::probe::attaching::{Attaching, Step};
+use memprobe::probe::attaching::{AttachStep, Attaching};
 use memprobe::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking, PROBES};
 use memprobe::probe::files::ProbedFiles;
 use memprobe::probe::kernel::{self, TaskOffsets};
@@ -109,9 +109,9 @@ fn attach(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<ProbedFiles
     loader.admit(tgid, attaching.config(TimeNs(0)))?;
     loop {
         match attaching.step(loader, &mut files, TimeNs(0))? {
-            Step::Done => return Ok(files),
-            Step::Again => {}
-            Step::Waiting(what) => bail!("{what}: start it first"),
+            AttachStep::Done => return Ok(files),
+            AttachStep::Again => {}
+            AttachStep::Waiting(what) => bail!("{what}: start it first"),
         }
     }
 }

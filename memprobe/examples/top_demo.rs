@@ -11,13 +11,13 @@ use std::time::Duration;
 use memprobe::attribution::modules::ModuleLedger;
 use memprobe::attribution::views::modules;
 use memprobe::event::{
-    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, PurposeId, Stack,
-    StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, PurposeId, Rank,
+    Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::event::{ProbeStatus, Target};
 use memprobe::ledger::host::{Attached, Host};
 use memprobe::ledger::snapshot::host::{
-    DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, Rank,
+    DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts,
 };
 use memprobe::ledger::snapshot::{Grouping, Snapshot};
 use memprobe::tui::host::{self, HostCommand, HostView};

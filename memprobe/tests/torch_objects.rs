@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use memprobe::event::Tgid;
 use memprobe::process::memory::ProcessMemory;
 use memprobe::torch::objects::graph::{LeftOut, RawGraph, Saved, collect};
-use memprobe::torch::objects::{Class, Layouts, Origin, RawTensor};
+use memprobe::torch::objects::{LayoutOrigin, Layouts, RawTensor, TensorImplClass};
 use memprobe::torch::tensors::CaptureMode;
 use serde_json::Value;
 
@@ -151,12 +151,12 @@ fn compare(graph: &RawGraph, truth: &Value, found: &RawTensor) {
     let geometry = found.geometry.as_ref().unwrap();
     assert_eq!(geometry.shape, numbers(&truth["shape"]), "{name}");
     if truth["stride"].is_null() {
-        assert!(matches!(found.class, Class::Other(_)), "{name}");
+        assert!(matches!(found.class, TensorImplClass::Other(_)), "{name}");
         assert!(!found.parts.is_empty(), "{name}: its parts");
         assert_eq!(found.storage, None, "{name}");
         return;
     }
-    assert_eq!(found.class, Class::Dense, "{name}");
+    assert_eq!(found.class, TensorImplClass::Dense, "{name}");
     let strides: Vec<u64> = geometry
         .strides
         .iter()
@@ -183,7 +183,7 @@ fn compare(graph: &RawGraph, truth: &Value, found: &RawTensor) {
 fn every_tensor_of_a_process_is_read_as_pytorch_knows_it() {
     for target in targets() {
         let layouts = target.layouts(Some(target.version()));
-        assert_eq!(layouts.origin, Origin::Version);
+        assert_eq!(layouts.origin, LayoutOrigin::Version);
         let graph = target.collect(&layouts);
         for truth in target.tensors() {
             let found = graph.tensor(number(&truth["tensor"]));
@@ -320,7 +320,7 @@ fn a_layout_is_found_among_the_tensors_where_the_version_is_not_known() {
         let wanted = target.collect(&own);
         for version in [None, Some("9.0.0")] {
             let layouts = target.layouts(version);
-            assert_eq!(layouts.origin, Origin::OtherVersion);
+            assert_eq!(layouts.origin, LayoutOrigin::OtherVersion);
             assert_eq!(
                 target.collect(&layouts),
                 wanted,

@@ -9,7 +9,7 @@ use super::lifecycle::{Lifecycle, is_saved};
 use super::moments::{Moment, Revision};
 use super::phase::{ClassifiedPhase, Phase};
 use crate::event::{Bytes, TimeNs};
-use crate::ledger::DeviceTotals;
+use crate::ledger::TotalsSample;
 use crate::ledger::snapshot::Timeline;
 use crate::ledger::timeline::Highest;
 
@@ -39,7 +39,7 @@ impl StackHistory {
 }
 
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct DeviceAttribution {
     pub(super) now: Moment,
     pub(super) peak: Moment,
     /// Times the peak rose: the number that rows compare with.
@@ -56,9 +56,9 @@ pub(super) struct Device {
     known: u64,
 }
 
-impl Device {
+impl DeviceAttribution {
     /// State before any block is known, in step interval `interval`.
-    pub(super) fn new(start: DeviceTotals, follows: StackHistory, interval: u64) -> Self {
+    pub(super) fn new(start: TotalsSample, follows: StackHistory, interval: u64) -> Self {
         let mut device = Self {
             now: Moment::default(),
             peak: Moment::default(),
@@ -77,7 +77,7 @@ impl Device {
         device
     }
 
-    fn take_totals(&mut self, totals: DeviceTotals) {
+    fn take_totals(&mut self, totals: TotalsSample) {
         self.now.time = self.now.time.max(totals.time);
         self.now.totals = totals.totals;
         self.now.composition.unaccounted = totals.unaccounted;
@@ -178,7 +178,7 @@ impl Device {
     }
 
     /// Takes the totals of the ledger after event number `ordinal`.
-    pub(super) fn report(&mut self, totals: DeviceTotals, ordinal: u64) {
+    pub(super) fn report(&mut self, totals: TotalsSample, ordinal: u64) {
         self.now.ordinal = ordinal;
         self.take_totals(totals);
         self.peaks += u64::from(self.now.totals.allocated > self.peak.totals.allocated);

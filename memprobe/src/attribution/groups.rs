@@ -47,7 +47,7 @@ pub(crate) enum ChangeKind {
 
 /// Group, with the value that an analysis keeps for it.
 #[derive(Debug)]
-pub(crate) struct Entry<O, V> {
+pub(crate) struct GroupEntry<O, V> {
     pub(super) device: DeviceIndex,
     pub(super) group: BlockGroup<O>,
     pub(super) value: V,
@@ -58,7 +58,7 @@ pub(crate) struct Entry<O, V> {
 pub(crate) struct Groups<O, V> {
     grouping: Grouping,
     origins: PerStack<Arc<O>>,
-    entries: Vec<Entry<O, V>>,
+    entries: Vec<GroupEntry<O, V>>,
     by_key: HashMap<(DeviceIndex, BlockGroup<O>), u32>,
     /// `by_key` by numbers, because hashing a group hashes all its names.
     by_number: hashbrown::HashMap<(DeviceIndex, StackRef, PurposeId), u32>,
@@ -84,7 +84,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         &mut self,
         change: &Change,
         ledger: &Ledger,
-        mut emit: impl FnMut(usize, &mut Entry<O, V>, BlockChange),
+        mut emit: impl FnMut(usize, &mut GroupEntry<O, V>, BlockChange),
     ) {
         match change {
             Change::Stack(stack) => self.define(*stack, ledger),
@@ -112,7 +112,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
     pub(crate) fn start(
         &mut self,
         ledger: &Ledger,
-        mut emit: impl FnMut(usize, &mut Entry<O, V>, BlockChange),
+        mut emit: impl FnMut(usize, &mut GroupEntry<O, V>, BlockChange),
     ) {
         for (stack, _) in ledger.stacks() {
             self.define(stack, ledger);
@@ -135,7 +135,10 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         self.live.get(block).map(|group| *group as usize)
     }
 
-    pub(crate) fn on(&self, device: DeviceIndex) -> impl Iterator<Item = (usize, &Entry<O, V>)> {
+    pub(crate) fn on(
+        &self,
+        device: DeviceIndex,
+    ) -> impl Iterator<Item = (usize, &GroupEntry<O, V>)> {
         let all = self.entries.iter().enumerate();
         all.filter(move |(_, entry)| entry.device == device)
     }
@@ -154,7 +157,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         id: BlockId,
         kind: ChangeKind,
         ledger: &Ledger,
-        emit: &mut impl FnMut(usize, &mut Entry<O, V>, BlockChange),
+        emit: &mut impl FnMut(usize, &mut GroupEntry<O, V>, BlockChange),
     ) {
         let block = ledger.block(id);
         let group = self.group_for(block, ledger);
@@ -169,7 +172,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         &mut self,
         id: BlockId,
         ledger: &Ledger,
-        emit: &mut impl FnMut(usize, &mut Entry<O, V>, BlockChange),
+        emit: &mut impl FnMut(usize, &mut GroupEntry<O, V>, BlockChange),
     ) {
         if let Some(group) = self.live.remove(id) {
             let (group, size) = (group as usize, ledger.block(id).size);
@@ -221,7 +224,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         let key = (device, group.clone());
         let index = *self.by_key.entry(key).or_insert(next);
         if index == next {
-            self.entries.push(Entry {
+            self.entries.push(GroupEntry {
                 device,
                 group,
                 value: V::default(),

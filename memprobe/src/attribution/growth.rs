@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 pub use fit::Fit;
 use retainers::SnapshotRetainers;
-pub use retainers::{Amount, GrowthRetainer, RetainedGrowth};
-use series::{Level, MAX_STEPS, Series, Steps};
+pub use retainers::{GrowthRetainer, RetainedGrowth, RetainerAmount};
+use series::{MAX_STEPS, Series, SeriesLevel, SeriesSteps};
 
 use super::AttributionLedger;
 use super::allocation_groups::{AllocationGroup, AllocationGroups, ModuleScope};
@@ -47,7 +47,7 @@ pub struct GrowthLedger {
     categories: AttributionLedger,
     /// Step intervals ended so far.
     ended: u64,
-    groups: AllocationGroups<Level>,
+    groups: AllocationGroups<SeriesLevel>,
     intervals: Track,
     windows: Track,
     window: Window,
@@ -71,13 +71,13 @@ struct Window {
     /// Nanoseconds.
     length: u64,
     /// Lowest level of each group that changed in this window.
-    lows: HashMap<usize, Level>,
+    lows: HashMap<usize, SeriesLevel>,
 }
 
 /// Series of all groups over the same steps.
 #[derive(Debug, Default)]
 struct Track {
-    steps: Steps,
+    steps: SeriesSteps,
     series: Vec<Series>,
     changes: usize,
     /// Groups whose last sample may differ from their current level.
@@ -90,7 +90,11 @@ impl Track {
     }
 
     /// Samples all groups; `level` gives the sample of a group from its current level.
-    fn sample(&mut self, live: &AllocationGroups<Level>, level: impl Fn(usize, Level) -> Level) {
+    fn sample(
+        &mut self,
+        live: &AllocationGroups<SeriesLevel>,
+        level: impl Fn(usize, SeriesLevel) -> SeriesLevel,
+    ) {
         self.series.resize(live.values().len(), Series::default());
         let stale = std::mem::take(&mut self.stale);
         for part in stale {
@@ -259,7 +263,7 @@ impl GrowthLedger {
         }
         self.intervals.sample(&self.groups, |_, live| live);
         for device in self.devices.values_mut() {
-            let level = Level {
+            let level = SeriesLevel {
                 live: device.allocated,
                 blocks: 0,
             };
@@ -323,7 +327,7 @@ impl GrowthLedger {
             lows.get(&part).copied().unwrap_or(live)
         });
         for device in self.devices.values_mut() {
-            let level = Level {
+            let level = SeriesLevel {
                 live: device.low,
                 blocks: 0,
             };
@@ -423,7 +427,7 @@ impl Analysis for GrowthLedger {
     }
 }
 
-impl Level {
+impl SeriesLevel {
     fn change(&mut self, change: BlockChange) {
         match change.kind {
             ChangeKind::Added => {
@@ -488,15 +492,15 @@ impl StepSelection {
     }
 
     /// Levels at the steps fitted.
-    fn levels(&self, series: &Series) -> Vec<Level> {
+    fn levels(&self, series: &Series) -> Vec<SeriesLevel> {
         let levels = series.levels(self.whole * self.together);
         let steps = levels.chunks_exact(self.together).skip(self.left_out);
-        let lowest = |step: &[Level]| step.iter().copied().reduce(Level::lower);
+        let lowest = |step: &[SeriesLevel]| step.iter().copied().reduce(SeriesLevel::lower);
         steps.filter_map(lowest).collect()
     }
 
-    fn rate(&self, levels: &[Level]) -> Option<Rate> {
-        let of = |figure: fn(&Level) -> u64| levels.iter().map(figure).collect::<Vec<_>>();
+    fn rate(&self, levels: &[SeriesLevel]) -> Option<Rate> {
+        let of = |figure: fn(&SeriesLevel) -> u64| levels.iter().map(figure).collect::<Vec<_>>();
         let live = of(|level| level.live);
         let fit = fit::fit(&live)?;
         let steps = self.whole.saturating_sub(self.left_out + 1) as f64;
@@ -518,7 +522,7 @@ impl StepSelection {
     ) -> Vec<Suspect<K>>
     where
         K: Clone + Eq + std::hash::Hash,
-        Grown: Iterator<Item = (&'a AllocationGroup, Vec<Level>)>,
+        Grown: Iterator<Item = (&'a AllocationGroup, Vec<SeriesLevel>)>,
     {
         let mut gains: HashMap<K, i128> = HashMap::new();
         for (part, levels) in grown() {
@@ -555,14 +559,14 @@ impl StepSelection {
 /// Sum of several allocation groups.
 #[derive(Default)]
 struct Group<'a> {
-    levels: Vec<Level>,
+    levels: Vec<SeriesLevel>,
     /// Group with the largest gain, and that gain in bytes.
     most: Option<(i128, &'a AllocationGroup)>,
 }
 
 impl<'a> Group<'a> {
-    fn add(&mut self, part: &'a AllocationGroup, levels: &[Level]) {
-        self.levels.resize(levels.len(), Level::default());
+    fn add(&mut self, part: &'a AllocationGroup, levels: &[SeriesLevel]) {
+        self.levels.resize(levels.len(), SeriesLevel::default());
         for (sum, level) in self.levels.iter_mut().zip(levels) {
             sum.live = sum.live.saturating_add(level.live);
             sum.blocks = sum.blocks.saturating_add(level.blocks);
@@ -575,8 +579,8 @@ impl<'a> Group<'a> {
 }
 
 /// Bytes gained between the first and the last step.
-fn gain(levels: &[Level]) -> i128 {
-    let of = |level: Option<&Level>| level.map_or(0, |level| i128::from(level.live));
+fn gain(levels: &[SeriesLevel]) -> i128 {
+    let of = |level: Option<&SeriesLevel>| level.map_or(0, |level| i128::from(level.live));
     of(levels.last()) - of(levels.first())
 }
 

@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 use super::groups::{BlockChange, ChangeKind};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
-use crate::ledger::{DeviceTotals, Ledger, Tally};
+use crate::ledger::{Ledger, Tally, TotalsSample};
 
 /// High-water mark of a device so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HighWaterMark {
     /// Times it was exceeded, which identifies it.
     pub(super) number: u64,
-    pub(super) moment: DeviceTotals,
+    pub(super) moment: TotalsSample,
 }
 
 /// High-water marks of all devices.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::allocation_groups::{ModuleScope, place_of};
 use super::category::Category;
-use super::device::{Device, StackHistory};
+use super::device::{DeviceAttribution, StackHistory};
 use super::iterations::Iteration;
 use super::layer_history::LayerSample;
 use super::ledger::AttributionLedger;
@@ -119,7 +119,7 @@ impl Layering<'_> {
 
     fn divide(
         &self,
-        device: &Device,
+        device: &DeviceAttribution,
         peak: &Moment,
         bytes: impl Fn(&LayerSample) -> u64,
     ) -> DeviceLayers {

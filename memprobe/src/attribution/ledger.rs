@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::category::{Category, CategoryRule, accumulates, builds, is_workspace};
-use super::device::{Device, StackHistory};
+use super::device::{DeviceAttribution, StackHistory};
 use super::iterations::{IterationLine, Iterations};
 use super::lifecycle::{AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queue, TensorInfo};
 use super::module_aliases::ModuleAliases;
@@ -24,7 +24,7 @@ use crate::event::{
 };
 use crate::ledger::definitions::lost_stack;
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, BlockId, Change, DeviceTotals, Freed, Ledger, PerStack, StackRef};
+use crate::ledger::{Analysis, BlockId, Change, Freed, Ledger, PerStack, StackRef, TotalsSample};
 
 /// Cap on stacks with operations.
 const MAX_STACKS: usize = 1 << 18;
@@ -71,7 +71,7 @@ pub struct AttributionLedger {
     learned: Vec<Option<Category>>,
     pub(super) operations: HashMap<Arc<Stack>, BTreeSet<Arc<str>>>,
     pub(super) blocks: Lifecycles,
-    pub(super) devices: BTreeMap<DeviceIndex, Device>,
+    pub(super) devices: BTreeMap<DeviceIndex, DeviceAttribution>,
     pub(super) check: InferenceCheck,
     pub(super) read: Option<TimeNs>,
     pub(super) follows: StackHistory,
@@ -282,12 +282,12 @@ impl AttributionLedger {
         }
     }
 
-    fn find(&mut self, index: DeviceIndex, start: DeviceTotals) {
+    fn find(&mut self, index: DeviceIndex, start: TotalsSample) {
         self.intervals.start(start.time);
         let (follows, interval) = (self.follows, self.intervals.ended);
         self.devices
             .entry(index)
-            .or_insert_with(|| Device::new(start, follows, interval));
+            .or_insert_with(|| DeviceAttribution::new(start, follows, interval));
     }
 
     fn memory(&mut self, event: &MemoryEvent, change: &Change, ledger: &Ledger) {
@@ -631,7 +631,7 @@ impl Analysis for AttributionLedger {
     }
 }
 
-fn now(devices: &BTreeMap<DeviceIndex, Device>) -> Now<'_> {
+fn now(devices: &BTreeMap<DeviceIndex, DeviceAttribution>) -> Now<'_> {
     let all = devices.iter();
     Now(all.map(|(index, device)| (*index, &device.now)).collect())
 }

@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::allocation_groups::{AllocationGroups, AllocationSite, ModuleScope, Pass};
-use super::groups::{BlockChange, Entry};
+use super::groups::{BlockChange, GroupEntry};
 use super::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding};
 use super::view::CoverageStart;
 use crate::event::{DeviceIndex, Event, TimeNs};
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, Change, DeviceTotals, Ledger};
+use crate::ledger::{Analysis, Change, Ledger, TotalsSample};
 
 /// Cap on modules of a device; the excess is one row.
 const MAX_MODULES: usize = 1 << 16;
@@ -57,7 +57,7 @@ struct Tally {
 /// total, now and at the peak.
 #[derive(Clone, Debug)]
 pub struct ModuleTree {
-    pub peak: DeviceTotals,
+    pub peak: TotalsSample,
     /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow>,
     /// Memory outside modules.
@@ -184,7 +184,7 @@ impl Analysis for ModuleLedger {
 
 fn count(
     trees: &mut BTreeMap<DeviceIndex, Tree>,
-    entry: &mut Entry<AllocationSite, Option<u32>>,
+    entry: &mut GroupEntry<AllocationSite, Option<u32>>,
     change: BlockChange,
     mark: u64,
 ) {

@@ -5,7 +5,7 @@ pub use super::high_water_mark::Holding;
 use super::high_water_mark::{HeldBytes, HighWaterMarks};
 use crate::event::{Bytes, DeviceIndex, Event};
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, Change, DeviceTotals, Ledger};
+use crate::ledger::{Analysis, Change, Ledger, TotalsSample};
 
 /// Memory of each allocation group at the peak of each device, updated by every event.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct PeakLedger {
 #[derive(Clone, Debug)]
 pub struct PeakView {
     /// The peak. `parts`, `before_attach` and `unaccounted` add up to `totals.allocated`.
-    pub moment: DeviceTotals,
+    pub moment: TotalsSample,
     /// Groups with live memory at the peak, in no particular order.
     pub parts: Vec<PeakPart>,
     /// True if any stack has module information.

@@ -5,7 +5,7 @@
 
 mod table;
 
-pub use table::{ModelSize, Size, Sizes};
+pub use table::{ModelSize, ModuleSize, Sizes};
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;

@@ -9,7 +9,7 @@ pub use crate::attribution::peak::Holding;
 pub use crate::attribution::phase::Phase;
 pub use crate::attribution::threads::{AllocatingThread, ThreadRow};
 pub use crate::attribution::view::{CategoryRow, CoverageStart};
-pub use crate::ledger::DeviceTotals;
+pub use crate::ledger::TotalsSample;
 
 use crate::event::{Bytes, DeviceIndex, TimeNs, Totals};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::groups::{BlockChange, ChangeKind};
 use super::high_water_mark::{HeldBytes, HighWaterMarks, Holding};
 use crate::event::{DeviceIndex, Event, Tid, TimeNs};
-use crate::ledger::{Analysis, BlockId, Change, DeviceTotals, Freed, Ledger, PerBlock};
+use crate::ledger::{Analysis, BlockId, Change, Freed, Ledger, PerBlock, TotalsSample};
 
 /// Cap on threads of all devices; the excess is one row a device.
 const MAX_THREADS: usize = 1 << 16;
@@ -80,7 +80,7 @@ impl ThreadLedger {
     }
 
     /// State of a device at its peak.
-    pub fn peak(&self, device: DeviceIndex) -> Option<DeviceTotals> {
+    pub fn peak(&self, device: DeviceIndex) -> Option<TotalsSample> {
         Some(self.marks.get(device)?.moment)
     }
 

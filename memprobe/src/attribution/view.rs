@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::category::{Category, CategoryRule};
-use super::device::Device;
+use super::device::DeviceAttribution;
 use super::high_water_mark::Holding;
 use super::ledger::AttributionLedger;
 use super::moments::Moment;
@@ -50,7 +50,7 @@ pub enum CoverageStart {
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceView<'a> {
     ledger: &'a AttributionLedger,
-    device: &'a Device,
+    device: &'a DeviceAttribution,
 }
 
 /// Memory of blocks with the same rule.
@@ -88,7 +88,7 @@ pub struct SavedRow {
 }
 
 impl<'a> DeviceView<'a> {
-    pub(super) fn new(ledger: &'a AttributionLedger, device: &'a Device) -> Self {
+    pub(super) fn new(ledger: &'a AttributionLedger, device: &'a DeviceAttribution) -> Self {
         Self { ledger, device }
     }
 

@@ -8,7 +8,7 @@ use clap::Args;
 use super::options::{
     BufferOption, CpuOption, DetailOption, DriverOption, GraphOption, is_default, parse_pid,
 };
-use crate::commands::attach::Live;
+use crate::commands::attach::LiveView;
 use crate::commands::host::Scope;
 use crate::commands::top::{Keep, Top};
 use crate::commands::{GraphTracking, Wanted, Watch};
@@ -66,7 +66,7 @@ impl Attach {
             }
             .run();
         }
-        Live {
+        LiveView {
             tgid,
             wanted,
             ring_bytes,

@@ -21,7 +21,7 @@ Examples:
   sudo memprobe doctor --pid 1234
   sudo memprobe doctor --pid 1234 --format json | jq '.machine[] | select(.level == \"fail\")'")]
 #[command(mut_arg("format", formats(&[Format::Text, Format::Json])))]
-pub struct Doctor {
+pub struct DoctorArgs {
     /// Process to check too
     #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
     pid: Option<u32>,
@@ -35,7 +35,7 @@ pub struct Doctor {
     verbose: bool,
 }
 
-impl Doctor {
+impl DoctorArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         if self.verbose {
             commands::enable_diagnostics();
@@ -43,8 +43,8 @@ impl Doctor {
         doctor::Doctor {
             tgid: self.pid.map(Tgid),
             format: match self.format.or_text() {
-                Format::Json => doctor::Format::Json,
-                _ => doctor::Format::Text(StdoutStyle::detect().colour),
+                Format::Json => doctor::DoctorFormat::Json,
+                _ => doctor::DoctorFormat::Text(StdoutStyle::detect().colour),
             },
             verifier_log: self.verifier_log,
         }

@@ -11,7 +11,7 @@ use super::options::{
     BufferOption, Format, FormatOption, LimitOption, NamesOption, StdoutStyle, formats, is_default,
 };
 use crate::commands::Naming;
-use crate::commands::estimate::{Estimation, Subject};
+use crate::commands::estimate::{EstimateSource, Estimation};
 use crate::estimate::OnHost;
 use crate::event::Bytes;
 use crate::report::{Colour, EstimateFormat, EstimateOptions, RowLimit};
@@ -40,7 +40,7 @@ Examples:
 #[command(mut_arg("limit", |arg| arg.help("Lines of Python in text, or `all` [default: 20]")))]
 #[command(mut_arg("names", |arg| is_default(arg).requires("command")))]
 #[command(mut_arg("no_names", |arg| arg.requires("command")))]
-pub struct Estimate {
+pub struct EstimateArgs {
     /// A recording of `memprobe record --cpu`; needs no root
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
@@ -66,13 +66,13 @@ pub struct Estimate {
     command: Vec<OsString>,
 }
 
-impl Estimate {
+impl EstimateArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         let options = self.options();
         Estimation {
             subject: match self.file {
-                Some(file) => Subject::Recording(file),
-                None => Subject::Command(self.command),
+                Some(file) => EstimateSource::Recording(file),
+                None => EstimateSource::Command(self.command),
             },
             on_host: self.on_host,
             naming: self.names.naming_or(Naming::NowAndThen),

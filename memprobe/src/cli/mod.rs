@@ -52,13 +52,13 @@ Examples:
 #[derive(Subcommand)]
 enum Verb {
     Attach(attach::Attach),
-    Top(top::Top),
-    Record(record::Record),
+    Top(top::TopArgs),
+    Record(record::RecordArgs),
     Report(report::Report),
-    Snapshot(snapshot::Snapshot),
+    Snapshot(snapshot::SnapshotArgs),
     Diff(diff::Diff),
-    Estimate(estimate::Estimate),
-    Doctor(doctor::Doctor),
+    Estimate(estimate::EstimateArgs),
+    Doctor(doctor::DoctorArgs),
 }
 
 /// Runs the command line. Returns 0, 2 after an error, or the status of the command that `record`

@@ -36,7 +36,7 @@ Examples:
 #[command(mut_arg("detail", |arg| arg.default_value("tensors")))]
 #[command(mut_arg("graph", is_default))]
 #[command(mut_arg("no_names", |arg| is_default(arg)))]
-pub struct Record {
+pub struct RecordArgs {
     /// Output file (`-` for standard output, `DIR/` for a file for each process)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -69,7 +69,7 @@ pub struct Record {
     command: Vec<OsString>,
 }
 
-impl Record {
+impl RecordArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         let is_alone = self.pid.is_some() && !self.children;
         Recording {

@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::options::{BufferOption, CpuOption, DetailOption, formats, parse_duration, parse_pid};
 use super::tensors::{FORMATS, TensorRows};
-use crate::commands::snapshot::{CaptureMode, Extent, Snapshots};
+use crate::commands::snapshot::{CaptureMode, SnapshotExtent, Snapshots};
 use crate::event::Tgid;
 use crate::event::tensors::TensorSnapshot;
 use crate::recording::{Reader, open_tensors, read_tensors};
@@ -42,7 +42,7 @@ Examples:
     "With --watch: detail of each block allocated meanwhile, for blocks that no tensor reaches. Cost to the process: \
      `tensors` a trap for each new tensor, `full` also a copy of the stack for each block without a tensor")))]
 #[command(mut_arg("buffer_size", |arg| arg.requires("watch").help("With --watch: room for unread events")))]
-pub struct Snapshot {
+pub struct SnapshotArgs {
     /// A snapshot that `memprobe snapshot -o` wrote (`-` for standard input); needs no root
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
@@ -68,7 +68,7 @@ pub struct Snapshot {
     buffer: BufferOption,
 }
 
-impl Snapshot {
+impl SnapshotArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         let mut options = self.rows.options()?;
         let Some(pid) = self.pid else {
@@ -89,8 +89,8 @@ impl Snapshot {
                 false => CaptureMode::Paused,
             },
             extent: match self.cpu.cpu {
-                true => Extent::DevicesAndHost,
-                false => Extent::Devices,
+                true => SnapshotExtent::DevicesAndHost,
+                false => SnapshotExtent::Devices,
             },
             options,
         };

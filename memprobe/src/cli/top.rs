@@ -36,7 +36,7 @@ Examples:
 #[command(mut_arg("graph", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("no_graph", is_default))]
 #[command(mut_arg("buffer_size", |arg| arg.default_value("32MiB")))]
-pub struct Top {
+pub struct TopArgs {
     /// Print the table once and exit
     #[arg(short = '1', long)]
     once: bool,
@@ -63,7 +63,7 @@ pub struct Top {
     buffer: BufferOption,
 }
 
-impl Top {
+impl TopArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         let format = self.format.or_text();
         if !self.once && std::io::stdout().is_terminal() && format == Format::Text {

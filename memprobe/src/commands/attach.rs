@@ -18,18 +18,18 @@ use crate::probe::watched::Watched;
 use crate::session::event::HostItem;
 use crate::session::host::HostSession;
 use crate::session::priority;
-use crate::session::process::{self, Origin};
+use crate::session::process::{self, ProcessOrigin};
 use crate::tui::{self, Command};
 
 const REFRESH: Duration = Duration::from_millis(200);
 
-pub struct Live {
+pub struct LiveView {
     pub tgid: Tgid,
     pub wanted: Wanted,
     pub ring_bytes: u32,
 }
 
-impl Live {
+impl LiveView {
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
         super::runtime()?.block_on(self.run_inside())
@@ -48,7 +48,7 @@ impl Live {
 
     async fn show(&self, watched: Watched, screen: &mut Screen) -> Result<()> {
         let mut session = HostSession::load(self.wanted, self.ring_bytes)?;
-        session.add(watched, Origin::Running)?;
+        session.add(watched, ProcessOrigin::Running)?;
         priority::come_first();
         let mut seen = Seen::Nothing;
         loop {

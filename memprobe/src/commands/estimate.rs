@@ -27,7 +27,7 @@ use crate::report::{EstimateOptions, EstimateSubject, write_estimate};
 use crate::session::event::{HostEvent, HostItem};
 use crate::session::host::HostSession;
 use crate::session::priority;
-use crate::session::process::Origin;
+use crate::session::process::ProcessOrigin;
 use crate::view::{clean, counted, fit};
 
 /// Columns of the name of a process that is mentioned.
@@ -36,7 +36,7 @@ const NAME: usize = 60;
 /// Processes whose books are kept at once; the later ones of a command are counted.
 const MAX_PROCESSES: usize = 256;
 
-pub enum Subject {
+pub enum EstimateSource {
     /// A recording with the CPU's memory.
     Recording(PathBuf),
     /// A command to run on the CPU: its program and arguments.
@@ -44,7 +44,7 @@ pub enum Subject {
 }
 
 pub struct Estimation {
-    pub subject: Subject,
+    pub subject: EstimateSource,
     /// Lines whose tensors stay with the host.
     pub on_host: Vec<OnHost>,
     /// Reading of the processes' objects, for the parameters of each module.
@@ -59,12 +59,12 @@ impl Estimation {
     /// Runs the command, or reads the recording, and writes the estimate.
     pub fn run(self) -> Result<ExitCode> {
         match &self.subject {
-            Subject::Recording(file) => {
+            EstimateSource::Recording(file) => {
                 let name = file.display().to_string();
                 let written = self.run_on_recording(file).context(name);
                 written.map(|()| ExitCode::SUCCESS)
             }
-            Subject::Command(words) => {
+            EstimateSource::Command(words) => {
                 kernel::preflight()?;
                 // Before minutes are spent on what cannot be kept.
                 let output = self.output.as_deref().map(create).transpose()?;
@@ -123,7 +123,7 @@ impl Estimation {
         let mut session = HostSession::load(wanted, self.ring_bytes)?;
         let mut command = Started::spawn(words)?;
         let root = command.tgid();
-        session.add_family(Watched::open(root)?, Origin::Started)?;
+        session.add_family(Watched::open(root)?, ProcessOrigin::Started)?;
         priority::come_first();
         let mut run = Run::new(self, root, wanted.allocators);
         let ended = run.follow(&mut session, &mut interrupts).await;

@@ -8,24 +8,26 @@ use hashbrown::HashMap;
 
 use super::process_view::ViewCache;
 use crate::cuda::nvml::Sample;
-use crate::event::{CaptureOptions, Event, Target, Tgid, TimeNs};
+use crate::event::{CaptureOptions, Event, Rank, Target, Tgid, TimeNs};
 use crate::ledger::Analysis;
 use crate::ledger::host::{Attached, Host, HostCaps};
 use crate::ledger::snapshot::host::{
-    DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, ProcessState, Rank,
+    DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, ProcessState,
 };
 use crate::probe::attach::AttachError;
 use crate::probe::catalog::{Allocators, DriverCalls};
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
-use crate::process::process_scan::Found;
+use crate::process::process_scan::ScanResult;
 use crate::process::status::Status;
-use crate::process::{facts, process_scan, rank, user};
+use crate::process::{facts, process_scan, user};
 use crate::session::event::{HostEvent, HostItem};
 use crate::session::host::HostSession;
 use crate::session::priority;
-use crate::session::process::{Origin, identified};
-use crate::session::process_monitor::{ProcessMonitor, Search, Seen, has_pids_of_the_driver};
+use crate::session::process::{ProcessOrigin, identified};
+use crate::session::process_monitor::{
+    ProcessMonitor, ProcessSearch, Seen, has_pids_of_the_driver,
+};
 use crate::tui::{Command, News};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +75,12 @@ impl Watching {
         caps: HostCaps,
     ) -> Result<Self> {
         let (watch, search, root) = match scope {
-            Scope::Host => (Watch::Everyone, Search::Everyone, None),
-            Scope::Family(tgid) => (Watch::Family, Search::Nobody, Some(Watched::open(tgid)?)),
+            Scope::Host => (Watch::Everyone, ProcessSearch::Everyone, None),
+            Scope::Family(tgid) => (
+                Watch::Family,
+                ProcessSearch::Nobody,
+                Some(Watched::open(tgid)?),
+            ),
         };
         let wanted = Wanted {
             watch,
@@ -85,7 +91,7 @@ impl Watching {
         };
         let mut session = HostSession::load(wanted, ring_bytes)?;
         if let Some(root) = root {
-            session.add_family(root, Origin::Running)?;
+            session.add_family(root, ProcessOrigin::Running)?;
         }
         priority::come_first();
         let (monitor, first) = ProcessMonitor::begin(search)?;
@@ -167,7 +173,7 @@ impl Watching {
     }
 
     /// Watches processes that use CUDA, and one process for each dynamic loader, which reports others.
-    fn found(&mut self, found: Found) -> Result<()> {
+    fn found(&mut self, found: ScanResult) -> Result<()> {
         for tgid in found.users {
             self.watch(tgid)?;
             self.show(tgid);
@@ -183,7 +189,7 @@ impl Watching {
             return Ok(());
         }
         match Watched::if_there(tgid) {
-            Some(watched) => self.session.add(watched, Origin::Running),
+            Some(watched) => self.session.add(watched, ProcessOrigin::Running),
             None => Ok(()),
         }
     }
@@ -227,11 +233,7 @@ impl Watching {
         ProcessFacts {
             // One that is gone already was its parent's user when it was made.
             user: user.or_else(|| self.user(parent?)),
-            rank: rank::Rank::of(tgid).map(|rank| Rank {
-                global: rank.global,
-                local: rank.local,
-                world: rank.world,
-            }),
+            rank: Rank::of(tgid),
             forked_from: parent,
         }
     }

@@ -9,7 +9,7 @@ use anyhow::Result;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::mpsc;
 
-use super::snapshot::{CaptureMode, Extent, NotTaken, taken};
+use super::snapshot::{CaptureMode, NotTaken, SnapshotExtent, taken};
 use crate::event::tensors::Consistency;
 use crate::event::{BlockLabels, Event, LabeledBlock, Tgid, TimeNs};
 use crate::probe::catalog::Allocators;
@@ -81,7 +81,7 @@ pub(super) struct Placed {
 pub(super) struct NameReader {
     naming: Naming,
     manner: CaptureMode,
-    extent: Extent,
+    extent: SnapshotExtent,
     courses: HashMap<Tgid, Course>,
     held: HashMap<Tgid, Held>,
     /// Processes still being read whose events are no longer held back.
@@ -128,8 +128,8 @@ impl NameReader {
             naming,
             manner,
             extent: match allocators {
-                Allocators::Cuda => Extent::Devices,
-                Allocators::CudaAndCpu => Extent::DevicesAndHost,
+                Allocators::Cuda => SnapshotExtent::Devices,
+                Allocators::CudaAndCpu => SnapshotExtent::DevicesAndHost,
             },
             courses: HashMap::new(),
             held: HashMap::new(),

@@ -28,7 +28,7 @@ use crate::recording::EndReason;
 use crate::session::event::{HostEvent, HostItem};
 use crate::session::host::HostSession;
 use crate::session::priority;
-use crate::session::process::Origin;
+use crate::session::process::ProcessOrigin;
 
 const FLUSH: Duration = Duration::from_secs(1);
 
@@ -65,11 +65,11 @@ impl Recording {
         let destination = Destination::check(&self.output, command)?;
         let mut session = HostSession::load(self.wanted, self.ring_bytes)?;
         let (mut command, watched, origin) = match &self.subject {
-            Subject::Process(tgid) => (None, Watched::open(*tgid)?, Origin::Running),
+            Subject::Process(tgid) => (None, Watched::open(*tgid)?, ProcessOrigin::Running),
             Subject::Command(words) => {
                 let command = Started::spawn(words)?;
                 let watched = Watched::open(command.tgid())?;
-                (Some(command), watched, Origin::Started)
+                (Some(command), watched, ProcessOrigin::Started)
             }
         };
         let root = watched.tgid;

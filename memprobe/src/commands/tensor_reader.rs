@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::snapshot::{CaptureMode, Extent, taken};
+use super::snapshot::{CaptureMode, SnapshotExtent, taken};
 use crate::event::tensors::TensorSnapshot;
 use crate::event::{Event, Tgid};
 use crate::ledger::{Analysis, Change, Ledger};
@@ -44,7 +44,7 @@ impl TensorReader {
         self.shown.send_replace(Tensors::Taking);
         let tgid = self.tgid;
         self.taking = Some(tokio::task::spawn_blocking(move || {
-            taken(tgid, CaptureMode::Paused, Extent::DevicesAndHost)
+            taken(tgid, CaptureMode::Paused, SnapshotExtent::DevicesAndHost)
         }));
     }
 

@@ -13,7 +13,7 @@ use crate::event::Tgid;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// An event of the allocator or of autograd's engine, with the reason for the memory.
-    Memory(MemoryKind, MemoryRecord, Reason),
+    Memory(MemoryKind, MemoryRecord, PurposeHint),
     /// A call into CUDA that succeeded, with a copy of the stack if the thread runs no Python.
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     Stack(StackHead, Vec<FrameRecord>),
@@ -43,7 +43,7 @@ impl Record {
     /// recorded, the ring buffer had no room for this one (`memprobe-ebpf/src/stack.rs`).
     /// `stack_state::UNREADABLE` is excluded: such threads may lack the scratch memory that a copy needs.
     pub fn is_block_without_reason(&self) -> bool {
-        let Self::Memory(MemoryKind::Block, memory, Reason::None) = self else {
+        let Self::Memory(MemoryKind::Block, memory, PurposeHint::None) = self else {
             return false;
         };
         memory.size > 0 && memory.stack_state != stack_state::UNREADABLE
@@ -72,7 +72,7 @@ pub struct FreedCode {
 
 /// The kernel's information on the purpose of a memory record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum PurposeHint {
     None,
     /// The tensor that the thread had started to create.
     Tensor(Box<ShapeRecord>),
@@ -114,7 +114,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
         record::BACKWARD => MemoryKind::Backward,
         record::BLOCK_WITH_STACK => {
             let (memory, stack) = head(bytes)?;
-            let reason = Reason::Stack(Box::new(thread_stack::<BLOCK_STACK_COPY>(stack)?));
+            let reason = PurposeHint::Stack(Box::new(thread_stack::<BLOCK_STACK_COPY>(stack)?));
             return Ok(Record::Memory(MemoryKind::Block, memory, reason));
         }
         record::CUDA_CALL => return Ok(Record::Cuda(Box::new(whole(bytes)?), None)),
@@ -137,9 +137,9 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
     };
     let (memory, shape) = head(bytes)?;
     let reason = match (shape, kind) {
-        ([], _) => Reason::None,
+        ([], _) => PurposeHint::None,
         (shape, MemoryKind::Block | MemoryKind::CpuBlock | MemoryKind::OutOfMemory) => {
-            Reason::Tensor(Box::new(whole(shape)?))
+            PurposeHint::Tensor(Box::new(whole(shape)?))
         }
         (_, MemoryKind::Backward | MemoryKind::CpuFree) => return Err(Malformed),
     };
@@ -281,7 +281,8 @@ mod tests {
 
     #[test]
     fn a_memory_record_keeps_every_field() {
-        let Ok(Record::Memory(kind, memory, Reason::None)) = decode(&memory_bytes(record::BLOCK))
+        let Ok(Record::Memory(kind, memory, PurposeHint::None)) =
+            decode(&memory_bytes(record::BLOCK))
         else {
             panic!("not decoded");
         };
@@ -308,7 +309,8 @@ mod tests {
         for word in [99u64, 3, 33, 0, 0, 0, 0, 0, 0] {
             bytes.extend(word.to_ne_bytes());
         }
-        let Ok(Record::Memory(MemoryKind::Block, _, Reason::Tensor(shape))) = decode(&bytes) else {
+        let Ok(Record::Memory(MemoryKind::Block, _, PurposeHint::Tensor(shape))) = decode(&bytes)
+        else {
             panic!("not decoded");
         };
         assert_eq!((shape.layout, shape.device_type, shape.dtype), (2, 1, 6));
@@ -330,10 +332,13 @@ mod tests {
             Record::Memory(MemoryKind::Block, memory, reason).is_block_without_reason()
         };
         let python = stack_state::PYTHON;
-        assert!(handed_out(512, python, Reason::None));
-        assert!(!handed_out(-512, python, Reason::None), "it was taken back");
-        assert!(!handed_out(512, stack_state::UNREADABLE, Reason::None));
-        let shape = Reason::Tensor(Box::default());
+        assert!(handed_out(512, python, PurposeHint::None));
+        assert!(
+            !handed_out(-512, python, PurposeHint::None),
+            "it was taken back"
+        );
+        assert!(!handed_out(512, stack_state::UNREADABLE, PurposeHint::None));
+        let shape = PurposeHint::Tensor(Box::default());
         assert!(!handed_out(512, python, shape));
     }
 
@@ -344,7 +349,8 @@ mod tests {
             bytes.extend(word.to_ne_bytes());
         }
         bytes.extend([7; BLOCK_STACK_COPY]);
-        let Ok(Record::Memory(MemoryKind::Block, memory, Reason::Stack(copy))) = decode(&bytes)
+        let Ok(Record::Memory(MemoryKind::Block, memory, PurposeHint::Stack(copy))) =
+            decode(&bytes)
         else {
             panic!("not decoded");
         };
@@ -354,7 +360,7 @@ mod tests {
         assert_eq!(decode(&bytes[..bytes.len() - 1]), Err(Malformed));
         assert_eq!(decode(&bytes[..64]), Err(Malformed), "no stack");
         bytes[64 + 16..64 + 24].copy_from_slice(&u64::MAX.to_ne_bytes());
-        let Ok(Record::Memory(_, _, Reason::Stack(copy))) = decode(&bytes) else {
+        let Ok(Record::Memory(_, _, PurposeHint::Stack(copy))) = decode(&bytes) else {
             panic!("not decoded");
         };
         assert_eq!(copy.bytes.len(), BLOCK_STACK_COPY, "no more than there is");

@@ -2,16 +2,16 @@
 
 use super::allocator::{CachingAllocator, GpuBlock};
 use super::lines::Lines;
-use super::origin::Phase;
+use super::origin::EstimatePhase;
 use super::replay::{OnGpu, Replay, Request};
-use super::{Difference, Fit, Hardware, WORKSPACE};
+use super::{DeviceFit, Difference, Hardware, WORKSPACE};
 use crate::event::{Bytes, TimeNs, Totals};
 use crate::ledger::SiteRef;
 use crate::ledger::snapshot::{Grouping, Site};
 
 /// Block of the CPU, and its counterpart on a GPU.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(super) struct BlockPair {
     /// Bytes requested from the CPU's allocator.
     pub(super) cpu: u64,
     /// Bytes requested from a GPU's allocator; `None` if there is no counterpart.
@@ -19,7 +19,7 @@ pub(super) struct Piece {
     /// Reason that the two differ.
     pub(super) difference: Option<Difference>,
     pub(super) line: SiteRef,
-    pub(super) phase: Phase,
+    pub(super) phase: EstimatePhase,
     pub(super) asked: Request,
 }
 
@@ -29,14 +29,14 @@ pub(super) struct PieceId(usize);
 
 /// Figures of one moment: `cpu` plus all `differences` equals `allocated`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Moment {
+pub(super) struct AccountingMoment {
     pub(super) allocated: u64,
     pub(super) cpu: u64,
     pub(super) differences: [i64; Difference::ALL.len()],
     /// `allocated`, by the phase of the allocation.
-    pub(super) phases: [u64; Phase::ALL.len()],
+    pub(super) phases: [u64; EstimatePhase::ALL.len()],
     /// Phase and line of the last allocation; set for the peak only.
-    pub(super) phase: Phase,
+    pub(super) phase: EstimatePhase,
     pub(super) line: SiteRef,
 }
 
@@ -51,7 +51,7 @@ struct SimulatedDevice {
 
 #[derive(Debug)]
 pub(super) struct Accounting {
-    pieces: Vec<Option<Piece>>,
+    pieces: Vec<Option<BlockPair>>,
     vacant: Vec<usize>,
     /// Unlimited device: the source of the reported figures.
     plain: SimulatedDevice,
@@ -59,9 +59,9 @@ pub(super) struct Accounting {
     working: SimulatedDevice,
     /// Like `working`, with the memory of a given device.
     bounded: Option<SimulatedDevice>,
-    pub(super) now: Moment,
+    pub(super) now: AccountingMoment,
     /// Moment of the highest allocated bytes.
-    pub(super) peak: Moment,
+    pub(super) peak: AccountingMoment,
     /// Totals at the last start of a forward pass or data loading after a backward pass or a step.
     pub(super) between_iterations: Option<Totals>,
     pub(super) lines: Lines,
@@ -122,8 +122,8 @@ impl Accounting {
             bounded: hardware
                 .memory
                 .map(|memory| SimulatedDevice::new(CachingAllocator::with_capacity(memory))),
-            now: Moment::default(),
-            peak: Moment::default(),
+            now: AccountingMoment::default(),
+            peak: AccountingMoment::default(),
             between_iterations: None,
             lines: Lines::default(),
             replay: Replay::new(TimeNs(0)),
@@ -137,7 +137,7 @@ impl Accounting {
         books
     }
 
-    pub(super) fn begin(&mut self, piece: Piece) -> PieceId {
+    pub(super) fn begin(&mut self, piece: BlockPair) -> PieceId {
         let at = match self.vacant.pop() {
             Some(at) => at,
             None => {
@@ -165,7 +165,7 @@ impl Accounting {
             self.now.allocated = self.now.allocated.saturating_add(size);
             self.lines.take(piece.line, size);
             if self.now.allocated > self.peak.allocated {
-                self.peak = Moment {
+                self.peak = AccountingMoment {
                     phase: piece.phase,
                     line: piece.line,
                     ..self.now
@@ -191,7 +191,7 @@ impl Accounting {
     }
 
     /// Removes a piece; returns it with the bytes freed on the GPU.
-    pub(super) fn end(&mut self, id: PieceId) -> Option<(Piece, u64)> {
+    pub(super) fn end(&mut self, id: PieceId) -> Option<(BlockPair, u64)> {
         let piece = self.pieces.get_mut(id.0)?.take()?;
         self.vacant.push(id.0);
         self.now.cpu = self.now.cpu.saturating_sub(piece.cpu);
@@ -223,8 +223,8 @@ impl Accounting {
     }
 
     /// Handles the end of `phase`.
-    pub(super) fn is_over(&mut self, phase: Phase) {
-        if matches!(phase, Phase::Backward | Phase::Step) {
+    pub(super) fn is_over(&mut self, phase: EstimatePhase) {
+        if matches!(phase, EstimatePhase::Backward | EstimatePhase::Step) {
             self.between_iterations = Some(self.plain.allocator.totals);
         }
     }
@@ -240,17 +240,17 @@ impl Accounting {
     }
 
     /// Result for the given device, with a cuBLAS workspace; `None` without a device.
-    pub(super) fn fit(&self) -> Option<Fit> {
+    pub(super) fn fit(&self) -> Option<DeviceFit> {
         let bounded = self.bounded.as_ref()?;
         Some(match bounded.refused {
-            Some((line, bytes)) => Fit::Not {
+            Some((line, bytes)) => DeviceFit::Not {
                 requested: Bytes(bytes),
                 site: self.site(line),
             },
-            None if bounded.allocator.flushes > 0 => Fit::WithoutCache {
+            None if bounded.allocator.flushes > 0 => DeviceFit::WithoutCache {
                 flushes: bounded.allocator.flushes,
             },
-            None => Fit::Whole,
+            None => DeviceFit::Whole,
         })
     }
 

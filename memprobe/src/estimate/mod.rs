@@ -16,13 +16,13 @@ mod translation;
 mod tests;
 
 pub use allocator::{CachingAllocator, GpuBlock, OutOfMemory, Ties};
-pub use origin::Phase;
+pub use origin::EstimatePhase;
 
 use crate::attribution::size::Sizes;
 use crate::attribution::view::Coverage;
 use crate::event::{Action, Bytes, DeviceIndex, Event, Frame, Totals};
 use crate::ledger::snapshot::Site;
-use accounting::{Accounting, Moment};
+use accounting::{Accounting, AccountingMoment};
 use translation::Translation;
 
 /// Default cuBLAS workspace of PyTorch: `CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8`, in KiB and counts
@@ -86,7 +86,7 @@ impl Difference {
 
 /// Result of fitting a run into a device's memory.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Fit {
+pub enum DeviceFit {
     Whole,
     /// Fits only if cached segments are released to CUDA and requested again, which is slow.
     WithoutCache {
@@ -148,9 +148,9 @@ pub struct Estimate {
     /// [`Difference::ALL`].
     pub differences: Vec<(Difference, i64)>,
     /// Highest allocated bytes by the phase of the allocation, in the order of [`Phase::ALL`].
-    pub phases: Vec<(Phase, Bytes)>,
+    pub phases: Vec<(EstimatePhase, Bytes)>,
     /// Phase of the allocation that reached the peak.
-    pub peak_in: Phase,
+    pub peak_in: EstimatePhase,
     /// Line of that allocation.
     pub peak_at: Site,
     /// Most bytes saved for a backward pass: allocated before it and freed during it.
@@ -164,7 +164,7 @@ pub struct Estimate {
     /// Information available in the event stream, for the notes under tables.
     pub heard: Coverage,
     /// Result for the given device; `None` without one.
-    pub fit: Option<Fit>,
+    pub fit: Option<DeviceFit>,
     pub missing: Missing,
 }
 
@@ -240,7 +240,7 @@ impl Estimator {
     pub fn finish(mut self) -> Estimate {
         self.translation.finish(&mut self.books);
         let books = &self.books;
-        let at_peak: Moment = books.peak;
+        let at_peak: AccountingMoment = books.peak;
         let difference = |kind: Difference| (kind, at_peak.differences[kind as usize]);
         Estimate {
             events: self.events,
@@ -250,7 +250,7 @@ impl Estimator {
             cpu_at_peak: Bytes(at_peak.cpu),
             cpu_peak: Bytes(self.cpu_peak),
             differences: Difference::ALL.map(difference).to_vec(),
-            phases: Phase::ALL
+            phases: EstimatePhase::ALL
                 .map(|phase| (phase, Bytes(at_peak.phases[phase as usize])))
                 .to_vec(),
             peak_in: at_peak.phase,

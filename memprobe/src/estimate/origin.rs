@@ -7,7 +7,7 @@ use crate::torch::names::TorchCall;
 
 /// Phase of a program at an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub enum Phase {
+pub enum EstimatePhase {
     /// Anything else: construction of the model, and the forward pass.
     #[default]
     Forward,
@@ -16,7 +16,7 @@ pub enum Phase {
     Loading,
 }
 
-impl Phase {
+impl EstimatePhase {
     /// All variants, in display order.
     pub const ALL: [Self; 4] = [Self::Forward, Self::Backward, Self::Step, Self::Loading];
 }
@@ -54,15 +54,15 @@ pub(super) enum ForeachTemporaries {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Origin {
-    pub(super) phase: Phase,
+pub(super) struct EstimateOrigin {
+    pub(super) phase: EstimatePhase,
     pub(super) part: Part,
 }
 
-impl Origin {
+impl EstimateOrigin {
     /// Origin of a block without a known stack.
     pub(super) const UNKNOWN: Self = Self {
-        phase: Phase::Forward,
+        phase: EstimatePhase::Forward,
         part: Part::Plain,
     };
 
@@ -99,22 +99,22 @@ impl Origin {
             }
         }
         if is_backward {
-            origin.phase = Phase::Backward;
+            origin.phase = EstimatePhase::Backward;
         }
         origin
     }
 }
 
 /// Origin of everything that a frame of PyTorch calls; `None` if the frame decides nothing.
-fn origin_of_calls(frames: &[Frame], at: usize, call: TorchCall) -> Option<Origin> {
+fn origin_of_calls(frames: &[Frame], at: usize, call: TorchCall) -> Option<EstimateOrigin> {
     let (phase, part) = match call {
-        TorchCall::Engine => (Phase::Backward, Part::Plain),
+        TorchCall::Engine => (EstimatePhase::Backward, Part::Plain),
         // Its caller, the fetcher, decides.
         TorchCall::DataCollate => return None,
-        TorchCall::DataFetch => (Phase::Loading, fetched(frames, at)),
-        TorchCall::Data => (Phase::Loading, Part::Sample),
+        TorchCall::DataFetch => (EstimatePhase::Loading, fetched(frames, at)),
+        TorchCall::Data => (EstimatePhase::Loading, Part::Sample),
         TorchCall::OptimizerStep | TorchCall::Optimizer => (
-            Phase::Step,
+            EstimatePhase::Step,
             match frames[at].function.strip_prefix("_single_tensor_") {
                 Some(optimizer) => Part::Parameter(together(optimizer)),
                 None => Part::Plain,
@@ -122,7 +122,7 @@ fn origin_of_calls(frames: &[Frame], at: usize, call: TorchCall) -> Option<Origi
         ),
         _ => return None,
     };
-    Some(Origin { phase, part })
+    Some(EstimateOrigin { phase, part })
 }
 
 /// Role by the call inside `fetch`: `data = [self.dataset[index] for index in indices]` makes
@@ -167,8 +167,8 @@ mod tests {
         }
     }
 
-    fn origin(frames: &[(&str, &str)]) -> (Phase, Part) {
-        let Origin { phase, part } = Origin::of(&stack(frames));
+    fn origin(frames: &[(&str, &str)]) -> (EstimatePhase, Part) {
+        let EstimateOrigin { phase, part } = EstimateOrigin::of(&stack(frames));
         (phase, part)
     }
 
@@ -178,18 +178,21 @@ mod tests {
 
     #[test]
     fn the_innermost_part_of_pytorch_says_what_goes_on() {
-        assert_eq!(origin(&[FORWARD]), (Phase::Forward, Part::Plain));
-        assert_eq!(origin(&[BACKWARD, FORWARD]), (Phase::Backward, Part::Plain));
+        assert_eq!(origin(&[FORWARD]), (EstimatePhase::Forward, Part::Plain));
+        assert_eq!(
+            origin(&[BACKWARD, FORWARD]),
+            (EstimatePhase::Backward, Part::Plain)
+        );
         let closure = [BACKWARD, ("train.py", "closure"), STEP];
-        assert_eq!(origin(&closure), (Phase::Backward, Part::Plain));
+        assert_eq!(origin(&closure), (EstimatePhase::Backward, Part::Plain));
         let state = [("torch/optim/adam.py", "_init_group"), STEP];
-        assert_eq!(origin(&state), (Phase::Step, Part::Plain));
+        assert_eq!(origin(&state), (EstimatePhase::Step, Part::Plain));
     }
 
     #[test]
     fn a_step_that_takes_one_parameter_after_the_other_is_known_by_its_function() {
         let of = |name: &str| origin(&[("torch/optim/x.py", name), STEP]);
-        let part = |together| (Phase::Step, Part::Parameter(together));
+        let part = |together| (EstimatePhase::Step, Part::Parameter(together));
         assert_eq!(of("_single_tensor_adam"), part(ForeachTemporaries::Second));
         assert_eq!(of("_single_tensor_rmsprop"), part(ForeachTemporaries::Each));
         assert_eq!(
@@ -200,20 +203,23 @@ mod tests {
             of("_single_tensor_rprop"),
             part(ForeachTemporaries::Unknown)
         );
-        assert_eq!(of("_fused_adam"), (Phase::Step, Part::Plain));
+        assert_eq!(of("_fused_adam"), (EstimatePhase::Step, Part::Plain));
     }
 
     #[test]
     fn distinguishes_examples_from_the_batch_made_of_them() {
         let fetch = ("torch/utils/data/_utils/fetch.py", "fetch");
         let example = [("/home/me/data.py", "__getitem__"), fetch];
-        assert_eq!(origin(&example), (Phase::Loading, Part::Sample));
+        assert_eq!(origin(&example), (EstimatePhase::Loading, Part::Sample));
         let collate = ("torch/utils/data/_utils/collate.py", "default_collate");
         let batch = [("/home/me/data.py", "pad"), fetch];
-        assert_eq!(origin(&batch), (Phase::Loading, Part::Plain));
-        assert_eq!(origin(&[collate, fetch]), (Phase::Loading, Part::Plain));
+        assert_eq!(origin(&batch), (EstimatePhase::Loading, Part::Plain));
+        assert_eq!(
+            origin(&[collate, fetch]),
+            (EstimatePhase::Loading, Part::Plain)
+        );
         let order = [("torch/utils/data/sampler.py", "__iter__")];
-        assert_eq!(origin(&order), (Phase::Loading, Part::Sample));
+        assert_eq!(origin(&order), (EstimatePhase::Loading, Part::Sample));
     }
 
     #[test]
@@ -225,16 +231,19 @@ mod tests {
             },
             ..stack(&[])
         };
-        assert_eq!(Origin::of(&helper).part, Part::Helper);
+        assert_eq!(EstimateOrigin::of(&helper).part, Part::Helper);
     }
 
     #[test]
     fn dropout_is_dropout_also_where_it_is_computed_again_in_a_backward_pass() {
         let dropout = ("torch/nn/functional.py", "dropout");
-        assert_eq!(origin(&[dropout, FORWARD]), (Phase::Forward, Part::Dropout));
+        assert_eq!(
+            origin(&[dropout, FORWARD]),
+            (EstimatePhase::Forward, Part::Dropout)
+        );
         assert_eq!(
             origin(&[dropout, FORWARD, BACKWARD]),
-            (Phase::Backward, Part::Dropout)
+            (EstimatePhase::Backward, Part::Dropout)
         );
         let inside = [("torch/nn/functional.py", "linear"), dropout];
         assert_eq!(origin(&inside).1, Part::Plain);

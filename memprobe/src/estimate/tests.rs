@@ -232,7 +232,7 @@ fn a_step_of_adam_has_one_temporary_tensor_of_each_parameter_at_once() {
     run.tensor(FORWARD, MIB);
     let estimate = run.finish();
     assert_eq!(estimate.peak.allocated, Bytes(6 * MIB));
-    assert_eq!(estimate.peak_in, Phase::Step);
+    assert_eq!(estimate.peak_in, EstimatePhase::Step);
     // The CPU has three at that moment: two denominators and a root.
     assert_eq!(estimate.cpu_at_peak, Bytes(6 * MIB));
     assert_eq!(differences(&estimate), []);
@@ -372,9 +372,9 @@ fn a_run_that_does_not_fit_names_the_first_refused_line() {
         run.tensor(BACKWARD, 40 * MIB);
         run.finish().fit.expect("it was asked for")
     };
-    assert_eq!(estimate(100 * MIB), Fit::Whole);
-    assert_eq!(estimate(70 * MIB), Fit::WithoutCache { flushes: 1 });
-    let Fit::Not { requested, site } = estimate(50 * MIB) else {
+    assert_eq!(estimate(100 * MIB), DeviceFit::Whole);
+    assert_eq!(estimate(70 * MIB), DeviceFit::WithoutCache { flushes: 1 });
+    let DeviceFit::Not { requested, site } = estimate(50 * MIB) else {
         panic!("40 MiB and a workspace in 20 MiB do not fit");
     };
     assert_eq!(requested, Bytes(40 * MIB));

@@ -1,7 +1,7 @@
 //! Translation of requests to the CPU's allocator into requests to a GPU's.
 
-use super::accounting::{Accounting, Piece, PieceId};
-use super::origin::{ForeachTemporaries, Origin, Part, Phase};
+use super::accounting::{Accounting, BlockPair, PieceId};
+use super::origin::{EstimateOrigin, EstimatePhase, ForeachTemporaries, Part};
 use super::replay::Request;
 use super::{Difference, Missing, OnHost};
 use crate::event::tensors::DType;
@@ -18,14 +18,14 @@ const MAX_HELD: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Translation {
     on_host: Vec<OnHost>,
-    stacks: PerStack<(Origin, IsOnHost)>,
+    stacks: PerStack<(EstimateOrigin, IsOnHost)>,
     live: PerBlock<Live>,
     /// Block that may be a dropout mask; the next allocation decides.
     mask: Option<Candidate>,
     step: Option<Step>,
     steps: u64,
     backward: Option<Tid>,
-    last: Phase,
+    last: EstimatePhase,
     pub(super) missing: Missing,
 }
 
@@ -47,7 +47,7 @@ struct Candidate {
     block: BlockId,
     /// Bytes of one element.
     element: u64,
-    piece: Piece,
+    piece: BlockPair,
 }
 
 /// Optimizer step that handles one parameter after the other.
@@ -80,7 +80,7 @@ impl Translation {
         }
         let (site, origin) = (
             ledger.site(stack, Grouping::User),
-            Origin::of(ledger.stack(stack)),
+            EstimateOrigin::of(ledger.stack(stack)),
         );
         let is_on_host = match site {
             Site::Line(frame) => self.on_host.iter().any(|line| line.names(frame)),
@@ -91,7 +91,7 @@ impl Translation {
 
     /// Handles a mark of PyTorch (`Event::PhaseMark`).
     pub(super) fn mark(&mut self, mark: &PhaseMark, books: &mut Accounting) {
-        self.phase(mark.tid, Phase::Step, books);
+        self.phase(mark.tid, EstimatePhase::Step, books);
         self.end_step(mark.tid, books);
     }
 
@@ -121,8 +121,8 @@ impl Translation {
         let stack = ledger.stack_ref(event.stack);
         let line = ledger.site_ref(stack, Grouping::User);
         let known = self.stacks.get(stack).copied();
-        let (origin, is_on_host) = known.unwrap_or((Origin::UNKNOWN, false));
-        let piece = Piece {
+        let (origin, is_on_host) = known.unwrap_or((EstimateOrigin::UNKNOWN, false));
+        let piece = BlockPair {
             cpu: event.size.0,
             gpu: Some(event.size.0),
             difference: None,
@@ -139,7 +139,7 @@ impl Translation {
             return self.keep(block, books.begin(piece), None);
         }
         if origin.part == Part::Helper {
-            let piece = Piece {
+            let piece = BlockPair {
                 phase: self.last,
                 ..piece
             };
@@ -151,7 +151,10 @@ impl Translation {
             self.end_step(event.tid, books);
         }
         let last = std::mem::replace(&mut self.last, origin.phase);
-        if matches!(origin.phase, Phase::Forward | Phase::Loading) {
+        if matches!(
+            origin.phase,
+            EstimatePhase::Forward | EstimatePhase::Loading
+        ) {
             books.is_over(last);
         }
         if is_on_host || origin.part == Part::Sample {
@@ -159,7 +162,7 @@ impl Translation {
         }
         // oneDNN's reordered copies of images and weights, and buffers for sums.
         if uses_no_tensor(event.shape, books) {
-            let piece = Piece {
+            let piece = BlockPair {
                 gpu: None,
                 difference: Some(Difference::Scratch),
                 ..piece
@@ -193,7 +196,7 @@ impl Translation {
         let Some((piece, size)) = books.end(piece) else {
             return;
         };
-        if self.backward.is_some() && piece.phase == Phase::Forward {
+        if self.backward.is_some() && piece.phase == EstimatePhase::Forward {
             books.lines.was_saved(piece.line, size);
         }
     }
@@ -222,10 +225,10 @@ impl Translation {
     }
 
     /// Tracks the thread's entry into a backward pass and its return.
-    fn phase(&mut self, tid: Tid, phase: Phase, books: &mut Accounting) {
+    fn phase(&mut self, tid: Tid, phase: EstimatePhase, books: &mut Accounting) {
         match (self.backward, phase) {
-            (None, Phase::Backward) => self.backward = Some(tid),
-            (Some(of), phase) if of == tid && phase != Phase::Backward => {
+            (None, EstimatePhase::Backward) => self.backward = Some(tid),
+            (Some(of), phase) if of == tid && phase != EstimatePhase::Backward => {
                 self.backward = None;
                 books.lines.backward_ended();
             }
@@ -240,7 +243,7 @@ impl Translation {
         &mut self,
         event: &MemoryEvent,
         block: BlockId,
-        piece: Piece,
+        piece: BlockPair,
         books: &mut Accounting,
     ) {
         let element = tensor(event.shape, books).and_then(|shape| {
@@ -286,7 +289,7 @@ impl Translation {
         &mut self,
         event: &MemoryEvent,
         block: BlockId,
-        (piece, together): (Piece, ForeachTemporaries),
+        (piece, together): (BlockPair, ForeachTemporaries),
         books: &mut Accounting,
     ) {
         if self.step.as_ref().is_some_and(|step| step.tid != event.tid) {
@@ -310,7 +313,7 @@ impl Translation {
             ForeachTemporaries::Second if step.first.take() == Some(this) => (piece, true),
             ForeachTemporaries::Second => {
                 step.first = Some(this);
-                let nowhere = Piece {
+                let nowhere = BlockPair {
                     gpu: None,
                     difference: Some(Difference::Together),
                     ..piece
@@ -351,18 +354,18 @@ fn uses_no_tensor(id: PurposeId, books: &Accounting) -> bool {
 
 /// Returns true for the tensor of a Python number. It stays on the host even when combined with
 /// tensors of a GPU. So do the counters of an optimizer.
-fn is_number(tensor: Option<&TensorSpec>, origin: Origin) -> bool {
+fn is_number(tensor: Option<&TensorSpec>, origin: EstimateOrigin) -> bool {
     tensor.is_some_and(|tensor| {
         let is_one = tensor.sizes.is_empty() && tensor.more == 0;
         is_one
             && (tensor.dtype == DType::FLOAT64
-                || origin.phase == Phase::Step
+                || origin.phase == EstimatePhase::Step
                 || origin.part == Part::Dropout)
     })
 }
 
-fn on_host(piece: Piece) -> Piece {
-    Piece {
+fn on_host(piece: BlockPair) -> BlockPair {
+    BlockPair {
         gpu: None,
         difference: Some(Difference::OnHost),
         ..piece

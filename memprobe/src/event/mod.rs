@@ -59,6 +59,15 @@ pub struct StackId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PurposeId(pub u32);
 
+/// Rank of a process in a distributed job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rank {
+    pub global: u32,
+    pub local: Option<u32>,
+    /// Number of processes in the whole job.
+    pub world: Option<u32>,
+}
+
 impl DeviceIndex {
     /// Memory whose device is unknown.
     pub const UNKNOWN: Self = Self(u8::MAX);

@@ -73,7 +73,7 @@ pub struct Block {
 
 /// The device of a storage or a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Device {
+pub enum TensorDevice {
     Cpu,
     Cuda(DeviceIndex),
     /// `meta`, which has no memory.
@@ -95,7 +95,7 @@ pub struct Storage {
     pub data: Address,
     /// `untyped_storage().nbytes()`.
     pub bytes: Bytes,
-    pub device: Device,
+    pub device: TensorDevice,
     /// The retainer; `None` if no named object leads to the storage.
     pub retainer: Option<Arc<Retainer>>,
 }
@@ -133,7 +133,7 @@ pub struct Tensor {
     /// `storage_offset()`, in elements.
     pub offset: u64,
     pub dtype: DType,
-    pub device: Device,
+    pub device: TensorDevice,
     /// The index in [`TensorSnapshot::storages`]; `None` without a storage (meta, sparse).
     pub storage: Option<usize>,
     pub requires_grad: bool,
@@ -188,7 +188,7 @@ impl Default for Tensor {
             strides: Vec::new(),
             offset: 0,
             dtype: DType::FLOAT32,
-            device: Device::Cpu,
+            device: TensorDevice::Cpu,
             storage: None,
             requires_grad: false,
             grad_fn: None,
@@ -250,7 +250,7 @@ const OTHER_DEVICE: &str = "device type ";
 /// Prefix of an element type that is known only by its number.
 const OTHER_DTYPE: &str = "dtype ";
 
-impl Device {
+impl TensorDevice {
     /// Parses the output of `Display`.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
@@ -271,7 +271,7 @@ fn digits<N: std::str::FromStr>(text: &str) -> Option<N> {
     plain.then(|| text.parse().ok())?
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for TensorDevice {
     /// Writes the device as PyTorch does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -382,13 +382,13 @@ mod tests {
     #[test]
     fn devices_and_element_types_are_read_as_they_are_written() {
         for device in [
-            Device::Cpu,
-            Device::Meta,
-            Device::Cuda(DeviceIndex(0)),
-            Device::Cuda(DeviceIndex::UNKNOWN),
-            Device::Other(13),
+            TensorDevice::Cpu,
+            TensorDevice::Meta,
+            TensorDevice::Cuda(DeviceIndex(0)),
+            TensorDevice::Cuda(DeviceIndex::UNKNOWN),
+            TensorDevice::Other(13),
         ] {
-            assert_eq!(Device::parse(&device.to_string()), Some(device));
+            assert_eq!(TensorDevice::parse(&device.to_string()), Some(device));
         }
         for number in 0..200 {
             assert_eq!(
@@ -405,7 +405,7 @@ mod tests {
             "device type -1",
             "CPU",
         ] {
-            assert_eq!(Device::parse(wrong), None, "{wrong}");
+            assert_eq!(TensorDevice::parse(wrong), None, "{wrong}");
         }
         assert_eq!(DType::parse("dtype 70000"), None);
     }

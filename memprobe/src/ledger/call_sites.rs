@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::block_store::BlockStore;
 use super::definitions::{Definitions, InternedStack, SiteRef, StackRef, lost_stack, slot};
 use super::dense::PerStack;
-use super::rate::{Interval, Rate};
+use super::rate::{Interval, MovingRate};
 use super::snapshot::{Grouping, LineRow, Site, StackRow};
 use crate::event::{Bytes, Stack, Tid};
 
@@ -64,7 +64,7 @@ struct CallSite {
 struct Line {
     site: SiteRef,
     tally: Tally,
-    rate: Rate,
+    rate: MovingRate,
 }
 
 #[derive(Debug, Default)]
@@ -80,7 +80,7 @@ impl Table {
             lines.push(Line {
                 site,
                 tally: Tally::default(),
-                rate: Rate::default(),
+                rate: MovingRate::default(),
             });
             index(lines.len() - 1)
         })

@@ -10,8 +10,8 @@ use super::block_store::BlockStore;
 use super::call_sites::{CallSiteId, CallSites, Tally};
 use super::change::Change;
 use super::definitions::{Definitions, StackRef};
-use super::device::{ADDRESS_LIMIT, Device};
-use super::snapshot::{CudaSnapshot, DeviceSnapshot, Grouping, Layer, OutsideRow};
+use super::device::{ADDRESS_LIMIT, DeviceLedger};
+use super::snapshot::{CudaSnapshot, DeviceSnapshot, Grouping, OutsideRow, SoftwareLayer};
 use crate::event::{Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, TimeNs, Totals};
 
 /// Maximum number of groups; the excess is counted under [`OTHERS`].
@@ -25,13 +25,13 @@ const UNKNOWN: &str = "(unknown library)";
 
 /// CUDA memory outside the caching allocator.
 #[derive(Debug, Default)]
-pub(super) struct Cuda {
+pub(super) struct CudaLedger {
     live: HashMap<Name, LiveMemory>,
     groups: Vec<Group>,
     by_key: HashMap<Key, usize>,
     /// Devices in the view that treats CUDA's calls as the allocator.
-    devices: BTreeMap<DeviceIndex, Device>,
-    layer: Layer,
+    devices: BTreeMap<DeviceIndex, DeviceLedger>,
+    layer: SoftwareLayer,
 }
 
 /// Key of live memory. Addresses, arrays and handles may share the same number.
@@ -74,7 +74,7 @@ struct Group {
     holders: CallSites,
 }
 
-impl Cuda {
+impl CudaLedger {
     pub(super) fn alloc(
         &mut self,
         event: &MemoryEvent,
@@ -82,7 +82,7 @@ impl Cuda {
         started: TimeNs,
         store: &mut BlockStore,
     ) -> Change {
-        self.layer = self.layer.max(Layer::of(call));
+        self.layer = self.layer.max(SoftwareLayer::of(call));
         let name = Name::of(event, call.space);
         self.end(name, event.time, store);
         let stack = store.definitions.stack_ref(event.stack);
@@ -91,7 +91,7 @@ impl Cuda {
         let on_device = call.space.is_on_device().then(|| {
             let index = event.device.unwrap_or(DeviceIndex::UNKNOWN);
             let nothing = Totals::default();
-            let new = || Device::with(index, nothing, nothing, started);
+            let new = || DeviceLedger::with(index, nothing, nothing, started);
             let device = self.devices.entry(index).or_insert_with(new);
             let holder = device.call_sites.of(stack, event.tid, store);
             device.call_sites.count(holder, event.size, is_tracked);
@@ -124,7 +124,7 @@ impl Cuda {
         call: CudaCall,
         store: &mut BlockStore,
     ) -> Change {
-        self.layer = self.layer.max(Layer::of(call));
+        self.layer = self.layer.max(SoftwareLayer::of(call));
         self.end(Name::of(event, call.space), event.time, store);
         Change::Cuda
     }
@@ -205,7 +205,7 @@ impl Cuda {
         });
         CudaSnapshot {
             layer: if allocator_speaks {
-                Layer::Allocator
+                SoftwareLayer::Allocator
             } else {
                 self.layer
             },

@@ -6,7 +6,7 @@ use super::change::{Change, Freed};
 use super::definitions::{Definitions, StackRef};
 use super::snapshot::host::Holder;
 use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping};
-use super::timeline::Recorder;
+use super::timeline::TotalsRecorder;
 use std::sync::Arc;
 
 use crate::event::{AtAttach, Bytes, DeviceIndex, MemoryEvent, PurposeId, TimeNs, Totals};
@@ -18,7 +18,7 @@ pub(crate) const ADDRESS_LIMIT: u64 = 1 << 60;
 
 /// Mismatch between an event and the ledger's expectation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Difference {
+pub(super) enum Disagreement {
     None,
     /// The allocator's total does not follow from the previous one: events in between are missing.
     Gap,
@@ -40,7 +40,7 @@ pub(crate) fn are_plausible(totals: Totals) -> bool {
 
 /// Totals of a device at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct DeviceTotals {
+pub struct TotalsSample {
     pub time: TimeNs,
     pub totals: Totals,
     pub before_attach: Bytes,
@@ -48,7 +48,7 @@ pub struct DeviceTotals {
     pub unaccounted: i64,
 }
 
-impl DeviceTotals {
+impl TotalsSample {
     /// State before the first event of the device, given the state after it.
     pub fn before(self, event: &MemoryEvent) -> Self {
         let totals = event.undo(self.totals);
@@ -76,7 +76,7 @@ struct Baseline {
 
 /// Ledger of one device.
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct DeviceLedger {
     index: DeviceIndex,
     /// Allocator totals after the last event.
     pub(super) totals: Totals,
@@ -89,10 +89,10 @@ pub(super) struct Device {
     live: u64,
     blocks: u64,
     pub(super) call_sites: CallSites,
-    timeline: Recorder,
+    timeline: TotalsRecorder,
 }
 
-impl Device {
+impl DeviceLedger {
     /// State of the device just before `event`, the first seen on it.
     pub(super) fn before(index: DeviceIndex, event: &MemoryEvent, started: TimeNs) -> Self {
         let totals = event.totals_before();
@@ -119,7 +119,7 @@ impl Device {
             live: 0,
             blocks: 0,
             call_sites: CallSites::default(),
-            timeline: Recorder::new(started, totals),
+            timeline: TotalsRecorder::new(started, totals),
         }
     }
 
@@ -127,7 +127,7 @@ impl Device {
         &mut self,
         event: &MemoryEvent,
         store: &mut BlockStore,
-    ) -> (Change, Difference) {
+    ) -> (Change, Disagreement) {
         let stack = store.definitions.stack_ref(event.stack);
         let block = LiveBlock {
             addr: event.addr,
@@ -165,12 +165,12 @@ impl Device {
         &mut self,
         event: &MemoryEvent,
         store: &mut BlockStore,
-    ) -> (Change, Difference) {
+    ) -> (Change, Disagreement) {
         let Some(rest) = self.before.unknown.checked_sub(event.size.0) else {
-            return (Change::Held(None), Difference::Stale);
+            return (Change::Held(None), Disagreement::Stale);
         };
         if !store.is_vacant(self.index, event.addr, event.size) {
-            return (Change::Held(None), Difference::Stale);
+            return (Change::Held(None), Disagreement::Stale);
         }
         let block = LiveBlock {
             addr: event.addr,
@@ -188,14 +188,14 @@ impl Device {
             self.before.blocks = self.before.blocks.saturating_add(1);
             self.begin(event.size);
         }
-        (Change::Held(is_tracked.then_some(id)), Difference::None)
+        (Change::Held(is_tracked.then_some(id)), Disagreement::None)
     }
 
     pub(super) fn free(
         &mut self,
         event: &MemoryEvent,
         store: &mut BlockStore,
-    ) -> (Change, Difference) {
+    ) -> (Change, Disagreement) {
         let (freed, stale) = match store.take(self.index, event.addr) {
             Some(block) => {
                 self.end(block.size, block.call_site);
@@ -229,7 +229,7 @@ impl Device {
         }
     }
 
-    pub(super) fn out_of_memory(&mut self, event: &MemoryEvent) -> (Change, Difference) {
+    pub(super) fn out_of_memory(&mut self, event: &MemoryEvent) -> (Change, Disagreement) {
         self.ooms = self.ooms.saturating_add(1);
         let difference = self.report(event, self.totals.allocated.0);
         (Change::OutOfMemory, difference)
@@ -253,15 +253,15 @@ impl Device {
     }
 
     /// Adopts the totals of the event; `expected` is the total that follows from the previous ones.
-    fn report(&mut self, event: &MemoryEvent, expected: u64) -> Difference {
+    fn report(&mut self, event: &MemoryEvent, expected: u64) -> Disagreement {
         let predicted = Totals {
             allocated: Bytes(expected.min(ADDRESS_LIMIT)),
             reserved: self.totals.reserved,
         };
         self.set_totals(event.time, event.totals.unwrap_or(predicted));
         match self.totals.allocated.0 == expected {
-            true => Difference::None,
-            false => Difference::Gap,
+            true => Disagreement::None,
+            false => Disagreement::Gap,
         }
     }
 
@@ -295,8 +295,8 @@ impl Device {
     }
 
     /// State of the device, labelled with `time`.
-    pub(super) fn moment(&self, time: TimeNs) -> DeviceTotals {
-        DeviceTotals {
+    pub(super) fn moment(&self, time: TimeNs) -> TotalsSample {
+        TotalsSample {
             time,
             totals: self.totals,
             before_attach: self.before_attach(),
@@ -347,7 +347,7 @@ impl Device {
     }
 }
 
-impl Difference {
+impl Disagreement {
     fn or_stale(self, stale: bool) -> Self {
         if self == Self::None && stale {
             Self::Stale

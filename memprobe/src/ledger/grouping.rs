@@ -14,7 +14,7 @@ use crate::torch::names::{TorchCall, is_of_compiler};
 
 /// Owner of a source file, judged by its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Origin {
+pub enum CodeOwner {
     /// The user: neither an installed package nor part of Python.
     User,
     Package,
@@ -37,7 +37,7 @@ const GENERATED_BY_PACKAGES: [&str; 3] =
 ///
 /// Only the components of the path count; the file system is not read. `<string>` (`python -c`,
 /// `exec`), `<stdin>` and notebook cells belong to the user.
-pub fn origin(file: &str) -> Origin {
+pub fn origin(file: &str) -> CodeOwner {
     if file.starts_with('<') {
         return origin_of_generated(file);
     }
@@ -49,27 +49,27 @@ pub fn origin(file: &str) -> Origin {
             // A single-file module (`site-packages/six.py`) is its own package.
             let package = components.peek().copied().unwrap_or_default();
             return if TORCH_PACKAGES.contains(&package) {
-                Origin::Torch
+                CodeOwner::Torch
             } else {
-                Origin::Package
+                CodeOwner::Package
             };
         }
         if part.starts_with("torchinductor_") && components.peek().is_some() {
-            return Origin::Torch;
+            return CodeOwner::Torch;
         }
         in_standard_library |= matches!(parent, "lib" | "lib64") && is_python_directory(part);
         if components.peek().is_none() && is_of_inductor(parent, part) {
-            return Origin::Torch;
+            return CodeOwner::Torch;
         }
         if components.peek().is_none() && parent == "bin" && !part.ends_with(".py") {
-            return Origin::Launcher;
+            return CodeOwner::Launcher;
         }
         parent = part;
     }
     if in_standard_library {
-        Origin::StandardLibrary
+        CodeOwner::StandardLibrary
     } else {
-        Origin::User
+        CodeOwner::User
     }
 }
 
@@ -85,19 +85,19 @@ fn is_of_inductor(folder: &str, file: &str) -> bool {
 }
 
 /// Returns the owner of code whose file name is in angle brackets.
-fn origin_of_generated(file: &str) -> Origin {
+fn origin_of_generated(file: &str) -> CodeOwner {
     if file.starts_with("<frozen ") {
-        Origin::StandardLibrary
+        CodeOwner::StandardLibrary
     } else if file.starts_with("<eval_with_key>") {
         // torch.fx compiles its graphs under this name (torch/fx/graph_module.py).
-        Origin::Torch
+        CodeOwner::Torch
     } else if GENERATED_BY_PACKAGES
         .iter()
         .any(|prefix| file.starts_with(prefix))
     {
-        Origin::Package
+        CodeOwner::Package
     } else {
-        Origin::User
+        CodeOwner::User
     }
 }
 
@@ -191,8 +191,12 @@ fn node_site(stack: &Stack, grouping: Grouping) -> Option<Site> {
 /// `torch.compile` (torch/_functorch).
 fn is_compiled(frames: &[Frame]) -> bool {
     let mut own = frames.iter().take_while(|frame| !calls_engine(frame));
-    let is_of_torch =
-        |frame: &Frame| matches!(origin_of(frame), Origin::Torch | Origin::StandardLibrary);
+    let is_of_torch = |frame: &Frame| {
+        matches!(
+            origin_of(frame),
+            CodeOwner::Torch | CodeOwner::StandardLibrary
+        )
+    };
     own.clone().all(is_of_torch) && own.any(is_of_compiler)
 }
 
@@ -215,7 +219,7 @@ fn naming_frames(stack: &Stack) -> &[Frame] {
 }
 
 /// Returns the owner of a frame's code, judged by its names.
-pub fn origin_of(frame: &Frame) -> Origin {
+pub fn origin_of(frame: &Frame) -> CodeOwner {
     match &frame.library {
         None => origin(&frame.file),
         Some(library) => origin_of_native(library, &frame.function),
@@ -224,7 +228,7 @@ pub fn origin_of(frame: &Frame) -> Origin {
 
 /// Returns the owner of a native function. A program's own code lies outside the system's folders;
 /// it may have CUDA's runtime linked in.
-fn origin_of_native(library: &str, function: &str) -> Origin {
+fn origin_of_native(library: &str, function: &str) -> CodeOwner {
     const SYSTEM: [&str; 4] = ["/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/"];
     const NVIDIA: [&str; 5] = ["libcu", "libnv", "libnccl", "libnpp", "libnvidia"];
     let name = library.rsplit('/').next().unwrap_or(library);
@@ -233,19 +237,21 @@ fn origin_of_native(library: &str, function: &str) -> Origin {
         rest.starts_with(|next: char| next.is_ascii_uppercase())
     };
     if is_cuda("cuda") || is_cuda("cu") || function.contains("cudart") {
-        return Origin::Package;
+        return CodeOwner::Package;
     }
     match origin(library) {
-        Origin::User if NVIDIA.iter().any(|prefix| name.starts_with(prefix)) => Origin::Package,
-        Origin::User | Origin::Launcher => {
+        CodeOwner::User if NVIDIA.iter().any(|prefix| name.starts_with(prefix)) => {
+            CodeOwner::Package
+        }
+        CodeOwner::User | CodeOwner::Launcher => {
             let of_system = library.starts_with('[')
                 || name.starts_with("libpython")
                 || name.starts_with("libstdc++.so")
                 || SYSTEM.iter().any(|folder| library.starts_with(folder));
             if of_system {
-                Origin::StandardLibrary
+                CodeOwner::StandardLibrary
             } else {
-                Origin::User
+                CodeOwner::User
             }
         }
         other => other,
@@ -257,8 +263,8 @@ fn user_frame(frames: &[Frame]) -> usize {
     let mut package = None;
     for (index, frame) in frames.iter().enumerate() {
         match origin_of(frame) {
-            Origin::User if !starts_a_worker(frames, index) => return index,
-            Origin::Package => package = package.or(Some(index)),
+            CodeOwner::User if !starts_a_worker(frames, index) => return index,
+            CodeOwner::Package => package = package.or(Some(index)),
             _ => {}
         }
     }
@@ -313,7 +319,7 @@ mod tests {
             "<frozen importlib._bootstrap>",
             "<frozen runpy>",
         ] {
-            assert_eq!(origin(file), Origin::StandardLibrary, "{file}");
+            assert_eq!(origin(file), CodeOwner::StandardLibrary, "{file}");
         }
     }
 
@@ -326,7 +332,7 @@ mod tests {
             "/venv/lib/python3.11/site-packages/torchvision/models/resnet.py",
             "<__array_function__ internals>",
         ] {
-            assert_eq!(origin(file), Origin::Package, "{file}");
+            assert_eq!(origin(file), CodeOwner::Package, "{file}");
         }
     }
 
@@ -341,7 +347,7 @@ mod tests {
             "/usr/lib/python3.11/site-packages/torch/_functorch/_aot_autograd/codegen.py:codegen(forward)",
             "<eval_with_key>.12",
         ] {
-            assert_eq!(origin(file), Origin::Torch, "{file}");
+            assert_eq!(origin(file), CodeOwner::Torch, "{file}");
         }
     }
 
@@ -363,14 +369,14 @@ mod tests {
             "",
             "/",
         ] {
-            assert_eq!(origin(file), Origin::User, "{file}");
+            assert_eq!(origin(file), CodeOwner::User, "{file}");
         }
     }
 
     #[test]
     fn the_script_that_an_installer_writes_is_a_launcher() {
-        assert_eq!(origin("/usr/local/bin/torchrun"), Origin::Launcher);
-        assert_eq!(origin("/venv/bin/vllm"), Origin::Launcher);
+        assert_eq!(origin("/usr/local/bin/torchrun"), CodeOwner::Launcher);
+        assert_eq!(origin("/venv/bin/vllm"), CodeOwner::Launcher);
     }
 
     #[test]

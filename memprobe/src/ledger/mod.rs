@@ -38,7 +38,7 @@ pub use caps::{Caps, Refused};
 pub use change::{Change, Freed};
 pub use definitions::{SiteRef, StackRef};
 pub use dense::{DenseMap, PerBlock, PerStack};
-pub use device::DeviceTotals;
+pub use device::TotalsSample;
 pub use timeline::MAX_POINTS;
 
 use crate::event::{
@@ -48,10 +48,10 @@ use crate::event::{
 use agreement::Agreement;
 use block_store::BlockStore;
 use call_sites::CallSites;
-use cuda::Cuda;
+use cuda::CudaLedger;
 use definitions::slot;
-use device::{Device, Difference};
-use rate::{Rate, Ticks};
+use device::{DeviceLedger, Disagreement};
+use rate::{MovingRate, Ticks};
 use snapshot::{Grouping, Health, PurposeInfo, Site, Snapshot};
 
 /// Ledger of one process, updated by each event.
@@ -62,13 +62,13 @@ pub struct Ledger {
     pub health: Health,
     started: TimeNs,
     last_event: Option<TimeNs>,
-    events_rate: Rate,
+    events_rate: MovingRate,
     ticks: Ticks,
     malformed: u64,
     agreement: Agreement,
     store: BlockStore,
-    devices: BTreeMap<DeviceIndex, Device>,
-    cuda: Cuda,
+    devices: BTreeMap<DeviceIndex, DeviceLedger>,
+    cuda: CudaLedger,
 }
 
 impl Ledger {
@@ -133,7 +133,7 @@ impl Ledger {
         let started = self.started;
         self.devices
             .entry(index)
-            .or_insert_with(|| Device::found(index, found, started));
+            .or_insert_with(|| DeviceLedger::found(index, found, started));
     }
 
     fn count_loss(&mut self, new: Losses) {
@@ -172,7 +172,7 @@ impl Ledger {
         let device = self
             .devices
             .entry(index)
-            .or_insert_with(|| Device::before(index, event, started));
+            .or_insert_with(|| DeviceLedger::before(index, event, started));
         let (change, difference) = match event.action {
             Action::Alloc => device.alloc(event, &mut self.store),
             Action::Free => device.free(event, &mut self.store),
@@ -195,14 +195,14 @@ impl Ledger {
         }
     }
 
-    fn judge(&mut self, time: TimeNs, difference: Difference) {
+    fn judge(&mut self, time: TimeNs, difference: Disagreement) {
         // A block whose free was missed may show long after the loss.
         let losses = self.losses();
         let late = losses.events > 0 || losses.malformed > 0;
         match difference {
-            Difference::Gap => self.agreement.differs(time),
-            Difference::Stale if !late => self.agreement.differs(time),
-            Difference::Stale | Difference::None => {}
+            Disagreement::Gap => self.agreement.differs(time),
+            Disagreement::Stale if !late => self.agreement.differs(time),
+            Disagreement::Stale | Disagreement::None => {}
         }
     }
 

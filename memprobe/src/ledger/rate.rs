@@ -40,12 +40,12 @@ impl Ticks {
 
 /// Exponentially weighted moving average of a counter's growth.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Rate {
+pub(super) struct MovingRate {
     counted: u64,
     per_second: f64,
 }
 
-impl Rate {
+impl MovingRate {
     /// Adds the counter's value at the end of an interval.
     pub(super) fn tick(&mut self, count: u64, interval: Interval) {
         let growth = count.saturating_sub(self.counted);
@@ -74,7 +74,7 @@ impl Rate {
 mod tests {
     use super::*;
 
-    fn run(rate: &mut Rate, ticks: &mut Ticks, from: u64, times: u64, growth: u64) {
+    fn run(rate: &mut MovingRate, ticks: &mut Ticks, from: u64, times: u64, growth: u64) {
         for step in 1..=times {
             if let Some(interval) = ticks.tick(TimeNs((from + step) * 200_000_000)) {
                 rate.tick(rate.counted + growth, interval);
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_steady_rate_is_found_and_fades_to_nothing() {
-        let (mut rate, mut ticks) = (Rate::default(), Ticks::default());
+        let (mut rate, mut ticks) = (MovingRate::default(), Ticks::default());
         run(&mut rate, &mut ticks, 0, 50, 20);
         assert!(
             (rate.per_second() - 100.0).abs() < 0.1,

@@ -25,7 +25,7 @@ pub struct Snapshot {
 
 /// Layer of software behind the table of lines: the highest one seen.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub enum Layer {
+pub enum SoftwareLayer {
     /// No event yet.
     #[default]
     None,
@@ -39,7 +39,7 @@ pub enum Layer {
     Allocator,
 }
 
-impl Layer {
+impl SoftwareLayer {
     pub(super) fn of(call: CudaCall) -> Self {
         if call.function.starts_with("pytorch:") {
             Self::Tracepoints
@@ -67,7 +67,7 @@ impl Layer {
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct CudaSnapshot {
     /// Layer behind the table of lines.
-    pub layer: Layer,
+    pub layer: SoftwareLayer,
     /// Rows by library and kind of memory, largest first.
     pub rows: Vec<OutsideRow>,
 }

@@ -2,7 +2,7 @@
 
 use super::snapshot::Grouping;
 use super::snapshot::host::{DeviceRow, Holder};
-use super::{DeviceTotals, Ledger};
+use super::{Ledger, TotalsSample};
 use crate::event::{Action, Bytes, DeviceIndex, Event, MemoryEvent, TimeNs, Totals};
 
 impl Ledger {
@@ -16,7 +16,7 @@ impl Ledger {
     }
 
     /// Device of an allocator event, and its state after the event; `None` for other events.
-    pub fn moment(&self, event: &Event) -> Option<(DeviceIndex, DeviceTotals)> {
+    pub fn moment(&self, event: &Event) -> Option<(DeviceIndex, TotalsSample)> {
         match event {
             Event::AtAttach(found) => {
                 let index = found.device?;
@@ -28,7 +28,7 @@ impl Ledger {
     }
 
     /// State of an allocator event's device after it; `None` for segments and calls of CUDA.
-    pub fn moment_of(&self, event: &MemoryEvent) -> Option<DeviceTotals> {
+    pub fn moment_of(&self, event: &MemoryEvent) -> Option<TotalsSample> {
         match event.action {
             Action::Alloc | Action::Free | Action::Held | Action::OutOfMemory => {
                 Some(self.devices.get(&event.device?)?.moment(event.time))
@@ -38,7 +38,7 @@ impl Ledger {
     }
 
     /// State of each device, labelled with `now`.
-    pub fn moments(&self, now: TimeNs) -> impl Iterator<Item = (DeviceIndex, DeviceTotals)> {
+    pub fn moments(&self, now: TimeNs) -> impl Iterator<Item = (DeviceIndex, TotalsSample)> {
         let devices = self.devices.iter();
         devices.map(move |(index, device)| (*index, device.moment(now)))
     }
@@ -46,7 +46,7 @@ impl Ledger {
     /// Allocator totals and peaks of each device.
     pub fn device_rows(&self) -> Vec<DeviceRow> {
         let devices = self.devices.iter();
-        let row = |(index, device): (&_, &super::device::Device)| DeviceRow {
+        let row = |(index, device): (&_, &super::device::DeviceLedger)| DeviceRow {
             index: *index,
             totals: device.totals,
             peak: device.peak,

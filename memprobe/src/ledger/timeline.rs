@@ -69,12 +69,12 @@ impl<T: Highest> Timeline<T> {
 
 /// Recorder of the highest totals of each step.
 #[derive(Clone, Debug)]
-pub(super) struct Recorder {
+pub(super) struct TotalsRecorder {
     timeline: Timeline,
     last: Totals,
 }
 
-impl Recorder {
+impl TotalsRecorder {
     pub(super) fn new(start: TimeNs, totals: Totals) -> Self {
         Self {
             timeline: Timeline::new(start, totals),
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_step_keeps_the_highest_and_a_silent_one_repeats_the_last() {
-        let mut recorder = Recorder::new(ms(100), totals(5));
+        let mut recorder = TotalsRecorder::new(ms(100), totals(5));
         recorder.record(ms(102), totals(9));
         recorder.record(ms(102), totals(3));
         recorder.record(ms(105), totals(4));
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_time_before_the_last_counts_as_the_last() {
-        let mut recorder = Recorder::new(ms(10), totals(1));
+        let mut recorder = TotalsRecorder::new(ms(10), totals(1));
         recorder.record(ms(12), totals(2));
         recorder.record(ms(3), totals(7));
         assert_eq!(allocated(&recorder.up_to(ms(0))), [1, 1, 7]);
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_full_timeline_merges_pairs_and_keeps_every_peak() {
-        let mut recorder = Recorder::new(ms(0), totals(0));
+        let mut recorder = TotalsRecorder::new(ms(0), totals(0));
         let count = MAX_POINTS as u64;
         for step in 0..count {
             recorder.record(ms(step), totals(if step == 301 { 1_000_000 } else { step }));
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_end_of_time_still_fits() {
-        let mut recorder = Recorder::new(TimeNs(0), totals(1));
+        let mut recorder = TotalsRecorder::new(TimeNs(0), totals(1));
         recorder.record(TimeNs(u64::MAX), totals(2));
         let timeline = recorder.up_to(TimeNs(u64::MAX));
         assert!(timeline.points.len() <= MAX_POINTS);

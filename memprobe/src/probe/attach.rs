@@ -6,9 +6,9 @@ use std::sync::Arc;
 use memprobe_common::ThreadLocal;
 
 use super::catalog::{CODE_FREED, Probe, TRACEPOINTS};
-use super::loader::{Function, Link, Loader, Reach};
+use super::loader::{Link, Loader, ProbedFunction, Reach};
 use super::patch::FileCode;
-use super::prologue::{Place, SEARCHED};
+use super::prologue::{ProbePlace, SEARCHED};
 use super::tracepoint;
 use crate::event::{ProbeStatus, Tgid};
 use crate::process::elf::{ElfError, ElfImage, LoadedImage, Symbol, ThreadLocalName, Tracepoint};
@@ -32,7 +32,7 @@ pub struct Located {
     pub library: String,
     /// The function's first bytes in the file.
     pub code: FileCode,
-    pub place: Place,
+    pub place: ProbePlace,
     cookie: Option<u64>,
 }
 
@@ -143,7 +143,7 @@ impl Located {
         let offset = image.file_offset_of(symbol.vaddr);
         let outside = || unreadable(format!("{} lies outside the file", probe.function));
         let offset = offset.ok_or_else(outside)?;
-        let place = Place::find(&bytes, probe.reads);
+        let place = ProbePlace::find(&bytes, probe.reads);
         Ok(Self {
             probe,
             file,
@@ -197,7 +197,7 @@ pub fn attach_cuda(
         return Ok(Vec::new());
     };
     let function = |located: &Located| {
-        Some(Function {
+        Some(ProbedFunction {
             offset: located.probed_offset(),
             cookie: located.cookie?,
         })

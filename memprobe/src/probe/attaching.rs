@@ -19,7 +19,7 @@ use crate::process::maps::{DeviceNumber, MappedFile, Maps};
 use crate::python::{DetectError, PythonProcess};
 
 #[derive(Debug)]
-pub enum Step {
+pub enum AttachStep {
     Again,
     /// Every probe is in place that memprobe cannot do without.
     Done,
@@ -169,7 +169,7 @@ impl Attaching {
         loader: &mut Loader,
         files: &mut ProbedFiles,
         now: TimeNs,
-    ) -> Result<Step, AttachError> {
+    ) -> Result<AttachStep, AttachError> {
         let maps =
             Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
         self.follow_loader(loader, files, &maps);
@@ -185,7 +185,7 @@ impl Attaching {
                 Err(AttachError::Python(_, DetectError::NotInitializedYet)) => {
                     self.is_starting = true;
                     let what = format!("waiting for Python to start in PID {}", self.tgid.0);
-                    return Ok(Step::Waiting(what));
+                    return Ok(AttachStep::Waiting(what));
                 }
                 // A program without Python may use the GPU all the same.
                 Err(AttachError::Python(_, DetectError::NotPython)) if uses_cuda(&maps) => {}
@@ -196,23 +196,23 @@ impl Attaching {
         self.find_variables(loader, files, &maps, now)?;
         if let Some((family, file)) = self.pending(&maps) {
             self.probe(loader, files, family, &file)?;
-            return Ok(Step::Again);
+            return Ok(AttachStep::Again);
         }
         if let Some(file) = self.untold(&maps) {
             let probed = self.probe_file(loader, files, &file, TRACEPOINT_FAMILY, |tgid| {
                 Located::find_tracepoints(tgid, &file)
             });
             self.note(&probed)?;
-            return Ok(Step::Again);
+            return Ok(AttachStep::Again);
         }
         if self.is_complete() {
-            return Ok(Step::Done);
+            return Ok(AttachStep::Done);
         }
         let is_of_interest = self.wanted.allocators == Allocators::CudaAndCpu;
         if !is_of_interest && was_built_without_cuda(self.tgid, &maps) {
             return Err(AttachError::NoCuda(self.tgid));
         }
-        Ok(Step::Waiting(self.missing_library(&maps)))
+        Ok(AttachStep::Waiting(self.missing_library(&maps)))
     }
 
     /// The library that memprobe waits for, in words.

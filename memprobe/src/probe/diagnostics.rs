@@ -60,12 +60,12 @@ pub(super) fn bytes() -> u32 {
 }
 
 /// Thread that writes the programs' lines. Dropped, it writes the last ones and ends.
-pub(super) struct Reader {
+pub(super) struct DiagnosticReader {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Reader {
+impl DiagnosticReader {
     pub(super) fn start(ebpf: &mut Ebpf) -> Result<Option<Self>> {
         if !enabled() {
             return Ok(None);
@@ -88,7 +88,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for DiagnosticReader {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

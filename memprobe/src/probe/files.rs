@@ -9,7 +9,7 @@ use hashbrown::{HashMap, HashSet};
 use super::attach::{AttachError, Located, VariableSymbol, attach_cuda};
 use super::catalog::{Need, Probe, ThreadVariable};
 use super::loader::{Link, Loader, Reach};
-use super::patch::{self, BREAKPOINT, Entry};
+use super::patch::{self, BREAKPOINT, EntryState};
 use crate::event::{ProbeStatus, Tgid};
 use crate::process::maps::{DeviceNumber, MappedFile, Maps};
 use crate::process::memory::{ProcessMemory, ReadMemory as _};
@@ -349,7 +349,7 @@ fn patched_functions(
     for (located, entry) in located.iter().zip(entries) {
         let function = located.probe.function;
         match (entry, state) {
-            (Entry::PatchedOver(patch), _) => {
+            (EntryState::PatchedOver(patch), _) => {
                 first.get_or_insert(patch);
                 match (state, patch.holds_breakpoint) {
                     (State::Probed, true) => broken.push(function),
@@ -357,8 +357,8 @@ fn patched_functions(
                 }
             }
             // The kernel decides when a probe is placed, not later.
-            (Entry::Writable, State::Unprobed) => writable.push(function),
-            (Entry::Writable | Entry::AsInFile | Entry::PatchedBefore(_), _) => {}
+            (EntryState::Writable, State::Unprobed) => writable.push(function),
+            (EntryState::Writable | EntryState::AsInFile | EntryState::PatchedBefore(_), _) => {}
         }
     }
     let how = match first {
@@ -390,7 +390,7 @@ enum State {
 fn unpatched(located: &Located, user: Tgid, mapped: &MappedFile) -> Result<(), AttachError> {
     let entries = patch::entries(user, mapped, std::iter::once(&located.code));
     match entries.first() {
-        Some(Entry::PatchedOver(patch)) => Err(AttachError::Patched {
+        Some(EntryState::PatchedOver(patch)) => Err(AttachError::Patched {
             function: located.probe.function,
             library: located.library.clone(),
             how: patch.described(&Maps::of(user).unwrap_or_default()),

@@ -16,8 +16,8 @@ use memprobe_common::{ProcessConfig, counter};
 use super::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use super::diagnostics;
 use super::kernel::TaskOffsets;
-pub use super::many::Function;
 use super::many::Many;
+pub use super::many::ProbedFunction;
 use super::refusal::Refusal;
 use crate::event::{CaptureOptions, Tgid};
 
@@ -127,7 +127,7 @@ pub struct Loader {
     /// [`CUDA_ENTRY`] and [`CUDA_RETURN`], where the kernel attaches them to many functions at once.
     cuda: Option<Many>,
     pub modules: Modules,
-    _diagnostics: Option<diagnostics::Reader>,
+    _diagnostics: Option<diagnostics::DiagnosticReader>,
 }
 
 impl Loader {
@@ -183,7 +183,7 @@ impl Loader {
                 load(name, program)?;
             }
         }
-        let reader = diagnostics::Reader::start(&mut ebpf)?;
+        let reader = diagnostics::DiagnosticReader::start(&mut ebpf)?;
         for (name, tracepoint) in LIFECYCLE {
             let program: &mut RawTracePoint = ebpf
                 .program_mut(name)
@@ -319,7 +319,7 @@ impl Loader {
     pub fn attach_cuda(
         &mut self,
         library: &Path,
-        functions: &[Function],
+        functions: &[ProbedFunction],
         reach: Reach,
     ) -> Result<Vec<Link>> {
         if let Some(many) = &self.cuda {
@@ -330,7 +330,7 @@ impl Loader {
             return Ok(vec![Link(Held::Many(links))]);
         }
         let mut links = Vec::new();
-        for Function { offset, cookie } in functions {
+        for ProbedFunction { offset, cookie } in functions {
             links.push(self.attach(CUDA_RETURN, library, *offset, None, reach)?);
             links.push(self.attach(CUDA_ENTRY, library, *offset, Some(*cookie), reach)?);
         }

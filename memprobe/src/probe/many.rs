@@ -69,7 +69,7 @@ struct LinkCreate {
 
 /// One of many functions: the place of its probe, and its cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Function {
+pub struct ProbedFunction {
     pub offset: u64,
     pub cookie: u64,
 }
@@ -103,7 +103,7 @@ impl Many {
 
     /// Asks for what cannot be had: the error tells whether the kernel knows what was asked.
     fn works(&self) -> bool {
-        let nowhere = [Function {
+        let nowhere = [ProbedFunction {
             offset: 0,
             cookie: 0,
         }];
@@ -119,7 +119,7 @@ impl Many {
     pub fn attach(
         &self,
         file: &Path,
-        functions: &[Function],
+        functions: &[ProbedFunction],
         reach: Reach,
     ) -> io::Result<[OwnedFd; 2]> {
         let pid = match reach {
@@ -164,7 +164,7 @@ fn load(object: &Object, name: &str) -> io::Result<OwnedFd> {
 fn link(
     program: &OwnedFd,
     file: &Path,
-    functions: &[Function],
+    functions: &[ProbedFunction],
     pid: u32,
     multi_flags: u32,
 ) -> io::Result<OwnedFd> {

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use iced_x86::{Code as Opcode, Decoder, DecoderOptions, OpKind};
 
-use super::prologue::{Place, SEARCHED};
+use super::prologue::{ProbePlace, SEARCHED};
 use crate::event::Tgid;
 use crate::process::maps::{MappedFile, Maps};
 use crate::process::memory::{Piece, ProcessMemory, ReadMemory as _};
@@ -30,12 +30,12 @@ pub struct FileCode {
     pub offset: u64,
     /// Its first bytes, [`SEARCHED`] at most.
     bytes: Vec<u8>,
-    place: Place,
+    place: ProbePlace,
 }
 
 /// State of a function's first bytes in the memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum EntryState {
     /// Equal to the file, apart from breakpoints.
     AsInFile,
     /// Rewritten, but only before the probed instruction: a probe there is safe. It sees the calls
@@ -73,7 +73,7 @@ pub const REMEDY: &str = "memprobe leaves the function alone, and does not see i
 
 impl FileCode {
     /// Code of the function at a file offset, where `bytes` begin; `size` is its length in bytes, 0 if unknown.
-    pub fn new(offset: u64, mut bytes: Vec<u8>, size: u64, place: Place) -> Self {
+    pub fn new(offset: u64, mut bytes: Vec<u8>, size: u64, place: ProbePlace) -> Self {
         // What follows a function's end is another's, and may be rewritten for itself.
         let own = if size == 0 { place.end() } else { size };
         bytes.truncate(usize::try_from(own).unwrap_or(SEARCHED).min(SEARCHED));
@@ -85,7 +85,7 @@ impl FileCode {
     }
 
     /// Compares the file's bytes with those of a process's memory, which begin at `address`.
-    fn compare(&self, memory: &[u8], address: u64) -> Entry {
+    fn compare(&self, memory: &[u8], address: u64) -> EntryState {
         let place = usize::try_from(self.place.offset).unwrap_or(usize::MAX);
         let is_optimized = self
             .bytes
@@ -97,15 +97,15 @@ impl FileCode {
         };
         let common = self.bytes.len().min(memory.len());
         let Some(last) = (0..common).rev().find(differs) else {
-            return Entry::AsInFile;
+            return EntryState::AsInFile;
         };
         let patch = Patch {
             target: jump_target(memory, address),
             holds_breakpoint: memory.get(place) == Some(&BREAKPOINT),
         };
         match last >= place {
-            true => Entry::PatchedOver(patch),
-            false => Entry::PatchedBefore(patch),
+            true => EntryState::PatchedOver(patch),
+            false => EntryState::PatchedBefore(patch),
         }
     }
 }
@@ -140,7 +140,7 @@ pub fn entries<'a>(
     tgid: Tgid,
     mapped: &MappedFile,
     functions: impl Iterator<Item = &'a FileCode>,
-) -> Vec<Entry> {
+) -> Vec<EntryState> {
     let functions: Vec<_> = functions
         .map(|code| (code, mapped.address_of(code.offset)))
         .collect();
@@ -164,10 +164,10 @@ pub fn entries<'a>(
         .zip(buffers.iter().zip(readable))
         .map(|((code, address), (memory, readable))| match address {
             Some(address) if readable => match code.compare(memory, *address) {
-                Entry::AsInFile if is_writable(mapped, code.offset) => Entry::Writable,
+                EntryState::AsInFile if is_writable(mapped, code.offset) => EntryState::Writable,
                 entry => entry,
             },
-            _ => Entry::AsInFile,
+            _ => EntryState::AsInFile,
         })
         .collect()
 }
@@ -181,11 +181,11 @@ pub fn changed_entries<'a>(
     tgid: Tgid,
     mapped: &MappedFile,
     functions: impl Iterator<Item = &'a FileCode> + Clone,
-) -> Option<(Vec<Entry>, Maps)> {
+) -> Option<(Vec<EntryState>, Maps)> {
     let mut mapped = Cow::Borrowed(mapped);
     for _ in 0..ATTEMPTS {
         let entries = entries(tgid, &mapped, functions.clone());
-        if entries.iter().all(|entry| *entry == Entry::AsInFile) {
+        if entries.iter().all(|entry| *entry == EntryState::AsInFile) {
             return None;
         }
         let maps = Maps::of(tgid).ok()?;
@@ -236,7 +236,7 @@ mod tests {
     const ADDRESS: u64 = 0x7000_0000_1000;
 
     fn code(bytes: &[u8]) -> FileCode {
-        let place = Place::find(bytes, &[]);
+        let place = ProbePlace::find(bytes, &[]);
         FileCode::new(0, bytes.to_vec(), bytes.len() as u64, place)
     }
 
@@ -272,10 +272,10 @@ mod tests {
     #[test]
     fn distinguishes_original_code_from_code_with_a_breakpoint() {
         let function = code(&TRAMPOLINE);
-        assert_eq!(function.compare(&TRAMPOLINE, ADDRESS), Entry::AsInFile);
+        assert_eq!(function.compare(&TRAMPOLINE, ADDRESS), EntryState::AsInFile);
         let mut probed = TRAMPOLINE;
         probed[10] = BREAKPOINT;
-        assert_eq!(function.compare(&probed, ADDRESS), Entry::AsInFile);
+        assert_eq!(function.compare(&probed, ADDRESS), EntryState::AsInFile);
     }
 
     #[test]
@@ -283,10 +283,10 @@ mod tests {
         let target = ADDRESS + 0x5000;
         let function = code(&TRAMPOLINE);
         let short = patched(&TRAMPOLINE, &near_jump(target));
-        let before = Entry::PatchedBefore(jumps_to(target));
+        let before = EntryState::PatchedBefore(jumps_to(target));
         assert_eq!(function.compare(&short, ADDRESS), before);
         let long = patched(&TRAMPOLINE, &far_jump(target));
-        let over = Entry::PatchedOver(jumps_to(target));
+        let over = EntryState::PatchedOver(jumps_to(target));
         assert_eq!(function.compare(&long, ADDRESS), over);
     }
 
@@ -296,7 +296,7 @@ mod tests {
         let function = code(&PUSH);
         for patch in [near_jump(target), far_jump(target)] {
             let entry = function.compare(&patched(&PUSH, &patch), ADDRESS);
-            assert_eq!(entry, Entry::PatchedOver(jumps_to(target)));
+            assert_eq!(entry, EntryState::PatchedOver(jumps_to(target)));
         }
     }
 
@@ -306,7 +306,8 @@ mod tests {
         let mut memory = patched(&TRAMPOLINE, &far_jump(0x1234));
         memory[10] = BREAKPOINT;
         let entry = function.compare(&memory, ADDRESS);
-        let holds_breakpoint = matches!(entry, Entry::PatchedOver(patch) if patch.holds_breakpoint);
+        let holds_breakpoint =
+            matches!(entry, EntryState::PatchedOver(patch) if patch.holds_breakpoint);
         assert!(holds_breakpoint, "{entry:?}");
     }
 
@@ -326,23 +327,28 @@ mod tests {
 
     #[test]
     fn the_next_function_s_bytes_are_not_compared() {
-        let function = FileCode::new(0, TRAMPOLINE.to_vec(), 12, Place::find(&TRAMPOLINE, &[]));
+        let function = FileCode::new(
+            0,
+            TRAMPOLINE.to_vec(),
+            12,
+            ProbePlace::find(&TRAMPOLINE, &[]),
+        );
         let mut memory = TRAMPOLINE;
         memory[12..17].copy_from_slice(&near_jump(ADDRESS));
-        assert_eq!(function.compare(&memory, ADDRESS), Entry::AsInFile);
+        assert_eq!(function.compare(&memory, ADDRESS), EntryState::AsInFile);
     }
 
     #[test]
     fn the_kernel_s_own_call_in_the_place_of_a_nop_is_no_patch() {
         let nop = [&NOP5, PUSH.as_slice()].concat();
-        let place = Place {
+        let place = ProbePlace {
             offset: 0,
             length: 5,
             emulated: true,
         };
         let function = FileCode::new(0, nop.clone(), 0, place);
         let call = patched(&nop, &[CALL, 1, 2, 3, 4]);
-        assert_eq!(function.compare(&call, ADDRESS), Entry::AsInFile);
+        assert_eq!(function.compare(&call, ADDRESS), EntryState::AsInFile);
     }
 
     /// A function of the C library in this process, and the library.
@@ -356,7 +362,7 @@ mod tests {
         let symbol = image.symbol("getpid").expect("readable").expect("exported");
         let bytes = image.bytes_at(symbol.vaddr, SEARCHED).expect("its code");
         let offset = image.file_offset_of(symbol.vaddr).expect("in the file");
-        let place = Place::find(&bytes, &[]);
+        let place = ProbePlace::find(&bytes, &[]);
         (
             tgid,
             library,
@@ -368,9 +374,9 @@ mod tests {
     fn own_code_is_as_in_its_file() {
         let (tgid, library, mut function) = own_getpid();
         let state = |function: &FileCode| entries(tgid, &library, std::iter::once(function));
-        assert_eq!(state(&function), [Entry::AsInFile]);
+        assert_eq!(state(&function), [EntryState::AsInFile]);
         function.bytes[0] ^= 0x40;
-        assert!(!matches!(state(&function)[..], [Entry::AsInFile]));
+        assert!(!matches!(state(&function)[..], [EntryState::AsInFile]));
     }
 
     #[test]
@@ -386,7 +392,7 @@ mod tests {
             mapping.end += 0x40;
         }
         let unconfirmed = entries(tgid, &stale, std::iter::once(&function));
-        assert_ne!(unconfirmed, [Entry::AsInFile]);
+        assert_ne!(unconfirmed, [EntryState::AsInFile]);
         assert!(!changed(&stale, &function));
         let mut rewritten = function.clone();
         rewritten.bytes[0] ^= 0x40;

@@ -15,7 +15,7 @@ use iced_x86::{
 pub const SEARCHED: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ProbePlace {
     /// Bytes from the function's first instruction.
     pub offset: u64,
     /// Bytes of the instruction there, which the probe replaces; 1 where it cannot be decoded.
@@ -24,7 +24,7 @@ pub struct Place {
     pub emulated: bool,
 }
 
-impl Place {
+impl ProbePlace {
     /// Finds the place in a function that begins with `code`, for a probe that reads `needed`
     /// (64-bit registers). Falls back to the function's entry, which is always right.
     pub fn find(code: &[u8], needed: &[Register]) -> Self {
@@ -145,8 +145,8 @@ mod tests {
         Register::RSP,
     ];
 
-    fn emulated(offset: u64, length: u64) -> Place {
-        Place {
+    fn emulated(offset: u64, length: u64) -> ProbePlace {
+        ProbePlace {
             offset,
             length,
             emulated: true,
@@ -154,8 +154,8 @@ mod tests {
     }
 
     /// The entry, single-stepped.
-    fn entry(length: u64) -> Place {
-        Place {
+    fn entry(length: u64) -> ProbePlace {
+        ProbePlace {
             offset: 0,
             length,
             emulated: false,
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn a_push_at_the_entry_is_taken() {
         // push r14; mov r14, rdi
-        let place = Place::find(&[0x41, 0x56, 0x49, 0x89, 0xfe], &ARGUMENTS);
+        let place = ProbePlace::find(&[0x41, 0x56, 0x49, 0x89, 0xfe], &ARGUMENTS);
         assert_eq!(place, emulated(0, 2));
         assert_eq!(place.end(), 2);
     }
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn a_load_into_another_register_is_passed_over() {
         // mov rax, [rip+0x1234]; push r14 (c10::reportMemoryUsageToProfiler of torch 2.15)
-        let place = Place::find(
+        let place = ProbePlace::find(
             &[0x48, 0x8b, 0x05, 0x34, 0x12, 0, 0, 0x41, 0x56],
             &ARGUMENTS,
         );
@@ -207,20 +207,20 @@ mod tests {
             0x81, 0x3d, 0x34, 0x12, 0, 0, 0x78, 0x56, 0x34, 0x12, 0x75, 0x10, 0xff, 0x25, 0, 0, 0,
             0,
         ];
-        assert_eq!(Place::find(&code, &ARGUMENTS), emulated(10, 2));
+        assert_eq!(ProbePlace::find(&code, &ARGUMENTS), emulated(10, 2));
     }
 
     #[test]
     fn a_landing_pad_is_passed_over() {
         // endbr64; push rbp
-        let place = Place::find(&[0xf3, 0x0f, 0x1e, 0xfa, 0x55], &ARGUMENTS);
+        let place = ProbePlace::find(&[0xf3, 0x0f, 0x1e, 0xfa, 0x55], &ARGUMENTS);
         assert_eq!(place, emulated(4, 1));
     }
 
     #[test]
     fn a_write_to_a_needed_register_ends_the_search_at_the_entry() {
         // mov edi, 1 (writes all of rdi); push rbp
-        let place = Place::find(&[0xbf, 1, 0, 0, 0, 0x55], &ARGUMENTS);
+        let place = ProbePlace::find(&[0xbf, 1, 0, 0, 0, 0x55], &ARGUMENTS);
         assert_eq!(place, entry(5));
     }
 
@@ -228,41 +228,41 @@ mod tests {
     fn a_moved_stack_pointer_ends_the_search_where_it_is_read() {
         // sub rsp, 8; push rbp
         let code = [0x48, 0x83, 0xec, 8, 0x55];
-        assert_eq!(Place::find(&code, &ARGUMENTS), entry(4));
-        assert_eq!(Place::find(&code, &[Register::RDI]), emulated(4, 1));
+        assert_eq!(ProbePlace::find(&code, &ARGUMENTS), entry(4));
+        assert_eq!(ProbePlace::find(&code, &[Register::RDI]), emulated(4, 1));
     }
 
     #[test]
     fn a_write_to_memory_ends_the_search_at_the_entry() {
         // mov [rdi], rax; push rbp
-        let place = Place::find(&[0x48, 0x89, 0x07, 0x55], &ARGUMENTS);
+        let place = ProbePlace::find(&[0x48, 0x89, 0x07, 0x55], &ARGUMENTS);
         assert_eq!(place, entry(3));
     }
 
     #[test]
     fn a_branch_back_to_the_start_is_no_place() {
         // cmp dword ptr [rdi], 0; jne -5
-        let place = Place::find(&[0x83, 0x3f, 0x00, 0x75, 0xfb], &ARGUMENTS);
+        let place = ProbePlace::find(&[0x83, 0x3f, 0x00, 0x75, 0xfb], &ARGUMENTS);
         assert_eq!(place, entry(3));
     }
 
     #[test]
     fn the_search_does_not_follow_an_early_return() {
         // ret; push rbp
-        let place = Place::find(&[0xc3, 0x55], &ARGUMENTS);
+        let place = ProbePlace::find(&[0xc3, 0x55], &ARGUMENTS);
         assert_eq!(place, entry(1));
     }
 
     #[test]
     fn bytes_that_are_no_code_give_the_entry() {
-        assert_eq!(Place::find(&[0x06, 0x55], &ARGUMENTS), entry(1));
-        assert_eq!(Place::find(&[], &ARGUMENTS), entry(1));
+        assert_eq!(ProbePlace::find(&[0x06, 0x55], &ARGUMENTS), entry(1));
+        assert_eq!(ProbePlace::find(&[], &ARGUMENTS), entry(1));
     }
 
     #[test]
     fn the_search_ends_within_its_bound() {
         // mov rax, rax without end
         let code = [0x48, 0x89, 0xc0].repeat(100);
-        assert_eq!(Place::find(&code, &ARGUMENTS), entry(3));
+        assert_eq!(ProbePlace::find(&code, &ARGUMENTS), entry(3));
     }
 }

@@ -15,7 +15,7 @@ pub struct Records {
 
 /// A place in the stream of records: those before it were reserved when it was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(u64);
+pub struct StreamPosition(u64);
 
 impl Records {
     /// Wraps the map. Must be called within a tokio runtime.
@@ -28,12 +28,12 @@ impl Records {
 
     /// End of the records that programs have begun so far. A record still being written hides those
     /// behind it, so the absence of a next one does not mean that all were read.
-    pub fn end(&self) -> Place {
-        Place(self.positions.reserved())
+    pub fn end(&self) -> StreamPosition {
+        StreamPosition(self.positions.reserved())
     }
 
     /// True if all records before this place were read.
-    pub fn has_passed(&self, place: Place) -> bool {
+    pub fn has_passed(&self, place: StreamPosition) -> bool {
         self.positions.read() >= place.0
     }
 

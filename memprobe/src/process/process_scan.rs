@@ -19,7 +19,7 @@ const LOADER: &[u8] = b"/ld-linux-x86-64.so";
 const MOST: u64 = 16 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct ScanResult {
     /// Processes that have mapped a CUDA library and were not reported before.
     pub users: Vec<Tgid>,
     /// One process for each dynamic loader file not seen before; a probe on that file reports mapped libraries.
@@ -46,10 +46,10 @@ const LONGEST_PAUSE: u32 = 64;
 
 impl HostScan {
     /// Checks every new process, and the others at growing intervals, since most never use CUDA.
-    pub fn look(&mut self) -> io::Result<Found> {
+    pub fn look(&mut self) -> io::Result<ScanResult> {
         let own = std::process::id();
         let mut there = HashSet::new();
-        let mut found = Found::default();
+        let mut found = ScanResult::default();
         for pid in pids()? {
             there.insert(pid);
             if pid != own && self.is_due(pid) {
@@ -71,7 +71,7 @@ impl HostScan {
         }
     }
 
-    fn look_at(&mut self, tgid: Tgid, found: &mut Found) {
+    fn look_at(&mut self, tgid: Tgid, found: &mut ScanResult) {
         let pause = match self.known.get(&tgid.0) {
             Some(ProcessState::Other { pause, .. }) => (pause * 2).min(LONGEST_PAUSE),
             _ => 1,
@@ -231,7 +231,7 @@ mod tests {
         for look in 1..40 {
             if scan.is_due(child.id()) {
                 looks.push(look);
-                scan.look_at(Tgid(child.id()), &mut Found::default());
+                scan.look_at(Tgid(child.id()), &mut ScanResult::default());
             }
         }
         assert_eq!(looks, [1, 3, 7, 15, 31]);

@@ -4,14 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 
 use super::facts;
-use crate::event::Tgid;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rank {
-    pub global: u32,
-    pub local: Option<u32>,
-    pub world: Option<u32>,
-}
+use crate::event::{Rank, Tgid};
 
 /// Variables that launchers set: rank, local rank, world size. A launcher inside another determines the
 /// values, so inner launchers come first.

@@ -5,7 +5,7 @@
 const UNIT: u32 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct LineEntry {
     /// Offset in bytes after the last instruction.
     pub end: u32,
     /// The line; `None` for instructions without one.
@@ -36,9 +36,9 @@ pub struct Entries<'a> {
 }
 
 impl Iterator for Entries<'_> {
-    type Item = Entry;
+    type Item = LineEntry;
 
-    fn next(&mut self) -> Option<Entry> {
+    fn next(&mut self) -> Option<LineEntry> {
         let (&first, tail) = self.rest.split_first()?;
         // Every entry starts with a byte whose highest bit is set; no other byte has it.
         let length = tail.iter().position(|byte| byte & 0x80 != 0);
@@ -49,7 +49,7 @@ impl Iterator for Entries<'_> {
         let code = (first >> 3) & 15;
         let lines = line_delta(code, &mut operands)?;
         self.line = self.line.wrapping_add_signed(lines);
-        Some(Entry {
+        Some(LineEntry {
             end: self.offset,
             line: (code != NO_LOCATION).then_some(self.line),
         })

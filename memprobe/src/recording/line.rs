@@ -17,7 +17,7 @@ use crate::event::{
     NoStack, PhaseMark, Purpose, PurposeId, StackId, TensorSpec, Tgid, Tid, TimeNs, Totals,
 };
 
-pub(super) enum Record<'a> {
+pub(super) enum LineRecord<'a> {
     Header(Header),
     Stack(StackRecord<'a>),
     Thread {
@@ -198,16 +198,16 @@ struct NamesArgs {
 
 /// Parses one line, without its comma and newline. `start` is the time of `ts` 0. An error describes the
 /// fault in a few words.
-pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<Record<'_>, String> {
+pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<LineRecord<'_>, String> {
     // Half of all lines are counters, which only viewers need.
     if line.starts_with(b"{\"ph\":\"C\",") && line.ends_with(b"}}") {
-        return Ok(Record::Other);
+        return Ok(LineRecord::Other);
     }
     let text = std::str::from_utf8(line).map_err(|error| error.to_string())?;
     let line: Line = serde_json::from_str(text).map_err(|error| cause(&error))?;
     match (&*line.ph, &*line.cat) {
         ("M", _) => metadata(&line),
-        ("C", _) => Ok(Record::Other),
+        ("C", _) => Ok(LineRecord::Other),
         ("b" | "i", "alloc" | "cpu") => memory(&line, Action::Alloc, start),
         ("e", "alloc" | "cpu") => end_of_slice(&line, Action::Free, start),
         ("i", "free" | "cpu_free") => memory(&line, Action::Free, start),
@@ -221,24 +221,24 @@ pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<Record<'_>, String> {
         ("i", "attach") => {
             let time = line_time(&line, start)?;
             let found: AtAttachRecord = args(&line)?;
-            Ok(Record::AtAttach(found.at(time, Tgid(line.pid))))
+            Ok(LineRecord::AtAttach(found.at(time, Tgid(line.pid))))
         }
-        ("i", "mark") => mark(&line, start).map(Record::Mark),
-        ("i", "names") => Ok(Record::Names {
+        ("i", "mark") => mark(&line, start).map(LineRecord::Mark),
+        ("i", "names") => Ok(LineRecord::Names {
             time: line_time(&line, start)?,
             tgid: Tgid(line.pid),
             blocks: args::<NamesArgs>(&line)?.blocks,
         }),
-        ("i", "loss") => Ok(Record::Loss(args(&line)?)),
+        ("i", "loss") => Ok(LineRecord::Loss(args(&line)?)),
         _ => Err("a record of unknown kind".to_owned()),
     }
 }
 
-fn metadata<'a>(line: &Line<'a>) -> Result<Record<'a>, String> {
+fn metadata<'a>(line: &Line<'a>) -> Result<LineRecord<'a>, String> {
     match &*line.name {
         "memprobe" => match args::<Format>(line)?.format {
-            0..=FORMAT => Ok(Record::Header(args(line)?)),
-            later => Ok(Record::Newer(later)),
+            0..=FORMAT => Ok(LineRecord::Header(args(line)?)),
+            later => Ok(LineRecord::Newer(later)),
         },
         "memprobe_stack" => {
             let stack: StackRecord = args(line)?;
@@ -246,18 +246,18 @@ fn metadata<'a>(line: &Line<'a>) -> Result<Record<'a>, String> {
                 return Err("a stack without a number".to_owned());
             }
             stack.check()?;
-            Ok(Record::Stack(stack))
+            Ok(LineRecord::Stack(stack))
         }
-        "memprobe_named" => Ok(Record::Named(args(line)?)),
-        "memprobe_end" => Ok(Record::End(args(line)?)),
+        "memprobe_named" => Ok(LineRecord::Named(args(line)?)),
+        "memprobe_end" => Ok(LineRecord::End(args(line)?)),
         "thread_name" => {
             let name: NameArgs = args(line)?;
-            Ok(Record::Thread {
+            Ok(LineRecord::Thread {
                 tid: Tid(line.tid),
                 name: name.name,
             })
         }
-        _ => Ok(Record::Other),
+        _ => Ok(LineRecord::Other),
     }
 }
 
@@ -277,30 +277,34 @@ fn mark(line: &Line<'_>, start: TimeNs) -> Result<PhaseMark, String> {
     })
 }
 
-fn end_of_slice<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<Record<'a>, String> {
+fn end_of_slice<'a>(
+    line: &Line<'a>,
+    action: Action,
+    start: TimeNs,
+) -> Result<LineRecord<'a>, String> {
     match args::<EndOfSlice>(line)? {
         EndOfSlice {
             free: Some(free),
             unseen_free: false,
             live_at_end: false,
-        } => event(line, &free, action, start).map(|event| Record::Memory(event, None)),
+        } => event(line, &free, action, start).map(|event| LineRecord::Memory(event, None)),
         EndOfSlice {
             free: None,
             unseen_free,
             live_at_end,
-        } if unseen_free != live_at_end => Ok(Record::Other),
+        } if unseen_free != live_at_end => Ok(LineRecord::Other),
         _ => Err("the end of a slice without `free`".to_owned()),
     }
 }
 
-fn memory<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<Record<'a>, String> {
+fn memory<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<LineRecord<'a>, String> {
     let args: MemoryArgs<'_> = args(line)?;
     let event = event(line, &args, action, start)?;
     let is = match shape(&args)? {
         Some(shape) => Some(BlockPurpose::Tensor(shape)),
         None => purpose(&args)?.map(BlockPurpose::Other),
     };
-    Ok(Record::Memory(event, is))
+    Ok(LineRecord::Memory(event, is))
 }
 
 fn event(

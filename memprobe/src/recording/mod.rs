@@ -42,7 +42,7 @@ pub use header::{End, EndReason, Header};
 pub(crate) use names::{NamedRecord, RetainerRecord};
 pub use reader::Reader;
 pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};
-pub use tensors::{SnapshotError, TENSOR_FORMAT, open_tensors, read_tensors};
+pub use tensors::{SnapshotFileError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// Format version. The reader refuses later ones.
 pub const FORMAT: u32 = 5;

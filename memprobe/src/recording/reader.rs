@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::line::{self, FrameRecord, Record, StackRecord};
+use super::line::{self, FrameRecord, LineRecord, StackRecord};
 use super::names::PendingNames;
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
@@ -119,8 +119,8 @@ impl<R: BufRead> Reader<R> {
             return Err(RecordingError::Empty);
         }
         self.header = match line::parse(content(&self.line), TimeNs(0)) {
-            Ok(Record::Header(header)) => header,
-            Ok(Record::Newer(format)) => return Err(RecordingError::Newer { format }),
+            Ok(LineRecord::Header(header)) => header,
+            Ok(LineRecord::Newer(format)) => return Err(RecordingError::Newer { format }),
             Err(_) if self.line.starts_with(FIRST_RECORD) && !self.line.ends_with(b"\n") => {
                 return Err(RecordingError::Empty);
             }
@@ -206,29 +206,31 @@ impl<R: BufRead> Reader<R> {
             return Err("something follows the end of the recording".to_owned());
         }
         Ok(Some(match line::parse(line, self.header.start)? {
-            Record::AtAttach(found) => Event::AtAttach(found),
-            Record::Memory(event, is) => self.memory(event, is),
-            Record::Stack(stack) => self.define_stack(&stack)?,
-            Record::Named(block) => {
+            LineRecord::AtAttach(found) => Event::AtAttach(found),
+            LineRecord::Memory(event, is) => self.memory(event, is),
+            LineRecord::Stack(stack) => self.define_stack(&stack)?,
+            LineRecord::Named(block) => {
                 let strings = &mut self.strings;
                 self.naming.push(&block, |text| intern(strings, text))?;
                 return Ok(None);
             }
-            Record::Names { time, tgid, blocks } => {
+            LineRecord::Names { time, tgid, blocks } => {
                 let blocks = self.naming.end(blocks)?;
                 Event::BlockLabels(Arc::new(BlockLabels { time, tgid, blocks }))
             }
-            Record::Mark(mark) => self.mark(mark),
-            Record::Thread { tid, name } => Event::Thread(tid, intern(&mut self.strings, &name)),
-            Record::Loss(losses) => Event::Loss(losses),
-            Record::Header(header) => {
+            LineRecord::Mark(mark) => self.mark(mark),
+            LineRecord::Thread { tid, name } => {
+                Event::Thread(tid, intern(&mut self.strings, &name))
+            }
+            LineRecord::Loss(losses) => Event::Loss(losses),
+            LineRecord::Header(header) => {
                 if header.start != self.header.start {
                     return Err("a second recording begins here".to_owned());
                 }
                 self.header = header;
                 return Ok(None);
             }
-            Record::End(end) => {
+            LineRecord::End(end) => {
                 let end = end.into_end().ok_or("an end of unknown kind")?;
                 if end.events != self.events {
                     let (written, here) = (end.events, self.events);
@@ -240,8 +242,10 @@ impl<R: BufRead> Reader<R> {
                 self.state = State::Ended;
                 return Ok(None);
             }
-            Record::Newer(format) => return Err(format!("format {format} instead of {FORMAT}")),
-            Record::Other => return Ok(None),
+            LineRecord::Newer(format) => {
+                return Err(format!("format {format} instead of {FORMAT}"));
+            }
+            LineRecord::Other => return Ok(None),
         }))
     }
 

@@ -2,7 +2,7 @@
 
 use crate::attribution::allocation_groups::ModuleScope;
 use crate::event::{DeviceIndex, Frame};
-use crate::ledger::snapshot::{Layer, PurposeInfo, Site};
+use crate::ledger::snapshot::{PurposeInfo, Site, SoftwareLayer};
 pub(super) use crate::view::cells::{Remainder, frame, known_line, remainders};
 use crate::view::table::Cell;
 
@@ -45,10 +45,10 @@ pub(super) fn frames(frames: &[Frame]) -> Cell<'_> {
 pub(super) const OTHERS: &str = "others";
 
 /// Name of a device's total in text.
-pub(super) fn total_name(device: DeviceIndex, layer: Layer) -> String {
+pub(super) fn total_name(device: DeviceIndex, layer: SoftwareLayer) -> String {
     match layer {
         _ if device == DeviceIndex::CPU => "(total as memprobe counts)".to_owned(),
-        Layer::Allocator => "(total of the allocator)".to_owned(),
+        SoftwareLayer::Allocator => "(total of the allocator)".to_owned(),
         layer => format!("(total of {})", layer.as_str()),
     }
 }

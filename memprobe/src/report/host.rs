@@ -189,11 +189,11 @@ fn gpu(device: &DriverDevice) -> Cell<'_> {
 mod tests {
     use super::*;
     use crate::event::Target;
-    use crate::event::{Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
+    use crate::event::{Bytes, DeviceIndex, Frame, Rank, Tgid, TimeNs, Totals};
     use crate::ledger::snapshot::Site;
     use crate::ledger::snapshot::host::{
         self as model, DeviceRow, DriverMemory, DriverUse, Holder, HostHealth, ProcessFacts,
-        ProcessRow, ProcessState, Rank, TopHolder, Trend,
+        ProcessRow, ProcessState, TopHolder, Trend,
     };
     use crate::view::width as columns;
 

@@ -10,7 +10,7 @@ use super::outside;
 use super::preamble::push_devices;
 use super::replay::RecordingReplay;
 use crate::event::{DeviceIndex, Frame};
-use crate::ledger::grouping::{Origin, origin_of};
+use crate::ledger::grouping::{CodeOwner, origin_of};
 use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site};
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{BLOCKS, FileNames};
@@ -189,7 +189,7 @@ fn words(site: &Site) -> (u8, &str, u32, &str, &str) {
 /// Callers worth showing. Beside a line of the user's own code these are only the user's callers,
 /// if there are any; otherwise all.
 fn shown_callers(row: &LineRow) -> Vec<&Frame> {
-    let is_own = |frame: &&Frame| origin_of(frame) == Origin::User;
+    let is_own = |frame: &&Frame| origin_of(frame) == CodeOwner::User;
     let all = callers(row);
     let own: Vec<_> = all.iter().filter(is_own).collect();
     let line_is_own = row.site.frame().is_some_and(|line| is_own(&line));

@@ -4,7 +4,7 @@ use super::ReportOptions;
 use super::lines::lines;
 use crate::event::DeviceIndex;
 use crate::event::bytes::human;
-use crate::ledger::snapshot::{CudaSnapshot, Layer, OutsideRow};
+use crate::ledger::snapshot::{CudaSnapshot, OutsideRow, SoftwareLayer};
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{BLOCKS, FileNames, cuda_memory_kind, library_name};
 
@@ -45,7 +45,7 @@ pub(super) fn push(page: &mut Page, cuda: &CudaSnapshot, options: &ReportOptions
         return;
     }
     let of = match cuda.layer {
-        Layer::Allocator => "outside the caching allocator",
+        SoftwareLayer::Allocator => "outside the caching allocator",
         _ => "that CUDA allocated on the host, or on demand",
     };
     page.blank();

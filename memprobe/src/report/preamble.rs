@@ -6,7 +6,7 @@ use super::replay::RecordingReplay;
 use crate::event::DeviceIndex;
 use crate::event::Target;
 use crate::event::bytes::{human, signed};
-use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Layer, Snapshot};
+use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Snapshot, SoftwareLayer};
 use crate::view::table::Page;
 use crate::view::{clean, counted, duration, process, width as columns};
 
@@ -30,13 +30,13 @@ pub(super) fn push_beginning(page: &mut Page, replay: &RecordingReplay) {
     let layer = replay.snapshot.cuda.layer;
     let words = layer.as_str();
     match layer {
-        Layer::Tracepoints => page.note(&format!(
+        SoftwareLayer::Tracepoints => page.note(&format!(
             "Probes on {words} watch the caching allocator: sizes are requested bytes, and totals their sum."
         )),
-        Layer::Runtime | Layer::Driver => page.note(&format!(
+        SoftwareLayer::Runtime | SoftwareLayer::Driver => page.note(&format!(
             "No caching allocator reports its blocks here: the lines are those of {words}."
         )),
-        Layer::None | Layer::Allocator => {}
+        SoftwareLayer::None | SoftwareLayer::Allocator => {}
     }
     if replay.snapshot.devices.is_empty() {
         page.blank();

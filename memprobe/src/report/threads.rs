@@ -6,9 +6,9 @@ use super::attribution::once;
 use super::cells::{remainders, total_name};
 use super::{Outcome, ReportError, ReportOptions, document, replay};
 use crate::attribution::peak::Holding;
-use crate::attribution::tables::DeviceTotals;
+use crate::attribution::tables::TotalsSample;
 use crate::attribution::threads::{ThreadLedger, ThreadRow};
-use crate::ledger::snapshot::{DeviceSnapshot, Layer};
+use crate::ledger::snapshot::{DeviceSnapshot, SoftwareLayer};
 use crate::recording::Reader;
 use crate::view::table::{Cell, Output, Table};
 use crate::view::{THREAD_COLUMNS, ThreadEntry, counted};
@@ -37,7 +37,7 @@ pub(super) fn write<R: BufRead>(
 
 fn table(
     device: &DeviceSnapshot,
-    peak: &DeviceTotals,
+    peak: &TotalsSample,
     rows: &[ThreadRow],
     options: &ReportOptions,
 ) -> Table<ThreadEntry> {
@@ -55,7 +55,7 @@ fn table(
     let rest = remainders(before, [device.unaccounted, peak.unaccounted]);
     table.extend(Output::All, rest.into_iter().map(ThreadEntry::from));
     let total = ThreadEntry {
-        name: total_name(device.index, Layer::Allocator),
+        name: total_name(device.index, SoftwareLayer::Allocator),
         bytes: [device.totals.allocated, peak.totals.allocated].map(Cell::from),
         counts: Some([
             device.live_blocks,

@@ -32,7 +32,7 @@ pub(super) fn notice(event: &Event) -> Option<String> {
 }
 
 /// Reads what a process held when its probes were in place, and keeps its events back until then.
-pub(super) struct BeforeAttach {
+pub(super) struct BaselineReader {
     memory: ProcessMemory,
     variable: Option<AllocatorVariable>,
     version: Option<String>,
@@ -47,7 +47,7 @@ pub(super) struct BeforeAttach {
     is_ahead: bool,
 }
 
-impl BeforeAttach {
+impl BaselineReader {
     /// Keeps the events of a process back from now on.
     pub(super) fn of(tgid: Tgid) -> Self {
         let since = super::now();

@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use memprobe_common::counter;
 
 use super::event::{HostEvent, HostItem};
-use super::process::{Origin, Process};
+use super::process::{Process, ProcessOrigin};
 use crate::decode::{ProcessEvent, Record, decode};
 use crate::event::{Detail, Losses, Tgid};
 use crate::probe::attaching;
@@ -102,7 +102,7 @@ impl HostSession {
         })
     }
 
-    pub(crate) fn add(&mut self, watched: Watched, origin: Origin) -> Result<()> {
+    pub(crate) fn add(&mut self, watched: Watched, origin: ProcessOrigin) -> Result<()> {
         let tgid = watched.tgid;
         if self.processes.contains_key(&tgid.0) {
             return Ok(());
@@ -120,7 +120,7 @@ impl HostSession {
     }
 
     /// Watches a process and those that descend from it, also those that it makes later.
-    pub(crate) fn add_family(&mut self, watched: Watched, origin: Origin) -> Result<()> {
+    pub(crate) fn add_family(&mut self, watched: Watched, origin: ProcessOrigin) -> Result<()> {
         allow_many_files();
         let root = watched.tgid;
         self.add(watched, origin)?;
@@ -130,7 +130,7 @@ impl HostSession {
             let before = self.processes.len();
             for tgid in facts::descendants(root) {
                 if let Some(watched) = Watched::if_there(tgid) {
-                    self.add(watched, Origin::Running)?;
+                    self.add(watched, ProcessOrigin::Running)?;
                 }
             }
             if self.processes.len() == before {
@@ -286,7 +286,13 @@ impl HostSession {
     /// Starts tracking a process first seen through its kernel records.
     fn adopt(&mut self, tgid: Tgid) {
         let watched = Watched::if_there(tgid);
-        let process = Process::new(watched, tgid, Origin::Running, self.wanted, Instant::now());
+        let process = Process::new(
+            watched,
+            tgid,
+            ProcessOrigin::Running,
+            self.wanted,
+            Instant::now(),
+        );
         // An error means that it is admitted already.
         let _ = self.loader.admit(tgid, process.config());
         self.insert(process);

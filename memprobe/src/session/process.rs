@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use memprobe_common::ProcessConfig;
 
-use super::before_attach::{self, BeforeAttach};
+use super::before_attach::{self, BaselineReader};
 use super::event::{HostItem, SnapshotPoint};
 use super::poll::{self, Pace, PollSchedule};
 use super::startup_check::{ObservedFrom, StartupCheck};
 use crate::decode::Record;
 use crate::event::{Event, Losses, MarkedPhase, Target, Tgid, TimeNs};
 use crate::probe::attach::AttachError;
-use crate::probe::attaching::{Attaching, Step};
+use crate::probe::attaching::{AttachStep, Attaching};
 use crate::probe::files::ProbedFiles;
 use crate::probe::loader::{Loader, Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -34,14 +34,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const GRACE: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub(crate) enum ProcessOrigin {
     Running,
     /// Just started: by memprobe, by a watched process, or as another program.
     Started,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum ProcessPhase {
     /// Not ready to be probed.
     Looking,
     Attached,
@@ -55,13 +55,13 @@ pub(super) struct Process {
     watched: Option<Watched>,
     /// True if the last sweep found it ended, though the kernel's programs reported no end.
     is_gone: bool,
-    origin: Origin,
-    phase: Phase,
+    origin: ProcessOrigin,
+    phase: ProcessPhase,
     pub(super) attaching: Attaching,
     symbolizer: Symbolizer<ProcessMemory>,
     startup_check: StartupCheck,
     /// Baseline before its first event; a child of a probed process has none.
-    before: Option<BeforeAttach>,
+    before: Option<BaselineReader>,
     /// Requirement that was announced last.
     waiting_for: String,
     announced_probes: usize,
@@ -102,13 +102,13 @@ impl Process {
     pub(super) fn new(
         watched: Option<Watched>,
         tgid: Tgid,
-        origin: Origin,
+        origin: ProcessOrigin,
         wanted: Wanted,
         now: Instant,
     ) -> Self {
         let (observed_from, past) = match origin {
-            Origin::Running => (ObservedFrom::Unseen, PriorCudaUse::Unknown),
-            Origin::Started => (ObservedFrom::Seen, PriorCudaUse::None),
+            ProcessOrigin::Running => (ObservedFrom::Unseen, PriorCudaUse::Unknown),
+            ProcessOrigin::Started => (ObservedFrom::Seen, PriorCudaUse::None),
         };
         Self {
             tgid,
@@ -116,11 +116,11 @@ impl Process {
             watched,
             is_gone: false,
             origin,
-            phase: Phase::Looking,
+            phase: ProcessPhase::Looking,
             attaching: Attaching::new(tgid, wanted),
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past),
             startup_check: StartupCheck::new(observed_from),
-            before: Some(BeforeAttach::of(tgid)),
+            before: Some(BaselineReader::of(tgid)),
             waiting_for: String::new(),
             announced_probes: 0,
             lost_before: Losses::default(),
@@ -164,7 +164,7 @@ impl Process {
             symbolizer.watch_tensors(TimeNs(0));
         }
         // The parent's libraries are there; others are reported by the loader or by an exec.
-        let first_poll = (self.phase == Phase::Looking).then(|| now + poll::WITH_LOADER);
+        let first_poll = (self.phase == ProcessPhase::Looking).then(|| now + poll::WITH_LOADER);
         Self {
             parent: Some(self.tgid),
             torch: self.torch.clone(),
@@ -175,21 +175,27 @@ impl Process {
             attaching,
             startup_check: StartupCheck::new(observed_from),
             // Where the probes are in place already, nothing can come before them.
-            before: (self.phase != Phase::Attached).then(|| BeforeAttach::of(tgid)),
+            before: (self.phase != ProcessPhase::Attached).then(|| BaselineReader::of(tgid)),
             schedule: PollSchedule::starting(now, first_poll),
-            ..Self::new(Watched::if_there(tgid), tgid, Origin::Started, wanted, now)
+            ..Self::new(
+                Watched::if_there(tgid),
+                tgid,
+                ProcessOrigin::Started,
+                wanted,
+                now,
+            )
         }
     }
 
     /// Starts anew: the process runs another program.
     pub(super) fn execute(&mut self, files: &mut ProbedFiles, now: Instant) {
         self.attaching.forget(files, now);
-        self.origin = Origin::Started;
-        self.phase = Phase::Looking;
+        self.origin = ProcessOrigin::Started;
+        self.phase = ProcessPhase::Looking;
         let memory = ProcessMemory::new(self.tgid);
         self.symbolizer = Symbolizer::new(self.tgid, memory, None, PriorCudaUse::None);
         self.startup_check = StartupCheck::new(ObservedFrom::Seen);
-        self.before = Some(BeforeAttach::of(self.tgid));
+        self.before = Some(BaselineReader::of(self.tgid));
         self.waiting_for.clear();
         self.announced_probes = 0;
         self.torch = None;
@@ -203,7 +209,7 @@ impl Process {
     }
 
     pub(super) fn is_attached(&self) -> bool {
-        self.phase == Phase::Attached
+        self.phase == ProcessPhase::Attached
     }
 
     /// Marks it as busy; returns false if it was already.
@@ -274,13 +280,13 @@ impl Process {
         }
         let mut attempt = Attempt::default();
         match step {
-            Ok(Step::Again) => attempt.is_unfinished = true,
-            Ok(Step::Done) if self.phase != Phase::Attached => {
+            Ok(AttachStep::Again) => attempt.is_unfinished = true,
+            Ok(AttachStep::Done) if self.phase != ProcessPhase::Attached => {
                 self.attached();
                 attempt.has_events = true;
             }
-            Ok(Step::Done) => {}
-            Ok(Step::Waiting(what)) => {
+            Ok(AttachStep::Done) => {}
+            Ok(AttachStep::Waiting(what)) => {
                 if self.waiting_for != what {
                     self.waiting_for.clone_from(&what);
                     attempt.item = Some(HostItem::Waiting(what));
@@ -301,13 +307,13 @@ impl Process {
     fn pace(&self, is_unfinished: bool) -> Pace {
         match (self.phase, self.origin) {
             _ if is_unfinished => Pace::Immediate,
-            (Phase::Refused, _) => Pace::Never,
+            (ProcessPhase::Refused, _) => Pace::Never,
             // A process that has not loaded PyTorch for minutes hardly will within milliseconds.
             _ if self.attaching.is_impatient() => Pace::WithLoader,
             _ if self.attaching.has_loader => Pace::Seldom,
-            (Phase::Attached, _) => Pace::Seldom,
-            (Phase::Looking, Origin::Running) => Pace::Running,
-            (Phase::Looking, Origin::Started) => Pace::Started,
+            (ProcessPhase::Attached, _) => Pace::Seldom,
+            (ProcessPhase::Looking, ProcessOrigin::Running) => Pace::Running,
+            (ProcessPhase::Looking, ProcessOrigin::Started) => Pace::Started,
         }
     }
 
@@ -317,7 +323,7 @@ impl Process {
             // The session reports its end by itself.
             return true;
         }
-        let starting = self.origin == Origin::Started && self.schedule.age(now) < STARTING;
+        let starting = self.origin == ProcessOrigin::Started && self.schedule.age(now) < STARTING;
         (starting && error.may_pass()) || (watch != Watch::One && error.is_no_python())
     }
 
@@ -357,7 +363,7 @@ impl Process {
 
     /// Brings the next attempt forward: a library was mapped.
     pub(super) fn poll_soon(&mut self) {
-        if self.phase != Phase::Refused {
+        if self.phase != ProcessPhase::Refused {
             self.schedule.hasten();
         }
     }
@@ -370,7 +376,7 @@ impl Process {
 
     /// Enters [`Phase::Attached`]: the blocks from before can be read.
     fn attached(&mut self) {
-        self.phase = Phase::Attached;
+        self.phase = ProcessPhase::Attached;
         self.read_torch();
         self.symbolizer.look_at_code();
         self.watch_tensors();
@@ -386,14 +392,14 @@ impl Process {
         }
         self.symbolizer.watch_tensors(match self.origin {
             // A tensor may have been begun before the probes were in place.
-            Origin::Running => TimeNs(super::now().0.saturating_add(GRACE)),
-            Origin::Started => TimeNs(0),
+            ProcessOrigin::Running => TimeNs(super::now().0.saturating_add(GRACE)),
+            ProcessOrigin::Started => TimeNs(0),
         });
     }
 
     /// Enters [`Phase::Refused`]; its records still become events.
     fn refused(&mut self) {
-        self.phase = Phase::Refused;
+        self.phase = ProcessPhase::Refused;
         self.finish("its allocator is unknown");
     }
 
@@ -458,7 +464,7 @@ impl Process {
     fn is_unsettled(&self) -> bool {
         self.symbolizer.is_unsettled()
             || self.symbolizer.is_waiting()
-            || self.before.as_ref().is_some_and(BeforeAttach::is_reading)
+            || self.before.as_ref().is_some_and(BaselineReader::is_reading)
     }
 
     /// Puts events behind the blocks from before attach, once those are known.

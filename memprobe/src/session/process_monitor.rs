@@ -12,7 +12,7 @@ use tokio::sync::mpsc as channel;
 use super::priority;
 use crate::cuda::nvml::{Driver, Pids, Sample};
 use crate::process::namespace::{Kind, Namespace};
-use crate::process::process_scan::{Found, HostScan};
+use crate::process::process_scan::{HostScan, ScanResult};
 
 const EVERY: Duration = Duration::from_secs(2);
 
@@ -27,14 +27,14 @@ pub(crate) fn has_pids_of_the_driver() -> bool {
 #[derive(Debug)]
 pub(crate) struct Seen {
     /// Processes that were not known to use CUDA before.
-    pub(crate) found: Found,
+    pub(crate) found: ScanResult,
     /// Sample of the driver, or the reason why there is none.
     pub(crate) driver: Result<Sample, String>,
 }
 
 /// Search in `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Search {
+pub(crate) enum ProcessSearch {
     Everyone,
     /// None: who is watched is known already.
     Nobody,
@@ -49,13 +49,13 @@ pub(crate) struct ProcessMonitor {
 
 impl ProcessMonitor {
     /// Looks at `/proc`, then at the driver and at both every two seconds.
-    pub(crate) fn begin(search: Search) -> Result<(Self, Found)> {
+    pub(crate) fn begin(search: ProcessSearch) -> Result<(Self, ScanResult)> {
         let (send, seen) = channel::unbounded_channel();
         let (alive, ended) = mpsc::channel::<()>();
         let mut scan = HostScan::default();
         let first = match search {
-            Search::Everyone => scan.look().context("reading /proc")?,
-            Search::Nobody => Found::default(),
+            ProcessSearch::Everyone => scan.look().context("reading /proc")?,
+            ProcessSearch::Nobody => ScanResult::default(),
         };
         std::thread::Builder::new()
             .name("lookout".to_owned())
@@ -85,7 +85,7 @@ impl ProcessMonitor {
 }
 
 struct Looking {
-    search: Search,
+    search: ProcessSearch,
     scan: HostScan,
     driver: Result<Driver, String>,
     driver_again: u32,
@@ -106,7 +106,7 @@ impl Pids for HostPids {
 }
 
 impl Looking {
-    fn new(search: Search, scan: HostScan) -> Self {
+    fn new(search: ProcessSearch, scan: HostScan) -> Self {
         Self {
             search,
             scan,
@@ -132,8 +132,8 @@ impl Looking {
         };
         let found = match self.search {
             // It could be read at first: what cannot be now is looked at the next time.
-            Search::Everyone => self.scan.look().unwrap_or_default(),
-            Search::Nobody => Found::default(),
+            ProcessSearch::Everyone => self.scan.look().unwrap_or_default(),
+            ProcessSearch::Nobody => ScanResult::default(),
         };
         Seen { found, driver }
     }

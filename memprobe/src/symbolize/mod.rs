@@ -23,7 +23,7 @@ use memprobe_common::{
 };
 
 use crate::cuda::calls::{self, Api};
-use crate::decode::{MemoryKind, Reason, Record, StackCopy};
+use crate::decode::{MemoryKind, PurposeHint, Record, StackCopy};
 use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, PhaseMark, PurposeId,
     StackId, Tgid, Tid, TimeNs, Totals,
@@ -33,7 +33,7 @@ use crate::python::CodeCache;
 use crate::torch::module_calls::NameModules;
 
 use cpu::CpuAllocatorTotals;
-use cuda::{Call, Caller, Cuda, Owner};
+use cuda::{Call, CallerKind, CudaResolver, Owner};
 use native::{NativeCode, Unwound};
 use nodes::Nodes;
 use segments::{Segments, event_of};
@@ -60,7 +60,7 @@ pub struct Symbolizer<M> {
     nodes: Nodes,
     names: HashMap<Tid, Arc<str>>,
     native: NativeCode,
-    cuda: Cuda,
+    cuda: CudaResolver,
     ready: Segments,
     /// Records in order that are not events yet.
     queue: VecDeque<Queued>,
@@ -71,7 +71,7 @@ pub struct Symbolizer<M> {
 }
 
 enum Queued {
-    Memory(MemoryKind, MemoryRecord, Reason),
+    Memory(MemoryKind, MemoryRecord, PurposeHint),
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     Stack(Pending),
     NodeMade(NodeMadeRecord),
@@ -125,8 +125,8 @@ impl<M: ReadMemory> Symbolizer<M> {
             no_python: NoStack::UnknownPython,
             native: NativeCode::of(tgid),
             cuda: match past {
-                PriorCudaUse::None => Cuda::from_the_start(),
-                PriorCudaUse::Unknown => Cuda::default(),
+                PriorCudaUse::None => CudaResolver::from_the_start(),
+                PriorCudaUse::Unknown => CudaResolver::default(),
             },
             stacks: Stacks::new(memory, code),
             shapes: PurposeInterner::default(),
@@ -318,7 +318,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.ready.is_waiting()
     }
 
-    fn push_memory(&mut self, kind: MemoryKind, record: &MemoryRecord, reason: &Reason) {
+    fn push_memory(&mut self, kind: MemoryKind, record: &MemoryRecord, reason: &PurposeHint) {
         let tid = Tid(record.tid);
         let action = match kind {
             MemoryKind::CpuBlock | MemoryKind::CpuFree => {
@@ -355,7 +355,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Emits an event of the CPU allocator, past the segment logic, which is the caching allocator's.
-    fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, reason: &Reason) {
+    fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, reason: &PurposeHint) {
         let stack = self.stack_of_memory(record);
         let time = TimeNs(record.time_ns);
         if let Some(beginning) = self.cpu.begin(time) {
@@ -383,11 +383,11 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Returns the purpose of a record's memory and defines it in the stream if it is new.
-    fn use_of(&mut self, record: &MemoryRecord, reason: &Reason) -> PurposeId {
+    fn use_of(&mut self, record: &MemoryRecord, reason: &PurposeHint) -> PurposeId {
         let (shape, purpose) = match reason {
-            Reason::None => (None, None),
-            Reason::Tensor(shape) => (Some(&**shape), None),
-            Reason::Stack(copy) => (None, self.native.purpose(copy)),
+            PurposeHint::None => (None, None),
+            PurposeHint::Tensor(shape) => (Some(&**shape), None),
+            PurposeHint::Stack(copy) => (None, self.native.purpose(copy)),
         };
         let (id, new) = self.shapes.of(record, shape, purpose);
         if let Some(new) = new {
@@ -406,8 +406,8 @@ impl<M: ReadMemory> Symbolizer<M> {
             false => Owner::Other,
         };
         let caller = match library.starts_with(Api::Runtime.library()) {
-            true => Caller::Runtime,
-            false => Caller::Other,
+            true => CallerKind::Runtime,
+            false => CallerKind::Other,
         };
         let tid = Tid(record.tid);
         let stack = if record.wants_stack == 0 {
@@ -571,7 +571,7 @@ mod tests {
             stack_state: stack_state::UNKNOWN_PYTHON,
             ..MemoryRecord::default()
         };
-        symbolizer.push(Record::Memory(MemoryKind::Block, record, Reason::None));
+        symbolizer.push(Record::Memory(MemoryKind::Block, record, PurposeHint::None));
         symbolizer.settle_all();
         std::iter::from_fn(|| symbolizer.pop()).find_map(|event| match event {
             Event::Stack(_, stack) => match stack.kind {

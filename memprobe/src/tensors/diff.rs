@@ -11,7 +11,7 @@ use std::hash::Hash;
 
 use super::{DeviceTable, Row, RowKind, TensorTable};
 use crate::event::Bytes;
-use crate::event::tensors::Device;
+use crate::event::tensors::TensorDevice;
 
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorDiff {
@@ -26,7 +26,7 @@ pub struct TensorDiff {
 /// Difference on one device. Rows are indices into the tables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceDiff {
-    pub device: Device,
+    pub device: TensorDevice,
     /// Added rows, by index into the later table.
     pub came: Vec<usize>,
     /// Removed rows, by index into the earlier table.
@@ -48,11 +48,11 @@ pub struct Moved {
 }
 
 impl TensorDiff {
-    pub fn before_on(&self, device: Device) -> Option<&DeviceTable> {
+    pub fn before_on(&self, device: TensorDevice) -> Option<&DeviceTable> {
         self.before.device(device)
     }
 
-    pub fn after_on(&self, device: Device) -> Option<&DeviceTable> {
+    pub fn after_on(&self, device: TensorDevice) -> Option<&DeviceTable> {
         self.after.device(device)
     }
 }
@@ -72,7 +72,7 @@ pub fn diff(before: TensorTable, after: TensorTable) -> TensorDiff {
         before.target.tgid == after.target.tgid && before.target.command == after.target.command;
     let tables = after.devices.iter().chain(&before.devices);
     let mut seen = HashSet::new();
-    let devices: Vec<Device> = tables
+    let devices: Vec<TensorDevice> = tables
         .map(|table| table.device)
         .filter(|device| seen.insert(*device))
         .collect();
@@ -93,11 +93,11 @@ pub fn diff(before: TensorTable, after: TensorTable) -> TensorDiff {
     }
 }
 
-fn rows_of(table: &TensorTable, device: Device) -> &[Row] {
+fn rows_of(table: &TensorTable, device: TensorDevice) -> &[Row] {
     table.device(device).map_or(&[], |table| &table.rows)
 }
 
-fn compare(device: Device, before: &[Row], after: &[Row], same_process: bool) -> DeviceDiff {
+fn compare(device: TensorDevice, before: &[Row], after: &[Row], same_process: bool) -> DeviceDiff {
     let mut pairing = Pairing {
         before,
         after,

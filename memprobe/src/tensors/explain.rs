@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::sweep::{Piece, sweep};
+use super::sweep::{AddressRange, sweep};
 use super::{Account, DeviceTable, Reason, Row, RowKind, TensorTable};
 use crate::event::tensors::{
-    Block, Consistency, Device, Storage, Tensor, TensorKind, TensorSnapshot,
+    Block, Consistency, Storage, Tensor, TensorDevice, TensorKind, TensorSnapshot,
 };
 use crate::event::{Bytes, DeviceIndex, Totals};
 
@@ -35,7 +35,7 @@ struct There {
 }
 
 /// Sort key of devices; CUDA devices come first.
-type DeviceOrder = (u8, Device);
+type DeviceOrder = (u8, TensorDevice);
 
 struct Found {
     devices: BTreeMap<DeviceOrder, There>,
@@ -43,12 +43,12 @@ struct Found {
     tensors: Vec<Vec<usize>>,
 }
 
-fn order(device: Device) -> DeviceOrder {
+fn order(device: TensorDevice) -> DeviceOrder {
     let rank = match device {
-        Device::Cuda(_) => 0,
-        Device::Other(_) => 1,
-        Device::Cpu => 2,
-        Device::Meta => 3,
+        TensorDevice::Cuda(_) => 0,
+        TensorDevice::Other(_) => 1,
+        TensorDevice::Cpu => 2,
+        TensorDevice::Meta => 3,
     };
     (rank, device)
 }
@@ -58,11 +58,11 @@ impl Found {
         let mut devices: BTreeMap<DeviceOrder, There> = BTreeMap::new();
         for totals in &snapshot.devices {
             devices
-                .entry(order(Device::Cuda(totals.device)))
+                .entry(order(TensorDevice::Cuda(totals.device)))
                 .or_default();
         }
         for (at, block) in snapshot.blocks.iter().enumerate() {
-            let there = devices.entry(order(Device::Cuda(block.device)));
+            let there = devices.entry(order(TensorDevice::Cuda(block.device)));
             there.or_default().blocks.push(at);
         }
         for (at, storage) in snapshot.storages.iter().enumerate() {
@@ -136,11 +136,11 @@ fn rank<'a>(tensor: &'a Tensor, snapshot: &TensorSnapshot) -> impl Ord + use<'a>
 fn device_table(
     snapshot: &TensorSnapshot,
     found: &Found,
-    device: Device,
+    device: TensorDevice,
     there: &There,
 ) -> DeviceTable {
     let totals = match device {
-        Device::Cuda(index) => totals_of(snapshot, index),
+        TensorDevice::Cuda(index) => totals_of(snapshot, index),
         _ => None,
     };
     let mut table = Builder {
@@ -157,7 +157,8 @@ fn device_table(
     // Live blocks are unknown if bytes are allocated and no block was read. Then the storages alone
     // make the rows.
     let handed_out = totals.is_none_or(|totals| totals.allocated.0 > 0);
-    let blocks_known = !there.blocks.is_empty() || matches!(device, Device::Cuda(_)) && !handed_out;
+    let blocks_known =
+        !there.blocks.is_empty() || matches!(device, TensorDevice::Cuda(_)) && !handed_out;
     if blocks_known {
         table.account.block_count = Some(there.blocks.len() as u64);
         table.add_blocks(there);
@@ -184,7 +185,7 @@ struct Builder<'a> {
     tensors: &'a [Vec<usize>],
     /// Row that gets each storage's bytes.
     first_row: Vec<Option<usize>>,
-    device: Device,
+    device: TensorDevice,
     rows: Vec<Row>,
     account: Account,
 }
@@ -237,7 +238,7 @@ impl Builder<'_> {
     fn add_storages(&mut self, storages: &[usize], block: Option<&Block>) {
         let piece = |&of: &usize| {
             let storage = &self.snapshot.storages[of];
-            Piece {
+            AddressRange {
                 start: storage.data.0,
                 bytes: if storage.data.0 == 0 {
                     0
@@ -247,7 +248,7 @@ impl Builder<'_> {
                 of,
             }
         };
-        let pieces: Vec<Piece> = storages.iter().map(piece).collect();
+        let pieces: Vec<AddressRange> = storages.iter().map(piece).collect();
         let end = block.map_or(u64::MAX, |block| block.addr.0.saturating_add(block.size.0));
         let mut covered = Bytes(0);
         let mut largest: Option<(Bytes, usize)> = None;
@@ -371,7 +372,7 @@ fn storage_row(storage: &Storage, block: Option<&Block>) -> Row {
     }
 }
 
-fn block_row(block: &Block, device: Device) -> Row {
+fn block_row(block: &Block, device: TensorDevice) -> Row {
     Row {
         holds: block.size,
         size: Some(block.requested.unwrap_or(block.size)),
@@ -395,7 +396,7 @@ fn bare(storage: Option<&Storage>, block: Option<&Block>) -> Row {
         class: None,
         shape: None,
         dtype: None,
-        device: Device::Cpu,
+        device: TensorDevice::Cpu,
         requires_grad: false,
         grad_fn: None,
         saved_by: None,

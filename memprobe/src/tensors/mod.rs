@@ -27,7 +27,7 @@ pub use select::without;
 pub use sites::Sites;
 
 use crate::event::Target;
-use crate::event::tensors::{Consistency, DType, Device, Name, Retainer, TensorKind};
+use crate::event::tensors::{Consistency, DType, Name, Retainer, TensorDevice, TensorKind};
 use crate::event::{Address, Bytes, Frame, Totals};
 
 /// Tensors of a process at one moment, by device.
@@ -48,7 +48,7 @@ pub struct TensorTable {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceTable {
-    pub device: Device,
+    pub device: TensorDevice,
     pub account: Account,
     /// One row for each tensor, and for each block or storage without one, in no particular order.
     pub rows: Vec<Row>,
@@ -157,7 +157,7 @@ pub struct Row {
     /// `shape`; `None` for memory without a tensor.
     pub shape: Option<Vec<u64>>,
     pub dtype: Option<DType>,
-    pub device: Device,
+    pub device: TensorDevice,
     pub requires_grad: bool,
     /// `grad_fn.name()`.
     pub grad_fn: Option<Arc<str>>,
@@ -193,7 +193,7 @@ impl Row {
 }
 
 impl TensorTable {
-    pub fn device(&self, device: Device) -> Option<&DeviceTable> {
+    pub fn device(&self, device: TensorDevice) -> Option<&DeviceTable> {
         self.devices.iter().find(|table| table.device == device)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Row, RowKind, explain};
-use crate::event::tensors::{Device, TensorSnapshot};
+use crate::event::tensors::{TensorDevice, TensorSnapshot};
 use crate::event::{Address, BlockLabels, Bytes, DeviceIndex, LabeledBlock, Tgid};
 
 /// Names every live block and every host storage after its tensor with most bytes.
@@ -52,18 +52,18 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
     }
 }
 
-fn index_of(device: Device) -> Option<DeviceIndex> {
+fn index_of(device: TensorDevice) -> Option<DeviceIndex> {
     match device {
-        Device::Cuda(device) => Some(device),
-        Device::Cpu => Some(DeviceIndex::CPU),
-        Device::Meta | Device::Other(_) => None,
+        TensorDevice::Cuda(device) => Some(device),
+        TensorDevice::Cpu => Some(DeviceIndex::CPU),
+        TensorDevice::Meta | TensorDevice::Other(_) => None,
     }
 }
 
 /// Address and size of a row's block.
 fn place(row: &Row) -> Option<(Address, Bytes)> {
     match row.device {
-        Device::Cpu => row
+        TensorDevice::Cpu => row
             .storage
             .zip(row.storage_bytes)
             .filter(|(addr, bytes)| addr.0 != 0 && bytes.0 > 0),
@@ -126,11 +126,11 @@ mod tests {
     #[test]
     fn storages_of_the_host_are_blocks_of_as_many_bytes_each_once() {
         let mut building = Building::new();
-        let storage = building.storage(Address(0x5000), 4 * 60, Device::Cpu);
+        let storage = building.storage(Address(0x5000), 4 * 60, TensorDevice::Cpu);
         building.tensor(storage, &[2, 30], parameter("layer.weight"));
         // A partial view, and a tensor without memory.
         building.tensor(storage, &[30], Tensor::default());
-        let empty = building.storage(Address(0), 0, Device::Cpu);
+        let empty = building.storage(Address(0), 0, TensorDevice::Cpu);
         building.tensor(empty, &[0], Tensor::default());
         let names = named(&building.finish(), Tgid(7));
         let [block] = names.blocks.as_slice() else {

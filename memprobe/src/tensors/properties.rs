@@ -4,16 +4,17 @@ use proptest::prelude::*;
 
 use super::{GroupBy, Order, TensorTable, diff, explain, groups, without};
 use crate::event::tensors::{
-    Block, Consistency, Device, DeviceTotals, Name, Storage, Tensor, TensorKind, TensorSnapshot,
+    Block, Consistency, DeviceTotals, Name, Storage, Tensor, TensorDevice, TensorKind,
+    TensorSnapshot,
 };
 use crate::event::{Address, Bytes, DeviceIndex, Totals};
 
-fn device() -> impl Strategy<Value = Device> {
+fn device() -> impl Strategy<Value = TensorDevice> {
     prop_oneof![
-        6 => (0..2_u8).prop_map(|index| Device::Cuda(DeviceIndex(index))),
-        1 => Just(Device::Cpu),
-        1 => Just(Device::Meta),
-        1 => Just(Device::Other(7)),
+        6 => (0..2_u8).prop_map(|index| TensorDevice::Cuda(DeviceIndex(index))),
+        1 => Just(TensorDevice::Cpu),
+        1 => Just(TensorDevice::Meta),
+        1 => Just(TensorDevice::Other(7)),
     ]
 }
 
@@ -120,7 +121,7 @@ prop_compose! {
     }
 }
 
-fn held(table: &TensorTable, device: Device) -> i128 {
+fn held(table: &TensorTable, device: TensorDevice) -> i128 {
     let rows = table.device(device).map_or(&[][..], |table| &table.rows);
     rows.iter().map(|row| i128::from(row.holds.0)).sum()
 }
@@ -194,8 +195,8 @@ proptest! {
 
     #[test]
     fn what_is_left_without_a_device_holds_together(snapshot in snapshot(u64::MAX)) {
-        let left = without(snapshot, Device::Cpu);
-        prop_assert!(left.tensors.iter().all(|tensor| tensor.device != Device::Cpu));
+        let left = without(snapshot, TensorDevice::Cpu);
+        prop_assert!(left.tensors.iter().all(|tensor| tensor.device != TensorDevice::Cpu));
         for tensor in &left.tensors {
             prop_assert!(tensor.storage.is_none_or(|at| at < left.storages.len()));
             prop_assert!(tensor.gradient_of.iter().all(|&at| at < left.tensors.len()));

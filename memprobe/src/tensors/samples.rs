@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::event::Target;
 use crate::event::tensors::{
-    Block, Consistency, DType, Device, DeviceTotals, Name, Storage, Tensor, TensorKind,
+    Block, Consistency, DType, DeviceTotals, Name, Storage, Tensor, TensorDevice, TensorKind,
     TensorSnapshot,
 };
 use crate::event::{Address, Bytes, DeviceIndex, Frame, Tgid, Totals};
@@ -75,7 +75,7 @@ impl Building {
         addr
     }
 
-    pub(crate) fn storage(&mut self, data: Address, bytes: u64, device: Device) -> usize {
+    pub(crate) fn storage(&mut self, data: Address, bytes: u64, device: TensorDevice) -> usize {
         self.snapshot.storages.push(Storage {
             object: 0x5500_0000 + 0x40 * self.snapshot.storages.len() as u64,
             data,
@@ -109,7 +109,7 @@ impl Building {
     pub(crate) fn alone(&mut self, shape: &[u64], tensor: Tensor, site: Option<Frame>) -> usize {
         let bytes = 4 * shape.iter().product::<u64>();
         let block = self.block(bytes, site);
-        let storage = self.storage(block, bytes, Device::Cuda(DeviceIndex(0)));
+        let storage = self.storage(block, bytes, TensorDevice::Cuda(DeviceIndex(0)));
         self.tensor(storage, shape, tensor)
     }
 
@@ -189,7 +189,7 @@ pub(crate) fn training() -> TensorSnapshot {
     // LSTM: four weights in one flat storage.
     let bytes = 4 * (2 * 256 * 64 + 2 * 256);
     let block = made.block(bytes, at(14, "build"));
-    let flat = made.storage(block, bytes, Device::Cuda(DeviceIndex(0)));
+    let flat = made.storage(block, bytes, TensorDevice::Cuda(DeviceIndex(0)));
     let mut offset = 0;
     for (text, shape) in [
         ("lstm.weight_ih_l0", vec![256, 64]),
@@ -232,7 +232,7 @@ pub(crate) fn training() -> TensorSnapshot {
     made.alone(&[], loss, at(30, "step"));
     // A view of eight bytes keeps four megabytes alive.
     let block = made.block(4 << 20, at(40, "evaluate"));
-    let large = made.storage(block, 4 << 20, Device::Cuda(DeviceIndex(0)));
+    let large = made.storage(block, 4 << 20, TensorDevice::Cuda(DeviceIndex(0)));
     made.tensor(large, &[2], plain("history[0]"));
     made.alone(&[60, 3, 512, 512], plain("a\x1b[31m\n\u{202e}b"), None);
     // Blocks without storages.
@@ -243,11 +243,11 @@ pub(crate) fn training() -> TensorSnapshot {
     let theirs = made.storage(
         Address(0x7f90_0000_0000),
         1 << 20,
-        Device::Cuda(DeviceIndex(0)),
+        TensorDevice::Cuda(DeviceIndex(0)),
     );
     made.tensor(theirs, &[512, 512], plain("frames"));
     // On the host.
-    let host = made.storage(Address(0x55aa_0000), 16 << 20, Device::Cpu);
+    let host = made.storage(Address(0x55aa_0000), 16 << 20, TensorDevice::Cpu);
     made.tensor(host, &[4096, 1024], plain("dataset.images"));
     let view = Tensor {
         dtype: DType(4),
@@ -258,7 +258,7 @@ pub(crate) fn training() -> TensorSnapshot {
         object: 0x5700_0000,
         shape: Some(vec![1 << 20, 1 << 10]),
         strides: vec![1 << 10, 1],
-        device: Device::Meta,
+        device: TensorDevice::Meta,
         ..plain("skeleton.weight")
     });
     made.snapshot.unread = vec![Arc::from(
@@ -303,7 +303,7 @@ pub(crate) fn later() -> TensorSnapshot {
     for &place in &places[1..] {
         let storage = snapshot.tensors[place].storage.take();
         gone.extend(storage.map(|at| snapshot.storages[at].data));
-        snapshot.tensors[place].device = Device::Meta;
+        snapshot.tensors[place].device = TensorDevice::Meta;
         snapshot.tensors[place].kind = TensorKind::Tensor;
     }
     for data in &gone {
@@ -311,7 +311,7 @@ pub(crate) fn later() -> TensorSnapshot {
             if storage.data == *data {
                 storage.data = Address(0);
                 storage.bytes = Bytes(0);
-                storage.device = Device::Meta;
+                storage.device = TensorDevice::Meta;
             }
         });
     }

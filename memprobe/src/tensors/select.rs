@@ -1,9 +1,9 @@
 //! Consistent subsets of a snapshot.
 
-use crate::event::tensors::{Device, TensorSnapshot};
+use crate::event::tensors::{TensorDevice, TensorSnapshot};
 
 /// Removes everything on a device from the snapshot.
-pub fn without(snapshot: TensorSnapshot, device: Device) -> TensorSnapshot {
+pub fn without(snapshot: TensorSnapshot, device: TensorDevice) -> TensorSnapshot {
     let mut places = vec![None; snapshot.storages.len()];
     let mut storages = Vec::new();
     for (at, storage) in snapshot.storages.into_iter().enumerate() {

@@ -4,7 +4,7 @@ use crate::event::Bytes;
 
 /// A range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct AddressRange {
     pub(super) start: u64,
     pub(super) bytes: u64,
     /// Owner, an index of the caller's.
@@ -22,7 +22,7 @@ pub(super) struct Own {
 
 /// Assigns every byte below `end` to the first range that reaches it. Of ranges with the same
 /// start, the longest comes first, then the given order counts.
-pub(super) fn sweep(mut pieces: Vec<Piece>, end: u64) -> Vec<Own> {
+pub(super) fn sweep(mut pieces: Vec<AddressRange>, end: u64) -> Vec<Own> {
     pieces.sort_by_key(|piece| (piece.start, std::cmp::Reverse(piece.bytes)));
     let mut reached = 0;
     let mut last = None;
@@ -54,7 +54,7 @@ mod tests {
 
     fn owned(pieces: &[(u64, u64)], end: u64) -> Vec<(usize, u64, Option<usize>)> {
         let pieces = pieces.iter().enumerate();
-        let pieces = pieces.map(|(of, &(start, bytes))| Piece { start, bytes, of });
+        let pieces = pieces.map(|(of, &(start, bytes))| AddressRange { start, bytes, of });
         let owns = sweep(pieces.collect(), end);
         owns.iter()
             .map(|own| (own.of, own.bytes.0, own.within))

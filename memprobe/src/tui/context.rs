@@ -18,7 +18,7 @@ use crate::attribution::tables::{DeviceCategories, DeviceModules, DeviceThreads,
 use crate::event::bytes::human;
 use crate::event::{Detail, DeviceIndex};
 use crate::event::{ProbeStatus, Target};
-use crate::ledger::snapshot::{DeviceSnapshot, Health, Layer, Snapshot, TargetState};
+use crate::ledger::snapshot::{DeviceSnapshot, Health, Snapshot, SoftwareLayer, TargetState};
 use crate::tensors::TensorTable;
 use crate::view::{clean, clock, count, counted, fit, process, rate};
 
@@ -191,10 +191,10 @@ impl ScreenContext for ProcessContext {
         };
         let mut facts: Vec<String> = process(&snapshot.target).into_iter().collect();
         facts.extend(match snapshot.cuda.layer {
-            Layer::Runtime | Layer::Driver | Layer::Tracepoints => {
+            SoftwareLayer::Runtime | SoftwareLayer::Driver | SoftwareLayer::Tracepoints => {
                 Some(snapshot.cuda.layer.as_str().to_owned())
             }
-            Layer::Allocator | Layer::None => None,
+            SoftwareLayer::Allocator | SoftwareLayer::None => None,
         });
         let since = match snapshot.health.state {
             TargetState::Recording => "recorded",

@@ -9,8 +9,8 @@ use crate::event::{
 };
 use crate::event::{ProbeStatus, Target};
 use crate::ledger::snapshot::{
-    BeforeAttach, CudaSnapshot, DeviceSnapshot, Health, Layer, LineRow, OutsideRow, Site, Snapshot,
-    StackRow, TargetState, Timeline,
+    BeforeAttach, CudaSnapshot, DeviceSnapshot, Health, LineRow, OutsideRow, Site, Snapshot,
+    SoftwareLayer, StackRow, TargetState, Timeline,
 };
 
 const MIB: u64 = 1 << 20;
@@ -293,7 +293,7 @@ pub(super) fn with_memory_outside() -> Snapshot {
     ];
     Snapshot {
         cuda: CudaSnapshot {
-            layer: Layer::Allocator,
+            layer: SoftwareLayer::Allocator,
             rows,
         },
         ..normal()

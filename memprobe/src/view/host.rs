@@ -7,9 +7,10 @@ use super::names::{BEFORE_ATTACH, FileNames};
 use super::number::{counted, percent};
 use super::table::{Cell, Column, SortOrder, Tone, columns};
 use super::text::clean;
+use crate::event::Rank;
 use crate::ledger::snapshot::host::{
     DeviceRow, DriverDevice, DriverSnapshot, DriverUse, Holder, HostSnapshot, ProcessRow,
-    ProcessState, Rank, TREND_STEPS,
+    ProcessState, TREND_STEPS,
 };
 
 #[derive(Clone)]

@@ -15,13 +15,13 @@ const MOST: usize = 1 << 18;
 const MAX_OF_ONE: usize = 100;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Amount {
+pub struct RetainerAmount {
     pub blocks: u64,
     /// Bytes as rounded by the allocator.
     pub bytes: Bytes,
 }
 
-impl Amount {
+impl RetainerAmount {
     fn add(&mut self, other: Self) {
         self.blocks = self.blocks.saturating_add(other.blocks);
         self.bytes = Bytes(self.bytes.0.saturating_add(other.bytes.0));
@@ -42,22 +42,22 @@ pub struct GrowthRetainer {
     /// Operation that saved one of the blocks for the backward pass.
     pub saved_by: Option<Arc<str>>,
     /// Blocks retained.
-    pub retained: Amount,
+    pub retained: RetainerAmount,
     /// Blocks with no other retainer found.
-    pub exclusive: Amount,
+    pub exclusive: RetainerAmount,
 }
 
 /// Retainers of a suspect. `retainers`, `others` and `nobody` add up to `live`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RetainedGrowth {
     /// Live blocks at the snapshot.
-    pub live: Amount,
+    pub live: RetainerAmount,
     /// Largest first, by bytes.
     pub retainers: Vec<GrowthRetainer>,
     /// Blocks of retainers beyond the limits.
-    pub others: Amount,
+    pub others: RetainerAmount,
     /// Blocks that no name leads to.
-    pub nobody: Amount,
+    pub nobody: RetainerAmount,
 }
 
 /// Identity of a retainer.
@@ -79,8 +79,8 @@ pub(super) struct SnapshotRetainers {
 #[derive(Debug, Default)]
 struct OfPart {
     retainers: HashMap<Who, GrowthRetainer>,
-    others: Amount,
-    nobody: Amount,
+    others: RetainerAmount,
+    nobody: RetainerAmount,
 }
 
 impl SnapshotRetainers {
@@ -108,7 +108,7 @@ impl SnapshotRetainers {
     }
 
     fn add(&mut self, part: usize, block: &LabeledBlock) {
-        let amount = Amount {
+        let amount = RetainerAmount {
             blocks: 1,
             bytes: block.size,
         };
@@ -132,8 +132,8 @@ impl SnapshotRetainers {
                 through: retainer.through.clone(),
                 slot: retainer.slot.clone(),
                 saved_by: block.saved_by.clone(),
-                retained: Amount::default(),
-                exclusive: Amount::default(),
+                retained: RetainerAmount::default(),
+                exclusive: RetainerAmount::default(),
             }
         });
         entry.retained.add(amount);

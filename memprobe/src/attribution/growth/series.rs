@@ -5,12 +5,12 @@ pub(super) const MAX_STEPS: u64 = 256;
 
 /// Bytes and blocks held at a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Level {
+pub(super) struct SeriesLevel {
     pub(super) live: u64,
     pub(super) blocks: u64,
 }
 
-impl Level {
+impl SeriesLevel {
     pub(super) fn lower(self, other: Self) -> Self {
         if other.live < self.live { other } else { self }
     }
@@ -18,14 +18,14 @@ impl Level {
 
 /// Steps shared by all series of a track.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Steps {
+pub(super) struct SeriesSteps {
     /// Samples per step.
     pub(super) stride: u64,
     /// Samples so far.
     pub(super) taken: u64,
 }
 
-impl Default for Steps {
+impl Default for SeriesSteps {
     fn default() -> Self {
         Self {
             stride: 1,
@@ -34,7 +34,7 @@ impl Default for Steps {
     }
 }
 
-impl Steps {
+impl SeriesSteps {
     pub(super) fn whole(&self) -> usize {
         usize::try_from(self.taken / self.stride).unwrap_or(usize::MAX)
     }
@@ -57,15 +57,15 @@ impl Steps {
 
 /// Level changes of one group by step; the level is 0 before the first.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Series(Vec<(u32, Level)>);
+pub(super) struct Series(Vec<(u32, SeriesLevel)>);
 
 impl Series {
-    pub(super) fn last(&self) -> Level {
+    pub(super) fn last(&self) -> SeriesLevel {
         self.0.last().map(|(_, level)| *level).unwrap_or_default()
     }
 
     /// Adds a sample of the current step. Returns true if the series grew by an entry.
-    pub(super) fn take(&mut self, steps: &Steps, sample: Level) -> bool {
+    pub(super) fn take(&mut self, steps: &SeriesSteps, sample: SeriesLevel) -> bool {
         let step = steps.next();
         let last = self.last();
         let level = match steps.begins() {
@@ -85,8 +85,8 @@ impl Series {
 
     /// Merges pairs of steps; returns the number of entries left.
     pub(super) fn halve(&mut self) -> usize {
-        let mut halved: Vec<(u32, Level)> = Vec::new();
-        let mut before = Level::default();
+        let mut halved: Vec<(u32, SeriesLevel)> = Vec::new();
+        let mut before = SeriesLevel::default();
         for (step, level) in self.0.drain(..) {
             let at = step / 2;
             // The other step of the pair has the level before this change, or keeps the level after it.
@@ -113,9 +113,9 @@ impl Series {
     }
 
     /// Levels of the first `steps` steps.
-    pub(super) fn levels(&self, steps: usize) -> Vec<Level> {
+    pub(super) fn levels(&self, steps: usize) -> Vec<SeriesLevel> {
         let mut levels = Vec::with_capacity(steps);
-        let mut now = Level::default();
+        let mut now = SeriesLevel::default();
         let mut changes = self.0.iter().peekable();
         for step in 0..steps {
             while let Some((_, level)) =
@@ -135,8 +135,8 @@ mod tests {
 
     use super::*;
 
-    fn level(live: u64) -> Level {
-        Level {
+    fn level(live: u64) -> SeriesLevel {
+        SeriesLevel {
             live,
             blocks: live / 8,
         }
@@ -145,7 +145,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_series_holds_the_lowest_sample_of_each_step(samples in prop::collection::vec(0..5_u64, 1..2000)) {
-            let (mut series, mut steps) = (Series::default(), Steps::default());
+            let (mut series, mut steps) = (Series::default(), SeriesSteps::default());
             for sample in &samples {
                 if steps.is_full() {
                     series.halve();

@@ -222,7 +222,7 @@ fn retainers_of_growth_add_up_to_its_live_blocks() {
     );
     for keeper in &retained.retainers {
         let expected = match keeper.through {
-            Some(_) => Amount::default(),
+            Some(_) => RetainerAmount::default(),
             None => keeper.retained,
         };
         assert_eq!(keeper.exclusive, expected, "{keeper:?}");

@@ -30,14 +30,14 @@ pub struct Sizes {
 #[derive(Clone, Debug, Default)]
 pub struct ModelSize {
     /// Outermost modules, in order of their first allocation.
-    pub modules: Vec<ModuleRow<Size>>,
+    pub modules: Vec<ModuleRow<ModuleSize>>,
     /// Memory outside modules.
-    pub others: Vec<(ModuleScope, Size)>,
+    pub others: Vec<(ModuleScope, ModuleSize)>,
 }
 
 /// Size of a module: memory it holds, and its allocations in the iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Size {
+pub struct ModuleSize {
     /// Parameters held, each block once.
     pub parameters: Amount,
     pub buffers: Amount,
@@ -55,7 +55,7 @@ pub struct Size {
     pub other: Amount,
 }
 
-impl Size {
+impl ModuleSize {
     /// Intermediate variables of forward passes.
     pub fn forward(&self) -> Amount {
         self.unsaved.and(self.saved)
@@ -85,7 +85,7 @@ impl Size {
     }
 }
 
-impl Additive for Size {
+impl Additive for ModuleSize {
     fn and(self, other: &Self) -> Self {
         Self {
             parameters: self.parameters.and(other.parameters),
@@ -129,7 +129,7 @@ impl AttributionLedger {
     pub fn sizes(&self) -> Option<Sizes> {
         let making = self.making.as_ref()?;
         let (iteration, of) = choose(&self.iterations().rows, making)?;
-        let mut devices: BTreeMap<DeviceIndex, Vec<(ModuleScope, Size)>> = BTreeMap::new();
+        let mut devices: BTreeMap<DeviceIndex, Vec<(ModuleScope, ModuleSize)>> = BTreeMap::new();
         let mut made: Vec<_> = making.made(&iteration.intervals).collect();
         // Stacks are numbered in order of first use, so modules keep the order of the model.
         made.sort_unstable_by_key(|(key, _)| *key);
@@ -137,7 +137,7 @@ impl AttributionLedger {
             let stack = self.origins.get(origin as usize);
             let place = stack.map_or(ModuleScope::Unknown, |stack| place_of(stack).0);
             let parts = devices.entry(device).or_default();
-            parts.push((place, Size::of(made, amount)));
+            parts.push((place, ModuleSize::of(made, amount)));
         }
         match &making.module_sizes {
             Some(sizes) => {
@@ -171,7 +171,7 @@ impl AttributionLedger {
 
     /// Inferred parameters and buffers of a device: the larger of now and peak, because an ending program
     /// frees its model. The number of blocks at the peak is unknown.
-    fn inferred(&self, device: DeviceIndex) -> Size {
+    fn inferred(&self, device: DeviceIndex) -> ModuleSize {
         let rules = self.device(device).map(|view| view.categories());
         let rules = rules.into_iter().flatten();
         let parameters = rules.filter(|row| row.rule.category() == Category::Parameter);
@@ -192,18 +192,18 @@ impl AttributionLedger {
                 rounded: at_peak,
             },
         };
-        Size {
+        ModuleSize {
             parameters,
-            ..Size::default()
+            ..ModuleSize::default()
         }
     }
 }
 
-fn size_of_module(sizes: ModuleSizes) -> Size {
-    Size {
+fn size_of_module(sizes: ModuleSizes) -> ModuleSize {
+    ModuleSize {
         parameters: sizes.parameters,
         buffers: sizes.buffers,
-        ..Size::default()
+        ..ModuleSize::default()
     }
 }
 

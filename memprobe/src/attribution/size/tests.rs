@@ -20,7 +20,7 @@ fn sizes_of(program: &Program) -> Sizes {
     ledger_of(program).sizes().expect("something was made")
 }
 
-fn part<'a>(rows: &'a [ModuleRow<Size>], path: &str) -> &'a ModuleRow<Size> {
+fn part<'a>(rows: &'a [ModuleRow<ModuleSize>], path: &str) -> &'a ModuleRow<ModuleSize> {
     let (first, rest) = path.split_once('.').unwrap_or((path, ""));
     let row = rows.iter().find(|row| &*row.name == first);
     let row = row.unwrap_or_else(|| panic!("no {first} of {path}"));
@@ -30,11 +30,13 @@ fn part<'a>(rows: &'a [ModuleRow<Size>], path: &str) -> &'a ModuleRow<Size> {
     }
 }
 
-fn all(size: &ModelSize) -> Size {
+fn all(size: &ModelSize) -> ModuleSize {
     use crate::attribution::modules::Additive;
     let modules = size.modules.iter().map(|row| &row.total);
     let others = size.others.iter().map(|(_, size)| size);
-    modules.chain(others).fold(Size::default(), Size::and)
+    modules
+        .chain(others)
+        .fold(ModuleSize::default(), ModuleSize::and)
 }
 
 #[test]

@@ -17,20 +17,20 @@ use crate::probe::finding::{Finding, Level};
 use crate::probe::machine::Machine;
 use crate::report::Colour;
 
-use process::Process;
+use process::ExaminedProcess;
 
 /// Exit status where something stands in the way.
 const UNFIT: u8 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum DoctorFormat {
     Text(Colour),
     Json,
 }
 
 pub struct Doctor {
     pub tgid: Option<Tgid>,
-    pub format: Format,
+    pub format: DoctorFormat,
     /// File for the verifier's log of a program that the kernel refuses.
     pub verifier_log: Option<PathBuf>,
 }
@@ -41,7 +41,7 @@ struct Examination {
     /// True if nothing keeps memprobe from working.
     fit: bool,
     machine: Vec<Finding>,
-    process: Option<Process>,
+    process: Option<ExaminedProcess>,
 }
 
 impl Doctor {
@@ -49,8 +49,8 @@ impl Doctor {
     pub fn run(self) -> Result<ExitCode> {
         let examination = self.examine()?;
         let text = match self.format {
-            Format::Text(colour) => text::render(&examination, colour),
-            Format::Json => serde_json::to_string_pretty(&examination)? + "\n",
+            DoctorFormat::Text(colour) => text::render(&examination, colour),
+            DoctorFormat::Json => serde_json::to_string_pretty(&examination)? + "\n",
         };
         // A reader that has seen enough (`| head`) is no error.
         let _ = io::stdout().write_all(text.as_bytes());
@@ -79,9 +79,9 @@ impl Doctor {
                 ..finding
             });
         }
-        let process = self.tgid.map(Process::examine);
+        let process = self.tgid.map(ExaminedProcess::examine);
         let fit = (machine.iter())
-            .chain(process.iter().flat_map(Process::findings))
+            .chain(process.iter().flat_map(ExaminedProcess::findings))
             .all(|finding| finding.level < Level::Fail);
         Ok(Examination {
             memprobe: env!("CARGO_PKG_VERSION"),

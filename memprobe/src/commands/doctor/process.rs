@@ -14,7 +14,7 @@ use crate::probe::catalog::{
 };
 use crate::probe::finding::{Finding, Level};
 use crate::probe::function;
-use crate::probe::patch::{self, Entry};
+use crate::probe::patch::{self, EntryState};
 use crate::probe::prologue::written;
 use crate::process::container::{self, Container};
 use crate::process::elf::ElfImage;
@@ -34,7 +34,7 @@ const DRIVER: &str = "libcuda.so";
 
 /// One process. Texts come from it and may hold anything.
 #[derive(Debug, Serialize)]
-pub(super) struct Process {
+pub(super) struct ExaminedProcess {
     pub(super) pid: u32,
     /// Its number in its own PID namespace, where that is another.
     pub(super) inner_pid: Option<u32>,
@@ -42,7 +42,7 @@ pub(super) struct Process {
     pub(super) findings: Vec<Finding>,
     /// The libraries that matter, each copy.
     pub(super) libraries: Vec<Library>,
-    pub(super) probes: Vec<Place>,
+    pub(super) probes: Vec<ProbeFinding>,
 }
 
 #[derive(Debug, Serialize)]
@@ -63,7 +63,7 @@ pub(super) struct Library {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Place {
+pub(super) struct ProbeFinding {
     pub(super) finding: Finding,
     pub(super) function: String,
     pub(super) library: Option<String>,
@@ -80,7 +80,7 @@ pub(super) struct Place {
     pub(super) kind: Option<&'static str>,
 }
 
-impl Process {
+impl ExaminedProcess {
     pub(super) fn examine(tgid: Tgid) -> Self {
         let mut process = Self {
             pid: tgid.0,
@@ -110,7 +110,8 @@ impl Process {
         self.findings.push(match &python {
             Ok(python) => {
                 let found = Some((&python.library, Located::find_code_freed(tgid, python)));
-                self.probes.push(Place::of(tgid, &maps, &CODE_FREED, found));
+                self.probes
+                    .push(ProbeFinding::of(tgid, &maps, &CODE_FREED, found));
                 python_finding(python)
             }
             Err(DetectError::NotPython) if attaching::uses_cuda(&maps) => without_python(&maps),
@@ -139,17 +140,17 @@ impl Process {
     fn look_for(&mut self, probe: &'static Probe, tgid: Tgid, maps: &Maps) {
         let copies = maps.libraries(probe.library);
         if copies.is_empty() {
-            self.probes.push(Place::of(tgid, maps, probe, None));
+            self.probes.push(ProbeFinding::of(tgid, maps, probe, None));
         }
         for file in &copies {
             let found = Some((file, Located::find_in(probe, tgid, file)));
-            self.probes.push(Place::of(tgid, maps, probe, found));
+            self.probes.push(ProbeFinding::of(tgid, maps, probe, found));
         }
     }
 
     /// Locates the tracepoints of a caching allocator without a report function.
     fn look_for_tracepoints(&mut self, tgid: Tgid, maps: &Maps) {
-        let lacks = |place: &Place| {
+        let lacks = |place: &ProbeFinding| {
             let mut needed = PROBES.iter().filter(|probe| probe.need == Need::Allocator);
             needed.any(|probe| probe.function == place.function)
                 && place.address.is_none()
@@ -161,7 +162,7 @@ impl Process {
         for file in (TRACEPOINT_LIBRARIES.iter()).flat_map(|name| maps.libraries(name)) {
             for (probe, located) in Located::find_tracepoints(tgid, &file) {
                 let found = Some((&file, located));
-                self.probes.push(Place::of(tgid, maps, probe, found));
+                self.probes.push(ProbeFinding::of(tgid, maps, probe, found));
             }
         }
     }
@@ -403,7 +404,7 @@ impl Library {
     }
 }
 
-impl Place {
+impl ProbeFinding {
     fn of(
         tgid: Tgid,
         maps: &Maps,
@@ -472,16 +473,16 @@ impl Place {
         let text = format!("in {}", name.to_string_lossy());
         let entry = patch::entries(tgid, file, std::iter::once(&located.code)).pop();
         self.finding = match entry {
-            Some(Entry::PatchedOver(patch)) => {
+            Some(EntryState::PatchedOver(patch)) => {
                 self.kind = Some("left alone");
                 let found = format!("{text}; {}", patch.described(maps));
                 Finding::warn("probe", found, patch::REMEDY)
             }
-            Some(Entry::PatchedBefore(patch)) => {
+            Some(EntryState::PatchedBefore(patch)) => {
                 let found = format!("{text}, behind a hook; {}", patch.described(maps));
                 Finding::note("probe", found)
             }
-            Some(Entry::Writable) => {
+            Some(EntryState::Writable) => {
                 self.kind = Some("left alone");
                 let writable = "the process may write this memory, where the kernel puts no probe";
                 Finding::note("probe", format!("{text}; {writable}"))

@@ -1,4 +1,4 @@
-use super::process::{Library, Place};
+use super::process::{Library, ProbeFinding};
 use super::*;
 
 /// A machine and a process, of which some is well and some is not.
@@ -22,7 +22,7 @@ fn examination() -> Examination {
         deleted: true,
         opened_as: Some("/proc/7/map_files/7f00-7f01".to_owned()),
     };
-    let placed = Place {
+    let placed = ProbeFinding {
         finding: Finding::ok("probe", "in libc10.so"),
         function: "c10::reportMemoryUsageToProfiler".to_owned(),
         library: Some("/opt/libc10.so".to_owned()),
@@ -33,7 +33,7 @@ fn examination() -> Examination {
         instruction: Some("push r14".to_owned()),
         kind: Some("emulated"),
     };
-    let unplaced = Place {
+    let unplaced = ProbeFinding {
         finding: Finding::note("probe", "libcudart is not mapped yet"),
         function: "cudaMalloc".to_owned(),
         library: None,
@@ -48,7 +48,7 @@ fn examination() -> Examination {
         memprobe: "0.0.0",
         fit: false,
         machine,
-        process: Some(Process {
+        process: Some(ExaminedProcess {
             pid: 1234,
             inner_pid: Some(7),
             command: "python train.py \x1b[31m".to_owned(),
@@ -80,7 +80,7 @@ fn colours_are_only_where_they_are_wanted() {
 
 #[test]
 fn an_ended_process_is_the_only_finding() {
-    let process = Process::examine(Tgid(u32::MAX));
+    let process = ExaminedProcess::examine(Tgid(u32::MAX));
     let findings: Vec<_> = process.findings().collect();
     assert_eq!(findings.len(), 1);
     assert_eq!(findings[0].level, Level::Fail);
@@ -88,7 +88,7 @@ fn an_ended_process_is_the_only_finding() {
 
 #[test]
 fn a_process_without_python_is_reported_and_its_memory_is_read() {
-    let process = Process::examine(Tgid(std::process::id()));
+    let process = ExaminedProcess::examine(Tgid(std::process::id()));
     let level = |check| {
         let found = process.findings().find(|finding| finding.check == check);
         found.map(|finding| finding.level)

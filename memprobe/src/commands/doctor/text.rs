@@ -1,7 +1,7 @@
 //! The examination for people: one line a finding, aligned, with what to do below what fails.
 
 use super::Examination;
-use super::process::{Library, Place, Process};
+use super::process::{ExaminedProcess, Library, ProbeFinding};
 use crate::probe::finding::{Finding, Level};
 use crate::report::Colour;
 use crate::view::{clean, width};
@@ -73,7 +73,7 @@ impl Page {
         }
     }
 
-    fn process(&mut self, process: &Process) {
+    fn process(&mut self, process: &ExaminedProcess) {
         let command = clean(&process.command);
         self.heading(&format!("process {}  {command}", process.pid));
         self.findings(&process.findings);
@@ -103,7 +103,7 @@ impl Page {
         }
     }
 
-    fn probes(&mut self, probes: &[Place]) {
+    fn probes(&mut self, probes: &[ProbeFinding]) {
         let widest = widest(probes.iter().map(|place| place.function.as_str()));
         let instructions = probes.iter().flat_map(|place| &place.instruction);
         let longest = instructions.map(String::len).max().unwrap_or(0);
@@ -123,7 +123,10 @@ impl Page {
     }
 
     fn verdict(&mut self, examination: &Examination) {
-        let process = examination.process.iter().flat_map(Process::findings);
+        let process = examination
+            .process
+            .iter()
+            .flat_map(ExaminedProcess::findings);
         let all = examination.machine.iter().chain(process);
         let failed = all.filter(|finding| finding.level == Level::Fail).count();
         let text = match (failed, &examination.process) {

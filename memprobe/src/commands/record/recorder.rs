@@ -9,9 +9,10 @@ use hashbrown::HashMap;
 
 use super::progress::{Progress, ProgressFigures};
 use super::trace::Trace;
-use crate::event::{Event, Losses, Target, Tgid};
-use crate::process::rank::Rank;
-use crate::recording::write::directory::{Entry, Index, OutputDirectory, file_stem, is_directory};
+use crate::event::{Event, Losses, Rank, Target, Tgid};
+use crate::recording::write::directory::{
+    Index, OutputDirectory, RecordedProcess, file_stem, is_directory,
+};
 use crate::recording::write::output::OutputPlan;
 use crate::recording::{EndReason, Header};
 use crate::session::event::{HostEvent, HostItem};
@@ -154,7 +155,7 @@ impl Recorder {
             return 0;
         };
         self.index_is_stale = true;
-        index.processes.push(Entry {
+        index.processes.push(RecordedProcess {
             pid: tgid.0,
             parent: parent.map(|parent| parent.0),
             rank,
@@ -189,7 +190,7 @@ impl Recorder {
         }
     }
 
-    fn entry(&mut self, tgid: Tgid) -> Option<&mut Entry> {
+    fn entry(&mut self, tgid: Tgid) -> Option<&mut RecordedProcess> {
         let at = self.processes.get(&tgid)?.entry;
         match &mut self.destination {
             Destination::Directory(_, index) => {

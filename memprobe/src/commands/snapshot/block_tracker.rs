@@ -15,7 +15,7 @@ use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::session::event::HostItem;
 use crate::session::host::HostSession;
-use crate::session::process::{self, Origin};
+use crate::session::process::{self, ProcessOrigin};
 use crate::tensors::Sites;
 
 /// Time that the first snapshot waits for the probes: earlier blocks have no line.
@@ -125,6 +125,6 @@ fn load(tgid: Tgid, detail: Detail, ring_bytes: u32) -> Result<HostSession> {
         driver: DriverCalls::Probed,
     };
     let mut session = HostSession::load(wanted, ring_bytes)?;
-    session.add(Watched::open(tgid)?, Origin::Running)?;
+    session.add(Watched::open(tgid)?, ProcessOrigin::Running)?;
     Ok(session)
 }

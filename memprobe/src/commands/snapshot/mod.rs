@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use self::block_tracker::BlockTracker;
 use super::interrupts::Interrupts;
 use super::record::progress::Progress;
-use crate::event::tensors::{Device, TensorSnapshot};
+use crate::event::tensors::{TensorDevice, TensorSnapshot};
 use crate::event::{Detail, Tgid};
 use crate::probe::watched::Watched;
 use crate::process::pause::PauseError;
@@ -31,7 +31,7 @@ use crate::view::{consistency, counted};
 const LOOK: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
+pub enum SnapshotExtent {
     Devices,
     DevicesAndHost,
 }
@@ -39,7 +39,7 @@ pub enum Extent {
 pub struct Snapshots {
     pub tgid: Tgid,
     pub manner: CaptureMode,
-    pub extent: Extent,
+    pub extent: SnapshotExtent,
     pub options: TensorOptions,
 }
 
@@ -179,14 +179,18 @@ impl NotTaken {
 }
 
 /// A snapshot with all that is known of the process. Blocks while the process is read.
-pub(super) fn taken(tgid: Tgid, manner: CaptureMode, extent: Extent) -> Result<TensorSnapshot> {
+pub(super) fn taken(
+    tgid: Tgid,
+    manner: CaptureMode,
+    extent: SnapshotExtent,
+) -> Result<TensorSnapshot> {
     let mut snapshot = take(tgid, manner).map_err(|error| NotTaken { tgid, error })?;
     let known = process::identified(tgid);
     snapshot.target.inner_tgid = known.inner_tgid;
     snapshot.target.container = known.container;
     Ok(match extent {
-        Extent::Devices => without(snapshot, Device::Cpu),
-        Extent::DevicesAndHost => snapshot,
+        SnapshotExtent::Devices => without(snapshot, TensorDevice::Cpu),
+        SnapshotExtent::DevicesAndHost => snapshot,
     })
 }
 

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use super::form::{BYTES_AN_ENTRY, Form, PATTERN, Pids, RawList};
-use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, RawMemory, Refusal};
+use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, QueryRefusal, RawMemory};
 
 /// A process as a driver knows it: PID, bytes, GPU instance, compute instance.
 pub(super) type Known = (u32, u64, u32, u32);
@@ -52,13 +52,17 @@ pub(super) fn existing(pids: &[u32]) -> Existing {
 }
 
 /// An answer to one question about a list.
-type Answer = (ListKind, EntryPoint, Result<(Form, Vec<Known>), Refusal>);
+type Answer = (
+    ListKind,
+    EntryPoint,
+    Result<(Form, Vec<Known>), QueryRefusal>,
+);
 
 /// Device with prepared answers. It lacks every function without one.
 #[derive(Clone)]
 pub(super) struct FakeDevice {
-    pub(super) memory_v2: Result<RawMemory, Refusal>,
-    pub(super) memory_v1: Result<RawMemory, Refusal>,
+    pub(super) memory_v2: Result<RawMemory, QueryRefusal>,
+    pub(super) memory_v1: Result<RawMemory, QueryRefusal>,
     lists: RefCell<Vec<Answer>>,
     mig: Vec<(Option<u32>, FakeDevice)>,
     /// Number of requests for lists.
@@ -68,8 +72,8 @@ pub(super) struct FakeDevice {
 impl Default for FakeDevice {
     fn default() -> Self {
         Self {
-            memory_v2: Err(Refusal::Missing),
-            memory_v1: Err(Refusal::Missing),
+            memory_v2: Err(QueryRefusal::Missing),
+            memory_v1: Err(QueryRefusal::Missing),
             lists: RefCell::default(),
             mig: Vec::new(),
             asked: Cell::new(0),
@@ -100,7 +104,12 @@ impl FakeDevice {
         self
     }
 
-    pub(super) fn with_refusal(self, kind: ListKind, point: EntryPoint, error: Refusal) -> Self {
+    pub(super) fn with_refusal(
+        self,
+        kind: ListKind,
+        point: EntryPoint,
+        error: QueryRefusal,
+    ) -> Self {
         self.lists.borrow_mut().push((kind, point, Err(error)));
         self
     }
@@ -117,25 +126,25 @@ impl DeviceQuery for FakeDevice {
         kind: ListKind,
         point: EntryPoint,
         capacity: u32,
-    ) -> Result<RawList, Refusal> {
+    ) -> Result<RawList, QueryRefusal> {
         self.asked.set(self.asked.get() + 1);
         let lists = self.lists.borrow();
         let mut answers = lists.iter().filter(|(k, p, _)| (*k, *p) == (kind, point));
         let Some((.., answer)) = answers.next() else {
-            return Err(Refusal::Missing);
+            return Err(QueryRefusal::Missing);
         };
         let (form, processes) = answer.clone()?;
         if processes.len() > capacity as usize {
-            return Err(Refusal::Room(processes.len() as u32));
+            return Err(QueryRefusal::Room(processes.len() as u32));
         }
         Ok(written(form, &processes, capacity))
     }
 
-    fn memory_v2(&self) -> Result<RawMemory, Refusal> {
+    fn memory_v2(&self) -> Result<RawMemory, QueryRefusal> {
         self.memory_v2.clone()
     }
 
-    fn memory_v1(&self) -> Result<RawMemory, Refusal> {
+    fn memory_v1(&self) -> Result<RawMemory, QueryRefusal> {
         self.memory_v1.clone()
     }
 

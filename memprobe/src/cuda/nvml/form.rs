@@ -73,7 +73,7 @@ impl Form {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Entry {
+pub(super) struct FormEntry {
     pub(super) pid: u32,
     /// GPU instance and compute instance; `None` outside of MIG and where the form has none.
     pub(super) instance: Option<(u32, u32)>,
@@ -85,7 +85,7 @@ pub(super) struct Entry {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Decoded {
     /// Entries whose process exists, or may.
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<FormEntry>,
     /// Entries left out because their process does not exist: it may have ended meanwhile.
     pub(super) missing: usize,
 }
@@ -189,7 +189,7 @@ fn judged(
     if sum > total.unwrap_or(ANY_TOTAL) {
         return Err(Implausible::Sum);
     }
-    let is_gone = |entry: &&Entry| pids.exists(entry.pid) == Some(false);
+    let is_gone = |entry: &&FormEntry| pids.exists(entry.pid) == Some(false);
     let missing = entries.iter().filter(is_gone).count();
     if let Some(gone) = entries.iter().find(is_gone) {
         // Where the form is known by its length, a process that has ended disturbs nobody.
@@ -204,7 +204,7 @@ fn judged(
     })
 }
 
-fn entries(list: &RawList, form: Form) -> Result<Vec<Entry>, Implausible> {
+fn entries(list: &RawList, form: Form) -> Result<Vec<FormEntry>, Implausible> {
     let length = form.size().checked_mul(list.count as usize);
     let bytes = length.and_then(|length| list.bytes.get(..length));
     let entry = |bytes: &[u8]| {
@@ -212,7 +212,7 @@ fn entries(list: &RawList, form: Form) -> Result<Vec<Entry>, Implausible> {
             Form::First => None,
             Form::Instances | Form::Protected => Some((number(bytes, 16)?, number(bytes, 20)?)),
         };
-        Some(Entry {
+        Some(FormEntry {
             pid: number(bytes, 0)?,
             instance: instance.filter(|ids| *ids != (NO_INSTANCE, NO_INSTANCE)),
             used: Some(long_number(bytes, 8)?).filter(|used| *used != NOT_AVAILABLE),
@@ -233,7 +233,7 @@ fn long_number(bytes: &[u8], at: usize) -> Option<u64> {
 
 /// Compares processes and bytes; a form without instances has none to compare.
 fn has_same_numbers(one: &Decoded, other: &Decoded) -> bool {
-    let numbers = |entry: &Entry| (entry.pid, entry.used);
+    let numbers = |entry: &FormEntry| (entry.pid, entry.used);
     let others = other.entries.iter().map(numbers);
     one.entries.iter().map(numbers).eq(others)
 }

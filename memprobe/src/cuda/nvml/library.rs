@@ -9,7 +9,7 @@ use nvml_wrapper::Device;
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 
 use super::form::{BYTES_AN_ENTRY, PATTERN, RawList};
-use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, RawMemory, Refusal};
+use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, QueryRefusal, RawMemory};
 
 /// `nvmlMemory_t` (nvml.h 13.5), in bytes.
 #[repr(C)]
@@ -76,10 +76,10 @@ impl Buffer {
 }
 
 /// The outcome of a call that fills a list, `count` being what the driver left there.
-fn listed(code: u32, count: u32, capacity: u32, buffer: Buffer) -> Result<RawList, Refusal> {
+fn listed(code: u32, count: u32, capacity: u32, buffer: Buffer) -> Result<RawList, QueryRefusal> {
     match nvml_try(code) {
         Ok(()) => Ok(buffer.list(count, capacity)),
-        Err(NvmlError::InsufficientSize(_)) => Err(Refusal::Room(count)),
+        Err(NvmlError::InsufficientSize(_)) => Err(QueryRefusal::Room(count)),
         Err(error) => Err(error.into()),
     }
 }
@@ -91,9 +91,9 @@ fn listed(code: u32, count: u32, capacity: u32, buffer: Buffer) -> Result<RawLis
 unsafe fn fill<D, T, E: std::fmt::Display>(
     function: &Result<unsafe extern "C" fn(D, *mut u32, *mut T) -> u32, E>,
     (device, capacity): (D, u32),
-) -> Result<RawList, Refusal> {
+) -> Result<RawList, QueryRefusal> {
     let Ok(function) = function else {
-        return Err(Refusal::Missing);
+        return Err(QueryRefusal::Missing);
     };
     let mut buffer = Buffer::for_entries(capacity);
     let mut count = capacity;
@@ -109,7 +109,7 @@ impl DeviceQuery for Device<'_> {
         kind: ListKind,
         point: EntryPoint,
         capacity: u32,
-    ) -> Result<RawList, Refusal> {
+    ) -> Result<RawList, QueryRefusal> {
         use EntryPoint::{DetailList, V1, V2, V3};
         use ListKind::{Compute, Mps};
         let lib = self.nvml().lib();
@@ -129,7 +129,7 @@ impl DeviceQuery for Device<'_> {
         }
     }
 
-    fn memory_v2(&self) -> Result<RawMemory, Refusal> {
+    fn memory_v2(&self) -> Result<RawMemory, QueryRefusal> {
         let function = nvml_sym(self.nvml().lib().nvmlDeviceGetMemoryInfo_v2.as_ref())?;
         let mut memory = MemoryV2 {
             version: version::<MemoryV2>(2),
@@ -145,7 +145,7 @@ impl DeviceQuery for Device<'_> {
         })
     }
 
-    fn memory_v1(&self) -> Result<RawMemory, Refusal> {
+    fn memory_v1(&self) -> Result<RawMemory, QueryRefusal> {
         let function = nvml_sym(self.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref())?;
         let mut memory = MemoryV1::default();
         // SAFETY: the handle is this device's; the structure is the function's.
@@ -171,7 +171,11 @@ impl DeviceQuery for Device<'_> {
     }
 }
 
-fn detail_list(device: &Device<'_>, kind: ListKind, capacity: u32) -> Result<RawList, Refusal> {
+fn detail_list(
+    device: &Device<'_>,
+    kind: ListKind,
+    capacity: u32,
+) -> Result<RawList, QueryRefusal> {
     let lib = device.nvml().lib();
     let function = nvml_sym(lib.nvmlDeviceGetRunningProcessDetailList.as_ref())?;
     let mut buffer = Buffer::for_entries(capacity);

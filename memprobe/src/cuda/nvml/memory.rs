@@ -5,7 +5,7 @@
 //! apart. `nvmlMemory_t` has it within `used` since R510 (nvml-wrapper issue 57: 912 MB against 7.8
 //! MB on an idle A100); drivers before that do not count it at all (gpustat issues 116 and 141).
 
-use super::query::{DeviceQuery, MigDevice, RawMemory, Refusal};
+use super::query::{DeviceQuery, MigDevice, QueryRefusal, RawMemory};
 use crate::event::Bytes;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,7 +51,7 @@ fn of_instances<Q: DeviceQuery>(instances: &[MigDevice<Q>]) -> Option<Usage> {
 pub(super) fn usage<Q: DeviceQuery>(device: &Q) -> Result<Usage, String> {
     match device.memory_v2() {
         Ok(memory) => checked(memory, allocated(memory)),
-        Err(Refusal::Missing) => {
+        Err(QueryRefusal::Missing) => {
             let memory = device.memory_v1().map_err(|error| in_words(&error))?;
             checked(memory, memory.used)
         }
@@ -86,9 +86,9 @@ fn checked(memory: RawMemory, used: u64) -> Result<Usage, String> {
     })
 }
 
-fn in_words(refusal: &Refusal) -> String {
+fn in_words(refusal: &QueryRefusal) -> String {
     match refusal {
-        Refusal::NotSupported => {
+        QueryRefusal::NotSupported => {
             "the driver does not say, as for GPUs that share the system's memory".to_owned()
         }
         other => other.to_string(),
@@ -140,15 +140,17 @@ mod tests {
     #[test]
     fn a_newer_driver_that_refuses_is_not_asked_in_the_form_with_another_meaning() {
         let mut device = FakeDevice::default().with_memory_v1(second(3 * GIB, 0));
-        device.memory_v2 = Err(Refusal::Other("an argument has another version".to_owned()));
+        device.memory_v2 = Err(QueryRefusal::Other(
+            "an argument has another version".to_owned(),
+        ));
         assert!(usage_of(&device).unwrap_err().contains("another version"));
     }
 
     #[test]
     fn a_gpu_without_memory_of_its_own_is_unknown_with_a_reason() {
         let mut device = FakeDevice::default();
-        device.memory_v2 = Err(Refusal::NotSupported);
-        device.memory_v1 = Err(Refusal::NotSupported);
+        device.memory_v2 = Err(QueryRefusal::NotSupported);
+        device.memory_v1 = Err(QueryRefusal::NotSupported);
         assert!(
             usage_of(&device)
                 .unwrap_err()
@@ -184,7 +186,7 @@ mod tests {
             gpu_instance: Some(gpu_instance),
         };
         let mut device = FakeDevice::default();
-        device.memory_v2 = Err(Refusal::NoPermission);
+        device.memory_v2 = Err(QueryRefusal::NoPermission);
         let instances = [instance(1, GIB), instance(1, GIB), instance(2, 3 * GIB)];
         let (usage, is_sum) = of_device(&device, &instances);
         assert_eq!(usage.unwrap().used, Bytes(4 * GIB));

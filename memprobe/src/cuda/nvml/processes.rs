@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::form::{self, Entry, Pids};
+use super::form::{self, FormEntry, Pids};
 use super::memory;
-use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, Refusal};
+use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, QueryRefusal};
 use crate::event::{Bytes, Tgid};
 
 const FIRST_CAPACITY: u32 = 64;
@@ -63,7 +63,7 @@ fn of_instances<Q: DeviceQuery>(
     kind: ListKind,
     pids: &impl Pids,
 ) -> DeviceProcesses {
-    let mut all: BTreeMap<(u32, Option<u32>, Option<u32>), Entry> = BTreeMap::new();
+    let mut all: BTreeMap<(u32, Option<u32>, Option<u32>), FormEntry> = BTreeMap::new();
     let mut unknown = None;
     for (at, instance) in instances.iter().enumerate() {
         let memory = memory::usage(&instance.device).ok();
@@ -81,7 +81,7 @@ fn of_instances<Q: DeviceQuery>(
             Err(error) => unknown = unknown.or(Some(format!("MIG device {at}: {error}"))),
         }
     }
-    let entries: Vec<Entry> = all.into_values().collect();
+    let entries: Vec<FormEntry> = all.into_values().collect();
     let mut held = sums(&entries);
     if unknown.is_some() {
         // A process may hold more on the instance that does not answer.
@@ -104,7 +104,7 @@ fn merge(held: &mut Held, more: Held) {
 }
 
 /// One number a process: the sum over its MIG instances, unknown where one of them is.
-fn sums(entries: &[Entry]) -> Held {
+fn sums(entries: &[FormEntry]) -> Held {
     let mut sums: BTreeMap<Tgid, Option<u64>> = BTreeMap::new();
     for entry in entries {
         let sum = sums.entry(Tgid(entry.pid)).or_insert(Some(0));
@@ -120,7 +120,7 @@ fn sums(entries: &[Entry]) -> Held {
 enum NoList {
     /// No entry point answers; the first that exists says why.
     #[error("{0}")]
-    Refused(Refusal),
+    Refused(QueryRefusal),
     /// One answers, and its answer cannot be right.
     #[error("{0}")]
     Implausible(String),
@@ -129,7 +129,7 @@ enum NoList {
 impl NoList {
     /// Tells whether a device without MPS would say the same.
     fn means_none(&self) -> bool {
-        use Refusal::{Missing, NotSupported};
+        use QueryRefusal::{Missing, NotSupported};
         matches!(self, Self::Refused(Missing | NotSupported))
     }
 }
@@ -139,18 +139,18 @@ fn list<Q: DeviceQuery>(
     kind: ListKind,
     total: Option<u64>,
     pids: &impl Pids,
-) -> Result<Vec<Entry>, NoList> {
+) -> Result<Vec<FormEntry>, NoList> {
     let mut implausible = None;
     let mut refused = None;
     for point in EntryPoint::ALL {
         match ask(device, kind, point, total, pids) {
             Ok(entries) => return Ok(entries),
             Err(NoList::Implausible(error)) => implausible = implausible.or(Some(error)),
-            Err(NoList::Refused(Refusal::Missing)) => {}
+            Err(NoList::Refused(QueryRefusal::Missing)) => {}
             Err(NoList::Refused(error)) => refused = refused.or(Some(error)),
         }
     }
-    let refused = NoList::Refused(refused.unwrap_or(Refusal::Missing));
+    let refused = NoList::Refused(refused.unwrap_or(QueryRefusal::Missing));
     Err(implausible.map_or(refused, NoList::Implausible))
 }
 
@@ -161,14 +161,14 @@ fn ask<Q: DeviceQuery>(
     point: EntryPoint,
     total: Option<u64>,
     pids: &impl Pids,
-) -> Result<Vec<Entry>, NoList> {
+) -> Result<Vec<FormEntry>, NoList> {
     let mut capacity = FIRST_CAPACITY;
-    let mut last = NoList::Refused(Refusal::Missing);
+    let mut last = NoList::Refused(QueryRefusal::Missing);
     for attempt in 1..=TRIES {
         let answer = match device.processes(kind, point, capacity) {
             Ok(answer) => answer,
-            Err(Refusal::Room(count)) if count < MAX_ENTRIES => {
-                last = NoList::Refused(Refusal::Room(count));
+            Err(QueryRefusal::Room(count)) if count < MAX_ENTRIES => {
+                last = NoList::Refused(QueryRefusal::Room(count));
                 capacity = count.max(capacity).saturating_mul(2).min(MAX_ENTRIES);
                 continue;
             }

@@ -68,18 +68,18 @@ pub(super) trait DeviceQuery: Sized {
         kind: ListKind,
         point: EntryPoint,
         capacity: u32,
-    ) -> Result<RawList, Refusal>;
+    ) -> Result<RawList, QueryRefusal>;
 
-    fn memory_v2(&self) -> Result<RawMemory, Refusal>;
+    fn memory_v2(&self) -> Result<RawMemory, QueryRefusal>;
 
-    fn memory_v1(&self) -> Result<RawMemory, Refusal>;
+    fn memory_v1(&self) -> Result<RawMemory, QueryRefusal>;
 
     /// The MIG devices of a device in MIG mode; none elsewhere.
     fn mig_devices(&self) -> Vec<MigDevice<Self>>;
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refusal {
+pub(super) enum QueryRefusal {
     #[error("the driver is too old to be asked")]
     Missing,
     /// There are this many entries, more than there was room for.
@@ -93,7 +93,7 @@ pub(super) enum Refusal {
     Other(String),
 }
 
-impl From<NvmlError> for Refusal {
+impl From<NvmlError> for QueryRefusal {
     fn from(error: NvmlError) -> Self {
         match error {
             NvmlError::FailedToLoadSymbol(_) => Self::Missing,

@@ -2,7 +2,7 @@
 
 use super::fake::{FakeDevice, existing, plain};
 use super::form::Form;
-use super::query::{EntryPoint, ListKind, RawMemory, Refusal};
+use super::query::{EntryPoint, ListKind, QueryRefusal, RawMemory};
 use super::*;
 
 const GIB: u64 = 1 << 30;
@@ -61,7 +61,7 @@ fn processes_are_checked_against_the_memory_of_their_device() {
 #[test]
 fn a_device_in_mig_mode_is_the_sum_of_what_may_be_seen() {
     let mut parent = FakeDevice::default();
-    parent.memory_v2 = Err(Refusal::NoPermission);
+    parent.memory_v2 = Err(QueryRefusal::NoPermission);
     let instance = |pid, used| {
         FakeDevice::default()
             .with_memory_v2(RawMemory {
@@ -78,7 +78,11 @@ fn a_device_in_mig_mode_is_the_sum_of_what_may_be_seen() {
             )
     };
     let parent = parent
-        .with_refusal(ListKind::Compute, EntryPoint::V3, Refusal::NoPermission)
+        .with_refusal(
+            ListKind::Compute,
+            EntryPoint::V3,
+            QueryRefusal::NoPermission,
+        )
         .with_mig(Some(1), instance(7, 5 * GIB))
         .with_mig(Some(2), instance(8, 6 * GIB));
     let sample = sample(&[parent]);

@@ -7,7 +7,7 @@ use crate::event::{
     Action, Address, Bytes, Context, CudaCall, CudaMemoryKind, DeviceIndex, Event, Frame,
     MemoryEvent, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
-use crate::ledger::snapshot::{Grouping, Layer, Snapshot};
+use crate::ledger::snapshot::{Grouping, Snapshot, SoftwareLayer};
 use crate::ledger::{Change, Ledger};
 
 fn native(library: &str, function: &str) -> Frame {
@@ -128,7 +128,7 @@ fn where_no_caching_allocator_speaks_the_calls_are_the_allocations() {
         1,
     ));
     let snapshot = seen(&ledger);
-    assert_eq!(snapshot.cuda.layer, Layer::Runtime);
+    assert_eq!(snapshot.cuda.layer, SoftwareLayer::Runtime);
     let [device] = snapshot.devices.as_slice() else {
         panic!("one device: {:?}", snapshot.devices)
     };
@@ -175,7 +175,7 @@ fn with_a_caching_allocator_other_memory_is_listed_by_library_and_kind() {
         0,
     ));
     let snapshot = seen(&ledger);
-    assert_eq!(snapshot.cuda.layer, Layer::Allocator);
+    assert_eq!(snapshot.cuda.layer, SoftwareLayer::Allocator);
     assert_eq!(snapshot.devices.len(), 1, "that of the allocator alone");
     assert_eq!(snapshot.devices[0].totals.allocated, Bytes(512));
     let rows: Vec<_> = snapshot

@@ -19,7 +19,7 @@ use super::snapshot::{Grouping, Snapshot};
 use super::{Caps, Change, Ledger};
 use crate::event::{Action, CaptureOptions, Event, Losses, Tgid, TimeNs};
 use crate::event::{ProbeStatus, Target};
-use process::Process;
+use process::HostProcess;
 
 /// Limits of a host's stores, and the time that ended processes stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,7 +64,7 @@ pub struct Attached {
 pub struct Host {
     caps: HostCaps,
     started: TimeNs,
-    processes: BTreeMap<Tgid, Process>,
+    processes: BTreeMap<Tgid, HostProcess>,
     driver: DriverSnapshot,
     /// Process that the user has open; it stays after it ended.
     opened: Option<Tgid>,
@@ -108,14 +108,14 @@ impl Host {
             self.past.untracked = self.past.untracked.saturating_add(1);
             return false;
         }
-        let process = Process::new(target, facts, now, self.caps.each);
+        let process = HostProcess::new(target, facts, now, self.caps.each);
         self.processes.insert(tgid, process);
         true
     }
 
     /// User, rank and parent of a process; `None` if it has no row.
     pub fn facts(&self, tgid: Tgid) -> Option<&ProcessFacts> {
-        self.processes.get(&tgid).map(Process::facts)
+        self.processes.get(&tgid).map(HostProcess::facts)
     }
 
     /// Returns true if the process has a row and has not ended.
@@ -161,9 +161,9 @@ impl Host {
     /// Returns true if the process is a fork of one whose allocator was seen. Its allocator state
     /// is then the parent's: CUDA does not survive a fork.
     fn is_copy_of_a_user(&self, tgid: Tgid) -> bool {
-        let parent = self.processes.get(&tgid).and_then(Process::forked_from);
+        let parent = self.processes.get(&tgid).and_then(HostProcess::forked_from);
         let parent = parent.and_then(|parent| self.processes.get(&parent));
-        parent.is_some_and(Process::was_heard)
+        parent.is_some_and(HostProcess::was_heard)
     }
 
     /// Sets the running totals of losses before decoding, for all processes together. Each process
@@ -252,7 +252,7 @@ impl Host {
         HostSnapshot {
             started: self.started,
             now,
-            processes: self.processes.values_mut().map(Process::row).collect(),
+            processes: self.processes.values_mut().map(HostProcess::row).collect(),
             driver: self.driver.clone(),
             health,
         }
@@ -260,7 +260,7 @@ impl Host {
 
     /// Ledger of a process; `None` if it has no row.
     pub fn ledger(&self, tgid: Tgid) -> Option<&Ledger> {
-        self.processes.get(&tgid).map(Process::ledger)
+        self.processes.get(&tgid).map(HostProcess::ledger)
     }
 
     /// Snapshot of one process for views, as of `now`; `None` if it has no row.

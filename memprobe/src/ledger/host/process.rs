@@ -11,16 +11,16 @@ use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
 use crate::ledger::{Caps, Change, Ledger};
 
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct HostProcess {
     ledger: Ledger,
     ended: Option<TimeNs>,
-    trend: trend::Recorder,
+    trend: trend::TrendRecorder,
     row: ProcessRow,
     /// True if the row is older than the ledger.
     stale: bool,
 }
 
-impl Process {
+impl HostProcess {
     pub(super) fn new(target: Target, facts: ProcessFacts, now: TimeNs, caps: Caps) -> Self {
         let mut ledger = Ledger::with_caps(target.clone(), now, caps);
         let state = ProcessState::Waiting("libraries of CUDA or PyTorch".to_owned());
@@ -43,7 +43,7 @@ impl Process {
         Self {
             ledger,
             ended: None,
-            trend: trend::Recorder::default(),
+            trend: trend::TrendRecorder::default(),
             row,
             stale: false,
         }

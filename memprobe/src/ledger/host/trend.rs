@@ -10,14 +10,14 @@ pub(super) const STEP: u64 = 1_000_000_000;
 
 /// Recorder of the highest allocated bytes of each recent step.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Recorder {
+pub(super) struct TrendRecorder {
     /// Number of the newest step, counted from time 0.
     newest: u64,
     points: VecDeque<Bytes>,
     last: Bytes,
 }
 
-impl Recorder {
+impl TrendRecorder {
     /// Records `bytes` as allocated from `time` on. A time earlier than the previous one counts as
     /// the previous one.
     pub(super) fn record(&mut self, time: TimeNs, bytes: Bytes) {
@@ -64,7 +64,7 @@ mod tests {
         TimeNs(seconds * STEP + 1)
     }
 
-    fn points(recorder: &Recorder) -> Vec<u64> {
+    fn points(recorder: &TrendRecorder) -> Vec<u64> {
         recorder
             .snapshot()
             .points
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_step_keeps_the_highest_and_a_silent_one_repeats_the_last() {
-        let mut recorder = Recorder::default();
+        let mut recorder = TrendRecorder::default();
         recorder.advance(seconds(90));
         assert_eq!(points(&recorder), [0; 0]);
         recorder.record(seconds(100), Bytes(5));
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn what_is_older_than_the_last_steps_is_forgotten() {
-        let mut recorder = Recorder::default();
+        let mut recorder = TrendRecorder::default();
         for second in 0..200 {
             recorder.record(seconds(second), Bytes(second));
         }

@@ -2,7 +2,7 @@
 
 use super::Site;
 use crate::event::Target;
-use crate::event::{Bytes, DeviceIndex, Losses, Tgid, TimeNs, Totals};
+use crate::event::{Bytes, DeviceIndex, Losses, Rank, Tgid, TimeNs, Totals};
 
 /// State of a host at one moment.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,15 +92,6 @@ pub struct ProcessFacts {
     /// Parent, if the process was forked and has not executed another program since. Its memory,
     /// including the allocator's tables, is a copy of the parent's.
     pub forked_from: Option<Tgid>,
-}
-
-/// Rank in a distributed job, from the launcher's environment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rank {
-    pub global: u32,
-    pub local: Option<u32>,
-    /// Number of processes in the whole job.
-    pub world: Option<u32>,
 }
 
 /// State of memprobe's attachment to a process.

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use super::Heap;
 use super::class::Classes;
-use super::collector::{self, Broken, Reach};
+use super::collector::{self, Broken, WalkExtent};
 use super::frames::{self, Variables};
-use super::image::{Extent, Image};
-use super::modules::{self, Module};
+use super::image::{Image, ImageExtent};
+use super::modules::{self, ModuleObject};
 use super::optimizers::{self, Optimizers};
 use super::process_scan::{PreviousScan, ProcessScan};
 use crate::event::TimeNs;
@@ -83,7 +83,7 @@ pub struct HeapScan {
     pub mode: CaptureMode,
     pub objects: ProcessScan,
     pub classes: Classes,
-    pub modules: Vec<Module>,
+    pub modules: Vec<ModuleObject>,
     pub optimizers: Optimizers,
     pub variables: Variables,
     /// Reason why objects are missing; `None` if the lists are complete.
@@ -117,8 +117,8 @@ impl HeapScan {
         let mut listed = Vec::new();
         let layout = &python.layout;
         let reach = match look {
-            ScanScope::New(known) => Reach::Added(&known.endings),
-            ScanScope::Whole(_) | ScanScope::Copy => Reach::All,
+            ScanScope::New(known) => WalkExtent::Added(&known.endings),
+            ScanScope::Whole(_) | ScanScope::Copy => WalkExtent::All,
         };
         let walked = collector::interpreters(image, layout, python.runtime);
         let walked = walked.and_then(|interpreters| {
@@ -162,7 +162,7 @@ pub struct Captured<T, R> {
     pub moment: HeapScan,
     pub more: T,
     pub result: R,
-    pub extent: Extent,
+    pub extent: ImageExtent,
     pub consistency: Consistency,
 }
 

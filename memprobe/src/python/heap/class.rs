@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::dict::Entry;
+use super::dict::DictEntry;
 use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::layout::{Attributes, ClassLayout, HeapLayout};
@@ -249,7 +249,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         &self,
         class: &Class,
         object: u64,
-        each: impl FnMut(Entry),
+        each: impl FnMut(DictEntry),
     ) -> Result<(), Unreadable> {
         match self.attribute_store(class, object)? {
             Some(Store::Dict(dict)) => self.entries(dict, each),

@@ -44,7 +44,7 @@ impl Generation {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Reach<'a> {
+pub enum WalkExtent<'a> {
     All,
     /// Each list from its end back to the first of these objects ([`endings`]), and young lists further. That finds
     /// the objects added since, unless the collector reordered the list.
@@ -110,7 +110,7 @@ pub fn walk(
     memory: &impl ReadMemory,
     layout: &CollectorLayout,
     interpreter: u64,
-    reach: Reach<'_>,
+    reach: WalkExtent<'_>,
     objects: &mut Vec<Listed>,
 ) -> Result<(), Broken> {
     if is_collecting(memory, layout, interpreter)? {
@@ -149,7 +149,7 @@ pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Generation)>) -> H
 fn walk_list(
     memory: &impl ReadMemory,
     head: u64,
-    reach: Reach<'_>,
+    reach: WalkExtent<'_>,
     age: Generation,
     objects: &mut Vec<Listed>,
 ) -> Result<(), Broken> {
@@ -160,8 +160,8 @@ fn walk_list(
             previous & !CollectorLayout::MARKS,
         );
         match reach {
-            Reach::All => (next, previous),
-            Reach::Added(_) => (previous, next),
+            WalkExtent::All => (next, previous),
+            WalkExtent::Added(_) => (previous, next),
         }
     };
     let restless = objects.len() + age.restless();
@@ -169,7 +169,7 @@ fn walk_list(
     let mut before = head;
     while node != head {
         let address = node.wrapping_add(CollectorLayout::HEAD_SIZE);
-        let is_known = matches!(reach, Reach::Added(known) if known.contains(&address));
+        let is_known = matches!(reach, WalkExtent::Added(known) if known.contains(&address));
         if is_known && objects.len() >= restless {
             break;
         }

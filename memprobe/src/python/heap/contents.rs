@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::class::{Class, ContainerKind, Store, TorchKind};
-use super::dict::Entry;
+use super::dict::DictEntry;
 use super::image::Image;
 use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
@@ -42,7 +42,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         object: u64,
         mut each: impl FnMut(Step, u64),
     ) -> Result<(), Unreadable> {
-        let attributes = self.attributes(class, object, |Entry { key, value, .. }| {
+        let attributes = self.attributes(class, object, |DictEntry { key, value, .. }| {
             let is_gate = |name: Arc<str>| matches!(&*name, PARAMETERS | BUFFERS | MODULES);
             if class.role == TorchKind::Module && self.text(key).is_some_and(is_gate) {
                 // The entries of these dicts count as attributes of the module.

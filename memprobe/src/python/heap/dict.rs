@@ -12,7 +12,7 @@ const BLOCK: usize = 24 * 64;
 const KEYS_HEAD: usize = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct DictEntry {
     pub key: u64,
     pub value: u64,
     pub at: u64,
@@ -41,7 +41,7 @@ impl Keys {
 impl<M: ReadMemory> Heap<'_, M> {
     /// Calls `each` with the entries of a dict, in the order of the dict.
     /// Fails with [`Unreadable`]. `each` has been called with the entries before it.
-    pub fn entries(&self, dict: u64, each: impl FnMut(Entry)) -> Result<(), Unreadable> {
+    pub fn entries(&self, dict: u64, each: impl FnMut(DictEntry)) -> Result<(), Unreadable> {
         let head: [u8; 48] = self.memory.read_array(dict)?;
         let keys = self.keys(word_at(&head, DictLayout::KEYS))?;
         self.spend(dict, keys.count)?;
@@ -98,7 +98,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         &self,
         keys: Keys,
         values: Option<u64>,
-        mut each: impl FnMut(Entry),
+        mut each: impl FnMut(DictEntry),
     ) -> Result<(), Unreadable> {
         let (mut block, mut own) = ([0; BLOCK], [0; BLOCK / 2]);
         let size = keys.size as usize;
@@ -123,7 +123,7 @@ impl<M: ReadMemory> Heap<'_, M> {
                 let key = word_at(entry, keys.key as u16);
                 let at = first.wrapping_add(number as u64 * distance);
                 if key != 0 && value != 0 {
-                    each(Entry { key, value, at });
+                    each(DictEntry { key, value, at });
                 }
             }
         }
@@ -140,7 +140,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         Ok(found)
     }
 
-    pub(super) fn note(&self, entry: Entry, names: &[&str], found: &mut [Option<u64>]) {
+    pub(super) fn note(&self, entry: DictEntry, names: &[&str], found: &mut [Option<u64>]) {
         let Some(key) = self.text(entry.key) else {
             return;
         };

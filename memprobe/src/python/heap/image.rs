@@ -53,7 +53,7 @@ struct Chunk {
 const ALL: u8 = ((1_u16 << PAGES) - 1) as u8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct ImageExtent {
     pub bytes: usize,
     /// Reads that failed because the image was closed or full.
     pub missed: u64,
@@ -85,9 +85,9 @@ impl<M: ReadMemory> Image<M> {
         self.cache.borrow_mut().open = true;
     }
 
-    pub fn extent(&self) -> Extent {
+    pub fn extent(&self) -> ImageExtent {
         let cache = self.cache.borrow();
-        Extent {
+        ImageExtent {
             bytes: cache.chunks.len() * CHUNK,
             missed: cache.missed,
             full: cache.chunks.len() >= cache.most,
@@ -378,7 +378,7 @@ mod tests {
         image.fetch([AT..AT + (24 << 10), 0..u64::MAX]);
         assert_eq!(
             image.extent(),
-            Extent {
+            ImageExtent {
                 bytes: CHUNK,
                 missed: 0,
                 full: true

@@ -15,7 +15,7 @@ const MAX_MODULES: usize = 1 << 17;
 const MAX_HELD: usize = 1 << 21;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Module {
+pub struct ModuleObject {
     pub object: u64,
     pub class: Arc<str>,
     /// `_parameters`: name and tensor.
@@ -26,14 +26,14 @@ pub struct Module {
     pub children: Vec<(Arc<str>, u64)>,
 }
 
-pub fn read(heap: &Heap<'_, impl ReadMemory>, objects: &[u64]) -> Vec<Module> {
+pub fn read(heap: &Heap<'_, impl ReadMemory>, objects: &[u64]) -> Vec<ModuleObject> {
     let mut left = MAX_HELD;
     let objects = objects.iter().take(MAX_MODULES);
     let modules = objects.filter_map(|&object| module(heap, object, &mut left));
     modules.collect()
 }
 
-fn module(heap: &Heap<'_, impl ReadMemory>, object: u64, left: &mut usize) -> Option<Module> {
+fn module(heap: &Heap<'_, impl ReadMemory>, object: u64, left: &mut usize) -> Option<ModuleObject> {
     let class = heap.class_of(object)?;
     // Unreadable attributes count as absent.
     let (dicts, _) = heap.attributes_of(&class, object, [PARAMETERS, BUFFERS, MODULES]);
@@ -49,7 +49,7 @@ fn module(heap: &Heap<'_, impl ReadMemory>, object: u64, left: &mut usize) -> Op
         }
         named
     });
-    Some(Module {
+    Some(ModuleObject {
         object,
         class: class.short_name().into(),
         parameters,
@@ -59,26 +59,26 @@ fn module(heap: &Heap<'_, impl ReadMemory>, object: u64, left: &mut usize) -> Op
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ModulePlace {
     pub root: usize,
     /// Path from the root, as `named_modules()` gives it; empty for the root.
     pub path: Arc<str>,
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Tree {
-    pub modules: Vec<Module>,
+pub struct ObjectTree {
+    pub modules: Vec<ModuleObject>,
     /// First position of each module (`Module.named_modules` in `torch/nn/modules/module.py`@v2.15.0).
-    pub places: Vec<Place>,
+    pub places: Vec<ModulePlace>,
     /// Indices of the modules in the order of `named_modules()`.
     pub order: Vec<usize>,
     /// Further positions of modules that occur several times, as (index, position).
-    pub others: Vec<(usize, Place)>,
+    pub others: Vec<(usize, ModulePlace)>,
 }
 
-impl Tree {
+impl ObjectTree {
     /// Assigns positions as `named_modules()` does, starting from every module that no other module holds.
-    pub fn of(modules: Vec<Module>) -> Self {
+    pub fn of(modules: Vec<ModuleObject>) -> Self {
         let objects = modules.iter().map(|module| module.object);
         let by_object: HashMap<u64, usize> = objects.zip(0..).collect();
         let children = modules.iter().flat_map(|module| &module.children);
@@ -109,7 +109,7 @@ impl Tree {
         }
     }
 
-    pub fn every_place(&self) -> impl Iterator<Item = (&Module, &Place)> {
+    pub fn every_place(&self) -> impl Iterator<Item = (&ModuleObject, &ModulePlace)> {
         let firsts = self.order.iter();
         let firsts = firsts.filter_map(|&at| Some((at, self.places.get(at)?)));
         let others = self.others.iter().map(|(at, place)| (*at, place));
@@ -119,11 +119,11 @@ impl Tree {
 }
 
 struct Walk<'a> {
-    modules: &'a [Module],
+    modules: &'a [ModuleObject],
     by_object: HashMap<u64, usize>,
-    places: Vec<Option<Place>>,
+    places: Vec<Option<ModulePlace>>,
     order: Vec<usize>,
-    others: Vec<(usize, Place)>,
+    others: Vec<(usize, ModulePlace)>,
 }
 
 impl Walk<'_> {
@@ -137,7 +137,7 @@ impl Walk<'_> {
                 continue;
             }
             let path = met.map_or_else(|| "".into(), |(parent, number)| self.path(parent, number));
-            let place = Place { root, path };
+            let place = ModulePlace { root, path };
             if known {
                 self.others.push((at, place));
                 continue;
@@ -174,12 +174,12 @@ pub fn joined(path: &str, name: &str) -> Arc<str> {
 mod tests {
     use super::*;
 
-    fn module(object: u64, parameters: &[(&str, u64)], children: &[(&str, u64)]) -> Module {
+    fn module(object: u64, parameters: &[(&str, u64)], children: &[(&str, u64)]) -> ModuleObject {
         let named = |pairs: &[(&str, u64)]| {
             let pairs = pairs.iter();
             pairs.map(|&(name, object)| (name.into(), object)).collect()
         };
-        Module {
+        ModuleObject {
             object,
             class: "Net".into(),
             parameters: named(parameters),
@@ -188,13 +188,13 @@ mod tests {
         }
     }
 
-    fn paths(tree: &Tree) -> Vec<&str> {
+    fn paths(tree: &ObjectTree) -> Vec<&str> {
         tree.places.iter().map(|place| &*place.path).collect()
     }
 
     #[test]
     fn modules_have_the_paths_of_named_modules() {
-        let tree = Tree::of(vec![
+        let tree = ObjectTree::of(vec![
             module(3, &[], &[]),
             module(1, &[], &[("a", 2), ("b", 3)]),
             module(2, &[], &[("0", 4)]),
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_module_in_two_places_has_the_first_one_and_another() {
-        let tree = Tree::of(vec![
+        let tree = ObjectTree::of(vec![
             module(1, &[], &[("head", 2), ("tail", 2)]),
             module(2, &[], &[]),
         ]);
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn modules_that_hold_one_another_have_places_all_the_same() {
-        let tree = Tree::of(vec![
+        let tree = ObjectTree::of(vec![
             module(1, &[], &[("other", 2)]),
             module(2, &[], &[("one", 1), ("me", 2)]),
         ]);
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn a_very_deep_tree_has_paths_of_bounded_length() {
         let deep = |object| module(object, &[], &[("a_rather_long_name", object + 1)]);
-        let tree = Tree::of((0..2_000).map(deep).collect());
+        let tree = ObjectTree::of((0..2_000).map(deep).collect());
         assert!(
             paths(&tree)
                 .iter()

@@ -35,7 +35,7 @@ pub(super) struct PathRoot {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum PathOrigin {
     Nowhere,
     /// The object is itself a root.
     Root(u32),
@@ -58,10 +58,10 @@ pub struct Paths<'a, M> {
     pub(crate) heap: &'a Heap<'a, M>,
     pub(crate) scan: &'a ProcessScan,
     pub(super) roots: Vec<PathRoot>,
-    origins: Vec<Origin>,
+    origins: Vec<PathOrigin>,
     places: HashMap<u64, u32>,
     /// Paths to each tensor, shortest first.
-    pub(super) to_tensors: HashMap<u64, Vec<Origin>>,
+    pub(super) to_tensors: HashMap<u64, Vec<PathOrigin>>,
     /// Longest-lived name of each object: a global of the program, else a variable of the outermost frame.
     pub(super) longest: HashMap<u64, u32>,
 }
@@ -74,7 +74,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
                 heap,
                 scan,
                 roots: Vec::new(),
-                origins: vec![Origin::Nowhere; scan.objects.len()],
+                origins: vec![PathOrigin::Nowhere; scan.objects.len()],
                 places: places.collect(),
                 to_tensors: HashMap::new(),
                 longest: HashMap::new(),
@@ -123,20 +123,20 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
     }
 
     /// Last step of the shortest path to an object. Returns `None` if it is unreachable.
-    pub(super) fn origin_of(&self, object: u64) -> Option<Origin> {
+    pub(super) fn origin_of(&self, object: u64) -> Option<PathOrigin> {
         let origin = *self.origins.get(*self.places.get(&object)? as usize)?;
-        (origin != Origin::Nowhere).then_some(origin)
+        (origin != PathOrigin::Nowhere).then_some(origin)
     }
 
     /// Root and steps of a path. Each step comes with the index of the object that it starts from.
-    pub(super) fn steps_to(&self, origin: Origin) -> Option<(u32, Vec<(u32, Step)>)> {
+    pub(super) fn steps_to(&self, origin: PathOrigin) -> Option<(u32, Vec<(u32, Step)>)> {
         let mut steps = Vec::new();
         let mut at = origin;
         let root = loop {
             match at {
-                Origin::Nowhere => return None,
-                Origin::Root(root) => break root,
-                Origin::From(place, step) => {
+                PathOrigin::Nowhere => return None,
+                PathOrigin::Root(root) => break root,
+                PathOrigin::From(place, step) => {
                     steps.push((place, step));
                     at = *self.origins.get(place as usize)?;
                 }
@@ -149,7 +149,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
         Some((root, steps))
     }
 
-    fn path(&self, origin: Origin) -> Option<Path> {
+    fn path(&self, origin: PathOrigin) -> Option<Path> {
         let (root, steps) = self.steps_to(origin)?;
         let root = self.roots.get(root as usize)?;
         let mut name = root.name.to_string();
@@ -201,14 +201,14 @@ impl<M: ReadMemory> Search<'_, M> {
         for (distance, name, module) in roots {
             let name = if distance == 0 { "".into() } else { name };
             let root = self.root(name);
-            self.reach(module, Origin::Root(root), distance);
+            self.reach(module, PathOrigin::Root(root), distance);
         }
     }
 
     fn begin_at_variables(&mut self, variables: &[Variable]) {
         for variable in variables {
             let root = self.root_at(variable);
-            let origin = Origin::Root(root);
+            let origin = PathOrigin::Root(root);
             if !variable.note.is_empty() {
                 self.reach(variable.value, origin, LIBRARY);
                 continue;
@@ -229,7 +229,7 @@ impl<M: ReadMemory> Search<'_, M> {
         for variable in variables {
             if !variable.note.is_empty() && self.paths.heap.is_tensor(variable.value) {
                 let root = self.root_at(variable);
-                self.add_way(variable.value, Origin::Root(root));
+                self.add_way(variable.value, PathOrigin::Root(root));
             }
         }
     }
@@ -259,20 +259,20 @@ impl<M: ReadMemory> Search<'_, M> {
         self.paths.roots.len() as u32 - 1
     }
 
-    fn reach(&mut self, object: u64, origin: Origin, steps: usize) {
+    fn reach(&mut self, object: u64, origin: PathOrigin, steps: usize) {
         let Some(&place) = self.paths.places.get(&object) else {
             return;
         };
         let known = self.paths.origins.get_mut(place as usize);
         if let Some((known, next)) = known.zip(self.next.get_mut(steps))
-            && *known == Origin::Nowhere
+            && *known == PathOrigin::Nowhere
         {
             *known = origin;
             next.push(place);
         }
     }
 
-    fn add_way(&mut self, tensor: u64, origin: Origin) {
+    fn add_way(&mut self, tensor: u64, origin: PathOrigin) {
         let paths = self.paths.to_tensors.entry(tensor).or_default();
         if paths.len() < MAX_PATHS && self.count < MAX_OF_ALL {
             self.count += 1;
@@ -304,7 +304,7 @@ impl<M: ReadMemory> Search<'_, M> {
                 continue;
             }
             let is_tensor = class.role == TorchKind::Tensor;
-            let origin = Origin::From(place, step);
+            let origin = PathOrigin::From(place, step);
             if is_tensor && !matches!(step, Step::Registered(_)) {
                 self.add_way(value, origin);
             }
@@ -329,7 +329,7 @@ impl<M: ReadMemory> Search<'_, M> {
         }
         let module = self.paths.origins.get(module as usize);
         let name = self.paths.heap.text(name);
-        let Some((Origin::Root(root), name)) = module.copied().zip(name) else {
+        let Some((PathOrigin::Root(root), name)) = module.copied().zip(name) else {
             return;
         };
         let Some(module) = self.paths.roots.get(root as usize) else {

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 
-use super::collector::{self, Generation, Listed, Reach};
+use super::collector::{self, Generation, Listed, WalkExtent};
 use super::frames::Variable;
 use super::image::Image;
 use super::paths::Paths;
@@ -83,7 +83,7 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
         &image,
         &layout.heap.collector,
         BASE + 64,
-        Reach::All,
+        WalkExtent::All,
         &mut listed,
     );
     let at = |number: u64| BASE + (seed.wrapping_mul(number) % SIZE) / 16 * 16;
@@ -99,12 +99,12 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     let mut again = ProcessScan::default();
     again.add_known(&heap, &known);
     let mut added = Vec::new();
-    let reach = Reach::Added(&known.endings);
+    let reach = WalkExtent::Added(&known.endings);
     let _ = collector::walk(&image, &layout.heap.collector, BASE + 64, reach, &mut added);
     // Treat the objects as every kind that PyTorch makes.
     let all: Vec<_> = scan.objects.iter().map(|object| object.address).collect();
     scan.globals = all.clone();
-    let tree = modules::Tree::of(modules::read(&heap, &all));
+    let tree = modules::ObjectTree::of(modules::read(&heap, &all));
     assert!(tree.order.len() <= tree.modules.len());
     let _ = optimizers::read(&heap, &all);
     let variables: Vec<_> = all

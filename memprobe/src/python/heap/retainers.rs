@@ -10,7 +10,7 @@ use hashbrown::{HashMap, HashSet};
 use super::Heap;
 use super::class::ContainerKind;
 use super::contents::Step;
-use super::paths::{MAX_PATHS as MAX_OF_ONE, Origin, Paths};
+use super::paths::{MAX_PATHS as MAX_OF_ONE, PathOrigin, Paths};
 use crate::process::memory::ReadMemory;
 
 /// Number of tensors in a dict from which on its keys are folded like list slots.
@@ -37,7 +37,7 @@ pub struct HeapRetainer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetainedBy {
     pub retainer: u32,
-    pub path: Origin,
+    pub path: PathOrigin,
 }
 
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ impl HeapRetainers {
     pub fn of<M>(paths: &Paths<'_, M>) -> Self {
         let mut tensors: HashMap<u32, u32> = HashMap::new();
         for way in paths.to_tensors.values().flatten() {
-            if let Origin::From(place, Step::Key(_)) = *way {
+            if let PathOrigin::From(place, Step::Key(_)) = *way {
                 *tensors.entry(place).or_default() += 1;
             }
         }
@@ -129,9 +129,9 @@ impl HeapRetainers {
         held
     }
 
-    fn of_path(&mut self, paths: &Paths<'_, impl ReadMemory>, origin: Origin) -> Option<u32> {
+    fn of_path(&mut self, paths: &Paths<'_, impl ReadMemory>, origin: PathOrigin) -> Option<u32> {
         let container = match origin {
-            Origin::From(place, step) if self.is_slot(paths.heap, place, step) => Some(place),
+            PathOrigin::From(place, step) if self.is_slot(paths.heap, place, step) => Some(place),
             _ => None,
         };
         if let Some(known) = container.and_then(|place| self.containers.get(&place)) {
@@ -158,7 +158,11 @@ impl HeapRetainers {
         }
     }
 
-    fn folded(&self, paths: &Paths<'_, impl ReadMemory>, origin: Origin) -> Option<HeapRetainer> {
+    fn folded(
+        &self,
+        paths: &Paths<'_, impl ReadMemory>,
+        origin: PathOrigin,
+    ) -> Option<HeapRetainer> {
         let (root, steps) = paths.steps_to(origin)?;
         let mut path = paths.longest_name(root)?;
         let mut class = None;
@@ -181,7 +185,7 @@ impl HeapRetainers {
 
 impl<M: ReadMemory> Paths<'_, M> {
     /// A path to a tensor with every slot written out, from the longest-lived variable.
-    pub fn slot(&self, way: Origin) -> Option<Arc<str>> {
+    pub fn slot(&self, way: PathOrigin) -> Option<Arc<str>> {
         let (root, steps) = self.steps_to(way)?;
         let mut path = self.longest_name(root)?;
         for (_, step) in steps {

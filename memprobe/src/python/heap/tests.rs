@@ -1,5 +1,5 @@
 use super::class::TorchKind;
-use super::collector::{self, Broken, Generation, Reach};
+use super::collector::{self, Broken, Generation, WalkExtent};
 use super::fake::FakeHeap;
 use super::frames::Variable;
 use super::image::Image;
@@ -18,7 +18,7 @@ fn scan(heap: &Heap<'_, impl ReadMemory>, interpreter: u64) -> ProcessScan {
         heap.memory,
         &heap.layout.heap.collector,
         interpreter,
-        Reach::All,
+        WalkExtent::All,
         &mut listed,
     )
     .unwrap();
@@ -54,7 +54,7 @@ fn lists_that_are_taken_apart_are_not_followed() {
             memory,
             &layout.heap.collector,
             interpreter,
-            Reach::All,
+            WalkExtent::All,
             &mut listed,
         );
         (walked, listed.len())
@@ -81,7 +81,7 @@ fn what_was_added_to_a_list_is_found_from_its_end() {
         let found = |known: &[usize]| {
             let known = known.iter().map(|&at| objects[at]).collect();
             let mut listed = Vec::new();
-            let reach = Reach::Added(&known);
+            let reach = WalkExtent::Added(&known);
             collector::walk(
                 &memory,
                 &layout.heap.collector,
@@ -131,7 +131,7 @@ fn of_young_objects_many_are_looked_at_again_and_not_all() {
     let (memory, interpreter) = heap.finish();
     let known = objects.into_iter().collect();
     let mut listed = Vec::new();
-    let (layout, reach) = (&layout.heap.collector, Reach::Added(&known));
+    let (layout, reach) = (&layout.heap.collector, WalkExtent::Added(&known));
     collector::walk(&memory, layout, interpreter, reach, &mut listed).unwrap();
     assert_eq!(listed.len(), 2 << 15);
 }
@@ -206,7 +206,7 @@ fn attributes_are_found_with_and_without_a_dict() {
         let class = heap.class_at(heap.class_index(class).unwrap()).unwrap();
         for object in objects {
             let mut found = Vec::new();
-            let each = |entry: super::dict::Entry| {
+            let each = |entry: super::dict::DictEntry| {
                 found.push((text_of(&memory, layout, entry.key), entry.value));
             };
             heap.attributes(&class, object, each).unwrap();
@@ -320,7 +320,7 @@ fn modules_and_optimizers_are_read_with_their_names() {
         let program = program(layout);
         let heap = Heap::of(&program.memory, layout);
         let scan = scan(&heap, program.interpreter);
-        let tree = modules::Tree::of(modules::read(&heap, &scan.modules));
+        let tree = modules::ObjectTree::of(modules::read(&heap, &scan.modules));
         let mut paths: Vec<_> = tree.places.iter().map(|place| &*place.path).collect();
         paths.sort_unstable();
         assert_eq!(paths, ["", "0"]);

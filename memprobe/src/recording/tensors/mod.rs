@@ -34,7 +34,7 @@ pub const MAX_OF_ONE: usize = 1 << 16;
 
 /// Reason why a snapshot cannot be read. The message ends with a remedy.
 #[derive(Debug, thiserror::Error)]
-pub enum SnapshotError {
+pub enum SnapshotFileError {
     #[error("cannot be read: {0}; {GIVE}")]
     Io(io::Error),
     #[error("the file is empty; {GIVE}")]
@@ -56,29 +56,29 @@ pub enum SnapshotError {
 
 const GIVE: &str = "give a file that `memprobe snapshot --pid N -o FILE` wrote";
 
-pub fn open_tensors(path: &Path) -> Result<TensorSnapshot, SnapshotError> {
-    let file = File::open(path).map_err(SnapshotError::Io)?;
+pub fn open_tensors(path: &Path) -> Result<TensorSnapshot, SnapshotFileError> {
+    let file = File::open(path).map_err(SnapshotFileError::Io)?;
     read_tensors(BufReader::with_capacity(1 << 18, file))
 }
 
 /// Reads a snapshot from any source, up to [`MAX_BYTES`].
-pub fn read_tensors(from: impl Read) -> Result<TensorSnapshot, SnapshotError> {
+pub fn read_tensors(from: impl Read) -> Result<TensorSnapshot, SnapshotFileError> {
     let mut from = from.take(MAX_BYTES + 1);
     let mut text = Vec::new();
-    from.read_to_end(&mut text).map_err(SnapshotError::Io)?;
+    from.read_to_end(&mut text).map_err(SnapshotFileError::Io)?;
     if text.len() as u64 > MAX_BYTES {
-        return Err(SnapshotError::TooLarge);
+        return Err(SnapshotFileError::TooLarge);
     }
     if text.iter().all(u8::is_ascii_whitespace) {
-        return Err(SnapshotError::Empty);
+        return Err(SnapshotFileError::Empty);
     }
-    let text = std::str::from_utf8(&text).map_err(|_| SnapshotError::Foreign)?;
+    let text = std::str::from_utf8(&text).map_err(|_| SnapshotFileError::Foreign)?;
     match record::format(text) {
-        None => return Err(SnapshotError::Foreign),
-        Some(format) if format > TENSOR_FORMAT => return Err(SnapshotError::Newer { format }),
+        None => return Err(SnapshotFileError::Foreign),
+        Some(format) if format > TENSOR_FORMAT => return Err(SnapshotFileError::Newer { format }),
         Some(_) => {}
     }
-    let damaged = |reason: String| SnapshotError::Damaged { reason };
+    let damaged = |reason: String| SnapshotFileError::Damaged { reason };
     let record: SnapshotRecord =
         serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
     record.into_snapshot().map_err(damaged)

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::bounded::Bounded;
 use super::{MAX_ITEMS, MAX_OF_ONE};
 use crate::event::tensors::{
-    Block, Consistency, DType, Device, DeviceTotals, Name, Storage, Tensor, TensorSnapshot,
+    Block, Consistency, DType, DeviceTotals, Name, Storage, Tensor, TensorDevice, TensorSnapshot,
 };
 use crate::event::{Address, Bytes, DeviceIndex, Frame, Target, Tgid, TimeNs, Totals};
 use crate::recording::{RetainerRecord, hex};
@@ -314,13 +314,13 @@ fn address(text: &str) -> Result<u64, String> {
     hex(text).ok_or_else(|| unknown("address", text))
 }
 
-fn device(text: &str) -> Result<Device, String> {
-    Device::parse(text).ok_or_else(|| unknown("device", text))
+fn device(text: &str) -> Result<TensorDevice, String> {
+    TensorDevice::parse(text).ok_or_else(|| unknown("device", text))
 }
 
 fn cuda(text: &str) -> Result<DeviceIndex, String> {
     match device(text)? {
-        Device::Cuda(index) => Ok(index),
+        TensorDevice::Cuda(index) => Ok(index),
         _ => Err(unknown("CUDA device", text)),
     }
 }

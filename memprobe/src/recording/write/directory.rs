@@ -104,7 +104,7 @@ pub struct Index {
     /// True if memprobe ended the recording; false while it records, or if it was killed.
     pub finished: bool,
     pub command: Option<String>,
-    pub processes: Vec<Entry>,
+    pub processes: Vec<RecordedProcess>,
 }
 
 impl Index {
@@ -120,7 +120,7 @@ impl Index {
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct Entry {
+pub struct RecordedProcess {
     pub pid: u32,
     /// Parent process, if that was watched.
     pub parent: Option<u32>,

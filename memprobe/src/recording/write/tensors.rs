@@ -7,7 +7,7 @@ use std::io::{self, Write};
 
 use serde::{Serialize, Serializer};
 
-use crate::event::tensors::{Consistency, DType, Device, Name, Tensor, TensorSnapshot};
+use crate::event::tensors::{Consistency, DType, Name, Tensor, TensorDevice, TensorSnapshot};
 use crate::event::{Bytes, Target};
 use crate::recording::{BlockRecord, RetainerRecord, SiteRecord, StorageRecord, TENSOR_FORMAT};
 use crate::tensors::{Account, DeviceTable, Row, TensorTable, explain};
@@ -90,7 +90,7 @@ impl<'a> Head<'a> {
 #[derive(Serialize)]
 struct DeviceRecord {
     #[serde(serialize_with = "as_text")]
-    device: Device,
+    device: TensorDevice,
     allocated: Option<u64>,
     reserved: Option<u64>,
     tensors: u64,
@@ -140,7 +140,7 @@ struct Item<'a> {
     #[serde(serialize_with = "as_optional_text")]
     dtype: Option<DType>,
     #[serde(serialize_with = "as_text")]
-    device: Device,
+    device: TensorDevice,
     /// `numel() * element_size()`, or the size of the storage or block.
     bytes: Option<u64>,
     /// The allocator's bytes that this row accounts for, rounding included. The sum over all rows is

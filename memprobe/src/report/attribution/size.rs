@@ -3,7 +3,7 @@
 use super::missing;
 use crate::attribution::iterations::IterationKind;
 use crate::attribution::modules::Additive;
-use crate::attribution::size::{Amount, ModelSize, Size, Sizes};
+use crate::attribution::size::{Amount, ModelSize, ModuleSize, Sizes};
 use crate::attribution::view::Coverage;
 use crate::event::DeviceIndex;
 use crate::report::cells::place_kind;
@@ -22,14 +22,14 @@ pub(super) struct SizeEntry {
     path: Option<String>,
     depth: Option<u64>,
     name: String,
-    own: Size,
-    total: Size,
+    own: ModuleSize,
+    total: ModuleSize,
     /// True if the parameters and buffers of the row are known.
     is_named: bool,
 }
 
 impl SizeEntry {
-    fn new(device: DeviceIndex, shown: OutlineRow<Size>) -> Self {
+    fn new(device: DeviceIndex, shown: OutlineRow<ModuleSize>) -> Self {
         Self {
             device,
             kind: "module",
@@ -42,7 +42,7 @@ impl SizeEntry {
         }
     }
 
-    fn module(device: DeviceIndex, mut shown: OutlineRow<Size>, is_named: bool) -> Self {
+    fn module(device: DeviceIndex, mut shown: OutlineRow<ModuleSize>, is_named: bool) -> Self {
         Self {
             path: Some(std::mem::take(&mut shown.path)),
             depth: Some(shown.depth as u64),
@@ -181,13 +181,15 @@ pub(super) fn table(
     table.extend(Output::All, others);
     let roots = size.modules.iter().map(|module| &module.total);
     let others = size.others.iter().map(|(_, size)| size);
-    let all = roots.chain(others).fold(Size::default(), Size::and);
+    let all = roots
+        .chain(others)
+        .fold(ModuleSize::default(), ModuleSize::and);
     let total = SizeEntry::new(index, OutlineRow::other("(total)".to_owned(), all));
     table.push(Output::Text, total);
     table
 }
 
-fn rank(size: &Size) -> (u64, u64, u64) {
+fn rank(size: &ModuleSize) -> (u64, u64, u64) {
     let held = size.parameters.and(size.buffers);
     (
         size.both().bytes.saturating_add(held.bytes),

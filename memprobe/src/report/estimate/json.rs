@@ -2,7 +2,7 @@
 
 use super::lines;
 use super::{EstimateOptions, EstimateSubject};
-use crate::estimate::{Difference, Estimate, Fit, Phase, WORKSPACE};
+use crate::estimate::{DeviceFit, Difference, Estimate, EstimatePhase, WORKSPACE};
 use crate::event::{Bytes, Totals};
 use crate::ledger::snapshot::Site;
 use crate::report::attribution::sizes_of_device;
@@ -96,38 +96,38 @@ fn difference((why, bytes): &(Difference, i64)) -> Cell<'static> {
     ])
 }
 
-fn made((made_in, bytes): &(Phase, Bytes)) -> Cell<'static> {
+fn made((made_in, bytes): &(EstimatePhase, Bytes)) -> Cell<'static> {
     Cell::Object(vec![
         ("phase", phase(*made_in).into()),
         ("bytes", (*bytes).into()),
     ])
 }
 
-fn phase(phase: Phase) -> &'static str {
+fn phase(phase: EstimatePhase) -> &'static str {
     match phase {
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-        Phase::Step => "optimizer_step",
-        Phase::Loading => "data_loading",
+        EstimatePhase::Forward => "forward",
+        EstimatePhase::Backward => "backward",
+        EstimatePhase::Step => "optimizer_step",
+        EstimatePhase::Loading => "data_loading",
     }
 }
 
-fn fits(fit: &Fit) -> &'static str {
+fn fits(fit: &DeviceFit) -> &'static str {
     match fit {
-        Fit::Whole => "yes",
-        Fit::WithoutCache { .. } => "without_cache",
-        Fit::Not { .. } => "no",
+        DeviceFit::Whole => "yes",
+        DeviceFit::WithoutCache { .. } => "without_cache",
+        DeviceFit::Not { .. } => "no",
     }
 }
 
-fn refused(fit: &Fit) -> Option<Cell<'_>> {
+fn refused(fit: &DeviceFit) -> Option<Cell<'_>> {
     match fit {
-        Fit::Not { requested, site } => {
+        DeviceFit::Not { requested, site } => {
             let mut fields = vec![("requested", (*requested).into())];
             fields.extend(place(site));
             Some(Cell::Object(fields))
         }
-        Fit::Whole | Fit::WithoutCache { .. } => None,
+        DeviceFit::Whole | DeviceFit::WithoutCache { .. } => None,
     }
 }
 

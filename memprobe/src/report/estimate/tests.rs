@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::attribution::view::Coverage;
-use crate::estimate::{Difference, Fit, LineAtPeak, Missing, Phase};
+use crate::estimate::{DeviceFit, Difference, EstimatePhase, LineAtPeak, Missing};
 use crate::event::{Frame, Tgid, Totals};
 use crate::ledger::snapshot::Site;
 
@@ -54,12 +54,12 @@ fn estimate() -> Estimate {
             (Difference::Rounding, 560),
         ],
         phases: vec![
-            (Phase::Forward, Bytes(900 * MIB)),
-            (Phase::Backward, Bytes(100 * MIB)),
-            (Phase::Step, Bytes(0)),
-            (Phase::Loading, Bytes(512)),
+            (EstimatePhase::Forward, Bytes(900 * MIB)),
+            (EstimatePhase::Backward, Bytes(100 * MIB)),
+            (EstimatePhase::Step, Bytes(0)),
+            (EstimatePhase::Loading, Bytes(512)),
         ],
-        peak_in: Phase::Backward,
+        peak_in: EstimatePhase::Backward,
         peak_at: lines[2].site.clone(),
         saved: Bytes(807 * MIB),
         lines,
@@ -109,7 +109,7 @@ fn an_estimate_of_a_training_step() {
 
 #[test]
 fn whether_it_fits_stands_below_the_totals() {
-    let with = |fit: Fit| {
+    let with = |fit: DeviceFit| {
         let estimate = Estimate {
             fit: Some(fit),
             ..estimate()
@@ -118,14 +118,14 @@ fn whether_it_fits_stands_below_the_totals() {
         let words: Vec<&str> = text.split_whitespace().collect();
         words.join(" ")
     };
-    let whole = with(Fit::Whole);
+    let whole = with(DeviceFit::Whole);
     assert!(
         whole.contains("fits into 1.50 GiB: 316.00 MiB remain"),
         "{whole}"
     );
-    let slow = with(Fit::WithoutCache { flushes: 2 });
+    let slow = with(DeviceFit::WithoutCache { flushes: 2 });
     assert!(slow.contains("allocating it again (2 times)"), "{slow}");
-    let not = with(Fit::Not {
+    let not = with(DeviceFit::Not {
         requested: Bytes(40 * MIB),
         site: estimate().peak_at,
     });

@@ -2,7 +2,9 @@
 
 use super::lines;
 use super::{EstimateOptions, EstimateSubject};
-use crate::estimate::{Difference, Estimate, Fit, Missing, Phase, WORKSPACE, WORKSPACE_OF_HOPPER};
+use crate::estimate::{
+    DeviceFit, Difference, Estimate, EstimatePhase, Missing, WORKSPACE, WORKSPACE_OF_HOPPER,
+};
 use crate::event::bytes::human;
 use crate::event::{Bytes, Totals};
 use crate::report::attribution::push_sizes;
@@ -116,7 +118,7 @@ fn push_fit(page: &mut Page, estimate: &Estimate, names: &FileNames, options: &E
     let device = human(memory);
     page.blank();
     match fit {
-        Fit::Whole => {
+        DeviceFit::Whole => {
             let reserved = estimate.with_workspace.reserved;
             let left = human(Bytes(memory.0.saturating_sub(reserved.0)));
             let words = format!(
@@ -125,12 +127,12 @@ fn push_fit(page: &mut Page, estimate: &Estimate, names: &FileNames, options: &E
             );
             wrap(&words, page.width).iter().for_each(|line| page.strong(line));
         }
-        Fit::WithoutCache { flushes } => page.warning(&format!(
+        DeviceFit::WithoutCache { flushes } => page.warning(&format!(
             "fits into {device} only by freeing cached memory and allocating it again ({}), which is slow; nothing \
              remains for CUDA's context and kernels",
             counted(*flushes, "time")
         )),
-        Fit::Not { requested, site } => page.warning(&format!(
+        DeviceFit::Not { requested, site } => page.warning(&format!(
             "does not fit into {device}: the first request without room is one of {} at {}",
             human(*requested),
             names.site(site)
@@ -184,21 +186,21 @@ fn push_beyond(page: &mut Page) {
     }
 }
 
-fn phase(phase: Phase) -> &'static str {
+fn phase(phase: EstimatePhase) -> &'static str {
     match phase {
-        Phase::Forward => "in a forward pass",
-        Phase::Backward => "in a backward pass",
-        Phase::Step => "in an optimizer step",
-        Phase::Loading => "while loading data",
+        EstimatePhase::Forward => "in a forward pass",
+        EstimatePhase::Backward => "in a backward pass",
+        EstimatePhase::Step => "in an optimizer step",
+        EstimatePhase::Loading => "while loading data",
     }
 }
 
-fn made_in(phase: Phase) -> &'static str {
+fn made_in(phase: EstimatePhase) -> &'static str {
     match phase {
-        Phase::Forward => "from forward passes and the model: parameters, activations",
-        Phase::Backward => "from backward passes: gradients and intermediate gradients",
-        Phase::Step => "from optimizer steps: state and temporary tensors",
-        Phase::Loading => "batches of a DataLoader, as their copies on the GPU",
+        EstimatePhase::Forward => "from forward passes and the model: parameters, activations",
+        EstimatePhase::Backward => "from backward passes: gradients and intermediate gradients",
+        EstimatePhase::Step => "from optimizer steps: state and temporary tensors",
+        EstimatePhase::Loading => "batches of a DataLoader, as their copies on the GPU",
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::attribution::growth::{Amount, Growth, GrowthRetainer, RetainedGrowth};
+use crate::attribution::growth::{Growth, GrowthRetainer, RetainedGrowth, RetainerAmount};
 use crate::event::bytes::human;
 use crate::event::{Bytes, TimeNs};
 use crate::report::ReportOptions;
@@ -81,7 +81,7 @@ pub(super) fn push(page: &mut Page, growth: &Growth, start: TimeNs, options: &Re
 /// Sentence about the top retainer.
 fn sentence(retained: &RetainedGrowth) -> Option<String> {
     let first = retained.retainers.first()?;
-    let mut all = Amount::default();
+    let mut all = RetainerAmount::default();
     let mut through = 0_u64;
     for retainer in retained.retainers.iter().filter(|it| it.by == first.by) {
         all.blocks = all.blocks.saturating_add(retainer.retained.blocks);
@@ -120,7 +120,7 @@ fn named(retainer: &GrowthRetainer) -> String {
 }
 
 /// Blocks, their bytes without another retainer, and the name of the retainer.
-type RetainerEntry = (Amount, Option<Bytes>, String);
+type RetainerEntry = (RetainerAmount, Option<Bytes>, String);
 
 fn table(retained: &RetainedGrowth, options: &ReportOptions) -> Table<RetainerEntry> {
     let mut table = Table::new(columns![|row: RetainerEntry|

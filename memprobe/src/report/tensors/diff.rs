@@ -5,7 +5,7 @@ use super::text::{file_names, group_text, what};
 use super::{TensorOptions, heading};
 use crate::event::Bytes;
 use crate::event::bytes::{human, signed};
-use crate::event::tensors::Device;
+use crate::event::tensors::TensorDevice;
 use crate::report::RowLimit;
 use crate::report::preamble::target_lines;
 use crate::tensors::{Account, DeviceDiff, DeviceTable, Row, TensorDiff, groups_of};
@@ -71,7 +71,7 @@ pub(super) fn push(page: &mut Page, diff: &TensorDiff, options: &TensorOptions) 
         page.warning(&note);
     }
     for change in &diff.devices {
-        if change.device != Device::Meta {
+        if change.device != TensorDevice::Meta {
             push_device(page, diff, change, options);
         }
     }
@@ -117,7 +117,11 @@ fn push_device(page: &mut Page, diff: &TensorDiff, change: &DeviceDiff, options:
 }
 
 /// Such as `cuda:0  allocated 4.12 GiB, was 4.00 GiB: +0.12 GiB`.
-fn title(device: Device, before: Option<&DeviceTable>, after: Option<&DeviceTable>) -> String {
+fn title(
+    device: TensorDevice,
+    before: Option<&DeviceTable>,
+    after: Option<&DeviceTable>,
+) -> String {
     let allocated = |table: Option<&DeviceTable>| {
         let account: &Account = &table?.account;
         account.totals.map(|totals| totals.allocated)

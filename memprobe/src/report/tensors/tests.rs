@@ -2,7 +2,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::event::Bytes;
-use crate::event::tensors::{Consistency, Device};
+use crate::event::tensors::{Consistency, TensorDevice};
 use crate::tensors::samples::{graph, later, training};
 use crate::tensors::without;
 
@@ -24,7 +24,7 @@ fn wide() -> TensorOptions {
 
 #[test]
 fn the_table_of_a_training_step() {
-    insta::assert_snapshot!(table(&without(training(), Device::Cpu), &wide()));
+    insta::assert_snapshot!(table(&without(training(), TensorDevice::Cpu), &wide()));
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn the_table_by_shape_by_kind_by_module_and_by_line() {
     ]
     .map(|by| {
         let options = TensorOptions { by, ..wide() };
-        table(&without(training(), Device::Cpu), &options)
+        table(&without(training(), TensorDevice::Cpu), &options)
     });
     insta::assert_snapshot!(tables.join("\n"));
 }
@@ -61,12 +61,12 @@ fn the_table_in_a_narrow_terminal_with_colour() {
         top: RowLimit::Rows(6),
         ..wide()
     };
-    insta::assert_snapshot!(table(&without(training(), Device::Cpu), &options));
+    insta::assert_snapshot!(table(&without(training(), TensorDevice::Cpu), &options));
 }
 
 #[test]
 fn the_table_of_a_process_that_ran_on_and_whose_blocks_are_not_known() {
-    let mut snapshot = without(training(), Device::Cpu);
+    let mut snapshot = without(training(), TensorDevice::Cpu);
     snapshot.blocks.clear();
     snapshot.consistency = Consistency::Running;
     insta::assert_snapshot!(table(
@@ -139,7 +139,7 @@ fn what_came_and_went_by_shape_of_two_processes() {
 #[test]
 fn nothing_came_and_nothing_went() {
     let mut out = Vec::new();
-    let same = without(training(), Device::Cpu);
+    let same = without(training(), TensorDevice::Cpu);
     write_tensor_diff(&same, &same, &wide(), &mut out).unwrap();
     insta::assert_snapshot!(String::from_utf8(out).unwrap());
 }
@@ -172,7 +172,7 @@ fn the_table_as_comma_separated_values() {
         format: TensorFormat::Csv,
         ..wide()
     };
-    let snapshot = without(training(), Device::Cpu);
+    let snapshot = without(training(), TensorDevice::Cpu);
     let text = table(&snapshot, &options);
     let held: i64 = ::csv::Reader::from_reader(text.as_bytes())
         .deserialize::<std::collections::HashMap<String, String>>()
@@ -184,7 +184,7 @@ fn the_table_as_comma_separated_values() {
 
 #[test]
 fn a_remainder_is_a_row_of_the_file_too() {
-    let mut snapshot = without(training(), Device::Cpu);
+    let mut snapshot = without(training(), TensorDevice::Cpu);
     snapshot.devices[0].totals.allocated = Bytes(snapshot.devices[0].totals.allocated.0 + 512);
     let options = TensorOptions {
         format: TensorFormat::Csv,

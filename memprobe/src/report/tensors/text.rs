@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::columns::{GroupRow, GroupText, columns};
 use super::{TensorNames, TensorOptions, account, heading};
 use crate::event::bytes::human;
-use crate::event::tensors::Device;
+use crate::event::tensors::TensorDevice;
 use crate::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups, groups_of};
 use crate::view::table::{Cell, Output, Page, Table};
 use crate::view::{FileNames, TensorGroup, counted, full_retainer, whole_tensor_name, wrap};
@@ -36,7 +36,7 @@ pub(super) fn push(page: &mut Page, table: &TensorTable, options: &TensorOptions
     }
     let mut shown = false;
     for device in &table.devices {
-        if device.device == Device::Meta {
+        if device.device == TensorDevice::Meta {
             page.blank();
             let tensors = counted(device.account.tensor_count, "tensor");
             page.line(&format!("meta   {tensors} without memory"));

@@ -16,21 +16,21 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::event::{DeviceIndex, Tid};
 
-use known::{Known, Origin};
-use thread::{Entry, Thread};
+use known::{ContextOrigin, Known};
+use thread::{StackedContext, Thread};
 
 const THREADS: usize = 65_536;
 
 const CONTEXTS: usize = 65_536;
 
 /// A context, where it is not a device's primary one.
-pub type Context = Option<u64>;
+pub type ContextHandle = Option<u64>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ThreadContext {
     /// Its device; `None` where it is not known.
     pub device: Option<DeviceIndex>,
-    pub context: Context,
+    pub context: ContextHandle,
 }
 
 impl ThreadContext {
@@ -44,7 +44,7 @@ impl ThreadContext {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Caller {
+pub enum CallerKind {
     /// The runtime whose functions are probed: its device for the thread is known.
     Runtime,
     /// The program, or a copy of the runtime inside of a library.
@@ -62,7 +62,7 @@ pub enum Bound {
 }
 
 #[derive(Default)]
-pub struct Contexts {
+pub struct CudaContexts {
     /// A thread of which nothing is known.
     first: Thread,
     threads: HashMap<Tid, Thread>,
@@ -78,10 +78,10 @@ pub struct Contexts {
     /// True once a context of unknown origin was set: something takes references unseen.
     saw_stranger: bool,
     /// By green context: its device, and the context made of it.
-    greens: HashMap<u64, (DeviceIndex, Context)>,
+    greens: HashMap<u64, (DeviceIndex, ContextHandle)>,
 }
 
-impl Contexts {
+impl CudaContexts {
     /// Contexts of a process watched from before its first call: its threads begin without a context, and
     /// on device 0 for the runtime.
     pub fn from_the_start() -> Self {
@@ -93,13 +93,13 @@ impl Contexts {
     }
 
     /// Device and context of a thread for calls of this kind.
-    pub fn of(&self, tid: Tid, caller: Caller) -> ThreadContext {
+    pub fn of(&self, tid: Tid, caller: CallerKind) -> ThreadContext {
         let top = self.threads.get(&tid).unwrap_or(&self.first).top();
         let place = top.context.map(|context| self.known.place_of(context));
         match (caller, top.runtime, place) {
-            (Caller::Runtime, Some(device), _) => ThreadContext::primary(device),
+            (CallerKind::Runtime, Some(device), _) => ThreadContext::primary(device),
             // The runtime may put off making its device's context current until it needs it.
-            (Caller::Other, Some(device), Some(place)) if place.device != Some(device) => {
+            (CallerKind::Other, Some(device), Some(place)) if place.device != Some(device) => {
                 ThreadContext::default()
             }
             (_, _, place) => place.unwrap_or_default(),
@@ -120,7 +120,7 @@ impl Contexts {
         let thread = self.thread(tid);
         match bound {
             Bound::Nothing => {}
-            Bound::Context(context) => thread.set(Entry::of(context)),
+            Bound::Context(context) => thread.set(StackedContext::of(context)),
             Bound::Popped => thread.pop(),
         }
         thread.set_runtime(device);
@@ -146,9 +146,9 @@ impl Contexts {
                     }
                     (_, runtime) => runtime,
                 };
-                let entry = Entry {
+                let entry = StackedContext {
                     runtime,
-                    ..Entry::of(context)
+                    ..StackedContext::of(context)
                 };
                 self.thread(tid).set(entry);
             }
@@ -157,13 +157,13 @@ impl Contexts {
 
     /// The runtime has worked on its device without making a context current: its context is the current
     /// one, so what was believed of another is not so.
-    fn check_device(&mut self, tid: Tid, top: Entry) {
+    fn check_device(&mut self, tid: Tid, top: StackedContext) {
         let (Some(context), Some(device)) = (top.context, top.runtime) else {
             return;
         };
         if self.known.is_of_another(context, device) {
             self.forget(context);
-            self.thread(tid).set(Entry {
+            self.thread(tid).set(StackedContext {
                 context: None,
                 runtime: Some(device),
             });
@@ -171,7 +171,7 @@ impl Contexts {
     }
 
     /// `cuCtxSetCurrent`, of 0 for "popping the top of the CUDA context stack, a no-op if it is empty".
-    pub fn set_context(&mut self, tid: Tid, context: u64, caller: Caller) {
+    pub fn set_context(&mut self, tid: Tid, context: u64, caller: CallerKind) {
         if context == 0 {
             return self.thread(tid).pop();
         }
@@ -179,27 +179,27 @@ impl Contexts {
         let (before, is_empty) = (thread.top(), thread.is_empty());
         let runtime = match caller {
             // Its device stays, whichever function of it that is.
-            Caller::Runtime => before.runtime,
-            Caller::Other => None,
+            CallerKind::Runtime => before.runtime,
+            CallerKind::Other => None,
         };
         if let (Some(device), true, None) = (runtime, is_empty, self.known.device_of(context)) {
             self.learn_by_guess(context, device);
         }
         self.note_stranger(context);
-        self.thread(tid).set(Entry {
+        self.thread(tid).set(StackedContext {
             runtime,
-            ..Entry::of(context)
+            ..StackedContext::of(context)
         });
     }
 
     /// `cuCtxPushCurrent`.
     pub fn push(&mut self, tid: Tid, context: u64) {
         self.note_stranger(context);
-        self.thread(tid).push(Entry::of(context));
+        self.thread(tid).push(StackedContext::of(context));
     }
 
     /// `cuCtxPopCurrent`, with the context that it wrote, where it did.
-    pub fn pop(&mut self, tid: Tid, popped: Context) {
+    pub fn pop(&mut self, tid: Tid, popped: ContextHandle) {
         let thread = self.thread(tid);
         let expected = thread.top().context;
         let is_wrong = expected.is_some() && popped.is_some() && expected != popped;
@@ -215,9 +215,9 @@ impl Contexts {
         self.replace(context);
         if let Some(device) = self::device(device) {
             self.known
-                .insert(context, device, Origin::Created { uses: 1 });
+                .insert(context, device, ContextOrigin::Created { uses: 1 });
         }
-        self.thread(tid).push(Entry::of(context));
+        self.thread(tid).push(StackedContext::of(context));
     }
 
     /// `cuCtxDestroy`. "If ctx is current to the calling thread then ctx will also be popped from the current
@@ -276,7 +276,7 @@ impl Contexts {
         *made = Some(context);
         if self.known.device_of(context) != Some(device) {
             self.replace(context);
-            self.known.insert(context, device, Origin::Green);
+            self.known.insert(context, device, ContextOrigin::Green);
         }
     }
 
@@ -300,7 +300,7 @@ impl Contexts {
         if let Some(other) = self.known.primary_of(device).filter(|it| *it != context) {
             self.replace(other);
         }
-        self.known.insert(context, device, Origin::Primary);
+        self.known.insert(context, device, ContextOrigin::Primary);
         self.refer_to_primary(device);
     }
 
@@ -361,7 +361,7 @@ impl Contexts {
 
     /// `cudaDeviceReset`: the thread's device, and the contexts that were known to be its primary one.
     pub fn reset_device(&mut self, tid: Tid) -> (Option<DeviceIndex>, Vec<u64>) {
-        let device = self.of(tid, Caller::Runtime).device;
+        let device = self.of(tid, CallerKind::Runtime).device;
         let gone = match device {
             Some(device) => {
                 self.held_by_runtime.remove(&device);

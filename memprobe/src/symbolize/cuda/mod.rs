@@ -13,18 +13,18 @@ use crate::event::{
     TimeNs,
 };
 
-use contexts::{Bound, Contexts};
+use contexts::{Bound, CudaContexts};
 use physical::Physical;
 
-pub use contexts::Caller;
+pub use contexts::CallerKind;
 pub use physical::Owner;
 
 /// `CU_MEM_LOCATION_TYPE_DEVICE` (cuda.h).
 const ON_DEVICE: u32 = 1;
 
 #[derive(Default)]
-pub struct Cuda {
-    contexts: Contexts,
+pub struct CudaResolver {
+    contexts: CudaContexts,
     physical: Physical,
 }
 
@@ -32,7 +32,7 @@ pub struct Call<'a> {
     pub function: &'static Function,
     pub record: &'a CudaRecord,
     pub owner: Owner,
-    pub caller: Caller,
+    pub caller: CallerKind,
     pub stack: StackId,
 }
 
@@ -73,9 +73,9 @@ impl Call<'_> {
     }
 
     /// Caller whose device counts: the runtime, if it is the runtime that calls the driver.
-    fn caller(&self) -> Caller {
+    fn caller(&self) -> CallerKind {
         match self.function.api {
-            Api::Runtime => Caller::Runtime,
+            Api::Runtime => CallerKind::Runtime,
             Api::Driver | Api::Tracepoint => self.caller,
         }
     }
@@ -90,11 +90,11 @@ impl Call<'_> {
     }
 }
 
-impl Cuda {
+impl CudaResolver {
     /// State of a process watched from before its first call.
     pub fn from_the_start() -> Self {
         Self {
-            contexts: Contexts::from_the_start(),
+            contexts: CudaContexts::from_the_start(),
             ..Self::default()
         }
     }
@@ -222,9 +222,9 @@ impl Cuda {
             (Api::Runtime, _) if call.function.effect == Effect::SetsDevice => {}
             (Api::Runtime, _) => self.contexts.run(tid, bound),
             (_, Bound::Context(context)) => {
-                self.contexts.set_context(tid, context, Caller::Other);
+                self.contexts.set_context(tid, context, CallerKind::Other);
             }
-            (_, Bound::Popped) => self.contexts.set_context(tid, 0, Caller::Other),
+            (_, Bound::Popped) => self.contexts.set_context(tid, 0, CallerKind::Other),
             (_, Bound::Nothing) => {}
         }
     }

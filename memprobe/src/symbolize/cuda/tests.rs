@@ -6,20 +6,20 @@ use crate::event::Event;
 
 /// A process, and what was seen of it.
 struct Process {
-    cuda: Cuda,
+    cuda: CudaResolver,
     segments: Segments,
     /// The thread and the library that call from now on.
     tid: u32,
-    caller: Caller,
+    caller: CallerKind,
 }
 
 impl Default for Process {
     fn default() -> Self {
         Self {
-            cuda: Cuda::default(),
+            cuda: CudaResolver::default(),
             segments: Segments::default(),
             tid: 1,
-            caller: Caller::Other,
+            caller: CallerKind::Other,
         }
     }
 }
@@ -30,7 +30,7 @@ type Seen = (Action, u64, u64, Option<u8>);
 impl Process {
     fn from_the_start() -> Self {
         Self {
-            cuda: Cuda::from_the_start(),
+            cuda: CudaResolver::from_the_start(),
             ..Self::default()
         }
     }
@@ -61,7 +61,7 @@ impl Process {
     }
 
     /// The calls that follow come from there.
-    fn from(&mut self, caller: Caller) -> &mut Self {
+    fn from(&mut self, caller: CallerKind) -> &mut Self {
         self.caller = caller;
         self
     }
@@ -279,9 +279,9 @@ fn the_runtime_binds_its_device_in_the_first_call_that_needs_one() {
 fn a_call_of_the_runtime_that_is_not_probed_binds_the_threads_device() {
     let mut process = Process::from_the_start();
     process
-        .from(Caller::Runtime)
+        .from(CallerKind::Runtime)
         .call("cuCtxSetCurrent", args([0xc0, 0, 0, 0]))
-        .from(Caller::Other);
+        .from(CallerKind::Other);
     assert_eq!(process.device_of(1, "cudaMalloc"), Some(0));
     process.on(2).call("cuCtxSetCurrent", args([0xc0, 0, 0, 0]));
     assert_eq!(process.device_of(2, "cuMemAlloc_v2"), Some(0));
@@ -511,7 +511,7 @@ fn any_function_may_be_called_with_any_numbers() {
                 context: word,
                 ..CudaRecord::default()
             };
-            for caller in [Caller::Runtime, Caller::Other] {
+            for caller in [CallerKind::Runtime, CallerKind::Other] {
                 process.from(caller).call(function.name, record);
             }
         }

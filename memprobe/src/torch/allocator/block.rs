@@ -18,7 +18,7 @@ pub(super) const TO_ALLOCATED: usize = 32;
 
 /// The fields of a `Block` that memprobe uses. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Block {
+pub(super) struct AllocatorBlock {
     pub(super) device: u8,
     pub(super) stream: u64,
     pub(super) size: u64,
@@ -31,9 +31,9 @@ impl BlockLayout {
     }
 
     /// Parses a `Block` listed under `key`; `None` if fields contradict the key or one another, as in a freed block.
-    pub(super) fn parse(self, bytes: &[u8], key: u64) -> Option<Block> {
+    pub(super) fn parse(self, bytes: &[u8], key: u64) -> Option<AllocatorBlock> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let block = Block {
+        let block = AllocatorBlock {
             device: *bytes.first()?,
             stream: word(8)?,
             size: word(self.size)?,
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn a_block_says_its_size_stream_and_device() {
         let bytes = fake::block(LAYOUT, 3, 0x77, KEY, 1000);
-        let block = Block {
+        let block = AllocatorBlock {
             device: 3,
             stream: 0x77,
             size: 1024,

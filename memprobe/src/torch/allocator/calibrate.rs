@@ -3,7 +3,7 @@
 
 use super::block::{TO_ALLOCATED, TO_PTR};
 use super::counters::{Stat, device_allocators};
-use super::hash_table::{Element, HEADER, Header};
+use super::hash_table::{Element, HEADER, TableHeader};
 use super::layout::{BlockLayout, CounterLayout, Layout, STAT_ARRAY, TableLayout};
 use super::tables::{HeldBlock, look_at, read_elements};
 use crate::event::DeviceIndex;
@@ -53,7 +53,9 @@ fn tables_in(bytes: &[u8]) -> Vec<TableLayout> {
     let mut found = Vec::new();
     let mut at = 0;
     while at + HEADER <= bytes.len() {
-        let headers = bytes[at..].chunks_exact(HEADER).map_while(Header::parse);
+        let headers = bytes[at..]
+            .chunks_exact(HEADER)
+            .map_while(TableHeader::parse);
         let counts = headers.take(MAX_SHARDS).map(|header| header.count);
         let counts: Vec<u64> = counts.collect();
         if counts.iter().any(|count| *count > 0) {

@@ -24,7 +24,7 @@ const USER_END: u64 = 1 << 47;
 
 /// The header of a table (`sherwood_v3_table`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct TableHeader {
     entries: u64,
     /// Number of home slots minus one: a power of two minus one.
     mask: u64,
@@ -35,7 +35,7 @@ pub(super) struct Header {
     pub(super) count: u64,
 }
 
-impl Header {
+impl TableHeader {
     /// Parses a header. Returns `None` unless all fields are plausible together.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let header = Self {
@@ -108,14 +108,14 @@ pub(super) fn read(
     Ok(())
 }
 
-fn read_header(memory: &impl ReadMemory, address: u64) -> Result<Header, Misfit> {
+fn read_header(memory: &impl ReadMemory, address: u64) -> Result<TableHeader, Misfit> {
     let bytes: [u8; HEADER] = memory.read_array(address)?;
-    Header::parse(&bytes).ok_or(Misfit::Layout)
+    TableHeader::parse(&bytes).ok_or(Misfit::Layout)
 }
 
 fn read_elements(
     memory: &impl ReadMemory,
-    header: &Header,
+    header: &TableHeader,
     elements: &mut Vec<Element>,
 ) -> Result<(), Unreadable> {
     let mut from = 0;
@@ -132,7 +132,7 @@ fn read_elements(
 }
 
 /// The element in a slot, or `None` if the slot is empty or its key belongs elsewhere.
-fn element(header: &Header, entry: &[u8], slot: u64) -> Option<Element> {
+fn element(header: &TableHeader, entry: &[u8], slot: u64) -> Option<Element> {
     let distance = u64::try_from(i8::from_le_bytes([*entry.first()?])).ok()?;
     let [key, value] = [8, 16].map(|at| word_at(entry, at));
     let at_home = header.home(key).checked_add(distance)? == slot;
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn a_header_whose_fields_do_not_fit_is_none() {
         let (header, _) = fake::hash_table(SLOTS_AT, &[(512, 1), (1024, 1), (2048, 1)]);
-        assert!(Header::parse(&header).is_some());
+        assert!(TableHeader::parse(&header).is_some());
         for (at, byte) in [
             (0, 1),
             (5, 0xff),
@@ -205,9 +205,9 @@ mod tests {
         ] {
             let mut wrong = header.clone();
             wrong[at] = byte;
-            assert_eq!(Header::parse(&wrong), None, "byte {at} is {byte}");
+            assert_eq!(TableHeader::parse(&wrong), None, "byte {at} is {byte}");
         }
-        assert_eq!(Header::parse(&header[..31]), None);
+        assert_eq!(TableHeader::parse(&header[..31]), None);
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub const MAX_EVENTS: usize = 1 << 18;
 #[error(
     "the allocator's tables have {} bytes on cuda:{} where its total is {}", .tables.0, .device.0, .allocated.0
 )]
-pub struct Mismatch {
+pub struct TotalMismatch {
     pub device: DeviceIndex,
     pub tables: Bytes,
     pub allocated: Bytes,
@@ -94,7 +94,7 @@ impl Reconciler {
     /// Settles the blocks at attach by the tables. The caller has pushed every event up to the moment of
     /// reading them.
     /// Fails with [`Mismatch`]. The reconciler is then unchanged, and the tables can be read again.
-    pub fn settle(&mut self, tables: &AllocatorTables) -> Result<(), Mismatch> {
+    pub fn settle(&mut self, tables: &AllocatorTables) -> Result<(), TotalMismatch> {
         let firsts = self.firsts();
         let mut held: Vec<(DeviceIndex, Address, Bytes)> = Vec::new();
         let blocks = tables.blocks.iter();
@@ -115,7 +115,7 @@ impl Reconciler {
             .iter()
             .find(|(_, before)| !before.certain || before.held != before.totals.allocated.0);
         if let Some((device, before)) = wrong {
-            return Err(Mismatch {
+            return Err(TotalMismatch {
                 device: *device,
                 tables: Bytes(before.held),
                 allocated: before.totals.allocated,
@@ -380,7 +380,7 @@ mod tests {
         let mut scene = Scene::with(1536);
         scene.event(Action::Alloc, 4096, 2048);
         let tables = scene.tables(&[(0, 512), (4096, 2048)]);
-        let mismatch = Mismatch {
+        let mismatch = TotalMismatch {
             device: CUDA_0,
             tables: Bytes(512),
             allocated: Bytes(1536),

@@ -129,13 +129,13 @@ pub(super) fn worked() -> Duration {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Watch {
+pub(super) struct ReadTiming {
     looked: Option<Instant>,
     took: Duration,
     ran: Option<u64>,
 }
 
-impl Watch {
+impl ReadTiming {
     /// Checks take at most one part in `SHARE` of the time.
     const SHARE: u32 = 10;
 

@@ -22,10 +22,10 @@ use crate::process::memory::ReadMemory;
 use crate::python::layout::PythonLayout;
 use crate::torch::module_calls::{Answer, Calls, ModuleCall, NameModules, Question};
 
-use confidence::{Confidence, ConfidenceTracker, LASTS, STAYS, Watch, worked};
+use confidence::{Confidence, ConfidenceTracker, LASTS, ReadTiming, STAYS, worked};
 use fingerprint::{ObjectFingerprint, ObjectState};
-use named::{Named, Rank};
-use tree::Tree;
+use named::{NamedTree, TreeNumber};
+use tree::NamedModules;
 
 const MAX_MODULES: usize = 1 << 18;
 const MAX_TREES: usize = 1 << 12;
@@ -49,9 +49,9 @@ const LOOKING_SHARE: u32 = 50;
 pub struct ModuleNames<M> {
     memory: M,
     layout: PythonLayout,
-    trees: HashMap<u64, Named>,
+    trees: HashMap<u64, NamedTree>,
     confidence: ConfidenceTracker,
-    watch: Watch,
+    watch: ReadTiming,
     modules: usize,
     /// True if a tree read since the last check gave a module another path.
     is_other: bool,
@@ -74,7 +74,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             layout,
             trees: HashMap::new(),
             confidence: ConfidenceTracker::default(),
-            watch: Watch::default(),
+            watch: ReadTiming::default(),
             modules: 0,
             is_other: false,
             asked: Question(0),
@@ -190,7 +190,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
     }
 
-    fn confidence_in_tree(&self, top: u64, tree: &Named) -> Confidence {
+    fn confidence_in_tree(&self, top: u64, tree: &NamedTree) -> Confidence {
         let class = tree.sign(top).map_or(0, |sign| sign.class);
         self.confidence.of_tree(class, tree.moments)
     }
@@ -259,7 +259,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             self.remove(top);
             return Err(Confidence::None);
         }
-        let mut named = Named::of(tree, rank, self.since(question));
+        let mut named = NamedTree::of(tree, rank, self.since(question));
         let known = self.trees.get(&top);
         let is_same = known.is_some_and(|known| known.has_names_of(&named));
         if is_same {
@@ -285,8 +285,8 @@ impl<M: ReadMemory> ModuleNames<M> {
         let number = self.free_number(&tree.class);
         let order = self.trees.values().map(|tree| tree.rank.order).max();
         let order = order.map_or(0, |order| order + 1);
-        let rank = Rank { number, order };
-        let mut named = Named::of(tree, rank, self.since(question));
+        let rank = TreeNumber { number, order };
+        let mut named = NamedTree::of(tree, rank, self.since(question));
         if confidence == Confidence::Full && named.members.len() == 1 {
             // A tree of one module: it was there when first asked for, and its class is its whole name.
             (named.since, named.moments) = (question, STAYS);
@@ -295,7 +295,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         Some(top)
     }
 
-    fn read(&mut self, top: u64) -> Option<Tree> {
+    fn read(&mut self, top: u64) -> Option<NamedModules> {
         let start = Instant::now();
         let (left, since) = self.reading;
         let left = (left + start.duration_since(since) / READING_SHARE).min(READING);
@@ -304,12 +304,12 @@ impl<M: ReadMemory> ModuleNames<M> {
             return None;
         }
         let before = worked();
-        let tree = Tree::read(&self.memory, &self.layout, top);
+        let tree = NamedModules::read(&self.memory, &self.layout, top);
         self.reading.0 = left.saturating_sub(worked().saturating_sub(before));
         tree.ok()
     }
 
-    fn put(&mut self, top: u64, named: Named) -> Option<()> {
+    fn put(&mut self, top: u64, named: NamedTree) -> Option<()> {
         self.remove(top);
         let modules = self.modules + named.members.len();
         if modules > MAX_MODULES || self.trees.len() >= MAX_TREES {
@@ -407,7 +407,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             // Another tree may have taken its number meanwhile.
             rank.number = self.free_number(&tree.class);
         }
-        let mut named = Named::of(tree, rank, self.next_question());
+        let mut named = NamedTree::of(tree, rank, self.next_question());
         let known = self.trees.get(&top);
         let is_other = known.is_none_or(|known| !known.has_names_of(&named));
         if !is_other {
@@ -418,7 +418,7 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     /// Checks all unconfirmed trees and modules, at a moment independent of the process's calls.
     fn watch(&mut self, ran: &dyn Fn() -> Option<u64>) {
-        let is_watched = |(top, tree): &(&u64, &Named)| {
+        let is_watched = |(top, tree): &(&u64, &NamedTree)| {
             !tree.is_over && self.confidence_in_tree(**top, tree) != Confidence::Full
         };
         let watched = self.trees.iter().filter(is_watched);
@@ -431,7 +431,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         self.confidence.look(&self.memory, &self.layout);
         let mut known = Vec::new();
         for top in &watched {
-            let signs = self.trees.get(top).into_iter().flat_map(Named::signs);
+            let signs = self.trees.get(top).into_iter().flat_map(NamedTree::signs);
             known.extend(signs.map(|sign| (*top, sign)));
         }
         let doubted = self.doubted(&known);

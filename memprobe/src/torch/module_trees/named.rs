@@ -5,12 +5,12 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::fingerprint::ObjectFingerprint;
-use super::tree::{Member, Tree};
+use super::tree::{NamedModules, TreeMember};
 use crate::python::heap::modules::joined;
 use crate::torch::module_calls::Question;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rank {
+pub(super) struct TreeNumber {
     /// Number among the trees of its class, in order of discovery, from 1.
     pub(super) number: u32,
     /// Number among all trees, in order of discovery.
@@ -18,21 +18,21 @@ pub(super) struct Rank {
 }
 
 #[derive(Debug)]
-pub(super) struct Named {
+pub(super) struct NamedTree {
     pub(super) class: Arc<str>,
-    pub(super) rank: Rank,
+    pub(super) rank: TreeNumber,
     /// First question that these names answer: the tree was read after earlier questions were asked.
     pub(super) since: Question,
     /// Moments, independent of the process's calls, at which the tree was found unchanged.
     pub(super) moments: u32,
     /// Modules by address, with full paths.
-    pub(super) members: HashMap<u64, Member>,
+    pub(super) members: HashMap<u64, TreeMember>,
     /// True if the root was freed, so its number is free.
     pub(super) is_over: bool,
 }
 
-impl Named {
-    pub(super) fn of(mut tree: Tree, rank: Rank, since: Question) -> Self {
+impl NamedTree {
+    pub(super) fn of(mut tree: NamedModules, rank: TreeNumber, since: Question) -> Self {
         let top: Arc<str> = match rank.number {
             1 => tree.class.clone(),
             number => format!("{}#{number}", tree.class).into(),
@@ -78,7 +78,7 @@ impl Named {
     }
 
     pub(super) fn has_names_of(&self, other: &Self) -> bool {
-        let same = |(object, member): (&u64, &Member)| {
+        let same = |(object, member): (&u64, &TreeMember)| {
             let its = other.members.get(object);
             its.is_some_and(|its| its.path == member.path)
         };

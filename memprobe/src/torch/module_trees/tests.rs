@@ -127,7 +127,7 @@ fn called(path: &str) -> Module {
 /// Lets this many checks of unconfirmed modules pass.
 fn pass(names: &mut ModuleNames<Shared>, moments: u32) {
     for _ in 0..moments {
-        names.watch = Watch::default();
+        names.watch = ReadTiming::default();
         names.watch(&|| None);
     }
 }

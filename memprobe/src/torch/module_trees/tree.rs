@@ -9,7 +9,7 @@ use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::heap::Heap;
 use crate::python::heap::class::{Class, TorchKind};
 use crate::python::heap::contents::MODULES;
-use crate::python::heap::dict::Entry;
+use crate::python::heap::dict::DictEntry;
 use crate::python::heap::image::Image;
 use crate::python::heap::modules::joined;
 use crate::python::layout::PythonLayout;
@@ -20,13 +20,13 @@ const MAX_BYTES: usize = 256 << 20;
 const ATTEMPTS: usize = 3;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Tree {
+pub(super) struct NamedModules {
     pub(super) class: Arc<str>,
-    pub(super) members: HashMap<u64, Member>,
+    pub(super) members: HashMap<u64, TreeMember>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Member {
+pub(super) struct TreeMember {
     /// First path from the root, as `named_modules()` gives it. Empty for the root.
     pub(super) path: Arc<str>,
     pub(super) sign: ObjectFingerprint,
@@ -34,7 +34,7 @@ pub(super) struct Member {
     pub(super) above: u64,
 }
 
-impl Tree {
+impl NamedModules {
     /// Reads the tree below the module at `top`.
     /// Fails with [`Unreadable`] if no module lies there, or if its tree cannot be read completely.
     pub(super) fn read(
@@ -61,7 +61,7 @@ impl Tree {
 /// Walks a tree in the order of `named_modules()`: each module before its children, and these in order.
 struct Walk<'a, 'b, M> {
     heap: &'a Heap<'b, M>,
-    members: HashMap<u64, Member>,
+    members: HashMap<u64, TreeMember>,
     left: Vec<Next>,
 }
 
@@ -81,7 +81,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         }
     }
 
-    fn from(mut self, top: u64) -> Result<Tree, Unreadable> {
+    fn from(mut self, top: u64) -> Result<NamedModules, Unreadable> {
         let class = self.class(top)?.ok_or(Cause::NotAsExpected.at(top))?;
         self.left.push(Next {
             object: top,
@@ -92,7 +92,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         while let Some(next) = self.left.pop() {
             self.meet(next)?;
         }
-        Ok(Tree {
+        Ok(NamedModules {
             class: class.short_name().into(),
             members: self.members,
         })
@@ -127,7 +127,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
                 slot: child.at,
             });
         }
-        let member = Member {
+        let member = TreeMember {
             path: next.path,
             sign: sign.in_slot(next.slot),
             above: next.above,
@@ -137,7 +137,11 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
     }
 
     /// Entries of a module's `_modules`, in order, with their names.
-    fn children(&self, class: &Class, object: u64) -> Result<Vec<(Arc<str>, Entry)>, Unreadable> {
+    fn children(
+        &self,
+        class: &Class,
+        object: u64,
+    ) -> Result<Vec<(Arc<str>, DictEntry)>, Unreadable> {
         let ([dict], read) = self.heap.attributes_of(class, object, [MODULES]);
         read?;
         // `Module.__init__` sets `_modules` first, so a module that can be called has it.

@@ -2,7 +2,7 @@
 
 use super::class::{Family, Fields, Objects};
 use super::layout_versions::{AutogradLayout, NodeLayout};
-use super::layouts::Reader;
+use super::layouts::ObjectReader;
 use super::tensor::some;
 use crate::process::memory::ReadMemory;
 
@@ -20,7 +20,7 @@ pub(super) struct Autograd {
     pub(super) outdated: bool,
 }
 
-impl<M: ReadMemory> Reader<'_, M> {
+impl<M: ReadMemory> ObjectReader<'_, M> {
     /// Reads autograd's state of the tensor with these fields. Returns `None` if the metadata cannot be read.
     pub(super) fn autograd(&self, tensor: Fields<'_>) -> Option<Autograd> {
         let Some(meta) = some(tensor.word(self.layouts.tensor.autograd)) else {

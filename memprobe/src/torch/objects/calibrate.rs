@@ -4,9 +4,9 @@
 use super::class::{Family, Fields, Objects};
 use super::layout_versions::{DeviceOrder, Handle, StorageLayout, TensorLayout};
 use super::layouts::{lies_within, needed};
-use super::tensor::{self, Class, Geometry};
+use super::tensor::{self, Geometry, TensorImplClass};
 use crate::event::Bytes;
-use crate::event::tensors::{DType, Device};
+use crate::event::tensors::{DType, TensorDevice};
 use crate::process::memory::ReadMemory;
 use crate::torch::only;
 
@@ -75,7 +75,7 @@ impl<M: ReadMemory> Objects<'_, M> {
 
     fn sample(&self, handle: Handle, python: u64) -> Option<Sample> {
         let object = self.pointer(python, handle.offset())?;
-        if tensor::kind(&self.class(object)?) != Class::Dense {
+        if tensor::kind(&self.class(object)?) != TensorImplClass::Dense {
             return None;
         }
         let mut tensor = vec![0; TENSOR_BYTES];
@@ -87,7 +87,7 @@ impl<M: ReadMemory> Objects<'_, M> {
 struct Read {
     geometry: Geometry,
     dtype: DType,
-    device: Device,
+    device: TensorDevice,
     storage: u64,
 }
 

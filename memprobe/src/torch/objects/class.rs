@@ -74,12 +74,12 @@ pub(super) struct CppClass {
 }
 
 /// Classes by the address of their virtual table, each read once.
-pub(super) type Classes = RefCell<HashMap<u64, Option<CppClass>>>;
+pub(super) type CppClasses = RefCell<HashMap<u64, Option<CppClass>>>;
 
 #[derive(Debug)]
 pub(super) struct Objects<'a, M> {
     pub(super) memory: &'a M,
-    pub(super) classes: &'a Classes,
+    pub(super) classes: &'a CppClasses,
 }
 
 impl<M: ReadMemory> Objects<'_, M> {
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     fn class(heap: &Heap, table: u64) -> Option<CppClass> {
-        let (memory, classes) = (&heap.memory, &Classes::default());
+        let (memory, classes) = (&heap.memory, &CppClasses::default());
         Objects { memory, classes }.class_of_table(table)
     }
 

@@ -4,7 +4,7 @@ use hashbrown::{HashMap, HashSet};
 
 use super::NotOne;
 use super::layout_versions::NodeLayout;
-use super::layouts::{Reader, lies_within};
+use super::layouts::{ObjectReader, lies_within};
 use super::tensor::RawTensor;
 use crate::event::tensors::Storage;
 use crate::process::memory::ReadMemory;
@@ -116,7 +116,11 @@ fn index_of<T>(sorted: &[T], key: u64, key_of: impl Fn(&T) -> u64) -> Option<usi
 
 /// Collects everything reachable from `tensors` (`TensorImpl`s) and `nodes` (graph nodes that no tensor leads
 /// to). Objects are read in the order of their addresses, so that each page is read once.
-pub fn collect(reader: &Reader<'_, impl ReadMemory>, tensors: &[u64], nodes: &[u64]) -> RawGraph {
+pub fn collect(
+    reader: &ObjectReader<'_, impl ReadMemory>,
+    tensors: &[u64],
+    nodes: &[u64],
+) -> RawGraph {
     let mut collector = Collector {
         reader,
         layout: None,
@@ -169,7 +173,7 @@ impl Frontier {
 }
 
 struct Collector<'a, M> {
-    reader: &'a Reader<'a, M>,
+    reader: &'a ObjectReader<'a, M>,
     /// Layout of the graph, once nodes have shown it.
     layout: Option<NodeLayout>,
     tensors: Frontier,

@@ -1,12 +1,12 @@
 //! Determines the layout of a process's tensors: a row verified on its own tensors, or the result of calibration.
 
-use super::class::{Classes, Family, Fields, Objects};
+use super::class::{CppClasses, Family, Fields, Objects};
 use super::layout_versions::{
     AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS, TensorLayout, Versions,
     is_of,
 };
 use super::saved::Saved;
-use super::tensor::{self, Class, Geometry, some};
+use super::tensor::{self, Geometry, TensorImplClass, some};
 use crate::event::Bytes;
 use crate::event::tensors::DType;
 use crate::process::memory::ReadMemory;
@@ -22,12 +22,12 @@ pub struct Layouts {
     pub(super) autograd: Option<AutogradLayout>,
     /// Graph layouts, those of the target's version first, with a flag for these.
     pub(super) nodes: Vec<(NodeLayout, bool)>,
-    pub(super) classes: Classes,
-    pub origin: Origin,
+    pub(super) classes: CppClasses,
+    pub origin: LayoutOrigin,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum LayoutOrigin {
     Version,
     OtherVersion,
     Calibrated,
@@ -62,7 +62,7 @@ impl Layouts {
             return Err(LayoutError::NoTensors);
         }
         let samples = &samples(tensors)[..];
-        let classes = Classes::default();
+        let classes = CppClasses::default();
         let objects = Objects {
             memory,
             classes: &classes,
@@ -74,15 +74,15 @@ impl Layouts {
             proof.is_enough() || runs_on && proof.is_no_accident()
         });
         let (tensor, storage, origin) = match row {
-            Some(row) if is_own(&row.0) => (row.1, row.2, Origin::Version),
-            Some(row) => (row.1, row.2, Origin::OtherVersion),
+            Some(row) if is_own(&row.0) => (row.1, row.2, LayoutOrigin::Version),
+            Some(row) => (row.1, row.2, LayoutOrigin::OtherVersion),
             None => {
                 let found = objects.calibrate(samples).filter(|(tensor, storage)| {
                     objects.proof(tensor, *storage, samples).is_enough()
                 });
                 let (tensor, storage) =
                     found.ok_or_else(|| LayoutError::UnknownLayout(version.map(str::to_owned)))?;
-                (tensor, storage, Origin::Calibrated)
+                (tensor, storage, LayoutOrigin::Calibrated)
             }
         };
         let metas = samples.iter().filter_map(|sample| {
@@ -101,9 +101,9 @@ impl Layouts {
         })
     }
 
-    pub fn reader<'a, M>(&'a self, memory: &'a M) -> Reader<'a, M> {
+    pub fn reader<'a, M>(&'a self, memory: &'a M) -> ObjectReader<'a, M> {
         let classes = &self.classes;
-        Reader {
+        ObjectReader {
             objects: Objects { memory, classes },
             layouts: self,
         }
@@ -112,12 +112,12 @@ impl Layouts {
 
 /// Reads PyTorch's objects by their layouts.
 #[derive(Debug)]
-pub struct Reader<'a, M> {
+pub struct ObjectReader<'a, M> {
     pub(super) objects: Objects<'a, M>,
     pub(super) layouts: &'a Layouts,
 }
 
-impl<M: ReadMemory> Reader<'_, M> {
+impl<M: ReadMemory> ObjectReader<'_, M> {
     /// Returns the `TensorImpl` of a Python object; `None` unless it is a tensor that points back to it.
     pub fn tensor_of(&self, python_object: u64) -> Option<u64> {
         let layout = &self.layouts.tensor;
@@ -249,7 +249,7 @@ impl<M: ReadMemory> Objects<'_, M> {
         if class.family != Family::Tensor || tensor::python_object(layout, fields) != Some(sample) {
             return None;
         }
-        if tensor::kind(&class) != Class::Dense || tensor::is_symbolic(layout, fields) {
+        if tensor::kind(&class) != TensorImplClass::Dense || tensor::is_symbolic(layout, fields) {
             return Some(false);
         }
         let geometry = tensor::geometry(self.memory, layout, fields).ok()?;

@@ -22,8 +22,8 @@ mod tests;
 
 use crate::process::memory::Unreadable;
 
-pub use layouts::{LayoutError, Layouts, Origin, Reader};
-pub use tensor::{Class, Geometry, RawTensor};
+pub use layouts::{LayoutError, LayoutOrigin, Layouts, ObjectReader};
+pub use tensor::{Geometry, RawTensor, TensorImplClass};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOne {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::class::{CppClass, Family, Fields};
 use super::layout_versions::NodeLayout;
-use super::layouts::Reader;
-use super::saved::Found;
+use super::layouts::ObjectReader;
+use super::saved::SavedVariables;
 use crate::process::memory::ReadMemory;
 use crate::torch::node_name::{self, PYTHON};
 
@@ -48,12 +48,12 @@ pub struct RawNode {
 
 pub(super) struct Read {
     pub(super) node: RawNode,
-    pub(super) saved: Found,
+    pub(super) saved: SavedVariables,
     /// True if its size is unknown, so that it was not searched for saved tensors.
     pub(super) unsearched: bool,
 }
 
-impl<M: ReadMemory> Reader<'_, M> {
+impl<M: ReadMemory> ObjectReader<'_, M> {
     /// Reads the node at an address. Returns `None` if none lies there or if the layout does not fit.
     pub(super) fn node(&self, layout: &NodeLayout, address: u64) -> Option<Read> {
         let class = self.objects.class(address)?;
@@ -79,7 +79,7 @@ impl<M: ReadMemory> Reader<'_, M> {
                 within: None,
                 python,
             },
-            saved: Found::default(),
+            saved: SavedVariables::default(),
             unsearched: false,
         };
         self.search_node(layout, &class, &mut read);

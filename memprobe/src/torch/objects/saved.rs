@@ -3,7 +3,7 @@
 
 use super::class::{Family, Fields};
 use super::layout_versions::SavedLayout;
-use super::layouts::Reader;
+use super::layouts::ObjectReader;
 use super::tensor::some;
 use crate::process::memory::ReadMemory;
 
@@ -24,7 +24,7 @@ pub enum Saved {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct SavedVariables {
     pub(super) tensors: Vec<(u64, Saved)>,
     /// Number of variables that a hook packed into something other than a tensor.
     pub(super) packed: u64,
@@ -38,9 +38,9 @@ enum Variable {
     Empty,
 }
 
-impl<M: ReadMemory> Reader<'_, M> {
+impl<M: ReadMemory> ObjectReader<'_, M> {
     /// Searches the bytes of an object for saved variables and vectors of them.
-    pub(super) fn search(&self, layout: SavedLayout, object: &[u8], found: &mut Found) {
+    pub(super) fn search(&self, layout: SavedLayout, object: &[u8], found: &mut SavedVariables) {
         let mut at = 0;
         while at + 24 <= object.len() {
             let variable = object.get(at..at + layout.size());
@@ -90,7 +90,12 @@ impl<M: ReadMemory> Reader<'_, M> {
     }
 
     /// Reads a `std::vector<SavedVariable>`. Returns `true` if it is one with a saved tensor in it.
-    fn read_list(&self, layout: SavedLayout, fields: Fields<'_>, found: &mut Found) -> bool {
+    fn read_list(
+        &self,
+        layout: SavedLayout,
+        fields: Fields<'_>,
+        found: &mut SavedVariables,
+    ) -> bool {
         let size = layout.size();
         let bytes = self.objects.vector(fields, 0, size, MAX_IN_LIST);
         let bytes = bytes.unwrap_or_default();
@@ -108,7 +113,7 @@ impl<M: ReadMemory> Reader<'_, M> {
     }
 
     /// Records the tensor of a variable, or the object that a hook returned, if it is a tensor.
-    fn add(&self, variable: Variable, found: &mut Found) {
+    fn add(&self, variable: Variable, found: &mut SavedVariables) {
         let hooks = match variable {
             Variable::Tensor(tensor, saved) => return found.tensors.push((tensor, saved)),
             Variable::Hooks(hooks) => hooks,

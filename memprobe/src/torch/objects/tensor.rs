@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::NotOne;
 use super::class::{CppClass, Family, Fields, Objects};
 use super::layout_versions::{DeviceOrder, StorageLayout, TensorLayout};
-use super::layouts::Reader;
-use crate::event::tensors::{DType, Device, Storage};
+use super::layouts::ObjectReader;
+use crate::event::tensors::{DType, Storage, TensorDevice};
 use crate::event::{Address, Bytes, DeviceIndex};
 use crate::process::memory::ReadMemory;
 
@@ -44,7 +44,7 @@ const SPARSE_ROWS: &str = "N2at19SparseCsrTensorImplE";
 pub(super) const UNDEFINED: &str = "N3c1019UndefinedTensorImplE";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum TensorImplClass {
     /// A plain `c10::TensorImpl`: strided elements in one storage.
     Dense,
     /// Another class by its mangled name, such as `N2at16SparseTensorImplE`.
@@ -65,11 +65,11 @@ pub struct Geometry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawTensor {
     pub object: u64,
-    pub class: Class,
+    pub class: TensorImplClass,
     /// Shape and strides; `None` if they are no plain numbers (symbolic sizes, nested tensors, wrappers).
     pub geometry: Option<Geometry>,
     pub dtype: DType,
-    pub device: Device,
+    pub device: TensorDevice,
     pub storage: Option<u64>,
     pub requires_grad: Option<bool>,
     pub grad: Option<u64>,
@@ -83,7 +83,7 @@ pub struct RawTensor {
     pub parts: Vec<u64>,
 }
 
-impl<M: ReadMemory> Reader<'_, M> {
+impl<M: ReadMemory> ObjectReader<'_, M> {
     pub(super) fn tensor(&self, object: u64) -> Result<RawTensor, NotOne> {
         let (memory, layout) = (self.objects.memory, &self.layouts.tensor);
         let mut bytes = [0; 256];
@@ -165,10 +165,10 @@ impl<M: ReadMemory> Objects<'_, M> {
     }
 }
 
-pub(super) fn kind(class: &CppClass) -> Class {
+pub(super) fn kind(class: &CppClass) -> TensorImplClass {
     match &*class.name {
-        DENSE => Class::Dense,
-        _ => Class::Other(Arc::clone(&class.name)),
+        DENSE => TensorImplClass::Dense,
+        _ => TensorImplClass::Other(Arc::clone(&class.name)),
     }
 }
 
@@ -259,7 +259,7 @@ pub(super) fn dtype(layout: &TensorLayout, fields: Fields<'_>) -> Result<DType, 
         .ok_or(NotOne::Fields)
 }
 
-pub(super) fn place(layout: &TensorLayout, fields: Fields<'_>) -> Result<Device, NotOne> {
+pub(super) fn place(layout: &TensorLayout, fields: Fields<'_>) -> Result<TensorDevice, NotOne> {
     let byte = |at: usize| fields.byte(layout.device() + at);
     let [present, kind, index] = match layout.device {
         DeviceOrder::PresenceFirst => [byte(0), byte(1), byte(2)],
@@ -270,13 +270,13 @@ pub(super) fn place(layout: &TensorLayout, fields: Fields<'_>) -> Result<Device,
 }
 
 /// Decodes a `c10::Device`. Index -1 stands for the only device of a type.
-pub(super) fn device(kind: u8, index: u8) -> Option<Device> {
+pub(super) fn device(kind: u8, index: u8) -> Option<TensorDevice> {
     let index = index.cast_signed();
     match kind {
         CPU | META if !(-1..=0).contains(&index) => None,
-        CPU => Some(Device::Cpu),
-        META => Some(Device::Meta),
-        CUDA => Some(Device::Cuda(DeviceIndex(index.try_into().ok()?))),
-        _ => (kind < MAX_DEVICE_TYPES && index >= -1).then_some(Device::Other(kind)),
+        CPU => Some(TensorDevice::Cpu),
+        META => Some(TensorDevice::Meta),
+        CUDA => Some(TensorDevice::Cuda(DeviceIndex(index.try_into().ok()?))),
+        _ => (kind < MAX_DEVICE_TYPES && index >= -1).then_some(TensorDevice::Other(kind)),
     }
 }

@@ -4,9 +4,9 @@ use super::fake::{New, Process};
 use super::graph::{LeftOut, RawGraph, Saved, SavedTensor, collect};
 use super::layout_versions::{AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
 use super::layout_versions::{DeviceOrder, Handle, TensorLayout};
-use super::{Class, Geometry, LayoutError, Layouts, NotOne, Origin};
+use super::{Geometry, LayoutError, LayoutOrigin, Layouts, NotOne, TensorImplClass};
 use crate::event::DeviceIndex;
-use crate::event::tensors::Device;
+use crate::event::tensors::TensorDevice;
 use crate::process::memory::ReadMemory as _;
 use crate::python::heap::capture::CaptureMode;
 
@@ -114,8 +114,8 @@ impl Training {
 /// Compares the graph with the objects that were laid out.
 fn compare(training: &Training, graph: &RawGraph, minor: u32) {
     let weight = graph.tensor(training.weight).unwrap();
-    assert_eq!(weight.class, Class::Dense, "2.{minor}");
-    assert_eq!(weight.device, Device::Cuda(DeviceIndex(0)));
+    assert_eq!(weight.class, TensorImplClass::Dense, "2.{minor}");
+    assert_eq!(weight.device, TensorDevice::Cuda(DeviceIndex(0)));
     assert_eq!(weight.grad, Some(training.grad));
     assert_eq!(weight.requires_grad, Some(true));
     assert_eq!(weight.python, Some(training.python[0]));
@@ -167,7 +167,7 @@ fn every_version_is_read_by_its_rows() {
         let layouts = training
             .layouts(Some(&format!("2.{minor}.0+cu126")))
             .unwrap();
-        assert_eq!(layouts.origin, Origin::Version);
+        assert_eq!(layouts.origin, LayoutOrigin::Version);
         compare(&training, &training.collect(&layouts), minor);
     }
 }
@@ -178,7 +178,7 @@ fn every_version_is_read_also_where_it_is_not_known_or_not_the_one_that_is_said(
         let training = Training::of(process(minor));
         for version in [None, Some("2.16.0"), Some("two")] {
             let layouts = training.layouts(version).unwrap();
-            assert_eq!(layouts.origin, Origin::OtherVersion);
+            assert_eq!(layouts.origin, LayoutOrigin::OtherVersion);
             compare(&training, &training.collect(&layouts), minor);
         }
     }
@@ -209,7 +209,7 @@ fn a_layout_of_no_known_version_is_found_by_what_the_fields_say() {
         }
         let memory = &process.heap.memory;
         let layouts = Layouts::find(memory, Some("2.99"), &samples, CaptureMode::Paused).unwrap();
-        assert_eq!(layouts.origin, Origin::Calibrated);
+        assert_eq!(layouts.origin, LayoutOrigin::Calibrated);
         assert_eq!((layouts.tensor, layouts.storage.data), (tensor, 32));
         let reader = layouts.reader(memory);
         let object = reader.tensor_of(samples[0]).unwrap();
@@ -250,7 +250,7 @@ fn finds_the_layout_of_a_running_process_from_a_few_live_tensors() {
         let found = Layouts::find(memory, Some(version), samples, manner);
         found.map(|layouts| layouts.origin).ok()
     };
-    let own = Some(Origin::Version);
+    let own = Some(LayoutOrigin::Version);
     assert_eq!(find("2.15.0", &samples, CaptureMode::Running), own);
     assert_eq!(find("2.15.0", &samples, CaptureMode::Paused), None);
     assert_eq!(find("2.15.0", &samples[..12], CaptureMode::Running), None);

@@ -40,7 +40,7 @@ pub(super) struct Reference {
 
 /// Python objects reachable from the `ctx` of Functions, including these.
 #[derive(Debug, Default)]
-pub(super) struct Contexts {
+pub(super) struct FunctionContexts {
     pub(super) objects: usize,
     /// Index of a node in the graph, and the number of its `ctx`.
     pub(super) of_nodes: Vec<(usize, u32)>,
@@ -49,7 +49,7 @@ pub(super) struct Contexts {
     pub(super) left_out: u64,
 }
 
-impl Contexts {
+impl FunctionContexts {
     /// Follows the references from the `ctx` of all nodes. `of_python` maps Python objects to tensor indices.
     pub(super) fn search(
         paths: &Paths<'_, impl ReadMemory>,
@@ -95,7 +95,7 @@ impl Contexts {
 
 struct Search<'a, M> {
     paths: &'a Paths<'a, M>,
-    contexts: Contexts,
+    contexts: FunctionContexts,
     /// Numbers of objects by their index in the census.
     numbers: HashMap<u32, u32>,
     open: Vec<(u32, u32)>,

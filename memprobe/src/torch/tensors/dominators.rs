@@ -43,14 +43,14 @@ impl Graph {
 }
 
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(super) struct DominatorTree {
     /// The reachable vertices, each after its dominator.
     pub(super) order: Vec<u32>,
     /// Immediate dominator of each vertex; [`NONE`] for the root and for unreachable vertices.
     pub(super) dominators: Vec<u32>,
 }
 
-pub(super) fn dominators(graph: &Graph, root: u32) -> Tree {
+pub(super) fn dominators(graph: &Graph, root: u32) -> DominatorTree {
     let walk = Walk::from(graph, root);
     let count = walk.order.len();
     let mut forest = Forest {
@@ -91,7 +91,7 @@ pub(super) fn dominators(graph: &Graph, root: u32) -> Tree {
     for (vertex, dominator) in walk.order.iter().zip(dominator).skip(1) {
         dominators[*vertex as usize] = walk.order[dominator as usize];
     }
-    Tree {
+    DominatorTree {
         order: walk.order,
         dominators,
     }

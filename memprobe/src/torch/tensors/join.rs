@@ -5,8 +5,8 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::Found;
-use super::contexts::Contexts;
-use super::names::{self, Named};
+use super::contexts::FunctionContexts;
+use super::names::{self, ResolvedName};
 use super::retainers::{self, HeldTensor};
 use crate::event::tensors::{Block, DeviceTotals, Tensor, TensorKind, TensorSnapshot};
 use crate::process::memory::ReadMemory;
@@ -14,7 +14,7 @@ use crate::python::PythonProcess;
 use crate::python::heap::Heap;
 use crate::python::heap::capture::HeapScan;
 use crate::python::heap::image::Image;
-use crate::python::heap::modules::Tree;
+use crate::python::heap::modules::ObjectTree;
 use crate::python::heap::optimizers::Optimizers;
 use crate::python::heap::paths::Paths;
 use crate::python::heap::retainers::HeapRetainers;
@@ -45,7 +45,7 @@ pub(super) fn join(
         snapshot.tensors[at].class = class.map(|class| class.short_name().into());
     }
     let paths = Paths::search(&heap, &moment.objects, &moment.variables.all);
-    let tree = Tree::of(std::mem::take(&mut moment.modules));
+    let tree = ObjectTree::of(std::mem::take(&mut moment.modules));
     let optimizers = &moment.optimizers;
     let named = names::name(&paths, &tree, optimizers, &of_python, &snapshot.tensors);
     for (tensor, named) in snapshot.tensors.iter_mut().zip(named) {
@@ -53,7 +53,7 @@ pub(super) fn join(
     }
     name_parts(found, &places, &mut snapshot.tensors);
     let (holders, held) = holders(&paths, &tree, optimizers, &of_python);
-    let contexts = Contexts::search(&paths, &found.graph, &of_python);
+    let contexts = FunctionContexts::search(&paths, &found.graph, &of_python);
     let slot = |way| paths.slot(way);
     let all = &holders.all;
     let left_out = retainers::name_retainers(found, &contexts, all, &held, &mut snapshot, slot);
@@ -72,7 +72,7 @@ pub(super) fn join(
 /// Determines the holders of each tensor: modules, optimizers, and the objects at the start of paths.
 fn holders(
     paths: &Paths<'_, impl ReadMemory>,
-    tree: &Tree,
+    tree: &ObjectTree,
     optimizers: &Optimizers,
     of_python: &HashMap<u64, usize>,
 ) -> (HeapRetainers, Vec<HeldTensor>) {
@@ -179,7 +179,7 @@ fn add_saved(found: &Found, tensors: &mut [Tensor]) {
     }
 }
 
-fn take_name(tensor: &mut Tensor, named: Named) {
+fn take_name(tensor: &mut Tensor, named: ResolvedName) {
     tensor.kind = match named.kind {
         Some(kind) => kind,
         None if !tensor.gradient_of.is_empty() => TensorKind::Gradient,

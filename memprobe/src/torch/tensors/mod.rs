@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::allocator::active::AllocatorVariable;
 use super::allocator::tables::{self, AllocatorTables, TablesError};
 use super::objects::graph::{self, RawGraph};
-use super::objects::{LayoutError, Layouts, Origin};
+use super::objects::{LayoutError, LayoutOrigin, Layouts};
 use crate::event::Target;
 use crate::event::Tgid;
 use crate::event::tensors::TensorSnapshot;
@@ -113,7 +113,7 @@ pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotE
 /// PyTorch's own memory at the moment of the snapshot.
 struct Found {
     /// Source of the layouts of PyTorch's objects; `None` if Python has no tensor object.
-    layouts: Option<Result<Origin, LayoutError>>,
+    layouts: Option<Result<LayoutOrigin, LayoutError>>,
     /// Pairs of a tensor's Python object and its `TensorImpl`.
     tensors: Vec<(u64, u64)>,
     /// Tensor objects without a `TensorImpl`: under construction or destruction.
@@ -203,7 +203,7 @@ fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
             "{count} {of}, which are too many or cannot be read: names may be missing"
         ));
     }
-    if let Some(Ok(Origin::OtherVersion | Origin::Calibrated)) = &found.layouts {
+    if let Some(Ok(LayoutOrigin::OtherVersion | LayoutOrigin::Calibrated)) = &found.layouts {
         let unknown = "this version of PyTorch is not known: its tensors are read as they showed themselves to be \
                        laid out";
         words.push(unknown.to_owned());

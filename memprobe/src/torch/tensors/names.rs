@@ -7,10 +7,10 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::event::tensors::{Name, Tensor, TensorKind};
 use crate::process::memory::ReadMemory;
-use crate::python::heap::modules::{Module, Place, Tree, joined};
+use crate::python::heap::modules::{ModuleObject, ModulePlace, ObjectTree, joined};
 use crate::python::heap::optimizers::Optimizers;
 use crate::python::heap::paths::Paths;
-use crate::torch::objects::Class;
+use crate::torch::objects::TensorImplClass;
 
 const MAX_NAMES: usize = 16;
 
@@ -18,7 +18,7 @@ const MAX_NAMES: usize = 16;
 const MAX_TEXT: usize = 256 << 20;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Named {
+pub(super) struct ResolvedName {
     /// Purpose of the tensor according to its names; `None` if they do not show one.
     pub(super) kind: Option<TensorKind>,
     pub(super) names: Vec<Name>,
@@ -28,7 +28,7 @@ pub(super) struct Named {
     pub(super) called: Option<Arc<str>>,
 }
 
-impl Named {
+impl ResolvedName {
     fn add(&mut self, kind: Option<TensorKind>, name: Name) {
         self.kind = self.kind.or(kind);
         self.add_name(name);
@@ -49,15 +49,15 @@ impl Named {
 /// Names every tensor of a snapshot. `of_python` maps Python objects to the indices of their tensors.
 pub(super) fn name(
     paths: &Paths<'_, impl ReadMemory>,
-    tree: &Tree,
+    tree: &ObjectTree,
     optimizers: &Optimizers,
     of_python: &HashMap<u64, usize>,
     tensors: &[Tensor],
-) -> Vec<Named> {
+) -> Vec<ResolvedName> {
     let mut namer = Namer {
         paths,
         of_python,
-        named: vec![Named::default(); tensors.len()],
+        named: vec![ResolvedName::default(); tensors.len()],
     };
     namer.name_modules(tree);
     namer.name_optimizers(optimizers);
@@ -69,12 +69,12 @@ pub(super) fn name(
 struct Namer<'a, M> {
     paths: &'a Paths<'a, M>,
     of_python: &'a HashMap<u64, usize>,
-    named: Vec<Named>,
+    named: Vec<ResolvedName>,
 }
 
 impl<M: ReadMemory> Namer<'_, M> {
     /// Gives parameters and buffers the names of `named_parameters()` and `named_buffers()`.
-    fn name_modules(&mut self, tree: &Tree) {
+    fn name_modules(&mut self, tree: &ObjectTree) {
         let modules = tree.modules.iter().zip(&tree.places).enumerate();
         let holders = modules.map(|(at, (module, place))| {
             // Only roots need a holder.
@@ -185,7 +185,7 @@ impl<M: ReadMemory> Namer<'_, M> {
     }
 }
 
-fn tensors_of(module: &Module, kind: TensorKind) -> &[(Arc<str>, u64)] {
+fn tensors_of(module: &ModuleObject, kind: TensorKind) -> &[(Arc<str>, u64)] {
     match kind {
         TensorKind::Parameter => &module.parameters,
         _ => &module.buffers,
@@ -200,7 +200,7 @@ fn exact(text: Arc<str>) -> Name {
     }
 }
 
-fn prefixed(holder: Option<&str>, root: &Module, text: &str) -> Name {
+fn prefixed(holder: Option<&str>, root: &ModuleObject, text: &str) -> Name {
     match holder {
         Some(holder) => exact(joined(holder, text)),
         None => Name {
@@ -211,7 +211,7 @@ fn prefixed(holder: Option<&str>, root: &Module, text: &str) -> Name {
 }
 
 /// Path of a module from the variable that holds its root.
-fn module_path(holder: Option<&str>, place: &Place) -> Option<Arc<str>> {
+fn module_path(holder: Option<&str>, place: &ModulePlace) -> Option<Arc<str>> {
     match (holder, &*place.path) {
         (Some(holder), "") => Some(holder.into()),
         (Some(holder), path) => Some(joined(holder, path)),
@@ -221,7 +221,7 @@ fn module_path(holder: Option<&str>, place: &Place) -> Option<Arc<str>> {
 }
 
 /// Names of parameters or buffers that occur below more than one root.
-fn colliding(tree: &Tree) -> HashSet<Arc<str>> {
+fn colliding(tree: &ObjectTree) -> HashSet<Arc<str>> {
     let mut roots: HashMap<Arc<str>, usize> = HashMap::new();
     let mut colliding = HashSet::new();
     for (module, place) in tree.every_place() {
@@ -237,8 +237,8 @@ fn colliding(tree: &Tree) -> HashSet<Arc<str>> {
 }
 
 /// Name of a tensor within a sparse one (`torch/_tensor_docs.py`@v2.15.0).
-pub(super) fn of_part(class: &Class, number: usize, names: &[Name]) -> Option<Name> {
-    let Class::Other(class) = class else {
+pub(super) fn of_part(class: &TensorImplClass, number: usize, names: &[Name]) -> Option<Name> {
+    let TensorImplClass::Other(class) = class else {
         return None;
     };
     let calls: &[&str] = match () {

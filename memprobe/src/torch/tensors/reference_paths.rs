@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::Found;
-use super::contexts::{Contexts, To};
+use super::contexts::{FunctionContexts, To};
 use super::dominators::Graph;
 use super::retainers::HeldTensor;
 use crate::event::tensors::TensorSnapshot;
@@ -15,7 +15,7 @@ use crate::python::heap::paths::MAX_STEPS;
 /// Numbering of the vertices: root, holders, tensors, autograd nodes, objects reachable from a `ctx`,
 /// storages. Each field is the first number of its kind.
 #[derive(Clone, Copy)]
-pub(super) struct Numbers {
+pub(super) struct VertexNumbers {
     pub(super) tensors: u32,
     pub(super) nodes: u32,
     pub(super) objects: u32,
@@ -23,11 +23,11 @@ pub(super) struct Numbers {
     pub(super) end: u32,
 }
 
-impl Numbers {
+impl VertexNumbers {
     pub(super) fn of(
         holders: usize,
         found: &Found,
-        contexts: &Contexts,
+        contexts: &FunctionContexts,
         snapshot: &TensorSnapshot,
     ) -> Self {
         let after = |before: u32, count: usize| before.saturating_add(count as u32);
@@ -83,7 +83,7 @@ struct Reached {
 }
 
 impl ShortestPaths {
-    pub(super) fn from(graph: &Graph, numbers: Numbers, held: &[&HeldTensor]) -> Self {
+    pub(super) fn from(graph: &Graph, numbers: VertexNumbers, held: &[&HeldTensor]) -> Self {
         let mut from = vec![None; graph.vertices()];
         let mut open = VecDeque::new();
         for (at, held) in held.iter().enumerate() {
@@ -131,8 +131,8 @@ impl ShortestPaths {
 
 /// Edges from nodes to their `ctx`, and from there on, with the text of each step.
 pub(super) fn references(
-    contexts: &Contexts,
-    numbers: Numbers,
+    contexts: &FunctionContexts,
+    numbers: VertexNumbers,
 ) -> impl Iterator<Item = (u32, u32, Option<&Arc<str>>)> {
     let of_nodes = contexts
         .of_nodes
@@ -149,12 +149,12 @@ pub(super) fn references(
 }
 
 pub(super) struct Steps<'a> {
-    numbers: Numbers,
+    numbers: VertexNumbers,
     words: HashMap<(u32, u32), &'a Arc<str>>,
 }
 
 impl<'a> Steps<'a> {
-    pub(super) fn of(contexts: &'a Contexts, numbers: Numbers) -> Self {
+    pub(super) fn of(contexts: &'a FunctionContexts, numbers: VertexNumbers) -> Self {
         let words = references(contexts, numbers)
             .filter_map(|(from, to, words)| Some(((from, to), words?)));
         Self {

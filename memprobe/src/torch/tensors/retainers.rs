@@ -9,11 +9,11 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::Found;
-use super::contexts::Contexts;
+use super::contexts::FunctionContexts;
 use super::dominators::{Graph, NONE, dominators};
-use super::reference_paths::{Numbers, ShortestPaths, Steps, references};
+use super::reference_paths::{ShortestPaths, Steps, VertexNumbers, references};
 use crate::event::tensors::{Retainer, Tensor, TensorSnapshot};
-use crate::python::heap::paths::Origin;
+use crate::python::heap::paths::PathOrigin;
 use crate::python::heap::retainers::HeapRetainer;
 
 const ROOT: u32 = 0;
@@ -43,7 +43,7 @@ pub(super) struct HeldTensor {
     pub(super) tensor: usize,
     pub(super) retainer: u32,
     /// The path to the tensor; `None` if the tensor's own name says more.
-    pub(super) path: Option<Origin>,
+    pub(super) path: Option<PathOrigin>,
 }
 
 /// Records for each storage the holder that keeps it. `slot` returns the text of a path to a held tensor.
@@ -51,13 +51,13 @@ pub(super) struct HeldTensor {
 /// anything alone.
 pub(super) fn name_retainers(
     found: &Found,
-    contexts: &Contexts,
+    contexts: &FunctionContexts,
     holders: &[HeapRetainer],
     held: &[HeldTensor],
     snapshot: &mut TensorSnapshot,
-    mut slot: impl FnMut(Origin) -> Option<Arc<str>>,
+    mut slot: impl FnMut(PathOrigin) -> Option<Arc<str>>,
 ) -> u64 {
-    let numbers = Numbers::of(holders.len(), found, contexts, snapshot);
+    let numbers = VertexNumbers::of(holders.len(), found, contexts, snapshot);
     let holding = holding(numbers, held, holders.len());
     let (graph, left_out) = graph(found, contexts, &snapshot.tensors, numbers, &holding);
     let alone = alone(&graph, numbers, holders.len());
@@ -101,9 +101,9 @@ pub(super) fn name_retainers(
 
 fn graph(
     found: &Found,
-    contexts: &Contexts,
+    contexts: &FunctionContexts,
     tensors: &[Tensor],
-    numbers: Numbers,
+    numbers: VertexNumbers,
     holding: &[(u32, u32)],
 ) -> (Graph, u64) {
     let mut edges = Edges {
@@ -126,7 +126,7 @@ fn graph(
 }
 
 /// Text of the step from a tensor to a vertex. Returns `None` for the tensor's own storage.
-fn through(found: &Found, numbers: Numbers, tensor: usize, to: u32) -> Option<Arc<str>> {
+fn through(found: &Found, numbers: VertexNumbers, tensor: usize, to: u32) -> Option<Arc<str>> {
     if to >= numbers.storages {
         return None;
     }
@@ -148,14 +148,14 @@ fn through(found: &Found, numbers: Numbers, tensor: usize, to: u32) -> Option<Ar
 }
 
 /// Edges from the root to holders, and from these to the tensors that they hold.
-fn holding(numbers: Numbers, held: &[HeldTensor], holders: usize) -> Vec<(u32, u32)> {
+fn holding(numbers: VertexNumbers, held: &[HeldTensor], holders: usize) -> Vec<(u32, u32)> {
     let mut edges: Vec<(u32, u32)> = (0..holders as u32).map(|at| (ROOT, 1 + at)).collect();
     let tensors = held.iter();
     edges.extend(tensors.map(|held| (1 + held.retainer, numbers.tensor(held.tensor))));
     edges
 }
 
-fn add_edges(found: &Found, tensors: &[Tensor], numbers: Numbers, edges: &mut Edges) {
+fn add_edges(found: &Found, tensors: &[Tensor], numbers: VertexNumbers, edges: &mut Edges) {
     let graph = &found.graph;
     let tensor = |object: u64| {
         let place = tensors.binary_search_by_key(&object, |tensor| tensor.object);
@@ -194,7 +194,7 @@ fn reached(graph: &Graph) -> Vec<bool> {
 }
 
 /// The holder that dominates each vertex; [`NONE`] if there is none.
-fn alone(graph: &Graph, numbers: Numbers, holders: usize) -> Vec<u32> {
+fn alone(graph: &Graph, numbers: VertexNumbers, holders: usize) -> Vec<u32> {
     let tree = dominators(graph, ROOT);
     let mut alone = vec![NONE; numbers.end as usize];
     for vertex in tree.order {
@@ -208,7 +208,7 @@ fn alone(graph: &Graph, numbers: Numbers, holders: usize) -> Vec<u32> {
     alone
 }
 
-fn ranks(alone: &[u32], numbers: Numbers, holders: usize) -> Vec<u32> {
+fn ranks(alone: &[u32], numbers: VertexNumbers, holders: usize) -> Vec<u32> {
     let mut ranks = vec![0; holders];
     for holder in &alone[numbers.storages as usize..] {
         if let Some(rank) = ranks.get_mut(*holder as usize) {
@@ -222,18 +222,18 @@ fn ranks(alone: &[u32], numbers: Numbers, holders: usize) -> Vec<u32> {
 mod tests {
     use super::super::contexts::{Reference, To};
     use super::*;
-    use crate::event::tensors::{DType, Device, Storage};
+    use crate::event::tensors::{DType, Storage, TensorDevice};
     use crate::event::{Address, Bytes};
     use crate::torch::objects::graph::{RawGraph, RawNode, Saved, SavedTensor};
-    use crate::torch::objects::{Class, RawTensor};
+    use crate::torch::objects::{RawTensor, TensorImplClass};
 
     fn raw(object: u64, grad_fn: Option<u64>) -> RawTensor {
         RawTensor {
             object,
-            class: Class::Dense,
+            class: TensorImplClass::Dense,
             geometry: None,
             dtype: DType::FLOAT32,
-            device: Device::Cpu,
+            device: TensorDevice::Cpu,
             storage: None,
             requires_grad: None,
             grad: None,
@@ -322,7 +322,7 @@ mod tests {
                     object: at,
                     data: Address(at),
                     bytes: Bytes(512),
-                    device: Device::Cpu,
+                    device: TensorDevice::Cpu,
                     retainer: None,
                 })
                 .collect(),
@@ -332,11 +332,11 @@ mod tests {
 
     /// For each storage: its holder, the step from the holder, and whether it is the only holder.
     fn retained(held: &[(usize, u32)], holders: &[HeapRetainer]) -> Vec<String> {
-        retained_with(&Contexts::default(), held, holders)
+        retained_with(&FunctionContexts::default(), held, holders)
     }
 
     fn retained_with(
-        contexts: &Contexts,
+        contexts: &FunctionContexts,
         held: &[(usize, u32)],
         holders: &[HeapRetainer],
     ) -> Vec<String> {
@@ -400,7 +400,7 @@ mod tests {
             to,
             step: step.into(),
         };
-        let contexts = Contexts {
+        let contexts = FunctionContexts {
             objects: 2,
             of_nodes: vec![(2, 0)],
             references: vec![
@@ -418,9 +418,9 @@ mod tests {
 
     #[test]
     fn where_references_of_a_context_were_not_followed_nobody_keeps_anything_alone() {
-        let contexts = Contexts {
+        let contexts = FunctionContexts {
             left_out: 1,
-            ..Contexts::default()
+            ..FunctionContexts::default()
         };
         let holders = [holder("losses[*]", "list")];
         let rows = retained_with(&contexts, &[(0, 0)], &holders);

@@ -1,11 +1,11 @@
 //! Host snapshots for the tests of its screen.
 
 use crate::event::Target;
-use crate::event::{Bytes, DeviceIndex, Frame, Losses, Tgid, TimeNs, Totals};
+use crate::event::{Bytes, DeviceIndex, Frame, Losses, Rank, Tgid, TimeNs, Totals};
 use crate::ledger::snapshot::Site;
 use crate::ledger::snapshot::host::{
     DeviceRow, DriverDevice, DriverMemory, DriverSnapshot, DriverUse, Holder, HostHealth,
-    HostSnapshot, ProcessFacts, ProcessRow, ProcessState, Rank, TREND_STEPS, TopHolder, Trend,
+    HostSnapshot, ProcessFacts, ProcessRow, ProcessState, TREND_STEPS, TopHolder, Trend,
 };
 
 const MIB: u64 = 1 << 20;

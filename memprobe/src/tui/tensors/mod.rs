@@ -22,7 +22,7 @@ use super::table_screen::{
 use super::tabs::Tab;
 use super::theme::Theme;
 use crate::event::bytes::{human, signed};
-use crate::event::tensors::Device;
+use crate::event::tensors::TensorDevice;
 use crate::event::{Address, Bytes};
 use crate::tensors::{DeviceTable, Group, GroupBy, Order, Row as TensorRow, RowKind, TensorTable};
 use crate::view::table::{Cell, Column, Cut, Tone, columns};
@@ -132,7 +132,7 @@ impl TensorData {
 #[derive(Default)]
 pub struct TensorList {
     table: Option<Arc<TensorTable>>,
-    device: Option<Device>,
+    device: Option<TensorDevice>,
     by: GroupBy,
     shown: Option<Rc<ShownDevice>>,
 }
@@ -165,7 +165,7 @@ impl TensorList {
 
     fn go_device(&mut self, by: isize) -> Reaction {
         let devices = self.devices().iter();
-        let all: Vec<Device> = devices.map(|table| table.device).collect();
+        let all: Vec<TensorDevice> = devices.map(|table| table.device).collect();
         if all.len() < 2 {
             return Reaction::Note("tensors lie on one device only".into());
         }

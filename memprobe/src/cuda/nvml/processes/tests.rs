@@ -64,7 +64,7 @@ fn where_no_answer_can_be_the_reason_names_the_function() {
 fn where_nobody_answers_the_reason_is_the_drivers() {
     let refused =
         |error| FakeDevice::default().with_refusal(ListKind::Compute, EntryPoint::V3, error);
-    let error = asked(&refused(Refusal::NoPermission)).unknown.unwrap();
+    let error = asked(&refused(QueryRefusal::NoPermission)).unknown.unwrap();
     assert!(error.contains("run memprobe as root"), "{error}");
     let error = asked(&FakeDevice::default()).unknown.unwrap();
     assert!(error.contains("too old"), "{error}");
@@ -122,7 +122,7 @@ fn a_client_of_mps_has_the_number_of_the_list_that_has_one() {
 #[test]
 fn an_unreadable_mps_list_leaves_a_reported_gap() {
     let device = compute(EntryPoint::V3, Form::Instances, &[plain(7, 5)]);
-    let refusal = Refusal::Other("an unknown error".to_owned());
+    let refusal = QueryRefusal::Other("an unknown error".to_owned());
     let device = device.with_refusal(ListKind::Mps, EntryPoint::V3, refusal);
     let found = asked(&device);
     assert_eq!(held(&found), [(7, Some(5))]);
@@ -168,7 +168,7 @@ fn mig(parent: FakeDevice, instances: &[(u32, &[Known])]) -> FakeDevice {
 
 #[test]
 fn where_the_device_refuses_its_mig_devices_are_asked() {
-    for error in [Refusal::NoPermission, Refusal::NotSupported] {
+    for error in [QueryRefusal::NoPermission, QueryRefusal::NotSupported] {
         let parent = FakeDevice::default()
             .with_refusal(ListKind::Compute, EntryPoint::V3, error.clone())
             .with_refusal(ListKind::Mps, EntryPoint::V3, error);
@@ -204,7 +204,7 @@ fn a_mig_device_that_refuses_makes_the_sums_unknown() {
     let silent = FakeDevice::default().with_refusal(
         ListKind::Compute,
         EntryPoint::V3,
-        Refusal::NoPermission,
+        QueryRefusal::NoPermission,
     );
     let found = asked(&parent.with_mig(Some(2), silent));
     assert_eq!(held(&found), [(7, None)]);

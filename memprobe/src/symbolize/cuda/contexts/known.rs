@@ -6,7 +6,7 @@ use super::{CONTEXTS, ThreadContext};
 use crate::event::DeviceIndex;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Origin {
+pub(super) enum ContextOrigin {
     /// The primary one of its device.
     Primary,
     /// Made of a green context: memory goes with the primary one.
@@ -19,13 +19,15 @@ pub(super) enum Origin {
 }
 
 #[derive(Default)]
-pub(super) struct Known(HashMap<u64, (DeviceIndex, Origin)>);
+pub(super) struct Known(HashMap<u64, (DeviceIndex, ContextOrigin)>);
 
 impl Known {
     /// Device of a context; unknown for an unknown context.
     pub(super) fn place_of(&self, context: u64) -> ThreadContext {
         match self.0.get(&context) {
-            Some((device, Origin::Primary | Origin::Green)) => ThreadContext::primary(*device),
+            Some((device, ContextOrigin::Primary | ContextOrigin::Green)) => {
+                ThreadContext::primary(*device)
+            }
             known => ThreadContext {
                 device: known.map(|(device, _)| *device),
                 context: Some(context),
@@ -43,13 +45,13 @@ impl Known {
 
     pub(super) fn is_green(&self, context: u64) -> bool {
         let known = self.0.get(&context);
-        known.is_some_and(|(_, origin)| *origin == Origin::Green)
+        known.is_some_and(|(_, origin)| *origin == ContextOrigin::Green)
     }
 
     /// The primary context of a device; there is one at a time.
     pub(super) fn primary_of(&self, device: DeviceIndex) -> Option<u64> {
         let mut known = self.0.iter();
-        let (context, _) = known.find(|(_, known)| **known == (device, Origin::Primary))?;
+        let (context, _) = known.find(|(_, known)| **known == (device, ContextOrigin::Primary))?;
         Some(*context)
     }
 
@@ -63,12 +65,13 @@ impl Known {
     /// [`Self::primaries_of`] for every device.
     pub(super) fn primaries(&self) -> Vec<u64> {
         let known = self.0.iter();
-        let primaries =
-            known.filter(|(_, (_, origin))| matches!(origin, Origin::Primary | Origin::Green));
+        let primaries = known.filter(|(_, (_, origin))| {
+            matches!(origin, ContextOrigin::Primary | ContextOrigin::Green)
+        });
         primaries.map(|(context, _)| *context).collect()
     }
 
-    pub(super) fn insert(&mut self, context: u64, device: DeviceIndex, origin: Origin) {
+    pub(super) fn insert(&mut self, context: u64, device: DeviceIndex, origin: ContextOrigin) {
         if self.0.len() < CONTEXTS || self.0.contains_key(&context) {
             self.0.insert(context, (device, origin));
         }
@@ -76,7 +79,7 @@ impl Known {
 
     pub(super) fn learn(&mut self, context: u64, device: DeviceIndex) {
         if !self.0.contains_key(&context) {
-            self.insert(context, device, Origin::Primary);
+            self.insert(context, device, ContextOrigin::Primary);
         }
     }
 
@@ -85,7 +88,7 @@ impl Known {
     }
 
     pub(super) fn add_use(&mut self, context: u64) {
-        if let Some((_, Origin::Created { uses })) = self.0.get_mut(&context) {
+        if let Some((_, ContextOrigin::Created { uses })) = self.0.get_mut(&context) {
             *uses = uses.saturating_add(1);
         }
     }
@@ -93,7 +96,7 @@ impl Known {
     /// A use less: how many are left, where that is known.
     pub(super) fn drop_use(&mut self, context: u64) -> Option<u64> {
         match self.0.get_mut(&context) {
-            Some((_, Origin::Created { uses })) => {
+            Some((_, ContextOrigin::Created { uses })) => {
                 *uses = uses.saturating_sub(1);
                 Some(*uses)
             }

@@ -6,14 +6,14 @@ use crate::event::DeviceIndex;
 const DEPTH: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Entry {
+pub(super) struct StackedContext {
     /// Its number; `None` where that is not known.
     pub(super) context: Option<u64>,
     /// The device on which the runtime works while this is the current context, where the runtime said so.
     pub(super) runtime: Option<DeviceIndex>,
 }
 
-impl Entry {
+impl StackedContext {
     /// A context that was not set by the runtime.
     pub(super) fn of(context: u64) -> Self {
         Self {
@@ -26,7 +26,7 @@ impl Entry {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Thread {
     /// The last is current.
-    stack: Vec<Entry>,
+    stack: Vec<StackedContext>,
     /// True if `stack` is the whole stack; otherwise contexts below it are unknown.
     is_all: bool,
     /// The device whose context the runtime makes current where the thread has none.
@@ -42,8 +42,8 @@ impl Thread {
         }
     }
 
-    pub(super) fn top(&self) -> Entry {
-        let without_context = Entry {
+    pub(super) fn top(&self) -> StackedContext {
+        let without_context = StackedContext {
             context: None,
             runtime: self.runtime.filter(|_| self.is_all),
         };
@@ -55,12 +55,12 @@ impl Thread {
         self.is_all && self.stack.is_empty()
     }
 
-    pub(super) fn set(&mut self, entry: Entry) {
+    pub(super) fn set(&mut self, entry: StackedContext) {
         self.stack.pop();
         self.stack.push(entry);
     }
 
-    pub(super) fn push(&mut self, entry: Entry) {
+    pub(super) fn push(&mut self, entry: StackedContext) {
         if self.stack.len() >= DEPTH {
             self.stack.remove(0);
             self.is_all = false;
@@ -76,7 +76,7 @@ impl Thread {
     pub(super) fn set_runtime(&mut self, device: DeviceIndex) {
         self.runtime = Some(device);
         if self.stack.is_empty() && !self.is_all {
-            self.stack.push(Entry::default());
+            self.stack.push(StackedContext::default());
         }
         if let Some(top) = self.stack.last_mut() {
             top.runtime = Some(device);

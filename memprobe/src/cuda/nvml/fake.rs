@@ -6,18 +6,18 @@ use super::form::{BYTES_AN_ENTRY, Form, PATTERN, Pids, RawList};
 use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, QueryRefusal, RawMemory};
 
 /// A process as a driver knows it: PID, bytes, GPU instance, compute instance.
-pub(super) type Known = (u32, u64, u32, u32);
+pub(super) type KnownLibrary = (u32, u64, u32, u32);
 
 /// `NVML_VALUE_NOT_AVAILABLE`.
 pub(super) const NOT_AVAILABLE: u64 = u64::MAX;
 
 /// A process outside of MIG.
-pub(super) fn plain(pid: u32, used: u64) -> Known {
+pub(super) fn plain(pid: u32, used: u64) -> KnownLibrary {
     (pid, used, u32::MAX, u32::MAX)
 }
 
 /// The buffer of a driver that writes one form; padding is left as it was.
-pub(super) fn written(form: Form, processes: &[Known], capacity: u32) -> RawList {
+pub(super) fn written(form: Form, processes: &[KnownLibrary], capacity: u32) -> RawList {
     let mut bytes = vec![PATTERN; capacity as usize * BYTES_AN_ENTRY];
     for (place, (pid, used, gpu, compute)) in bytes.chunks_exact_mut(form.size()).zip(processes) {
         place[..4].copy_from_slice(&pid.to_ne_bytes());
@@ -55,7 +55,7 @@ pub(super) fn existing(pids: &[u32]) -> Existing {
 type Answer = (
     ListKind,
     EntryPoint,
-    Result<(Form, Vec<Known>), QueryRefusal>,
+    Result<(Form, Vec<KnownLibrary>), QueryRefusal>,
 );
 
 /// Device with prepared answers. It lacks every function without one.
@@ -97,7 +97,7 @@ impl FakeDevice {
         kind: ListKind,
         point: EntryPoint,
         form: Form,
-        processes: &[Known],
+        processes: &[KnownLibrary],
     ) -> Self {
         let answer = Ok((form, processes.to_vec()));
         self.lists.borrow_mut().push((kind, point, answer));

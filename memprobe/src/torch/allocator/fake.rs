@@ -19,14 +19,14 @@ const BLOCK_STEP: u64 = 0xa0;
 const ALLOCATOR_STEP: u64 = 0x1000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Live {
+pub(super) struct FakeBlock {
     pub(super) addr: u64,
     pub(super) requested: u64,
     pub(super) device: u8,
     pub(super) stream: u64,
 }
 
-impl Live {
+impl FakeBlock {
     pub(super) fn size(&self) -> u64 {
         self.requested.next_multiple_of(ROUNDING)
     }
@@ -36,7 +36,7 @@ impl Live {
 pub(super) fn process(
     layout: &Layout,
     devices: u8,
-    live: &[Live],
+    live: &[FakeBlock],
 ) -> (FakeMemory, AllocatorVariable) {
     let mut memory = FakeMemory::default();
     let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -84,7 +84,7 @@ pub(super) fn process(
     for (device, allocator) in (0..devices).zip(allocators) {
         memory.map(allocator, vec![0; 0x800]);
         let here = || live.iter().filter(|block| block.device == device);
-        let bytes: u64 = here().map(Live::size).sum();
+        let bytes: u64 = here().map(FakeBlock::size).sum();
         let reserved = bytes.next_multiple_of(2 << 20);
         for (at, current) in [
             (

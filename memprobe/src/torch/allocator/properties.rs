@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::fake::{self, Live};
+use super::fake::{self, FakeBlock};
 use super::layout::{BlockLayout, CounterLayout, LAYOUTS, Layout, STAT_ARRAY, TableLayout};
 use super::reconcile::Reconciler;
 use super::tables::{self, AllocatorTables, DeviceCounters, HeldBlock};
@@ -18,7 +18,7 @@ use crate::process::memory::{ReadMemory, Unreadable};
 const DEVICES: u8 = 3;
 
 /// Strategy: blocks that do not overlap, on a few devices.
-fn live() -> impl Strategy<Value = Vec<Live>> {
+fn live() -> impl Strategy<Value = Vec<FakeBlock>> {
     let block = (
         1..5000_u64,
         0..20_u64,
@@ -28,7 +28,7 @@ fn live() -> impl Strategy<Value = Vec<Live>> {
     prop::collection::vec(block, 0..200).prop_map(|blocks| {
         let mut addr = 0x7f00_0000_0000;
         let blocks = blocks.into_iter().map(|(requested, gap, device, stream)| {
-            let block = Live {
+            let block = FakeBlock {
                 addr,
                 requested,
                 device,
@@ -63,7 +63,7 @@ fn foreign() -> impl Strategy<Value = Layout> {
     )
 }
 
-fn expected(live: &[Live]) -> Vec<HeldBlock> {
+fn expected(live: &[FakeBlock]) -> Vec<HeldBlock> {
     let blocks = live.iter().map(|block| HeldBlock {
         addr: Address(block.addr),
         size: Bytes(block.size()),

@@ -157,17 +157,17 @@ fn base_of(memory: &impl ReadMemory, information: u64) -> Option<(u64, String)> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::Heap;
+    use super::super::fake::FakeObjects;
     use super::*;
 
-    fn class(heap: &Heap, table: u64) -> Option<CppClass> {
+    fn class(heap: &FakeObjects, table: u64) -> Option<CppClass> {
         let (memory, classes) = (&heap.memory, &CppClasses::default());
         Objects { memory, classes }.class_of_table(table)
     }
 
     #[test]
     fn recognizes_a_class_by_its_name_and_bases() {
-        let mut heap = Heap::default();
+        let mut heap = FakeObjects::default();
         let plain = heap.class("N3c1010TensorImplE", &[]);
         let derived = heap.class("4Mine", &["5Other", "N3c1010TensorImplE"]);
         let other = heap.class("5Other", &[]);
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_class_that_is_derived_from_itself_ends_the_search() {
-        let mut heap = Heap::default();
+        let mut heap = FakeObjects::default();
         let table = heap.class("1A", &["1B"]);
         let information = heap.memory.read_u64(table - 8).unwrap();
         let base = heap.memory.read_u64(information + 16).unwrap();
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_is_no_table_is_no_class() {
-        let mut heap = Heap::default();
+        let mut heap = FakeObjects::default();
         let table = heap.class("not a name", &[]);
         for table in [table, 0, 7, u64::MAX, u64::MAX - 7, 0x7777_0000] {
             assert_eq!(class(&heap, table), None, "{table:#x}");

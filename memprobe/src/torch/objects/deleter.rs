@@ -144,7 +144,7 @@ fn outlasts_calls(register: Register) -> bool {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::fake::Heap;
+    use super::super::fake::FakeObjects;
     use super::*;
 
     /// lea rax, [rip+0xfc47b09]; push rbx; mov rbx, rdi; mov [rdi], rax; call 0xfc85f0 (of a node without own
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn the_size_is_what_the_function_gives_back() {
         assert_eq!(of(&[BEGINNING, END]), Some(0x1d8));
-        let mut heap = Heap::default();
+        let mut heap = FakeObjects::default();
         let table = heap.class("4Mine", &["N5torch8autograd4NodeE"]);
         assert_eq!(object_size(&heap.memory, table), None, "no code is there");
         heap.deleter(table, 0x1d8);

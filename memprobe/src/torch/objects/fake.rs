@@ -12,7 +12,7 @@ const OBJECTS: u64 = 0x5500_0000_0000;
 
 /// Memory with objects in it.
 #[derive(Debug, Default)]
-pub(super) struct Heap {
+pub(super) struct FakeObjects {
     pub(super) memory: FakeMemory,
     classes: u64,
     objects: u64,
@@ -20,7 +20,7 @@ pub(super) struct Heap {
     pub(super) all: Vec<(u64, usize)>,
 }
 
-impl Heap {
+impl FakeObjects {
     /// Maps an object after the header of a malloc chunk, and returns its address.
     pub(super) fn object(&mut self, bytes: &[u8]) -> u64 {
         let chunk = (bytes.len() + 8).next_multiple_of(16).max(32);
@@ -85,9 +85,9 @@ impl Heap {
 
 /// Builder for the fields of an object.
 #[derive(Debug)]
-pub(super) struct Bytes(pub(super) Vec<u8>);
+pub(super) struct FakeBytes(pub(super) Vec<u8>);
 
-impl Bytes {
+impl FakeBytes {
     pub(super) fn of(len: usize) -> Self {
         Self(vec![0; len])
     }
@@ -103,8 +103,8 @@ impl Bytes {
 
 /// A version of PyTorch in a process of its own.
 #[derive(Debug)]
-pub(super) struct Process {
-    pub(super) heap: Heap,
+pub(super) struct FakeProcess {
+    pub(super) heap: FakeObjects,
     pub(super) tensor: TensorLayout,
     pub(super) storage: StorageLayout,
     pub(super) autograd: AutogradLayout,
@@ -145,16 +145,16 @@ impl Default for New {
     }
 }
 
-impl Process {
+impl FakeProcess {
     pub(super) fn of(
         (tensor, storage): (TensorLayout, StorageLayout),
         autograd: AutogradLayout,
         node: NodeLayout,
     ) -> Self {
-        let mut heap = Heap::default();
+        let mut heap = FakeObjects::default();
         let meta = "N5torch8autograd12AutogradMetaE";
         let class = heap.class("N3c1019UndefinedTensorImplE", &["N3c1010TensorImplE"]);
-        let mut undefined = Bytes::of(tensor.size());
+        let mut undefined = FakeBytes::of(tensor.size());
         undefined.word(0, class);
         let undefined = heap.object(&undefined.0);
         Self {
@@ -179,7 +179,7 @@ impl Process {
     }
 
     pub(super) fn storage(&mut self, data: u64, size: u64, device: [u8; 2]) -> u64 {
-        let mut bytes = Bytes::of(256);
+        let mut bytes = FakeBytes::of(256);
         bytes.word(0, self.storage_class);
         bytes.word(self.storage.data, data);
         bytes.byte(self.storage.device(), device[0]);
@@ -190,12 +190,12 @@ impl Process {
 
     pub(super) fn tensor_in(&mut self, new: &New, storage: u64) -> u64 {
         let layout = self.tensor;
-        let mut bytes = Bytes::of(256);
+        let mut bytes = FakeBytes::of(256);
         bytes.word(0, self.tensor_class);
         bytes.word(8, 1);
         bytes.word(layout.storage, storage);
         bytes.word(layout.autograd, self.meta(new));
-        let mut counter = Bytes::of(64);
+        let mut counter = FakeBytes::of(64);
         counter.byte(layout.storage, 5);
         bytes.word(layout.version, self.heap.object(&counter.0));
         bytes.word(layout.dimensions, new.shape.len() as u64);
@@ -231,7 +231,7 @@ impl Process {
             return 0;
         }
         let layout = self.autograd;
-        let mut bytes = Bytes::of(512);
+        let mut bytes = FakeBytes::of(512);
         let is_view = new.base != 0;
         bytes.word(
             0,
@@ -260,7 +260,7 @@ impl Process {
 
     /// A Python object for a tensor, linked in both directions.
     pub(super) fn python(&mut self, tensor: u64) -> u64 {
-        let mut bytes = Bytes::of(48);
+        let mut bytes = FakeBytes::of(48);
         bytes.word(0, 1);
         bytes.word(self.tensor.handle.offset() as usize, tensor);
         let python = self.heap.object(&bytes.0);
@@ -273,11 +273,11 @@ impl Process {
     pub(super) fn node(&mut self, class: &str, next: &[u64], sequence: u64, rest: &[u8]) -> u64 {
         let layout = self.node;
         let class = self.heap.class(class, &["N5torch8autograd4NodeE"]);
-        let mut edges = Bytes::of(next.len() * layout.edge);
+        let mut edges = FakeBytes::of(next.len() * layout.edge);
         for (at, node) in next.iter().enumerate() {
             edges.word(at * layout.edge, *node);
         }
-        let mut bytes = Bytes::of(layout.size);
+        let mut bytes = FakeBytes::of(layout.size);
         bytes.word(0, class);
         bytes.word(layout.sequence, sequence);
         if !next.is_empty() {
@@ -294,7 +294,7 @@ impl Process {
     /// The bytes of a saved variable.
     pub(super) fn saved(&self, tensor: u64, is_original: bool) -> Vec<u8> {
         let layout = self.node.saved;
-        let mut bytes = Bytes::of(layout.size());
+        let mut bytes = FakeBytes::of(layout.size());
         bytes.word(0, tensor);
         bytes.byte(layout.flags + 2, is_original.into());
         bytes.0

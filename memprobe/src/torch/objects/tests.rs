@@ -1,6 +1,6 @@
 //! Reads fake processes whose objects are laid out by each row of the tables.
 
-use super::fake::{New, Process};
+use super::fake::{FakeProcess, New};
 use super::graph::{LeftOut, RawGraph, Saved, SavedTensor, collect};
 use super::layout_versions::{AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
 use super::layout_versions::{DeviceOrder, Handle, TensorLayout};
@@ -19,15 +19,15 @@ pub(super) fn rows(minor: u32) -> (TensorLayout, StorageLayout, AutogradLayout, 
     (tensor.1, tensor.2, autograd.1, node.1)
 }
 
-pub(super) fn process(minor: u32) -> Process {
+pub(super) fn process(minor: u32) -> FakeProcess {
     let (tensor, storage, autograd, node) = rows(minor);
-    Process::of((tensor, storage), autograd, node)
+    FakeProcess::of((tensor, storage), autograd, node)
 }
 
 /// A small training run in a process.
 #[derive(Debug)]
 pub(super) struct Training {
-    pub(super) process: Process,
+    pub(super) process: FakeProcess,
     pub(super) weight: u64,
     pub(super) grad: u64,
     pub(super) view: u64,
@@ -40,7 +40,7 @@ pub(super) struct Training {
 }
 
 impl Training {
-    pub(super) fn of(mut process: Process) -> Self {
+    pub(super) fn of(mut process: FakeProcess) -> Self {
         let cuda = [1, 0];
         let plain = |shape: &[u64]| New {
             shape: shape.to_vec(),
@@ -197,7 +197,7 @@ fn a_layout_of_no_known_version_is_found_by_what_the_fields_say() {
             dimensions: 88,
             device: DeviceOrder::PresenceLast,
         };
-        let mut process = Process::of((tensor, StorageLayout { data: 32 }), autograd, node);
+        let mut process = FakeProcess::of((tensor, StorageLayout { data: 32 }), autograd, node);
         let mut samples = Vec::new();
         for shape in [&[3, 4][..], &[5], &[2, 2, 2], &[7, 3], &[6, 1, 2, 3, 1, 2]] {
             let tensor = process.tensor(&New {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::fake::{Existing, Known, NOT_AVAILABLE, existing, plain, written};
+use super::super::fake::{Existing, KnownLibrary, NOT_AVAILABLE, existing, plain, written};
 use super::*;
 
 const GIB: u64 = 1 << 30;
@@ -101,7 +101,7 @@ fn not_available_is_unknown_and_not_a_number() {
 
 #[test]
 fn what_cannot_be_is_refused_with_a_reason() {
-    let refused = |processes: &[Known]| {
+    let refused = |processes: &[KnownLibrary]| {
         let pids = existing(&[100, 200]);
         decode(&written(Form::Instances, processes, 64), TOTAL, &pids).unwrap_err()
     };
@@ -127,7 +127,7 @@ fn a_device_that_nobody_uses_has_an_empty_list() {
 }
 
 /// Processes with different numbers, each outside of MIG or in an instance.
-fn processes() -> impl Strategy<Value = Vec<Known>> {
+fn processes() -> impl Strategy<Value = Vec<KnownLibrary>> {
     let used = prop_oneof![Just(NOT_AVAILABLE), 0..GIB];
     let instance = prop_oneof![Just((u32::MAX, u32::MAX)), (0..15_u32, 0..8_u32)];
     let process = (used, instance);

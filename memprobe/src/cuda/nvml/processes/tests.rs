@@ -1,6 +1,6 @@
 //! Choice of the entry point, MIG and MPS.
 
-use super::super::fake::{FakeDevice, Known, NOT_AVAILABLE, existing, plain};
+use super::super::fake::{FakeDevice, KnownLibrary, NOT_AVAILABLE, existing, plain};
 use super::super::form::Form;
 use super::*;
 
@@ -17,7 +17,7 @@ fn held(found: &DeviceProcesses) -> Vec<(u32, Option<u64>)> {
         .collect()
 }
 
-fn compute(point: EntryPoint, form: Form, processes: &[Known]) -> FakeDevice {
+fn compute(point: EntryPoint, form: Form, processes: &[KnownLibrary]) -> FakeDevice {
     FakeDevice::default().with_list(ListKind::Compute, point, form, processes)
 }
 
@@ -72,12 +72,12 @@ fn where_nobody_answers_the_reason_is_the_drivers() {
 
 #[test]
 fn a_long_list_is_requested_again_with_more_capacity() {
-    let processes: Vec<Known> = (1..=300).map(|pid| plain(pid, 1)).collect();
+    let processes: Vec<KnownLibrary> = (1..=300).map(|pid| plain(pid, 1)).collect();
     let pids = existing(&(1..=300).collect::<Vec<u32>>());
     let device = compute(EntryPoint::V3, Form::Instances, &processes);
     let found = of_device(&device, &[], Some(80 * GIB), &pids);
     assert_eq!((found.held.len(), found.unknown), (300, None));
-    let processes: Vec<Known> = (1..=5000).map(|pid| plain(pid, 1)).collect();
+    let processes: Vec<KnownLibrary> = (1..=5000).map(|pid| plain(pid, 1)).collect();
     let device = compute(EntryPoint::V3, Form::Instances, &processes);
     let found = of_device(&device, &[], Some(80 * GIB), &pids);
     assert!(found.unknown.unwrap().contains("5000 processes"));
@@ -159,7 +159,7 @@ fn instances_of_a_process_add_up_and_one_that_is_unknown_makes_the_sum_so() {
     );
 }
 
-fn mig(parent: FakeDevice, instances: &[(u32, &[Known])]) -> FakeDevice {
+fn mig(parent: FakeDevice, instances: &[(u32, &[KnownLibrary])]) -> FakeDevice {
     instances.iter().fold(parent, |parent, (id, processes)| {
         let device = compute(EntryPoint::V3, Form::Instances, processes);
         parent.with_mig(Some(*id), device)

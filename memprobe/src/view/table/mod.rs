@@ -78,7 +78,7 @@ pub enum Tone {
     Plain,
     Strong,
     Faint,
-    /// As the allocated bytes in graphs.
+    /// Colour of allocated bytes in graphs.
     Graph,
 }
 

@@ -163,9 +163,10 @@ impl DeviceAttribution {
         if places[0] == places[1] {
             return;
         }
-        let was = match self.peak.ordinal >= block.born {
-            true => AtPeak::Live,
-            false => AtPeak::Gone,
+        let was = if self.peak.ordinal >= block.born {
+            AtPeak::Live
+        } else {
+            AtPeak::Gone
         };
         let shift = Shift {
             size,

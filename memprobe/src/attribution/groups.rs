@@ -96,9 +96,10 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
                 for ended in replaced {
                     self.release(*ended, ledger, &mut emit);
                 }
-                let kind = match is_tracked {
-                    true => ChangeKind::Added,
-                    false => ChangeKind::NotTracked,
+                let kind = if *is_tracked {
+                    ChangeKind::Added
+                } else {
+                    ChangeKind::NotTracked
                 };
                 self.add(*block, kind, ledger, &mut emit);
             }

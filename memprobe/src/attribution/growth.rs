@@ -248,9 +248,10 @@ impl GrowthLedger {
         // Step intervals before iterations were recognized, and evaluations in between, belong to no
         // iteration.
         let nearest = each.round();
-        Some(match (each - nearest).abs() <= 0.15 * nearest {
-            true => nearest,
-            false => each,
+        Some(if (each - nearest).abs() <= 0.15 * nearest {
+            nearest
+        } else {
+            each
         })
     }
 

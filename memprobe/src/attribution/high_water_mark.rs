@@ -70,9 +70,10 @@ impl<T: Copy> AtMark<T> {
 
     /// Level at mark `number`; `now` is the current one.
     pub(crate) fn at(&self, number: u64, now: T) -> T {
-        match self.number < number {
-            true => now,
-            false => self.level,
+        if self.number < number {
+            now
+        } else {
+            self.level
         }
     }
 }

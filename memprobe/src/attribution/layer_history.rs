@@ -230,9 +230,10 @@ impl LayerHistory {
 
     /// Bytes of an entry at the peak of an interval.
     pub(super) fn bytes_at_interval(&self, sample: &LayerSample, interval: u64) -> u64 {
-        match interval == self.interval {
-            true => sample.highest.at(self.moment, sample.holding.live()),
-            false => sample.at_interval(interval),
+        if interval == self.interval {
+            sample.highest.at(self.moment, sample.holding.live())
+        } else {
+            sample.at_interval(interval)
         }
     }
 

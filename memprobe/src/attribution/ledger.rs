@@ -458,9 +458,10 @@ impl AttributionLedger {
     }
 
     fn settle(&mut self, id: BlockId, life: &Lifecycle, rule: CategoryRule, ledger: &Ledger) {
-        let rule = match self.phases.is_concurrent && rule.goes_by_passes() {
-            true => CategoryRule::Crowded,
-            false => rule,
+        let rule = if self.phases.is_concurrent && rule.goes_by_passes() {
+            CategoryRule::Crowded
+        } else {
+            rule
         };
         let rule = life.tensor_info.read(rule);
         self.revise(id, life, rule, ledger);
@@ -575,9 +576,10 @@ impl AttributionLedger {
     /// Settles, at an optimizer step, blocks that stayed saved for too many steps.
     fn drop_saved(&mut self, ledger: &Ledger) {
         for (id, life) in self.blocks.drain(Queue::Saved) {
-            match life.state.is_saved_too_long(&self.phases) {
-                true => self.settle(id, &life, CategoryRule::OutlivesItsPass, ledger),
-                false => self.blocks.insert(id, life),
+            if life.state.is_saved_too_long(&self.phases) {
+                self.settle(id, &life, CategoryRule::OutlivesItsPass, ledger)
+            } else {
+                self.blocks.insert(id, life)
             }
         }
     }
@@ -585,9 +587,10 @@ impl AttributionLedger {
     /// Settles, at a new pass, input candidates that survived too many passes.
     fn settle_old_inputs(&mut self, ledger: &Ledger) {
         for (id, life) in self.blocks.drain(Queue::Carried) {
-            match life.state.is_carried_too_long(&self.phases) {
-                true => self.settle(id, &life, CategoryRule::LongLived, ledger),
-                false => self.blocks.insert(id, life),
+            if life.state.is_carried_too_long(&self.phases) {
+                self.settle(id, &life, CategoryRule::LongLived, ledger)
+            } else {
+                self.blocks.insert(id, life)
             }
         }
     }

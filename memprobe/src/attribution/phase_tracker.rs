@@ -123,9 +123,10 @@ impl PhaseTracker {
 
     /// State of a thread after an optimizer step: preparing the next pass, unless batches begin passes.
     fn after_step(&self) -> ThreadState {
-        match self.has_batches {
-            true => ThreadState::Other,
-            false => ThreadState::Began,
+        if self.has_batches {
+            ThreadState::Other
+        } else {
+            ThreadState::Began
         }
     }
 

@@ -225,9 +225,10 @@ impl AllocationCounts {
         };
         let (device, _, made) = key;
         let has_capacity = interval.made.len() < MAX_SUMS || interval.made.contains_key(&key);
-        let key = match has_capacity {
-            true => key,
-            false => (device, NOWHERE, made),
+        let key = if has_capacity {
+            key
+        } else {
+            (device, NOWHERE, made)
         };
         let before = interval.made.len();
         let sum = interval.made.entry(key).or_default();

@@ -152,9 +152,10 @@ pub(super) struct StepIntervals {
 
 impl StepIntervals {
     pub(super) fn new(has_line: bool) -> Self {
-        let source = match has_line {
-            true => Source::Line,
-            false => Source::Nothing,
+        let source = if has_line {
+            Source::Line
+        } else {
+            Source::Nothing
         };
         Self {
             source,
@@ -294,9 +295,10 @@ impl StepIntervals {
         }
         let before = self.at_line.insert(tid, at_line).unwrap_or(false);
         if at_line && !before {
-            let kind = match self.begun {
-                true => IntervalKind::Training,
-                false => IntervalKind::Preamble,
+            let kind = if self.begun {
+                IntervalKind::Training
+            } else {
+                IntervalKind::Preamble
             };
             self.begun = true;
             self.end_interval(kind, &now);

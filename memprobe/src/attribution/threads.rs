@@ -94,9 +94,10 @@ impl ThreadLedger {
     ) {
         let block = ledger.block(id);
         let key = (block.device, allocator);
-        let key = match self.rows.len() < MAX_THREADS || self.rows.contains_key(&key) {
-            true => key,
-            false => (block.device, AllocatingThread::TooMany),
+        let key = if self.rows.len() < MAX_THREADS || self.rows.contains_key(&key) {
+            key
+        } else {
+            (block.device, AllocatingThread::TooMany)
         };
         let change = BlockChange {
             size: block.size,
@@ -140,9 +141,10 @@ impl ThreadLedger {
                 for ended in replaced {
                     self.release(*ended, ledger, mark);
                 }
-                let kind = match is_tracked {
-                    true => ChangeKind::Added,
-                    false => ChangeKind::NotTracked,
+                let kind = if *is_tracked {
+                    ChangeKind::Added
+                } else {
+                    ChangeKind::NotTracked
                 };
                 let thread = AllocatingThread::Thread(event.tid);
                 self.add(*block, thread, kind, ledger, mark);

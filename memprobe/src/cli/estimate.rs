@@ -85,9 +85,12 @@ impl EstimateArgs {
 
     fn options(&self) -> EstimateOptions {
         let is_json = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "json");
-        let by_name = || match self.output.as_ref().is_some_and(is_json) {
-            true => Format::Json,
-            false => Format::Text,
+        let by_name = || {
+            if self.output.as_ref().is_some_and(is_json) {
+                Format::Json
+            } else {
+                Format::Text
+            }
         };
         let style = StdoutStyle::detect();
         let (width, colour) = match self.output {

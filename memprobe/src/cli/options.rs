@@ -109,9 +109,10 @@ pub(super) struct DriverOption {
 
 impl DriverOption {
     pub(super) fn calls(self) -> DriverCalls {
-        match self.no_driver {
-            true => DriverCalls::LeftAlone,
-            false => DriverCalls::Probed,
+        if self.no_driver {
+            DriverCalls::LeftAlone
+        } else {
+            DriverCalls::Probed
         }
     }
 }
@@ -126,9 +127,10 @@ pub(super) struct CpuOption {
 
 impl CpuOption {
     pub(super) fn allocators(self) -> Allocators {
-        match self.cpu {
-            true => Allocators::CudaAndCpu,
-            false => Allocators::Cuda,
+        if self.cpu {
+            Allocators::CudaAndCpu
+        } else {
+            Allocators::Cuda
         }
     }
 }

@@ -225,9 +225,10 @@ impl Report {
             },
             grouping: self.frame.unwrap_or(Grouping::User),
             depth: self.depth,
-            alike: match self.fold.no_fold {
-                true => Alike::Each,
-                false => Alike::Folded,
+            alike: if self.fold.no_fold {
+                Alike::Each
+            } else {
+                Alike::Folded
             },
             width: style.columns.unwrap_or(PIPED_WIDTH),
             colour: style.colour,

@@ -84,13 +84,15 @@ impl SnapshotArgs {
         }
         let snapshots = Snapshots {
             tgid: Tgid(pid),
-            manner: match self.nonblocking {
-                true => CaptureMode::Running,
-                false => CaptureMode::Paused,
+            manner: if self.nonblocking {
+                CaptureMode::Running
+            } else {
+                CaptureMode::Paused
             },
-            extent: match self.cpu.cpu {
-                true => SnapshotExtent::DevicesAndHost,
-                false => SnapshotExtent::Devices,
+            extent: if self.cpu.cpu {
+                SnapshotExtent::DevicesAndHost
+            } else {
+                SnapshotExtent::Devices
             },
             options,
         };

@@ -65,15 +65,17 @@ impl TensorRows {
                 Format::Csv => TensorFormat::Csv,
                 Format::Text | Format::Jsonl => TensorFormat::Text,
             },
-            by: match self.fold.no_fold {
-                true => GroupBy::Nothing,
-                false => self.by,
+            by: if self.fold.no_fold {
+                GroupBy::Nothing
+            } else {
+                self.by
             },
             order: self.sort,
             top: self.limit.limit.unwrap_or(RowLimit::Rows(50)),
-            names: match self.all_names {
-                true => TensorNames::All,
-                false => TensorNames::Best,
+            names: if self.all_names {
+                TensorNames::All
+            } else {
+                TensorNames::Best
             },
             width: style.columns.unwrap_or(PIPED_WIDTH),
             colour: style.colour,

@@ -95,9 +95,10 @@ impl TopArgs {
                     Format::Json => HostFormat::Json,
                     _ => HostFormat::Text,
                 },
-                extent: match self.all {
-                    true => HostExtent::All,
-                    false => HostExtent::Holders,
+                extent: if self.all {
+                    HostExtent::All
+                } else {
+                    HostExtent::Holders
                 },
                 width: style.columns,
                 colour: style.colour,

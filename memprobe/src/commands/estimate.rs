@@ -130,10 +130,7 @@ impl Estimation {
         let is_over = ended.inspect_err(|_| command.leave_running(&mut progress))?;
         let mut notes = Vec::new();
         let covers = "the estimate covers the run until then";
-        let status = match is_over {
-            true => command.exit_status()?,
-            false => 0,
-        };
+        let status = if is_over { command.exit_status()? } else { 0 };
         if !is_over {
             notes.push(format!("it was interrupted: {covers}"));
             command.leave_running(&mut progress);
@@ -245,9 +242,10 @@ impl<'a> Run<'a> {
                 break true;
             }
         };
-        let left: Vec<_> = match is_over {
-            true => Vec::new(),
-            false => self.running.keys().copied().collect(),
+        let left: Vec<_> = if is_over {
+            Vec::new()
+        } else {
+            self.running.keys().copied().collect()
         };
         self.names.begin_last(left.into_iter());
         while self.names.is_reading() {
@@ -344,9 +342,10 @@ impl<'a> Run<'a> {
         };
         let allocated = |whole: &Whole| whole.estimate.peak.allocated;
         let is_less = |ended: &Whole| allocated(ended) < allocated(&this);
-        let less = match self.ended.as_ref().is_none_or(is_less) {
-            true => self.ended.replace(this),
-            false => Some(this),
+        let less = if self.ended.as_ref().is_none_or(is_less) {
+            self.ended.replace(this)
+        } else {
+            Some(this)
         };
         if let Some(less) = less {
             self.pass_over(&less.target, &less.estimate);

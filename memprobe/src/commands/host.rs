@@ -426,9 +426,10 @@ fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
             total: memory.total,
         }),
         mig_devices: device.mig_devices,
-        processes: match same {
-            true => device.processes,
-            false => Err(OTHER_PIDS.to_owned()),
+        processes: if same {
+            device.processes
+        } else {
+            Err(OTHER_PIDS.to_owned())
         },
     };
     let devices = sample.devices.into_iter().map(device).collect();

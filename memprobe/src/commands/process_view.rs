@@ -130,9 +130,10 @@ impl ViewCache {
         std::future::poll_fn(|context| {
             let taken =
                 |opened: &mut ProcessView| pin!(opened.tensors.taken()).poll(context).is_ready();
-            match self.all.iter_mut().any(taken) {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
+            if self.all.iter_mut().any(taken) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
             }
         })
         .await;

@@ -106,9 +106,10 @@ impl Translation {
                 for ended in replaced {
                     self.free(ended, books);
                 }
-                match is_tracked {
-                    true => self.alloc(event, block, books),
-                    false => self.missing.blocks += 1,
+                if is_tracked {
+                    self.alloc(event, block, books)
+                } else {
+                    self.missing.blocks += 1
                 }
             }
             Change::Freed(Freed::Known(block)) => self.free(block, books),

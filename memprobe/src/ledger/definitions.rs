@@ -126,9 +126,10 @@ impl Definitions {
         refused: &mut Refused,
     ) -> StackRef {
         let has_room = self.by_id.len() < self.caps.stacks || self.by_id.contains_key(&id);
-        let interned = match has_room && id != StackId::NONE {
-            true => self.intern(stack),
-            false => None,
+        let interned = if has_room && id != StackId::NONE {
+            self.intern(stack)
+        } else {
+            None
         };
         match interned {
             Some(interned) => {

@@ -259,9 +259,10 @@ impl DeviceLedger {
             reserved: self.totals.reserved,
         };
         self.set_totals(event.time, event.totals.unwrap_or(predicted));
-        match self.totals.allocated.0 == expected {
-            true => Disagreement::None,
-            false => Disagreement::Gap,
+        if self.totals.allocated.0 == expected {
+            Disagreement::None
+        } else {
+            Disagreement::Gap
         }
     }
 

@@ -253,9 +253,10 @@ impl Ledger {
 
     /// Purpose of blocks by its id; `None` if it is undefined or was dropped at the cap.
     pub fn purpose(&self, id: PurposeId) -> Option<&Arc<BlockPurpose>> {
-        match id < PurposeId::FIRST {
-            true => None,
-            false => self.store.definitions.purposes.get(id),
+        if id < PurposeId::FIRST {
+            None
+        } else {
+            self.store.definitions.purposes.get(id)
         }
     }
 
@@ -291,9 +292,10 @@ impl Ledger {
     pub fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {
         let definitions = &self.store.definitions;
         let allocator_speaks = self.devices.keys().any(|it| *it != DeviceIndex::CPU);
-        let mut devices = match allocator_speaks {
-            true => Vec::new(),
-            false => self.cuda.devices(now, grouping, definitions),
+        let mut devices = if allocator_speaks {
+            Vec::new()
+        } else {
+            self.cuda.devices(now, grouping, definitions)
         };
         let own = self.devices.values();
         devices.extend(own.map(|device| device.snapshot(now, grouping, definitions)));

@@ -138,9 +138,10 @@ impl Attaching {
     /// Sentences on what is not seen, one for each missing probe.
     pub fn missing(&self) -> Vec<String> {
         let allocator = self.lacks_allocator.as_ref().map(|looked_for| {
-            let instead = match self.has_tracepoints() {
-                true => BY_TRACEPOINTS,
-                false => WITHOUT_BLOCKS,
+            let instead = if self.has_tracepoints() {
+                BY_TRACEPOINTS
+            } else {
+                WITHOUT_BLOCKS
             };
             format!("{looked_for}: {instead}")
         });

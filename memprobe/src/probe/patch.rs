@@ -103,9 +103,10 @@ impl FileCode {
             target: jump_target(memory, address),
             holds_breakpoint: memory.get(place) == Some(&BREAKPOINT),
         };
-        match last >= place {
-            true => EntryState::PatchedOver(patch),
-            false => EntryState::PatchedBefore(patch),
+        if last >= place {
+            EntryState::PatchedOver(patch)
+        } else {
+            EntryState::PatchedBefore(patch)
         }
     }
 }

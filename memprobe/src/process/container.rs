@@ -83,9 +83,10 @@ impl Container {
     }
 
     pub fn short_id(&self) -> &str {
-        match is_hex(&self.id) {
-            true => self.id.get(..SHORT).unwrap_or(&self.id),
-            false => &self.id,
+        if is_hex(&self.id) {
+            self.id.get(..SHORT).unwrap_or(&self.id)
+        } else {
+            &self.id
         }
     }
 

@@ -443,9 +443,10 @@ fn time(text: &str, start: TimeNs) -> Option<TimeNs> {
     let is_number = micros.bytes().all(|byte| byte.is_ascii_digit());
     let micros: u64 = is_number.then(|| micros.parse().ok())??;
     let distance = micros.checked_mul(1000)?.checked_add(nanos)?;
-    let time = match before {
-        true => start.0.checked_sub(distance),
-        false => start.0.checked_add(distance),
+    let time = if before {
+        start.0.checked_sub(distance)
+    } else {
+        start.0.checked_add(distance)
     };
     time.map(TimeNs)
 }

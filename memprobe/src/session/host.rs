@@ -150,9 +150,10 @@ impl HostSession {
     /// Waits until there may be something to read or to do.
     pub(crate) async fn wait(&mut self) {
         let now = Instant::now();
-        let poll = match now.duration_since(self.heard) < QUIET {
-            true => POLL,
-            false => POLL_QUIET,
+        let poll = if now.duration_since(self.heard) < QUIET {
+            POLL
+        } else {
+            POLL_QUIET
         };
         let looks = self
             .processes

@@ -144,9 +144,10 @@ impl Process {
         now: Instant,
     ) -> Self {
         let attaching = self.attaching.fork(tgid, files);
-        let observed_from = match attaching.has_allocator() {
-            true => ObservedFrom::Forked,
-            false => ObservedFrom::Seen,
+        let observed_from = if attaching.has_allocator() {
+            ObservedFrom::Forked
+        } else {
+            ObservedFrom::Seen
         };
         let code = attaching.python.as_ref().map(CodeCache::new);
         let mut symbolizer =
@@ -238,9 +239,10 @@ impl Process {
         let is_step = is_step(&record);
         self.symbolizer.push(record);
         let notice = self.follow_module_call(loader);
-        let point = match self.calls_first() {
-            true => Some(SnapshotPoint::FirstCall),
-            false => is_step.then_some(SnapshotPoint::Step),
+        let point = if self.calls_first() {
+            Some(SnapshotPoint::FirstCall)
+        } else {
+            is_step.then_some(SnapshotPoint::Step)
         };
         Received { notice, point }
     }

@@ -232,9 +232,10 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// than the read of its code objects was pushed: one of them may report a freed code object. A stack whose
     /// module still has no name waits for the name too.
     pub fn settle(&mut self) {
-        self.settle_up_to(match self.queue.len() < MAX_WAITING {
-            true => Wait::Allowed,
-            false => Wait::Over,
+        self.settle_up_to(if self.queue.len() < MAX_WAITING {
+            Wait::Allowed
+        } else {
+            Wait::Over
         });
     }
 
@@ -401,13 +402,15 @@ impl<M: ReadMemory> Symbolizer<M> {
             return;
         };
         let library = called.library().map_or("", |library| file_name(library));
-        let owner = match library.starts_with("libc10_cuda.so") {
-            true => Owner::Allocator,
-            false => Owner::Other,
+        let owner = if library.starts_with("libc10_cuda.so") {
+            Owner::Allocator
+        } else {
+            Owner::Other
         };
-        let caller = match library.starts_with(Api::Runtime.library()) {
-            true => CallerKind::Runtime,
-            false => CallerKind::Other,
+        let caller = if library.starts_with(Api::Runtime.library()) {
+            CallerKind::Runtime
+        } else {
+            CallerKind::Other
         };
         let tid = Tid(record.tid);
         let stack = if record.wants_stack == 0 {

@@ -337,9 +337,10 @@ impl Segments {
 impl Live {
     /// Completes a free event with the facts of the allocation.
     fn describe(&self, event: &mut MemoryEvent) {
-        event.action = match self.is_segment {
-            true => Action::SegmentFree,
-            false => Action::CudaFree,
+        event.action = if self.is_segment {
+            Action::SegmentFree
+        } else {
+            Action::CudaFree
         };
         event.size = self.size;
         event.device = self.device;

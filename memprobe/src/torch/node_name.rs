@@ -21,9 +21,10 @@ const TYPE_NAME: u64 = 24;
 /// Nodes of class [`PYTHON`] have individual names.
 pub fn of_class(mangled: &str) -> Option<String> {
     let name = class_name::class_name(mangled)?;
-    Some(match mangled.starts_with(GENERATED) {
-        true => name.rsplit("::").next()?.to_owned(),
-        false => name,
+    Some(if mangled.starts_with(GENERATED) {
+        name.rsplit("::").next()?.to_owned()
+    } else {
+        name
     })
 }
 

@@ -116,9 +116,10 @@ impl<'a> TensorGroup<'a> {
 
     /// Returns the kind of all rows; `-` if they differ, as in the other columns.
     pub fn kind(self) -> &'static str {
-        match self.agrees(|row| row.kind) {
-            true => tensor_kind(self.first().kind),
-            false => "-",
+        if self.agrees(|row| row.kind) {
+            tensor_kind(self.first().kind)
+        } else {
+            "-"
         }
     }
 
@@ -211,9 +212,10 @@ pub fn full_retainer(retained_by: &Retainer) -> String {
     if let Some(through) = &retained_by.through {
         words.push_str(&format!(" through {}", clean(through)));
     }
-    words.push_str(match retained_by.exclusive {
-        true => "; no other retainer found",
-        false => "; with other retainers",
+    words.push_str(if retained_by.exclusive {
+        "; no other retainer found"
+    } else {
+        "; with other retainers"
     });
     words
 }

@@ -68,9 +68,10 @@ impl Series {
     pub(super) fn take(&mut self, steps: &SeriesSteps, sample: SeriesLevel) -> bool {
         let step = steps.next();
         let last = self.last();
-        let level = match steps.begins() {
-            true => sample,
-            false => last.lower(sample),
+        let level = if steps.begins() {
+            sample
+        } else {
+            last.lower(sample)
         };
         match self.0.last_mut() {
             Some((at, known)) if *at == step => *known = level,

@@ -54,9 +54,10 @@ impl Doctor {
         };
         // A reader that has seen enough (`| head`) is no error.
         let _ = io::stdout().write_all(text.as_bytes());
-        Ok(match examination.fit {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::from(UNFIT),
+        Ok(if examination.fit {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(UNFIT)
         })
     }
 

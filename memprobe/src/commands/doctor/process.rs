@@ -464,9 +464,10 @@ impl ProbeFinding {
             // A breakpoint is there where somebody probes the process already.
             written(&code, address)
         });
-        self.kind = Some(match located.place.emulated {
-            true => "emulated",
-            false => "single-stepped",
+        self.kind = Some(if located.place.emulated {
+            "emulated"
+        } else {
+            "single-stepped"
         });
         self.demangled = function::at(&located.file, offset);
         let name = Path::new(&located.library).file_name().unwrap_or_default();

@@ -61,9 +61,10 @@ impl Progress {
 
     /// Rewrites the line if it is time to.
     pub(super) fn show(&mut self, figures: ProgressFigures) {
-        let every = match self.terminal {
-            true => ON_TERMINAL,
-            false => OFF_TERMINAL,
+        let every = if self.terminal {
+            ON_TERMINAL
+        } else {
+            OFF_TERMINAL
         };
         if self.quiet || self.shown.unwrap_or(self.started).elapsed() < every {
             return;

@@ -265,9 +265,10 @@ impl Recorder {
         }
         recorded.output = Output::File(Box::new(trace));
         let is_first = !std::mem::replace(&mut self.has_opened, true);
-        let end = match is_first {
-            true => "; press Ctrl-C to end",
-            false => "",
+        let end = if is_first {
+            "; press Ctrl-C to end"
+        } else {
+            ""
         };
         let name = view::process(&recorded.header.target).unwrap_or_default();
         progress.say(&format!("recording {name} to {shown}{end}"));

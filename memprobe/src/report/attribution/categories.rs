@@ -50,9 +50,10 @@ pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
     let mut notes = vec![format!(
         "{all} is inferred by the named rule (\"?\": later events may change it). SHARE is of the peak."
     )];
-    notes.push(match named {
-        true => checked(check),
-        false => "For exact parameters, gradients and optimizer state, record with --names.".into(),
+    notes.push(if named {
+        checked(check)
+    } else {
+        "For exact parameters, gradients and optimizer state, record with --names.".into()
     });
     if !ledger.coverage().marks {
         let unmarked =

@@ -26,9 +26,10 @@ impl<'a> NumberedPaths<'a> {
         let names = path.split('.').map(|name| {
             end += name.len() + usize::from(end > 0);
             let is_number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
-            match is_number && self.whole.contains(&path[..end]) {
-                true => "*",
-                false => name,
+            if is_number && self.whole.contains(&path[..end]) {
+                "*"
+            } else {
+                name
             }
         });
         names.collect::<Vec<_>>().join(".")

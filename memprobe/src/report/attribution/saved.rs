@@ -64,9 +64,10 @@ pub(super) fn notes(ledger: &AttributionLedger, options: &ReportOptions) -> Vec<
         let folded = "Modules that differ only in a number share one row (PER MODULE: one); --no-fold shows each.";
         notes.push(folded.to_owned());
     }
-    let operations = match ledger.coverage().nodes {
-        true => "OPERATION: operations of the same stack; a line with several names all.",
-        false => "This recording has no operations of backward passes (\"-\").",
+    let operations = if ledger.coverage().nodes {
+        "OPERATION: operations of the same stack; a line with several names all."
+    } else {
+        "This recording has no operations of backward passes (\"-\")."
     };
     notes.push(operations.to_owned());
     notes.extend(missing(ledger.coverage()));

@@ -110,9 +110,10 @@ const LEGEND: &str = "Bytes of tensors, with submodules. SAVED: freed by a backw
 
 /// Notes on the table in an estimate, whose options differ from a report's.
 pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Coverage) -> Vec<String> {
-    let names = match sizes.named {
-        true => "Each block of parameters and buffers is counted in the first module that has it.",
-        false => "Parameters and buffers of each module: `memprobe estimate -- python train.py`.",
+    let names = if sizes.named {
+        "Each block of parameters and buffers is counted in the first module that has it."
+    } else {
+        "Parameters and buffers of each module: `memprobe estimate -- python train.py`."
     };
     all_notes(sizes, heard, names)
 }
@@ -121,9 +122,10 @@ pub(super) fn notes(sizes: Option<&Sizes>, heard: Coverage) -> Vec<String> {
     let Some(sizes) = sizes else {
         return vec!["Nothing was allocated in this recording.".to_owned()];
     };
-    let names = match sizes.named {
-        true => "Each block of parameters and buffers is counted in the first module that has it.",
-        false => "Parameters and buffers of each module: record with --names.",
+    let names = if sizes.named {
+        "Each block of parameters and buffers is counted in the first module that has it."
+    } else {
+        "Parameters and buffers of each module: record with --names."
     };
     all_notes(sizes, heard, names)
 }

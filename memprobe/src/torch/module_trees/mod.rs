@@ -184,9 +184,10 @@ impl<M: ReadMemory> ModuleNames<M> {
         if in_place && module == top {
             return Confidence::Full;
         }
-        match tree.is_over || tree.since > question {
-            true => Confidence::None,
-            false => self.confidence_in_tree(top, tree),
+        if tree.is_over || tree.since > question {
+            Confidence::None
+        } else {
+            self.confidence_in_tree(top, tree)
         }
     }
 
@@ -239,9 +240,10 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     /// First question that a tree read for `question` can answer.
     fn since(&self, question: Question) -> Question {
-        match question == self.asked {
-            true => question,
-            false => self.next_question(),
+        if question == self.asked {
+            question
+        } else {
+            self.next_question()
         }
     }
 

@@ -288,9 +288,10 @@ impl<M: ReadMemory> Objects<'_, M> {
     /// Verdict of one tensor's autograd metadata on a layout.
     fn proves_autograd(&self, layout: &AutogradLayout, meta: u64) -> Option<bool> {
         let read = self.meta(layout, meta)?;
-        match read.is_view {
-            true => Some(self.view(layout, meta)?.base.is_some()),
-            false => Some(read.says_so),
+        if read.is_view {
+            Some(self.view(layout, meta)?.base.is_some())
+        } else {
+            Some(read.says_so)
         }
     }
 }

@@ -93,9 +93,10 @@ impl<M: ReadMemory> Namer<'_, M> {
                     };
                     let text = joined(&place.path, name);
                     let root = &tree.modules[place.root];
-                    let name = match colliding.contains(&*text) {
-                        true => prefixed(holder, root, &text),
-                        false => exact(text),
+                    let name = if colliding.contains(&*text) {
+                        prefixed(holder, root, &text)
+                    } else {
+                        exact(text)
                     };
                     let named = &mut self.named[at];
                     named.add(Some(kind), name);

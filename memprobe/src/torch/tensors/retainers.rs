@@ -30,9 +30,10 @@ struct Edges {
 impl Edges {
     fn add(&mut self, edges: impl IntoIterator<Item = (u32, u32)>) {
         for edge in edges {
-            match self.all.len() < MAX_EDGES {
-                true => self.all.push(edge),
-                false => self.left_out += 1,
+            if self.all.len() < MAX_EDGES {
+                self.all.push(edge)
+            } else {
+                self.left_out += 1
             }
         }
     }

@@ -83,9 +83,10 @@ impl ScreenContext for HostContext {
             facts.push((0, format!("{} more without room", count(health.untracked))));
         }
         StatusLine {
-            word: match self.feed.is_paused() {
-                true => ("PAUSED", theme.still()),
-                false => ("LIVE", theme.good()),
+            word: if self.feed.is_paused() {
+                ("PAUSED", theme.still())
+            } else {
+                ("LIVE", theme.good())
             },
             losses: health.losses,
             text: None,

@@ -114,9 +114,10 @@ fn row(module: &ModuleRow, above: &str, depth: usize, allocated: i128) -> RowOf<
     TableRow {
         key: ModuleKey::Module(joined(above, module)),
         depth,
-        fold: match module.parts.is_empty() {
-            true => Fold::Leaf,
-            false => Fold::Closed,
+        fold: if module.parts.is_empty() {
+            Fold::Leaf
+        } else {
+            Fold::Closed
         },
         data: ModuleData {
             name: clean(&module.name),

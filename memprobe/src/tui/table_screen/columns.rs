@@ -51,9 +51,10 @@ pub fn amount(bytes: i128) -> String {
 /// Draws a share as a bar, at least one eighth of a cell long.
 pub fn bar(part: i128, whole: i128, wide: usize, theme: &Theme) -> String {
     let steps = wide as i128 * 8;
-    let filled = match part > 0 && whole > 0 {
-        true => (part.saturating_mul(steps) / whole).clamp(1, steps) as usize,
-        false => 0,
+    let filled = if part > 0 && whole > 0 {
+        (part.saturating_mul(steps) / whole).clamp(1, steps) as usize
+    } else {
+        0
     };
     let glyph = |cell: usize| theme.glyphs.growing[filled.saturating_sub(cell * 8).min(8)];
     (0..wide).map(glyph).collect()

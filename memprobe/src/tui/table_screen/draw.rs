@@ -211,9 +211,10 @@ impl<C: Content> TableScreen<C> {
                         area.width = (start - area.x).saturating_sub(1);
                     }
                 }
-                let style = match is_selected {
-                    true => Style::new(),
-                    false => row_style.patch(tone_style(on.tone, theme)),
+                let style = if is_selected {
+                    Style::new()
+                } else {
+                    row_style.patch(tone_style(on.tone, theme))
                 };
                 // A continuation has a name alone.
                 if row.fold != Fold::Part || on.is_name {

@@ -14,6 +14,10 @@ const RANKS: usize = 8;
 const EVENTS: &str = "events";
 const LOST: &str = "lost_events";
 
+/// Calls of each rank that choose a device or a context. Memprobe counts them as events only where they are lost: one
+/// `cudaSetDevice` and two `cuCtxSetCurrent` (PyTorch 2.15.0).
+const DEVICE_CALLS: u64 = 3;
+
 /// A rank's own account of its run (`workloads/rush.py`).
 #[derive(Debug, Deserialize)]
 struct Ledger {
@@ -156,9 +160,9 @@ fn each_rank_reports_its_own_losses_and_its_totals_are_right() {
     let mut lost = 0;
     for (ledger, recording) in run.recordings() {
         let number = |name: &str| recording[name].as_u64().expect("a number");
-        assert_eq!(
-            number(EVENTS) + number(LOST),
-            ledger.events,
+        let most = ledger.events + number(LOST).min(DEVICE_CALLS);
+        assert!(
+            (ledger.events..=most).contains(&(number(EVENTS) + number(LOST))),
             "seen and lost together are all that happened: {ledger:?}: {recording}"
         );
         lost += number(LOST);

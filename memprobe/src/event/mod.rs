@@ -556,7 +556,7 @@ impl fmt::Display for TensorSpec {
 /// Counts of records lost since attach. Every view and recording shows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Losses {
-    /// Memory events for which the ring buffer had no room.
+    /// Memory events, and calls that choose a device or context, for which the ring buffer had no room.
     pub events: u64,
     /// Stacks for which the ring buffer had no room (their events were kept).
     pub stacks: u64,

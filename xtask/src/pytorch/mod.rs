@@ -128,6 +128,9 @@ pub fn set_up(request: &Request) -> Result<Environment> {
         Cuda::Real => None,
         Cuda::Simulated => Some(simulated_cuda::install(&venv)?),
     };
+    if !venv.is_compiled()? {
+        venv.compile_modules()?;
+    }
     if !venv.is_verified(cuda_libraries.as_deref())? {
         verify(&venv, cuda)?;
         venv.mark_verified(cuda_libraries.as_deref())?;
@@ -186,8 +189,7 @@ fn announce(base: &PythonInfo, request: &Request, cuda: Cuda, folder: &Path) {
     }
 }
 
-/// Checks that the environment's PyTorch sees a GPU and can train one step. The step also compiles
-/// the imported modules, which pip did not ([`Venv::create`]).
+/// Checks that the environment's PyTorch sees a GPU and can train one step.
 fn verify(venv: &Venv, cuda: Cuda) -> Result<()> {
     // Sleep before exit: right after backward(), autograd's threads still release Python objects,
     // and the interpreter may abort.

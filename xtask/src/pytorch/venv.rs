@@ -28,6 +28,17 @@ const DEPENDENCIES: [&str; 6] = [
 /// (torch/utils/cpp_extension.py@v2.15.0 imports it).
 const COMPILING: &str = "setuptools";
 
+/// Modules that programs import, with the modules that they import.
+const COMPILED: [&str; 7] = [
+    "torch",
+    "torch.utils.data",
+    "torch.utils.checkpoint",
+    "torch.profiler",
+    "torch.distributed.run",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+];
+
 /// Marker file of a complete environment.
 const RECORD: &str = "memprobe-environment.json";
 
@@ -144,16 +155,37 @@ impl Venv {
             "Adding {COMPILING} (1 MB) to {}, with which torch.compile is tried",
             self.folder.display()
         );
-        // pip does not compile the modules; importing does.
-        let modules = "import torch._dynamo, torch._inductor.compile_fx";
-        let added = Pip(self.python())
-            // Without a network, retries would delay every run.
-            .install(&["--retries", "1", COMPILING])
-            .and_then(|()| process::answer(Command::new(self.python()).args(["-c", modules])));
+        // Without a network, retries would delay every run.
+        let added = Pip(self.python()).install(&["--retries", "1", COMPILING]);
         if let Err(error) = added {
             eprintln!("  without it: {error:#}; what tries torch.compile will be skipped");
         }
         Ok(())
+    }
+
+    /// Returns whether Python has compiled PyTorch's modules, which pip did not.
+    pub fn is_compiled(&self) -> Result<bool> {
+        Ok(self.installed("torch/__pycache__")?.is_some())
+    }
+
+    /// Imports the modules that programs commonly import, so that Python writes them compiled. Otherwise each
+    /// start of a program compiles a thousand of them, which doubles its time.
+    pub fn compile_modules(&self) -> Result<()> {
+        eprintln!(
+            "Compiling PyTorch's Python modules in {}",
+            self.folder.display()
+        );
+        // Older versions lack some, others want packages that are not here.
+        let imports = "import importlib, sys\n\
+             for name in sys.argv[1:]:\n    \
+                 try: importlib.import_module(name)\n    \
+                 except Exception as error: print(f'  without {name}: {error}', file=sys.stderr)";
+        process::run_unseen(
+            Command::new(self.python())
+                .args(["-c", imports])
+                .args(COMPILED)
+                .env_remove("PYTHONDONTWRITEBYTECODE"),
+        )
     }
 
     /// Returns a folder among the installed packages, if it exists.

@@ -166,6 +166,16 @@ fn gradients_buffers_and_the_state_of_optimizers_are_known_by_name() {
 }
 
 #[test]
+fn modules_optimizers_and_tensors_are_known_behind_mixins() {
+    let least = Least {
+        tensors: 120,
+        names: 110,
+        saved: 0,
+    };
+    agree(&["mixins.py"], Devices::Cuda, On::Each, &least);
+}
+
+#[test]
 fn tensors_are_named_after_where_python_keeps_them() {
     let least = Least {
         tensors: 30,

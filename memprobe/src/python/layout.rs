@@ -276,6 +276,8 @@ impl ClassLayout {
     pub const DICT: u16 = 264;
     /// `tp_dictoffset`, signed.
     pub const DICT_OFFSET: u16 = 288;
+    /// `tp_mro`, a tuple of the class and all that it derives from; NULL until the class is ready.
+    pub const MRO: u16 = 344;
 
     /// `Py_TPFLAGS_INLINE_VALUES` (3.13 on).
     pub const INLINE_VALUES: u64 = 1 << 2;

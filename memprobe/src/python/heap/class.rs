@@ -10,7 +10,7 @@ use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::layout::{Attributes, ClassLayout, HeapLayout};
 
 const MAX_CLASSES: usize = 1 << 18;
-const MAX_BASES: usize = 64;
+const MAX_BASES: usize = 128;
 const MAX_MEMBERS: usize = 256;
 const LONGEST_NAME: usize = 512;
 
@@ -126,7 +126,7 @@ struct Head {
     name: Arc<str>,
 }
 
-const HEAD: usize = ClassLayout::DICT_OFFSET as usize + 8;
+const HEAD: usize = ClassLayout::MRO as usize + 8;
 
 impl Head {
     fn word(&self, at: u16) -> u64 {
@@ -154,14 +154,43 @@ impl<M: ReadMemory> Heap<'_, M> {
         if class.has(ClassLayout::HEAP_TYPE) {
             class.cached_keys = self.word(address, self.layout.heap.cached_keys)?;
         }
-        let mut next = Some(head);
-        for _ in 0..MAX_BASES {
-            let Some(head) = next else { break };
-            self.learn_from(&mut class, &head);
-            let base = head.word(ClassLayout::BASE);
-            next = self.class_head(base).ok().filter(|_| base != 0);
+        self.learn_from(&mut class, &head);
+        for base in self.bases(address, &head) {
+            self.learn_from(&mut class, &base);
         }
         Ok(class)
+    }
+
+    /// The classes that a class derives from: those in its method resolution order. Its `tp_base` leads to the one
+    /// whose layout its objects have, and not to `Module` behind a mixin.
+    fn bases(&self, class: u64, head: &Head) -> Vec<Head> {
+        match self.resolution_order(head.word(ClassLayout::MRO)) {
+            Ok(order) if order.first() == Some(&class) => {
+                let bases = order[1..].iter();
+                bases
+                    .filter_map(|&base| self.class_head(base).ok())
+                    .collect()
+            }
+            _ => {
+                let base_of = |head: &Head| match head.word(ClassLayout::BASE) {
+                    0 => None,
+                    base => self.class_head(base).ok(),
+                };
+                std::iter::successors(base_of(head), base_of)
+                    .take(MAX_BASES)
+                    .collect()
+            }
+        }
+    }
+
+    fn resolution_order(&self, tuple: u64) -> Result<Vec<u64>, Unreadable> {
+        let count = self.word(tuple, HeapLayout::SIZE)?;
+        let count = usize::try_from(count).unwrap_or(usize::MAX).min(MAX_BASES);
+        let first = tuple.wrapping_add(self.layout.heap.tuple_items.into());
+        let mut bytes = vec![0; count * 8];
+        self.memory.read(first, &mut bytes)?;
+        let words = bytes.chunks_exact(8);
+        Ok(words.map(|word| word_at(word, 0)).collect())
     }
 
     fn class_head(&self, address: u64) -> Result<Head, Unreadable> {

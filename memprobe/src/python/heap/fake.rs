@@ -111,6 +111,17 @@ impl FakeHeap {
         class
     }
 
+    /// Makes a class derive from others: `bases` are all of them in the order of method resolution, and the objects
+    /// have the layout of `base`.
+    pub(crate) fn derive(&mut self, class: u64, base: u64, bases: &[u64]) {
+        let order: Vec<_> = std::iter::once(class)
+            .chain(bases.iter().copied())
+            .collect();
+        let order = self.tuple(&order);
+        self.put_word(class, ClassLayout::BASE, base);
+        self.put_word(class, ClassLayout::MRO, order);
+    }
+
     /// An object in the collector's lists.
     pub(crate) fn object(&mut self, class: u64, size: u64) -> u64 {
         let at = self.reserve(BEFORE + size) + BEFORE;

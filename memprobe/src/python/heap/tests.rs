@@ -9,7 +9,7 @@ use super::retainers::HeapRetainers;
 use super::{Heap, modules, optimizers};
 use crate::process::memory::ReadMemory;
 use crate::process::memory::fake::FakeMemory;
-use crate::python::layout::{Attributes, CollectorLayout, ObjectLayout, PythonLayout};
+use crate::python::layout::{Attributes, ClassLayout, CollectorLayout, ObjectLayout, PythonLayout};
 use crate::python::versions::LAYOUTS;
 
 fn scan(heap: &Heap<'_, impl ReadMemory>, interpreter: u64) -> ProcessScan {
@@ -215,6 +215,47 @@ fn attributes_are_found_with_and_without_a_dict() {
                 ("third".to_owned(), values[2]),
             ];
             assert_eq!(found, expected, "3.{}", layout.minor);
+        }
+    }
+}
+
+#[test]
+fn classes_have_the_role_of_any_class_in_their_resolution_order() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let object = heap.class("object", 0, 0);
+        let tensor = heap.class("torch._C.TensorBase", 0, object);
+        let module = heap.python_class("Module", "torch.nn.modules.module", &[]);
+        let optimizer = heap.python_class("Optimizer", "torch.optim.optimizer", &[]);
+        let mixin = heap.python_class("Mixin", "net", &[]);
+        let mut class = |base, bases: &[u64]| {
+            let class = heap.python_class("Derived", "net", &[]);
+            heap.derive(class, base, bases);
+            class
+        };
+        let between = class(mixin, &[mixin, module, object]);
+        let not_ready = class(module, &[]);
+        let cases = [
+            (class(mixin, &[mixin, module, object]), TorchKind::Module),
+            (class(module, &[module, mixin, object]), TorchKind::Module),
+            (
+                class(mixin, &[mixin, between, module, object]),
+                TorchKind::Module,
+            ),
+            (
+                class(mixin, &[mixin, optimizer, object]),
+                TorchKind::Optimizer,
+            ),
+            (class(tensor, &[mixin, tensor, object]), TorchKind::Tensor),
+            (class(mixin, &[mixin, object]), TorchKind::Other),
+            (not_ready, TorchKind::Module),
+        ];
+        heap.put_word(not_ready, ClassLayout::MRO, 0);
+        let (memory, _) = heap.finish();
+        let heap = Heap::of(&memory, layout);
+        for (number, (class, role)) in cases.into_iter().enumerate() {
+            let class = heap.class_at(heap.class_index(class).unwrap()).unwrap();
+            assert_eq!(class.role, role, "case {number} of 3.{}", layout.minor);
         }
     }
 }

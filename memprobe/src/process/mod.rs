@@ -13,5 +13,6 @@ pub mod pause;
 pub mod process_scan;
 pub mod rank;
 pub mod root;
+mod sleeper;
 pub mod status;
 pub mod user;

@@ -4,6 +4,8 @@
 //! notices. It does not set `PTRACE_O_EXITKILL`: if the tracing thread ends for any reason, the kernel
 //! resumes every thread that it traced (`exit_ptrace` in kernel/ptrace.c@v6.12; ptrace(2), "Attaching and
 //! detaching").
+//!
+//! A thread that sleeps in a system call which a stop would end is left asleep ([`Sleeper`]).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, waitpid};
 
+use super::sleeper::Sleeper;
 use super::status::Status;
 use crate::event::Tgid;
 
@@ -26,6 +29,9 @@ const LOOK_AFTER: Duration = Duration::from_millis(10);
 
 /// The longest wait, at release, for threads that are still within the kernel.
 const MAX_RELEASE: Duration = Duration::from_millis(100);
+
+/// The longest wait for a sleeper to leave its system call, with [`Sleepers::Caught`].
+const MAX_SLEEP: Duration = Duration::from_millis(20);
 
 const MAX_THREADS: usize = 65_536;
 const SPIN: Duration = Duration::from_micros(300);
@@ -72,21 +78,46 @@ impl From<io::Error> for PauseError {
     }
 }
 
-/// Runs `work` while a process is paused, and returns how long the pause was. A separate thread does this, because
-/// the kernel ties tracing to the tracing thread: once it ends, no thread of the process stays stopped.
+/// Treatment of threads that sleep in a system call which a stop would end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sleepers {
+    /// They are left asleep.
+    Left,
+    /// They are stopped if they leave their system call within [`MAX_SLEEP`], or else left asleep. For threads that
+    /// wake up so often that they rarely sleep through a pause.
+    Caught,
+}
+
+/// The end of a pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Paused<R> {
+    pub result: R,
+    pub duration: Duration,
+    /// True if a thread that was left asleep has run meanwhile.
+    pub has_run: bool,
+}
+
+/// Runs `work` while a process is paused. A separate thread does this, because the kernel ties tracing to the tracing
+/// thread: once it ends, no thread of the process stays stopped.
 /// Fails with [`PauseError`]; the process then runs as before.
 ///
 /// # Panics
 /// If `work` panics, after the process was resumed.
 pub fn while_paused<R: Send>(
     tgid: Tgid,
+    sleepers: Sleepers,
     work: impl FnOnce() -> R + Send,
-) -> Result<(R, Duration), PauseError> {
+) -> Result<Paused<R>, PauseError> {
     let traced = || {
-        let mut pause = Pause::of(tgid)?;
+        let mut pause = Pause::of(tgid, sleepers)?;
         let result = work();
+        let has_run = pause.has_run(tgid);
         pause.resume();
-        Ok((result, pause.since.elapsed()))
+        Ok(Paused {
+            result,
+            duration: pause.since.elapsed(),
+            has_run,
+        })
     };
     let ended = thread::scope(|scope| scope.spawn(traced).join());
     ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -97,9 +128,11 @@ pub fn is_stopped(tgid: Tgid) -> bool {
     i32::try_from(tgid.0).is_ok_and(|main| state(tgid, main) == Some('T'))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Thread {
     Asked,
+    /// The thread sleeps in a system call which a stop would end. It was not asked to stop.
+    Asleep(Sleeper),
     /// The thread is in uninterruptible sleep and stops before it runs user code again.
     InKernel,
     /// The thread is stopped; the field is the signal to be delivered on resume (0: none).
@@ -115,7 +148,7 @@ struct Pause {
 }
 
 impl Pause {
-    fn of(tgid: Tgid) -> Result<Self, PauseError> {
+    fn of(tgid: Tgid, sleepers: Sleepers) -> Result<Self, PauseError> {
         let mut pause = Self {
             threads: BTreeMap::new(),
             since: Instant::now(),
@@ -123,18 +156,17 @@ impl Pause {
         };
         let deadline = pause.since + MAX_WAIT;
         // A thread that still runs may create others meanwhile.
-        while pause.ask_new(tgid)? {
+        while pause.ask_new(tgid, sleepers)? {
             pause.wait(tgid, deadline)?;
         }
-        let is_stopped = |thread| matches!(thread, &Thread::Stopped(_) | &Thread::InKernel);
-        if pause.threads.values().any(is_stopped) {
-            Ok(pause)
-        } else {
+        if pause.threads.values().all(|thread| *thread == Thread::Gone) {
             Err(PauseError::Gone)
+        } else {
+            Ok(pause)
         }
     }
 
-    fn ask_new(&mut self, tgid: Tgid) -> Result<bool, PauseError> {
+    fn ask_new(&mut self, tgid: Tgid, sleepers: Sleepers) -> Result<bool, PauseError> {
         let mut any = false;
         for entry in fs::read_dir(format!("/proc/{}/task", tgid.0))? {
             let name = entry?.file_name();
@@ -148,9 +180,12 @@ impl Pause {
                 return Err(PauseError::TooManyThreads);
             }
             any = true;
-            let thread = match ask(tid) {
-                Ok(()) => Thread::Asked,
-                Err(error) => not_asked(tgid, tid, error)?,
+            let thread = match asleep(tgid, tid, sleepers) {
+                Some(sleeper) => Thread::Asleep(sleeper),
+                None => match ask(tid) {
+                    Ok(()) => Thread::Asked,
+                    Err(error) => not_asked(tgid, tid, error)?,
+                },
             };
             self.threads.insert(tid, thread);
         }
@@ -191,8 +226,17 @@ impl Pause {
         Ok(waiting)
     }
 
+    /// Returns true if a thread that was left asleep has run since.
+    fn has_run(&self, tgid: Tgid) -> bool {
+        let mut threads = self.threads.iter();
+        threads.any(|(&tid, thread)| match thread {
+            Thread::Asleep(sleeper) => !sleeper.still_sleeps(tgid, tid),
+            _ => false,
+        })
+    }
+
     fn resume(&mut self) {
-        let held = |thread: &Thread| !matches!(thread, Thread::Gone);
+        let held = |thread: &Thread| !matches!(thread, Thread::Gone | Thread::Asleep(_));
         let deadline = Instant::now() + MAX_RELEASE;
         loop {
             for (&tid, thread) in &mut self.threads {
@@ -207,7 +251,9 @@ impl Pause {
             }
             for (&tid, thread) in &mut self.threads {
                 if held(thread) {
-                    *thread = stopped(tid).ok().flatten().unwrap_or(*thread);
+                    if let Ok(Some(now)) = stopped(tid) {
+                        *thread = now;
+                    }
                 }
             }
             thread::sleep(Duration::from_micros(50));
@@ -218,6 +264,18 @@ impl Pause {
 impl Drop for Pause {
     fn drop(&mut self) {
         self.resume();
+    }
+}
+
+/// Returns the sleeper if a thread is to be left asleep.
+fn asleep(tgid: Tgid, tid: i32, sleepers: Sleepers) -> Option<Sleeper> {
+    let start = Instant::now();
+    loop {
+        let sleeper = Sleeper::of(tgid, tid)?;
+        if sleepers == Sleepers::Left || start.elapsed() > MAX_SLEEP {
+            return Some(sleeper);
+        }
+        thread::yield_now();
     }
 }
 
@@ -291,9 +349,9 @@ mod tests {
     use super::*;
 
     /// A process that sleeps until it is dropped.
-    struct Sleeper(Child);
+    struct Sleeping(Child);
 
-    impl Sleeper {
+    impl Sleeping {
         fn start() -> Self {
             let mut command = Command::new("sleep");
             Self(command.arg("1000").stdin(Stdio::null()).spawn().unwrap())
@@ -315,17 +373,25 @@ mod tests {
         }
     }
 
-    impl Drop for Sleeper {
+    impl Drop for Sleeping {
         fn drop(&mut self) {
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
     }
 
+    fn paused<R: Send>(sleeper: &Sleeping, work: impl FnOnce() -> R + Send) -> Paused<R> {
+        while_paused(sleeper.tgid(), Sleepers::Left, work).unwrap()
+    }
+
     #[test]
     fn a_process_stands_still_while_work_is_done_and_runs_on_afterwards() {
-        let sleeper = Sleeper::start();
-        let (during, pause) = while_paused(sleeper.tgid(), || sleeper.state()).unwrap();
+        let sleeper = Sleeping::start();
+        let Paused {
+            result: during,
+            duration: pause,
+            ..
+        } = paused(&sleeper, || sleeper.state());
         assert_eq!(during, Some('t'));
         assert!(pause < MAX_WAIT);
         assert!(sleeper.settles_at('S'));
@@ -334,38 +400,36 @@ mod tests {
 
     #[test]
     fn a_panic_while_it_stands_still_lets_it_go_on() {
-        let sleeper = Sleeper::start();
-        let panicked =
-            std::panic::catch_unwind(|| while_paused(sleeper.tgid(), || panic!("in the middle")));
+        let sleeper = Sleeping::start();
+        let panicked = std::panic::catch_unwind(|| paused(&sleeper, || panic!("in the middle")));
         assert!(panicked.is_err());
         assert!(sleeper.settles_at('S'));
     }
 
     #[test]
     fn a_process_that_was_stopped_by_a_signal_stays_so() {
-        let sleeper = Sleeper::start();
+        let sleeper = Sleeping::start();
         let pid = rustix::process::Pid::from_child(&sleeper.0);
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
         assert!(sleeper.settles_at('T'));
-        while_paused(sleeper.tgid(), || ()).unwrap();
+        paused(&sleeper, || ());
         assert!(sleeper.settles_at('T'));
     }
 
     #[test]
     fn a_signal_that_comes_while_it_stands_still_is_not_lost() {
-        let mut sleeper = Sleeper::start();
+        let mut sleeper = Sleeping::start();
         let pid = rustix::process::Pid::from_child(&sleeper.0);
         let kill = || rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        while_paused(sleeper.tgid(), kill).unwrap().0.unwrap();
+        paused(&sleeper, kill).result.unwrap();
         assert!(!sleeper.0.wait().unwrap().success());
     }
 
     #[test]
     fn a_process_that_is_traced_already_says_by_whom() {
-        let sleeper = Sleeper::start();
-        let inner = || while_paused(sleeper.tgid(), || ());
-        let (inner, _) = while_paused(sleeper.tgid(), inner).unwrap();
-        let error = inner.unwrap_err();
+        let sleeper = Sleeping::start();
+        let inner = || while_paused(sleeper.tgid(), Sleepers::Left, || ());
+        let error = paused(&sleeper, inner).result.unwrap_err();
         assert!(matches!(error, PauseError::Traced(by) if by == std::process::id()));
         assert!(error.to_string().contains("a debugger is attached to it"));
         assert!(sleeper.settles_at('S'));
@@ -373,7 +437,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_gone_is_said_to_be_gone() {
-        let error = while_paused(Tgid(u32::MAX), || ()).unwrap_err();
+        let error = while_paused(Tgid(u32::MAX), Sleepers::Left, || ()).unwrap_err();
         assert!(matches!(error, PauseError::Gone), "{error:?}");
     }
 }

@@ -32,6 +32,8 @@ pub struct Status {
     pub bounding: Capabilities,
     /// `Seccomp`: 0 off, 1 strict, 2 filter.
     pub seccomp: u8,
+    /// `voluntary_ctxt_switches`: times that the thread gave up its processor to wait.
+    pub voluntary_switches: Option<u64>,
 }
 
 impl Status {
@@ -72,6 +74,7 @@ impl Status {
                 "Threads" => status.threads = value.parse().ok(),
                 "CapEff" => status.effective = Capabilities::parse(value),
                 "CapBnd" => status.bounding = Capabilities::parse(value),
+                "voluntary_ctxt_switches" => status.voluntary_switches = value.parse().ok(),
                 "Seccomp" => status.seccomp = value.parse().unwrap_or(0),
                 _ => {}
             }

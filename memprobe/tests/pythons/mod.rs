@@ -73,7 +73,7 @@ pub fn supported() -> Vec<PathBuf> {
     all
 }
 
-/// Starts a process and returns it with its first line of output.
+/// Starts a process and returns it with its first line of output. Later ones are in its `stdout`.
 pub fn started(command: &mut Command) -> (Child, String) {
     let mut child = command
         .stdin(Stdio::piped())
@@ -81,8 +81,8 @@ pub fn started(command: &mut Command) -> (Child, String) {
         .spawn()
         .unwrap();
     let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    output.read_line(&mut line).unwrap();
+    child.stdout = Some(output.into_inner());
     (child, line)
 }

@@ -23,7 +23,7 @@ use super::process_scan::{PreviousScan, ProcessScan};
 use crate::event::TimeNs;
 use crate::event::tensors::Consistency;
 use crate::process::memory::{ProcessMemory, ReadMemory, Unreadable};
-use crate::process::pause::{PauseError, is_stopped, while_paused};
+use crate::process::pause::{PauseError, Sleepers, is_stopped, while_paused};
 use crate::python::PythonProcess;
 
 /// Most bytes kept of a process's memory: enough for some twenty million objects.
@@ -34,6 +34,10 @@ const MAX_STOPS: u32 = 100;
 
 /// Most of these stops that wait for the allocator; after that its state is accepted as it is.
 const MAX_ALLOCATING: u32 = 10;
+
+/// Most pauses that leave threads asleep in system calls that a stop would end, if these wake up; later ones catch
+/// them outside of such calls.
+const MAX_WOKEN: u32 = 5;
 
 /// First and longest time between two stops. A collection of a million objects takes half a second.
 const FIRST_WAIT: Duration = Duration::from_millis(2);
@@ -303,14 +307,19 @@ impl PauseAttempts {
         look: &(impl Fn(&Image<ProcessMemory>) -> (HeapScan, T) + Sync),
     ) -> Result<((HeapScan, T), Duration), CaptureError> {
         let mut wait = FIRST_WAIT;
-        let mut allocating = 0;
+        let (mut allocating, mut woken) = (0, 0);
         loop {
             let stands = is_stopped(python.tgid);
             if !stands {
                 wait_for_a_good_moment(python);
             }
             let image = &mut *image;
-            let (found, pause) = while_paused(python.tgid, move || {
+            let sleepers = if woken < MAX_WOKEN {
+                Sleepers::Left
+            } else {
+                Sleepers::Caught
+            };
+            let paused = while_paused(python.tgid, sleepers, move || {
                 // At an unsuitable moment the pause lasts only as long as this check.
                 if let Some(broken) = at_work(python) {
                     return Err(broken);
@@ -318,12 +327,13 @@ impl PauseAttempts {
                 image.renew();
                 Ok(look(image))
             })?;
-            let broken = match found {
+            let broken = match paused.result {
+                Ok(_) if paused.has_run => Broken::Woken,
                 Ok(found) => match found.0.broken {
-                    None | Some(Broken::TooMany) => return Ok((found, pause)),
+                    None | Some(Broken::TooMany) => return Ok((found, paused.duration)),
                     // The allocator's tables may never agree.
                     Some(Broken::Allocating) if stands || allocating == MAX_ALLOCATING => {
-                        return Ok((found, pause));
+                        return Ok((found, paused.duration));
                     }
                     Some(broken) => broken,
                 },
@@ -334,6 +344,7 @@ impl PauseAttempts {
                 return Err(CaptureError::StandsBroken(broken));
             }
             allocating += u32::from(broken == Broken::Allocating);
+            woken += u32::from(broken == Broken::Woken);
             self.number += 1;
             if self.number >= MAX_STOPS {
                 return Err(CaptureError::NeverWhole(broken));

@@ -81,10 +81,9 @@ impl From<io::Error> for PauseError {
 /// Treatment of threads that sleep in a system call which a stop would end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleepers {
-    /// They are left asleep.
     Left,
-    /// They are stopped if they leave their system call within [`MAX_SLEEP`], or else left asleep. For threads that
-    /// wake up so often that they rarely sleep through a pause.
+    /// Each is stopped once it leaves its system call, or left asleep if it does not within [`MAX_SLEEP`]. For threads
+    /// that wake up so often that they rarely sleep through a pause.
     Caught,
 }
 

@@ -179,13 +179,14 @@ impl Venv {
         let imports = "import importlib, sys\n\
              for name in sys.argv[1:]:\n    \
                  try: importlib.import_module(name)\n    \
-                 except Exception as error: print(f'  without {name}: {error}', file=sys.stderr)";
-        process::run_unseen(
-            Command::new(self.python())
-                .args(["-c", imports])
-                .args(COMPILED)
-                .env_remove("PYTHONDONTWRITEBYTECODE"),
-        )
+                 except Exception as error: print(f'  without {name}: {error}')";
+        let mut python = Command::new(self.python());
+        python.args(["-c", imports]).args(COMPILED);
+        let failed = process::answer(python.env_remove("PYTHONDONTWRITEBYTECODE"))?;
+        if !failed.is_empty() {
+            eprintln!("{failed}");
+        }
+        Ok(())
     }
 
     /// Returns a folder among the installed packages, if it exists.

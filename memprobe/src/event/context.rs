@@ -54,12 +54,6 @@ pub enum Grad {
     Inference,
 }
 
-impl Grad {
-    pub const fn as_str(self) -> &'static str {
-        self.into_str()
-    }
-}
-
 /// A node of autograd's graph (`torch.autograd.graph.Node`), which the backward pass evaluates.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Node {
@@ -96,10 +90,4 @@ pub enum MarkedPhase {
     ZeroGrad,
     /// The next batch of a `DataLoader`.
     NextBatch,
-}
-
-impl MarkedPhase {
-    pub const fn as_str(self) -> &'static str {
-        self.into_str()
-    }
 }

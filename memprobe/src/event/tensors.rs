@@ -225,10 +225,6 @@ impl TensorKind {
         Self::Saved,
         Self::Tensor,
     ];
-
-    pub const fn as_str(self) -> &'static str {
-        self.into_str()
-    }
 }
 
 impl Name {

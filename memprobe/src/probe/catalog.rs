@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use iced_x86::Register;
+use iced_x86::Register::{self, R8, R9, RBP, RCX, RDI, RDX, RSI, RSP};
 use memprobe_common::{CudaCookie, Description, ProcessConfig, ThreadLocal, record};
 
 use super::loader::Wanted;
@@ -124,18 +124,11 @@ pub static THREAD_VARIABLES: [ThreadVariable; 2] = [
     ThreadVariable {
         library: TORCH_CPU,
         names: &[
-            ThreadLocalName {
-                symbol: "_ZZNK5torch8autogradL22tls_current_graph_taskMUlvE_clEvE3var",
-                source: None,
-                size: None,
-                within: 0,
-            },
+            ThreadLocalName::of("_ZZNK5torch8autogradL22tls_current_graph_taskMUlvE_clEvE3var"),
             // The wheels of 2.0 to 2.6.
             ThreadLocalName {
-                symbol: "_ZZNK5torch8autogradUlvE_clEvE3var",
                 source: Some("engine.cpp"),
-                size: None,
-                within: 0,
+                ..ThreadLocalName::of("_ZZNK5torch8autogradUlvE_clEvE3var")
             },
         ],
         config_field: |config| &mut config.graph_task,
@@ -148,17 +141,14 @@ pub static THREAD_VARIABLES: [ThreadVariable; 2] = [
         names: &[
             // From 2.12 on an `optional<SafePyObject>` comes before them.
             ThreadLocalName {
-                symbol: AUTOGRAD_STATE,
-                source: None,
                 size: Some(32),
                 within: 24,
+                ..ThreadLocalName::of(AUTOGRAD_STATE)
             },
             // Up to 2.11 there is nothing else.
             ThreadLocalName {
-                symbol: AUTOGRAD_STATE,
-                source: None,
                 size: Some(1),
-                within: 0,
+                ..ThreadLocalName::of(AUTOGRAD_STATE)
             },
         ],
         config_field: |config| &mut config.autograd_state,
@@ -192,15 +182,7 @@ pub static PROBES: LazyLock<Vec<Probe>> = LazyLock::new(|| {
 
 /// Registers that the programs for CUDA's functions read: the arguments, and the stack pointer, at
 /// which the kernel takes the return address.
-const CUDA_READS: [Register; 7] = [
-    Register::RDI,
-    Register::RSI,
-    Register::RDX,
-    Register::RCX,
-    Register::R8,
-    Register::R9,
-    Register::RSP,
-];
+const CUDA_READS: [Register; 7] = [RDI, RSI, RDX, RCX, R8, R9, RSP];
 
 fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
     let cookie = CudaCookie {
@@ -224,9 +206,6 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
     }
 }
 
-/// The program behind all functions of PyTorch whose records carry a stack. The cookie is the kind of record.
-const EVENT_WITH_STACK: &str = "event_with_stack";
-
 /// The fields that most probes on PyTorch have in common.
 const ON_TORCH: Probe = Probe {
     function: "",
@@ -242,17 +221,24 @@ const ON_TORCH: Probe = Probe {
     graph: GraphTracking::Off,
 };
 
+/// The fields of a probe whose program sends records of a kind, with a stack.
+const fn with_stack(record: u8) -> Probe {
+    Probe {
+        entry: "event_with_stack",
+        cookie: Some(record as u64),
+        ..ON_TORCH
+    }
+}
+
 /// The probes on PyTorch, with symbols and registers of its x86-64 wheels 2.0 to 2.15.
 const PYTORCH: [Probe; 10] = [
     Probe {
         function: "c10::reportOutOfMemoryToProfiler",
         library: "libc10.so",
         symbols: &["_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE"],
-        entry: EVENT_WITH_STACK,
-        cookie: Some(record::OUT_OF_MEMORY as u64),
-        reads: &[Register::RDI, Register::RSI, Register::RDX, Register::RCX],
+        reads: &[RDI, RSI, RDX, RCX],
         need: Need::Optional("out-of-memory errors are not seen"),
-        ..ON_TORCH
+        ..with_stack(record::OUT_OF_MEMORY)
     },
     Probe {
         function: "torch::autograd::Engine::execute_with_graph_task",
@@ -261,11 +247,9 @@ const PYTORCH: [Probe; 10] = [
             "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEEN3c1013intrusive_ptrINS0_4NodeENS7_6detail34intrusive_target_default_null_typeIS9_EEEEONS0_11InputBufferE",
             "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE",
         ],
-        entry: EVENT_WITH_STACK,
-        cookie: Some(record::BACKWARD as u64),
-        reads: &[Register::RDX],
+        reads: &[RDX],
         need: Need::Optional("memory of backward passes has no line"),
-        ..ON_TORCH
+        ..with_stack(record::BACKWARD)
     },
     Probe {
         function: "torch::autograd::profiler::record_function_enter_new",
@@ -276,11 +260,9 @@ const PYTORCH: [Probe; 10] = [
             "_ZN5torch8autograd8profiler25record_function_enter_newERKSsRKSt8optionalISsE",
             "_ZN5torch8autograd8profiler25record_function_enter_newERKSsRKN3c108optionalISsEE",
         ],
-        entry: EVENT_WITH_STACK,
-        cookie: Some(record::MARK as u64),
-        reads: &[Register::RSI, Register::RSP],
+        reads: &[RSI, RSP],
         need: Need::Optional("steps of optimizers and batches of data loaders are not seen"),
-        ..ON_TORCH
+        ..with_stack(record::MARK)
     },
     Probe {
         function: "torch::autograd::Engine::evaluate_function",
@@ -288,7 +270,7 @@ const PYTORCH: [Probe; 10] = [
             "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE",
         ],
         entry: "evaluate_function",
-        reads: &[Register::RSI, Register::RDX, Register::RSP],
+        reads: &[RSI, RDX, RSP],
         need: Need::Optional(WITHOUT_GRAPH),
         graph: GraphTracking::On,
         ..ON_TORCH
@@ -296,12 +278,10 @@ const PYTORCH: [Probe; 10] = [
     Probe {
         function: "torch::autograd::impl::set_gradient_edge",
         symbols: &["_ZN5torch8autograd4impl17set_gradient_edgeERKN2at6TensorENS0_4EdgeE"],
-        entry: EVENT_WITH_STACK,
-        cookie: Some(record::NODE_MADE as u64),
-        reads: &[Register::RSI, Register::RSP],
+        reads: &[RSI, RSP],
         need: Need::Optional(WITHOUT_GRAPH),
         graph: GraphTracking::On,
-        ..ON_TORCH
+        ..with_stack(record::NODE_MADE)
     },
     Probe {
         function: EMPTY,
@@ -311,7 +291,7 @@ const PYTORCH: [Probe; 10] = [
             "_ZN2at6detail13empty_genericEN3c108ArrayRefIlEEPNS1_9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeENS1_8optionalINS1_12MemoryFormatEEE",
         ],
         entry: "empty_generic",
-        reads: &[Register::RSI, Register::RDX, Register::R8, Register::R9],
+        reads: &[RSI, RDX, R8, R9],
         need: Need::Optional(WITHOUT_SHAPES),
         detail: Detail::Tensors,
         ..ON_TORCH
@@ -323,7 +303,7 @@ const PYTORCH: [Probe; 10] = [
         ],
         entry: "empty_strided_generic",
         // Two arguments come on the stack.
-        reads: &[Register::RSI, Register::RDX, Register::RCX, Register::RSP],
+        reads: &[RSI, RDX, RCX, RSP],
         need: Need::Optional(WITHOUT_SHAPES),
         detail: Detail::Tensors,
         ..ON_TORCH
@@ -333,7 +313,7 @@ const PYTORCH: [Probe; 10] = [
         library: "libc10.so",
         symbols: &["_ZN3c1025ProfiledCPUMemoryReporter6DeleteEPv"],
         entry: "cpu_delete",
-        reads: &[Register::RSI],
+        reads: &[RSI],
         need: Need::Optional(WITHOUT_CPU),
         allocators: Allocators::CudaAndCpu,
         ..ON_TORCH
@@ -342,31 +322,19 @@ const PYTORCH: [Probe; 10] = [
         function: "c10::ProfiledCPUMemoryReporter::New",
         library: "libc10.so",
         symbols: &["_ZN3c1025ProfiledCPUMemoryReporter3NewEPvm"],
-        entry: EVENT_WITH_STACK,
-        cookie: Some(record::CPU_BLOCK as u64),
-        reads: &[Register::RSI, Register::RDX],
+        reads: &[RSI, RDX],
         need: Need::Optional(WITHOUT_CPU),
         allocators: Allocators::CudaAndCpu,
-        ..ON_TORCH
+        ..with_stack(record::CPU_BLOCK)
     },
     Probe {
         function: "c10::reportMemoryUsageToProfiler",
         library: "libc10.so",
         symbols: &["_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"],
-        entry: EVENT_WITH_STACK,
-        cookie: Some(record::BLOCK as u64),
-        reads: &[
-            Register::RDI,
-            Register::RSI,
-            Register::RDX,
-            Register::RCX,
-            Register::R8,
-            // The stack is copied from its return address on.
-            Register::RSP,
-            Register::RBP,
-        ],
+        // The stack is copied from its return address on.
+        reads: &[RDI, RSI, RDX, RCX, R8, RSP, RBP],
         need: Need::Allocator,
-        ..ON_TORCH
+        ..with_stack(record::BLOCK)
     },
 ];
 
@@ -376,7 +344,7 @@ pub const CODE_FREED: Probe = Probe {
     function: "code_dealloc",
     library: "libpython",
     entry: "code_freed",
-    reads: &[Register::RDI],
+    reads: &[RDI],
     need: Need::Optional("lines of code that is made and dropped at run time may be unknown"),
     ..ON_TORCH
 };

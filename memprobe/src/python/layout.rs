@@ -399,3 +399,13 @@ pub enum LocalNames {
     /// From 3.11 on: all in the tuple `co_localsplusnames`.
     One(u16),
 }
+
+impl LocalNames {
+    /// Returns the offsets of the tuples, in the order of the variables.
+    pub fn tuples(&self) -> &[u16] {
+        match self {
+            Self::Three(names) => names,
+            Self::One(names) => std::slice::from_ref(names),
+        }
+    }
+}

@@ -61,10 +61,7 @@ impl CpuAllocatorTotals {
 
     /// Returns the tracked live bytes in the form of an allocator's totals.
     pub fn totals(&self) -> Totals {
-        Totals {
-            allocated: Bytes(self.live),
-            reserved: Bytes(self.live),
-        }
+        Totals::of(self.live, self.live)
     }
 }
 

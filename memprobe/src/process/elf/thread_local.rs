@@ -17,6 +17,18 @@ pub struct ThreadLocalName {
     pub within: u64,
 }
 
+impl ThreadLocalName {
+    /// Returns the name of a variable that no other file has, in the same form in every version.
+    pub const fn of(symbol: &'static str) -> Self {
+        Self {
+            symbol,
+            source: None,
+            size: None,
+            within: 0,
+        }
+    }
+}
+
 impl ElfImage {
     /// Returns the offset in the image's TLS block of the first variable that matches one of `names`. A name
     /// with a source file matches only symbols that follow that file's own symbol (`STT_FILE`; System V ABI,

@@ -9,7 +9,7 @@ use super::class::ContainerKind;
 use super::process_scan::ProcessScan;
 use super::{Heap, shortened};
 use crate::process::memory::{ReadMemory, Unreadable};
-use crate::python::layout::{GeneratorLayout, HeapLayout, LocalNames, LocalsLayout};
+use crate::python::layout::{GeneratorLayout, HeapLayout, LocalsLayout};
 use crate::python::threads::{self, RawFrame};
 use crate::python::{CodeCache, PythonProcess, Resolved};
 
@@ -248,12 +248,8 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
             }
             return read;
         }
-        let names: &[u16] = match &locals.names {
-            LocalNames::Three(names) => names,
-            LocalNames::One(names) => std::slice::from_ref(names),
-        };
         let mut slot = frame.address.wrapping_add(locals.first.into());
-        for &names in names {
+        for &names in locals.names.tuples() {
             let names = self.heap.word(frame.code, names)?;
             let all = self.heap.word(names, HeapLayout::SIZE)?;
             let count = all.min(MAX_VARIABLES);

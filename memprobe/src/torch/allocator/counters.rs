@@ -3,7 +3,7 @@
 use super::block::ROUNDING;
 use super::layout::CounterLayout;
 use super::tables::Misfit;
-use crate::event::{Bytes, DeviceIndex, Totals};
+use crate::event::{DeviceIndex, Totals};
 use crate::process::memory::ReadMemory;
 use crate::python::heap::word_at;
 
@@ -47,17 +47,13 @@ pub(super) fn read(
         if allocator == 0 {
             continue;
         }
-        let totals = |allocated, reserved| Totals {
-            allocated: Bytes(allocated),
-            reserved: Bytes(reserved),
-        };
         let stat = |at: u64| Stat::read(memory, allocator.wrapping_add(at));
         let allocated = stat(layout.allocated)?;
         let reserved = stat(layout.reserved)?;
         counters.push(DeviceCounters {
             device: DeviceIndex(index),
-            totals: totals(allocated.current, reserved.current),
-            peak: totals(allocated.peak, reserved.peak),
+            totals: Totals::of(allocated.current, reserved.current),
+            peak: Totals::of(allocated.peak, reserved.peak),
             steady: true,
         });
     }

@@ -86,7 +86,7 @@ impl Layouts {
             }
         };
         let metas = samples.iter().filter_map(|sample| {
-            let object = objects.pointer(*sample, tensor.handle.offset())?;
+            let object = objects.pointer(*sample, tensor.handle)?;
             objects.pointer(object, tensor.autograd as u64)
         });
         let metas: Vec<u64> = metas.collect();
@@ -121,9 +121,7 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
     /// Returns the `TensorImpl` of a Python object; `None` unless it is a tensor that points back to it.
     pub fn tensor_of(&self, python_object: u64) -> Option<u64> {
         let layout = &self.layouts.tensor;
-        let object = self
-            .objects
-            .pointer(python_object, layout.handle.offset())?;
+        let object = self.objects.pointer(python_object, layout.handle)?;
         let back = self.objects.pointer(object, layout.python as u64)? & !1;
         let is_one = back == python_object && self.objects.is(object, Family::Tensor);
         is_one.then_some(object)
@@ -241,7 +239,7 @@ impl<M: ReadMemory> Objects<'_, M> {
         storage: StorageLayout,
         sample: u64,
     ) -> Option<bool> {
-        let object = self.pointer(sample, layout.handle.offset())?;
+        let object = self.pointer(sample, layout.handle)?;
         let class = self.class(object)?;
         let mut bytes = vec![0; layout.size()];
         self.memory.read(object, &mut bytes).ok()?;

@@ -168,17 +168,11 @@ impl Located {
         }
     }
 
-    pub fn attach(&self, loader: &mut Loader, reach: Reach) -> Result<Vec<Link>, AttachError> {
-        let refused = |error| AttachError::refused(self.probe.function, &error);
+    /// Attaches a probe that is not on a function of CUDA ([`attach_cuda`]).
+    pub fn attach(&self, loader: &mut Loader, reach: Reach) -> Result<Link, AttachError> {
         let offset = self.probed_offset();
-        let mut links = Vec::new();
-        if let Some(program) = self.probe.returns {
-            let link = loader.attach(program, &self.file, offset, None, reach);
-            links.push(link.map_err(refused)?);
-        }
         let link = loader.attach(self.probe.entry, &self.file, offset, self.cookie, reach);
-        links.push(link.map_err(refused)?);
-        Ok(links)
+        link.map_err(|error| AttachError::refused(self.probe.function, &error))
     }
 }
 

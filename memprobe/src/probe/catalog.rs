@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use iced_x86::Register::{self, R8, R9, RBP, RCX, RDI, RDX, RSI, RSP};
 use memprobe_common::{CudaCookie, Description, ProcessConfig, ThreadLocal, record};
 
-use super::loader::Wanted;
+use super::loader::{CUDA_ENTRY, Wanted};
 use crate::cuda::calls::{Api, Effect, FUNCTIONS, Function};
 pub use crate::event::{Detail, GraphTracking};
 use crate::process::elf::ThreadLocalName;
@@ -18,7 +18,6 @@ pub struct Probe {
     /// Its names in the library's symbol table, of which a version has one.
     pub symbols: &'static [&'static str],
     pub entry: &'static str,
-    pub returns: Option<&'static str>,
     pub reads: &'static [Register],
     /// Cookie by which programs that serve several functions tell them apart.
     pub cookie: Option<u64>,
@@ -33,7 +32,7 @@ pub struct Probe {
 impl Probe {
     /// Returns whether it is on a function of CUDA. These are attached all at once.
     pub fn is_cuda(&self) -> bool {
-        self.returns.is_some()
+        self.entry == CUDA_ENTRY
     }
 
     pub fn is_wanted(&self, wanted: Wanted) -> bool {
@@ -198,8 +197,7 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
         function: function.symbol,
         library: function.api.library(),
         symbols: std::slice::from_ref(&function.symbol),
-        entry: "cuda_enter",
-        returns: Some("cuda_return"),
+        entry: CUDA_ENTRY,
         reads: &CUDA_READS,
         cookie: Some(cookie.to_word()),
         ..ON_TORCH
@@ -212,7 +210,6 @@ const ON_TORCH: Probe = Probe {
     library: TORCH_CPU,
     symbols: &[],
     entry: "",
-    returns: None,
     reads: &[],
     cookie: None,
     need: Need::WhereItIs,

@@ -46,6 +46,23 @@ pub struct Probed {
     pub left_alone: Vec<String>,
 }
 
+impl Probed {
+    fn note_missing(&mut self, error: AttachError, need: Need) {
+        use AttachError::{NoFunction, Patched};
+        match (error, need) {
+            (error @ (NoFunction { .. } | Patched { .. }), Need::Allocator) => {
+                self.lacks_allocator = Some(error.to_string());
+            }
+            (error, Need::Allocator) => {
+                self.refused.get_or_insert(Arc::new(error));
+            }
+            (NoFunction { .. }, Need::WhereItIs) => {}
+            (error, Need::WhereItIs) => self.missing.push(error.to_string()),
+            (error, Need::Optional(without)) => self.missing.push(format!("{error}: {without}")),
+        }
+    }
+}
+
 /// Identity of a file across paths and devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Likeness {
@@ -175,26 +192,13 @@ impl ProbedFiles {
         for (probe, located) in others {
             let attached = located.and_then(|located| {
                 unpatched(&located, user, mapped)?;
-                links.extend(located.attach(loader, key.reach)?);
+                links.push(located.attach(loader, key.reach)?);
                 breakpoint.get_or_insert(located.probed_offset());
                 Ok(located.status())
             });
-            match (attached, probe.need) {
-                (Ok(status), _) => probed.probes.push(status),
-                (
-                    Err(error @ (AttachError::NoFunction { .. } | AttachError::Patched { .. })),
-                    Need::Allocator,
-                ) => {
-                    probed.lacks_allocator = Some(error.to_string());
-                }
-                (Err(error), Need::Allocator) => {
-                    probed.refused.get_or_insert(Arc::new(error));
-                }
-                (Err(AttachError::NoFunction { .. }), Need::WhereItIs) => {}
-                (Err(error), Need::WhereItIs) => probed.missing.push(error.to_string()),
-                (Err(error), Need::Optional(without)) => {
-                    probed.missing.push(format!("{error}: {without}"));
-                }
+            match attached {
+                Ok(status) => probed.probes.push(status),
+                Err(error) => probed.note_missing(error, probe.need),
             }
         }
         if probed.refused.is_some() {

@@ -104,13 +104,7 @@ pub enum Reach {
 }
 
 /// One attachment; dropped, it is gone.
-pub struct Link(
-    // Held to be dropped.
-    #[expect(dead_code, reason = "dropping it takes the probe away")] Held,
-);
-
-#[expect(dead_code, reason = "dropping it takes the probe away")]
-enum Held {
+pub enum Link {
     One(UProbeLink),
     Many([OwnedFd; 2]),
 }
@@ -119,7 +113,7 @@ enum Held {
 const ON_DEMAND: [&str; 1] = ["allocator_tracepoint"];
 
 /// The programs that serve all functions of CUDA.
-const CUDA_ENTRY: &str = "cuda_enter";
+pub const CUDA_ENTRY: &str = "cuda_enter";
 const CUDA_RETURN: &str = "cuda_return";
 
 pub struct Loader {
@@ -312,7 +306,7 @@ impl Loader {
         let link = uprobe
             .attach(point, library, scope)
             .map_err(|error| Refusal::of_probe(&library.display().to_string(), &error))?;
-        Ok(Link(Held::One(uprobe.take_link(link)?)))
+        Ok(Link::One(uprobe.take_link(link)?))
     }
 
     /// Attaches the programs for CUDA's functions to some in a library, at their entries and their returns.
@@ -327,7 +321,7 @@ impl Loader {
             let links = many.attach(library, functions, reach);
             let links =
                 links.with_context(|| format!("attaching to {count} functions of {file}"))?;
-            return Ok(vec![Link(Held::Many(links))]);
+            return Ok(vec![Link::Many(links)]);
         }
         let mut links = Vec::new();
         for ProbedFunction { offset, cookie } in functions {

@@ -169,19 +169,15 @@ pub(super) fn look_at(
     layout: BlockLayout,
 ) -> AllocatorTables {
     let mut tables = AllocatorTables::default();
-    block::read_each(memory, &mut elements, layout.bytes(), |element, bytes| {
-        let addr = Address(element.key);
-        match bytes.and_then(|bytes| layout.parse(bytes, element.key)) {
-            Some(block) => tables.blocks.push(HeldBlock {
-                addr,
-                size: Bytes(block.size),
-                requested: Bytes(block.requested),
-                device: DeviceIndex(block.device),
-                stream: block.stream,
-            }),
-            None => tables.gone.push(addr),
-        }
-    });
+    block::read_each(
+        memory,
+        &mut elements,
+        layout.bytes(),
+        |element, bytes| match bytes.and_then(|bytes| layout.parse(bytes, element.key)) {
+            Some(block) => tables.blocks.push(block),
+            None => tables.gone.push(Address(element.key)),
+        },
+    );
     // An element that moved while its table was read may appear twice.
     tables.blocks.sort_unstable_by_key(|block| block.addr);
     tables.blocks.dedup_by_key(|block| block.addr);

@@ -9,7 +9,6 @@ use super::{Stack, StackId, Tgid, Tid, TimeNs};
 /// The state of a thread when its stack was captured, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Context {
-    /// The module that was being called.
     pub module: Module,
     pub grad: Grad,
     /// The autograd node that was being evaluated; `None` outside a backward pass.
@@ -19,7 +18,6 @@ pub struct Context {
 /// The innermost `torch.nn.Module` call on a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Module {
-    /// No module was being called.
     #[default]
     Outside,
     /// The module's path: the class of the outermost module being called, then attribute names, as in

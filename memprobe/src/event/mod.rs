@@ -344,7 +344,6 @@ impl Totals {
         }
     }
 
-    /// Returns the reserved bytes that are not allocated.
     pub fn cached(self) -> Bytes {
         Bytes(self.reserved.0.saturating_sub(self.allocated.0))
     }

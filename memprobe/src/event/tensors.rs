@@ -12,7 +12,6 @@ use strum::{EnumString, IntoStaticStr};
 
 use crate::event::{Address, Bytes, DeviceIndex, Frame, Target, TimeNs, Totals};
 
-/// A snapshot of a process's blocks, storages and tensors.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorSnapshot {
     /// The process. Its strings come from the target and may contain anything; views sanitize them.
@@ -49,7 +48,6 @@ pub enum Consistency {
     Running,
 }
 
-/// The caching allocator's own totals on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceTotals {
     pub device: DeviceIndex,
@@ -100,7 +98,6 @@ pub struct Storage {
     pub retainer: Option<Arc<Retainer>>,
 }
 
-/// The retainer of memory: a reference path from a variable to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Retainer {
     /// The variable, or all slots of a container: `train.py:12 main() -> losses[*]`.

@@ -23,7 +23,6 @@ const CUDA_ALLOCATOR: &str = "libc10_cuda.so";
 /// The library that a PyTorch loads last, with or without CUDA.
 const PYTHON_BINDINGS: &str = "libtorch_python.so";
 
-/// One probe and where in this process it goes.
 #[derive(Debug)]
 pub struct Located {
     pub probe: &'static Probe,
@@ -205,7 +204,6 @@ pub fn attach_cuda(
         .map_err(|error| AttachError::refused(first.probe.function, &error))
 }
 
-/// Description of a thread-local variable in its library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VariableSymbol {
     /// Offset of the variable in the library's thread-local block, in bytes.

@@ -41,7 +41,6 @@ pub struct Attaching {
     cuda_files: Vec<(FileKey, MappedFile)>,
     pub probes: Vec<ProbeStatus>,
     missing: Vec<String>,
-    /// Functions of CUDA that are not probed, since a process has rewritten them.
     left_alone: Vec<String>,
     /// True if its dynamic loader reports each library that it maps, so that polling is not needed.
     pub has_loader: bool,
@@ -216,7 +215,6 @@ impl Attaching {
         Ok(AttachStep::Waiting(self.missing_library(&maps)))
     }
 
-    /// The library that memprobe waits for, in words.
     fn missing_library(&self, maps: &Maps) -> String {
         let pid = self.tgid.0;
         let is_left_alone =
@@ -295,12 +293,10 @@ impl Attaching {
         revised.map_err(|error| AttachError::refused("the filter", &error))
     }
 
-    /// The code object that the programs take for the one that every call of a module passes.
     pub fn module_call(&self) -> Option<u64> {
         Some(self.config.module_call).filter(|&code| code != 0)
     }
 
-    /// Tells the programs which code object every call of a module passes.
     pub fn set_module_call(
         &mut self,
         loader: &mut Loader,
@@ -400,7 +396,6 @@ impl Attaching {
         Ok(has_changed)
     }
 
-    /// Forgets the probes that files of CUDA's functions have no more.
     fn forget_left_probes(&mut self, files: &ProbedFiles) {
         let is_cuda = |probe: &ProbeStatus| {
             let mut cuda = (FUNCTIONS.iter()).filter(|function| function.api != Api::Tracepoint);
@@ -494,7 +489,6 @@ impl Attaching {
         functions.any(|function| function == name)
     }
 
-    /// True if both functions that make PyTorch's tensors are probed.
     pub fn has_tensors(&self) -> bool {
         self.has_function(EMPTY) && self.has_function(EMPTY_STRIDED)
     }

@@ -44,7 +44,6 @@ impl Probe {
     }
 }
 
-/// Necessity of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// The caching allocator speaks through it. Without it, memprobe hears only what is below: see [`WITHOUT_BLOCKS`].
@@ -103,20 +102,16 @@ pub static TRACEPOINTS: LazyLock<Vec<Probe>> = LazyLock::new(|| {
 /// The library of autograd's engine.
 pub const TORCH_CPU: &str = "libtorch_cpu.so";
 
-/// A thread-local variable of PyTorch's that the programs read.
 #[derive(Debug)]
 pub struct ThreadVariable {
-    /// The file name of its library begins with this.
     pub library: &'static str,
     /// The names that it has had.
     pub names: &'static [ThreadLocalName],
-    /// Field of the kernel programs' configuration for it.
     pub config_field: fn(&mut ProcessConfig) -> &mut ThreadLocal,
     /// Consequence of its absence, for people.
     pub without: &'static str,
 }
 
-/// The variables that the programs read.
 pub static THREAD_VARIABLES: [ThreadVariable; 2] = [
     // The engine's `current_graph_task` (torch/csrc/autograd/engine.cpp@v2.15.0 and @v2.0.1). It is a
     // variable of a lambda, which compilers before GCC 11 name by its number in its source alone.

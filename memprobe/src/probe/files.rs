@@ -91,7 +91,6 @@ struct ProbedFile {
     /// Held as long as the probes are to stay.
     _links: Vec<Link>,
     cuda: Vec<Located>,
-    /// Links of `cuda`, held as long as the probes are to stay.
     cuda_links: Vec<Link>,
     users: HashSet<Tgid>,
     unused_since: Option<Instant>,

@@ -99,7 +99,6 @@ impl Modules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reach {
     Process(Tgid),
-    /// Every process, also those started later.
     Everyone,
 }
 
@@ -112,7 +111,6 @@ pub enum Link {
 /// Programs that few processes need: loaded when they are first attached, since the verifier takes long.
 const ON_DEMAND: [&str; 1] = ["allocator_tracepoint"];
 
-/// The programs that serve all functions of CUDA.
 pub const CUDA_ENTRY: &str = "cuda_enter";
 const CUDA_RETURN: &str = "cuda_return";
 
@@ -346,7 +344,6 @@ impl Loader {
     }
 }
 
-/// Loads a program into the kernel.
 fn load(name: &str, program: &mut Program) -> Result<()> {
     let loaded = match program {
         Program::UProbe(uprobe) => uprobe.load(),

@@ -167,7 +167,6 @@ impl ElfImage {
         Ok(found.into_iter().flatten().next())
     }
 
-    /// Returns the addressed symbols of these names; it reads further tables until `are_enough` holds.
     fn find(
         &self,
         names: &[&str],
@@ -387,9 +386,8 @@ fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
         .filter(|segment| segment.p_type(endian) == elf::PT_LOAD)
         .map(Segment::of)
         .collect();
-    // A file without section headers (`sstrip`, or truncated after its segments) has only the dynamic
-    // segment. Files with more than 65,279 sections store their number elsewhere; no linked image has so
-    // many.
+    // A file without section headers (`sstrip`, or truncated after its segments) has only the dynamic segment. Files
+    // with more than 65,279 sections store their number elsewhere; no linked image has so many.
     let table = match header.section_headers(endian, cache) {
         _ if header.e_shnum(endian) == 0 => &[],
         Ok(table) => table,

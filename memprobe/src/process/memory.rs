@@ -329,8 +329,7 @@ pub(crate) mod fake {
             self.ended = true;
         }
 
-        /// Returns copies of some stretches, as the kernel programs take them; each is an address and the
-        /// most bytes.
+        /// Returns copies of some stretches, as the kernel programs take them; each is an address and the most bytes.
         pub(crate) fn copies_of(&self, stretches: &[(u64, usize)]) -> PartialMemory {
             let copies = stretches.iter().map(|&(address, most)| {
                 let known = self.regions.known_from(address).unwrap();

@@ -14,7 +14,6 @@ use crate::process::memory::{Cause, PartialMemory, ReadMemory, Unreadable};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub codes: usize,
-    /// The most bytes of all line tables together.
     pub line_table_bytes: usize,
 }
 
@@ -31,7 +30,6 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
     pub read: u64,
-    /// Code objects dropped to stay within the limits.
     pub evicted: u64,
     /// Addresses found to hold another code object than before.
     pub replaced: u64,

@@ -43,7 +43,6 @@ pub struct Code {
     pub fingerprint: Fingerprint,
 }
 
-/// The instructions of a code object, and the way in which a frame identifies one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
     Addressed {
@@ -134,7 +133,6 @@ struct Head {
     body: Body,
 }
 
-/// Reads the code objects of a process, whose `PyCode_Type` lies at `code_type`.
 #[derive(Debug)]
 pub struct CodeReader<'a, M> {
     pub memory: &'a M,

@@ -150,14 +150,12 @@ impl Table {
         offset.ok_or(Damage::Field(name, value))
     }
 
-    /// Returns the offset of an aligned word.
     fn word(&self, name: &'static str, most: u16) -> Result<u16, Damage> {
         let offset = self.at_most(name, most)?;
         let aligned = Some(offset).filter(|offset| offset % 8 == 0);
         aligned.ok_or(Damage::Field(name, offset.into()))
     }
 
-    /// Checks the offsets that no build of a version changes.
     fn check(&self, row: &PythonLayout) -> Result<(), Damage> {
         let (code, heap, string) = (&row.code, &row.heap, &row.string);
         let fixed = [

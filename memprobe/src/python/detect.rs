@@ -40,7 +40,6 @@ pub struct PythonProcess {
 }
 
 impl PythonProcess {
-    /// Finds CPython in a running process and validates the layout on every thread.
     pub fn detect(tgid: Tgid) -> Result<Self, DetectError> {
         let maps = Maps::of(tgid)?;
         Self::detect_in(tgid, &maps)
@@ -96,7 +95,6 @@ impl PythonProcess {
         }
     }
 
-    /// Returns the parameters of the kernel's stack walk for this process.
     pub fn kernel_config(&self) -> PythonConfig {
         /// The index of a pointer byte that is always 0: user addresses have at most 56 bits.
         const HIGHEST_BYTE: u16 = 7;

@@ -23,8 +23,7 @@ mod glibc {
     pub(super) const DATA: i32 = 8;
     /// `PTHREAD_KEYS_MAX`.
     pub(super) const MAX_KEYS: u32 = 1024;
-    /// `header.dtv` (`tcbhead_t` in `sysdeps/x86_64/nptl/tls.h`): the pointer to the thread's TLS blocks by
-    /// module ID.
+    /// `header.dtv` (`tcbhead_t` in `sysdeps/x86_64/nptl/tls.h`): the pointer to the thread's TLS blocks by module ID.
     pub(super) const LIBRARIES: i32 = 8;
     /// `sizeof(dtv_t)`, which starts with the block's address (`sysdeps/generic/dl-dtv.h`).
     pub(super) const LIBRARY_ENTRY: i32 = 16;

@@ -27,7 +27,6 @@ pub struct ThreadState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawFrame {
     pub address: u64,
-    /// Address of its code object.
     pub code: u64,
     /// The frame's instruction, in the form of [`super::layout::Instructions`].
     pub instr: u64,
@@ -39,7 +38,6 @@ pub struct RawFrame {
 pub struct FrameChain {
     /// Innermost first.
     pub frames: Vec<RawFrame>,
-    /// True if the stack has more frames than memprobe follows.
     pub truncated: bool,
 }
 

@@ -59,7 +59,6 @@ impl CpuAllocatorTotals {
         size
     }
 
-    /// Returns the tracked live bytes in the form of an allocator's totals.
     pub fn totals(&self) -> Totals {
         Totals::of(self.live, self.live)
     }

@@ -46,7 +46,6 @@ const THREAD_NAMES: usize = 65_536;
 /// The most records that wait behind a stack whose module has no name yet.
 const MAX_WAITING: usize = 1 << 14;
 
-/// Turns the records of one process into events, in order.
 pub struct Symbolizer<M> {
     tgid: Tgid,
     /// The reason for missing stacks while the kernel programs have no Python layout.

@@ -171,7 +171,6 @@ impl Segments {
         self.pass(Event::Memory(event));
     }
 
-    /// Records that the caching allocator took a block back, according to its tracepoint.
     pub fn record_block_free(&mut self, mut event: MemoryEvent) {
         self.settle(&event);
         if let Some(block) = self.blocks.remove(&event.addr.0) {

@@ -90,7 +90,6 @@ pub(super) struct Decoded {
     pub(super) missing: usize,
 }
 
-/// Reasons for which an answer is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Implausible {
     #[error("its length cannot be right")]
@@ -160,7 +159,6 @@ fn measured_forms(list: &RawList) -> Vec<Form> {
     Form::ALL.into_iter().filter(fits).collect()
 }
 
-/// Reads the entries in one form and checks them.
 fn judged(
     list: &RawList,
     form: Form,

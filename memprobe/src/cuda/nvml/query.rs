@@ -74,7 +74,6 @@ pub(super) trait DeviceQuery: Sized {
 
     fn memory_v1(&self) -> Result<RawMemory, QueryRefusal>;
 
-    /// The MIG devices of a device in MIG mode; none elsewhere.
     fn mig_devices(&self) -> Vec<MigDevice<Self>>;
 }
 

@@ -30,9 +30,8 @@ impl ThreadLocalName {
 }
 
 impl ElfImage {
-    /// Returns the offset in the image's TLS block of the first variable that matches one of `names`. A name
-    /// with a source file matches only symbols that follow that file's own symbol (`STT_FILE`; System V ABI,
-    /// "Symbol Table").
+    /// Returns the offset in the image's TLS block of the first variable that matches one of `names`. A name with a
+    /// source file matches only symbols that follow that file's own symbol (`STT_FILE`; System V ABI, "Symbol Table").
     pub fn thread_local(&self, names: &[ThreadLocalName]) -> Result<Option<u64>, ElfError> {
         for table in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
             for section in self.sections.iter().filter(|section| section.kind == table) {
@@ -75,8 +74,7 @@ impl ElfImage {
     }
 
     /// Returns the address of the word that receives the image's TLS module ID from the dynamic linker. An
-    /// `R_X86_64_DTPMOD64` relocation without a symbol marks it (ELF Handling For Thread-Local Storage,
-    /// 4.1.6).
+    /// `R_X86_64_DTPMOD64` relocation without a symbol marks it (ELF Handling For Thread-Local Storage, 4.1.6).
     pub fn thread_local_number(&self) -> Result<Option<u64>, ElfError> {
         let is_dynamic = |section: &&Section| {
             let symbols = usize::try_from(section.link).map(|link| self.sections.get(link));

@@ -1,5 +1,4 @@
-//! `collections.deque`: a linked list of blocks of items (`Modules/_collectionsmodule.c`@v3.9.18 to
-//! @v3.15.2).
+//! `collections.deque`: a linked list of blocks of items (`Modules/_collectionsmodule.c`@v3.9.18 to @v3.15.2).
 
 use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};

@@ -60,7 +60,6 @@ pub struct Variables {
 }
 
 impl Variable {
-    /// True if the function belongs to an installed package or to Python itself.
     pub(super) fn is_of_library(&self) -> bool {
         self.rank >= LIBRARY
     }
@@ -173,7 +172,6 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         }
     }
 
-    /// The objects up to the limit.
     fn first<'c>(&mut self, objects: &'c [u64]) -> &'c [u64] {
         let most = objects.len().min(MAX_SUSPENDED);
         self.found.frames_left_out += (objects.len() - most) as u64;

@@ -79,7 +79,6 @@ impl Call<'_> {
         }
     }
 
-    /// The context that was made current within the call.
     fn bound(&self) -> Bound {
         match self.record.context {
             0 => Bound::Nothing,
@@ -279,7 +278,6 @@ impl CudaResolver {
         }
     }
 
-    /// A device's primary context is gone, and all that was allocated in it.
     fn end_primary(&mut self, device: DeviceIndex, call: &Call<'_>, segments: &mut Segments) {
         let contexts = self.contexts.reset_primary(device);
         end(&contexts, Some(Some(device)), call, segments);

@@ -48,7 +48,6 @@ fn readable(memory: &impl ReadMemory, object: u64) -> Vec<u8> {
     bytes
 }
 
-/// Finds runs of adjacent hash tables of which at least one has elements.
 fn tables_in(bytes: &[u8]) -> Vec<TableLayout> {
     let mut found = Vec::new();
     let mut at = 0;

@@ -1,5 +1,4 @@
-//! The allocator's hash tables: `ska::flat_hash_map<void*, Block*>` (c10/util/flat_hash_map.h@v2.0.0 to
-//! @v2.15.0).
+//! The allocator's hash tables: `ska::flat_hash_map<void*, Block*>` (c10/util/flat_hash_map.h@v2.0.0 to @v2.15.0).
 
 use super::tables::Misfit;
 use crate::process::memory::{ReadMemory, Unreadable};

@@ -9,7 +9,6 @@ use crate::torch::versions::{Versions, is_of};
 /// up. For versions in between, as for all others, the result counts only if its blocks add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// First and last version of PyTorch, as `(major, minor)`.
     pub(super) versions: Versions,
     /// `NativeCachingAllocator::allocated_blocks`.
     pub(super) tables: TableLayout,

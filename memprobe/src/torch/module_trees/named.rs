@@ -25,7 +25,6 @@ pub(super) struct NamedTree {
     pub(super) since: Question,
     /// Moments, independent of the process's calls, at which the tree was found unchanged.
     pub(super) moments: u32,
-    /// Modules by address, with full paths.
     pub(super) members: HashMap<u64, TreeMember>,
     /// True if the root was freed, so its number is free.
     pub(super) is_over: bool,

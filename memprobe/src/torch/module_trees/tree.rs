@@ -136,7 +136,6 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         Ok(())
     }
 
-    /// Entries of a module's `_modules`, in order, with their names.
     fn children(
         &self,
         class: &Class,

@@ -1,10 +1,9 @@
 //! Layouts of PyTorch's objects, by version.
 //!
-//! Offsets in bytes, for the x86-64 wheels. They come from `offsetof` with each wheel's own headers
-//! (`torch/include`) and `std::string` ABI: 2.0.1, 2.1.2, 2.2.2, 2.3.1, 2.6.0, 2.7.1, 2.9.1, 2.10.0, 2.12.1,
-//! 2.13.0 and 2.15.0. Values read by them were compared with PyTorch's own on 2.0.1, 2.2.2, 2.6.0, 2.9.1,
-//! 2.12.1 and 2.15.0. For every version a row counts only if the objects of the process verify it
-//! ([`super::layouts`]).
+//! Offsets in bytes, for the x86-64 wheels. They come from `offsetof` with each wheel's own headers (`torch/include`)
+//! and `std::string` ABI: 2.0.1, 2.1.2, 2.2.2, 2.3.1, 2.6.0, 2.7.1, 2.9.1, 2.10.0, 2.12.1, 2.13.0 and 2.15.0. Values
+//! read by them were compared with PyTorch's own on 2.0.1, 2.2.2, 2.6.0, 2.9.1, 2.12.1 and 2.15.0. For every version a
+//! row counts only if the objects of the process verify it ([`super::layouts`]).
 
 use DeviceOrder::{PresenceFirst, PresenceLast};
 
@@ -48,8 +47,7 @@ pub(super) struct TensorLayout {
 
 impl TensorLayout {
     // Distances from `dimensions`.
-    /// Sizes of up to five dimensions; with more, a pointer to sizes and strides
-    /// (c10/core/impl/SizesAndStrides.h).
+    /// Sizes of up to five dimensions; with more, a pointer to sizes and strides (c10/core/impl/SizesAndStrides.h).
     pub(super) const SIZES: usize = 8;
     /// Strides of up to five dimensions.
     pub(super) const STRIDES: usize = 48;

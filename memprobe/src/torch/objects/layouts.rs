@@ -110,7 +110,6 @@ impl Layouts {
     }
 }
 
-/// Reads PyTorch's objects by their layouts.
 #[derive(Debug)]
 pub struct ObjectReader<'a, M> {
     pub(super) objects: Objects<'a, M>,
@@ -148,7 +147,6 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
         best.map(|(_, layout)| layout)
     }
 
-    /// Verdict of one node's edges on a layout.
     fn proves_edges(&self, layout: &NodeLayout, node: u64) -> Option<bool> {
         let mut bytes = vec![0; layout.edges + 24];
         self.objects.memory.read(node, &mut bytes).ok()?;
@@ -232,7 +230,6 @@ impl<M: ReadMemory> Objects<'_, M> {
         })
     }
 
-    /// Verdict of one tensor's Python object on a layout.
     fn proves_tensor(
         &self,
         layout: &TensorLayout,
@@ -283,7 +280,6 @@ impl<M: ReadMemory> Objects<'_, M> {
         best.map(|(_, layout)| layout)
     }
 
-    /// Verdict of one tensor's autograd metadata on a layout.
     fn proves_autograd(&self, layout: &AutogradLayout, meta: u64) -> Option<bool> {
         let read = self.meta(layout, meta)?;
         if read.is_view {

@@ -39,7 +39,6 @@ enum Variable {
 }
 
 impl<M: ReadMemory> ObjectReader<'_, M> {
-    /// Searches the bytes of an object for saved variables and vectors of them.
     pub(super) fn search(&self, layout: SavedLayout, object: &[u8], found: &mut SavedVariables) {
         let mut at = 0;
         while at + 24 <= object.len() {

@@ -133,7 +133,6 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
 }
 
 impl<M: ReadMemory> Objects<'_, M> {
-    /// Reads the storage at an address.
     /// Fails with [`NotOne`] also if its size is symbolic.
     pub(super) fn storage(&self, layout: StorageLayout, object: u64) -> Result<Storage, NotOne> {
         let mut bytes = [0; 128];
@@ -176,8 +175,7 @@ pub(super) fn is_symbolic(layout: &TensorLayout, fields: Fields<'_>) -> bool {
     fields.byte(layout.dimensions + TensorLayout::FLAGS) & SYMBOLIC != 0
 }
 
-/// The Python object of a tensor. The lowest bit is set if the tensor owns it
-/// (c10/core/impl/PyObjectSlot.h@v2.6.0).
+/// The Python object of a tensor. The lowest bit is set if the tensor owns it (c10/core/impl/PyObjectSlot.h@v2.6.0).
 pub(super) fn python_object(layout: &TensorLayout, fields: Fields<'_>) -> Option<u64> {
     some(fields.word(layout.python) & !1)
 }

@@ -151,7 +151,6 @@ impl<M: ReadMemory> Search<'_, M> {
         self.contexts.references.push(Reference { from, to, step });
     }
 
-    /// True if a step leads from a function to the globals of its module.
     fn is_globals(&self, step: Step) -> bool {
         let name = match step {
             Step::Member(class, number) => self.paths.heap.member(class, number),

@@ -151,7 +151,6 @@ fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
     }
 }
 
-/// Records for each tensor the tensors whose `.grad` it is.
 fn add_gradients(found: &Found, tensors: &mut [Tensor]) {
     for (of, raw) in found.graph.tensors.iter().enumerate() {
         let grad = raw.grad.and_then(|grad| found.graph.tensor_index(grad));

@@ -168,7 +168,6 @@ impl<M: ReadMemory> Namer<'_, M> {
         }
     }
 
-    /// Names tensors by the paths to them, variables of functions first.
     fn name_paths(&mut self) {
         let mut bytes = 0;
         for (&object, &at) in self.of_python {
@@ -211,7 +210,6 @@ fn prefixed(holder: Option<&str>, root: &ModuleObject, text: &str) -> Name {
     }
 }
 
-/// Path of a module from the variable that holds its root.
 fn module_path(holder: Option<&str>, place: &ModulePlace) -> Option<Arc<str>> {
     match (holder, &*place.path) {
         (Some(holder), "") => Some(holder.into()),

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use memprobe_common::{ProcessConfig, process_flag};
 
-use super::attach::{AttachError, Located, was_built_without_cuda};
+use super::attach::{AttachError, Located, Result, was_built_without_cuda};
 use super::catalog::{
     Allocators, BY_TRACEPOINTS, CODE_FREED, CUDA_LIBRARIES, DYNAMIC_LOADERS, Detail, DriverCalls,
     EMPTY, EMPTY_STRIDED, LIBRARY_MAPPED, Need, PROBES, Probe, THREAD_VARIABLES,
@@ -169,7 +169,7 @@ impl Attaching {
         loader: &mut Loader,
         files: &mut ProbedFiles,
         now: TimeNs,
-    ) -> Result<AttachStep, AttachError> {
+    ) -> Result<AttachStep> {
         let maps =
             Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
         self.follow_loader(loader, files, &maps);
@@ -254,7 +254,7 @@ impl Attaching {
         self.has_loader = !probed.probes.is_empty();
     }
 
-    fn find_python(&mut self, maps: &Maps) -> Result<PythonProcess, AttachError> {
+    fn find_python(&mut self, maps: &Maps) -> Result<PythonProcess> {
         let error = |error| AttachError::Python(self.tgid, error);
         let executable = maps.files().into_iter().filter(MappedFile::is_executable);
         let executable: Vec<_> = executable.map(|file| (file.dev, file.inode)).collect();
@@ -275,7 +275,7 @@ impl Attaching {
         files: &mut ProbedFiles,
         python: PythonProcess,
         now: TimeNs,
-    ) -> Result<(), AttachError> {
+    ) -> Result<()> {
         self.config.python = python.kernel_config();
         self.update_filter(loader, now)?;
         let file = python.library.clone();
@@ -288,7 +288,7 @@ impl Attaching {
     }
 
     /// Tells the programs what is known of the process; they send every stack anew.
-    pub fn update_filter(&self, loader: &mut Loader, now: TimeNs) -> Result<(), AttachError> {
+    pub fn update_filter(&self, loader: &mut Loader, now: TimeNs) -> Result<()> {
         let revised = loader.revise(self.tgid, self.config(now));
         revised.map_err(|error| AttachError::refused("the filter", &error))
     }
@@ -302,7 +302,7 @@ impl Attaching {
         loader: &mut Loader,
         code: Option<u64>,
         now: TimeNs,
-    ) -> Result<(), AttachError> {
+    ) -> Result<()> {
         self.config.module_call = code.unwrap_or(0);
         self.update_filter(loader, now)
     }
@@ -329,7 +329,7 @@ impl Attaching {
         files: &mut ProbedFiles,
         family: &'static str,
         file: &MappedFile,
-    ) -> Result<(), AttachError> {
+    ) -> Result<()> {
         let wanted = self.wanted;
         let probed = self.probe_file(loader, files, file, family, |tgid| {
             let probes = wanted_probes(wanted).filter(|probe| probe.library == family);
@@ -359,7 +359,7 @@ impl Attaching {
         files: &mut ProbedFiles,
         file: &MappedFile,
         family: &'static str,
-        locate: impl FnOnce(Tgid) -> Vec<(&'static Probe, Result<Located, AttachError>)>,
+        locate: impl FnOnce(Tgid) -> Vec<(&'static Probe, Result<Located>)>,
     ) -> Arc<Probed> {
         let key = ProbedFiles::key(file, family, self.reach());
         let tgid = self.tgid;
@@ -378,11 +378,7 @@ impl Attaching {
 
     /// Compares the probed functions of CUDA with the process's memory, where it may have rewritten them since. Says
     /// whether what is probed has changed, be it by another process that uses the same files.
-    pub fn leave_patched(
-        &mut self,
-        loader: &mut Loader,
-        files: &mut ProbedFiles,
-    ) -> Result<bool, AttachError> {
+    pub fn leave_patched(&mut self, loader: &mut Loader, files: &mut ProbedFiles) -> Result<bool> {
         for (key, file) in &self.cuda_files {
             files.leave_patched(loader, *key, self.tgid, file)?;
         }
@@ -411,7 +407,7 @@ impl Attaching {
         keys.filter_map(|(key, _)| files.probed(*key))
     }
 
-    fn note(&mut self, probed: &Probed) -> Result<(), AttachError> {
+    fn note(&mut self, probed: &Probed) -> Result<()> {
         if let Some(error) = &probed.refused {
             return Err(AttachError::Shared(error.clone()));
         }
@@ -444,7 +440,7 @@ impl Attaching {
         files: &mut ProbedFiles,
         maps: &Maps,
         now: TimeNs,
-    ) -> Result<(), AttachError> {
+    ) -> Result<()> {
         let before = self.config;
         for (at, variable) in THREAD_VARIABLES.iter().enumerate() {
             if self.variables[at] != Search::Over {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::attach::{AttachError, Located, VariableSymbol, attach_cuda};
+use super::attach::{AttachError, Located, Result, VariableSymbol, attach_cuda};
 use super::catalog::{Need, Probe, ThreadVariable};
 use super::loader::{Link, Loader, Reach};
 use super::patch::{self, BREAKPOINT, EntryState};
@@ -161,7 +161,7 @@ impl ProbedFiles {
         key: FileKey,
         user: Tgid,
         mapped: &MappedFile,
-        located: Vec<(&'static Probe, Result<Located, AttachError>)>,
+        located: Vec<(&'static Probe, Result<Located>)>,
     ) -> Arc<Probed> {
         let mut probed = Probed::default();
         let mut links = Vec::new();
@@ -229,7 +229,7 @@ impl ProbedFiles {
         key: FileKey,
         user: Tgid,
         mapped: &MappedFile,
-    ) -> Result<(), AttachError> {
+    ) -> Result<()> {
         let key = self.original(key);
         let Some(file) = self.files.get_mut(&key) else {
             return Ok(());
@@ -390,7 +390,7 @@ enum State {
     Probed,
 }
 
-fn unpatched(located: &Located, user: Tgid, mapped: &MappedFile) -> Result<(), AttachError> {
+fn unpatched(located: &Located, user: Tgid, mapped: &MappedFile) -> Result<()> {
     let entries = patch::entries(user, mapped, std::iter::once(&located.code));
     match entries.first() {
         Some(EntryState::PatchedOver(patch)) => Err(AttachError::Patched {

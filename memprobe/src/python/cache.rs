@@ -9,7 +9,7 @@ use super::code::{Code, CodePosition, CodeReader};
 use super::detect::PythonProcess;
 use super::layout::{FrameLayout, Instructions, PythonLayout};
 use crate::event::Frame;
-use crate::process::memory::{Cause, PartialMemory, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, PartialMemory, ReadMemory, ReadResult};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -145,7 +145,7 @@ impl CodeCache {
         }
     }
 
-    fn load(&mut self, memory: &impl ReadMemory, address: u64) -> Result<&Code, Unreadable> {
+    fn load(&mut self, memory: &impl ReadMemory, address: u64) -> ReadResult<&Code> {
         if !self.is_current(memory, address)? {
             let read = self.reader(memory).read(address)?;
             self.counters.read += 1;
@@ -159,7 +159,7 @@ impl CodeCache {
     }
 
     /// True if the code object at `address` is cached and still there; drops it from the cache otherwise.
-    fn is_current(&mut self, memory: &impl ReadMemory, address: u64) -> Result<bool, Unreadable> {
+    fn is_current(&mut self, memory: &impl ReadMemory, address: u64) -> ReadResult<bool> {
         let Some(cached) = self.codes.get(&address) else {
             return Ok(false);
         };

@@ -16,7 +16,7 @@ use super::slot::{self, StatePath};
 use super::threads::{self, FrameChain, ThreadState};
 use crate::event::Tgid;
 use crate::process::maps::{MappedFile, Maps};
-use crate::process::memory::{Cause, ProcessMemory, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, ProcessMemory, ReadMemory, ReadResult};
 use crate::process::status::Status;
 
 /// Attempts before a mismatch counts, and the first and the longest pause between them: on a busy machine, a
@@ -133,11 +133,11 @@ impl PythonProcess {
         ProcessMemory::new(self.tgid)
     }
 
-    pub fn thread_states(&self) -> Result<Vec<ThreadState>, Unreadable> {
+    pub fn thread_states(&self) -> ReadResult<Vec<ThreadState>> {
         threads::thread_states(&self.memory(), &self.layout, self.interpreter)
     }
 
-    pub fn frames(&self, state: &ThreadState) -> Result<FrameChain, Unreadable> {
+    pub fn frames(&self, state: &ThreadState) -> ReadResult<FrameChain> {
         self.layout.frames(&self.memory(), state.address)
     }
 }

@@ -63,7 +63,7 @@ pub(super) enum Form {
 impl Form {
     const ALL: [Self; 3] = [Self::First, Self::Instances, Self::Protected];
 
-    pub(super) const fn size(self) -> usize {
+    pub const fn size(self) -> usize {
         match self {
             Self::First => 16,
             Self::Instances => 24,
@@ -112,7 +112,7 @@ pub(super) enum Implausible {
 }
 
 /// Decodes an answer in the one form that fits. `total` is the memory of the device, in bytes.
-pub(super) fn decode(
+pub fn decode(
     list: &RawList,
     total: Option<u64>,
     pids: &impl Pids,

@@ -29,7 +29,7 @@ pub(super) enum EntryPoint {
 impl EntryPoint {
     pub(super) const ALL: [Self; 4] = [Self::V3, Self::V2, Self::V1, Self::DetailList];
 
-    pub(super) fn name(self, kind: ListKind) -> String {
+    pub fn name(self, kind: ListKind) -> String {
         let suffix = match self {
             Self::V3 => "_v3",
             Self::V2 => "_v2",

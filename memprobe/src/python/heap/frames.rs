@@ -8,7 +8,7 @@ use hashbrown::HashSet;
 use super::class::ContainerKind;
 use super::process_scan::ProcessScan;
 use super::{Heap, shortened};
-use crate::process::memory::{ReadMemory, Unreadable};
+use crate::process::memory::{ReadMemory, ReadResult};
 use crate::python::layout::{GeneratorLayout, HeapLayout, LocalsLayout};
 use crate::python::threads::{self, RawFrame};
 use crate::python::{CodeCache, PythonProcess, Resolved};
@@ -71,7 +71,7 @@ pub fn variables(
     heap: &Heap<'_, impl ReadMemory>,
     python: &PythonProcess,
     scan: &ProcessScan,
-) -> Result<Variables, Unreadable> {
+) -> ReadResult<Variables> {
     let memory = heap.memory;
     let states = threads::thread_states(memory, &python.layout, python.interpreter)?;
     let dict = |module: &u64| heap.word(*module, HeapLayout::MODULE_DICT).ok();
@@ -143,7 +143,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
     }
 
     /// The frame of a generator, and true if its code has begun; `None` if it is running or has finished.
-    fn suspended(&self, object: u64) -> Result<Option<(u64, bool)>, Unreadable> {
+    fn suspended(&self, object: u64) -> ReadResult<Option<(u64, bool)>> {
         let memory = self.heap.memory;
         match self.heap.layout.heap.generator {
             GeneratorLayout::Apart(at) => {
@@ -231,7 +231,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         }
     }
 
-    fn add_variables(&mut self, frame: &RawFrame, shown: &Shown) -> Result<(), Unreadable> {
+    fn add_variables(&mut self, frame: &RawFrame, shown: &Shown) -> ReadResult<()> {
         let locals = &self.heap.layout.heap.locals;
         let flags = frame.code.wrapping_add(locals.code_flags.into());
         if self.heap.memory.read_u32(flags)? & LocalsLayout::OPTIMIZED == 0 {

@@ -19,12 +19,12 @@ pub(super) const TO_PTR: usize = 24;
 pub(super) const TO_ALLOCATED: usize = 32;
 
 impl BlockLayout {
-    pub(super) fn bytes(self) -> usize {
+    pub fn bytes(self) -> usize {
         self.size + TO_ALLOCATED + 1
     }
 
     /// Parses a `Block` listed under `key`; `None` if fields contradict the key or one another, as in a freed block.
-    pub(super) fn parse(self, bytes: &[u8], key: u64) -> Option<HeldBlock> {
+    pub fn parse(self, bytes: &[u8], key: u64) -> Option<HeldBlock> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let size = word(self.size)?;
         let block = HeldBlock {
@@ -52,7 +52,7 @@ const GAP: u64 = 4 << 10;
 
 /// Reads `len` bytes at the value of each element and calls `each` with them, or with `None` if they cannot
 /// be read. Objects that lie close together share one read. Sorts the elements by value.
-pub(super) fn read_each(
+pub fn read_each(
     memory: &impl ReadMemory,
     elements: &mut [Element],
     len: usize,

@@ -30,7 +30,7 @@ const SAMPLES: usize = 64;
 const COUNT_TO_BYTES: u64 = 4 * STAT_ARRAY;
 
 /// Determines the layout of the allocator at `object`. Returns `None` unless exactly one layout adds up.
-pub(super) fn calibrate(memory: &impl ReadMemory, object: u64) -> Option<Layout> {
+pub fn calibrate(memory: &impl ReadMemory, object: u64) -> Option<Layout> {
     let bytes = readable(memory, object);
     let tables = tables_in(&bytes).into_iter();
     only(tables.filter_map(|tables| fit(memory, object, &bytes, tables)))

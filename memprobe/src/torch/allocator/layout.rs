@@ -71,7 +71,7 @@ const fn layout(
     }
 }
 
-pub(super) fn candidates(version: Option<&str>) -> Vec<Layout> {
+pub fn candidates(version: Option<&str>) -> Vec<Layout> {
     let mut layouts = LAYOUTS.to_vec();
     layouts.sort_by_key(|layout| !is_of(&layout.versions, version));
     layouts

@@ -51,7 +51,7 @@ pub(super) struct FunctionContexts {
 
 impl FunctionContexts {
     /// Follows the references from the `ctx` of all nodes. `of_python` maps Python objects to tensor indices.
-    pub(super) fn search(
+    pub fn search(
         paths: &Paths<'_, impl ReadMemory>,
         graph: &RawGraph,
         of_python: &HashMap<u64, usize>,

@@ -20,7 +20,7 @@ use crate::python::heap::paths::Paths;
 use crate::python::heap::retainers::HeapRetainers;
 use crate::torch::objects::RawTensor;
 
-pub(super) fn join(
+pub fn join(
     image: &Image<impl ReadMemory>,
     python: &PythonProcess,
     moment: &mut HeapScan,

@@ -47,7 +47,7 @@ impl ResolvedName {
 }
 
 /// Names every tensor of a snapshot. `of_python` maps Python objects to the indices of their tensors.
-pub(super) fn name(
+pub fn name(
     paths: &Paths<'_, impl ReadMemory>,
     tree: &ObjectTree,
     optimizers: &Optimizers,
@@ -236,7 +236,7 @@ fn colliding(tree: &ObjectTree) -> HashSet<Arc<str>> {
 }
 
 /// Name of a tensor within a sparse one (`torch/_tensor_docs.py`@v2.15.0).
-pub(super) fn of_part(class: &TensorImplClass, number: usize, names: &[Name]) -> Option<Name> {
+pub fn of_part(class: &TensorImplClass, number: usize, names: &[Name]) -> Option<Name> {
     let TensorImplClass::Other(class) = class else {
         return None;
     };

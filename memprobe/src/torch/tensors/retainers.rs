@@ -49,7 +49,7 @@ pub(super) struct HeldTensor {
 
 /// Records for each storage the holder that keeps it. `slot` returns the text of a path to a held tensor. Returns the
 /// number of references that were not followed; if there are any, no holder is said to keep anything alone.
-pub(super) fn name_retainers(
+pub fn name_retainers(
     found: &Found,
     contexts: &FunctionContexts,
     holders: &[HeapRetainer],

@@ -86,7 +86,7 @@ fn attach_unwatched(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<V
             .library(probe.library)
             .map(|library| Located::find_in(probe, tgid, &library))
             .with_context(|| format!("{} is not mapped", probe.library))??;
-        links.extend(located.attach(loader, Reach::Process(tgid))?);
+        links.push(located.attach(loader, Reach::Process(tgid))?);
     }
     Ok(links)
 }

@@ -126,10 +126,10 @@ fn check_every_frame(options: &[&str]) {
         let compared = compare(&target, &process, &mut cache);
         assert!(compared > 1_000, "only {compared} frames");
         // Compare again, now from the cache.
-        let read = cache.counters().read;
+        let read = cache.counters.read;
         assert_eq!(compare(&target, &process, &mut cache), compared);
-        assert_eq!(cache.counters().read, read);
-        assert_eq!(cache.counters().replaced + cache.counters().unreadable, 0);
+        assert_eq!(cache.counters.read, read);
+        assert_eq!(cache.counters.replaced + cache.counters.unreadable, 0);
         println!(
             "{} {}: {compared} frames are equal",
             python.display(),

@@ -18,7 +18,6 @@ use crate::event::CudaMemoryKind;
 pub enum Api {
     Runtime,
     Driver,
-    /// The tracepoints of PyTorch's caching allocator.
     Tracepoint,
 }
 
@@ -38,7 +37,6 @@ pub struct Function {
     /// Its name in the documentation; of a tracepoint with its provider, as other tools write it.
     pub name: &'static str,
     pub api: Api,
-    /// Its name in the library's symbol table.
     pub symbol: &'static str,
     pub effect: Effect,
 }
@@ -49,7 +47,6 @@ pub enum Effect {
     /// Gives out memory. The name of the memory is written to where argument 0 points.
     Allocates {
         space: CudaMemoryKind,
-        /// Source of the size.
         size: Size,
         lifetime: Lifetime,
     },
@@ -57,8 +54,7 @@ pub enum Effect {
     Frees(Named),
     /// Pins memory of the process that is there already: argument 0 is its address, 1 its size.
     Registers,
-    /// `cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp
-    /// *prop, …)`.
+    /// `cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, …)`.
     CreatesPhysical,
     /// `cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)`.
     RetainsPhysical,
@@ -81,10 +77,7 @@ pub enum Effect {
     PopsContext,
     /// Writes a new context of the device of that argument to where argument 0 points, and puts it
     /// on the calling thread's stack.
-    CreatesContext {
-        /// The argument that is the device.
-        device: u8,
-    },
+    CreatesContext { device: u8 },
     /// Destroys the context of argument 0, and what was allocated in it.
     DestroysContext,
     /// `cuCtxAttach(CUcontext *pctx, …)`: another use of the current context, which is written there.

@@ -54,7 +54,6 @@ impl Record {
 pub enum ProcessEvent {
     Forked,
     Executed,
-    /// The process is exiting; no record of it follows.
     Exited,
     /// The dynamic loader of the process maps libraries.
     LibraryMapped,

@@ -30,12 +30,6 @@ pub enum Detail {
     Full,
 }
 
-impl Detail {
-    pub const fn as_str(self) -> &'static str {
-        self.into_str()
-    }
-}
-
 /// Option to attribute backward passes to the forward pass. It costs the target a trap for each operation
 /// that creates an autograd node, and one when the node is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,7 +9,6 @@ use super::{Stack, StackId, Tgid, Tid, TimeNs};
 /// The state of a thread when its stack was captured, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Context {
-    /// The module that was being called.
     pub module: Module,
     pub grad: Grad,
     /// The autograd node that was being evaluated; `None` outside a backward pass.
@@ -19,7 +18,6 @@ pub struct Context {
 /// The innermost `torch.nn.Module` call on a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Module {
-    /// No module was being called.
     #[default]
     Outside,
     /// The module's path: the class of the outermost module being called, then attribute names, as in
@@ -52,12 +50,6 @@ pub enum Grad {
     Disabled,
     /// Autograd records nothing, and results can never take part in autograd (`torch.inference_mode()`).
     Inference,
-}
-
-impl Grad {
-    pub const fn as_str(self) -> &'static str {
-        self.into_str()
-    }
 }
 
 /// A node of autograd's graph (`torch.autograd.graph.Node`), which the backward pass evaluates.
@@ -96,10 +88,4 @@ pub enum MarkedPhase {
     ZeroGrad,
     /// The next batch of a `DataLoader`.
     NextBatch,
-}
-
-impl MarkedPhase {
-    pub const fn as_str(self) -> &'static str {
-        self.into_str()
-    }
 }

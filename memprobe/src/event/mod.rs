@@ -24,7 +24,19 @@ pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
 pub use names::{BlockLabels, LabeledBlock};
 pub use target::{ProbeStatus, Target};
 
-use crate::event::tensors::DType;
+use crate::event::tensors::{DType, TensorKind};
+
+/// Gives enums the name of each variant in recordings and reports, as `strum` derives it.
+macro_rules! as_str {
+    ($($kind:ty)*) => {$(
+        impl $kind {
+            pub const fn as_str(self) -> &'static str {
+                self.into_str()
+            }
+        }
+    )*};
+}
+as_str!(Action CudaMemoryKind Detail Grad MarkedPhase NoStack TensorKind);
 
 /// A process, as the kernel's initial PID namespace numbers it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -198,12 +210,6 @@ pub enum Action {
     Held,
 }
 
-impl Action {
-    pub const fn as_str(self) -> &'static str {
-        self.into_str()
-    }
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum CudaMemoryKind {
@@ -221,10 +227,6 @@ pub enum CudaMemoryKind {
 }
 
 impl CudaMemoryKind {
-    pub const fn as_str(self) -> &'static str {
-        self.into_str()
-    }
-
     /// True if the memory certainly lies on a device.
     pub const fn is_on_device(self) -> bool {
         matches!(self, Self::Device | Self::Virtual | Self::Array)
@@ -335,7 +337,13 @@ impl Stack {
 }
 
 impl Totals {
-    /// Returns the reserved bytes that are not allocated.
+    pub const fn of(allocated: u64, reserved: u64) -> Self {
+        Self {
+            allocated: Bytes(allocated),
+            reserved: Bytes(reserved),
+        }
+    }
+
     pub fn cached(self) -> Bytes {
         Bytes(self.reserved.0.saturating_sub(self.allocated.0))
     }
@@ -411,12 +419,6 @@ pub enum NoStack {
     /// The program runs no Python, and its native stack was not recorded.
     #[strum(serialize = "program without Python")]
     NoPython,
-}
-
-impl NoStack {
-    pub const fn as_str(self) -> &'static str {
-        self.into_str()
-    }
 }
 
 /// The tensor that PyTorch was creating when it requested memory, as the arguments of `torch.empty` describe it.

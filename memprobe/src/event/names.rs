@@ -24,14 +24,11 @@ pub struct LabeledBlock {
     pub device: DeviceIndex,
     /// The kind of the tensor; `None` if no tensor reaches the block.
     pub kind: Option<TensorKind>,
-    /// The tensor's best name.
     pub name: Option<Name>,
-    /// The path of the module that the tensor belongs to.
     pub module: Option<Arc<str>>,
     /// The module path that starts at the class of the root module, such as `GPT.layers.3.mlp`; parameters
     /// and buffers only.
     pub called: Option<Arc<str>>,
-    /// The operation that saves the tensor for the backward pass.
     pub saved_by: Option<Arc<str>>,
     /// The retainer; `None` if no named object leads to the block.
     pub retainer: Option<Arc<Retainer>>,

@@ -16,7 +16,6 @@ pub struct Target {
     /// Name of its pod, container or batch job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// Command line, joined by spaces.
     pub command: String,
     pub python: Option<String>,
     /// Version, such as `2.15.0+cu132`.

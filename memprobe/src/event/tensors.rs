@@ -12,7 +12,6 @@ use strum::{EnumString, IntoStaticStr};
 
 use crate::event::{Address, Bytes, DeviceIndex, Frame, Target, TimeNs, Totals};
 
-/// A snapshot of a process's blocks, storages and tensors.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorSnapshot {
     /// The process. Its strings come from the target and may contain anything; views sanitize them.
@@ -49,7 +48,6 @@ pub enum Consistency {
     Running,
 }
 
-/// The caching allocator's own totals on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceTotals {
     pub device: DeviceIndex,
@@ -100,7 +98,6 @@ pub struct Storage {
     pub retainer: Option<Arc<Retainer>>,
 }
 
-/// The retainer of memory: a reference path from a variable to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Retainer {
     /// The variable, or all slots of a container: `train.py:12 main() -> losses[*]`.
@@ -225,10 +222,6 @@ impl TensorKind {
         Self::Saved,
         Self::Tensor,
     ];
-
-    pub const fn as_str(self) -> &'static str {
-        self.into_str()
-    }
 }
 
 impl Name {
@@ -283,56 +276,55 @@ impl fmt::Display for TensorDevice {
     }
 }
 
-/// Name and element size in bytes of each type, by number; unused numbers are `None`. Types that pack several
-/// numbers into a byte have size 1 (torch/headeronly/core/ScalarType.h@v2.15.0).
-const DTYPES: &[Option<(&str, u64)>] = &[
-    Some(("uint8", 1)),
-    Some(("int8", 1)),
-    Some(("int16", 2)),
-    Some(("int32", 4)),
-    Some(("int64", 8)),
-    Some(("float16", 2)),
-    Some(("float32", 4)),
-    Some(("float64", 8)),
-    Some(("complex32", 4)),
-    Some(("complex64", 8)),
-    Some(("complex128", 16)),
-    Some(("bool", 1)),
-    Some(("qint8", 1)),
-    Some(("quint8", 1)),
-    Some(("qint32", 4)),
-    Some(("bfloat16", 2)),
-    Some(("quint4x2", 1)),
-    Some(("quint2x4", 1)),
-    Some(("bits1x8", 1)),
-    Some(("bits2x4", 1)),
-    Some(("bits4x2", 1)),
-    Some(("bits8", 1)),
-    Some(("bits16", 2)),
-    Some(("float8_e5m2", 1)),
-    Some(("float8_e4m3fn", 1)),
-    Some(("float8_e5m2fnuz", 1)),
-    Some(("float8_e4m3fnuz", 1)),
-    Some(("uint16", 2)),
-    Some(("uint32", 4)),
-    Some(("uint64", 8)),
-    Some(("uint1", 1)),
-    Some(("uint2", 1)),
-    Some(("uint3", 1)),
-    Some(("uint4", 1)),
-    Some(("uint5", 1)),
-    Some(("uint6", 1)),
-    Some(("uint7", 1)),
-    Some(("int1", 1)),
-    Some(("int2", 1)),
-    Some(("int3", 1)),
-    Some(("int4", 1)),
-    Some(("int5", 1)),
-    Some(("int6", 1)),
-    Some(("int7", 1)),
-    Some(("float8_e8m0fnu", 1)),
-    Some(("float4_e2m1fn_x2", 1)),
-    Some(("bcomplex32", 4)),
+/// Name and element size in bytes of each type, by number. Types that pack several numbers into a byte have size 1 (torch/headeronly/core/ScalarType.h@v2.15.0).
+const DTYPES: &[(&str, u64)] = &[
+    ("uint8", 1),
+    ("int8", 1),
+    ("int16", 2),
+    ("int32", 4),
+    ("int64", 8),
+    ("float16", 2),
+    ("float32", 4),
+    ("float64", 8),
+    ("complex32", 4),
+    ("complex64", 8),
+    ("complex128", 16),
+    ("bool", 1),
+    ("qint8", 1),
+    ("quint8", 1),
+    ("qint32", 4),
+    ("bfloat16", 2),
+    ("quint4x2", 1),
+    ("quint2x4", 1),
+    ("bits1x8", 1),
+    ("bits2x4", 1),
+    ("bits4x2", 1),
+    ("bits8", 1),
+    ("bits16", 2),
+    ("float8_e5m2", 1),
+    ("float8_e4m3fn", 1),
+    ("float8_e5m2fnuz", 1),
+    ("float8_e4m3fnuz", 1),
+    ("uint16", 2),
+    ("uint32", 4),
+    ("uint64", 8),
+    ("uint1", 1),
+    ("uint2", 1),
+    ("uint3", 1),
+    ("uint4", 1),
+    ("uint5", 1),
+    ("uint6", 1),
+    ("uint7", 1),
+    ("int1", 1),
+    ("int2", 1),
+    ("int3", 1),
+    ("int4", 1),
+    ("int5", 1),
+    ("int6", 1),
+    ("int7", 1),
+    ("float8_e8m0fnu", 1),
+    ("float4_e2m1fn_x2", 1),
+    ("bcomplex32", 4),
 ];
 
 impl DType {
@@ -344,25 +336,20 @@ impl DType {
 
     /// PyTorch's name without `torch.`; `None` for an unknown number.
     pub fn name(self) -> Option<&'static str> {
-        Some(self.row()?.0)
+        Some(DTYPES.get(usize::from(self.0))?.0)
     }
 
     /// The element size in bytes; `None` for an unknown number.
     pub fn size(self) -> Option<u64> {
-        Some(self.row()?.1)
+        Some(DTYPES.get(usize::from(self.0))?.1)
     }
 
     /// Parses the output of `Display`.
     pub fn parse(name: &str) -> Option<Self> {
-        let is_it = |row: &Option<(&str, u64)>| row.is_some_and(|(word, _)| word == name);
-        match DTYPES.iter().position(is_it) {
+        match DTYPES.iter().position(|(word, _)| *word == name) {
             Some(number) => u16::try_from(number).ok().map(Self),
             None => digits(name.strip_prefix(OTHER_DTYPE)?).map(Self),
         }
-    }
-
-    fn row(self) -> Option<(&'static str, u64)> {
-        *DTYPES.get(usize::from(self.0))?
     }
 }
 

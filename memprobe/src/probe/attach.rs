@@ -23,7 +23,6 @@ const CUDA_ALLOCATOR: &str = "libc10_cuda.so";
 /// The library that a PyTorch loads last, with or without CUDA.
 const PYTHON_BINDINGS: &str = "libtorch_python.so";
 
-/// One probe and where in this process it goes.
 #[derive(Debug)]
 pub struct Located {
     pub probe: &'static Probe,
@@ -37,17 +36,13 @@ pub struct Located {
 }
 
 impl Located {
-    pub fn find_in(
-        probe: &'static Probe,
-        tgid: Tgid,
-        library: &MappedFile,
-    ) -> Result<Self, AttachError> {
+    pub fn find_in(probe: &'static Probe, tgid: Tgid, library: &MappedFile) -> Result<Self> {
         Self::find_at(probe, tgid, library, |image| {
             image.first_symbol(probe.symbols)
         })
     }
 
-    pub fn find_code_freed(tgid: Tgid, python: &PythonProcess) -> Result<Self, AttachError> {
+    pub fn find_code_freed(tgid: Tgid, python: &PythonProcess) -> Result<Self> {
         Self::find_at(&CODE_FREED, tgid, &python.library, |_| {
             Ok(Some(without_size(python.code_dealloc)))
         })
@@ -59,7 +54,7 @@ impl Located {
     pub fn find_tracepoints(
         tgid: Tgid,
         library: &MappedFile,
-    ) -> Vec<(&'static Probe, Result<Self, AttachError>)> {
+    ) -> Vec<(&'static Probe, Result<Self>)> {
         let unreadable = |reason: String| AttachError::Library {
             library: library.path.display().to_string(),
             reason,
@@ -122,7 +117,7 @@ impl Located {
         tgid: Tgid,
         mapped: &MappedFile,
         symbol: impl FnOnce(&ElfImage) -> Result<Option<Symbol>, ElfError>,
-    ) -> Result<Self, AttachError> {
+    ) -> Result<Self> {
         let library = mapped.path.display().to_string();
         let unreadable = |reason: String| AttachError::Library {
             library: library.clone(),
@@ -168,17 +163,11 @@ impl Located {
         }
     }
 
-    pub fn attach(&self, loader: &mut Loader, reach: Reach) -> Result<Vec<Link>, AttachError> {
-        let refused = |error| AttachError::refused(self.probe.function, &error);
+    /// Attaches a probe that is not on a function of CUDA ([`attach_cuda`]).
+    pub fn attach(&self, loader: &mut Loader, reach: Reach) -> Result<Link> {
         let offset = self.probed_offset();
-        let mut links = Vec::new();
-        if let Some(program) = self.probe.returns {
-            let link = loader.attach(program, &self.file, offset, None, reach);
-            links.push(link.map_err(refused)?);
-        }
         let link = loader.attach(self.probe.entry, &self.file, offset, self.cookie, reach);
-        links.push(link.map_err(refused)?);
-        Ok(links)
+        link.map_err(|error| AttachError::refused(self.probe.function, &error))
     }
 }
 
@@ -188,11 +177,7 @@ fn without_size(vaddr: u64) -> Symbol {
 }
 
 /// Attaches to functions of CUDA in one file; each has its own verdict, but they share the kernel's.
-pub fn attach_cuda(
-    located: &[Located],
-    loader: &mut Loader,
-    reach: Reach,
-) -> Result<Vec<Link>, AttachError> {
+pub fn attach_cuda(located: &[Located], loader: &mut Loader, reach: Reach) -> Result<Vec<Link>> {
     let Some(first) = located.first() else {
         return Ok(Vec::new());
     };
@@ -211,7 +196,6 @@ pub fn attach_cuda(
         .map_err(|error| AttachError::refused(first.probe.function, &error))
 }
 
-/// Description of a thread-local variable in its library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VariableSymbol {
     /// Offset of the variable in the library's thread-local block, in bytes.
@@ -253,6 +237,8 @@ pub fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
     };
     maps.library(CUDA_ALLOCATOR).is_none() && !bindings.deleted && is_missing()
 }
+
+pub type Result<T, E = AttachError> = std::result::Result<T, E>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use memprobe_common::{ProcessConfig, process_flag};
 
-use super::attach::{AttachError, Located, was_built_without_cuda};
+use super::attach::{AttachError, Located, Result, was_built_without_cuda};
 use super::catalog::{
     Allocators, BY_TRACEPOINTS, CODE_FREED, CUDA_LIBRARIES, DYNAMIC_LOADERS, Detail, DriverCalls,
     EMPTY, EMPTY_STRIDED, LIBRARY_MAPPED, Need, PROBES, Probe, THREAD_VARIABLES,
@@ -41,7 +41,6 @@ pub struct Attaching {
     cuda_files: Vec<(FileKey, MappedFile)>,
     pub probes: Vec<ProbeStatus>,
     missing: Vec<String>,
-    /// Functions of CUDA that are not probed, since a process has rewritten them.
     left_alone: Vec<String>,
     /// True if its dynamic loader reports each library that it maps, so that polling is not needed.
     pub has_loader: bool,
@@ -170,7 +169,7 @@ impl Attaching {
         loader: &mut Loader,
         files: &mut ProbedFiles,
         now: TimeNs,
-    ) -> Result<AttachStep, AttachError> {
+    ) -> Result<AttachStep> {
         let maps =
             Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
         self.follow_loader(loader, files, &maps);
@@ -216,7 +215,6 @@ impl Attaching {
         Ok(AttachStep::Waiting(self.missing_library(&maps)))
     }
 
-    /// The library that memprobe waits for, in words.
     fn missing_library(&self, maps: &Maps) -> String {
         let pid = self.tgid.0;
         let is_left_alone =
@@ -256,7 +254,7 @@ impl Attaching {
         self.has_loader = !probed.probes.is_empty();
     }
 
-    fn find_python(&mut self, maps: &Maps) -> Result<PythonProcess, AttachError> {
+    fn find_python(&mut self, maps: &Maps) -> Result<PythonProcess> {
         let error = |error| AttachError::Python(self.tgid, error);
         let executable = maps.files().into_iter().filter(MappedFile::is_executable);
         let executable: Vec<_> = executable.map(|file| (file.dev, file.inode)).collect();
@@ -277,7 +275,7 @@ impl Attaching {
         files: &mut ProbedFiles,
         python: PythonProcess,
         now: TimeNs,
-    ) -> Result<(), AttachError> {
+    ) -> Result<()> {
         self.config.python = python.kernel_config();
         self.update_filter(loader, now)?;
         let file = python.library.clone();
@@ -290,23 +288,21 @@ impl Attaching {
     }
 
     /// Tells the programs what is known of the process; they send every stack anew.
-    pub fn update_filter(&self, loader: &mut Loader, now: TimeNs) -> Result<(), AttachError> {
+    pub fn update_filter(&self, loader: &mut Loader, now: TimeNs) -> Result<()> {
         let revised = loader.revise(self.tgid, self.config(now));
         revised.map_err(|error| AttachError::refused("the filter", &error))
     }
 
-    /// The code object that the programs take for the one that every call of a module passes.
     pub fn module_call(&self) -> Option<u64> {
         Some(self.config.module_call).filter(|&code| code != 0)
     }
 
-    /// Tells the programs which code object every call of a module passes.
     pub fn set_module_call(
         &mut self,
         loader: &mut Loader,
         code: Option<u64>,
         now: TimeNs,
-    ) -> Result<(), AttachError> {
+    ) -> Result<()> {
         self.config.module_call = code.unwrap_or(0);
         self.update_filter(loader, now)
     }
@@ -333,7 +329,7 @@ impl Attaching {
         files: &mut ProbedFiles,
         family: &'static str,
         file: &MappedFile,
-    ) -> Result<(), AttachError> {
+    ) -> Result<()> {
         let wanted = self.wanted;
         let probed = self.probe_file(loader, files, file, family, |tgid| {
             let probes = wanted_probes(wanted).filter(|probe| probe.library == family);
@@ -363,7 +359,7 @@ impl Attaching {
         files: &mut ProbedFiles,
         file: &MappedFile,
         family: &'static str,
-        locate: impl FnOnce(Tgid) -> Vec<(&'static Probe, Result<Located, AttachError>)>,
+        locate: impl FnOnce(Tgid) -> Vec<(&'static Probe, Result<Located>)>,
     ) -> Arc<Probed> {
         let key = ProbedFiles::key(file, family, self.reach());
         let tgid = self.tgid;
@@ -382,11 +378,7 @@ impl Attaching {
 
     /// Compares the probed functions of CUDA with the process's memory, where it may have rewritten them since. Says
     /// whether what is probed has changed, be it by another process that uses the same files.
-    pub fn leave_patched(
-        &mut self,
-        loader: &mut Loader,
-        files: &mut ProbedFiles,
-    ) -> Result<bool, AttachError> {
+    pub fn leave_patched(&mut self, loader: &mut Loader, files: &mut ProbedFiles) -> Result<bool> {
         for (key, file) in &self.cuda_files {
             files.leave_patched(loader, *key, self.tgid, file)?;
         }
@@ -400,7 +392,6 @@ impl Attaching {
         Ok(has_changed)
     }
 
-    /// Forgets the probes that files of CUDA's functions have no more.
     fn forget_left_probes(&mut self, files: &ProbedFiles) {
         let is_cuda = |probe: &ProbeStatus| {
             let mut cuda = (FUNCTIONS.iter()).filter(|function| function.api != Api::Tracepoint);
@@ -416,7 +407,7 @@ impl Attaching {
         keys.filter_map(|(key, _)| files.probed(*key))
     }
 
-    fn note(&mut self, probed: &Probed) -> Result<(), AttachError> {
+    fn note(&mut self, probed: &Probed) -> Result<()> {
         if let Some(error) = &probed.refused {
             return Err(AttachError::Shared(error.clone()));
         }
@@ -449,7 +440,7 @@ impl Attaching {
         files: &mut ProbedFiles,
         maps: &Maps,
         now: TimeNs,
-    ) -> Result<(), AttachError> {
+    ) -> Result<()> {
         let before = self.config;
         for (at, variable) in THREAD_VARIABLES.iter().enumerate() {
             if self.variables[at] != Search::Over {
@@ -494,7 +485,6 @@ impl Attaching {
         functions.any(|function| function == name)
     }
 
-    /// True if both functions that make PyTorch's tensors are probed.
     pub fn has_tensors(&self) -> bool {
         self.has_function(EMPTY) && self.has_function(EMPTY_STRIDED)
     }

@@ -2,10 +2,10 @@
 
 use std::sync::LazyLock;
 
-use iced_x86::Register;
+use iced_x86::Register::{self, R8, R9, RBP, RCX, RDI, RDX, RSI, RSP};
 use memprobe_common::{CudaCookie, Description, ProcessConfig, ThreadLocal, record};
 
-use super::loader::Wanted;
+use super::loader::{CUDA_ENTRY, Wanted};
 use crate::cuda::calls::{Api, Effect, FUNCTIONS, Function};
 pub use crate::event::{Detail, GraphTracking};
 use crate::process::elf::ThreadLocalName;
@@ -18,7 +18,6 @@ pub struct Probe {
     /// Its names in the library's symbol table, of which a version has one.
     pub symbols: &'static [&'static str],
     pub entry: &'static str,
-    pub returns: Option<&'static str>,
     pub reads: &'static [Register],
     /// Cookie by which programs that serve several functions tell them apart.
     pub cookie: Option<u64>,
@@ -33,7 +32,7 @@ pub struct Probe {
 impl Probe {
     /// Returns whether it is on a function of CUDA. These are attached all at once.
     pub fn is_cuda(&self) -> bool {
-        self.returns.is_some()
+        self.entry == CUDA_ENTRY
     }
 
     pub fn is_wanted(&self, wanted: Wanted) -> bool {
@@ -45,7 +44,6 @@ impl Probe {
     }
 }
 
-/// Necessity of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// The caching allocator speaks through it. Without it, memprobe hears only what is below: see [`WITHOUT_BLOCKS`].
@@ -104,38 +102,27 @@ pub static TRACEPOINTS: LazyLock<Vec<Probe>> = LazyLock::new(|| {
 /// The library of autograd's engine.
 pub const TORCH_CPU: &str = "libtorch_cpu.so";
 
-/// A thread-local variable of PyTorch's that the programs read.
 #[derive(Debug)]
 pub struct ThreadVariable {
-    /// The file name of its library begins with this.
     pub library: &'static str,
     /// The names that it has had.
     pub names: &'static [ThreadLocalName],
-    /// Field of the kernel programs' configuration for it.
     pub config_field: fn(&mut ProcessConfig) -> &mut ThreadLocal,
     /// Consequence of its absence, for people.
     pub without: &'static str,
 }
 
-/// The variables that the programs read.
 pub static THREAD_VARIABLES: [ThreadVariable; 2] = [
     // The engine's `current_graph_task` (torch/csrc/autograd/engine.cpp@v2.15.0 and @v2.0.1). It is a
     // variable of a lambda, which compilers before GCC 11 name by its number in its source alone.
     ThreadVariable {
         library: TORCH_CPU,
         names: &[
-            ThreadLocalName {
-                symbol: "_ZZNK5torch8autogradL22tls_current_graph_taskMUlvE_clEvE3var",
-                source: None,
-                size: None,
-                within: 0,
-            },
+            ThreadLocalName::of("_ZZNK5torch8autogradL22tls_current_graph_taskMUlvE_clEvE3var"),
             // The wheels of 2.0 to 2.6.
             ThreadLocalName {
-                symbol: "_ZZNK5torch8autogradUlvE_clEvE3var",
                 source: Some("engine.cpp"),
-                size: None,
-                within: 0,
+                ..ThreadLocalName::of("_ZZNK5torch8autogradUlvE_clEvE3var")
             },
         ],
         config_field: |config| &mut config.graph_task,
@@ -148,17 +135,14 @@ pub static THREAD_VARIABLES: [ThreadVariable; 2] = [
         names: &[
             // From 2.12 on an `optional<SafePyObject>` comes before them.
             ThreadLocalName {
-                symbol: AUTOGRAD_STATE,
-                source: None,
                 size: Some(32),
                 within: 24,
+                ..ThreadLocalName::of(AUTOGRAD_STATE)
             },
             // Up to 2.11 there is nothing else.
             ThreadLocalName {
-                symbol: AUTOGRAD_STATE,
-                source: None,
                 size: Some(1),
-                within: 0,
+                ..ThreadLocalName::of(AUTOGRAD_STATE)
             },
         ],
         config_field: |config| &mut config.autograd_state,
@@ -192,15 +176,7 @@ pub static PROBES: LazyLock<Vec<Probe>> = LazyLock::new(|| {
 
 /// Registers that the programs for CUDA's functions read: the arguments, and the stack pointer, at
 /// which the kernel takes the return address.
-const CUDA_READS: [Register; 7] = [
-    Register::RDI,
-    Register::RSI,
-    Register::RDX,
-    Register::RCX,
-    Register::R8,
-    Register::R9,
-    Register::RSP,
-];
+const CUDA_READS: [Register; 7] = [RDI, RSI, RDX, RCX, R8, R9, RSP];
 
 fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
     let cookie = CudaCookie {
@@ -216,16 +192,12 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
         function: function.symbol,
         library: function.api.library(),
         symbols: std::slice::from_ref(&function.symbol),
-        entry: "cuda_enter",
-        returns: Some("cuda_return"),
+        entry: CUDA_ENTRY,
         reads: &CUDA_READS,
         cookie: Some(cookie.to_word()),
         ..ON_TORCH
     }
 }
-
-/// The program behind all functions of PyTorch whose records carry a stack. The cookie is the kind of record.
-const EVENT_WITH_STACK: &str = "event_with_stack";
 
 /// The fields that most probes on PyTorch have in common.
 const ON_TORCH: Probe = Probe {
@@ -233,7 +205,6 @@ const ON_TORCH: Probe = Probe {
     library: TORCH_CPU,
     symbols: &[],
     entry: "",
-    returns: None,
     reads: &[],
     cookie: None,
     need: Need::WhereItIs,
@@ -242,17 +213,24 @@ const ON_TORCH: Probe = Probe {
     graph: GraphTracking::Off,
 };
 
+/// The fields of a probe whose program sends records of a kind, with a stack.
+const fn with_stack(record: u8) -> Probe {
+    Probe {
+        entry: "event_with_stack",
+        cookie: Some(record as u64),
+        ..ON_TORCH
+    }
+}
+
 /// The probes on PyTorch, with symbols and registers of its x86-64 wheels 2.0 to 2.15.
 const PYTORCH: [Probe; 10] = [
     Probe {
         function: "c10::reportOutOfMemoryToProfiler",
         library: "libc10.so",
         symbols: &["_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE"],
-        entry: EVENT_WITH_STACK,
-        cookie: Some(record::OUT_OF_MEMORY as u64),
-        reads: &[Register::RDI, Register::RSI, Register::RDX, Register::RCX],
+        reads: &[RDI, RSI, RDX, RCX],
         need: Need::Optional("out-of-memory errors are not seen"),
-        ..ON_TORCH
+        ..with_stack(record::OUT_OF_MEMORY)
     },
     Probe {
         function: "torch::autograd::Engine::execute_with_graph_task",
@@ -261,11 +239,9 @@ const PYTORCH: [Probe; 10] = [
             "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEEN3c1013intrusive_ptrINS0_4NodeENS7_6detail34intrusive_target_default_null_typeIS9_EEEEONS0_11InputBufferE",
             "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE",
         ],
-        entry: EVENT_WITH_STACK,
-        cookie: Some(record::BACKWARD as u64),
-        reads: &[Register::RDX],
+        reads: &[RDX],
         need: Need::Optional("memory of backward passes has no line"),
-        ..ON_TORCH
+        ..with_stack(record::BACKWARD)
     },
     Probe {
         function: "torch::autograd::profiler::record_function_enter_new",
@@ -276,11 +252,9 @@ const PYTORCH: [Probe; 10] = [
             "_ZN5torch8autograd8profiler25record_function_enter_newERKSsRKSt8optionalISsE",
             "_ZN5torch8autograd8profiler25record_function_enter_newERKSsRKN3c108optionalISsEE",
         ],
-        entry: EVENT_WITH_STACK,
-        cookie: Some(record::MARK as u64),
-        reads: &[Register::RSI, Register::RSP],
+        reads: &[RSI, RSP],
         need: Need::Optional("steps of optimizers and batches of data loaders are not seen"),
-        ..ON_TORCH
+        ..with_stack(record::MARK)
     },
     Probe {
         function: "torch::autograd::Engine::evaluate_function",
@@ -288,7 +262,7 @@ const PYTORCH: [Probe; 10] = [
             "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE",
         ],
         entry: "evaluate_function",
-        reads: &[Register::RSI, Register::RDX, Register::RSP],
+        reads: &[RSI, RDX, RSP],
         need: Need::Optional(WITHOUT_GRAPH),
         graph: GraphTracking::On,
         ..ON_TORCH
@@ -296,12 +270,10 @@ const PYTORCH: [Probe; 10] = [
     Probe {
         function: "torch::autograd::impl::set_gradient_edge",
         symbols: &["_ZN5torch8autograd4impl17set_gradient_edgeERKN2at6TensorENS0_4EdgeE"],
-        entry: EVENT_WITH_STACK,
-        cookie: Some(record::NODE_MADE as u64),
-        reads: &[Register::RSI, Register::RSP],
+        reads: &[RSI, RSP],
         need: Need::Optional(WITHOUT_GRAPH),
         graph: GraphTracking::On,
-        ..ON_TORCH
+        ..with_stack(record::NODE_MADE)
     },
     Probe {
         function: EMPTY,
@@ -311,7 +283,7 @@ const PYTORCH: [Probe; 10] = [
             "_ZN2at6detail13empty_genericEN3c108ArrayRefIlEEPNS1_9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeENS1_8optionalINS1_12MemoryFormatEEE",
         ],
         entry: "empty_generic",
-        reads: &[Register::RSI, Register::RDX, Register::R8, Register::R9],
+        reads: &[RSI, RDX, R8, R9],
         need: Need::Optional(WITHOUT_SHAPES),
         detail: Detail::Tensors,
         ..ON_TORCH
@@ -323,7 +295,7 @@ const PYTORCH: [Probe; 10] = [
         ],
         entry: "empty_strided_generic",
         // Two arguments come on the stack.
-        reads: &[Register::RSI, Register::RDX, Register::RCX, Register::RSP],
+        reads: &[RSI, RDX, RCX, RSP],
         need: Need::Optional(WITHOUT_SHAPES),
         detail: Detail::Tensors,
         ..ON_TORCH
@@ -333,7 +305,7 @@ const PYTORCH: [Probe; 10] = [
         library: "libc10.so",
         symbols: &["_ZN3c1025ProfiledCPUMemoryReporter6DeleteEPv"],
         entry: "cpu_delete",
-        reads: &[Register::RSI],
+        reads: &[RSI],
         need: Need::Optional(WITHOUT_CPU),
         allocators: Allocators::CudaAndCpu,
         ..ON_TORCH
@@ -342,31 +314,19 @@ const PYTORCH: [Probe; 10] = [
         function: "c10::ProfiledCPUMemoryReporter::New",
         library: "libc10.so",
         symbols: &["_ZN3c1025ProfiledCPUMemoryReporter3NewEPvm"],
-        entry: EVENT_WITH_STACK,
-        cookie: Some(record::CPU_BLOCK as u64),
-        reads: &[Register::RSI, Register::RDX],
+        reads: &[RSI, RDX],
         need: Need::Optional(WITHOUT_CPU),
         allocators: Allocators::CudaAndCpu,
-        ..ON_TORCH
+        ..with_stack(record::CPU_BLOCK)
     },
     Probe {
         function: "c10::reportMemoryUsageToProfiler",
         library: "libc10.so",
         symbols: &["_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"],
-        entry: EVENT_WITH_STACK,
-        cookie: Some(record::BLOCK as u64),
-        reads: &[
-            Register::RDI,
-            Register::RSI,
-            Register::RDX,
-            Register::RCX,
-            Register::R8,
-            // The stack is copied from its return address on.
-            Register::RSP,
-            Register::RBP,
-        ],
+        // The stack is copied from its return address on.
+        reads: &[RDI, RSI, RDX, RCX, R8, RSP, RBP],
         need: Need::Allocator,
-        ..ON_TORCH
+        ..with_stack(record::BLOCK)
     },
 ];
 
@@ -376,7 +336,7 @@ pub const CODE_FREED: Probe = Probe {
     function: "code_dealloc",
     library: "libpython",
     entry: "code_freed",
-    reads: &[Register::RDI],
+    reads: &[RDI],
     need: Need::Optional("lines of code that is made and dropped at run time may be unknown"),
     ..ON_TORCH
 };

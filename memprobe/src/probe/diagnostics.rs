@@ -25,7 +25,6 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// Crate of the programs and of memprobe; lines of other crates are of no use to people.
 const TARGET: &str = "memprobe";
 
-/// Writes lines to standard error.
 struct StandardError;
 
 impl Log for StandardError {

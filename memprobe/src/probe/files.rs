@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::attach::{AttachError, Located, VariableSymbol, attach_cuda};
+use super::attach::{AttachError, Located, Result, VariableSymbol, attach_cuda};
 use super::catalog::{Need, Probe, ThreadVariable};
 use super::loader::{Link, Loader, Reach};
 use super::patch::{self, BREAKPOINT, EntryState};
@@ -46,6 +46,23 @@ pub struct Probed {
     pub left_alone: Vec<String>,
 }
 
+impl Probed {
+    fn note_missing(&mut self, error: AttachError, need: Need) {
+        use AttachError::{NoFunction, Patched};
+        match (error, need) {
+            (error @ (NoFunction { .. } | Patched { .. }), Need::Allocator) => {
+                self.lacks_allocator = Some(error.to_string());
+            }
+            (error, Need::Allocator) => {
+                self.refused.get_or_insert(Arc::new(error));
+            }
+            (NoFunction { .. }, Need::WhereItIs) => {}
+            (error, Need::WhereItIs) => self.missing.push(error.to_string()),
+            (error, Need::Optional(without)) => self.missing.push(format!("{error}: {without}")),
+        }
+    }
+}
+
 /// Identity of a file across paths and devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Likeness {
@@ -74,7 +91,6 @@ struct ProbedFile {
     /// Held as long as the probes are to stay.
     _links: Vec<Link>,
     cuda: Vec<Located>,
-    /// Links of `cuda`, held as long as the probes are to stay.
     cuda_links: Vec<Link>,
     users: HashSet<Tgid>,
     unused_since: Option<Instant>,
@@ -145,7 +161,7 @@ impl ProbedFiles {
         key: FileKey,
         user: Tgid,
         mapped: &MappedFile,
-        located: Vec<(&'static Probe, Result<Located, AttachError>)>,
+        located: Vec<(&'static Probe, Result<Located>)>,
     ) -> Arc<Probed> {
         let mut probed = Probed::default();
         let mut links = Vec::new();
@@ -175,26 +191,13 @@ impl ProbedFiles {
         for (probe, located) in others {
             let attached = located.and_then(|located| {
                 unpatched(&located, user, mapped)?;
-                links.extend(located.attach(loader, key.reach)?);
+                links.push(located.attach(loader, key.reach)?);
                 breakpoint.get_or_insert(located.probed_offset());
                 Ok(located.status())
             });
-            match (attached, probe.need) {
-                (Ok(status), _) => probed.probes.push(status),
-                (
-                    Err(error @ (AttachError::NoFunction { .. } | AttachError::Patched { .. })),
-                    Need::Allocator,
-                ) => {
-                    probed.lacks_allocator = Some(error.to_string());
-                }
-                (Err(error), Need::Allocator) => {
-                    probed.refused.get_or_insert(Arc::new(error));
-                }
-                (Err(AttachError::NoFunction { .. }), Need::WhereItIs) => {}
-                (Err(error), Need::WhereItIs) => probed.missing.push(error.to_string()),
-                (Err(error), Need::Optional(without)) => {
-                    probed.missing.push(format!("{error}: {without}"));
-                }
+            match attached {
+                Ok(status) => probed.probes.push(status),
+                Err(error) => probed.note_missing(error, probe.need),
             }
         }
         if probed.refused.is_some() {
@@ -226,7 +229,7 @@ impl ProbedFiles {
         key: FileKey,
         user: Tgid,
         mapped: &MappedFile,
-    ) -> Result<(), AttachError> {
+    ) -> Result<()> {
         let key = self.original(key);
         let Some(file) = self.files.get_mut(&key) else {
             return Ok(());
@@ -387,7 +390,7 @@ enum State {
     Probed,
 }
 
-fn unpatched(located: &Located, user: Tgid, mapped: &MappedFile) -> Result<(), AttachError> {
+fn unpatched(located: &Located, user: Tgid, mapped: &MappedFile) -> Result<()> {
     let entries = patch::entries(user, mapped, std::iter::once(&located.code));
     match entries.first() {
         Some(EntryState::PatchedOver(patch)) => Err(AttachError::Patched {

@@ -54,7 +54,6 @@ impl fmt::Display for Release {
     }
 }
 
-/// Byte offsets in this kernel's own structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskOffsets {
     /// `task_struct.thread.fsbase`: the thread pointer of the running thread.

@@ -99,18 +99,11 @@ impl Modules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reach {
     Process(Tgid),
-    /// Every process, also those started later.
     Everyone,
 }
 
 /// One attachment; dropped, it is gone.
-pub struct Link(
-    // Held to be dropped.
-    #[expect(dead_code, reason = "dropping it takes the probe away")] Held,
-);
-
-#[expect(dead_code, reason = "dropping it takes the probe away")]
-enum Held {
+pub enum Link {
     One(UProbeLink),
     Many([OwnedFd; 2]),
 }
@@ -118,8 +111,7 @@ enum Held {
 /// Programs that few processes need: loaded when they are first attached, since the verifier takes long.
 const ON_DEMAND: [&str; 1] = ["allocator_tracepoint"];
 
-/// The programs that serve all functions of CUDA.
-const CUDA_ENTRY: &str = "cuda_enter";
+pub const CUDA_ENTRY: &str = "cuda_enter";
 const CUDA_RETURN: &str = "cuda_return";
 
 pub struct Loader {
@@ -312,7 +304,7 @@ impl Loader {
         let link = uprobe
             .attach(point, library, scope)
             .map_err(|error| Refusal::of_probe(&library.display().to_string(), &error))?;
-        Ok(Link(Held::One(uprobe.take_link(link)?)))
+        Ok(Link::One(uprobe.take_link(link)?))
     }
 
     /// Attaches the programs for CUDA's functions to some in a library, at their entries and their returns.
@@ -327,7 +319,7 @@ impl Loader {
             let links = many.attach(library, functions, reach);
             let links =
                 links.with_context(|| format!("attaching to {count} functions of {file}"))?;
-            return Ok(vec![Link(Held::Many(links))]);
+            return Ok(vec![Link::Many(links)]);
         }
         let mut links = Vec::new();
         for ProbedFunction { offset, cookie } in functions {
@@ -352,7 +344,6 @@ impl Loader {
     }
 }
 
-/// Loads a program into the kernel.
 fn load(name: &str, program: &mut Program) -> Result<()> {
     let loaded = match program {
         Program::UProbe(uprobe) => uprobe.load(),

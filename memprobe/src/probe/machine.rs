@@ -17,7 +17,6 @@ pub struct Machine {
     /// True if the kernel publishes its types (BTF).
     pub types: bool,
     pub effective: Capabilities,
-    /// Bounding set of memprobe's capabilities.
     pub bounding: Capabilities,
     /// `Seccomp` of memprobe: 0 off, 1 strict, 2 filter.
     pub seccomp: u8,

@@ -74,7 +74,6 @@ pub struct ProbedFunction {
     pub cookie: u64,
 }
 
-/// A pair of programs that can be attached to many functions at once.
 pub struct Many {
     entry: OwnedFd,
     returns: OwnedFd,

@@ -20,7 +20,6 @@ pub struct ProbePlace {
     pub offset: u64,
     /// Bytes of the instruction there, which the probe replaces; 1 where it cannot be decoded.
     pub length: u64,
-    /// True if the kernel emulates the instruction.
     pub emulated: bool,
 }
 

@@ -32,7 +32,6 @@ impl Records {
         StreamPosition(self.positions.reserved())
     }
 
-    /// True if all records before this place were read.
     pub fn has_passed(&self, place: StreamPosition) -> bool {
         self.positions.read() >= place.0
     }

@@ -23,7 +23,6 @@ const SHORT: usize = 12;
 pub enum Engine {
     /// Docker, also under Kubernetes.
     Docker,
-    /// containerd under Kubernetes.
     Containerd,
     CriO,
     Podman,

@@ -102,12 +102,14 @@ pub enum ElfError {
     Malformed(&'static str),
 }
 
+pub type Result<T, E = ElfError> = std::result::Result<T, E>;
+
 impl ElfImage {
-    pub fn open(path: &Path) -> Result<Self, ElfError> {
+    pub fn open(path: &Path) -> Result<Self> {
         Self::from_file(open_regular(path)?)
     }
 
-    pub fn from_file(file: File) -> Result<Self, ElfError> {
+    pub fn from_file(file: File) -> Result<Self> {
         let cache = ReadCache::new(file);
         let headers = read_headers(&cache)?;
         let mut image = Self {
@@ -123,7 +125,7 @@ impl ElfImage {
         Ok(image)
     }
 
-    fn name_sections(&mut self, names: usize) -> Result<(), ElfError> {
+    fn name_sections(&mut self, names: usize) -> Result<()> {
         let names = self.sections.get(names);
         let Some(names) = names.filter(|names| names.size <= MAX_NAMES_BYTES) else {
             return Ok(());
@@ -149,30 +151,29 @@ impl ElfImage {
     }
 
     /// Returns the symbol with this mangled name, as [`Self::symbols`] finds it.
-    pub fn symbol(&self, name: &str) -> Result<Option<Symbol>, ElfError> {
+    pub fn symbol(&self, name: &str) -> Result<Option<Symbol>> {
         self.first_symbol(&[name])
     }
 
     /// Returns the symbols with these mangled names that the image defines, in the order of `names`. `.symtab` is read
     /// only for names that the dynamic symbols lack. Each table is scanned once, whatever the number of names.
     /// Fails with [`ElfError`] if a symbol table cannot be read; a file without one defines no symbols.
-    pub fn symbols(&self, names: &[&str]) -> Result<Vec<Option<Symbol>>, ElfError> {
+    pub fn symbols(&self, names: &[&str]) -> Result<Vec<Option<Symbol>>> {
         self.find(names, |found| found.iter().all(Option::is_some))
     }
 
     /// Returns the first of these mangled names that the image defines, as [`Self::symbols`] finds it.
     /// `.symtab` is read only if no dynamic symbol has any of the names.
-    pub fn first_symbol(&self, names: &[&str]) -> Result<Option<Symbol>, ElfError> {
+    pub fn first_symbol(&self, names: &[&str]) -> Result<Option<Symbol>> {
         let found = self.find(names, |found| found.iter().any(Option::is_some))?;
         Ok(found.into_iter().flatten().next())
     }
 
-    /// Returns the addressed symbols of these names; it reads further tables until `are_enough` holds.
     fn find(
         &self,
         names: &[&str],
         are_enough: impl Fn(&[Option<Symbol>]) -> bool,
-    ) -> Result<Vec<Option<Symbol>>, ElfError> {
+    ) -> Result<Vec<Option<Symbol>>> {
         let mut found = vec![None; names.len()];
         for table in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
             for section in self.sections.iter().filter(|section| section.kind == table) {
@@ -184,12 +185,7 @@ impl ElfImage {
         Ok(found)
     }
 
-    fn search(
-        &self,
-        table: &Section,
-        names: &[&str],
-        found: &mut [Option<Symbol>],
-    ) -> Result<(), ElfError> {
+    fn search(&self, table: &Section, names: &[&str], found: &mut [Option<Symbol>]) -> Result<()> {
         let strings = self.strings_of(table)?;
         let symbols = self.section_bytes(table)?;
         for symbol in entries::<RawSymbol>(&symbols)? {
@@ -217,7 +213,7 @@ impl ElfImage {
     /// True if the image lists a library as needed (`DT_NEEDED`), so that the loader loads both together.
     /// `library` is matched as in [`super::maps::Maps::libraries`].
     /// Fails with [`ElfError`] if the list cannot be read; a file without one needs nothing.
-    pub fn needs(&self, library: &str) -> Result<bool, ElfError> {
+    pub fn needs(&self, library: &str) -> Result<bool> {
         let mut sections = self.sections.iter();
         let Some(table) = sections.find(|section| section.kind == elf::SHT_DYNAMIC) else {
             return Ok(false);
@@ -232,11 +228,11 @@ impl ElfImage {
         Ok(entries(&bytes)?.iter().any(is_it))
     }
 
-    fn strings_of(&self, table: &Section) -> Result<Vec<u8>, ElfError> {
+    fn strings_of(&self, table: &Section) -> Result<Vec<u8>> {
         self.section_bytes(self.string_section_of(table)?)
     }
 
-    fn string_section_of(&self, table: &Section) -> Result<&Section, ElfError> {
+    fn string_section_of(&self, table: &Section) -> Result<&Section> {
         let linked = usize::try_from(table.link)
             .ok()
             .and_then(|link| self.sections.get(link));
@@ -260,7 +256,7 @@ impl ElfImage {
 
     /// Reads up to `len` bytes of the file from `vaddr` on, fewer if the segment ends before.
     /// Fails with [`ElfError::Malformed`] if no file content is loaded at `vaddr`; otherwise [`ElfError::Io`].
-    pub fn bytes_at(&self, vaddr: u64, len: usize) -> Result<Vec<u8>, ElfError> {
+    pub fn bytes_at(&self, vaddr: u64, len: usize) -> Result<Vec<u8>> {
         let outside = ElfError::Malformed("an address outside of its segments");
         let found = self.segment_at(vaddr).zip(self.file_offset_of(vaddr));
         let ((segment, within), offset) = found.ok_or(outside)?;
@@ -303,11 +299,11 @@ impl ElfImage {
         Some((section.vaddr..end, self.section_bytes(section).ok()?))
     }
 
-    fn section_bytes(&self, section: &Section) -> Result<Vec<u8>, ElfError> {
+    fn section_bytes(&self, section: &Section) -> Result<Vec<u8>> {
         self.range(section.offset, section.size)
     }
 
-    fn range(&self, offset: u64, size: u64) -> Result<Vec<u8>, ElfError> {
+    fn range(&self, offset: u64, size: u64) -> Result<Vec<u8>> {
         let end = offset.checked_add(size);
         let end = end.ok_or(ElfError::Malformed("a range without end"))?;
         if size > MAX_SECTION_BYTES || end > self.file.metadata()?.len() {
@@ -326,7 +322,7 @@ fn text_at(strings: &[u8], start: u64) -> Option<&[u8]> {
 }
 
 /// Returns the complete entries of a table; an incomplete last one is ignored.
-fn entries<T: pod::Pod>(table: &[u8]) -> Result<&[T], ElfError> {
+fn entries<T: pod::Pod>(table: &[u8]) -> Result<&[T]> {
     pod::slice_from_bytes(table, table.len() / size_of::<T>())
         .map(|(entries, _)| entries)
         .map_err(|()| ElfError::Malformed("a broken table"))
@@ -342,7 +338,7 @@ pub struct LoadedImage {
 impl LoadedImage {
     /// Opens a file that the target has mapped.
     /// Fails with [`ElfError`] also if the mappings do not determine the load bias.
-    pub fn open(file: &MappedFile, tgid: Tgid) -> Result<Self, ElfError> {
+    pub fn open(file: &MappedFile, tgid: Tgid) -> Result<Self> {
         let image = ElfImage::from_file(file.open(tgid)?.0)?;
         let bias = image.load_bias(&file.mappings);
         let bias = bias.ok_or(ElfError::Malformed("its mappings fit none of its segments"))?;
@@ -362,7 +358,7 @@ struct Headers {
     dynamic: Option<Segment>,
 }
 
-fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
+fn read_headers(cache: &ReadCache<File>) -> Result<Headers> {
     let malformed = |_| ElfError::Malformed("broken headers");
     let endian = LittleEndian;
     let header = Header::parse(cache).map_err(|_| ElfError::Malformed("no 64-bit ELF header"))?;
@@ -387,9 +383,8 @@ fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
         .filter(|segment| segment.p_type(endian) == elf::PT_LOAD)
         .map(Segment::of)
         .collect();
-    // A file without section headers (`sstrip`, or truncated after its segments) has only the dynamic
-    // segment. Files with more than 65,279 sections store their number elsewhere; no linked image has so
-    // many.
+    // A file without section headers (`sstrip`, or truncated after its segments) has only the dynamic segment. Files
+    // with more than 65,279 sections store their number elsewhere; no linked image has so many.
     let table = match header.section_headers(endian, cache) {
         _ if header.e_shnum(endian) == 0 => &[],
         Ok(table) => table,

@@ -11,11 +11,11 @@ use super::status::Status;
 use crate::event::Tgid;
 
 /// The most bytes read of a command line, an environment or a version file.
-const MOST: u64 = 256 << 10;
+pub(super) const MOST: u64 = 256 << 10;
 
 /// Returns the command line, joined by spaces; empty if it cannot be read.
 pub fn command_line(tgid: Tgid) -> String {
-    let words = read_own(tgid, "cmdline");
+    let words = read_own(tgid, "cmdline", MOST);
     let words = String::from_utf8_lossy(&words).replace('\0', " ");
     words.trim_end().to_owned()
 }
@@ -46,7 +46,7 @@ pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
 /// Returns the CPU time of all threads of a process in 1/100 s (`utime` plus `stime` in proc(5), in
 /// `USER_HZ`); `None` if it cannot be read.
 pub fn ran(tgid: Tgid) -> Option<u64> {
-    let stat = read_own(tgid, "stat");
+    let stat = read_own(tgid, "stat", MOST);
     let stat = String::from_utf8_lossy(&stat);
     // The name in front may contain spaces and parentheses.
     let (_, fields) = stat.rsplit_once(") ")?;
@@ -73,7 +73,7 @@ pub fn torch_version(tgid: Tgid) -> Option<String> {
     let package = library.path.parent()?.parent()?;
     let root = ProcessRoot::of(tgid).ok()?;
     let file = root.open_shown(&package.join("version.py")).ok()?;
-    parse_version(&String::from_utf8_lossy(&read(file)))
+    parse_version(&String::from_utf8_lossy(&read(file, MOST)))
 }
 
 fn parse_version(text: &str) -> Option<String> {
@@ -92,15 +92,16 @@ fn parse_version(text: &str) -> Option<String> {
     (plausible && !value.is_empty()).then(|| value.to_owned())
 }
 
-/// Reads one of the process's files in `/proc`; empty if that fails.
-fn read_own(tgid: Tgid, name: &str) -> Vec<u8> {
-    fs::File::open(format!("/proc/{}/{name}", tgid.0)).map_or_else(|_| Vec::new(), read)
+/// Reads one of the process's files in `/proc`, or the part of it before an error; empty if it cannot be opened.
+pub(super) fn read_own(tgid: Tgid, name: &str, most: u64) -> Vec<u8> {
+    let file = fs::File::open(format!("/proc/{}/{name}", tgid.0));
+    file.map_or_else(|_| Vec::new(), |file| read(file, most))
 }
 
-pub(super) fn read(file: fs::File) -> Vec<u8> {
+fn read(file: fs::File, most: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // The part read before an error is good enough for a description.
-    let _ = file.take(MOST).read_to_end(&mut bytes);
+    // The part read before an error is good enough for a description, and its complete lines are valid.
+    let _ = file.take(most).read_to_end(&mut bytes);
     bytes
 }
 

@@ -286,8 +286,7 @@ fn permissions(letters: &str) -> Option<Permissions> {
     })
 }
 
-/// Undoes the only escape in paths: the kernel writes a newline as `\012` (`show_map_vma` in
-/// `fs/proc/task_mmu.c`).
+/// Undoes the only escape in paths: the kernel writes a newline as `\012` (`show_map_vma` in `fs/proc/task_mmu.c`).
 fn unescape(path: &[u8]) -> Vec<u8> {
     const NEWLINE: &[u8] = b"\\012";
     let mut plain = Vec::with_capacity(path.len());

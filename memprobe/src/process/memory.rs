@@ -11,38 +11,38 @@ use crate::event::Tgid;
 
 pub trait ReadMemory {
     /// Fills `into` from `address` on. After an error the content of `into` is unspecified.
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable>;
+    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()>;
 
-    fn read_array<const N: usize>(&self, address: u64) -> Result<[u8; N], Unreadable> {
+    fn read_array<const N: usize>(&self, address: u64) -> ReadResult<[u8; N]> {
         let mut bytes = [0; N];
         self.read(address, &mut bytes)?;
         Ok(bytes)
     }
 
-    fn read_u32(&self, address: u64) -> Result<u32, Unreadable> {
+    fn read_u32(&self, address: u64) -> ReadResult<u32> {
         self.read_array(address).map(u32::from_le_bytes)
     }
 
-    fn read_u64(&self, address: u64) -> Result<u64, Unreadable> {
+    fn read_u64(&self, address: u64) -> ReadResult<u64> {
         self.read_array(address).map(u64::from_le_bytes)
     }
 
     /// Reads `len` bytes, a length that the target claims, but never more than `limit`.
     /// Fails with [`Cause::TooLong`] if `len` is above `limit`.
-    fn read_bytes(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
+    fn read_bytes(&self, address: u64, len: u64, limit: usize) -> ReadResult<Vec<u8>> {
         let mut bytes = vec![0; bounded(address, len, limit)?];
         self.read(address, &mut bytes)?;
         Ok(bytes)
     }
 
     /// Like [`Self::read_bytes`], but may return a known prefix of at least one byte ([`PartialMemory`]).
-    fn read_prefix(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
+    fn read_prefix(&self, address: u64, len: u64, limit: usize) -> ReadResult<Vec<u8>> {
         self.read_bytes(address, len, limit)
     }
 
     /// Reads the bytes up to a zero byte.
     /// Fails with [`Cause::TooLong`] if none comes before `most` bytes, rounded up to the end of a piece.
-    fn read_c_string(&self, address: u64, most: usize) -> Result<Vec<u8>, Unreadable> {
+    fn read_c_string(&self, address: u64, most: usize) -> ReadResult<Vec<u8>> {
         let mut bytes = Vec::new();
         while bytes.len() < most {
             // Pieces end at multiples of 32 bytes, so that no read goes beyond the page in which the text ends.
@@ -65,7 +65,7 @@ pub trait ReadMemory {
 }
 
 impl<M: ReadMemory + ?Sized> ReadMemory for &M {
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
         (**self).read(address, into)
     }
 
@@ -80,7 +80,7 @@ pub struct Piece<'a> {
     /// The destination, at least one byte long.
     pub into: &'a mut [u8],
     /// The result; after an error the content of `into` is unspecified.
-    pub outcome: Result<(), Unreadable>,
+    pub outcome: ReadResult<()>,
 }
 
 impl<'a> Piece<'a> {
@@ -94,10 +94,12 @@ impl<'a> Piece<'a> {
     }
 }
 
-fn bounded(address: u64, len: u64, limit: usize) -> Result<usize, Unreadable> {
+fn bounded(address: u64, len: u64, limit: usize) -> ReadResult<usize> {
     let len = usize::try_from(len).ok().filter(|&len| len <= limit);
     len.ok_or(Cause::TooLong.at(address))
 }
+
+pub type ReadResult<T> = Result<T, Unreadable>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("memory at {address:#x} cannot be read: {cause}")]
@@ -190,7 +192,7 @@ fn extend(ranges: &mut Vec<RemoteIoVec>, range: RemoteIoVec) {
 }
 
 impl ReadMemory for ProcessMemory {
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
         if into.is_empty() {
             return Ok(());
         }
@@ -272,7 +274,7 @@ impl FromIterator<(u64, Vec<u8>)> for PartialMemory {
 
 impl PartialMemory {
     /// Returns the known bytes from an address on, at least one.
-    fn known_from(&self, address: u64) -> Result<&[u8], Unreadable> {
+    fn known_from(&self, address: u64) -> ReadResult<&[u8]> {
         self.0
             .range(..=address)
             .next_back()
@@ -283,7 +285,7 @@ impl PartialMemory {
 }
 
 impl ReadMemory for PartialMemory {
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
         if into.is_empty() {
             return Ok(());
         }
@@ -292,7 +294,7 @@ impl ReadMemory for PartialMemory {
         Ok(())
     }
 
-    fn read_prefix(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
+    fn read_prefix(&self, address: u64, len: u64, limit: usize) -> ReadResult<Vec<u8>> {
         let len = bounded(address, len, limit)?;
         if len == 0 {
             return Ok(Vec::new());
@@ -305,7 +307,7 @@ impl ReadMemory for PartialMemory {
 /// Test memory: a few regions at chosen addresses.
 #[cfg(test)]
 pub(crate) mod fake {
-    use super::{Cause, PartialMemory, ReadMemory, Unreadable};
+    use super::{Cause, PartialMemory, ReadMemory, ReadResult};
 
     /// The memory of a process that lives until [`Self::end`].
     #[derive(Clone, Debug, Default)]
@@ -329,8 +331,7 @@ pub(crate) mod fake {
             self.ended = true;
         }
 
-        /// Returns copies of some stretches, as the kernel programs take them; each is an address and the
-        /// most bytes.
+        /// Returns copies of some stretches, as the kernel programs take them; each is an address and the most bytes.
         pub(crate) fn copies_of(&self, stretches: &[(u64, usize)]) -> PartialMemory {
             let copies = stretches.iter().map(|&(address, most)| {
                 let known = self.regions.known_from(address).unwrap();
@@ -341,7 +342,7 @@ pub(crate) mod fake {
     }
 
     impl ReadMemory for FakeMemory {
-        fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
             if self.ended {
                 return Err(Cause::NoProcess.at(address));
             }

@@ -1,9 +1,8 @@
 //! Stops every thread of a process for a moment, and resumes it in every case.
 //!
-//! It uses `PTRACE_SEIZE` and `PTRACE_INTERRUPT`, which send no signal, so neither the process nor its parent
-//! notices. It does not set `PTRACE_O_EXITKILL`: if the tracing thread ends for any reason, the kernel
-//! resumes every thread that it traced (`exit_ptrace` in kernel/ptrace.c@v6.12; ptrace(2), "Attaching and
-//! detaching").
+//! It uses `PTRACE_SEIZE` and `PTRACE_INTERRUPT`, which send no signal, so neither the process nor its parent notices.
+//! It does not set `PTRACE_O_EXITKILL`: if the tracing thread ends for any reason, the kernel resumes every thread that
+//! it traced (`exit_ptrace` in kernel/ptrace.c@v6.12; ptrace(2), "Attaching and detaching").
 //!
 //! A thread that sleeps in a system call which a stop would end is left asleep ([`Sleeper`]).
 
@@ -317,8 +316,7 @@ fn detach(tid: i32, signal: i32) {
 fn request(request: libc::c_uint, tid: i32, data: i32) -> io::Result<()> {
     let nothing = std::ptr::null_mut::<libc::c_void>();
     let data = libc::c_long::from(data);
-    // SAFETY: these requests (seize, interrupt, detach) take only numbers and touch no memory of this
-    // process.
+    // SAFETY: these requests (seize, interrupt, detach) take only numbers and touch no memory of this process.
     match unsafe { libc::ptrace(request, tid, nothing, data) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),

@@ -1,11 +1,12 @@
 //! Finds the host's processes that use CUDA, by their mapped libraries.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::fs;
+use std::io;
 
 use memchr::memmem;
 
+use super::facts::read_own;
 use super::maps::{DeviceNumber, MappedFile, Maps};
 use crate::event::Tgid;
 
@@ -127,12 +128,7 @@ pub fn processes_mapping(dev: DeviceNumber, inode: u64) -> io::Result<Vec<(Tgid,
 
 /// Empty if the process is gone or memprobe may not inspect it; it cannot be probed then either.
 fn read_maps(tgid: Tgid) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    if let Ok(file) = File::open(format!("/proc/{}/maps", tgid.0)) {
-        // After an error, the part read so far is still valid.
-        let _ = file.take(MOST).read_to_end(&mut bytes);
-    }
-    bytes
+    read_own(tgid, "maps", MOST)
 }
 
 fn uses_cuda(maps: &[u8]) -> bool {

@@ -1,7 +1,6 @@
 //! The rank of a process in a distributed job, from the variables that its launcher set.
 
 use std::collections::HashMap;
-use std::fs::File;
 
 use super::facts;
 use crate::event::{Rank, Tgid};
@@ -32,8 +31,7 @@ const LAUNCHERS: [[&str; 3]; 5] = [
 impl Rank {
     /// Returns the rank of a process; `None` if no launcher set one or the job has one process.
     pub fn of(tgid: Tgid) -> Option<Self> {
-        let environment = File::open(format!("/proc/{}/environ", tgid.0)).ok()?;
-        Self::parse(&facts::read(environment))
+        Self::parse(&facts::read_own(tgid, "environ", facts::MOST))
     }
 
     fn parse(environment: &[u8]) -> Option<Self> {

@@ -37,7 +37,6 @@ pub struct Status {
 }
 
 impl Status {
-    /// Reads the status of a process.
     /// Fails with `NotFound` if there is no such process, and `ESRCH` if it has just ended.
     pub fn of(tgid: Tgid) -> io::Result<Self> {
         Self::read(format!("/proc/{}/status", tgid.0))
@@ -47,7 +46,6 @@ impl Status {
         Self::read("/proc/self/status")
     }
 
-    /// Reads a status file, such as that of a thread.
     pub fn read(path: impl AsRef<Path>) -> io::Result<Self> {
         let mut bytes = Vec::new();
         File::open(path)?.take(MOST).read_to_end(&mut bytes)?;

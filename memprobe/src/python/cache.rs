@@ -9,12 +9,11 @@ use super::code::{Code, CodePosition, CodeReader};
 use super::detect::PythonProcess;
 use super::layout::{FrameLayout, Instructions, PythonLayout};
 use crate::event::Frame;
-use crate::process::memory::{Cause, PartialMemory, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, PartialMemory, ReadMemory, ReadResult};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub codes: usize,
-    /// The most bytes of all line tables together.
     pub line_table_bytes: usize,
 }
 
@@ -31,7 +30,6 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
     pub read: u64,
-    /// Code objects dropped to stay within the limits.
     pub evicted: u64,
     /// Addresses found to hold another code object than before.
     pub replaced: u64,
@@ -56,7 +54,7 @@ pub struct CodeCache {
     names: HashSet<Arc<str>>,
     line_table_bytes: usize,
     clock: u64,
-    counters: CacheCounters,
+    pub counters: CacheCounters,
 }
 
 #[derive(Debug)]
@@ -82,18 +80,6 @@ impl CodeCache {
             clock: 0,
             counters: CacheCounters::default(),
         }
-    }
-
-    pub fn counters(&self) -> CacheCounters {
-        self.counters
-    }
-
-    pub fn len(&self) -> usize {
-        self.codes.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.codes.is_empty()
     }
 
     /// Resolves the frame that ran `code` at `instr` and was owned by `owner`. Each call checks in the target that
@@ -159,7 +145,7 @@ impl CodeCache {
         }
     }
 
-    fn load(&mut self, memory: &impl ReadMemory, address: u64) -> Result<&Code, Unreadable> {
+    fn load(&mut self, memory: &impl ReadMemory, address: u64) -> ReadResult<&Code> {
         if !self.is_current(memory, address)? {
             let read = self.reader(memory).read(address)?;
             self.counters.read += 1;
@@ -173,7 +159,7 @@ impl CodeCache {
     }
 
     /// True if the code object at `address` is cached and still there; drops it from the cache otherwise.
-    fn is_current(&mut self, memory: &impl ReadMemory, address: u64) -> Result<bool, Unreadable> {
+    fn is_current(&mut self, memory: &impl ReadMemory, address: u64) -> ReadResult<bool> {
         let Some(cached) = self.codes.get(&address) else {
             return Ok(false);
         };
@@ -303,8 +289,8 @@ mod tests {
             assert_eq!(line(&resolve(11)), Some(43));
             assert_eq!(line(&resolve(1)), Some(42));
             assert_eq!(resolve(12), Resolved::Unreadable);
-            assert_eq!(cache.counters().read, 1);
-            assert_eq!(cache.counters().unreadable, 1);
+            assert_eq!(cache.counters.read, 1);
+            assert_eq!(cache.counters.unreadable, 1);
         }
     }
 
@@ -375,7 +361,7 @@ mod tests {
             cache.resolve(&FakeMemory::default(), 8, 8, 3),
             Resolved::Skip
         );
-        assert_eq!(cache.counters(), CacheCounters::default());
+        assert_eq!(cache.counters, CacheCounters::default());
     }
 
     #[test]
@@ -398,7 +384,7 @@ mod tests {
                 line(&cache.resolve(&memory, TRAIN.address, instr, 0)),
                 Some(92)
             );
-            assert_eq!(cache.counters().replaced, 1);
+            assert_eq!(cache.counters.replaced, 1);
         }
     }
 
@@ -415,7 +401,7 @@ mod tests {
         memory.write(TRAIN.address, &0x7fff_1234_5678_u64.to_le_bytes());
         let freed = cache.resolve(&memory, TRAIN.address, instr, 0);
         assert_eq!(freed, Resolved::Unreadable);
-        assert!(cache.is_empty());
+        assert!(cache.codes.is_empty());
     }
 
     /// The thread may be preempted between dropping the last reference and freeing the object.
@@ -524,11 +510,11 @@ mod tests {
             for unit in 1..12 {
                 let instr = code.instr(layout, unit);
                 assert!(line(&cache.resolve(&memory, code.address, instr, 0)).is_some());
-                assert!(cache.len() <= limits.codes);
+                assert!(cache.codes.len() <= limits.codes);
                 assert!(cache.line_table_bytes <= limits.line_table_bytes);
             }
         }
-        assert_eq!(cache.counters().evicted, 100 - cache.len() as u64);
+        assert_eq!(cache.counters.evicted, 100 - cache.codes.len() as u64);
         assert!(cache.names.len() <= 2);
     }
 

@@ -8,7 +8,7 @@ use super::code::{CodePosition, CodeReader};
 use super::layout::PythonLayout;
 use super::slot::{self, StatePath};
 use super::threads::{self, RawFrame, ThreadState};
-use crate::process::memory::{Cause, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, ReadMemory, ReadResult, Unreadable};
 
 const STACK_ATTEMPTS: usize = 8;
 
@@ -127,7 +127,7 @@ fn validate_frame(
     claim: &Claim<'_>,
     frame: &RawFrame,
     known_codes: &mut HashSet<u64>,
-) -> Result<(), Unreadable> {
+) -> ReadResult<()> {
     if known_codes.contains(&frame.code) {
         return Ok(());
     }

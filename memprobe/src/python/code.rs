@@ -6,7 +6,7 @@ use super::layout::{BytesLayout, Instructions, LineFormat, ObjectLayout, PythonL
 use super::line_table;
 use super::lnotab::{line_by_increments, line_by_ranges};
 use super::text::{self, field};
-use crate::process::memory::{Cause, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, ReadMemory, ReadResult};
 
 /// The most bytes read of a line table; functions of 100,000 lines have less.
 const MAX_LINE_TABLE_BYTES: usize = 1 << 20;
@@ -43,7 +43,6 @@ pub struct Code {
     pub fingerprint: Fingerprint,
 }
 
-/// The instructions of a code object, and the way in which a frame identifies one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
     Addressed {
@@ -134,7 +133,6 @@ struct Head {
     body: Body,
 }
 
-/// Reads the code objects of a process, whose `PyCode_Type` lies at `code_type`.
 #[derive(Debug)]
 pub struct CodeReader<'a, M> {
     pub memory: &'a M,
@@ -145,13 +143,13 @@ pub struct CodeReader<'a, M> {
 impl<M: ReadMemory> CodeReader<'_, M> {
     /// Returns the fingerprint of the code object at `address`.
     /// Fails with [`Unreadable`] also if no living code object lies there ([`Cause::NotAsExpected`]).
-    pub fn fingerprint(&self, address: u64) -> Result<Fingerprint, Unreadable> {
+    pub fn fingerprint(&self, address: u64) -> ReadResult<Fingerprint> {
         Ok(self.living_head(address)?.fingerprint)
     }
 
     /// Reads the code object at `address`, and checks afterwards that it was not replaced.
     /// Fails with [`Unreadable`] also if no living code object lies there ([`Cause::NotAsExpected`]).
-    pub fn read(&self, address: u64) -> Result<Code, Unreadable> {
+    pub fn read(&self, address: u64) -> ReadResult<Code> {
         let mut head = self.living_head(address)?;
         if let Body::Counted { size, .. } = &mut head.body {
             let bytes = head.fingerprint.instructions;
@@ -169,11 +167,11 @@ impl<M: ReadMemory> CodeReader<'_, M> {
     /// Reads a code object as it was at `address` just before it was freed, with no references left
     /// (`_Py_Dealloc` in `Objects/object.c`@v3.11.7, v3.12.1). A prefix of its line table is enough:
     /// instructions beyond it have no known line.
-    pub fn read_freed(&self, address: u64) -> Result<Code, Unreadable> {
+    pub fn read_freed(&self, address: u64) -> ReadResult<Code> {
         self.with_head(&self.head(address)?)
     }
 
-    fn with_head(&self, head: &Head) -> Result<Code, Unreadable> {
+    fn with_head(&self, head: &Head) -> ReadResult<Code> {
         let fingerprint = head.fingerprint;
         let string = |string| text::read_str(self.memory, &self.layout.string, string);
         Ok(Code {
@@ -189,7 +187,7 @@ impl<M: ReadMemory> CodeReader<'_, M> {
 
     /// Reads the head of a code object that has not been freed, as far as its reference count shows. A count of 0
     /// is valid: the kernel program sees the free later, and has sent a record of it.
-    fn living_head(&self, address: u64) -> Result<Head, Unreadable> {
+    fn living_head(&self, address: u64) -> ReadResult<Head> {
         let head = self.head(address)?;
         let is_living = head.references < TOO_MANY_REFERENCES;
         is_living
@@ -198,7 +196,7 @@ impl<M: ReadMemory> CodeReader<'_, M> {
     }
 
     /// Reads the head of a code object with any reference count.
-    fn head(&self, address: u64) -> Result<Head, Unreadable> {
+    fn head(&self, address: u64) -> ReadResult<Head> {
         let code = &self.layout.code;
         let mut head = vec![0; usize::from(code.size)];
         self.memory.read(address, &mut head)?;
@@ -241,12 +239,12 @@ impl<M: ReadMemory> CodeReader<'_, M> {
         })
     }
 
-    fn size_of_bytes(&self, address: u64) -> Result<u64, Unreadable> {
+    fn size_of_bytes(&self, address: u64) -> ReadResult<u64> {
         let size = address.wrapping_add(BytesLayout::SIZE.into());
         self.memory.read_u64(size)
     }
 
-    fn line_table(&self, address: u64) -> Result<Box<[u8]>, Unreadable> {
+    fn line_table(&self, address: u64) -> ReadResult<Box<[u8]>> {
         let size = self.size_of_bytes(address)?;
         if size > MAX_LINE_TABLE_BYTES as u64 {
             return Ok(Box::default());

@@ -4,8 +4,7 @@
 use memprobe_common::{FRAME_HEADER, THREAD_STATE};
 
 use super::layout::{
-    BytesLayout, ClassLayout, DictLayout, HeapLayout, Instructions, LocalNames, ObjectLayout,
-    PythonLayout, StringLayout,
+    BytesLayout, ClassLayout, DictLayout, HeapLayout, ObjectLayout, PythonLayout, StringLayout,
 };
 use super::text::field;
 use crate::process::memory::{ReadMemory, Unreadable};
@@ -151,17 +150,15 @@ impl Table {
         offset.ok_or(Damage::Field(name, value))
     }
 
-    /// Returns the offset of an aligned word.
     fn word(&self, name: &'static str, most: u16) -> Result<u16, Damage> {
         let offset = self.at_most(name, most)?;
         let aligned = Some(offset).filter(|offset| offset % 8 == 0);
         aligned.ok_or(Damage::Field(name, offset.into()))
     }
 
-    /// Checks the offsets that no build of a version changes.
     fn check(&self, row: &PythonLayout) -> Result<(), Damage> {
         let (code, heap, string) = (&row.code, &row.heap, &row.string);
-        let mut fixed = vec![
+        let fixed = [
             ("pyobject.ob_type", ObjectLayout::KIND),
             ("bytes_object.ob_size", BytesLayout::SIZE),
             ("bytes_object.ob_sval", BytesLayout::DATA),
@@ -173,23 +170,18 @@ impl Table {
             ("code_object.qualname", code.qualname.unwrap_or_default()),
             ("code_object.linetable", code.line_table),
             ("code_object.firstlineno", code.first_line),
+            // The instructions follow the fields.
+            ("code_object.co_code_adaptive", code.size),
+            // The only published field of the collector.
+            ("gc.collecting", heap.collector.collecting),
+            ("interpreter_frame.localsplus", heap.locals.first),
+            ("code_object.localsplusnames", heap.locals.names.tuples()[0]),
+            ("tuple_object.ob_item", heap.tuple_items),
+            ("list_object.ob_item", HeapLayout::LIST_ITEMS),
+            ("dict_object.ma_keys", DictLayout::KEYS),
+            ("dict_object.ma_values", DictLayout::VALUES),
+            ("type_object.tp_flags", ClassLayout::FLAGS),
         ];
-        if let Instructions::Inline { start, .. } = code.instructions {
-            fixed.push(("code_object.co_code_adaptive", start));
-        }
-        if let LocalNames::One(names) = heap.locals.names {
-            fixed.extend([
-                // The only published field of the collector.
-                ("gc.collecting", heap.collector.collecting),
-                ("interpreter_frame.localsplus", heap.locals.first),
-                ("code_object.localsplusnames", names),
-                ("tuple_object.ob_item", heap.tuple_items),
-                ("list_object.ob_item", HeapLayout::LIST_ITEMS),
-                ("dict_object.ma_keys", DictLayout::KEYS),
-                ("dict_object.ma_values", DictLayout::VALUES),
-                ("type_object.tp_flags", ClassLayout::FLAGS),
-            ]);
-        }
         for (name, offset) in fixed {
             let published = self.at_most(name, u16::MAX)?;
             if published != offset {

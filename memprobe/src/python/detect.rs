@@ -16,7 +16,7 @@ use super::slot::{self, StatePath};
 use super::threads::{self, FrameChain, ThreadState};
 use crate::event::Tgid;
 use crate::process::maps::{MappedFile, Maps};
-use crate::process::memory::{Cause, ProcessMemory, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, ProcessMemory, ReadMemory, ReadResult};
 use crate::process::status::Status;
 
 /// Attempts before a mismatch counts, and the first and the longest pause between them: on a busy machine, a
@@ -40,7 +40,6 @@ pub struct PythonProcess {
 }
 
 impl PythonProcess {
-    /// Finds CPython in a running process and validates the layout on every thread.
     pub fn detect(tgid: Tgid) -> Result<Self, DetectError> {
         let maps = Maps::of(tgid)?;
         Self::detect_in(tgid, &maps)
@@ -96,7 +95,6 @@ impl PythonProcess {
         }
     }
 
-    /// Returns the parameters of the kernel's stack walk for this process.
     pub fn kernel_config(&self) -> PythonConfig {
         /// The index of a pointer byte that is always 0: user addresses have at most 56 bits.
         const HIGHEST_BYTE: u16 = 7;
@@ -135,11 +133,11 @@ impl PythonProcess {
         ProcessMemory::new(self.tgid)
     }
 
-    pub fn thread_states(&self) -> Result<Vec<ThreadState>, Unreadable> {
+    pub fn thread_states(&self) -> ReadResult<Vec<ThreadState>> {
         threads::thread_states(&self.memory(), &self.layout, self.interpreter)
     }
 
-    pub fn frames(&self, state: &ThreadState) -> Result<FrameChain, Unreadable> {
+    pub fn frames(&self, state: &ThreadState) -> ReadResult<FrameChain> {
         self.layout.frames(&self.memory(), state.address)
     }
 }

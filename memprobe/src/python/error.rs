@@ -53,7 +53,6 @@ pub enum DetectError {
          where this is one that others use"
     )]
     DebugOffsets(PythonVersion, Damage),
-    /// The process contradicts the layout of its version.
     #[error(
         "it runs Python {0}, but its memory is not laid out like the official one's ({1}).\nC libraries other than \
          glibc are not supported; please report any other build"

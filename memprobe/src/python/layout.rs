@@ -73,9 +73,8 @@ pub struct FrameLayout {
     pub instr: u16,
     /// `owner`: one byte, `enum _frameowner`; `None` if frames have none.
     pub owner: Option<u16>,
-    /// Owners from this value on run no Python: `FRAME_OWNED_BY_CSTACK`, from 3.14 on
-    /// `FRAME_OWNED_BY_INTERPRETER`. It marks the trampoline frame that the interpreter puts below each entry
-    /// from C.
+    /// Owners from this value on run no Python: `FRAME_OWNED_BY_CSTACK`, from 3.14 on `FRAME_OWNED_BY_INTERPRETER`. It
+    /// marks the trampoline frame that the interpreter puts below each entry from C.
     pub first_shim_owner: Option<u8>,
 }
 
@@ -122,7 +121,6 @@ pub enum LineFormat {
     Locations,
 }
 
-/// The location of a code object's instructions, and the way in which a frame identifies one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instructions {
     /// In a bytes object; a frame has the index of the instruction.
@@ -218,8 +216,7 @@ impl HeapLayout {
     /// `ob_size` of an object of variable size, a signed word (`PyVarObject` in `Include/object.h`@v3.9.18 to
     /// @v3.15.2).
     pub const SIZE: u16 = 16;
-    /// `ob_digit` of an int: 32 bits each, lowest first (`Include/cpython/longintrepr.h`@v3.9.18 to
-    /// @v3.15.2).
+    /// `ob_digit` of an int: 32 bits each, lowest first (`Include/cpython/longintrepr.h`@v3.9.18 to @v3.15.2).
     pub const DIGITS: u16 = 24;
     /// `PyListObject.ob_item` (`Include/cpython/listobject.h`@v3.9.18 to @v3.15.2).
     pub const LIST_ITEMS: u16 = 24;
@@ -341,8 +338,7 @@ pub enum DictKeys {
 pub enum Attributes {
     /// A dict at `tp_dictoffset` (up to 3.10).
     Dict,
-    /// Before the object: values at -32, or else a dict at -24 (3.11,
-    /// `Include/internal/pycore_object.h`@v3.11.7).
+    /// Before the object: values at -32, or else a dict at -24 (3.11, `Include/internal/pycore_object.h`@v3.11.7).
     ValuesOrDict,
     /// The word at -24: one less than the address of the values if the lowest bit is set, else a dict (3.12,
     /// `Include/internal/pycore_object.h`@v3.12.1).
@@ -363,7 +359,6 @@ pub struct LocalsLayout {
     pub first: u16,
     /// `co_flags` in a code object, 32 bits.
     pub code_flags: u16,
-    /// The names of the frame's variables, in a code object.
     pub names: LocalNames,
 }
 
@@ -395,9 +390,18 @@ pub enum GeneratorLayout {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalNames {
-    /// Up to 3.10: `co_nlocals` variables in the tuple `co_varnames`, then cells in `co_cellvars`, then
-    /// `co_freevars`.
+    /// Up to 3.10: `co_nlocals` variables in the tuple `co_varnames`, then cells in `co_cellvars`, then `co_freevars`.
     Three([u16; 3]),
     /// From 3.11 on: all in the tuple `co_localsplusnames`.
     One(u16),
+}
+
+impl LocalNames {
+    /// Returns the offsets of the tuples, in the order of the variables.
+    pub fn tuples(&self) -> &[u16] {
+        match self {
+            Self::Three(names) => names,
+            Self::One(names) => std::slice::from_ref(names),
+        }
+    }
 }

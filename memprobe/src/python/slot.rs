@@ -5,7 +5,7 @@ use hashbrown::{HashMap, HashSet};
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 use super::threads::ThreadState;
-use crate::process::memory::{ReadMemory, Unreadable};
+use crate::process::memory::{ReadMemory, ReadResult};
 
 /// The storage of `pthread_setspecific` values in glibc (`struct pthread` in `nptl/descr.h`; x86-64, where
 /// `pthread_self()` is fsbase). It is the same from 2.27 to 2.43; libc describes it in its data symbols
@@ -23,8 +23,7 @@ mod glibc {
     pub(super) const DATA: i32 = 8;
     /// `PTHREAD_KEYS_MAX`.
     pub(super) const MAX_KEYS: u32 = 1024;
-    /// `header.dtv` (`tcbhead_t` in `sysdeps/x86_64/nptl/tls.h`): the pointer to the thread's TLS blocks by
-    /// module ID.
+    /// `header.dtv` (`tcbhead_t` in `sysdeps/x86_64/nptl/tls.h`): the pointer to the thread's TLS blocks by module ID.
     pub(super) const LIBRARIES: i32 = 8;
     /// `sizeof(dtv_t)`, which starts with the block's address (`sysdeps/generic/dl-dtv.h`).
     pub(super) const LIBRARY_ENTRY: i32 = 16;
@@ -85,7 +84,7 @@ impl StatePath {
     }
 
     /// Returns the word at the end of the path for the thread with this `pthread_self()`; 0 without one.
-    pub fn value(&self, memory: &impl ReadMemory, thread_id: u64) -> Result<u64, Unreadable> {
+    pub fn value(&self, memory: &impl ReadMemory, thread_id: u64) -> ReadResult<u64> {
         let mut at = thread_id;
         for (number, &step) in self.steps().iter().enumerate() {
             if number > 0 && (at == 0 || at == glibc::UNALLOCATED) {

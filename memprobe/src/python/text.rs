@@ -1,7 +1,7 @@
 //! Python strings (PEP 393) in the memory of another process.
 
 use super::layout::StringLayout;
-use crate::process::memory::{Cause, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, ReadMemory, ReadResult};
 
 /// The most code points kept of a name; an ellipsis marks the cut.
 pub const MAX_NAME_CHARS: u64 = 4096;
@@ -16,7 +16,7 @@ pub fn read_str(
     memory: &impl ReadMemory,
     layout: &StringLayout,
     address: u64,
-) -> Result<String, Unreadable> {
+) -> ReadResult<String> {
     let header: [u8; HEADER_BYTES] = memory.read_array(address)?;
     let length = u64::from_le_bytes(field(&header, StringLayout::LENGTH));
     let state = u32::from_le_bytes(field(&header, StringLayout::STATE));
@@ -79,7 +79,7 @@ mod tests {
 
     const AT: u64 = 0x1000;
 
-    fn read(layout: &PythonLayout, memory: &FakeMemory) -> Result<String, Unreadable> {
+    fn read(layout: &PythonLayout, memory: &FakeMemory) -> ReadResult<String> {
         read_str(memory, &layout.string, AT)
     }
 

@@ -2,7 +2,7 @@
 
 use super::layout::PythonLayout;
 use super::text::field;
-use crate::process::memory::{Cause, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, ReadMemory, ReadResult};
 
 const MAX_THREADS: usize = 16_384;
 
@@ -27,7 +27,6 @@ pub struct ThreadState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawFrame {
     pub address: u64,
-    /// Address of its code object.
     pub code: u64,
     /// The frame's instruction, in the form of [`super::layout::Instructions`].
     pub instr: u64,
@@ -39,7 +38,6 @@ pub struct RawFrame {
 pub struct FrameChain {
     /// Innermost first.
     pub frames: Vec<RawFrame>,
-    /// True if the stack has more frames than memprobe follows.
     pub truncated: bool,
 }
 
@@ -50,7 +48,7 @@ pub fn thread_states(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
     interpreter: u64,
-) -> Result<Vec<ThreadState>, Unreadable> {
+) -> ReadResult<Vec<ThreadState>> {
     let thread = &layout.thread;
     let ids = thread.thread_id.max(thread.native_thread_id.unwrap_or(0));
     let last = ids.max(thread.next).max(thread.interpreter);
@@ -93,7 +91,7 @@ fn tid_from_glibc(memory: &impl ReadMemory, thread_id: u64) -> u64 {
 impl PythonLayout {
     /// Returns the frames on the stack of a thread, including those that run no Python.
     /// Fails with [`Unreadable`], which the stack of a running thread may cause at any moment: try again.
-    pub fn frames(&self, memory: &impl ReadMemory, thread: u64) -> Result<FrameChain, Unreadable> {
+    pub fn frames(&self, memory: &impl ReadMemory, thread: u64) -> ReadResult<FrameChain> {
         let mut chain = FrameChain::default();
         let mut address = self.top_frame(memory, thread)?.unwrap_or(0);
         while address != 0 {
@@ -109,11 +107,7 @@ impl PythonLayout {
     }
 
     /// Returns one frame, and the address of its caller's frame; 0 without a caller.
-    pub fn frame_at(
-        &self,
-        memory: &impl ReadMemory,
-        at: u64,
-    ) -> Result<(RawFrame, u64), Unreadable> {
+    pub fn frame_at(&self, memory: &impl ReadMemory, at: u64) -> ReadResult<(RawFrame, u64)> {
         let layout = &self.frame;
         let mut head = vec![0; usize::from(layout.size())];
         memory.read(at, &mut head)?;
@@ -128,7 +122,7 @@ impl PythonLayout {
     }
 
     /// Returns the innermost frame of a thread; `None` if it runs no Python.
-    fn top_frame(&self, memory: &impl ReadMemory, thread: u64) -> Result<Option<u64>, Unreadable> {
+    fn top_frame(&self, memory: &impl ReadMemory, thread: u64) -> ReadResult<Option<u64>> {
         let layout = &self.thread;
         let holder = memory.read_u64(thread.wrapping_add(layout.frame.into()))?;
         let top = match layout.cframe_current {

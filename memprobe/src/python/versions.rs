@@ -42,17 +42,26 @@ const fn runtime(initialized: u16, main_interpreter: u16, slot: StateSlot) -> Ru
     }
 }
 
-/// Up to 3.11.
-const STRING_WITH_WCHAR: StringLayout = StringLayout {
-    ascii_data: 48,
-    compact_data: 72,
-};
+const fn string(ascii_data: u16, compact_data: u16) -> StringLayout {
+    StringLayout {
+        ascii_data,
+        compact_data,
+    }
+}
 
-/// From 3.12 on.
-const STRING: StringLayout = StringLayout {
-    ascii_data: 40,
-    compact_data: 56,
-};
+/// Up to 3.10; the form of the line table and the bytes per index of an instruction differ.
+const fn code_with_index(line_format: LineFormat, step: u8) -> CodeLayout {
+    CodeLayout {
+        size: 176,
+        first_line: 40,
+        file: 104,
+        qualname: None,
+        line_table: 120,
+        line_format,
+        instructions: Instructions::Apart { object: 48, step },
+        version: None,
+    }
+}
 
 /// From 3.12 on; the offset of the instructions differs.
 const fn code(start: u16, first_traceable: u16) -> CodeLayout {
@@ -72,42 +81,76 @@ const fn code(start: u16, first_traceable: u16) -> CodeLayout {
     }
 }
 
-/// From 3.12 on; the meaning of a frame's instruction and the offset of its owner differ.
-const fn frame(owner: u16) -> FrameLayout {
-    FrameLayout {
-        code: 0,
-        previous: 8,
-        instr: 56,
-        owner: Some(owner),
-        first_shim_owner: Some(3),
+/// Builds a thread state from `thread_id`, `native_thread_id`, `id`, `frame` and `cframe_current`.
+const fn thread(
+    thread_id: u16,
+    native_thread_id: Option<u16>,
+    id: u16,
+    frame: u16,
+    cframe_current: Option<u16>,
+) -> ThreadLayout {
+    ThreadLayout {
+        next: 8,
+        interpreter: 16,
+        thread_id,
+        native_thread_id,
+        id,
+        frame,
+        cframe_current,
+        base_frame: None,
     }
 }
 
-/// The collector of an interpreter: its offset, and within it those of the permanent generation and of
-/// `collecting`. Up to 3.14.
+/// Builds a frame from the offsets of its code, its caller and its instruction, its owner, and the first owner that
+/// runs no Python.
+const fn frame(
+    [code, previous, instr]: [u16; 3],
+    owner: Option<u16>,
+    first_shim_owner: Option<u8>,
+) -> FrameLayout {
+    FrameLayout {
+        code,
+        previous,
+        instr,
+        owner,
+        first_shim_owner,
+    }
+}
+
+/// The collector of an interpreter: the next interpreter and the collector in the interpreter, then the youngest
+/// generation, the permanent one and `collecting` in the collector.
 const fn collector(
-    next_interpreter: u16,
-    start: u16,
-    permanent: u16,
-    collecting: u16,
+    [next_interpreter, start]: [u16; 2],
+    [generations, permanent, collecting]: [u16; 3],
 ) -> CollectorLayout {
     CollectorLayout {
         next_interpreter,
         start,
-        generations: 24,
+        generations,
         permanent,
         collecting,
     }
 }
 
-/// From 3.12 on.
-const LOCALS: LocalsLayout = LocalsLayout {
-    globals: 24,
-    mapping: 40,
-    first: 72,
-    code_flags: 48,
-    names: LocalNames::One(96),
-};
+/// The offsets of `f_globals`, `f_locals` and the first variable in a frame, of `co_flags` and the names in its code.
+const fn locals(
+    [globals, mapping, first]: [u16; 3],
+    code_flags: u16,
+    names: LocalNames,
+) -> LocalsLayout {
+    LocalsLayout {
+        globals,
+        mapping,
+        first,
+        code_flags,
+        names,
+    }
+}
+
+/// From 3.11 on.
+const fn locals_of_frame(offsets: [u16; 3]) -> LocalsLayout {
+    locals(offsets, 48, LocalNames::One(96))
+}
 
 /// A generator that starts with its code (3.11) or not (3.12 on): the offset of its frame, and the numbers of
 /// the frame's states.
@@ -125,52 +168,19 @@ const PYTHON_3_9: PythonLayout = PythonLayout {
     minor: 9,
     runtime: runtime(12, 40, StateSlot::Key(584)),
     interpreter_threads: 8,
-    thread: ThreadLayout {
-        next: 8,
-        interpreter: 16,
-        thread_id: 176,
-        native_thread_id: None,
-        id: 256,
-        frame: 24,
-        cframe_current: None,
-        base_frame: None,
-    },
-    frame: FrameLayout {
-        code: 32,
-        previous: 24,
-        instr: 104,
-        owner: None,
-        first_shim_owner: None,
-    },
-    code: CodeLayout {
-        size: 176,
-        first_line: 40,
-        file: 104,
-        qualname: None,
-        line_table: 120,
-        line_format: LineFormat::Increments,
-        instructions: Instructions::Apart {
-            object: 48,
-            step: 1,
-        },
-        version: None,
-    },
-    string: STRING_WITH_WCHAR,
+    thread: thread(176, None, 256, 24, None),
+    frame: frame([32, 24, 104], None, None),
+    code: code_with_index(LineFormat::Increments, 1),
+    string: string(48, 72),
     heap: HeapLayout {
-        collector: collector(0, 616, 104, 200),
+        collector: collector([0, 616], [24, 104, 200]),
         cached_keys: 864,
         dict_keys: DictKeys::Sized,
         dict_values: 0,
         attributes: Attributes::Dict,
         numbers: Numbers::Signed,
         tuple_items: 24,
-        locals: LocalsLayout {
-            globals: 48,
-            mapping: 56,
-            first: 360,
-            code_flags: 36,
-            names: LocalNames::Three([72, 88, 80]),
-        },
+        locals: locals([48, 56, 360], 36, LocalNames::Three([72, 88, 80])),
         generator: GeneratorLayout::Apart(16),
         frame_of_object: None,
         function_defaults: 32,
@@ -180,24 +190,11 @@ const PYTHON_3_9: PythonLayout = PythonLayout {
 /// CPython 3.10 (v3.10.13).
 const PYTHON_3_10: PythonLayout = PythonLayout {
     minor: 10,
-    frame: FrameLayout {
-        instr: 96,
-        ..PYTHON_3_9.frame
-    },
-    code: CodeLayout {
-        line_format: LineFormat::Ranges,
-        instructions: Instructions::Apart {
-            object: 48,
-            step: 2,
-        },
-        ..PYTHON_3_9.code
-    },
+    frame: frame([32, 24, 96], None, None),
+    code: code_with_index(LineFormat::Ranges, 2),
     heap: HeapLayout {
         cached_keys: 872,
-        locals: LocalsLayout {
-            first: 352,
-            ..PYTHON_3_9.heap.locals
-        },
+        locals: locals([48, 56, 352], 36, LocalNames::Three([72, 88, 80])),
         function_defaults: 56,
         ..PYTHON_3_9.heap
     },
@@ -209,37 +206,19 @@ const PYTHON_3_11: PythonLayout = PythonLayout {
     minor: 11,
     runtime: runtime(16, 48, StateSlot::Key(592)),
     interpreter_threads: 16,
-    thread: ThreadLayout {
-        thread_id: 152,
-        native_thread_id: Some(160),
-        id: 240,
-        frame: 56,
-        cframe_current: Some(8),
-        ..PYTHON_3_9.thread
-    },
-    frame: FrameLayout {
-        code: 32,
-        previous: 48,
-        instr: 56,
-        owner: Some(69),
-        first_shim_owner: None,
-    },
+    thread: thread(152, Some(160), 240, 56, Some(8)),
+    frame: frame([32, 48, 56], Some(69), None),
     code: CodeLayout {
-        size: 184,
         first_line: 72,
         version: None,
         ..code(184, 168)
     },
     heap: HeapLayout {
-        collector: collector(0, 648, 104, 200),
+        collector: collector([0, 648], [24, 104, 200]),
         cached_keys: 872,
         dict_keys: DictKeys::Logarithmic,
         attributes: Attributes::ValuesOrDict,
-        locals: LocalsLayout {
-            globals: 8,
-            mapping: 24,
-            ..LOCALS
-        },
+        locals: locals_of_frame([8, 24, 72]),
         generator: generator(80, -2, 0),
         frame_of_object: Some(24),
         ..PYTHON_3_10.heap
@@ -252,22 +231,16 @@ const PYTHON_3_12: PythonLayout = PythonLayout {
     minor: 12,
     runtime: runtime(16, 48, StateSlot::Key(1544)),
     interpreter_threads: 72,
-    thread: ThreadLayout {
-        thread_id: 136,
-        native_thread_id: Some(144),
-        id: 224,
-        cframe_current: Some(0),
-        ..PYTHON_3_11.thread
-    },
-    frame: frame(70),
+    thread: thread(136, Some(144), 224, 56, Some(0)),
+    frame: frame([0, 8, 56], Some(70), Some(3)),
     code: code(192, 176),
-    string: STRING,
+    string: string(40, 56),
     heap: HeapLayout {
-        collector: collector(0, 112, 104, 200),
+        collector: collector([0, 112], [24, 104, 200]),
         cached_keys: 880,
         attributes: Attributes::Tagged,
         numbers: Numbers::Tagged,
-        locals: LOCALS,
+        locals: locals_of_frame([24, 40, 72]),
         generator: generator(72, -2, 0),
         ..PYTHON_3_11.heap
     },
@@ -278,16 +251,10 @@ const PYTHON_3_13: PythonLayout = PythonLayout {
     minor: 13,
     runtime: runtime(600, 640, StateSlot::Key(2160)),
     interpreter_threads: 7344,
-    thread: ThreadLayout {
-        thread_id: 152,
-        native_thread_id: Some(160),
-        frame: 72,
-        cframe_current: None,
-        ..PYTHON_3_12.thread
-    },
+    thread: thread(152, Some(160), 224, 72, None),
     code: code(200, 184),
     heap: HeapLayout {
-        collector: collector(7264, 7400, 104, 200),
+        collector: collector([7264, 7400], [24, 104, 200]),
         dict_values: 8,
         attributes: Attributes::Inline,
         generator: generator(72, -3, 0),
@@ -300,15 +267,12 @@ const PYTHON_3_13: PythonLayout = PythonLayout {
 const PYTHON_3_14: PythonLayout = PythonLayout {
     minor: 14,
     runtime: runtime(776, 816, StateSlot::Key(2336)),
-    frame: frame(74),
+    frame: frame([0, 8, 56], Some(74), Some(3)),
     code: code(208, 192),
     heap: HeapLayout {
-        collector: collector(7272, 7408, 96, 192),
+        collector: collector([7272, 7408], [24, 96, 192]),
         tuple_items: 32,
-        locals: LocalsLayout {
-            first: 80,
-            ..LOCALS
-        },
+        locals: locals_of_frame([24, 40, 80]),
         ..PYTHON_3_13.heap
     },
     ..PYTHON_3_13
@@ -320,20 +284,11 @@ const PYTHON_3_15: PythonLayout = PythonLayout {
     runtime: runtime(904, 944, StateSlot::Variable),
     interpreter_threads: 7336,
     thread: ThreadLayout {
-        thread_id: 176,
-        native_thread_id: Some(184),
-        id: 248,
         base_frame: Some(80),
-        ..PYTHON_3_13.thread
+        ..thread(176, Some(184), 248, 72, None)
     },
     heap: HeapLayout {
-        collector: CollectorLayout {
-            next_interpreter: 7264,
-            start: 7400,
-            generations: 8,
-            permanent: 80,
-            collecting: 112,
-        },
+        collector: collector([7264, 7400], [8, 80, 112]),
         cached_keys: 888,
         generator: generator(72, 0, 4),
         ..PYTHON_3_14.heap

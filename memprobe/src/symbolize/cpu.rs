@@ -59,12 +59,8 @@ impl CpuAllocatorTotals {
         size
     }
 
-    /// Returns the tracked live bytes in the form of an allocator's totals.
     pub fn totals(&self) -> Totals {
-        Totals {
-            allocated: Bytes(self.live),
-            reserved: Bytes(self.live),
-        }
+        Totals::of(self.live, self.live)
     }
 }
 

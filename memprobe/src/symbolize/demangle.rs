@@ -7,7 +7,6 @@ use crate::process::class_name::{BoundedName, demangled};
 /// The longest name that is kept, in characters.
 const MAX_LETTERS: usize = 200;
 
-/// The demangled name of an unnamed namespace.
 const ANONYMOUS: &str = "(anonymous namespace)";
 
 /// Returns the function name of a symbol, such as `at::native::mbtopk::launch`: namespaces, classes and name,

@@ -18,12 +18,11 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use memprobe_common::{
-    CudaRecord, DEVICE_UNKNOWN, MarkRecord, MemoryRecord, NodeEnteredRecord, NodeMadeRecord,
-    stack_state,
+    CudaRecord, DEVICE_UNKNOWN, MarkRecord, MemoryRecord, NodeEnteredRecord, stack_state,
 };
 
 use crate::cuda::calls::{self, Api};
-use crate::decode::{MemoryKind, PurposeHint, Record, StackCopy};
+use crate::decode::{MemoryKind, PurposeHint, Record};
 use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, PhaseMark, PurposeId,
     StackId, Tgid, Tid, TimeNs, Totals,
@@ -33,10 +32,10 @@ use crate::python::CodeCache;
 use crate::torch::module_calls::NameModules;
 
 use cpu::CpuAllocatorTotals;
-use cuda::{Call, CallerKind, CudaResolver, Owner};
+use cuda::{Call, CallerKind, CudaResolver};
 use native::{NativeCode, Unwound};
 use nodes::Nodes;
-use segments::{Segments, event_of};
+use segments::{Owner, Segments, event_of};
 use shapes::PurposeInterner;
 use stacks::{Interned, Pending, Stacks, Wait};
 use waiting::{GraphTasks, Waiters};
@@ -47,7 +46,6 @@ const THREAD_NAMES: usize = 65_536;
 /// The most records that wait behind a stack whose module has no name yet.
 const MAX_WAITING: usize = 1 << 14;
 
-/// Turns the records of one process into events, in order.
 pub struct Symbolizer<M> {
     tgid: Tgid,
     /// The reason for missing stacks while the kernel programs have no Python layout.
@@ -71,13 +69,11 @@ pub struct Symbolizer<M> {
 }
 
 enum Queued {
-    Memory(MemoryKind, MemoryRecord, PurposeHint),
-    Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     Stack(Pending),
-    NodeMade(NodeMadeRecord),
     /// The record and the name of its node.
     NodeEntered(NodeEnteredRecord, Arc<str>),
-    Mark(Box<MarkRecord>),
+    /// A record from which nothing was read yet.
+    Other(Record),
 }
 
 /// The native code that called into CUDA.
@@ -148,10 +144,6 @@ impl<M: ReadMemory> Symbolizer<M> {
             return;
         }
         match record {
-            Record::Memory(kind, memory, reason) => {
-                self.queue.push_back(Queued::Memory(kind, memory, reason));
-            }
-            Record::Cuda(call, copy) => self.queue.push_back(Queued::Cuda(call, copy)),
             Record::Stack(head, frames) => {
                 if let Some(pending) = self.stacks.read(head, frames) {
                     self.unsettled = self.queue.len() + 1;
@@ -165,13 +157,14 @@ impl<M: ReadMemory> Symbolizer<M> {
                 });
                 self.stacks.freed(&freed, pending);
             }
-            Record::NodeMade(node) => self.queue.push_back(Queued::NodeMade(node)),
             Record::NodeEntered(node) => {
                 let name = self.nodes.name(&self.stacks.memory, &node);
                 self.queue.push_back(Queued::NodeEntered(node, name));
             }
-            Record::Mark(mark) => self.queue.push_back(Queued::Mark(mark)),
             Record::Process(..) => {}
+            Record::Memory(..) | Record::Cuda(..) | Record::NodeMade(_) | Record::Mark(_) => {
+                self.queue.push_back(Queued::Other(record));
+            }
         }
     }
 
@@ -256,33 +249,38 @@ impl<M: ReadMemory> Symbolizer<M> {
         let ready = waits.unwrap_or(ready);
         for queued in self.queue.drain(..ready).collect::<Vec<_>>() {
             match queued {
-                Queued::Memory(kind, memory, reason) => {
-                    self.push_memory(kind, &memory, &reason);
-                }
-                // Symbols are read only now: it takes time in which code objects may be freed.
-                Queued::Cuda(call, copy) => {
-                    let called = match copy {
-                        Some(copy) => CudaCaller::Native(self.native.unwind(call.caller, &copy)),
-                        None => CudaCaller::From(self.native.caller(call.caller)),
-                    };
-                    self.push_call(&call, called);
-                }
-                Queued::NodeMade(node) => {
-                    let tid = Tid(node.tid);
-                    let forward = self.stack_of(tid, node.stack_state, node.stack);
-                    self.nodes.make(&node, forward);
-                }
                 Queued::NodeEntered(node, name) => self.nodes.enter(&node, name),
-                Queued::Mark(mark) => self.push_mark(&mark),
                 Queued::Stack(pending) => {
                     if let Some((id, stack)) = self.stacks.define(pending) {
                         self.ready.push(Event::Stack(id, stack));
                     }
                 }
+                Queued::Other(record) => self.push_record(record),
             }
         }
         self.certain -= ready;
         self.unsettled = self.unsettled.saturating_sub(ready);
+    }
+
+    fn push_record(&mut self, record: Record) {
+        match record {
+            Record::Memory(kind, memory, reason) => self.push_memory(kind, &memory, &reason),
+            // Symbols are read only now: it takes time in which code objects may be freed.
+            Record::Cuda(call, copy) => {
+                let called = match copy {
+                    Some(copy) => CudaCaller::Native(self.native.unwind(call.caller, &copy)),
+                    None => CudaCaller::From(self.native.caller(call.caller)),
+                };
+                self.push_call(&call, called);
+            }
+            Record::NodeMade(node) => {
+                let forward = self.stack_of(Tid(node.tid), node.stack_state, node.stack);
+                self.nodes.make(&node, forward);
+            }
+            Record::Mark(mark) => self.push_mark(&mark),
+            Record::Stack(..) | Record::CodeFreed(_) => {}
+            Record::NodeEntered(_) | Record::Process(..) => {}
+        }
     }
 
     /// True if records wait for [`Self::settle`].
@@ -345,10 +343,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             addr: Address(record.addr),
             size: Bytes(record.size.unsigned_abs()),
             device: (record.device != DEVICE_UNKNOWN).then_some(DeviceIndex(record.device)),
-            totals: Some(Totals {
-                allocated: Bytes(record.allocated),
-                reserved: Bytes(record.reserved),
-            }),
+            totals: Some(Totals::of(record.allocated, record.reserved)),
             stack,
             shape,
             ..event_of(TimeNs(record.time_ns), self.tgid, tid)

@@ -186,7 +186,6 @@ impl NativeCode {
         frames.into()
     }
 
-    /// Returns the frames at a file offset; `None` without a symbol there.
     fn symbolized(&mut self, library: usize, offset: u64) -> Option<Vec<Frame>> {
         let library = &mut self.libraries[library];
         let file = library.opened(self.tgid)?;
@@ -204,7 +203,6 @@ impl NativeCode {
         Some(named(&library.path, &symbolized.ok()?.into_sym()?))
     }
 
-    /// Returns the library that contains an address, and the offset in its file.
     fn place_of(&mut self, address: u64) -> Option<(CodeOrigin, u64)> {
         let is_old = |looked: Instant| looked.elapsed() >= LOOK_AGAIN;
         if self.find(address).is_none() && self.looked.is_none_or(is_old) {

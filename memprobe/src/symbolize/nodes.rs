@@ -59,7 +59,6 @@ enum Class {
 }
 
 impl Nodes {
-    /// Records that an operation created a node; `forward` is the operation's stack.
     pub fn make(&mut self, record: &NodeMadeRecord, forward: StackId) {
         if self.made[0].len() >= HALF_OF_NODES {
             self.made.swap(0, 1);

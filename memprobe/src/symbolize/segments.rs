@@ -81,9 +81,10 @@ pub struct Live {
     is_segment: bool,
 }
 
-/// The caller that frees memory whose allocation was not seen.
+/// The caller that asks for memory or frees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FreedBy {
+pub enum Owner {
+    /// PyTorch's caching allocator. Mappings of its physical memory are expandable segments.
     Allocator,
     Other,
 }
@@ -170,7 +171,6 @@ impl Segments {
         self.pass(Event::Memory(event));
     }
 
-    /// Records that the caching allocator took a block back, according to its tracepoint.
     pub fn record_block_free(&mut self, mut event: MemoryEvent) {
         self.settle(&event);
         if let Some(block) = self.blocks.remove(&event.addr.0) {
@@ -185,7 +185,7 @@ impl Segments {
     pub fn record_free(
         &mut self,
         place: MemoryKey,
-        giver: FreedBy,
+        giver: Owner,
         entered: TimeNs,
         mut event: MemoryEvent,
     ) {
@@ -196,7 +196,7 @@ impl Segments {
         }
         match self.live.remove(&place) {
             Some(live) => live.describe(&mut event),
-            None if giver == FreedBy::Allocator && self.allocator_speaks => {
+            None if giver == Owner::Allocator && self.allocator_speaks => {
                 event.action = Action::SegmentFree;
             }
             None => {}
@@ -225,7 +225,7 @@ impl Segments {
                 addr: Address(place.number()),
                 ..event
             };
-            self.record_free(place, FreedBy::Other, entered, event);
+            self.record_free(place, Owner::Other, entered, event);
         }
     }
 
@@ -417,7 +417,7 @@ mod tests {
         segments.record_alloc(MemoryKey::Address(addr), Until::ContextEnds(None), event);
     }
 
-    fn free(segments: &mut Segments, tid: u32, addr: u64, giver: FreedBy) {
+    fn free(segments: &mut Segments, tid: u32, addr: u64, giver: Owner) {
         let event = event(Action::CudaFree, tid, addr, 0, None);
         segments.record_free(MemoryKey::Address(addr), giver, TimeNs(1), event);
     }
@@ -486,7 +486,7 @@ mod tests {
         malloc(&mut segments, 1, 0x1000);
         segments.give_up();
         block(&mut segments, 1, 0x1800, 2);
-        free(&mut segments, 1, 0x1000, FreedBy::Allocator);
+        free(&mut segments, 1, 0x1000, Owner::Allocator);
         assert_eq!(
             drain(&mut segments),
             [
@@ -515,7 +515,7 @@ mod tests {
             size: Bytes(0),
             ..block(Action::CudaFree, 2)
         });
-        free(&mut segments, 1, 0x1000, FreedBy::Allocator);
+        free(&mut segments, 1, 0x1000, Owner::Allocator);
         assert_eq!(
             drain(&mut segments),
             [
@@ -533,10 +533,10 @@ mod tests {
         malloc(&mut segments, 1, 0x1000);
         block(&mut segments, 1, 0x1000, 1);
         malloc(&mut segments, 1, 0x4000);
-        free(&mut segments, 1, 0x1000, FreedBy::Other);
-        free(&mut segments, 1, 0x4000, FreedBy::Allocator);
-        free(&mut segments, 1, 0x7000, FreedBy::Allocator);
-        free(&mut segments, 1, 0x8000, FreedBy::Other);
+        free(&mut segments, 1, 0x1000, Owner::Other);
+        free(&mut segments, 1, 0x4000, Owner::Allocator);
+        free(&mut segments, 1, 0x7000, Owner::Allocator);
+        free(&mut segments, 1, 0x8000, Owner::Other);
         let seen = drain(&mut segments);
         assert_eq!(
             seen[3..],
@@ -581,7 +581,7 @@ mod tests {
         let mut segments = Segments::default();
         malloc(&mut segments, 1, 0x1000);
         let event = event(Action::CudaFree, 1, 0x1000, 0, None);
-        segments.record_free(MemoryKey::Array(0x1000), FreedBy::Other, TimeNs(1), event);
+        segments.record_free(MemoryKey::Array(0x1000), Owner::Other, TimeNs(1), event);
         assert!(segments.live.contains_key(&MemoryKey::Address(0x1000)));
     }
 
@@ -602,7 +602,7 @@ mod tests {
         // Thread 1 enters the free at 20 and returns at 40; thread 2 gets the address at 30.
         give(&mut segments, at(Action::CudaAlloc, 2, 0x200, 30));
         let late = at(Action::CudaFree, 1, 0, 40);
-        segments.record_free(place, FreedBy::Other, TimeNs(20), late);
+        segments.record_free(place, Owner::Other, TimeNs(20), late);
         let expected = [
             (Action::CudaAlloc, None, 0x100),
             (Action::CudaFree, None, 0x100),
@@ -610,7 +610,7 @@ mod tests {
         ];
         assert_eq!(drain(&mut segments), expected);
         let own = at(Action::CudaFree, 2, 0, 60);
-        segments.record_free(place, FreedBy::Other, TimeNs(50), own);
+        segments.record_free(place, Owner::Other, TimeNs(50), own);
         assert_eq!(drain(&mut segments), [(Action::CudaFree, None, 0x200)]);
     }
 

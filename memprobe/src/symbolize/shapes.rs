@@ -61,7 +61,6 @@ impl PurposeInterner {
     }
 }
 
-/// Checks that a block of `size` bytes fits a tensor.
 fn check(record: &ShapeRecord, size: u64) -> Found {
     if record.layout == shape_layout::UNREADABLE {
         return Found::Unknown;

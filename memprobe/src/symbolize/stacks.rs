@@ -31,11 +31,9 @@ pub struct Stacks<M> {
     pub modules: ModuleCalls,
     /// The time until which no stack waits for the name of its module.
     rests: Option<Instant>,
-    /// Stacks by the kernel's hash, in a newer and an older generation.
     by_hash: [HashMap<u64, StackId>; 2],
     /// Every stack by content; different hashes can stand for the same stack.
     ids: HashMap<Arc<Stack>, StackId>,
-    /// Stacks made of other ones.
     derived: HashMap<Derived, StackId>,
     /// Stacks by ID, from which other stacks are derived.
     defined: HashMap<StackId, Arc<Stack>>,

@@ -13,7 +13,6 @@ pub trait NameModules {
     /// Like [`Self::path`], for a question that [`Answer::Later`] deferred.
     fn path_later(&mut self, calls: &Calls, question: Question) -> Answer;
 
-    /// Drops all deferred questions: their modules stay unknown.
     fn give_up(&mut self);
 
     /// Checks that the named modules still exist; `true` if a module named before may have another name now.
@@ -83,7 +82,6 @@ impl ModuleCalls {
         self.known.map(|(code, _)| code)
     }
 
-    /// Takes over the parent's code object in a forked child.
     pub fn inherit(&mut self, parent: &Self) {
         self.known = parent.known;
     }

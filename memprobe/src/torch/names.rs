@@ -27,7 +27,6 @@ pub enum TorchCall {
 }
 
 impl TorchCall {
-    /// Call of a Python frame; `None` for native frames and other functions.
     pub fn of(frame: &Frame) -> Option<Self> {
         let file = torch_file(frame)?;
         Some(match (file, &*frame.function) {
@@ -94,9 +93,8 @@ impl ModuleFunction {
     }
 }
 
-/// True for files that define `CompiledFunction`, through which autograd calls compiled graphs
-/// (torch/_functorch): `aot_autograd.py` in 2.0 and 2.1, `jit_compile_runtime_wrappers.py` in 2.2,
-/// `runtime_wrappers.py` since.
+/// True for files that define `CompiledFunction`, through which autograd calls compiled graphs (torch/_functorch):
+/// `aot_autograd.py` in 2.0 and 2.1, `jit_compile_runtime_wrappers.py` in 2.2, `runtime_wrappers.py` since.
 fn defines_compiled_function(file: &str) -> bool {
     let Some(inside) = file.strip_prefix(COMPILER) else {
         return false;

@@ -1,9 +1,8 @@
 //! Infers the purpose of a block without a tensor from the functions that requested it.
 //!
-//! The rows are PyTorch functions that request memory from the caching allocator without creating a tensor.
-//! They were found in the wheel of 2.15.0, as all functions that refer to
-//! `c10::cuda::CUDACachingAllocator::allocator`. A block whose functions have no row gets a function name but
-//! no purpose.
+//! The rows are PyTorch functions that request memory from the caching allocator without creating a tensor. They were
+//! found in the wheel of 2.15.0, as all functions that refer to `c10::cuda::CUDACachingAllocator::allocator`. A block
+//! whose functions have no row gets a function name but no purpose.
 
 use std::sync::Arc;
 
@@ -73,11 +72,9 @@ const ROWS: &[(&str, &str)] = &[
     ("at::native::_cslt_", "cuSPARSELt workspace"),
     // aten/src/ATen/native/cuda/linalg/CUDASolver.cpp@v2.15.0.
     ("at::cuda::solver::", "cuSOLVER workspace"),
-    // aten/src/ATen/cuda/tunable/GemmCommon.h@v2.15.0: copies of a call's operands, for trial runs of
-    // kernels.
+    // aten/src/ATen/cuda/tunable/GemmCommon.h@v2.15.0: copies of a call's operands, for trial runs of kernels.
     ("at::cuda::tunable::", "TunableOp trial"),
-    // torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemory.cu@v2.15.0: the addresses of the peers'
-    // buffers.
+    // torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemory.cu@v2.15.0: the addresses of the peers' buffers.
     ("c10d::symmetric_memory::", "symmetric memory's tables"),
     // torch/csrc/inductor/aoti_torch/shim_cuda.cpp@v2.15.0.
     ("aoti_torch_cuda_caching_allocator_raw_alloc", "AOTInductor"),

@@ -3,7 +3,6 @@
 /// First and last version of PyTorch, as `(major, minor)`.
 pub(super) type Versions = [(u32, u32); 2];
 
-/// True if a version is known and lies in a range.
 pub(super) fn is_of([from, to]: &Versions, version: Option<&str>) -> bool {
     version
         .and_then(major_minor)

@@ -63,7 +63,7 @@ pub(super) enum Form {
 impl Form {
     const ALL: [Self; 3] = [Self::First, Self::Instances, Self::Protected];
 
-    pub(super) const fn size(self) -> usize {
+    pub const fn size(self) -> usize {
         match self {
             Self::First => 16,
             Self::Instances => 24,
@@ -90,7 +90,6 @@ pub(super) struct Decoded {
     pub(super) missing: usize,
 }
 
-/// Reasons for which an answer is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Implausible {
     #[error("its length cannot be right")]
@@ -113,7 +112,7 @@ pub(super) enum Implausible {
 }
 
 /// Decodes an answer in the one form that fits. `total` is the memory of the device, in bytes.
-pub(super) fn decode(
+pub fn decode(
     list: &RawList,
     total: Option<u64>,
     pids: &impl Pids,
@@ -160,7 +159,6 @@ fn measured_forms(list: &RawList) -> Vec<Form> {
     Form::ALL.into_iter().filter(fits).collect()
 }
 
-/// Reads the entries in one form and checks them.
 fn judged(
     list: &RawList,
     form: Form,

@@ -16,7 +16,7 @@ pub struct Usage {
 }
 
 /// Asks a device; where it does not answer in MIG mode, adds up its GPU instances. The flag says that it did.
-pub(super) fn of_device<Q: DeviceQuery>(
+pub fn of_device<Q: DeviceQuery>(
     device: &Q,
     instances: &[MigDevice<Q>],
 ) -> (Result<Usage, String>, bool) {
@@ -48,7 +48,7 @@ fn of_instances<Q: DeviceQuery>(instances: &[MigDevice<Q>]) -> Option<Usage> {
     Some(sum)
 }
 
-pub(super) fn usage<Q: DeviceQuery>(device: &Q) -> Result<Usage, String> {
+pub fn usage<Q: DeviceQuery>(device: &Q) -> Result<Usage, String> {
     match device.memory_v2() {
         Ok(memory) => checked(memory, allocated(memory)),
         Err(QueryRefusal::Missing) => {

@@ -30,7 +30,7 @@ pub(super) struct DeviceProcesses {
 ///
 /// In MIG mode the device itself answers only who may see all instances, and some drivers give no
 /// bytes then, so its MIG devices are asked too.
-pub(super) fn of_device<Q: DeviceQuery>(
+pub fn of_device<Q: DeviceQuery>(
     device: &Q,
     instances: &[MigDevice<Q>],
     total: Option<u64>,

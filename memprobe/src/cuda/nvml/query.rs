@@ -29,7 +29,7 @@ pub(super) enum EntryPoint {
 impl EntryPoint {
     pub(super) const ALL: [Self; 4] = [Self::V3, Self::V2, Self::V1, Self::DetailList];
 
-    pub(super) fn name(self, kind: ListKind) -> String {
+    pub fn name(self, kind: ListKind) -> String {
         let suffix = match self {
             Self::V3 => "_v3",
             Self::V2 => "_v2",
@@ -74,7 +74,6 @@ pub(super) trait DeviceQuery: Sized {
 
     fn memory_v1(&self) -> Result<RawMemory, QueryRefusal>;
 
-    /// The MIG devices of a device in MIG mode; none elsewhere.
     fn mig_devices(&self) -> Vec<MigDevice<Self>>;
 }
 

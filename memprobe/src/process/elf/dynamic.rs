@@ -4,13 +4,13 @@ use object::LittleEndian;
 use object::elf;
 use object::read::elf::Dyn as _;
 
-use super::{ElfError, ElfImage, RawDynamic, RawSymbol, Section, Segment, entries};
+use super::{ElfError, ElfImage, RawDynamic, RawSymbol, Result, Section, Segment, entries};
 
 const MAX_SYMBOLS: u64 = 1 << 24;
 
 impl ElfImage {
     /// Returns the sections that a dynamic segment implies: its strings, its symbols and itself.
-    pub(super) fn sections_of(&self, dynamic: Segment) -> Result<Vec<Section>, ElfError> {
+    pub(super) fn sections_of(&self, dynamic: Segment) -> Result<Vec<Section>> {
         let bytes = self.range(dynamic.offset, dynamic.file_size)?;
         let entries = entries::<RawDynamic>(&bytes)?;
         let value = |tag| {
@@ -52,13 +52,13 @@ impl ElfImage {
     }
 
     /// Returns the number of symbols of a `DT_HASH` table: its second word.
-    fn count_by_hash(&self, table: u64) -> Result<u64, ElfError> {
+    fn count_by_hash(&self, table: u64) -> Result<u64> {
         Ok(self.words(table, 2)?[1].into())
     }
 
     /// Returns the number of symbols of a `DT_GNU_HASH` table. It lists the defined symbols in chains, and
     /// the last chain ends with the last symbol.
-    fn count_by_gnu_hash(&self, table: u64) -> Result<u64, ElfError> {
+    fn count_by_gnu_hash(&self, table: u64) -> Result<u64> {
         let head = self.words(table, 4)?;
         let [buckets, first, bloom] = [0, 1, 2].map(|at| u64::from(head[at]));
         let buckets_at = table.wrapping_add(16).wrapping_add(bloom * 8);
@@ -82,7 +82,7 @@ impl ElfImage {
     }
 
     /// Reads `count` 32-bit words from `vaddr` on; all of them must be in the file.
-    fn words(&self, vaddr: u64, count: u64) -> Result<Vec<u32>, ElfError> {
+    fn words(&self, vaddr: u64, count: u64) -> Result<Vec<u32>> {
         let broken = ElfError::Malformed("a broken table of symbols");
         if count > MAX_SYMBOLS {
             return Err(broken);

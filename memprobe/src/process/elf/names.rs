@@ -6,7 +6,7 @@ use object::LittleEndian;
 use object::elf;
 use object::read::elf::Sym;
 
-use super::{ElfError, ElfImage, RawSymbol, Section, entries};
+use super::{ElfError, ElfImage, RawSymbol, Result, Section, entries};
 
 /// The most symbols that are read of a file. A symbol has 24 bytes there; a function takes 16 here.
 /// libtorch_cpu of PyTorch 2.15 has half a million symbols.
@@ -36,7 +36,7 @@ struct Function {
 impl FunctionNames {
     /// Reads `.symtab`, or the dynamic symbols if it is missing or names no functions.
     /// Fails with [`ElfError`] if neither table can be read, or one has more symbols than any library.
-    pub fn of(image: ElfImage) -> Result<Self, ElfError> {
+    pub fn of(image: ElfImage) -> Result<Self> {
         let mut outcome = Err(ElfError::Malformed("no symbols"));
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
             let table = image.sections.iter().find(|section| section.kind == kind);
@@ -83,7 +83,7 @@ impl FunctionNames {
     }
 }
 
-fn read(image: &ElfImage, table: &Section) -> Result<(Vec<Function>, Range<u64>), ElfError> {
+fn read(image: &ElfImage, table: &Section) -> Result<(Vec<Function>, Range<u64>)> {
     let strings = image.string_section_of(table)?;
     let end = strings.offset.checked_add(strings.size);
     let names = strings.offset..end.ok_or(ElfError::Malformed("names without end"))?;

@@ -4,7 +4,7 @@ use object::LittleEndian;
 use object::elf;
 use object::read::elf::Sym;
 
-use super::{ElfError, ElfImage, RawRelocation, RawSymbol, Section, entries, text_at};
+use super::{ElfImage, RawRelocation, RawSymbol, Result, Section, entries, text_at};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadLocalName {
@@ -17,11 +17,22 @@ pub struct ThreadLocalName {
     pub within: u64,
 }
 
+impl ThreadLocalName {
+    /// Returns the name of a variable that no other file has, in the same form in every version.
+    pub const fn of(symbol: &'static str) -> Self {
+        Self {
+            symbol,
+            source: None,
+            size: None,
+            within: 0,
+        }
+    }
+}
+
 impl ElfImage {
-    /// Returns the offset in the image's TLS block of the first variable that matches one of `names`. A name
-    /// with a source file matches only symbols that follow that file's own symbol (`STT_FILE`; System V ABI,
-    /// "Symbol Table").
-    pub fn thread_local(&self, names: &[ThreadLocalName]) -> Result<Option<u64>, ElfError> {
+    /// Returns the offset in the image's TLS block of the first variable that matches one of `names`. A name with a
+    /// source file matches only symbols that follow that file's own symbol (`STT_FILE`; System V ABI, "Symbol Table").
+    pub fn thread_local(&self, names: &[ThreadLocalName]) -> Result<Option<u64>> {
         for table in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
             for section in self.sections.iter().filter(|section| section.kind == table) {
                 if let Some(place) = self.thread_local_of(section, names)? {
@@ -32,11 +43,7 @@ impl ElfImage {
         Ok(None)
     }
 
-    fn thread_local_of(
-        &self,
-        table: &Section,
-        names: &[ThreadLocalName],
-    ) -> Result<Option<u64>, ElfError> {
+    fn thread_local_of(&self, table: &Section, names: &[ThreadLocalName]) -> Result<Option<u64>> {
         let strings = self.strings_of(table)?;
         let symbols = self.section_bytes(table)?;
         let name_of = |symbol: &RawSymbol| text_at(&strings, symbol.st_name(LittleEndian).into());
@@ -63,9 +70,8 @@ impl ElfImage {
     }
 
     /// Returns the address of the word that receives the image's TLS module ID from the dynamic linker. An
-    /// `R_X86_64_DTPMOD64` relocation without a symbol marks it (ELF Handling For Thread-Local Storage,
-    /// 4.1.6).
-    pub fn thread_local_number(&self) -> Result<Option<u64>, ElfError> {
+    /// `R_X86_64_DTPMOD64` relocation without a symbol marks it (ELF Handling For Thread-Local Storage, 4.1.6).
+    pub fn thread_local_number(&self) -> Result<Option<u64>> {
         let is_dynamic = |section: &&Section| {
             let symbols = usize::try_from(section.link).map(|link| self.sections.get(link));
             section.kind == elf::SHT_RELA

@@ -94,7 +94,6 @@ pub struct HeapScan {
     pub broken: Option<Broken>,
     /// True if the result contradicts itself, as can happen while the process runs.
     pub is_torn: bool,
-    /// Reason why there are no variables.
     pub no_frames: Option<Unreadable>,
 }
 
@@ -205,8 +204,7 @@ pub fn capture<T: Send, R: Send>(
         return capture_at_once(python, &look, &conclude);
     }
     let (mut image, (mut moment, mut found)) = look_at_running(python, &look);
-    // A running process is read at many moments anyway, and the result says so: missing memory is read on
-    // demand.
+    // A running process is read at many moments anyway, and the result says so: missing memory is read on demand.
     let mut result = conclude(&image, &mut moment, &found);
     if manner == CaptureMode::Running {
         let how = Consistency::Running;

@@ -3,7 +3,7 @@
 use hashbrown::HashSet;
 
 use super::word_at;
-use crate::process::memory::{ReadMemory, Unreadable};
+use crate::process::memory::{ReadMemory, ReadResult, Unreadable};
 use crate::python::layout::{CollectorLayout, PythonLayout};
 
 /// Most objects that are followed. Each costs memprobe 16 bytes plus the memory read for it.
@@ -102,7 +102,7 @@ pub fn is_collecting(
     memory: &impl ReadMemory,
     layout: &CollectorLayout,
     interpreter: u64,
-) -> Result<bool, Unreadable> {
+) -> ReadResult<bool> {
     let collector = interpreter.wrapping_add(layout.start.into());
     Ok(memory.read_u32(collector.wrapping_add(layout.collecting.into()))? != 0)
 }
@@ -195,7 +195,7 @@ fn walk_list(
     Ok(())
 }
 
-fn words(memory: &impl ReadMemory, node: u64) -> Result<[u64; 4], Unreadable> {
+fn words(memory: &impl ReadMemory, node: u64) -> ReadResult<[u64; 4]> {
     let bytes: [u8; 32] = memory.read_array(node)?;
     Ok([0, 8, 16, 24].map(|at| word_at(&bytes, at)))
 }

@@ -6,7 +6,7 @@ use super::class::{Class, ContainerKind, Store, TorchKind};
 use super::dict::DictEntry;
 use super::image::Image;
 use super::{Heap, word_at};
-use crate::process::memory::{Cause, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, ReadMemory, ReadResult};
 use crate::python::layout::{ClassLayout, HeapLayout};
 
 const MAX_ITEMS: u64 = 1 << 24;
@@ -41,7 +41,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         class: &Class,
         object: u64,
         mut each: impl FnMut(Step, u64),
-    ) -> Result<(), Unreadable> {
+    ) -> ReadResult<()> {
         let attributes = self.attributes(class, object, |DictEntry { key, value, .. }| {
             let is_gate = |name: Arc<str>| matches!(&*name, PARAMETERS | BUFFERS | MODULES);
             if class.role == TorchKind::Module && self.text(key).is_some_and(is_gate) {
@@ -62,12 +62,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         attributes.and(self.held(class, object, each))
     }
 
-    fn held(
-        &self,
-        class: &Class,
-        object: u64,
-        mut each: impl FnMut(Step, u64),
-    ) -> Result<(), Unreadable> {
+    fn held(&self, class: &Class, object: u64, mut each: impl FnMut(Step, u64)) -> ReadResult<()> {
         match class.holds {
             ContainerKind::Entries => {
                 self.entries(object, |entry| each(Step::Key(entry.key), entry.value))
@@ -115,7 +110,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         }
     }
 
-    pub(super) fn items(&self, class: &Class, object: u64) -> Result<(u64, u64), Unreadable> {
+    pub(super) fn items(&self, class: &Class, object: u64) -> ReadResult<(u64, u64)> {
         let count = self.word(object, HeapLayout::SIZE)?;
         let first = match class.holds {
             ContainerKind::List => self.word(object, HeapLayout::LIST_ITEMS)?,
@@ -124,7 +119,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         bounded(object, count).map(|count| (first, count))
     }
 
-    fn table(&self, object: u64) -> Result<(u64, u64), Unreadable> {
+    fn table(&self, object: u64) -> ReadResult<(u64, u64)> {
         let count = self.word(object, HeapLayout::SET_MASK)?.wrapping_add(1);
         let table = self.word(object, HeapLayout::SET_MASK + 8)?;
         bounded(object, count).map(|count| (table, count))
@@ -137,7 +132,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         count: u64,
         size: u64,
         mut each: impl FnMut(u64),
-    ) -> Result<(), Unreadable> {
+    ) -> ReadResult<()> {
         self.spend(first, count)?;
         let mut block = [0; BLOCK as usize * 16];
         let mut done = 0;
@@ -156,7 +151,7 @@ impl<M: ReadMemory> Heap<'_, M> {
 
 impl<M: ReadMemory> Heap<'_, Image<M>> {
     /// Reads everything into the image that [`Self::contents`] of an object will read.
-    pub fn keep_contents(&self, class: &Class, object: u64) -> Result<(), Unreadable> {
+    pub fn keep_contents(&self, class: &Class, object: u64) -> ReadResult<()> {
         match class.holds {
             ContainerKind::Entries => self.keep_dict(object)?,
             ContainerKind::Globals => {
@@ -197,7 +192,7 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
         }
     }
 
-    fn keep_dict(&self, dict: u64) -> Result<(), Unreadable> {
+    fn keep_dict(&self, dict: u64) -> ReadResult<()> {
         let [keys, values] = self.stores(dict)?;
         let keys = self.keys(keys)?;
         self.memory.keep(keys.range());
@@ -209,7 +204,7 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
     }
 }
 
-fn bounded(address: u64, count: u64) -> Result<u64, Unreadable> {
+fn bounded(address: u64, count: u64) -> ReadResult<u64> {
     let count = Some(count).filter(|&count| count <= MAX_ITEMS);
     count.ok_or(Cause::TooLong.at(address))
 }

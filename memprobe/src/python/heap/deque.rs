@@ -1,8 +1,7 @@
-//! `collections.deque`: a linked list of blocks of items (`Modules/_collectionsmodule.c`@v3.9.18 to
-//! @v3.15.2).
+//! `collections.deque`: a linked list of blocks of items (`Modules/_collectionsmodule.c`@v3.9.18 to @v3.15.2).
 
 use super::{Heap, word_at};
-use crate::process::memory::{Cause, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, ReadMemory, ReadResult};
 
 /// `FIRST_BLOCK`: offset of the pointers to the first and last block, after the size. `FIRST_INDEX`: offset
 /// from there of the index of the first item in its block.
@@ -20,12 +19,12 @@ const MAX_ITEMS: u64 = 1 << 20;
 impl<M: ReadMemory> Heap<'_, M> {
     /// Calls `each` with the items of a deque, in order.
     /// Fails with [`Unreadable`]. `each` has been called with the items before it.
-    pub(super) fn deque_items(
+    pub fn deque_items(
         &self,
         object: u64,
         count: u64,
         mut each: impl FnMut(u64),
-    ) -> Result<(), Unreadable> {
+    ) -> ReadResult<()> {
         let head: [u8; FIRST_INDEX + 8] =
             self.memory.read_array(object.wrapping_add(FIRST_BLOCK))?;
         let (mut block, mut index) = (word_at(&head, 0), word_at(&head, FIRST_INDEX as u16));

@@ -1,7 +1,7 @@
 //! Reads the entries of dicts, in every variant of Python's tables.
 
 use super::{Heap, word_at};
-use crate::process::memory::{Cause, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, ReadMemory, ReadResult};
 use crate::python::layout::{DictKeys, DictLayout};
 
 const MAX_ENTRIES: u64 = 1 << 24;
@@ -41,7 +41,7 @@ impl Keys {
 impl<M: ReadMemory> Heap<'_, M> {
     /// Calls `each` with the entries of a dict, in the order of the dict.
     /// Fails with [`Unreadable`]. `each` has been called with the entries before it.
-    pub fn entries(&self, dict: u64, each: impl FnMut(DictEntry)) -> Result<(), Unreadable> {
+    pub fn entries(&self, dict: u64, each: impl FnMut(DictEntry)) -> ReadResult<()> {
         let head: [u8; 48] = self.memory.read_array(dict)?;
         let keys = self.keys(word_at(&head, DictLayout::KEYS))?;
         self.spend(dict, keys.count)?;
@@ -51,12 +51,12 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 
     /// Addresses of a dict's keys table and of its values table, which is 0 in a combined dict.
-    pub(super) fn stores(&self, dict: u64) -> Result<[u64; 2], Unreadable> {
+    pub(super) fn stores(&self, dict: u64) -> ReadResult<[u64; 2]> {
         let head: [u8; 48] = self.memory.read_array(dict)?;
         Ok([DictLayout::KEYS, DictLayout::VALUES].map(|at| word_at(&head, at)))
     }
 
-    pub(super) fn keys(&self, address: u64) -> Result<Keys, Unreadable> {
+    pub(super) fn keys(&self, address: u64) -> ReadResult<Keys> {
         let head: [u8; KEYS_HEAD] = self.memory.read_array(address)?;
         let (room, indices, count, first, has_hash) = match self.layout.heap.dict_keys {
             DictKeys::Sized => {
@@ -99,7 +99,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         keys: Keys,
         values: Option<u64>,
         mut each: impl FnMut(DictEntry),
-    ) -> Result<(), Unreadable> {
+    ) -> ReadResult<()> {
         let (mut block, mut own) = ([0; BLOCK], [0; BLOCK / 2]);
         let size = keys.size as usize;
         for done in (0..keys.count).step_by(BLOCK / 24) {
@@ -134,7 +134,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         &self,
         dict: u64,
         names: [&str; N],
-    ) -> Result<[Option<u64>; N], Unreadable> {
+    ) -> ReadResult<[Option<u64>; N]> {
         let mut found = [None; N];
         self.entries(dict, |entry| self.note(entry, &names, &mut found))?;
         Ok(found)

@@ -8,8 +8,8 @@ use hashbrown::HashSet;
 use super::class::ContainerKind;
 use super::process_scan::ProcessScan;
 use super::{Heap, shortened};
-use crate::process::memory::{ReadMemory, Unreadable};
-use crate::python::layout::{GeneratorLayout, HeapLayout, LocalNames, LocalsLayout};
+use crate::process::memory::{ReadMemory, ReadResult};
+use crate::python::layout::{GeneratorLayout, HeapLayout, LocalsLayout};
 use crate::python::threads::{self, RawFrame};
 use crate::python::{CodeCache, PythonProcess, Resolved};
 
@@ -60,7 +60,6 @@ pub struct Variables {
 }
 
 impl Variable {
-    /// True if the function belongs to an installed package or to Python itself.
     pub(super) fn is_of_library(&self) -> bool {
         self.rank >= LIBRARY
     }
@@ -72,7 +71,7 @@ pub fn variables(
     heap: &Heap<'_, impl ReadMemory>,
     python: &PythonProcess,
     scan: &ProcessScan,
-) -> Result<Variables, Unreadable> {
+) -> ReadResult<Variables> {
     let memory = heap.memory;
     let states = threads::thread_states(memory, &python.layout, python.interpreter)?;
     let dict = |module: &u64| heap.word(*module, HeapLayout::MODULE_DICT).ok();
@@ -144,7 +143,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
     }
 
     /// The frame of a generator, and true if its code has begun; `None` if it is running or has finished.
-    fn suspended(&self, object: u64) -> Result<Option<(u64, bool)>, Unreadable> {
+    fn suspended(&self, object: u64) -> ReadResult<Option<(u64, bool)>> {
         let memory = self.heap.memory;
         match self.heap.layout.heap.generator {
             GeneratorLayout::Apart(at) => {
@@ -173,7 +172,6 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         }
     }
 
-    /// The objects up to the limit.
     fn first<'c>(&mut self, objects: &'c [u64]) -> &'c [u64] {
         let most = objects.len().min(MAX_SUSPENDED);
         self.found.frames_left_out += (objects.len() - most) as u64;
@@ -233,7 +231,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         }
     }
 
-    fn add_variables(&mut self, frame: &RawFrame, shown: &Shown) -> Result<(), Unreadable> {
+    fn add_variables(&mut self, frame: &RawFrame, shown: &Shown) -> ReadResult<()> {
         let locals = &self.heap.layout.heap.locals;
         let flags = frame.code.wrapping_add(locals.code_flags.into());
         if self.heap.memory.read_u32(flags)? & LocalsLayout::OPTIMIZED == 0 {
@@ -248,12 +246,8 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
             }
             return read;
         }
-        let names: &[u16] = match &locals.names {
-            LocalNames::Three(names) => names,
-            LocalNames::One(names) => std::slice::from_ref(names),
-        };
         let mut slot = frame.address.wrapping_add(locals.first.into());
-        for &names in names {
+        for &names in locals.names.tuples() {
             let names = self.heap.word(frame.code, names)?;
             let all = self.heap.word(names, HeapLayout::SIZE)?;
             let count = all.min(MAX_VARIABLES);

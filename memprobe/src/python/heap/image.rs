@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use hashbrown::HashMap;
 
-use crate::process::memory::{Cause, Piece, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, Piece, ReadMemory, ReadResult};
 
 /// Bytes per read: the fastest of several sizes for walking a heap of a million objects.
 const CHUNK: usize = 16 << 10;
@@ -291,7 +291,7 @@ impl ChunkCache {
 }
 
 impl<M: ReadMemory> ReadMemory for Image<M> {
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
         let cache = &mut *self.cache.borrow_mut();
         let mut done = 0;
         while done < into.len() {
@@ -395,7 +395,7 @@ mod tests {
         let memory = std::cell::RefCell::new(memory());
         struct Shared<'a>(&'a RefCell<FakeMemory>);
         impl ReadMemory for Shared<'_> {
-            fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+            fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
                 self.0.borrow().read(address, into)
             }
         }

@@ -15,7 +15,6 @@ const LONGEST_NAME: usize = 256;
 /// Length in bytes after which a path gets no further step.
 const LONGEST_PATH: usize = 512;
 
-/// Placeholder for a key that is neither a str nor an int.
 const OTHER: &str = "…";
 
 const UNREAD: &str = "?";

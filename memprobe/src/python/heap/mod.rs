@@ -31,7 +31,7 @@ use std::sync::Arc;
 use class::{Class, Classes, TorchKind};
 use hashbrown::HashMap;
 
-use crate::process::memory::{Cause, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, ReadMemory, ReadResult};
 use crate::python::layout::{ObjectLayout, PythonLayout};
 use crate::python::text;
 
@@ -76,7 +76,7 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
     }
 
     /// `ob_type`: the address of an object's class.
-    pub fn type_of(&self, object: u64) -> Result<u64, Unreadable> {
+    pub fn type_of(&self, object: u64) -> ReadResult<u64> {
         self.word(object, ObjectLayout::KIND)
     }
 
@@ -114,13 +114,13 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
         text
     }
 
-    fn spend(&self, object: u64, items: u64) -> Result<(), Unreadable> {
+    fn spend(&self, object: u64, items: u64) -> ReadResult<()> {
         let left = self.items.get().checked_sub(items);
         self.items.set(left.ok_or(Cause::TooLong.at(object))?);
         Ok(())
     }
 
-    fn word(&self, object: u64, offset: u16) -> Result<u64, Unreadable> {
+    fn word(&self, object: u64, offset: u16) -> ReadResult<u64> {
         self.memory.read_u64(object.wrapping_add(offset.into()))
     }
 }

@@ -116,13 +116,11 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
         self.places.get(&object).copied()
     }
 
-    /// Address and class of the object with an index.
     pub(crate) fn object_at(&self, place: u32) -> Option<(u64, Arc<Class>)> {
         let object = self.scan.objects.get(place as usize)?;
         Some((object.address, self.heap.class_at(object.class)?))
     }
 
-    /// Last step of the shortest path to an object. Returns `None` if it is unreachable.
     pub(super) fn origin_of(&self, object: u64) -> Option<PathOrigin> {
         let origin = *self.origins.get(*self.places.get(&object)? as usize)?;
         (origin != PathOrigin::Nowhere).then_some(origin)

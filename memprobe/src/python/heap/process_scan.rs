@@ -75,7 +75,6 @@ impl ProcessScan {
         scan
     }
 
-    /// Adds an object to the list for objects of its class, if there is one.
     fn choose(&mut self, class: Option<Arc<Class>>, object: u64) {
         let Some(class) = class else { return };
         // Class objects themselves have another class, so they are in no list.
@@ -109,7 +108,6 @@ impl ProcessScan {
         }
     }
 
-    /// Reads into the image everything that the objects refer to directly.
     pub fn keep_contents(&self, heap: &Heap<'_, Image<impl ReadMemory>>) {
         for object in &self.objects {
             if let Some(class) = heap.class_at(object.class) {

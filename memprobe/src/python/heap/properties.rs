@@ -10,7 +10,7 @@ use super::image::Image;
 use super::paths::Paths;
 use super::process_scan::{Object, PreviousScan, ProcessScan};
 use super::{Heap, modules, optimizers};
-use crate::process::memory::{Cause, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, ReadMemory, ReadResult, Unreadable};
 use crate::python::layout::{ClassLayout, PythonLayout};
 use crate::python::versions::LAYOUTS;
 
@@ -61,7 +61,7 @@ impl Hostile {
 }
 
 impl ReadMemory for Hostile {
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
         self.reads.set(self.reads.get() + 1);
         let cause = Cause::NotMapped;
         let end = address.checked_add(into.len() as u64);

@@ -33,7 +33,6 @@ pub struct HeapRetainer {
     pub class: Option<Arc<str>>,
 }
 
-/// A tensor's holder and the path to the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetainedBy {
     pub retainer: u32,
@@ -48,7 +47,6 @@ pub struct HeapRetainers {
     containers: HashMap<u32, u32>,
     /// Holders that are modules or optimizers, by address.
     objects: HashMap<u64, u32>,
-    /// Dicts with at least [`MANY`] tensors.
     many: HashSet<u32>,
     followed: usize,
     /// Tensors with more paths than were resolved.

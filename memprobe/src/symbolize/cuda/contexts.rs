@@ -386,7 +386,6 @@ impl CudaContexts {
         self.thread(tid).forget();
     }
 
-    /// Calls were missed: anything may have changed.
     pub fn forget_all(&mut self) {
         *self = Self::default();
     }
@@ -415,7 +414,6 @@ impl CudaContexts {
         }
     }
 
-    /// The device of a context is not known any more.
     fn forget(&mut self, context: u64) {
         self.known.remove(context);
     }

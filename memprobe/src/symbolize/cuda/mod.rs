@@ -6,7 +6,7 @@ mod size;
 
 use memprobe_common::CudaRecord;
 
-use super::segments::{FreedBy, Live, MemoryKey, Segments, Until, event_of};
+use super::segments::{Live, MemoryKey, Owner, Segments, Until, event_of};
 use crate::cuda::calls::{Api, Effect, Function, Lifetime, Named};
 use crate::event::{
     Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, StackId, Tgid, Tid,
@@ -17,7 +17,6 @@ use contexts::{Bound, CudaContexts};
 use physical::Physical;
 
 pub use contexts::CallerKind;
-pub use physical::Owner;
 
 /// `CU_MEM_LOCATION_TYPE_DEVICE` (cuda.h).
 const ON_DEVICE: u32 = 1;
@@ -80,7 +79,6 @@ impl Call<'_> {
         }
     }
 
-    /// The context that was made current within the call.
     fn bound(&self) -> Bound {
         match self.record.context {
             0 => Bound::Nothing,
@@ -131,11 +129,7 @@ impl CudaResolver {
                     Named::Address => MemoryKey::Address(first),
                     Named::Array => MemoryKey::Array(first),
                 };
-                let giver = match call.owner {
-                    Owner::Allocator => FreedBy::Allocator,
-                    Owner::Other => FreedBy::Other,
-                };
-                segments.record_free(place, giver, call.entered(), call.freed(first));
+                segments.record_free(place, call.owner, call.entered(), call.freed(first));
             }
             Effect::Frees(_) => {}
             Effect::CreatesPhysical
@@ -190,7 +184,7 @@ impl CudaResolver {
                 let released = self.physical.release(first, call.entered());
                 if let Some((handle, Owner::Other)) = released {
                     let (place, freed) = (MemoryKey::Handle(handle), call.freed(handle));
-                    segments.record_free(place, FreedBy::Other, call.entered(), freed);
+                    segments.record_free(place, Owner::Other, call.entered(), freed);
                 }
             }
             Effect::Maps => {
@@ -208,7 +202,7 @@ impl CudaResolver {
                         (Owner::Other, None) => continue,
                     };
                     let freed = call.freed(place.number());
-                    segments.record_free(place, FreedBy::Other, call.entered(), freed);
+                    segments.record_free(place, Owner::Other, call.entered(), freed);
                 }
             }
         }
@@ -284,7 +278,6 @@ impl CudaResolver {
         }
     }
 
-    /// A device's primary context is gone, and all that was allocated in it.
     fn end_primary(&mut self, device: DeviceIndex, call: &Call<'_>, segments: &mut Segments) {
         let contexts = self.contexts.reset_primary(device);
         end(&contexts, Some(Some(device)), call, segments);

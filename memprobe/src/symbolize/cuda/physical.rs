@@ -6,16 +6,10 @@ use std::collections::BTreeMap;
 use hashbrown::HashMap;
 
 use crate::event::{Bytes, DeviceIndex, TimeNs};
+use crate::symbolize::segments::Owner;
 
 /// The most handles and mappings that are followed.
 const MOST: usize = 1 << 20;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Owner {
-    /// PyTorch's caching allocator, for its expandable segments: mappings of it are segments.
-    Allocator,
-    Other,
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Memory {

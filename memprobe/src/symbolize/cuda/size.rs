@@ -27,14 +27,11 @@ pub fn of(size: Size, call: &CudaRecord) -> Bytes {
             let [_, height, depth] = call.on_stack;
             volume([call.out[1], height, depth], 1)
         }
-        Size::RuntimeArray => Array {
-            extent: [third, fourth, 0],
-            element: channels(call.description),
-            flags: fifth as u32,
+        Size::RuntimeArray => runtime_array(call, [third, fourth, 0], fifth).bytes(),
+        Size::RuntimeArray3d => runtime_array(call, call.on_stack, third).bytes(),
+        Size::RuntimeMipmapped => {
+            runtime_array(call, call.on_stack, fourth).mipmapped_bytes(third as u32)
         }
-        .bytes(),
-        Size::RuntimeArray3d => runtime_array(call, third).bytes(),
-        Size::RuntimeMipmapped => runtime_array(call, fourth).mipmapped_bytes(third as u32),
         Size::DriverArray => {
             let [width, height, element, ..] = call.description;
             volume([width, height, 1], element_size(element))
@@ -52,10 +49,10 @@ struct Array {
     flags: u32,
 }
 
-/// `cudaChannelFormatDesc` and an extent on the stack.
-fn runtime_array(call: &CudaRecord, flags: u64) -> Array {
+/// `cudaChannelFormatDesc` and an extent.
+fn runtime_array(call: &CudaRecord, extent: [u64; 3], flags: u64) -> Array {
     Array {
-        extent: call.on_stack,
+        extent,
         element: channels(call.description),
         flags: flags as u32,
     }

@@ -3,6 +3,8 @@
 
 use super::hash_table::Element;
 use super::layout::BlockLayout;
+use super::tables::HeldBlock;
+use crate::event::{Address, Bytes, DeviceIndex};
 use crate::process::memory::ReadMemory;
 
 /// The allocator's granularity (`kMinBlockSize`, c10/core/AllocatorConfig.h@v2.9.0).
@@ -16,37 +18,30 @@ pub(super) const TO_REQUESTED: usize = 8;
 pub(super) const TO_PTR: usize = 24;
 pub(super) const TO_ALLOCATED: usize = 32;
 
-/// The fields of a `Block` that memprobe uses. Sizes are in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct AllocatorBlock {
-    pub(super) device: u8,
-    pub(super) stream: u64,
-    pub(super) size: u64,
-    pub(super) requested: u64,
-}
-
 impl BlockLayout {
-    pub(super) fn bytes(self) -> usize {
+    pub fn bytes(self) -> usize {
         self.size + TO_ALLOCATED + 1
     }
 
     /// Parses a `Block` listed under `key`; `None` if fields contradict the key or one another, as in a freed block.
-    pub(super) fn parse(self, bytes: &[u8], key: u64) -> Option<AllocatorBlock> {
+    pub fn parse(self, bytes: &[u8], key: u64) -> Option<HeldBlock> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let block = AllocatorBlock {
-            device: *bytes.first()?,
+        let size = word(self.size)?;
+        let block = HeldBlock {
+            addr: Address(key),
+            size: Bytes(size),
+            requested: Bytes(word(self.size + TO_REQUESTED)?),
+            device: DeviceIndex(*bytes.first()?),
             stream: word(8)?,
-            size: word(self.size)?,
-            requested: word(self.size + TO_REQUESTED)?,
         };
         let allocated = *bytes.get(self.size + TO_ALLOCATED)? == 1;
         let fits = allocated
             && word(self.size + TO_PTR)? == key
-            && block.device < 128
-            && block.size > 0
-            && block.size.is_multiple_of(ROUNDING)
+            && block.device.0 < 128
+            && size > 0
+            && size.is_multiple_of(ROUNDING)
             && block.requested <= block.size
-            && key.checked_add(block.size).is_some_and(|end| end <= MOST);
+            && key.checked_add(size).is_some_and(|end| end <= MOST);
         fits.then_some(block)
     }
 }
@@ -57,7 +52,7 @@ const GAP: u64 = 4 << 10;
 
 /// Reads `len` bytes at the value of each element and calls `each` with them, or with `None` if they cannot
 /// be read. Objects that lie close together share one read. Sorts the elements by value.
-pub(super) fn read_each(
+pub fn read_each(
     memory: &impl ReadMemory,
     elements: &mut [Element],
     len: usize,
@@ -107,11 +102,12 @@ mod tests {
     #[test]
     fn a_block_says_its_size_stream_and_device() {
         let bytes = fake::block(LAYOUT, 3, 0x77, KEY, 1000);
-        let block = AllocatorBlock {
-            device: 3,
+        let block = HeldBlock {
+            addr: Address(KEY),
+            size: Bytes(1024),
+            requested: Bytes(1000),
+            device: DeviceIndex(3),
             stream: 0x77,
-            size: 1024,
-            requested: 1000,
         };
         assert_eq!(LAYOUT.parse(&bytes, KEY), Some(block));
     }

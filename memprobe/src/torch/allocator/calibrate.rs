@@ -30,7 +30,7 @@ const SAMPLES: usize = 64;
 const COUNT_TO_BYTES: u64 = 4 * STAT_ARRAY;
 
 /// Determines the layout of the allocator at `object`. Returns `None` unless exactly one layout adds up.
-pub(super) fn calibrate(memory: &impl ReadMemory, object: u64) -> Option<Layout> {
+pub fn calibrate(memory: &impl ReadMemory, object: u64) -> Option<Layout> {
     let bytes = readable(memory, object);
     let tables = tables_in(&bytes).into_iter();
     only(tables.filter_map(|tables| fit(memory, object, &bytes, tables)))
@@ -48,7 +48,6 @@ fn readable(memory: &impl ReadMemory, object: u64) -> Vec<u8> {
     bytes
 }
 
-/// Finds runs of adjacent hash tables of which at least one has elements.
 fn tables_in(bytes: &[u8]) -> Vec<TableLayout> {
     let mut found = Vec::new();
     let mut at = 0;

@@ -2,8 +2,8 @@
 
 use super::block::ROUNDING;
 use super::layout::CounterLayout;
-use super::tables::Misfit;
-use crate::event::{Bytes, DeviceIndex, Totals};
+use super::tables::{Fitting, Misfit};
+use crate::event::{DeviceIndex, Totals};
 use crate::process::memory::ReadMemory;
 use crate::python::heap::word_at;
 
@@ -22,10 +22,7 @@ pub struct DeviceCounters {
 }
 
 /// Addresses of the device allocators, by device index: the elements of a `std::vector` of pointers.
-pub(super) fn device_allocators(
-    memory: &impl ReadMemory,
-    [begin, end]: [u64; 2],
-) -> Result<Vec<u64>, Misfit> {
+pub fn device_allocators(memory: &impl ReadMemory, [begin, end]: [u64; 2]) -> Fitting<Vec<u64>> {
     let bytes = end.checked_sub(begin).ok_or(Misfit::Layout)?;
     if bytes > MAX_DEVICES * 8 || !bytes.is_multiple_of(8) {
         return Err(Misfit::Layout);
@@ -34,11 +31,11 @@ pub(super) fn device_allocators(
     Ok(words.chunks_exact(8).map(|word| word_at(word, 0)).collect())
 }
 
-pub(super) fn read(
+pub fn read(
     memory: &impl ReadMemory,
     object: u64,
     layout: &CounterLayout,
-) -> Result<Vec<DeviceCounters>, Misfit> {
+) -> Fitting<Vec<DeviceCounters>> {
     let vector = object.wrapping_add(layout.devices);
     let end = memory.read_u64(vector.wrapping_add(8))?;
     let allocators = device_allocators(memory, [memory.read_u64(vector)?, end])?;
@@ -47,17 +44,13 @@ pub(super) fn read(
         if allocator == 0 {
             continue;
         }
-        let totals = |allocated, reserved| Totals {
-            allocated: Bytes(allocated),
-            reserved: Bytes(reserved),
-        };
         let stat = |at: u64| Stat::read(memory, allocator.wrapping_add(at));
         let allocated = stat(layout.allocated)?;
         let reserved = stat(layout.reserved)?;
         counters.push(DeviceCounters {
             device: DeviceIndex(index),
-            totals: totals(allocated.current, reserved.current),
-            peak: totals(allocated.peak, reserved.peak),
+            totals: Totals::of(allocated.current, reserved.current),
+            peak: Totals::of(allocated.peak, reserved.peak),
             steady: true,
         });
     }
@@ -73,7 +66,7 @@ pub(super) struct Stat {
 
 impl Stat {
     /// Reads a `Stat` that counts bytes. Fails if the values cannot be byte counts.
-    pub(super) fn read(memory: &impl ReadMemory, address: u64) -> Result<Self, Misfit> {
+    pub fn read(memory: &impl ReadMemory, address: u64) -> Fitting<Self> {
         let bytes: [u8; 16] = memory.read_array(address)?;
         let words = [0, 8].map(|at| word_at(&bytes, at));
         let is_size = |bytes: &u64| bytes.is_multiple_of(ROUNDING) && *bytes < 1 << 60;

@@ -1,8 +1,7 @@
-//! The allocator's hash tables: `ska::flat_hash_map<void*, Block*>` (c10/util/flat_hash_map.h@v2.0.0 to
-//! @v2.15.0).
+//! The allocator's hash tables: `ska::flat_hash_map<void*, Block*>` (c10/util/flat_hash_map.h@v2.0.0 to @v2.15.0).
 
-use super::tables::Misfit;
-use crate::process::memory::{ReadMemory, Unreadable};
+use super::tables::{Fitting, Misfit};
+use crate::process::memory::{ReadMemory, ReadResult};
 use crate::python::heap::word_at;
 
 pub(super) const HEADER: usize = 32;
@@ -37,7 +36,7 @@ pub(super) struct TableHeader {
 
 impl TableHeader {
     /// Parses a header. Returns `None` unless all fields are plausible together.
-    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
         let header = Self {
             entries: word_at(bytes, 0),
             mask: word_at(bytes, 8),
@@ -61,7 +60,7 @@ impl TableHeader {
     }
 
     /// Slots that can hold an element. The table ends with one more slot, an end marker.
-    pub(super) fn slots(&self) -> u64 {
+    pub fn slots(&self) -> u64 {
         self.mask + u64::from(self.lookups)
     }
 
@@ -78,11 +77,7 @@ pub(super) struct Element {
 
 /// Reads the table at `address` and appends its elements, except those that are being moved. Reads it again, up
 /// to [`ATTEMPTS`] times, if it changes meanwhile. The check against the allocator's totals catches the rest.
-pub(super) fn read(
-    memory: &impl ReadMemory,
-    address: u64,
-    elements: &mut Vec<Element>,
-) -> Result<(), Misfit> {
+pub fn read(memory: &impl ReadMemory, address: u64, elements: &mut Vec<Element>) -> Fitting<()> {
     let before = elements.len();
     for attempt in 1..=ATTEMPTS {
         elements.truncate(before);
@@ -108,7 +103,7 @@ pub(super) fn read(
     Ok(())
 }
 
-fn read_header(memory: &impl ReadMemory, address: u64) -> Result<TableHeader, Misfit> {
+fn read_header(memory: &impl ReadMemory, address: u64) -> Fitting<TableHeader> {
     let bytes: [u8; HEADER] = memory.read_array(address)?;
     TableHeader::parse(&bytes).ok_or(Misfit::Layout)
 }
@@ -117,7 +112,7 @@ fn read_elements(
     memory: &impl ReadMemory,
     header: &TableHeader,
     elements: &mut Vec<Element>,
-) -> Result<(), Unreadable> {
+) -> ReadResult<()> {
     let mut from = 0;
     while from < header.slots() {
         let slots = AT_ONCE.min(header.slots() - from);
@@ -158,7 +153,7 @@ mod tests {
         memory
     }
 
-    fn keys(memory: &FakeMemory) -> Result<Vec<u64>, Misfit> {
+    fn keys(memory: &FakeMemory) -> Fitting<Vec<u64>> {
         let mut elements = Vec::new();
         read(memory, AT, &mut elements)?;
         assert!(

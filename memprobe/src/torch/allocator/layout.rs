@@ -9,7 +9,6 @@ use crate::torch::versions::{Versions, is_of};
 /// up. For versions in between, as for all others, the result counts only if its blocks add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// First and last version of PyTorch, as `(major, minor)`.
     pub(super) versions: Versions,
     /// `NativeCachingAllocator::allocated_blocks`.
     pub(super) tables: TableLayout,
@@ -45,29 +44,24 @@ pub(super) struct CounterLayout {
 /// (c10/core/CachingDeviceAllocator.h@v2.6.0).
 pub(super) const STAT_ARRAY: u64 = 3 * 32;
 
-const ONE: TableLayout = TableLayout {
-    offset: 48,
-    shards: 1,
-};
-
-const SHARDED: TableLayout = TableLayout {
-    offset: 4352,
-    shards: 67,
-};
-
 pub(super) const LAYOUTS: &[Layout] = &[
-    layout([(2, 0), (2, 1)], ONE, 0x30, 80),
-    layout([(2, 2), (2, 2)], ONE, 0x30, 16096),
-    layout([(2, 3), (2, 4)], SHARDED, 0x30, 22512),
-    layout([(2, 5), (2, 10)], SHARDED, 0x30, 22584),
-    layout([(2, 11), (2, 15)], SHARDED, 0x38, 22584),
+    layout([(2, 0), (2, 1)], (48, 1), 0x30, 80),
+    layout([(2, 2), (2, 2)], (48, 1), 0x30, 16096),
+    layout([(2, 3), (2, 4)], (4352, 67), 0x30, 22512),
+    layout([(2, 5), (2, 10)], (4352, 67), 0x30, 22584),
+    layout([(2, 11), (2, 15)], (4352, 67), 0x38, 22584),
 ];
 
-/// Builds a row from [`BlockLayout::size`] and [`CounterLayout::devices`].
-const fn layout(versions: Versions, tables: TableLayout, size: usize, devices: u64) -> Layout {
+/// Builds a row from the fields of [`TableLayout`], [`BlockLayout::size`] and [`CounterLayout::devices`].
+const fn layout(
+    versions: Versions,
+    (offset, shards): (u64, u64),
+    size: usize,
+    devices: u64,
+) -> Layout {
     Layout {
         versions,
-        tables,
+        tables: TableLayout { offset, shards },
         block: BlockLayout { size },
         counters: CounterLayout {
             devices,
@@ -77,7 +71,7 @@ const fn layout(versions: Versions, tables: TableLayout, size: usize, devices: u
     }
 }
 
-pub(super) fn candidates(version: Option<&str>) -> Vec<Layout> {
+pub fn candidates(version: Option<&str>) -> Vec<Layout> {
     let mut layouts = LAYOUTS.to_vec();
     layouts.sort_by_key(|layout| !is_of(&layout.versions, version));
     layouts

@@ -13,7 +13,7 @@ use crate::event::{
     Totals,
 };
 use crate::process::memory::fake::FakeMemory;
-use crate::process::memory::{ReadMemory, Unreadable};
+use crate::process::memory::{ReadMemory, ReadResult};
 
 const DEVICES: u8 = 3;
 
@@ -82,7 +82,7 @@ struct Counting<'a> {
 }
 
 impl ReadMemory for Counting<'_> {
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
         self.reads.set(self.reads.get() + 1);
         self.bytes.set(self.bytes.get() + into.len() as u64);
         self.memory.read(address, into)

@@ -91,8 +91,7 @@ impl Reconciler {
         self.settled.then(|| self.events.pop_front())?
     }
 
-    /// Settles the blocks at attach by the tables. The caller has pushed every event up to the moment of
-    /// reading them.
+    /// Settles the blocks at attach by the tables. The caller has pushed every event up to the moment of reading them.
     /// Fails with [`Mismatch`]. The reconciler is then unchanged, and the tables can be read again.
     pub fn settle(&mut self, tables: &AllocatorTables) -> Result<(), TotalMismatch> {
         let firsts = self.firsts();
@@ -173,7 +172,6 @@ impl Reconciler {
         devices
     }
 
-    /// Totals before the first event, for each device that has an event with totals.
     fn totals_before_events(&self) -> BTreeMap<DeviceIndex, Totals> {
         let mut segments: HashMap<DeviceIndex, u64> = HashMap::new();
         let mut totals = BTreeMap::new();
@@ -247,7 +245,6 @@ impl Reconciler {
     }
 }
 
-/// The totals before an event, from those after it and from the growth of segments up to it.
 fn undo(event: &MemoryEvent, after: Totals, grown: u64) -> Totals {
     let before = event.undo(after);
     Totals {

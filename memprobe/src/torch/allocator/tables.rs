@@ -115,6 +115,8 @@ pub fn read(
     Err(TablesError::UnknownLayout(version.map(str::to_owned)))
 }
 
+pub(super) type Fitting<T> = Result<T, Misfit>;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misfit {
     /// The layout is wrong: its offsets lead to unreadable or unrelated memory.
@@ -132,7 +134,7 @@ pub(super) fn read_as(
     memory: &impl ReadMemory,
     object: u64,
     layout: &Layout,
-) -> Result<AllocatorTables, Misfit> {
+) -> Fitting<AllocatorTables> {
     let before = counters::read(memory, object, &layout.counters)?;
     let elements = read_elements(memory, object, layout.tables)?;
     let mut tables = look_at(memory, elements, layout.block);
@@ -151,7 +153,7 @@ pub(super) fn read_elements(
     memory: &impl ReadMemory,
     object: u64,
     layout: TableLayout,
-) -> Result<Vec<Element>, Misfit> {
+) -> Fitting<Vec<Element>> {
     let mut elements = Vec::new();
     for shard in 0..layout.shards {
         let at = layout.offset + shard * hash_table::HEADER as u64;
@@ -169,19 +171,15 @@ pub(super) fn look_at(
     layout: BlockLayout,
 ) -> AllocatorTables {
     let mut tables = AllocatorTables::default();
-    block::read_each(memory, &mut elements, layout.bytes(), |element, bytes| {
-        let addr = Address(element.key);
-        match bytes.and_then(|bytes| layout.parse(bytes, element.key)) {
-            Some(block) => tables.blocks.push(HeldBlock {
-                addr,
-                size: Bytes(block.size),
-                requested: Bytes(block.requested),
-                device: DeviceIndex(block.device),
-                stream: block.stream,
-            }),
-            None => tables.gone.push(addr),
-        }
-    });
+    block::read_each(
+        memory,
+        &mut elements,
+        layout.bytes(),
+        |element, bytes| match bytes.and_then(|bytes| layout.parse(bytes, element.key)) {
+            Some(block) => tables.blocks.push(block),
+            None => tables.gone.push(Address(element.key)),
+        },
+    );
     // An element that moved while its table was read may appear twice.
     tables.blocks.sort_unstable_by_key(|block| block.addr);
     tables.blocks.dedup_by_key(|block| block.addr);

@@ -49,7 +49,7 @@ pub(super) struct ConfidenceTracker {
 }
 
 impl ConfidenceTracker {
-    pub(super) fn is_fleeting(&mut self, class: u64) {
+    pub fn is_fleeting(&mut self, class: u64) {
         if self.fleeting.len() < MOST {
             self.fleeting.insert(class);
         }
@@ -60,7 +60,7 @@ impl ConfidenceTracker {
     }
 
     /// Confidence in a tree that was found unchanged at `moments` moments and whose root has this class.
-    pub(super) fn of_tree(&self, class: u64, moments: u32) -> Confidence {
+    pub fn of_tree(&self, class: u64, moments: u32) -> Confidence {
         match self.may_go(class) {
             false if moments >= STAYS => Confidence::Full,
             false => Confidence::Growing,
@@ -70,11 +70,7 @@ impl ConfidenceTracker {
     }
 
     /// Confidence in a module that was called inside another tree; `None` when it is first met.
-    pub(super) fn of_unplaced(
-        &mut self,
-        module: u64,
-        sign: ObjectFingerprint,
-    ) -> Option<Confidence> {
+    pub fn of_unplaced(&mut self, module: u64, sign: ObjectFingerprint) -> Option<Confidence> {
         if self.unplaced.len() >= MOST {
             self.unplaced.clear();
         }
@@ -92,14 +88,14 @@ impl ConfidenceTracker {
         })
     }
 
-    pub(super) fn has_doubts(&self) -> bool {
+    pub fn has_doubts(&self) -> bool {
         self.unplaced
             .values()
             .any(|stranger| stranger.moments < STAYS)
     }
 
     /// Checks the modules that are waiting to be confirmed, at a moment independent of their calls.
-    pub(super) fn look(&mut self, memory: &impl ReadMemory, layout: &PythonLayout) {
+    pub fn look(&mut self, memory: &impl ReadMemory, layout: &PythonLayout) {
         let doubted = self.unplaced.iter();
         let doubted = doubted.filter(|(_, stranger)| stranger.moments < STAYS);
         let doubted: Vec<_> = doubted
@@ -122,7 +118,7 @@ impl ConfidenceTracker {
 }
 
 /// CPU time of this thread: on a busy machine wall time includes the work of others.
-pub(super) fn worked() -> Duration {
+pub fn worked() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::from_secs(seconds) + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0))
@@ -140,7 +136,7 @@ impl ReadTiming {
     const SHARE: u32 = 10;
 
     /// True if a check is due, after which the caller calls [`Self::looked`]. `ran` returns the process's CPU time.
-    pub(super) fn is_due(&mut self, now: Instant, ran: &dyn Fn() -> Option<u64>) -> bool {
+    pub fn is_due(&mut self, now: Instant, ran: &dyn Fn() -> Option<u64>) -> bool {
         let Some(looked) = self.looked else {
             self.ran = ran();
             return true;
@@ -159,7 +155,7 @@ impl ReadTiming {
         true
     }
 
-    pub(super) fn looked(&mut self, took: Duration) {
+    pub fn looked(&mut self, took: Duration) {
         self.took = took;
         self.looked = Some(Instant::now());
     }

@@ -1,6 +1,6 @@
 //! Recognizes an object again: its address may hold another object by now.
 
-use crate::process::memory::{Cause, Piece, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, Piece, ReadMemory, ReadResult};
 use crate::python::heap::word_at;
 use crate::python::layout::{Attributes, ObjectLayout, PythonLayout};
 
@@ -26,11 +26,7 @@ pub(super) enum ObjectState {
 }
 
 impl ObjectFingerprint {
-    pub(super) fn read(
-        memory: &impl ReadMemory,
-        layout: &PythonLayout,
-        object: u64,
-    ) -> Result<Self, Unreadable> {
+    pub fn read(memory: &impl ReadMemory, layout: &PythonLayout, object: u64) -> ReadResult<Self> {
         let bytes = memory.read_array(start(layout, object))?;
         let is_live = !is_freed(layout, &bytes);
         is_live
@@ -53,11 +49,11 @@ impl ObjectFingerprint {
         }
     }
 
-    pub(super) fn in_slot(self, slot: u64) -> Self {
+    pub fn in_slot(self, slot: u64) -> Self {
         Self { slot, ..self }
     }
 
-    pub(super) fn states(
+    pub fn states(
         memory: &impl ReadMemory,
         layout: &PythonLayout,
         objects: &[(u64, Self)],

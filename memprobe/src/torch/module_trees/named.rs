@@ -25,14 +25,13 @@ pub(super) struct NamedTree {
     pub(super) since: Question,
     /// Moments, independent of the process's calls, at which the tree was found unchanged.
     pub(super) moments: u32,
-    /// Modules by address, with full paths.
     pub(super) members: HashMap<u64, TreeMember>,
     /// True if the root was freed, so its number is free.
     pub(super) is_over: bool,
 }
 
 impl NamedTree {
-    pub(super) fn of(mut tree: NamedModules, rank: TreeNumber, since: Question) -> Self {
+    pub fn of(mut tree: NamedModules, rank: TreeNumber, since: Question) -> Self {
         let top: Arc<str> = match rank.number {
             1 => tree.class.clone(),
             number => format!("{}#{number}", tree.class).into(),
@@ -53,20 +52,17 @@ impl NamedTree {
         }
     }
 
-    pub(super) fn sign(&self, module: u64) -> Option<ObjectFingerprint> {
+    pub fn sign(&self, module: u64) -> Option<ObjectFingerprint> {
         self.members.get(&module).map(|member| member.sign)
     }
 
-    pub(super) fn signs(&self) -> impl Iterator<Item = (u64, ObjectFingerprint)> {
+    pub fn signs(&self) -> impl Iterator<Item = (u64, ObjectFingerprint)> {
         let members = self.members.iter();
         members.map(|(object, member)| (*object, member.sign))
     }
 
     /// Signs of a module and all its ancestors. Its path is still correct if none of them was replaced.
-    pub(super) fn signs_up_from(
-        &self,
-        module: u64,
-    ) -> impl Iterator<Item = (u64, ObjectFingerprint)> {
+    pub fn signs_up_from(&self, module: u64) -> impl Iterator<Item = (u64, ObjectFingerprint)> {
         let first = self.members.get(&module).map(|member| (module, member));
         let up = std::iter::successors(first, |(_, member)| {
             let above = member.above;
@@ -77,7 +73,7 @@ impl NamedTree {
             .take(self.members.len())
     }
 
-    pub(super) fn has_names_of(&self, other: &Self) -> bool {
+    pub fn has_names_of(&self, other: &Self) -> bool {
         let same = |(object, member): (&u64, &TreeMember)| {
             let its = other.members.get(object);
             its.is_some_and(|its| its.path == member.path)

@@ -2,7 +2,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::process::memory::Unreadable;
+use crate::process::memory::ReadResult;
 use crate::process::memory::fake::FakeMemory;
 use crate::python::heap::fake::FakeHeap;
 use crate::python::layout::ObjectLayout;
@@ -13,7 +13,7 @@ use crate::python::versions::LAYOUTS;
 struct Shared(Rc<RefCell<FakeMemory>>);
 
 impl ReadMemory for Shared {
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
         self.0.borrow().read(address, into)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::fingerprint::ObjectFingerprint;
-use crate::process::memory::{Cause, ReadMemory, Unreadable};
+use crate::process::memory::{Cause, ReadMemory, ReadResult};
 use crate::python::heap::Heap;
 use crate::python::heap::class::{Class, TorchKind};
 use crate::python::heap::contents::MODULES;
@@ -37,11 +37,7 @@ pub(super) struct TreeMember {
 impl NamedModules {
     /// Reads the tree below the module at `top`.
     /// Fails with [`Unreadable`] if no module lies there, or if its tree cannot be read completely.
-    pub(super) fn read(
-        memory: &impl ReadMemory,
-        layout: &PythonLayout,
-        top: u64,
-    ) -> Result<Self, Unreadable> {
+    pub fn read(memory: &impl ReadMemory, layout: &PythonLayout, top: u64) -> ReadResult<Self> {
         let mut attempt = 1;
         loop {
             // Use a new image each time: it must not keep a dict that was read while it changed.
@@ -53,7 +49,7 @@ impl NamedModules {
         }
     }
 
-    pub(super) fn class_of(&self, module: u64) -> Option<u64> {
+    pub fn class_of(&self, module: u64) -> Option<u64> {
         self.members.get(&module).map(|member| member.sign.class)
     }
 }
@@ -81,7 +77,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         }
     }
 
-    fn from(mut self, top: u64) -> Result<NamedModules, Unreadable> {
+    fn from(mut self, top: u64) -> ReadResult<NamedModules> {
         let class = self.class(top)?.ok_or(Cause::NotAsExpected.at(top))?;
         self.left.push(Next {
             object: top,
@@ -99,14 +95,14 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
     }
 
     /// Class of a module. Returns `None` for other objects, such as a child that is `None`.
-    fn class(&self, object: u64) -> Result<Option<Arc<Class>>, Unreadable> {
+    fn class(&self, object: u64) -> ReadResult<Option<Arc<Class>>> {
         let index = self.heap.class_index(self.heap.type_of(object)?);
         let class = index.and_then(|index| self.heap.class_at(index));
         let class = class.ok_or(Cause::NotAsExpected.at(object))?;
         Ok(Some(class).filter(|class| class.role == TorchKind::Module))
     }
 
-    fn meet(&mut self, next: Next) -> Result<(), Unreadable> {
+    fn meet(&mut self, next: Next) -> ReadResult<()> {
         let object = next.object;
         if self.members.contains_key(&object) {
             return Ok(());
@@ -136,12 +132,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         Ok(())
     }
 
-    /// Entries of a module's `_modules`, in order, with their names.
-    fn children(
-        &self,
-        class: &Class,
-        object: u64,
-    ) -> Result<Vec<(Arc<str>, DictEntry)>, Unreadable> {
+    fn children(&self, class: &Class, object: u64) -> ReadResult<Vec<(Arc<str>, DictEntry)>> {
         let ([dict], read) = self.heap.attributes_of(class, object, [MODULES]);
         read?;
         // `Module.__init__` sets `_modules` first, so a module that can be called has it.

@@ -107,7 +107,7 @@ impl<M: ReadMemory> Objects<'_, M> {
         let requires_grad = fields.byte(layout.requires_grad);
         let fits = class.family == Family::Autograd
             && requires_grad <= 1
-            && fields.byte(layout.is_view()) == u8::from(is_view)
+            && fields.byte(layout.requires_grad + AutogradLayout::IS_VIEW) == u8::from(is_view)
             && grad_fn.is_none_or(|node| self.is(node, Family::Node))
             && (grad == 0 || self.is(grad, Family::Tensor));
         fits.then_some(Meta {
@@ -122,7 +122,7 @@ impl<M: ReadMemory> Objects<'_, M> {
     /// Reads the additional fields at an address. Returns `None` if the layout does not fit.
     pub(super) fn view(&self, layout: &AutogradLayout, address: u64) -> Option<View> {
         let mut bytes = [0; 512];
-        let bytes = &mut bytes[..layout.view_size().min(512)];
+        let bytes = &mut bytes[..(layout.version + 4).min(512)];
         self.memory.read(address, bytes).ok()?;
         let fields = Fields(bytes);
         let base = match fields.byte(layout.has_base) {

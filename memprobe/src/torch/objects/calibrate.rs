@@ -2,7 +2,7 @@
 //! that must agree. Each offset must be the only one that fits every sample.
 
 use super::class::{Family, Fields, Objects};
-use super::layout_versions::{DeviceOrder, Handle, StorageLayout, TensorLayout};
+use super::layout_versions::{DeviceOrder, HANDLES, StorageLayout, TensorLayout};
 use super::layouts::{lies_within, needed};
 use super::tensor::{self, Geometry, TensorImplClass};
 use crate::event::Bytes;
@@ -22,15 +22,11 @@ struct Sample {
 impl<M: ReadMemory> Objects<'_, M> {
     /// Determines the layout that the samples show. Returns `None` unless exactly one fits.
     pub(super) fn calibrate(&self, samples: &[u64]) -> Option<(TensorLayout, StorageLayout)> {
-        let handles = Handle::ALL.into_iter();
+        let handles = HANDLES.into_iter();
         only(handles.filter_map(|handle| self.calibrate_by(handle, samples)))
     }
 
-    fn calibrate_by(
-        &self,
-        handle: Handle,
-        samples: &[u64],
-    ) -> Option<(TensorLayout, StorageLayout)> {
+    fn calibrate_by(&self, handle: u64, samples: &[u64]) -> Option<(TensorLayout, StorageLayout)> {
         let samples = samples
             .iter()
             .filter_map(|python| self.sample(handle, *python));
@@ -73,8 +69,8 @@ impl<M: ReadMemory> Objects<'_, M> {
         }))
     }
 
-    fn sample(&self, handle: Handle, python: u64) -> Option<Sample> {
-        let object = self.pointer(python, handle.offset())?;
+    fn sample(&self, handle: u64, python: u64) -> Option<Sample> {
+        let object = self.pointer(python, handle)?;
         if tensor::kind(&self.class(object)?) != TensorImplClass::Dense {
             return None;
         }
@@ -115,10 +111,10 @@ fn calibrate_storage(memory: &impl ReadMemory, tensors: &[Read]) -> Option<Stora
         .step_by(8)
         .map(|data| StorageLayout { data });
     only(candidates.filter(|layout| {
-        let size = |bytes: &[u8]| Bytes(Fields(bytes).word(layout.bytes()));
+        let size = |bytes: &[u8]| Bytes(Fields(bytes).word(layout.data + StorageLayout::BYTES));
         let fits = storages.iter().all(|(tensor, bytes)| {
             let fields = Fields(bytes);
-            let place = layout.device();
+            let place = layout.data + StorageLayout::DEVICE;
             size(bytes).0 < 1 << 60
                 && lies_within(&tensor.geometry, tensor.dtype, size(bytes))
                 && tensor::device(fields.byte(place), fields.byte(place + 1)) == Some(tensor.device)

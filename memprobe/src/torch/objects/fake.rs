@@ -182,9 +182,9 @@ impl FakeProcess {
         let mut bytes = FakeBytes::of(256);
         bytes.word(0, self.storage_class);
         bytes.word(self.storage.data, data);
-        bytes.byte(self.storage.device(), device[0]);
-        bytes.byte(self.storage.device() + 1, device[1]);
-        bytes.word(self.storage.bytes(), size);
+        bytes.byte(self.storage.data + StorageLayout::DEVICE, device[0]);
+        bytes.byte(self.storage.data + StorageLayout::DEVICE + 1, device[1]);
+        bytes.word(self.storage.data + StorageLayout::BYTES, size);
         self.heap.object(&bytes.0)
     }
 
@@ -205,23 +205,29 @@ impl FakeProcess {
         }
         if new.shape.len() <= 5 {
             for (at, (size, stride)) in new.shape.iter().zip(&strides).enumerate() {
-                bytes.word(layout.sizes() + at * 8, *size);
-                bytes.word(layout.strides() + at * 8, *stride);
+                bytes.word(layout.dimensions + TensorLayout::SIZES + at * 8, *size);
+                bytes.word(layout.dimensions + TensorLayout::STRIDES + at * 8, *stride);
             }
         } else {
             let outside = new.shape.iter().chain(&strides);
             let outside: Vec<u8> = outside.flat_map(|word| word.to_le_bytes()).collect();
-            bytes.word(layout.sizes(), self.heap.object(&outside));
+            bytes.word(
+                layout.dimensions + TensorLayout::SIZES,
+                self.heap.object(&outside),
+            );
         }
-        bytes.word(layout.elements(), new.shape.iter().product());
-        bytes.byte(layout.dtype(), new.dtype as u8);
+        bytes.word(
+            layout.dimensions + TensorLayout::ELEMENTS,
+            new.shape.iter().product(),
+        );
+        bytes.byte(layout.dimensions + TensorLayout::DTYPE, new.dtype as u8);
         let [kind, index] = new.device;
         let device = match layout.device {
             DeviceOrder::PresenceFirst => [1, kind, index],
             DeviceOrder::PresenceLast => [kind, index, 1],
         };
         for (at, byte) in device.into_iter().enumerate() {
-            bytes.byte(layout.device() + at, byte);
+            bytes.byte(layout.dimensions + TensorLayout::DEVICE + at, byte);
         }
         self.heap.object(&bytes.0)
     }
@@ -249,7 +255,10 @@ impl FakeProcess {
         bytes.word(layout.grad, grad);
         bytes.word(layout.grad_fn, new.grad_fn);
         bytes.byte(layout.requires_grad, new.requires_grad.into());
-        bytes.byte(layout.is_view(), is_view.into());
+        bytes.byte(
+            layout.requires_grad + AutogradLayout::IS_VIEW,
+            is_view.into(),
+        );
         if is_view {
             bytes.word(layout.base, new.base);
             bytes.byte(layout.has_base, 1);
@@ -262,7 +271,7 @@ impl FakeProcess {
     pub(super) fn python(&mut self, tensor: u64) -> u64 {
         let mut bytes = FakeBytes::of(48);
         bytes.word(0, 1);
-        bytes.word(self.tensor.handle.offset() as usize, tensor);
+        bytes.word(self.tensor.handle as usize, tensor);
         let python = self.heap.object(&bytes.0);
         let at = tensor + self.tensor.python as u64;
         self.heap.memory.write(at, &python.to_le_bytes());

@@ -39,9 +39,7 @@ pub struct RawGraph {
 pub struct LeftOut {
     /// Tensors that could not be read or whose fields contradict one another.
     pub tensors: u64,
-    /// Tensors whose autograd metadata could not be read.
     pub without_autograd: u64,
-    /// Tensors whose shape exceeds their storage.
     pub beyond_storage: u64,
     pub storages: u64,
     pub nodes: u64,

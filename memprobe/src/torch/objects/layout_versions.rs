@@ -1,36 +1,21 @@
 //! Layouts of PyTorch's objects, by version.
 //!
-//! Offsets in bytes, for the x86-64 wheels. They come from `offsetof` with each wheel's own headers
-//! (`torch/include`) and `std::string` ABI: 2.0.1, 2.1.2, 2.2.2, 2.3.1, 2.6.0, 2.7.1, 2.9.1, 2.10.0, 2.12.1,
-//! 2.13.0 and 2.15.0. Values read by them were compared with PyTorch's own on 2.0.1, 2.2.2, 2.6.0, 2.9.1,
-//! 2.12.1 and 2.15.0. For every version a row counts only if the objects of the process verify it
-//! ([`super::layouts`]).
+//! Offsets in bytes, for the x86-64 wheels. They come from `offsetof` with each wheel's own headers (`torch/include`)
+//! and `std::string` ABI: 2.0.1, 2.1.2, 2.2.2, 2.3.1, 2.6.0, 2.7.1, 2.9.1, 2.10.0, 2.12.1, 2.13.0 and 2.15.0. Values
+//! read by them were compared with PyTorch's own on 2.0.1, 2.2.2, 2.6.0, 2.9.1, 2.12.1 and 2.15.0. For every version a
+//! row counts only if the objects of the process verify it ([`super::layouts`]).
 
 use DeviceOrder::{PresenceFirst, PresenceLast};
-use Handle::{MaybeOwned, Plain};
 
 pub(super) use crate::torch::versions::{Versions, is_of};
 
-/// Form of the pointer to the `TensorImpl` in a tensor's Python object, after the header of every Python
+/// Offset of the pointer to the `TensorImpl` in a tensor's Python object, after the header of every Python
 /// object (torch/csrc/autograd/python_variable.h).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Handle {
-    Plain,
-    /// `c10::MaybeOwned<Tensor> cdata`: a word with the ownership flag comes first.
-    MaybeOwned,
-}
+const PLAIN: u64 = 16;
+/// The same for `c10::MaybeOwned<Tensor> cdata`: a word with the ownership flag comes first.
+const MAYBE_OWNED: u64 = 24;
 
-impl Handle {
-    pub(super) const ALL: [Self; 2] = [Self::Plain, Self::MaybeOwned];
-
-    /// Bytes from the Python object to the pointer.
-    pub(super) const fn offset(self) -> u64 {
-        match self {
-            Self::Plain => 16,
-            Self::MaybeOwned => 24,
-        }
-    }
-}
+pub(super) const HANDLES: [u64; 2] = [PLAIN, MAYBE_OWNED];
 
 /// Memory layout of an optional device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +33,8 @@ impl DeviceOrder {
 /// Offsets in a `c10::TensorImpl` (c10/core/TensorImpl.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TensorLayout {
-    /// Form of the pointer in Python objects.
-    pub(super) handle: Handle,
+    /// Offset of the pointer in Python objects: one of [`HANDLES`].
+    pub(super) handle: u64,
     pub(super) storage: usize,
     pub(super) autograd: usize,
     pub(super) version: usize,
@@ -61,37 +46,17 @@ pub(super) struct TensorLayout {
 }
 
 impl TensorLayout {
-    /// Sizes of up to five dimensions; with more, a pointer to sizes and strides
-    /// (c10/core/impl/SizesAndStrides.h).
-    pub(super) const fn sizes(&self) -> usize {
-        self.dimensions + 8
-    }
-
+    // Distances from `dimensions`.
+    /// Sizes of up to five dimensions; with more, a pointer to sizes and strides (c10/core/impl/SizesAndStrides.h).
+    pub(super) const SIZES: usize = 8;
     /// Strides of up to five dimensions.
-    pub(super) const fn strides(&self) -> usize {
-        self.dimensions + 48
-    }
-
-    pub(super) const fn offset(&self) -> usize {
-        self.dimensions + 88
-    }
-
-    pub(super) const fn elements(&self) -> usize {
-        self.dimensions + 96
-    }
-
-    pub(super) const fn dtype(&self) -> usize {
-        self.dimensions + 104
-    }
-
-    pub(super) const fn device(&self) -> usize {
-        self.dimensions + 106
-    }
-
+    pub(super) const STRIDES: usize = 48;
+    pub(super) const OFFSET: usize = 88;
+    pub(super) const ELEMENTS: usize = 96;
+    pub(super) const DTYPE: usize = 104;
+    pub(super) const DEVICE: usize = 106;
     /// The second byte of the flags, after `device_opt_`; its bit 4 is `has_symbolic_sizes_strides_`.
-    pub(super) const fn flags(&self) -> usize {
-        self.dimensions + 110
-    }
+    pub(super) const FLAGS: usize = 110;
 
     /// Bytes of a `TensorImpl`. The fields of a derived class follow.
     pub(super) const fn size(&self) -> usize {
@@ -107,14 +72,10 @@ pub(super) struct StorageLayout {
 }
 
 impl StorageLayout {
+    // Distances from `data`.
     /// The device of `data_ptr_`: type, then index.
-    pub(super) const fn device(&self) -> usize {
-        self.data + 24
-    }
-
-    pub(super) const fn bytes(&self) -> usize {
-        self.data + 32
-    }
+    pub(super) const DEVICE: usize = 24;
+    pub(super) const BYTES: usize = 32;
 
     pub(super) const fn size(&self) -> usize {
         self.data + 40
@@ -136,17 +97,12 @@ pub(super) struct AutogradLayout {
 }
 
 impl AutogradLayout {
-    pub(super) const fn is_view(&self) -> usize {
-        self.requires_grad + 2
-    }
+    /// Distance from `requires_grad`.
+    pub(super) const IS_VIEW: usize = 2;
 
-    /// Bytes to read of the metadata of a tensor that is no view; [`Self::view_size`] is for views.
+    /// Bytes to read of the metadata of a tensor that is no view.
     pub(super) const fn size(&self) -> usize {
         self.requires_grad + 8
-    }
-
-    pub(super) const fn view_size(&self) -> usize {
-        self.version + 4
     }
 }
 
@@ -175,9 +131,8 @@ pub(super) struct SavedLayout {
 }
 
 impl SavedLayout {
-    pub(super) const fn hooks(&self) -> usize {
-        self.flags + 8
-    }
+    /// Distance from `flags`.
+    pub(super) const HOOKS: usize = 8;
 
     pub(super) const fn size(&self) -> usize {
         self.requires_grad + 8
@@ -185,18 +140,18 @@ impl SavedLayout {
 }
 
 pub(super) const TENSORS: &[(Versions, TensorLayout, StorageLayout)] = &[
-    tensor([(2, 0), (2, 1)], MaybeOwned, PresenceFirst, [24, 64]),
-    tensor([(2, 2), (2, 2)], MaybeOwned, PresenceLast, [24, 64]),
-    tensor([(2, 3), (2, 9)], MaybeOwned, PresenceLast, [16, 56]),
-    tensor([(2, 10), (2, 12)], Plain, PresenceLast, [16, 56]),
-    tensor([(2, 13), (2, 15)], Plain, PresenceLast, [16, 48]),
+    tensor([(2, 0), (2, 1)], MAYBE_OWNED, PresenceFirst, [24, 64]),
+    tensor([(2, 2), (2, 2)], MAYBE_OWNED, PresenceLast, [24, 64]),
+    tensor([(2, 3), (2, 9)], MAYBE_OWNED, PresenceLast, [16, 56]),
+    tensor([(2, 10), (2, 12)], PLAIN, PresenceLast, [16, 56]),
+    tensor([(2, 13), (2, 15)], PLAIN, PresenceLast, [16, 48]),
 ];
 
 /// Builds a row from the offsets of `storage_` and of the pointer in `pyobj_slot_`. The former is the size of the
 /// header of every `c10::intrusive_ptr_target`, which precedes the data of a storage too.
 const fn tensor(
     versions: Versions,
-    handle: Handle,
+    handle: u64,
     device: DeviceOrder,
     [storage, python]: [usize; 2],
 ) -> (Versions, TensorLayout, StorageLayout) {

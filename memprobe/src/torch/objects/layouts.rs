@@ -86,7 +86,7 @@ impl Layouts {
             }
         };
         let metas = samples.iter().filter_map(|sample| {
-            let object = objects.pointer(*sample, tensor.handle.offset())?;
+            let object = objects.pointer(*sample, tensor.handle)?;
             objects.pointer(object, tensor.autograd as u64)
         });
         let metas: Vec<u64> = metas.collect();
@@ -110,7 +110,6 @@ impl Layouts {
     }
 }
 
-/// Reads PyTorch's objects by their layouts.
 #[derive(Debug)]
 pub struct ObjectReader<'a, M> {
     pub(super) objects: Objects<'a, M>,
@@ -121,9 +120,7 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
     /// Returns the `TensorImpl` of a Python object; `None` unless it is a tensor that points back to it.
     pub fn tensor_of(&self, python_object: u64) -> Option<u64> {
         let layout = &self.layouts.tensor;
-        let object = self
-            .objects
-            .pointer(python_object, layout.handle.offset())?;
+        let object = self.objects.pointer(python_object, layout.handle)?;
         let back = self.objects.pointer(object, layout.python as u64)? & !1;
         let is_one = back == python_object && self.objects.is(object, Family::Tensor);
         is_one.then_some(object)
@@ -150,7 +147,6 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
         best.map(|(_, layout)| layout)
     }
 
-    /// Verdict of one node's edges on a layout.
     fn proves_edges(&self, layout: &NodeLayout, node: u64) -> Option<bool> {
         let mut bytes = vec![0; layout.edges + 24];
         self.objects.memory.read(node, &mut bytes).ok()?;
@@ -234,14 +230,13 @@ impl<M: ReadMemory> Objects<'_, M> {
         })
     }
 
-    /// Verdict of one tensor's Python object on a layout.
     fn proves_tensor(
         &self,
         layout: &TensorLayout,
         storage: StorageLayout,
         sample: u64,
     ) -> Option<bool> {
-        let object = self.pointer(sample, layout.handle.offset())?;
+        let object = self.pointer(sample, layout.handle)?;
         let class = self.class(object)?;
         let mut bytes = vec![0; layout.size()];
         self.memory.read(object, &mut bytes).ok()?;
@@ -285,7 +280,6 @@ impl<M: ReadMemory> Objects<'_, M> {
         best.map(|(_, layout)| layout)
     }
 
-    /// Verdict of one tensor's autograd metadata on a layout.
     fn proves_autograd(&self, layout: &AutogradLayout, meta: u64) -> Option<bool> {
         let read = self.meta(layout, meta)?;
         if read.is_view {

@@ -38,7 +38,6 @@ pub struct RawNode {
     pub name: Option<Arc<str>>,
     /// Sequence number within the thread that made it; `None` for nodes without one.
     pub sequence: Option<u64>,
-    /// Nodes that its edges lead to, in the direction of the backward pass.
     pub next: Vec<u64>,
     /// The contained node: an in-place operation on a view keeps the node of the operation.
     pub within: Option<u64>,
@@ -117,7 +116,6 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
             .ok()
     }
 
-    /// The Python object of a `torch.autograd.Function`. Returns `None` for any other node.
     fn python_object(&self, layout: &NodeLayout, class: &CppClass, address: u64) -> Option<u64> {
         let is_python = &*class.name == PYTHON;
         is_python.then(|| self.objects.pointer(address, layout.python as u64))?

@@ -39,7 +39,6 @@ enum Variable {
 }
 
 impl<M: ReadMemory> ObjectReader<'_, M> {
-    /// Searches the bytes of an object for saved variables and vectors of them.
     pub(super) fn search(&self, layout: SavedLayout, object: &[u8], found: &mut SavedVariables) {
         let mut at = 0;
         while at + 24 <= object.len() {
@@ -63,7 +62,7 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
         let flags = [0, 1, 2, 3, 4].map(|at| fields.byte(layout.flags + at));
         let [is_empty, _, is_original, _, _] = flags.map(|flag| flag == 1);
         let tensor = fields.word(0);
-        let hooks = fields.word(layout.hooks());
+        let hooks = fields.word(layout.flags + SavedLayout::HOOKS);
         let is_pair = (fields.word(8) == 0) == (fields.word(16) == 0);
         let fits = flags.iter().all(|flag| *flag <= 1)
             && fields.byte(layout.requires_grad) <= 1

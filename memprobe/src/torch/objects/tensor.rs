@@ -133,7 +133,6 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
 }
 
 impl<M: ReadMemory> Objects<'_, M> {
-    /// Reads the storage at an address.
     /// Fails with [`NotOne`] also if its size is symbolic.
     pub(super) fn storage(&self, layout: StorageLayout, object: u64) -> Result<Storage, NotOne> {
         let mut bytes = [0; 128];
@@ -144,11 +143,11 @@ impl<M: ReadMemory> Objects<'_, M> {
         if class.is_none_or(|class| class.family != Family::Storage) {
             return Err(NotOne::Class);
         }
-        let size = fields.word(layout.bytes());
+        let size = fields.word(layout.data + StorageLayout::BYTES);
         if size > MAX_BYTES {
             return Err(NotOne::Fields);
         }
-        let place = layout.device();
+        let place = layout.data + StorageLayout::DEVICE;
         Ok(Storage {
             object,
             data: Address(fields.word(layout.data)),
@@ -173,11 +172,10 @@ pub(super) fn kind(class: &CppClass) -> TensorImplClass {
 }
 
 pub(super) fn is_symbolic(layout: &TensorLayout, fields: Fields<'_>) -> bool {
-    fields.byte(layout.flags()) & SYMBOLIC != 0
+    fields.byte(layout.dimensions + TensorLayout::FLAGS) & SYMBOLIC != 0
 }
 
-/// The Python object of a tensor. The lowest bit is set if the tensor owns it
-/// (c10/core/impl/PyObjectSlot.h@v2.6.0).
+/// The Python object of a tensor. The lowest bit is set if the tensor owns it (c10/core/impl/PyObjectSlot.h@v2.6.0).
 pub(super) fn python_object(layout: &TensorLayout, fields: Fields<'_>) -> Option<u64> {
     some(fields.word(layout.python) & !1)
 }
@@ -219,18 +217,24 @@ pub(super) fn geometry(
     let (sizes, strides) = if count <= INLINE {
         let words = |at: usize| (0..count).map(move |word| fields.word(at + word * 8));
         (
-            words(layout.sizes()).collect(),
-            words(layout.strides()).collect::<Vec<_>>(),
+            words(layout.dimensions + TensorLayout::SIZES).collect(),
+            words(layout.dimensions + TensorLayout::STRIDES).collect::<Vec<_>>(),
         )
     } else {
-        let bytes = memory.read_bytes(fields.word(layout.sizes()), dimensions * 16, 1024)?;
+        let bytes = memory.read_bytes(
+            fields.word(layout.dimensions + TensorLayout::SIZES),
+            dimensions * 16,
+            1024,
+        )?;
         let outside = Fields(&bytes);
         let words = |at: usize| (at..at + count).map(move |word| outside.word(word * 8));
         (words(0).collect::<Vec<_>>(), words(count).collect())
     };
-    let offset = fields.word(layout.offset());
+    let offset = fields.word(layout.dimensions + TensorLayout::OFFSET);
     let elements = product(&sizes).ok_or(NotOne::Fields)?;
-    if elements != fields.word(layout.elements()) || i64::try_from(offset).is_err() {
+    if elements != fields.word(layout.dimensions + TensorLayout::ELEMENTS)
+        || i64::try_from(offset).is_err()
+    {
         return Err(NotOne::Fields);
     }
     Ok(Geometry {
@@ -253,14 +257,14 @@ fn product(sizes: &[u64]) -> Option<u64> {
 }
 
 pub(super) fn dtype(layout: &TensorLayout, fields: Fields<'_>) -> Result<DType, NotOne> {
-    let number = fields.half(layout.dtype());
+    let number = fields.half(layout.dimensions + TensorLayout::DTYPE);
     (number < MAX_DTYPES)
         .then_some(DType(number))
         .ok_or(NotOne::Fields)
 }
 
 pub(super) fn place(layout: &TensorLayout, fields: Fields<'_>) -> Result<TensorDevice, NotOne> {
-    let byte = |at: usize| fields.byte(layout.device() + at);
+    let byte = |at: usize| fields.byte(layout.dimensions + TensorLayout::DEVICE + at);
     let [present, kind, index] = match layout.device {
         DeviceOrder::PresenceFirst => [byte(0), byte(1), byte(2)],
         DeviceOrder::PresenceLast => [byte(2), byte(0), byte(1)],

@@ -3,7 +3,7 @@
 use super::fake::{FakeProcess, New};
 use super::graph::{LeftOut, RawGraph, Saved, SavedTensor, collect};
 use super::layout_versions::{AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
-use super::layout_versions::{DeviceOrder, Handle, TensorLayout};
+use super::layout_versions::{DeviceOrder, HANDLES, TensorLayout};
 use super::{Geometry, LayoutError, LayoutOrigin, Layouts, NotOne, TensorImplClass};
 use crate::event::DeviceIndex;
 use crate::event::tensors::TensorDevice;
@@ -186,7 +186,7 @@ fn every_version_is_read_also_where_it_is_not_known_or_not_the_one_that_is_said(
 
 #[test]
 fn a_layout_of_no_known_version_is_found_by_what_the_fields_say() {
-    for handle in Handle::ALL {
+    for handle in HANDLES {
         let (_, _, autograd, node) = rows(15);
         let tensor = TensorLayout {
             handle,
@@ -280,7 +280,7 @@ fn what_stands_for_no_tensor_or_is_none_is_refused() {
 fn a_shape_that_does_not_fit_the_number_of_elements_is_none() {
     let mut training = Training::of(process(15));
     let layouts = training.layouts(Some("2.15.0")).unwrap();
-    let at = training.weight + layouts.tensor.elements() as u64;
+    let at = training.weight + (layouts.tensor.dimensions + TensorLayout::ELEMENTS) as u64;
     training
         .process
         .heap

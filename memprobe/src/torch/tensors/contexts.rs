@@ -51,7 +51,7 @@ pub(super) struct FunctionContexts {
 
 impl FunctionContexts {
     /// Follows the references from the `ctx` of all nodes. `of_python` maps Python objects to tensor indices.
-    pub(super) fn search(
+    pub fn search(
         paths: &Paths<'_, impl ReadMemory>,
         graph: &RawGraph,
         of_python: &HashMap<u64, usize>,
@@ -151,7 +151,6 @@ impl<M: ReadMemory> Search<'_, M> {
         self.contexts.references.push(Reference { from, to, step });
     }
 
-    /// True if a step leads from a function to the globals of its module.
     fn is_globals(&self, step: Step) -> bool {
         let name = match step {
             Step::Member(class, number) => self.paths.heap.member(class, number),

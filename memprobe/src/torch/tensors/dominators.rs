@@ -13,7 +13,7 @@ pub(super) struct Graph {
 
 impl Graph {
     /// Builds a graph from edges. Skips edges with a vertex out of range.
-    pub(super) fn of(vertices: usize, edges: &[(u32, u32)]) -> Self {
+    pub fn of(vertices: usize, edges: &[(u32, u32)]) -> Self {
         let is_there = |edge: &&(u32, u32)| edge.0.max(edge.1) < vertices as u32;
         let mut first = vec![0; vertices + 1];
         for (from, _) in edges.iter().filter(is_there) {
@@ -32,11 +32,11 @@ impl Graph {
         Self { first, to }
     }
 
-    pub(super) fn vertices(&self) -> usize {
+    pub fn vertices(&self) -> usize {
         self.first.len().saturating_sub(1)
     }
 
-    pub(super) fn next(&self, vertex: u32) -> &[u32] {
+    pub fn next(&self, vertex: u32) -> &[u32] {
         let at = vertex as usize;
         &self.to[self.first[at] as usize..self.first[at + 1] as usize]
     }
@@ -50,7 +50,7 @@ pub(super) struct DominatorTree {
     pub(super) dominators: Vec<u32>,
 }
 
-pub(super) fn dominators(graph: &Graph, root: u32) -> DominatorTree {
+pub fn dominators(graph: &Graph, root: u32) -> DominatorTree {
     let walk = Walk::from(graph, root);
     let count = walk.order.len();
     let mut forest = Forest {

@@ -20,7 +20,7 @@ use crate::python::heap::paths::Paths;
 use crate::python::heap::retainers::HeapRetainers;
 use crate::torch::objects::RawTensor;
 
-pub(super) fn join(
+pub fn join(
     image: &Image<impl ReadMemory>,
     python: &PythonProcess,
     moment: &mut HeapScan,
@@ -151,7 +151,6 @@ fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
     }
 }
 
-/// Records for each tensor the tensors whose `.grad` it is.
 fn add_gradients(found: &Found, tensors: &mut [Tensor]) {
     for (of, raw) in found.graph.tensors.iter().enumerate() {
         let grad = raw.grad.and_then(|grad| found.graph.tensor_index(grad));

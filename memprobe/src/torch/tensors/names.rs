@@ -47,7 +47,7 @@ impl ResolvedName {
 }
 
 /// Names every tensor of a snapshot. `of_python` maps Python objects to the indices of their tensors.
-pub(super) fn name(
+pub fn name(
     paths: &Paths<'_, impl ReadMemory>,
     tree: &ObjectTree,
     optimizers: &Optimizers,
@@ -168,7 +168,6 @@ impl<M: ReadMemory> Namer<'_, M> {
         }
     }
 
-    /// Names tensors by the paths to them, variables of functions first.
     fn name_paths(&mut self) {
         let mut bytes = 0;
         for (&object, &at) in self.of_python {
@@ -211,7 +210,6 @@ fn prefixed(holder: Option<&str>, root: &ModuleObject, text: &str) -> Name {
     }
 }
 
-/// Path of a module from the variable that holds its root.
 fn module_path(holder: Option<&str>, place: &ModulePlace) -> Option<Arc<str>> {
     match (holder, &*place.path) {
         (Some(holder), "") => Some(holder.into()),
@@ -238,7 +236,7 @@ fn colliding(tree: &ObjectTree) -> HashSet<Arc<str>> {
 }
 
 /// Name of a tensor within a sparse one (`torch/_tensor_docs.py`@v2.15.0).
-pub(super) fn of_part(class: &TensorImplClass, number: usize, names: &[Name]) -> Option<Name> {
+pub fn of_part(class: &TensorImplClass, number: usize, names: &[Name]) -> Option<Name> {
     let TensorImplClass::Other(class) = class else {
         return None;
     };

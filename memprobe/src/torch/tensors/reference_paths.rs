@@ -24,7 +24,7 @@ pub(super) struct VertexNumbers {
 }
 
 impl VertexNumbers {
-    pub(super) fn of(
+    pub fn of(
         holders: usize,
         found: &Found,
         contexts: &FunctionContexts,
@@ -44,25 +44,25 @@ impl VertexNumbers {
         }
     }
 
-    pub(super) fn tensor(self, at: usize) -> u32 {
+    pub fn tensor(self, at: usize) -> u32 {
         self.tensors + at as u32
     }
 
-    pub(super) fn storage(self, at: usize) -> u32 {
+    pub fn storage(self, at: usize) -> u32 {
         self.storages + at as u32
     }
 
-    pub(super) fn as_node(self, vertex: u32) -> Option<usize> {
+    pub fn as_node(self, vertex: u32) -> Option<usize> {
         let at = vertex.checked_sub(self.nodes)?;
         (vertex < self.objects).then_some(at as usize)
     }
 
     /// True if a vertex is a `ctx` or an object reachable from one.
-    pub(super) fn is_object(self, vertex: u32) -> bool {
+    pub fn is_object(self, vertex: u32) -> bool {
         (self.objects..self.storages).contains(&vertex)
     }
 
-    pub(super) fn as_tensor(self, vertex: u32) -> Option<usize> {
+    pub fn as_tensor(self, vertex: u32) -> Option<usize> {
         let is_one = (self.tensors..self.nodes).contains(&vertex);
         is_one.then(|| (vertex - self.tensors) as usize)
     }
@@ -83,7 +83,7 @@ struct Reached {
 }
 
 impl ShortestPaths {
-    pub(super) fn from(graph: &Graph, numbers: VertexNumbers, held: &[&HeldTensor]) -> Self {
+    pub fn from(graph: &Graph, numbers: VertexNumbers, held: &[&HeldTensor]) -> Self {
         let mut from = vec![None; graph.vertices()];
         let mut open = VecDeque::new();
         for (at, held) in held.iter().enumerate() {
@@ -119,18 +119,18 @@ impl ShortestPaths {
         Self { from }
     }
 
-    pub(super) fn to(&self, vertex: u32) -> Option<(usize, Option<u32>)> {
+    pub fn to(&self, vertex: u32) -> Option<(usize, Option<u32>)> {
         let from = (*self.from.get(vertex as usize)?)?;
         Some((from.held, from.first))
     }
 
-    pub(super) fn before(&self, vertex: u32) -> Option<u32> {
+    pub fn before(&self, vertex: u32) -> Option<u32> {
         (*self.from.get(vertex as usize)?)?.before
     }
 }
 
 /// Edges from nodes to their `ctx`, and from there on, with the text of each step.
-pub(super) fn references(
+pub fn references(
     contexts: &FunctionContexts,
     numbers: VertexNumbers,
 ) -> impl Iterator<Item = (u32, u32, Option<&Arc<str>>)> {
@@ -154,7 +154,7 @@ pub(super) struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    pub(super) fn of(contexts: &'a FunctionContexts, numbers: VertexNumbers) -> Self {
+    pub fn of(contexts: &'a FunctionContexts, numbers: VertexNumbers) -> Self {
         let words = references(contexts, numbers)
             .filter_map(|(from, to, words)| Some(((from, to), words?)));
         Self {
@@ -165,7 +165,7 @@ impl<'a> Steps<'a> {
 
     /// Text of the path to the storage at a vertex, if the last part of the path starts at the `ctx` of a
     /// Function. `first` is the first vertex after the held tensor.
-    pub(super) fn beyond(
+    pub fn beyond(
         &self,
         found: &Found,
         (paths, storage): (&ShortestPaths, u32),

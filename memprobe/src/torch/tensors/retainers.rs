@@ -47,10 +47,9 @@ pub(super) struct HeldTensor {
     pub(super) path: Option<PathOrigin>,
 }
 
-/// Records for each storage the holder that keeps it. `slot` returns the text of a path to a held tensor.
-/// Returns the number of references that were not followed; if there are any, no holder is said to keep
-/// anything alone.
-pub(super) fn name_retainers(
+/// Records for each storage the holder that keeps it. `slot` returns the text of a path to a held tensor. Returns the
+/// number of references that were not followed; if there are any, no holder is said to keep anything alone.
+pub fn name_retainers(
     found: &Found,
     contexts: &FunctionContexts,
     holders: &[HeapRetainer],
@@ -148,7 +147,6 @@ fn through(found: &Found, numbers: VertexNumbers, tensor: usize, to: u32) -> Opt
     })
 }
 
-/// Edges from the root to holders, and from these to the tensors that they hold.
 fn holding(numbers: VertexNumbers, held: &[HeldTensor], holders: usize) -> Vec<(u32, u32)> {
     let mut edges: Vec<(u32, u32)> = (0..holders as u32).map(|at| (ROOT, 1 + at)).collect();
     let tensors = held.iter();

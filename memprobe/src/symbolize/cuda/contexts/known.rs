@@ -7,11 +7,9 @@ use crate::event::DeviceIndex;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ContextOrigin {
-    /// The primary one of its device.
     Primary,
     /// Made of a green context: memory goes with the primary one.
     Green,
-    /// The program's own.
     Created {
         /// References taken by `cuCtxCreate` and `cuCtxAttach`, less those returned by `cuCtxDetach`.
         uses: u64,

@@ -41,7 +41,8 @@ pub enum ModuleScope {
 }
 
 /// Kind of pass through the modules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(const_into_str, serialize_all = "lowercase")]
 pub enum Pass {
     /// Forward, or outside modules.
     Forward,
@@ -51,14 +52,8 @@ pub enum Pass {
 }
 
 impl Pass {
-    pub const ALL: [Self; 3] = [Self::Forward, Self::Recompute, Self::Backward];
-
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Recompute => "recompute",
-            Self::Backward => "backward",
-        }
+        self.into_str()
     }
 }
 

@@ -211,7 +211,7 @@ mod tests {
         let others = layers.others.iter().map(|(_, layer)| layer);
         let all = modules.chain(others).fold(Layer::default(), Layer::and);
         let composition = &layers.peak.composition;
-        for category in Category::ALL {
+        for &category in Category::ALL {
             assert_eq!(all.of(category), composition.of(category), "{category:?}");
         }
         let known = all.all() + composition.before_attach;

@@ -19,7 +19,7 @@ use series::{MAX_STEPS, Series, SeriesLevel, SeriesSteps};
 
 use super::AttributionLedger;
 use super::allocation_groups::{AllocationGroup, AllocationGroups, ModuleScope};
-use super::groups::{BlockChange, ChangeKind};
+use super::groups::BlockChange;
 use super::iterations::{IterationKind, IterationLine, Source};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
 use crate::ledger::snapshot::{Grouping, PurposeInfo, Site};
@@ -430,16 +430,16 @@ impl Analysis for GrowthLedger {
 
 impl SeriesLevel {
     fn change(&mut self, change: BlockChange) {
-        match change.kind {
-            ChangeKind::Added => {
-                self.live = self.live.saturating_add(change.size.0);
+        match change {
+            BlockChange::Added(size) => {
+                self.live = self.live.saturating_add(size.0);
                 self.blocks = self.blocks.saturating_add(1);
             }
-            ChangeKind::Removed => {
-                self.live = self.live.saturating_sub(change.size.0);
+            BlockChange::Removed(size) => {
+                self.live = self.live.saturating_sub(size.0);
                 self.blocks = self.blocks.saturating_sub(1);
             }
-            ChangeKind::NotTracked => {}
+            BlockChange::NotTracked(_) => {}
         }
     }
 }

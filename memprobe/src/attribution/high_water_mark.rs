@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::groups::{BlockChange, ChangeKind};
+use super::groups::BlockChange;
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
 use crate::ledger::{Ledger, Tally, TotalsSample};
 
@@ -116,10 +116,10 @@ impl HeldBytes {
     /// Applies a change; `mark` is the number of the mark before it.
     pub(crate) fn change(&mut self, change: BlockChange, mark: u64) {
         self.save(mark);
-        match change.kind {
-            ChangeKind::Added => self.tally.count(change.size.0, true),
-            ChangeKind::NotTracked => self.tally.count(change.size.0, false),
-            ChangeKind::Removed => self.tally.release(change.size.0),
+        match change {
+            BlockChange::Added(size) => self.tally.count(size.0, true),
+            BlockChange::NotTracked(size) => self.tally.count(size.0, false),
+            BlockChange::Removed(size) => self.tally.release(size.0),
         }
     }
 

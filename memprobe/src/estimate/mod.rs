@@ -222,7 +222,7 @@ impl Estimator {
             Event::Memory(event) if event.device == Some(DeviceIndex::CPU) => {
                 self.events += 1;
                 let change = books.replay.apply(event);
-                translation.apply(event, change, books);
+                translation.apply(event, &change, books);
                 self.cpu_peak = self.cpu_peak.max(self.books.now.cpu);
             }
             Event::Memory(event) if matches!(event.action, Action::Alloc | Action::CudaAlloc) => {

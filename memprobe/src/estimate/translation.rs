@@ -9,7 +9,7 @@ use crate::event::{
     Address, DeviceIndex, MemoryEvent, PhaseMark, PurposeId, StackId, TensorSpec, Tid,
 };
 use crate::ledger::snapshot::{Grouping, Site};
-use crate::ledger::{BlockId, Change, Freed, PerBlock, PerStack, StackRef};
+use crate::ledger::{BlockId, Change, PerBlock, PerStack, StackRef};
 
 /// Maximum number of temporary tensors held until the end of an optimizer step.
 const MAX_HELD: usize = 1 << 20;
@@ -96,24 +96,14 @@ impl Translation {
     }
 
     /// Handles an event of the CPU's allocator, and the change that it made to the ledger.
-    pub(super) fn apply(&mut self, event: &MemoryEvent, change: Change, books: &mut Accounting) {
-        match change {
-            Change::Allocated {
-                block,
-                is_tracked,
-                replaced,
-            } => {
-                for ended in replaced {
-                    self.free(ended, books);
-                }
-                if is_tracked {
-                    self.alloc(event, block, books)
-                } else {
-                    self.missing.blocks += 1
-                }
-            }
-            Change::Freed(Freed::Known(block)) => self.free(block, books),
-            _ => {}
+    pub(super) fn apply(&mut self, event: &MemoryEvent, change: &Change, books: &mut Accounting) {
+        for ended in change.ended() {
+            self.free(*ended, books);
+        }
+        match change.allocated() {
+            Some((block, true)) => self.alloc(event, block, books),
+            Some((_, false)) => self.missing.blocks += 1,
+            None => {}
         }
     }
 

@@ -31,6 +31,27 @@ pub enum Change {
     Malformed,
 }
 
+impl Change {
+    /// Blocks ended by a free, or by an allocation that shows a missed free. A free of the baseline is left out.
+    pub fn ended(&self) -> &[BlockId] {
+        match self {
+            Self::Allocated { replaced, .. } => replaced,
+            Self::Freed(Freed::Known(block)) => std::slice::from_ref(block),
+            _ => &[],
+        }
+    }
+
+    /// Allocated block; true if the ledger tracks it.
+    pub fn allocated(&self) -> Option<(BlockId, bool)> {
+        match self {
+            Self::Allocated {
+                block, is_tracked, ..
+            } => Some((*block, *is_tracked)),
+            _ => None,
+        }
+    }
+}
+
 /// Kind of block that a free ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freed {

@@ -18,9 +18,10 @@ use crate::ledger::timeline::Highest;
 const MAX_DIFFERENCES: [usize; 2] = [1 << 22, 1 << 18];
 
 /// Blocks counted by allocating stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum StackHistory {
     /// Activations only, without history.
+    #[default]
     Saved,
     /// All blocks, now and in the latest step intervals.
     Latest,

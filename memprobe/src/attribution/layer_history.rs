@@ -79,7 +79,7 @@ impl LayerSample {
 }
 
 /// Layer history of one device.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LayerHistory {
     places: HashMap<LayerKey, LayerSample>,
     /// Cap on differences; 0 without history.
@@ -100,14 +100,9 @@ impl LayerHistory {
     /// Empty history, beginning with interval `interval`. Stores at most `most` differences.
     pub(super) fn new(interval: u64, most: usize) -> Self {
         Self {
-            places: HashMap::new(),
             most,
-            differences: 0,
             interval,
-            moment: 0,
-            ordinal: 0,
-            ended: VecDeque::new(),
-            changed: Vec::new(),
+            ..Self::default()
         }
     }
 

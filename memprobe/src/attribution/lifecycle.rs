@@ -154,14 +154,13 @@ impl BlockState {
         })
     }
 
-    /// True if [`MAX_STEPS`] optimizer steps began since the backward pass.
-    pub(super) fn is_saved_too_long(self, course: &PhaseTracker) -> bool {
-        matches!(self, Self::Saved { step } if course.steps.saturating_sub(step) >= MAX_STEPS)
-    }
-
-    /// True if [`MAX_INPUT_PASSES`] more passes began since pass `run`.
-    pub(super) fn is_carried_too_long(self, course: &PhaseTracker) -> bool {
-        matches!(self, Self::SurvivingInput { run } if course.runs.saturating_sub(run) >= MAX_INPUT_PASSES)
+    /// True for a saved block after [`MAX_STEPS`] optimizer steps, and for an input after [`MAX_INPUT_PASSES`] passes.
+    pub(super) fn is_too_old(self, course: &PhaseTracker) -> bool {
+        match self {
+            Self::Saved { step } => course.steps.saturating_sub(step) >= MAX_STEPS,
+            Self::SurvivingInput { run } => course.runs.saturating_sub(run) >= MAX_INPUT_PASSES,
+            _ => false,
+        }
     }
 
     const fn queue(self) -> Option<Queue> {

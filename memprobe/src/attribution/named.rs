@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::category::{Category, CategoryRule};
 use super::ledger::AttributionLedger;
 use super::lifecycle::{BlockState, Lifecycle};
-use super::phase::{ClassifiedPhase, Phase, PhaseRule};
+use super::phase::ClassifiedPhase;
 use crate::event::tensors::TensorKind;
 use crate::event::{BlockLabels, LabeledBlock, TimeNs};
 use crate::ledger::{BlockId, Ledger};
@@ -158,11 +158,7 @@ impl AttributionLedger {
             origin,
             ..life
         };
-        let judged = ClassifiedPhase {
-            phase: Phase::Other,
-            rule: PhaseRule::NoStack,
-        };
-        device.name(&life, size, judged);
+        device.name(&life, size, ClassifiedPhase::default());
         self.blocks.insert(id, life);
     }
 }

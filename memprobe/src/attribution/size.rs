@@ -105,15 +105,8 @@ struct IntervalAllocations {
     made: HashMap<(DeviceIndex, u32, Made), Amount>,
 }
 
-/// Parameters and buffers of a module, by a heap snapshot.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ModuleSizes {
-    parameters: Amount,
-    buffers: Amount,
-}
-
 /// Parameters and buffers by device and heap path of the module.
-type SizesByModule = BTreeMap<(DeviceIndex, Option<Arc<str>>), ModuleSizes>;
+type SizesByModule = BTreeMap<(DeviceIndex, Option<Arc<str>>), ModuleSize>;
 
 /// Allocations of the latest step intervals, and memory held by modules.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use super::{AllocationCounts, Amount, Made, ModuleSizes};
+use super::{AllocationCounts, Amount, Made};
 use crate::attribution::AttributionLedger;
 use crate::attribution::allocation_groups::{ModuleScope, place_of};
 use crate::attribution::category::Category;
@@ -146,7 +146,7 @@ impl AttributionLedger {
                         ModuleScope::Module(self.module_aliases.called(held))
                     });
                     let parts = devices.entry(*device).or_default();
-                    parts.push((place, size_of_module(*sizes)));
+                    parts.push((place, *sizes));
                 }
             }
             None => {
@@ -196,14 +196,6 @@ impl AttributionLedger {
             parameters,
             ..ModuleSize::default()
         }
-    }
-}
-
-fn size_of_module(sizes: ModuleSizes) -> ModuleSize {
-    ModuleSize {
-        parameters: sizes.parameters,
-        buffers: sizes.buffers,
-        ..ModuleSize::default()
     }
 }
 

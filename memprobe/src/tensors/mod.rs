@@ -94,34 +94,33 @@ impl Account {
 }
 
 /// Reason for a difference between the rows and the allocator's total.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(const_into_str)]
 pub enum Reason {
-    /// Blocks are unknown, so the remainder contains rounding and blocks without tensors.
+    #[strum(
+        serialize = "the allocator's blocks are not known: rounding and blocks without a tensor"
+    )]
     BlocksUnknown,
-    /// The process was not paused while it was read.
+    #[strum(serialize = "the process ran on while it was read")]
     Running,
     /// The sum of the blocks read is not the allocator's total.
+    #[strum(serialize = "blocks that could not be read")]
     BlocksMissing,
 }
 
 impl Reason {
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::BlocksUnknown => {
-                "the allocator's blocks are not known: rounding and blocks without a tensor"
-            }
-            Self::Running => "the process ran on while it was read",
-            Self::BlocksMissing => "blocks that could not be read",
-        }
+        self.into_str()
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RowKind {
     Tensor(TensorKind),
     /// Storage without a tensor.
     Storage,
     /// Block without a storage.
+    #[default]
     Block,
 }
 
@@ -136,7 +135,7 @@ impl RowKind {
 }
 
 /// A tensor, or memory without one.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
     pub kind: RowKind,
     /// Index into [`crate::event::tensors::TensorSnapshot::tensors`]; `None` for memory without a tensor.

@@ -11,6 +11,7 @@ mod series;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::Hash;
 
 pub use fit::Fit;
 use retainers::SnapshotRetainers;
@@ -18,11 +19,11 @@ pub use retainers::{GrowthRetainer, RetainedGrowth, RetainerAmount};
 use series::{MAX_STEPS, Series, SeriesLevel, SeriesSteps};
 
 use super::AttributionLedger;
-use super::allocation_groups::{AllocationGroup, AllocationGroups, ModuleScope};
+use super::allocation_groups::{AllocationGroup, AllocationGroups};
 use super::groups::BlockChange;
 use super::iterations::{IterationKind, IterationLine, Source};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
-use crate::ledger::snapshot::{Grouping, PurposeInfo, Site};
+use crate::ledger::snapshot::{Grouping, Site};
 use crate::ledger::{Analysis, Change, Ledger};
 
 /// Length of the first windows: 1 ms, in nanoseconds.
@@ -146,11 +147,11 @@ pub struct Growth {
     /// True if any stack has module information.
     pub knows_modules: bool,
     /// Growing lines, fastest first.
-    pub lines: Vec<Suspect<Site>>,
+    pub lines: Vec<Suspect>,
     /// Growing modules, fastest first.
-    pub modules: Vec<Suspect<ModuleScope>>,
+    pub modules: Vec<Suspect>,
     /// Growing tensor types, fastest first.
-    pub tensors: Vec<Suspect<PurposeInfo>>,
+    pub tensors: Vec<Suspect>,
     /// Time of the heap snapshot behind the retainers; `None` without one.
     pub read: Option<TimeNs>,
     /// Retainers of all growing lines.
@@ -173,10 +174,9 @@ pub struct Rate {
 
 /// Line, module or tensor type that grows.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Suspect<K> {
-    pub who: K,
+pub struct Suspect {
     pub rate: Rate,
-    /// Allocation group of it that gained most bytes.
+    /// Allocation group that gained most bytes; its line, module or tensor type is that of the suspect.
     pub part: AllocationGroup,
     /// Retainers at [`Growth::read`].
     pub retained: RetainedGrowth,
@@ -369,14 +369,11 @@ impl GrowthLedger {
             let parts = self.groups.on(device);
             parts.filter_map(|(name, entry)| Some((&entry.group, levels(name)?)))
         };
-        let site = |part: &AllocationGroup| part.origin.site.clone();
-        let mut lines = look.suspects(grown, site);
-        let mut modules = look.suspects(grown, |part| part.origin.place.clone());
-        let mut tensors = look.suspects(grown, |part| part.what.clone());
-        self.say_who_keeps(device, &mut lines, site);
-        self.say_who_keeps(device, &mut modules, |part| part.origin.place.clone());
-        self.say_who_keeps(device, &mut tensors, |part| part.what.clone());
-        let suspected: HashSet<&Site> = lines.iter().map(|line| &line.who).collect();
+        let lines = self.suspects(device, &look, grown, |part| &part.origin.site);
+        let modules = self.suspects(device, &look, grown, |part| &part.origin.place);
+        let tensors = self.suspects(device, &look, grown, |part| &part.what);
+        let sites = lines.iter().map(|line| &line.part.origin.site);
+        let suspected: HashSet<&Site> = sites.collect();
         let of_lines = self.groups.on(device);
         let of_lines = of_lines.filter(|(_, entry)| suspected.contains(&entry.group.origin.site));
         let retained = self.retainers.of(of_lines.map(|(name, _)| name));
@@ -396,24 +393,31 @@ impl GrowthLedger {
         })
     }
 
-    /// Fills in the retainers of each suspect.
-    fn say_who_keeps<K: Eq + std::hash::Hash>(
-        &self,
+    /// Suspects of a device by the key `who` of their groups, with their retainers.
+    fn suspects<'a, K, Grown>(
+        &'a self,
         device: DeviceIndex,
-        suspects: &mut [Suspect<K>],
-        who: impl Fn(&AllocationGroup) -> K,
-    ) {
+        look: &StepSelection,
+        grown: impl Fn() -> Grown,
+        who: impl Fn(&AllocationGroup) -> &K,
+    ) -> Vec<Suspect>
+    where
+        K: Eq + Hash + 'a,
+        Grown: Iterator<Item = (&'a AllocationGroup, Vec<SeriesLevel>)>,
+    {
+        let mut suspects = look.suspects(grown, &who);
         if self.retainers.time().is_none() || suspects.is_empty() {
-            return;
+            return suspects;
         }
-        let mut parts: HashMap<K, Vec<usize>> = HashMap::new();
+        let mut parts: HashMap<&K, Vec<usize>> = HashMap::new();
         for (name, entry) in self.groups.on(device) {
             parts.entry(who(&entry.group)).or_default().push(name);
         }
-        for suspect in suspects {
-            let parts = parts.get(&suspect.who).into_iter().flatten();
+        for suspect in &mut suspects {
+            let parts = parts.get(who(&suspect.part)).into_iter().flatten();
             suspect.retained = self.retainers.of(parts.copied());
         }
+        suspects
     }
 }
 
@@ -519,39 +523,34 @@ impl StepSelection {
     fn suspects<'a, K, Grown>(
         &self,
         grown: impl Fn() -> Grown,
-        who: impl Fn(&AllocationGroup) -> K,
-    ) -> Vec<Suspect<K>>
+        who: impl Fn(&AllocationGroup) -> &K,
+    ) -> Vec<Suspect>
     where
-        K: Clone + Eq + std::hash::Hash,
+        K: Eq + Hash + 'a,
         Grown: Iterator<Item = (&'a AllocationGroup, Vec<SeriesLevel>)>,
     {
-        let mut gains: HashMap<K, i128> = HashMap::new();
+        let mut gains: HashMap<&K, i128> = HashMap::new();
         for (part, levels) in grown() {
             *gains.entry(who(part)).or_default() += gain(&levels);
         }
         let mut gains: Vec<_> = gains.into_iter().filter(|(_, gain)| *gain > 0).collect();
         gains.sort_by_key(|(_, gain)| Reverse(*gain));
         gains.truncate(MAX_SUSPECTS);
-        let mut groups: HashMap<K, Group<'a>> = gains
-            .into_iter()
-            .map(|(who, _)| (who, Group::default()))
-            .collect();
+        let groups = gains.into_iter().map(|(who, _)| (who, Group::default()));
+        let mut groups: HashMap<&K, Group<'a>> = groups.collect();
         for (part, levels) in grown() {
-            if let Some(group) = groups.get_mut(&who(part)) {
+            if let Some(group) = groups.get_mut(who(part)) {
                 group.add(part, &levels);
             }
         }
-        let mut suspects: Vec<Suspect<K>> = groups
-            .into_iter()
-            .filter_map(|(who, group)| {
-                Some(Suspect {
-                    who,
-                    rate: self.rate(&group.levels)?,
-                    part: group.most?.1.clone(),
-                    retained: RetainedGrowth::default(),
-                })
+        let suspects = groups.into_values().filter_map(|group| {
+            Some(Suspect {
+                rate: self.rate(&group.levels)?,
+                part: group.most?.1.clone(),
+                retained: RetainedGrowth::default(),
             })
-            .collect();
+        });
+        let mut suspects: Vec<_> = suspects.collect();
         suspects.sort_by(|one, other| other.rate.bytes.total_cmp(&one.rate.bytes));
         suspects
     }

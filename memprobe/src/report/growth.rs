@@ -226,34 +226,34 @@ impl OnDevice<'_> {
             name: String::new(),
         });
         table.extend(Output::Data, total);
-        table.extend(Output::Data, self.rows("line", &growth.lines, unnamed));
-        table.extend(Output::Data, self.rows("module", &growth.modules, unnamed));
-        table.extend(Output::Data, self.rows("tensor", &growth.tensors, unnamed));
+        for (by, suspects) in [
+            ("line", &growth.lines),
+            ("module", &growth.modules),
+            ("tensor", &growth.tensors),
+        ] {
+            table.extend(Output::Data, self.rows(by, suspects, |_| String::new()));
+        }
         table
     }
 
-    fn rows<'r, K>(
+    fn rows<'r>(
         &'r self,
         by: &'static str,
-        suspects: &'r [Suspect<K>],
-        name: impl Fn(&Suspect<K>) -> String,
+        suspects: &'r [Suspect],
+        name: impl Fn(&AllocationGroup) -> String,
     ) -> Vec<GrowthEntry<'r>> {
         let growth = &self.growth;
-        let row = |suspect: &'r Suspect<K>| GrowthEntry {
+        let row = |suspect: &'r Suspect| GrowthEntry {
             device: self.device.index,
             by,
             per: per(growth),
             rate: &suspect.rate,
             part: Some(&suspect.part),
             retained: growth.read.map(|_| &suspect.retained),
-            name: name(suspect),
+            name: name(&suspect.part),
         };
         suspects.iter().map(row).collect()
     }
-}
-
-fn unnamed<K>(_: &Suspect<K>) -> String {
-    String::new()
 }
 
 fn is_quiet(growth: &Growth) -> bool {
@@ -332,17 +332,18 @@ fn percent(share: f64) -> String {
 /// Adds a table of each kind of suspects.
 fn push_sections(page: &mut Page, on: &OnDevice<'_>, options: &ReportOptions) {
     let growth = &on.growth;
-    let frames = growth.lines.iter().filter_map(|line| line.who.frame());
+    let sites = growth.lines.iter().map(|line| &line.part.origin.site);
+    let frames = sites.filter_map(Site::frame);
     let names = FileNames::of(frames.map(|frame| &frame.file));
-    let lines = on.rows("line", &growth.lines, |line| {
-        let name = names.site(&line.who);
-        match line.part.what {
+    let lines = on.rows("line", &growth.lines, |part| {
+        let name = names.site(&part.origin.site);
+        match part.what {
             PurposeInfo::Unknown => name,
-            _ => format!("{name}  {}", shapes::tensor(&line.part.what)),
+            _ => format!("{name}  {}", shapes::tensor(&part.what)),
         }
     });
-    let modules = on.rows("module", &growth.modules, |it| place_name(&it.who));
-    let tensors = on.rows("tensor", &growth.tensors, |it| shapes::tensor(&it.who));
+    let modules = on.rows("module", &growth.modules, |it| place_name(&it.origin.place));
+    let tensors = on.rows("tensor", &growth.tensors, |it| shapes::tensor(&it.what));
     let sections = [
         ("LINE", lines, true),
         ("MODULE", modules, growth.knows_modules),

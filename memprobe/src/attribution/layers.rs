@@ -13,7 +13,8 @@ use super::modules::{Additive, ModuleRow, tree};
 use super::moments::Moment;
 use super::step_interval::IntervalDevice;
 use crate::event::tensors::TensorKind;
-use crate::event::{Context, DeviceIndex, LabeledBlock, Module, NoStack, Stack, StackKind};
+use crate::event::{DeviceIndex, LabeledBlock, Module};
+use crate::ledger::definitions::lost_stack;
 
 /// Cap on modules that hold blocks by a heap snapshot; blocks of further ones count where they were allocated.
 const MAX_MODULES: usize = 1 << 16;
@@ -174,22 +175,12 @@ impl AttributionLedger {
         if let Some(origin) = self.in_modules.get(module) {
             return Some(*origin);
         }
-        let stack = Stack {
-            kind: StackKind::Unknown {
-                thread: "".into(),
-                reason: NoStack::Lost,
-            },
-            frames: Vec::new(),
-            truncated: false,
-            context: Context {
-                module: Module::Called(module.clone()),
-                ..Context::default()
-            },
-        };
         if self.in_modules.len() >= MAX_MODULES {
             return None;
         }
-        let origin = self.add_origin(stack.into());
+        let mut stack = lost_stack("".into());
+        Arc::make_mut(&mut stack).context.module = Module::Called(Arc::clone(module));
+        let origin = self.add_origin(stack);
         self.in_modules.insert(Arc::clone(module), origin);
         Some(origin)
     }

@@ -24,18 +24,20 @@ pub struct Snapshot {
 }
 
 /// Layer of software behind the table of lines: the highest one seen.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, strum::IntoStaticStr)]
+#[strum(const_into_str)]
 pub enum SoftwareLayer {
-    /// No event yet.
     #[default]
+    #[strum(serialize = "nothing yet")]
     None,
-    /// Calls into libcuda.
+    #[strum(serialize = "CUDA driver calls")]
     Driver,
-    /// Calls into libcudart.
+    #[strum(serialize = "CUDA runtime calls")]
     Runtime,
-    /// Blocks of PyTorch's caching allocator, from its tracepoints.
+    /// Blocks of the caching allocator.
+    #[strum(serialize = "PyTorch's tracepoints")]
     Tracepoints,
-    /// Blocks of PyTorch's caching allocator.
+    #[strum(serialize = "PyTorch's caching allocator")]
     Allocator,
 }
 
@@ -52,13 +54,7 @@ impl SoftwareLayer {
 
     /// Short text for people and other programs.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "nothing yet",
-            Self::Driver => "CUDA driver calls",
-            Self::Runtime => "CUDA runtime calls",
-            Self::Tracepoints => "PyTorch's tracepoints",
-            Self::Allocator => "PyTorch's caching allocator",
-        }
+        self.into_str()
     }
 }
 
@@ -192,22 +188,6 @@ pub struct LineRow {
     pub allocs_per_second: f64,
     /// Stacks of this line, largest `live` first.
     pub stacks: Vec<StackRow>,
-}
-
-/// Memory of tensors with one shape and element type, allocated by one line on one device.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ShapeRow {
-    /// Tensor, or other purpose.
-    pub what: PurposeInfo,
-    /// Line, or the reason that none is known.
-    pub site: Site,
-    /// Live bytes, as rounded by the allocator.
-    pub live: Bytes,
-    /// Maximum of `live`.
-    pub peak: Bytes,
-    pub live_blocks: u64,
-    /// Allocations since attach.
-    pub allocs: u64,
 }
 
 /// Purpose of a block.

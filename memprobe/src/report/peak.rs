@@ -304,11 +304,11 @@ fn groups<K: Eq + Hash>(view: &PeakView, who: impl Fn(&AllocationGroup) -> K) ->
     let mut sums: HashMap<K, (u64, u64)> = HashMap::new();
     // Equal rows keep the order of their parts.
     let mut first: HashMap<K, usize> = HashMap::new();
-    for (at, part) in view.parts.iter().enumerate() {
-        let (bytes, blocks) = sums.entry(who(&part.part)).or_default();
-        *bytes = bytes.saturating_add(part.live.0);
-        *blocks = blocks.saturating_add(part.blocks);
-        first.entry(who(&part.part)).or_insert(at);
+    for (at, (part, held)) in view.parts.iter().enumerate() {
+        let (bytes, blocks) = sums.entry(who(part)).or_default();
+        *bytes = bytes.saturating_add(held.at_peak.0);
+        *blocks = blocks.saturating_add(held.at_peak_blocks);
+        first.entry(who(part)).or_insert(at);
     }
     let mut rows: Vec<Group<K>> = sums
         .into_iter()

@@ -9,9 +9,10 @@ use super::held::{self, HeldRow};
 use super::preamble::push_devices;
 use super::replay::{self, RecordingReplay};
 use super::{Outcome, ReportError, ReportOptions};
-use crate::attribution::ShapeLedger;
+use crate::attribution::peak::Holding;
+use crate::attribution::{BlockGroup, ShapeLedger};
 use crate::event::{BlockPurpose, Purpose, TensorSpec};
-use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, ShapeRow};
+use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, Site};
 use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{BLOCKS, FileNames, clean};
@@ -74,7 +75,8 @@ pub(super) fn write<R: BufRead>(
     let ledger = ShapeLedger::new(options.grouping);
     let (replay, ledger) = replay::run(reader, options.grouping, ledger)?;
     let devices = replay.snapshot.devices.iter();
-    let devices = devices.map(|device| (device, sorted(ledger.rows(device.index), options)));
+    let devices =
+        devices.map(|device| (device, sorted(ledger.rows(device.index).collect(), options)));
     let report = ShapeReport {
         replay: &replay,
         devices: devices.collect(),
@@ -84,9 +86,12 @@ pub(super) fn write<R: BufRead>(
     Ok(replay.outcome())
 }
 
+/// A tensor and a line, and their memory.
+type ShapeRow<'a> = (&'a BlockGroup<Site>, Holding);
+
 struct ShapeReport<'a> {
     replay: &'a RecordingReplay,
-    devices: Vec<(&'a DeviceSnapshot, Vec<ShapeRow>)>,
+    devices: Vec<(&'a DeviceSnapshot, Vec<ShapeRow<'a>>)>,
     options: &'a ReportOptions,
 }
 
@@ -139,20 +144,24 @@ impl TableReport for ShapeReport<'_> {
 }
 
 impl ShapeReport<'_> {
-    fn table<'r>(&self, device: &DeviceSnapshot, rows: &'r [ShapeRow]) -> Table<HeldRow<'r>> {
+    fn table<'r>(&self, device: &DeviceSnapshot, rows: &'r [ShapeRow<'_>]) -> Table<HeldRow<'r>> {
         let top = self.options.top.of(rows.len());
-        let frames = rows[..top].iter().filter_map(|row| row.site.frame());
+        let frames = rows[..top]
+            .iter()
+            .filter_map(|(group, _)| group.origin.frame());
         let names = FileNames::of(frames.map(|frame| &frame.file));
-        let rows = rows.iter().map(|row| HeldRow {
-            kind: purpose_kind(&row.what),
-            site: Some(&row.site),
-            tensor: Some(&row.what),
-            live: row.live.into(),
-            peak: Some(row.peak),
-            blocks: Some(row.live_blocks),
-            allocs: Some(row.allocs),
-            ..HeldRow::default()
-        });
+        let rows = rows
+            .iter()
+            .map(|(BlockGroup { origin, what }, holding)| HeldRow {
+                kind: purpose_kind(what),
+                site: Some(origin),
+                tensor: Some(what),
+                live: holding.live.into(),
+                peak: holding.peak,
+                blocks: Some(holding.live_blocks),
+                allocs: Some(holding.allocs),
+                ..HeldRow::default()
+            });
         let mut table = Table::new(columns());
         held::push_top(&mut table, rows.collect(), top, "other row");
         let before = &device.before_attach;
@@ -170,11 +179,12 @@ impl ShapeReport<'_> {
     }
 }
 
-fn sorted(mut rows: Vec<ShapeRow>, options: &ReportOptions) -> Vec<ShapeRow> {
+fn sorted<'a>(mut rows: Vec<ShapeRow<'a>>, options: &ReportOptions) -> Vec<ShapeRow<'a>> {
     let names = FileNames::default();
-    rows.sort_by_cached_key(|row| {
-        let figures = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
-        let words = (names.site(&row.site), tensor(&row.what));
+    rows.sort_by_cached_key(|(group, held)| {
+        let peak = held.peak.unwrap_or_default();
+        let figures = [peak.0, held.live.0, held.live_blocks, held.allocs];
+        let words = (names.site(&group.origin), tensor(&group.what));
         (Reverse(options.sort.rank(figures)), words)
     });
     rows

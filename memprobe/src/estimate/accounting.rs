@@ -4,7 +4,7 @@ use super::allocator::{CachingAllocator, GpuBlock};
 use super::lines::Lines;
 use super::origin::EstimatePhase;
 use super::replay::{OnGpu, Replay, Request};
-use super::{DeviceFit, Difference, Hardware, WORKSPACE};
+use super::{DeviceFit, Difference, WORKSPACE};
 use crate::event::{Bytes, TimeNs, Totals};
 use crate::ledger::SiteRef;
 use crate::ledger::snapshot::{Grouping, Site};
@@ -113,14 +113,13 @@ impl SimulatedDevice {
 }
 
 impl Accounting {
-    pub(super) fn new(hardware: Hardware) -> Self {
+    pub(super) fn new(memory: Option<Bytes>) -> Self {
         let mut books = Self {
             pieces: Vec::new(),
             vacant: Vec::new(),
             plain: SimulatedDevice::new(CachingAllocator::new()),
             working: SimulatedDevice::new(CachingAllocator::new()),
-            bounded: hardware
-                .memory
+            bounded: memory
                 .map(|memory| SimulatedDevice::new(CachingAllocator::with_capacity(memory))),
             now: AccountingMoment::default(),
             peak: AccountingMoment::default(),

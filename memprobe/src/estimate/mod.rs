@@ -33,13 +33,6 @@ pub const WORKSPACE: Bytes = Bytes((4096 * 2 + 16 * 8) << 10);
 /// Default cuBLAS workspace on Hopper.
 pub const WORKSPACE_OF_HOPPER: Bytes = Bytes((4096 * 8) << 10);
 
-/// Known properties of the GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hardware {
-    /// Bytes that the allocator can get from CUDA; `None` if no fit is checked.
-    pub memory: Option<Bytes>,
-}
-
 /// Line whose blocks stay in host memory, given by the end of its file's path and its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OnHost {
@@ -178,10 +171,11 @@ pub struct Estimator {
 }
 
 impl Estimator {
-    pub fn new(hardware: Hardware, on_host: Vec<OnHost>) -> Self {
+    /// `memory` is what the allocator can get from CUDA, in bytes; `None` if no fit is checked.
+    pub fn new(memory: Option<Bytes>, on_host: Vec<OnHost>) -> Self {
         Self {
             translation: Translation::new(on_host),
-            books: Accounting::new(hardware),
+            books: Accounting::new(memory),
             events: 0,
             cpu_peak: 0,
         }

@@ -10,7 +10,7 @@ use super::caps::{Caps, Refused};
 use super::dense::Dense;
 use super::grouping;
 use super::snapshot::{Grouping, Site};
-use crate::event::{BlockPurposes, Context, NoStack, Stack, StackId, StackKind, Tid};
+use crate::event::{BlockPurposes, NoStack, Stack, StackId, StackKind, Tid};
 
 /// Number of an interned stack. Unlike a [`StackId`], it always means the same stack.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -84,7 +84,7 @@ pub(super) fn slot(grouping: Grouping) -> usize {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Definitions {
     /// Current meaning of each id.
     by_id: hashbrown::HashMap<StackId, StackRef>,
@@ -103,15 +103,8 @@ pub(super) struct Definitions {
 impl Definitions {
     pub(super) fn new(caps: Caps) -> Self {
         let mut definitions = Self {
-            by_id: hashbrown::HashMap::new(),
-            by_stack: hashbrown::HashMap::new(),
-            stacks: Vec::new(),
-            sites: Default::default(),
-            purposes: BlockPurposes::default(),
-            threads: HashMap::new(),
-            frames: 0,
             caps,
-            stacks_refused: false,
+            ..Self::default()
         };
         let unknown = definitions.with_sites(lost_stack("".into()));
         definitions.stacks.push(unknown);
@@ -226,14 +219,7 @@ impl Definitions {
 
 /// Placeholder for a stack that never arrived.
 pub(crate) fn lost_stack(thread: Arc<str>) -> Arc<Stack> {
-    let kind = StackKind::Unknown {
-        thread,
-        reason: NoStack::Lost,
-    };
-    Arc::new(Stack {
-        kind,
-        frames: Vec::new(),
-        truncated: false,
-        context: Context::default(),
-    })
+    let reason = NoStack::Lost;
+    let kind = StackKind::Unknown { thread, reason };
+    Arc::new(Stack::new(kind, Vec::new(), false))
 }

@@ -12,9 +12,10 @@ use super::line::{self, FrameRecord, LineRecord, StackRecord};
 use super::names::PendingNames;
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
-    Action, BlockLabels, BlockPurpose, Context, Event, Frame, Grad, MemoryEvent, Module, NoStack,
-    Node, PhaseMark, PurposeIds, Stack, StackId, StackKind, TimeNs,
+    Action, BlockLabels, BlockPurpose, Context, Event, Frame, Grad, MemoryEvent, Module, Node,
+    PhaseMark, PurposeIds, Stack, StackId, StackKind, TimeNs,
 };
+use crate::ledger::definitions::lost_stack;
 
 /// Read buffer, in bytes.
 const BUFFER: usize = 256 << 10;
@@ -268,12 +269,8 @@ impl<R: BufRead> Reader<R> {
             return None;
         }
         self.stacks.insert(id.0);
-        let kind = StackKind::Unknown {
-            thread: intern(&mut self.strings, ""),
-            reason: NoStack::Lost,
-        };
-        let stack = Stack::new(kind, Vec::new(), false);
-        Some(Event::Stack(id, Arc::new(stack)))
+        let nobody = intern(&mut self.strings, "");
+        Some(Event::Stack(id, lost_stack(nobody)))
     }
 
     fn define_stack(&mut self, record: &StackRecord<'_>) -> Result<Event, String> {

@@ -60,7 +60,7 @@ pub struct Attached {
 }
 
 /// Ledger of all processes of a host.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Host {
     caps: HostCaps,
     started: TimeNs,
@@ -83,11 +83,7 @@ impl Host {
         Self {
             caps,
             started,
-            processes: BTreeMap::new(),
-            driver: DriverSnapshot::default(),
-            opened: None,
-            past: HostHealth::default(),
-            losses: Losses::default(),
+            ..Self::default()
         }
     }
 
@@ -98,7 +94,7 @@ impl Host {
             return false;
         };
         if let Some(known) = self.processes.get_mut(&tgid) {
-            if !known.has_ended() {
+            if known.ended.is_none() {
                 known.describe(target, facts);
                 return true;
             }
@@ -115,14 +111,13 @@ impl Host {
 
     /// User, rank and parent of a process; `None` if it has no row.
     pub fn facts(&self, tgid: Tgid) -> Option<&ProcessFacts> {
-        self.processes.get(&tgid).map(HostProcess::facts)
+        Some(&self.processes.get(&tgid)?.row.facts)
     }
 
     /// Returns true if the process has a row and has not ended.
     pub fn is_live(&self, tgid: Tgid) -> bool {
-        self.processes
-            .get(&tgid)
-            .is_some_and(|process| !process.has_ended())
+        let process = self.processes.get(&tgid);
+        process.is_some_and(|process| process.ended.is_none())
     }
 
     /// Marks the process as waiting for `what` before it can be probed.
@@ -161,9 +156,9 @@ impl Host {
     /// Returns true if the process is a fork of one whose allocator was seen. Its allocator state
     /// is then the parent's: CUDA does not survive a fork.
     fn is_copy_of_a_user(&self, tgid: Tgid) -> bool {
-        let parent = self.processes.get(&tgid).and_then(HostProcess::forked_from);
+        let parent = self.facts(tgid).and_then(|facts| facts.forked_from);
         let parent = parent.and_then(|parent| self.processes.get(&parent));
-        parent.is_some_and(HostProcess::was_heard)
+        parent.is_some_and(|parent| parent.ledger.totals().is_some())
     }
 
     /// Sets the running totals of losses before decoding, for all processes together. Each process
@@ -183,7 +178,7 @@ impl Host {
     /// Sets a note for the user of the process's screen.
     pub fn note(&mut self, tgid: Tgid, text: &str) {
         if let Some(process) = self.processes.get_mut(&tgid) {
-            process.note(text);
+            process.row.note = Some(text.to_owned());
         }
     }
 
@@ -227,10 +222,9 @@ impl Host {
 
     fn forget_an_ended_one(&mut self) -> bool {
         let opened = self.opened;
-        let ended = self
-            .processes
-            .iter()
-            .find(|(tgid, process)| Some(**tgid) != opened && process.has_ended())
+        let mut processes = self.processes.iter();
+        let ended = processes
+            .find(|(tgid, process)| Some(**tgid) != opened && process.ended.is_some())
             .map(|(tgid, _)| *tgid);
         ended.inspect(|tgid| self.forget(*tgid)).is_some()
     }
@@ -260,7 +254,7 @@ impl Host {
 
     /// Ledger of a process; `None` if it has no row.
     pub fn ledger(&self, tgid: Tgid) -> Option<&Ledger> {
-        self.processes.get(&tgid).map(HostProcess::ledger)
+        Some(&self.processes.get(&tgid)?.ledger)
     }
 
     /// Snapshot of one process for views, as of `now`; `None` if it has no row.
@@ -275,11 +269,6 @@ fn is_of_before(event: &Event) -> bool {
     match event {
         Event::AtAttach(_) => true,
         Event::Memory(event) => event.action == Action::Held,
-        Event::Stack(..)
-        | Event::BlockPurpose(..)
-        | Event::Thread(..)
-        | Event::PhaseMark(_)
-        | Event::BlockLabels(_)
-        | Event::Loss(_) => false,
+        _ => false,
     }
 }

@@ -12,10 +12,10 @@ use crate::ledger::{Caps, Change, Ledger};
 
 #[derive(Debug)]
 pub(super) struct HostProcess {
-    ledger: Ledger,
-    ended: Option<TimeNs>,
+    pub(super) ledger: Ledger,
+    pub(super) ended: Option<TimeNs>,
     trend: trend::TrendRecorder,
-    row: ProcessRow,
+    pub(super) row: ProcessRow,
     /// True if the row is older than the ledger.
     stale: bool,
 }
@@ -74,30 +74,12 @@ impl HostProcess {
         }
     }
 
-    pub(super) fn facts(&self) -> &ProcessFacts {
-        &self.row.facts
-    }
-
-    pub(super) fn forked_from(&self) -> Option<Tgid> {
-        self.row.facts.forked_from
-    }
-
-    /// Returns true once an event of its allocator was seen.
-    pub(super) fn was_heard(&self) -> bool {
-        self.ledger.totals().is_some()
-    }
-
     pub(super) fn apply(&mut self, event: &Event) -> Change {
         let change = self.ledger.apply(event);
         let time = match event {
             Event::Memory(event) => event.time,
             Event::AtAttach(found) => found.time,
-            Event::Stack(..)
-            | Event::BlockPurpose(..)
-            | Event::Thread(..)
-            | Event::PhaseMark(_)
-            | Event::BlockLabels(_)
-            | Event::Loss(_) => return change,
+            _ => return change,
         };
         self.stale = true;
         if let Some(totals) = self.ledger.totals() {
@@ -107,17 +89,9 @@ impl HostProcess {
         change
     }
 
-    pub(super) fn note(&mut self, text: &str) {
-        self.row.note = Some(text.to_owned());
-    }
-
     pub(super) fn end(&mut self, now: TimeNs) {
         self.set_state(ProcessState::Ended);
         self.ended.get_or_insert(now);
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended.is_some()
     }
 
     /// Returns true if it ended at least `fade` nanoseconds ago.
@@ -162,10 +136,6 @@ impl HostProcess {
         self.row.events_per_second = self.ledger.events_per_second();
         self.row.trend = self.trend.snapshot();
         self.row.clone()
-    }
-
-    pub(super) fn ledger(&self) -> &Ledger {
-        &self.ledger
     }
 
     pub(super) fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {

@@ -54,6 +54,7 @@ impl Definition {
 }
 
 /// Stacks and their texts, formatted once and used for many events.
+#[derive(Default)]
 pub(super) struct StackTexts {
     grouping: Grouping,
     current: HashMap<StackId, Definition>,
@@ -65,9 +66,7 @@ impl StackTexts {
     pub(super) fn new(grouping: Grouping) -> Self {
         Self {
             grouping,
-            current: HashMap::new(),
-            stacks: Vec::new(),
-            texts: HashMap::new(),
+            ..Self::default()
         }
     }
 

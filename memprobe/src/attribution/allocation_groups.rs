@@ -11,7 +11,6 @@ use crate::ledger::{Ledger, StackRef};
 /// Blocks that reports do not tell apart: equal origin and equal tensor type.
 pub type AllocationGroup = BlockGroup<AllocationSite>;
 
-/// Groups of a process, each with a value.
 pub(super) type AllocationGroups<V> = Groups<AllocationSite, V>;
 
 /// Allocation site as far as reports tell it apart.
@@ -19,7 +18,6 @@ pub(super) type AllocationGroups<V> = Groups<AllocationSite, V>;
 pub struct AllocationSite {
     pub site: Site,
     pub place: ModuleScope,
-    /// Pass through the module.
     pub pass: Pass,
     /// Autograd node of a backward pass, such as `AddmmBackward0`, if known.
     pub node: Option<Arc<str>>,
@@ -32,15 +30,12 @@ pub enum ModuleScope {
     Module(Arc<str>),
     /// No module was being called.
     Outside,
-    /// A module of unknown path.
     Unknown,
     /// Backward pass through an operation whose module is unknown.
     BackwardUnknown,
-    /// Beyond the cap.
     TooMany,
 }
 
-/// Kind of pass through the modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(const_into_str, serialize_all = "lowercase")]
 pub enum Pass {

@@ -11,7 +11,6 @@ use crate::torch::names::TorchCall;
 pub enum Category {
     /// Parameter or buffer of a module.
     Parameter,
-    /// Gradient of a parameter.
     Gradient,
     /// State that an optimizer keeps between steps.
     OptimizerState,

@@ -14,7 +14,6 @@ const MAX_GROUPS: usize = 1 << 18;
 
 /// Origin of blocks, as far as an analysis tells it apart.
 pub(crate) trait GroupOrigin: Clone + Eq + Hash {
-    /// Origin of the blocks that a stack allocated.
     fn of(stack: StackRef, ledger: &Ledger, grouping: Grouping) -> Self;
 
     /// Origin of the blocks beyond the cap.
@@ -25,14 +24,12 @@ pub(crate) trait GroupOrigin: Clone + Eq + Hash {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BlockGroup<O> {
     pub origin: Arc<O>,
-    /// Tensor type or other purpose.
     pub what: PurposeInfo,
 }
 
 /// Change of a group by a block of so many bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BlockChange {
-    /// A block became live.
     Added(Bytes),
     /// A block was allocated, but beyond the ledger's cap on live blocks.
     NotTracked(Bytes),

@@ -32,7 +32,6 @@ const FIRST_WINDOW: u64 = 1_000_000;
 /// Cap on stored level changes over all series of a track; above it pairs of steps are merged.
 const MAX_CHANGES: usize = 1 << 22;
 
-/// Suspects listed of each kind.
 const MAX_SUSPECTS: usize = 1000;
 
 /// Least growth of a suspect in bytes: eight of the smallest blocks.
@@ -44,9 +43,7 @@ const LEAST_SHARE: u64 = 10_000;
 /// Bytes held by each allocation group at each step.
 #[derive(Debug)]
 pub struct GrowthLedger {
-    /// Source of the step intervals.
     categories: AttributionLedger,
-    /// Step intervals ended so far.
     ended: u64,
     groups: AllocationGroups<SeriesLevel>,
     intervals: Track,
@@ -56,7 +53,6 @@ pub struct GrowthLedger {
     retainers: SnapshotRetainers,
 }
 
-/// Totals of a device.
 #[derive(Debug, Default)]
 struct OnDevice {
     allocated: u64,
@@ -75,7 +71,6 @@ struct Window {
     lows: HashMap<usize, SeriesLevel>,
 }
 
-/// Series of all groups over the same steps.
 #[derive(Debug, Default)]
 struct Track {
     steps: SeriesSteps,
@@ -130,17 +125,13 @@ pub enum StepUnit {
     Window(u64),
 }
 
-/// Growth on a device.
 #[derive(Clone, Debug)]
 pub struct Growth {
     pub step: StepUnit,
-    /// Steps fitted.
     pub steps: usize,
     /// Steps left out at the beginning, in which programs reach their size.
     pub left_out: usize,
-    /// Fewest steps required.
     pub needed: usize,
-    /// Least growth of a suspect.
     pub least: Bytes,
     /// Growth of the allocator's total; `None` if it does not clearly grow.
     pub total: Option<Rate>,
@@ -148,13 +139,10 @@ pub struct Growth {
     pub knows_modules: bool,
     /// Growing lines, fastest first.
     pub lines: Vec<Suspect>,
-    /// Growing modules, fastest first.
     pub modules: Vec<Suspect>,
-    /// Growing tensor types, fastest first.
     pub tensors: Vec<Suspect>,
     /// Time of the heap snapshot behind the retainers; `None` without one.
     pub read: Option<TimeNs>,
-    /// Retainers of all growing lines.
     pub retained: RetainedGrowth,
 }
 
@@ -168,7 +156,6 @@ pub struct Rate {
     pub grew: f64,
     /// Bytes at the first step fitted.
     pub first: Bytes,
-    /// Bytes at the last one.
     pub last: Bytes,
 }
 
@@ -176,7 +163,7 @@ pub struct Rate {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suspect {
     pub rate: Rate,
-    /// Allocation group that gained most bytes; its line, module or tensor type is that of the suspect.
+    /// Allocation group of the suspect that gained most bytes. All its groups have this line, module or tensor type.
     pub part: AllocationGroup,
     /// Retainers at [`Growth::read`].
     pub retained: RetainedGrowth,
@@ -273,7 +260,6 @@ impl GrowthLedger {
         self.intervals.steps.taken += 1;
     }
 
-    /// Ends all windows that are over at `time`.
     fn pass_windows(&mut self, time: TimeNs) {
         let start = *self.window.start.get_or_insert(time);
         let passed = time.0.saturating_sub(start.0);
@@ -448,14 +434,11 @@ impl SeriesLevel {
     }
 }
 
-/// Selection of steps to fit.
 struct StepSelection {
     step: StepUnit,
     /// Samples per step.
     together: usize,
-    /// Number of steps.
     whole: usize,
-    /// Steps skipped at the beginning.
     left_out: usize,
     /// Least growth in bytes.
     least: u64,
@@ -496,7 +479,6 @@ impl StepSelection {
         }
     }
 
-    /// Levels at the steps fitted.
     fn levels(&self, series: &Series) -> Vec<SeriesLevel> {
         let levels = series.levels(self.whole * self.together);
         let steps = levels.chunks_exact(self.together).skip(self.left_out);
@@ -556,7 +538,6 @@ impl StepSelection {
     }
 }
 
-/// Sum of several allocation groups.
 #[derive(Default)]
 struct Group<'a> {
     levels: Vec<SeriesLevel>,

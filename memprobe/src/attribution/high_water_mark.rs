@@ -9,7 +9,6 @@ use super::groups::BlockChange;
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
 use crate::ledger::{Ledger, Tally, TotalsSample};
 
-/// High-water mark of a device so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HighWaterMark {
     /// Times it was exceeded, which identifies it.
@@ -17,7 +16,6 @@ pub(crate) struct HighWaterMark {
     pub(super) moment: TotalsSample,
 }
 
-/// High-water marks of all devices.
 #[derive(Debug, Default)]
 pub(crate) struct HighWaterMarks(BTreeMap<DeviceIndex, HighWaterMark>);
 
@@ -78,7 +76,6 @@ impl<T: Copy> AtMark<T> {
     }
 }
 
-/// Memory held now and at the high-water mark.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeldBytes {
     tally: Tally,
@@ -86,29 +83,23 @@ pub(crate) struct HeldBytes {
     at_mark: AtMark<[u64; 2]>,
 }
 
-/// State of a block at the device's peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtPeak {
     Live,
     Gone,
 }
 
-/// Memory held, for views.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Holding {
-    /// Bytes live now.
     pub live: Bytes,
-    /// Blocks live now.
     pub live_blocks: u64,
     /// Bytes live at the device's peak.
     pub at_peak: Bytes,
-    /// Blocks live at the device's peak.
     pub at_peak_blocks: u64,
     /// Highest value of `live` so far; `None` for a sum, whose terms peak at different moments.
     pub peak: Option<Bytes>,
     /// Allocations since attach.
     pub allocs: u64,
-    /// Bytes of all these allocations.
     pub alloc_bytes: Bytes,
 }
 
@@ -153,7 +144,6 @@ impl HeldBytes {
         self.tally.live
     }
 
-    /// Memory held now and at mark number `mark`.
     pub(crate) fn holding(&self, mark: u64) -> Holding {
         let [bytes, blocks] = self.at_mark.at(mark, [self.tally.live, self.tally.blocks]);
         Holding {

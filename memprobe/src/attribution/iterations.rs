@@ -15,16 +15,13 @@ const LONGEST_CYCLE: usize = 64;
 pub enum IterationKind {
     /// The whole recording, if nothing separates iterations.
     Undivided,
-    /// Everything before the first iteration.
     Before,
     Whole,
     /// Modules called without grad between two iterations.
     Evaluation,
-    /// Iteration whose end was not seen.
     Unfinished,
 }
 
-/// Row of the iteration table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Iteration {
     /// Counts iterations from 1; other rows carry the number of iterations before them.
@@ -33,14 +30,12 @@ pub struct Iteration {
     pub begin: TimeNs,
     /// Time of its last event.
     pub end: TimeNs,
-    /// `DataLoader` batches begun.
     pub batches: u32,
     /// Backward passes begun: several with gradient accumulation.
     pub backwards: u32,
     /// Epoch in which it began, counted from 1 for the first one seen; `None` if unknown. Inferred: see
     /// [`Iterations::epochs`].
     pub epoch: Option<u64>,
-    /// Step intervals of the iteration, by number.
     pub(super) intervals: RangeInclusive<u64>,
     /// Every device known by its end.
     pub devices: Vec<(DeviceIndex, IntervalDevice)>,
@@ -68,7 +63,6 @@ pub enum Cycle {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Iterations {
-    /// Signal that separates iterations.
     pub source: Source,
     pub cycle: Cycle,
     pub epochs: Epochs,
@@ -83,7 +77,6 @@ impl Iterations {
         Self::latest(intervals, usize::MAX)
     }
 
-    /// Builds the last `most` rows.
     pub(super) fn latest(intervals: &StepIntervals, most: usize) -> Self {
         let all: Vec<&StepInterval> = intervals.all().collect();
         let cycle = match intervals.source {
@@ -145,7 +138,6 @@ impl Iterations {
 }
 
 impl Iterations {
-    /// The row that contains a moment.
     pub fn at(&self, time: TimeNs) -> Option<&Iteration> {
         let mut rows = self.rows.iter();
         rows.find(|row| (row.begin..=row.end).contains(&time))

@@ -26,7 +26,6 @@ pub struct DeviceLayers {
     pub peak: Moment,
     /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow<Layer>>,
-    /// Memory outside modules.
     pub others: Vec<(ModuleScope, Layer)>,
 }
 
@@ -43,7 +42,6 @@ impl DeviceLayers {
     }
 }
 
-/// Bytes of a module by category.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layer {
     by_category: [u64; Category::ALL.len()],
@@ -76,7 +74,6 @@ impl Additive for Layer {
     }
 }
 
-/// Query for memory by module.
 #[derive(Debug)]
 pub struct Layering<'a> {
     ledger: &'a AttributionLedger,
@@ -85,12 +82,10 @@ pub struct Layering<'a> {
 }
 
 impl Layering<'_> {
-    /// True if the ledger has events of the device.
     pub fn knows(&self, index: DeviceIndex) -> bool {
         self.ledger.devices.contains_key(&index)
     }
 
-    /// Memory by module at the peak of a device.
     pub fn at_peak(&self, index: DeviceIndex) -> Option<DeviceLayers> {
         let device = self.ledger.devices.get(&index)?;
         let bytes = |sample: &LayerSample| sample.holding.holding(device.peaks).at_peak.0;

@@ -26,10 +26,8 @@ use crate::ledger::definitions::lost_stack;
 use crate::ledger::snapshot::Grouping;
 use crate::ledger::{Analysis, BlockId, Change, Freed, Ledger, PerStack, StackRef, TotalsSample};
 
-/// Cap on stacks with operations.
 const MAX_STACKS: usize = 1 << 18;
 
-/// Operations stored for one stack.
 const MAX_OPERATIONS: usize = 16;
 
 /// Properties of a stack; the default is an unknown one.
@@ -123,7 +121,6 @@ impl AttributionLedger {
         Iterations::of(&self.intervals)
     }
 
-    /// Last `most` rows of that table.
     pub fn latest_iterations(&self, most: usize) -> Iterations {
         Iterations::latest(&self.intervals, most)
     }
@@ -215,7 +212,6 @@ impl AttributionLedger {
         self.coverage.operations_left_out = self.coverage.operations_left_out.saturating_add(1);
     }
 
-    /// Adds an origin of blocks; returns its index.
     pub(super) fn add_origin(&mut self, stack: Arc<Stack>) -> u32 {
         // Caps on stacks and modules keep this far below 2^32.
         let index = u32::try_from(self.origins.len()).unwrap_or(0);
@@ -358,7 +354,6 @@ impl AttributionLedger {
         }
     }
 
-    /// Category known at allocation.
     fn at_once(
         &mut self,
         id: PurposeId,

@@ -13,7 +13,6 @@ use crate::ledger::{BlockId, Ledger};
 /// Comparison of inferred categories with heap snapshots, in bytes of blocks that both cover.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InferenceCheck {
-    /// Bytes by inferred and actual category.
     pub pairs: BTreeMap<(Category, Category), u64>,
     /// Bytes of blocks from before attach, for which nothing is inferred.
     pub before_attach: u64,
@@ -25,17 +24,14 @@ impl InferenceCheck {
         self.sum(|_, _| true)
     }
 
-    /// Bytes with the right category inferred.
     pub fn right(&self) -> u64 {
         self.sum(|inferred, named| inferred == named)
     }
 
-    /// Bytes inferred as unknown.
     pub fn unknown(&self) -> u64 {
         self.sum(|inferred, _| inferred == Category::Unknown)
     }
 
-    /// Bytes with a wrong category inferred.
     pub fn wrong(&self) -> u64 {
         self.sum(|inferred, named| inferred != named && inferred != Category::Unknown)
     }
@@ -136,7 +132,6 @@ impl AttributionLedger {
         }
     }
 
-    /// Gives a category to a block from before attach.
     fn decide_baseline(
         &mut self,
         id: BlockId,

@@ -14,7 +14,6 @@ pub struct PeakLedger {
     marks: HighWaterMarks,
 }
 
-/// Memory of a device at its peak.
 #[derive(Clone, Debug)]
 pub struct PeakView {
     /// The peak. `parts`, `before_attach` and `unaccounted` add up to `totals.allocated`.

@@ -9,13 +9,11 @@ use crate::torch::names::TorchCall;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Phase {
-    /// Inside `torch.utils.data`.
     DataLoading,
     /// Computation recorded by autograd for a backward pass.
     Forward,
     /// Recomputation of discarded activations in a backward pass (`torch.utils.checkpoint`).
     Recompute,
-    /// Backward pass through recorded operations.
     Backward,
     /// `Optimizer.step()`.
     OptimizerStep,
@@ -42,13 +40,11 @@ impl Phase {
         self.into_str()
     }
 
-    /// True for phases inside a backward pass.
     pub const fn is_of_backward(self) -> bool {
         matches!(self, Self::Backward | Self::Recompute)
     }
 }
 
-/// Rule that determined a [`Phase`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr)]
 #[strum(const_into_str)]
 pub enum PhaseRule {
@@ -119,7 +115,6 @@ impl PhaseRule {
     }
 }
 
-/// Phase, and the rule that determined it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClassifiedPhase {
     pub phase: Phase,
@@ -132,7 +127,6 @@ impl ClassifiedPhase {
     }
 }
 
-/// Call on a stack that determines the phase.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     Module,

@@ -46,7 +46,6 @@ impl Analysis for ShapeLedger {
 }
 
 impl PurposeInfo {
-    /// Shape, if the block is a tensor's.
     pub fn shape(&self) -> Option<&TensorSpec> {
         match self {
             Self::Known(is) => is.tensor(),

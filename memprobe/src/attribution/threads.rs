@@ -12,13 +12,11 @@ use crate::ledger::{Analysis, BlockId, Change, Ledger, PerBlock, TotalsSample};
 /// Cap on threads of all devices; the excess is one row a device.
 const MAX_THREADS: usize = 1 << 16;
 
-/// Thread that allocated a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AllocatingThread {
     Thread(Tid),
     /// Not known: the block was live when this ledger began.
     BeforeOpening,
-    /// One of the threads beyond the limit.
     TooMany,
 }
 
@@ -31,7 +29,6 @@ pub struct ThreadLedger {
     marks: HighWaterMarks,
 }
 
-/// Memory that a thread allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadRow {
     pub allocator: AllocatingThread,
@@ -73,7 +70,6 @@ impl ThreadLedger {
         rows
     }
 
-    /// State of a device at its peak.
     pub fn peak(&self, device: DeviceIndex) -> Option<TotalsSample> {
         Some(self.marks.get(device)?.moment)
     }

@@ -16,7 +16,6 @@ pub(super) struct BlockPair {
     pub(super) cpu: u64,
     /// Bytes requested from a GPU's allocator; `None` if there is no counterpart.
     pub(super) gpu: Option<u64>,
-    /// Reason that the two differ.
     pub(super) difference: Option<Difference>,
     pub(super) line: SiteRef,
     pub(super) phase: EstimatePhase,
@@ -60,7 +59,6 @@ pub(super) struct Accounting {
     /// Like `working`, with the memory of a given device.
     bounded: Option<SimulatedDevice>,
     pub(super) now: AccountingMoment,
-    /// Moment of the highest allocated bytes.
     pub(super) peak: AccountingMoment,
     /// Totals at the last start of a forward pass or data loading after a backward pass or a step.
     pub(super) between_iterations: Option<Totals>,
@@ -216,24 +214,20 @@ impl Accounting {
         Some((piece, size))
     }
 
-    /// Block of a piece on the simulated GPU.
     pub(super) fn on_gpu(&self, id: PieceId) -> Option<OnGpu> {
         self.plain.block(id.0)
     }
 
-    /// Handles the end of `phase`.
     pub(super) fn is_over(&mut self, phase: EstimatePhase) {
         if matches!(phase, EstimatePhase::Backward | EstimatePhase::Step) {
             self.between_iterations = Some(self.plain.allocator.totals);
         }
     }
 
-    /// Highest value of each of the allocator's totals.
     pub(super) fn highest_totals(&self) -> Totals {
         self.plain.allocator.peak
     }
 
-    /// Highest totals with a cuBLAS workspace.
     pub(super) fn with_workspace(&self) -> Totals {
         self.working.allocator.peak
     }

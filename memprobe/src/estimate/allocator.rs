@@ -21,12 +21,10 @@ const LARGE_SEGMENT: u64 = 20 << 20;
 const OWN_SEGMENT: u64 = 10 << 20;
 /// Granularity of such segments (`kRoundLarge`).
 const SEGMENT_UNIT: u64 = 2 << 20;
-/// Address of the first segment.
 const FIRST: u64 = 1 << 40;
 /// Requests above this are rejected: no device has as much memory.
 const MOST: u64 = 1 << 48;
 
-/// Identifies an allocated block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GpuBlock(usize);
 
@@ -36,7 +34,6 @@ pub struct OutOfMemory {
     pub segment: Bytes,
 }
 
-/// Simulated caching allocator of one device.
 #[derive(Debug, Default)]
 pub struct CachingAllocator {
     /// Bytes that CUDA can give; `None` for unlimited.
@@ -47,9 +44,7 @@ pub struct CachingAllocator {
     vacant: Vec<usize>,
     /// Free blocks by [`Pool`].
     free: [BTreeSet<Key>; 2],
-    /// Allocated and reserved bytes.
     pub totals: Totals,
-    /// Highest value of each total.
     pub peak: Totals,
     /// Number of times that all cached segments were released because the device was full.
     pub flushes: u64,
@@ -64,7 +59,6 @@ pub struct CachingAllocator {
 /// Sort key of free blocks: smallest first, equal ones in the order of [`Ties`].
 type Key = (u64, u64, u64, usize);
 
-/// Choice among free blocks of equal size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Ties {
     /// The first of the oldest segment, as seen in 2.15.0. It is also the lowest address as long as
@@ -89,7 +83,6 @@ struct Block {
     segment: u64,
     pool: Pool,
     is_live: bool,
-    /// Neighbours in the segment.
     before: Option<usize>,
     after: Option<usize>,
 }
@@ -292,7 +285,6 @@ impl CachingAllocator {
         self.free_of(block.pool).insert(key);
     }
 
-    /// Merges two neighbouring free blocks into the first.
     fn join(&mut self, first: usize, second: usize) {
         let gone = self.blocks[second];
         self.blocks[first].size += gone.size;

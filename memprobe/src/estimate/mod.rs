@@ -30,7 +30,6 @@ use translation::Translation;
 /// keeps one for each stream; 2.15 allocates it for each matrix product.
 pub const WORKSPACE: Bytes = Bytes((4096 * 2 + 16 * 8) << 10);
 
-/// Default cuBLAS workspace on Hopper.
 pub const WORKSPACE_OF_HOPPER: Bytes = Bytes((4096 * 8) << 10);
 
 /// Line whose blocks stay in host memory, given by the end of its file's path and its number.
@@ -42,7 +41,6 @@ pub struct OnHost {
 }
 
 impl OnHost {
-    /// Returns true if the frame is on this line.
     fn names(&self, frame: &Frame) -> bool {
         let rest = frame.file.strip_suffix(self.file.as_str());
         self.line == frame.line && rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
@@ -77,24 +75,19 @@ impl Difference {
     ];
 }
 
-/// Result of fitting a run into a device's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeviceFit {
     Whole,
     /// Fits only if cached segments are released to CUDA and requested again, which is slow.
     WithoutCache {
-        /// Number of such releases.
         flushes: u64,
     },
     Not {
-        /// First request that does not fit.
         requested: Bytes,
-        /// Line of that request.
         site: Site,
     },
 }
 
-/// Share of a line in the peak.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LineAtPeak {
     pub site: Site,
@@ -105,12 +98,9 @@ pub struct LineAtPeak {
     pub saved: Bytes,
 }
 
-/// Gaps in the input of the estimate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Blocks beyond the limit.
     pub blocks: u64,
-    /// Stacks beyond the limit.
     pub stacks: u64,
     /// Temporary tensors of optimizers whose steps on a GPU are not modelled.
     pub steps: u64,
@@ -120,7 +110,6 @@ pub struct Missing {
     pub past: bool,
 }
 
-/// Expected memory of a run on a GPU.
 #[derive(Clone, Debug)]
 pub struct Estimate {
     /// Events of the CPU's memory behind the estimate.
@@ -135,16 +124,13 @@ pub struct Estimate {
     pub between_iterations: Option<Totals>,
     /// Bytes of the CPU's allocator when most is allocated on the GPU.
     pub cpu_at_peak: Bytes,
-    /// Highest bytes of the CPU's allocator.
     pub cpu_peak: Bytes,
     /// Differences that lead from `cpu_at_peak` to the highest allocated bytes, in the order of
     /// [`Difference::ALL`].
     pub differences: Vec<(Difference, i64)>,
     /// Highest allocated bytes by the phase of the allocation, in the order of [`Phase::ALL`].
     pub phases: Vec<(EstimatePhase, Bytes)>,
-    /// Phase of the allocation that reached the peak.
     pub peak_in: EstimatePhase,
-    /// Line of that allocation.
     pub peak_at: Site,
     /// Most bytes saved for a backward pass: allocated before it and freed during it.
     pub saved: Bytes,
@@ -156,12 +142,10 @@ pub struct Estimate {
     pub sizes: Option<Sizes>,
     /// Information available in the event stream, for the notes under tables.
     pub heard: Coverage,
-    /// Result for the given device; `None` without one.
     pub fit: Option<DeviceFit>,
     pub missing: Missing,
 }
 
-/// Builds an [`Estimate`] from the events of one process.
 #[derive(Debug)]
 pub struct Estimator {
     translation: Translation,
@@ -181,7 +165,6 @@ impl Estimator {
         }
     }
 
-    /// Handles the next event of the stream.
     pub fn apply(&mut self, event: &Event) {
         let Self {
             translation, books, ..
@@ -226,7 +209,6 @@ impl Estimator {
         }
     }
 
-    /// True if no event of the CPU's memory was seen.
     pub fn is_empty(&self) -> bool {
         self.events == 0
     }

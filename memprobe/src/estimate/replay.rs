@@ -12,7 +12,6 @@ use crate::event::{
 };
 use crate::ledger::{Analysis, Change, Ledger};
 
-/// Device of the replayed events.
 const GPU: DeviceIndex = DeviceIndex(0);
 
 /// Thread, stack and purpose of an allocation on the CPU.
@@ -23,7 +22,6 @@ pub(super) struct Request {
     pub(super) shape: PurposeId,
 }
 
-/// Block of the simulated GPU allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct OnGpu {
     pub(super) addr: Address,
@@ -92,7 +90,6 @@ impl Replay {
         })));
     }
 
-    /// Sizes of the models; `None` if nothing was allocated.
     pub(super) fn sizes(&self) -> Option<Sizes> {
         self.attribution.sizes()
     }

@@ -14,7 +14,6 @@ use crate::ledger::{BlockId, Change, PerBlock, PerStack, StackRef};
 /// Maximum number of temporary tensors held until the end of an optimizer step.
 const MAX_HELD: usize = 1 << 20;
 
-/// State of the CPU's blocks, threads and phases.
 #[derive(Debug, Default)]
 pub(super) struct Translation {
     on_host: Vec<OnHost>,
@@ -39,7 +38,6 @@ enum Live {
     Known { piece: PieceId, step: Option<u64> },
 }
 
-/// Block that may be a dropout mask.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     tid: Tid,
@@ -59,7 +57,6 @@ struct Step {
     held: Vec<PieceId>,
     /// Stack and size of the first of two allocations in a row.
     first: Option<(StackId, u64)>,
-    /// Stack of the first temporary tensor.
     line: Option<StackId>,
 }
 
@@ -89,7 +86,6 @@ impl Translation {
         self.stacks.insert(stack, (origin, is_on_host));
     }
 
-    /// Handles a mark of PyTorch (`Event::PhaseMark`).
     pub(super) fn mark(&mut self, mark: &PhaseMark, books: &mut Accounting) {
         self.phase(mark.tid, EstimatePhase::Step, books);
         self.end_step(mark.tid, books);
@@ -192,7 +188,6 @@ impl Translation {
         }
     }
 
-    /// Piece of the CPU block at an address.
     pub(super) fn piece_at(&self, addr: Address, books: &Accounting) -> Option<PieceId> {
         let block = books.replay.ledger.block_at(DeviceIndex::CPU, addr)?;
         match self.live.get(block)? {

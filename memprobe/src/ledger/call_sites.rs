@@ -51,7 +51,6 @@ impl Tally {
     }
 }
 
-/// A stack that has allocated.
 #[derive(Debug)]
 struct CallSite {
     stack: Arc<Stack>,
@@ -93,7 +92,6 @@ pub(super) struct CallSites {
     call_sites: Vec<CallSite>,
     by_stack: PerStack<CallSiteId>,
     by_thread: HashMap<Arc<str>, CallSiteId>,
-    /// Call site for stacks beyond the limit.
     overflow: Option<CallSiteId>,
     /// Indexed by [`slot`] of the grouping.
     tables: [Table; 2],

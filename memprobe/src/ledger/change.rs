@@ -23,7 +23,6 @@ pub enum Change {
     Freed(Freed),
     /// The caching allocator obtained or released a segment, which the ledger does not track.
     Segment,
-    /// CUDA allocated or freed memory outside the caching allocator.
     Cuda,
     OutOfMemory,
     /// The event has no device, or its numbers are beyond any address. It changed nothing and
@@ -55,10 +54,8 @@ impl Change {
 /// Kind of block that a free ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freed {
-    /// Allocated while memprobe was attached.
     Known(BlockId),
     /// Live at attach; `Some` if the ledger tracked it.
     BeforeAttach(Option<BlockId>),
-    /// Its allocation was missed.
     Unknown,
 }

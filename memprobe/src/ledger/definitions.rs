@@ -37,7 +37,6 @@ impl Dense for StackRef {
 pub struct SiteRef(u32);
 
 impl SiteRef {
-    /// Call site of [`StackRef::UNKNOWN`].
     pub const UNKNOWN: Self = Self(0);
 }
 
@@ -76,7 +75,6 @@ pub(super) struct InternedStack {
     pub(super) sites: [SiteRef; 2],
 }
 
-/// Array index of a grouping.
 pub(super) fn slot(grouping: Grouping) -> usize {
     match grouping {
         Grouping::User => 0,
@@ -86,7 +84,6 @@ pub(super) fn slot(grouping: Grouping) -> usize {
 
 #[derive(Debug, Default)]
 pub(super) struct Definitions {
-    /// Current meaning of each id.
     by_id: hashbrown::HashMap<StackId, StackRef>,
     by_stack: hashbrown::HashMap<Arc<Stack>, StackRef>,
     /// Indexed by [`StackRef`]; the first one is unknown.
@@ -155,7 +152,6 @@ impl Definitions {
         Some(next)
     }
 
-    /// Finds the call sites of a stack.
     pub(super) fn with_sites(&mut self, stack: Arc<Stack>) -> InternedStack {
         let sites = self.intern_sites(|grouping| grouping::site(&stack, grouping));
         InternedStack { stack, sites }
@@ -169,7 +165,6 @@ impl Definitions {
         ]
     }
 
-    /// Call site by its number in a grouping.
     pub(super) fn site(&self, site: SiteRef, grouping: Grouping) -> &Site {
         &self.sites[slot(grouping)].sites[site.index()]
     }
@@ -187,7 +182,6 @@ impl Definitions {
         }
     }
 
-    /// Current meaning of an id.
     pub(super) fn stack_ref(&self, id: StackId) -> StackRef {
         self.by_id.get(&id).copied().unwrap_or(StackRef::UNKNOWN)
     }

@@ -52,7 +52,6 @@ impl SoftwareLayer {
         }
     }
 
-    /// Short text for people and other programs.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
     }
@@ -62,14 +61,12 @@ impl SoftwareLayer {
 /// table of lines, and only the rest is here.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct CudaSnapshot {
-    /// Layer behind the table of lines.
     pub layer: SoftwareLayer,
     /// Rows by library and kind of memory, largest first.
     pub rows: Vec<OutsideRow>,
 }
 
 impl CudaSnapshot {
-    /// Bytes of all rows.
     pub fn live(&self) -> Bytes {
         let live = self.rows.iter().map(|row| row.live.0);
         Bytes(live.fold(0, u64::saturating_add))
@@ -85,7 +82,6 @@ pub struct OutsideRow {
     /// Device; `None` for host memory, and if unknown.
     pub device: Option<DeviceIndex>,
     pub live: Bytes,
-    /// Maximum of `live`.
     pub peak: Bytes,
     pub live_blocks: u64,
     /// Calls that allocated since attach.
@@ -118,7 +114,6 @@ pub struct Health {
 pub enum TargetState {
     /// Waiting for something, such as the import of torch.
     Waiting(String),
-    /// Running and probed.
     #[default]
     Running,
     Exited,
@@ -141,18 +136,15 @@ pub struct DeviceSnapshot {
     pub unaccounted: i64,
     /// Live blocks known one by one: those allocated since attach, and those found at attach.
     pub live_blocks: u64,
-    /// Out-of-memory errors since attach.
     pub ooms: u64,
     /// One row for each line that has allocated, in no particular order.
     pub lines: Vec<LineRow>,
-    /// Totals over time.
     pub timeline: Timeline,
 }
 
 /// Memory allocated before attach and not freed since.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct BeforeAttach {
-    /// Bytes.
     pub live: Bytes,
     /// Bytes of `live` whose blocks are unknown.
     pub unknown: Bytes,
@@ -177,20 +169,15 @@ pub struct LineRow {
     /// Line, or the reason that none is known.
     pub site: Site,
     pub live: Bytes,
-    /// Maximum of `live`.
     pub peak: Bytes,
     pub live_blocks: u64,
-    /// Allocations since attach.
     pub allocs: u64,
-    /// Bytes of all allocations since attach.
     pub alloc_bytes: Bytes,
-    /// Allocations per second, as a moving average.
     pub allocs_per_second: f64,
     /// Stacks of this line, largest `live` first.
     pub stacks: Vec<StackRow>,
 }
 
-/// Purpose of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PurposeInfo {
     Known(Arc<BlockPurpose>),
@@ -209,11 +196,9 @@ pub enum Grouping {
     /// package.
     #[default]
     User,
-    /// Innermost frame of all.
     Innermost,
 }
 
-/// Call site of a row in the table of lines.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Site {
     /// Line of Python of the allocating thread.
@@ -227,11 +212,8 @@ pub enum Site {
         /// PyTorch's name: `AddmmBackward0`.
         name: Arc<str>,
     },
-    /// No line is known.
     NoLine {
-        /// Name of the thread that allocated.
         thread: Arc<str>,
-        /// Reason, in a few words.
         reason: &'static str,
     },
 }
@@ -247,7 +229,6 @@ impl Site {
         }
     }
 
-    /// Name of the autograd node that allocated.
     pub fn node(&self) -> Option<&Arc<str>> {
         match self {
             Self::Node { name, .. } => Some(name),
@@ -274,23 +255,18 @@ impl Site {
     }
 }
 
-/// One stack of a line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackRow {
-    /// Frames, innermost first.
     pub stack: Arc<Stack>,
     pub live: Bytes,
-    /// Maximum of `live`.
     pub peak: Bytes,
     pub live_blocks: u64,
-    /// Allocations since attach.
     pub allocs: u64,
 }
 
 /// Totals, or another value, over time, in steps of equal length; bounded.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Timeline<T = Totals> {
-    /// Start of the first step.
     pub start: TimeNs,
     /// Nanoseconds per step.
     pub step: u64,

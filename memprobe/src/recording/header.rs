@@ -120,7 +120,6 @@ impl From<&End> for EndRecord {
 }
 
 impl EndRecord {
-    /// Returns `None` for an unknown reason.
     pub(crate) fn into_end(self) -> Option<End> {
         Some(End {
             reason: self.end.parse().ok()?,

@@ -198,7 +198,6 @@ impl<R: BufRead> Reader<R> {
         Ok(None)
     }
 
-    /// Handles a line; returns its event, if it has one.
     fn step(&mut self, line: &[u8]) -> Result<Option<Event>, String> {
         if line.is_empty() || self.state == State::Ended && line == b"]" {
             return Ok(None);
@@ -289,7 +288,6 @@ impl<R: BufRead> Reader<R> {
         Ok(Event::Stack(StackId(record.id), Arc::new(stack)))
     }
 
-    /// Builds a stack without its autograd node.
     fn stack(&mut self, record: &StackRecord<'_>) -> Result<Stack, String> {
         self.frames += record.frames.len();
         if self.frames > MAX_ALL_FRAMES {
@@ -372,7 +370,6 @@ impl<R: BufRead> Iterator for Reader<R> {
     }
 }
 
-/// Strips the newline and comma of a line.
 fn content(line: &[u8]) -> &[u8] {
     let line = line.trim_ascii();
     line.strip_suffix(b",").unwrap_or(line)

@@ -44,7 +44,6 @@ pub(super) fn frames(frames: &[Frame]) -> Cell<'_> {
 /// Kind of the row for all hidden ones.
 pub(super) const OTHERS: &str = "others";
 
-/// Name of a device's total in text.
 pub(super) fn total_name(device: DeviceIndex, layer: SoftwareLayer) -> String {
     match layer {
         _ if device == DeviceIndex::CPU => "(total as memprobe counts)".to_owned(),

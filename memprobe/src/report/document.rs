@@ -15,7 +15,6 @@ pub(super) trait TableReport {
 
     fn text(&self, page: &mut Page);
 
-    /// All data as one document.
     fn document(&self) -> Cell<'_>;
 
     fn columns(&self) -> Vec<Column<Self::Row<'_>>>;

@@ -131,7 +131,6 @@ fn inferred(purpose: &Purpose) -> Cell<'_> {
     ])
 }
 
-/// Writes each event as it is read.
 pub(super) fn write<R: BufRead>(
     mut reader: Reader<R>,
     options: &ReportOptions,
@@ -319,7 +318,6 @@ fn size(event: &MemoryEvent) -> Option<u64> {
     (!unknown).then_some(event.size.0)
 }
 
-/// One event as text.
 fn text(row: &EventEntry, start: TimeNs) -> String {
     let event = &row.event;
     let since = i128::from(event.time.0) - i128::from(start.0);

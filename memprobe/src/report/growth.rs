@@ -23,7 +23,6 @@ use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{FileNames, count, counted, span};
 
-/// Note above the suspects.
 const SUSPECTS: &str = "Each row grew in most steps and kept most of its growth to the end: a leak, or a store that \
                         is meant to grow. Rates are medians of the slopes between all pairs of steps (Theil-Sen).";
 
@@ -286,7 +285,6 @@ fn examined(growth: &Growth) -> String {
     text
 }
 
-/// Unit of rates.
 fn per(growth: &Growth) -> &'static str {
     match growth.step {
         StepUnit::Iterations(_) => "iteration",
@@ -319,7 +317,6 @@ fn no_growth(growth: &Growth) -> String {
     )
 }
 
-/// Rounds a fractional number of bytes.
 fn rounded(bytes: f64) -> Bytes {
     // The cast saturates beyond `u64`; negative numbers become 0.
     Bytes(bytes.round() as u64)
@@ -329,7 +326,6 @@ fn percent(share: f64) -> String {
     format!("{:.0}%", 100.0 * share)
 }
 
-/// Adds a table of each kind of suspects.
 fn push_sections(page: &mut Page, on: &OnDevice<'_>, options: &ReportOptions) {
     let growth = &on.growth;
     let sites = growth.lines.iter().map(|line| &line.part.origin.site);

@@ -25,7 +25,6 @@ pub struct HostOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostFormat {
     Text,
-    /// One JSON document.
     Json,
 }
 
@@ -65,7 +64,6 @@ pub fn write_host(
     }
 }
 
-/// Adds the devices, warnings, and the table.
 fn push(page: &mut Page, snapshot: &HostSnapshot, table: &Table<ProcessEntry>) {
     let gaps = unavailable(table);
     let lines = devices(snapshot).into_iter().chain(gaps);

@@ -42,7 +42,6 @@ fn columns() -> Vec<Column<RecordingEntry>> {
     .into()
 }
 
-/// Sum of all rows.
 #[derive(Default, Serialize)]
 struct Total {
     recordings: u64,
@@ -130,7 +129,6 @@ impl<'a, W: Write> ManyReport<'a, W> {
         Page::new(self.options.width, self.options.colour)
     }
 
-    /// Writes the document of the next recording.
     fn document(&mut self, document: &impl Serialize) -> io::Result<()> {
         if self.recordings > 0 {
             self.out.write_all(b",\n")?;

@@ -8,14 +8,12 @@ use crate::ledger::snapshot::{CudaSnapshot, OutsideRow, SoftwareLayer};
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{BLOCKS, FileNames, cuda_memory_kind, library_name};
 
-/// Maximum number of lines per library.
 const LINES: usize = 3;
 
 /// Memory of one kind that a library got from CUDA.
 pub(super) struct OutsideEntry<'a> {
     of: &'a OutsideRow,
     lines: Cell<'a>,
-    /// Names of the first lines.
     names: Vec<String>,
 }
 
@@ -39,7 +37,6 @@ fn columns<'a>() -> Vec<Column<OutsideEntry<'a>>> {
     .into()
 }
 
-/// Adds the table if it has rows.
 pub(super) fn push(page: &mut Page, cuda: &CudaSnapshot, options: &ReportOptions) {
     if cuda.rows.is_empty() {
         return;

@@ -40,7 +40,6 @@ struct AtPeak<'a> {
 struct Group<K> {
     who: K,
     bytes: u64,
-    /// Number of blocks, if known.
     blocks: Option<u64>,
 }
 
@@ -170,7 +169,6 @@ impl TableReport for PeakReport<'_> {
 }
 
 impl PeakReport<'_> {
-    /// Adds a table of each section, with the largest rows.
     fn push_sections(&self, page: &mut Page, at_peak: &AtPeak<'_>) {
         let knows_tensors = at_peak
             .tensors
@@ -223,7 +221,6 @@ impl PeakReport<'_> {
 }
 
 impl AtPeak<'_> {
-    /// All rows of all sections.
     fn table(&self) -> Table<HeldRow<'_>> {
         let mut table = Table::new(columns(""));
         for (by, rows) in self.sections() {
@@ -346,7 +343,6 @@ fn without_numbers(path: &str) -> String {
     names.chain([last]).collect::<Vec<_>>().join(".")
 }
 
-/// Name of a module and a pass.
 pub(super) fn called_name(called: &Called) -> String {
     let place = place_name(&called.place);
     match (called.pass, &called.place) {
@@ -355,7 +351,6 @@ pub(super) fn called_name(called: &Called) -> String {
     }
 }
 
-/// Name of a module, or of the lack of one.
 pub(super) fn place_name(place: &ModuleScope) -> String {
     match place {
         ModuleScope::Module(path) => clean(path),
@@ -363,7 +358,6 @@ pub(super) fn place_name(place: &ModuleScope) -> String {
     }
 }
 
-/// Adds the time of the peak, and the allocator's totals then.
 fn push_moment(page: &mut Page, at_peak: &AtPeak<'_>, started: u64) {
     let moment = &at_peak.view.moment;
     let (allocated, reserved) = (moment.totals.allocated, moment.totals.reserved);

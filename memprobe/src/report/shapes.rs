@@ -17,7 +17,6 @@ use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{BLOCKS, FileNames, clean};
 
-/// Note below a table with purposes of blocks without a tensor.
 const INFERRED: &str = "The purpose of blocks without a tensor is inferred from the named native function, which \
                         allocated them.";
 
@@ -62,7 +61,6 @@ fn purpose<'a>(row: &HeldRow<'a>) -> Option<&'a Purpose> {
     row.tensor?.purpose()
 }
 
-/// Requested bytes of one block.
 fn requested<'a>(row: &HeldRow<'_>) -> Cell<'a> {
     spec(row).and_then(|spec| spec.requested).into()
 }

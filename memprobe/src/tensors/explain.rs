@@ -29,7 +29,6 @@ pub fn explain(snapshot: &TensorSnapshot) -> TensorTable {
 #[derive(Default)]
 struct There {
     storages: Vec<usize>,
-    /// Tensors without a storage.
     without: Vec<usize>,
     blocks: Vec<usize>,
 }
@@ -183,7 +182,6 @@ fn totals_of(snapshot: &TensorSnapshot, index: DeviceIndex) -> Option<Totals> {
 struct Builder<'a> {
     snapshot: &'a TensorSnapshot,
     tensors: &'a [Vec<usize>],
-    /// Row that gets each storage's bytes.
     first_row: Vec<Option<usize>>,
     device: TensorDevice,
     rows: Vec<Row>,

@@ -30,7 +30,6 @@ use crate::event::Target;
 use crate::event::tensors::{Consistency, DType, Name, Retainer, TensorDevice, TensorKind};
 use crate::event::{Address, Bytes, Frame, Totals};
 
-/// Tensors of a process at one moment, by device.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorTable {
     pub target: Target,
@@ -38,7 +37,6 @@ pub struct TensorTable {
     pub taken_ms: u64,
     /// Consistency of the read data: paused or running process.
     pub consistency: Consistency,
-    /// Number of Python objects examined.
     pub objects: u64,
     /// Data that could not be read, with reasons.
     pub unread: Vec<Arc<str>>,
@@ -63,7 +61,6 @@ pub struct Account {
     pub tensors: Bytes,
     /// Bytes of storages without tensors.
     pub bare: Bytes,
-    /// Bytes that the allocator added by rounding.
     pub rounding: Bytes,
     /// Requested bytes in blocks with storages that no storage covers.
     pub uncovered: Bytes,
@@ -75,7 +72,6 @@ pub struct Account {
     /// Bytes of storages outside all blocks: not the allocator's, and in none of the sums above.
     pub outside: Bytes,
     pub tensor_count: u64,
-    /// Number of blocks; `None` if unknown.
     pub block_count: Option<u64>,
 }
 
@@ -117,9 +113,7 @@ impl Reason {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RowKind {
     Tensor(TensorKind),
-    /// Storage without a tensor.
     Storage,
-    /// Block without a storage.
     #[default]
     Block,
 }
@@ -134,7 +128,6 @@ impl RowKind {
     }
 }
 
-/// A tensor, or memory without one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
     pub kind: RowKind,
@@ -158,7 +151,6 @@ pub struct Row {
     pub dtype: Option<DType>,
     pub device: TensorDevice,
     pub requires_grad: bool,
-    /// `grad_fn.name()`.
     pub grad_fn: Option<Arc<str>>,
     pub saved_by: Option<Arc<str>>,
     /// Retainers of its storage; `None` if no name leads to it.
@@ -173,7 +165,6 @@ pub struct Row {
     pub storage_bytes: Option<Bytes>,
     /// `storage_offset()`, in elements.
     pub offset: u64,
-    /// Address and size of its block.
     pub block: Option<(Address, Bytes)>,
     /// Address of the tensor object in the target's memory; 0 for memory without a tensor.
     pub object: u64,

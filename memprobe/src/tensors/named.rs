@@ -73,7 +73,6 @@ fn index_of(device: TensorDevice) -> Option<DeviceIndex> {
     }
 }
 
-/// Address and size of a row's block.
 fn place(row: &Row) -> Option<(Address, Bytes)> {
     match row.device {
         TensorDevice::Cpu => row

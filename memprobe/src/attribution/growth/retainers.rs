@@ -11,7 +11,6 @@ use crate::ledger::Ledger;
 /// Cap on pairs of group and retainer; blocks beyond it have no named retainer.
 const MOST: usize = 1 << 18;
 
-/// Retainers listed for one suspect.
 const MAX_OF_ONE: usize = 100;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +40,6 @@ pub struct GrowthRetainer {
     pub slot: Option<Arc<str>>,
     /// Operation that saved one of the blocks for the backward pass.
     pub saved_by: Option<Arc<str>>,
-    /// Blocks retained.
     pub retained: RetainerAmount,
     /// Blocks with no other retainer found.
     pub exclusive: RetainerAmount,
@@ -50,7 +48,6 @@ pub struct GrowthRetainer {
 /// Retainers of a suspect. `retainers`, `others` and `nobody` add up to `live`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RetainedGrowth {
-    /// Live blocks at the snapshot.
     pub live: RetainerAmount,
     /// Largest first, by bytes.
     pub retainers: Vec<GrowthRetainer>,
@@ -60,7 +57,6 @@ pub struct RetainedGrowth {
     pub nobody: RetainerAmount,
 }
 
-/// Identity of a retainer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Who {
     by: Arc<str>,
@@ -142,7 +138,6 @@ impl SnapshotRetainers {
         }
     }
 
-    /// Retainers of several groups, combined.
     pub(super) fn of(&self, parts: impl Iterator<Item = usize>) -> RetainedGrowth {
         let mut result = RetainedGrowth::default();
         let mut retainers: HashMap<Who, GrowthRetainer> = HashMap::new();

@@ -12,12 +12,10 @@ use crate::attribution::iterations::{Iteration, IterationKind};
 use crate::attribution::modules::{Additive, ModuleRow, tree};
 use crate::event::DeviceIndex;
 
-/// Model sizes of a process.
 #[derive(Clone, Debug)]
 pub struct Sizes {
     /// Iteration shown: the one with most bytes allocated in forward passes.
     pub iteration: Iteration,
-    /// Iterations considered.
     pub of: u64,
     /// Step intervals whose allocations were dropped.
     pub forgotten: u64,
@@ -31,7 +29,6 @@ pub struct Sizes {
 pub struct ModelSize {
     /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow<ModuleSize>>,
-    /// Memory outside modules.
     pub others: Vec<(ModuleScope, ModuleSize)>,
 }
 
@@ -49,7 +46,6 @@ pub struct ModuleSize {
     pub recomputed: Amount,
     /// Backward allocations without gradients of parameters.
     pub backward: Amount,
-    /// Gradients of parameters.
     pub gradients: Amount,
     /// Other allocations: inputs, optimizer state, workspaces, temporaries of optimizer steps.
     pub other: Amount,

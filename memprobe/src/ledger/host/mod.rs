@@ -26,7 +26,6 @@ use process::HostProcess;
 pub struct HostCaps {
     /// Processes; [`HostHealth::untracked`] counts the excess.
     pub processes: usize,
-    /// Limits of each process.
     pub each: Caps,
     /// Nanoseconds for which an ended process keeps its row.
     pub fade: u64,
@@ -59,7 +58,6 @@ pub struct Attached {
     pub missing: Vec<String>,
 }
 
-/// Ledger of all processes of a host.
 #[derive(Debug, Default)]
 pub struct Host {
     caps: HostCaps,
@@ -68,7 +66,6 @@ pub struct Host {
     driver: DriverSnapshot,
     /// Process that the user has open; it stays after it ended.
     opened: Option<Tgid>,
-    /// Counters of removed processes.
     past: HostHealth,
     /// Losses of the ring buffer, which all processes share.
     losses: Losses,
@@ -120,17 +117,14 @@ impl Host {
         process.is_some_and(|process| process.ended.is_none())
     }
 
-    /// Marks the process as waiting for `what` before it can be probed.
     pub fn wait(&mut self, tgid: Tgid, what: &str) {
         self.set_state(tgid, ProcessState::Waiting(what.to_owned()));
     }
 
-    /// Marks the process as impossible to probe, with the reason.
     pub fn refuse(&mut self, tgid: Tgid, reason: &str) {
         self.set_state(tgid, ProcessState::Refused(reason.to_owned()));
     }
 
-    /// Marks the process as probed, with its versions and probes.
     pub fn attach(&mut self, tgid: Tgid, found: Attached) {
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.attach(found);
@@ -175,7 +169,6 @@ impl Host {
         }
     }
 
-    /// Sets a note for the user of the process's screen.
     pub fn note(&mut self, tgid: Tgid, text: &str) {
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.row.note = Some(text.to_owned());
@@ -229,7 +222,6 @@ impl Host {
         ended.inspect(|tgid| self.forget(*tgid)).is_some()
     }
 
-    /// Snapshot of the host for views, as of `now`.
     pub fn snapshot(&mut self, now: TimeNs) -> HostSnapshot {
         let mut health = self.past;
         for process in self.processes.values() {

@@ -55,7 +55,6 @@ impl HostProcess {
         self.row.facts = facts;
     }
 
-    /// Marks the process as probed, with its versions and probes.
     pub(super) fn attach(&mut self, found: Attached) {
         self.ledger.target = found.target.clone();
         let health = &mut self.ledger.health;

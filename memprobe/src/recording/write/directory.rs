@@ -129,11 +129,9 @@ pub struct RecordedProcess {
     pub command: String,
     /// File name of the recording; `None` if the process used no GPU memory.
     pub file: Option<String>,
-    /// Memory events in the recording.
     pub events: u64,
     /// Reason why the recording ended; `None` while it runs.
     pub end: Option<&'static str>,
-    /// Notices for readers of the recording.
     pub notices: Vec<String>,
 }
 

@@ -30,7 +30,6 @@ const SHOWN_COLUMNS: usize = 120;
 pub(super) struct StackText {
     /// Name of the stack's row in the table of lines: `train.py:31 forward`.
     pub name: Vec<u8>,
-    /// Frames, innermost first.
     pub frames: Vec<u8>,
 }
 
@@ -49,7 +48,6 @@ impl StackText {
 pub(super) struct Definition(u32);
 
 impl Definition {
-    /// No stack, or an undefined one.
     pub(super) const NONE: Self = Self(u32::MAX);
 }
 

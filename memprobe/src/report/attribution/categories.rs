@@ -64,7 +64,6 @@ pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
     notes
 }
 
-/// Compares inferred categories with those from the process's objects.
 fn checked(check: &InferenceCheck) -> String {
     let compared = check.compared();
     if compared == 0 {

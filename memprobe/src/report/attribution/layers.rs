@@ -20,10 +20,8 @@ pub(super) struct LayerEntry<'a> {
     index: DeviceIndex,
     iteration: Option<&'a Iteration>,
     kind: &'static str,
-    /// Path and depth of a module.
     module: Option<(String, u64)>,
     name: String,
-    /// Memory with submodules, and without.
     layers: Option<[Layer; 2]>,
     /// Bytes of a row without categories.
     bytes: Cell<'static>,
@@ -161,7 +159,6 @@ impl<'a> Moments<'a> {
     }
 }
 
-/// Iterations selected by the options.
 fn meant<'a>(iterations: &'a Iterations, of: &'a LayersOf) -> impl Iterator<Item = &'a Iteration> {
     iterations.rows.iter().filter(move |row| match of {
         LayersOf::Peak => false,

@@ -37,7 +37,6 @@ pub(super) struct AttributionReport<'a, R> {
 
 type Sections<'a, R> = Box<dyn Iterator<Item = Section<R>> + 'a>;
 
-/// The table of one moment of a device.
 struct Section<R> {
     /// Name of the moment; `None` if it is the only one.
     title: Option<String>,
@@ -138,7 +137,6 @@ fn write_tables(
     Ok(())
 }
 
-/// Returns a report with one table a device.
 pub(super) fn once<'a, R: 'a>(
     replay: &'a RecordingReplay,
     columns: fn() -> Vec<Column<R>>,
@@ -221,7 +219,6 @@ impl<'a, R> TableReport for AttributionReport<'a, R> {
     }
 }
 
-/// Adds the table of model size to an estimate, with its notes.
 pub(super) fn push_sizes(
     page: &mut Page,
     sizes: &Sizes,
@@ -236,7 +233,6 @@ pub(super) fn push_sizes(
     }
 }
 
-/// Rows of `report --by size` for one device.
 pub(super) fn sizes_of_device<'a>(sizes: &Sizes, options: &ReportOptions) -> Option<Cell<'a>> {
     let (index, device) = sizes.devices.first_key_value()?;
     Some(size::table(*index, device, sizes.named, options).into())
@@ -251,7 +247,6 @@ fn remainders(now: &Moment, peak: &Moment) -> Vec<Remainder> {
     )
 }
 
-/// Note on rows of several modules.
 const FOLDED: &str = "Modules that differ only in a number share one row; --no-fold shows each.";
 
 /// Notes on data that the recording lacks, and the consequences.

@@ -26,9 +26,7 @@ pub(super) struct SavedEntry {
     name: String,
     names: Rc<FileNames>,
     count: u64,
-    /// Sum of all.
     holding: Holding,
-    /// Smallest and largest share at the peak.
     least: Bytes,
     most: Bytes,
 }

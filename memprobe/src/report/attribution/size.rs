@@ -18,7 +18,6 @@ use crate::view::table::{Cell, Column, Output, Table, columns};
 pub(super) struct SizeEntry {
     device: DeviceIndex,
     kind: &'static str,
-    /// `None` outside modules.
     path: Option<String>,
     depth: Option<u64>,
     name: String,
@@ -104,7 +103,6 @@ pub(super) fn columns() -> Vec<SizeColumn> {
     .into()
 }
 
-/// Legend of the columns.
 const LEGEND: &str = "Bytes of tensors, with submodules. SAVED: freed by a backward pass. BOTH: FORWARD and BACKWARD. \
                       ROUNDED: as blocks of the allocator.";
 
@@ -139,7 +137,6 @@ fn all_notes(sizes: &Sizes, heard: Coverage, names: &str) -> Vec<String> {
     notes.chain(missing(heard)).collect()
 }
 
-/// Describes the time of the table.
 fn which(sizes: &Sizes) -> String {
     let most = format!(
         "largest by forward passes, of {} available",

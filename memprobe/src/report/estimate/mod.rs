@@ -44,15 +44,12 @@ impl EstimateOptions {
     }
 }
 
-/// Output format of an estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EstimateFormat {
     Text,
-    /// One JSON document.
     Json,
 }
 
-/// Subject of an estimate.
 #[derive(Clone, Debug, Default)]
 pub struct EstimateSubject {
     /// The process that ran on the CPU.

@@ -43,13 +43,10 @@ impl Default for TensorOptions {
     }
 }
 
-/// Output format of a table of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorFormat {
     Text,
-    /// One JSON document with all data.
     Json,
-    /// Comma-separated values with a heading.
     Csv,
 }
 

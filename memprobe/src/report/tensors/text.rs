@@ -10,7 +10,6 @@ use crate::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, gro
 use crate::view::table::{Cell, Output, Page, Table};
 use crate::view::{FileNames, TensorGroup, counted, full_retainer, whole_tensor_name, wrap};
 
-/// Note if purposes of blocks are unknown.
 const FOR_WHAT: &str = "The purpose of blocks without a tensor is known only for allocations that memprobe watched: \
                         `snapshot --watch 5s --detail full`, or `t` in `attach --detail full`.";
 
@@ -148,7 +147,6 @@ impl From<GroupText> for GroupRow<'_> {
 }
 
 impl GroupRow<'_> {
-    /// A line below a row.
     fn remark(name: String) -> Self {
         let text = GroupText {
             bytes: Cell::Blank,
@@ -160,7 +158,6 @@ impl GroupRow<'_> {
     }
 }
 
-/// Short names for the files of all lines.
 pub(super) fn file_names(rows: &[Row]) -> FileNames {
     let sites = rows.iter().filter_map(|row| row.site.as_ref());
     FileNames::of(

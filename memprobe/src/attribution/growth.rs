@@ -163,7 +163,7 @@ pub struct Rate {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suspect {
     pub rate: Rate,
-    /// Allocation group of the suspect that gained most bytes. All its groups have this line, module or tensor type.
+    /// Allocation group that gained most bytes; it has the growing line, module or tensor type.
     pub part: AllocationGroup,
     /// Retainers at [`Growth::read`].
     pub retained: RetainedGrowth,
@@ -374,7 +374,7 @@ impl GrowthLedger {
             lines,
             modules,
             tensors,
-            read: self.retainers.time(),
+            read: self.retainers.time,
             retained,
         })
     }
@@ -392,7 +392,7 @@ impl GrowthLedger {
         Grown: Iterator<Item = (&'a AllocationGroup, Vec<SeriesLevel>)>,
     {
         let mut suspects = look.suspects(grown, &who);
-        if self.retainers.time().is_none() || suspects.is_empty() {
+        if self.retainers.time.is_none() || suspects.is_empty() {
             return suspects;
         }
         let mut parts: HashMap<&K, Vec<usize>> = HashMap::new();

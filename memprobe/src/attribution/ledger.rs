@@ -56,8 +56,10 @@ pub struct AttributionLedger {
     pub(super) operations: HashMap<Arc<Stack>, BTreeSet<Arc<str>>>,
     pub(super) blocks: Lifecycles,
     pub(super) devices: BTreeMap<DeviceIndex, DeviceAttribution>,
-    pub(super) check: InferenceCheck,
-    pub(super) read: Option<TimeNs>,
+    /// Comparison over all heap snapshots so far.
+    pub check: InferenceCheck,
+    /// Time of the last heap snapshot.
+    pub read: Option<TimeNs>,
     pub(super) follows: StackHistory,
     pub(super) module_aliases: ModuleAliases,
     /// Origins that stand for the module holding a block, by its path in a heap snapshot.

@@ -7,7 +7,7 @@ use super::ledger::AttributionLedger;
 use super::lifecycle::{BlockState, Lifecycle};
 use super::phase::ClassifiedPhase;
 use crate::event::tensors::TensorKind;
-use crate::event::{BlockLabels, LabeledBlock, TimeNs};
+use crate::event::{BlockLabels, LabeledBlock};
 use crate::ledger::{BlockId, Ledger};
 
 /// Comparison of inferred categories with heap snapshots, in bytes of blocks that both cover.
@@ -57,16 +57,6 @@ fn rule_of(kind: TensorKind) -> Option<CategoryRule> {
 }
 
 impl AttributionLedger {
-    /// Comparison over all heap snapshots so far.
-    pub fn check(&self) -> &InferenceCheck {
-        &self.check
-    }
-
-    /// Time of the last heap snapshot; `None` without one.
-    pub fn read(&self) -> Option<TimeNs> {
-        self.read
-    }
-
     /// Applies a heap snapshot, which overrides inferred categories.
     pub(super) fn name(&mut self, names: &BlockLabels, ledger: &Ledger) {
         self.read = Some(names.time);

@@ -134,19 +134,16 @@ impl PhaseTracker {
         grad: Grad,
     ) -> ClassifiedPhase {
         let notes = !matches!(grad, Grad::Disabled | Grad::Inference);
-        if by_stack.rule == PhaseRule::NothingTells && last == Some(ThreadState::Forward) && notes {
-            return ClassifiedPhase {
-                phase: Phase::Forward,
-                rule: PhaseRule::AfterModule,
-            };
+        let rule = match by_stack.rule {
+            _ if last != Some(ThreadState::Forward) => return by_stack,
+            PhaseRule::NothingTells if notes => PhaseRule::AfterModule,
+            PhaseRule::ForwardWithoutGrad => PhaseRule::FunctionInForward,
+            _ => return by_stack,
+        };
+        ClassifiedPhase {
+            phase: Phase::Forward,
+            rule,
         }
-        if by_stack.rule == PhaseRule::ForwardWithoutGrad && last == Some(ThreadState::Forward) {
-            return ClassifiedPhase {
-                phase: Phase::Forward,
-                rule: PhaseRule::FunctionInForward,
-            };
-        }
-        by_stack
     }
 
     /// True if the allocation of this thread sets the phase of the process. Helper threads (loggers,

@@ -40,8 +40,8 @@ pub(super) struct AccountingMoment {
 }
 
 #[derive(Debug)]
-struct SimulatedDevice {
-    allocator: CachingAllocator,
+pub(super) struct SimulatedDevice {
+    pub(super) allocator: CachingAllocator,
     /// By piece.
     blocks: Vec<Option<GpuBlock>>,
     /// First request that did not fit on the device.
@@ -53,9 +53,9 @@ pub(super) struct Accounting {
     pieces: Vec<Option<BlockPair>>,
     vacant: Vec<usize>,
     /// Unlimited device: the source of the reported figures.
-    plain: SimulatedDevice,
+    pub(super) plain: SimulatedDevice,
     /// Unlimited device with a permanent cuBLAS workspace.
-    working: SimulatedDevice,
+    pub(super) working: SimulatedDevice,
     /// Like `working`, with the memory of a given device.
     bounded: Option<SimulatedDevice>,
     pub(super) now: AccountingMoment,
@@ -91,7 +91,7 @@ impl SimulatedDevice {
         }
     }
 
-    fn block(&self, at: usize) -> Option<OnGpu> {
+    pub(super) fn block(&self, PieceId(at): PieceId) -> Option<OnGpu> {
         let block = (*self.blocks.get(at)?)?;
         Some(OnGpu {
             addr: self.allocator.addr(block),
@@ -146,12 +146,11 @@ impl Accounting {
         self.now.cpu = self.now.cpu.saturating_add(piece.cpu);
         self.differ(piece.difference, -signed(piece.cpu));
         if let Some(bytes) = piece.gpu {
-            self.working.begin(at, bytes, piece.line);
-            if let Some(bounded) = &mut self.bounded {
-                bounded.begin(at, bytes, piece.line);
+            for device in std::iter::once(&mut self.working).chain(&mut self.bounded) {
+                device.begin(at, bytes, piece.line);
             }
             let size = self.plain.begin(at, bytes, piece.line);
-            if let Some(block) = self.plain.block(at) {
+            if let Some(block) = self.plain.block(PieceId(at)) {
                 let totals = self.plain.allocator.totals;
                 self.replay.begin(block, totals, piece.asked);
             }
@@ -196,11 +195,10 @@ impl Accounting {
         let Some(bytes) = piece.gpu else {
             return Some((piece, 0));
         };
-        self.working.end(id.0);
-        if let Some(bounded) = &mut self.bounded {
-            bounded.end(id.0);
+        for device in std::iter::once(&mut self.working).chain(&mut self.bounded) {
+            device.end(id.0);
         }
-        let block = self.plain.block(id.0);
+        let block = self.plain.block(id);
         let size = self.plain.end(id.0);
         if let Some(block) = block {
             self.replay.end(block, self.plain.allocator.totals);
@@ -214,22 +212,10 @@ impl Accounting {
         Some((piece, size))
     }
 
-    pub(super) fn on_gpu(&self, id: PieceId) -> Option<OnGpu> {
-        self.plain.block(id.0)
-    }
-
     pub(super) fn is_over(&mut self, phase: EstimatePhase) {
         if matches!(phase, EstimatePhase::Backward | EstimatePhase::Step) {
             self.between_iterations = Some(self.plain.allocator.totals);
         }
-    }
-
-    pub(super) fn highest_totals(&self) -> Totals {
-        self.plain.allocator.peak
-    }
-
-    pub(super) fn with_workspace(&self) -> Totals {
-        self.working.allocator.peak
     }
 
     /// Result for the given device, with a cuBLAS workspace; `None` without a device.

@@ -181,7 +181,7 @@ impl Estimator {
                 books.replay.pass(event);
             }
             Event::BlockLabels(names) => {
-                let find = |addr| books.on_gpu(translation.piece_at(addr, books)?);
+                let find = |addr| books.plain.block(translation.piece_at(addr, books)?);
                 let named = names
                     .blocks
                     .iter()
@@ -220,8 +220,8 @@ impl Estimator {
         let difference = |kind: Difference| (kind, at_peak.differences[kind as usize]);
         Estimate {
             events: self.events,
-            peak: books.highest_totals(),
-            with_workspace: books.with_workspace(),
+            peak: books.plain.allocator.peak,
+            with_workspace: books.working.allocator.peak,
             between_iterations: books.between_iterations,
             cpu_at_peak: Bytes(at_peak.cpu),
             cpu_peak: Bytes(self.cpu_peak),
@@ -233,8 +233,8 @@ impl Estimator {
             peak_at: books.site(at_peak.line),
             saved: books.lines.saved(),
             lines: books.lines.rows(&books.replay.ledger),
-            sizes: books.replay.sizes(),
-            heard: books.replay.heard(),
+            sizes: books.replay.attribution.sizes(),
+            heard: books.replay.attribution.coverage(),
             fit: books.fit(),
             missing: self.translation.missing,
         }

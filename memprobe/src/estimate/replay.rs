@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use crate::attribution::AttributionLedger;
-use crate::attribution::size::Sizes;
-use crate::attribution::view::Coverage;
-use crate::event::Target;
+
 use crate::event::{
     Action, Address, BlockLabels, Bytes, DeviceIndex, Event, LabeledBlock, MemoryEvent, PurposeId,
-    StackId, Tgid, Tid, TimeNs, Totals,
+    StackId, Target, Tgid, Tid, TimeNs, Totals,
 };
 use crate::ledger::{Analysis, Change, Ledger};
 
@@ -32,7 +30,7 @@ pub(super) struct OnGpu {
 #[derive(Debug)]
 pub(super) struct Replay {
     pub(super) ledger: Ledger,
-    attribution: AttributionLedger,
+    pub(super) attribution: AttributionLedger,
     /// Time, process and thread of the current event.
     now: (TimeNs, Tgid, Tid),
 }
@@ -88,14 +86,6 @@ impl Replay {
             blocks,
             ..*names
         })));
-    }
-
-    pub(super) fn sizes(&self) -> Option<Sizes> {
-        self.attribution.sizes()
-    }
-
-    pub(super) fn heard(&self) -> Coverage {
-        self.attribution.coverage()
     }
 
     fn event(&self, action: Action, block: OnGpu, totals: Totals) -> MemoryEvent {

@@ -122,8 +122,8 @@ impl Translation {
             },
         };
         if is_number(tensor(event.shape, books), origin) {
-            let piece = on_host(piece);
-            return self.keep(block, books.begin(piece), None);
+            let piece = books.begin(piece.on_cpu_alone(Difference::OnHost));
+            return self.keep(block, piece, None);
         }
         if origin.part == Part::Helper {
             let piece = BlockPair {
@@ -145,16 +145,13 @@ impl Translation {
             books.is_over(last);
         }
         if is_on_host || origin.part == Part::Sample {
-            return self.keep(block, books.begin(on_host(piece)), None);
+            let piece = books.begin(piece.on_cpu_alone(Difference::OnHost));
+            return self.keep(block, piece, None);
         }
         // oneDNN's reordered copies of images and weights, and buffers for sums.
         if uses_no_tensor(event.shape, books) {
-            let piece = BlockPair {
-                gpu: None,
-                difference: Some(Difference::Scratch),
-                ..piece
-            };
-            return self.keep(block, books.begin(piece), None);
+            let piece = books.begin(piece.on_cpu_alone(Difference::Scratch));
+            return self.keep(block, piece, None);
         }
         match origin.part {
             Part::Dropout if !is_mask => self.may_be_mask(event, block, piece, books),
@@ -299,12 +296,7 @@ impl Translation {
             ForeachTemporaries::Second if step.first.take() == Some(this) => (piece, true),
             ForeachTemporaries::Second => {
                 step.first = Some(this);
-                let nowhere = BlockPair {
-                    gpu: None,
-                    difference: Some(Difference::Together),
-                    ..piece
-                };
-                (nowhere, false)
+                (piece.on_cpu_alone(Difference::Together), false)
             }
             ForeachTemporaries::Each => (piece, true),
             ForeachTemporaries::FirstLine => (piece, line == event.stack),
@@ -350,10 +342,12 @@ fn is_number(tensor: Option<&TensorSpec>, origin: EstimateOrigin) -> bool {
     })
 }
 
-fn on_host(piece: BlockPair) -> BlockPair {
-    BlockPair {
-        gpu: None,
-        difference: Some(Difference::OnHost),
-        ..piece
+impl BlockPair {
+    fn on_cpu_alone(self, difference: Difference) -> Self {
+        Self {
+            gpu: None,
+            difference: Some(difference),
+            ..self
+        }
     }
 }

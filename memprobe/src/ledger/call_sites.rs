@@ -117,7 +117,7 @@ impl CallSites {
             self.by_stack.insert(stack, call_site);
             return call_site;
         }
-        if definitions.stacks_refused() {
+        if definitions.stacks_refused {
             return self.overflow(definitions);
         }
         let thread = definitions.thread(tid);

@@ -94,7 +94,8 @@ pub(super) struct Definitions {
     threads: HashMap<Tid, Arc<str>>,
     frames: usize,
     caps: Caps,
-    stacks_refused: bool,
+    /// True if any stack was refused, so that an unknown one may be among them.
+    pub(super) stacks_refused: bool,
 }
 
 impl Definitions {
@@ -195,11 +196,6 @@ impl Definitions {
     pub(super) fn stacks(&self) -> impl Iterator<Item = (StackRef, &Arc<Stack>)> {
         let known = self.stacks.iter().enumerate().skip(1);
         known.map(|(index, interned)| (StackRef::from_index(index), &interned.stack))
-    }
-
-    /// Returns true if any stack was refused, so that an unknown one may be among them.
-    pub(super) fn stacks_refused(&self) -> bool {
-        self.stacks_refused
     }
 
     /// Name of a thread, or its number if it has no name.

@@ -61,16 +61,4 @@ impl Ledger {
             .max_by_key(|(_, live)| *live)
             .filter(|(_, live)| live.0 > 0)
     }
-
-    pub fn events_per_second(&self) -> f64 {
-        self.events_rate.per_second()
-    }
-
-    pub fn disagreements(&self) -> u64 {
-        self.agreement.disagreements()
-    }
-
-    pub fn malformed(&self) -> u64 {
-        self.malformed
-    }
 }

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::{AtAttach, Bytes, DeviceIndex, Losses, Tgid, TimeNs, Totals};
-use crate::event::{ProbeStatus, Target};
+use crate::event::{
+    AtAttach, Bytes, DeviceIndex, Losses, ProbeStatus, Target, Tgid, TimeNs, Totals,
+};
 
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Header {

@@ -7,15 +7,16 @@ pub(super) use crate::view::cells::{Remainder, frame, known_line, remainders};
 use crate::view::table::Cell;
 
 pub(super) fn file(site: Option<&Site>) -> Cell<'_> {
-    frame_of(site).map(|frame| &*frame.file).into()
+    site.and_then(Site::frame).map(|frame| &*frame.file).into()
 }
 
 pub(super) fn line(site: Option<&Site>) -> Cell<'_> {
-    frame_of(site).and_then(known_line).into()
+    site.and_then(Site::frame).and_then(known_line).into()
 }
 
 pub(super) fn function(site: Option<&Site>) -> Cell<'_> {
-    frame_of(site).map(|frame| &*frame.function).into()
+    let frame = site.and_then(Site::frame);
+    frame.map(|frame| &*frame.function).into()
 }
 
 /// Thread of memory without a line.
@@ -33,12 +34,8 @@ pub(super) fn node(site: Option<&Site>) -> Cell<'_> {
     site.and_then(Site::node).map(|node| &**node).into()
 }
 
-fn frame_of(site: Option<&Site>) -> Option<&Frame> {
-    site.and_then(Site::frame)
-}
-
 pub(super) fn frames(frames: &[Frame]) -> Cell<'_> {
-    Cell::List(frames.iter().map(frame).collect())
+    Cell::list(frames.iter().map(frame))
 }
 
 /// Kind of the row for all hidden ones.

@@ -176,10 +176,8 @@ impl StackJson {
     fn new(stack: &Stack) -> io::Result<Self> {
         let is_native = |frame: &&Frame| frame.library.is_some();
         let (native, python): (Vec<_>, Vec<_>) = stack.frames.iter().partition(is_native);
-        let json = |frames: Vec<&Frame>| {
-            let frames = frames.into_iter().map(cells::frame);
-            to_raw_value(&Cell::List(frames.collect()))
-        };
+        let json =
+            |frames: Vec<&Frame>| to_raw_value(&Cell::list(frames.into_iter().map(cells::frame)));
         let node = stack.context.node.as_ref();
         Ok(Self {
             python: json(python)?,

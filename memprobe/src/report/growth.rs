@@ -132,24 +132,20 @@ pub(super) fn write<R: BufRead>(
         .collect();
     let report = GrowthReport {
         replay: &replay,
-        devices,
+        devices: &devices,
         options,
     };
-    document::write(&report, options, out)?;
-    Ok(replay.outcome())
+    document::write(&report, &replay, options, out)
 }
 
 struct GrowthReport<'a> {
     replay: &'a RecordingReplay,
-    devices: Vec<OnDevice<'a>>,
+    devices: &'a [OnDevice<'a>],
     options: &'a ReportOptions,
 }
 
-impl TableReport for GrowthReport<'_> {
-    type Row<'r>
-        = GrowthEntry<'r>
-    where
-        Self: 'r;
+impl<'a> TableReport for GrowthReport<'a> {
+    type Row = GrowthEntry<'a>;
 
     fn text(&self, page: &mut Page) {
         let devices = self.devices.iter().map(|on| (on.device, on));
@@ -178,6 +174,7 @@ impl TableReport for GrowthReport<'_> {
                 StepUnit::Window(nanoseconds) => nanoseconds as f64 / 1e9,
             };
             let read = growth.read.map(|read| read.0.saturating_sub(started));
+            let retainers = read.map(|_| retainers::cell(&growth.retained));
             Cell::Object(vec![
                 ("device", on.device.index.into()),
                 ("per", per(growth).into()),
@@ -193,20 +190,17 @@ impl TableReport for GrowthReport<'_> {
                 // Time since the start at which the process's objects were read; null if never.
                 ("read_ns", read.into()),
                 // Of all growing lines; `named`, `others` and `unknown` add up to `live`.
-                (
-                    "retainers",
-                    read.map(|_| retainers::cell(&growth.retained)).into(),
-                ),
+                ("retainers", retainers.into()),
             ])
         });
         document(self.replay, Cell::Absent, devices)
     }
 
-    fn columns(&self) -> Vec<Column<GrowthEntry<'_>>> {
+    fn columns(&self) -> Vec<Column<GrowthEntry<'a>>> {
         columns([""; 2], "")
     }
 
-    fn tables(&self) -> impl Iterator<Item = Table<GrowthEntry<'_>>> {
+    fn tables(&self) -> impl Iterator<Item = Table<GrowthEntry<'a>>> {
         self.devices.iter().map(OnDevice::table)
     }
 }

@@ -20,8 +20,8 @@ mod shapes;
 mod tensors;
 mod threads;
 
-pub use estimate::{EstimateFormat, EstimateOptions, EstimateSubject, write_estimate};
-pub use host::{HostExtent, HostFormat, HostOptions, write_host};
+pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
+pub use host::{HostExtent, HostOptions, write_host};
 pub use many::{ManyReport, is_possible as is_possible_for_many};
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};
 
@@ -117,6 +117,14 @@ pub enum ReportFormat {
     /// One JSON object per row.
     Jsonl,
     Csv,
+}
+
+/// Format of a report without rows for other programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DocumentFormat {
+    Text,
+    /// One JSON document.
+    Json,
 }
 
 /// Order of lines, largest first.
@@ -226,8 +234,7 @@ fn lines<R: BufRead>(
         replay: &replay,
         options,
     };
-    document::write(&report, options, out)?;
-    Ok(replay.outcome())
+    document::write(&report, &replay, options, out)
 }
 
 #[cfg(test)]

@@ -152,8 +152,7 @@ pub(super) fn write<R: BufRead>(
         trees,
         options,
     };
-    document::write(&report, options, out)?;
-    Ok(replay.outcome())
+    document::write(&report, &replay, options, out)
 }
 
 struct ModuleReport<'a> {
@@ -163,10 +162,7 @@ struct ModuleReport<'a> {
 }
 
 impl TableReport for ModuleReport<'_> {
-    type Row<'r>
-        = ModuleEntry
-    where
-        Self: 'r;
+    type Row = ModuleEntry;
 
     fn text(&self, page: &mut Page) {
         let trees = self.trees.iter().map(|tree| (tree.0, tree));

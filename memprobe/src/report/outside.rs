@@ -28,10 +28,7 @@ fn columns<'a>() -> Vec<Column<OutsideEntry<'a>>> {
         number("allocs", "ALLOCS") => row.of.allocs,
         figure("KIND") => cuda_memory_kind(row.of),
         label("LIBRARY AND LINES") => library_name(row.of),
-        trail() => {
-            let name = |name: &String| format!("<- {name}").into();
-            Cell::List(row.names.iter().map(name).collect())
-        },
+        trail() => Cell::list(row.names.iter().map(|name| format!("<- {name}"))),
         json("lines") => row.lines.clone(),
     ]
     .into()

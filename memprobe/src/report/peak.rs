@@ -109,24 +109,20 @@ pub(super) fn write<R: BufRead>(
         .collect();
     let report = PeakReport {
         replay: &replay,
-        devices,
+        devices: &devices,
         options,
     };
-    document::write(&report, options, out)?;
-    Ok(replay.outcome())
+    document::write(&report, &replay, options, out)
 }
 
 struct PeakReport<'a> {
     replay: &'a RecordingReplay,
-    devices: Vec<AtPeak<'a>>,
+    devices: &'a [AtPeak<'a>],
     options: &'a ReportOptions,
 }
 
-impl TableReport for PeakReport<'_> {
-    type Row<'r>
-        = HeldRow<'r>
-    where
-        Self: 'r;
+impl<'a> TableReport for PeakReport<'a> {
+    type Row = HeldRow<'a>;
 
     fn text(&self, page: &mut Page) {
         let devices = self.devices.iter().map(|at_peak| (at_peak.device, at_peak));
@@ -159,11 +155,11 @@ impl TableReport for PeakReport<'_> {
         document(self.replay, Cell::Absent, devices)
     }
 
-    fn columns(&self) -> Vec<Column<HeldRow<'_>>> {
+    fn columns(&self) -> Vec<Column<HeldRow<'a>>> {
         columns("")
     }
 
-    fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'_>>> {
+    fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'a>>> {
         self.devices.iter().map(AtPeak::table)
     }
 }

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use super::replay::RecordingReplay;
-use crate::event::DeviceIndex;
-use crate::event::Target;
 use crate::event::bytes::{human, signed};
+use crate::event::{DeviceIndex, Target};
 use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Snapshot, SoftwareLayer};
 use crate::view::table::Page;
 use crate::view::{clean, counted, duration, process, width as columns};

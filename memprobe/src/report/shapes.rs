@@ -73,15 +73,14 @@ pub(super) fn write<R: BufRead>(
     let ledger = ShapeLedger::new(options.grouping);
     let (replay, ledger) = replay::run(reader, options.grouping, ledger)?;
     let devices = replay.snapshot.devices.iter();
-    let devices =
-        devices.map(|device| (device, sorted(ledger.rows(device.index).collect(), options)));
+    let devices = devices.map(|device| (device, sorted(ledger.rows(device.index), options)));
+    let devices: Vec<_> = devices.collect();
     let report = ShapeReport {
         replay: &replay,
-        devices: devices.collect(),
+        devices: &devices,
         options,
     };
-    document::write(&report, options, out)?;
-    Ok(replay.outcome())
+    document::write(&report, &replay, options, out)
 }
 
 /// A tensor and a line, and their memory.
@@ -89,15 +88,12 @@ type ShapeRow<'a> = (&'a BlockGroup<Site>, Holding);
 
 struct ShapeReport<'a> {
     replay: &'a RecordingReplay,
-    devices: Vec<(&'a DeviceSnapshot, Vec<ShapeRow<'a>>)>,
+    devices: &'a [(&'a DeviceSnapshot, Vec<ShapeRow<'a>>)],
     options: &'a ReportOptions,
 }
 
-impl TableReport for ShapeReport<'_> {
-    type Row<'r>
-        = HeldRow<'r>
-    where
-        Self: 'r;
+impl<'a> TableReport for ShapeReport<'a> {
+    type Row = HeldRow<'a>;
 
     fn text(&self, page: &mut Page) {
         let devices = self.devices.iter().map(|(device, _)| *device);
@@ -130,19 +126,19 @@ impl TableReport for ShapeReport<'_> {
         document(self.replay, Cell::Absent, devices)
     }
 
-    fn columns(&self) -> Vec<Column<HeldRow<'_>>> {
+    fn columns(&self) -> Vec<Column<HeldRow<'a>>> {
         columns()
     }
 
-    fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'_>>> {
+    fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'a>>> {
         self.devices
             .iter()
             .map(|(device, rows)| self.table(device, rows))
     }
 }
 
-impl ShapeReport<'_> {
-    fn table<'r>(&self, device: &DeviceSnapshot, rows: &'r [ShapeRow<'_>]) -> Table<HeldRow<'r>> {
+impl<'a> ShapeReport<'a> {
+    fn table(&self, device: &DeviceSnapshot, rows: &'a [ShapeRow<'a>]) -> Table<HeldRow<'a>> {
         let top = self.options.top.of(rows.len());
         let frames = rows[..top]
             .iter()
@@ -177,7 +173,11 @@ impl ShapeReport<'_> {
     }
 }
 
-fn sorted<'a>(mut rows: Vec<ShapeRow<'a>>, options: &ReportOptions) -> Vec<ShapeRow<'a>> {
+fn sorted<'a>(
+    rows: impl Iterator<Item = ShapeRow<'a>>,
+    options: &ReportOptions,
+) -> Vec<ShapeRow<'a>> {
+    let mut rows: Vec<_> = rows.collect();
     let names = FileNames::default();
     rows.sort_by_cached_key(|(group, held)| {
         let peak = held.peak.unwrap_or_default();

@@ -57,17 +57,13 @@ pub struct RetainedGrowth {
     pub nobody: RetainerAmount,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Who {
-    by: Arc<str>,
-    class: Option<Arc<str>>,
-    through: Option<Arc<str>>,
-}
+/// The fields `by`, `class` and `through` of a retainer.
+type Who = (Arc<str>, Option<Arc<str>>, Option<Arc<str>>);
 
 /// Retainers in the last heap snapshot, by allocation group.
 #[derive(Debug, Default)]
 pub(super) struct SnapshotRetainers {
-    time: Option<TimeNs>,
+    pub(super) time: Option<TimeNs>,
     parts: HashMap<usize, OfPart>,
     distinct: usize,
 }
@@ -99,10 +95,6 @@ impl SnapshotRetainers {
         }
     }
 
-    pub(super) fn time(&self) -> Option<TimeNs> {
-        self.time
-    }
-
     fn add(&mut self, part: usize, block: &LabeledBlock) {
         let amount = RetainerAmount {
             blocks: 1,
@@ -112,11 +104,8 @@ impl SnapshotRetainers {
         let Some(retainer) = &block.retainer else {
             return part.nobody.add(amount);
         };
-        let who = Who {
-            by: Arc::clone(&retainer.by),
-            class: retainer.class.clone(),
-            through: retainer.through.clone(),
-        };
+        let (class, through) = (&retainer.class, &retainer.through);
+        let who = (Arc::clone(&retainer.by), class.clone(), through.clone());
         if self.distinct >= MOST && !part.retainers.contains_key(&who) {
             return part.others.add(amount);
         }
@@ -124,8 +113,8 @@ impl SnapshotRetainers {
             self.distinct += 1;
             GrowthRetainer {
                 by: Arc::clone(&retainer.by),
-                class: retainer.class.clone(),
-                through: retainer.through.clone(),
+                class: class.clone(),
+                through: through.clone(),
                 slot: retainer.slot.clone(),
                 saved_by: block.saved_by.clone(),
                 retained: RetainerAmount::default(),

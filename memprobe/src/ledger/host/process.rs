@@ -1,9 +1,7 @@
 //! One process of a host: its ledger, and its row.
 
-use super::Attached;
-use super::trend;
-use crate::event::Target;
-use crate::event::{Event, Tgid, TimeNs, Totals};
+use super::{Attached, trend};
+use crate::event::{Event, Target, Tgid, TimeNs, Totals};
 use crate::ledger::snapshot::host::{
     DriverUse, HostHealth, ProcessFacts, ProcessRow, ProcessState, TopHolder, Trend,
 };
@@ -115,10 +113,11 @@ impl HostProcess {
     pub(super) fn add_to(&self, health: &mut HostHealth) {
         let own = &self.ledger;
         health.events = health.events.saturating_add(own.health.events);
-        health.events_per_second += own.events_per_second();
+        health.events_per_second += own.events_rate.per_second();
         let malformed = &mut health.losses.malformed;
-        *malformed = malformed.saturating_add(own.malformed());
-        health.disagreements = health.disagreements.saturating_add(own.disagreements());
+        *malformed = malformed.saturating_add(own.malformed);
+        let disagreements = own.agreement.disagreements();
+        health.disagreements = health.disagreements.saturating_add(disagreements);
     }
 
     /// Row of the process, rebuilt if it changed.
@@ -132,7 +131,7 @@ impl HostProcess {
             self.row.top = top.map(|(holder, live)| TopHolder { holder, live });
             self.row.events = self.ledger.health.events;
         }
-        self.row.events_per_second = self.ledger.events_per_second();
+        self.row.events_per_second = self.ledger.events_rate.per_second();
         self.row.trend = self.trend.snapshot();
         self.row.clone()
     }

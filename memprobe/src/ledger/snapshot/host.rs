@@ -1,8 +1,7 @@
 //! Data that views get about all processes of a host.
 
 use super::Site;
-use crate::event::Target;
-use crate::event::{Bytes, DeviceIndex, Losses, Rank, Tgid, TimeNs, Totals};
+use crate::event::{Bytes, DeviceIndex, Losses, Rank, Target, Tgid, TimeNs, Totals};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostSnapshot {

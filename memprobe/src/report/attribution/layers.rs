@@ -235,7 +235,7 @@ pub(super) fn notes(
     let mut notes = vec![format!(
         "Memory {when}, with submodules, by inferred category. INTERMED.: intermediate gradients."
     )];
-    let weights = match ledger.read() {
+    let weights = match ledger.read {
         Some(_) => {
             "Weights and optimizer state are assigned to modules by the process's objects (--names)."
         }

@@ -24,10 +24,7 @@ pub(super) fn cell(retained: &RetainedGrowth) -> Cell<'_> {
     Cell::Object(vec![
         ("live_blocks", retained.live.blocks.into()),
         ("live_bytes", retained.live.bytes.into()),
-        (
-            "named",
-            Cell::List(retained.retainers.iter().map(retainer).collect()),
-        ),
+        ("named", Cell::list(retained.retainers.iter().map(retainer))),
         ("others_bytes", retained.others.bytes.into()),
         ("unknown_bytes", retained.nobody.bytes.into()),
     ])

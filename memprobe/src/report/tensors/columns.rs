@@ -128,7 +128,7 @@ fn with_common<'a>(
         label("DTYPE") => &row.text.what[2],
         label("GRAD") => &row.text.what[3],
         label(name).width(24, usize::MAX).cut(Cut::Middle) => &row.text.name,
-        trail() => Cell::List(row.text.site.iter().map(|site| format!("at {site}").into()).collect()),
+        trail() => Cell::list(row.text.site.iter().map(|site| format!("at {site}"))),
         data("device") => row.device(),
         data("kind") => match row.remainder {
             Some(_) => Some("remainder"),

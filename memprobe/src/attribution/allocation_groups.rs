@@ -24,7 +24,8 @@ pub struct AllocationSite {
 }
 
 /// Module that memory is counted under.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum ModuleScope {
     /// Module path; in a backward pass, the module whose forward operation is differentiated.
     Module(Arc<str>),
@@ -44,6 +45,13 @@ pub enum Pass {
     /// Recomputation within a backward pass (activation checkpointing).
     Recompute,
     Backward,
+}
+
+impl ModuleScope {
+    /// Keyword in CSV and JSON.
+    pub const fn as_str(&self) -> &'static str {
+        self.into_str()
+    }
 }
 
 impl Pass {

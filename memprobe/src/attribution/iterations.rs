@@ -11,11 +11,13 @@ use crate::event::{DeviceIndex, TimeNs};
 /// Longest cycle of optimizer steps searched for.
 const LONGEST_CYCLE: usize = 64;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum IterationKind {
     /// The whole recording, if nothing separates iterations.
     Undivided,
     Before,
+    #[strum(serialize = "iteration")]
     Whole,
     /// Modules called without grad between two iterations.
     Evaluation,
@@ -45,6 +47,13 @@ impl Iteration {
     /// True if the row is an iteration, finished or not, so that its number is its own.
     pub fn is_numbered(&self) -> bool {
         matches!(self.kind, IterationKind::Whole | IterationKind::Unfinished)
+    }
+}
+
+impl IterationKind {
+    /// Keyword in CSV and JSON.
+    pub const fn as_str(self) -> &'static str {
+        self.into_str()
     }
 }
 
@@ -135,9 +144,7 @@ impl Iterations {
             dropped: intervals.dropped,
         }
     }
-}
 
-impl Iterations {
     pub fn at(&self, time: TimeNs) -> Option<&Iteration> {
         let mut rows = self.rows.iter();
         rows.find(|row| (row.begin..=row.end).contains(&time))

@@ -39,7 +39,7 @@ pub(super) struct AccountingMoment {
     pub(super) line: SiteRef,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SimulatedDevice {
     pub(super) allocator: CachingAllocator,
     /// By piece.
@@ -67,14 +67,6 @@ pub(super) struct Accounting {
 }
 
 impl SimulatedDevice {
-    fn new(allocator: CachingAllocator) -> Self {
-        Self {
-            allocator,
-            blocks: Vec::new(),
-            refused: None,
-        }
-    }
-
     /// Allocates the piece; returns its rounded size.
     fn begin(&mut self, at: usize, bytes: u64, line: SiteRef) -> u64 {
         if self.blocks.len() <= at {
@@ -115,10 +107,12 @@ impl Accounting {
         let mut books = Self {
             pieces: Vec::new(),
             vacant: Vec::new(),
-            plain: SimulatedDevice::new(CachingAllocator::new()),
-            working: SimulatedDevice::new(CachingAllocator::new()),
-            bounded: memory
-                .map(|memory| SimulatedDevice::new(CachingAllocator::with_capacity(memory))),
+            plain: SimulatedDevice::default(),
+            working: SimulatedDevice::default(),
+            bounded: memory.map(|memory| SimulatedDevice {
+                allocator: CachingAllocator::with_capacity(memory),
+                ..SimulatedDevice::default()
+            }),
             now: AccountingMoment::default(),
             peak: AccountingMoment::default(),
             between_iterations: None,

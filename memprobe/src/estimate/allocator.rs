@@ -94,10 +94,6 @@ impl Block {
 }
 
 impl CachingAllocator {
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Returns an unlimited allocator with another choice among blocks of equal size.
     pub fn with_ties(ties: Ties) -> Self {
         Self {
@@ -325,7 +321,7 @@ mod tests {
 
     #[test]
     fn blocks_are_multiples_of_512_bytes_and_none_is_empty() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         malloc(&mut allocator, 0);
         malloc(&mut allocator, 1);
         malloc(&mut allocator, 513);
@@ -334,7 +330,7 @@ mod tests {
 
     #[test]
     fn small_blocks_share_segments_of_2_mib_and_large_ones_of_20() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         malloc(&mut allocator, MIB);
         malloc(&mut allocator, MIB);
         assert_eq!(allocated(&allocator), (2 * MIB, 2 * MIB));
@@ -345,7 +341,7 @@ mod tests {
 
     #[test]
     fn blocks_of_10_mib_and_more_have_segments_of_their_own_size() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         malloc(&mut allocator, 10 * MIB);
         assert_eq!(allocator.totals.reserved.0, 10 * MIB);
         malloc(&mut allocator, 11 * MIB + 1);
@@ -354,7 +350,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_large_block_is_cut_off_only_if_it_is_more_than_1_mib() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         let whole = malloc(&mut allocator, 12 * MIB);
         allocator.free(whole);
         let most = malloc(&mut allocator, 11 * MIB);
@@ -367,7 +363,7 @@ mod tests {
 
     #[test]
     fn the_smallest_block_that_is_large_enough_is_taken_and_of_equal_ones_the_first() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         let ids: Vec<_> = (0..6).map(|_| malloc(&mut allocator, 4 * MIB)).collect();
         let second = allocator.addr(ids[1]);
         for id in [ids[3], ids[1], ids[5]] {
@@ -384,7 +380,7 @@ mod tests {
 
     #[test]
     fn free_neighbours_become_one_block_again() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         let ids: Vec<_> = (0..5).map(|_| malloc(&mut allocator, 4 * MIB)).collect();
         for at in [1, 3, 2] {
             allocator.free(ids[at]);
@@ -401,7 +397,7 @@ mod tests {
 
     #[test]
     fn what_is_freed_twice_is_freed_once() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         let id = malloc(&mut allocator, 4 * MIB);
         let other = malloc(&mut allocator, 4 * MIB);
         allocator.free(id);
@@ -428,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_request_that_no_device_could_grant_is_refused() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         assert!(allocator.malloc(Bytes(u64::MAX)).is_err());
         assert_eq!(allocated(&allocator), (0, 0));
     }

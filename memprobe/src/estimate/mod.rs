@@ -18,6 +18,8 @@ mod tests;
 pub use allocator::{CachingAllocator, GpuBlock, OutOfMemory, Ties};
 pub use origin::EstimatePhase;
 
+use strum::VariantArray;
+
 use crate::attribution::size::Sizes;
 use crate::attribution::view::Coverage;
 use crate::event::{Action, Bytes, DeviceIndex, Event, Frame, Totals};
@@ -47,32 +49,25 @@ impl OnHost {
     }
 }
 
-/// Reason for a difference between the GPU's allocator and the CPU's.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+/// Reason for a difference between the GPU's allocator and the CPU's, in display order.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, VariantArray)]
 pub enum Difference {
-    /// GPU blocks are multiples of 512 bytes, and small remainders are not split off.
-    Rounding,
-    /// On a GPU an optimizer step handles all parameters at once (`foreach`), so its temporary
-    /// tensors coexist. On the CPU it handles one after the other.
-    Together,
-    /// Dropout masks take one byte an element on a GPU.
-    Mask,
-    /// Copies and buffers of the CPU's kernels, which belong to no tensor.
-    Scratch,
     /// Memory that is on the host in a GPU run too: samples before collation, scalars, lines named
     /// by the user.
     OnHost,
+    /// Copies and buffers of the CPU's kernels, which belong to no tensor.
+    Scratch,
+    /// Dropout masks take one byte an element on a GPU.
+    Mask,
+    /// On a GPU an optimizer step handles all parameters at once (`foreach`), so its temporary
+    /// tensors coexist. On the CPU it handles one after the other.
+    Together,
+    /// GPU blocks are multiples of 512 bytes, and small remainders are not split off.
+    Rounding,
 }
 
 impl Difference {
-    /// All variants, in display order.
-    pub const ALL: [Self; 5] = [
-        Self::OnHost,
-        Self::Scratch,
-        Self::Mask,
-        Self::Together,
-        Self::Rounding,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -217,7 +212,7 @@ impl Estimator {
         self.translation.finish(&mut self.books);
         let books = &self.books;
         let at_peak: AccountingMoment = books.peak;
-        let difference = |kind: Difference| (kind, at_peak.differences[kind as usize]);
+        let difference = |kind: &Difference| (*kind, at_peak.differences[*kind as usize]);
         Estimate {
             events: self.events,
             peak: books.plain.allocator.peak,
@@ -225,7 +220,7 @@ impl Estimator {
             between_iterations: books.between_iterations,
             cpu_at_peak: Bytes(at_peak.cpu),
             cpu_peak: Bytes(self.cpu_peak),
-            differences: Difference::ALL.map(difference).to_vec(),
+            differences: Difference::ALL.iter().map(difference).collect(),
             phases: EstimatePhase::ALL
                 .map(|phase| (phase, Bytes(at_peak.phases[phase as usize])))
                 .to_vec(),

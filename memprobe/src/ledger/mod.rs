@@ -140,12 +140,7 @@ impl Ledger {
         if new.events > losses.events || new.malformed > losses.malformed {
             self.agreement.lost(self.last_event.unwrap_or(self.started));
         }
-        *losses = Losses {
-            events: losses.events.max(new.events),
-            stacks: losses.stacks.max(new.stacks),
-            malformed: losses.malformed.max(new.malformed),
-            uses: losses.uses.max(new.uses),
-        };
+        *losses = losses.zip(new, u64::max);
     }
 
     fn apply_memory(&mut self, event: &MemoryEvent) -> Change {

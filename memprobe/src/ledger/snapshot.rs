@@ -199,13 +199,15 @@ pub enum Grouping {
     Innermost,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Site {
     /// Line of Python of the allocating thread.
     Line(Frame),
     /// Line that waits in a backward pass, for which a thread without Python allocated.
     Backward(Frame),
     /// Node of autograd's graph that allocated in a backward pass.
+    #[strum(serialize = "backward_of")]
     Node {
         /// Line of the forward pass whose operation made the node.
         forward: Frame,
@@ -221,12 +223,7 @@ pub enum Site {
 impl Site {
     /// Keyword in structured reports.
     pub const fn as_str(&self) -> &'static str {
-        match self {
-            Self::Line(_) => "line",
-            Self::Backward(_) => "backward",
-            Self::Node { .. } => "backward_of",
-            Self::NoLine { .. } => "no_line",
-        }
+        self.into_str()
     }
 
     pub fn node(&self) -> Option<&Arc<str>> {

@@ -1,6 +1,5 @@
 //! Cells and rows that several reports have in common.
 
-use crate::attribution::allocation_groups::ModuleScope;
 use crate::event::{DeviceIndex, Frame};
 use crate::ledger::snapshot::{PurposeInfo, Site, SoftwareLayer};
 pub(super) use crate::view::cells::{Remainder, frame, known_line, remainders};
@@ -46,17 +45,6 @@ pub(super) fn total_name(device: DeviceIndex, layer: SoftwareLayer) -> String {
         _ if device == DeviceIndex::CPU => "(total as memprobe counts)".to_owned(),
         SoftwareLayer::Allocator => "(total of the allocator)".to_owned(),
         layer => format!("(total of {})", layer.as_str()),
-    }
-}
-
-/// Keyword of a module, or of the lack of one.
-pub(super) fn place_kind(place: &ModuleScope) -> &'static str {
-    match place {
-        ModuleScope::Module(_) => "module",
-        ModuleScope::Outside => "outside",
-        ModuleScope::Unknown => "unknown",
-        ModuleScope::BackwardUnknown => "backward_unknown",
-        ModuleScope::TooMany => "too_many",
     }
 }
 

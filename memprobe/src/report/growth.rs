@@ -5,7 +5,7 @@ mod retainers;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use super::cells::{self, place_kind, purpose_kind};
+use super::cells::{self, purpose_kind};
 use super::document::{self, TableReport, document};
 use super::peak::place_name;
 use super::preamble::push_devices;
@@ -58,14 +58,14 @@ impl GrowthEntry<'_> {
         let AllocationGroup { origin, what } = self.part?;
         Some(match self.by {
             "line" => origin.site.as_str(),
-            "module" => place_kind(&origin.place),
+            "module" => origin.place.as_str(),
             _ => purpose_kind(what),
         })
     }
 
     fn module(&self) -> Option<String> {
         let place = &self.part?.origin.place;
-        (place_kind(place) == "module").then(|| place_name(place))
+        (place.as_str() == "module").then(|| place_name(place))
     }
 
     /// Top retainer of the blocks that were live when the process's objects were read.

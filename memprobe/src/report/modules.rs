@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use super::cells::{place_kind, remainders, total_name};
+use super::cells::{remainders, total_name};
 use super::document::{self, TableReport, document};
 use super::outline;
 use super::peak::place_name;
@@ -232,7 +232,7 @@ impl ModuleReport<'_> {
             table.extend(Output::Data, rows);
         }
         let others = tree.others.iter().map(|(place, sums)| ModuleEntry {
-            kind: place_kind(place),
+            kind: place.as_str(),
             ..ModuleEntry::new(place_name(place), *sums, *sums)
         });
         table.extend(Output::All, others);

@@ -8,7 +8,7 @@ use std::hash::Hash;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use super::cells::{self, place_kind, purpose_kind, total_name};
+use super::cells::{self, purpose_kind, total_name};
 use super::document::{self, TableReport, document};
 use super::held::{self, HeldRow};
 use super::preamble::{NO_MODULES, push_devices};
@@ -263,7 +263,7 @@ impl AtPeak<'_> {
             HeldRow {
                 module: is_module.then(|| place_name(place)),
                 pass: Some(pass.as_str()),
-                ..group.row(place_kind(place), called_name(&group.who))
+                ..group.row(place.as_str(), called_name(&group.who))
             }
         });
         let tensors = self.tensors.iter().map(|group| HeldRow {

@@ -8,7 +8,6 @@ use crate::attribution::iterations::{Iteration, Iterations};
 use crate::attribution::layers::{DeviceLayers, Layer, Layering};
 use crate::event::DeviceIndex;
 use crate::event::bytes::human;
-use crate::report::cells::place_kind;
 use crate::report::outline::{self, OutlineRow};
 use crate::report::peak::place_name;
 use crate::report::{Alike, LayersOf, ReportError, ReportFormat, ReportOptions};
@@ -47,7 +46,7 @@ pub(super) fn columns<'a>() -> Vec<LayerColumn<'a>> {
     let mut columns = Vec::from(columns![|row: LayerEntry<'a>|
         data("device") => row.index,
         data("iteration") => row.iteration.map(|it| it.number),
-        data("iteration_kind") => row.iteration.map(iterations::kind),
+        data("iteration_kind") => row.iteration.map(|it| it.kind.as_str()),
         data("epoch") => row.iteration.and_then(|it| it.epoch),
         data("kind") => row.kind,
         data("path") => row.module.as_ref().map(|(path, _)| &**path),
@@ -300,10 +299,7 @@ fn table<'a>(
     );
     for (place, layer) in &layers.others {
         let layers = Some([*layer, *layer]);
-        table.push(
-            Output::All,
-            row(place_kind(place), place_name(place), layers),
-        );
+        table.push(Output::All, row(place.as_str(), place_name(place), layers));
     }
     for rest in remainders(&layers.peak, &layers.peak) {
         let [_, bytes] = rest.bytes;

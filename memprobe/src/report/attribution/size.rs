@@ -6,7 +6,6 @@ use crate::attribution::modules::Additive;
 use crate::attribution::size::{Amount, ModelSize, ModuleSize, Sizes};
 use crate::attribution::view::Coverage;
 use crate::event::DeviceIndex;
-use crate::report::cells::place_kind;
 use crate::report::outline::{self, OutlineRow};
 use crate::report::peak::place_name;
 use crate::report::preamble::NO_MODULES;
@@ -174,7 +173,7 @@ pub(super) fn table(
         modules.map(|module| SizeEntry::module(index, module, named)),
     );
     let others = size.others.iter().map(|(place, size)| SizeEntry {
-        kind: place_kind(place),
+        kind: place.as_str(),
         ..SizeEntry::new(index, OutlineRow::other(place_name(place), *size))
     });
     table.extend(Output::All, others);

@@ -11,7 +11,6 @@ use crate::ledger::{Ledger, StackRef};
 /// Blocks that reports do not tell apart: equal origin and equal tensor type.
 pub type AllocationGroup = BlockGroup<AllocationSite>;
 
-/// Groups of a process, each with a value.
 pub(super) type AllocationGroups<V> = Groups<AllocationSite, V>;
 
 /// Allocation site as far as reports tell it apart.
@@ -19,29 +18,27 @@ pub(super) type AllocationGroups<V> = Groups<AllocationSite, V>;
 pub struct AllocationSite {
     pub site: Site,
     pub place: ModuleScope,
-    /// Pass through the module.
     pub pass: Pass,
     /// Autograd node of a backward pass, such as `AddmmBackward0`, if known.
     pub node: Option<Arc<str>>,
 }
 
 /// Module that memory is counted under.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum ModuleScope {
     /// Module path; in a backward pass, the module whose forward operation is differentiated.
     Module(Arc<str>),
     /// No module was being called.
     Outside,
-    /// A module of unknown path.
     Unknown,
     /// Backward pass through an operation whose module is unknown.
     BackwardUnknown,
-    /// Beyond the cap.
     TooMany,
 }
 
-/// Kind of pass through the modules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(const_into_str, serialize_all = "lowercase")]
 pub enum Pass {
     /// Forward, or outside modules.
     Forward,
@@ -50,15 +47,16 @@ pub enum Pass {
     Backward,
 }
 
-impl Pass {
-    pub const ALL: [Self; 3] = [Self::Forward, Self::Recompute, Self::Backward];
+impl ModuleScope {
+    /// Keyword in CSV and JSON.
+    pub const fn as_str(&self) -> &'static str {
+        self.into_str()
+    }
+}
 
+impl Pass {
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Recompute => "recompute",
-            Self::Backward => "backward",
-        }
+        self.into_str()
     }
 }
 

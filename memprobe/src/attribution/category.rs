@@ -1,15 +1,16 @@
 //! Categories of memory, the rules that assign them, and sums by category.
 
-use crate::event::{Frame, Node, Purpose, Stack, StackKind};
+use strum::{IntoStaticStr, VariantArray};
 
+use crate::event::{Frame, Node, Purpose, Stack, StackKind};
 use crate::torch::names::TorchCall;
 
-/// Purpose of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// Purpose of a block, in table order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr, VariantArray)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Category {
     /// Parameter or buffer of a module.
     Parameter,
-    /// Gradient of a parameter.
     Gradient,
     /// State that an optimizer keeps between steps.
     OptimizerState,
@@ -27,51 +28,30 @@ pub enum Category {
 }
 
 impl Category {
-    /// All categories, in table order.
-    pub const ALL: [Self; 9] = [
-        Self::Parameter,
-        Self::Gradient,
-        Self::OptimizerState,
-        Self::Activation,
-        Self::Input,
-        Self::IntermediateGradient,
-        Self::Temporary,
-        Self::Workspace,
-        Self::Unknown,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Parameter => "parameter",
-            Self::Gradient => "gradient",
             Self::OptimizerState => "optimizer state",
-            Self::Activation => "activation",
-            Self::Input => "input",
             Self::IntermediateGradient => "intermediate gradient",
-            Self::Temporary => "temporary",
-            Self::Workspace => "workspace",
-            Self::Unknown => "unknown",
+            one_word => one_word.key(),
         }
     }
 
     /// Key for JSON and CSV.
     pub const fn key(self) -> &'static str {
-        match self {
-            Self::OptimizerState => "optimizer_state",
-            Self::IntermediateGradient => "intermediate_gradient",
-            one_word => one_word.as_str(),
-        }
+        self.into_str()
     }
 }
 
 macro_rules! rules {
-    ($($(#[doc = $doc:literal])+ $name:ident => $category:ident, $status:ident, $words:literal;)+) => {
+    ($($name:ident => $category:ident, $status:ident, $words:literal;)+) => {
         /// Rule that assigned a category to a block. Most rules infer it from the phases at allocation and
         /// free. [`Self::NoTensor`] and [`Self::NamedUse`] use the tensor information recorded at allocation.
         /// [`Self::is_exact`] selects the rules that use the process's heap objects.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
-        pub enum CategoryRule { $($(#[doc = $doc])+ $name,)+ }
+        pub enum CategoryRule { $(#[doc = $words] $name,)+ }
 
         impl CategoryRule {
             pub const ALL: [Self; [$($words,)+].len()] = [$(Self::$name,)+];
@@ -101,102 +81,55 @@ pub enum RuleStatus {
 }
 
 rules! {
-    /// Allocated by parameter-building code (`builds`) and live when the next phase began.
     Built => Parameter, Settled, "made by Module.to(), a constructor of torch.nn or nn.Parameter, and kept: parameters and buffers";
-    /// Outlived the backward pass that allocated it.
     OutlivesBackward => Gradient, Settled, "made in a backward pass and kept after it";
-    /// Allocated by `AccumulateGrad`.
     Accumulated => Gradient, Settled, "made by AccumulateGrad";
-    /// Outlived the optimizer step that allocated it.
     OutlivesStep => OptimizerState, Settled, "made in Optimizer.step() and kept after it";
-    /// Allocated in a forward pass and freed by the backward pass.
     FreedInBackward => Activation, Settled, "made in a forward pass, live when the backward pass began, freed by it";
-    /// Allocated by a recomputation and freed by the backward pass after it.
     Recomputed => Activation, Settled, "made again in a backward pass (checkpoint), freed by it later";
-    /// Allocated in `torch.utils.data` and live when modules were called.
     Loaded => Input, Settled, "made in torch.utils.data and live when modules were called";
-    /// Live before modules were called and freed soon after.
     GivenToForward => Input, Settled, "made outside of modules after the last batch or step, live when they were called, freed soon after";
-    /// Allocated and freed in one backward pass.
     WithinBackward => IntermediateGradient, Settled, "made and freed in one backward pass";
-    /// Freed by the next allocator event of its backward pass, in a stream without tensor information: may be
-    /// a workspace.
+    // Only in a stream without tensor information.
     FreedAtOnce => Temporary, Settled, "made in a backward pass and freed by its next call of the allocator: a workspace, or used up at once";
-    /// Allocated and freed in one forward pass.
     WithinForward => Temporary, Settled, "made and freed in one forward pass";
-    /// Allocated and freed in one recomputation.
     WithinRecompute => Temporary, Settled, "made and freed while a checkpoint was computed again";
-    /// Allocated and freed in one optimizer step.
     WithinStep => Temporary, Settled, "made and freed in one Optimizer.step()";
-    /// Allocated and freed in one evaluation.
     WithinEvaluation => Temporary, Settled, "made and freed in modules called without grad";
-    /// Allocated and freed outside modules, passes and steps.
     WithinOther => Temporary, Settled, "made and freed outside of modules, passes and steps";
-    /// PyTorch made no tensor for it.
     NoTensor => Workspace, Settled, "PyTorch made no tensor for it";
-    /// PyTorch made no tensor for it, and a native function names its purpose.
     NamedUse => Workspace, Settled, "PyTorch made no tensor for it, and a native function tells its use";
-    /// Allocated in a forward pass and not freed by the backward pass.
     OutlivesItsPass => Unknown, Settled, "made in a forward pass and not freed by the backward pass: an output that the program keeps, or a graph";
-    /// Allocated in a forward pass; a step or batch began before any backward pass.
     NoBackward => Unknown, Settled, "made in a forward pass that no backward pass followed";
-    /// Outlived the backward pass whose recomputation allocated it.
     OutlivesRecompute => Unknown, Settled, "made again in a backward pass (checkpoint) and kept after it";
-    /// Outlived its backward pass without the size of any parameter, in a stream without tensor information.
+    // Only in a stream without tensor information.
     LikeNoParameter => Unknown, Settled, "made in a backward pass and kept after it, of no parameter's size: it may be a workspace";
-    /// Outlived the evaluation that allocated it.
     OutlivesEvaluation => Unknown, Settled, "made in modules called without grad and kept after them";
-    /// Allocated outside modules and live through several forward passes.
     LongLived => Unknown, Settled, "made outside of modules and kept through several forward passes";
-    /// No rule applies.
     NothingTells => Unknown, Settled, "made where nothing tells what for";
-    /// Several threads train at once.
     Crowded => Unknown, Settled, "several threads train at once: whose pass it is cannot be told";
-    /// In the `_parameters` of a module.
     NamedParameter => Parameter, Settled, "a parameter of a module, by the process's objects";
-    /// In the `_buffers` of a module.
     NamedBuffer => Parameter, Settled, "a buffer of a module, by the process's objects";
-    /// The `.grad` of a tensor.
     NamedGradient => Gradient, Settled, "the .grad of a tensor, by the process's objects";
-    /// In the `state` of an optimizer.
     NamedOptimizerState => OptimizerState, Settled, "in the state of an optimizer, by the process's objects";
-    /// Saved by a node of autograd's graph.
     NamedSaved => Activation, Settled, "kept for the backward pass by a node, by the process's objects";
-    /// Live, allocated in the running forward pass.
     SoFarForward => Activation, Provisional, "made in a forward pass that still runs";
-    /// Live, allocated in a forward pass before the backward pass began.
     SoFarSaved => Activation, Provisional, "made in a forward pass, live when the backward pass began";
-    /// Live, allocated by a recomputation in the running backward pass.
     SoFarRecomputed => Activation, Provisional, "made again in a backward pass (checkpoint) that still runs";
-    /// Live, allocated in the running backward pass.
     SoFarBackward => IntermediateGradient, Provisional, "made in a backward pass that still runs";
-    /// Live, allocated in the running optimizer step.
     SoFarStep => Temporary, Provisional, "made in an Optimizer.step() that still runs";
-    /// Live, allocated in the running evaluation.
     SoFarEvaluation => Temporary, Provisional, "made in modules called without grad, which still run";
-    /// Live, loaded, and no module called since.
     SoFarLoaded => Input, Provisional, "made in torch.utils.data, no module was called since";
-    /// Live, allocated by parameter-building code, and no phase began since.
     SoFarBuilt => Parameter, Provisional, "made as parameters are, nothing ran since";
-    /// Live, allocated outside modules, and modules were called since.
     SoFarGiven => Input, Provisional, "made outside of modules after the last batch or step, live when they were called";
-    /// Live, allocated outside modules, and no phase began since.
     SoFarOther => Unknown, Provisional, "made outside of modules, passes and steps, nothing ran since";
-    /// Earlier blocks of the same stack were parameters.
     AsParameter => Parameter, Provisional, "what was made there before turned out to be that";
-    /// Earlier blocks of the same stack were gradients.
     AsGradient => Gradient, Provisional, "what was made there before turned out to be that";
-    /// Earlier blocks of the same stack were optimizer state.
     AsOptimizerState => OptimizerState, Provisional, "what was made there before turned out to be that";
-    /// Earlier blocks of the same stack were activations.
     AsActivation => Activation, Provisional, "what was made there before turned out to be that";
-    /// Earlier blocks of the same stack were inputs.
     AsInput => Input, Provisional, "what was made there before turned out to be that";
-    /// Earlier blocks of the same stack were intermediate gradients.
     AsIntermediateGradient => IntermediateGradient, Provisional, "what was made there before turned out to be that";
-    /// Earlier blocks of the same stack were temporaries.
     AsTemporary => Temporary, Provisional, "what was made there before turned out to be that";
-    /// Earlier blocks of the same stack had no known category.
     AsUnknown => Unknown, Provisional, "what was made there before could not be told either";
 }
 
@@ -269,11 +202,7 @@ impl Composition {
     }
 
     pub fn of(&self, category: Category) -> u64 {
-        let rules = CategoryRule::ALL.iter();
-        rules
-            .filter(|rule| rule.category() == category)
-            .map(|rule| self.by_rule(*rule))
-            .fold(0, u64::saturating_add)
+        self.by_category()[category as usize]
     }
 
     /// Bytes of each category, in declaration order.
@@ -353,7 +282,7 @@ mod tests {
         for (number, rule) in CategoryRule::ALL.iter().enumerate() {
             assert_eq!(*rule as usize, number);
         }
-        for category in Category::ALL {
+        for &category in Category::ALL {
             let again = CategoryRule::as_before(category);
             assert_eq!(again.status(), RuleStatus::Provisional);
             if category != Category::Workspace {

@@ -18,9 +18,10 @@ use crate::ledger::timeline::Highest;
 const MAX_DIFFERENCES: [usize; 2] = [1 << 22, 1 << 18];
 
 /// Blocks counted by allocating stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum StackHistory {
     /// Activations only, without history.
+    #[default]
     Saved,
     /// All blocks, now and in the latest step intervals.
     Latest,
@@ -92,12 +93,10 @@ impl DeviceAttribution {
         composition.before_attach = u64::try_from(rest).unwrap_or(0);
     }
 
-    /// Extends the timeline with the current state up to `time`.
     pub(super) fn pass(&mut self, time: TimeNs) {
         self.timeline.extend_to(time, &self.now);
     }
 
-    /// Counts an allocation by phase and rule.
     pub(super) fn count(&mut self, judged: ClassifiedPhase, size: Bytes) {
         let bytes = self.judged.entry(judged).or_default();
         *bytes = bytes.saturating_add(size.0);
@@ -147,7 +146,6 @@ impl DeviceAttribution {
         self.shift(block, size, places, oldest);
     }
 
-    /// Counts a live block under another stack.
     pub(super) fn rename(&mut self, block: &Lifecycle, size: u64, origin: u32) {
         let from = self.place(block.origin, block.rule);
         self.shift(block, size, [from, self.place(origin, block.rule)], 0);

@@ -15,7 +15,6 @@ pub(super) const NO_LOADER: u32 = u32::MAX;
 /// Fewest batches of an epoch. A shorter one looks like a program that skips every other batch.
 const FEWEST: u64 = 2;
 
-/// Epoch of a loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Epoch {
     pub(super) loader: u32,
@@ -30,11 +29,8 @@ pub enum Epochs {
     NoEnd,
     /// Requests without training come at unequal distances.
     Irregular,
-    /// Several loaders supply training batches.
     SeveralLoaders,
-    /// Inferred epochs.
     Told {
-        /// Batches of a full epoch.
         batches: u64,
     },
 }
@@ -42,13 +38,10 @@ pub enum Epochs {
 /// State of a loader, identified by the line that requests batches.
 #[derive(Clone, Copy, Debug, Default)]
 struct Loader {
-    /// Epochs ended.
     ended: u64,
-    /// Training batches of the current epoch.
     batches: u64,
     /// Training batches of the first epoch, which may have begun before attach.
     first: u64,
-    /// Training batches of each later epoch.
     length: Option<u64>,
     irregular: bool,
     learned: bool,
@@ -91,7 +84,6 @@ pub(super) struct Loaders {
 }
 
 impl Loaders {
-    /// Records a request for the next batch.
     pub(super) fn next_batch(&mut self, loader: u32) {
         if let Some(exhausted) = self.waiting.replace(loader) {
             self.known.entry(exhausted).or_default().end();

@@ -7,14 +7,13 @@ use std::sync::Arc;
 use crate::event::{Bytes, DeviceIndex, Module, PurposeId};
 use crate::ledger::StackRef;
 use crate::ledger::snapshot::{Grouping, PurposeInfo};
-use crate::ledger::{BlockId, Change, Freed, Ledger, LiveBlock, PerBlock, PerStack};
+use crate::ledger::{BlockId, Change, Ledger, LiveBlock, PerBlock, PerStack};
 
 /// Cap on groups; the excess is one group per device.
 const MAX_GROUPS: usize = 1 << 18;
 
 /// Origin of blocks, as far as an analysis tells it apart.
 pub(crate) trait GroupOrigin: Clone + Eq + Hash {
-    /// Origin of the blocks that a stack allocated.
     fn of(stack: StackRef, ledger: &Ledger, grouping: Grouping) -> Self;
 
     /// Origin of the blocks beyond the cap.
@@ -25,24 +24,26 @@ pub(crate) trait GroupOrigin: Clone + Eq + Hash {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BlockGroup<O> {
     pub origin: Arc<O>,
-    /// Tensor type or other purpose.
     pub what: PurposeInfo,
 }
 
-/// Change of a group by an event.
+/// Change of a group by a block of so many bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BlockChange {
-    pub(super) size: Bytes,
-    pub(super) kind: ChangeKind,
+pub(crate) enum BlockChange {
+    Added(Bytes),
+    /// A block was allocated, but beyond the ledger's cap on live blocks.
+    NotTracked(Bytes),
+    Removed(Bytes),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ChangeKind {
-    /// A block became live.
-    Added,
-    /// A block was allocated, but beyond the ledger's cap on live blocks.
-    NotTracked,
-    Removed,
+impl BlockChange {
+    pub(super) fn allocated(size: Bytes, is_tracked: bool) -> Self {
+        if is_tracked {
+            Self::Added(size)
+        } else {
+            Self::NotTracked(size)
+        }
+    }
 }
 
 /// Group, with the value that an analysis keeps for it.
@@ -86,26 +87,14 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         ledger: &Ledger,
         mut emit: impl FnMut(usize, &mut GroupEntry<O, V>, BlockChange),
     ) {
-        match change {
-            Change::Stack(stack) => self.define(*stack, ledger),
-            Change::Allocated {
-                block,
-                is_tracked,
-                replaced,
-            } => {
-                for ended in replaced {
-                    self.release(*ended, ledger, &mut emit);
-                }
-                let kind = if *is_tracked {
-                    ChangeKind::Added
-                } else {
-                    ChangeKind::NotTracked
-                };
-                self.add(*block, kind, ledger, &mut emit);
-            }
-            Change::Freed(Freed::Known(block)) => self.release(*block, ledger, &mut emit),
-            // No other change concerns a block seen being allocated.
-            _ => {}
+        if let Change::Stack(stack) = change {
+            self.define(*stack, ledger);
+        }
+        for ended in change.ended() {
+            self.release(*ended, ledger, &mut emit);
+        }
+        if let Some((block, is_tracked)) = change.allocated() {
+            self.add(block, is_tracked, ledger, &mut emit);
         }
     }
 
@@ -119,7 +108,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
             self.define(stack, ledger);
         }
         for (id, _) in ledger.blocks().filter(|(_, block)| !block.is_baseline) {
-            self.add(id, ChangeKind::Added, ledger, &mut emit);
+            self.add(id, true, ledger, &mut emit);
         }
     }
 
@@ -156,17 +145,20 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
     fn add(
         &mut self,
         id: BlockId,
-        kind: ChangeKind,
+        is_tracked: bool,
         ledger: &Ledger,
         emit: &mut impl FnMut(usize, &mut GroupEntry<O, V>, BlockChange),
     ) {
         let block = ledger.block(id);
         let group = self.group_for(block, ledger);
-        if kind == ChangeKind::Added {
+        if is_tracked {
             self.live.insert(id, group);
         }
-        let (group, size) = (group as usize, block.size);
-        emit(group, &mut self.entries[group], BlockChange { size, kind });
+        let (group, change) = (
+            group as usize,
+            BlockChange::allocated(block.size, is_tracked),
+        );
+        emit(group, &mut self.entries[group], change);
     }
 
     fn release(
@@ -176,9 +168,8 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         emit: &mut impl FnMut(usize, &mut GroupEntry<O, V>, BlockChange),
     ) {
         if let Some(group) = self.live.remove(id) {
-            let (group, size) = (group as usize, ledger.block(id).size);
-            let kind = ChangeKind::Removed;
-            emit(group, &mut self.entries[group], BlockChange { size, kind });
+            let (group, change) = (group as usize, BlockChange::Removed(ledger.block(id).size));
+            emit(group, &mut self.entries[group], change);
         }
     }
 
@@ -213,24 +204,22 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         if let Some(known) = self.by_key.get(&key) {
             return *known;
         }
-        let (device, group) = match self.entries.len() < MAX_GROUPS {
-            true => key,
-            false => {
-                let origin = Arc::new(O::too_many());
-                let what = PurposeInfo::TooMany;
-                (device, BlockGroup { origin, what })
-            }
+        let key = if self.entries.len() < MAX_GROUPS {
+            key
+        } else {
+            let (origin, what) = (Arc::new(O::too_many()), PurposeInfo::TooMany);
+            (key.0, BlockGroup { origin, what })
         };
-        let next = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
-        let key = (device, group.clone());
-        let index = *self.by_key.entry(key).or_insert(next);
-        if index == next {
-            self.entries.push(GroupEntry {
+        let entries = &mut self.entries;
+        let entry = self.by_key.entry(key);
+        let (device, group) = entry.key().clone();
+        *entry.or_insert_with(|| {
+            entries.push(GroupEntry {
                 device,
                 group,
                 value: V::default(),
             });
-        }
-        index
+            u32::try_from(entries.len() - 1).unwrap_or(u32::MAX)
+        })
     }
 }

@@ -11,6 +11,7 @@ mod series;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::Hash;
 
 pub use fit::Fit;
 use retainers::SnapshotRetainers;
@@ -18,11 +19,11 @@ pub use retainers::{GrowthRetainer, RetainedGrowth, RetainerAmount};
 use series::{MAX_STEPS, Series, SeriesLevel, SeriesSteps};
 
 use super::AttributionLedger;
-use super::allocation_groups::{AllocationGroup, AllocationGroups, ModuleScope};
-use super::groups::{BlockChange, ChangeKind};
+use super::allocation_groups::{AllocationGroup, AllocationGroups};
+use super::groups::BlockChange;
 use super::iterations::{IterationKind, IterationLine, Source};
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
-use crate::ledger::snapshot::{Grouping, PurposeInfo, Site};
+use crate::ledger::snapshot::{Grouping, Site};
 use crate::ledger::{Analysis, Change, Ledger};
 
 /// Length of the first windows: 1 ms, in nanoseconds.
@@ -31,7 +32,6 @@ const FIRST_WINDOW: u64 = 1_000_000;
 /// Cap on stored level changes over all series of a track; above it pairs of steps are merged.
 const MAX_CHANGES: usize = 1 << 22;
 
-/// Suspects listed of each kind.
 const MAX_SUSPECTS: usize = 1000;
 
 /// Least growth of a suspect in bytes: eight of the smallest blocks.
@@ -43,9 +43,7 @@ const LEAST_SHARE: u64 = 10_000;
 /// Bytes held by each allocation group at each step.
 #[derive(Debug)]
 pub struct GrowthLedger {
-    /// Source of the step intervals.
     categories: AttributionLedger,
-    /// Step intervals ended so far.
     ended: u64,
     groups: AllocationGroups<SeriesLevel>,
     intervals: Track,
@@ -55,7 +53,6 @@ pub struct GrowthLedger {
     retainers: SnapshotRetainers,
 }
 
-/// Totals of a device.
 #[derive(Debug, Default)]
 struct OnDevice {
     allocated: u64,
@@ -74,7 +71,6 @@ struct Window {
     lows: HashMap<usize, SeriesLevel>,
 }
 
-/// Series of all groups over the same steps.
 #[derive(Debug, Default)]
 struct Track {
     steps: SeriesSteps,
@@ -129,31 +125,24 @@ pub enum StepUnit {
     Window(u64),
 }
 
-/// Growth on a device.
 #[derive(Clone, Debug)]
 pub struct Growth {
     pub step: StepUnit,
-    /// Steps fitted.
     pub steps: usize,
     /// Steps left out at the beginning, in which programs reach their size.
     pub left_out: usize,
-    /// Fewest steps required.
     pub needed: usize,
-    /// Least growth of a suspect.
     pub least: Bytes,
     /// Growth of the allocator's total; `None` if it does not clearly grow.
     pub total: Option<Rate>,
     /// True if any stack has module information.
     pub knows_modules: bool,
     /// Growing lines, fastest first.
-    pub lines: Vec<Suspect<Site>>,
-    /// Growing modules, fastest first.
-    pub modules: Vec<Suspect<ModuleScope>>,
-    /// Growing tensor types, fastest first.
-    pub tensors: Vec<Suspect<PurposeInfo>>,
+    pub lines: Vec<Suspect>,
+    pub modules: Vec<Suspect>,
+    pub tensors: Vec<Suspect>,
     /// Time of the heap snapshot behind the retainers; `None` without one.
     pub read: Option<TimeNs>,
-    /// Retainers of all growing lines.
     pub retained: RetainedGrowth,
 }
 
@@ -167,16 +156,14 @@ pub struct Rate {
     pub grew: f64,
     /// Bytes at the first step fitted.
     pub first: Bytes,
-    /// Bytes at the last one.
     pub last: Bytes,
 }
 
 /// Line, module or tensor type that grows.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Suspect<K> {
-    pub who: K,
+pub struct Suspect {
     pub rate: Rate,
-    /// Allocation group of it that gained most bytes.
+    /// Allocation group that gained most bytes; it has the growing line, module or tensor type.
     pub part: AllocationGroup,
     /// Retainers at [`Growth::read`].
     pub retained: RetainedGrowth,
@@ -273,7 +260,6 @@ impl GrowthLedger {
         self.intervals.steps.taken += 1;
     }
 
-    /// Ends all windows that are over at `time`.
     fn pass_windows(&mut self, time: TimeNs) {
         let start = *self.window.start.get_or_insert(time);
         let passed = time.0.saturating_sub(start.0);
@@ -369,14 +355,11 @@ impl GrowthLedger {
             let parts = self.groups.on(device);
             parts.filter_map(|(name, entry)| Some((&entry.group, levels(name)?)))
         };
-        let site = |part: &AllocationGroup| part.origin.site.clone();
-        let mut lines = look.suspects(grown, site);
-        let mut modules = look.suspects(grown, |part| part.origin.place.clone());
-        let mut tensors = look.suspects(grown, |part| part.what.clone());
-        self.say_who_keeps(device, &mut lines, site);
-        self.say_who_keeps(device, &mut modules, |part| part.origin.place.clone());
-        self.say_who_keeps(device, &mut tensors, |part| part.what.clone());
-        let suspected: HashSet<&Site> = lines.iter().map(|line| &line.who).collect();
+        let lines = self.suspects(device, &look, grown, |part| &part.origin.site);
+        let modules = self.suspects(device, &look, grown, |part| &part.origin.place);
+        let tensors = self.suspects(device, &look, grown, |part| &part.what);
+        let sites = lines.iter().map(|line| &line.part.origin.site);
+        let suspected: HashSet<&Site> = sites.collect();
         let of_lines = self.groups.on(device);
         let of_lines = of_lines.filter(|(_, entry)| suspected.contains(&entry.group.origin.site));
         let retained = self.retainers.of(of_lines.map(|(name, _)| name));
@@ -391,29 +374,36 @@ impl GrowthLedger {
             lines,
             modules,
             tensors,
-            read: self.retainers.time(),
+            read: self.retainers.time,
             retained,
         })
     }
 
-    /// Fills in the retainers of each suspect.
-    fn say_who_keeps<K: Eq + std::hash::Hash>(
-        &self,
+    /// Suspects of a device by the key `who` of their groups, with their retainers.
+    fn suspects<'a, K, Grown>(
+        &'a self,
         device: DeviceIndex,
-        suspects: &mut [Suspect<K>],
-        who: impl Fn(&AllocationGroup) -> K,
-    ) {
-        if self.retainers.time().is_none() || suspects.is_empty() {
-            return;
+        look: &StepSelection,
+        grown: impl Fn() -> Grown,
+        who: impl Fn(&AllocationGroup) -> &K,
+    ) -> Vec<Suspect>
+    where
+        K: Eq + Hash + 'a,
+        Grown: Iterator<Item = (&'a AllocationGroup, Vec<SeriesLevel>)>,
+    {
+        let mut suspects = look.suspects(grown, &who);
+        if self.retainers.time.is_none() || suspects.is_empty() {
+            return suspects;
         }
-        let mut parts: HashMap<K, Vec<usize>> = HashMap::new();
+        let mut parts: HashMap<&K, Vec<usize>> = HashMap::new();
         for (name, entry) in self.groups.on(device) {
             parts.entry(who(&entry.group)).or_default().push(name);
         }
-        for suspect in suspects {
-            let parts = parts.get(&suspect.who).into_iter().flatten();
+        for suspect in &mut suspects {
+            let parts = parts.get(who(&suspect.part)).into_iter().flatten();
             suspect.retained = self.retainers.of(parts.copied());
         }
+        suspects
     }
 }
 
@@ -430,28 +420,25 @@ impl Analysis for GrowthLedger {
 
 impl SeriesLevel {
     fn change(&mut self, change: BlockChange) {
-        match change.kind {
-            ChangeKind::Added => {
-                self.live = self.live.saturating_add(change.size.0);
+        match change {
+            BlockChange::Added(size) => {
+                self.live = self.live.saturating_add(size.0);
                 self.blocks = self.blocks.saturating_add(1);
             }
-            ChangeKind::Removed => {
-                self.live = self.live.saturating_sub(change.size.0);
+            BlockChange::Removed(size) => {
+                self.live = self.live.saturating_sub(size.0);
                 self.blocks = self.blocks.saturating_sub(1);
             }
-            ChangeKind::NotTracked => {}
+            BlockChange::NotTracked(_) => {}
         }
     }
 }
 
-/// Selection of steps to fit.
 struct StepSelection {
     step: StepUnit,
     /// Samples per step.
     together: usize,
-    /// Number of steps.
     whole: usize,
-    /// Steps skipped at the beginning.
     left_out: usize,
     /// Least growth in bytes.
     least: u64,
@@ -492,7 +479,6 @@ impl StepSelection {
         }
     }
 
-    /// Levels at the steps fitted.
     fn levels(&self, series: &Series) -> Vec<SeriesLevel> {
         let levels = series.levels(self.whole * self.together);
         let steps = levels.chunks_exact(self.together).skip(self.left_out);
@@ -519,45 +505,39 @@ impl StepSelection {
     fn suspects<'a, K, Grown>(
         &self,
         grown: impl Fn() -> Grown,
-        who: impl Fn(&AllocationGroup) -> K,
-    ) -> Vec<Suspect<K>>
+        who: impl Fn(&AllocationGroup) -> &K,
+    ) -> Vec<Suspect>
     where
-        K: Clone + Eq + std::hash::Hash,
+        K: Eq + Hash + 'a,
         Grown: Iterator<Item = (&'a AllocationGroup, Vec<SeriesLevel>)>,
     {
-        let mut gains: HashMap<K, i128> = HashMap::new();
+        let mut gains: HashMap<&K, i128> = HashMap::new();
         for (part, levels) in grown() {
             *gains.entry(who(part)).or_default() += gain(&levels);
         }
         let mut gains: Vec<_> = gains.into_iter().filter(|(_, gain)| *gain > 0).collect();
         gains.sort_by_key(|(_, gain)| Reverse(*gain));
         gains.truncate(MAX_SUSPECTS);
-        let mut groups: HashMap<K, Group<'a>> = gains
-            .into_iter()
-            .map(|(who, _)| (who, Group::default()))
-            .collect();
+        let groups = gains.into_iter().map(|(who, _)| (who, Group::default()));
+        let mut groups: HashMap<&K, Group<'a>> = groups.collect();
         for (part, levels) in grown() {
-            if let Some(group) = groups.get_mut(&who(part)) {
+            if let Some(group) = groups.get_mut(who(part)) {
                 group.add(part, &levels);
             }
         }
-        let mut suspects: Vec<Suspect<K>> = groups
-            .into_iter()
-            .filter_map(|(who, group)| {
-                Some(Suspect {
-                    who,
-                    rate: self.rate(&group.levels)?,
-                    part: group.most?.1.clone(),
-                    retained: RetainedGrowth::default(),
-                })
+        let suspects = groups.into_values().filter_map(|group| {
+            Some(Suspect {
+                rate: self.rate(&group.levels)?,
+                part: group.most?.1.clone(),
+                retained: RetainedGrowth::default(),
             })
-            .collect();
+        });
+        let mut suspects: Vec<_> = suspects.collect();
         suspects.sort_by(|one, other| other.rate.bytes.total_cmp(&one.rate.bytes));
         suspects
     }
 }
 
-/// Sum of several allocation groups.
 #[derive(Default)]
 struct Group<'a> {
     levels: Vec<SeriesLevel>,

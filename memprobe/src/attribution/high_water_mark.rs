@@ -5,11 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use super::groups::{BlockChange, ChangeKind};
+use super::groups::BlockChange;
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
 use crate::ledger::{Ledger, Tally, TotalsSample};
 
-/// High-water mark of a device so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HighWaterMark {
     /// Times it was exceeded, which identifies it.
@@ -17,7 +16,6 @@ pub(crate) struct HighWaterMark {
     pub(super) moment: TotalsSample,
 }
 
-/// High-water marks of all devices.
 #[derive(Debug, Default)]
 pub(crate) struct HighWaterMarks(BTreeMap<DeviceIndex, HighWaterMark>);
 
@@ -78,7 +76,6 @@ impl<T: Copy> AtMark<T> {
     }
 }
 
-/// Memory held now and at the high-water mark.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeldBytes {
     tally: Tally,
@@ -86,29 +83,23 @@ pub(crate) struct HeldBytes {
     at_mark: AtMark<[u64; 2]>,
 }
 
-/// State of a block at the device's peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtPeak {
     Live,
     Gone,
 }
 
-/// Memory held, for views.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Holding {
-    /// Bytes live now.
     pub live: Bytes,
-    /// Blocks live now.
     pub live_blocks: u64,
     /// Bytes live at the device's peak.
     pub at_peak: Bytes,
-    /// Blocks live at the device's peak.
     pub at_peak_blocks: u64,
     /// Highest value of `live` so far; `None` for a sum, whose terms peak at different moments.
     pub peak: Option<Bytes>,
     /// Allocations since attach.
     pub allocs: u64,
-    /// Bytes of all these allocations.
     pub alloc_bytes: Bytes,
 }
 
@@ -116,10 +107,10 @@ impl HeldBytes {
     /// Applies a change; `mark` is the number of the mark before it.
     pub(crate) fn change(&mut self, change: BlockChange, mark: u64) {
         self.save(mark);
-        match change.kind {
-            ChangeKind::Added => self.tally.count(change.size.0, true),
-            ChangeKind::NotTracked => self.tally.count(change.size.0, false),
-            ChangeKind::Removed => self.tally.release(change.size.0),
+        match change {
+            BlockChange::Added(size) => self.tally.count(size.0, true),
+            BlockChange::NotTracked(size) => self.tally.count(size.0, false),
+            BlockChange::Removed(size) => self.tally.release(size.0),
         }
     }
 
@@ -153,7 +144,6 @@ impl HeldBytes {
         self.tally.live
     }
 
-    /// Memory held now and at mark number `mark`.
     pub(crate) fn holding(&self, mark: u64) -> Holding {
         let [bytes, blocks] = self.at_mark.at(mark, [self.tally.live, self.tally.blocks]);
         Holding {

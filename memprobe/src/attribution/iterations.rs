@@ -11,20 +11,19 @@ use crate::event::{DeviceIndex, TimeNs};
 /// Longest cycle of optimizer steps searched for.
 const LONGEST_CYCLE: usize = 64;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum IterationKind {
     /// The whole recording, if nothing separates iterations.
     Undivided,
-    /// Everything before the first iteration.
     Before,
+    #[strum(serialize = "iteration")]
     Whole,
     /// Modules called without grad between two iterations.
     Evaluation,
-    /// Iteration whose end was not seen.
     Unfinished,
 }
 
-/// Row of the iteration table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Iteration {
     /// Counts iterations from 1; other rows carry the number of iterations before them.
@@ -33,14 +32,12 @@ pub struct Iteration {
     pub begin: TimeNs,
     /// Time of its last event.
     pub end: TimeNs,
-    /// `DataLoader` batches begun.
     pub batches: u32,
     /// Backward passes begun: several with gradient accumulation.
     pub backwards: u32,
     /// Epoch in which it began, counted from 1 for the first one seen; `None` if unknown. Inferred: see
     /// [`Iterations::epochs`].
     pub epoch: Option<u64>,
-    /// Step intervals of the iteration, by number.
     pub(super) intervals: RangeInclusive<u64>,
     /// Every device known by its end.
     pub devices: Vec<(DeviceIndex, IntervalDevice)>,
@@ -50,6 +47,13 @@ impl Iteration {
     /// True if the row is an iteration, finished or not, so that its number is its own.
     pub fn is_numbered(&self) -> bool {
         matches!(self.kind, IterationKind::Whole | IterationKind::Unfinished)
+    }
+}
+
+impl IterationKind {
+    /// Keyword in CSV and JSON.
+    pub const fn as_str(self) -> &'static str {
+        self.into_str()
     }
 }
 
@@ -68,7 +72,6 @@ pub enum Cycle {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Iterations {
-    /// Signal that separates iterations.
     pub source: Source,
     pub cycle: Cycle,
     pub epochs: Epochs,
@@ -83,7 +86,6 @@ impl Iterations {
         Self::latest(intervals, usize::MAX)
     }
 
-    /// Builds the last `most` rows.
     pub(super) fn latest(intervals: &StepIntervals, most: usize) -> Self {
         let all: Vec<&StepInterval> = intervals.all().collect();
         let cycle = match intervals.source {
@@ -142,10 +144,7 @@ impl Iterations {
             dropped: intervals.dropped,
         }
     }
-}
 
-impl Iterations {
-    /// The row that contains a moment.
     pub fn at(&self, time: TimeNs) -> Option<&Iteration> {
         let mut rows = self.rows.iter();
         rows.find(|row| (row.begin..=row.end).contains(&time))

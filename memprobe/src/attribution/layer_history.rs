@@ -16,7 +16,6 @@ use super::step_interval::MAX_INTERVALS;
 /// Index of the allocating stack, and category.
 pub(super) type LayerKey = (u32, Category);
 
-/// Sample of one stack and category.
 #[derive(Debug, Default)]
 pub(super) struct LayerSample {
     /// Now and at the device's peak.
@@ -39,7 +38,6 @@ impl LayerSample {
         self.at_intervals.last().map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// Bytes at the peak of an ended interval.
     fn at_interval(&self, interval: u64) -> u64 {
         let after = self.at_intervals.partition_point(|(of, _)| *of <= interval);
         let last = after
@@ -66,7 +64,6 @@ impl LayerSample {
         self.differences() - before
     }
 
-    /// Drops the history before an interval.
     fn forget(&mut self, before: u64) {
         let first_retained = self.at_intervals.partition_point(|(of, _)| *of <= before);
         self.at_intervals.drain(..first_retained.saturating_sub(1));
@@ -78,14 +75,12 @@ impl LayerSample {
     }
 }
 
-/// Layer history of one device.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LayerHistory {
     places: HashMap<LayerKey, LayerSample>,
     /// Cap on differences; 0 without history.
     most: usize,
     differences: usize,
-    /// Current interval.
     interval: u64,
     /// Number of its peak so far, and of the event that reached it.
     moment: u64,
@@ -100,14 +95,9 @@ impl LayerHistory {
     /// Empty history, beginning with interval `interval`. Stores at most `most` differences.
     pub(super) fn new(interval: u64, most: usize) -> Self {
         Self {
-            places: HashMap::new(),
             most,
-            differences: 0,
             interval,
-            moment: 0,
-            ordinal: 0,
-            ended: VecDeque::new(),
-            changed: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -219,7 +209,6 @@ impl LayerHistory {
         }
     }
 
-    /// True if the history includes an interval.
     pub(super) fn knows(&self, interval: u64) -> bool {
         let first = self
             .ended
@@ -228,7 +217,6 @@ impl LayerHistory {
         (first..=self.interval).contains(&interval)
     }
 
-    /// Bytes of an entry at the peak of an interval.
     pub(super) fn bytes_at_interval(&self, sample: &LayerSample, interval: u64) -> u64 {
         if interval == self.interval {
             sample.highest.at(self.moment, sample.holding.live())
@@ -262,11 +250,8 @@ pub(super) struct Shift {
     pub(super) size: u64,
     /// Number of the event that allocated it.
     pub(super) born: u64,
-    /// Number of the device's peak.
     pub(super) peak: u64,
-    /// State of the block at that peak.
     pub(super) was: AtPeak,
-    /// Oldest interval corrected.
     pub(super) oldest: u64,
 }
 

@@ -13,7 +13,8 @@ use super::modules::{Additive, ModuleRow, tree};
 use super::moments::Moment;
 use super::step_interval::IntervalDevice;
 use crate::event::tensors::TensorKind;
-use crate::event::{Context, DeviceIndex, LabeledBlock, Module, NoStack, Stack, StackKind};
+use crate::event::{DeviceIndex, LabeledBlock, Module};
+use crate::ledger::definitions::lost_stack;
 
 /// Cap on modules that hold blocks by a heap snapshot; blocks of further ones count where they were allocated.
 const MAX_MODULES: usize = 1 << 16;
@@ -25,7 +26,6 @@ pub struct DeviceLayers {
     pub peak: Moment,
     /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow<Layer>>,
-    /// Memory outside modules.
     pub others: Vec<(ModuleScope, Layer)>,
 }
 
@@ -42,7 +42,6 @@ impl DeviceLayers {
     }
 }
 
-/// Bytes of a module by category.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layer {
     by_category: [u64; Category::ALL.len()],
@@ -75,7 +74,6 @@ impl Additive for Layer {
     }
 }
 
-/// Query for memory by module.
 #[derive(Debug)]
 pub struct Layering<'a> {
     ledger: &'a AttributionLedger,
@@ -84,12 +82,10 @@ pub struct Layering<'a> {
 }
 
 impl Layering<'_> {
-    /// True if the ledger has events of the device.
     pub fn knows(&self, index: DeviceIndex) -> bool {
         self.ledger.devices.contains_key(&index)
     }
 
-    /// Memory by module at the peak of a device.
     pub fn at_peak(&self, index: DeviceIndex) -> Option<DeviceLayers> {
         let device = self.ledger.devices.get(&index)?;
         let bytes = |sample: &LayerSample| sample.holding.holding(device.peaks).at_peak.0;
@@ -174,22 +170,12 @@ impl AttributionLedger {
         if let Some(origin) = self.in_modules.get(module) {
             return Some(*origin);
         }
-        let stack = Stack {
-            kind: StackKind::Unknown {
-                thread: "".into(),
-                reason: NoStack::Lost,
-            },
-            frames: Vec::new(),
-            truncated: false,
-            context: Context {
-                module: Module::Called(module.clone()),
-                ..Context::default()
-            },
-        };
         if self.in_modules.len() >= MAX_MODULES {
             return None;
         }
-        let origin = self.add_origin(stack.into());
+        let mut stack = lost_stack("".into());
+        Arc::make_mut(&mut stack).context.module = Module::Called(Arc::clone(module));
+        let origin = self.add_origin(stack);
         self.in_modules.insert(Arc::clone(module), origin);
         Some(origin)
     }
@@ -211,7 +197,7 @@ mod tests {
         let others = layers.others.iter().map(|(_, layer)| layer);
         let all = modules.chain(others).fold(Layer::default(), Layer::and);
         let composition = &layers.peak.composition;
-        for category in Category::ALL {
+        for &category in Category::ALL {
             assert_eq!(all.of(category), composition.of(category), "{category:?}");
         }
         let known = all.all() + composition.before_attach;

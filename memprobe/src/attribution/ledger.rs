@@ -13,7 +13,7 @@ use super::lifecycle::{AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queu
 use super::module_aliases::ModuleAliases;
 use super::moments::Revision;
 use super::named::InferenceCheck;
-use super::phase::{ClassifiedPhase, Phase, PhaseRule, phase_of};
+use super::phase::{ClassifiedPhase, Phase, phase_of};
 use super::phase_tracker::{PhaseTracker, PhaseTransition};
 use super::size::AllocationCounts;
 use super::step_interval::{Now, StepIntervals};
@@ -26,14 +26,12 @@ use crate::ledger::definitions::lost_stack;
 use crate::ledger::snapshot::Grouping;
 use crate::ledger::{Analysis, BlockId, Change, Freed, Ledger, PerStack, StackRef, TotalsSample};
 
-/// Cap on stacks with operations.
 const MAX_STACKS: usize = 1 << 18;
 
-/// Operations stored for one stack.
 const MAX_OPERATIONS: usize = 16;
 
-/// Properties of a stack.
-#[derive(Clone, Copy, Debug)]
+/// Properties of a stack; the default is an unknown one.
+#[derive(Clone, Copy, Debug, Default)]
 struct StackProperties {
     origin: u32,
     classified: ClassifiedPhase,
@@ -44,22 +42,8 @@ struct StackProperties {
     at_line: bool,
 }
 
-/// Properties of an unknown stack.
-const NO_PROPERTIES: StackProperties = StackProperties {
-    origin: 0,
-    classified: ClassifiedPhase {
-        phase: Phase::Other,
-        rule: PhaseRule::NoStack,
-    },
-    grad: Grad::Unknown,
-    in_node: false,
-    builds: false,
-    accumulates: false,
-    at_line: false,
-};
-
 /// Category of each live block, with totals by device, phase and iteration.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct AttributionLedger {
     line: Option<IterationLine>,
     phases: PhaseTracker,
@@ -72,8 +56,10 @@ pub struct AttributionLedger {
     pub(super) operations: HashMap<Arc<Stack>, BTreeSet<Arc<str>>>,
     pub(super) blocks: Lifecycles,
     pub(super) devices: BTreeMap<DeviceIndex, DeviceAttribution>,
-    pub(super) check: InferenceCheck,
-    pub(super) read: Option<TimeNs>,
+    /// Comparison over all heap snapshots so far.
+    pub check: InferenceCheck,
+    /// Time of the last heap snapshot.
+    pub read: Option<TimeNs>,
     pub(super) follows: StackHistory,
     pub(super) module_aliases: ModuleAliases,
     /// Origins that stand for the module holding a block, by its path in a heap snapshot.
@@ -92,23 +78,9 @@ impl AttributionLedger {
         Self {
             intervals: StepIntervals::new(line.is_some()),
             line,
-            phases: PhaseTracker::default(),
-            stack_properties: PerStack::default(),
             origins: vec![lost_stack("".into())],
             learned: vec![None],
-            operations: HashMap::new(),
-            blocks: Lifecycles::default(),
-            devices: BTreeMap::new(),
-            check: InferenceCheck::default(),
-            read: None,
-            follows: StackHistory::Saved,
-            module_aliases: ModuleAliases::default(),
-            in_modules: HashMap::new(),
-            making: None,
-            ordinal: 0,
-            since: CoverageStart::default(),
-            coverage: Coverage::default(),
-            ended: None,
+            ..Self::default()
         }
     }
 
@@ -151,7 +123,6 @@ impl AttributionLedger {
         Iterations::of(&self.intervals)
     }
 
-    /// Last `most` rows of that table.
     pub fn latest_iterations(&self, most: usize) -> Iterations {
         Iterations::latest(&self.intervals, most)
     }
@@ -243,7 +214,6 @@ impl AttributionLedger {
         self.coverage.operations_left_out = self.coverage.operations_left_out.saturating_add(1);
     }
 
-    /// Adds an origin of blocks; returns its index.
     pub(super) fn add_origin(&mut self, stack: Arc<Stack>) -> u32 {
         // Caps on stacks and modules keep this far below 2^32.
         let index = u32::try_from(self.origins.len()).unwrap_or(0);
@@ -331,8 +301,8 @@ impl AttributionLedger {
 
     fn alloc(&mut self, id: BlockId, tid: Tid, is_tracked: bool, ledger: &Ledger) {
         let block = ledger.block(id);
-        let traits = self.stack_properties.get(block.stack);
-        let traits = *traits.unwrap_or(&NO_PROPERTIES);
+        let traits = self.stack_properties.get(block.stack).copied();
+        let traits = traits.unwrap_or_default();
         let asked = self
             .phases
             .on_allocation(tid, traits.classified, traits.grad, traits.in_node);
@@ -386,7 +356,6 @@ impl AttributionLedger {
         }
     }
 
-    /// Category known at allocation.
     fn at_once(
         &mut self,
         id: PurposeId,
@@ -531,11 +500,13 @@ impl AttributionLedger {
             Phase::Other | Phase::DataLoading => return,
             Phase::Forward | Phase::Evaluation => {
                 self.settle_all(Queue::Loading, CategoryRule::Loaded, ledger);
-                self.settle_old_inputs(ledger);
+                self.settle_old(Queue::Carried, CategoryRule::LongLived, ledger);
             }
             Phase::Backward | Phase::Recompute if !ended.is_of_backward() => self.save(ledger),
             Phase::Backward | Phase::Recompute => {}
-            Phase::OptimizerStep => self.drop_saved(ledger),
+            Phase::OptimizerStep => {
+                self.settle_old(Queue::Saved, CategoryRule::OutlivesItsPass, ledger);
+            }
         }
         self.leave_outside(began, ledger);
     }
@@ -573,22 +544,11 @@ impl AttributionLedger {
         }
     }
 
-    /// Settles, at an optimizer step, blocks that stayed saved for too many steps.
-    fn drop_saved(&mut self, ledger: &Ledger) {
-        for (id, life) in self.blocks.drain(Queue::Saved) {
-            if life.state.is_saved_too_long(&self.phases) {
-                self.settle(id, &life, CategoryRule::OutlivesItsPass, ledger)
-            } else {
-                self.blocks.insert(id, life)
-            }
-        }
-    }
-
-    /// Settles, at a new pass, input candidates that survived too many passes.
-    fn settle_old_inputs(&mut self, ledger: &Ledger) {
-        for (id, life) in self.blocks.drain(Queue::Carried) {
-            if life.state.is_carried_too_long(&self.phases) {
-                self.settle(id, &life, CategoryRule::LongLived, ledger)
+    /// Settles the blocks of a queue that were live for too many steps or passes.
+    fn settle_old(&mut self, queue: Queue, rule: CategoryRule, ledger: &Ledger) {
+        for (id, life) in self.blocks.drain(queue) {
+            if life.state.is_too_old(&self.phases) {
+                self.settle(id, &life, rule, ledger)
             } else {
                 self.blocks.insert(id, life)
             }

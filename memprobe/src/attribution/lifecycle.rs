@@ -47,7 +47,6 @@ pub(super) enum BlockState {
     Outside,
 }
 
-/// Inferred state of a live block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lifecycle {
     /// Number of the event that allocated it.
@@ -60,7 +59,6 @@ pub(super) struct Lifecycle {
     pub(super) tensor_info: TensorInfo,
 }
 
-/// Tensor information recorded at allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TensorInfo {
     /// PyTorch was making a tensor, or the stream does not say.
@@ -89,7 +87,6 @@ impl TensorInfo {
 }
 
 impl BlockState {
-    /// State of a block allocated now.
     pub(super) fn of(phase: Phase, course: &PhaseTracker, made: AllocationOrigin) -> Self {
         match phase {
             Phase::Forward => Self::Forward {
@@ -110,7 +107,6 @@ impl BlockState {
         }
     }
 
-    /// Provisional rule of the state.
     pub(super) const fn likely(self) -> CategoryRule {
         match self {
             Self::Forward { .. } => CategoryRule::SoFarForward,
@@ -154,14 +150,13 @@ impl BlockState {
         })
     }
 
-    /// True if [`MAX_STEPS`] optimizer steps began since the backward pass.
-    pub(super) fn is_saved_too_long(self, course: &PhaseTracker) -> bool {
-        matches!(self, Self::Saved { step } if course.steps.saturating_sub(step) >= MAX_STEPS)
-    }
-
-    /// True if [`MAX_INPUT_PASSES`] more passes began since pass `run`.
-    pub(super) fn is_carried_too_long(self, course: &PhaseTracker) -> bool {
-        matches!(self, Self::SurvivingInput { run } if course.runs.saturating_sub(run) >= MAX_INPUT_PASSES)
+    /// True for a saved block after [`MAX_STEPS`] optimizer steps, and for an input after [`MAX_INPUT_PASSES`] passes.
+    pub(super) fn is_too_old(self, course: &PhaseTracker) -> bool {
+        match self {
+            Self::Saved { step } => course.steps.saturating_sub(step) >= MAX_STEPS,
+            Self::SurvivingInput { run } => course.runs.saturating_sub(run) >= MAX_INPUT_PASSES,
+            _ => false,
+        }
     }
 
     const fn queue(self) -> Option<Queue> {
@@ -188,7 +183,6 @@ pub(super) enum AllocationOrigin {
     Anyhow,
 }
 
-/// Blocks waiting for the same phase change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
     Forward,
@@ -250,7 +244,6 @@ impl Lifecycles {
         blocks.map(|block| (block.device, block.size.0)).collect()
     }
 
-    /// Empties a queue and returns its live blocks.
     pub(super) fn drain(&mut self, queue: Queue) -> Vec<(BlockId, Lifecycle)> {
         let waiting = std::mem::take(&mut self.queues[queue as usize]);
         self.full[queue as usize] = FEW;

@@ -30,6 +30,7 @@ pub mod threads;
 pub mod view;
 pub mod views;
 
+pub use groups::BlockGroup;
 pub use ledger::AttributionLedger;
 pub use shapes::ShapeLedger;
 pub use step_interval::IntervalDevice;

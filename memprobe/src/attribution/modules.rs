@@ -27,11 +27,9 @@ pub struct ModuleLedger {
     groups: AllocationGroups<Option<u32>>,
     trees: BTreeMap<DeviceIndex, Tree>,
     marks: HighWaterMarks,
-    /// Start of the ledger's data.
     pub since: CoverageStart,
 }
 
-/// Modules of a device, and the scopes outside modules.
 #[derive(Debug, Default)]
 struct Tree {
     nodes: Vec<Node>,
@@ -60,13 +58,11 @@ pub struct ModuleTree {
     pub peak: TotalsSample,
     /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow>,
-    /// Memory outside modules.
     pub others: Vec<(ModuleScope, Sums)>,
     /// True if any stack has module information.
     pub knows_modules: bool,
 }
 
-/// Values of tree rows that can be added.
 pub trait Additive {
     fn and(self, other: &Self) -> Self;
 }
@@ -75,11 +71,8 @@ pub trait Additive {
 pub struct ModuleRow<S = Sums> {
     /// Name within the parent, or the class of an outermost module; `0..23` for a folded range.
     pub name: Arc<str>,
-    /// Modules in this row.
     pub count: u64,
-    /// Value without submodules.
     pub own: S,
-    /// Value with submodules.
     pub total: S,
     /// Submodules, in order of their first allocation.
     pub parts: Vec<Self>,

@@ -8,12 +8,10 @@ use crate::event::{TimeNs, Totals};
 use crate::ledger::snapshot::Timeline;
 use crate::ledger::timeline::Highest;
 
-/// Memory of a device at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
     pub time: TimeNs,
     pub totals: Totals,
-    /// Allocated bytes by rule.
     pub composition: Composition,
     /// Number of the last memory event before it.
     pub(super) ordinal: u64,

@@ -5,15 +5,14 @@ use std::collections::BTreeMap;
 use super::category::{Category, CategoryRule};
 use super::ledger::AttributionLedger;
 use super::lifecycle::{BlockState, Lifecycle};
-use super::phase::{ClassifiedPhase, Phase, PhaseRule};
+use super::phase::ClassifiedPhase;
 use crate::event::tensors::TensorKind;
-use crate::event::{BlockLabels, LabeledBlock, TimeNs};
+use crate::event::{BlockLabels, LabeledBlock};
 use crate::ledger::{BlockId, Ledger};
 
 /// Comparison of inferred categories with heap snapshots, in bytes of blocks that both cover.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InferenceCheck {
-    /// Bytes by inferred and actual category.
     pub pairs: BTreeMap<(Category, Category), u64>,
     /// Bytes of blocks from before attach, for which nothing is inferred.
     pub before_attach: u64,
@@ -25,17 +24,14 @@ impl InferenceCheck {
         self.sum(|_, _| true)
     }
 
-    /// Bytes with the right category inferred.
     pub fn right(&self) -> u64 {
         self.sum(|inferred, named| inferred == named)
     }
 
-    /// Bytes inferred as unknown.
     pub fn unknown(&self) -> u64 {
         self.sum(|inferred, _| inferred == Category::Unknown)
     }
 
-    /// Bytes with a wrong category inferred.
     pub fn wrong(&self) -> u64 {
         self.sum(|inferred, named| inferred != named && inferred != Category::Unknown)
     }
@@ -61,16 +57,6 @@ fn rule_of(kind: TensorKind) -> Option<CategoryRule> {
 }
 
 impl AttributionLedger {
-    /// Comparison over all heap snapshots so far.
-    pub fn check(&self) -> &InferenceCheck {
-        &self.check
-    }
-
-    /// Time of the last heap snapshot; `None` without one.
-    pub fn read(&self) -> Option<TimeNs> {
-        self.read
-    }
-
     /// Applies a heap snapshot, which overrides inferred categories.
     pub(super) fn name(&mut self, names: &BlockLabels, ledger: &Ledger) {
         self.read = Some(names.time);
@@ -136,7 +122,6 @@ impl AttributionLedger {
         }
     }
 
-    /// Gives a category to a block from before attach.
     fn decide_baseline(
         &mut self,
         id: BlockId,
@@ -158,11 +143,7 @@ impl AttributionLedger {
             origin,
             ..life
         };
-        let judged = ClassifiedPhase {
-            phase: Phase::Other,
-            rule: PhaseRule::NoStack,
-        };
-        device.name(&life, size, judged);
+        device.name(&life, size, ClassifiedPhase::default());
         self.blocks.insert(id, life);
     }
 }

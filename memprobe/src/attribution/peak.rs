@@ -3,7 +3,7 @@
 use super::allocation_groups::{AllocationGroup, AllocationGroups};
 pub use super::high_water_mark::Holding;
 use super::high_water_mark::{HeldBytes, HighWaterMarks};
-use crate::event::{Bytes, DeviceIndex, Event};
+use crate::event::{DeviceIndex, Event};
 use crate::ledger::snapshot::Grouping;
 use crate::ledger::{Analysis, Change, Ledger, TotalsSample};
 
@@ -14,24 +14,14 @@ pub struct PeakLedger {
     marks: HighWaterMarks,
 }
 
-/// Memory of a device at its peak.
 #[derive(Clone, Debug)]
 pub struct PeakView {
     /// The peak. `parts`, `before_attach` and `unaccounted` add up to `totals.allocated`.
     pub moment: TotalsSample,
     /// Groups with live memory at the peak, in no particular order.
-    pub parts: Vec<PeakPart>,
+    pub parts: Vec<(AllocationGroup, Holding)>,
     /// True if any stack has module information.
     pub knows_modules: bool,
-}
-
-/// Memory of a group at the peak of its device.
-#[derive(Clone, Debug)]
-pub struct PeakPart {
-    pub part: AllocationGroup,
-    /// Bytes.
-    pub live: Bytes,
-    pub blocks: u64,
 }
 
 impl PeakLedger {
@@ -47,11 +37,7 @@ impl PeakLedger {
         let mark = self.marks.get(device)?;
         let parts = self.groups.on(device).filter_map(|(_, entry)| {
             let holding = entry.value.holding(mark.number);
-            (holding.at_peak_blocks > 0).then(|| PeakPart {
-                part: entry.group.clone(),
-                live: holding.at_peak,
-                blocks: holding.at_peak_blocks,
-            })
+            (holding.at_peak_blocks > 0).then(|| (entry.group.clone(), holding))
         });
         Some(PeakView {
             moment: mark.moment,

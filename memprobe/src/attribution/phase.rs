@@ -1,136 +1,102 @@
 //! Phase of the program at an allocation, from its stack alone.
 
+use strum::{IntoStaticStr, VariantArray};
+
 use crate::event::{Context, Frame, Grad, Module, Stack, StackKind};
 use crate::torch::names::TorchCall;
 
-/// Phase of a training program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// Phase of a training program, in table order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, IntoStaticStr, VariantArray)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Phase {
+    DataLoading,
     /// Computation recorded by autograd for a backward pass.
     Forward,
-    /// Computation by modules, not recorded by autograd.
-    Evaluation,
     /// Recomputation of discarded activations in a backward pass (`torch.utils.checkpoint`).
     Recompute,
-    /// Backward pass through recorded operations.
     Backward,
     /// `Optimizer.step()`.
     OptimizerStep,
-    /// Inside `torch.utils.data`.
-    DataLoading,
+    /// Computation by modules, not recorded by autograd.
+    Evaluation,
     /// None of these, or unknown.
     #[default]
     Other,
 }
 
 impl Phase {
-    pub const ALL: [Self; 7] = [
-        Self::DataLoading,
-        Self::Forward,
-        Self::Recompute,
-        Self::Backward,
-        Self::OptimizerStep,
-        Self::Evaluation,
-        Self::Other,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Forward => "forward",
-            Self::Evaluation => "evaluation",
-            Self::Recompute => "recompute",
-            Self::Backward => "backward",
             Self::OptimizerStep => "optimizer step",
             Self::DataLoading => "data loading",
-            Self::Other => "other",
+            one_word => one_word.key(),
         }
     }
 
     /// Key for JSON and CSV.
     pub const fn key(self) -> &'static str {
-        match self {
-            Self::OptimizerStep => "optimizer_step",
-            Self::DataLoading => "data_loading",
-            one_word => one_word.as_str(),
-        }
+        self.into_str()
     }
 
-    /// True for phases inside a backward pass.
     pub const fn is_of_backward(self) -> bool {
         matches!(self, Self::Backward | Self::Recompute)
     }
 }
 
-/// Rule that determined a [`Phase`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr)]
+#[strum(const_into_str)]
 pub enum PhaseRule {
-    /// The thread was evaluating a node of autograd's graph.
+    #[strum(serialize = "a node of autograd's graph was evaluated")]
     NodeEvaluated,
-    /// Autograd thread, with another thread waiting for it in `backward()`.
+    #[strum(serialize = "a thread of autograd, for which another waits in backward()")]
     EngineThread,
-    /// The innermost known call is `torch.autograd.backward()` or `grad()`.
+    #[strum(serialize = "inside torch.autograd.backward() or grad()")]
     EngineCalled,
-    /// The thread's outermost frame is `apply` of a `torch.autograd.Function`.
+    #[strum(serialize = "a thread that begins with torch.autograd.Function")]
     FunctionApplied,
-    /// A module was called inside a backward pass.
+    #[strum(serialize = "a module was called inside of a backward pass")]
     ModuleInBackward,
-    /// `torch.utils.checkpoint` was called inside a backward pass.
+    #[strum(serialize = "torch.utils.checkpoint inside of a backward pass")]
     CheckpointInBackward,
-    /// The innermost known call is `Optimizer.step()`.
+    #[strum(serialize = "inside Optimizer.step()")]
     OptimizerCalled,
-    /// `torch.utils.data` was called.
+    #[strum(serialize = "inside torch.utils.data")]
     DataCalled,
-    /// Forward graph compiled by `torch.compile` for differentiation. Grad is disabled within it in any case.
+    /// Grad is disabled within such a graph in any case.
+    #[strum(serialize = "inside the forward pass of a graph of torch.compile, to go back through")]
     CompiledForward,
-    /// A module was called with grad enabled.
+    #[strum(serialize = "a module was called with grad enabled")]
     ModuleWithGrad,
-    /// A module was called with grad disabled or in inference mode.
+    #[strum(serialize = "a module was called without grad")]
     ModuleWithoutGrad,
-    /// A module without grad called a `forward` other than its own. Autograd also calls that of a
-    /// `torch.autograd.Function` without grad.
+    /// The `forward` is not the module's own. Autograd calls that of a `torch.autograd.Function` without grad too.
+    #[strum(
+        serialize = "a module called a forward function without grad: evaluation, or a torch.autograd.Function"
+    )]
     ForwardWithoutGrad,
     /// [`Self::ForwardWithoutGrad`], on a thread that called a module with grad since the last backward pass.
+    #[strum(
+        serialize = "a forward function without grad within a pass that has it: a torch.autograd.Function"
+    )]
     FunctionInForward,
-    /// A module was called; the grad mode is unknown.
+    #[strum(serialize = "a module was called; grad mode unknown")]
     ModuleOnly,
-    /// The thread called a module, and no backward pass began since.
+    #[strum(serialize = "after a module's call and before the backward pass")]
     AfterModule,
-    /// No known call on the stack.
+    #[strum(serialize = "no rule matches the stack")]
     NothingTells,
-    /// No Python stack.
+    #[default]
+    #[strum(serialize = "there is no Python stack")]
     NoStack,
-    /// No known call on the stack, and some frames are unreadable.
+    #[strum(serialize = "the stack could not be read completely")]
     Unreadable,
 }
 
 impl PhaseRule {
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::NodeEvaluated => "a node of autograd's graph was evaluated",
-            Self::EngineThread => "a thread of autograd, for which another waits in backward()",
-            Self::EngineCalled => "inside torch.autograd.backward() or grad()",
-            Self::FunctionApplied => "a thread that begins with torch.autograd.Function",
-            Self::ModuleInBackward => "a module was called inside of a backward pass",
-            Self::CheckpointInBackward => "torch.utils.checkpoint inside of a backward pass",
-            Self::OptimizerCalled => "inside Optimizer.step()",
-            Self::DataCalled => "inside torch.utils.data",
-            Self::CompiledForward => {
-                "inside the forward pass of a graph of torch.compile, to go back through"
-            }
-            Self::ModuleWithGrad => "a module was called with grad enabled",
-            Self::ModuleWithoutGrad => "a module was called without grad",
-            Self::ForwardWithoutGrad => {
-                "a module called a forward function without grad: evaluation, or a torch.autograd.Function"
-            }
-            Self::FunctionInForward => {
-                "a forward function without grad within a pass that has it: a torch.autograd.Function"
-            }
-            Self::ModuleOnly => "a module was called; grad mode unknown",
-            Self::AfterModule => "after a module's call and before the backward pass",
-            Self::NothingTells => "no rule matches the stack",
-            Self::NoStack => "there is no Python stack",
-            Self::Unreadable => "the stack could not be read completely",
-        }
+        self.into_str()
     }
 
     /// True if the facts that the rule names imply the phase.
@@ -149,8 +115,7 @@ impl PhaseRule {
     }
 }
 
-/// Phase, and the rule that determined it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClassifiedPhase {
     pub phase: Phase,
     pub rule: PhaseRule,
@@ -162,7 +127,6 @@ impl ClassifiedPhase {
     }
 }
 
-/// Call on a stack that determines the phase.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     Module,

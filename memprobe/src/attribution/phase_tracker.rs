@@ -18,18 +18,15 @@ enum ThreadState {
     Other,
 }
 
-/// Transition of the process from one phase to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PhaseTransition {
     pub(super) ended: Phase,
     pub(super) began: Phase,
 }
 
-/// Classification of one allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ClassifiedAllocation {
     pub(super) classified: ClassifiedPhase,
-    /// Phase transition caused by this allocation.
     pub(super) transition: Option<PhaseTransition>,
     /// True if allocated outside all phases by a thread whose last action was a batch or a step.
     pub(super) is_for_next_pass: bool,
@@ -49,13 +46,11 @@ pub(super) struct PhaseTracker {
     pub(super) is_concurrent: bool,
     /// Threads forgotten at the limit. Until their next tracked action only their stacks classify them.
     pub(super) forgotten: u64,
-    /// Forward and evaluation passes begun.
     pub(super) runs: u64,
     /// Optimizer steps begun, by marks.
     pub(super) steps: u64,
     /// Optimizer steps and batches begun, by marks.
     pub(super) steps_and_batches: u64,
-    /// Recomputations completed.
     pub(super) recomputes: u64,
 }
 
@@ -66,7 +61,6 @@ impl PhaseTracker {
         self.phase.is_of_backward() && !(self.has_engine && self.by == Some(tid))
     }
 
-    /// Classifies an allocation and updates the phase.
     pub(super) fn on_allocation(
         &mut self,
         tid: Tid,
@@ -140,19 +134,16 @@ impl PhaseTracker {
         grad: Grad,
     ) -> ClassifiedPhase {
         let notes = !matches!(grad, Grad::Disabled | Grad::Inference);
-        if by_stack.rule == PhaseRule::NothingTells && last == Some(ThreadState::Forward) && notes {
-            return ClassifiedPhase {
-                phase: Phase::Forward,
-                rule: PhaseRule::AfterModule,
-            };
+        let rule = match by_stack.rule {
+            _ if last != Some(ThreadState::Forward) => return by_stack,
+            PhaseRule::NothingTells if notes => PhaseRule::AfterModule,
+            PhaseRule::ForwardWithoutGrad => PhaseRule::FunctionInForward,
+            _ => return by_stack,
+        };
+        ClassifiedPhase {
+            phase: Phase::Forward,
+            rule,
         }
-        if by_stack.rule == PhaseRule::ForwardWithoutGrad && last == Some(ThreadState::Forward) {
-            return ClassifiedPhase {
-                phase: Phase::Forward,
-                rule: PhaseRule::FunctionInForward,
-            };
-        }
-        by_stack
     }
 
     /// True if the allocation of this thread sets the phase of the process. Helper threads (loggers,

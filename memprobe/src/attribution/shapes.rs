@@ -2,10 +2,10 @@
 //!
 //! The rows of a device add up to those of the table of lines.
 
-use super::groups::{GroupOrigin, Groups};
-use super::high_water_mark::HeldBytes;
+use super::groups::{BlockGroup, GroupOrigin, Groups};
+use super::high_water_mark::{HeldBytes, Holding};
 use crate::event::{DeviceIndex, Event, NoStack, Purpose, TensorSpec};
-use crate::ledger::snapshot::{Grouping, PurposeInfo, ShapeRow, Site};
+use crate::ledger::snapshot::{Grouping, PurposeInfo, Site};
 use crate::ledger::{Analysis, Change, Ledger, StackRef};
 
 /// Memory by tensor and line, updated by every event.
@@ -30,19 +30,10 @@ impl ShapeLedger {
         Self(Groups::new(grouping))
     }
 
-    pub fn rows(&self, device: DeviceIndex) -> Vec<ShapeRow> {
-        let rows = self.0.on(device).map(|(_, entry)| {
-            let holding = entry.value.holding(0);
-            ShapeRow {
-                what: entry.group.what.clone(),
-                site: Site::clone(&entry.group.origin),
-                live: holding.live,
-                peak: holding.peak.unwrap_or_default(),
-                live_blocks: holding.live_blocks,
-                allocs: holding.allocs,
-            }
-        });
-        rows.collect()
+    /// Memory of each tensor and line on a device; not at the device's peak.
+    pub fn rows(&self, device: DeviceIndex) -> impl Iterator<Item = (&BlockGroup<Site>, Holding)> {
+        let rows = self.0.on(device);
+        rows.map(|(_, entry)| (&entry.group, entry.value.holding(0)))
     }
 }
 
@@ -55,7 +46,6 @@ impl Analysis for ShapeLedger {
 }
 
 impl PurposeInfo {
-    /// Shape, if the block is a tensor's.
     pub fn shape(&self) -> Option<&TensorSpec> {
         match self {
             Self::Known(is) => is.tensor(),
@@ -163,9 +153,10 @@ mod tests {
         }
 
         fn row(&self, is: impl Fn(&PurposeInfo) -> bool) -> (u64, u64, u64, u64) {
-            let rows = self.ledgers.analyses.rows(DEVICE);
-            let row = rows.iter().find(|row| is(&row.what)).expect("a row");
-            (row.live.0, row.peak.0, row.live_blocks, row.allocs)
+            let mut rows = self.ledgers.analyses.rows(DEVICE);
+            let (_, row) = rows.find(|(group, _)| is(&group.what)).expect("a row");
+            let peak = row.peak.expect("a peak");
+            (row.live.0, peak.0, row.live_blocks, row.allocs)
         }
     }
 
@@ -186,8 +177,7 @@ mod tests {
             .ledgers
             .analyses
             .rows(DEVICE)
-            .iter()
-            .map(|row| row.live.0)
+            .map(|(_, row)| row.live.0)
             .sum();
         assert_eq!(live, lines.devices[0].lines[0].live.0);
     }

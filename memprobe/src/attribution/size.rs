@@ -20,10 +20,8 @@ use crate::ledger::{BlockId, Ledger, PerBlock};
 /// Cap on counters over all step intervals; beyond it the oldest intervals are dropped.
 const MAX_SUMS: usize = 1 << 18;
 
-/// Index of the unknown stack.
 const NOWHERE: u32 = 0;
 
-/// Number and bytes of blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
     pub blocks: u64,
@@ -59,18 +57,15 @@ impl Amount {
     }
 }
 
-/// Kind of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Made {
     /// Forward pass or evaluation, not known to be saved for a backward pass.
     Unsaved,
     /// Forward pass, saved for the backward pass.
     Saved,
-    /// Recomputed forward pass.
     Recomputed,
     /// Backward pass, without gradients of parameters.
     Backward,
-    /// Gradient of a parameter.
     Gradient,
     /// Not an intermediate variable of the model.
     Other,
@@ -96,7 +91,6 @@ impl Made {
     }
 }
 
-/// Allocations of a step interval.
 #[derive(Debug)]
 struct IntervalAllocations {
     number: u64,
@@ -105,34 +99,24 @@ struct IntervalAllocations {
     made: HashMap<(DeviceIndex, u32, Made), Amount>,
 }
 
-/// Parameters and buffers of a module, by a heap snapshot.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ModuleSizes {
-    parameters: Amount,
-    buffers: Amount,
-}
-
 /// Parameters and buffers by device and heap path of the module.
-type SizesByModule = BTreeMap<(DeviceIndex, Option<Arc<str>>), ModuleSizes>;
+type SizesByModule = BTreeMap<(DeviceIndex, Option<Arc<str>>), ModuleSize>;
 
 /// Allocations of the latest step intervals, and memory held by modules.
 #[derive(Debug, Default)]
 pub(super) struct AllocationCounts {
     intervals: VecDeque<IntervalAllocations>,
     sums: usize,
-    /// Step intervals dropped.
     forgotten: u64,
     /// Bytes of the tensor in each live block, if known.
     asked: PerBlock<u64>,
     /// Heap snapshot in which modules held most, because a program takes its model apart before it ends.
     /// `None` before the first.
     pub(super) module_sizes: Option<SizesByModule>,
-    /// Heap snapshot being read.
     reading: SizesByModule,
 }
 
 impl AllocationCounts {
-    /// Counts an allocation in a step interval.
     pub(super) fn make(&mut self, id: BlockId, life: &Lifecycle, interval: u64, ledger: &Ledger) {
         if self
             .intervals
@@ -161,7 +145,6 @@ impl AllocationCounts {
         self.forget();
     }
 
-    /// Forgets the tensor of a freed block.
     pub(super) fn release(&mut self, id: BlockId) {
         self.asked.remove(id);
     }

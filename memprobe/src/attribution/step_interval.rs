@@ -30,11 +30,8 @@ pub enum Source {
     Nothing,
     /// The next batch of a `DataLoader`.
     Batches,
-    /// `Optimizer.zero_grad()`.
     ZeroGrads,
-    /// `Optimizer.step()`.
     Steps,
-    /// Line given by the user.
     Line,
 }
 
@@ -48,7 +45,6 @@ pub struct IterationLine {
 }
 
 impl IterationLine {
-    /// Parses `FILE:LINE`.
     pub fn parse(words: &str) -> Option<Self> {
         let (file, line) = words.rsplit_once(':')?;
         let line = line.parse().ok().filter(|line| *line > 0)?;
@@ -66,7 +62,6 @@ impl IterationLine {
     }
 }
 
-/// One device in one step interval.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IntervalDevice {
     pub peak: Moment,
@@ -87,7 +82,6 @@ pub(super) enum IntervalKind {
     Training,
 }
 
-/// A step interval, or several merged ones.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StepInterval {
     pub(super) kind: IntervalKind,
@@ -100,13 +94,11 @@ pub(super) struct StepInterval {
     pub(super) backwards: u32,
     /// Call site of the optimizer step at its end, or of the `zero_grad()` at its beginning.
     pub(super) key: Option<u32>,
-    /// Epoch of its first training batch.
     pub(super) epoch: Option<Epoch>,
     pub(super) devices: BTreeMap<DeviceIndex, IntervalDevice>,
 }
 
 impl StepInterval {
-    /// Merges the next interval into this one.
     pub(super) fn extend(&mut self, next: &Self) {
         self.end = next.end;
         self.last = next.last;
@@ -127,7 +119,6 @@ impl StepInterval {
     }
 }
 
-/// Step intervals of a process.
 #[derive(Debug, Default)]
 pub(super) struct StepIntervals {
     pub(super) source: Source,
@@ -140,9 +131,7 @@ pub(super) struct StepIntervals {
     trained: bool,
     stepped: bool,
     done: VecDeque<StepInterval>,
-    /// Intervals no longer stored.
     pub(super) dropped: u64,
-    /// Intervals ended so far.
     pub(super) ended: u64,
     /// Threads forgotten at the limit; such a thread at the line of `--iteration` counts as arriving there.
     pub(super) forgotten: u64,
@@ -168,7 +157,6 @@ impl StepIntervals {
         self.done.iter().chain([&self.current])
     }
 
-    /// Sets the beginning of the first interval.
     pub(super) fn start(&mut self, time: TimeNs) {
         if self.done.is_empty() && self.current.devices.is_empty() {
             (self.current.begin, self.current.end) = (time, time);
@@ -236,7 +224,6 @@ impl StepIntervals {
         }
     }
 
-    /// Handles a mark and its call site.
     pub(super) fn mark(&mut self, mark: &PhaseMark, site: Option<&Site>, now: Now<'_>) {
         let key = self.key(mark, site);
         match mark.phase {
@@ -272,7 +259,6 @@ impl StepIntervals {
         }
     }
 
-    /// Records an allocation in a phase.
     pub(super) fn pass(&mut self, phase: Phase) {
         if let Some(epoch) = self.loaders.pass(phase) {
             self.current.epoch.get_or_insert(epoch);
@@ -305,7 +291,6 @@ impl StepIntervals {
         }
     }
 
-    /// Ends the preamble.
     fn begin(&mut self, now: &Now<'_>) {
         if !self.begun && self.source != Source::Line {
             self.begun = true;
@@ -382,7 +367,6 @@ impl StepIntervals {
     }
 }
 
-/// Current state of each device.
 pub(super) struct Now<'a>(pub(super) Vec<(DeviceIndex, &'a Moment)>);
 
 #[cfg(test)]

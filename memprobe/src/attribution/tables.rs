@@ -46,7 +46,6 @@ pub struct DeviceThreads {
 pub struct IterationLayers {
     pub index: DeviceIndex,
     pub since: CoverageStart,
-    /// Signal that separates iterations.
     pub source: Source,
     /// Iteration; `None` before the first.
     pub iteration: Option<IterationRow>,
@@ -57,7 +56,6 @@ pub struct IterationLayers {
     pub layers: Option<DeviceLayers>,
 }
 
-/// Choice of an iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IterationChoice {
     /// The last whole one, or the current one if none is whole.
@@ -70,7 +68,6 @@ pub enum IterationChoice {
 /// Share of a device's memory, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Portion {
-    /// Live at attach.
     BeforeAttach,
     Of(Category),
     /// Allocator total minus all known bytes.
@@ -113,7 +110,6 @@ pub struct DeviceCategories {
     pub exact: Bytes,
     /// One row for each portion that ever held memory, in the order of [`Portion::ALL`].
     pub rows: Vec<PortionRow>,
-    /// Start of the first point.
     pub start: TimeNs,
     /// Nanoseconds between points.
     pub step: u64,
@@ -121,19 +117,15 @@ pub struct DeviceCategories {
     pub points: Vec<Portions>,
     /// Recent iterations, latest first.
     pub iterations: Vec<IterationRow>,
-    /// Signal that separates iterations.
     pub source: Source,
-    /// Phase at the last allocation.
     pub phase: Phase,
 }
 
-/// Memory of one portion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortionRow {
     pub portion: Portion,
     /// Bytes now; only unaccounted bytes may be negative.
     pub live: i64,
-    /// Blocks now, if counted.
     pub blocks: Option<u64>,
     /// Bytes at the device's peak.
     pub at_peak: i64,
@@ -143,7 +135,6 @@ pub struct PortionRow {
     pub rules: Vec<CategoryRow>,
 }
 
-/// One iteration on one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IterationRow {
     /// Number from 1. A row that is not an iteration has the number of iterations so far.
@@ -153,11 +144,8 @@ pub struct IterationRow {
     pub epoch: Option<u64>,
     /// Nanoseconds to its end, or to its last event.
     pub length: u64,
-    /// Highest allocated bytes in it.
     pub peak: Bytes,
-    /// Allocator totals at its end.
     pub end: Totals,
-    /// Blocks allocated in it.
     pub allocs: u64,
 }
 

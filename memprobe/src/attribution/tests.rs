@@ -180,7 +180,7 @@ impl Program {
             let now = view.now();
             assert_eq!(now.totals, device.totals);
             // Heap snapshots move named blocks out of before attach.
-            let named = self.attribution.check().before_attach > 0;
+            let named = self.attribution.check.before_attach > 0;
             let before = (now.composition.before_attach, device.before_attach.live.0);
             assert!(
                 before.0 == before.1 || named && before.0 < before.1,
@@ -430,7 +430,7 @@ fn heap_snapshots_decide_categories_and_score_the_inference() {
             (CategoryRule::NamedOptimizerState, 8192),
         ]
     );
-    let check = program.attribution.check();
+    let check = &program.attribution.check;
     let (right, unknown, wrong) = (check.right(), check.unknown(), check.wrong());
     assert_eq!((right, unknown, wrong), (2048 + 8192, 512, 1024));
     // A decided category stays.

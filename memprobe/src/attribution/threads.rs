@@ -4,21 +4,19 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::groups::{BlockChange, ChangeKind};
+use super::groups::BlockChange;
 use super::high_water_mark::{HeldBytes, HighWaterMarks, Holding};
 use crate::event::{DeviceIndex, Event, Tid, TimeNs};
-use crate::ledger::{Analysis, BlockId, Change, Freed, Ledger, PerBlock, TotalsSample};
+use crate::ledger::{Analysis, BlockId, Change, Ledger, PerBlock, TotalsSample};
 
 /// Cap on threads of all devices; the excess is one row a device.
 const MAX_THREADS: usize = 1 << 16;
 
-/// Thread that allocated a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AllocatingThread {
     Thread(Tid),
     /// Not known: the block was live when this ledger began.
     BeforeOpening,
-    /// One of the threads beyond the limit.
     TooMany,
 }
 
@@ -31,7 +29,6 @@ pub struct ThreadLedger {
     marks: HighWaterMarks,
 }
 
-/// Memory that a thread allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadRow {
     pub allocator: AllocatingThread,
@@ -48,13 +45,7 @@ impl ThreadLedger {
             ..Self::default()
         };
         for (id, _) in ledger.blocks().filter(|(_, block)| !block.is_baseline) {
-            late.add(
-                id,
-                AllocatingThread::BeforeOpening,
-                ChangeKind::Added,
-                ledger,
-                0,
-            );
+            late.add(id, AllocatingThread::BeforeOpening, true, ledger, 0);
         }
         late
     }
@@ -79,7 +70,6 @@ impl ThreadLedger {
         rows
     }
 
-    /// State of a device at its peak.
     pub fn peak(&self, device: DeviceIndex) -> Option<TotalsSample> {
         Some(self.marks.get(device)?.moment)
     }
@@ -88,7 +78,7 @@ impl ThreadLedger {
         &mut self,
         id: BlockId,
         allocator: AllocatingThread,
-        kind: ChangeKind,
+        is_tracked: bool,
         ledger: &Ledger,
         mark: u64,
     ) {
@@ -99,12 +89,9 @@ impl ThreadLedger {
         } else {
             (block.device, AllocatingThread::TooMany)
         };
-        let change = BlockChange {
-            size: block.size,
-            kind,
-        };
+        let change = BlockChange::allocated(block.size, is_tracked);
         self.rows.entry(key).or_default().change(change, mark);
-        if kind == ChangeKind::Added {
+        if is_tracked {
             self.by_block.insert(id, key.1);
         }
     }
@@ -114,43 +101,23 @@ impl ThreadLedger {
             return;
         };
         let block = ledger.block(id);
-        let change = BlockChange {
-            size: block.size,
-            kind: ChangeKind::Removed,
-        };
         if let Some(row) = self.rows.get_mut(&(block.device, allocator)) {
-            row.change(change, mark);
+            row.release(block.size.0, mark);
         }
     }
 
     fn apply_at(&mut self, event: &Event, change: &Change, ledger: &Ledger, mark: u64) {
-        match (event, change) {
-            (Event::Thread(tid, name), _)
-                if self.names.len() < MAX_THREADS || self.names.contains_key(tid) =>
-            {
-                self.names.insert(*tid, Arc::clone(name));
-            }
-            (
-                Event::Memory(event),
-                Change::Allocated {
-                    block,
-                    is_tracked,
-                    replaced,
-                },
-            ) => {
-                for ended in replaced {
-                    self.release(*ended, ledger, mark);
-                }
-                let kind = if *is_tracked {
-                    ChangeKind::Added
-                } else {
-                    ChangeKind::NotTracked
-                };
-                let thread = AllocatingThread::Thread(event.tid);
-                self.add(*block, thread, kind, ledger, mark);
-            }
-            (_, Change::Freed(Freed::Known(block))) => self.release(*block, ledger, mark),
-            _ => {}
+        if let Event::Thread(tid, name) = event
+            && (self.names.len() < MAX_THREADS || self.names.contains_key(tid))
+        {
+            self.names.insert(*tid, Arc::clone(name));
+        }
+        for ended in change.ended() {
+            self.release(*ended, ledger, mark);
+        }
+        if let (Event::Memory(event), Some((block, is_tracked))) = (event, change.allocated()) {
+            let thread = AllocatingThread::Thread(event.tid);
+            self.add(block, thread, is_tracked, ledger, mark);
         }
     }
 }

@@ -16,15 +16,11 @@ use crate::ledger::snapshot::{Grouping, Site, Timeline};
 /// Information available in the event stream, and data lost at the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
-    /// Tensor information of blocks.
     pub tensors: bool,
-    /// Grad mode.
     pub grad: bool,
-    /// Nodes of autograd's graph.
     pub nodes: bool,
     /// Optimizer steps, `zero_grad()` calls or batches.
     pub marks: bool,
-    /// Several threads train at once.
     pub concurrent_training: bool,
     /// Stacks beyond the limit, which have no information.
     pub stacks_left_out: u64,
@@ -39,7 +35,6 @@ pub struct Coverage {
 /// Start of the ledger's data; blocks live then count as before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CoverageStart {
-    /// The attach of memprobe.
     #[default]
     Attach,
     /// The opening of the process by the user, after its lines were tracked from attach on.
@@ -56,7 +51,6 @@ pub struct DeviceView<'a> {
 /// Memory of blocks with the same rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CategoryRow {
-    /// Rule, which determines the category.
     pub rule: CategoryRule,
     pub live: u64,
     pub blocks: u64,
@@ -64,11 +58,9 @@ pub struct CategoryRow {
     pub at_peak: u64,
 }
 
-/// Memory allocated in one phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhaseRow {
     pub phase: Phase,
-    /// Blocks allocated in it.
     pub holding: Holding,
     /// Bytes allocated by each rule that determined the phase.
     pub rules: Vec<(PhaseRule, u64)>,

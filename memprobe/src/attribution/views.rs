@@ -60,7 +60,7 @@ pub fn categories(
             since: ledger.since,
             totals: view.now().totals,
             peak: view.peak().totals.allocated,
-            read_before: ledger.read().map(|read| now.0.saturating_sub(read.0)),
+            read_before: ledger.read.map(|read| now.0.saturating_sub(read.0)),
             exact: exact(&view),
             rows: rows(&view, &points),
             start,

@@ -14,7 +14,7 @@ use crate::commands::Naming;
 use crate::commands::estimate::{EstimateSource, Estimation};
 use crate::estimate::OnHost;
 use crate::event::Bytes;
-use crate::report::{Colour, EstimateFormat, EstimateOptions, RowLimit};
+use crate::report::{Colour, DocumentFormat, EstimateOptions, RowLimit};
 
 /// Columns of an estimate that does not go to a terminal.
 const PIPED_WIDTH: usize = 110;
@@ -99,8 +99,8 @@ impl EstimateArgs {
         };
         EstimateOptions {
             format: match self.format.format.unwrap_or_else(by_name) {
-                Format::Json => EstimateFormat::Json,
-                _ => EstimateFormat::Text,
+                Format::Json => DocumentFormat::Json,
+                _ => DocumentFormat::Text,
             },
             top: self.limit.limit.unwrap_or(RowLimit::Rows(20)),
             device_memory: self.device_memory,

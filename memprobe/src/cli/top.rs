@@ -15,7 +15,7 @@ use crate::commands::GraphTracking;
 use crate::commands::host::Scope;
 use crate::commands::top::{Keep, Once, Top as LiveScreen};
 use crate::event::CaptureOptions;
-use crate::report::{HostExtent, HostFormat, HostOptions};
+use crate::report::{DocumentFormat, HostExtent, HostOptions};
 
 /// Time to watch before the table is printed once.
 const DURATION: Duration = Duration::from_secs(2);
@@ -92,8 +92,8 @@ impl TopArgs {
             listen: self.duration.unwrap_or(DURATION),
             options: HostOptions {
                 format: match format {
-                    Format::Json => HostFormat::Json,
-                    _ => HostFormat::Text,
+                    Format::Json => DocumentFormat::Json,
+                    _ => DocumentFormat::Text,
                 },
                 extent: if self.all {
                     HostExtent::All

@@ -14,7 +14,7 @@ use super::naming::{NameReader, Naming, Placed, Reading};
 use super::record::progress::Progress;
 use super::record::started::Started;
 use super::snapshot::CaptureMode;
-use crate::estimate::{Estimate, Estimator, Hardware, OnHost};
+use crate::estimate::{Estimate, Estimator, OnHost};
 use crate::event::bytes::human;
 use crate::event::{Target, Tgid};
 use crate::probe::attach::AttachError;
@@ -74,10 +74,7 @@ impl Estimation {
     }
 
     fn estimator(&self) -> Estimator {
-        let hardware = Hardware {
-            memory: self.options.device_memory,
-        };
-        Estimator::new(hardware, self.on_host.clone())
+        Estimator::new(self.options.device_memory, self.on_host.clone())
     }
 
     fn run_on_recording(&self, file: &Path) -> Result<()> {

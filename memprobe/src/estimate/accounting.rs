@@ -4,7 +4,7 @@ use super::allocator::{CachingAllocator, GpuBlock};
 use super::lines::Lines;
 use super::origin::EstimatePhase;
 use super::replay::{OnGpu, Replay, Request};
-use super::{DeviceFit, Difference, Hardware, WORKSPACE};
+use super::{DeviceFit, Difference, WORKSPACE};
 use crate::event::{Bytes, TimeNs, Totals};
 use crate::ledger::SiteRef;
 use crate::ledger::snapshot::{Grouping, Site};
@@ -16,7 +16,6 @@ pub(super) struct BlockPair {
     pub(super) cpu: u64,
     /// Bytes requested from a GPU's allocator; `None` if there is no counterpart.
     pub(super) gpu: Option<u64>,
-    /// Reason that the two differ.
     pub(super) difference: Option<Difference>,
     pub(super) line: SiteRef,
     pub(super) phase: EstimatePhase,
@@ -40,9 +39,9 @@ pub(super) struct AccountingMoment {
     pub(super) line: SiteRef,
 }
 
-#[derive(Debug)]
-struct SimulatedDevice {
-    allocator: CachingAllocator,
+#[derive(Debug, Default)]
+pub(super) struct SimulatedDevice {
+    pub(super) allocator: CachingAllocator,
     /// By piece.
     blocks: Vec<Option<GpuBlock>>,
     /// First request that did not fit on the device.
@@ -54,13 +53,12 @@ pub(super) struct Accounting {
     pieces: Vec<Option<BlockPair>>,
     vacant: Vec<usize>,
     /// Unlimited device: the source of the reported figures.
-    plain: SimulatedDevice,
+    pub(super) plain: SimulatedDevice,
     /// Unlimited device with a permanent cuBLAS workspace.
-    working: SimulatedDevice,
+    pub(super) working: SimulatedDevice,
     /// Like `working`, with the memory of a given device.
     bounded: Option<SimulatedDevice>,
     pub(super) now: AccountingMoment,
-    /// Moment of the highest allocated bytes.
     pub(super) peak: AccountingMoment,
     /// Totals at the last start of a forward pass or data loading after a backward pass or a step.
     pub(super) between_iterations: Option<Totals>,
@@ -69,14 +67,6 @@ pub(super) struct Accounting {
 }
 
 impl SimulatedDevice {
-    fn new(allocator: CachingAllocator) -> Self {
-        Self {
-            allocator,
-            blocks: Vec::new(),
-            refused: None,
-        }
-    }
-
     /// Allocates the piece; returns its rounded size.
     fn begin(&mut self, at: usize, bytes: u64, line: SiteRef) -> u64 {
         if self.blocks.len() <= at {
@@ -93,7 +83,7 @@ impl SimulatedDevice {
         }
     }
 
-    fn block(&self, at: usize) -> Option<OnGpu> {
+    pub(super) fn block(&self, PieceId(at): PieceId) -> Option<OnGpu> {
         let block = (*self.blocks.get(at)?)?;
         Some(OnGpu {
             addr: self.allocator.addr(block),
@@ -113,15 +103,16 @@ impl SimulatedDevice {
 }
 
 impl Accounting {
-    pub(super) fn new(hardware: Hardware) -> Self {
+    pub(super) fn new(memory: Option<Bytes>) -> Self {
         let mut books = Self {
             pieces: Vec::new(),
             vacant: Vec::new(),
-            plain: SimulatedDevice::new(CachingAllocator::new()),
-            working: SimulatedDevice::new(CachingAllocator::new()),
-            bounded: hardware
-                .memory
-                .map(|memory| SimulatedDevice::new(CachingAllocator::with_capacity(memory))),
+            plain: SimulatedDevice::default(),
+            working: SimulatedDevice::default(),
+            bounded: memory.map(|memory| SimulatedDevice {
+                allocator: CachingAllocator::with_capacity(memory),
+                ..SimulatedDevice::default()
+            }),
             now: AccountingMoment::default(),
             peak: AccountingMoment::default(),
             between_iterations: None,
@@ -149,12 +140,11 @@ impl Accounting {
         self.now.cpu = self.now.cpu.saturating_add(piece.cpu);
         self.differ(piece.difference, -signed(piece.cpu));
         if let Some(bytes) = piece.gpu {
-            self.working.begin(at, bytes, piece.line);
-            if let Some(bounded) = &mut self.bounded {
-                bounded.begin(at, bytes, piece.line);
+            for device in std::iter::once(&mut self.working).chain(&mut self.bounded) {
+                device.begin(at, bytes, piece.line);
             }
             let size = self.plain.begin(at, bytes, piece.line);
-            if let Some(block) = self.plain.block(at) {
+            if let Some(block) = self.plain.block(PieceId(at)) {
                 let totals = self.plain.allocator.totals;
                 self.replay.begin(block, totals, piece.asked);
             }
@@ -199,11 +189,10 @@ impl Accounting {
         let Some(bytes) = piece.gpu else {
             return Some((piece, 0));
         };
-        self.working.end(id.0);
-        if let Some(bounded) = &mut self.bounded {
-            bounded.end(id.0);
+        for device in std::iter::once(&mut self.working).chain(&mut self.bounded) {
+            device.end(id.0);
         }
-        let block = self.plain.block(id.0);
+        let block = self.plain.block(id);
         let size = self.plain.end(id.0);
         if let Some(block) = block {
             self.replay.end(block, self.plain.allocator.totals);
@@ -217,26 +206,10 @@ impl Accounting {
         Some((piece, size))
     }
 
-    /// Block of a piece on the simulated GPU.
-    pub(super) fn on_gpu(&self, id: PieceId) -> Option<OnGpu> {
-        self.plain.block(id.0)
-    }
-
-    /// Handles the end of `phase`.
     pub(super) fn is_over(&mut self, phase: EstimatePhase) {
         if matches!(phase, EstimatePhase::Backward | EstimatePhase::Step) {
             self.between_iterations = Some(self.plain.allocator.totals);
         }
-    }
-
-    /// Highest value of each of the allocator's totals.
-    pub(super) fn highest_totals(&self) -> Totals {
-        self.plain.allocator.peak
-    }
-
-    /// Highest totals with a cuBLAS workspace.
-    pub(super) fn with_workspace(&self) -> Totals {
-        self.working.allocator.peak
     }
 
     /// Result for the given device, with a cuBLAS workspace; `None` without a device.

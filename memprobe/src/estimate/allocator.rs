@@ -21,12 +21,10 @@ const LARGE_SEGMENT: u64 = 20 << 20;
 const OWN_SEGMENT: u64 = 10 << 20;
 /// Granularity of such segments (`kRoundLarge`).
 const SEGMENT_UNIT: u64 = 2 << 20;
-/// Address of the first segment.
 const FIRST: u64 = 1 << 40;
 /// Requests above this are rejected: no device has as much memory.
 const MOST: u64 = 1 << 48;
 
-/// Identifies an allocated block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GpuBlock(usize);
 
@@ -36,7 +34,6 @@ pub struct OutOfMemory {
     pub segment: Bytes,
 }
 
-/// Simulated caching allocator of one device.
 #[derive(Debug, Default)]
 pub struct CachingAllocator {
     /// Bytes that CUDA can give; `None` for unlimited.
@@ -47,9 +44,7 @@ pub struct CachingAllocator {
     vacant: Vec<usize>,
     /// Free blocks by [`Pool`].
     free: [BTreeSet<Key>; 2],
-    /// Allocated and reserved bytes.
     pub totals: Totals,
-    /// Highest value of each total.
     pub peak: Totals,
     /// Number of times that all cached segments were released because the device was full.
     pub flushes: u64,
@@ -64,7 +59,6 @@ pub struct CachingAllocator {
 /// Sort key of free blocks: smallest first, equal ones in the order of [`Ties`].
 type Key = (u64, u64, u64, usize);
 
-/// Choice among free blocks of equal size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Ties {
     /// The first of the oldest segment, as seen in 2.15.0. It is also the lowest address as long as
@@ -89,7 +83,6 @@ struct Block {
     segment: u64,
     pool: Pool,
     is_live: bool,
-    /// Neighbours in the segment.
     before: Option<usize>,
     after: Option<usize>,
 }
@@ -101,10 +94,6 @@ impl Block {
 }
 
 impl CachingAllocator {
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Returns an unlimited allocator with another choice among blocks of equal size.
     pub fn with_ties(ties: Ties) -> Self {
         Self {
@@ -292,7 +281,6 @@ impl CachingAllocator {
         self.free_of(block.pool).insert(key);
     }
 
-    /// Merges two neighbouring free blocks into the first.
     fn join(&mut self, first: usize, second: usize) {
         let gone = self.blocks[second];
         self.blocks[first].size += gone.size;
@@ -333,7 +321,7 @@ mod tests {
 
     #[test]
     fn blocks_are_multiples_of_512_bytes_and_none_is_empty() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         malloc(&mut allocator, 0);
         malloc(&mut allocator, 1);
         malloc(&mut allocator, 513);
@@ -342,7 +330,7 @@ mod tests {
 
     #[test]
     fn small_blocks_share_segments_of_2_mib_and_large_ones_of_20() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         malloc(&mut allocator, MIB);
         malloc(&mut allocator, MIB);
         assert_eq!(allocated(&allocator), (2 * MIB, 2 * MIB));
@@ -353,7 +341,7 @@ mod tests {
 
     #[test]
     fn blocks_of_10_mib_and_more_have_segments_of_their_own_size() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         malloc(&mut allocator, 10 * MIB);
         assert_eq!(allocator.totals.reserved.0, 10 * MIB);
         malloc(&mut allocator, 11 * MIB + 1);
@@ -362,7 +350,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_large_block_is_cut_off_only_if_it_is_more_than_1_mib() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         let whole = malloc(&mut allocator, 12 * MIB);
         allocator.free(whole);
         let most = malloc(&mut allocator, 11 * MIB);
@@ -375,7 +363,7 @@ mod tests {
 
     #[test]
     fn the_smallest_block_that_is_large_enough_is_taken_and_of_equal_ones_the_first() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         let ids: Vec<_> = (0..6).map(|_| malloc(&mut allocator, 4 * MIB)).collect();
         let second = allocator.addr(ids[1]);
         for id in [ids[3], ids[1], ids[5]] {
@@ -392,7 +380,7 @@ mod tests {
 
     #[test]
     fn free_neighbours_become_one_block_again() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         let ids: Vec<_> = (0..5).map(|_| malloc(&mut allocator, 4 * MIB)).collect();
         for at in [1, 3, 2] {
             allocator.free(ids[at]);
@@ -409,7 +397,7 @@ mod tests {
 
     #[test]
     fn what_is_freed_twice_is_freed_once() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         let id = malloc(&mut allocator, 4 * MIB);
         let other = malloc(&mut allocator, 4 * MIB);
         allocator.free(id);
@@ -436,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_request_that_no_device_could_grant_is_refused() {
-        let mut allocator = CachingAllocator::new();
+        let mut allocator = CachingAllocator::default();
         assert!(allocator.malloc(Bytes(u64::MAX)).is_err());
         assert_eq!(allocated(&allocator), (0, 0));
     }

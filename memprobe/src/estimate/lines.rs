@@ -19,16 +19,13 @@ struct Line {
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     lines: DenseMap<SiteRef, Line>,
-    /// Number of the latest peak.
     peak: u64,
-    /// Number of the current backward pass.
     pass: u64,
     saved: u64,
     /// Backward pass with most saved bytes.
     most: Saved,
 }
 
-/// Bytes saved for one backward pass.
 #[derive(Debug, Default)]
 struct Saved {
     bytes: u64,
@@ -46,7 +43,6 @@ impl Lines {
         held.release(bytes, self.peak);
     }
 
-    /// Marks the current state as the peak.
     pub(super) fn is_peak(&mut self) {
         self.peak += 1;
     }
@@ -62,7 +58,6 @@ impl Lines {
         self.saved = self.saved.saturating_add(bytes);
     }
 
-    /// Ends the current backward pass.
     pub(super) fn backward_ended(&mut self) {
         if self.saved > self.most.bytes {
             let of_pass = self.lines.iter();
@@ -76,7 +71,6 @@ impl Lines {
         self.pass += 1;
     }
 
-    /// Most bytes saved for one backward pass.
     pub(super) fn saved(&self) -> Bytes {
         Bytes(self.most.bytes)
     }

@@ -18,6 +18,8 @@ mod tests;
 pub use allocator::{CachingAllocator, GpuBlock, OutOfMemory, Ties};
 pub use origin::EstimatePhase;
 
+use strum::VariantArray;
+
 use crate::attribution::size::Sizes;
 use crate::attribution::view::Coverage;
 use crate::event::{Action, Bytes, DeviceIndex, Event, Frame, Totals};
@@ -30,15 +32,7 @@ use translation::Translation;
 /// keeps one for each stream; 2.15 allocates it for each matrix product.
 pub const WORKSPACE: Bytes = Bytes((4096 * 2 + 16 * 8) << 10);
 
-/// Default cuBLAS workspace on Hopper.
 pub const WORKSPACE_OF_HOPPER: Bytes = Bytes((4096 * 8) << 10);
-
-/// Known properties of the GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hardware {
-    /// Bytes that the allocator can get from CUDA; `None` if no fit is checked.
-    pub memory: Option<Bytes>,
-}
 
 /// Line whose blocks stay in host memory, given by the end of its file's path and its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,59 +43,46 @@ pub struct OnHost {
 }
 
 impl OnHost {
-    /// Returns true if the frame is on this line.
     fn names(&self, frame: &Frame) -> bool {
         let rest = frame.file.strip_suffix(self.file.as_str());
         self.line == frame.line && rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
     }
 }
 
-/// Reason for a difference between the GPU's allocator and the CPU's.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+/// Reason for a difference between the GPU's allocator and the CPU's, in display order.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, VariantArray)]
 pub enum Difference {
-    /// GPU blocks are multiples of 512 bytes, and small remainders are not split off.
-    Rounding,
-    /// On a GPU an optimizer step handles all parameters at once (`foreach`), so its temporary
-    /// tensors coexist. On the CPU it handles one after the other.
-    Together,
-    /// Dropout masks take one byte an element on a GPU.
-    Mask,
-    /// Copies and buffers of the CPU's kernels, which belong to no tensor.
-    Scratch,
     /// Memory that is on the host in a GPU run too: samples before collation, scalars, lines named
     /// by the user.
     OnHost,
+    /// Copies and buffers of the CPU's kernels, which belong to no tensor.
+    Scratch,
+    /// Dropout masks take one byte an element on a GPU.
+    Mask,
+    /// On a GPU an optimizer step handles all parameters at once (`foreach`), so its temporary
+    /// tensors coexist. On the CPU it handles one after the other.
+    Together,
+    /// GPU blocks are multiples of 512 bytes, and small remainders are not split off.
+    Rounding,
 }
 
 impl Difference {
-    /// All variants, in display order.
-    pub const ALL: [Self; 5] = [
-        Self::OnHost,
-        Self::Scratch,
-        Self::Mask,
-        Self::Together,
-        Self::Rounding,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 }
 
-/// Result of fitting a run into a device's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeviceFit {
     Whole,
     /// Fits only if cached segments are released to CUDA and requested again, which is slow.
     WithoutCache {
-        /// Number of such releases.
         flushes: u64,
     },
     Not {
-        /// First request that does not fit.
         requested: Bytes,
-        /// Line of that request.
         site: Site,
     },
 }
 
-/// Share of a line in the peak.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LineAtPeak {
     pub site: Site,
@@ -112,12 +93,9 @@ pub struct LineAtPeak {
     pub saved: Bytes,
 }
 
-/// Gaps in the input of the estimate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Blocks beyond the limit.
     pub blocks: u64,
-    /// Stacks beyond the limit.
     pub stacks: u64,
     /// Temporary tensors of optimizers whose steps on a GPU are not modelled.
     pub steps: u64,
@@ -127,7 +105,6 @@ pub struct Missing {
     pub past: bool,
 }
 
-/// Expected memory of a run on a GPU.
 #[derive(Clone, Debug)]
 pub struct Estimate {
     /// Events of the CPU's memory behind the estimate.
@@ -142,16 +119,13 @@ pub struct Estimate {
     pub between_iterations: Option<Totals>,
     /// Bytes of the CPU's allocator when most is allocated on the GPU.
     pub cpu_at_peak: Bytes,
-    /// Highest bytes of the CPU's allocator.
     pub cpu_peak: Bytes,
     /// Differences that lead from `cpu_at_peak` to the highest allocated bytes, in the order of
     /// [`Difference::ALL`].
     pub differences: Vec<(Difference, i64)>,
     /// Highest allocated bytes by the phase of the allocation, in the order of [`Phase::ALL`].
     pub phases: Vec<(EstimatePhase, Bytes)>,
-    /// Phase of the allocation that reached the peak.
     pub peak_in: EstimatePhase,
-    /// Line of that allocation.
     pub peak_at: Site,
     /// Most bytes saved for a backward pass: allocated before it and freed during it.
     pub saved: Bytes,
@@ -163,12 +137,10 @@ pub struct Estimate {
     pub sizes: Option<Sizes>,
     /// Information available in the event stream, for the notes under tables.
     pub heard: Coverage,
-    /// Result for the given device; `None` without one.
     pub fit: Option<DeviceFit>,
     pub missing: Missing,
 }
 
-/// Builds an [`Estimate`] from the events of one process.
 #[derive(Debug)]
 pub struct Estimator {
     translation: Translation,
@@ -178,16 +150,16 @@ pub struct Estimator {
 }
 
 impl Estimator {
-    pub fn new(hardware: Hardware, on_host: Vec<OnHost>) -> Self {
+    /// `memory` is what the allocator can get from CUDA, in bytes; `None` if no fit is checked.
+    pub fn new(memory: Option<Bytes>, on_host: Vec<OnHost>) -> Self {
         Self {
             translation: Translation::new(on_host),
-            books: Accounting::new(hardware),
+            books: Accounting::new(memory),
             events: 0,
             cpu_peak: 0,
         }
     }
 
-    /// Handles the next event of the stream.
     pub fn apply(&mut self, event: &Event) {
         let Self {
             translation, books, ..
@@ -204,7 +176,7 @@ impl Estimator {
                 books.replay.pass(event);
             }
             Event::BlockLabels(names) => {
-                let find = |addr| books.on_gpu(translation.piece_at(addr, books)?);
+                let find = |addr| books.plain.block(translation.piece_at(addr, books)?);
                 let named = names
                     .blocks
                     .iter()
@@ -222,7 +194,7 @@ impl Estimator {
             Event::Memory(event) if event.device == Some(DeviceIndex::CPU) => {
                 self.events += 1;
                 let change = books.replay.apply(event);
-                translation.apply(event, change, books);
+                translation.apply(event, &change, books);
                 self.cpu_peak = self.cpu_peak.max(self.books.now.cpu);
             }
             Event::Memory(event) if matches!(event.action, Action::Alloc | Action::CudaAlloc) => {
@@ -232,7 +204,6 @@ impl Estimator {
         }
     }
 
-    /// True if no event of the CPU's memory was seen.
     pub fn is_empty(&self) -> bool {
         self.events == 0
     }
@@ -241,15 +212,15 @@ impl Estimator {
         self.translation.finish(&mut self.books);
         let books = &self.books;
         let at_peak: AccountingMoment = books.peak;
-        let difference = |kind: Difference| (kind, at_peak.differences[kind as usize]);
+        let difference = |kind: &Difference| (*kind, at_peak.differences[*kind as usize]);
         Estimate {
             events: self.events,
-            peak: books.highest_totals(),
-            with_workspace: books.with_workspace(),
+            peak: books.plain.allocator.peak,
+            with_workspace: books.working.allocator.peak,
             between_iterations: books.between_iterations,
             cpu_at_peak: Bytes(at_peak.cpu),
             cpu_peak: Bytes(self.cpu_peak),
-            differences: Difference::ALL.map(difference).to_vec(),
+            differences: Difference::ALL.iter().map(difference).collect(),
             phases: EstimatePhase::ALL
                 .map(|phase| (phase, Bytes(at_peak.phases[phase as usize])))
                 .to_vec(),
@@ -257,8 +228,8 @@ impl Estimator {
             peak_at: books.site(at_peak.line),
             saved: books.lines.saved(),
             lines: books.lines.rows(&books.replay.ledger),
-            sizes: books.replay.sizes(),
-            heard: books.replay.heard(),
+            sizes: books.replay.attribution.sizes(),
+            heard: books.replay.attribution.coverage(),
             fit: books.fit(),
             missing: self.translation.missing,
         }

@@ -5,7 +5,6 @@
 use crate::event::{Frame, Stack, StackKind};
 use crate::torch::names::TorchCall;
 
-/// Phase of a program at an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub enum EstimatePhase {
     /// Anything else: construction of the model, and the forward pass.
@@ -24,7 +23,6 @@ impl EstimatePhase {
 /// Role of a block that needs special treatment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Part {
-    /// None.
     Plain,
     /// Allocated directly by `torch.nn.functional.dropout`.
     Dropout,
@@ -49,7 +47,6 @@ pub(super) enum ForeachTemporaries {
     Each,
     /// Like [`Self::Each`] for the first line that allocates one; the others work in place.
     FirstLine,
-    /// Optimizer that is not modelled.
     Unknown,
 }
 
@@ -60,7 +57,6 @@ pub(super) struct EstimateOrigin {
 }
 
 impl EstimateOrigin {
-    /// Origin of a block without a known stack.
     pub(super) const UNKNOWN: Self = Self {
         phase: EstimatePhase::Forward,
         part: Part::Plain,

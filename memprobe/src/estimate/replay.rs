@@ -3,16 +3,13 @@
 use std::sync::Arc;
 
 use crate::attribution::AttributionLedger;
-use crate::attribution::size::Sizes;
-use crate::attribution::view::Coverage;
-use crate::event::Target;
+
 use crate::event::{
     Action, Address, BlockLabels, Bytes, DeviceIndex, Event, LabeledBlock, MemoryEvent, PurposeId,
-    StackId, Tgid, Tid, TimeNs, Totals,
+    StackId, Target, Tgid, Tid, TimeNs, Totals,
 };
 use crate::ledger::{Analysis, Change, Ledger};
 
-/// Device of the replayed events.
 const GPU: DeviceIndex = DeviceIndex(0);
 
 /// Thread, stack and purpose of an allocation on the CPU.
@@ -23,7 +20,6 @@ pub(super) struct Request {
     pub(super) shape: PurposeId,
 }
 
-/// Block of the simulated GPU allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct OnGpu {
     pub(super) addr: Address,
@@ -34,7 +30,7 @@ pub(super) struct OnGpu {
 #[derive(Debug)]
 pub(super) struct Replay {
     pub(super) ledger: Ledger,
-    attribution: AttributionLedger,
+    pub(super) attribution: AttributionLedger,
     /// Time, process and thread of the current event.
     now: (TimeNs, Tgid, Tid),
 }
@@ -90,15 +86,6 @@ impl Replay {
             blocks,
             ..*names
         })));
-    }
-
-    /// Sizes of the models; `None` if nothing was allocated.
-    pub(super) fn sizes(&self) -> Option<Sizes> {
-        self.attribution.sizes()
-    }
-
-    pub(super) fn heard(&self) -> Coverage {
-        self.attribution.coverage()
     }
 
     fn event(&self, action: Action, block: OnGpu, totals: Totals) -> MemoryEvent {

@@ -55,11 +55,11 @@ fn stack(frames: Vec<Frame>) -> Arc<Stack> {
 
 impl Run {
     fn new() -> Self {
-        Self::on(Hardware::default(), Vec::new())
+        Self::on(None, Vec::new())
     }
 
-    fn on(hardware: Hardware, on_host: Vec<OnHost>) -> Self {
-        let mut estimator = Estimator::new(hardware, on_host);
+    fn on(memory: Option<Bytes>, on_host: Vec<OnHost>) -> Self {
+        let mut estimator = Estimator::new(memory, on_host);
         let own = |line| frame("/home/me/train.py", line, "main");
         let step = || torch("optim/adam.py", "step");
         let fetch = || torch("utils/data/_utils/fetch.py", "fetch");
@@ -258,7 +258,7 @@ fn what_stays_with_the_host_is_not_counted() {
         file: "train.py".into(),
         line: 10,
     };
-    let mut run = Run::on(Hardware::default(), vec![on_host]);
+    let mut run = Run::on(None, vec![on_host]);
     run.tensor(FORWARD, 3 * MIB);
     run.tensor(EXAMPLE, MIB);
     run.tensor(BACKWARD, 2 * MIB);
@@ -365,8 +365,7 @@ fn a_workspace_of_cublas_is_a_figure_of_its_own() {
 #[test]
 fn a_run_that_does_not_fit_names_the_first_refused_line() {
     let estimate = |memory: u64| {
-        let memory = Some(Bytes(memory));
-        let mut run = Run::on(Hardware { memory }, Vec::new());
+        let mut run = Run::on(Some(Bytes(memory)), Vec::new());
         let first = run.tensor(FORWARD, 30 * MIB);
         run.free(first);
         run.tensor(BACKWARD, 40 * MIB);

@@ -9,12 +9,11 @@ use crate::event::{
     Address, DeviceIndex, MemoryEvent, PhaseMark, PurposeId, StackId, TensorSpec, Tid,
 };
 use crate::ledger::snapshot::{Grouping, Site};
-use crate::ledger::{BlockId, Change, Freed, PerBlock, PerStack, StackRef};
+use crate::ledger::{BlockId, Change, PerBlock, PerStack, StackRef};
 
 /// Maximum number of temporary tensors held until the end of an optimizer step.
 const MAX_HELD: usize = 1 << 20;
 
-/// State of the CPU's blocks, threads and phases.
 #[derive(Debug, Default)]
 pub(super) struct Translation {
     on_host: Vec<OnHost>,
@@ -39,7 +38,6 @@ enum Live {
     Known { piece: PieceId, step: Option<u64> },
 }
 
-/// Block that may be a dropout mask.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     tid: Tid,
@@ -59,7 +57,6 @@ struct Step {
     held: Vec<PieceId>,
     /// Stack and size of the first of two allocations in a row.
     first: Option<(StackId, u64)>,
-    /// Stack of the first temporary tensor.
     line: Option<StackId>,
 }
 
@@ -89,31 +86,20 @@ impl Translation {
         self.stacks.insert(stack, (origin, is_on_host));
     }
 
-    /// Handles a mark of PyTorch (`Event::PhaseMark`).
     pub(super) fn mark(&mut self, mark: &PhaseMark, books: &mut Accounting) {
         self.phase(mark.tid, EstimatePhase::Step, books);
         self.end_step(mark.tid, books);
     }
 
     /// Handles an event of the CPU's allocator, and the change that it made to the ledger.
-    pub(super) fn apply(&mut self, event: &MemoryEvent, change: Change, books: &mut Accounting) {
-        match change {
-            Change::Allocated {
-                block,
-                is_tracked,
-                replaced,
-            } => {
-                for ended in replaced {
-                    self.free(ended, books);
-                }
-                if is_tracked {
-                    self.alloc(event, block, books)
-                } else {
-                    self.missing.blocks += 1
-                }
-            }
-            Change::Freed(Freed::Known(block)) => self.free(block, books),
-            _ => {}
+    pub(super) fn apply(&mut self, event: &MemoryEvent, change: &Change, books: &mut Accounting) {
+        for ended in change.ended() {
+            self.free(*ended, books);
+        }
+        match change.allocated() {
+            Some((block, true)) => self.alloc(event, block, books),
+            Some((_, false)) => self.missing.blocks += 1,
+            None => {}
         }
     }
 
@@ -136,8 +122,8 @@ impl Translation {
             },
         };
         if is_number(tensor(event.shape, books), origin) {
-            let piece = on_host(piece);
-            return self.keep(block, books.begin(piece), None);
+            let piece = books.begin(piece.on_cpu_alone(Difference::OnHost));
+            return self.keep(block, piece, None);
         }
         if origin.part == Part::Helper {
             let piece = BlockPair {
@@ -159,16 +145,13 @@ impl Translation {
             books.is_over(last);
         }
         if is_on_host || origin.part == Part::Sample {
-            return self.keep(block, books.begin(on_host(piece)), None);
+            let piece = books.begin(piece.on_cpu_alone(Difference::OnHost));
+            return self.keep(block, piece, None);
         }
         // oneDNN's reordered copies of images and weights, and buffers for sums.
         if uses_no_tensor(event.shape, books) {
-            let piece = BlockPair {
-                gpu: None,
-                difference: Some(Difference::Scratch),
-                ..piece
-            };
-            return self.keep(block, books.begin(piece), None);
+            let piece = books.begin(piece.on_cpu_alone(Difference::Scratch));
+            return self.keep(block, piece, None);
         }
         match origin.part {
             Part::Dropout if !is_mask => self.may_be_mask(event, block, piece, books),
@@ -202,7 +185,6 @@ impl Translation {
         }
     }
 
-    /// Piece of the CPU block at an address.
     pub(super) fn piece_at(&self, addr: Address, books: &Accounting) -> Option<PieceId> {
         let block = books.replay.ledger.block_at(DeviceIndex::CPU, addr)?;
         match self.live.get(block)? {
@@ -314,12 +296,7 @@ impl Translation {
             ForeachTemporaries::Second if step.first.take() == Some(this) => (piece, true),
             ForeachTemporaries::Second => {
                 step.first = Some(this);
-                let nowhere = BlockPair {
-                    gpu: None,
-                    difference: Some(Difference::Together),
-                    ..piece
-                };
-                (nowhere, false)
+                (piece.on_cpu_alone(Difference::Together), false)
             }
             ForeachTemporaries::Each => (piece, true),
             ForeachTemporaries::FirstLine => (piece, line == event.stack),
@@ -365,10 +342,12 @@ fn is_number(tensor: Option<&TensorSpec>, origin: EstimateOrigin) -> bool {
     })
 }
 
-fn on_host(piece: BlockPair) -> BlockPair {
-    BlockPair {
-        gpu: None,
-        difference: Some(Difference::OnHost),
-        ..piece
+impl BlockPair {
+    fn on_cpu_alone(self, difference: Difference) -> Self {
+        Self {
+            gpu: None,
+            difference: Some(difference),
+            ..self
+        }
     }
 }

@@ -70,8 +70,9 @@ pub struct Block {
 }
 
 /// The device of a storage or a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TensorDevice {
+    #[default]
     Cpu,
     Cuda(DeviceIndex),
     /// `meta`, which has no memory.

@@ -7,7 +7,6 @@ use crate::event::TimeNs;
 /// therefore arrive before or after the events around it.
 const GRACE: u64 = 1_000_000_000;
 
-/// Counter of differences that no loss explains.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Agreement {
     confirmed: u64,

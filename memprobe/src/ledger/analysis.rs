@@ -1,8 +1,7 @@
 //! Analyses: tables computed from the changes of a ledger.
 
 use super::{Change, Ledger};
-use crate::event::Target;
-use crate::event::{Event, TimeNs};
+use crate::event::{Event, Target, TimeNs};
 
 /// Follows the changes of a ledger. It keeps its own values for blocks in a [`super::PerBlock`], and reads everything
 /// else about them from the ledger.

@@ -51,7 +51,6 @@ impl Tally {
     }
 }
 
-/// A stack that has allocated.
 #[derive(Debug)]
 struct CallSite {
     stack: Arc<Stack>,
@@ -93,7 +92,6 @@ pub(super) struct CallSites {
     call_sites: Vec<CallSite>,
     by_stack: PerStack<CallSiteId>,
     by_thread: HashMap<Arc<str>, CallSiteId>,
-    /// Call site for stacks beyond the limit.
     overflow: Option<CallSiteId>,
     /// Indexed by [`slot`] of the grouping.
     tables: [Table; 2],
@@ -119,7 +117,7 @@ impl CallSites {
             self.by_stack.insert(stack, call_site);
             return call_site;
         }
-        if definitions.stacks_refused() {
+        if definitions.stacks_refused {
             return self.overflow(definitions);
         }
         let thread = definitions.thread(tid);

@@ -26,7 +26,6 @@ impl Default for Caps {
     }
 }
 
-/// Counters of entries refused because a store was full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Refused {
     /// Blocks; their bytes are part of `unaccounted`.
@@ -59,7 +58,6 @@ impl Budget {
         take(&mut self.blocks, &mut self.refused.blocks)
     }
 
-    /// Releases the room of a tracked block that was freed.
     pub(super) fn give_block_back(&mut self) {
         self.blocks += 1;
     }

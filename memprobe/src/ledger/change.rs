@@ -23,7 +23,6 @@ pub enum Change {
     Freed(Freed),
     /// The caching allocator obtained or released a segment, which the ledger does not track.
     Segment,
-    /// CUDA allocated or freed memory outside the caching allocator.
     Cuda,
     OutOfMemory,
     /// The event has no device, or its numbers are beyond any address. It changed nothing and
@@ -31,13 +30,32 @@ pub enum Change {
     Malformed,
 }
 
+impl Change {
+    /// Blocks ended by a free, or by an allocation that shows a missed free. A free of the baseline is left out.
+    pub fn ended(&self) -> &[BlockId] {
+        match self {
+            Self::Allocated { replaced, .. } => replaced,
+            Self::Freed(Freed::Known(block)) => std::slice::from_ref(block),
+            _ => &[],
+        }
+    }
+
+    /// Allocated block; true if the ledger tracks it.
+    pub fn allocated(&self) -> Option<(BlockId, bool)> {
+        match self {
+            Self::Allocated {
+                block, is_tracked, ..
+            } => Some((*block, *is_tracked)),
+            _ => None,
+        }
+    }
+}
+
 /// Kind of block that a free ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freed {
-    /// Allocated while memprobe was attached.
     Known(BlockId),
     /// Live at attach; `Some` if the ledger tracked it.
     BeforeAttach(Option<BlockId>),
-    /// Its allocation was missed.
     Unknown,
 }

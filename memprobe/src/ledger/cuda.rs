@@ -17,13 +17,11 @@ use crate::event::{Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, Ti
 /// Maximum number of groups; the excess is counted under [`OTHERS`].
 const MAX_GROUPS: usize = 4096;
 
-/// Library name of groups beyond [`MAX_GROUPS`].
 const OTHERS: &str = "(other libraries)";
 
 /// Library name of a call without a known stack.
 const UNKNOWN: &str = "(unknown library)";
 
-/// CUDA memory outside the caching allocator.
 #[derive(Debug, Default)]
 pub(super) struct CudaLedger {
     live: HashMap<Name, LiveMemory>,
@@ -55,7 +53,6 @@ impl Name {
     }
 }
 
-/// Live memory, and the rows that count it.
 #[derive(Clone, Copy, Debug)]
 struct LiveMemory {
     size: Bytes,
@@ -64,7 +61,6 @@ struct LiveMemory {
     on_device: Option<(DeviceIndex, CallSiteId)>,
 }
 
-/// Key of a row of the table of libraries.
 type Key = (Arc<str>, CudaMemoryKind, Option<DeviceIndex>);
 
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use super::caps::{Caps, Refused};
 use super::dense::Dense;
 use super::grouping;
 use super::snapshot::{Grouping, Site};
-use crate::event::{BlockPurposes, Context, NoStack, Stack, StackId, StackKind, Tid};
+use crate::event::{BlockPurposes, NoStack, Stack, StackId, StackKind, Tid};
 
 /// Number of an interned stack. Unlike a [`StackId`], it always means the same stack.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -37,7 +37,6 @@ impl Dense for StackRef {
 pub struct SiteRef(u32);
 
 impl SiteRef {
-    /// Call site of [`StackRef::UNKNOWN`].
     pub const UNKNOWN: Self = Self(0);
 }
 
@@ -76,7 +75,6 @@ pub(super) struct InternedStack {
     pub(super) sites: [SiteRef; 2],
 }
 
-/// Array index of a grouping.
 pub(super) fn slot(grouping: Grouping) -> usize {
     match grouping {
         Grouping::User => 0,
@@ -84,9 +82,8 @@ pub(super) fn slot(grouping: Grouping) -> usize {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Definitions {
-    /// Current meaning of each id.
     by_id: hashbrown::HashMap<StackId, StackRef>,
     by_stack: hashbrown::HashMap<Arc<Stack>, StackRef>,
     /// Indexed by [`StackRef`]; the first one is unknown.
@@ -97,21 +94,15 @@ pub(super) struct Definitions {
     threads: HashMap<Tid, Arc<str>>,
     frames: usize,
     caps: Caps,
-    stacks_refused: bool,
+    /// True if any stack was refused, so that an unknown one may be among them.
+    pub(super) stacks_refused: bool,
 }
 
 impl Definitions {
     pub(super) fn new(caps: Caps) -> Self {
         let mut definitions = Self {
-            by_id: hashbrown::HashMap::new(),
-            by_stack: hashbrown::HashMap::new(),
-            stacks: Vec::new(),
-            sites: Default::default(),
-            purposes: BlockPurposes::default(),
-            threads: HashMap::new(),
-            frames: 0,
             caps,
-            stacks_refused: false,
+            ..Self::default()
         };
         let unknown = definitions.with_sites(lost_stack("".into()));
         definitions.stacks.push(unknown);
@@ -162,7 +153,6 @@ impl Definitions {
         Some(next)
     }
 
-    /// Finds the call sites of a stack.
     pub(super) fn with_sites(&mut self, stack: Arc<Stack>) -> InternedStack {
         let sites = self.intern_sites(|grouping| grouping::site(&stack, grouping));
         InternedStack { stack, sites }
@@ -176,7 +166,6 @@ impl Definitions {
         ]
     }
 
-    /// Call site by its number in a grouping.
     pub(super) fn site(&self, site: SiteRef, grouping: Grouping) -> &Site {
         &self.sites[slot(grouping)].sites[site.index()]
     }
@@ -194,7 +183,6 @@ impl Definitions {
         }
     }
 
-    /// Current meaning of an id.
     pub(super) fn stack_ref(&self, id: StackId) -> StackRef {
         self.by_id.get(&id).copied().unwrap_or(StackRef::UNKNOWN)
     }
@@ -210,11 +198,6 @@ impl Definitions {
         known.map(|(index, interned)| (StackRef::from_index(index), &interned.stack))
     }
 
-    /// Returns true if any stack was refused, so that an unknown one may be among them.
-    pub(super) fn stacks_refused(&self) -> bool {
-        self.stacks_refused
-    }
-
     /// Name of a thread, or its number if it has no name.
     pub(super) fn thread(&self, tid: Tid) -> Arc<str> {
         match self.threads.get(&tid) {
@@ -226,14 +209,7 @@ impl Definitions {
 
 /// Placeholder for a stack that never arrived.
 pub(crate) fn lost_stack(thread: Arc<str>) -> Arc<Stack> {
-    let kind = StackKind::Unknown {
-        thread,
-        reason: NoStack::Lost,
-    };
-    Arc::new(Stack {
-        kind,
-        frames: Vec::new(),
-        truncated: false,
-        context: Context::default(),
-    })
+    let reason = NoStack::Lost;
+    let kind = StackKind::Unknown { thread, reason };
+    Arc::new(Stack::new(kind, Vec::new(), false))
 }

@@ -5,10 +5,8 @@ use std::marker::PhantomData;
 use super::block_store::BlockId;
 use super::definitions::StackRef;
 
-/// Value of each block that an analysis tracks.
 pub type PerBlock<T> = DenseMap<BlockId, T>;
 
-/// Value of each stack that an analysis has seen.
 pub type PerStack<T> = DenseMap<StackRef, T>;
 
 /// Number counted from 0, without large gaps.
@@ -17,7 +15,6 @@ pub trait Dense: Copy {
     fn from_index(index: usize) -> Self;
 }
 
-/// Map with dense numbers as keys.
 #[derive(Clone, Debug)]
 pub struct DenseMap<K, V> {
     values: Vec<Option<V>>,

@@ -218,7 +218,6 @@ fn naming_frames(stack: &Stack) -> &[Frame] {
     &stack.frames[native..]
 }
 
-/// Returns the owner of a frame's code, judged by its names.
 pub fn origin_of(frame: &Frame) -> CodeOwner {
     match &frame.library {
         None => origin(&frame.file),

@@ -85,7 +85,6 @@ impl Ledger {
         }
     }
 
-    /// Counters of entries refused because a store was full.
     pub fn refused(&self) -> Refused {
         self.store.budget.refused
     }
@@ -141,12 +140,7 @@ impl Ledger {
         if new.events > losses.events || new.malformed > losses.malformed {
             self.agreement.lost(self.last_event.unwrap_or(self.started));
         }
-        *losses = Losses {
-            events: losses.events.max(new.events),
-            stacks: losses.stacks.max(new.stacks),
-            malformed: losses.malformed.max(new.malformed),
-            uses: losses.uses.max(new.uses),
-        };
+        *losses = losses.zip(new, u64::max);
     }
 
     fn apply_memory(&mut self, event: &MemoryEvent) -> Change {
@@ -236,17 +230,14 @@ impl Ledger {
         self.store.definitions.stack_ref(id)
     }
 
-    /// Call site of a stack.
     pub fn site(&self, stack: StackRef, grouping: Grouping) -> &Site {
         self.site_of(self.site_ref(stack, grouping), grouping)
     }
 
-    /// Number of that call site.
     pub fn site_ref(&self, stack: StackRef, grouping: Grouping) -> SiteRef {
         self.store.definitions.stack(stack).sites[slot(grouping)]
     }
 
-    /// Call site by its number.
     pub fn site_of(&self, site: SiteRef, grouping: Grouping) -> &Site {
         self.store.definitions.site(site, grouping)
     }
@@ -260,7 +251,6 @@ impl Ledger {
         }
     }
 
-    /// Purpose of a block, for views.
     pub fn purpose_info(&self, id: PurposeId) -> PurposeInfo {
         match self.purpose(id) {
             Some(purpose) => PurposeInfo::Known(Arc::clone(purpose)),

@@ -15,7 +15,6 @@ pub(super) struct Interval {
     weight: f64,
 }
 
-/// Source of intervals between ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ticks {
     last: Option<TimeNs>,
@@ -46,7 +45,6 @@ pub(super) struct MovingRate {
 }
 
 impl MovingRate {
-    /// Adds the counter's value at the end of an interval.
     pub(super) fn tick(&mut self, count: u64, interval: Interval) {
         let growth = count.saturating_sub(self.counted);
         self.counted = count;

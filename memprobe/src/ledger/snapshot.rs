@@ -24,18 +24,20 @@ pub struct Snapshot {
 }
 
 /// Layer of software behind the table of lines: the highest one seen.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, strum::IntoStaticStr)]
+#[strum(const_into_str)]
 pub enum SoftwareLayer {
-    /// No event yet.
     #[default]
+    #[strum(serialize = "nothing yet")]
     None,
-    /// Calls into libcuda.
+    #[strum(serialize = "CUDA driver calls")]
     Driver,
-    /// Calls into libcudart.
+    #[strum(serialize = "CUDA runtime calls")]
     Runtime,
-    /// Blocks of PyTorch's caching allocator, from its tracepoints.
+    /// Blocks of the caching allocator.
+    #[strum(serialize = "PyTorch's tracepoints")]
     Tracepoints,
-    /// Blocks of PyTorch's caching allocator.
+    #[strum(serialize = "PyTorch's caching allocator")]
     Allocator,
 }
 
@@ -50,15 +52,8 @@ impl SoftwareLayer {
         }
     }
 
-    /// Short text for people and other programs.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "nothing yet",
-            Self::Driver => "CUDA driver calls",
-            Self::Runtime => "CUDA runtime calls",
-            Self::Tracepoints => "PyTorch's tracepoints",
-            Self::Allocator => "PyTorch's caching allocator",
-        }
+        self.into_str()
     }
 }
 
@@ -66,14 +61,12 @@ impl SoftwareLayer {
 /// table of lines, and only the rest is here.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct CudaSnapshot {
-    /// Layer behind the table of lines.
     pub layer: SoftwareLayer,
     /// Rows by library and kind of memory, largest first.
     pub rows: Vec<OutsideRow>,
 }
 
 impl CudaSnapshot {
-    /// Bytes of all rows.
     pub fn live(&self) -> Bytes {
         let live = self.rows.iter().map(|row| row.live.0);
         Bytes(live.fold(0, u64::saturating_add))
@@ -89,7 +82,6 @@ pub struct OutsideRow {
     /// Device; `None` for host memory, and if unknown.
     pub device: Option<DeviceIndex>,
     pub live: Bytes,
-    /// Maximum of `live`.
     pub peak: Bytes,
     pub live_blocks: u64,
     /// Calls that allocated since attach.
@@ -122,7 +114,6 @@ pub struct Health {
 pub enum TargetState {
     /// Waiting for something, such as the import of torch.
     Waiting(String),
-    /// Running and probed.
     #[default]
     Running,
     Exited,
@@ -145,18 +136,15 @@ pub struct DeviceSnapshot {
     pub unaccounted: i64,
     /// Live blocks known one by one: those allocated since attach, and those found at attach.
     pub live_blocks: u64,
-    /// Out-of-memory errors since attach.
     pub ooms: u64,
     /// One row for each line that has allocated, in no particular order.
     pub lines: Vec<LineRow>,
-    /// Totals over time.
     pub timeline: Timeline,
 }
 
 /// Memory allocated before attach and not freed since.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct BeforeAttach {
-    /// Bytes.
     pub live: Bytes,
     /// Bytes of `live` whose blocks are unknown.
     pub unknown: Bytes,
@@ -181,36 +169,15 @@ pub struct LineRow {
     /// Line, or the reason that none is known.
     pub site: Site,
     pub live: Bytes,
-    /// Maximum of `live`.
     pub peak: Bytes,
     pub live_blocks: u64,
-    /// Allocations since attach.
     pub allocs: u64,
-    /// Bytes of all allocations since attach.
     pub alloc_bytes: Bytes,
-    /// Allocations per second, as a moving average.
     pub allocs_per_second: f64,
     /// Stacks of this line, largest `live` first.
     pub stacks: Vec<StackRow>,
 }
 
-/// Memory of tensors with one shape and element type, allocated by one line on one device.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ShapeRow {
-    /// Tensor, or other purpose.
-    pub what: PurposeInfo,
-    /// Line, or the reason that none is known.
-    pub site: Site,
-    /// Live bytes, as rounded by the allocator.
-    pub live: Bytes,
-    /// Maximum of `live`.
-    pub peak: Bytes,
-    pub live_blocks: u64,
-    /// Allocations since attach.
-    pub allocs: u64,
-}
-
-/// Purpose of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PurposeInfo {
     Known(Arc<BlockPurpose>),
@@ -229,29 +196,26 @@ pub enum Grouping {
     /// package.
     #[default]
     User,
-    /// Innermost frame of all.
     Innermost,
 }
 
-/// Call site of a row in the table of lines.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(const_into_str, serialize_all = "snake_case")]
 pub enum Site {
     /// Line of Python of the allocating thread.
     Line(Frame),
     /// Line that waits in a backward pass, for which a thread without Python allocated.
     Backward(Frame),
     /// Node of autograd's graph that allocated in a backward pass.
+    #[strum(serialize = "backward_of")]
     Node {
         /// Line of the forward pass whose operation made the node.
         forward: Frame,
         /// PyTorch's name: `AddmmBackward0`.
         name: Arc<str>,
     },
-    /// No line is known.
     NoLine {
-        /// Name of the thread that allocated.
         thread: Arc<str>,
-        /// Reason, in a few words.
         reason: &'static str,
     },
 }
@@ -259,15 +223,9 @@ pub enum Site {
 impl Site {
     /// Keyword in structured reports.
     pub const fn as_str(&self) -> &'static str {
-        match self {
-            Self::Line(_) => "line",
-            Self::Backward(_) => "backward",
-            Self::Node { .. } => "backward_of",
-            Self::NoLine { .. } => "no_line",
-        }
+        self.into_str()
     }
 
-    /// Name of the autograd node that allocated.
     pub fn node(&self) -> Option<&Arc<str>> {
         match self {
             Self::Node { name, .. } => Some(name),
@@ -294,23 +252,18 @@ impl Site {
     }
 }
 
-/// One stack of a line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackRow {
-    /// Frames, innermost first.
     pub stack: Arc<Stack>,
     pub live: Bytes,
-    /// Maximum of `live`.
     pub peak: Bytes,
     pub live_blocks: u64,
-    /// Allocations since attach.
     pub allocs: u64,
 }
 
 /// Totals, or another value, over time, in steps of equal length; bounded.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Timeline<T = Totals> {
-    /// Start of the first step.
     pub start: TimeNs,
     /// Nanoseconds per step.
     pub step: u64,

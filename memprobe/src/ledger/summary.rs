@@ -43,7 +43,6 @@ impl Ledger {
         devices.map(move |(index, device)| (*index, device.moment(now)))
     }
 
-    /// Allocator totals and peaks of each device.
     pub fn device_rows(&self) -> Vec<DeviceRow> {
         let devices = self.devices.iter();
         let row = |(index, device): (&_, &super::device::DeviceLedger)| DeviceRow {
@@ -61,20 +60,5 @@ impl Ledger {
             .filter_map(|device| device.top_holder(grouping, &self.store.definitions))
             .max_by_key(|(_, live)| *live)
             .filter(|(_, live)| live.0 > 0)
-    }
-
-    /// Memory events per second, as a moving average.
-    pub fn events_per_second(&self) -> f64 {
-        self.events_rate.per_second()
-    }
-
-    /// Differences between ledger and allocator that no loss explains.
-    pub fn disagreements(&self) -> u64 {
-        self.agreement.disagreements()
-    }
-
-    /// Malformed memory events and totals.
-    pub fn malformed(&self) -> u64 {
-        self.malformed
     }
 }

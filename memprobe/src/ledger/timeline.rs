@@ -48,7 +48,6 @@ impl<T: Highest> Timeline<T> {
         }
     }
 
-    /// Raises the last step to `now`.
     pub(crate) fn raise(&mut self, now: &T) {
         if let Some(point) = self.points.last_mut() {
             point.raise_to(now);
@@ -67,7 +66,6 @@ impl<T: Highest> Timeline<T> {
     }
 }
 
-/// Recorder of the highest totals of each step.
 #[derive(Clone, Debug)]
 pub(super) struct TotalsRecorder {
     timeline: Timeline,
@@ -82,7 +80,6 @@ impl TotalsRecorder {
         }
     }
 
-    /// Records new totals at `time`.
     pub(super) fn record(&mut self, time: TimeNs, totals: Totals) {
         self.timeline.extend_to(time, &self.last);
         self.last = totals;

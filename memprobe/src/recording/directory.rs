@@ -1,8 +1,7 @@
 //! Recordings in a directory that `record` wrote.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use super::write::directory::INDEX;
 

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::{AtAttach, Bytes, DeviceIndex, Losses, Tgid, TimeNs, Totals};
-use crate::event::{ProbeStatus, Target};
+use crate::event::{
+    AtAttach, Bytes, DeviceIndex, Losses, ProbeStatus, Target, Tgid, TimeNs, Totals,
+};
 
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Header {
@@ -120,7 +121,6 @@ impl From<&End> for EndRecord {
 }
 
 impl EndRecord {
-    /// Returns `None` for an unknown reason.
     pub(crate) fn into_end(self) -> Option<End> {
         Some(End {
             reason: self.end.parse().ok()?,

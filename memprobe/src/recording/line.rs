@@ -37,7 +37,6 @@ pub(super) enum LineRecord<'a> {
     },
     Loss(Losses),
     End(EndRecord),
-    /// Header in a later format.
     Newer(u32),
     Other,
 }
@@ -61,7 +60,6 @@ pub(super) struct StackRecord<'a> {
     pub node: Option<NodeRecord<'a>>,
 }
 
-/// Autograd node before its strings are interned.
 #[derive(Deserialize)]
 pub(super) struct NodeRecord<'a> {
     #[serde(borrow)]
@@ -346,7 +344,6 @@ fn event(
     })
 }
 
-/// Returns the tensor that the event names, if any.
 fn shape(args: &MemoryArgs<'_>) -> Result<Option<TensorSpec>, String> {
     let (sizes, dtype) = match (&args.shape, &args.dtype) {
         (Some(sizes), Some(dtype)) => (sizes, dtype),

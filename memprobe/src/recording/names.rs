@@ -56,7 +56,6 @@ impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
 pub(super) struct PendingNames(Vec<LabeledBlock>);
 
 impl PendingNames {
-    /// Adds a block. An error describes the fault in a few words.
     pub(super) fn push(
         &mut self,
         record: &NamedRecord<'_>,

@@ -12,9 +12,10 @@ use super::line::{self, FrameRecord, LineRecord, StackRecord};
 use super::names::PendingNames;
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
-    Action, BlockLabels, BlockPurpose, Context, Event, Frame, Grad, MemoryEvent, Module, NoStack,
-    Node, PhaseMark, PurposeIds, Stack, StackId, StackKind, TimeNs,
+    Action, BlockLabels, BlockPurpose, Context, Event, Frame, Grad, MemoryEvent, Module, Node,
+    PhaseMark, PurposeIds, Stack, StackId, StackKind, TimeNs,
 };
+use crate::ledger::definitions::lost_stack;
 
 /// Read buffer, in bytes.
 const BUFFER: usize = 256 << 10;
@@ -197,7 +198,6 @@ impl<R: BufRead> Reader<R> {
         Ok(None)
     }
 
-    /// Handles a line; returns its event, if it has one.
     fn step(&mut self, line: &[u8]) -> Result<Option<Event>, String> {
         if line.is_empty() || self.state == State::Ended && line == b"]" {
             return Ok(None);
@@ -268,12 +268,8 @@ impl<R: BufRead> Reader<R> {
             return None;
         }
         self.stacks.insert(id.0);
-        let kind = StackKind::Unknown {
-            thread: intern(&mut self.strings, ""),
-            reason: NoStack::Lost,
-        };
-        let stack = Stack::new(kind, Vec::new(), false);
-        Some(Event::Stack(id, Arc::new(stack)))
+        let nobody = intern(&mut self.strings, "");
+        Some(Event::Stack(id, lost_stack(nobody)))
     }
 
     fn define_stack(&mut self, record: &StackRecord<'_>) -> Result<Event, String> {
@@ -292,7 +288,6 @@ impl<R: BufRead> Reader<R> {
         Ok(Event::Stack(StackId(record.id), Arc::new(stack)))
     }
 
-    /// Builds a stack without its autograd node.
     fn stack(&mut self, record: &StackRecord<'_>) -> Result<Stack, String> {
         self.frames += record.frames.len();
         if self.frames > MAX_ALL_FRAMES {
@@ -375,7 +370,6 @@ impl<R: BufRead> Iterator for Reader<R> {
     }
 }
 
-/// Strips the newline and comma of a line.
 fn content(line: &[u8]) -> &[u8] {
     let line = line.trim_ascii();
     line.strip_suffix(b",").unwrap_or(line)

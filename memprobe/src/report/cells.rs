@@ -1,21 +1,21 @@
 //! Cells and rows that several reports have in common.
 
-use crate::attribution::allocation_groups::ModuleScope;
 use crate::event::{DeviceIndex, Frame};
 use crate::ledger::snapshot::{PurposeInfo, Site, SoftwareLayer};
 pub(super) use crate::view::cells::{Remainder, frame, known_line, remainders};
 use crate::view::table::Cell;
 
 pub(super) fn file(site: Option<&Site>) -> Cell<'_> {
-    frame_of(site).map(|frame| &*frame.file).into()
+    site.and_then(Site::frame).map(|frame| &*frame.file).into()
 }
 
 pub(super) fn line(site: Option<&Site>) -> Cell<'_> {
-    frame_of(site).and_then(known_line).into()
+    site.and_then(Site::frame).and_then(known_line).into()
 }
 
 pub(super) fn function(site: Option<&Site>) -> Cell<'_> {
-    frame_of(site).map(|frame| &*frame.function).into()
+    let frame = site.and_then(Site::frame);
+    frame.map(|frame| &*frame.function).into()
 }
 
 /// Thread of memory without a line.
@@ -33,34 +33,18 @@ pub(super) fn node(site: Option<&Site>) -> Cell<'_> {
     site.and_then(Site::node).map(|node| &**node).into()
 }
 
-fn frame_of(site: Option<&Site>) -> Option<&Frame> {
-    site.and_then(Site::frame)
-}
-
 pub(super) fn frames(frames: &[Frame]) -> Cell<'_> {
-    Cell::List(frames.iter().map(frame).collect())
+    Cell::list(frames.iter().map(frame))
 }
 
 /// Kind of the row for all hidden ones.
 pub(super) const OTHERS: &str = "others";
 
-/// Name of a device's total in text.
 pub(super) fn total_name(device: DeviceIndex, layer: SoftwareLayer) -> String {
     match layer {
         _ if device == DeviceIndex::CPU => "(total as memprobe counts)".to_owned(),
         SoftwareLayer::Allocator => "(total of the allocator)".to_owned(),
         layer => format!("(total of {})", layer.as_str()),
-    }
-}
-
-/// Keyword of a module, or of the lack of one.
-pub(super) fn place_kind(place: &ModuleScope) -> &'static str {
-    match place {
-        ModuleScope::Module(_) => "module",
-        ModuleScope::Outside => "outside",
-        ModuleScope::Unknown => "unknown",
-        ModuleScope::BackwardUnknown => "backward_unknown",
-        ModuleScope::TooMany => "too_many",
     }
 }
 

@@ -4,26 +4,34 @@
 use std::io::{self, Write};
 
 use super::replay::RecordingReplay;
-use super::{ReportFormat, ReportOptions};
+use super::{Outcome, ReportError, ReportFormat, ReportOptions};
 use crate::view::table::{Cell, Column, CsvWriter, Page, Table, json_document, json_object};
 
 /// Tables of a recording, one for each device.
 pub(super) trait TableReport {
-    type Row<'a>
-    where
-        Self: 'a;
+    type Row;
 
     fn text(&self, page: &mut Page);
 
-    /// All data as one document.
     fn document(&self) -> Cell<'_>;
 
-    fn columns(&self) -> Vec<Column<Self::Row<'_>>>;
+    fn columns(&self) -> Vec<Column<Self::Row>>;
 
-    fn tables(&self) -> impl Iterator<Item = Table<Self::Row<'_>>>;
+    fn tables(&self) -> impl Iterator<Item = Table<Self::Row>>;
 }
 
+/// Writes a report of a replayed recording.
 pub(super) fn write(
+    report: &impl TableReport,
+    replay: &RecordingReplay,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<Outcome, ReportError> {
+    write_as(report, options, out)?;
+    Ok(replay.outcome())
+}
+
+fn write_as(
     report: &impl TableReport,
     options: &ReportOptions,
     out: &mut impl Write,
@@ -73,6 +81,6 @@ pub(super) fn document<'a>(
         ("events", health.events.into()),
         ("lost_events", health.losses.events.into()),
         ("notes", notes),
-        ("devices", Cell::List(devices.collect())),
+        ("devices", Cell::list(devices)),
     ])
 }

@@ -131,7 +131,6 @@ fn inferred(purpose: &Purpose) -> Cell<'_> {
     ])
 }
 
-/// Writes each event as it is read.
 pub(super) fn write<R: BufRead>(
     mut reader: Reader<R>,
     options: &ReportOptions,
@@ -177,10 +176,8 @@ impl StackJson {
     fn new(stack: &Stack) -> io::Result<Self> {
         let is_native = |frame: &&Frame| frame.library.is_some();
         let (native, python): (Vec<_>, Vec<_>) = stack.frames.iter().partition(is_native);
-        let json = |frames: Vec<&Frame>| {
-            let frames = frames.into_iter().map(cells::frame);
-            to_raw_value(&Cell::List(frames.collect()))
-        };
+        let json =
+            |frames: Vec<&Frame>| to_raw_value(&Cell::list(frames.into_iter().map(cells::frame)));
         let node = stack.context.node.as_ref();
         Ok(Self {
             python: json(python)?,
@@ -319,7 +316,6 @@ fn size(event: &MemoryEvent) -> Option<u64> {
     (!unknown).then_some(event.size.0)
 }
 
-/// One event as text.
 fn text(row: &EventEntry, start: TimeNs) -> String {
     let event = &row.event;
     let since = i128::from(event.time.0) - i128::from(start.0);

@@ -5,7 +5,7 @@ mod retainers;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use super::cells::{self, place_kind, purpose_kind};
+use super::cells::{self, purpose_kind};
 use super::document::{self, TableReport, document};
 use super::peak::place_name;
 use super::preamble::push_devices;
@@ -23,7 +23,6 @@ use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{FileNames, count, counted, span};
 
-/// Note above the suspects.
 const SUSPECTS: &str = "Each row grew in most steps and kept most of its growth to the end: a leak, or a store that \
                         is meant to grow. Rates are medians of the slopes between all pairs of steps (Theil-Sen).";
 
@@ -59,14 +58,14 @@ impl GrowthEntry<'_> {
         let AllocationGroup { origin, what } = self.part?;
         Some(match self.by {
             "line" => origin.site.as_str(),
-            "module" => place_kind(&origin.place),
+            "module" => origin.place.as_str(),
             _ => purpose_kind(what),
         })
     }
 
     fn module(&self) -> Option<String> {
         let place = &self.part?.origin.place;
-        (place_kind(place) == "module").then(|| place_name(place))
+        (place.as_str() == "module").then(|| place_name(place))
     }
 
     /// Top retainer of the blocks that were live when the process's objects were read.
@@ -133,24 +132,20 @@ pub(super) fn write<R: BufRead>(
         .collect();
     let report = GrowthReport {
         replay: &replay,
-        devices,
+        devices: &devices,
         options,
     };
-    document::write(&report, options, out)?;
-    Ok(replay.outcome())
+    document::write(&report, &replay, options, out)
 }
 
 struct GrowthReport<'a> {
     replay: &'a RecordingReplay,
-    devices: Vec<OnDevice<'a>>,
+    devices: &'a [OnDevice<'a>],
     options: &'a ReportOptions,
 }
 
-impl TableReport for GrowthReport<'_> {
-    type Row<'r>
-        = GrowthEntry<'r>
-    where
-        Self: 'r;
+impl<'a> TableReport for GrowthReport<'a> {
+    type Row = GrowthEntry<'a>;
 
     fn text(&self, page: &mut Page) {
         let devices = self.devices.iter().map(|on| (on.device, on));
@@ -179,6 +174,7 @@ impl TableReport for GrowthReport<'_> {
                 StepUnit::Window(nanoseconds) => nanoseconds as f64 / 1e9,
             };
             let read = growth.read.map(|read| read.0.saturating_sub(started));
+            let retainers = read.map(|_| retainers::cell(&growth.retained));
             Cell::Object(vec![
                 ("device", on.device.index.into()),
                 ("per", per(growth).into()),
@@ -194,20 +190,17 @@ impl TableReport for GrowthReport<'_> {
                 // Time since the start at which the process's objects were read; null if never.
                 ("read_ns", read.into()),
                 // Of all growing lines; `named`, `others` and `unknown` add up to `live`.
-                (
-                    "retainers",
-                    read.map(|_| retainers::cell(&growth.retained)).into(),
-                ),
+                ("retainers", retainers.into()),
             ])
         });
         document(self.replay, Cell::Absent, devices)
     }
 
-    fn columns(&self) -> Vec<Column<GrowthEntry<'_>>> {
+    fn columns(&self) -> Vec<Column<GrowthEntry<'a>>> {
         columns([""; 2], "")
     }
 
-    fn tables(&self) -> impl Iterator<Item = Table<GrowthEntry<'_>>> {
+    fn tables(&self) -> impl Iterator<Item = Table<GrowthEntry<'a>>> {
         self.devices.iter().map(OnDevice::table)
     }
 }
@@ -226,34 +219,34 @@ impl OnDevice<'_> {
             name: String::new(),
         });
         table.extend(Output::Data, total);
-        table.extend(Output::Data, self.rows("line", &growth.lines, unnamed));
-        table.extend(Output::Data, self.rows("module", &growth.modules, unnamed));
-        table.extend(Output::Data, self.rows("tensor", &growth.tensors, unnamed));
+        for (by, suspects) in [
+            ("line", &growth.lines),
+            ("module", &growth.modules),
+            ("tensor", &growth.tensors),
+        ] {
+            table.extend(Output::Data, self.rows(by, suspects, |_| String::new()));
+        }
         table
     }
 
-    fn rows<'r, K>(
+    fn rows<'r>(
         &'r self,
         by: &'static str,
-        suspects: &'r [Suspect<K>],
-        name: impl Fn(&Suspect<K>) -> String,
+        suspects: &'r [Suspect],
+        name: impl Fn(&AllocationGroup) -> String,
     ) -> Vec<GrowthEntry<'r>> {
         let growth = &self.growth;
-        let row = |suspect: &'r Suspect<K>| GrowthEntry {
+        let row = |suspect: &'r Suspect| GrowthEntry {
             device: self.device.index,
             by,
             per: per(growth),
             rate: &suspect.rate,
             part: Some(&suspect.part),
             retained: growth.read.map(|_| &suspect.retained),
-            name: name(suspect),
+            name: name(&suspect.part),
         };
         suspects.iter().map(row).collect()
     }
-}
-
-fn unnamed<K>(_: &Suspect<K>) -> String {
-    String::new()
 }
 
 fn is_quiet(growth: &Growth) -> bool {
@@ -286,7 +279,6 @@ fn examined(growth: &Growth) -> String {
     text
 }
 
-/// Unit of rates.
 fn per(growth: &Growth) -> &'static str {
     match growth.step {
         StepUnit::Iterations(_) => "iteration",
@@ -319,7 +311,6 @@ fn no_growth(growth: &Growth) -> String {
     )
 }
 
-/// Rounds a fractional number of bytes.
 fn rounded(bytes: f64) -> Bytes {
     // The cast saturates beyond `u64`; negative numbers become 0.
     Bytes(bytes.round() as u64)
@@ -329,20 +320,20 @@ fn percent(share: f64) -> String {
     format!("{:.0}%", 100.0 * share)
 }
 
-/// Adds a table of each kind of suspects.
 fn push_sections(page: &mut Page, on: &OnDevice<'_>, options: &ReportOptions) {
     let growth = &on.growth;
-    let frames = growth.lines.iter().filter_map(|line| line.who.frame());
+    let sites = growth.lines.iter().map(|line| &line.part.origin.site);
+    let frames = sites.filter_map(Site::frame);
     let names = FileNames::of(frames.map(|frame| &frame.file));
-    let lines = on.rows("line", &growth.lines, |line| {
-        let name = names.site(&line.who);
-        match line.part.what {
+    let lines = on.rows("line", &growth.lines, |part| {
+        let name = names.site(&part.origin.site);
+        match part.what {
             PurposeInfo::Unknown => name,
-            _ => format!("{name}  {}", shapes::tensor(&line.part.what)),
+            _ => format!("{name}  {}", shapes::tensor(&part.what)),
         }
     });
-    let modules = on.rows("module", &growth.modules, |it| place_name(&it.who));
-    let tensors = on.rows("tensor", &growth.tensors, |it| shapes::tensor(&it.who));
+    let modules = on.rows("module", &growth.modules, |it| place_name(&it.origin.place));
+    let tensors = on.rows("tensor", &growth.tensors, |it| shapes::tensor(&it.what));
     let sections = [
         ("LINE", lines, true),
         ("MODULE", modules, growth.knows_modules),

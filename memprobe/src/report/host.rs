@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use super::Colour;
+use super::{Colour, DocumentFormat};
 use crate::event::bytes::short;
 use crate::ledger::snapshot::host::{DriverDevice, DriverSnapshot, HostSnapshot};
 pub use crate::view::HostExtent;
@@ -15,24 +15,14 @@ use crate::view::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostOptions {
-    pub format: HostFormat,
+    pub format: DocumentFormat,
     pub extent: HostExtent,
     /// Width of text, in columns; `None` for unlimited.
     pub width: Option<usize>,
     pub colour: Colour,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostFormat {
-    Text,
-    /// One JSON document.
-    Json,
-}
-
 /// Writes the processes of a host, the one that holds most first.
-///
-/// # Errors
-/// If `out` cannot be written.
 pub fn write_host(
     snapshot: &HostSnapshot,
     options: &HostOptions,
@@ -56,16 +46,15 @@ pub fn write_host(
     });
     table.extend(Output::All, rows);
     match options.format {
-        HostFormat::Text => {
+        DocumentFormat::Text => {
             let mut page = Page::new(options.width.unwrap_or(usize::MAX), options.colour);
             push(&mut page, snapshot, &table);
             out.write_all(page.into_text().as_bytes())
         }
-        HostFormat::Json => json_document(&document(snapshot, table), out),
+        DocumentFormat::Json => json_document(&document(snapshot, table), out),
     }
 }
 
-/// Adds the devices, warnings, and the table.
 fn push(page: &mut Page, snapshot: &HostSnapshot, table: &Table<ProcessEntry>) {
     let gaps = unavailable(table);
     let lines = devices(snapshot).into_iter().chain(gaps);
@@ -166,22 +155,11 @@ fn gpu(device: &DriverDevice) -> Cell<'_> {
         ("used", memory.ok().map(|memory| memory.used).into()),
         ("total", memory.ok().map(|memory| memory.total).into()),
         // Reason why `used` and `total` are null.
-        (
-            "memory_unknown",
-            memory.err().map(|reason| &**reason).into(),
-        ),
+        ("memory_unknown", memory.err().into()),
         // MIG devices that `used` and `total` are the sum of.
         ("mig_devices", device.mig_devices.into()),
         // Reason why the driver's list of processes is missing or has gaps.
-        (
-            "processes_unknown",
-            device
-                .processes
-                .as_ref()
-                .err()
-                .map(|reason| &**reason)
-                .into(),
-        ),
+        ("processes_unknown", device.processes.as_ref().err().into()),
     ])
 }
 
@@ -274,7 +252,7 @@ mod tests {
     }
 
     const TEXT: HostOptions = HostOptions {
-        format: HostFormat::Text,
+        format: DocumentFormat::Text,
         extent: HostExtent::Holders,
         width: None,
         colour: Colour::Plain,
@@ -322,7 +300,7 @@ mod tests {
         insta::assert_snapshot!("host_gaps", String::from_utf8(out).unwrap());
         let mut out = Vec::new();
         let options = HostOptions {
-            format: HostFormat::Json,
+            format: DocumentFormat::Json,
             ..TEXT
         };
         write_host(&with_gaps(), &options, &mut out).unwrap();
@@ -365,7 +343,7 @@ mod tests {
     #[test]
     fn programs_get_bytes_and_null_where_nothing_is_known() {
         let json = written(HostOptions {
-            format: HostFormat::Json,
+            format: DocumentFormat::Json,
             ..TEXT
         });
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();

@@ -33,8 +33,7 @@ fn columns<'a>() -> Vec<Column<HeldRow<'a>>> {
         label("LINE") => row.site_name(),
         trail() => {
             let callers = row.line.map(shown_callers).unwrap_or_default();
-            let name = |frame| format!("<- {}", row.names.frame(frame)).into();
-            Cell::List(callers.into_iter().map(name).collect())
+            Cell::list(callers.into_iter().map(|frame| format!("<- {}", row.names.frame(frame))))
         },
         json("callers") => row.line.map(|line| cells::frames(callers(line))),
         json("node") => cells::node(row.site),
@@ -48,10 +47,7 @@ pub(super) struct LineReport<'a> {
 }
 
 impl<'a> TableReport for LineReport<'a> {
-    type Row<'r>
-        = HeldRow<'a>
-    where
-        Self: 'r;
+    type Row = HeldRow<'a>;
 
     fn text(&self, page: &mut Page) {
         let devices = self.replay.snapshot.devices.iter().zip(self.tables());
@@ -89,7 +85,7 @@ impl<'a> TableReport for LineReport<'a> {
             ("disagreements", health.disagreements.into()),
             // Layer of software behind the lines.
             ("layer", snapshot.cuda.layer.as_str().into()),
-            ("devices", Cell::List(devices.collect())),
+            ("devices", Cell::list(devices)),
             // CUDA memory outside the caching allocator.
             ("cuda", outside::table(&snapshot.cuda, self.options).into()),
         ])
@@ -108,6 +104,7 @@ impl<'a> TableReport for LineReport<'a> {
 impl<'a> LineReport<'a> {
     fn device(&self, device: &'a DeviceSnapshot) -> Cell<'a> {
         let before = &device.before_attach;
+        let unread = Cell::if_known(before.unread.as_deref());
         Cell::Object(vec![
             ("device", device.index.into()),
             ("allocated", device.totals.allocated.into()),
@@ -120,10 +117,7 @@ impl<'a> LineReport<'a> {
             // Frees since attach of blocks that were unknown.
             ("unseen_frees", before.unseen_frees.into()),
             // Reason that the blocks could not be read at attach.
-            (
-                "before_attach_unread",
-                Cell::if_known(before.unread.as_deref()),
-            ),
+            ("before_attach_unread", unread),
             ("unaccounted", device.unaccounted.into()),
             ("live_blocks", device.live_blocks.into()),
             ("ooms", device.ooms.into()),

@@ -42,7 +42,6 @@ fn columns() -> Vec<Column<RecordingEntry>> {
     .into()
 }
 
-/// Sum of all rows.
 #[derive(Default, Serialize)]
 struct Total {
     recordings: u64,
@@ -62,9 +61,6 @@ pub fn is_possible(options: &ReportOptions) -> bool {
 
 impl<'a, W: Write> ManyReport<'a, W> {
     /// Starts the report.
-    ///
-    /// # Errors
-    /// If `out` cannot be written.
     pub fn begin(options: &'a ReportOptions, out: &'a mut W) -> Result<Self, ReportError> {
         if options.format == ReportFormat::Json {
             out.write_all(b"{\"recordings\": [\n")?;
@@ -78,9 +74,6 @@ impl<'a, W: Write> ManyReport<'a, W> {
     }
 
     /// Adds the next recording under the given name.
-    ///
-    /// # Errors
-    /// If the recording cannot be read, or `out` cannot be written.
     pub fn add<R: BufRead>(&mut self, name: &str, reader: Reader<R>) -> Result<(), ReportError> {
         let (replay, ()) = replay::run(reader, self.options.grouping, ())?;
         let report = LineReport {
@@ -107,9 +100,6 @@ impl<'a, W: Write> ManyReport<'a, W> {
     }
 
     /// Adds an entry for a file that is not a readable recording.
-    ///
-    /// # Errors
-    /// If `out` cannot be written.
     pub fn add_unreadable(
         &mut self,
         name: &str,
@@ -130,7 +120,6 @@ impl<'a, W: Write> ManyReport<'a, W> {
         Page::new(self.options.width, self.options.colour)
     }
 
-    /// Writes the document of the next recording.
     fn document(&mut self, document: &impl Serialize) -> io::Result<()> {
         if self.recordings > 0 {
             self.out.write_all(b",\n")?;
@@ -153,9 +142,6 @@ impl<'a, W: Write> ManyReport<'a, W> {
     }
 
     /// Writes the sum.
-    ///
-    /// # Errors
-    /// If `out` cannot be written.
     pub fn finish(self) -> Result<(), ReportError> {
         let total = self.total();
         if self.options.format == ReportFormat::Json {

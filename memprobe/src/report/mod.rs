@@ -20,8 +20,8 @@ mod shapes;
 mod tensors;
 mod threads;
 
-pub use estimate::{EstimateFormat, EstimateOptions, EstimateSubject, write_estimate};
-pub use host::{HostExtent, HostFormat, HostOptions, write_host};
+pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
+pub use host::{HostExtent, HostOptions, write_host};
 pub use many::{ManyReport, is_possible as is_possible_for_many};
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};
 
@@ -55,7 +55,6 @@ pub struct ReportOptions {
     pub colour: Colour,
     /// Line that starts an iteration, if the user gave one.
     pub iteration: Option<IterationLine>,
-    /// Moments in the table of layers.
     pub layers: LayersOf,
 }
 
@@ -82,18 +81,14 @@ pub enum By {
     Line,
     /// Tensors of one shape and element type, allocated by one line of Python.
     Tensor,
-    /// An event, in the order of the recording.
     Event,
     Module,
-    /// Memory of a device at its peak.
     Peak,
     /// Memory that grows from iteration to iteration.
     Growth,
-    /// An iteration of a training loop.
     Iteration,
     /// A category, and the rule that decided it.
     Category,
-    /// A phase of the program.
     Phase,
     /// Memory that a module, operation and line saved for backward passes.
     Saved,
@@ -105,10 +100,8 @@ pub enum By {
     Thread,
 }
 
-/// Moments in the table of layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayersOf {
-    /// The device's peak.
     Peak,
     /// The device's peak in each iteration with one of these numbers.
     Iterations(RangeInclusive<u64>),
@@ -123,8 +116,15 @@ pub enum ReportFormat {
     Json,
     /// One JSON object per row.
     Jsonl,
-    /// Comma-separated values with a heading.
     Csv,
+}
+
+/// Format of a report without rows for other programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DocumentFormat {
+    Text,
+    /// One JSON document.
+    Json,
 }
 
 /// Order of lines, largest first.
@@ -132,11 +132,8 @@ pub enum ReportFormat {
 pub enum Sort {
     /// Maximum of live bytes.
     Peak,
-    /// Live bytes at the end.
     Live,
-    /// Live blocks at the end.
     Blocks,
-    /// Number of allocations.
     Allocs,
 }
 
@@ -170,12 +167,10 @@ impl RowLimit {
     }
 }
 
-/// Result of reading a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub events: u64,
     pub losses: Losses,
-    /// True if the end of the recording is missing.
     pub truncated: bool,
 }
 
@@ -239,8 +234,7 @@ fn lines<R: BufRead>(
         replay: &replay,
         options,
     };
-    document::write(&report, options, out)?;
-    Ok(replay.outcome())
+    document::write(&report, &replay, options, out)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use super::cells::{place_kind, remainders, total_name};
+use super::cells::{remainders, total_name};
 use super::document::{self, TableReport, document};
 use super::outline;
 use super::peak::place_name;
@@ -152,8 +152,7 @@ pub(super) fn write<R: BufRead>(
         trees,
         options,
     };
-    document::write(&report, options, out)?;
-    Ok(replay.outcome())
+    document::write(&report, &replay, options, out)
 }
 
 struct ModuleReport<'a> {
@@ -163,10 +162,7 @@ struct ModuleReport<'a> {
 }
 
 impl TableReport for ModuleReport<'_> {
-    type Row<'r>
-        = ModuleEntry
-    where
-        Self: 'r;
+    type Row = ModuleEntry;
 
     fn text(&self, page: &mut Page) {
         let trees = self.trees.iter().map(|tree| (tree.0, tree));
@@ -236,7 +232,7 @@ impl ModuleReport<'_> {
             table.extend(Output::Data, rows);
         }
         let others = tree.others.iter().map(|(place, sums)| ModuleEntry {
-            kind: place_kind(place),
+            kind: place.as_str(),
             ..ModuleEntry::new(place_name(place), *sums, *sums)
         });
         table.extend(Output::All, others);

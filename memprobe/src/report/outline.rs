@@ -7,7 +7,6 @@ use crate::attribution::modules::{Additive, ModuleRow};
 use crate::report::{ReportOptions, RowLimit};
 use crate::view::{clean, counted, folded};
 
-/// Maximum number of indented levels; deeper ones have the same indent.
 const DEEPEST_INDENT: usize = 16;
 
 pub(super) struct OutlineRow<S> {
@@ -22,7 +21,6 @@ pub(super) struct OutlineRow<S> {
 }
 
 impl<S: Copy> OutlineRow<S> {
-    /// A row that is not a module.
     pub(super) fn other(name: String, said: S) -> Self {
         Self {
             depth: 0,

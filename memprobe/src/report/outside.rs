@@ -8,14 +8,12 @@ use crate::ledger::snapshot::{CudaSnapshot, OutsideRow, SoftwareLayer};
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{BLOCKS, FileNames, cuda_memory_kind, library_name};
 
-/// Maximum number of lines per library.
 const LINES: usize = 3;
 
 /// Memory of one kind that a library got from CUDA.
 pub(super) struct OutsideEntry<'a> {
     of: &'a OutsideRow,
     lines: Cell<'a>,
-    /// Names of the first lines.
     names: Vec<String>,
 }
 
@@ -30,16 +28,12 @@ fn columns<'a>() -> Vec<Column<OutsideEntry<'a>>> {
         number("allocs", "ALLOCS") => row.of.allocs,
         figure("KIND") => cuda_memory_kind(row.of),
         label("LIBRARY AND LINES") => library_name(row.of),
-        trail() => {
-            let name = |name: &String| format!("<- {name}").into();
-            Cell::List(row.names.iter().map(name).collect())
-        },
+        trail() => Cell::list(row.names.iter().map(|name| format!("<- {name}"))),
         json("lines") => row.lines.clone(),
     ]
     .into()
 }
 
-/// Adds the table if it has rows.
 pub(super) fn push(page: &mut Page, cuda: &CudaSnapshot, options: &ReportOptions) {
     if cuda.rows.is_empty() {
         return;

@@ -8,7 +8,7 @@ use std::hash::Hash;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use super::cells::{self, place_kind, purpose_kind, total_name};
+use super::cells::{self, purpose_kind, total_name};
 use super::document::{self, TableReport, document};
 use super::held::{self, HeldRow};
 use super::preamble::{NO_MODULES, push_devices};
@@ -40,7 +40,6 @@ struct AtPeak<'a> {
 struct Group<K> {
     who: K,
     bytes: u64,
-    /// Number of blocks, if known.
     blocks: Option<u64>,
 }
 
@@ -110,24 +109,20 @@ pub(super) fn write<R: BufRead>(
         .collect();
     let report = PeakReport {
         replay: &replay,
-        devices,
+        devices: &devices,
         options,
     };
-    document::write(&report, options, out)?;
-    Ok(replay.outcome())
+    document::write(&report, &replay, options, out)
 }
 
 struct PeakReport<'a> {
     replay: &'a RecordingReplay,
-    devices: Vec<AtPeak<'a>>,
+    devices: &'a [AtPeak<'a>],
     options: &'a ReportOptions,
 }
 
-impl TableReport for PeakReport<'_> {
-    type Row<'r>
-        = HeldRow<'r>
-    where
-        Self: 'r;
+impl<'a> TableReport for PeakReport<'a> {
+    type Row = HeldRow<'a>;
 
     fn text(&self, page: &mut Page) {
         let devices = self.devices.iter().map(|at_peak| (at_peak.device, at_peak));
@@ -160,17 +155,16 @@ impl TableReport for PeakReport<'_> {
         document(self.replay, Cell::Absent, devices)
     }
 
-    fn columns(&self) -> Vec<Column<HeldRow<'_>>> {
+    fn columns(&self) -> Vec<Column<HeldRow<'a>>> {
         columns("")
     }
 
-    fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'_>>> {
+    fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'a>>> {
         self.devices.iter().map(AtPeak::table)
     }
 }
 
 impl PeakReport<'_> {
-    /// Adds a table of each section, with the largest rows.
     fn push_sections(&self, page: &mut Page, at_peak: &AtPeak<'_>) {
         let knows_tensors = at_peak
             .tensors
@@ -223,7 +217,6 @@ impl PeakReport<'_> {
 }
 
 impl AtPeak<'_> {
-    /// All rows of all sections.
     fn table(&self) -> Table<HeldRow<'_>> {
         let mut table = Table::new(columns(""));
         for (by, rows) in self.sections() {
@@ -270,7 +263,7 @@ impl AtPeak<'_> {
             HeldRow {
                 module: is_module.then(|| place_name(place)),
                 pass: Some(pass.as_str()),
-                ..group.row(place_kind(place), called_name(&group.who))
+                ..group.row(place.as_str(), called_name(&group.who))
             }
         });
         let tensors = self.tensors.iter().map(|group| HeldRow {
@@ -304,11 +297,11 @@ fn groups<K: Eq + Hash>(view: &PeakView, who: impl Fn(&AllocationGroup) -> K) ->
     let mut sums: HashMap<K, (u64, u64)> = HashMap::new();
     // Equal rows keep the order of their parts.
     let mut first: HashMap<K, usize> = HashMap::new();
-    for (at, part) in view.parts.iter().enumerate() {
-        let (bytes, blocks) = sums.entry(who(&part.part)).or_default();
-        *bytes = bytes.saturating_add(part.live.0);
-        *blocks = blocks.saturating_add(part.blocks);
-        first.entry(who(&part.part)).or_insert(at);
+    for (at, (part, held)) in view.parts.iter().enumerate() {
+        let (bytes, blocks) = sums.entry(who(part)).or_default();
+        *bytes = bytes.saturating_add(held.at_peak.0);
+        *blocks = blocks.saturating_add(held.at_peak_blocks);
+        first.entry(who(part)).or_insert(at);
     }
     let mut rows: Vec<Group<K>> = sums
         .into_iter()
@@ -346,7 +339,6 @@ fn without_numbers(path: &str) -> String {
     names.chain([last]).collect::<Vec<_>>().join(".")
 }
 
-/// Name of a module and a pass.
 pub(super) fn called_name(called: &Called) -> String {
     let place = place_name(&called.place);
     match (called.pass, &called.place) {
@@ -355,7 +347,6 @@ pub(super) fn called_name(called: &Called) -> String {
     }
 }
 
-/// Name of a module, or of the lack of one.
 pub(super) fn place_name(place: &ModuleScope) -> String {
     match place {
         ModuleScope::Module(path) => clean(path),
@@ -363,7 +354,6 @@ pub(super) fn place_name(place: &ModuleScope) -> String {
     }
 }
 
-/// Adds the time of the peak, and the allocator's totals then.
 fn push_moment(page: &mut Page, at_peak: &AtPeak<'_>, started: u64) {
     let moment = &at_peak.view.moment;
     let (allocated, reserved) = (moment.totals.allocated, moment.totals.reserved);

@@ -3,14 +3,12 @@
 use std::time::Duration;
 
 use super::replay::RecordingReplay;
-use crate::event::DeviceIndex;
-use crate::event::Target;
 use crate::event::bytes::{human, signed};
+use crate::event::{DeviceIndex, Target};
 use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Snapshot, SoftwareLayer};
 use crate::view::table::Page;
 use crate::view::{clean, counted, duration, process, width as columns};
 
-/// Note if nothing is known of modules.
 pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the program makes none, or the recording \
                                      is without them.";
 
@@ -18,7 +16,6 @@ pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the 
 const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocators. Devices with only calls into \
                                              CUDA are left out.";
 
-/// Adds the recorded process, and warnings.
 pub(super) fn push_beginning(page: &mut Page, replay: &RecordingReplay) {
     for line in target_lines(&replay.snapshot.target, &replay.header.version) {
         page.fitted(&line);
@@ -65,7 +62,6 @@ pub(super) fn push_devices<'a, T>(
     }
 }
 
-/// Returns the command, and the process's id and versions.
 pub(super) fn target_lines(target: &Target, memprobe: &str) -> [String; 2] {
     let command = match &*target.command {
         "" => "unknown command".to_owned(),

@@ -9,14 +9,14 @@ use super::held::{self, HeldRow};
 use super::preamble::push_devices;
 use super::replay::{self, RecordingReplay};
 use super::{Outcome, ReportError, ReportOptions};
-use crate::attribution::ShapeLedger;
+use crate::attribution::peak::Holding;
+use crate::attribution::{BlockGroup, ShapeLedger};
 use crate::event::{BlockPurpose, Purpose, TensorSpec};
-use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, ShapeRow};
+use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, Site};
 use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{BLOCKS, FileNames, clean};
 
-/// Note below a table with purposes of blocks without a tensor.
 const INFERRED: &str = "The purpose of blocks without a tensor is inferred from the named native function, which \
                         allocated them.";
 
@@ -61,7 +61,6 @@ fn purpose<'a>(row: &HeldRow<'a>) -> Option<&'a Purpose> {
     row.tensor?.purpose()
 }
 
-/// Requested bytes of one block.
 fn requested<'a>(row: &HeldRow<'_>) -> Cell<'a> {
     spec(row).and_then(|spec| spec.requested).into()
 }
@@ -75,26 +74,26 @@ pub(super) fn write<R: BufRead>(
     let (replay, ledger) = replay::run(reader, options.grouping, ledger)?;
     let devices = replay.snapshot.devices.iter();
     let devices = devices.map(|device| (device, sorted(ledger.rows(device.index), options)));
+    let devices: Vec<_> = devices.collect();
     let report = ShapeReport {
         replay: &replay,
-        devices: devices.collect(),
+        devices: &devices,
         options,
     };
-    document::write(&report, options, out)?;
-    Ok(replay.outcome())
+    document::write(&report, &replay, options, out)
 }
+
+/// A tensor and a line, and their memory.
+type ShapeRow<'a> = (&'a BlockGroup<Site>, Holding);
 
 struct ShapeReport<'a> {
     replay: &'a RecordingReplay,
-    devices: Vec<(&'a DeviceSnapshot, Vec<ShapeRow>)>,
+    devices: &'a [(&'a DeviceSnapshot, Vec<ShapeRow<'a>>)],
     options: &'a ReportOptions,
 }
 
-impl TableReport for ShapeReport<'_> {
-    type Row<'r>
-        = HeldRow<'r>
-    where
-        Self: 'r;
+impl<'a> TableReport for ShapeReport<'a> {
+    type Row = HeldRow<'a>;
 
     fn text(&self, page: &mut Page) {
         let devices = self.devices.iter().map(|(device, _)| *device);
@@ -127,32 +126,36 @@ impl TableReport for ShapeReport<'_> {
         document(self.replay, Cell::Absent, devices)
     }
 
-    fn columns(&self) -> Vec<Column<HeldRow<'_>>> {
+    fn columns(&self) -> Vec<Column<HeldRow<'a>>> {
         columns()
     }
 
-    fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'_>>> {
+    fn tables(&self) -> impl Iterator<Item = Table<HeldRow<'a>>> {
         self.devices
             .iter()
             .map(|(device, rows)| self.table(device, rows))
     }
 }
 
-impl ShapeReport<'_> {
-    fn table<'r>(&self, device: &DeviceSnapshot, rows: &'r [ShapeRow]) -> Table<HeldRow<'r>> {
+impl<'a> ShapeReport<'a> {
+    fn table(&self, device: &DeviceSnapshot, rows: &'a [ShapeRow<'a>]) -> Table<HeldRow<'a>> {
         let top = self.options.top.of(rows.len());
-        let frames = rows[..top].iter().filter_map(|row| row.site.frame());
+        let frames = rows[..top]
+            .iter()
+            .filter_map(|(group, _)| group.origin.frame());
         let names = FileNames::of(frames.map(|frame| &frame.file));
-        let rows = rows.iter().map(|row| HeldRow {
-            kind: purpose_kind(&row.what),
-            site: Some(&row.site),
-            tensor: Some(&row.what),
-            live: row.live.into(),
-            peak: Some(row.peak),
-            blocks: Some(row.live_blocks),
-            allocs: Some(row.allocs),
-            ..HeldRow::default()
-        });
+        let rows = rows
+            .iter()
+            .map(|(BlockGroup { origin, what }, holding)| HeldRow {
+                kind: purpose_kind(what),
+                site: Some(origin),
+                tensor: Some(what),
+                live: holding.live.into(),
+                peak: holding.peak,
+                blocks: Some(holding.live_blocks),
+                allocs: Some(holding.allocs),
+                ..HeldRow::default()
+            });
         let mut table = Table::new(columns());
         held::push_top(&mut table, rows.collect(), top, "other row");
         let before = &device.before_attach;
@@ -170,11 +173,16 @@ impl ShapeReport<'_> {
     }
 }
 
-fn sorted(mut rows: Vec<ShapeRow>, options: &ReportOptions) -> Vec<ShapeRow> {
+fn sorted<'a>(
+    rows: impl Iterator<Item = ShapeRow<'a>>,
+    options: &ReportOptions,
+) -> Vec<ShapeRow<'a>> {
+    let mut rows: Vec<_> = rows.collect();
     let names = FileNames::default();
-    rows.sort_by_cached_key(|row| {
-        let figures = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
-        let words = (names.site(&row.site), tensor(&row.what));
+    rows.sort_by_cached_key(|(group, held)| {
+        let peak = held.peak.unwrap_or_default();
+        let figures = [peak.0, held.live.0, held.live_blocks, held.allocs];
+        let words = (names.site(&group.origin), tensor(&group.what));
         (Reverse(options.sort.rank(figures)), words)
     });
     rows

@@ -27,12 +27,8 @@ pub(super) fn write<R: BufRead>(
         Some(table(device, &peak, &ledger.rows(index), options))
     };
     let notes = vec!["A block belongs to the thread that allocated it.".to_owned()];
-    document::write(
-        &once(&replay, || THREAD_COLUMNS.into(), notes, table),
-        options,
-        out,
-    )?;
-    Ok(replay.outcome())
+    let report = once(&replay, || THREAD_COLUMNS.into(), notes, table);
+    document::write(&report, &replay, options, out)
 }
 
 fn table(

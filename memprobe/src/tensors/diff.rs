@@ -35,7 +35,6 @@ pub struct DeviceDiff {
     pub resized: Vec<(usize, usize)>,
     /// Tensors with another best name or kind: the earlier and the later row.
     pub renamed: Vec<(usize, usize)>,
-    /// Equal tensors at another address.
     pub moved: Moved,
 }
 
@@ -43,7 +42,6 @@ pub struct DeviceDiff {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Moved {
     pub tensors: u64,
-    /// Their allocator bytes.
     pub holds: Bytes,
 }
 
@@ -58,7 +56,6 @@ impl TensorDiff {
 }
 
 impl DeviceDiff {
-    /// Returns true if no row was added, removed, resized or renamed.
     pub fn is_empty(&self) -> bool {
         self.came.is_empty()
             && self.went.is_empty()

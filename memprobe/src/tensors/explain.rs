@@ -29,7 +29,6 @@ pub fn explain(snapshot: &TensorSnapshot) -> TensorTable {
 #[derive(Default)]
 struct There {
     storages: Vec<usize>,
-    /// Tensors without a storage.
     without: Vec<usize>,
     blocks: Vec<usize>,
 }
@@ -183,7 +182,6 @@ fn totals_of(snapshot: &TensorSnapshot, index: DeviceIndex) -> Option<Totals> {
 struct Builder<'a> {
     snapshot: &'a TensorSnapshot,
     tensors: &'a [Vec<usize>],
-    /// Row that gets each storage's bytes.
     first_row: Vec<Option<usize>>,
     device: TensorDevice,
     rows: Vec<Row>,
@@ -343,10 +341,7 @@ fn tensor_row(
     Row {
         kind: RowKind::Tensor(tensor.kind),
         tensor: Some(at),
-        holds: Bytes(0),
         size: tensor.bytes(),
-        owner: None,
-        outside: None,
         names: tensor.names.clone(),
         class: tensor.class.clone(),
         shape: tensor.shape.clone(),
@@ -386,28 +381,11 @@ fn block_row(block: &Block, device: TensorDevice) -> Row {
 
 fn bare(storage: Option<&Storage>, block: Option<&Block>) -> Row {
     Row {
-        kind: RowKind::Block,
-        tensor: None,
-        holds: Bytes(0),
-        size: None,
-        owner: None,
-        outside: None,
-        names: Vec::new(),
-        class: None,
-        shape: None,
-        dtype: None,
-        device: TensorDevice::Cpu,
-        requires_grad: false,
-        grad_fn: None,
-        saved_by: None,
         retainer: storage.and_then(|storage| storage.retainer.clone()),
-        module: None,
         site: block.and_then(|block| block.site.clone()),
-        purpose: None,
         storage: storage.map(|storage| storage.data),
         storage_bytes: storage.map(|storage| storage.bytes),
-        offset: 0,
         block: block.map(|block| (block.addr, block.size)),
-        object: 0,
+        ..Row::default()
     }
 }

@@ -14,7 +14,6 @@ pub enum GroupBy {
     /// storages.
     #[default]
     Unnamed,
-    /// One row per tensor.
     Nothing,
     /// Groups rows of equal shape, kind and element type, whatever their names.
     Shape,
@@ -41,7 +40,6 @@ pub enum Order {
     /// grouped rows without bytes come last.
     #[default]
     Holds,
-    /// Largest own size first.
     Size,
     /// By name; unnamed ones last.
     Name,
@@ -54,15 +52,12 @@ pub enum Order {
 pub struct Group {
     /// Indices of the table's rows; the first has most bytes.
     pub rows: Vec<usize>,
-    /// Their allocator bytes.
     pub holds: Bytes,
-    /// Their bytes outside the allocator.
     pub outside: Bytes,
     /// Bytes of their own elements; `None` if one is unknown.
     pub size: Option<Bytes>,
 }
 
-/// Common properties of a group's rows.
 #[derive(PartialEq, Eq, Hash)]
 enum Key<'a> {
     Alone(usize),
@@ -86,7 +81,6 @@ struct Alike<'a> {
     of: Option<Of<'a>>,
 }
 
-/// Origin of an unnamed row.
 #[derive(PartialEq, Eq, Hash)]
 struct Of<'a> {
     grad_fn: Option<&'a Arc<str>>,
@@ -98,11 +92,8 @@ struct Of<'a> {
 #[derive(PartialEq, Eq, Hash)]
 enum Shares {
     Nothing,
-    /// The storage of this row.
     With(usize),
-    /// The storage of any other row.
     Something,
-    /// Memory outside the allocator.
     Outside,
 }
 
@@ -126,9 +117,7 @@ impl<'a> Key<'a> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Likeness {
-    /// Equal shape and kind.
     Shape,
-    /// Also equal origin.
     Source,
 }
 

@@ -30,7 +30,6 @@ use crate::event::Target;
 use crate::event::tensors::{Consistency, DType, Name, Retainer, TensorDevice, TensorKind};
 use crate::event::{Address, Bytes, Frame, Totals};
 
-/// Tensors of a process at one moment, by device.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorTable {
     pub target: Target,
@@ -38,7 +37,6 @@ pub struct TensorTable {
     pub taken_ms: u64,
     /// Consistency of the read data: paused or running process.
     pub consistency: Consistency,
-    /// Number of Python objects examined.
     pub objects: u64,
     /// Data that could not be read, with reasons.
     pub unread: Vec<Arc<str>>,
@@ -63,7 +61,6 @@ pub struct Account {
     pub tensors: Bytes,
     /// Bytes of storages without tensors.
     pub bare: Bytes,
-    /// Bytes that the allocator added by rounding.
     pub rounding: Bytes,
     /// Requested bytes in blocks with storages that no storage covers.
     pub uncovered: Bytes,
@@ -75,7 +72,6 @@ pub struct Account {
     /// Bytes of storages outside all blocks: not the allocator's, and in none of the sums above.
     pub outside: Bytes,
     pub tensor_count: u64,
-    /// Number of blocks; `None` if unknown.
     pub block_count: Option<u64>,
 }
 
@@ -94,34 +90,31 @@ impl Account {
 }
 
 /// Reason for a difference between the rows and the allocator's total.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(const_into_str)]
 pub enum Reason {
-    /// Blocks are unknown, so the remainder contains rounding and blocks without tensors.
+    #[strum(
+        serialize = "the allocator's blocks are not known: rounding and blocks without a tensor"
+    )]
     BlocksUnknown,
-    /// The process was not paused while it was read.
+    #[strum(serialize = "the process ran on while it was read")]
     Running,
     /// The sum of the blocks read is not the allocator's total.
+    #[strum(serialize = "blocks that could not be read")]
     BlocksMissing,
 }
 
 impl Reason {
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::BlocksUnknown => {
-                "the allocator's blocks are not known: rounding and blocks without a tensor"
-            }
-            Self::Running => "the process ran on while it was read",
-            Self::BlocksMissing => "blocks that could not be read",
-        }
+        self.into_str()
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RowKind {
     Tensor(TensorKind),
-    /// Storage without a tensor.
     Storage,
-    /// Block without a storage.
+    #[default]
     Block,
 }
 
@@ -135,8 +128,7 @@ impl RowKind {
     }
 }
 
-/// A tensor, or memory without one.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
     pub kind: RowKind,
     /// Index into [`crate::event::tensors::TensorSnapshot::tensors`]; `None` for memory without a tensor.
@@ -159,7 +151,6 @@ pub struct Row {
     pub dtype: Option<DType>,
     pub device: TensorDevice,
     pub requires_grad: bool,
-    /// `grad_fn.name()`.
     pub grad_fn: Option<Arc<str>>,
     pub saved_by: Option<Arc<str>>,
     /// Retainers of its storage; `None` if no name leads to it.
@@ -174,7 +165,6 @@ pub struct Row {
     pub storage_bytes: Option<Bytes>,
     /// `storage_offset()`, in elements.
     pub offset: u64,
-    /// Address and size of its block.
     pub block: Option<(Address, Bytes)>,
     /// Address of the tensor object in the target's memory; 0 for memory without a tensor.
     pub object: u64,

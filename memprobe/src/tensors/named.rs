@@ -1,7 +1,6 @@
 //! Names of live blocks, from the tensors of a snapshot.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use super::{Row, RowKind, explain};
 use crate::event::tensors::{TensorDevice, TensorSnapshot};
@@ -41,9 +40,23 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
         }
     }
     let blocks = blocks.into_iter();
-    let blocks = blocks.map(|(device, addr, size, row)| LabeledBlock {
-        called: called(snapshot, row.as_ref()),
-        ..named_block((device, addr, size), row)
+    let blocks = blocks.map(|(device, addr, size, row)| {
+        let row = row.unwrap_or_default();
+        let tensor = row.tensor.and_then(|at| snapshot.tensors.get(at));
+        LabeledBlock {
+            addr,
+            size,
+            device,
+            kind: match row.kind {
+                RowKind::Tensor(kind) => Some(kind),
+                RowKind::Storage | RowKind::Block => None,
+            },
+            name: row.names.into_iter().next(),
+            module: row.module,
+            called: tensor.and_then(|tensor| tensor.called.clone()),
+            saved_by: row.saved_by,
+            retainer: row.retainer,
+        }
     });
     BlockLabels {
         time: snapshot.moment,
@@ -60,7 +73,6 @@ fn index_of(device: TensorDevice) -> Option<DeviceIndex> {
     }
 }
 
-/// Address and size of a row's block.
 fn place(row: &Row) -> Option<(Address, Bytes)> {
     match row.device {
         TensorDevice::Cpu => row
@@ -68,32 +80,6 @@ fn place(row: &Row) -> Option<(Address, Bytes)> {
             .zip(row.storage_bytes)
             .filter(|(addr, bytes)| addr.0 != 0 && bytes.0 > 0),
         _ => row.block,
-    }
-}
-
-fn called(snapshot: &TensorSnapshot, row: Option<&Row>) -> Option<Arc<str>> {
-    let tensor = snapshot.tensors.get(row?.tensor?)?;
-    tensor.called.clone()
-}
-
-fn named_block(
-    (device, addr, size): (DeviceIndex, Address, Bytes),
-    row: Option<Row>,
-) -> LabeledBlock {
-    let kind = row.as_ref().and_then(|row| match row.kind {
-        RowKind::Tensor(kind) => Some(kind),
-        RowKind::Storage | RowKind::Block => None,
-    });
-    LabeledBlock {
-        addr,
-        size,
-        device,
-        kind,
-        name: row.as_ref().and_then(|row| row.names.first().cloned()),
-        module: row.as_ref().and_then(|row| row.module.clone()),
-        called: None,
-        saved_by: row.as_ref().and_then(|row| row.saved_by.clone()),
-        retainer: row.and_then(|row| row.retainer),
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::event::tensors::{TensorDevice, TensorSnapshot};
 
-/// Removes everything on a device from the snapshot.
 pub fn without(snapshot: TensorSnapshot, device: TensorDevice) -> TensorSnapshot {
     let mut places = vec![None; snapshot.storages.len()];
     let mut storages = Vec::new();

@@ -20,7 +20,6 @@ const MOST: usize = 1 << 20;
 /// A block as the ledger knew it: size, line and purpose.
 type Known = Option<(Bytes, Option<Frame>, Option<Arc<BlockPurpose>>)>;
 
-/// Changes of addresses since the start of the reading.
 #[derive(Debug, Default)]
 pub struct Sites {
     /// For each address, the times of its allocations and frees, with the block that was live

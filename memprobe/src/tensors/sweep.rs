@@ -2,16 +2,13 @@
 
 use crate::event::Bytes;
 
-/// A range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AddressRange {
     pub(super) start: u64,
     pub(super) bytes: u64,
-    /// Owner, an index of the caller's.
     pub(super) of: usize,
 }
 
-/// Exclusive part of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Own {
     pub(super) of: usize,

@@ -17,7 +17,6 @@ const LEAST_NET: f64 = 0.5;
 /// Least slope at the end as a share of the overall slope: a cache that has filled up stays below it.
 const LEAST_LATE: f64 = 0.25;
 
-/// Growth of a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit {
     /// Theil-Sen slope per step: median over all pairs of steps.
@@ -82,7 +81,6 @@ fn least_tau(steps: usize) -> f64 {
     LEAST_TAU.max(LEAST_DEVIATIONS * deviation)
 }
 
-/// True if most of the rises last.
 fn keeps(values: &[u64]) -> bool {
     let rises: f64 = values
         .windows(2)

@@ -11,7 +11,6 @@ use crate::ledger::Ledger;
 /// Cap on pairs of group and retainer; blocks beyond it have no named retainer.
 const MOST: usize = 1 << 18;
 
-/// Retainers listed for one suspect.
 const MAX_OF_ONE: usize = 100;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +40,6 @@ pub struct GrowthRetainer {
     pub slot: Option<Arc<str>>,
     /// Operation that saved one of the blocks for the backward pass.
     pub saved_by: Option<Arc<str>>,
-    /// Blocks retained.
     pub retained: RetainerAmount,
     /// Blocks with no other retainer found.
     pub exclusive: RetainerAmount,
@@ -50,7 +48,6 @@ pub struct GrowthRetainer {
 /// Retainers of a suspect. `retainers`, `others` and `nobody` add up to `live`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RetainedGrowth {
-    /// Live blocks at the snapshot.
     pub live: RetainerAmount,
     /// Largest first, by bytes.
     pub retainers: Vec<GrowthRetainer>,
@@ -60,18 +57,13 @@ pub struct RetainedGrowth {
     pub nobody: RetainerAmount,
 }
 
-/// Identity of a retainer.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Who {
-    by: Arc<str>,
-    class: Option<Arc<str>>,
-    through: Option<Arc<str>>,
-}
+/// The fields `by`, `class` and `through` of a retainer.
+type Who = (Arc<str>, Option<Arc<str>>, Option<Arc<str>>);
 
 /// Retainers in the last heap snapshot, by allocation group.
 #[derive(Debug, Default)]
 pub(super) struct SnapshotRetainers {
-    time: Option<TimeNs>,
+    pub(super) time: Option<TimeNs>,
     parts: HashMap<usize, OfPart>,
     distinct: usize,
 }
@@ -103,10 +95,6 @@ impl SnapshotRetainers {
         }
     }
 
-    pub(super) fn time(&self) -> Option<TimeNs> {
-        self.time
-    }
-
     fn add(&mut self, part: usize, block: &LabeledBlock) {
         let amount = RetainerAmount {
             blocks: 1,
@@ -116,11 +104,8 @@ impl SnapshotRetainers {
         let Some(retainer) = &block.retainer else {
             return part.nobody.add(amount);
         };
-        let who = Who {
-            by: Arc::clone(&retainer.by),
-            class: retainer.class.clone(),
-            through: retainer.through.clone(),
-        };
+        let (class, through) = (&retainer.class, &retainer.through);
+        let who = (Arc::clone(&retainer.by), class.clone(), through.clone());
         if self.distinct >= MOST && !part.retainers.contains_key(&who) {
             return part.others.add(amount);
         }
@@ -128,8 +113,8 @@ impl SnapshotRetainers {
             self.distinct += 1;
             GrowthRetainer {
                 by: Arc::clone(&retainer.by),
-                class: retainer.class.clone(),
-                through: retainer.through.clone(),
+                class: class.clone(),
+                through: through.clone(),
                 slot: retainer.slot.clone(),
                 saved_by: block.saved_by.clone(),
                 retained: RetainerAmount::default(),
@@ -142,7 +127,6 @@ impl SnapshotRetainers {
         }
     }
 
-    /// Retainers of several groups, combined.
     pub(super) fn of(&self, parts: impl Iterator<Item = usize>) -> RetainedGrowth {
         let mut result = RetainedGrowth::default();
         let mut retainers: HashMap<Who, GrowthRetainer> = HashMap::new();

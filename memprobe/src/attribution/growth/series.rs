@@ -3,7 +3,6 @@
 /// Cap on steps. Beyond it pairs of steps are merged, and the lower level of each pair stays.
 pub(super) const MAX_STEPS: u64 = 256;
 
-/// Bytes and blocks held at a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SeriesLevel {
     pub(super) live: u64,
@@ -21,7 +20,6 @@ impl SeriesLevel {
 pub(super) struct SeriesSteps {
     /// Samples per step.
     pub(super) stride: u64,
-    /// Samples so far.
     pub(super) taken: u64,
 }
 

@@ -1,3 +1,4 @@
+use super::super::allocation_groups::ModuleScope;
 use super::super::allocation_groups::samples::{DEVICE, Program, called, retained_by_losses};
 use super::*;
 use crate::event::StackId;
@@ -42,8 +43,8 @@ fn steps(steps: u64, keeps: impl Fn(u64) -> bool) -> (Program, Vec<usize>) {
     (program, ends)
 }
 
-fn line(suspect: &Suspect<Site>) -> u32 {
-    suspect.who.frame().expect("a line").line
+fn line(suspect: &Suspect) -> u32 {
+    suspect.part.origin.site.frame().expect("a line").line
 }
 
 #[test]
@@ -64,12 +65,15 @@ fn a_list_that_keeps_a_tensor_of_each_iteration_is_named() {
     let [module] = &growth.modules[..] else {
         panic!("{:?}", growth.modules)
     };
-    assert_eq!(module.who, ModuleScope::Module("Net.head".into()));
+    assert_eq!(
+        module.part.origin.place,
+        ModuleScope::Module("Net.head".into())
+    );
     let [tensor] = &growth.tensors[..] else {
         panic!("{:?}", growth.tensors)
     };
     assert_eq!(
-        tensor.who.shape().map(|shape| shape.sizes.clone()),
+        tensor.part.what.shape().map(|shape| shape.sizes.clone()),
         Some(vec![32, 64])
     );
     assert_eq!(growth.total.map(|total| total.bytes), Some(8192.0));

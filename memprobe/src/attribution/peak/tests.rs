@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::super::allocation_groups::ModuleScope;
 use super::super::allocation_groups::samples::{DEVICE, Program, called, learning};
 use super::*;
-use crate::event::TimeNs;
+use crate::event::{Bytes, TimeNs};
 
 const MIB: u64 = 1 << 20;
 
@@ -14,7 +14,7 @@ fn peak_of(program: &Program) -> (PeakView, Ledger) {
 }
 
 fn sum(view: &PeakView) -> u64 {
-    view.parts.iter().map(|part| part.live.0).sum()
+    view.parts.iter().map(|(_, held)| held.at_peak.0).sum()
 }
 
 #[test]
@@ -29,8 +29,8 @@ fn memory_at_the_peak_is_known_after_it_is_freed() {
     let head: Vec<u64> = view
         .parts
         .iter()
-        .filter(|part| part.part.origin.place == ModuleScope::Module("GPT.head".into()))
-        .map(|part| part.live.0 / MIB)
+        .filter(|(part, _)| part.origin.place == ModuleScope::Module("GPT.head".into()))
+        .map(|(_, held)| held.at_peak.0 / MIB)
         .collect();
     assert_eq!(head.iter().sum::<u64>(), 8 + 6);
 }
@@ -49,12 +49,7 @@ fn of_equal_peaks_the_first_counts() {
     let (view, _) = peak_of(&program);
     assert_eq!(view.parts.len(), 1);
     assert_eq!(
-        view.parts[0]
-            .part
-            .origin
-            .site
-            .frame()
-            .map(|frame| frame.line),
+        view.parts[0].0.origin.site.frame().map(|frame| frame.line),
         Some(1)
     );
 }
@@ -98,11 +93,11 @@ proptest! {
         let (view, ledger) = peak_of(&program);
         prop_assert_eq!(sum(&view) + view.moment.before_attach.0, view.moment.totals.allocated.0);
         prop_assert_eq!(view.moment.totals.allocated, ledger.snapshot(TimeNs(0), Grouping::User).devices[0].peak.allocated);
-        for part in &view.parts {
-            let line = part.part.origin.site.frame().map_or(0, |frame| frame.line as usize);
+        for (part, held) in &view.parts {
+            let line = part.origin.site.frame().map_or(0, |frame| frame.line as usize);
             let of_line = copy.iter().filter(|(_, at, _)| at + 1 == line);
-            prop_assert_eq!(part.live.0, of_line.clone().map(|(.., size)| size).sum::<u64>());
-            prop_assert_eq!(part.blocks, of_line.count() as u64);
+            prop_assert_eq!(held.at_peak.0, of_line.clone().map(|(.., size)| size).sum::<u64>());
+            prop_assert_eq!(held.at_peak_blocks, of_line.count() as u64);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use super::{AllocationCounts, Amount, Made, ModuleSizes};
+use super::{AllocationCounts, Amount, Made};
 use crate::attribution::AttributionLedger;
 use crate::attribution::allocation_groups::{ModuleScope, place_of};
 use crate::attribution::category::Category;
@@ -12,12 +12,10 @@ use crate::attribution::iterations::{Iteration, IterationKind};
 use crate::attribution::modules::{Additive, ModuleRow, tree};
 use crate::event::DeviceIndex;
 
-/// Model sizes of a process.
 #[derive(Clone, Debug)]
 pub struct Sizes {
     /// Iteration shown: the one with most bytes allocated in forward passes.
     pub iteration: Iteration,
-    /// Iterations considered.
     pub of: u64,
     /// Step intervals whose allocations were dropped.
     pub forgotten: u64,
@@ -31,7 +29,6 @@ pub struct Sizes {
 pub struct ModelSize {
     /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow<ModuleSize>>,
-    /// Memory outside modules.
     pub others: Vec<(ModuleScope, ModuleSize)>,
 }
 
@@ -49,7 +46,6 @@ pub struct ModuleSize {
     pub recomputed: Amount,
     /// Backward allocations without gradients of parameters.
     pub backward: Amount,
-    /// Gradients of parameters.
     pub gradients: Amount,
     /// Other allocations: inputs, optimizer state, workspaces, temporaries of optimizer steps.
     pub other: Amount,
@@ -146,7 +142,7 @@ impl AttributionLedger {
                         ModuleScope::Module(self.module_aliases.called(held))
                     });
                     let parts = devices.entry(*device).or_default();
-                    parts.push((place, size_of_module(*sizes)));
+                    parts.push((place, *sizes));
                 }
             }
             None => {
@@ -196,14 +192,6 @@ impl AttributionLedger {
             parameters,
             ..ModuleSize::default()
         }
-    }
-}
-
-fn size_of_module(sizes: ModuleSizes) -> ModuleSize {
-    ModuleSize {
-        parameters: sizes.parameters,
-        buffers: sizes.buffers,
-        ..ModuleSize::default()
     }
 }
 

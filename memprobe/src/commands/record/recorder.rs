@@ -250,7 +250,7 @@ impl Recorder {
                 let rank = recorded.rank;
                 let stem = file_stem(tgid.0, rank, &header.target.command);
                 let (name, plan) = directory.plan(&stem)?;
-                let shown = directory.path().join(&name).display().to_string();
+                let shown = directory.path.join(&name).display().to_string();
                 if let Some(entry) = index.processes.get_mut(recorded.entry) {
                     entry.file = Some(name);
                 }
@@ -393,7 +393,7 @@ impl Recorder {
         }
         match &self.destination {
             Destination::Directory(directory, _) => {
-                let path = directory.path().display();
+                let path = directory.path.display();
                 let recordings = counted(self.written.len() as u64, "recording");
                 progress.say(&format!(
                     "{recordings}: print them with `memprobe report {path}`"

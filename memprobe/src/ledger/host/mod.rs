@@ -26,7 +26,6 @@ use process::HostProcess;
 pub struct HostCaps {
     /// Processes; [`HostHealth::untracked`] counts the excess.
     pub processes: usize,
-    /// Limits of each process.
     pub each: Caps,
     /// Nanoseconds for which an ended process keeps its row.
     pub fade: u64,
@@ -59,8 +58,7 @@ pub struct Attached {
     pub missing: Vec<String>,
 }
 
-/// Ledger of all processes of a host.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Host {
     caps: HostCaps,
     started: TimeNs,
@@ -68,7 +66,6 @@ pub struct Host {
     driver: DriverSnapshot,
     /// Process that the user has open; it stays after it ended.
     opened: Option<Tgid>,
-    /// Counters of removed processes.
     past: HostHealth,
     /// Losses of the ring buffer, which all processes share.
     losses: Losses,
@@ -83,11 +80,7 @@ impl Host {
         Self {
             caps,
             started,
-            processes: BTreeMap::new(),
-            driver: DriverSnapshot::default(),
-            opened: None,
-            past: HostHealth::default(),
-            losses: Losses::default(),
+            ..Self::default()
         }
     }
 
@@ -98,7 +91,7 @@ impl Host {
             return false;
         };
         if let Some(known) = self.processes.get_mut(&tgid) {
-            if !known.has_ended() {
+            if known.ended.is_none() {
                 known.describe(target, facts);
                 return true;
             }
@@ -115,27 +108,23 @@ impl Host {
 
     /// User, rank and parent of a process; `None` if it has no row.
     pub fn facts(&self, tgid: Tgid) -> Option<&ProcessFacts> {
-        self.processes.get(&tgid).map(HostProcess::facts)
+        Some(&self.processes.get(&tgid)?.row.facts)
     }
 
     /// Returns true if the process has a row and has not ended.
     pub fn is_live(&self, tgid: Tgid) -> bool {
-        self.processes
-            .get(&tgid)
-            .is_some_and(|process| !process.has_ended())
+        let process = self.processes.get(&tgid);
+        process.is_some_and(|process| process.ended.is_none())
     }
 
-    /// Marks the process as waiting for `what` before it can be probed.
     pub fn wait(&mut self, tgid: Tgid, what: &str) {
         self.set_state(tgid, ProcessState::Waiting(what.to_owned()));
     }
 
-    /// Marks the process as impossible to probe, with the reason.
     pub fn refuse(&mut self, tgid: Tgid, reason: &str) {
         self.set_state(tgid, ProcessState::Refused(reason.to_owned()));
     }
 
-    /// Marks the process as probed, with its versions and probes.
     pub fn attach(&mut self, tgid: Tgid, found: Attached) {
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.attach(found);
@@ -161,9 +150,9 @@ impl Host {
     /// Returns true if the process is a fork of one whose allocator was seen. Its allocator state
     /// is then the parent's: CUDA does not survive a fork.
     fn is_copy_of_a_user(&self, tgid: Tgid) -> bool {
-        let parent = self.processes.get(&tgid).and_then(HostProcess::forked_from);
+        let parent = self.facts(tgid).and_then(|facts| facts.forked_from);
         let parent = parent.and_then(|parent| self.processes.get(&parent));
-        parent.is_some_and(HostProcess::was_heard)
+        parent.is_some_and(|parent| parent.ledger.totals().is_some())
     }
 
     /// Sets the running totals of losses before decoding, for all processes together. Each process
@@ -180,10 +169,9 @@ impl Host {
         }
     }
 
-    /// Sets a note for the user of the process's screen.
     pub fn note(&mut self, tgid: Tgid, text: &str) {
         if let Some(process) = self.processes.get_mut(&tgid) {
-            process.note(text);
+            process.row.note = Some(text.to_owned());
         }
     }
 
@@ -227,15 +215,13 @@ impl Host {
 
     fn forget_an_ended_one(&mut self) -> bool {
         let opened = self.opened;
-        let ended = self
-            .processes
-            .iter()
-            .find(|(tgid, process)| Some(**tgid) != opened && process.has_ended())
+        let mut processes = self.processes.iter();
+        let ended = processes
+            .find(|(tgid, process)| Some(**tgid) != opened && process.ended.is_some())
             .map(|(tgid, _)| *tgid);
         ended.inspect(|tgid| self.forget(*tgid)).is_some()
     }
 
-    /// Snapshot of the host for views, as of `now`.
     pub fn snapshot(&mut self, now: TimeNs) -> HostSnapshot {
         let mut health = self.past;
         for process in self.processes.values() {
@@ -260,7 +246,7 @@ impl Host {
 
     /// Ledger of a process; `None` if it has no row.
     pub fn ledger(&self, tgid: Tgid) -> Option<&Ledger> {
-        self.processes.get(&tgid).map(HostProcess::ledger)
+        Some(&self.processes.get(&tgid)?.ledger)
     }
 
     /// Snapshot of one process for views, as of `now`; `None` if it has no row.
@@ -275,11 +261,6 @@ fn is_of_before(event: &Event) -> bool {
     match event {
         Event::AtAttach(_) => true,
         Event::Memory(event) => event.action == Action::Held,
-        Event::Stack(..)
-        | Event::BlockPurpose(..)
-        | Event::Thread(..)
-        | Event::PhaseMark(_)
-        | Event::BlockLabels(_)
-        | Event::Loss(_) => false,
+        _ => false,
     }
 }

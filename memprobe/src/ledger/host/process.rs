@@ -1,9 +1,7 @@
 //! One process of a host: its ledger, and its row.
 
-use super::Attached;
-use super::trend;
-use crate::event::Target;
-use crate::event::{Event, Tgid, TimeNs, Totals};
+use super::{Attached, trend};
+use crate::event::{Event, Target, Tgid, TimeNs, Totals};
 use crate::ledger::snapshot::host::{
     DriverUse, HostHealth, ProcessFacts, ProcessRow, ProcessState, TopHolder, Trend,
 };
@@ -12,10 +10,10 @@ use crate::ledger::{Caps, Change, Ledger};
 
 #[derive(Debug)]
 pub(super) struct HostProcess {
-    ledger: Ledger,
-    ended: Option<TimeNs>,
+    pub(super) ledger: Ledger,
+    pub(super) ended: Option<TimeNs>,
     trend: trend::TrendRecorder,
-    row: ProcessRow,
+    pub(super) row: ProcessRow,
     /// True if the row is older than the ledger.
     stale: bool,
 }
@@ -55,7 +53,6 @@ impl HostProcess {
         self.row.facts = facts;
     }
 
-    /// Marks the process as probed, with its versions and probes.
     pub(super) fn attach(&mut self, found: Attached) {
         self.ledger.target = found.target.clone();
         let health = &mut self.ledger.health;
@@ -74,30 +71,12 @@ impl HostProcess {
         }
     }
 
-    pub(super) fn facts(&self) -> &ProcessFacts {
-        &self.row.facts
-    }
-
-    pub(super) fn forked_from(&self) -> Option<Tgid> {
-        self.row.facts.forked_from
-    }
-
-    /// Returns true once an event of its allocator was seen.
-    pub(super) fn was_heard(&self) -> bool {
-        self.ledger.totals().is_some()
-    }
-
     pub(super) fn apply(&mut self, event: &Event) -> Change {
         let change = self.ledger.apply(event);
         let time = match event {
             Event::Memory(event) => event.time,
             Event::AtAttach(found) => found.time,
-            Event::Stack(..)
-            | Event::BlockPurpose(..)
-            | Event::Thread(..)
-            | Event::PhaseMark(_)
-            | Event::BlockLabels(_)
-            | Event::Loss(_) => return change,
+            _ => return change,
         };
         self.stale = true;
         if let Some(totals) = self.ledger.totals() {
@@ -107,17 +86,9 @@ impl HostProcess {
         change
     }
 
-    pub(super) fn note(&mut self, text: &str) {
-        self.row.note = Some(text.to_owned());
-    }
-
     pub(super) fn end(&mut self, now: TimeNs) {
         self.set_state(ProcessState::Ended);
         self.ended.get_or_insert(now);
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended.is_some()
     }
 
     /// Returns true if it ended at least `fade` nanoseconds ago.
@@ -142,10 +113,11 @@ impl HostProcess {
     pub(super) fn add_to(&self, health: &mut HostHealth) {
         let own = &self.ledger;
         health.events = health.events.saturating_add(own.health.events);
-        health.events_per_second += own.events_per_second();
+        health.events_per_second += own.events_rate.per_second();
         let malformed = &mut health.losses.malformed;
-        *malformed = malformed.saturating_add(own.malformed());
-        health.disagreements = health.disagreements.saturating_add(own.disagreements());
+        *malformed = malformed.saturating_add(own.malformed);
+        let disagreements = own.agreement.disagreements();
+        health.disagreements = health.disagreements.saturating_add(disagreements);
     }
 
     /// Row of the process, rebuilt if it changed.
@@ -159,13 +131,9 @@ impl HostProcess {
             self.row.top = top.map(|(holder, live)| TopHolder { holder, live });
             self.row.events = self.ledger.health.events;
         }
-        self.row.events_per_second = self.ledger.events_per_second();
+        self.row.events_per_second = self.ledger.events_rate.per_second();
         self.row.trend = self.trend.snapshot();
         self.row.clone()
-    }
-
-    pub(super) fn ledger(&self) -> &Ledger {
-        &self.ledger
     }
 
     pub(super) fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {

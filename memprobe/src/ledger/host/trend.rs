@@ -8,7 +8,6 @@ use crate::ledger::snapshot::host::{TREND_STEPS as STEPS, Trend};
 /// Nanoseconds of a step (1 s).
 pub(super) const STEP: u64 = 1_000_000_000;
 
-/// Recorder of the highest allocated bytes of each recent step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TrendRecorder {
     /// Number of the newest step, counted from time 0.

@@ -1,13 +1,10 @@
 //! Data that views get about all processes of a host.
 
 use super::Site;
-use crate::event::Target;
-use crate::event::{Bytes, DeviceIndex, Losses, Rank, Tgid, TimeNs, Totals};
+use crate::event::{Bytes, DeviceIndex, Losses, Rank, Target, Tgid, TimeNs, Totals};
 
-/// State of a host at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostSnapshot {
-    /// Start of memprobe.
     pub started: TimeNs,
     pub now: TimeNs,
     /// One row for each process, by id.
@@ -45,14 +42,10 @@ pub struct ProcessRow {
     pub driver: Vec<DriverUse>,
     /// The process may hold memory on further devices: the driver did not list the processes of each.
     pub driver_is_partial: bool,
-    /// Recent allocated bytes.
     pub trend: Trend,
-    /// Call site that holds most.
     pub top: Option<TopHolder>,
-    /// Note for the user.
     pub note: Option<String>,
     pub events: u64,
-    /// Memory events per second, as a moving average.
     pub events_per_second: f64,
 }
 
@@ -82,12 +75,10 @@ impl ProcessRow {
     }
 }
 
-/// Owner and role of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ProcessFacts {
     /// Name of its user, or the number if it has no name here.
     pub user: Option<String>,
-    /// Rank in a distributed job.
     pub rank: Option<Rank>,
     /// Parent, if the process was forked and has not executed another program since. Its memory,
     /// including the allocator's tables, is a copy of the parent's.
@@ -99,20 +90,16 @@ pub struct ProcessFacts {
 pub enum ProcessState {
     /// About to be probed, or waiting for something, such as the import of torch.
     Waiting(String),
-    /// Running and probed.
     Probed,
-    /// Cannot be probed, for this reason.
     Refused(String),
     /// Ended; its row is about to go.
     Ended,
 }
 
-/// Allocator totals of one process on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceRow {
     /// Index as the process numbers devices.
     pub index: DeviceIndex,
-    /// Totals after the last event.
     pub totals: Totals,
     /// Highest totals, each at its own time. Includes the time before attach if the allocator's
     /// statistics were readable.
@@ -147,24 +134,19 @@ pub struct TopHolder {
     pub live: Bytes,
 }
 
-/// Holder of memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Holder {
     /// A line, or the reason that none is known.
     Site(Site),
-    /// Memory from before attach.
     BeforeAttach,
 }
 
 /// Devices as the driver reports them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum DriverSnapshot {
-    /// Not queried yet.
     #[default]
     Unasked,
-    /// Cannot be queried, for this reason.
     Silent(String),
-    /// Devices, by index.
     Devices(Vec<DriverDevice>),
 }
 
@@ -190,7 +172,6 @@ pub struct DriverDevice {
     pub index: u32,
     /// Such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
-    /// Its memory, or why it is unknown.
     pub memory: Result<DriverMemory, String>,
     /// Number of MIG devices summed in `memory`; `None` if it is the whole device's.
     pub mig_devices: Option<u32>,
@@ -198,7 +179,6 @@ pub struct DriverDevice {
     pub processes: Result<(), String>,
 }
 
-/// Memory of one device, as the driver reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverMemory {
     /// Bytes in use, without those that the driver reserves for itself (as `nvidia-smi` since R510).
@@ -210,12 +190,10 @@ pub struct DriverMemory {
 pub struct HostHealth {
     /// Memory events, including those of ended processes.
     pub events: u64,
-    /// Memory events per second, as a moving average.
     pub events_per_second: f64,
     /// Losses, including those of ended processes.
     pub losses: Losses,
     /// Differences between a ledger and its allocator that no loss explains.
     pub disagreements: u64,
-    /// Processes beyond the limit.
     pub untracked: u64,
 }

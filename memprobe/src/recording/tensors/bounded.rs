@@ -5,7 +5,6 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
-/// List of at most `MOST` items.
 #[derive(Debug)]
 pub(super) struct Bounded<T, const MOST: usize>(pub(super) Vec<T>);
 

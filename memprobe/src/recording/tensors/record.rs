@@ -174,7 +174,6 @@ impl<'a> From<&'a Block> for BlockRecord<'a> {
 }
 
 impl SnapshotRecord<'_> {
-    /// Converts to a snapshot. An error describes the fault in a few words.
     pub(super) fn into_snapshot(self) -> Result<TensorSnapshot, String> {
         let consistency = match self.pause_ms {
             None => Consistency::Running,

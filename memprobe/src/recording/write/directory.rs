@@ -1,8 +1,7 @@
 //! Directory of recordings: one file a process, and an index.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use serde::Serialize;
 
@@ -18,7 +17,7 @@ const LONGEST_WORD: usize = 40;
 
 #[derive(Debug)]
 pub struct OutputDirectory {
-    path: PathBuf,
+    pub path: PathBuf,
 }
 
 /// Reason why a directory cannot be recorded to. The message ends with a remedy. It has no source, because the message
@@ -58,10 +57,6 @@ impl OutputDirectory {
         Ok(Self {
             path: path.to_owned(),
         })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     pub fn create(&self) -> Result<(), DirectoryError> {
@@ -129,11 +124,9 @@ pub struct RecordedProcess {
     pub command: String,
     /// File name of the recording; `None` if the process used no GPU memory.
     pub file: Option<String>,
-    /// Memory events in the recording.
     pub events: u64,
     /// Reason why the recording ended; `None` while it runs.
     pub end: Option<&'static str>,
-    /// Notices for readers of the recording.
     pub notices: Vec<String>,
 }
 

@@ -12,7 +12,6 @@ const MAX_PARTIAL: u32 = 1000;
 /// Destination of a recording, checked as far as possible without creating anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputPlan {
-    /// Standard output (`-`).
     Stdout,
     New(PathBuf),
     /// Regular file, replaced once the recording is whole.
@@ -135,7 +134,6 @@ impl OutputFile {
         path.display().to_string()
     }
 
-    /// Deletes a temporary file; keeps any other output.
     pub fn discard(self) {
         if let Self::Temporary { partial, .. } = self {
             // If this fails, the extension `.partial` marks the file as unfinished.

@@ -13,7 +13,6 @@ pub(super) const INSTANT: &[u8] = b"i\",\"s\":\"t";
 
 pub(super) struct SliceKind {
     pub of: Slices,
-    /// `cat` of the records.
     pub category: &'static str,
     /// `cat` and name of an end without a beginning.
     pub unpaired_end: &'static str,
@@ -79,7 +78,6 @@ impl SliceKind {
 
 #[derive(Clone, Copy)]
 pub(super) enum NameSource {
-    /// Stack that allocated the memory.
     Stack(Definition),
     /// The stack is unknown: the memory was live when memprobe attached.
     BeforeAttach,

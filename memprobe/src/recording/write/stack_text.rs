@@ -30,7 +30,6 @@ const SHOWN_COLUMNS: usize = 120;
 pub(super) struct StackText {
     /// Name of the stack's row in the table of lines: `train.py:31 forward`.
     pub name: Vec<u8>,
-    /// Frames, innermost first.
     pub frames: Vec<u8>,
 }
 
@@ -49,11 +48,11 @@ impl StackText {
 pub(super) struct Definition(u32);
 
 impl Definition {
-    /// No stack, or an undefined one.
     pub(super) const NONE: Self = Self(u32::MAX);
 }
 
 /// Stacks and their texts, formatted once and used for many events.
+#[derive(Default)]
 pub(super) struct StackTexts {
     grouping: Grouping,
     current: HashMap<StackId, Definition>,
@@ -65,9 +64,7 @@ impl StackTexts {
     pub(super) fn new(grouping: Grouping) -> Self {
         Self {
             grouping,
-            current: HashMap::new(),
-            stacks: Vec::new(),
-            texts: HashMap::new(),
+            ..Self::default()
         }
     }
 

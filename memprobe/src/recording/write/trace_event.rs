@@ -314,7 +314,6 @@ impl<W: Write> TraceWriter<W> {
         }
     }
 
-    /// Writes an instant. `head` is its scope, category and name.
     fn instant(
         &mut self,
         head: &[u8],
@@ -529,7 +528,6 @@ impl<W: Write> TraceWriter<W> {
         self.lines.extend_from_slice(b"}},\n");
     }
 
-    /// Writes a counter record up to its values.
     fn begin_counter(&mut self, device: DeviceIndex, name: &str, time: TimeNs, pid: u32) {
         let line = &mut self.lines;
         line.extend_from_slice(b"{\"ph\":\"C\",\"name\":\"");

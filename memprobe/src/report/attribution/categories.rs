@@ -44,7 +44,7 @@ fn is_provisional(rule: CategoryRule) -> bool {
 }
 
 pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
-    let check = ledger.check();
+    let check = &ledger.check;
     let named = check.compared() > 0 || check.before_attach > 0;
     let all = if named { "The rest" } else { "Every category" };
     let mut notes = vec![format!(
@@ -64,7 +64,6 @@ pub(super) fn notes(ledger: &AttributionLedger) -> Vec<String> {
     notes
 }
 
-/// Compares inferred categories with those from the process's objects.
 fn checked(check: &InferenceCheck) -> String {
     let compared = check.compared();
     if compared == 0 {

@@ -58,7 +58,7 @@ pub(super) fn columns<'a>() -> Vec<IterationColumn<'a>> {
         data("device") => row.index,
         label("ITERATION") => &*row.name,
         data("iteration") => row.iteration(|it| it.number),
-        data("kind") => row.iteration(kind),
+        data("kind") => row.iteration(|it| it.kind.as_str()),
         number("epoch", "EPOCH").priority(4) => row.iteration(|it| it.epoch),
         number("begin_ns", "BEGIN").priority(8) => row.since(|it| it.begin, row.start),
         number("duration_ns", "TIME").priority(6) =>
@@ -176,17 +176,6 @@ pub(super) fn name(iteration: &Iteration) -> String {
         IterationKind::Whole => iteration.number.to_string(),
         IterationKind::Evaluation => "(eval)".to_owned(),
         IterationKind::Unfinished => format!("{} (open)", iteration.number),
-    }
-}
-
-/// Kind of a row in CSV and JSON.
-pub(super) fn kind(iteration: &Iteration) -> &'static str {
-    match iteration.kind {
-        IterationKind::Undivided => "undivided",
-        IterationKind::Before => "before",
-        IterationKind::Whole => "iteration",
-        IterationKind::Evaluation => "evaluation",
-        IterationKind::Unfinished => "unfinished",
     }
 }
 

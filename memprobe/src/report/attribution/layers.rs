@@ -8,7 +8,6 @@ use crate::attribution::iterations::{Iteration, Iterations};
 use crate::attribution::layers::{DeviceLayers, Layer, Layering};
 use crate::event::DeviceIndex;
 use crate::event::bytes::human;
-use crate::report::cells::place_kind;
 use crate::report::outline::{self, OutlineRow};
 use crate::report::peak::place_name;
 use crate::report::{Alike, LayersOf, ReportError, ReportFormat, ReportOptions};
@@ -20,10 +19,8 @@ pub(super) struct LayerEntry<'a> {
     index: DeviceIndex,
     iteration: Option<&'a Iteration>,
     kind: &'static str,
-    /// Path and depth of a module.
     module: Option<(String, u64)>,
     name: String,
-    /// Memory with submodules, and without.
     layers: Option<[Layer; 2]>,
     /// Bytes of a row without categories.
     bytes: Cell<'static>,
@@ -49,7 +46,7 @@ pub(super) fn columns<'a>() -> Vec<LayerColumn<'a>> {
     let mut columns = Vec::from(columns![|row: LayerEntry<'a>|
         data("device") => row.index,
         data("iteration") => row.iteration.map(|it| it.number),
-        data("iteration_kind") => row.iteration.map(iterations::kind),
+        data("iteration_kind") => row.iteration.map(|it| it.kind.as_str()),
         data("epoch") => row.iteration.and_then(|it| it.epoch),
         data("kind") => row.kind,
         data("path") => row.module.as_ref().map(|(path, _)| &**path),
@@ -161,7 +158,6 @@ impl<'a> Moments<'a> {
     }
 }
 
-/// Iterations selected by the options.
 fn meant<'a>(iterations: &'a Iterations, of: &'a LayersOf) -> impl Iterator<Item = &'a Iteration> {
     iterations.rows.iter().filter(move |row| match of {
         LayersOf::Peak => false,
@@ -238,7 +234,7 @@ pub(super) fn notes(
     let mut notes = vec![format!(
         "Memory {when}, with submodules, by inferred category. INTERMED.: intermediate gradients."
     )];
-    let weights = match ledger.read() {
+    let weights = match ledger.read {
         Some(_) => {
             "Weights and optimizer state are assigned to modules by the process's objects (--names)."
         }
@@ -303,10 +299,7 @@ fn table<'a>(
     );
     for (place, layer) in &layers.others {
         let layers = Some([*layer, *layer]);
-        table.push(
-            Output::All,
-            row(place_kind(place), place_name(place), layers),
-        );
+        table.push(Output::All, row(place.as_str(), place_name(place), layers));
     }
     for rest in remainders(&layers.peak, &layers.peak) {
         let [_, bytes] = rest.bytes;

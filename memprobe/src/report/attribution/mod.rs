@@ -37,7 +37,6 @@ pub(super) struct AttributionReport<'a, R> {
 
 type Sections<'a, R> = Box<dyn Iterator<Item = Section<R>> + 'a>;
 
-/// The table of one moment of a device.
 struct Section<R> {
     /// Name of the moment; `None` if it is the only one.
     title: Option<String>,
@@ -66,8 +65,7 @@ pub(super) fn write<R: BufRead>(
         _ => ledger,
     };
     let (replay, ledger) = replay::run(reader, options.grouping, ledger)?;
-    write_tables(&replay, &ledger, options, out)?;
-    Ok(replay.outcome())
+    write_tables(&replay, &ledger, options, out)
 }
 
 fn write_tables(
@@ -75,12 +73,12 @@ fn write_tables(
     ledger: &AttributionLedger,
     options: &ReportOptions,
     out: &mut impl Write,
-) -> Result<(), ReportError> {
+) -> Result<Outcome, ReportError> {
     match options.by {
         By::Layer => {
             let iterations = &ledger.iterations();
             let Some(layering) = &ledger.layering() else {
-                return Ok(());
+                return Ok(replay.outcome());
             };
             layers::check(layering, iterations, &options.layers)?;
             let moments = layers::Moments {
@@ -94,7 +92,7 @@ fn write_tables(
                 sections: Box::new(move |index| moments.sections(index)),
                 notes: layers::notes(ledger, layering, iterations, options),
             };
-            document::write(&report, options, out)?;
+            document::write(&report, replay, options, out)
         }
         By::Iteration => {
             let iterations = &ledger.iterations();
@@ -102,7 +100,7 @@ fn write_tables(
             let notes = iterations::notes(iterations, ledger.coverage());
             let table = |index| Some(iterations::table(iterations, index, start, options));
             let report = once(replay, iterations::columns, notes, table);
-            document::write(&report, options, out)?;
+            document::write(&report, replay, options, out)
         }
         By::Size => {
             let sizes = &ledger.sizes();
@@ -112,33 +110,28 @@ fn write_tables(
                 let device = sizes.devices.get(&index)?;
                 Some(size::table(index, device, sizes.named, options))
             };
-            document::write(&once(replay, size::columns, notes, table), options, out)?;
+            let report = once(replay, size::columns, notes, table);
+            document::write(&report, replay, options, out)
         }
         By::Phase => {
             let table = |index| Some(phases::table(index, ledger.device(index)?));
             let report = once(replay, phases::columns, phases::notes(ledger), table);
-            document::write(&report, options, out)?;
+            document::write(&report, replay, options, out)
         }
         By::Saved => {
             let table = |index| Some(saved::table(index, ledger.device(index)?, options));
             let report = once(replay, saved::columns, saved::notes(ledger, options), table);
-            document::write(&report, options, out)?;
+            document::write(&report, replay, options, out)
         }
         _ => {
             let table = |index| Some(categories::table(index, ledger.device(index)?));
-            let report = once(
-                replay,
-                categories::columns,
-                categories::notes(ledger),
-                table,
-            );
-            document::write(&report, options, out)?;
+            let notes = categories::notes(ledger);
+            let report = once(replay, categories::columns, notes, table);
+            document::write(&report, replay, options, out)
         }
     }
-    Ok(())
 }
 
-/// Returns a report with one table a device.
 pub(super) fn once<'a, R: 'a>(
     replay: &'a RecordingReplay,
     columns: fn() -> Vec<Column<R>>,
@@ -159,10 +152,7 @@ pub(super) fn once<'a, R: 'a>(
 }
 
 impl<'a, R> TableReport for AttributionReport<'a, R> {
-    type Row<'r>
-        = R
-    where
-        Self: 'r;
+    type Row = R;
 
     fn text(&self, page: &mut Page) {
         push_beginning(page, self.replay);
@@ -206,8 +196,7 @@ impl<'a, R> TableReport for AttributionReport<'a, R> {
                 ("rows", Cell::Rows(Rc::new(DeviceRows(self, device.index)))),
             ])
         });
-        let notes = self.notes.iter().map(|note| (&**note).into());
-        document(self.replay, Cell::List(notes.collect()), devices)
+        document(self.replay, Cell::list(&self.notes), devices)
     }
 
     fn columns(&self) -> Vec<Column<R>> {
@@ -221,7 +210,6 @@ impl<'a, R> TableReport for AttributionReport<'a, R> {
     }
 }
 
-/// Adds the table of model size to an estimate, with its notes.
 pub(super) fn push_sizes(
     page: &mut Page,
     sizes: &Sizes,
@@ -236,7 +224,6 @@ pub(super) fn push_sizes(
     }
 }
 
-/// Rows of `report --by size` for one device.
 pub(super) fn sizes_of_device<'a>(sizes: &Sizes, options: &ReportOptions) -> Option<Cell<'a>> {
     let (index, device) = sizes.devices.first_key_value()?;
     Some(size::table(*index, device, sizes.named, options).into())
@@ -251,7 +238,6 @@ fn remainders(now: &Moment, peak: &Moment) -> Vec<Remainder> {
     )
 }
 
-/// Note on rows of several modules.
 const FOLDED: &str = "Modules that differ only in a number share one row; --no-fold shows each.";
 
 /// Notes on data that the recording lacks, and the consequences.

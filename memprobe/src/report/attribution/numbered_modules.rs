@@ -4,7 +4,6 @@ use std::collections::HashSet;
 
 /// Paths of modules, which tell numbered modules with parts from numbered leaves.
 pub(super) struct NumberedPaths<'a> {
-    /// Paths of modules with parts.
     whole: HashSet<&'a str>,
 }
 

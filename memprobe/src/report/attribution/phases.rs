@@ -7,7 +7,6 @@ use crate::event::DeviceIndex;
 use crate::view::table::{Cell, Column, Output, Table, columns};
 use crate::view::{BLOCKS, percent};
 
-/// A phase, or bytes without one.
 #[derive(Default)]
 pub(super) struct PhaseEntry {
     device: Cell<'static>,

@@ -6,7 +6,6 @@ use crate::attribution::category::Category::{
 };
 use crate::view::table::{Cell, Column, Summand, columns};
 
-/// A row with bytes by category.
 pub(super) trait ByCategory {
     fn bytes(&self, category: Category) -> Cell<'static>;
 }

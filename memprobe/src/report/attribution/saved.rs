@@ -26,9 +26,7 @@ pub(super) struct SavedEntry {
     name: String,
     names: Rc<FileNames>,
     count: u64,
-    /// Sum of all.
     holding: Holding,
-    /// Smallest and largest share at the peak.
     least: Bytes,
     most: Bytes,
 }
@@ -48,7 +46,7 @@ pub(super) fn columns() -> Vec<SavedColumn> {
         data("function") => cells::function(row.site()),
         text("module", "MODULE") => &*row.name,
         text("operations", "OPERATION").priority(1) => match &row.first {
-            Some(first) => Cell::List(first.operations.iter().map(|it| (&**it).into()).collect()),
+            Some(first) => Cell::list(first.operations.iter().map(|it| &**it)),
             None => Cell::Blank,
         },
         label("LINE") => row.site().map_or(Cell::Blank, |site| row.names.site(site).into()),

@@ -6,7 +6,6 @@ use crate::attribution::modules::Additive;
 use crate::attribution::size::{Amount, ModelSize, ModuleSize, Sizes};
 use crate::attribution::view::Coverage;
 use crate::event::DeviceIndex;
-use crate::report::cells::place_kind;
 use crate::report::outline::{self, OutlineRow};
 use crate::report::peak::place_name;
 use crate::report::preamble::NO_MODULES;
@@ -18,7 +17,6 @@ use crate::view::table::{Cell, Column, Output, Table, columns};
 pub(super) struct SizeEntry {
     device: DeviceIndex,
     kind: &'static str,
-    /// `None` outside modules.
     path: Option<String>,
     depth: Option<u64>,
     name: String,
@@ -104,7 +102,6 @@ pub(super) fn columns() -> Vec<SizeColumn> {
     .into()
 }
 
-/// Legend of the columns.
 const LEGEND: &str = "Bytes of tensors, with submodules. SAVED: freed by a backward pass. BOTH: FORWARD and BACKWARD. \
                       ROUNDED: as blocks of the allocator.";
 
@@ -139,7 +136,6 @@ fn all_notes(sizes: &Sizes, heard: Coverage, names: &str) -> Vec<String> {
     notes.chain(missing(heard)).collect()
 }
 
-/// Describes the time of the table.
 fn which(sizes: &Sizes) -> String {
     let most = format!(
         "largest by forward passes, of {} available",
@@ -177,7 +173,7 @@ pub(super) fn table(
         modules.map(|module| SizeEntry::module(index, module, named)),
     );
     let others = size.others.iter().map(|(place, size)| SizeEntry {
-        kind: place_kind(place),
+        kind: place.as_str(),
         ..SizeEntry::new(index, OutlineRow::other(place_name(place), *size))
     });
     table.extend(Output::All, others);

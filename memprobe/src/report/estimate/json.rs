@@ -17,9 +17,10 @@ pub(super) fn document<'a>(
 ) -> Cell<'a> {
     let target = &subject.target;
     let missing = estimate.missing;
-    let notes = subject.notes.iter().map(|note| (&**note).into());
     let fit = estimate.fit.as_ref();
+    let between_iterations = estimate.between_iterations.map(sums);
     let sizes = estimate.sizes.as_ref();
+    let sizes = sizes.and_then(|sizes| sizes_of_device(sizes, &options.of_sizes()));
     Cell::Object(vec![
         ("memprobe", env!("CARGO_PKG_VERSION").into()),
         ("command", (&*target.command).into()),
@@ -28,15 +29,12 @@ pub(super) fn document<'a>(
         ("torch", target.torch.as_deref().into()),
         ("events", estimate.events.into()),
         ("lost_events", missing.lost.into()),
-        ("notes", Cell::List(notes.collect())),
+        ("notes", Cell::list(&subject.notes)),
         // Highest value of each total.
         ("peak", sums(estimate.peak)),
         ("peak_with_workspace", sums(estimate.with_workspace)),
         ("workspace", WORKSPACE.into()),
-        (
-            "live_between_iterations",
-            estimate.between_iterations.map(sums).into(),
-        ),
+        ("live_between_iterations", between_iterations.into()),
         ("peak_in", phase(estimate.peak_in).into()),
         ("peak_at", Cell::Object(place(&estimate.peak_at))),
         ("cpu_at_peak", estimate.cpu_at_peak.into()),
@@ -44,24 +42,16 @@ pub(super) fn document<'a>(
         // Differences that lead from `cpu_at_peak` to the allocated bytes at the peak.
         (
             "differences",
-            Cell::List(estimate.differences.iter().map(difference).collect()),
+            Cell::list(estimate.differences.iter().map(difference)),
         ),
-        (
-            "made_in",
-            Cell::List(estimate.phases.iter().map(made).collect()),
-        ),
+        ("made_in", Cell::list(estimate.phases.iter().map(made))),
         ("saved_for_backward", estimate.saved.into()),
         ("device_memory", options.device_memory.into()),
         ("fits", fit.map(fits).into()),
         ("refused", fit.and_then(refused).into()),
         ("lines", lines::table(estimate).into()),
         // The rows of `report --by size`.
-        (
-            "model_size",
-            sizes
-                .and_then(|sizes| sizes_of_device(sizes, &options.of_sizes()))
-                .into(),
-        ),
+        ("model_size", sizes.into()),
         (
             "missing",
             Cell::Object(vec![

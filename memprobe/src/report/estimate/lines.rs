@@ -8,7 +8,6 @@ use crate::report::cells;
 use crate::view::table::{Column, Output, Table, columns};
 use crate::view::{BLOCKS, FileNames, counted};
 
-/// A line, or the sum of several.
 pub(super) struct EstimateEntry<'a> {
     site: Option<&'a Site>,
     name: String,

@@ -9,15 +9,16 @@ mod tests;
 
 use std::io::Write;
 
-use super::{By, Colour, ReportError, ReportFormat, ReportOptions, RowLimit, unless_closed};
+use super::{
+    By, Colour, DocumentFormat, ReportError, ReportFormat, ReportOptions, RowLimit, unless_closed,
+};
 use crate::estimate::Estimate;
-use crate::event::Bytes;
-use crate::event::Target;
+use crate::event::{Bytes, Target};
 use crate::view::table::{Page, json_document};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EstimateOptions {
-    pub format: EstimateFormat,
+    pub format: DocumentFormat,
     /// Number of lines of Python in text; JSON has all.
     pub top: RowLimit,
     /// Bytes of the device to fit into.
@@ -33,8 +34,8 @@ impl EstimateOptions {
         ReportOptions {
             by: By::Size,
             format: match self.format {
-                EstimateFormat::Text => ReportFormat::Text,
-                EstimateFormat::Json => ReportFormat::Json,
+                DocumentFormat::Text => ReportFormat::Text,
+                DocumentFormat::Json => ReportFormat::Json,
             },
             top: self.top,
             width: self.width,
@@ -44,15 +45,6 @@ impl EstimateOptions {
     }
 }
 
-/// Output format of an estimate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EstimateFormat {
-    Text,
-    /// One JSON document.
-    Json,
-}
-
-/// Subject of an estimate.
 #[derive(Clone, Debug, Default)]
 pub struct EstimateSubject {
     /// The process that ran on the CPU.
@@ -63,9 +55,6 @@ pub struct EstimateSubject {
 
 /// Writes an estimate. `out` should be buffered. Returns `None` if the reader closes the output
 /// early.
-///
-/// # Errors
-/// If `out` cannot be written.
 pub fn write_estimate(
     subject: &EstimateSubject,
     estimate: &Estimate,
@@ -73,12 +62,12 @@ pub fn write_estimate(
     out: &mut impl Write,
 ) -> Result<Option<()>, ReportError> {
     let written = match options.format {
-        EstimateFormat::Text => {
+        DocumentFormat::Text => {
             let mut page = Page::new(options.width, options.colour);
             text::push(&mut page, subject, estimate, options);
             out.write_all(page.into_text().as_bytes())
         }
-        EstimateFormat::Json => json_document(&json::document(subject, estimate, options), out),
+        DocumentFormat::Json => json_document(&json::document(subject, estimate, options), out),
     };
     unless_closed(
         written

@@ -70,7 +70,7 @@ fn estimate() -> Estimate {
     }
 }
 
-fn options(format: EstimateFormat) -> EstimateOptions {
+fn options(format: DocumentFormat) -> EstimateOptions {
     EstimateOptions {
         format,
         top: RowLimit::Rows(2),
@@ -97,7 +97,7 @@ fn written(subject: &EstimateSubject, estimate: &Estimate, options: &EstimateOpt
 fn text(subject: &EstimateSubject, estimate: &Estimate, device: Option<u64>) -> String {
     let options = EstimateOptions {
         device_memory: device.map(Bytes),
-        ..options(EstimateFormat::Text)
+        ..options(DocumentFormat::Text)
     };
     written(subject, estimate, &options).replace(env!("CARGO_PKG_VERSION"), "0.0.0")
 }
@@ -162,7 +162,7 @@ fn what_is_missing_is_said_before_the_figures() {
 
 #[test]
 fn the_json_adds_up() {
-    let options = options(EstimateFormat::Json);
+    let options = options(DocumentFormat::Json);
     let document = written(&subject(), &estimate(), &options);
     let document: Value = serde_json::from_str(&document).expect("JSON");
     let sum = |rows: &Value, of: &str| -> i64 {

@@ -15,22 +15,16 @@ const IN_FRAME: &str = " -> ";
 /// Placeholder for every slot of a container.
 const EVERY: &str = "[*]";
 
-/// Note if no objects were read.
 const NOT_READ: &str = "To see what keeps it alive, record with --names.";
 
-/// Note if none of the growing lines' blocks was live when objects were read.
 const NOTHING_LIVE: &str = "No block of these lines was live when memprobe read the objects. To see what keeps them \
                             alive, record for longer with --names.";
 
-/// Retainers of growing memory as an object.
 pub(super) fn cell(retained: &RetainedGrowth) -> Cell<'_> {
     Cell::Object(vec![
         ("live_blocks", retained.live.blocks.into()),
         ("live_bytes", retained.live.bytes.into()),
-        (
-            "named",
-            Cell::List(retained.retainers.iter().map(retainer).collect()),
-        ),
+        ("named", Cell::list(retained.retainers.iter().map(retainer))),
         ("others_bytes", retained.others.bytes.into()),
         ("unknown_bytes", retained.nobody.bytes.into()),
     ])
@@ -51,7 +45,6 @@ fn retainer(retainer: &GrowthRetainer) -> Cell<'_> {
     ])
 }
 
-/// Adds the retainers of the growing lines of a device.
 pub(super) fn push(page: &mut Page, growth: &Growth, start: TimeNs, options: &ReportOptions) {
     if growth.lines.is_empty() {
         return;
@@ -78,7 +71,6 @@ pub(super) fn push(page: &mut Page, growth: &Growth, start: TimeNs, options: &Re
     page.table(&table(retained, options));
 }
 
-/// Sentence about the top retainer.
 fn sentence(retained: &RetainedGrowth) -> Option<String> {
     let first = retained.retainers.first()?;
     let mut all = RetainerAmount::default();

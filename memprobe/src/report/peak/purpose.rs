@@ -12,11 +12,9 @@ use crate::event::{Bytes, Module, TimeNs};
 use crate::ledger::snapshot::Grouping;
 use crate::view::clean;
 
-/// Note below the table of categories.
 pub(super) const INFERRED: &str =
     "Categories are inferred from when memory was allocated and freed.";
 
-/// Maximum number of modules named beside memory saved for backward.
 const MAX_NAMED: usize = 3;
 
 pub(super) struct Purposed {

@@ -5,7 +5,6 @@ use crate::event::bytes::{human, signed};
 use crate::tensors::{Account, DeviceTable};
 use crate::view::{count, counted};
 
-/// Title line of a device.
 pub(super) fn title(table: &DeviceTable) -> String {
     let account = &table.account;
     let device = table.device;

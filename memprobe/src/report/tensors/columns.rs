@@ -24,7 +24,6 @@ pub(super) struct GroupRow<'a> {
     pub(super) text: GroupText,
 }
 
-/// Cells for text.
 #[derive(Default)]
 pub(super) struct GroupText {
     /// Bytes with those outside the allocator, or their change.
@@ -33,7 +32,6 @@ pub(super) struct GroupText {
     /// Kind, shape, element type and `requires_grad`.
     pub(super) what: [String; 4],
     pub(super) name: String,
-    /// Line that allocated the group.
     pub(super) site: Option<String>,
 }
 
@@ -64,7 +62,6 @@ impl<'a> GroupRow<'a> {
         Some(&self.rows[*self.group.first()?])
     }
 
-    /// The row of a group of one.
     fn only(&self) -> Option<&'a Row> {
         self.first().filter(|_| self.group.len() == 1)
     }
@@ -120,7 +117,6 @@ pub(super) fn change_columns<'a>() -> Vec<Column<GroupRow<'a>>> {
     )
 }
 
-/// Adds the columns of both tables.
 fn with_common<'a>(
     name: &'static str,
     first: [Column<GroupRow<'a>>; 2],
@@ -132,7 +128,7 @@ fn with_common<'a>(
         label("DTYPE") => &row.text.what[2],
         label("GRAD") => &row.text.what[3],
         label(name).width(24, usize::MAX).cut(Cut::Middle) => &row.text.name,
-        trail() => Cell::List(row.text.site.iter().map(|site| format!("at {site}").into()).collect()),
+        trail() => Cell::list(row.text.site.iter().map(|site| format!("at {site}"))),
         data("device") => row.device(),
         data("kind") => match row.remainder {
             Some(_) => Some("remainder"),

@@ -48,7 +48,6 @@ pub(super) fn table<'a>(diff: &'a TensorDiff, options: &TensorOptions) -> Table<
 }
 
 impl GroupRow<'_> {
-    /// Marks a row with its kind of change.
     fn signed(mut self, sign: &'static str) -> Self {
         if sign == WENT {
             self.allocated = self.allocated.saturating_neg();
@@ -166,7 +165,6 @@ fn remainder(
     })
 }
 
-/// Rows of a device before and after.
 struct Both<'a> {
     before: &'a [Row],
     after: &'a [Row],
@@ -189,7 +187,6 @@ impl<'a> Both<'a> {
         ]
     }
 
-    /// Cells of a row after.
     fn what(&self, at: usize) -> [String; 4] {
         what(TensorGroup {
             rows: self.after,

@@ -12,17 +12,17 @@ pub(super) fn document<'a>(diff: &'a TensorDiff, options: &TensorOptions) -> Cel
         ("same_process", diff.same_process.into()),
         ("before", moment(&diff.before)),
         ("after", moment(&diff.after)),
-        ("devices", Cell::List(devices.collect())),
+        ("devices", Cell::list(devices)),
     ])
 }
 
 fn moment(table: &TensorTable) -> Cell<'_> {
-    let unread = table.unread.iter().map(|words| (&**words).into());
+    let unread = table.unread.iter().map(|words| &**words);
     Cell::Object(vec![
         ("pid", table.target.tgid.map(|tgid| tgid.0).into()),
         ("command", (&*table.target.command).into()),
         ("taken_ms", table.taken_ms.into()),
-        ("unread", Cell::List(unread.collect())),
+        ("unread", Cell::list(unread)),
     ])
 }
 
@@ -36,16 +36,15 @@ fn device<'a>(diff: &'a TensorDiff, change: &DeviceDiff, options: &TensorOptions
     let (old, new) = (rows(before), rows(after));
     let groups = |rows: &'a [Row], which: &[usize]| {
         let groups = groups_of(rows, which.iter().copied(), options.by, options.order);
-        Cell::List(groups.iter().map(|group| item(rows, group)).collect())
+        Cell::list(groups.iter().map(|group| item(rows, group)))
     };
     let changed = |pairs: &[(usize, usize)]| {
-        let pairs = pairs.iter().map(|&(was, is)| {
+        Cell::list(pairs.iter().map(|&(was, is)| {
             Cell::Object(vec![
                 ("before", single(old, was)),
                 ("after", single(new, is)),
             ])
-        });
-        Cell::List(pairs.collect())
+        }))
     };
     Cell::Object(vec![
         ("device", change.device.to_string().into()),
@@ -72,25 +71,19 @@ fn rows(table: Option<&DeviceTable>) -> &[Row] {
 /// A group of rows; its properties are those of the first.
 fn item<'a>(rows: &'a [Row], group: &Group) -> Cell<'a> {
     let row = &rows[group.rows[0]];
+    let shape = row.shape.as_deref().map(|sizes| Cell::Shape(sizes.into()));
+    let storage = row.storage.map(|address| address.to_string());
     Cell::Object(vec![
         ("count", Cell::Count(group.rows.len() as u64)),
         ("name", row.name().map(|name| &*name.text).into()),
         ("kind", row.kind.as_str().into()),
-        (
-            "shape",
-            row.shape
-                .as_deref()
-                .map_or(Cell::Unknown, |sizes| Cell::Shape(sizes.into())),
-        ),
+        ("shape", shape.into()),
         ("dtype", row.dtype.map(|dtype| dtype.to_string()).into()),
         ("bytes", group.size.into()),
         ("allocated", group.holds.into()),
         // Bytes outside the allocator.
         ("outside", group.outside.into()),
-        (
-            "storage",
-            row.storage.map(|address| address.to_string()).into(),
-        ),
+        ("storage", storage.into()),
         ("requires_grad", row.requires_grad.into()),
         ("grad_fn", row.grad_fn.as_deref().into()),
         ("saved_by", row.saved_by.as_deref().into()),

@@ -8,14 +8,12 @@ use crate::tensors::TensorTable;
 use crate::view::table::Page;
 use crate::view::{clean, consistency, count};
 
-/// Adds the command, and the process's id and versions.
 pub(in crate::report) fn push_target(page: &mut Page, target: &Target) {
     for line in target_lines(target, env!("CARGO_PKG_VERSION")) {
         page.fitted(&line);
     }
 }
 
-/// Time, consistency and extent of the snapshot.
 pub(super) fn taken(table: &TensorTable) -> String {
     format!(
         "taken {}; {}; {} Python objects",
@@ -39,7 +37,6 @@ pub(super) fn moment(milliseconds: u64) -> String {
     }
 }
 
-/// Notes on data that could not be read.
 pub(super) fn notes(table: &TensorTable) -> impl Iterator<Item = String> {
     let unread = table.unread.iter();
     unread.map(|words| format!("note: {}", clean(words)))

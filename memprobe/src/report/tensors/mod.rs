@@ -43,13 +43,10 @@ impl Default for TensorOptions {
     }
 }
 
-/// Output format of a table of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorFormat {
     Text,
-    /// One JSON document with all data.
     Json,
-    /// Comma-separated values with a heading.
     Csv,
 }
 
@@ -63,9 +60,6 @@ pub enum TensorNames {
 /// Writes the table of a snapshot.
 ///
 /// `out` should be buffered. Returns `None` if the reader closes the output early.
-///
-/// # Errors
-/// If `out` cannot be written.
 pub fn write_tensors(
     snapshot: &TensorSnapshot,
     options: &TensorOptions,
@@ -87,9 +81,6 @@ pub fn write_tensors(
 }
 
 /// Writes the difference of two snapshots. Returns `None` if the reader closes the output early.
-///
-/// # Errors
-/// If `out` cannot be written.
 pub fn write_tensor_diff(
     before: &TensorSnapshot,
     after: &TensorSnapshot,

@@ -10,7 +10,6 @@ use crate::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, gro
 use crate::view::table::{Cell, Output, Page, Table};
 use crate::view::{FileNames, TensorGroup, counted, full_retainer, whole_tensor_name, wrap};
 
-/// Note if purposes of blocks are unknown.
 const FOR_WHAT: &str = "The purpose of blocks without a tensor is known only for allocations that memprobe watched: \
                         `snapshot --watch 5s --detail full`, or `t` in `attach --detail full`.";
 
@@ -107,7 +106,8 @@ fn group_table<'a>(
             let retainer = row.retainer.iter();
             let retainer =
                 retainer.map(|retainer| format!("retained by {}", full_retainer(retainer)));
-            let remarks = others.chain(retainer).map(GroupRow::remark);
+            let remarks = others.chain(retainer);
+            let remarks = remarks.map(|name| GroupRow::sum(Cell::Blank, name));
             table.extend(Output::Remark, remarks);
         }
     }
@@ -129,13 +129,9 @@ fn hidden_row<'a>(hidden: &[Group], what: &str, words: &str) -> Option<GroupRow<
     let bytes = hidden
         .iter()
         .map(|group| group.holds.0.saturating_add(group.outside.0));
-    let text = GroupText {
-        bytes: Cell::Bytes(bytes.fold(0, u64::saturating_add)),
-        size: Cell::Blank,
-        name: format!("({}{words}: --limit all)", counted(count, what)),
-        ..GroupText::default()
-    };
-    (!hidden.is_empty()).then(|| text.into())
+    let bytes = Cell::Bytes(bytes.fold(0, u64::saturating_add));
+    let name = format!("({}{words}: --limit all)", counted(count, what));
+    (!hidden.is_empty()).then(|| GroupRow::sum(bytes, name))
 }
 
 impl From<GroupText> for GroupRow<'_> {
@@ -148,10 +144,9 @@ impl From<GroupText> for GroupRow<'_> {
 }
 
 impl GroupRow<'_> {
-    /// A line below a row.
-    fn remark(name: String) -> Self {
+    fn sum(bytes: Cell<'static>, name: String) -> Self {
         let text = GroupText {
-            bytes: Cell::Blank,
+            bytes,
             size: Cell::Blank,
             name,
             ..GroupText::default()
@@ -160,7 +155,6 @@ impl GroupRow<'_> {
     }
 }
 
-/// Short names for the files of all lines.
 pub(super) fn file_names(rows: &[Row]) -> FileNames {
     let sites = rows.iter().filter_map(|row| row.site.as_ref());
     FileNames::of(

@@ -85,6 +85,10 @@ impl<'a> Cell<'a> {
         value.map_or(Self::Absent, Into::into)
     }
 
+    pub fn list(cells: impl IntoIterator<Item = impl Into<Cell<'a>>>) -> Self {
+        Self::List(cells.into_iter().map(Into::into).collect())
+    }
+
     pub const fn is_empty(&self) -> bool {
         matches!(self, Self::Unknown | Self::Blank | Self::Absent)
     }

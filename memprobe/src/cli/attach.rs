@@ -10,7 +10,7 @@ use super::options::{
 };
 use crate::commands::attach::LiveView;
 use crate::commands::host::Scope;
-use crate::commands::top::{Keep, Top};
+use crate::commands::top::Top;
 use crate::commands::{GraphTracking, Wanted, Watch};
 use crate::event::Tgid;
 
@@ -62,7 +62,7 @@ impl Attach {
                 capture: wanted.capture(),
                 driver: wanted.driver,
                 ring_bytes,
-                keep_ended: Keep::Always,
+                keep_ended: None,
             }
             .run();
         }

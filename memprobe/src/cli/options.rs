@@ -122,7 +122,7 @@ impl DriverOption {
 pub(super) struct CpuOption {
     /// Also CPU tensors, as a device of their own; works without CUDA
     #[arg(long)]
-    pub(super) cpu: bool,
+    cpu: bool,
 }
 
 impl CpuOption {

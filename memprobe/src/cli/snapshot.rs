@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::options::{BufferOption, CpuOption, DetailOption, formats, parse_duration, parse_pid};
 use super::tensors::{FORMATS, TensorRows};
-use crate::commands::snapshot::{CaptureMode, SnapshotExtent, Snapshots};
+use crate::commands::snapshot::{CaptureMode, Snapshots};
 use crate::event::Tgid;
 use crate::event::tensors::TensorSnapshot;
 use crate::recording::{Reader, open_tensors, read_tensors};
@@ -89,11 +89,7 @@ impl SnapshotArgs {
             } else {
                 CaptureMode::Paused
             },
-            extent: if self.cpu.cpu {
-                SnapshotExtent::DevicesAndHost
-            } else {
-                SnapshotExtent::Devices
-            },
+            extent: self.cpu.allocators(),
             options,
         };
         let (detail, ring_bytes) = (self.detail.detail, self.buffer.buffer_size);

@@ -13,7 +13,7 @@ use super::options::{
 };
 use crate::commands::GraphTracking;
 use crate::commands::host::Scope;
-use crate::commands::top::{Keep, Once, Top as LiveScreen};
+use crate::commands::top::{Once, Top as LiveScreen};
 use crate::event::CaptureOptions;
 use crate::report::{HostExtent, HostFormat, HostOptions};
 
@@ -80,7 +80,7 @@ impl TopArgs {
                 },
                 driver: self.driver.calls(),
                 ring_bytes: self.buffer.buffer_size,
-                keep_ended: Keep::For(self.keep_ended),
+                keep_ended: Some(self.keep_ended),
             }
             .run();
         }

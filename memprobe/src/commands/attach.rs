@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::interrupts::Interrupts;
+use super::Interrupts;
 use super::process_view::ProcessView;
 use super::screen::{ScreenThread, Turn};
 use super::source::Sources;
@@ -119,7 +119,7 @@ struct Screen {
 impl Screen {
     fn open(model: Ledger, tgid: Tgid, interrupts: Interrupts) -> Self {
         let opened = ProcessView::new(tgid, &model, crate::session::now());
-        let news = opened.news.clone();
+        let news = opened.news();
         let sources = Box::new(Sources::of(tgid));
         let thread = ScreenThread::start(interrupts, REFRESH, move |command, quit| {
             tui::run(news, command, sources, quit)

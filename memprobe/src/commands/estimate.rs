@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, bail};
 use hashbrown::HashMap;
 
-use super::interrupts::Interrupts;
+use super::Interrupts;
 use super::naming::{NameReader, Naming, Placed, Reading};
 use super::record::progress::Progress;
 use super::record::started::Started;

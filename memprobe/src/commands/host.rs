@@ -59,9 +59,8 @@ struct Other {
     /// Its user, and the watched process of which it is a fork, if any. Read when it was found, since it
     /// may be gone by its first event.
     facts: ProcessFacts,
-    /// Its wait, probes and refusal.
+    /// Its wait and refusal.
     waiting: Option<String>,
-    attached: Option<Attached>,
     refused: Option<String>,
 }
 
@@ -215,11 +214,10 @@ impl Watching {
             opened.reasons.begin_anew();
         }
         let Some(other) = other else { return };
-        match (other.attached, other.refused, other.waiting) {
-            (_, Some(cause), _) => self.host.refuse(tgid, &cause),
-            (Some(found), ..) => self.host.attach(tgid, found),
-            (_, _, Some(what)) => self.host.wait(tgid, &what),
-            _ => {}
+        match (other.refused, other.waiting) {
+            (Some(cause), _) => self.host.refuse(tgid, &cause),
+            (None, Some(what)) => self.host.wait(tgid, &what),
+            (None, None) => {}
         }
     }
 
@@ -311,7 +309,7 @@ impl Watching {
         let ledger = host.ledger(tgid)?;
         let opened = self.opened.follow(tgid, ledger, now);
         opened.show(host.process(tgid, now, opened.grouping)?);
-        Some((tgid, opened.news.clone()))
+        Some((tgid, opened.news()))
     }
 
     fn handle(&mut self, event: HostEvent) {
@@ -359,7 +357,6 @@ impl Watching {
             target,
             facts: self.facts(tgid, parent),
             waiting: None,
-            attached: None,
             refused: None,
         };
         self.others.insert(tgid, other);

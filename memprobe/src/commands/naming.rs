@@ -9,7 +9,7 @@ use anyhow::Result;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::mpsc;
 
-use super::snapshot::{CaptureMode, NotTaken, SnapshotExtent, taken};
+use super::snapshot::{CaptureMode, NotTaken, taken};
 use crate::event::tensors::Consistency;
 use crate::event::{BlockLabels, Event, LabeledBlock, Tgid, TimeNs};
 use crate::probe::catalog::Allocators;
@@ -81,7 +81,7 @@ pub(super) struct Placed {
 pub(super) struct NameReader {
     naming: Naming,
     manner: CaptureMode,
-    extent: SnapshotExtent,
+    allocators: Allocators,
     courses: HashMap<Tgid, Course>,
     held: HashMap<Tgid, Held>,
     /// Processes still being read whose events are no longer held back.
@@ -127,10 +127,7 @@ impl NameReader {
         Self {
             naming,
             manner,
-            extent: match allocators {
-                Allocators::Cuda => SnapshotExtent::Devices,
-                Allocators::CudaAndCpu => SnapshotExtent::DevicesAndHost,
-            },
+            allocators,
             courses: HashMap::new(),
             held: HashMap::new(),
             given_up: HashSet::new(),
@@ -196,9 +193,9 @@ impl NameReader {
         }
         self.held.insert(tgid, Held::default());
         self.course(tgid).is_read();
-        let (send, manner, extent) = (self.send.clone(), self.manner, self.extent);
+        let (send, manner, allocators) = (self.send.clone(), self.manner, self.allocators);
         tokio::task::spawn_blocking(move || {
-            let taken = taken(tgid, manner, extent);
+            let taken = taken(tgid, manner, allocators);
             // Nobody listens where the recording has ended meanwhile.
             let read = taken.map(|snapshot| (named(&snapshot, tgid), snapshot.consistency));
             let _ = send.send((tgid, read));

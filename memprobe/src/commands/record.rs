@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use tokio::time::Instant;
 
-use super::interrupts::Interrupts;
+use super::Interrupts;
 use super::naming::{NameReader, Naming, Placed, Reading};
 use super::record::progress::Progress;
 use super::record::recorder::{Destination, Recorder};

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
-use super::interrupts::Interrupts;
+use super::Interrupts;
 use crate::session::priority;
 
 pub(super) struct ScreenThread<C> {

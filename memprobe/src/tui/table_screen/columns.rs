@@ -88,7 +88,7 @@ pub struct TableSort {
 impl TableSort {
     /// Sorts items by a column of their rows. Ties stay in their order.
     pub fn apply<C: Content, T>(self, content: &C, items: &mut [T], row: impl Fn(&T) -> &RowOf<C>) {
-        if let Some(column) = content.columns().get(self.column) {
+        if let Some(column) = content.parts().columns.get(self.column) {
             items.sort_by(|one, other| {
                 let [one, other] = [one, other].map(|item| (column.value)(&row(item).data));
                 one.compare(&other, self.order)
@@ -108,7 +108,7 @@ pub struct ColumnPosition {
 /// Returns the columns that fit, from left to right. A column without a width gets the rest of the table, two
 /// of them two and three fifths of it. Without any, the last column gets the rest.
 pub fn places<C: Content>(content: &C, width: u16) -> Vec<ColumnPosition> {
-    let columns = content.columns().iter().enumerate();
+    let columns = content.parts().columns.iter().enumerate();
     let shown = columns.filter_map(|(at, column)| Some((at, column, column.screen?)));
     let shown = shown.filter(|(_, column, on)| width >= on.least && content.shows(column));
     let shown: Vec<(usize, OnScreen)> = shown.map(|(at, _, on)| (at, on)).collect();

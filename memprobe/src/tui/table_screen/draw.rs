@@ -83,10 +83,10 @@ impl<C: Content> TableScreen<C> {
         draw_title(
             buffer,
             layout.header,
-            &context.title(self.content.tab()),
+            &context.title(self.content.parts().tab),
             theme,
         );
-        if let Some(tab) = self.content.tab() {
+        if let Some(tab) = self.content.parts().tab {
             let tab = match self.state.overlay {
                 Some(shown) if shown.kind == OverlayKind::Probes => Tab::Probes,
                 _ => tab,
@@ -104,7 +104,7 @@ impl<C: Content> TableScreen<C> {
         }
         self.draw_rows(buffer, layout.rows, theme);
         self.draw_sum(buffer, layout.sum, context, theme);
-        if let Some((first, second)) = C::nothing(self, context) {
+        if let Some([first, second]) = C::nothing(self, context) {
             let rows = layout.rows.height.min(self.table.rows.len() as u16);
             let free = Rect {
                 y: layout.rows.y + rows,
@@ -133,7 +133,7 @@ impl<C: Content> TableScreen<C> {
         buffer.set_style(area, theme.bar());
         let mut end = area.x;
         for place in places(&self.content, area.width) {
-            let (column, on) = (&self.content.columns()[place.column], place.on);
+            let (column, on) = (&self.content.parts().columns[place.column], place.on);
             let sort = self.state.query.sort;
             let head = self.content.head(column);
             let (arrow, style) = match sort.order {
@@ -192,7 +192,7 @@ impl<C: Content> TableScreen<C> {
                 buffer.set_string(line.x + 1, y, &mark.content, mark.style);
             }
             for place in &places {
-                let (column, on) = (&self.content.columns()[place.column], place.on);
+                let (column, on) = (&self.content.parts().columns[place.column], place.on);
                 let mut area = Rect {
                     x: line.x + place.start,
                     width: place.wide,
@@ -274,7 +274,7 @@ impl<C: Content> TableScreen<C> {
             .iter()
             .map(|(_, row)| self.content.aside(row))
             .collect();
-        let column = &self.content.columns()[name.column];
+        let column = &self.content.parts().columns[name.column];
         let named = |(_, row): &(usize, &RowOf<C>)| {
             let cell = (column.value)(&row.data);
             let text = cell_text(&cell, column.precision, available, theme);
@@ -367,7 +367,7 @@ impl<C: Content> TableScreen<C> {
         theme: &Theme,
     ) -> Option<Position> {
         let mut keys: Vec<KeyHint> = vec![(theme.glyphs.arrows, "move", 6)];
-        keys.extend(self.content.own_keys());
+        keys.extend(self.content.parts().keys);
         keys.extend([("/", "filter", 3), ("<>", "sort", 4), ("r", "reverse", 9)]);
         if self.content.devices(context).tabs.len() > 1 {
             keys.push(("d", "device", 5));
@@ -376,7 +376,7 @@ impl<C: Content> TableScreen<C> {
         keys.extend([("?", "help", 1), ("q", "quit", 0)]);
         let prompt = (self.state.focus == Focus::Prompt).then_some(Prompt {
             filter: &self.state.query.filter,
-            looks_in: C::SEARCHED,
+            looks_in: self.content.parts().searched,
             shown: self.table.shown,
             all: self.table.all,
         });
@@ -398,10 +398,10 @@ impl<C: Content> TableScreen<C> {
 
     /// Returns the help: keys of this screen, of all tables and of the context, then the terms.
     fn help(&self, context: &C::Context, theme: &Theme) -> Vec<Line<'static>> {
-        let [own, terms] = self.content.help();
+        let parts = self.content.parts();
         let moves = "or j k, PgUp PgDn, Home End, wheel: move";
         let mut lines = vec![entry(theme.glyphs.arrows, moves, theme)];
-        let text = [own, HELP, context.help(), "\n", terms].concat();
+        let text = [parts.help, HELP, context.help(), "\n", parts.terms].concat();
         lines.extend(text.lines().map(|line| {
             let (key, text) = line.split_at_checked(12).unwrap_or_default();
             entry(key.trim_end(), text, theme)

@@ -108,14 +108,27 @@ pub trait ScreenContext {
     }
 }
 
+/// Parts of a table screen that are always the same.
+pub struct ScreenParts<D: 'static> {
+    /// `None` for a screen of its own, without tabs.
+    pub tab: Option<Tab>,
+    pub columns: &'static [Column<D>],
+    /// Description of the text that the filter matches.
+    pub searched: &'static str,
+    /// Hints for the keys of this screen.
+    pub keys: &'static [KeyHint],
+    /// Help on the keys of this screen.
+    pub help: &'static str,
+    /// Help on the terms in the table.
+    pub terms: &'static str,
+}
+
 /// Content of a table screen.
 pub trait Content: Sized + 'static {
     type Key: Clone + Eq + Hash + Debug;
     type Data;
     type Context: ScreenContext;
 
-    /// Description of the text that the filter matches.
-    const SEARCHED: &'static str;
     /// Note if a row has nothing beneath.
     const NOTHING_BENEATH: &'static str = "nothing beneath";
 
@@ -124,11 +137,7 @@ pub trait Content: Sized + 'static {
     /// Heads of the columns that the keys 1 to 9 sort by, if these are not the first ones.
     const DIGITS: &'static [&'static str] = &[];
 
-    fn tab(&self) -> Option<Tab> {
-        None
-    }
-
-    fn columns(&self) -> &'static [Column<Self::Data>];
+    fn parts(&self) -> &'static ScreenParts<Self::Data>;
 
     /// Returns true unless the column has nothing to show.
     fn shows(&self, _column: &Column<Self::Data>) -> bool {
@@ -195,7 +204,7 @@ pub trait Content: Sized + 'static {
     }
 
     /// Returns the reason for an empty table, and a remedy.
-    fn nothing(screen: &TableScreen<Self>, context: &Self::Context) -> Option<(String, String)>;
+    fn nothing(screen: &TableScreen<Self>, context: &Self::Context) -> Option<[Note; 2]>;
 
     /// Returns a mark and a style of a row, if they are not the usual ones.
     fn mark(&self, _row: &RowOf<Self>, _theme: &Theme) -> Option<Span<'static>> {
@@ -224,12 +233,6 @@ pub trait Content: Sized + 'static {
 
     /// Summarizes the selected row in lines of so many cells.
     fn detail(&self, row: &RowOf<Self>, wide: usize, cut: &str) -> Vec<String>;
-
-    /// Returns the hints for the keys of this screen.
-    fn own_keys(&self) -> &'static [KeyHint];
-
-    /// Returns the help on the keys of this screen, and on the terms in its table.
-    fn help(&self) -> [&'static str; 2];
 
     /// Returns the text of [`state::OverlayKind::Detail`], and its title.
     fn full_detail(

@@ -15,7 +15,7 @@ use crate::ledger::{Analysis, Ledger};
 use crate::probe::kernel;
 use crate::probe::loader::Wanted;
 use crate::probe::watched::Watched;
-use crate::session::event::HostItem;
+use crate::session::HostItem;
 use crate::session::host::HostSession;
 use crate::session::priority;
 use crate::session::process::{self, ProcessOrigin};

@@ -11,8 +11,8 @@ use hashbrown::HashMap;
 
 use super::Interrupts;
 use super::naming::{NameReader, Naming, Placed, Reading};
+use super::record::Started;
 use super::record::progress::Progress;
-use super::record::started::Started;
 use super::snapshot::CaptureMode;
 use crate::estimate::{Estimate, Estimator, Hardware, OnHost};
 use crate::event::bytes::human;
@@ -24,10 +24,10 @@ use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::recording::Reader;
 use crate::report::{EstimateOptions, EstimateSubject, write_estimate};
-use crate::session::event::{HostEvent, HostItem};
 use crate::session::host::HostSession;
 use crate::session::priority;
 use crate::session::process::ProcessOrigin;
+use crate::session::{HostEvent, HostItem};
 use crate::view::{clean, counted, fit};
 
 /// Columns of the name of a process that is mentioned.

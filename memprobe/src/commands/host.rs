@@ -21,13 +21,13 @@ use crate::probe::watched::Watched;
 use crate::process::process_scan::ScanResult;
 use crate::process::status::Status;
 use crate::process::{facts, process_scan, user};
-use crate::session::event::{HostEvent, HostItem};
 use crate::session::host::HostSession;
 use crate::session::priority;
 use crate::session::process::{ProcessOrigin, identified};
 use crate::session::process_monitor::{
     ProcessMonitor, ProcessSearch, Seen, has_pids_of_the_driver,
 };
+use crate::session::{HostEvent, HostItem};
 use crate::tui::{Command, News};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use super::snapshot::{CaptureMode, NotTaken, taken};
 use crate::event::tensors::Consistency;
 use crate::event::{BlockLabels, Event, LabeledBlock, Tgid, TimeNs};
 use crate::probe::catalog::Allocators;
-use crate::session::event::{HostEvent, HostItem, SnapshotPoint};
+use crate::session::{HostEvent, HostItem, SnapshotPoint};
 use crate::tensors::named;
 use crate::view::{consistency, counted};
 

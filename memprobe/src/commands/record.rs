@@ -2,22 +2,20 @@
 
 pub(crate) mod progress;
 mod recorder;
-pub(crate) mod started;
-mod trace;
 
 use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Child, Command, ExitCode};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use tokio::time::Instant;
 
+use self::progress::Progress;
+use self::recorder::{Destination, Recorder};
 use super::Interrupts;
 use super::naming::{NameReader, Naming, Placed, Reading};
-use super::record::progress::Progress;
-use super::record::recorder::{Destination, Recorder};
-use super::record::started::Started;
 use super::snapshot::CaptureMode;
 use crate::event::{Losses, Tgid};
 use crate::probe::attach::AttachError;
@@ -25,10 +23,10 @@ use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::recording::EndReason;
-use crate::session::event::{HostEvent, HostItem};
 use crate::session::host::HostSession;
 use crate::session::priority;
 use crate::session::process::ProcessOrigin;
+use crate::session::{HostEvent, HostItem};
 
 const FLUSH: Duration = Duration::from_secs(1);
 
@@ -287,4 +285,43 @@ impl Intake {
 fn joined(words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
     words.join(" ")
+}
+
+pub(crate) struct Started {
+    child: Child,
+    name: String,
+}
+
+impl Started {
+    pub(crate) fn spawn(words: &[OsString]) -> Result<Self> {
+        let command = words.split_first();
+        let (program, arguments) = command.context("no command was given after --")?;
+        let name = program.to_string_lossy().into_owned();
+        // Ctrl-C at the terminal ends the recording; whether the command ends too is its own
+        // affair, as it gets the same signal.
+        let child = Command::new(program).args(arguments).spawn();
+        let child = child.with_context(|| {
+            format!("starting {name}: give a program after --, such as `-- python train.py`")
+        })?;
+        Ok(Self { child, name })
+    }
+
+    pub(crate) fn tgid(&self) -> Tgid {
+        Tgid(self.child.id())
+    }
+
+    /// The command's own exit status, as the shell would tell it.
+    pub(crate) fn exit_status(&mut self) -> Result<u8> {
+        let status = self.child.wait();
+        let status = status.with_context(|| format!("waiting for {}", self.name))?;
+        let by_signal = || status.signal().map(|signal| 128 + signal);
+        let code = status.code().or_else(by_signal);
+        Ok(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    }
+
+    pub(crate) fn leave_running(&mut self, progress: &mut Progress) {
+        if let Ok(None) = self.child.try_wait() {
+            progress.say(&format!("{} (PID {}) runs on", self.name, self.child.id()));
+        }
+    }
 }

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
 use memprobe_common::counter;
 
-use super::event::{HostEvent, HostItem};
 use super::process::{Process, ProcessOrigin};
+use super::{HostEvent, HostItem};
 use crate::decode::{ProcessEvent, Record, decode};
 use crate::event::{Detail, Losses, Tgid};
 use crate::probe::attaching;

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use memprobe_common::ProcessConfig;
 
 use super::before_attach::{self, BaselineReader};
-use super::event::{HostItem, SnapshotPoint};
 use super::poll::{self, Pace, PollSchedule};
 use super::startup_check::{ObservedFrom, StartupCheck};
+use super::{HostItem, SnapshotPoint};
 use crate::decode::Record;
 use crate::event::{Event, Losses, MarkedPhase, Target, Tgid, TimeNs};
 use crate::probe::attach::AttachError;

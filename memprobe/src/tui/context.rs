@@ -6,7 +6,6 @@ use std::time::Duration;
 use ratatui::style::Style;
 use ratatui::text::Line;
 
-use super::attribution::AttributionTables;
 use super::input::InputEvent;
 use super::overlay;
 use super::status::StatusLine;
@@ -14,10 +13,11 @@ use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, Scree
 use super::tabs::Tab;
 use super::tensors::Tensors;
 use super::theme::Theme;
-use crate::attribution::tables::{DeviceCategories, DeviceModules, DeviceThreads, IterationLayers};
+use crate::attribution::tables::{
+    DeviceCategories, DeviceModules, DeviceThreads, IterationChoice, IterationLayers,
+};
 use crate::event::bytes::human;
-use crate::event::{Detail, DeviceIndex};
-use crate::event::{ProbeStatus, Target};
+use crate::event::{Detail, DeviceIndex, ProbeStatus, Target};
 use crate::ledger::snapshot::{DeviceSnapshot, Health, Snapshot, SoftwareLayer, TargetState};
 use crate::tensors::TensorTable;
 use crate::view::{clean, clock, count, counted, fit, process, rate};
@@ -330,4 +330,39 @@ fn probes(health: &Health) -> Option<(u8, String)> {
         (all, 0) => (4, format!("{all} probes ok")),
         (all, _) => (1, format!("{all} probes, {stepped} SLOW (p)")),
     })
+}
+
+/// Attribution table that a screen needs. Tables are costly to build, so only the one on screen is requested.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AttributionQuery {
+    #[default]
+    Nothing,
+    Modules,
+    Categories,
+    Layers(IterationChoice),
+    Threads,
+}
+
+/// Answer to [`super::Command::Explain`], renewed with each snapshot.
+#[derive(Clone, Debug, Default)]
+pub enum AttributionTables {
+    #[default]
+    Nothing,
+    Modules(Arc<Vec<DeviceModules>>),
+    Categories(Arc<Vec<DeviceCategories>>),
+    Layers(Arc<Vec<IterationLayers>>),
+    Threads(Arc<Vec<DeviceThreads>>),
+}
+
+impl AttributionTables {
+    pub(super) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Nothing, Self::Nothing) => true,
+            (Self::Modules(one), Self::Modules(other)) => Arc::ptr_eq(one, other),
+            (Self::Categories(one), Self::Categories(other)) => Arc::ptr_eq(one, other),
+            (Self::Layers(one), Self::Layers(other)) => Arc::ptr_eq(one, other),
+            (Self::Threads(one), Self::Threads(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
 }

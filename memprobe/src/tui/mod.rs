@@ -1,7 +1,6 @@
 //! The live screen. Its only input is snapshots: [`run`] draws each new one, and handles keys and the mouse
 //! until the user quits or the caller ends it.
 
-mod attribution;
 mod categories;
 mod context;
 mod filter;
@@ -26,7 +25,7 @@ mod test_support;
 mod theme;
 mod threads;
 
-pub use attribution::{AttributionQuery, AttributionTables};
+pub use context::{AttributionQuery, AttributionTables};
 pub use process::{News, run};
 pub use tensors::Tensors;
 

@@ -9,8 +9,8 @@ use ratatui::layout::Position;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
-use super::attribution::{AttributionQuery, AttributionTables};
 use super::categories::Categories;
+use super::context::{AttributionQuery, AttributionTables};
 use super::context::{ProcessContext, WayBack};
 use super::input::{InputEvent, wanted};
 use super::lines::LineList;

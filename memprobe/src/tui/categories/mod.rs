@@ -1,7 +1,6 @@
 //! Screen of categories of one process: over time, now, and in the latest iterations.
 
-mod graph;
-mod iterations;
+mod panels;
 #[cfg(test)]
 mod screens;
 
@@ -207,8 +206,8 @@ impl Content for Categories {
         theme: &Theme,
     ) {
         if let Some(device) = shown(context) {
-            graph::draw_graph(buffer, layout.graph, device, theme);
-            iterations::draw_iterations(buffer, layout.second, device, theme);
+            panels::draw_graph(buffer, layout.graph, device, theme);
+            panels::draw_iterations(buffer, layout.second, device, theme);
         }
     }
 
@@ -227,7 +226,7 @@ impl Content for Categories {
 
     fn badge(&self, row: &RowOf<Self>, theme: &Theme) -> Option<Span<'static>> {
         let portion = row.data.portion;
-        let letter = Span::styled(graph::letter(portion), graph::style(portion, theme));
+        let letter = Span::styled(panels::letter(portion), panels::style(portion, theme));
         row.data.rule.is_none().then_some(letter)
     }
 

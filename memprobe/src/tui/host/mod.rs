@@ -1,6 +1,5 @@
 //! Live screen of all processes of a host. Enter opens one process, Esc returns.
 
-mod detail;
 mod header;
 mod processes;
 mod rows;

@@ -16,8 +16,8 @@ use super::super::table_screen::{
 };
 use super::super::tabs::Tab;
 use super::super::theme::Theme;
+use super::header;
 use super::rows::{self, ProcessSums};
-use super::{detail, header};
 use crate::event::Tgid;
 use crate::event::bytes::human;
 use crate::ledger::snapshot::host::{DriverSnapshot, HostSnapshot, ProcessRow, ProcessState};
@@ -302,7 +302,7 @@ impl Content for Processes {
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
-        detail::lines(row.data.process(), &self.host.driver)
+        rows::summary(row.data.process(), &self.host.driver)
     }
 }
 

@@ -1,12 +1,10 @@
 //! Screen of lines: live memory by line of Python, with the callers of each.
 
 mod callers;
-mod graph;
+mod panels;
 mod rows;
 #[cfg(test)]
 mod screens;
-mod source;
-mod totals;
 
 use std::cell::RefCell;
 
@@ -185,12 +183,12 @@ impl Content for LineList {
     ) {
         if let Some(device) = context.device() {
             let outside = context.feed.shown.cuda.live();
-            totals::draw_totals(buffer, layout.totals, device, outside, theme);
-            graph::draw_graph(buffer, layout.graph, &device.timeline, theme);
+            panels::draw_totals(buffer, layout.totals, device, outside, theme);
+            panels::draw_graph(buffer, layout.graph, &device.timeline, theme);
         }
         let frame = screen.selected().and_then(|row| row.data.subject.frame());
         let sources = screen.content.sources.borrow_mut();
-        source::draw_source(buffer, layout.source, frame, sources, theme);
+        panels::draw_source(buffer, layout.source, frame, sources, theme);
     }
 
     fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<[Note; 2]> {

@@ -5,10 +5,9 @@ mod rows;
 #[cfg(test)]
 mod screens;
 mod subject;
-mod text;
 
 use super::Command;
-use super::attribution::AttributionQuery;
+use super::context::AttributionQuery;
 use super::context::ProcessContext;
 use super::input::InputEvent;
 use super::table_screen::{
@@ -271,7 +270,7 @@ impl Content for ModuleList {
 
     fn account(&self, _context: &ProcessContext) -> Option<String> {
         let subject = self.subject.as_ref()?;
-        let mut text = text::account(subject);
+        let mut text = subject::account(subject);
         if self.alike == Alike::Each && subject.knows_modules != Some(false) {
             text.push_str("   one by one (i)");
         }
@@ -329,6 +328,6 @@ impl Content for ModuleList {
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
-        vec![text::summary(row)]
+        vec![subject::summary(row)]
     }
 }

@@ -7,7 +7,6 @@ mod columns;
 mod draw;
 mod layout;
 mod rows;
-mod selection;
 mod state;
 
 use std::borrow::Cow;

@@ -9,7 +9,7 @@ use super::super::input::{Focus, InputEvent};
 use super::super::theme::Theme;
 use super::columns::{TableSort, column_at, further, places};
 use super::layout::{ScreenLayout, layout};
-use super::selection::Selection;
+use super::rows::Selection;
 use super::{Content, Fold, Note, Query, Reaction, RowOf, ScreenContext, ScreenRequest, TableOf};
 use crate::view::clean;
 use crate::view::table::Column;

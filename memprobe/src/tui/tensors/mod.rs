@@ -1,7 +1,6 @@
 //! Screen of the tensors of one process. Reading pauses the process briefly, so it happens only on entry and
 //! on request. The screen shows the length of the pause.
 
-mod detail;
 mod rows;
 #[cfg(test)]
 mod screens;
@@ -382,11 +381,11 @@ impl Content for TensorList {
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
-        vec![detail::summary(&row.data)]
+        vec![rows::summary(&row.data)]
     }
 
     fn full_detail(&self, row: &RowOf<Self>, theme: &Theme) -> (&'static str, Vec<Line<'static>>) {
-        (" Tensor ", detail::detail(&row.data, theme))
+        (" Tensor ", rows::detail(&row.data, theme))
     }
 }
 

@@ -103,7 +103,6 @@ impl SnapshotArgs {
     }
 }
 
-/// Prints the snapshot in a file.
 fn print(file: &Path, options: &TensorOptions) -> Result<ExitCode> {
     let snapshot = read(file)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
@@ -111,7 +110,6 @@ fn print(file: &Path, options: &TensorOptions) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads a snapshot from a file, or from standard input.
 pub(super) fn read(file: &Path) -> Result<TensorSnapshot> {
     let name = file.display();
     if file.as_os_str() == "-" {
@@ -146,7 +144,6 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 /// Columns of a table that does not go to a terminal.
 const PIPED_WIDTH: usize = 140;
 
-/// Formats of these tables.
 pub(super) const FORMATS: &[Format] = &[Format::Text, Format::Json, Format::Csv];
 
 #[derive(Args)]
@@ -187,7 +184,6 @@ const ORDERS: &[Choice<Order>] = choices! {
 };
 
 impl TensorRows {
-    /// For a table on standard output.
     pub(super) fn options(&self) -> Result<TensorOptions> {
         if self.fold.no_fold && self.by != GroupBy::Unnamed {
             bail!("--no-fold shows every tensor: leave out --by, or give --by tensor");

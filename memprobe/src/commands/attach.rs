@@ -7,18 +7,16 @@ use anyhow::{Result, bail};
 
 use super::Interrupts;
 use super::process_view::ProcessView;
-use super::screen::{ScreenThread, Turn};
-use super::source::Sources;
+use super::screen::{ScreenThread, Sources, Turn};
 use crate::event::Tgid;
 use crate::ledger::snapshot::TargetState;
 use crate::ledger::{Analysis, Ledger};
 use crate::probe::kernel;
 use crate::probe::loader::Wanted;
 use crate::probe::watched::Watched;
-use crate::session::HostItem;
 use crate::session::host::HostSession;
-use crate::session::priority;
 use crate::session::process::{self, ProcessOrigin};
+use crate::session::{HostItem, priority};
 use crate::tui::{self, Command};
 
 const REFRESH: Duration = Duration::from_millis(200);

@@ -25,19 +25,16 @@ use crate::probe::watched::Watched;
 use crate::recording::Reader;
 use crate::report::{EstimateOptions, EstimateSubject, write_estimate};
 use crate::session::host::HostSession;
-use crate::session::priority;
 use crate::session::process::ProcessOrigin;
-use crate::session::{HostEvent, HostItem};
+use crate::session::{HostEvent, HostItem, priority};
 use crate::view::{clean, counted, fit};
 
 /// Columns of the name of a process that is mentioned.
 const NAME: usize = 60;
-
 /// Processes whose books are kept at once; the later ones of a command are counted.
 const MAX_PROCESSES: usize = 256;
 
 pub enum EstimateSource {
-    /// A recording with the CPU's memory.
     Recording(PathBuf),
     /// A command to run on the CPU: its program and arguments.
     Command(Vec<OsString>),
@@ -56,7 +53,6 @@ pub struct Estimation {
 }
 
 impl Estimation {
-    /// Runs the command, or reads the recording, and writes the estimate.
     pub fn run(self) -> Result<ExitCode> {
         match &self.subject {
             EstimateSource::Recording(file) => {
@@ -172,7 +168,6 @@ impl Estimation {
     }
 }
 
-/// Advice for a script that requires a GPU.
 const ON_THE_CPU: &str = "A script must run on the CPU for this: if it calls .cuda() or .to(\"cuda\"), make the device a \
                           parameter of it, such as torch.device(\"cuda\" if torch.cuda.is_available() else \"cpu\")";
 
@@ -352,7 +347,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Adds a note on a process other than the one shown.
     fn pass_over(&mut self, target: &Target, estimate: &Estimate) {
         if self.others.len() >= MAX_PROCESSES {
             self.uncounted += 1;

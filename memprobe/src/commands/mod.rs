@@ -11,7 +11,6 @@ pub mod top;
 mod naming;
 mod process_view;
 mod screen;
-mod source;
 
 use std::io;
 

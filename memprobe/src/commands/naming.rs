@@ -19,10 +19,8 @@ use crate::view::{consistency, counted};
 
 /// Optimizer step of the first snapshot: by then optimizer state and gradients exist.
 const STEP: u64 = 2;
-
 /// Factor between the steps of two snapshots: growing memory is found, and long runs are paused little.
 const AGAIN: u64 = 8;
-
 /// The most events of a process that are held back; then its names are given up.
 const MOST: usize = 1 << 20;
 
@@ -300,7 +298,6 @@ impl Held {
     }
 }
 
-/// Puts names where their moment is among events.
 fn insert(events: &mut Vec<HostEvent>, tgid: Tgid, names: BlockLabels) {
     let is_behind = |event: &HostEvent| match &event.item {
         HostItem::Ended | HostItem::Executed(_) => true,
@@ -314,7 +311,6 @@ fn insert(events: &mut Vec<HostEvent>, tgid: Tgid, names: BlockLabels) {
     events.insert(place, event);
 }
 
-/// Consistency of a snapshot, for people.
 fn in_words(how: Consistency) -> String {
     let in_vain = match how {
         Consistency::Paused { retries: 1.., .. } => {
@@ -345,7 +341,6 @@ fn nothing_named(has_names: bool) -> String {
     }
 }
 
-/// When it happened, where that is said.
 fn time_of(event: &HostEvent) -> Option<TimeNs> {
     match &event.item {
         HostItem::Event(Event::Memory(event)) => Some(event.time),

@@ -64,7 +64,6 @@ impl ProcessView {
         }
     }
 
-    /// Its screens are closed. What is kept for them is kept.
     fn close(&mut self) {
         self.grouping = Grouping::default();
         self.reasons.explain(AttributionQuery::Nothing);
@@ -105,7 +104,6 @@ impl ViewCache {
         }
     }
 
-    /// Follows a process from now on, if that is not done yet.
     pub(super) fn follow(&mut self, tgid: Tgid, ledger: &Ledger, now: TimeNs) -> &mut ProcessView {
         let followed = self.all.iter().position(|opened| opened.tgid == tgid);
         let opened = match followed {

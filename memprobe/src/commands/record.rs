@@ -24,14 +24,12 @@ use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::recording::EndReason;
 use crate::session::host::HostSession;
-use crate::session::priority;
 use crate::session::process::ProcessOrigin;
-use crate::session::{HostEvent, HostItem};
+use crate::session::{HostEvent, HostItem, priority};
 
 const FLUSH: Duration = Duration::from_secs(1);
 
 pub enum Subject {
-    /// A process that runs already.
     Process(Tgid),
     /// A command to start: its program and arguments.
     Command(Vec<OsString>),
@@ -48,7 +46,6 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Records until the target ends, the time is over or somebody interrupts.
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
         super::runtime()?.block_on(self.run_inside())
@@ -121,14 +118,7 @@ struct Intake {
     progress: Progress,
     duration: Option<Duration>,
     deadline: Option<Instant>,
-    /// Reason not to probe the root.
     refusal: Option<AttachError>,
-}
-
-enum Woken {
-    Records,
-    Read(Reading),
-    End(EndReason),
 }
 
 impl Intake {
@@ -140,11 +130,17 @@ impl Intake {
     ) -> Result<Option<EndReason>> {
         let mut flushed = Instant::now();
         let reason = loop {
-            match self.wait(session, interrupts).await {
-                Woken::Records => {}
-                Woken::Read(reading) => self.take_read(reading)?,
-                Woken::End(_) if !self.recorder.has_attached => return Ok(None),
-                Woken::End(reason) => break reason,
+            let end = tokio::select! {
+                biased;
+                () = interrupts.next() => Some(EndReason::Interrupted),
+                () = until(self.deadline) => Some(EndReason::Duration),
+                reading = self.names.next() => self.take_read(reading).map(|()| None)?,
+                () = session.wait() => None,
+            };
+            match end {
+                Some(_) if !self.recorder.has_attached => return Ok(None),
+                Some(reason) => break reason,
+                None => {}
             }
             session.drain(|event| self.take(event))?;
             self.place(session)?;
@@ -166,24 +162,6 @@ impl Intake {
         session.drain_all(|event| self.take(event))?;
         self.finish(reason, session.losses)?;
         Ok(Some(reason))
-    }
-
-    /// Waits for something to do, or for a reason to end.
-    async fn wait(&mut self, session: &mut HostSession, interrupts: &mut Interrupts) -> Woken {
-        let deadline = self.deadline;
-        let over = async {
-            match deadline {
-                Some(deadline) => tokio::time::sleep_until(deadline).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = interrupts.next() => Woken::End(EndReason::Interrupted),
-            () = over => Woken::End(EndReason::Duration),
-            read = self.names.next() => Woken::Read(read),
-            () = session.wait() => Woken::Records,
-        }
     }
 
     /// Reads the processes that go on and have not been read.
@@ -281,7 +259,13 @@ impl Intake {
     }
 }
 
-/// A command as one line.
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
 fn joined(words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
     words.join(" ")

@@ -11,8 +11,7 @@ use tokio::time::Instant;
 
 use super::Interrupts;
 use super::host::{PATIENCE, Scope, Watching};
-use super::screen::{ScreenThread, Turn};
-use super::source::Sources;
+use super::screen::{ScreenThread, Sources, Turn};
 use crate::event::{CaptureOptions, Tgid};
 use crate::ledger::host::HostCaps;
 use crate::ledger::snapshot::host::HostSnapshot;
@@ -23,7 +22,6 @@ use crate::tui::host::{HostCommand, HostTitle, HostView};
 use crate::tui::{self, SourceText};
 
 const REFRESH: Duration = Duration::from_millis(250);
-
 /// Interval of screen updates without news, for trends and the clock.
 const REFRESH_QUIET: Duration = Duration::from_secs(1);
 

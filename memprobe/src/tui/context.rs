@@ -6,11 +6,10 @@ use std::time::Duration;
 use ratatui::style::Style;
 use ratatui::text::Line;
 
+use super::bars::{StatusLine, Tab};
 use super::input::InputEvent;
 use super::overlay;
-use super::status::StatusLine;
 use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, ScreenTitle, further};
-use super::tabs::Tab;
 use super::tensors::Tensors;
 use super::theme::Theme;
 use crate::attribution::tables::{
@@ -69,7 +68,6 @@ pub enum WayBack {
     Host,
 }
 
-/// State that all screens of a process share.
 #[derive(Debug)]
 pub struct ProcessContext {
     pub feed: Feed<Snapshot>,
@@ -79,7 +77,6 @@ pub struct ProcessContext {
     pub layers: Option<Arc<Vec<IterationLayers>>>,
     pub categories: Option<Arc<Vec<DeviceCategories>>>,
     pub threads: Option<Arc<Vec<DeviceThreads>>>,
-    /// Last answer with attribution tables.
     attribution: AttributionTables,
     pub tensors: Tensors,
     pub tensor_table: Option<Arc<TensorTable>>,
@@ -110,7 +107,6 @@ impl ProcessContext {
             .or_else(|| devices.first())
     }
 
-    /// Returns the element of the device shown; `None` if it has none.
     pub fn of_device<'a, T>(
         &self,
         all: &'a Option<Arc<Vec<T>>>,
@@ -149,7 +145,6 @@ impl ProcessContext {
         is_new
     }
 
-    /// Returns true if the screen of tensors must start a reading.
     pub fn lacks_tensors(&self) -> bool {
         self.tensor_table.is_none() && !matches!(self.tensors, Tensors::Taking)
     }

@@ -1,11 +1,11 @@
 //! Screen of CUDA memory outside the caching allocator: by library and kind, with the lines of each.
 
+use super::bars::Tab;
 use super::context::ProcessContext;
 use super::table_screen::{
     Content, Fold, Needs, Note, Query, RowOf, ScreenContext, ScreenParts, TableOf, TableRow,
     TableScreen,
 };
-use super::tabs::Tab;
 use crate::event::Bytes;
 use crate::event::bytes::human;
 use crate::ledger::snapshot::{LineRow, OutsideRow, Site};
@@ -33,7 +33,6 @@ pub struct OutsideData {
     detail: String,
 }
 
-/// CUDA memory outside the caching allocator.
 #[derive(Default)]
 pub struct Outside {
     /// True after the first rows, which are all opened.

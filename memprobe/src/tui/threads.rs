@@ -1,10 +1,10 @@
 //! Screen of threads: the memory that each allocated.
 
+use super::bars::Tab;
 use super::context::ProcessContext;
 use super::table_screen::{
     Content, Note, Query, RowOf, ScreenParts, TableOf, TableRow, TableScreen,
 };
-use super::tabs::Tab;
 use crate::attribution::tables::{AllocatingThread, DeviceThreads, ThreadRow};
 use crate::event::bytes::human;
 use crate::view::cells::remainders;

@@ -7,14 +7,11 @@ use super::text::{CUT, clean, fit};
 use crate::event::{DeviceIndex, Frame, Stack, StackKind, Target};
 use crate::ledger::snapshot::{OutsideRow, Site};
 
-/// Row name for memory allocated before attach.
 pub const BEFORE_ATTACH: &str = "(allocated before attach)";
-
 /// Row name for memory that was live when the process was opened, where accounting starts at opening.
 pub(super) const BEFORE_OPENING: &str = "(live before opening)";
 /// Row name for the difference between the allocator's total and the known blocks.
 pub const UNACCOUNTED: &str = "(unaccounted)";
-/// Head of the column of live blocks.
 pub const BLOCKS: &str = "BLOCKS";
 
 /// Shortest unambiguous file names: `model.py`, or `vision/model.py` if there is also a `text/model.py`.
@@ -24,7 +21,6 @@ pub struct FileNames {
 }
 
 impl FileNames {
-    /// Computes the names of `files`.
     pub fn of<'a>(files: impl Iterator<Item = &'a Arc<str>>) -> Self {
         let files: HashSet<&Arc<str>> = files.collect();
         let mut alike: HashMap<&str, Vec<&Arc<str>>> = HashMap::new();
@@ -135,7 +131,6 @@ pub fn cuda_memory_kind(row: &OutsideRow) -> String {
     }
 }
 
-/// Returns the file name of the library that called into CUDA.
 pub fn library_name(row: &OutsideRow) -> &str {
     tail(&row.library, 1)
 }
@@ -167,7 +162,6 @@ fn tail(file: &str, parts: usize) -> &str {
     }
 }
 
-/// Columns of a container's name.
 const CONTAINER: usize = 32;
 
 /// Returns `PID 20292`, or `PID 20292 (7 in trainer-0)` for a process in another PID namespace or container:

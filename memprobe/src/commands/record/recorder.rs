@@ -19,8 +19,7 @@ use crate::recording::write::directory::{
 use crate::recording::write::output::{OutputFile, OutputPlan};
 use crate::recording::write::trace_event::{TraceWriter, WriteError};
 use crate::recording::{EndReason, Header};
-use crate::session::now;
-use crate::session::{HostEvent, HostItem};
+use crate::session::{HostEvent, HostItem, now};
 use crate::view::{self, clean, counted};
 
 pub(super) enum Destination {
@@ -179,7 +178,6 @@ impl Recorder {
         }
     }
 
-    /// Brings what the index says of a process up to date.
     fn note_entry(&mut self, tgid: Tgid) {
         let Some(recorded) = self.processes.get(&tgid) else {
             return;
@@ -379,7 +377,6 @@ impl Recorder {
         ProgressFigures { losses, ..sum }
     }
 
-    /// Says what was written and how to go on.
     pub(super) fn say_end(
         &self,
         figures: ProgressFigures,
@@ -433,7 +430,6 @@ impl ProgressFigures {
     }
 }
 
-/// A process as people know it.
 fn named(tgid: Tgid, target: &Target) -> String {
     let command = clean(&target.command);
     let short: String = command.chars().take(60).collect();
@@ -476,7 +472,6 @@ impl Trace {
         Ok(())
     }
 
-    /// Writes the end; gives back the file.
     pub(super) fn finish(mut self, reason: EndReason) -> Result<OutputFile, WriteError> {
         let ledger = &self.ledgers.analyses;
         let divided = categories(ledger, &ledger.latest_iterations(0), now());

@@ -11,9 +11,8 @@ use anyhow::{Context as _, Result};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::block_tracker::BlockTracker;
-use super::Allocators;
-use super::Interrupts;
 use super::record::progress::Progress;
+use super::{Allocators, Interrupts};
 use crate::event::tensors::{TensorDevice, TensorSnapshot};
 use crate::event::{Detail, Tgid};
 use crate::probe::watched::Watched;
@@ -117,7 +116,6 @@ impl Snapshots {
         }
     }
 
-    /// Takes a snapshot while the events go on to be read.
     async fn take_watched(
         &self,
         tracker: &mut BlockTracker,

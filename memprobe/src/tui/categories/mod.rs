@@ -9,12 +9,12 @@ use std::time::Duration;
 use ratatui::buffer::Buffer;
 use ratatui::text::Span;
 
+use super::bars::Tab;
 use super::context::ProcessContext;
 use super::table_screen::{
     Content, Fold, Needs, Note, Query, RowOf, ScreenContext, ScreenLayout, ScreenParts, TableOf,
     TableRow, TableScreen,
 };
-use super::tabs::Tab;
 use super::theme::Theme;
 use crate::attribution::tables::{
     CategoryRow, CategoryRule, CoverageStart, DeviceCategories, Portion, PortionRow,
@@ -41,7 +41,6 @@ type CategoryKey = (Portion, Option<CategoryRule>);
 #[derive(Clone, PartialEq, Debug)]
 pub struct CategoryData {
     portion: Portion,
-    /// Start of the attribution.
     since: CoverageStart,
     allocated: i128,
     live: i64,
@@ -245,7 +244,6 @@ impl Content for Categories {
     }
 }
 
-/// Describes the allocated bytes, the peak, the current phase and the age of the last heap snapshot.
 fn account(device: &DeviceCategories) -> String {
     let read = device.read_before.map_or_else(
         || "inferred (t: read)".to_owned(),

@@ -16,7 +16,6 @@ use crate::event::Bytes;
 use crate::event::bytes::short;
 use crate::view::{count, duration, fit, iteration, iterations_by, span};
 
-/// Returns the letter of a portion, and its colour.
 fn appearance(portion: Portion) -> (&'static str, Color) {
     match portion {
         Portion::BeforeAttach => ("B", Color::Gray),
@@ -107,7 +106,6 @@ const COLUMNS: [(&str, usize, u16); 5] = [
 
 const NAME: usize = 14;
 
-/// Draws the head and as many iterations as fit, latest first.
 pub fn draw_iterations(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, theme: &Theme) {
     if area.is_empty() {
         return;

@@ -31,7 +31,6 @@ pub enum HostCommand {
     /// Include this process in [`HostView::process`] from now on.
     Open(Tgid),
     Close,
-    /// Request from the screens of the open process.
     Ask(Command),
 }
 

@@ -7,14 +7,13 @@ use ratatui::buffer::Buffer;
 use ratatui::style::Style;
 use ratatui::text::Span;
 
+use super::super::bars::{StatusLine, Tab};
 use super::super::context::Feed;
 use super::super::input::InputEvent;
-use super::super::status::StatusLine;
 use super::super::table_screen::{
     Content, DeviceTabs, KeyHint, Needs, Note, Query, Reaction, RowOf, ScreenContext, ScreenLayout,
     ScreenParts, ScreenRequest, ScreenTitle, TableOf, TableRow, TableScreen, TableState,
 };
-use super::super::tabs::Tab;
 use super::super::theme::Theme;
 use super::header;
 use super::rows::{self, ProcessSums};
@@ -26,7 +25,6 @@ use crate::view::{
     HostExtent, PROCESS_COLUMNS, ProcessEntry, clean, count, counted, rate, top_line_names,
 };
 
-/// Processes of a host, and the command that shows them.
 pub struct HostContext {
     pub(super) name: String,
     pub(super) feed: Feed<HostSnapshot>,
@@ -306,7 +304,6 @@ impl Content for Processes {
     }
 }
 
-/// Counts processes in words.
 pub(super) fn processes(number: usize) -> String {
     match number {
         1 => "1 process".to_owned(),

@@ -12,7 +12,6 @@ use crate::view::{
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ProcessSums {
     pub rows: usize,
-    /// Sum of the allocators' totals.
     pub totals: Totals,
     /// Sum of the driver's figures; `None` if the driver reports none.
     pub driver: Option<Bytes>,
@@ -60,7 +59,6 @@ impl fmt::Display for ProcessSums {
     }
 }
 
-/// Returns the text that the filter matches.
 pub fn searched(row: &ProcessRow) -> String {
     let facts = &row.facts;
     let top = row.top.as_ref().map(|top| match &top.holder {
@@ -84,7 +82,6 @@ pub fn summary(row: &ProcessRow, driver: &DriverSnapshot) -> Vec<String> {
     vec![first_line(row), summary_facts(row, driver).join("  ")]
 }
 
-/// Returns the state, the top line with its whole path, or both.
 fn first_line(row: &ProcessRow) -> String {
     let top = row.top.as_ref().map(|top| {
         let name = match &top.holder {

@@ -10,13 +10,13 @@ use std::cell::RefCell;
 
 use ratatui::buffer::Buffer;
 
+use super::bars::Tab;
 use super::context::ProcessContext;
 use super::input::InputEvent;
 use super::table_screen::{
     Content, Needs, Note, Query, Reaction, RowOf, SIDE_BY_SIDE, ScreenContext, ScreenLayout,
     ScreenParts, ScreenRequest, TableOf, TableScreen, TableState,
 };
-use super::tabs::Tab;
 use super::theme::Theme;
 use super::{Command, SourceText};
 use crate::ledger::snapshot::{Grouping, Site, TargetState};

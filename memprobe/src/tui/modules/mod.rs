@@ -7,14 +7,13 @@ mod screens;
 mod subject;
 
 use super::Command;
-use super::context::AttributionQuery;
-use super::context::ProcessContext;
+use super::bars::Tab;
+use super::context::{AttributionQuery, ProcessContext};
 use super::input::InputEvent;
 use super::table_screen::{
     Content, Note, Query, Reaction, RowOf, ScreenParts, ScreenRequest, TableOf, TableScreen,
     TableState,
 };
-use super::tabs::Tab;
 use crate::attribution::tables::{Category, IterationChoice, Pass, Sums};
 use crate::event::Bytes;
 use crate::view::table::{Cell, Column, Cut, Tone, columns};
@@ -73,7 +72,6 @@ impl ModuleData {
         self.sums().map(|sums| sums.pass(pass).live)
     }
 
-    /// Returns the bytes of categories in an iteration.
     fn of(&self, categories: &[Category]) -> Option<Bytes> {
         let (_, total) = self.figures?;
         let bytes = categories.iter().map(|category| total.of(*category));
@@ -101,7 +99,6 @@ pub struct ModuleList {
 }
 
 impl ModuleList {
-    /// Creates the content of the screen of layers.
     pub fn of_iterations() -> Self {
         Self {
             iteration: Some(IterationChoice::default()),

@@ -67,7 +67,6 @@ pub struct ModuleTables {
     pub(super) peak: Bytes,
     /// True if a module call was seen; `None` for an iteration.
     pub(super) knows_modules: Option<bool>,
-    /// The iteration, on the screen of layers.
     pub(super) moment: Option<IterationShown>,
 }
 
@@ -176,7 +175,6 @@ fn now(subject: &ModuleTables) -> String {
     )
 }
 
-/// Describes the iteration: number, epoch, peak, and bytes at its end.
 fn iteration_of(then: &IterationShown, subject: &ModuleTables) -> String {
     let Some(row) = &then.iteration else {
         return format!("  {}", iterations_by(then.source));

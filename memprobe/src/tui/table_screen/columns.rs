@@ -9,12 +9,10 @@ use crate::event::bytes::short;
 use crate::view::short_count;
 use crate::view::table::{Cell, Direction, OnScreen, Precision, SortOrder, Tone};
 
-/// Cells between two columns.
 const GAP: u16 = 1;
 /// Cells before the first column, for the mark of the selected row.
 const MARGIN: u16 = 2;
 
-/// Formats a value for a column of so many cells.
 pub fn cell_text(cell: &Cell<'_>, precision: Precision, wide: usize, theme: &Theme) -> String {
     match (cell, precision) {
         (Cell::Signed(bytes), Precision::Short) if *bytes < 0 => {
@@ -43,7 +41,6 @@ pub fn tone_style(tone: Tone, theme: &Theme) -> Style {
     }
 }
 
-/// Formats bytes that may be negative.
 pub fn amount(bytes: i128) -> String {
     Cell::from(bytes).text(Precision::Exact)
 }

@@ -5,11 +5,9 @@ use ratatui::layout::{Position, Rect};
 use ratatui::style::Style;
 use ratatui::text::Line;
 
-use super::super::header::{draw_device_tabs, draw_title};
+use super::super::bars::{Prompt, Tab, draw_device_tabs, draw_last_line, draw_tabs, draw_title};
 use super::super::input::Focus;
 use super::super::overlay::{draw_box, draw_too_small, draw_words, entry};
-use super::super::status::{Prompt, draw_last_line};
-use super::super::tabs::{Tab, draw_tabs};
 use super::super::theme::Theme;
 use super::columns::{ColumnPosition, amount, cell_text, places, tone_style};
 use super::state::OverlayKind;
@@ -17,7 +15,6 @@ use super::{Content, Fold, KeyHint, RowOf, ScreenContext, ScreenLayout, TableScr
 use crate::view::table::{Align, Column, Cut, SortOrder};
 use crate::view::{clean, counted, fit, fit_middle, percent, width};
 
-/// Cells of the fold mark.
 const MARK: u16 = 2;
 /// Deepest level that is indented, to keep names on the screen.
 const DEEPEST_INDENT: usize = 8;
@@ -26,7 +23,6 @@ const MIN_ASIDE: usize = 14;
 /// Minimum width of names and the text beside them; a narrower table has names alone.
 const MIN_NAME_AND_ASIDE: usize = 44;
 
-/// Help on the keys of all tables.
 const HELP: &str = "\
 /           filter by regular expression     Esc  clear it
 < > or F6   sort by another column; 1 to 9, or a click on its head
@@ -125,7 +121,6 @@ impl<C: Content> TableScreen<C> {
         cursor
     }
 
-    /// Draws the column heads, with an arrow at the sort column.
     fn draw_head(&self, buffer: &mut Buffer, area: Rect, theme: &Theme) {
         if area.is_empty() {
             return;
@@ -289,7 +284,6 @@ impl<C: Content> TableScreen<C> {
         (texts, name.start + names as u16 + 2)
     }
 
-    /// Returns true if a cell is the fold mark of a row.
     pub(super) fn is_fold_mark(&self, row: usize, x: u16, width: u16) -> bool {
         let Some(row) = self.table.rows.get(row) else {
             return false;

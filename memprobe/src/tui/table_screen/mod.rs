@@ -17,9 +17,8 @@ use ratatui::buffer::Buffer;
 use ratatui::text::{Line, Span};
 
 use super::Command;
+use super::bars::{StatusLine, Tab};
 use super::input::InputEvent;
-use super::status::StatusLine;
-use super::tabs::Tab;
 use super::theme::Theme;
 use crate::event::Tgid;
 
@@ -37,13 +36,9 @@ pub type Note = Cow<'static, str>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScreenRequest {
-    /// End the program.
     Quit,
-    /// Return to the screen that opened this one.
     Leave,
-    /// Send a request to the caller.
     Send(Command),
-    /// Open the screens of a process.
     Open(Tgid),
 }
 
@@ -61,7 +56,6 @@ pub enum Reaction {
 /// Key, its action, and its drop rank: the highest is dropped first where space is short.
 pub type KeyHint = (&'static str, &'static str, u8);
 
-/// First line of a screen.
 pub struct ScreenTitle {
     pub name: String,
     pub text: String,
@@ -92,7 +86,6 @@ pub trait ScreenContext {
     /// Returns the rows that most screens need around their table.
     fn needs(&self, height: u16) -> Needs;
 
-    /// Returns hints for the keys of all screens.
     fn keys(&self) -> Vec<KeyHint>;
 
     /// Returns the help on the keys of all screens, a line each; the text starts at its 13th character.
@@ -101,7 +94,6 @@ pub trait ScreenContext {
     /// Returns the most important number, for a terminal too small for any table.
     fn number(&self) -> String;
 
-    /// Returns the list of probes.
     fn probes(&self, _theme: &Theme) -> Vec<Line<'static>> {
         Vec::new()
     }
@@ -114,15 +106,12 @@ pub struct ScreenParts<D: 'static> {
     pub columns: &'static [Column<D>],
     /// Description of the text that the filter matches.
     pub searched: &'static str,
-    /// Hints for the keys of this screen.
     pub keys: &'static [KeyHint],
-    /// Help on the keys of this screen.
+    /// Help on the keys of this screen, and below on the terms in its table.
     pub help: &'static str,
-    /// Help on the terms in the table.
     pub terms: &'static str,
 }
 
-/// Content of a table screen.
 pub trait Content: Sized + 'static {
     type Key: Clone + Eq + Hash + Debug;
     type Data;
@@ -174,7 +163,6 @@ pub trait Content: Sized + 'static {
         Reaction::Ignored
     }
 
-    /// Returns the rows that the screen needs around its table.
     fn needs(&self, _width: u16, height: u16, context: &Self::Context) -> Needs {
         context.needs(height)
     }

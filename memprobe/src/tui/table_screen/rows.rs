@@ -20,7 +20,6 @@ pub enum Fold {
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct TableRow<K, D> {
-    /// Key across tables.
     pub key: K,
     /// Level in the tree; 0 for the outermost.
     pub depth: usize,
@@ -42,10 +41,8 @@ impl<K, D> TableRow<K, D> {
 
 pub type RowOf<C> = TableRow<<C as Content>::Key, <C as Content>::Data>;
 
-/// Rows of a table, and their sums.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ScreenTable<K, D> {
-    /// Visible rows, in order.
     pub rows: Vec<TableRow<K, D>>,
     /// Rows that match the filter, without those beneath them.
     pub shown: usize,
@@ -69,7 +66,6 @@ impl<K, D> Default for ScreenTable<K, D> {
 
 pub type TableOf<C> = ScreenTable<<C as Content>::Key, <C as Content>::Data>;
 
-/// Sort order, filter and open rows of a table.
 #[derive(Clone, Debug)]
 pub struct Query<K> {
     pub sort: TableSort,

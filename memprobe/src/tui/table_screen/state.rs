@@ -3,8 +3,8 @@
 use ratatui::buffer::Buffer;
 use ratatui::layout::Position;
 
+use super::super::bars::tab_at;
 use super::super::filter::Filter;
-use super::super::header::tab_at;
 use super::super::input::{Focus, InputEvent};
 use super::super::theme::Theme;
 use super::columns::{TableSort, column_at, further, places};
@@ -46,7 +46,6 @@ pub struct TableScreen<C: Content> {
 
 /// Screen of any table in a context.
 pub trait ScreenHandle<X> {
-    /// Returns the receiver of key events.
     fn focus(&self) -> Focus;
 
     /// Makes the rows anew, after new data or a new size.
@@ -252,7 +251,6 @@ impl<C: Content> TableScreen<C> {
         };
     }
 
-    /// Handles Enter on the selected row.
     fn enter(&mut self) -> Reaction {
         self.keep_selected();
         let Some(row) = self.selected() else {
@@ -308,7 +306,6 @@ impl<C: Content> TableScreen<C> {
         }
     }
 
-    /// Returns the columns that the table can be sorted by.
     fn sortable(&self) -> impl Iterator<Item = usize> + use<'_, C> {
         let columns = self.content.parts().columns.iter().enumerate();
         let sortable = columns.filter(|(_, column)| column.is_sortable());

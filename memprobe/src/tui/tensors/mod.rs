@@ -11,14 +11,13 @@ use std::sync::Arc;
 use ratatui::text::Line;
 
 use super::Command;
+use super::bars::{StatusLine, Tab};
 use super::context::ProcessContext;
 use super::input::InputEvent;
-use super::status::StatusLine;
 use super::table_screen::{
     Content, DeviceTabs, Needs, Note, Query, Reaction, RowOf, ScreenContext, ScreenParts,
     ScreenRequest, TableOf, TableScreen, TableState, further,
 };
-use super::tabs::Tab;
 use super::theme::Theme;
 use crate::event::bytes::{human, signed};
 use crate::event::tensors::TensorDevice;
@@ -30,12 +29,9 @@ use crate::view::{FileNames, TensorGroup, clean, consistency, counted};
 /// Progress of [`super::Command::TakeTensors`].
 #[derive(Clone, Debug, Default)]
 pub enum Tensors {
-    /// Not requested yet.
     #[default]
     Unasked,
-    /// The process is being read.
     Taking,
-    /// Result of the latest reading.
     Taken(Arc<TensorTable>),
     /// The reading failed: reason and remedy.
     Failed(Arc<str>),
@@ -145,7 +141,6 @@ impl TensorList {
         self.shown.as_deref().map(ShownDevice::device)
     }
 
-    /// Finds the device shown in the table.
     fn show(&mut self) {
         let mut devices = self.devices().iter();
         let at = devices.position(|table| Some(table.device) == self.device);
@@ -293,7 +288,6 @@ impl Content for TensorList {
         }
     }
 
-    /// Returns the time of the snapshot, the length of the pause, and any error.
     fn status(&self, context: &ProcessContext, theme: &Theme) -> StatusLine {
         let word = match &context.tensors {
             Tensors::Taking | Tensors::Unasked => ("READING", theme.still()),
@@ -389,7 +383,6 @@ impl Content for TensorList {
     }
 }
 
-/// Describes a reading: time, pause, objects, and unread data.
 fn facts(table: &TensorTable) -> String {
     let taken = time_of_day(table.taken_ms);
     let mut facts = vec![format!("{taken}; {}", consistency(table.consistency))];

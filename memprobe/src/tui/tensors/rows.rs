@@ -105,7 +105,6 @@ pub fn summary(data: &TensorData) -> String {
     facts.join("   ")
 }
 
-/// Returns all that is known of the selected row.
 pub fn detail(data: &TensorData, theme: &Theme) -> Vec<Line<'static>> {
     let (rows, group) = (data.device.rows(), &data.group);
     let first = group.rows[0];
@@ -201,7 +200,6 @@ fn facts(row: &Row, tell: &mut impl FnMut(&str, String)) {
     tell("line", site);
 }
 
-/// Lists the tensors that share the row's storage.
 fn sharing(rows: &[Row], first: usize, theme: &Theme) -> Vec<Line<'static>> {
     let owner = rows[first].owner.unwrap_or(first);
     let shares = |at: &usize| *at != first && (*at == owner || rows[*at].owner == Some(owner));

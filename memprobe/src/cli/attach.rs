@@ -5,12 +5,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::options::{
-    BufferOption, CpuOption, DetailOption, DriverOption, GraphOption, is_default, parse_pid,
-};
+use super::options::{CpuOption, DetailOption, ProbeOptions, is_default, parse_pid};
 use crate::commands::attach::LiveView;
 use crate::commands::host::Scope;
-use crate::commands::top::{Keep, Top};
+use crate::commands::top::Top;
 use crate::commands::{GraphTracking, Wanted, Watch};
 use crate::event::Tgid;
 
@@ -39,22 +37,18 @@ pub struct Attach {
     #[command(flatten)]
     detail: DetailOption,
     #[command(flatten)]
-    graph: GraphOption,
-    #[command(flatten)]
-    driver: DriverOption,
-    #[command(flatten)]
-    buffer: BufferOption,
+    probes: ProbeOptions,
 }
 
 impl Attach {
     pub(super) fn run(self) -> Result<ExitCode> {
-        let (tgid, ring_bytes) = (Tgid(self.pid), self.buffer.buffer_size);
+        let (tgid, ring_bytes) = (Tgid(self.pid), self.probes.ring_bytes());
         let wanted = Wanted {
             watch: Watch::One,
             detail: self.detail.detail,
             allocators: self.cpu.allocators(),
-            graph: self.graph.graph_or(GraphTracking::On),
-            driver: self.driver.calls(),
+            graph: self.probes.graph_or(GraphTracking::On),
+            driver: self.probes.driver(),
         };
         if self.children {
             return Top {
@@ -62,7 +56,7 @@ impl Attach {
                 capture: wanted.capture(),
                 driver: wanted.driver,
                 ring_bytes,
-                keep_ended: Keep::Always,
+                keep_ended: None,
             }
             .run();
         }

@@ -8,8 +8,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use super::options::formats;
-use super::snapshot::read;
-use super::tensors::{FORMATS, TensorRows};
+use super::snapshot::{FORMATS, TensorRows, read};
 use crate::report::write_tensor_diff;
 
 /// Print the tensors added and removed between two snapshots of a process

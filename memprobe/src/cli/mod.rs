@@ -8,7 +8,6 @@ mod options;
 mod record;
 mod report;
 mod snapshot;
-mod tensors;
 mod top;
 
 use std::io::{IsTerminal as _, Write as _};

@@ -34,7 +34,6 @@ const DETAILS: &[Choice<Detail>] = choices! {
 /// Value of an option: its word, its meaning, and its help.
 pub(super) type Choice<T> = (&'static str, T, &'static str);
 
-/// Parses the word of one of `choices`.
 pub(super) fn choice<T>(choices: &'static [Choice<T>]) -> impl TypedValueParser<Value = T>
 where
     T: Clone + Send + Sync + 'static,
@@ -51,25 +50,42 @@ where
     })
 }
 
-/// `--graph` and `--no-graph`.
+/// `--graph`, `--no-graph`, `--no-driver` and `--buffer-size`.
 #[derive(Args, Clone, Copy)]
-pub(super) struct GraphOption {
+pub(super) struct ProbeOptions {
     /// Attribute memory of backward passes to lines of the forward pass
     #[arg(long, overrides_with = "no_graph")]
     graph: bool,
     /// Attribute it to the line that calls backward(). Saves the process two traps for each operation of autograd
     #[arg(long, overrides_with = "graph")]
     no_graph: bool,
+    /// Put no probe into libcuda. For processes in which another tool rewrites its functions (UCX in NIXL, UCC and Open
+    /// MPI); CUDA memory of NCCL, cuBLAS and the like is then not seen
+    #[arg(long)]
+    no_driver: bool,
+    #[command(flatten)]
+    buffer: BufferOption,
 }
 
-impl GraphOption {
-    /// The choice of the user, else `default`.
+impl ProbeOptions {
     pub(super) fn graph_or(self, default: GraphTracking) -> GraphTracking {
         match (self.graph, self.no_graph) {
             (true, _) => GraphTracking::On,
             (_, true) => GraphTracking::Off,
             (false, false) => default,
         }
+    }
+
+    pub(super) fn driver(self) -> DriverCalls {
+        if self.no_driver {
+            DriverCalls::LeftAlone
+        } else {
+            DriverCalls::Probed
+        }
+    }
+
+    pub(super) fn ring_bytes(self) -> u32 {
+        self.buffer.buffer_size
     }
 }
 
@@ -88,7 +104,6 @@ pub(super) struct NamesOption {
 }
 
 impl NamesOption {
-    /// The choice of the user, else `default`.
     pub(super) fn naming_or(self, default: Naming) -> Naming {
         match (self.names, self.no_names) {
             (true, _) => Naming::NowAndThen,
@@ -98,31 +113,12 @@ impl NamesOption {
     }
 }
 
-/// `--no-driver`.
-#[derive(Args, Clone, Copy)]
-pub(super) struct DriverOption {
-    /// Put no probe into libcuda. For processes in which another tool rewrites its functions (UCX in NIXL, UCC and Open
-    /// MPI); CUDA memory of NCCL, cuBLAS and the like is then not seen
-    #[arg(long)]
-    no_driver: bool,
-}
-
-impl DriverOption {
-    pub(super) fn calls(self) -> DriverCalls {
-        if self.no_driver {
-            DriverCalls::LeftAlone
-        } else {
-            DriverCalls::Probed
-        }
-    }
-}
-
 /// `--cpu`.
 #[derive(Args, Clone, Copy)]
 pub(super) struct CpuOption {
     /// Also CPU tensors, as a device of their own; works without CUDA
     #[arg(long)]
-    pub(super) cpu: bool,
+    cpu: bool,
 }
 
 impl CpuOption {
@@ -198,7 +194,6 @@ pub(super) struct FoldOption {
     pub(super) no_fold: bool,
 }
 
-/// Columns and colours of standard output.
 pub(super) struct StdoutStyle {
     /// `None` if standard output is no terminal.
     pub(super) columns: Option<usize>,
@@ -222,14 +217,12 @@ impl StdoutStyle {
     }
 }
 
-/// Parses the number of a process.
 pub(super) fn parse_pid(text: &str) -> Result<u32, String> {
     let give = "give the number of one running process, such as 1234; `pgrep -f train.py` finds it";
     let pid = text.parse().ok().filter(|pid| *pid > 0);
     pid.ok_or_else(|| give.to_owned())
 }
 
-/// Parses a number of rows, or `all`.
 fn parse_limit(text: &str) -> Result<RowLimit, String> {
     match (text, text.parse()) {
         ("all", _) => Ok(RowLimit::All),
@@ -238,7 +231,6 @@ fn parse_limit(text: &str) -> Result<RowLimit, String> {
     }
 }
 
-/// Parses a number of levels.
 pub(super) fn parse_depth(text: &str) -> Result<usize, String> {
     let give = "give a number of levels, such as 2; 0 shows the outermost modules";
     text.parse().map_err(|_| give.to_owned())

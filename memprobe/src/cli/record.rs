@@ -9,8 +9,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::options::{
-    BufferOption, CpuOption, DetailOption, DriverOption, GraphOption, NamesOption, is_default,
-    parse_duration, parse_pid,
+    CpuOption, DetailOption, NamesOption, ProbeOptions, is_default, parse_duration, parse_pid,
 };
 use crate::commands::record::{Recording, Subject};
 use crate::commands::{GraphTracking, Naming, Wanted, Watch};
@@ -56,11 +55,7 @@ pub struct RecordArgs {
     #[command(flatten)]
     names: NamesOption,
     #[command(flatten)]
-    graph: GraphOption,
-    #[command(flatten)]
-    driver: DriverOption,
-    #[command(flatten)]
-    buffer: BufferOption,
+    probes: ProbeOptions,
     /// Print nothing while recording
     #[arg(short, long)]
     quiet: bool,
@@ -82,12 +77,12 @@ impl RecordArgs {
                 watch: if is_alone { Watch::One } else { Watch::Family },
                 detail: self.detail.detail,
                 allocators: self.cpu.allocators(),
-                graph: self.graph.graph_or(GraphTracking::On),
-                driver: self.driver.calls(),
+                graph: self.probes.graph_or(GraphTracking::On),
+                driver: self.probes.driver(),
             },
             naming: self.names.naming_or(Naming::Off),
             duration: self.duration,
-            ring_bytes: self.buffer.buffer_size,
+            ring_bytes: self.probes.ring_bytes(),
             quiet: self.quiet,
         }
         .run()

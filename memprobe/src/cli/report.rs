@@ -109,7 +109,6 @@ const FRAMES: &[Choice<Grouping>] = choices! {
     "innermost" => Grouping::Innermost, "The innermost frame";
 };
 
-/// The expression as given.
 fn name(by: By) -> &'static str {
     let row = ROWS.iter().find(|(_, value, _)| *value == by);
     row.map_or("", |(word, ..)| word)
@@ -180,7 +179,6 @@ impl Report {
         Ok(())
     }
 
-    /// Reports one recording after the other, then their sum.
     fn run_on_directory(&self) -> Result<ExitCode> {
         let options = self.options();
         let files = recordings_in(&self.file)?;
@@ -238,7 +236,6 @@ impl Report {
     }
 }
 
-/// Recording without the data for a report.
 fn warnings(outcome: &Outcome) -> Vec<String> {
     let mut warnings = Vec::new();
     if outcome.truncated {

@@ -8,13 +8,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
-use super::options::{BufferOption, CpuOption, DetailOption, formats, parse_duration, parse_pid};
-use super::tensors::{FORMATS, TensorRows};
-use crate::commands::snapshot::{CaptureMode, SnapshotExtent, Snapshots};
+use super::options::{
+    BufferOption, Choice, CpuOption, DetailOption, FoldOption, Format, FormatOption, LimitOption,
+    StdoutStyle, choice, choices, formats, parse_duration, parse_pid,
+};
+use crate::commands::snapshot::{CaptureMode, Snapshots};
 use crate::event::Tgid;
 use crate::event::tensors::TensorSnapshot;
 use crate::recording::{Reader, open_tensors, read_tensors};
-use crate::report::{Colour, TensorFormat, TensorOptions, write_tensors};
+use crate::report::{Colour, RowLimit, TensorFormat, TensorNames, TensorOptions, write_tensors};
+use crate::tensors::{GroupBy, Order};
 
 /// Print every tensor of a running process: name, shape, dtype, allocated bytes
 ///
@@ -89,11 +92,7 @@ impl SnapshotArgs {
             } else {
                 CaptureMode::Paused
             },
-            extent: if self.cpu.cpu {
-                SnapshotExtent::DevicesAndHost
-            } else {
-                SnapshotExtent::Devices
-            },
+            extent: self.cpu.allocators(),
             options,
         };
         let (detail, ring_bytes) = (self.detail.detail, self.buffer.buffer_size);
@@ -104,7 +103,6 @@ impl SnapshotArgs {
     }
 }
 
-/// Prints the snapshot in a file.
 fn print(file: &Path, options: &TensorOptions) -> Result<ExitCode> {
     let snapshot = read(file)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
@@ -112,7 +110,6 @@ fn print(file: &Path, options: &TensorOptions) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads a snapshot from a file, or from standard input.
 pub(super) fn read(file: &Path) -> Result<TensorSnapshot> {
     let name = file.display();
     if file.as_os_str() == "-" {
@@ -142,6 +139,78 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
         return Err("each snapshot pauses the process: give 100ms or more".to_owned());
     }
     Ok(interval)
+}
+
+/// Columns of a table that does not go to a terminal.
+const PIPED_WIDTH: usize = 140;
+
+pub(super) const FORMATS: &[Format] = &[Format::Text, Format::Json, Format::Csv];
+
+#[derive(Args)]
+pub(super) struct TensorRows {
+    /// Meaning of a row
+    #[arg(short, long, default_value = "tensor", value_parser = choice(ROWS))]
+    by: GroupBy,
+    #[command(flatten)]
+    pub(super) format: FormatOption,
+    /// Order of rows
+    #[arg(short, long, default_value = "allocated", value_parser = choice(ORDERS))]
+    sort: Order,
+    #[command(flatten)]
+    limit: LimitOption,
+    #[command(flatten)]
+    fold: FoldOption,
+    /// Show all names of each tensor, and the rules that inferred them
+    #[arg(long)]
+    all_names: bool,
+}
+
+const ROWS: &[Choice<GroupBy>] = choices! {
+    "tensor" => GroupBy::Unnamed, "A tensor; identical unnamed tensors are one row";
+    "shape" => GroupBy::Shape, "Tensors of equal kind, shape and dtype, whatever their names: `3 * (256, 256, 3, 3)`";
+    "kind" => GroupBy::Kind, "A kind: parameters, gradients, optimizer state";
+    "module" => GroupBy::Module, "A module";
+    "line" => GroupBy::Site, "The line that allocated it, if memprobe watched the allocation";
+    "retainer" => GroupBy::Retainer, "The variable or container that keeps the memory alive, also through graphs of \
+        tensors";
+};
+
+const ORDERS: &[Choice<Order>] = choices! {
+    "allocated" => Order::Holds, "Most bytes of the allocator first";
+    "size" => Order::Size, "Most bytes of elements first, shared or not";
+    "name" => Order::Name, "By name";
+    "kind" => Order::Kind, "By kind";
+    "count" => Order::Count, "Most tensors first";
+};
+
+impl TensorRows {
+    pub(super) fn options(&self) -> Result<TensorOptions> {
+        if self.fold.no_fold && self.by != GroupBy::Unnamed {
+            bail!("--no-fold shows every tensor: leave out --by, or give --by tensor");
+        }
+        let style = StdoutStyle::detect();
+        Ok(TensorOptions {
+            format: match self.format.or_text() {
+                Format::Json => TensorFormat::Json,
+                Format::Csv => TensorFormat::Csv,
+                Format::Text | Format::Jsonl => TensorFormat::Text,
+            },
+            by: if self.fold.no_fold {
+                GroupBy::Nothing
+            } else {
+                self.by
+            },
+            order: self.sort,
+            top: self.limit.limit.unwrap_or(RowLimit::Rows(50)),
+            names: if self.all_names {
+                TensorNames::All
+            } else {
+                TensorNames::Best
+            },
+            width: style.columns.unwrap_or(PIPED_WIDTH),
+            colour: style.colour,
+        })
+    }
 }
 
 #[cfg(test)]

@@ -8,12 +8,12 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use super::options::{
-    BufferOption, DetailOption, DriverOption, Format, FormatOption, GraphOption, StdoutStyle,
-    formats, is_default, parse_duration,
+    DetailOption, Format, FormatOption, ProbeOptions, StdoutStyle, formats, is_default,
+    parse_duration,
 };
 use crate::commands::GraphTracking;
 use crate::commands::host::Scope;
-use crate::commands::top::{Keep, Once, Top as LiveScreen};
+use crate::commands::top::{Once, Top as LiveScreen};
 use crate::event::CaptureOptions;
 use crate::report::{DocumentFormat, HostExtent, HostOptions};
 
@@ -56,11 +56,7 @@ pub struct TopArgs {
     #[command(flatten)]
     detail: DetailOption,
     #[command(flatten)]
-    graph: GraphOption,
-    #[command(flatten)]
-    driver: DriverOption,
-    #[command(flatten)]
-    buffer: BufferOption,
+    probes: ProbeOptions,
 }
 
 impl TopArgs {
@@ -76,19 +72,19 @@ impl TopArgs {
                 scope: Scope::Host,
                 capture: CaptureOptions {
                     detail: self.detail.detail,
-                    graph: self.graph.graph_or(GraphTracking::Off),
+                    graph: self.probes.graph_or(GraphTracking::Off),
                 },
-                driver: self.driver.calls(),
-                ring_bytes: self.buffer.buffer_size,
-                keep_ended: Keep::For(self.keep_ended),
+                driver: self.probes.driver(),
+                ring_bytes: self.probes.ring_bytes(),
+                keep_ended: Some(self.keep_ended),
             }
             .run();
         }
         let style = StdoutStyle::detect();
         Once {
             scope: Scope::Host,
-            driver: self.driver.calls(),
-            ring_bytes: self.buffer.buffer_size,
+            driver: self.probes.driver(),
+            ring_bytes: self.probes.ring_bytes(),
             listen: self.duration.unwrap_or(DURATION),
             options: HostOptions {
                 format: match format {

@@ -5,20 +5,18 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::interrupts::Interrupts;
+use super::Interrupts;
 use super::process_view::ProcessView;
-use super::screen::{ScreenThread, Turn};
-use super::source::Sources;
+use super::screen::{ScreenThread, Sources, Turn};
 use crate::event::Tgid;
 use crate::ledger::snapshot::TargetState;
 use crate::ledger::{Analysis, Ledger};
 use crate::probe::kernel;
 use crate::probe::loader::Wanted;
 use crate::probe::watched::Watched;
-use crate::session::event::HostItem;
 use crate::session::host::HostSession;
-use crate::session::priority;
 use crate::session::process::{self, ProcessOrigin};
+use crate::session::{HostItem, priority};
 use crate::tui::{self, Command};
 
 const REFRESH: Duration = Duration::from_millis(200);
@@ -119,7 +117,7 @@ struct Screen {
 impl Screen {
     fn open(model: Ledger, tgid: Tgid, interrupts: Interrupts) -> Self {
         let opened = ProcessView::new(tgid, &model, crate::session::now());
-        let news = opened.news.clone();
+        let news = opened.news();
         let sources = Box::new(Sources::of(tgid));
         let thread = ScreenThread::start(interrupts, REFRESH, move |command, quit| {
             tui::run(news, command, sources, quit)

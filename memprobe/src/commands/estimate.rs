@@ -9,10 +9,10 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, bail};
 use hashbrown::HashMap;
 
-use super::interrupts::Interrupts;
+use super::Interrupts;
 use super::naming::{NameReader, Naming, Placed, Reading};
+use super::record::Started;
 use super::record::progress::Progress;
-use super::record::started::Started;
 use super::snapshot::CaptureMode;
 use crate::estimate::{Estimate, Estimator, OnHost};
 use crate::event::bytes::human;
@@ -24,20 +24,17 @@ use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::recording::Reader;
 use crate::report::{EstimateOptions, EstimateSubject, write_estimate};
-use crate::session::event::{HostEvent, HostItem};
 use crate::session::host::HostSession;
-use crate::session::priority;
 use crate::session::process::ProcessOrigin;
+use crate::session::{HostEvent, HostItem, priority};
 use crate::view::{clean, counted, fit};
 
 /// Columns of the name of a process that is mentioned.
 const NAME: usize = 60;
-
 /// Processes whose books are kept at once; the later ones of a command are counted.
 const MAX_PROCESSES: usize = 256;
 
 pub enum EstimateSource {
-    /// A recording with the CPU's memory.
     Recording(PathBuf),
     /// A command to run on the CPU: its program and arguments.
     Command(Vec<OsString>),
@@ -56,7 +53,6 @@ pub struct Estimation {
 }
 
 impl Estimation {
-    /// Runs the command, or reads the recording, and writes the estimate.
     pub fn run(self) -> Result<ExitCode> {
         match &self.subject {
             EstimateSource::Recording(file) => {
@@ -169,7 +165,6 @@ impl Estimation {
     }
 }
 
-/// Advice for a script that requires a GPU.
 const ON_THE_CPU: &str = "A script must run on the CPU for this: if it calls .cuda() or .to(\"cuda\"), make the device a \
                           parameter of it, such as torch.device(\"cuda\" if torch.cuda.is_available() else \"cpu\")";
 
@@ -349,7 +344,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Adds a note on a process other than the one shown.
     fn pass_over(&mut self, target: &Target, estimate: &Estimate) {
         if self.others.len() >= MAX_PROCESSES {
             self.uncounted += 1;

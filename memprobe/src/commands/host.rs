@@ -18,16 +18,13 @@ use crate::probe::attach::AttachError;
 use crate::probe::catalog::{Allocators, DriverCalls};
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
-use crate::process::process_scan::ScanResult;
+use crate::process::process_scan::{HostScan, ScanResult};
 use crate::process::status::Status;
 use crate::process::{facts, process_scan, user};
-use crate::session::event::{HostEvent, HostItem};
 use crate::session::host::HostSession;
-use crate::session::priority;
 use crate::session::process::{ProcessOrigin, identified};
-use crate::session::process_monitor::{
-    ProcessMonitor, ProcessSearch, Seen, has_pids_of_the_driver,
-};
+use crate::session::process_monitor::{ProcessMonitor, Seen, has_pids_of_the_driver};
+use crate::session::{HostEvent, HostItem, priority};
 use crate::tui::{Command, News};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,9 +56,7 @@ struct Other {
     /// Its user, and the watched process of which it is a fork, if any. Read when it was found, since it
     /// may be gone by its first event.
     facts: ProcessFacts,
-    /// Its wait, probes and refusal.
     waiting: Option<String>,
-    attached: Option<Attached>,
     refused: Option<String>,
 }
 
@@ -74,13 +69,9 @@ impl Watching {
         ring_bytes: u32,
         caps: HostCaps,
     ) -> Result<Self> {
-        let (watch, search, root) = match scope {
-            Scope::Host => (Watch::Everyone, ProcessSearch::Everyone, None),
-            Scope::Family(tgid) => (
-                Watch::Family,
-                ProcessSearch::Nobody,
-                Some(Watched::open(tgid)?),
-            ),
+        let (watch, scan, root) = match scope {
+            Scope::Host => (Watch::Everyone, Some(HostScan::default()), None),
+            Scope::Family(tgid) => (Watch::Family, None, Some(Watched::open(tgid)?)),
         };
         let wanted = Wanted {
             watch,
@@ -94,7 +85,7 @@ impl Watching {
             session.add_family(root, ProcessOrigin::Running)?;
         }
         priority::come_first();
-        let (monitor, first) = ProcessMonitor::begin(search)?;
+        let (monitor, first) = ProcessMonitor::begin(scan)?;
         let mut watching = Self {
             session,
             monitor,
@@ -121,7 +112,6 @@ impl Watching {
         }
     }
 
-    /// Brings the ledgers up to date with all that is there.
     pub(super) fn drain(&mut self) -> Result<()> {
         // Borrowed apart: the session is not among the fields that its events change.
         let mut events = Vec::new();
@@ -142,7 +132,6 @@ impl Watching {
         Ok(())
     }
 
-    /// True if something changed since the last call.
     pub(super) fn take_news(&mut self) -> bool {
         std::mem::replace(&mut self.news, false)
     }
@@ -215,11 +204,10 @@ impl Watching {
             opened.reasons.begin_anew();
         }
         let Some(other) = other else { return };
-        match (other.attached, other.refused, other.waiting) {
-            (_, Some(cause), _) => self.host.refuse(tgid, &cause),
-            (Some(found), ..) => self.host.attach(tgid, found),
-            (_, _, Some(what)) => self.host.wait(tgid, &what),
-            _ => {}
+        match (other.refused, other.waiting) {
+            (Some(cause), _) => self.host.refuse(tgid, &cause),
+            (None, Some(what)) => self.host.wait(tgid, &what),
+            (None, None) => {}
         }
     }
 
@@ -256,7 +244,6 @@ impl Watching {
         same.then_some(parent)
     }
 
-    /// Brings the ledgers of a process up to date with an event.
     fn apply(&mut self, tgid: Tgid, event: &Event) {
         // Nobody looks at most of them.
         let Some(opened) = self.opened.of(tgid) else {
@@ -283,19 +270,16 @@ impl Watching {
         }
     }
 
-    /// Somebody looks at this process: from now on it is followed.
     pub(super) fn open(&mut self, tgid: Tgid) {
         self.host.open(Some(tgid));
         self.opened.open(tgid);
     }
 
-    /// Nobody looks at any process more closely.
     pub(super) fn close(&mut self) {
         self.host.open(None);
         self.opened.close();
     }
 
-    /// Does what a screen of the process asks for that is looked at.
     pub(super) fn execute(&mut self, command: Command) {
         let shown = self.opened.shown;
         if let Some(opened) = shown.and_then(|tgid| self.opened.of(tgid)) {
@@ -311,7 +295,7 @@ impl Watching {
         let ledger = host.ledger(tgid)?;
         let opened = self.opened.follow(tgid, ledger, now);
         opened.show(host.process(tgid, now, opened.grouping)?);
-        Some((tgid, opened.news.clone()))
+        Some((tgid, opened.news()))
     }
 
     fn handle(&mut self, event: HostEvent) {
@@ -359,7 +343,6 @@ impl Watching {
             target,
             facts: self.facts(tgid, parent),
             waiting: None,
-            attached: None,
             refused: None,
         };
         self.others.insert(tgid, other);
@@ -412,7 +395,6 @@ fn reason(error: &AttachError, tgid: Tgid) -> String {
 const OTHER_PIDS: &str =
     "memprobe runs in a PID namespace of its own, and the driver has other process ids";
 
-/// Converts a sample of the driver for the views.
 fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
     // memprobe does not start in a PID namespace of its own. If it ever does, the driver's process ids may be those of
     // other processes: older drivers give the host's, newer ones translate them (`os_find_ns_pid`,

@@ -8,13 +8,13 @@ pub mod record;
 pub mod snapshot;
 pub mod top;
 
-mod attribution_feed;
-mod interrupts;
 mod naming;
 mod process_view;
 mod screen;
-mod source;
-mod tensor_reader;
+
+use std::io;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub use self::naming::Naming;
 pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
@@ -27,4 +27,33 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
         .enable_all()
         .on_thread_start(crate::session::priority::take_turns)
         .build()?)
+}
+
+/// Ctrl-C, a polite kill, and a closed terminal.
+struct Interrupts {
+    signals: [Signal; 3],
+}
+
+impl Interrupts {
+    /// Listens from now on. Signals before [`Self::next`] are kept.
+    fn new() -> io::Result<Self> {
+        let kinds = [
+            SignalKind::interrupt(),
+            SignalKind::terminate(),
+            SignalKind::hangup(),
+        ];
+        let [interrupt, terminate, hangup] = kinds.map(signal);
+        Ok(Self {
+            signals: [interrupt?, terminate?, hangup?],
+        })
+    }
+
+    async fn next(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.signals;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
 }

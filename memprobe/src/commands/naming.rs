@@ -9,20 +9,18 @@ use anyhow::Result;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::mpsc;
 
-use super::snapshot::{CaptureMode, NotTaken, SnapshotExtent, taken};
+use super::snapshot::{CaptureMode, NotTaken, taken};
 use crate::event::tensors::Consistency;
 use crate::event::{BlockLabels, Event, LabeledBlock, Tgid, TimeNs};
 use crate::probe::catalog::Allocators;
-use crate::session::event::{HostEvent, HostItem, SnapshotPoint};
+use crate::session::{HostEvent, HostItem, SnapshotPoint};
 use crate::tensors::named;
 use crate::view::{consistency, counted};
 
 /// Optimizer step of the first snapshot: by then optimizer state and gradients exist.
 const STEP: u64 = 2;
-
 /// Factor between the steps of two snapshots: growing memory is found, and long runs are paused little.
 const AGAIN: u64 = 8;
-
 /// The most events of a process that are held back; then its names are given up.
 const MOST: usize = 1 << 20;
 
@@ -81,7 +79,7 @@ pub(super) struct Placed {
 pub(super) struct NameReader {
     naming: Naming,
     manner: CaptureMode,
-    extent: SnapshotExtent,
+    allocators: Allocators,
     courses: HashMap<Tgid, Course>,
     held: HashMap<Tgid, Held>,
     /// Processes still being read whose events are no longer held back.
@@ -127,10 +125,7 @@ impl NameReader {
         Self {
             naming,
             manner,
-            extent: match allocators {
-                Allocators::Cuda => SnapshotExtent::Devices,
-                Allocators::CudaAndCpu => SnapshotExtent::DevicesAndHost,
-            },
+            allocators,
             courses: HashMap::new(),
             held: HashMap::new(),
             given_up: HashSet::new(),
@@ -196,9 +191,9 @@ impl NameReader {
         }
         self.held.insert(tgid, Held::default());
         self.course(tgid).is_read();
-        let (send, manner, extent) = (self.send.clone(), self.manner, self.extent);
+        let (send, manner, allocators) = (self.send.clone(), self.manner, self.allocators);
         tokio::task::spawn_blocking(move || {
-            let taken = taken(tgid, manner, extent);
+            let taken = taken(tgid, manner, allocators);
             // Nobody listens where the recording has ended meanwhile.
             let read = taken.map(|snapshot| (named(&snapshot, tgid), snapshot.consistency));
             let _ = send.send((tgid, read));
@@ -303,7 +298,6 @@ impl Held {
     }
 }
 
-/// Puts names where their moment is among events.
 fn insert(events: &mut Vec<HostEvent>, tgid: Tgid, names: BlockLabels) {
     let is_behind = |event: &HostEvent| match &event.item {
         HostItem::Ended | HostItem::Executed(_) => true,
@@ -317,7 +311,6 @@ fn insert(events: &mut Vec<HostEvent>, tgid: Tgid, names: BlockLabels) {
     events.insert(place, event);
 }
 
-/// Consistency of a snapshot, for people.
 fn in_words(how: Consistency) -> String {
     let in_vain = match how {
         Consistency::Paused { retries: 1.., .. } => {
@@ -348,7 +341,6 @@ fn nothing_named(has_names: bool) -> String {
     }
 }
 
-/// When it happened, where that is said.
 fn time_of(event: &HostEvent) -> Option<TimeNs> {
     match &event.item {
         HostItem::Event(Event::Memory(event)) => Some(event.time),

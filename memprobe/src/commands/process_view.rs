@@ -4,14 +4,23 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
+use anyhow::{Context as _, Result};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
-use super::attribution_feed::AttributionFeed;
-use super::tensor_reader::TensorReader;
+use super::Allocators;
+use super::snapshot::{CaptureMode, taken};
+use crate::attribution::AttributionLedger;
+use crate::attribution::iterations::Iterations;
+use crate::attribution::modules::ModuleLedger;
+use crate::attribution::threads::ThreadLedger;
+use crate::attribution::views::{categories, layers, modules, threads};
+use crate::event::tensors::TensorSnapshot;
 use crate::event::{Event, Tgid, TimeNs};
 use crate::ledger::snapshot::{Grouping, Snapshot};
 use crate::ledger::{Analysis, Change, Ledger};
-use crate::tui::{AttributionQuery, Command, News};
+use crate::tensors::{Sites, explain, named};
+use crate::tui::{AttributionQuery, AttributionTables, Command, News, Tensors};
 
 /// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are kept.
 const MOST: usize = 4;
@@ -23,27 +32,25 @@ pub(super) struct ProcessView {
     snapshots: watch::Sender<Arc<Snapshot>>,
     pub(super) tensors: TensorReader,
     pub(super) reasons: AttributionFeed,
-    pub(super) news: News,
 }
 
 impl ProcessView {
     pub(super) fn new(tgid: Tgid, ledger: &Ledger, now: TimeNs) -> Self {
         let first = ledger.snapshot(now, Grouping::default());
-        let (snapshots, shown) = watch::channel(Arc::new(first));
-        let (tensors, shown_tensors) = TensorReader::new(tgid);
-        let (reasons, shown_reasons) = AttributionFeed::new(ledger, now);
-        let news = News {
-            snapshots: shown,
-            tensors: shown_tensors,
-            reasons: shown_reasons,
-        };
         Self {
             tgid,
             grouping: Grouping::default(),
-            snapshots,
-            tensors,
-            reasons,
-            news,
+            snapshots: watch::Sender::new(Arc::new(first)),
+            tensors: TensorReader::new(tgid),
+            reasons: AttributionFeed::new(ledger, now),
+        }
+    }
+
+    pub(super) fn news(&self) -> News {
+        News {
+            snapshots: self.snapshots.subscribe(),
+            tensors: self.tensors.shown.subscribe(),
+            reasons: self.reasons.shown.subscribe(),
         }
     }
 
@@ -57,7 +64,6 @@ impl ProcessView {
         }
     }
 
-    /// Its screens are closed. What is kept for them is kept.
     fn close(&mut self) {
         self.grouping = Grouping::default();
         self.reasons.explain(AttributionQuery::Nothing);
@@ -98,7 +104,6 @@ impl ViewCache {
         }
     }
 
-    /// Follows a process from now on, if that is not done yet.
     pub(super) fn follow(&mut self, tgid: Tgid, ledger: &Ledger, now: TimeNs) -> &mut ProcessView {
         let followed = self.all.iter().position(|opened| opened.tgid == tgid);
         let opened = match followed {
@@ -137,6 +142,166 @@ impl ViewCache {
             }
         })
         .await;
+    }
+}
+
+/// Iterations in a table of categories.
+const LATEST: usize = 100;
+/// Snapshots for which the table of iterations serves. It goes through all that are kept.
+const SERVES: u32 = 5;
+
+/// Attribution for the screens: the analyses of modules, categories and threads.
+pub(super) struct AttributionFeed {
+    modules: ModuleLedger,
+    categories: AttributionLedger,
+    threads: ThreadLedger,
+    wanted: AttributionQuery,
+    shown: watch::Sender<AttributionTables>,
+    /// The last iterations, and for how many snapshots more they serve.
+    iterations: Option<(Iterations, u32)>,
+}
+
+impl AttributionFeed {
+    /// Starts with the state of the process's ledger.
+    fn new(ledger: &Ledger, now: TimeNs) -> Self {
+        let categories = AttributionLedger::new(None).with_latest_layers();
+        Self {
+            modules: ModuleLedger::late(ledger, now),
+            categories: categories.with_known(ledger, now),
+            threads: ThreadLedger::late(ledger, now),
+            wanted: AttributionQuery::default(),
+            shown: watch::Sender::default(),
+            iterations: None,
+        }
+    }
+
+    pub(super) fn begin_anew(&mut self) {
+        self.modules = ModuleLedger::default();
+        self.categories = AttributionLedger::new(None).with_latest_layers();
+        self.threads = ThreadLedger::default();
+        self.iterations = None;
+    }
+
+    fn explain(&mut self, wanted: AttributionQuery) {
+        self.wanted = wanted;
+        self.iterations = None;
+        if wanted == AttributionQuery::Nothing {
+            // Whoever asks next is not to see what was so then.
+            self.shown.send_replace(AttributionTables::default());
+        }
+    }
+
+    /// Shows what is wanted, at the moment of a snapshot. What nobody looks at costs nothing.
+    fn show(&mut self, snapshot: &Snapshot) {
+        let reasons = match self.wanted {
+            AttributionQuery::Nothing => return,
+            AttributionQuery::Modules => {
+                AttributionTables::Modules(Arc::new(modules(&self.modules, snapshot)))
+            }
+            AttributionQuery::Threads => {
+                AttributionTables::Threads(Arc::new(threads(&self.threads, snapshot)))
+            }
+            AttributionQuery::Categories => {
+                let (iterations, serves) = self.latest();
+                let table = categories(&self.categories, &iterations, snapshot.now);
+                self.iterations = Some((iterations, serves - 1));
+                AttributionTables::Categories(Arc::new(table))
+            }
+            AttributionQuery::Layers(which) => {
+                let (iterations, serves) = self.latest();
+                // Finished iterations do not change, so a table that is still valid is reused.
+                let table =
+                    (serves == SERVES).then(|| layers(&self.categories, &iterations, which));
+                self.iterations = Some((iterations, serves - 1));
+                let Some(table) = table else { return };
+                AttributionTables::Layers(Arc::new(table))
+            }
+        };
+        self.shown.send_replace(reasons);
+    }
+
+    /// The last iterations, and for how many snapshots they serve, with this one.
+    fn latest(&mut self) -> (Iterations, u32) {
+        let known = self.iterations.take().filter(|(_, serves)| *serves > 0);
+        known.unwrap_or_else(|| (self.categories.latest_iterations(LATEST), SERVES))
+    }
+}
+
+impl Analysis for AttributionFeed {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
+        self.modules.apply(event, change, ledger);
+        self.categories.apply(event, change, ledger);
+        self.threads.apply(event, change, ledger);
+    }
+}
+
+/// Reads the tensors of a process when the screen asks for them, while its events go on.
+pub(super) struct TensorReader {
+    tgid: Tgid,
+    shown: watch::Sender<Tensors>,
+    taking: Option<JoinHandle<Result<TensorSnapshot>>>,
+    /// Heap snapshot, until the events before its moment have been applied.
+    read: Option<Result<TensorSnapshot>>,
+    sites: Sites,
+}
+
+impl TensorReader {
+    fn new(tgid: Tgid) -> Self {
+        Self {
+            tgid,
+            shown: watch::Sender::default(),
+            taking: None,
+            read: None,
+            sites: Sites::default(),
+        }
+    }
+
+    fn begin(&mut self) {
+        if self.taking.is_some() || self.read.is_some() {
+            return;
+        }
+        self.sites = Sites::default();
+        self.shown.send_replace(Tensors::Taking);
+        let tgid = self.tgid;
+        self.taking = Some(tokio::task::spawn_blocking(move || {
+            taken(tgid, CaptureMode::Paused, Allocators::CudaAndCpu)
+        }));
+    }
+
+    /// Waits until the process was read; for ever where that is not being done.
+    pub(super) async fn taken(&mut self) {
+        let Some(taking) = &mut self.taking else {
+            return std::future::pending().await;
+        };
+        let outcome = taking.await.context("reading the process");
+        self.taking = None;
+        self.read = Some(outcome.and_then(|outcome| outcome));
+    }
+
+    /// Publishes a finished heap snapshot and names its unchanged blocks. To be called after all events up to now.
+    pub(super) fn show(&mut self, ledger: &Ledger) -> Option<Event> {
+        let mut snapshot = match self.read.take()? {
+            Ok(snapshot) => snapshot,
+            Err(error) => {
+                let reason = format!("{error:#}").into();
+                self.shown.send_replace(Tensors::Failed(reason));
+                return None;
+            }
+        };
+        self.sites.sign(ledger, &mut snapshot);
+        self.shown
+            .send_replace(Tensors::Taken(Arc::new(explain(&snapshot))));
+        let mut names = named(&snapshot, self.tgid);
+        self.sites.keep_untouched(snapshot.consistency, &mut names);
+        Some(Event::BlockLabels(Arc::new(names)))
+    }
+}
+
+impl Analysis for TensorReader {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
+        if self.taking.is_some() || self.read.is_some() {
+            self.sites.apply(event, change, ledger);
+        }
     }
 }
 
@@ -186,7 +351,7 @@ mod tests {
         let mut opened = ProcessView::new(Tgid(7), &model, now);
         opened.execute(Command::Explain(AttributionQuery::Categories));
         opened.show(model.snapshot(now, opened.grouping));
-        let reasons = opened.news.reasons.borrow().clone();
+        let reasons = opened.news().reasons.borrow().clone();
         let AttributionTables::Categories(devices) = reasons else {
             unreachable!("categories were asked for")
         };

@@ -2,22 +2,20 @@
 
 pub(crate) mod progress;
 mod recorder;
-pub(crate) mod started;
-mod trace;
 
 use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Child, Command, ExitCode};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use tokio::time::Instant;
 
-use super::interrupts::Interrupts;
+use self::progress::Progress;
+use self::recorder::{Destination, Recorder};
+use super::Interrupts;
 use super::naming::{NameReader, Naming, Placed, Reading};
-use super::record::progress::Progress;
-use super::record::recorder::{Destination, Recorder};
-use super::record::started::Started;
 use super::snapshot::CaptureMode;
 use crate::event::{Losses, Tgid};
 use crate::probe::attach::AttachError;
@@ -25,15 +23,13 @@ use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::recording::EndReason;
-use crate::session::event::{HostEvent, HostItem};
 use crate::session::host::HostSession;
-use crate::session::priority;
 use crate::session::process::ProcessOrigin;
+use crate::session::{HostEvent, HostItem, priority};
 
 const FLUSH: Duration = Duration::from_secs(1);
 
 pub enum Subject {
-    /// A process that runs already.
     Process(Tgid),
     /// A command to start: its program and arguments.
     Command(Vec<OsString>),
@@ -50,7 +46,6 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Records until the target ends, the time is over or somebody interrupts.
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
         super::runtime()?.block_on(self.run_inside())
@@ -123,14 +118,7 @@ struct Intake {
     progress: Progress,
     duration: Option<Duration>,
     deadline: Option<Instant>,
-    /// Reason not to probe the root.
     refusal: Option<AttachError>,
-}
-
-enum Woken {
-    Records,
-    Read(Reading),
-    End(EndReason),
 }
 
 impl Intake {
@@ -142,11 +130,17 @@ impl Intake {
     ) -> Result<Option<EndReason>> {
         let mut flushed = Instant::now();
         let reason = loop {
-            match self.wait(session, interrupts).await {
-                Woken::Records => {}
-                Woken::Read(reading) => self.take_read(reading)?,
-                Woken::End(_) if !self.recorder.has_attached => return Ok(None),
-                Woken::End(reason) => break reason,
+            let end = tokio::select! {
+                biased;
+                () = interrupts.next() => Some(EndReason::Interrupted),
+                () = until(self.deadline) => Some(EndReason::Duration),
+                reading = self.names.next() => self.take_read(reading).map(|()| None)?,
+                () = session.wait() => None,
+            };
+            match end {
+                Some(_) if !self.recorder.has_attached => return Ok(None),
+                Some(reason) => break reason,
+                None => {}
             }
             session.drain(|event| self.take(event))?;
             self.place(session)?;
@@ -168,24 +162,6 @@ impl Intake {
         session.drain_all(|event| self.take(event))?;
         self.finish(reason, session.losses)?;
         Ok(Some(reason))
-    }
-
-    /// Waits for something to do, or for a reason to end.
-    async fn wait(&mut self, session: &mut HostSession, interrupts: &mut Interrupts) -> Woken {
-        let deadline = self.deadline;
-        let over = async {
-            match deadline {
-                Some(deadline) => tokio::time::sleep_until(deadline).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = interrupts.next() => Woken::End(EndReason::Interrupted),
-            () = over => Woken::End(EndReason::Duration),
-            read = self.names.next() => Woken::Read(read),
-            () = session.wait() => Woken::Records,
-        }
     }
 
     /// Reads the processes that go on and have not been read.
@@ -283,8 +259,53 @@ impl Intake {
     }
 }
 
-/// A command as one line.
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
 fn joined(words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
     words.join(" ")
+}
+
+pub(crate) struct Started {
+    child: Child,
+    name: String,
+}
+
+impl Started {
+    pub(crate) fn spawn(words: &[OsString]) -> Result<Self> {
+        let command = words.split_first();
+        let (program, arguments) = command.context("no command was given after --")?;
+        let name = program.to_string_lossy().into_owned();
+        // Ctrl-C at the terminal ends the recording; whether the command ends too is its own
+        // affair, as it gets the same signal.
+        let child = Command::new(program).args(arguments).spawn();
+        let child = child.with_context(|| {
+            format!("starting {name}: give a program after --, such as `-- python train.py`")
+        })?;
+        Ok(Self { child, name })
+    }
+
+    pub(crate) fn tgid(&self) -> Tgid {
+        Tgid(self.child.id())
+    }
+
+    /// The command's own exit status, as the shell would tell it.
+    pub(crate) fn exit_status(&mut self) -> Result<u8> {
+        let status = self.child.wait();
+        let status = status.with_context(|| format!("waiting for {}", self.name))?;
+        let by_signal = || status.signal().map(|signal| 128 + signal);
+        let code = status.code().or_else(by_signal);
+        Ok(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    }
+
+    pub(crate) fn leave_running(&mut self, progress: &mut Progress) {
+        if let Ok(None) = self.child.try_wait() {
+            progress.say(&format!("{} (PID {}) runs on", self.name, self.child.id()));
+        }
+    }
 }

@@ -9,10 +9,9 @@ use anyhow::{Context as _, Result, bail};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::Interrupts;
 use super::host::{PATIENCE, Scope, Watching};
-use super::interrupts::Interrupts;
-use super::screen::{ScreenThread, Turn};
-use super::source::Sources;
+use super::screen::{ScreenThread, Sources, Turn};
 use crate::event::{CaptureOptions, Tgid};
 use crate::ledger::host::HostCaps;
 use crate::ledger::snapshot::host::HostSnapshot;
@@ -23,7 +22,6 @@ use crate::tui::host::{HostCommand, HostTitle, HostView};
 use crate::tui::{self, SourceText};
 
 const REFRESH: Duration = Duration::from_millis(250);
-
 /// Interval of screen updates without news, for trends and the clock.
 const REFRESH_QUIET: Duration = Duration::from_secs(1);
 
@@ -32,13 +30,8 @@ pub struct Top {
     pub capture: CaptureOptions,
     pub driver: DriverCalls,
     pub ring_bytes: u32,
-    pub keep_ended: Keep,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
-    Always,
-    For(Duration),
+    /// Time that an ended process stays; `None` for ever.
+    pub keep_ended: Option<Duration>,
 }
 
 pub struct Once {
@@ -58,11 +51,11 @@ impl Top {
 
     async fn run_inside(self) -> Result<ExitCode> {
         let interrupts = Interrupts::new()?;
+        let fade = self
+            .keep_ended
+            .and_then(|time| u64::try_from(time.as_nanos()).ok());
         let caps = HostCaps {
-            fade: match self.keep_ended {
-                Keep::Always => u64::MAX,
-                Keep::For(time) => u64::try_from(time.as_nanos()).unwrap_or(u64::MAX),
-            },
+            fade: fade.unwrap_or(u64::MAX),
             ..HostCaps::default()
         };
         let mut watching =

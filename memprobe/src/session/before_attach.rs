@@ -48,7 +48,6 @@ pub(super) struct BaselineReader {
 }
 
 impl BaselineReader {
-    /// Keeps the events of a process back from now on.
     pub(super) fn of(tgid: Tgid) -> Self {
         let since = super::now();
         Self {

@@ -7,36 +7,30 @@ use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
 use memprobe_common::counter;
 
-use super::event::{HostEvent, HostItem};
 use super::process::{Process, ProcessOrigin};
+use super::{HostEvent, HostItem};
 use crate::decode::{ProcessEvent, Record, decode};
 use crate::event::{Detail, Losses, Tgid};
-use crate::probe::attaching;
 use crate::probe::files::ProbedFiles;
-use crate::probe::heap;
 use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Counters, Loader, Wanted, Watch};
 use crate::probe::ring::Records;
 use crate::probe::watched::{Watched, allow_many_files};
+use crate::probe::{attaching, heap};
 use crate::process::facts;
 use crate::process::maps::Maps;
 
 /// Polling interval of the ring buffer: the programs do not wake the reader.
 const POLL: Duration = Duration::from_millis(5);
-
 /// [`POLL`] after [`QUIET`] without records.
 const POLL_QUIET: Duration = Duration::from_millis(50);
 const QUIET: Duration = Duration::from_secs(2);
-
 /// Interval of checking that processes still exist, in case the record of their end is lost.
 const SWEEP: Duration = Duration::from_millis(250);
-
 /// Interval of comparing probed functions with the memory of the processes that use them.
 const CHECK_CODE: Duration = Duration::from_secs(1);
-
 /// Time limit from the kernel's record of a process's exit to its end, while it frees its memory.
 const ENDING: Duration = Duration::from_secs(10);
-
 /// The most records taken in one go, so that a flood does not starve screen and signals.
 const BATCH: usize = 65_536;
 
@@ -147,7 +141,6 @@ impl HostSession {
         self.processes.contains_key(&tgid.0)
     }
 
-    /// Waits until there may be something to read or to do.
     pub(crate) async fn wait(&mut self) {
         let now = Instant::now();
         let poll = if now.duration_since(self.heard) < QUIET {
@@ -225,7 +218,6 @@ impl HostSession {
         self.is_drained && process.is_none_or(|process| !process.is_busy)
     }
 
-    /// Takes the records that are there and brings each to its process.
     fn take_records(&mut self) -> usize {
         let mut taken = 0;
         while taken < BATCH {
@@ -530,7 +522,6 @@ impl HostSession {
         self.handle_lost_processes();
     }
 
-    /// Records of the life of processes lost so far.
     fn processes_lost(&self) -> u64 {
         self.counters.total(counter::PROCESSES_LOST)
     }
@@ -558,7 +549,6 @@ impl HostSession {
     }
 }
 
-/// True if a process has a library of the catalog.
 fn uses_cuda(tgid: Tgid) -> bool {
     Maps::of(tgid).is_ok_and(|maps| attaching::uses_cuda(&maps))
 }

@@ -1,7 +1,6 @@
 //! Sessions: probed processes, from kernel records to a stream of events.
 
 mod before_attach;
-pub(crate) mod event;
 pub(crate) mod host;
 mod poll;
 pub(crate) mod priority;
@@ -9,11 +8,57 @@ pub(crate) mod process;
 pub(crate) mod process_monitor;
 pub(crate) mod startup_check;
 
-use crate::event::TimeNs;
+use crate::event::{Event, ProbeStatus, Target, Tgid, TimeNs};
+use crate::probe::attach::AttachError;
 
 /// Now, on the clock of the events (`bpf_ktime_get_ns` is `CLOCK_MONOTONIC`).
 pub(crate) fn now() -> TimeNs {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     TimeNs(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Output of a session, in order. [`HostItem::Found`] is the first of a process, [`HostItem::Ended`] the
+/// last; after that its number may be another process's, which is found anew.
+#[derive(Debug)]
+pub(crate) struct HostEvent {
+    pub(crate) tgid: Tgid,
+    pub(crate) item: HostItem,
+}
+
+#[derive(Debug)]
+pub(crate) enum HostItem {
+    Found {
+        /// Parent process, if it is watched too.
+        parent: Option<Tgid>,
+        target: Target,
+    },
+    /// Not ready to be probed; says what is missing.
+    Waiting(String),
+    /// Probes are in place, or more of them than before.
+    Attached {
+        target: Target,
+        probes: Vec<ProbeStatus>,
+        /// Sentences on what is not seen, for lack of a probe or of a kernel feature.
+        missing: Vec<String>,
+    },
+    Event(Event),
+    /// Reached a point worth a heap snapshot. Sent at once, before the events that led there.
+    SnapshotPoint(SnapshotPoint),
+    /// Something that whoever looks at it should know.
+    Notice(String),
+    /// Impossible to probe. Its events may still arrive, without lines.
+    Refused(AttachError),
+    /// Runs another program from now on; its memory is freed. Earlier events and probes were the old program's.
+    Executed(Target),
+    /// Ended; its memory is freed.
+    Ended,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SnapshotPoint {
+    /// The first call of a module that is seen: there is a model.
+    FirstCall,
+    /// A step of an optimizer begins.
+    Step,
 }

@@ -4,20 +4,15 @@ use std::time::{Duration, Instant};
 
 /// Interval for a process that is not ready to be probed and was running before.
 const RUNNING: Duration = Duration::from_millis(10);
-
 /// Interval for a process that has just started: its first allocation must be seen. The rest of
 /// `import torch` lies between the mapping of PyTorch's libraries and that allocation.
 const STARTED: Duration = Duration::from_millis(2);
-
 /// Interval if the dynamic loader reports libraries: only the start of Python or of a library is
 /// awaited, which ends before the first allocation.
 pub(super) const WITH_LOADER: Duration = Duration::from_millis(20);
-
 const LONGEST: Duration = Duration::from_secs(2);
-
 /// Inverse of the share of time spent on polling one process.
 const SHARE: u32 = 5;
-
 /// Part of a process's age that the interval grows to.
 const AGE_SHARE: u32 = 64;
 

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use memprobe_common::ProcessConfig;
 
 use super::before_attach::{self, BaselineReader};
-use super::event::{HostItem, SnapshotPoint};
 use super::poll::{self, Pace, PollSchedule};
 use super::startup_check::{ObservedFrom, StartupCheck};
+use super::{HostItem, SnapshotPoint};
 use crate::decode::Record;
 use crate::event::{Event, Losses, MarkedPhase, Target, Tgid, TimeNs};
 use crate::probe::attach::AttachError;
@@ -15,21 +15,18 @@ use crate::probe::attaching::{AttachStep, Attaching};
 use crate::probe::files::ProbedFiles;
 use crate::probe::loader::{Loader, Wanted, Watch};
 use crate::probe::watched::Watched;
-use crate::process::container;
-use crate::process::facts;
 use crate::process::memory::ProcessMemory;
 use crate::process::status::Status;
+use crate::process::{container, facts};
 use crate::python::CodeCache;
 use crate::symbolize::{PriorCudaUse, Symbolizer, marks};
 use crate::torch::module_trees::ModuleNames;
 
 /// Time in which a new process may be something other than Python (a shell script, a launcher).
 const STARTING: Duration = Duration::from_secs(20);
-
 /// Time that a segment waits, after the last record, for its thread to name the device. On a busy machine
 /// the thread may not run at once.
 const PATIENCE: Duration = Duration::from_secs(1);
-
 /// Nanoseconds that it takes to make a tensor at most: CUDA may have to find memory for it first.
 const GRACE: u64 = 1_000_000_000;
 
@@ -48,7 +45,7 @@ pub(super) enum ProcessPhase {
     Refused,
 }
 
-/// One process of a session. Its state is [`Phase`]; the methods below are its only transitions.
+/// One process of a session. Its state is [`ProcessPhase`]; the methods below are its only transitions.
 pub(super) struct Process {
     pub(super) tgid: Tgid,
     pub(super) parent: Option<Tgid>,
@@ -73,9 +70,7 @@ pub(super) struct Process {
     pub(super) without_stack_copy: u64,
     /// True if the session has it in its list of busy processes.
     pub(super) is_busy: bool,
-    /// True if a call of a module was seen.
     has_called: bool,
-    /// Time at which its last record was read.
     last_record: Instant,
     torch: Option<String>,
     pub(super) schedule: PollSchedule,
@@ -204,7 +199,6 @@ impl Process {
         self.schedule = PollSchedule::new(now);
     }
 
-    /// Releases its probed files: it has ended.
     pub(super) fn end(mut self, files: &mut ProbedFiles, now: Instant) {
         self.attaching.forget(files, now);
     }
@@ -356,7 +350,6 @@ impl Process {
         }
     }
 
-    /// Reads the version of its PyTorch, unless that is known.
     fn read_torch(&mut self) {
         if self.torch.is_none() {
             self.torch = facts::torch_version(self.tgid);
@@ -376,7 +369,7 @@ impl Process {
         self.poll_soon();
     }
 
-    /// Enters [`Phase::Attached`]: the blocks from before can be read.
+    /// Enters [`ProcessPhase::Attached`]: the blocks from before can be read.
     fn attached(&mut self) {
         self.phase = ProcessPhase::Attached;
         self.read_torch();
@@ -399,7 +392,7 @@ impl Process {
         });
     }
 
-    /// Enters [`Phase::Refused`]; its records still become events.
+    /// Enters [`ProcessPhase::Refused`]; its records still become events.
     fn refused(&mut self) {
         self.phase = ProcessPhase::Refused;
         self.finish("its allocator is unknown");

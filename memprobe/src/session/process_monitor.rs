@@ -15,7 +15,6 @@ use crate::process::namespace::{Kind, Namespace};
 use crate::process::process_scan::{HostScan, ScanResult};
 
 const EVERY: Duration = Duration::from_secs(2);
-
 /// Scans between attempts to open a driver that could not be opened.
 const DRIVER_AGAIN: u32 = 30;
 
@@ -32,14 +31,6 @@ pub(crate) struct Seen {
     pub(crate) driver: Result<Sample, String>,
 }
 
-/// Search in `/proc`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ProcessSearch {
-    Everyone,
-    /// None: who is watched is known already.
-    Nobody,
-}
-
 /// The thread that looks. Dropped, it ends.
 pub(crate) struct ProcessMonitor {
     seen: channel::UnboundedReceiver<Seen>,
@@ -48,20 +39,17 @@ pub(crate) struct ProcessMonitor {
 }
 
 impl ProcessMonitor {
-    /// Looks at `/proc`, then at the driver and at both every two seconds.
-    pub(crate) fn begin(search: ProcessSearch) -> Result<(Self, ScanResult)> {
+    /// Looks at `/proc` if there is a `scan`, then at the driver and at both every two seconds.
+    pub(crate) fn begin(mut scan: Option<HostScan>) -> Result<(Self, ScanResult)> {
         let (send, seen) = channel::unbounded_channel();
         let (alive, ended) = mpsc::channel::<()>();
-        let mut scan = HostScan::default();
-        let first = match search {
-            ProcessSearch::Everyone => scan.look().context("reading /proc")?,
-            ProcessSearch::Nobody => ScanResult::default(),
-        };
+        let first = scan.as_mut().map(HostScan::look).transpose();
+        let first = first.context("reading /proc")?.unwrap_or_default();
         std::thread::Builder::new()
             .name("lookout".to_owned())
             .spawn(move || {
                 priority::take_turns();
-                let mut looking = Looking::new(search, scan);
+                let mut looking = Looking::new(scan);
                 while send.send(looking.look()).is_ok()
                     && ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout)
                 {}
@@ -74,7 +62,6 @@ impl ProcessMonitor {
         Ok((monitor, first))
     }
 
-    /// Waits for the next scan. Results queue up meanwhile.
     pub(crate) async fn next(&mut self) -> Seen {
         match self.seen.recv().await {
             Some(seen) => seen,
@@ -85,8 +72,8 @@ impl ProcessMonitor {
 }
 
 struct Looking {
-    search: ProcessSearch,
-    scan: HostScan,
+    /// `None` if the watched processes are known already.
+    scan: Option<HostScan>,
     driver: Result<Driver, String>,
     driver_again: u32,
     pids: HostPids,
@@ -106,9 +93,8 @@ impl Pids for HostPids {
 }
 
 impl Looking {
-    fn new(search: ProcessSearch, scan: HostScan) -> Self {
+    fn new(scan: Option<HostScan>) -> Self {
         Self {
-            search,
             scan,
             driver: Driver::open(),
             driver_again: DRIVER_AGAIN,
@@ -130,12 +116,12 @@ impl Looking {
             Ok(driver) => driver.sample(&self.pids),
             Err(error) => Err(error.clone()),
         };
-        let found = match self.search {
-            // It could be read at first: what cannot be now is looked at the next time.
-            ProcessSearch::Everyone => self.scan.look().unwrap_or_default(),
-            ProcessSearch::Nobody => ScanResult::default(),
-        };
-        Seen { found, driver }
+        // It could be read at first: what cannot be now is looked at the next time.
+        let found = self.scan.as_mut().and_then(|scan| scan.look().ok());
+        Seen {
+            found: found.unwrap_or_default(),
+            driver,
+        }
     }
 }
 

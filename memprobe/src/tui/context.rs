@@ -6,18 +6,17 @@ use std::time::Duration;
 use ratatui::style::Style;
 use ratatui::text::Line;
 
-use super::attribution::AttributionTables;
+use super::bars::{StatusLine, Tab};
 use super::input::InputEvent;
 use super::overlay;
-use super::status::StatusLine;
 use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, ScreenTitle, further};
-use super::tabs::Tab;
 use super::tensors::Tensors;
 use super::theme::Theme;
-use crate::attribution::tables::{DeviceCategories, DeviceModules, DeviceThreads, IterationLayers};
+use crate::attribution::tables::{
+    DeviceCategories, DeviceModules, DeviceThreads, IterationChoice, IterationLayers,
+};
 use crate::event::bytes::human;
-use crate::event::{Detail, DeviceIndex};
-use crate::event::{ProbeStatus, Target};
+use crate::event::{Detail, DeviceIndex, ProbeStatus, Target};
 use crate::ledger::snapshot::{DeviceSnapshot, Health, Snapshot, SoftwareLayer, TargetState};
 use crate::tensors::TensorTable;
 use crate::view::{clean, clock, count, counted, fit, process, rate};
@@ -69,7 +68,6 @@ pub enum WayBack {
     Host,
 }
 
-/// State that all screens of a process share.
 #[derive(Debug)]
 pub struct ProcessContext {
     pub feed: Feed<Snapshot>,
@@ -79,7 +77,6 @@ pub struct ProcessContext {
     pub layers: Option<Arc<Vec<IterationLayers>>>,
     pub categories: Option<Arc<Vec<DeviceCategories>>>,
     pub threads: Option<Arc<Vec<DeviceThreads>>>,
-    /// Last answer with attribution tables.
     attribution: AttributionTables,
     pub tensors: Tensors,
     pub tensor_table: Option<Arc<TensorTable>>,
@@ -110,7 +107,6 @@ impl ProcessContext {
             .or_else(|| devices.first())
     }
 
-    /// Returns the element of the device shown; `None` if it has none.
     pub fn of_device<'a, T>(
         &self,
         all: &'a Option<Arc<Vec<T>>>,
@@ -149,7 +145,6 @@ impl ProcessContext {
         is_new
     }
 
-    /// Returns true if the screen of tensors must start a reading.
     pub fn lacks_tensors(&self) -> bool {
         self.tensor_table.is_none() && !matches!(self.tensors, Tensors::Taking)
     }
@@ -330,4 +325,39 @@ fn probes(health: &Health) -> Option<(u8, String)> {
         (all, 0) => (4, format!("{all} probes ok")),
         (all, _) => (1, format!("{all} probes, {stepped} SLOW (p)")),
     })
+}
+
+/// Attribution table that a screen needs. Tables are costly to build, so only the one on screen is requested.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AttributionQuery {
+    #[default]
+    Nothing,
+    Modules,
+    Categories,
+    Layers(IterationChoice),
+    Threads,
+}
+
+/// Answer to [`super::Command::Explain`], renewed with each snapshot.
+#[derive(Clone, Debug, Default)]
+pub enum AttributionTables {
+    #[default]
+    Nothing,
+    Modules(Arc<Vec<DeviceModules>>),
+    Categories(Arc<Vec<DeviceCategories>>),
+    Layers(Arc<Vec<IterationLayers>>),
+    Threads(Arc<Vec<DeviceThreads>>),
+}
+
+impl AttributionTables {
+    pub(super) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Nothing, Self::Nothing) => true,
+            (Self::Modules(one), Self::Modules(other)) => Arc::ptr_eq(one, other),
+            (Self::Categories(one), Self::Categories(other)) => Arc::ptr_eq(one, other),
+            (Self::Layers(one), Self::Layers(other)) => Arc::ptr_eq(one, other),
+            (Self::Threads(one), Self::Threads(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
 }

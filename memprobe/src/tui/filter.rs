@@ -6,11 +6,9 @@ use super::input::InputEvent;
 
 /// Longest pattern, in characters.
 const LONGEST_PATTERN: usize = 500;
-
 /// Largest compiled regular expression, in bytes.
 const LARGEST: usize = 1 << 20;
 
-/// Pattern as typed, and its compiled form.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     pattern: String,
@@ -80,7 +78,6 @@ impl Filter {
         }
     }
 
-    /// Returns true if the filter may hide lines.
     pub fn is_active(&self) -> bool {
         matches!(self.meaning, Meaning::Matching(_))
     }

@@ -4,16 +4,14 @@ use crossterm::event::{
     Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
 };
 
-use super::tabs::Tab;
+use super::bars::Tab;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InputEvent {
     Quit,
-    /// Suspend memprobe (Ctrl-Z).
     Suspend,
     /// Close the topmost overlay, prompt, filter or source view; leave the screen if none is open.
     Back,
-    /// Move the selection by rows.
     Move(isize),
     Page(isize),
     /// Go to the first row, and stay there as rows change.
@@ -34,15 +32,12 @@ pub enum InputEvent {
     Refresh,
     /// Show or hide processes that hold no memory.
     Extent,
-    /// Select the device so many places further.
     Device(isize),
     Pause,
     Regroup,
     Source,
     Probes,
-    /// Open a screen, or return from it.
     Screen(Tab),
-    /// Go to the iteration so many later.
     Iteration(isize),
     Help,
     /// Click on a cell: column, row.

@@ -1,11 +1,10 @@
 //! The live screen. Its only input is snapshots: [`run`] draws each new one, and handles keys and the mouse
 //! until the user quits or the caller ends it.
 
-mod attribution;
+mod bars;
 mod categories;
 mod context;
 mod filter;
-mod header;
 pub mod host;
 mod input;
 mod lines;
@@ -16,9 +15,7 @@ mod plot;
 mod process;
 #[cfg(test)]
 mod samples;
-mod status;
 mod table_screen;
-mod tabs;
 mod tensors;
 mod terminal;
 #[cfg(test)]
@@ -26,7 +23,7 @@ mod test_support;
 mod theme;
 mod threads;
 
-pub use attribution::{AttributionQuery, AttributionTables};
+pub use context::{AttributionQuery, AttributionTables};
 pub use process::{News, run};
 pub use tensors::Tensors;
 
@@ -44,15 +41,12 @@ pub enum Command {
     Explain(AttributionQuery),
 }
 
-/// Source text of the target's files.
-///
-/// The screen asks on each drawing: implementations cache what they have read. The text may contain anything;
-/// the screen cleans it.
+/// Source text of the target's files, which may contain anything: the screen cleans it. The screen asks on each
+/// drawing, so implementations cache what they have read.
 pub trait SourceText {
     /// Returns one line without its newline; `None` if it cannot be read. Lines count from 1.
     fn line(&mut self, file: &str, line: u32) -> Option<String>;
 
-    /// Returns up to `radius` lines before and after a line, with their numbers; `None` if they cannot be
-    /// read.
+    /// Returns up to `radius` lines before and after a line, with their numbers.
     fn around(&mut self, file: &str, line: u32, radius: u32) -> Option<Vec<(u32, String)>>;
 }

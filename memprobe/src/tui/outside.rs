@@ -1,10 +1,11 @@
 //! Screen of CUDA memory outside the caching allocator: by library and kind, with the lines of each.
 
+use super::bars::Tab;
 use super::context::ProcessContext;
 use super::table_screen::{
-    Content, Fold, KeyHint, Needs, Query, RowOf, ScreenContext, TableOf, TableRow, TableScreen,
+    Content, Fold, Needs, Note, Query, RowOf, ScreenContext, ScreenParts, TableOf, TableRow,
+    TableScreen,
 };
-use super::tabs::Tab;
 use crate::event::Bytes;
 use crate::event::bytes::human;
 use crate::ledger::snapshot::{LineRow, OutsideRow, Site};
@@ -32,26 +33,34 @@ pub struct OutsideData {
     detail: String,
 }
 
-/// CUDA memory outside the caching allocator.
 #[derive(Default)]
 pub struct Outside {
     /// True after the first rows, which are all opened.
     has_rows: bool,
 }
 
+static PARTS: ScreenParts<OutsideData> = ScreenParts {
+    tab: Some(Tab::Outside),
+    columns: &COLUMNS,
+    searched: "library and kind",
+    keys: &[("Enter", "lines", 2), ("*", "all lines", 5)],
+    help: "\
+Enter       the lines that called the library
+*           the lines of all libraries
+",
+    terms: "\
+KIND        kind of memory, and the device that it is on
+LIBRARY     library or program that called into CUDA
+",
+};
+
 impl Content for Outside {
     type Key = OutsideKey;
     type Data = OutsideData;
     type Context = ProcessContext;
 
-    const SEARCHED: &'static str = "library and kind";
-
-    fn tab(&self) -> Option<Tab> {
-        Some(Tab::Outside)
-    }
-
-    fn columns(&self) -> &'static [Column<OutsideData>] {
-        &COLUMNS
+    fn parts(&self) -> &'static ScreenParts<OutsideData> {
+        &PARTS
     }
 
     fn build(&mut self, query: &mut Query<OutsideKey>, context: &ProcessContext) -> TableOf<Self> {
@@ -86,13 +95,13 @@ impl Content for Outside {
         }
     }
 
-    fn nothing(screen: &TableScreen<Self>, _context: &ProcessContext) -> Option<(String, String)> {
+    fn nothing(screen: &TableScreen<Self>, _context: &ProcessContext) -> Option<[Note; 2]> {
         let (first, second) = match screen.table.all {
             _ if screen.table.shown > 0 => return None,
             0 => ("No other CUDA memory was allocated since attach.", ""),
             _ => ("No library matches the filter.", "Esc shows all libraries."),
         };
-        Some((first.to_owned(), second.to_owned()))
+        Some([first.into(), second.into()])
     }
 
     fn total(&self, context: &ProcessContext) -> Option<(i128, &'static str)> {
@@ -103,25 +112,7 @@ impl Content for Outside {
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
         vec![row.data.detail.clone()]
     }
-
-    fn own_keys(&self) -> &'static [KeyHint] {
-        &[("Enter", "lines", 2), ("*", "all lines", 5)]
-    }
-
-    fn help(&self) -> [&'static str; 2] {
-        [KEYS, TERMS]
-    }
 }
-
-const KEYS: &str = "\
-Enter       the lines that called the library
-*           the lines of all libraries
-";
-
-const TERMS: &str = "\
-KIND        kind of memory, and the device that it is on
-LIBRARY     library or program that called into CUDA
-";
 
 fn key(library: &OutsideRow) -> OutsideKey {
     let name = format!("{} {}", library.library, cuda_memory_kind(library));

@@ -8,12 +8,10 @@ use ratatui::widgets::{Block, Clear, Widget};
 
 use super::table_screen::SMALLEST;
 use super::theme::{ASCII, Theme};
-use crate::event::ProbeStatus;
-use crate::event::{CaptureOptions, Detail, GraphTracking};
+use crate::event::{CaptureOptions, Detail, GraphTracking, ProbeStatus};
 use crate::ledger::snapshot::Health;
 use crate::view::{clean, fit, width, wrap};
 
-/// Maximum width of a box, for readable lines.
 const WIDEST: u16 = 78;
 
 /// Draws text in a box in the middle of the area, scrolled down by `scroll` lines.

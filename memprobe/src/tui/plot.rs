@@ -11,7 +11,6 @@ use crate::event::Bytes;
 use crate::event::bytes::human;
 use crate::view::span;
 
-/// Columns of the labels at the left.
 const LABELS: u16 = 12;
 
 /// Draws labels up to `top`, and an axis of so many nanoseconds with a legend. Returns the area between them;

@@ -9,15 +9,14 @@ use ratatui::layout::Position;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
-use super::attribution::{AttributionQuery, AttributionTables};
+use super::bars::Tab;
 use super::categories::Categories;
-use super::context::{ProcessContext, WayBack};
+use super::context::{AttributionQuery, AttributionTables, ProcessContext, WayBack};
 use super::input::{InputEvent, wanted};
 use super::lines::LineList;
 use super::modules::ModuleList;
 use super::outside::Outside;
 use super::table_screen::{ScreenHandle, ScreenRequest, TableScreen};
-use super::tabs::Tab;
 use super::tensors::{TensorList, Tensors};
 use super::terminal::{self, Stage, StageStep};
 use super::theme::Theme;
@@ -36,13 +35,8 @@ pub struct News {
 }
 
 /// Shows the screens until the user quits, `quit` becomes true or its sender is dropped. Blocks: run it on a
-/// separate thread. Requests go to the caller in order; [`Command::Quit`] is the last.
-///
-/// The terminal is restored if this returns, fails or panics, and if any other thread panics meanwhile.
-///
-/// # Errors
-///
-/// If standard output is not a terminal, the terminal fails, or another thread panicked.
+/// separate thread. Requests go to the caller in order; [`Command::Quit`] is the last. The terminal is restored if
+/// this returns, fails or panics, and if any other thread panics meanwhile.
 pub fn run(
     news: News,
     commands: UnboundedSender<Command>,
@@ -66,7 +60,6 @@ pub(super) const ENDED: &str = "the measurement has ended";
 
 pub(super) type Ask = Box<dyn Fn(Command) -> Result<()> + Send>;
 
-/// Screens of one process, and the channels to the caller.
 pub(super) struct ProcessStage {
     news: News,
     ask: Ask,

@@ -37,11 +37,7 @@ pub(super) trait Stage {
 
     fn resize(&mut self, width: u16, height: u16);
 
-    /// Handles a terminal event.
-    ///
-    /// # Errors
-    ///
-    /// If the caller needed for it has ended.
+    /// Handles a terminal event. Fails if the caller needed for it has ended.
     fn handle(&mut self, event: &Event) -> Result<StageStep>;
 
     /// Draws the screen. Returns the position of the visible cursor, if any.
@@ -56,16 +52,11 @@ pub(super) enum StageStep {
     DrawAll,
     /// Return to the screen that opened this one.
     Back,
-    /// End the loop.
     Leave,
 }
 
-/// Shows a stage until the user or the caller ends it. `instead` is the alternative suggested without a
-/// terminal.
-///
-/// # Errors
-///
-/// If standard output is not a terminal, the terminal fails, or another thread panicked.
+/// Shows a stage until the user or the caller ends it, or another thread panics. `instead` is the alternative
+/// suggested without a terminal.
 pub(super) fn run(stage: &mut impl Stage, instead: &str) -> Result<()> {
     if !stdout().is_terminal() {
         bail!(
@@ -107,7 +98,11 @@ where
             stale = true;
         }
         if stale {
-            draw(terminal, stage, theme)?;
+            terminal.draw(|frame| {
+                if let Some(cursor) = stage.draw(frame.buffer_mut(), theme) {
+                    frame.set_cursor_position(cursor);
+                }
+            })?;
             (drawn, stale) = (Some(Instant::now()), false);
         }
         let mut patience = PATIENCE;
@@ -152,26 +147,12 @@ fn next_event(patience: Duration) -> io::Result<Option<Event>> {
     }
 }
 
-fn draw<B: Backend>(
-    terminal: &mut Terminal<B>,
-    stage: &mut impl Stage,
-    theme: &Theme,
-) -> Result<(), B::Error> {
-    terminal.draw(|frame| {
-        if let Some(cursor) = stage.draw(frame.buffer_mut(), theme) {
-            frame.set_cursor_position(cursor);
-        }
-    })?;
-    Ok(())
-}
-
 /// Terminal in raw mode and alternate screen; restored on drop.
 struct Screen<W: Write> {
     out: W,
 }
 
 impl<W: Write> Screen<W> {
-    /// Sets up the terminal: raw mode, alternate screen, mouse capture.
     fn enter(out: W) -> io::Result<Self> {
         restore_on_panic();
         enable_raw_mode()?;
@@ -210,8 +191,7 @@ fn give_back(out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Installs a panic hook that restores the terminal first. The message would vanish with the alternate
-/// screen.
+/// Restores the terminal before a panic's message, which would vanish with the alternate screen.
 fn restore_on_panic() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -13,7 +13,6 @@ pub enum Ink {
     Colour,
     /// Bold, dim and reverse, no colour.
     Emphasis,
-    /// Plain text.
     Plain,
 }
 
@@ -134,12 +133,10 @@ impl Theme {
         }
     }
 
-    /// Program name, keys and key figures.
     pub fn strong(&self) -> Style {
         self.style(None, Modifier::BOLD)
     }
 
-    /// Less important text.
     pub fn faint(&self) -> Style {
         self.style(None, Modifier::DIM)
     }
@@ -149,7 +146,6 @@ impl Theme {
         self.style(None, Modifier::REVERSED)
     }
 
-    /// Highlighted part of a bar.
     pub fn bar_strong(&self) -> Style {
         self.style(None, Modifier::REVERSED | Modifier::BOLD)
     }
@@ -162,7 +158,6 @@ impl Theme {
         self.style(Some(Color::Magenta), Modifier::empty())
     }
 
-    /// Normal operation.
     pub fn good(&self) -> Style {
         self.style(Some(Color::Green), Modifier::BOLD | Modifier::REVERSED)
     }

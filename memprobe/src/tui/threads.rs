@@ -1,12 +1,14 @@
 //! Screen of threads: the memory that each allocated.
 
+use super::bars::Tab;
 use super::context::ProcessContext;
-use super::table_screen::{Content, KeyHint, Query, RowOf, TableOf, TableRow, TableScreen};
-use super::tabs::Tab;
+use super::table_screen::{
+    Content, Note, Query, RowOf, ScreenParts, TableOf, TableRow, TableScreen,
+};
 use crate::attribution::tables::{AllocatingThread, DeviceThreads, ThreadRow};
 use crate::event::bytes::human;
 use crate::view::cells::remainders;
-use crate::view::table::{Cell, Column, Precision};
+use crate::view::table::{Cell, Precision};
 use crate::view::{THREAD_COLUMNS, ThreadEntry, counted};
 
 /// Thread of a row, or the name of bytes without one.
@@ -19,19 +21,25 @@ pub enum ThreadKey {
 #[derive(Default)]
 pub struct Threads;
 
+static PARTS: ScreenParts<ThreadEntry> = ScreenParts {
+    tab: Some(Tab::Threads),
+    columns: &THREAD_COLUMNS,
+    searched: "thread",
+    keys: &[],
+    help: "",
+    terms: "\
+THREAD      thread that allocated the blocks, wherever they are freed
+AT PEAK     bytes live at the highest allocated total of the device
+",
+};
+
 impl Content for Threads {
     type Key = ThreadKey;
     type Data = ThreadEntry;
     type Context = ProcessContext;
 
-    const SEARCHED: &'static str = "thread";
-
-    fn tab(&self) -> Option<Tab> {
-        Some(Tab::Threads)
-    }
-
-    fn columns(&self) -> &'static [Column<ThreadEntry>] {
-        &THREAD_COLUMNS
+    fn parts(&self) -> &'static ScreenParts<ThreadEntry> {
+        &PARTS
     }
 
     fn build(&mut self, query: &mut Query<ThreadKey>, context: &ProcessContext) -> TableOf<Self> {
@@ -45,13 +53,13 @@ impl Content for Threads {
         query.table(self, entries, live, searched, |_, ()| Vec::new())
     }
 
-    fn nothing(screen: &TableScreen<Self>, _context: &ProcessContext) -> Option<(String, String)> {
+    fn nothing(screen: &TableScreen<Self>, _context: &ProcessContext) -> Option<[Note; 2]> {
         let (first, second) = match screen.table.all {
             _ if screen.table.shown > 0 => return None,
             0 => ("No memory was allocated yet.", ""),
             _ => ("No thread matches the filter.", "Esc shows all threads."),
         };
-        Some((first.to_owned(), second.to_owned()))
+        Some([first.into(), second.into()])
     }
 
     fn total(&self, context: &ProcessContext) -> Option<(i128, &'static str)> {
@@ -74,20 +82,7 @@ impl Content for Threads {
             peak.unwrap_or_default(),
         )]
     }
-
-    fn own_keys(&self) -> &'static [KeyHint] {
-        &[]
-    }
-
-    fn help(&self) -> [&'static str; 2] {
-        ["", TERMS]
-    }
 }
-
-const TERMS: &str = "\
-THREAD      thread that allocated the blocks, wherever they are freed
-AT PEAK     bytes live at the highest allocated total of the device
-";
 
 fn shown(context: &ProcessContext) -> Option<&DeviceThreads> {
     context.of_device(&context.threads, |device| device.index)

@@ -11,10 +11,8 @@ use super::names::{BEFORE_ATTACH, BEFORE_OPENING, UNACCOUNTED};
 /// Display of modules that differ only in a number, such as a transformer's layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Alike {
-    /// Shown as one row.
     #[default]
     Folded,
-    /// One row per module.
     Each,
 }
 
@@ -43,7 +41,6 @@ pub fn before(since: CoverageStart) -> &'static str {
     }
 }
 
-/// Returns the label of the highest peak observed.
 pub fn peak(since: CoverageStart) -> &'static str {
     match since {
         CoverageStart::Attach => "peak",
@@ -51,7 +48,6 @@ pub fn peak(since: CoverageStart) -> &'static str {
     }
 }
 
-/// Returns the row name of a portion of a device's memory.
 pub fn portion(portion: Portion) -> &'static str {
     match portion {
         Portion::BeforeAttach => BEFORE_ATTACH,
@@ -72,7 +68,6 @@ pub fn sureness(rule: CategoryRule) -> &'static str {
     }
 }
 
-/// Returns the row name of an iteration.
 pub fn iteration(number: u64, kind: IterationKind) -> String {
     match kind {
         IterationKind::Before => "before".to_owned(),
@@ -93,7 +88,6 @@ pub fn iterations_by(source: Source) -> &'static str {
         Source::Line => "the line given",
     }
 }
-/// Name of a thread that allocated memory.
 pub fn thread(row: &ThreadRow) -> String {
     match (&row.name, row.allocator) {
         (Some(name), _) => clean(name),

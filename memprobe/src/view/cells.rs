@@ -8,7 +8,6 @@ pub fn known_line(frame: &Frame) -> Option<u32> {
     (frame.line != 0).then_some(frame.line)
 }
 
-/// One frame of a stack as an object.
 pub fn frame(frame: &Frame) -> Cell<'_> {
     let mut fields = vec![
         ("file", (&*frame.file).into()),

@@ -22,7 +22,6 @@ pub struct ProcessEntry {
     pub names: Arc<FileNames>,
 }
 
-/// Selection of processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum HostExtent {
     /// Processes that hold memory, or may.
@@ -154,7 +153,6 @@ impl ProcessEntry {
     }
 }
 
-/// Returns the file names of the top lines.
 pub fn top_line_names(processes: &[ProcessRow]) -> FileNames {
     let frames = processes
         .iter()

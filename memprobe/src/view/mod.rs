@@ -7,7 +7,6 @@ pub mod cells;
 mod host;
 mod names;
 mod number;
-mod process;
 pub mod table;
 mod tensors;
 mod text;
@@ -22,10 +21,9 @@ pub use host::{
 };
 pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_name, named_site,
-    named_stack, native_place, place, whole_frame,
+    named_stack, native_place, place, process, whole_frame,
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
-pub use process::process;
 pub use tensors::{
     TensorGroup, consistency, full_retainer, milliseconds, retainer, shape, tensor_kind,
     tensor_label, tensor_name, tensors_label, whole_tensor_name,

@@ -3,18 +3,15 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::text::{CUT, clean};
-use crate::event::{DeviceIndex, Frame, Stack, StackKind};
+use super::text::{CUT, clean, fit};
+use crate::event::{DeviceIndex, Frame, Stack, StackKind, Target};
 use crate::ledger::snapshot::{OutsideRow, Site};
 
-/// Row name for memory allocated before attach.
 pub const BEFORE_ATTACH: &str = "(allocated before attach)";
-
 /// Row name for memory that was live when the process was opened, where accounting starts at opening.
 pub(super) const BEFORE_OPENING: &str = "(live before opening)";
 /// Row name for the difference between the allocator's total and the known blocks.
 pub const UNACCOUNTED: &str = "(unaccounted)";
-/// Head of the column of live blocks.
 pub const BLOCKS: &str = "BLOCKS";
 
 /// Shortest unambiguous file names: `model.py`, or `vision/model.py` if there is also a `text/model.py`.
@@ -24,7 +21,6 @@ pub struct FileNames {
 }
 
 impl FileNames {
-    /// Computes the names of `files`.
     pub fn of<'a>(files: impl Iterator<Item = &'a Arc<str>>) -> Self {
         let files: HashSet<&Arc<str>> = files.collect();
         let mut alike: HashMap<&str, Vec<&Arc<str>>> = HashMap::new();
@@ -135,7 +131,6 @@ pub fn cuda_memory_kind(row: &OutsideRow) -> String {
     }
 }
 
-/// Returns the file name of the library that called into CUDA.
 pub fn library_name(row: &OutsideRow) -> &str {
     tail(&row.library, 1)
 }
@@ -165,6 +160,23 @@ fn tail(file: &str, parts: usize) -> &str {
         Some((at, _)) if at + 1 < file.len() => &file[at + 1..],
         _ => file,
     }
+}
+
+const CONTAINER: usize = 32;
+
+/// Returns `PID 20292`, or `PID 20292 (7 in trainer-0)` for a process in another PID namespace or container:
+/// its PID in memprobe's namespace, its PID in its own, its container.
+pub fn process(target: &Target) -> Option<String> {
+    let tgid = target.tgid?;
+    let container = target.container.as_deref().map(clean);
+    let container = container.map(|name| fit(&name, CONTAINER, CUT));
+    let inside = match (target.inner_tgid, container) {
+        (None, None) => return Some(format!("PID {}", tgid.0)),
+        (None, Some(container)) => container,
+        (Some(inner), None) => format!("{} in its own namespace", inner.0),
+        (Some(inner), Some(container)) => format!("{} in {container}", inner.0),
+    };
+    Some(format!("PID {} ({inside})", tgid.0))
 }
 
 #[cfg(test)]
@@ -265,5 +277,41 @@ mod tests {
             reason: NoStack::Lost,
         };
         assert_eq!(text(&unknown, 2, false), "autograd\\n: stack lost");
+    }
+}
+
+#[cfg(test)]
+mod process_tests {
+    use super::*;
+    use crate::event::Tgid;
+
+    #[test]
+    fn a_process_in_a_container_shows_both_pids() {
+        let mut target = Target::default();
+        assert_eq!(process(&target), None);
+        target.tgid = Some(Tgid(20292));
+        assert_eq!(process(&target).as_deref(), Some("PID 20292"));
+        target.inner_tgid = Some(Tgid(7));
+        let alone = process(&target);
+        assert_eq!(alone.as_deref(), Some("PID 20292 (7 in its own namespace)"));
+        target.container = Some("trainer-0\x1b[31m".to_owned());
+        let named = process(&target);
+        assert_eq!(
+            named.as_deref(),
+            Some("PID 20292 (7 in trainer-0\\u{1b}[31m)")
+        );
+        target.inner_tgid = None;
+        target.container = Some("slurm:4711".to_owned());
+        assert_eq!(process(&target).as_deref(), Some("PID 20292 (slurm:4711)"));
+    }
+
+    #[test]
+    fn an_endless_name_is_cut() {
+        let target = Target {
+            tgid: Some(Tgid(1)),
+            container: Some("x".repeat(500)),
+            ..Target::default()
+        };
+        assert!(process(&target).is_some_and(|text| text.len() < 60));
     }
 }

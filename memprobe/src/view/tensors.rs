@@ -78,10 +78,7 @@ pub fn tensor_label(rows: &[Row], at: usize) -> String {
 }
 
 /// Returns the label of rows shown as one, followed by `(->12 others)` if they share several other rows'
-/// storages.
-///
-/// # Panics
-/// If `group` is empty or a row is out of range.
+/// storages. Panics if `group` is empty or a row is out of range.
 pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
     let owners: BTreeSet<usize> = group.iter().filter_map(|&at| rows[at].owner).collect();
     match owners.len() {
@@ -98,7 +95,6 @@ pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
 #[derive(Clone, Copy)]
 pub struct TensorGroup<'a> {
     pub rows: &'a [Row],
-    /// Indices of the rows of the group.
     pub group: &'a [usize],
     pub names: &'a FileNames,
 }
@@ -164,7 +160,6 @@ impl<'a> TensorGroup<'a> {
             })
     }
 
-    /// Returns a name by what the rows have in common.
     pub fn name(self, by: GroupBy) -> String {
         let row = self.first();
         let is_named = || self.group.iter().any(|&at| self.rows[at].name().is_some());

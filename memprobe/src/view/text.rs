@@ -9,7 +9,6 @@ const MARKS_A_LETTER: usize = 2;
 const TAB: &str = "    ";
 /// Mark for text cut by [`clean`]. ASCII, because [`clean`] does not know the terminal's character set.
 const ENDED: &str = "...";
-/// Default mark for cut text.
 pub const CUT: &str = "…";
 
 /// Removes or escapes all characters that a terminal would interpret: control characters, changes of writing

@@ -8,27 +8,24 @@ use serde::Serialize;
 use crate::cuda::calls::Api;
 use crate::event::Tgid;
 use crate::probe::attach::{AttachError, Located};
-use crate::probe::attaching;
 use crate::probe::catalog::{
     CODE_FREED, Need, PROBES, Probe, TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
 };
 use crate::probe::finding::{Finding, Level};
-use crate::probe::function;
 use crate::probe::patch::{self, EntryState};
 use crate::probe::prologue::written;
+use crate::probe::{attaching, function};
 use crate::process::container::{self, Container};
 use crate::process::elf::ElfImage;
-use crate::process::facts;
 use crate::process::maps::{MappedFile, Maps};
 use crate::process::memory::{Cause, ProcessMemory, ReadMemory as _};
 use crate::process::namespace::{self, Kind};
 use crate::process::status::Status;
-use crate::process::user;
+use crate::process::{facts, user};
 use crate::python::{DetectError, PythonProcess};
 
 /// The longest instruction of x86-64, in bytes.
 const LONGEST_INSTRUCTION: usize = 15;
-
 /// The driver's own library: not probed where libcudart is, but worth naming.
 const DRIVER: &str = "libcuda.so";
 
@@ -58,7 +55,6 @@ pub(super) struct Library {
     pub(super) inode: u64,
     /// Unlinked or replaced since it was loaded.
     pub(super) deleted: bool,
-    /// The path by which memprobe opens it.
     pub(super) opened_as: Option<String>,
 }
 
@@ -71,7 +67,6 @@ pub(super) struct ProbeFinding {
     pub(super) symbol: Option<String>,
     /// The function as the library's symbols name it, demangled.
     pub(super) demangled: Option<String>,
-    /// Address of the probe in the process.
     pub(super) address: Option<u64>,
     /// Bytes from the function's first instruction.
     pub(super) offset: Option<u64>,
@@ -230,7 +225,6 @@ fn unreadable(check: &'static str, tgid: Tgid, error: &io::Error) -> Finding {
     )
 }
 
-/// Both numbers, the user, the number of threads, and whether it runs.
 fn identity(tgid: Tgid, status: &Status) -> Finding {
     let mut text = format!("PID {}", tgid.0);
     if let Some(inner) = status.inner_tgid() {
@@ -333,7 +327,6 @@ fn python_finding(python: &PythonProcess) -> Finding {
         .with("threads", threads.ok())
 }
 
-/// A program that uses the GPU without Python.
 fn without_python(maps: &Maps) -> Finding {
     let text = match maps.library("libc10.so") {
         Some(_) => {

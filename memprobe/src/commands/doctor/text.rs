@@ -8,7 +8,6 @@ use crate::view::{clean, width};
 
 /// Columns of `ok`, `note`, `warn`, `FAIL`, and the space behind.
 const LEVELS: usize = 6;
-/// Digits of a build id that are shown.
 const BUILD_ID: usize = 16;
 
 pub(super) fn render(examination: &Examination, colour: Colour) -> String {
@@ -46,31 +45,33 @@ impl Page {
         self.text.push('\n');
     }
 
-    fn findings(&mut self, findings: &[Finding]) {
-        let titles: Vec<_> = findings.iter().map(Finding::title).collect();
-        let widest = widest(titles.iter().map(String::as_str));
-        for (finding, title) in findings.iter().zip(&titles) {
-            let gap = " ".repeat(widest - width(title) + 2);
-            self.line(finding, &format!("{title}{gap}"), &finding.found);
+    /// Adds lines of a finding, its name and more about it; what to do goes below, under the finding's words.
+    fn lines(&mut self, lines: Vec<(&Finding, String, String)>) {
+        let names = lines.iter().map(|(_, name, _)| width(name));
+        let widest = names.max().unwrap_or(0);
+        for (finding, name, more) in lines {
+            let code = match finding.level {
+                Level::Ok => "32",
+                Level::Note => "36",
+                Level::Warn => "33",
+                Level::Fail => "1;31",
+            };
+            let word = finding.level.word();
+            let name = format!("{name}{}{more}", " ".repeat(widest - width(&name) + 2));
+            let gap = " ".repeat(LEVELS - word.len());
+            let (word, found) = (self.paint(code, word), clean(&finding.found));
+            self.text += &format!("  {word}{gap}{name}{found}\n");
+            if let Some(remedy) = &finding.remedy {
+                let under = " ".repeat(2 + LEVELS + width(&name));
+                self.text += &format!("{under}-> {}\n", clean(remedy));
+            }
         }
     }
 
-    /// One finding; what to do goes below it, under its words.
-    fn line(&mut self, finding: &Finding, name: &str, found: &str) {
-        let code = match finding.level {
-            Level::Ok => "32",
-            Level::Note => "36",
-            Level::Warn => "33",
-            Level::Fail => "1;31",
-        };
-        let word = finding.level.word();
-        let gap = " ".repeat(LEVELS - word.len());
-        let word = self.paint(code, word);
-        self.text += &format!("  {word}{gap}{name}{}\n", clean(found));
-        if let Some(remedy) = &finding.remedy {
-            let under = " ".repeat(2 + LEVELS + width(name));
-            self.text += &format!("{under}-> {}\n", clean(remedy));
-        }
+    fn findings(&mut self, findings: &[Finding]) {
+        let lines = findings.iter();
+        let lines = lines.map(|finding| (finding, finding.title(), String::new()));
+        self.lines(lines.collect());
     }
 
     fn process(&mut self, process: &ExaminedProcess) {
@@ -88,38 +89,35 @@ impl Page {
     }
 
     fn libraries(&mut self, libraries: &[Library]) {
-        let names = libraries.iter().map(|library| clean(&library.name));
-        let names: Vec<_> = names.collect();
-        let widest = widest(names.iter().map(String::as_str));
-        for (library, name) in libraries.iter().zip(&names) {
+        let line = |library: &'_ Library| {
             let build = library.build_id.as_deref().unwrap_or("none");
             let build = build.get(..BUILD_ID).unwrap_or(build);
-            let gap = " ".repeat(widest - width(name) + 2);
-            let name = format!(
-                "{name}{gap}build {build:<BUILD_ID$}  inode {:>8} on {}  ",
+            format!(
+                "build {build:<BUILD_ID$}  inode {:>8} on {}  ",
                 library.inode, library.device
-            );
-            self.line(&library.finding, &name, &library.finding.found);
-        }
+            )
+        };
+        let lines = libraries.iter();
+        let lines = lines.map(|library| (&library.finding, clean(&library.name), line(library)));
+        self.lines(lines.collect());
     }
 
     fn probes(&mut self, probes: &[ProbeFinding]) {
-        let widest = widest(probes.iter().map(|place| place.function.as_str()));
         let instructions = probes.iter().flat_map(|place| &place.instruction);
         let longest = instructions.map(String::len).max().unwrap_or(0);
-        for place in probes {
-            let gap = " ".repeat(widest - width(&place.function) + 2);
-            let mut name = format!("{}{gap}", place.function);
-            if let (Some(address), Some(offset), Some(kind)) =
-                (place.address, place.offset, place.kind)
-            {
-                let instruction = place.instruction.as_deref().unwrap_or("?");
-                let offset = format!("+{offset}");
-                name +=
-                    &format!("{address:#014x} {offset:<4} {instruction:<longest$}  {kind:<14}  ");
-            }
-            self.line(&place.finding, &name, &place.finding.found);
-        }
+        let line = |place: &ProbeFinding| {
+            let (address, offset, kind) = (place.address?, place.offset?, place.kind?);
+            let instruction = place.instruction.as_deref().unwrap_or("?");
+            let offset = format!("+{offset}");
+            Some(format!(
+                "{address:#014x} {offset:<4} {instruction:<longest$}  {kind:<14}  "
+            ))
+        };
+        let lines = probes.iter().map(|place| {
+            let more = line(place).unwrap_or_default();
+            (&place.finding, place.function.clone(), more)
+        });
+        self.lines(lines.collect());
     }
 
     fn verdict(&mut self, examination: &Examination) {
@@ -142,8 +140,4 @@ impl Page {
         self.text += &self.paint(code, &text);
         self.text.push('\n');
     }
-}
-
-fn widest<'a>(texts: impl Iterator<Item = &'a str>) -> usize {
-    texts.map(width).max().unwrap_or(0)
 }

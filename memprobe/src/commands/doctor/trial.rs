@@ -17,10 +17,8 @@ use crate::process::maps::Maps;
 use crate::view::count;
 
 const RING_BYTES: u32 = 64 << 10;
-
 /// Time limit for the event, which is written before the probed function continues.
 const PATIENCE: Duration = Duration::from_secs(1);
-
 /// A freed block of so many bytes on device 7: what no allocator would say.
 const SIZE: i64 = -0x6d70_726f;
 const ADDRESS: u64 = 0x6d65_6d70_726f_6265;
@@ -32,7 +30,6 @@ pub(super) struct Trial {
     pub(super) log: Option<String>,
 }
 
-/// Loads and attaches, and takes everything away again.
 pub(super) fn of_the_kernel() -> Trial {
     let mut trial = Trial {
         findings: Vec::new(),
@@ -111,7 +108,6 @@ fn with_refusal(finding: Finding, refusal: &Refusal) -> Finding {
         .with("errno", refusal.errno.map(|errno| errno.raw_os_error()))
 }
 
-/// Attaches to memprobe itself and looks whether the event comes.
 fn try_probe(loader: &mut Loader) -> Finding {
     let remedy = "Please report it with the output of `memprobe doctor --format json`.";
     match probe_itself(loader) {

@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 use crate::event::{Bytes, Losses, bytes};
 use crate::view::{clock, count, counted};
 
-/// Interval of the progress line on a terminal.
 const ON_TERMINAL: Duration = Duration::from_millis(500);
-
 /// Interval of the progress line elsewhere, where each is a new line.
 const OFF_TERMINAL: Duration = Duration::from_secs(10);
 
@@ -39,7 +37,6 @@ impl Progress {
         }
     }
 
-    /// Says something once, on a line of its own.
     pub(crate) fn say(&mut self, text: &str) {
         if !self.quiet {
             self.clear();
@@ -47,7 +44,6 @@ impl Progress {
         }
     }
 
-    /// [`Self::say`], but once for all processes.
     pub(crate) fn say_once(&mut self, text: &str) {
         if self.said.insert(text.to_owned()) {
             self.say(text);
@@ -59,7 +55,6 @@ impl Progress {
         self.shown = None;
     }
 
-    /// Rewrites the line if it is time to.
     pub(super) fn show(&mut self, figures: ProgressFigures) {
         let every = if self.terminal {
             ON_TERMINAL

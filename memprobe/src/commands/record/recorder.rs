@@ -8,14 +8,18 @@ use anyhow::Result;
 use hashbrown::HashMap;
 
 use super::progress::{Progress, ProgressFigures};
-use super::trace::Trace;
+use crate::attribution::AttributionLedger;
+use crate::attribution::views::categories;
 use crate::event::{Event, Losses, Rank, Target, Tgid};
+use crate::ledger::AnalyzedLedger;
+use crate::ledger::snapshot::Grouping;
 use crate::recording::write::directory::{
     Index, OutputDirectory, RecordedProcess, file_stem, is_directory,
 };
-use crate::recording::write::output::OutputPlan;
+use crate::recording::write::output::{OutputFile, OutputPlan};
+use crate::recording::write::trace_event::{TraceWriter, WriteError};
 use crate::recording::{EndReason, Header};
-use crate::session::event::{HostEvent, HostItem};
+use crate::session::{HostEvent, HostItem, now};
 use crate::view::{self, clean, counted};
 
 pub(super) enum Destination {
@@ -174,7 +178,6 @@ impl Recorder {
         }
     }
 
-    /// Brings what the index says of a process up to date.
     fn note_entry(&mut self, tgid: Tgid) {
         let Some(recorded) = self.processes.get(&tgid) else {
             return;
@@ -374,7 +377,6 @@ impl Recorder {
         ProgressFigures { losses, ..sum }
     }
 
-    /// Says what was written and how to go on.
     pub(super) fn say_end(
         &self,
         figures: ProgressFigures,
@@ -428,7 +430,6 @@ impl ProgressFigures {
     }
 }
 
-/// A process as people know it.
 fn named(tgid: Tgid, target: &Target) -> String {
     let command = clean(&target.command);
     let short: String = command.chars().take(60).collect();
@@ -443,5 +444,38 @@ fn header(target: Target) -> Header {
         wall_start_ms: since_1970.and_then(|time| u64::try_from(time.as_millis()).ok()),
         target,
         probes: Vec::new(),
+    }
+}
+
+pub(super) struct Trace {
+    pub(super) writer: TraceWriter<OutputFile>,
+    ledgers: AnalyzedLedger<AttributionLedger>,
+}
+
+impl Trace {
+    /// Begins a recording; `place` names it in errors.
+    pub(super) fn begin(
+        out: OutputFile,
+        place: String,
+        header: &Header,
+    ) -> Result<Self, WriteError> {
+        let (target, analysis) = (header.target.clone(), AttributionLedger::new(None));
+        Ok(Self {
+            writer: TraceWriter::new(out, place, header, Grouping::default())?,
+            ledgers: AnalyzedLedger::new(target, header.start, analysis),
+        })
+    }
+
+    pub(super) fn event(&mut self, event: &Event) -> Result<(), WriteError> {
+        self.writer.event(event)?;
+        self.ledgers.apply(event);
+        Ok(())
+    }
+
+    pub(super) fn finish(mut self, reason: EndReason) -> Result<OutputFile, WriteError> {
+        let ledger = &self.ledgers.analyses;
+        let divided = categories(ledger, &ledger.latest_iterations(0), now());
+        self.writer.categories(&divided)?;
+        self.writer.finish(reason)
     }
 }

@@ -13,7 +13,7 @@ use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
-use crate::session::event::HostItem;
+use crate::session::HostItem;
 use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
 use crate::tensors::Sites;

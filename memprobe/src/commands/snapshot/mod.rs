@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::block_tracker::BlockTracker;
-use super::interrupts::Interrupts;
 use super::record::progress::Progress;
+use super::{Allocators, Interrupts};
 use crate::event::tensors::{TensorDevice, TensorSnapshot};
 use crate::event::{Detail, Tgid};
 use crate::probe::watched::Watched;
@@ -30,16 +30,10 @@ use crate::view::{consistency, counted};
 /// Interval of checking for the end of a process that is not probed.
 const LOOK: Duration = Duration::from_millis(250);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SnapshotExtent {
-    Devices,
-    DevicesAndHost,
-}
-
 pub struct Snapshots {
     pub tgid: Tgid,
     pub manner: CaptureMode,
-    pub extent: SnapshotExtent,
+    pub extent: Allocators,
     pub options: TensorOptions,
 }
 
@@ -122,7 +116,6 @@ impl Snapshots {
         }
     }
 
-    /// Takes a snapshot while the events go on to be read.
     async fn take_watched(
         &self,
         tracker: &mut BlockTracker,
@@ -179,18 +172,14 @@ impl NotTaken {
 }
 
 /// A snapshot with all that is known of the process. Blocks while the process is read.
-pub(super) fn taken(
-    tgid: Tgid,
-    manner: CaptureMode,
-    extent: SnapshotExtent,
-) -> Result<TensorSnapshot> {
+pub(super) fn taken(tgid: Tgid, manner: CaptureMode, extent: Allocators) -> Result<TensorSnapshot> {
     let mut snapshot = take(tgid, manner).map_err(|error| NotTaken { tgid, error })?;
     let known = process::identified(tgid);
     snapshot.target.inner_tgid = known.inner_tgid;
     snapshot.target.container = known.container;
     Ok(match extent {
-        SnapshotExtent::Devices => without(snapshot, TensorDevice::Cpu),
-        SnapshotExtent::DevicesAndHost => snapshot,
+        Allocators::Cuda => without(snapshot, TensorDevice::Cpu),
+        Allocators::CudaAndCpu => snapshot,
     })
 }
 

@@ -1,7 +1,6 @@
 //! Screen of categories of one process: over time, now, and in the latest iterations.
 
-mod graph;
-mod iterations;
+mod panels;
 #[cfg(test)]
 mod screens;
 
@@ -10,19 +9,19 @@ use std::time::Duration;
 use ratatui::buffer::Buffer;
 use ratatui::text::Span;
 
+use super::bars::Tab;
 use super::context::ProcessContext;
 use super::table_screen::{
-    Content, Fold, KeyHint, Needs, Query, RowOf, ScreenContext, ScreenLayout, TableOf, TableRow,
-    TableScreen,
+    Content, Fold, Needs, Note, Query, RowOf, ScreenContext, ScreenLayout, ScreenParts, TableOf,
+    TableRow, TableScreen,
 };
-use super::tabs::Tab;
 use super::theme::Theme;
 use crate::attribution::tables::{
     CategoryRow, CategoryRule, CoverageStart, DeviceCategories, Portion, PortionRow,
 };
 use crate::event::bytes::human;
 use crate::view::table::{Cell, Column, Tone, columns};
-use crate::view::{before, clean, peak, portion, span, sureness};
+use crate::view::{before, peak, portion, span, sureness};
 
 const COLUMNS: [Column<CategoryData>; 8] = columns![|row: CategoryData|
     figure("LIVE").short().screen(9, 0).tone(Tone::Strong) => i128::from(row.live),
@@ -42,7 +41,6 @@ type CategoryKey = (Portion, Option<CategoryRule>);
 #[derive(Clone, PartialEq, Debug)]
 pub struct CategoryData {
     portion: Portion,
-    /// Start of the attribution.
     since: CoverageStart,
     allocated: i128,
     live: i64,
@@ -118,19 +116,40 @@ fn shown(context: &ProcessContext) -> Option<&DeviceCategories> {
     context.of_device(&context.categories, |device| device.index)
 }
 
+static PARTS: ScreenParts<CategoryData> = ScreenParts {
+    tab: Some(Tab::Categories),
+    columns: &COLUMNS,
+    searched: "names of categories and rules",
+    keys: &[("Enter", "rules", 2), ("*", "all rules", 5)],
+    help: "\
+Enter       the rules that decided on a category; so does a click on it
+*           the rules of all categories
+",
+    terms: "\
+letters     the graph draws each category by the letter of its row
+phase       what the program did at its last allocation
+AT PEAK     bytes at the device's peak since attach or opening
+MOST        largest value of the moments in the graph: for each step,
+            the moment with most allocated bytes
+exact       read from PyTorch or its objects, or a difference
+inferred    from when it was allocated and freed, by the named rule
+so far      inferred; later events may change it
+before      attach: live at attach; opening: live when opened
+activation  saved by a forward pass for the backward pass
+temporary   freed soon, by the part of the program that allocated it
+workspace   not a tensor: scratch memory of a library
+LIVE AT END allocated at the end of the iteration; if it grows: a leak
+CACHED      reserved by PyTorch's allocator but not allocated
+",
+};
+
 impl Content for Categories {
     type Key = CategoryKey;
     type Data = CategoryData;
     type Context = ProcessContext;
 
-    const SEARCHED: &'static str = "names of categories and rules";
-
-    fn tab(&self) -> Option<Tab> {
-        Some(Tab::Categories)
-    }
-
-    fn columns(&self) -> &'static [Column<CategoryData>] {
-        &COLUMNS
+    fn parts(&self) -> &'static ScreenParts<CategoryData> {
+        &PARTS
     }
 
     fn build(&mut self, query: &mut Query<CategoryKey>, context: &ProcessContext) -> TableOf<Self> {
@@ -186,31 +205,27 @@ impl Content for Categories {
         theme: &Theme,
     ) {
         if let Some(device) = shown(context) {
-            graph::draw_graph(buffer, layout.graph, device, theme);
-            iterations::draw_iterations(buffer, layout.second, device, theme);
+            panels::draw_graph(buffer, layout.graph, device, theme);
+            panels::draw_iterations(buffer, layout.second, device, theme);
         }
     }
 
-    fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<(String, String)> {
-        let filter = clean(screen.state.query.filter.pattern());
+    fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<[Note; 2]> {
         let (first, second) = match (shown(context), &context.categories) {
             (Some(_), _) if screen.table.shown > 0 => return None,
-            (Some(_), _) => {
-                let first = format!("No category matches /{filter}/");
-                return Some((first, "Esc shows all categories.".to_owned()));
-            }
+            (Some(_), _) => return screen.no_match("category", "categories"),
             (None, None) => ("Waiting for the first table of categories.", ""),
             (None, Some(_)) => (
                 "No categories on this device.",
                 "They exist for PyTorch's allocators, not for calls into CUDA.",
             ),
         };
-        Some((first.to_owned(), second.to_owned()))
+        Some([first.into(), second.into()])
     }
 
     fn badge(&self, row: &RowOf<Self>, theme: &Theme) -> Option<Span<'static>> {
         let portion = row.data.portion;
-        let letter = Span::styled(graph::letter(portion), graph::style(portion, theme));
+        let letter = Span::styled(panels::letter(portion), panels::style(portion, theme));
         row.data.rule.is_none().then_some(letter)
     }
 
@@ -227,17 +242,8 @@ impl Content for Categories {
         };
         vec![format!("{}: {how}   {rule}", name.name())]
     }
-
-    fn own_keys(&self) -> &'static [KeyHint] {
-        &[("Enter", "rules", 2), ("*", "all rules", 5)]
-    }
-
-    fn help(&self) -> [&'static str; 2] {
-        [KEYS, TERMS]
-    }
 }
 
-/// Describes the allocated bytes, the peak, the current phase and the age of the last heap snapshot.
 fn account(device: &DeviceCategories) -> String {
     let read = device.read_before.map_or_else(
         || "inferred (t: read)".to_owned(),
@@ -254,25 +260,3 @@ fn account(device: &DeviceCategories) -> String {
         device.phase.as_str()
     )
 }
-
-const KEYS: &str = "\
-Enter       the rules that decided on a category; so does a click on it
-*           the rules of all categories
-";
-
-const TERMS: &str = "\
-letters     the graph draws each category by the letter of its row
-phase       what the program did at its last allocation
-AT PEAK     bytes at the device's peak since attach or opening
-MOST        largest value of the moments in the graph: for each step,
-            the moment with most allocated bytes
-exact       read from PyTorch or its objects, or a difference
-inferred    from when it was allocated and freed, by the named rule
-so far      inferred; later events may change it
-before      attach: live at attach; opening: live when opened
-activation  saved by a forward pass for the backward pass
-temporary   freed soon, by the part of the program that allocated it
-workspace   not a tensor: scratch memory of a library
-LIVE AT END allocated at the end of the iteration; if it grows: a leak
-CACHED      reserved by PyTorch's allocator but not allocated
-";

@@ -15,9 +15,7 @@ use crate::ledger::snapshot::host::{
 };
 use crate::view::{HostExtent, clean, clock, counted, device_gaps, fit, percent, width};
 
-/// Columns of a device's bar.
 const BAR: usize = 8;
-
 /// Minimum width of one device of the driver.
 const DEVICE: u16 = 40;
 
@@ -31,7 +29,6 @@ pub fn device_lines(width: u16, devices: usize) -> u16 {
     u16::try_from(lines).unwrap_or(u16::MAX)
 }
 
-/// Returns program, process counts and clock.
 pub fn title(context: &HostContext) -> ScreenTitle {
     let snapshot = &context.feed.shown;
     let time = Duration::from_nanos(snapshot.now.0.saturating_sub(snapshot.started.0));
@@ -67,7 +64,6 @@ fn states(host: &HostSnapshot, extent: HostExtent) -> String {
     format!("{processes}: {}", parts.join(", "))
 }
 
-/// Draws the devices side by side, or the driver's error.
 pub fn draw_devices(buffer: &mut Buffer, area: Rect, driver: &DriverSnapshot, theme: &Theme) {
     if area.is_empty() {
         return;

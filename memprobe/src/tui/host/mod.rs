@@ -1,6 +1,5 @@
 //! Live screen of all processes of a host. Enter opens one process, Esc returns.
 
-mod detail;
 mod header;
 mod processes;
 mod rows;
@@ -32,7 +31,6 @@ pub enum HostCommand {
     /// Include this process in [`HostView::process`] from now on.
     Open(Tgid),
     Close,
-    /// Request from the screens of the open process.
     Ask(Command),
 }
 

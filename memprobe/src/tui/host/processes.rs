@@ -7,17 +7,16 @@ use ratatui::buffer::Buffer;
 use ratatui::style::Style;
 use ratatui::text::Span;
 
+use super::super::bars::{StatusLine, Tab};
 use super::super::context::Feed;
 use super::super::input::InputEvent;
-use super::super::status::StatusLine;
 use super::super::table_screen::{
     Content, DeviceTabs, KeyHint, Needs, Note, Query, Reaction, RowOf, ScreenContext, ScreenLayout,
-    ScreenRequest, ScreenTitle, TableOf, TableRow, TableScreen, TableState,
+    ScreenParts, ScreenRequest, ScreenTitle, TableOf, TableRow, TableScreen, TableState,
 };
-use super::super::tabs::Tab;
 use super::super::theme::Theme;
+use super::header;
 use super::rows::{self, ProcessSums};
-use super::{detail, header};
 use crate::event::Tgid;
 use crate::event::bytes::human;
 use crate::ledger::snapshot::host::{DriverSnapshot, HostSnapshot, ProcessRow, ProcessState};
@@ -26,7 +25,6 @@ use crate::view::{
     HostExtent, PROCESS_COLUMNS, ProcessEntry, clean, count, counted, rate, top_line_names,
 };
 
-/// Processes of a host, and the command that shows them.
 pub struct HostContext {
     pub(super) name: String,
     pub(super) feed: Feed<HostSnapshot>,
@@ -140,19 +138,44 @@ impl Processes {
     }
 }
 
+static PARTS: ScreenParts<ProcessEntry> = ScreenParts {
+    tab: None,
+    columns: &PROCESS_COLUMNS,
+    searched: "PID, user, command, container, rank, line",
+    keys: &[("Enter", "open process", 1), ("a", "all", 8)],
+    help: "\
+Enter       open the process: lines, modules, categories, tensors; Esc back
+1 to 9      PID USER RANK ALLOC RESERVED DRIVER PEAK TREND COMMAND
+a           all processes with CUDA, or only those with memory
+",
+    terms: "\
+? before    PID: the process waits for something, such as torch
+! before    PID: it cannot be probed; the line beneath says why
+x before    PID: it has ended; its row will disappear
+DEV         cuda devices as the process numbers them; gpu0 as the driver
+ALLOC       bytes of live blocks of PyTorch's allocator, all devices
+RESERVED    bytes that the allocator got from the driver
+DRIVER      bytes that the driver counts: allocator, context, libraries
+PEAK        largest ALLOC since memprobe started
+TREND 1m    ALLOC over the last minute; sorts by growth
+TOP LINE    the line with most bytes, and its share of ALLOC
+LOST        events that the kernel dropped; raise --buffer-size
+LEDGER OFF  memprobe and an allocator disagree without a loss: a bug
+",
+};
+
 impl Content for Processes {
     type Key = Tgid;
     type Data = ProcessEntry;
     type Context = HostContext;
 
-    const SEARCHED: &'static str = "PID, user, command, container, rank, line";
     const FIRST_SORT: &'static str = "ALLOC";
     const DIGITS: &'static [&'static str] = &[
         "PID", "USER", "RANK", "ALLOC", "RESERVED", "DRIVER", "PEAK", "TREND 1m", "COMMAND",
     ];
 
-    fn columns(&self) -> &'static [Column<ProcessEntry>] {
-        &PROCESS_COLUMNS
+    fn parts(&self) -> &'static ScreenParts<ProcessEntry> {
+        &PARTS
     }
 
     fn shows(&self, column: &Column<ProcessEntry>) -> bool {
@@ -241,20 +264,15 @@ impl Content for Processes {
         header::draw_devices(buffer, layout.devices, &context.feed.shown.driver, theme);
     }
 
-    fn nothing(screen: &TableScreen<Self>, _context: &HostContext) -> Option<(String, String)> {
-        let pattern = clean(screen.state.query.filter.pattern());
-        let (first, second) = match (screen.table.shown, screen.table.all) {
-            (0, 0) => (
-                "No process on this host has loaded CUDA.".to_owned(),
-                "The first that does will appear here.",
-            ),
-            (0, _) => (
-                format!("No process matches /{pattern}/"),
-                "Esc shows all processes.",
-            ),
-            _ => return None,
-        };
-        Some((first, second.to_owned()))
+    fn nothing(screen: &TableScreen<Self>, _context: &HostContext) -> Option<[Note; 2]> {
+        match (screen.table.shown, screen.table.all) {
+            (0, 0) => Some([
+                "No process on this host has loaded CUDA.".into(),
+                "The first that does will appear here.".into(),
+            ]),
+            (0, _) => screen.no_match("process", "processes"),
+            _ => None,
+        }
     }
 
     fn mark(&self, row: &RowOf<Self>, theme: &Theme) -> Option<Span<'static>> {
@@ -282,43 +300,13 @@ impl Content for Processes {
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
-        detail::lines(row.data.process(), &self.host.driver)
-    }
-
-    fn own_keys(&self) -> &'static [KeyHint] {
-        &[("Enter", "open process", 1), ("a", "all", 8)]
-    }
-
-    fn help(&self) -> [&'static str; 2] {
-        [KEYS, TERMS]
+        rows::summary(row.data.process(), &self.host.driver)
     }
 }
 
-/// Counts processes in words.
 pub(super) fn processes(number: usize) -> String {
     match number {
         1 => "1 process".to_owned(),
         number => format!("{number} processes"),
     }
 }
-
-const KEYS: &str = "\
-Enter       open the process: lines, modules, categories, tensors; Esc back
-1 to 9      PID USER RANK ALLOC RESERVED DRIVER PEAK TREND COMMAND
-a           all processes with CUDA, or only those with memory
-";
-
-const TERMS: &str = "\
-? before    PID: the process waits for something, such as torch
-! before    PID: it cannot be probed; the line beneath says why
-x before    PID: it has ended; its row will disappear
-DEV         cuda devices as the process numbers them; gpu0 as the driver
-ALLOC       bytes of live blocks of PyTorch's allocator, all devices
-RESERVED    bytes that the allocator got from the driver
-DRIVER      bytes that the driver counts: allocator, context, libraries
-PEAK        largest ALLOC since memprobe started
-TREND 1m    ALLOC over the last minute; sorts by growth
-TOP LINE    the line with most bytes, and its share of ALLOC
-LOST        events that the kernel dropped; raise --buffer-size
-LEDGER OFF  memprobe and an allocator disagree without a loss: a bug
-";

@@ -1,16 +1,17 @@
-//! Rows of the table of processes: sums, visibility and search text.
+//! Texts of a process, its search text, and the sums of processes.
 
 use std::fmt;
 
-use crate::event::bytes::short;
+use crate::event::bytes::{human, short};
 use crate::event::{Bytes, Totals};
-use crate::ledger::snapshot::host::{Holder, ProcessRow};
-use crate::view::{BEFORE_ATTACH, clean, named_site, process_state, whole_frame};
+use crate::ledger::snapshot::host::{DriverSnapshot, Holder, ProcessRow};
+use crate::view::{
+    self, BEFORE_ATTACH, clean, driver_gap, named_site, percent, process_state, whole_frame,
+};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ProcessSums {
     pub rows: usize,
-    /// Sum of the allocators' totals.
     pub totals: Totals,
     /// Sum of the driver's figures; `None` if the driver reports none.
     pub driver: Option<Bytes>,
@@ -58,7 +59,6 @@ impl fmt::Display for ProcessSums {
     }
 }
 
-/// Returns the text that the filter matches.
 pub fn searched(row: &ProcessRow) -> String {
     let facts = &row.facts;
     let top = row.top.as_ref().map(|top| match &top.holder {
@@ -75,6 +75,64 @@ pub fn searched(row: &ProcessRow) -> String {
         process_state(row),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+/// Returns two lines: state or top line, then the facts of the process.
+pub fn summary(row: &ProcessRow, driver: &DriverSnapshot) -> Vec<String> {
+    vec![first_line(row), summary_facts(row, driver).join("  ")]
+}
+
+fn first_line(row: &ProcessRow) -> String {
+    let top = row.top.as_ref().map(|top| {
+        let name = match &top.holder {
+            Holder::Site(site) => named_site(site, whole_frame),
+            Holder::BeforeAttach => "allocated before attach: its lines are unknown".to_owned(),
+        };
+        let whole = row.totals().unwrap_or_default().allocated;
+        let share = percent(top.live.0.into(), whole.0.into());
+        format!("{} ({share}) {name}", human(top.live))
+    });
+    match (process_state(row), top) {
+        (Some(state), Some(top)) => format!("{state}; {top}"),
+        (Some(text), None) | (None, Some(text)) => text,
+        (None, None) => "nothing is allocated".to_owned(),
+    }
+}
+
+fn summary_facts(row: &ProcessRow, driver: &DriverSnapshot) -> Vec<String> {
+    let facts = &row.facts;
+    let mut texts: Vec<String> = row.note.as_deref().map(clean).into_iter().collect();
+    texts.push(clean(&row.target.command));
+    if let Some(inside) = row.target.inner_tgid {
+        texts.push(format!("PID {} inside", inside.0));
+    }
+    if let Some(rank) = facts.rank {
+        let local = rank.local.map(|local| format!(" (local {local})"));
+        let local = local.unwrap_or_default();
+        texts.push(format!("rank {}{local}", view::rank(rank)));
+    }
+    texts.extend(
+        row.target
+            .container
+            .as_deref()
+            .map(|name| format!("in {}", clean(name))),
+    );
+    for device in row.devices.iter().filter(|_| row.devices.len() > 1) {
+        let allocated = human(device.totals.allocated);
+        texts.push(format!("cuda:{} {allocated}", device.index.0));
+    }
+    for held in &row.driver {
+        let bytes = held.bytes.map_or_else(|| "-".to_owned(), human);
+        texts.push(format!("driver: GPU {} {bytes}", held.device));
+    }
+    texts.extend(driver_gap(row, driver));
+    let version = |name: &str, version: &Option<String>| {
+        let version = version.as_deref().map(clean);
+        version.map(|version| format!("{name} {version}"))
+    };
+    texts.extend(version("Python", &row.target.python));
+    texts.extend(version("torch", &row.target.torch));
+    texts
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ use super::processes::{HostContext, Processes};
 use super::{HostCommand, HostView, SourcesOf};
 use crate::event::Tgid;
 
-/// Name of a screen of processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostTitle {
     /// Command that shows the screen.
@@ -29,15 +28,7 @@ pub struct HostTitle {
     pub instead: &'static str,
 }
 
-/// Shows all processes, and each that the user opens, until the user quits, `quit` becomes true or its sender
-/// is dropped. Blocks: run it on a separate thread. Requests go to the caller in order; [`HostCommand::Quit`]
-/// is the last.
-///
-/// The terminal is restored if this returns, fails or panics, and if any other thread panics meanwhile.
-///
-/// # Errors
-///
-/// If standard output is not a terminal, the terminal fails, or another thread panicked.
+/// Shows all processes, and each that the user opens; blocks and ends as [`crate::tui::run`].
 pub fn run(
     views: Receiver<HostView>,
     commands: UnboundedSender<HostCommand>,
@@ -62,7 +53,6 @@ struct HostStage {
     opened: Option<Opened>,
 }
 
-/// Process opened by the user.
 struct Opened {
     tgid: Tgid,
     /// `None` until the caller provides it.
@@ -91,7 +81,6 @@ impl HostStage {
         }
     }
 
-    /// Returns the screens of the open process.
     fn process(&mut self) -> Option<&mut ProcessStage> {
         self.opened.as_mut()?.stage.as_mut()
     }
@@ -100,7 +89,6 @@ impl HostStage {
         self.commands.send(command).context(ENDED)
     }
 
-    /// Handles an event on the table of processes.
     fn on_host(&mut self, event: &Event) -> Result<StageStep> {
         let Some(wanted) = wanted(event, self.host.focus()) else {
             return Ok(StageStep::Nothing);
@@ -119,8 +107,7 @@ impl HostStage {
         })
     }
 
-    /// Handles an event while a process is open. Keys that leave its screens return to the table; keys that
-    /// quit everywhere quit.
+    /// Handles an event while a process is open. Keys that leave its screens return to the table.
     fn on_process(&mut self, event: &Event) -> Result<StageStep> {
         let step = match (self.process(), wanted(event, Focus::Table)) {
             (Some(stage), _) => stage.handle(event)?,

@@ -1,24 +1,22 @@
 //! Screen of lines: live memory by line of Python, with the callers of each.
 
 mod callers;
-mod graph;
+mod panels;
 mod rows;
 #[cfg(test)]
 mod screens;
-mod source;
-mod totals;
 
 use std::cell::RefCell;
 
 use ratatui::buffer::Buffer;
 
+use super::bars::Tab;
 use super::context::ProcessContext;
 use super::input::InputEvent;
 use super::table_screen::{
-    Content, KeyHint, Needs, Query, Reaction, RowOf, SIDE_BY_SIDE, ScreenContext, ScreenLayout,
-    ScreenRequest, TableOf, TableScreen, TableState,
+    Content, Needs, Note, Query, Reaction, RowOf, SIDE_BY_SIDE, ScreenContext, ScreenLayout,
+    ScreenParts, ScreenRequest, TableOf, TableScreen, TableState,
 };
-use super::tabs::Tab;
 use super::theme::Theme;
 use super::{Command, SourceText};
 use crate::ledger::snapshot::{Grouping, Site, TargetState};
@@ -80,20 +78,39 @@ impl LineList {
     }
 }
 
+static PARTS: ScreenParts<LineData> = ScreenParts {
+    tab: Some(Tab::Lines),
+    columns: &COLUMNS,
+    searched: "path, line and function",
+    keys: &[("Enter", "open", 2), ("s", "source", 3), ("i", "group", 8)],
+    help: "\
+Enter       open the row, or close it; so does a click on it
+Right Left  open; close or go up the tree    *  open all beneath
+s           source text around the selected line
+i           frame that names a line: your own code, or the innermost
+",
+    terms: "\
+LIVE        live bytes of the line; PEAK its largest value
+BLOCKS      live blocks; ALLOC/s recent allocations a second
+SHARE       share of all allocated bytes; the column adds up to 100%
+cached      reserved by PyTorch's allocator but not allocated
+before      attach: live at attach, so without a line
+unaccounted allocator's total less known blocks; 0 unless events are lost
+LOST        events that the kernel dropped; raise --buffer-size
+LEDGER OFF  memprobe and the allocator disagree without a loss: a bug
+SLOW        probe that is single-stepped: ten times the cost
+",
+};
+
 impl Content for LineList {
     type Key = LineKey;
     type Data = LineData;
     type Context = ProcessContext;
 
-    const SEARCHED: &'static str = "path, line and function";
     const NOTHING_BENEATH: &'static str = "nothing beneath: no other frame is known here";
 
-    fn tab(&self) -> Option<Tab> {
-        Some(Tab::Lines)
-    }
-
-    fn columns(&self) -> &'static [Column<LineData>] {
-        &COLUMNS
+    fn parts(&self) -> &'static ScreenParts<LineData> {
+        &PARTS
     }
 
     fn hint(&self) -> Option<String> {
@@ -166,27 +183,23 @@ impl Content for LineList {
     ) {
         if let Some(device) = context.device() {
             let outside = context.feed.shown.cuda.live();
-            totals::draw_totals(buffer, layout.totals, device, outside, theme);
-            graph::draw_graph(buffer, layout.graph, &device.timeline, theme);
+            panels::draw_totals(buffer, layout.totals, device, outside, theme);
+            panels::draw_graph(buffer, layout.graph, &device.timeline, theme);
         }
         let frame = screen.selected().and_then(|row| row.data.subject.frame());
         let sources = screen.content.sources.borrow_mut();
-        source::draw_source(buffer, layout.source, frame, sources, theme);
+        panels::draw_source(buffer, layout.source, frame, sources, theme);
     }
 
-    fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<(String, String)> {
+    fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<[Note; 2]> {
         let health = &context.feed.shown.health;
-        let filter = &screen.state.query.filter;
         let (first, second) = match &health.state {
             _ if !screen.table.rows.is_empty() => return None,
-            _ if screen.table.all > 0 => {
-                let first = format!("No line matches /{}/", clean(filter.pattern()));
-                return Some((first, "Esc shows all lines.".to_owned()));
-            }
+            _ if screen.table.all > 0 => return screen.no_match("line", "lines"),
             TargetState::Waiting(event) => {
                 let first = format!("Waiting for {}", clean(event));
                 let second = "memprobe continues as soon as that happens.";
-                return Some((first, second.to_owned()));
+                return Some([first.into(), second.into()]);
             }
             _ if context.device().is_some() => ("Nothing is allocated on this device.", ""),
             TargetState::Exited => ("The target has ended.", "memprobe saw no GPU memory of it."),
@@ -200,10 +213,10 @@ impl Content for LineList {
                     Some(reason) => format!("Memory from before is unknown: {}", clean(reason)),
                     None => "The first allocation will appear here.".to_owned(),
                 };
-                return Some((first.to_owned(), second));
+                return Some([first.into(), second.into()]);
             }
         };
-        Some((first.to_owned(), second.to_owned()))
+        Some([first.into(), second.into()])
     }
 
     fn aside(&self, row: &RowOf<Self>) -> Option<String> {
@@ -251,31 +264,4 @@ impl Content for LineList {
         };
         vec![text]
     }
-
-    fn own_keys(&self) -> &'static [KeyHint] {
-        &[("Enter", "open", 2), ("s", "source", 3), ("i", "group", 8)]
-    }
-
-    fn help(&self) -> [&'static str; 2] {
-        [KEYS, TERMS]
-    }
 }
-
-const KEYS: &str = "\
-Enter       open the row, or close it; so does a click on it
-Right Left  open; close or go up the tree    *  open all beneath
-s           source text around the selected line
-i           frame that names a line: your own code, or the innermost
-";
-
-const TERMS: &str = "\
-LIVE        live bytes of the line; PEAK its largest value
-BLOCKS      live blocks; ALLOC/s recent allocations a second
-SHARE       share of all allocated bytes; the column adds up to 100%
-cached      reserved by PyTorch's allocator but not allocated
-before      attach: live at attach, so without a line
-unaccounted allocator's total less known blocks; 0 unless events are lost
-LOST        events that the kernel dropped; raise --buffer-size
-LEDGER OFF  memprobe and the allocator disagree without a loss: a bug
-SLOW        probe that is single-stepped: ten times the cost
-";

@@ -29,7 +29,6 @@ pub enum LineKey {
 pub struct LineFigures {
     /// Live bytes; negative only if the ledger has more than the allocator.
     pub live: Option<i128>,
-    /// Peak of `live`.
     pub peak: Option<Bytes>,
     pub blocks: Option<u64>,
     pub rate: Option<f64>,
@@ -47,7 +46,6 @@ pub enum LineSubject {
 }
 
 impl LineSubject {
-    /// Returns the source line of the row, if it has one.
     pub fn frame(&self) -> Option<&Frame> {
         match self {
             Self::Site(site) => site.frame(),
@@ -62,7 +60,6 @@ impl LineSubject {
 pub enum LineName {
     Text(String),
     Note(&'static str),
-    /// Frames outwards or inwards.
     Path(Direction, Vec<String>),
 }
 
@@ -239,7 +236,6 @@ fn push_branches(rows: &mut Vec<RowOf<LineList>>, line: &LineRow, query: &Query<
     }
 }
 
-/// Path from a line to a branch.
 struct Trail<'a> {
     line: &'a LineRow,
     direction: Direction,

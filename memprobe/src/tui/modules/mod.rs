@@ -5,16 +5,15 @@ mod rows;
 #[cfg(test)]
 mod screens;
 mod subject;
-mod text;
 
 use super::Command;
-use super::attribution::AttributionQuery;
-use super::context::ProcessContext;
+use super::bars::Tab;
+use super::context::{AttributionQuery, ProcessContext};
 use super::input::InputEvent;
 use super::table_screen::{
-    Content, KeyHint, Query, Reaction, RowOf, ScreenRequest, TableOf, TableScreen, TableState,
+    Content, Note, Query, Reaction, RowOf, ScreenParts, ScreenRequest, TableOf, TableScreen,
+    TableState,
 };
-use super::tabs::Tab;
 use crate::attribution::tables::{Category, IterationChoice, Pass, Sums};
 use crate::event::Bytes;
 use crate::view::table::{Cell, Column, Cut, Tone, columns};
@@ -22,16 +21,7 @@ use crate::view::{Alike, clean, count};
 use rows::{ModuleData, ModuleKey};
 use subject::{ModuleFigures, ModuleTables};
 
-/// Kind of data shown.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum ModulesView {
-    /// Live memory of modules, by the pass that allocated it.
-    #[default]
-    Now,
-    /// Memory of modules at the peak of an iteration, by category.
-    Then,
-}
-
+/// Live memory of modules, by the pass that allocated it.
 const NOW: [Column<ModuleData>; 10] = columns![|row: ModuleData|
     figure("LIVE").short().screen(9, 0).tone(Tone::Strong) => row.live,
     figure("OWN").short().screen(8, 60) => row.own(),
@@ -45,6 +35,7 @@ const NOW: [Column<ModuleData>; 10] = columns![|row: ModuleData|
     label("MODULE").name(0).cut(Cut::Middle) => row.name_and_count(),
 ];
 
+/// Memory of modules at the peak of an iteration, by category.
 const THEN: [Column<ModuleData>; 11] = columns![|row: ModuleData|
     figure("AT PEAK").short().screen(9, 0).tone(Tone::Strong) => row.live,
     figure("OWN").short().screen(8, 130) => row.own(),
@@ -81,7 +72,6 @@ impl ModuleData {
         self.sums().map(|sums| sums.pass(pass).live)
     }
 
-    /// Returns the bytes of categories in an iteration.
     fn of(&self, categories: &[Category]) -> Option<Bytes> {
         let (_, total) = self.figures?;
         let bytes = categories.iter().map(|category| total.of(*category));
@@ -99,9 +89,8 @@ impl ModuleData {
 
 #[derive(Default)]
 pub struct ModuleList {
-    view: ModulesView,
-    /// Iteration shown.
-    which: IterationChoice,
+    /// Iteration shown; `None` for live memory.
+    iteration: Option<IterationChoice>,
     alike: Alike,
     subject: Option<ModuleTables>,
     is_recomputed: bool,
@@ -110,18 +99,17 @@ pub struct ModuleList {
 }
 
 impl ModuleList {
-    /// Creates the content of the screen of layers.
     pub fn of_iterations() -> Self {
         Self {
-            view: ModulesView::Then,
+            iteration: Some(IterationChoice::default()),
             ..Self::default()
         }
     }
 
     pub const fn explains(&self) -> AttributionQuery {
-        match self.view {
-            ModulesView::Now => AttributionQuery::Modules,
-            ModulesView::Then => AttributionQuery::Layers(self.which),
+        match self.iteration {
+            None => AttributionQuery::Modules,
+            Some(choice) => AttributionQuery::Layers(choice),
         }
     }
 
@@ -140,10 +128,10 @@ impl ModuleList {
             return Reaction::Note("no iteration has ended yet".into());
         };
         let number = iteration.number.saturating_add_signed(by as i64);
-        self.which = match number {
+        self.iteration = Some(match number {
             _ if number >= last => IterationChoice::Latest,
             _ => IterationChoice::Numbered(number.max(first)),
-        };
+        });
         if number < first {
             state.note = Some("older iterations are gone: `memprobe record` keeps all".into());
         }
@@ -151,25 +139,71 @@ impl ModuleList {
     }
 }
 
+static NOW_PARTS: ScreenParts<ModuleData> = ScreenParts {
+    tab: Some(Tab::Modules),
+    columns: &NOW,
+    searched: "paths of modules",
+    keys: &[
+        ("Enter", "open", 2),
+        ("*", "open all", 5),
+        ("i", "alike", 5),
+    ],
+    help: KEYS,
+    terms: "\
+LIVE        live bytes of the module and its submodules
+OWN         of these, without submodules
+PEAK        largest LIVE; unknown for several modules in one row
+AT PEAK     bytes at the device's peak since attach or opening
+FORWARD     live bytes allocated in forward passes
+RECOMPUTE   live bytes of recomputation (activation checkpointing)
+BACKWARD    live bytes of backward passes, by forward module
+SHARE       share of all allocated bytes
+outside     parameters are made outside of calls: t lists them
+",
+};
+
+static THEN_PARTS: ScreenParts<ModuleData> = ScreenParts {
+    tab: Some(Tab::Layers),
+    columns: &THEN,
+    searched: "paths of modules",
+    keys: &[
+        ("Enter", "open", 2),
+        ("*", "open all", 5),
+        ("i", "alike", 5),
+        ("[]", "iteration", 2),
+    ],
+    help: KEYS,
+    terms: "\
+[ ]         previous and next iteration; the last one is live
+AT PEAK     bytes at the device's peak in the iteration
+OWN         of these, without submodules
+ACTIVATIONS activations saved for the backward pass
+WEIGHTS     parameters and buffers; t shows their modules
+GRADIENTS   of parameters
+INTERMED.   intermediate gradients: those of activations
+OPTIMIZER   optimizer state
+OTHER       temporaries, workspaces and unknown
+inferred    every category, by the rules on c, until t reads the tensors
+",
+};
+
+const KEYS: &str = "\
+Enter       open the row, or close it; so does a click on it
+Right Left  open; close or go up the tree    *  open all beneath
+i           modules that differ only in a number: one row, or each
+";
+
 impl Content for ModuleList {
     type Key = ModuleKey;
     type Data = ModuleData;
     type Context = ProcessContext;
 
-    const SEARCHED: &'static str = "paths of modules";
     const NOTHING_BENEATH: &'static str = "nothing beneath: no submodule allocated memory";
 
-    fn tab(&self) -> Option<Tab> {
-        Some(match self.view {
-            ModulesView::Now => Tab::Modules,
-            ModulesView::Then => Tab::Layers,
-        })
-    }
-
-    fn columns(&self) -> &'static [Column<ModuleData>] {
-        match self.view {
-            ModulesView::Now => &NOW,
-            ModulesView::Then => &THEN,
+    fn parts(&self) -> &'static ScreenParts<ModuleData> {
+        match self.iteration {
+            None => &NOW_PARTS,
+            Some(_) => &THEN_PARTS,
         }
     }
 
@@ -178,12 +212,12 @@ impl Content for ModuleList {
     }
 
     fn build(&mut self, query: &mut Query<ModuleKey>, context: &ProcessContext) -> TableOf<Self> {
-        let subject = match self.view {
-            ModulesView::Now => {
+        let subject = match self.iteration {
+            None => {
                 let device = context.of_device(&context.modules, |device| device.index);
                 device.map(|device| ModuleTables::now(device, self.alike))
             }
-            ModulesView::Then => {
+            Some(_) => {
                 let device = context.of_device(&context.layers, |device| device.index);
                 device.map(|device| ModuleTables::then(device, self.alike))
             }
@@ -217,7 +251,7 @@ impl Content for ModuleList {
         _context: &ProcessContext,
     ) -> Reaction {
         match event {
-            InputEvent::Iteration(by) if self.view == ModulesView::Then => {
+            InputEvent::Iteration(by) if self.iteration.is_some() => {
                 return self.go_iteration(by, state);
             }
             InputEvent::Regroup => {
@@ -233,18 +267,20 @@ impl Content for ModuleList {
 
     fn account(&self, _context: &ProcessContext) -> Option<String> {
         let subject = self.subject.as_ref()?;
-        let mut text = text::account(subject);
+        let mut text = subject::account(subject);
         if self.alike == Alike::Each && subject.knows_modules != Some(false) {
             text.push_str("   one by one (i)");
         }
         Some(text)
     }
 
-    fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<(String, String)> {
-        let ModuleList { view, subject, .. } = &screen.content;
-        let has_data = match view {
-            ModulesView::Now => context.modules.is_some(),
-            ModulesView::Then => context.layers.is_some(),
+    fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<[Note; 2]> {
+        let ModuleList {
+            iteration, subject, ..
+        } = &screen.content;
+        let has_data = match iteration {
+            None => context.modules.is_some(),
+            Some(_) => context.layers.is_some(),
         };
         let filter = &screen.state.query.filter;
         let (first, second) = match subject {
@@ -255,7 +291,7 @@ impl Content for ModuleList {
             ),
             Some(_) if filter.is_active() && screen.table.rows.is_empty() => {
                 let second = format!("/{}/   Esc shows all modules.", clean(filter.pattern()));
-                return Some(("No module matches the filter.".to_owned(), second));
+                return Some(["No module matches the filter.".into(), second.into()]);
             }
             Some(subject) if subject.knows_modules == Some(false) => (
                 "No call of a torch.nn.Module was seen.",
@@ -273,7 +309,7 @@ impl Content for ModuleList {
                 _ => return None,
             },
         };
-        Some((first.to_owned(), second.to_owned()))
+        Some([first.into(), second.into()])
     }
 
     fn total(&self, _context: &ProcessContext) -> Option<(i128, &'static str)> {
@@ -289,58 +325,6 @@ impl Content for ModuleList {
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
-        vec![text::summary(row)]
-    }
-
-    fn own_keys(&self) -> &'static [KeyHint] {
-        match self.view {
-            ModulesView::Now => &OWN_KEYS[..3],
-            ModulesView::Then => &OWN_KEYS,
-        }
-    }
-
-    fn help(&self) -> [&'static str; 2] {
-        match self.view {
-            ModulesView::Now => [KEYS, NOW_TERMS],
-            ModulesView::Then => [KEYS, THEN_TERMS],
-        }
+        vec![subject::summary(row)]
     }
 }
-
-const OWN_KEYS: [KeyHint; 4] = [
-    ("Enter", "open", 2),
-    ("*", "open all", 5),
-    ("i", "alike", 5),
-    ("[]", "iteration", 2),
-];
-
-const KEYS: &str = "\
-Enter       open the row, or close it; so does a click on it
-Right Left  open; close or go up the tree    *  open all beneath
-i           modules that differ only in a number: one row, or each
-";
-
-const NOW_TERMS: &str = "\
-LIVE        live bytes of the module and its submodules
-OWN         of these, without submodules
-PEAK        largest LIVE; unknown for several modules in one row
-AT PEAK     bytes at the device's peak since attach or opening
-FORWARD     live bytes allocated in forward passes
-RECOMPUTE   live bytes of recomputation (activation checkpointing)
-BACKWARD    live bytes of backward passes, by forward module
-SHARE       share of all allocated bytes
-outside     parameters are made outside of calls: t lists them
-";
-
-const THEN_TERMS: &str = "\
-[ ]         previous and next iteration; the last one is live
-AT PEAK     bytes at the device's peak in the iteration
-OWN         of these, without submodules
-ACTIVATIONS activations saved for the backward pass
-WEIGHTS     parameters and buffers; t shows their modules
-GRADIENTS   of parameters
-INTERMED.   intermediate gradients: those of activations
-OPTIMIZER   optimizer state
-OTHER       temporaries, workspaces and unknown
-inferred    every category, by the rules on c, until t reads the tensors
-";

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ratatui::backend::TestBackend;
 
 use super::super::Command;
-use super::super::attribution::AttributionQuery;
+use super::super::context::AttributionQuery;
 use super::super::context::ProcessContext;
 use super::super::input::InputEvent;
 use super::super::samples;

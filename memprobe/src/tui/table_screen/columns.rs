@@ -9,12 +9,10 @@ use crate::event::bytes::short;
 use crate::view::short_count;
 use crate::view::table::{Cell, Direction, OnScreen, Precision, SortOrder, Tone};
 
-/// Cells between two columns.
 const GAP: u16 = 1;
 /// Cells before the first column, for the mark of the selected row.
 const MARGIN: u16 = 2;
 
-/// Formats a value for a column of so many cells.
 pub fn cell_text(cell: &Cell<'_>, precision: Precision, wide: usize, theme: &Theme) -> String {
     match (cell, precision) {
         (Cell::Signed(bytes), Precision::Short) if *bytes < 0 => {
@@ -43,7 +41,6 @@ pub fn tone_style(tone: Tone, theme: &Theme) -> Style {
     }
 }
 
-/// Formats bytes that may be negative.
 pub fn amount(bytes: i128) -> String {
     Cell::from(bytes).text(Precision::Exact)
 }
@@ -88,7 +85,7 @@ pub struct TableSort {
 impl TableSort {
     /// Sorts items by a column of their rows. Ties stay in their order.
     pub fn apply<C: Content, T>(self, content: &C, items: &mut [T], row: impl Fn(&T) -> &RowOf<C>) {
-        if let Some(column) = content.columns().get(self.column) {
+        if let Some(column) = content.parts().columns.get(self.column) {
             items.sort_by(|one, other| {
                 let [one, other] = [one, other].map(|item| (column.value)(&row(item).data));
                 one.compare(&other, self.order)
@@ -108,7 +105,7 @@ pub struct ColumnPosition {
 /// Returns the columns that fit, from left to right. A column without a width gets the rest of the table, two
 /// of them two and three fifths of it. Without any, the last column gets the rest.
 pub fn places<C: Content>(content: &C, width: u16) -> Vec<ColumnPosition> {
-    let columns = content.columns().iter().enumerate();
+    let columns = content.parts().columns.iter().enumerate();
     let shown = columns.filter_map(|(at, column)| Some((at, column, column.screen?)));
     let shown = shown.filter(|(_, column, on)| width >= on.least && content.shows(column));
     let shown: Vec<(usize, OnScreen)> = shown.map(|(at, _, on)| (at, on)).collect();

@@ -5,11 +5,9 @@ use ratatui::layout::{Position, Rect};
 use ratatui::style::Style;
 use ratatui::text::Line;
 
-use super::super::header::{draw_device_tabs, draw_title};
+use super::super::bars::{Prompt, Tab, draw_device_tabs, draw_last_line, draw_tabs, draw_title};
 use super::super::input::Focus;
 use super::super::overlay::{draw_box, draw_too_small, draw_words, entry};
-use super::super::status::{Prompt, draw_last_line};
-use super::super::tabs::{Tab, draw_tabs};
 use super::super::theme::Theme;
 use super::columns::{ColumnPosition, amount, cell_text, places, tone_style};
 use super::state::OverlayKind;
@@ -17,7 +15,6 @@ use super::{Content, Fold, KeyHint, RowOf, ScreenContext, ScreenLayout, TableScr
 use crate::view::table::{Align, Column, Cut, SortOrder};
 use crate::view::{clean, counted, fit, fit_middle, percent, width};
 
-/// Cells of the fold mark.
 const MARK: u16 = 2;
 /// Deepest level that is indented, to keep names on the screen.
 const DEEPEST_INDENT: usize = 8;
@@ -26,7 +23,6 @@ const MIN_ASIDE: usize = 14;
 /// Minimum width of names and the text beside them; a narrower table has names alone.
 const MIN_NAME_AND_ASIDE: usize = 44;
 
-/// Help on the keys of all tables.
 const HELP: &str = "\
 /           filter by regular expression     Esc  clear it
 < > or F6   sort by another column; 1 to 9, or a click on its head
@@ -83,10 +79,10 @@ impl<C: Content> TableScreen<C> {
         draw_title(
             buffer,
             layout.header,
-            &context.title(self.content.tab()),
+            &context.title(self.content.parts().tab),
             theme,
         );
-        if let Some(tab) = self.content.tab() {
+        if let Some(tab) = self.content.parts().tab {
             let tab = match self.state.overlay {
                 Some(shown) if shown.kind == OverlayKind::Probes => Tab::Probes,
                 _ => tab,
@@ -104,7 +100,7 @@ impl<C: Content> TableScreen<C> {
         }
         self.draw_rows(buffer, layout.rows, theme);
         self.draw_sum(buffer, layout.sum, context, theme);
-        if let Some((first, second)) = C::nothing(self, context) {
+        if let Some([first, second]) = C::nothing(self, context) {
             let rows = layout.rows.height.min(self.table.rows.len() as u16);
             let free = Rect {
                 y: layout.rows.y + rows,
@@ -125,7 +121,6 @@ impl<C: Content> TableScreen<C> {
         cursor
     }
 
-    /// Draws the column heads, with an arrow at the sort column.
     fn draw_head(&self, buffer: &mut Buffer, area: Rect, theme: &Theme) {
         if area.is_empty() {
             return;
@@ -133,7 +128,7 @@ impl<C: Content> TableScreen<C> {
         buffer.set_style(area, theme.bar());
         let mut end = area.x;
         for place in places(&self.content, area.width) {
-            let (column, on) = (&self.content.columns()[place.column], place.on);
+            let (column, on) = (&self.content.parts().columns[place.column], place.on);
             let sort = self.state.query.sort;
             let head = self.content.head(column);
             let (arrow, style) = match sort.order {
@@ -192,7 +187,7 @@ impl<C: Content> TableScreen<C> {
                 buffer.set_string(line.x + 1, y, &mark.content, mark.style);
             }
             for place in &places {
-                let (column, on) = (&self.content.columns()[place.column], place.on);
+                let (column, on) = (&self.content.parts().columns[place.column], place.on);
                 let mut area = Rect {
                     x: line.x + place.start,
                     width: place.wide,
@@ -274,7 +269,7 @@ impl<C: Content> TableScreen<C> {
             .iter()
             .map(|(_, row)| self.content.aside(row))
             .collect();
-        let column = &self.content.columns()[name.column];
+        let column = &self.content.parts().columns[name.column];
         let named = |(_, row): &(usize, &RowOf<C>)| {
             let cell = (column.value)(&row.data);
             let text = cell_text(&cell, column.precision, available, theme);
@@ -289,7 +284,6 @@ impl<C: Content> TableScreen<C> {
         (texts, name.start + names as u16 + 2)
     }
 
-    /// Returns true if a cell is the fold mark of a row.
     pub(super) fn is_fold_mark(&self, row: usize, x: u16, width: u16) -> bool {
         let Some(row) = self.table.rows.get(row) else {
             return false;
@@ -367,7 +361,7 @@ impl<C: Content> TableScreen<C> {
         theme: &Theme,
     ) -> Option<Position> {
         let mut keys: Vec<KeyHint> = vec![(theme.glyphs.arrows, "move", 6)];
-        keys.extend(self.content.own_keys());
+        keys.extend(self.content.parts().keys);
         keys.extend([("/", "filter", 3), ("<>", "sort", 4), ("r", "reverse", 9)]);
         if self.content.devices(context).tabs.len() > 1 {
             keys.push(("d", "device", 5));
@@ -376,7 +370,7 @@ impl<C: Content> TableScreen<C> {
         keys.extend([("?", "help", 1), ("q", "quit", 0)]);
         let prompt = (self.state.focus == Focus::Prompt).then_some(Prompt {
             filter: &self.state.query.filter,
-            looks_in: C::SEARCHED,
+            looks_in: self.content.parts().searched,
             shown: self.table.shown,
             all: self.table.all,
         });
@@ -398,10 +392,10 @@ impl<C: Content> TableScreen<C> {
 
     /// Returns the help: keys of this screen, of all tables and of the context, then the terms.
     fn help(&self, context: &C::Context, theme: &Theme) -> Vec<Line<'static>> {
-        let [own, terms] = self.content.help();
+        let parts = self.content.parts();
         let moves = "or j k, PgUp PgDn, Home End, wheel: move";
         let mut lines = vec![entry(theme.glyphs.arrows, moves, theme)];
-        let text = [own, HELP, context.help(), "\n", terms].concat();
+        let text = [parts.help, HELP, context.help(), "\n", parts.terms].concat();
         lines.extend(text.lines().map(|line| {
             let (key, text) = line.split_at_checked(12).unwrap_or_default();
             entry(key.trim_end(), text, theme)

@@ -2,7 +2,7 @@
 
 use ratatui::layout::Rect;
 
-use super::super::tabs::MIN_HEIGHT;
+use super::super::bars::MIN_HEIGHT;
 
 /// Minimum width for source text beside the table; below it goes beneath the table.
 pub const SIDE_BY_SIDE: u16 = 150;
@@ -104,7 +104,6 @@ pub fn layout(width: u16, height: u16, needs: Needs) -> Option<ScreenLayout> {
     })
 }
 
-/// Divides the body between the table and the source text.
 fn split(body: Rect, source: bool) -> (Rect, Rect) {
     if !source {
         cut_at(body, body.height)

@@ -7,7 +7,6 @@ mod columns;
 mod draw;
 mod layout;
 mod rows;
-mod selection;
 mod state;
 
 use std::borrow::Cow;
@@ -18,9 +17,8 @@ use ratatui::buffer::Buffer;
 use ratatui::text::{Line, Span};
 
 use super::Command;
+use super::bars::{StatusLine, Tab};
 use super::input::InputEvent;
-use super::status::StatusLine;
-use super::tabs::Tab;
 use super::theme::Theme;
 use crate::event::Tgid;
 
@@ -38,13 +36,9 @@ pub type Note = Cow<'static, str>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScreenRequest {
-    /// End the program.
     Quit,
-    /// Return to the screen that opened this one.
     Leave,
-    /// Send a request to the caller.
     Send(Command),
-    /// Open the screens of a process.
     Open(Tgid),
 }
 
@@ -62,7 +56,6 @@ pub enum Reaction {
 /// Key, its action, and its drop rank: the highest is dropped first where space is short.
 pub type KeyHint = (&'static str, &'static str, u8);
 
-/// First line of a screen.
 pub struct ScreenTitle {
     pub name: String,
     pub text: String,
@@ -93,7 +86,6 @@ pub trait ScreenContext {
     /// Returns the rows that most screens need around their table.
     fn needs(&self, height: u16) -> Needs;
 
-    /// Returns hints for the keys of all screens.
     fn keys(&self) -> Vec<KeyHint>;
 
     /// Returns the help on the keys of all screens, a line each; the text starts at its 13th character.
@@ -102,20 +94,29 @@ pub trait ScreenContext {
     /// Returns the most important number, for a terminal too small for any table.
     fn number(&self) -> String;
 
-    /// Returns the list of probes.
     fn probes(&self, _theme: &Theme) -> Vec<Line<'static>> {
         Vec::new()
     }
 }
 
-/// Content of a table screen.
+/// Parts of a table screen that are always the same.
+pub struct ScreenParts<D: 'static> {
+    /// `None` for a screen of its own, without tabs.
+    pub tab: Option<Tab>,
+    pub columns: &'static [Column<D>],
+    /// Description of the text that the filter matches.
+    pub searched: &'static str,
+    pub keys: &'static [KeyHint],
+    /// Help on the keys of this screen, and below on the terms in its table.
+    pub help: &'static str,
+    pub terms: &'static str,
+}
+
 pub trait Content: Sized + 'static {
     type Key: Clone + Eq + Hash + Debug;
     type Data;
     type Context: ScreenContext;
 
-    /// Description of the text that the filter matches.
-    const SEARCHED: &'static str;
     /// Note if a row has nothing beneath.
     const NOTHING_BENEATH: &'static str = "nothing beneath";
 
@@ -124,11 +125,7 @@ pub trait Content: Sized + 'static {
     /// Heads of the columns that the keys 1 to 9 sort by, if these are not the first ones.
     const DIGITS: &'static [&'static str] = &[];
 
-    fn tab(&self) -> Option<Tab> {
-        None
-    }
-
-    fn columns(&self) -> &'static [Column<Self::Data>];
+    fn parts(&self) -> &'static ScreenParts<Self::Data>;
 
     /// Returns true unless the column has nothing to show.
     fn shows(&self, _column: &Column<Self::Data>) -> bool {
@@ -166,7 +163,6 @@ pub trait Content: Sized + 'static {
         Reaction::Ignored
     }
 
-    /// Returns the rows that the screen needs around its table.
     fn needs(&self, _width: u16, height: u16, context: &Self::Context) -> Needs {
         context.needs(height)
     }
@@ -195,7 +191,7 @@ pub trait Content: Sized + 'static {
     }
 
     /// Returns the reason for an empty table, and a remedy.
-    fn nothing(screen: &TableScreen<Self>, context: &Self::Context) -> Option<(String, String)>;
+    fn nothing(screen: &TableScreen<Self>, context: &Self::Context) -> Option<[Note; 2]>;
 
     /// Returns a mark and a style of a row, if they are not the usual ones.
     fn mark(&self, _row: &RowOf<Self>, _theme: &Theme) -> Option<Span<'static>> {
@@ -224,12 +220,6 @@ pub trait Content: Sized + 'static {
 
     /// Summarizes the selected row in lines of so many cells.
     fn detail(&self, row: &RowOf<Self>, wide: usize, cut: &str) -> Vec<String>;
-
-    /// Returns the hints for the keys of this screen.
-    fn own_keys(&self) -> &'static [KeyHint];
-
-    /// Returns the help on the keys of this screen, and on the terms in its table.
-    fn help(&self) -> [&'static str; 2];
 
     /// Returns the text of [`state::OverlayKind::Detail`], and its title.
     fn full_detail(

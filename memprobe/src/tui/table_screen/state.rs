@@ -3,14 +3,15 @@
 use ratatui::buffer::Buffer;
 use ratatui::layout::Position;
 
+use super::super::bars::tab_at;
 use super::super::filter::Filter;
-use super::super::header::tab_at;
 use super::super::input::{Focus, InputEvent};
 use super::super::theme::Theme;
 use super::columns::{TableSort, column_at, further, places};
 use super::layout::{ScreenLayout, layout};
-use super::selection::Selection;
+use super::rows::Selection;
 use super::{Content, Fold, Note, Query, Reaction, RowOf, ScreenContext, ScreenRequest, TableOf};
+use crate::view::clean;
 use crate::view::table::Column;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +46,6 @@ pub struct TableScreen<C: Content> {
 
 /// Screen of any table in a context.
 pub trait ScreenHandle<X> {
-    /// Returns the receiver of key events.
     fn focus(&self) -> Focus;
 
     /// Makes the rows anew, after new data or a new size.
@@ -110,7 +110,7 @@ impl<C: Content> ScreenHandle<C::Context> for TableScreen<C> {
 impl<C: Content> TableScreen<C> {
     /// Creates a screen without size.
     pub fn new(content: C, context: &C::Context) -> Self {
-        let columns = content.columns();
+        let columns = content.parts().columns;
         let is_first = |column: &Column<C::Data>| {
             column.screen.is_some() && [column.head, ""].contains(&C::FIRST_SORT)
         };
@@ -138,6 +138,13 @@ impl<C: Content> TableScreen<C> {
 
     pub fn selected(&self) -> Option<&RowOf<C>> {
         self.table.rows.get(self.state.selection.cursor)
+    }
+
+    /// States that no row matches the filter; `noun` and `plural` name the rows.
+    pub fn no_match(&self, noun: &str, plural: &str) -> Option<[Note; 2]> {
+        let pattern = clean(self.state.query.filter.pattern());
+        let problem = format!("No {noun} matches /{pattern}/");
+        Some([problem.into(), format!("Esc shows all {plural}.").into()])
     }
 
     pub fn layout(&self, context: &C::Context) -> Option<ScreenLayout> {
@@ -177,7 +184,7 @@ impl<C: Content> TableScreen<C> {
             InputEvent::SortStep(by) => self.sort_step(by),
             InputEvent::SortBy(place) => {
                 let column = match C::DIGITS.get(place) {
-                    Some(head) => column_headed(self.content.columns(), head),
+                    Some(head) => column_headed(self.content.parts().columns, head),
                     None if C::DIGITS.is_empty() => self.sortable().nth(place),
                     None => None,
                 };
@@ -209,7 +216,7 @@ impl<C: Content> TableScreen<C> {
         let reaction = self.content.handle(event, &mut self.state, context);
         match (reaction, event) {
             (Reaction::Ignored, InputEvent::Refresh) => self.reverse(),
-            (Reaction::Ignored, InputEvent::Probes) if self.content.tab().is_some() => {
+            (Reaction::Ignored, InputEvent::Probes) if self.content.parts().tab.is_some() => {
                 self.toggle_overlay(OverlayKind::Probes);
             }
             (Reaction::Ignored, _) => {
@@ -244,7 +251,6 @@ impl<C: Content> TableScreen<C> {
         };
     }
 
-    /// Handles Enter on the selected row.
     fn enter(&mut self) -> Reaction {
         self.keep_selected();
         let Some(row) = self.selected() else {
@@ -300,9 +306,8 @@ impl<C: Content> TableScreen<C> {
         }
     }
 
-    /// Returns the columns that the table can be sorted by.
     fn sortable(&self) -> impl Iterator<Item = usize> + use<'_, C> {
-        let columns = self.content.columns().iter().enumerate();
+        let columns = self.content.parts().columns.iter().enumerate();
         let sortable = columns.filter(|(_, column)| column.is_sortable());
         sortable.map(|(at, _)| at)
     }
@@ -319,7 +324,7 @@ impl<C: Content> TableScreen<C> {
 
     /// Sorts by a column in its first direction, or reverses the order if it is already the sort column.
     pub fn sort_by(&mut self, column: usize) {
-        let screen = self.content.columns()[column].screen;
+        let screen = self.content.parts().columns[column].screen;
         match screen.and_then(|screen| screen.order) {
             Some(_) if self.state.query.sort.column == column => self.reverse(),
             Some(order) => self.state.query.sort = TableSort { column, order },

@@ -1,7 +1,6 @@
 //! Screen of the tensors of one process. Reading pauses the process briefly, so it happens only on entry and
 //! on request. The screen shows the length of the pause.
 
-mod detail;
 mod rows;
 #[cfg(test)]
 mod screens;
@@ -12,14 +11,13 @@ use std::sync::Arc;
 use ratatui::text::Line;
 
 use super::Command;
+use super::bars::{StatusLine, Tab};
 use super::context::ProcessContext;
 use super::input::InputEvent;
-use super::status::StatusLine;
 use super::table_screen::{
-    Content, DeviceTabs, KeyHint, Needs, Query, Reaction, RowOf, ScreenContext, ScreenRequest,
-    TableOf, TableScreen, TableState, further,
+    Content, DeviceTabs, Needs, Note, Query, Reaction, RowOf, ScreenContext, ScreenParts,
+    ScreenRequest, TableOf, TableScreen, TableState, further,
 };
-use super::tabs::Tab;
 use super::theme::Theme;
 use crate::event::bytes::{human, signed};
 use crate::event::tensors::TensorDevice;
@@ -31,12 +29,9 @@ use crate::view::{FileNames, TensorGroup, clean, consistency, counted};
 /// Progress of [`super::Command::TakeTensors`].
 #[derive(Clone, Debug, Default)]
 pub enum Tensors {
-    /// Not requested yet.
     #[default]
     Unasked,
-    /// The process is being read.
     Taking,
-    /// Result of the latest reading.
     Taken(Arc<TensorTable>),
     /// The reading failed: reason and remedy.
     Failed(Arc<str>),
@@ -146,7 +141,6 @@ impl TensorList {
         self.shown.as_deref().map(ShownDevice::device)
     }
 
-    /// Finds the device shown in the table.
     fn show(&mut self) {
         let mut devices = self.devices().iter();
         let at = devices.position(|table| Some(table.device) == self.device);
@@ -175,19 +169,38 @@ impl TensorList {
     }
 }
 
+static PARTS: ScreenParts<TensorData> = ScreenParts {
+    tab: Some(Tab::Tensors),
+    columns: &COLUMNS,
+    searched: "names, kind, shape, module and line",
+    keys: &[
+        ("Enter", "detail", 2),
+        ("R", "read again", 1),
+        ("i", "group", 4),
+    ],
+    help: "\
+Enter       all names, storage, block, and who shares it
+R or F5     read the process again; it is paused for a moment
+i           group: tensor, shape, kind, module, line, retainer, no fold
+",
+    terms: "\
+ALLOCATED   bytes of the allocator, rounding included
+SIZE        bytes of its elements; a view may be small
+(->name)    it shares the storage whose bytes `name` has
+3 * (8, 8)  three equal tensors in one row
+saved       saved for the backward pass, by this operation
+(no tensor) a block without a tensor: workspaces, NCCL
+(inferred)  a name that does not follow from references alone
+",
+};
+
 impl Content for TensorList {
     type Key = TensorKey;
     type Data = TensorData;
     type Context = ProcessContext;
 
-    const SEARCHED: &'static str = "names, kind, shape, module and line";
-
-    fn tab(&self) -> Option<Tab> {
-        Some(Tab::Tensors)
-    }
-
-    fn columns(&self) -> &'static [Column<TensorData>] {
-        &COLUMNS
+    fn parts(&self) -> &'static ScreenParts<TensorData> {
+        &PARTS
     }
 
     fn head(&self, column: &Column<TensorData>) -> &'static str {
@@ -275,7 +288,6 @@ impl Content for TensorList {
         }
     }
 
-    /// Returns the time of the snapshot, the length of the pause, and any error.
     fn status(&self, context: &ProcessContext, theme: &Theme) -> StatusLine {
         let word = match &context.tensors {
             Tensors::Taking | Tensors::Unasked => ("READING", theme.still()),
@@ -318,20 +330,19 @@ impl Content for TensorList {
         Some(format!("  {}", facts.join("   ")))
     }
 
-    fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<(String, String)> {
+    fn nothing(screen: &TableScreen<Self>, context: &ProcessContext) -> Option<[Note; 2]> {
         let filter = &screen.state.query.filter;
         let (first, second) = match (&context.tensors, &screen.content.table) {
             _ if !screen.table.rows.is_empty() => return None,
             (_, Some(_)) if filter.is_active() && screen.table.all > 0 => {
-                let first = format!("No tensor matches /{}/", clean(filter.pattern()));
-                return Some((first, "Esc shows all tensors.".to_owned()));
+                return screen.no_match("tensor", "tensors");
             }
             (Tensors::Failed(reason), None) => {
                 let reason = clean(reason);
                 let (first, second) = reason
                     .split_once("\\n")
                     .unwrap_or((&reason, "R tries again."));
-                return Some((first.to_owned(), second.to_owned()));
+                return Some([first.to_owned().into(), second.to_owned().into()]);
             }
             (_, Some(_)) => ("No tensors on this device.", "Tab shows the next device."),
             (_, None) => (
@@ -339,7 +350,7 @@ impl Content for TensorList {
                 "The process is paused for a moment, then goes on.",
             ),
         };
-        Some((first.to_owned(), second.to_owned()))
+        Some([first.into(), second.into()])
     }
 
     fn total(&self, _context: &ProcessContext) -> Option<(i128, &'static str)> {
@@ -364,27 +375,14 @@ impl Content for TensorList {
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
-        vec![detail::summary(&row.data)]
+        vec![rows::summary(&row.data)]
     }
 
     fn full_detail(&self, row: &RowOf<Self>, theme: &Theme) -> (&'static str, Vec<Line<'static>>) {
-        (" Tensor ", detail::detail(&row.data, theme))
-    }
-
-    fn own_keys(&self) -> &'static [KeyHint] {
-        &[
-            ("Enter", "detail", 2),
-            ("R", "read again", 1),
-            ("i", "group", 4),
-        ]
-    }
-
-    fn help(&self) -> [&'static str; 2] {
-        [KEYS, TERMS]
+        (" Tensor ", rows::detail(&row.data, theme))
     }
 }
 
-/// Describes a reading: time, pause, objects, and unread data.
 fn facts(table: &TensorTable) -> String {
     let taken = time_of_day(table.taken_ms);
     let mut facts = vec![format!("{taken}; {}", consistency(table.consistency))];
@@ -409,19 +407,3 @@ fn time_of_day(milliseconds: u64) -> String {
         seconds % 60
     )
 }
-
-const KEYS: &str = "\
-Enter       all names, storage, block, and who shares it
-R or F5     read the process again; it is paused for a moment
-i           group: tensor, shape, kind, module, line, retainer, no fold
-";
-
-const TERMS: &str = "\
-ALLOCATED   bytes of the allocator, rounding included
-SIZE        bytes of its elements; a view may be small
-(->name)    it shares the storage whose bytes `name` has
-3 * (8, 8)  three equal tensors in one row
-saved       saved for the backward pass, by this operation
-(no tensor) a block without a tensor: workspaces, NCCL
-(inferred)  a name that does not follow from references alone
-";

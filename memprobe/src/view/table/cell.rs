@@ -13,10 +13,8 @@ use crate::event::bytes::{human, short, signed};
 use crate::event::{Address, Bytes, DeviceIndex};
 use crate::view::{clean, count, duration, percent, rate, shape};
 
-/// Text of an unknown value.
 const UNKNOWN: &str = "-";
 
-/// One value.
 #[derive(Clone, Default)]
 pub enum Cell<'a> {
     #[default]
@@ -49,19 +47,14 @@ pub enum Cell<'a> {
     Note(Cow<'a, str>),
     /// Text that sorts by a number.
     Ranked(u64, Cow<'a, str>),
-    /// Frames from a line to its callers, or to its callees.
     Path(Direction, &'a [String]),
-    /// Elements in each dimension of a tensor.
     Shape(Cow<'a, [u64]>),
     List(Vec<Cell<'a>>),
     Object(Vec<(&'static str, Cell<'a>)>),
-    /// The rows of a table as objects.
     Rows(Rc<dyn Rows + 'a>),
-    /// Prepared JSON.
     Json(&'a RawValue),
 }
 
-/// Direction of a path of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
     /// Outwards, to the callers of the line.
@@ -70,7 +63,6 @@ pub enum Direction {
     Callees,
 }
 
-/// Precision of sizes in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// Two decimals.
@@ -152,7 +144,6 @@ impl<'a> Cell<'a> {
         }
     }
 
-    /// Formats the value for CSV.
     pub fn csv(&self) -> Cow<'_, str> {
         Cow::Owned(match self {
             Self::Unknown

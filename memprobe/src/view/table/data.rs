@@ -45,18 +45,15 @@ fn object<'a, R>(columns: &[Column<R>], row: &'a R) -> Cell<'a> {
     Cell::Object(fields)
 }
 
-/// Writes one JSON document, indented.
 pub fn json_document(document: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, document)?;
     out.write_all(b"\n")
 }
 
-/// Writes a row as one JSON object.
 pub fn json_object<R>(columns: &[Column<R>], row: &R, out: &mut impl Write) -> io::Result<()> {
     Ok(serde_json::to_writer(out, &object(columns, row))?)
 }
 
-/// Writes comma-separated values.
 pub struct CsvWriter<'a, R, W: Write> {
     columns: Vec<&'a Column<R>>,
     table: csv::Writer<W>,

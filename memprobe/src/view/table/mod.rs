@@ -35,7 +35,6 @@ macro_rules! columns {
 }
 pub(crate) use columns;
 
-/// A column of rows `R`.
 pub struct Column<R> {
     /// Key in JSON and heading in CSV.
     pub key: &'static str,
@@ -58,7 +57,6 @@ pub struct Column<R> {
     pub value: fn(&R) -> Cell<'_>,
 }
 
-/// Appearance of a column on the live screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnScreen {
     /// Width in cells; 0 for the rest of the table.
@@ -72,7 +70,6 @@ pub struct OnScreen {
     pub is_name: bool,
 }
 
-/// Emphasis of a column on the live screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     Plain,
@@ -223,7 +220,6 @@ impl<R> Column<R> {
         Self { cut, ..self }
     }
 
-    /// Shows sizes with three figures.
     pub const fn short(self) -> Self {
         let precision = Precision::Short;
         Self { precision, ..self }
@@ -283,19 +279,16 @@ impl<R> Column<R> {
     }
 }
 
-/// Columns and rows.
 pub struct Table<R> {
     pub columns: Vec<Column<R>>,
     pub rows: Vec<OutputRow<R>>,
 }
 
-/// A row, and its outputs.
 pub struct OutputRow<R> {
     pub row: R,
     pub output: Output,
 }
 
-/// Outputs of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     All,

@@ -3,13 +3,10 @@
 use super::{Align, Cell, Column, Cut, Output, OutputRow, Summand, Table};
 use crate::view::{CUT, fit, fit_middle, width, wrap};
 
-/// Columns between two table columns.
 const GAP: usize = 2;
-
 /// Width below which a trailing text that does not fit is dropped rather than cut.
 const SHORTEST_TRAIL: usize = 14;
 
-/// Use of colour in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colour {
     /// None: for pipes, files and `NO_COLOR`.
@@ -43,7 +40,6 @@ impl Style {
     }
 }
 
-/// A text of lines and tables.
 pub struct Page {
     text: String,
     pub width: usize,
@@ -73,22 +69,18 @@ impl Page {
         self.text.push('\n');
     }
 
-    /// Adds a line, cut to the width.
     pub fn fitted(&mut self, line: &str) {
         self.line(&fit(line, self.width, CUT));
     }
 
-    /// Adds an emphasized line.
     pub fn strong(&mut self, line: &str) {
         self.line(&self.style.strong(line));
     }
 
-    /// Adds an emphasized line, cut to the width.
     pub fn fitted_strong(&mut self, line: &str) {
         self.strong(&fit(line, self.width, CUT));
     }
 
-    /// Adds a sentence, wrapped to the width.
     pub fn note(&mut self, note: &str) {
         for line in wrap(note, self.width) {
             self.line(&line);
@@ -129,9 +121,7 @@ impl Page {
 
 /// Layout of a table in text.
 pub struct Drawn {
-    /// Headings of dropped columns.
     pub dropped: Vec<&'static str>,
-    /// Width of the first column.
     pub first: usize,
 }
 
@@ -184,7 +174,6 @@ impl<'a, R> Sheet<'a, R> {
         (sheet, heads.collect())
     }
 
-    /// Formats the cells, and measures the columns.
     fn measure(&mut self, dropped: &[&Column<R>]) {
         let columns = &self.columns;
         let of_row = |entry: &&OutputRow<R>| {
@@ -232,7 +221,6 @@ impl<'a, R> Sheet<'a, R> {
         }
     }
 
-    /// End of the last column.
     fn end(&self, available: usize) -> usize {
         let Some((last, others)) = self.columns.split_last() else {
             return available;
@@ -271,7 +259,6 @@ impl<'a, R> Sheet<'a, R> {
     }
 }
 
-/// Returns true for a text of limited width.
 fn is_flexible<R>(column: &Column<R>) -> bool {
     column.max < usize::MAX && column.align == Align::Left
 }

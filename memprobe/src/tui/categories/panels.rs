@@ -1,5 +1,6 @@
-//! Graph of memory over time, with categories stacked. Each category is drawn as a letter that the table
-//! repeats, so that the graph is readable without colour.
+//! Parts around the table of categories: their graph over time, and the latest iterations.
+
+use std::time::Duration;
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -8,10 +9,13 @@ use ratatui::text::Line;
 
 use super::super::plot::{columns, draw_frame};
 use super::super::theme::{Ink, Theme};
-use crate::attribution::tables::{Category, DeviceCategories, Portion, Portions};
+use crate::attribution::tables::{
+    Category, DeviceCategories, IterationRow, Portion, Portions, Source,
+};
 use crate::event::Bytes;
+use crate::event::bytes::short;
+use crate::view::{count, duration, fit, iteration, iterations_by, span};
 
-/// Returns the letter of a portion, and its colour.
 fn appearance(portion: Portion) -> (&'static str, Color) {
     match portion {
         Portion::BeforeAttach => ("B", Color::Gray),
@@ -39,6 +43,7 @@ pub fn style(portion: Portion, theme: &Theme) -> Style {
     }
 }
 
+/// Draws each category as a letter that the table repeats, so that the graph is readable without colour.
 pub fn draw_graph(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, theme: &Theme) {
     let top = device.points.iter().map(total).max().unwrap_or(0);
     let label = Bytes(u64::try_from(top).unwrap_or(u64::MAX));
@@ -88,6 +93,77 @@ fn portion_at(point: &Portions, top: u128, row: u16, rows: u16) -> Option<Portio
         below = above;
     }
     most.1.filter(|_| covered * 2 >= top)
+}
+
+/// Columns: head, width, and minimum width of a table that shows the column.
+const COLUMNS: [(&str, usize, u16); 5] = [
+    ("TOOK", 12, 0),
+    ("PEAK", 9, 0),
+    ("LIVE AT END", 12, 54),
+    ("CACHED", 9, 64),
+    ("ALLOCS", 9, 74),
+];
+
+const NAME: usize = 14;
+
+pub fn draw_iterations(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, theme: &Theme) {
+    if area.is_empty() {
+        return;
+    }
+    let available = usize::from(area.width);
+    let head = Rect { height: 1, ..area };
+    buffer.set_style(head, theme.bar());
+    let mut text = format!("  {:<NAME$}", "ITERATION");
+    for (head, wide, _) in shown(area.width) {
+        text.push_str(&format!(" {head:>wide$}"));
+    }
+    let by = format!("   by {}", iterations_by(device.source));
+    if device.source != Source::Nothing && text.len() + by.len() < available {
+        text.push_str(&by);
+    }
+    buffer.set_stringn(area.x, area.y, text, available, theme.bar());
+    if device.iterations.is_empty() || device.source == Source::Nothing {
+        let none = "  Nothing marks iterations: no step, zero_grad() or batch was seen.";
+        if area.height > 1 {
+            let text = fit(none, available, theme.glyphs.cut);
+            buffer.set_stringn(area.x, area.y + 1, text, available, theme.faint());
+        }
+        return;
+    }
+    for (row, y) in device.iterations.iter().zip(area.y + 1..area.bottom()) {
+        let text = fit(&line(row, area.width), available, theme.glyphs.cut);
+        buffer.set_stringn(area.x, y, text, available, Style::new());
+    }
+}
+
+fn shown(width: u16) -> impl Iterator<Item = (&'static str, usize, u16)> {
+    let all = COLUMNS.into_iter();
+    all.filter(move |(.., least)| width >= *least)
+}
+
+fn line(row: &IterationRow, width: u16) -> String {
+    let cells = [
+        took(Duration::from_nanos(row.length)),
+        short(row.peak),
+        short(row.end.allocated),
+        short(row.end.cached()),
+        count(row.allocs),
+    ];
+    let mut text = format!("  {:<NAME$}", iteration(row.number, row.kind));
+    for ((_, wide, least), cell) in COLUMNS.into_iter().zip(cells) {
+        if width >= least {
+            text.push_str(&format!(" {cell:>wide$}"));
+        }
+    }
+    text
+}
+
+/// Formats a duration; one below a second in milliseconds.
+fn took(length: Duration) -> String {
+    match length.as_secs() {
+        0 => span(length),
+        _ => duration(length),
+    }
 }
 
 #[cfg(test)]

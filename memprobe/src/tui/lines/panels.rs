@@ -1,0 +1,251 @@
+//! Parts around the table of lines: totals, graph over time, source text.
+
+use std::cell::RefMut;
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+
+use super::super::SourceText;
+use super::super::plot::{columns, draw_frame};
+use super::super::table_screen::draw_text;
+use super::super::theme::Theme;
+use crate::event::bytes::human;
+use crate::event::{Bytes, Frame, Totals};
+use crate::ledger::snapshot::{DeviceSnapshot, Timeline};
+use crate::view::{clean, count, fit, fit_end, percent, width};
+
+/// Draws allocated bytes as a filled area, reserved bytes as a dotted line above it: readable without colour.
+pub fn draw_graph(buffer: &mut Buffer, area: Rect, timeline: &Timeline, theme: &Theme) {
+    let points = timeline.points.iter();
+    let top = points
+        .map(|point| point.allocated.max(point.reserved))
+        .max();
+    let top = top.unwrap_or_default();
+    let length = timeline.step.saturating_mul(timeline.points.len() as u64);
+    let allocated = format!(" {} allocated ", theme.glyphs.rising[8]);
+    let reserved = format!(" {} reserved ", theme.glyphs.dotted[2].repeat(2));
+    let legend = Line::from(vec![
+        Span::styled(allocated, theme.allocated()),
+        Span::styled(reserved, theme.reserved()),
+    ]);
+    let Some(plot) = draw_frame(buffer, area, top, length, &legend, theme) else {
+        return;
+    };
+    for (x, totals) in (plot.x..).zip(columns(&timeline.points, plot.width, highest)) {
+        draw_column(buffer, x, plot, totals, top, theme);
+    }
+}
+
+fn highest(points: &[Totals]) -> Totals {
+    let highest = points.iter().copied().reduce(Totals::higher);
+    highest.unwrap_or_default()
+}
+
+/// Scales bytes to eighths of a cell. A nonzero value is at least one eighth high.
+fn eighths(bytes: Bytes, top: Bytes, rows: u16) -> usize {
+    if top.0 == 0 {
+        return 0;
+    }
+    let steps = u128::from(rows) * 8;
+    let height = (u128::from(bytes.0) * steps + u128::from(top.0) / 2) / u128::from(top.0);
+    let least = u128::from(bytes.0 > 0);
+    height.clamp(least, steps) as usize
+}
+
+fn draw_column(buffer: &mut Buffer, x: u16, plot: Rect, totals: Totals, top: Bytes, theme: &Theme) {
+    let filled = eighths(totals.allocated, top, plot.height);
+    let reserved = eighths(totals.reserved, top, plot.height);
+    for row in 0..plot.height {
+        let y = plot.bottom() - 1 - row;
+        let beneath = usize::from(row) * 8;
+        let fill = filled.saturating_sub(beneath).min(8);
+        let glyph = theme.glyphs.rising[fill];
+        if glyph != " " {
+            buffer.set_string(x, y, glyph, theme.allocated());
+        } else if (beneath + 1..=beneath + 8).contains(&reserved) {
+            let glyph = theme.glyphs.dotted[(reserved - beneath - 1) / 2];
+            buffer.set_string(x, y, glyph, theme.reserved());
+        }
+    }
+}
+
+/// Minimum width for the peak if the totals have one line.
+const MIN_WIDTH_FOR_PEAK: u16 = 60;
+
+pub fn draw_totals(
+    buffer: &mut Buffer,
+    area: Rect,
+    device: &DeviceSnapshot,
+    outside: Bytes,
+    theme: &Theme,
+) {
+    let lines = if area.height >= 2 {
+        in_two_lines(device, outside, theme)
+    } else {
+        vec![in_one_line(device, area.width, theme)]
+    };
+    for (y, line) in (area.y..area.bottom()).zip(lines) {
+        buffer.set_line(area.x, y, &line, area.width);
+    }
+}
+
+fn in_two_lines(device: &DeviceSnapshot, outside: Bytes, theme: &Theme) -> Vec<Line<'static>> {
+    let total = |name: &str, style: Style, now: Bytes, peak: Bytes| {
+        vec![
+            Span::styled(format!(" {name} "), style),
+            Span::styled(format!("{:>11}", human(now)), theme.strong()),
+            Span::raw(format!("  peak {:>11}", human(peak))),
+        ]
+    };
+    let (now, peak) = (device.totals, device.peak);
+    let mut first = total(
+        "allocated",
+        theme.allocated(),
+        now.allocated,
+        peak.allocated,
+    );
+    let mut second = total("reserved ", theme.reserved(), now.reserved, peak.reserved);
+    let cached = now.cached();
+    let share = percent(cached.0.into(), now.reserved.0.into());
+    first.push(Span::raw(format!(
+        "   cached {} ({share} of reserved)",
+        human(cached)
+    )));
+    second.push(Span::raw(format!(
+        "   {} live blocks",
+        count(device.live_blocks)
+    )));
+    if outside > Bytes(0) {
+        second.push(Span::raw(format!("   outside {} (o)", human(outside))));
+    }
+    if device.ooms > 0 {
+        second.push(Span::raw("   "));
+        second.push(Span::styled(
+            format!(" {} ", ooms(device.ooms)),
+            theme.bad(),
+        ));
+    }
+    vec![Line::from(first), Line::from(second)]
+}
+
+fn in_one_line(device: &DeviceSnapshot, width: u16, theme: &Theme) -> Line<'static> {
+    let mut spans = Vec::new();
+    if device.ooms > 0 {
+        let text = format!(" {} ", ooms(device.ooms));
+        spans.push(Span::styled(text, theme.bad()));
+    }
+    spans.push(Span::styled(" alloc ", theme.allocated()));
+    spans.push(Span::styled(human(device.totals.allocated), theme.strong()));
+    if width >= MIN_WIDTH_FOR_PEAK {
+        spans.push(Span::raw(format!(" peak {}", human(device.peak.allocated))));
+    }
+    spans.push(Span::styled("  reserved ", theme.reserved()));
+    spans.push(Span::styled(human(device.totals.reserved), theme.strong()));
+    Line::from(spans)
+}
+
+fn ooms(number: u64) -> String {
+    format!("OUT OF MEMORY {}x", count(number))
+}
+
+/// Draws the title, and as many lines around the selected one as fit.
+pub fn draw_source(
+    buffer: &mut Buffer,
+    area: Rect,
+    frame: Option<&Frame>,
+    mut sources: RefMut<Box<dyn SourceText + Send>>,
+    theme: &Theme,
+) {
+    if area.is_empty() {
+        return;
+    }
+    let cut = theme.glyphs.cut;
+    let columns = usize::from(area.width);
+    let title = |buffer: &mut Buffer, text: &str| {
+        let text = format!(" {text} ");
+        let rule = theme
+            .glyphs
+            .rule
+            .repeat(columns.saturating_sub(width(&text) + 1));
+        let text = format!("{}{text}{rule}", theme.glyphs.rule);
+        buffer.set_stringn(area.x, area.y, text, columns, theme.strong());
+    };
+    let Some(frame) = frame else {
+        title(buffer, "source: select a line");
+        return;
+    };
+    let place = clean(&format!("{}:{}", frame.file, frame.line));
+    title(buffer, &fit_end(&place, columns.saturating_sub(4), cut));
+    let body = Rect {
+        y: area.y + 1,
+        height: area.height - 1,
+        ..area
+    };
+    let radius = u32::from(body.height / 2);
+    let Some(lines) = sources
+        .around(&frame.file, frame.line, radius)
+        .filter(|lines| !lines.is_empty())
+    else {
+        let text = " The source cannot be read: no such file, or it has changed.";
+        draw_text(buffer, body, text, theme.faint(), theme);
+        return;
+    };
+    for ((number, text), y) in lines.iter().zip(body.y..body.bottom()) {
+        let own = *number == frame.line;
+        let style = if own { theme.strong() } else { Style::new() };
+        let mark = if own { theme.glyphs.cursor } else { " " };
+        let text = format!(
+            "{mark}{number:>5} {} {}",
+            theme.glyphs.wall,
+            clean(text.trim_end())
+        );
+        buffer.set_stringn(body.x, y, fit(&text, columns, cut), columns, style);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn totals(allocated: u64) -> Totals {
+        Totals {
+            allocated: Bytes(allocated),
+            reserved: Bytes(allocated * 2),
+        }
+    }
+
+    #[test]
+    fn a_short_peak_is_never_averaged_away() {
+        let mut points = vec![totals(1); 1000];
+        points[777] = totals(100);
+        let columns = columns(&points, 50, highest);
+        assert_eq!(columns.len(), 50);
+        assert_eq!(
+            columns.iter().map(|column| column.allocated.0).max(),
+            Some(100)
+        );
+    }
+
+    #[test]
+    fn few_points_fill_the_width() {
+        let points = [totals(1), totals(2)];
+        let columns = columns(&points, 10, highest);
+        assert_eq!(
+            columns
+                .iter()
+                .filter(|column| column.allocated.0 == 1)
+                .count(),
+            5
+        );
+    }
+
+    #[test]
+    fn heights_lie_between_nothing_and_the_top() {
+        assert_eq!(eighths(Bytes(0), Bytes(100), 4), 0);
+        assert_eq!(eighths(Bytes(1), Bytes(u64::MAX), 4), 1);
+        assert_eq!(eighths(Bytes(u64::MAX), Bytes(u64::MAX), 4), 32);
+        assert_eq!(eighths(Bytes(5), Bytes(0), 4), 0);
+    }
+}

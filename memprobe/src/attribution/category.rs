@@ -238,6 +238,15 @@ impl Composition {
         *bytes = bytes.saturating_sub(size);
     }
 
+    /// Moves bytes from before attach to the rules that they have in `blocks`.
+    pub(super) fn name(&mut self, blocks: &Self) {
+        for (held, named) in self.by_rule.iter_mut().zip(blocks.by_rule) {
+            let named = named.min(self.before_attach);
+            self.before_attach -= named;
+            *held = held.saturating_add(named);
+        }
+    }
+
     pub(super) fn change(&mut self, from: CategoryRule, to: CategoryRule, size: u64) {
         self.take(from, size);
         self.add(to, size);

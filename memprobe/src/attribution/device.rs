@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::category::CategoryRule;
+use super::category::{CategoryRule, Composition};
 use super::high_water_mark::{AtPeak, HeldBytes};
 use super::layer_history::{LayerHistory, LayerKey, Shift};
 use super::lifecycle::{Lifecycle, is_saved};
@@ -103,14 +103,18 @@ impl DeviceAttribution {
     }
 
     pub(super) fn hold(&mut self, block: &Lifecycle, size: u64, judged: ClassifiedPhase) {
+        self.add(block, size, judged, AtPeak::Gone);
+        if let Some(place) = self.place(block.origin, block.rule) {
+            self.held.add(place, size, self.peaks);
+        }
+    }
+
+    fn add(&mut self, block: &Lifecycle, size: u64, judged: ClassifiedPhase, was: AtPeak) {
         self.known = self.known.saturating_add(size);
         self.now.composition.add(block.rule, size);
         self.blocks[block.rule as usize] += 1;
         let row = self.phases.entry(judged.phase).or_default();
-        row.add(size, self.peaks, AtPeak::Gone);
-        if let Some(place) = self.place(block.origin, block.rule) {
-            self.held.add(place, size, self.peaks);
-        }
+        row.add(size, self.peaks, was);
     }
 
     pub(super) fn release(&mut self, block: &Lifecycle, size: u64) {
@@ -126,10 +130,20 @@ impl DeviceAttribution {
         }
     }
 
-    /// Adds a live block that counted as from before attach.
+    /// Adds a live block that counted as from before attach: it was live at all moments since. [`Self::name_past`]
+    /// corrects those of the whole device.
     pub(super) fn name(&mut self, block: &Lifecycle, size: u64, judged: ClassifiedPhase) {
-        self.hold(block, size, judged);
+        self.add(block, size, judged, AtPeak::Live);
+        self.shift(block, size, [None, self.place(block.origin, block.rule)], 0);
         self.balance();
+    }
+
+    /// Gives blocks from before attach their category at the recorded moments.
+    pub(super) fn name_past(&mut self, blocks: &Composition) {
+        let points = self.timeline.points.iter_mut();
+        points
+            .chain([&mut self.peak])
+            .for_each(|moment| moment.name(blocks));
     }
 
     /// Changes the rule of a live block, also at past moments. Step intervals before `oldest` stay unchanged.
@@ -180,7 +194,7 @@ impl DeviceAttribution {
     pub(super) fn report(&mut self, totals: TotalsSample, ordinal: u64) {
         self.now.ordinal = ordinal;
         self.take_totals(totals);
-        self.peaks += u64::from(self.now.totals.allocated > self.peak.totals.allocated);
+        self.peaks += u64::from(self.now.rank() > self.peak.rank());
         self.peak.raise_to(&self.now);
         self.timeline.raise(&self.now);
     }

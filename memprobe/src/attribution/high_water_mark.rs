@@ -44,7 +44,7 @@ impl HighWaterMarks {
             },
         });
         change(mark.number);
-        if now.totals.allocated > mark.moment.totals.allocated {
+        if now.rank() > mark.moment.rank() {
             mark.number += 1;
             mark.moment = now;
         }

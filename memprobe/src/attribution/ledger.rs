@@ -47,7 +47,7 @@ struct StackProperties {
 pub struct AttributionLedger {
     line: Option<IterationLine>,
     phases: PhaseTracker,
-    intervals: StepIntervals,
+    pub(super) intervals: StepIntervals,
     stack_properties: PerStack<StackProperties>,
     /// Stacks in the order of their definition, and stand-ins for modules that hold blocks. The first is unknown.
     pub(super) origins: Vec<Arc<Stack>>,

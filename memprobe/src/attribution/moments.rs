@@ -3,8 +3,10 @@
 //! The category of a block is often decided later. Recorded moments are then revised if the block was live:
 //! their event number is not below that of its allocation.
 
+use std::cmp::Reverse;
+
 use super::category::{CategoryRule, Composition};
-use crate::event::{TimeNs, Totals};
+use crate::event::{Bytes, TimeNs, Totals};
 use crate::ledger::snapshot::Timeline;
 use crate::ledger::timeline::Highest;
 
@@ -34,11 +36,27 @@ impl Moment {
             self.composition.change(from, to, size);
         }
     }
+
+    /// Gives blocks from before attach their category.
+    pub(super) fn name(&mut self, blocks: &Composition) {
+        self.composition.name(blocks);
+    }
+
+    /// Order of peaks: by allocated bytes, of equal ones by the bytes that are known.
+    pub(super) fn rank(&self) -> (Bytes, Reverse<u64>) {
+        let Composition {
+            before_attach,
+            unaccounted,
+            ..
+        } = self.composition;
+        let unknown = before_attach.saturating_add(unaccounted.unsigned_abs());
+        (self.totals.allocated, Reverse(unknown))
+    }
 }
 
 impl Highest for Moment {
     fn raise_to(&mut self, other: &Self) {
-        if other.totals.allocated > self.totals.allocated {
+        if other.rank() > self.rank() {
             self.clone_from(other);
         }
     }
@@ -57,7 +75,6 @@ impl Timeline<Moment> {
 mod tests {
     use super::*;
     use crate::attribution::category::Category;
-    use crate::event::Bytes;
     use crate::ledger::timeline::{FIRST_STEP, MAX_POINTS};
 
     fn moment(time: u64, ordinal: u64, saved: u64) -> Moment {

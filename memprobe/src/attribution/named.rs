@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::category::{Category, CategoryRule};
+use super::category::{Category, CategoryRule, Composition};
 use super::ledger::AttributionLedger;
 use super::lifecycle::{BlockState, Lifecycle};
 use super::phase::ClassifiedPhase;
 use crate::event::tensors::TensorKind;
-use crate::event::{BlockLabels, LabeledBlock};
+use crate::event::{BlockLabels, DeviceIndex, LabeledBlock};
 use crate::ledger::{BlockId, Ledger};
 
 /// Comparison of inferred categories with heap snapshots, in bytes of blocks that both cover.
@@ -63,6 +63,7 @@ impl AttributionLedger {
         if let Some(making) = &mut self.making {
             making.begin_reading();
         }
+        let mut baseline = BTreeMap::<DeviceIndex, Composition>::new();
         for named in &names.blocks {
             let Some(rule) = named.kind.and_then(rule_of) else {
                 continue;
@@ -81,9 +82,19 @@ impl AttributionLedger {
                 self.module_aliases.learn(named, stack);
             }
             match life.state {
-                BlockState::BeforeAttach => self.decide_baseline(id, life, named, rule),
+                BlockState::BeforeAttach => {
+                    self.decide_baseline(id, life, named, rule);
+                    let blocks = baseline.entry(named.device).or_default();
+                    blocks.add(rule, named.size.0);
+                }
                 _ => self.decide(id, life, named, rule, ledger),
             }
+        }
+        for (index, blocks) in baseline {
+            if let Some(device) = self.devices.get_mut(&index) {
+                device.name_past(&blocks);
+            }
+            self.intervals.name_past(index, &blocks);
         }
         if let Some(making) = &mut self.making {
             making.end_reading();
@@ -136,8 +147,8 @@ impl AttributionLedger {
             return;
         };
         let life = Lifecycle {
-            // At past moments the block still counts as from before attach.
-            born: self.ordinal + 1,
+            // It was live at all recorded moments.
+            born: 0,
             rule,
             state: BlockState::Settled,
             origin,

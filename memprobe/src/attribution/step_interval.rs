@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
+use super::category::Composition;
 use super::epochs::{Epoch, Epochs, Loaders, NO_LOADER};
 use super::moments::{Moment, Revision};
 use super::phase::Phase;
@@ -197,6 +198,15 @@ impl StepIntervals {
         for interval in recent.chain([&mut self.current]) {
             if let Some(device) = interval.devices.get_mut(&index) {
                 device.peak.revise(revision);
+            }
+        }
+    }
+
+    /// Gives blocks from before attach their category at all stored peaks.
+    pub(super) fn name_past(&mut self, index: DeviceIndex, blocks: &Composition) {
+        for interval in self.done.iter_mut().chain([&mut self.current]) {
+            if let Some(device) = interval.devices.get_mut(&index) {
+                device.peak.name(blocks);
             }
         }
     }

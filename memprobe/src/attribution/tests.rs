@@ -461,6 +461,43 @@ fn what_was_there_before_attach_has_the_category_that_the_objects_say() {
     assert_eq!(program.now(Category::Parameter), 512);
     program.free(0x800, MAIN);
     assert_eq!(program.now(Category::Parameter), 0);
+    // It was there at all moments so far.
+    let device = &program.attribution.devices[&DEVICE];
+    let iterations = program.attribution.iterations();
+    let (_, iteration) = &iterations.rows[0].devices[0];
+    let moments = device.timeline.points.iter();
+    for moment in moments.chain([&device.peak, &iteration.peak]) {
+        let of = |category| moment.composition.of(category);
+        let known = (of(Category::Parameter), moment.composition.before_attach);
+        assert_eq!(known, (512, 0), "{moment:?}");
+    }
+}
+
+#[test]
+fn of_equal_peaks_the_best_known_is_the_peak() {
+    let mut program = Program::new();
+    program.live.insert(0x800, 512);
+    let totals = Totals {
+        allocated: Bytes(512),
+        reserved: Bytes(1 << 20),
+    };
+    program.hear(Event::AtAttach(AtAttach {
+        time: TimeNs(0),
+        tgid: Tgid(1),
+        device: Some(DEVICE),
+        totals,
+        peak: totals,
+        unread: None,
+    }));
+    let first = program.alloc(From::Outside, 1024);
+    program.free(first, MAIN);
+    program.free(0x800, MAIN);
+    for size in [512, 1024] {
+        program.alloc(From::Outside, size);
+    }
+    let peak = &program.attribution.devices[&DEVICE].peak;
+    assert_eq!(peak.totals.allocated, Bytes(1536));
+    assert_eq!(peak.composition.before_attach, 0);
 }
 
 #[test]

@@ -173,7 +173,8 @@ impl ProbedFiles {
                 found => others.push((probe, found)),
             }
         }
-        for (tgid, file) in reached(key.reach, user, mapped, &cuda) {
+        let has_cuda = (!cuda.is_empty()).then(|| reached(key.reach, user, mapped));
+        for (tgid, file) in has_cuda.into_iter().flatten() {
             if let Some(patched) = patched_functions(&cuda, tgid, &file, State::Unprobed) {
                 cuda.retain(|located| !patched.left.contains(&located.probe.function));
                 probed.left_alone.extend(patched.sentences);
@@ -245,11 +246,7 @@ impl ProbedFiles {
             file.cuda_links = attach_cuda(&file.cuda, loader, key.reach)?;
             (probed.probes).retain(|probe| !is_left(&probe.function));
         }
-        for sentence in patched.sentences {
-            if !probed.left_alone.contains(&sentence) {
-                probed.left_alone.push(sentence);
-            }
-        }
+        add_new(&mut probed.left_alone, &patched.sentences);
         file.probed = Arc::new(probed);
         Ok(())
     }
@@ -310,16 +307,19 @@ impl ProbedFiles {
     }
 }
 
+/// Adds what is not known yet.
+pub(super) fn add_new<T: Clone + PartialEq>(known: &mut Vec<T>, new: &[T]) {
+    for one in new {
+        if !known.contains(one) {
+            known.push(one.clone());
+        }
+    }
+}
+
 /// The processes whose memory probes on functions of a file change, with the file's mappings.
-fn reached(
-    reach: Reach,
-    user: Tgid,
-    mapped: &MappedFile,
-    functions: &[Located],
-) -> Vec<(Tgid, MappedFile)> {
+fn reached(reach: Reach, user: Tgid, mapped: &MappedFile) -> Vec<(Tgid, MappedFile)> {
     let only_the_user = || vec![(user, mapped.clone())];
     match reach {
-        _ if functions.is_empty() => Vec::new(),
         Reach::Process(_) => only_the_user(),
         Reach::Everyone => {
             let users = process_scan::processes_mapping(mapped.dev, mapped.inode);

@@ -47,18 +47,21 @@ pub struct Probed {
 }
 
 impl Probed {
-    fn note_missing(&mut self, error: AttachError, need: Need) {
+    fn note(&mut self, attached: Result<ProbeStatus>, need: Need) {
         use AttachError::{NoFunction, Patched};
-        match (error, need) {
-            (error @ (NoFunction { .. } | Patched { .. }), Need::Allocator) => {
+        match (attached, need) {
+            (Ok(status), _) => self.probes.push(status),
+            (Err(error @ (NoFunction { .. } | Patched { .. })), Need::Allocator) => {
                 self.lacks_allocator = Some(error.to_string());
             }
-            (error, Need::Allocator) => {
+            (Err(error), Need::Allocator) => {
                 self.refused.get_or_insert(Arc::new(error));
             }
-            (NoFunction { .. }, Need::WhereItIs) => {}
-            (error, Need::WhereItIs) => self.missing.push(error.to_string()),
-            (error, Need::Optional(without)) => self.missing.push(format!("{error}: {without}")),
+            (Err(NoFunction { .. }), Need::WhereItIs) => {}
+            (Err(error), Need::WhereItIs) => self.missing.push(error.to_string()),
+            (Err(error), Need::Optional(without)) => {
+                self.missing.push(format!("{error}: {without}"));
+            }
         }
     }
 }
@@ -166,15 +169,12 @@ impl ProbedFiles {
         let mut probed = Probed::default();
         let mut links = Vec::new();
         let mut breakpoint = None;
-        let (mut cuda, mut others) = (Vec::new(), Vec::new());
-        for (probe, found) in located {
-            match found {
-                Ok(found) if probe.is_cuda() => cuda.push(found),
-                found => others.push((probe, found)),
-            }
-        }
-        let has_cuda = (!cuda.is_empty()).then(|| reached(key.reach, user, mapped));
-        for (tgid, file) in has_cuda.into_iter().flatten() {
+        let is_cuda = |(probe, found): &(&Probe, Result<_>)| probe.is_cuda() && found.is_ok();
+        let (cuda, others): (Vec<_>, Vec<_>) = located.into_iter().partition(is_cuda);
+        let cuda = cuda.into_iter().filter_map(|(_, found)| found.ok());
+        let mut cuda: Vec<_> = cuda.collect();
+        let reached = (!cuda.is_empty()).then(|| reached(key.reach, user, mapped));
+        for (tgid, file) in reached.into_iter().flatten() {
             if let Some(patched) = patched_functions(&cuda, tgid, &file, State::Unprobed) {
                 cuda.retain(|located| !patched.left.contains(&located.probe.function));
                 probed.left_alone.extend(patched.sentences);
@@ -196,10 +196,7 @@ impl ProbedFiles {
                 breakpoint.get_or_insert(located.probed_offset());
                 Ok(located.status())
             });
-            match attached {
-                Ok(status) => probed.probes.push(status),
-                Err(error) => probed.note_missing(error, probe.need),
-            }
+            probed.note(attached, probe.need);
         }
         if probed.refused.is_some() {
             // Half of the probes would tell half of what happens.

@@ -102,7 +102,7 @@ pub enum ElfError {
     Malformed(&'static str),
 }
 
-pub type Result<T, E = ElfError> = std::result::Result<T, E>;
+type Result<T, E = ElfError> = std::result::Result<T, E>;
 
 impl ElfImage {
     pub fn open(path: &Path) -> Result<Self> {

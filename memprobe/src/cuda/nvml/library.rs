@@ -9,7 +9,7 @@ use nvml_wrapper::Device;
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 
 use super::form::{BYTES_AN_ENTRY, PATTERN, RawList};
-use super::query::{Answer, DeviceQuery, EntryPoint, ListKind, MigDevice, QueryRefusal, RawMemory};
+use super::query::{Asked, DeviceQuery, EntryPoint, ListKind, MigDevice, QueryRefusal, RawMemory};
 
 /// `nvmlMemory_t` (nvml.h 13.5), in bytes.
 #[repr(C)]
@@ -76,7 +76,7 @@ impl Buffer {
 }
 
 /// The outcome of a call that fills a list, `count` being what the driver left there.
-fn listed(code: u32, count: u32, capacity: u32, buffer: Buffer) -> Answer<RawList> {
+fn listed(code: u32, count: u32, capacity: u32, buffer: Buffer) -> Asked<RawList> {
     match nvml_try(code) {
         Ok(()) => Ok(buffer.list(count, capacity)),
         Err(NvmlError::InsufficientSize(_)) => Err(QueryRefusal::Room(count)),
@@ -91,7 +91,7 @@ fn listed(code: u32, count: u32, capacity: u32, buffer: Buffer) -> Answer<RawLis
 unsafe fn fill<D, T, E: std::fmt::Display>(
     function: &Result<unsafe extern "C" fn(D, *mut u32, *mut T) -> u32, E>,
     (device, capacity): (D, u32),
-) -> Answer<RawList> {
+) -> Asked<RawList> {
     let Ok(function) = function else {
         return Err(QueryRefusal::Missing);
     };
@@ -104,7 +104,7 @@ unsafe fn fill<D, T, E: std::fmt::Display>(
 }
 
 impl DeviceQuery for Device<'_> {
-    fn processes(&self, kind: ListKind, point: EntryPoint, capacity: u32) -> Answer<RawList> {
+    fn processes(&self, kind: ListKind, point: EntryPoint, capacity: u32) -> Asked<RawList> {
         use EntryPoint::{DetailList, V1, V2, V3};
         use ListKind::{Compute, Mps};
         let lib = self.nvml().lib();
@@ -124,7 +124,7 @@ impl DeviceQuery for Device<'_> {
         }
     }
 
-    fn memory_v2(&self) -> Answer<RawMemory> {
+    fn memory_v2(&self) -> Asked<RawMemory> {
         let function = nvml_sym(self.nvml().lib().nvmlDeviceGetMemoryInfo_v2.as_ref())?;
         let mut memory = MemoryV2 {
             version: version::<MemoryV2>(2),
@@ -140,7 +140,7 @@ impl DeviceQuery for Device<'_> {
         })
     }
 
-    fn memory_v1(&self) -> Answer<RawMemory> {
+    fn memory_v1(&self) -> Asked<RawMemory> {
         let function = nvml_sym(self.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref())?;
         let mut memory = MemoryV1::default();
         // SAFETY: the handle is this device's; the structure is the function's.
@@ -166,7 +166,7 @@ impl DeviceQuery for Device<'_> {
     }
 }
 
-fn details(device: &Device<'_>, kind: ListKind, capacity: u32) -> Answer<RawList> {
+fn details(device: &Device<'_>, kind: ListKind, capacity: u32) -> Asked<RawList> {
     let lib = device.nvml().lib();
     let function = nvml_sym(lib.nvmlDeviceGetRunningProcessDetailList.as_ref())?;
     let mut buffer = Buffer::for_entries(capacity);

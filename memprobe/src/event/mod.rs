@@ -398,7 +398,6 @@ pub enum StackKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, EnumString)]
 #[strum(const_into_str)]
 pub enum NoStack {
-    /// The thread has never run Python.
     #[strum(serialize = "thread without Python")]
     NoPythonThread,
     /// The thread has a Python thread state but runs no Python now, and no thread is known to wait for it.
@@ -407,13 +406,11 @@ pub enum NoStack {
     /// Several threads wait in `backward()`; this thread may work for any of them.
     #[strum(serialize = "several threads wait in backward()")]
     SeveralWaiting,
-    /// The kernel programs could not read the stack.
     #[strum(serialize = "stack unreadable")]
     Unreadable,
     /// The kernel programs read the stack, but the ring buffer had no room for its frames.
     #[strum(serialize = "stack lost")]
     Lost,
-    /// memprobe does not know this Python's layout.
     #[strum(serialize = "unknown Python version")]
     UnknownPython,
     /// The program runs no Python, and its native stack was not recorded.
@@ -481,19 +478,11 @@ impl fmt::Display for Purpose {
 }
 
 /// Numbers the purposes of blocks, for a source of events.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PurposeIds {
     ids: HashMap<Arc<BlockPurpose>, PurposeId>,
-    next: PurposeId,
-}
-
-impl Default for PurposeIds {
-    fn default() -> Self {
-        Self {
-            ids: HashMap::new(),
-            next: PurposeId::FIRST,
-        }
-    }
+    /// The IDs given so far.
+    count: u32,
 }
 
 impl PurposeIds {
@@ -502,11 +491,12 @@ impl PurposeIds {
         if let Some(id) = self.ids.get(&purpose) {
             return (*id, None);
         }
-        let id = self.next;
-        let Some(next) = id.0.checked_add(1) else {
+        let id = PurposeId::FIRST.0.saturating_add(self.count);
+        if id == u32::MAX {
             return (PurposeId::NONE, None);
-        };
-        self.next = PurposeId(next);
+        }
+        let id = PurposeId(id);
+        self.count += 1;
         if self.ids.len() >= BlockPurposes::MOST {
             self.ids.clear();
         }

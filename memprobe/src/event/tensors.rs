@@ -329,10 +329,7 @@ const DTYPES: &[(&str, u64)] = &[
 ];
 
 impl DType {
-    /// `torch.float32`.
     pub const FLOAT32: Self = Self(6);
-
-    /// `torch.float64`.
     pub const FLOAT64: Self = Self(7);
 
     /// PyTorch's name without `torch.`; `None` for an unknown number.

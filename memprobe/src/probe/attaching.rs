@@ -11,7 +11,7 @@ use super::catalog::{
     EMPTY, EMPTY_STRIDED, LIBRARY_MAPPED, Need, PROBES, Probe, THREAD_VARIABLES,
     TRACEPOINT_LIBRARIES, TRACEPOINTS, ThreadVariable, WITHOUT_BLOCKS, WITHOUT_DRIVER,
 };
-use super::files::{FileKey, Probed, ProbedFiles};
+use super::files::{FileKey, Probed, ProbedFiles, add_new};
 use super::loader::{Loader, Reach, Wanted, Watch};
 use crate::cuda::calls::{Api, FUNCTIONS};
 use crate::event::{ProbeStatus, Tgid, TimeNs};
@@ -137,11 +137,10 @@ impl Attaching {
     /// Sentences on what is not seen, one for each missing probe.
     pub fn missing(&self) -> Vec<String> {
         let allocator = self.lacks_allocator.as_ref().map(|looked_for| {
-            let instead = if self.has_tracepoints() {
-                BY_TRACEPOINTS
-            } else {
-                WITHOUT_BLOCKS
-            };
+            // One of the two tracepoints alone would give wrong totals.
+            let mut probes = TRACEPOINTS.iter();
+            let both = probes.all(|probe| self.has_function(probe.function));
+            let instead = if both { BY_TRACEPOINTS } else { WITHOUT_BLOCKS };
             format!("{looked_for}: {instead}")
         });
         let driver = match self.wanted.driver {
@@ -150,12 +149,6 @@ impl Attaching {
         };
         let others = self.missing.iter().chain(&self.left_alone).cloned();
         allocator.into_iter().chain(driver).chain(others).collect()
-    }
-
-    /// True if both tracepoints of the allocator are probed; one alone would give wrong totals.
-    fn has_tracepoints(&self) -> bool {
-        let mut probes = TRACEPOINTS.iter();
-        probes.all(|probe| self.has_function(probe.function))
     }
 
     /// True if memprobe must poll for something that no probe reports.
@@ -411,25 +404,12 @@ impl Attaching {
         if let Some(error) = &probed.refused {
             return Err(AttachError::Shared(error.clone()));
         }
-        for probe in &probed.probes {
-            if !self.probes.contains(probe) {
-                self.probes.push(probe.clone());
-            }
-        }
+        add_new(&mut self.probes, &probed.probes);
         if self.lacks_allocator.is_none() {
             self.lacks_allocator.clone_from(&probed.lacks_allocator);
         }
-        let known = [
-            (&probed.missing, &mut self.missing),
-            (&probed.left_alone, &mut self.left_alone),
-        ];
-        for (new, known) in known {
-            for sentence in new {
-                if !known.contains(sentence) {
-                    known.push(sentence.clone());
-                }
-            }
-        }
+        add_new(&mut self.missing, &probed.missing);
+        add_new(&mut self.left_alone, &probed.left_alone);
         Ok(())
     }
 

@@ -69,20 +69,19 @@ pub enum DriverCalls {
     LeftAlone,
 }
 
-/// Consequence of [`DriverCalls::LeftAlone`], for people.
+/// Consequences of missing or other probes, for people.
 pub const WITHOUT_DRIVER: &str = "libcuda is left alone (--no-driver): memory that NCCL, cuBLAS and other libraries with \
                                   their own copy of the runtime ask for is not seen, nor are expandable segments";
+pub const WITHOUT_BLOCKS: &str = "PyTorch's caching allocator cannot be heard; what is shown is \
+                                  what it gets from CUDA";
+pub const BY_TRACEPOINTS: &str = "PyTorch's caching allocator is heard through its tracepoints (USDT), \
+                                  which tell what was asked for; totals are memprobe's own sums";
+const WITHOUT_GRAPH: &str = "memory of backward passes is not led back to the forward pass";
+const WITHOUT_SHAPES: &str = "tensors that it makes have no shape";
+const WITHOUT_CPU: &str = "memory of the CPU is not seen, or not seen being freed";
 
 /// The libraries with functions of CUDA, as [`Probe::library`] names them.
 pub const CUDA_LIBRARIES: [&str; 2] = [Api::Runtime.library(), Api::Driver.library()];
-
-/// Consequence of a caching allocator without a probe, for people.
-pub const WITHOUT_BLOCKS: &str = "PyTorch's caching allocator cannot be heard; what is shown is \
-                                  what it gets from CUDA";
-
-/// Consequence of watching the caching allocator by its tracepoints, for people.
-pub const BY_TRACEPOINTS: &str = "PyTorch's caching allocator is heard through its tracepoints (USDT), \
-                                  which tell what was asked for; totals are memprobe's own sums";
 
 pub const TRACEPOINT_LIBRARIES: &[&str] = &["libc10_cuda.so", "libtorch_cuda.so", "libtorch.so"];
 
@@ -157,15 +156,6 @@ const AUTOGRAD_STATE: &str = "_ZN3c1012_GLOBAL__N_118autograd_state_tlsE";
 pub const EMPTY: &str = "at::detail::empty_generic";
 /// [`EMPTY`] with strides.
 pub const EMPTY_STRIDED: &str = "at::detail::empty_strided_generic";
-
-/// Consequence of missing probes on autograd's graph.
-const WITHOUT_GRAPH: &str = "memory of backward passes is not led back to the forward pass";
-
-/// Consequence of missing [`EMPTY`] or [`EMPTY_STRIDED`].
-const WITHOUT_SHAPES: &str = "tensors that it makes have no shape";
-
-/// Consequence of missing probes on the CPU allocator's reports.
-const WITHOUT_CPU: &str = "memory of the CPU is not seen, or not seen being freed";
 
 /// Every probe, in the order of attaching: the one with the most events last.
 pub static PROBES: LazyLock<Vec<Probe>> = LazyLock::new(|| {

@@ -47,18 +47,21 @@ pub struct Probed {
 }
 
 impl Probed {
-    fn note_missing(&mut self, error: AttachError, need: Need) {
+    fn note(&mut self, attached: Result<ProbeStatus>, need: Need) {
         use AttachError::{NoFunction, Patched};
-        match (error, need) {
-            (error @ (NoFunction { .. } | Patched { .. }), Need::Allocator) => {
+        match (attached, need) {
+            (Ok(status), _) => self.probes.push(status),
+            (Err(error @ (NoFunction { .. } | Patched { .. })), Need::Allocator) => {
                 self.lacks_allocator = Some(error.to_string());
             }
-            (error, Need::Allocator) => {
+            (Err(error), Need::Allocator) => {
                 self.refused.get_or_insert(Arc::new(error));
             }
-            (NoFunction { .. }, Need::WhereItIs) => {}
-            (error, Need::WhereItIs) => self.missing.push(error.to_string()),
-            (error, Need::Optional(without)) => self.missing.push(format!("{error}: {without}")),
+            (Err(NoFunction { .. }), Need::WhereItIs) => {}
+            (Err(error), Need::WhereItIs) => self.missing.push(error.to_string()),
+            (Err(error), Need::Optional(without)) => {
+                self.missing.push(format!("{error}: {without}"));
+            }
         }
     }
 }
@@ -166,14 +169,12 @@ impl ProbedFiles {
         let mut probed = Probed::default();
         let mut links = Vec::new();
         let mut breakpoint = None;
-        let (mut cuda, mut others) = (Vec::new(), Vec::new());
-        for (probe, found) in located {
-            match found {
-                Ok(found) if probe.is_cuda() => cuda.push(found),
-                found => others.push((probe, found)),
-            }
-        }
-        for (tgid, file) in reached(key.reach, user, mapped, &cuda) {
+        let is_cuda = |(probe, found): &(&Probe, Result<_>)| probe.is_cuda() && found.is_ok();
+        let (cuda, others): (Vec<_>, Vec<_>) = located.into_iter().partition(is_cuda);
+        let cuda = cuda.into_iter().filter_map(|(_, found)| found.ok());
+        let mut cuda: Vec<_> = cuda.collect();
+        let reached = (!cuda.is_empty()).then(|| reached(key.reach, user, mapped));
+        for (tgid, file) in reached.into_iter().flatten() {
             if let Some(patched) = patched_functions(&cuda, tgid, &file, State::Unprobed) {
                 cuda.retain(|located| !patched.left.contains(&located.probe.function));
                 probed.left_alone.extend(patched.sentences);
@@ -195,10 +196,7 @@ impl ProbedFiles {
                 breakpoint.get_or_insert(located.probed_offset());
                 Ok(located.status())
             });
-            match attached {
-                Ok(status) => probed.probes.push(status),
-                Err(error) => probed.note_missing(error, probe.need),
-            }
+            probed.note(attached, probe.need);
         }
         if probed.refused.is_some() {
             // Half of the probes would tell half of what happens.
@@ -245,11 +243,7 @@ impl ProbedFiles {
             file.cuda_links = attach_cuda(&file.cuda, loader, key.reach)?;
             (probed.probes).retain(|probe| !is_left(&probe.function));
         }
-        for sentence in patched.sentences {
-            if !probed.left_alone.contains(&sentence) {
-                probed.left_alone.push(sentence);
-            }
-        }
+        add_new(&mut probed.left_alone, &patched.sentences);
         file.probed = Arc::new(probed);
         Ok(())
     }
@@ -310,16 +304,19 @@ impl ProbedFiles {
     }
 }
 
+/// Adds what is not known yet.
+pub(super) fn add_new<T: Clone + PartialEq>(known: &mut Vec<T>, new: &[T]) {
+    for one in new {
+        if !known.contains(one) {
+            known.push(one.clone());
+        }
+    }
+}
+
 /// The processes whose memory probes on functions of a file change, with the file's mappings.
-fn reached(
-    reach: Reach,
-    user: Tgid,
-    mapped: &MappedFile,
-    functions: &[Located],
-) -> Vec<(Tgid, MappedFile)> {
+fn reached(reach: Reach, user: Tgid, mapped: &MappedFile) -> Vec<(Tgid, MappedFile)> {
     let only_the_user = || vec![(user, mapped.clone())];
     match reach {
-        _ if functions.is_empty() => Vec::new(),
         Reach::Process(_) => only_the_user(),
         Reach::Everyone => {
             let users = process_scan::processes_mapping(mapped.dev, mapped.inode);

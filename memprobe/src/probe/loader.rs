@@ -134,12 +134,7 @@ impl Loader {
         }
     }
 
-    fn load(
-        offsets: &TaskOffsets,
-        watch: Watch,
-        ring_bytes: u32,
-        modules: Modules,
-    ) -> Result<Self> {
+    fn load(task: &TaskOffsets, watch: Watch, ring_bytes: u32, modules: Modules) -> Result<Self> {
         let ring_bytes = ring_bytes.max(4096).next_power_of_two();
         let replaced = std::env::var_os(OBJECT_VARIABLE).map(|path| {
             let name = || format!("reading {} (named by {OBJECT_VARIABLE})", path.display());
@@ -155,11 +150,11 @@ impl Loader {
         let diagnostics = u64::from(diagnostics::enabled());
         let report_modules = u64::from(modules == Modules::Told);
         let mut ebpf = EbpfLoader::new()
-            .override_global("FSBASE_OFFSET", &offsets.fsbase, true)
-            .override_global("PID_OFFSET", &offsets.pid, true)
-            .override_global("TGID_OFFSET", &offsets.tgid, true)
-            .override_global("SIGNAL_OFFSET", &offsets.signal, true)
-            .override_global("LIVE_OFFSET", &offsets.live, true)
+            .override_global("FSBASE_OFFSET", &task.fsbase, true)
+            .override_global("PID_OFFSET", &task.pid, true)
+            .override_global("TGID_OFFSET", &task.tgid, true)
+            .override_global("SIGNAL_OFFSET", &task.signal, true)
+            .override_global("LIVE_OFFSET", &task.live, true)
             .override_global("WATCH_ALL", &watch_all, true)
             .override_global("REPORT_MODULES", &report_modules, true)
             .override_global("DIAGNOSTICS", &diagnostics, true)

@@ -25,13 +25,10 @@ pub struct Machine {
     pub container: Option<Container>,
     /// `none`, `integrity` or `confidentiality` (`kernel_lockdown(7)`).
     pub lockdown: Option<String>,
-    /// `kernel.perf_event_paranoid`.
     pub perf_event_paranoid: Option<i64>,
-    /// `kernel.unprivileged_bpf_disabled`.
     pub unprivileged_bpf_disabled: Option<i64>,
     /// `net.core.bpf_jit_enable`.
     pub jit: Option<i64>,
-    /// `kernel.yama.ptrace_scope`.
     pub ptrace_scope: Option<i64>,
     /// True if `perf_event_open` offers uprobes.
     pub uprobes: bool,

@@ -22,13 +22,9 @@ use super::loader::Reach;
 const PROG_LOAD: libc::c_long = 5;
 const LINK_CREATE: libc::c_long = 28;
 
-/// `BPF_PROG_TYPE_KPROBE`.
+/// `BPF_PROG_TYPE_KPROBE`, `BPF_TRACE_UPROBE_MULTI`, `BPF_F_UPROBE_MULTI_RETURN`.
 const KPROBE: u32 = 2;
-
-/// `BPF_TRACE_UPROBE_MULTI`.
 const UPROBE_MULTI: u32 = 48;
-
-/// `BPF_F_UPROBE_MULTI_RETURN`.
 const RETURN: u32 = 1;
 
 /// The head of `union bpf_attr` for [`PROG_LOAD`].
@@ -68,7 +64,7 @@ struct LinkCreate {
 }
 
 /// One of many functions: the place of its probe, and its cookie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProbedFunction {
     pub offset: u64,
     pub cookie: u64,
@@ -102,10 +98,7 @@ impl Many {
 
     /// Asks for what cannot be had: the error tells whether the kernel knows what was asked.
     fn works(&self) -> bool {
-        let nowhere = [ProbedFunction {
-            offset: 0,
-            cookie: 0,
-        }];
+        let nowhere = [ProbedFunction::default()];
         let root = Path::new("/");
         let known = link(&self.entry, root, &nowhere, 0, 0);
         let for_processes = link(&self.entry, root, &nowhere, u32::MAX, 0);

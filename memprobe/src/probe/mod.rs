@@ -3,7 +3,6 @@
 pub mod attach;
 pub mod attaching;
 pub mod catalog;
-mod descriptor;
 pub mod diagnostics;
 pub mod files;
 pub mod finding;

@@ -57,17 +57,12 @@ pub struct Patch {
     pub holds_breakpoint: bool,
 }
 
-/// Consequence of a patch at the place of a probe.
+/// Consequences of a patch where a probe is or would be, and the advice, for people.
 pub(super) const LEFT_ALONE: &str = "memprobe puts no probe there and does not see calls of it";
-
 pub(super) const WRITABLE: &str =
     "the kernel puts no probe into memory that a process may write, so calls of it are not seen";
-
-/// Consequence of a patch that was written over a probe, into which the kernel has put the probe again.
 pub(super) const BROKEN: &str = "this happened while memprobe's probes were there, and the kernel has put them into the new \
      code; calls may fail. Start the process again, and give memprobe --no-driver";
-
-/// Advice for users whose process has a patch at the place of a probe.
 pub const REMEDY: &str = "memprobe leaves the function alone, and does not see its calls: start the process without that hook \
      (for UCX: UCX_MEM_CUDA_HOOK_MODE=none or =reloc), if they matter.";
 
@@ -146,26 +141,24 @@ pub fn entries<'a>(
         .map(|code| (code, mapped.address_of(code.offset)))
         .collect();
     let mut buffers = vec![[0; SEARCHED]; functions.len()];
-    let mut readable = vec![false; functions.len()];
-    let mut pieces: Vec<_> = functions
-        .iter()
-        .zip(&mut buffers)
-        .map(|((code, address), buffer)| Piece {
-            address: address.unwrap_or(0),
-            into: &mut buffer[..code.bytes.len().max(1)],
-            outcome: Ok(()),
+    let pieces = functions.iter().zip(&mut buffers);
+    let mut pieces: Vec<_> = pieces
+        .map(|((code, address), buffer)| {
+            Piece::of(address.unwrap_or(0), &mut buffer[..code.bytes.len().max(1)])
         })
         .collect();
     ProcessMemory::new(tgid).read_each(&mut pieces);
-    for (piece, readable) in pieces.iter().zip(&mut readable) {
-        *readable = piece.outcome.is_ok();
-    }
+    let readable: Vec<_> = pieces.iter().map(|piece| piece.outcome.is_ok()).collect();
+    let is_writable = |code: &FileCode| {
+        let mapping = mapped.code_mapping(code.offset);
+        mapping.is_some_and(|mapping| mapping.perms.write)
+    };
     functions
         .iter()
         .zip(buffers.iter().zip(readable))
         .map(|((code, address), (memory, readable))| match address {
             Some(address) if readable => match code.compare(memory, *address) {
-                EntryState::AsInFile if is_writable(mapped, code.offset) => EntryState::Writable,
+                EntryState::AsInFile if is_writable(code) => EntryState::Writable,
                 entry => entry,
             },
             _ => EntryState::AsInFile,
@@ -197,11 +190,6 @@ pub fn changed_entries<'a>(
         mapped = Cow::Owned(current);
     }
     None
-}
-
-fn is_writable(mapped: &MappedFile, offset: u64) -> bool {
-    let mapping = mapped.code_mapping(offset);
-    mapping.is_some_and(|mapping| mapping.perms.write)
 }
 
 impl Patch {

@@ -1,11 +1,13 @@
-//! Read and write positions of a ring buffer.
+//! Read and write positions of a ring buffer, and its descriptor, which wakes the runtime.
 
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use aya::maps::{MapData, RingBuf};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use tokio::io::unix::AsyncFd;
 
 /// Bytes of a page (x86-64; memprobe supports no other machine yet).
 const PAGE: usize = 4096;
@@ -52,4 +54,11 @@ impl Drop for Positions {
         // SAFETY: what `of` mapped, and nobody refers to it any more.
         let _ = unsafe { munmap(self.0.as_ptr().cast(), 2 * PAGE) };
     }
+}
+
+/// Watches a ring buffer. Must be called within a tokio runtime.
+pub(super) fn watch_ring(ring: RingBuf<MapData>) -> io::Result<AsyncFd<RingBuf<MapData>>> {
+    // SAFETY: the runtime watches the descriptor by number. The ring buffer returns the same one every time and closes
+    // it only when dropped: it holds its map, and with it the descriptor, in a field that never changes.
+    unsafe { AsyncFd::register(ring) }.map_err(Into::into)
 }

@@ -159,11 +159,8 @@ impl Machine {
         let own = "memprobe runs in a user namespace of its own (a rootless container, or `unshare -U`): being root \
                    there counts for nothing with the kernel's probes";
         let remedy = "Run memprobe on the host with sudo.";
-        match self.user_namespace {
-            Some(Namespace::FIRST_USER) => Finding::ok("user_namespace", "the machine's own"),
-            Some(_) => Finding::fail("user_namespace", own, remedy),
-            None => Finding::note("user_namespace", "/proc does not tell"),
-        }
+        let is_first = self.user_namespace.map(|own| own == Namespace::FIRST_USER);
+        namespace("user_namespace", is_first, own, remedy)
     }
 
     fn pid_namespace(&self) -> Finding {
@@ -171,11 +168,8 @@ impl Machine {
                    numbers processes otherwise than memprobe sees them";
         let remedy = "Run memprobe on the host with sudo, or in a container started with --pid=host (Kubernetes: \
                       hostPID: true).";
-        match self.pid_namespace {
-            Some(Namespace::FIRST_PID) => Finding::ok("pid_namespace", "the machine's own"),
-            Some(_) => Finding::fail("pid_namespace", own, remedy),
-            None => Finding::note("pid_namespace", "/proc does not tell"),
-        }
+        let is_first = self.pid_namespace.map(|own| own == Namespace::FIRST_PID);
+        namespace("pid_namespace", is_first, own, remedy)
     }
 
     fn lockdown(&self) -> Finding {
@@ -342,6 +336,14 @@ impl Machine {
                 "tracefs is not mounted; memprobe's probes do without",
             ),
         }
+    }
+}
+
+fn namespace(check: &'static str, is_first: Option<bool>, own: &str, remedy: &str) -> Finding {
+    match is_first {
+        Some(true) => Finding::ok(check, "the machine's own"),
+        Some(false) => Finding::fail(check, own, remedy),
+        None => Finding::note(check, "/proc does not tell"),
     }
 }
 

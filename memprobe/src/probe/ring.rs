@@ -5,7 +5,7 @@ use std::io;
 use aya::maps::{MapData, RingBuf};
 use tokio::io::unix::AsyncFd;
 
-use super::positions::Positions;
+use super::positions::{Positions, watch_ring};
 
 /// Records in the order in which the programs reserved them.
 pub struct Records {
@@ -22,7 +22,7 @@ impl Records {
     pub fn new(ring: RingBuf<MapData>) -> io::Result<Self> {
         Ok(Self {
             positions: Positions::of(&ring)?,
-            ring: super::descriptor::watch_ring(ring)?,
+            ring: watch_ring(ring)?,
         })
     }
 

@@ -51,10 +51,7 @@ impl Watched {
         };
         // A pidfd becomes readable when the process ends and stays so.
         let mut descriptors = [PollFd::new(exit, PollFlags::IN)];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let now = Timespec::default();
         poll(&mut descriptors, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 }

@@ -41,10 +41,8 @@ pub(crate) fn demangled(symbol: &[u8]) -> Option<String> {
 }
 
 pub fn is_mangled(name: &str) -> bool {
-    !name.is_empty()
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    let mut bytes = name.bytes();
+    !name.is_empty() && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 /// Returns `torch::autograd::AccumulateGrad` for `N5torch8autograd14AccumulateGradE`.

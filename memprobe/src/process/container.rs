@@ -235,7 +235,10 @@ fn in_path(path: &str) -> Option<Container> {
         if let [slice, engine, id] = part.split(':').collect::<Vec<_>>()[..] {
             pod = pod_of(slice).or(pod);
             if is_id(id) {
-                found = Some((engine_named(engine), id.to_owned()));
+                let of_engine = |(prefix, _): &&(&str, _)| prefix.strip_suffix('-') == Some(engine);
+                let known = PREFIXES.iter().find(of_engine);
+                let engine = known.map_or(Engine::Unknown, |(_, engine)| *engine);
+                found = Some((engine, id.to_owned()));
             }
             continue;
         }
@@ -277,12 +280,6 @@ const PREFIXES: [(&str, Engine); 5] = [
     ("libpod-", Engine::Podman),
     ("nerdctl-", Engine::Nerdctl),
 ];
-
-fn engine_named(name: &str) -> Engine {
-    let prefix = format!("{name}-");
-    let known = PREFIXES.iter().find(|(known, _)| *known == prefix);
-    known.map_or(Engine::Unknown, |(_, engine)| *engine)
-}
 
 fn container_of(part: &str, above: &[&str]) -> Option<(Engine, String)> {
     let parent = above.last().copied().unwrap_or_default();

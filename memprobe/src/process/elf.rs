@@ -102,7 +102,7 @@ pub enum ElfError {
     Malformed(&'static str),
 }
 
-pub type Result<T, E = ElfError> = std::result::Result<T, E>;
+type Result<T, E = ElfError> = std::result::Result<T, E>;
 
 impl ElfImage {
     pub fn open(path: &Path) -> Result<Self> {
@@ -110,16 +110,57 @@ impl ElfImage {
     }
 
     pub fn from_file(file: File) -> Result<Self> {
-        let cache = ReadCache::new(file);
-        let headers = read_headers(&cache)?;
-        let mut image = Self {
-            file: cache.into_inner(),
-            kind: headers.kind,
-            segments: headers.segments,
-            sections: headers.sections,
+        let malformed = |_| ElfError::Malformed("broken headers");
+        let (endian, cache) = (LittleEndian, ReadCache::new(&file));
+        let header =
+            Header::parse(&cache).map_err(|_| ElfError::Malformed("no 64-bit ELF header"))?;
+        let is_little = header.endian();
+        is_little.map_err(|_| ElfError::Malformed("not little-endian"))?;
+        let other = ElfError::Malformed("neither a program nor a shared library");
+        let kind = match header.e_type(endian) {
+            elf::ET_EXEC => ImageKind::Fixed,
+            elf::ET_DYN => ImageKind::Relocatable,
+            _ => return Err(other),
         };
-        image.name_sections(headers.names)?;
-        if let Some(dynamic) = headers.dynamic.filter(|_| image.sections.is_empty()) {
+        if header.e_phnum(endian) == elf::PN_XNUM {
+            return Err(ElfError::Malformed("more segments than an image has"));
+        }
+        let programs = header.program_headers(endian, &cache).map_err(malformed)?;
+        let of_type = |kind| {
+            let segments = programs.iter();
+            segments
+                .filter(move |segment| segment.p_type(endian) == kind)
+                .map(Segment::of)
+        };
+        let dynamic = of_type(elf::PT_DYNAMIC).next();
+        // A file without section headers (`sstrip`, or truncated after its segments) has only the dynamic segment. Files
+        // with more than 65,279 sections store their number elsewhere; no linked image has so many.
+        let table = match header.section_headers(endian, &cache) {
+            _ if header.e_shnum(endian) == 0 => &[],
+            Ok(table) => table,
+            Err(_) if dynamic.is_some() => &[],
+            Err(error) => return Err(malformed(error)),
+        };
+        let sections = table.iter().map(|section| Section {
+            name: String::new(),
+            name_offset: section.sh_name(endian),
+            vaddr: section.sh_addr(endian),
+            offset: section.sh_offset(endian),
+            size: section.sh_size(endian),
+            kind: section.sh_type(endian),
+            link: section.sh_link(endian),
+        });
+        let (segments, sections) = (of_type(elf::PT_LOAD).collect(), sections.collect());
+        let names = usize::from(header.e_shstrndx(endian).0);
+        drop(cache);
+        let mut image = Self {
+            file,
+            kind,
+            segments,
+            sections,
+        };
+        image.name_sections(names)?;
+        if let Some(dynamic) = dynamic.filter(|_| image.sections.is_empty()) {
             image.sections = image.sections_of(dynamic)?;
         }
         Ok(image)
@@ -132,9 +173,8 @@ impl ElfImage {
         };
         let names = self.section_bytes(names)?;
         for section in &mut self.sections {
-            let tail = names
-                .get(section.name_offset as usize..)
-                .unwrap_or_default();
+            let tail = names.get(section.name_offset as usize..);
+            let tail = tail.unwrap_or_default();
             let tail = &tail[..tail.len().min(MAX_NAME_BYTES)];
             let end = tail.iter().position(|&byte| byte == 0).unwrap_or(0);
             section.name = String::from_utf8_lossy(&tail[..end]).into_owned();
@@ -233,9 +273,8 @@ impl ElfImage {
     }
 
     fn string_section_of(&self, table: &Section) -> Result<&Section> {
-        let linked = usize::try_from(table.link)
-            .ok()
-            .and_then(|link| self.sections.get(link));
+        let linked = usize::try_from(table.link).ok();
+        let linked = linked.and_then(|link| self.sections.get(link));
         let strings = linked.filter(|section| section.kind == elf::SHT_STRTAB);
         strings.ok_or(ElfError::Malformed("a table without its strings"))
     }
@@ -348,68 +387,6 @@ impl LoadedImage {
     pub fn address_of(&self, symbol: Symbol) -> u64 {
         symbol.vaddr.wrapping_add(self.bias)
     }
-}
-
-struct Headers {
-    kind: ImageKind,
-    segments: Vec<Segment>,
-    sections: Vec<Section>,
-    names: usize,
-    dynamic: Option<Segment>,
-}
-
-fn read_headers(cache: &ReadCache<File>) -> Result<Headers> {
-    let malformed = |_| ElfError::Malformed("broken headers");
-    let endian = LittleEndian;
-    let header = Header::parse(cache).map_err(|_| ElfError::Malformed("no 64-bit ELF header"))?;
-    let is_little = header.endian();
-    is_little.map_err(|_| ElfError::Malformed("not little-endian"))?;
-    let other = ElfError::Malformed("neither a program nor a shared library");
-    let kind = match header.e_type(endian) {
-        elf::ET_EXEC => ImageKind::Fixed,
-        elf::ET_DYN => ImageKind::Relocatable,
-        _ => return Err(other),
-    };
-    if header.e_phnum(endian) == elf::PN_XNUM {
-        return Err(ElfError::Malformed("more segments than an image has"));
-    }
-    let programs = header.program_headers(endian, cache).map_err(malformed)?;
-    let dynamic = programs
-        .iter()
-        .find(|segment| segment.p_type(endian) == elf::PT_DYNAMIC)
-        .map(Segment::of);
-    let segments = programs
-        .iter()
-        .filter(|segment| segment.p_type(endian) == elf::PT_LOAD)
-        .map(Segment::of)
-        .collect();
-    // A file without section headers (`sstrip`, or truncated after its segments) has only the dynamic segment. Files
-    // with more than 65,279 sections store their number elsewhere; no linked image has so many.
-    let table = match header.section_headers(endian, cache) {
-        _ if header.e_shnum(endian) == 0 => &[],
-        Ok(table) => table,
-        Err(_) if dynamic.is_some() => &[],
-        Err(error) => return Err(malformed(error)),
-    };
-    let sections = table
-        .iter()
-        .map(|section| Section {
-            name: String::new(),
-            name_offset: section.sh_name(endian),
-            vaddr: section.sh_addr(endian),
-            offset: section.sh_offset(endian),
-            size: section.sh_size(endian),
-            kind: section.sh_type(endian),
-            link: section.sh_link(endian),
-        })
-        .collect();
-    Ok(Headers {
-        kind,
-        segments,
-        sections,
-        names: usize::from(header.e_shstrndx(endian).0),
-        dynamic,
-    })
 }
 
 mod dynamic;

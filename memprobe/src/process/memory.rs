@@ -160,11 +160,7 @@ const MAX_PIECES: usize = 1024;
 
 impl ProcessMemory {
     /// Reads vectors in order, up to the first unreadable byte, and returns the number of bytes read.
-    fn read_vectors(
-        &self,
-        local: &mut [IoSliceMut<'_>],
-        remote: &[RemoteIoVec],
-    ) -> Result<usize, Cause> {
+    fn readv(&self, local: &mut [IoSliceMut<'_>], remote: &[RemoteIoVec]) -> Result<usize, Cause> {
         let pid = self.tgid.0.try_into().map_err(|_| Cause::NoProcess)?;
         process_vm_readv(Pid::from_raw(pid), local, remote).map_err(|error| match error {
             Errno::EFAULT => Cause::NotMapped,
@@ -197,7 +193,7 @@ impl ReadMemory for ProcessMemory {
             return Ok(());
         }
         let remote = remote(address, into.len());
-        match self.read_vectors(&mut [IoSliceMut::new(into)], &[remote]) {
+        match self.readv(&mut [IoSliceMut::new(into)], &[remote]) {
             Ok(read) if read == remote.len => Ok(()),
             Ok(_) => Err(Cause::NotMapped.at(address)),
             Err(cause) => Err(cause.at(address)),
@@ -206,7 +202,11 @@ impl ReadMemory for ProcessMemory {
 
     /// Splits many pieces among several threads, because the copying alone takes the time.
     fn read_each(&self, pieces: &mut [Piece<'_>]) {
-        let threads = pieces.len().div_ceil(MAX_PIECES).min(most_threads());
+        /// More do not copy faster.
+        const MAX_THREADS: usize = 4;
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = pieces.len().div_ceil(MAX_PIECES);
+        let threads = threads.min(processors).min(MAX_THREADS);
         if threads <= 1 {
             return self.read_all(pieces);
         }
@@ -217,12 +217,6 @@ impl ReadMemory for ProcessMemory {
             }
         });
     }
-}
-
-/// The number of reading threads; more than four do not copy faster.
-fn most_threads() -> usize {
-    const MOST: usize = 4;
-    std::thread::available_parallelism().map_or(1, |threads| threads.get().min(MOST))
 }
 
 impl ProcessMemory {
@@ -243,7 +237,7 @@ impl ProcessMemory {
         }
         let local = pieces.iter_mut();
         let mut local: Vec<_> = local.map(|piece| IoSliceMut::new(piece.into)).collect();
-        let mut left = self.read_vectors(&mut local, &ranges).unwrap_or(0);
+        let mut left = self.readv(&mut local, &ranges).unwrap_or(0);
         let mut done = 0;
         for piece in pieces.iter_mut() {
             if left < piece.into.len() {
@@ -275,9 +269,8 @@ impl FromIterator<(u64, Vec<u8>)> for PartialMemory {
 impl PartialMemory {
     /// Returns the known bytes from an address on, at least one.
     fn known_from(&self, address: u64) -> ReadResult<&[u8]> {
-        self.0
-            .range(..=address)
-            .next_back()
+        let stretch = self.0.range(..=address).next_back();
+        stretch
             .and_then(|(start, bytes)| bytes.get(usize::try_from(address - start).ok()?..))
             .filter(|known| !known.is_empty())
             .ok_or(Cause::NotMapped.at(address))

@@ -168,12 +168,10 @@ impl Pause {
         let mut any = false;
         for entry in fs::read_dir(format!("/proc/{}/task", tgid.0))? {
             let name = entry?.file_name();
-            let Some(tid) = name.to_str().and_then(|name| name.parse().ok()) else {
+            let tid = name.to_str().and_then(|name| name.parse().ok());
+            let Some(tid) = tid.filter(|tid| !self.threads.contains_key(tid)) else {
                 continue;
             };
-            if self.threads.contains_key(&tid) {
-                continue;
-            }
             if self.threads.len() == MAX_THREADS {
                 return Err(PauseError::TooManyThreads);
             }

@@ -115,13 +115,7 @@ impl CodeCache {
     }
 
     /// Like [`Self::resolve`], for a code object that was freed since; reads the copy in `copy`.
-    pub fn resolve_freed(
-        &self,
-        copy: &PartialMemory,
-        code: u64,
-        instr: u64,
-        owner: u8,
-    ) -> Resolved {
+    pub fn resolve_copy(&self, copy: &PartialMemory, code: u64, instr: u64, owner: u8) -> Resolved {
         if is_shim(&self.layout.frame, owner) {
             return Resolved::Skip;
         }
@@ -455,7 +449,7 @@ mod tests {
             let copy = freed(&TRAIN, layout, 2048);
             let cache = cache_for(layout);
             let at = |unit, owner| {
-                cache.resolve_freed(&copy, TRAIN.address, TRAIN.instr(layout, unit), owner)
+                cache.resolve_copy(&copy, TRAIN.address, TRAIN.instr(layout, unit), owner)
             };
             assert_eq!(
                 at(1, 0),
@@ -472,7 +466,7 @@ mod tests {
                 assert_eq!(at(12, 0), Resolved::Unreadable);
             }
             assert_eq!(
-                cache.resolve_freed(&PartialMemory::default(), TRAIN.address, 0, 0),
+                cache.resolve_copy(&PartialMemory::default(), TRAIN.address, 0, 0),
                 Resolved::Unreadable
             );
         }
@@ -484,7 +478,7 @@ mod tests {
             // The entries of three lines have two bytes each; the last is cut in the middle.
             let copy = freed(&TRAIN, layout, usize::from(BytesLayout::DATA) + 5);
             let cache = cache_for(layout);
-            let at = |unit| cache.resolve_freed(&copy, TRAIN.address, TRAIN.instr(layout, unit), 0);
+            let at = |unit| cache.resolve_copy(&copy, TRAIN.address, TRAIN.instr(layout, unit), 0);
             assert_eq!(line(&at(3)), Some(42));
             // Up to 3.9, a complete table and a truncated one look the same.
             let rest = if layout.minor < 10 { 42 } else { 0 };

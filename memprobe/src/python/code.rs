@@ -173,7 +173,7 @@ impl<M: ReadMemory> CodeReader<'_, M> {
 
     fn with_head(&self, head: &Head) -> ReadResult<Code> {
         let fingerprint = head.fingerprint;
-        let string = |string| text::read_str(self.memory, &self.layout.string, string);
+        let string = |string| text::string(self.memory, &self.layout.string, string);
         Ok(Code {
             file: string(fingerprint.file)?.into(),
             name: string(fingerprint.name)?.into(),

@@ -12,11 +12,7 @@ const HEADER_BYTES: usize = 40;
 /// Reads the str at `address`, or a prefix of one that is only partly known ([`ReadMemory::read_prefix`]).
 /// Invalid code points (a lone surrogate, as in undecodable file names) become U+FFFD.
 /// Fails with [`Unreadable`] also if the header is not that of a string.
-pub fn read_str(
-    memory: &impl ReadMemory,
-    layout: &StringLayout,
-    address: u64,
-) -> ReadResult<String> {
+pub fn string(memory: &impl ReadMemory, layout: &StringLayout, address: u64) -> ReadResult<String> {
     let header: [u8; HEADER_BYTES] = memory.read_array(address)?;
     let length = u64::from_le_bytes(field(&header, StringLayout::LENGTH));
     let state = u32::from_le_bytes(field(&header, StringLayout::STATE));
@@ -80,7 +76,7 @@ mod tests {
     const AT: u64 = 0x1000;
 
     fn read(layout: &PythonLayout, memory: &FakeMemory) -> ReadResult<String> {
-        read_str(memory, &layout.string, AT)
+        string(memory, &layout.string, AT)
     }
 
     #[test]
@@ -125,7 +121,7 @@ mod tests {
                     layout.string.compact_data
                 };
                 let memory = memory.copies_of(&[(AT, usize::from(header) + copied)]);
-                assert_eq!(read_str(&memory, &layout.string, AT).unwrap(), beginning);
+                assert_eq!(string(&memory, &layout.string, AT).unwrap(), beginning);
             }
         }
     }

@@ -475,7 +475,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
         match self.nodes.evaluated(tid, record.node) {
             Some((name, forward)) => {
-                let interned = self.stacks.evaluating(stack, &name, forward);
+                let interned = self.stacks.in_node(stack, &name, forward);
                 self.defined(interned)
             }
             None => stack,
@@ -511,7 +511,10 @@ impl<M: ReadMemory> Symbolizer<M> {
         };
         match (reason, word) {
             (NoStack::Lost, _) => Err(reason),
-            (_, 0) if is_engine_thread(thread) => self.waiters.the_one().map(PythonStack::Waiting),
+            // A device thread of autograd's engine (`Engine::thread_init`, torch/csrc/autograd/engine.cpp@v2.15.0).
+            (_, 0) if thread.starts_with("pt_autograd_") => {
+                self.waiters.the_one().map(PythonStack::Waiting)
+            }
             (NoStack::NoPythonFrames, graph_task) if graph_task != 0 => {
                 let waiting = self.graph_tasks.waiting_for(graph_task);
                 waiting.map(PythonStack::Waiting).ok_or(reason)
@@ -548,11 +551,6 @@ impl<M: ReadMemory> Symbolizer<M> {
 
 fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
-}
-
-/// True for a device thread of autograd's engine (`Engine::thread_init`, torch/csrc/autograd/engine.cpp@v2.15.0).
-fn is_engine_thread(name: &str) -> bool {
-    name.starts_with("pt_autograd_")
 }
 
 #[cfg(test)]

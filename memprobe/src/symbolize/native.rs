@@ -192,7 +192,7 @@ impl NativeCode {
         let mut elf = Elf::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let is_small = |facts: std::fs::Metadata| facts.len() <= LARGEST_WITH_LINES;
         elf.debug_syms = file.metadata().is_ok_and(is_small);
-        if !library.is_named() {
+        if !library.is_named(self.tgid) {
             return None;
         }
         // blazesym must not demangle, so that all names go through the `demangle` module.
@@ -221,9 +221,7 @@ impl NativeCode {
     /// Reads the mappings. If the process is gone, the previous ones stay.
     pub fn look(&mut self) {
         self.looked = Some(Instant::now());
-        let Ok(maps) = Maps::of(self.tgid) else {
-            return;
-        };
+        let maps = Maps::of(self.tgid).unwrap_or_default();
         if maps.mappings().is_empty() {
             return;
         }
@@ -242,11 +240,8 @@ impl NativeCode {
             let mappings = mapped.mappings.iter();
             let executable = mappings.filter(|mapping| mapping.perms.execute);
             self.code.extend(executable.map(|mapping| {
-                let place = CodeOrigin {
-                    library,
-                    offset: mapping.offset,
-                };
-                (mapping.start..mapping.end, place)
+                let offset = mapping.offset;
+                (mapping.start..mapping.end, CodeOrigin { library, offset })
             }));
             let known = before.iter_mut().find(|library| {
                 (library.mapped.dev, library.mapped.inode) == (mapped.dev, mapped.inode)
@@ -294,13 +289,15 @@ impl Library {
         self.file.as_ref()
     }
 
-    fn is_named(&mut self) -> bool {
+    fn image(&mut self, tgid: Tgid) -> Option<ElfImage> {
+        ElfImage::from_file(self.opened(tgid)?.try_clone().ok()?).ok()
+    }
+
+    fn is_named(&mut self, tgid: Tgid) -> bool {
         if let Some(named) = self.named {
             return named;
         }
-        let file = self.file.as_ref().and_then(|file| file.try_clone().ok());
-        let image = file.and_then(|file| ElfImage::from_file(file).ok());
-        let named = image.is_some_and(|image| {
+        let named = self.image(tgid).is_some_and(|image| {
             let symbols = image.section(".symtab");
             symbols.is_none_or(|symbols| symbols.size <= LARGEST_SYMBOLS)
         });
@@ -320,8 +317,7 @@ impl Library {
 
     /// Returns the unwinder's module for the library, and the size of its tables in bytes.
     fn module(&mut self, tgid: Tgid, room: u64) -> Option<(Module<Vec<u8>>, u64)> {
-        let file = self.opened(tgid)?.try_clone().ok()?;
-        let image = ElfImage::from_file(file).ok()?;
+        let image = self.image(tgid)?;
         let bias = image.load_bias(&self.mapped.mappings)?;
         let (frames_at, frames) = image.section_contents(".eh_frame", room)?;
         let header = image.section_contents(".eh_frame_hdr", room);

@@ -110,17 +110,8 @@ impl Segments {
     /// call has not returned yet, or its record is lost.
     pub fn record_alloc(&mut self, place: MemoryKey, until: Until, event: MemoryEvent) {
         self.settle(&event);
-        let Some(call) = event.call else {
+        let Some(live) = Live::of(&event, until) else {
             return;
-        };
-        let is_segment = event.action == Action::SegmentAlloc;
-        let live = Live {
-            size: event.size,
-            device: event.device,
-            until,
-            since: event.time,
-            call,
-            is_segment,
         };
         if let Some(replaced) = self.live.remove(&place) {
             let mut free = MemoryEvent {
@@ -138,7 +129,7 @@ impl Segments {
         if self.live.len() < REMEMBERED {
             self.live.insert(place, live);
         }
-        if !is_segment && call.space == CudaMemoryKind::Device {
+        if !live.is_segment && live.call.space == CudaMemoryKind::Device {
             self.waiting.push(Waiting {
                 position: self.front + self.held.len() as u64,
                 tid: event.tid,
@@ -151,20 +142,12 @@ impl Segments {
 
     /// Records that the caching allocator handed out a block, according to its tracepoint.
     pub fn record_block(&mut self, event: MemoryEvent) {
-        let Some(call) = event.call else {
+        let Some(block) = Live::of(&event, Until::ProcessEnds) else {
             return;
         };
         self.allocator_speaks = true;
         self.settle(&event);
         self.reclassify(&event);
-        let block = Live {
-            size: event.size,
-            device: event.device,
-            until: Until::ProcessEnds,
-            since: event.time,
-            call,
-            is_segment: false,
-        };
         if self.blocks.len() < REMEMBERED {
             self.blocks.insert(event.addr.0, block);
         }
@@ -335,6 +318,17 @@ impl Segments {
 }
 
 impl Live {
+    fn of(event: &MemoryEvent, until: Until) -> Option<Self> {
+        Some(Self {
+            size: event.size,
+            device: event.device,
+            until,
+            since: event.time,
+            call: event.call?,
+            is_segment: event.action == Action::SegmentAlloc,
+        })
+    }
+
     /// Completes a free event with the facts of the allocation.
     fn describe(&self, event: &mut MemoryEvent) {
         event.action = if self.is_segment {

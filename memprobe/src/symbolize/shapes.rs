@@ -67,9 +67,8 @@ fn check(record: &ShapeRecord, size: u64) -> Found {
     }
     let dimensions = record.dimensions as usize;
     let sizes = record.sizes[..dimensions.min(MAX_DIMENSIONS)].to_vec();
-    let elements_known = sizes
-        .iter()
-        .try_fold(1u64, |all, size| all.checked_mul(*size));
+    let mut known = sizes.iter();
+    let elements_known = known.try_fold(1u64, |all, size| all.checked_mul(*size));
     let is_whole = dimensions <= MAX_DIMENSIONS;
     let elements = match (record.layout, elements_known) {
         // A tensor of no elements gets no memory, and PyTorch rejects an overflowing size.

@@ -172,7 +172,7 @@ impl<M: ReadMemory> Stacks<M> {
                 if frame.code(head) == freed.code && !reading.is_final {
                     let (instr, owner) = (code.instr_of(frame, freed.code), frame.owner());
                     *reading = Reading {
-                        resolved: code.resolve_freed(&memory, freed.code, instr, owner),
+                        resolved: code.resolve_copy(&memory, freed.code, instr, owner),
                         is_final: true,
                     };
                 }
@@ -236,12 +236,7 @@ impl<M: ReadMemory> Stacks<M> {
 
     /// Returns the stack `id` with the context of a node that the thread evaluates. `forward` is the stack of
     /// the operation that created the node.
-    pub fn evaluating(
-        &mut self,
-        id: StackId,
-        name: &Arc<str>,
-        forward: Option<StackId>,
-    ) -> Interned {
+    pub fn in_node(&mut self, id: StackId, name: &Arc<str>, forward: Option<StackId>) -> Interned {
         let key = Derived::Evaluating(id, name.clone(), forward);
         let interned = self.derive(id, key, |stack, defined| {
             stack.context.node = Some(Arc::new(Node {

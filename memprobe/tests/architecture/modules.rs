@@ -40,7 +40,6 @@ impl Module {
 /// know, returning freed heap, and polled descriptors. Also ring buffer positions, and pausing another process.
 pub const UNSAFE_FILES: &[&str] = &[
     "cuda/nvml/library.rs",
-    "probe/descriptor.rs",
     "probe/heap.rs",
     "probe/loader.rs",
     "probe/many.rs",

@@ -112,18 +112,14 @@ pub(super) enum Implausible {
 }
 
 /// Decodes an answer in the one form that fits. `total` is the memory of the device, in bytes.
-pub fn decode(
-    list: &RawList,
-    total: Option<u64>,
-    pids: &impl Pids,
-) -> Result<Decoded, Implausible> {
-    if list.count == 0 {
+pub fn decode(raw: &RawList, total: Option<u64>, pids: &impl Pids) -> Result<Decoded, Implausible> {
+    if raw.count == 0 {
         return Ok(Decoded::default());
     }
-    if list.count > list.capacity {
+    if raw.count > raw.capacity {
         return Err(Implausible::Count);
     }
-    let measured = measured_forms(list);
+    let measured = measured_forms(raw);
     let candidates = match measured.as_slice() {
         [] => Form::ALL.as_slice(),
         forms => forms,
@@ -132,7 +128,7 @@ pub fn decode(
     let mut fitting: Option<Decoded> = None;
     let mut refused = None;
     for form in candidates {
-        match judged(list, *form, total, pids, is_certain) {
+        match judged(raw, *form, total, pids, is_certain) {
             Ok(decoded) => match &fitting {
                 Some(other) if !has_same_numbers(other, &decoded) => {
                     return Err(Implausible::Ambiguous);
@@ -213,7 +209,8 @@ fn entries(list: &RawList, form: Form) -> Result<Vec<FormEntry>, Implausible> {
         Some(FormEntry {
             pid: number(bytes, 0)?,
             instance: instance.filter(|ids| *ids != (NO_INSTANCE, NO_INSTANCE)),
-            used: Some(long_number(bytes, 8)?).filter(|used| *used != NOT_AVAILABLE),
+            used: Some(u64::from_ne_bytes(*bytes.get(8..)?.first_chunk()?))
+                .filter(|used| *used != NOT_AVAILABLE),
         })
     };
     bytes
@@ -223,10 +220,6 @@ fn entries(list: &RawList, form: Form) -> Result<Vec<FormEntry>, Implausible> {
 
 fn number(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn long_number(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 /// Compares processes and bytes; a form without instances has none to compare.

@@ -9,7 +9,7 @@ use nvml_wrapper::Device;
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 
 use super::form::{BYTES_AN_ENTRY, PATTERN, RawList};
-use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, QueryRefusal, RawMemory};
+use super::query::{Asked, DeviceQuery, EntryPoint, ListKind, MigDevice, QueryRefusal, RawMemory};
 
 /// `nvmlMemory_t` (nvml.h 13.5), in bytes.
 #[repr(C)]
@@ -76,7 +76,7 @@ impl Buffer {
 }
 
 /// The outcome of a call that fills a list, `count` being what the driver left there.
-fn listed(code: u32, count: u32, capacity: u32, buffer: Buffer) -> Result<RawList, QueryRefusal> {
+fn listed(code: u32, count: u32, capacity: u32, buffer: Buffer) -> Asked<RawList> {
     match nvml_try(code) {
         Ok(()) => Ok(buffer.list(count, capacity)),
         Err(NvmlError::InsufficientSize(_)) => Err(QueryRefusal::Room(count)),
@@ -91,7 +91,7 @@ fn listed(code: u32, count: u32, capacity: u32, buffer: Buffer) -> Result<RawLis
 unsafe fn fill<D, T, E: std::fmt::Display>(
     function: &Result<unsafe extern "C" fn(D, *mut u32, *mut T) -> u32, E>,
     (device, capacity): (D, u32),
-) -> Result<RawList, QueryRefusal> {
+) -> Asked<RawList> {
     let Ok(function) = function else {
         return Err(QueryRefusal::Missing);
     };
@@ -104,12 +104,7 @@ unsafe fn fill<D, T, E: std::fmt::Display>(
 }
 
 impl DeviceQuery for Device<'_> {
-    fn processes(
-        &self,
-        kind: ListKind,
-        point: EntryPoint,
-        capacity: u32,
-    ) -> Result<RawList, QueryRefusal> {
+    fn processes(&self, kind: ListKind, point: EntryPoint, capacity: u32) -> Asked<RawList> {
         use EntryPoint::{DetailList, V1, V2, V3};
         use ListKind::{Compute, Mps};
         let lib = self.nvml().lib();
@@ -124,12 +119,12 @@ impl DeviceQuery for Device<'_> {
                 (V3, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses_v3, asked),
                 (V2, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses_v2, asked),
                 (V1, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses, asked),
-                (DetailList, _) => detail_list(self, kind, capacity),
+                (DetailList, _) => details(self, kind, capacity),
             }
         }
     }
 
-    fn memory_v2(&self) -> Result<RawMemory, QueryRefusal> {
+    fn memory_v2(&self) -> Asked<RawMemory> {
         let function = nvml_sym(self.nvml().lib().nvmlDeviceGetMemoryInfo_v2.as_ref())?;
         let mut memory = MemoryV2 {
             version: version::<MemoryV2>(2),
@@ -145,7 +140,7 @@ impl DeviceQuery for Device<'_> {
         })
     }
 
-    fn memory_v1(&self) -> Result<RawMemory, QueryRefusal> {
+    fn memory_v1(&self) -> Asked<RawMemory> {
         let function = nvml_sym(self.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref())?;
         let mut memory = MemoryV1::default();
         // SAFETY: the handle is this device's; the structure is the function's.
@@ -171,11 +166,7 @@ impl DeviceQuery for Device<'_> {
     }
 }
 
-fn detail_list(
-    device: &Device<'_>,
-    kind: ListKind,
-    capacity: u32,
-) -> Result<RawList, QueryRefusal> {
+fn details(device: &Device<'_>, kind: ListKind, capacity: u32) -> Asked<RawList> {
     let lib = device.nvml().lib();
     let function = nvml_sym(lib.nvmlDeviceGetRunningProcessDetailList.as_ref())?;
     let mut buffer = Buffer::for_entries(capacity);

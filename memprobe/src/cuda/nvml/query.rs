@@ -60,19 +60,16 @@ pub(super) struct MigDevice<Q> {
     pub(super) gpu_instance: Option<u32>,
 }
 
+pub(super) type Asked<T> = Result<T, QueryRefusal>;
+
 /// A device, or a MIG device of one, that answers questions.
 pub(super) trait DeviceQuery: Sized {
     /// Asks for a process list with room for so many entries.
-    fn processes(
-        &self,
-        kind: ListKind,
-        point: EntryPoint,
-        capacity: u32,
-    ) -> Result<RawList, QueryRefusal>;
+    fn processes(&self, kind: ListKind, point: EntryPoint, capacity: u32) -> Asked<RawList>;
 
-    fn memory_v2(&self) -> Result<RawMemory, QueryRefusal>;
+    fn memory_v2(&self) -> Asked<RawMemory>;
 
-    fn memory_v1(&self) -> Result<RawMemory, QueryRefusal>;
+    fn memory_v1(&self) -> Asked<RawMemory>;
 
     fn mig_devices(&self) -> Vec<MigDevice<Self>>;
 }

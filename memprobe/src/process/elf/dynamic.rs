@@ -23,7 +23,8 @@ impl ElfImage {
             return Ok(Vec::new());
         };
         let count = match (value(elf::DT_HASH), value(elf::DT_GNU_HASH)) {
-            (Some(table), _) => self.count_by_hash(table)?,
+            // Its second word is the number of symbols.
+            (Some(table), _) => self.words(table, 2)?[1].into(),
             (None, Some(table)) => self.count_by_gnu_hash(table)?,
             (None, None) => return Ok(Vec::new()),
         };
@@ -49,11 +50,6 @@ impl ElfImage {
             section(elf::SHT_DYNSYM, symbols, symbols_size)?,
             section(elf::SHT_DYNAMIC, dynamic.vaddr, dynamic.file_size)?,
         ])
-    }
-
-    /// Returns the number of symbols of a `DT_HASH` table: its second word.
-    fn count_by_hash(&self, table: u64) -> Result<u64> {
-        Ok(self.words(table, 2)?[1].into())
     }
 
     /// Returns the number of symbols of a `DT_GNU_HASH` table. It lists the defined symbols in chains, and

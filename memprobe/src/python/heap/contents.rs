@@ -126,20 +126,14 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 
     /// Calls `each` with the first word of each of `count` entries of `size` bytes: 8 or 16.
-    fn words(
-        &self,
-        first: u64,
-        count: u64,
-        size: u64,
-        mut each: impl FnMut(u64),
-    ) -> ReadResult<()> {
-        self.spend(first, count)?;
+    fn words(&self, at: u64, count: u64, size: u64, mut each: impl FnMut(u64)) -> ReadResult<()> {
+        self.spend(at, count)?;
         let mut block = [0; BLOCK as usize * 16];
         let mut done = 0;
         while done < count {
             let now = BLOCK.min(count - done);
             let bytes = &mut block[..(now * size) as usize];
-            self.memory.read(first.wrapping_add(done * size), bytes)?;
+            self.memory.read(at.wrapping_add(done * size), bytes)?;
             for entry in bytes.chunks_exact(size as usize) {
                 each(word_at(entry, 0));
             }

@@ -19,20 +19,15 @@ const MAX_ITEMS: u64 = 1 << 20;
 impl<M: ReadMemory> Heap<'_, M> {
     /// Calls `each` with the items of a deque, in order.
     /// Fails with [`Unreadable`]. `each` has been called with the items before it.
-    pub fn deque_items(
-        &self,
-        object: u64,
-        count: u64,
-        mut each: impl FnMut(u64),
-    ) -> ReadResult<()> {
+    pub fn deque_items(&self, deque: u64, count: u64, mut each: impl FnMut(u64)) -> ReadResult<()> {
         let head: [u8; FIRST_INDEX + 8] =
-            self.memory.read_array(object.wrapping_add(FIRST_BLOCK))?;
+            self.memory.read_array(deque.wrapping_add(FIRST_BLOCK))?;
         let (mut block, mut index) = (word_at(&head, 0), word_at(&head, FIRST_INDEX as u16));
         // The first index of an empty deque may lie one past the end of its block.
         if count > MAX_ITEMS || index > ITEMS {
-            return Err(Cause::NotAsExpected.at(object));
+            return Err(Cause::NotAsExpected.at(deque));
         }
-        self.spend(object, count)?;
+        self.spend(deque, count)?;
         let mut left = count;
         while left > 0 {
             let bytes: [u8; BLOCK] = self.memory.read_array(block)?;

@@ -103,7 +103,7 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
         if let Some(known) = self.strings.borrow().get(&object) {
             return known.clone();
         }
-        let text = text::read_str(self.memory, &self.layout.string, object);
+        let text = text::string(self.memory, &self.layout.string, object);
         let text = text.ok().map(|text| shortened(&text, LONGEST_TEXT).into());
         let text: Option<Arc<str>> = text;
         let bytes = self.text_bytes.get() + 64 + text.as_ref().map_or(0, |text| text.len());

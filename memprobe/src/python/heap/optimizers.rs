@@ -41,7 +41,7 @@ pub fn read(heap: &Heap<'_, impl ReadMemory>, objects: &[u64]) -> Optimizers {
         // Unreadable attributes count as absent.
         let ([state, groups], _) = heap.attributes_of(&class, object, ["state", "param_groups"]);
         if let Some(groups) = groups {
-            add_positions(heap, groups, &mut found.positions);
+            add_positions(heap, groups, &mut found);
         }
         let mut entries = Vec::new();
         if let Some(state) = state {
@@ -106,21 +106,16 @@ fn tensors_in(heap: &Heap<'_, impl ReadMemory>, state: u64) -> Vec<(String, u64)
     tensors
 }
 
-fn add_positions(
-    heap: &Heap<'_, impl ReadMemory>,
-    groups: u64,
-    positions: &mut HashMap<u64, Arc<str>>,
-) {
+fn add_positions(heap: &Heap<'_, impl ReadMemory>, groups: u64, found: &mut Optimizers) {
     for (group, number) in list(heap, groups).into_iter().zip(0_u64..) {
         let Ok([Some(parameters)]) = heap.values_of(group, ["params"]) else {
             continue;
         };
         for (parameter, place) in list(heap, parameters).into_iter().zip(0_u64..) {
-            if positions.len() < MAX_PARAMETERS {
+            if found.positions.len() < MAX_PARAMETERS {
                 let position = format!("param_groups[{number}]['params'][{place}]");
-                positions
-                    .entry(parameter)
-                    .or_insert_with(|| position.into());
+                let known = found.positions.entry(parameter);
+                known.or_insert_with(|| position.into());
             }
         }
     }

@@ -89,9 +89,8 @@ impl HeapRetainers {
         }
         let origin = paths.origin_of(object);
         let found = origin.and_then(|origin| self.folded(paths, origin));
-        let path = found
-            .map(|found| found.path)
-            .filter(|path| !path.is_empty());
+        let path = found.map(|found| found.path);
+        let path = path.filter(|path| !path.is_empty());
         let holder = self.add(HeapRetainer {
             path: path.unwrap_or_else(|| format!("<{class}>").into()),
             class: Some(Arc::clone(class)),
@@ -156,12 +155,8 @@ impl HeapRetainers {
         }
     }
 
-    fn folded(
-        &self,
-        paths: &Paths<'_, impl ReadMemory>,
-        origin: PathOrigin,
-    ) -> Option<HeapRetainer> {
-        let (root, steps) = paths.steps_to(origin)?;
+    fn folded(&self, paths: &Paths<'_, impl ReadMemory>, way: PathOrigin) -> Option<HeapRetainer> {
+        let (root, steps) = paths.steps_to(way)?;
         let mut path = paths.longest_name(root)?;
         let mut class = None;
         for (place, step) in steps {

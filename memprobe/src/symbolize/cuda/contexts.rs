@@ -20,7 +20,6 @@ use known::{ContextOrigin, Known};
 use thread::{StackedContext, Thread};
 
 const THREADS: usize = 65_536;
-
 const CONTEXTS: usize = 65_536;
 
 /// A context, where it is not a device's primary one.
@@ -137,7 +136,7 @@ impl CudaContexts {
                 let bound_to = self.known.device_of(context);
                 let runtime = match (bound_to, top.runtime) {
                     (Some(known), Some(device)) if known != device => {
-                        self.forget(context);
+                        self.known.remove(context);
                         None
                     }
                     (None, Some(device)) => {
@@ -162,7 +161,7 @@ impl CudaContexts {
             return;
         };
         if self.known.is_of_another(context, device) {
-            self.forget(context);
+            self.known.remove(context);
             self.thread(tid).set(StackedContext {
                 context: None,
                 runtime: Some(device),
@@ -260,7 +259,7 @@ impl CudaContexts {
         let Some(device) = self::device(device) else {
             return;
         };
-        self.refer_to_primary(device);
+        *self.references.entry(device).or_default() += 1;
         if self.greens.len() < CONTEXTS || self.greens.contains_key(&green) {
             self.greens.insert(green, (device, None));
         }
@@ -301,7 +300,7 @@ impl CudaContexts {
             self.replace(other);
         }
         self.known.insert(context, device, ContextOrigin::Primary);
-        self.refer_to_primary(device);
+        *self.references.entry(device).or_default() += 1;
     }
 
     /// `cuDevicePrimaryCtxRelease`: the device whose primary context is destroyed with that, as it was the
@@ -325,10 +324,6 @@ impl CudaContexts {
         }
         self.reset_primary(device);
         None
-    }
-
-    fn refer_to_primary(&mut self, device: DeviceIndex) {
-        *self.references.entry(device).or_default() += 1;
     }
 
     /// Forgets a device's destroyed primary context; returns those known to be it. Their numbers may be reused.
@@ -381,13 +376,9 @@ impl CudaContexts {
     /// A block of the caching allocator turned out to lie on another device than the thread was believed to work on.
     pub fn doubt(&mut self, tid: Tid) {
         if let Some(context) = self.thread(tid).top().context {
-            self.forget(context);
+            self.known.remove(context);
         }
         self.thread(tid).forget();
-    }
-
-    pub fn forget_all(&mut self) {
-        *self = Self::default();
     }
 
     /// `cudaSetDevice` has made the context current: it is the device's, unless it is believed to be another's.
@@ -406,7 +397,7 @@ impl CudaContexts {
     /// it is the primary one of that device, unless another is.
     fn learn_by_guess(&mut self, context: u64, device: DeviceIndex) {
         match self.known.primary_of(device).filter(|it| *it != context) {
-            Some(other) => self.forget(other),
+            Some(other) => self.known.remove(other),
             None => {
                 self.known.learn(context, device);
                 self.held_by_runtime.insert(device);
@@ -414,13 +405,9 @@ impl CudaContexts {
         }
     }
 
-    fn forget(&mut self, context: u64) {
-        self.known.remove(context);
-    }
-
     /// A context is not the one any more that it was: threads that had it current have an unknown one.
     fn replace(&mut self, context: u64) {
-        self.forget(context);
+        self.known.remove(context);
         for thread in self.threads.values_mut() {
             thread.lose(context);
         }
@@ -428,7 +415,7 @@ impl CudaContexts {
 
     /// A context is not the one that it was believed to be: what is believed of the threads on it may be just as wrong.
     fn contradict(&mut self, context: u64) {
-        self.forget(context);
+        self.known.remove(context);
         for thread in self.threads.values_mut() {
             if thread.has(context) {
                 thread.forget();

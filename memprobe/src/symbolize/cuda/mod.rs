@@ -285,7 +285,7 @@ impl CudaResolver {
 
     /// Calls were missed: where threads work is not known any more.
     pub fn forget_contexts(&mut self) {
-        self.contexts.forget_all();
+        self.contexts = CudaContexts::default();
     }
 }
 

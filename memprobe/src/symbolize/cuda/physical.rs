@@ -40,18 +40,12 @@ pub struct Unmapped {
 
 impl Physical {
     /// `cuMemCreate`.
-    pub fn create(
-        &mut self,
-        handle: u64,
-        owner: Owner,
-        device: Option<DeviceIndex>,
-        created: TimeNs,
-    ) {
+    pub fn create(&mut self, handle: u64, owner: Owner, device: Option<DeviceIndex>, at: TimeNs) {
         if self.memory.len() < MOST || self.memory.contains_key(&handle) {
             let memory = Memory {
                 owner,
                 device,
-                created,
+                created: at,
                 handles: 1,
                 mappings: 0,
             };

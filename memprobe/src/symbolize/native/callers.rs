@@ -4,7 +4,7 @@
 use super::{Library, NativeCode, REMEMBERED};
 use crate::decode::StackCopy;
 use crate::event::{Purpose, Tgid};
-use crate::process::elf::{ElfImage, FunctionNames};
+use crate::process::elf::FunctionNames;
 use crate::symbolize::demangle;
 use crate::torch::purpose::{Caller, Search};
 
@@ -61,8 +61,7 @@ impl Library {
     /// Returns the function at a file offset. `loaded` is the memory that the indexes of all libraries take, in bytes.
     fn function_at(&mut self, tgid: Tgid, offset: u64, loaded: usize) -> Option<String> {
         if self.functions.is_none() {
-            let file = self.opened(tgid).and_then(|file| file.try_clone().ok());
-            let image = file.and_then(|file| ElfImage::from_file(file).ok());
+            let image = self.image(tgid);
             let names = image.and_then(|image| FunctionNames::of(image).ok());
             let names = names.filter(|names| loaded.saturating_add(names.bytes()) <= ALL_FUNCTIONS);
             self.functions = Some(names);

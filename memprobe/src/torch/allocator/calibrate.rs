@@ -52,9 +52,8 @@ fn tables_in(bytes: &[u8]) -> Vec<TableLayout> {
     let mut found = Vec::new();
     let mut at = 0;
     while at + HEADER <= bytes.len() {
-        let headers = bytes[at..]
-            .chunks_exact(HEADER)
-            .map_while(TableHeader::parse);
+        let headers = bytes[at..].chunks_exact(HEADER);
+        let headers = headers.map_while(TableHeader::parse);
         let counts = headers.take(MAX_SHARDS).map(|header| header.count);
         let counts: Vec<u64> = counts.collect();
         if counts.iter().any(|count| *count > 0) {

@@ -63,10 +63,6 @@ impl TableHeader {
     pub fn slots(&self) -> u64 {
         self.mask + u64::from(self.lookups)
     }
-
-    fn home(&self, key: u64) -> u64 {
-        key.wrapping_mul(GOLDEN) >> self.shift
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +126,8 @@ fn read_elements(
 fn element(header: &TableHeader, entry: &[u8], slot: u64) -> Option<Element> {
     let distance = u64::try_from(i8::from_le_bytes([*entry.first()?])).ok()?;
     let [key, value] = [8, 16].map(|at| word_at(entry, at));
-    let at_home = header.home(key).checked_add(distance)? == slot;
+    let home = key.wrapping_mul(GOLDEN) >> header.shift;
+    let at_home = home.checked_add(distance)? == slot;
     let within = distance < u64::from(header.lookups);
     (at_home && within).then_some(Element { key, value })
 }

@@ -45,20 +45,15 @@ pub(super) struct CounterLayout {
 pub(super) const STAT_ARRAY: u64 = 3 * 32;
 
 pub(super) const LAYOUTS: &[Layout] = &[
-    layout([(2, 0), (2, 1)], (48, 1), 0x30, 80),
-    layout([(2, 2), (2, 2)], (48, 1), 0x30, 16096),
-    layout([(2, 3), (2, 4)], (4352, 67), 0x30, 22512),
-    layout([(2, 5), (2, 10)], (4352, 67), 0x30, 22584),
-    layout([(2, 11), (2, 15)], (4352, 67), 0x38, 22584),
+    row([(2, 0), (2, 1)], [48, 1], 0x30, 80),
+    row([(2, 2), (2, 2)], [48, 1], 0x30, 16096),
+    row([(2, 3), (2, 4)], [4352, 67], 0x30, 22512),
+    row([(2, 5), (2, 10)], [4352, 67], 0x30, 22584),
+    row([(2, 11), (2, 15)], [4352, 67], 0x38, 22584),
 ];
 
 /// Builds a row from the fields of [`TableLayout`], [`BlockLayout::size`] and [`CounterLayout::devices`].
-const fn layout(
-    versions: Versions,
-    (offset, shards): (u64, u64),
-    size: usize,
-    devices: u64,
-) -> Layout {
+const fn row(versions: Versions, [offset, shards]: [u64; 2], size: usize, devices: u64) -> Layout {
     Layout {
         versions,
         tables: TableLayout { offset, shards },

@@ -99,9 +99,8 @@ impl Reconciler {
         let blocks = tables.blocks.iter();
         let untouched = blocks.filter(|block| !firsts.contains_key(&block.addr));
         held.extend(untouched.map(|block| (block.device, block.addr, block.size)));
-        let freed = firsts
-            .iter()
-            .filter(|(_, first)| first.action == Action::Free);
+        let freed = firsts.iter();
+        let freed = freed.filter(|(_, first)| first.action == Action::Free);
         held.extend(freed.filter_map(|(addr, first)| Some((first.device?, *addr, first.size))));
         drop(firsts);
         held.sort_unstable();
@@ -153,15 +152,13 @@ impl Reconciler {
     fn before(&self, tables: &AllocatorTables) -> BTreeMap<DeviceIndex, Before> {
         let mut devices = BTreeMap::new();
         for counters in &tables.devices {
-            devices.insert(
-                counters.device,
-                Before {
-                    totals: counters.totals,
-                    peak: counters.peak,
-                    certain: counters.steady,
-                    held: 0,
-                },
-            );
+            let before = Before {
+                totals: counters.totals,
+                peak: counters.peak,
+                certain: counters.steady,
+                held: 0,
+            };
+            devices.insert(counters.device, before);
         }
         for (device, totals) in self.totals_before_events() {
             let before: &mut Before = devices.entry(device).or_default();
@@ -188,7 +185,9 @@ impl Reconciler {
                 _ => {}
             }
             if let Some(after) = event.totals {
-                totals.insert(device, undo(event, after, *grown));
+                let mut before = event.undo(after);
+                before.reserved.0 = before.reserved.0.wrapping_sub(*grown);
+                totals.insert(device, before);
             }
         }
         totals
@@ -242,14 +241,6 @@ impl Reconciler {
         events.append(&mut self.events);
         self.events = events;
         self.settled = true;
-    }
-}
-
-fn undo(event: &MemoryEvent, after: Totals, grown: u64) -> Totals {
-    let before = event.undo(after);
-    Totals {
-        reserved: Bytes(before.reserved.0.wrapping_sub(grown)),
-        ..before
     }
 }
 

@@ -45,9 +45,8 @@ impl AllocatorTables {
     /// True if the blocks add up to the totals and neither changed while the tables were read.
     pub fn is_consistent(&self) -> bool {
         let known = |device| {
-            self.devices
-                .iter()
-                .any(|counters| counters.device == device)
+            let mut devices = self.devices.iter();
+            devices.any(|counters| counters.device == device)
         };
         self.gone.is_empty()
             && self.blocks.iter().all(|block| known(block.device))

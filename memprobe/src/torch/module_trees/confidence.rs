@@ -89,9 +89,8 @@ impl ConfidenceTracker {
     }
 
     pub fn has_doubts(&self) -> bool {
-        self.unplaced
-            .values()
-            .any(|stranger| stranger.moments < STAYS)
+        let mut unplaced = self.unplaced.values();
+        unplaced.any(|stranger| stranger.moments < STAYS)
     }
 
     /// Checks the modules that are waiting to be confirmed, at a moment independent of their calls.

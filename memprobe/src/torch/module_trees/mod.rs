@@ -113,10 +113,8 @@ impl<M: ReadMemory> ModuleNames<M> {
             if !entered.contains(&top) {
                 entered.push(top);
             }
-            let member = self
-                .trees
-                .get(&top)
-                .and_then(|tree| tree.members.get(&module));
+            let tree = self.trees.get(&top);
+            let member = tree.and_then(|tree| tree.members.get(&module));
             let member = member.filter(|member| member.sign.class == called.class);
             path = Some(Arc::clone(&member.ok_or(Confidence::None)?.path));
         }
@@ -152,39 +150,32 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     /// Finds the root of the tree of a module: first among the entered trees, then among all.
     fn entered_with(&self, entered: &[u64], module: u64) -> Option<u64> {
-        let holds = |top: &u64| {
-            self.trees
-                .get(top)
-                .is_some_and(|tree| tree.members.contains_key(&module))
-        };
-        let inner = entered.iter().rev().copied().find(holds);
+        let mut tops = entered.iter().rev().copied();
+        let inner = tops.find(|top| self.holds(*top, module));
         inner.or_else(|| {
-            let all = self
-                .trees
-                .iter()
-                .filter(|(_, tree)| tree.members.contains_key(&module));
+            let all = self.trees.iter();
+            let all = all.filter(|(_, tree)| tree.members.contains_key(&module));
             // Prefer a tree that has the module below its root, then the tree met first.
             let best = all.min_by_key(|(top, tree)| (**top == module, tree.rank.order));
             best.map(|(top, _)| *top)
         })
     }
 
+    fn holds(&self, top: u64, module: u64) -> bool {
+        let tree = self.trees.get(&top);
+        tree.is_some_and(|tree| tree.members.contains_key(&module))
+    }
+
     /// Confidence that a tree held this module when it was called and is still the same tree. The class alone
     /// names a root that was called `in_place`: outside all other modules, or inside its own tree.
-    fn confidence_in(
-        &self,
-        top: u64,
-        module: u64,
-        in_place: bool,
-        question: Question,
-    ) -> Confidence {
+    fn confidence_in(&self, top: u64, module: u64, in_place: bool, asked: Question) -> Confidence {
         let Some(tree) = self.trees.get(&top) else {
             return Confidence::None;
         };
         if in_place && module == top {
             return Confidence::Full;
         }
-        if tree.is_over || tree.since > question {
+        if tree.is_over || tree.since > asked {
             Confidence::None
         } else {
             self.confidence_in_tree(top, tree)
@@ -217,11 +208,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
         for top in entered.iter().rev() {
             let is_same = self.read_again(*top, question)?;
-            let holds = self
-                .trees
-                .get(top)
-                .is_some_and(|tree| tree.members.contains_key(&module));
-            if holds {
+            if self.holds(*top, module) {
                 return Ok(*top);
             }
             match self.confidence_in(*top, module, true, question) {
@@ -273,12 +260,7 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     /// Reads a new tree. If its root has another class than the called module, another object has taken the
     /// address since. That object may be part of another tree, so the tree is rejected.
-    fn add(
-        &mut self,
-        called: ModuleCall,
-        confidence: Confidence,
-        question: Question,
-    ) -> Option<u64> {
+    fn add(&mut self, called: ModuleCall, confidence: Confidence, asked: Question) -> Option<u64> {
         let top = called.object;
         let tree = self.read(top)?;
         if tree.class_of(top) != Some(called.class) {
@@ -288,10 +270,10 @@ impl<M: ReadMemory> ModuleNames<M> {
         let order = self.trees.values().map(|tree| tree.rank.order).max();
         let order = order.map_or(0, |order| order + 1);
         let rank = TreeNumber { number, order };
-        let mut named = NamedTree::of(tree, rank, self.since(question));
+        let mut named = NamedTree::of(tree, rank, self.since(asked));
         if confidence == Confidence::Full && named.members.len() == 1 {
             // A tree of one module: it was there when first asked for, and its class is its whole name.
-            (named.since, named.moments) = (question, STAYS);
+            (named.since, named.moments) = (asked, STAYS);
         }
         self.put(top, named)?;
         Some(top)
@@ -468,13 +450,9 @@ impl<M: ReadMemory> ModuleNames<M> {
         let is_full =
             tree.is_some_and(|tree| self.confidence_in_tree(top, tree) == Confidence::Full);
         if is_full && self.nameless > 0 {
-            self.try_again_soon();
+            (self.patience, self.passed) = (1, 0);
+            self.next_look = self.next_look.min(Instant::now() + LOOK_SOON);
         }
-    }
-
-    fn try_again_soon(&mut self) {
-        (self.patience, self.passed) = (1, 0);
-        self.next_look = self.next_look.min(Instant::now() + LOOK_SOON);
     }
 
     /// Removes trees whose root was freed, once half of a limit is reached; `true` if any was.

@@ -27,9 +27,8 @@ impl<M: ReadMemory> Objects<'_, M> {
     }
 
     fn calibrate_by(&self, handle: u64, samples: &[u64]) -> Option<(TensorLayout, StorageLayout)> {
-        let samples = samples
-            .iter()
-            .filter_map(|python| self.sample(handle, *python));
+        let samples = samples.iter();
+        let samples = samples.filter_map(|python| self.sample(handle, *python));
         let samples: Vec<Sample> = samples.collect();
         if samples.is_empty() {
             return None;
@@ -61,9 +60,8 @@ impl<M: ReadMemory> Objects<'_, M> {
             })
         });
         only(candidates.filter_map(|layout| {
-            let tensors = samples
-                .iter()
-                .map(|sample| read(self.memory, &layout, sample));
+            let tensors = samples.iter();
+            let tensors = tensors.map(|sample| read(self.memory, &layout, sample));
             let tensors: Option<Vec<Read>> = tensors.collect();
             Some((layout, calibrate_storage(self.memory, &tensors?)?))
         }))
@@ -107,9 +105,8 @@ fn calibrate_storage(memory: &impl ReadMemory, tensors: &[Read]) -> Option<Stora
     });
     let storages: Option<Vec<_>> = storages.collect();
     let storages = storages?;
-    let candidates = (8..STORAGE_BYTES - 40)
-        .step_by(8)
-        .map(|data| StorageLayout { data });
+    let candidates = (8..STORAGE_BYTES - 40).step_by(8);
+    let candidates = candidates.map(|data| StorageLayout { data });
     only(candidates.filter(|layout| {
         let size = |bytes: &[u8]| Bytes(Fields(bytes).word(layout.data + StorageLayout::BYTES));
         let fits = storages.iter().all(|(tensor, bytes)| {

@@ -121,10 +121,8 @@ fn read(memory: &impl ReadMemory, table: u64) -> Option<CppClass> {
     let mut family = family_of(&name);
     let mut ancestor = information;
     for _ in 0..MAX_ANCESTORS {
-        if family.is_some() {
-            break;
-        }
-        let Some((next, name)) = base_of(memory, ancestor) else {
+        let base = family.is_none().then(|| base_of(memory, ancestor));
+        let Some((next, name)) = base.flatten() else {
             break;
         };
         ancestor = next;

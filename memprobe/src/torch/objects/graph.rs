@@ -260,9 +260,8 @@ impl<M: ReadMemory> Collector<'_, M> {
         let unread = self.storages.values().filter(|storage| storage.is_none());
         graph.left_out.storages = unread.count() as u64;
         graph.storages = self.storages.into_values().flatten().collect();
-        graph
-            .storages
-            .sort_unstable_by_key(|storage| storage.object);
+        let storages = &mut graph.storages;
+        storages.sort_unstable_by_key(|storage| storage.object);
         graph.tensors.sort_unstable_by_key(|tensor| tensor.object);
         graph.nodes.sort_unstable_by_key(|node| node.address);
         graph.saved.sort_unstable();

@@ -65,7 +65,8 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
         let sequence = fields.word(layout.sequence);
         let python = self.python_object(layout, &class, address);
         let name = match python {
-            Some(object) => self.name_of_python(object),
+            Some(object) => (self.python_type(object))
+                .and_then(|kind| node_name::of_python_type(self.objects.memory, kind)),
             None if &*class.name == PYTHON => None,
             None => node_name::of_class(&class.name),
         };
@@ -121,15 +122,13 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
         is_python.then(|| self.objects.pointer(address, layout.python as u64))?
     }
 
-    fn name_of_python(&self, object: u64) -> Option<String> {
-        let memory = self.objects.memory;
-        let kind = memory.read_u64(object.checked_add(TYPE)?).ok()?;
-        node_name::of_python_type(memory, kind)
+    fn python_type(&self, object: u64) -> Option<u64> {
+        let at = object.checked_add(TYPE)?;
+        self.objects.memory.read_u64(at).ok()
     }
 
     fn python_body(&self, object: u64) -> Option<Vec<u8>> {
-        let memory = self.objects.memory;
-        let kind = memory.read_u64(object.checked_add(TYPE)?).ok()?;
+        let (memory, kind) = (self.objects.memory, self.python_type(object)?);
         let size = memory.read_u64(kind.checked_add(BASIC_SIZE)?).ok()?;
         let (start, rest) = (
             object.checked_add(PYTHON_HEAD)?,

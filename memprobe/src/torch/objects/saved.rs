@@ -89,14 +89,9 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
     }
 
     /// Reads a `std::vector<SavedVariable>`. Returns `true` if it is one with a saved tensor in it.
-    fn read_list(
-        &self,
-        layout: SavedLayout,
-        fields: Fields<'_>,
-        found: &mut SavedVariables,
-    ) -> bool {
+    fn read_list(&self, layout: SavedLayout, list: Fields<'_>, found: &mut SavedVariables) -> bool {
         let size = layout.size();
-        let bytes = self.objects.vector(fields, 0, size, MAX_IN_LIST);
+        let bytes = self.objects.vector(list, 0, size, MAX_IN_LIST);
         let bytes = bytes.unwrap_or_default();
         let variables = bytes.chunks_exact(size);
         let variables = variables.map(|bytes| self.variable(layout, Fields(bytes)));

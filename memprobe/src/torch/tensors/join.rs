@@ -133,9 +133,8 @@ fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
     let geometry = raw.geometry.clone().unwrap_or_default();
     let strides = geometry.strides.iter();
     let strides: Option<Vec<u64>> = strides.map(|&stride| u64::try_from(stride).ok()).collect();
-    let storage = raw
-        .storage
-        .and_then(|storage| found.graph.storage_index(storage));
+    let storage = raw.storage;
+    let storage = storage.and_then(|storage| found.graph.storage_index(storage));
     let grad_fn = raw.grad_fn.and_then(|node| found.graph.node(node));
     Tensor {
         object: raw.object,

@@ -104,9 +104,8 @@ pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotE
         unread,
         ..captured.result
     };
-    snapshot
-        .blocks
-        .sort_by_key(|block| (block.device, block.addr));
+    let blocks = &mut snapshot.blocks;
+    blocks.sort_by_key(|block| (block.device, block.addr));
     Ok(snapshot)
 }
 
@@ -179,39 +178,33 @@ fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
     // An interrupted allocator shows in the difference between its blocks and its total.
     let broken = moment.broken.filter(|&broken| broken != Broken::Allocating);
     words.extend(broken.map(|broken| format!("not all objects: {broken}")));
-    if moment.objects.unknown > 0 {
-        let count = moment.objects.unknown;
-        words.push(format!(
-            "{count} Python objects are of no class that can be read"
-        ));
-    }
+    words.extend(counted(
+        moment.objects.unknown,
+        "Python objects are of no class that can be read",
+    ));
     if let Some(error) = moment.no_frames {
         words.push(format!("the variables of functions: {error}"));
     }
     let variables = &moment.variables;
-    let counts = [variables.frames_left_out, variables.left_out];
-    let kinds = [
-        "frames of functions, or of threads",
-        "variables of functions",
-    ];
-    for (count, of) in counts
-        .into_iter()
-        .zip(kinds)
-        .filter(|(count, _)| *count > 0)
-    {
-        words.push(format!(
-            "{count} {of}, which are too many or cannot be read: names may be missing"
-        ));
+    for (count, of) in [
+        (
+            variables.frames_left_out,
+            "frames of functions, or of threads",
+        ),
+        (variables.left_out, "variables of functions"),
+    ] {
+        let unread = format!("{of}, which are too many or cannot be read: names may be missing");
+        words.extend(counted(count, &unread));
     }
     if let Some(Ok(LayoutOrigin::OtherVersion | LayoutOrigin::Calibrated)) = &found.layouts {
         let unknown = "this version of PyTorch is not known: its tensors are read as they showed themselves to be \
                        laid out";
         words.push(unknown.to_owned());
     }
-    if found.empty > 0 {
-        let count = found.empty;
-        words.push(format!("{count} tensor objects of Python hold no tensor"));
-    }
+    words.extend(counted(
+        found.empty,
+        "tensor objects of Python hold no tensor",
+    ));
     words.extend(found.graph.left_out.words());
     if let Err(error) = &found.allocator {
         words.push(format!("the allocator's blocks: {error}"));
@@ -222,12 +215,14 @@ fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
         words.push(format!(
             "more than the {mib} MiB of memory that memprobe keeps"
         ));
-    } else if extent.missed > 0 {
-        let count = extent.missed;
-        words.push(format!(
-            "{count} pieces of memory that were wanted only after the process ran on: names may be \
-             missing"
-        ));
+    } else {
+        let wanted =
+            "pieces of memory that were wanted only after the process ran on: names may be missing";
+        words.extend(counted(extent.missed, wanted));
     }
     words.into_iter().map(Into::into).collect()
+}
+
+fn counted(count: u64, words: &str) -> Option<String> {
+    (count > 0).then(|| format!("{count} {words}"))
 }

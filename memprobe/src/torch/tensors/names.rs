@@ -40,10 +40,6 @@ impl ResolvedName {
             self.names.push(name);
         }
     }
-
-    fn best(&self) -> Option<&Name> {
-        self.names.first()
-    }
 }
 
 /// Names every tensor of a snapshot. `of_python` maps Python objects to the indices of their tensors.
@@ -87,7 +83,11 @@ impl<M: ReadMemory> Namer<'_, M> {
         for kind in [TensorKind::Parameter, TensorKind::Buffer] {
             for (module, place) in tree.every_place() {
                 let holder = holders.get(place.root).and_then(Option::as_deref);
-                for (name, tensor) in tensors_of(module, kind) {
+                let tensors = match kind {
+                    TensorKind::Parameter => &module.parameters,
+                    _ => &module.buffers,
+                };
+                for (name, tensor) in tensors {
                     let Some(&at) = self.of_python.get(tensor) else {
                         continue;
                     };
@@ -126,14 +126,14 @@ impl<M: ReadMemory> Namer<'_, M> {
             let of = parameter.and_then(|parameter| self.of_python.get(&parameter));
             let of = of.map(|&of| self.named[of].clone()).unwrap_or_default();
             let position = parameter.and_then(|parameter| optimizers.positions.get(&parameter));
-            let whose = match (of.best(), position) {
+            let whose = match (of.names.first(), position) {
                 (Some(name), _) => format!("[{}]", name.text),
                 (None, Some(position)) => format!("[{position}]"),
                 (None, None) => String::new(),
             };
             let text = format!("{}.{}{whose}", state.optimizer, state.name);
             let named = &mut self.named[at];
-            let inferred = of.best().and_then(|name| name.inferred);
+            let inferred = of.names.first().and_then(|name| name.inferred);
             let text = text.into();
             named.add(Some(TensorKind::OptimizerState), Name { text, inferred });
             named.module = named.module.take().or(of.module);
@@ -154,7 +154,7 @@ impl<M: ReadMemory> Namer<'_, M> {
                     continue;
                 };
                 let module = owner.module.clone();
-                let name = owner.best().or_else(|| variables.get(&of));
+                let name = owner.names.first().or_else(|| variables.get(&of));
                 let name = name.map(|name| Name {
                     text: format!("{}.grad", name.text).into(),
                     inferred: name.inferred,
@@ -182,13 +182,6 @@ impl<M: ReadMemory> Namer<'_, M> {
                 self.named[at].add_name(exact(path.text.into()));
             }
         }
-    }
-}
-
-fn tensors_of(module: &ModuleObject, kind: TensorKind) -> &[(Arc<str>, u64)] {
-    match kind {
-        TensorKind::Parameter => &module.parameters,
-        _ => &module.buffers,
     }
 }
 

@@ -134,9 +134,8 @@ pub fn references(
     contexts: &FunctionContexts,
     numbers: VertexNumbers,
 ) -> impl Iterator<Item = (u32, u32, Option<&Arc<str>>)> {
-    let of_nodes = contexts
-        .of_nodes
-        .iter()
+    let of_nodes = contexts.of_nodes.iter();
+    let of_nodes = of_nodes
         .map(move |(node, object)| (numbers.nodes + *node as u32, numbers.objects + object, None));
     let others = contexts.references.iter().map(move |reference| {
         let to = match reference.to {

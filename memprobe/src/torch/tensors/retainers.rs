@@ -136,10 +136,8 @@ fn through(found: &Found, numbers: VertexNumbers, tensor: usize, to: u32) -> Opt
         let name = node.and_then(|node| node.name.as_deref());
         return Some(format!("grad_fn {}", name.unwrap_or("?")).into());
     }
-    let target = numbers
-        .as_tensor(to)
-        .and_then(|at| found.graph.tensors.get(at));
-    let target = target.map(|target| target.object);
+    let target = numbers.as_tensor(to);
+    let target = target.and_then(|at| Some(found.graph.tensors.get(at)?.object));
     Some(match target {
         Some(_) if target == raw.grad => ".grad".into(),
         Some(_) if target == raw.base => "._base".into(),

@@ -67,6 +67,12 @@ pub(crate) struct Groups<O, V> {
     knows_modules: bool,
 }
 
+impl<O: GroupOrigin, V: Default> Default for Groups<O, V> {
+    fn default() -> Self {
+        Self::new(Grouping::default())
+    }
+}
+
 impl<O: GroupOrigin, V: Default> Groups<O, V> {
     pub(crate) fn new(grouping: Grouping) -> Self {
         Self {

@@ -125,6 +125,16 @@ pub enum StepUnit {
     Window(u64),
 }
 
+impl StepUnit {
+    /// Iterations, or seconds, per step.
+    pub fn per_step(self) -> f64 {
+        match self {
+            Self::Iterations(iterations) => iterations,
+            Self::Window(nanoseconds) => nanoseconds as f64 / 1e9,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Growth {
     pub step: StepUnit,
@@ -135,7 +145,6 @@ pub struct Growth {
     pub least: Bytes,
     /// Growth of the allocator's total; `None` if it does not clearly grow.
     pub total: Option<Rate>,
-    /// True if any stack has module information.
     pub knows_modules: bool,
     /// Growing lines, fastest first.
     pub lines: Vec<Suspect>,
@@ -331,20 +340,17 @@ impl GrowthLedger {
         intervals_per_iteration: Option<f64>,
     ) -> Option<Growth> {
         let on = self.devices.get(&device)?;
+        let least = (on.peak / LEAST_SHARE).max(LEAST_GROWTH);
         let (track, total, look) = match intervals_per_iteration {
             Some(intervals) => (
                 &self.intervals,
                 &on.intervals,
-                StepSelection::at_iterations(&self.intervals, intervals),
+                StepSelection::at_iterations(&self.intervals, intervals, least),
             ),
             None => {
-                let look = StepSelection::at_windows(&self.windows, self.window.length);
+                let look = StepSelection::at_windows(&self.windows, self.window.length, least);
                 (&self.windows, &on.windows, look)
             }
-        };
-        let look = StepSelection {
-            least: (on.peak / LEAST_SHARE).max(LEAST_GROWTH),
-            ..look
         };
         let levels = |name: usize| {
             let levels = look.levels(track.series.get(name)?);
@@ -445,7 +451,7 @@ struct StepSelection {
 }
 
 impl StepSelection {
-    fn at_iterations(track: &Track, intervals_per_iteration: f64) -> Self {
+    fn at_iterations(track: &Track, intervals_per_iteration: f64, least: u64) -> Self {
         let stride = track.steps.stride as f64;
         let intervals = intervals_per_iteration.max(1.0);
         // Each step spans a whole iteration, because levels alternate between its intervals.
@@ -456,26 +462,18 @@ impl StepSelection {
             together,
             whole,
             left_out: whole.div_ceil(10).max(2).min(whole),
-            least: LEAST_GROWTH,
+            least,
         }
     }
 
-    fn at_windows(track: &Track, length: u64) -> Self {
+    fn at_windows(track: &Track, length: u64, least: u64) -> Self {
         let whole = track.steps.whole();
         Self {
             step: StepUnit::Window(length),
             together: 1,
             whole,
             left_out: whole.div_ceil(4),
-            least: LEAST_GROWTH,
-        }
-    }
-
-    /// Iterations, or seconds, per step.
-    fn per(&self) -> f64 {
-        match self.step {
-            StepUnit::Iterations(iterations) => iterations,
-            StepUnit::Window(nanoseconds) => nanoseconds as f64 / 1e9,
+            least,
         }
     }
 
@@ -493,8 +491,8 @@ impl StepSelection {
         let steps = self.whole.saturating_sub(self.left_out + 1) as f64;
         let (first, last) = (*live.first()?, *live.last()?);
         (fit.slope * steps >= self.least as f64).then(|| Rate {
-            bytes: fit.slope / self.per(),
-            blocks: fit::theil_sen(&of(|level| level.blocks)) / self.per(),
+            bytes: fit.slope / self.step.per_step(),
+            blocks: fit::theil_sen(&of(|level| level.blocks)) / self.step.per_step(),
             grew: fit.grew,
             first: Bytes(first),
             last: Bytes(last),

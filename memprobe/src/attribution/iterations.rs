@@ -130,8 +130,9 @@ impl Iterations {
                 (Source::Line, true) => rows.push(IterationKind::Before, interval),
                 _ => {
                     rows.iterate(interval, is_first(count, interval, cycle));
-                    if !is_last(count, interval, intervals.source, cycle) {
-                        rows.leave_open();
+                    let is_last = is_last(count, interval, intervals.source, cycle);
+                    if let (Some((kind, _)), false) = (&mut rows.open, is_last) {
+                        *kind = IterationKind::Unfinished;
                     }
                 }
             }
@@ -262,12 +263,6 @@ impl Rows {
                 self.close();
                 self.open = Some((IterationKind::Whole, whole));
             }
-        }
-    }
-
-    fn leave_open(&mut self) {
-        if let Some((kind, _)) = &mut self.open {
-            *kind = IterationKind::Unfinished;
         }
     }
 

@@ -11,7 +11,6 @@ use super::groups::{BlockChange, GroupEntry};
 use super::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding};
 use super::view::CoverageStart;
 use crate::event::{DeviceIndex, Event, TimeNs};
-use crate::ledger::snapshot::Grouping;
 use crate::ledger::{Analysis, Change, Ledger, TotalsSample};
 
 /// Cap on modules of a device; the excess is one row.
@@ -21,9 +20,9 @@ const MAX_MODULES: usize = 1 << 16;
 const DEEPEST: usize = 32;
 
 /// Memory held by each module, updated by every event.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ModuleLedger {
-    /// Allocation groups, each with its tree node once looked up.
+    /// Allocation groups, each with its tree node once looked up. The tree has no lines, so any grouping does.
     groups: AllocationGroups<Option<u32>>,
     trees: BTreeMap<DeviceIndex, Tree>,
     marks: HighWaterMarks,
@@ -59,7 +58,6 @@ pub struct ModuleTree {
     /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow>,
     pub others: Vec<(ModuleScope, Sums)>,
-    /// True if any stack has module information.
     pub knows_modules: bool,
 }
 
@@ -111,18 +109,6 @@ impl Tally {
         Sums {
             all: self.all.holding(mark),
             passes: self.passes.map(|held| held.holding(mark)),
-        }
-    }
-}
-
-impl Default for ModuleLedger {
-    fn default() -> Self {
-        Self {
-            // The tree has no lines, so any grouping does.
-            groups: AllocationGroups::new(Grouping::User),
-            trees: BTreeMap::new(),
-            marks: HighWaterMarks::default(),
-            since: CoverageStart::default(),
         }
     }
 }

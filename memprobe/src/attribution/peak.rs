@@ -20,7 +20,6 @@ pub struct PeakView {
     pub moment: TotalsSample,
     /// Groups with live memory at the peak, in no particular order.
     pub parts: Vec<(AllocationGroup, Holding)>,
-    /// True if any stack has module information.
     pub knows_modules: bool,
 }
 

@@ -21,7 +21,6 @@ pub struct DeviceModules {
     pub since: CoverageStart,
     pub totals: Totals,
     pub before_attach: Bytes,
-    /// Allocator total minus all known bytes; 0 unless events were lost.
     pub unaccounted: i64,
     /// Modules, none of them folded.
     pub tree: ModuleTree,
@@ -35,7 +34,6 @@ pub struct DeviceThreads {
     pub totals: Totals,
     /// Bytes from before attach, now and at the peak.
     pub before_attach: [Bytes; 2],
-    /// Allocator total minus all known bytes, now and at the peak.
     pub unaccounted: [i64; 2],
     /// Threads, largest first.
     pub rows: Vec<ThreadRow>,

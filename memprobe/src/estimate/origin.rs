@@ -21,8 +21,9 @@ impl EstimatePhase {
 }
 
 /// Role of a block that needs special treatment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Part {
+    #[default]
     Plain,
     /// Allocated directly by `torch.nn.functional.dropout`.
     Dropout,
@@ -50,18 +51,13 @@ pub(super) enum ForeachTemporaries {
     Unknown,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct EstimateOrigin {
     pub(super) phase: EstimatePhase,
     pub(super) part: Part,
 }
 
 impl EstimateOrigin {
-    pub(super) const UNKNOWN: Self = Self {
-        phase: EstimatePhase::Forward,
-        part: Part::Plain,
-    };
-
     pub(super) fn of(stack: &Stack) -> Self {
         // On the CPU a backward pass runs on the thread that called it, so its frames show the
         // pass.
@@ -70,7 +66,7 @@ impl EstimateOrigin {
             StackKind::Waiting { .. } => true,
             StackKind::Native | StackKind::Unknown { .. } => stack.context.node.is_some(),
         };
-        let mut origin = Self::UNKNOWN;
+        let mut origin = Self::default();
         if stack.kind != StackKind::Python && !is_backward {
             origin.part = Part::Helper;
         }

@@ -17,7 +17,8 @@ const MAX_HELD: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Translation {
     on_host: Vec<OnHost>,
-    stacks: PerStack<(EstimateOrigin, IsOnHost)>,
+    /// Origin of each stack; true if its line stays on the host.
+    stacks: PerStack<(EstimateOrigin, bool)>,
     live: PerBlock<Live>,
     /// Block that may be a dropout mask; the next allocation decides.
     mask: Option<Candidate>,
@@ -27,8 +28,6 @@ pub(super) struct Translation {
     last: EstimatePhase,
     pub(super) missing: Missing,
 }
-
-type IsOnHost = bool;
 
 #[derive(Clone, Copy, Debug)]
 enum Live {
@@ -108,7 +107,7 @@ impl Translation {
         let stack = ledger.stack_ref(event.stack);
         let line = ledger.site_ref(stack, Grouping::User);
         let known = self.stacks.get(stack).copied();
-        let (origin, is_on_host) = known.unwrap_or((EstimateOrigin::UNKNOWN, false));
+        let (origin, is_on_host) = known.unwrap_or_default();
         let piece = BlockPair {
             cpu: event.size.0,
             gpu: Some(event.size.0),

@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 
 use super::names::NamedRecord;
 use super::{
-    AtAttachRecord, EndRecord, FORMAT, Header, MAX_CONTEXT, MAX_DIMENSIONS, MAX_FRAMES,
-    MAX_PURPOSE, hex,
+    AtAttachRecord, EndRecord, FORMAT, Header, MAX_DIMENSIONS, MAX_FRAMES, MAX_PURPOSE,
+    check_names, hex,
 };
 use crate::cuda::calls::function_named;
 use crate::event::tensors::DType;
@@ -93,11 +93,7 @@ impl StackRecord<'_> {
             forward.and_then(|forward| forward.module.as_deref()),
             self.node.as_ref().map(|node| &*node.name),
         ];
-        let mut texts = texts.into_iter().flatten();
-        match texts.find(|text| text.len() > MAX_CONTEXT) {
-            Some(long) => Err(format!("a name of {} bytes", long.len())),
-            None => Ok(()),
-        }
+        check_names(texts.into_iter().flatten())
     }
 
     /// Returns the stack of the forward operation that created the node.
@@ -261,9 +257,7 @@ fn metadata<'a>(line: &Line<'a>) -> Result<LineRecord<'a>, String> {
 
 fn mark(line: &Line<'_>, start: TimeNs) -> Result<PhaseMark, String> {
     let mark: MarkArgs<'_> = args(line)?;
-    if mark.class.len() > MAX_CONTEXT {
-        return Err(format!("a name of {} bytes", mark.class.len()));
-    }
+    check_names([&*mark.class].into_iter())?;
     let unknown = |_| format!("unknown `begins`: {:?}", first(&mark.begins));
     Ok(PhaseMark {
         time: line_time(line, start)?,

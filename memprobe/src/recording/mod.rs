@@ -68,6 +68,14 @@ pub const MAX_STACKS: usize = 1 << 20;
 /// Most frames of all stacks of one recording together.
 pub const MAX_ALL_FRAMES: usize = 1 << 25;
 
+/// Returns an error if a name exceeds [`MAX_CONTEXT`].
+fn check_names<'a>(mut names: impl Iterator<Item = &'a str>) -> Result<(), String> {
+    match names.find(|name| name.len() > MAX_CONTEXT) {
+        Some(long) => Err(format!("a name of {} bytes", long.len())),
+        None => Ok(()),
+    }
+}
+
 /// Parses an address or handle: `0x7f00`.
 fn hex(text: &str) -> Option<u64> {
     let digits = text.strip_prefix("0x")?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::MAX_CONTEXT;
+use super::{MAX_CONTEXT, check_names};
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{Address, Bytes, DeviceIndex, LabeledBlock};
 
@@ -66,9 +66,7 @@ impl PendingNames {
         }
         let [name, module] = [&record.name, &record.module];
         let texts = [name, module, &record.called, &record.saved_by].map(Option::as_deref);
-        if let Some(long) = texts.iter().flatten().find(|text| text.len() > MAX_CONTEXT) {
-            return Err(format!("a name of {} bytes", long.len()));
-        }
+        check_names(texts.into_iter().flatten())?;
         let kind = record.kind.as_deref();
         let known = kind.map(|word| word.parse().map_err(|_| "a block of unknown kind"));
         let retainer = record.retained_by.as_ref();
@@ -140,10 +138,7 @@ impl RetainerRecord<'_> {
         mut intern: impl FnMut(&str) -> Arc<str>,
     ) -> Result<Retainer, String> {
         let texts = [&self.class, &self.slot, &self.through].map(Option::as_deref);
-        let all = texts.iter().flatten().copied().chain([&*self.root]);
-        if let Some(long) = all.map(str::len).find(|length| *length > MAX_CONTEXT) {
-            return Err(format!("a name of {long} bytes"));
-        }
+        check_names(texts.into_iter().flatten().chain([&*self.root]))?;
         let [class, slot, through] = texts.map(|text| text.map(&mut intern));
         Ok(Retainer {
             by: intern(&self.root),

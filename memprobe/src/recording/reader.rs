@@ -12,10 +12,9 @@ use super::line::{self, FrameRecord, LineRecord, StackRecord};
 use super::names::PendingNames;
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
-    Action, BlockLabels, BlockPurpose, Context, Event, Frame, Grad, MemoryEvent, Module, Node,
-    PhaseMark, PurposeIds, Stack, StackId, StackKind, TimeNs,
+    Action, BlockLabels, BlockPurpose, Context, Event, Frame, Grad, MemoryEvent, Module, NoStack,
+    Node, PhaseMark, PurposeIds, Stack, StackId, StackKind, TimeNs,
 };
-use crate::ledger::definitions::lost_stack;
 
 /// Read buffer, in bytes.
 const BUFFER: usize = 256 << 10;
@@ -268,8 +267,10 @@ impl<R: BufRead> Reader<R> {
             return None;
         }
         self.stacks.insert(id.0);
-        let nobody = intern(&mut self.strings, "");
-        Some(Event::Stack(id, lost_stack(nobody)))
+        let thread = intern(&mut self.strings, "");
+        let reason = NoStack::Lost;
+        let stack = Stack::new(StackKind::Unknown { thread, reason }, Vec::new(), false);
+        Some(Event::Stack(id, Arc::new(stack)))
     }
 
     fn define_stack(&mut self, record: &StackRecord<'_>) -> Result<Event, String> {

@@ -169,17 +169,13 @@ impl<'a> TableReport for GrowthReport<'a> {
         let started = self.replay.header.start.0;
         let devices = self.devices.iter().map(move |on| {
             let growth = &on.growth;
-            let step = match growth.step {
-                StepUnit::Iterations(iterations) => iterations,
-                StepUnit::Window(nanoseconds) => nanoseconds as f64 / 1e9,
-            };
             let read = growth.read.map(|read| read.0.saturating_sub(started));
             let retainers = read.map(|_| retainers::cell(&growth.retained));
             Cell::Object(vec![
                 ("device", on.device.index.into()),
                 ("per", per(growth).into()),
                 // Iterations or seconds per step.
-                ("step", step.into()),
+                ("step", growth.step.per_step().into()),
                 ("steps", Cell::Count(growth.steps as u64)),
                 ("left_out", Cell::Count(growth.left_out as u64)),
                 // With fewer steps there are no suspects.

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::super::allocation_groups::samples::{DEVICE, Program, backward, called, learning};
 use super::*;
 use crate::event::{StackId, TimeNs};
+use crate::ledger::snapshot::Grouping;
 
 const MIB: u64 = 1 << 20;
 

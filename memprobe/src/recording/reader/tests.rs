@@ -4,8 +4,8 @@ use super::*;
 use crate::event::Target;
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{
-    Address, AtAttach, Bytes, Context, DeviceIndex, LabeledBlock, Losses, MarkedPhase, NoStack,
-    Tgid, Tid, Totals,
+    Address, AtAttach, Bytes, Context, DeviceIndex, LabeledBlock, Losses, MarkedPhase, Tgid, Tid,
+    Totals,
 };
 use crate::recording::EndReason;
 use crate::recording::samples::{

@@ -107,27 +107,24 @@ const LEGEND: &str = "Bytes of tensors, with submodules. SAVED: freed by a backw
 
 /// Notes on the table in an estimate, whose options differ from a report's.
 pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Coverage) -> Vec<String> {
-    let names = if sizes.named {
-        "Each block of parameters and buffers is counted in the first module that has it."
-    } else {
-        "Parameters and buffers of each module: `memprobe estimate -- python train.py`."
-    };
-    all_notes(sizes, heard, names)
+    let advice = "Parameters and buffers of each module: `memprobe estimate -- python train.py`.";
+    all_notes(sizes, heard, advice)
 }
 
 pub(super) fn notes(sizes: Option<&Sizes>, heard: Coverage) -> Vec<String> {
-    let Some(sizes) = sizes else {
-        return vec!["Nothing was allocated in this recording.".to_owned()];
-    };
+    let advice = "Parameters and buffers of each module: record with --names.";
+    match sizes {
+        Some(sizes) => all_notes(sizes, heard, advice),
+        None => vec!["Nothing was allocated in this recording.".to_owned()],
+    }
+}
+
+fn all_notes(sizes: &Sizes, heard: Coverage, advice: &str) -> Vec<String> {
     let names = if sizes.named {
         "Each block of parameters and buffers is counted in the first module that has it."
     } else {
-        "Parameters and buffers of each module: record with --names."
+        advice
     };
-    all_notes(sizes, heard, names)
-}
-
-fn all_notes(sizes: &Sizes, heard: Coverage, names: &str) -> Vec<String> {
     let mut devices = sizes.devices.values();
     let no_modules = devices.all(|device| device.modules.is_empty());
     let words = [Some(LEGEND), Some(names), no_modules.then_some(NO_MODULES)];

@@ -1,7 +1,6 @@
 //! The command line. clap's types stop here.
 
 mod attach;
-mod diff;
 mod doctor;
 mod estimate;
 mod options;
@@ -55,7 +54,7 @@ enum Verb {
     Record(record::RecordArgs),
     Report(report::Report),
     Snapshot(snapshot::SnapshotArgs),
-    Diff(diff::Diff),
+    Diff(snapshot::Diff),
     Estimate(estimate::EstimateArgs),
     Doctor(doctor::DoctorArgs),
 }

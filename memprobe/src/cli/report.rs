@@ -12,7 +12,6 @@ use super::options::{
     parse_depth,
 };
 use crate::attribution::iterations::IterationLine;
-use crate::event::Losses;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
@@ -242,12 +241,8 @@ fn warnings(outcome: &Outcome) -> Vec<String> {
         warnings
             .push("the end of the recording is missing: the rows cover what is there".to_owned());
     }
-    let Losses {
-        events,
-        stacks,
-        malformed,
-        uses,
-    } = outcome.losses;
+    let lost = outcome.losses;
+    let (events, stacks, malformed, uses) = (lost.events, lost.stacks, lost.malformed, lost.uses);
     if uses > 0 {
         warnings.push(format!(
             "the purpose of {uses} blocks without a tensor is unknown, because the ring buffer was half full: give \
@@ -302,6 +297,7 @@ fn report_on(
 
 #[cfg(test)]
 mod tests {
+    use crate::event::Losses;
     use clap::Parser;
 
     use super::*;

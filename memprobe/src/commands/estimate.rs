@@ -173,18 +173,11 @@ fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("cannot write {path_name}: give another -o"))
 }
 
-/// The books of a process that goes on.
-struct Running {
+/// A process, with an [`Estimator`] while it runs and then with its [`Estimate`].
+struct Estimated<E> {
     target: Target,
-    estimator: Estimator,
+    estimate: E,
     /// Outcome of the last reading of its objects; `None` if there was none.
-    read: Option<String>,
-}
-
-/// Estimate of a process that has ended.
-struct Whole {
-    target: Target,
-    estimate: Estimate,
     read: Option<String>,
 }
 
@@ -192,9 +185,9 @@ struct Whole {
 struct Run<'a> {
     of: &'a Estimation,
     root: Tgid,
-    running: HashMap<Tgid, Running>,
+    running: HashMap<Tgid, Estimated<Estimator>>,
     /// The largest of those that have ended, and what the others are to be called.
-    ended: Option<Whole>,
+    ended: Option<Estimated<Estimate>>,
     others: Vec<(u64, String)>,
     uncounted: u64,
     refusal: Option<AttachError>,
@@ -295,7 +288,7 @@ impl<'a> Run<'a> {
             },
             HostItem::Event(event) => {
                 if let Some(running) = self.running.get_mut(&tgid) {
-                    running.estimator.apply(&event);
+                    running.estimate.apply(&event);
                 }
             }
             HostItem::Refused(error) if tgid == self.root => self.refusal = Some(error),
@@ -312,9 +305,9 @@ impl<'a> Run<'a> {
             self.uncounted += 1;
             return;
         }
-        let running = Running {
+        let running = Estimated {
             target,
-            estimator: self.of.estimator(),
+            estimate: self.of.estimator(),
             read: None,
         };
         self.running.insert(tgid, running);
@@ -324,16 +317,16 @@ impl<'a> Run<'a> {
         let Some(running) = self.running.remove(&tgid) else {
             return;
         };
-        if running.estimator.is_empty() {
+        if running.estimate.is_empty() {
             return;
         }
-        let this = Whole {
+        let this = Estimated {
             target: running.target,
-            estimate: running.estimator.finish(),
+            estimate: running.estimate.finish(),
             read: running.read,
         };
-        let allocated = |whole: &Whole| whole.estimate.peak.allocated;
-        let is_less = |ended: &Whole| allocated(ended) < allocated(&this);
+        let allocated = |whole: &Estimated<Estimate>| whole.estimate.peak.allocated;
+        let is_less = |ended: &Estimated<Estimate>| allocated(ended) < allocated(&this);
         let less = if self.ended.as_ref().is_none_or(is_less) {
             self.ended.replace(this)
         } else {
@@ -357,7 +350,7 @@ impl<'a> Run<'a> {
     }
 
     /// Reason why the parameters of each module are unknown; `None` if they are known, or not asked for.
-    fn unnamed_reason(&self, whole: &Whole) -> Option<String> {
+    fn unnamed_reason(&self, whole: &Estimated<Estimate>) -> Option<String> {
         let sizes = whole.estimate.sizes.as_ref();
         if sizes.is_none_or(|sizes| sizes.named) || self.of.naming == Naming::Off {
             return None;

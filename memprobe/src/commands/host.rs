@@ -45,16 +45,15 @@ pub(super) struct Watching {
     others: HashMap<Tgid, Other>,
     /// Names of users by number: a directory service may be slow.
     users: HashMap<u32, String>,
-    /// True if something changed since [`Self::take_news`].
-    news: bool,
+    /// True if something changed since the last update of the screen.
+    pub(super) news: bool,
     looks: u64,
 }
 
 /// A process that has no row, since it is not known to use CUDA.
 struct Other {
     target: Target,
-    /// Its user, and the watched process of which it is a fork, if any. Read when it was found, since it
-    /// may be gone by its first event.
+    /// Its user, and its watched parent if it is a fork. Read when found: it may be gone by its first event.
     facts: ProcessFacts,
     waiting: Option<String>,
     refused: Option<String>,
@@ -115,25 +114,17 @@ impl Watching {
     pub(super) fn drain(&mut self) -> Result<()> {
         // Borrowed apart: the session is not among the fields that its events change.
         let mut events = Vec::new();
-        loop {
-            let taken = self.session.drain(|event| {
+        let mut taken = 1;
+        while taken > 0 {
+            taken = self.session.drain(|event| {
                 events.push(event);
                 Ok(())
             })?;
-            for event in events.drain(..) {
-                self.handle(event);
-            }
-            if taken == 0 {
-                break;
-            }
+            events.drain(..).for_each(|event| self.handle(event));
         }
         self.host.count_loss(self.session.losses);
         self.name();
         Ok(())
-    }
-
-    pub(super) fn take_news(&mut self) -> bool {
-        std::mem::replace(&mut self.news, false)
     }
 
     /// True if a scan has finished and every process with a row is probed or refused.
@@ -314,13 +305,17 @@ impl Watching {
                 probes,
                 missing,
             } => {
+                self.show(tgid);
+                if let Some(first) = missing.first() {
+                    self.host.note(tgid, first);
+                }
                 let found = Attached {
                     target,
                     probes,
                     capture: self.capture,
                     missing,
                 };
-                self.attached(tgid, found);
+                self.host.attach(tgid, found);
             }
             HostItem::Refused(error) => self.refused(tgid, &error),
             HostItem::Notice(text) => self.host.note(tgid, &text),
@@ -358,14 +353,6 @@ impl Watching {
             Some(other) => other.waiting = Some(what.to_owned()),
             None => self.host.wait(tgid, what),
         }
-    }
-
-    fn attached(&mut self, tgid: Tgid, found: Attached) {
-        self.show(tgid);
-        if let Some(first) = found.missing.first() {
-            self.host.note(tgid, first);
-        }
-        self.host.attach(tgid, found);
     }
 
     /// A process that cannot be probed is shown if it uses CUDA: of others nobody asks.

@@ -258,14 +258,10 @@ impl NameReader {
     }
 
     fn put(&mut self, tgid: Tgid, held: Held) -> Option<Placed> {
-        let Held {
-            mut events,
-            is_over,
-            read,
-        } = held;
+        let mut events = held.events;
         let course = self.course(tgid);
-        let said = match read? {
-            Err(error) => not_read(error, is_over, course.has_names),
+        let said = match held.read? {
+            Err(error) => not_read(error, held.is_over, course.has_names),
             Ok((names, how)) => {
                 let how = in_words(how);
                 let is_named = |block: &&LabeledBlock| block.kind.is_some();

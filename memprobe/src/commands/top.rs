@@ -168,7 +168,7 @@ impl Screen {
     }
 
     fn refresh_if_due(&mut self, watching: &mut Watching) {
-        if watching.take_news() || self.refreshed.elapsed() >= REFRESH_QUIET {
+        if std::mem::take(&mut watching.news) || self.refreshed.elapsed() >= REFRESH_QUIET {
             self.refresh(watching);
         }
     }

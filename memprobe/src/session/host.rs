@@ -253,11 +253,8 @@ impl HostSession {
         if process.become_busy() {
             self.busy.push(tgid);
         }
-        if let Some(notice) = received.notice {
-            self.emit(tgid, HostItem::Notice(notice));
-        }
-        if let Some(point) = received.point {
-            self.emit(tgid, HostItem::SnapshotPoint(point));
+        for item in received.into_iter().flatten() {
+            self.emit(tgid, item);
         }
     }
 
@@ -270,7 +267,9 @@ impl HostSession {
             ProcessEvent::LibraryMapped => match self.processes.get_mut(&tgid.0) {
                 Some(process) => process.poll_soon(),
                 // Of the processes of a host those are watched that have something to probe.
-                None if uses_cuda(tgid) => self.adopt(tgid),
+                None if Maps::of(tgid).is_ok_and(|maps| attaching::uses_cuda(&maps)) => {
+                    self.adopt(tgid);
+                }
                 None => {}
             },
         }
@@ -547,8 +546,4 @@ impl HostSession {
             }
         }
     }
-}
-
-fn uses_cuda(tgid: Tgid) -> bool {
-    Maps::of(tgid).is_ok_and(|maps| attaching::uses_cuda(&maps))
 }

@@ -24,8 +24,7 @@ use crate::torch::module_trees::ModuleNames;
 
 /// Time in which a new process may be something other than Python (a shell script, a launcher).
 const STARTING: Duration = Duration::from_secs(20);
-/// Time that a segment waits, after the last record, for its thread to name the device. On a busy machine
-/// the thread may not run at once.
+/// Time that a segment waits, after the last record, for its thread to name the device.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Nanoseconds that it takes to make a tensor at most: CUDA may have to find memory for it first.
 const GRACE: u64 = 1_000_000_000;
@@ -85,12 +84,6 @@ pub(super) struct Attempt {
     pub(super) is_unfinished: bool,
     /// True if there may be events to emit.
     pub(super) has_events: bool,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Received {
-    pub(super) notice: Option<String>,
-    pub(super) point: Option<SnapshotPoint>,
 }
 
 impl Process {
@@ -222,14 +215,13 @@ impl Process {
         self.watched.as_ref().is_none_or(Watched::has_ended)
     }
 
-    /// Checks whether it still exists. Returns true at the second check without it: by then its last
-    /// records have been read.
+    /// Returns true at the second check that does not find it: by then its last records have been read.
     pub(super) fn sweep(&mut self) -> bool {
         let is_gone = self.had_ended();
         std::mem::replace(&mut self.is_gone, is_gone) && is_gone
     }
 
-    pub(super) fn receive(&mut self, record: Record, loader: &mut Loader) -> Received {
+    pub(super) fn receive(&mut self, record: Record, loader: &mut Loader) -> [Option<HostItem>; 2] {
         let is_step = is_step(&record);
         self.symbolizer.push(record);
         let notice = self.follow_module_call(loader);
@@ -238,7 +230,10 @@ impl Process {
         } else {
             is_step.then_some(SnapshotPoint::Step)
         };
-        Received { notice, point }
+        [
+            notice.map(HostItem::Notice),
+            point.map(HostItem::SnapshotPoint),
+        ]
     }
 
     pub(super) fn next_item(&mut self) -> Option<HostItem> {
@@ -413,9 +408,11 @@ impl Process {
         }
     }
 
-    /// Marks it as busy only if it still has work; returns the mark.
+    /// Marks it as busy only if events may become ready without another record; returns the mark.
     pub(super) fn stays_busy(&mut self) -> bool {
-        self.is_busy = self.is_unsettled();
+        self.is_busy = self.symbolizer.is_unsettled()
+            || self.symbolizer.is_waiting()
+            || self.before.as_ref().is_some_and(BaselineReader::is_reading);
         self.is_busy
     }
 
@@ -453,13 +450,6 @@ impl Process {
         }
         let result = self.attaching.update_filter(loader, super::now());
         result.err().map(without_modules)
-    }
-
-    /// True if events may become ready without another record.
-    fn is_unsettled(&self) -> bool {
-        self.symbolizer.is_unsettled()
-            || self.symbolizer.is_waiting()
-            || self.before.as_ref().is_some_and(BaselineReader::is_reading)
     }
 
     /// Puts events behind the blocks from before attach, once those are known.

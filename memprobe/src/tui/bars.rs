@@ -195,41 +195,23 @@ fn fitting(facts: &[(u8, String)], available: usize) -> String {
 }
 
 fn lost(losses: &Losses) -> String {
-    let Losses {
-        events,
-        stacks,
-        malformed,
-        uses,
-    } = *losses;
     let part = |number: u64, noun| (number > 0).then(|| counted(number, noun));
     let parts = [
-        part(events, "event"),
-        part(stacks, "stack"),
-        part(malformed, "bad record"),
-        part(uses, "block use"),
+        part(losses.events, "event"),
+        part(losses.stacks, "stack"),
+        part(losses.malformed, "bad record"),
+        part(losses.uses, "block use"),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// Draws the prompt if given, or else the key hints. Returns the position of the prompt's cursor.
-pub(super) fn draw_last_line(
+/// Draws key hints: key, action, and drop rank. The highest rank is dropped first where space is short.
+pub(super) fn draw_key_list(
     buffer: &mut Buffer,
     area: Rect,
-    prompt: Option<Prompt<'_>>,
-    keys: Vec<KeyHint>,
+    mut keys: Vec<KeyHint>,
     theme: &Theme,
-) -> Option<Position> {
-    if area.is_empty() {
-        return None;
-    }
-    if prompt.is_none() {
-        draw_key_list(buffer, area, keys, theme);
-    }
-    prompt.map(|prompt| draw_prompt(buffer, area, &prompt, theme))
-}
-
-/// Draws key hints: key, action, and drop rank. The highest rank is dropped first where space is short.
-fn draw_key_list(buffer: &mut Buffer, area: Rect, mut keys: Vec<KeyHint>, theme: &Theme) {
+) {
     if area.is_empty() {
         return;
     }
@@ -252,12 +234,8 @@ fn draw_key_list(buffer: &mut Buffer, area: Rect, mut keys: Vec<KeyHint>, theme:
             Span::raw(format!(" {verb} ")),
         ]
     });
-    buffer.set_line(
-        area.x,
-        area.y,
-        &Line::from(spans.collect::<Vec<_>>()),
-        area.width,
-    );
+    let line = Line::from_iter(spans);
+    buffer.set_line(area.x, area.y, &line, area.width);
 }
 
 /// Prompt of a filter, with the text beside the pattern.
@@ -269,7 +247,13 @@ pub(super) struct Prompt<'a> {
     pub(super) all: usize,
 }
 
-fn draw_prompt(buffer: &mut Buffer, area: Rect, prompt: &Prompt<'_>, theme: &Theme) -> Position {
+/// Draws the prompt. Returns the position of its cursor.
+pub(super) fn draw_prompt(
+    buffer: &mut Buffer,
+    area: Rect,
+    prompt: &Prompt<'_>,
+    theme: &Theme,
+) -> Position {
     let filter = prompt.filter;
     let said = match filter.error() {
         Some(error) => format!("invalid: {}", clean(error)),
@@ -299,10 +283,7 @@ fn draw_prompt(buffer: &mut Buffer, area: Rect, prompt: &Prompt<'_>, theme: &The
         let area = Rect::new(cursor + 3, area.y, available as u16, 1);
         draw_text(buffer, area, &said, style, theme);
     }
-    Position {
-        x: cursor,
-        y: area.y,
-    }
+    Position::new(cursor, area.y)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use super::input::InputEvent;
 use super::overlay;
 use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, ScreenTitle, further};
 use super::tensors::Tensors;
+use super::terminal::StageStep;
 use super::theme::Theme;
 use crate::attribution::tables::{
     DeviceCategories, DeviceModules, DeviceThreads, IterationChoice, IterationLayers,
@@ -58,20 +59,11 @@ impl<T> Feed<T> {
     }
 }
 
-/// Destination on leaving the screen of lines.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum WayBack {
-    /// Quit memprobe.
-    #[default]
-    Out,
-    /// The host screen that opened the process.
-    Host,
-}
-
 #[derive(Debug)]
 pub struct ProcessContext {
     pub feed: Feed<Snapshot>,
-    pub way_back: WayBack,
+    /// Step on leaving the screen of lines: out of memprobe, or back to the host screen.
+    pub way_back: StageStep,
     device: Option<DeviceIndex>,
     pub modules: Option<Arc<Vec<DeviceModules>>>,
     pub layers: Option<Arc<Vec<IterationLayers>>>,
@@ -86,7 +78,7 @@ impl ProcessContext {
     pub fn new(snapshot: Arc<Snapshot>) -> Self {
         Self {
             feed: Feed::new(snapshot),
-            way_back: WayBack::default(),
+            way_back: StageStep::Leave,
             device: None,
             modules: None,
             layers: None,
@@ -252,7 +244,7 @@ impl ScreenContext for ProcessContext {
 
     fn keys(&self) -> Vec<KeyHint> {
         let mut keys = vec![("Space", "pause", 5)];
-        if self.way_back == WayBack::Host {
+        if self.way_back == StageStep::Back {
             keys.push(("Esc", "back", 1));
         }
         keys

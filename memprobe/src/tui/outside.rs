@@ -121,37 +121,28 @@ fn key(library: &OutsideRow) -> OutsideKey {
 
 fn library_row(library: &OutsideRow, query: &Query<OutsideKey>) -> RowOf<Outside> {
     let key = key(library);
-    TableRow {
-        fold: query.fold(!library.lines.is_empty(), &key),
-        key,
-        depth: 0,
-        data: OutsideData {
-            live: library.live,
-            peak: library.peak,
-            blocks: library.live_blocks,
-            kind: Some(cuda_memory_kind(library)),
-            name: clean(library_name(library)),
-            detail: format!("{}  {}", clean(&library.library), cuda_memory_kind(library)),
-        },
-    }
+    let fold = query.fold(!library.lines.is_empty(), &key);
+    let data = OutsideData {
+        live: library.live,
+        peak: library.peak,
+        blocks: library.live_blocks,
+        kind: Some(cuda_memory_kind(library)),
+        name: clean(library_name(library)),
+        detail: format!("{}  {}", clean(&library.library), cuda_memory_kind(library)),
+    };
+    TableRow::leaf(key, data).at(0, fold)
 }
 
 fn line_row(library: &str, line: &LineRow) -> RowOf<Outside> {
-    TableRow {
-        key: (library.to_owned(), Some(line.site.clone())),
-        depth: 1,
-        fold: Fold::Leaf,
-        data: OutsideData {
-            live: line.live,
-            peak: line.peak,
-            blocks: line.live_blocks,
-            kind: None,
-            name: FileNames::default().site(&line.site),
-            detail: format!(
-                "{} {}",
-                human(line.live),
-                named_site(&line.site, whole_frame)
-            ),
-        },
-    }
+    let site = named_site(&line.site, whole_frame);
+    let data = OutsideData {
+        live: line.live,
+        peak: line.peak,
+        blocks: line.live_blocks,
+        kind: None,
+        name: FileNames::default().site(&line.site),
+        detail: format!("{} {site}", human(line.live)),
+    };
+    let key = (library.to_owned(), Some(line.site.clone()));
+    TableRow::leaf(key, data).at(1, Fold::Leaf)
 }

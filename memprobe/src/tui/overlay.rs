@@ -30,12 +30,8 @@ pub(super) fn draw_box(
     if width < 4 || height < 3 {
         return;
     }
-    let frame = Rect {
-        x: area.x + (area.width - width) / 2,
-        y: area.y + (area.height - height) / 2,
-        width,
-        height,
-    };
+    let (x, y) = ((area.width - width) / 2, (area.height - height) / 2);
+    let frame = Rect::new(area.x + x, area.y + y, width, height);
     Clear.render(frame, buffer);
     let mut block = Block::bordered().title(Span::styled(title, theme.strong()));
     if theme.glyphs == ASCII {

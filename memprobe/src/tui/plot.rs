@@ -13,8 +13,7 @@ use crate::view::span;
 
 const LABELS: u16 = 12;
 
-/// Draws labels up to `top`, and an axis of so many nanoseconds with a legend. Returns the area between them;
-/// `None` without space.
+/// Draws labels up to `top`, and an axis of so many nanoseconds. Returns the area between; `None` without space.
 pub fn draw_frame(
     buffer: &mut Buffer,
     area: Rect,
@@ -26,12 +25,8 @@ pub fn draw_frame(
     if area.height < 2 || area.width <= LABELS {
         return None;
     }
-    let plot = Rect {
-        x: area.x + LABELS,
-        width: area.width - LABELS,
-        height: area.height - 1,
-        ..area
-    };
+    let (wide, high) = (area.width - LABELS, area.height - 1);
+    let plot = Rect::new(area.x + LABELS, area.y, wide, high);
     let (rows, glyphs) = (plot.height, &theme.glyphs);
     for row in 0..rows {
         let text = match row {

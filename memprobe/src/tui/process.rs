@@ -11,7 +11,7 @@ use tokio::sync::watch::Receiver;
 
 use super::bars::Tab;
 use super::categories::Categories;
-use super::context::{AttributionQuery, AttributionTables, ProcessContext, WayBack};
+use super::context::{AttributionQuery, AttributionTables, ProcessContext};
 use super::input::{InputEvent, wanted};
 use super::lines::LineList;
 use super::modules::ModuleList;
@@ -45,7 +45,7 @@ pub fn run(
 ) -> Result<()> {
     let asks = commands.clone();
     let ask = move |command| asks.send(command).context(ENDED);
-    let mut stage = ProcessStage::new(news, Box::new(ask), sources, quit, WayBack::Out);
+    let mut stage = ProcessStage::new(news, Box::new(ask), sources, quit, StageStep::Leave);
     terminal::run(
         &mut stage,
         "`memprobe record -o trace.json` and `memprobe report trace.json`",
@@ -77,13 +77,13 @@ pub(super) struct ProcessStage {
 }
 
 impl ProcessStage {
-    /// Creates the screens of a process. With [`WayBack::Host`], Esc leads back to the host screen.
+    /// Creates the screens of a process. With [`StageStep::Back`], Esc leads back to the host screen.
     pub(super) fn new(
         news: News,
         ask: Ask,
         sources: Box<dyn SourceText + Send>,
         quit: Receiver<bool>,
-        way_back: WayBack,
+        way_back: StageStep,
     ) -> Self {
         let mut context = ProcessContext::new(news.snapshots.borrow().clone());
         context.way_back = way_back;
@@ -189,12 +189,7 @@ impl Stage for ProcessStage {
             Some(ScreenRequest::Leave) if self.screen != Tab::Lines => {
                 self.open(Tab::Lines)?;
             }
-            Some(ScreenRequest::Leave) => {
-                return Ok(match self.context.way_back {
-                    WayBack::Host => StageStep::Back,
-                    WayBack::Out => StageStep::Leave,
-                });
-            }
+            Some(ScreenRequest::Leave) => return Ok(self.context.way_back),
             Some(ScreenRequest::Send(command)) => (self.ask)(command)?,
             Some(ScreenRequest::Open(_)) | None => {}
         }
@@ -256,7 +251,7 @@ mod tests {
             Box::new(ask),
             Box::new(Sources),
             quit_receiver,
-            WayBack::Out,
+            StageStep::Leave,
         );
         let caller = Caller {
             snapshots,

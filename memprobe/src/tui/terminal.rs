@@ -55,8 +55,7 @@ pub(super) enum StageStep {
     Leave,
 }
 
-/// Shows a stage until the user or the caller ends it, or another thread panics. `instead` is the alternative
-/// suggested without a terminal.
+/// Shows a stage until the user or the caller ends it. Without a terminal, suggests `instead`.
 pub(super) fn run(stage: &mut impl Stage, instead: &str) -> Result<()> {
     if !stdout().is_terminal() {
         bail!(
@@ -119,8 +118,7 @@ where
     }
 }
 
-/// Returns the next terminal event within `patience`. Fails if the terminal has hung up: crossterm would read
-/// its end forever.
+/// Returns the next event within `patience`. Fails if the terminal has hung up: crossterm would read its end forever.
 fn next_event(patience: Duration) -> io::Result<Option<Event>> {
     let input = stdin();
     let mut waited = [PollFd::new(&input, PollFlags::IN)];

@@ -87,8 +87,7 @@ pub struct Theme {
 }
 
 impl Theme {
-    /// Selects a theme by the environment variables `NO_COLOR` (no-color.org), `TERM` and the locale, which
-    /// `variable` looks up.
+    /// Selects a theme by the variables `NO_COLOR` (no-color.org), `TERM` and the locale, which `variable` looks up.
     pub fn of_environment(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let text = |name: &str| {
             variable(name)

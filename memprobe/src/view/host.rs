@@ -214,8 +214,7 @@ fn device_list(row: &ProcessRow) -> Option<String> {
     Some(format!("gpu{}", ranges(drivers)))
 }
 
-/// Reason why the driver's bytes of a process are unknown as a sum over all devices; `None` where they
-/// are known, and where the driver names the process on no device.
+/// Reason why the driver's sum over all devices is unknown; `None` where it is known or names no device.
 pub fn driver_gap(row: &ProcessRow, driver: &DriverSnapshot) -> Option<String> {
     let silent = row.driver.iter().filter(|held| held.bytes.is_none());
     let silent = ranges(silent.map(|held| held.device));

@@ -10,10 +10,10 @@ mod number;
 pub mod table;
 mod tensors;
 mod text;
-mod threads;
 
 pub use attribution::{
-    Alike, before, folded, iteration, iterations_by, no_module, peak, portion, sureness,
+    Alike, THREAD_COLUMNS, ThreadEntry, before, folded, iteration, iterations_by, no_module, peak,
+    portion, sureness,
 };
 pub use host::{
     HostExtent, PROCESS_COLUMNS, ProcessEntry, device_gaps, driver_gap, process_state, rank,
@@ -29,4 +29,3 @@ pub use tensors::{
     tensor_label, tensor_name, tensors_label, whole_tensor_name,
 };
 pub use text::{CUT, clean, fit, fit_end, fit_middle, width, wrap};
-pub use threads::{THREAD_COLUMNS, ThreadEntry};

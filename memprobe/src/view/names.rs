@@ -82,8 +82,7 @@ pub fn named_site(site: &Site, frame: impl Fn(&Frame) -> String) -> String {
     }
 }
 
-/// Formats a whole stack on one line, innermost frame first; `frame` formats each frame. At most `most`
-/// frames are spelt out; the rest are counted.
+/// Formats a stack on one line, innermost frame first. At most `most` frames are spelt out; the rest are counted.
 pub fn named_stack(stack: &Stack, most: usize, frame: impl Fn(&Frame) -> String) -> String {
     let mut steps: Vec<String> = stack.frames.iter().take(most).map(frame).collect();
     let hidden = stack.frames.len() - steps.len();

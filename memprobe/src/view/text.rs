@@ -40,8 +40,7 @@ pub fn clean(text: &str) -> String {
     cleaned
 }
 
-/// Returns true for invisible characters that change how their neighbours are drawn: soft hyphen, zero-width
-/// and direction marks, separators, variation selectors, tags.
+/// Returns true for invisible characters that change how their neighbours are drawn.
 fn is_invisible(letter: char) -> bool {
     matches!(letter,
         '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180b}'..='\u{180f}'
@@ -80,8 +79,7 @@ pub fn fit_end(text: &str, columns: usize, mark: &str) -> String {
     fit(&reversed, columns, mark).chars().rev().collect()
 }
 
-/// Cuts the middle of a cleaned text to fit `columns`, and puts `mark` there. Suits module paths and tensor
-/// names, which differ at both ends.
+/// Cuts the middle of a cleaned text to fit `columns`, for module paths and tensor names, which differ at both ends.
 pub fn fit_middle(text: &str, columns: usize, mark: &str) -> String {
     if width(text) <= columns {
         return text.to_owned();

@@ -61,7 +61,7 @@ fn examination() -> Examination {
 
 #[test]
 fn the_text_is_aligned_and_says_what_to_do() {
-    insta::assert_snapshot!(text::render(&examination(), Colour::Plain));
+    insta::assert_snapshot!(render(&examination(), Colour::Plain));
 }
 
 #[test]
@@ -73,9 +73,9 @@ fn the_json_has_all_of_it_under_names_that_stay() {
 #[test]
 fn colours_are_only_where_they_are_wanted() {
     let examination = examination();
-    assert!(text::render(&examination, Colour::Ansi).contains("\x1b[1;31mFAIL\x1b[0m"));
+    assert!(render(&examination, Colour::Ansi).contains("\x1b[1;31mFAIL\x1b[0m"));
     // The target's own escapes never pass.
-    assert!(!text::render(&examination, Colour::Plain).contains('\x1b'));
+    assert!(!render(&examination, Colour::Plain).contains('\x1b'));
 }
 
 #[test]

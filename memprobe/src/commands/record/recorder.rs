@@ -183,7 +183,11 @@ impl Recorder {
             return;
         };
         let command = recorded.header.target.command.clone();
-        let (events, rank) = (recorded.figures().events, recorded.rank);
+        let rank = recorded.rank;
+        let events = match &recorded.output {
+            Output::File(trace) => trace.writer.events(),
+            Output::None | Output::LeftOut => 0,
+        };
         if let Some(entry) = self.entry(tgid) {
             entry.events = events;
             entry.rank = rank;
@@ -410,16 +414,6 @@ impl Recorder {
                 }
             }
         }
-    }
-}
-
-impl Recorded {
-    fn figures(&self) -> ProgressFigures {
-        let mut figures = ProgressFigures::default();
-        if let Output::File(trace) = &self.output {
-            figures.add(trace);
-        }
-        figures
     }
 }
 

@@ -156,13 +156,12 @@ impl Content for Categories {
         let Some(device) = shown(context) else {
             return TableOf::<Self>::default();
         };
-        let entry = |row| {
-            let data = CategoryData::of_portion(row, device);
-            let mut outermost = TableRow::leaf((row.portion, None), data);
-            outermost.fold = query.fold(!row.rules.is_empty(), &outermost.key);
-            (outermost, row)
-        };
-        let entries: Vec<(RowOf<Self>, &PortionRow)> = device.rows.iter().map(entry).collect();
+        let entries = device.rows.iter().map(|row| {
+            let (key, data) = ((row.portion, None), CategoryData::of_portion(row, device));
+            let fold = query.fold(!row.rules.is_empty(), &key);
+            (TableRow::leaf(key, data).at(0, fold), row)
+        });
+        let entries: Vec<(RowOf<Self>, &PortionRow)> = entries.collect();
         let searched = |row: &RowOf<Self>| {
             let rules = row.data.rules.iter().map(|rule| rule.as_str());
             let names: Vec<&str> = std::iter::once(row.data.name()).chain(rules).collect();
@@ -171,9 +170,9 @@ impl Content for Categories {
         let live = |row: &RowOf<Self>| row.data.live.into();
         query.table(self, entries, live, searched, |row, portion| {
             let rules = portion.rules.iter().filter(|_| row.fold == Fold::Open);
-            let beneath = |rule: &CategoryRow| TableRow {
-                depth: 1,
-                ..TableRow::leaf((portion.portion, Some(rule.rule)), row.data.of_rule(rule))
+            let beneath = |rule: &CategoryRow| {
+                let key = (portion.portion, Some(rule.rule));
+                TableRow::leaf(key, row.data.of_rule(rule)).at(1, Fold::Leaf)
             };
             rules.map(beneath).collect()
         })

@@ -75,8 +75,7 @@ fn total(point: &Portions) -> u128 {
     point.iter().map(|bytes| held(*bytes)).sum()
 }
 
-/// Returns the portion that covers most of a cell; `None` if less than half of the cell is covered. Rows
-/// count from the bottom.
+/// Returns the portion that covers most of a cell; `None` if less than half is covered. Rows count from below.
 fn portion_at(point: &Portions, top: u128, row: u16, rows: u16) -> Option<Portion> {
     // Integers only: heights are scaled by the number of rows.
     let (low, high) = (u128::from(row) * top, u128::from(row + 1) * top);

@@ -1,8 +1,7 @@
 //! Live screen of all processes of a host. Enter opens one process, Esc returns.
 
-mod header;
+mod panels;
 mod processes;
-mod rows;
 mod run;
 #[cfg(test)]
 mod samples;

@@ -15,8 +15,7 @@ use super::super::table_screen::{
     ScreenParts, ScreenRequest, ScreenTitle, TableOf, TableRow, TableScreen, TableState,
 };
 use super::super::theme::Theme;
-use super::header;
-use super::rows::{self, ProcessSums};
+use super::panels::{self, ProcessSums};
 use crate::event::Tgid;
 use crate::event::bytes::human;
 use crate::ledger::snapshot::host::{DriverSnapshot, HostSnapshot, ProcessRow, ProcessState};
@@ -58,7 +57,7 @@ impl ScreenContext for HostContext {
     }
 
     fn title(&self, _tab: Option<Tab>) -> ScreenTitle {
-        header::title(self)
+        panels::title(self)
     }
 
     fn devices(&self) -> DeviceTabs {
@@ -210,7 +209,7 @@ impl Content for Processes {
             let totals = row.data.process().totals().unwrap_or_default();
             totals.allocated.0.into()
         };
-        let searched = |row: &RowOf<Self>| rows::searched(row.data.process());
+        let searched = |row: &RowOf<Self>| panels::searched(row.data.process());
         let table = query.table(self, entries, allocated, searched, |_, ()| Vec::new());
         self.sums = ProcessSums::of(table.rows.iter().map(|row| row.data.process()));
         table
@@ -247,7 +246,7 @@ impl Content for Processes {
         };
         Needs {
             devices: match height {
-                10.. => header::device_lines(width, devices).min(height / 4),
+                10.. => panels::device_lines(width, devices).min(height / 4),
                 _ => 0,
             },
             ..context.needs(height)
@@ -261,7 +260,7 @@ impl Content for Processes {
         context: &HostContext,
         theme: &Theme,
     ) {
-        header::draw_devices(buffer, layout.devices, &context.feed.shown.driver, theme);
+        panels::draw_devices(buffer, layout.devices, &context.feed.shown.driver, theme);
     }
 
     fn nothing(screen: &TableScreen<Self>, _context: &HostContext) -> Option<[Note; 2]> {
@@ -300,7 +299,7 @@ impl Content for Processes {
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {
-        rows::summary(row.data.process(), &self.host.driver)
+        panels::summary(row.data.process(), &self.host.driver)
     }
 }
 

@@ -10,7 +10,6 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
 use super::super::News;
-use super::super::context::WayBack;
 use super::super::input::{Focus, InputEvent, wanted};
 use super::super::process::{ENDED, ProcessStage};
 use super::super::table_screen::{ScreenHandle, ScreenRequest, TableScreen};
@@ -128,7 +127,7 @@ impl HostStage {
         let ask = move |command| commands.send(HostCommand::Ask(command)).context(ENDED);
         let sources = (self.sources)(tgid);
         let quit = self.quit.clone();
-        let mut stage = ProcessStage::new(news, Box::new(ask), sources, quit, WayBack::Host);
+        let mut stage = ProcessStage::new(news, Box::new(ask), sources, quit, StageStep::Back);
         let (width, height) = self.host.size();
         stage.resize(width, height);
         stage

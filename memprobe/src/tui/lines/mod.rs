@@ -39,7 +39,7 @@ const COLUMNS: [Column<LineData>; 7] = columns![|row: LineData|
     figure("SHARE").screen(6, 44) => row.figures.live.map(|live| Cell::Share(live, row.allocated)),
     label("").screen(10, 110).order(None).tone(Tone::Graph) =>
         Cell::Bar(row.figures.live.unwrap_or(0), row.allocated),
-    label("LINE").name(0) => row.name.cell(),
+    label("LINE").name(0) => row.name.clone(),
 ];
 
 pub struct LineList {

@@ -9,7 +9,7 @@ use ratatui::text::{Line, Span};
 
 use super::super::SourceText;
 use super::super::plot::{columns, draw_frame};
-use super::super::table_screen::draw_text;
+use super::super::table_screen::{cut_at, draw_text};
 use super::super::theme::Theme;
 use crate::event::bytes::human;
 use crate::event::{Bytes, Frame, Totals};
@@ -178,11 +178,7 @@ pub fn draw_source(
     };
     let place = clean(&format!("{}:{}", frame.file, frame.line));
     title(buffer, &fit_end(&place, columns.saturating_sub(4), cut));
-    let body = Rect {
-        y: area.y + 1,
-        height: area.height - 1,
-        ..area
-    };
+    let (_, body) = cut_at(area, 1);
     let radius = u32::from(body.height / 2);
     let Some(lines) = sources
         .around(&frame.file, frame.line, radius)

@@ -56,38 +56,16 @@ impl LineSubject {
     }
 }
 
-#[derive(Clone, PartialEq, Debug)]
-pub enum LineName {
-    Text(String),
-    Note(&'static str),
-    Path(Direction, Vec<String>),
-}
-
-impl LineName {
-    pub fn cell(&self) -> Cell<'_> {
-        match self {
-            Self::Text(text) => text.into(),
-            Self::Note(text) => Cell::Note((*text).into()),
-            Self::Path(direction, steps) => Cell::Path(*direction, steps),
-        }
-    }
-
-    fn text(&self) -> Option<&str> {
-        match self {
-            Self::Text(text) => Some(text),
-            Self::Note(_) | Self::Path(..) => None,
-        }
-    }
-
-    fn new(subject: &LineSubject, fold: Fold, names: &FileNames) -> Self {
-        let (direction, chain, end, forks) = match subject {
-            LineSubject::Site(site) => return Self::Text(names.site(site)),
-            LineSubject::BeforeAttach(_) => return Self::Note(BEFORE_ATTACH),
-            LineSubject::Unaccounted => return Self::Note(UNACCOUNTED),
-            LineSubject::Frame(direction, frame) => {
-                return Self::Path(*direction, vec![names.frame(frame)]);
+impl LineSubject {
+    fn name(&self, fold: Fold, names: &FileNames) -> Cell<'static> {
+        let (direction, chain, end, forks) = match self {
+            Self::Site(site) => return names.site(site).into(),
+            Self::BeforeAttach(_) => return Cell::Note(BEFORE_ATTACH.into()),
+            Self::Unaccounted => return Cell::Note(UNACCOUNTED.into()),
+            Self::Frame(direction, frame) => {
+                return Cell::Path(*direction, vec![names.frame(frame)]);
             }
-            LineSubject::Branch(direction, chain, end, forks) => (direction, chain, end, *forks),
+            Self::Branch(direction, chain, end, forks) => (direction, chain, end, *forks),
         };
         let is_open = fold == Fold::Open;
         let shown = if is_open { 1 } else { chain.len() };
@@ -103,15 +81,14 @@ impl LineName {
             _ => None,
         };
         steps.extend(note);
-        Self::Path(*direction, steps)
+        Cell::Path(*direction, steps)
     }
 }
 
-#[derive(Clone, PartialEq, Debug)]
 pub struct LineData {
     pub figures: LineFigures,
     pub subject: LineSubject,
-    pub name: LineName,
+    pub name: Cell<'static>,
     pub allocated: i128,
 }
 
@@ -121,7 +98,7 @@ impl LineData {
         Self {
             figures,
             subject,
-            name: LineName::Note(""),
+            name: Cell::default(),
             allocated: 0,
         }
     }
@@ -142,7 +119,7 @@ pub fn table(
     query: &Query<LineKey>,
 ) -> TableOf<LineList> {
     let complete = |row: &mut RowOf<LineList>| {
-        row.data.name = LineName::new(&row.data.subject, row.fold, names);
+        row.data.name = row.data.subject.name(row.fold, names);
         row.data.allocated = device.totals.allocated.0.into();
     };
     let of_lines = device.lines.iter();
@@ -151,7 +128,11 @@ pub fn table(
     let mut entries: Vec<(RowOf<LineList>, Option<&LineRow>)> = of_lines.chain(others).collect();
     entries.iter_mut().for_each(|(row, _)| complete(row));
     // Ties are broken by name, so that the order is stable across snapshots.
-    entries.sort_by(|(one, _), (other, _)| one.data.name.text().cmp(&other.data.name.text()));
+    let name = |row: &RowOf<LineList>| match &row.data.name {
+        Cell::Text(name) => Some(name.clone()),
+        _ => None,
+    };
+    entries.sort_by_cached_key(|(row, _)| name(row));
     // Directories can be filtered too, although they are not shown.
     let searched = |row: &RowOf<LineList>| match &row.data.subject {
         LineSubject::Site(site) => named_site(site, whole_frame),
@@ -206,20 +187,15 @@ fn line_row(line: &LineRow, query: &Query<LineKey>) -> RowOf<LineList> {
     };
     let mut stacks = line.stacks.iter().map(|row| &row.stack);
     let has_frames = stacks.any(|stack| stack.truncated || has_others(&stack.frames));
-    TableRow {
-        fold: query.fold(has_frames, &key),
-        key,
-        depth: 0,
-        data: LineData::new(
-            LineFigures {
-                live: Some(line.live.0.into()),
-                peak: Some(line.peak),
-                blocks: Some(line.live_blocks),
-                rate: Some(line.allocs_per_second),
-            },
-            LineSubject::Site(line.site.clone()),
-        ),
-    }
+    let fold = query.fold(has_frames, &key);
+    let figures = LineFigures {
+        live: Some(line.live.0.into()),
+        peak: Some(line.peak),
+        blocks: Some(line.live_blocks),
+        rate: Some(line.allocs_per_second),
+    };
+    let data = LineData::new(figures, LineSubject::Site(line.site.clone()));
+    TableRow::leaf(key, data).at(0, fold)
 }
 
 fn push_branches(rows: &mut Vec<RowOf<LineList>>, line: &LineRow, query: &Query<LineKey>) {
@@ -273,25 +249,16 @@ fn push_branch(
         blocks: Some(branch.live_blocks),
         rate: None,
     };
-    rows.push(TableRow {
-        key,
-        depth: trail.depth,
-        fold,
-        data: LineData::new(figures, subject),
-    });
+    let data = LineData::new(figures, subject);
+    rows.push(TableRow::leaf(key, data).at(trail.depth, fold));
     if fold != Fold::Open {
         return;
     }
     for (place, frame) in branch.chain.iter().enumerate().skip(1) {
-        rows.push(TableRow {
-            key: LineKey::Frame(site(), trail.direction, lead.clone(), place),
-            depth: trail.depth,
-            fold: Fold::Part,
-            data: LineData::new(
-                LineFigures::default(),
-                LineSubject::Frame(trail.direction, frame.clone()),
-            ),
-        });
+        let key = LineKey::Frame(site(), trail.direction, lead.clone(), place);
+        let subject = LineSubject::Frame(trail.direction, frame.clone());
+        let data = LineData::new(LineFigures::default(), subject);
+        rows.push(TableRow::leaf(key, data).at(trail.depth, Fold::Part));
     }
     trail.frames.extend(branch.chain.iter().cloned());
     trail.depth += 1;

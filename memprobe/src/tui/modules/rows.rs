@@ -30,8 +30,7 @@ pub struct ModuleData {
     /// Bytes at the peak of the device, submodules included.
     pub(super) at_peak: i128,
     pub(super) allocated: i128,
-    /// Figures of the module itself, and with its submodules; `None` for memory before attribution and
-    /// unaccounted memory.
+    /// Figures of the module itself, and with its submodules; `None` for rows beside the modules.
     pub(super) figures: Option<(ModuleFigures, ModuleFigures)>,
 }
 
@@ -111,23 +110,20 @@ fn joined(path: &str, module: &ModuleRow) -> String {
 }
 
 fn row(module: &ModuleRow, above: &str, depth: usize, allocated: i128) -> RowOf<ModuleList> {
-    TableRow {
-        key: ModuleKey::Module(joined(above, module)),
-        depth,
-        fold: if module.parts.is_empty() {
-            Fold::Leaf
-        } else {
-            Fold::Closed
-        },
-        data: ModuleData {
-            name: clean(&module.name),
-            count: module.count,
-            live: module.total.bytes().0.into(),
-            at_peak: module.total.at_peak().0.into(),
-            allocated,
-            figures: Some((module.own, module.total)),
-        },
-    }
+    let fold = if module.parts.is_empty() {
+        Fold::Leaf
+    } else {
+        Fold::Closed
+    };
+    let data = ModuleData {
+        name: clean(&module.name),
+        count: module.count,
+        live: module.total.bytes().0.into(),
+        at_peak: module.total.at_peak().0.into(),
+        allocated,
+        figures: Some((module.own, module.total)),
+    };
+    TableRow::leaf(ModuleKey::Module(joined(above, module)), data).at(depth, fold)
 }
 
 /// Returns the rows beside the modules: memory outside them, before attach and unaccounted.
@@ -194,8 +190,7 @@ impl Making<'_> {
         self.query.sort.apply(self.content, entries, |(row, _)| row);
     }
 
-    /// Adds a row and its open descendants; returns true if any of them is shown. Recursion is bounded: the
-    /// ledger limits the number of levels.
+    /// Adds a row and its open descendants; returns true if any is shown. The ledger bounds the recursion.
     fn push(&mut self, row: RowOf<ModuleList>, module: Option<&ModuleRow>, above: Above) -> bool {
         let (path, depth) = match &row.key {
             ModuleKey::Module(path) => (path.clone(), row.depth + 1),

@@ -5,11 +5,14 @@ use ratatui::layout::{Position, Rect};
 use ratatui::style::Style;
 use ratatui::text::Line;
 
-use super::super::bars::{Prompt, Tab, draw_device_tabs, draw_last_line, draw_tabs, draw_title};
+use super::super::bars::{
+    Prompt, Tab, draw_device_tabs, draw_key_list, draw_prompt, draw_tabs, draw_title,
+};
 use super::super::input::Focus;
 use super::super::overlay::{draw_box, draw_too_small, draw_words, entry};
 use super::super::theme::Theme;
 use super::columns::{ColumnPosition, amount, cell_text, places, tone_style};
+use super::layout::cut_at;
 use super::state::OverlayKind;
 use super::{Content, Fold, KeyHint, RowOf, ScreenContext, ScreenLayout, TableScreen};
 use crate::view::table::{Align, Column, Cut, SortOrder};
@@ -76,12 +79,8 @@ impl<C: Content> TableScreen<C> {
             draw_too_small(buffer, &context.number());
             return None;
         };
-        draw_title(
-            buffer,
-            layout.header,
-            &context.title(self.content.parts().tab),
-            theme,
-        );
+        let title = context.title(self.content.parts().tab);
+        draw_title(buffer, layout.header, &title, theme);
         if let Some(tab) = self.content.parts().tab {
             let tab = match self.state.overlay {
                 Some(shown) if shown.kind == OverlayKind::Probes => Tab::Probes,
@@ -89,12 +88,8 @@ impl<C: Content> TableScreen<C> {
             };
             draw_tabs(buffer, layout.tabs, tab, theme);
         }
-        draw_device_tabs(
-            buffer,
-            layout.devices,
-            &self.content.devices(context),
-            theme,
-        );
+        let devices = self.content.devices(context);
+        draw_device_tabs(buffer, layout.devices, &devices, theme);
         if self.table.all > 0 || self.content.total(context).is_some() {
             self.draw_head(buffer, layout.head, theme);
         }
@@ -102,11 +97,7 @@ impl<C: Content> TableScreen<C> {
         self.draw_sum(buffer, layout.sum, context, theme);
         if let Some([first, second]) = C::nothing(self, context) {
             let rows = layout.rows.height.min(self.table.rows.len() as u16);
-            let free = Rect {
-                y: layout.rows.y + rows,
-                height: layout.rows.height - rows,
-                ..layout.rows
-            };
+            let (_, free) = cut_at(layout.rows, rows);
             draw_words(buffer, free, &first, &second, theme);
         }
         let account = self.content.account(context).unwrap_or_default();
@@ -171,11 +162,7 @@ impl<C: Content> TableScreen<C> {
             .zip(asides.iter().chain(std::iter::repeat(&None)))
             .zip(area.y..)
         {
-            let line = Rect {
-                y,
-                height: 1,
-                ..area
-            };
+            let line = Rect::new(area.x, y, area.width, 1);
             let is_selected = *at == selection.cursor;
             if is_selected {
                 buffer.set_style(line, theme.bar());
@@ -188,20 +175,13 @@ impl<C: Content> TableScreen<C> {
             }
             for place in &places {
                 let (column, on) = (&self.content.parts().columns[place.column], place.on);
-                let mut area = Rect {
-                    x: line.x + place.start,
-                    width: place.wide,
-                    ..line
-                };
+                let mut area = Rect::new(line.x + place.start, y, place.wide, 1);
                 if on.is_name {
                     area = self.draw_before_name(buffer, area, row, theme);
                     if let Some(text) = aside {
                         let start = (line.x + start).max(area.x);
-                        let aside = Rect {
-                            x: start,
-                            width: area.right().saturating_sub(start),
-                            ..area
-                        };
+                        let wide = area.right().saturating_sub(start);
+                        let aside = Rect::new(start, y, wide, 1);
                         draw_text(buffer, aside, text, theme.faint(), theme);
                         area.width = (start - area.x).saturating_sub(1);
                     }
@@ -247,11 +227,7 @@ impl<C: Content> TableScreen<C> {
                 skip(MARK)
             }
         };
-        Rect {
-            x: start,
-            width: left,
-            ..area
-        }
+        Rect::new(start, area.y, left, area.height)
     }
 }
 
@@ -368,13 +344,17 @@ impl<C: Content> TableScreen<C> {
         }
         keys.extend(context.keys());
         keys.extend([("?", "help", 1), ("q", "quit", 0)]);
-        let prompt = (self.state.focus == Focus::Prompt).then_some(Prompt {
+        if self.state.focus == Focus::Table || layout.keys.is_empty() {
+            draw_key_list(buffer, layout.keys, keys, theme);
+            return None;
+        }
+        let prompt = Prompt {
             filter: &self.state.query.filter,
             looks_in: self.content.parts().searched,
             shown: self.table.shown,
             all: self.table.all,
-        });
-        draw_last_line(buffer, layout.keys, prompt, keys, theme)
+        };
+        Some(draw_prompt(buffer, layout.keys, &prompt, theme))
     }
 
     fn draw_overlay(&self, buffer: &mut Buffer, area: Rect, context: &C::Context, theme: &Theme) {

@@ -44,12 +44,8 @@ pub struct ScreenLayout {
 impl ScreenLayout {
     /// Returns the area of overlays: between the last line of the title and the status line.
     pub fn body(&self) -> Rect {
-        let title = self.tabs;
-        Rect {
-            y: title.bottom(),
-            height: self.status.y.saturating_sub(title.bottom()),
-            ..title
-        }
+        let (title, top) = (self.tabs, self.tabs.bottom());
+        Rect::new(title.x, top, title.width, self.status.y.saturating_sub(top))
     }
 
     /// Returns true if the layout is within `area`. The terminal may have shrunk since the last resize event.
@@ -109,16 +105,8 @@ fn split(body: Rect, source: bool) -> (Rect, Rect) {
         cut_at(body, body.height)
     } else if body.width >= SIDE_BY_SIDE {
         let left = body.width * 3 / 5;
-        let right = Rect {
-            x: left,
-            width: body.width - left,
-            ..body
-        };
-        let table = Rect {
-            width: left,
-            ..body
-        };
-        (table, right)
+        let right = Rect::new(left, body.y, body.width - left, body.height);
+        (Rect::new(body.x, body.y, left, body.height), right)
     } else if body.height >= 8 {
         cut_at(body, body.height - body.height / 2)
     } else {
@@ -128,15 +116,9 @@ fn split(body: Rect, source: bool) -> (Rect, Rect) {
 }
 
 /// Divides an area into its first rows and the others.
-fn cut_at(area: Rect, rows: u16) -> (Rect, Rect) {
-    let first = Rect {
-        height: rows,
-        ..area
-    };
-    let others = Rect {
-        y: first.bottom(),
-        height: area.height - rows,
-        ..area
-    };
+pub fn cut_at(area: Rect, rows: u16) -> (Rect, Rect) {
+    let first = Rect::new(area.x, area.y, area.width, rows);
+    let left = area.height - rows;
+    let others = Rect::new(area.x, first.bottom(), area.width, left);
     (first, others)
 }

@@ -27,7 +27,7 @@ use crate::view::table::Column;
 pub use columns::TableSort;
 pub use columns::{bar, further};
 pub use draw::draw_text;
-pub use layout::{Needs, SIDE_BY_SIDE, SMALLEST, ScreenLayout};
+pub use layout::{Needs, SIDE_BY_SIDE, SMALLEST, ScreenLayout, cut_at};
 pub use rows::{Fold, Query, RowOf, TableOf, TableRow};
 pub use state::{ScreenHandle, TableScreen, TableState};
 

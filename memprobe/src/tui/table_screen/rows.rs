@@ -37,6 +37,14 @@ impl<K, D> TableRow<K, D> {
             data,
         }
     }
+
+    pub fn at(self, depth: usize, fold: Fold) -> Self {
+        Self {
+            depth,
+            fold,
+            ..self
+        }
+    }
 }
 
 pub type RowOf<C> = TableRow<<C as Content>::Key, <C as Content>::Data>;

@@ -353,8 +353,7 @@ impl<C: Content> TableScreen<C> {
         }
     }
 
-    /// Handles a click: on a head it sorts, on a row it selects, on a fold mark or the selected row it is
-    /// Enter, on a device tab it shows the device.
+    /// Handles a click: on a head it sorts, on a row it selects, on a fold mark or the selected row it is Enter.
     fn click(&mut self, at: Position, context: &mut C::Context) -> Reaction {
         let Some(layout) = self
             .layout(context)

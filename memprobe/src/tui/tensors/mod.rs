@@ -48,8 +48,7 @@ impl Tensors {
     }
 }
 
-/// Key of a row across tables: kind, name, storage, and object. The object identifies unnamed rows only,
-/// several of which may share a storage.
+/// Kind, name, storage, and object; the object of unnamed rows only, several of which may share a storage.
 type TensorKey = (RowKind, Option<Arc<str>>, Option<Address>, u64);
 
 /// Groupings, in the order of the key that cycles through them.

@@ -47,7 +47,7 @@ pub enum Cell<'a> {
     Note(Cow<'a, str>),
     /// Text that sorts by a number.
     Ranked(u64, Cow<'a, str>),
-    Path(Direction, &'a [String]),
+    Path(Direction, Vec<String>),
     Shape(Cow<'a, [u64]>),
     List(Vec<Cell<'a>>),
     Object(Vec<(&'static str, Cell<'a>)>),

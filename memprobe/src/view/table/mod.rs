@@ -17,7 +17,6 @@ pub use data::{CsvWriter, Rows, json_document, json_object};
 pub use text::{Colour, Drawn, Page, Style};
 
 /// Makes an array of [`Column`]s of a row type, one a line: constructor, options, and the value of a row.
-///
 /// `number("live", "LIVE").priority(1) => row.live` stands for
 /// `Column::number("live", "LIVE", |row| Cell::from(row.live)).priority(1)`.
 macro_rules! columns {
@@ -229,8 +228,7 @@ impl<R> Column<R> {
         Self { part, ..self }
     }
 
-    /// Shows the column on the live screen: its width, and the minimum width of such a table. Numbers sort
-    /// largest first, texts alphabetically.
+    /// Shows the column on the live screen, from a width of the table on. Numbers sort largest first, texts from A.
     pub const fn screen(self, wide: u16, least: u16) -> Self {
         let order = match self.align {
             Align::Right => SortOrder::Falling,
@@ -301,16 +299,6 @@ pub enum Output {
     Data,
 }
 
-impl Output {
-    const fn is_text(self) -> bool {
-        !matches!(self, Self::Data)
-    }
-
-    const fn is_data(self) -> bool {
-        !matches!(self, Self::Text | Self::Remark)
-    }
-}
-
 impl<R> Table<R> {
     pub fn new(columns: impl Into<Vec<Column<R>>>) -> Self {
         Self {
@@ -330,7 +318,9 @@ impl<R> Table<R> {
 
     /// The rows of CSV and JSON lines.
     pub fn data_rows(&self) -> impl Iterator<Item = &R> {
-        let entries = self.rows.iter().filter(|entry| entry.output.is_data());
+        let entries = self.rows.iter();
+        let entries =
+            entries.filter(|entry| !matches!(entry.output, Output::Text | Output::Remark));
         entries.map(|entry| &entry.row)
     }
 }

@@ -32,7 +32,7 @@ impl Style {
         self.paint("33", text)
     }
 
-    fn paint(self, code: &str, text: &str) -> String {
+    pub fn paint(self, code: &str, text: &str) -> String {
         match self.0 {
             Colour::Ansi if !text.is_empty() => format!("\x1b[{code}m{text}\x1b[0m"),
             _ => text.to_owned(),
@@ -136,7 +136,10 @@ struct Sheet<'a, R> {
 
 impl<'a, R> Sheet<'a, R> {
     fn new(table: &'a Table<R>, available: usize) -> (Self, Vec<&'static str>) {
-        let rows = table.rows.iter().filter(|entry| entry.output.is_text());
+        let rows = table
+            .rows
+            .iter()
+            .filter(|entry| entry.output != Output::Data);
         let rows: Vec<&OutputRow<R>> = rows.collect();
         let has_text = |column: &&Column<R>| {
             let is_empty = |entry: &&OutputRow<R>| (column.value)(&entry.row).is_empty();
@@ -281,8 +284,7 @@ fn cell<'r, R>(column: &Column<R>, row: &'r R, dropped: &[&Column<R>]) -> Cell<'
     })
 }
 
-/// The first texts that fit whole. If none fits, the first is cut, unless too little of it would
-/// remain.
+/// The first texts that fit whole. If none fits, the first is cut, unless too little of it would remain.
 fn pieces_that_fit<R>(pieces: &Cell<'_>, trail: &Column<R>, available: usize) -> String {
     let Cell::List(pieces) = pieces else {
         return String::new();

@@ -1,6 +1,6 @@
 //! `snapshot`: from the memory of a process to a table of its tensors, once or again and again.
 
-mod block_tracker;
+pub use crate::torch::tensors::CaptureMode;
 
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
@@ -8,22 +8,26 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use self::block_tracker::BlockTracker;
+use super::Interrupts;
 use super::record::progress::Progress;
-use super::{Allocators, Interrupts};
+use crate::event::Tgid;
 use crate::event::tensors::{TensorDevice, TensorSnapshot};
-use crate::event::{Detail, Tgid};
+use crate::ledger::AnalyzedLedger;
+use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
+use crate::probe::kernel;
+use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::process::pause::PauseError;
 use crate::python::DetectError;
 use crate::python::heap::capture as heap;
 use crate::recording::write::output::OutputPlan;
 use crate::report::{TensorFormat, TensorOptions, write_tensor_diff, write_tensors};
-use crate::session::process;
-use crate::tensors::without;
-pub use crate::torch::tensors::CaptureMode;
+use crate::session::HostItem;
+use crate::session::host::HostSession;
+use crate::session::process::{self, ProcessOrigin};
+use crate::tensors::{Sites, without};
 use crate::torch::tensors::{SnapshotError, take};
 use crate::view::{consistency, counted};
 
@@ -77,16 +81,15 @@ impl Snapshots {
     ) -> Result<ExitCode> {
         let mut interrupts = Interrupts::new()?;
         let watched = Watched::open(self.tgid)?;
-        let mut progress = Progress::new(false);
-        let mut tracker = BlockTracker::open(self.tgid, detail, ring_bytes, &mut progress)?;
+        let mut tracker = BlockTracker::open(self.tgid, detail, ring_bytes);
         tokio::select! {
             () = interrupts.next() => return Ok(ExitCode::SUCCESS),
-            ready = tracker.ready(&mut progress) => ready?,
+            ready = tracker.ready() => ready?,
         }
         let mut before: Option<TensorSnapshot> = None;
         loop {
             let next = Instant::now() + interval;
-            match self.take_watched(&mut tracker, &mut progress).await {
+            match self.take_watched(&mut tracker).await {
                 Ok(snapshot) => {
                     let heard = match &before {
                         None => print(|out| write_tensors(&snapshot, &self.options, out))?,
@@ -102,51 +105,43 @@ impl Snapshots {
                 }
                 Err(_) if watched.has_ended() => {}
                 // What stands in the way of one need not stand in that of the next.
-                Err(error) if before.is_some() => progress.say(&format!("{error:#}")),
+                Err(error) if before.is_some() => tracker.progress.say(&format!("{error:#}")),
                 Err(error) => return Err(error),
             }
             tokio::select! {
                 () = interrupts.next() => return Ok(ExitCode::SUCCESS),
-                rested = rest(&mut tracker, &watched, next, &mut progress) => rested?,
+                rested = rest(&mut tracker, &watched, next) => rested?,
             }
             if watched.has_ended() {
-                progress.say(&format!("process {} has ended", self.tgid.0));
+                let ended = format!("process {} has ended", self.tgid.0);
+                tracker.progress.say(&ended);
                 return Ok(ExitCode::SUCCESS);
             }
         }
     }
 
-    async fn take_watched(
-        &self,
-        tracker: &mut BlockTracker,
-        progress: &mut Progress,
-    ) -> Result<TensorSnapshot> {
+    async fn take_watched(&self, tracker: &mut BlockTracker) -> Result<TensorSnapshot> {
         let (tgid, manner, extent) = (self.tgid, self.manner, self.extent);
         tracker.begin();
         let mut taking = tokio::task::spawn_blocking(move || taken(tgid, manner, extent));
         let outcome = loop {
             tokio::select! {
                 outcome = &mut taking => break outcome,
-                looked = tracker.look(progress) => looked?,
+                looked = tracker.look() => looked?,
             }
         };
         let mut snapshot = outcome.context("reading the process")??;
-        tracker.sign(&mut snapshot, progress)?;
+        tracker.sign(&mut snapshot)?;
         Ok(snapshot)
     }
 }
 
-async fn rest(
-    tracker: &mut BlockTracker,
-    watched: &Watched,
-    until: Instant,
-    progress: &mut Progress,
-) -> Result<()> {
+async fn rest(tracker: &mut BlockTracker, watched: &Watched, until: Instant) -> Result<()> {
     while !watched.has_ended() {
         tokio::select! {
             () = sleep_until(until) => break,
             () = sleep(LOOK) => {}
-            looked = tracker.look(progress) => looked?,
+            looked = tracker.look() => looked?,
         }
     }
     Ok(())
@@ -201,4 +196,110 @@ fn write_whole(plan: OutputPlan, text: &[u8]) -> Result<Option<PathBuf>> {
             .with_context(|| format!("writing {name}: name another file or disk with -o"));
     }
     Ok(file.commit()?)
+}
+
+/// Time that the first snapshot waits for the probes: earlier blocks have no line.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The probes of a process, where there can be some, and the ledger that they feed.
+pub(super) struct BlockTracker {
+    session: Option<HostSession>,
+    ledgers: AnalyzedLedger<Sites>,
+    is_ready: bool,
+    pub(super) progress: Progress,
+}
+
+impl BlockTracker {
+    /// Begins to look. Without probes a snapshot says less, and why is said here.
+    pub(super) fn open(tgid: Tgid, detail: Detail, ring_bytes: u32) -> Self {
+        let mut progress = Progress::new(false);
+        let target = process::identified(tgid);
+        let ledgers = AnalyzedLedger::new(target, crate::session::now(), Sites::default());
+        let session = match load(tgid, detail, ring_bytes) {
+            Ok(session) => Some(session),
+            Err(error) => {
+                let reason = "because nothing can be probed";
+                progress.say(&format!("blocks will have no line, {reason}: {error:#}"));
+                None
+            }
+        };
+        Self {
+            is_ready: session.is_none(),
+            session,
+            ledgers,
+            progress,
+        }
+    }
+
+    pub(super) async fn ready(&mut self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.is_ready {
+            match timeout_at(deadline, self.look()).await {
+                Ok(looked) => looked?,
+                Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for events and takes them; for ever where nothing is probed.
+    pub(super) async fn look(&mut self) -> Result<()> {
+        match &mut self.session {
+            Some(session) => session.wait().await,
+            None => std::future::pending().await,
+        }
+        self.take()
+    }
+
+    fn take(&mut self) -> Result<()> {
+        let Some(session) = &mut self.session else {
+            return Ok(());
+        };
+        let (ledgers, is_ready) = (&mut self.ledgers, &mut self.is_ready);
+        let progress = &mut self.progress;
+        session.drain(|event| {
+            match event.item {
+                HostItem::Event(event) => ledgers.apply(&event),
+                HostItem::Attached { .. } => *is_ready = true,
+                HostItem::Executed(target) => {
+                    *ledgers = AnalyzedLedger::new(target, crate::session::now(), Sites::default());
+                }
+                HostItem::Refused(error) => {
+                    *is_ready = true;
+                    progress.say(&format!("blocks will have no line: {error}"));
+                }
+                HostItem::Waiting(what) => progress.say_once(&what),
+                HostItem::Notice(notice) => progress.say_once(&notice),
+                HostItem::Found { .. } | HostItem::SnapshotPoint(_) | HostItem::Ended => {}
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.ledgers.analyses = Sites::default();
+    }
+
+    /// Gives the blocks of the snapshot that was begun their lines.
+    pub(super) fn sign(&mut self, snapshot: &mut TensorSnapshot) -> Result<()> {
+        self.take()?;
+        let AnalyzedLedger { ledger, analyses } = &self.ledgers;
+        analyses.sign(ledger, snapshot);
+        Ok(())
+    }
+}
+
+fn load(tgid: Tgid, detail: Detail, ring_bytes: u32) -> Result<HostSession> {
+    kernel::preflight()?;
+    let wanted = Wanted {
+        watch: Watch::One,
+        detail,
+        allocators: Allocators::Cuda,
+        graph: GraphTracking::Off,
+        driver: DriverCalls::Probed,
+    };
+    let mut session = HostSession::load(wanted, ring_bytes)?;
+    session.add(Watched::open(tgid)?, ProcessOrigin::Running)?;
+    Ok(session)
 }

@@ -243,6 +243,23 @@ impl Program {
         self.hear(event);
     }
 
+    /// Begins with a block from before attach.
+    fn attach(&mut self, addr: u64, size: u64) {
+        self.live.insert(addr, size);
+        let totals = Totals {
+            allocated: Bytes(size),
+            reserved: Bytes(1 << 20),
+        };
+        self.hear(Event::AtAttach(AtAttach {
+            time: TimeNs(0),
+            tgid: Tgid(1),
+            device: Some(DEVICE),
+            totals,
+            peak: totals,
+            unread: None,
+        }));
+    }
+
     fn mark(&mut self, begins: MarkedPhase, from: From) {
         self.time += 1_000;
         self.hear(Event::PhaseMark(PhaseMark {
@@ -441,19 +458,7 @@ fn heap_snapshots_decide_categories_and_score_the_inference() {
 #[test]
 fn what_was_there_before_attach_has_the_category_that_the_objects_say() {
     let mut program = Program::new();
-    program.live.insert(0x800, 512);
-    let totals = Totals {
-        allocated: Bytes(512),
-        reserved: Bytes(1 << 20),
-    };
-    program.hear(Event::AtAttach(AtAttach {
-        time: TimeNs(0),
-        tgid: Tgid(1),
-        device: Some(DEVICE),
-        totals,
-        peak: totals,
-        unread: None,
-    }));
+    program.attach(0x800, 512);
     let held = program.event(Action::Held, 0x800, 512, Tid::UNKNOWN, 0);
     program.hear(held);
     program.alloc(From::Outside, 1024);
@@ -476,19 +481,7 @@ fn what_was_there_before_attach_has_the_category_that_the_objects_say() {
 #[test]
 fn of_equal_peaks_the_best_known_is_the_peak() {
     let mut program = Program::new();
-    program.live.insert(0x800, 512);
-    let totals = Totals {
-        allocated: Bytes(512),
-        reserved: Bytes(1 << 20),
-    };
-    program.hear(Event::AtAttach(AtAttach {
-        time: TimeNs(0),
-        tgid: Tgid(1),
-        device: Some(DEVICE),
-        totals,
-        peak: totals,
-        unread: None,
-    }));
+    program.attach(0x800, 512);
     let first = program.alloc(From::Outside, 1024);
     program.free(first, MAIN);
     program.free(0x800, MAIN);

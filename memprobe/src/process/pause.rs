@@ -246,10 +246,10 @@ impl Pause {
                 return;
             }
             for (&tid, thread) in &mut self.threads {
-                if held(thread) {
-                    if let Ok(Some(now)) = stopped(tid) {
-                        *thread = now;
-                    }
+                if held(thread)
+                    && let Ok(Some(now)) = stopped(tid)
+                {
+                    *thread = now;
                 }
             }
             thread::sleep(Duration::from_micros(50));

@@ -18,6 +18,10 @@ import time
 import torch
 from torch import nn
 
+import probed
+
+probed.wait()
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", required=True)
 parser.add_argument("--wait-file")

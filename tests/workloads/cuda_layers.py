@@ -12,6 +12,10 @@ import time
 
 import torch
 
+import probed
+
+probed.wait()
+
 
 def keep_some(count, size):
     kept = []

@@ -14,6 +14,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import probed
+
+probed.wait()
+
 NOTES = []
 
 

@@ -9,6 +9,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import probed
+
+probed.wait()
+
 
 def main():
     begun = collections.Counter()

@@ -12,6 +12,10 @@ import os
 
 import torch
 
+import probed
+
+probed.wait()
+
 DEVICE = "cuda"
 
 

@@ -3,12 +3,11 @@
 //! The category of a block is often decided later. Recorded moments are then revised if the block was live:
 //! their event number is not below that of its allocation.
 
-use std::cmp::Reverse;
-
 use super::category::{CategoryRule, Composition};
 use crate::event::{Bytes, TimeNs, Totals};
 use crate::ledger::snapshot::Timeline;
 use crate::ledger::timeline::Highest;
+use crate::ledger::{PeakRank, TotalsSample};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
@@ -42,15 +41,15 @@ impl Moment {
         self.composition.name(blocks);
     }
 
-    /// Order of peaks: by allocated bytes, of equal ones by the bytes that are known.
-    pub(super) fn rank(&self) -> (Bytes, Reverse<u64>) {
-        let Composition {
-            before_attach,
-            unaccounted,
-            ..
-        } = self.composition;
-        let unknown = before_attach.saturating_add(unaccounted.unsigned_abs());
-        (self.totals.allocated, Reverse(unknown))
+    /// Order of peaks.
+    pub(super) fn rank(&self) -> PeakRank {
+        let sample = TotalsSample {
+            time: self.time,
+            totals: self.totals,
+            before_attach: Bytes(self.composition.before_attach),
+            unaccounted: self.composition.unaccounted,
+        };
+        sample.rank()
     }
 }
 

@@ -49,9 +49,12 @@ pub struct TotalsSample {
     pub unaccounted: i64,
 }
 
+/// Allocated bytes, then unknown bytes: fewer are higher.
+pub type PeakRank = (Bytes, Reverse<u64>);
+
 impl TotalsSample {
     /// Order of peaks: by allocated bytes, of equal ones by the bytes that are known.
-    pub fn rank(&self) -> (Bytes, Reverse<u64>) {
+    pub fn rank(&self) -> PeakRank {
         let unknown = self
             .before_attach
             .0

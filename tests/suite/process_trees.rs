@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use memprobe_tests::bpf::{self, PROCESS_BYTES};
 use memprobe_tests::environment::TestEnvironment;
@@ -287,6 +288,54 @@ fn kill(pid: u32) {
         .and_then(rustix::process::Pid::from_raw);
     // The process may have ended.
     let _ = rustix::process::kill_process(pid.expect("a PID"), Signal::KILL);
+}
+
+#[test]
+fn a_command_is_paused_while_its_probes_are_placed_and_loses_no_allocation() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in &environment.pytorches {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("trace.json");
+        let program = "import torch; kept = torch.empty(300, device='cuda')";
+        let mut memprobe = environment.memprobe();
+        memprobe.arg("record").arg("-o").arg(&file).arg("--");
+        memprobe.arg(pytorch.python()).args(["-c", program]);
+        pytorch.settle(&mut memprobe);
+        let mut memprobe = Background::start(&mut memprobe);
+        let mut was_paused = false;
+        while !memprobe.has_ended() {
+            was_paused |= children(memprobe.pid()).into_iter().any(is_traced);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        memprobe.finish().succeeded();
+        assert!(was_paused, "it ran on while its probes were placed");
+        let device = &environment.report(&file)["devices"][0];
+        assert_eq!(device["before_attach"], 0, "{device}");
+        assert_eq!(device["peak_allocated"], 1536, "{device}");
+    }
+}
+
+/// Returns the children of a process's threads.
+fn children(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    let tasks = tasks.into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let pids = lists.flat_map(|list| {
+        let pids = list.split_whitespace().map(str::parse);
+        pids.flatten().collect::<Vec<_>>()
+    });
+    pids.collect()
+}
+
+/// True if a process is paused, by memprobe or a debugger (proc_pid_status(5)).
+fn is_traced(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let tracer = status
+        .lines()
+        .find_map(|line| line.strip_prefix("TracerPid:"));
+    tracer.is_some_and(|tracer| tracer.trim() != "0")
 }
 
 #[test]

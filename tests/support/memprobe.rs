@@ -25,8 +25,6 @@ impl TestEnvironment {
     pub fn memprobe(&self) -> Command {
         let mut command = Command::new(&self.memprobe);
         command.env("RUST_BACKTRACE", "0");
-        // For programs that it starts (`workloads/probed.py`).
-        command.env("WAIT_FOR_PROBES", "1");
         command
     }
 

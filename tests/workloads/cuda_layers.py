@@ -12,10 +12,6 @@ import time
 
 import torch
 
-import probed
-
-probed.wait()
-
 
 def keep_some(count, size):
     kept = []

@@ -27,10 +27,6 @@ import torch.utils.checkpoint
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-import probed
-
-probed.wait()
-
 # The CPU's allocator does not count what it hands out: there blocks of so many bytes are marks, and are counted.
 MARK = 4099
 

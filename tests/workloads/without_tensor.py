@@ -12,10 +12,6 @@ import os
 
 import torch
 
-import probed
-
-probed.wait()
-
 DEVICE = "cuda"
 
 

@@ -116,7 +116,7 @@ impl Estimation {
         let mut session = HostSession::load(wanted, self.ring_bytes)?;
         let mut command = Started::spawn(words)?;
         let root = command.tgid();
-        session.add_family(Watched::open(root)?, ProcessOrigin::Started)?;
+        session.add_family(Watched::open(root)?, ProcessOrigin::Launched)?;
         priority::come_first();
         let mut run = Run::new(self, root, wanted.allocators);
         let ended = run.follow(&mut session, &mut interrupts).await;

@@ -64,7 +64,7 @@ impl Recording {
             Subject::Command(words) => {
                 let command = Started::spawn(words)?;
                 let watched = Watched::open(command.tgid())?;
-                (Some(command), watched, ProcessOrigin::Started)
+                (Some(command), watched, ProcessOrigin::Launched)
             }
         };
         let root = watched.tgid;

@@ -16,6 +16,7 @@ use super::loader::{Loader, Reach, Wanted, Watch};
 use crate::cuda::calls::{Api, FUNCTIONS};
 use crate::event::{ProbeStatus, Tgid, TimeNs};
 use crate::process::maps::{DeviceNumber, MappedFile, Maps};
+use crate::process::pause::{Sleepers, while_paused};
 use crate::python::{DetectError, PythonProcess};
 
 #[derive(Debug)]
@@ -27,11 +28,20 @@ pub enum AttachStep {
     Waiting(String),
 }
 
+/// State of a process while probes are placed on the libraries that it has just mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    Running,
+    /// For programs that memprobe starts: none of their calls comes before its probe.
+    Paused,
+}
+
 /// A process that is being probed, and stays so as it loads more.
 #[derive(Clone)]
 pub struct Attaching {
     tgid: Tgid,
     wanted: Wanted,
+    placement: Placement,
     pub python: Option<PythonProcess>,
     /// The files that were there when no Python was found: with the same ones there is none.
     not_python: Option<Vec<(DeviceNumber, u64)>>,
@@ -64,7 +74,7 @@ enum Search {
 const TRACEPOINT_FAMILY: &str = "tracepoints";
 
 impl Attaching {
-    pub fn new(tgid: Tgid, wanted: Wanted) -> Self {
+    pub fn new(tgid: Tgid, wanted: Wanted, placement: Placement) -> Self {
         let flags = [
             (wanted.watch != Watch::One, process_flag::CHILDREN),
             (
@@ -77,6 +87,7 @@ impl Attaching {
         Self {
             tgid,
             wanted,
+            placement,
             python: None,
             not_python: None,
             config: ProcessConfig {
@@ -119,7 +130,7 @@ impl Attaching {
         for key in &self.files {
             files.leave(*key, self.tgid, now);
         }
-        *self = Self::new(self.tgid, self.wanted);
+        *self = Self::new(self.tgid, self.wanted, self.placement);
     }
 
     /// Finds out anew what Python it runs: what was known may be out of date.
@@ -156,7 +167,7 @@ impl Attaching {
         self.is_starting || self.variables.contains(&Search::Waiting)
     }
 
-    /// Does what can be done now; probes one file at most.
+    /// Does what can be done now. Probes one file at most, or all if the process is paused for it.
     pub fn step(
         &mut self,
         loader: &mut Loader,
@@ -185,13 +196,52 @@ impl Attaching {
                 Err(error) => return Err(error),
             }
         }
+        if self.placement == Placement::Paused && self.pending(&maps).is_some() {
+            return self.place_paused(loader, files, &maps, now);
+        }
+        self.place(loader, files, &maps, now)
+    }
+
+    /// Probes every file that is mapped by now while the process is paused. If it cannot be paused (a debugger may be
+    /// attached), it runs on here and from now on; the startup check reports memory that comes before the probes.
+    fn place_paused(
+        &mut self,
+        loader: &mut Loader,
+        files: &mut ProbedFiles,
+        maps: &Maps,
+        now: TimeNs,
+    ) -> Result<AttachStep> {
+        let paused = while_paused(self.tgid, Sleepers::Left, || {
+            loop {
+                match self.place(loader, files, maps, now) {
+                    Ok(AttachStep::Again) => {}
+                    ended => break ended,
+                }
+            }
+        });
+        match paused {
+            Ok(paused) => paused.result,
+            Err(_) => {
+                self.placement = Placement::Running;
+                self.place(loader, files, maps, now)
+            }
+        }
+    }
+
+    fn place(
+        &mut self,
+        loader: &mut Loader,
+        files: &mut ProbedFiles,
+        maps: &Maps,
+        now: TimeNs,
+    ) -> Result<AttachStep> {
         // Before the probes: the first event may be in a backward pass.
-        self.find_variables(loader, files, &maps, now)?;
-        if let Some((family, file)) = self.pending(&maps) {
+        self.find_variables(loader, files, maps, now)?;
+        if let Some((family, file)) = self.pending(maps) {
             self.probe(loader, files, family, &file)?;
             return Ok(AttachStep::Again);
         }
-        if let Some(file) = self.untold(&maps) {
+        if let Some(file) = self.untold(maps) {
             let probed = self.probe_file(loader, files, &file, TRACEPOINT_FAMILY, |tgid| {
                 Located::find_tracepoints(tgid, &file)
             });
@@ -202,10 +252,10 @@ impl Attaching {
             return Ok(AttachStep::Done);
         }
         let is_of_interest = self.wanted.allocators == Allocators::CudaAndCpu;
-        if !is_of_interest && was_built_without_cuda(self.tgid, &maps) {
+        if !is_of_interest && was_built_without_cuda(self.tgid, maps) {
             return Err(AttachError::NoCuda(self.tgid));
         }
-        Ok(AttachStep::Waiting(self.missing_library(&maps)))
+        Ok(AttachStep::Waiting(self.missing_library(maps)))
     }
 
     fn missing_library(&self, maps: &Maps) -> String {

@@ -124,7 +124,7 @@ impl HostSession {
             let before = self.processes.len();
             for tgid in facts::descendants(root) {
                 if let Some(watched) = Watched::if_there(tgid) {
-                    self.add(watched, ProcessOrigin::Running)?;
+                    self.add(watched, origin)?;
                 }
             }
             if self.processes.len() == before {
@@ -265,7 +265,7 @@ impl HostSession {
             ProcessEvent::Executed => self.execute(tgid),
             ProcessEvent::Exited => self.end(tgid),
             ProcessEvent::LibraryMapped => match self.processes.get_mut(&tgid.0) {
-                Some(process) => process.poll_soon(),
+                Some(process) => process.poll_soon(Instant::now()),
                 // Of the processes of a host those are watched that have something to probe.
                 None if Maps::of(tgid).is_ok_and(|maps| attaching::uses_cuda(&maps)) => {
                     self.adopt(tgid);
@@ -530,8 +530,9 @@ impl HostSession {
         let lost = self.processes_lost();
         if lost != self.handled_losses {
             self.handled_losses = lost;
+            let now = Instant::now();
             for process in self.processes.values_mut() {
-                process.doubt();
+                process.doubt(now);
             }
         }
         let processes = self.counters.total(counter::PROCESSES_REFUSED);

@@ -69,6 +69,11 @@ impl PollSchedule {
         self.next = Some(self.next.map_or(due, |next| next.min(due)));
     }
 
+    /// Brings the next attempt forward to `now`, whatever share of time the last one took.
+    pub(super) fn bring_to(&mut self, now: Instant) {
+        self.next = Some(now);
+    }
+
     /// Schedules the next attempt after one from `start` to `end`.
     pub(super) fn attempted(&mut self, start: Instant, end: Instant, pace: Pace) {
         self.last = end;

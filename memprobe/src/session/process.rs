@@ -11,7 +11,7 @@ use super::{HostItem, SnapshotPoint};
 use crate::decode::Record;
 use crate::event::{Event, Losses, MarkedPhase, Target, Tgid, TimeNs};
 use crate::probe::attach::AttachError;
-use crate::probe::attaching::{AttachStep, Attaching};
+use crate::probe::attaching::{AttachStep, Attaching, Placement};
 use crate::probe::files::ProbedFiles;
 use crate::probe::loader::{Loader, Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -32,8 +32,20 @@ const GRACE: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessOrigin {
     Running,
-    /// Just started: by memprobe, by a watched process, or as another program.
+    /// Just started, by a watched process or as another program.
     Started,
+    /// Started by memprobe, or by such a process.
+    Launched,
+}
+
+impl ProcessOrigin {
+    /// Origin of a process that one of this origin starts, or becomes by `exec`.
+    fn of_child(self) -> Self {
+        match self {
+            Self::Running | Self::Started => Self::Started,
+            Self::Launched => Self::Launched,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +108,13 @@ impl Process {
     ) -> Self {
         let (observed_from, past) = match origin {
             ProcessOrigin::Running => (ObservedFrom::Unseen, PriorCudaUse::Unknown),
-            ProcessOrigin::Started => (ObservedFrom::Seen, PriorCudaUse::None),
+            ProcessOrigin::Started | ProcessOrigin::Launched => {
+                (ObservedFrom::Seen, PriorCudaUse::None)
+            }
+        };
+        let placement = match origin {
+            ProcessOrigin::Running | ProcessOrigin::Started => Placement::Running,
+            ProcessOrigin::Launched => Placement::Paused,
         };
         Self {
             tgid,
@@ -105,7 +123,7 @@ impl Process {
             is_gone: false,
             origin,
             phase: ProcessPhase::Looking,
-            attaching: Attaching::new(tgid, wanted),
+            attaching: Attaching::new(tgid, wanted, placement),
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past),
             startup_check: StartupCheck::new(observed_from),
             before: Some(BaselineReader::of(tgid)),
@@ -169,7 +187,7 @@ impl Process {
             ..Self::new(
                 Watched::if_there(tgid),
                 tgid,
-                ProcessOrigin::Started,
+                self.origin.of_child(),
                 wanted,
                 now,
             )
@@ -179,7 +197,7 @@ impl Process {
     /// Starts anew: the process runs another program.
     pub(super) fn execute(&mut self, files: &mut ProbedFiles, now: Instant) {
         self.attaching.forget(files, now);
-        self.origin = ProcessOrigin::Started;
+        self.origin = self.origin.of_child();
         self.phase = ProcessPhase::Looking;
         let memory = ProcessMemory::new(self.tgid);
         self.symbolizer = Symbolizer::new(self.tgid, memory, None, PriorCudaUse::None);
@@ -304,7 +322,9 @@ impl Process {
             _ if self.attaching.has_loader => Pace::Seldom,
             (ProcessPhase::Attached, _) => Pace::Seldom,
             (ProcessPhase::Looking, ProcessOrigin::Running) => Pace::Running,
-            (ProcessPhase::Looking, ProcessOrigin::Started) => Pace::Started,
+            (ProcessPhase::Looking, ProcessOrigin::Started | ProcessOrigin::Launched) => {
+                Pace::Started
+            }
         }
     }
 
@@ -314,7 +334,7 @@ impl Process {
             // The session reports its end by itself.
             return true;
         }
-        let starting = self.origin == ProcessOrigin::Started && self.schedule.age(now) < STARTING;
+        let starting = self.origin != ProcessOrigin::Running && self.schedule.age(now) < STARTING;
         (starting && error.may_pass()) || (watch != Watch::One && error.is_no_python())
     }
 
@@ -352,16 +372,19 @@ impl Process {
     }
 
     /// Brings the next attempt forward: a library was mapped.
-    pub(super) fn poll_soon(&mut self) {
-        if self.phase != ProcessPhase::Refused {
-            self.schedule.hasten();
+    pub(super) fn poll_soon(&mut self, now: Instant) {
+        match (self.phase, self.origin) {
+            (ProcessPhase::Refused, _) => {}
+            // Its code does not run for long before it is paused.
+            (_, ProcessOrigin::Launched) => self.schedule.bring_to(now),
+            _ => self.schedule.hasten(),
         }
     }
 
     /// Distrusts what is known of its libraries: a record of its life may be lost.
-    pub(super) fn doubt(&mut self) {
+    pub(super) fn doubt(&mut self, now: Instant) {
         self.attaching.doubt();
-        self.poll_soon();
+        self.poll_soon(now);
     }
 
     /// Enters [`ProcessPhase::Attached`]: the blocks from before can be read.
@@ -383,7 +406,7 @@ impl Process {
         self.symbolizer.watch_tensors(match self.origin {
             // A tensor may have been begun before the probes were in place.
             ProcessOrigin::Running => TimeNs(super::now().0.saturating_add(GRACE)),
-            ProcessOrigin::Started => TimeNs(0),
+            ProcessOrigin::Started | ProcessOrigin::Launched => TimeNs(0),
         });
     }
 

@@ -107,6 +107,7 @@ rules! {
     OutlivesEvaluation => Unknown, Settled, "made in modules called without grad and kept after them";
     LongLived => Unknown, Settled, "made outside of modules and kept through several forward passes";
     NothingTells => Unknown, Settled, "made where nothing tells what for";
+    TensorOrWorkspace => Unknown, Settled, "a tensor or a workspace: made before the probes on tensors were in place";
     Crowded => Unknown, Settled, "several threads train at once: whose pass it is cannot be told";
     NamedParameter => Parameter, Settled, "a parameter of a module, by the process's objects";
     NamedBuffer => Parameter, Settled, "a buffer of a module, by the process's objects";

@@ -326,10 +326,7 @@ impl AttributionLedger {
             phase,
             rule: CategoryRule::NothingTells,
             state: BlockState::Settled,
-            tensor_info: match block.purpose {
-                PurposeId::NO_TENSOR => TensorInfo::NoTensor,
-                _ => TensorInfo::Tensor,
-            },
+            tensor_info: TensorInfo::of(block.purpose),
         };
         match self.at_once(block.purpose, traits, ledger) {
             Some(rule) => life.rule = rule,
@@ -340,7 +337,7 @@ impl AttributionLedger {
                     Some(category) => CategoryRule::as_before(category),
                     None => life.state.likely(),
                 };
-                life.rule = life.tensor_info.read(likely);
+                life.rule = life.tensor_info.read(likely, self.coverage.tensors);
             }
         }
         if let Some(making) = &mut self.making {
@@ -432,16 +429,16 @@ impl AttributionLedger {
         } else {
             rule
         };
-        let rule = life.tensor_info.read(rule);
+        let rule = life.tensor_info.read(rule, self.coverage.tensors);
         self.revise(id, life, rule, ledger);
         self.blocks.settle(id, rule);
-        if life.tensor_info == TensorInfo::Tensor {
+        if life.tensor_info == TensorInfo::Tensor || !self.coverage.tensors {
             self.learn(life.origin, rule.category());
         }
     }
 
     fn promote(&mut self, id: BlockId, life: &Lifecycle, state: BlockState, ledger: &Ledger) {
-        let rule = life.tensor_info.read(state.likely());
+        let rule = life.tensor_info.read(state.likely(), self.coverage.tensors);
         self.revise(id, life, rule, ledger);
         let life = Lifecycle {
             rule,

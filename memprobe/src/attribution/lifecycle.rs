@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use super::category::{Category, CategoryRule};
 use super::phase::Phase;
 use super::phase_tracker::PhaseTracker;
-use crate::event::{DeviceIndex, Tid};
+use crate::event::{DeviceIndex, PurposeId, Tid};
 use crate::ledger::{BlockId, Ledger, PerBlock};
 
 /// Forward passes a module input may survive before it stops counting as input.
@@ -61,27 +61,38 @@ pub(super) struct Lifecycle {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TensorInfo {
-    /// PyTorch was making a tensor, or the stream does not say.
     Tensor,
+    /// The stream does not say: it holds no tensors, or the block came before they were certain.
+    Unknown,
     /// PyTorch was making no tensor: a workspace, or the storage of a tensor being resized.
     NoTensor,
 }
 
 impl TensorInfo {
-    /// Corrects a rule by the tensor information. A block without a tensor is a workspace, unless
-    /// its lifetime shows a resized tensor. `index_select` resizes its result, and `embedding` calls it
+    pub(super) const fn of(id: PurposeId) -> Self {
+        match id {
+            PurposeId::NONE => Self::Unknown,
+            PurposeId::NO_TENSOR => Self::NoTensor,
+            _ => Self::Tensor,
+        }
+    }
+
+    /// Corrects a rule by the tensor information, if the stream has any. A block without a tensor is a workspace,
+    /// unless its lifetime shows a resized tensor. `index_select` resizes its result, and `embedding` calls it
     /// (aten/src/ATen/native/cuda/Indexing.cu@v2.15.0).
-    pub(super) const fn read(self, rule: CategoryRule) -> CategoryRule {
+    pub(super) const fn read(self, rule: CategoryRule, has_tensors: bool) -> CategoryRule {
         match (self, rule) {
+            (Self::Unknown, _) if !has_tensors => rule,
             (Self::Tensor, _)
             | (
-                Self::NoTensor,
+                Self::NoTensor | Self::Unknown,
                 CategoryRule::FreedInBackward
                 | CategoryRule::Recomputed
                 | CategoryRule::GivenToForward
                 | CategoryRule::Loaded,
             ) => rule,
             (Self::NoTensor, _) => CategoryRule::NoTensor,
+            (Self::Unknown, _) => CategoryRule::TensorOrWorkspace,
         }
     }
 }
@@ -279,4 +290,19 @@ impl Lifecycle {
 /// True if the rule counts as saved for the backward pass.
 pub(super) fn is_saved(rule: CategoryRule) -> bool {
     rule.category() == Category::Activation
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_in_doubt_is_a_tensor_where_only_a_tensor_lives_so() {
+        let read = |rule, has_tensors| TensorInfo::Unknown.read(rule, has_tensors);
+        let backward = CategoryRule::WithinBackward;
+        assert_eq!(read(backward, true), CategoryRule::TensorOrWorkspace);
+        assert_eq!(read(backward, false), backward);
+        let freed = CategoryRule::FreedInBackward;
+        assert_eq!(read(freed, true), freed);
+    }
 }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::category::Category;
-use super::lifecycle::Lifecycle;
+use super::lifecycle::{Lifecycle, TensorInfo};
 use super::phase::Phase;
 use crate::event::tensors::TensorKind;
 use crate::event::{DeviceIndex, LabeledBlock};
@@ -96,6 +96,8 @@ struct IntervalAllocations {
     number: u64,
     /// Number of its first allocation event.
     born: u64,
+    /// True if a block of it may be a tensor or a workspace ([`TensorInfo::Unknown`]).
+    is_uncertain: bool,
     made: HashMap<(DeviceIndex, u32, Made), Amount>,
 }
 
@@ -126,8 +128,12 @@ impl AllocationCounts {
             self.intervals.push_back(IntervalAllocations {
                 number: interval,
                 born: life.born,
+                is_uncertain: false,
                 made: HashMap::new(),
             });
+        }
+        if let Some(current) = self.intervals.back_mut() {
+            current.is_uncertain |= life.tensor_info == TensorInfo::Unknown;
         }
         let block = ledger.block(id);
         let purpose = ledger.purpose(block.purpose);

@@ -9,7 +9,7 @@ use super::poll::{self, Pace, PollSchedule};
 use super::startup_check::{ObservedFrom, StartupCheck};
 use super::{HostItem, SnapshotPoint};
 use crate::decode::Record;
-use crate::event::{Event, Losses, MarkedPhase, Target, Tgid, TimeNs};
+use crate::event::{Event, Losses, MarkedPhase, Target, Tgid};
 use crate::probe::attach::AttachError;
 use crate::probe::attaching::{AttachStep, Attaching, Placement};
 use crate::probe::files::ProbedFiles;
@@ -26,8 +26,6 @@ use crate::torch::module_trees::ModuleNames;
 const STARTING: Duration = Duration::from_secs(20);
 /// Time that a segment waits, after the last record, for its thread to name the device.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Nanoseconds that it takes to make a tensor at most: CUDA may have to find memory for it first.
-const GRACE: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessOrigin {
@@ -168,7 +166,7 @@ impl Process {
             symbolizer.runs_no_python();
         }
         if attaching.has_tensors() {
-            symbolizer.watch_tensors(TimeNs(0));
+            symbolizer.watch_all_tensors();
         }
         // The parent's libraries are there; others are reported by the loader or by an exec.
         let first_poll = (self.phase == ProcessPhase::Looking).then(|| now + poll::WITH_LOADER);
@@ -403,11 +401,10 @@ impl Process {
         if !self.attaching.has_tensors() {
             return;
         }
-        self.symbolizer.watch_tensors(match self.origin {
-            // A tensor may have been begun before the probes were in place.
-            ProcessOrigin::Running => TimeNs(super::now().0.saturating_add(GRACE)),
-            ProcessOrigin::Started | ProcessOrigin::Launched => TimeNs(0),
-        });
+        match self.origin {
+            ProcessOrigin::Running => self.symbolizer.watch_tensors_since(super::now()),
+            ProcessOrigin::Started | ProcessOrigin::Launched => self.symbolizer.watch_all_tensors(),
+        }
     }
 
     /// Enters [`ProcessPhase::Refused`]; its records still become events.

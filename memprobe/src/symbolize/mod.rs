@@ -209,9 +209,14 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.cpu = CpuAllocatorTotals::new(self.tgid, PriorCudaUse::Unknown);
     }
 
-    /// Records that probes report every tensor created since `since`: later blocks without one have no tensor.
-    pub fn watch_tensors(&mut self, since: TimeNs) {
-        self.shapes.watched_since = Some(since);
+    /// Records that probes report every tensor of the process: blocks without one have no tensor.
+    pub fn watch_all_tensors(&mut self) {
+        self.shapes.watch_all();
+    }
+
+    /// Records that probes report every tensor whose making begins after `since`.
+    pub fn watch_tensors_since(&mut self, since: TimeNs) {
+        self.shapes.watch_since(since);
     }
 
     /// Like [`Self::settle`], for a process whose last record has arrived.

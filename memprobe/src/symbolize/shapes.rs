@@ -1,5 +1,6 @@
 //! Interns the purposes of blocks, and checks reported tensors against their blocks.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use memprobe_common::{
@@ -14,11 +15,40 @@ use crate::event::{BlockPurpose, Bytes, Purpose, PurposeId, PurposeIds, TensorSp
 /// `kLargeBuffer` of 20 MiB (c10/cuda/CUDACachingAllocator.cpp@v2.15.0, `should_split`).
 const MAX_REST: u64 = 20 << 20;
 
+/// Nanoseconds that it takes to make a tensor at most: CUDA may have to find memory for it first.
+const MAX_MAKING: u64 = 1_000_000_000;
+
 #[derive(Debug, Default)]
 pub struct PurposeInterner {
     ids: PurposeIds,
-    /// The time from which on probes report every tensor.
-    pub watched_since: Option<TimeNs>,
+    tensors: WatchedTensors,
+}
+
+/// Times and threads for which probes report every tensor.
+#[derive(Debug, Default)]
+enum WatchedTensors {
+    #[default]
+    Never,
+    Always,
+    /// A tensor may have been begun before, and get its block within [`MAX_MAKING`]. As it gets one block, only the
+    /// first of each thread is in doubt; the threads are those that have had it.
+    Since(TimeNs, HashSet<u32>),
+}
+
+impl WatchedTensors {
+    /// True if probes would have reported the tensor of a thread's new block.
+    fn covers(&mut self, tid: u32, time: TimeNs) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Always => true,
+            Self::Since(since, _) if time < *since => false,
+            Self::Since(since, _) if time.0 - since.0 >= MAX_MAKING => {
+                *self = Self::Always;
+                true
+            }
+            Self::Since(_, threads) => !threads.insert(tid),
+        }
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -31,6 +61,16 @@ enum Found {
 }
 
 impl PurposeInterner {
+    /// Records that the probes on tensors are in place, before the process began to run.
+    pub fn watch_all(&mut self) {
+        self.tensors = WatchedTensors::Always;
+    }
+
+    /// Records that the probes on tensors have been in place since a time.
+    pub fn watch_since(&mut self, since: TimeNs) {
+        self.tensors = WatchedTensors::Since(since, HashSet::new());
+    }
+
     /// Returns the purpose of a record's memory, and its definition if new. `purpose` is for memory without a tensor.
     pub fn of(
         &mut self,
@@ -38,26 +78,22 @@ impl PurposeInterner {
         shape: Option<&ShapeRecord>,
         purpose: Option<Purpose>,
     ) -> (PurposeId, Option<Arc<BlockPurpose>>) {
+        // Also counts the blocks that have a tensor.
+        let is_covered = self.tensors.covers(memory.tid, TimeNs(memory.time_ns));
+        // Without scratch memory for the thread the kernel's programs recorded no tensor.
+        let is_watched = is_covered && memory.stack_state != stack_state::UNREADABLE;
         let found = shape.map_or(Found::Another, |shape| {
             check(shape, memory.size.unsigned_abs())
         });
         match found {
             Found::Shape(shape) => self.ids.intern(BlockPurpose::Tensor(shape)),
             Found::Unknown => (PurposeId::NONE, None),
-            Found::Another if self.is_watched(memory) => match purpose {
+            Found::Another if is_watched => match purpose {
                 Some(purpose) => self.ids.intern(BlockPurpose::Other(purpose)),
                 None => (PurposeId::NO_TENSOR, None),
             },
             Found::Another => (PurposeId::NONE, None),
         }
-    }
-
-    /// True if probes would have reported a tensor for this memory.
-    fn is_watched(&self, memory: &MemoryRecord) -> bool {
-        // The kernel programs had no scratch memory for the thread, so they recorded no tensor.
-        let has_scratch = memory.stack_state != stack_state::UNREADABLE;
-        let since = self.watched_since;
-        has_scratch && since.is_some_and(|since| TimeNs(memory.time_ns) >= since)
     }
 }
 
@@ -215,15 +251,33 @@ mod tests {
     }
 
     #[test]
-    fn a_block_without_a_tensor_is_known_as_such_only_where_tensors_are_watched() {
+    fn only_the_first_block_of_a_thread_after_the_probes_may_be_of_a_tensor_begun_before() {
         let mut shapes = PurposeInterner::default();
-        assert_eq!(shapes.of(&block(5, 512), None, None).0, PurposeId::NONE);
-        shapes.watched_since = Some(TimeNs(10));
-        assert_eq!(shapes.of(&block(9, 512), None, None).0, PurposeId::NONE);
-        assert_eq!(
-            shapes.of(&block(10, 512), None, None).0,
-            PurposeId::NO_TENSOR
-        );
+        let of = |shapes: &mut PurposeInterner, tid, time, shape: Option<&ShapeRecord>| {
+            let block = MemoryRecord {
+                tid,
+                ..block(time, 512)
+            };
+            shapes.of(&block, shape, None).0
+        };
+        assert_eq!(of(&mut shapes, 1, 5, None), PurposeId::NONE);
+        shapes.watch_since(TimeNs(10));
+        assert_eq!(of(&mut shapes, 1, 9, None), PurposeId::NONE);
+        assert_eq!(of(&mut shapes, 1, 10, None), PurposeId::NONE);
+        assert_eq!(of(&mut shapes, 1, 11, None), PurposeId::NO_TENSOR);
+        of(&mut shapes, 2, 12, Some(&dense(&[3])));
+        assert_eq!(of(&mut shapes, 2, 13, None), PurposeId::NO_TENSOR);
+        assert_eq!(of(&mut shapes, 3, 14, None), PurposeId::NONE);
+        let late = 10 + MAX_MAKING;
+        assert_eq!(of(&mut shapes, 4, late, None), PurposeId::NO_TENSOR);
+    }
+
+    #[test]
+    fn a_process_watched_from_its_start_has_no_block_in_doubt() {
+        let mut shapes = PurposeInterner::default();
+        shapes.watch_all();
+        let id = shapes.of(&block(5, 512), None, None).0;
+        assert_eq!(id, PurposeId::NO_TENSOR);
     }
 
     #[test]
@@ -239,7 +293,7 @@ mod tests {
         let of = |shapes: &mut PurposeInterner, time, shape: Option<&ShapeRecord>| {
             shapes.of(&block(time, 512), shape, purpose())
         };
-        shapes.watched_since = Some(TimeNs(10));
+        shapes.watch_since(TimeNs(9));
         let before = of(&mut shapes, 9, None);
         assert_eq!(before, (PurposeId::NONE, None), "it may be a tensor's");
         let (first, defined) = of(&mut shapes, 10, None);

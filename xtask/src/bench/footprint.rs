@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::profiler::{Profiler, Programs};
+use super::profiler::{Build, Profiler, Programs};
 use super::table::Table;
 use super::target::Target;
 
@@ -37,7 +37,11 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
             "of it memprobe's",
         ],
     );
-    for profiler in [Profiler::RecordNowhere, Profiler::Record, Profiler::Attach] {
+    for profiler in [
+        Profiler::RecordNowhere(Build::Own),
+        Profiler::Record(Build::Own),
+        Profiler::Attach(Build::Own),
+    ] {
         target.check_clean()?;
         let attached = profiler
             .attach(programs, target.describe().pid)?
@@ -53,7 +57,7 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
         attached.detach()?;
         let rate = paced.events as f64 / paced.seconds;
         let row = [
-            profiler.name().to_owned(),
+            profiler.name(),
             format!("{rate:.0}"),
             format!("{:.1} %", 100.0 * cpu / elapsed),
             format!("{:.2}", 1e6 * cpu / elapsed / rate),

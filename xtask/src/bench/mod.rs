@@ -49,6 +49,9 @@ pub struct Options {
     /// Only the benchmarks of memprobe's own code with this text in their names
     #[arg(long, value_name = "NAME")]
     filter: Option<String>,
+    /// Another memprobe, such as that of an earlier commit, in the same turns of the training loop
+    #[arg(long, value_name = "MEMPROBE")]
+    beside: Option<PathBuf>,
 }
 
 /// A part of the benchmarks.
@@ -85,7 +88,10 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let mut tables = Vec::new();
     let mut gpu = None;
     if attaches {
-        let programs = build(repository)?;
+        let programs = Programs {
+            other_memprobe: options.beside.clone(),
+            ..build(repository)?
+        };
         eprintln!("== PyTorch");
         let request = pytorch::Request::new(options.python.clone(), pytorch::DEFAULT_TORCH);
         let environment = pytorch::set_up(&request)?;
@@ -152,6 +158,7 @@ fn build(repository: &Repository) -> Result<Programs> {
     std::fs::create_dir_all(&recordings)?;
     Ok(Programs {
         memprobe: release.join("memprobe"),
+        other_memprobe: None,
         probes_alone: release.join("examples/probes_alone"),
         recordings,
     })

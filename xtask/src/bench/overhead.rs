@@ -17,11 +17,12 @@ pub fn measure(target: &mut Target, programs: &Programs, options: &Options) -> R
         "== a training loop under each profiler: {} turns of {} iterations each",
         options.rounds, options.iterations
     );
-    let mut blocks = vec![Vec::new(); Profiler::ALL.len()];
-    let mut order: Vec<usize> = (0..Profiler::ALL.len()).collect();
+    let profilers = Profiler::all(programs);
+    let mut blocks = vec![Vec::new(); profilers.len()];
+    let mut order = Vec::from_iter(0..profilers.len());
     for round in 0..options.rounds {
         for &which in &order {
-            let block = one_block(Profiler::ALL[which], target, programs, options)?;
+            let block = one_block(profilers[which], target, programs, options)?;
             blocks[which].push(block);
         }
         // Rotate, so that no profiler always follows the same one.
@@ -33,7 +34,7 @@ pub fn measure(target: &mut Target, programs: &Programs, options: &Options) -> R
             options.rounds
         );
     }
-    table(&blocks)
+    table(&profilers, &blocks)
 }
 
 fn one_block(
@@ -52,7 +53,7 @@ fn one_block(
 }
 
 /// Builds the table from the blocks of each profiler; the first are without a profiler.
-fn table(blocks: &[Vec<Block>]) -> Result<Table> {
+fn table(profilers: &[Profiler], blocks: &[Vec<Block>]) -> Result<Table> {
     let plain = blocks.first().context("nothing was measured")?;
     let events = plain
         .iter()
@@ -73,10 +74,10 @@ fn table(blocks: &[Vec<Block>]) -> Result<Table> {
             "µs/event",
         ],
     );
-    for (profiler, blocks) in Profiler::ALL.into_iter().zip(blocks) {
+    for (&profiler, blocks) in profilers.iter().zip(blocks) {
         let compared = Compared::of(plain, blocks).context("nothing was measured")?;
         let mut cells = [
-            profiler.name().to_owned(),
+            profiler.name(),
             format!("{:.0}", compared.microseconds),
             percent(compared.slower.median()),
             {

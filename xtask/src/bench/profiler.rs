@@ -25,9 +25,28 @@ const READY: [&str; 2] = ["ready", "recording PID"];
 #[derive(Debug)]
 pub struct Programs {
     pub memprobe: PathBuf,
+    /// Another build of memprobe, measured in the same turns.
+    pub other_memprobe: Option<PathBuf>,
     /// The example that attaches memprobe's probes and discards the records.
     pub probes_alone: PathBuf,
     pub recordings: PathBuf,
+}
+
+/// A build of memprobe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Build {
+    Own,
+    /// [`Programs::other_memprobe`].
+    Other,
+}
+
+impl Build {
+    fn program(self, programs: &Programs) -> &Path {
+        match (self, &programs.other_memprobe) {
+            (Self::Other, Some(other)) => other,
+            _ => &programs.memprobe,
+        }
+    }
 }
 
 /// A profiler, or none.
@@ -41,13 +60,13 @@ pub enum Profiler {
     /// Like [`Self::ProbesAlone`], plus the probes on tensor creation.
     TensorProbesAlone,
     /// `memprobe record` into a file.
-    Record,
+    Record(Build),
     /// Like [`Self::Record`], with the tensor behind each block.
-    RecordTensors,
+    RecordTensors(Build),
     /// `memprobe record` into `/dev/null`.
-    RecordNowhere,
+    RecordNowhere(Build),
     /// `memprobe attach`, on a terminal of 160 columns and 50 rows.
-    Attach,
+    Attach(Build),
     /// `_record_memory_history(stacks="python")`.
     HistoryPython,
     /// `_record_memory_history(stacks="all")`.
@@ -58,34 +77,60 @@ pub enum Profiler {
 
 impl Profiler {
     /// Every profiler, in the order of the table.
-    pub const ALL: [Self; 11] = [
-        Self::None,
-        Self::FilteredProbes,
-        Self::ProbesAlone,
-        Self::TensorProbesAlone,
-        Self::RecordNowhere,
-        Self::Record,
-        Self::RecordTensors,
-        Self::Attach,
-        Self::HistoryPython,
-        Self::HistoryAll,
-        Self::KinetoMemory,
-    ];
+    pub fn all(programs: &Programs) -> Vec<Self> {
+        use Build::{Other, Own};
+        let mut all = vec![
+            Self::None,
+            Self::FilteredProbes,
+            Self::ProbesAlone,
+            Self::TensorProbesAlone,
+            Self::RecordNowhere(Own),
+            Self::Record(Own),
+            Self::RecordTensors(Own),
+            Self::Attach(Own),
+            Self::HistoryPython,
+            Self::HistoryAll,
+            Self::KinetoMemory,
+        ];
+        if programs.other_memprobe.is_some() {
+            all.extend([
+                Self::RecordNowhere(Other),
+                Self::Record(Other),
+                Self::RecordTensors(Other),
+                Self::Attach(Other),
+            ]);
+        }
+        all
+    }
 
     /// Label in the table.
-    pub fn name(self) -> &'static str {
-        match self {
+    pub fn name(self) -> String {
+        let name = match self {
             Self::None => "no profiler",
             Self::FilteredProbes => "empty uprobe at the same place",
             Self::ProbesAlone => "memprobe's probes, nothing read",
             Self::TensorProbesAlone => "those of --detail tensors, nothing read",
-            Self::Record => "memprobe record --detail lines -o FILE",
-            Self::RecordTensors => "memprobe record --detail tensors -o FILE",
-            Self::RecordNowhere => "memprobe record --detail lines -o /dev/null",
-            Self::Attach => "memprobe attach",
+            Self::Record(_) => "memprobe record --detail lines -o FILE",
+            Self::RecordTensors(_) => "memprobe record --detail tensors -o FILE",
+            Self::RecordNowhere(_) => "memprobe record --detail lines -o /dev/null",
+            Self::Attach(_) => "memprobe attach",
             Self::HistoryPython => "PyTorch's history, stacks=\"python\"",
             Self::HistoryAll => "PyTorch's history, stacks=\"all\"",
             Self::KinetoMemory => "torch.profiler, profile_memory=True",
+        };
+        match self.build() {
+            Some(Build::Other) => format!("the other {name}"),
+            _ => name.to_owned(),
+        }
+    }
+
+    fn build(self) -> Option<Build> {
+        match self {
+            Self::Record(build)
+            | Self::RecordTensors(build)
+            | Self::RecordNowhere(build)
+            | Self::Attach(build) => Some(build),
+            _ => None,
         }
     }
 
@@ -102,8 +147,9 @@ impl Profiler {
     /// Attaches from outside, if this profiler does so; returns once the probes are attached.
     pub fn attach(self, programs: &Programs, pid: u32) -> Result<Option<Attached>> {
         let pid = pid.to_string();
+        let memprobe = self.build().unwrap_or(Build::Own).program(programs);
         let record = |detail: &str, output: &Path| {
-            let mut command = Command::new(&programs.memprobe);
+            let mut command = Command::new(memprobe);
             command.args(["record", "--detail", detail, "--pid", &pid, "-o"]);
             command.arg(output);
             command
@@ -121,11 +167,11 @@ impl Profiler {
             Self::FilteredProbes => Attached::speaking(alone(&["filtered"]))?,
             Self::ProbesAlone => Attached::speaking(alone(&["discarded"]))?,
             Self::TensorProbesAlone => Attached::speaking(alone(&["discarded", "tensors"]))?,
-            Self::RecordNowhere => Attached::speaking(record("lines", Path::new("/dev/null")))?,
-            Self::Record => Attached::speaking(record("lines", &file))?,
-            Self::RecordTensors => Attached::speaking(record("tensors", &file))?,
-            Self::Attach => {
-                let mut command = Command::new(&programs.memprobe);
+            Self::RecordNowhere(_) => Attached::speaking(record("lines", Path::new("/dev/null")))?,
+            Self::Record(_) => Attached::speaking(record("lines", &file))?,
+            Self::RecordTensors(_) => Attached::speaking(record("tensors", &file))?,
+            Self::Attach(_) => {
+                let mut command = Command::new(memprobe);
                 command.args(["attach", "--pid", &pid]);
                 Attached::on_a_terminal(command)?
             }

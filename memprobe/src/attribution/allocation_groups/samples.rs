@@ -149,6 +149,12 @@ impl Program {
         self.alloc_of(stack, PurposeId::NONE, size)
     }
 
+    /// Allocates for a tensor of as many bytes.
+    pub(crate) fn alloc_tensor(&mut self, stack: StackId, size: u64) -> u64 {
+        let shape = self.shape(&[size / 4]);
+        self.alloc_of(stack, shape, size)
+    }
+
     /// Allocates at the lowest free address.
     pub(crate) fn alloc_of(&mut self, stack: StackId, shape: PurposeId, size: u64) -> u64 {
         let mut addr = 0x1000;
@@ -276,15 +282,15 @@ pub(crate) fn learning() -> Program {
         }
     }
     let head = program.stack(of("GPT.head"));
-    saved.push(program.alloc(head, 8 * MIB));
+    saved.push(program.alloc_tensor(head, 8 * MIB));
     let loss = program.stack(called(40, ""));
-    saved.push(program.alloc(loss, 512));
+    saved.push(program.alloc_tensor(loss, 512));
     let through_head = program.stack(backward(41, "AddmmBackward0", Some(of("GPT.head"))));
-    let gradient = program.alloc(through_head, 6 * MIB);
+    let gradient = program.alloc_tensor(through_head, 6 * MIB);
     let unknown = program.stack(backward(41, "AccumulateGrad", None));
-    program.alloc(unknown, MIB);
+    program.alloc_tensor(unknown, MIB);
     let recomputed = program.stack(again(31, "GPT.layers.1.mlp"));
-    let again = program.alloc(recomputed, 2 * MIB);
+    let again = program.alloc_tensor(recomputed, 2 * MIB);
     for addr in saved.into_iter().chain([gradient, again]) {
         program.free(addr);
     }
@@ -300,11 +306,12 @@ pub(crate) fn learning_for(iterations: u64, keeps: impl Fn(u64) -> bool) -> Prog
     let through = program.stack(backward(33, "MmBackward0", Some(called(31, "Net.layer"))));
     let scalar = program.shape(&[]);
     let hidden = program.shape(&[256, 1024]);
+    let whole = program.shape(&[256, 256]);
     for iteration in 0..iterations {
         program.mark(MarkedPhase::ZeroGrad, "SGD");
         let saved = program.alloc_of(forward, hidden, 1024 * KIB);
         let last = program.alloc_of(loss, scalar, 512);
-        let gradient = program.alloc(through, 256 * KIB);
+        let gradient = program.alloc_of(through, whole, 256 * KIB);
         program.free(saved);
         program.mark(MarkedPhase::Step, "SGD");
         program.free(gradient);

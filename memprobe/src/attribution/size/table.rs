@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use super::{AllocationCounts, Amount, Made};
+use super::{AllocationCounts, Amount, IntervalAllocations, Made};
 use crate::attribution::AttributionLedger;
 use crate::attribution::allocation_groups::{ModuleScope, place_of};
 use crate::attribution::category::Category;
@@ -108,14 +108,19 @@ impl AllocationCounts {
         Some(forward.fold(0, |sum, (_, amount)| sum.saturating_add(amount.bytes)))
     }
 
+    fn selected(
+        &self,
+        intervals: &RangeInclusive<u64>,
+    ) -> impl Iterator<Item = &IntervalAllocations> {
+        let all = self.intervals.iter();
+        all.filter(move |interval| intervals.contains(&interval.number))
+    }
+
     fn made(
         &self,
         intervals: &RangeInclusive<u64>,
     ) -> impl Iterator<Item = ((DeviceIndex, u32, Made), Amount)> {
-        let selected = self
-            .intervals
-            .iter()
-            .filter(move |interval| intervals.contains(&interval.number));
+        let selected = self.selected(intervals);
         selected.flat_map(|interval| interval.made.iter().map(|(key, amount)| (*key, *amount)))
     }
 }
@@ -124,7 +129,7 @@ impl AttributionLedger {
     /// Model sizes; `None` without counted allocations.
     pub fn sizes(&self) -> Option<Sizes> {
         let making = self.making.as_ref()?;
-        let (iteration, of) = choose(&self.iterations().rows, making)?;
+        let (iteration, of) = self.choose_iteration(making)?;
         let mut devices: BTreeMap<DeviceIndex, Vec<(ModuleScope, ModuleSize)>> = BTreeMap::new();
         let mut made: Vec<_> = making.made(&iteration.intervals).collect();
         // Stacks are numbered in order of first use, so modules keep the order of the model.
@@ -163,6 +168,21 @@ impl AttributionLedger {
             devices: devices.collect(),
             iteration,
         })
+    }
+
+    /// Chooses among the iterations whose blocks are each known as a tensor or a workspace, if there are any. In others
+    /// a workspace may count as a tensor, and they would be the largest.
+    fn choose_iteration(&self, making: &AllocationCounts) -> Option<(Iteration, u64)> {
+        let mut rows = self.iterations().rows;
+        let is_certain = |row: &Iteration| {
+            let mut intervals = making.selected(&row.intervals);
+            intervals.all(|interval| !interval.is_uncertain)
+        };
+        let is_shown = |row: &&Iteration| row.kind == IterationKind::Whole && is_certain(row);
+        if self.coverage().tensors && rows.iter().any(|row| is_shown(&row)) {
+            rows.retain(is_certain);
+        }
+        choose(&rows, making)
     }
 
     /// Inferred parameters and buffers of a device: the larger of now and peak, because an ending program

@@ -5,7 +5,7 @@ use crate::attribution::allocation_groups::samples::{
 };
 use crate::attribution::iterations::IterationKind;
 use crate::attribution::modules::ModuleRow;
-use crate::event::{Address, BlockLabels, Bytes, Event, Tgid, TimeNs};
+use crate::event::{Address, BlockLabels, Bytes, Event, MarkedPhase, Tgid, TimeNs};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -85,6 +85,26 @@ fn the_last_of_the_largest_iterations_is_looked_at() {
     let layer = part(&sizes.devices[&DEVICE].modules, "Net.layer");
     assert_eq!(layer.own.saved.bytes, 1024 * KIB);
     assert_eq!(layer.own.saved.blocks, 1, "of one iteration");
+}
+
+#[test]
+fn an_iteration_with_a_block_that_may_be_a_workspace_is_not_shown() {
+    let mut program = learning_for(2, |_| false);
+    let forward = program.stack(called(31, "Net.layer"));
+    program.mark(MarkedPhase::ZeroGrad, "SGD");
+    let tensor = program.alloc_tensor(forward, 1024 * KIB);
+    let in_doubt = program.alloc(forward, 8 * MIB);
+    program.free(tensor);
+    program.free(in_doubt);
+    for phase in [MarkedPhase::Step, MarkedPhase::ZeroGrad, MarkedPhase::Step] {
+        program.mark(phase, "SGD");
+    }
+    let ledger = ledger_of(&program);
+    let sizes = ledger.sizes().expect("something was made");
+    assert_eq!((sizes.iteration.number, sizes.of), (2, 2));
+    let kinds = ledger.iterations().rows.into_iter().map(|row| row.kind);
+    let whole = kinds.filter(|kind| *kind == IterationKind::Whole);
+    assert_eq!(whole.count(), 3);
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl Training {
         let mut program = Program::attached_at(96 * MIB);
         let built = program.stack(torch("nn/modules/module.py", "convert", 12));
         for _ in 0..6 {
-            program.alloc(built, 24 * MIB);
+            program.alloc_tensor(built, 24 * MIB);
         }
         let mut pair = |path: &str| {
             let forward = called(31, path);
@@ -88,28 +88,28 @@ impl Training {
 
     fn forward(&mut self) -> Vec<u64> {
         self.begin(MarkedPhase::ZeroGrad);
-        let mut saved = vec![self.program.alloc(self.batch, 2 * MIB)];
+        let mut saved = vec![self.program.alloc_tensor(self.batch, 2 * MIB)];
         for at in 0..self.layers.len() {
             let (stack, _) = self.layers[at];
-            let temporary = self.program.alloc(stack, 3 * MIB);
-            saved.push(self.program.alloc(stack, (10 + at as u64) * MIB));
+            let temporary = self.program.alloc_tensor(stack, 3 * MIB);
+            saved.push(self.program.alloc_tensor(stack, (10 + at as u64) * MIB));
             self.program.free(temporary);
             self.program.wait(900);
         }
-        saved.push(self.program.alloc(self.head.0, 40 * MIB));
+        saved.push(self.program.alloc_tensor(self.head.0, 40 * MIB));
         saved
     }
 
     fn backward(&mut self, saved: Vec<u64>, gradients: usize) -> Vec<u64> {
-        let mut survivors = vec![self.program.alloc(self.unknown, MIB)];
+        let mut survivors = vec![self.program.alloc_tensor(self.unknown, MIB)];
         let workspace = self
             .program
             .alloc_of(self.head.1, PurposeId::NO_TENSOR, 8 * MIB);
         for (at, addr) in saved.into_iter().rev().enumerate() {
             let (_, stack) = self.layers[at % self.layers.len()];
-            let passing = self.program.alloc(stack, 5 * MIB);
+            let passing = self.program.alloc_tensor(stack, 5 * MIB);
             if at < gradients {
-                survivors.push(self.program.alloc(stack, 6 * MIB));
+                survivors.push(self.program.alloc_tensor(stack, 6 * MIB));
             }
             self.program.free(addr);
             self.program.free(passing);
@@ -126,10 +126,10 @@ impl Training {
             self.begin(MarkedPhase::Step);
             if step == 0 {
                 for _ in 0..2 {
-                    self.program.alloc(self.step, 48 * MIB);
+                    self.program.alloc_tensor(self.step, 48 * MIB);
                 }
             }
-            let temporary = self.program.alloc(self.step, 4 * MIB);
+            let temporary = self.program.alloc_tensor(self.step, 4 * MIB);
             self.program.free(temporary);
             self.program.wait(2_500);
             for addr in gradients {

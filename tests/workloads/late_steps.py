@@ -1,9 +1,10 @@
 """Trains one of several small models step after step, for an attach at any moment.
 
-    late_steps.py PROGRAM STEPS    PROGRAM is a function below
+    late_steps.py PROGRAM UNTIL    PROGRAM is a function below; ends when the file UNTIL is there
 """
 
 import copy
+import os
 import sys
 import time
 
@@ -15,18 +16,18 @@ BATCH = 256
 WIDTHS = (1000, 2000, 500)
 
 
-def perceptron():
-    ingoing, hidden, outgoing = WIDTHS
+def perceptron(ingoing=WIDTHS[0], hidden=WIDTHS[1], outgoing=WIDTHS[2]):
     return nn.Sequential(nn.Linear(ingoing, hidden), nn.ReLU(), nn.Linear(hidden, outgoing)).cuda()
 
 
-def loss_of(output):
-    target = torch.randint(0, WIDTHS[2], (BATCH,), device="cuda")
-    return nn.functional.cross_entropy(output, target)
+def random(width):
+    return torch.randn(BATCH, width, device="cuda")
 
 
-def batch():
-    return torch.randn(BATCH, WIDTHS[0], device="cuda")
+def learn(forward):
+    """A forward and a backward pass."""
+    data, target = random(WIDTHS[0]), torch.randint(0, WIDTHS[2], (BATCH,), device="cuda")
+    nn.functional.cross_entropy(forward(data), target).backward()
 
 
 def plain():
@@ -34,7 +35,7 @@ def plain():
     optimizer = torch.optim.Adam(model.parameters())
     while True:
         optimizer.zero_grad()
-        loss_of(model(batch())).backward()
+        learn(model)
         optimizer.step()
         yield
 
@@ -45,7 +46,7 @@ def accumulation():
     while True:
         optimizer.zero_grad()
         for _ in range(3):
-            loss_of(model(batch())).backward()
+            learn(model)
         optimizer.step()
         yield
 
@@ -56,7 +57,7 @@ def average():
     optimizer = torch.optim.Adam(model.parameters())
     while True:
         optimizer.zero_grad()
-        loss_of(model(batch())).backward()
+        learn(model)
         optimizer.step()
         with torch.no_grad():
             for kept, parameter in zip(average.parameters(), model.parameters()):
@@ -69,19 +70,20 @@ def checkpointed():
     optimizer = torch.optim.Adam(model.parameters())
     while True:
         optimizer.zero_grad()
-        loss_of(checkpoint(model, batch(), use_reentrant=False)).backward()
+        learn(lambda data: checkpoint(model, data, use_reentrant=False))
         optimizer.step()
         yield
 
 
 def gan():
-    generator, discriminator = perceptron(), nn.Sequential(nn.Linear(500, 100), nn.ReLU(), nn.Linear(100, 1)).cuda()
+    generator, discriminator = perceptron(), perceptron(WIDTHS[2], 100, 1)
     for_generator = torch.optim.Adam(generator.parameters())
     for_discriminator = torch.optim.Adam(discriminator.parameters())
     while True:
         for_discriminator.zero_grad()
-        made = generator(batch())
-        (discriminator(made.detach()).mean() - discriminator(torch.randn(BATCH, 500, device="cuda")).mean()).backward()
+        noise, real = random(WIDTHS[0]), random(WIDTHS[2])
+        made = generator(noise)
+        (discriminator(made.detach()).mean() - discriminator(real).mean()).backward()
         for_discriminator.step()
         for_generator.zero_grad()
         discriminator(made).mean().neg().backward()
@@ -92,8 +94,8 @@ def gan():
 def main():
     steps = globals()[sys.argv[1]]()
     next(steps)
-    print("ready", flush=True)
-    for _ in range(int(sys.argv[2])):
+    print(f"ready {os.getpid()}", flush=True)
+    while not os.path.exists(sys.argv[2]):
         next(steps)
         time.sleep(0.02)
 

@@ -1,0 +1,174 @@
+//! Tables of programs that memprobe attaches to late: the same bytes as recorded from the start, and those that follow
+//! from the shapes of the program's tensors (`workloads/late_steps.py`).
+
+use std::path::Path;
+use std::time::Duration;
+
+use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::process::Background;
+use serde_json::Value;
+
+const FLOAT: u64 = 4;
+const BATCH: u64 = 256;
+/// Widths of the perceptron: input, hidden layer, output.
+const IN: u64 = 1000;
+const HIDDEN: u64 = 2000;
+const OUT: u64 = 500;
+
+/// Time in which several iterations end.
+const TRAINING: Duration = Duration::from_secs(2);
+
+/// Bytes of one iteration, as `report --by size` adds them up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sizes {
+    forward: u64,
+    saved: u64,
+    recomputed: u64,
+    backward: u64,
+    gradients: u64,
+}
+
+impl Sizes {
+    /// One forward and one backward pass of the perceptron.
+    fn of_pass() -> Self {
+        let [hidden, out] = [HIDDEN, OUT].map(|width| BATCH * width * FLOAT);
+        // The loss and its total weight.
+        let scalar = FLOAT;
+        Self {
+            // Linear, ReLU, Linear, log_softmax.
+            forward: 2 * hidden + 2 * out + 2 * scalar,
+            saved: hidden + out + scalar,
+            recomputed: 0,
+            // Of the loss itself, and for each of those four.
+            backward: scalar + 2 * out + 2 * hidden,
+            gradients: FLOAT * (IN * HIDDEN + HIDDEN + HIDDEN * OUT + OUT),
+        }
+    }
+
+    fn reported(environment: &TestEnvironment, recording: &Path) -> Self {
+        let file = recording.to_str().expect("UTF-8");
+        let report = environment.run(&["report", file, "--by", "size", "--format", "jsonl"]);
+        let mut sizes = Self::default();
+        for line in report.succeeded().stdout.lines() {
+            let row: Value = serde_json::from_str(line).expect("JSON");
+            // Deeper rows are part of these.
+            if row["device"] != 0 || row["depth"].as_u64().is_some_and(|depth| depth > 0) {
+                continue;
+            }
+            let bytes = |name: &str| row[name].as_u64().unwrap_or(0);
+            sizes.forward += bytes("forward");
+            sizes.saved += bytes("saved");
+            sizes.recomputed += bytes("recomputed");
+            sizes.backward += bytes("backward");
+            sizes.gradients += bytes("gradients");
+        }
+        sizes
+    }
+}
+
+/// Records a program from its start, and late with each of these options; asserts that all report these sizes.
+fn check(environment: &TestEnvironment, program: &str, late: &[&str], expected: Sizes) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let (start, until) = (path("start.json"), path("until"));
+    let mut command = environment.memprobe();
+    command.args(["record", "--no-names", "-o"]).arg(&start);
+    command.arg("--").arg(environment.pytorch().python());
+    command.args(["-W", "ignore", "late_steps.py", program]);
+    command.arg(&until);
+    environment.pytorch().settle(&mut command);
+    let mut from_start = Background::start(&mut command);
+    let ready = from_start.wait_for("ready ");
+    let pid = ready.split_whitespace().last().map(str::parse);
+    let pid = pid.expect("a PID").expect("a number");
+    let mut files = vec![start];
+    let mut recordings = Vec::new();
+    for option in late {
+        let file = path(&format!("late{option}.json"));
+        recordings.push(environment.record(pid, &file, &[option]));
+        files.push(file);
+    }
+    std::thread::sleep(TRAINING);
+    std::fs::write(&until, "").expect("written");
+    for recording in recordings {
+        recording.finish();
+    }
+    from_start.finish().succeeded();
+    for file in files {
+        let sizes = Sizes::reported(environment, &file);
+        assert_eq!(sizes, expected, "{program}: {}", file.display());
+    }
+}
+
+#[test]
+fn sizes_of_modules_are_the_same_however_late_memprobe_attaches() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let pass = Sizes::of_pass();
+    check(&environment, "plain", &["--names", "--no-names"], pass);
+    // The copy of the weights takes part in no pass.
+    check(&environment, "average", &["--names"], pass);
+}
+
+#[test]
+fn passes_of_one_step_add_up_however_late_memprobe_attaches() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let pass = Sizes::of_pass();
+    let three = Sizes {
+        forward: 3 * pass.forward,
+        saved: 3 * pass.saved,
+        // The second and third gradients are added to the first.
+        backward: 3 * pass.backward + 2 * pass.gradients,
+        ..pass
+    };
+    check(&environment, "accumulation", &["--names"], three);
+}
+
+#[test]
+fn what_a_checkpoint_computes_again_is_known_however_late_memprobe_attaches() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let pass = Sizes::of_pass();
+    let hidden = BATCH * HIDDEN * FLOAT;
+    let checkpointed = Sizes {
+        saved: pass.saved - hidden,
+        // Up to what is saved last.
+        recomputed: 2 * hidden,
+        ..pass
+    };
+    check(&environment, "checkpointed", &["--names"], checkpointed);
+}
+
+#[test]
+fn models_of_one_class_have_their_own_sizes_however_late_memprobe_attaches() {
+    /// Width of the discriminator's hidden layer.
+    const NARROW: u64 = 100;
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let pass = Sizes::of_pass();
+    let [hidden, out, narrow, verdict] =
+        [HIDDEN, OUT, NARROW, 1].map(|width| BATCH * width * FLOAT);
+    let discriminator = FLOAT * (OUT * NARROW + NARROW + NARROW + 1);
+    let passes = 3;
+    let expected = Sizes {
+        // The generator once; a mean of each verdict, a difference and a negation.
+        forward: 2 * hidden + out + passes * (2 * narrow + verdict + FLOAT) + 2 * FLOAT,
+        saved: hidden + passes * narrow,
+        recomputed: 0,
+        // Two losses, the negations of both, the verdicts and what they go through; in the generator its input of the
+        // discriminator and its own layers. The discriminator's gradients of a step come twice and are summed, those
+        // of the generator's step are added to them.
+        backward: 4 * FLOAT
+            + passes * (verdict + 2 * narrow)
+            + out
+            + 2 * hidden
+            + 3 * discriminator,
+        gradients: pass.gradients + discriminator,
+    };
+    check(&environment, "gan", &["--names"], expected);
+}

@@ -127,6 +127,37 @@ fn calls_that_fail_free_twice_or_are_left_by_a_jump_do_no_harm() {
 }
 
 #[test]
+fn an_address_that_one_thread_frees_and_another_gets_at_once_is_right() {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
+        return;
+    };
+    for entries in Entries::ALL {
+        let cuda = Cuda::build(entries);
+        let program = cuda.program("hand_over", Cudart::Dynamic, &[]);
+        let seen = Seen::of(&environment, &cuda, &program);
+        seen.assert_right();
+        let mut held = BTreeMap::new();
+        let (mut handed_over, mut last) = (0, BTreeMap::new());
+        for event in &seen.events {
+            if event.action == "cuda_alloc" {
+                let before = held.insert(&event.addr, event.size);
+                assert_eq!(before, None, "it is live: {event:?}");
+                let thread = last.insert(&event.addr, event.tid);
+                handed_over += u64::from(thread.is_some_and(|thread| thread != event.tid));
+            } else {
+                let size = held.remove(&event.addr).expect("it is live");
+                assert_eq!(event.size, size, "{event:?}");
+            }
+        }
+        assert!(
+            handed_over > 10,
+            "the threads shared {handed_over} addresses"
+        );
+        println!("{handed_over} times the other thread's address");
+    }
+}
+
+#[test]
 fn calls_are_right_on_the_other_branch_of_the_entries() {
     let Some(environment) = TestEnvironment::without_pytorch() else {
         return;

@@ -19,6 +19,9 @@ const HELD: usize = 65_536;
 /// The most live CUDA allocations that are tracked, so that a free finds its allocation.
 const REMEMBERED: usize = 1 << 20;
 
+/// The most frees that are in progress at once. Records of others are lost.
+const FREEING: usize = 1024;
+
 /// Events in order, with CUDA allocations attributed to the caching allocator or to others.
 #[derive(Default)]
 pub struct Segments {
@@ -28,6 +31,8 @@ pub struct Segments {
     /// The position of the front of `held`, counted from the first event ever.
     front: u64,
     live: HashMap<MemoryKey, Live>,
+    /// Frees that were recorded for a call that had not returned: place, and the time by which it was entered.
+    early_frees: VecDeque<(MemoryKey, TimeNs)>,
     /// Live blocks of an allocator observed through its tracepoints, by address: its frees have no size.
     blocks: HashMap<u64, Live>,
     /// Device memory that is not a segment: size by address.
@@ -121,6 +126,10 @@ impl Segments {
             };
             replaced.describe(&mut free);
             self.pass(Event::Memory(free));
+            self.early_frees.push_back((place, event.time));
+            if self.early_frees.len() > FREEING {
+                self.early_frees.pop_front();
+            }
             // It was freed before a block came: no segment.
             self.waiting
                 .retain(|waiting| place != MemoryKey::Address(waiting.addr.0));
@@ -163,15 +172,26 @@ impl Segments {
     }
 
     /// Records a free by a call that was entered at `entered`. `event` lacks the size and the kind of memory,
-    /// which the tracked allocation supplies. Memory that was allocated after `entered` is not what the call
-    /// freed: that was recorded as free when it was replaced.
+    /// which the tracked allocation supplies. If other memory was allocated there after `entered`, the free was recorded
+    /// then: the other may be live, or freed too by now.
     pub fn record_free(
         &mut self,
         place: MemoryKey,
         giver: Owner,
         entered: TimeNs,
-        mut event: MemoryEvent,
+        event: MemoryEvent,
     ) {
+        let mut early = self.early_frees.iter();
+        let early = early.position(|(freed, time)| *freed == place && *time > entered);
+        if let Some(early) = early {
+            self.early_frees.remove(early);
+            self.settle(&event);
+        } else {
+            self.free(place, giver, entered, event);
+        }
+    }
+
+    fn free(&mut self, place: MemoryKey, giver: Owner, entered: TimeNs, mut event: MemoryEvent) {
         self.settle(&event);
         let live = self.live.get(&place);
         if live.is_some_and(|live| live.since > entered) {
@@ -208,7 +228,7 @@ impl Segments {
                 addr: Address(place.number()),
                 ..event
             };
-            self.record_free(place, Owner::Other, entered, event);
+            self.free(place, Owner::Other, entered, event);
         }
     }
 
@@ -606,6 +626,15 @@ mod tests {
         let own = at(Action::CudaFree, 2, 0, 60);
         segments.record_free(place, Owner::Other, TimeNs(50), own);
         assert_eq!(drain(&mut segments), [(Action::CudaFree, None, 0x200)]);
+        // The same, and thread 2 frees what it got before thread 1 returns.
+        give(&mut segments, at(Action::CudaAlloc, 1, 0x100, 110));
+        give(&mut segments, at(Action::CudaAlloc, 2, 0x200, 130));
+        let own = at(Action::CudaFree, 2, 0, 140);
+        segments.record_free(place, Owner::Other, TimeNs(135), own);
+        drain(&mut segments);
+        let late = at(Action::CudaFree, 1, 0, 150);
+        segments.record_free(place, Owner::Other, TimeNs(120), late);
+        assert_eq!(drain(&mut segments), []);
     }
 
     #[test]

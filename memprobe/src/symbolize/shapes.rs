@@ -31,7 +31,7 @@ enum WatchedTensors {
     Never,
     Always,
     /// A tensor may have been begun before, and get its block within [`MAX_MAKING`]. As it gets one block, only the
-    /// first of each thread is in doubt; the threads are those that have had it.
+    /// first of each thread is in doubt. Holds the threads that have had theirs.
     Since(TimeNs, HashSet<u32>),
 }
 

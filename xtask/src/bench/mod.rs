@@ -51,7 +51,7 @@ pub struct Options {
     filter: Option<String>,
     /// Another memprobe, such as that of an earlier commit, in the same turns of the training loop
     #[arg(long, value_name = "MEMPROBE")]
-    beside: Option<PathBuf>,
+    other: Option<PathBuf>,
 }
 
 /// A part of the benchmarks.
@@ -89,7 +89,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let mut gpu = None;
     if attaches {
         let programs = Programs {
-            other_memprobe: options.beside.clone(),
+            other_memprobe: options.other.clone(),
             ..build(repository)?
         };
         eprintln!("== PyTorch");

@@ -20,7 +20,7 @@ use aya::maps::{MapData, RingBuf};
 use aya::sys::{Stats, enable_stats};
 use memprobe::event::{Tgid, TimeNs};
 use memprobe::probe::attach::Located;
-use memprobe::probe::attaching::{AttachStep, Attaching};
+use memprobe::probe::attaching::{AttachStep, Attaching, Placement};
 use memprobe::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking, PROBES};
 use memprobe::probe::files::ProbedFiles;
 use memprobe::probe::kernel::{self, TaskOffsets};
@@ -105,7 +105,7 @@ fn wanted(detail: Detail) -> Wanted {
 /// Attaches the probes as memprobe does.
 fn attach(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<ProbedFiles> {
     let mut files = ProbedFiles::default();
-    let mut attaching = Attaching::new(tgid, wanted(detail));
+    let mut attaching = Attaching::new(tgid, wanted(detail), Placement::Running);
     loader.admit(tgid, attaching.config(TimeNs(0)))?;
     loop {
         match attaching.step(loader, &mut files, TimeNs(0))? {

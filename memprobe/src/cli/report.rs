@@ -188,8 +188,8 @@ impl Report {
         };
         if !report::is_possible_for_many(&options) {
             bail!(
-                "a directory has only the table of lines, as text or JSON: for other reports give one of its files, \
-                 such as {}",
+                "events, CSV and JSON Lines are of one recording, and this is a directory of several: give one of its \
+                 files, such as {}",
                 first.display()
             );
         }

@@ -24,7 +24,7 @@ const PIPED_WIDTH: usize = 100;
 
 /// Print a recording: by line, tensor, module, iteration, category and more, or every event
 ///
-/// For a directory that `record` wrote, prints every recording in turn and their sum. Needs no root, no
+/// For a directory that `record` wrote, prints every recording in turn, and the sum of lines. Needs no root, no
 /// GPU and none of the recorded process's files.
 #[derive(Args)]
 #[command(after_help = "\

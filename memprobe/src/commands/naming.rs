@@ -476,7 +476,16 @@ mod tests {
         reader.take(read_at(20, Vec::new()));
         let placed = placed(&mut reader, true);
         assert!(placed.events.is_empty());
-        assert!(placed.said.contains("freed already"), "{}", placed.said);
+        assert!(placed.said.contains("no live block"), "{}", placed.said);
+        let unnamed = LabeledBlock {
+            kind: None,
+            ..parameter()
+        };
+        reader.course(TGID).has_names = false;
+        reader.held.insert(TGID, Held::default());
+        reader.take(read_at(20, vec![unnamed]));
+        let said = self::placed(&mut reader, true).said;
+        assert!(said.contains("no tensor had one of its 1 block"), "{said}");
     }
 
     #[test]

@@ -403,6 +403,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn counts_the_threads_that_allocate_below_the_line_of_the_user_alone() {
+        let mut intervals = StepIntervals::new(true);
+        let mut stay = |visits: &[(u32, bool)]| {
+            for (tid, at_line) in visits {
+                intervals.ask(Tid(*tid), *at_line, Now(Vec::new()));
+            }
+            intervals.threads_that_stay()
+        };
+        assert_eq!(stay(&[(1, false), (1, true), (2, true), (1, true)]), 2);
+        // Thread 1 leaves, and comes again: its visits are apart.
+        assert_eq!(stay(&[(1, false), (1, true), (2, true)]), 1);
+        assert_eq!(stay(&[(2, false)]), 0);
+    }
+
+    #[test]
     fn a_line_is_named_by_the_end_of_its_path() {
         let line = IterationLine::parse("serve.py:41").expect("a line");
         assert!(line.is_at("/srv/serve.py", 41) && line.is_at("serve.py", 41));

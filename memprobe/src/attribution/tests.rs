@@ -685,32 +685,8 @@ fn a_server_has_iterations_by_the_line_that_the_user_names() {
             (3, IterationKind::Unfinished)
         ]
     );
-    assert_eq!(iterations.threads_that_stay, 0);
     let without = Program::new().attribution.iterations();
     assert_eq!((without.source, without.rows.len()), (Source::Nothing, 0));
-}
-
-#[test]
-fn counts_the_threads_that_allocate_below_the_line_of_the_user_alone() {
-    let line = IterationLine {
-        file: "model.py".into(),
-        line: From::Evaluation as u32,
-    };
-    let mut program = Program::with(Some(line));
-    for _ in 0..3 {
-        let answer = program.alloc(From::Evaluation, 4096);
-        program.free(answer, MAIN);
-    }
-    let iterations = program.attribution.iterations();
-    assert_eq!(iterations.threads_that_stay, 1);
-    assert!(
-        iterations
-            .rows
-            .iter()
-            .filter(|row| row.is_numbered())
-            .count()
-            <= 1
-    );
 }
 
 #[test]

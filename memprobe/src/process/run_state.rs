@@ -1,4 +1,4 @@
-//! Run states of a process: whether it can run code, and what keeps it from doing so.
+//! Run states of a process: running, stopped, or ending.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ pub enum RunState {
     Traced(Tgid),
     /// The kernel is freeing its memory and files.
     Exiting,
-    /// It has ended, and this parent has not collected its exit status.
+    /// Ended; this parent has not collected its exit status.
     Zombie(Tgid),
     Gone,
 }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_a_stopped_a_running_and_a_dead_process_apart() {
+    fn distinguishes_a_stopped_a_running_and_a_dead_process() {
         let mut cat = Command::new("cat");
         let mut child = cat.stdin(Stdio::piped()).spawn().expect("cat starts");
         let tgid = Tgid(child.id());

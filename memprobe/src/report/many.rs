@@ -102,7 +102,7 @@ impl<'a, W: Write> ManyReport<'a, W> {
         Ok(())
     }
 
-    /// Adds a table other than that of lines: it has no sum over processes.
+    /// Adds another table than the one of lines; there is no sum over processes.
     fn add_table<R: BufRead>(&mut self, name: &str, reader: Reader<R>) -> Result<(), ReportError> {
         let mut table = Vec::new();
         super::write(reader, self.options, &mut table)?;

@@ -366,6 +366,7 @@ fn each_rank_of_torchrun_is_recorded_from_its_first_allocation() {
             let line = &recording["devices"][0]["lines"][0];
             assert_eq!(line["line"], 9, "{recording}");
         }
+        assert_tables(&environment, &run, recordings);
     }
 }
 
@@ -433,6 +434,39 @@ fn record(
     let printed = Background::start(&mut memprobe).finish();
     assert_eq!(lost(&printed.stderr), 0, "{}", printed.stderr);
     printed
+}
+
+/// Asserts that every table of a directory has the part of each of these recordings.
+fn assert_tables(environment: &TestEnvironment, run: &Path, recordings: &[Value]) {
+    let run = run.to_str().expect("UTF-8");
+    let names = recordings.iter().map(|recording| &recording["recording"]);
+    let names = Vec::from_iter(names);
+    for by in [
+        "peak",
+        "module",
+        "category",
+        "iteration",
+        "thread",
+        "tensor",
+    ] {
+        let arguments = ["report", run, "--by", by];
+        let text = environment.run(&arguments).succeeded().stdout;
+        let json = environment.run(&[&arguments[..], &["--format", "json"]].concat());
+        let json: Value = serde_json::from_str(&json.succeeded().stdout).expect("it is JSON");
+        let tables = json["recordings"].as_array().expect("recordings");
+        for (table, name) in tables.iter().zip(&names) {
+            assert_eq!(&table["recording"], *name, "{by}: {table}");
+            assert!(
+                table.as_object().is_some_and(|table| table.len() > 2),
+                "{by}"
+            );
+            assert!(
+                text.contains(name.as_str().expect("a name")),
+                "{by}: {text}"
+            );
+        }
+        assert_eq!(tables.len(), names.len(), "{by}");
+    }
 }
 
 /// Asserts that a recording ends with the totals that its process printed.

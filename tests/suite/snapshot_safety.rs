@@ -249,6 +249,11 @@ fn a_process_that_was_stopped_stays_stopped_and_is_read_all_the_same() {
             if snapshot.holds("cuda:0") == allocated(&snapshot) {
                 return Some(());
             }
+            // Never without a word.
+            let mut unread = snapshot.unread.iter();
+            let says_so =
+                unread.any(|words| words.contains("within an operation of PyTorch's allocator"));
+            assert!(says_so, "{:?}", snapshot.unread);
         } else {
             let error = printed.one_clear_error();
             assert_says(&error, &["SIGSTOP", "kill -CONT", "--nonblocking"]);

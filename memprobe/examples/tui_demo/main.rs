@@ -354,6 +354,7 @@ impl Run {
                 },
                 probes: probes(self.scene),
                 state,
+                stopped: None,
                 capture: memprobe::event::CaptureOptions::default(),
                 missing: Vec::new(),
                 disagreements: 0,

@@ -77,6 +77,8 @@ pub struct Iterations {
     pub epochs: Epochs,
     /// In order of time.
     pub rows: Vec<Iteration>,
+    /// Threads that allocate below the user's line alone, so that its visits cannot be told apart.
+    pub threads_that_stay: u64,
     /// Step intervals before the first row that are no longer stored.
     pub dropped: u64,
 }
@@ -142,6 +144,7 @@ impl Iterations {
             cycle,
             epochs,
             rows: rows.finish(),
+            threads_that_stay: intervals.threads_that_stay(),
             dropped: intervals.dropped,
         }
     }
@@ -168,6 +171,7 @@ impl Iterations {
             cycle: Cycle::Single,
             epochs: of.epochs().0,
             rows: rows.finish(),
+            threads_that_stay: 0,
             dropped: of.dropped,
         }
     }

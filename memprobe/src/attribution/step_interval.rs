@@ -120,11 +120,19 @@ impl StepInterval {
     }
 }
 
+/// Visits of a thread to the user's line.
+#[derive(Clone, Copy, Debug, Default)]
+struct LineVisits {
+    /// True if its last allocation was below the line.
+    is_there: bool,
+    arrivals: u64,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct StepIntervals {
     pub(super) source: Source,
     keys: HashMap<(Arc<str>, Option<Site>), u32>,
-    at_line: HashMap<Tid, bool>,
+    at_line: HashMap<Tid, LineVisits>,
     loaders: Loaders,
     current: StepInterval,
     begun: bool,
@@ -280,6 +288,15 @@ impl StepIntervals {
         self.loaders.says()
     }
 
+    /// Number of threads that have allocated nowhere else since they first came to the user's line.
+    pub(super) fn threads_that_stay(&self) -> u64 {
+        let mut threads = 0;
+        for visits in self.at_line.values() {
+            threads += u64::from(visits.is_there && visits.arrivals == 1);
+        }
+        threads
+    }
+
     /// Handles an allocation; `at_line` is true if its stack contains the user's line.
     pub(super) fn ask(&mut self, tid: Tid, at_line: bool, now: Now<'_>) {
         if self.source != Source::Line {
@@ -289,8 +306,10 @@ impl StepIntervals {
             self.forgotten = self.forgotten.saturating_add(self.at_line.len() as u64);
             self.at_line.clear();
         }
-        let before = self.at_line.insert(tid, at_line).unwrap_or(false);
-        if at_line && !before {
+        let visits = self.at_line.entry(tid).or_default();
+        let was_there = std::mem::replace(&mut visits.is_there, at_line);
+        if at_line && !was_there {
+            visits.arrivals += 1;
             let kind = if self.begun {
                 IntervalKind::Training
             } else {
@@ -382,6 +401,21 @@ pub(super) struct Now<'a>(pub(super) Vec<(DeviceIndex, &'a Moment)>);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_the_threads_that_allocate_below_the_line_of_the_user_alone() {
+        let mut intervals = StepIntervals::new(true);
+        let mut stay = |visits: &[(u32, bool)]| {
+            for (tid, at_line) in visits {
+                intervals.ask(Tid(*tid), *at_line, Now(Vec::new()));
+            }
+            intervals.threads_that_stay()
+        };
+        assert_eq!(stay(&[(1, false), (1, true), (2, true), (1, true)]), 2);
+        // Thread 1 leaves, and comes again: its visits are apart.
+        assert_eq!(stay(&[(1, false), (1, true), (2, true)]), 1);
+        assert_eq!(stay(&[(2, false)]), 0);
+    }
 
     #[test]
     fn a_line_is_named_by_the_end_of_its_path() {

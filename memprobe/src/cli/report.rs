@@ -24,7 +24,7 @@ const PIPED_WIDTH: usize = 100;
 
 /// Print a recording: by line, tensor, module, iteration, category and more, or every event
 ///
-/// For a directory that `record` wrote, prints every recording in turn and their sum. Needs no root, no
+/// For a directory that `record` wrote, prints every recording in turn, and the sum of lines. Needs no root, no
 /// GPU and none of the recorded process's files.
 #[derive(Args)]
 #[command(after_help = "\
@@ -188,8 +188,8 @@ impl Report {
         };
         if !report::is_possible_for_many(&options) {
             bail!(
-                "a directory has only the table of lines, as text or JSON: for other reports give one of its files, \
-                 such as {}",
+                "events, CSV and JSON Lines are of one recording, and this is a directory of several: give one of its \
+                 files, such as {}",
                 first.display()
             );
         }

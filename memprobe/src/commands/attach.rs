@@ -74,6 +74,8 @@ impl LiveView {
                         model.health.state = TargetState::Running;
                         seen = Seen::Probes;
                     }
+                    HostItem::Stopped(reason) => model.health.stopped = Some(reason),
+                    HostItem::Continued => model.health.stopped = None,
                     HostItem::Refused(error) => return Err(error.into()),
                     HostItem::Ended if seen == Seen::Nothing => bail!(
                         "process {} ended before it used PyTorch's allocators",

@@ -192,6 +192,7 @@ struct Run<'a> {
     uncounted: u64,
     refusal: Option<AttachError>,
     names: NameReader,
+    progress: Progress,
 }
 
 impl<'a> Run<'a> {
@@ -206,6 +207,7 @@ impl<'a> Run<'a> {
             others: Vec::new(),
             uncounted: 0,
             refusal: None,
+            progress: Progress::new(false),
         }
     }
 
@@ -293,8 +295,10 @@ impl<'a> Run<'a> {
             }
             HostItem::Refused(error) if tgid == self.root => self.refusal = Some(error),
             HostItem::Ended => self.end(tgid),
+            HostItem::Stopped(reason) => self.progress.say(&reason),
             HostItem::Refused(_)
             | HostItem::Waiting(_)
+            | HostItem::Continued
             | HostItem::Notice(_)
             | HostItem::SnapshotPoint(_) => {}
         }

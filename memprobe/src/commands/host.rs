@@ -12,7 +12,7 @@ use crate::event::{CaptureOptions, Event, Rank, Target, Tgid, TimeNs};
 use crate::ledger::Analysis;
 use crate::ledger::host::{Attached, Host, HostCaps};
 use crate::ledger::snapshot::host::{
-    DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, ProcessState,
+    DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, ProcessRow, ProcessState,
 };
 use crate::probe::attach::AttachError;
 use crate::probe::catalog::{Allocators, DriverCalls};
@@ -56,6 +56,7 @@ struct Other {
     /// Its user, and its watched parent if it is a fork. Read when found: it may be gone by its first event.
     facts: ProcessFacts,
     waiting: Option<String>,
+    stopped: Option<String>,
     refused: Option<String>,
 }
 
@@ -130,8 +131,11 @@ impl Watching {
     /// True if a scan has finished and every process with a row is probed or refused.
     pub(super) fn is_settled(&mut self) -> bool {
         let snapshot = self.host.snapshot(crate::session::now());
-        let mut states = snapshot.processes.iter().map(|row| &row.state);
-        self.looks > 0 && !states.any(|state| matches!(state, ProcessState::Waiting(_)))
+        let mut rows = snapshot.processes.iter();
+        let is_unsettled = |row: &ProcessRow| {
+            matches!(row.state, ProcessState::Waiting(_)) && row.stopped.is_none()
+        };
+        self.looks > 0 && !rows.any(is_unsettled)
     }
 
     fn take_in(&mut self, seen: Seen) -> Result<()> {
@@ -195,6 +199,7 @@ impl Watching {
             opened.reasons.begin_anew();
         }
         let Some(other) = other else { return };
+        self.host.set_stopped(tgid, other.stopped);
         match (other.refused, other.waiting) {
             (Some(cause), _) => self.host.refuse(tgid, &cause),
             (None, Some(what)) => self.host.wait(tgid, &what),
@@ -319,6 +324,8 @@ impl Watching {
             }
             HostItem::Refused(error) => self.refused(tgid, &error),
             HostItem::Notice(text) => self.host.note(tgid, &text),
+            HostItem::Stopped(reason) => self.set_stopped(tgid, Some(reason)),
+            HostItem::Continued => self.set_stopped(tgid, None),
             HostItem::SnapshotPoint(_) => {}
             HostItem::Executed(target) => {
                 self.host.forget(tgid);
@@ -338,6 +345,7 @@ impl Watching {
             target,
             facts: self.facts(tgid, parent),
             waiting: None,
+            stopped: None,
             refused: None,
         };
         self.others.insert(tgid, other);
@@ -353,6 +361,14 @@ impl Watching {
             Some(other) => other.waiting = Some(what.to_owned()),
             None => self.host.wait(tgid, what),
         }
+    }
+
+    fn set_stopped(&mut self, tgid: Tgid, reason: Option<String>) {
+        // One that the scan found before its session is among both.
+        if let Some(other) = self.others.get_mut(&tgid) {
+            other.stopped.clone_from(&reason);
+        }
+        self.host.set_stopped(tgid, reason);
     }
 
     /// A process that cannot be probed is shown if it uses CUDA: of others nobody asks.

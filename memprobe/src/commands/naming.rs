@@ -267,7 +267,10 @@ impl NameReader {
                 let is_named = |block: &&LabeledBlock| block.kind.is_some();
                 match names.blocks.iter().filter(is_named).count() {
                     // An empty list would say of what was named before that it is gone.
-                    0 => format!("{}; {how}", nothing_named(course.has_names)),
+                    0 => format!(
+                        "{}; {how}",
+                        nothing_named(course.has_names, names.blocks.len())
+                    ),
                     number => {
                         course.has_names = true;
                         insert(&mut events, tgid, names);
@@ -328,12 +331,17 @@ fn not_read(error: anyhow::Error, is_over: bool, has_names: bool) -> String {
     }
 }
 
-fn nothing_named(has_names: bool) -> String {
+fn nothing_named(has_names: bool, blocks: usize) -> String {
+    let reason = match blocks {
+        0 => "it had no live block when it was read".to_owned(),
+        blocks => format!(
+            "no tensor had one of its {} when it was read",
+            counted(blocks as u64, "block")
+        ),
+    };
     match has_names {
-        true => "no block named this time: its tensors were freed already".to_owned(),
-        false => {
-            format!("no block named: it had no tensors yet, or had freed them. {LIVE_LONGER}")
-        }
+        true => format!("no block named this time: {reason}"),
+        false => format!("no block named: {reason}. {LIVE_LONGER}"),
     }
 }
 
@@ -468,7 +476,16 @@ mod tests {
         reader.take(read_at(20, Vec::new()));
         let placed = placed(&mut reader, true);
         assert!(placed.events.is_empty());
-        assert!(placed.said.contains("freed already"), "{}", placed.said);
+        assert!(placed.said.contains("no live block"), "{}", placed.said);
+        let unnamed = LabeledBlock {
+            kind: None,
+            ..parameter()
+        };
+        reader.course(TGID).has_names = false;
+        reader.held.insert(TGID, Held::default());
+        reader.take(read_at(20, vec![unnamed]));
+        let said = self::placed(&mut reader, true).said;
+        assert!(said.contains("no tensor had one of its 1 block"), "{said}");
     }
 
     #[test]

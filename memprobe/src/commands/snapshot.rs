@@ -19,9 +19,6 @@ use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
-use crate::process::pause::PauseError;
-use crate::python::DetectError;
-use crate::python::heap::capture as heap;
 use crate::recording::write::output::OutputPlan;
 use crate::report::{TensorFormat, TensorOptions, write_tensor_diff, write_tensors};
 use crate::session::HostItem;
@@ -158,11 +155,7 @@ pub(super) struct NotTaken {
 impl NotTaken {
     /// True if the process is ending or has ended: its Python is gone.
     pub(super) fn is_of_the_end(&self) -> bool {
-        matches!(
-            self.error,
-            SnapshotError::Python(DetectError::Gone | DetectError::NotInitializedYet)
-                | SnapshotError::Heap(heap::CaptureError::Pause(PauseError::Gone))
-        )
+        self.error.is_of_the_end()
     }
 }
 
@@ -268,9 +261,13 @@ impl BlockTracker {
                     *is_ready = true;
                     progress.say(&format!("blocks will have no line: {error}"));
                 }
+                HostItem::Stopped(reason) => progress.say(&reason),
                 HostItem::Waiting(what) => progress.say_once(&what),
                 HostItem::Notice(notice) => progress.say_once(&notice),
-                HostItem::Found { .. } | HostItem::SnapshotPoint(_) | HostItem::Ended => {}
+                HostItem::Found { .. }
+                | HostItem::SnapshotPoint(_)
+                | HostItem::Continued
+                | HostItem::Ended => {}
             }
             Ok(())
         })?;

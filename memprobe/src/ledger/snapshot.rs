@@ -97,6 +97,8 @@ pub struct Health {
     pub events_per_second: f64,
     pub losses: Losses,
     pub state: TargetState,
+    /// Reason why the process runs nothing until somebody continues it; `None` if it runs.
+    pub stopped: Option<String>,
     /// In the order of the catalog.
     pub probes: Vec<ProbeStatus>,
     /// Options that the kernel records with.

@@ -295,9 +295,12 @@ impl AttachError {
 
     /// True if the process is irrelevant to memprobe: a shell, a launcher.
     pub fn is_no_python(&self) -> bool {
-        matches!(
-            self,
-            Self::Python(_, DetectError::NotPython | DetectError::Gone) | Self::Gone(..)
-        )
+        match self {
+            Self::Python(_, error) => {
+                matches!(error, DetectError::NotPython) || error.is_of_the_end()
+            }
+            Self::Gone(..) => true,
+            _ => false,
+        }
     }
 }

@@ -10,6 +10,8 @@ use rustix::process::{
 };
 
 use crate::event::Tgid;
+use crate::process::run_state::RunState;
+use crate::python::DetectError;
 
 /// Watched process, held by a pidfd: a reuse of its number is noticed.
 #[derive(Debug)]
@@ -21,17 +23,22 @@ pub struct Watched {
 
 impl Watched {
     pub fn open(tgid: Tgid) -> Result<Self> {
-        match pidfd(tgid) {
-            Ok(exit) => Ok(Self {
+        match (pidfd(tgid), RunState::of(tgid)) {
+            // A command of memprobe that has ended has what it did in the records.
+            (Ok(_), RunState::Zombie(parent)) if parent.0 != std::process::id() => {
+                let error = DetectError::Zombie(parent);
+                bail!("process {}: {error}", tgid.0)
+            }
+            (Ok(exit), _) => Ok(Self {
                 tgid,
                 exit: Some(exit),
             }),
-            Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => bail!(
+            (Err(Errno::SRCH | Errno::INVAL | Errno::NOENT), _) => bail!(
                 "there is no process {}.\nFind the right one with `pgrep -af python` (a thread's number is not enough: \
                  give the process's own).",
                 tgid.0
             ),
-            Err(error) => Err(error).with_context(|| format!("watching process {}", tgid.0)),
+            (Err(error), _) => Err(error).with_context(|| format!("watching process {}", tgid.0)),
         }
     }
 

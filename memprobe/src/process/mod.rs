@@ -13,6 +13,7 @@ pub mod pause;
 pub mod process_scan;
 pub mod rank;
 pub mod root;
+pub mod run_state;
 mod sleeper;
 pub mod status;
 pub mod user;

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, waitpid};
 
+use super::run_state::{task_state as state, tracer};
 use super::sleeper::Sleeper;
-use super::status::Status;
 use crate::event::Tgid;
 
 /// The longest wait for threads to stop. One takes less than 0.1 ms, unless the kernel is busy for it.
@@ -119,11 +119,6 @@ pub fn while_paused<R: Send>(
     };
     let ended = thread::scope(|scope| scope.spawn(traced).join());
     ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-/// True if a signal has stopped the process, so that it does not continue on its own.
-pub fn is_stopped(tgid: Tgid) -> bool {
-    i32::try_from(tgid.0).is_ok_and(|main| state(tgid, main) == Some('T'))
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -283,21 +278,8 @@ fn not_asked(tgid: Tgid, tid: i32, error: io::Error) -> Result<Thread, PauseErro
     if matches!(state(tgid, tid), None | Some('Z' | 'X')) {
         return Ok(Thread::Gone);
     }
-    Err(tracer(tgid, tid).map_or_else(|| error.into(), PauseError::Traced))
-}
-
-fn state(tgid: Tgid, tid: i32) -> Option<char> {
-    let stat = fs::read(format!("/proc/{}/task/{tid}/stat", tgid.0)).ok()?;
-    // The field follows the name, which may contain anything.
-    let after = stat.iter().rposition(|&byte| byte == b')')?;
-    stat.get(after + 2).copied().map(char::from)
-}
-
-fn tracer(tgid: Tgid, tid: i32) -> Option<u32> {
-    let status = Status::read(format!("/proc/{}/task/{tid}/status", tgid.0)).ok()?;
-    let thread = status.tracer?;
-    let of_thread = Status::of(Tgid(thread)).ok().and_then(|status| status.tgid);
-    Some(of_thread.map_or(thread, |Tgid(tgid)| tgid))
+    let tracer = tracer(tgid, tid).map(|tracer| tracer.0);
+    Err(tracer.map_or_else(|| error.into(), PauseError::Traced))
 }
 
 fn ask(tid: i32) -> io::Result<()> {

@@ -41,12 +41,16 @@ pub struct PythonProcess {
 
 impl PythonProcess {
     pub fn detect(tgid: Tgid) -> Result<Self, DetectError> {
-        let maps = Maps::of(tgid)?;
+        let maps = Maps::of(tgid).map_err(|error| DetectError::of_access(tgid, error))?;
         Self::detect_in(tgid, &maps)
     }
 
     /// Like [`Self::detect`], with mappings that were just read.
     pub fn detect_in(tgid: Tgid, maps: &Maps) -> Result<Self, DetectError> {
+        Self::find(tgid, maps).map_err(|error| error.unless_ending(tgid))
+    }
+
+    fn find(tgid: Tgid, maps: &Maps) -> Result<Self, DetectError> {
         let memory = ProcessMemory::new(tgid);
         let mut last = DetectError::NotPython;
         // A program with an embedded interpreter may also have loaded a Python library that never starts.
@@ -133,6 +137,11 @@ impl PythonProcess {
         ProcessMemory::new(self.tgid)
     }
 
+    /// True if Python has begun to shut down: from then on its objects are freed, and then its interpreters.
+    pub fn is_finalizing(&self) -> ReadResult<bool> {
+        is_finalizing(&self.memory(), &self.layout, self.runtime)
+    }
+
     pub fn thread_states(&self) -> ReadResult<Vec<ThreadState>> {
         threads::thread_states(&self.memory(), &self.layout, self.interpreter)
     }
@@ -175,6 +184,9 @@ fn main_interpreter(
     runtime: u64,
 ) -> Result<u64, DetectError> {
     let at = |offset: u16| runtime.wrapping_add(offset.into());
+    if is_finalizing(memory, layout, runtime)? {
+        return Err(DetectError::Ending);
+    }
     let interpreter = memory.read_u64(at(layout.runtime.main_interpreter))?;
     let is_initialized = match layout.runtime.initialized {
         Some(initialized) => memory.read_u32(at(initialized))? != 0,
@@ -182,6 +194,14 @@ fn main_interpreter(
     };
     let interpreter = Some(interpreter).filter(|at| is_initialized && *at != 0);
     interpreter.ok_or(DetectError::NotInitializedYet)
+}
+
+fn is_finalizing(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    runtime: u64,
+) -> ReadResult<bool> {
+    Ok(memory.read_u64(runtime.wrapping_add(layout.runtime.finalizing.into()))? != 0)
 }
 
 /// Returns the path to the thread states according to the interpreter: by its pthread key, or by the

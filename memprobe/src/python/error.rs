@@ -9,13 +9,26 @@ use super::calibrate::Mismatch;
 use super::debug_offsets::Damage;
 use super::interpreter::PythonVersion;
 use super::versions::known_versions;
+use crate::event::Tgid;
 use crate::process::elf::ElfError;
 use crate::process::memory::{Cause, Unreadable};
+use crate::process::run_state::RunState;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DetectError {
     #[error("it has ended.\nFind the right process with `pgrep -af python`")]
     Gone,
+    #[error(
+        "it has ended and has no memory left: it waits for its parent (PID {}) to collect its exit status.\nFind the \
+         right process with `pgrep -af python`", .0.0
+    )]
+    Zombie(Tgid),
+    /// Python has shut down, or is about to, or the kernel is freeing the process's memory.
+    #[error(
+        "it is ending: its Python objects are being freed or are gone.\nRun more steps, or end the script with \
+         time.sleep(2) while its tensors are live"
+    )]
+    Ending,
     #[error("it may not be looked at.\nRun memprobe with sudo")]
     Denied,
     #[error(
@@ -74,6 +87,44 @@ pub enum DetectError {
     NoVersion(PathBuf),
     #[error("it cannot be read: {0}.\nTry again; please report it if that does not help")]
     Access(#[source] io::Error),
+}
+
+impl DetectError {
+    /// The state of a process that has lost its Python or its memory.
+    pub fn of_end(tgid: Tgid) -> Self {
+        match RunState::of(tgid) {
+            RunState::Gone => Self::Gone,
+            RunState::Zombie(parent) => Self::Zombie(parent),
+            RunState::Exiting | RunState::Running | RunState::Stopped | RunState::Traced(_) => {
+                Self::Ending
+            }
+        }
+    }
+
+    /// Error of reading the process's files.
+    pub fn of_access(tgid: Tgid, error: io::Error) -> Self {
+        Self::from(error).unless_ending(tgid)
+    }
+
+    /// The error, or the end of the process if that explains it.
+    pub(super) fn unless_ending(self, tgid: Tgid) -> Self {
+        let ends = || {
+            !matches!(
+                RunState::of(tgid),
+                RunState::Running | RunState::Stopped | RunState::Traced(_)
+            )
+        };
+        match self {
+            Self::Gone | Self::Denied | Self::NotPython | Self::NotInitializedYet if ends() => {
+                Self::of_end(tgid)
+            }
+            error => error,
+        }
+    }
+
+    pub fn is_of_the_end(&self) -> bool {
+        matches!(self, Self::Gone | Self::Zombie(_) | Self::Ending)
+    }
 }
 
 impl From<io::Error> for DetectError {
@@ -136,6 +187,8 @@ mod tests {
         let version = PythonVersion::from_hex(0x030d_00f0);
         let errors = [
             DetectError::Gone,
+            DetectError::Zombie(Tgid(7)),
+            DetectError::Ending,
             DetectError::Denied,
             DetectError::NotPython,
             DetectError::NotInitializedYet,

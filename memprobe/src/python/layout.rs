@@ -22,6 +22,8 @@ pub struct PythonLayout {
 pub struct RuntimeLayout {
     /// `int initialized`: not 0 after `Py_Initialize`. `None` if unknown.
     pub initialized: Option<u16>,
+    /// `_finalizing`: the thread that runs `Py_FinalizeEx`. 0 before; it stays set unless Python starts again.
+    pub finalizing: u16,
     /// `interpreters.main`: the interpreter that runs `__main__`.
     pub main_interpreter: u16,
     /// The storage in which each thread finds its state, whether it holds the GIL or not

@@ -37,6 +37,8 @@ pub fn known_versions() -> String {
 const fn runtime(initialized: u16, main_interpreter: u16, slot: StateSlot) -> RuntimeLayout {
     RuntimeLayout {
         initialized: Some(initialized),
+        // The next field: a pointer behind an int.
+        finalizing: (initialized + 4).next_multiple_of(8),
         main_interpreter,
         slot,
     }

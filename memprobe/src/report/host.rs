@@ -198,6 +198,7 @@ mod tests {
                 ..ProcessFacts::default()
             },
             state: ProcessState::Probed,
+            stopped: None,
             devices: vec![DeviceRow {
                 index: DeviceIndex(0),
                 totals,

@@ -54,9 +54,9 @@ struct Total {
     sum_of_peak_reserved: u64,
 }
 
-/// Returns true if these options allow several recordings: by line, as text or one document.
+/// Returns true if these options allow several recordings: any table, as text or one document.
 pub fn is_possible(options: &ReportOptions) -> bool {
-    options.by == By::Line && matches!(options.format, ReportFormat::Text | ReportFormat::Json)
+    options.by != By::Event && matches!(options.format, ReportFormat::Text | ReportFormat::Json)
 }
 
 impl<'a, W: Write> ManyReport<'a, W> {
@@ -75,6 +75,9 @@ impl<'a, W: Write> ManyReport<'a, W> {
 
     /// Adds the next recording under the given name.
     pub fn add<R: BufRead>(&mut self, name: &str, reader: Reader<R>) -> Result<(), ReportError> {
+        if self.options.by != By::Line {
+            return self.add_table(name, reader);
+        }
         let (replay, ()) = replay::run(reader, self.options.grouping, ())?;
         let report = LineReport {
             replay: &replay,
@@ -96,6 +99,27 @@ impl<'a, W: Write> ManyReport<'a, W> {
         }
         self.recordings += 1;
         self.keep(name, &replay);
+        Ok(())
+    }
+
+    /// Adds another table than the one of lines; there is no sum over processes.
+    fn add_table<R: BufRead>(&mut self, name: &str, reader: Reader<R>) -> Result<(), ReportError> {
+        let mut table = Vec::new();
+        super::write(reader, self.options, &mut table)?;
+        if self.options.format == ReportFormat::Json {
+            let separator = if self.recordings > 0 { ",\n" } else { "" };
+            let name = serde_json::to_string(name).map_err(io::Error::from)?;
+            write!(self.out, "{separator}{{\"recording\": {name},")?;
+            // The table is a document of its own.
+            self.out
+                .write_all(table.strip_prefix(b"{").unwrap_or(&table))?;
+        } else {
+            let separator = if self.recordings > 0 { "\n" } else { "" };
+            let heading = Style(self.options.colour).strong(&clean(name));
+            writeln!(self.out, "{separator}{heading}")?;
+            self.out.write_all(&table)?;
+        }
+        self.recordings += 1;
         Ok(())
     }
 
@@ -143,6 +167,12 @@ impl<'a, W: Write> ManyReport<'a, W> {
 
     /// Writes the sum.
     pub fn finish(self) -> Result<(), ReportError> {
+        if self.options.by != By::Line {
+            if self.options.format == ReportFormat::Json {
+                self.out.write_all(b"]}\n")?;
+            }
+            return Ok(self.out.flush()?);
+        }
         let total = self.total();
         if self.options.format == ReportFormat::Json {
             self.out.write_all(b"],\n\"total\": ")?;

@@ -27,7 +27,8 @@ const POLL_QUIET: Duration = Duration::from_millis(50);
 const QUIET: Duration = Duration::from_secs(2);
 /// Interval of checking that processes still exist, in case the record of their end is lost.
 const SWEEP: Duration = Duration::from_millis(250);
-/// Interval of comparing probed functions with the memory of the processes that use them.
+/// Interval of comparing probed functions with the memory of the processes that use them, and of checking whether
+/// processes were stopped.
 const CHECK_CODE: Duration = Duration::from_secs(1);
 /// Time limit from the kernel's record of a process's exit to its end, while it frees its memory.
 const ENDING: Duration = Duration::from_secs(10);
@@ -439,6 +440,14 @@ impl HostSession {
             let item = process.announce(&self.loader);
             self.emit(tgid, item);
         }
+        self.check_run_state(tgid);
+    }
+
+    fn check_run_state(&mut self, tgid: Tgid) {
+        let process = self.processes.get_mut(&tgid.0);
+        if let Some(item) = process.and_then(Process::check_run_state) {
+            self.emit(tgid, item);
+        }
     }
 
     /// Ends processes that no longer exist, and releases files without users.
@@ -452,6 +461,9 @@ impl HostSession {
         self.files.let_go(now);
         if now.duration_since(self.code_checked) >= CHECK_CODE {
             self.code_checked = now;
+            let all: Vec<_> = self.processes.keys().copied().collect();
+            all.into_iter()
+                .for_each(|tgid| self.check_run_state(Tgid(tgid)));
             let processes = self.processes.values();
             let attached = processes.filter(|process| process.is_attached());
             for tgid in attached.map(|process| process.tgid).collect::<Vec<_>>() {

@@ -47,6 +47,10 @@ pub(crate) enum HostItem {
     SnapshotPoint(SnapshotPoint),
     /// Something that whoever looks at it should know.
     Notice(String),
+    /// Runs nothing until somebody continues it; says why, and how that is done.
+    Stopped(String),
+    /// Runs on after [`HostItem::Stopped`].
+    Continued,
     /// Impossible to probe. Its events may still arrive, without lines.
     Refused(AttachError),
     /// Runs another program from now on; its memory is freed. Earlier events and probes were the old program's.

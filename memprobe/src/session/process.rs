@@ -16,6 +16,7 @@ use crate::probe::files::ProbedFiles;
 use crate::probe::loader::{Loader, Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::process::memory::ProcessMemory;
+use crate::process::run_state::RunState;
 use crate::process::status::Status;
 use crate::process::{container, facts};
 use crate::python::CodeCache;
@@ -63,6 +64,8 @@ pub(super) struct Process {
     is_gone: bool,
     origin: ProcessOrigin,
     phase: ProcessPhase,
+    /// The announced state, and the one that was seen last.
+    run_states: [RunState; 2],
     pub(super) attaching: Attaching,
     symbolizer: Symbolizer<ProcessMemory>,
     startup_check: StartupCheck,
@@ -121,6 +124,7 @@ impl Process {
             is_gone: false,
             origin,
             phase: ProcessPhase::Looking,
+            run_states: [RunState::Running; 2],
             attaching: Attaching::new(tgid, wanted, placement),
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past),
             startup_check: StartupCheck::new(observed_from),
@@ -224,6 +228,21 @@ impl Process {
     /// Entry of the process in the kernel's map.
     pub(super) fn config(&self) -> ProcessConfig {
         self.attaching.config(super::now())
+    }
+
+    /// Returns the change if it was stopped or continued since the last check.
+    pub(super) fn check_run_state(&mut self) -> Option<HostItem> {
+        let state = RunState::of(self.tgid);
+        let [announced, seen] = self.run_states;
+        self.run_states[1] = state;
+        // Whoever reads its objects stops it for less than the time between two checks, memprobe among them.
+        if announced == state || matches!(state, RunState::Traced(_)) && seen != state {
+            return None;
+        }
+        self.run_states[0] = state;
+        let stopped = state.pause_reason(self.tgid).map(HostItem::Stopped);
+        let had_stopped = || announced.pause_reason(self.tgid).is_some();
+        stopped.or_else(|| had_stopped().then_some(HostItem::Continued))
     }
 
     /// True if it had ended when memprobe began to watch it, so that no record of its end will come.

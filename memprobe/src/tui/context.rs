@@ -272,6 +272,9 @@ q Ctrl-C    quit; the process runs on
 fn word(health: &Health, is_paused: bool, theme: &Theme) -> (&'static str, Style) {
     match &health.state {
         _ if is_paused => ("PAUSED", theme.still()),
+        TargetState::Waiting(_) | TargetState::Running if health.stopped.is_some() => {
+            ("STOPPED", theme.still())
+        }
         TargetState::Waiting(_) => ("WAITING", theme.still()),
         TargetState::Running => ("LIVE", theme.good()),
         TargetState::Exited => ("TARGET GONE", theme.bad()),
@@ -285,6 +288,7 @@ fn facts(health: &Health, is_paused: bool) -> Vec<(u8, String)> {
     if is_paused {
         facts.push((1, "Space: continue".to_owned()));
     }
+    facts.extend(health.stopped.as_deref().map(|reason| (0, clean(reason))));
     match &health.state {
         TargetState::Waiting(event) => facts.push((0, format!("for {}", clean(event)))),
         TargetState::Running => facts.push((3, format!("{} ev/s", rate(health.events_per_second)))),

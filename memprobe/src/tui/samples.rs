@@ -246,6 +246,7 @@ pub(super) fn normal() -> Snapshot {
             events_per_second: 1204.4,
             losses: Losses::default(),
             state: TargetState::Running,
+            stopped: None,
             probes: probes(),
             capture: crate::event::CaptureOptions::default(),
             missing: Vec::new(),

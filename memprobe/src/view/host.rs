@@ -79,7 +79,11 @@ impl ProcessEntry {
 
     /// State, and the reason for it.
     fn state(&self) -> (&'static str, Option<&str>) {
-        match &self.process().state {
+        let row = self.process();
+        match &row.state {
+            ProcessState::Probed | ProcessState::Waiting(_) if row.stopped.is_some() => {
+                ("stopped", row.stopped.as_deref())
+            }
             ProcessState::Probed => ("probed", None),
             ProcessState::Waiting(what) => ("waiting", Some(what)),
             ProcessState::Refused(reason) => ("refused", Some(reason)),
@@ -145,8 +149,10 @@ impl ProcessEntry {
     fn state_or_top_line(&self) -> Option<String> {
         let row = self.process();
         match (process_state(row), top_line(row, &self.names)) {
-            (Some(ended), Some(top)) if row.state == ProcessState::Ended => {
-                Some(format!("{ended}: {}", top.trim()))
+            (Some(state), Some(top))
+                if matches!(row.state, ProcessState::Ended | ProcessState::Probed) =>
+            {
+                Some(format!("{state}: {}", top.trim()))
             }
             (state, top) => state.or(top),
         }
@@ -163,9 +169,12 @@ pub fn top_line_names(processes: &[ProcessRow]) -> FileNames {
     FileNames::of(frames.map(|frame| &frame.file))
 }
 
-/// Returns the reason why a process has no figures, or that it has ended; `None` for a probed process.
+/// Returns the reason why a process has no figures, or that it has ended or is stopped; `None` for others.
 pub fn process_state(row: &ProcessRow) -> Option<String> {
     match &row.state {
+        ProcessState::Probed | ProcessState::Waiting(_) if row.stopped.is_some() => {
+            Some("stopped".to_owned())
+        }
         ProcessState::Waiting(what) => Some(format!("waiting for {}", clean(what))),
         ProcessState::Refused(reason) => Some(format!("not probed: {}", clean(reason))),
         ProcessState::Ended => Some("ended".to_owned()),

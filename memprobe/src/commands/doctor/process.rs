@@ -20,6 +20,7 @@ use crate::process::elf::ElfImage;
 use crate::process::maps::{MappedFile, Maps};
 use crate::process::memory::{Cause, ProcessMemory, ReadMemory as _};
 use crate::process::namespace::{self, Kind};
+use crate::process::run_state::RunState;
 use crate::process::status::Status;
 use crate::process::{facts, user};
 use crate::python::{DetectError, PythonProcess};
@@ -237,17 +238,20 @@ fn identity(tgid: Tgid, status: &Status) -> Finding {
     if let Some(threads) = status.threads {
         text += &format!(", {threads} thread{}", if threads == 1 { "" } else { "s" });
     }
-    let finding = match status.state {
-        Some('Z' | 'X') => Finding::fail(
-            "process",
-            format!("{text}: it has ended"),
-            "Find the right one with `pgrep -af python`.",
-        ),
-        Some('T' | 't') => Finding::note(
-            "process",
-            format!("{text}: it is stopped, and memprobe sees nothing until it continues"),
-        ),
-        _ => Finding::ok("process", text),
+    let state = RunState::of(tgid);
+    let finding = match (state, state.pause_reason(tgid)) {
+        (RunState::Zombie(_) | RunState::Exiting | RunState::Gone, _) => {
+            let end = DetectError::of_end(tgid).to_string();
+            let end = end.lines().next().unwrap_or_default();
+            let advice = "Find the right one with `pgrep -af python`.";
+            Finding::fail(
+                "process",
+                format!("{text}: {}", end.trim_end_matches('.')),
+                advice,
+            )
+        }
+        (_, Some(reason)) => Finding::note("process", format!("{text}: {reason}")),
+        (_, None) => Finding::ok("process", text),
     };
     finding
         .with("inner_pid", status.inner_tgid().map(|inner| inner.0))

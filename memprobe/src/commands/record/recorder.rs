@@ -122,6 +122,11 @@ impl Recorder {
                 progress.say(&format!("PID {}: {notice}", tgid.0));
                 self.notice(tgid, notice);
             }
+            HostItem::Stopped(reason) => {
+                progress.say(&reason);
+                self.notice(tgid, reason);
+            }
+            HostItem::Continued => progress.say(&format!("PID {} runs on", tgid.0)),
             HostItem::Refused(error) => {
                 let refusal = error.to_string();
                 progress.say(&refusal);

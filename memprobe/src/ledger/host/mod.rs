@@ -131,6 +131,13 @@ impl Host {
         }
     }
 
+    /// Sets the reason why the process runs nothing; `None` if it runs.
+    pub fn set_stopped(&mut self, tgid: Tgid, reason: Option<String>) {
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.set_stopped(reason);
+        }
+    }
+
     fn set_state(&mut self, tgid: Tgid, state: ProcessState) {
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.set_state(state);

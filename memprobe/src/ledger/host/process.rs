@@ -28,6 +28,7 @@ impl HostProcess {
             target,
             facts,
             state,
+            stopped: None,
             devices: Vec::new(),
             peak: Totals::default(),
             driver: Vec::new(),
@@ -63,6 +64,11 @@ impl HostProcess {
         self.set_state(ProcessState::Probed);
     }
 
+    pub(super) fn set_stopped(&mut self, reason: Option<String>) {
+        self.ledger.health.stopped.clone_from(&reason);
+        self.row.stopped = reason;
+    }
+
     /// Sets the state, unless the process has ended.
     pub(super) fn set_state(&mut self, state: ProcessState) {
         if self.ended.is_none() {
@@ -87,6 +93,7 @@ impl HostProcess {
     }
 
     pub(super) fn end(&mut self, now: TimeNs) {
+        self.set_stopped(None);
         self.set_state(ProcessState::Ended);
         self.ended.get_or_insert(now);
     }

@@ -33,6 +33,8 @@ pub struct ProcessRow {
     pub target: Target,
     pub facts: ProcessFacts,
     pub state: ProcessState,
+    /// Reason why it runs nothing until somebody continues it; `None` if it runs.
+    pub stopped: Option<String>,
     /// Allocator totals of each device seen, by index; empty before the first allocator event.
     pub devices: Vec<DeviceRow>,
     /// Highest sums over all devices, each at its own time. With one device this includes the time

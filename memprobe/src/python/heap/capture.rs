@@ -20,11 +20,13 @@ use super::image::{Image, ImageExtent};
 use super::modules::{self, ModuleObject};
 use super::optimizers::{self, Optimizers};
 use super::process_scan::{PreviousScan, ProcessScan};
+use crate::event::Tgid;
 use crate::event::TimeNs;
 use crate::event::tensors::Consistency;
-use crate::process::memory::{ProcessMemory, ReadMemory, Unreadable};
-use crate::process::pause::{PauseError, Sleepers, is_stopped, while_paused};
-use crate::python::PythonProcess;
+use crate::process::memory::{Cause, ProcessMemory, ReadMemory, Unreadable};
+use crate::process::pause::{PauseError, Sleepers, while_paused};
+use crate::process::run_state::RunState;
+use crate::python::{DetectError, PythonProcess};
 
 /// Most bytes kept of a process's memory: enough for some twenty million objects.
 const MAX_BYTES: usize = 2 << 30;
@@ -67,6 +69,9 @@ pub enum CaptureMode {
 pub enum CaptureError {
     #[error("{0}")]
     Pause(#[from] PauseError),
+    /// The process has shut down its Python, or has ended.
+    #[error("{0}")]
+    Ended(#[source] DetectError),
     /// No stop found the object lists consistent.
     #[error(
         "it was stopped {MAX_STOPS} times, and never at a moment at which it could be read: {0}.\nTry again, or read \
@@ -207,6 +212,10 @@ pub fn capture<T: Send, R: Send>(
     // A running process is read at many moments anyway, and the result says so: missing memory is read on demand.
     let mut result = conclude(&image, &mut moment, &found);
     if manner == CaptureMode::Running {
+        // Objects that were freed meanwhile are no table of an empty process.
+        if at_work(python).is_some_and(is_of_the_end) {
+            return Err(CaptureError::Ended(DetectError::of_end(python.tgid)));
+        }
         let how = Consistency::Running;
         return Ok(Captured::of(moment, found, result, &image, how));
     }
@@ -337,6 +346,9 @@ impl PauseAttempts {
                 },
                 Err(broken) => broken,
             };
+            if is_of_the_end(broken) {
+                return Err(CaptureError::Ended(DetectError::of_end(python.tgid)));
+            }
             // Somebody may have resumed it meanwhile.
             if stands && is_stopped(python.tgid) {
                 return Err(CaptureError::StandsBroken(broken));
@@ -357,14 +369,34 @@ impl PauseAttempts {
 /// paused between two collections by chance.
 fn wait_for_a_good_moment(python: &PythonProcess) {
     let start = Instant::now();
-    while at_work(python).is_some() && start.elapsed() < MAX_COLLECTION {
+    let is_passing = |broken: Broken| !is_of_the_end(broken);
+    while at_work(python).is_some_and(is_passing) && start.elapsed() < MAX_COLLECTION {
         thread::sleep(GLANCE);
     }
 }
 
-/// Returns [`Broken::Collecting`] if any interpreter of the process is collecting garbage, or a read error.
+fn is_stopped(tgid: Tgid) -> bool {
+    RunState::of(tgid) == RunState::Stopped
+}
+
+/// True if the process has no objects to read any more.
+fn is_of_the_end(broken: Broken) -> bool {
+    match broken {
+        Broken::Finalizing => true,
+        Broken::Unreadable(error) => error.cause == Cause::NoProcess,
+        _ => false,
+    }
+}
+
+/// Returns [`Broken::Collecting`] if any interpreter of the process is collecting garbage, [`Broken::Finalizing`] if
+/// Python shuts down, or a read error.
 fn at_work(python: &PythonProcess) -> Option<Broken> {
     let memory = python.memory();
+    match python.is_finalizing() {
+        Ok(false) => {}
+        Ok(true) => return Some(Broken::Finalizing),
+        Err(error) => return Some(error.into()),
+    }
     let layout = &python.layout;
     let interpreters = match collector::interpreters(&memory, layout, python.runtime) {
         Ok(interpreters) => interpreters,

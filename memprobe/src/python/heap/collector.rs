@@ -65,6 +65,8 @@ pub enum Broken {
     /// The lists are consistent, but PyTorch's allocator was interrupted while it allocated or freed a block.
     #[error("PyTorch's allocator is at work")]
     Allocating,
+    #[error("Python is shutting down")]
+    Finalizing,
     /// A thread that was left asleep has run while the process was read ([`crate::process::pause`]).
     #[error("a thread in a system call that a stop would end woke up meanwhile")]
     Woken,

@@ -194,7 +194,7 @@ fn script<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     while let Some(word) = words.next() {
         match word {
             "-m" => return words.next(),
-            "-c" => return None,
+            "-c" => return multiprocessing(words),
             // Options with a separate value.
             "-W" | "-X" | "--check-hash-based-pycs" => {
                 words.next();
@@ -204,6 +204,13 @@ fn script<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
         }
     }
     None
+}
+
+/// Returns the name of what a command of `multiprocessing` runs (`-c "from multiprocessing.spawn import spawn_main;
+/// spawn_main(...)"`, `Lib/multiprocessing/spawn.py` and its siblings): `spawn`, `forkserver` or `resource_tracker`.
+fn multiprocessing<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    words.next().filter(|word| *word == "from")?;
+    words.next()?.strip_prefix("multiprocessing.")
 }
 
 fn basename(path: &str) -> &str {
@@ -228,6 +235,20 @@ mod tests {
         assert_eq!(
             stem(None, "/venv/bin/python3.12 -c import torch"),
             "1234-python3.12"
+        );
+        for (start, code) in [
+            (
+                "spawn",
+                "import spawn_main; spawn_main(tracker_fd=4, pipe_handle=6) --multiprocessing-fork",
+            ),
+            ("forkserver", "import main; main(3, 5, ['__main__'])"),
+        ] {
+            let command = format!("python -B -Wignore -c from multiprocessing.{start} {code}");
+            assert_eq!(file_stem(1234, None, &command), format!("1234-{start}"));
+        }
+        assert_eq!(
+            stem(None, "python -c import multiprocessing.pool"),
+            "1234-python"
         );
         assert_eq!(stem(None, "/opt/a/b/solver -n 3"), "1234-solver");
         assert_eq!(stem(None, ""), "1234");

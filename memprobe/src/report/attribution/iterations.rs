@@ -83,7 +83,7 @@ pub(super) fn columns<'a>() -> Vec<IterationColumn<'a>> {
 }
 
 pub(super) fn notes(iterations: &Iterations, heard: Coverage) -> Vec<String> {
-    let mut notes = vec![source(iterations).to_owned()];
+    let mut notes = vec![source(iterations)];
     notes.extend(match iterations.cycle {
         Cycle::Single => None,
         Cycle::ByBatch => Some("Several optimizers step: an iteration is one batch.".to_owned()),
@@ -109,14 +109,18 @@ pub(super) fn notes(iterations: &Iterations, heard: Coverage) -> Vec<String> {
     notes
 }
 
-pub(super) fn source(iterations: &Iterations) -> &'static str {
-    match iterations.source {
+pub(super) fn source(iterations: &Iterations) -> String {
+    let source = match iterations.source {
         Source::Steps => "An iteration ends with Optimizer.step().",
         Source::ZeroGrads => {
             "An iteration starts with Optimizer.zero_grad(): no optimizer step was seen."
         }
         Source::Batches => {
             "An iteration starts with the next batch of a DataLoader: no optimizer was seen."
+        }
+        Source::Line if !iterations.rows.iter().any(Iteration::is_numbered) => {
+            "No iterations found: no code below the given line allocated memory. Check its file and number, or give a \
+             line that allocates."
         }
         Source::Line => {
             "An iteration starts when code below the given line allocates, after the same thread allocated elsewhere."
@@ -125,6 +129,14 @@ pub(super) fn source(iterations: &Iterations) -> &'static str {
             "No iterations found: no optimizer step, no zero_grad() and no DataLoader batch was seen. Give the line \
              at which one starts, such as --iteration-start serve.py:41."
         }
+    };
+    match iterations.threads_that_stay {
+        0 => source.to_owned(),
+        threads => format!(
+            "{source} {} allocated nowhere else since: further visits of the line cannot be told from the first. Give \
+             a line within it, such as the first that allocates.",
+            counted(threads, "thread")
+        ),
     }
 }
 

@@ -180,7 +180,7 @@ pub(super) fn check(
         let numbered = iterations.rows.iter().filter(|row| row.is_numbered());
         let known: Vec<u64> = numbered.map(|row| row.number).collect();
         return Err(ReportError::NoIteration(match &known[..] {
-            [] => iterations::source(iterations).to_owned(),
+            [] => iterations::source(iterations),
             [first, .., last] => format!("it has {first} to {last}; give one of these, or all"),
             [only] => format!("it has only {only}; give that, or all"),
         }));
@@ -248,7 +248,7 @@ pub(super) fn notes(
         notes.push(FOLDED.to_owned());
     }
     if options.layers != LayersOf::Peak {
-        notes.push(iterations::source(iterations).to_owned());
+        notes.push(iterations::source(iterations));
         notes.extend(iterations::epochs(iterations.epochs));
         let meant = meant(iterations, &options.layers);
         let forgotten = meant

@@ -277,6 +277,20 @@ fn a_line_that_the_user_names_makes_iterations() {
 }
 
 #[test]
+fn says_that_nothing_is_allocated_below_the_line_of_the_user() {
+    let options = ReportOptions {
+        by: By::Iteration,
+        iteration: IterationLine::parse("train.py:99999"),
+        ..ReportOptions::default()
+    };
+    let text = report(&training(), options);
+    assert!(
+        text.contains("no code below the given line allocated memory"),
+        "{text}"
+    );
+}
+
+#[test]
 fn the_table_of_categories() {
     insta::assert_snapshot!(table(&training(), By::Category));
 }

@@ -20,6 +20,7 @@ use crate::event::tensors::TensorSnapshot;
 use crate::process::facts;
 use crate::process::maps::Maps;
 use crate::process::memory::ReadMemory;
+use crate::process::pause::PauseError;
 use crate::python::heap::capture::{self, Captured, HeapScan, capture};
 use crate::python::heap::collector::Broken;
 use crate::python::heap::image::Image;
@@ -28,6 +29,9 @@ use crate::python::{DetectError, PythonProcess};
 pub use crate::python::heap::capture::CaptureMode;
 
 const LIBRARY: &str = "libtorch_python.so";
+
+const INTERRUPTED_ALLOCATOR: &str = "the process stands within an operation of PyTorch's allocator, whose tables do \
+                                     not agree there: the block in progress is missing, or counted though it is freed";
 
 /// Reasons why there is no snapshot. Each message ends with the user's next step.
 #[derive(Debug, thiserror::Error)]
@@ -53,10 +57,23 @@ pub enum SnapshotError {
     Torn,
 }
 
+impl SnapshotError {
+    /// True if the process is ending or has ended.
+    pub fn is_of_the_end(&self) -> bool {
+        match self {
+            Self::Python(error) | Self::Heap(capture::CaptureError::Ended(error)) => {
+                error.is_of_the_end()
+            }
+            Self::Heap(capture::CaptureError::Pause(PauseError::Gone)) => true,
+            _ => false,
+        }
+    }
+}
+
 /// Takes a snapshot of every tensor of a process: on CUDA devices, on the CPU, and without memory. In the pausing
 /// modes a separate thread stops the process. Missing parts are listed in [`TensorSnapshot::unread`].
 pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotError> {
-    let maps = Maps::of(tgid).map_err(DetectError::from)?;
+    let maps = Maps::of(tgid).map_err(|error| DetectError::of_access(tgid, error))?;
     let python = PythonProcess::detect_in(tgid, &maps)?;
     if maps.library(LIBRARY).is_none() {
         return Err(SnapshotError::NoTorch);
@@ -175,9 +192,10 @@ impl Found {
 fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
     let (moment, found) = (&captured.moment, &captured.more);
     let mut words = Vec::new();
-    // An interrupted allocator shows in the difference between its blocks and its total.
-    let broken = moment.broken.filter(|&broken| broken != Broken::Allocating);
-    words.extend(broken.map(|broken| format!("not all objects: {broken}")));
+    words.extend(moment.broken.map(|broken| match broken {
+        Broken::Allocating => INTERRUPTED_ALLOCATOR.to_owned(),
+        broken => format!("not all objects: {broken}"),
+    }));
     words.extend(counted(
         moment.objects.unknown,
         "Python objects are of no class that can be read",

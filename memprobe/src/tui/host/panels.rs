@@ -50,6 +50,7 @@ fn states(host: &HostSnapshot, extent: HostExtent) -> String {
     let rows = host.processes.iter();
     let within = |row: &&ProcessRow| extent.includes(host, row);
     let state = |row: &ProcessRow| match row.state {
+        ProcessState::Probed | ProcessState::Waiting(_) if row.stopped.is_some() => "stopped",
         ProcessState::Probed => "probed",
         ProcessState::Waiting(_) => "waiting",
         ProcessState::Refused(_) => "not probed",
@@ -60,7 +61,7 @@ fn states(host: &HostSnapshot, extent: HostExtent) -> String {
         0 => None,
         number => Some(format!("{number} {word}")),
     };
-    let words = ["probed", "waiting", "not probed", "ended"];
+    let words = ["probed", "stopped", "waiting", "not probed", "ended"];
     let parts: Vec<String> = words.iter().filter_map(part).collect();
     let processes = processes(states.len());
     if parts.is_empty() {

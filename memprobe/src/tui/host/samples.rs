@@ -34,6 +34,7 @@ fn silent(tgid: u32, user: &str, command: &str, state: ProcessState) -> ProcessR
             ..ProcessFacts::default()
         },
         state,
+        stopped: None,
         devices: Vec::new(),
         peak: Totals::default(),
         driver: Vec::new(),

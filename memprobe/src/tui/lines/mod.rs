@@ -196,6 +196,10 @@ impl Content for LineList {
         let (first, second) = match &health.state {
             _ if !screen.table.rows.is_empty() => return None,
             _ if screen.table.all > 0 => return screen.no_match("line", "lines"),
+            TargetState::Waiting(_) | TargetState::Running if health.stopped.is_some() => {
+                let reason = clean(health.stopped.as_deref().unwrap_or_default());
+                return Some([reason.into(), "".into()]);
+            }
             TargetState::Waiting(event) => {
                 let first = format!("Waiting for {}", clean(event));
                 let second = "memprobe continues as soon as that happens.";

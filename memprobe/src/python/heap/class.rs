@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use super::built_in::HIDDEN;
 use super::dict::DictEntry;
 use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
@@ -52,6 +53,14 @@ pub enum ContainerKind {
     Class,
     Suspended,
     Frame,
+    /// `functools.lru_cache`.
+    Cache,
+    /// `threading.local`.
+    ThreadLocal,
+    /// `queue.SimpleQueue`.
+    Queue,
+    /// Values of context variables: a leaf of the mapping of a `contextvars.Context`.
+    Context,
     Text,
     Number,
     Other,
@@ -80,6 +89,18 @@ impl Class {
 
     pub(super) fn has_attributes(&self) -> bool {
         self.dict_offset != 0 || self.has(ClassLayout::MANAGED_DICT)
+    }
+
+    /// Adds references by name and offset, as far as they lie within an object.
+    fn add_references(&mut self, references: &[(&str, u16)]) {
+        let within = references
+            .iter()
+            .filter(|(_, offset)| u64::from(*offset) < self.basic_size);
+        let members = within.map(|&(name, offset)| Member {
+            name: name.into(),
+            offset: offset.into(),
+        });
+        self.members.extend(members);
     }
 
     fn has(&self, flag: u64) -> bool {
@@ -225,6 +246,16 @@ impl<M: ReadMemory> Heap<'_, M> {
             }
             "frame" if !made_by_statement => class.holds = ContainerKind::Frame,
             "function" if !made_by_statement => self.add_defaults(&mut class.members),
+            "functools._lru_cache_wrapper" => class.holds = ContainerKind::Cache,
+            "_thread._local" => class.holds = ContainerKind::ThreadLocal,
+            "_queue.SimpleQueue" => class.holds = ContainerKind::Queue,
+            "hamt_bitmap_node" | "hamt_collision_node" if !made_by_statement => {
+                class.holds = ContainerKind::Context;
+            }
+            name if !made_by_statement || name.contains('.') => {
+                let row = HIDDEN.iter().find(|(known, _)| *known == name);
+                class.add_references(row.map_or(&[][..], |(_, references)| references));
+            }
             _ => {}
         }
         let members = head.word(ClassLayout::MEMBERS);

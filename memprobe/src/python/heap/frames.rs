@@ -13,6 +13,7 @@ use crate::python::layout::{GeneratorLayout, HeapLayout, LocalsLayout};
 use crate::python::threads::{self, RawFrame};
 use crate::python::{CodeCache, PythonProcess, Resolved};
 
+/// Most frames of a thread: as many of the outermost as of the innermost.
 const MAX_FRAMES: usize = 512;
 const MAX_VARIABLES: u64 = 4096;
 
@@ -39,8 +40,8 @@ pub struct Variable {
     /// Note about the frame, such as `suspended generator`; empty for a running frame.
     pub note: &'static str,
     pub value: u64,
-    /// Depth of the frame, 0 for the innermost. Frames that do not run rank after all running ones, and
-    /// frames of libraries after all others.
+    /// Order by length of life: calls above the frame, 0 for the outermost. Frames that do not run rank after
+    /// all running ones, and frames of libraries after all others.
     pub rank: u32,
 }
 
@@ -48,7 +49,7 @@ pub struct Variable {
 const RESTING: u32 = 1 << 15;
 
 /// Added to the rank of a variable in a library's function.
-const LIBRARY: u32 = 1 << 16;
+pub(super) const LIBRARY: u32 = 1 << 16;
 
 #[derive(Clone, Debug, Default)]
 pub struct Variables {
@@ -93,8 +94,12 @@ pub fn variables(
         reader.found.frames_left_out += chain.frames.len().saturating_sub(MAX_FRAMES) as u64;
         let addresses = chain.frames.iter().map(|frame| frame.address);
         reader.seen.extend(addresses);
-        for (depth, frame) in (0..).zip(chain.frames.iter().take(MAX_FRAMES)) {
-            reader.add_frame(frame, depth, "");
+        let outermost_first = chain.frames.iter().rev();
+        let skipped = MAX_FRAMES / 2..chain.frames.len().saturating_sub(MAX_FRAMES / 2);
+        for (above, frame) in outermost_first.enumerate() {
+            if !skipped.contains(&above) {
+                reader.add_frame(frame, (above as u32).min(RESTING - 1), "");
+            }
         }
     }
     reader.add_suspended(&scan.suspended);

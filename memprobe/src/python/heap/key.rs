@@ -44,6 +44,7 @@ impl<M: ReadMemory> Heap<'_, M> {
             }
             Step::Element => path.push_str("{…}"),
             Step::Cell => path.push_str(".cell_contents"),
+            Step::Value => path.push_str(".get()"),
         }
     }
 

@@ -131,3 +131,16 @@ fn globals_and_outer_frames_name_and_retain_before_the_calls_in_progress() {
         }
     }
 }
+
+#[test]
+fn cells_and_results_of_a_notebook_are_named_by_their_numbers() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Each) {
+        let (names, _) = at_point(&environment, pytorch, "notebook.py");
+        for (expected, found) in names {
+            assert_eq!(found, expected);
+        }
+    }
+}

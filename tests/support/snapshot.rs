@@ -71,7 +71,7 @@ pub struct Row {
     pub saved_by: Option<String>,
     /// Path of its module.
     pub module: Option<String>,
-    /// What keeps it alive.
+    /// Root that keeps it alive.
     #[serde(default)]
     pub retained_by: Option<Retainer>,
     /// Name of its Python type.

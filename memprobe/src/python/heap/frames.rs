@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 
 use super::class::ContainerKind;
 use super::process_scan::ProcessScan;
-use super::{Heap, shortened};
+use super::{Heap, notebook, shortened};
 use crate::process::memory::{ReadMemory, ReadResult};
 use crate::python::layout::{GeneratorLayout, HeapLayout, LocalsLayout};
 use crate::python::threads::{self, RawFrame};
@@ -80,6 +80,7 @@ pub fn variables(
         heap,
         codes: CodeCache::new(python),
         globals: scan.globals.iter().filter_map(dict).collect(),
+        cells: notebook::cells(heap, &scan.compilers),
         seen: HashSet::new(),
         found: Variables::default(),
     };
@@ -114,6 +115,8 @@ struct Reader<'a, 'b, M> {
     codes: CodeCache,
     /// Dicts of modules: their variables are named as globals of the module.
     globals: HashSet<u64>,
+    /// Numbers of IPython's cells by file name.
+    cells: HashMap<Arc<str>, i64>,
     seen: HashSet<u64>,
     found: Variables,
 }
@@ -223,12 +226,20 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
                 return;
             }
         };
+        let cell = self
+            .cells
+            .get(&*source.file)
+            .map(|number| format!("In[{number}]"));
         let file = source.file.rsplit('/').next().unwrap_or(&source.file);
+        let file = cell.as_deref().unwrap_or(file);
         let [file, function] = [file, &source.function].map(|name| shortened(name, LONGEST_NAME));
         let shown = Shown {
             text: format!("{file}:{} {function}()", source.line),
             note,
-            rank: depth + if is_library(&source.file) { LIBRARY } else { 0 },
+            rank: match cell.is_none() && is_library(&source.file) {
+                true => depth + LIBRARY,
+                false => depth,
+            },
         };
         // An unreadable variable does not affect other frames.
         if self.add_variables(frame, &shown).is_err() {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::Heap;
 use super::class::{Class, ContainerKind, TorchKind};
 use super::contents::Step;
 use super::frames::{LIBRARY, Variable, is_library};
 use super::process_scan::ProcessScan;
+use super::{Heap, notebook};
 use crate::process::memory::ReadMemory;
 use crate::python::layout::HeapLayout;
 
@@ -310,8 +310,8 @@ impl<M: ReadMemory> Search<'_, M> {
 
     fn add_way(&mut self, tensor: u64, origin: PathOrigin) {
         let paths = self.paths.to_tensors.entry(tensor).or_default();
-        let has_room = paths.len() < MAX_PATHS && self.count < MAX_OF_ALL;
-        if has_room && !paths.contains(&origin) {
+        let is_full = paths.len() >= MAX_PATHS || self.count >= MAX_OF_ALL;
+        if !is_full && !paths.contains(&origin) {
             self.count += 1;
             paths.push(origin);
         }
@@ -327,6 +327,9 @@ impl<M: ReadMemory> Search<'_, M> {
         let mut held = Vec::new();
         // Objects that cannot be read are not reached.
         let _ = heap.contents(&class, address, |step, value| held.push((step, value)));
+        if class.holds == ContainerKind::Globals && steps == 0 {
+            notebook::prefer_history(heap, &mut held);
+        }
         let values = self.of_contexts.get(&address).into_iter().flatten();
         held.extend(values.map(|&value| (Step::Value, value)));
         for (step, value) in held {

@@ -4,61 +4,47 @@
 use super::contents::Step;
 use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, ReadResult};
-use crate::python::layout::HeapLayout;
+use crate::python::layout::{ClassLayout, HeapLayout};
 
 /// A reference of every object of a class: its name in paths, in brackets if Python code cannot ask for it, and its
 /// offset.
 type Reference = (&'static str, u16);
 
-/// References by `tp_name`, the same from 3.9 to 3.15 (`Objects/iterobject.c`, `listobject.c`, `tupleobject.c`,
+/// References by `tp_name` of the classes, the same from 3.9 to 3.15 (`Objects/iterobject.c`, `listobject.c`, `tupleobject.c`,
 /// `dictobject.c`, `setobject.c`, `enumobject.c`, `descrobject.c`, `methodobject.h`, `Python/bltinmodule.c`,
 /// `Python/context.c`, `Modules/itertoolsmodule.c`, `Modules/_collectionsmodule.c` @v3.9.18 to @v3.15.2).
-pub(super) const HIDDEN: [(&str, &[Reference]); 37] = [
+pub(super) const HIDDEN: [(&str, &[Reference]); 22] = [
     ("mappingproxy", &[("<mapping>", 16)]),
     ("builtin_function_or_method", &[("__self__", 24)]),
-    ("dict_keys", &[("mapping", 16)]),
-    ("dict_values", &[("mapping", 16)]),
-    ("dict_items", &[("mapping", 16)]),
-    ("dict_keyiterator", &[("<dict>", 16)]),
-    ("dict_valueiterator", &[("<dict>", 16)]),
-    ("dict_itemiterator", &[("<dict>", 16)]),
+    ("dict_keys dict_values dict_items", &[("mapping", 16)]),
+    (
+        "dict_keyiterator dict_valueiterator dict_itemiterator",
+        &[("<dict>", 16)],
+    ),
     ("set_iterator", &[("<set>", 16)]),
-    ("list_iterator", &[("<list>", 24)]),
-    ("list_reverseiterator", &[("<list>", 24)]),
+    ("list_iterator list_reverseiterator", &[("<list>", 24)]),
     ("tuple_iterator", &[("<tuple>", 24)]),
-    ("iterator", &[("<sequence>", 24)]),
-    ("reversed", &[("<sequence>", 24)]),
+    ("iterator reversed", &[("<sequence>", 24)]),
     ("callable_iterator", &[("<function>", 16)]),
+    (
+        "_collections._deque_iterator collections._deque_iterator",
+        &[("<deque>", 32)],
+    ),
     ("enumerate", &[("<iterator>", 24)]),
     ("zip", &[("<iterators>", 24)]),
     ("map", &[("<iterators>", 16), ("<function>", 24)]),
-    ("filter", &[("<function>", 16), ("<iterator>", 24)]),
-    ("_collections._deque_iterator", &[("<deque>", 32)]),
-    ("collections._deque_iterator", &[("<deque>", 32)]),
     ("itertools.cycle", &[("<iterator>", 16), ("<saved>", 24)]),
     (
         "itertools.chain",
         &[("<iterators>", 16), ("<iterator>", 24)],
     ),
-    ("itertools.islice", &[("<iterator>", 16)]),
     ("itertools.repeat", &[("<object>", 16)]),
-    ("itertools.pairwise", &[("<iterator>", 16)]),
-    ("itertools.batched", &[("<iterator>", 16)]),
-    ("itertools.groupby", &[("<iterator>", 16)]),
     (
-        "itertools.starmap",
-        &[("<function>", 16), ("<iterator>", 24)],
+        "itertools.islice itertools.pairwise itertools.batched itertools.groupby",
+        &[("<iterator>", 16)],
     ),
     (
-        "itertools.takewhile",
-        &[("<function>", 16), ("<iterator>", 24)],
-    ),
-    (
-        "itertools.dropwhile",
-        &[("<function>", 16), ("<iterator>", 24)],
-    ),
-    (
-        "itertools.filterfalse",
+        "filter itertools.starmap itertools.takewhile itertools.dropwhile itertools.filterfalse",
         &[("<function>", 16), ("<iterator>", 24)],
     ),
     (
@@ -71,8 +57,7 @@ pub(super) const HIDDEN: [(&str, &[Reference]); 37] = [
     ),
     ("itertools.zip_longest", &[("<iterators>", 32)]),
     // The default value.
-    ("ContextVar", &[("get()", 24)]),
-    ("_contextvars.ContextVar", &[("get()", 24)]),
+    ("ContextVar _contextvars.ContextVar", &[("get()", 24)]),
 ];
 
 /// `cache` of `functools._lru_cache_wrapper`, a dict; `result` of `functools._lru_list_elem`, which is its value if
@@ -99,8 +84,11 @@ impl<M: ReadMemory> Heap<'_, M> {
     /// Calls `each` with the results that `functools.lru_cache` keeps, by the arguments, and with the arguments.
     pub(super) fn cached(&self, object: u64, mut each: impl FnMut(Step, u64)) -> ReadResult<()> {
         self.entries(self.word(object, CACHE)?, |entry| {
-            let class = self.class_of(entry.value);
-            let result = match class.is_some_and(|class| &*class.name == RESULT_CLASS) {
+            // Up to 3.9 no `PyType_Ready` is called for this class.
+            let name = self.type_of(entry.value);
+            let name = name.and_then(|class| self.word(class, ClassLayout::NAME));
+            let name = name.and_then(|name| self.c_string(name));
+            let result = match name.is_ok_and(|name| &*name == RESULT_CLASS) {
                 true => self.word(entry.value, RESULT).unwrap_or(0),
                 false => entry.value,
             };
@@ -236,7 +224,7 @@ mod tests {
         for layout in &LAYOUTS {
             let mut heap = FakeHeap::new(layout);
             let large = heap.class("list_iterator", 0, 0);
-            heap.put_word(large, crate::python::layout::ClassLayout::BASIC_SIZE, 32);
+            heap.put_word(large, ClassLayout::BASIC_SIZE, 32);
             let small = heap.class("list_iterator", 0, 0);
             let made = heap.python_class("list_iterator", "other", &[]);
             let (memory, _) = heap.finish();

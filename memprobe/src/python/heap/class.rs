@@ -258,7 +258,9 @@ impl<M: ReadMemory> Heap<'_, M> {
                 class.holds = ContainerKind::Context;
             }
             name if !made_by_statement || name.contains('.') => {
-                let row = HIDDEN.iter().find(|(known, _)| *known == name);
+                let row = HIDDEN
+                    .iter()
+                    .find(|(classes, _)| classes.split(' ').any(|class| class == name));
                 class.add_references(row.map_or(&[][..], |(_, references)| references));
             }
             _ => {}
@@ -303,7 +305,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         Ok(())
     }
 
-    fn c_string(&self, address: u64) -> Result<Arc<str>, Unreadable> {
+    pub(super) fn c_string(&self, address: u64) -> Result<Arc<str>, Unreadable> {
         let bytes = self.memory.read_c_string(address, LONGEST_NAME)?;
         Ok(String::from_utf8_lossy(&bytes).into())
     }

@@ -15,7 +15,7 @@ const MAX_CELLS: usize = 1 << 16;
 const HISTORY: [&str; 2] = ["Out", "_oh"];
 
 /// Numbers of cells by the name of the file that the code objects of a cell have. ipykernel makes this name from a
-/// hash (`_filename_map` in `IPython/core/compilerop.py`@8.12.3, from 7.22 on).
+/// hash (`_filename_map` in `IPython/core/compilerop.py`@8.12.3).
 pub(super) fn cells(heap: &Heap<'_, impl ReadMemory>, compilers: &[u64]) -> HashMap<Arc<str>, i64> {
     let mut cells = HashMap::new();
     for &compiler in compilers {

@@ -203,7 +203,7 @@ impl<M: ReadMemory> Search<'_, M> {
         let mut modules = Vec::new();
         for &module in &self.paths.scan.globals {
             let dict = heap.word(module, HeapLayout::MODULE_DICT);
-            self.globals.extend(dict.clone());
+            self.globals.extend(dict);
             let names = dict.and_then(|dict| heap.values_of(dict, ["__name__", "__file__"]));
             let [name, file] = names.unwrap_or_default();
             let Some(name) = name.and_then(|name| heap.text(name)) else {

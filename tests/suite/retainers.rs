@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::paused_workload::PausedWorkload;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
@@ -79,5 +80,67 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
         let named: u64 = retainers.iter().map(|it| number(&it["bytes"])).sum();
         let rest = number(&retained["others_bytes"]) + number(&retained["unknown_bytes"]);
         assert_eq!(named + rest, number(&retained["live_bytes"]));
+    }
+}
+
+/// Returns the first name of each expected tensor beside the expected one, and the tensors by retainer.
+fn at_point(
+    environment: &TestEnvironment,
+    pytorch: &PyTorch,
+    workload: &str,
+) -> (Vec<(String, String)>, Vec<(String, String)>) {
+    let mut paused = PausedWorkload::start(pytorch, &[workload], &[]);
+    paused.next_point().expect("a point");
+    let snapshot = environment.snapshot(paused.pid(), &[]);
+    let expected = paused.truth().expected;
+    paused.go_on();
+    paused.end();
+    let without_line = |text: &str| match text.split_once(".py:") {
+        Some((file, rest)) => {
+            let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+            format!("{file}.py:*{rest}")
+        }
+        None => text.to_owned(),
+    };
+    let rows = expected.iter().map(|(name, shape)| {
+        let row = snapshot.tensors.iter();
+        let row = row.clone().find(|row| row.shape.as_ref() == Some(shape));
+        let row = row.unwrap_or_else(|| panic!("no tensor of shape {shape:?}, which is {name}"));
+        let found = without_line(row.name.as_deref().unwrap_or_default());
+        let retainer = row.retained_by.as_ref().map(|by| without_line(&by.root));
+        (
+            (name.clone(), found),
+            (name.clone(), retainer.unwrap_or_default()),
+        )
+    });
+    rows.unzip()
+}
+
+#[test]
+fn globals_and_outer_frames_name_and_retain_before_the_calls_in_progress() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Each) {
+        let (names, retainers) = at_point(&environment, pytorch, "calls_in_progress.py");
+        for (expected, found) in names {
+            assert_eq!(found, expected);
+        }
+        for (expected, found) in retainers {
+            assert_eq!(found, expected.replace("[0]", "[*]"));
+        }
+    }
+}
+
+#[test]
+fn cells_and_results_of_a_notebook_are_named_by_their_numbers() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Each) {
+        let (names, _) = at_point(&environment, pytorch, "notebook.py");
+        for (expected, found) in names {
+            assert_eq!(found, expected);
+        }
     }
 }

@@ -71,6 +71,9 @@ pub struct Row {
     pub saved_by: Option<String>,
     /// Path of its module.
     pub module: Option<String>,
+    /// Root that keeps it alive.
+    #[serde(default)]
+    pub retained_by: Option<Retainer>,
     /// Name of its Python type.
     #[serde(default)]
     pub class: Option<String>,
@@ -98,6 +101,15 @@ impl Row {
     pub fn texts(&self) -> Vec<&str> {
         self.names.iter().map(String::as_str).collect()
     }
+}
+
+/// The root that keeps memory alive.
+#[derive(Debug, Deserialize, Clone)]
+pub struct Retainer {
+    /// A variable, or all slots of a container.
+    pub root: String,
+    /// True if no other retainer was found.
+    pub exclusive: bool,
 }
 
 impl Snapshot {

@@ -1,7 +1,12 @@
 """Tensors in every place where Python keeps things. Each has a shape of its own, to tell them apart."""
 
 import collections
+import contextvars
+import functools
+import itertools
+import queue as queues
 import threading
+import types
 import weakref
 
 import torch
@@ -121,6 +126,49 @@ def failure():
 kept_error = failure()
 
 
+@functools.lru_cache(maxsize=8)
+def bounded(key):
+    return made(171)
+
+
+@functools.lru_cache(maxsize=None)
+def unbounded(key, size):
+    return made(size)
+
+
+@functools.lru_cache(maxsize=8)
+def keyed(key):
+    return None
+
+
+class Key:
+    def __init__(self):
+        self.kept = made(174)
+
+
+bounded("en")
+unbounded(7, 172)
+unbounded(8, 173)
+keyed(Key())
+local = threading.local()
+local.ours = made(175)
+variable = contextvars.ContextVar("variable")
+variable.set(made(177))
+with_default_value = contextvars.ContextVar("with_default_value", default=[made(178)])
+proxy = types.MappingProxyType({"frozen": made(179)})
+simple = queues.SimpleQueue()
+for size in [180, 181, 182]:
+    simple.put(made(size))
+simple.get()
+iterator = iter([made(183)])
+mapped = map(str, (made(184),))
+numbered = enumerate({"kept": made(185)}.values())
+zipped = zip(collections.deque([made(186)]), itertools.repeat(made(187)))
+cycled = itertools.cycle([made(188)])
+next(cycled)
+append = [made(189)].append
+
+
 def in_thread(ready, over):
     in_a_thread = made(141)
     ready.set()
@@ -165,6 +213,23 @@ EXPECTED = [
     ("with_default.__defaults__[0]", [134]),
     ("with_default.__kwdefaults__['only']", [135]),
     ("tensor_names.py:* fail() -> in_failed (frame of an ended call)", [136]),
+    ("bounded['en']", [171]),
+    ("unbounded[…]", [172]),
+    ("unbounded[…]", [173]),
+    ("keyed{…}[0].kept", [174]),
+    ("local.ours", [175]),
+    ("variable.get()", [177]),
+    ("with_default_value.get()[0]", [178]),
+    ("proxy.<mapping>['frozen']", [179]),
+    ("simple[0]", [181]),
+    ("simple[1]", [182]),
+    ("iterator.<list>[0]", [183]),
+    ("mapped.<iterators>[0].<tuple>[0]", [184]),
+    ("numbered.<iterator>.<dict>['kept']", [185]),
+    ("zipped.<iterators>[0].<deque>[0]", [186]),
+    ("zipped.<iterators>[1].<object>", [187]),
+    ("cycled.<saved>[0]", [188]),
+    ("append.__self__[0]", [189]),
     ("tensor_names.py:* in_thread() -> in_a_thread", [141]),
     ("tensor_names.py:* deep() -> local", [150]),
     ("tensor_names.py:* deep() -> local", [151]),

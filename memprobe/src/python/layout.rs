@@ -212,6 +212,11 @@ pub struct HeapLayout {
     /// `func_defaults` in a function, a tuple or NULL; the next word is `func_kwdefaults`, a dict or NULL
     /// (`Include/funcobject.h`@v3.9.18, `Include/cpython/funcobject.h`@v3.10.13 to @v3.15.2).
     pub function_defaults: u16,
+    /// The dict of a `threading.local` whose values are the dicts of the threads: `dummies` up to 3.12, then
+    /// `localdicts` (`Modules/_threadmodule.c`@v3.9.18 to @v3.15.2).
+    pub thread_dicts: u16,
+    /// True if a `SimpleQueue` keeps its items in a list.
+    pub queue_has_list: bool,
 }
 
 impl HeapLayout {

@@ -186,6 +186,8 @@ const PYTHON_3_9: PythonLayout = PythonLayout {
         generator: GeneratorLayout::Apart(16),
         frame_of_object: None,
         function_defaults: 32,
+        thread_dicts: 48,
+        queue_has_list: true,
     },
 };
 
@@ -258,6 +260,8 @@ const PYTHON_3_13: PythonLayout = PythonLayout {
     heap: HeapLayout {
         collector: collector([7264, 7400], [24, 104, 200]),
         dict_values: 8,
+        thread_dicts: 40,
+        queue_has_list: false,
         attributes: Attributes::Inline,
         generator: generator(72, -3, 0),
         ..PYTHON_3_12.heap

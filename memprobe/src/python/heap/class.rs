@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use super::built_in::HIDDEN;
 use super::dict::DictEntry;
 use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
@@ -52,6 +53,16 @@ pub enum ContainerKind {
     Class,
     Suspended,
     Frame,
+    /// `functools.lru_cache`.
+    Cache,
+    /// `threading.local`.
+    ThreadLocal,
+    /// `queue.SimpleQueue`.
+    Queue,
+    /// Values of context variables: a leaf of the mapping of a `contextvars.Context`.
+    Context,
+    /// IPython's compiler of cells.
+    Compiler,
     Text,
     Number,
     Other,
@@ -80,6 +91,18 @@ impl Class {
 
     pub(super) fn has_attributes(&self) -> bool {
         self.dict_offset != 0 || self.has(ClassLayout::MANAGED_DICT)
+    }
+
+    /// Adds references by name and offset, as far as they lie within an object.
+    fn add_references(&mut self, references: &[(&str, u16)]) {
+        let within = references
+            .iter()
+            .filter(|(_, offset)| u64::from(*offset) < self.basic_size);
+        let members = within.map(|&(name, offset)| Member {
+            name: name.into(),
+            offset: offset.into(),
+        });
+        self.members.extend(members);
     }
 
     fn has(&self, flag: u64) -> bool {
@@ -214,6 +237,9 @@ impl<M: ReadMemory> Heap<'_, M> {
             "Optimizer" if made_by_statement && is_of("torch.optim.optimizer") => {
                 class.role = TorchKind::Optimizer;
             }
+            "CachingCompiler" if made_by_statement && is_of("IPython.core.compilerop") => {
+                class.holds = ContainerKind::Compiler;
+            }
             "set" | "frozenset" if !made_by_statement => class.holds = ContainerKind::Set,
             // From 3.12 on `deque` looks as if a `class` statement had made it. Its name includes the module,
             // unlike the names of such classes.
@@ -225,6 +251,18 @@ impl<M: ReadMemory> Heap<'_, M> {
             }
             "frame" if !made_by_statement => class.holds = ContainerKind::Frame,
             "function" if !made_by_statement => self.add_defaults(&mut class.members),
+            "functools._lru_cache_wrapper" => class.holds = ContainerKind::Cache,
+            "_thread._local" => class.holds = ContainerKind::ThreadLocal,
+            "_queue.SimpleQueue" => class.holds = ContainerKind::Queue,
+            "hamt_bitmap_node" | "hamt_collision_node" if !made_by_statement => {
+                class.holds = ContainerKind::Context;
+            }
+            name if !made_by_statement || name.contains('.') => {
+                let row = HIDDEN
+                    .iter()
+                    .find(|(classes, _)| classes.split(' ').any(|class| class == name));
+                class.add_references(row.map_or(&[][..], |(_, references)| references));
+            }
             _ => {}
         }
         let members = head.word(ClassLayout::MEMBERS);
@@ -267,7 +305,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         Ok(())
     }
 
-    fn c_string(&self, address: u64) -> Result<Arc<str>, Unreadable> {
+    pub(super) fn c_string(&self, address: u64) -> Result<Arc<str>, Unreadable> {
         let bytes = self.memory.read_c_string(address, LONGEST_NAME)?;
         Ok(String::from_utf8_lossy(&bytes).into())
     }

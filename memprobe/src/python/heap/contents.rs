@@ -31,6 +31,8 @@ pub enum Step {
     Index(u64),
     Element,
     Cell,
+    /// `.get()`: the value of a context variable.
+    Value,
 }
 
 impl<M: ReadMemory> Heap<'_, M> {
@@ -104,8 +106,13 @@ impl<M: ReadMemory> Heap<'_, M> {
                     }
                 })
             }
+            ContainerKind::Cache => self.cached(object, each),
+            ContainerKind::ThreadLocal => self.of_threads(object, each),
+            ContainerKind::Queue => self.queued(object, each),
+            // The context variables lead to the values.
+            ContainerKind::Context => self.context_values(object, |_, _| ()),
             // The variables of frames are roots of their own.
-            ContainerKind::Suspended | ContainerKind::Frame => Ok(()),
+            ContainerKind::Suspended | ContainerKind::Frame | ContainerKind::Compiler => Ok(()),
             ContainerKind::Text | ContainerKind::Number | ContainerKind::Other => Ok(()),
         }
     }
@@ -126,7 +133,13 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 
     /// Calls `each` with the first word of each of `count` entries of `size` bytes: 8 or 16.
-    fn words(&self, at: u64, count: u64, size: u64, mut each: impl FnMut(u64)) -> ReadResult<()> {
+    pub(super) fn words(
+        &self,
+        at: u64,
+        count: u64,
+        size: u64,
+        mut each: impl FnMut(u64),
+    ) -> ReadResult<()> {
         self.spend(at, count)?;
         let mut block = [0; BLOCK as usize * 16];
         let mut done = 0;
@@ -167,7 +180,12 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
             ContainerKind::Deque => {
                 self.deque_items(object, self.word(object, HeapLayout::SIZE)?, |_| ())?;
             }
-            ContainerKind::Suspended | ContainerKind::Frame => {}
+            // Reading them loads all of them.
+            ContainerKind::Cache
+            | ContainerKind::ThreadLocal
+            | ContainerKind::Queue
+            | ContainerKind::Context => self.held(class, object, |_, _| ())?,
+            ContainerKind::Suspended | ContainerKind::Frame | ContainerKind::Compiler => {}
             ContainerKind::Cell | ContainerKind::Text => {}
             ContainerKind::Number | ContainerKind::Other => {}
         }

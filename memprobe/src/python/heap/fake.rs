@@ -70,6 +70,12 @@ impl FakeHeap {
         self.put(address, offset, &word.to_le_bytes());
     }
 
+    pub(crate) fn word(&self, address: u64, offset: impl Into<u64>) -> u64 {
+        let at = (address + offset.into() - BASE) as usize;
+        let bytes = self.bytes[at..].first_chunk().unwrap();
+        u64::from_le_bytes(*bytes)
+    }
+
     fn c_string(&mut self, text: &str) -> u64 {
         let at = self.reserve(text.len() as u64 + 1);
         self.put(at, 0_u64, text.as_bytes());

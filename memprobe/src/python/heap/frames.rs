@@ -3,16 +3,17 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 
 use super::class::ContainerKind;
 use super::process_scan::ProcessScan;
-use super::{Heap, shortened};
+use super::{Heap, notebook, shortened};
 use crate::process::memory::{ReadMemory, ReadResult};
 use crate::python::layout::{GeneratorLayout, HeapLayout, LocalsLayout};
 use crate::python::threads::{self, RawFrame};
 use crate::python::{CodeCache, PythonProcess, Resolved};
 
+/// Most frames of a thread: as many of the outermost as of the innermost.
 const MAX_FRAMES: usize = 512;
 const MAX_VARIABLES: u64 = 4096;
 
@@ -39,8 +40,8 @@ pub struct Variable {
     /// Note about the frame, such as `suspended generator`; empty for a running frame.
     pub note: &'static str,
     pub value: u64,
-    /// Depth of the frame, 0 for the innermost. Frames that do not run rank after all running ones, and
-    /// frames of libraries after all others.
+    /// Order by length of life: calls above the frame, 0 for the outermost. Frames that do not run rank after
+    /// all running ones, and frames of libraries after all others.
     pub rank: u32,
 }
 
@@ -48,7 +49,7 @@ pub struct Variable {
 const RESTING: u32 = 1 << 15;
 
 /// Added to the rank of a variable in a library's function.
-const LIBRARY: u32 = 1 << 16;
+pub(super) const LIBRARY: u32 = 1 << 16;
 
 #[derive(Clone, Debug, Default)]
 pub struct Variables {
@@ -79,6 +80,7 @@ pub fn variables(
         heap,
         codes: CodeCache::new(python),
         globals: scan.globals.iter().filter_map(dict).collect(),
+        cells: notebook::cells(heap, &scan.compilers),
         seen: HashSet::new(),
         found: Variables::default(),
     };
@@ -93,8 +95,12 @@ pub fn variables(
         reader.found.frames_left_out += chain.frames.len().saturating_sub(MAX_FRAMES) as u64;
         let addresses = chain.frames.iter().map(|frame| frame.address);
         reader.seen.extend(addresses);
-        for (depth, frame) in (0..).zip(chain.frames.iter().take(MAX_FRAMES)) {
-            reader.add_frame(frame, depth, "");
+        let outermost_first = chain.frames.iter().rev();
+        let skipped = MAX_FRAMES / 2..chain.frames.len().saturating_sub(MAX_FRAMES / 2);
+        for (above, frame) in outermost_first.enumerate() {
+            if !skipped.contains(&above) {
+                reader.add_frame(frame, (above as u32).min(RESTING - 1), "");
+            }
         }
     }
     reader.add_suspended(&scan.suspended);
@@ -109,6 +115,8 @@ struct Reader<'a, 'b, M> {
     codes: CodeCache,
     /// Dicts of modules: their variables are named as globals of the module.
     globals: HashSet<u64>,
+    /// Numbers of IPython's cells by file name.
+    cells: HashMap<Arc<str>, i64>,
     seen: HashSet<u64>,
     found: Variables,
 }
@@ -218,12 +226,20 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
                 return;
             }
         };
+        let cell = self
+            .cells
+            .get(&*source.file)
+            .map(|number| format!("In[{number}]"));
         let file = source.file.rsplit('/').next().unwrap_or(&source.file);
+        let file = cell.as_deref().unwrap_or(file);
         let [file, function] = [file, &source.function].map(|name| shortened(name, LONGEST_NAME));
         let shown = Shown {
             text: format!("{file}:{} {function}()", source.line),
             note,
-            rank: depth + if is_library(&source.file) { LIBRARY } else { 0 },
+            rank: match cell.is_none() && is_library(&source.file) {
+                true => depth + LIBRARY,
+                false => depth,
+            },
         };
         // An unreadable variable does not affect other frames.
         if self.add_variables(frame, &shown).is_err() {

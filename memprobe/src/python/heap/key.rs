@@ -44,6 +44,7 @@ impl<M: ReadMemory> Heap<'_, M> {
             }
             Step::Element => path.push_str("{…}"),
             Step::Cell => path.push_str(".cell_contents"),
+            Step::Value => path.push_str(".get()"),
         }
     }
 
@@ -65,7 +66,7 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 
     /// Value of an int. Returns `None` if it has more than 60 bits.
-    fn number(&self, object: u64) -> Option<i64> {
+    pub(super) fn number(&self, object: u64) -> Option<i64> {
         let size = self.word(object, HeapLayout::SIZE).ok()?;
         let (count, negative) = self.layout.heap.numbers.sign(size);
         if count > 2 {

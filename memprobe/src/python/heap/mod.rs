@@ -3,6 +3,7 @@
 //! The target's memory is not trusted. Each length and pointer is bounded before it is followed, nothing
 //! recurses on it, and unreadable objects are skipped.
 
+mod built_in;
 pub mod capture;
 pub mod class;
 pub mod collector;
@@ -13,6 +14,7 @@ pub mod frames;
 pub mod image;
 pub mod key;
 pub mod modules;
+mod notebook;
 pub mod optimizers;
 pub mod paths;
 pub mod process_scan;

@@ -1,21 +1,30 @@
-//! Shortest paths by which a program reaches its objects, from globals and the variables of frames.
+//! Paths by which a program reaches its objects: from the roots that live longest, by the fewest steps.
+//!
+//! Globals of the program live longest, then variables of its frames, outermost first, then those of frames that
+//! do not run. Globals and frames of libraries follow in the same order.
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
-use super::Heap;
 use super::class::{Class, ContainerKind, TorchKind};
 use super::contents::Step;
-use super::frames::{Variable, is_library};
+use super::frames::{LIBRARY, Variable, is_library};
 use super::process_scan::ProcessScan;
+use super::{Heap, notebook};
 use crate::process::memory::ReadMemory;
 use crate::python::layout::HeapLayout;
 
 pub const MAX_STEPS: usize = 12;
 
-/// Extra distance of the globals of a library's module.
-const LIBRARY: usize = 3;
+/// Steps up to which the path from a root counts, even if one from a root with a shorter life is shorter.
+const SHORT: u8 = 8;
+
+/// Most steps that are searched, and one more.
+const DEPTHS: usize = MAX_STEPS + 5;
+
+/// Depth of an object that was not reached.
+const NOWHERE: u8 = u8::MAX;
 
 /// Extra distance of the globals of the program's modules other than `__main__`.
 const IMPORTED: usize = 1;
@@ -32,6 +41,8 @@ pub(super) struct PathRoot {
     note: &'static str,
     /// The object that the root refers to, if the root is a variable.
     pub(super) value: Option<u64>,
+    /// Order by length of life: 0 lives longest.
+    pub(super) life: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +60,6 @@ pub struct Path {
     pub text: String,
     /// The same without the frame: `batch['x']`.
     pub name: String,
-    /// True if the object is itself a variable of a running frame.
-    pub is_variable: bool,
 }
 
 #[derive(Debug)]
@@ -60,13 +69,12 @@ pub struct Paths<'a, M> {
     pub(super) roots: Vec<PathRoot>,
     origins: Vec<PathOrigin>,
     places: HashMap<u64, u32>,
-    /// Paths to each tensor, shortest first.
+    /// Paths to each tensor, longest-lived first.
     pub(super) to_tensors: HashMap<u64, Vec<PathOrigin>>,
-    /// Longest-lived name of each object: a global of the program, else a variable of the outermost frame.
-    pub(super) longest: HashMap<u64, u32>,
 }
 
 impl<'a, M: ReadMemory> Paths<'a, M> {
+    /// Searches from all modules, and from variables in the order of their rank.
     pub fn search(heap: &'a Heap<'a, M>, scan: &'a ProcessScan, variables: &[Variable]) -> Self {
         let places = scan.objects.iter().map(|object| object.address).zip(0..);
         let mut search = Search {
@@ -77,38 +85,45 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
                 origins: vec![PathOrigin::Nowhere; scan.objects.len()],
                 places: places.collect(),
                 to_tensors: HashMap::new(),
-                longest: HashMap::new(),
             },
-            next: vec![Vec::new(); MAX_STEPS + LIBRARY + 2],
+            depths: vec![NOWHERE; scan.objects.len()],
+            next: vec![Vec::new(); DEPTHS],
+            globals: HashSet::new(),
+            of_contexts: HashMap::new(),
             count: 0,
         };
-        search.begin_at_modules();
-        search.begin_at_variables(variables);
-        for steps in 0..search.next.len() {
-            for place in std::mem::take(&mut search.next[steps]) {
-                search.visit(place, steps);
+        for &leaf in &scan.contexts {
+            // Values that cannot be read are not reached.
+            let _ = heap.context_values(leaf, |variable, value| {
+                search.of_contexts.entry(variable).or_default().push(value);
+            });
+        }
+        let (own, libraries) = search.add_modules();
+        let ranks = variables.partition_point(|variable| !variable.is_of_library());
+        for (modules, variables) in [(own, &variables[..ranks]), (libraries, &variables[ranks..])] {
+            for (steps, place) in modules {
+                search.next[steps].push(place);
+            }
+            search.follow();
+            for frame in variables.chunk_by(|one, other| one.rank == other.rank) {
+                search.begin_at(frame);
+                search.follow();
             }
         }
         search.end_at_resting(variables);
         search.paths
     }
 
-    /// Returns up to `most` paths to a tensor, shortest first.
+    /// Returns up to `most` paths to a tensor, longest-lived first.
     pub fn to_tensor(&self, tensor: u64, most: usize) -> Vec<Path> {
         let paths = self.to_tensors.get(&tensor).into_iter().flatten();
         let paths = paths.take(most).filter_map(|origin| self.path(*origin));
         paths.collect()
     }
 
-    /// Returns the shortest path to an object, or `None` if it is unreachable.
+    /// Returns the longest-lived path to an object, or `None` if it is unreachable.
     pub fn to_object(&self, object: u64) -> Option<Path> {
         self.path(self.origin_of(object)?)
-    }
-
-    /// Name of the longest-lived variable that refers directly to an object, or `None`.
-    pub fn longest_variable(&self, object: u64) -> Option<&str> {
-        let root = *self.longest.get(&object)?;
-        Some(&*self.roots.get(root as usize)?.name)
     }
 
     /// Index of an object in the scan. Returns `None` for an object that the collector does not track.
@@ -139,7 +154,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
                     at = *self.origins.get(place as usize)?;
                 }
             }
-            if steps.len() > MAX_STEPS + LIBRARY + 2 {
+            if steps.len() > DEPTHS {
                 return None;
             }
         };
@@ -161,7 +176,6 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
         };
         Some(Path {
             text: format!("{beginning}{name}{note}"),
-            is_variable: steps.is_empty() && root.note.is_empty(),
             name,
         })
     }
@@ -169,56 +183,86 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
 
 struct Search<'a, M> {
     paths: Paths<'a, M>,
+    depths: Vec<u8>,
+    /// Places to continue from, by depth.
     next: Vec<Vec<u32>>,
+    /// Dicts of modules, whose entries the modules name.
+    globals: HashSet<u64>,
+    /// Values of context variables in all contexts.
+    of_contexts: HashMap<u64, Vec<u64>>,
     count: usize,
 }
 
+/// Modules to continue from: depth and place of each.
+type ModuleRoots = Vec<(usize, u32)>;
+
 impl<M: ReadMemory> Search<'_, M> {
-    fn begin_at_modules(&mut self) {
+    /// Makes every module a root. Returns the program's own, then those of libraries.
+    fn add_modules(&mut self) -> (ModuleRoots, ModuleRoots) {
         let heap = self.paths.heap;
-        let mut roots = Vec::new();
+        let mut modules = Vec::new();
         for &module in &self.paths.scan.globals {
             let dict = heap.word(module, HeapLayout::MODULE_DICT);
+            self.globals.extend(dict);
             let names = dict.and_then(|dict| heap.values_of(dict, ["__name__", "__file__"]));
             let [name, file] = names.unwrap_or_default();
             let Some(name) = name.and_then(|name| heap.text(name)) else {
                 continue;
             };
             let file = file.and_then(|file| heap.text(file));
-            let distance = match &*name {
-                "__main__" => 0,
+            let (is_own, depth) = match &*name {
+                "__main__" => (true, 0),
                 // A duplicate of `__main__`, which `multiprocessing` creates for its children.
-                "__mp_main__" => LIBRARY + 1,
+                "__mp_main__" => (false, 1),
                 // Modules without a file are built into the interpreter.
-                _ if file.is_none_or(|file| is_library(&file)) => LIBRARY,
-                _ => IMPORTED,
+                _ if file.is_none_or(|file| is_library(&file)) => (false, 0),
+                _ => (true, IMPORTED),
             };
-            roots.push((distance, name, module));
+            modules.push((!is_own, depth, name, module));
         }
-        roots.sort();
-        for (distance, name, module) in roots {
-            let name = if distance == 0 { "".into() } else { name };
-            let root = self.root(name);
-            self.reach(module, PathOrigin::Root(root), distance);
+        modules.sort();
+        let (mut own, mut libraries) = (Vec::new(), Vec::new());
+        for (is_library, depth, name, module) in modules {
+            let is_main = !is_library && depth == 0;
+            let (life, name) = (
+                if is_library { LIBRARY } else { 0 },
+                if is_main { "".into() } else { name },
+            );
+            let Some(place) = self.paths.place_of(module) else {
+                continue;
+            };
+            let (text, note, value) = (Arc::clone(&name), "", None);
+            let root = self.add_root(PathRoot {
+                text,
+                name,
+                note,
+                value,
+                life,
+            });
+            self.paths.origins[place as usize] = PathOrigin::Root(root);
+            self.depths[place as usize] = 0;
+            let modules = if is_library { &mut libraries } else { &mut own };
+            modules.push((depth, place));
         }
+        (own, libraries)
     }
 
-    fn begin_at_variables(&mut self, variables: &[Variable]) {
-        for variable in variables {
-            let root = self.root_at(variable);
-            let origin = PathOrigin::Root(root);
-            if !variable.note.is_empty() {
-                self.reach(variable.value, origin, LIBRARY);
-                continue;
-            }
-            // Variables of libraries come last and do not count as longest-lived.
-            if !variable.is_of_library() {
-                self.paths.longest.insert(variable.value, root);
-            }
-            if self.paths.heap.is_tensor(variable.value) {
+    fn begin_at(&mut self, frame: &[Variable]) {
+        for variable in frame {
+            let origin = PathOrigin::Root(self.root_at(variable));
+            if variable.note.is_empty() && self.paths.heap.is_tensor(variable.value) {
                 self.add_way(variable.value, origin);
             }
             self.reach(variable.value, origin, 1);
+        }
+    }
+
+    /// Visits the objects that were reached, and all that these lead to.
+    fn follow(&mut self) {
+        for steps in 0..self.next.len() {
+            for place in std::mem::take(&mut self.next[steps]) {
+                self.visit(place, steps);
+            }
         }
     }
 
@@ -238,17 +282,7 @@ impl<M: ReadMemory> Search<'_, M> {
             name: variable.name.clone(),
             note: variable.note,
             value: Some(variable.value),
-        })
-    }
-
-    /// Adds a root that is no variable.
-    fn root(&mut self, name: Arc<str>) -> u32 {
-        let (text, note, value) = (name.clone(), "", None);
-        self.add_root(PathRoot {
-            text,
-            name,
-            note,
-            value,
+            life: variable.rank.saturating_add(1),
         })
     }
 
@@ -258,21 +292,26 @@ impl<M: ReadMemory> Search<'_, M> {
     }
 
     fn reach(&mut self, object: u64, origin: PathOrigin, steps: usize) {
-        let Some(&place) = self.paths.places.get(&object) else {
+        let Some(place) = self.paths.place_of(object) else {
             return;
         };
-        let known = self.paths.origins.get_mut(place as usize);
-        if let Some((known, next)) = known.zip(self.next.get_mut(steps))
-            && *known == PathOrigin::Nowhere
-        {
-            *known = origin;
-            next.push(place);
+        let place = place as usize;
+        let (Some(next), Some(depth)) = (self.next.get_mut(steps), self.depths.get_mut(place))
+        else {
+            return;
+        };
+        let steps = steps as u8;
+        if *depth == NOWHERE || *depth > SHORT && steps < *depth {
+            *depth = steps;
+            self.paths.origins[place] = origin;
+            next.push(place as u32);
         }
     }
 
     fn add_way(&mut self, tensor: u64, origin: PathOrigin) {
         let paths = self.paths.to_tensors.entry(tensor).or_default();
-        if paths.len() < MAX_PATHS && self.count < MAX_OF_ALL {
+        let is_full = paths.len() >= MAX_PATHS || self.count >= MAX_OF_ALL;
+        if !is_full && !paths.contains(&origin) {
             self.count += 1;
             paths.push(origin);
         }
@@ -284,23 +323,25 @@ impl<M: ReadMemory> Search<'_, M> {
         let Some((address, class)) = self.paths.object_at(place) else {
             return;
         };
-        let (role, holds) = (class.role, class.holds);
+        let role = class.role;
         let mut held = Vec::new();
         // Objects that cannot be read are not reached.
         let _ = heap.contents(&class, address, |step, value| held.push((step, value)));
+        if class.holds == ContainerKind::Globals && steps == 0 {
+            notebook::prefer_history(heap, &mut held);
+        }
+        let values = self.of_contexts.get(&address).into_iter().flatten();
+        held.extend(values.map(|&value| (Step::Value, value)));
         for (step, value) in held {
-            if holds == ContainerKind::Globals && steps <= IMPORTED {
-                self.prefer_global(place, step, value);
-            }
             let class = self.paths.place_of(value);
             let Some((_, class)) = class.and_then(|at| self.paths.object_at(at)) else {
                 continue;
             };
-            // A module reached through another module says less than its own name. Tensors that modules and
-            // optimizers hold have names of their own.
-            if class.holds == ContainerKind::Globals && holds == ContainerKind::Globals {
+            // The entries are globals of a module with a name of its own.
+            if class.holds == ContainerKind::Entries && self.globals.contains(&value) {
                 continue;
             }
+            // Tensors that modules and optimizers hold have names of their own.
             let is_tensor = class.role == TorchKind::Tensor;
             let origin = PathOrigin::From(place, step);
             if is_tensor && !matches!(step, Step::Registered(_)) {
@@ -315,29 +356,5 @@ impl<M: ReadMemory> Search<'_, M> {
             }
             self.reach(value, origin, steps + 1);
         }
-    }
-
-    /// Prefers a global of the program to a frame's variable as the longest-lived name of `value`.
-    fn prefer_global(&mut self, module: u32, step: Step, value: u64) {
-        let Step::Attribute(name) = step else { return };
-        let known = self.paths.longest.get(&value);
-        let known = known.and_then(|&root| self.paths.roots.get(root as usize));
-        if known.is_none_or(|known| known.value.is_none()) {
-            return;
-        }
-        let module = self.paths.origins.get(module as usize);
-        let name = self.paths.heap.text(name);
-        let Some((PathOrigin::Root(root), name)) = module.copied().zip(name) else {
-            return;
-        };
-        let Some(module) = self.paths.roots.get(root as usize) else {
-            return;
-        };
-        let text: Arc<str> = match &*module.text {
-            "" => name,
-            module => format!("{module}.{name}").into(),
-        };
-        let root = self.root(text);
-        self.paths.longest.insert(value, root);
     }
 }

@@ -9,6 +9,7 @@ use super::class::{Class, ContainerKind, TorchKind};
 use super::collector::{self, Generation, Listed};
 use super::image::Image;
 use crate::process::memory::ReadMemory;
+use crate::python::layout::CollectorLayout;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
@@ -51,6 +52,8 @@ pub struct ProcessScan {
     pub globals: Vec<u64>,
     pub suspended: Vec<u64>,
     pub frames: Vec<u64>,
+    pub contexts: Vec<u64>,
+    pub compilers: Vec<u64>,
 }
 
 impl ProcessScan {
@@ -72,7 +75,30 @@ impl ProcessScan {
             });
             scan.choose(heap.class_at(class), address);
         }
+        scan.add_context_variables(heap);
         scan
+    }
+
+    /// Adds context variables that the collector does not track: those without a default value (`contextvar_new` in
+    /// `Python/context.c`@v3.9.18 to @v3.15.2).
+    fn add_context_variables(&mut self, heap: &Heap<'_, impl ReadMemory>) {
+        let mut variables = HashSet::new();
+        for &leaf in &self.contexts {
+            // Variables that cannot be read have no name.
+            let _ = heap.context_values(leaf, |variable, _| variables.extend([variable]));
+        }
+        for address in variables {
+            let head = address.wrapping_sub(CollectorLayout::HEAD_SIZE);
+            let class = heap.type_of(address).ok();
+            let class = class.and_then(|class| heap.class_index(class));
+            if let Some(class) = class.filter(|_| heap.memory.read_u64(head) == Ok(0)) {
+                self.objects.push(Object {
+                    address,
+                    class,
+                    age: Generation::Frozen,
+                });
+            }
+        }
     }
 
     fn choose(&mut self, class: Option<Arc<Class>>, object: u64) {
@@ -85,6 +111,8 @@ impl ProcessScan {
             (TorchKind::Other, ContainerKind::Globals) => &mut self.globals,
             (TorchKind::Other, ContainerKind::Suspended) => &mut self.suspended,
             (TorchKind::Other, ContainerKind::Frame) => &mut self.frames,
+            (TorchKind::Other, ContainerKind::Context) => &mut self.contexts,
+            (TorchKind::Other, ContainerKind::Compiler) => &mut self.compilers,
             (TorchKind::Other, _) => return,
         };
         list.push(object);
@@ -101,6 +129,8 @@ impl ProcessScan {
             &chosen.globals,
             &chosen.suspended,
             &chosen.frames,
+            &chosen.contexts,
+            &chosen.compilers,
         ] {
             for &address in list.iter().filter(|address| !own.contains(*address)) {
                 self.choose(heap.class_of(address), address);

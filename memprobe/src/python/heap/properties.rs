@@ -5,11 +5,12 @@ use std::cell::Cell;
 use proptest::prelude::*;
 
 use super::collector::{self, Generation, Listed, WalkExtent};
+use super::contents::Step;
 use super::frames::Variable;
 use super::image::Image;
 use super::paths::Paths;
 use super::process_scan::{Object, PreviousScan, ProcessScan};
-use super::{Heap, modules, optimizers};
+use super::{Heap, modules, notebook, optimizers};
 use crate::process::memory::{Cause, ReadMemory, ReadResult, Unreadable};
 use crate::python::layout::{ClassLayout, PythonLayout};
 use crate::python::versions::LAYOUTS;
@@ -107,6 +108,14 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     let tree = modules::ObjectTree::of(modules::read(&heap, &all));
     assert!(tree.order.len() <= tree.modules.len());
     let _ = optimizers::read(&heap, &all);
+    let _ = notebook::cells(&heap, &all);
+    for &object in &all {
+        let _ = heap.cached(object, |_, _| ());
+        let _ = heap.of_threads(object, |_, _| ());
+        let _ = heap.queued(object, |_, _| ());
+        let _ = heap.context_values(object, |_, _| ());
+        notebook::prefer_history(&heap, &mut vec![(Step::Attribute(object), object)]);
+    }
     let variables: Vec<_> = all
         .iter()
         .map(|&value| Variable {

@@ -1,7 +1,7 @@
 //! Roots that hold tensors: a variable, or a container with all its slots folded into one.
 //!
 //! A list of a thousand losses is one holder, `losses[*]`; so is `history[*]['loss']`. If functions pass an
-//! object on, the longest-lived variable holds it: a global, otherwise a variable of the outermost frame.
+//! object on, the longest-lived path to it holds it: from a global, otherwise from the outermost frame.
 
 use std::sync::Arc;
 
@@ -25,12 +25,14 @@ const MORE: &str = "(more ways than are followed)";
 /// Stands for every slot of a container.
 pub(crate) const EVERY: &str = "[*]";
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeapRetainer {
     /// `train.py:12 main() -> losses[*]`.
     pub path: Arc<str>,
     /// Class of the container before the first `[*]`, of the module, or of the optimizer.
     pub class: Option<Arc<str>>,
+    /// Order by length of life: 0 lives longest.
+    pub life: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +44,8 @@ pub struct RetainedBy {
 #[derive(Debug, Default)]
 pub struct HeapRetainers {
     pub all: Vec<HeapRetainer>,
-    places: HashMap<HeapRetainer, u32>,
+    /// Index by path and class.
+    places: HashMap<(Arc<str>, Option<Arc<str>>), u32>,
     /// Holders by the container whose slots they fold.
     containers: HashMap<u32, u32>,
     /// Holders that are modules or optimizers, by address.
@@ -71,9 +74,11 @@ impl HeapRetainers {
 
     fn add(&mut self, holder: HeapRetainer) -> u32 {
         let next = self.all.len() as u32;
-        let place = *self.places.entry(holder.clone()).or_insert(next);
-        if place == next {
-            self.all.push(holder);
+        let key = (Arc::clone(&holder.path), holder.class.clone());
+        let place = *self.places.entry(key).or_insert(next);
+        match self.all.get_mut(place as usize) {
+            Some(known) => known.life = known.life.min(holder.life),
+            None => self.all.push(holder),
         }
         place
     }
@@ -89,11 +94,14 @@ impl HeapRetainers {
         }
         let origin = paths.origin_of(object);
         let found = origin.and_then(|origin| self.folded(paths, origin));
-        let path = found.map(|found| found.path);
-        let path = path.filter(|path| !path.is_empty());
+        let (path, life) = found.map_or_else(Default::default, |found| (found.path, found.life));
         let holder = self.add(HeapRetainer {
-            path: path.unwrap_or_else(|| format!("<{class}>").into()),
+            path: match &*path {
+                "" => format!("<{class}>").into(),
+                _ => path,
+            },
             class: Some(Arc::clone(class)),
+            life,
         });
         self.objects.insert(object, holder);
         holder
@@ -109,6 +117,11 @@ impl HeapRetainers {
         let is_followed = self.followed <= MAX_PATHS;
         let followed = if is_followed { ways.len() } else { 0 };
         for &path in &ways[..followed] {
+            let path = paths.longest_lived(path);
+            // The holder is the module.
+            if matches!(path, PathOrigin::From(_, Step::Registered(_))) {
+                continue;
+            }
             let Some(retainer) = self.of_path(paths, path) else {
                 continue;
             };
@@ -119,8 +132,11 @@ impl HeapRetainers {
         if !is_followed || ways.len() >= MAX_OF_ONE {
             self.not_followed += 1;
             // An extra holder prevents that one of the others counts as the only one.
-            let (path, class) = (MORE.into(), None);
-            let retainer = self.add(HeapRetainer { path, class });
+            let retainer = self.add(HeapRetainer {
+                path: MORE.into(),
+                class: None,
+                life: u32::MAX,
+            });
             held.extend(ways.last().map(|&path| RetainedBy { retainer, path }));
         }
         held
@@ -157,7 +173,8 @@ impl HeapRetainers {
 
     fn folded(&self, paths: &Paths<'_, impl ReadMemory>, way: PathOrigin) -> Option<HeapRetainer> {
         let (root, steps) = paths.steps_to(way)?;
-        let mut path = paths.longest_name(root)?;
+        let root = paths.roots.get(root as usize)?;
+        let (mut path, life) = (root.text.to_string(), root.life);
         let mut class = None;
         for (place, step) in steps {
             if !self.is_slot(paths.heap, place, step) {
@@ -172,26 +189,28 @@ impl HeapRetainers {
             }
         }
         let path = path.into();
-        Some(HeapRetainer { path, class })
+        Some(HeapRetainer { path, class, life })
     }
 }
 
 impl<M: ReadMemory> Paths<'_, M> {
-    /// A path to a tensor with every slot written out, from the longest-lived variable.
+    /// A path to a tensor with every slot written out.
     pub fn slot(&self, way: PathOrigin) -> Option<Arc<str>> {
         let (root, steps) = self.steps_to(way)?;
-        let mut path = self.longest_name(root)?;
+        let mut path = self.roots.get(root as usize)?.text.to_string();
         for (_, step) in steps {
             self.heap.write_step(step, &mut path);
         }
         Some(path.into())
     }
 
-    /// The name of a root, or of the longest-lived variable for the same object.
-    fn longest_name(&self, root: u32) -> Option<String> {
-        let root = self.roots.get(root as usize)?;
-        let longest = root.value.and_then(|value| self.longest.get(&value));
-        let longest = longest.and_then(|&longest| self.roots.get(longest as usize));
-        Some(longest.unwrap_or(root).text.to_string())
+    /// A path to a variable, or the longest-lived path to the same object.
+    fn longest_lived(&self, way: PathOrigin) -> PathOrigin {
+        let PathOrigin::Root(root) = way else {
+            return way;
+        };
+        let root = self.roots.get(root as usize);
+        let value = root.and_then(|root| root.value);
+        value.and_then(|value| self.origin_of(value)).unwrap_or(way)
     }
 }

@@ -9,7 +9,9 @@ use super::retainers::HeapRetainers;
 use super::{Heap, modules, optimizers};
 use crate::process::memory::ReadMemory;
 use crate::process::memory::fake::FakeMemory;
-use crate::python::layout::{Attributes, ClassLayout, CollectorLayout, ObjectLayout, PythonLayout};
+use crate::python::layout::{
+    Attributes, ClassLayout, CollectorLayout, HeapLayout, ObjectLayout, PythonLayout,
+};
 use crate::python::versions::LAYOUTS;
 
 fn scan(heap: &Heap<'_, impl ReadMemory>, interpreter: u64) -> ProcessScan {
@@ -466,8 +468,8 @@ fn the_slots_of_a_container_are_one_holder_by_the_variable_that_refers_to_it_for
         heap.module("__main__", &[]);
         let (memory, interpreter) = heap.finish();
         let variables = [
-            variable("train.py:9 iterate() -> kept", losses, 0),
-            variable("train.py:31 main() -> losses", losses, 1),
+            variable("train.py:31 main() -> losses", losses, 0),
+            variable("train.py:9 iterate() -> kept", losses, 1),
             variable("torch/x.py:5 call() -> it", losses, 1 << 16),
         ];
         let held = holders_of((&memory, layout, interpreter), &variables, &tensors);
@@ -512,5 +514,109 @@ fn a_global_holds_what_it_is_passed_on_as_and_numbers_are_slots_as_a_dict_with_m
         let many = held.iter().find(|(name, ..)| name == "many[*]").unwrap();
         assert_eq!((many.1.as_deref(), many.2.len()), (Some("dict"), 9));
         assert!(many.2.contains(&"many['step5']".to_owned()));
+    }
+}
+
+/// Text of the first path to each tensor.
+fn first_names(
+    (memory, layout, interpreter): (&FakeMemory, &PythonLayout, u64),
+    variables: &[Variable],
+    tensors: &[u64],
+) -> Vec<String> {
+    let heap = Heap::of(memory, layout);
+    let scan = scan(&heap, interpreter);
+    let paths = Paths::search(&heap, &scan, variables);
+    let name = |tensor: &u64| paths.to_tensor(*tensor, 1).pop().map(|path| path.text);
+    tensors
+        .iter()
+        .map(|tensor| name(tensor).unwrap_or_default())
+        .collect()
+}
+
+#[test]
+fn globals_and_outer_frames_name_and_hold_before_the_calls_that_use_an_object() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let class = heap.class("torch._C.TensorBase", 0, 0);
+        let server = heap.python_class("Server", "serve", &[]);
+        let cache = heap.python_class("Cache", "transformers.cache_utils", &[]);
+        let tensors: Vec<_> = (0..4).map(|_| heap.object(class, 32)).collect();
+        let keys = heap.list(&tensors[..1]);
+        let cached = heap.with_dict(cache, &[("keys", keys), ("last", tensors[1])]);
+        let server = heap.with_dict(server, &[("cache", cached)]);
+        let arguments = heap.list(&tensors[2..3]);
+        let registry = heap.list(&tensors[3..]);
+        heap.module("__main__", &[("server", server)]);
+        heap.module("transformers.cache_utils", &[("registry", registry)]);
+        let (memory, interpreter) = heap.finish();
+        let library = 1 << 16;
+        let variables = [
+            variable("serve.py:9 answer() -> last", tensors[1], 2),
+            variable(
+                "utils.py:20 generate() -> arguments",
+                arguments,
+                library + 3,
+            ),
+            variable("modeling.py:4 forward() -> self", cached, library + 5),
+            variable("modeling.py:4 forward() -> keys", keys, library + 5),
+            variable("modeling.py:4 forward() -> it", arguments, library + 5),
+            variable("modeling.py:4 forward() -> key", tensors[2], library + 5),
+            variable("modeling.py:4 forward() -> other", tensors[3], library + 5),
+        ];
+        let process = (&memory, layout, interpreter);
+        let names = [
+            "server.cache.keys[0]",
+            "server.cache.last",
+            "utils.py:20 generate() -> arguments[0]",
+            "transformers.cache_utils.registry[0]",
+        ];
+        assert_eq!(first_names(process, &variables, &tensors), names);
+        let held = holders_of(process, &variables, &tensors);
+        let holders: Vec<_> = held.iter().map(|(name, ..)| &**name).collect();
+        let folded = names.map(|name| name.replace("[0]", "[*]"));
+        assert_eq!(holders, folded);
+    }
+}
+
+#[test]
+fn a_long_path_from_a_global_loses_to_a_short_one_from_a_frame() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let class = heap.class("torch._C.TensorBase", 0, 0);
+        let [far, near] = [(); 2].map(|()| heap.object(class, 32));
+        let mut chain = heap.list(&[far]);
+        let mut nodes = Vec::new();
+        for _ in 0..40 {
+            chain = heap.list(&[chain]);
+            nodes.push(chain);
+        }
+        let short = heap.list(&[near]);
+        let short = heap.list(&[short]);
+        heap.module("__main__", &[("chain", chain), ("short", short)]);
+        let (memory, interpreter) = heap.finish();
+        let variables = [
+            variable("a.py:1 f() -> node", nodes[3], 4),
+            variable("a.py:1 f() -> near", near, 4),
+        ];
+        let names = first_names((&memory, layout, interpreter), &variables, &[far, near]);
+        let far = format!("a.py:1 f() -> node{}", "[0]".repeat(5));
+        assert_eq!(names, [far, "short[0][0]".to_owned()]);
+    }
+}
+
+#[test]
+fn globals_are_named_after_their_module_and_not_through_a_function_of_it() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let class = heap.class("torch._C.TensorBase", 0, 0);
+        let tensor = heap.object(class, 32);
+        let namespace = heap.list(&[tensor]);
+        let module = heap.module("cachelib", &[("cache", namespace)]);
+        let dict = heap.word(module, HeapLayout::MODULE_DICT);
+        let function = heap.list(&[dict]);
+        heap.module("__main__", &[("load", function)]);
+        let (memory, interpreter) = heap.finish();
+        let names = first_names((&memory, layout, interpreter), &[], &[tensor]);
+        assert_eq!(names, ["cachelib.cache[0]"]);
     }
 }

@@ -1,5 +1,5 @@
-//! Names tensors. The best name comes first: parameter, buffer, optimizer state, gradient, variable of a
-//! function, path through attributes and containers.
+//! Names tensors. The best name comes first: parameter, buffer, optimizer state, gradient, path
+//! from a global or from a variable of a function.
 
 use std::sync::Arc;
 
@@ -109,12 +109,9 @@ impl<M: ReadMemory> Namer<'_, M> {
         }
     }
 
-    /// Name of the root of modules. If variables refer to it directly, this is the longest-lived one, because
-    /// in its own methods every module is `self`.
+    /// Name of the root of modules.
     fn holder(&self, module: u64) -> Option<String> {
-        let path = self.paths.to_object(module)?;
-        let longest = self.paths.longest_variable(module).map(str::to_owned);
-        Some(longest.filter(|_| path.is_variable).unwrap_or(path.name))
+        Some(self.paths.to_object(module)?.name)
     }
 
     fn name_optimizers(&mut self, optimizers: &Optimizers) {
@@ -174,10 +171,7 @@ impl<M: ReadMemory> Namer<'_, M> {
             if bytes > MAX_TEXT {
                 return;
             }
-            let paths = self.paths.to_tensor(object, 2 * MAX_NAMES);
-            let (variables, others): (Vec<_>, Vec<_>) =
-                paths.into_iter().partition(|path| path.is_variable);
-            for path in variables.into_iter().chain(others) {
+            for path in self.paths.to_tensor(object, 2 * MAX_NAMES) {
                 bytes += path.text.len();
                 self.named[at].add_name(exact(path.text.into()));
             }

@@ -83,10 +83,33 @@ struct Reached {
 }
 
 impl ShortestPaths {
-    pub fn from(graph: &Graph, numbers: VertexNumbers, held: &[&HeldTensor]) -> Self {
-        let mut from = vec![None; graph.vertices()];
+    /// Searches from the tensors of each holder, in the order of the lives of the holders.
+    pub fn from(
+        graph: &Graph,
+        numbers: VertexNumbers,
+        held: &[&HeldTensor],
+        life: impl Fn(&HeldTensor) -> Option<u32>,
+    ) -> Self {
+        let mut paths = Self {
+            from: vec![None; graph.vertices()],
+        };
+        let mut first = 0;
+        for held in held.chunk_by(|one, other| life(one) == life(other)) {
+            paths.follow(graph, numbers, (first, held));
+            first += held.len();
+        }
+        paths
+    }
+
+    fn follow(
+        &mut self,
+        graph: &Graph,
+        numbers: VertexNumbers,
+        (start, held): (usize, &[&HeldTensor]),
+    ) {
+        let from = &mut self.from;
         let mut open = VecDeque::new();
-        for (at, held) in held.iter().enumerate() {
+        for (at, held) in (start..).zip(held) {
             let vertex = numbers.tensor(held.tensor);
             let known = &mut from[vertex as usize];
             if known.is_none() {
@@ -116,7 +139,6 @@ impl ShortestPaths {
                 }
             }
         }
-        Self { from }
     }
 
     pub fn to(&self, vertex: u32) -> Option<(usize, Option<u32>)> {

@@ -1,7 +1,7 @@
 //! Determines the holder of each storage, through tensors, gradients, graphs and the `ctx` of Functions.
 //!
-//! A holder on every path to a storage keeps it alone. Otherwise the holder with the shortest path is named;
-//! among equally near ones, the one that keeps most storages alone.
+//! A holder on every path to a storage keeps it alone. Otherwise the holder that lives longest is named: a global
+//! before a call in progress. Of several, the shortest path counts, then the holder of most storages alone.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -61,11 +61,11 @@ pub fn name_retainers(
     let holding = holding(numbers, held, holders.len());
     let (graph, left_out) = graph(found, contexts, &snapshot.tensors, numbers, &holding);
     let alone = alone(&graph, numbers, holders.len());
-    // Among equally near holders, the one that keeps most storages alone comes first.
     let mut held: Vec<&HeldTensor> = held.iter().collect();
     let ranks = ranks(&alone, numbers, holders.len());
-    held.sort_by_key(|held| Reverse(ranks.get(held.retainer as usize)));
-    let paths = ShortestPaths::from(&graph, numbers, &held);
+    let life = |held: &HeldTensor| holders.get(held.retainer as usize).map(|by| by.life);
+    held.sort_by_key(|held| (life(held), Reverse(ranks.get(held.retainer as usize))));
+    let paths = ShortestPaths::from(&graph, numbers, &held, life);
     // If references are missing, other holders may keep the storage too.
     let is_whole = found.graph.left_out.too_many == 0 && left_out == 0;
     let steps = Steps::of(contexts, numbers);
@@ -266,6 +266,7 @@ mod tests {
         HeapRetainer {
             path: path.into(),
             class: Some(class.into()),
+            life: 0,
         }
     }
 
@@ -387,6 +388,18 @@ mod tests {
         assert_eq!(rows[2], "one grad_fn MulBackward0 alone");
         assert_eq!(rows[3], "one grad_fn MulBackward0 with others");
         assert_eq!(rows[6], "one grad_fn MulBackward0 with others");
+    }
+
+    #[test]
+    fn a_global_retains_before_a_call_in_progress_however_near() {
+        let mut holders = [
+            holder("forward() -> x", "list"),
+            holder("losses[*]", "list"),
+        ];
+        holders[0].life = 3;
+        let rows = retained(&[(2, 0), (3, 0), (0, 1), (1, 1)], &holders);
+        assert_eq!(rows[2], "losses[*] grad_fn MulBackward0 with others");
+        assert_eq!(rows[3], "losses[*] grad_fn MulBackward0 with others");
     }
 
     #[test]

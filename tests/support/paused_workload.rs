@@ -65,7 +65,7 @@ pub struct Held {
     pub device: String,
     /// `layout`, without `torch.`.
     pub layout: String,
-    /// `numel() * element_size()`.
+    /// `numel() * element_size()`; for a sparse tensor, bytes of its indices and values.
     pub bytes: u64,
     /// `None` for a tensor without storage.
     pub storage: Option<StorageTruth>,
@@ -106,7 +106,7 @@ pub struct Saved {
     pub dtype: String,
     /// `device`.
     pub device: String,
-    /// `numel() * element_size()`.
+    /// `numel() * element_size()`; for a sparse tensor, bytes of its indices and values.
     pub bytes: u64,
     pub storage: Option<StorageTruth>,
 }

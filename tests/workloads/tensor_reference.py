@@ -201,7 +201,7 @@ class Truth:
             "dtype": str(tensor.dtype).replace("torch.", ""),
             "device": str(tensor.device),
             "layout": str(tensor.layout).replace("torch.", ""),
-            "bytes": tensor.numel() * tensor.element_size(),
+            "bytes": bytes_of(tensor),
             "storage": attempt(lambda: storage_of(tensor)),
             "requires_grad": tensor.requires_grad,
             "leaf": tensor.is_leaf,
@@ -219,6 +219,16 @@ def attempt(question):
         return question()
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def bytes_of(tensor):
+    """What its elements take; for a sparse tensor, its indices and values."""
+    parts = [tensor]
+    if tensor.layout == torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values()]
+    elif tensor.layout == torch.sparse_csr:
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    return sum(part.numel() * part.element_size() for part in parts)
 
 
 def storage_of(tensor):

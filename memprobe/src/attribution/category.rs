@@ -106,6 +106,7 @@ rules! {
     LikeNoParameter => Unknown, Settled, "made in a backward pass and kept after it, of no parameter's size: it may be a workspace";
     OutlivesEvaluation => Unknown, Settled, "made in modules called without grad and kept after them";
     LongLived => Unknown, Settled, "made outside of modules and kept through several forward passes";
+    LikeLongLived => Unknown, Settled, "made outside of modules, where most blocks are kept through several forward passes";
     NothingTells => Unknown, Settled, "made where nothing tells what for";
     TensorOrWorkspace => Unknown, Settled, "a tensor or a workspace: made before the probes on tensors were in place";
     Crowded => Unknown, Settled, "several threads train at once: whose pass it is cannot be told";
@@ -122,7 +123,7 @@ rules! {
     SoFarEvaluation => Temporary, Provisional, "made in modules called without grad, which still run";
     SoFarLoaded => Input, Provisional, "made in torch.utils.data, no module was called since";
     SoFarBuilt => Parameter, Provisional, "made as parameters are, nothing ran since";
-    SoFarGiven => Input, Provisional, "made outside of modules after the last batch or step, live when they were called";
+    SoFarGiven => Unknown, Provisional, "made outside of modules after the last batch or step, live when they were called, not freed yet";
     SoFarOther => Unknown, Provisional, "made outside of modules, passes and steps, nothing ran since";
     AsParameter => Parameter, Provisional, "what was made there before turned out to be that";
     AsGradient => Gradient, Provisional, "what was made there before turned out to be that";

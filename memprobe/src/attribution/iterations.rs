@@ -57,10 +57,10 @@ impl IterationKind {
     }
 }
 
-/// Grouping of several optimizers' steps into iterations.
+/// Grouping of several optimizers' steps, or backward passes without marks, into iterations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cycle {
-    /// At most one call site steps.
+    /// At most one call site.
     Single,
     /// An iteration begins with each batch, whatever its number of steps.
     ByBatch,
@@ -91,7 +91,7 @@ impl Iterations {
     pub(super) fn latest(intervals: &StepIntervals, most: usize) -> Self {
         let all: Vec<&StepInterval> = intervals.all().collect();
         let cycle = match intervals.source {
-            Source::Steps | Source::ZeroGrads => cycle(&all),
+            Source::Steps | Source::ZeroGrads | Source::Backwards => cycle(&all),
             Source::Nothing | Source::Batches | Source::Line => Cycle::Single,
         };
         let (epochs, loader) = intervals.epochs();

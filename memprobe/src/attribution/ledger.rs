@@ -13,7 +13,7 @@ use super::lifecycle::{AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queu
 use super::module_aliases::ModuleAliases;
 use super::moments::Revision;
 use super::named::InferenceCheck;
-use super::phase::{ClassifiedPhase, Phase, phase_of};
+use super::phase::{ClassifiedPhase, Phase, PhaseRule, phase_of};
 use super::phase_tracker::{PhaseTracker, PhaseTransition};
 use super::size::AllocationCounts;
 use super::step_interval::{Now, StepIntervals};
@@ -42,6 +42,30 @@ struct StackProperties {
     at_line: bool,
 }
 
+/// Decided blocks of an origin.
+#[derive(Clone, Copy, Debug, Default)]
+struct Learned {
+    /// Category of the last one.
+    category: Option<Category>,
+    /// Blocks kept through several forward passes, and inputs.
+    kept: u32,
+    given: u32,
+}
+
+impl Learned {
+    /// True if its blocks are rather kept than given to a pass, as those of a leak.
+    const fn is_kept(self) -> bool {
+        self.kept > self.given
+    }
+}
+
+impl StackProperties {
+    /// True for the gradient that a backward pass starts from, which its caller makes and frees.
+    fn is_root_gradient(&self) -> bool {
+        self.classified.rule == PhaseRule::EngineCalled && !self.in_node
+    }
+}
+
 /// Category of each live block, with totals by device, phase and iteration.
 #[derive(Debug, Default)]
 pub struct AttributionLedger {
@@ -51,8 +75,7 @@ pub struct AttributionLedger {
     stack_properties: PerStack<StackProperties>,
     /// Stacks in the order of their definition, and stand-ins for modules that hold blocks. The first is unknown.
     pub(super) origins: Vec<Arc<Stack>>,
-    /// Category of the last decided block of each origin.
-    learned: Vec<Option<Category>>,
+    learned: Vec<Learned>,
     pub(super) operations: HashMap<Arc<Stack>, BTreeSet<Arc<str>>>,
     pub(super) blocks: Lifecycles,
     pub(super) devices: BTreeMap<DeviceIndex, DeviceAttribution>,
@@ -79,7 +102,7 @@ impl AttributionLedger {
             intervals: StepIntervals::new(line.is_some()),
             line,
             origins: vec![lost_stack("".into())],
-            learned: vec![None],
+            learned: vec![Learned::default()],
             ..Self::default()
         }
     }
@@ -218,19 +241,33 @@ impl AttributionLedger {
         // Caps on stacks and modules keep this far below 2^32.
         let index = u32::try_from(self.origins.len()).unwrap_or(0);
         self.origins.push(stack);
-        self.learned.push(None);
+        self.learned.push(Learned::default());
         index
     }
 
-    /// Stores the category of a decided block for later ones of its origin.
-    pub(super) fn learn(&mut self, origin: u32, category: Category) {
-        if let Some(learned) = self
-            .learned
-            .get_mut(origin as usize)
-            .filter(|_| origin != 0)
-        {
-            *learned = Some(category);
+    /// Stores the rule of a decided block for later ones of its origin.
+    pub(super) fn learn(&mut self, origin: u32, rule: CategoryRule) {
+        let learned = self.learned.get_mut(origin as usize);
+        let Some(learned) = learned.filter(|_| origin != 0) else {
+            return;
+        };
+        learned.category = Some(rule.category());
+        match rule {
+            CategoryRule::LongLived => learned.kept = learned.kept.saturating_add(1),
+            CategoryRule::GivenToForward => learned.given = learned.given.saturating_add(1),
+            _ => {}
         }
+    }
+
+    fn learned(&self, origin: u32) -> Learned {
+        let learned = self.learned.get(origin as usize);
+        learned.copied().unwrap_or_default()
+    }
+
+    /// Rule of an undecided block of this origin in this state.
+    fn likely(&self, origin: u32, state: BlockState) -> CategoryRule {
+        let known = self.learned(origin).category;
+        known.map_or(state.likely(), CategoryRule::as_before)
     }
 
     fn mark(&mut self, mark: &PhaseMark, ledger: &Ledger) {
@@ -308,6 +345,11 @@ impl AttributionLedger {
             .on_allocation(tid, traits.classified, traits.grad, traits.in_node);
         if let Some(turn) = asked.transition {
             self.turn(turn, ledger);
+            if turn.began.is_of_backward() && !turn.ended.is_of_backward() {
+                let is_known = block.stack != StackRef::UNKNOWN;
+                let site = is_known.then(|| ledger.site(block.stack, Grouping::User));
+                self.intervals.begin_backward(site);
+            }
         }
         if self.line.is_some() {
             self.intervals.ask(tid, traits.at_line, now(&self.devices));
@@ -332,11 +374,7 @@ impl AttributionLedger {
             Some(rule) => life.rule = rule,
             None => {
                 life.state = BlockState::of(phase, &self.phases, made);
-                let learned = self.learned.get(traits.origin as usize);
-                let likely = match learned.copied().flatten() {
-                    Some(category) => CategoryRule::as_before(category),
-                    None => life.state.likely(),
-                };
+                let likely = self.likely(traits.origin, life.state);
                 life.rule = life.tensor_info.read(likely, self.coverage.tensors);
             }
         }
@@ -385,7 +423,16 @@ impl AttributionLedger {
     }
 
     fn free(&mut self, id: BlockId, tid: Tid, ledger: &Ledger) {
-        if let Some(life) = self.blocks.get(id) {
+        if let Some(mut life) = self.blocks.get(id) {
+            let traits = self.stack_properties.get(ledger.block(id).stack);
+            let is_result = traits.is_some_and(|traits| !traits.is_root_gradient());
+            if life.state == BlockState::Backward
+                && is_result
+                && let Some(turn) = self.phases.on_free_after_backward(tid)
+            {
+                self.turn(turn, ledger);
+                life = self.blocks.get(id).unwrap_or(life);
+            }
             if let Some(rule) = self.at_free(&life, tid) {
                 self.settle(id, &life, rule, ledger);
             }
@@ -401,6 +448,9 @@ impl AttributionLedger {
         Some(match rule {
             CategoryRule::WithinBackward if at_once && !self.coverage.tensors => {
                 CategoryRule::FreedAtOnce
+            }
+            CategoryRule::GivenToForward if self.learned(block.origin).is_kept() => {
+                CategoryRule::LikeLongLived
             }
             rule => rule,
         })
@@ -433,12 +483,16 @@ impl AttributionLedger {
         self.revise(id, life, rule, ledger);
         self.blocks.settle(id, rule);
         if life.tensor_info == TensorInfo::Tensor || !self.coverage.tensors {
-            self.learn(life.origin, rule.category());
+            self.learn(life.origin, rule);
         }
     }
 
     fn promote(&mut self, id: BlockId, life: &Lifecycle, state: BlockState, ledger: &Ledger) {
-        let rule = life.tensor_info.read(state.likely(), self.coverage.tensors);
+        let likely = match state {
+            BlockState::SurvivingInput { .. } => self.likely(life.origin, state),
+            _ => state.likely(),
+        };
+        let rule = life.tensor_info.read(likely, self.coverage.tensors);
         self.revise(id, life, rule, ledger);
         let life = Lifecycle {
             rule,

@@ -117,7 +117,7 @@ impl AttributionLedger {
         }
         self.revise(id, &life, rule, ledger);
         self.blocks.settle(id, rule);
-        self.learn(life.origin, rule.category());
+        self.learn(life.origin, rule);
         // The block counts under the module that holds it, wherever it was allocated.
         let Some(origin) = self.origin_in_module(named) else {
             return;

@@ -61,6 +61,12 @@ impl PhaseTracker {
         self.phase.is_of_backward() && !(self.has_engine && self.by == Some(tid))
     }
 
+    /// Ends the backward pass when the thread that waits for it frees a block: autograd runs on other threads.
+    pub(super) fn on_free_after_backward(&mut self, tid: Tid) -> Option<PhaseTransition> {
+        let is_over = self.phase.is_of_backward() && !self.is_freed_by_backward(tid);
+        is_over.then(|| self.transition_to(Phase::Other)).flatten()
+    }
+
     pub(super) fn on_allocation(
         &mut self,
         tid: Tid,
@@ -76,7 +82,7 @@ impl PhaseTracker {
             .decides(last, judged, in_node)
             .then(|| self.transition_to(judged.phase))
             .flatten();
-        self.remember(tid, last, judged);
+        self.remember(tid, last, judged, in_node);
         ClassifiedAllocation {
             classified: judged,
             transition: turn,
@@ -197,17 +203,25 @@ impl PhaseTracker {
         Some(PhaseTransition { ended, began })
     }
 
-    fn remember(&mut self, tid: Tid, last: Option<ThreadState>, judged: ClassifiedPhase) {
+    fn remember(
+        &mut self,
+        tid: Tid,
+        last: Option<ThreadState>,
+        judged: ClassifiedPhase,
+        in_node: bool,
+    ) {
+        // A node may start a backward pass of its own (reentrant checkpoints).
+        let is_nested = in_node && last.is_none();
         match judged.rule {
             PhaseRule::ModuleWithGrad | PhaseRule::ModuleOnly | PhaseRule::CompiledForward => {
                 self.set(tid, ThreadState::Forward);
             }
             PhaseRule::ModuleWithoutGrad => self.set(tid, ThreadState::Other),
-            PhaseRule::EngineCalled => {
+            PhaseRule::EngineCalled if !is_nested => {
                 self.by = Some(tid);
                 self.set(tid, ThreadState::Other);
             }
-            PhaseRule::EngineThread | PhaseRule::NodeEvaluated => {
+            PhaseRule::EngineCalled | PhaseRule::EngineThread | PhaseRule::NodeEvaluated => {
                 self.has_engine |= self.by.is_some_and(|by| by != tid) || last.is_none();
             }
             PhaseRule::OptimizerCalled if !self.phase.is_of_backward() => {

@@ -29,6 +29,8 @@ const MAX_THREADS: usize = 4096;
 pub enum Source {
     #[default]
     Nothing,
+    /// Backward passes that recur, without any mark of PyTorch.
+    Backwards,
     /// The next batch of a `DataLoader`.
     Batches,
     ZeroGrads,
@@ -93,7 +95,8 @@ pub(super) struct StepInterval {
     pub(super) end: TimeNs,
     pub(super) batches: u32,
     pub(super) backwards: u32,
-    /// Call site of the optimizer step at its end, or of the `zero_grad()` at its beginning.
+    /// Call site of the optimizer step at its end, of the `zero_grad()` at its beginning, or of its last
+    /// backward pass.
     pub(super) key: Option<u32>,
     pub(super) epoch: Option<Epoch>,
     pub(super) devices: BTreeMap<DeviceIndex, IntervalDevice>,
@@ -221,6 +224,10 @@ impl StepIntervals {
 
     /// Handles a phase transition; `now` is the state of each device.
     pub(super) fn turn(&mut self, turn: PhaseTransition, now: Now<'_>) {
+        let computes = matches!(turn.began, Phase::Forward | Phase::Evaluation);
+        if computes && self.current.backwards > 0 && self.source <= Source::Backwards {
+            self.end_interval(IntervalKind::Training, &now);
+        }
         if turn.ended == Phase::OptimizerStep && self.stepped && self.source == Source::Steps {
             self.end_interval(IntervalKind::Training, &now);
         }
@@ -228,11 +235,11 @@ impl StepIntervals {
         if learns || turn.began == Phase::Evaluation {
             self.begin(&now);
         }
-        let by_marks = matches!(self.source, Source::Steps | Source::ZeroGrads);
+        let ends = [Source::Backwards, Source::ZeroGrads, Source::Steps].contains(&self.source);
         if turn.began == Phase::Evaluation && !self.trained {
             self.evaluated = true;
         } else if learns {
-            if self.evaluated && !self.trained && by_marks {
+            if self.evaluated && !self.trained && ends {
                 self.end_interval(IntervalKind::Evaluation, &now);
             }
             self.trained = true;
@@ -242,8 +249,20 @@ impl StepIntervals {
         }
     }
 
+    /// Handles the beginning of a backward pass, after [`Self::turn`]. The second one separates iterations.
+    pub(super) fn begin_backward(&mut self, site: Option<&Site>) {
+        if self.source > Source::Backwards {
+            return;
+        }
+        self.current.key = Some(self.key(&"".into(), site));
+        let finished = |interval: &StepInterval| interval.backwards > 0;
+        if self.done.back().is_some_and(finished) {
+            self.source = Source::Backwards;
+        }
+    }
+
     pub(super) fn mark(&mut self, mark: &PhaseMark, site: Option<&Site>, now: Now<'_>) {
-        let key = self.key(mark, site);
+        let key = self.key(&mark.class, site);
         match mark.phase {
             MarkedPhase::Step => {
                 self.raise(Source::Steps);
@@ -382,9 +401,9 @@ impl StepIntervals {
         (self.evaluated, self.trained, self.stepped) = (false, false, false);
     }
 
-    fn key(&mut self, mark: &PhaseMark, site: Option<&Site>) -> u32 {
+    fn key(&mut self, class: &Arc<str>, site: Option<&Site>) -> u32 {
         let number = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
-        let key = (Arc::clone(&mark.class), site.cloned());
+        let key = (Arc::clone(class), site.cloned());
         match self.keys.get(&key) {
             Some(known) => *known,
             None if self.keys.len() < MAX_KEYS => *self.keys.entry(key).or_insert(number),

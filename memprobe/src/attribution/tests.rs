@@ -37,9 +37,11 @@ enum From {
     Step,
     Loader,
     StepOfOther,
+    OtherLine,
+    NestedCall,
 }
 
-const STACKS: [From; 11] = [
+const STACKS: [From; 13] = [
     From::Outside,
     From::Build,
     From::Forward,
@@ -51,12 +53,16 @@ const STACKS: [From; 11] = [
     From::Step,
     From::Loader,
     From::StepOfOther,
+    From::OtherLine,
+    From::NestedCall,
 ];
+
+mod rules;
 
 impl From {
     fn thread(self) -> Tid {
         match self {
-            Self::Backward | Self::Accumulate | Self::Recompute => ENGINE,
+            Self::Backward | Self::Accumulate | Self::Recompute | Self::NestedCall => ENGINE,
             _ => MAIN,
         }
     }
@@ -65,10 +71,12 @@ impl From {
         let module = ("torch/nn/modules/module.py", "_call_impl");
         let train = ("train.py", "main");
         let frames = match self {
-            Self::Outside | Self::Backward | Self::Accumulate => vec![train],
+            Self::Outside | Self::OtherLine | Self::Backward | Self::Accumulate => vec![train],
             Self::Build => vec![("torch/nn/modules/module.py", "convert"), train],
             Self::Forward | Self::Evaluation => vec![("model.py", "forward"), module, train],
-            Self::BackwardCall => vec![("torch/autograd/__init__.py", "backward"), train],
+            Self::BackwardCall | Self::NestedCall => {
+                vec![("torch/autograd/__init__.py", "backward"), train]
+            }
             Self::Recompute => {
                 vec![
                     ("model.py", "forward"),
@@ -111,7 +119,7 @@ impl From {
                     _ => Grad::Enabled,
                 },
                 node: match self {
-                    Self::Backward | Self::Recompute => {
+                    Self::Backward | Self::Recompute | Self::NestedCall => {
                         node("AddmmBackward0", Some(Arc::new(Self::Forward.stack())))
                     }
                     Self::Accumulate => node("torch::autograd::AccumulateGrad", None),

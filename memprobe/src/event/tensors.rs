@@ -134,6 +134,8 @@ pub struct Tensor {
     pub device: TensorDevice,
     /// The index in [`TensorSnapshot::storages`]; `None` without a storage (meta, sparse).
     pub storage: Option<usize>,
+    /// The bytes of the tensors within a sparse one, its indices and values; `None` for others.
+    pub content: Option<Bytes>,
     pub requires_grad: bool,
     /// `grad_fn.name()`, such as `AddmmBackward0`; `None` for a leaf.
     pub grad_fn: Option<Arc<str>>,
@@ -188,6 +190,7 @@ impl Default for Tensor {
             dtype: DType::FLOAT32,
             device: TensorDevice::Cpu,
             storage: None,
+            content: None,
             requires_grad: false,
             grad_fn: None,
             gradient_of: Vec::new(),
@@ -206,8 +209,11 @@ impl Tensor {
         Some(sizes.fold(1, |product, &size| product.saturating_mul(size)))
     }
 
-    /// `numel() * element_size()`; `None` for an unknown shape or element type.
+    /// `numel() * element_size()`, or the content of a sparse tensor; `None` for an unknown shape or element type.
     pub fn bytes(&self) -> Option<Bytes> {
+        if self.content.is_some() {
+            return self.content;
+        }
         let size = self.dtype.size()?;
         Some(Bytes(self.elements()?.saturating_mul(size)))
     }

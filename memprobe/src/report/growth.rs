@@ -251,7 +251,7 @@ fn is_quiet(growth: &Growth) -> bool {
 
 /// Describes the data behind the figures.
 fn examined(growth: &Growth) -> String {
-    let steps = counted(growth.steps as u64, "step");
+    let points = counted(growth.steps as u64, "point");
     let each = match growth.step {
         StepUnit::Iterations(each) if (each - 1.0).abs() < 0.01 => {
             "live memory at the end of each iteration".to_owned()
@@ -265,7 +265,7 @@ fn examined(growth: &Growth) -> String {
         ),
     };
     let left_out = growth.left_out;
-    let mut text = format!("{steps} examined: {each}; the first {left_out} left out (warm-up).");
+    let mut text = format!("{points} examined: {each}; the first {left_out} left out (warm-up).");
     if growth.steps < growth.needed {
         let needed = growth.needed;
         text.push_str(&format!(

@@ -84,6 +84,7 @@ pub fn iteration(number: u64, kind: IterationKind) -> String {
 pub fn iterations_by(source: Source) -> &'static str {
     match source {
         Source::Nothing => "nothing marks iterations",
+        Source::Backwards => "backward passes",
         Source::Batches => "batches of a DataLoader",
         Source::ZeroGrads => "zero_grad()",
         Source::Steps => "Optimizer.step()",

@@ -81,6 +81,14 @@ impl ModuleSize {
     }
 }
 
+impl ModelSize {
+    /// True if a module was being called in any allocation, with a known path or without.
+    pub fn has_calls(&self) -> bool {
+        let mut others = self.others.iter();
+        !self.modules.is_empty() || others.any(|(place, _)| *place == ModuleScope::Unknown)
+    }
+}
+
 impl Additive for ModuleSize {
     fn and(self, other: &Self) -> Self {
         Self {

@@ -90,6 +90,7 @@ struct Item<'a> {
     dtype: Option<Cow<'a, str>>,
     #[serde(borrow)]
     device: Cow<'a, str>,
+    bytes: Option<u64>,
     storage_index: Option<usize>,
     #[serde(default)]
     requires_grad: bool,
@@ -288,7 +289,7 @@ impl Item<'_> {
                 .next()
                 .and_then(|rule| rule.as_deref().map(Name::rule)),
         };
-        Ok(Tensor {
+        let mut tensor = Tensor {
             object: address(&object)?,
             kind: (self.kind.parse()).map_err(|_| unknown("kind of tensor", &self.kind))?,
             names: self.names.0.into_iter().map(name).collect(),
@@ -298,6 +299,7 @@ impl Item<'_> {
             dtype: DType::parse(&dtype).ok_or_else(|| unknown("dtype", &dtype))?,
             device: device(&self.device)?,
             storage: self.storage_index,
+            content: None,
             requires_grad: self.requires_grad,
             grad_fn: self.grad_fn.map(Into::into),
             gradient_of: self.gradient_of.0,
@@ -305,7 +307,11 @@ impl Item<'_> {
             module: self.module.map(Into::into),
             called: None,
             class: self.class.map(Into::into),
-        })
+        };
+        // Only a sparse tensor has other bytes than its shape says, and no storage.
+        let content = self.bytes.map(Bytes);
+        tensor.content = content.filter(|_| tensor.storage.is_none() && tensor.bytes() != content);
+        Ok(tensor)
     }
 }
 

@@ -87,9 +87,13 @@ pub(super) fn notes(iterations: &Iterations, heard: Coverage) -> Vec<String> {
     notes.extend(match iterations.cycle {
         Cycle::Single => None,
         Cycle::ByBatch => Some("Several optimizers step: an iteration is one batch.".to_owned()),
+        Cycle::Repeats(passes) if iterations.source == Source::Backwards => Some(format!(
+            "Several lines start backward passes in turn: {passes} passes are one iteration."
+        )),
         Cycle::Repeats(steps) => Some(format!(
             "Several optimizers step in turn: {steps} steps are one iteration."
         )),
+        Cycle::Irregular if iterations.source == Source::Backwards => None,
         Cycle::Irregular => {
             Some("Several optimizers step in no order: each step ends an iteration.".to_owned())
         }
@@ -114,6 +118,10 @@ pub(super) fn source(iterations: &Iterations) -> String {
         Source::Steps => "An iteration ends with Optimizer.step().",
         Source::ZeroGrads => {
             "An iteration starts with Optimizer.zero_grad(): no optimizer step was seen."
+        }
+        Source::Backwards => {
+            "An iteration starts with the first forward pass after a backward pass (inferred): no optimizer step, \
+             zero_grad() or batch was seen."
         }
         Source::Batches => {
             "An iteration starts with the next batch of a DataLoader: no optimizer was seen."

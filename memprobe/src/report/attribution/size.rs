@@ -22,12 +22,13 @@ pub(super) struct SizeEntry {
     name: String,
     own: ModuleSize,
     total: ModuleSize,
-    /// True if the parameters and buffers of the row are known.
+    /// True if parameters and buffers come from the process's objects. Otherwise their sum is inferred, for all modules
+    /// together.
     is_named: bool,
 }
 
 impl SizeEntry {
-    fn new(device: DeviceIndex, shown: OutlineRow<ModuleSize>) -> Self {
+    fn new(device: DeviceIndex, shown: OutlineRow<ModuleSize>, is_named: bool) -> Self {
         Self {
             device,
             kind: "module",
@@ -36,7 +37,7 @@ impl SizeEntry {
             name: shown.name,
             own: shown.own,
             total: shown.total,
-            is_named: true,
+            is_named,
         }
     }
 
@@ -44,13 +45,21 @@ impl SizeEntry {
         Self {
             path: Some(std::mem::take(&mut shown.path)),
             depth: Some(shown.depth as u64),
-            is_named,
-            ..Self::new(device, shown)
+            ..Self::new(device, shown, is_named)
         }
     }
 
-    fn if_named(&self, cell: Cell<'static>) -> Cell<'static> {
+    fn buffers(&self, cell: Cell<'static>) -> Cell<'static> {
         if self.is_named { cell } else { Cell::Unknown }
+    }
+
+    /// Parameters, with buffers if these are unknown.
+    fn parameters(&self, cell: Cell<'static>) -> Cell<'static> {
+        if self.path.is_none() {
+            cell
+        } else {
+            self.buffers(cell)
+        }
     }
 }
 
@@ -75,10 +84,10 @@ pub(super) fn columns() -> Vec<SizeColumn> {
         data("kind") => row.kind,
         data("path") => row.path.as_deref(),
         data("depth") => row.depth,
-        number("parameters", "PARAMETERS") => row.if_named(bytes(row.total.parameters)),
-        data("parameter_blocks") => row.if_named(blocks(row.total.parameters)),
-        number("buffers", "BUFFERS").priority(6) => row.if_named(bytes(row.total.buffers)),
-        data("buffer_blocks") => row.if_named(blocks(row.total.buffers)),
+        number("parameters", "PARAMETERS") => row.parameters(bytes(row.total.parameters)),
+        data("parameter_blocks") => row.parameters(blocks(row.total.parameters)),
+        number("buffers", "BUFFERS").priority(6) => row.buffers(bytes(row.total.buffers)),
+        data("buffer_blocks") => row.buffers(blocks(row.total.buffers)),
         number("forward", "FORWARD") => bytes(row.total.forward()),
         data("forward_blocks") => blocks(row.total.forward()),
         number("saved", "SAVED").priority(3) => bytes(row.total.saved),
@@ -90,8 +99,8 @@ pub(super) fn columns() -> Vec<SizeColumn> {
         number("other", "OTHER").priority(5) => bytes(row.total.other),
         number("blocks", "BLOCKS").priority(7) => blocks(row.total.made()),
         number("rounded", "ROUNDED").priority(9) => Cell::Bytes(row.total.made().rounded),
-        data("own_parameters") => row.if_named(bytes(row.own.parameters)),
-        data("own_buffers") => row.if_named(bytes(row.own.buffers)),
+        data("own_parameters") => row.parameters(bytes(row.own.parameters)),
+        data("own_buffers") => row.buffers(bytes(row.own.buffers)),
         data("own_forward") => bytes(row.own.forward()),
         data("own_forward_blocks") => blocks(row.own.forward()),
         data("own_backward") => bytes(row.own.backward),
@@ -102,17 +111,20 @@ pub(super) fn columns() -> Vec<SizeColumn> {
     .into()
 }
 
+const UNCONFIRMED: &str =
+    "Modules were called, but their paths were not confirmed in time: record more iterations.";
+
 const LEGEND: &str = "Bytes of tensors, with submodules. SAVED: freed by a backward pass. BOTH: FORWARD and BACKWARD. \
                       ROUNDED: as blocks of the allocator.";
 
 /// Notes on the table in an estimate, whose options differ from a report's.
 pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Coverage) -> Vec<String> {
-    let advice = "Parameters and buffers of each module: `memprobe estimate -- python train.py`.";
+    let advice = "PARAMETERS includes buffers. Those of each module: `memprobe estimate -- python train.py`.";
     all_notes(sizes, heard, advice)
 }
 
 pub(super) fn notes(sizes: Option<&Sizes>, heard: Coverage) -> Vec<String> {
-    let advice = "Parameters and buffers of each module: record with --names.";
+    let advice = "PARAMETERS includes buffers. Those of each module: record with --names.";
     match sizes {
         Some(sizes) => all_notes(sizes, heard, advice),
         None => vec!["Nothing was allocated in this recording.".to_owned()],
@@ -125,9 +137,15 @@ fn all_notes(sizes: &Sizes, heard: Coverage, advice: &str) -> Vec<String> {
     } else {
         advice
     };
-    let mut devices = sizes.devices.values();
-    let no_modules = devices.all(|device| device.modules.is_empty());
-    let words = [Some(LEGEND), Some(names), no_modules.then_some(NO_MODULES)];
+    let devices = || sizes.devices.values();
+    let no_modules = if devices().any(|device| !device.modules.is_empty()) {
+        None
+    } else if devices().any(ModelSize::has_calls) {
+        Some(UNCONFIRMED)
+    } else {
+        Some(NO_MODULES)
+    };
+    let words = [Some(LEGEND), Some(names), no_modules];
     let words = words.into_iter().flatten().map(str::to_owned);
     let notes = [which(sizes)].into_iter().chain(words);
     notes.chain(missing(heard)).collect()
@@ -171,7 +189,7 @@ pub(super) fn table(
     );
     let others = size.others.iter().map(|(place, size)| SizeEntry {
         kind: place.as_str(),
-        ..SizeEntry::new(index, OutlineRow::other(place_name(place), *size))
+        ..SizeEntry::new(index, OutlineRow::other(place_name(place), *size), named)
     });
     table.extend(Output::All, others);
     let roots = size.modules.iter().map(|module| &module.total);
@@ -179,7 +197,7 @@ pub(super) fn table(
     let all = roots
         .chain(others)
         .fold(ModuleSize::default(), ModuleSize::and);
-    let total = SizeEntry::new(index, OutlineRow::other("(total)".to_owned(), all));
+    let total = SizeEntry::new(index, OutlineRow::other("(total)".to_owned(), all), named);
     table.push(Output::Text, total);
     table
 }

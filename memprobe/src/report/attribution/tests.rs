@@ -359,6 +359,24 @@ fn the_table_of_sizes() {
 }
 
 #[test]
+fn modules_whose_paths_are_not_confirmed_were_called_nevertheless() {
+    let mut events = layers();
+    let stacks = events.iter_mut().filter_map(|event| match event {
+        Event::Stack(_, stack) => Some(Arc::make_mut(stack)),
+        _ => None,
+    });
+    for stack in stacks {
+        stack.context.node = None;
+        if stack.context.module != Module::Outside {
+            stack.context.module = Module::Unknown;
+        }
+    }
+    let text = table(&events, By::Size);
+    assert!(!text.contains("No call of a torch.nn.Module"), "{text}");
+    assert!(text.contains("paths were not confirmed"), "{text}");
+}
+
+#[test]
 fn the_table_of_sizes_as_csv_adds_up_to_what_was_allocated() {
     let options = ReportOptions {
         by: By::Size,

@@ -1,7 +1,9 @@
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use crate::attribution::allocation_groups::samples::{learning_for, retained_by_losses};
-use crate::event::{Context, Event};
+use crate::event::{Context, Event, StackKind};
 use crate::recording::Reader;
 use crate::recording::samples::{recording, story};
 use crate::report::{By, ReportFormat, ReportOptions, write};
@@ -59,6 +61,12 @@ fn a_program_that_was_recorded_too_shortly() {
 fn a_program_without_iterations_is_looked_at_by_time() {
     let mut events = learning_for(2000, |_| true).events;
     events.retain(|event| !matches!(event, Event::PhaseMark(_)));
+    for event in &mut events {
+        if let Event::Stack(_, stack) = event {
+            let stack = Arc::make_mut(stack);
+            (stack.kind, stack.context.node) = (StackKind::Python, None);
+        }
+    }
     let text = report(&events, ReportFormat::Text);
     assert!(text.contains("as no iterations were found"), "{text}");
     assert!(text.contains("BYTES/s"), "{text}");

@@ -8,6 +8,7 @@ use super::Found;
 use super::contexts::FunctionContexts;
 use super::names::{self, ResolvedName};
 use super::retainers::{self, HeldTensor};
+use crate::event::Bytes;
 use crate::event::tensors::{Block, DeviceTotals, Tensor, TensorKind, TensorSnapshot};
 use crate::process::memory::ReadMemory;
 use crate::python::PythonProcess;
@@ -31,6 +32,7 @@ pub fn join(
     snapshot.storages = found.graph.storages.clone();
     let tensors = found.graph.tensors.iter();
     snapshot.tensors = tensors.map(|raw| tensor(raw, found)).collect();
+    add_contents(found, &mut snapshot.tensors);
     add_gradients(found, &mut snapshot.tensors);
     add_saved(found, &mut snapshot.tensors);
 
@@ -147,6 +149,21 @@ fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
         requires_grad: raw.requires_grad.unwrap_or(false),
         grad_fn: grad_fn.and_then(|node| node.name.clone()),
         ..Tensor::default()
+    }
+}
+
+/// Sums the parts of each sparse tensor; its content is unknown unless all parts were read.
+fn add_contents(found: &Found, tensors: &mut [Tensor]) {
+    for (at, raw) in found.graph.tensors.iter().enumerate() {
+        if raw.parts.is_empty() {
+            continue;
+        }
+        let mut parts = raw.parts.iter().map(|part| {
+            let part = found.graph.tensor_index(*part)?;
+            tensors.get(part)?.bytes()
+        });
+        let sum = parts.try_fold(0_u64, |sum, part| Some(sum.saturating_add(part?.0)));
+        tensors[at].content = sum.map(Bytes);
     }
 }
 

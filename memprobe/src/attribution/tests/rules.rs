@@ -1,0 +1,108 @@
+//! Inputs and leaks, and optimizers that are none of PyTorch's.
+
+use super::*;
+
+/// Category of one live block, by its size.
+fn category_of(program: &Program, size: u64) -> Category {
+    let rules = program.rules();
+    let rule = rules.iter().find(|(_, live)| *live == size);
+    rule.unwrap_or_else(|| panic!("{rules:?}")).0.category()
+}
+
+/// One iteration of a program that keeps a block after each step.
+fn leak(program: &mut Program, kept: &mut Vec<u64>, input: &mut Option<u64>) {
+    let next = program.alloc(From::Outside, 1024);
+    if let Some(last) = input.replace(next) {
+        program.free(last, MAIN);
+    }
+    let saved = program.alloc(From::Forward, 4096);
+    let root = program.alloc(From::BackwardCall, 512);
+    let gradient = program.alloc(From::Backward, 2048);
+    program.free(saved, ENGINE);
+    program.free(root, MAIN);
+    program.mark(MarkedPhase::Step, From::Step);
+    program.mark(MarkedPhase::ZeroGrad, From::Outside);
+    program.free(gradient, MAIN);
+    kept.push(program.alloc(From::OtherLine, 8192));
+}
+
+#[test]
+fn a_leak_after_each_step_is_never_an_input() {
+    let mut program = Program::new();
+    let (mut kept, mut input) = (Vec::new(), None);
+    for iteration in 0..12 {
+        leak(&mut program, &mut kept, &mut input);
+        let inputs = program.now(Category::Input);
+        assert!(inputs <= 1024, "iteration {iteration}: {inputs} bytes");
+    }
+    program.alloc(From::Forward, 4096);
+    assert_eq!(category_of(&program, 1024), Category::Input);
+    for addr in kept {
+        program.free(addr, MAIN);
+        assert_eq!(
+            program.attribution.ended.map(CategoryRule::category),
+            Some(Category::Unknown)
+        );
+    }
+}
+
+#[test]
+fn gradients_that_the_program_frees_after_the_backward_pass_are_gradients() {
+    let mut program = Program::new();
+    for _ in 0..4 {
+        let saved = program.alloc(From::Forward, 4096);
+        let root = program.alloc(From::BackwardCall, 512);
+        let gradient = program.alloc(From::Backward, 2048);
+        let passing = program.alloc(From::Backward, 1536);
+        program.free(passing, ENGINE);
+        program.free(saved, ENGINE);
+        program.free(root, MAIN);
+        program.free(gradient, MAIN);
+        let ended = program.attribution.ended;
+        assert_eq!(ended, Some(CategoryRule::OutlivesBackward));
+    }
+    let iterations = program.attribution.iterations();
+    assert_eq!(iterations.source, Source::Backwards);
+    let expected = (1..=3).map(|number| (number, IterationKind::Whole));
+    let expected: Vec<_> = expected.chain([(4, IterationKind::Unfinished)]).collect();
+    assert_eq!(kinds(&iterations)[kinds(&iterations).len() - 4..], expected);
+}
+
+#[test]
+fn one_backward_pass_makes_no_iterations() {
+    let mut program = Program::new();
+    program.alloc(From::Forward, 4096);
+    program.alloc(From::BackwardCall, 512);
+    program.alloc(From::Outside, 512);
+    program.alloc(From::Forward, 4096);
+    assert_eq!(program.attribution.iterations().source, Source::Nothing);
+}
+
+#[test]
+fn marks_of_pytorch_take_precedence_over_backward_passes() {
+    let mut program = Program::new();
+    for _ in 0..3 {
+        for _ in 0..4 {
+            program.alloc(From::Forward, 4096);
+            program.alloc(From::BackwardCall, 512);
+        }
+        program.mark(MarkedPhase::Step, From::Step);
+    }
+    let iterations = program.attribution.iterations();
+    assert_eq!(iterations.source, Source::Steps);
+    let backwards: Vec<u32> = iterations.rows.iter().map(|row| row.backwards).collect();
+    assert_eq!(backwards.last(), Some(&4), "{iterations:#?}");
+}
+
+#[test]
+fn a_backward_pass_within_a_node_has_no_waiting_thread_of_its_own() {
+    let mut program = Program::new();
+    program.alloc(From::Forward, 4096);
+    program.alloc(From::BackwardCall, 512);
+    program.alloc(From::Backward, 2048);
+    program.alloc(From::NestedCall, 512);
+    let passing = program.alloc(From::Backward, 1536);
+    program.free(passing, ENGINE);
+    let ended = program.attribution.ended;
+    assert_eq!(ended, Some(CategoryRule::WithinBackward));
+}

@@ -174,7 +174,7 @@ fn check_leak(environment: &TestEnvironment, keep: &str, kept: u64, manners: &[M
 }
 
 #[test]
-fn a_tensor_kept_after_each_step_is_no_input() {
+fn a_leak_after_each_step_is_no_input() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
@@ -182,7 +182,7 @@ fn a_tensor_kept_after_each_step_is_no_input() {
 }
 
 #[test]
-fn outputs_and_losses_that_are_kept_are_no_inputs() {
+fn outputs_and_losses_that_leak_are_no_inputs() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

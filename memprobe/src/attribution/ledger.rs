@@ -48,14 +48,14 @@ struct Learned {
     /// Category of the last one.
     category: Option<Category>,
     /// Blocks kept through several forward passes, and inputs.
-    kept: u32,
+    long_lived: u32,
     given: u32,
 }
 
 impl Learned {
     /// True if its blocks are rather kept than given to a pass, as those of a leak.
-    const fn is_kept(self) -> bool {
-        self.kept > self.given
+    const fn is_long_lived(self) -> bool {
+        self.long_lived > self.given
     }
 }
 
@@ -253,7 +253,7 @@ impl AttributionLedger {
         };
         learned.category = Some(rule.category());
         match rule {
-            CategoryRule::LongLived => learned.kept = learned.kept.saturating_add(1),
+            CategoryRule::LongLived => learned.long_lived = learned.long_lived.saturating_add(1),
             CategoryRule::GivenToForward => learned.given = learned.given.saturating_add(1),
             _ => {}
         }
@@ -449,7 +449,7 @@ impl AttributionLedger {
             CategoryRule::WithinBackward if at_once && !self.coverage.tensors => {
                 CategoryRule::FreedAtOnce
             }
-            CategoryRule::GivenToForward if self.learned(block.origin).is_kept() => {
+            CategoryRule::GivenToForward if self.learned(block.origin).is_long_lived() => {
                 CategoryRule::LikeLongLived
             }
             rule => rule,

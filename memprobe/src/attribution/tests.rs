@@ -595,19 +595,6 @@ fn what_waits_for_the_second_backward_pass_is_an_activation_too() {
 }
 
 #[test]
-fn outputs_that_a_program_collects_are_no_activations() {
-    let mut program = Program::new();
-    for _ in 0..4 {
-        program.alloc(From::Forward, 4096);
-        program.alloc(From::BackwardCall, 512);
-        program.mark(MarkedPhase::Step, From::Step);
-    }
-    let unknown = program.now(Category::Unknown);
-    assert_eq!(unknown, 3 * 4096, "the second step after they were made");
-    assert_eq!(program.now(Category::Gradient), 4 * 512);
-}
-
-#[test]
 fn evaluation_loops_stand_between_iterations() {
     let mut program = Program::new();
     let mut state = Vec::new();

@@ -106,3 +106,16 @@ fn a_backward_pass_within_a_node_has_no_waiting_thread_of_its_own() {
     let ended = program.attribution.ended;
     assert_eq!(ended, Some(CategoryRule::WithinBackward));
 }
+
+#[test]
+fn outputs_that_a_program_collects_are_no_activations() {
+    let mut program = Program::new();
+    for _ in 0..4 {
+        program.alloc(From::Forward, 4096);
+        program.alloc(From::BackwardCall, 512);
+        program.mark(MarkedPhase::Step, From::Step);
+    }
+    let unknown = program.now(Category::Unknown);
+    assert_eq!(unknown, 3 * 4096, "the second step after they were made");
+    assert_eq!(program.now(Category::Gradient), 4 * 512);
+}

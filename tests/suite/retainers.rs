@@ -83,12 +83,15 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
     }
 }
 
-/// Returns the first name of each expected tensor beside the expected one, and the tensors by retainer.
+/// Text that is expected, and text that was found.
+type Compared = (String, String);
+
+/// Returns the expected and the found name of each tensor, and the expected name with the found retainer.
 fn at_point(
     environment: &TestEnvironment,
     pytorch: &PyTorch,
     workload: &str,
-) -> (Vec<(String, String)>, Vec<(String, String)>) {
+) -> (Vec<Compared>, Vec<Compared>) {
     let mut paused = PausedWorkload::start(pytorch, &[workload], &[]);
     paused.next_point().expect("a point");
     let snapshot = environment.snapshot(paused.pid(), &[]);

@@ -365,6 +365,7 @@ fn a_version_that_is_not_its_own_is_noticed() {
                     DetectError::Calibration(..)
                         | DetectError::DebugOffsets(..)
                         | DetectError::NotInitializedYet
+                        | DetectError::Ending
                         | DetectError::Access(_)
                 ),
                 "Python 3.{} as 3.{minor}: {error}",

@@ -53,7 +53,8 @@ enum Verb {
     /// docs/matrix.md; as root
     ///
     /// Each environment is downloaded (0.5 to 0.9 GB), used and deleted, but for those that the
-    /// tests use. An interrupted run goes on where it was.
+    /// tests use. An interrupted run goes on where it was. With --frameworks, it tries programs of frameworks on one
+    /// PyTorch instead, and keeps the table in docs/frameworks.md.
     Matrix(matrix::Options),
     /// Try memprobe's probes on NVIDIA's own libraries, and keep the tables in docs/drivers.md; as root
     ///

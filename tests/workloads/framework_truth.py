@@ -1,4 +1,4 @@
-"""What a program that uses a framework knows of itself: PyTorch's own history, the modules, the iterations, the tensors.
+"""A framework's program by its own account: PyTorch's history, the modules, the iterations, the tensors.
 
     python frameworks/NAME.py --out FOLDER        every process writes FOLDER/PID.json
     python frameworks/NAME.py --folder FOLDER     stands still at its points, see `tensor_reference`

@@ -4,9 +4,11 @@
 
 With `--go` it prints `PID n` once CUDA is initialised and nothing is allocated, and goes on when the file exists.
 Every call of a module and every change of the grad mode is a mark: how many blocks the allocator had handed out by then,
-the path of the innermost module and the mode from there on. So the test knows of each block what it was allocated under, whatever
-allocated it. What is written, as JSON: {"threads": [{"thread": its native id, "marks": [[blocks, module or null, grad], ...]}], "names": [[path]
-of each module]}.
+the innermost module and the mode from there on. So the test knows of each block what it was allocated under, whatever
+allocated it. What is written, as JSON:
+
+    threads     [{thread: its native id, marks: [[blocks, module or null, grad], ...]}]
+    names       [[path]] of each module
 """
 
 import argparse

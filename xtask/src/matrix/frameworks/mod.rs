@@ -5,12 +5,12 @@ mod page;
 
 use std::time::Instant;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 
 use super::store::Store;
 use super::{BUSY, Options, Run, alone, check_free_space, check_root, workloads, write_page};
 use crate::pytorch::{
-    self, DEFAULT_TORCH, Gpus, Interpreter, Lifetime, Packages, PythonVersion, Request,
+    self, DEFAULT_TORCH, Environment, Gpus, Interpreter, Packages, PythonVersion, Request,
 };
 use crate::repository::Repository;
 use cell::Cell;
@@ -43,47 +43,61 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let mut alone = alone()?;
     let _alone = alone.try_write().map_err(|_| anyhow!(BUSY))?;
     check_free_space()?;
-    let environment = pytorch::set_up(&Request {
-        gpus: Gpus::Simulated,
-        lifetime: Lifetime::Permanent,
-        packages: Some(&PACKAGES),
-        ..Request::new(
-            Interpreter::Version(PythonVersion::three(PYTHON)),
-            DEFAULT_TORCH,
-        )
-    })?;
+    let environment = set_up()?;
+    let mut bad = 0;
     for name in wanted {
         if !options.again && store.has(&run.build, |cell: &Cell| cell.program == name) {
             continue;
         }
-        let start = Instant::now();
-        let words = ["--frameworks", name.as_str()];
-        let programs = (&run.cell_program, &run.memprobe);
-        let result = super::cell::attempt(programs.0, programs.1, &environment.python, &words);
-        let cell = Cell {
-            order: known.iter().position(|other| *other == name),
-            program: name,
-            torch: environment.torch.clone(),
-            date: run.date.clone(),
-            kernel: run.kernel.clone(),
-            build: run.build.clone(),
-            result,
-        };
-        let seconds = start.elapsed().as_secs_f64();
-        println!(
-            "  {:<24} {} ({seconds:.1} s)",
-            cell.program,
-            cell.in_a_line()
-        );
-        let is_bad = !cell.is_exact();
+        let cell = try_program(&run, &environment, &known, name);
+        bad += usize::from(!cell.is_exact());
         store.put(cell);
         store.save()?;
         write_page(&page, &page::render(store.cells()))?;
-        if is_bad && options.fail_fast {
+        if bad > 0 && options.fail_fast {
             break;
         }
     }
     println!("\n{}", page::render(store.cells()));
     println!("kept in {}", page.display());
+    if bad > 0 {
+        bail!("{bad} programs are not exact: see the notes of the table");
+    }
     Ok(())
+}
+
+fn set_up() -> Result<Environment> {
+    let python = Interpreter::Version(PythonVersion::three(PYTHON));
+    pytorch::set_up(&Request {
+        gpus: Gpus::Simulated,
+        packages: Some(&PACKAGES),
+        ..Request::new(python, DEFAULT_TORCH)
+    })
+}
+
+/// Runs a program and prints its result. `known` are all programs, in order.
+fn try_program(run: &Run, environment: &Environment, known: &[String], name: String) -> Cell {
+    let start = Instant::now();
+    let result = super::cell::attempt(
+        &run.cell_program,
+        &run.memprobe,
+        &environment.python,
+        &["--frameworks", &name],
+    );
+    let cell = Cell {
+        order: known.iter().position(|other| *other == name),
+        program: name,
+        torch: environment.torch.clone(),
+        date: run.date.clone(),
+        kernel: run.kernel.clone(),
+        build: run.build.clone(),
+        result,
+    };
+    println!(
+        "  {:<24} {} ({:.1} s)",
+        cell.program,
+        cell.in_a_line(),
+        start.elapsed().as_secs_f64()
+    );
+    cell
 }

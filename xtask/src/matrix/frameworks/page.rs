@@ -17,8 +17,8 @@ size, and the allocator's totals at every checkpoint. *stacks* are the Python st
 frame; *backward* the events of autograd's threads, compared with the line that calls `backward()`.
 - *modules*: the innermost module of each block, by forward hooks and `named_modules()`. *unknown* blocks are those \
 that memprobe gives as unknown.
-- *tensors*: every tensor in a `memprobe snapshot` of the standing process, compared with Python's own objects; *names* \
-are those of parameters, buffers, gradients and optimizer state among them.
+- *tensors*: every tensor in a `memprobe snapshot` of the standing process, compared with Python's own objects; \
+*names* are those of parameters, buffers, gradients and optimizer state among them.
 - *iterations*: the iterations that `report --by iteration` finds, compared with the loop's own count.
 
 A number is how many were compared. `-` means that the program gives no such account.
@@ -191,7 +191,8 @@ mod tests {
              PyTorch: 2.15.0.\n\
              Python: 3.13.0.\n\
              Kernel: Linux 6.18.0.\n\n\
-             | program | versions | processes | events | stacks | backward | modules | unknown | tensors | names | iterations | date |\n\
+             | program | versions | processes | events | stacks | backward | modules | unknown | tensors | names \
+             | iterations | date |\n\
              |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|\n\
              | exact | peft 0.21.2 | 1 | 100 | 60 | 30 | 50 | 2 | 40 | 20 | - | 2026-11-23 |\n\
              | wrong | peft 0.21.2 | 1 | 100 | 60 | 30 | 50 | 2 | 40 | 20 | 8, **1 differ** (1) | 2026-11-23 |\n\

@@ -1,4 +1,4 @@
-"""Two ranks over the simulated NCCL, which moves no bytes: DDP, or FSDP2 with `fully_shard`.
+"""Two ranks: DDP over gloo, or FSDP2 with `fully_shard` over the simulated NCCL, which moves no bytes.
 
     python frameworks/ranks.py             DDP
     SHARDED=1 python frameworks/ranks.py   FSDP2
@@ -27,13 +27,14 @@ def train(rank, port):
     )
     torch.cuda.set_device(rank)
     with truth.recording():
-        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
         if os.environ.get("SHARDED"):
+            dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
             net = sharded(model())
         else:
-            # Parameters that arrive as zeros would look like another model's.
+            dist.init_process_group("gloo")
+            # Simulated GPUs exchange zeros: sizes of another model, and buckets that no longer fit.
             net = nn.parallel.DistributedDataParallel(
-                model(), device_ids=[rank], init_sync=False
+                model(), device_ids=[rank], init_sync=False, find_unused_parameters=True
             )
         optimizer = torch.optim.Adam(net.parameters())
         for _ in range(8):

@@ -15,8 +15,8 @@ weights, on simulated GPUs. memprobe starts it and records all its processes. Ea
 - *events*: PyTorch's own history, compared event by event as for [the matrix](matrix.md): action, address, order, \
 size, and the allocator's totals at every checkpoint. *stacks* are the Python stacks among them, compared frame by \
 frame; *backward* the events of autograd's threads, compared with the line that calls `backward()`.
-- *modules*: the innermost module of each block, by forward hooks and `named_modules()`. *unknown* blocks are those \
-that memprobe gives as unknown.
+- *modules*: the innermost module of each block, by forward hooks and `named_modules()`. Blocks without \
+a known module count as *unknown*.
 - *tensors*: every tensor in a `memprobe snapshot` of the standing process, compared with Python's own objects; \
 *names* are those of parameters, buffers, gradients and optimizer state among them.
 - *iterations*: the iterations that `report --by iteration` finds, compared with the loop's own count.

@@ -61,8 +61,6 @@ pub enum ContainerKind {
     Queue,
     /// Values of context variables: a leaf of the mapping of a `contextvars.Context`.
     Context,
-    /// IPython's compiler of cells.
-    Compiler,
     Text,
     Number,
     Other,
@@ -236,9 +234,6 @@ impl<M: ReadMemory> Heap<'_, M> {
             }
             "Optimizer" if made_by_statement && is_of("torch.optim.optimizer") => {
                 class.role = TorchKind::Optimizer;
-            }
-            "CachingCompiler" if made_by_statement && is_of("IPython.core.compilerop") => {
-                class.holds = ContainerKind::Compiler;
             }
             "set" | "frozenset" if !made_by_statement => class.holds = ContainerKind::Set,
             // From 3.12 on `deque` looks as if a `class` statement had made it. Its name includes the module,

@@ -53,7 +53,6 @@ pub struct ProcessScan {
     pub suspended: Vec<u64>,
     pub frames: Vec<u64>,
     pub contexts: Vec<u64>,
-    pub compilers: Vec<u64>,
 }
 
 impl ProcessScan {
@@ -112,7 +111,6 @@ impl ProcessScan {
             (TorchKind::Other, ContainerKind::Suspended) => &mut self.suspended,
             (TorchKind::Other, ContainerKind::Frame) => &mut self.frames,
             (TorchKind::Other, ContainerKind::Context) => &mut self.contexts,
-            (TorchKind::Other, ContainerKind::Compiler) => &mut self.compilers,
             (TorchKind::Other, _) => return,
         };
         list.push(object);
@@ -130,7 +128,6 @@ impl ProcessScan {
             &chosen.suspended,
             &chosen.frames,
             &chosen.contexts,
-            &chosen.compilers,
         ] {
             for &address in list.iter().filter(|address| !own.contains(*address)) {
                 self.choose(heap.class_of(address), address);

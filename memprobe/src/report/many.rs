@@ -6,8 +6,9 @@ use serde::Serialize;
 
 use super::document::TableReport;
 use super::lines::LineReport;
+use super::named_records::{Heading, NamedRecords};
 use super::replay::RecordingReplay;
-use super::{By, ReportError, ReportFormat, ReportOptions, replay};
+use super::{By, Outcome, ReportError, ReportFormat, ReportOptions, replay};
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::recording::{Reader, RecordingError};
 use crate::view::clean;
@@ -18,6 +19,7 @@ pub struct ManyReport<'a, W> {
     out: &'a mut W,
     rows: Vec<RecordingEntry>,
     recordings: u64,
+    heading: Heading,
 }
 
 /// Memory of one process on one device, or the sum of all.
@@ -54,11 +56,6 @@ struct Total {
     sum_of_peak_reserved: u64,
 }
 
-/// Returns true if these options allow several recordings: any table, as text or one document.
-pub fn is_possible(options: &ReportOptions) -> bool {
-    options.by != By::Event && matches!(options.format, ReportFormat::Text | ReportFormat::Json)
-}
-
 impl<'a, W: Write> ManyReport<'a, W> {
     /// Starts the report.
     pub fn begin(options: &'a ReportOptions, out: &'a mut W) -> Result<Self, ReportError> {
@@ -70,14 +67,37 @@ impl<'a, W: Write> ManyReport<'a, W> {
             out,
             rows: Vec::new(),
             recordings: 0,
+            heading: Heading::First,
         })
     }
 
     /// Adds the next recording under the given name.
-    pub fn add<R: BufRead>(&mut self, name: &str, reader: Reader<R>) -> Result<(), ReportError> {
-        if self.options.by != By::Line {
-            return self.add_table(name, reader);
-        }
+    pub fn add<R: BufRead>(
+        &mut self,
+        name: &str,
+        reader: Reader<R>,
+    ) -> Result<Option<Outcome>, ReportError> {
+        let has_sum = self.has_sum();
+        let outcome = if has_sum {
+            Some(self.add_lines(name, reader)?)
+        } else {
+            self.add_table(name, reader)?
+        };
+        self.recordings += 1;
+        Ok(outcome)
+    }
+
+    /// True if the sum of all recordings comes last.
+    fn has_sum(&self) -> bool {
+        let is_for_rows = matches!(self.options.format, ReportFormat::Csv | ReportFormat::Jsonl);
+        self.options.by == By::Line && !is_for_rows
+    }
+
+    fn add_lines<R: BufRead>(
+        &mut self,
+        name: &str,
+        reader: Reader<R>,
+    ) -> Result<Outcome, ReportError> {
         let (replay, ()) = replay::run(reader, self.options.grouping, ())?;
         let report = LineReport {
             replay: &replay,
@@ -97,30 +117,33 @@ impl<'a, W: Write> ManyReport<'a, W> {
             report.text(&mut page);
             self.out.write_all(page.into_text().as_bytes())?;
         }
-        self.recordings += 1;
         self.keep(name, &replay);
-        Ok(())
+        Ok(replay.outcome())
     }
 
-    /// Adds another table than the one of lines; there is no sum over processes.
-    fn add_table<R: BufRead>(&mut self, name: &str, reader: Reader<R>) -> Result<(), ReportError> {
-        let mut table = Vec::new();
-        super::write(reader, self.options, &mut table)?;
-        if self.options.format == ReportFormat::Json {
-            let separator = if self.recordings > 0 { ",\n" } else { "" };
-            let name = serde_json::to_string(name).map_err(io::Error::from)?;
-            write!(self.out, "{separator}{{\"recording\": {name},")?;
-            // The table is a document of its own.
-            self.out
-                .write_all(table.strip_prefix(b"{").unwrap_or(&table))?;
-        } else {
-            let separator = if self.recordings > 0 { "\n" } else { "" };
-            let heading = Style(self.options.colour).strong(&clean(name));
-            writeln!(self.out, "{separator}{heading}")?;
-            self.out.write_all(&table)?;
-        }
-        self.recordings += 1;
-        Ok(())
+    /// Adds a table without a sum over recordings.
+    fn add_table<R: BufRead>(
+        &mut self,
+        name: &str,
+        reader: Reader<R>,
+    ) -> Result<Option<Outcome>, ReportError> {
+        let mut named = match self.options.format {
+            ReportFormat::Text => {
+                let title = Style(self.options.colour).strong(&clean(name));
+                let separator = if self.recordings > 0 { "\n" } else { "" };
+                NamedRecords::text(&format!("{separator}{title}"), self.out)
+            }
+            ReportFormat::Json => {
+                if self.recordings > 0 {
+                    self.out.write_all(b",\n")?;
+                }
+                NamedRecords::document(name, self.out)
+            }
+            ReportFormat::Jsonl => NamedRecords::json_lines(name, self.out),
+            ReportFormat::Csv => NamedRecords::csv(name, self.heading, self.out),
+        };
+        self.heading = Heading::Repeated;
+        super::write(reader, self.options, &mut named)
     }
 
     /// Adds an entry for a file that is not a readable recording.
@@ -129,12 +152,21 @@ impl<'a, W: Write> ManyReport<'a, W> {
         name: &str,
         error: &RecordingError,
     ) -> Result<(), ReportError> {
-        if self.options.format == ReportFormat::Json {
-            let error = error.to_string();
-            self.document(&serde_json::json!({ "recording": name, "error": error }))?;
-        } else {
-            let line = format!("{}: {error}", clean(name));
-            writeln!(self.out, "{}", Style(self.options.colour).warning(&line))?;
+        let error = error.to_string();
+        match self.options.format {
+            ReportFormat::Json => {
+                self.document(&serde_json::json!({ "recording": name, "error": error }))?;
+            }
+            ReportFormat::Jsonl => {
+                let line = serde_json::json!({ "recording": name, "error": error });
+                writeln!(self.out, "{line}")?;
+            }
+            // The column of a table has no place for it.
+            ReportFormat::Csv => return Ok(()),
+            ReportFormat::Text => {
+                let line = format!("{}: {error}", clean(name));
+                writeln!(self.out, "{}", Style(self.options.colour).warning(&line))?;
+            }
         }
         self.recordings += 1;
         Ok(())
@@ -167,7 +199,7 @@ impl<'a, W: Write> ManyReport<'a, W> {
 
     /// Writes the sum.
     pub fn finish(self) -> Result<(), ReportError> {
-        if self.options.by != By::Line {
+        if !self.has_sum() {
             if self.options.format == ReportFormat::Json {
                 self.out.write_all(b"]}\n")?;
             }

@@ -11,6 +11,7 @@ mod host;
 mod lines;
 mod many;
 mod modules;
+mod named_records;
 mod outline;
 mod outside;
 mod peak;
@@ -22,7 +23,7 @@ mod threads;
 
 pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
-pub use many::{ManyReport, is_possible as is_possible_for_many};
+pub use many::ManyReport;
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};
 
 use std::io::{self, BufRead, Write};

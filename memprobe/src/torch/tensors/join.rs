@@ -9,7 +9,7 @@ use super::contexts::FunctionContexts;
 use super::names::{self, ResolvedName};
 use super::retainers::{self, HeldTensor};
 use crate::event::Bytes;
-use crate::event::tensors::{Block, DeviceTotals, Tensor, TensorKind, TensorSnapshot};
+use crate::event::tensors::{Block, DeviceTotals, Name, Tensor, TensorKind, TensorSnapshot};
 use crate::process::memory::ReadMemory;
 use crate::python::PythonProcess;
 use crate::python::heap::Heap;
@@ -56,6 +56,7 @@ pub fn join(
     name_parts(found, &places, &mut snapshot.tensors);
     let (holders, held) = holders(&paths, &tree, optimizers, &of_python);
     let contexts = FunctionContexts::search(&paths, &found.graph, &of_python);
+    name_attributes(contexts.names(&found.graph), &mut snapshot.tensors);
     let slot = |way| paths.slot(way);
     let all = &holders.all;
     let left_out = retainers::name_retainers(found, &contexts, all, &held, &mut snapshot, slot);
@@ -204,6 +205,20 @@ fn take_name(tensor: &mut Tensor, named: ResolvedName) {
     tensor.names = named.names;
     tensor.module = named.module;
     tensor.called = named.called;
+}
+
+/// Names the tensors that only the `ctx` of a Function leads to. It keeps them for the backward pass.
+fn name_attributes(names: Vec<(usize, Arc<str>)>, tensors: &mut [Tensor]) {
+    for (at, text) in names {
+        let tensor = &mut tensors[at];
+        if tensor.names.is_empty() && tensor.saved_by.is_none() {
+            let inferred = None;
+            tensor.names.push(Name { text, inferred });
+            if tensor.kind == TensorKind::Tensor {
+                tensor.kind = TensorKind::Saved;
+            }
+        }
+    }
 }
 
 /// Names the tensors within sparse tensors after these.

@@ -10,7 +10,7 @@ use crate::event::{DeviceIdentity, DeviceIndex, Gpu, IdentitySource, MigIdentity
 pub const VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
 
 /// Values of [`VARIABLES`]; `None` for one that is not set.
-pub type Variables = [Option<String>; 2];
+pub type CudaVariables = [Option<String>; 2];
 
 /// Facts about a process that tell its devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,9 +18,9 @@ pub struct Evidence {
     /// UUIDs that CUDA gave it, by ordinal.
     pub uuids: Vec<Option<[u8; 16]>>,
     /// Variables that its program was started with; `None` if they cannot be read.
-    pub start: Option<Variables>,
+    pub start: Option<CudaVariables>,
     /// The variables by now. CUDA reads them once, in `cuInit`: before or after a change.
-    pub now: Option<Variables>,
+    pub now: Option<CudaVariables>,
     /// Minor numbers of the device nodes that it sees; empty if it sees none.
     pub nodes: Vec<u32>,
     /// Devices on which the driver lists it; empty if the driver does not list it, or not on every device.
@@ -165,7 +165,7 @@ fn from_environment<'a>(
     match found.as_slice() {
         [only] if wrong.is_none() || !held.is_empty() => Ok(*only),
         [] if before > 0 => Err(format!(
-            "the driver does not list the process on the GPU that {} leads to",
+            "the driver lists the process on other GPUs than {}",
             VARIABLES[0]
         )),
         _ if is_changed => Err(format!(
@@ -176,7 +176,7 @@ fn from_environment<'a>(
     }
 }
 
-fn left_out(setting: &Variables, device: DeviceIndex) -> String {
+fn left_out(setting: &CudaVariables, device: DeviceIndex) -> String {
     match &setting[0] {
         Some(list) => format!("{}={list} has no {device}", VARIABLES[0]),
         None => format!("NVML lists no GPU for {device}"),
@@ -189,7 +189,7 @@ fn left_out(setting: &Variables, device: DeviceIndex) -> String {
 /// device ends it, and entries are of one kind. A device that is named twice leaves none, and a number ends at the first
 /// character that is no digit (torch/cuda/__init__.py@v2.15.0, `_parse_visible_devices`).
 fn visible<'a>(
-    [list, order]: &Variables,
+    [list, order]: &CudaVariables,
     devices: &'a [DeviceMemory],
     nodes: &[u32],
 ) -> Result<Vec<Chosen<'a>>, &'static str> {

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::process_monitor::{HostPids, has_pids_of_the_driver};
-use crate::cuda::identity::{Evidence, VARIABLES, Variables, identify};
+use crate::cuda::identity::{CudaVariables, Evidence, VARIABLES, identify};
 use crate::cuda::nvml::{Driver, Sample};
 use crate::event::{DeviceIdentity, DeviceIndex, Event, Tgid};
 use crate::process::maps::Maps;
@@ -74,9 +74,9 @@ pub(super) struct DeviceTracker {
     /// Ordinals seen, the last one first.
     seen: Vec<DeviceIndex>,
     /// Variables that the program was started with.
-    start: Option<Variables>,
+    start: Option<CudaVariables>,
     /// Variables at the first reading: later changes come after CUDA has read them.
-    first: Option<Variables>,
+    first: Option<CudaVariables>,
     /// Evidence that waits for the driver, and when it was read.
     evidence: Option<(Evidence, Instant)>,
     /// Time of the next attempt; `None` if nothing is left to find out.
@@ -151,7 +151,7 @@ impl DeviceTracker {
 }
 
 /// Reads a process for what tells its devices. `start` are its first variables, if they are known already.
-fn evidence(tgid: Tgid, start: Option<Variables>) -> Evidence {
+fn evidence(tgid: Tgid, start: Option<CudaVariables>) -> Evidence {
     let memory = ProcessMemory::new(tgid);
     let maps = Maps::of(tgid).unwrap_or_default();
     Evidence {
@@ -216,7 +216,7 @@ mod tests {
         })
     }
 
-    fn variables(list: &str) -> Option<Variables> {
+    fn variables(list: &str) -> Option<CudaVariables> {
         Some([Some(list.to_owned()), None])
     }
 

@@ -43,7 +43,7 @@ pub fn identity_line(identity: &DeviceIdentity) -> String {
     let device = identity.device;
     let Some(gpu) = &identity.gpu else {
         let reason = identity.unknown.as_deref().unwrap_or_default();
-        return format!("{device} is a GPU that is not known: {}", clean(reason));
+        return format!("{device}: unknown GPU: {}", clean(reason));
     };
     let mig = gpu.mig.as_ref().and_then(|mig| mig.uuid.clone());
     // Without a number the UUID alone is the name.
@@ -51,7 +51,7 @@ pub fn identity_line(identity: &DeviceIdentity) -> String {
     let ids = [name, gpu.uuid.clone(), mig, gpu.pci_bus_id.clone()];
     let ids: Vec<String> = ids.iter().flatten().map(|id| clean(id)).collect();
     let inferred = if gpu.source.is_inferred() {
-        "  (inferred from CUDA_VISIBLE_DEVICES)"
+        "  (inferred)"
     } else {
         ""
     };
@@ -127,10 +127,7 @@ mod tests {
     #[test]
     fn an_unknown_gpu_has_a_reason() {
         let line = identity_line(&DeviceIdentity::unknown(DeviceIndex(1), "no\x1bdriver"));
-        assert!(
-            line.starts_with("cuda:1 is a GPU that is not known: no"),
-            "{line}"
-        );
+        assert!(line.starts_with("cuda:1: unknown GPU: no"), "{line}");
         assert!(!line.contains('\x1b'));
     }
 }

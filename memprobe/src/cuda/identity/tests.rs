@@ -33,7 +33,7 @@ fn host(number: u32) -> Vec<DeviceMemory> {
     (0..number).map(device).collect()
 }
 
-fn variables(list: &str) -> Option<Variables> {
+fn variables(list: &str) -> Option<CudaVariables> {
     Some([Some(list.to_owned()), None])
 }
 
@@ -188,7 +188,7 @@ fn what_the_driver_contradicts_is_unknown() {
     let host = host(4);
     let mut evidence = environment("0,1");
     evidence.held = vec![2, 3];
-    assert!(reason(0, &host, &evidence).contains("does not list"));
+    assert!(reason(0, &host, &evidence).contains("on other GPUs"));
     // Listed on one GPU alone, a process has no other.
     evidence.held = vec![2];
     let gpu = join(0, &host, &evidence).gpu.expect("it is known");

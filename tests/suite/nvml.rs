@@ -82,7 +82,7 @@ impl Stage {
 
     /// Records a process for a moment; returns the devices of the report.
     fn recorded_devices(&self, process: &Background) -> Value {
-        let recording = self.shared.path().join(format!("{}.json", process.pid()));
+        let recording = self.cuda.file(&format!("{}.json", process.pid()));
         let mut record = self.environment.memprobe();
         record
             .env("CUDASIM_SHARED", self.shared.path())

@@ -74,6 +74,7 @@ impl LiveView {
                         model.health.state = TargetState::Running;
                         seen = Seen::Probes;
                     }
+                    HostItem::Identified(target) => model.target = target,
                     HostItem::Stopped(reason) => model.health.stopped = Some(reason),
                     HostItem::Continued => model.health.stopped = None,
                     HostItem::Refused(error) => return Err(error.into()),

@@ -298,6 +298,7 @@ impl<'a> Run<'a> {
             HostItem::Stopped(reason) => self.progress.say(&reason),
             HostItem::Refused(_)
             | HostItem::Waiting(_)
+            | HostItem::Identified(_)
             | HostItem::Continued
             | HostItem::Notice(_)
             | HostItem::SnapshotPoint(_) => {}

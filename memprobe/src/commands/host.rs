@@ -322,6 +322,7 @@ impl Watching {
                 };
                 self.host.attach(tgid, found);
             }
+            HostItem::Identified(target) => self.host.identify(tgid, target),
             HostItem::Refused(error) => self.refused(tgid, &error),
             HostItem::Notice(text) => self.host.note(tgid, &text),
             HostItem::Stopped(reason) => self.set_stopped(tgid, Some(reason)),
@@ -406,6 +407,8 @@ fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
     let device = |device: crate::cuda::nvml::DeviceMemory| DriverDevice {
         index: device.index,
         name: device.name,
+        uuid: device.hardware.uuid,
+        pci_bus_id: device.hardware.pci_bus_id,
         memory: device.memory.map(|memory| DriverMemory {
             used: memory.used,
             total: memory.total,
@@ -430,7 +433,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::nvml::{DeviceMemory, Usage};
+    use crate::cuda::nvml::{DeviceMemory, Hardware, Usage};
     use crate::event::Bytes;
 
     #[test]
@@ -453,6 +456,7 @@ mod tests {
                 }),
                 mig_devices: None,
                 processes: Ok(()),
+                hardware: Hardware::default(),
             }],
             held: BTreeMap::from([(Tgid(7), vec![(3, Some(Bytes(5)))])]),
         };

@@ -6,6 +6,7 @@
 pub mod bytes;
 mod capture_options;
 mod context;
+mod gpu;
 mod names;
 mod target;
 pub mod tensors;
@@ -21,6 +22,7 @@ use strum::{EnumString, IntoStaticStr};
 
 pub use capture_options::{CaptureOptions, Detail, GraphTracking};
 pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
+pub use gpu::{DeviceIdentity, Gpu, IdentitySource, MigIdentity};
 pub use names::{BlockLabels, LabeledBlock};
 pub use target::{ProbeStatus, Target};
 

@@ -11,8 +11,8 @@ use super::replay::RecordingReplay;
 use super::{By, Outcome, ReportError, ReportFormat, ReportOptions, replay};
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::recording::{Reader, RecordingError};
-use crate::view::clean;
 use crate::view::table::{Cell, Column, Output, Page, Style, Table, columns};
+use crate::view::{clean, gpu_number};
 
 pub struct ManyReport<'a, W> {
     options: &'a ReportOptions,
@@ -26,6 +26,8 @@ pub struct ManyReport<'a, W> {
 struct RecordingEntry {
     recording: String,
     device: Option<DeviceIndex>,
+    /// Number of its GPU; `None` if unknown.
+    gpu: Option<String>,
     events: u64,
     now: Totals,
     peak: Totals,
@@ -39,6 +41,7 @@ fn columns() -> Vec<Column<RecordingEntry>> {
         figure("PEAK") => row.peak.reserved,
         figure("EVENTS") => row.events,
         figure("DEVICE") => row.device,
+        figure("GPU") => row.gpu.as_deref(),
         label("RECORDING") => &*row.recording,
     ]
     .into()
@@ -190,6 +193,7 @@ impl<'a, W: Write> ManyReport<'a, W> {
             .extend(devices.enumerate().map(|(at, device)| RecordingEntry {
                 recording: name.to_owned(),
                 device: Some(device.index),
+                gpu: replay.snapshot.target.gpu(device.index).map(gpu_number),
                 // The count is per process, so only the first device has it.
                 events: if at == 0 { events } else { 0 },
                 now: device.totals,
@@ -218,6 +222,7 @@ impl<'a, W: Write> ManyReport<'a, W> {
             let sum = RecordingEntry {
                 recording: "(sum; the peaks may be at different times)".to_owned(),
                 device: None,
+                gpu: None,
                 events: total.events,
                 now: totals(total.allocated, total.reserved),
                 peak: totals(total.sum_of_peak_allocated, total.sum_of_peak_reserved),
@@ -245,5 +250,70 @@ impl<'a, W: Write> ManyReport<'a, W> {
             total.sum_of_peak_reserved += row.peak.reserved.0;
         }
         total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{DeviceIdentity, Gpu, IdentitySource};
+    use crate::recording::samples::{header, recording_of, story};
+
+    /// Recording of a rank whose `cuda:0` is this GPU.
+    fn rank(index: u32, source: IdentitySource) -> Vec<u8> {
+        let mut header = header();
+        header.target.gpus = vec![DeviceIdentity {
+            device: DeviceIndex(0),
+            gpu: Some(Gpu {
+                index: Some(index),
+                uuid: Some(format!("GPU-0{index}5a5a5a")),
+                pci_bus_id: Some(format!("00000000:0{index}:00.0")),
+                mig: None,
+                source,
+            }),
+            unknown: None,
+        }];
+        recording_of(&header, &story())
+    }
+
+    fn written(format: ReportFormat) -> String {
+        let options = ReportOptions {
+            format,
+            ..ReportOptions::default()
+        };
+        let mut out = Vec::new();
+        let mut many = ManyReport::begin(&options, &mut out).unwrap();
+        for (name, index, source) in [
+            ("a.json", 3, IdentitySource::Properties),
+            ("b.json", 1, IdentitySource::Environment),
+        ] {
+            let file = rank(index, source);
+            many.add(name, Reader::new(&*file).unwrap()).unwrap();
+        }
+        many.finish().unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn ranks_that_all_have_a_device_0_keep_their_gpus() {
+        let text = written(ReportFormat::Text);
+        let line = "cuda:0 is GPU 3  GPU-035a5a5a  00000000:03:00.0\n";
+        assert!(text.contains(line), "{text}");
+        let inferred = "00000000:01:00.0  (inferred)\n";
+        assert!(text.contains(inferred), "{text}");
+        for (name, gpu) in [("a.json", "3"), ("b.json", "1?")] {
+            let mut rows = text.lines().filter(|line| line.ends_with(name));
+            let row = rows.rfind(|line| line.contains("cuda:0")).unwrap();
+            let mut words = row.split_whitespace().rev();
+            assert_eq!(words.nth(1), Some(gpu), "{row}");
+        }
+        let json: serde_json::Value = serde_json::from_str(&written(ReportFormat::Json)).unwrap();
+        for (at, gpu, source) in [(0, 3, "properties"), (1, 1, "environment")] {
+            let device = &json["recordings"][at]["devices"][0];
+            assert_eq!(device["device"], 0);
+            assert_eq!(device["gpu"], gpu);
+            assert_eq!(device["gpu_source"], source);
+            assert_eq!(device["uuid"], format!("GPU-0{gpu}5a5a5a"));
+        }
     }
 }

@@ -18,6 +18,9 @@ const SIZES: [u64; 4] = [712, 728, 1032, 1008];
 /// Most devices of a process (`C10_COMPILE_TIME_MAX_GPUS`, c10/cuda/CUDAMacros.h@v2.15.0).
 const MAX_DEVICES: u64 = 120;
 
+/// Bytes of all entries, at most.
+const MAX_BYTES: u64 = MAX_DEVICES * 1032;
+
 /// Bytes of `name`, which comes first, and of `uuid` after it.
 const NAME: usize = 256;
 const UUID: usize = 16;
@@ -77,23 +80,35 @@ fn variables(maps: &Maps) -> Vec<Range<u64>> {
 
 /// Finds the vector in a piece of memory.
 fn find(bytes: &[u8], memory: &impl ReadMemory) -> Option<Vec<Option<Uuid>>> {
-    let words: Vec<u64> = bytes
-        .chunks_exact(8)
-        .filter_map(|word| Some(u64::from_le_bytes(*word.first_chunk()?)))
-        .collect();
-    words.windows(3).find_map(|words| {
-        let &[begin, end, room] = words else {
-            return None;
-        };
-        let bytes = end.checked_sub(begin)?;
-        let fits = begin >= PIECE && begin % 8 == 0 && room >= end && room - begin <= 2 * bytes;
-        let fitting =
-            |size: &&u64| fits && bytes > 0 && bytes % **size == 0 && bytes / **size <= MAX_DEVICES;
-        SIZES
-            .iter()
-            .filter(fitting)
-            .find_map(|&size| entries(begin, bytes / size, size, memory))
-    })
+    let mut words = bytes.chunks_exact(8).map(|word| {
+        let word = word.first_chunk();
+        u64::from_le_bytes(word.copied().unwrap_or_default())
+    });
+    let (mut begin, mut end) = (words.next()?, words.next()?);
+    for room in words {
+        // Nearly all words fail this first test.
+        if end.wrapping_sub(begin).wrapping_sub(1) < MAX_BYTES && begin >= PIECE {
+            let found = vector([begin, end, room], memory);
+            if found.is_some() {
+                return found;
+            }
+        }
+        (begin, end) = (end, room);
+    }
+    None
+}
+
+/// Reads a vector of entries of any known size.
+fn vector([begin, end, room]: [u64; 3], memory: &impl ReadMemory) -> Option<Vec<Option<Uuid>>> {
+    let bytes = end - begin;
+    if begin % 8 != 0 || room < end || room - begin > 2 * bytes {
+        return None;
+    }
+    let fitting = |size: &&u64| bytes % **size == 0 && bytes / **size <= MAX_DEVICES;
+    SIZES
+        .iter()
+        .filter(fitting)
+        .find_map(|&size| entries(begin, bytes / size, size, memory))
 }
 
 /// Reads the entries; `None` if one of them is no `cudaDeviceProp`, or if all are empty.

@@ -1,12 +1,14 @@
 //! Tables of programs that memprobe attaches to late: the same bytes as recorded from the start, and those that follow
 //! from the shapes of the program's tensors (`workloads/late_steps.py`).
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
 use serde_json::Value;
+use tempfile::TempDir;
 
 const FLOAT: u64 = 4;
 const BATCH: u64 = 256;
@@ -68,11 +70,25 @@ impl Sizes {
 
 /// Records a program from its start, and late with each of these options; asserts that all report these sizes.
 fn check(environment: &TestEnvironment, program: &str, late: &[&str], expected: Sizes) {
+    let (_folder, files) = record(environment, program, "--no-names", late);
+    for file in files {
+        let sizes = Sizes::reported(environment, &file);
+        assert_eq!(sizes, expected, "{program}: {}", file.display());
+    }
+}
+
+/// Records a program from its start with one option, and late with each of others. Returns the recordings.
+fn record(
+    environment: &TestEnvironment,
+    program: &str,
+    from_start: &str,
+    late: &[&str],
+) -> (TempDir, Vec<PathBuf>) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     let (start, until) = (path("start.json"), path("until"));
     let mut command = environment.memprobe();
-    command.args(["record", "--no-names", "-o"]).arg(&start);
+    command.args(["record", from_start, "-o"]).arg(&start);
     command.arg("--").arg(environment.pytorch().python());
     command.args(["-W", "ignore", "late_steps.py", program]);
     command.arg(&until);
@@ -94,9 +110,63 @@ fn check(environment: &TestEnvironment, program: &str, late: &[&str], expected: 
         recording.finish();
     }
     from_start.finish().succeeded();
+    (folder, files)
+}
+
+/// Rows of modules in a report.
+fn modules(environment: &TestEnvironment, recording: &Path, by: &str) -> BTreeMap<String, Value> {
+    let file = recording.to_str().expect("UTF-8");
+    let report = environment.run(&["report", file, "--by", by, "--format", "jsonl"]);
+    let lines = report.succeeded().stdout;
+    let rows = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    let rows = rows.filter_map(|row: Value| Some((row["path"].as_str()?.to_owned(), row)));
+    rows.collect()
+}
+
+/// Bytes of the blocks of these tensors in the allocator's small pool.
+fn blocks<const N: usize>(elements: [u64; N]) -> u64 {
+    elements
+        .map(|elements| (FLOAT * elements).next_multiple_of(512))
+        .iter()
+        .sum()
+}
+
+#[test]
+fn the_weights_of_one_of_two_equal_models_are_where_its_calls_are() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let (_folder, files) = record(&environment, "evaluation", "--names", &["--names"]);
+    let first = blocks([100 * 200, 200]);
+    let second = blocks([200 * 50, 50]);
+    let hidden = blocks([BATCH * 200]);
     for file in files {
-        let sizes = Sizes::reported(environment, &file);
-        assert_eq!(sizes, expected, "{program}: {}", file.display());
+        let rows = modules(&environment, &file, "layer");
+        let own = |path: &str| {
+            let row = rows.get(path);
+            ["own_parameter", "own_temporary"]
+                .map(|key| row.map_or(0, |row| row[key].as_u64().unwrap_or(0)))
+        };
+        let found = [
+            "Sequential.0",
+            "Sequential.1",
+            "Sequential.2",
+            "average.0",
+            "average.2",
+        ];
+        let expected = [
+            [first, hidden],
+            [0, hidden],
+            [second, 0],
+            [first, 0],
+            [second, 0],
+        ];
+        assert_eq!(found.map(own), expected, "{}: {rows:#?}", file.display());
+        let outermost = rows.values().filter(|row| row["depth"] == 0);
+        let outermost: Vec<_> = outermost.map(|row| &row["path"]).collect();
+        assert_eq!(outermost.len(), 2, "{outermost:?}");
     }
 }
 
@@ -170,5 +240,28 @@ fn models_of_one_class_have_their_own_sizes_however_late_memprobe_attaches() {
             + 3 * discriminator,
         gradients: pass.gradients + discriminator,
     };
-    check(&environment, "gan", &["--names"], expected);
+    let (_folder, files) = record(&environment, "gan", "--names", &["--names"]);
+    for file in files {
+        let sizes = Sizes::reported(&environment, &file);
+        assert_eq!(sizes, expected, "{}", file.display());
+        // Classes do not tell them apart, variables do.
+        for by in ["module", "layer", "size"] {
+            let rows = modules(&environment, &file, by);
+            let outermost = rows.iter().filter(|(_, row)| row["depth"] == 0);
+            let outermost: Vec<_> = outermost.map(|(path, _)| &**path).collect();
+            assert_eq!(
+                outermost,
+                ["discriminator", "generator"],
+                "{by} {}",
+                file.display()
+            );
+        }
+        let recording = std::fs::read_to_string(&file).expect("a recording");
+        for name in [
+            "for_generator.exp_avg[generator.0.weight]",
+            "for_discriminator.exp_avg[discriminator.0.weight]",
+        ] {
+            assert!(recording.contains(name), "{name}");
+        }
+    }
 }

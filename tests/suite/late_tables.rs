@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use memprobe_tests::environment::TestEnvironment;
-use memprobe_tests::process::Background;
+use memprobe_tests::process::{Background, wait_until};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -68,49 +68,88 @@ impl Sizes {
     }
 }
 
+/// A program recorded from its start.
+struct FromStart {
+    folder: TempDir,
+    recording: Background,
+    pid: u32,
+}
+
+impl FromStart {
+    fn new(environment: &TestEnvironment, program: &str, option: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        let mut command = environment.memprobe();
+        command
+            .args(["record", option, "-o"])
+            .arg(path("start.json"));
+        command.arg("--").arg(environment.pytorch().python());
+        command.args(["-W", "ignore", "late_steps.py", program]);
+        command.arg(path("until"));
+        environment.pytorch().settle(&mut command);
+        let mut recording = Background::start(&mut command);
+        let ready = recording.wait_for("ready ");
+        let pid = ready.split_whitespace().last().map(str::parse);
+        let pid = pid.expect("a PID").expect("a number");
+        Self {
+            folder,
+            recording,
+            pid,
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn end(self) -> TempDir {
+        std::fs::write(self.path("until"), "").expect("written");
+        self.recording.finish().succeeded();
+        self.folder
+    }
+}
+
 /// Records a program from its start, and late with each of these options; asserts that all report these sizes.
 fn check(environment: &TestEnvironment, program: &str, late: &[&str], expected: Sizes) {
-    let (_folder, files) = record(environment, program, "--no-names", late);
+    let from_start = FromStart::new(environment, program, "--no-names");
+    let mut files = vec![from_start.path("start.json")];
+    let mut recordings = Vec::new();
+    for option in late {
+        let file = from_start.path(&format!("late{option}.json"));
+        recordings.push(environment.record(from_start.pid, &file, &[option]));
+        files.push(file);
+    }
+    std::thread::sleep(TRAINING);
+    let _folder = from_start.end();
+    for recording in recordings {
+        recording.finish();
+    }
     for file in files {
         let sizes = Sizes::reported(environment, &file);
         assert_eq!(sizes, expected, "{program}: {}", file.display());
     }
 }
 
-/// Records a program from its start with one option, and late with each of others. Returns the recordings.
-fn record(
+/// Records a program with names from its start and late. Its objects are read so many times from the start.
+fn record_named(
     environment: &TestEnvironment,
     program: &str,
-    from_start: &str,
-    late: &[&str],
-) -> (TempDir, Vec<PathBuf>) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = |name: &str| folder.path().join(name);
-    let (start, until) = (path("start.json"), path("until"));
-    let mut command = environment.memprobe();
-    command.args(["record", from_start, "-o"]).arg(&start);
-    command.arg("--").arg(environment.pytorch().python());
-    command.args(["-W", "ignore", "late_steps.py", program]);
-    command.arg(&until);
-    environment.pytorch().settle(&mut command);
-    let mut from_start = Background::start(&mut command);
-    let ready = from_start.wait_for("ready ");
-    let pid = ready.split_whitespace().last().map(str::parse);
-    let pid = pid.expect("a PID").expect("a number");
-    let mut files = vec![start];
-    let mut recordings = Vec::new();
-    for option in late {
-        let file = path(&format!("late{option}.json"));
-        recordings.push(environment.record(pid, &file, &[option]));
-        files.push(file);
-    }
-    std::thread::sleep(TRAINING);
-    std::fs::write(&until, "").expect("written");
-    for recording in recordings {
-        recording.finish();
-    }
-    from_start.finish().succeeded();
-    (folder, files)
+    readings: usize,
+) -> (TempDir, [PathBuf; 2]) {
+    let from_start = FromStart::new(environment, program, "--names");
+    let files = ["start.json", "late.json"].map(|name| from_start.path(name));
+    let late = environment.record(from_start.pid, &files[1], &["--names"]);
+    wait_until("the objects are read", || {
+        let read = from_start
+            .recording
+            .stderr()
+            .matches("blocks named")
+            .count();
+        (read >= readings).then_some(())
+    });
+    // A recording that ends reads a process that goes on.
+    late.interrupt();
+    (from_start.end(), files)
 }
 
 /// Rows of modules in a report.
@@ -138,7 +177,7 @@ fn the_weights_of_one_of_two_equal_models_are_where_its_calls_are() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    let (_folder, files) = record(&environment, "evaluation", "--names", &["--names"]);
+    let (_folder, files) = record_named(&environment, "evaluation", 1);
     let first = blocks([100 * 200, 200]);
     let second = blocks([200 * 50, 50]);
     let hidden = blocks([BATCH * 200]);
@@ -240,7 +279,7 @@ fn models_of_one_class_have_their_own_sizes_however_late_memprobe_attaches() {
             + 3 * discriminator,
         gradients: pass.gradients + discriminator,
     };
-    let (_folder, files) = record(&environment, "gan", "--names", &["--names"]);
+    let (_folder, files) = record_named(&environment, "gan", 2);
     for file in files {
         let sizes = Sizes::reported(&environment, &file);
         assert_eq!(sizes, expected, "{}", file.display());

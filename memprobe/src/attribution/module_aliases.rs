@@ -187,7 +187,7 @@ fn shared_end(one: &str, other: &str) -> usize {
 mod tests {
     use super::*;
     use crate::attribution::allocation_groups::samples;
-    use crate::event::{Address, Bytes, CalledModule, DeviceIndex};
+    use crate::event::{Address, Bytes, CalledModule, DeviceIndex, Tgid, TimeNs};
 
     fn called(roots: &ModuleAliases, held: &str) -> String {
         let module = HoldingModule::Held(held.into());
@@ -207,7 +207,11 @@ mod tests {
     }
 
     fn learn(roots: &mut ModuleAliases, held: &str, called: &str, origin: CallPathOrigin) {
-        let named = LabeledBlock {
+        roots.learn(&labeled(held, called, origin), &samples::called(1, ""));
+    }
+
+    fn labeled(held: &str, called: &str, origin: CallPathOrigin) -> LabeledBlock {
+        LabeledBlock {
             addr: Address(512),
             size: Bytes(512),
             device: DeviceIndex::CPU,
@@ -220,8 +224,7 @@ mod tests {
             }),
             saved_by: None,
             retainer: None,
-        };
-        roots.learn(&named, &samples::called(1, ""));
+        }
     }
 
     #[test]
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn two_models_of_one_class_are_told_apart_by_their_calls() {
+    fn calls_distinguish_two_models_of_one_class() {
         let mut roots = ModuleAliases::default();
         learn(&mut roots, "net.0", "Net.0", CallPathOrigin::Call);
         learn_of_parameter(&mut roots, "average.0", "Net.0");
@@ -282,5 +285,38 @@ mod tests {
         hear(&mut roots, "nets.0", "Sequential.0");
         hear(&mut roots, "nets.1", "Sequential#2.1");
         assert_eq!(called(&roots, "nets.0"), "nets.0");
+    }
+
+    #[test]
+    fn roots_of_one_class_go_by_their_variables() {
+        let mut roots = RootVariables::default();
+        let mut learn = |roots: &mut RootVariables, pairs: &[[&str; 2]]| {
+            let blocks = pairs
+                .iter()
+                .map(|[held, called]| labeled(held, called, CallPathOrigin::Call));
+            roots.learn(&BlockLabels {
+                time: TimeNs(1),
+                tgid: Tgid(7),
+                blocks: blocks.collect(),
+            });
+        };
+        let named = |roots: &RootVariables, path: &str| roots.named(&path.into()).to_string();
+        learn(
+            &mut roots,
+            &[["G.0", "Sequential.0"], ["model.head", "GPT.head"]],
+        );
+        assert_eq!(
+            named(&roots, "Sequential.2"),
+            "Sequential.2",
+            "the only one"
+        );
+        learn(&mut roots, &[["D.0", "Sequential#2.0"]]);
+        assert_eq!(named(&roots, "Sequential.2"), "G.2");
+        assert_eq!(named(&roots, "Sequential#2"), "D");
+        assert_eq!(named(&roots, "Sequential#3.0"), "Sequential#3.0");
+        assert_eq!(named(&roots, "GPT.head"), "GPT.head");
+        // A variable that held both names neither.
+        learn(&mut roots, &[["D.0", "Sequential#3.0"]]);
+        assert_eq!(named(&roots, "Sequential#2"), "Sequential#2");
     }
 }

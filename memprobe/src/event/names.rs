@@ -30,7 +30,7 @@ pub enum CallPathOrigin {
     Call,
     /// The class of its root module: another module may have this path in calls.
     Class,
-    /// As [`Self::Class`], while it is not known if there was a call.
+    /// The class of its root module, until the calls of the object are looked up.
     Unresolved(ModuleAddress),
 }
 
@@ -99,4 +99,35 @@ pub struct LabeledBlock {
     pub saved_by: Option<Arc<str>>,
     /// The retainer; `None` if no named object leads to the block.
     pub retainer: Option<Arc<Retainer>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_has_the_path_of_its_calls_if_both_paths_end_alike() {
+        let module = ModuleAddress {
+            object: 16,
+            class: 8,
+        };
+        let resolved = |held: &str, called: &str| {
+            let mut calls = CallPaths::default();
+            calls.paths.insert(module, called.into());
+            calls.of(module, held).is_some()
+        };
+        for [held, called] in [
+            ["Net", "Net#2"],
+            ["Net.layers.0", "Net#2.layers.0"],
+            ["Trainer.model.layers.0", "Net.layers.0"],
+            ["Trainer.model", "Net"],
+            ["Net.layers.0", "Wrapper.module.layers.0"],
+        ] {
+            assert!(resolved(held, called), "{held} {called}");
+        }
+        assert!(!resolved("Net.layers.0", "Net.layers.1"));
+        assert!(!resolved("Net.layers.0", "Net.outer_layers.0"));
+        let other = ModuleAddress { class: 9, ..module };
+        assert_eq!(CallPaths::default().of(other, "Net"), None);
+    }
 }

@@ -171,7 +171,7 @@ pub enum TensorKind {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Examples: `layers.0.weight`, `Adam.exp_avg[layers.0.weight]`, `train.py:31 train() -> x`, `cache['kv'][0]`.
+    /// Examples: `layers.0.weight`, `opt_g.exp_avg[G.0.weight]`, `Adam.exp_avg[layers.0.weight]`, `train.py:31 train() -> x`, `cache['kv'][0]`.
     pub text: Arc<str>,
     /// The rule that inferred it; `None` for a name that follows references only.
     pub inferred: Option<&'static str>,

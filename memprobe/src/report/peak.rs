@@ -328,7 +328,7 @@ pub(super) fn called(part: &AllocationGroup) -> Called {
     }
 }
 
-/// As [`called`], with the variable of a root whose class has several.
+/// Returns [`called`] with the variable of a root whose class has several.
 fn called_in(part: &AllocationGroup, variables: &RootVariables) -> Called {
     let called = called(part);
     match called.place {

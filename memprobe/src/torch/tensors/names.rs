@@ -267,3 +267,35 @@ pub fn of_part(class: &TensorImplClass, number: usize, names: &[Name]) -> Option
         inferred: name.inferred,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn module(object: u64, parameters: &[&str], children: &[(&str, u64)]) -> ModuleObject {
+        ModuleObject {
+            object,
+            class: "Sequential".into(),
+            class_address: 1,
+            parameters: parameters.iter().map(|name| ((*name).into(), 0)).collect(),
+            buffers: Vec::new(),
+            children: children
+                .iter()
+                .map(|&(name, child)| (name.into(), child))
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn all_names_of_a_root_are_prefixed_if_another_root_has_one_of_them() {
+        let tree = ObjectTree::of(vec![
+            module(10, &[], &[("0", 11), ("4", 12)]),
+            module(11, &["weight"], &[]),
+            module(12, &["weight"], &[]),
+            module(20, &[], &[("0", 21)]),
+            module(21, &["weight"], &[]),
+            module(30, &["scale"], &[]),
+        ]);
+        assert_eq!(colliding(&tree), HashSet::from([0, 3]));
+    }
+}

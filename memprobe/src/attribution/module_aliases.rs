@@ -54,8 +54,11 @@ impl ModuleAliases {
         let Some(held) = &named.module else { return };
         match (named.kind, &named.called) {
             (_, Some(called)) if called.origin == CallPathOrigin::Call => {
-                if let Some((holder, class)) = roots_of(held, &called.path) {
-                    note(&mut self.known, holder, class);
+                if let Some((holder, root)) = roots_of(held, &called.path) {
+                    note(&mut self.known, holder, root);
+                    // Another holder of the class has another module.
+                    let class = root.split_once('#').map_or(root, |(class, _)| class);
+                    note(&mut self.holders, class, holder);
                 }
             }
             (Some(TensorKind::Gradient), _) => {

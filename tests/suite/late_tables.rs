@@ -173,39 +173,44 @@ fn blocks<const N: usize>(elements: [u64; N]) -> u64 {
 }
 
 #[test]
-fn the_weights_of_one_of_two_equal_models_are_where_its_calls_are() {
+fn calls_and_weights_of_one_of_two_equal_models_are_one_row() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
     let (_folder, files) = record_named(&environment, "evaluation", 1);
-    let first = blocks([100 * 200, 200]);
-    let second = blocks([200 * 50, 50]);
-    let hidden = blocks([BATCH * 200]);
+    let weights = [
+        blocks([100 * 200, 200]),
+        // The rectifier.
+        0,
+        blocks([200 * 50, 50]),
+    ];
+    let rectified = blocks([BATCH * 200]);
     for file in files {
         let rows = modules(&environment, &file, "layer");
-        let own = |path: &str| {
-            let row = rows.get(path);
-            ["own_parameter", "own_temporary"]
-                .map(|key| row.map_or(0, |row| row[key].as_u64().unwrap_or(0)))
+        let own = |path: String, key: &str| {
+            rows.get(&path)
+                .map_or(0, |row| row[key].as_u64().unwrap_or(0))
         };
-        let found = [
-            "Sequential.0",
-            "Sequential.1",
-            "Sequential.2",
-            "average.0",
-            "average.2",
-        ];
-        let expected = [
-            [first, hidden],
-            [0, hidden],
-            [second, 0],
-            [first, 0],
-            [second, 0],
-        ];
-        assert_eq!(found.map(own), expected, "{}: {rows:#?}", file.display());
+        let of_model =
+            |model: &str, key: &str| [0, 1, 2].map(|at| own(format!("{model}.{at}"), key));
+        for model in ["Sequential", "average"] {
+            let found = of_model(model, "own_parameter");
+            assert_eq!(found, weights, "{model} {}: {rows:#?}", file.display());
+        }
+        assert_eq!(
+            of_model("average", "own_total"),
+            weights,
+            "{}",
+            file.display()
+        );
+        assert_eq!(
+            own("Sequential.1".into(), "own_total"),
+            rectified,
+            "{}",
+            file.display()
+        );
         let outermost = rows.values().filter(|row| row["depth"] == 0);
-        let outermost: Vec<_> = outermost.map(|row| &row["path"]).collect();
-        assert_eq!(outermost.len(), 2, "{outermost:?}");
+        assert_eq!(outermost.count(), 2, "{}: {rows:#?}", file.display());
     }
 }
 

@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn roots_of_one_class_go_by_their_variables() {
         let mut roots = RootVariables::default();
-        let mut learn = |roots: &mut RootVariables, pairs: &[[&str; 2]]| {
+        let learn = |roots: &mut RootVariables, pairs: &[[&str; 2]]| {
             let blocks = pairs
                 .iter()
                 .map(|[held, called]| labeled(held, called, CallPathOrigin::Call));

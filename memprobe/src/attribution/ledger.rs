@@ -10,7 +10,7 @@ use super::category::{Category, CategoryRule, accumulates, builds, is_workspace}
 use super::device::{DeviceAttribution, StackHistory};
 use super::iterations::{IterationLine, Iterations};
 use super::lifecycle::{AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queue, TensorInfo};
-use super::module_aliases::ModuleAliases;
+use super::module_aliases::{HoldingModule, ModuleAliases, RootVariables};
 use super::moments::Revision;
 use super::named::InferenceCheck;
 use super::phase::{ClassifiedPhase, Phase, PhaseRule, phase_of};
@@ -85,8 +85,9 @@ pub struct AttributionLedger {
     pub read: Option<TimeNs>,
     pub(super) follows: StackHistory,
     pub(super) module_aliases: ModuleAliases,
-    /// Origins that stand for the module holding a block, by its path in a heap snapshot.
-    pub(super) in_modules: HashMap<Arc<str>, u32>,
+    pub(crate) root_variables: RootVariables,
+    /// Origins that stand for the module holding a block.
+    pub(super) in_modules: HashMap<HoldingModule, u32>,
     /// Allocations by stack and kind, with [`Self::with_sizes`].
     pub(super) making: Option<AllocationCounts>,
     pub(super) ordinal: u64,

@@ -15,7 +15,7 @@ mod layer_history;
 pub mod layers;
 mod ledger;
 mod lifecycle;
-mod module_aliases;
+pub(crate) mod module_aliases;
 pub mod modules;
 pub mod moments;
 pub mod named;

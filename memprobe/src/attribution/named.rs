@@ -60,6 +60,7 @@ impl AttributionLedger {
     /// Applies a heap snapshot, which overrides inferred categories.
     pub(super) fn name(&mut self, names: &BlockLabels, ledger: &Ledger) {
         self.read = Some(names.time);
+        self.root_variables.learn(names);
         if let Some(making) = &mut self.making {
             making.begin_reading();
         }

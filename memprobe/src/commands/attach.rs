@@ -94,7 +94,8 @@ impl LiveView {
                 }
                 Ok(())
             })?;
-            if let Some(names) = screen.opened.tensors.show(&screen.model) {
+            let add_calls = |calls: &mut _| session.add_call_paths(self.tgid, calls);
+            if let Some(names) = screen.opened.tensors.show(&screen.model, add_calls) {
                 let change = screen.model.apply(&names);
                 screen.opened.apply(&names, &change, &screen.model);
             }

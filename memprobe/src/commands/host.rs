@@ -257,7 +257,12 @@ impl Watching {
         let mut all = Vec::new();
         for (tgid, opened) in self.opened.each() {
             let ledger = self.host.ledger(tgid);
-            let names = ledger.and_then(|ledger| opened.tensors.show(ledger));
+            let names = ledger.and_then(|ledger| {
+                let session = &self.session;
+                opened
+                    .tensors
+                    .show(ledger, |calls| session.add_call_paths(tgid, calls))
+            });
             all.extend(names.map(|names| (tgid, names)));
         }
         for (tgid, names) in all {

@@ -23,7 +23,9 @@ use strum::{EnumString, IntoStaticStr};
 pub use capture_options::{CaptureOptions, Detail, GraphTracking};
 pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
 pub use gpu::{DeviceIdentity, Gpu, IdentitySource, MigIdentity};
-pub use names::{BlockLabels, LabeledBlock};
+pub use names::{
+    BlockLabels, CallPathOrigin, CallPaths, CalledModule, LabeledBlock, ModuleAddress,
+};
 pub use target::{ProbeStatus, Target};
 
 use crate::event::tensors::{DType, TensorKind};

@@ -11,7 +11,7 @@ use super::gpus::{GpuSampler, PATIENCE, TimedSample};
 use super::process::{Process, ProcessOrigin};
 use super::{HostEvent, HostItem};
 use crate::decode::{ProcessEvent, Record, decode};
-use crate::event::{Detail, Losses, Tgid};
+use crate::event::{CallPaths, Detail, Losses, Tgid};
 use crate::probe::files::ProbedFiles;
 use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Counters, Loader, Wanted, Watch};
@@ -221,6 +221,13 @@ impl HostSession {
     pub(crate) fn is_settled(&self, tgid: Tgid) -> bool {
         let process = self.processes.get(&tgid.0);
         self.is_drained && process.is_none_or(|process| !process.is_busy)
+    }
+
+    /// Adds the modules of a process that were called so far.
+    pub(crate) fn add_call_paths(&self, tgid: Tgid, known: &mut CallPaths) {
+        if let Some(process) = self.processes.get(&tgid.0) {
+            process.modules().add_paths(known);
+        }
     }
 
     fn take_records(&mut self) -> usize {

@@ -22,6 +22,7 @@ use crate::process::status::Status;
 use crate::process::{container, facts};
 use crate::python::CodeCache;
 use crate::symbolize::{PriorCudaUse, Symbolizer, marks};
+use crate::torch::module_calls::ModuleCalls;
 use crate::torch::module_trees::ModuleNames;
 
 /// Time in which a new process may be something other than Python (a shell script, a launcher).
@@ -218,6 +219,10 @@ impl Process {
 
     pub(super) fn end(mut self, files: &mut ProbedFiles, now: Instant) {
         self.attaching.forget(files, now);
+    }
+
+    pub(super) fn modules(&self) -> &ModuleCalls {
+        self.symbolizer.modules()
     }
 
     pub(super) fn is_attached(&self) -> bool {

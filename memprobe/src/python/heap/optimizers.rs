@@ -15,6 +15,8 @@ const MAX_PARAMETERS: usize = 1 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Optimizers {
+    /// Objects and their classes.
+    pub objects: Vec<(u64, Arc<str>)>,
     pub state: Vec<StateTensor>,
     /// Position of each parameter in `param_groups`: `param_groups[0]['params'][3]`.
     pub positions: HashMap<u64, Arc<str>>,
@@ -31,6 +33,21 @@ pub struct StateTensor {
     pub parameter: Option<u64>,
 }
 
+impl Optimizers {
+    /// Returns the optimizers whose class others have too.
+    pub fn of_equal_class(&self) -> impl Iterator<Item = u64> {
+        let mut counts: HashMap<&str, usize> = HashMap::new();
+        for (_, class) in &self.objects {
+            *counts.entry(class).or_default() += 1;
+        }
+        let equal = self
+            .objects
+            .iter()
+            .filter(move |(_, class)| counts[&**class] > 1);
+        equal.map(|(object, _)| *object)
+    }
+}
+
 pub fn read(heap: &Heap<'_, impl ReadMemory>, objects: &[u64]) -> Optimizers {
     let mut found = Optimizers::default();
     for &object in objects {
@@ -38,6 +55,7 @@ pub fn read(heap: &Heap<'_, impl ReadMemory>, objects: &[u64]) -> Optimizers {
             continue;
         };
         let name: Arc<str> = class.short_name().into();
+        found.objects.push((object, name.clone()));
         // Unreadable attributes count as absent.
         let ([state, groups], _) = heap.attributes_of(&class, object, ["state", "param_groups"]);
         if let Some(groups) = groups {

@@ -4,8 +4,8 @@ use super::*;
 use crate::event::Target;
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{
-    Address, AtAttach, Bytes, Context, DeviceIndex, LabeledBlock, Losses, MarkedPhase, Tgid, Tid,
-    Totals,
+    Address, AtAttach, Bytes, CallPathOrigin, CalledModule, Context, DeviceIndex, LabeledBlock,
+    Losses, MarkedPhase, Tgid, Tid, Totals,
 };
 use crate::recording::EndReason;
 use crate::recording::samples::{
@@ -405,7 +405,13 @@ fn any_names() -> impl Strategy<Value = BlockLabels> {
             device: DeviceIndex(device & 15),
             kind,
             name,
-            called: module.clone(),
+            called: module.clone().map(|path| CalledModule {
+                path,
+                origin: match size % 2 {
+                    0 => CallPathOrigin::Call,
+                    _ => CallPathOrigin::Class,
+                },
+            }),
             module,
             saved_by,
             retainer: retainer.map(Arc::new),

@@ -229,11 +229,11 @@ fn name_parts(found: &Found, places: &HashMap<u64, usize>, tensors: &mut [Tensor
                 continue;
             };
             let name = names::of_part(&raw.class, number, &tensors[of].names);
-            let module = tensors[of].module.clone();
+            let (module, called) = (tensors[of].module.clone(), tensors[of].called.clone());
             let part = &mut tensors[at];
             if part.names.is_empty() {
                 part.names.extend(name);
-                part.module = module;
+                (part.module, part.called) = (module, called);
             }
         }
     }

@@ -396,6 +396,7 @@ mod tests {
             time: TimeNs(time),
             tgid: TGID,
             blocks,
+            optimizers: Vec::new(),
         };
         (TGID, Ok((names, Consistency::Running)))
     }

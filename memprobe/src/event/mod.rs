@@ -21,7 +21,7 @@ use strum::{EnumString, IntoStaticStr};
 
 pub use capture_options::{CaptureOptions, Detail, GraphTracking};
 pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
-pub use names::{BlockLabels, LabeledBlock};
+pub use names::{BlockLabels, LabeledBlock, StepSettings};
 pub use target::{ProbeStatus, Target};
 
 use crate::event::tensors::{DType, TensorKind};

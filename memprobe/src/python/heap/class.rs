@@ -75,6 +75,9 @@ pub enum TorchKind {
     Tensor,
     Module,
     Optimizer,
+    /// A cache of keys and values of transformers, or a layer of one (`transformers/cache_utils.py`@v4.36.0 to
+    /// @v5.23.0).
+    KvCache,
     Other,
 }
 
@@ -236,6 +239,11 @@ impl<M: ReadMemory> Heap<'_, M> {
             }
             "Optimizer" if made_by_statement && is_of("torch.optim.optimizer") => {
                 class.role = TorchKind::Optimizer;
+            }
+            "Cache" | "CacheLayerMixin"
+                if made_by_statement && is_of("transformers.cache_utils") =>
+            {
+                class.role = TorchKind::KvCache;
             }
             "CachingCompiler" if made_by_statement && is_of("IPython.core.compilerop") => {
                 class.holds = ContainerKind::Compiler;

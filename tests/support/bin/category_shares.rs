@@ -1,5 +1,5 @@
 //! Compares the categories of each workload with the process's own account, recorded from its start
-//! and attached to late, and prints the shares as JSON. `cargo xtask categories` runs this program.
+//! and attached to late, and prints the shares, a JSON object a line. `cargo xtask categories` runs this program.
 
 use std::process::ExitCode;
 
@@ -150,11 +150,12 @@ fn main() -> ExitCode {
     let Some(environment) = TestEnvironment::take() else {
         return ExitCode::FAILURE;
     };
-    let rows = WORKLOADS
-        .iter()
-        .filter_map(|workload| row(&environment, workload));
-    let rows: Vec<_> = rows.collect();
-    println!("{}", Value::from(rows));
+    for workload in WORKLOADS {
+        match row(&environment, workload) {
+            Some(row) => println!("{row}"),
+            None => eprintln!("SKIPPED: {}", workload.name),
+        }
+    }
     ExitCode::SUCCESS
 }
 
@@ -175,7 +176,7 @@ fn row(environment: &TestEnvironment, workload: &Workload) -> Option<Value> {
         PurposeRun::late(environment, pytorch, options, calls, script)
     });
     let shares = |run: &PurposeRun| shares(&run.compare());
-    eprintln!("{} ({})", workload.name, pytorch.release());
+    eprintln!("compared: {}", workload.name);
     Some(json!({
         "workload": workload.name,
         "script": workload.script.join(" "),

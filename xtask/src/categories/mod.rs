@@ -5,7 +5,7 @@ mod page;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -79,6 +79,7 @@ pub fn run(repository: &Repository) -> Result<()> {
     let memprobe = repository.target().join("release/memprobe");
     let rows = process::answer(
         Command::new(repository.target().join("debug").join(PROGRAM))
+            .stderr(Stdio::inherit())
             .env("MEMPROBE_BIN", &memprobe)
             .env("MEMPROBE_TEST_PYTHON", first)
             .env(
@@ -86,14 +87,16 @@ pub fn run(repository: &Repository) -> Result<()> {
                 std::env::join_paths(&interpreters)?,
             ),
     )?;
-    let rows = rows.lines().last().unwrap_or_default();
+    // Workloads that cannot run print why.
+    let rows = rows.lines().filter(|line| line.starts_with('{'));
+    let rows: Result<_, _> = rows.map(serde_json::from_str).collect();
     let results = Results {
         date: process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
         kernel: process::answer(Command::new("uname").arg("-sr"))?,
         memprobe: digits(&memprobe)?,
         ebpf_object: digits(&repository.ebpf_object())?,
         pythons,
-        rows: serde_json::from_str(rows).context("the shares of the workloads")?,
+        rows: rows.context("the shares of the workloads")?,
     };
     let docs = repository.root().join("docs");
     let text = serde_json::to_string_pretty(&results)? + "\n";

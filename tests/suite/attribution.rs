@@ -230,7 +230,7 @@ fn check_compiled(environment: &TestEnvironment, run: &PurposeRun, purposes: &Pu
         backward.clone().count() > 0 && backward.clone().all(of_user),
         "{lines:#?}"
     );
-    check_share(purposes, 95.0, 0.1);
+    check_share(purposes, 99.0, 0.1);
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn a_list_of_losses_grows_by_what_emptying_it_gives_back() {
     }
     check_share(
         &run.purposes("recurrent net with a list of losses"),
-        60.0,
+        94.0,
         0.1,
     );
 }
@@ -308,7 +308,7 @@ fn a_server_has_an_iteration_for_each_request_by_its_line() {
     let suspects = growth(&environment, &run, &line);
     println!("serve.py keeps {an_iteration} bytes a request: {suspects:?}");
     assert_eq!(sum(&suspects, "line"), an_iteration, "{suspects:?}");
-    check_share(&run.purposes("server that keeps its answers"), 60.0, 0.1);
+    check_share(&run.purposes("server that keeps its answers"), 95.0, 0.1);
 }
 
 #[test]
@@ -345,6 +345,6 @@ fn keys_and_values_of_generated_words_are_a_cache() {
     let purposes = run.purposes("server that generates words with a cache");
     let [right, _, wrong] = purposes.shares["Cached"].percent();
     // Nothing tells the first words of the first request.
-    assert!(right >= 90.0 && wrong == 0.0, "{:?}", purposes.shares);
-    check_share(&purposes, 85.0, 0.1);
+    assert!(right >= 97.0 && wrong == 0.0, "{:?}", purposes.shares);
+    check_share(&purposes, 99.0, 0.1);
 }

@@ -86,12 +86,7 @@ impl From {
                     ("torch/utils/checkpoint.py", "unpack_hook"),
                 ]
             }
-            Self::KeepKeys => vec![
-                ("cache.py", "update"),
-                ("model.py", "forward"),
-                module,
-                train,
-            ],
+            Self::KeepKeys => vec![("cache.py", "update"), module, train],
             Self::Step => vec![("torch/optim/optimizer.py", "wrapper"), train],
             Self::StepOfOther => vec![("torch/optim/optimizer.py", "wrapper"), ("gan.py", "g")],
             Self::Loader => vec![("torch/utils/data/_utils/fetch.py", "fetch"), train],
@@ -119,9 +114,7 @@ impl From {
             truncated: false,
             context: Context {
                 module: match self {
-                    Self::Forward | Self::Evaluation | Self::KeepKeys => {
-                        Module::Called("Net.mlp".into())
-                    }
+                    Self::Forward | Self::Evaluation => Module::Called("Net.mlp".into()),
                     _ => Module::Outside,
                 },
                 grad: match self {

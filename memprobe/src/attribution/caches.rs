@@ -16,16 +16,16 @@ const MAX_THREADS: usize = 4096;
 
 /// Outermost call of modules without grad; the default stands for none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct ModuleCall {
+pub(super) struct OutermostCall {
     /// Number of the calling thread, from 1.
     caller: u32,
     number: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Caller {
+struct CallingThread {
     /// The current or the latest call.
-    call: ModuleCall,
+    call: OutermostCall,
     is_inside: bool,
     /// Origin and bytes of its latest block, if allocated in `call` and no block was replaced since.
     latest: Option<(u32, u64)>,
@@ -36,7 +36,7 @@ struct Caller {
 /// Replacements of kept blocks, by origin.
 #[derive(Debug, Default)]
 pub(super) struct Caches {
-    threads: HashMap<Tid, Caller>,
+    threads: HashMap<Tid, CallingThread>,
     callers: u32,
     replacements: HashMap<u32, u32>,
 }
@@ -49,12 +49,12 @@ impl Caches {
         phase: Phase,
         origin: u32,
         bytes: u64,
-    ) -> ModuleCall {
+    ) -> OutermostCall {
         if phase != Phase::Evaluation {
             if let Some(caller) = self.threads.get_mut(&tid) {
                 (caller.is_inside, caller.latest, caller.replaced) = (false, None, None);
             }
-            return ModuleCall::default();
+            return OutermostCall::default();
         }
         if self.threads.len() >= MAX_THREADS && !self.threads.contains_key(&tid) {
             self.threads.clear();
@@ -62,7 +62,7 @@ impl Caches {
         let callers = &mut self.callers;
         let caller = self.threads.entry(tid).or_insert_with(|| {
             *callers = callers.saturating_add(1);
-            let mut caller = Caller::default();
+            let mut caller = CallingThread::default();
             caller.call.caller = *callers;
             caller
         });
@@ -83,7 +83,7 @@ impl Caches {
     }
 
     /// Handles the free of a block that `call` allocated.
-    pub(super) fn free(&mut self, tid: Tid, call: ModuleCall, origin: u32, bytes: u64) {
+    pub(super) fn free(&mut self, tid: Tid, call: OutermostCall, origin: u32, bytes: u64) {
         let Some(caller) = self.threads.get_mut(&tid) else {
             return;
         };

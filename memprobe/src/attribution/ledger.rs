@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::caches::{Caches, ModuleCall};
+use super::caches::{Caches, OutermostCall};
 use super::category::{Category, CategoryRule, accumulates, builds, is_workspace};
 use super::device::{DeviceAttribution, StackHistory};
 use super::iterations::{IterationLine, Iterations};
@@ -423,7 +423,7 @@ impl AttributionLedger {
             rule: CategoryRule::NothingTells,
             state: BlockState::BeforeAttach,
             tensor_info: TensorInfo::Tensor,
-            call: ModuleCall::default(),
+            call: OutermostCall::default(),
         };
         self.blocks.insert(id, life);
     }

@@ -1,6 +1,7 @@
 //! Tasks of this repository: set-up, eBPF build, demo, tests, benchmarks.
 
 mod bench;
+mod categories;
 mod demo;
 mod drivers;
 mod ebpf;
@@ -55,6 +56,9 @@ enum Verb {
     /// Each environment is downloaded (0.5 to 0.9 GB), used and deleted, but for those that the
     /// tests use. An interrupted run goes on where it was.
     Matrix(matrix::Options),
+    /// Compare memprobe's categories with each workload's own account, and keep the shares in
+    /// docs/categories.md; as root
+    Categories,
     /// Try memprobe's probes on NVIDIA's own libraries, and keep the tables in docs/drivers.md; as root
     ///
     /// Downloads NVIDIA's proprietary driver libraries (libcuda, libnvidia-ml; as Debian packages them
@@ -117,6 +121,7 @@ fn run(verb: Verb) -> Result<()> {
             test::run(&repository, extent)
         }
         Verb::Matrix(options) => matrix::run(&repository, &options),
+        Verb::Categories => categories::run(&repository),
         Verb::Bench(options) => bench::run(&repository, &options),
         Verb::Drivers(options) => drivers::run(&repository, &options),
         Verb::Kernels(options) => kernels::run(&repository, &options),

@@ -300,6 +300,7 @@ mod tests {
             roots.learn(&BlockLabels {
                 time: TimeNs(1),
                 tgid: Tgid(7),
+                optimizers: Vec::new(),
                 blocks: blocks.collect(),
             });
         };

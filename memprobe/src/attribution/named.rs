@@ -51,6 +51,7 @@ fn rule_of(kind: TensorKind) -> Option<CategoryRule> {
         TensorKind::Buffer => Some(CategoryRule::NamedBuffer),
         TensorKind::Gradient => Some(CategoryRule::NamedGradient),
         TensorKind::OptimizerState => Some(CategoryRule::NamedOptimizerState),
+        TensorKind::KvCache => Some(CategoryRule::NamedCache),
         TensorKind::Saved => Some(CategoryRule::NamedSaved),
         TensorKind::Tensor => None,
     }

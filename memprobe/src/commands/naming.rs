@@ -409,6 +409,7 @@ mod tests {
             time: TimeNs(time),
             tgid: TGID,
             blocks,
+            optimizers: Vec::new(),
         };
         (TGID, Ok((names, Consistency::Running)))
     }

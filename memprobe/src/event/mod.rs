@@ -24,7 +24,7 @@ pub use capture_options::{CaptureOptions, Detail, GraphTracking};
 pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
 pub use gpu::{DeviceIdentity, Gpu, IdentitySource, MigIdentity};
 pub use names::{
-    BlockLabels, CallPathOrigin, CallPaths, CalledModule, LabeledBlock, ModuleAddress,
+    BlockLabels, CallPathOrigin, CallPaths, CalledModule, LabeledBlock, ModuleAddress, StepSettings,
 };
 pub use target::{ProbeStatus, Target};
 

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Address, Bytes, DeviceIndex, Tgid, TimeNs};
 use crate::event::tensors::{Name, Retainer, TensorKind};
 
@@ -14,6 +16,20 @@ pub struct BlockLabels {
     pub tgid: Tgid,
     /// The blocks, in no particular order.
     pub blocks: Vec<LabeledBlock>,
+    /// The settings of the optimizers' parameter groups, without duplicates.
+    pub optimizers: Vec<StepSettings>,
+}
+
+/// Settings of a parameter group of an optimizer that decide how a step handles its parameters.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepSettings {
+    /// The optimizer's class.
+    pub class: String,
+    pub foreach: Option<bool>,
+    pub fused: Option<bool>,
+    pub differentiable: bool,
+    /// True if `lr` is a tensor and `capturable` is not set.
+    pub has_tensor_rate: bool,
 }
 
 /// A module by the path that its calls have.

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use strum::{EnumString, IntoStaticStr};
 
-use crate::event::{Address, Bytes, CalledModule, DeviceIndex, Frame, Target, TimeNs, Totals};
+use crate::event::{
+    Address, Bytes, CalledModule, DeviceIndex, Frame, StepSettings, Target, TimeNs, Totals,
+};
 
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorSnapshot {
@@ -31,6 +33,8 @@ pub struct TensorSnapshot {
     pub tensors: Vec<Tensor>,
     /// The number of Python objects that were examined.
     pub objects: u64,
+    /// The settings of the optimizers' parameter groups; empty if read from a file.
+    pub optimizers: Vec<StepSettings>,
     /// Data that could not be read, with the reason, as text for people.
     pub unread: Vec<Arc<str>>,
 }
@@ -163,6 +167,8 @@ pub enum TensorKind {
     Gradient,
     /// An entry in an optimizer's `state`.
     OptimizerState,
+    /// In a cache of keys and values of transformers.
+    KvCache,
     /// Saved for the backward pass by a live node of the graph, with no other known reference.
     Saved,
     /// None of the other kinds.
@@ -220,11 +226,12 @@ impl Tensor {
 
 impl TensorKind {
     /// Every kind, most specific first.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Parameter,
         Self::Buffer,
         Self::OptimizerState,
         Self::Gradient,
+        Self::KvCache,
         Self::Saved,
         Self::Tensor,
     ];

@@ -7,9 +7,31 @@ use serde::{Deserialize, Serialize};
 
 use super::{MAX_CONTEXT, check_names};
 use crate::event::tensors::{Name, Retainer};
-use crate::event::{Address, Bytes, CallPathOrigin, CalledModule, DeviceIndex, LabeledBlock};
+use crate::event::{
+    Address, BlockLabels, Bytes, CallPathOrigin, CalledModule, DeviceIndex, LabeledBlock,
+    StepSettings,
+};
 
 const MOST: usize = 1 << 22;
+const MAX_OPTIMIZERS: usize = 64;
+
+/// Ends the preceding [`NamedRecord`]s of a moment.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct NamesRecord<'a> {
+    /// Number of the blocks before it.
+    blocks: u64,
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    optimizers: Cow<'a, [StepSettings]>,
+}
+
+impl<'a> From<&'a BlockLabels> for NamesRecord<'a> {
+    fn from(names: &'a BlockLabels) -> Self {
+        Self {
+            blocks: names.blocks.len() as u64,
+            optimizers: names.optimizers.as_slice().into(),
+        }
+    }
+}
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct NamedRecord<'a> {
@@ -106,16 +128,23 @@ impl PendingNames {
         Ok(())
     }
 
-    /// Returns the blocks collected, and checks their number against `announced`, the count in the `names` record.
-    pub(super) fn end(&mut self, announced: u64) -> Result<Vec<LabeledBlock>, String> {
+    /// Returns the blocks collected, and checks their number against the count in the `names` record.
+    pub(super) fn end(
+        &mut self,
+        record: NamesRecord<'_>,
+    ) -> Result<(Vec<LabeledBlock>, Vec<StepSettings>), String> {
         let blocks = std::mem::take(&mut self.0);
-        if blocks.len() as u64 == announced {
-            return Ok(blocks);
+        let (announced, here) = (record.blocks, blocks.len());
+        if here as u64 != announced {
+            return Err(format!(
+                "{announced} blocks were named, but {here} are there"
+            ));
         }
-        let here = blocks.len();
-        Err(format!(
-            "{announced} blocks were named, but {here} are there"
-        ))
+        if record.optimizers.len() > MAX_OPTIMIZERS {
+            return Err(format!("more than {MAX_OPTIMIZERS} settings of optimizers"));
+        }
+        check_names(record.optimizers.iter().map(|group| &*group.class))?;
+        Ok((blocks, record.optimizers.into_owned()))
     }
 }
 

@@ -73,6 +73,9 @@ pub enum TorchKind {
     Tensor,
     Module,
     Optimizer,
+    /// A cache of keys and values of transformers, or a layer of one (`transformers/cache_utils.py`@v4.36.0 to
+    /// @v5.23.0).
+    KvCache,
     Other,
 }
 
@@ -234,6 +237,11 @@ impl<M: ReadMemory> Heap<'_, M> {
             }
             "Optimizer" if made_by_statement && is_of("torch.optim.optimizer") => {
                 class.role = TorchKind::Optimizer;
+            }
+            "Cache" | "CacheLayerMixin"
+                if made_by_statement && is_of("transformers.cache_utils") =>
+            {
+                class.role = TorchKind::KvCache;
             }
             "set" | "frozenset" if !made_by_statement => class.holds = ContainerKind::Set,
             // From 3.12 on `deque` looks as if a `class` statement had made it. Its name includes the module,

@@ -48,6 +48,7 @@ pub struct ProcessScan {
     pub tensors: Vec<u64>,
     pub modules: Vec<u64>,
     pub optimizers: Vec<u64>,
+    pub kv_caches: Vec<u64>,
     /// Python module objects (`types.ModuleType`).
     pub globals: Vec<u64>,
     pub suspended: Vec<u64>,
@@ -107,6 +108,7 @@ impl ProcessScan {
             (TorchKind::Tensor, _) => &mut self.tensors,
             (TorchKind::Module, _) => &mut self.modules,
             (TorchKind::Optimizer, _) => &mut self.optimizers,
+            (TorchKind::KvCache, _) => &mut self.kv_caches,
             (TorchKind::Other, ContainerKind::Globals) => &mut self.globals,
             (TorchKind::Other, ContainerKind::Suspended) => &mut self.suspended,
             (TorchKind::Other, ContainerKind::Frame) => &mut self.frames,
@@ -124,6 +126,7 @@ impl ProcessScan {
             &chosen.tensors,
             &chosen.modules,
             &chosen.optimizers,
+            &chosen.kv_caches,
             &chosen.globals,
             &chosen.suspended,
             &chosen.frames,

@@ -219,6 +219,7 @@ impl SnapshotRecord<'_> {
             storages,
             tensors,
             objects: self.objects,
+            optimizers: Vec::new(),
             unread: self.unread.0.into_iter().map(Into::into).collect(),
         })
     }

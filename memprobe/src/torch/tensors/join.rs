@@ -49,9 +49,20 @@ pub fn join(
     let paths = Paths::search(&heap, &moment.objects, &moment.variables.all);
     let tree = ObjectTree::of(std::mem::take(&mut moment.modules));
     let optimizers = &moment.optimizers;
+    snapshot.optimizers.clone_from(&optimizers.settings);
     let named = names::name(&paths, &tree, optimizers, &of_python, &snapshot.tensors);
     for (tensor, named) in snapshot.tensors.iter_mut().zip(named) {
         take_name(tensor, named);
+    }
+    for at in moment
+        .cached
+        .iter()
+        .filter_map(|object| of_python.get(object))
+    {
+        let tensor = &mut snapshot.tensors[*at];
+        if matches!(tensor.kind, TensorKind::Tensor | TensorKind::Saved) {
+            tensor.kind = TensorKind::KvCache;
+        }
     }
     name_parts(found, &places, &mut snapshot.tensors);
     let (holders, held) = holders(&paths, &tree, optimizers, &of_python);

@@ -272,7 +272,9 @@ fn settings(class: &str, foreach: Option<bool>) -> Event {
 fn a_step_with_foreach_turned_off_takes_one_parameter_after_the_other() {
     let peak = |known_early: Option<&Event>, known_late: Option<&Event>| {
         let mut run = Run::new();
-        known_early.map(|event| run.estimator.apply(event));
+        known_early
+            .into_iter()
+            .for_each(|event| run.estimator.apply(event));
         run.estimator.apply(&Event::PhaseMark(PhaseMark {
             time: TimeNs(1),
             tgid: Tgid(1),
@@ -285,7 +287,9 @@ fn a_step_with_foreach_turned_off_takes_one_parameter_after_the_other() {
             let average = run.tensor(RMSPROP, 2 * MIB);
             run.free(average);
         }
-        known_late.map(|event| run.estimator.apply(event));
+        known_late
+            .into_iter()
+            .for_each(|event| run.estimator.apply(event));
         run.tensor(FORWARD, MIB);
         run.finish().peak.allocated.0 / MIB
     };

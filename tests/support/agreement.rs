@@ -143,13 +143,15 @@ impl Agreement {
     }
 }
 
-/// Returns a device's history without `free_completed`: the allocator frees a block on request and
-/// reports it once.
+/// Returns a device's history without entries that change no memory. The allocator frees a block on
+/// request and reports it once, so `free_completed` is no event. `snapshot` is a reading of the
+/// allocator, such as that of NCCL's process group.
 pub fn history(device: &DeviceEvents) -> Vec<&TraceEvent> {
-    let events = device.events.iter();
-    events
-        .filter(|event| event.action != "free_completed")
-        .collect()
+    let is_event = |event: &&TraceEvent| {
+        let action = event.action.as_str();
+        !matches!(action, "free_completed" | "snapshot")
+    };
+    device.events.iter().filter(is_event).collect()
 }
 
 /// True if both records describe the same event.
@@ -162,16 +164,20 @@ pub fn is_same(theirs: &TraceEvent, ours: &Event) -> bool {
     }
 }
 
-/// True if the innermost line of a workload calls `backward()`, judged by its source text.
+/// True if the innermost line outside of PyTorch calls `backward()`, judged by its source text. The
+/// cells of a notebook are in no file: then PyTorch's frame below must be of that name.
 fn calls_backward(stack: &[TraceFrame]) -> bool {
-    let own = stack.iter().find_map(|frame| {
-        let text = std::fs::read_to_string(workloads().join(&frame.file)).ok()?;
-        // Packages have absolute paths; workloads keep their name from the command line.
-        let relative = !frame.file.starts_with('/');
-        let line = usize::try_from(frame.line).ok()?.checked_sub(1)?;
-        relative.then(|| text.lines().nth(line).map(str::to_owned))?
-    });
-    own.is_some_and(|text| text.contains(".backward()"))
+    let of_pytorch = |frame: &TraceFrame| frame.file.contains("/site-packages/torch/");
+    let Some(at) = stack.iter().position(|frame| !of_pytorch(frame)) else {
+        return false;
+    };
+    // Workloads keep their name from the command line; packages have absolute paths.
+    let Ok(text) = std::fs::read_to_string(workloads().join(&stack[at].file)) else {
+        return at > 0 && stack[at - 1].function == "backward";
+    };
+    let line = usize::try_from(stack[at].line).unwrap_or(0).checked_sub(1);
+    let line = line.and_then(|line| text.lines().nth(line));
+    line.is_some_and(|line| line.contains(".backward("))
 }
 
 /// Formats an event on one line, with its full stack.

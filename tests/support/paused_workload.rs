@@ -142,6 +142,12 @@ impl PausedWorkload {
         name.inspect(|name| println!("  at {name}"))
     }
 
+    /// Returns the process that stopped at the point: the workload, or one that it started.
+    pub fn stopped_pid(&self) -> u32 {
+        let text = std::fs::read_to_string(self.path("pid")).expect("a PID");
+        text.parse().expect("a number")
+    }
+
     /// Continues to the point of this name.
     ///
     /// # Panics

@@ -4,8 +4,11 @@
 
 With `--go` it prints `PID n` once CUDA is initialised and nothing is allocated, and goes on when the file exists.
 Every call of a module and every change of the grad mode is a mark: how many blocks the allocator had handed out by then,
-the path of the innermost module and the mode from there on. So the test knows of each block what it was allocated under, whatever
-allocated it. What is written, as JSON: {"marks": [[blocks, path or null, grad], ...], "thread": its native id}.
+the innermost module and the mode from there on. So the test knows of each block what it was allocated under, whatever
+allocated it. What is written, as JSON:
+
+    threads     [{thread: its native id, marks: [[blocks, module or null, grad], ...]}]
+    names       [[path]] of each module
 """
 
 import argparse
@@ -248,8 +251,13 @@ def main():
         rebuilt(x, 2)
         # Growing has one module more now. On a busy machine memprobe has a moment to read that.
         time.sleep(0.05)
+    paths = sorted({path for _, path, _ in MARKS if path})
+    marks = [
+        (blocks, paths.index(path) if path else None, grad) for blocks, path, grad in MARKS
+    ]
+    threads = [{"thread": threading.get_native_id(), "marks": marks}]
     with open(arguments.out, "w") as file:
-        json.dump({"marks": MARKS, "thread": threading.get_native_id()}, file)
+        json.dump({"threads": threads, "names": [[path] for path in paths]}, file)
 
 
 main()

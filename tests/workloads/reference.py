@@ -171,6 +171,37 @@ def final_state():
     ]
 
 
+def reference(kept, arguments, status):
+    """What PyTorch recorded until now, and the state of every device."""
+    torch.cuda.synchronize()
+    end, final = time.monotonic_ns(), final_state()
+    snapshot = torch.cuda.memory._snapshot()
+    for device, state in enumerate(final):
+        state["live"] = live_blocks(snapshot, device)
+    return {
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "pid": os.getpid(),
+        "arguments": arguments,
+        "exit_status": status,
+        "end_ns": end,
+        "devices": [
+            {"device": device, "events": events_of(trace)}
+            for device, trace in enumerate(snapshot["device_traces"])
+        ],
+        "checkpoints": kept.kept,
+        "final": final,
+    }
+
+
+def write(path, account):
+    """Writes JSON whole or not at all: a reader that sees the file sees all of it."""
+    partial = path + ".partial"
+    with open(partial, "w") as file:
+        json.dump(account, file, separators=(",", ":"))
+    os.replace(partial, path)
+
+
 def main():
     options = parse_arguments()
     start_recording()
@@ -182,31 +213,8 @@ def main():
     checkpoints.recorder = kept.record
     status, namespace = run(options.workload, options.arguments)
 
-    torch.cuda.synchronize()
-    end, final = time.monotonic_ns(), final_state()
-    snapshot = torch.cuda.memory._snapshot()
-    for device, state in enumerate(final):
-        state["live"] = live_blocks(snapshot, device)
-    reference = {
-        "torch": torch.__version__,
-        "python": sys.version.split()[0],
-        "pid": os.getpid(),
-        "arguments": [options.workload, *options.arguments],
-        "exit_status": status,
-        "end_ns": end,
-        "devices": [
-            {"device": device, "events": events_of(trace)}
-            for device, trace in enumerate(snapshot["device_traces"])
-        ],
-        "checkpoints": kept.kept,
-        "final": final,
-    }
+    write(options.out, reference(kept, [options.workload, *options.arguments], status))
     stop_recording()
-    # Written whole or not at all: a reader that sees the file sees all of it.
-    partial = options.out + ".partial"
-    with open(partial, "w") as file:
-        json.dump(reference, file, separators=(",", ":"))
-    os.replace(partial, options.out)
     del namespace
     sys.exit(status)
 

@@ -2,7 +2,7 @@
 
 A test that gives a workload `--folder F` speaks with it through files in that folder:
 
-    point   the workload stands still at the point of this name
+    point   the workload stands still at the point of this name; `pid` has the process that does
     ask     written by the test; `answer` is written, `ask` goes
     go      written by the test; the workload goes on, `point` and `go` go
     over    the last point was passed
@@ -47,6 +47,7 @@ class Points:
         if self.folder is None:
             print(f"point {name}", flush=True)
             return
+        self._write("pid", str(os.getpid()))
         self._write("point", name)
         while not os.path.exists(self._path("go")):
             if os.path.exists(self._path("ask")):
@@ -199,7 +200,7 @@ class Truth:
             "shape": attempt(lambda: list(tensor.shape)),
             "stride": attempt(lambda: list(tensor.stride())),
             "dtype": str(tensor.dtype).replace("torch.", ""),
-            "device": str(tensor.device),
+            "device": device_of(tensor),
             "layout": str(tensor.layout).replace("torch.", ""),
             "bytes": bytes_of(tensor),
             "storage": attempt(lambda: storage_of(tensor)),
@@ -219,6 +220,11 @@ def attempt(question):
         return question()
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def device_of(tensor):
+    """Where it really is: a fake tensor says another device, and has no memory there."""
+    return "meta" if type(tensor).__name__ == "FakeTensor" else str(tensor.device)
 
 
 def bytes_of(tensor):
@@ -262,7 +268,8 @@ def states(optimizers):
     found = {}
     classes = [type(optimizer).__name__ for optimizer in optimizers]
     for optimizer in optimizers:
-        for parameter, state in optimizer.state.items():
+        # One that wraps another has its state by a property.
+        for parameter, state in vars(optimizer).get("state", {}).items():
             for key, value in state.items():
                 if issubclass(type(value), torch.Tensor):
                     name = type(optimizer).__name__

@@ -54,7 +54,8 @@ enum Verb {
     /// docs/matrix.md; as root
     ///
     /// Each environment is downloaded (0.5 to 0.9 GB), used and deleted, but for those that the
-    /// tests use. An interrupted run goes on where it was.
+    /// tests use. An interrupted run goes on where it was. With --frameworks, it tries programs of frameworks on one
+    /// PyTorch instead, and keeps the table in docs/frameworks.md.
     Matrix(matrix::Options),
     /// Compare memprobe's categories with each workload's own account, and keep the shares in
     /// docs/categories.md; as root

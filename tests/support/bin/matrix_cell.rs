@@ -1,13 +1,15 @@
 //! Runs one cell of the matrix: records a workload on one PyTorch from both sides and compares.
 //!
 //! `MEMPROBE_TEST_PYTHON` names the PyTorch, `MEMPROBE_BIN` the memprobe, the argument the
-//! workload. `--list` prints the names of the workloads. `cargo xtask matrix` runs this program.
+//! workload. `--list` prints the names of the workloads. After `--frameworks` both are of the programs
+//! of frameworks. `cargo xtask matrix` runs this program.
 
 use std::process::ExitCode;
 
 use serde_json::json;
 
 use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::frameworks::{FRAMEWORKS, Framework};
 use memprobe_tests::gated_workload::BothSides;
 use memprobe_tests::partial_recordings::PartialRecordings;
 use memprobe_tests::queryable_target::attach_repeatedly;
@@ -23,6 +25,9 @@ const ATTACHED: usize = 5;
 
 fn main() -> ExitCode {
     let asked = std::env::args().nth(1).unwrap_or_default();
+    if asked == "--frameworks" {
+        return framework(&std::env::args().nth(2).unwrap_or_default());
+    }
     if asked == "--list" {
         for workload in WORKLOADS {
             println!("{}", workload.name);
@@ -41,6 +46,33 @@ fn main() -> ExitCode {
     let outcome = match workload {
         Some(workload) => outcome(&environment, workload),
         None => late_attach(&environment),
+    };
+    println!("{outcome}");
+    ExitCode::SUCCESS
+}
+
+/// Prints the outcome of a framework's program: `ran` with the comparison, or `failed`.
+fn framework(asked: &str) -> ExitCode {
+    if asked == "--list" {
+        for framework in FRAMEWORKS {
+            println!("{}", framework.name);
+        }
+        return ExitCode::SUCCESS;
+    }
+    let Some(framework) = Framework::named(asked) else {
+        eprintln!("there is no framework {asked:?}: --frameworks --list names them");
+        return ExitCode::FAILURE;
+    };
+    let Some(environment) = TestEnvironment::take() else {
+        return ExitCode::FAILURE;
+    };
+    let outcome = match framework.compare(&environment, environment.pytorch()) {
+        Ok(comparison) => {
+            let mut outcome = json!(comparison);
+            outcome["outcome"] = json!("ran");
+            outcome
+        }
+        Err(words) => json!({ "outcome": "failed", "words": words }),
     };
     println!("{outcome}");
     ExitCode::SUCCESS

@@ -3,7 +3,11 @@
 use std::path::Path;
 use std::process::Command;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use super::store::Stored;
+use crate::pytorch::RELEASES;
 
 /// Result of one cell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +28,33 @@ pub struct Cell {
     pub build: String,
     #[serde(flatten)]
     pub outcome: Outcome,
+}
+
+impl Cell {
+    /// True for the result of this workload on this pair.
+    pub fn is_of(&self, python: &str, torch: &str, workload: &str) -> bool {
+        (&*self.python, &*self.torch, &*self.workload) == (python, torch, workload)
+    }
+}
+
+impl Stored for Cell {
+    type Order = (Option<usize>, Option<u8>);
+
+    fn order(&self) -> Self::Order {
+        let release = RELEASES
+            .iter()
+            .position(|release| release.torch == self.torch);
+        let minor = self.python.strip_prefix("3.");
+        (release, minor.and_then(|text| text.parse().ok()))
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self.is_of(&other.python, &other.torch, &other.workload)
+    }
+
+    fn is_done(&self, build: &str) -> bool {
+        self.build == build && !self.outcome.is_bad()
+    }
 }
 
 /// Outcome of a cell.
@@ -62,13 +93,6 @@ pub enum Outcome {
 const MAX_WORDS: usize = 400;
 
 impl Outcome {
-    /// Returns the outcome of a failed comparison.
-    pub fn failed(words: &str) -> Self {
-        Self::Failed {
-            words: words.to_owned(),
-        }
-    }
-
     /// True if this outcome is a defect.
     pub fn is_bad(&self) -> bool {
         matches!(self, Self::Differs { .. } | Self::Failed { .. })
@@ -90,53 +114,67 @@ impl Outcome {
             Self::Failed { words } => format!("FAILED: {words}"),
         }
     }
+}
 
-    /// Removes the machine's paths and shortens the message.
-    fn for_the_repository(self, environment: &str) -> Self {
-        let clean = |words: String| {
-            let mut words = words.replace(environment, "ENVIRONMENT");
-            if let Some((end, _)) = words.char_indices().nth(MAX_WORDS) {
-                words.truncate(end);
-                words.push('…');
-            }
-            words
-        };
+/// Answer of the program that runs a cell.
+pub trait Answer: DeserializeOwned {
+    /// Returns the outcome of a failed comparison.
+    fn failed(words: &str) -> Self;
+
+    /// Applies `change` to each message.
+    fn change_words(&mut self, change: impl FnMut(&mut String));
+}
+
+impl Answer for Outcome {
+    fn failed(words: &str) -> Self {
+        Self::Failed {
+            words: words.to_owned(),
+        }
+    }
+
+    fn change_words(&mut self, mut change: impl FnMut(&mut String)) {
         match self {
-            Self::Exact { .. } => self,
-            Self::Refused { words } => Self::Refused {
-                words: clean(words),
-            },
-            Self::Differs { words } => Self::Differs {
-                words: clean(words),
-            },
-            Self::Failed { words } => Self::Failed {
-                words: clean(words),
-            },
+            Self::Exact { .. } => {}
+            Self::Refused { words } | Self::Differs { words } | Self::Failed { words } => {
+                change(words);
+            }
         }
     }
 }
 
+/// Removes the machine's paths and shortens the messages.
+fn for_the_repository<A: Answer>(mut answer: A, environment: &str) -> A {
+    answer.change_words(|words| {
+        *words = words.replace(environment, "ENVIRONMENT");
+        if let Some((end, _)) = words.char_indices().nth(MAX_WORDS) {
+            words.truncate(end);
+            words.push('…');
+        }
+    });
+    answer
+}
+
 /// Runs a workload on the PyTorch of this interpreter.
-pub fn attempt(program: &Path, memprobe: &Path, python: &Path, workload: &str) -> Outcome {
+pub fn attempt<A: Answer>(program: &Path, memprobe: &Path, python: &Path, workload: &[&str]) -> A {
     let output = Command::new(program)
-        .arg(workload)
+        .args(workload)
         .env("MEMPROBE_TEST_PYTHON", python)
         .env_remove("MEMPROBE_TEST_EACH_PYTHON")
         .env("MEMPROBE_BIN", memprobe)
         .output();
     let outcome = match output {
         Ok(output) if output.status.success() => read(&String::from_utf8_lossy(&output.stdout)),
-        Ok(output) => Outcome::failed(&reason(&String::from_utf8_lossy(&output.stderr))),
-        Err(error) => Outcome::failed(&format!("cannot start {}: {error}", program.display())),
+        Ok(output) => A::failed(&reason(&String::from_utf8_lossy(&output.stderr))),
+        Err(error) => A::failed(&format!("cannot start {}: {error}", program.display())),
     };
     let environment = python.ancestors().nth(2).unwrap_or(python);
-    outcome.for_the_repository(&environment.to_string_lossy())
+    for_the_repository(outcome, &environment.to_string_lossy())
 }
 
-fn read(answer: &str) -> Outcome {
+fn read<A: Answer>(answer: &str) -> A {
     let line = answer.lines().last().unwrap_or_default();
     serde_json::from_str(line)
-        .unwrap_or_else(|error| Outcome::failed(&format!("answered {line:?}: {error}")))
+        .unwrap_or_else(|error| A::failed(&format!("answered {line:?}: {error}")))
 }
 
 /// Extracts a panic's message without its backtrace.
@@ -163,15 +201,16 @@ mod tests {
     #[test]
     fn an_answer_becomes_an_outcome() {
         let exact = r#"{"outcome":"exact","events":4,"stacks":3,"backward":2,"checkpoints":1,"python":"3.11.7"}"#;
-        let outcome = read(exact);
+        let outcome: Outcome = read(exact);
         assert!(
             matches!(outcome, Outcome::Exact { events: 4, .. }) && !outcome.is_bad(),
             "{outcome:?}"
         );
-        let refused = read("noise\n{\"outcome\":\"refused\",\"words\":\"memprobe: no\"}\n");
+        let refused: Outcome =
+            read("noise\n{\"outcome\":\"refused\",\"words\":\"memprobe: no\"}\n");
         assert_eq!(words_of(&refused), "memprobe: no");
         assert!(!refused.is_bad());
-        assert!(read("").is_bad());
+        assert!(read::<Outcome>("").is_bad());
     }
 
     #[test]
@@ -184,7 +223,7 @@ mod tests {
     #[test]
     fn notes_have_no_path_of_this_machine_and_an_end() {
         let outcome = Outcome::failed(&format!("/home/me/env/bin {}", "x".repeat(1000)));
-        let outcome = outcome.for_the_repository("/home/me/env");
+        let outcome = for_the_repository(outcome, "/home/me/env");
         let words = words_of(&outcome);
         assert!(words.starts_with("ENVIRONMENT/bin x"), "{words}");
         assert!(words.chars().count() <= MAX_WORDS + 1);

@@ -2,6 +2,7 @@
 //! event by event.
 
 mod cell;
+mod frameworks;
 mod page;
 mod store;
 
@@ -19,7 +20,7 @@ use crate::pytorch::{
     self, Gpus, Interpreter, Lifetime, PythonVersion, RELEASES, Release, Request,
 };
 use crate::repository::{Repository, cache_folder};
-use cell::{Cell, Outcome};
+use cell::{Answer, Cell, Outcome};
 use store::Store;
 
 /// Disk space for setting up one environment: the wheel and its unpacked files.
@@ -28,9 +29,15 @@ const NEEDED_BYTES: u64 = 5_000_000_000;
 /// Program that runs one cell.
 const CELL_PROGRAM: &str = "memprobe-matrix-cell";
 
+/// Error of a second run.
+const BUSY: &str = "another `cargo xtask matrix` runs on this machine: wait for its end";
+
 /// Selection of cells.
 #[derive(Debug, clap::Args)]
 pub struct Options {
+    /// Try programs of frameworks instead, on one PyTorch, and keep the table in docs/frameworks.md
+    #[arg(long, conflicts_with_all = ["python", "torch"])]
+    frameworks: bool,
     /// Only these Pythons: versions such as 3.11, or paths of interpreters
     #[arg(long, value_name = "PYTHON", value_delimiter = ',')]
     python: Vec<Interpreter>,
@@ -76,32 +83,29 @@ struct Run {
 
 /// Runs the requested cells that have no result for this build, and stores each result.
 pub fn run(repository: &Repository, options: &Options) -> Result<()> {
+    if options.frameworks {
+        return frameworks::run(repository, options);
+    }
     let page = repository.root().join("docs/matrix.md");
-    let mut store = Store::open(&repository.root().join("docs/matrix.json"))?;
+    let mut store = Store::<Cell>::open(&repository.root().join("docs/matrix.json"))?;
     if options.show {
         print!("{}", page::render(store.cells()));
         return Ok(());
     }
-    if !process::is_root() {
-        bail!(
-            "the matrix attaches probes, which needs root. Run\n\
-             \x20 sudo -E env \"PATH=$PATH\" cargo xtask matrix"
-        );
-    }
+    check_root()?;
     let pairs = pairs(options)?;
     let run = Run::prepare(repository)?;
-    let workloads = workloads(&run, options)?;
+    let workloads = workloads(&run, &["--list"], &options.workload)?;
     let mut alone = alone()?;
-    let _alone = alone.try_write().map_err(|_| {
-        anyhow!("another `cargo xtask matrix` runs on this machine: wait for its end")
-    })?;
+    let _alone = alone.try_write().map_err(|_| anyhow!(BUSY))?;
     pytorch::discard()?;
     let mut bad = 0;
     for (at, pair) in pairs.iter().enumerate() {
         let wanted: Vec<&String> = workloads
             .iter()
             .filter(|name| {
-                options.again || !store.has(&pair.python, pair.release, name, &run.build)
+                let is_it = |cell: &Cell| cell.is_of(&pair.python, pair.release.torch, name);
+                options.again || !store.has(&run.build, is_it)
             })
             .collect();
         println!(
@@ -120,7 +124,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
             bad += usize::from(cell.outcome.is_bad());
             store.put(cell);
             store.save()?;
-            write_page(&page, &store)
+            write_page(&page, &page::render(store.cells()))
         })?;
         if bad > 0 && options.fail_fast {
             break;
@@ -130,6 +134,16 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     println!("kept in {}", page.display());
     if bad > 0 {
         bail!("{bad} cells are neither exact nor refused: see the notes of the table");
+    }
+    Ok(())
+}
+
+fn check_root() -> Result<()> {
+    if !process::is_root() {
+        bail!(
+            "the matrix attaches probes, which needs root. Run\n\
+             \x20 sudo -E env \"PATH=$PATH\" cargo xtask matrix"
+        );
     }
     Ok(())
 }
@@ -162,6 +176,7 @@ fn try_pair(
         } else {
             Lifetime::Temporary
         },
+        packages: None,
     };
     check_free_space()?;
     let environment = match pytorch::set_up(&request) {
@@ -177,7 +192,12 @@ fn try_pair(
     };
     for name in workloads {
         let start = Instant::now();
-        let outcome = cell::attempt(&run.cell_program, &run.memprobe, &environment.python, name);
+        let outcome: Outcome = cell::attempt(
+            &run.cell_program,
+            &run.memprobe,
+            &environment.python,
+            &[name],
+        );
         println!(
             "  {name:<14} {} ({:.1} s)",
             outcome.in_a_line(),
@@ -251,18 +271,18 @@ fn pairs(options: &Options) -> Result<Vec<Pair>> {
     Ok(pairs)
 }
 
-/// Returns the requested workloads, in the suite's order.
-fn workloads(run: &Run, options: &Options) -> Result<Vec<String>> {
-    let known = process::answer(Command::new(&run.cell_program).arg("--list"))?;
+/// Returns the requested workloads, in the order in which the program lists them.
+fn workloads(run: &Run, list: &[&str], asked: &[String]) -> Result<Vec<String>> {
+    let known = process::answer(Command::new(&run.cell_program).args(list))?;
     let known: Vec<String> = known.lines().map(str::to_owned).collect();
-    if let Some(unknown) = options.workload.iter().find(|name| !known.contains(name)) {
+    if let Some(unknown) = asked.iter().find(|name| !known.contains(name)) {
         bail!(
             "there is no workload {unknown:?}: there are {}",
             known.join(", ")
         );
     }
-    let asked = |name: &String| options.workload.is_empty() || options.workload.contains(name);
-    Ok(known.into_iter().filter(asked).collect())
+    let is_asked = |name: &String| asked.is_empty() || asked.contains(name);
+    Ok(known.into_iter().filter(is_asked).collect())
 }
 
 impl Run {
@@ -334,7 +354,6 @@ fn check_free_space() -> Result<()> {
     Ok(())
 }
 
-fn write_page(page: &Path, store: &Store) -> Result<()> {
-    fs::write(page, page::render(store.cells()))
-        .with_context(|| format!("cannot write {}", page.display()))
+fn write_page(page: &Path, text: &str) -> Result<()> {
+    fs::write(page, text).with_context(|| format!("cannot write {}", page.display()))
 }

@@ -1,22 +1,35 @@
-//! Stored results of the matrix, `docs/matrix.json`.
+//! Stored results of a matrix, such as `docs/matrix.json`.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use super::cell::Cell;
-use crate::pytorch::{RELEASES, Release};
+/// A result that a store keeps.
+pub trait Stored: Serialize + DeserializeOwned {
+    /// Place of the result among the others.
+    type Order: Ord;
+
+    fn order(&self) -> Self::Order;
+
+    /// True if one replaces the other.
+    fn is_same(&self, other: &Self) -> bool;
+
+    /// True if `build` gave this result, and it has no defect.
+    fn is_done(&self, build: &str) -> bool;
+}
 
 /// All stored cells, sorted.
 #[derive(Debug)]
-pub struct Store {
+pub struct Store<C> {
     path: PathBuf,
-    cells: Vec<Cell>,
+    cells: Vec<C>,
 }
 
-impl Store {
+impl<C: Stored> Store<C> {
     /// Reads the file; a missing file gives an empty store.
     pub fn open(path: &Path) -> Result<Self> {
         let cells = match fs::read(path) {
@@ -33,43 +46,25 @@ impl Store {
         })
     }
 
-    /// Returns every cell, ordered by PyTorch, Python and the suite's workloads.
-    pub fn cells(&self) -> &[Cell] {
+    /// Returns every cell in order.
+    pub fn cells(&self) -> &[C] {
         &self.cells
     }
 
-    /// True if this build already has a result without a defect for the cell.
-    pub fn has(&self, python: &str, release: &Release, workload: &str, build: &str) -> bool {
-        self.cells.iter().any(|cell| {
-            cell.python == python
-                && cell.torch == release.torch
-                && cell.workload == workload
-                && cell.build == build
-                && !cell.outcome.is_bad()
-        })
+    /// True if this build already has a result without a defect for a cell that `is_wanted` accepts.
+    pub fn has(&self, build: &str, is_wanted: impl Fn(&C) -> bool) -> bool {
+        let done = |cell: &&C| cell.is_done(build);
+        self.cells.iter().filter(done).any(is_wanted)
     }
 
     /// Inserts a cell, replacing an earlier result.
-    pub fn put(&mut self, cell: Cell) {
-        let same = |other: &Cell| {
-            (&other.torch, &other.python, &other.workload)
-                == (&cell.torch, &cell.python, &cell.workload)
-        };
-        match self.cells.iter_mut().find(|other| same(other)) {
+    pub fn put(&mut self, cell: C) {
+        match self.cells.iter_mut().find(|other| cell.is_same(other)) {
             Some(place) => *place = cell,
             None => self.cells.push(cell),
         }
         // A stable sort keeps the order of a pair's workloads.
-        self.cells.sort_by_key(|cell| {
-            let release = RELEASES
-                .iter()
-                .position(|release| release.torch == cell.torch);
-            let minor = cell
-                .python
-                .strip_prefix("3.")
-                .and_then(|text| text.parse::<u8>().ok());
-            (release, minor)
-        });
+        self.cells.sort_by_key(Stored::order);
     }
 
     /// Writes the file atomically.
@@ -88,8 +83,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::matrix::cell::Outcome;
-    use crate::pytorch::release_of;
+    use crate::matrix::cell::{Answer, Cell, Outcome};
 
     pub fn cell(torch: &str, python: &str, workload: &str, outcome: Outcome) -> Cell {
         Cell {
@@ -117,21 +111,22 @@ mod tests {
     fn cells_outlive_the_run_in_their_order_and_are_tried_once_by_a_build() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("docs/matrix.json");
-        let mut store = Store::open(&path).unwrap();
+        let mut store = Store::<Cell>::open(&path).unwrap();
         store.put(cell("2.10.0", "3.10", "threads", exact()));
         store.put(cell("2.6.0", "3.11", "threads", exact()));
         store.put(cell("2.6.0", "3.9", "threads", Outcome::failed("no")));
         store.save().unwrap();
-        let store = Store::open(&path).unwrap();
+        let store = Store::<Cell>::open(&path).unwrap();
         let order: Vec<_> = store
             .cells()
             .iter()
             .map(|cell| cell.python.as_str())
             .collect();
         assert_eq!(order, ["3.9", "3.11", "3.10"]);
-        let release = release_of("2.6.0").unwrap();
-        assert!(store.has("3.11", release, "threads", "abc"));
-        assert!(!store.has("3.11", release, "threads", "another build"));
-        assert!(!store.has("3.9", release, "threads", "abc"), "it failed");
+        let has =
+            |python, build| store.has(build, |cell: &Cell| cell.is_of(python, "2.6.0", "threads"));
+        assert!(has("3.11", "abc"));
+        assert!(!has("3.11", "another build"));
+        assert!(!has("3.9", "abc"), "it failed");
     }
 }

@@ -33,6 +33,21 @@ pub struct Request {
     pub gpus: Gpus,
     /// Lifetime of the environment.
     pub lifetime: Lifetime,
+    /// Packages beside PyTorch.
+    pub packages: Option<&'static Packages>,
+}
+
+/// Packages of an environment beside PyTorch.
+#[derive(Debug)]
+pub struct Packages {
+    /// Suffix of the environment's folder.
+    pub name: &'static str,
+    /// Requirements of pip, one a line, each with its version. Packages that they depend on must be among them.
+    pub requirements: &'static str,
+    /// Requirements that no wheel exists of; each is built from its source.
+    pub sources: &'static [&'static str],
+    /// Environment variables for these.
+    pub settings: &'static [(&'static str, &'static str)],
 }
 
 impl Request {
@@ -43,6 +58,7 @@ impl Request {
             torch: torch.to_owned(),
             gpus: Gpus::OfThisMachine,
             lifetime: Lifetime::Permanent,
+            packages: None,
         }
     }
 }
@@ -123,6 +139,9 @@ pub fn set_up(request: &Request) -> Result<Environment> {
     };
     if request.torch == DEFAULT_TORCH && request.lifetime == Lifetime::Permanent {
         venv.add_what_compiling_needs()?;
+    }
+    if let Some(packages) = request.packages {
+        venv.add_packages(packages)?;
     }
     let cuda_libraries = match cuda {
         Cuda::Real => None,
@@ -274,7 +293,14 @@ fn folder_name(request: &Request, cuda: Cuda) -> Result<String> {
         Cuda::Real => "",
         Cuda::Simulated => "-simulated",
     };
-    Ok(format!("python{python}-torch{}{suffix}", request.torch))
+    let packages = request
+        .packages
+        .map(|packages| format!("-{}", packages.name));
+    Ok(format!(
+        "python{python}-torch{}{suffix}{}",
+        request.torch,
+        packages.unwrap_or_default()
+    ))
 }
 
 /// Returns the SHA-256 of the parts, each preceded by its length, in hexadecimal.

@@ -8,9 +8,9 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::Cuda;
 use super::interpreter::{self, PythonInfo};
 use super::releases::release_of;
+use super::{Cuda, Packages};
 use crate::process;
 
 /// Pure Python packages that PyTorch needs for training, besides numpy; pip adds their
@@ -44,6 +44,9 @@ const RECORD: &str = "memprobe-environment.json";
 
 /// File that names the CUDA libraries with which this PyTorch is known to work.
 const VERIFIED: &str = "memprobe-verified";
+
+/// File that names the packages beside PyTorch.
+const PACKAGES: &str = "memprobe-packages";
 
 /// A complete virtual environment.
 #[derive(Debug)]
@@ -163,6 +166,34 @@ impl Venv {
         Ok(())
     }
 
+    /// Installs packages unless exactly these were installed before.
+    pub fn add_packages(&self, packages: &Packages) -> Result<()> {
+        let sources = packages.sources.join("\n");
+        let wanted = super::fingerprint([packages.requirements.as_bytes(), sources.as_bytes()]);
+        let note = self.folder.join(PACKAGES);
+        if fs::read_to_string(&note).is_ok_and(|installed| installed == wanted) {
+            return Ok(());
+        }
+        let list = self.folder.join("requirements.txt");
+        write_whole(&list, packages.requirements.as_bytes())?;
+        eprintln!("Adding the packages of {}", list.display());
+        // Their own dependencies would bring NVIDIA's libraries and another PyTorch.
+        let list = list.to_string_lossy();
+        let pip = Pip(self.python());
+        pip.install(&["--no-deps", "--requirement", &list])?;
+        for source in packages.sources {
+            let words = [
+                "--no-deps",
+                "--no-build-isolation",
+                "--no-binary",
+                ":all:",
+                source,
+            ];
+            pip.install_with(&words, packages.settings)?;
+        }
+        write_whole(&note, wanted.as_bytes())
+    }
+
     /// Returns whether Python has compiled PyTorch's modules, which pip did not.
     pub fn is_compiled(&self) -> Result<bool> {
         Ok(self.installed("torch/__pycache__")?.is_some())
@@ -250,6 +281,10 @@ struct Pip(PathBuf);
 
 impl Pip {
     fn install(&self, requirements: &[&str]) -> Result<()> {
+        self.install_with(requirements, &[])
+    }
+
+    fn install_with(&self, requirements: &[&str], settings: &[(&str, &str)]) -> Result<()> {
         let mut command = Command::new(&self.0);
         command
             .args(["-m", "pip"])
@@ -261,7 +296,8 @@ impl Pip {
             // download.
             .arg("--no-compile")
             .args(requirements)
-            .env("PIP_ROOT_USER_ACTION", "ignore");
+            .env("PIP_ROOT_USER_ACTION", "ignore")
+            .envs(settings.iter().copied());
         process::run(&mut command).context(
             "pip could not install what PyTorch needs: where its own words above do not say why, \
              check the network (and PIP_INDEX_URL), then run `cargo xtask set-up` again",

@@ -130,23 +130,22 @@ fn check(environment: &TestEnvironment, program: &str, late: &[&str], expected: 
     }
 }
 
-/// Records a program with names from its start and late. Its objects are read so many times from the start.
+/// Records a program late with names, and from its start with or without.
 fn record_named(
     environment: &TestEnvironment,
     program: &str,
-    readings: usize,
+    option: &str,
 ) -> (TempDir, [PathBuf; 2]) {
-    let from_start = FromStart::new(environment, program, "--names");
+    let from_start = FromStart::new(environment, program, option);
     let files = ["start.json", "late.json"].map(|name| from_start.path(name));
     let late = environment.record(from_start.pid, &files[1], &["--names"]);
-    wait_until("the objects are read", || {
-        let read = from_start
-            .recording
-            .stderr()
-            .matches("blocks named")
-            .count();
-        (read >= readings).then_some(())
-    });
+    std::thread::sleep(TRAINING);
+    if option == "--names" {
+        wait_until("the objects are read", || {
+            let said = from_start.recording.stderr();
+            said.contains("blocks named").then_some(())
+        });
+    }
     // A recording that ends reads a process that goes on.
     late.interrupt();
     (from_start.end(), files)
@@ -177,14 +176,13 @@ fn calls_and_weights_of_one_of_two_equal_models_are_one_row() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    let (_folder, files) = record_named(&environment, "evaluation", 1);
+    let (_folder, files) = record_named(&environment, "evaluation", "--names");
     let weights = [
         blocks([100 * 200, 200]),
         // The rectifier.
         0,
         blocks([200 * 50, 50]),
     ];
-    let rectified = blocks([BATCH * 200]);
     for file in files {
         let rows = modules(&environment, &file, "layer");
         let own = |path: String, key: &str| {
@@ -203,14 +201,10 @@ fn calls_and_weights_of_one_of_two_equal_models_are_one_row() {
             "{}",
             file.display()
         );
-        assert_eq!(
-            own("Sequential.1".into(), "own_total"),
-            rectified,
-            "{}",
-            file.display()
-        );
         let outermost = rows.values().filter(|row| row["depth"] == 0);
         assert_eq!(outermost.count(), 2, "{}: {rows:#?}", file.display());
+        let called = modules(&environment, &file, "module");
+        assert!(called.contains_key("Sequential.1"), "{called:#?}");
     }
 }
 
@@ -284,28 +278,23 @@ fn models_of_one_class_have_their_own_sizes_however_late_memprobe_attaches() {
             + 3 * discriminator,
         gradients: pass.gradients + discriminator,
     };
-    let (_folder, files) = record_named(&environment, "gan", 2);
-    for file in files {
-        let sizes = Sizes::reported(&environment, &file);
+    let (_folder, files) = record_named(&environment, "gan", "--no-names");
+    for file in &files {
+        let sizes = Sizes::reported(&environment, file);
         assert_eq!(sizes, expected, "{}", file.display());
-        // Classes do not tell them apart, variables do.
-        for by in ["module", "layer", "size"] {
-            let rows = modules(&environment, &file, by);
-            let outermost = rows.iter().filter(|(_, row)| row["depth"] == 0);
-            let outermost: Vec<_> = outermost.map(|(path, _)| &**path).collect();
-            assert_eq!(
-                outermost,
-                ["discriminator", "generator"],
-                "{by} {}",
-                file.display()
-            );
-        }
-        let recording = std::fs::read_to_string(&file).expect("a recording");
-        for name in [
-            "for_generator.exp_avg[generator.0.weight]",
-            "for_discriminator.exp_avg[discriminator.0.weight]",
-        ] {
-            assert!(recording.contains(name), "{name}");
-        }
+    }
+    // Classes do not tell them apart, variables do.
+    for by in ["module", "layer", "size"] {
+        let rows = modules(&environment, &files[1], by);
+        let outermost = rows.iter().filter(|(_, row)| row["depth"] == 0);
+        let outermost: Vec<_> = outermost.map(|(path, _)| &**path).collect();
+        assert_eq!(outermost, ["discriminator", "generator"], "{by}");
+    }
+    let late = std::fs::read_to_string(&files[1]).expect("a recording");
+    for name in [
+        "for_generator.exp_avg[generator.0.weight]",
+        "for_discriminator.exp_avg[discriminator.0.weight]",
+    ] {
+        assert!(late.contains(name), "{name}");
     }
 }

@@ -18,7 +18,6 @@ use crate::report::{
     self, Alike, By, LayersOf, ManyReport, Outcome, ReportError, ReportFormat, ReportOptions,
     RowLimit, Sort,
 };
-use crate::view::clean;
 
 /// Columns of a report that does not go to a terminal.
 const PIPED_WIDTH: usize = 100;
@@ -233,7 +232,7 @@ fn warn(options: &ReportOptions, name: &str, outcome: Option<&Outcome>) {
 
 fn print_warning(name: &str, warning: &str) {
     // If standard error is closed too, there is no place left to report it.
-    let _ = writeln!(std::io::stderr(), "memprobe: {}: {warning}", clean(name));
+    let _ = writeln!(std::io::stderr(), "{}", report::warning_line(name, warning));
 }
 
 fn warnings(outcome: &Outcome) -> Vec<String> {

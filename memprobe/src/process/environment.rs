@@ -143,7 +143,14 @@ mod tests {
         let tgid = Tgid(child.id());
         let names = ["CUDA_VISIBLE_DEVICES", "MEMPROBE_UNSET"];
         let expected = Some([Some("3,1".to_owned()), None]);
-        assert_eq!(at_start(tgid, names), expected);
+        let until_found = |read: &dyn Fn() -> Option<Values<2>>| {
+            (0..200).find_map(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                read().filter(|values| values[0].is_some())
+            })
+        };
+        // The kernel sets it after the call of `spawn` has gone on.
+        assert_eq!(until_found(&|| at_start(tgid, names)), expected);
         // The dynamic loader sets the variable of the C library before the program runs.
         let read = || {
             by_now(
@@ -153,11 +160,7 @@ mod tests {
                 names,
             )
         };
-        let found = (0..200).find_map(|_| {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            read().filter(|values| values[0].is_some())
-        });
-        assert_eq!(found, expected);
+        assert_eq!(until_found(&read), expected);
         child.kill().expect("it runs");
         child.wait().expect("it ends");
     }

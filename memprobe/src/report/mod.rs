@@ -34,6 +34,7 @@ use crate::event::Losses;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, RecordingError};
 pub use crate::view::Alike;
+use crate::view::clean;
 pub use crate::view::table::Colour;
 use lines::LineReport;
 
@@ -199,6 +200,11 @@ fn unless_closed<T>(written: Result<T, ReportError>) -> Result<Option<T>, Report
         Err(ReportError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
         written => written.map(Some),
     }
+}
+
+/// Returns the line for standard error about what is missing from the report of a file.
+pub fn warning_line(file: &str, warning: &str) -> String {
+    format!("memprobe: {}: {warning}", clean(file))
 }
 
 /// Writes a report of a recording. Events are written as they are read, up to any damage. All other

@@ -11,8 +11,9 @@ use std::time::Duration;
 use memprobe::attribution::modules::ModuleLedger;
 use memprobe::attribution::views::modules;
 use memprobe::event::{
-    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, PurposeId, Rank,
-    Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, Context, DeviceIdentity, DeviceIndex, Event, Frame, Gpu,
+    IdentitySource, MemoryEvent, PurposeId, Rank, Stack, StackId, StackKind, Tgid, Tid, TimeNs,
+    Totals,
 };
 use memprobe::event::{ProbeStatus, Target};
 use memprobe::ledger::host::{Attached, Host};
@@ -27,6 +28,21 @@ use tokio::sync::{mpsc, watch};
 const MIB: u64 = 1 << 20;
 /// Nanoseconds between two rounds of events.
 const STEP: u64 = 200_000_000;
+
+/// Returns a `cuda:0` that is this GPU.
+fn identity(index: u32) -> DeviceIdentity {
+    DeviceIdentity {
+        device: DeviceIndex(0),
+        gpu: Some(Gpu {
+            index: Some(index),
+            uuid: None,
+            pci_bus_id: None,
+            mig: None,
+            source: IdentitySource::Properties,
+        }),
+        unknown: None,
+    }
+}
 
 fn main() -> anyhow::Result<()> {
     let scene = std::env::args().nth(1).unwrap_or_else(|| "busy".to_owned());
@@ -137,6 +153,7 @@ impl Stage {
             container: (user == "1000").then(|| "llm-serving-7d9f".to_owned()),
             python: Some("3.12.3".to_owned()),
             torch: Some("2.15.0+cu132".to_owned()),
+            gpus: vec![identity(u32::from(tgid.0 < 3000))],
             ..Target::default()
         };
         self.host
@@ -210,6 +227,8 @@ impl Stage {
             DriverDevice {
                 index,
                 name: "NVIDIA H100 80GB HBM3".to_owned(),
+                uuid: None,
+                pci_bus_id: None,
                 memory: Ok(DriverMemory {
                     used: Bytes(used),
                     total: Bytes(80 << 30),

@@ -183,9 +183,13 @@ fn steps_of_other_optimizers_are_estimated_within_three_percent() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    for (optimizer, decay) in [("adam", "0.1"), ("sgd", "0.1")] {
-        let script = ["estimated.py", "perceptron", "--optimizer", optimizer];
-        let script = [&script[..], &["--weight-decay", decay]].concat();
+    for options in [
+        &["adam", "--weight-decay", "0.1"][..],
+        &["sgd", "--weight-decay", "0.1"],
+        &["adam", "--one-by-one"],
+    ] {
+        let script = ["estimated.py", "perceptron", "--optimizer"];
+        let script = [&script[..], options].concat();
         compare(&environment, environment.pytorch(), &script);
     }
 }

@@ -1,12 +1,14 @@
 //! Tables of programs that memprobe attaches to late: the same bytes as recorded from the start, and those that follow
 //! from the shapes of the program's tensors (`workloads/late_steps.py`).
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use memprobe_tests::environment::TestEnvironment;
-use memprobe_tests::process::Background;
+use memprobe_tests::process::{Background, wait_until};
 use serde_json::Value;
+use tempfile::TempDir;
 
 const FLOAT: u64 = 4;
 const BATCH: u64 = 256;
@@ -66,37 +68,143 @@ impl Sizes {
     }
 }
 
+/// A program recorded from its start.
+struct FromStart {
+    folder: TempDir,
+    recording: Background,
+    pid: u32,
+}
+
+impl FromStart {
+    fn new(environment: &TestEnvironment, program: &str, option: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        let mut command = environment.memprobe();
+        command
+            .args(["record", option, "-o"])
+            .arg(path("start.json"));
+        command.arg("--").arg(environment.pytorch().python());
+        command.args(["-W", "ignore", "late_steps.py", program]);
+        command.arg(path("until"));
+        environment.pytorch().settle(&mut command);
+        let mut recording = Background::start(&mut command);
+        let ready = recording.wait_for("ready ");
+        let pid = ready.split_whitespace().last().map(str::parse);
+        let pid = pid.expect("a PID").expect("a number");
+        Self {
+            folder,
+            recording,
+            pid,
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn end(self) -> TempDir {
+        std::fs::write(self.path("until"), "").expect("written");
+        self.recording.finish().succeeded();
+        self.folder
+    }
+}
+
 /// Records a program from its start, and late with each of these options; asserts that all report these sizes.
 fn check(environment: &TestEnvironment, program: &str, late: &[&str], expected: Sizes) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = |name: &str| folder.path().join(name);
-    let (start, until) = (path("start.json"), path("until"));
-    let mut command = environment.memprobe();
-    command.args(["record", "--no-names", "-o"]).arg(&start);
-    command.arg("--").arg(environment.pytorch().python());
-    command.args(["-W", "ignore", "late_steps.py", program]);
-    command.arg(&until);
-    environment.pytorch().settle(&mut command);
-    let mut from_start = Background::start(&mut command);
-    let ready = from_start.wait_for("ready ");
-    let pid = ready.split_whitespace().last().map(str::parse);
-    let pid = pid.expect("a PID").expect("a number");
-    let mut files = vec![start];
+    let from_start = FromStart::new(environment, program, "--no-names");
+    let mut files = vec![from_start.path("start.json")];
     let mut recordings = Vec::new();
     for option in late {
-        let file = path(&format!("late{option}.json"));
-        recordings.push(environment.record(pid, &file, &[option]));
+        let file = from_start.path(&format!("late{option}.json"));
+        recordings.push(environment.record(from_start.pid, &file, &[option]));
         files.push(file);
     }
     std::thread::sleep(TRAINING);
-    std::fs::write(&until, "").expect("written");
+    let _folder = from_start.end();
     for recording in recordings {
         recording.finish();
     }
-    from_start.finish().succeeded();
     for file in files {
         let sizes = Sizes::reported(environment, &file);
         assert_eq!(sizes, expected, "{program}: {}", file.display());
+    }
+}
+
+/// Records a program late with names, and from its start with or without.
+fn record_named(
+    environment: &TestEnvironment,
+    program: &str,
+    option: &str,
+) -> (TempDir, [PathBuf; 2]) {
+    let from_start = FromStart::new(environment, program, option);
+    let files = ["start.json", "late.json"].map(|name| from_start.path(name));
+    let late = environment.record(from_start.pid, &files[1], &["--names"]);
+    std::thread::sleep(TRAINING);
+    if option == "--names" {
+        wait_until("the objects are read", || {
+            let said = from_start.recording.stderr();
+            said.contains("blocks named").then_some(())
+        });
+    }
+    // A recording that ends reads a process that goes on.
+    late.interrupt();
+    (from_start.end(), files)
+}
+
+/// Rows of modules in a report.
+fn modules(environment: &TestEnvironment, recording: &Path, by: &str) -> BTreeMap<String, Value> {
+    let file = recording.to_str().expect("UTF-8");
+    let report = environment.run(&["report", file, "--by", by, "--format", "jsonl"]);
+    let lines = report.succeeded().stdout;
+    let rows = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    let rows = rows.filter_map(|row: Value| Some((row["path"].as_str()?.to_owned(), row)));
+    rows.collect()
+}
+
+/// Bytes of the blocks of these tensors in the allocator's small pool.
+fn blocks<const N: usize>(elements: [u64; N]) -> u64 {
+    elements
+        .map(|elements| (FLOAT * elements).next_multiple_of(512))
+        .iter()
+        .sum()
+}
+
+#[test]
+fn calls_and_weights_of_one_of_two_equal_models_are_one_row() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let (_folder, files) = record_named(&environment, "evaluation", "--names");
+    let weights = [
+        blocks([100 * 200, 200]),
+        // The rectifier.
+        0,
+        blocks([200 * 50, 50]),
+    ];
+    for file in files {
+        let rows = modules(&environment, &file, "layer");
+        let own = |path: String, key: &str| {
+            rows.get(&path)
+                .map_or(0, |row| row[key].as_u64().unwrap_or(0))
+        };
+        let of_model =
+            |model: &str, key: &str| [0, 1, 2].map(|at| own(format!("{model}.{at}"), key));
+        for model in ["Sequential", "average"] {
+            let found = of_model(model, "own_parameter");
+            assert_eq!(found, weights, "{model} {}: {rows:#?}", file.display());
+        }
+        assert_eq!(
+            of_model("average", "own_total"),
+            weights,
+            "{}",
+            file.display()
+        );
+        let outermost = rows.values().filter(|row| row["depth"] == 0);
+        assert_eq!(outermost.count(), 2, "{}: {rows:#?}", file.display());
+        let called = modules(&environment, &file, "module");
+        assert!(called.contains_key("Sequential.1"), "{called:#?}");
     }
 }
 
@@ -170,5 +278,23 @@ fn models_of_one_class_have_their_own_sizes_however_late_memprobe_attaches() {
             + 3 * discriminator,
         gradients: pass.gradients + discriminator,
     };
-    check(&environment, "gan", &["--names"], expected);
+    let (_folder, files) = record_named(&environment, "gan", "--no-names");
+    for file in &files {
+        let sizes = Sizes::reported(&environment, file);
+        assert_eq!(sizes, expected, "{}", file.display());
+    }
+    // Classes do not tell them apart, variables do.
+    for by in ["module", "layer", "size"] {
+        let rows = modules(&environment, &files[1], by);
+        let outermost = rows.iter().filter(|(_, row)| row["depth"] == 0);
+        let outermost: Vec<_> = outermost.map(|(path, _)| &**path).collect();
+        assert_eq!(outermost, ["discriminator", "generator"], "{by}");
+    }
+    let late = std::fs::read_to_string(&files[1]).expect("a recording");
+    for name in [
+        "for_generator.exp_avg[generator.0.weight]",
+        "for_discriminator.exp_avg[discriminator.0.weight]",
+    ] {
+        assert!(late.contains(name), "{name}");
+    }
 }

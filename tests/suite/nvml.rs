@@ -67,6 +67,38 @@ impl Stage {
         })
     }
 
+    /// Returns a process of a machine with four GPUs that shows these, and allocates now and then.
+    fn rank(&self, visible: &str, arguments: &[&str]) -> Background {
+        let mut command = Command::new(self.cuda.file("hold-Dynamic"));
+        command
+            .args(arguments)
+            .env("CUDASIM_SHARED", self.shared.path())
+            .env("CUDASIM_DEVICES", "4")
+            .env("CUDA_VISIBLE_DEVICES", visible);
+        let mut process = Background::start(&mut command);
+        process.wait_for("ready");
+        process
+    }
+
+    /// Records a process for a moment; returns the devices of the report.
+    fn recorded_devices(&self, process: &Background) -> Value {
+        let recording = self.cuda.file(&format!("{}.json", process.pid()));
+        let mut record = self.environment.memprobe();
+        record
+            .env("CUDASIM_SHARED", self.shared.path())
+            .env("LD_LIBRARY_PATH", folder(&self.cuda, Library::Current))
+            .env("CUDASIM_DEVICES", "4")
+            .args(["record", "--duration", "1s", "-o"])
+            .arg(&recording)
+            .args(["--pid", &process.pid().to_string()]);
+        Background::start(&mut record).finish().succeeded();
+        let mut report = self.environment.memprobe();
+        report.args(["report", "--format", "json"]).arg(&recording);
+        let report = Background::start(&mut report).finish().succeeded();
+        let mut document: Value = serde_json::from_str(&report.stdout).expect("it is JSON");
+        document["devices"].take()
+    }
+
     /// Returns the output of `top --once` with these settings of the simulated NVML.
     fn printed(&self, library: Library, settings: &[(&str, &str)], options: &[&str]) -> String {
         let mut command = self.environment.memprobe();
@@ -228,4 +260,41 @@ fn clients_of_mps_count_once_and_the_server_has_a_row() {
     let document = stage.document(Library::Current, &settings);
     stage.assert_processes(&document);
     assert_eq!(row(&document, server.pid())["driver"], 30 * MIB);
+}
+
+/// UUID of a simulated GPU.
+fn uuid(gpu: u32) -> String {
+    format!("GPU-{gpu:02x}5a5a5a-5a5a-5a5a-5a5a-5a5a5a5a5a5a")
+}
+
+#[test]
+fn ordinals_are_joined_with_the_gpus_of_the_machine() {
+    let Some(stage) = Stage::set() else { return };
+    let both = stage.rank("3,1", &["96", "2"]);
+    let named = stage.rank("GPU-02,0", &["64", "1"]);
+    // Both lists have two devices. CUDA reads the second, and the environment ends as a third.
+    let changed = stage.rank("3,1", &["32", "2", "2,0"]);
+    for (process, expected, source) in [
+        (&both, &[3, 1][..], "environment"),
+        // The driver lists it on one GPU alone.
+        (&named, &[2], "driver"),
+    ] {
+        let devices = stage.recorded_devices(process);
+        let devices = devices.as_array().expect("devices");
+        assert_eq!(devices.len(), expected.len(), "{devices:?}");
+        for (device, gpu) in devices.iter().zip(expected) {
+            assert_eq!(device["gpu"], *gpu, "{device}");
+            assert_eq!(device["gpu_source"], source, "{device}");
+            assert_eq!(device["uuid"], uuid(*gpu), "{device}");
+            let bus = format!("00000000:{:02X}:00.0", gpu + 1);
+            assert_eq!(device["pci_bus_id"], bus, "{device}");
+        }
+    }
+    // It holds memory on two GPUs, in an order that no readable list gives.
+    let devices = stage.recorded_devices(&changed);
+    for device in devices.as_array().expect("devices") {
+        assert!(device["gpu"].is_null(), "{device}");
+        let reason = device["gpu_unknown"].as_str().expect("a reason");
+        assert!(reason.contains("on other GPUs"), "{device}");
+    }
 }

@@ -467,6 +467,34 @@ fn assert_tables(environment: &TestEnvironment, run: &Path, recordings: &[Value]
         }
         assert_eq!(tables.len(), names.len(), "{by}");
     }
+    for by in ["line", "event", "category"] {
+        let rows = |format| {
+            let arguments = ["report", run, "--by", by, "--format", format];
+            environment.run(&arguments).succeeded().stdout
+        };
+        let (lines, table) = (rows("jsonl"), rows("csv"));
+        let objects = lines.lines().map(|line| {
+            let object: Value = serde_json::from_str(line).expect("it is JSON");
+            object["recording"].clone()
+        });
+        let mut found = Vec::from_iter(objects);
+        assert_eq!(found.len() + 1, table.lines().count(), "{by}: {table}");
+        found.dedup();
+        assert_eq!(found.iter().collect::<Vec<_>>(), names, "{by}");
+        let mut rows = table.lines();
+        assert!(
+            rows.next()
+                .is_some_and(|keys| keys.starts_with("recording,"))
+        );
+        let names = lines.lines().zip(rows);
+        for (object, row) in names {
+            let object: Value = serde_json::from_str(object).expect("it is JSON");
+            assert!(
+                row.starts_with(&format!("{},", object["recording"])),
+                "{row}"
+            );
+        }
+    }
 }
 
 /// Asserts that a recording ends with the totals that its process printed.

@@ -4,10 +4,12 @@
 use std::path::Path;
 
 use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::events::Event;
 use memprobe_tests::paused_workload::PausedWorkload;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
+use tempfile::TempDir;
 
 /// Returns the bytes that the list retains per iteration, which the program measures by emptying
 /// it.
@@ -146,4 +148,34 @@ fn cells_and_results_of_a_notebook_are_named_by_their_numbers() {
             assert_eq!(found, expected);
         }
     }
+}
+
+#[test]
+fn lines_of_a_recorded_notebook_are_named_by_their_cells() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("trace.json");
+    let mut command = environment.memprobe();
+    command.args(["record", "-q", "-o"]).arg(&file).arg("--");
+    environment.pytorch().settle(&mut command);
+    command
+        .arg(environment.pytorch().python())
+        .arg("notebook.py");
+    Background::start(&mut command).finish().succeeded();
+    let mut allocations = environment.events(&file);
+    allocations.retain(|event| event.action == "alloc");
+    let cells = |event: &Event| -> Vec<String> {
+        let frames = event.stack.iter();
+        let frames = frames.filter(|frame| frame.file.starts_with("In["));
+        let lines = frames.map(|frame| format!("{}:{}", frame.file, frame.line));
+        lines.collect()
+    };
+    let mut found: Vec<_> = allocations.iter().map(cells).collect();
+    found.retain(|cells| !cells.is_empty());
+    assert_eq!(
+        found,
+        [vec!["In[7]:1"], vec!["In[3]:2"], vec!["In[4]:2", "In[3]:3"]]
+    );
 }

@@ -428,3 +428,61 @@ fn workers_that_hold_nothing_are_left_out_until_they_are_asked_for() {
     fs::write(&until, "").expect("written");
     parent.finish().succeeded();
 }
+
+#[test]
+fn each_rank_shows_the_gpus_that_it_uses() {
+    let Some(environment) = TestEnvironment::take_alone() else {
+        return;
+    };
+    if environment.pytorch().simulated_libraries().is_none() {
+        println!("skipped: this machine may have fewer than four GPUs");
+        return;
+    }
+    let stage = Stage::set(&environment);
+    let on_four = |mut command: Command, visible: &str| {
+        command
+            .env("CUDASIM_DEVICES", "4")
+            .env("CUDA_VISIBLE_DEVICES", visible);
+        command
+    };
+    let permuted = stage.target(environment.pytorch(), 96, 2);
+    let permuted = ready(&mut on_four(permuted, "3,1"));
+    // The environment that the process was started with is not the one that CUDA reads, nor the last one.
+    let program = "import os, runpy, sys\n\
+        os.environ['CUDA_VISIBLE_DEVICES'] = 'GPU-02,0'\n\
+        import torch; torch.zeros(1, device='cuda')\n\
+        os.environ['CUDA_VISIBLE_DEVICES'] = '0,3'\n\
+        sys.argv = ['hold.py', '--mib', '64', '--devices', '2']\n\
+        runpy.run_path('hold.py', run_name='__main__')\n";
+    let mut changing = environment.pytorch().command();
+    changing
+        .env("CUDASIM_SHARED", stage.shared.path())
+        .args(["-c", program]);
+    let changing = ready(&mut on_four(changing, "1,3"));
+    let mut top = stage.memprobe();
+    top.env("CUDASIM_DEVICES", "4");
+    let printed = Background::start(top.args(["top", "--once", "--format", "json"])).finish();
+    let document: Value = serde_json::from_str(&printed.succeeded().stdout).expect("it is JSON");
+    let rows = document["processes"].as_array().expect("rows");
+    for (process, gpus) in [(&permuted, [3, 1]), (&changing, [2, 0])] {
+        let row = rows.iter().find(|row| row["pid"] == process.pid());
+        let row = row.unwrap_or_else(|| panic!("no row: {rows:?}"));
+        let devices = row["devices"].as_array().expect("devices");
+        assert_eq!(devices.len(), 2, "{row}");
+        for (device, gpu) in devices.iter().zip(gpus) {
+            assert_eq!(device["gpu"], gpu, "{row}");
+            assert_eq!(device["gpu_source"], "properties", "{row}");
+            assert!(
+                device["driver"].as_u64() >= device["reserved"].as_u64(),
+                "{row}"
+            );
+        }
+    }
+    let mut snapshot = stage.memprobe();
+    snapshot.env("CUDASIM_DEVICES", "4");
+    let pid = changing.pid().to_string();
+    let taken = Background::start(snapshot.args(["snapshot", "--pid", &pid])).finish();
+    let text = taken.succeeded().stdout;
+    assert!(text.contains("cuda:0 is GPU 2  GPU-025a5a5a-"), "{text}");
+    assert!(text.contains("cuda:1 is GPU 0  GPU-005a5a5a-"), "{text}");
+}

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use memchr::memmem::find_iter;
 use memprobe_tests::agreement::history;
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::events::Event;
@@ -215,24 +216,13 @@ fn site_packages(pytorch: &PyTorch) -> std::path::PathBuf {
     String::from_utf8_lossy(&answer.stdout).trim().into()
 }
 
-fn places<'a>(bytes: &'a [u8], word: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
-    let first = word[0];
-    let candidates = bytes
-        .iter()
-        .enumerate()
-        .filter(move |(_, byte)| **byte == first);
-    candidates
-        .map(|(at, _)| at)
-        .filter(move |at| bytes[*at..].starts_with(word))
-}
-
 fn count(bytes: &[u8], word: &[u8]) -> usize {
-    places(bytes, word).count()
+    find_iter(bytes, word).count()
 }
 
 fn replace(bytes: &mut [u8], word: &[u8], other: &[u8]) {
     assert_eq!(word.len(), other.len());
-    let found: Vec<usize> = places(bytes, word).collect();
+    let found: Vec<usize> = find_iter(bytes, word).collect();
     for at in found {
         bytes[at..at + word.len()].copy_from_slice(other);
     }

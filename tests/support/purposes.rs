@@ -28,8 +28,29 @@ struct Written {
     /// Number of blocks allocated before the start and the end of each outermost module call;
     /// `None` if it did not end.
     calls: Vec<(u64, Option<u64>)>,
+    /// Number of blocks allocated in all; a recording that began late has the last ones.
+    handed_out: Option<u64>,
     /// Address, bytes and category of each block, according to torch.profiler.
     profiled: Option<Vec<(u64, u64, Option<String>)>>,
+}
+
+impl Written {
+    /// Counts blocks from the first one of a recording that has this many, the last ones.
+    fn keep_last(&mut self, recorded: usize) {
+        let all = self.handed_out.unwrap_or(recorded as u64);
+        let missed = all.checked_sub(recorded as u64);
+        let missed = missed.expect("no more blocks than were handed out");
+        for (handed_out, ..) in &mut self.sightings {
+            *handed_out = handed_out.saturating_sub(missed);
+        }
+        for (from, to) in &mut self.calls {
+            *from = from.saturating_sub(missed);
+            *to = to.map(|to| to.saturating_sub(missed));
+        }
+        if let Some(profiled) = &mut self.profiled {
+            profiled.drain(..usize::try_from(missed).expect("as many as there are"));
+        }
+    }
 }
 
 /// A block of the recording, with memprobe's inference and the process's account.
@@ -53,6 +74,8 @@ enum Truth {
     Saved,
     /// Passed to a module; may also be saved.
     Given,
+    /// In a cache of keys and values.
+    Cached,
     /// Block without a tensor.
     NoTensor,
     /// Created in a backward pass, and none of the above.
@@ -71,6 +94,8 @@ impl Truth {
             Self::OptimizerState
         } else if seen("gradient") || profiled == Some("gradient") {
             Self::Gradient
+        } else if seen("cached") {
+            Self::Cached
         } else if seen("given") {
             Self::Given
         } else if seen("saved") {
@@ -95,6 +120,7 @@ impl Truth {
             // Targets are input of a loss that is not a module.
             Self::Saved => matches!(category, Category::Activation | Input),
             Self::Given => category == Input || saved && category == Category::Activation,
+            Self::Cached => category == Category::KvCache,
             Self::NoTensor => category == Workspace,
             Self::OfBackward => matches!(category, IntermediateGradient | Temporary),
             Self::Other => matches!(category, IntermediateGradient | Temporary | Workspace),
@@ -163,7 +189,7 @@ impl Purposes {
         let device = if is_cpu { DeviceIndex::CPU } else { GPU };
         let (mut blocks, marks) = judged(recording, device);
         let marks = is_cpu.then_some(marks);
-        attach_truth(&mut blocks, &written, marks.as_deref());
+        attach_truth(&mut blocks, written, marks.as_deref());
         let mut shares: BTreeMap<String, Share> = BTreeMap::new();
         let is_own = |block: &&Block| !(is_cpu && block.size == MARK);
         for block in blocks.iter().filter(is_own) {
@@ -308,7 +334,8 @@ fn judged(recording: &Path, of: DeviceIndex) -> (Vec<Block>, Vec<Mark>) {
 }
 
 /// Adds the process's account to each block.
-fn attach_truth(blocks: &mut [Block], written: &Written, marks: Option<&[Mark]>) {
+fn attach_truth(blocks: &mut [Block], mut written: Written, marks: Option<&[Mark]>) {
+    written.keep_last(blocks.len());
     if let Some(profiled) = &written.profiled {
         assert_eq!(
             profiled.len(),

@@ -105,13 +105,14 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     parser.add_argument("--weight-decay", type=float, default=0.0)
+    parser.add_argument("--one-by-one", action="store_true", help="foreach=False")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--sizes", help="write to this file how large the model is")
     options = parser.parse_args()
 
     model = MODELS[options.model]().to(options.device)
     optimizer = OPTIMIZERS[options.optimizer](
-        model.parameters(), lr=1e-3, weight_decay=options.weight_decay
+        model.parameters(), lr=1e-3, weight_decay=options.weight_decay, foreach=False if options.one_by_one else None
     )
     for step in range(options.steps):
         inputs, targets = batches(options.model, options.device)

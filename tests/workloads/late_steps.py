@@ -65,6 +65,17 @@ def average():
         yield
 
 
+def evaluation():
+    """Calls one of two equal models, without gradients. All tensors are in the allocator's small pool."""
+    model = perceptron(100, 200, 50)
+    average = copy.deepcopy(model)
+    data = random(100)
+    while True:
+        with torch.no_grad():
+            model(data)
+        yield
+
+
 def checkpointed():
     model = perceptron()
     optimizer = torch.optim.Adam(model.parameters())

@@ -1,12 +1,15 @@
 """Runs a workload, and writes what its memory is for, as PyTorch itself and the objects of the process say it.
 
-    python purposes.py --out FILE [--profile] WORKLOAD [ARGUMENTS...]
+    python purposes.py --out FILE [--profile] [--wait-after N --until FILE] WORKLOAD [ARGUMENTS...]
+
+With `--wait-after` it prints `ready PID` after N calls of modules from outside of modules, and waits for a file.
 
 Each storage on the GPU that is seen to be for something is a sighting: how many blocks the allocator had handed out by then, the
 address, and what for:
 
 - `parameter` and `buffer` of the modules that are called, `gradient` and `optimizer_state` of the optimizers that step;
 - `given`: an argument of a module that was called from outside of modules;
+- `cached`: in a cache of keys and values, as the workload tells it;
 - `saved`: kept by a node of autograd's graph, by `saved_tensors_hooks`; also when a checkpoint computes it again.
 
 `calls` has how many blocks had been handed out when modules were called from outside of modules, and when that ended.
@@ -21,6 +24,7 @@ import json
 import os
 import runpy
 import sys
+import time
 
 import torch
 import torch.utils.checkpoint
@@ -35,6 +39,8 @@ marks = 0
 sightings = []
 calls = []
 outermost = []
+# After so many calls, for this file.
+waits = [None, None]
 
 
 def blocks():
@@ -60,8 +66,16 @@ def keep(tensor):
     return tensor.detach() if tensor.requires_grad else tensor
 
 
+def wait_at(number):
+    if number == waits[0]:
+        print("ready", os.getpid(), flush=True)
+        while not os.path.exists(waits[1]):
+            time.sleep(0.01)
+
+
 def enter(module, arguments):
     if not outermost:
+        wait_at(len(calls))
         calls.append([blocks(), None])
         see("given", arguments)
         see("parameter", module.parameters())
@@ -126,16 +140,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", required=True)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--wait-after", type=int)
+    parser.add_argument("--until")
     parser.add_argument("workload")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
 
+    waits[:] = options.wait_after, options.until
     torch.cuda.init()
     register_module_forward_pre_hook(enter)
     register_module_forward_hook(leave, always_call=True)
     torch.utils.checkpoint._recomputation_hook = Recomputation
     register_optimizer_step_pre_hook(step)
     register_optimizer_step_post_hook(step)
+    # For what only a workload can tell.
+    sys.modules["purposes"] = sys.modules["__main__"]
     # Only where the workload is loaded from: what is live at its end is what it left.
     sys.argv = [options.workload, *options.arguments]
     end, os._exit = os._exit, end_at_once
@@ -150,7 +169,7 @@ def main():
     with profiler, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         with contextlib.suppress(Ended):
             runpy.run_path(options.workload, run_name="__main__")
-    written = {"sightings": sightings, "calls": calls}
+    written = {"sightings": sightings, "calls": calls, "handed_out": blocks()}
     if options.profile:
         written["profiled"] = categories(profiler)
     with open(options.out, "w") as out:

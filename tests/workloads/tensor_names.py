@@ -169,6 +169,23 @@ next(cycled)
 append = [made(189)].append
 
 
+class Kept(torch.autograd.Function):
+    """Keeps what its backward pass needs as attributes instead of with `save_for_backward`."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.factor = made(193)
+        ctx.others = {"kept": made(192)}
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor
+
+
+graph = Kept.apply(made(191).requires_grad_())
+
+
 def in_thread(ready, over):
     in_a_thread = made(141)
     ready.set()
@@ -230,6 +247,8 @@ EXPECTED = [
     ("zipped.<iterators>[1].<object>", [187]),
     ("cycled.<saved>[0]", [188]),
     ("append.__self__[0]", [189]),
+    ("KeptBackward.ctx.others['kept']", [192]),
+    ("KeptBackward.ctx.factor", [193]),
     ("tensor_names.py:* in_thread() -> in_a_thread", [141]),
     ("tensor_names.py:* deep() -> local", [150]),
     ("tensor_names.py:* deep() -> local", [151]),

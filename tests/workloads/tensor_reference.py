@@ -261,14 +261,19 @@ def named(modules, which):
 
 
 def states(optimizers):
-    """[optimizer, key, address of the parameter] of each tensor in an optimizer's state."""
+    """[optimizer, key, address of the parameter] of each tensor in an optimizer's state.
+
+    The optimizer is its class, or `*` if the class has several: then it goes by its variable.
+    """
     found = {}
+    classes = [type(optimizer).__name__ for optimizer in optimizers]
     for optimizer in optimizers:
         # One that wraps another has its state by a property.
         for parameter, state in vars(optimizer).get("state", {}).items():
             for key, value in state.items():
                 if issubclass(type(value), torch.Tensor):
-                    row = [type(optimizer).__name__, key, parameter._cdata]
+                    name = type(optimizer).__name__
+                    row = [name if classes.count(name) == 1 else "*", key, parameter._cdata]
                     found.setdefault(value._cdata, []).append(row)
     return found
 

@@ -1,6 +1,7 @@
 //! Tasks of this repository: set-up, eBPF build, demo, tests, benchmarks.
 
 mod bench;
+mod categories;
 mod demo;
 mod drivers;
 mod ebpf;
@@ -56,6 +57,9 @@ enum Verb {
     /// tests use. An interrupted run goes on where it was. With --frameworks, it tries programs of frameworks on one
     /// PyTorch instead, and keeps the table in docs/frameworks.md.
     Matrix(matrix::Options),
+    /// Compare memprobe's categories with each workload's own account, and keep the shares in
+    /// docs/categories.md; as root
+    Categories,
     /// Try memprobe's probes on NVIDIA's own libraries, and keep the tables in docs/drivers.md; as root
     ///
     /// Downloads NVIDIA's proprietary driver libraries (libcuda, libnvidia-ml; as Debian packages them
@@ -118,6 +122,7 @@ fn run(verb: Verb) -> Result<()> {
             test::run(&repository, extent)
         }
         Verb::Matrix(options) => matrix::run(&repository, &options),
+        Verb::Categories => categories::run(&repository),
         Verb::Bench(options) => bench::run(&repository, &options),
         Verb::Drivers(options) => drivers::run(&repository, &options),
         Verb::Kernels(options) => kernels::run(&repository, &options),

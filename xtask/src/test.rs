@@ -212,7 +212,7 @@ fn set_up_every(steps: &mut Steps) -> Result<Vec<(&'static str, OsString)>> {
 }
 
 /// Returns the first of a pair's Pythons that is present, or else the first that can be installed.
-fn interpreter_of(pair: TestedPair) -> Option<Interpreter> {
+pub fn interpreter_of(pair: TestedPair) -> Option<Interpreter> {
     let version = |minor: &u8| Interpreter::Version(PythonVersion::three(*minor));
     let mut versions = pair.pythons.iter().map(version);
     versions

@@ -18,6 +18,8 @@ pub enum Category {
     Activation,
     /// Tensor passed into the program's modules.
     Input,
+    /// Keys and values that modules keep from one call to the next.
+    KvCache,
     /// Allocated and freed within a backward pass: mostly gradients of non-parameters.
     IntermediateGradient,
     /// Freed within the phase that allocated it.
@@ -34,6 +36,7 @@ impl Category {
         match self {
             Self::OptimizerState => "optimizer state",
             Self::IntermediateGradient => "intermediate gradient",
+            Self::KvCache => "KV cache",
             one_word => one_word.key(),
         }
     }
@@ -89,6 +92,7 @@ rules! {
     Recomputed => Activation, Settled, "made again in a backward pass (checkpoint), freed by it later";
     Loaded => Input, Settled, "made in torch.utils.data and live when modules were called";
     GivenToForward => Input, Settled, "made outside of modules after the last batch or step, live when they were called, freed soon after";
+    KeptForNextCall => KvCache, Settled, "made in modules without grad and kept, where the next call replaces such a block by a larger one";
     WithinBackward => IntermediateGradient, Settled, "made and freed in one backward pass";
     // Only in a stream without tensor information.
     FreedAtOnce => Temporary, Settled, "made in a backward pass and freed by its next call of the allocator: a workspace, or used up at once";
@@ -114,6 +118,7 @@ rules! {
     NamedBuffer => Parameter, Settled, "a buffer of a module, by the process's objects";
     NamedGradient => Gradient, Settled, "the .grad of a tensor, by the process's objects";
     NamedOptimizerState => OptimizerState, Settled, "in the state of an optimizer, by the process's objects";
+    NamedCache => KvCache, Settled, "in a cache of keys and values of transformers, by the process's objects";
     NamedSaved => Activation, Settled, "kept for the backward pass by a node, by the process's objects";
     SoFarForward => Activation, Provisional, "made in a forward pass that still runs";
     SoFarSaved => Activation, Provisional, "made in a forward pass, live when the backward pass began";
@@ -130,6 +135,7 @@ rules! {
     AsOptimizerState => OptimizerState, Provisional, "what was made there before turned out to be that";
     AsActivation => Activation, Provisional, "what was made there before turned out to be that";
     AsInput => Input, Provisional, "what was made there before turned out to be that";
+    AsKvCache => KvCache, Provisional, "what was made there before turned out to be that";
     AsIntermediateGradient => IntermediateGradient, Provisional, "what was made there before turned out to be that";
     AsTemporary => Temporary, Provisional, "what was made there before turned out to be that";
     AsUnknown => Unknown, Provisional, "what was made there before could not be told either";
@@ -144,6 +150,7 @@ impl CategoryRule {
                 | Self::NamedBuffer
                 | Self::NamedGradient
                 | Self::NamedOptimizerState
+                | Self::NamedCache
                 | Self::NamedSaved
         )
     }
@@ -170,6 +177,7 @@ impl CategoryRule {
             Category::OptimizerState => Self::AsOptimizerState,
             Category::Activation => Self::AsActivation,
             Category::Input => Self::AsInput,
+            Category::KvCache => Self::AsKvCache,
             Category::IntermediateGradient => Self::AsIntermediateGradient,
             Category::Temporary => Self::AsTemporary,
             Category::Workspace | Category::Unknown => Self::AsUnknown,

@@ -138,7 +138,7 @@ impl StepUnit {
 #[derive(Clone, Debug)]
 pub struct Growth {
     pub step: StepUnit,
-    pub steps: usize,
+    pub points: usize,
     /// Steps left out at the beginning, in which programs reach their size.
     pub left_out: usize,
     pub needed: usize,
@@ -371,7 +371,7 @@ impl GrowthLedger {
         let retained = self.retainers.of(of_lines.map(|(name, _)| name));
         Some(Growth {
             step: look.step,
-            steps: look.whole - look.left_out,
+            points: look.whole - look.left_out,
             left_out: look.left_out,
             needed: fit::FEWEST_STEPS,
             least: Bytes(look.least),

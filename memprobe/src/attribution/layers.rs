@@ -1,19 +1,17 @@
 //! Memory of each module by category, at the peak of a device: since attach, or within an iteration.
 
-use std::collections::HashSet;
-use std::sync::Arc;
-
 use super::allocation_groups::{ModuleScope, place_of};
 use super::category::Category;
 use super::device::{DeviceAttribution, StackHistory};
 use super::iterations::Iteration;
 use super::layer_history::LayerSample;
 use super::ledger::AttributionLedger;
+use super::module_aliases::HoldingModule;
 use super::modules::{Additive, ModuleRow, tree};
 use super::moments::Moment;
 use super::step_interval::IntervalDevice;
 use crate::event::tensors::TensorKind;
-use crate::event::{DeviceIndex, LabeledBlock, Module};
+use crate::event::{DeviceIndex, LabeledBlock};
 use crate::ledger::definitions::lost_stack;
 
 /// Cap on modules that hold blocks by a heap snapshot; blocks of further ones count where they were allocated.
@@ -129,7 +127,8 @@ impl Layering<'_> {
             let place = place.cloned().unwrap_or(ModuleScope::Unknown);
             (place, Layer::with(category, bytes))
         });
-        let (modules, others) = tree(parts);
+        let (mut modules, others) = tree(parts);
+        self.ledger.root_variables.name_roots(&mut modules);
         DeviceLayers {
             peak: peak.clone(),
             modules,
@@ -144,17 +143,14 @@ impl AttributionLedger {
         if self.follows == StackHistory::Saved {
             return None;
         }
-        let in_modules: HashSet<u32> = self.in_modules.values().copied().collect();
-        let stacks = self.origins.iter().zip(0_u32..);
-        let places = stacks.map(|(stack, origin)| match place_of(stack).0 {
-            ModuleScope::Module(held) if in_modules.contains(&origin) => {
-                ModuleScope::Module(self.module_aliases.called(&held))
-            }
-            place => place,
-        });
+        let places = self.origins.iter().map(|stack| place_of(stack).0);
+        let mut places: Vec<_> = places.collect();
+        for (module, origin) in &self.in_modules {
+            places[*origin as usize] = ModuleScope::Module(self.module_aliases.called(module));
+        }
         Some(Layering {
             ledger: self,
-            places: places.collect(),
+            places,
         })
     }
 
@@ -166,17 +162,15 @@ impl AttributionLedger {
             Some(TensorKind::Parameter | TensorKind::Buffer | TensorKind::OptimizerState)
         );
         let counts = stays && self.follows != StackHistory::Saved;
-        let module = named.module.as_ref().filter(|_| counts)?;
-        if let Some(origin) = self.in_modules.get(module) {
+        let module = HoldingModule::of(named).filter(|_| counts)?;
+        if let Some(origin) = self.in_modules.get(&module) {
             return Some(*origin);
         }
         if self.in_modules.len() >= MAX_MODULES {
             return None;
         }
-        let mut stack = lost_stack("".into());
-        Arc::make_mut(&mut stack).context.module = Module::Called(Arc::clone(module));
-        let origin = self.add_origin(stack);
-        self.in_modules.insert(Arc::clone(module), origin);
+        let origin = self.add_origin(lost_stack("".into()));
+        self.in_modules.insert(module, origin);
         Some(origin)
     }
 }

@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use super::caches::{Caches, OutermostCall};
 use super::category::{Category, CategoryRule, accumulates, builds, is_workspace};
 use super::device::{DeviceAttribution, StackHistory};
 use super::iterations::{IterationLine, Iterations};
 use super::lifecycle::{AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queue, TensorInfo};
-use super::module_aliases::ModuleAliases;
+use super::module_aliases::{HoldingModule, ModuleAliases, RootVariables};
 use super::moments::Revision;
 use super::named::InferenceCheck;
 use super::phase::{ClassifiedPhase, Phase, PhaseRule, phase_of};
@@ -76,6 +77,7 @@ pub struct AttributionLedger {
     /// Stacks in the order of their definition, and stand-ins for modules that hold blocks. The first is unknown.
     pub(super) origins: Vec<Arc<Stack>>,
     learned: Vec<Learned>,
+    caches: Caches,
     pub(super) operations: HashMap<Arc<Stack>, BTreeSet<Arc<str>>>,
     pub(super) blocks: Lifecycles,
     pub(super) devices: BTreeMap<DeviceIndex, DeviceAttribution>,
@@ -85,8 +87,9 @@ pub struct AttributionLedger {
     pub read: Option<TimeNs>,
     pub(super) follows: StackHistory,
     pub(super) module_aliases: ModuleAliases,
-    /// Origins that stand for the module holding a block, by its path in a heap snapshot.
-    pub(super) in_modules: HashMap<Arc<str>, u32>,
+    pub(crate) root_variables: RootVariables,
+    /// Origins that stand for the module holding a block.
+    pub(super) in_modules: HashMap<HoldingModule, u32>,
     /// Allocations by stack and kind, with [`Self::with_sizes`].
     pub(super) making: Option<AllocationCounts>,
     pub(super) ordinal: u64,
@@ -369,6 +372,9 @@ impl AttributionLedger {
             rule: CategoryRule::NothingTells,
             state: BlockState::Settled,
             tensor_info: TensorInfo::of(block.purpose),
+            call: self
+                .caches
+                .allocate(tid, phase, traits.origin, content(id, ledger)),
         };
         match self.at_once(block.purpose, traits, ledger) {
             Some(rule) => life.rule = rule,
@@ -418,12 +424,15 @@ impl AttributionLedger {
             rule: CategoryRule::NothingTells,
             state: BlockState::BeforeAttach,
             tensor_info: TensorInfo::Tensor,
+            call: OutermostCall::default(),
         };
         self.blocks.insert(id, life);
     }
 
     fn free(&mut self, id: BlockId, tid: Tid, ledger: &Ledger) {
         if let Some(mut life) = self.blocks.get(id) {
+            let bytes = content(id, ledger);
+            self.caches.free(tid, life.call, life.origin, bytes);
             let traits = self.stack_properties.get(ledger.block(id).stack);
             let is_result = traits.is_some_and(|traits| !traits.is_root_gradient());
             if life.state == BlockState::Backward
@@ -543,7 +552,14 @@ impl AttributionLedger {
                 self.settle_all(Queue::Step, CategoryRule::OutlivesStep, ledger)
             }
             Phase::Evaluation => {
-                self.settle_all(Queue::Evaluation, CategoryRule::OutlivesEvaluation, ledger);
+                for (id, life) in self.blocks.drain(Queue::Evaluation) {
+                    let rule = if self.caches.has(life.origin) {
+                        CategoryRule::KeptForNextCall
+                    } else {
+                        CategoryRule::OutlivesEvaluation
+                    };
+                    self.settle(id, &life, rule, ledger);
+                }
             }
             _ => {}
         }
@@ -643,6 +659,14 @@ impl Analysis for AttributionLedger {
             Event::BlockPurpose(..) | Event::Thread(..) | Event::Loss(_) => {}
         }
     }
+}
+
+/// Bytes of the tensor in a block, or of the block if they are unknown.
+fn content(id: BlockId, ledger: &Ledger) -> u64 {
+    let block = ledger.block(id);
+    let tensor = ledger.purpose(block.purpose);
+    let requested = tensor.and_then(|purpose| purpose.tensor()?.requested);
+    requested.unwrap_or(block.size).0
 }
 
 fn now(devices: &BTreeMap<DeviceIndex, DeviceAttribution>) -> Now<'_> {

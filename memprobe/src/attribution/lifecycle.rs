@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use super::caches::OutermostCall;
 use super::category::{Category, CategoryRule};
 use super::phase::Phase;
 use super::phase_tracker::PhaseTracker;
@@ -57,6 +58,7 @@ pub(super) struct Lifecycle {
     pub(super) rule: CategoryRule,
     pub(super) state: BlockState,
     pub(super) tensor_info: TensorInfo,
+    pub(super) call: OutermostCall,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

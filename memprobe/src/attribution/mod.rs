@@ -4,6 +4,7 @@
 //! the process overrides the inference, and [`named::InferenceCheck`] compares the two.
 
 pub mod allocation_groups;
+mod caches;
 pub mod category;
 mod device;
 mod epochs;
@@ -15,7 +16,7 @@ mod layer_history;
 pub mod layers;
 mod ledger;
 mod lifecycle;
-mod module_aliases;
+pub(crate) mod module_aliases;
 pub mod modules;
 pub mod moments;
 pub mod named;

@@ -3,22 +3,44 @@
 //! A parameter's module is named after the variable that holds the model (`model.layers.0`). A block's module
 //! is named after the class of the outermost module called (`GPT.layers.0`). A gradient has both names: one
 //! from its parameter, the other from the operation whose backward pass allocated it. Their common suffix
-//! leaves the pair of roots. Before the first gradient the class of the root module decides, if it is unique.
+//! leaves the pair of roots. A module that was seen in a call has both names too. Before that, the class of the
+//! root module decides, if it is unique.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::allocation_groups::{ModuleScope, place_of};
+use super::modules::ModuleRow;
 use crate::event::tensors::TensorKind;
-use crate::event::{LabeledBlock, Stack};
+use crate::event::{BlockLabels, CallPathOrigin, LabeledBlock, Stack};
 
 /// Cap on roots; modules under further ones keep their heap path.
 const MAX_ROOTS: usize = 1 << 12;
 
+/// Module that holds a block, by a heap snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum HoldingModule {
+    /// By its path in calls.
+    Called(Arc<str>),
+    /// By its path in the heap.
+    Held(Arc<str>),
+}
+
+impl HoldingModule {
+    pub(super) fn of(named: &LabeledBlock) -> Option<Self> {
+        match &named.called {
+            Some(called) if called.origin == CallPathOrigin::Call => {
+                Some(Self::Called(Arc::clone(&called.path)))
+            }
+            _ => named.module.clone().map(Self::Held),
+        }
+    }
+}
+
 /// Pairs of holder (root path in the heap) and class (root path in calls).
 #[derive(Debug, Default)]
 pub(super) struct ModuleAliases {
-    /// Called class by holder, from gradients; `None` if ambiguous.
+    /// Called class by holder, from gradients and calls; `None` if ambiguous.
     known: HashMap<Arc<str>, Option<Arc<str>>>,
     /// Class of the module that a holder refers to; `None` if ambiguous.
     classes: HashMap<Arc<str>, Option<Arc<str>>>,
@@ -31,6 +53,14 @@ impl ModuleAliases {
     pub(super) fn learn(&mut self, named: &LabeledBlock, stack: &Stack) {
         let Some(held) = &named.module else { return };
         match (named.kind, &named.called) {
+            (_, Some(called)) if called.origin == CallPathOrigin::Call => {
+                if let Some((holder, root)) = roots_of(held, &called.path) {
+                    note(&mut self.known, holder, root);
+                    // Another holder of the class has another module.
+                    let class = root.split_once('#').map_or(root, |(class, _)| class);
+                    note(&mut self.holders, class, holder);
+                }
+            }
             (Some(TensorKind::Gradient), _) => {
                 if let ModuleScope::Module(called) = place_of(stack).0
                     && let Some((holder, class)) = roots_of(held, &called)
@@ -39,7 +69,7 @@ impl ModuleAliases {
                 }
             }
             (Some(TensorKind::Parameter | TensorKind::Buffer), Some(called)) => {
-                if let Some((holder, class)) = roots_of(held, called) {
+                if let Some((holder, class)) = roots_of(held, &called.path) {
                     note(&mut self.classes, holder, class);
                     note(&mut self.holders, class, holder);
                 }
@@ -49,7 +79,11 @@ impl ModuleAliases {
     }
 
     /// Call path of a module; its heap path if unknown.
-    pub(super) fn called(&self, held: &Arc<str>) -> Arc<str> {
+    pub(super) fn called(&self, module: &HoldingModule) -> Arc<str> {
+        let held = match module {
+            HoldingModule::Called(path) => return Arc::clone(path),
+            HoldingModule::Held(held) => held,
+        };
         let ends = || {
             let ends = held.match_indices('.').map(|(at, _)| at);
             ends.chain([held.len()])
@@ -67,6 +101,52 @@ impl ModuleAliases {
         let class = self.classes.get(holder)?.as_ref()?;
         let is_only = self.holders.get(class)?.is_some();
         is_only.then_some(class)
+    }
+}
+
+/// Variables that hold the outermost modules called. They name modules whose class has several roots.
+#[derive(Debug, Default)]
+pub(crate) struct RootVariables {
+    /// Variable by root path in calls; `None` if ambiguous.
+    variables: HashMap<Arc<str>, Option<Arc<str>>>,
+    /// Root by variable; `None` if ambiguous.
+    roots: HashMap<Arc<str>, Option<Arc<str>>>,
+}
+
+impl RootVariables {
+    pub(super) fn learn(&mut self, names: &BlockLabels) {
+        for named in &names.blocks {
+            if let (Some(held), Some(called)) = (&named.module, &named.called)
+                && called.origin == CallPathOrigin::Call
+                && let Some((holder, root)) = roots_of(held, &called.path)
+            {
+                note(&mut self.variables, root, holder);
+                note(&mut self.roots, holder, root);
+            }
+        }
+    }
+
+    /// Variable of a root such as `Net` or `Net#2`; `None` if its class has one root only.
+    fn variable(&self, root: &str) -> Option<&Arc<str>> {
+        let variable = self.variables.get(root)?.as_ref()?;
+        let is_only = self.roots.get(variable)?.is_some();
+        let has_several = root.contains('#') || self.variables.contains_key(&*format!("{root}#2"));
+        (is_only && has_several).then_some(variable)
+    }
+
+    /// Path of a module in calls, from the variable of its root if that tells more than the class.
+    pub(crate) fn named(&self, path: &Arc<str>) -> Arc<str> {
+        let root = path.split_once('.').map_or(&**path, |(root, _)| root);
+        match self.variable(root) {
+            Some(variable) => format!("{variable}{}", &path[root.len()..]).into(),
+            None => Arc::clone(path),
+        }
+    }
+
+    pub(super) fn name_roots<S>(&self, rows: &mut [ModuleRow<S>]) {
+        for row in rows {
+            row.name = self.named(&row.name);
+        }
     }
 }
 
@@ -110,10 +190,11 @@ fn shared_end(one: &str, other: &str) -> usize {
 mod tests {
     use super::*;
     use crate::attribution::allocation_groups::samples;
-    use crate::event::{Address, Bytes, DeviceIndex};
+    use crate::event::{Address, Bytes, CalledModule, DeviceIndex, Tgid, TimeNs};
 
     fn called(roots: &ModuleAliases, held: &str) -> String {
-        roots.called(&held.into()).to_string()
+        let module = HoldingModule::Held(held.into());
+        roots.called(&module).to_string()
     }
 
     /// Learns the two paths of a gradient's module.
@@ -125,18 +206,28 @@ mod tests {
 
     /// Learns a parameter from a heap snapshot.
     fn learn_of_parameter(roots: &mut ModuleAliases, held: &str, called: &str) {
-        let named = LabeledBlock {
+        learn(roots, held, called, CallPathOrigin::Class);
+    }
+
+    fn learn(roots: &mut ModuleAliases, held: &str, called: &str, origin: CallPathOrigin) {
+        roots.learn(&labeled(held, called, origin), &samples::called(1, ""));
+    }
+
+    fn labeled(held: &str, called: &str, origin: CallPathOrigin) -> LabeledBlock {
+        LabeledBlock {
             addr: Address(512),
             size: Bytes(512),
             device: DeviceIndex::CPU,
             kind: Some(TensorKind::Parameter),
             name: None,
             module: Some(held.into()),
-            called: Some(called.into()),
+            called: Some(CalledModule {
+                path: called.into(),
+                origin,
+            }),
             saved_by: None,
             retainer: None,
-        };
-        roots.learn(&named, &samples::called(1, ""));
+        }
     }
 
     #[test]
@@ -149,6 +240,15 @@ mod tests {
         assert_eq!(called(&roots, "wrapper.net"), "Wrapper.net");
         hear(&mut roots, "wrapper.net.head", "Net.head");
         assert_eq!(called(&roots, "wrapper.net"), "Net");
+    }
+
+    #[test]
+    fn calls_distinguish_two_models_of_one_class() {
+        let mut roots = ModuleAliases::default();
+        learn(&mut roots, "net.0", "Net.0", CallPathOrigin::Call);
+        learn_of_parameter(&mut roots, "average.0", "Net.0");
+        assert_eq!(called(&roots, "net.1"), "Net.1");
+        assert_eq!(called(&roots, "average.1"), "average.1");
     }
 
     #[test]
@@ -188,5 +288,39 @@ mod tests {
         hear(&mut roots, "nets.0", "Sequential.0");
         hear(&mut roots, "nets.1", "Sequential#2.1");
         assert_eq!(called(&roots, "nets.0"), "nets.0");
+    }
+
+    #[test]
+    fn roots_of_one_class_go_by_their_variables() {
+        let mut roots = RootVariables::default();
+        let learn = |roots: &mut RootVariables, pairs: &[[&str; 2]]| {
+            let blocks = pairs
+                .iter()
+                .map(|[held, called]| labeled(held, called, CallPathOrigin::Call));
+            roots.learn(&BlockLabels {
+                time: TimeNs(1),
+                tgid: Tgid(7),
+                optimizers: Vec::new(),
+                blocks: blocks.collect(),
+            });
+        };
+        let named = |roots: &RootVariables, path: &str| roots.named(&path.into()).to_string();
+        learn(
+            &mut roots,
+            &[["G.0", "Sequential.0"], ["model.head", "GPT.head"]],
+        );
+        assert_eq!(
+            named(&roots, "Sequential.2"),
+            "Sequential.2",
+            "the only one"
+        );
+        learn(&mut roots, &[["D.0", "Sequential#2.0"]]);
+        assert_eq!(named(&roots, "Sequential.2"), "G.2");
+        assert_eq!(named(&roots, "Sequential#2"), "D");
+        assert_eq!(named(&roots, "Sequential#3.0"), "Sequential#3.0");
+        assert_eq!(named(&roots, "GPT.head"), "GPT.head");
+        // A variable that held both names neither.
+        learn(&mut roots, &[["D.0", "Sequential#3.0"]]);
+        assert_eq!(named(&roots, "Sequential#2"), "Sequential#2");
     }
 }

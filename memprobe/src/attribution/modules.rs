@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::allocation_groups::{AllocationGroups, AllocationSite, ModuleScope, Pass};
 use super::groups::{BlockChange, GroupEntry};
 use super::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding};
+use super::module_aliases::RootVariables;
 use super::view::CoverageStart;
 use crate::event::{DeviceIndex, Event, TimeNs};
 use crate::ledger::{Analysis, Change, Ledger, TotalsSample};
@@ -26,6 +27,7 @@ pub struct ModuleLedger {
     groups: AllocationGroups<Option<u32>>,
     trees: BTreeMap<DeviceIndex, Tree>,
     marks: HighWaterMarks,
+    root_variables: RootVariables,
     pub since: CoverageStart,
 }
 
@@ -131,11 +133,12 @@ impl ModuleLedger {
 
     pub fn tree(&self, device: DeviceIndex) -> Option<ModuleTree> {
         let HighWaterMark { number, moment } = *self.marks.get(device)?;
-        let (modules, others) = self
+        let (mut modules, others) = self
             .trees
             .get(&device)
             .map(|tree| tree.rows(|_, node| (node.own.sums(number), node.total.sums(number))))
             .unwrap_or_default();
+        self.root_variables.name_roots(&mut modules);
         Some(ModuleTree {
             peak: moment,
             modules,
@@ -147,6 +150,9 @@ impl ModuleLedger {
 
 impl Analysis for ModuleLedger {
     fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
+        if let Event::BlockLabels(names) = event {
+            self.root_variables.learn(names);
+        }
         let Self {
             groups,
             trees,

@@ -51,6 +51,7 @@ fn rule_of(kind: TensorKind) -> Option<CategoryRule> {
         TensorKind::Buffer => Some(CategoryRule::NamedBuffer),
         TensorKind::Gradient => Some(CategoryRule::NamedGradient),
         TensorKind::OptimizerState => Some(CategoryRule::NamedOptimizerState),
+        TensorKind::KvCache => Some(CategoryRule::NamedCache),
         TensorKind::Saved => Some(CategoryRule::NamedSaved),
         TensorKind::Tensor => None,
     }
@@ -60,6 +61,7 @@ impl AttributionLedger {
     /// Applies a heap snapshot, which overrides inferred categories.
     pub(super) fn name(&mut self, names: &BlockLabels, ledger: &Ledger) {
         self.read = Some(names.time);
+        self.root_variables.learn(names);
         if let Some(making) = &mut self.making {
             making.begin_reading();
         }

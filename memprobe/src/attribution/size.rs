@@ -8,10 +8,10 @@ mod table;
 pub use table::{ModelSize, ModuleSize, Sizes};
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::Arc;
 
 use super::category::Category;
 use super::lifecycle::{Lifecycle, TensorInfo};
+use super::module_aliases::HoldingModule;
 use super::phase::Phase;
 use crate::event::tensors::TensorKind;
 use crate::event::{DeviceIndex, LabeledBlock};
@@ -101,8 +101,8 @@ struct IntervalAllocations {
     made: HashMap<(DeviceIndex, u32, Made), Amount>,
 }
 
-/// Parameters and buffers by device and heap path of the module.
-type SizesByModule = BTreeMap<(DeviceIndex, Option<Arc<str>>), ModuleSize>;
+/// Parameters and buffers by device and module.
+type SizesByModule = BTreeMap<(DeviceIndex, Option<HoldingModule>), ModuleSize>;
 
 /// Allocations of the latest step intervals, and memory held by modules.
 #[derive(Debug, Default)]
@@ -180,7 +180,7 @@ impl AllocationCounts {
 
     pub(super) fn name(&mut self, id: BlockId, named: &LabeledBlock, ledger: &Ledger) {
         let amount = self.amount(id, ledger);
-        let sizes = self.reading.entry((named.device, named.module.clone()));
+        let sizes = self.reading.entry((named.device, HoldingModule::of(named)));
         let sum = match named.kind {
             Some(TensorKind::Parameter) => &mut sizes.or_default().parameters,
             Some(TensorKind::Buffer) => &mut sizes.or_default().buffers,

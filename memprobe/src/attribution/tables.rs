@@ -74,13 +74,14 @@ pub enum Portion {
 
 impl Portion {
     /// All variants, longest-lived first.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::BeforeAttach,
         Self::Of(Category::Parameter),
         Self::Of(Category::OptimizerState),
         Self::Of(Category::Gradient),
         Self::Of(Category::Activation),
         Self::Of(Category::Input),
+        Self::Of(Category::KvCache),
         Self::Of(Category::IntermediateGradient),
         Self::Of(Category::Temporary),
         Self::Of(Category::Workspace),

@@ -39,9 +39,10 @@ enum From {
     StepOfOther,
     OtherLine,
     NestedCall,
+    KeepKeys,
 }
 
-const STACKS: [From; 13] = [
+const STACKS: [From; 14] = [
     From::Outside,
     From::Build,
     From::Forward,
@@ -55,6 +56,7 @@ const STACKS: [From; 13] = [
     From::StepOfOther,
     From::OtherLine,
     From::NestedCall,
+    From::KeepKeys,
 ];
 
 mod rules;
@@ -84,6 +86,7 @@ impl From {
                     ("torch/utils/checkpoint.py", "unpack_hook"),
                 ]
             }
+            Self::KeepKeys => vec![("cache.py", "update"), module, train],
             Self::Step => vec![("torch/optim/optimizer.py", "wrapper"), train],
             Self::StepOfOther => vec![("torch/optim/optimizer.py", "wrapper"), ("gan.py", "g")],
             Self::Loader => vec![("torch/utils/data/_utils/fetch.py", "fetch"), train],
@@ -115,7 +118,7 @@ impl From {
                     _ => Module::Outside,
                 },
                 grad: match self {
-                    Self::Evaluation | Self::Step => Grad::Disabled,
+                    Self::Evaluation | Self::KeepKeys | Self::Step => Grad::Disabled,
                     _ => Grad::Enabled,
                 },
                 node: match self {
@@ -298,6 +301,7 @@ impl Program {
             time: TimeNs(self.time),
             tgid: Tgid(1),
             blocks: blocks.collect(),
+            optimizers: Vec::new(),
         };
         self.hear(Event::BlockLabels(Arc::new(names)));
     }
@@ -365,19 +369,20 @@ fn a_training_loop_divides_into_what_its_blocks_are_for() {
         .iter()
         .map(|category| (peak.of(*category), peak.provisional(*category)))
         .collect();
-    // Parameters, gradients, state, activations, input, intermediate gradients; no others.
+    // Parameters, gradients, state, activations, input, no cache, intermediate gradients; no others.
     assert_eq!(
-        at_peak[..6],
+        at_peak[..7],
         [
             (2048, 0),
             (2048, 0),
             (8192, 0),
             (4096, 0),
             (1024, 0),
+            (0, 0),
             (2048, 0)
         ]
     );
-    assert!(at_peak[6..].iter().all(|(bytes, _)| *bytes == 0));
+    assert!(at_peak[7..].iter().all(|(bytes, _)| *bytes == 0));
     let saved = view.saved(Grouping::User);
     assert_eq!(saved.len(), 1);
     assert_eq!(saved[0].module, Module::Called("Net.mlp".into()));

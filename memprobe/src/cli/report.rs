@@ -129,13 +129,7 @@ impl Report {
         let mut out = BufWriter::new(std::io::stdout().lock());
         let options = self.options();
         let outcome = report::write(reader, &options, &mut out).context(file.clone())?;
-        if matches!(options.format, ReportFormat::Jsonl | ReportFormat::Csv) {
-            // These formats have no place for warnings.
-            for warning in outcome.iter().flat_map(warnings) {
-                // If standard error is closed too, there is no place left to report it.
-                let _ = writeln!(std::io::stderr(), "memprobe: {file}: {warning}");
-            }
-        }
+        warn(&options, &file, outcome.as_ref());
         Ok(ExitCode::SUCCESS)
     }
 
@@ -181,16 +175,9 @@ impl Report {
     fn run_on_directory(&self) -> Result<ExitCode> {
         let options = self.options();
         let files = recordings_in(&self.file)?;
-        let Some(first) = files.iter().find(|file| Reader::open(file).is_ok()) else {
+        if !files.iter().any(|file| Reader::open(file).is_ok()) {
             bail!(
                 "this directory holds no recording: give one that `memprobe record -o DIR/` wrote"
-            );
-        };
-        if !report::is_possible_for_many(&options) {
-            bail!(
-                "events, CSV and JSON Lines are of one recording, and this is a directory of several: give one of its \
-                 files, such as {}",
-                first.display()
             );
         }
         let mut out = BufWriter::new(std::io::stdout().lock());
@@ -233,6 +220,19 @@ impl Report {
             layers: self.iteration.clone().unwrap_or(LayersOf::Peak),
         }
     }
+}
+
+/// Prints what is missing from rows in the formats that have no place for it.
+fn warn(options: &ReportOptions, name: &str, outcome: Option<&Outcome>) {
+    if matches!(options.format, ReportFormat::Jsonl | ReportFormat::Csv) {
+        let warnings = outcome.into_iter().flat_map(warnings);
+        warnings.for_each(|warning| print_warning(name, &warning));
+    }
+}
+
+fn print_warning(name: &str, warning: &str) {
+    // If standard error is closed too, there is no place left to report it.
+    let _ = writeln!(std::io::stderr(), "{}", report::warning_line(name, warning));
 }
 
 fn warnings(outcome: &Outcome) -> Vec<String> {
@@ -288,8 +288,19 @@ fn report_on(
     for path in files {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         match Reader::open(path) {
-            Ok(reader) => many.add(&name, reader)?,
-            Err(error) => many.add_unreadable(&name, &error)?,
+            Ok(reader) => {
+                let outcome = many.add(&name, reader)?;
+                if outcome.is_none() {
+                    return Ok(());
+                }
+                warn(options, &name, outcome.as_ref());
+            }
+            Err(error) => {
+                many.add_unreadable(&name, &error)?;
+                if options.format == ReportFormat::Csv {
+                    print_warning(&name, &error.to_string());
+                }
+            }
         }
     }
     many.finish()

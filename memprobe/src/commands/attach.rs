@@ -74,6 +74,7 @@ impl LiveView {
                         model.health.state = TargetState::Running;
                         seen = Seen::Probes;
                     }
+                    HostItem::Identified(target) => model.target = target,
                     HostItem::Stopped(reason) => model.health.stopped = Some(reason),
                     HostItem::Continued => model.health.stopped = None,
                     HostItem::Refused(error) => return Err(error.into()),
@@ -93,7 +94,8 @@ impl LiveView {
                 }
                 Ok(())
             })?;
-            if let Some(names) = screen.opened.tensors.show(&screen.model) {
+            let add_calls = |calls: &mut _| session.add_call_paths(self.tgid, calls);
+            if let Some(names) = screen.opened.tensors.show(&screen.model, add_calls) {
                 let change = screen.model.apply(&names);
                 screen.opened.apply(&names, &change, &screen.model);
             }

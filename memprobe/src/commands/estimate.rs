@@ -257,7 +257,11 @@ impl<'a> Run<'a> {
                 Ok(())
             })
         })?;
-        for placed in self.names.place(|tgid| session.is_settled(tgid)) {
+        let placed = self.names.place(
+            |tgid| session.is_settled(tgid),
+            |tgid, calls| session.add_call_paths(tgid, calls),
+        );
+        for placed in placed {
             self.take_named(placed);
         }
         Ok(())
@@ -298,6 +302,7 @@ impl<'a> Run<'a> {
             HostItem::Stopped(reason) => self.progress.say(&reason),
             HostItem::Refused(_)
             | HostItem::Waiting(_)
+            | HostItem::Identified(_)
             | HostItem::Continued
             | HostItem::Notice(_)
             | HostItem::SnapshotPoint(_) => {}

@@ -257,7 +257,12 @@ impl Watching {
         let mut all = Vec::new();
         for (tgid, opened) in self.opened.each() {
             let ledger = self.host.ledger(tgid);
-            let names = ledger.and_then(|ledger| opened.tensors.show(ledger));
+            let names = ledger.and_then(|ledger| {
+                let session = &self.session;
+                opened
+                    .tensors
+                    .show(ledger, |calls| session.add_call_paths(tgid, calls))
+            });
             all.extend(names.map(|names| (tgid, names)));
         }
         for (tgid, names) in all {
@@ -322,6 +327,7 @@ impl Watching {
                 };
                 self.host.attach(tgid, found);
             }
+            HostItem::Identified(target) => self.host.identify(tgid, target),
             HostItem::Refused(error) => self.refused(tgid, &error),
             HostItem::Notice(text) => self.host.note(tgid, &text),
             HostItem::Stopped(reason) => self.set_stopped(tgid, Some(reason)),
@@ -406,6 +412,8 @@ fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
     let device = |device: crate::cuda::nvml::DeviceMemory| DriverDevice {
         index: device.index,
         name: device.name,
+        uuid: device.hardware.uuid,
+        pci_bus_id: device.hardware.pci_bus_id,
         memory: device.memory.map(|memory| DriverMemory {
             used: memory.used,
             total: memory.total,
@@ -430,7 +438,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::nvml::{DeviceMemory, Usage};
+    use crate::cuda::nvml::{DeviceMemory, Hardware, Usage};
     use crate::event::Bytes;
 
     #[test]
@@ -453,6 +461,7 @@ mod tests {
                 }),
                 mig_devices: None,
                 processes: Ok(()),
+                hardware: Hardware::default(),
             }],
             held: BTreeMap::from([(Tgid(7), vec![(3, Some(Bytes(5)))])]),
         };

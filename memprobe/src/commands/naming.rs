@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::snapshot::{CaptureMode, NotTaken, taken};
 use crate::event::tensors::Consistency;
-use crate::event::{BlockLabels, Event, LabeledBlock, Tgid, TimeNs};
+use crate::event::{BlockLabels, CallPaths, Event, LabeledBlock, Tgid, TimeNs};
 use crate::probe::catalog::Allocators;
 use crate::session::{HostEvent, HostItem, SnapshotPoint};
 use crate::tensors::named;
@@ -53,6 +53,8 @@ struct Held {
     is_over: bool,
     /// Snapshot, while events from before its moment may still arrive.
     read: Option<Read>,
+    /// Modules called until now: they may be gone before the snapshot arrives.
+    calls: CallPaths,
 }
 
 pub(super) enum Passed {
@@ -240,12 +242,23 @@ impl NameReader {
     }
 
     /// Puts names into their place once all earlier events are there; `is_settled` says that none is on its way.
-    pub(super) fn place(&mut self, is_settled: impl Fn(Tgid) -> bool) -> Vec<Placed> {
+    /// `add_calls` adds the modules that were called so far.
+    pub(super) fn place(
+        &mut self,
+        is_settled: impl Fn(Tgid) -> bool,
+        add_calls: impl Fn(Tgid, &mut CallPaths),
+    ) -> Vec<Placed> {
+        for (tgid, held) in &mut self.held {
+            add_calls(*tgid, &mut held.calls);
+        }
         let is_whole = |(tgid, held): &(&Tgid, &Held)| held.is_whole(|| is_settled(**tgid));
         let whole = self.held.iter().filter(is_whole);
         let whole: Vec<_> = whole.map(|(tgid, _)| *tgid).collect();
         let placed = whole.into_iter().filter_map(|tgid| {
-            let held = self.held.remove(&tgid)?;
+            let mut held = self.held.remove(&tgid)?;
+            if let Some(Ok((names, _))) = &mut held.read {
+                names.resolve_calls(&held.calls);
+            }
             let is_over = held.is_over;
             let placed = self.put(tgid, held)?;
             if is_over {
@@ -396,6 +409,7 @@ mod tests {
             time: TimeNs(time),
             tgid: TGID,
             blocks,
+            optimizers: Vec::new(),
         };
         (TGID, Ok((names, Consistency::Running)))
     }
@@ -421,7 +435,7 @@ mod tests {
     }
 
     fn placed(reader: &mut NameReader, is_settled: bool) -> Placed {
-        let mut placed = reader.place(|_| is_settled);
+        let mut placed = reader.place(|_| is_settled, |_, _| {});
         assert_eq!(placed.len(), 1);
         placed.remove(0)
     }
@@ -444,7 +458,7 @@ mod tests {
         let mut reader = reading();
         reader.pass(step(10));
         reader.take(read_at(20, vec![parameter()]));
-        assert!(reader.place(|_| false).is_empty());
+        assert!(reader.place(|_| false, |_, _| {}).is_empty());
         reader.pass(step(15));
         assert_eq!(times_of(&placed(&mut reader, true).events), [10, 15, 0]);
     }

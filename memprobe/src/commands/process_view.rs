@@ -16,7 +16,7 @@ use crate::attribution::modules::ModuleLedger;
 use crate::attribution::threads::ThreadLedger;
 use crate::attribution::views::{categories, layers, modules, threads};
 use crate::event::tensors::TensorSnapshot;
-use crate::event::{Event, Tgid, TimeNs};
+use crate::event::{CallPaths, Event, Tgid, TimeNs};
 use crate::ledger::snapshot::{Grouping, Snapshot};
 use crate::ledger::{Analysis, Change, Ledger};
 use crate::tensors::{Sites, explain, named};
@@ -279,7 +279,12 @@ impl TensorReader {
     }
 
     /// Publishes a finished heap snapshot and names its unchanged blocks. To be called after all events up to now.
-    pub(super) fn show(&mut self, ledger: &Ledger) -> Option<Event> {
+    /// `add_calls` adds the modules that were called so far.
+    pub(super) fn show(
+        &mut self,
+        ledger: &Ledger,
+        add_calls: impl FnOnce(&mut CallPaths),
+    ) -> Option<Event> {
         let mut snapshot = match self.read.take()? {
             Ok(snapshot) => snapshot,
             Err(error) => {
@@ -292,6 +297,9 @@ impl TensorReader {
         self.shown
             .send_replace(Tensors::Taken(Arc::new(explain(&snapshot))));
         let mut names = named(&snapshot, self.tgid);
+        let mut calls = CallPaths::default();
+        add_calls(&mut calls);
+        names.resolve_calls(&calls);
         self.sites.keep_untouched(snapshot.consistency, &mut names);
         Some(Event::BlockLabels(Arc::new(names)))
     }

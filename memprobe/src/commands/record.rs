@@ -189,7 +189,10 @@ impl Intake {
 
     /// Inserts finished heap snapshots at their moment, once it is reached.
     fn place(&mut self, session: &HostSession) -> Result<()> {
-        let placed = self.names.place(|tgid| session.is_settled(tgid));
+        let placed = self.names.place(
+            |tgid| session.is_settled(tgid),
+            |tgid, calls| session.add_call_paths(tgid, calls),
+        );
         placed.into_iter().try_for_each(|it| self.take_named(it))
     }
 

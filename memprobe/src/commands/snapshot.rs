@@ -21,9 +21,9 @@ use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::recording::write::output::OutputPlan;
 use crate::report::{TensorFormat, TensorOptions, write_tensor_diff, write_tensors};
-use crate::session::HostItem;
 use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
+use crate::session::{HostItem, gpus};
 use crate::tensors::{Sites, without};
 use crate::torch::tensors::{SnapshotError, take};
 use crate::view::{consistency, counted};
@@ -44,7 +44,7 @@ impl Snapshots {
         let plan = output.map(OutputPlan::check).transpose()?;
         // Says what is wrong with a number that is none of a process.
         drop(Watched::open(self.tgid)?);
-        let snapshot = taken(self.tgid, self.manner, self.extent)?;
+        let snapshot = taken_with_gpus(self.tgid, self.manner, self.extent)?;
         let mut progress = Progress::new(false);
         let Some(plan) = plan.filter(|plan| *plan != OutputPlan::Stdout) else {
             print(|out| write_tensors(&snapshot, &self.options, out))?;
@@ -120,7 +120,7 @@ impl Snapshots {
     async fn take_watched(&self, tracker: &mut BlockTracker) -> Result<TensorSnapshot> {
         let (tgid, manner, extent) = (self.tgid, self.manner, self.extent);
         tracker.begin();
-        let mut taking = tokio::task::spawn_blocking(move || taken(tgid, manner, extent));
+        let mut taking = tokio::task::spawn_blocking(move || taken_with_gpus(tgid, manner, extent));
         let outcome = loop {
             tokio::select! {
                 outcome = &mut taking => break outcome,
@@ -157,6 +157,18 @@ impl NotTaken {
     pub(super) fn is_of_the_end(&self) -> bool {
         self.error.is_of_the_end()
     }
+}
+
+/// A snapshot that names the GPUs behind its devices. Blocks while process and driver are asked.
+fn taken_with_gpus(tgid: Tgid, manner: CaptureMode, extent: Allocators) -> Result<TensorSnapshot> {
+    let mut snapshot = taken(tgid, manner, extent)?;
+    let devices: Vec<_> = snapshot
+        .devices
+        .iter()
+        .map(|totals| totals.device)
+        .collect();
+    snapshot.target.gpus = gpus::identified(tgid, &devices);
+    Ok(snapshot)
 }
 
 /// A snapshot with all that is known of the process. Blocks while the process is read.
@@ -265,6 +277,7 @@ impl BlockTracker {
                 HostItem::Waiting(what) => progress.say_once(&what),
                 HostItem::Notice(notice) => progress.say_once(&notice),
                 HostItem::Found { .. }
+                | HostItem::Identified(_)
                 | HostItem::SnapshotPoint(_)
                 | HostItem::Continued
                 | HostItem::Ended => {}

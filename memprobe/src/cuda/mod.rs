@@ -1,4 +1,5 @@
-//! CUDA's calls as data, and NVML.
+//! CUDA's calls as data, NVML, and the GPUs behind a process's ordinals.
 
 pub mod calls;
+pub mod identity;
 pub mod nvml;

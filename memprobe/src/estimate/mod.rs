@@ -34,6 +34,9 @@ pub const WORKSPACE: Bytes = Bytes((4096 * 2 + 16 * 8) << 10);
 
 pub const WORKSPACE_OF_HOPPER: Bytes = Bytes((4096 * 8) << 10);
 
+/// Most events that wait for the settings of an optimizer.
+const MAX_WAITING: usize = 1 << 18;
+
 /// Line whose blocks stay in host memory, given by the end of its file's path and its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OnHost {
@@ -59,8 +62,8 @@ pub enum Difference {
     Scratch,
     /// Dropout masks take one byte an element on a GPU.
     Mask,
-    /// On a GPU an optimizer step handles all parameters at once (`foreach`), so its temporary
-    /// tensors coexist. On the CPU it handles one after the other.
+    /// On a GPU an optimizer step handles all parameters at once by default (`foreach`), so its
+    /// temporary tensors coexist. On the CPU it handles one after the other.
     Together,
     /// GPU blocks are multiples of 512 bytes, and small remainders are not split off.
     Rounding,
@@ -99,6 +102,9 @@ pub struct Missing {
     pub stacks: u64,
     /// Temporary tensors of optimizers whose steps on a GPU are not modelled.
     pub steps: u64,
+    /// Temporary tensors of optimizers of which some parameter groups are handled at once, others
+    /// not; they count as by default.
+    pub mixed_groups: u64,
     pub on_gpu: u64,
     pub lost: u64,
     /// True if earlier allocations of the CPU's allocator are unknown.
@@ -143,6 +149,10 @@ pub struct Estimate {
 
 #[derive(Debug)]
 pub struct Estimator {
+    /// Events from the first step of an optimizer with unknown settings on.
+    waiting: Vec<Event>,
+    /// True once an optimizer's settings are awaited no more: it counts as by default.
+    is_default: bool,
     translation: Translation,
     books: Accounting,
     events: u64,
@@ -153,6 +163,8 @@ impl Estimator {
     /// `memory` is what the allocator can get from CUDA, in bytes; `None` if no fit is checked.
     pub fn new(memory: Option<Bytes>, on_host: Vec<OnHost>) -> Self {
         Self {
+            waiting: Vec::new(),
+            is_default: false,
             translation: Translation::new(on_host),
             books: Accounting::new(memory),
             events: 0,
@@ -160,7 +172,40 @@ impl Estimator {
         }
     }
 
+    /// Handles an event. The settings of optimizers may stand behind their first steps: events wait
+    /// for them, [`MAX_WAITING`] at most.
     pub fn apply(&mut self, event: &Event) {
+        if let Event::BlockLabels(names) = event
+            && !names.optimizers.is_empty()
+        {
+            self.translation.optimizers.clone_from(&names.optimizers);
+            self.handle_waiting();
+        }
+        let is_waiting = !self.waiting.is_empty()
+            || !self.is_default && self.translation.lacks_settings(event, &self.books);
+        if !is_waiting {
+            return self.handle(event);
+        }
+        self.waiting.push(event.clone());
+        if self.waiting.len() == MAX_WAITING {
+            self.is_default = true;
+            self.handle_waiting();
+        }
+    }
+
+    /// Handles waiting events, up to the next one that lacks settings.
+    fn handle_waiting(&mut self) {
+        let mut waiting = std::mem::take(&mut self.waiting).into_iter();
+        while let Some(event) = waiting.next() {
+            if !self.is_default && self.translation.lacks_settings(&event, &self.books) {
+                self.waiting = std::iter::once(event).chain(waiting).collect();
+                return;
+            }
+            self.handle(&event);
+        }
+    }
+
+    fn handle(&mut self, event: &Event) {
         let Self {
             translation, books, ..
         } = self;
@@ -205,10 +250,12 @@ impl Estimator {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.events == 0
+        self.events == 0 && self.waiting.is_empty()
     }
 
     pub fn finish(mut self) -> Estimate {
+        self.is_default = true;
+        self.handle_waiting();
         self.translation.finish(&mut self.books);
         let books = &self.books;
         let at_peak: AccountingMoment = books.peak;

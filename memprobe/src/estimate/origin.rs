@@ -2,7 +2,7 @@
 //!
 //! Inferred from names of PyTorch's own files and functions (torch@v2.15.0; the names predate 2.0).
 
-use crate::event::{Frame, Stack, StackKind};
+use crate::event::{Frame, Stack, StackKind, StepSettings};
 use crate::torch::names::TorchCall;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
@@ -49,6 +49,23 @@ pub(super) enum ForeachTemporaries {
     /// Like [`Self::Each`] for the first line that allocates one; the others work in place.
     FirstLine,
     Unknown,
+}
+
+impl ForeachTemporaries {
+    /// True if a step on a GPU handles all parameters of such a group at once
+    /// (`_default_to_fused_or_foreach`, torch/optim/optimizer.py@v2.0.1 to @v2.15.0, and its
+    /// callers). Adam does not with a tensor as `lr` (torch/optim/adam.py), and SGD ignores
+    /// `differentiable` there (torch/optim/sgd.py).
+    pub(super) fn is_foreach(self, group: &StepSettings) -> bool {
+        match (group.foreach, group.fused) {
+            (None, None) => match self {
+                Self::FirstLine => true,
+                Self::Second => !group.differentiable && !group.has_tensor_rate,
+                Self::Each | Self::Unknown => !group.differentiable,
+            },
+            (foreach, _) => foreach == Some(true),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -196,6 +213,31 @@ mod tests {
             part(ForeachTemporaries::Unknown)
         );
         assert_eq!(of("_fused_adam"), (EstimatePhase::Step, Part::Plain));
+    }
+
+    #[test]
+    fn a_step_takes_all_parameters_at_once_unless_a_setting_prevents_it() {
+        let default = StepSettings {
+            class: "Adam".into(),
+            foreach: None,
+            fused: None,
+            differentiable: false,
+            has_tensor_rate: false,
+        };
+        let is_foreach = |kind: ForeachTemporaries, change: fn(&mut StepSettings)| {
+            let mut group = default.clone();
+            change(&mut group);
+            kind.is_foreach(&group)
+        };
+        use ForeachTemporaries::{Each, FirstLine, Second};
+        assert!(is_foreach(Second, |_| ()));
+        assert!(!is_foreach(Second, |group| group.foreach = Some(false)));
+        assert!(!is_foreach(Second, |group| group.fused = Some(false)));
+        assert!(is_foreach(Each, |group| group.foreach = Some(true)));
+        assert!(!is_foreach(Each, |group| group.differentiable = true));
+        assert!(is_foreach(FirstLine, |group| group.differentiable = true));
+        assert!(!is_foreach(Second, |group| group.has_tensor_rate = true));
+        assert!(is_foreach(FirstLine, |group| group.has_tensor_rate = true));
     }
 
     #[test]

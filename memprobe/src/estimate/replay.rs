@@ -84,6 +84,7 @@ impl Replay {
         let blocks = on_gpu.collect();
         self.pass(&Event::BlockLabels(Arc::new(BlockLabels {
             blocks,
+            optimizers: Vec::new(),
             ..*names
         })));
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::*;
 use crate::event::tensors::{DType, TensorKind};
 use crate::event::{
-    Address, AtAttach, BlockLabels, BlockPurpose, Context, LabeledBlock, MemoryEvent, PurposeId,
-    Stack, StackId, StackKind, TensorSpec, Tgid, Tid, TimeNs,
+    Address, AtAttach, BlockLabels, BlockPurpose, Context, LabeledBlock, MarkedPhase, MemoryEvent,
+    PhaseMark, PurposeId, Stack, StackId, StackKind, StepSettings, TensorSpec, Tgid, Tid, TimeNs,
 };
 
 const MIB: u64 = 1 << 20;
@@ -252,6 +252,58 @@ fn a_step_of_rmsprop_has_all_its_temporary_tensors_at_once() {
     assert_eq!(differences(&estimate), [more]);
 }
 
+/// Names nothing; tells how an optimizer of this class handles its parameters.
+fn settings(class: &str, foreach: Option<bool>) -> Event {
+    Event::BlockLabels(Arc::new(BlockLabels {
+        time: TimeNs(1),
+        tgid: Tgid(1),
+        blocks: Vec::new(),
+        optimizers: vec![StepSettings {
+            class: class.into(),
+            foreach,
+            fused: None,
+            differentiable: false,
+            has_tensor_rate: false,
+        }],
+    }))
+}
+
+#[test]
+fn a_step_with_foreach_turned_off_takes_one_parameter_after_the_other() {
+    let peak = |known_early: Option<&Event>, known_late: Option<&Event>| {
+        let mut run = Run::new();
+        known_early
+            .into_iter()
+            .for_each(|event| run.estimator.apply(event));
+        run.estimator.apply(&Event::PhaseMark(PhaseMark {
+            time: TimeNs(1),
+            tgid: Tgid(1),
+            tid: Tid(1),
+            phase: MarkedPhase::Step,
+            class: "RMSprop".into(),
+            stack: StackId::NONE,
+        }));
+        for _ in 0..5 {
+            let average = run.tensor(RMSPROP, 2 * MIB);
+            run.free(average);
+        }
+        known_late
+            .into_iter()
+            .for_each(|event| run.estimator.apply(event));
+        run.tensor(FORWARD, MIB);
+        run.finish().peak.allocated.0 / MIB
+    };
+    let off = settings("RMSprop", Some(false));
+    let by_default = settings("RMSprop", None);
+    assert_eq!(peak(Some(&off), None), 2);
+    assert_eq!(peak(None, Some(&off)), 2, "read after its first step");
+    assert_eq!(peak(Some(&by_default), None), 10);
+    assert_eq!(peak(None, None), 10, "never read");
+    let other = settings("Adam", Some(false));
+    assert_eq!(peak(Some(&other), None), 10, "of another optimizer");
+    assert_eq!(peak(Some(&other), Some(&off)), 2);
+}
+
 #[test]
 fn what_stays_with_the_host_is_not_counted() {
     let on_host = OnHost {
@@ -339,6 +391,7 @@ fn how_large_the_model_is_counts_what_the_gpu_has() {
             time,
             tgid: Tgid(1),
             blocks: vec![named],
+            optimizers: Vec::new(),
         })));
     let sizes = run.finish().sizes.expect("something was made");
     let on_gpu = &sizes.devices[&DeviceIndex(0)];

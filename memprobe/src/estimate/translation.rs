@@ -1,12 +1,15 @@
 //! Translation of requests to the CPU's allocator into requests to a GPU's.
 
+use std::sync::Arc;
+
 use super::accounting::{Accounting, BlockPair, PieceId};
 use super::origin::{EstimateOrigin, EstimatePhase, ForeachTemporaries, Part};
 use super::replay::Request;
 use super::{Difference, Missing, OnHost};
 use crate::event::tensors::DType;
 use crate::event::{
-    Address, DeviceIndex, MemoryEvent, PhaseMark, PurposeId, StackId, TensorSpec, Tid,
+    Action, Address, DeviceIndex, Event, MarkedPhase, MemoryEvent, PhaseMark, PurposeId, StackId,
+    StepSettings, TensorSpec, Tid,
 };
 use crate::ledger::snapshot::{Grouping, Site};
 use crate::ledger::{BlockId, Change, PerBlock, PerStack, StackRef};
@@ -26,6 +29,10 @@ pub(super) struct Translation {
     steps: u64,
     backward: Option<Tid>,
     last: EstimatePhase,
+    /// Settings of all parameter groups; empty if they were not read.
+    pub(super) optimizers: Vec<StepSettings>,
+    /// Thread and class of the optimizer of the last step.
+    optimizer: Option<(Tid, Arc<str>)>,
     pub(super) missing: Missing,
 }
 
@@ -88,6 +95,37 @@ impl Translation {
     pub(super) fn mark(&mut self, mark: &PhaseMark, books: &mut Accounting) {
         self.phase(mark.tid, EstimatePhase::Step, books);
         self.end_step(mark.tid, books);
+        if mark.phase == MarkedPhase::Step {
+            self.optimizer = Some((mark.tid, Arc::clone(&mark.class)));
+        }
+    }
+
+    /// True if the event belongs to a step of an optimizer with unknown settings, on which it depends.
+    pub(super) fn lacks_settings(&self, event: &Event, books: &Accounting) -> bool {
+        let Event::Memory(event) = event else {
+            return false;
+        };
+        let stack = books.replay.ledger.stack_ref(event.stack);
+        let origin = self.stacks.get(stack).map(|(origin, _)| origin.part);
+        event.action == Action::Alloc
+            && matches!(origin, Some(Part::Parameter(_)))
+            && self.groups(event.tid).next().is_none()
+    }
+
+    /// True if all groups of the step have their parameters handled at once on a GPU, false if
+    /// none; `None` if they differ, or are unknown.
+    fn is_foreach(&self, together: ForeachTemporaries, tid: Tid) -> Option<bool> {
+        let mut groups = self.groups(tid).map(|group| together.is_foreach(group));
+        let first = groups.next()?;
+        groups.all(|group| group == first).then_some(first)
+    }
+
+    /// Settings of the parameter groups of the optimizer that steps on this thread.
+    fn groups(&self, tid: Tid) -> impl Iterator<Item = &StepSettings> {
+        let optimizer = self.optimizer.as_ref().filter(|(by, _)| *by == tid);
+        let class = optimizer.map(|(_, class)| &**class);
+        let groups = self.optimizers.iter();
+        groups.filter(move |group| class.is_none_or(|class| group.class == class))
     }
 
     /// Handles an event of the CPU's allocator, and the change that it made to the ledger.
@@ -277,6 +315,17 @@ impl Translation {
         if self.step.as_ref().is_some_and(|step| step.tid != event.tid) {
             let piece = books.begin(piece);
             return self.keep(block, piece, None);
+        }
+        match self.is_foreach(together, event.tid) {
+            Some(true) => {}
+            Some(false) => {
+                let piece = books.begin(piece);
+                return self.keep(block, piece, None);
+            }
+            None => {
+                let is_mixed = self.groups(event.tid).next().is_some();
+                self.missing.mixed_groups += u64::from(is_mixed);
+            }
         }
         let steps = &mut self.steps;
         let step = self.step.get_or_insert_with(|| {

@@ -6,6 +6,7 @@
 pub mod bytes;
 mod capture_options;
 mod context;
+mod gpu;
 mod names;
 mod target;
 pub mod tensors;
@@ -21,7 +22,10 @@ use strum::{EnumString, IntoStaticStr};
 
 pub use capture_options::{CaptureOptions, Detail, GraphTracking};
 pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
-pub use names::{BlockLabels, LabeledBlock};
+pub use gpu::{DeviceIdentity, Gpu, IdentitySource, MigIdentity};
+pub use names::{
+    BlockLabels, CallPathOrigin, CallPaths, CalledModule, LabeledBlock, ModuleAddress, StepSettings,
+};
 pub use target::{ProbeStatus, Target};
 
 use crate::event::tensors::{DType, TensorKind};

@@ -1,6 +1,9 @@
 //! Labels that a process's Python objects give to the allocator's blocks.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use super::{Address, Bytes, DeviceIndex, Tgid, TimeNs};
 use crate::event::tensors::{Name, Retainer, TensorKind};
@@ -13,6 +16,88 @@ pub struct BlockLabels {
     pub tgid: Tgid,
     /// The blocks, in no particular order.
     pub blocks: Vec<LabeledBlock>,
+    /// The settings of the optimizers' parameter groups, without duplicates.
+    pub optimizers: Vec<StepSettings>,
+}
+
+/// Settings of a parameter group of an optimizer that decide how a step handles its parameters.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepSettings {
+    /// The optimizer's class.
+    pub class: String,
+    pub foreach: Option<bool>,
+    pub fused: Option<bool>,
+    pub differentiable: bool,
+    /// True if `lr` is a tensor and `capturable` is not set.
+    pub has_tensor_rate: bool,
+}
+
+/// A module by the path that its calls have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CalledModule {
+    /// The path from the outermost module called, such as `GPT.layers.3.mlp`.
+    pub path: Arc<str>,
+    pub origin: CallPathOrigin,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallPathOrigin {
+    /// A call of the module itself.
+    Call,
+    /// The class of its root module: another module may have this path in calls.
+    Class,
+    /// The class of its root module, until the calls of the object are looked up.
+    Unresolved(ModuleAddress),
+}
+
+/// A module of a live process: the addresses of the object and of its class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ModuleAddress {
+    pub object: u64,
+    pub class: u64,
+}
+
+/// Modules seen in calls, by address.
+#[derive(Debug, Default)]
+pub struct CallPaths {
+    /// The state of the source that was read last.
+    pub version: u64,
+    /// The first path known of each.
+    pub paths: HashMap<ModuleAddress, Arc<str>>,
+}
+
+impl CallPaths {
+    /// Returns the path in calls of a module with this path from the class of its heap root. Both end alike, unless
+    /// another module has the address by now.
+    fn of(&self, module: ModuleAddress, held: &str) -> Option<&Arc<str>> {
+        let below = |path: &str| {
+            path.split_once('.')
+                .map_or(String::new(), |(_, names)| format!(".{names}"))
+        };
+        let path = self.paths.get(&module)?;
+        let (called, held) = (below(path), below(held));
+        (called.ends_with(&held) || held.ends_with(&called)).then_some(path)
+    }
+}
+
+impl BlockLabels {
+    /// Gives modules the path that their calls have.
+    pub fn resolve_calls(&mut self, calls: &CallPaths) {
+        let modules = self
+            .blocks
+            .iter_mut()
+            .filter_map(|block| block.called.as_mut());
+        for called in modules {
+            let CallPathOrigin::Unresolved(module) = called.origin else {
+                continue;
+            };
+            called.origin = CallPathOrigin::Class;
+            if let Some(path) = calls.of(module, &called.path) {
+                called.path = Arc::clone(path);
+                called.origin = CallPathOrigin::Call;
+            }
+        }
+    }
 }
 
 /// A live block and the tensor that represents it.
@@ -26,10 +111,39 @@ pub struct LabeledBlock {
     pub kind: Option<TensorKind>,
     pub name: Option<Name>,
     pub module: Option<Arc<str>>,
-    /// The module path that starts at the class of the root module, such as `GPT.layers.3.mlp`; parameters
-    /// and buffers only.
-    pub called: Option<Arc<str>>,
+    pub called: Option<CalledModule>,
     pub saved_by: Option<Arc<str>>,
     /// The retainer; `None` if no named object leads to the block.
     pub retainer: Option<Arc<Retainer>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_has_the_path_of_its_calls_if_both_paths_end_alike() {
+        let module = ModuleAddress {
+            object: 16,
+            class: 8,
+        };
+        let resolved = |held: &str, called: &str| {
+            let mut calls = CallPaths::default();
+            calls.paths.insert(module, called.into());
+            calls.of(module, held).is_some()
+        };
+        for [held, called] in [
+            ["Net", "Net#2"],
+            ["Net.layers.0", "Net#2.layers.0"],
+            ["Trainer.model.layers.0", "Net.layers.0"],
+            ["Trainer.model", "Net"],
+            ["Net.layers.0", "Wrapper.module.layers.0"],
+        ] {
+            assert!(resolved(held, called), "{held} {called}");
+        }
+        assert!(!resolved("Net.layers.0", "Net.layers.1"));
+        assert!(!resolved("Net.layers.0", "Net.outer_layers.0"));
+        let other = ModuleAddress { class: 9, ..module };
+        assert_eq!(CallPaths::default().of(other, "Net"), None);
+    }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Tgid;
+use super::{DeviceIdentity, DeviceIndex, Gpu, Tgid};
 
 /// Observed process. Its texts come from the target and may hold anything: views clean them.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -20,6 +20,20 @@ pub struct Target {
     pub python: Option<String>,
     /// Version, such as `2.15.0+cu132`.
     pub torch: Option<String>,
+    /// GPUs behind the ordinals of its devices, as far as they are known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<DeviceIdentity>,
+}
+
+impl Target {
+    /// Returns the GPU behind an ordinal; `None` if it is unknown.
+    pub fn gpu(&self, device: DeviceIndex) -> Option<&Gpu> {
+        self.identity(device)?.gpu.as_ref()
+    }
+
+    pub fn identity(&self, device: DeviceIndex) -> Option<&DeviceIdentity> {
+        self.gpus.iter().find(|identity| identity.device == device)
+    }
 }
 
 /// Attached probe: its function, its offset, and the way the kernel runs it.

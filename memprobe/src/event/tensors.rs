@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use strum::{EnumString, IntoStaticStr};
 
-use crate::event::{Address, Bytes, DeviceIndex, Frame, Target, TimeNs, Totals};
+use crate::event::{
+    Address, Bytes, CalledModule, DeviceIndex, Frame, StepSettings, Target, TimeNs, Totals,
+};
 
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorSnapshot {
@@ -31,6 +33,8 @@ pub struct TensorSnapshot {
     pub tensors: Vec<Tensor>,
     /// The number of Python objects that were examined.
     pub objects: u64,
+    /// The settings of the optimizers' parameter groups; empty if read from a file.
+    pub optimizers: Vec<StepSettings>,
     /// Data that could not be read, with the reason, as text for people.
     pub unread: Vec<Arc<str>>,
 }
@@ -145,9 +149,8 @@ pub struct Tensor {
     pub saved_by: Option<Arc<str>>,
     /// The path of the module that it belongs to, such as `model.layers.0.mlp`.
     pub module: Option<Arc<str>>,
-    /// The module path that starts at the class of the root module, such as `GPT.layers.0.mlp`. Set for
-    /// parameters and buffers of a live process only, not for those read from a file.
-    pub called: Option<Arc<str>>,
+    /// The same module as its calls name it; of a live process only, not of one read from a file.
+    pub called: Option<CalledModule>,
     /// The name of its Python type (`Tensor`, `Parameter`); `None` if no Python object wraps it.
     pub class: Option<Arc<str>>,
 }
@@ -164,6 +167,8 @@ pub enum TensorKind {
     Gradient,
     /// An entry in an optimizer's `state`.
     OptimizerState,
+    /// In a cache of keys and values of transformers.
+    KvCache,
     /// Saved for the backward pass by a live node of the graph, with no other known reference.
     Saved,
     /// None of the other kinds.
@@ -172,7 +177,7 @@ pub enum TensorKind {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Examples: `layers.0.weight`, `Adam.exp_avg[layers.0.weight]`, `train.py:31 train() -> x`, `cache['kv'][0]`.
+    /// Examples: `layers.0.weight`, `opt_g.exp_avg[G.0.weight]`, `Adam.exp_avg[layers.0.weight]`, `train.py:31 train() -> x`, `cache['kv'][0]`.
     pub text: Arc<str>,
     /// The rule that inferred it; `None` for a name that follows references only.
     pub inferred: Option<&'static str>,
@@ -221,11 +226,12 @@ impl Tensor {
 
 impl TensorKind {
     /// Every kind, most specific first.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Parameter,
         Self::Buffer,
         Self::OptimizerState,
         Self::Gradient,
+        Self::KvCache,
         Self::Saved,
         Self::Tensor,
     ];

@@ -65,6 +65,24 @@ pub fn program(tgid: Tgid) -> Option<(u64, u64)> {
     Some((file.dev(), file.ino()))
 }
 
+/// Returns the minor numbers of the GPUs' device nodes that a process sees (`/dev/nvidiaN`): a container has only some.
+/// Empty if there is none, as on a machine without the driver.
+pub fn nvidia_nodes(tgid: Tgid) -> Vec<u32> {
+    /// `NV_MAJOR_DEVICE_NUMBER`, open-gpu-kernel-modules 595.45.04.
+    const MAJOR: u32 = 195;
+    let entries = fs::read_dir(format!("/proc/{}/root/dev", tgid.0));
+    let minor = |entry: fs::DirEntry| {
+        let name = entry.file_name();
+        let number = name.to_str()?.strip_prefix("nvidia")?;
+        let number: u32 = number.parse().ok()?;
+        let node = entry.metadata().ok()?.rdev();
+        let is_gpu = rustix::fs::major(node) == MAJOR && rustix::fs::minor(node) == number;
+        is_gpu.then_some(number)
+    };
+    let entries = entries.into_iter().flatten().flatten();
+    entries.take(65_536).filter_map(minor).collect()
+}
+
 /// Returns PyTorch's version, such as `2.15.0+cu132`, from the `version.py` next to its libraries. `None` if
 /// those were deleted or replaced after loading, because the file may then belong to another version.
 pub fn torch_version(tgid: Tgid) -> Option<String> {

@@ -5,6 +5,7 @@ pub(crate) mod class_name;
 pub mod container;
 pub mod cpp_class;
 pub mod elf;
+pub mod environment;
 pub mod facts;
 pub mod maps;
 pub mod memory;

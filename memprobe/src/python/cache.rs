@@ -7,6 +7,7 @@ use memprobe_common::FrameRecord;
 
 use super::code::{Code, CodePosition, CodeReader};
 use super::detect::PythonProcess;
+use super::heap::notebook;
 use super::layout::{FrameLayout, Instructions, PythonLayout};
 use crate::event::Frame;
 use crate::process::memory::{Cause, PartialMemory, ReadMemory, ReadResult};
@@ -49,6 +50,8 @@ pub enum Resolved {
 pub struct CodeCache {
     layout: PythonLayout,
     code_type: u64,
+    /// Address of the main interpreter's state; 0 if unknown.
+    interpreter: u64,
     limits: Limits,
     codes: HashMap<u64, Cached>,
     names: HashSet<Arc<str>>,
@@ -65,7 +68,10 @@ struct Cached {
 
 impl CodeCache {
     pub fn new(python: &PythonProcess) -> Self {
-        Self::with_limits(python.layout, python.code_type, Limits::default())
+        Self {
+            interpreter: python.interpreter,
+            ..Self::with_limits(python.layout, python.code_type, Limits::default())
+        }
     }
 
     /// Creates an empty cache for a process with this layout, whose `PyCode_Type` lies at `code_type`.
@@ -73,6 +79,7 @@ impl CodeCache {
         Self {
             layout,
             code_type,
+            interpreter: 0,
             limits,
             codes: HashMap::new(),
             names: HashSet::new(),
@@ -123,6 +130,11 @@ impl CodeCache {
             Ok(code) => frame_of(&code, instr, owner),
             Err(_) => Resolved::Unreadable,
         }
+    }
+
+    /// Returns the name of the cell of a notebook whose code objects have this file, such as `In[7]`.
+    pub fn cell(&self, memory: &impl ReadMemory, file: &str) -> Option<Arc<str>> {
+        notebook::cell(memory, &self.layout, self.interpreter, file)
     }
 
     fn reader<'a, M>(&'a self, memory: &'a M) -> CodeReader<'a, M> {

@@ -36,12 +36,13 @@ pub enum Damage {
 
 /// Position in the structure of each offset that memprobe reads, in 3.13, 3.14 and 3.15 (`struct _Py_DebugOffsets`
 /// in `Include/internal/pycore_runtime.h`@v3.13.0, `pycore_debug_offsets.h`@v3.14.10, v3.15.2); 0 for none.
-const FIELDS: [(&str, [u16; 3]); 35] = [
+const FIELDS: [(&str, [u16; 3]); 36] = [
     ("runtime_state.finalizing", [32, 32, 32]),
     ("runtime_state.interpreters_head", [40, 40, 40]),
     ("interpreter_state.next", [64, 64, 64]),
     ("interpreter_state.threads_head", [72, 72, 72]),
     ("interpreter_state.gc", [80, 88, 88]),
+    ("interpreter_state.imports_modules", [88, 96, 96]),
     ("thread_state.next", [168, 192, 192]),
     ("thread_state.interp", [176, 200, 200]),
     ("thread_state.current_frame", [184, 208, 208]),
@@ -114,6 +115,7 @@ pub fn read_layout(
     layout.runtime.main_interpreter = main;
     layout.runtime.finalizing = table.word("runtime_state.finalizing", u16::MAX - 8)?;
     layout.interpreter_threads = table.word("interpreter_state.threads_head", u16::MAX)?;
+    layout.interpreter_modules = table.word("interpreter_state.imports_modules", u16::MAX)?;
     let in_thread = |name| table.word(name, THREAD_STATE as u16 - 8);
     let thread = &mut layout.thread;
     thread.next = in_thread("thread_state.next")?;

@@ -9,6 +9,8 @@ pub struct PythonLayout {
     /// `threads.head` (`tstate_head` before 3.11) in `struct _is`: the newest thread state
     /// (`Include/internal/pycore_interp.h`@v3.9.18 to @v3.13.0, `pycore_interp_structs.h`@v3.14.10, v3.15.2).
     pub interpreter_threads: u16,
+    /// `modules` (`imports.modules` from 3.12 on) in `struct _is`: `sys.modules` (the same sources).
+    pub interpreter_modules: u16,
     pub thread: ThreadLayout,
     pub frame: FrameLayout,
     pub code: CodeLayout,

@@ -170,6 +170,7 @@ const PYTHON_3_9: PythonLayout = PythonLayout {
     minor: 9,
     runtime: runtime(12, 40, StateSlot::Key(584)),
     interpreter_threads: 8,
+    interpreter_modules: 856,
     thread: thread(176, None, 256, 24, None),
     frame: frame([32, 24, 104], None, None),
     code: code_with_index(LineFormat::Increments, 1),
@@ -210,6 +211,7 @@ const PYTHON_3_11: PythonLayout = PythonLayout {
     minor: 11,
     runtime: runtime(16, 48, StateSlot::Key(592)),
     interpreter_threads: 16,
+    interpreter_modules: 888,
     thread: thread(152, Some(160), 240, 56, Some(8)),
     frame: frame([32, 48, 56], Some(69), None),
     code: CodeLayout {
@@ -235,6 +237,7 @@ const PYTHON_3_12: PythonLayout = PythonLayout {
     minor: 12,
     runtime: runtime(16, 48, StateSlot::Key(1544)),
     interpreter_threads: 72,
+    interpreter_modules: 944,
     thread: thread(136, Some(144), 224, 56, Some(0)),
     frame: frame([0, 8, 56], Some(70), Some(3)),
     code: code(192, 176),
@@ -255,6 +258,7 @@ const PYTHON_3_13: PythonLayout = PythonLayout {
     minor: 13,
     runtime: runtime(600, 640, StateSlot::Key(2160)),
     interpreter_threads: 7344,
+    interpreter_modules: 7656,
     thread: thread(152, Some(160), 224, 72, None),
     code: code(200, 184),
     heap: HeapLayout {
@@ -273,6 +277,7 @@ const PYTHON_3_13: PythonLayout = PythonLayout {
 const PYTHON_3_14: PythonLayout = PythonLayout {
     minor: 14,
     runtime: runtime(776, 816, StateSlot::Key(2336)),
+    interpreter_modules: 7688,
     frame: frame([0, 8, 56], Some(74), Some(3)),
     code: code(208, 192),
     heap: HeapLayout {
@@ -289,6 +294,7 @@ const PYTHON_3_15: PythonLayout = PythonLayout {
     minor: 15,
     runtime: runtime(904, 944, StateSlot::Variable),
     interpreter_threads: 7336,
+    interpreter_modules: 7592,
     thread: ThreadLayout {
         base_frame: Some(80),
         ..thread(176, Some(184), 248, 72, None)

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::names::NamedRecord;
+use super::names::{NamedRecord, NamesRecord};
 use super::{
     AtAttachRecord, EndRecord, FORMAT, Header, MAX_DIMENSIONS, MAX_FRAMES, MAX_PURPOSE,
     check_names, hex,
@@ -33,7 +33,7 @@ pub(super) enum LineRecord<'a> {
     Names {
         time: TimeNs,
         tgid: Tgid,
-        blocks: u64,
+        record: NamesRecord<'a>,
     },
     Loss(Losses),
     End(EndRecord),
@@ -185,11 +185,6 @@ struct NameArgs<'a> {
     name: Cow<'a, str>,
 }
 
-#[derive(Deserialize)]
-struct NamesArgs {
-    blocks: u64,
-}
-
 /// Parses one line, without its comma and newline. `start` is the time of `ts` 0. An error describes the
 /// fault in a few words.
 pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<LineRecord<'_>, String> {
@@ -221,7 +216,7 @@ pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<LineRecord<'_>, String
         ("i", "names") => Ok(LineRecord::Names {
             time: line_time(&line, start)?,
             tgid: Tgid(line.pid),
-            blocks: args::<NamesArgs>(&line)?.blocks,
+            record: args(&line)?,
         }),
         ("i", "loss") => Ok(LineRecord::Loss(args(&line)?)),
         _ => Err("a record of unknown kind".to_owned()),

@@ -39,7 +39,7 @@ pub use directory::recordings_in;
 pub use error::RecordingError;
 pub(crate) use header::{AtAttachRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
-pub(crate) use names::{NamedRecord, RetainerRecord};
+pub(crate) use names::{NamedRecord, NamesRecord, RetainerRecord};
 pub use reader::Reader;
 pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};
 pub use tensors::{SnapshotFileError, TENSOR_FORMAT, open_tensors, read_tensors};

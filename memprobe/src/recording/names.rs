@@ -7,9 +7,31 @@ use serde::{Deserialize, Serialize};
 
 use super::{MAX_CONTEXT, check_names};
 use crate::event::tensors::{Name, Retainer};
-use crate::event::{Address, Bytes, DeviceIndex, LabeledBlock};
+use crate::event::{
+    Address, BlockLabels, Bytes, CallPathOrigin, CalledModule, DeviceIndex, LabeledBlock,
+    StepSettings,
+};
 
 const MOST: usize = 1 << 22;
+const MAX_OPTIMIZERS: usize = 64;
+
+/// Ends the preceding [`NamedRecord`]s of a moment.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct NamesRecord<'a> {
+    /// Number of the blocks before it.
+    blocks: u64,
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    optimizers: Cow<'a, [StepSettings]>,
+}
+
+impl<'a> From<&'a BlockLabels> for NamesRecord<'a> {
+    fn from(names: &'a BlockLabels) -> Self {
+        Self {
+            blocks: names.blocks.len() as u64,
+            optimizers: names.optimizers.as_slice().into(),
+        }
+    }
+}
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct NamedRecord<'a> {
@@ -24,8 +46,12 @@ pub(crate) struct NamedRecord<'a> {
     inferred: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     module: Option<Cow<'a, str>>,
+    /// Path that begins with the class of the root module.
     #[serde(skip_serializing_if = "Option::is_none")]
     called: Option<Cow<'a, str>>,
+    /// Path in calls of the module itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    call: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     saved_by: Option<Cow<'a, str>>,
     #[serde(borrow, alias = "kept", skip_serializing_if = "Option::is_none")]
@@ -36,6 +62,12 @@ impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
     fn from(block: &'a LabeledBlock) -> Self {
         let text = |text: &'a Option<Arc<str>>| text.as_deref().map(clipped);
         let name = block.name.as_ref();
+        let called = block.called.as_ref();
+        let path = called.map(|called| clipped(&called.path));
+        let (call, called) = match called.map(|called| called.origin) {
+            Some(CallPathOrigin::Call) => (path, None),
+            _ => (None, path),
+        };
         Self {
             addr: block.addr.0,
             size: block.size.0,
@@ -44,7 +76,8 @@ impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
             name: name.map(|name| clipped(&name.text)),
             inferred: name.and_then(|name| name.inferred).map(Cow::Borrowed),
             module: text(&block.module),
-            called: text(&block.called),
+            called,
+            call,
             saved_by: text(&block.saved_by),
             retained_by: block.retainer.as_deref().map(RetainerRecord::from),
         }
@@ -65,7 +98,11 @@ impl PendingNames {
             return Err(format!("more than {MOST} blocks of one moment"));
         }
         let [name, module] = [&record.name, &record.module];
-        let texts = [name, module, &record.called, &record.saved_by].map(Option::as_deref);
+        let (path, origin) = match &record.call {
+            Some(_) => (&record.call, CallPathOrigin::Call),
+            None => (&record.called, CallPathOrigin::Class),
+        };
+        let texts = [name, module, path, &record.saved_by].map(Option::as_deref);
         check_names(texts.into_iter().flatten())?;
         let kind = record.kind.as_deref();
         let known = kind.map(|word| word.parse().map_err(|_| "a block of unknown kind"));
@@ -84,23 +121,30 @@ impl PendingNames {
                 inferred: record.inferred.as_deref().map(Name::rule),
             }),
             module,
-            called,
+            called: called.map(|path| CalledModule { path, origin }),
             saved_by,
             retainer: retainer.map(Arc::new),
         });
         Ok(())
     }
 
-    /// Returns the blocks collected, and checks their number against `announced`, the count in the `names` record.
-    pub(super) fn end(&mut self, announced: u64) -> Result<Vec<LabeledBlock>, String> {
+    /// Returns the blocks collected, and checks their number against the count in the `names` record.
+    pub(super) fn end(
+        &mut self,
+        record: NamesRecord<'_>,
+    ) -> Result<(Vec<LabeledBlock>, Vec<StepSettings>), String> {
         let blocks = std::mem::take(&mut self.0);
-        if blocks.len() as u64 == announced {
-            return Ok(blocks);
+        let (announced, here) = (record.blocks, blocks.len());
+        if here as u64 != announced {
+            return Err(format!(
+                "{announced} blocks were named, but {here} are there"
+            ));
         }
-        let here = blocks.len();
-        Err(format!(
-            "{announced} blocks were named, but {here} are there"
-        ))
+        if record.optimizers.len() > MAX_OPTIMIZERS {
+            return Err(format!("more than {MAX_OPTIMIZERS} settings of optimizers"));
+        }
+        check_names(record.optimizers.iter().map(|group| &*group.class))?;
+        Ok((blocks, record.optimizers.into_owned()))
     }
 }
 

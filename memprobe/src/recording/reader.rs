@@ -213,9 +213,14 @@ impl<R: BufRead> Reader<R> {
                 self.naming.push(&block, |text| intern(strings, text))?;
                 return Ok(None);
             }
-            LineRecord::Names { time, tgid, blocks } => {
-                let blocks = self.naming.end(blocks)?;
-                Event::BlockLabels(Arc::new(BlockLabels { time, tgid, blocks }))
+            LineRecord::Names { time, tgid, record } => {
+                let (blocks, optimizers) = self.naming.end(record)?;
+                Event::BlockLabels(Arc::new(BlockLabels {
+                    time,
+                    tgid,
+                    blocks,
+                    optimizers,
+                }))
             }
             LineRecord::Mark(mark) => self.mark(mark),
             LineRecord::Thread { tid, name } => {

@@ -338,7 +338,11 @@ pub(crate) fn at_attach(unread: Option<&str>) -> Event {
 
 /// Returns the file that holds these events.
 pub(crate) fn recording(events: &[Event]) -> Vec<u8> {
-    let mut writer = TraceWriter::new(Vec::new(), "memory", &header(), Grouping::User).unwrap();
+    recording_of(&header(), events)
+}
+
+pub(crate) fn recording_of(header: &Header, events: &[Event]) -> Vec<u8> {
+    let mut writer = TraceWriter::new(Vec::new(), "memory", header, Grouping::User).unwrap();
     for event in events {
         writer.event(event).unwrap();
     }

@@ -86,7 +86,7 @@ fn columns<'a>(
         data("bytes") => Cell::Rate(row.rate.bytes),
         figure(bytes) => rounded(row.rate.bytes),
         number("blocks", blocks) => row.part.map(|_| row.rate.blocks),
-        // Share of the steps with growth, from 0 to 1.
+        // Share of the steps between points with growth, from 0 to 1.
         data("grew") => Cell::Rate(row.rate.grew),
         figure("GREW") => percent(row.rate.grew),
         number("first", "FIRST") => row.rate.first,
@@ -152,7 +152,7 @@ impl<'a> TableReport for GrowthReport<'a> {
         push_devices(page, self.replay, devices, |page, on| {
             let growth = &on.growth;
             page.note(&examined(growth));
-            if growth.steps >= growth.needed {
+            if growth.points >= growth.needed {
                 page.note(&total(growth, on.device.index));
                 if is_quiet(growth) {
                     page.note(&no_growth(growth));
@@ -174,12 +174,12 @@ impl<'a> TableReport for GrowthReport<'a> {
             Cell::Object(vec![
                 ("device", on.device.index.into()),
                 ("per", per(growth).into()),
-                // Iterations or seconds per step.
+                // Iterations or seconds between two points.
                 ("step", growth.step.per_step().into()),
-                ("steps", Cell::Count(growth.steps as u64)),
+                ("points", Cell::Count(growth.points as u64)),
                 ("left_out", Cell::Count(growth.left_out as u64)),
-                // With fewer steps there are no suspects.
-                ("needed_steps", Cell::Count(growth.needed as u64)),
+                // With fewer points there are no suspects.
+                ("needed_points", Cell::Count(growth.needed as u64)),
                 // Minimum growth of a suspect.
                 ("least_growth", growth.least.into()),
                 ("suspects", on.table().into()),
@@ -251,7 +251,7 @@ fn is_quiet(growth: &Growth) -> bool {
 
 /// Describes the data behind the figures.
 fn examined(growth: &Growth) -> String {
-    let points = counted(growth.steps as u64, "point");
+    let points = counted(growth.points as u64, "point");
     let each = match growth.step {
         StepUnit::Iterations(each) if (each - 1.0).abs() < 0.01 => {
             "live memory at the end of each iteration".to_owned()
@@ -266,7 +266,7 @@ fn examined(growth: &Growth) -> String {
     };
     let left_out = growth.left_out;
     let mut text = format!("{points} examined: {each}; the first {left_out} left out (warm-up).");
-    if growth.steps < growth.needed {
+    if growth.points < growth.needed {
         let needed = growth.needed;
         text.push_str(&format!(
             " These are too few to find growth: {needed} are needed. Record for longer."

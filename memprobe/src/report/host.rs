@@ -5,8 +5,9 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use super::{Colour, DocumentFormat};
+use crate::event::Gpu;
 use crate::event::bytes::short;
-use crate::ledger::snapshot::host::{DriverDevice, DriverSnapshot, HostSnapshot};
+use crate::ledger::snapshot::host::{DriverDevice, DriverSnapshot, HostSnapshot, ProcessRow};
 pub use crate::view::HostExtent;
 use crate::view::table::{Cell, Output, Page, Table, json_document};
 use crate::view::{
@@ -56,7 +57,7 @@ pub fn write_host(
 }
 
 fn push(page: &mut Page, snapshot: &HostSnapshot, table: &Table<ProcessEntry>) {
-    let gaps = unavailable(table);
+    let gaps = unavailable(table).into_iter().chain(numbering(table));
     let lines = devices(snapshot).into_iter().chain(gaps);
     for line in lines.chain(warnings(snapshot)) {
         page.fitted(&line);
@@ -109,6 +110,25 @@ fn unavailable(table: &Table<ProcessEntry>) -> Option<String> {
     ))
 }
 
+/// Returns the GPU of each device, `None` for one that is not known.
+fn gpus(row: &ProcessRow) -> impl Iterator<Item = Option<&Gpu>> {
+    let devices = row.devices.iter();
+    devices.map(|device| row.target.gpu(device.index))
+}
+
+/// Says what the marks in the column of devices mean, if there are some.
+fn numbering(table: &Table<ProcessEntry>) -> Vec<String> {
+    let rows = || table.data_rows().map(ProcessEntry::process);
+    let is_unknown = rows().any(|row| gpus(row).any(|gpu| gpu.is_none()));
+    let is_inferred = |gpu: &Gpu| gpu.source.is_inferred();
+    let is_inferred = rows().any(|row| gpus(row).flatten().any(is_inferred));
+    let unknown = "DEV with cuda: the process's own number; its GPU is not known";
+    let inferred = "DEV with ?: inferred from CUDA_VISIBLE_DEVICES";
+    let notes = [(is_unknown, unknown), (is_inferred, inferred)];
+    let notes = notes.into_iter().filter(|(is_shown, _)| *is_shown);
+    notes.map(|(_, note)| note.to_owned()).collect()
+}
+
 fn warnings(snapshot: &HostSnapshot) -> Vec<String> {
     let health = &snapshot.health;
     let mut warnings = Vec::new();
@@ -152,6 +172,8 @@ fn gpu(device: &DriverDevice) -> Cell<'_> {
     Cell::Object(vec![
         ("gpu", device.index.into()),
         ("name", (&*device.name).into()),
+        ("uuid", device.uuid.as_deref().into()),
+        ("pci_bus_id", device.pci_bus_id.as_deref().into()),
         ("used", memory.ok().map(|memory| memory.used).into()),
         ("total", memory.ok().map(|memory| memory.total).into()),
         // Reason why `used` and `total` are null.
@@ -166,8 +188,8 @@ fn gpu(device: &DriverDevice) -> Cell<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Target;
-    use crate::event::{Bytes, DeviceIndex, Frame, Rank, Tgid, TimeNs, Totals};
+    use crate::event::{Bytes, DeviceIdentity, DeviceIndex, Frame, Rank, Target, Tgid};
+    use crate::event::{IdentitySource, TimeNs, Totals};
     use crate::ledger::snapshot::Site;
     use crate::ledger::snapshot::host::{
         self as model, DeviceRow, DriverMemory, DriverUse, Holder, HostHealth, ProcessFacts,
@@ -191,6 +213,17 @@ mod tests {
             target: Target {
                 tgid: Some(Tgid(tgid)),
                 command: "/opt/venv/bin/python train.py".to_owned(),
+                gpus: vec![DeviceIdentity {
+                    device: DeviceIndex(0),
+                    gpu: Some(Gpu {
+                        index: Some(2),
+                        uuid: Some("GPU-8932f937".to_owned()),
+                        pci_bus_id: None,
+                        mig: None,
+                        source: IdentitySource::Properties,
+                    }),
+                    unknown: None,
+                }],
                 ..Target::default()
             },
             facts: ProcessFacts {
@@ -232,6 +265,9 @@ mod tests {
             local: None,
             world: Some(4),
         });
+        if let Some(gpu) = &mut ranked.target.gpus[0].gpu {
+            gpu.source = IdentitySource::Environment;
+        }
         let mut worker = old.clone();
         worker.tgid = Tgid(40);
         worker.state = ProcessState::Probed;
@@ -270,6 +306,8 @@ mod tests {
         let device = |index, memory, processes| model::DriverDevice {
             index,
             name: "NVIDIA A100".to_owned(),
+            uuid: None,
+            pci_bus_id: None,
             memory,
             mig_devices: None,
             processes,
@@ -342,6 +380,28 @@ mod tests {
     }
 
     #[test]
+    fn a_device_without_a_known_gpu_is_marked() {
+        let mut host = host();
+        host.processes[0].target.gpus = vec![DeviceIdentity::unknown(DeviceIndex(0), "no driver")];
+        let mut out = Vec::new();
+        write_host(&host, &TEXT, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(
+            text.contains("DEV with cuda: the process's own number"),
+            "{text}"
+        );
+        assert!(text.contains("DEV with ?: inferred"), "{text}");
+        let device = |pid: &str| {
+            let line = text
+                .lines()
+                .find(|line| line.trim_start().starts_with(pid))?;
+            line.split_whitespace().nth(3).map(str::to_owned)
+        };
+        assert_eq!(device("10 ").as_deref(), Some("cuda:0"));
+        assert_eq!(device("20 ").as_deref(), Some("2?"));
+    }
+
+    #[test]
     fn programs_get_bytes_and_null_where_nothing_is_known() {
         let json = written(HostOptions {
             format: DocumentFormat::Json,
@@ -353,6 +413,11 @@ mod tests {
         assert_eq!(processes[0]["world_size"], 4);
         assert_eq!(processes[0]["top"]["line"], 88);
         assert_eq!(processes[0]["driver_devices"][0]["gpu"], 2);
+        let device = &processes[0]["devices"][0];
+        assert_eq!(device["device"], 0);
+        assert_eq!(device["gpu"], 2);
+        assert_eq!(device["driver"], 1300_u64 << 20);
+        assert_eq!(device["gpu_source"], "environment");
         assert!(processes[2]["allocated"].is_null());
         assert_eq!(processes[2]["state"], "refused");
         assert!(json["driver"].as_str().unwrap().contains("not found"));

@@ -13,7 +13,7 @@ use crate::event::{DeviceIndex, Frame};
 use crate::ledger::grouping::{CodeOwner, origin_of};
 use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site};
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
-use crate::view::{BLOCKS, FileNames};
+use crate::view::{BLOCKS, FileNames, gpu_fields};
 
 fn columns<'a>() -> Vec<Column<HeldRow<'a>>> {
     columns![|row: HeldRow<'a>|
@@ -105,8 +105,9 @@ impl<'a> LineReport<'a> {
     fn device(&self, device: &'a DeviceSnapshot) -> Cell<'a> {
         let before = &device.before_attach;
         let unread = Cell::if_known(before.unread.as_deref());
-        Cell::Object(vec![
-            ("device", device.index.into()),
+        let mut fields = vec![("device", device.index.into())];
+        fields.extend(gpu_fields(&self.replay.snapshot.target, device.index));
+        fields.extend(vec![
             ("allocated", device.totals.allocated.into()),
             ("reserved", device.totals.reserved.into()),
             ("peak_allocated", device.peak.allocated.into()),
@@ -122,7 +123,8 @@ impl<'a> LineReport<'a> {
             ("live_blocks", device.live_blocks.into()),
             ("ooms", device.ooms.into()),
             ("lines", self.table(device).into()),
-        ])
+        ]);
+        Cell::Object(fields)
     }
 
     fn table(&self, device: &'a DeviceSnapshot) -> Table<HeldRow<'a>> {

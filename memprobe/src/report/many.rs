@@ -6,24 +6,28 @@ use serde::Serialize;
 
 use super::document::TableReport;
 use super::lines::LineReport;
+use super::named_records::{Heading, NamedRecords};
 use super::replay::RecordingReplay;
-use super::{By, ReportError, ReportFormat, ReportOptions, replay};
+use super::{By, Outcome, ReportError, ReportFormat, ReportOptions, replay};
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::recording::{Reader, RecordingError};
-use crate::view::clean;
 use crate::view::table::{Cell, Column, Output, Page, Style, Table, columns};
+use crate::view::{clean, gpu_number};
 
 pub struct ManyReport<'a, W> {
     options: &'a ReportOptions,
     out: &'a mut W,
     rows: Vec<RecordingEntry>,
     recordings: u64,
+    heading: Heading,
 }
 
 /// Memory of one process on one device, or the sum of all.
 struct RecordingEntry {
     recording: String,
     device: Option<DeviceIndex>,
+    /// Number of its GPU; `None` if unknown.
+    gpu: Option<String>,
     events: u64,
     now: Totals,
     peak: Totals,
@@ -37,6 +41,7 @@ fn columns() -> Vec<Column<RecordingEntry>> {
         figure("PEAK") => row.peak.reserved,
         figure("EVENTS") => row.events,
         figure("DEVICE") => row.device,
+        figure("GPU") => row.gpu.as_deref(),
         label("RECORDING") => &*row.recording,
     ]
     .into()
@@ -54,11 +59,6 @@ struct Total {
     sum_of_peak_reserved: u64,
 }
 
-/// Returns true if these options allow several recordings: any table, as text or one document.
-pub fn is_possible(options: &ReportOptions) -> bool {
-    options.by != By::Event && matches!(options.format, ReportFormat::Text | ReportFormat::Json)
-}
-
 impl<'a, W: Write> ManyReport<'a, W> {
     /// Starts the report.
     pub fn begin(options: &'a ReportOptions, out: &'a mut W) -> Result<Self, ReportError> {
@@ -70,14 +70,37 @@ impl<'a, W: Write> ManyReport<'a, W> {
             out,
             rows: Vec::new(),
             recordings: 0,
+            heading: Heading::First,
         })
     }
 
     /// Adds the next recording under the given name.
-    pub fn add<R: BufRead>(&mut self, name: &str, reader: Reader<R>) -> Result<(), ReportError> {
-        if self.options.by != By::Line {
-            return self.add_table(name, reader);
-        }
+    pub fn add<R: BufRead>(
+        &mut self,
+        name: &str,
+        reader: Reader<R>,
+    ) -> Result<Option<Outcome>, ReportError> {
+        let has_sum = self.has_sum();
+        let outcome = if has_sum {
+            Some(self.add_lines(name, reader)?)
+        } else {
+            self.add_table(name, reader)?
+        };
+        self.recordings += 1;
+        Ok(outcome)
+    }
+
+    /// True if the sum of all recordings comes last.
+    fn has_sum(&self) -> bool {
+        let is_for_rows = matches!(self.options.format, ReportFormat::Csv | ReportFormat::Jsonl);
+        self.options.by == By::Line && !is_for_rows
+    }
+
+    fn add_lines<R: BufRead>(
+        &mut self,
+        name: &str,
+        reader: Reader<R>,
+    ) -> Result<Outcome, ReportError> {
         let (replay, ()) = replay::run(reader, self.options.grouping, ())?;
         let report = LineReport {
             replay: &replay,
@@ -97,30 +120,33 @@ impl<'a, W: Write> ManyReport<'a, W> {
             report.text(&mut page);
             self.out.write_all(page.into_text().as_bytes())?;
         }
-        self.recordings += 1;
         self.keep(name, &replay);
-        Ok(())
+        Ok(replay.outcome())
     }
 
-    /// Adds another table than the one of lines; there is no sum over processes.
-    fn add_table<R: BufRead>(&mut self, name: &str, reader: Reader<R>) -> Result<(), ReportError> {
-        let mut table = Vec::new();
-        super::write(reader, self.options, &mut table)?;
-        if self.options.format == ReportFormat::Json {
-            let separator = if self.recordings > 0 { ",\n" } else { "" };
-            let name = serde_json::to_string(name).map_err(io::Error::from)?;
-            write!(self.out, "{separator}{{\"recording\": {name},")?;
-            // The table is a document of its own.
-            self.out
-                .write_all(table.strip_prefix(b"{").unwrap_or(&table))?;
-        } else {
-            let separator = if self.recordings > 0 { "\n" } else { "" };
-            let heading = Style(self.options.colour).strong(&clean(name));
-            writeln!(self.out, "{separator}{heading}")?;
-            self.out.write_all(&table)?;
-        }
-        self.recordings += 1;
-        Ok(())
+    /// Adds a table without a sum over recordings.
+    fn add_table<R: BufRead>(
+        &mut self,
+        name: &str,
+        reader: Reader<R>,
+    ) -> Result<Option<Outcome>, ReportError> {
+        let mut named = match self.options.format {
+            ReportFormat::Text => {
+                let title = Style(self.options.colour).strong(&clean(name));
+                let separator = if self.recordings > 0 { "\n" } else { "" };
+                NamedRecords::text(&format!("{separator}{title}"), self.out)
+            }
+            ReportFormat::Json => {
+                if self.recordings > 0 {
+                    self.out.write_all(b",\n")?;
+                }
+                NamedRecords::document(name, self.out)
+            }
+            ReportFormat::Jsonl => NamedRecords::json_lines(name, self.out),
+            ReportFormat::Csv => NamedRecords::csv(name, self.heading, self.out),
+        };
+        self.heading = Heading::Repeated;
+        super::write(reader, self.options, &mut named)
     }
 
     /// Adds an entry for a file that is not a readable recording.
@@ -129,12 +155,21 @@ impl<'a, W: Write> ManyReport<'a, W> {
         name: &str,
         error: &RecordingError,
     ) -> Result<(), ReportError> {
-        if self.options.format == ReportFormat::Json {
-            let error = error.to_string();
-            self.document(&serde_json::json!({ "recording": name, "error": error }))?;
-        } else {
-            let line = format!("{}: {error}", clean(name));
-            writeln!(self.out, "{}", Style(self.options.colour).warning(&line))?;
+        let error = error.to_string();
+        match self.options.format {
+            ReportFormat::Json => {
+                self.document(&serde_json::json!({ "recording": name, "error": error }))?;
+            }
+            ReportFormat::Jsonl => {
+                let line = serde_json::json!({ "recording": name, "error": error });
+                writeln!(self.out, "{line}")?;
+            }
+            // The column of a table has no place for it.
+            ReportFormat::Csv => return Ok(()),
+            ReportFormat::Text => {
+                let line = format!("{}: {error}", clean(name));
+                writeln!(self.out, "{}", Style(self.options.colour).warning(&line))?;
+            }
         }
         self.recordings += 1;
         Ok(())
@@ -158,6 +193,7 @@ impl<'a, W: Write> ManyReport<'a, W> {
             .extend(devices.enumerate().map(|(at, device)| RecordingEntry {
                 recording: name.to_owned(),
                 device: Some(device.index),
+                gpu: replay.snapshot.target.gpu(device.index).map(gpu_number),
                 // The count is per process, so only the first device has it.
                 events: if at == 0 { events } else { 0 },
                 now: device.totals,
@@ -167,7 +203,7 @@ impl<'a, W: Write> ManyReport<'a, W> {
 
     /// Writes the sum.
     pub fn finish(self) -> Result<(), ReportError> {
-        if self.options.by != By::Line {
+        if !self.has_sum() {
             if self.options.format == ReportFormat::Json {
                 self.out.write_all(b"]}\n")?;
             }
@@ -186,6 +222,7 @@ impl<'a, W: Write> ManyReport<'a, W> {
             let sum = RecordingEntry {
                 recording: "(sum; the peaks may be at different times)".to_owned(),
                 device: None,
+                gpu: None,
                 events: total.events,
                 now: totals(total.allocated, total.reserved),
                 peak: totals(total.sum_of_peak_allocated, total.sum_of_peak_reserved),
@@ -213,5 +250,70 @@ impl<'a, W: Write> ManyReport<'a, W> {
             total.sum_of_peak_reserved += row.peak.reserved.0;
         }
         total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{DeviceIdentity, Gpu, IdentitySource};
+    use crate::recording::samples::{header, recording_of, story};
+
+    /// Recording of a rank whose `cuda:0` is this GPU.
+    fn rank(index: u32, source: IdentitySource) -> Vec<u8> {
+        let mut header = header();
+        header.target.gpus = vec![DeviceIdentity {
+            device: DeviceIndex(0),
+            gpu: Some(Gpu {
+                index: Some(index),
+                uuid: Some(format!("GPU-0{index}5a5a5a")),
+                pci_bus_id: Some(format!("00000000:0{index}:00.0")),
+                mig: None,
+                source,
+            }),
+            unknown: None,
+        }];
+        recording_of(&header, &story())
+    }
+
+    fn written(format: ReportFormat) -> String {
+        let options = ReportOptions {
+            format,
+            ..ReportOptions::default()
+        };
+        let mut out = Vec::new();
+        let mut many = ManyReport::begin(&options, &mut out).unwrap();
+        for (name, index, source) in [
+            ("a.json", 3, IdentitySource::Properties),
+            ("b.json", 1, IdentitySource::Environment),
+        ] {
+            let file = rank(index, source);
+            many.add(name, Reader::new(&*file).unwrap()).unwrap();
+        }
+        many.finish().unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn ranks_that_all_have_a_device_0_keep_their_gpus() {
+        let text = written(ReportFormat::Text);
+        let line = "cuda:0 is GPU 3  GPU-035a5a5a  00000000:03:00.0\n";
+        assert!(text.contains(line), "{text}");
+        let inferred = "00000000:01:00.0  (inferred)\n";
+        assert!(text.contains(inferred), "{text}");
+        for (name, gpu) in [("a.json", "3"), ("b.json", "1?")] {
+            let mut rows = text.lines().filter(|line| line.ends_with(name));
+            let row = rows.rfind(|line| line.contains("cuda:0")).unwrap();
+            let mut words = row.split_whitespace().rev();
+            assert_eq!(words.nth(1), Some(gpu), "{row}");
+        }
+        let json: serde_json::Value = serde_json::from_str(&written(ReportFormat::Json)).unwrap();
+        for (at, gpu, source) in [(0, 3, "properties"), (1, 1, "environment")] {
+            let device = &json["recordings"][at]["devices"][0];
+            assert_eq!(device["device"], 0);
+            assert_eq!(device["gpu"], gpu);
+            assert_eq!(device["gpu_source"], source);
+            assert_eq!(device["uuid"], format!("GPU-0{gpu}5a5a5a"));
+        }
     }
 }

@@ -11,6 +11,7 @@ mod host;
 mod lines;
 mod many;
 mod modules;
+mod named_records;
 mod outline;
 mod outside;
 mod peak;
@@ -22,7 +23,7 @@ mod threads;
 
 pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
-pub use many::{ManyReport, is_possible as is_possible_for_many};
+pub use many::ManyReport;
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};
 
 use std::io::{self, BufRead, Write};
@@ -33,6 +34,7 @@ use crate::event::Losses;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, RecordingError};
 pub use crate::view::Alike;
+use crate::view::clean;
 pub use crate::view::table::Colour;
 use lines::LineReport;
 
@@ -198,6 +200,11 @@ fn unless_closed<T>(written: Result<T, ReportError>) -> Result<Option<T>, Report
         Err(ReportError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
         written => written.map(Some),
     }
+}
+
+/// Returns the line for standard error about what is missing from the report of a file.
+pub fn warning_line(file: &str, warning: &str) -> String {
+    format!("memprobe: {}: {warning}", clean(file))
 }
 
 /// Writes a report of a recording. Events are written as they are read, up to any damage. All other

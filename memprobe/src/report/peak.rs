@@ -16,6 +16,7 @@ use super::replay::RecordingReplay;
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 use crate::attribution::AttributionLedger;
 use crate::attribution::allocation_groups::{AllocationGroup, ModuleScope, Pass};
+use crate::attribution::module_aliases::RootVariables;
 use crate::attribution::peak::{PeakLedger, PeakView};
 use crate::event::DeviceIndex;
 use crate::event::bytes::human;
@@ -94,13 +95,14 @@ pub(super) fn write<R: BufRead>(
         .iter()
         .filter_map(|device| {
             let view = ledger.view(device.index)?;
-            let purposes = purposes(attribution.device(device.index)?);
+            let device_view = attribution.device(device.index)?;
+            let purposes = purposes(device_view, &attribution.root_variables);
             let iteration = iteration_at(&iterations, view.moment.time);
             Some(AtPeak {
                 device,
                 iteration,
                 lines: groups(&view, |part| part.origin.site.clone()),
-                modules: groups(&view, called),
+                modules: groups(&view, |part| called_in(part, &attribution.root_variables)),
                 tensors: groups(&view, |part| part.what.clone()),
                 purposes,
                 view,
@@ -323,6 +325,18 @@ pub(super) fn called(part: &AllocationGroup) -> Called {
     Called {
         place,
         pass: part.origin.pass,
+    }
+}
+
+/// Returns [`called`] with the variable of a root whose class has several.
+fn called_in(part: &AllocationGroup, variables: &RootVariables) -> Called {
+    let called = called(part);
+    match called.place {
+        ModuleScope::Module(path) => Called {
+            place: ModuleScope::Module(variables.named(&path)),
+            ..called
+        },
+        _ => called,
     }
 }
 

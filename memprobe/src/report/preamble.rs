@@ -7,7 +7,7 @@ use crate::event::bytes::{human, signed};
 use crate::event::{DeviceIndex, Target};
 use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Snapshot, SoftwareLayer};
 use crate::view::table::Page;
-use crate::view::{clean, counted, duration, process, width as columns};
+use crate::view::{clean, counted, duration, identity_line, process, width as columns};
 
 pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the program makes none, or the recording \
                                      is without them.";
@@ -19,6 +19,11 @@ const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocators. Device
 pub(super) fn push_beginning(page: &mut Page, replay: &RecordingReplay) {
     for line in target_lines(&replay.snapshot.target, &replay.header.version) {
         page.fitted(&line);
+    }
+    let snapshot = &replay.snapshot;
+    let devices = snapshot.devices.iter();
+    for identity in devices.filter_map(|device| snapshot.target.identity(device.index)) {
+        page.fitted(&identity_line(identity));
     }
     page.fitted(&extent(replay));
     for warning in warnings(replay) {

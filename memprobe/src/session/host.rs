@@ -7,10 +7,11 @@ use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
 use memprobe_common::counter;
 
+use super::gpus::{GpuSampler, PATIENCE, TimedSample};
 use super::process::{Process, ProcessOrigin};
 use super::{HostEvent, HostItem};
 use crate::decode::{ProcessEvent, Record, decode};
-use crate::event::{Detail, Losses, Tgid};
+use crate::event::{CallPaths, Detail, Losses, Tgid};
 use crate::probe::files::ProbedFiles;
 use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Counters, Loader, Wanted, Watch};
@@ -45,6 +46,7 @@ pub(crate) struct HostSession {
     /// Processes whose symbolizer has something to do.
     busy: Vec<Tgid>,
     files: ProbedFiles,
+    gpus: GpuSampler,
     records: Records,
     counters: Counters,
     /// Losses so far, of all processes together.
@@ -82,6 +84,7 @@ impl HostSession {
             emitted: VecDeque::new(),
             busy: Vec::new(),
             files: ProbedFiles::default(),
+            gpus: GpuSampler::default(),
             records: Records::new(loader.take_records()?).context("watching the ring buffer")?,
             counters: loader.take_counters()?,
             losses: Losses::default(),
@@ -187,6 +190,7 @@ impl HostSession {
             sink(event)?;
         }
         self.settle(now, all, &mut sink)?;
+        self.identify_gpus(now);
         self.is_drained = all;
         Ok(taken)
     }
@@ -217,6 +221,13 @@ impl HostSession {
     pub(crate) fn is_settled(&self, tgid: Tgid) -> bool {
         let process = self.processes.get(&tgid.0);
         self.is_drained && process.is_none_or(|process| !process.is_busy)
+    }
+
+    /// Adds the modules of a process that were called so far.
+    pub(crate) fn add_call_paths(&self, tgid: Tgid, known: &mut CallPaths) {
+        if let Some(process) = self.processes.get(&tgid.0) {
+            process.modules().add_paths(known);
+        }
     }
 
     fn take_records(&mut self) -> usize {
@@ -380,6 +391,62 @@ impl HostSession {
             let items = std::iter::from_fn(|| process.next_item());
             self.emitted
                 .extend(items.map(|item| HostEvent { tgid, item }));
+        }
+        self.identify_last(tgid);
+    }
+
+    /// Reads the processes whose devices are due, and takes what the driver said of others.
+    fn identify_gpus(&mut self, now: Instant) {
+        for process in self.processes.values_mut() {
+            if process.devices.is_due(now) {
+                process.devices.look(process.tgid, now);
+                self.gpus.ask();
+            }
+        }
+        if let Some(sample) = self.gpus.answer(Duration::ZERO) {
+            let waiting = self.processes.values();
+            let waiting = waiting.filter(|process| process.devices.is_waiting());
+            for tgid in waiting.map(|process| process.tgid).collect::<Vec<_>>() {
+                if !self.identify(tgid, &sample) {
+                    self.gpus.ask();
+                }
+            }
+        }
+    }
+
+    /// Joins what is known of a process with the driver's answer. Returns false if the answer is too old.
+    fn identify(&mut self, tgid: Tgid, sample: &TimedSample) -> bool {
+        let Some(process) = self.processes.get_mut(&tgid.0) else {
+            return true;
+        };
+        if process.devices.identify(tgid, sample) {
+            let target = process.target();
+            self.emit(tgid, HostItem::Identified(target));
+        }
+        let process = self.processes.get(&tgid.0);
+        process.is_none_or(|process| !process.devices.is_waiting())
+    }
+
+    /// Identifies the devices of a process that ends, as far as it could be read.
+    fn identify_last(&mut self, tgid: Tgid) {
+        let Some(process) = self.processes.get_mut(&tgid.0) else {
+            return;
+        };
+        let now = Instant::now();
+        if process.devices.identities.is_empty() && process.devices.is_due(now) {
+            process.devices.look(tgid, now);
+        }
+        // The first answer may be one to an earlier question.
+        for _ in 0..2 {
+            let process = self.processes.get(&tgid.0);
+            if !process.is_some_and(|process| process.devices.is_waiting()) {
+                return;
+            }
+            self.gpus.ask();
+            let Some(sample) = self.gpus.answer(PATIENCE) else {
+                return;
+            };
+            self.identify(tgid, &sample);
         }
     }
 

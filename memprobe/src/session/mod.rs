@@ -1,6 +1,7 @@
 //! Sessions: probed processes, from kernel records to a stream of events.
 
 mod before_attach;
+pub(crate) mod gpus;
 pub(crate) mod host;
 mod poll;
 pub(crate) mod priority;
@@ -43,6 +44,8 @@ pub(crate) enum HostItem {
         missing: Vec<String>,
     },
     Event(Event),
+    /// More is known of the GPUs behind its ordinals.
+    Identified(Target),
     /// Reached a point worth a heap snapshot. Sent at once, before the events that led there.
     SnapshotPoint(SnapshotPoint),
     /// Something that whoever looks at it should know.

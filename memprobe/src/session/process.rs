@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use memprobe_common::ProcessConfig;
 
 use super::before_attach::{self, BaselineReader};
+use super::gpus::DeviceTracker;
 use super::poll::{self, Pace, PollSchedule};
 use super::startup_check::{ObservedFrom, StartupCheck};
 use super::{HostItem, SnapshotPoint};
@@ -21,6 +22,7 @@ use crate::process::status::Status;
 use crate::process::{container, facts};
 use crate::python::CodeCache;
 use crate::symbolize::{PriorCudaUse, Symbolizer, marks};
+use crate::torch::module_calls::ModuleCalls;
 use crate::torch::module_trees::ModuleNames;
 
 /// Time in which a new process may be something other than Python (a shell script, a launcher).
@@ -85,6 +87,7 @@ pub(super) struct Process {
     has_called: bool,
     last_record: Instant,
     torch: Option<String>,
+    pub(super) devices: DeviceTracker,
     pub(super) schedule: PollSchedule,
     /// An event whose notice was taken first.
     next_event: Option<Event>,
@@ -138,6 +141,7 @@ impl Process {
             has_called: false,
             last_record: now,
             torch: None,
+            devices: DeviceTracker::default(),
             schedule: PollSchedule::new(now),
             next_event: None,
         }
@@ -208,12 +212,17 @@ impl Process {
         self.waiting_for.clear();
         self.announced_probes = 0;
         self.torch = None;
+        self.devices = DeviceTracker::default();
         self.has_called = false;
         self.schedule = PollSchedule::new(now);
     }
 
     pub(super) fn end(mut self, files: &mut ProbedFiles, now: Instant) {
         self.attaching.forget(files, now);
+    }
+
+    pub(super) fn modules(&self) -> &ModuleCalls {
+        self.symbolizer.modules()
     }
 
     pub(super) fn is_attached(&self) -> bool {
@@ -278,6 +287,7 @@ impl Process {
         let Some(event) = self.pop() else {
             return self.startup_check.take_notice().map(HostItem::Notice);
         };
+        self.devices.note(&event);
         match before_attach::notice(&event) {
             Some(notice) => {
                 self.next_event = Some(event);
@@ -378,6 +388,7 @@ impl Process {
         Target {
             python: python.map(|python| python.version.to_string()),
             torch: self.torch.clone(),
+            gpus: self.devices.identities.clone(),
             ..identified(self.tgid)
         }
     }
@@ -408,6 +419,7 @@ impl Process {
     fn attached(&mut self) {
         self.phase = ProcessPhase::Attached;
         self.read_torch();
+        self.devices.begin(self.tgid);
         self.symbolizer.look_at_code();
         self.watch_tensors();
         if let Some(before) = &mut self.before {

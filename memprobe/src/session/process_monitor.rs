@@ -80,8 +80,16 @@ struct Looking {
 }
 
 /// Process ids of the host, if memprobe sees them.
-struct HostPids {
+pub(super) struct HostPids {
     are_visible: bool,
+}
+
+impl Default for HostPids {
+    fn default() -> Self {
+        Self {
+            are_visible: has_pids_of_the_driver(),
+        }
+    }
 }
 
 impl Pids for HostPids {
@@ -98,9 +106,7 @@ impl Looking {
             scan,
             driver: Driver::open(),
             driver_again: DRIVER_AGAIN,
-            pids: HostPids {
-                are_visible: has_pids_of_the_driver(),
-            },
+            pids: HostPids::default(),
         }
     }
 

@@ -29,7 +29,7 @@ use crate::event::{
 };
 use crate::process::memory::ReadMemory;
 use crate::python::CodeCache;
-use crate::torch::module_calls::NameModules;
+use crate::torch::module_calls::{ModuleCalls, NameModules};
 
 use cpu::CpuAllocatorTotals;
 use cuda::{Call, CallerKind, CudaResolver};
@@ -192,6 +192,10 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// Takes over what is known of the parent's code objects; in a forked child they are at the same addresses.
     pub fn inherit_code(&mut self, parent: &Self) {
         self.stacks.modules.inherit(&parent.stacks.modules);
+    }
+
+    pub fn modules(&self) -> &ModuleCalls {
+        &self.stacks.modules
     }
 
     /// True if stacks that were already named may now have other modules. `ran` returns the CPU time of the process.

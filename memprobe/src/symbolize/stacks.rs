@@ -184,7 +184,12 @@ impl<M: ReadMemory> Stacks<M> {
     /// Defines a stack that was read, and returns it if it is new.
     pub fn define(&mut self, pending: Pending) -> Option<(StackId, Arc<Stack>)> {
         let frame = |reading: Reading| match reading.resolved {
-            Resolved::Frame(frame) => Some(frame),
+            Resolved::Frame(mut frame) => {
+                let code = self.code.as_ref();
+                let cell = code.and_then(|code| code.cell(&self.memory, &frame.file));
+                frame.file = cell.unwrap_or(frame.file);
+                Some(frame)
+            }
             Resolved::Skip => None,
             Resolved::Unreadable => Some(unreadable()),
         };

@@ -111,9 +111,10 @@ fn rank<'a>(tensor: &'a Tensor, snapshot: &TensorSnapshot) -> impl Ord + use<'a>
         TensorKind::Buffer => 1,
         TensorKind::OptimizerState => 2,
         TensorKind::Gradient => 3,
-        TensorKind::Tensor if name.is_some() => 4,
-        TensorKind::Saved => 5,
-        TensorKind::Tensor => 6,
+        TensorKind::KvCache => 4,
+        TensorKind::Tensor if name.is_some() => 5,
+        TensorKind::Saved => 6,
+        TensorKind::Tensor => 7,
     };
     let storage = tensor.storage.and_then(|at| snapshot.storages.get(at));
     let is_part = storage.zip(tensor.bytes());

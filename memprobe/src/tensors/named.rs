@@ -62,6 +62,7 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
         time: snapshot.moment,
         tgid,
         blocks: blocks.collect(),
+        optimizers: snapshot.optimizers.clone(),
     }
 }
 

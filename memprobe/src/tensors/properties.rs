@@ -61,6 +61,7 @@ fn storage(most: u64) -> impl Strategy<Value = Storage> {
 fn tensor() -> impl Strategy<Value = Tensor> {
     let kind = prop_oneof![
         Just(TensorKind::Parameter),
+        Just(TensorKind::KvCache),
         Just(TensorKind::Saved),
         Just(TensorKind::Tensor)
     ];

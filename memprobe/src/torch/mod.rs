@@ -1,6 +1,7 @@
 //! PyTorch seen from another process: allocator tables, tensors, autograd.
 
 pub mod allocator;
+pub mod device_properties;
 pub mod module_calls;
 pub mod module_trees;
 pub mod names;

@@ -3,7 +3,7 @@
 use memprobe_common::{FrameRecord, StackHead};
 
 use super::names::ModuleFunction;
-use crate::event::Module;
+use crate::event::{CallPaths, Module};
 use crate::python::cache::Resolved;
 
 pub trait NameModules {
@@ -12,6 +12,9 @@ pub trait NameModules {
 
     /// Like [`Self::path`], for a question that [`Answer::Later`] deferred.
     fn path_later(&mut self, calls: &Calls, question: Question) -> Answer;
+
+    /// Adds all modules that were called.
+    fn add_paths(&self, known: &mut CallPaths);
 
     fn give_up(&mut self);
 
@@ -147,6 +150,12 @@ impl ModuleCalls {
         }
     }
 
+    pub fn add_paths(&self, known: &mut CallPaths) {
+        if let Some(names) = &self.names {
+            names.add_paths(known);
+        }
+    }
+
     pub fn give_up(&mut self) {
         if let Some(names) = &mut self.names {
             names.give_up();
@@ -174,6 +183,8 @@ mod tests {
         fn path_later(&mut self, calls: &Calls, _: Question) -> Answer {
             self.path(calls)
         }
+
+        fn add_paths(&self, _: &mut CallPaths) {}
 
         fn give_up(&mut self) {}
 

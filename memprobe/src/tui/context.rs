@@ -20,7 +20,7 @@ use crate::event::bytes::human;
 use crate::event::{Detail, DeviceIndex, ProbeStatus, Target};
 use crate::ledger::snapshot::{DeviceSnapshot, Health, Snapshot, SoftwareLayer, TargetState};
 use crate::tensors::TensorTable;
-use crate::view::{clean, clock, count, counted, fit, process, rate};
+use crate::view::{clean, clock, count, counted, device_name, fit, process, rate};
 
 /// Snapshots of a caller; a pause keeps one on the screen.
 #[derive(Debug)]
@@ -192,7 +192,8 @@ impl ScreenContext for ProcessContext {
         facts.push(format!("{since} {}", clock(time)));
         // These screens are not about the device shown on the others.
         if !matches!(tab, Some(Tab::Tensors | Tab::Outside)) {
-            facts.extend(self.device().map(|device| device.index.to_string()));
+            let device = self.device().map(|device| device.index);
+            facts.extend(device.map(|device| device_name(&snapshot.target, device)));
         }
         let versions = [version("Python", python, 12), version("torch", torch, 20)];
         ScreenTitle {
@@ -209,8 +210,10 @@ impl ScreenContext for ProcessContext {
     fn devices(&self) -> DeviceTabs {
         let devices = &self.feed.shown.devices;
         let shown = self.device().map(|device| device.index);
+        let target = &self.feed.shown.target;
         let tab = |device: &DeviceSnapshot| {
-            format!("{} {}", device.index, human(device.totals.allocated))
+            let name = device_name(target, device.index);
+            format!("{name} {}", human(device.totals.allocated))
         };
         DeviceTabs {
             tabs: devices.iter().map(tab).collect(),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::cells::frame;
+use super::gpus::{gpu_fields, gpu_number, identity_line};
 use super::names::{BEFORE_ATTACH, FileNames};
 use super::number::{counted, percent};
 use super::table::{Cell, Column, SortOrder, Tone, columns};
@@ -54,7 +55,7 @@ pub const PROCESS_COLUMNS: [Column<ProcessEntry>; 28] = columns![|row: ProcessEn
     data("state") => row.state().0,
     data("reason") => row.state().1,
     data("note") => row.process().note.as_deref(),
-    figure("DEV").priority(1).screen(5, 56).order(CLIMBING) => row.device_list(),
+    figure("DEV").priority(1).screen(6, 56).order(CLIMBING) => row.device_list(),
     number("allocated", "ALLOC").short().screen(8, 0).tone(Tone::Strong) =>
         row.process().totals().map(|totals| totals.allocated),
     number("reserved", "RESERVED").priority(5).short().screen(8, 64) => row.process().totals().map(|totals| totals.reserved),
@@ -98,8 +99,11 @@ impl ProcessEntry {
 
     fn device_list(&self) -> Option<Cell<'_>> {
         let row = self.process();
-        let own = row.devices.first().map(|device| device.index.0.into());
-        let first = own.or_else(|| row.driver.first().map(|held| held.device))?;
+        let own = row.devices.first().map(|device| device.index);
+        let number = own.map(|own| row.target.gpu(own).and_then(|gpu| gpu.index));
+        // Ordinals come after the numbers of GPUs.
+        let number = number.map(|index| index.unwrap_or(u32::MAX));
+        let first = number.or_else(|| row.driver.first().map(|held| held.device))?;
         Some(Cell::Ranked(first.into(), device_list(row)?.into()))
     }
 
@@ -126,14 +130,18 @@ impl ProcessEntry {
     }
 
     fn devices(&self) -> Cell<'_> {
+        let row = self.process();
         let device = |device: &DeviceRow| {
-            Cell::Object(vec![
-                ("device", u32::from(device.index.0).into()),
+            let mut fields = vec![("device", u32::from(device.index.0).into())];
+            fields.extend(gpu_fields(&row.target, device.index));
+            fields.extend([
                 ("allocated", device.totals.allocated.into()),
                 ("reserved", device.totals.reserved.into()),
-            ])
+                ("driver", row.driver_bytes(device.index).into()),
+            ]);
+            Cell::Object(fields)
         };
-        Cell::List(self.process().devices.iter().map(device).collect())
+        Cell::List(row.devices.iter().map(device).collect())
     }
 
     fn driver_devices(&self) -> Cell<'_> {
@@ -209,18 +217,38 @@ pub fn rank(rank: Rank) -> String {
     }
 }
 
-/// Returns the devices by the ordinals of the process, such as `0-3` or `0,2`. Falls back to the driver's
-/// numbering (`gpu5`) if only the driver reports any.
+/// Returns the GPUs as `nvidia-smi` numbers them, such as `0-3` or `0,2`. A device whose GPU is unknown has the ordinal of
+/// the process, marked: `cuda:0`.
 fn device_list(row: &ProcessRow) -> Option<String> {
-    if !row.devices.is_empty() {
-        let own = row.devices.iter().map(|device| u32::from(device.index.0));
-        return Some(ranges(own));
+    let mut whole = Vec::new();
+    let mut others = Vec::new();
+    let mut ordinals = Vec::new();
+    for device in &row.devices {
+        match row.target.gpu(device.index) {
+            Some(gpu) => match gpu_number(gpu).parse::<u32>() {
+                Ok(index) => whole.push(index),
+                Err(_) => others.push(gpu_number(gpu)),
+            },
+            None => ordinals.push(u32::from(device.index.0)),
+        }
     }
-    if row.driver.is_empty() {
-        return None;
+    if row.devices.is_empty() {
+        whole.extend(row.driver.iter().map(|held| held.device));
     }
-    let drivers = row.driver.iter().map(|held| held.device);
-    Some(format!("gpu{}", ranges(drivers)))
+    whole.sort_unstable();
+    let mut parts = Vec::new();
+    parts.extend((!whole.is_empty()).then(|| ranges(whole.into_iter())));
+    parts.extend(others);
+    parts.extend((!ordinals.is_empty()).then(|| format!("cuda:{}", ranges(ordinals.into_iter()))));
+    (!parts.is_empty()).then(|| parts.join(","))
+}
+
+/// Returns a line for each device whose GPU is inferred or unknown.
+pub fn doubtful_devices(row: &ProcessRow) -> impl Iterator<Item = String> {
+    let identities = row.target.gpus.iter();
+    identities
+        .filter(|identity| !identity.is_certain())
+        .map(identity_line)
 }
 
 /// Reason why the driver's sum over all devices is unknown; `None` where it is known or names no device.

@@ -4,6 +4,7 @@
 
 mod attribution;
 pub mod cells;
+mod gpus;
 mod host;
 mod names;
 mod number;
@@ -15,9 +16,10 @@ pub use attribution::{
     Alike, THREAD_COLUMNS, ThreadEntry, before, folded, iteration, iterations_by, no_module, peak,
     portion, sureness,
 };
+pub use gpus::{device_name, gpu_fields, gpu_number, identity_line};
 pub use host::{
-    HostExtent, PROCESS_COLUMNS, ProcessEntry, device_gaps, driver_gap, process_state, rank,
-    top_line_names,
+    HostExtent, PROCESS_COLUMNS, ProcessEntry, device_gaps, doubtful_devices, driver_gap,
+    process_state, rank, top_line_names,
 };
 pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_name, named_site,

@@ -83,7 +83,7 @@ const PURE: &[&[&str]] = &[SYSTEM, STREAMS, ENGINE, SCREEN, ARGUMENTS];
 const READER: &[&[&str]] = &[ENGINE, SCREEN, ARGUMENTS, RAW_READS];
 
 /// Pure files of modules that are not pure.
-pub const PURE_FILES: &[&str] = &["cuda/calls.rs", "torch/names.rs"];
+pub const PURE_FILES: &[&str] = &["cuda/calls.rs", "cuda/identity.rs", "torch/names.rs"];
 
 /// Returns the uses of a pure file against the rules.
 pub fn impurities(source: &Source) -> Vec<Finding> {
@@ -190,6 +190,7 @@ pub const MODULES: &[Module] = &[
         name: "session",
         uses: &[
             "event",
+            "cuda::identity",
             "cuda::nvml",
             "process",
             "decode",

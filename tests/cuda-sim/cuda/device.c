@@ -1,5 +1,6 @@
 /* Devices: how many there are, the bytes taken of each, and the calling thread's own. */
 #include <stdio.h>
+#include <string.h>
 
 #include "state.h"
 
@@ -9,6 +10,22 @@ static __thread int current_device;
 EXPORT int sim_device_count(void)
 {
     return settings()->devices;
+}
+
+EXPORT int sim_gpu_count(void)
+{
+    return settings()->gpus;
+}
+
+EXPORT int sim_gpu_of(int device)
+{
+    return settings()->gpu_of[device];
+}
+
+EXPORT void sim_uuid(unsigned char uuid[16], int gpu)
+{
+    memset(uuid, 0x5a, 16);
+    uuid[0] = (unsigned char)gpu;
 }
 
 EXPORT int sim_compute_capability(void)
@@ -53,16 +70,16 @@ EXPORT void sim_set_current_device(int device)
     current_device = device;
 }
 
-EXPORT void sim_pci_bus_id(char *text, size_t length, int device)
+EXPORT void sim_pci_bus_id(char *text, size_t length, int gpu)
 {
-    snprintf(text, length, "0000:%02X:00.0", device + 1);
+    snprintf(text, length, "0000:%02X:00.0", gpu + 1);
 }
 
-EXPORT int sim_device_of_pci_bus_id(const char *text)
+EXPORT int sim_gpu_of_pci_bus_id(const char *text)
 {
     unsigned domain, bus;
     if (sscanf(text, "%x:%x", &domain, &bus) != 2 || bus == 0)
         return -1;
-    int device = (int)bus - 1;
-    return device < sim_device_count() ? device : -1;
+    int gpu = (int)bus - 1;
+    return gpu < sim_gpu_count() ? gpu : -1;
 }

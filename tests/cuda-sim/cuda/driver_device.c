@@ -61,14 +61,13 @@ ENTRY(int, cuDeviceGetName, char *name, int length, int)
 
 ENTRY(int, cuDeviceGetUuid_v2, unsigned char uuid[16], int device)
 {
-    memset(uuid, 0x5a, 16);
-    uuid[15] = (unsigned char)device;
+    sim_uuid(uuid, sim_gpu_of(device));
     return CUDA_OK;
 }
 
 ENTRY(int, cuDeviceGetPCIBusId, char *text, int length, int device)
 {
-    sim_pci_bus_id(text, (size_t)length, device);
+    sim_pci_bus_id(text, (size_t)length, sim_gpu_of(device));
     return CUDA_OK;
 }
 
@@ -100,7 +99,7 @@ static int attribute_value(int attribute, int device)
     case ATTRIBUTE_L2_CACHE_SIZE: return L2_CACHE_BYTES;
     case ATTRIBUTE_TEXTURE_ALIGNMENT: return TEXTURE_ALIGNMENT;
     case ATTRIBUTE_MULTIPROCESSOR_COUNT: return MULTIPROCESSORS;
-    case ATTRIBUTE_PCI_BUS_ID: return device + 1;
+    case ATTRIBUTE_PCI_BUS_ID: return sim_gpu_of(device) + 1;
     case ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: return MAX_THREADS_PER_MULTIPROCESSOR;
     case ATTRIBUTE_ASYNC_ENGINE_COUNT: return ASYNC_ENGINES;
     case ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return sim_compute_capability() / 10;

@@ -8,6 +8,7 @@
 #include "state.h"
 
 static struct settings current = {
+    .gpus = 1,
     .devices = 1,
     .capacity = (size_t)16 << 30,
     .compute_capability = 80,
@@ -37,25 +38,36 @@ static size_t bytes(const char *name, size_t otherwise)
     return (size_t)value;
 }
 
-/* How many devices are left of `devices` by CUDA_VISIBLE_DEVICES, as the driver reads it: up to the
- * first index that does not exist. */
-static int visible_devices(int devices)
+/* The GPU that an entry of CUDA_VISIBLE_DEVICES names, -1 for none: an index, or the beginning of
+ * a UUID as nvidia-smi writes it. */
+static int gpu_named(const char *entry, int gpus)
+{
+    unsigned first;
+    if (sscanf(entry, "GPU-%2x", &first) == 1)
+        return first < (unsigned)gpus ? (int)first : -1;
+    char *end;
+    long index = strtol(entry, &end, 10);
+    return end == entry || index < 0 || index >= gpus ? -1 : (int)index;
+}
+
+/* Reads CUDA_VISIBLE_DEVICES as the driver does: up to the first entry that names no GPU. */
+static void show_devices(int gpus)
 {
     const char *text = getenv("CUDA_VISIBLE_DEVICES");
+    current.gpus = current.devices = gpus;
+    for (int gpu = 0; gpu < gpus; gpu++)
+        current.gpu_of[gpu] = gpu;
     if (!text)
-        return devices;
-    int visible = 0;
-    while (*text) {
-        char *end;
-        long index = strtol(text, &end, 10);
-        if (end == text || index < 0 || index >= devices)
+        return;
+    for (current.devices = 0; *text && current.devices < gpus; text++) {
+        int gpu = gpu_named(text, gpus);
+        if (gpu < 0)
             break;
-        visible++;
-        if (*end != ',')
+        current.gpu_of[current.devices++] = gpu;
+        text += strcspn(text, ",");
+        if (!*text)
             break;
-        text = end + 1;
     }
-    return visible;
 }
 
 static void open_trace(void)
@@ -74,7 +86,7 @@ static void open_trace(void)
 static void read_environment(void)
 {
     unsigned long devices = number("CUDASIM_DEVICES", 1);
-    current.devices = visible_devices(devices > MAX_DEVICES ? MAX_DEVICES : (int)devices);
+    show_devices(devices > MAX_DEVICES ? MAX_DEVICES : (int)devices);
     current.capacity = bytes("CUDASIM_MEMORY", current.capacity);
     current.context_bytes = bytes("CUDASIM_CTX_BYTES", 0);
     current.compute_capability = (int)number("CUDASIM_CC", 80);

@@ -12,6 +12,7 @@
 #include "state.h"
 
 struct account {
+    /* By GPU. */
     uint64_t used[MAX_DEVICES];
 };
 
@@ -47,10 +48,10 @@ void share_used(int device)
 {
     struct account *account = own_account();
     if (account)
-        __atomic_store_n(&account->used[device], sim_used(device), __ATOMIC_RELAXED);
+        __atomic_store_n(&account->used[sim_gpu_of(device)], sim_used(device), __ATOMIC_RELAXED);
 }
 
-static uint64_t used_by(const char *process, int device)
+static uint64_t used_by(const char *process, int gpu)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", folder(), process);
@@ -60,14 +61,23 @@ static uint64_t used_by(const char *process, int device)
         return 0;
     ssize_t whole = read(file, &account, sizeof account);
     close(file);
-    return whole == sizeof account ? account.used[device] : 0;
+    return whole == sizeof account ? account.used[gpu] : 0;
 }
 
-EXPORT int sim_users(int device, struct sim_user *out, int room)
+/* What this process has taken of a GPU. */
+static uint64_t own_use(int gpu)
+{
+    for (int device = 0; device < sim_device_count(); device++)
+        if (sim_gpu_of(device) == gpu)
+            return sim_used(device);
+    return 0;
+}
+
+EXPORT int sim_users(int gpu, struct sim_user *out, int room)
 {
     if (!folder()) {
         if (room > 0)
-            out[0] = (struct sim_user){ getpid(), sim_used(device) };
+            out[0] = (struct sim_user){ getpid(), own_use(gpu) };
         return 1;
     }
     DIR *processes = opendir(folder());
@@ -78,7 +88,7 @@ EXPORT int sim_users(int device, struct sim_user *out, int room)
         int pid = atoi(entry->d_name);
         if (pid <= 0 || (kill(pid, 0) != 0 && errno == ESRCH))
             continue;
-        uint64_t used = used_by(entry->d_name, device);
+        uint64_t used = used_by(entry->d_name, gpu);
         if (used == 0)
             continue;
         if (count < room)

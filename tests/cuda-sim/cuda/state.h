@@ -7,7 +7,10 @@
 #include "simulation.h"
 
 struct settings {
+    /* GPUs of the machine, those that the process sees, and the GPU behind each of its ordinals. */
+    int gpus;
     int devices;
+    int gpu_of[MAX_DEVICES];
     size_t capacity;
     size_t context_bytes;
     int compute_capability;

@@ -95,7 +95,7 @@ EXPORT int cudaDeviceGetPCIBusId(char *text, int length, int device)
 {
     if (!exists(device))
         return report(CUDA_INVALID_DEVICE);
-    sim_pci_bus_id(text, (size_t)length, device);
+    sim_pci_bus_id(text, (size_t)length, sim_gpu_of(device));
     return CUDA_OK;
 }
 
@@ -134,7 +134,7 @@ EXPORT int cudaGetDeviceProperties(struct device_properties *out, int device)
         .multiprocessors = MULTIPROCESSORS,
         .maps_host_memory = 1,
         .concurrent_kernels = 1,
-        .pci_bus = device + 1,
+        .pci_bus = sim_gpu_of(device) + 1,
         .async_engines = ASYNC_ENGINES,
         .unified_addressing = 1,
         .memory_bus_bits = MEMORY_BUS_BITS,
@@ -156,8 +156,7 @@ EXPORT int cudaGetDeviceProperties(struct device_properties *out, int device)
 #endif
     };
     snprintf(out->name, sizeof out->name, "Simulated GPU");
-    memset(out->uuid, 0x5a, sizeof out->uuid);
-    out->uuid[15] = (unsigned char)device;
+    sim_uuid(out->uuid, sim_gpu_of(device));
     return CUDA_OK;
 }
 

@@ -13,25 +13,30 @@ enum { MAX_DEVICES = 16 };
 /* ---- devices */
 
 int sim_device_count(void);
+/* GPUs of the machine, of which CUDA_VISIBLE_DEVICES may hide some, and the one behind a device. */
+int sim_gpu_count(void);
+int sim_gpu_of(int device);
+/* What tells a GPU from others. */
+void sim_uuid(unsigned char uuid[16], int gpu);
 /* Bytes of memory a device has, and bytes that are taken. */
 size_t sim_capacity(int device);
 size_t sim_used(int device);
-/* Who has taken how much of a device: of all processes where CUDASIM_SHARED names a folder, of this
+/* Who has taken how much of a GPU: of all processes where CUDASIM_SHARED names a folder, of this
  * one alone otherwise. Fills no more than `room` and returns how many there are. */
 struct sim_user {
     int pid;
     uint64_t used;
 };
-int sim_users(int device, struct sim_user *out, int room);
+int sim_users(int gpu, struct sim_user *out, int room);
 /* 80 stands for 8.0. */
 int sim_compute_capability(void);
 /* The device of the calling thread, and its context. */
 int sim_current_device(void);
 void sim_set_current_device(int device);
-/* "0000:01:00.0" for device 0. */
-void sim_pci_bus_id(char *text, size_t length, int device);
-/* The device of such a text, or -1. */
-int sim_device_of_pci_bus_id(const char *text);
+/* "0000:01:00.0" for GPU 0. */
+void sim_pci_bus_id(char *text, size_t length, int gpu);
+/* The GPU of such a text, or -1. */
+int sim_gpu_of_pci_bus_id(const char *text);
 
 /* ---- settings that the runtime heeds */
 

@@ -19,17 +19,17 @@ enum nvml_return {
     NVML_ARGUMENT_VERSION_MISMATCH = 25,
 };
 
-/* A device handle is the ordinal plus one; that of a MIG device has the number of its instance,
+/* A device handle is the GPU's number plus one: NVML knows nothing of CUDA_VISIBLE_DEVICES; that of a MIG device has the number of its instance,
  * from 1 on, above that. */
 typedef void *nvml_device;
 enum { INSTANCE_SHIFT = 8 };
 
-static nvml_device handle_of(int device)
+static nvml_device handle_of(int gpu)
 {
-    return (nvml_device)(uintptr_t)(device + 1);
+    return (nvml_device)(uintptr_t)(gpu + 1);
 }
 
-static int ordinal_of(nvml_device handle)
+static int gpu_of(nvml_device handle)
 {
     return (int)((uintptr_t)handle & ((1 << INSTANCE_SHIFT) - 1)) - 1;
 }
@@ -89,13 +89,13 @@ EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version)
 
 EXPORT int nvmlDeviceGetCount_v2(unsigned *count)
 {
-    *count = (unsigned)sim_device_count();
+    *count = (unsigned)sim_gpu_count();
     return NVML_OK;
 }
 
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvml_device *out)
 {
-    if (index >= (unsigned)sim_device_count())
+    if (index >= (unsigned)sim_gpu_count())
         return NVML_INVALID_ARGUMENT;
     *out = handle_of((int)index);
     return NVML_OK;
@@ -103,10 +103,10 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvml_device *out)
 
 EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvml_device *out)
 {
-    int device = sim_device_of_pci_bus_id(text);
-    if (device < 0)
+    int gpu = sim_gpu_of_pci_bus_id(text);
+    if (gpu < 0)
         return NVML_INVALID_ARGUMENT;
-    *out = handle_of(device);
+    *out = handle_of(gpu);
     return NVML_OK;
 }
 
@@ -118,8 +118,30 @@ EXPORT int nvmlDeviceGetName(nvml_device, char *text, unsigned length)
 
 EXPORT int nvmlDeviceGetUUID(nvml_device device, char *text, unsigned length)
 {
-    snprintf(text, length, "GPU-5a5a5a5a-5a5a-5a5a-5a5a-5a5a5a5a5a%02x",
-             (unsigned)ordinal_of(device));
+    unsigned char uuid[16];
+    sim_uuid(uuid, gpu_of(device));
+    /* A MIG device has one of its own. */
+    uuid[1] = (unsigned char)(uuid[1] + instance_of(device));
+    int written = snprintf(text, length, instance_of(device) ? "MIG" : "GPU");
+    for (int at = 0; at < 16; at++) {
+        const char *form = at == 0 || at == 4 || at == 6 || at == 8 || at == 10 ? "-%02x" : "%02x";
+        written += snprintf(text + written, length - (unsigned)written, form, (unsigned)uuid[at]);
+    }
+    return NVML_OK;
+}
+
+/* nvmlPciInfo_t */
+struct pci_info {
+    char legacy_bus_id[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char bus_id[32];
+};
+
+EXPORT int nvmlDeviceGetPciInfo_v3(nvml_device device, struct pci_info *out)
+{
+    *out = (struct pci_info){ .bus = (unsigned)gpu_of(device) + 1 };
+    sim_pci_bus_id(out->legacy_bus_id, sizeof out->legacy_bus_id, gpu_of(device));
+    snprintf(out->bus_id, sizeof out->bus_id, "0000%s", out->legacy_bus_id);
     return NVML_OK;
 }
 
@@ -168,7 +190,7 @@ static int by_pid(const void *a, const void *b)
 static int users_of(nvml_device device, struct user *out)
 {
     struct sim_user users[MOST_USERS];
-    int count = sim_users(ordinal_of(device), users, MOST_USERS), kept = 0;
+    int count = sim_users(gpu_of(device), users, MOST_USERS), kept = 0;
     if (count > MOST_USERS)
         count = MOST_USERS;
     qsort(users, (size_t)count, sizeof *users, by_pid);
@@ -202,7 +224,7 @@ static int memory_of(nvml_device device, struct memory_v2 *out)
         return NVML_NO_PERMISSION;
     struct user users[MOST_USERS];
     int count = users_of(device, users);
-    size_t total = sim_capacity(ordinal_of(device)), used = 0;
+    size_t total = sim_capacity(gpu_of(device)), used = 0;
     if (instance_of(device) != 0)
         total /= (size_t)instances();
     /* As on an A100: some hundred MiB of 40 GiB. */

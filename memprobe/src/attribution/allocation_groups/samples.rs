@@ -213,6 +213,7 @@ impl Program {
             time: TimeNs(self.time),
             tgid: Tgid(1234),
             blocks: blocks.collect(),
+            optimizers: Vec::new(),
         })));
     }
 

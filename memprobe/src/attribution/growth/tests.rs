@@ -52,7 +52,7 @@ fn a_list_that_keeps_a_tensor_of_each_iteration_is_named() {
     let (program, ends) = steps(40, |_| true);
     let growth = growth(&program, &ends);
     assert_eq!(growth.step, StepUnit::Iterations(1.0));
-    assert_eq!((growth.steps, growth.left_out), (36, 4));
+    assert_eq!((growth.points, growth.left_out), (36, 4));
     let [suspect] = &growth.lines[..] else {
         panic!("{:?}", growth.lines)
     };
@@ -107,7 +107,7 @@ fn of_many_iterations_several_are_looked_at_together_and_the_rate_stays() {
     let (program, ends) = steps(1500, |_| true);
     let growth = growth(&program, &ends);
     assert_eq!(growth.step, StepUnit::Iterations(8.0));
-    assert_eq!(growth.steps + growth.left_out, 1500 / 8);
+    assert_eq!(growth.points + growth.left_out, 1500 / 8);
     assert_eq!(growth.lines[0].rate.bytes, 8192.0);
 }
 
@@ -115,7 +115,7 @@ fn of_many_iterations_several_are_looked_at_together_and_the_rate_stays() {
 fn a_few_iterations_say_nothing() {
     let (program, ends) = steps(6, |_| true);
     let growth = growth(&program, &ends);
-    assert!(growth.steps < growth.needed);
+    assert!(growth.points < growth.needed);
     assert!(growth.lines.is_empty());
 }
 
@@ -155,7 +155,7 @@ fn a_long_silence_is_passed_over() {
     program.wait(3_600_000_000);
     program.alloc(stack, 512);
     let growth = growth(&program, &[]);
-    assert!(growth.steps + growth.left_out <= MAX_STEPS as usize);
+    assert!(growth.points + growth.left_out <= MAX_STEPS as usize);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn alternating_intervals_of_an_iteration_do_not_hide_growth() {
     });
     let growth = ledger.growth(DEVICE, Some(2.0)).expect("a device");
     assert_eq!(
-        (growth.step, growth.steps + growth.left_out),
+        (growth.step, growth.points + growth.left_out),
         (StepUnit::Iterations(1.0), 30)
     );
     assert_eq!(

@@ -151,8 +151,8 @@ impl AttributionLedger {
         match &making.module_sizes {
             Some(sizes) => {
                 for ((device, module), sizes) in sizes {
-                    let place = module.as_ref().map_or(ModuleScope::Unknown, |held| {
-                        ModuleScope::Module(self.module_aliases.called(held))
+                    let place = module.as_ref().map_or(ModuleScope::Unknown, |module| {
+                        ModuleScope::Module(self.module_aliases.called(module))
                     });
                     let parts = devices.entry(*device).or_default();
                     parts.push((place, *sizes));
@@ -166,7 +166,8 @@ impl AttributionLedger {
             }
         }
         let devices = devices.into_iter().map(|(device, parts)| {
-            let (modules, others) = tree(parts);
+            let (mut modules, others) = tree(parts);
+            self.root_variables.name_roots(&mut modules);
             (device, ModelSize { modules, others })
         });
         Some(Sizes {

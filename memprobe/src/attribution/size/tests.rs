@@ -135,6 +135,7 @@ fn parameters_are_in_the_modules_that_the_processes_objects_name() {
     let names = BlockLabels {
         time: TimeNs(0),
         tgid: Tgid(1234),
+        optimizers: Vec::new(),
         blocks: vec![
             block(addr, 256 * KIB, TensorKind::Gradient, "model.layer"),
             block(0x1000, 1024 * KIB, TensorKind::Parameter, "model.layer"),
@@ -144,6 +145,7 @@ fn parameters_are_in_the_modules_that_the_processes_objects_name() {
     // An ending program has freed its model at the last snapshot.
     let last = BlockLabels {
         blocks: vec![block(addr, 256 * KIB, TensorKind::Gradient, "model.layer")],
+        optimizers: Vec::new(),
         ..names
     };
     program
@@ -173,6 +175,7 @@ fn of_too_much_the_oldest_is_forgotten() {
         phase: Phase::Forward,
         rule: crate::attribution::category::CategoryRule::SoFarForward,
         state: super::super::lifecycle::BlockState::Settled,
+        call: Default::default(),
         tensor_info: super::super::lifecycle::TensorInfo::Tensor,
     };
     for number in 0..MAX_SUMS as u64 + 10 {

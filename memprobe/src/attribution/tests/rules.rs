@@ -119,3 +119,50 @@ fn outputs_that_a_program_collects_are_no_activations() {
     assert_eq!(unknown, 3 * 4096, "the second step after they were made");
     assert_eq!(program.now(Category::Gradient), 4 * 512);
 }
+
+/// One call of a model without grad; `held` keeps a block from one call to the next, and a block of `bytes` takes its
+/// place within the call, or after it.
+fn call(program: &mut Program, held: &mut Option<u64>, bytes: u64, is_within: bool) {
+    let hidden = program.alloc(From::Evaluation, 1024);
+    let last = held.replace(program.alloc(From::KeepKeys, bytes));
+    let (within, after) = last.into_iter().partition::<Vec<_>, _>(|_| is_within);
+    within.into_iter().for_each(|last| program.free(last, MAIN));
+    if is_within {
+        let scores = program.alloc(From::Evaluation, 4096);
+        program.free(scores, MAIN);
+    }
+    after.into_iter().for_each(|last| program.free(last, MAIN));
+    let word = program.alloc(From::Outside, 512);
+    program.free(hidden, MAIN);
+    program.free(word, MAIN);
+}
+
+#[test]
+fn keys_that_grow_in_each_call_of_the_modules_are_a_cache() {
+    let mut program = Program::new();
+    for request in 0..2 {
+        let mut keys = None;
+        for word in 1..=8 {
+            call(&mut program, &mut keys, 2048 * word, true);
+            let cached = program.now(Category::KvCache);
+            let is_known = request > 0 || word > 2;
+            assert_eq!(cached, if is_known { 2048 * word } else { 0 }, "{word}");
+        }
+        program.free(keys.expect("keys"), MAIN);
+        let ended = program.attribution.ended;
+        assert_eq!(ended, Some(CategoryRule::KeptForNextCall));
+    }
+}
+
+#[test]
+fn outputs_and_states_of_fixed_size_are_no_cache() {
+    for (growth, is_within) in [(2048, false), (0, true)] {
+        let mut program = Program::new();
+        let mut held = None;
+        for number in 1..=8 {
+            let bytes = 2048 + growth * number;
+            call(&mut program, &mut held, bytes, is_within);
+            assert_eq!(program.now(Category::KvCache), 0, "{growth} {is_within}");
+        }
+    }
+}

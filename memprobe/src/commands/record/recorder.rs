@@ -118,6 +118,14 @@ impl Recorder {
                     progress.say_once(&missing);
                 }
             }
+            HostItem::Identified(target) => {
+                if let Some(recorded) = self.processes.get_mut(&tgid) {
+                    recorded.header.target.gpus = target.gpus;
+                    if let Output::File(trace) = &mut recorded.output {
+                        trace.writer.describe(&recorded.header)?;
+                    }
+                }
+            }
             HostItem::Notice(notice) => {
                 progress.say(&format!("PID {}: {notice}", tgid.0));
                 self.notice(tgid, notice);

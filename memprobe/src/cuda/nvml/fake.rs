@@ -3,7 +3,9 @@
 use std::cell::{Cell, RefCell};
 
 use super::form::{BYTES_AN_ENTRY, Form, PATTERN, Pids, RawList};
-use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, QueryRefusal, RawMemory};
+use super::query::{
+    DeviceQuery, EntryPoint, ListKind, MigDevice, QueryRefusal, RawIdentity, RawMemory,
+};
 
 /// A process as a driver knows it: PID, bytes, GPU instance, compute instance.
 pub(super) type KnownLibrary = (u32, u64, u32, u32);
@@ -65,6 +67,7 @@ pub(super) struct FakeDevice {
     pub(super) memory_v1: Result<RawMemory, QueryRefusal>,
     lists: RefCell<Vec<Answer>>,
     mig: Vec<(Option<u32>, FakeDevice)>,
+    pub(super) identity: RawIdentity,
     /// Number of requests for lists.
     pub(super) asked: Cell<usize>,
 }
@@ -76,6 +79,7 @@ impl Default for FakeDevice {
             memory_v1: Err(QueryRefusal::Missing),
             lists: RefCell::default(),
             mig: Vec::new(),
+            identity: RawIdentity::default(),
             asked: Cell::new(0),
         }
     }
@@ -149,10 +153,16 @@ impl DeviceQuery for FakeDevice {
     }
 
     fn mig_devices(&self) -> Vec<MigDevice<Self>> {
-        let devices = self.mig.iter().map(|(gpu_instance, device)| MigDevice {
+        let devices = (0..).zip(&self.mig);
+        let devices = devices.map(|(index, (gpu_instance, device))| MigDevice {
             device: device.clone(),
             gpu_instance: *gpu_instance,
+            index,
         });
         devices.collect()
+    }
+
+    fn identity(&self) -> RawIdentity {
+        self.identity.clone()
     }
 }

@@ -9,7 +9,9 @@ use nvml_wrapper::Device;
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 
 use super::form::{BYTES_AN_ENTRY, PATTERN, RawList};
-use super::query::{Asked, DeviceQuery, EntryPoint, ListKind, MigDevice, QueryRefusal, RawMemory};
+use super::query::{
+    Asked, DeviceQuery, EntryPoint, ListKind, MigDevice, QueryRefusal, RawIdentity, RawMemory,
+};
 
 /// `nvmlMemory_t` (nvml.h 13.5), in bytes.
 #[repr(C)]
@@ -157,12 +159,32 @@ impl DeviceQuery for Device<'_> {
         // Zero outside of MIG mode, and an error before R450.
         let count = self.mig_device_count().unwrap_or(0);
         let devices = (0..count.min(super::MAX_DEVICES))
-            .filter_map(|index| self.mig_device_by_index(index).ok())
-            .map(|device| MigDevice {
-                gpu_instance: gpu_instance(&device),
-                device,
+            .filter_map(|index| Some((index, self.mig_device_by_index(index).ok()?)))
+            .map(|(index, device)| {
+                let function = &self.nvml().lib().nvmlDeviceGetGpuInstanceId;
+                // SAFETY: the handle is the device's, and its library is open.
+                let gpu_instance = unsafe { instance(function, device.handle()) };
+                MigDevice {
+                    device,
+                    gpu_instance,
+                    index,
+                }
             });
         devices.collect()
+    }
+
+    fn identity(&self) -> RawIdentity {
+        let mode = self.mig_mode();
+        let function = &self.nvml().lib().nvmlDeviceGetComputeInstanceId;
+        RawIdentity {
+            uuid: self.uuid().ok(),
+            pci_bus_id: self.pci_info().ok().map(|pci| pci.bus_id),
+            minor: self.minor_number().ok(),
+            // Zero for a GPU without MIG; an error for a MIG device.
+            is_in_mig_mode: mode.is_ok_and(|mode| mode.current != 0),
+            // SAFETY: the handle is this device's, and its library is open.
+            compute_instance: unsafe { instance(function, self.handle()) },
+        }
     }
 }
 
@@ -182,11 +204,17 @@ fn details(device: &Device<'_>, kind: ListKind, capacity: u32) -> Asked<RawList>
     listed(code, list.count, capacity, buffer)
 }
 
-fn gpu_instance(device: &Device<'_>) -> Option<u32> {
-    let lib = device.nvml().lib();
-    let function = lib.nvmlDeviceGetGpuInstanceId.as_ref().ok()?;
+/// Asks a MIG device for the number of its GPU instance or compute instance.
+///
+/// # Safety
+/// `function` must be one of `nvmlDeviceGet…InstanceId` and `device` a handle of its library.
+unsafe fn instance<D, E>(
+    function: &Result<unsafe extern "C" fn(D, *mut u32) -> u32, E>,
+    device: D,
+) -> Option<u32> {
+    let function = function.as_ref().ok()?;
     let mut id = 0;
-    // SAFETY: the handle is the device's; the function writes one number.
-    nvml_try(unsafe { function(device.handle(), &mut id) }).ok()?;
+    // SAFETY: the caller's promise; both functions write one number.
+    nvml_try(unsafe { function(device, &mut id) }).ok()?;
     Some(id)
 }

@@ -177,6 +177,7 @@ mod tests {
     #[test]
     fn mig_devices_of_one_gpu_instance_count_once() {
         let instance = |gpu_instance, used| MigDevice {
+            index: 0,
             device: FakeDevice::default().with_memory_v2(RawMemory {
                 total: 20 * GIB,
                 reserved: Some(0),

@@ -20,7 +20,7 @@ use nvml_wrapper::error::NvmlError;
 
 pub use form::Pids;
 pub use memory::Usage;
-use query::DeviceQuery;
+use query::{DeviceQuery, MigDevice};
 
 use crate::event::{Bytes, Tgid};
 
@@ -52,6 +52,30 @@ pub struct DeviceMemory {
     pub mig_devices: Option<u32>,
     /// Reason why [`Sample::held`] may lack processes of this device.
     pub processes: Result<(), String>,
+    pub hardware: Hardware,
+}
+
+/// Identifiers of a GPU; unknown where the driver does not say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hardware {
+    /// Such as `GPU-8932f937-d72c-4106-c12f-20bd9faed9f6`.
+    pub uuid: Option<String>,
+    /// Such as `00000000:3B:00.0`.
+    pub pci_bus_id: Option<String>,
+    /// Number of its device node, `/dev/nvidiaN`.
+    pub minor: Option<u32>,
+    pub is_in_mig_mode: bool,
+    pub mig_devices: Vec<MigHardware>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MigHardware {
+    /// Number among the MIG devices of its GPU.
+    pub index: u32,
+    /// Such as `MIG-fc6bc2ab-6bbb-5dc8-a8bb-4d8c6ba6e5ed`.
+    pub uuid: Option<String>,
+    pub gpu_instance: Option<u32>,
+    pub compute_instance: Option<u32>,
 }
 
 impl Driver {
@@ -90,6 +114,7 @@ impl Sample {
             memory,
             mig_devices: is_sum.then_some(instances.len() as u32),
             processes: found.unknown.map_or(Ok(()), Err),
+            hardware: hardware(device, &instances),
         });
         for (tgid, bytes) in found.held {
             self.held.entry(tgid).or_default().push((index, bytes));
@@ -103,7 +128,28 @@ impl Sample {
             memory: Err(error.to_owned()),
             mig_devices: None,
             processes: Err(error.to_owned()),
+            hardware: Hardware::default(),
         });
+    }
+}
+
+fn hardware<Q: DeviceQuery>(device: &Q, instances: &[MigDevice<Q>]) -> Hardware {
+    let own = device.identity();
+    let mig_devices = instances.iter().map(|mig| {
+        let identity = mig.device.identity();
+        MigHardware {
+            index: mig.index,
+            uuid: identity.uuid,
+            gpu_instance: mig.gpu_instance,
+            compute_instance: identity.compute_instance,
+        }
+    });
+    Hardware {
+        uuid: own.uuid,
+        pci_bus_id: own.pci_bus_id,
+        minor: own.minor,
+        is_in_mig_mode: own.is_in_mig_mode || !instances.is_empty(),
+        mig_devices: mig_devices.collect(),
     }
 }
 

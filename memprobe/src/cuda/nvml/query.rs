@@ -58,6 +58,8 @@ pub(super) struct MigDevice<Q> {
     pub(super) device: Q,
     /// Devices of one GPU instance share its memory.
     pub(super) gpu_instance: Option<u32>,
+    /// Number among the MIG devices of its GPU.
+    pub(super) index: u32,
 }
 
 pub(super) type Asked<T> = Result<T, QueryRefusal>;
@@ -72,6 +74,20 @@ pub(super) trait DeviceQuery: Sized {
     fn memory_v1(&self) -> Asked<RawMemory>;
 
     fn mig_devices(&self) -> Vec<MigDevice<Self>>;
+
+    /// Asks for the identifiers; all are unknown where the driver does not answer.
+    fn identity(&self) -> RawIdentity;
+}
+
+/// Identifiers of a device, or of a MIG device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct RawIdentity {
+    pub(super) uuid: Option<String>,
+    pub(super) pci_bus_id: Option<String>,
+    pub(super) minor: Option<u32>,
+    pub(super) is_in_mig_mode: bool,
+    /// Compute instance of a MIG device.
+    pub(super) compute_instance: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

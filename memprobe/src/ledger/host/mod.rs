@@ -131,6 +131,13 @@ impl Host {
         }
     }
 
+    /// Takes what became known of the GPUs behind the ordinals of a process.
+    pub fn identify(&mut self, tgid: Tgid, target: Target) {
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.identify(target);
+        }
+    }
+
     /// Sets the reason why the process runs nothing; `None` if it runs.
     pub fn set_stopped(&mut self, tgid: Tgid, reason: Option<String>) {
         if let Some(process) = self.processes.get_mut(&tgid) {

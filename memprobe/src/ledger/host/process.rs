@@ -49,8 +49,7 @@ impl HostProcess {
     }
 
     pub(super) fn describe(&mut self, target: Target, facts: ProcessFacts) {
-        self.ledger.target = target.clone();
-        self.row.target = target;
+        self.identify(target);
         self.row.facts = facts;
     }
 
@@ -62,6 +61,11 @@ impl HostProcess {
         health.missing = found.missing;
         self.row.target = found.target;
         self.set_state(ProcessState::Probed);
+    }
+
+    pub(super) fn identify(&mut self, target: Target) {
+        self.ledger.target = target.clone();
+        self.row.target = target;
     }
 
     pub(super) fn set_stopped(&mut self, reason: Option<String>) {

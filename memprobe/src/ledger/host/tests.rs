@@ -300,6 +300,8 @@ fn a_sum_of_which_the_driver_says_a_part_is_unknown() {
     let unlisted = DriverDevice {
         index: 1,
         name: String::new(),
+        uuid: None,
+        pci_bus_id: None,
         memory: Err("unknown".to_owned()),
         mig_devices: None,
         processes: Err("unknown".to_owned()),

@@ -70,6 +70,12 @@ impl ProcessRow {
         self.driver.iter().try_fold(Bytes(0), add)
     }
 
+    /// Memory on the GPU behind an ordinal, as the driver reports it; `None` if that GPU or its bytes are unknown.
+    pub fn driver_bytes(&self, device: DeviceIndex) -> Option<Bytes> {
+        let index = self.target.gpu(device)?.index?;
+        self.driver.iter().find(|held| held.device == index)?.bytes
+    }
+
     /// The part of the bytes on all devices that the driver says; `None` where it says nothing.
     pub fn driver_at_least(&self) -> Option<Bytes> {
         let known = self.driver.iter().filter_map(|held| held.bytes);
@@ -174,6 +180,8 @@ pub struct DriverDevice {
     pub index: u32,
     /// Such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
+    pub uuid: Option<String>,
+    pub pci_bus_id: Option<String>,
     pub memory: Result<DriverMemory, String>,
     /// Number of MIG devices summed in `memory`; `None` if it is the whole device's.
     pub mig_devices: Option<u32>,

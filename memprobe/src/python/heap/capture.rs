@@ -94,6 +94,8 @@ pub struct HeapScan {
     pub classes: Classes,
     pub modules: Vec<ModuleObject>,
     pub optimizers: Optimizers,
+    /// Tensors in caches of keys and values.
+    pub cached: Vec<u64>,
     pub variables: Variables,
     /// Reason why objects are missing; `None` if the lists are complete.
     pub broken: Option<Broken>,
@@ -149,6 +151,7 @@ impl HeapScan {
         }
         moment.modules = modules::read(&heap, &moment.objects.modules);
         moment.optimizers = optimizers::read(&heap, &moment.objects.optimizers);
+        moment.cached = optimizers::cached(&heap, &moment.objects.kv_caches);
         match frames::variables(&heap, python, &moment.objects) {
             Ok(variables) => moment.variables = variables,
             Err(error) => moment.no_frames = Some(error),

@@ -61,8 +61,6 @@ pub enum ContainerKind {
     Queue,
     /// Values of context variables: a leaf of the mapping of a `contextvars.Context`.
     Context,
-    /// IPython's compiler of cells.
-    Compiler,
     Text,
     Number,
     Other,
@@ -75,6 +73,9 @@ pub enum TorchKind {
     Tensor,
     Module,
     Optimizer,
+    /// A cache of keys and values of transformers, or a layer of one (`transformers/cache_utils.py`@v4.36.0 to
+    /// @v5.23.0).
+    KvCache,
     Other,
 }
 
@@ -237,8 +238,10 @@ impl<M: ReadMemory> Heap<'_, M> {
             "Optimizer" if made_by_statement && is_of("torch.optim.optimizer") => {
                 class.role = TorchKind::Optimizer;
             }
-            "CachingCompiler" if made_by_statement && is_of("IPython.core.compilerop") => {
-                class.holds = ContainerKind::Compiler;
+            "Cache" | "CacheLayerMixin"
+                if made_by_statement && is_of("transformers.cache_utils") =>
+            {
+                class.role = TorchKind::KvCache;
             }
             "set" | "frozenset" if !made_by_statement => class.holds = ContainerKind::Set,
             // From 3.12 on `deque` looks as if a `class` statement had made it. Its name includes the module,

@@ -112,7 +112,7 @@ impl<M: ReadMemory> Heap<'_, M> {
             // The context variables lead to the values.
             ContainerKind::Context => self.context_values(object, |_, _| ()),
             // The variables of frames are roots of their own.
-            ContainerKind::Suspended | ContainerKind::Frame | ContainerKind::Compiler => Ok(()),
+            ContainerKind::Suspended | ContainerKind::Frame => Ok(()),
             ContainerKind::Text | ContainerKind::Number | ContainerKind::Other => Ok(()),
         }
     }
@@ -185,7 +185,7 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
             | ContainerKind::ThreadLocal
             | ContainerKind::Queue
             | ContainerKind::Context => self.held(class, object, |_, _| ())?,
-            ContainerKind::Suspended | ContainerKind::Frame | ContainerKind::Compiler => {}
+            ContainerKind::Suspended | ContainerKind::Frame => {}
             ContainerKind::Cell | ContainerKind::Text => {}
             ContainerKind::Number | ContainerKind::Other => {}
         }

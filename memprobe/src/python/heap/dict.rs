@@ -141,6 +141,9 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 
     pub(super) fn note(&self, entry: DictEntry, names: &[&str], found: &mut [Option<u64>]) {
+        if found.iter().all(Option::is_some) {
+            return;
+        }
         let Some(key) = self.text(entry.key) else {
             return;
         };

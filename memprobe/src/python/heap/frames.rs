@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 
 use super::class::ContainerKind;
 use super::process_scan::ProcessScan;
-use super::{Heap, notebook, shortened};
+use super::{Heap, shortened};
 use crate::process::memory::{ReadMemory, ReadResult};
 use crate::python::layout::{GeneratorLayout, HeapLayout, LocalsLayout};
 use crate::python::threads::{self, RawFrame};
@@ -80,7 +80,6 @@ pub fn variables(
         heap,
         codes: CodeCache::new(python),
         globals: scan.globals.iter().filter_map(dict).collect(),
-        cells: notebook::cells(heap, &scan.compilers),
         seen: HashSet::new(),
         found: Variables::default(),
     };
@@ -115,8 +114,6 @@ struct Reader<'a, 'b, M> {
     codes: CodeCache,
     /// Dicts of modules: their variables are named as globals of the module.
     globals: HashSet<u64>,
-    /// Numbers of IPython's cells by file name.
-    cells: HashMap<Arc<str>, i64>,
     seen: HashSet<u64>,
     found: Variables,
 }
@@ -226,10 +223,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
                 return;
             }
         };
-        let cell = self
-            .cells
-            .get(&*source.file)
-            .map(|number| format!("In[{number}]"));
+        let cell = self.codes.cell(self.heap.memory, &source.file);
         let file = source.file.rsplit('/').next().unwrap_or(&source.file);
         let file = cell.as_deref().unwrap_or(file);
         let [file, function] = [file, &source.function].map(|name| shortened(name, LONGEST_NAME));

@@ -14,7 +14,7 @@ pub mod frames;
 pub mod image;
 pub mod key;
 pub mod modules;
-mod notebook;
+pub mod notebook;
 pub mod optimizers;
 pub mod paths;
 pub mod process_scan;

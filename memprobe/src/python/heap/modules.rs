@@ -18,6 +18,7 @@ const MAX_HELD: usize = 1 << 21;
 pub struct ModuleObject {
     pub object: u64,
     pub class: Arc<str>,
+    pub class_address: u64,
     /// `_parameters`: name and tensor.
     pub parameters: Vec<(Arc<str>, u64)>,
     /// `_buffers`: name and tensor.
@@ -52,6 +53,7 @@ fn module(heap: &Heap<'_, impl ReadMemory>, object: u64, left: &mut usize) -> Op
     Some(ModuleObject {
         object,
         class: class.short_name().into(),
+        class_address: class.address,
         parameters,
         buffers,
         children,
@@ -182,6 +184,7 @@ mod tests {
         ModuleObject {
             object,
             class: "Net".into(),
+            class_address: 0,
             parameters: named(parameters),
             buffers: Vec::new(),
             children: named(children),

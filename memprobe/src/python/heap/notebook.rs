@@ -2,39 +2,59 @@
 
 use std::sync::Arc;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 
 use super::Heap;
 use super::contents::Step;
+use super::dict::DictEntry;
 use crate::process::memory::ReadMemory;
+use crate::python::layout::{HeapLayout, PythonLayout};
 
-/// Most cells whose number is kept.
-const MAX_CELLS: usize = 1 << 16;
+/// Parts of the names of files that IPython and ipykernel give to cells.
+const MARKS: [&str; 2] = ["/ipykernel_", "<ipython-input-"];
+
+/// `im_self` of a method (`PyMethodObject` in `Include/cpython/classobject.h`@v3.9.18 to @v3.15.2).
+const METHOD_SELF: u16 = 24;
 
 /// The history of results, twice in a namespace: `init_user_ns` in `IPython/core/interactiveshell.py`@8.12.3.
 const HISTORY: [&str; 2] = ["Out", "_oh"];
 
-/// Numbers of cells by the name of the file that the code objects of a cell have. ipykernel makes this name from a
-/// hash (`_filename_map` in `IPython/core/compilerop.py`@8.12.3).
-pub(super) fn cells(heap: &Heap<'_, impl ReadMemory>, compilers: &[u64]) -> HashMap<Arc<str>, i64> {
-    let mut cells = HashMap::new();
-    for &compiler in compilers {
-        let Some(class) = heap.class_of(compiler) else {
-            continue;
-        };
-        let ([names], _) = heap.attributes_of(&class, compiler, ["_filename_map"]);
-        let mut add = |entry: super::dict::DictEntry| {
-            let number = heap.number(entry.value).filter(|&number| number > 0);
-            if let Some((name, number)) = heap.text(entry.key).zip(number)
-                && cells.len() < MAX_CELLS
-            {
-                cells.insert(name, number);
-            }
-        };
-        // A cell that cannot be read keeps the name of its file.
-        let _ = names.map(|names| heap.entries(names, &mut add));
+/// Returns the name of the cell that the code objects of a file belong to, such as `In[7]`. ipykernel makes the
+/// file's name from a hash (`_filename_map` in `IPython/core/compilerop.py`@8.12.3). `None` for other files.
+pub fn cell(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    interpreter: u64,
+    file: &str,
+) -> Option<Arc<str>> {
+    if !MARKS.iter().any(|mark| file.contains(mark)) {
+        return None;
     }
-    cells
+    let heap = Heap::of(memory, layout);
+    let value = |dict: u64, name| heap.values_of(dict, [name]).ok()?[0];
+    let attribute = |object: u64, name| {
+        heap.attributes_of(&*heap.class_of(object)?, object, [name])
+            .0[0]
+    };
+    let main = value(
+        heap.word(interpreter, layout.interpreter_modules).ok()?,
+        "__main__",
+    )?;
+    let method = value(
+        heap.word(main, HeapLayout::MODULE_DICT).ok()?,
+        "get_ipython",
+    )?;
+    let compiler = attribute(heap.word(method, METHOD_SELF).ok()?, "compile")?;
+    let files = attribute(compiler, "_filename_map")?;
+    let mut number = None;
+    let find = |entry: DictEntry| {
+        if number.is_none() && heap.text(entry.key).as_deref() == Some(file) {
+            number = heap.number(entry.value);
+        }
+    };
+    heap.entries(files, find).ok()?;
+    let number = number.filter(|number| *number > 0)?;
+    Some(format!("In[{number}]").into())
 }
 
 /// Removes `_`, `__`, `___`, `_7` and `_oh` from the globals of a notebook where `Out` has the same value.

@@ -1,4 +1,4 @@
-//! Reads the state of optimizers: tensors by parameter.
+//! Reads the state of optimizers, tensors by parameter, and the tensors of caches of keys and values.
 
 use std::sync::Arc;
 
@@ -7,17 +7,24 @@ use hashbrown::HashMap;
 use super::Heap;
 use super::class::{ContainerKind, TorchKind};
 use super::contents::Step;
+use crate::event::StepSettings;
 use crate::process::memory::ReadMemory;
 
 const MAX_STEPS: usize = 3;
 const MAX_VALUES: usize = 4096;
 const MAX_PARAMETERS: usize = 1 << 20;
+/// Most different settings of parameter groups.
+const MAX_SETTINGS: usize = 64;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Optimizers {
+    /// Objects and their classes.
+    pub objects: Vec<(u64, Arc<str>)>,
     pub state: Vec<StateTensor>,
     /// Position of each parameter in `param_groups`: `param_groups[0]['params'][3]`.
     pub positions: HashMap<u64, Arc<str>>,
+    /// Settings of the parameter groups, each once.
+    pub settings: Vec<StepSettings>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +38,21 @@ pub struct StateTensor {
     pub parameter: Option<u64>,
 }
 
+impl Optimizers {
+    /// Returns the optimizers whose class others have too.
+    pub fn of_equal_class(&self) -> impl Iterator<Item = u64> {
+        let mut counts: HashMap<&str, usize> = HashMap::new();
+        for (_, class) in &self.objects {
+            *counts.entry(class).or_default() += 1;
+        }
+        let equal = self
+            .objects
+            .iter()
+            .filter(move |(_, class)| counts[&**class] > 1);
+        equal.map(|(object, _)| *object)
+    }
+}
+
 pub fn read(heap: &Heap<'_, impl ReadMemory>, objects: &[u64]) -> Optimizers {
     let mut found = Optimizers::default();
     for &object in objects {
@@ -38,10 +60,11 @@ pub fn read(heap: &Heap<'_, impl ReadMemory>, objects: &[u64]) -> Optimizers {
             continue;
         };
         let name: Arc<str> = class.short_name().into();
+        found.objects.push((object, name.clone()));
         // Unreadable attributes count as absent.
         let ([state, groups], _) = heap.attributes_of(&class, object, ["state", "param_groups"]);
         if let Some(groups) = groups {
-            add_positions(heap, groups, &mut found);
+            add_groups(heap, groups, &name, &mut found);
         }
         let mut entries = Vec::new();
         if let Some(state) = state {
@@ -62,6 +85,23 @@ pub fn read(heap: &Heap<'_, impl ReadMemory>, objects: &[u64]) -> Optimizers {
         }
     }
     found
+}
+
+/// Tensors of caches of keys and values: a layer's `keys` and `values`; up to transformers 4.53 lists of a cache.
+pub fn cached(heap: &Heap<'_, impl ReadMemory>, caches: &[u64]) -> Vec<u64> {
+    let mut tensors = Vec::new();
+    for &cache in caches {
+        let Some(class) = heap.class_of(cache) else {
+            continue;
+        };
+        let names = ["keys", "values", "key_cache", "value_cache"];
+        // Unreadable attributes count as absent.
+        let (held, _) = heap.attributes_of(&class, cache, names);
+        let held = held.into_iter().flatten();
+        let held = held.flat_map(|held| tensors_in(heap, held));
+        tensors.extend(held.map(|(_, tensor)| tensor));
+    }
+    tensors
 }
 
 fn tensors_in(heap: &Heap<'_, impl ReadMemory>, state: u64) -> Vec<(String, u64)> {
@@ -106,8 +146,14 @@ fn tensors_in(heap: &Heap<'_, impl ReadMemory>, state: u64) -> Vec<(String, u64)
     tensors
 }
 
-fn add_positions(heap: &Heap<'_, impl ReadMemory>, groups: u64, found: &mut Optimizers) {
+fn add_groups(heap: &Heap<'_, impl ReadMemory>, groups: u64, class: &str, found: &mut Optimizers) {
     for (group, number) in list(heap, groups).into_iter().zip(0_u64..) {
+        if let Some(settings) = settings_of(heap, group, class)
+            && found.settings.len() < MAX_SETTINGS
+            && !found.settings.contains(&settings)
+        {
+            found.settings.push(settings);
+        }
         let Ok([Some(parameters)]) = heap.values_of(group, ["params"]) else {
             continue;
         };
@@ -119,6 +165,31 @@ fn add_positions(heap: &Heap<'_, impl ReadMemory>, groups: u64, found: &mut Opti
             }
         }
     }
+}
+
+/// Settings of a parameter group (`defaults` in torch/optim/adam.py@v2.15.0). Optimizers without `fused` have no such
+/// key.
+fn settings_of(heap: &Heap<'_, impl ReadMemory>, group: u64, class: &str) -> Option<StepSettings> {
+    let keys = ["foreach", "fused", "differentiable", "capturable", "lr"];
+    let [foreach, fused, differentiable, capturable, rate] = heap.values_of(group, keys).ok()?;
+    let is_set = |value: Option<u64>| value.and_then(|value| truth(heap, value));
+    Some(StepSettings {
+        class: class.to_owned(),
+        foreach: is_set(foreach),
+        fused: is_set(fused),
+        differentiable: is_set(differentiable) == Some(true),
+        has_tensor_rate: rate.is_some_and(|rate| heap.is_tensor(rate))
+            && is_set(capturable) != Some(true),
+    })
+}
+
+/// Value of a `bool`; `None` for every other object.
+fn truth(heap: &Heap<'_, impl ReadMemory>, object: u64) -> Option<bool> {
+    let class = heap.class_of(object)?;
+    let is_bool = class.holds == ContainerKind::Number && &*class.name == "bool";
+    is_bool
+        .then(|| heap.number(object))?
+        .map(|value| value != 0)
 }
 
 fn list(heap: &Heap<'_, impl ReadMemory>, object: u64) -> Vec<u64> {

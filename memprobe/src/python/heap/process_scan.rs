@@ -48,12 +48,12 @@ pub struct ProcessScan {
     pub tensors: Vec<u64>,
     pub modules: Vec<u64>,
     pub optimizers: Vec<u64>,
+    pub kv_caches: Vec<u64>,
     /// Python module objects (`types.ModuleType`).
     pub globals: Vec<u64>,
     pub suspended: Vec<u64>,
     pub frames: Vec<u64>,
     pub contexts: Vec<u64>,
-    pub compilers: Vec<u64>,
 }
 
 impl ProcessScan {
@@ -108,11 +108,11 @@ impl ProcessScan {
             (TorchKind::Tensor, _) => &mut self.tensors,
             (TorchKind::Module, _) => &mut self.modules,
             (TorchKind::Optimizer, _) => &mut self.optimizers,
+            (TorchKind::KvCache, _) => &mut self.kv_caches,
             (TorchKind::Other, ContainerKind::Globals) => &mut self.globals,
             (TorchKind::Other, ContainerKind::Suspended) => &mut self.suspended,
             (TorchKind::Other, ContainerKind::Frame) => &mut self.frames,
             (TorchKind::Other, ContainerKind::Context) => &mut self.contexts,
-            (TorchKind::Other, ContainerKind::Compiler) => &mut self.compilers,
             (TorchKind::Other, _) => return,
         };
         list.push(object);
@@ -126,11 +126,11 @@ impl ProcessScan {
             &chosen.tensors,
             &chosen.modules,
             &chosen.optimizers,
+            &chosen.kv_caches,
             &chosen.globals,
             &chosen.suspended,
             &chosen.frames,
             &chosen.contexts,
-            &chosen.compilers,
         ] {
             for &address in list.iter().filter(|address| !own.contains(*address)) {
                 self.choose(heap.class_of(address), address);

@@ -108,7 +108,7 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     let tree = modules::ObjectTree::of(modules::read(&heap, &all));
     assert!(tree.order.len() <= tree.modules.len());
     let _ = optimizers::read(&heap, &all);
-    let _ = notebook::cells(&heap, &all);
+    let _ = notebook::cell(&image, layout, BASE, "/ipykernel_1/2.py");
     for &object in &all {
         let _ = heap.cached(object, |_, _| ());
         let _ = heap.of_threads(object, |_, _| ());

@@ -305,7 +305,13 @@ fn program(layout: &'static PythonLayout) -> Program {
     let averages = named(&mut heap, &[("exp_avg", average)]);
     let state = heap.dict(&[(weight, averages)]);
     let list = heap.list(&[weight]);
-    let group = named(&mut heap, &[("params", list)]);
+    let bool_class = heap.class("bool", ClassLayout::LONG, heap.int_class);
+    let off = heap.int(0);
+    heap.put_word(off, ObjectLayout::KIND, bool_class);
+    let rate = heap.reserve(32);
+    heap.put_word(rate, ObjectLayout::KIND, tensor_class);
+    let settings = [("params", list), ("foreach", off), ("lr", rate)];
+    let group = named(&mut heap, &settings);
     let groups = heap.list(&[group]);
     let optimizer = heap.with_dict(
         optimizer_class,
@@ -378,6 +384,40 @@ fn modules_and_optimizers_are_read_with_their_names() {
         );
         let position = &optimizers.positions[&program.weight];
         assert_eq!(&**position, "param_groups[0]['params'][0]");
+        let [settings] = optimizers.settings.as_slice() else {
+            panic!("of one group: {:?}", optimizers.settings);
+        };
+        assert_eq!((settings.foreach, settings.fused), (Some(false), None));
+        assert!(settings.has_tensor_rate && !settings.differentiable);
+    }
+}
+
+#[test]
+fn keys_and_values_of_caches_are_found_in_layers_and_in_lists() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let tensor_class = heap.class("torch._C.TensorBase", 0, 0);
+        let tensors = [(); 4].map(|()| heap.object(tensor_class, 32));
+        let [key, value, first, second] = tensors;
+        let mut class = |name: &str, module: &str| {
+            let base = heap.python_class(name, module, &[]);
+            let class = heap.python_class("Dynamic", module, &[]);
+            heap.derive(class, base, &[base]);
+            class
+        };
+        let layer = class("CacheLayerMixin", "transformers.cache_utils");
+        let cache = class("Cache", "transformers.cache_utils");
+        let other = class("Cache", "elsewhere");
+        heap.with_dict(layer, &[("keys", key), ("values", value)]);
+        let list = heap.list(&[first, second]);
+        heap.with_dict(cache, &[("key_cache", list)]);
+        heap.with_dict(other, &[("keys", first)]);
+        let (memory, interpreter) = heap.finish();
+        let heap = Heap::of(&memory, layout);
+        let scan = scan(&heap, interpreter);
+        let mut cached = optimizers::cached(&heap, &scan.kv_caches);
+        cached.sort_unstable();
+        assert_eq!(cached, tensors);
     }
 }
 

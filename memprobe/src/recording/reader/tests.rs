@@ -4,8 +4,8 @@ use super::*;
 use crate::event::Target;
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{
-    Address, AtAttach, Bytes, Context, DeviceIndex, LabeledBlock, Losses, MarkedPhase, Tgid, Tid,
-    Totals,
+    Address, AtAttach, Bytes, CallPathOrigin, CalledModule, Context, DeviceIndex, LabeledBlock,
+    Losses, MarkedPhase, StepSettings, Tgid, Tid, Totals,
 };
 use crate::recording::EndReason;
 use crate::recording::samples::{
@@ -405,16 +405,35 @@ fn any_names() -> impl Strategy<Value = BlockLabels> {
             device: DeviceIndex(device & 15),
             kind,
             name,
-            called: module.clone(),
+            called: module.clone().map(|path| CalledModule {
+                path,
+                origin: match size % 2 {
+                    0 => CallPathOrigin::Call,
+                    _ => CallPathOrigin::Class,
+                },
+            }),
             module,
             saved_by,
             retainer: retainer.map(Arc::new),
         },
     );
-    (any::<u64>(), prop::collection::vec(block, 0..5)).prop_map(|(time, blocks)| BlockLabels {
+    let settings = (any_text(), any::<Option<bool>>(), any::<bool>());
+    let settings = settings.prop_map(|(class, foreach, other)| StepSettings {
+        class: class.to_string(),
+        foreach,
+        fused: foreach.map(|foreach| !foreach),
+        differentiable: other,
+        has_tensor_rate: !other,
+    });
+    let lists = (
+        prop::collection::vec(block, 0..5),
+        prop::collection::vec(settings, 0..3),
+    );
+    (any::<u64>(), lists).prop_map(|(time, (blocks, optimizers))| BlockLabels {
         time: TimeNs(time),
         tgid: Tgid(7),
         blocks,
+        optimizers,
     })
 }
 

@@ -11,7 +11,9 @@ use super::{MAX_ITEMS, MAX_OF_ONE};
 use crate::event::tensors::{
     Block, Consistency, DType, DeviceTotals, Name, Storage, Tensor, TensorDevice, TensorSnapshot,
 };
-use crate::event::{Address, Bytes, DeviceIndex, Frame, Target, Tgid, TimeNs, Totals};
+use crate::event::{
+    Address, Bytes, DeviceIdentity, DeviceIndex, Frame, Target, Tgid, TimeNs, Totals,
+};
 use crate::recording::{RetainerRecord, hex};
 
 /// `kind` of rows for memory without a tensor, which the reader skips: `blocks` and `storages` hold it.
@@ -43,6 +45,8 @@ pub(super) struct SnapshotRecord<'a> {
     command: String,
     python: Option<String>,
     torch: Option<String>,
+    #[serde(default)]
+    gpus: Bounded<DeviceIdentity, 256>,
     taken_ms: u64,
     /// Time on the clock of the recorded machine; 0 if unknown.
     #[serde(default)]
@@ -205,6 +209,7 @@ impl SnapshotRecord<'_> {
                 command: self.command,
                 python: self.python,
                 torch: self.torch,
+                gpus: self.gpus.0,
             },
             taken_ms: self.taken_ms,
             moment: TimeNs(self.moment_ns),
@@ -214,6 +219,7 @@ impl SnapshotRecord<'_> {
             storages,
             tensors,
             objects: self.objects,
+            optimizers: Vec::new(),
             unread: self.unread.0.into_iter().map(Into::into).collect(),
         })
     }

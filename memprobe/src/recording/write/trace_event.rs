@@ -29,6 +29,7 @@ use crate::event::{
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{
     AtAttachRecord, End, EndReason, EndRecord, FORMAT, Header, HeaderRecord, NamedRecord,
+    NamesRecord,
 };
 use crate::view;
 
@@ -290,9 +291,9 @@ impl<W: Write> TraceWriter<W> {
         }
         self.last = self.last.max(names.time);
         let head = b"\"p\",\"cat\":\"names\",\"name\":\"memprobe read the tensors\"";
+        let record = NamesRecord::from(names);
         self.instant(head, names.tgid.0, names.tgid.0, names.time, |line| {
-            json::push_number_field(line, b"{\"blocks\":", names.blocks.len() as u64);
-            line.push(b'}');
+            push_record(line, &record)
         });
     }
 

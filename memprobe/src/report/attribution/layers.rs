@@ -75,6 +75,7 @@ pub(super) fn columns<'a>() -> Vec<LayerColumn<'a>> {
         data("own_intermediate_gradient") => row.own(Category::IntermediateGradient),
         data("own_optimizer_state") => row.own(Category::OptimizerState),
         data("own_input") => row.own(Category::Input),
+        data("own_kv_cache") => row.own(Category::KvCache),
         data("own_temporary") => row.own(Category::Temporary),
         data("own_workspace") => row.own(Category::Workspace),
         data("own_unknown") => row.own(Category::Unknown),

@@ -1,8 +1,8 @@
 //! Columns of categories, common to all tables that have them.
 
 use crate::attribution::category::Category::{
-    self, Activation, Gradient, Input, IntermediateGradient, OptimizerState, Parameter, Temporary,
-    Unknown, Workspace,
+    self, Activation, Gradient, Input, IntermediateGradient, KvCache, OptimizerState, Parameter,
+    Temporary, Unknown, Workspace,
 };
 use crate::view::table::{Cell, Column, Summand, columns};
 
@@ -11,7 +11,7 @@ pub(super) trait ByCategory {
 }
 
 /// Categories without a heading count in the column [`Summand::Rest`].
-pub(super) fn columns<R: ByCategory>() -> [Column<R>; 9] {
+pub(super) fn columns<R: ByCategory>() -> [Column<R>; 10] {
     columns![|row: R|
         number("activation", "ACTIVATIONS") => row.bytes(Activation),
         number("parameter", "WEIGHTS") => row.bytes(Parameter),
@@ -19,6 +19,7 @@ pub(super) fn columns<R: ByCategory>() -> [Column<R>; 9] {
         number("intermediate_gradient", "INTERMED.").priority(2).part(Summand::Named) => row.bytes(IntermediateGradient),
         number("optimizer_state", "OPTIMIZER").priority(1).part(Summand::Named) => row.bytes(OptimizerState),
         number("input", "INPUTS").priority(3).part(Summand::Named) => row.bytes(Input),
+        data("kv_cache") => row.bytes(KvCache),
         data("temporary") => row.bytes(Temporary),
         data("workspace") => row.bytes(Workspace),
         data("unknown") => row.bytes(Unknown),

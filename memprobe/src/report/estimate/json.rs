@@ -58,6 +58,7 @@ pub(super) fn document<'a>(
                 ("blocks", missing.blocks.into()),
                 ("stacks", missing.stacks.into()),
                 ("optimizer_temporaries", missing.steps.into()),
+                ("temporaries_of_mixed_groups", missing.mixed_groups.into()),
                 ("allocations_on_gpu", missing.on_gpu.into()),
                 ("before_attach", missing.past.into()),
             ]),

@@ -141,6 +141,7 @@ fn what_is_missing_is_said_before_the_figures() {
         blocks: 1,
         stacks: 2,
         steps: 3,
+        mixed_groups: 6,
         on_gpu: 4,
         lost: 5,
         past: true,
@@ -155,7 +156,7 @@ fn what_is_missing_is_said_before_the_figures() {
     };
     let text = text(&subject, &estimate, None);
     let (before, _) = text.split_once("EXPECTED ON A GPU").expect("figures");
-    assert_eq!(before.matches("warning: ").count(), 6, "{before}");
+    assert_eq!(before.matches("warning: ").count(), 7, "{before}");
     assert!(before.contains("status 1"), "{before}");
     assert!(before.contains("CUDA_VISIBLE_DEVICES="), "{before}");
 }

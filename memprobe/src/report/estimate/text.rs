@@ -82,6 +82,13 @@ fn warnings(missing: &Missing) -> Vec<String> {
             counted(missing.steps, "temporary tensor")
         ));
     }
+    if missing.mixed_groups > 0 {
+        warnings.push(format!(
+            "an optimizer has parameter groups that it updates at once on a GPU and others that it does not: {} are \
+             counted as if all were at once.",
+            counted(missing.mixed_groups, "temporary tensor")
+        ));
+    }
     warnings
 }
 

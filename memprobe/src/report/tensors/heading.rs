@@ -6,11 +6,14 @@ use crate::event::Target;
 use crate::report::preamble::target_lines;
 use crate::tensors::TensorTable;
 use crate::view::table::Page;
-use crate::view::{clean, consistency, count};
+use crate::view::{clean, consistency, count, identity_line};
 
 pub(in crate::report) fn push_target(page: &mut Page, target: &Target) {
     for line in target_lines(target, env!("CARGO_PKG_VERSION")) {
         page.fitted(&line);
+    }
+    for identity in &target.gpus {
+        page.fitted(&identity_line(identity));
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-use crate::event::Module;
+use crate::event::{CallPaths, Module, ModuleAddress};
 use crate::process::memory::ReadMemory;
 use crate::python::layout::PythonLayout;
 use crate::torch::module_calls::{Answer, Calls, ModuleCall, NameModules, Question};
@@ -53,6 +53,8 @@ pub struct ModuleNames<M> {
     confidence: ConfidenceTracker,
     watch: ReadTiming,
     modules: usize,
+    /// Number of trees put so far.
+    version: u64,
     /// True if a tree read since the last check gave a module another path.
     is_other: bool,
     /// CPU time left for reading trees, and the moment of that value.
@@ -76,6 +78,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             confidence: ConfidenceTracker::default(),
             watch: ReadTiming::default(),
             modules: 0,
+            version: 0,
             is_other: false,
             asked: Question(0),
             reading: (READING, Instant::now()),
@@ -300,6 +303,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             return None;
         }
         self.modules = modules;
+        self.version += 1;
         self.trees.insert(top, named);
         Some(())
     }
@@ -491,6 +495,34 @@ impl<M: ReadMemory> NameModules for ModuleNames<M> {
 
     fn path_later(&mut self, calls: &Calls, question: Question) -> Answer {
         self.answer(calls, question)
+    }
+
+    fn add_paths(&self, known: &mut CallPaths) {
+        if known.version == self.version {
+            return;
+        }
+        known.version = self.version;
+        let mut trees: Vec<_> = self
+            .trees
+            .iter()
+            .filter(|(_, tree)| !tree.is_over)
+            .collect();
+        // As in [`Self::entered_with`]: a module that is the root of another tree counts last there.
+        trees.sort_by_key(|(_, tree)| tree.rank.order);
+        for is_root in [false, true] {
+            for (top, tree) in &trees {
+                let members = tree.members.iter();
+                for (object, member) in members.filter(|(object, _)| (object == top) == is_root) {
+                    let class = member.sign.class;
+                    let address = ModuleAddress {
+                        object: *object,
+                        class,
+                    };
+                    let path = known.paths.entry(address);
+                    path.or_insert_with(|| Arc::clone(&member.path));
+                }
+            }
+        }
     }
 
     fn give_up(&mut self) {

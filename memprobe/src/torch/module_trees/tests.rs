@@ -174,6 +174,42 @@ fn trees_of_one_class_are_numbered_as_they_are_met() {
 }
 
 #[test]
+fn objects_of_called_trees_have_paths() {
+    let mut nets = Nets::new(&LAYOUTS[6]);
+    let class = nets.class("Net");
+    let [child, average_child] = [(); 2].map(|()| nets.module(class, &[]));
+    let net = nets.module(class, &[("child", child)]);
+    let average = nets.module(class, &[("child", average_child)]);
+    let (memory, mut names) = nets.finish();
+    let mut calls = CallPaths::default();
+    names.add_paths(&mut calls);
+    assert!(calls.paths.is_empty());
+    path(&mut names, &[net]);
+    names.add_paths(&mut calls);
+    let path_of = |calls: &CallPaths, object| {
+        let path = calls.paths.get(&ModuleAddress { object, class });
+        path.map(|path| path.to_string())
+    };
+    assert_eq!(path_of(&calls, child).as_deref(), Some("Net.child"));
+    assert_eq!(path_of(&calls, average), None, "it was not called");
+    path(&mut names, &[average]);
+    names.add_paths(&mut calls);
+    assert_eq!(
+        path_of(&calls, average_child).as_deref(),
+        Some("Net#2.child")
+    );
+    // A module that was freed had its path at the time of the snapshot.
+    let references = net + u64::from(ObjectLayout::REFERENCES);
+    memory
+        .0
+        .borrow_mut()
+        .write(references, &0_u64.to_le_bytes());
+    look(&mut names);
+    names.add_paths(&mut calls);
+    assert_eq!(path_of(&calls, net).as_deref(), Some("Net"));
+}
+
+#[test]
 fn a_module_in_two_places_has_the_first_one() {
     let mut nets = Nets::new(&LAYOUTS[6]);
     let class = nets.class("Net");

@@ -5,6 +5,7 @@
 //! references (`to_save`, `dirty_tensors`, `non_differentiable`, `saved_for_forward`) end with the forward
 //! pass of the Function (`process_outputs` in `python_function.cpp`@v2.15.0) and are not followed.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
@@ -19,6 +20,9 @@ use crate::torch::objects::graph::RawGraph;
 /// Most objects and references that are followed.
 const MAX_OBJECTS: usize = 1 << 18;
 const MAX_REFERENCES: usize = 1 << 19;
+
+/// Longest path that gets another step.
+const LONGEST_PATH: usize = 512;
 
 /// Prefix while a step is formatted, so that an attribute gets its dot.
 const CTX: &str = "ctx";
@@ -90,6 +94,36 @@ impl FunctionContexts {
             }
         }
         search.contexts
+    }
+
+    /// Tensors that the `ctx` of a Function leads to, by the shortest path: `EnergyBackward.ctx.x`.
+    pub fn names(&self, graph: &RawGraph) -> Vec<(usize, Arc<str>)> {
+        let mut held: HashMap<u32, Vec<&Reference>> = HashMap::new();
+        for reference in &self.references {
+            held.entry(reference.from).or_default().push(reference);
+        }
+        let mut named = HashSet::new();
+        let mut names = Vec::new();
+        let mut open: VecDeque<(u32, String)> = VecDeque::new();
+        for &(node, number) in &self.of_nodes {
+            let name = graph.nodes[node].name.as_deref().unwrap_or("?");
+            open.push_back((number, format!("{name}.ctx")));
+        }
+        // Each object is met once, at the end of a shortest path.
+        while let Some((number, path)) = open.pop_front() {
+            for reference in held.remove(&number).unwrap_or_default() {
+                if path.len() > LONGEST_PATH {
+                    continue;
+                }
+                let path = format!("{path}{}", reference.step);
+                match reference.to {
+                    To::Object(number) => open.push_back((number, path)),
+                    To::Tensor(at) if named.insert(at) => names.push((at, path.into())),
+                    To::Tensor(_) => {}
+                }
+            }
+        }
+        names
     }
 }
 

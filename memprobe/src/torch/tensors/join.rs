@@ -9,7 +9,7 @@ use super::contexts::FunctionContexts;
 use super::names::{self, ResolvedName};
 use super::retainers::{self, HeldTensor};
 use crate::event::Bytes;
-use crate::event::tensors::{Block, DeviceTotals, Tensor, TensorKind, TensorSnapshot};
+use crate::event::tensors::{Block, DeviceTotals, Name, Tensor, TensorKind, TensorSnapshot};
 use crate::process::memory::ReadMemory;
 use crate::python::PythonProcess;
 use crate::python::heap::Heap;
@@ -49,13 +49,25 @@ pub fn join(
     let paths = Paths::search(&heap, &moment.objects, &moment.variables.all);
     let tree = ObjectTree::of(std::mem::take(&mut moment.modules));
     let optimizers = &moment.optimizers;
+    snapshot.optimizers.clone_from(&optimizers.settings);
     let named = names::name(&paths, &tree, optimizers, &of_python, &snapshot.tensors);
     for (tensor, named) in snapshot.tensors.iter_mut().zip(named) {
         take_name(tensor, named);
     }
+    for at in moment
+        .cached
+        .iter()
+        .filter_map(|object| of_python.get(object))
+    {
+        let tensor = &mut snapshot.tensors[*at];
+        if matches!(tensor.kind, TensorKind::Tensor | TensorKind::Saved) {
+            tensor.kind = TensorKind::KvCache;
+        }
+    }
     name_parts(found, &places, &mut snapshot.tensors);
     let (holders, held) = holders(&paths, &tree, optimizers, &of_python);
     let contexts = FunctionContexts::search(&paths, &found.graph, &of_python);
+    name_attributes(contexts.names(&found.graph), &mut snapshot.tensors);
     let slot = |way| paths.slot(way);
     let all = &holders.all;
     let left_out = retainers::name_retainers(found, &contexts, all, &held, &mut snapshot, slot);
@@ -206,6 +218,20 @@ fn take_name(tensor: &mut Tensor, named: ResolvedName) {
     tensor.called = named.called;
 }
 
+/// Names the tensors that only the `ctx` of a Function leads to. It keeps them for the backward pass.
+fn name_attributes(names: Vec<(usize, Arc<str>)>, tensors: &mut [Tensor]) {
+    for (at, text) in names {
+        let tensor = &mut tensors[at];
+        if tensor.names.is_empty() && tensor.saved_by.is_none() {
+            let inferred = None;
+            tensor.names.push(Name { text, inferred });
+            if tensor.kind == TensorKind::Tensor {
+                tensor.kind = TensorKind::Saved;
+            }
+        }
+    }
+}
+
 /// Names the tensors within sparse tensors after these.
 fn name_parts(found: &Found, places: &HashMap<u64, usize>, tensors: &mut [Tensor]) {
     for (of, raw) in found.graph.tensors.iter().enumerate() {
@@ -214,11 +240,11 @@ fn name_parts(found: &Found, places: &HashMap<u64, usize>, tensors: &mut [Tensor
                 continue;
             };
             let name = names::of_part(&raw.class, number, &tensors[of].names);
-            let module = tensors[of].module.clone();
+            let (module, called) = (tensors[of].module.clone(), tensors[of].called.clone());
             let part = &mut tensors[at];
             if part.names.is_empty() {
                 part.names.extend(name);
-                part.module = module;
+                (part.module, part.called) = (module, called);
             }
         }
     }

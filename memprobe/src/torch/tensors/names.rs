@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use crate::event::tensors::{Name, Tensor, TensorKind};
+use crate::event::{CallPathOrigin, CalledModule, ModuleAddress};
 use crate::process::memory::ReadMemory;
 use crate::python::heap::modules::{ModuleObject, ModulePlace, ObjectTree, joined};
 use crate::python::heap::optimizers::Optimizers;
@@ -25,7 +26,7 @@ pub(super) struct ResolvedName {
     /// Path of its module, from the variable that holds the root.
     pub(super) module: Option<Arc<str>>,
     /// The same path from the class of the root.
-    pub(super) called: Option<Arc<str>>,
+    pub(super) called: Option<CalledModule>,
 }
 
 impl ResolvedName {
@@ -38,6 +39,14 @@ impl ResolvedName {
         let known = self.names.iter().any(|known| known.text == name.text);
         if self.names.len() < MAX_NAMES && !known {
             self.names.push(name);
+        }
+    }
+
+    /// Takes the module of the parameter that it belongs to.
+    fn belongs_to(&mut self, parameter: &Self) {
+        if self.module.is_none() {
+            self.module = parameter.module.clone();
+            self.called = parameter.called.clone();
         }
     }
 }
@@ -93,16 +102,15 @@ impl<M: ReadMemory> Namer<'_, M> {
                     };
                     let text = joined(&place.path, name);
                     let root = &tree.modules[place.root];
-                    let name = if colliding.contains(&*text) {
-                        prefixed(holder, root, &text)
-                    } else {
-                        exact(text)
+                    let name = match colliding.contains(&place.root) {
+                        true => prefixed(holder, root, &text),
+                        false => exact(text),
                     };
                     let named = &mut self.named[at];
                     named.add(Some(kind), name);
                     if named.module.is_none() {
                         named.module = module_path(holder, place);
-                        named.called = module_path(Some(&root.class), place);
+                        named.called = called_module(module, root, place);
                     }
                 }
             }
@@ -114,7 +122,11 @@ impl<M: ReadMemory> Namer<'_, M> {
         Some(self.paths.to_object(module)?.name)
     }
 
+    /// Names the state after the optimizer's class, or after its variable if the class has several optimizers.
     fn name_optimizers(&mut self, optimizers: &Optimizers) {
+        let variables = optimizers.of_equal_class();
+        let variables = variables.filter_map(|object| Some((object, self.holder(object)?)));
+        let variables: HashMap<u64, String> = variables.collect();
         for state in &optimizers.state {
             let Some(&at) = self.of_python.get(&state.tensor) else {
                 continue;
@@ -128,12 +140,14 @@ impl<M: ReadMemory> Namer<'_, M> {
                 (None, Some(position)) => format!("[{position}]"),
                 (None, None) => String::new(),
             };
-            let text = format!("{}.{}{whose}", state.optimizer, state.name);
+            let variable = variables.get(&state.object).map(String::as_str);
+            let optimizer = variable.unwrap_or(&state.optimizer);
+            let text = format!("{optimizer}.{}{whose}", state.name);
             let named = &mut self.named[at];
             let inferred = of.names.first().and_then(|name| name.inferred);
             let text = text.into();
             named.add(Some(TensorKind::OptimizerState), Name { text, inferred });
-            named.module = named.module.take().or(of.module);
+            named.belongs_to(&of);
         }
     }
 
@@ -147,10 +161,9 @@ impl<M: ReadMemory> Namer<'_, M> {
         let variables: HashMap<usize, Name> = variables.collect();
         for (at, tensor) in tensors.iter().enumerate() {
             for &of in &tensor.gradient_of {
-                let Some(owner) = self.named.get(of) else {
+                let Some(owner) = self.named.get(of).cloned() else {
                     continue;
                 };
-                let module = owner.module.clone();
                 let name = owner.names.first().or_else(|| variables.get(&of));
                 let name = name.map(|name| Name {
                     text: format!("{}.grad", name.text).into(),
@@ -160,7 +173,7 @@ impl<M: ReadMemory> Namer<'_, M> {
                 if let Some(name) = name {
                     named.add_name(name);
                 }
-                named.module = named.module.take().or(module);
+                named.belongs_to(&owner);
             }
         }
     }
@@ -206,16 +219,32 @@ fn module_path(holder: Option<&str>, place: &ModulePlace) -> Option<Arc<str>> {
     }
 }
 
-/// Names of parameters or buffers that occur below more than one root.
-fn colliding(tree: &ObjectTree) -> HashSet<Arc<str>> {
+/// Path of a module from the class of its root.
+fn called_module(
+    module: &ModuleObject,
+    root: &ModuleObject,
+    place: &ModulePlace,
+) -> Option<CalledModule> {
+    let address = ModuleAddress {
+        object: module.object,
+        class: module.class_address,
+    };
+    Some(CalledModule {
+        path: module_path(Some(&root.class), place)?,
+        origin: CallPathOrigin::Unresolved(address),
+    })
+}
+
+/// Roots with a parameter or buffer whose name occurs below another root too.
+fn colliding(tree: &ObjectTree) -> HashSet<usize> {
     let mut roots: HashMap<Arc<str>, usize> = HashMap::new();
     let mut colliding = HashSet::new();
     for (module, place) in tree.every_place() {
         for (name, _) in module.parameters.iter().chain(&module.buffers) {
             let text = joined(&place.path, name);
-            let root = *roots.entry(text.clone()).or_insert(place.root);
+            let root = *roots.entry(text).or_insert(place.root);
             if root != place.root {
-                colliding.insert(text);
+                colliding.extend([root, place.root]);
             }
         }
     }
@@ -237,4 +266,36 @@ pub fn of_part(class: &TensorImplClass, number: usize, names: &[Name]) -> Option
         text: format!("{}.{}", name.text, calls.get(number)?).into(),
         inferred: name.inferred,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn module(object: u64, parameters: &[&str], children: &[(&str, u64)]) -> ModuleObject {
+        ModuleObject {
+            object,
+            class: "Sequential".into(),
+            class_address: 1,
+            parameters: parameters.iter().map(|name| ((*name).into(), 0)).collect(),
+            buffers: Vec::new(),
+            children: children
+                .iter()
+                .map(|&(name, child)| (name.into(), child))
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn all_names_of_a_root_are_prefixed_if_another_root_has_one_of_them() {
+        let tree = ObjectTree::of(vec![
+            module(10, &[], &[("0", 11), ("4", 12)]),
+            module(11, &["weight"], &[]),
+            module(12, &["weight"], &[]),
+            module(20, &[], &[("0", 21)]),
+            module(21, &["weight"], &[]),
+            module(30, &["scale"], &[]),
+        ]);
+        assert_eq!(colliding(&tree), HashSet::from([0, 3]));
+    }
 }

@@ -421,6 +421,8 @@ mod tests {
         };
         let holders = [holder("losses[*]", "list")];
         let rows = retained_with(&contexts, &[(0, 0), (1, 0)], &holders);
+        let named = contexts.names(&found().graph);
+        assert_eq!(named, [(5, "MulBackward0.ctx.kept[*]".into())]);
         let words = "grad_fn MulBackward0 ... MulBackward0.ctx.kept[*]";
         assert_eq!(rows[5], format!("losses[*] {words} alone"));
         assert_eq!(rows[2], "losses[*] grad_fn MulBackward0 alone");

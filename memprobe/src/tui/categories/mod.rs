@@ -136,6 +136,7 @@ inferred    from when it was allocated and freed, by the named rule
 so far      inferred; later events may change it
 before      attach: live at attach; opening: live when opened
 activation  saved by a forward pass for the backward pass
+KV cache    keys and values that modules keep for their next call
 temporary   freed soon, by the part of the program that allocated it
 workspace   not a tensor: scratch memory of a library
 LIVE AT END allocated at the end of the iteration; if it grows: a leak

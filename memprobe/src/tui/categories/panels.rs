@@ -24,6 +24,7 @@ fn appearance(portion: Portion) -> (&'static str, Color) {
         Portion::Of(Category::Gradient) => ("G", Color::Yellow),
         Portion::Of(Category::Activation) => ("A", Color::Green),
         Portion::Of(Category::Input) => ("I", Color::Cyan),
+        Portion::Of(Category::KvCache) => ("K", Color::LightBlue),
         Portion::Of(Category::IntermediateGradient) => ("g", Color::LightYellow),
         Portion::Of(Category::Temporary) => ("T", Color::LightRed),
         Portion::Of(Category::Workspace) => ("W", Color::LightMagenta),

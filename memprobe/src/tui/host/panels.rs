@@ -16,8 +16,8 @@ use crate::ledger::snapshot::host::{
     DriverDevice, DriverSnapshot, Holder, HostSnapshot, ProcessRow, ProcessState,
 };
 use crate::view::{
-    self, BEFORE_ATTACH, HostExtent, clean, clock, counted, device_gaps, driver_gap, fit,
-    named_site, percent, process_state, whole_frame, width,
+    self, BEFORE_ATTACH, HostExtent, clean, clock, counted, device_gaps, device_name,
+    doubtful_devices, driver_gap, fit, named_site, percent, process_state, whole_frame, width,
 };
 
 const BAR: usize = 8;
@@ -235,8 +235,12 @@ fn summary_facts(row: &ProcessRow, driver: &DriverSnapshot) -> Vec<String> {
     );
     for device in row.devices.iter().filter(|_| row.devices.len() > 1) {
         let allocated = human(device.totals.allocated);
-        texts.push(format!("cuda:{} {allocated}", device.index.0));
+        texts.push(format!(
+            "{} {allocated}",
+            device_name(&row.target, device.index)
+        ));
     }
+    texts.extend(doubtful_devices(row));
     for held in &row.driver {
         let bytes = held.bytes.map_or_else(|| "-".to_owned(), human);
         texts.push(format!("driver: GPU {} {bytes}", held.device));

@@ -151,7 +151,8 @@ a           all processes with CUDA, or only those with memory
 ? before    PID: the process waits for something, such as torch
 ! before    PID: it cannot be probed; the line beneath says why
 x before    PID: it has ended; its row will disappear
-DEV         cuda devices as the process numbers them; gpu0 as the driver
+DEV         GPUs as nvidia-smi numbers them; 0? is inferred, cuda:0 is
+            the process's own number, where the GPU is not known
 ALLOC       bytes of live blocks of PyTorch's allocator, all devices
 RESERVED    bytes that the allocator got from the driver
 DRIVER      bytes that the driver counts: allocator, context, libraries

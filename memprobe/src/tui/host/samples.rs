@@ -1,7 +1,9 @@
 //! Host snapshots for the tests of its screen.
 
-use crate::event::Target;
-use crate::event::{Bytes, DeviceIndex, Frame, Losses, Rank, Tgid, TimeNs, Totals};
+use crate::event::{
+    Bytes, DeviceIdentity, DeviceIndex, Frame, Gpu, IdentitySource, Losses, Rank, Target, Tgid,
+    TimeNs, Totals,
+};
 use crate::ledger::snapshot::Site;
 use crate::ledger::snapshot::host::{
     DeviceRow, DriverDevice, DriverMemory, DriverSnapshot, DriverUse, Holder, HostHealth,
@@ -47,6 +49,21 @@ fn silent(tgid: u32, user: &str, command: &str, state: ProcessState) -> ProcessR
     }
 }
 
+/// Returns a device that is the GPU of the same number.
+fn identity(index: u8) -> DeviceIdentity {
+    DeviceIdentity {
+        device: DeviceIndex(index),
+        gpu: Some(Gpu {
+            index: Some(index.into()),
+            uuid: None,
+            pci_bus_id: None,
+            mig: None,
+            source: IdentitySource::Properties,
+        }),
+        unknown: None,
+    }
+}
+
 /// Returns a probed process with `mib` MiB on each device and the trend `wave`.
 fn probed(
     tgid: u32,
@@ -88,6 +105,7 @@ fn probed(
         target: Target {
             python: Some("3.12.1".to_owned()),
             torch: Some("2.15.0+cu132".to_owned()),
+            gpus: (0..).zip(mib).map(|(index, _)| identity(index)).collect(),
             ..silent(tgid, "", command, ProcessState::Probed).target
         },
         ..silent(tgid, "ada", command, ProcessState::Probed)
@@ -98,6 +116,8 @@ fn driver() -> DriverSnapshot {
     let device = |index: u32, gib: u64| DriverDevice {
         index,
         name: "NVIDIA H100 80GB HBM3".to_owned(),
+        uuid: None,
+        pci_bus_id: None,
         memory: Ok(DriverMemory {
             used: Bytes(gib << 30),
             total: Bytes(80 << 30),
@@ -149,6 +169,9 @@ pub(super) fn busy() -> HostSnapshot {
     server.target.container = Some("llm-serving-7d9f".to_owned());
     server.facts.user = Some("1000".to_owned());
     server.target.inner_tgid = Some(Tgid(7));
+    if let Some(gpu) = &mut server.target.gpus[0].gpu {
+        gpu.source = IdentitySource::Environment;
+    }
     let waiting = ProcessState::Waiting("torch to be imported".to_owned());
     let mut notebook = silent(
         7001,
@@ -175,6 +198,8 @@ pub(super) fn busy() -> HostSnapshot {
     );
     ended.state = ProcessState::Ended;
     ended.tgid = Tgid(8900);
+    ended.target.gpus[0] =
+        DeviceIdentity::unknown(DeviceIndex(0), "CUDA_VISIBLE_DEVICES was changed");
     let worker = silent(1240, "ada", gpt, ProcessState::Probed);
     HostSnapshot {
         started: TimeNs(100 * SECOND),

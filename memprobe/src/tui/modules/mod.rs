@@ -54,7 +54,12 @@ const THEN: [Column<ModuleData>; 11] = columns![|row: ModuleData|
 const RECOMPUTE: &str = "RECOMPUTE";
 
 /// Categories without a column.
-const UNNAMED: [Category; 3] = [Category::Temporary, Category::Workspace, Category::Unknown];
+const UNNAMED: [Category; 4] = [
+    Category::KvCache,
+    Category::Temporary,
+    Category::Workspace,
+    Category::Unknown,
+];
 
 impl ModuleData {
     fn own(&self) -> Option<Bytes> {

@@ -135,7 +135,12 @@ impl<M: ReadMemory> Namer<'_, M> {
             let of = parameter.and_then(|parameter| self.of_python.get(&parameter));
             let of = of.map(|&of| self.named[of].clone()).unwrap_or_default();
             let position = parameter.and_then(|parameter| optimizers.positions.get(&parameter));
-            let whose = match (of.names.first(), position) {
+            let of_name = of.names.first().cloned().or_else(|| {
+                // The position is shorter than the same path from the optimizer's variable.
+                let is_other = |name: &Name| position.is_none_or(|at| !name.text.ends_with(&**at));
+                self.variable(parameter?).filter(is_other)
+            });
+            let whose = match (&of_name, position) {
                 (Some(name), _) => format!("[{}]", name.text),
                 (None, Some(position)) => format!("[{position}]"),
                 (None, None) => String::new(),
@@ -144,20 +149,23 @@ impl<M: ReadMemory> Namer<'_, M> {
             let optimizer = variable.unwrap_or(&state.optimizer);
             let text = format!("{optimizer}.{}{whose}", state.name);
             let named = &mut self.named[at];
-            let inferred = of.names.first().and_then(|name| name.inferred);
+            let inferred = of_name.and_then(|name| name.inferred);
             let text = text.into();
             named.add(Some(TensorKind::OptimizerState), Name { text, inferred });
             named.belongs_to(&of);
         }
     }
 
+    /// Best path to a tensor, by its Python object.
+    fn variable(&self, tensor: u64) -> Option<Name> {
+        let path = self.paths.to_tensor(tensor, 1).pop()?;
+        Some(exact(path.text.into()))
+    }
+
     fn name_gradients(&mut self, tensors: &[Tensor]) {
         let unnamed = self.of_python.iter();
         let unnamed = unnamed.filter(|(_, at)| self.named[**at].names.is_empty());
-        let variables = unnamed.filter_map(|(object, &at)| {
-            let path = self.paths.to_tensor(*object, 1).pop()?;
-            Some((at, exact(path.text.into())))
-        });
+        let variables = unnamed.filter_map(|(object, &at)| Some((at, self.variable(*object)?)));
         let variables: HashMap<usize, Name> = variables.collect();
         for (at, tensor) in tensors.iter().enumerate() {
             for &of in &tensor.gradient_of {

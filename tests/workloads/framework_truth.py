@@ -107,12 +107,26 @@ class Account:
 
     def write(self, folder):
         described = reference.reference(self.kept, [], 0)
+        name_cells(described["devices"])
         described["packages"] = {it: importlib.metadata.version(it) for it in self.packages}
         described["iterations"] = self.iterations
         described["starts"] = self.starts
         described["modules"] = self.modules.described() if self.modules else None
         reference.stop_recording()
         reference.write(os.path.join(folder, f"{os.getpid()}.json"), described)
+
+
+def name_cells(devices):
+    """Names the cells of a notebook by their numbers, by IPython's own map of the files that it makes up."""
+    if "IPython" not in sys.modules:
+        return
+    shell = sys.modules["IPython"].get_ipython()
+    cells = shell.compile._filename_map if shell else {}
+    for device in devices:
+        for event in device["events"]:
+            for frame in event["frames"]:
+                if frame["file"] in cells:
+                    frame["file"] = f"In[{cells[frame['file']]}]"
 
 
 def blocks():

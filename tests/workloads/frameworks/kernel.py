@@ -17,7 +17,8 @@ CELLS = [
     "        optimizer.zero_grad()\n"
     "        truth.iteration()\n",
     "train(4)",
-    "train(4)",
+    # Another text: the same one would be the same file for IPython, with the number of the last run.
+    "train(2 + 2)",
     "model(torch.randn(2, 64, device='cuda'))",
     "truth.point('trained')",
     "keeping.__exit__(None, None, None)",

@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import importlib.metadata
 import os
+import sys
 import threading
 import time
 import weakref

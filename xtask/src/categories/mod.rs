@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use crate::matrix;
 use crate::process;
 use crate::pytorch::{self, Gpus, Request};
 use crate::repository::Repository;
@@ -68,14 +69,7 @@ pub fn run(repository: &Repository) -> Result<()> {
         interpreters.push(environment.python);
     }
     let first = interpreters.first().context("no Python to test on")?;
-    let cargo = || {
-        let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(program);
-        command.current_dir(repository.root()).arg("build");
-        command
-    };
-    process::run(cargo().args(["--release", "--package", "memprobe"]))?;
-    process::run(cargo().args(["--package", "memprobe-tests", "--bin", PROGRAM]))?;
+    matrix::build(repository, PROGRAM)?;
     let memprobe = repository.target().join("release/memprobe");
     let rows = process::answer(
         Command::new(repository.target().join("debug").join(PROGRAM))

@@ -285,17 +285,22 @@ fn workloads(run: &Run, list: &[&str], asked: &[String]) -> Result<Vec<String>> 
     Ok(known.into_iter().filter(is_asked).collect())
 }
 
+/// Builds memprobe, and a program of the tests' package.
+pub fn build(repository: &Repository, program: &str) -> Result<()> {
+    let cargo = || {
+        let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(program);
+        command.current_dir(repository.root()).arg("build");
+        command
+    };
+    process::run(cargo().args(["--release", "--package", "memprobe"]))?;
+    process::run(cargo().args(["--package", "memprobe-tests", "--bin", program]))
+}
+
 impl Run {
     /// Builds memprobe and the program that runs a cell.
     fn prepare(repository: &Repository) -> Result<Self> {
-        let cargo = || {
-            let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-            let mut command = Command::new(program);
-            command.current_dir(repository.root()).arg("build");
-            command
-        };
-        process::run(cargo().args(["--release", "--package", "memprobe"]))?;
-        process::run(cargo().args(["--package", "memprobe-tests", "--bin", CELL_PROGRAM]))?;
+        build(repository, CELL_PROGRAM)?;
         // Run copies, because a concurrent build would replace the programs mid-run.
         let programs = tempfile::tempdir().context("cannot make a folder for the programs")?;
         let memprobe = copy(&repository.target().join("release/memprobe"), &programs)?;

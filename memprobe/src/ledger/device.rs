@@ -96,6 +96,8 @@ pub(super) struct DeviceLedger {
     /// Highest totals, each at its own time.
     pub(super) peak: Totals,
     before: Baseline,
+    /// True until the first event.
+    is_as_found: bool,
     ooms: u64,
     /// Bytes and number of live blocks. The sum cannot overflow, because blocks do not overlap and lie below
     /// [`ADDRESS_LIMIT`].
@@ -119,6 +121,15 @@ impl DeviceLedger {
         device
     }
 
+    /// Raises the state at attach: a block was missed whose free had begun. A device that has had events keeps its own.
+    pub(super) fn correct(&mut self, found: &AtAttach) {
+        let missed = (found.totals.allocated.0).checked_sub(self.totals.allocated.0);
+        if let Some(missed) = missed.filter(|_| self.is_as_found) {
+            self.before.unknown = self.before.unknown.saturating_add(missed);
+            self.set_totals(found.time, found.totals);
+        }
+    }
+
     pub(super) fn with(index: DeviceIndex, totals: Totals, peak: Totals, started: TimeNs) -> Self {
         Self {
             index,
@@ -128,6 +139,7 @@ impl DeviceLedger {
                 unknown: totals.allocated.0,
                 ..Baseline::default()
             },
+            is_as_found: true,
             ooms: 0,
             live: 0,
             blocks: 0,
@@ -267,6 +279,7 @@ impl DeviceLedger {
 
     /// Adopts the totals of the event; `expected` is the total that follows from the previous ones.
     fn report(&mut self, event: &MemoryEvent, expected: u64) -> Disagreement {
+        self.is_as_found = false;
         let predicted = Totals {
             allocated: Bytes(expected.min(ADDRESS_LIMIT)),
             reserved: self.totals.reserved,

@@ -116,7 +116,7 @@ impl Ledger {
         Change::Noted
     }
 
-    /// Adopts the state of a device at attach. A device with earlier events keeps its own state.
+    /// Adopts or corrects the state of a device at attach. A device with earlier events keeps its own state.
     fn find(&mut self, found: &AtAttach) {
         let Some(index) = found.device else {
             self.health.unread_at_attach.clone_from(&found.unread);
@@ -132,6 +132,7 @@ impl Ledger {
         let started = self.started;
         self.devices
             .entry(index)
+            .and_modify(|device| device.correct(found))
             .or_insert_with(|| DeviceLedger::found(index, found, started));
     }
 

@@ -267,6 +267,20 @@ fn a_device_is_shown_as_it_was_found_before_anything_happens_on_it() {
 }
 
 #[test]
+fn a_block_that_was_missed_at_attach_is_added_before_the_first_event_only() {
+    let mut scene = Scene::found(&[(0, 512)]);
+    scene.allocated += 1024;
+    scene.find(&[(4096, 1024)]);
+    assert_eq!(scene.parts(), (1536, 0, 0));
+    assert_eq!(scene.device().before_attach.live_blocks(), Some(2));
+    scene.free(4096, 1024);
+    assert_eq!(scene.parts(), (512, 0, 0));
+    scene.allocated += 1024;
+    scene.find(&[(4096, 1024)]);
+    assert_eq!(scene.parts(), (512, 0, 0), "its first event was seen");
+}
+
+#[test]
 fn unreadable_blocks_leave_a_row_with_the_reason() {
     let mut scene = Scene::attached_at(1536);
     scene.ledger.apply(&Event::AtAttach(AtAttach {

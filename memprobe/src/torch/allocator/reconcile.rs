@@ -3,6 +3,11 @@
 //! The process keeps running, so the tables show no single moment. A block whose first event is a free was live at
 //! attach, one whose first event is an allocation was not, and one without an event was if the tables list it.
 //! The result counts only if the sizes add up to the allocator's own total before the first event.
+//!
+//! A device without an event has only its statistics. A thread can be in the middle of a free then: the tables and the
+//! statistics are without the block already, and the event comes after the blocks are settled. That first event
+//! corrects the device's baseline. No other thread is in the way: the allocator holds the device's lock until the
+//! event (`DeviceCachingAllocator::free`, c10/cuda/CUDACachingAllocator.cpp@v2.0.0 to @v2.15.0).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -37,6 +42,8 @@ pub struct Reconciler {
     settled: bool,
     latest: TimeNs,
     has_lost: bool,
+    /// Settled devices without an event so far.
+    unproven: BTreeMap<DeviceIndex, Before>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,12 +64,16 @@ impl Reconciler {
             settled: false,
             latest: since,
             has_lost: false,
+            unproven: BTreeMap::new(),
         }
     }
 
     pub fn push(&mut self, event: Event) {
         match &event {
-            Event::Memory(memory) => self.latest = self.latest.max(memory.time),
+            Event::Memory(memory) => {
+                self.latest = self.latest.max(memory.time);
+                self.prove(memory);
+            }
             Event::Loss(losses) => self.has_lost |= losses.events > 0 || losses.malformed > 0,
             _ => {}
         }
@@ -92,7 +103,7 @@ impl Reconciler {
     }
 
     /// Settles the blocks at attach by the tables. The caller has pushed every event up to the moment of reading them.
-    /// Fails with [`Mismatch`]. The reconciler is then unchanged, and the tables can be read again.
+    /// Fails with [`TotalMismatch`]. The reconciler is then unchanged, and the tables can be read again.
     pub fn settle(&mut self, tables: &AllocatorTables) -> Result<(), TotalMismatch> {
         let firsts = self.firsts();
         let mut held: Vec<(DeviceIndex, Address, Bytes)> = Vec::new();
@@ -119,8 +130,77 @@ impl Reconciler {
                 allocated: before.totals.allocated,
             });
         }
+        let proven = self.totals_before_events();
         self.prepend_baseline(&devices, &held, None);
+        devices.retain(|device, _| !proven.contains_key(device));
+        self.unproven = devices;
         Ok(())
+    }
+
+    /// Compares a settled device's statistics with its first event. A block whose free had begun when the tables were
+    /// read was live at attach.
+    fn prove(&mut self, event: &MemoryEvent) {
+        let (Some(device), Some(after)) = (event.device, event.totals) else {
+            return;
+        };
+        let Some(settled) = self.unproven.remove(&device) else {
+            return;
+        };
+        let before = event.undo(after).allocated;
+        let missing = before.0.checked_sub(settled.totals.allocated.0);
+        if event.action != Action::Free || missing != Some(event.size.0) {
+            return;
+        }
+        let totals = Totals {
+            allocated: before,
+            ..settled.totals
+        };
+        let peak = settled.peak.higher(totals);
+        self.events.extend([
+            self.at_attach(event.time, Some(device), totals, peak, None),
+            self.held(event.time, device, event.addr, event.size, totals),
+        ]);
+    }
+
+    fn at_attach(
+        &self,
+        time: TimeNs,
+        device: Option<DeviceIndex>,
+        totals: Totals,
+        peak: Totals,
+        unread: Option<Arc<str>>,
+    ) -> Event {
+        Event::AtAttach(AtAttach {
+            time,
+            tgid: self.tgid,
+            device,
+            totals,
+            peak,
+            unread,
+        })
+    }
+
+    fn held(
+        &self,
+        time: TimeNs,
+        device: DeviceIndex,
+        addr: Address,
+        size: Bytes,
+        totals: Totals,
+    ) -> Event {
+        Event::Memory(MemoryEvent {
+            time,
+            tgid: self.tgid,
+            tid: Tid::UNKNOWN,
+            action: Action::Held,
+            addr,
+            size,
+            device: Some(device),
+            totals: Some(totals),
+            stack: StackId::NONE,
+            shape: PurposeId::NONE,
+            call: None,
+        })
     }
 
     /// Settles without the tables: memory at attach is reported as one number, and `reason` gives the reason.
@@ -203,14 +283,7 @@ impl Reconciler {
         let time = first.map_or(self.since, |first| first.min(self.since));
         let mut events = VecDeque::new();
         let at_attach = |device, totals, peak| {
-            Event::AtAttach(AtAttach {
-                time,
-                tgid: self.tgid,
-                device,
-                totals,
-                peak,
-                unread: unread.clone(),
-            })
+            self.at_attach(time, device, totals, peak, unread.clone())
         };
         for (device, before) in devices {
             // Skip devices that the process never used.
@@ -219,21 +292,9 @@ impl Reconciler {
             }
             events.push_back(at_attach(Some(*device), before.totals, before.peak));
             let here = held.iter().filter(|(on, ..)| on == device);
-            events.extend(here.map(|(_, addr, size)| {
-                Event::Memory(MemoryEvent {
-                    time,
-                    tgid: self.tgid,
-                    tid: Tid::UNKNOWN,
-                    action: Action::Held,
-                    addr: *addr,
-                    size: *size,
-                    device: Some(*device),
-                    totals: Some(before.totals),
-                    stack: StackId::NONE,
-                    shape: PurposeId::NONE,
-                    call: None,
-                })
-            }));
+            events.extend(
+                here.map(|(_, addr, size)| self.held(time, *device, *addr, *size, before.totals)),
+            );
         }
         if events.is_empty() && unread.is_some() {
             events.push_back(at_attach(None, Totals::default(), Totals::default()));
@@ -428,6 +489,34 @@ mod tests {
                 .count(),
             1
         );
+    }
+
+    #[test]
+    fn a_block_whose_free_had_begun_before_the_first_event_was_live_at_attach() {
+        let mut scene = Scene::with(1536);
+        // The tables and the statistics are without the block, and its event is not there yet.
+        let mut tables = scene.tables(&[(1024, 1024)]);
+        tables.devices[0].totals.allocated = Bytes(1024);
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+        assert_eq!(scene.emitted(), (vec![(1024, 1024)], 0));
+        scene.event(Action::Free, 0, 512);
+        let Some(Event::AtAttach(corrected)) = scene.reconciler.pop() else {
+            panic!("the corrected totals come first")
+        };
+        assert_eq!(corrected.totals.allocated, Bytes(1536));
+        assert_eq!(scene.emitted(), (vec![(0, 512)], 1));
+    }
+
+    #[test]
+    fn only_the_first_event_of_a_device_corrects_its_statistics() {
+        let mut scene = Scene::with(1536);
+        let tables = scene.tables(&[(0, 512), (1024, 1024)]);
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+        assert_eq!(scene.emitted().0.len(), 2);
+        scene.event(Action::Free, 0, 512);
+        scene.totals[0].allocated.0 += 512;
+        scene.event(Action::Free, 4096, 512);
+        assert_eq!(scene.emitted(), (vec![], 2));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use hashbrown::{HashMap, HashSet};
 
 use super::attach::{AttachError, Located, Result, VariableSymbol, attach_cuda};
 use super::catalog::{Need, Probe, ThreadVariable};
-use super::loader::{Link, Loader, Reach};
+use super::loader::{Link, Loader, Reach, detach};
 use super::patch::{self, BREAKPOINT, EntryState};
 use crate::event::{ProbeStatus, Tgid};
 use crate::process::maps::{DeviceNumber, MappedFile, Maps};
@@ -92,11 +92,23 @@ struct ProbedFile {
     /// Offset in the file of the first breakpoint, in bytes.
     breakpoint: Option<u64>,
     /// Held as long as the probes are to stay.
-    _links: Vec<Link>,
+    links: Vec<Link>,
     cuda: Vec<Located>,
     cuda_links: Vec<Link>,
     users: HashSet<Tgid>,
     unused_since: Option<Instant>,
+}
+
+impl ProbedFile {
+    fn take_links(&mut self) -> impl Iterator<Item = Link> {
+        (self.links.drain(..)).chain(self.cuda_links.drain(..))
+    }
+}
+
+impl Drop for ProbedFile {
+    fn drop(&mut self) {
+        detach(self.take_links());
+    }
 }
 
 #[derive(Default)]
@@ -106,6 +118,12 @@ pub struct ProbedFiles {
     twins: HashMap<FileKey, FileKey>,
     /// The thread-local variables that were looked for, by file and by what they begin with in the catalog.
     variables: HashMap<(DeviceNumber, u64, &'static str), Option<VariableSymbol>>,
+}
+
+impl Drop for ProbedFiles {
+    fn drop(&mut self) {
+        detach(self.files.values_mut().flat_map(ProbedFile::take_links));
+    }
 }
 
 impl ProbedFiles {
@@ -200,15 +218,14 @@ impl ProbedFiles {
         }
         if probed.refused.is_some() {
             // Half of the probes would tell half of what happens.
-            links.clear();
-            cuda_links.clear();
+            detach(links.drain(..).chain(cuda_links.drain(..)));
         }
         let probed = Arc::new(probed);
         let file = ProbedFile {
             probed: probed.clone(),
             likeness: Likeness::of(mapped, user),
             breakpoint,
-            _links: links,
+            links,
             cuda,
             cuda_links,
             users: HashSet::from_iter([user]),
@@ -240,7 +257,8 @@ impl ProbedFiles {
             let is_left = |function: &str| patched.left.contains(&function);
             (file.cuda).retain(|located| !is_left(located.probe.function));
             // The new links come before the old go: a call that runs into both is one record.
-            file.cuda_links = attach_cuda(&file.cuda, loader, key.reach)?;
+            let cuda_links = attach_cuda(&file.cuda, loader, key.reach)?;
+            detach(std::mem::replace(&mut file.cuda_links, cuda_links));
             (probed.probes).retain(|probe| !is_left(&probe.function));
         }
         add_new(&mut probed.left_alone, &patched.sentences);

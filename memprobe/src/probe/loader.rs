@@ -16,8 +16,8 @@ use memprobe_common::{ProcessConfig, counter};
 use super::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use super::diagnostics;
 use super::kernel::TaskOffsets;
-use super::many::Many;
-pub use super::many::ProbedFunction;
+use super::multi::MultiPrograms;
+pub use super::multi::{ProbedFunction, detach};
 use super::refusal::Refusal;
 use crate::event::{CaptureOptions, Tgid};
 
@@ -104,8 +104,8 @@ pub enum Reach {
 
 /// One attachment; dropped, it is gone.
 pub enum Link {
-    One(UProbeLink),
-    Many([OwnedFd; 2]),
+    PerfEvent(UProbeLink),
+    Multi(OwnedFd),
 }
 
 /// Programs that few processes need: loaded when they are first attached, since the verifier takes long.
@@ -116,8 +116,8 @@ const CUDA_RETURN: &str = "cuda_return";
 
 pub struct Loader {
     ebpf: Ebpf,
-    /// [`CUDA_ENTRY`] and [`CUDA_RETURN`], where the kernel attaches them to many functions at once.
-    cuda: Option<Many>,
+    /// All uprobe programs, where the kernel attaches them to many functions at once.
+    multi: Option<MultiPrograms>,
     pub modules: Modules,
     _diagnostics: Option<diagnostics::DiagnosticReader>,
 }
@@ -163,9 +163,9 @@ impl Loader {
             .map_max_entries("THREADS", threads)
             .load(object)
             .map_err(|error| Refusal::of_maps(&error))?;
-        let cuda = Many::load(&ebpf, object, CUDA_ENTRY, CUDA_RETURN);
+        let multi = MultiPrograms::load(&ebpf, object, &ON_DEMAND);
         for (name, program) in ebpf.programs_mut() {
-            let has_copy = cuda.is_some() && matches!(name, CUDA_ENTRY | CUDA_RETURN);
+            let has_copy = multi.is_some() && matches!(program, Program::UProbe(_));
             if !has_copy && !ON_DEMAND.contains(&name) {
                 load(name, program)?;
             }
@@ -182,7 +182,7 @@ impl Loader {
         }
         Ok(Self {
             ebpf,
-            cuda,
+            multi,
             modules,
             _diagnostics: reader,
         })
@@ -191,7 +191,21 @@ impl Loader {
     /// Loads the programs that otherwise are loaded when they are first attached.
     pub fn load_on_demand(&mut self) -> Result<()> {
         for name in ON_DEMAND {
-            load(name, self.program_mut(name)?)?;
+            self.demand(name)?;
+        }
+        Ok(())
+    }
+
+    /// Loads a program unless it is loaded.
+    fn demand(&mut self, name: &str) -> Result<()> {
+        if let Some(multi) = &mut self.multi {
+            return multi
+                .demand(name)
+                .with_context(|| format!("loading the program {name}"));
+        }
+        let program = self.program_mut(name)?;
+        if program.fd().is_err() {
+            load(name, program)?;
         }
         Ok(())
     }
@@ -210,7 +224,10 @@ impl Loader {
     /// `None` before Linux 5.16, which does not say.
     pub fn followed(&self) -> Option<u32> {
         let programs = self.ebpf.programs();
-        programs.filter_map(|(_, program)| followed(program)).max()
+        let by_aya = programs.filter_map(|(_, program)| followed(program));
+        let multi = self.multi.iter().flat_map(MultiPrograms::infos);
+        let counts = by_aya.chain(multi.map(|info| info.verified_insns));
+        counts.max().filter(|&count| count > 0)
     }
 
     /// The ring buffer's reading end. Can be taken once.
@@ -281,17 +298,19 @@ impl Loader {
         cookie: Option<u64>,
         reach: Reach,
     ) -> Result<Link> {
+        self.demand(program)?;
+        if let Some(multi) = &self.multi {
+            let cookie = cookie.unwrap_or(0);
+            let functions = [ProbedFunction { offset, cookie }];
+            return attach_multi(multi, program, library, &functions, reach);
+        }
         let scope = match reach {
             Reach::Process(tgid) => UProbeScope::OneProcess(
                 NonZeroU32::new(tgid.0).context("PID 0 is the kernel's own")?,
             ),
             Reach::Everyone => UProbeScope::AllProcesses,
         };
-        let loaded = self.program_mut(program)?;
-        if loaded.fd().is_err() {
-            load(program, loaded)?;
-        }
-        let uprobe: &mut UProbe = loaded.try_into()?;
+        let uprobe: &mut UProbe = self.program_mut(program)?.try_into()?;
         let point = UProbeAttachPoint {
             location: UProbeAttachLocation::AbsoluteOffset(offset),
             cookie,
@@ -299,7 +318,7 @@ impl Loader {
         let link = uprobe
             .attach(point, library, scope)
             .map_err(|error| Refusal::of_probe(&library.display().to_string(), &error))?;
-        Ok(Link::One(uprobe.take_link(link)?))
+        Ok(Link::PerfEvent(uprobe.take_link(link)?))
     }
 
     /// Attaches the programs for CUDA's functions to some in a library, at their entries and their returns.
@@ -309,17 +328,20 @@ impl Loader {
         functions: &[ProbedFunction],
         reach: Reach,
     ) -> Result<Vec<Link>> {
-        if let Some(many) = &self.cuda {
-            let (count, file) = (functions.len(), library.display());
-            let links = many.attach(library, functions, reach);
-            let links =
-                links.with_context(|| format!("attaching to {count} functions of {file}"))?;
-            return Ok(vec![Link::Many(links)]);
-        }
+        // The kernel takes the return address at the entry: nobody may be between the two.
+        const IN_ORDER: [&str; 2] = [CUDA_RETURN, CUDA_ENTRY];
         let mut links = Vec::new();
+        if let Some(multi) = &self.multi {
+            for program in IN_ORDER {
+                links.push(attach_multi(multi, program, library, functions, reach)?);
+            }
+            return Ok(links);
+        }
         for ProbedFunction { offset, cookie } in functions {
-            links.push(self.attach(CUDA_RETURN, library, *offset, None, reach)?);
-            links.push(self.attach(CUDA_ENTRY, library, *offset, Some(*cookie), reach)?);
+            for program in IN_ORDER {
+                let cookie = (program == CUDA_ENTRY).then_some(*cookie);
+                links.push(self.attach(program, library, *offset, cookie, reach)?);
+            }
         }
         Ok(links)
     }
@@ -327,16 +349,34 @@ impl Loader {
     /// Runs and run time of a program. The kernel counts only while asked to
     /// (`kernel.bpf_stats_enabled`, `BPF_ENABLE_STATS`); otherwise both are zero.
     pub fn run_time(&self, program: &str) -> Result<RunTime> {
+        let asking = || format!("asking the kernel about {program}");
+        if let Some(multi) = &self.multi {
+            let info = multi.info(program).with_context(asking)?;
+            return Ok(RunTime {
+                runs: info.run_cnt,
+                total: Duration::from_nanos(info.run_time_ns),
+            });
+        }
         let loaded = self.ebpf.program(program);
         let loaded = loaded.with_context(|| format!("the object has no program {program}"))?;
-        let info = loaded
-            .info()
-            .with_context(|| format!("asking the kernel about {program}"))?;
+        let info = loaded.info().with_context(asking)?;
         Ok(RunTime {
             runs: info.run_count(),
             total: info.run_time(),
         })
     }
+}
+
+fn attach_multi(
+    multi: &MultiPrograms,
+    program: &str,
+    library: &Path,
+    functions: &[ProbedFunction],
+    reach: Reach,
+) -> Result<Link> {
+    let link = multi.attach(program, library, functions, reach);
+    let link = link.map_err(|error| Refusal::of_link(&library.display().to_string(), &error))?;
+    Ok(Link::Multi(link))
 }
 
 fn load(name: &str, program: &mut Program) -> Result<()> {

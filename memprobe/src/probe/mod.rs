@@ -11,7 +11,7 @@ pub mod heap;
 pub mod kernel;
 pub mod loader;
 pub mod machine;
-mod many;
+mod multi;
 pub mod patch;
 mod positions;
 pub mod preflight;

@@ -81,6 +81,11 @@ impl Refusal {
         Self::new(asked, errno_of(error), String::new(), chain(error))
     }
 
+    pub fn of_link(library: &str, error: &io::Error) -> Self {
+        let asked = KernelRequest::Probe(library.to_owned());
+        Self::new(asked, Some(error), String::new(), error.to_string())
+    }
+
     /// True if the verifier gave up on a program before it had followed all of it.
     pub fn is_too_long(&self) -> bool {
         matches!(self.asked, KernelRequest::Program(_)) && self.errno == Some(Errno::TOOBIG)

@@ -282,9 +282,8 @@ impl Reconciler {
         let first = self.memory_events().map(|event| event.time).min();
         let time = first.map_or(self.since, |first| first.min(self.since));
         let mut events = VecDeque::new();
-        let at_attach = |device, totals, peak| {
-            self.at_attach(time, device, totals, peak, unread.clone())
-        };
+        let at_attach =
+            |device, totals, peak| self.at_attach(time, device, totals, peak, unread.clone());
         for (device, before) in devices {
             // Skip devices that the process never used.
             if before.peak.higher(before.totals) == Totals::default() {

@@ -140,13 +140,14 @@ pub fn set_up(request: &Request) -> Result<Environment> {
     if request.torch == DEFAULT_TORCH && request.lifetime == Lifetime::Permanent {
         venv.add_what_compiling_needs()?;
     }
-    if let Some(packages) = request.packages {
-        venv.add_packages(packages)?;
-    }
     let cuda_libraries = match cuda {
         Cuda::Real => None,
         Cuda::Simulated => Some(simulated_cuda::install(&venv)?),
     };
+    if let Some(packages) = request.packages {
+        // What is built from its source may import PyTorch, which needs a CUDA.
+        venv.add_packages(packages)?;
+    }
     if !venv.is_compiled()? {
         venv.compile_modules()?;
     }

@@ -73,6 +73,8 @@ pub struct Held {
     pub requires_grad: bool,
     /// `grad_fn.name()`.
     pub grad_fn: Option<String>,
+    /// True for a differentiable view.
+    pub view: bool,
     /// Names as a parameter, from every root module.
     pub parameter: Vec<String>,
     /// Names as a buffer.

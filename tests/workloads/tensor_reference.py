@@ -207,6 +207,7 @@ class Truth:
             "requires_grad": tensor.requires_grad,
             "leaf": tensor.is_leaf,
             "grad_fn": None if function is None else function.name(),
+            "view": tensor._base is not None,
             "parameter": self.parameters.get(address, []),
             "buffer": self.buffers.get(address, []),
             "state": self.states.get(address, []),

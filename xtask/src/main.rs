@@ -5,6 +5,7 @@ mod categories;
 mod demo;
 mod drivers;
 mod ebpf;
+mod fuzz;
 mod kernels;
 mod markdown;
 mod matrix;
@@ -78,6 +79,10 @@ enum Verb {
         #[arg(long)]
         install: bool,
     },
+    /// Run a reader of hostile input under libFuzzer, guided by coverage
+    ///
+    /// New inputs and failures go to target/fuzz. Needs a C++ compiler, for libFuzzer.
+    Fuzz(fuzz::Options),
     /// Try memprobe on other kernels than this machine's, each in a virtual machine
     Kernels(kernels::Options),
     /// Make a PyTorch to try memprobe on, with simulated GPUs where there are none
@@ -125,6 +130,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Categories => categories::run(&repository),
         Verb::Bench(options) => bench::run(&repository, &options),
         Verb::Drivers(options) => drivers::run(&repository, &options),
+        Verb::Fuzz(options) => fuzz::run(&repository, &options),
         Verb::Kernels(options) => kernels::run(&repository, &options),
         Verb::Ebpf { check, install } => {
             let missing = if install {

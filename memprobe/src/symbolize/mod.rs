@@ -5,7 +5,7 @@ mod cpu;
 mod cuda;
 mod demangle;
 pub mod marks;
-pub(crate) mod native;
+pub mod native;
 mod nodes;
 mod segments;
 mod shapes;

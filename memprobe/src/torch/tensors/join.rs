@@ -149,7 +149,10 @@ fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
     let strides: Option<Vec<u64>> = strides.map(|&stride| u64::try_from(stride).ok()).collect();
     let storage = raw.storage;
     let storage = storage.and_then(|storage| found.graph.storage_index(storage));
-    let grad_fn = raw.grad_fn.and_then(|node| found.graph.node(node));
+    // PyTorch makes the node of such a view anew when it is asked (`VariableHooks::grad_fn`,
+    // torch/csrc/autograd/variable.cpp@v2.15.0): the one that is there is of older values.
+    let grad_fn = raw.grad_fn.filter(|_| !raw.outdated);
+    let grad_fn = grad_fn.and_then(|node| found.graph.node(node));
     Tensor {
         object: raw.object,
         shape,

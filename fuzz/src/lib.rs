@@ -1,0 +1,63 @@
+//! memprobe's readers of hostile input, as functions of bytes. Each must return soon, without a panic, whatever the
+//! bytes are.
+//!
+//! `cargo xtask fuzz` runs them under libFuzzer. The tests of this package run them on `corpus/`.
+
+mod elf;
+mod heap;
+pub mod image;
+mod recording;
+mod records;
+mod stack;
+
+/// Environment variable with the name of the reader to fuzz.
+pub const READER_VARIABLE: &str = "MEMPROBE_FUZZ_READER";
+
+/// One reader of hostile input.
+#[derive(Clone, Copy)]
+pub struct Reader {
+    pub name: &'static str,
+    /// Folder of its inputs in `corpus/`.
+    pub inputs: &'static str,
+    pub read: fn(&[u8]),
+}
+
+/// All readers.
+pub const READERS: [Reader; 6] = [
+    Reader {
+        name: "records",
+        inputs: "records",
+        read: records::read,
+    },
+    Reader {
+        name: "recording",
+        inputs: "recording",
+        read: recording::read,
+    },
+    Reader {
+        name: "elf",
+        inputs: "elf",
+        read: elf::read,
+    },
+    Reader {
+        name: "stack",
+        inputs: "stack",
+        read: stack::read,
+    },
+    Reader {
+        name: "heap",
+        inputs: "heap",
+        read: heap::read,
+    },
+    Reader {
+        name: "classes",
+        inputs: "heap",
+        read: heap::read_classes,
+    },
+];
+
+impl Reader {
+    pub fn named(name: &str) -> Option<Self> {
+        READERS.into_iter().find(|reader| reader.name == name)
+    }
+}

@@ -36,8 +36,8 @@ pub enum Missing {
 pub enum Checked {
     /// Rebuilding gave the committed object, byte for byte.
     Same,
-    /// Another toolchain than the recorded one built this object from the same sources. The caller
-    /// must run the tests on it (`MEMPROBE_BPF_OBJECT`).
+    /// Another toolchain than the recorded one built this other object from the same sources. The
+    /// caller must run the tests on it too.
     OtherToolchain(PathBuf),
 }
 
@@ -79,7 +79,7 @@ pub fn check(repository: &Repository, missing: Missing) -> Result<Checked> {
             bail!(
                 "the committed object is not what its sources give: the same toolchain ({}) built \
                  another one, {}. Run `cargo xtask ebpf` and commit both files of \
-                 memprobe-ebpf/object",
+                 memprobe/object",
                 record.toolchain,
                 fresh.display()
             );
@@ -87,6 +87,13 @@ pub fn check(repository: &Repository, missing: Missing) -> Result<Checked> {
         println!(
             "eBPF object: rebuilt, the same {} bytes as committed",
             object.len()
+        );
+        return Ok(Checked::Same);
+    }
+    if sha256(&object) == record.object_sha256 {
+        println!(
+            "eBPF object: rebuilt by {}, the same as committed",
+            toolchain.versions
         );
         return Ok(Checked::Same);
     }
@@ -125,11 +132,22 @@ fn committed(repository: &Repository) -> Result<Record> {
 
 fn toolchain_for(record: Option<&Record>, missing: Missing) -> Result<Toolchain> {
     let tools = cache_folder()?;
-    match (
-        toolchain::find(record.map(|record| &record.toolchain), &tools),
-        missing,
-    ) {
-        (Ok(toolchain), _) => Ok(toolchain),
+    let recorded = record.map(|record| &record.toolchain);
+    match (toolchain::find(recorded, &tools), missing) {
+        (Ok(toolchain), Missing::Install) => {
+            let other = recorded.filter(|recorded| toolchain.versions != **recorded);
+            let Some(recorded) = other else {
+                return Ok(toolchain);
+            };
+            match install::install_recorded(&tools, recorded) {
+                Ok(recorded) => Ok(recorded),
+                Err(error) => {
+                    eprintln!("the recorded toolchain cannot be installed: {error:#}");
+                    Ok(toolchain)
+                }
+            }
+        }
+        (Ok(toolchain), Missing::Explain) => Ok(toolchain),
         (Err(error), Missing::Install) => {
             eprintln!("{error}");
             install::install(&tools)
@@ -152,7 +170,7 @@ mod tests {
             ("memprobe-ebpf/Cargo.toml", "[package]"),
             ("memprobe-ebpf/Cargo.lock", "version = 4"),
             ("memprobe-ebpf/src/main.rs", "main"),
-            ("memprobe-ebpf/object/memprobe.bpf.o", "object"),
+            ("memprobe/object/memprobe.bpf.o", "object"),
         ] {
             let path = root.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -11,7 +11,7 @@ mod record;
 mod toolchain;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
@@ -72,7 +72,7 @@ pub fn check(repository: &Repository, missing: Missing) -> Result<Checked> {
     let record = committed(repository)?;
     let toolchain = toolchain_for(Some(&record), missing)?;
     let object = compile(repository, &toolchain, Lock::Keep)?;
-    let fresh = repository.target().join("ebpf/memprobe.bpf.o");
+    let fresh = fresh_object(repository);
     fs::write(&fresh, &object).with_context(|| format!("cannot write {}", fresh.display()))?;
     if toolchain.versions == record.toolchain {
         if sha256(&object) != record.object_sha256 {
@@ -105,6 +105,26 @@ pub fn check(repository: &Repository, missing: Missing) -> Result<Checked> {
         fresh.display()
     );
     Ok(Checked::OtherToolchain(fresh))
+}
+
+/// Checks the committed object and the sources against the record, without a build.
+pub fn check_record(repository: &Repository) -> Result<()> {
+    committed(repository).map(drop)
+}
+
+/// Compares the committed object with the one that the last [`check`] built.
+pub fn compared(repository: &Repository) -> Result<Checked> {
+    let fresh = fresh_object(repository);
+    let read =
+        |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    if read(&fresh)? == read(&repository.ebpf_object())? {
+        return Ok(Checked::Same);
+    }
+    Ok(Checked::OtherToolchain(fresh))
+}
+
+fn fresh_object(repository: &Repository) -> PathBuf {
+    repository.target().join("ebpf/memprobe.bpf.o")
 }
 
 /// Reads the record and verifies it against the committed object and the sources.

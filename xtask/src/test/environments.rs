@@ -1,13 +1,13 @@
 //! Pythons and PyTorches of the tests, set up by another process while this one compiles.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::background::Background;
 use super::outcome::{Skip, Skipped};
 use super::{Extent, interpreter_of};
 use crate::python;
@@ -133,81 +133,34 @@ fn print_found(environment: &pytorch::Environment) {
     );
 }
 
-/// A set-up that runs in another process.
-#[derive(Debug)]
-pub struct SettingUp {
-    child: Child,
-    start: Instant,
-    /// Output of the process.
-    log: PathBuf,
-    result: PathBuf,
+/// Starts the set-up in another process.
+pub fn start(repository: &Repository, extent: Extent) -> Result<Background> {
+    let result = result_file(repository);
+    let _ = fs::remove_file(&result);
+    let result = result
+        .to_str()
+        .context("the folder of outputs is not UTF-8")?;
+    let mut arguments = vec!["environments", "--out", result];
+    if extent == Extent::Everything {
+        arguments.push("--all");
+    }
+    Background::start(repository, "environments", &arguments)
 }
 
-impl SettingUp {
-    /// Starts the set-up. Its output goes to a file: it would mix with that of the compiler.
-    pub fn start(repository: &Repository, extent: Extent) -> Result<Self> {
-        let folder = repository.target();
-        fs::create_dir_all(&folder)?;
-        let (log, result) = (
-            folder.join("test-environments.log"),
-            folder.join("test-environments.json"),
-        );
-        let _ = fs::remove_file(&result);
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("environments").arg("--out").arg(&result);
-        if extent == Extent::Everything {
-            command.arg("--all");
-        }
-        let out = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-        let child = command
-            .stdin(Stdio::null())
-            .stderr(out.try_clone()?)
-            .stdout(out)
-            .spawn()
-            .context("cannot start the set-up of the environments")?;
-        println!("\nThe environments are set up meanwhile: {}", log.display());
-        Ok(Self {
-            child,
-            start: Instant::now(),
-            log,
-            result,
-        })
-    }
-
-    /// Waits for the set-up, and prints its output.
-    ///
-    /// # Errors
-    ///
-    /// If it failed.
-    pub fn finish(mut self) -> Result<Environments> {
-        let waiting = Instant::now();
-        while self.child.try_wait()?.is_none() {
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        let status = self.child.wait()?;
-        print!("{}", fs::read_to_string(&self.log).unwrap_or_default());
-        if !status.success() {
-            bail!("the environments of the tests were not set up ({status}): see above");
-        }
-        let text = fs::read(&self.result)
-            .with_context(|| format!("cannot read {}", self.result.display()))?;
-        let made: Environments = serde_json::from_slice(&text)?;
-        println!(
-            "set up in {:.1} s, {:.1} s of them waited for",
-            self.start.elapsed().as_secs_f64(),
-            waiting.elapsed().as_secs_f64()
-        );
-        Ok(made)
-    }
+/// Waits for the set-up and returns its result.
+///
+/// # Errors
+///
+/// If it failed.
+pub fn finish(repository: &Repository, setting_up: Background) -> Result<Environments> {
+    setting_up.finish()?;
+    let file = result_file(repository);
+    let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(serde_json::from_slice(&text)?)
 }
 
-impl Drop for SettingUp {
-    fn drop(&mut self) {
-        // Both fail only for a process that has already ended. An interrupted set-up is repeated by
-        // the next run.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn result_file(repository: &Repository) -> PathBuf {
+    repository.target().join("test-environments.json")
 }
 
 /// Runs a set-up in this process and writes its result.

@@ -1,26 +1,27 @@
-//! `cargo xtask test`: the checks of CI. The environments of the tests are set up while the compiler
-//! runs; then the test programs run, two at a time.
+//! `cargo xtask test`: the checks of CI. While the compiler runs, other processes set up the
+//! environments of the tests and rebuild the eBPF programs. Then the test programs run, two at a time.
 
+mod background;
 pub mod environments;
 mod features;
+mod object;
 mod outcome;
 pub mod programs;
 mod skips;
 mod steps;
+mod verdict;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
-use crate::ebpf::{self, Checked};
 use crate::kernels;
 use crate::process;
 use crate::pytorch::{self, Interpreter, PythonVersion, TestedPair};
 use crate::repository::{Repository, cache_folder};
 use crate::requirements::{self, Task};
-use environments::SettingUp;
 use features::Feature;
 use outcome::{Skip, Skipped};
 use programs::{Job, Report};
@@ -72,6 +73,9 @@ const SUITE_FOLDER: &str = "tests";
 /// Feature of memprobe that loads the object of `MEMPROBE_BPF_OBJECT` in a release build.
 const OBJECT_OVERRIDE: &str = "bpf-object-override";
 
+/// Name of the step that compares the committed object with its sources.
+const OBJECT: &str = "eBPF programs against their sources";
+
 /// Name of the step that checks the packages.
 const PACKAGE: &str = "packages alone";
 
@@ -101,39 +105,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     };
     let finished = run.all();
     run.steps.finish();
-    finished.and(judge(&run.report, &Machine::inspect(extent)))
-}
-
-/// Prints the counts and the reasons of skips. Fails if a test failed, or was skipped although this
-/// machine can run it.
-fn judge(report: &Report, machine: &Machine) -> Result<()> {
-    let outcome = &report.outcome;
-    let mut unexpected = 0;
-    println!("\n== skipped");
-    for skip in &outcome.skips {
-        let part = match skip.extent {
-            Skipped::Whole => "",
-            Skipped::Part => " (in part)",
-        };
-        let verdict = if machine.expects(skip) {
-            ""
-        } else {
-            unexpected += 1;
-            "UNEXPECTED: "
-        };
-        println!("  {verdict}{}{part}: {}", skip.test, skip.reason);
-    }
-    println!("\n{outcome}");
-    if !report.failed.is_empty() {
-        bail!("tests failed in {}", report.failed.join(", "));
-    }
-    if unexpected > 0 {
-        bail!(
-            "{unexpected} skips are not expected on this machine; if one should be, list it in \
-             xtask/src/test/skips.rs"
-        );
-    }
-    Ok(())
+    finished.and(verdict::judge(&run.report, &Machine::inspect(extent)))
 }
 
 /// Prints what may be downloaded.
@@ -185,17 +157,15 @@ fn announce(extent: Extent) -> Result<()> {
 fn planned(extent: Extent, only: &[String]) -> Vec<&'static str> {
     let mut names = Vec::new();
     if only.is_empty() {
-        names.extend([
-            "eBPF programs against their sources",
-            "format",
-            "lints",
-            PACKAGE,
-        ]);
+        names.extend(["format", "lints", PACKAGE]);
     }
     if extent != Extent::WithoutPyTorch {
         names.push("memprobe itself");
     }
     names.push("test programs");
+    if only.is_empty() {
+        names.push(OBJECT);
+    }
     if extent != Extent::WithoutPyTorch {
         names.extend(["environments", "tracefs"]);
     }
@@ -221,19 +191,27 @@ impl Run<'_> {
         let mut variables = Variables::new();
         let needs_pytorch = self.extent != Extent::WithoutPyTorch;
         let environments = needs_pytorch
-            .then(|| SettingUp::start(self.repository, self.extent))
+            .then(|| environments::start(self.repository, self.extent))
             .transpose()?;
-        let mut fresh = None;
+        let mut object = None;
         if self.features.is_empty() {
-            fresh = self.check_object()?;
+            object = Some(object::start_check(self.repository)?);
             self.check_sources()?;
         }
         if needs_pytorch {
             variables.push(("MEMPROBE_BIN".to_owned(), self.build_memprobe()?.into()));
         }
         let programs = self.build_tests()?;
+        let mut fresh = None;
+        if let Some(object) = object {
+            fresh = self
+                .steps
+                .take(OBJECT, || object::finish_check(self.repository, object))?;
+        }
         if let Some(environments) = environments {
-            let made = self.steps.take("environments", || environments.finish())?;
+            let made = self.steps.take("environments", || {
+                environments::finish(self.repository, environments)
+            })?;
             self.report.outcome.add_skips(made.skips());
             let made = made.variables.into_iter();
             variables.extend(made.map(|(name, value)| (name, value.into())));
@@ -251,15 +229,6 @@ impl Run<'_> {
             })?;
         }
         Ok(())
-    }
-
-    /// Checks the committed object against its sources. Returns the object that another toolchain
-    /// made of them, if it differs.
-    fn check_object(&mut self) -> Result<Option<PathBuf>> {
-        self.steps.take("eBPF programs against their sources", || {
-            let checked = ebpf::check(self.repository, ebpf::Missing::Install)?;
-            fresh_object(checked, is_ci())
-        })
     }
 
     /// Runs the suite once more, on another object than the committed one.
@@ -373,29 +342,6 @@ impl Run<'_> {
     }
 }
 
-/// Returns the object on which the suite runs once more. CI must have the recorded toolchain: without
-/// it nobody knows that the committed object comes from the sources.
-fn fresh_object(checked: Checked, is_ci: bool) -> Result<Option<PathBuf>> {
-    match checked {
-        Checked::Same => Ok(None),
-        Checked::OtherToolchain(object) if is_ci => bail!(
-            "CI has another toolchain than the recorded one, which made {}: the committed object \
-             is not proved. Run `cargo xtask ebpf` with this toolchain, and change the packages in \
-             xtask/src/ebpf/install.rs",
-            object.display()
-        ),
-        Checked::OtherToolchain(object) => {
-            println!("  the suite runs on the committed object, then on the fresh one");
-            Ok(Some(object))
-        }
-    }
-}
-
-/// True in CI, which sets this variable everywhere.
-fn is_ci() -> bool {
-    std::env::var_os("CI").is_some_and(|value| !value.is_empty())
-}
-
 fn cargo(repository: &Repository) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
@@ -445,51 +391,6 @@ fn listed_tests(list: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn report(skip: &str, failed: &[&str]) -> Report {
-        let mut report = Report {
-            failed: failed.iter().map(|&name| name.to_owned()).collect(),
-            ..Report::default()
-        };
-        report.outcome.add_skips([Skip {
-            test: "kernel::a_kernel_that_is_too_old_is_refused".to_owned(),
-            extent: Skipped::Whole,
-            reason: skip.to_owned(),
-        }]);
-        report
-    }
-
-    #[test]
-    fn an_unexpected_skip_fails_a_run_without_failures() {
-        let machine = Machine {
-            kernel: "6.1.0".to_owned(),
-            ..Machine::inspect(Extent::Short)
-        };
-        judge(&report("6.1.0 is not too old", &[]), &machine).unwrap();
-        let error = judge(&report("I was tired", &[]), &machine).unwrap_err();
-        assert!(
-            error.to_string().contains("1 skips are not expected"),
-            "{error}"
-        );
-        let error = judge(&report("6.1.0 is not too old", &["tests/top.rs"]), &machine);
-        assert_eq!(
-            error.unwrap_err().to_string(),
-            "tests failed in tests/top.rs"
-        );
-    }
-
-    #[test]
-    fn another_object_is_a_failure_in_ci_and_a_second_run_elsewhere() {
-        let other = || Checked::OtherToolchain("/fresh.o".into());
-        let error = fresh_object(other(), true).unwrap_err().to_string();
-        assert!(
-            error.contains("another toolchain than the recorded one"),
-            "{error}"
-        );
-        let fresh = fresh_object(other(), false).unwrap();
-        assert_eq!(fresh, Some(PathBuf::from("/fresh.o")));
-        assert_eq!(fresh_object(Checked::Same, true).unwrap(), None);
-    }
 
     #[test]
     fn only_tests_are_counted_in_a_list() {

@@ -78,8 +78,8 @@ fn framework(asked: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Returns the outcome of late attach, in the form of [`outcome`]. Of the events of threads on two
-/// devices only the totals are compared: they are `counted` apart.
+/// Returns the outcome of late attach, in the form of [`outcome`]. Of the threads on two devices the
+/// blocks of one moment are compared; their events lead there and are `counted` apart.
 fn late_attach(environment: &TestEnvironment) -> serde_json::Value {
     let pytorch = environment.pytorch();
     let recordings = match PartialRecordings::take(environment, pytorch, ATTACHED) {

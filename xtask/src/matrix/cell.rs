@@ -68,8 +68,8 @@ pub enum Outcome {
     Exact {
         /// Compared events.
         events: u64,
-        /// Events whose totals alone were compared with the allocator's own. Early cells of late
-        /// attach counted them among `events`.
+        /// Events that were only replayed, to the moment of a comparison. Early cells of late attach
+        /// counted them among `events`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         counted: Option<u64>,
         /// Python stacks compared frame by frame.

@@ -25,8 +25,8 @@ must be those that are live by PyTorch's own history, or by its own snapshot whe
 streams move memory meanwhile; with them each event's totals must be the allocator's own, and every event after that is
 compared as above.
 
-A number is how many events were compared and found exact; of *late attach*, those of which only the totals were compared
-are not among them. *refused* means that memprobe said it cannot, in words; a
+A number is how many events were compared and found exact. Events of *late attach* that were only replayed, to the moment
+of a comparison, are not among them. *refused* means that memprobe said it cannot, in words; a
 cell that is neither is a fault. PyTorch 2.0 keeps no times and no addresses of the blocks that are left (they follow
 from their segments); before 2.3 autograd's threads have no names of their own. All else is compared on every release.
 ";

@@ -16,6 +16,7 @@ mod python;
 mod pytorch;
 mod repository;
 mod requirements;
+mod screens;
 mod test;
 
 use std::process::ExitCode;
@@ -75,6 +76,8 @@ enum Verb {
     /// Needs no GPU: the calls fail, which is enough to see the probes fire. Where there is a GPU,
     /// calls that succeed are tried too, with the system's own driver.
     Drivers(drivers::Options),
+    /// Capture the screens of README.md and the guide again; as root
+    Screens,
     /// Write the pages of figures in docs again, from the JSON beside them
     ///
     /// Figures of another eBPF object than the committed one are marked. `cargo xtask ebpf` does it too.
@@ -139,6 +142,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Categories => categories::run(&repository),
         Verb::Bench(options) => bench::run(&repository, &options),
         Verb::Drivers(options) => drivers::run(&repository, &options),
+        Verb::Screens => screens::run(&repository),
         Verb::Pages => pages::write(&repository),
         Verb::Kernels(options) => kernels::run(&repository, &options),
         Verb::Ebpf { check, install } => {

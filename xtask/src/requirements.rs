@@ -12,11 +12,14 @@ use crate::process;
 use crate::pytorch::{self, Interpreter, PythonVersion};
 use crate::repository::{Repository, cache_folder};
 
-/// Disk space of one environment, with the wheel that pip unpacks into it.
-const ENVIRONMENT_BYTES: u64 = 3_000_000_000;
+/// Disk space of one environment (1.3 to 1.8 GB), with the wheel that pip unpacks into it.
+const ENVIRONMENT_BYTES: u64 = 2_500_000_000;
+
+/// Disk space of NVIDIA's libraries, on a machine with a GPU.
+const CUDA_BYTES: u64 = 6_000_000_000;
 
 /// Disk space of the build outputs of all packages and tests.
-const BUILD_BYTES: u64 = 6_000_000_000;
+const BUILD_BYTES: u64 = 8_000_000_000;
 
 /// A task with requirements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +76,13 @@ const BINUTILS: Packages = Packages {
     arch: "binutils",
 };
 
+const E2FSPROGS: Packages = Packages {
+    debian: "e2fsprogs",
+    fedora: "e2fsprogs",
+    suse: "e2fsprogs",
+    arch: "e2fsprogs",
+};
+
 const UTIL_LINUX: Packages = Packages {
     debian: "util-linux mount",
     fedora: "util-linux",
@@ -81,7 +91,8 @@ const UTIL_LINUX: Packages = Packages {
 };
 
 /// Programs that the tests run.
-const PROGRAMS: [(&str, &Packages); 5] = [
+const PROGRAMS: [(&str, &Packages); 6] = [
+    ("mke2fs", &E2FSPROGS),
     ("addr2line", &BINUTILS),
     ("unshare", &UTIL_LINUX),
     ("nsenter", &UTIL_LINUX),
@@ -116,7 +127,12 @@ pub fn check(repository: &Repository, task: Task, environments: u64) -> Result<(
             packages: Some(packages),
         }));
     }
-    lacks.extend(disk(&cache_folder()?, environments * ENVIRONMENT_BYTES));
+    let missing = environments.saturating_sub(pytorch::environments_here()?);
+    let mut needed = missing * ENVIRONMENT_BYTES;
+    if missing > 0 && Path::new("/dev/nvidia0").exists() {
+        needed += CUDA_BYTES;
+    }
+    lacks.extend(disk(&cache_folder()?, needed));
     if !repository.target().join("release").exists() {
         lacks.extend(disk(&repository.target(), BUILD_BYTES));
     }

@@ -1,5 +1,5 @@
-//! Environment variables of the tests: those that tests read are those that the tasks set. A variable
-//! that nobody sets leaves out its tests in silence.
+//! Environment variables of the tests: the tasks set what the tests read. A variable that nobody sets
+//! leaves out its tests in silence.
 
 use std::collections::BTreeSet;
 

@@ -240,7 +240,7 @@ pub struct Attached {
 /// Output of a program that says how many records it lost.
 #[derive(Debug, Clone, Default)]
 enum Said {
-    /// It does not say.
+    /// No count of losses.
     #[default]
     Nothing,
     Text(Arc<Mutex<Vec<u8>>>),

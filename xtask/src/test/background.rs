@@ -19,7 +19,7 @@ pub struct Background {
 }
 
 impl Background {
-    /// Starts `cargo xtask ARGUMENTS`; `name` is that of its log.
+    /// Starts `cargo xtask ARGUMENTS`; its log is named by `name`.
     pub fn start(repository: &Repository, name: &'static str, arguments: &[&str]) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         Self::spawn(repository, name, command.args(arguments))

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_object_is_a_failure_in_ci_and_a_second_run_elsewhere() {
+    fn another_object_is_a_failure_in_ci_and_a_second_run_outside() {
         let other = || Checked::OtherToolchain("/fresh.o".into());
         let error = fresh_object(&other(), true).unwrap_err().to_string();
         assert!(

@@ -234,10 +234,10 @@ mod tests {
             ..machine()
         };
         assert!(short.expects(&python));
-        let elsewhere = Machine {
+        let no_packages = Machine {
             installs_packages: false,
             ..machine()
         };
-        assert!(elsewhere.expects(&python));
+        assert!(no_packages.expects(&python));
     }
 }

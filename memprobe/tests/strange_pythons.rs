@@ -268,7 +268,7 @@ fn since(minor: u8) -> impl Iterator<Item = Installed> {
     let mut found = installed();
     found.retain(|python| python.minor >= minor);
     if found.is_empty() {
-        println!("skipped: no Python from 3.{minor} on is here");
+        println!("skipped: no Python 3.{minor} or newer is here");
     }
     found.into_iter()
 }

@@ -19,9 +19,9 @@ const FIXTURE: &str = concat!(
     "/tests/fixtures/torch_objects.py"
 );
 
-/// Environment variables for the interpreter with the newest PyTorch, and for older ones in the
-/// format of `PATH`. `cargo xtask test` sets both.
-const PYTHONS: [&str; 2] = ["MEMPROBE_TEST_PYTHON", "MEMPROBE_TEST_OLDER_PYTHONS"];
+/// Environment variables for the interpreter of most tests, and for others in the format of `PATH`.
+/// `cargo xtask test` sets both.
+const PYTHONS: [&str; 2] = ["MEMPROBE_TEST_PYTHON", "MEMPROBE_TEST_EACH_PYTHON"];
 
 /// Returns one process per PyTorch in the environment, started once. Each ends when this test
 /// process exits and closes its input.
@@ -38,11 +38,12 @@ fn targets() -> &'static [Target] {
 /// Returns every interpreter with PyTorch that the environment lists.
 fn pythons() -> Vec<PathBuf> {
     let named = PYTHONS.map(|name| std::env::var_os(name).unwrap_or_default());
-    let pythons: Vec<PathBuf> = named
+    let mut pythons: Vec<PathBuf> = named
         .iter()
         .flat_map(std::env::split_paths)
         .filter(|python| !python.as_os_str().is_empty())
         .collect();
+    pythons.dedup();
     if pythons.is_empty() {
         println!(
             "skipped: {} names no PyTorch; run `cargo xtask test`",

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use memprobe_tests::confinement::{Confined, Confinement, HOST_NAME};
 use memprobe_tests::environment::TestEnvironment;
-use memprobe_tests::process::Background;
+use memprobe_tests::process::{Background, Finished};
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
 
@@ -190,7 +190,10 @@ fn a_process_killed_during_inspection_is_reported_in_words() {
         return;
     };
     for after in [0, 2, 5, 10, 20, 50, 100, 200, 400, 800] {
-        for verb in [&["doctor"][..], &["record", "-q", "-o", "/dev/null"]] {
+        for verb in [
+            &["doctor", "--format", "json"][..],
+            &["record", "-q", "-o", "/dev/null"],
+        ] {
             let wait = "print('up', flush=True); import time; time.sleep(600)";
             let mut command = environment.pytorch().command();
             let mut target = Background::start(command.args(["-c", wait]));
@@ -201,17 +204,37 @@ fn a_process_killed_during_inspection_is_reported_in_words() {
             std::thread::sleep(Duration::from_millis(after));
             drop(target);
             let finished = looking.finish();
-            let said = format!("{}{}", finished.stdout, finished.stderr);
-            assert!(!said.contains("panicked"), "after {after} ms: {said}");
+            assert!(
+                !finished.stderr.contains("panicked"),
+                "after {after} ms: {finished:?}"
+            );
             match verb[0] {
-                "doctor" => assert!(
-                    said.contains("process") || said.contains("attach"),
-                    "{said}"
-                ),
+                "doctor" => assert_examined(&finished, &pid),
                 _ => drop(finished.one_clear_error()),
             }
         }
     }
+}
+
+/// Asserts that `doctor` examined a process, or says in a failed check that it is no longer there.
+fn assert_examined(finished: &Finished, pid: &str) {
+    let examination: Value = serde_json::from_str(&finished.stdout).expect("JSON");
+    let findings = examination["process"]["findings"].as_array();
+    let findings = findings.unwrap_or_else(|| panic!("no findings: {finished:?}"));
+    let is_fit = examination["fit"] == true;
+    assert_eq!(finished.status.code() == Some(0), is_fit, "{finished:?}");
+    if is_fit {
+        assert!(findings.len() > 1, "{finished:?}");
+        return;
+    }
+    let gone = format!("there is no process {pid}");
+    let says_so = findings.iter().any(|finding| {
+        finding["level"] == "fail"
+            && finding["found"]
+                .as_str()
+                .is_some_and(|it| it.contains(&gone))
+    });
+    assert!(says_so, "{finished:?}");
 }
 
 /// Asserts that the probed libraries are deleted files and were found nevertheless.

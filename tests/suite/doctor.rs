@@ -220,8 +220,7 @@ fn a_program_that_the_verifier_refuses_is_named_and_its_log_goes_to_a_file() {
 /// Returns memprobe's object with each call of `bpf_get_current_pid_tgid` replaced by an unknown helper. The
 /// first alone may be in diagnostics, which the verifier removes.
 fn broken_object() -> Vec<u8> {
-    let built =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../memprobe-ebpf/object/memprobe.bpf.o");
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../memprobe/object/memprobe.bpf.o");
     let mut object = std::fs::read(built).expect("the built programs");
     let calls = object
         .chunks_exact_mut(8)

@@ -71,9 +71,17 @@ fn a_program_that_memprobe_started_is_recorded_from_its_first_allocation() {
         return;
     };
     let workload = ["mlp_adam.py", "--steps", "5", "--hidden", "256"];
-    let both = BothSides::record_from_the_start(&environment, environment.pytorch(), &workload);
+    let pytorch = environment.pytorch();
+    let options = ["--detail", "tensors"];
+    let both = BothSides::record_from_the_start(&environment, pytorch, &options, &workload);
     let agreement = both.agree("mlp_adam.py started");
     assert!(agreement.stacks >= 100, "too little was compared");
+    let of_tensors = both
+        .events
+        .iter()
+        .filter(|event| event.action == "alloc" && event.tensor != Some(false));
+    assert_eq!(agreement.requested, of_tensors.count(), "requested bytes");
+    assert!(agreement.requested >= 100, "too little was compared");
 }
 
 #[test]

@@ -37,7 +37,10 @@ fn blocks_in_expandable_segments_are_known_too() {
             let attached = attach_repeatedly(&environment, pytorch, 3, &settings);
             attached.unwrap_or_else(|error| panic!("{error}"));
         } else {
-            println!("skipped: this PyTorch has no expandable segments");
+            println!(
+                "skipped in part: PyTorch {} has no expandable segments",
+                pytorch.release()
+            );
         }
     }
 }

@@ -239,6 +239,15 @@ fn events_before_the_probes_were_placed_are_reported_as_missing() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
+    // The process allocates while the probes of its second copy of the libraries are placed. That
+    // memprobe comes first is possible, but not five times.
+    let came_late = (0..5).any(|_| missed_bytes_are_reported(&environment));
+    assert!(came_late, "memprobe never came late: nothing was tried");
+}
+
+/// Records a process whose libraries memprobe has not seen before. Returns true if events came
+/// before the probes, which the recording and the messages must then say.
+fn missed_bytes_are_reported(environment: &TestEnvironment) -> bool {
     let family = Family::build();
     let (allocator, runtime) = (family.copy("libc10.so"), family.copy("libcudart.so.13"));
     let run = family.path("run/");
@@ -264,11 +273,14 @@ fn events_before_the_probes_were_placed_are_reported_as_missing() {
     kill(pid);
     let recordings = environment.report(&run);
     let before = recordings["recordings"][0]["devices"][0]["before_attach"].as_u64();
-    assert!(
-        before == Some(0) || printed.stderr.contains("before the probes were in place"),
-        "{before:?} bytes came before, and nothing is said: {said}\n{}",
+    let came_late = before.expect("a number of bytes") > 0;
+    assert_eq!(
+        printed.stderr.contains("before the probes were in place"),
+        came_late,
+        "{before:?} bytes came before: {said}\n{}",
         printed.stderr
     );
+    came_late
 }
 
 /// Returns the PID of the first process in a run's index, once there is one.

@@ -16,6 +16,8 @@ pub struct Agreement {
     pub stacks: usize,
     /// Events of threads without Python (autograd's).
     pub backward: usize,
+    /// Allocations whose requested bytes were compared. A recording without tensors has none.
+    pub requested: usize,
     /// Differences in words.
     pub differences: Vec<String>,
     /// True if autograd's threads carry the process's name.
@@ -104,8 +106,13 @@ impl Agreement {
         if size < theirs.size || segment && size != theirs.size {
             return Err("size");
         }
-        if ours.action == "alloc" && ours.requested.is_some_and(|asked| asked != theirs.size) {
-            return Err("what was asked for");
+        if ours.action == "alloc"
+            && let Some(requested) = ours.requested
+        {
+            self.requested += 1;
+            if requested != theirs.size {
+                return Err("what was asked for");
+            }
         }
         if ours.action.contains("free") {
             return if ours.stack.is_empty() {

@@ -115,10 +115,11 @@ impl BothSides {
         Ok(Self::until_the_end_of(workload_run.finish(), events))
     }
 
-    /// Records a workload that memprobe itself starts.
+    /// Records a workload that memprobe itself starts, with these options.
     pub fn record_from_the_start(
         environment: &TestEnvironment,
         pytorch: &PyTorch,
+        options: &[&str],
         workload: &[&str],
     ) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
@@ -126,7 +127,8 @@ impl BothSides {
         let driver = reference(pytorch, &folder, workload, &[]);
         let file = folder.path().join("trace.json");
         let mut command = environment.memprobe();
-        command.arg("record").arg("-o").arg(&file).arg("--");
+        command.arg("record").args(options);
+        command.arg("-o").arg(&file).arg("--");
         command.arg(driver.get_program()).args(driver.get_args());
         for (name, value) in driver.get_envs() {
             match value {

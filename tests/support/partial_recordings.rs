@@ -20,6 +20,11 @@ use crate::reference::{Reference, TraceEvent};
 /// are large enough to split.
 const ROUNDING: u64 = 512;
 
+/// Largest remainder of a block that the allocator does not split off: none up to `LARGE` bytes, and
+/// up to `LARGE` bytes beyond (`should_split` and `kSmallSize` of
+/// c10/cuda/CUDACachingAllocator.cpp@v2.15.0).
+const LARGE: u64 = 1 << 20;
+
 /// Seed of [`Moments`].
 const SEED: u64 = 0x6d65_6d70_726f_6265;
 
@@ -147,6 +152,7 @@ impl PartialRecordings {
             return Err(difference.clone());
         }
         let ledger = Ledger::of(events)?;
+        check_sizes(&self.sizes)?;
         check_before(&history[..start], events, &ledger, recording, &self.sizes)?;
         let (first, last) = (events[0].time_ns, events[events.len() - 1].time_ns);
         let within = self.reference.checkpoints.iter().filter(|checkpoint| {
@@ -178,6 +184,21 @@ impl PartialRecording {
             report,
         }
     }
+}
+
+/// Checks the rounded bytes of every block against the allocator's own rule: those of the blocks
+/// that did not live to the end come from memprobe.
+fn check_sizes(sizes: &HashMap<(u64, u64), u64>) -> Result<(), String> {
+    for ((addr, requested), size) in sizes {
+        let rounded = requested.next_multiple_of(ROUNDING).max(ROUNDING);
+        let most = rounded + if rounded > LARGE { LARGE } else { 0 };
+        if !(rounded..=most).contains(size) {
+            return Err(format!(
+                "the block of {requested} bytes at {addr:#x} cannot have {size} bytes"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Compares the blocks found at attach, and those of them left at the end, with PyTorch's history.

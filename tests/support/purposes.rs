@@ -62,6 +62,11 @@ struct Block {
     freed: Option<u64>,
     seen: BTreeSet<String>,
     profiled: Option<String>,
+    /// True if torch.profiler looked on: it then says of every block without a tensor that it has
+    /// none.
+    is_profiled: bool,
+    /// True if an outermost call of a module allocated it: a backward pass did not.
+    is_of_a_call: bool,
 }
 
 /// Purpose of a block according to the process.
@@ -110,9 +115,10 @@ impl Truth {
     }
 
     /// True if `category` is correct. PyTorch gives no category to blocks freed at once, so `Other`
-    /// accepts every short-lived category.
-    fn is(self, category: Category, saved: bool) -> bool {
+    /// accepts every short-lived category that the rest of the account does not exclude.
+    fn is(self, category: Category, block: &Block) -> bool {
         use Category::{Input, IntermediateGradient, Temporary, Workspace};
+        let saved = block.seen.contains("saved");
         match self {
             Self::Parameter => category == Category::Parameter,
             Self::Gradient => category == Category::Gradient,
@@ -123,7 +129,12 @@ impl Truth {
             Self::Cached => category == Category::KvCache,
             Self::NoTensor => category == Workspace,
             Self::OfBackward => matches!(category, IntermediateGradient | Temporary),
-            Self::Other => matches!(category, IntermediateGradient | Temporary | Workspace),
+            Self::Other => match category {
+                Temporary => true,
+                Workspace => !block.is_profiled,
+                IntermediateGradient => !block.is_of_a_call,
+                _ => false,
+            },
         }
     }
 }
@@ -198,7 +209,7 @@ impl Purposes {
             let rule = block.rule.expect("every block of the recording is known");
             match rule.category() {
                 Category::Unknown => share.unknown += block.size,
-                it if truth.is(it, block.seen.contains("saved")) => share.right += block.size,
+                it if truth.is(it, block) => share.right += block.size,
                 _ => {
                     share.wrong += block.size;
                     *share.mistakes.entry(format!("{rule:?}")).or_default() += block.size;
@@ -307,6 +318,8 @@ fn judged(recording: &Path, of: DeviceIndex) -> (Vec<Block>, Vec<Mark>) {
                     freed: None,
                     seen: BTreeSet::new(),
                     profiled: None,
+                    is_profiled: false,
+                    is_of_a_call: false,
                 });
             }
             Event::Memory(MemoryEvent {
@@ -345,6 +358,12 @@ fn attach_truth(blocks: &mut [Block], mut written: Written, marks: Option<&[Mark
         for (block, (addr, size, category)) in blocks.iter_mut().zip(profiled) {
             assert_eq!((block.addr, block.size), (*addr, *size));
             block.profiled.clone_from(category);
+            block.is_profiled = true;
+        }
+    }
+    if marks.is_none() {
+        for (number, block) in blocks.iter_mut().enumerate() {
+            block.is_of_a_call = is_made_in_a_call(number as u64, &written.calls);
         }
     }
     let mut by_addr: HashMap<u64, Vec<usize>> = HashMap::new();

@@ -34,13 +34,21 @@ impl Terminal {
     ///
     /// If there is no terminal, or the command does not start.
     pub fn start(command: &mut Command) -> Self {
+        Self::start_sized(command, SIZE)
+    }
+
+    /// Like [`Self::start`], with so many columns and rows.
+    ///
+    /// # Panics
+    ///
+    /// If there is no terminal, or the command does not start.
+    pub fn start_sized(command: &mut Command, (columns, rows): (u16, u16)) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
             .expect("a pseudo-terminal");
         grantpt(&master).expect("it is granted");
         unlockpt(&master).expect("it is unlocked");
         let name = ptsname(&master, Vec::new()).expect("it has a name");
         let name = name.to_str().expect("UTF-8");
-        let (columns, rows) = SIZE;
         let size = Winsize {
             ws_row: rows,
             ws_col: columns,

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use crate::process;
 use crate::pytorch::{self, Interpreter};
 use crate::repository::Repository;
+use crate::requirements::{self, Task};
 
 /// Output of the demo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +34,9 @@ const START_LIMIT: Duration = Duration::from_secs(180);
 const TRAINING_SECONDS: &str = "3600";
 
 /// Runs the demo, from the build to the report.
-pub fn run(repository: &Repository, interpreter: Interpreter, show: Show) -> Result<()> {
+pub fn run(repository: &Repository, interpreter: Option<Interpreter>, show: Show) -> Result<()> {
+    requirements::check(repository, Task::Demo, 1)?;
+    let interpreter = interpreter.unwrap_or_else(requirements::usual_python);
     let memprobe = build(repository)?;
     println!("\n== PyTorch");
     let request = pytorch::Request::new(interpreter, pytorch::DEFAULT_TORCH);

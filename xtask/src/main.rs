@@ -1,5 +1,6 @@
 //! Tasks of this repository: set-up, eBPF build, demo, tests, benchmarks.
 
+mod apt;
 mod bench;
 mod categories;
 mod demo;
@@ -9,12 +10,15 @@ mod fuzz;
 mod kernels;
 mod markdown;
 mod matrix;
+mod package;
+mod pages;
 mod process;
 mod python;
 mod pytorch;
 mod repository;
+mod requirements;
+mod screens;
 mod test;
-mod test_programs;
 
 use std::process::ExitCode;
 
@@ -38,15 +42,20 @@ enum Verb {
         /// Open the live screen instead of recording
         #[arg(long)]
         tui: bool,
-        /// The Python: a version such as 3.11, or the path of an interpreter
-        #[arg(long, value_name = "PYTHON", default_value = "3.11")]
-        python: pytorch::Interpreter,
+        /// The Python: a version such as 3.11, or the path of an interpreter; the newest that is
+        /// here otherwise
+        #[arg(long, value_name = "PYTHON")]
+        python: Option<pytorch::Interpreter>,
     },
-    /// Run every check and test, as CI does; as root
-    Test {
-        /// Leave out the integration tests, which need PyTorch and root
+    /// Run the checks and tests, each feature once; as root
+    Test(test::Options),
+    /// Set up the environments of the tests, and write their variables to a file
+    #[command(hide = true)]
+    Environments {
         #[arg(long)]
-        no_pytorch: bool,
+        all: bool,
+        #[arg(long, value_name = "FILE")]
+        out: std::path::PathBuf,
     },
     /// Measure what memprobe costs the program that it watches, beside PyTorch's own recorders, and
     /// what it takes for itself; as root
@@ -68,7 +77,13 @@ enum Verb {
     /// Needs no GPU: the calls fail, which is enough to see the probes fire. Where there is a GPU,
     /// calls that succeed are tried too, with the system's own driver.
     Drivers(drivers::Options),
-    /// Compile the eBPF programs into memprobe-ebpf/object, with a record of how
+    /// Capture the screens of README.md and the guide again; as root
+    Screens,
+    /// Write the pages of figures in docs again, from the JSON beside them
+    ///
+    /// Figures of another eBPF object than the committed one are marked. `cargo xtask ebpf` does it too.
+    Pages,
+    /// Compile the eBPF programs into memprobe/object, with a record of how
     ///
     /// Needs rustup's nightly with rust-src, or Debian's rustc-web, and bpf-linker.
     Ebpf {
@@ -87,9 +102,10 @@ enum Verb {
     Kernels(kernels::Options),
     /// Make a PyTorch to try memprobe on, with simulated GPUs where there are none
     SetUp {
-        /// The Python: a version such as 3.11, or the path of an interpreter
-        #[arg(long, value_name = "PYTHON", default_value = "3.11")]
-        python: pytorch::Interpreter,
+        /// The Python: a version such as 3.11, or the path of an interpreter; the newest that is
+        /// here otherwise
+        #[arg(long, value_name = "PYTHON")]
+        python: Option<pytorch::Interpreter>,
         /// The version of PyTorch
         #[arg(long, value_name = "VERSION", default_value = pytorch::DEFAULT_TORCH)]
         torch: String,
@@ -118,19 +134,22 @@ fn run(verb: Verb) -> Result<()> {
             };
             demo::run(&repository, python, show)
         }
-        Verb::Test { no_pytorch } => {
-            let extent = if no_pytorch {
-                test::Extent::WithoutPyTorch
+        Verb::Test(options) => test::run(&repository, &options),
+        Verb::Environments { all, out } => {
+            let extent = if all {
+                test::Extent::Everything
             } else {
-                test::Extent::Whole
+                test::Extent::Short
             };
-            test::run(&repository, extent)
+            test::environments::run(extent, &out)
         }
         Verb::Matrix(options) => matrix::run(&repository, &options),
         Verb::Categories => categories::run(&repository),
         Verb::Bench(options) => bench::run(&repository, &options),
         Verb::Drivers(options) => drivers::run(&repository, &options),
         Verb::Fuzz(options) => fuzz::run(&repository, &options),
+        Verb::Screens => screens::run(&repository),
+        Verb::Pages => pages::write(&repository),
         Verb::Kernels(options) => kernels::run(&repository, &options),
         Verb::Ebpf { check, install } => {
             let missing = if install {
@@ -141,10 +160,15 @@ fn run(verb: Verb) -> Result<()> {
             if check {
                 ebpf::check(&repository, missing).map(drop)
             } else {
-                ebpf::build(&repository, missing)
+                ebpf::build(&repository, missing)?;
+                pages::write(&repository)
             }
         }
-        Verb::SetUp { python, torch } => set_up(python, torch),
+        Verb::SetUp { python, torch } => {
+            let newest = || requirements::newest_python(&torch);
+            let python = python.or_else(newest);
+            set_up(python.unwrap_or_else(requirements::usual_python), torch)
+        }
     }
 }
 

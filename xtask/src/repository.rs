@@ -38,12 +38,12 @@ impl Repository {
 
     /// Returns the path of the committed eBPF object, which memprobe embeds.
     pub fn ebpf_object(&self) -> PathBuf {
-        self.root.join("memprobe-ebpf/object/memprobe.bpf.o")
+        self.root.join("memprobe/object/memprobe.bpf.o")
     }
 
     /// Returns the path of the build record of [`Self::ebpf_object`].
     pub fn ebpf_record(&self) -> PathBuf {
-        self.root.join("memprobe-ebpf/object/memprobe.bpf.json")
+        self.root.join("memprobe/object/memprobe.bpf.json")
     }
 
     /// Returns the folder of build outputs: `$CARGO_TARGET_DIR`, or `target`.

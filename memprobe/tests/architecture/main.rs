@@ -5,6 +5,7 @@ mod documents;
 mod modules;
 mod names;
 mod source;
+mod variables;
 
 use std::collections::BTreeSet;
 use std::fs;

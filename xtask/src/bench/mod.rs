@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: the cost of memprobe for the profiled program, and for itself.
 //!
-//! Candidates run in one process and in turns (A B C, A B C, …), so a slow phase of the machine
-//! affects all of them. Results are ratios within one turn.
+//! Candidates run in one process and in turns, each in a random order (A B C, B C A, …), so a slow phase
+//! of the machine affects all of them. Results are ratios within one turn.
 
 mod code;
 mod footprint;
@@ -18,9 +18,11 @@ mod target;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use serde_json::json;
 
+use crate::pages::{CommittedObject, digits};
 use crate::process;
 use crate::pytorch::{self, Interpreter};
 use crate::repository::Repository;
@@ -128,7 +130,32 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     } else {
         Style::Terminal
     };
-    print(&machine::describe(gpu.as_ref())?, &tables, style);
+    let machine = machine::describe(gpu.as_ref())?;
+    print(&machine, &tables, style);
+    keep(repository, &machine, &tables, attaches)
+}
+
+/// Writes the measurements behind the tables, with the builds that they are of.
+fn keep(
+    repository: &Repository,
+    machine: &[String],
+    tables: &[Table],
+    attaches: bool,
+) -> Result<()> {
+    let folder = repository.target().join("bench");
+    std::fs::create_dir_all(&folder)?;
+    let memprobe = repository.target().join("release/memprobe");
+    let samples = json!({
+        "date": process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
+        "machine": machine,
+        "memprobe": attaches.then(|| digits(&memprobe)).transpose()?,
+        "object": CommittedObject::of(repository)?.digits(),
+        "tables": tables.iter().map(Table::raw).collect::<Vec<_>>(),
+    });
+    let path = folder.join("samples.json");
+    std::fs::write(&path, serde_json::to_string_pretty(&samples)? + "\n")
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    println!("\nThe measurements: {}", path.display());
     Ok(())
 }
 

@@ -1,10 +1,11 @@
 //! Time that each profiler adds to an iteration of the training loop.
 
 use anyhow::{Context, Result};
+use serde_json::json;
 
 use super::Options;
 use super::profiler::{Profiler, Programs};
-use super::statistics::Measured;
+use super::statistics::{Measured, Shuffle};
 use super::table::Table;
 use super::target::{Block, Target};
 
@@ -19,14 +20,23 @@ pub fn measure(target: &mut Target, programs: &Programs, options: &Options) -> R
     );
     let profilers = Profiler::all(programs);
     let mut blocks = vec![Vec::new(); profilers.len()];
-    let mut order = Vec::from_iter(0..profilers.len());
+    let mut losses = vec![None; profilers.len()];
+    let mut samples = Vec::new();
+    let mut shuffle = Shuffle::new();
     for round in 0..options.rounds {
-        for &which in &order {
-            let block = one_block(profilers[which], target, programs, options)?;
+        for which in shuffle.order(profilers.len()) {
+            let (block, lost) = one_block(profilers[which], target, programs, options)?;
+            samples.push(json!({
+                "profiler": profilers[which].name(),
+                "turn": round + 1,
+                "block": block,
+                "lost": lost,
+            }));
             blocks[which].push(block);
+            if let Some(lost) = lost {
+                *losses[which].get_or_insert(0) += lost;
+            }
         }
-        // Rotate, so that no profiler always follows the same one.
-        order.rotate_left(1);
         let plain = blocks[0][round as usize].mean_us;
         eprintln!(
             "  turn {} of {}: {plain:.0} µs without a profiler",
@@ -34,7 +44,9 @@ pub fn measure(target: &mut Target, programs: &Programs, options: &Options) -> R
             options.rounds
         );
     }
-    table(&profilers, &blocks)
+    let mut table = table(&profilers, &blocks, &losses)?;
+    table.samples(samples);
+    Ok(table)
 }
 
 fn one_block(
@@ -42,18 +54,20 @@ fn one_block(
     target: &mut Target,
     programs: &Programs,
     options: &Options,
-) -> Result<Block> {
+) -> Result<(Block, Option<u64>)> {
     target.check_clean()?;
     let attached = profiler.attach(programs, target.describe().pid)?;
     let block = target.block(profiler.inside(), WARM, options.iterations)?;
-    if let Some(attached) = attached {
-        attached.detach()?;
-    }
-    Ok(block)
+    let lost = match attached {
+        Some(attached) => attached.detach()?,
+        None => None,
+    };
+    Ok((block, lost))
 }
 
-/// Builds the table from the blocks of each profiler; the first are without a profiler.
-fn table(profilers: &[Profiler], blocks: &[Vec<Block>]) -> Result<Table> {
+/// Builds the table from the blocks of each profiler and the records that it lost in all of them; the
+/// first are without a profiler.
+fn table(profilers: &[Profiler], blocks: &[Vec<Block>], losses: &[Option<u64>]) -> Result<Table> {
     let plain = blocks.first().context("nothing was measured")?;
     let events = plain
         .iter()
@@ -72,9 +86,10 @@ fn table(profilers: &[Profiler], blocks: &[Vec<Block>]) -> Result<Table> {
             "middle half",
             "by means",
             "µs/event",
+            "lost",
         ],
     );
-    for (&profiler, blocks) in profilers.iter().zip(blocks) {
+    for ((&profiler, blocks), lost) in profilers.iter().zip(blocks).zip(losses) {
         let compared = Compared::of(plain, blocks).context("nothing was measured")?;
         let mut cells = [
             profiler.name(),
@@ -86,6 +101,7 @@ fn table(profilers: &[Profiler], blocks: &[Vec<Block>]) -> Result<Table> {
             },
             percent(compared.slower_by_means.median()),
             format!("{:+.2}", compared.microseconds_per_event.median()),
+            lost.map_or_else(|| "-".to_owned(), |lost| lost.to_string()),
         ];
         if profiler == Profiler::None {
             cells[2..].fill("-".to_owned());
@@ -95,7 +111,8 @@ fn table(profilers: &[Profiler], blocks: &[Vec<Block>]) -> Result<Table> {
     table.note(
         "Medians over turns of the median iteration of a block; \"slower\" and \"µs/event\" are against the \
          block without a profiler of the same turn. \"By means\" takes a block's mean iteration instead, \
-         which holds also what happens seldom.",
+         which holds also what happens seldom. \"Lost\" are the records that a profiler says it dropped, in all \
+         turns; PyTorch's own do not count them.",
     );
     Ok(table)
 }

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -211,7 +212,7 @@ impl TimedProbes {
     }
 
     pub fn detach(self) -> Result<()> {
-        self.0.detach()
+        self.0.detach().map(drop)
     }
 }
 
@@ -233,6 +234,68 @@ pub struct Attached {
     output: Option<BufReader<Box<dyn ReadAndDebug>>>,
     /// Drains the output after that, so that the program never blocks on a full pipe.
     draining: Option<JoinHandle<()>>,
+    said: Said,
+}
+
+/// Output of a program that says how many records it lost.
+#[derive(Debug, Clone, Default)]
+enum Said {
+    /// No count of losses.
+    #[default]
+    Nothing,
+    Text(Arc<Mutex<Vec<u8>>>),
+    Screen(Arc<Mutex<Screen>>),
+}
+
+/// A terminal's contents.
+struct Screen(vt100::Parser);
+
+impl std::fmt::Debug for Screen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Screen")
+    }
+}
+
+impl Said {
+    /// Returns the number of lost records, if the program has said it.
+    fn lost(&self) -> Option<u64> {
+        match self {
+            Self::Nothing => None,
+            Self::Text(text) => lost(&String::from_utf8_lossy(&text.lock().expect(ADDS))),
+            Self::Screen(screen) => lost(&screen.lock().expect(ADDS).0.screen().contents()),
+        }
+    }
+
+    /// Adds bytes of the output.
+    fn add(&self, bytes: &[u8]) {
+        match self {
+            Self::Nothing => {}
+            Self::Text(text) => text.lock().expect(ADDS).extend_from_slice(bytes),
+            Self::Screen(screen) => screen.lock().expect(ADDS).0.process(bytes),
+        }
+    }
+
+    /// Reads an output to its end; an error ends it just as end of file does.
+    fn drain(&self, mut output: impl Read) {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = output.read(&mut bytes) {
+            self.add(&bytes[..count]);
+        }
+    }
+}
+
+/// Message for a lock that a panicking thread would poison.
+const ADDS: &str = "adding bytes does not panic";
+
+/// Time after which a screen shows all that happened before.
+const REFRESHED: Duration = Duration::from_millis(1100);
+
+/// Parses the number of lost records from the last line that mentions them.
+pub(super) fn lost(said: &str) -> Option<u64> {
+    let line = said.lines().rfind(|line| line.contains(" lost "))?;
+    let (_, number) = line.split_once(" lost ")?;
+    let number = number.split_whitespace().next()?;
+    number.replace(',', "").parse().ok()
 }
 
 /// Source of a program's output.
@@ -267,13 +330,13 @@ impl Attached {
             shown,
             output: pipe.map(BufReader::new),
             draining: None,
+            said: Said::default(),
         };
         attached.wait_until_ready()?;
-        if is_record && let Some(mut output) = attached.output.take() {
-            attached.draining = Some(std::thread::spawn(move || {
-                // An error ends the copy just as end of file does.
-                let _ = std::io::copy(&mut output, &mut std::io::sink());
-            }));
+        if is_record && let Some(output) = attached.output.take() {
+            let said = Said::Text(Arc::default());
+            attached.said = said.clone();
+            attached.draining = Some(std::thread::spawn(move || said.drain(output)));
         }
         Ok(attached)
     }
@@ -308,16 +371,19 @@ impl Attached {
             .spawn()
             .with_context(|| format!("cannot start `{shown}`"))?;
         drop(command);
-        let draining = std::thread::spawn(move || {
-            // Reading fails once the program has ended and the other side is closed.
-            let _ = std::io::copy(&mut File::from(ours), &mut std::io::sink());
-        });
+        let (columns, rows) = SIZE;
+        let screen = Screen(vt100::Parser::new(rows, columns, 0));
+        let said = Said::Screen(Arc::new(Mutex::new(screen)));
+        let drained = said.clone();
+        // Reading fails once the program has ended and the other side is closed.
+        let draining = std::thread::spawn(move || drained.drain(File::from(ours)));
         let mut attached = Self {
             child,
             shown,
             input: None,
             output: None,
             draining: Some(draining),
+            said,
         };
         wait_for_links(&mut attached.child, &attached.shown)?;
         Ok(attached)
@@ -328,8 +394,16 @@ impl Attached {
         self.child.id()
     }
 
-    /// Ends the program and waits until its probes are gone.
-    pub fn detach(mut self) -> Result<()> {
+    /// Ends the program and waits until its probes are gone. Returns the number of records that it
+    /// lost, if it says so.
+    pub fn detach(mut self) -> Result<Option<u64>> {
+        let on_screen = match &self.said {
+            Said::Screen(_) => {
+                std::thread::sleep(REFRESHED);
+                self.said.lost()
+            }
+            _ => None,
+        };
         match self.input.take() {
             Some(input) => drop(input),
             None => {
@@ -354,7 +428,7 @@ impl Attached {
             // The thread contains nothing that panics.
             let _ = draining.join();
         }
-        Ok(())
+        Ok(on_screen.or_else(|| self.said.lost()))
     }
 }
 
@@ -403,14 +477,18 @@ fn probe_links(pid: u32) -> usize {
         .count()
 }
 
-/// Opens both sides of a pseudo-terminal of 160 columns and 50 rows.
+/// Columns and rows of a pseudo-terminal.
+const SIZE: (u16, u16) = (160, 50);
+
+/// Opens both sides of a pseudo-terminal.
 fn open_terminal() -> Result<(OwnedFd, OwnedFd)> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).context("cannot open a terminal")?;
     grantpt(&ours)?;
     unlockpt(&ours)?;
+    let (columns, rows) = SIZE;
     let size = Winsize {
-        ws_row: 50,
-        ws_col: 160,
+        ws_row: rows,
+        ws_col: columns,
         ws_xpixel: 0,
         ws_ypixel: 0,
     };
@@ -443,6 +521,22 @@ mod tests {
     fn a_program_is_detached_by_the_end_of_its_input() {
         let attached = Attached::speaking(shell("echo ready; cat")).unwrap();
         attached.detach().unwrap();
+    }
+
+    #[test]
+    fn losses_are_read_from_the_last_line_with_them() {
+        let said = "memprobe: 00:00:01  5 events  1 KiB written  lost 0\n\
+                    memprobe: 00:00:02  9 events  2 KiB written  lost 12,345 (target exited)\n\
+                    memprobe: 8 recordings\n";
+        assert_eq!(lost(said), Some(12_345));
+        assert_eq!(lost("nothing"), None);
+        let screen = Screen(vt100::Parser::new(4, 40, 0));
+        let screen = Said::Screen(Arc::new(Mutex::new(screen)));
+        screen.add(b" LIVE 5 ev/s   lost 1   6 probes ok\x1b[1;21H7");
+        assert_eq!(screen.lost(), Some(7));
+        let text = Said::Text(Arc::default());
+        text.drain(said.as_bytes());
+        assert_eq!((text.lost(), Said::Nothing.lost()), (Some(12_345), None));
     }
 
     #[test]

@@ -9,12 +9,12 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::footprint::{Memory, cpu_seconds, mebibytes};
-use super::profiler::{Programs, wait_for_links};
-use super::statistics::Measured;
+use super::profiler::{Programs, lost, wait_for_links};
+use super::statistics::{Measured, Shuffle};
 use super::table::Table;
 use crate::process;
 
@@ -94,15 +94,34 @@ impl Run {
     fn events(&self) -> f64 {
         self.ledgers.iter().map(|ledger| ledger.events as f64).sum()
     }
+
+    /// Returns the run as it was measured.
+    fn sample(&self, watcher: Watcher, turn: usize) -> Value {
+        let watched = self.watched.as_ref();
+        json!({
+            "watcher": watcher.name(),
+            "turn": turn,
+            "seconds": self.seconds(),
+            "events": self.events(),
+            "lost": watched.map(|it| it.lost),
+            "right_ranks": watched.map(|it| it.right),
+            "cpu_seconds": watched.map(|it| it.cpu),
+            "memory_kib": watched.map(|it| it.memory),
+        })
+    }
 }
 
 /// Measures every watcher in turns.
 pub fn measure(python: &Path, script: &Path, programs: &Programs) -> Result<Table> {
     eprintln!("== {RANKS} ranks at once that do hardly more than allocate: {TURNS} turns");
     let mut runs: BTreeMap<usize, Vec<Run>> = BTreeMap::new();
+    let mut samples = Vec::new();
+    let mut shuffle = Shuffle::new();
+    // `top` must know for how long to listen, whoever comes first.
+    let mut alone = RankRun::prepare(python, script)?.alone()?.seconds();
     for turn in 1..=TURNS {
-        let mut alone = 0.0;
-        for (at, watcher) in Watcher::ALL.into_iter().enumerate() {
+        for at in shuffle.order(Watcher::ALL.len()) {
+            let watcher = Watcher::ALL[at];
             let ranks = RankRun::prepare(python, script)?;
             let run = match watcher {
                 Watcher::Nobody => ranks.alone()?,
@@ -113,6 +132,7 @@ pub fn measure(python: &Path, script: &Path, programs: &Programs) -> Result<Tabl
             if watcher == Watcher::Nobody {
                 alone = run.seconds();
             }
+            samples.push(run.sample(watcher, turn));
             eprintln!(
                 "  turn {turn} of {TURNS}: {:.0} events/s, {}",
                 run.events() / run.seconds(),
@@ -134,6 +154,7 @@ pub fn measure(python: &Path, script: &Path, programs: &Programs) -> Result<Tabl
             "memory",
         ],
     );
+    table.samples(samples);
     let alone = runs.get(&0).cloned().context("nothing was measured")?;
     for (at, watcher) in Watcher::ALL.into_iter().enumerate() {
         let runs = runs.get(&at).context("nothing was measured")?;
@@ -381,26 +402,9 @@ impl Drop for Ended {
     }
 }
 
-/// Parses the number of lost records from the last line of `record` that mentions them.
-fn lost(said: &str) -> Option<u64> {
-    let line = said.lines().rfind(|line| line.contains(" lost "))?;
-    let (_, number) = line.split_once(" lost ")?;
-    let number = number.split_whitespace().next()?;
-    number.replace(',', "").parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn losses_are_read_from_the_last_line_with_them() {
-        let said = "memprobe: 00:00:01  5 events  1 KiB written  lost 0\n\
-                    memprobe: 00:00:02  9 events  2 KiB written  lost 12,345 (target exited)\n\
-                    memprobe: 8 recordings\n";
-        assert_eq!(lost(said), Some(12_345));
-        assert_eq!(lost("nothing"), None);
-    }
 
     #[test]
     fn a_rush_lasts_from_the_first_beginning_to_the_last_end() {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::footprint::Memory;
@@ -65,6 +66,21 @@ struct Cost {
     memory: u64,
 }
 
+impl Cost {
+    /// Returns the snapshot as it was measured.
+    fn sample(&self, size: &Size) -> Value {
+        json!({
+            "process": size.name,
+            "objects": self.said.objects,
+            "tensors": self.said.tensors.len(),
+            "pause_ms": self.said.pause_ms,
+            "pause_by_its_own_clock_ms": self.gap.as_secs_f64() * 1e3,
+            "whole_time_ms": self.wall.as_secs_f64() * 1e3,
+            "memory_kib": self.memory,
+        })
+    }
+}
+
 /// Measures snapshots of processes of every size.
 pub fn measure(python: &Path, script: &Path, programs: &Programs) -> Result<Table> {
     eprintln!("== a snapshot of all tensors: {TAKEN} of each process");
@@ -85,6 +101,7 @@ pub fn measure(python: &Path, script: &Path, programs: &Programs) -> Result<Tabl
         let target = Target::start(python, script, &size)?;
         let costs = (0..TAKEN).map(|_| target.snapshot(programs));
         let costs: Vec<Cost> = costs.collect::<Result<_>>()?;
+        table.samples(costs.iter().map(|cost| cost.sample(&size)));
         let row = row(&size, &costs).context("nothing was measured")?;
         eprintln!("  {}: stands still for {}", row[0], row[3]);
         table.row(row);

@@ -30,6 +30,34 @@ impl Measured {
     }
 }
 
+/// Random orders, so that nothing always follows the same thing (xorshift64).
+#[derive(Debug)]
+pub struct Shuffle(u64);
+
+impl Shuffle {
+    /// Seeds the orders by the clock; the samples keep them.
+    pub fn new() -> Self {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Self::seeded(now.map_or(1, |now| now.as_nanos() as u64))
+    }
+
+    fn seeded(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    /// Returns the numbers below `count` in a random order (Fisher and Yates).
+    pub fn order(&mut self, count: usize) -> Vec<usize> {
+        let mut order = Vec::from_iter(0..count);
+        for last in (1..count).rev() {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            order.swap(last, (self.0 % (last as u64 + 1)) as usize);
+        }
+        order
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,6 +75,18 @@ mod tests {
     fn between_two_measurements_lies_their_middle() {
         assert_eq!(measured(&[1.0, 2.0]).median(), 1.5);
         assert_eq!(measured(&[1.0, 2.0, 3.0, 4.0]).quartiles(), (1.75, 3.25));
+    }
+
+    #[test]
+    fn orders_are_whole_and_differ() {
+        let mut shuffle = Shuffle::seeded(7);
+        let orders: Vec<_> = (0..20).map(|_| shuffle.order(4)).collect();
+        for order in &orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, [0, 1, 2, 3]);
+        }
+        assert!((0..4).all(|first| orders.iter().any(|order| order[0] == first)));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use serde_json::{Value, json};
+
 /// Output format of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
@@ -17,6 +19,7 @@ pub struct Table {
     columns: Vec<String>,
     rows: Vec<Vec<String>>,
     notes: Vec<String>,
+    samples: Vec<Value>,
 }
 
 impl Table {
@@ -27,7 +30,18 @@ impl Table {
             columns: columns.iter().map(|&column| column.to_owned()).collect(),
             rows: Vec::new(),
             notes: Vec::new(),
+            samples: Vec::new(),
         }
+    }
+
+    /// Keeps the measurements from which the rows are made.
+    pub fn samples(&mut self, samples: impl IntoIterator<Item = Value>) {
+        self.samples.extend(samples);
+    }
+
+    /// Returns the title and the measurements.
+    pub fn raw(&self) -> Value {
+        json!({ "title": self.title, "samples": self.samples })
     }
 
     /// Adds a row with one cell per column.

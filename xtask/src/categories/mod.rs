@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::matrix;
+use crate::pages::{CommittedObject, digits};
 use crate::process;
 use crate::pytorch::{self, Gpus, Request};
 use crate::repository::Repository;
@@ -95,11 +96,15 @@ pub fn run(repository: &Repository) -> Result<()> {
     let docs = repository.root().join("docs");
     let text = serde_json::to_string_pretty(&results)? + "\n";
     fs::write(docs.join("categories.json"), text)?;
-    fs::write(docs.join("categories.md"), page::render(&results))?;
+    fs::write(
+        docs.join("categories.md"),
+        page::render(&results, &CommittedObject::of(repository)?),
+    )?;
     Ok(())
 }
 
-fn digits(path: &Path) -> Result<String> {
-    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(crate::ebpf::sha256(&bytes)[..12].to_owned())
+/// Returns the page from the shares in a folder.
+pub fn page_of(docs: &Path, committed: &CommittedObject) -> Result<String> {
+    let results = fs::read(docs.join("categories.json")).context("cannot read categories.json")?;
+    Ok(page::render(&serde_json::from_slice(&results)?, committed))
 }

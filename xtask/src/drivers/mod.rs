@@ -22,6 +22,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail};
 use tempfile::TempDir;
 
+use crate::pages::{CommittedObject, digits};
 use crate::process;
 use crate::repository::{Repository, cache_folder};
 use catalog::{DRIVERS, Driver, Part, RUNTIMES, UCX, Wheel};
@@ -87,14 +88,19 @@ impl Options {
     }
 }
 
+/// Returns the page from the results in a folder.
+pub fn page_of(docs: &Path, committed: &CommittedObject) -> Result<String> {
+    Ok(page::render(
+        &Results::read(&docs.join("drivers.json"))?,
+        committed,
+    ))
+}
+
 /// Fetches the libraries, tries them, and keeps the results in `docs/drivers.json` and `docs/drivers.md`.
 pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let docs = repository.root().join("docs");
     if options.show {
-        print!(
-            "{}",
-            page::render(&Results::read(&docs.join("drivers.json"))?)
-        );
+        print!("{}", page_of(&docs, &CommittedObject::of(repository)?)?);
         return Ok(());
     }
     println!("{}", catalog::origins());
@@ -121,13 +127,14 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     if let Some(libcuda) = &options.libcuda {
         return run.print_success(libcuda);
     }
+    let committed = CommittedObject::of(repository)?;
     let keep = |new: Results| -> Result<()> {
         let path = docs.join("drivers.json");
         let mut all = Results::read(&path)?;
         all.put(new);
         all.write(&path)?;
         let page = docs.join("drivers.md");
-        fs::write(&page, page::render(&all))
+        fs::write(&page, page::render(&all, &committed))
             .with_context(|| format!("cannot write {}", page.display()))
     };
     for driver in &DRIVERS {
@@ -146,7 +153,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         run.try_gpu(&keep)?;
     }
     let all = Results::read(&docs.join("drivers.json"))?;
-    println!("\n{}", page::render(&all));
+    println!("\n{}", page::render(&all, &committed));
     println!("kept in {}", docs.join("drivers.md").display());
     let faults = faults::faults(&all);
     if !faults.is_empty() {
@@ -187,11 +194,6 @@ impl Run {
         let memprobe = programs.path().join("memprobe");
         fs::copy(&built, &memprobe).with_context(|| format!("cannot copy {}", built.display()))?;
         let calls = caller::build(programs.path())?;
-        let digits = |path: &Path| -> Result<String> {
-            let bytes =
-                fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-            Ok(crate::ebpf::sha256(&bytes)[..12].to_owned())
-        };
         Ok(Self {
             circumstances: Circumstances {
                 date: process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,

@@ -11,7 +11,7 @@ mod record;
 mod toolchain;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
@@ -36,8 +36,8 @@ pub enum Missing {
 pub enum Checked {
     /// Rebuilding gave the committed object, byte for byte.
     Same,
-    /// Another toolchain than the recorded one built this object from the same sources. The caller
-    /// must run the tests on it (`MEMPROBE_BPF_OBJECT`).
+    /// Another toolchain than the recorded one built this other object from the same sources. The
+    /// caller must run the tests on it too.
     OtherToolchain(PathBuf),
 }
 
@@ -72,14 +72,14 @@ pub fn check(repository: &Repository, missing: Missing) -> Result<Checked> {
     let record = committed(repository)?;
     let toolchain = toolchain_for(Some(&record), missing)?;
     let object = compile(repository, &toolchain, Lock::Keep)?;
-    let fresh = repository.target().join("ebpf/memprobe.bpf.o");
+    let fresh = fresh_object(repository);
     fs::write(&fresh, &object).with_context(|| format!("cannot write {}", fresh.display()))?;
     if toolchain.versions == record.toolchain {
         if sha256(&object) != record.object_sha256 {
             bail!(
                 "the committed object is not what its sources give: the same toolchain ({}) built \
                  another one, {}. Run `cargo xtask ebpf` and commit both files of \
-                 memprobe-ebpf/object",
+                 memprobe/object",
                 record.toolchain,
                 fresh.display()
             );
@@ -87,6 +87,13 @@ pub fn check(repository: &Repository, missing: Missing) -> Result<Checked> {
         println!(
             "eBPF object: rebuilt, the same {} bytes as committed",
             object.len()
+        );
+        return Ok(Checked::Same);
+    }
+    if sha256(&object) == record.object_sha256 {
+        println!(
+            "eBPF object: rebuilt by {}, the same as committed",
+            toolchain.versions
         );
         return Ok(Checked::Same);
     }
@@ -98,6 +105,26 @@ pub fn check(repository: &Repository, missing: Missing) -> Result<Checked> {
         fresh.display()
     );
     Ok(Checked::OtherToolchain(fresh))
+}
+
+/// Checks the committed object and the sources against the record, without a build.
+pub fn check_record(repository: &Repository) -> Result<()> {
+    committed(repository).map(drop)
+}
+
+/// Compares the committed object with the one that the last [`check`] built.
+pub fn compared(repository: &Repository) -> Result<Checked> {
+    let fresh = fresh_object(repository);
+    let read =
+        |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    if read(&fresh)? == read(&repository.ebpf_object())? {
+        return Ok(Checked::Same);
+    }
+    Ok(Checked::OtherToolchain(fresh))
+}
+
+fn fresh_object(repository: &Repository) -> PathBuf {
+    repository.target().join("ebpf/memprobe.bpf.o")
 }
 
 /// Reads the record and verifies it against the committed object and the sources.
@@ -125,11 +152,22 @@ fn committed(repository: &Repository) -> Result<Record> {
 
 fn toolchain_for(record: Option<&Record>, missing: Missing) -> Result<Toolchain> {
     let tools = cache_folder()?;
-    match (
-        toolchain::find(record.map(|record| &record.toolchain), &tools),
-        missing,
-    ) {
-        (Ok(toolchain), _) => Ok(toolchain),
+    let recorded = record.map(|record| &record.toolchain);
+    match (toolchain::find(recorded, &tools), missing) {
+        (Ok(toolchain), Missing::Install) => {
+            let other = recorded.filter(|recorded| toolchain.versions != **recorded);
+            let Some(recorded) = other else {
+                return Ok(toolchain);
+            };
+            match install::install_recorded(&tools, recorded) {
+                Ok(recorded) => Ok(recorded),
+                Err(error) => {
+                    eprintln!("the recorded toolchain cannot be installed: {error:#}");
+                    Ok(toolchain)
+                }
+            }
+        }
+        (Ok(toolchain), Missing::Explain) => Ok(toolchain),
         (Err(error), Missing::Install) => {
             eprintln!("{error}");
             install::install(&tools)
@@ -152,7 +190,7 @@ mod tests {
             ("memprobe-ebpf/Cargo.toml", "[package]"),
             ("memprobe-ebpf/Cargo.lock", "version = 4"),
             ("memprobe-ebpf/src/main.rs", "main"),
-            ("memprobe-ebpf/object/memprobe.bpf.o", "object"),
+            ("memprobe/object/memprobe.bpf.o", "object"),
         ] {
             let path = root.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();

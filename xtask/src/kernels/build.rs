@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 use super::catalog::Program;
 use crate::process;
 use crate::repository::Repository;
-use crate::test_programs;
+use crate::test::programs;
 
 /// Builds memprobe and the test programs; returns all files of the tests' disk.
-pub fn files(repository: &Repository, programs: &[Program]) -> Result<Vec<(PathBuf, String)>> {
+pub fn files(repository: &Repository, wanted: &[Program]) -> Result<Vec<(PathBuf, String)>> {
     let cargo = || {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command.current_dir(repository.root());
@@ -19,24 +19,19 @@ pub fn files(repository: &Repository, programs: &[Program]) -> Result<Vec<(PathB
     };
     process::run(cargo().args(["build", "--release", "--package", "memprobe"]))?;
     let mut tests = cargo();
-    tests.arg("test");
-    let mut packages: Vec<&str> = programs.iter().map(|program| program.package).collect();
-    packages.sort_unstable();
-    packages.dedup();
-    for package in packages {
-        tests.args(["--package", package]);
-    }
-    let mut names: Vec<&str> = programs.iter().map(|program| program.name).collect();
+    // As the test command builds them, so that both use one build.
+    tests.args(["test", "--workspace"]);
+    let mut names: Vec<&str> = wanted.iter().map(|program| program.name).collect();
     names.dedup();
     for name in names {
         tests.args(["--test", name]);
     }
-    let built = test_programs::build(&mut tests)?;
+    let built = programs::build(&mut tests)?;
     let mut files = vec![(
         repository.target().join("release/memprobe"),
         "bin/memprobe".to_owned(),
     )];
-    for program in programs {
+    for program in wanted {
         let path = built
             .iter()
             .find(|built| built.name == program.name)

@@ -14,9 +14,6 @@ pub struct Kernel {
     pub reason: &'static str,
     /// Expected behaviour of memprobe.
     pub expected: Expected,
-    /// Instructions that this kernel's verifier processed for the longest program, read from its
-    /// log (2026-11-22), if the kernel itself does not report the number.
-    pub followed: Option<u32>,
 }
 
 /// Distribution that built and signed a kernel.
@@ -47,7 +44,6 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-amd64",
         reason: "Debian 11; too old: no perf links for uprobes",
         expected: Expected::Refused,
-        followed: None,
     },
     Kernel {
         name: "5.15.0-25",
@@ -56,7 +52,6 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-generic",
         reason: "the oldest: Ubuntu 22.04 as it was released",
         expected: Expected::Works,
-        followed: Some(174_586),
     },
     Kernel {
         name: "5.15",
@@ -65,7 +60,6 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-generic",
         reason: "Ubuntu 22.04 with its updates",
         expected: Expected::Works,
-        followed: Some(172_018),
     },
     Kernel {
         name: "6.1",
@@ -74,7 +68,6 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-amd64",
         reason: "Debian 12",
         expected: Expected::Works,
-        followed: None,
     },
     Kernel {
         name: "6.8",
@@ -83,7 +76,6 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-generic",
         reason: "Ubuntu 24.04",
         expected: Expected::Works,
-        followed: None,
     },
     Kernel {
         name: "6.12",
@@ -92,7 +84,6 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-amd64",
         reason: "Debian 13",
         expected: Expected::Works,
-        followed: None,
     },
     Kernel {
         name: "sid",
@@ -101,14 +92,12 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-amd64",
         reason: "the newest of Debian",
         expected: Expected::Works,
-        followed: None,
     },
 ];
 
 /// A test program to run on a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Program {
-    pub package: &'static str,
     pub name: &'static str,
     /// Substrings of the names of the tests to run; empty for all.
     pub tests: &'static [&'static str],
@@ -130,21 +119,18 @@ pub enum Extent {
 /// Every program, in the order of execution.
 pub const PROGRAMS: [Program; 6] = [
     Program {
-        package: "memprobe-tests",
         name: "kernel",
         tests: &["too_old"],
         on: Expected::Refused,
         quick: Some(&["too_old"]),
     },
     Program {
-        package: "memprobe-tests",
         name: "kernel",
         tests: &["verifier"],
         on: Expected::Works,
         quick: Some(&["verifier"]),
     },
     Program {
-        package: "memprobe",
         name: "python_frames",
         tests: &[
             "every_frame",
@@ -157,14 +143,12 @@ pub const PROGRAMS: [Program; 6] = [
         quick: None,
     },
     Program {
-        package: "memprobe-tests",
         name: "exactness",
         tests: &["perceptron", "threads", "started"],
         on: Expected::Works,
         quick: Some(&["perceptron"]),
     },
     Program {
-        package: "memprobe-tests",
         name: "robustness",
         tests: &[
             "killed",
@@ -177,7 +161,6 @@ pub const PROGRAMS: [Program; 6] = [
         quick: Some(&["losses"]),
     },
     Program {
-        package: "memprobe-tests",
         name: "mid_attach",
         tests: &[],
         on: Expected::Works,

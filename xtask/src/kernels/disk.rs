@@ -223,7 +223,8 @@ fn needed(printed: &str) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-fn is_elf(file: &Path) -> bool {
+/// True if a file is a program or a library, and no script.
+pub fn is_elf(file: &Path) -> bool {
     use std::io::Read as _;
     let mut start = [0; 4];
     fs::File::open(file).is_ok_and(|mut file| file.read_exact(&mut start).is_ok())

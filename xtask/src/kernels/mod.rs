@@ -19,8 +19,10 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
+use crate::apt;
+use crate::pages::{CommittedObject, digits};
 use crate::process;
-use crate::pytorch::{self, Environment};
+use crate::pytorch::{self, Environment, Interpreter};
 use crate::repository::{Repository, cache_folder};
 use catalog::{Extent, KERNELS, Kernel, PROGRAMS, Program};
 use guest::{Accelerator, Guest};
@@ -109,11 +111,15 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     for (kernel, image) in kernels.into_iter().zip(images) {
         let row = factory.try_kernel(kernel, &image, &accelerator, &programs)?;
         if options.only.is_empty() {
-            report::keep(std::slice::from_ref(&row), &repository.root().join("docs"))?;
+            report::keep(
+                std::slice::from_ref(&row),
+                &repository.root().join("docs"),
+                &factory.committed,
+            )?;
         }
         rows.push(row);
     }
-    print!("\n{}", report::table(&rows));
+    print!("\n{}", report::table(&rows, &factory.committed));
     factory.judge(&rows)
 }
 
@@ -134,16 +140,11 @@ pub fn can_be_quick() -> bool {
     obstacle().is_none()
 }
 
-/// Runs a few tests on the typical kernel, if KVM makes that quick.
-pub fn run_quick(repository: &Repository) -> Result<()> {
-    let skip = |reason: &str| {
-        println!(
-            "skipped: memprobe on another kernel: {reason}; `cargo xtask kernels` tries them all"
-        );
-    };
+/// Runs a few tests on the typical kernel, if KVM makes that quick. Returns the reason if it does
+/// not run them.
+pub fn run_quick(repository: &Repository) -> Result<Option<String>> {
     if let Some(reason) = obstacle() {
-        skip(&reason);
-        return Ok(());
+        return Ok(Some(reason));
     }
     let programs = catalog::programs(Extent::Quick, &[]);
     let factory = GuestFactory::prepare(repository, &programs)?;
@@ -151,12 +152,35 @@ pub fn run_quick(repository: &Repository) -> Result<()> {
     let image = Image::fetch(kernel, &factory.cache, Freshness::Cached)?;
     let accelerator = Accelerator::find(&image.vmlinuz(), &factory.cache)?;
     if let Accelerator::Tcg { reason } = &accelerator {
-        skip(&format!("it takes long without KVM ({reason})"));
-        return Ok(());
+        return Ok(Some(format!("it takes long without KVM ({reason})")));
     }
     let rows = [factory.try_kernel(kernel, &image, &accelerator, &programs)?];
-    print!("\n{}", report::table(&rows));
-    factory.judge(&rows)
+    print!("\n{}", report::table(&rows, &factory.committed));
+    factory.judge(&rows)?;
+    Ok(None)
+}
+
+/// Returns the Python of the guests: the one of most tests, whose environment is there then. A Python
+/// that is started by a script does not start in a guest.
+fn interpreter() -> Result<Interpreter> {
+    let usual = crate::test::interpreter_of(pytorch::TESTED[0]);
+    let is_program = |it: &Interpreter| {
+        let info = it.present();
+        info.is_some_and(|info| disk::is_elf(&info.executable))
+    };
+    match usual.filter(is_program) {
+        Some(usual) => Ok(usual),
+        None => "3.11".parse(),
+    }
+}
+
+/// Returns the page from the rows in a folder.
+pub fn page_of(docs: &Path, committed: &CommittedObject) -> Result<String> {
+    let rows = fs::read(docs.join("kernels.json")).context("cannot read kernels.json")?;
+    Ok(report::page(
+        &serde_json::from_slice::<Vec<Row>>(&rows)?,
+        committed,
+    ))
 }
 
 fn fetch(kernels: &[&'static Kernel], cache: &Path, freshness: Freshness) -> Result<Vec<Image>> {
@@ -176,6 +200,8 @@ struct GuestFactory {
     /// Folder of kernels, disks and logs.
     cache: PathBuf,
     repository: PathBuf,
+    memprobe: PathBuf,
+    committed: CommittedObject,
     environment: Environment,
     busybox: PathBuf,
     system: PathBuf,
@@ -194,13 +220,15 @@ impl GuestFactory {
         let turn = turn(&cache)?;
         let environment = pytorch::set_up(&pytorch::Request {
             gpus: pytorch::Gpus::Simulated,
-            ..pytorch::Request::new("3.11".parse()?, pytorch::DEFAULT_TORCH)
+            ..pytorch::Request::new(interpreter()?, pytorch::DEFAULT_TORCH)
         })?;
         let busybox = busybox(&cache)?;
         let system = disk::system(&environment, &busybox, repository.root(), &cache)?;
         Ok(Self {
             files: build::files(repository, programs)?,
             repository: repository.root().to_owned(),
+            memprobe: repository.target().join("release/memprobe"),
+            committed: CommittedObject::of(repository)?,
             environment,
             busybox,
             system,
@@ -295,6 +323,8 @@ impl GuestFactory {
         Ok(Row {
             by: accelerator.name().to_owned(),
             date: day,
+            memprobe: Some(digits(&self.memprobe)?),
+            object: Some(self.committed.digits().to_owned()),
             ..Row::of(kernel, &image.version, &output, complaints)
         })
     }
@@ -337,14 +367,7 @@ fn install_needed() -> Result<()> {
             missing.join(" ")
         );
     }
-    eprintln!("Installing with apt-get: {}", missing.join(" "));
-    process::run(Command::new("apt-get").arg("update"))?;
-    process::run(
-        Command::new("apt-get")
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .args(["install", "-y", "--no-install-recommends"])
-            .args(missing),
-    )
+    apt::install(&missing)
 }
 
 /// Also searches the sbin folders, which a user's `PATH` may lack.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::catalog::{Expected, KERNELS, Kernel};
 use super::script::GuestOutput;
 use crate::markdown::wrapped;
+use crate::pages::CommittedObject;
 
 /// Result of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +38,11 @@ pub struct Row {
     pub by: String,
     /// Date of the run.
     pub date: String,
+    /// First digits of the hashes of memprobe and of its eBPF object; early rows have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memprobe: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
 }
 
 impl Row {
@@ -59,16 +65,14 @@ impl Row {
             version: version.to_owned(),
             complaints,
             programs: output.programs.iter().find_map(|ran| ran.programs.clone()),
-            followed: output
-                .programs
-                .iter()
-                .find_map(|ran| ran.followed)
-                .or(kernel.followed),
+            followed: output.programs.iter().find_map(|ran| ran.followed),
             tests,
             events: output.programs.iter().map(|ran| ran.events).sum(),
             stacks: output.programs.iter().map(|ran| ran.stacks).sum(),
             by: String::new(),
             date: String::new(),
+            memprobe: None,
+            object: None,
         }
     }
 
@@ -77,7 +81,7 @@ impl Row {
         self.complaints.is_empty()
     }
 
-    fn cells(&self, kernel: &Kernel) -> [String; COLUMNS.len()] {
+    fn cells(&self, kernel: &Kernel, committed: &CommittedObject) -> [String; COLUMNS.len()] {
         let result = match (self.is_good(), kernel.expected) {
             (true, Expected::Works) => "works".to_owned(),
             (true, Expected::Refused) => "refused with words".to_owned(),
@@ -94,7 +98,12 @@ impl Row {
             or_nothing(self.followed.map(|followed| followed.to_string())),
             or_nothing(Some(compared).filter(|_| self.events > 0)),
             self.tests.len().to_string(),
-            format!("{}, {}", self.date, self.by),
+            format!(
+                "{}, {}{}",
+                self.date,
+                self.by,
+                committed.mark(self.object.as_deref())
+            ),
         ]
     }
 }
@@ -112,7 +121,7 @@ const COLUMNS: [&str; 9] = [
 ];
 
 /// Formats the rows as a Markdown table.
-pub fn table(rows: &[Row]) -> String {
+pub fn table(rows: &[Row], committed: &CommittedObject) -> String {
     let mut text = format!(
         "| {} |\n|{}\n",
         COLUMNS.join(" | "),
@@ -120,14 +129,14 @@ pub fn table(rows: &[Row]) -> String {
     );
     for row in rows {
         if let Some(kernel) = Kernel::named(&row.kernel) {
-            text += &format!("| {} |\n", row.cells(kernel).join(" | "));
+            text += &format!("| {} |\n", row.cells(kernel, committed).join(" | "));
         }
     }
     text
 }
 
 /// Merges rows into `kernels.json` of a folder and rewrites its `kernels.md`.
-pub fn keep(rows: &[Row], folder: &Path) -> Result<()> {
+pub fn keep(rows: &[Row], folder: &Path, committed: &CommittedObject) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let data = folder.join("kernels.json");
     let earlier: Vec<Row> = match fs::read(&data) {
@@ -144,12 +153,12 @@ pub fn keep(rows: &[Row], folder: &Path) -> Result<()> {
         .filter_map(|kernel| all.remove(kernel.name))
         .collect();
     fs::write(&data, serde_json::to_string_pretty(&all)? + "\n")?;
-    fs::write(folder.join("kernels.md"), page(&all))?;
+    fs::write(folder.join("kernels.md"), page(&all, committed))?;
     Ok(())
 }
 
 /// Formats the repository's page.
-fn page(rows: &[Row]) -> String {
+pub fn page(rows: &[Row], committed: &CommittedObject) -> String {
     let mut tests: BTreeMap<&str, usize> = BTreeMap::new();
     for test in rows.iter().flat_map(|row| &row.tests) {
         *tests.entry(test).or_default() += 1;
@@ -165,10 +174,12 @@ fn page(rows: &[Row]) -> String {
          [catalog.rs](../xtask/src/kernels/catalog.rs) lists the kernels and the tests.\n\n\
          Loading takes longer under \"qemu\", which translates the guest's code, than under KVM.\n\
          \"Instructions followed\" counts those of the longest program, as `memprobe doctor` shows; a verifier gives up at\n\
-         1,000,000. Linux 5.15 does not report the number: there it is from the verifier's log (BPF_LOG_STATS).\n\n\
+         1,000,000. Linux 5.15 does not report the number.\n\n\
+         {}\n\n\
          {}\n\
          The tests that passed, all of the suite that CI runs on its own kernel too, with the number of kernels:\n\n{tests}",
-        table(rows)
+        committed.note(rows.iter().map(|row| row.object.as_deref())),
+        table(rows, committed)
     ))
 }
 
@@ -176,6 +187,10 @@ fn page(rows: &[Row]) -> String {
 mod tests {
     use super::super::script::Ran;
     use super::*;
+
+    fn committed() -> CommittedObject {
+        CommittedObject::named("0b1ec7")
+    }
 
     fn row(kernel: &Kernel, complaints: &[&str]) -> Row {
         let output = GuestOutput {
@@ -194,11 +209,12 @@ mod tests {
 
     #[test]
     fn a_row_says_what_memprobe_did() {
-        let text = table(&[
+        let rows = [
             row(&KERNELS[0], &[]),
             row(&KERNELS[3], &[]),
             row(&KERNELS[3], &["robustness did not end"]),
-        ]);
+        ];
+        let text = table(&rows, &committed());
         let rows: Vec<&str> = text.lines().skip(2).collect();
         assert!(rows[0].contains("| refused with words |"), "{text}");
         assert!(
@@ -214,22 +230,18 @@ mod tests {
         keep(
             &[row(&KERNELS[3], &["bad"]), row(&KERNELS[0], &[])],
             folder.path(),
+            &committed(),
         )
         .unwrap();
-        keep(&[row(&KERNELS[3], &[])], folder.path()).unwrap();
+        let again = Row {
+            object: Some("0b1ec7".to_owned()),
+            ..row(&KERNELS[3], &[])
+        };
+        keep(&[again], folder.path(), &committed()).unwrap();
         let page = fs::read_to_string(folder.path().join("kernels.md")).unwrap();
         assert!(!page.contains("bad"), "{page}");
         assert_eq!(page.matches("6.1.9-1").count(), 2, "{page}");
         assert!(page.contains("* every event agrees (2)"), "{page}");
-    }
-
-    #[test]
-    fn the_committed_page_is_written_from_the_committed_rows() {
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
-        let rows: Vec<Row> =
-            serde_json::from_slice(&fs::read(docs.join("kernels.json")).unwrap()).unwrap();
-        let committed = fs::read_to_string(docs.join("kernels.md")).unwrap();
-        // A note may follow what was written.
-        assert!(committed.starts_with(&page(&rows)));
+        assert!(page.contains("0b1ec7, that of 1 of 2."), "{page}");
     }
 }

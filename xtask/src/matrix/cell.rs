@@ -26,6 +26,9 @@ pub struct Cell {
     pub kernel: String,
     /// Identifies the build of memprobe and of the comparison.
     pub build: String,
+    /// First digits of the eBPF object's hash; early cells have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
     #[serde(flatten)]
     pub outcome: Outcome,
 }
@@ -65,6 +68,10 @@ pub enum Outcome {
     Exact {
         /// Compared events.
         events: u64,
+        /// Events that were only replayed, to the moment of a comparison. Early cells of late attach
+        /// counted them among `events`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        counted: Option<u64>,
         /// Python stacks compared frame by frame.
         stacks: u64,
         /// Events on autograd's threads, attributed to the line that waits for them.
@@ -106,6 +113,7 @@ impl Outcome {
                 stacks,
                 backward,
                 checkpoints,
+                ..
             } => format!(
                 "exact: {events} events, {stacks} stacks, {backward} of backward, {checkpoints} checkpoints"
             ),

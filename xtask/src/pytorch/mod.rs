@@ -179,6 +179,15 @@ pub fn discard() -> Result<()> {
     }
 }
 
+/// Counts the complete permanent environments.
+pub fn environments_here() -> Result<u64> {
+    let folder = Lifetime::Permanent.folder()?;
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    Ok(entries
+        .filter(|entry| venv::is_complete(&entry.path()))
+        .count() as u64)
+}
+
 fn create(folder: &Path, request: &Request, cuda: Cuda) -> Result<Venv> {
     let base = request.interpreter.find()?;
     announce(&base, request, cuda, folder);

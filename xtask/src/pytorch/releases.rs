@@ -67,8 +67,8 @@ pub struct TestedPair {
     pub pythons: &'static [u8],
 }
 
-/// Pairs that `cargo xtask test` and CI use. Most tests run on the first alone, with a Python that
-/// machines commonly have. Comparisons with PyTorch's own history run on the others: the newest
+/// Pairs that `cargo xtask test --all` and CI use; `cargo xtask test` uses the first two. Most tests
+/// run on the first alone, with a Python that machines commonly have. Comparisons with PyTorch's own history run on the others: the newest
 /// Python, a middle release and an old one.
 pub const TESTED: [TestedPair; 4] = [
     TestedPair {

@@ -63,6 +63,11 @@ struct Record {
     torch: String,
 }
 
+/// True if the set-up of the environment in this folder has ended.
+pub fn is_complete(folder: &Path) -> bool {
+    folder.join(RECORD).exists()
+}
+
 /// Returns the size of PyTorch's wheel, for display.
 pub fn wheel_size(torch: &str) -> String {
     match release_of(torch) {

@@ -22,6 +22,9 @@ pub struct Cell {
     pub kernel: String,
     /// Identifies the build of memprobe and of the comparison.
     pub build: String,
+    /// First digits of the eBPF object's hash; early cells have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
     #[serde(flatten)]
     pub result: Outcome,
 }

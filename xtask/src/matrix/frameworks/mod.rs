@@ -3,12 +3,14 @@
 mod cell;
 mod page;
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, bail};
 
 use super::store::Store;
 use super::{BUSY, Options, Run, alone, check_free_space, check_root, workloads, write_page};
+use crate::pages::CommittedObject;
 use crate::pytorch::{
     self, DEFAULT_TORCH, Environment, Gpus, Interpreter, Packages, PythonVersion, Request,
 };
@@ -32,7 +34,8 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let page = repository.root().join("docs/frameworks.md");
     let mut store = Store::<Cell>::open(&repository.root().join("docs/frameworks.json"))?;
     if options.show {
-        print!("{}", page::render(store.cells()));
+        let committed = CommittedObject::of(repository)?;
+        print!("{}", page::render(store.cells(), &committed));
         return Ok(());
     }
     check_root()?;
@@ -53,17 +56,23 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         bad += usize::from(!cell.is_exact());
         store.put(cell);
         store.save()?;
-        write_page(&page, &page::render(store.cells()))?;
+        write_page(&page, &page::render(store.cells(), &run.committed))?;
         if bad > 0 && options.fail_fast {
             break;
         }
     }
-    println!("\n{}", page::render(store.cells()));
+    println!("\n{}", page::render(store.cells(), &run.committed));
     println!("kept in {}", page.display());
     if bad > 0 {
         bail!("{bad} programs are not exact: see the notes of the table");
     }
     Ok(())
+}
+
+/// Returns the page from the cells in a folder.
+pub fn page_of(docs: &Path, committed: &CommittedObject) -> Result<String> {
+    let store = Store::<Cell>::open(&docs.join("frameworks.json"))?;
+    Ok(page::render(store.cells(), committed))
 }
 
 fn set_up() -> Result<Environment> {
@@ -91,6 +100,7 @@ fn try_program(run: &Run, environment: &Environment, known: &[String], name: Str
         date: run.date.clone(),
         kernel: run.kernel.clone(),
         build: run.build.clone(),
+        object: Some(run.committed.digits().to_owned()),
         result,
     };
     println!(

@@ -1,0 +1,94 @@
+//! Check that memprobe builds from its own packages alone, as `cargo install memprobe` builds it.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::process;
+use crate::repository::Repository;
+
+/// Packages that users install, each after those that it depends on.
+const PACKAGES: [&str; 2] = ["memprobe-common", "memprobe"];
+
+/// Packages memprobe, unpacks the packages outside of the repository's packages, and checks them with
+/// the repository's lock file. A file outside of its package is an error of the compiler.
+pub fn check(repository: &Repository) -> Result<()> {
+    let mut package = cargo(repository.root());
+    package.args(["package", "--no-verify", "--allow-dirty", "--quiet"]);
+    for name in PACKAGES {
+        package.args(["--package", name]);
+    }
+    process::run(&mut package)?;
+    let folder = repository.target().join("packages-alone");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+    let folder = folder.canonicalize()?;
+    let version = env!("CARGO_PKG_VERSION");
+    for name in PACKAGES {
+        let file = format!("package/{name}-{version}.crate");
+        let mut unpack = Command::new("tar");
+        // Touched: cargo packs files with one old date, by which a later check would look fresh.
+        unpack.arg("-xmzf").arg(repository.target().join(file));
+        process::run_unseen(unpack.arg("-C").arg(&folder))?;
+    }
+    let root = fs::read_to_string(repository.root().join("Cargo.toml"))?;
+    fs::write(folder.join("Cargo.toml"), workspace(&root, version))
+        .with_context(|| format!("cannot write {}", folder.display()))?;
+    fs::copy(
+        repository.root().join("Cargo.lock"),
+        folder.join("Cargo.lock"),
+    )?;
+    // In the repository's folder of outputs, which has the dependencies already.
+    let mut check = cargo(&folder);
+    check.args(["check", "--package", "memprobe", "--target-dir"]);
+    process::run(check.arg(repository.target()))?;
+    fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+fn cargo(folder: &Path) -> Command {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.current_dir(folder);
+    command
+}
+
+/// Returns the manifest of a workspace of the unpacked packages, with the profiles of the repository:
+/// with others the dependencies would be built anew.
+fn workspace(root: &str, version: &str) -> String {
+    let mut text = "[workspace]\nresolver = \"3\"\nmembers = [".to_owned();
+    let folders = PACKAGES.map(|name| format!("\"{name}-{version}\""));
+    text += &format!("{}]\n\n[patch.crates-io]\n", folders.join(", "));
+    for name in PACKAGES {
+        text += &format!("{name} = {{ path = \"{name}-{version}\" }}\n");
+    }
+    let mut is_profile = false;
+    for line in root.lines() {
+        if line.starts_with('[') {
+            is_profile = line.starts_with("[profile.");
+        }
+        if is_profile {
+            text += line;
+            text.push('\n');
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_of_the_packages_has_the_profiles_and_nothing_else() {
+        let root = "[workspace]\nmembers = [\"xtask\"]\n\n[profile.dev]\ndebug = 1\n\n[workspace.lints.rust]\nx = 1\n";
+        let text = workspace(root, "0.1.0");
+        assert!(text.contains("members = [\"memprobe-common-0.1.0\", \"memprobe-0.1.0\"]"));
+        assert!(text.contains("memprobe-common = { path = \"memprobe-common-0.1.0\" }"));
+        assert!(text.ends_with("[profile.dev]\ndebug = 1\n\n"), "{text}");
+    }
+}

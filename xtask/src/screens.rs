@@ -1,0 +1,93 @@
+//! `cargo xtask screens`: screens in the documents, captured from memprobe while it watches the training
+//! script of the demo.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::matrix;
+use crate::process;
+use crate::pytorch::{self, Gpus, Request};
+use crate::repository::Repository;
+use crate::requirements;
+
+/// Program of the tests' package that prints a screen.
+const PROGRAM: &str = "memprobe-screen";
+
+/// Documents with a screen, and the verb that shows it.
+const SCREENS: [(&str, &str); 2] = [("README.md", "attach"), ("docs/guide/src/top.md", "top")];
+
+/// Captures every screen and writes it into its document.
+pub fn run(repository: &Repository) -> Result<()> {
+    if !process::is_root() {
+        bail!("memprobe attaches probes, which needs root: run this with sudo -E");
+    }
+    let mut request = Request::new(requirements::usual_python(), pytorch::DEFAULT_TORCH);
+    request.gpus = Gpus::Simulated;
+    let environment = pytorch::set_up(&request)?;
+    matrix::build(repository, PROGRAM)?;
+    for (document, verb) in SCREENS {
+        let output = Command::new(repository.target().join("debug").join(PROGRAM))
+            .arg(verb)
+            .stderr(Stdio::inherit())
+            .env("MEMPROBE_BIN", repository.target().join("release/memprobe"))
+            .env("MEMPROBE_TEST_PYTHON", &environment.python)
+            .output()
+            .context("cannot start the program of the screens")?;
+        if !output.status.success() {
+            bail!(
+                "the screen of {verb} could not be captured ({})",
+                output.status
+            );
+        }
+        let screen = String::from_utf8_lossy(&output.stdout);
+        let screen = screen.trim_end();
+        let path = repository.root().join(document);
+        let text = fs::read_to_string(&path)?;
+        let text = with_screen(&text, verb, screen)
+            .with_context(|| format!("{document} has no place for the screen of {verb}"))?;
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("{document}: the screen of `memprobe {verb}`");
+    }
+    Ok(())
+}
+
+/// Returns the line before the block of a screen.
+fn marker(verb: &str) -> String {
+    format!("<!-- `cargo xtask screens` captured this: memprobe {verb} -->")
+}
+
+/// Replaces the block after the marker of a screen; `None` if there is none.
+fn with_screen(document: &str, verb: &str, screen: &str) -> Option<String> {
+    let marker = format!("{}\n```\n", marker(verb));
+    let (before, after) = document.split_once(&marker)?;
+    let (_, rest) = after.split_once("\n```\n")?;
+    Some(format!("{before}{marker}{screen}\n```\n{rest}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_screen_replaces_the_block_behind_its_marker() {
+        let document = format!("a\n```\nx\n```\n{}\n```\nold\n```\nb\n", marker("top"));
+        let text = with_screen(&document, "top", "new\nlines").expect("a place");
+        let expected = format!(
+            "a\n```\nx\n```\n{}\n```\nnew\nlines\n```\nb\n",
+            marker("top")
+        );
+        assert_eq!(text, expected);
+        assert_eq!(with_screen(&document, "attach", "new"), None);
+    }
+
+    #[test]
+    fn every_document_has_the_place_of_its_screen() {
+        for (document, verb) in SCREENS {
+            let path = Repository::here().root().join(document);
+            let text = fs::read_to_string(path).expect("a document");
+            assert!(with_screen(&text, verb, "new").is_some(), "{document}");
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! Builds the test programs and runs them concurrently.
+//!
+//! cargo runs test programs one after another. A test here mostly waits for a program to start, on
+//! one core. Locks shared by all programs decide which tests may run at once.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+use serde::Deserialize;
+
+use super::outcome::{Outcome, SHOW_OUTPUT, Skip, Skipped, without_passing};
+use super::steps::{Times, in_words};
+use crate::process;
+
+/// Programs run at once: one for each slot of the tests (`tests/support/environment.rs`).
+const AT_ONCE: u32 = 2;
+
+/// A built test program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TestProgram {
+    /// Name of its target, such as `exactness`.
+    pub name: String,
+    /// Source file of its target.
+    source: PathBuf,
+    pub executable: PathBuf,
+    /// Folder of its package, the working directory of its tests.
+    package: PathBuf,
+}
+
+/// Builds what `cargo test` would run with these arguments; returns the programs in cargo's order.
+pub fn build(tests: &mut Command) -> Result<Vec<TestProgram>> {
+    tests.args(["--no-run", "--message-format", "json-render-diagnostics"]);
+    eprintln!("  $ {}", process::shown(tests));
+    let output = tests.stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        bail!("the tests cannot be built ({})", output.status);
+    }
+    Ok(programs(&String::from_utf8_lossy(&output.stdout)))
+}
+
+/// Returns the test programs in the messages of `cargo test --no-run --message-format json`.
+fn programs(messages: &str) -> Vec<TestProgram> {
+    #[derive(Deserialize)]
+    struct Message {
+        manifest_path: PathBuf,
+        target: Target,
+        profile: Profile,
+        executable: Option<PathBuf>,
+    }
+    #[derive(Deserialize)]
+    struct Target {
+        name: String,
+        src_path: PathBuf,
+    }
+    #[derive(Deserialize)]
+    struct Profile {
+        test: bool,
+    }
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
+        .filter(|message| message.profile.test)
+        .filter_map(|message| {
+            Some(TestProgram {
+                name: message.target.name,
+                source: message.target.src_path,
+                executable: message.executable?,
+                package: message.manifest_path.parent()?.to_owned(),
+            })
+        })
+        .collect()
+}
+
+/// Work beside other work.
+pub enum Job<'a> {
+    Program(TestProgram),
+    /// A few tests on another kernel, in a virtual machine; `Some` says why they were not run.
+    AnotherKernel(Box<dyn FnOnce() -> Result<Option<String>> + Send + 'a>),
+}
+
+/// Name of [`Job::AnotherKernel`].
+const ANOTHER_KERNEL: &str = "another kernel";
+
+impl Job<'_> {
+    fn name(&self) -> String {
+        match self {
+            Self::Program(program) => program.shown(),
+            Self::AnotherKernel(_) => ANOTHER_KERNEL.to_owned(),
+        }
+    }
+
+    /// Runs the job and adds its outcome to the report.
+    fn run(self, variables: &[(String, OsString)], report: &Mutex<Report>) -> Result<()> {
+        match self {
+            Self::Program(program) => {
+                let output = program.run(variables)?;
+                program.print(&output);
+                report.lock().expect(RUNS).add_program(&program, &output);
+            }
+            Self::AnotherKernel(run) => {
+                // A guest counts as one of the tests that run at once.
+                let turn = slot();
+                let outcome = run();
+                drop(turn);
+                report.lock().expect(RUNS).add_kernel(outcome);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Locks a slot of the tests (`tests/support/environment.rs`).
+fn slot() -> Option<File> {
+    let file = File::create(std::env::temp_dir().join("memprobe-tests.0.lock")).ok()?;
+    flock(&file, FlockOperation::LockExclusive).ok()?;
+    Some(file)
+}
+
+/// Outcome of several programs.
+#[derive(Debug, Default)]
+pub struct Report {
+    pub outcome: Outcome,
+    /// Programs with failed tests, and those that did not end.
+    pub failed: Vec<String>,
+}
+
+impl Report {
+    /// Adds the outcome of other programs.
+    pub fn add(&mut self, other: Self) {
+        self.outcome.add(other.outcome);
+        self.failed.extend(other.failed);
+    }
+
+    fn add_program(&mut self, program: &TestProgram, output: &Output) {
+        let text = String::from_utf8_lossy(&output.stdout);
+        let outcome = Outcome::parse(&program.name, &text);
+        if outcome.is_none() || !output.status.success() {
+            self.failed.push(program.shown());
+        }
+        self.outcome.add(outcome.unwrap_or_default());
+    }
+
+    fn add_kernel(&mut self, outcome: Result<Option<String>>) {
+        let one = |passed, failed| Outcome {
+            passed,
+            failed,
+            skips: Vec::new(),
+        };
+        match outcome {
+            Ok(None) => self.outcome.add(one(1, 0)),
+            Ok(Some(reason)) => self.outcome.add_skips([Skip {
+                test: ANOTHER_KERNEL.to_owned(),
+                extent: Skipped::Whole,
+                reason,
+            }]),
+            Err(error) => {
+                println!("{ANOTHER_KERNEL}: {error:#}");
+                self.outcome.add(one(0, 1));
+                self.failed.push(ANOTHER_KERNEL.to_owned());
+            }
+        }
+    }
+}
+
+/// Jobs that wait and run.
+struct Queue<'a> {
+    waiting: VecDeque<Job<'a>>,
+    running: Vec<String>,
+}
+
+impl<'a> Queue<'a> {
+    /// Orders jobs: those first that took longest in an earlier run, or are known to take long.
+    fn new(mut jobs: Vec<Job<'a>>, times: &Times) -> Self {
+        jobs.sort_by_key(|job| {
+            let name = job.name();
+            let time = times.of(&name).unwrap_or_else(|| usual_time(&name));
+            std::cmp::Reverse(time)
+        });
+        Self {
+            waiting: jobs.into(),
+            running: Vec::new(),
+        }
+    }
+
+    fn next(&mut self) -> Option<Job<'a>> {
+        let job = self.waiting.pop_front()?;
+        self.running.push(job.name());
+        println!("     Started {}", job.name());
+        Some(job)
+    }
+
+    /// Returns the jobs that have not ended.
+    fn left(&self) -> Vec<String> {
+        let waiting = self.waiting.iter().map(Job::name);
+        self.running.iter().cloned().chain(waiting).collect()
+    }
+}
+
+/// Jobs that take minutes. On a fresh checkout they come first, so that none is left alone at the end.
+const LONG: [&str; 9] = [
+    "another kernel",
+    "tests/suite/attribution.rs",
+    "tests/suite/confined_targets.rs",
+    "tests/suite/every_python.rs",
+    "tests/suite/late_attach.rs",
+    "tests/suite/live_screen.rs",
+    "tests/suite/mid_attach.rs",
+    "tests/suite/process_trees.rs",
+    "tests/suite/snapshots.rs",
+];
+
+/// Returns the expected time of a job without an earlier one.
+fn usual_time(name: &str) -> Duration {
+    Duration::from_secs(if LONG.contains(&name) { 120 } else { 20 })
+}
+
+/// Message for a lock that a panicking thread would poison.
+const RUNS: &str = "no run panics";
+
+/// Runs all jobs, the programs with these variables. Prints each output when its program ends, and
+/// the work left. A failure does not stop the others.
+pub fn run(jobs: Vec<Job>, variables: &[(String, OsString)], times: &mut Times) -> Result<Report> {
+    let queue = Mutex::new(Queue::new(jobs, times));
+    let report = Mutex::new(Report::default());
+    let times = Mutex::new(times);
+    let start = Instant::now();
+    let next = || queue.lock().expect(RUNS).next();
+    let one_after_the_other = || -> Result<()> {
+        while let Some(job) = next() {
+            let (name, began) = (job.name(), Instant::now());
+            job.run(variables, &report)?;
+            let took = began.elapsed();
+            let mut queue = queue.lock().expect(RUNS);
+            queue.running.retain(|running| *running != name);
+            let mut times = times.lock().expect(RUNS);
+            times.put(&name, took);
+            println!(
+                "     Ended {name} after {:.1} s ({} so far; {}; {})",
+                took.as_secs_f64(),
+                in_words(start.elapsed()),
+                report.lock().expect(RUNS).outcome,
+                times.left(&queue.left(), AT_ONCE)
+            );
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let runs: Vec<_> = (0..AT_ONCE)
+            .map(|_| scope.spawn(one_after_the_other))
+            .collect();
+        runs.into_iter().try_for_each(|run| run.join().expect(RUNS))
+    })?;
+    Ok(report.into_inner().expect(RUNS))
+}
+
+impl TestProgram {
+    fn run(&self, variables: &[(String, OsString)]) -> Result<Output> {
+        Command::new(&self.executable)
+            .arg(SHOW_OUTPUT)
+            .current_dir(&self.package)
+            .env("CARGO_MANIFEST_DIR", &self.package)
+            // The committed object is tested, unless the variables name another one.
+            .env_remove("MEMPROBE_BPF_OBJECT")
+            .envs(variables.iter().cloned())
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("cannot start {}", self.executable.display()))
+    }
+
+    /// Prints a program's output in one piece.
+    fn print(&self, output: &Output) {
+        let said = without_passing(&String::from_utf8_lossy(&output.stdout));
+        let complained = String::from_utf8_lossy(&output.stderr);
+        let mut all = format!("\n     Running {}\n{said}{complained}", self.shown());
+        if output.status.code().is_none() {
+            all += &format!("{}: {}\n", self.shown(), output.status);
+        }
+        print!("{all}");
+    }
+
+    /// True if the folder of its package has this name.
+    pub fn is_of(&self, folder: &str) -> bool {
+        self.package.ends_with(folder)
+    }
+
+    /// Returns the source file's path from its package folder.
+    fn shown(&self) -> String {
+        let source = self.source.strip_prefix(&self.package);
+        let package = self.package.file_name().map(Path::new);
+        match (package, source) {
+            (Some(package), Ok(source)) => package.join(source).display().to_string(),
+            _ => self.source.display().to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MESSAGES: &str = r#"{"reason":"compiler-artifact","manifest_path":"/r/serde/Cargo.toml","target":{"name":"serde","src_path":"/r/serde/lib.rs"},"profile":{"test":false},"executable":null}
+{"reason":"compiler-artifact","manifest_path":"/w/memprobe/Cargo.toml","target":{"name":"memprobe","src_path":"/w/memprobe/src/main.rs"},"profile":{"test":false},"executable":"/t/memprobe"}
+{"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml","target":{"name":"exactness","src_path":"/w/tests/suite/exactness.rs"},"profile":{"test":true},"executable":"/t/exactness-1"}
+{"reason":"build-finished","success":true}"#;
+
+    #[test]
+    fn only_test_programs_are_found_among_cargos_messages() {
+        let found = programs(MESSAGES);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].name, "exactness");
+        assert_eq!(found[0].executable, PathBuf::from("/t/exactness-1"));
+        assert_eq!(found[0].shown(), "tests/suite/exactness.rs");
+    }
+
+    fn program(name: &str, executable: &str) -> TestProgram {
+        TestProgram {
+            name: name.to_owned(),
+            source: format!("/usr/{name}.rs").into(),
+            executable: executable.into(),
+            package: "/usr".into(),
+        }
+    }
+
+    /// Writes a program that prints what a test program would, and ends with a status.
+    fn written(folder: &Path, name: &str, result: &str, status: u8) -> TestProgram {
+        use std::os::unix::fs::PermissionsExt as _;
+        let path = folder.join(name);
+        let skip = "successes:\n\n---- cannot stdout ----\nskipped: no such machine\n";
+        let script = format!("#!/bin/sh\ncat <<'EOF'\n{skip}\n{result}\nEOF\nexit {status}\n");
+        std::fs::write(&path, script).expect("written");
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&path, executable).expect("executable");
+        program(name, &path.to_string_lossy())
+    }
+
+    #[test]
+    fn all_programs_are_counted_and_those_that_fail_are_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let of = |name, result: &str, status| written(folder.path(), name, result, status);
+        let good = "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured";
+        let bad = "test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured";
+        let jobs = vec![
+            Job::Program(of("good", good, 0)),
+            Job::Program(of("bad", bad, 101)),
+            Job::Program(of("crashed", "running 3 tests", 1)),
+            Job::Program(of("lied", good, 1)),
+        ];
+        let mut report = run(jobs, &[], &mut Times::default()).expect("they start");
+        report.failed.sort();
+        assert_eq!(report.outcome.to_string(), "3 passed, 3 failed, 3 skipped");
+        assert_eq!(
+            report.failed,
+            ["usr/bad.rs", "usr/crashed.rs", "usr/lied.rs"]
+        );
+    }
+
+    #[test]
+    fn a_kernel_that_is_not_tried_is_a_skip_and_one_that_fails_a_failure() {
+        let mut report = Report::default();
+        report.add_kernel(Ok(None));
+        report.add_kernel(Ok(Some("no KVM".to_owned())));
+        report.add_kernel(Err(anyhow::anyhow!("the guest hangs")));
+        assert_eq!(report.outcome.to_string(), "1 passed, 1 failed, 1 skipped");
+        assert_eq!(report.failed, ["another kernel"]);
+    }
+
+    #[test]
+    fn the_longest_of_earlier_runs_come_first() {
+        let mut times = Times::default();
+        times.put("usr/short.rs", Duration::from_secs(1));
+        times.put("usr/long.rs", Duration::from_secs(100));
+        assert!(usual_time("tests/suite/snapshots.rs") > usual_time("tests/suite/names.rs"));
+        let jobs = ["short", "long", "new"].map(|name| Job::Program(program(name, "/bin/true")));
+        let queue = Queue::new(jobs.into(), &times);
+        assert_eq!(queue.left(), ["usr/long.rs", "usr/new.rs", "usr/short.rs"]);
+    }
+}

@@ -16,7 +16,7 @@ const COVERAGE: &str = "-Cpasses=sancov-module \
      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
      -Cllvm-args=-sanitizer-coverage-pc-table \
      -Cllvm-args=-sanitizer-coverage-trace-compares \
-     -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks";
+     -Cdebug-assertions -Coverflow-checks";
 
 /// memprobe's only platform.
 const TARGET: &str = "x86_64-unknown-linux-gnu";

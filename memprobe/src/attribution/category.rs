@@ -248,6 +248,14 @@ impl Composition {
         *bytes = bytes.saturating_sub(size);
     }
 
+    /// Takes the bytes that rules have in `taken`, and adds those in `added`.
+    pub(super) fn exchange(&mut self, taken: &Self, added: &Self) {
+        let changes = taken.by_rule.iter().zip(added.by_rule);
+        for (held, (taken, added)) in self.by_rule.iter_mut().zip(changes) {
+            *held = held.saturating_add(added).saturating_sub(*taken);
+        }
+    }
+
     /// Moves bytes from before attach to the rules that they have in `blocks`.
     pub(super) fn name(&mut self, blocks: &Self) {
         for (held, named) in self.by_rule.iter_mut().zip(blocks.by_rule) {

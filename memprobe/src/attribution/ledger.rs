@@ -87,7 +87,7 @@ pub struct AttributionLedger {
     pub read: Option<TimeNs>,
     pub(super) follows: StackHistory,
     pub(super) module_aliases: ModuleAliases,
-    pub(crate) root_variables: RootVariables,
+    pub(super) root_variables: RootVariables,
     /// Origins that stand for the module holding a block.
     pub(super) in_modules: HashMap<HoldingModule, u32>,
     /// Allocations by stack and kind, with [`Self::with_sizes`].
@@ -97,6 +97,8 @@ pub struct AttributionLedger {
     coverage: Coverage,
     /// Rule of the block freed by the last event; `None` without one, or if it was from before attach.
     pub ended: Option<CategoryRule>,
+    /// True if the last event raised the peak of its device.
+    pub(super) is_peak: bool,
 }
 
 impl AttributionLedger {
@@ -332,7 +334,7 @@ impl AttributionLedger {
         }
         let device = self.devices.get_mut(&index);
         if let Some(device) = device.filter(|_| event.action != Action::Held) {
-            device.report(after, self.ordinal);
+            self.is_peak = device.report(after, self.ordinal);
             if self.intervals.record(index, &device.now, allocated) {
                 device.held.reach(self.ordinal);
             }
@@ -511,15 +513,25 @@ impl AttributionLedger {
         self.blocks.insert(id, life);
     }
 
-    pub(super) fn revise(
+    fn revise(&mut self, id: BlockId, life: &Lifecycle, rule: CategoryRule, ledger: &Ledger) {
+        let oldest = self.intervals.oldest_open();
+        if let Some((index, revision)) = self.revise_since(oldest, id, life, rule, ledger) {
+            self.intervals.revise(index, revision);
+        }
+    }
+
+    /// Changes the rule of a block everywhere but at the peaks of step intervals: its stacks have the new rule in those
+    /// from number `oldest` on. Returns the change for [`StepIntervals`], unless the block has this rule.
+    pub(super) fn revise_since(
         &mut self,
+        oldest: u64,
         id: BlockId,
         life: &Lifecycle,
         rule: CategoryRule,
         ledger: &Ledger,
-    ) {
+    ) -> Option<(DeviceIndex, Revision)> {
         if rule == life.rule {
-            return;
+            return None;
         }
         if let Some(making) = &mut self.making {
             making.revise(id, life, rule.category(), ledger);
@@ -532,9 +544,9 @@ impl AttributionLedger {
             to: rule,
         };
         if let Some(device) = self.devices.get_mut(&block.device) {
-            device.revise(life, revision, self.intervals.oldest_open());
+            device.revise(life, revision, oldest);
         }
-        self.intervals.revise(block.device, revision);
+        Some((block.device, revision))
     }
 
     /// Handles a phase transition, which decides the category of many blocks.
@@ -641,7 +653,7 @@ impl AttributionLedger {
 
 impl Analysis for AttributionLedger {
     fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
-        self.ended = None;
+        (self.ended, self.is_peak) = (None, false);
         match event {
             Event::Stack(..) => {
                 if let Change::Stack(stack) = change {

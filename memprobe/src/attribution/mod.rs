@@ -16,7 +16,7 @@ mod layer_history;
 pub mod layers;
 mod ledger;
 mod lifecycle;
-pub(crate) mod module_aliases;
+mod module_aliases;
 pub mod modules;
 pub mod moments;
 pub mod named;
@@ -32,6 +32,7 @@ pub mod view;
 pub mod views;
 
 pub use groups::BlockGroup;
+pub use high_water_mark::{PeakAnalysis, WithCategories};
 pub use ledger::AttributionLedger;
 pub use shapes::ShapeLedger;
 pub use step_interval::IntervalDevice;

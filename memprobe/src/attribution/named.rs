@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::category::{Category, CategoryRule, Composition};
 use super::ledger::AttributionLedger;
 use super::lifecycle::{BlockState, Lifecycle};
+use super::moments::Revision;
 use super::phase::ClassifiedPhase;
 use crate::event::tensors::TensorKind;
 use crate::event::{BlockLabels, DeviceIndex, LabeledBlock};
@@ -66,6 +67,7 @@ impl AttributionLedger {
             making.begin_reading();
         }
         let mut baseline = BTreeMap::<DeviceIndex, Composition>::new();
+        let mut revisions = BTreeMap::<DeviceIndex, Vec<Revision>>::new();
         for named in &names.blocks {
             let Some(rule) = named.kind.and_then(rule_of) else {
                 continue;
@@ -89,7 +91,10 @@ impl AttributionLedger {
                     let blocks = baseline.entry(named.device).or_default();
                     blocks.add(rule, named.size.0);
                 }
-                _ => self.decide(id, life, named, rule, ledger),
+                _ => {
+                    let revision = self.decide(id, life, named, rule, ledger);
+                    revisions.entry(named.device).or_default().extend(revision);
+                }
             }
         }
         for (index, blocks) in baseline {
@@ -98,11 +103,15 @@ impl AttributionLedger {
             }
             self.intervals.name_past(index, &blocks);
         }
+        for (index, revisions) in revisions {
+            self.intervals.revise_all(index, revisions);
+        }
         if let Some(making) = &mut self.making {
             making.end_reading();
         }
     }
 
+    /// Gives a block its category for its whole life. Returns the change for the peaks of all step intervals.
     fn decide(
         &mut self,
         id: BlockId,
@@ -110,17 +119,28 @@ impl AttributionLedger {
         named: &LabeledBlock,
         rule: CategoryRule,
         ledger: &Ledger,
-    ) {
+    ) -> Option<Revision> {
         // A category from an earlier snapshot is not inferred.
         if !life.rule.is_exact() {
             let pair = (life.rule.category(), rule.category());
             let bytes = self.check.pairs.entry(pair).or_default();
             *bytes = bytes.saturating_add(named.size.0);
         }
-        self.revise(id, &life, rule, ledger);
+        let revision = self.revise_since(0, id, &life, rule, ledger);
         self.blocks.settle(id, rule);
         self.learn(life.origin, rule);
-        // The block counts under the module that holds it, wherever it was allocated.
+        self.count_in_module(id, life, named, rule);
+        revision.map(|(_, revision)| revision)
+    }
+
+    /// Counts a block under the module that holds it, wherever it was allocated.
+    fn count_in_module(
+        &mut self,
+        id: BlockId,
+        life: Lifecycle,
+        named: &LabeledBlock,
+        rule: CategoryRule,
+    ) {
         let Some(origin) = self.origin_in_module(named) else {
             return;
         };

@@ -507,6 +507,49 @@ fn of_equal_peaks_the_best_known_is_the_peak() {
 }
 
 #[test]
+fn of_equal_peaks_the_one_with_known_categories_is_the_peak() {
+    let mut program = Program::new();
+    let first = program.alloc(From::OtherLine, 1024);
+    let forward = program.alloc(From::Forward, 512);
+    for addr in [first, forward] {
+        program.free(addr, MAIN);
+    }
+    let peak = |program: &Program| program.attribution.devices[&DEVICE].peak.clone();
+    let unknown = |program: &Program| peak(program).composition.of(Category::Unknown);
+    assert_eq!(unknown(&program), 1024);
+    program.alloc(From::Build, 1024);
+    let forward = program.alloc(From::Forward, 512);
+    assert_eq!(unknown(&program), 0);
+    // A third one that is known no better changes nothing.
+    let known = peak(&program);
+    program.free(forward, MAIN);
+    program.alloc(From::Forward, 512);
+    assert_eq!(peak(&program).time, known.time);
+}
+
+#[test]
+fn names_hold_for_the_whole_life_of_a_block() {
+    let mut program = Program::new();
+    program.alloc(From::Build, 2048);
+    let kept = program.alloc(From::OtherLine, 512);
+    let mut state = Vec::new();
+    for _ in 0..40 {
+        program.iterate(&mut state);
+    }
+    program.name(|addr| (addr == kept).then_some(TensorKind::Buffer));
+    let iterations = program.attribution.iterations();
+    assert!(iterations.rows.len() > 40);
+    for row in &iterations.rows {
+        let composition = &row.devices[0].1.peak.composition;
+        let known = composition.by_rule(CategoryRule::NamedBuffer);
+        let unknown = composition.of(Category::Unknown);
+        // The input of the first iteration is unknown.
+        assert_eq!(known, 512, "{row:?}");
+        assert!(unknown == 0 || row.number < 2, "{row:?}");
+    }
+}
+
+#[test]
 fn an_iteration_ends_with_its_step() {
     let mut program = Program::new();
     program.alloc(From::Build, 2048);

@@ -195,6 +195,54 @@ fn outputs_and_losses_that_leak_are_no_inputs() {
     check_leak(&environment, "loss", 512, &unnamed[1..3]);
 }
 
+/// Records a program that is between its passes when the recording ends, and its objects are read. Returns the live
+/// bytes of inputs.
+fn inputs_while_held(environment: &TestEnvironment, options: &[&str], is_late: bool) -> u64 {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let write = |name: &str| std::fs::write(path(name), "").expect("a file");
+    let mut command = environment.pytorch().command();
+    command.arg("training_shapes.py").args(options);
+    for option in ["wait", "hold", "until"] {
+        command.arg(format!("--{option}")).arg(path(option));
+    }
+    let mut target = Background::start(&mut command);
+    if is_late {
+        write("wait");
+        wait_for_iteration(&target, 10);
+    } else {
+        target.wait_for("waiting");
+    }
+    let trace = path("trace.json");
+    let recording = environment.record(target.pid(), &trace, &["--names"]);
+    write("wait");
+    wait_for_iteration(&target, iteration(&target) + 20);
+    write("hold");
+    wait_until("it holds", || {
+        target.stdout().contains("holding").then_some(())
+    });
+    recording.interrupt();
+    write("until");
+    target.finish().succeeded();
+    let rows = rows(environment, &trace, "category");
+    let inputs = rows.iter().filter(|row| row["category"] == "input");
+    inputs.filter_map(|row| row["live"].as_u64()).sum()
+}
+
+#[test]
+fn data_that_a_variable_holds_from_before_the_loop_is_input() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for is_late in [false, true] {
+        let inputs = inputs_while_held(&environment, &["--once"], is_late);
+        // The targets are in a list, as leaks are.
+        assert_eq!(inputs, INPUT, "late: {is_late}");
+        let leaked = inputs_while_held(&environment, &["--keep", "input"], is_late);
+        assert_eq!(leaked, 0, "late: {is_late}");
+    }
+}
+
 #[test]
 fn an_optimizer_of_the_program_leaves_gradients_and_iterations_known() {
     let Some(environment) = TestEnvironment::take() else {

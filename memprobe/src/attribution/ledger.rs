@@ -10,7 +10,9 @@ use super::caches::{Caches, OutermostCall};
 use super::category::{Category, CategoryRule, accumulates, builds, is_workspace};
 use super::device::{DeviceAttribution, StackHistory};
 use super::iterations::{IterationLine, Iterations};
-use super::lifecycle::{AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queue, TensorInfo};
+use super::lifecycle::{
+    AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queue, RecentPasses, TensorInfo,
+};
 use super::module_aliases::{HoldingModule, ModuleAliases, RootVariables};
 use super::moments::Revision;
 use super::named::InferenceCheck;
@@ -93,6 +95,7 @@ pub struct AttributionLedger {
     /// Allocations by stack and kind, with [`Self::with_sizes`].
     pub(super) making: Option<AllocationCounts>,
     pub(super) ordinal: u64,
+    pub(super) recent_passes: RecentPasses,
     pub(super) since: CoverageStart,
     coverage: Coverage,
     /// Rule of the block freed by the last event; `None` without one, or if it was from before attach.
@@ -554,6 +557,9 @@ impl AttributionLedger {
         self.intervals.turn(turn, now(&self.devices));
         self.end_intervals();
         let PhaseTransition { ended, began } = turn;
+        if matches!(began, Phase::Forward | Phase::Evaluation) {
+            self.recent_passes.begin(self.ordinal);
+        }
         if ended.is_of_backward() && !began.is_of_backward() {
             self.settle_survivors_of_backward(ledger);
             self.settle_all(Queue::Recompute, CategoryRule::OutlivesRecompute, ledger);

@@ -246,6 +246,7 @@ mod tests {
             }),
             saved_by: None,
             retainer: None,
+            is_saved_variable: false,
         }
     }
 

@@ -6,7 +6,7 @@ use super::category::{Category, CategoryRule, Composition};
 use super::ledger::AttributionLedger;
 use super::lifecycle::{BlockState, Lifecycle};
 use super::moments::Revision;
-use super::phase::ClassifiedPhase;
+use super::phase::{ClassifiedPhase, Phase};
 use crate::event::tensors::TensorKind;
 use crate::event::{BlockLabels, DeviceIndex, LabeledBlock};
 use crate::ledger::{BlockId, Ledger};
@@ -69,14 +69,19 @@ impl AttributionLedger {
         let mut baseline = BTreeMap::<DeviceIndex, Composition>::new();
         let mut revisions = BTreeMap::<DeviceIndex, Vec<Revision>>::new();
         for named in &names.blocks {
-            let Some(rule) = named.kind.and_then(rule_of) else {
-                continue;
-            };
             let id = ledger.block_at(named.device, named.addr);
             let Some(id) = id.filter(|id| ledger.block(*id).size == named.size) else {
                 continue;
             };
             let Some(life) = self.blocks.get(id) else {
+                continue;
+            };
+            let exact = named.kind.and_then(rule_of);
+            let inferred = || {
+                self.is_kept_input(&life, named)
+                    .then_some(CategoryRule::KeptInVariable)
+            };
+            let Some(rule) = exact.or_else(inferred) else {
                 continue;
             };
             if let Some(making) = &mut self.making {
@@ -111,6 +116,25 @@ impl AttributionLedger {
         }
     }
 
+    /// True for data that the program made once, as far as references and its age show. What it makes in each iteration
+    /// is in a variable too, but not for as long.
+    fn is_kept_input(&self, life: &Lifecycle, named: &LabeledBlock) -> bool {
+        let is_from_outside = match life.state {
+            BlockState::BeforeAttach => true,
+            BlockState::Settled => {
+                life.phase == Phase::Other
+                    && matches!(
+                        life.rule,
+                        CategoryRule::LongLived
+                            | CategoryRule::LikeLongLived
+                            | CategoryRule::NothingTells
+                    )
+            }
+            _ => false,
+        };
+        named.is_saved_variable && is_from_outside && self.recent_passes.is_before(life.born)
+    }
+
     /// Gives a block its category for its whole life. Returns the change for the peaks of all step intervals.
     fn decide(
         &mut self,
@@ -121,14 +145,16 @@ impl AttributionLedger {
         ledger: &Ledger,
     ) -> Option<Revision> {
         // A category from an earlier snapshot is not inferred.
-        if !life.rule.is_exact() {
+        if !life.rule.is_exact() && rule.is_exact() {
             let pair = (life.rule.category(), rule.category());
             let bytes = self.check.pairs.entry(pair).or_default();
             *bytes = bytes.saturating_add(named.size.0);
         }
         let revision = self.revise_since(0, id, &life, rule, ledger);
         self.blocks.settle(id, rule);
-        self.learn(life.origin, rule);
+        if rule.is_exact() {
+            self.learn(life.origin, rule);
+        }
         self.count_in_module(id, life, named, rule);
         revision.map(|(_, revision)| revision)
     }

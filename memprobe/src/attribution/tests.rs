@@ -285,17 +285,27 @@ impl Program {
 
     /// Adds a heap snapshot with a kind for each live block.
     fn name(&mut self, kind_of: impl Fn(u64) -> Option<TensorKind>) {
+        self.label(|block| LabeledBlock {
+            kind: kind_of(block.addr.0),
+            ..block
+        });
+    }
+
+    fn label(&mut self, label: impl Fn(LabeledBlock) -> LabeledBlock) {
         self.time += 1_000;
-        let blocks = self.live.iter().map(|(addr, size)| LabeledBlock {
-            addr: Address(*addr),
-            size: Bytes(*size),
-            device: DEVICE,
-            kind: kind_of(*addr),
-            name: None,
-            module: None,
-            called: None,
-            saved_by: None,
-            retainer: None,
+        let blocks = self.live.iter().map(|(addr, size)| {
+            label(LabeledBlock {
+                addr: Address(*addr),
+                size: Bytes(*size),
+                device: DEVICE,
+                kind: None,
+                name: None,
+                module: None,
+                called: None,
+                saved_by: None,
+                retainer: None,
+                is_saved_variable: false,
+            })
         });
         let names = BlockLabels {
             time: TimeNs(self.time),
@@ -304,6 +314,15 @@ impl Program {
             optimizers: Vec::new(),
         };
         self.hear(Event::BlockLabels(Arc::new(names)));
+    }
+
+    /// Adds a heap snapshot in which variables refer to these blocks, and nodes save them.
+    fn name_variables(&mut self, variables: &[u64]) {
+        self.label(|block| LabeledBlock {
+            kind: Some(TensorKind::Tensor),
+            is_saved_variable: variables.contains(&block.addr.0),
+            ..block
+        });
     }
 
     fn now(&self, category: Category) -> u64 {

@@ -240,6 +240,7 @@ impl Program {
                 called: None,
                 saved_by: None,
                 retainer: None,
+                is_saved_variable: false,
             })
         });
         self.events.push(Event::BlockLabels(Arc::new(BlockLabels {

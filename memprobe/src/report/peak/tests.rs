@@ -51,6 +51,7 @@ fn labeled() -> Event {
         called: None,
         saved_by: None,
         retainer: None,
+        is_saved_variable: false,
     };
     let labels = BlockLabels {
         time: TimeNs(5_000_000_100),

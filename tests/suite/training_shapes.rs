@@ -61,6 +61,12 @@ impl<'a> Recorded<'a> {
         let folder = tempfile::tempdir().expect("a folder");
         let [trace, until] = ["trace.json", "until"].map(|name| folder.path().join(name));
         let names: &[&str] = if manner.is_named { &["--names"] } else { &[] };
+        let tensors: &[&str] = if options.contains(&"cpu") {
+            &["--cpu"]
+        } else {
+            &[]
+        };
+        let recorded = [names, tensors].concat();
         let pytorch = environment.pytorch();
         let program = [
             "training_shapes.py",
@@ -72,7 +78,7 @@ impl<'a> Recorded<'a> {
             let mut command = pytorch.command();
             let target = Background::start(command.args(&workload));
             wait_for_iteration(&target, 10);
-            let recording = environment.record(target.pid(), &trace, names);
+            let recording = environment.record(target.pid(), &trace, &recorded);
             let first = iteration(&target);
             wait_for_iteration(&target, first + ITERATIONS);
             std::fs::write(&until, "").expect("a file");
@@ -81,7 +87,7 @@ impl<'a> Recorded<'a> {
             printed
         } else {
             let mut command = environment.memprobe();
-            command.arg("record").args(names).arg("-o").arg(&trace);
+            command.arg("record").args(&recorded).arg("-o").arg(&trace);
             command.arg("--").arg(pytorch.python()).args(&workload);
             pytorch.settle(&mut command);
             let recording = Background::start(&mut command);
@@ -243,17 +249,62 @@ fn data_that_a_variable_holds_from_before_the_loop_is_input() {
     }
 }
 
+/// Of both layers.
+const GRADIENTS: u64 = ((SIZES[0] + 1) * SIZES[1] + (SIZES[1] + 1) * SIZES[2]) * FLOAT;
+/// Both layers, the rectifier, the product with the target, and its sum.
+const FORWARD: u64 = 2 * HIDDEN + 2 * OUTPUT + SCALAR;
+/// Of the sum, the output and both hidden tensors.
+const BACKWARD: u64 = SCALAR + OUTPUT + 2 * HIDDEN;
+
+/// The end of a backward pass on the CPU shows in no event.
+#[test]
+fn on_the_cpu_gradients_are_told_by_the_sizes_of_the_parameters_or_unknown() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for is_late in [false, true] {
+        let manner = Manner {
+            is_late,
+            is_named: false,
+        };
+        let options = ["--own-optimizer", "--device", "cpu"];
+        let run = Recorded::new(&environment, &options, manner);
+        for row in run.last_iterations() {
+            assert_eq!(row["backward_passes"], 1, "{manner:?}: {row:#}");
+            // All gradients are live at the peak: those of the first layer come last.
+            let [gradients, unknown] = ["gradient", "unknown"].map(|key| &row[key]);
+            if is_late {
+                assert_eq!(*gradients, 0, "{row:#}");
+                assert!(unknown.as_u64() >= Some(GRADIENTS), "{row:#}");
+                assert_eq!(row["intermediate_gradient"], 0, "{row:#}");
+            } else {
+                assert!(
+                    gradients.as_u64() >= Some(GRADIENTS - SIZES[1] * FLOAT),
+                    "{row:#}"
+                );
+                assert!(gradients.as_u64() <= Some(GRADIENTS), "{row:#}");
+            }
+        }
+        let (gradients, others) = if is_late {
+            (0, GRADIENTS)
+        } else {
+            (GRADIENTS, 0)
+        };
+        for (key, expected) in [
+            ("own_gradients", gradients),
+            ("own_forward", FORWARD),
+            ("own_backward", BACKWARD + others),
+        ] {
+            assert_eq!(run.size(key), expected, "{key} {manner:?}");
+        }
+    }
+}
+
 #[test]
 fn an_optimizer_of_the_program_leaves_gradients_and_iterations_known() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    let weights = (SIZES[0] + 1) * SIZES[1] + (SIZES[1] + 1) * SIZES[2];
-    let gradients = weights * FLOAT;
-    // Both layers, the rectifier, the product with the target, and its sum.
-    let forward = 2 * HIDDEN + 2 * OUTPUT + SCALAR;
-    // Of the sum, the output and both hidden tensors.
-    let backward = SCALAR + OUTPUT + 2 * HIDDEN;
     for manner in MANNERS {
         let run = Recorded::new(&environment, &["--own-optimizer"], manner);
         let last = run.last_iterations();
@@ -266,12 +317,12 @@ fn an_optimizer_of_the_program_leaves_gradients_and_iterations_known() {
             assert_eq!(numbers, Some(run.iterations - 1), "{manner:?}");
         }
         for (key, expected) in [
-            ("own_gradients", gradients),
-            ("own_forward", forward),
-            ("own_backward", backward),
+            ("own_gradients", GRADIENTS),
+            ("own_forward", FORWARD),
+            ("own_backward", BACKWARD),
         ] {
             assert_eq!(run.size(key), expected, "{key} {manner:?}");
         }
-        println!("{manner:?}: gradients {gradients}, forward {forward}, backward {backward}");
+        println!("{manner:?}: gradients {GRADIENTS}, forward {FORWARD}, backward {BACKWARD}");
     }
 }

@@ -87,6 +87,7 @@ rules! {
     Built => Parameter, Settled, "made by Module.to(), a constructor of torch.nn or nn.Parameter, and kept: parameters and buffers";
     OutlivesBackward => Gradient, Settled, "made in a backward pass and kept after it";
     Accumulated => Gradient, Settled, "made by AccumulateGrad";
+    FreedAfterBackward => Gradient, Settled, "made in a backward pass on its own thread and freed after it, as one block for each parameter was";
     OutlivesStep => OptimizerState, Settled, "made in Optimizer.step() and kept after it";
     FreedInBackward => Activation, Settled, "made in a forward pass, live when the backward pass began, freed by it";
     Recomputed => Activation, Settled, "made again in a backward pass (checkpoint), freed by it later";
@@ -105,6 +106,7 @@ rules! {
     NoTensor => Workspace, Settled, "PyTorch made no tensor for it";
     NamedUse => Workspace, Settled, "PyTorch made no tensor for it, and a native function tells its use";
     OutlivesItsPass => Unknown, Settled, "made in a forward pass and not freed by the backward pass: an output that the program keeps, or a graph";
+    InOrAfterBackward => Unknown, Settled, "made in a backward pass on its own thread and freed in it or after it, with the size of a parameter or without known ones";
     NoBackward => Unknown, Settled, "made in a forward pass that no backward pass followed";
     OutlivesRecompute => Unknown, Settled, "made again in a backward pass (checkpoint) and kept after it";
     // Only in a stream without tensor information.

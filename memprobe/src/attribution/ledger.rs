@@ -16,6 +16,7 @@ use super::lifecycle::{
 use super::module_aliases::{HoldingModule, ModuleAliases, RootVariables};
 use super::moments::Revision;
 use super::named::InferenceCheck;
+use super::pass_tail::PassTail;
 use super::phase::{ClassifiedPhase, Phase, PhaseRule, phase_of};
 use super::phase_tracker::{PhaseTracker, PhaseTransition};
 use super::size::AllocationCounts;
@@ -27,7 +28,9 @@ use crate::event::{
 };
 use crate::ledger::definitions::lost_stack;
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, BlockId, Change, Freed, Ledger, PerStack, StackRef, TotalsSample};
+use crate::ledger::{
+    Analysis, BlockId, Change, Freed, Ledger, LiveBlock, PerStack, StackRef, TotalsSample,
+};
 
 const MAX_STACKS: usize = 1 << 18;
 
@@ -96,6 +99,7 @@ pub struct AttributionLedger {
     pub(super) making: Option<AllocationCounts>,
     pub(super) ordinal: u64,
     pub(super) recent_passes: RecentPasses,
+    pass_tail: PassTail,
     pub(super) since: CoverageStart,
     coverage: Coverage,
     /// Rule of the block freed by the last event; `None` without one, or if it was from before attach.
@@ -365,6 +369,9 @@ impl AttributionLedger {
         }
         let ClassifiedPhase { phase, .. } = asked.classified;
         self.intervals.pass(phase);
+        if phase.is_of_backward() {
+            self.pass_tail.allocate();
+        }
         let made = match (traits.builds, asked.is_for_next_pass) {
             (true, _) => AllocationOrigin::AsParameter,
             (false, true) => AllocationOrigin::ForNextPass,
@@ -447,7 +454,7 @@ impl AttributionLedger {
                 self.turn(turn, ledger);
                 life = self.blocks.get(id).unwrap_or(life);
             }
-            if let Some(rule) = self.at_free(&life, tid) {
+            if let Some(rule) = self.at_free(id, &life, tid, ledger) {
                 self.settle(id, &life, rule, ledger);
             }
             self.remove_block(id, ledger);
@@ -455,11 +462,23 @@ impl AttributionLedger {
     }
 
     /// Rule of a block that is freed now; `None` if already decided.
-    fn at_free(&self, block: &Lifecycle, tid: Tid) -> Option<CategoryRule> {
+    fn at_free(
+        &mut self,
+        id: BlockId,
+        block: &Lifecycle,
+        tid: Tid,
+        ledger: &Ledger,
+    ) -> Option<CategoryRule> {
         let rule = block.state.at_free(&self.phases, tid)?;
+        let LiveBlock { device, size, .. } = *ledger.block(id);
         // The free directly follows the allocation, so nothing was computed from it.
         let at_once = self.ordinal == block.born.saturating_add(1);
         Some(match rule {
+            CategoryRule::WithinBackward
+                if device == DeviceIndex::CPU && self.phases.is_in_own_backward(tid) =>
+            {
+                self.pass_tail.free(block.origin, size.0)
+            }
             CategoryRule::WithinBackward if at_once && !self.coverage.tensors => {
                 CategoryRule::FreedAtOnce
             }
@@ -601,6 +620,7 @@ impl AttributionLedger {
     /// parameter count.
     fn settle_survivors_of_backward(&mut self, ledger: &Ledger) {
         let survivors = self.blocks.drain(Queue::Backward);
+        self.pass_tail.end(survivors.len());
         let sizes = (!self.coverage.tensors && !survivors.is_empty())
             .then(|| self.blocks.sizes_of_parameters(ledger));
         for (id, life) in survivors {
@@ -623,6 +643,10 @@ impl AttributionLedger {
 
     /// Marks live blocks of the forward pass as saved when a backward pass begins.
     fn save(&mut self, ledger: &Ledger) {
+        if self.phases.steps == 0 && self.devices.contains_key(&DeviceIndex::CPU) {
+            let parameters = self.blocks.parameters(DeviceIndex::CPU, ledger);
+            self.pass_tail.begin(parameters);
+        }
         let step = self.phases.steps;
         for (id, life) in self.blocks.drain(Queue::Forward) {
             self.promote(id, &life, BlockState::Saved { step }, ledger);

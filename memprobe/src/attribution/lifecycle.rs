@@ -275,6 +275,22 @@ impl Lifecycles {
         blocks.map(|block| (block.device, block.size.0)).collect()
     }
 
+    /// Bytes of each known parameter on a device.
+    pub(super) fn parameters<'a>(
+        &'a self,
+        device: DeviceIndex,
+        ledger: &'a Ledger,
+    ) -> impl Iterator<Item = u64> + 'a {
+        let parameters = self
+            .live
+            .iter()
+            .filter(|(_, life)| life.rule.category() == Category::Parameter);
+        let blocks = parameters.map(|(id, _)| ledger.block(id));
+        blocks
+            .filter(move |block| block.device == device)
+            .map(|block| block.size.0)
+    }
+
     pub(super) fn drain(&mut self, queue: Queue) -> Vec<(BlockId, Lifecycle)> {
         let waiting = std::mem::take(&mut self.queues[queue as usize]);
         self.full[queue as usize] = FEW;

@@ -20,6 +20,7 @@ mod module_aliases;
 pub mod modules;
 pub mod moments;
 pub mod named;
+mod pass_tail;
 pub mod peak;
 pub mod phase;
 mod phase_tracker;

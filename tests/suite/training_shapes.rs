@@ -249,6 +249,23 @@ fn data_that_a_variable_holds_from_before_the_loop_is_input() {
     }
 }
 
+#[test]
+fn buffers_are_told_from_parameters_without_names() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let manner = Manner {
+        is_late: false,
+        is_named: false,
+    };
+    let run = Recorded::new(&environment, &[], manner);
+    // Mean, variance, and the number of batches, in blocks of the allocator.
+    let buffers = 2 * (SIZES[1] * FLOAT).next_multiple_of(512) + 512;
+    assert_eq!(run.size("own_buffers"), buffers);
+    let parameters = run.size("own_parameters");
+    assert_eq!(parameters + buffers, run.live("parameter"));
+}
+
 /// Of both layers.
 const GRADIENTS: u64 = ((SIZES[0] + 1) * SIZES[1] + (SIZES[1] + 1) * SIZES[2]) * FLOAT;
 /// Both layers, the rectifier, the product with the target, and its sum.

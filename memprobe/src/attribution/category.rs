@@ -2,7 +2,7 @@
 
 use strum::{IntoStaticStr, VariantArray};
 
-use crate::event::{Frame, Node, Purpose, Stack, StackKind};
+use crate::event::{Frame, Grad, Node, Purpose, Stack, StackKind};
 use crate::torch::names::TorchCall;
 
 /// Purpose of a block, in table order.
@@ -85,6 +85,7 @@ pub enum RuleStatus {
 
 rules! {
     Built => Parameter, Settled, "made by Module.to(), a constructor of torch.nn or nn.Parameter, and kept: parameters and buffers";
+    BuiltBuffer => Parameter, Settled, "made by Module.to() with grad enabled, and kept: buffers, since parameters are moved without";
     OutlivesBackward => Gradient, Settled, "made in a backward pass and kept after it";
     Accumulated => Gradient, Settled, "made by AccumulateGrad";
     FreedAfterBackward => Gradient, Settled, "made in a backward pass on its own thread and freed after it, as one block for each parameter was";
@@ -163,6 +164,7 @@ impl CategoryRule {
         !matches!(
             self,
             Self::Built
+                | Self::BuiltBuffer
                 | Self::Accumulated
                 | Self::NoTensor
                 | Self::NamedUse
@@ -286,6 +288,13 @@ pub(super) fn builds(stack: &Stack) -> bool {
         )
     };
     stack.kind == StackKind::Python && stack.frames.iter().any(is_building)
+}
+
+/// True if a stack that [`builds`] can only make a buffer. `Module._apply` converts parameters and their gradients in
+/// `torch.no_grad()`, and buffers as its caller does (torch/nn/modules/module.py@v2.15.0 and @v2.0.1).
+pub(super) fn builds_buffer(stack: &Stack) -> bool {
+    let is_conversion = |frame: &Frame| TorchCall::of(frame) == Some(TorchCall::ModuleConversion);
+    stack.context.grad == Grad::Enabled && stack.frames.iter().any(is_conversion)
 }
 
 /// True if autograd itself accumulates a gradient on this stack. A hook of `AccumulateGrad` has Python frames

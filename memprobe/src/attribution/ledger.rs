@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::caches::{Caches, OutermostCall};
-use super::category::{Category, CategoryRule, accumulates, builds, is_workspace};
+use super::category::{Category, CategoryRule, accumulates, builds, builds_buffer, is_workspace};
 use super::device::{DeviceAttribution, StackHistory};
 use super::iterations::{IterationLine, Iterations};
 use super::lifecycle::{
@@ -44,6 +44,7 @@ struct StackProperties {
     grad: Grad,
     in_node: bool,
     builds: bool,
+    builds_buffer: bool,
     accumulates: bool,
     at_line: bool,
 }
@@ -226,6 +227,7 @@ impl AttributionLedger {
             grad: context.grad,
             in_node: context.node.is_some(),
             builds: builds(stack),
+            builds_buffer: builds_buffer(stack),
             accumulates: accumulates(stack),
             at_line,
         };
@@ -670,7 +672,14 @@ impl AttributionLedger {
         let run = self.phases.runs;
         for (id, life) in self.blocks.drain(Queue::Outside) {
             match life.state {
-                BlockState::Built => self.settle(id, &life, CategoryRule::Built, ledger),
+                BlockState::Built => {
+                    let traits = self.stack_properties.get(ledger.block(id).stack);
+                    let rule = match traits.is_some_and(|traits| traits.builds_buffer) {
+                        true => CategoryRule::BuiltBuffer,
+                        false => CategoryRule::Built,
+                    };
+                    self.settle(id, &life, rule, ledger);
+                }
                 BlockState::InputCandidate if runs => {
                     self.promote(id, &life, BlockState::SurvivingInput { run }, ledger)
                 }

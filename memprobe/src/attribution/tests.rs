@@ -40,9 +40,10 @@ enum From {
     OtherLine,
     NestedCall,
     KeepKeys,
+    BuildBuffer,
 }
 
-const STACKS: [From; 14] = [
+const STACKS: [From; 15] = [
     From::Outside,
     From::Build,
     From::Forward,
@@ -57,6 +58,7 @@ const STACKS: [From; 14] = [
     From::OtherLine,
     From::NestedCall,
     From::KeepKeys,
+    From::BuildBuffer,
 ];
 
 mod rules;
@@ -74,7 +76,9 @@ impl From {
         let train = ("train.py", "main");
         let frames = match self {
             Self::Outside | Self::OtherLine | Self::Backward | Self::Accumulate => vec![train],
-            Self::Build => vec![("torch/nn/modules/module.py", "convert"), train],
+            Self::Build | Self::BuildBuffer => {
+                vec![("torch/nn/modules/module.py", "convert"), train]
+            }
             Self::Forward | Self::Evaluation => vec![("model.py", "forward"), module, train],
             Self::BackwardCall | Self::NestedCall => {
                 vec![("torch/autograd/__init__.py", "backward"), train]
@@ -118,7 +122,7 @@ impl From {
                     _ => Module::Outside,
                 },
                 grad: match self {
-                    Self::Evaluation | Self::KeepKeys | Self::Step => Grad::Disabled,
+                    Self::Build | Self::Evaluation | Self::KeepKeys | Self::Step => Grad::Disabled,
                     _ => Grad::Enabled,
                 },
                 node: match self {

@@ -219,3 +219,29 @@ fn activations_in_variables_are_no_inputs() {
     }
     assert_eq!(category_of(&program, 12_288), Category::Unknown);
 }
+
+#[test]
+fn buffers_are_told_from_parameters_where_a_module_moves_them() {
+    let mut program = Program::new();
+    program.attribution = AttributionLedger::new(None).with_sizes();
+    for from in STACKS {
+        program.hear(Event::Stack(StackId(from as u32), Arc::new(from.stack())));
+    }
+    program.alloc(From::Build, 2048);
+    program.alloc(From::BuildBuffer, 512);
+    let mut state = Vec::new();
+    program.iterate(&mut state);
+    let rules = program.rules();
+    assert!(rules.contains(&(CategoryRule::Built, 2048)), "{rules:?}");
+    assert!(
+        rules.contains(&(CategoryRule::BuiltBuffer, 512)),
+        "{rules:?}"
+    );
+    assert_eq!(program.now(Category::Parameter), 2560);
+    let sizes = program.attribution.sizes().expect("allocations");
+    let (_, outside) = &sizes.devices[&DEVICE].others[0];
+    assert_eq!(
+        (outside.parameters.bytes, outside.buffers.bytes),
+        (2048, 512)
+    );
+}

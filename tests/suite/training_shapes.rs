@@ -250,7 +250,7 @@ fn data_that_a_variable_holds_from_before_the_loop_is_input() {
 }
 
 #[test]
-fn buffers_are_told_from_parameters_without_names() {
+fn separates_buffers_from_parameters_without_names() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
@@ -266,16 +266,16 @@ fn buffers_are_told_from_parameters_without_names() {
     assert_eq!(parameters + buffers, run.live("parameter"));
 }
 
-/// Of both layers.
+/// Gradients of both layers.
 const GRADIENTS: u64 = ((SIZES[0] + 1) * SIZES[1] + (SIZES[1] + 1) * SIZES[2]) * FLOAT;
 /// Both layers, the rectifier, the product with the target, and its sum.
 const FORWARD: u64 = 2 * HIDDEN + 2 * OUTPUT + SCALAR;
-/// Of the sum, the output and both hidden tensors.
+/// Gradients of the sum, the output and both hidden tensors.
 const BACKWARD: u64 = SCALAR + OUTPUT + 2 * HIDDEN;
 
 /// The end of a backward pass on the CPU shows in no event.
 #[test]
-fn on_the_cpu_gradients_are_told_by_the_sizes_of_the_parameters_or_unknown() {
+fn gradients_on_the_cpu_are_known_by_the_sizes_of_the_parameters_or_unknown() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

@@ -94,7 +94,7 @@ rules! {
     Recomputed => Activation, Settled, "made again in a backward pass (checkpoint), freed by it later";
     Loaded => Input, Settled, "made in torch.utils.data and live when modules were called";
     GivenToForward => Input, Settled, "made outside of modules after the last batch or step, live when they were called, freed soon after";
-    KeptInVariable => Input, Settled, "made outside of modules and kept in a variable through several forward passes; a node saves it, by the process's objects";
+    HeldByVariable => Input, Settled, "made outside of modules and kept in a variable through several forward passes; a node saves it, by the process's objects";
     KeptForNextCall => KvCache, Settled, "made in modules without grad and kept, where the next call replaces such a block by a larger one";
     WithinBackward => IntermediateGradient, Settled, "made and freed in one backward pass";
     // Only in a stream without tensor information.

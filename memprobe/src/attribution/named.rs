@@ -78,8 +78,8 @@ impl AttributionLedger {
             };
             let exact = named.kind.and_then(rule_of);
             let inferred = || {
-                self.is_kept_input(&life, named)
-                    .then_some(CategoryRule::KeptInVariable)
+                self.is_input_in_variable(&life, named)
+                    .then_some(CategoryRule::HeldByVariable)
             };
             let Some(rule) = exact.or_else(inferred) else {
                 continue;
@@ -118,7 +118,7 @@ impl AttributionLedger {
 
     /// True for data that the program made once, as far as references and its age show. What it makes in each iteration
     /// is in a variable too, but not for as long.
-    fn is_kept_input(&self, life: &Lifecycle, named: &LabeledBlock) -> bool {
+    fn is_input_in_variable(&self, life: &Lifecycle, named: &LabeledBlock) -> bool {
         let is_from_outside = match life.state {
             BlockState::BeforeAttach => true,
             BlockState::Settled => {

@@ -554,12 +554,12 @@ fn of_equal_peaks_the_one_with_known_categories_is_the_peak() {
 fn names_hold_for_the_whole_life_of_a_block() {
     let mut program = Program::new();
     program.alloc(From::Build, 2048);
-    let kept = program.alloc(From::OtherLine, 512);
+    let named = program.alloc(From::OtherLine, 512);
     let mut state = Vec::new();
     for _ in 0..40 {
         program.iterate(&mut state);
     }
-    program.name(|addr| (addr == kept).then_some(TensorKind::Buffer));
+    program.name(|addr| (addr == named).then_some(TensorKind::Buffer));
     let iterations = program.attribution.iterations();
     assert!(iterations.rows.len() > 40);
     for row in &iterations.rows {

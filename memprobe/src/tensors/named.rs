@@ -182,9 +182,9 @@ mod tests {
     }
 
     #[test]
-    fn data_of_one_variable_is_told_from_leaks_and_weights() {
+    fn separates_data_of_one_variable_from_leaks_and_weights() {
         /// True if the first block is such data, for storages with these retainers and a tensor each.
-        fn is_told(blocks: &[(&str, Option<&str>, bool)]) -> bool {
+        fn is_data(blocks: &[(&str, Option<&str>, bool)]) -> bool {
             let mut building = Building::new();
             for (at, (by, class, requires_grad)) in (1..).zip(blocks) {
                 let storage = building.storage(Address(0x5000 * at), 240, TensorDevice::Cpu);
@@ -200,9 +200,9 @@ mod tests {
             names.blocks[0].is_saved_variable
         }
         let variable = ("train.py:31 main() -> x", None, false);
-        assert!(is_told(&[variable]));
-        assert!(is_told(&[("x", None, false)]));
-        assert!(is_told(&[
+        assert!(is_data(&[variable]));
+        assert!(is_data(&[("x", None, false)]));
+        assert!(is_data(&[
             variable,
             ("train.py:31 main() -> y", None, false)
         ]));
@@ -211,9 +211,9 @@ mod tests {
             ("train.py:31 main() -> batch.x", None, false),
             ("train.py:31 main() -> x", None, true),
         ] {
-            assert!(!is_told(&[other]), "{other:?}");
+            assert!(!is_data(&[other]), "{other:?}");
         }
         // Each of several calls in progress has a variable of this name.
-        assert!(!is_told(&[variable, variable]));
+        assert!(!is_data(&[variable, variable]));
     }
 }

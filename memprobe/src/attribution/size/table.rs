@@ -82,7 +82,7 @@ impl ModuleSize {
 }
 
 impl ModelSize {
-    /// True if any buffers are told from parameters.
+    /// True if any buffers are known as such.
     pub fn has_buffers(&self) -> bool {
         let modules = self.modules.iter().map(|module| &module.total);
         let mut all = modules.chain(self.others.iter().map(|(_, size)| size));

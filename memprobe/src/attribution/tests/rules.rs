@@ -182,13 +182,13 @@ fn data_of_a_variable_from_before_the_loop_is_input() {
         let view = program.attribution.device(DEVICE).expect("a device");
         for moment in [view.now(), view.peak()] {
             let composition = &moment.composition;
-            let found = composition.by_rule(CategoryRule::KeptInVariable);
+            let found = composition.by_rule(CategoryRule::HeldByVariable);
             assert_eq!(found, expected, "pass {pass}");
         }
     }
     // The inference alone did not tell it, and the references do not for certain.
     assert_eq!(program.attribution.check.compared(), 0);
-    assert!(!CategoryRule::KeptInVariable.is_exact());
+    assert!(!CategoryRule::HeldByVariable.is_exact());
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn activations_in_variables_are_no_inputs() {
 }
 
 #[test]
-fn buffers_are_told_from_parameters_where_a_module_moves_them() {
+fn separates_buffers_from_parameters_that_a_module_moves() {
     let mut program = Program::new();
     program.attribution = AttributionLedger::new(None).with_sizes();
     for from in STACKS {

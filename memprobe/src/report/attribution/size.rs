@@ -49,13 +49,13 @@ impl SizeEntry {
         }
     }
 
-    /// Buffers; unknown if none are told from parameters.
+    /// Buffers; unknown if no block is known as one.
     fn buffers(&self, cell: Cell<'static>) -> Cell<'static> {
         let is_known = self.is_named || self.total.buffers.bytes > 0;
         if is_known { cell } else { Cell::Unknown }
     }
 
-    /// Parameters, with buffers that are not told apart.
+    /// Parameters, with blocks that may be buffers.
     fn parameters(&self, cell: Cell<'static>) -> Cell<'static> {
         let is_known = self.is_named || self.path.is_none();
         if is_known { cell } else { Cell::Unknown }

@@ -171,6 +171,98 @@ fn blocks<const N: usize>(elements: [u64; N]) -> u64 {
         .sum()
 }
 
+/// Bytes of the peak in a table: by category, or by module and pass.
+fn at_peak(environment: &TestEnvironment, recording: &Path, by: &str) -> BTreeMap<String, u64> {
+    let file = recording.to_str().expect("UTF-8");
+    let report = environment.run(&["report", file, "--by", "peak", "--format", "jsonl"]);
+    let mut sums = BTreeMap::new();
+    for line in report.succeeded().stdout.lines() {
+        let row: Value = serde_json::from_str(line).expect("JSON");
+        if row["device"] != 0 || row["by"] != by {
+            continue;
+        }
+        let text = |key: &str| row[key].as_str().unwrap_or("").to_owned();
+        let key = match (by, row["kind"].as_str()) {
+            ("category", Some("category")) => text("category"),
+            ("module", Some("module")) => format!("{} {}", text("module"), text("pass")),
+            (_, Some(kind)) => kind.to_owned(),
+            _ => panic!("{row:#}"),
+        };
+        *sums.entry(key).or_default() += row["bytes"].as_u64().expect("bytes");
+    }
+    sums
+}
+
+/// Asserts the bytes of categories, and the modules that PyTorch called, at the peak of the small perceptron.
+fn check_peak(environment: &TestEnvironment, recording: &Path, has_names: bool) {
+    /// cuBLAS allocates it for the product whose result is the last gradient before the peak.
+    const WORKSPACE: u64 = 8_519_680;
+    let [features, width, classes] = [100, 200, 50];
+    let weights = blocks([features * width, width, width * classes, classes]);
+    let hidden = blocks([BATCH * width]);
+    let scalar = blocks([1]);
+    let mut categories = BTreeMap::from([
+        // Features and labels: the latter have eight bytes.
+        ("input", blocks([BATCH * features]) + 8 * BATCH),
+        ("activation", hidden),
+        ("gradient", blocks([width * classes])),
+        // Of the loss, the output and the hidden layer.
+        (
+            "intermediate_gradient",
+            scalar + blocks([BATCH * classes]) + hidden,
+        ),
+        ("workspace", WORKSPACE),
+        // The loss, which the program frees after the pass.
+        ("unknown", scalar),
+    ]);
+    if has_names {
+        categories.insert("parameter", weights);
+        categories.insert("optimizer_state", 2 * weights);
+    } else {
+        categories.insert("before_attach", 3 * weights);
+    }
+    let categories = categories.into_iter();
+    let categories: BTreeMap<String, u64> = categories
+        .map(|(key, bytes)| (key.to_owned(), bytes))
+        .collect();
+    let file = recording.display();
+    let mut found = at_peak(environment, recording, "category");
+    found.retain(|_, bytes| *bytes > 0);
+    assert_eq!(found, categories, "{file}");
+    let mut modules = at_peak(environment, recording, "module");
+    modules.retain(|path, _| path.starts_with("Sequential"));
+    let of_last = blocks([width * classes]) + hidden + WORKSPACE;
+    let called = [
+        ("Sequential.1 forward", hidden),
+        ("Sequential.2 backward", of_last),
+    ];
+    assert_eq!(
+        modules,
+        called.map(|(path, bytes)| (path.to_owned(), bytes)).into(),
+        "{file}"
+    );
+}
+
+#[test]
+fn the_peak_is_the_same_however_late_memprobe_attaches() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let (_named, [start, late]) = record_named(&environment, "small", "--names");
+    for file in [start, late] {
+        check_peak(&environment, &file, true);
+    }
+    let from_start = FromStart::new(&environment, "small", "--no-names");
+    let [start, late] = ["start.json", "late.json"].map(|name| from_start.path(name));
+    let recording = environment.record(from_start.pid, &late, &["--no-names"]);
+    std::thread::sleep(TRAINING);
+    recording.interrupt();
+    let _unnamed = from_start.end();
+    // It saw them made.
+    check_peak(&environment, &start, true);
+    check_peak(&environment, &late, false);
+}
+
 #[test]
 fn calls_and_weights_of_one_of_two_equal_models_are_one_row() {
     let Some(environment) = TestEnvironment::take() else {

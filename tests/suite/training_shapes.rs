@@ -61,6 +61,12 @@ impl<'a> Recorded<'a> {
         let folder = tempfile::tempdir().expect("a folder");
         let [trace, until] = ["trace.json", "until"].map(|name| folder.path().join(name));
         let names: &[&str] = if manner.is_named { &["--names"] } else { &[] };
+        let tensors: &[&str] = if options.contains(&"cpu") {
+            &["--cpu"]
+        } else {
+            &[]
+        };
+        let recorded = [names, tensors].concat();
         let pytorch = environment.pytorch();
         let program = [
             "training_shapes.py",
@@ -72,7 +78,7 @@ impl<'a> Recorded<'a> {
             let mut command = pytorch.command();
             let target = Background::start(command.args(&workload));
             wait_for_iteration(&target, 10);
-            let recording = environment.record(target.pid(), &trace, names);
+            let recording = environment.record(target.pid(), &trace, &recorded);
             let first = iteration(&target);
             wait_for_iteration(&target, first + ITERATIONS);
             std::fs::write(&until, "").expect("a file");
@@ -81,7 +87,7 @@ impl<'a> Recorded<'a> {
             printed
         } else {
             let mut command = environment.memprobe();
-            command.arg("record").args(names).arg("-o").arg(&trace);
+            command.arg("record").args(&recorded).arg("-o").arg(&trace);
             command.arg("--").arg(pytorch.python()).args(&workload);
             pytorch.settle(&mut command);
             let recording = Background::start(&mut command);
@@ -195,17 +201,127 @@ fn outputs_and_losses_that_leak_are_no_inputs() {
     check_leak(&environment, "loss", 512, &unnamed[1..3]);
 }
 
+/// Records a program that is between its passes when the recording ends, and its objects are read. Returns the live
+/// bytes of inputs.
+fn inputs_while_held(environment: &TestEnvironment, options: &[&str], is_late: bool) -> u64 {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let write = |name: &str| std::fs::write(path(name), "").expect("a file");
+    let mut command = environment.pytorch().command();
+    command.arg("training_shapes.py").args(options);
+    for option in ["wait", "hold", "until"] {
+        command.arg(format!("--{option}")).arg(path(option));
+    }
+    let mut target = Background::start(&mut command);
+    if is_late {
+        write("wait");
+        wait_for_iteration(&target, 10);
+    } else {
+        target.wait_for("waiting");
+    }
+    let trace = path("trace.json");
+    let recording = environment.record(target.pid(), &trace, &["--names"]);
+    write("wait");
+    wait_for_iteration(&target, iteration(&target) + 20);
+    write("hold");
+    wait_until("it holds", || {
+        target.stdout().contains("holding").then_some(())
+    });
+    recording.interrupt();
+    write("until");
+    target.finish().succeeded();
+    let rows = rows(environment, &trace, "category");
+    let inputs = rows.iter().filter(|row| row["category"] == "input");
+    inputs.filter_map(|row| row["live"].as_u64()).sum()
+}
+
+#[test]
+fn data_that_a_variable_holds_from_before_the_loop_is_input() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for is_late in [false, true] {
+        let inputs = inputs_while_held(&environment, &["--once"], is_late);
+        // The targets are in a list, as leaks are.
+        assert_eq!(inputs, INPUT, "late: {is_late}");
+        let leaked = inputs_while_held(&environment, &["--keep", "input"], is_late);
+        assert_eq!(leaked, 0, "late: {is_late}");
+    }
+}
+
+#[test]
+fn separates_buffers_from_parameters_without_names() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let manner = Manner {
+        is_late: false,
+        is_named: false,
+    };
+    let run = Recorded::new(&environment, &[], manner);
+    // Mean, variance, and the number of batches, in blocks of the allocator.
+    let buffers = 2 * (SIZES[1] * FLOAT).next_multiple_of(512) + 512;
+    assert_eq!(run.size("own_buffers"), buffers);
+    let parameters = run.size("own_parameters");
+    assert_eq!(parameters + buffers, run.live("parameter"));
+}
+
+/// Gradients of both layers.
+const GRADIENTS: u64 = ((SIZES[0] + 1) * SIZES[1] + (SIZES[1] + 1) * SIZES[2]) * FLOAT;
+/// Both layers, the rectifier, the product with the target, and its sum.
+const FORWARD: u64 = 2 * HIDDEN + 2 * OUTPUT + SCALAR;
+/// Gradients of the sum, the output and both hidden tensors.
+const BACKWARD: u64 = SCALAR + OUTPUT + 2 * HIDDEN;
+
+/// The end of a backward pass on the CPU shows in no event.
+#[test]
+fn gradients_on_the_cpu_are_known_by_the_sizes_of_the_parameters_or_unknown() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for is_late in [false, true] {
+        let manner = Manner {
+            is_late,
+            is_named: false,
+        };
+        let options = ["--own-optimizer", "--device", "cpu"];
+        let run = Recorded::new(&environment, &options, manner);
+        for row in run.last_iterations() {
+            assert_eq!(row["backward_passes"], 1, "{manner:?}: {row:#}");
+            // All gradients are live at the peak: those of the first layer come last.
+            let [gradients, unknown] = ["gradient", "unknown"].map(|key| &row[key]);
+            if is_late {
+                assert_eq!(*gradients, 0, "{row:#}");
+                assert!(unknown.as_u64() >= Some(GRADIENTS), "{row:#}");
+                assert_eq!(row["intermediate_gradient"], 0, "{row:#}");
+            } else {
+                assert!(
+                    gradients.as_u64() >= Some(GRADIENTS - SIZES[1] * FLOAT),
+                    "{row:#}"
+                );
+                assert!(gradients.as_u64() <= Some(GRADIENTS), "{row:#}");
+            }
+        }
+        let (gradients, others) = if is_late {
+            (0, GRADIENTS)
+        } else {
+            (GRADIENTS, 0)
+        };
+        for (key, expected) in [
+            ("own_gradients", gradients),
+            ("own_forward", FORWARD),
+            ("own_backward", BACKWARD + others),
+        ] {
+            assert_eq!(run.size(key), expected, "{key} {manner:?}");
+        }
+    }
+}
+
 #[test]
 fn an_optimizer_of_the_program_leaves_gradients_and_iterations_known() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    let weights = (SIZES[0] + 1) * SIZES[1] + (SIZES[1] + 1) * SIZES[2];
-    let gradients = weights * FLOAT;
-    // Both layers, the rectifier, the product with the target, and its sum.
-    let forward = 2 * HIDDEN + 2 * OUTPUT + SCALAR;
-    // Of the sum, the output and both hidden tensors.
-    let backward = SCALAR + OUTPUT + 2 * HIDDEN;
     for manner in MANNERS {
         let run = Recorded::new(&environment, &["--own-optimizer"], manner);
         let last = run.last_iterations();
@@ -218,12 +334,12 @@ fn an_optimizer_of_the_program_leaves_gradients_and_iterations_known() {
             assert_eq!(numbers, Some(run.iterations - 1), "{manner:?}");
         }
         for (key, expected) in [
-            ("own_gradients", gradients),
-            ("own_forward", forward),
-            ("own_backward", backward),
+            ("own_gradients", GRADIENTS),
+            ("own_forward", FORWARD),
+            ("own_backward", BACKWARD),
         ] {
             assert_eq!(run.size(key), expected, "{key} {manner:?}");
         }
-        println!("{manner:?}: gradients {gradients}, forward {forward}, backward {backward}");
+        println!("{manner:?}: gradients {GRADIENTS}, forward {FORWARD}, backward {BACKWARD}");
     }
 }

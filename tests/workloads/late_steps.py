@@ -40,6 +40,18 @@ def plain():
         yield
 
 
+def small():
+    """All tensors are in the allocator's small pool."""
+    model = perceptron(100, 200, 50)
+    optimizer = torch.optim.Adam(model.parameters())
+    while True:
+        optimizer.zero_grad()
+        data, target = random(100), torch.randint(0, 50, (BATCH,), device="cuda")
+        nn.functional.cross_entropy(model(data), target).backward()
+        optimizer.step()
+        yield
+
+
 def accumulation():
     model = perceptron()
     optimizer = torch.optim.Adam(model.parameters())

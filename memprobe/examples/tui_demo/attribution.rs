@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use memprobe::attribution::AttributionLedger;
 use memprobe::attribution::modules::ModuleLedger;
 use memprobe::attribution::threads::ThreadLedger;
 use memprobe::attribution::views;
+use memprobe::attribution::{AttributionLedger, WithCategories};
 use memprobe::event::Target;
 use memprobe::event::{
     Action, Address, Bytes, Context, DeviceIndex, Event, Frame, Grad, MarkedPhase, MemoryEvent,
@@ -31,7 +31,7 @@ enum Doing {
 
 /// The program, and the ledgers that receive its events.
 pub struct Trainer {
-    ledgers: AnalyzedLedger<(ModuleLedger, (AttributionLedger, ThreadLedger))>,
+    ledgers: AnalyzedLedger<WithCategories<(ModuleLedger, ThreadLedger)>>,
     stacks: HashMap<String, StackId>,
     live: Vec<(u64, u64)>,
     gradients: Vec<(u64, u64)>,
@@ -48,13 +48,10 @@ impl Trainer {
             ledgers: AnalyzedLedger::new(
                 Target::default(),
                 TimeNs(0),
-                (
-                    ModuleLedger::default(),
-                    (
-                        AttributionLedger::new(None).with_latest_layers(),
-                        ThreadLedger::default(),
-                    ),
-                ),
+                WithCategories {
+                    categories: AttributionLedger::new(None).with_latest_layers(),
+                    table: <(ModuleLedger, ThreadLedger)>::default(),
+                },
             ),
             stacks: HashMap::new(),
             live: Vec::new(),
@@ -87,7 +84,10 @@ impl Trainer {
 
     /// Returns the attribution table that a screen requests.
     pub fn tables(&self, wanted: AttributionQuery) -> AttributionTables {
-        let (modules, (categories, threads)) = &self.ledgers.analyses;
+        let WithCategories {
+            categories,
+            table: (modules, threads),
+        } = &self.ledgers.analyses;
         let snapshot = self
             .ledgers
             .ledger

@@ -2,7 +2,7 @@
 
 use strum::{IntoStaticStr, VariantArray};
 
-use crate::event::{Frame, Node, Purpose, Stack, StackKind};
+use crate::event::{Frame, Grad, Node, Purpose, Stack, StackKind};
 use crate::torch::names::TorchCall;
 
 /// Purpose of a block, in table order.
@@ -85,13 +85,16 @@ pub enum RuleStatus {
 
 rules! {
     Built => Parameter, Settled, "made by Module.to(), a constructor of torch.nn or nn.Parameter, and kept: parameters and buffers";
+    BuiltBuffer => Parameter, Settled, "made by Module.to() with grad enabled, and kept: buffers, since parameters are moved without";
     OutlivesBackward => Gradient, Settled, "made in a backward pass and kept after it";
     Accumulated => Gradient, Settled, "made by AccumulateGrad";
+    FreedAfterBackward => Gradient, Settled, "made in a backward pass on its own thread and freed after it, as one block for each parameter was";
     OutlivesStep => OptimizerState, Settled, "made in Optimizer.step() and kept after it";
     FreedInBackward => Activation, Settled, "made in a forward pass, live when the backward pass began, freed by it";
     Recomputed => Activation, Settled, "made again in a backward pass (checkpoint), freed by it later";
     Loaded => Input, Settled, "made in torch.utils.data and live when modules were called";
     GivenToForward => Input, Settled, "made outside of modules after the last batch or step, live when they were called, freed soon after";
+    HeldByVariable => Input, Settled, "made outside of modules and kept in a variable through several forward passes; a node saves it, by the process's objects";
     KeptForNextCall => KvCache, Settled, "made in modules without grad and kept, where the next call replaces such a block by a larger one";
     WithinBackward => IntermediateGradient, Settled, "made and freed in one backward pass";
     // Only in a stream without tensor information.
@@ -104,6 +107,7 @@ rules! {
     NoTensor => Workspace, Settled, "PyTorch made no tensor for it";
     NamedUse => Workspace, Settled, "PyTorch made no tensor for it, and a native function tells its use";
     OutlivesItsPass => Unknown, Settled, "made in a forward pass and not freed by the backward pass: an output that the program keeps, or a graph";
+    InOrAfterBackward => Unknown, Settled, "made in a backward pass on its own thread and freed in it or after it, with the size of a parameter or without known ones";
     NoBackward => Unknown, Settled, "made in a forward pass that no backward pass followed";
     OutlivesRecompute => Unknown, Settled, "made again in a backward pass (checkpoint) and kept after it";
     // Only in a stream without tensor information.
@@ -160,6 +164,7 @@ impl CategoryRule {
         !matches!(
             self,
             Self::Built
+                | Self::BuiltBuffer
                 | Self::Accumulated
                 | Self::NoTensor
                 | Self::NamedUse
@@ -248,6 +253,14 @@ impl Composition {
         *bytes = bytes.saturating_sub(size);
     }
 
+    /// Takes the bytes that rules have in `taken`, and adds those in `added`.
+    pub(super) fn exchange(&mut self, taken: &Self, added: &Self) {
+        let changes = taken.by_rule.iter().zip(added.by_rule);
+        for (held, (taken, added)) in self.by_rule.iter_mut().zip(changes) {
+            *held = held.saturating_add(added).saturating_sub(*taken);
+        }
+    }
+
     /// Moves bytes from before attach to the rules that they have in `blocks`.
     pub(super) fn name(&mut self, blocks: &Self) {
         for (held, named) in self.by_rule.iter_mut().zip(blocks.by_rule) {
@@ -275,6 +288,13 @@ pub(super) fn builds(stack: &Stack) -> bool {
         )
     };
     stack.kind == StackKind::Python && stack.frames.iter().any(is_building)
+}
+
+/// True if a stack that [`builds`] can only make a buffer. `Module._apply` converts parameters and their gradients in
+/// `torch.no_grad()`, and buffers as its caller does (torch/nn/modules/module.py@v2.15.0 and @v2.0.1).
+pub(super) fn builds_buffer(stack: &Stack) -> bool {
+    let is_conversion = |frame: &Frame| TorchCall::of(frame) == Some(TorchCall::ModuleConversion);
+    stack.context.grad == Grad::Enabled && stack.frames.iter().any(is_conversion)
 }
 
 /// True if autograd itself accumulates a gradient on this stack. A hook of `AccumulateGrad` has Python frames

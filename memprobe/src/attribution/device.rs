@@ -11,7 +11,6 @@ use super::phase::{ClassifiedPhase, Phase};
 use crate::event::{Bytes, TimeNs};
 use crate::ledger::TotalsSample;
 use crate::ledger::snapshot::Timeline;
-use crate::ledger::timeline::Highest;
 
 /// Caps on stored differences between step intervals, for [`StackHistory::Everything`] and [`StackHistory::Latest`].
 /// Above the cap the oldest intervals are dropped.
@@ -43,6 +42,8 @@ impl StackHistory {
 pub(super) struct DeviceAttribution {
     pub(super) now: Moment,
     pub(super) peak: Moment,
+    /// Bytes without a known category when the peak was reached.
+    unknown_then: u64,
     /// Times the peak rose: the number that rows compare with.
     pub(super) peaks: u64,
     pub(super) timeline: Timeline<Moment>,
@@ -63,6 +64,7 @@ impl DeviceAttribution {
         let mut device = Self {
             now: Moment::default(),
             peak: Moment::default(),
+            unknown_then: 0,
             timeline: Timeline::default(),
             peaks: 0,
             blocks: [0; CategoryRule::ALL.len()],
@@ -74,6 +76,7 @@ impl DeviceAttribution {
         };
         device.take_totals(start);
         device.peak.clone_from(&device.now);
+        device.unknown_then = device.now.unknown();
         device.timeline = Timeline::new(start.time, device.now.clone());
         device
     }
@@ -190,12 +193,24 @@ impl DeviceAttribution {
         self.held.shift(places, shift);
     }
 
-    /// Takes the totals of the ledger after event number `ordinal`.
-    pub(super) fn report(&mut self, totals: TotalsSample, ordinal: u64) {
+    /// Takes the totals of the ledger after event number `ordinal`. Returns true if the device's peak is now.
+    pub(super) fn report(&mut self, totals: TotalsSample, ordinal: u64) -> bool {
         self.now.ordinal = ordinal;
         self.take_totals(totals);
-        self.peaks += u64::from(self.now.rank() > self.peak.rank());
-        self.peak.raise_to(&self.now);
         self.timeline.raise(&self.now);
+        let is_peak = self.now.is_above(&self.peak) && self.is_known_better();
+        if is_peak {
+            self.peaks += 1;
+            self.peak.clone_from(&self.now);
+            self.unknown_then = self.now.unknown();
+        }
+        is_peak
+    }
+
+    /// False if the bytes of the peak are as many as now, and were known no worse when they were reached. Categories
+    /// that were likely then may be unknown by now, as those of the current moment will be.
+    fn is_known_better(&self) -> bool {
+        let is_higher = self.now.totals.allocated > self.peak.totals.allocated;
+        is_higher || self.now.unknown() < self.unknown_then
     }
 }

@@ -397,19 +397,28 @@ impl GrowthLedger {
         K: Eq + Hash + 'a,
         Grown: Iterator<Item = (&'a AllocationGroup, Vec<SeriesLevel>)>,
     {
-        let mut suspects = look.suspects(grown, &who);
+        let suspects = look.suspects(grown, &who);
+        let variables = &self.categories.root_variables;
+        let named = |suspect: Suspect| Suspect {
+            part: variables.named_group(&suspect.part),
+            ..suspect
+        };
         if self.retainers.time.is_none() || suspects.is_empty() {
-            return suspects;
+            return suspects.into_iter().map(named).collect();
         }
         let mut parts: HashMap<&K, Vec<usize>> = HashMap::new();
         for (name, entry) in self.groups.on(device) {
             parts.entry(who(&entry.group)).or_default().push(name);
         }
-        for suspect in &mut suspects {
+        let with_retainers = suspects.into_iter().map(|suspect| {
             let parts = parts.get(who(&suspect.part)).into_iter().flatten();
-            suspect.retained = self.retainers.of(parts.copied());
-        }
-        suspects
+            let retained = self.retainers.of(parts.copied());
+            Suspect {
+                retained,
+                ..named(suspect)
+            }
+        });
+        with_retainers.collect()
     }
 }
 

@@ -1,13 +1,65 @@
 //! High-water marks: the peak of each device, and what a table row held then.
 //!
+//! Of equal peaks the one with the most known categories counts. The ledger of categories chooses it for all tables.
+//!
 //! A new peak copies nothing: peaks are numbered, and a row saves its level before its first change after a
 //! peak. The composition at the peak is exact for any number of peaks, at one comparison per change.
 
 use std::collections::BTreeMap;
 
 use super::groups::BlockChange;
+use super::ledger::AttributionLedger;
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
-use crate::ledger::{Ledger, Tally, TotalsSample};
+use crate::ledger::{Analysis, Change, Ledger, Tally, TotalsSample};
+
+/// Follows the changes of a ledger, and the peaks that a ledger of categories chooses.
+pub trait PeakAnalysis {
+    /// Applies an event that `categories` has applied.
+    fn apply(
+        &mut self,
+        event: &Event,
+        change: &Change,
+        ledger: &Ledger,
+        categories: &AttributionLedger,
+    );
+}
+
+impl<A: PeakAnalysis, B: PeakAnalysis> PeakAnalysis for (A, B) {
+    fn apply(
+        &mut self,
+        event: &Event,
+        change: &Change,
+        ledger: &Ledger,
+        categories: &AttributionLedger,
+    ) {
+        self.0.apply(event, change, ledger, categories);
+        self.1.apply(event, change, ledger, categories);
+    }
+}
+
+/// A ledger of categories, and the table of its peaks.
+#[derive(Debug, Default)]
+pub struct WithCategories<A> {
+    pub categories: AttributionLedger,
+    pub table: A,
+}
+
+impl<A> WithCategories<A> {
+    pub fn new(table: A) -> Self {
+        Self {
+            categories: AttributionLedger::new(None),
+            table,
+        }
+    }
+}
+
+impl<A: PeakAnalysis> Analysis for WithCategories<A> {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
+        let Self { categories, table } = self;
+        categories.apply(event, change, ledger);
+        table.apply(event, change, ledger, categories);
+    }
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HighWaterMark {
@@ -31,8 +83,15 @@ impl HighWaterMarks {
         self.0.get(&device)
     }
 
-    /// Calls `change` with the number of the mark before an event, then raises the mark to the state after it.
-    pub(crate) fn pass(&mut self, event: &Event, ledger: &Ledger, change: impl FnOnce(u64)) {
+    /// Calls `change` with the number of the mark before an event, then raises the mark to the state after it if
+    /// that is the peak.
+    pub(crate) fn pass(
+        &mut self,
+        event: &Event,
+        ledger: &Ledger,
+        categories: &AttributionLedger,
+        change: impl FnOnce(u64),
+    ) {
         let Some((device, now)) = ledger.moment(event) else {
             return change(0);
         };
@@ -44,7 +103,7 @@ impl HighWaterMarks {
             },
         });
         change(mark.number);
-        if now.rank() > mark.moment.rank() {
+        if categories.is_peak {
             mark.number += 1;
             mark.moment = now;
         }

@@ -232,6 +232,24 @@ mod tests {
     }
 
     #[test]
+    fn layers_add_up_in_iterations_long_before_a_block_was_named() {
+        let mut program = learning_for(40, |at| at == 3);
+        program.read_as(TensorKind::Buffer);
+        let ledger = ledger_of(&program);
+        let layering = ledger.layering().expect("layers are counted");
+        let table = ledger.iterations();
+        let mut named = 0;
+        let heard = table.rows.iter().filter(|row| !row.devices.is_empty());
+        for iteration in heard {
+            let layers = layering.in_iteration(DEVICE, iteration);
+            let layers = layers.unwrap_or_else(|| panic!("{iteration:?}"));
+            check(&layers);
+            named += u64::from(layers.peak.composition.of(Category::Parameter) > 0);
+        }
+        assert!(named > 30, "{named}");
+    }
+
+    #[test]
     fn a_ledger_that_was_not_asked_for_layers_has_none() {
         let ledger = AttributionLedger::new(None).with_sizes();
         assert!(ledger.layering().is_none());

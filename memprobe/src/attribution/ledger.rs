@@ -7,13 +7,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::caches::{Caches, OutermostCall};
-use super::category::{Category, CategoryRule, accumulates, builds, is_workspace};
+use super::category::{Category, CategoryRule, accumulates, builds, builds_buffer, is_workspace};
 use super::device::{DeviceAttribution, StackHistory};
 use super::iterations::{IterationLine, Iterations};
-use super::lifecycle::{AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queue, TensorInfo};
+use super::lifecycle::{
+    AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queue, RecentPasses, TensorInfo,
+};
 use super::module_aliases::{HoldingModule, ModuleAliases, RootVariables};
 use super::moments::Revision;
 use super::named::InferenceCheck;
+use super::pass_tail::PassTail;
 use super::phase::{ClassifiedPhase, Phase, PhaseRule, phase_of};
 use super::phase_tracker::{PhaseTracker, PhaseTransition};
 use super::size::AllocationCounts;
@@ -25,7 +28,9 @@ use crate::event::{
 };
 use crate::ledger::definitions::lost_stack;
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, BlockId, Change, Freed, Ledger, PerStack, StackRef, TotalsSample};
+use crate::ledger::{
+    Analysis, BlockId, Change, Freed, Ledger, LiveBlock, PerStack, StackRef, TotalsSample,
+};
 
 const MAX_STACKS: usize = 1 << 18;
 
@@ -39,6 +44,7 @@ struct StackProperties {
     grad: Grad,
     in_node: bool,
     builds: bool,
+    builds_buffer: bool,
     accumulates: bool,
     at_line: bool,
 }
@@ -87,16 +93,20 @@ pub struct AttributionLedger {
     pub read: Option<TimeNs>,
     pub(super) follows: StackHistory,
     pub(super) module_aliases: ModuleAliases,
-    pub(crate) root_variables: RootVariables,
+    pub(super) root_variables: RootVariables,
     /// Origins that stand for the module holding a block.
     pub(super) in_modules: HashMap<HoldingModule, u32>,
     /// Allocations by stack and kind, with [`Self::with_sizes`].
     pub(super) making: Option<AllocationCounts>,
     pub(super) ordinal: u64,
+    pub(super) recent_passes: RecentPasses,
+    pass_tail: PassTail,
     pub(super) since: CoverageStart,
     coverage: Coverage,
     /// Rule of the block freed by the last event; `None` without one, or if it was from before attach.
     pub ended: Option<CategoryRule>,
+    /// True if the last event raised the peak of its device.
+    pub(super) is_peak: bool,
 }
 
 impl AttributionLedger {
@@ -217,6 +227,7 @@ impl AttributionLedger {
             grad: context.grad,
             in_node: context.node.is_some(),
             builds: builds(stack),
+            builds_buffer: builds_buffer(stack),
             accumulates: accumulates(stack),
             at_line,
         };
@@ -332,7 +343,7 @@ impl AttributionLedger {
         }
         let device = self.devices.get_mut(&index);
         if let Some(device) = device.filter(|_| event.action != Action::Held) {
-            device.report(after, self.ordinal);
+            self.is_peak = device.report(after, self.ordinal);
             if self.intervals.record(index, &device.now, allocated) {
                 device.held.reach(self.ordinal);
             }
@@ -360,6 +371,9 @@ impl AttributionLedger {
         }
         let ClassifiedPhase { phase, .. } = asked.classified;
         self.intervals.pass(phase);
+        if phase.is_of_backward() {
+            self.pass_tail.allocate();
+        }
         let made = match (traits.builds, asked.is_for_next_pass) {
             (true, _) => AllocationOrigin::AsParameter,
             (false, true) => AllocationOrigin::ForNextPass,
@@ -442,7 +456,7 @@ impl AttributionLedger {
                 self.turn(turn, ledger);
                 life = self.blocks.get(id).unwrap_or(life);
             }
-            if let Some(rule) = self.at_free(&life, tid) {
+            if let Some(rule) = self.at_free(id, &life, tid, ledger) {
                 self.settle(id, &life, rule, ledger);
             }
             self.remove_block(id, ledger);
@@ -450,11 +464,23 @@ impl AttributionLedger {
     }
 
     /// Rule of a block that is freed now; `None` if already decided.
-    fn at_free(&self, block: &Lifecycle, tid: Tid) -> Option<CategoryRule> {
+    fn at_free(
+        &mut self,
+        id: BlockId,
+        block: &Lifecycle,
+        tid: Tid,
+        ledger: &Ledger,
+    ) -> Option<CategoryRule> {
         let rule = block.state.at_free(&self.phases, tid)?;
+        let LiveBlock { device, size, .. } = *ledger.block(id);
         // The free directly follows the allocation, so nothing was computed from it.
         let at_once = self.ordinal == block.born.saturating_add(1);
         Some(match rule {
+            CategoryRule::WithinBackward
+                if device == DeviceIndex::CPU && self.phases.is_in_own_backward(tid) =>
+            {
+                self.pass_tail.free(block.origin, size.0)
+            }
             CategoryRule::WithinBackward if at_once && !self.coverage.tensors => {
                 CategoryRule::FreedAtOnce
             }
@@ -511,15 +537,25 @@ impl AttributionLedger {
         self.blocks.insert(id, life);
     }
 
-    pub(super) fn revise(
+    fn revise(&mut self, id: BlockId, life: &Lifecycle, rule: CategoryRule, ledger: &Ledger) {
+        let oldest = self.intervals.oldest_open();
+        if let Some((index, revision)) = self.revise_since(oldest, id, life, rule, ledger) {
+            self.intervals.revise(index, revision);
+        }
+    }
+
+    /// Changes the rule of a block everywhere but at the peaks of step intervals: its stacks have the new rule in those
+    /// from number `oldest` on. Returns the change for [`StepIntervals`], unless the block has this rule.
+    pub(super) fn revise_since(
         &mut self,
+        oldest: u64,
         id: BlockId,
         life: &Lifecycle,
         rule: CategoryRule,
         ledger: &Ledger,
-    ) {
+    ) -> Option<(DeviceIndex, Revision)> {
         if rule == life.rule {
-            return;
+            return None;
         }
         if let Some(making) = &mut self.making {
             making.revise(id, life, rule.category(), ledger);
@@ -532,9 +568,9 @@ impl AttributionLedger {
             to: rule,
         };
         if let Some(device) = self.devices.get_mut(&block.device) {
-            device.revise(life, revision, self.intervals.oldest_open());
+            device.revise(life, revision, oldest);
         }
-        self.intervals.revise(block.device, revision);
+        Some((block.device, revision))
     }
 
     /// Handles a phase transition, which decides the category of many blocks.
@@ -542,6 +578,9 @@ impl AttributionLedger {
         self.intervals.turn(turn, now(&self.devices));
         self.end_intervals();
         let PhaseTransition { ended, began } = turn;
+        if matches!(began, Phase::Forward | Phase::Evaluation) {
+            self.recent_passes.begin(self.ordinal);
+        }
         if ended.is_of_backward() && !began.is_of_backward() {
             self.settle_survivors_of_backward(ledger);
             self.settle_all(Queue::Recompute, CategoryRule::OutlivesRecompute, ledger);
@@ -583,6 +622,7 @@ impl AttributionLedger {
     /// parameter count.
     fn settle_survivors_of_backward(&mut self, ledger: &Ledger) {
         let survivors = self.blocks.drain(Queue::Backward);
+        self.pass_tail.end(survivors.len());
         let sizes = (!self.coverage.tensors && !survivors.is_empty())
             .then(|| self.blocks.sizes_of_parameters(ledger));
         for (id, life) in survivors {
@@ -605,6 +645,10 @@ impl AttributionLedger {
 
     /// Marks live blocks of the forward pass as saved when a backward pass begins.
     fn save(&mut self, ledger: &Ledger) {
+        if self.phases.steps == 0 && self.devices.contains_key(&DeviceIndex::CPU) {
+            let parameters = self.blocks.parameters(DeviceIndex::CPU, ledger);
+            self.pass_tail.begin(parameters);
+        }
         let step = self.phases.steps;
         for (id, life) in self.blocks.drain(Queue::Forward) {
             self.promote(id, &life, BlockState::Saved { step }, ledger);
@@ -628,7 +672,14 @@ impl AttributionLedger {
         let run = self.phases.runs;
         for (id, life) in self.blocks.drain(Queue::Outside) {
             match life.state {
-                BlockState::Built => self.settle(id, &life, CategoryRule::Built, ledger),
+                BlockState::Built => {
+                    let traits = self.stack_properties.get(ledger.block(id).stack);
+                    let rule = match traits.is_some_and(|traits| traits.builds_buffer) {
+                        true => CategoryRule::BuiltBuffer,
+                        false => CategoryRule::Built,
+                    };
+                    self.settle(id, &life, rule, ledger);
+                }
                 BlockState::InputCandidate if runs => {
                     self.promote(id, &life, BlockState::SurvivingInput { run }, ledger)
                 }
@@ -641,7 +692,7 @@ impl AttributionLedger {
 
 impl Analysis for AttributionLedger {
     fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
-        self.ended = None;
+        (self.ended, self.is_peak) = (None, false);
         match event {
             Event::Stack(..) => {
                 if let Change::Stack(stack) = change {

@@ -188,6 +188,24 @@ impl BlockState {
     }
 }
 
+/// Numbers of the events before the last forward passes, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct RecentPasses([Option<u64>; MAX_INPUT_PASSES as usize]);
+
+impl RecentPasses {
+    pub(super) fn begin(&mut self, ordinal: u64) {
+        self.0.rotate_left(1);
+        if let Some(last) = self.0.last_mut() {
+            *last = Some(ordinal);
+        }
+    }
+
+    /// True if event number `born` came before all of these passes.
+    pub(super) fn is_before(&self, born: u64) -> bool {
+        self.0[0].is_some_and(|oldest| born < oldest)
+    }
+}
+
 /// Origin of a block allocated outside all phases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AllocationOrigin {
@@ -255,6 +273,22 @@ impl Lifecycles {
         });
         let blocks = like_parameters.map(|(id, _)| ledger.block(id));
         blocks.map(|block| (block.device, block.size.0)).collect()
+    }
+
+    /// Bytes of each known parameter on a device.
+    pub(super) fn parameters<'a>(
+        &'a self,
+        device: DeviceIndex,
+        ledger: &'a Ledger,
+    ) -> impl Iterator<Item = u64> + 'a {
+        let parameters = self
+            .live
+            .iter()
+            .filter(|(_, life)| life.rule.category() == Category::Parameter);
+        let blocks = parameters.map(|(id, _)| ledger.block(id));
+        blocks
+            .filter(move |block| block.device == device)
+            .map(|block| block.size.0)
     }
 
     pub(super) fn drain(&mut self, queue: Queue) -> Vec<(BlockId, Lifecycle)> {

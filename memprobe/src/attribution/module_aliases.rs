@@ -9,10 +9,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::allocation_groups::{ModuleScope, place_of};
+use super::allocation_groups::{AllocationGroup, ModuleScope, place_of};
 use super::modules::ModuleRow;
 use crate::event::tensors::TensorKind;
-use crate::event::{BlockLabels, CallPathOrigin, LabeledBlock, Stack};
+use crate::event::{BlockLabels, CallPathOrigin, LabeledBlock, Module, Stack};
 
 /// Cap on roots; modules under further ones keep their heap path.
 const MAX_ROOTS: usize = 1 << 12;
@@ -106,7 +106,7 @@ impl ModuleAliases {
 
 /// Variables that hold the outermost modules called. They name modules whose class has several roots.
 #[derive(Debug, Default)]
-pub(crate) struct RootVariables {
+pub(super) struct RootVariables {
     /// Variable by root path in calls; `None` if ambiguous.
     variables: HashMap<Arc<str>, Option<Arc<str>>>,
     /// Root by variable; `None` if ambiguous.
@@ -135,11 +135,30 @@ impl RootVariables {
     }
 
     /// Path of a module in calls, from the variable of its root if that tells more than the class.
-    pub(crate) fn named(&self, path: &Arc<str>) -> Arc<str> {
+    pub(super) fn named(&self, path: &Arc<str>) -> Arc<str> {
         let root = path.split_once('.').map_or(&**path, |(root, _)| root);
         match self.variable(root) {
             Some(variable) => format!("{variable}{}", &path[root.len()..]).into(),
             None => Arc::clone(path),
+        }
+    }
+
+    /// Returns a group whose module is named as in [`Self::named`].
+    pub(super) fn named_group(&self, group: &AllocationGroup) -> AllocationGroup {
+        let mut group = group.clone();
+        if let ModuleScope::Module(path) = &group.origin.place {
+            let name = self.named(path);
+            if name != *path {
+                Arc::make_mut(&mut group.origin).place = ModuleScope::Module(name);
+            }
+        }
+        group
+    }
+
+    pub(super) fn named_module(&self, module: &Module) -> Module {
+        match module {
+            Module::Called(path) => Module::Called(self.named(path)),
+            Module::Outside | Module::Unknown => module.clone(),
         }
     }
 
@@ -227,6 +246,7 @@ mod tests {
             }),
             saved_by: None,
             retainer: None,
+            is_saved_variable: false,
         }
     }
 

@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use super::allocation_groups::{AllocationGroups, AllocationSite, ModuleScope, Pass};
 use super::groups::{BlockChange, GroupEntry};
-use super::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding};
+use super::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding, PeakAnalysis};
+use super::ledger::AttributionLedger;
 use super::module_aliases::RootVariables;
 use super::view::CoverageStart;
 use crate::event::{DeviceIndex, Event, TimeNs};
-use crate::ledger::{Analysis, Change, Ledger, TotalsSample};
+use crate::ledger::{Change, Ledger, TotalsSample};
 
 /// Cap on modules of a device; the excess is one row.
 const MAX_MODULES: usize = 1 << 16;
@@ -148,8 +149,14 @@ impl ModuleLedger {
     }
 }
 
-impl Analysis for ModuleLedger {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
+impl PeakAnalysis for ModuleLedger {
+    fn apply(
+        &mut self,
+        event: &Event,
+        change: &Change,
+        ledger: &Ledger,
+        categories: &AttributionLedger,
+    ) {
         if let Event::BlockLabels(names) = event {
             self.root_variables.learn(names);
         }
@@ -159,7 +166,7 @@ impl Analysis for ModuleLedger {
             marks,
             ..
         } = self;
-        marks.pass(event, ledger, |mark| {
+        marks.pass(event, ledger, categories, |mark| {
             groups.apply(change, ledger, |_, entry, change| {
                 count(trees, entry, change, mark);
             });

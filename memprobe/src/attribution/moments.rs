@@ -3,11 +3,12 @@
 //! The category of a block is often decided later. Recorded moments are then revised if the block was live:
 //! their event number is not below that of its allocation.
 
-use super::category::{CategoryRule, Composition};
-use crate::event::{Bytes, TimeNs, Totals};
+use std::cmp::Ordering;
+
+use super::category::{Category, CategoryRule, Composition};
+use crate::event::{TimeNs, Totals};
 use crate::ledger::snapshot::Timeline;
 use crate::ledger::timeline::Highest;
-use crate::ledger::{PeakRank, TotalsSample};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
@@ -41,21 +42,27 @@ impl Moment {
         self.composition.name(blocks);
     }
 
-    /// Order of peaks.
-    pub(super) fn rank(&self) -> PeakRank {
-        let sample = TotalsSample {
-            time: self.time,
-            totals: self.totals,
-            before_attach: Bytes(self.composition.before_attach),
-            unaccounted: self.composition.unaccounted,
-        };
-        sample.rank()
+    /// Order of peaks: by allocated bytes, of equal ones by the bytes whose category is known.
+    pub(super) fn is_above(&self, other: &Self) -> bool {
+        match self.totals.allocated.cmp(&other.totals.allocated) {
+            Ordering::Equal => self.unknown() < other.unknown(),
+            order => order == Ordering::Greater,
+        }
+    }
+
+    /// Bytes without a known category.
+    pub(super) fn unknown(&self) -> u64 {
+        let composition = &self.composition;
+        let unattributed = composition
+            .before_attach
+            .saturating_add(composition.unaccounted.unsigned_abs());
+        unattributed.saturating_add(composition.of(Category::Unknown))
     }
 }
 
 impl Highest for Moment {
     fn raise_to(&mut self, other: &Self) {
-        if other.rank() > self.rank() {
+        if other.is_above(self) {
             self.clone_from(other);
         }
     }
@@ -73,7 +80,7 @@ impl Timeline<Moment> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attribution::category::Category;
+    use crate::event::Bytes;
     use crate::ledger::timeline::{FIRST_STEP, MAX_POINTS};
 
     fn moment(time: u64, ordinal: u64, saved: u64) -> Moment {

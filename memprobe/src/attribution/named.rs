@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::category::{Category, CategoryRule, Composition};
 use super::ledger::AttributionLedger;
 use super::lifecycle::{BlockState, Lifecycle};
-use super::phase::ClassifiedPhase;
+use super::moments::Revision;
+use super::phase::{ClassifiedPhase, Phase};
 use crate::event::tensors::TensorKind;
 use crate::event::{BlockLabels, DeviceIndex, LabeledBlock};
 use crate::ledger::{BlockId, Ledger};
@@ -66,15 +67,21 @@ impl AttributionLedger {
             making.begin_reading();
         }
         let mut baseline = BTreeMap::<DeviceIndex, Composition>::new();
+        let mut revisions = BTreeMap::<DeviceIndex, Vec<Revision>>::new();
         for named in &names.blocks {
-            let Some(rule) = named.kind.and_then(rule_of) else {
-                continue;
-            };
             let id = ledger.block_at(named.device, named.addr);
             let Some(id) = id.filter(|id| ledger.block(*id).size == named.size) else {
                 continue;
             };
             let Some(life) = self.blocks.get(id) else {
+                continue;
+            };
+            let exact = named.kind.and_then(rule_of);
+            let inferred = || {
+                self.is_input_in_variable(&life, named)
+                    .then_some(CategoryRule::HeldByVariable)
+            };
+            let Some(rule) = exact.or_else(inferred) else {
                 continue;
             };
             if let Some(making) = &mut self.making {
@@ -89,7 +96,10 @@ impl AttributionLedger {
                     let blocks = baseline.entry(named.device).or_default();
                     blocks.add(rule, named.size.0);
                 }
-                _ => self.decide(id, life, named, rule, ledger),
+                _ => {
+                    let revision = self.decide(id, life, named, rule, ledger);
+                    revisions.entry(named.device).or_default().extend(revision);
+                }
             }
         }
         for (index, blocks) in baseline {
@@ -98,11 +108,34 @@ impl AttributionLedger {
             }
             self.intervals.name_past(index, &blocks);
         }
+        for (index, revisions) in revisions {
+            self.intervals.revise_all(index, revisions);
+        }
         if let Some(making) = &mut self.making {
             making.end_reading();
         }
     }
 
+    /// True for data that the program made once, as far as references and its age show. What it makes in each iteration
+    /// is in a variable too, but not for as long.
+    fn is_input_in_variable(&self, life: &Lifecycle, named: &LabeledBlock) -> bool {
+        let is_from_outside = match life.state {
+            BlockState::BeforeAttach => true,
+            BlockState::Settled => {
+                life.phase == Phase::Other
+                    && matches!(
+                        life.rule,
+                        CategoryRule::LongLived
+                            | CategoryRule::LikeLongLived
+                            | CategoryRule::NothingTells
+                    )
+            }
+            _ => false,
+        };
+        named.is_saved_variable && is_from_outside && self.recent_passes.is_before(life.born)
+    }
+
+    /// Gives a block its category for its whole life. Returns the change for the peaks of all step intervals.
     fn decide(
         &mut self,
         id: BlockId,
@@ -110,17 +143,30 @@ impl AttributionLedger {
         named: &LabeledBlock,
         rule: CategoryRule,
         ledger: &Ledger,
-    ) {
+    ) -> Option<Revision> {
         // A category from an earlier snapshot is not inferred.
-        if !life.rule.is_exact() {
+        if !life.rule.is_exact() && rule.is_exact() {
             let pair = (life.rule.category(), rule.category());
             let bytes = self.check.pairs.entry(pair).or_default();
             *bytes = bytes.saturating_add(named.size.0);
         }
-        self.revise(id, &life, rule, ledger);
+        let revision = self.revise_since(0, id, &life, rule, ledger);
         self.blocks.settle(id, rule);
-        self.learn(life.origin, rule);
-        // The block counts under the module that holds it, wherever it was allocated.
+        if rule.is_exact() {
+            self.learn(life.origin, rule);
+        }
+        self.count_in_module(id, life, named, rule);
+        revision.map(|(_, revision)| revision)
+    }
+
+    /// Counts a block under the module that holds it, wherever it was allocated.
+    fn count_in_module(
+        &mut self,
+        id: BlockId,
+        life: Lifecycle,
+        named: &LabeledBlock,
+        rule: CategoryRule,
+    ) {
         let Some(origin) = self.origin_in_module(named) else {
             return;
         };

@@ -2,10 +2,11 @@
 
 use super::allocation_groups::{AllocationGroup, AllocationGroups};
 pub use super::high_water_mark::Holding;
-use super::high_water_mark::{HeldBytes, HighWaterMarks};
+use super::high_water_mark::{HeldBytes, HighWaterMarks, PeakAnalysis};
+use super::ledger::AttributionLedger;
 use crate::event::{DeviceIndex, Event};
 use crate::ledger::snapshot::Grouping;
-use crate::ledger::{Analysis, Change, Ledger, TotalsSample};
+use crate::ledger::{Change, Ledger, TotalsSample};
 
 /// Memory of each allocation group at the peak of each device, updated by every event.
 #[derive(Debug)]
@@ -31,12 +32,13 @@ impl PeakLedger {
         }
     }
 
-    /// Memory of a device at its peak; `None` for an unknown device.
-    pub fn view(&self, device: DeviceIndex) -> Option<PeakView> {
+    /// Memory of a device at its peak, with the names that `categories` has for modules; `None` for an unknown device.
+    pub fn view(&self, device: DeviceIndex, categories: &AttributionLedger) -> Option<PeakView> {
         let mark = self.marks.get(device)?;
         let parts = self.groups.on(device).filter_map(|(_, entry)| {
             let holding = entry.value.holding(mark.number);
-            (holding.at_peak_blocks > 0).then(|| (entry.group.clone(), holding))
+            let variables = &categories.root_variables;
+            (holding.at_peak_blocks > 0).then(|| (variables.named_group(&entry.group), holding))
         });
         Some(PeakView {
             moment: mark.moment,
@@ -46,10 +48,16 @@ impl PeakLedger {
     }
 }
 
-impl Analysis for PeakLedger {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
+impl PeakAnalysis for PeakLedger {
+    fn apply(
+        &mut self,
+        event: &Event,
+        change: &Change,
+        ledger: &Ledger,
+        categories: &AttributionLedger,
+    ) {
         let Self { groups, marks } = self;
-        marks.pass(event, ledger, |mark| {
+        marks.pass(event, ledger, categories, |mark| {
             groups.apply(change, ledger, |_, entry, change| {
                 entry.value.change(change, mark);
             });

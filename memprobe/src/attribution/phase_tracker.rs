@@ -67,6 +67,13 @@ impl PhaseTracker {
         is_over.then(|| self.transition_to(Phase::Other)).flatten()
     }
 
+    /// True if this thread is in a backward pass that it called and that runs on no other. Without marks of optimizers
+    /// nothing shows its end.
+    pub(super) fn is_in_own_backward(&self, tid: Tid) -> bool {
+        let is_own = self.by == Some(tid) && !self.has_engine;
+        self.phase.is_of_backward() && is_own && self.steps == 0
+    }
+
     pub(super) fn on_allocation(
         &mut self,
         tid: Tid,

@@ -112,7 +112,7 @@ impl StepInterval {
         self.epoch = self.epoch.or(next.epoch);
         for (index, device) in &next.devices {
             let own = self.devices.entry(*index).or_default();
-            if device.peak.totals.allocated >= own.peak.totals.allocated {
+            if !own.peak.is_above(&device.peak) {
                 own.peak.clone_from(&device.peak);
                 own.interval = device.interval;
             }
@@ -183,7 +183,7 @@ impl StepIntervals {
         allocated: Option<Bytes>,
     ) -> bool {
         let device = self.current.devices.entry(index).or_default();
-        let is_highest = now.totals.allocated >= device.peak.totals.allocated;
+        let is_highest = !device.peak.is_above(now);
         if is_highest {
             device.peak.clone_from(now);
             device.interval = self.current.last;
@@ -210,6 +210,25 @@ impl StepIntervals {
             if let Some(device) = interval.devices.get_mut(&index) {
                 device.peak.revise(revision);
             }
+        }
+    }
+
+    /// Revises the categories of blocks at all stored peaks, however old.
+    pub(super) fn revise_all(&mut self, index: DeviceIndex, mut revisions: Vec<Revision>) {
+        revisions.sort_unstable_by_key(|revision| revision.born);
+        let mut revisions = revisions.into_iter().peekable();
+        let [mut taken, mut added] = [Composition::default(), Composition::default()];
+        // Peaks are in the order of their events, as are the intervals.
+        for interval in self.done.iter_mut().chain([&mut self.current]) {
+            let Some(device) = interval.devices.get_mut(&index) else {
+                continue;
+            };
+            let ordinal = device.peak.ordinal;
+            while let Some(revision) = revisions.next_if(|revision| revision.born <= ordinal) {
+                taken.add(revision.from, revision.size);
+                added.add(revision.to, revision.size);
+            }
+            device.peak.composition.exchange(&taken, &added);
         }
     }
 

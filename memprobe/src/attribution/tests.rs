@@ -40,9 +40,10 @@ enum From {
     OtherLine,
     NestedCall,
     KeepKeys,
+    BuildBuffer,
 }
 
-const STACKS: [From; 14] = [
+const STACKS: [From; 15] = [
     From::Outside,
     From::Build,
     From::Forward,
@@ -57,8 +58,10 @@ const STACKS: [From; 14] = [
     From::OtherLine,
     From::NestedCall,
     From::KeepKeys,
+    From::BuildBuffer,
 ];
 
+mod peaks;
 mod rules;
 
 impl From {
@@ -74,7 +77,9 @@ impl From {
         let train = ("train.py", "main");
         let frames = match self {
             Self::Outside | Self::OtherLine | Self::Backward | Self::Accumulate => vec![train],
-            Self::Build => vec![("torch/nn/modules/module.py", "convert"), train],
+            Self::Build | Self::BuildBuffer => {
+                vec![("torch/nn/modules/module.py", "convert"), train]
+            }
             Self::Forward | Self::Evaluation => vec![("model.py", "forward"), module, train],
             Self::BackwardCall | Self::NestedCall => {
                 vec![("torch/autograd/__init__.py", "backward"), train]
@@ -118,7 +123,7 @@ impl From {
                     _ => Module::Outside,
                 },
                 grad: match self {
-                    Self::Evaluation | Self::KeepKeys | Self::Step => Grad::Disabled,
+                    Self::Build | Self::Evaluation | Self::KeepKeys | Self::Step => Grad::Disabled,
                     _ => Grad::Enabled,
                 },
                 node: match self {
@@ -285,17 +290,27 @@ impl Program {
 
     /// Adds a heap snapshot with a kind for each live block.
     fn name(&mut self, kind_of: impl Fn(u64) -> Option<TensorKind>) {
+        self.label(|block| LabeledBlock {
+            kind: kind_of(block.addr.0),
+            ..block
+        });
+    }
+
+    fn label(&mut self, label: impl Fn(LabeledBlock) -> LabeledBlock) {
         self.time += 1_000;
-        let blocks = self.live.iter().map(|(addr, size)| LabeledBlock {
-            addr: Address(*addr),
-            size: Bytes(*size),
-            device: DEVICE,
-            kind: kind_of(*addr),
-            name: None,
-            module: None,
-            called: None,
-            saved_by: None,
-            retainer: None,
+        let blocks = self.live.iter().map(|(addr, size)| {
+            label(LabeledBlock {
+                addr: Address(*addr),
+                size: Bytes(*size),
+                device: DEVICE,
+                kind: None,
+                name: None,
+                module: None,
+                called: None,
+                saved_by: None,
+                retainer: None,
+                is_saved_variable: false,
+            })
         });
         let names = BlockLabels {
             time: TimeNs(self.time),
@@ -304,6 +319,15 @@ impl Program {
             optimizers: Vec::new(),
         };
         self.hear(Event::BlockLabels(Arc::new(names)));
+    }
+
+    /// Adds a heap snapshot in which variables refer to these blocks, and nodes save them.
+    fn name_variables(&mut self, variables: &[u64]) {
+        self.label(|block| LabeledBlock {
+            kind: Some(TensorKind::Tensor),
+            is_saved_variable: variables.contains(&block.addr.0),
+            ..block
+        });
     }
 
     fn now(&self, category: Category) -> u64 {
@@ -466,44 +490,6 @@ fn heap_snapshots_decide_categories_and_score_the_inference() {
     // A decided category stays.
     program.iterate(&mut state);
     assert_eq!(program.now(Category::Gradient), 1024);
-}
-
-#[test]
-fn what_was_there_before_attach_has_the_category_that_the_objects_say() {
-    let mut program = Program::new();
-    program.attach(0x800, 512);
-    let held = program.event(Action::Held, 0x800, 512, Tid::UNKNOWN, 0);
-    program.hear(held);
-    program.alloc(From::Outside, 1024);
-    program.name(|addr| (addr == 0x800).then_some(TensorKind::Parameter));
-    assert_eq!(program.now(Category::Parameter), 512);
-    program.free(0x800, MAIN);
-    assert_eq!(program.now(Category::Parameter), 0);
-    // It was there at all moments so far.
-    let device = &program.attribution.devices[&DEVICE];
-    let iterations = program.attribution.iterations();
-    let (_, iteration) = &iterations.rows[0].devices[0];
-    let moments = device.timeline.points.iter();
-    for moment in moments.chain([&device.peak, &iteration.peak]) {
-        let of = |category| moment.composition.of(category);
-        let known = (of(Category::Parameter), moment.composition.before_attach);
-        assert_eq!(known, (512, 0), "{moment:?}");
-    }
-}
-
-#[test]
-fn of_equal_peaks_the_best_known_is_the_peak() {
-    let mut program = Program::new();
-    program.attach(0x800, 512);
-    let first = program.alloc(From::Outside, 1024);
-    program.free(first, MAIN);
-    program.free(0x800, MAIN);
-    for size in [512, 1024] {
-        program.alloc(From::Outside, size);
-    }
-    let peak = &program.attribution.devices[&DEVICE].peak;
-    assert_eq!(peak.totals.allocated, Bytes(1536));
-    assert_eq!(peak.composition.before_attach, 0);
 }
 
 #[test]

@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::groups::BlockChange;
-use super::high_water_mark::{HeldBytes, HighWaterMarks, Holding};
+use super::high_water_mark::{HeldBytes, HighWaterMarks, Holding, PeakAnalysis};
+use super::ledger::AttributionLedger;
 use crate::event::{DeviceIndex, Event, Tid, TimeNs};
-use crate::ledger::{Analysis, BlockId, Change, Ledger, PerBlock, TotalsSample};
+use crate::ledger::{BlockId, Change, Ledger, PerBlock, TotalsSample};
 
 /// Cap on threads of all devices; the excess is one row a device.
 const MAX_THREADS: usize = 1 << 16;
@@ -122,10 +123,16 @@ impl ThreadLedger {
     }
 }
 
-impl Analysis for ThreadLedger {
-    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
+impl PeakAnalysis for ThreadLedger {
+    fn apply(
+        &mut self,
+        event: &Event,
+        change: &Change,
+        ledger: &Ledger,
+        categories: &AttributionLedger,
+    ) {
         let mut marks = std::mem::take(&mut self.marks);
-        marks.pass(event, ledger, |mark| {
+        marks.pass(event, ledger, categories, |mark| {
             self.apply_at(event, change, ledger, mark);
         });
         self.marks = marks;
@@ -135,6 +142,7 @@ impl Analysis for ThreadLedger {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attribution::WithCategories;
     use crate::attribution::allocation_groups::samples::{DEVICE, learning_for};
     use crate::event::Bytes;
     use crate::ledger::snapshot::Grouping;
@@ -142,8 +150,8 @@ mod tests {
     #[test]
     fn the_rows_add_up_to_the_allocator_now_and_at_the_peak() {
         let program = learning_for(10, |iteration| iteration % 3 == 0);
-        let played = program.analyzed(ThreadLedger::default());
-        let threads = played.analyses;
+        let played = program.analyzed(WithCategories::new(ThreadLedger::default()));
+        let threads = played.analyses.table;
         let device = &played.ledger.snapshot(TimeNs(0), Grouping::User).devices[0];
         let sum = |of: fn(&Holding) -> Bytes| -> u64 {
             let rows = threads.rows(DEVICE);

@@ -146,9 +146,10 @@ impl<'a> DeviceView<'a> {
             *sum = sum.and(stratum.holding.holding(self.device.peaks));
         }
         let rows = rows.into_iter();
+        let variables = &self.ledger.root_variables;
         rows.map(|((site, module, operations), holding)| SavedRow {
             site,
-            module,
+            module: variables.named_module(&module),
             operations,
             holding,
         })

@@ -193,6 +193,7 @@ fn iteration(iteration: &Iteration, index: DeviceIndex) -> Option<IterationRow> 
 
 #[cfg(test)]
 mod tests {
+    use super::super::WithCategories;
     use super::super::allocation_groups::samples::{DEVICE, learning};
     use super::*;
     use crate::attribution::tables::{CoverageStart, ModuleRow};
@@ -201,8 +202,8 @@ mod tests {
 
     #[test]
     fn the_rows_of_a_screen_add_up_to_what_the_allocator_says() {
-        let played = learning().analyzed((ModuleLedger::default(), AttributionLedger::new(None)));
-        let (module_ledger, ledger) = played.analyses;
+        let played = learning().analyzed(WithCategories::new(ModuleLedger::default()));
+        let (module_ledger, ledger) = (played.analyses.table, played.analyses.categories);
         let now = TimeNs(9_000_000_000);
         let device = &categories(&ledger, &ledger.latest_iterations(8), now)[0];
         let sum = |of: fn(&PortionRow) -> i64| device.rows.iter().map(of).sum::<i64>();
@@ -219,37 +220,37 @@ mod tests {
     #[test]
     fn ledgers_that_begin_late_add_up_from_then_on_and_know_the_module_of_what_is_live() {
         let program = learning();
-        let mut always = ModuleLedger::default();
+        let mut always = WithCategories::new(ModuleLedger::default());
         let all = program.events.len();
         for at in [0, all / 3, all / 2, all - 1] {
-            let mut late: Option<(ModuleLedger, AttributionLedger)> = None;
+            let mut late: Option<WithCategories<ModuleLedger>> = None;
             let mut heard = 0;
-            always = ModuleLedger::default();
+            always = WithCategories::new(ModuleLedger::default());
             program.play(|event, change, ledger| {
                 always.apply(event, change, ledger);
-                if let Some((modules, categories)) = &mut late {
-                    modules.apply(event, change, ledger);
-                    categories.apply(event, change, ledger);
+                if let Some(late) = &mut late {
+                    late.apply(event, change, ledger);
                 } else if heard >= at {
                     late = Some(begun(ledger));
                 }
                 heard += 1;
-                if let Some((late, categories)) = &late {
+                if let Some(late) = &late {
                     let now = TimeNs(9_000_000_000);
-                    assert_agree(ledger, (&always, late), categories, now);
+                    let modules = (&always.table, &late.table);
+                    assert_agree(ledger, modules, &late.categories, now);
                 }
             });
         }
-        assert!(!always.tree(DEVICE).unwrap().modules.is_empty());
+        assert!(!always.table.tree(DEVICE).unwrap().modules.is_empty());
     }
 
-    fn begun(ledger: &Ledger) -> (ModuleLedger, AttributionLedger) {
+    fn begun(ledger: &Ledger) -> WithCategories<ModuleLedger> {
         let now = TimeNs(0);
         let categories = AttributionLedger::new(None).with_latest_layers();
-        (
-            ModuleLedger::late(ledger, now),
-            categories.with_known(ledger, now),
-        )
+        WithCategories {
+            categories: categories.with_known(ledger, now),
+            table: ModuleLedger::late(ledger, now),
+        }
     }
 
     /// A ledger started late agrees with a complete one on live memory by module, and its rows add up.

@@ -401,6 +401,7 @@ mod tests {
             called: None,
             saved_by: None,
             retainer: None,
+            is_saved_variable: false,
         }
     }
 

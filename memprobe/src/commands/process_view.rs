@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 use super::Allocators;
 use super::snapshot::{CaptureMode, taken};
 use crate::attribution::AttributionLedger;
+use crate::attribution::PeakAnalysis;
 use crate::attribution::iterations::Iterations;
 use crate::attribution::modules::ModuleLedger;
 use crate::attribution::threads::ThreadLedger;
@@ -229,9 +230,15 @@ impl AttributionFeed {
 
 impl Analysis for AttributionFeed {
     fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
-        self.modules.apply(event, change, ledger);
-        self.categories.apply(event, change, ledger);
-        self.threads.apply(event, change, ledger);
+        let Self {
+            modules,
+            categories,
+            threads,
+            ..
+        } = self;
+        categories.apply(event, change, ledger);
+        modules.apply(event, change, ledger, categories);
+        threads.apply(event, change, ledger, categories);
     }
 }
 

@@ -384,6 +384,7 @@ fn how_large_the_model_is_counts_what_the_gpu_has() {
         called: None,
         saved_by: None,
         retainer: None,
+        is_saved_variable: false,
     };
     let time = TimeNs(run.next);
     run.estimator

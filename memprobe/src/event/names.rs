@@ -115,6 +115,9 @@ pub struct LabeledBlock {
     pub saved_by: Option<Arc<str>>,
     /// The retainer; `None` if no named object leads to the block.
     pub retainer: Option<Arc<Retainer>>,
+    /// True if the block is data for a forward pass: a variable refers to its tensor, a node of the graph saves it,
+    /// and no tensor in the block requires grad.
+    pub is_saved_variable: bool,
 }
 
 #[cfg(test)]

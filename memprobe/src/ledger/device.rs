@@ -7,7 +7,6 @@ use super::definitions::{Definitions, StackRef};
 use super::snapshot::host::Holder;
 use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping};
 use super::timeline::TotalsRecorder;
-use std::cmp::Reverse;
 use std::sync::Arc;
 
 use crate::event::{AtAttach, Bytes, DeviceIndex, MemoryEvent, PurposeId, TimeNs, Totals};
@@ -49,19 +48,7 @@ pub struct TotalsSample {
     pub unaccounted: i64,
 }
 
-/// Allocated bytes, then unknown bytes: fewer are higher.
-pub type PeakRank = (Bytes, Reverse<u64>);
-
 impl TotalsSample {
-    /// Order of peaks: by allocated bytes, of equal ones by the bytes that are known.
-    pub fn rank(&self) -> PeakRank {
-        let unknown = self
-            .before_attach
-            .0
-            .saturating_add(self.unaccounted.unsigned_abs());
-        (self.totals.allocated, Reverse(unknown))
-    }
-
     /// State before the first event of the device, given the state after it.
     pub fn before(self, event: &MemoryEvent) -> Self {
         let totals = event.undo(self.totals);

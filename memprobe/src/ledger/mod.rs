@@ -38,7 +38,7 @@ pub use caps::{Caps, Refused};
 pub use change::{Change, Freed};
 pub use definitions::{SiteRef, StackRef};
 pub use dense::{DenseMap, PerBlock, PerStack};
-pub use device::{PeakRank, TotalsSample};
+pub use device::TotalsSample;
 pub use timeline::MAX_POINTS;
 
 use crate::event::{

@@ -56,6 +56,9 @@ pub(crate) struct NamedRecord<'a> {
     saved_by: Option<Cow<'a, str>>,
     #[serde(borrow, alias = "kept", skip_serializing_if = "Option::is_none")]
     retained_by: Option<RetainerRecord<'a>>,
+    /// Absent if false, and in files of earlier versions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_saved_variable: bool,
 }
 
 impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
@@ -80,6 +83,7 @@ impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
             call,
             saved_by: text(&block.saved_by),
             retained_by: block.retainer.as_deref().map(RetainerRecord::from),
+            is_saved_variable: block.is_saved_variable,
         }
     }
 }
@@ -124,6 +128,7 @@ impl PendingNames {
             called: called.map(|path| CalledModule { path, origin }),
             saved_by,
             retainer: retainer.map(Arc::new),
+            is_saved_variable: record.is_saved_variable,
         });
         Ok(())
     }

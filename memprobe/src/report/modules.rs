@@ -12,6 +12,7 @@ use super::peak::place_name;
 use super::preamble::{NO_MODULES, push_devices};
 use super::replay::RecordingReplay;
 use super::{Outcome, ReportError, ReportFormat, ReportOptions, Sort, replay};
+use crate::attribution::WithCategories;
 use crate::attribution::allocation_groups::Pass::{Backward, Forward, Recompute};
 use crate::attribution::modules::{Additive, ModuleLedger, ModuleRow, ModuleTree, Sums};
 use crate::attribution::peak::Holding;
@@ -142,7 +143,9 @@ pub(super) fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let (replay, ledger) = replay::run(reader, options.grouping, ModuleLedger::default())?;
+    let analyses = WithCategories::new(ModuleLedger::default());
+    let (replay, analyses) = replay::run(reader, options.grouping, analyses)?;
+    let ledger = analyses.table;
     let devices = replay.snapshot.devices.iter();
     let trees: Vec<(&DeviceSnapshot, ModuleTree)> = devices
         .filter_map(|device| Some((device, ledger.tree(device.index)?)))

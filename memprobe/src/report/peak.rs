@@ -14,12 +14,11 @@ use super::held::{self, HeldRow};
 use super::preamble::{NO_MODULES, push_devices};
 use super::replay::RecordingReplay;
 use super::{Outcome, ReportError, ReportOptions, replay, shapes};
-use crate::attribution::AttributionLedger;
 use crate::attribution::allocation_groups::{AllocationGroup, ModuleScope, Pass};
-use crate::attribution::module_aliases::RootVariables;
 use crate::attribution::peak::{PeakLedger, PeakView};
-use crate::event::DeviceIndex;
+use crate::attribution::{AttributionLedger, WithCategories};
 use crate::event::bytes::human;
+use crate::event::{Bytes, DeviceIndex};
 use crate::ledger::snapshot::{DeviceSnapshot, PurposeInfo, Site};
 use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
@@ -32,6 +31,8 @@ struct AtPeak<'a> {
     view: PeakView,
     iteration: Option<String>,
     purposes: Vec<Group<Purposed>>,
+    /// Bytes from before attach without a category.
+    unnamed_before_attach: u64,
     lines: Vec<Group<Site>>,
     modules: Vec<Group<Called>>,
     tensors: Vec<Group<PurposeInfo>>,
@@ -84,27 +85,29 @@ pub(super) fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let ledger = PeakLedger::new(options.grouping);
-    let attribution = AttributionLedger::new(options.iteration.clone());
-    let (replay, (ledger, attribution)) =
-        replay::run(reader, options.grouping, (ledger, attribution))?;
+    let analyses = WithCategories {
+        categories: AttributionLedger::new(options.iteration.clone()),
+        table: PeakLedger::new(options.grouping),
+    };
+    let (replay, analyses) = replay::run(reader, options.grouping, analyses)?;
+    let (attribution, ledger) = (analyses.categories, analyses.table);
     let iterations = attribution.iterations();
     let devices: Vec<AtPeak> = replay
         .snapshot
         .devices
         .iter()
         .filter_map(|device| {
-            let view = ledger.view(device.index)?;
+            let view = ledger.view(device.index, &attribution)?;
             let device_view = attribution.device(device.index)?;
-            let purposes = purposes(device_view, &attribution.root_variables);
             let iteration = iteration_at(&iterations, view.moment.time);
             Some(AtPeak {
                 device,
                 iteration,
                 lines: groups(&view, |part| part.origin.site.clone()),
-                modules: groups(&view, |part| called_in(part, &attribution.root_variables)),
+                modules: groups(&view, called),
                 tensors: groups(&view, |part| part.what.clone()),
-                purposes,
+                purposes: purposes(device_view),
+                unnamed_before_attach: device_view.peak().composition.before_attach,
                 view,
             })
         })
@@ -186,7 +189,7 @@ impl PeakReport<'_> {
                 _ => continue,
             };
             page.blank();
-            page.table(&self.section(at_peak, head, rows));
+            page.table(&self.section(at_peak, (by, head), rows));
             if by == "category" {
                 page.note(INFERRED);
             }
@@ -196,13 +199,13 @@ impl PeakReport<'_> {
     fn section<'r>(
         &self,
         at_peak: &AtPeak<'_>,
-        head: &'static str,
+        (by, head): (&'static str, &'static str),
         rows: Vec<HeldRow<'r>>,
     ) -> Table<HeldRow<'r>> {
         let mut table = Table::new(columns(head));
         let top = self.options.top.of(rows.len());
         held::push_top(&mut table, rows, top, "other row");
-        at_peak.push_remainders(&mut table);
+        at_peak.push_remainders(by, &mut table);
         let index = at_peak.device.index;
         let total = HeldRow {
             name: total_name(index, self.replay.snapshot.cuda.layer),
@@ -225,7 +228,7 @@ impl AtPeak<'_> {
             let first = table.rows.len();
             table.extend(Output::Data, rows);
             if by != "saved" {
-                self.push_remainders(&mut table);
+                self.push_remainders(by, &mut table);
             }
             for entry in &mut table.rows[first..] {
                 entry.row.by = by;
@@ -235,10 +238,15 @@ impl AtPeak<'_> {
         table
     }
 
-    /// Adds the bytes that no row of a section has.
-    fn push_remainders(&self, table: &mut Table<HeldRow<'_>>) {
+    /// Adds the bytes that no row of the section `by` has.
+    fn push_remainders(&self, by: &str, table: &mut Table<HeldRow<'_>>) {
         let moment = &self.view.moment;
-        let before_attach = (moment.before_attach, None);
+        let before_attach = match by {
+            // Names give blocks from before attach a category, but neither line nor tensor.
+            "category" => Bytes(self.unnamed_before_attach),
+            _ => moment.before_attach,
+        };
+        let before_attach = (before_attach, None);
         held::push_remainders(table, Output::All, before_attach, moment.unaccounted);
     }
 
@@ -325,18 +333,6 @@ pub(super) fn called(part: &AllocationGroup) -> Called {
     Called {
         place,
         pass: part.origin.pass,
-    }
-}
-
-/// Returns [`called`] with the variable of a root whose class has several.
-fn called_in(part: &AllocationGroup, variables: &RootVariables) -> Called {
-    let called = called(part);
-    match called.place {
-        ModuleScope::Module(path) => Called {
-            place: ModuleScope::Module(variables.named(&path)),
-            ..called
-        },
-        _ => called,
     }
 }
 

@@ -5,6 +5,7 @@ use std::io::{BufRead, Write};
 use super::attribution::once;
 use super::cells::{remainders, total_name};
 use super::{Outcome, ReportError, ReportOptions, document, replay};
+use crate::attribution::WithCategories;
 use crate::attribution::peak::Holding;
 use crate::attribution::tables::TotalsSample;
 use crate::attribution::threads::{ThreadLedger, ThreadRow};
@@ -18,7 +19,9 @@ pub(super) fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let (replay, ledger) = replay::run(reader, options.grouping, ThreadLedger::default())?;
+    let analyses = WithCategories::new(ThreadLedger::default());
+    let (replay, analyses) = replay::run(reader, options.grouping, analyses)?;
+    let ledger = analyses.table;
     let devices = &replay.snapshot.devices;
     let table = |index| {
         let device = devices.iter().find(|device| device.index == index)?;

@@ -1,9 +1,10 @@
 //! Names of live blocks, from the tensors of a snapshot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use super::{Row, RowKind, explain};
-use crate::event::tensors::{TensorDevice, TensorSnapshot};
+use crate::event::tensors::{Retainer, Tensor, TensorDevice, TensorKind, TensorSnapshot};
 use crate::event::{Address, BlockLabels, Bytes, DeviceIndex, LabeledBlock, Tgid};
 
 /// Names every live block and every host storage after its tensor with most bytes.
@@ -39,6 +40,8 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
             blocks.push((device, addr, size, Some(row)));
         }
     }
+    let variables =
+        SavedVariables::of(snapshot, blocks.iter().filter_map(|(.., row)| row.as_ref()));
     let blocks = blocks.into_iter();
     let blocks = blocks.map(|(device, addr, size, row)| {
         let row = row.unwrap_or_default();
@@ -47,6 +50,7 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
             addr,
             size,
             device,
+            is_saved_variable: variables.has(&row, tensor),
             kind: match row.kind {
                 RowKind::Tensor(kind) => Some(kind),
                 RowKind::Storage | RowKind::Block => None,
@@ -64,6 +68,56 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
         blocks: blocks.collect(),
         optimizers: snapshot.optimizers.clone(),
     }
+}
+
+/// Tensors that variables hand to forward passes.
+struct SavedVariables {
+    /// Storages with a tensor that requires grad.
+    trained: HashSet<usize>,
+    /// Number of blocks that each variable retains.
+    blocks: HashMap<Arc<str>, u64>,
+}
+
+impl SavedVariables {
+    fn of<'r>(snapshot: &TensorSnapshot, rows: impl Iterator<Item = &'r Row>) -> Self {
+        let requires_grad = |tensor: &&Tensor| tensor.requires_grad || tensor.grad_fn.is_some();
+        let trained = snapshot.tensors.iter().filter(requires_grad);
+        let mut blocks = HashMap::new();
+        for retainer in rows.filter_map(|row| row.retainer.as_ref()) {
+            let blocks = blocks.entry(Arc::clone(&retainer.by)).or_insert(0_u64);
+            *blocks = blocks.saturating_add(1);
+        }
+        Self {
+            trained: trained.filter_map(|tensor| tensor.storage).collect(),
+            blocks,
+        }
+    }
+
+    /// Returns true for a tensor that one variable refers to and a node saves. A leak is in a container, or under the
+    /// names of several frames.
+    fn has(&self, row: &Row, tensor: Option<&Tensor>) -> bool {
+        let Some((tensor, retainer)) = tensor.zip(row.retainer.as_ref()) else {
+            return false;
+        };
+        row.kind == RowKind::Tensor(TensorKind::Tensor)
+            && row.saved_by.is_some()
+            && tensor
+                .storage
+                .is_some_and(|storage| !self.trained.contains(&storage))
+            && is_variable(retainer)
+            && self.blocks.get(&retainer.by) == Some(&1)
+    }
+}
+
+/// Returns true if the retainer is a variable that refers to the tensor itself.
+fn is_variable(retainer: &Retainer) -> bool {
+    let by = &*retainer.by;
+    let variable = by.rsplit_once("-> ").map_or(by, |(_, variable)| variable);
+    let is_name = |name: &str| {
+        name.chars()
+            .all(|letter| letter == '_' || letter.is_alphanumeric())
+    };
+    retainer.class.is_none() && retainer.through.is_none() && is_name(variable)
 }
 
 fn index_of(device: TensorDevice) -> Option<DeviceIndex> {
@@ -87,8 +141,7 @@ fn place(row: &Row) -> Option<(Address, Bytes)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::tensors::{Tensor, TensorKind};
-    use crate::tensors::samples::{Building, parameter, training};
+    use crate::tensors::samples::{Building, parameter, plain, training};
 
     #[test]
     fn every_live_block_is_there_once_with_the_tensor_that_answers_for_it() {
@@ -126,5 +179,41 @@ mod tests {
         assert_eq!((block.addr, block.size), (Address(0x5000), Bytes(240)));
         assert_eq!(block.device, DeviceIndex::CPU);
         assert_eq!(block.kind, Some(TensorKind::Parameter));
+    }
+
+    #[test]
+    fn separates_data_of_one_variable_from_leaks_and_weights() {
+        /// True if the first block is such data, for storages with these retainers and a tensor each.
+        fn is_data(blocks: &[(&str, Option<&str>, bool)]) -> bool {
+            let mut building = Building::new();
+            for (at, (by, class, requires_grad)) in (1..).zip(blocks) {
+                let storage = building.storage(Address(0x5000 * at), 240, TensorDevice::Cpu);
+                let tensor = Tensor {
+                    saved_by: Some("AddmmBackward0".into()),
+                    requires_grad: *requires_grad,
+                    ..plain("train.py:31 main() -> x")
+                };
+                building.tensor(storage, &[60], tensor);
+                building.retain(storage, by, *class);
+            }
+            let names = named(&building.finish(), Tgid(7));
+            names.blocks[0].is_saved_variable
+        }
+        let variable = ("train.py:31 main() -> x", None, false);
+        assert!(is_data(&[variable]));
+        assert!(is_data(&[("x", None, false)]));
+        assert!(is_data(&[
+            variable,
+            ("train.py:31 main() -> y", None, false)
+        ]));
+        for other in [
+            ("train.py:31 main() -> kept[*]", Some("list"), false),
+            ("train.py:31 main() -> batch.x", None, false),
+            ("train.py:31 main() -> x", None, true),
+        ] {
+            assert!(!is_data(&[other]), "{other:?}");
+        }
+        // Each of several calls in progress has a variable of this name.
+        assert!(!is_data(&[variable, variable]));
     }
 }

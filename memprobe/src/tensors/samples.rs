@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::event::Target;
 use crate::event::tensors::{
-    Block, Consistency, DType, DeviceTotals, Name, Storage, Tensor, TensorDevice, TensorKind,
-    TensorSnapshot,
+    Block, Consistency, DType, DeviceTotals, Name, Retainer, Storage, Tensor, TensorDevice,
+    TensorKind, TensorSnapshot,
 };
 use crate::event::{Address, Bytes, DeviceIndex, Frame, Tgid, Totals};
 
@@ -84,6 +84,17 @@ impl Building {
             retainer: None,
         });
         self.snapshot.storages.len() - 1
+    }
+
+    /// Gives a storage an exclusive retainer.
+    pub(crate) fn retain(&mut self, storage: usize, by: &str, class: Option<&str>) {
+        self.snapshot.storages[storage].retainer = Some(Arc::new(Retainer {
+            by: by.into(),
+            class: class.map(Into::into),
+            slot: None,
+            through: None,
+            exclusive: true,
+        }));
     }
 
     /// Adds a tensor on all or a part of a storage, by default from its beginning.

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::event::Target;
-use crate::event::tensors::{DType, Retainer};
+use crate::event::tensors::{DType, Retainer, TensorKind};
 use crate::event::{
-    Action, Address, AtAttach, BlockLabels, BlockPurpose, Bytes, Context, DeviceIndex, Event,
-    Frame, Grad, LabeledBlock, MarkedPhase, MemoryEvent, Module, Node, PhaseMark, PurposeId, Stack,
-    StackId, StackKind, TensorSpec, Tgid, Tid, TimeNs, Totals,
+    Action, Address, AtAttach, BlockLabels, BlockPurpose, Bytes, CallPathOrigin, CalledModule,
+    Context, DeviceIndex, Event, Frame, Grad, LabeledBlock, MarkedPhase, MemoryEvent, Module, Node,
+    PhaseMark, PurposeId, Stack, StackId, StackKind, TensorSpec, Tgid, Tid, TimeNs, Totals,
 };
 use crate::ledger::{Analysis, AnalyzedLedger, Change, Ledger};
 
@@ -197,17 +197,51 @@ impl Program {
 
     /// Adds a heap snapshot; `keeps` gives the retainer of each live block.
     pub(crate) fn read(&mut self, keeps: impl Fn(u64) -> Option<Retainer>) {
-        self.time += MICROSECOND;
-        let blocks = self.live.iter().map(|(addr, size)| LabeledBlock {
-            addr: Address(*addr),
-            size: Bytes(*size),
-            device: DEVICE,
-            kind: None,
-            name: None,
-            module: None,
-            called: None,
+        self.label(|block| LabeledBlock {
             saved_by: Some("MulBackward0".into()),
-            retainer: keeps(*addr).map(Arc::new),
+            retainer: keeps(block.addr.0).map(Arc::new),
+            ..block
+        });
+    }
+
+    /// Adds a heap snapshot in which each live block has a path of its module in the heap and in calls.
+    pub(crate) fn read_modules(&mut self, paths: &[(u64, &str, &str)]) {
+        self.label(|block| {
+            let of = paths.iter().find(|(addr, ..)| *addr == block.addr.0);
+            LabeledBlock {
+                module: of.map(|(_, held, _)| (*held).into()),
+                called: of.map(|(_, _, called)| CalledModule {
+                    path: (*called).into(),
+                    origin: CallPathOrigin::Call,
+                }),
+                ..block
+            }
+        });
+    }
+
+    /// Adds a heap snapshot in which all live blocks are of one kind.
+    pub(crate) fn read_as(&mut self, kind: TensorKind) {
+        self.label(|block| LabeledBlock {
+            kind: Some(kind),
+            ..block
+        });
+    }
+
+    fn label(&mut self, label: impl Fn(LabeledBlock) -> LabeledBlock) {
+        self.time += MICROSECOND;
+        let blocks = self.live.iter().map(|(addr, size)| {
+            label(LabeledBlock {
+                addr: Address(*addr),
+                size: Bytes(*size),
+                device: DEVICE,
+                kind: None,
+                name: None,
+                module: None,
+                called: None,
+                saved_by: None,
+                retainer: None,
+                is_saved_variable: false,
+            })
         });
         self.events.push(Event::BlockLabels(Arc::new(BlockLabels {
             time: TimeNs(self.time),

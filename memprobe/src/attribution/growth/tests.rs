@@ -1,7 +1,7 @@
 use super::super::allocation_groups::ModuleScope;
 use super::super::allocation_groups::samples::{DEVICE, Program, called, retained_by_losses};
 use super::*;
-use crate::event::StackId;
+use crate::event::{MarkedPhase, StackId};
 
 const MIB: u64 = 1 << 20;
 
@@ -243,4 +243,27 @@ fn without_reading_nobody_is_said_to_keep_anything() {
         (growth.read, &growth.lines[0].retained),
         (None, &RetainedGrowth::default())
     );
+}
+
+#[test]
+fn growing_modules_of_one_class_go_by_their_variables() {
+    let mut program = Program::default();
+    let paths = ["Sequential.0", "Sequential#2.0"];
+    let [one, other] = paths.map(|path| program.stack(called(1, path)));
+    let weights = [program.alloc(one, 512), program.alloc(other, 512)];
+    let (first, second) = (weights[0], weights[1]);
+    program.read_modules(&[(first, "G.0", paths[0]), (second, "D.0", paths[1])]);
+    for _ in 0..40 {
+        program.mark(MarkedPhase::ZeroGrad, "SGD");
+        program.alloc(other, 8192);
+        program.wait(900);
+    }
+    let ledger = program.analyzed(GrowthLedger::new(Grouping::User, None));
+    let growth = ledger.analyses.growth(DEVICE, None).expect("a device");
+    let [module] = &growth.modules[..] else {
+        panic!("{:?}", growth.modules)
+    };
+    let named = ModuleScope::Module("D.0".into());
+    assert_eq!(module.part.origin.place, named);
+    assert_eq!(growth.lines[0].part.origin.place, named);
 }

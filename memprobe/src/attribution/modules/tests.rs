@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::super::allocation_groups::samples::{DEVICE, Program, backward, called, learning};
 use super::*;
+use crate::attribution::WithCategories;
 use crate::event::{StackId, TimeNs};
 use crate::ledger::snapshot::Grouping;
 
@@ -9,8 +10,8 @@ const MIB: u64 = 1 << 20;
 
 /// Module tree and ledger at the end of a program.
 fn tree_of(program: &Program) -> (ModuleTree, Ledger) {
-    let played = program.analyzed(ModuleLedger::default());
-    let tree = played.analyses.tree(DEVICE).expect("a device");
+    let played = program.analyzed(WithCategories::new(ModuleLedger::default()));
+    let tree = played.analyses.table.tree(DEVICE).expect("a device");
     (tree, played.ledger)
 }
 

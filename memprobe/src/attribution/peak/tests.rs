@@ -1,15 +1,17 @@
 use proptest::prelude::*;
 
 use super::super::allocation_groups::ModuleScope;
-use super::super::allocation_groups::samples::{DEVICE, Program, called, learning};
+use super::super::allocation_groups::samples::{DEVICE, Program, backward, called, learning};
 use super::*;
+use crate::attribution::WithCategories;
 use crate::event::{Bytes, TimeNs};
 
 const MIB: u64 = 1 << 20;
 
 fn peak_of(program: &Program) -> (PeakView, Ledger) {
-    let played = program.analyzed(PeakLedger::new(Grouping::User));
-    let view = played.analyses.view(DEVICE).expect("a device");
+    let played = program.analyzed(WithCategories::new(PeakLedger::new(Grouping::User)));
+    let WithCategories { categories, table } = played.analyses;
+    let view = table.view(DEVICE, &categories).expect("a device");
     (view, played.ledger)
 }
 
@@ -52,6 +54,54 @@ fn of_equal_peaks_the_first_counts() {
         view.parts[0].0.origin.site.frame().map(|frame| frame.line),
         Some(1)
     );
+}
+
+#[test]
+fn of_equal_peaks_the_best_known_counts() {
+    let mut program = Program::default();
+    let (unknown, known) = (
+        program.stack(called(1, "")),
+        program.stack(called(2, "Net")),
+    );
+    let blocks = [program.alloc(unknown, 1024), program.alloc(known, 512)];
+    for addr in blocks {
+        program.free(addr);
+    }
+    program.alloc(known, 1536);
+    let (view, _) = peak_of(&program);
+    let [(part, held)] = &view.parts[..] else {
+        panic!("{:?}", view.parts)
+    };
+    assert_eq!(part.origin.place, ModuleScope::Module("Net".into()));
+    assert_eq!(held.at_peak, Bytes(1536));
+}
+
+#[test]
+fn modules_of_one_class_go_by_their_variables() {
+    let mut program = Program::default();
+    let paths = ["Sequential.0", "Sequential#2.0"];
+    let stacks = paths.map(|path| program.stack(called(1, path)));
+    let backward = program.stack(backward(2, "MmBackward0", None));
+    let [one, other] = stacks.map(|stack| program.alloc(stack, 512));
+    program.read_modules(&[(one, "G.0", paths[0]), (other, "D.0", paths[1])]);
+    program.alloc(backward, 512);
+    let played = program.analyzed(WithCategories::new(PeakLedger::new(Grouping::User)));
+    let WithCategories { categories, table } = played.analyses;
+    let view = table.view(DEVICE, &categories).expect("a device");
+    let mut modules: Vec<_> = view
+        .parts
+        .iter()
+        .map(|(part, _)| &part.origin.place)
+        .collect();
+    modules.sort_unstable();
+    let named = |path: &str| ModuleScope::Module(path.into());
+    let unknown = ModuleScope::BackwardUnknown;
+    assert_eq!(modules, [&named("D.0"), &named("G.0"), &unknown]);
+    let device = categories.device(DEVICE).expect("a device");
+    let saved = device.saved(Grouping::User);
+    let mut modules: Vec<_> = saved.iter().map(|row| row.module.path()).collect();
+    modules.sort_unstable();
+    assert_eq!(modules, [Some(&"D.0".into()), Some(&"G.0".into())]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use super::{AllocationCounts, Amount, IntervalAllocations, Made};
 use crate::attribution::AttributionLedger;
 use crate::attribution::allocation_groups::{ModuleScope, place_of};
-use crate::attribution::category::Category;
+use crate::attribution::category::{Category, CategoryRule};
 use crate::attribution::iterations::{Iteration, IterationKind};
 use crate::attribution::modules::{Additive, ModuleRow, tree};
 use crate::event::DeviceIndex;
@@ -35,7 +35,7 @@ pub struct ModelSize {
 /// Size of a module: memory it holds, and its allocations in the iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModuleSize {
-    /// Parameters held, each block once.
+    /// Parameters held, each block once. If they are inferred, with buffers that were not told apart.
     pub parameters: Amount,
     pub buffers: Amount,
     /// Forward allocations not saved for a backward pass.
@@ -82,6 +82,13 @@ impl ModuleSize {
 }
 
 impl ModelSize {
+    /// True if any buffers are known as such.
+    pub fn has_buffers(&self) -> bool {
+        let modules = self.modules.iter().map(|module| &module.total);
+        let mut all = modules.chain(self.others.iter().map(|(_, size)| size));
+        all.any(|size| size.buffers.bytes > 0)
+    }
+
     /// True if a module was being called in any allocation, with a known path or without.
     pub fn has_calls(&self) -> bool {
         let mut others = self.others.iter();
@@ -200,26 +207,30 @@ impl AttributionLedger {
         let rules = self.device(device).map(|view| view.categories());
         let rules = rules.into_iter().flatten();
         let parameters = rules.filter(|row| row.rule.category() == Category::Parameter);
-        let (mut now, mut at_peak) = (Amount::default(), 0_u64);
-        for row in parameters {
-            now = now.and(Amount {
-                blocks: row.blocks,
-                bytes: row.live,
-                rounded: row.live,
-            });
-            at_peak = at_peak.saturating_add(row.at_peak);
-        }
-        let parameters = match now.bytes >= at_peak {
-            true => now,
-            false => Amount {
-                blocks: 0,
-                bytes: at_peak,
-                rounded: at_peak,
-            },
+        let [mut now, mut at_peak] = [ModuleSize::default(); 2];
+        let amount = |bytes: u64, blocks: u64| Amount {
+            blocks,
+            bytes,
+            rounded: bytes,
         };
-        ModuleSize {
-            parameters,
-            ..ModuleSize::default()
+        for row in parameters {
+            let moments = [
+                (&mut now, amount(row.live, row.blocks)),
+                (&mut at_peak, amount(row.at_peak, 0)),
+            ];
+            for (size, amount) in moments {
+                let sum = match row.rule {
+                    CategoryRule::BuiltBuffer => &mut size.buffers,
+                    _ => &mut size.parameters,
+                };
+                *sum = sum.and(amount);
+            }
+        }
+        let bytes = |size: &ModuleSize| size.parameters.and(size.buffers).bytes;
+        if bytes(&now) >= bytes(&at_peak) {
+            now
+        } else {
+            at_peak
         }
     }
 }

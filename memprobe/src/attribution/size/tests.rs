@@ -129,6 +129,7 @@ fn parameters_are_in_the_modules_that_the_processes_objects_name() {
         called: None,
         saved_by: None,
         retainer: None,
+        is_saved_variable: false,
     };
     let addr = gradient(&program.events[at]).expect("a gradient").0;
     // The saved block stands in for a parameter; it only has to be live.

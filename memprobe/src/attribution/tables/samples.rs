@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::{DeviceCategories, DeviceModules, IterationChoice, IterationLayers};
-use crate::attribution::AttributionLedger;
 use crate::attribution::allocation_groups::samples::{Program, backward, called};
 use crate::attribution::modules::ModuleLedger;
 use crate::attribution::views;
+use crate::attribution::{AttributionLedger, WithCategories};
 use crate::event::{
     Event, Frame, MarkedPhase, PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs,
 };
@@ -144,8 +144,11 @@ impl Training {
 }
 
 fn views_of(program: &Program) -> (Vec<DeviceModules>, Vec<DeviceCategories>) {
-    let played = program.analyzed((ModuleLedger::default(), AttributionLedger::new(None)));
-    let (modules, categories) = played.analyses;
+    let played = program.analyzed(WithCategories::new(ModuleLedger::default()));
+    let WithCategories {
+        categories,
+        table: modules,
+    } = played.analyses;
     let last = program.events.iter().rev().find_map(|event| match event {
         Event::Memory(event) => Some(event.time),
         _ => None,

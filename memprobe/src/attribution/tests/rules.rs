@@ -166,3 +166,82 @@ fn outputs_and_states_of_fixed_size_are_no_cache() {
         }
     }
 }
+
+#[test]
+fn data_of_a_variable_from_before_the_loop_is_input() {
+    let mut program = Program::new();
+    program.alloc(From::Build, 2048);
+    let data = program.alloc(From::OtherLine, 1024);
+    let mut state = Vec::new();
+    for pass in 1..8 {
+        program.iterate(&mut state);
+        // What is made in each iteration has the same references, for a while.
+        let made = program.alloc(From::Outside, 512);
+        program.name_variables(&[data, made]);
+        let expected = if pass < 4 { 0 } else { 1024 };
+        let view = program.attribution.device(DEVICE).expect("a device");
+        for moment in [view.now(), view.peak()] {
+            let composition = &moment.composition;
+            let found = composition.by_rule(CategoryRule::HeldByVariable);
+            assert_eq!(found, expected, "pass {pass}");
+        }
+    }
+    // The inference alone did not tell it, and the references do not for certain.
+    assert_eq!(program.attribution.check.compared(), 0);
+    assert!(!CategoryRule::HeldByVariable.is_exact());
+}
+
+#[test]
+fn data_of_a_variable_from_before_attach_is_input_after_some_passes() {
+    let mut program = Program::new();
+    program.attach(0x800, 512);
+    let held = program.event(Action::Held, 0x800, 512, Tid::UNKNOWN, 0);
+    program.hear(held);
+    let mut state = Vec::new();
+    for pass in 1..6 {
+        program.iterate(&mut state);
+        program.name_variables(&[0x800]);
+        let expected = if pass < 4 { 0 } else { 512 };
+        assert_eq!(program.now(Category::Input), expected, "pass {pass}");
+    }
+}
+
+#[test]
+fn activations_in_variables_are_no_inputs() {
+    let mut program = Program::new();
+    let mut state = Vec::new();
+    program.iterate(&mut state);
+    program.mark(MarkedPhase::NextBatch, From::Outside);
+    let output = program.alloc(From::Forward, 12_288);
+    for _ in 0..6 {
+        program.iterate(&mut state);
+        program.name_variables(&[output]);
+    }
+    assert_eq!(category_of(&program, 12_288), Category::Unknown);
+}
+
+#[test]
+fn separates_buffers_from_parameters_that_a_module_moves() {
+    let mut program = Program::new();
+    program.attribution = AttributionLedger::new(None).with_sizes();
+    for from in STACKS {
+        program.hear(Event::Stack(StackId(from as u32), Arc::new(from.stack())));
+    }
+    program.alloc(From::Build, 2048);
+    program.alloc(From::BuildBuffer, 512);
+    let mut state = Vec::new();
+    program.iterate(&mut state);
+    let rules = program.rules();
+    assert!(rules.contains(&(CategoryRule::Built, 2048)), "{rules:?}");
+    assert!(
+        rules.contains(&(CategoryRule::BuiltBuffer, 512)),
+        "{rules:?}"
+    );
+    assert_eq!(program.now(Category::Parameter), 2560);
+    let sizes = program.attribution.sizes().expect("allocations");
+    let (_, outside) = &sizes.devices[&DEVICE].others[0];
+    assert_eq!(
+        (outside.parameters.bytes, outside.buffers.bytes),
+        (2048, 512)
+    );
+}

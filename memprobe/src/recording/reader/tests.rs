@@ -415,6 +415,7 @@ fn any_names() -> impl Strategy<Value = BlockLabels> {
             module,
             saved_by,
             retainer: retainer.map(Arc::new),
+            is_saved_variable: size % 3 == 0,
         },
     );
     let settings = (any_text(), any::<Option<bool>>(), any::<bool>());

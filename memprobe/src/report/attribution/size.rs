@@ -49,17 +49,16 @@ impl SizeEntry {
         }
     }
 
+    /// Buffers; unknown if no block is known as one.
     fn buffers(&self, cell: Cell<'static>) -> Cell<'static> {
-        if self.is_named { cell } else { Cell::Unknown }
+        let is_known = self.is_named || self.total.buffers.bytes > 0;
+        if is_known { cell } else { Cell::Unknown }
     }
 
-    /// Parameters, with buffers if these are unknown.
+    /// Parameters, with blocks that may be buffers.
     fn parameters(&self, cell: Cell<'static>) -> Cell<'static> {
-        if self.path.is_none() {
-            cell
-        } else {
-            self.buffers(cell)
-        }
+        let is_known = self.is_named || self.path.is_none();
+        if is_known { cell } else { Cell::Unknown }
     }
 }
 
@@ -117,14 +116,18 @@ const UNCONFIRMED: &str =
 const LEGEND: &str = "Bytes of tensors, with submodules. SAVED: freed by a backward pass. BOTH: FORWARD and BACKWARD. \
                       ROUNDED: as blocks of the allocator.";
 
+const ALL_BUFFERS: &str = "PARAMETERS includes buffers.";
+const SOME_BUFFERS: &str =
+    "BUFFERS: those that Module.to() moved, by the mode of grad; PARAMETERS includes any others.";
+
 /// Notes on the table in an estimate, whose options differ from a report's.
 pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Coverage) -> Vec<String> {
-    let advice = "PARAMETERS includes buffers. Those of each module: `memprobe estimate -- python train.py`.";
+    let advice = "Those of each module: `memprobe estimate -- python train.py`.";
     all_notes(sizes, heard, advice)
 }
 
 pub(super) fn notes(sizes: Option<&Sizes>, heard: Coverage) -> Vec<String> {
-    let advice = "PARAMETERS includes buffers. Those of each module: record with --names.";
+    let advice = "Those of each module: record with --names.";
     match sizes {
         Some(sizes) => all_notes(sizes, heard, advice),
         None => vec!["Nothing was allocated in this recording.".to_owned()],
@@ -132,12 +135,15 @@ pub(super) fn notes(sizes: Option<&Sizes>, heard: Coverage) -> Vec<String> {
 }
 
 fn all_notes(sizes: &Sizes, heard: Coverage, advice: &str) -> Vec<String> {
+    let devices = || sizes.devices.values();
     let names = if sizes.named {
         "Each block of parameters and buffers is counted in the first module that has it."
+            .to_owned()
+    } else if devices().any(ModelSize::has_buffers) {
+        format!("{SOME_BUFFERS} {advice}")
     } else {
-        advice
+        format!("{ALL_BUFFERS} {advice}")
     };
-    let devices = || sizes.devices.values();
     let no_modules = if devices().any(|device| !device.modules.is_empty()) {
         None
     } else if devices().any(ModelSize::has_calls) {
@@ -145,9 +151,8 @@ fn all_notes(sizes: &Sizes, heard: Coverage, advice: &str) -> Vec<String> {
     } else {
         Some(NO_MODULES)
     };
-    let words = [Some(LEGEND), Some(names), no_modules];
-    let words = words.into_iter().flatten().map(str::to_owned);
-    let notes = [which(sizes)].into_iter().chain(words);
+    let notes = [which(sizes), LEGEND.to_owned(), names].into_iter();
+    let notes = notes.chain(no_modules.map(str::to_owned));
     notes.chain(missing(heard)).collect()
 }
 

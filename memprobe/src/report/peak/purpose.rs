@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use super::{Group, without_numbers};
 use crate::attribution::category::Category;
 use crate::attribution::iterations::{IterationKind, Iterations};
-use crate::attribution::module_aliases::RootVariables;
 use crate::attribution::view::DeviceView;
 use crate::event::bytes::human;
 use crate::event::{Bytes, Module, TimeNs};
@@ -42,13 +41,13 @@ impl Purposed {
     }
 }
 
-pub(super) fn purposes(device: DeviceView<'_>, variables: &RootVariables) -> Vec<Group<Purposed>> {
+pub(super) fn purposes(device: DeviceView<'_>) -> Vec<Group<Purposed>> {
     let composition = &device.peak().composition;
     let of = |category: &Category| Group {
         who: Purposed {
             category: *category,
             saved: match category {
-                Category::Activation => saved(device, variables),
+                Category::Activation => saved(device),
                 _ => Vec::new(),
             },
         },
@@ -62,16 +61,13 @@ pub(super) fn purposes(device: DeviceView<'_>, variables: &RootVariables) -> Vec
 }
 
 /// Bytes saved for backward by module, largest first.
-fn saved(device: DeviceView<'_>, variables: &RootVariables) -> Vec<(String, u64)> {
+fn saved(device: DeviceView<'_>) -> Vec<(String, u64)> {
     let mut of_module: BTreeMap<String, u64> = BTreeMap::new();
     let (mut outside, mut unknown) = (0_u64, 0_u64);
     for row in device.saved(Grouping::User) {
         let bytes = row.holding.at_peak.0;
         let sum = match &row.module {
-            Module::Called(path) => {
-                let path = variables.named(path);
-                of_module.entry(without_numbers(&path)).or_default()
-            }
+            Module::Called(path) => of_module.entry(without_numbers(path)).or_default(),
             Module::Outside => &mut outside,
             Module::Unknown => &mut unknown,
         };

@@ -1,7 +1,8 @@
 use serde_json::Value;
 
 use crate::attribution::allocation_groups::samples::{learning, learning_for};
-use crate::event::Event;
+use crate::event::tensors::TensorKind;
+use crate::event::{Address, BlockLabels, Bytes, DeviceIndex, Event, LabeledBlock, Tgid, TimeNs};
 use crate::recording::Reader;
 use crate::recording::samples::{late_attach, recording, story};
 use crate::report::{By, ReportFormat, ReportOptions, RowLimit, write};
@@ -38,11 +39,37 @@ fn the_iteration_of_the_peak_is_named() {
     assert!(text.contains("in iteration 9"), "{text}");
 }
 
+/// Names one of the blocks of [`late_attach`].
+fn labeled() -> Event {
+    let block = LabeledBlock {
+        addr: Address(0x7f00_0020_0000),
+        size: Bytes(1 << 20),
+        device: DeviceIndex(0),
+        kind: Some(TensorKind::Parameter),
+        name: None,
+        module: None,
+        called: None,
+        saved_by: None,
+        retainer: None,
+        is_saved_variable: false,
+    };
+    let labels = BlockLabels {
+        time: TimeNs(5_000_000_100),
+        tgid: Tgid(1234),
+        blocks: vec![block],
+        optimizers: Vec::new(),
+    };
+    Event::BlockLabels(labels.into())
+}
+
 #[test]
 fn each_table_adds_up_to_what_the_allocator_said() {
+    let mut named = late_attach();
+    named.push(labeled());
     for events in [
         learning().events,
         late_attach(),
+        named,
         learning_for(12, |_| true).events,
     ] {
         let report: Value = serde_json::from_str(&report(&events, ReportFormat::Json)).unwrap();

@@ -304,7 +304,8 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
         self.modules = modules;
         self.version += 1;
-        self.trees.insert(top, named);
+        let version = self.version;
+        self.trees.insert(top, NamedTree { version, ..named });
         Some(())
     }
 
@@ -501,12 +502,11 @@ impl<M: ReadMemory> NameModules for ModuleNames<M> {
         if known.version == self.version {
             return;
         }
-        known.version = self.version;
-        let mut trees: Vec<_> = self
-            .trees
-            .iter()
-            .filter(|(_, tree)| !tree.is_over)
-            .collect();
+        let before = std::mem::replace(&mut known.version, self.version);
+        // The paths of earlier trees are known.
+        let is_new = |tree: &NamedTree| tree.version > before && !tree.is_over;
+        let trees = self.trees.iter();
+        let mut trees: Vec<_> = trees.filter(|(_, tree)| is_new(tree)).collect();
         // As in [`Self::entered_with`]: a module that is the root of another tree counts last there.
         trees.sort_by_key(|(_, tree)| tree.rank.order);
         for is_root in [false, true] {

@@ -28,6 +28,8 @@ pub(super) struct NamedTree {
     pub(super) members: HashMap<u64, TreeMember>,
     /// True if the root was freed, so its number is free.
     pub(super) is_over: bool,
+    /// Number of trees put up to this one.
+    pub(super) version: u64,
 }
 
 impl NamedTree {
@@ -49,6 +51,7 @@ impl NamedTree {
             moments: 0,
             members: tree.members,
             is_over: false,
+            version: 0,
         }
     }
 

@@ -210,6 +210,23 @@ fn objects_of_called_trees_have_paths() {
 }
 
 #[test]
+fn paths_are_added_once() {
+    let mut nets = Nets::new(&LAYOUTS[6]);
+    let class = nets.class("Net");
+    let [net, other] = [(); 2].map(|()| nets.module(class, &[]));
+    let (_, mut names) = nets.finish();
+    let mut calls = CallPaths::default();
+    path(&mut names, &[net]);
+    names.add_paths(&mut calls);
+    // A second visit of the first tree would add it again.
+    calls.paths.clear();
+    path(&mut names, &[other]);
+    names.add_paths(&mut calls);
+    let found: Vec<_> = calls.paths.keys().map(|module| module.object).collect();
+    assert_eq!(found, [other]);
+}
+
+#[test]
 fn a_module_in_two_places_has_the_first_one() {
     let mut nets = Nets::new(&LAYOUTS[6]);
     let class = nets.class("Net");

@@ -21,6 +21,15 @@ pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 pub use crate::probe::diagnostics::enable as enable_diagnostics;
 pub use crate::probe::loader::{Wanted, Watch};
 
+/// User as whom memprobe runs a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandUser {
+    /// The user who called sudo; memprobe's own user without sudo.
+    Caller,
+    /// The user of memprobe.
+    Same,
+}
+
 /// One thread is enough, as the kernel programs wait for nobody. Threads that read memory take turns with the target.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()

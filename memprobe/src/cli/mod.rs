@@ -59,6 +59,21 @@ enum Verb {
     Doctor(doctor::DoctorArgs),
 }
 
+impl Verb {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Attach(attach) => attach.run(),
+            Self::Top(top) => top.run(),
+            Self::Record(record) => record.run(),
+            Self::Report(report) => report.run(),
+            Self::Snapshot(snapshot) => snapshot.run(),
+            Self::Diff(diff) => diff.run(),
+            Self::Estimate(estimate) => estimate.run(),
+            Self::Doctor(doctor) => doctor.run(),
+        }
+    }
+}
+
 /// Runs the command line. Returns 0, 2 after an error, or the status of the command that `record`
 /// or `estimate` ran.
 pub fn run() -> ExitCode {
@@ -74,16 +89,7 @@ pub fn run() -> ExitCode {
         }
         commands::enable_diagnostics();
     }
-    let outcome = match arguments.verb {
-        Verb::Attach(attach) => attach.run(),
-        Verb::Top(top) => top.run(),
-        Verb::Record(record) => record.run(),
-        Verb::Report(report) => report.run(),
-        Verb::Snapshot(snapshot) => snapshot.run(),
-        Verb::Diff(diff) => diff.run(),
-        Verb::Estimate(estimate) => estimate.run(),
-        Verb::Doctor(doctor) => doctor.run(),
-    };
+    let outcome = commands::begin_start().and_then(|()| arguments.verb.run());
     outcome.unwrap_or_else(|error| {
         // If standard error is closed too, there is no place left to report it.
         let _ = writeln!(std::io::stderr(), "memprobe: {error:#}");

@@ -139,7 +139,7 @@ impl Estimation {
         let mut command = start.spawn()?;
         let root = command.tgid();
         session.add_family(Watched::open(root)?, ProcessOrigin::Launched)?;
-        crate::session::priority::come_first();
+        super::end_start()?;
         let mut run = Run::new(self, root, wanted.allocators);
         let ended = run.follow(&mut session, &mut interrupts).await;
         let is_over = ended.inspect_err(|_| command.leave_running(&mut progress))?;

@@ -14,12 +14,16 @@ mod screen;
 
 use std::io;
 
+use anyhow::Context as _;
+
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub use self::naming::Naming;
 pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 pub use crate::probe::diagnostics::enable as enable_diagnostics;
 pub use crate::probe::loader::{Wanted, Watch};
+use crate::process::capabilities::{RunStage, reduce_to};
+use crate::session::priority;
 
 /// User as whom memprobe runs a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +34,23 @@ pub enum CommandUser {
     Same,
 }
 
+/// Gives up what no part of memprobe needs. To be called before any thread is started.
+pub fn begin_start() -> anyhow::Result<()> {
+    reduce_to(RunStage::Starting).context("giving up capabilities")
+}
+
+/// Ends the start of a run, with the programs loaded and the command started: raises the priority of this thread, and
+/// gives up what the rest does not need. Not before: a command would inherit both.
+fn end_start() -> anyhow::Result<()> {
+    priority::come_first();
+    reduce_to(RunStage::Running).context("giving up capabilities")
+}
+
 /// One thread is enough, as the kernel programs wait for nobody. Threads that read memory take turns with the target.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .on_thread_start(crate::session::priority::take_turns)
+        .on_thread_start(priority::take_turns)
         .build()?)
 }
 

@@ -78,7 +78,7 @@ impl Recording {
             Watch::One => session.add(watched, origin)?,
             Watch::Family | Watch::Everyone => session.add_family(watched, origin)?,
         }
-        crate::session::priority::come_first();
+        super::end_start()?;
         let mut intake = Intake {
             watch: self.wanted.watch,
             root,

@@ -13,6 +13,8 @@ use aya::Ebpf;
 use aya_log::EbpfLogger;
 use log::{LevelFilter, Log, Metadata, Record};
 
+use crate::process::capabilities::{RunStage, reduce_to};
+
 /// The map with the programs' lines.
 pub(super) const LINES: &str = "AYA_LOGS";
 
@@ -74,6 +76,8 @@ impl DiagnosticReader {
         let ends = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&ends);
         let thread = thread::spawn(move || {
+            // If it fails, it fails on the main thread too, which reports it.
+            let _ = reduce_to(RunStage::Running);
             while !ended.load(Ordering::Relaxed) {
                 lines.flush();
                 thread::park_timeout(INTERVAL);

@@ -2,6 +2,7 @@
 
 mod build_id;
 pub mod caller;
+pub mod capabilities;
 pub(crate) mod class_name;
 pub mod container;
 pub mod cpp_class;

@@ -9,12 +9,11 @@ mod report;
 mod snapshot;
 mod top;
 
-use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::commands;
+use crate::commands::{self, messages};
 
 /// Exit status of every error.
 const ERROR: u8 = 2;
@@ -80,19 +79,15 @@ pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
     if let Some(LogLevel::Debug) = arguments.log {
         let draws = matches!(arguments.verb, Verb::Attach(_) | Verb::Top(_));
-        if draws && std::io::stderr().is_terminal() {
-            let _ = writeln!(
-                std::io::stderr(),
-                "memprobe: --log would overwrite the screen; add 2> FILE"
-            );
+        if draws && messages::go_to_a_terminal() {
+            messages::print("--log would overwrite the screen; add 2> FILE");
             return ExitCode::from(ERROR);
         }
         commands::enable_diagnostics();
     }
     let outcome = commands::begin_start().and_then(|()| arguments.verb.run());
     outcome.unwrap_or_else(|error| {
-        // If standard error is closed too, there is no place left to report it.
-        let _ = writeln!(std::io::stderr(), "memprobe: {error:#}");
+        messages::print(&format!("{error:#}"));
         ExitCode::from(ERROR)
     })
 }

@@ -4,6 +4,7 @@ pub mod attach;
 pub mod doctor;
 pub mod estimate;
 pub mod host;
+pub mod messages;
 pub mod record;
 pub mod snapshot;
 pub mod top;
@@ -20,7 +21,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub use self::naming::Naming;
 pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
-pub use crate::probe::diagnostics::enable as enable_diagnostics;
+use crate::probe::diagnostics;
 pub use crate::probe::loader::{Wanted, Watch};
 use crate::process::capabilities::{RunStage, reduce_to};
 use crate::session::priority;
@@ -32,6 +33,11 @@ pub enum CommandUser {
     Caller,
     /// The user of memprobe.
     Same,
+}
+
+/// Prints diagnostics of the kernel programs from now on.
+pub fn enable_diagnostics() {
+    diagnostics::enable(messages::print);
 }
 
 /// Gives up what no part of memprobe needs. To be called before any thread is started.

@@ -49,6 +49,13 @@ pub const UNSAFE_FILES: &[&str] = &[
     "process/pause.rs",
 ];
 
+/// Files that may use standard error: the one in which every message is cleaned.
+pub const STDERR_FILES: &[&str] = &["commands/messages.rs"];
+
+/// Names of standard error, and macros that write to it.
+pub const STDERR: &[&str] = &["std::io::stderr", "std::io::Stderr"];
+pub const STDERR_MACROS: &[&str] = &["eprint", "eprintln", "dbg"];
+
 /// Macros that mark missing code.
 pub const UNFINISHED: &[&str] = &["todo", "unimplemented"];
 

@@ -10,6 +10,7 @@ mod snapshot;
 mod top;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -27,6 +28,9 @@ struct Arguments {
     /// Print diagnostics of the kernel programs on standard error: ignored events, unreadable stacks, dropped records
     #[arg(long, global = true, value_name = "LEVEL")]
     log: Option<LogLevel>,
+    /// Longest time to stop a process for a reading, such as 5s [default: 1s]
+    #[arg(long, global = true, value_name = "TIME", value_parser = options::parse_duration)]
+    max_pause: Option<Duration>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -84,6 +88,9 @@ pub fn run() -> ExitCode {
             return ExitCode::from(ERROR);
         }
         commands::enable_diagnostics();
+    }
+    if let Some(longest) = arguments.max_pause {
+        commands::allow_longest_pause(longest);
     }
     let outcome = commands::begin_start().and_then(|()| arguments.verb.run());
     outcome.unwrap_or_else(|error| {

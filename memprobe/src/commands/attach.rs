@@ -41,6 +41,9 @@ impl LiveView {
         let mut screen = Screen::open(model, self.tgid, interrupts);
         let outcome = self.show(watched, &mut screen).await;
         screen.thread.close()?;
+        if let Some(stops) = super::stops_line() {
+            super::messages::print(&stops);
+        }
         outcome.map(|()| ExitCode::SUCCESS)
     }
 

@@ -143,6 +143,9 @@ impl Estimation {
         let mut run = Run::new(self, root, wanted.allocators);
         let ended = run.follow(&mut session, &mut interrupts).await;
         let is_over = ended.inspect_err(|_| command.leave_running(&mut progress))?;
+        if let Some(stops) = super::stops_line() {
+            progress.say(&stops);
+        }
         let mut notes = Vec::new();
         let covers = "the estimate covers the run until then";
         let status = if is_over { command.exit_status()? } else { 0 };

@@ -24,7 +24,10 @@ pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::diagnostics;
 pub use crate::probe::loader::{Wanted, Watch};
 use crate::process::capabilities::{RunStage, reduce_to};
+pub use crate::process::pause::allow_longest as allow_longest_pause;
+use crate::process::pause::{Stops, stops};
 use crate::session::priority;
+use crate::view::{counted, milliseconds};
 
 /// User as whom memprobe runs a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +41,22 @@ pub enum CommandUser {
 /// Prints diagnostics of the kernel programs from now on.
 pub fn enable_diagnostics() {
     diagnostics::enable(messages::print);
+}
+
+/// Returns a sentence on all stops of processes by memprobe; `None` without any.
+fn stops_line() -> Option<String> {
+    let Stops {
+        number,
+        total,
+        longest,
+    } = stops();
+    let (total, longest) = (milliseconds(total), milliseconds(longest));
+    let more = format!(", the longest {longest}");
+    let more = if number > 1 { more.as_str() } else { "" };
+    (number > 0).then(|| {
+        let times = counted(number, "time");
+        format!("stopped processes {times}, {total} in all{more}")
+    })
 }
 
 /// Gives up what no part of memprobe needs. To be called before any thread is started.

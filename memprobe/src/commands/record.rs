@@ -263,6 +263,9 @@ impl Intake {
         self.recorder.finish(left)?;
         let figures = self.recorder.figures(losses);
         self.recorder.say_end(figures, reason, &mut self.progress);
+        if let Some(stops) = super::stops_line() {
+            self.progress.say(&stops);
+        }
         Ok(())
     }
 }

@@ -47,6 +47,7 @@ pub const UNSAFE_FILES: &[&str] = &[
     "probe/positions.rs",
     "process/launch.rs",
     "process/pause.rs",
+    "process/pause/watchdog.rs",
 ];
 
 /// Files that may use standard error: the one in which every message is cleaned.

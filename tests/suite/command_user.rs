@@ -159,7 +159,7 @@ fn a_pytorch_program_of_the_caller_is_recorded_from_its_first_allocation() {
         .filter_map(|event| event.stack.first().map(|frame| frame.line))
         .collect();
     assert!(lines.contains(&9), "the last line is missing: {lines:?}");
-    let is_kept = |event: &&_| matches!(event, Event { action, size: Some(0x40_0000), .. } if action == "alloc");
-    let kept = events.iter().find(is_kept);
-    assert_eq!(kept.expect("the tensor").stack[0].file, "<string>");
+    let is_the_tensor = |event: &&_| matches!(event, Event { action, size: Some(0x40_0000), .. } if action == "alloc");
+    let tensor = events.iter().find(is_the_tensor);
+    assert_eq!(tensor.expect("it was allocated").stack[0].file, "<string>");
 }

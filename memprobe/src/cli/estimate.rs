@@ -26,7 +26,8 @@ const PIPED_WIDTH: usize = 110;
 /// Each difference between the two runs is a row with its bytes: buffers of CPU kernels are left out, temporary tensors
 /// of multi-tensor optimizers are added. A second table has the intermediate variables of each module in one iteration,
 /// without and with backward, and its parameters. One or two training steps are enough. The script must run on the CPU:
-/// make its device a parameter. Under sudo it runs as the user who called sudo. memprobe exits with the status of the command.
+/// make its device a parameter. Under sudo it runs as the user who called sudo. memprobe exits with the status of the
+/// command.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

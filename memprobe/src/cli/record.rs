@@ -19,8 +19,9 @@ use crate::event::Tgid;
 /// Record every allocation of a process to a file, or of many to a directory
 ///
 /// The file is a trace that opens in ui.perfetto.dev and chrome://tracing; `memprobe report` prints it. memprobe follows
-/// every process of a command. Under sudo the command runs as the user who called sudo. A path that ends in / is a directory: one file for each process that uses GPU memory. A
-/// plain file has the first of them. Recording ends on Ctrl-C, when the process or command ends, or after --duration.
+/// every process of a command. Under sudo the command runs as the user who called sudo. A path that ends in / is a
+/// directory: one file for each process that uses GPU memory. A plain file has the first of them. Recording ends on
+/// Ctrl-C, when the process or command ends, or after --duration.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -24,8 +24,8 @@ use crate::event::{CaptureOptions, Tgid};
 /// The object that `cargo xtask ebpf` built.
 static OBJECT: &[u8] = include_bytes_aligned!("../../../memprobe-ebpf/object/memprobe.bpf.o");
 
-/// Names a file whose object is loaded instead of the built-in one; for trying a fresh build. Released builds ignore
-/// it: who can set a variable of a program that runs as root could otherwise choose what the kernel runs.
+/// Names a file whose object is loaded instead of the built-in one; for trying a fresh build. Release builds ignore it:
+/// a variable must not choose the programs of the kernel.
 const OBJECT_VARIABLE: &str = "MEMPROBE_BPF_OBJECT";
 
 const IS_REPLACEABLE: bool = cfg!(any(debug_assertions, feature = "bpf-object-override"));

@@ -42,12 +42,12 @@ pub fn reduce_to(stage: RunStage) -> io::Result<()> {
         RunStage::Running => RUNNING,
     };
     let now = capabilities(None)?;
-    let kept = CapabilitySets {
+    let reduced = CapabilitySets {
         effective: now.effective & needed,
         permitted: now.permitted & needed,
         inheritable: now.inheritable & needed,
     };
-    set_capabilities(None, kept)
+    set_capabilities(None, reduced)
 }
 
 #[cfg(test)]

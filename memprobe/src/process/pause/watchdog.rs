@@ -59,9 +59,9 @@ impl Drop for Watchdog {
 }
 
 /// Closes all other descriptors: memprobe and its pipes must be able to end meanwhile.
-fn close_all_but(kept: BorrowedFd<'_>) {
-    let kept = kept.as_raw_fd().unsigned_abs();
-    for (first, last) in [(0, kept.saturating_sub(1)), (kept + 1, u32::MAX)] {
+fn close_all_but(open: BorrowedFd<'_>) {
+    let number = open.as_raw_fd().unsigned_abs();
+    for (first, last) in [(0, number.saturating_sub(1)), (number + 1, u32::MAX)] {
         // SAFETY: close_range(2) takes numbers alone; this process uses no other descriptor until its end.
         unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     }

@@ -3,13 +3,14 @@
 mod pythons;
 
 use std::collections::BTreeMap;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memprobe::event::Tgid;
 use memprobe::process::pause::{Sleepers, while_paused};
 use pythons::{started, supported};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/sleepers.py");
 
@@ -70,6 +71,97 @@ fn no_system_call_of_a_paused_process_returns_early() {
     for (call, errors) in errors {
         assert_eq!(errors, [""; 0], "{call}");
     }
+}
+
+/// Set for a copy of this test that pauses a process, and is stopped meanwhile.
+const PAUSED: &str = "MEMPROBE_TEST_PAUSED";
+
+#[test]
+fn stopped_in_the_middle_of_a_pause() {
+    let Ok(number) = std::env::var(PAUSED) else {
+        return;
+    };
+    let tgid = Tgid(number.parse().expect("a number"));
+    let work = || kill_process(getpid(), Signal::STOP);
+    // The watchdog wakes this process. Either the work ends first then, or the pause.
+    match while_paused(tgid, Sleepers::Left, work) {
+        Ok(paused) => assert!(paused.duration > Duration::from_millis(900), "{paused:?}"),
+        Err(error) => assert!(error.to_string().contains("--max-pause"), "{error}"),
+    }
+}
+
+/// A process that sleeps until it is dropped.
+struct Sleeping(Child);
+
+impl Sleeping {
+    fn start() -> Self {
+        let mut sleep = Command::new("sleep");
+        sleep.arg("600").stdin(Stdio::null()).stdout(Stdio::null());
+        Self(sleep.stderr(Stdio::null()).spawn().expect("started"))
+    }
+}
+
+impl Drop for Sleeping {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts the copy.
+fn stopped_pause(tgid: Tgid) -> Child {
+    let mut this = Command::new(std::env::current_exe().expect("a path"));
+    this.args(["--exact", "stopped_in_the_middle_of_a_pause"]);
+    this.env(PAUSED, tgid.0.to_string())
+        .spawn()
+        .expect("started")
+}
+
+fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    while !is_there() {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "waited in vain: {what}"
+        );
+        thread::sleep(Duration::from_millis(2));
+    }
+    start.elapsed()
+}
+
+fn state(pid: u32) -> Option<char> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let (_, state) = status.split_once("State:\t")?;
+    state.chars().next()
+}
+
+#[test]
+fn a_target_runs_on_if_memprobe_is_stopped_in_a_pause() {
+    let sleeper = Sleeping::start();
+    let target = sleeper.0.id();
+    let mut stopper = stopped_pause(Tgid(target));
+    wait_for("the pause", || state(target) == Some('t'));
+    let paused = wait_for("the end of the pause", || state(target) != Some('t'));
+    assert!(paused < Duration::from_secs(2), "{paused:?}");
+    // Whoever stopped memprobe finds it stopped.
+    wait_for("the stop", || state(stopper.id()) == Some('T'));
+    kill_process(Pid::from_child(&stopper), Signal::CONT).expect("it is there");
+    assert!(stopper.wait().expect("it ends").success());
+}
+
+#[test]
+fn a_target_runs_on_if_somebody_stops_memprobe_again_and_again() {
+    let sleeper = Sleeping::start();
+    let target = sleeper.0.id();
+    let mut stopper = stopped_pause(Tgid(target));
+    wait_for("the pause", || state(target) == Some('t'));
+    let paused = wait_for("the end of the pause", || {
+        let _ = kill_process(Pid::from_child(&stopper), Signal::STOP);
+        state(target) != Some('t')
+    });
+    assert!(paused < Duration::from_secs(15), "{paused:?}");
+    let _ = kill_process(Pid::from_child(&stopper), Signal::KILL);
+    stopper.wait().expect("it ends");
 }
 
 #[test]

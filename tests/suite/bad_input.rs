@@ -121,7 +121,10 @@ fn an_output_that_cannot_be_written_is_an_error_with_what_to_do() {
     let cases = [
         (folder.path().join("missing/trace.json"), "mkdir"),
         (folder.path().join("missing/run/"), "mkdir"),
-        (read_only.path.path().join("trace.json"), "-o"),
+        (
+            read_only.path.path().join("trace.json"),
+            "name another file",
+        ),
         ("/dev/full".into(), "No space left"),
     ];
     for (output, words) in cases {

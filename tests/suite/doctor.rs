@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
 use std::process::Command;
 
 use memprobe_tests::confinement::NOBODY;
@@ -24,10 +23,6 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0
 assert libc.prctl(22, 2, program, 0, 0) == 0
 os.execv(sys.argv[1], sys.argv[1:])
 ";
-
-/// BPF calls of the helper `bpf_get_current_pid_tgid` and of a helper that no kernel has.
-const CALL: [u8; 8] = [0x85, 0, 0, 0, 14, 0, 0, 0];
-const CALL_OF_NOTHING: [u8; 8] = [0x85, 0, 0, 0, 0xff, 0xff, 0, 0];
 
 /// Parses the JSON output of `doctor`.
 fn examination(finished: &Finished) -> Value {
@@ -184,52 +179,4 @@ fn under_a_filter_of_system_calls_memprobe_says_what_to_let_through() {
     let mut record = within(&["record", "-o", "/dev/null", "--pid", &pid]);
     let error = Background::start(&mut record).finish().one_clear_error();
     assert!(error.contains("perf_event_open"), "{error}");
-}
-
-#[test]
-fn a_program_that_the_verifier_refuses_is_named_and_its_log_goes_to_a_file() {
-    let Some(environment) = TestEnvironment::take() else {
-        return;
-    };
-    let folder = tempfile::tempdir().expect("a folder");
-    let object = folder.path().join("broken.o");
-    std::fs::write(&object, broken_object()).expect("written");
-    let broken = |arguments: &[&str]| {
-        let mut command = environment.memprobe();
-        command.env("MEMPROBE_BPF_OBJECT", &object).args(arguments);
-        command
-    };
-    let log = folder.path().join("verifier.log");
-    let file = log.to_str().expect("UTF-8");
-    let options = ["doctor", "--format", "json", "--verifier-log", file];
-    let examination = unfit(&mut broken(&options));
-    let programs = found(&examination, "programs");
-    assert_eq!(programs["facts"]["refused"], "program");
-    let log = std::fs::read_to_string(&log).expect("the log");
-    assert!(log.contains("func"), "no log of the verifier: {log}");
-    let last = log.lines().rev().find(|line| line.contains("func"));
-    let last = last.expect("just found");
-    assert!(!examination.to_string().contains(last), "{programs}");
-    let pid = std::process::id().to_string();
-    let mut record = broken(&["record", "-o", "/dev/null", "--pid", &pid]);
-    let error = Background::start(&mut record).finish().one_clear_error();
-    assert!(error.contains("--verifier-log"), "{error}");
-    assert!(!error.contains(last), "{error}");
-}
-
-/// Returns memprobe's object with each call of `bpf_get_current_pid_tgid` replaced by an unknown helper. The
-/// first alone may be in diagnostics, which the verifier removes.
-fn broken_object() -> Vec<u8> {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../memprobe/object/memprobe.bpf.o");
-    let mut object = std::fs::read(built).expect("the built programs");
-    let calls = object
-        .chunks_exact_mut(8)
-        .filter(|instruction| **instruction == CALL);
-    let mut replaced = 0;
-    for call in calls {
-        call.copy_from_slice(&CALL_OF_NOTHING);
-        replaced += 1;
-    }
-    assert!(replaced > 0, "no program asks who runs it");
-    object
 }

@@ -70,6 +70,61 @@ sys.path.insert(0, '')
 runpy.run_path(sys.argv[0], run_name='__main__')
 ";
 
+/// Opens a folder that only its owner may enter, in a mount namespace of its own. Arguments: folder, command.
+const OPENED: &str = "set -e
+folder=$1; shift
+mount -t tmpfs -o mode=755 memprobe-tests /mnt
+for entry in \"$folder\"/* \"$folder\"/.[!.]*; do
+    test -d \"$entry\" || continue
+    mkdir \"/mnt/${entry##*/}\"
+    mount --bind \"$entry\" \"/mnt/${entry##*/}\"
+done
+mount --rbind /mnt \"$folder\"
+exec \"$@\"";
+
+/// Returns a command that starts memprobe as sudo does for the user `nobody`.
+pub fn with_sudo(environment: &TestEnvironment) -> Command {
+    let mut command = environment.memprobe();
+    command.env("SUDO_UID", NOBODY.to_string());
+    command.env("SUDO_GID", NOBODY.to_string());
+    command.env("SUDO_USER", "nobody");
+    command
+}
+
+/// Returns `command` such that every user can run the interpreter of `pytorch`, which may lie in root's home.
+///
+/// # Panics
+///
+/// If two folders on its path are closed.
+pub fn readable_by_all(pytorch: &PyTorch, command: &Command) -> Command {
+    let closed: Vec<_> = pytorch
+        .python()
+        .ancestors()
+        .skip(1)
+        .filter(|folder| !is_open(folder))
+        .collect();
+    assert!(closed.len() < 2, "closed to other users: {closed:?}");
+    let mut opened = match closed.first() {
+        Some(folder) => mounting(OPENED, &[folder, Path::new(command.get_program())]),
+        None => Command::new(command.get_program()),
+    };
+    opened.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => opened.env(name, value),
+            None => opened.env_remove(name),
+        };
+    }
+    opened
+}
+
+/// True if every user may enter a folder.
+fn is_open(folder: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt as _;
+    let there = std::fs::metadata(folder).expect("a folder");
+    there.permissions().mode() & 0o001 != 0
+}
+
 /// A confined workload under PyTorch's own recorder, before its first allocation.
 pub struct Confined {
     outermost: Background,
@@ -300,5 +355,5 @@ fn only_child(pid: u32) -> u32 {
 
 fn open_to_all(folder: &Path) {
     use std::os::unix::fs::PermissionsExt as _;
-    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).expect("opened");
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o1777)).expect("opened");
 }

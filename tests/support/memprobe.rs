@@ -21,10 +21,13 @@ pub struct Recording {
 }
 
 impl TestEnvironment {
-    /// Returns a command that starts memprobe.
+    /// Returns a command that starts memprobe, as root does without sudo.
     pub fn memprobe(&self) -> Command {
         let mut command = Command::new(&self.memprobe);
         command.env("RUST_BACKTRACE", "0");
+        for variable in ["SUDO_UID", "SUDO_GID", "SUDO_USER"] {
+            command.env_remove(variable);
+        }
         command
     }
 

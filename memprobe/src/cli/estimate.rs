@@ -8,7 +8,8 @@ use anyhow::Result;
 use clap::Args;
 
 use super::options::{
-    BufferOption, Format, FormatOption, LimitOption, NamesOption, StdoutStyle, formats, is_default,
+    AsRootOption, BufferOption, Format, FormatOption, LimitOption, NamesOption, StdoutStyle,
+    formats, is_default,
 };
 use crate::commands::Naming;
 use crate::commands::estimate::{EstimateSource, Estimation};
@@ -25,7 +26,8 @@ const PIPED_WIDTH: usize = 110;
 /// Each difference between the two runs is a row with its bytes: buffers of CPU kernels are left out, temporary tensors
 /// of multi-tensor optimizers are added. A second table has the intermediate variables of each module in one iteration,
 /// without and with backward, and its parameters. One or two training steps are enough. The script must run on the CPU:
-/// make its device a parameter. memprobe exits with the status of the command.
+/// make its device a parameter. Under sudo it runs as the user who called sudo. memprobe exits with the status of the
+/// command.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -60,6 +62,8 @@ pub struct EstimateArgs {
     #[command(flatten)]
     limit: LimitOption,
     #[command(flatten)]
+    as_root: AsRootOption,
+    #[command(flatten)]
     buffer: BufferOption,
     /// Command to run on the CPU
     #[arg(last = true, value_name = "COMMAND")]
@@ -72,7 +76,7 @@ impl EstimateArgs {
         Estimation {
             subject: match self.file {
                 Some(file) => EstimateSource::Recording(file),
-                None => EstimateSource::Command(self.command),
+                None => EstimateSource::Command(self.command, self.as_root.user()),
             },
             on_host: self.on_host,
             naming: self.names.naming_or(Naming::NowAndThen),

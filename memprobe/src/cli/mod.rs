@@ -9,12 +9,12 @@ mod report;
 mod snapshot;
 mod top;
 
-use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::commands;
+use crate::commands::{self, messages};
 
 /// Exit status of every error.
 const ERROR: u8 = 2;
@@ -28,6 +28,9 @@ struct Arguments {
     /// Print diagnostics of the kernel programs on standard error: ignored events, unreadable stacks, dropped records
     #[arg(long, global = true, value_name = "LEVEL")]
     log: Option<LogLevel>,
+    /// Longest time to stop a process for a reading, such as 5s [default: 1s]
+    #[arg(long, global = true, value_name = "TIME", value_parser = options::parse_duration)]
+    max_pause: Option<Duration>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -59,34 +62,39 @@ enum Verb {
     Doctor(doctor::DoctorArgs),
 }
 
+impl Verb {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Attach(attach) => attach.run(),
+            Self::Top(top) => top.run(),
+            Self::Record(record) => record.run(),
+            Self::Report(report) => report.run(),
+            Self::Snapshot(snapshot) => snapshot.run(),
+            Self::Diff(diff) => diff.run(),
+            Self::Estimate(estimate) => estimate.run(),
+            Self::Doctor(doctor) => doctor.run(),
+        }
+    }
+}
+
 /// Runs the command line. Returns 0, 2 after an error, or the status of the command that `record`
 /// or `estimate` ran.
 pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
     if let Some(LogLevel::Debug) = arguments.log {
         let draws = matches!(arguments.verb, Verb::Attach(_) | Verb::Top(_));
-        if draws && std::io::stderr().is_terminal() {
-            let _ = writeln!(
-                std::io::stderr(),
-                "memprobe: --log would overwrite the screen; add 2> FILE"
-            );
+        if draws && messages::go_to_a_terminal() {
+            messages::print("--log would overwrite the screen; add 2> FILE");
             return ExitCode::from(ERROR);
         }
         commands::enable_diagnostics();
     }
-    let outcome = match arguments.verb {
-        Verb::Attach(attach) => attach.run(),
-        Verb::Top(top) => top.run(),
-        Verb::Record(record) => record.run(),
-        Verb::Report(report) => report.run(),
-        Verb::Snapshot(snapshot) => snapshot.run(),
-        Verb::Diff(diff) => diff.run(),
-        Verb::Estimate(estimate) => estimate.run(),
-        Verb::Doctor(doctor) => doctor.run(),
-    };
+    if let Some(longest) = arguments.max_pause {
+        commands::allow_longest_pause(longest);
+    }
+    let outcome = commands::begin_start().and_then(|()| arguments.verb.run());
     outcome.unwrap_or_else(|error| {
-        // If standard error is closed too, there is no place left to report it.
-        let _ = writeln!(std::io::stderr(), "memprobe: {error:#}");
+        messages::print(&format!("{error:#}"));
         ExitCode::from(ERROR)
     })
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, ValueEnum};
 
-use crate::commands::{Allocators, Detail, DriverCalls, GraphTracking, Naming};
+use crate::commands::{Allocators, CommandUser, Detail, DriverCalls, GraphTracking, Naming};
 use crate::report::{Colour, RowLimit};
 
 /// Lists the values of an option: word, meaning and help, one a line.
@@ -127,6 +127,24 @@ impl CpuOption {
             Allocators::CudaAndCpu
         } else {
             Allocators::Cuda
+        }
+    }
+}
+
+/// `--as-root`.
+#[derive(Args, Clone, Copy)]
+pub(super) struct AsRootOption {
+    /// Run the command as root. Without it, a command under sudo runs as the user who called sudo
+    #[arg(long, requires = "command")]
+    as_root: bool,
+}
+
+impl AsRootOption {
+    pub(super) fn user(self) -> CommandUser {
+        if self.as_root {
+            CommandUser::Same
+        } else {
+            CommandUser::Caller
         }
     }
 }

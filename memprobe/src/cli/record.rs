@@ -9,7 +9,8 @@ use anyhow::Result;
 use clap::Args;
 
 use super::options::{
-    CpuOption, DetailOption, NamesOption, ProbeOptions, is_default, parse_duration, parse_pid,
+    AsRootOption, CpuOption, DetailOption, NamesOption, ProbeOptions, is_default, parse_duration,
+    parse_pid,
 };
 use crate::commands::record::{Recording, Subject};
 use crate::commands::{GraphTracking, Naming, Wanted, Watch};
@@ -18,8 +19,9 @@ use crate::event::Tgid;
 /// Record every allocation of a process to a file, or of many to a directory
 ///
 /// The file is a trace that opens in ui.perfetto.dev and chrome://tracing; `memprobe report` prints it. memprobe follows
-/// every process of a command. A path that ends in / is a directory: one file for each process that uses GPU memory. A
-/// plain file has the first of them. Recording ends on Ctrl-C, when the process or command ends, or after --duration.
+/// every process of a command. Under sudo the command runs as the user who called sudo. A path that ends in / is a
+/// directory: one file for each process that uses GPU memory. A plain file has the first of them. Recording ends on
+/// Ctrl-C, when the process or command ends, or after --duration.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -56,6 +58,8 @@ pub struct RecordArgs {
     names: NamesOption,
     #[command(flatten)]
     probes: ProbeOptions,
+    #[command(flatten)]
+    as_root: AsRootOption,
     /// Print nothing while recording
     #[arg(short, long)]
     quiet: bool,
@@ -70,7 +74,7 @@ impl RecordArgs {
         Recording {
             subject: match self.pid {
                 Some(pid) => Subject::Process(Tgid(pid)),
-                None => Subject::Command(self.command),
+                None => Subject::Command(self.command, self.as_root.user()),
             },
             output: self.output,
             wanted: Wanted {

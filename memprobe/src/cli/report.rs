@@ -12,6 +12,7 @@ use super::options::{
     parse_depth,
 };
 use crate::attribution::iterations::IterationLine;
+use crate::commands::messages;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
@@ -231,8 +232,7 @@ fn warn(options: &ReportOptions, name: &str, outcome: Option<&Outcome>) {
 }
 
 fn print_warning(name: &str, warning: &str) {
-    // If standard error is closed too, there is no place left to report it.
-    let _ = writeln!(std::io::stderr(), "{}", report::warning_line(name, warning));
+    messages::print_line(&report::warning_line(name, warning));
 }
 
 fn warnings(outcome: &Outcome) -> Vec<String> {

@@ -14,9 +14,9 @@ use crate::ledger::{Analysis, Ledger};
 use crate::probe::kernel;
 use crate::probe::loader::Wanted;
 use crate::probe::watched::Watched;
+use crate::session::HostItem;
 use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
-use crate::session::{HostItem, priority};
 use crate::tui::{self, Command};
 
 const REFRESH: Duration = Duration::from_millis(200);
@@ -41,13 +41,16 @@ impl LiveView {
         let mut screen = Screen::open(model, self.tgid, interrupts);
         let outcome = self.show(watched, &mut screen).await;
         screen.thread.close()?;
+        if let Some(stops) = super::stops_line() {
+            super::messages::print(&stops);
+        }
         outcome.map(|()| ExitCode::SUCCESS)
     }
 
     async fn show(&self, watched: Watched, screen: &mut Screen) -> Result<()> {
         let mut session = HostSession::load(self.wanted, self.ring_bytes)?;
         session.add(watched, ProcessOrigin::Running)?;
-        priority::come_first();
+        super::end_start()?;
         let mut seen = Seen::Nothing;
         loop {
             tokio::select! {

@@ -1,22 +1,22 @@
 //! `estimate`: from a run on the CPU to what it would need on a GPU.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use hashbrown::HashMap;
 
-use super::Interrupts;
 use super::naming::{NameReader, Naming, Placed, Reading};
-use super::record::Started;
+use super::record::Start;
 use super::record::progress::Progress;
 use super::snapshot::CaptureMode;
+use super::{CommandUser, Interrupts};
 use crate::estimate::{Estimate, Estimator, OnHost};
 use crate::event::bytes::human;
 use crate::event::{Target, Tgid};
+use crate::output::{OutputFile, OutputPlan};
 use crate::probe::attach::AttachError;
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
@@ -26,7 +26,7 @@ use crate::recording::Reader;
 use crate::report::{EstimateOptions, EstimateSubject, write_estimate};
 use crate::session::host::HostSession;
 use crate::session::process::ProcessOrigin;
-use crate::session::{HostEvent, HostItem, priority};
+use crate::session::{HostEvent, HostItem};
 use crate::view::{clean, counted, fit};
 
 /// Columns of the name of a process that is mentioned.
@@ -37,7 +37,7 @@ const MAX_PROCESSES: usize = 256;
 pub enum EstimateSource {
     Recording(PathBuf),
     /// A command to run on the CPU: its program and arguments.
-    Command(Vec<OsString>),
+    Command(Vec<OsString>, CommandUser),
 }
 
 pub struct Estimation {
@@ -60,13 +60,31 @@ impl Estimation {
                 let written = self.run_on_recording(file).context(name);
                 written.map(|()| ExitCode::SUCCESS)
             }
-            EstimateSource::Command(words) => {
+            EstimateSource::Command(words, user) => {
                 kernel::preflight()?;
+                let start = Start::of(words, *user)?;
                 // Before minutes are spent on what cannot be kept.
-                let output = self.output.as_deref().map(create).transpose()?;
-                super::runtime()?.block_on(self.run_command(words, output))
+                let output = self.create_output()?;
+                match super::runtime()?.block_on(self.run_command(start)) {
+                    Ok((Some((subject, estimate)), code)) => {
+                        self.write(&subject, &estimate, output).map(|()| code)
+                    }
+                    Ok((None, code)) => {
+                        output.discard();
+                        Ok(code)
+                    }
+                    Err(error) => {
+                        output.discard();
+                        Err(error)
+                    }
+                }
             }
         }
+    }
+
+    fn create_output(&self) -> Result<OutputFile> {
+        let path = self.output.as_deref().unwrap_or(Path::new("-"));
+        Ok(OutputPlan::check(path)?.create_partial()?)
     }
 
     fn estimator(&self) -> Estimator {
@@ -99,11 +117,15 @@ impl Estimation {
             target: reader.header().target.clone(),
             notes,
         };
-        let output = self.output.as_deref().map(create).transpose()?;
+        let output = self.create_output()?;
         self.write(&subject, &estimator.finish(), output)
     }
 
-    async fn run_command(&self, words: &[OsString], output: Option<File>) -> Result<ExitCode> {
+    /// Runs the command; returns its estimate and its exit status.
+    async fn run_command(
+        &self,
+        start: Start,
+    ) -> Result<(Option<(EstimateSubject, Estimate)>, ExitCode)> {
         let mut interrupts = Interrupts::new()?;
         let mut progress = Progress::new(false);
         let wanted = Wanted {
@@ -114,13 +136,16 @@ impl Estimation {
             driver: DriverCalls::Probed,
         };
         let mut session = HostSession::load(wanted, self.ring_bytes)?;
-        let mut command = Started::spawn(words)?;
+        let mut command = start.spawn()?;
         let root = command.tgid();
         session.add_family(Watched::open(root)?, ProcessOrigin::Launched)?;
-        priority::come_first();
+        super::end_start()?;
         let mut run = Run::new(self, root, wanted.allocators);
         let ended = run.follow(&mut session, &mut interrupts).await;
         let is_over = ended.inspect_err(|_| command.leave_running(&mut progress))?;
+        if let Some(stops) = super::stops_line() {
+            progress.say(&stops);
+        }
         let mut notes = Vec::new();
         let covers = "the estimate covers the run until then";
         let status = if is_over { command.exit_status()? } else { 0 };
@@ -139,39 +164,43 @@ impl Estimation {
                 (None, true) => {
                     let nothing = "before it made a tensor on the CPU";
                     progress.say(&format!("{ended} {nothing}. {ON_THE_CPU}"));
-                    Ok(code)
+                    Ok((None, code))
                 }
                 (None, false) => bail!(
                     "the command made no tensor on the CPU, so there is nothing to estimate. {ON_THE_CPU}"
                 ),
             };
         };
-        self.write(&EstimateSubject { target, notes }, &estimate, output)?;
-        Ok(code)
+        let subject = EstimateSubject { target, notes };
+        Ok((Some((subject, estimate)), code))
     }
 
     fn write(
         &self,
         subject: &EstimateSubject,
         estimate: &Estimate,
-        output: Option<File>,
+        output: OutputFile,
     ) -> Result<()> {
-        let out: Box<dyn Write> = match output {
-            Some(file) => Box::new(file),
-            None => Box::new(std::io::stdout().lock()),
-        };
-        write_estimate(subject, estimate, &self.options, &mut BufWriter::new(out))?;
-        Ok(())
+        let mut out = BufWriter::new(output);
+        let written = write_estimate(subject, estimate, &self.options, &mut out);
+        let (output, _) = out.into_parts();
+        match written {
+            Ok(Some(())) => {
+                output.commit()?;
+                Ok(())
+            }
+            // The reader of a pipe has gone.
+            Ok(None) => Ok(()),
+            Err(error) => {
+                output.discard();
+                Err(error.into())
+            }
+        }
     }
 }
 
 const ON_THE_CPU: &str = "A script must run on the CPU for this: if it calls .cuda() or .to(\"cuda\"), make the device a \
                           parameter of it, such as torch.device(\"cuda\" if torch.cuda.is_available() else \"cpu\")";
-
-fn create(path: &Path) -> Result<File> {
-    let path_name = path.display();
-    File::create(path).with_context(|| format!("cannot write {path_name}: give another -o"))
-}
 
 /// A process, with an [`Estimator`] while it runs and then with its [`Estimate`].
 struct Estimated<E> {

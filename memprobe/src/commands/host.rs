@@ -24,7 +24,7 @@ use crate::process::{facts, process_scan, user};
 use crate::session::host::HostSession;
 use crate::session::process::{ProcessOrigin, identified};
 use crate::session::process_monitor::{ProcessMonitor, Seen, has_pids_of_the_driver};
-use crate::session::{HostEvent, HostItem, priority};
+use crate::session::{HostEvent, HostItem};
 use crate::tui::{Command, News};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl Watching {
         if let Some(root) = root {
             session.add_family(root, ProcessOrigin::Running)?;
         }
-        priority::come_first();
+        super::end_start()?;
         let (monitor, first) = ProcessMonitor::begin(scan)?;
         let mut watching = Self {
             session,

@@ -14,25 +14,27 @@ use tokio::time::Instant;
 
 use self::progress::Progress;
 use self::recorder::{Destination, Recorder};
-use super::Interrupts;
 use super::naming::{NameReader, Naming, Placed, Reading};
 use super::snapshot::CaptureMode;
+use super::{CommandUser, Interrupts};
 use crate::event::{Losses, Tgid};
 use crate::probe::attach::AttachError;
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
+use crate::process::caller::SudoCaller;
+use crate::process::launch::start_as;
 use crate::recording::EndReason;
 use crate::session::host::HostSession;
 use crate::session::process::ProcessOrigin;
-use crate::session::{HostEvent, HostItem, priority};
+use crate::session::{HostEvent, HostItem};
 
 const FLUSH: Duration = Duration::from_secs(1);
 
 pub enum Subject {
     Process(Tgid),
     /// A command to start: its program and arguments.
-    Command(Vec<OsString>),
+    Command(Vec<OsString>, CommandUser),
 }
 
 pub struct Recording {
@@ -54,15 +56,19 @@ impl Recording {
     async fn run_inside(self) -> Result<ExitCode> {
         let mut interrupts = Interrupts::new()?;
         let command = match &self.subject {
-            Subject::Command(words) => Some(joined(words)),
+            Subject::Command(words, _) => Some(joined(words)),
             Subject::Process(_) => None,
         };
         let destination = Destination::check(&self.output, command)?;
+        let start = match &self.subject {
+            Subject::Command(words, user) => Some(Start::of(words, *user)?),
+            Subject::Process(_) => None,
+        };
         let mut session = HostSession::load(self.wanted, self.ring_bytes)?;
-        let (mut command, watched, origin) = match &self.subject {
-            Subject::Process(tgid) => (None, Watched::open(*tgid)?, ProcessOrigin::Running),
-            Subject::Command(words) => {
-                let command = Started::spawn(words)?;
+        let (mut command, watched, origin) = match (&self.subject, start) {
+            (Subject::Process(tgid), _) => (None, Watched::open(*tgid)?, ProcessOrigin::Running),
+            (Subject::Command(..), start) => {
+                let command = start.context("no command was given after --")?.spawn()?;
                 let watched = Watched::open(command.tgid())?;
                 (Some(command), watched, ProcessOrigin::Launched)
             }
@@ -72,8 +78,7 @@ impl Recording {
             Watch::One => session.add(watched, origin)?,
             Watch::Family | Watch::Everyone => session.add_family(watched, origin)?,
         }
-        // Not before: the command would inherit it.
-        priority::come_first();
+        super::end_start()?;
         let mut intake = Intake {
             watch: self.wanted.watch,
             root,
@@ -258,6 +263,9 @@ impl Intake {
         self.recorder.finish(left)?;
         let figures = self.recorder.figures(losses);
         self.recorder.say_end(figures, reason, &mut self.progress);
+        if let Some(stops) = super::stops_line() {
+            self.progress.say(&stops);
+        }
         Ok(())
     }
 }
@@ -274,25 +282,58 @@ fn joined(words: &[OsString]) -> String {
     words.join(" ")
 }
 
+/// A command to start, checked as far as possible.
+pub(crate) struct Start {
+    command: Command,
+    name: String,
+    caller: Option<SudoCaller>,
+}
+
+impl Start {
+    pub(crate) fn of(words: &[OsString], user: CommandUser) -> Result<Self> {
+        let (program, arguments) = words
+            .split_first()
+            .context("no command was given after --")?;
+        let mut command = Command::new(program);
+        command.args(arguments);
+        Ok(Self {
+            command,
+            name: program.to_string_lossy().into_owned(),
+            caller: match user {
+                CommandUser::Caller => SudoCaller::of_sudo()?,
+                CommandUser::Same => None,
+            },
+        })
+    }
+
+    /// Starts the command. Ctrl-C at the terminal ends the recording; the command gets the same signal.
+    pub(crate) fn spawn(mut self) -> Result<Started> {
+        let name = self.name;
+        let child = match &self.caller {
+            None => self.command.spawn().with_context(|| {
+                format!("starting {name}: give a program after --, such as `-- python train.py`")
+            }),
+            Some(caller) => start_as(&mut self.command, caller).with_context(|| {
+                let user = &caller.name;
+                format!(
+                    "starting {name} as {user}: give a program after -- that {user} may run, or --as-root to run it \
+                     as root"
+                )
+            }),
+        };
+        Ok(Started {
+            child: child?,
+            name,
+        })
+    }
+}
+
 pub(crate) struct Started {
     child: Child,
     name: String,
 }
 
 impl Started {
-    pub(crate) fn spawn(words: &[OsString]) -> Result<Self> {
-        let command = words.split_first();
-        let (program, arguments) = command.context("no command was given after --")?;
-        let name = program.to_string_lossy().into_owned();
-        // Ctrl-C at the terminal ends the recording; whether the command ends too is its own
-        // affair, as it gets the same signal.
-        let child = Command::new(program).args(arguments).spawn();
-        let child = child.with_context(|| {
-            format!("starting {name}: give a program after --, such as `-- python train.py`")
-        })?;
-        Ok(Self { child, name })
-    }
-
     pub(crate) fn tgid(&self) -> Tgid {
         Tgid(self.child.id())
     }

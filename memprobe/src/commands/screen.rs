@@ -12,6 +12,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::Interrupts;
 use crate::event::Tgid;
+use crate::process::capabilities::{RunStage, reduce_to};
 use crate::process::root::ProcessRoot;
 use crate::session::priority;
 use crate::tui::SourceText;
@@ -41,6 +42,7 @@ impl<C: Send + 'static> ScreenThread<C> {
         let (quit, asked_to_quit) = watch::channel(false);
         let thread = std::thread::spawn(move || {
             priority::take_turns();
+            reduce_to(RunStage::Running).context("giving up capabilities")?;
             run(command, asked_to_quit)
         });
         let mut ticks = interval_at(Instant::now() + refresh, refresh);

@@ -3,7 +3,7 @@
 pub use crate::torch::tensors::CaptureMode;
 
 use std::io::{BufWriter, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use super::record::progress::Progress;
 use crate::event::Tgid;
 use crate::event::tensors::{TensorDevice, TensorSnapshot};
 use crate::ledger::AnalyzedLedger;
+use crate::output::OutputPlan;
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
-use crate::recording::write::output::OutputPlan;
 use crate::report::{TensorFormat, TensorOptions, write_tensor_diff, write_tensors};
 use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
@@ -46,7 +46,7 @@ impl Snapshots {
         drop(Watched::open(self.tgid)?);
         let snapshot = taken_with_gpus(self.tgid, self.manner, self.extent)?;
         let mut progress = Progress::new(false);
-        let Some(plan) = plan.filter(|plan| *plan != OutputPlan::Stdout) else {
+        let Some(plan) = plan.filter(|plan| !plan.is_stdout()) else {
             print(|out| write_tensors(&snapshot, &self.options, out))?;
             if self.options.format != TensorFormat::Text {
                 progress.say(&consistency(snapshot.consistency));
@@ -55,7 +55,7 @@ impl Snapshots {
         };
         let mut text = Vec::new();
         write_tensors(&snapshot, &self.options, &mut text)?;
-        let path = write_whole(plan, &text)?;
+        let path = plan.write(&text)?;
         let tensors = counted(snapshot.tensors.len() as u64, "tensor");
         let place = path.map_or_else(String::new, |path| format!(" in {}", path.display()));
         progress.say(&format!(
@@ -189,18 +189,6 @@ fn print<E: Into<anyhow::Error>>(
 ) -> Result<Option<()>> {
     let mut out = BufWriter::new(std::io::stdout().lock());
     write(&mut out).map_err(Into::into)
-}
-
-/// Puts a whole text where it was asked for: what was there stays until all is written.
-fn write_whole(plan: OutputPlan, text: &[u8]) -> Result<Option<PathBuf>> {
-    let mut file = plan.create_partial()?;
-    let name = file.name();
-    if let Err(error) = file.write_all(text) {
-        file.discard();
-        return Err(error)
-            .with_context(|| format!("writing {name}: name another file or disk with -o"));
-    }
-    Ok(file.commit()?)
 }
 
 /// Time that the first snapshot waits for the probes: earlier blocks have no line.

@@ -63,6 +63,9 @@ impl Top {
         let mut screen = Screen::open(&mut watching, self.scope, interrupts);
         let outcome = show(&mut watching, &mut screen).await;
         screen.thread.close()?;
+        if let Some(stops) = super::stops_line() {
+            super::messages::print(&stops);
+        }
         outcome.map(|()| ExitCode::SUCCESS)
     }
 }

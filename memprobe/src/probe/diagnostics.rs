@@ -2,9 +2,8 @@
 //!
 //! The programs log only if `log`'s level is debug when they are loaded; otherwise the verifier removes that code.
 
-use std::io::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -12,6 +11,8 @@ use anyhow::{Context as _, Result};
 use aya::Ebpf;
 use aya_log::EbpfLogger;
 use log::{LevelFilter, Log, Metadata, Record};
+
+use crate::process::capabilities::{RunStage, reduce_to};
 
 /// The map with the programs' lines.
 pub(super) const LINES: &str = "AYA_LOGS";
@@ -25,27 +26,33 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// Crate of the programs and of memprobe; lines of other crates are of no use to people.
 const TARGET: &str = "memprobe";
 
-struct StandardError;
+/// Destination of the lines.
+static PRINT: OnceLock<fn(&str)> = OnceLock::new();
 
-impl Log for StandardError {
+struct Printer;
+
+impl Log for Printer {
     fn enabled(&self, metadata: &Metadata) -> bool {
         let target = metadata.target();
         target == TARGET || target.starts_with("memprobe::")
     }
 
     fn log(&self, record: &Record) {
-        if self.enabled(record.metadata()) {
-            // If standard error is closed, there is no place for the line.
-            let _ = writeln!(std::io::stderr(), "memprobe: {}", record.args());
+        if self.enabled(record.metadata())
+            && let Some(print) = PRINT.get()
+        {
+            print(&record.args().to_string());
         }
     }
 
     fn flush(&self) {}
 }
 
-pub fn enable() {
+/// Prints the lines with `print` from now on.
+pub fn enable(print: fn(&str)) {
+    PRINT.get_or_init(|| print);
     // Fails if it is on.
-    if log::set_logger(&StandardError).is_ok() {
+    if log::set_logger(&Printer).is_ok() {
         log::set_max_level(LevelFilter::Debug);
     }
 }
@@ -74,6 +81,8 @@ impl DiagnosticReader {
         let ends = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&ends);
         let thread = thread::spawn(move || {
+            // If it fails, it fails on the main thread too, which reports it.
+            let _ = reduce_to(RunStage::Running);
             while !ended.load(Ordering::Relaxed) {
                 lines.flush();
                 thread::park_timeout(INTERVAL);

@@ -24,8 +24,11 @@ use crate::event::{CaptureOptions, Tgid};
 /// The object that `cargo xtask ebpf` built.
 static OBJECT: &[u8] = include_bytes_aligned!("../../object/memprobe.bpf.o");
 
-/// Names a file whose object is loaded instead of the built-in one; for trying a fresh build.
+/// Names a file whose object is loaded instead of the built-in one; for trying a fresh build. Release builds ignore it:
+/// a variable must not choose the programs of the kernel.
 const OBJECT_VARIABLE: &str = "MEMPROBE_BPF_OBJECT";
+
+const IS_REPLACEABLE: bool = cfg!(any(debug_assertions, feature = "bpf-object-override"));
 
 /// A [`ProcessConfig`] as a map value.
 #[derive(Clone, Copy)]
@@ -136,7 +139,8 @@ impl Loader {
 
     fn load(task: &TaskOffsets, watch: Watch, ring_bytes: u32, modules: Modules) -> Result<Self> {
         let ring_bytes = ring_bytes.max(4096).next_power_of_two();
-        let replaced = std::env::var_os(OBJECT_VARIABLE).map(|path| {
+        let named = std::env::var_os(OBJECT_VARIABLE).filter(|_| IS_REPLACEABLE);
+        let replaced = named.map(|path| {
             let name = || format!("reading {} (named by {OBJECT_VARIABLE})", path.display());
             std::fs::read(&path).with_context(name)
         });

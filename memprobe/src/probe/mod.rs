@@ -6,7 +6,6 @@ pub mod catalog;
 pub mod diagnostics;
 pub mod files;
 pub mod finding;
-pub mod function;
 pub mod heap;
 pub mod kernel;
 pub mod loader;

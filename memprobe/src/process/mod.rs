@@ -1,12 +1,15 @@
 //! Facts about a process from `/proc` and its memory. The target controls them: each read is bounded and checked.
 
 mod build_id;
+pub mod caller;
+pub mod capabilities;
 pub(crate) mod class_name;
 pub mod container;
 pub mod cpp_class;
 pub mod elf;
 pub mod environment;
 pub mod facts;
+pub mod launch;
 pub mod maps;
 pub mod memory;
 pub mod namespace;

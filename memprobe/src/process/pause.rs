@@ -6,15 +6,20 @@
 //!
 //! A thread that sleeps in a system call which a stop would end is left asleep ([`Sleeper`]).
 
+mod stops;
+mod watchdog;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, waitpid};
 
+use self::watchdog::Watchdog;
 use super::run_state::{task_state as state, tracer};
 use super::sleeper::Sleeper;
 use crate::event::Tgid;
@@ -62,6 +67,12 @@ pub enum PauseError {
     )]
     TooManyThreads,
     #[error(
+        "memprobe was not ready when it had been stopped for almost {longest} s, and let it run on.\nTry again with a \
+         longer --max-pause, or read the process while it runs with --nonblocking",
+        longest = .0.as_secs_f64()
+    )]
+    TooLong(Duration),
+    #[error(
         "it cannot be stopped: {0}.\nTry again, or read the process while it runs with --nonblocking"
     )]
     Os(#[source] io::Error),
@@ -76,6 +87,8 @@ impl From<io::Error> for PauseError {
         }
     }
 }
+
+pub use stops::{Stops, allow_longest, stops};
 
 /// Treatment of threads that sleep in a system call which a stop would end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,30 +108,79 @@ pub struct Paused<R> {
     pub has_run: bool,
 }
 
-/// Runs `work` while a process is paused. A separate thread does this, because the kernel ties tracing to the tracing
-/// thread: once it ends, no thread of the process stays stopped.
+/// Runs `work` while a process is paused. A separate thread holds it, because the kernel ties tracing to the tracing
+/// thread: once it ends, no thread of the process stays stopped. It lets the process run on when the longest pause is
+/// over, whether `work` has ended or not, and a [`Watchdog`] sees to it if memprobe itself is stopped.
 /// Fails with [`PauseError`]; the process then runs as before.
 ///
 /// # Panics
 /// If `work` panics, after the process was resumed.
-pub fn while_paused<R: Send>(
+pub fn while_paused<R>(
     tgid: Tgid,
     sleepers: Sleepers,
-    work: impl FnOnce() -> R + Send,
+    work: impl FnOnce() -> R,
 ) -> Result<Paused<R>, PauseError> {
-    let traced = || {
-        let mut pause = Pause::of(tgid, sleepers)?;
-        let result = work();
-        let has_run = pause.has_run(tgid);
-        pause.resume();
-        Ok(Paused {
-            result,
-            duration: pause.since.elapsed(),
-            has_run,
-        })
+    let longest = stops::longest();
+    let (begun, begins) = mpsc::channel();
+    let (done, ends) = mpsc::channel::<()>();
+    let hold = move || {
+        let watchdog = Watchdog::start(longest.mul_f64(WATCHED))?;
+        let held = hold(tgid, sleepers, longest.mul_f64(HELD), &begun, &ends);
+        drop(watchdog);
+        held
     };
-    let ended = thread::scope(|scope| scope.spawn(traced).join());
-    ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    let held = thread::scope(|scope| {
+        let holder = scope.spawn(hold);
+        // If the process could not be stopped, nothing is sent.
+        let result = begins.recv().ok().map(|()| work());
+        drop(done);
+        let held = holder.join();
+        let held = held.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        held.map(|held| (held, result))
+    });
+    let (held, result) = held?;
+    match result.filter(|_| !held.is_cut) {
+        Some(result) => Ok(Paused {
+            result,
+            duration: held.duration,
+            has_run: held.has_run,
+        }),
+        None => Err(PauseError::TooLong(longest)),
+    }
+}
+
+/// Parts of the longest pause after which the holding thread lets the process run on, and after which the watchdog
+/// wakes a memprobe that was stopped.
+const HELD: f64 = 0.9;
+const WATCHED: f64 = 0.95;
+
+struct Held {
+    duration: Duration,
+    has_run: bool,
+    /// True if the work had not ended.
+    is_cut: bool,
+}
+
+/// Stops a process until the sender of `ends` is dropped, or for `longest`.
+fn hold(
+    tgid: Tgid,
+    sleepers: Sleepers,
+    longest: Duration,
+    begun: &Sender<()>,
+    ends: &Receiver<()>,
+) -> Result<Held, PauseError> {
+    let mut pause = Pause::of(tgid, sleepers)?;
+    // If nobody waits for it, the pause ends at once.
+    let _ = begun.send(());
+    let left = longest.saturating_sub(pause.since.elapsed());
+    let is_cut = ends.recv_timeout(left) == Err(RecvTimeoutError::Timeout);
+    let has_run = pause.has_run(tgid);
+    pause.resume();
+    Ok(Held {
+        duration: pause.since.elapsed(),
+        has_run,
+        is_cut,
+    })
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -255,6 +317,7 @@ impl Pause {
 impl Drop for Pause {
     fn drop(&mut self) {
         self.resume();
+        stops::add(self.since.elapsed());
     }
 }
 
@@ -357,7 +420,7 @@ mod tests {
         }
     }
 
-    fn paused<R: Send>(sleeper: &Sleeping, work: impl FnOnce() -> R + Send) -> Paused<R> {
+    fn paused<R>(sleeper: &Sleeping, work: impl FnOnce() -> R) -> Paused<R> {
         while_paused(sleeper.tgid(), Sleepers::Left, work).unwrap()
     }
 
@@ -410,6 +473,26 @@ mod tests {
         assert!(matches!(error, PauseError::Traced(by) if by == std::process::id()));
         assert!(error.to_string().contains("a debugger is attached to it"));
         assert!(sleeper.settles_at('S'));
+    }
+
+    #[test]
+    fn work_that_takes_too_long_does_not_keep_the_process_stopped() {
+        let sleeper = Sleeping::start();
+        let before = stops();
+        let start = Instant::now();
+        let mut released = None;
+        let work = || {
+            thread::sleep(Duration::from_millis(800));
+            assert_eq!(sleeper.state(), Some('t'));
+            assert!(sleeper.settles_at('S'));
+            released = Some(start.elapsed());
+        };
+        let error = while_paused(sleeper.tgid(), Sleepers::Left, work).unwrap_err();
+        assert!(matches!(error, PauseError::TooLong(_)), "{error:?}");
+        assert!(error.to_string().contains("--max-pause"), "{error}");
+        assert!(released.unwrap() < Duration::from_secs(2), "{released:?}");
+        let sum = stops().total - before.total;
+        assert!(sum >= Duration::from_millis(800), "{sum:?}");
     }
 
     #[test]

@@ -5,27 +5,26 @@
 //! that the process has mapped.
 
 mod callers;
+mod lines;
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blazesym::symbolize::source::{Elf, Source};
-use blazesym::symbolize::{Input, Sym, Symbolizer};
+use blazesym::symbolize::Symbolizer;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder as _};
 use hashbrown::HashMap;
 use memprobe_common::MAX_FRAMES;
 use rustix::fs::{major, minor};
 
+use self::lines::LineSource;
 use crate::decode::StackCopy;
 use crate::event::{Frame, Tgid};
 use crate::process::elf::{ElfImage, FunctionNames};
 use crate::process::maps::{MappedFile, Maps};
-use crate::symbolize::demangle;
 use crate::torch::purpose::Caller;
 
 /// The most addresses in the cache of names.
@@ -37,13 +36,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The most bytes read of one file's unwind tables, and of all files together.
 const LARGEST_TABLES: u64 = 128 << 20;
 const ALL_TABLES: u64 = 512 << 20;
-
-/// The largest symbol table (24 bytes a symbol) for which blazesym names functions. That of libtorch_cuda
-/// would take seconds, in which memprobe would miss what the process does.
-const LARGEST_SYMBOLS: u64 = 12 << 20;
-
-/// The largest file in which source lines are looked up.
-const LARGEST_WITH_LINES: u64 = 64 << 20;
 
 /// The library name for code outside any file, such as JIT-compiled code.
 const NO_FILE: &str = "[generated code]";
@@ -74,8 +66,8 @@ struct Library {
     /// Kept open, so that it can be read after the process is gone.
     file: Option<File>,
     unwinds: Unwinds,
-    /// True if the symbol table is small enough to be read; `None` before the first check.
-    named: Option<bool>,
+    /// A copy of a file with source lines. The outer `None`: not looked for yet; the inner one: it has none.
+    lines: Option<Option<LineSource>>,
     /// The functions by address. The outer `None`: not read yet; the inner one: they cannot be read.
     functions: Option<Option<FunctionNames>>,
 }
@@ -187,20 +179,19 @@ impl NativeCode {
     }
 
     fn symbolized(&mut self, library: usize, offset: u64) -> Option<Vec<Frame>> {
+        let copied = self.libraries.iter().map(Library::bytes_with_lines).sum();
+        let loaded = self.loaded();
         let library = &mut self.libraries[library];
-        let file = library.opened(self.tgid)?;
-        let mut elf = Elf::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let is_small = |facts: std::fs::Metadata| facts.len() <= LARGEST_WITH_LINES;
-        elf.debug_syms = file.metadata().is_ok_and(is_small);
-        if !library.is_named(self.tgid) {
-            return None;
+        let path = Arc::clone(&library.path);
+        if let Some(lines) = library.with_lines(self.tgid, copied) {
+            // blazesym must not demangle, so that all names go through the `demangle` module.
+            let symbolizer = self
+                .symbolizer
+                .get_or_insert_with(|| Symbolizer::builder().enable_demangling(false).build());
+            return lines.frames_at(symbolizer, offset, &path);
         }
-        // blazesym must not demangle, so that all names go through the `demangle` module.
-        let symbolizer = self
-            .symbolizer
-            .get_or_insert_with(|| Symbolizer::builder().enable_demangling(false).build());
-        let symbolized = symbolizer.symbolize_single(&Source::Elf(elf), Input::FileOffset(offset));
-        Some(named(&library.path, &symbolized.ok()?.into_sym()?))
+        let function = library.function_at(self.tgid, offset, loaded)?;
+        Some(vec![unnamed(function, &path)])
     }
 
     fn place_of(&mut self, address: u64) -> Option<(CodeOrigin, u64)> {
@@ -246,15 +237,16 @@ impl NativeCode {
             let known = before.iter_mut().find(|library| {
                 (library.mapped.dev, library.mapped.inode) == (mapped.dev, mapped.inode)
             });
-            let (file, functions) = known.map_or((None, None), |library| {
-                (library.file.take(), library.functions.take())
+            let (file, lines, functions) = known.map_or((None, None, None), |library| {
+                let lines = library.lines.take();
+                (library.file.take(), lines, library.functions.take())
             });
             self.libraries.push(Library {
                 path: mapped.path.to_string_lossy().into(),
                 file,
                 mapped,
                 unwinds: Unwinds::NotYetTried,
-                named: None,
+                lines,
                 functions,
             });
         }
@@ -293,16 +285,19 @@ impl Library {
         ElfImage::from_file(self.opened(tgid)?.try_clone().ok()?).ok()
     }
 
-    fn is_named(&mut self, tgid: Tgid) -> bool {
-        if let Some(named) = self.named {
-            return named;
+    /// Returns the source of the library's lines, if it has some. `copied` are the bytes of all copies.
+    fn with_lines(&mut self, tgid: Tgid, copied: u64) -> Option<&LineSource> {
+        if self.lines.is_none() {
+            let image = self.image(tgid);
+            let lines = image.and_then(|image| LineSource::of(&image, self.opened(tgid)?, copied));
+            self.lines = Some(lines);
         }
-        let named = self.image(tgid).is_some_and(|image| {
-            let symbols = image.section(".symtab");
-            symbols.is_none_or(|symbols| symbols.size <= LARGEST_SYMBOLS)
-        });
-        self.named = Some(named);
-        named
+        self.lines.as_ref()?.as_ref()
+    }
+
+    fn bytes_with_lines(&self) -> u64 {
+        let lines = self.lines.as_ref().and_then(Option::as_ref);
+        lines.map_or(0, LineSource::bytes)
     }
 
     /// Opens the file by its path in memprobe's file system, if device and inode are those of the mapped file.
@@ -342,22 +337,6 @@ impl Library {
     }
 }
 
-/// Returns the frames of a symbol and of the functions inlined there, innermost first.
-fn named(path: &Arc<str>, symbol: &Sym<'_>) -> Vec<Frame> {
-    let frame = |name: &str, code: Option<&blazesym::symbolize::CodeInfo<'_>>| Frame {
-        file: code.map_or_else(|| "".into(), |code| code.to_path().to_string_lossy().into()),
-        line: code.and_then(|code| code.line).unwrap_or(0),
-        function: demangle::function(name.as_bytes()).into(),
-        library: Some(Arc::clone(path)),
-    };
-    let inlined = symbol.inlined.iter().rev();
-    let mut frames: Vec<_> = inlined
-        .map(|inlined| frame(&inlined.name, inlined.code_info.as_ref()))
-        .collect();
-    frames.push(frame(&symbol.name, symbol.code_info.as_deref()));
-    frames
-}
-
 fn unnamed(function: String, library: &Arc<str>) -> Frame {
     Frame {
         file: "".into(),
@@ -389,6 +368,91 @@ mod tests {
         );
         let this = std::env::current_exe().expect("a test has a path");
         assert_eq!(frame.library.as_deref(), this.to_str());
+    }
+
+    /// Two functions, in a library with source lines.
+    const LIBRARY: &str =
+        "int first(int x) { return x + 1; }\nint second(int x) {\n  return x * 7;\n}\n";
+
+    /// The library, compiled and mapped into this process, which never touches it.
+    struct Mapped {
+        folder: tempfile::TempDir,
+        start: u64,
+    }
+
+    impl Mapped {
+        fn of(source: &str) -> Self {
+            let folder = tempfile::tempdir().expect("a folder");
+            let at = |name: &str| folder.path().join(name);
+            std::fs::write(at("library.c"), source).expect("written");
+            let mut cc = std::process::Command::new("cc");
+            cc.args(["-g", "-O0", "-shared", "-fPIC", "-o"]);
+            let compiled = cc.arg(at("library.so")).arg(at("library.c")).status();
+            assert!(compiled.expect("cc starts").success());
+            let file = File::open(at("library.so")).expect("compiled");
+            let (nowhere, length) = (std::ptr::null_mut(), 1 << 20);
+            let protection = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::EXEC;
+            let flags = rustix::mm::MapFlags::PRIVATE;
+            // SAFETY: a new mapping at a place of the kernel's choice; nothing reads it, and it stays.
+            let start = unsafe { rustix::mm::mmap(nowhere, length, protection, flags, &file, 0) };
+            Self {
+                folder,
+                start: start.expect("mapped") as u64,
+            }
+        }
+
+        fn path(&self) -> std::path::PathBuf {
+            self.folder.path().join("library.so")
+        }
+
+        /// Returns an address within a function, with its symbol's first byte left out.
+        fn address_in(&self, function: &str) -> u64 {
+            let image = ElfImage::open(&self.path()).expect("an ELF file");
+            let symbol = image.symbol(function).expect("readable").expect("defined");
+            self.start + image.file_offset_of(symbol.vaddr).expect("in the file") + 2
+        }
+    }
+
+    #[test]
+    fn a_library_that_is_truncated_while_it_is_read_keeps_its_names() {
+        let library = Mapped::of(LIBRARY);
+        let (first, second) = (library.address_in("first"), library.address_in("second"));
+        let mut code = here();
+        let frame = code.caller(first);
+        assert_eq!((&*frame.function, frame.line), ("first", 1), "{frame:?}");
+        assert!(frame.file.ends_with("library.c"), "{frame:?}");
+        let file = File::options().write(true).open(library.path());
+        file.expect("opened").set_len(0).expect("truncated");
+        let frame = code.caller(second);
+        assert_eq!((&*frame.function, frame.line), ("second", 2), "{frame:?}");
+    }
+
+    #[test]
+    fn a_library_of_any_size_may_be_truncated() {
+        // The program of this test has more than is copied.
+        let this = std::env::current_exe().expect("a path");
+        let library = Mapped::of(LIBRARY);
+        let mut file = File::options()
+            .append(true)
+            .open(library.path())
+            .expect("opened");
+        let mut zeros = std::io::Read::take(std::io::repeat(0), 100 << 20);
+        std::io::copy(&mut zeros, &mut file).expect("written");
+        let (first, second) = (library.address_in("first"), library.address_in("second"));
+        let mut code = here();
+        assert_eq!(&*code.caller(first).function, "first", "{this:?}");
+        file.set_len(0).expect("truncated");
+        // Names stay in the file until they are asked for.
+        assert!(code.caller(second).function.starts_with('+'));
+    }
+
+    #[test]
+    fn a_library_cannot_name_another_file_to_be_read() {
+        let linked =
+            ".section .gnu_debugaltlink\\n.asciz \\\"../../../tmp/other.debug\\\"\\n.previous";
+        let library = Mapped::of(&format!("{LIBRARY}__asm__(\"{linked}\");\n"));
+        let frame = here().caller(library.address_in("first"));
+        assert_eq!((&*frame.function, frame.line), ("first", 0), "{frame:?}");
     }
 
     #[test]

@@ -30,4 +30,4 @@ pub use tensors::{
     TensorGroup, consistency, full_retainer, milliseconds, retainer, shape, tensor_kind,
     tensor_label, tensor_name, tensors_label, whole_tensor_name,
 };
-pub use text::{CUT, clean, fit, fit_end, fit_middle, width, wrap};
+pub use text::{CUT, clean, clean_message, fit, fit_end, fit_middle, width, wrap};

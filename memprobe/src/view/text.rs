@@ -4,6 +4,8 @@ use unicode_width::UnicodeWidthChar;
 
 /// Longest cleaned text, in characters; more would not fit on a screen.
 const LONGEST: usize = 2048;
+/// Longest line of a message, in characters: two of the longest paths, and the words around them.
+const LONGEST_LINE: usize = 10_000;
 /// Combining marks kept per character; more would draw over the lines above and below.
 const MARKS_A_LETTER: usize = 2;
 const TAB: &str = "    ";
@@ -14,10 +16,23 @@ pub const CUT: &str = "…";
 /// Removes or escapes all characters that a terminal would interpret: control characters, changes of writing
 /// direction and invisible characters. Cuts and marks text beyond `LONGEST` characters.
 pub fn clean(text: &str) -> String {
-    let mut cleaned = String::with_capacity(text.len().min(LONGEST));
+    clean_up_to(text, LONGEST)
+}
+
+/// Cleans a message as [`clean`] does, and keeps its lines.
+pub fn clean_message(text: &str) -> String {
+    let lines: Vec<_> = text
+        .split('\n')
+        .map(|line| clean_up_to(line, LONGEST_LINE))
+        .collect();
+    lines.join("\n")
+}
+
+fn clean_up_to(text: &str, longest: usize) -> String {
+    let mut cleaned = String::with_capacity(text.len().min(longest));
     let mut marks = 0;
     for (place, letter) in text.chars().enumerate() {
-        if place == LONGEST {
+        if place == longest {
             cleaned.push_str(ENDED);
             break;
         }
@@ -125,6 +140,18 @@ mod tests {
         assert!(cleaned.ends_with("\\r\\n\\u{0}z"), "{cleaned}");
         assert_eq!(clean("user\u{202e}nimda"), "user\\u{202e}nimda");
         assert_eq!(clean("größe 🐍"), "größe 🐍");
+    }
+
+    #[test]
+    fn a_message_keeps_its_lines_and_loses_all_else_that_a_terminal_acts_upon() {
+        let cleaned = clean_message("it has ended.\n/tmp/\x1b]0;owned\x07/lib.so\r\u{202e}\n");
+        assert_eq!(
+            cleaned,
+            "it has ended.\n/tmp/\\u{1b}]0;owned\\u{7}/lib.so\\r\\u{202e}\n"
+        );
+        assert_eq!(clean_message(&cleaned), cleaned);
+        assert_eq!(clean_message(&"x".repeat(9000)).len(), 9000);
+        assert!(clean_message(&"x".repeat(1 << 20)).len() < 11_000);
     }
 
     #[test]

@@ -11,7 +11,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use modules::{MAX_LINES, MODULES, Module, PURE_FILES, UNFINISHED, UNSAFE_FILES, impurities};
+use modules::{
+    MAX_LINES, MODULES, Module, PURE_FILES, STDERR, STDERR_FILES, STDERR_MACROS, UNFINISHED,
+    UNSAFE_FILES, impurities,
+};
 use source::{Finding, Source, TEST_FILES};
 
 fn repository() -> PathBuf {
@@ -222,6 +225,24 @@ fn no_file_allowed_unsafe_code_lacks_it() {
             "{allowed} has no unsafe code: take it off the list"
         );
     }
+}
+
+#[test]
+fn messages_go_to_standard_error_in_one_place() {
+    let mut found = Vec::new();
+    for file in rust_files("memprobe/src") {
+        let is_allowed = STDERR_FILES.iter().any(|allowed| file.ends_with(allowed));
+        if !is_allowed {
+            let source = parsed(&file);
+            found.extend(shown(&file, &source.names_matching(STDERR)));
+            found.extend(shown(&file, &source.macros_named(STDERR_MACROS)));
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "standard error without cleaning:\n{}",
+        found.join("\n")
+    );
 }
 
 #[test]

@@ -37,15 +37,25 @@ impl Module {
 }
 
 /// Files that may contain `unsafe`. Reasons: calls into NVML, `Pod` for kernel records, BPF links that aya does not
-/// know, returning freed heap, and polled descriptors. Also ring buffer positions, and pausing another process.
+/// know, returning freed heap, and polled descriptors. Also ring buffer positions, pausing another process, and starting one as
+/// another user.
 pub const UNSAFE_FILES: &[&str] = &[
     "cuda/nvml/library.rs",
     "probe/heap.rs",
     "probe/loader.rs",
     "probe/many.rs",
     "probe/positions.rs",
+    "process/launch.rs",
     "process/pause.rs",
+    "process/pause/watchdog.rs",
 ];
+
+/// Files that may use standard error: the one in which every message is cleaned.
+pub const STDERR_FILES: &[&str] = &["commands/messages.rs"];
+
+/// Names of standard error, and macros that write to it.
+pub const STDERR: &[&str] = &["std::io::stderr", "std::io::Stderr"];
+pub const STDERR_MACROS: &[&str] = &["eprint", "eprintln", "dbg"];
 
 /// Macros that mark missing code.
 pub const UNFINISHED: &[&str] = &["todo", "unimplemented"];
@@ -173,6 +183,11 @@ pub const MODULES: &[Module] = &[
         never: &[SYSTEM, ENGINE, SCREEN, ARGUMENTS],
     },
     Module {
+        name: "output",
+        uses: &["process::caller", "process::user"],
+        never: &[ENGINE, SCREEN, ARGUMENTS],
+    },
+    Module {
         name: "recording",
         // A trace names an allocation by the same frame as the table of lines.
         uses: &[
@@ -183,6 +198,7 @@ pub const MODULES: &[Module] = &[
             "tensors",
             "attribution::tables",
             "view",
+            "output",
         ],
         never: &[ENGINE, SCREEN, ARGUMENTS],
     },
@@ -246,6 +262,7 @@ pub const MODULES: &[Module] = &[
             "attribution",
             "estimate",
             "view",
+            "output",
             "recording",
             "session",
             "report",

@@ -8,11 +8,12 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde::Serialize;
 
 use self::process::{ExaminedProcess, Library, ProbeFinding};
 use crate::event::Tgid;
+use crate::output::OutputPlan;
 use crate::probe::finding::{Finding, Level};
 use crate::probe::machine::Machine;
 use crate::report::Colour;
@@ -62,13 +63,14 @@ impl Doctor {
     }
 
     fn examine(&self) -> Result<Examination> {
+        let plan = self.verifier_log.as_deref();
+        let plan = plan.map(OutputPlan::check).transpose()?;
         let mut machine = Machine::read().findings();
         let trial = trial::of_the_kernel();
-        if let Some(path) = &self.verifier_log {
+        if let Some(plan) = plan {
             let log = trial.log.as_deref();
             let nothing = "the kernel accepts every program of memprobe: there is no log\n";
-            std::fs::write(path, log.unwrap_or(nothing))
-                .with_context(|| format!("writing the verifier's log to {}", path.display()))?;
+            plan.write(log.unwrap_or(nothing).as_bytes())?;
         }
         // What was tried cannot go better than what stands in the way of it.
         let follows = machine.iter().any(|finding| finding.level == Level::Fail);

@@ -8,15 +8,16 @@ use serde::Serialize;
 use crate::cuda::calls::Api;
 use crate::event::Tgid;
 use crate::probe::attach::{AttachError, Located};
+use crate::probe::attaching;
 use crate::probe::catalog::{
     CODE_FREED, Need, PROBES, Probe, TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
 };
 use crate::probe::finding::{Finding, Level};
 use crate::probe::patch::{self, EntryState};
 use crate::probe::prologue::written;
-use crate::probe::{attaching, function};
+use crate::process::class_name::demangled;
 use crate::process::container::{self, Container};
-use crate::process::elf::ElfImage;
+use crate::process::elf::{ElfImage, FunctionNames};
 use crate::process::maps::{MappedFile, Maps};
 use crate::process::memory::{Cause, ProcessMemory, ReadMemory as _};
 use crate::process::namespace::{self, Kind};
@@ -466,7 +467,12 @@ impl ProbeFinding {
         } else {
             "single-stepped"
         });
-        self.demangled = function::at(&located.file, offset);
+        let names = ElfImage::open(&located.file).and_then(FunctionNames::of);
+        let name = names.ok().and_then(|names| names.at(offset));
+        self.demangled = name.map(|name| {
+            let name_as_is = || String::from_utf8_lossy(&name).into_owned();
+            demangled(&name).unwrap_or_else(name_as_is)
+        });
         let name = Path::new(&located.library).file_name().unwrap_or_default();
         let text = format!("in {}", name.to_string_lossy());
         let entry = patch::entries(tgid, file, std::iter::once(&located.code)).pop();

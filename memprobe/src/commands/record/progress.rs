@@ -1,9 +1,9 @@
 //! The line that `record` writes about itself while it runs.
 
 use std::collections::HashSet;
-use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
+use crate::commands::messages;
 use crate::event::{Bytes, Losses, bytes};
 use crate::view::{clock, count, counted};
 
@@ -30,7 +30,7 @@ impl Progress {
     pub(crate) fn new(quiet: bool) -> Self {
         Self {
             quiet,
-            terminal: std::io::stderr().is_terminal(),
+            terminal: messages::go_to_a_terminal(),
             started: Instant::now(),
             shown: None,
             said: HashSet::new(),
@@ -40,7 +40,7 @@ impl Progress {
     pub(crate) fn say(&mut self, text: &str) {
         if !self.quiet {
             self.clear();
-            write_to_stderr(&format!("memprobe: {text}\n"));
+            messages::print(text);
         }
     }
 
@@ -66,15 +66,15 @@ impl Progress {
         }
         self.shown = Some(Instant::now());
         if self.terminal {
-            write_to_stderr(&format!("\r\x1b[K{}", self.line(figures)));
+            messages::replace_line(&self.line(figures));
         } else {
-            write_to_stderr(&format!("memprobe: {}\n", self.line(figures)));
+            messages::print(&self.line(figures));
         }
     }
 
     pub(super) fn clear(&mut self) {
         if self.terminal && self.shown.take().is_some() {
-            write_to_stderr("\r\x1b[K");
+            messages::replace_line("");
         }
     }
 
@@ -94,12 +94,6 @@ impl Progress {
             bytes::human(Bytes(figures.bytes)),
         )
     }
-}
-
-/// Writes to standard error. A terminal that is gone must not end a recording.
-fn write_to_stderr(text: &str) {
-    let mut out = std::io::stderr().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 #[cfg(test)]

@@ -13,10 +13,10 @@ use crate::attribution::views::categories;
 use crate::event::{Event, Losses, Rank, Target, Tgid};
 use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::Grouping;
+use crate::output::{OutputFile, OutputPlan};
 use crate::recording::write::directory::{
     Index, OutputDirectory, RecordedProcess, file_stem, is_directory,
 };
-use crate::recording::write::output::{OutputFile, OutputPlan};
 use crate::recording::write::trace_event::{TraceWriter, WriteError};
 use crate::recording::{EndReason, Header};
 use crate::session::{HostEvent, HostItem, now};
@@ -266,11 +266,10 @@ impl Recorder {
                 }
             },
             Destination::Directory(directory, index) => {
-                directory.create()?;
                 let rank = recorded.rank;
                 let stem = file_stem(tgid.0, rank, &header.target.command);
                 let (name, plan) = directory.plan(&stem)?;
-                let shown = directory.path.join(&name).display().to_string();
+                let shown = directory.path().join(&name).display().to_string();
                 if let Some(entry) = index.processes.get_mut(recorded.entry) {
                     entry.file = Some(name);
                 }
@@ -363,10 +362,9 @@ impl Recorder {
 
     /// Writes the index, unless no process was probed.
     fn write_index(&mut self) -> Result<()> {
-        if let Destination::Directory(directory, index) = &self.destination
+        if let Destination::Directory(directory, index) = &mut self.destination
             && self.has_attached
         {
-            directory.create()?;
             directory.write_index(index)?;
             self.index_is_stale = false;
         }
@@ -412,7 +410,7 @@ impl Recorder {
         }
         match &self.destination {
             Destination::Directory(directory, _) => {
-                let path = directory.path.display();
+                let path = directory.path().display();
                 let recordings = counted(self.written.len() as u64, "recording");
                 progress.say(&format!(
                     "{recordings}: print them with `memprobe report {path}`"

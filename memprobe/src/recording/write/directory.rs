@@ -1,11 +1,11 @@
 //! Directory of recordings: one file a process, and an index.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use serde::Serialize;
 
-use super::output::{OutputError, OutputPlan, parent};
+use crate::output::{OutputError, OutputFolder, OutputPlan};
 
 pub const INDEX: &str = "index.json";
 
@@ -17,7 +17,7 @@ const LONGEST_WORD: usize = 40;
 
 #[derive(Debug)]
 pub struct OutputDirectory {
-    pub path: PathBuf,
+    folder: OutputFolder,
 }
 
 /// Reason why a directory cannot be recorded to. The message ends with a remedy. It has no source, because the message
@@ -29,9 +29,9 @@ pub enum DirectoryError {
          `rm -r {0}`"
     )]
     Taken(PathBuf),
-    #[error("cannot record to {0}: there is no directory {1}; make it with `mkdir -p {1}`")]
-    NoParent(PathBuf, PathBuf),
-    #[error("cannot record to {0}: {1}; name another directory with -o")]
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error("cannot write to {0}: {1}; name another directory with -o")]
     Io(PathBuf, io::Error),
 }
 
@@ -43,52 +43,37 @@ pub fn is_directory(path: &Path) -> bool {
 impl OutputDirectory {
     /// Checks that a directory can be recorded to; creates nothing.
     pub fn check(path: &Path) -> Result<Self, DirectoryError> {
-        if path.join(INDEX).exists() {
-            return Err(DirectoryError::Taken(path.to_owned()));
+        let folder = OutputFolder::check(path)?;
+        if folder.has(INDEX) {
+            return Err(DirectoryError::Taken(folder.path().to_owned()));
         }
-        if path.exists() && !path.is_dir() {
-            let error = io::Error::from(io::ErrorKind::NotADirectory);
-            return Err(DirectoryError::Io(path.to_owned(), error));
-        }
-        let parent = parent(path);
-        if !path.exists() && !parent.is_dir() {
-            return Err(DirectoryError::NoParent(path.to_owned(), parent.to_owned()));
-        }
-        Ok(Self {
-            path: path.to_owned(),
-        })
+        Ok(Self { folder })
     }
 
-    pub fn create(&self) -> Result<(), DirectoryError> {
-        match fs::create_dir(&self.path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                Err(DirectoryError::Io(self.path.clone(), error))
-            }
-            _ => Ok(()),
-        }
+    pub fn path(&self) -> &Path {
+        self.folder.path()
     }
 
     /// Returns the file name and plan for a process's recording. If the name exists, a number is appended:
-    /// the process runs a second program, or another process got its PID.
-    pub fn plan(&self, stem: &str) -> Result<(String, OutputPlan), OutputError> {
+    /// the process runs a second program, or another process got its PID. Creates the directory if it is missing.
+    pub fn plan(&mut self, stem: &str) -> Result<(String, OutputPlan), DirectoryError> {
         let mut name = format!("{stem}.json");
         let mut again = 1;
-        while self.path.join(&name).exists() {
+        while self.folder.has(&name) {
             again += 1;
             name = format!("{stem}-{again}.json");
         }
-        let plan = OutputPlan::check(&self.path.join(&name))?;
+        let plan = self.folder.plan(&name)?;
         Ok((name, plan))
     }
 
     /// Writes the index, replacing an earlier one atomically.
-    pub fn write_index(&self, index: &Index) -> Result<(), DirectoryError> {
-        let refused = |error| DirectoryError::Io(self.path.join(INDEX), error);
+    pub fn write_index(&mut self, index: &Index) -> Result<(), DirectoryError> {
+        let refused = |error| DirectoryError::Io(self.path().join(INDEX), error);
         let mut text = serde_json::to_vec_pretty(index).map_err(|error| refused(error.into()))?;
         text.push(b'\n');
-        let partial = self.path.join(format!("{INDEX}.partial"));
-        fs::write(&partial, text).map_err(refused)?;
-        fs::rename(&partial, self.path.join(INDEX)).map_err(refused)
+        self.folder.plan(INDEX)?.write(&text)?;
+        Ok(())
     }
 }
 
@@ -280,9 +265,8 @@ mod tests {
     fn a_directory_with_an_earlier_recording_is_left_alone() {
         let folder = tempfile::tempdir().expect("a folder");
         let run = folder.path().join("run/");
-        let directory = OutputDirectory::check(&run).expect("it can be made");
+        let mut directory = OutputDirectory::check(&run).expect("it can be made");
         assert!(!run.exists(), "made too early");
-        directory.create().expect("made");
         directory.write_index(&Index::new(None)).expect("written");
         let error = OutputDirectory::check(&run).expect_err("it is taken");
         assert!(error.to_string().contains("rm -r"), "{error}");
@@ -294,7 +278,7 @@ mod tests {
     #[test]
     fn a_second_program_of_a_process_gets_a_second_file() {
         let folder = tempfile::tempdir().expect("a folder");
-        let directory = OutputDirectory::check(folder.path()).expect("it is there");
+        let mut directory = OutputDirectory::check(folder.path()).expect("it is there");
         let (name, plan) = directory.plan("7-train").expect("planned");
         assert_eq!(name, "7-train.json");
         drop(plan.create().expect("created"));

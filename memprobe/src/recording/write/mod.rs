@@ -3,7 +3,6 @@
 pub mod directory;
 mod fields;
 pub mod json;
-pub mod output;
 mod slices;
 mod stack_text;
 pub mod tensors;

@@ -1,5 +1,4 @@
-//! Native callers of the allocator. Names come from symbols alone, which works even in libraries whose symbol
-//! table is too large for blazesym.
+//! Native callers of the allocator. Names come from symbols alone, which works in libraries of any size.
 
 use super::{Library, NativeCode, REMEMBERED};
 use crate::decode::StackCopy;
@@ -35,14 +34,19 @@ impl NativeCode {
         search.found()
     }
 
+    /// Returns the memory that the function indexes of all libraries take, in bytes.
+    pub(super) fn loaded(&self) -> usize {
+        let loaded = self.libraries.iter().filter_map(Library::functions);
+        loaded.map(FunctionNames::bytes).sum()
+    }
+
     /// Returns the function of the call that returns to `return_address`; `None` if the address is in no file.
     fn caller_at(&mut self, return_address: u64) -> Option<Caller> {
         if let Some(known) = self.callers.get(&return_address) {
             return Some(known.clone());
         }
         let (place, offset) = self.place_of(return_address.wrapping_sub(1))?;
-        let loaded = self.libraries.iter().filter_map(Library::functions);
-        let loaded: usize = loaded.map(FunctionNames::bytes).sum();
+        let loaded = self.loaded();
         let library = &mut self.libraries[place.library];
         let function = library.function_at(self.tgid, offset, loaded);
         let caller = Caller {
@@ -59,7 +63,7 @@ impl NativeCode {
 
 impl Library {
     /// Returns the function at a file offset. `loaded` is the memory that the indexes of all libraries take, in bytes.
-    fn function_at(&mut self, tgid: Tgid, offset: u64, loaded: usize) -> Option<String> {
+    pub(super) fn function_at(&mut self, tgid: Tgid, offset: u64, loaded: usize) -> Option<String> {
         if self.functions.is_none() {
             let image = self.image(tgid);
             let names = image.and_then(|image| FunctionNames::of(image).ok());

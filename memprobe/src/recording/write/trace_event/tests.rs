@@ -8,8 +8,8 @@ use super::*;
 use crate::attribution::tables::samples::categories;
 use crate::event::{Address, Bytes, StackKind};
 use crate::ledger::snapshot::Grouping;
+use crate::output::OutputPlan;
 use crate::recording::samples::{MIB, frame, header, late_attach, memory, recording, stack, story};
-use crate::recording::write::output::OutputPlan;
 use crate::recording::{MAX_LINE, Reader};
 
 fn records(file: &[u8]) -> Vec<Value> {

@@ -74,7 +74,7 @@ fn no_system_call_of_a_paused_process_returns_early() {
 }
 
 /// Set for a copy of this test that pauses a process, and is stopped meanwhile.
-const PAUSED: &str = "MEMPROBE_TEST_PAUSED";
+const PAUSED: &str = "MEMPROBE_PAUSED_BY_TEST";
 
 #[test]
 fn stopped_in_the_middle_of_a_pause() {

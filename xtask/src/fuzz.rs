@@ -29,7 +29,7 @@ const MAX_MIB: u32 = 2048;
 pub struct Options {
     /// The reader: records, recording, elf, stack, heap or classes
     reader: String,
-    /// How long
+    /// Duration of the run, in minutes
     #[arg(long, default_value_t = 60)]
     minutes: u32,
     /// Add the inputs that reach new code to the committed ones

@@ -62,7 +62,9 @@ impl Trainer {
             doing: Doing::Forward(0),
             steps: 0,
         };
-        let convert = torch("nn/modules/module.py", "convert", 52);
+        let mut convert = torch("nn/modules/module.py", "convert", 52);
+        // `Module._apply` moves parameters so.
+        convert.context.grad = Grad::Disabled;
         let built = trainer.stack("built", convert);
         for _ in 0..LAYERS {
             trainer.alloc(built, 20 * MIB);

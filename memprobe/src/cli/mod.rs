@@ -28,7 +28,8 @@ struct Arguments {
     /// Print diagnostics of the kernel programs on standard error: ignored events, unreadable stacks, dropped records
     #[arg(long, global = true, value_name = "LEVEL")]
     log: Option<LogLevel>,
-    /// Longest time to stop a process for a reading, such as 5s [default: 1s]
+    /// Longest time to stop a process for a reading, such as 5s [default: 1s; of estimate, which stops the process that
+    /// it started: 30s]
     #[arg(long, global = true, value_name = "TIME", value_parser = options::parse_duration)]
     max_pause: Option<Duration>,
 }
@@ -62,7 +63,15 @@ enum Verb {
     Doctor(doctor::DoctorArgs),
 }
 
+/// Longest pause of a process that runs for the estimate alone. It is read while it stands still.
+const PAUSE_OF_ESTIMATE: Duration = Duration::from_secs(30);
+
 impl Verb {
+    /// Longest pause without `--max-pause`, if not the usual one.
+    fn longest_pause(&self) -> Option<Duration> {
+        matches!(self, Self::Estimate(_)).then_some(PAUSE_OF_ESTIMATE)
+    }
+
     fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Attach(attach) => attach.run(),
@@ -89,7 +98,8 @@ pub fn run() -> ExitCode {
         }
         commands::enable_diagnostics();
     }
-    if let Some(longest) = arguments.max_pause {
+    let longest = arguments.max_pause.or(arguments.verb.longest_pause());
+    if let Some(longest) = longest {
         commands::allow_longest_pause(longest);
     }
     let outcome = commands::begin_start().and_then(|()| arguments.verb.run());

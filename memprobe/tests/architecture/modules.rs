@@ -43,7 +43,7 @@ pub const UNSAFE_FILES: &[&str] = &[
     "cuda/nvml/library.rs",
     "probe/heap.rs",
     "probe/loader.rs",
-    "probe/many.rs",
+    "probe/multi.rs",
     "probe/positions.rs",
     "process/launch.rs",
     "process/pause.rs",

@@ -8,7 +8,8 @@ use crate::attribution::modules::ModuleLedger;
 use crate::attribution::views;
 use crate::attribution::{AttributionLedger, WithCategories};
 use crate::event::{
-    Event, Frame, MarkedPhase, PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs,
+    Event, Frame, Grad, MarkedPhase, PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid,
+    TimeNs,
 };
 use crate::ledger::snapshot::Grouping;
 
@@ -43,7 +44,10 @@ struct Training {
 impl Training {
     fn new() -> Self {
         let mut program = Program::attached_at(96 * MIB);
-        let built = program.stack(torch("nn/modules/module.py", "convert", 12));
+        let mut convert = torch("nn/modules/module.py", "convert", 12);
+        // `Module._apply` moves parameters so.
+        convert.context.grad = Grad::Disabled;
+        let built = program.stack(convert);
         for _ in 0..6 {
             program.alloc_tensor(built, 24 * MIB);
         }

@@ -44,15 +44,11 @@ impl Input {
 
 /// Takes a snapshot of the objects and searches the paths to each.
 pub fn read(data: &[u8]) {
-    let Some(Input {
-        layout,
-        objects,
-        memory,
-    }) = Input::of(data)
-    else {
+    let Some(input) = Input::of(data) else {
         return;
     };
-    let image = Cached::of(&memory, MAX_BYTES);
+    let (layout, objects) = (input.layout, input.objects);
+    let image = Cached::of(&input.memory, MAX_BYTES);
     let heap = Heap::of(&image, layout);
     let listed = objects.iter().map(|&address| Listed {
         address,
@@ -82,18 +78,14 @@ pub fn read(data: &[u8]) {
 
 /// Reads each object as a class, a dict, a text and a key.
 pub fn read_classes(data: &[u8]) {
-    let Some(Input {
-        layout,
-        objects,
-        memory,
-    }) = Input::of(data)
-    else {
+    let Some(input) = Input::of(data) else {
         return;
     };
-    let heap = Heap::of(&memory, layout);
+    let (layout, objects) = (input.layout, input.objects);
+    let heap = Heap::of(&input.memory, layout);
     for &object in &objects {
         read_object(&heap, object);
-        let _ = notebook::cell(&memory, layout, object, "/ipykernel_1/2.py");
+        let _ = notebook::cell(&input.memory, layout, object, "/ipykernel_1/2.py");
     }
 }
 

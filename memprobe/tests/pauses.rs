@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use memprobe::event::Tgid;
 use memprobe::process::pause::{Sleepers, while_paused};
 use pythons::{started, supported};
-use rustix::process::{Pid, Signal, getpid, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/sleepers.py");
 
@@ -82,7 +82,9 @@ fn stopped_in_the_middle_of_a_pause() {
         return;
     };
     let tgid = Tgid(number.parse().expect("a number"));
-    let work = || kill_process(getpid(), Signal::STOP);
+    // To this thread: a signal to the process may stop it only after another thread has taken it.
+    // SAFETY: raise(3) sends a signal to the calling thread, and touches no memory of ours.
+    let work = || unsafe { libc::raise(libc::SIGSTOP) };
     // The watchdog wakes this process. Either the work ends first then, or the pause.
     match while_paused(tgid, Sleepers::Left, work) {
         Ok(paused) => assert!(paused.duration > Duration::from_millis(900), "{paused:?}"),
@@ -90,31 +92,32 @@ fn stopped_in_the_middle_of_a_pause() {
     }
 }
 
-/// A process that sleeps until it is dropped.
-struct Sleeping(Child);
+/// A process that is killed when this is dropped: one that stays stopped would keep the output of the tests open.
+struct Killed(Child);
 
-impl Sleeping {
-    fn start() -> Self {
-        let mut sleep = Command::new("sleep");
-        sleep.arg("600").stdin(Stdio::null()).stdout(Stdio::null());
-        Self(sleep.stderr(Stdio::null()).spawn().expect("started"))
+impl Killed {
+    /// Starts a process that never sleeps, since a pause leaves sleepers asleep.
+    fn running() -> Self {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "while :; do :; done"]);
+        shell.stdin(Stdio::null()).stdout(Stdio::null());
+        Self(shell.stderr(Stdio::null()).spawn().expect("started"))
+    }
+
+    /// Starts a copy of this test that pauses a process, and is stopped meanwhile.
+    fn stopped_pause(tgid: Tgid) -> Self {
+        let mut this = Command::new(std::env::current_exe().expect("a path"));
+        this.args(["--exact", "stopped_in_the_middle_of_a_pause"]);
+        let copy = this.env(PAUSED, tgid.0.to_string()).spawn();
+        Self(copy.expect("started"))
     }
 }
 
-impl Drop for Sleeping {
+impl Drop for Killed {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// Starts the copy.
-fn stopped_pause(tgid: Tgid) -> Child {
-    let mut this = Command::new(std::env::current_exe().expect("a path"));
-    this.args(["--exact", "stopped_in_the_middle_of_a_pause"]);
-    this.env(PAUSED, tgid.0.to_string())
-        .spawn()
-        .expect("started")
 }
 
 fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) -> Duration {
@@ -137,31 +140,31 @@ fn state(pid: u32) -> Option<char> {
 
 #[test]
 fn a_target_runs_on_if_memprobe_is_stopped_in_a_pause() {
-    let sleeper = Sleeping::start();
-    let target = sleeper.0.id();
-    let mut stopper = stopped_pause(Tgid(target));
+    let running = Killed::running();
+    let target = running.0.id();
+    let mut stopper = Killed::stopped_pause(Tgid(target));
     wait_for("the pause", || state(target) == Some('t'));
     let paused = wait_for("the end of the pause", || state(target) != Some('t'));
     assert!(paused < Duration::from_secs(2), "{paused:?}");
     // Whoever stopped memprobe finds it stopped.
-    wait_for("the stop", || state(stopper.id()) == Some('T'));
-    kill_process(Pid::from_child(&stopper), Signal::CONT).expect("it is there");
-    assert!(stopper.wait().expect("it ends").success());
+    wait_for("the stop", || state(stopper.0.id()) == Some('T'));
+    kill_process(Pid::from_child(&stopper.0), Signal::CONT).expect("it is there");
+    assert!(stopper.0.wait().expect("it ends").success());
 }
 
 #[test]
 fn a_target_runs_on_if_somebody_stops_memprobe_again_and_again() {
-    let sleeper = Sleeping::start();
-    let target = sleeper.0.id();
-    let mut stopper = stopped_pause(Tgid(target));
+    let running = Killed::running();
+    let target = running.0.id();
+    let mut stopper = Killed::stopped_pause(Tgid(target));
     wait_for("the pause", || state(target) == Some('t'));
     let paused = wait_for("the end of the pause", || {
-        let _ = kill_process(Pid::from_child(&stopper), Signal::STOP);
+        let _ = kill_process(Pid::from_child(&stopper.0), Signal::STOP);
         state(target) != Some('t')
     });
     assert!(paused < Duration::from_secs(15), "{paused:?}");
-    let _ = kill_process(Pid::from_child(&stopper), Signal::KILL);
-    stopper.wait().expect("it ends");
+    let _ = kill_process(Pid::from_child(&stopper.0), Signal::KILL);
+    stopper.0.wait().expect("it ends");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
+use std::io::{Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
@@ -261,8 +262,12 @@ pub fn run(jobs: Vec<Job>, variables: &[(String, OsString)], times: &mut Times) 
 }
 
 impl TestProgram {
+    /// Runs it to its end. Its output goes to files: a process that a failed test leaves behind would keep a pipe open.
     fn run(&self, variables: &[(String, OsString)]) -> Result<Output> {
-        Command::new(&self.executable)
+        let starting = || format!("cannot start {}", self.executable.display());
+        let mut printed = [tempfile::tempfile()?, tempfile::tempfile()?];
+        let [stdout, stderr] = [printed[0].try_clone()?, printed[1].try_clone()?];
+        let status = Command::new(&self.executable)
             .arg(SHOW_OUTPUT)
             .current_dir(&self.package)
             .env("CARGO_MANIFEST_DIR", &self.package)
@@ -270,8 +275,21 @@ impl TestProgram {
             .env_remove("MEMPROBE_BPF_OBJECT")
             .envs(variables.iter().cloned())
             .stdin(Stdio::null())
-            .output()
-            .with_context(|| format!("cannot start {}", self.executable.display()))
+            .stdout(stdout)
+            .stderr(stderr)
+            .status()
+            .with_context(starting)?;
+        let [stdout, stderr] = printed.each_mut().map(|file| -> std::io::Result<Vec<u8>> {
+            let mut text = Vec::new();
+            file.rewind()?;
+            file.read_to_end(&mut text)?;
+            Ok(text)
+        });
+        Ok(Output {
+            status,
+            stdout: stdout?,
+            stderr: stderr?,
+        })
     }
 
     /// Prints a program's output in one piece.

@@ -9,6 +9,16 @@ use anyhow::{Context, Result, bail};
 use crate::process;
 use crate::repository::Repository;
 
+/// The readers, each with the folder of its committed inputs (`READERS` in `fuzz/src/lib.rs`).
+const READERS: [(&str, &str); 6] = [
+    ("records", "records"),
+    ("recording", "recording"),
+    ("elf", "elf"),
+    ("stack", "stack"),
+    ("heap", "heap"),
+    ("classes", "heap"),
+];
+
 /// Flags by which stable Rust counts the edges that an input takes (clang's SanitizerCoverage,
 /// `-fsanitize-coverage=inline-8bit-counters,pc-table,trace-cmp`).
 const COVERAGE: &str = "-Cpasses=sancov-module \
@@ -84,12 +94,12 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
 }
 
 /// Folder of a reader's committed inputs.
-fn folder_of(reader: &str) -> Result<&str> {
-    match reader {
-        "records" | "recording" | "elf" | "stack" | "heap" => Ok(reader),
-        "classes" => Ok("heap"),
-        _ => bail!("no reader {reader}: there are records, recording, elf, stack, heap, classes"),
-    }
+fn folder_of(reader: &str) -> Result<&'static str> {
+    let found = READERS.into_iter().find(|(name, _)| *name == reader);
+    found.map(|(_, inputs)| inputs).with_context(|| {
+        let names = READERS.map(|(name, _)| name).join(", ");
+        format!("no reader {reader}: there are {names}")
+    })
 }
 
 fn build(repository: &Repository) -> Result<PathBuf> {
@@ -117,9 +127,17 @@ mod tests {
     #[test]
     fn every_reader_has_a_folder_of_inputs() {
         let corpus = Repository::here().root().join("fuzz/corpus");
-        for reader in ["records", "recording", "elf", "stack", "heap", "classes"] {
+        for (reader, _) in READERS {
             let folder = folder_of(reader).unwrap();
             assert!(corpus.join(folder).is_dir(), "{reader}");
+        }
+        let readers = Repository::here().root().join("fuzz/src/lib.rs");
+        let readers = fs::read_to_string(readers).unwrap();
+        let all = readers.matches("        name: \"").count();
+        assert_eq!(all, READERS.len());
+        for (reader, inputs) in READERS {
+            let row = format!("name: \"{reader}\",\n        inputs: \"{inputs}\"");
+            assert!(readers.contains(&row), "{reader}");
         }
         assert!(folder_of("other").is_err());
     }

@@ -143,20 +143,21 @@ fn of_python(program: &mut Child) -> Result<(), Box<dyn Error>> {
         for (address, bytes) in pieces(&memory.bytes.into_inner()) {
             Image::describe(address, &bytes, &mut input);
         }
-        without_home(&mut input);
+        without_paths(&mut input);
         write("heap", &format!("python3.{minor}-{number}"), &input)?;
     }
     Ok(())
 }
 
-/// Overwrites the path of the home folder, which says more of this machine than of Python.
-fn without_home(input: &mut [u8]) {
-    let home = std::env::var_os("HOME").unwrap_or_default();
-    let home = home.as_encoded_bytes();
-    let places = 0..input.len().saturating_sub(home.len());
-    for at in places.filter(|_| home.len() > 1) {
-        if input[at..].starts_with(home) {
-            input[at + 1..at + home.len()].fill(b'x');
+/// Overwrites the paths of the home and the working folder, which say more of this machine than of Python.
+fn without_paths(input: &mut [u8]) {
+    let folders = ["HOME", "PWD"].map(|name| std::env::var_os(name).unwrap_or_default());
+    for folder in folders.iter().map(|folder| folder.as_encoded_bytes()) {
+        let places = 0..input.len().saturating_sub(folder.len());
+        for at in places.filter(|_| folder.len() > 1) {
+            if input[at..].starts_with(folder) {
+                input[at + 1..at + folder.len()].fill(b'x');
+            }
         }
     }
 }

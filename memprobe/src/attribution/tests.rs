@@ -299,18 +299,11 @@ impl Program {
     fn label(&mut self, label: impl Fn(LabeledBlock) -> LabeledBlock) {
         self.time += 1_000;
         let blocks = self.live.iter().map(|(addr, size)| {
-            label(LabeledBlock {
-                addr: Address(*addr),
-                size: Bytes(*size),
-                device: DEVICE,
-                kind: None,
-                name: None,
-                module: None,
-                called: None,
-                saved_by: None,
-                retainer: None,
-                is_saved_variable: false,
-            })
+            label(LabeledBlock::unlabeled(
+                Address(*addr),
+                Bytes(*size),
+                DEVICE,
+            ))
         });
         let names = BlockLabels {
             time: TimeNs(self.time),

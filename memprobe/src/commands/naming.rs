@@ -392,16 +392,8 @@ mod tests {
 
     fn parameter() -> LabeledBlock {
         LabeledBlock {
-            addr: Address(512),
-            size: Bytes(512),
-            device: DeviceIndex::CPU,
             kind: Some(TensorKind::Parameter),
-            name: None,
-            module: None,
-            called: None,
-            saved_by: None,
-            retainer: None,
-            is_saved_variable: false,
+            ..LabeledBlock::unlabeled(Address(512), Bytes(512), DeviceIndex::CPU)
         }
     }
 

@@ -120,6 +120,24 @@ pub struct LabeledBlock {
     pub is_saved_variable: bool,
 }
 
+impl LabeledBlock {
+    /// A block of which nothing but its place is known.
+    pub fn unlabeled(addr: Address, size: Bytes, device: DeviceIndex) -> Self {
+        Self {
+            addr,
+            size,
+            device,
+            kind: None,
+            name: None,
+            module: None,
+            called: None,
+            saved_by: None,
+            retainer: None,
+            is_saved_variable: false,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -42,16 +42,8 @@ fn the_iteration_of_the_peak_is_named() {
 /// Names one of the blocks of [`late_attach`].
 fn labeled() -> Event {
     let block = LabeledBlock {
-        addr: Address(0x7f00_0020_0000),
-        size: Bytes(1 << 20),
-        device: DeviceIndex(0),
         kind: Some(TensorKind::Parameter),
-        name: None,
-        module: None,
-        called: None,
-        saved_by: None,
-        retainer: None,
-        is_saved_variable: false,
+        ..LabeledBlock::unlabeled(Address(0x7f00_0020_0000), Bytes(1 << 20), DeviceIndex(0))
     };
     let labels = BlockLabels {
         time: TimeNs(5_000_000_100),

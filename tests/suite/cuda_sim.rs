@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use memprobe_tests::environment::{Company, Slots};
 use memprobe_tests::pytorch::{PyTorch, succeed};
 use memprobe_tests::reference::Reference;
 
@@ -41,6 +42,7 @@ fn program(settings: &[(&str, &str)], body: &str) {
     let Some(pytorch) = PyTorch::simulated() else {
         return;
     };
+    let _slot = Slots::take(Company::Welcome);
     succeed(
         pytorch
             .command()
@@ -305,6 +307,7 @@ fn reference_with(
     prepare: impl FnOnce(&mut Command),
 ) -> Option<Reference> {
     let pytorch = PyTorch::of_this_run()?;
+    let _slot = Slots::take(Company::Welcome);
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("reference.json");
     let mut command = pytorch.reference(workload, &out);

@@ -16,7 +16,7 @@ pub struct TestEnvironment {
     newest: Option<PyTorch>,
     /// Path of the memprobe under test.
     pub memprobe: PathBuf,
-    _slots: Vec<File>,
+    _slots: Slots,
 }
 
 /// PyTorches of a test. Version-dependent tests run on each, the others on the newest, so that the
@@ -81,7 +81,7 @@ impl TestEnvironment {
             pytorches: Vec::new(),
             newest: None,
             memprobe: built_memprobe(),
-            _slots: slots(company),
+            _slots: Slots::take(company),
         })
     }
 
@@ -120,7 +120,7 @@ fn built_memprobe() -> PathBuf {
 
 /// Permission for other tests to run at the same time.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Company {
+pub enum Company {
     Welcome,
     None,
 }
@@ -128,25 +128,32 @@ enum Company {
 /// Number of slots. Most of a test is a program that starts, on one core.
 const SLOTS: usize = 2;
 
-/// Locks one slot, or all of them, until the files are closed.
-fn slots(company: Company) -> Vec<File> {
-    let mut files = (0..SLOTS).map(slot);
-    if company == Company::None {
-        // Each in turn, so that two who want all cannot wait for each other.
-        return files
-            .inspect(|file| {
+/// Locked slots, until they are dropped. A test that runs CUDA programs without memprobe takes one too:
+/// tests of the whole machine add up every process on it.
+pub struct Slots {
+    _files: Vec<File>,
+}
+
+impl Slots {
+    /// Locks one slot, or all of them.
+    pub fn take(company: Company) -> Self {
+        let files: Vec<File> = (0..SLOTS).map(slot).collect();
+        if company == Company::None {
+            // Each in turn, so that two who want all cannot wait for each other.
+            for file in &files {
                 flock(file, FlockOperation::LockExclusive).expect("the turn can be waited for");
-            })
-            .collect();
-    }
-    let files: Vec<File> = files.by_ref().collect();
-    loop {
-        for file in &files {
-            if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                return vec![file.try_clone().expect("another handle of the lock")];
             }
+            return Self { _files: files };
         }
-        std::thread::sleep(Duration::from_millis(20));
+        loop {
+            for file in &files {
+                if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                    let file = file.try_clone().expect("another handle of the lock");
+                    return Self { _files: vec![file] };
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 

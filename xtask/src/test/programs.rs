@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use serde::Deserialize;
 
+use super::SUITE_FOLDER;
 use super::outcome::{Outcome, SHOW_OUTPUT, Skip, Skipped, without_passing};
 use super::steps::{Times, in_words};
 use crate::process;
@@ -101,13 +102,16 @@ impl Job<'_> {
     fn run(self, variables: &[(String, OsString)], report: &Mutex<Report>) -> Result<()> {
         match self {
             Self::Program(program) => {
+                // The tests of other packages run CUDA programs too, and take no slot themselves.
+                let turn = (!program.is_of(SUITE_FOLDER)).then(slot).transpose()?;
                 let output = program.run(variables)?;
+                drop(turn);
                 program.print(&output);
                 report.lock().expect(RUNS).add_program(&program, &output);
             }
             Self::AnotherKernel(run) => {
                 // A guest counts as one of the tests that run at once.
-                let turn = slot();
+                let turn = slot()?;
                 let outcome = run();
                 drop(turn);
                 report.lock().expect(RUNS).add_kernel(outcome);
@@ -117,11 +121,21 @@ impl Job<'_> {
     }
 }
 
-/// Locks a slot of the tests (`tests/support/environment.rs`).
-fn slot() -> Option<File> {
-    let file = File::create(std::env::temp_dir().join("memprobe-tests.0.lock")).ok()?;
-    flock(&file, FlockOperation::LockExclusive).ok()?;
-    Some(file)
+/// Waits for a slot of the tests (`tests/support/environment.rs`) and locks it.
+fn slot() -> Result<File> {
+    let open =
+        |number| File::create(std::env::temp_dir().join(format!("memprobe-tests.{number}.lock")));
+    let files = (0..AT_ONCE)
+        .map(open)
+        .collect::<std::io::Result<Vec<File>>>()?;
+    loop {
+        for file in &files {
+            if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                return Ok(file.try_clone()?);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Outcome of several programs.

@@ -8,13 +8,16 @@
 //! - `c10::reportOutOfMemoryToProfiler(int64_t alloc_size, size_t total_allocated, size_t total_reserved,
 //!   Device device)` when it has none (c10/core/Allocator.cpp@v2.15.0).
 
+use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
-use memprobe_common::{DEVICE_TYPE_CUDA, MemoryRecord, process_flag, record};
+use memprobe_common::{DEVICE_TYPE_CUDA, MemoryRecord, counter, process_flag, record};
 
 use crate::context::{Caller, Entry as _, Registers as _, now_ns};
 use crate::evaluation::current_node;
 use crate::event::Event;
-use crate::ring::send_memory;
+use crate::maps::{EVENT_WITH_STACK, PROGRAMS};
+use crate::process::watched;
+use crate::ring::{count_loss, send_memory};
 use crate::shape::{has_shape, send_with_shape};
 use crate::stack::send_block;
 
@@ -25,19 +28,28 @@ pub fn is_cuda(device: u64) -> bool {
     device as u8 == DEVICE_TYPE_CUDA
 }
 
-/// Returns whether a report is of a block that was taken back.
-#[inline(always)]
-pub fn is_free(ctx: &ProbeContext) -> bool {
-    ctx.argument(1) as i64 <= 0
-}
-
-/// Sends the record of a block that was taken back.
-#[inline(always)]
-pub fn send_free(ctx: &ProbeContext, caller: Caller) {
-    send_memory(MemoryRecord {
-        time_ns: now_ns(),
-        ..block(ctx, caller)
-    });
+/// `c10::reportMemoryUsageToProfiler` is entered. A block that was taken back needs no stack: its record is sent here,
+/// without the larger program's look at the kind of its record.
+#[uprobe]
+pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
+    if !is_cuda(ctx.argument(4)) {
+        return 0;
+    }
+    if ctx.argument(1) as i64 > 0 {
+        // SAFETY: nothing is borrowed that would have to be dropped.
+        unsafe { PROGRAMS.tail_call(&ctx, EVENT_WITH_STACK) };
+        // It returns only where the array is empty.
+        count_loss(counter::EVENTS_LOST);
+        return 0;
+    }
+    let caller = Caller::current();
+    if watched(caller).is_some() {
+        send_memory(MemoryRecord {
+            time_ns: now_ns(),
+            ..block(&ctx, caller)
+        });
+    }
+    0
 }
 
 /// Sends the record of a block that was handed out.

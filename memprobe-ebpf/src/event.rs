@@ -38,10 +38,6 @@ pub fn event_with_stack(ctx: ProbeContext) -> u32 {
     let Some(process) = watched(caller) else {
         return 0;
     };
-    if is(kind, record::BLOCK) && allocator::is_free(&ctx) {
-        allocator::send_free(&ctx, caller);
-        return 0;
-    }
     if is(kind, record::CPU_BLOCK) && process.flags & process_flag::CPU == 0 {
         return 0;
     }
@@ -74,9 +70,7 @@ fn is(cookie: u64, kind: u8) -> bool {
 /// Returns whether a call can have a record, by its arguments.
 #[inline(always)]
 fn is_relevant(kind: u64, ctx: &ProbeContext) -> bool {
-    if is(kind, record::BLOCK) {
-        allocator::is_cuda(ctx.argument(4))
-    } else if is(kind, record::OUT_OF_MEMORY) {
+    if is(kind, record::OUT_OF_MEMORY) {
         allocator::is_cuda(ctx.argument(3))
     } else if is(kind, record::CPU_BLOCK) {
         cpu::has_bytes(ctx)

@@ -1,7 +1,7 @@
 //! The maps, and the constants that user space sets.
 
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, LruHashMap, RingBuf};
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, ProgramArray, RingBuf};
 use memprobe_common::{ProcessConfig, counter};
 
 use crate::state::{Budget, PendingCall, Thread, diagnostic_kind};
@@ -9,6 +9,13 @@ use crate::state::{Budget, PendingCall, Thread, diagnostic_kind};
 /// Every record, in the order in which it was reserved. User space sets the size.
 #[map]
 pub static RECORDS: RingBuf = RingBuf::with_byte_size(8 << 20, 0);
+
+/// Programs to go on in. User space puts them there.
+#[map]
+pub static PROGRAMS: ProgramArray = ProgramArray::with_max_entries(1, 0);
+
+/// Index of `event_with_stack` in [`PROGRAMS`].
+pub const EVENT_WITH_STACK: u32 = 0;
 
 /// The watched processes, by tgid. An event of any other process is ignored. An entry goes
 /// when its process ends.

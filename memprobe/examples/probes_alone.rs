@@ -24,7 +24,7 @@ use memprobe::probe::attaching::{AttachStep, Attaching, Placement};
 use memprobe::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking, PROBES};
 use memprobe::probe::files::ProbedFiles;
 use memprobe::probe::kernel::{self, TaskOffsets};
-use memprobe::probe::loader::{Link, Loader, Reach, Wanted, Watch};
+use memprobe::probe::loader::{ALLOCATOR_ENTRY, Link, Loader, Reach, Wanted, Watch};
 use memprobe::process::maps::Maps;
 
 /// memprobe's default size.
@@ -34,7 +34,7 @@ const RING_BYTES: u32 = 8 << 20;
 const POLL: Duration = Duration::from_millis(5);
 
 /// Name of the eBPF program behind the allocator's reports.
-const ALLOCATOR: &str = "event_with_stack";
+const ALLOCATOR: &str = ALLOCATOR_ENTRY;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use iced_x86::Register::{self, R8, R9, RBP, RCX, RDI, RDX, RSI, RSP};
 use memprobe_common::{CudaCookie, Description, ProcessConfig, ThreadLocal, record};
 
-use super::loader::{CUDA_ENTRY, Wanted};
+use super::loader::{ALLOCATOR_ENTRY, CUDA_ENTRY, EVENT_WITH_STACK, Wanted};
 use crate::cuda::calls::{Api, Effect, FUNCTIONS, Function};
 pub use crate::event::{Detail, GraphTracking};
 use crate::process::elf::ThreadLocalName;
@@ -206,7 +206,7 @@ const ON_TORCH: Probe = Probe {
 /// The fields of a probe whose program sends records of a kind, with a stack.
 const fn with_stack(record: u8) -> Probe {
     Probe {
-        entry: "event_with_stack",
+        entry: EVENT_WITH_STACK,
         cookie: Some(record as u64),
         ..ON_TORCH
     }
@@ -316,6 +316,7 @@ const PYTORCH: [Probe; 10] = [
         // The stack is copied from its return address on.
         reads: &[RDI, RSI, RDX, RCX, R8, RSP, RBP],
         need: Need::Allocator,
+        entry: ALLOCATOR_ENTRY,
         ..with_stack(record::BLOCK)
     },
 ];

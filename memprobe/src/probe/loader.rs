@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use aya::maps::{Array, HashMap, MapData, MapError, RingBuf};
+use aya::maps::{Array, HashMap, MapData, MapError, ProgramArray, RingBuf};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope};
 use aya::programs::{Program, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
@@ -114,6 +114,14 @@ pub enum Link {
 /// Programs that few processes need: loaded when they are first attached, since the verifier takes long.
 const ON_DEMAND: [&str; 1] = ["allocator_tracepoint"];
 
+/// The program on the allocator's reports, which goes on in [`EVENT_WITH_STACK`] where a block was handed out.
+pub const ALLOCATOR_ENTRY: &str = "report_memory_usage";
+pub const EVENT_WITH_STACK: &str = "event_with_stack";
+
+/// The map with the programs that others go on in, and the index of [`EVENT_WITH_STACK`] (memprobe-ebpf/src/maps.rs).
+const PROGRAMS: &str = "PROGRAMS";
+const EVENT_WITH_STACK_INDEX: u32 = 0;
+
 pub const CUDA_ENTRY: &str = "cuda_enter";
 const CUDA_RETURN: &str = "cuda_return";
 
@@ -174,6 +182,7 @@ impl Loader {
                 load(name, program)?;
             }
         }
+        connect(&mut ebpf, multi.as_ref())?;
         let reader = diagnostics::DiagnosticReader::start(&mut ebpf)?;
         for (name, tracepoint) in LIFECYCLE {
             let program: &mut RawTracePoint = ebpf
@@ -369,6 +378,25 @@ impl Loader {
             total: info.run_time(),
         })
     }
+}
+
+/// Puts the program that others go on in where they find it.
+fn connect(ebpf: &mut Ebpf, multi: Option<&MultiPrograms>) -> Result<()> {
+    let missing = || format!("the object has no map {PROGRAMS}");
+    let putting = || format!("putting {EVENT_WITH_STACK} where {ALLOCATOR_ENTRY} goes on");
+    if let Some(multi) = multi {
+        let map = ebpf.map(PROGRAMS).with_context(missing)?;
+        return multi
+            .put(EVENT_WITH_STACK, map, EVENT_WITH_STACK_INDEX)
+            .with_context(putting);
+    }
+    let program = ebpf.program(EVENT_WITH_STACK).with_context(putting)?;
+    let fd = program.fd()?.try_clone()?;
+    let map = ebpf.map_mut(PROGRAMS).with_context(missing)?;
+    let mut programs = ProgramArray::try_from(map)?;
+    programs
+        .set(EVENT_WITH_STACK_INDEX, &fd, 0)
+        .with_context(putting)
 }
 
 fn attach_multi(

@@ -22,7 +22,8 @@ use rustix::io::Errno;
 
 use super::loader::Reach;
 
-/// `BPF_PROG_LOAD`, `BPF_OBJ_GET_INFO_BY_FD`, `BPF_LINK_CREATE` (`enum bpf_cmd`).
+/// `BPF_MAP_UPDATE_ELEM`, `BPF_PROG_LOAD`, `BPF_OBJ_GET_INFO_BY_FD`, `BPF_LINK_CREATE` (`enum bpf_cmd`).
+const MAP_UPDATE_ELEM: libc::c_long = 2;
 const PROG_LOAD: libc::c_long = 5;
 const OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const LINK_CREATE: libc::c_long = 28;
@@ -34,6 +35,16 @@ const RETURN: u32 = 1;
 
 /// Most links that are taken away at the same time.
 const MAX_DETACHED: usize = 64;
+
+/// The head of `union bpf_attr` for [`MAP_UPDATE_ELEM`].
+#[repr(C)]
+struct MapUpdate {
+    map_fd: u32,
+    pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
 
 /// The head of `union bpf_attr` for [`PROG_LOAD`].
 #[repr(C)]
@@ -149,6 +160,20 @@ impl MultiPrograms {
         link(program, file, functions, pid, flags)
     }
 
+    /// Puts a program into an array of programs.
+    pub fn put(&self, name: &str, array: &Map, index: u32) -> io::Result<()> {
+        let program = self.program(name)?.as_raw_fd();
+        let array = descriptor(array).ok_or_else(not_found)?;
+        let attributes = MapUpdate {
+            map_fd: array.cast_unsigned(),
+            pad: 0,
+            key: (&raw const index) as u64,
+            value: (&raw const program) as u64,
+            flags: 0,
+        };
+        bpf(MAP_UPDATE_ELEM, &attributes).map(drop)
+    }
+
     fn program(&self, name: &str) -> io::Result<&OwnedFd> {
         self.loaded.get(name).ok_or_else(not_found)
     }
@@ -239,9 +264,11 @@ fn load_each(object: &Object, names: Vec<&str>) -> Option<BTreeMap<String, Owned
 
 fn descriptor(map: &Map) -> Option<RawFd> {
     match map {
-        Map::Array(map) | Map::HashMap(map) | Map::LruHashMap(map) | Map::RingBuf(map) => {
-            Some(map.fd().as_fd().as_raw_fd())
-        }
+        Map::Array(map)
+        | Map::HashMap(map)
+        | Map::LruHashMap(map)
+        | Map::ProgramArray(map)
+        | Map::RingBuf(map) => Some(map.fd().as_fd().as_raw_fd()),
         _ => None,
     }
 }
@@ -342,5 +369,6 @@ fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<libc::c_long> {
 const _: () = {
     assert!(size_of::<ProgLoad>() == 72);
     assert!(size_of::<GetInfo>() == 16);
+    assert!(size_of::<MapUpdate>() == 32);
     assert!(size_of::<LinkCreate>() == 64);
 };

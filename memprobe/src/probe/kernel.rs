@@ -3,9 +3,9 @@
 use std::fmt;
 use std::fs;
 
-use anyhow::{Context as _, Result, bail};
-use btfparse::{Offset, Readable, TypeInformation};
+use anyhow::{Context as _, Result};
 
+use super::kernel_types::KernelTypes;
 pub use super::preflight::preflight;
 
 /// The oldest kernel that has what the programs need: `bpf_ringbuf_*` (5.8) and perf links for uprobes (5.15).
@@ -70,7 +70,8 @@ pub struct TaskOffsets {
 
 impl TaskOffsets {
     pub fn of_this_kernel() -> Result<Self> {
-        let types = Types::of_this_kernel()?;
+        let file = fs::read(KERNEL_TYPES).with_context(|| format!("reading {KERNEL_TYPES}"))?;
+        let types = KernelTypes::parse(&file).with_context(|| format!("parsing {KERNEL_TYPES}"))?;
         Ok(Self {
             fsbase: types
                 .offset("task_struct", "thread.fsbase")
@@ -80,41 +81,6 @@ impl TaskOffsets {
             signal: types.offset("task_struct", "signal")?,
             live: types.offset("signal_struct", "live")?,
         })
-    }
-}
-
-struct Types(TypeInformation);
-
-impl Types {
-    fn of_this_kernel() -> Result<Self> {
-        let bytes = fs::read(KERNEL_TYPES).with_context(|| format!("reading {KERNEL_TYPES}"))?;
-        TypeInformation::new(&InMemory(bytes))
-            .map(Self)
-            .map_err(|error| anyhow::anyhow!("{KERNEL_TYPES} cannot be parsed: {error:?}"))
-    }
-
-    fn offset(&self, structure: &str, field: &str) -> Result<u64> {
-        let missing = || format!("the kernel's types have no {structure}");
-        let id = self.0.id_of(structure).with_context(missing)?;
-        match self.0.offset_of(id, field) {
-            Ok((_, Offset::ByteOffset(bytes))) => Ok(u64::from(bytes)),
-            _ => bail!("this kernel's {structure} has no {field}"),
-        }
-    }
-}
-
-struct InMemory(Vec<u8>);
-
-impl Readable for InMemory {
-    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), btfparse::Error> {
-        let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let rest = self.0.get(start..).unwrap_or_default();
-        let Some(bytes) = rest.get(..buffer.len()) else {
-            let kind = btfparse::ErrorKind::IOError;
-            return Err(btfparse::Error::new(kind, "read past the end"));
-        };
-        buffer.copy_from_slice(bytes);
-        Ok(())
     }
 }
 

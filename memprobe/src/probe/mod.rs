@@ -8,6 +8,7 @@ pub mod files;
 pub mod finding;
 pub mod heap;
 pub mod kernel;
+mod kernel_types;
 pub mod loader;
 pub mod machine;
 mod multi;

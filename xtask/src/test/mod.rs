@@ -91,7 +91,12 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let features = features::chosen(repository, &options.only)?;
     if extent != Extent::WithoutPyTorch {
         let environments = environments::pairs(extent).len() as u64;
-        requirements::check(repository, Task::Tests, environments)?;
+        let task = if features.is_empty() {
+            Task::Tests
+        } else {
+            Task::Features
+        };
+        requirements::check(repository, task, environments)?;
     }
     announce(extent)?;
     std::fs::create_dir_all(repository.target())?;

@@ -1,11 +1,11 @@
 //! Options that several verbs share: same name, same short form, same meaning everywhere.
 
-use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, ValueEnum};
 
+use crate::commands::stdout;
 use crate::commands::{Allocators, CommandUser, Detail, DriverCalls, GraphTracking, Naming};
 use crate::report::{Colour, RowLimit};
 
@@ -226,7 +226,7 @@ impl StdoutStyle {
         let columns = size.map_or(0, |size| usize::from(size.ws_col));
         Self {
             columns: (columns > 0).then_some(columns),
-            colour: if wanted && std::io::stdout().is_terminal() {
+            colour: if wanted && stdout::is_terminal() {
                 Colour::Ansi
             } else {
                 Colour::Plain

@@ -1,6 +1,5 @@
 //! `memprobe snapshot` and `memprobe diff`, and the options of their tables of tensors.
 
-use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,7 +11,8 @@ use super::options::{
     BufferOption, Choice, CpuOption, DetailOption, FoldOption, Format, FormatOption, LimitOption,
     StdoutStyle, choice, choices, formats, parse_duration, parse_pid,
 };
-use crate::commands::snapshot::{CaptureMode, Snapshots};
+use crate::commands::snapshot::{CaptureMode, Snapshots, content};
+use crate::commands::stdout;
 use crate::event::Tgid;
 use crate::event::tensors::TensorSnapshot;
 use crate::recording::{Reader, open_tensors, read_tensors};
@@ -107,7 +107,7 @@ impl SnapshotArgs {
 
 fn print(file: &Path, options: &TensorOptions) -> Result<ExitCode> {
     let snapshot = read(file)?;
-    let mut out = BufWriter::new(std::io::stdout().lock());
+    let mut out = stdout::open(content(options.format));
     write_tensors(&snapshot, options, &mut out)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -251,7 +251,7 @@ impl Diff {
         }
         let before = read(&self.before)?;
         let after = read(&self.after)?;
-        let mut out = BufWriter::new(std::io::stdout().lock());
+        let mut out = stdout::open(content(options.format));
         write_tensor_diff(&before, &after, &options, &mut out)?;
         Ok(ExitCode::SUCCESS)
     }

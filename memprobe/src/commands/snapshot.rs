@@ -2,7 +2,7 @@
 
 pub use crate::torch::tensors::CaptureMode;
 
-use std::io::{BufWriter, Write as _};
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::Interrupts;
 use super::record::progress::Progress;
+use super::stdout::{self, OutputContent, Stdout};
 use crate::event::Tgid;
 use crate::event::tensors::{TensorDevice, TensorSnapshot};
 use crate::ledger::AnalyzedLedger;
@@ -47,7 +48,9 @@ impl Snapshots {
         let snapshot = taken_with_gpus(self.tgid, self.manner, self.extent)?;
         let mut progress = Progress::new(false);
         let Some(plan) = plan.filter(|plan| !plan.is_stdout()) else {
-            print(|out| write_tensors(&snapshot, &self.options, out))?;
+            print(self.options.format, |out| {
+                write_tensors(&snapshot, &self.options, out)
+            })?;
             if self.options.format != TensorFormat::Text {
                 progress.say(&consistency(snapshot.consistency));
             }
@@ -89,8 +92,10 @@ impl Snapshots {
             match self.take_watched(&mut tracker).await {
                 Ok(snapshot) => {
                     let heard = match &before {
-                        None => print(|out| write_tensors(&snapshot, &self.options, out))?,
-                        Some(before) => print(|out| {
+                        None => print(self.options.format, |out| {
+                            write_tensors(&snapshot, &self.options, out)
+                        })?,
+                        Some(before) => print(self.options.format, |out| {
                             out.write_all(b"\n")?;
                             write_tensor_diff(before, &snapshot, &self.options, out)
                         })?,
@@ -185,10 +190,18 @@ pub(super) fn taken(tgid: Tgid, manner: CaptureMode, extent: Allocators) -> Resu
 
 /// Writes to standard output; `None` where its reader has gone.
 fn print<E: Into<anyhow::Error>>(
-    write: impl FnOnce(&mut BufWriter<std::io::StdoutLock<'static>>) -> Result<Option<()>, E>,
+    format: TensorFormat,
+    write: impl FnOnce(&mut Stdout) -> Result<Option<()>, E>,
 ) -> Result<Option<()>> {
-    let mut out = BufWriter::new(std::io::stdout().lock());
+    let mut out = stdout::open(content(format));
     write(&mut out).map_err(Into::into)
+}
+
+pub fn content(format: TensorFormat) -> OutputContent {
+    match format {
+        TensorFormat::Text => OutputContent::Text,
+        TensorFormat::Json | TensorFormat::Csv => OutputContent::Document,
+    }
 }
 
 /// Time that the first snapshot waits for the probes: earlier blocks have no line.

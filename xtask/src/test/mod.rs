@@ -4,6 +4,7 @@
 mod background;
 pub mod environments;
 mod features;
+mod lints;
 mod object;
 mod outcome;
 pub mod programs;
@@ -272,17 +273,8 @@ impl Run<'_> {
                     .arg(manifest),
             )
         })?;
-        self.steps.take("lints", || {
-            let lints = [
-                "clippy",
-                "--workspace",
-                "--all-targets",
-                "--",
-                "-D",
-                "warnings",
-            ];
-            process::run(cargo(self.repository).args(lints))
-        })?;
+        self.steps
+            .take("lints", || lints::check(|| cargo(self.repository)))?;
         self.steps
             .take(PACKAGE, || crate::package::check(self.repository))
     }

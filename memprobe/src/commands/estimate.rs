@@ -50,6 +50,7 @@ pub struct Estimation {
     pub options: EstimateOptions,
     /// Output file; `None` for standard output.
     pub output: Option<PathBuf>,
+    pub driver: DriverCalls,
     pub ring_bytes: u32,
 }
 
@@ -134,7 +135,7 @@ impl Estimation {
             detail: Detail::Tensors,
             graph: GraphTracking::On,
             allocators: Allocators::CudaAndCpu,
-            driver: DriverCalls::Probed,
+            driver: self.driver,
         };
         let mut session = HostSession::load(wanted, self.ring_bytes)?;
         let mut command = start.spawn()?;

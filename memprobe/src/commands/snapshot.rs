@@ -32,6 +32,14 @@ use crate::view::{consistency, counted};
 /// Interval of checking for the end of a process that is not probed.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// Probes that find the lines of new blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockProbes {
+    pub detail: Detail,
+    pub driver: DriverCalls,
+    pub ring_bytes: u32,
+}
+
 pub struct Snapshots {
     pub tgid: Tgid,
     pub manner: CaptureMode,
@@ -69,19 +77,14 @@ impl Snapshots {
     }
 
     /// Prints first the table, then the changes, until the process ends or somebody interrupts.
-    pub fn watch(&self, interval: Duration, detail: Detail, ring_bytes: u32) -> Result<ExitCode> {
-        super::runtime()?.block_on(self.watch_inside(interval, detail, ring_bytes))
+    pub fn watch(&self, interval: Duration, probes: BlockProbes) -> Result<ExitCode> {
+        super::runtime()?.block_on(self.watch_inside(interval, probes))
     }
 
-    async fn watch_inside(
-        &self,
-        interval: Duration,
-        detail: Detail,
-        ring_bytes: u32,
-    ) -> Result<ExitCode> {
+    async fn watch_inside(&self, interval: Duration, probes: BlockProbes) -> Result<ExitCode> {
         let mut interrupts = Interrupts::new()?;
         let watched = Watched::open(self.tgid)?;
-        let mut tracker = BlockTracker::open(self.tgid, detail, ring_bytes);
+        let mut tracker = BlockTracker::open(self.tgid, probes);
         tokio::select! {
             () = interrupts.next() => return Ok(ExitCode::SUCCESS),
             ready = tracker.ready() => ready?,
@@ -217,11 +220,11 @@ pub(super) struct BlockTracker {
 
 impl BlockTracker {
     /// Begins to look. Without probes a snapshot says less, and why is said here.
-    pub(super) fn open(tgid: Tgid, detail: Detail, ring_bytes: u32) -> Self {
+    pub(super) fn open(tgid: Tgid, probes: BlockProbes) -> Self {
         let mut progress = Progress::new(false);
         let target = process::identified(tgid);
         let ledgers = AnalyzedLedger::new(target, crate::session::now(), Sites::default());
-        let session = match load(tgid, detail, ring_bytes) {
+        let session = match load(tgid, probes) {
             Ok(session) => Some(session),
             Err(error) => {
                 let reason = "because nothing can be probed";
@@ -301,16 +304,16 @@ impl BlockTracker {
     }
 }
 
-fn load(tgid: Tgid, detail: Detail, ring_bytes: u32) -> Result<HostSession> {
+fn load(tgid: Tgid, probes: BlockProbes) -> Result<HostSession> {
     kernel::preflight()?;
     let wanted = Wanted {
         watch: Watch::One,
-        detail,
+        detail: probes.detail,
         allocators: Allocators::Cuda,
         graph: GraphTracking::Off,
-        driver: DriverCalls::Probed,
+        driver: probes.driver,
     };
-    let mut session = HostSession::load(wanted, ring_bytes)?;
+    let mut session = HostSession::load(wanted, probes.ring_bytes)?;
     session.add(Watched::open(tgid)?, ProcessOrigin::Running)?;
     Ok(session)
 }

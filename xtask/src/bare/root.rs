@@ -15,11 +15,16 @@ use crate::repository::cache_folder;
 /// Program that makes root file systems of Debian and Ubuntu.
 const BOOTSTRAP: &str = "mmdebstrap";
 
-/// Runs a command in a root file system. The mounts lie in a namespace of their own, so that nothing of this machine is
-/// below the folder when it is removed.
+/// Runs a command in a root file system. It is the root of a mount namespace of its own: after a plain chroot, programs
+/// cannot make user namespaces. Nothing is mounted below the folder for this machine, when it is removed.
 const ENTER: &str = "root=$1; shift
+mount --bind \"$root\" \"$root\"
 for folder in proc sys dev; do mount --rbind /$folder \"$root/$folder\"; done
-exec chroot \"$root\" \"$@\"";
+cd \"$root\"
+pivot_root . run
+cd /
+umount --lazy /run
+exec \"$@\"";
 
 /// Files of this machine without which its network cannot be used: names, certificates, settings of pip and cargo.
 const SETTINGS: [&str; 6] = [

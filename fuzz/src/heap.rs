@@ -7,47 +7,20 @@ use memprobe::python::heap::image::Image as Cached;
 use memprobe::python::heap::paths::Paths;
 use memprobe::python::heap::process_scan::ProcessScan;
 use memprobe::python::heap::{Heap, modules, notebook, optimizers};
-use memprobe::python::layout::PythonLayout;
 use memprobe::python::versions::LAYOUTS;
 
-use crate::image::Image;
+use crate::objects::Objects;
 
-/// Most objects of one input, and most bytes that a snapshot of it may take.
-const MAX_OBJECTS: usize = 256;
+/// Most bytes that a snapshot of one input may take.
 const MAX_BYTES: usize = 1 << 22;
-
-/// An input: the layout by index, the number of objects, their addresses, and the memory.
-struct Input {
-    layout: &'static PythonLayout,
-    objects: Vec<u64>,
-    memory: Image,
-}
-
-impl Input {
-    fn of(data: &[u8]) -> Option<Self> {
-        let ([layout, count], rest) = data.split_first_chunk()?;
-        let count = 8 * usize::from(*count).min(MAX_OBJECTS).min(rest.len() / 8);
-        let (objects, memory) = rest.split_at(count);
-        let word = |bytes: &[u8]| {
-            bytes
-                .iter()
-                .rev()
-                .fold(0, |word, byte| word << 8 | u64::from(*byte))
-        };
-        Some(Self {
-            layout: &LAYOUTS[usize::from(*layout) % LAYOUTS.len()],
-            objects: objects.chunks_exact(8).map(word).collect(),
-            memory: Image::of(memory),
-        })
-    }
-}
 
 /// Takes a snapshot of the objects and searches the paths to each.
 pub fn read(data: &[u8]) {
-    let Some(input) = Input::of(data) else {
+    let Some(input) = Objects::of(data) else {
         return;
     };
-    let (layout, objects) = (input.layout, input.objects);
+    let layout = input.chosen(&LAYOUTS);
+    let objects = input.addresses;
     let image = Cached::of(&input.memory, MAX_BYTES);
     let heap = Heap::of(&image, layout);
     let listed = objects.iter().map(|&address| Listed {
@@ -78,10 +51,11 @@ pub fn read(data: &[u8]) {
 
 /// Reads each object as a class, a dict, a text and a key.
 pub fn read_classes(data: &[u8]) {
-    let Some(input) = Input::of(data) else {
+    let Some(input) = Objects::of(data) else {
         return;
     };
-    let (layout, objects) = (input.layout, input.objects);
+    let layout = input.chosen(&LAYOUTS);
+    let objects = input.addresses;
     let heap = Heap::of(&input.memory, layout);
     for &object in &objects {
         read_object(&heap, object);

@@ -6,6 +6,8 @@
 mod elf;
 mod heap;
 pub mod image;
+pub mod objects;
+pub mod pytorch;
 mod recording;
 mod records;
 mod stack;
@@ -23,7 +25,7 @@ pub struct Reader {
 }
 
 /// All readers.
-pub const READERS: [Reader; 6] = [
+pub const READERS: [Reader; 8] = [
     Reader {
         name: "records",
         inputs: "records",
@@ -53,6 +55,16 @@ pub const READERS: [Reader; 6] = [
         name: "classes",
         inputs: "heap",
         read: heap::read_classes,
+    },
+    Reader {
+        name: "tensors",
+        inputs: "tensors",
+        read: pytorch::read_tensors,
+    },
+    Reader {
+        name: "allocator",
+        inputs: "allocator",
+        read: pytorch::read_allocator,
     },
 ];
 

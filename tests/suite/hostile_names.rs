@@ -4,6 +4,7 @@ use std::path::Path;
 
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::{Background, Finished};
+use memprobe_tests::terminal::Terminal;
 use rustix::process::Signal;
 
 /// A window title, and a change of the writing direction.
@@ -86,4 +87,52 @@ fn no_message_has_a_control_sequence_of_the_target() {
         memprobe.signal(Signal::INT);
         is_harmless(&memprobe.finish(), &arguments);
     }
+}
+
+/// Writes a recording whose function has a hostile name.
+fn hostile_recording(file: &Path) {
+    let short = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/recording/short");
+    let text = std::fs::read_to_string(short).expect("a recording");
+    let name = "\\u001b]0;owned\\u0007\u{9b}31m\u{202e}the-name";
+    let hostile = text.replace("<module>", name);
+    assert_ne!(hostile, text);
+    std::fs::write(file, hostile).expect("it is written");
+}
+
+#[test]
+fn documents_on_a_terminal_have_no_control_sequence_and_files_keep_the_name() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.json");
+    hostile_recording(&file);
+    let file = file.to_str().expect("UTF-8");
+    let name = "\u{1b}]0;owned\u{7}\u{9b}31m\u{202e}the-name";
+    for format in ["json", "jsonl", "csv"] {
+        let arguments = ["report", file, "--format", format];
+        let terminal = Terminal::start(environment.memprobe().args(arguments));
+        let shown = terminal.output_until("the-name");
+        let harmful = shown.chars().find(|letter| {
+            let is_control = letter.is_control() && !matches!(letter, '\r' | '\n');
+            is_control || *letter == '\u{202e}'
+        });
+        assert_eq!(harmful, None, "{format}: {shown:?}");
+        let piped = environment.run(&arguments).stdout;
+        match format {
+            "csv" => assert!(piped.contains(name), "{piped:?}"),
+            // JSON escapes the first two control characters always.
+            _ => assert!(piped.contains("\u{9b}31m\u{202e}the-name"), "{piped:?}"),
+        }
+        if format == "json" {
+            let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
+            assert_eq!(value(&shown), value(&piped));
+        }
+    }
+    let refused = Terminal::start(
+        environment
+            .memprobe()
+            .args(["record", "-o", "-", "--", "true"]),
+    );
+    refused.output_until("standard output is a terminal");
 }

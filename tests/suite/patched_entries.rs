@@ -257,3 +257,65 @@ fn jumps_written_over_probes_are_reported() {
         recording.finish();
     }
 }
+
+/// Prints again and again how many bytes of libcuda's code in memory are not those of the file.
+const WATCHES_LIBCUDA: &str = "
+import sys, time, torch
+kept = [torch.zeros(1 << 20, device='cuda'), torch.zeros(1 << 20)]
+def changed():
+    count = 0
+    for line in open('/proc/self/maps'):
+        words = line.split()
+        if 'libcuda.so' not in line or 'x' not in words[1]:
+            continue
+        first, last = (int(word, 16) for word in words[0].split('-'))
+        with open('/proc/self/mem', 'rb') as memory, open(words[5], 'rb') as file:
+            memory.seek(first)
+            file.seek(int(words[2], 16))
+            now, before = memory.read(last - first), file.read(last - first)
+        count += sum(one != other for one, other in zip(now, before))
+    return count
+for _ in range(int(sys.argv[1])):
+    print('probed' if changed() else 'untouched', flush=True)
+    time.sleep(0.1)
+print('over', flush=True)
+";
+
+#[test]
+fn snapshots_and_estimates_leave_the_driver_alone_if_told_to() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let script = |times: &str| {
+        let mut command = environment.pytorch().command();
+        command.args(["-c", WATCHES_LIBCUDA, times]);
+        command
+    };
+    for options in [&[][..], &["--no-driver"]] {
+        let mut program = Background::start(&mut script("600"));
+        let pid = program.pid().to_string();
+        program.wait_for("untouched");
+        let watch = ["snapshot", "--watch", "200ms", "--pid", &pid];
+        let mut watch = Background::start(environment.memprobe().args(watch).args(options));
+        // The first table comes after the probes.
+        watch.wait_for("ALLOCATED");
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        let expected = if options.is_empty() {
+            "probed"
+        } else {
+            "untouched"
+        };
+        let latest = program.stdout().lines().last().map(str::to_owned);
+        drop(watch);
+        assert_eq!(latest.as_deref(), Some(expected), "snapshot {options:?}");
+
+        let command = script("5");
+        let mut estimate = environment.memprobe();
+        estimate.arg("estimate").args(options).arg("--");
+        estimate.arg(command.get_program()).args(command.get_args());
+        let printed = Background::start(&mut estimate).finish();
+        let is_probed = printed.stdout.contains("probed\n");
+        assert_eq!(is_probed, options.is_empty(), "{printed:?}");
+        assert!(printed.stdout.contains("over\n"), "{printed:?}");
+    }
+}

@@ -23,8 +23,14 @@ pub struct Terminal {
     /// Held open, so that the terminal outlives the program and stays readable.
     line: File,
     before: Termios,
-    parser: Arc<Mutex<vt100::Parser>>,
+    shown: Arc<Mutex<Shown>>,
     closed: Arc<AtomicBool>,
+}
+
+/// Contents of a terminal, and the bytes that made them.
+struct Shown {
+    parser: vt100::Parser,
+    received: Vec<u8>,
 }
 
 impl Terminal {
@@ -72,11 +78,14 @@ impl Terminal {
             .stderr(open())
             .spawn()
             .unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
-        let parser = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
+        let shown = Arc::new(Mutex::new(Shown {
+            parser: vt100::Parser::new(rows, columns, 0),
+            received: Vec::new(),
+        }));
         let closed = Arc::new(AtomicBool::new(false));
         watch(
             master.try_clone().expect("another handle"),
-            Arc::clone(&parser),
+            Arc::clone(&shown),
             Arc::clone(&closed),
         );
         Self {
@@ -84,7 +93,7 @@ impl Terminal {
             keyboard: File::from(master),
             line,
             before,
-            parser,
+            shown,
             closed,
         }
     }
@@ -110,6 +119,22 @@ impl Terminal {
     /// Returns the text on the terminal.
     pub fn text(&self) -> String {
         self.screen(vt100::Screen::contents)
+    }
+
+    /// Returns everything that the program wrote until it ended.
+    ///
+    /// # Panics
+    ///
+    /// If it does not end, or does not write `last`.
+    pub fn output_until(mut self, last: &str) -> String {
+        wait_until("the end of the program on the terminal", || {
+            self.child.try_wait().expect("a child can be asked")
+        });
+        wait_until("its last words", || {
+            let shown = self.shown.lock().expect("nobody panics with it");
+            let text = String::from_utf8_lossy(&shown.received).into_owned();
+            text.contains(last).then_some(text)
+        })
     }
 
     /// Waits for a text.
@@ -166,7 +191,8 @@ impl Terminal {
     }
 
     fn screen<T>(&self, look: impl Fn(&vt100::Screen) -> T) -> T {
-        look(self.parser.lock().expect("nobody panics with it").screen())
+        let shown = self.shown.lock().expect("nobody panics with it");
+        look(shown.parser.screen())
     }
 }
 
@@ -179,7 +205,7 @@ impl Drop for Terminal {
 }
 
 /// Feeds the parser until the terminal is gone or closed.
-fn watch(master: OwnedFd, parser: Arc<Mutex<vt100::Parser>>, closed: Arc<AtomicBool>) {
+fn watch(master: OwnedFd, shown: Arc<Mutex<Shown>>, closed: Arc<AtomicBool>) {
     let mut output = File::from(master);
     std::thread::spawn(move || {
         let mut bytes = [0; 8192];
@@ -187,10 +213,9 @@ fn watch(master: OwnedFd, parser: Arc<Mutex<vt100::Parser>>, closed: Arc<AtomicB
             if read == 0 || closed.load(Ordering::SeqCst) {
                 break;
             }
-            parser
-                .lock()
-                .expect("nobody panics with it")
-                .process(&bytes[..read]);
+            let mut shown = shown.lock().expect("nobody panics with it");
+            shown.parser.process(&bytes[..read]);
+            shown.received.extend_from_slice(&bytes[..read]);
         }
     });
 }

@@ -10,13 +10,15 @@ use crate::process;
 use crate::repository::Repository;
 
 /// The readers, each with the folder of its committed inputs (`READERS` in `fuzz/src/lib.rs`).
-const READERS: [(&str, &str); 6] = [
+const READERS: [(&str, &str); 8] = [
     ("records", "records"),
     ("recording", "recording"),
     ("elf", "elf"),
     ("stack", "stack"),
     ("heap", "heap"),
     ("classes", "heap"),
+    ("tensors", "tensors"),
+    ("allocator", "allocator"),
 ];
 
 /// Flags by which stable Rust counts the edges that an input takes (clang's SanitizerCoverage,
@@ -37,7 +39,7 @@ const MAX_MIB: u32 = 2048;
 
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// The reader: records, recording, elf, stack, heap or classes
+    /// The reader: records, recording, elf, stack, heap, classes, tensors or allocator
     reader: String,
     /// Duration of the run, in minutes
     #[arg(long, default_value_t = 60)]

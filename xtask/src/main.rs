@@ -1,6 +1,7 @@
 //! Tasks of this repository: set-up, eBPF build, demo, tests, benchmarks.
 
 mod apt;
+mod bare;
 mod bench;
 mod categories;
 mod demo;
@@ -77,6 +78,10 @@ enum Verb {
     /// Needs no GPU: the calls fail, which is enough to see the probes fire. Where there is a GPU,
     /// calls that succeed are tried too, with the system's own driver.
     Drivers(drivers::Options),
+    /// Run README.md's two commands in a new root file system of Debian or Ubuntu; as root
+    ///
+    /// Installs what README.md names for it and nothing else. Downloads 1.5 GB into the cache, and removes it at the end.
+    Bare(bare::Options),
     /// Capture the screens of README.md and the guide again; as root
     Screens,
     /// Write the pages of figures in docs again, from the JSON beside them
@@ -146,6 +151,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Matrix(options) => matrix::run(&repository, &options),
         Verb::Categories => categories::run(&repository),
         Verb::Bench(options) => bench::run(&repository, &options),
+        Verb::Bare(options) => bare::run(&repository, &options),
         Verb::Drivers(options) => drivers::run(&repository, &options),
         Verb::Fuzz(options) => fuzz::run(&repository, &options),
         Verb::Screens => screens::run(&repository),

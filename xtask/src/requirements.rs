@@ -26,7 +26,9 @@ const BUILD_BYTES: u64 = 8_000_000_000;
 pub enum Task {
     /// Trains and attaches.
     Demo,
-    /// Runs the integration tests.
+    /// Runs the integration tests of some features.
+    Features,
+    /// Runs all checks and tests.
     Tests,
 }
 
@@ -100,6 +102,26 @@ const PROGRAMS: [(&str, &Packages); 6] = [
     ("mount", &UTIL_LINUX),
 ];
 
+/// The formatter, in the packaging of the compiler that is new enough.
+const RUSTFMT: Packages = Packages {
+    debian: "rustfmt-web",
+    fedora: "rustfmt",
+    suse: "rust",
+    arch: "rust",
+};
+
+const CLIPPY: Packages = Packages {
+    debian: "rust-web-clippy",
+    fedora: "clippy",
+    suse: "rust",
+    arch: "rust",
+};
+
+/// Programs of cargo that the checks of the sources run, which Debian packages apart and a minimal rustup lacks.
+/// Each with rustup's name of it.
+const CARGO_TOOLS: [(&str, &str, &Packages); 2] =
+    [("fmt", "rustfmt", &RUSTFMT), ("clippy", "clippy", &CLIPPY)];
+
 /// A missing requirement.
 struct Lack {
     what: String,
@@ -119,6 +141,15 @@ pub fn check(repository: &Repository, task: Task, environments: u64) -> Result<(
     lacks.extend(python());
     lacks.extend(compilers(task));
     if task == Task::Tests {
+        let absent = CARGO_TOOLS.iter().filter(|(tool, ..)| !cargo_has(tool));
+        lacks.extend(absent.map(|(tool, component, packages)| Lack {
+            what: format!(
+                "there is no `cargo {tool}` (with rustup: rustup component add {component})"
+            ),
+            packages: Some(packages),
+        }));
+    }
+    if task != Task::Demo {
         let absent = PROGRAMS
             .iter()
             .filter(|(name, _)| process::on_path(name).is_none());
@@ -172,7 +203,7 @@ fn rights(task: Task) -> Option<Lack> {
         _ if process::is_root() => return None,
         Task::Demo if process::on_path("sudo").is_some() => return None,
         Task::Demo => "attaching needs root: run this as root, or install sudo",
-        Task::Tests => {
+        Task::Features | Task::Tests => {
             "the integration tests attach probes, which needs root. Run\n\
              \x20   sudo -E env \"PATH=$PATH\" cargo xtask test\n\
              \x20 or, for the tests that need neither root nor PyTorch,\n\
@@ -233,11 +264,11 @@ fn python() -> Option<Lack> {
 fn compilers(task: Task) -> Vec<Lack> {
     let simulates = !Path::new("/dev/nvidia0").exists();
     let mut lacks = Vec::new();
-    if simulates || task == Task::Tests {
+    if simulates || task != Task::Demo {
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
         lacks.extend(compiler_of(&compiler, "c", "#include <pthread.h>\n", &C));
     }
-    if task == Task::Tests {
+    if task != Task::Demo {
         lacks.extend(compiler_of("c++", "c++", "#include <vector>\n", &CXX));
     }
     lacks
@@ -275,6 +306,12 @@ fn compiler_of(
         "{program} does not compile {}: headers are missing",
         source.trim()
     ))
+}
+
+/// True if cargo has a program of this name that runs.
+fn cargo_has(tool: &str) -> bool {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    process::answer(Command::new(cargo).args([tool, "--version"])).is_ok()
 }
 
 /// Returns a lack if a folder's file system has less free space.
@@ -415,6 +452,12 @@ mod tests {
                 .iter()
                 .all(|lack| !lack.what.starts_with("the kernel is"))
         );
+    }
+
+    #[test]
+    fn a_program_of_cargo_that_does_not_run_is_missing() {
+        assert!(cargo_has("clippy"));
+        assert!(!cargo_has("no-such-program"));
     }
 
     #[test]

@@ -8,8 +8,8 @@ use anyhow::Result;
 use clap::Args;
 
 use super::options::{
-    AsRootOption, BufferOption, Format, FormatOption, LimitOption, NamesOption, StdoutStyle,
-    formats, is_default,
+    AsRootOption, BufferOption, DriverOption, Format, FormatOption, LimitOption, NamesOption,
+    StdoutStyle, formats, is_default,
 };
 use crate::commands::Naming;
 use crate::commands::estimate::{EstimateSource, Estimation};
@@ -42,6 +42,8 @@ Examples:
 #[command(mut_arg("limit", |arg| arg.help("Lines of Python in text, or `all` [default: 20]")))]
 #[command(mut_arg("names", |arg| is_default(arg).requires("command")))]
 #[command(mut_arg("no_names", |arg| arg.requires("command")))]
+#[command(mut_arg("no_driver", |arg| arg.requires("command").help(
+    "Put no probe into libcuda, for commands in which another tool rewrites its functions (UCX)")))]
 pub struct EstimateArgs {
     /// A recording of `memprobe record --cpu`; needs no root
     #[arg(value_name = "FILE")]
@@ -64,6 +66,8 @@ pub struct EstimateArgs {
     #[command(flatten)]
     as_root: AsRootOption,
     #[command(flatten)]
+    driver: DriverOption,
+    #[command(flatten)]
     buffer: BufferOption,
     /// Command to run on the CPU
     #[arg(last = true, value_name = "COMMAND")]
@@ -82,6 +86,7 @@ impl EstimateArgs {
             naming: self.names.naming_or(Naming::NowAndThen),
             options,
             output: self.output,
+            driver: self.driver.calls(),
             ring_bytes: self.buffer.buffer_size,
         }
         .run()

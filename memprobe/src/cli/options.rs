@@ -1,11 +1,11 @@
 //! Options that several verbs share: same name, same short form, same meaning everywhere.
 
-use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, ValueEnum};
 
+use crate::commands::stdout;
 use crate::commands::{Allocators, CommandUser, Detail, DriverCalls, GraphTracking, Naming};
 use crate::report::{Colour, RowLimit};
 
@@ -59,12 +59,29 @@ pub(super) struct ProbeOptions {
     /// Attribute it to the line that calls backward(). Saves the process two traps for each operation of autograd
     #[arg(long, overrides_with = "graph")]
     no_graph: bool,
+    #[command(flatten)]
+    driver: DriverOption,
+    #[command(flatten)]
+    buffer: BufferOption,
+}
+
+/// `--no-driver`.
+#[derive(Args, Clone, Copy)]
+pub(super) struct DriverOption {
     /// Put no probe into libcuda. For processes in which another tool rewrites its functions (UCX in NIXL, UCC and Open
     /// MPI); CUDA memory of NCCL, cuBLAS and the like is then not seen
     #[arg(long)]
     no_driver: bool,
-    #[command(flatten)]
-    buffer: BufferOption,
+}
+
+impl DriverOption {
+    pub(super) fn calls(self) -> DriverCalls {
+        if self.no_driver {
+            DriverCalls::LeftAlone
+        } else {
+            DriverCalls::Probed
+        }
+    }
 }
 
 impl ProbeOptions {
@@ -77,11 +94,7 @@ impl ProbeOptions {
     }
 
     pub(super) fn driver(self) -> DriverCalls {
-        if self.no_driver {
-            DriverCalls::LeftAlone
-        } else {
-            DriverCalls::Probed
-        }
+        self.driver.calls()
     }
 
     pub(super) fn ring_bytes(self) -> u32 {
@@ -226,7 +239,7 @@ impl StdoutStyle {
         let columns = size.map_or(0, |size| usize::from(size.ws_col));
         Self {
             columns: (columns > 0).then_some(columns),
-            colour: if wanted && std::io::stdout().is_terminal() {
+            colour: if wanted && stdout::is_terminal() {
                 Colour::Ansi
             } else {
                 Colour::Plain

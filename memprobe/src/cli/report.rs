@@ -1,6 +1,6 @@
 //! `memprobe report`.
 
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -13,6 +13,7 @@ use super::options::{
 };
 use crate::attribution::iterations::IterationLine;
 use crate::commands::messages;
+use crate::commands::stdout::{self, OutputContent};
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
@@ -127,8 +128,8 @@ impl Report {
             ),
             reader => reader.with_context(|| file.clone())?,
         };
-        let mut out = BufWriter::new(std::io::stdout().lock());
         let options = self.options();
+        let mut out = stdout::open(content(options.format));
         let outcome = report::write(reader, &options, &mut out).context(file.clone())?;
         warn(&options, &file, outcome.as_ref());
         Ok(ExitCode::SUCCESS)
@@ -181,7 +182,7 @@ impl Report {
                 "this directory holds no recording: give one that `memprobe record -o DIR/` wrote"
             );
         }
-        let mut out = BufWriter::new(std::io::stdout().lock());
+        let mut out = stdout::open(content(options.format));
         match report_on(&files, &options, &mut out) {
             Err(ReportError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {}
             outcome => outcome?,
@@ -220,6 +221,13 @@ impl Report {
             iteration: self.iteration_start.clone(),
             layers: self.iteration.clone().unwrap_or(LayersOf::Peak),
         }
+    }
+}
+
+fn content(format: ReportFormat) -> OutputContent {
+    match format {
+        ReportFormat::Text => OutputContent::Text,
+        ReportFormat::Json | ReportFormat::Jsonl | ReportFormat::Csv => OutputContent::Document,
     }
 }
 

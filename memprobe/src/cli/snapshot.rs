@@ -1,6 +1,5 @@
 //! `memprobe snapshot` and `memprobe diff`, and the options of their tables of tensors.
 
-use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,10 +8,11 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
 use super::options::{
-    BufferOption, Choice, CpuOption, DetailOption, FoldOption, Format, FormatOption, LimitOption,
-    StdoutStyle, choice, choices, formats, parse_duration, parse_pid,
+    BufferOption, Choice, CpuOption, DetailOption, DriverOption, FoldOption, Format, FormatOption,
+    LimitOption, StdoutStyle, choice, choices, formats, parse_duration, parse_pid,
 };
-use crate::commands::snapshot::{CaptureMode, Snapshots};
+use crate::commands::snapshot::{BlockProbes, CaptureMode, Snapshots, content};
+use crate::commands::stdout;
 use crate::event::Tgid;
 use crate::event::tensors::TensorSnapshot;
 use crate::recording::{Reader, open_tensors, read_tensors};
@@ -46,6 +46,8 @@ Examples:
 #[command(mut_arg("detail", |arg| arg.requires("watch").help(
     "With --watch: detail of each block allocated meanwhile, for blocks that no tensor reaches. Cost to the process: \
      `tensors` a trap for each new tensor, `full` also a copy of the stack for each block without a tensor")))]
+#[command(mut_arg("no_driver", |arg| arg.requires("watch").help(
+    "With --watch: put no probe into libcuda, for processes in which another tool rewrites its functions (UCX)")))]
 #[command(mut_arg("buffer_size", |arg| arg.requires("watch").help("With --watch: room for unread events")))]
 pub struct SnapshotArgs {
     /// A snapshot that `memprobe snapshot -o` wrote (`-` for standard input); needs no root
@@ -69,6 +71,8 @@ pub struct SnapshotArgs {
     rows: TensorRows,
     #[command(flatten)]
     detail: DetailOption,
+    #[command(flatten)]
+    driver: DriverOption,
     #[command(flatten)]
     buffer: BufferOption,
 }
@@ -97,9 +101,13 @@ impl SnapshotArgs {
             extent: self.cpu.allocators(),
             options,
         };
-        let (detail, ring_bytes) = (self.detail.detail, self.buffer.buffer_size);
+        let probes = BlockProbes {
+            detail: self.detail.detail,
+            driver: self.driver.calls(),
+            ring_bytes: self.buffer.buffer_size,
+        };
         match self.watch {
-            Some(interval) => snapshots.watch(interval, detail, ring_bytes),
+            Some(interval) => snapshots.watch(interval, probes),
             None => snapshots.once(self.output.as_deref()),
         }
     }
@@ -107,7 +115,7 @@ impl SnapshotArgs {
 
 fn print(file: &Path, options: &TensorOptions) -> Result<ExitCode> {
     let snapshot = read(file)?;
-    let mut out = BufWriter::new(std::io::stdout().lock());
+    let mut out = stdout::open(content(options.format));
     write_tensors(&snapshot, options, &mut out)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -251,7 +259,7 @@ impl Diff {
         }
         let before = read(&self.before)?;
         let after = read(&self.after)?;
-        let mut out = BufWriter::new(std::io::stdout().lock());
+        let mut out = stdout::open(content(options.format));
         write_tensor_diff(&before, &after, &options, &mut out)?;
         Ok(ExitCode::SUCCESS)
     }

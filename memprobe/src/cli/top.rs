@@ -1,6 +1,5 @@
 //! `memprobe top`.
 
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use super::options::{
 };
 use crate::commands::GraphTracking;
 use crate::commands::host::Scope;
+use crate::commands::stdout;
 use crate::commands::top::{Once, Top as LiveScreen};
 use crate::event::CaptureOptions;
 use crate::report::{DocumentFormat, HostExtent, HostOptions};
@@ -62,7 +62,7 @@ pub struct TopArgs {
 impl TopArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         let format = self.format.or_text();
-        if !self.once && std::io::stdout().is_terminal() && format == Format::Text {
+        if !self.once && stdout::is_terminal() && format == Format::Text {
             if self.all || self.duration.is_some() {
                 bail!(
                     "--all and --duration are for the table that is printed once: give --once too"

@@ -12,6 +12,7 @@ use super::naming::{NameReader, Naming, Placed, Reading};
 use super::record::Start;
 use super::record::progress::Progress;
 use super::snapshot::CaptureMode;
+use super::stdout::{OutputContent, needs_cleaning};
 use super::{CommandUser, Interrupts};
 use crate::estimate::{Estimate, Estimator, OnHost};
 use crate::event::bytes::human;
@@ -23,11 +24,11 @@ use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::recording::Reader;
-use crate::report::{EstimateOptions, EstimateSubject, write_estimate};
+use crate::report::{DocumentFormat, EstimateOptions, EstimateSubject, write_estimate};
 use crate::session::host::HostSession;
 use crate::session::process::ProcessOrigin;
 use crate::session::{HostEvent, HostItem};
-use crate::view::{clean, counted, fit};
+use crate::view::{PrintableWriter, clean, counted, fit};
 
 /// Columns of the name of a process that is mentioned.
 const NAME: usize = 60;
@@ -49,6 +50,7 @@ pub struct Estimation {
     pub options: EstimateOptions,
     /// Output file; `None` for standard output.
     pub output: Option<PathBuf>,
+    pub driver: DriverCalls,
     pub ring_bytes: u32,
 }
 
@@ -133,7 +135,7 @@ impl Estimation {
             detail: Detail::Tensors,
             graph: GraphTracking::On,
             allocators: Allocators::CudaAndCpu,
-            driver: DriverCalls::Probed,
+            driver: self.driver,
         };
         let mut session = HostSession::load(wanted, self.ring_bytes)?;
         let mut command = start.spawn()?;
@@ -181,9 +183,14 @@ impl Estimation {
         estimate: &Estimate,
         output: OutputFile,
     ) -> Result<()> {
-        let mut out = BufWriter::new(output);
+        let content = match self.options.format {
+            DocumentFormat::Text => OutputContent::Text,
+            DocumentFormat::Json => OutputContent::Document,
+        };
+        let is_cleaned = output.lies_at().is_none() && needs_cleaning(content);
+        let mut out = PrintableWriter::new(BufWriter::new(output), is_cleaned);
         let written = write_estimate(subject, estimate, &self.options, &mut out);
-        let (output, _) = out.into_parts();
+        let (output, _) = out.into_inner().into_parts();
         match written {
             Ok(Some(())) => {
                 output.commit()?;

@@ -7,6 +7,7 @@ pub mod host;
 pub mod messages;
 pub mod record;
 pub mod snapshot;
+pub mod stdout;
 pub mod top;
 
 mod naming;

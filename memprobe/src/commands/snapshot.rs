@@ -2,7 +2,7 @@
 
 pub use crate::torch::tensors::CaptureMode;
 
-use std::io::{BufWriter, Write as _};
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::Interrupts;
 use super::record::progress::Progress;
+use super::stdout::{self, OutputContent, Stdout};
 use crate::event::Tgid;
 use crate::event::tensors::{TensorDevice, TensorSnapshot};
 use crate::ledger::AnalyzedLedger;
@@ -31,6 +32,14 @@ use crate::view::{consistency, counted};
 /// Interval of checking for the end of a process that is not probed.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// Probes that find the lines of new blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockProbes {
+    pub detail: Detail,
+    pub driver: DriverCalls,
+    pub ring_bytes: u32,
+}
+
 pub struct Snapshots {
     pub tgid: Tgid,
     pub manner: CaptureMode,
@@ -47,7 +56,9 @@ impl Snapshots {
         let snapshot = taken_with_gpus(self.tgid, self.manner, self.extent)?;
         let mut progress = Progress::new(false);
         let Some(plan) = plan.filter(|plan| !plan.is_stdout()) else {
-            print(|out| write_tensors(&snapshot, &self.options, out))?;
+            print(self.options.format, |out| {
+                write_tensors(&snapshot, &self.options, out)
+            })?;
             if self.options.format != TensorFormat::Text {
                 progress.say(&consistency(snapshot.consistency));
             }
@@ -66,19 +77,14 @@ impl Snapshots {
     }
 
     /// Prints first the table, then the changes, until the process ends or somebody interrupts.
-    pub fn watch(&self, interval: Duration, detail: Detail, ring_bytes: u32) -> Result<ExitCode> {
-        super::runtime()?.block_on(self.watch_inside(interval, detail, ring_bytes))
+    pub fn watch(&self, interval: Duration, probes: BlockProbes) -> Result<ExitCode> {
+        super::runtime()?.block_on(self.watch_inside(interval, probes))
     }
 
-    async fn watch_inside(
-        &self,
-        interval: Duration,
-        detail: Detail,
-        ring_bytes: u32,
-    ) -> Result<ExitCode> {
+    async fn watch_inside(&self, interval: Duration, probes: BlockProbes) -> Result<ExitCode> {
         let mut interrupts = Interrupts::new()?;
         let watched = Watched::open(self.tgid)?;
-        let mut tracker = BlockTracker::open(self.tgid, detail, ring_bytes);
+        let mut tracker = BlockTracker::open(self.tgid, probes);
         tokio::select! {
             () = interrupts.next() => return Ok(ExitCode::SUCCESS),
             ready = tracker.ready() => ready?,
@@ -89,8 +95,10 @@ impl Snapshots {
             match self.take_watched(&mut tracker).await {
                 Ok(snapshot) => {
                     let heard = match &before {
-                        None => print(|out| write_tensors(&snapshot, &self.options, out))?,
-                        Some(before) => print(|out| {
+                        None => print(self.options.format, |out| {
+                            write_tensors(&snapshot, &self.options, out)
+                        })?,
+                        Some(before) => print(self.options.format, |out| {
                             out.write_all(b"\n")?;
                             write_tensor_diff(before, &snapshot, &self.options, out)
                         })?,
@@ -185,10 +193,18 @@ pub(super) fn taken(tgid: Tgid, manner: CaptureMode, extent: Allocators) -> Resu
 
 /// Writes to standard output; `None` where its reader has gone.
 fn print<E: Into<anyhow::Error>>(
-    write: impl FnOnce(&mut BufWriter<std::io::StdoutLock<'static>>) -> Result<Option<()>, E>,
+    format: TensorFormat,
+    write: impl FnOnce(&mut Stdout) -> Result<Option<()>, E>,
 ) -> Result<Option<()>> {
-    let mut out = BufWriter::new(std::io::stdout().lock());
+    let mut out = stdout::open(content(format));
     write(&mut out).map_err(Into::into)
+}
+
+pub fn content(format: TensorFormat) -> OutputContent {
+    match format {
+        TensorFormat::Text => OutputContent::Text,
+        TensorFormat::Json | TensorFormat::Csv => OutputContent::Document,
+    }
 }
 
 /// Time that the first snapshot waits for the probes: earlier blocks have no line.
@@ -204,11 +220,11 @@ pub(super) struct BlockTracker {
 
 impl BlockTracker {
     /// Begins to look. Without probes a snapshot says less, and why is said here.
-    pub(super) fn open(tgid: Tgid, detail: Detail, ring_bytes: u32) -> Self {
+    pub(super) fn open(tgid: Tgid, probes: BlockProbes) -> Self {
         let mut progress = Progress::new(false);
         let target = process::identified(tgid);
         let ledgers = AnalyzedLedger::new(target, crate::session::now(), Sites::default());
-        let session = match load(tgid, detail, ring_bytes) {
+        let session = match load(tgid, probes) {
             Ok(session) => Some(session),
             Err(error) => {
                 let reason = "because nothing can be probed";
@@ -288,16 +304,16 @@ impl BlockTracker {
     }
 }
 
-fn load(tgid: Tgid, detail: Detail, ring_bytes: u32) -> Result<HostSession> {
+fn load(tgid: Tgid, probes: BlockProbes) -> Result<HostSession> {
     kernel::preflight()?;
     let wanted = Wanted {
         watch: Watch::One,
-        detail,
+        detail: probes.detail,
         allocators: Allocators::Cuda,
         graph: GraphTracking::Off,
-        driver: DriverCalls::Probed,
+        driver: probes.driver,
     };
-    let mut session = HostSession::load(wanted, ring_bytes)?;
+    let mut session = HostSession::load(wanted, probes.ring_bytes)?;
     session.add(Watched::open(tgid)?, ProcessOrigin::Running)?;
     Ok(session)
 }

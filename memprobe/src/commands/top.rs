@@ -1,6 +1,6 @@
 //! `top`: from the processes of a host to the screen, or to a table that is printed once.
 
-use std::io::{BufWriter, ErrorKind, Write as _};
+use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +12,13 @@ use tokio::time::Instant;
 use super::Interrupts;
 use super::host::{PATIENCE, Scope, Watching};
 use super::screen::{ScreenThread, Sources, Turn};
+use super::stdout::{self, OutputContent};
 use crate::event::{CaptureOptions, Tgid};
 use crate::ledger::host::HostCaps;
 use crate::ledger::snapshot::host::HostSnapshot;
 use crate::probe::catalog::DriverCalls;
 use crate::probe::kernel;
-use crate::report;
+use crate::report::{self, DocumentFormat};
 use crate::tui::host::{HostCommand, HostTitle, HostView};
 use crate::tui::{self, SourceText};
 
@@ -90,7 +91,11 @@ impl Once {
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
         let snapshot = super::runtime()?.block_on(self.look())?;
-        let mut out = BufWriter::new(std::io::stdout().lock());
+        let content = match self.options.format {
+            DocumentFormat::Text => OutputContent::Text,
+            DocumentFormat::Json => OutputContent::Document,
+        };
+        let mut out = stdout::open(content);
         let written = report::write_host(&snapshot, &self.options, &mut out);
         match written.and_then(|()| out.flush()) {
             // A reader that has seen enough (`| head`).

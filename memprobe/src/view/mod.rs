@@ -8,6 +8,7 @@ mod gpus;
 mod host;
 mod names;
 mod number;
+mod printable;
 pub mod table;
 mod tensors;
 mod text;
@@ -26,6 +27,7 @@ pub use names::{
     named_stack, native_place, place, process, whole_frame,
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
+pub use printable::PrintableWriter;
 pub use tensors::{
     TensorGroup, consistency, full_retainer, milliseconds, retainer, shape, tensor_kind,
     tensor_label, tensor_name, tensors_label, whole_tensor_name,

@@ -56,7 +56,7 @@ fn clean_up_to(text: &str, longest: usize) -> String {
 }
 
 /// Returns true for invisible characters that change how their neighbours are drawn.
-fn is_invisible(letter: char) -> bool {
+pub(super) fn is_invisible(letter: char) -> bool {
     matches!(letter,
         '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180b}'..='\u{180f}'
         | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'

@@ -12,8 +12,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use modules::{
-    MAX_LINES, MODULES, Module, PURE_FILES, STDERR, STDERR_FILES, STDERR_MACROS, UNFINISHED,
-    UNSAFE_FILES, impurities,
+    MAX_LINES, MODULES, Module, PURE_FILES, STDERR, STDERR_FILES, STDERR_MACROS, STDOUT,
+    STDOUT_FILES, STDOUT_MACROS, UNFINISHED, UNSAFE_FILES, impurities,
 };
 use source::{Finding, Source, TEST_FILES};
 
@@ -228,19 +228,23 @@ fn no_file_allowed_unsafe_code_lacks_it() {
 }
 
 #[test]
-fn messages_go_to_standard_error_in_one_place() {
+fn standard_streams_are_written_where_names_of_a_target_are_cleaned() {
     let mut found = Vec::new();
     for file in rust_files("memprobe/src") {
-        let is_allowed = STDERR_FILES.iter().any(|allowed| file.ends_with(allowed));
-        if !is_allowed {
-            let source = parsed(&file);
-            found.extend(shown(&file, &source.names_matching(STDERR)));
-            found.extend(shown(&file, &source.macros_named(STDERR_MACROS)));
+        for (files, names, macros) in [
+            (STDERR_FILES, STDERR, STDERR_MACROS),
+            (STDOUT_FILES, STDOUT, STDOUT_MACROS),
+        ] {
+            if !files.iter().any(|allowed| file.ends_with(allowed)) {
+                let source = parsed(&file);
+                found.extend(shown(&file, &source.names_matching(names)));
+                found.extend(shown(&file, &source.macros_named(macros)));
+            }
         }
     }
     assert!(
         found.is_empty(),
-        "standard error without cleaning:\n{}",
+        "standard error or output without cleaning:\n{}",
         found.join("\n")
     );
 }

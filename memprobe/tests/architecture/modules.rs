@@ -53,6 +53,20 @@ pub const UNSAFE_FILES: &[&str] = &[
 /// Files that may use standard error: the one in which every message is cleaned.
 pub const STDERR_FILES: &[&str] = &["commands/messages.rs"];
 
+/// Files that may use standard output: the one in which documents are cleaned, the screen, outputs that users name, and
+/// the width of the terminal.
+pub const STDOUT_FILES: &[&str] = &[
+    "commands/stdout.rs",
+    "tui/terminal.rs",
+    "output/plan.rs",
+    "output/file.rs",
+    "cli/options.rs",
+];
+
+/// Names of standard output, and macros that write to it.
+pub const STDOUT: &[&str] = &["std::io::stdout", "std::io::Stdout", "std::io::StdoutLock"];
+pub const STDOUT_MACROS: &[&str] = &["print", "println"];
+
 /// Names of standard error, and macros that write to it.
 pub const STDERR: &[&str] = &["std::io::stderr", "std::io::Stderr"];
 pub const STDERR_MACROS: &[&str] = &["eprint", "eprintln", "dbg"];

@@ -12,14 +12,20 @@ use crate::process;
 use crate::pytorch::{PythonVersion, install_with_apt};
 use crate::repository::cache_folder;
 
+/// Archive of a distribution.
+#[derive(Clone, Copy)]
+pub struct Archive {
+    pub mirror: &'static str,
+    pub components: &'static str,
+    /// Keyring that verifies the indexes; `keys_package` contains it.
+    keys: &'static str,
+    keys_package: &'static str,
+}
+
 /// A distribution release and the Pythons used from it.
 struct Release {
     suite: &'static str,
-    components: &'static str,
-    mirror: &'static str,
-    /// Keyring that verifies the release's index; `keys_package` contains it.
-    keys: &'static str,
-    keys_package: &'static str,
+    archive: Archive,
     c_library: CLibrary,
     /// Minor versions.
     pythons: &'static [u8],
@@ -34,58 +40,60 @@ enum CLibrary {
     OfThisMachine,
 }
 
-const DEBIAN: Release = Release {
-    suite: "",
-    components: "main",
+pub const DEBIAN: Archive = Archive {
     mirror: "http://deb.debian.org/debian",
-    keys: "/usr/share/keyrings/debian-archive-keyring.gpg",
+    components: "main",
+    keys: "usr/share/keyrings/debian-archive-keyring.gpg",
     keys_package: "debian-archive-keyring",
-    c_library: CLibrary::Own,
-    pythons: &[],
 };
 
-const UBUNTU: Release = Release {
-    suite: "",
-    components: "main universe",
+pub const UBUNTU: Archive = Archive {
     mirror: "http://archive.ubuntu.com/ubuntu",
-    keys: "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
+    components: "main universe",
+    keys: "usr/share/keyrings/ubuntu-archive-keyring.gpg",
     keys_package: "ubuntu-keyring",
-    c_library: CLibrary::Own,
-    pythons: &[],
 };
+
+/// Release of Debian with the keys of all archives.
+const RELEASE_WITH_KEYS: &str = "trixie";
 
 /// Releases, one for each group of Pythons that the others lack.
 const RELEASES: [Release; 6] = [
     Release {
         suite: "sid",
+        archive: DEBIAN,
+        c_library: CLibrary::Own,
         pythons: &[14, 15],
-        ..DEBIAN
     },
     Release {
         suite: "trixie",
+        archive: DEBIAN,
+        c_library: CLibrary::Own,
         pythons: &[13],
-        ..DEBIAN
     },
     Release {
         suite: "noble",
+        archive: UBUNTU,
+        c_library: CLibrary::Own,
         pythons: &[12],
-        ..UBUNTU
     },
     Release {
         suite: "bookworm",
+        archive: DEBIAN,
+        c_library: CLibrary::Own,
         pythons: &[11],
-        ..DEBIAN
     },
     Release {
         suite: "jammy",
+        archive: UBUNTU,
+        c_library: CLibrary::Own,
         pythons: &[10],
-        ..UBUNTU
     },
     Release {
         suite: "bullseye",
+        archive: DEBIAN,
         c_library: CLibrary::OfThisMachine,
         pythons: &[9],
-        ..DEBIAN
     },
 ];
 
@@ -147,64 +155,71 @@ impl Release {
 
     /// Downloads the packages with a separate apt state, and unpacks them.
     fn unpack(&self) -> Result<()> {
-        if !Path::new(self.keys).exists() && !install_with_apt(&[self.keys_package]) {
-            bail!(
-                "the keys of its index are missing: install the package {}",
-                self.keys_package
-            );
-        }
         let folder = self.folder()?;
         if folder.exists() {
             fs::remove_dir_all(&folder)
                 .with_context(|| format!("cannot remove {}", folder.display()))?;
         }
-        let apt = folder.join("apt");
-        for part in ["state/lists/partial", "cache/archives/partial", "etc"] {
-            fs::create_dir_all(apt.join(part))
-                .with_context(|| format!("cannot make {}", apt.display()))?;
-        }
-        self.configure(&apt)?;
-        let get = || {
-            let mut command = Command::new("apt-get");
-            command.env("APT_CONFIG", apt.join("apt.conf")).arg("-qq");
-            command
-        };
-        process::run(get().arg("update"))?;
-        process::run(
-            get()
-                .args(["install", "--yes", "--download-only", "libstdc++6"])
-                .args(self.pythons.iter().map(|minor| format!("python3.{minor}")))
-                .args(
-                    self.pythons
-                        .iter()
-                        .map(|minor| format!("python3.{minor}-venv")),
-                ),
-        )?;
-        for package in fs::read_dir(apt.join("cache/archives"))? {
-            let package = package?.path();
-            let name = package.file_name().unwrap_or_default().to_string_lossy();
-            let is_unwanted =
-                self.c_library == CLibrary::OfThisMachine && name.starts_with("libc6_");
-            if name.ends_with(".deb") && !is_unwanted {
-                process::run_unseen(
-                    Command::new("dpkg-deb")
-                        .arg("-x")
-                        .arg(&package)
-                        .arg(&folder),
-                )?;
-            }
-        }
+        let apt = AptState::create(folder.join("apt"), &self.archive, self.suite)?;
+        let pythons = self.pythons.iter();
+        let mut packages: Vec<_> = pythons.clone().map(|it| format!("python3.{it}")).collect();
+        packages.extend(pythons.map(|it| format!("python3.{it}-venv")));
+        packages.push("libstdc++6".to_owned());
+        apt.download(&packages)?;
+        apt.unpack_into(&folder, |package| {
+            self.c_library == CLibrary::Own || !package.starts_with("libc6_")
+        })?;
         // Everything needed is unpacked; the index alone takes 60 MB.
-        fs::remove_dir_all(&apt).with_context(|| format!("cannot remove {}", apt.display()))?;
+        apt.remove()?;
         for &minor in self.pythons {
             write_wrapper(&folder, self.c_library, minor)?;
         }
         fs::write(folder.join(WHOLE), "").context("cannot write into the cache")
     }
+}
 
-    /// Writes an apt configuration for this release alone, with no package installed.
-    fn configure(&self, apt: &Path) -> Result<()> {
-        let at = apt.display();
+impl Archive {
+    /// Returns the keyring: this machine's, or else the one that Debian packages.
+    ///
+    /// # Errors
+    ///
+    /// If it is not here and cannot be downloaded.
+    pub fn keyring(&self) -> Result<PathBuf> {
+        let here = Path::new("/").join(self.keys);
+        if here.exists() || install_with_apt(&[self.keys_package]) && here.exists() {
+            return Ok(here);
+        }
+        if self.mirror == DEBIAN.mirror {
+            bail!(
+                "the keys of its index are missing: install the package {}",
+                self.keys_package
+            );
+        }
+        let folder = cache_folder()?.join("keys");
+        let unpacked = folder.join(self.keys);
+        if !unpacked.exists() {
+            let apt = AptState::create(folder.join("apt"), &DEBIAN, RELEASE_WITH_KEYS)?;
+            apt.download(&[self.keys_package.to_owned()])?;
+            apt.unpack_into(&folder, |package| package.starts_with(self.keys_package))?;
+            apt.remove()?;
+        }
+        Ok(unpacked)
+    }
+}
+
+/// State of apt for one release alone, with no package installed.
+struct AptState {
+    folder: PathBuf,
+}
+
+impl AptState {
+    fn create(folder: PathBuf, archive: &Archive, suite: &str) -> Result<Self> {
+        let keys = archive.keyring()?;
+        for part in ["state/lists/partial", "cache/archives/partial", "etc"] {
+            fs::create_dir_all(folder.join(part))
+                .with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        let at = folder.display();
         let user = if process::is_root() {
             // apt's download user cannot access the cache.
             "APT::Sandbox::User \"root\";\n"
@@ -225,18 +240,52 @@ impl Release {
              {user}"
         );
         let source = format!(
-            "deb [signed-by={}] {} {} {}\n",
-            self.keys, self.mirror, self.suite, self.components
+            "deb [signed-by={}] {} {suite} {}\n",
+            keys.display(),
+            archive.mirror,
+            archive.components
         );
         for (name, text) in [
             ("apt.conf", configuration.as_str()),
             ("sources.list", source.as_str()),
             ("status", ""),
         ] {
-            let path = apt.join(name);
+            let path = folder.join(name);
             fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         }
+        Ok(Self { folder })
+    }
+
+    /// Downloads packages, and those that they depend on.
+    fn download(&self, packages: &[String]) -> Result<()> {
+        let get = || {
+            let mut command = Command::new("apt-get");
+            command.env("APT_CONFIG", self.folder.join("apt.conf"));
+            command.arg("-qq");
+            command
+        };
+        process::run(get().arg("update"))?;
+        let mut install = get();
+        install.args(["install", "--yes", "--download-only"]);
+        process::run(install.args(packages))
+    }
+
+    /// Unpacks the downloaded packages whose file names are wanted.
+    fn unpack_into(&self, folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Result<()> {
+        for package in fs::read_dir(self.folder.join("cache/archives"))? {
+            let package = package?.path();
+            let name = package.file_name().unwrap_or_default().to_string_lossy();
+            if name.ends_with(".deb") && is_wanted(&name) {
+                let mut unpack = Command::new("dpkg-deb");
+                process::run_unseen(unpack.arg("-x").arg(&package).arg(folder))?;
+            }
+        }
         Ok(())
+    }
+
+    fn remove(self) -> Result<()> {
+        fs::remove_dir_all(&self.folder)
+            .with_context(|| format!("cannot remove {}", self.folder.display()))
     }
 }
 

@@ -4,6 +4,7 @@
 mod background;
 pub mod environments;
 mod features;
+mod lints;
 mod object;
 mod outcome;
 pub mod programs;
@@ -91,7 +92,12 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let features = features::chosen(repository, &options.only)?;
     if extent != Extent::WithoutPyTorch {
         let environments = environments::pairs(extent).len() as u64;
-        requirements::check(repository, Task::Tests, environments)?;
+        let task = if features.is_empty() {
+            Task::Tests
+        } else {
+            Task::Features
+        };
+        requirements::check(repository, task, environments)?;
     }
     announce(extent)?;
     std::fs::create_dir_all(repository.target())?;
@@ -267,17 +273,8 @@ impl Run<'_> {
                     .arg(manifest),
             )
         })?;
-        self.steps.take("lints", || {
-            let lints = [
-                "clippy",
-                "--workspace",
-                "--all-targets",
-                "--",
-                "-D",
-                "warnings",
-            ];
-            process::run(cargo(self.repository).args(lints))
-        })?;
+        self.steps
+            .take("lints", || lints::check(|| cargo(self.repository)))?;
         self.steps
             .take(PACKAGE, || crate::package::check(self.repository))
     }

@@ -4,7 +4,7 @@
 mod process;
 mod trial;
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -12,6 +12,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use self::process::{ExaminedProcess, Library, ProbeFinding};
+use super::stdout::{self, OutputContent};
 use crate::event::Tgid;
 use crate::output::OutputPlan;
 use crate::probe::finding::{Finding, Level};
@@ -49,12 +50,16 @@ impl Doctor {
     /// Examines the machine and the process, and prints the findings. The target is only read.
     pub fn run(self) -> Result<ExitCode> {
         let examination = self.examine()?;
-        let text = match self.format {
-            DoctorFormat::Text(colour) => render(&examination, colour),
-            DoctorFormat::Json => serde_json::to_string_pretty(&examination)? + "\n",
+        let (text, content) = match self.format {
+            DoctorFormat::Text(colour) => (render(&examination, colour), OutputContent::Text),
+            DoctorFormat::Json => {
+                let json = serde_json::to_string_pretty(&examination)? + "\n";
+                (json, OutputContent::Document)
+            }
         };
+        let mut out = stdout::open(content);
         // A reader that has seen enough (`| head`) is no error.
-        let _ = io::stdout().write_all(text.as_bytes());
+        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
         Ok(if examination.fit {
             ExitCode::SUCCESS
         } else {

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use hashbrown::HashMap;
 
+use super::super::stdout;
 use super::progress::{Progress, ProgressFigures};
 use crate::attribution::AttributionLedger;
 use crate::attribution::views::categories;
@@ -36,6 +37,12 @@ impl Destination {
             return Ok(Self::Directory(directory, Index::new(command)));
         }
         let plan = OutputPlan::check(path)?;
+        if plan.is_stdout() && stdout::is_terminal() {
+            bail!(
+                "standard output is a terminal, and a recording is for programs: name a file, or send it to one \
+                 (`memprobe record -o - ... | gzip > trace.json.gz`)"
+            );
+        }
         Ok(Self::File(path.to_owned(), Some(plan)))
     }
 }

@@ -9,6 +9,8 @@ import time
 import torch
 from torch import nn
 
+from many_objects import Gaps
+
 
 class Nest(nn.Module):
     """Some Linears, and another nest."""
@@ -28,7 +30,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--depth", type=int, default=100)
     parser.add_argument("--linears", type=int, default=20, help="in each nest")
+    parser.add_argument("--gaps", help="a file for the times that a thread could not look at the clock")
     options = parser.parse_args()
+    if options.gaps:
+        Gaps(options.gaps).start()
     sys.setrecursionlimit(100 * options.depth + 1000)
     model = None
     for _ in range(options.depth):

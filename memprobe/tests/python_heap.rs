@@ -10,7 +10,8 @@ use memprobe::event::Tgid;
 use memprobe::event::tensors::Consistency;
 use memprobe::python::PythonProcess;
 use memprobe::python::heap::Heap;
-use memprobe::python::heap::capture::{CaptureMode, Captured, capture};
+use memprobe::python::heap::capture::{CaptureError, CaptureMode, Captured, capture};
+use memprobe::python::heap::collector::Broken;
 use memprobe::python::heap::paths::Paths;
 use pythons::{started, supported};
 
@@ -180,5 +181,24 @@ fn a_heap_is_read_while_the_process_runs_on() {
         let captured = captured(&target.process(), CaptureMode::Running);
         assert_eq!(captured.consistency, Consistency::Running);
         assert_eq!(captured.moment.objects.objects.len(), target.objects);
+    }
+}
+
+#[test]
+fn a_damaged_list_of_objects_stops_the_process_a_few_times_only() {
+    for python in supported() {
+        let target = Target::start(&python, &["damaged"]);
+        let process = target.process();
+        let error = capture(&process, CaptureMode::Paused, |_, _| (), |_, _, ()| ());
+        let error = error.unwrap_err();
+        println!("{}: {error}", python.display());
+        let CaptureError::Damaged { stops, broken } = error else {
+            panic!("{error}")
+        };
+        assert!(stops <= 10, "{stops}");
+        assert!(matches!(broken, Broken::Link(_)), "{broken}");
+        let running = captured(&process, CaptureMode::Running).moment;
+        assert!(matches!(running.broken, Some(Broken::Link(_))));
+        assert!(!running.objects.objects.is_empty());
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
 
@@ -87,4 +88,36 @@ fn the_blocks_of_a_training_are_named_where_they_stand_in_the_stream() {
             }
         }
     }
+}
+
+#[test]
+fn reading_the_last_names_adds_no_event_after_the_duration() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.json");
+    let mut command = environment.pytorch().command();
+    command.args(["many_blocks.py", "--tensors", "20000", "--pause", "0.001"]);
+    let mut target = Background::start(&mut command);
+    target.wait_for("READY");
+    let options = ["--names", "--duration", "500ms"];
+    let said = environment.record(target.pid(), &file, &options).finish();
+    assert!(!target.has_ended());
+    let time = |line: &Value| line["ts"].as_f64();
+    let lines = lines(&file);
+    let is_of = |line: &&Value, category: &str| line["cat"].as_str() == Some(category);
+    let names: Vec<_> = lines.iter().filter(|line| is_of(line, "names")).collect();
+    let [names] = names[..] else {
+        panic!("{} times names", names.len())
+    };
+    let later = lines
+        .iter()
+        .filter(|line| is_of(line, "alloc") && time(line) > time(names));
+    assert_eq!(later.count(), 0);
+    let named = lines.iter().filter(|line| line["name"] == "memprobe_named");
+    assert!(named.count() >= 20_000);
+    let said = said.stderr;
+    assert!(said.contains("reading names"), "{said}");
+    assert!(said.contains("00:00:00 "), "{said}");
 }

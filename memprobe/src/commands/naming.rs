@@ -5,10 +5,13 @@
 //! back meanwhile: earlier ones go before the names, later ones behind. If the process ends before the snapshot has
 //! been analysed, its end is held back too.
 
+mod cutoff;
+
 use anyhow::Result;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::mpsc;
 
+use self::cutoff::{Cutoff, Kept};
 use super::snapshot::{CaptureMode, NotTaken, taken};
 use crate::event::tensors::Consistency;
 use crate::event::{BlockLabels, CallPaths, Event, LabeledBlock, Tgid, TimeNs};
@@ -55,10 +58,13 @@ struct Held {
     read: Option<Read>,
     /// Modules called until now: they may be gone before the snapshot arrives.
     calls: CallPaths,
+    /// Time of the last event that was left out, because the recording is over.
+    left_out_until: TimeNs,
 }
 
 pub(super) enum Passed {
     On(HostEvent),
+    /// It waits for the names, or is left out.
     Held,
     /// These go on, which waited.
     All(Vec<HostEvent>),
@@ -86,6 +92,7 @@ pub(super) struct NameReader {
     held: HashMap<Tgid, Held>,
     /// Processes still being read whose events are no longer held back.
     given_up: HashSet<Tgid>,
+    cutoff: Cutoff,
     send: mpsc::UnboundedSender<Reading>,
     read: mpsc::UnboundedReceiver<Reading>,
 }
@@ -131,14 +138,34 @@ impl NameReader {
             courses: HashMap::new(),
             held: HashMap::new(),
             given_up: HashSet::new(),
+            cutoff: Cutoff::default(),
             send,
             read,
         }
     }
 
+    /// Leaves out events after this moment: the recording ends.
+    pub(super) const fn end_at(&mut self, end: TimeNs) {
+        self.cutoff.end_at(end);
+    }
+
+    /// Marks that the session has passed on all losses up to the end.
+    pub(super) const fn is_over(&mut self) {
+        self.cutoff.is_over();
+    }
+
     /// Takes the next of what a session tells; gives what is to be passed on now.
     pub(super) fn pass(&mut self, event: HostEvent) -> Passed {
         let tgid = event.tgid;
+        let event = match self.cutoff.keep(event) {
+            Kept::Event(event) => event,
+            Kept::LeftOut(time) => {
+                if let Some((held, time)) = self.held.get_mut(&tgid).zip(time) {
+                    held.left_out_until = held.left_out_until.max(time);
+                }
+                return Passed::Held;
+            }
+        };
         let is_over = match &event.item {
             HostItem::SnapshotPoint(come) => {
                 self.on_snapshot_point(tgid, *come);
@@ -217,6 +244,17 @@ impl NameReader {
         !self.held.is_empty()
     }
 
+    /// Gives up all readings, and returns the events that waited for them.
+    pub(super) fn abandon(&mut self, reason: &str) -> Vec<Placed> {
+        let held = self.held.drain();
+        let placed = held.map(|(tgid, held)| Placed {
+            tgid,
+            events: held.events,
+            said: format!("its tensors have no names from the end of the recording: {reason}"),
+        });
+        placed.collect()
+    }
+
     /// Waits until a process was read; for ever where none is.
     pub(super) async fn next(&mut self) -> Reading {
         match self.read.recv().await {
@@ -258,6 +296,9 @@ impl NameReader {
             let mut held = self.held.remove(&tgid)?;
             if let Some(Ok((names, _))) = &mut held.read {
                 names.resolve_calls(&held.calls);
+                if let Err(error) = self.cutoff.restrict(names) {
+                    held.read = Some(Err(error));
+                }
             }
             let is_over = held.is_over;
             let placed = self.put(tgid, held)?;
@@ -304,6 +345,7 @@ impl Held {
             Some(Err(_)) => true,
             Some(Ok((names, _))) => {
                 let last = self.events.iter().rev().find_map(time_of);
+                let last = last.max(Some(self.left_out_until));
                 self.is_over || last.is_some_and(|last| last > names.time) || is_settled()
             }
         }

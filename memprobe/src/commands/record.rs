@@ -17,7 +17,7 @@ use self::recorder::{Destination, Recorder};
 use super::naming::{NameReader, Naming, Placed, Reading};
 use super::snapshot::CaptureMode;
 use super::{CommandUser, Interrupts};
-use crate::event::{Losses, Tgid};
+use crate::event::{Losses, Tgid, TimeNs};
 use crate::probe::attach::AttachError;
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
@@ -30,6 +30,9 @@ use crate::session::process::ProcessOrigin;
 use crate::session::{HostEvent, HostItem};
 
 const FLUSH: Duration = Duration::from_secs(1);
+
+/// Longest wait for the names that are read after the end.
+const MAX_READING: Duration = Duration::from_secs(30);
 
 pub enum Subject {
     Process(Tgid),
@@ -50,7 +53,11 @@ pub struct Recording {
 impl Recording {
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
-        super::runtime()?.block_on(self.run_inside())
+        let runtime = super::runtime()?;
+        let recorded = runtime.block_on(self.run_inside());
+        // A reading that was given up goes on in its thread. To drop the runtime would wait for it.
+        runtime.shutdown_background();
+        recorded
     }
 
     async fn run_inside(self) -> Result<ExitCode> {
@@ -87,6 +94,7 @@ impl Recording {
             progress: Progress::new(self.quiet),
             duration: self.duration,
             deadline: None,
+            end: None,
             refusal: None,
         };
         let reason = intake.record(&mut session, &mut interrupts).await;
@@ -123,6 +131,8 @@ struct Intake {
     progress: Progress,
     duration: Option<Duration>,
     deadline: Option<Instant>,
+    /// The deadline on the clock of the events.
+    end: Option<TimeNs>,
     refusal: Option<AttachError>,
 }
 
@@ -163,23 +173,64 @@ impl Intake {
                 self.progress.show(self.recorder.figures(session.losses));
             }
         };
-        self.read_names(session, reason).await?;
+        let losses = self.end_events(session, reason)?;
+        self.read_names(session, interrupts, reason).await?;
         session.drain_all(|event| self.take(event))?;
-        self.finish(reason, session.losses)?;
+        self.finish(reason, losses.unwrap_or(session.losses))?;
         Ok(Some(reason))
     }
 
-    /// Reads the processes that go on and have not been read.
-    async fn read_names(&mut self, session: &mut HostSession, reason: EndReason) -> Result<()> {
+    /// Leaves out later events, and returns the losses until then; `None` if the process has ended by itself.
+    fn end_events(
+        &mut self,
+        session: &mut HostSession,
+        reason: EndReason,
+    ) -> Result<Option<Losses>> {
+        let (end, duration) = match reason {
+            EndReason::Duration => (self.end, self.duration),
+            EndReason::Interrupted => (Some(crate::session::now()), None),
+            _ => (None, None),
+        };
+        self.progress.end(duration);
+        let Some(end) = end else {
+            return Ok(None);
+        };
+        self.names.end_at(end);
+        session.drain(|event| self.take(event))?;
+        self.names.is_over();
+        Ok(Some(session.losses))
+    }
+
+    /// Reads the names of the processes that go on. Their events stay out of the recording.
+    async fn read_names(
+        &mut self,
+        session: &mut HostSession,
+        interrupts: &mut Interrupts,
+        reason: EndReason,
+    ) -> Result<()> {
         let left = match reason {
             EndReason::TargetExited => Vec::new(),
             _ => self.recorder.written_to().collect(),
         };
         self.names.begin_last(left.into_iter());
+        if self.names.is_reading() && reason != EndReason::TargetExited {
+            self.progress
+                .say("the recording is over; reading names ...");
+        }
+        let limit = Instant::now() + MAX_READING;
         while self.names.is_reading() {
-            tokio::select! {
-                reading = self.names.next() => self.take_read(reading)?,
-                () = session.wait() => {}
+            let given_up = tokio::select! {
+                biased;
+                () = interrupts.next() => Some("interrupted".to_owned()),
+                () = tokio::time::sleep_until(limit) => {
+                    Some(format!("not read within {} s", MAX_READING.as_secs()))
+                }
+                reading = self.names.next() => self.take_read(reading).map(|()| None)?,
+                () = session.wait() => None,
+            };
+            if let Some(given_up) = given_up {
+                let placed = self.names.abandon(&given_up);
+                return placed.into_iter().try_for_each(|it| self.take_named(it));
             }
             session.drain(|event| self.take(event))?;
             self.place(session)?;
@@ -239,9 +290,21 @@ impl Intake {
                 self.recorder.open_early(tgid, &mut self.progress)?;
             }
             self.progress.start();
-            self.deadline = self.duration.map(|duration| Instant::now() + duration);
+            self.set_deadline();
         }
         Ok(())
+    }
+
+    fn set_deadline(&mut self) {
+        let Some(duration) = self.duration else {
+            return;
+        };
+        self.deadline = Some(Instant::now() + duration);
+        let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        let end = TimeNs(crate::session::now().0.saturating_add(nanoseconds));
+        self.end = Some(end);
+        // A late look at the clock records nothing more.
+        self.names.end_at(end);
     }
 
     fn finish(&mut self, reason: EndReason, losses: Losses) -> Result<()> {

@@ -27,7 +27,7 @@ use crate::session::process::{self, ProcessOrigin};
 use crate::session::{HostItem, gpus};
 use crate::tensors::{Sites, without};
 use crate::torch::tensors::{SnapshotError, take};
-use crate::view::{consistency, counted};
+use crate::view::{consistency, count, counted};
 
 /// Interval of checking for the end of a process that is not probed.
 const LOOK: Duration = Duration::from_millis(250);
@@ -55,6 +55,9 @@ impl Snapshots {
         drop(Watched::open(self.tgid)?);
         let snapshot = taken_with_gpus(self.tgid, self.manner, self.extent)?;
         let mut progress = Progress::new(false);
+        if let Some(limit) = snapshot.limit {
+            progress.say(&beyond_limit(limit));
+        }
         let Some(plan) = plan.filter(|plan| !plan.is_stdout()) else {
             print(self.options.format, |out| {
                 write_tensors(&snapshot, &self.options, out)
@@ -94,6 +97,9 @@ impl Snapshots {
             let next = Instant::now() + interval;
             match self.take_watched(&mut tracker).await {
                 Ok(snapshot) => {
+                    if let Some(limit) = snapshot.limit {
+                        tracker.progress.say_once(&beyond_limit(limit));
+                    }
                     let heard = match &before {
                         None => print(self.options.format, |out| {
                             write_tensors(&snapshot, &self.options, out)
@@ -139,6 +145,14 @@ impl Snapshots {
         tracker.sign(&mut snapshot)?;
         Ok(snapshot)
     }
+}
+
+/// Warning if the process has more tensors than memprobe reads.
+fn beyond_limit(limit: u64) -> String {
+    let limit = count(limit);
+    format!(
+        "the process has more than {limit} tensors: the others are missing, and their blocks have a row of their own"
+    )
 }
 
 async fn rest(tracker: &mut BlockTracker, watched: &Watched, until: Instant) -> Result<()> {

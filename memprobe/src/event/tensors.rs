@@ -37,6 +37,9 @@ pub struct TensorSnapshot {
     pub optimizers: Vec<StepSettings>,
     /// Data that could not be read, with the reason, as text for people.
     pub unread: Vec<Arc<str>>,
+    /// The most tensors that memprobe reads, if the process has more. The others are missing here, and their blocks
+    /// seem to have no tensor.
+    pub limit: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -138,8 +138,11 @@ impl Ledger {
 
     fn count_loss(&mut self, new: Losses) {
         let losses = &mut self.health.losses;
-        if new.events > losses.events || new.malformed > losses.malformed {
-            self.agreement.lost(self.last_event.unwrap_or(self.started));
+        let events = new.events.saturating_sub(losses.events);
+        let events = events.saturating_add(new.malformed.saturating_sub(losses.malformed));
+        if events > 0 {
+            let last = self.last_event.unwrap_or(self.started);
+            self.agreement.lost(last, events);
         }
         *losses = losses.zip(new, u64::max);
     }
@@ -160,7 +163,7 @@ impl Ledger {
         }
         let Some(index) = device::plausible_device(event) else {
             self.malformed = self.malformed.saturating_add(1);
-            self.agreement.lost(event.time);
+            self.agreement.lost(event.time, 1);
             return Change::Malformed;
         };
         let started = self.started;

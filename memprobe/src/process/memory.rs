@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
+use std::sync::LazyLock;
 
 use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -200,13 +201,9 @@ impl ReadMemory for ProcessMemory {
         }
     }
 
-    /// Splits many pieces among several threads, because the copying alone takes the time.
+    /// Splits many bytes among several threads, because the copying alone takes the time.
     fn read_each(&self, pieces: &mut [Piece<'_>]) {
-        /// More do not copy faster.
-        const MAX_THREADS: usize = 4;
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = pieces.len().div_ceil(MAX_PIECES);
-        let threads = threads.min(processors).min(MAX_THREADS);
+        let threads = threads_for(pieces);
         if threads <= 1 {
             return self.read_all(pieces);
         }
@@ -217,6 +214,24 @@ impl ReadMemory for ProcessMemory {
             }
         });
     }
+}
+
+/// Returns the number of threads that read these pieces. Only a large copy is worth a thread: to start one takes as
+/// long as to copy some hundred kilobytes, and small questions are asked thousands of times a second.
+fn threads_for(pieces: &[Piece<'_>]) -> usize {
+    /// More do not copy faster.
+    const MAX_THREADS: usize = 4;
+    const BYTES_OF_A_THREAD: usize = 2 << 20;
+    /// The standard library reads files of the control group for the answer each time.
+    static PROCESSORS: LazyLock<usize> =
+        LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let bytes = pieces.iter().map(|piece| piece.into.len());
+    let threads = bytes.sum::<usize>() / BYTES_OF_A_THREAD;
+    let threads = threads.min(MAX_THREADS).min(pieces.len());
+    if threads <= 1 {
+        return 1;
+    }
+    threads.min(*PROCESSORS)
 }
 
 impl ProcessMemory {
@@ -399,6 +414,19 @@ mod tests {
                 assert_eq!(piece.into, [first, first + 1, first + 2, first + 3]);
             }
         }
+    }
+
+    #[test]
+    fn small_questions_start_no_thread() {
+        let threads = |number: usize, bytes: usize| {
+            let mut rooms = vec![0; number * bytes];
+            let rooms = rooms.chunks_mut(bytes);
+            threads_for(&rooms.map(|into| Piece::of(8, into)).collect::<Vec<_>>())
+        };
+        assert_eq!(threads(20_000, 48), 1);
+        assert_eq!(threads(1, 32 << 20), 1);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        assert_eq!(threads(4096, 4096), processors.min(4));
     }
 
     #[test]

@@ -31,6 +31,8 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
     pub read: u64,
+    /// Checks in the target that a cached code object is still there.
+    pub checked: u64,
     pub evicted: u64,
     /// Addresses found to hold another code object than before.
     pub replaced: u64,
@@ -45,6 +47,11 @@ pub enum Resolved {
     /// The code object cannot be read, or is another one by now.
     Unreadable,
 }
+
+/// Code objects that were found in the target while one stack is resolved. A recursive stack has the same few in a
+/// hundred frames, and each check is a system call.
+#[derive(Debug, Default)]
+pub struct FoundCode(HashSet<u64>);
 
 #[derive(Debug)]
 pub struct CodeCache {
@@ -99,10 +106,21 @@ impl CodeCache {
         instr: u64,
         owner: u8,
     ) -> Resolved {
+        self.resolve_in_stack(memory, code, (instr, owner), &mut FoundCode::default())
+    }
+
+    /// Like [`Self::resolve`], for frames of one stack: code objects in `found` are not checked again.
+    pub fn resolve_in_stack(
+        &mut self,
+        memory: &impl ReadMemory,
+        code: u64,
+        (instr, owner): (u64, u8),
+        found: &mut FoundCode,
+    ) -> Resolved {
         if is_shim(&self.layout.frame, owner) {
             return Resolved::Skip;
         }
-        let code = self.load(memory, code);
+        let code = self.load(memory, code, found);
         let resolved = code.map_or(Resolved::Unreadable, |code| frame_of(code, instr, owner));
         self.counters.unreadable += u64::from(resolved == Resolved::Unreadable);
         resolved
@@ -151,12 +169,19 @@ impl CodeCache {
         }
     }
 
-    fn load(&mut self, memory: &impl ReadMemory, address: u64) -> ReadResult<&Code> {
-        if !self.is_current(memory, address)? {
+    fn load(
+        &mut self,
+        memory: &impl ReadMemory,
+        address: u64,
+        found: &mut FoundCode,
+    ) -> ReadResult<&Code> {
+        let is_found = found.0.contains(&address) && self.codes.contains_key(&address);
+        if !is_found && !self.is_current(memory, address)? {
             let read = self.reader(memory).read(address)?;
             self.counters.read += 1;
             self.keep(address, read);
         }
+        found.0.insert(address);
         self.clock += 1;
         let cached = self.codes.get_mut(&address);
         let cached = cached.ok_or(Cause::NotAsExpected.at(address))?;
@@ -169,6 +194,7 @@ impl CodeCache {
         let Some(cached) = self.codes.get(&address) else {
             return Ok(false);
         };
+        self.counters.checked += 1;
         match self.reader(memory).fingerprint(address) {
             Ok(now) if now == cached.code.fingerprint => Ok(true),
             Ok(_) => {
@@ -298,6 +324,33 @@ mod tests {
             assert_eq!(cache.counters.read, 1);
             assert_eq!(cache.counters.unreadable, 1);
         }
+    }
+
+    #[test]
+    fn a_code_object_is_checked_once_for_all_frames_of_a_stack() {
+        let layout = &LAYOUTS[6];
+        let mut memory = memory_with(&TRAIN, layout);
+        let mut cache = cache_for(layout);
+        let frame = (TRAIN.instr(layout, 1), 0);
+        let mut resolve = |memory: &FakeMemory, found: &mut FoundCode| {
+            let resolved = cache.resolve_in_stack(memory, TRAIN.address, frame, found);
+            (line(&resolved), cache.counters.checked)
+        };
+        let mut stacks = [(); 2].map(|()| FoundCode::default());
+        for _ in 0..100 {
+            assert_eq!(resolve(&memory, &mut stacks[0]), (Some(42), 0));
+        }
+        for _ in 0..100 {
+            assert_eq!(resolve(&memory, &mut stacks[1]), (Some(42), 1));
+        }
+        // Another stack is resolved later: the object may be another one by then.
+        FakeCode {
+            version: 8,
+            first_line: 70,
+            ..TRAIN
+        }
+        .map(&mut memory, layout);
+        assert_eq!(resolve(&memory, &mut FoundCode::default()), (Some(72), 2));
     }
 
     #[test]

@@ -18,6 +18,6 @@ pub mod text;
 pub mod threads;
 pub mod versions;
 
-pub use cache::{CodeCache, Resolved};
+pub use cache::{CodeCache, FoundCode, Resolved};
 pub use detect::PythonProcess;
 pub use error::DetectError;

@@ -9,7 +9,7 @@ use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead, grad_mode};
 use crate::decode::FreedCode;
 use crate::event::{Context, Frame, Grad, Module, NoStack, Node, Stack, StackId, StackKind};
 use crate::process::memory::{PartialMemory, ReadMemory};
-use crate::python::{CodeCache, Resolved};
+use crate::python::{CodeCache, FoundCode, Resolved};
 use crate::symbolize::native::Unwound;
 use crate::torch::module_calls::{Innermost, ModuleCalls, PendingModule};
 
@@ -101,12 +101,13 @@ impl<M: ReadMemory> Stacks<M> {
         if self.by_hash(head.hash).is_some() {
             return None;
         }
+        let mut found = FoundCode::default();
         let read = |frame: &FrameRecord| {
-            let (code, owner) = (frame.code(&head), frame.owner());
+            let code = frame.code(&head);
             let resolved = match &mut self.code {
                 Some(known) => {
-                    let instr = known.instr_of(frame, code);
-                    known.resolve(&self.memory, code, instr, owner)
+                    let place = (known.instr_of(frame, code), frame.owner());
+                    known.resolve_in_stack(&self.memory, code, place, &mut found)
                 }
                 None => Resolved::Unreadable,
             };

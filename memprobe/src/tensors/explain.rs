@@ -17,6 +17,7 @@ pub fn explain(snapshot: &TensorSnapshot) -> TensorTable {
         consistency: snapshot.consistency,
         objects: snapshot.objects,
         unread: snapshot.unread.clone(),
+        limit: snapshot.limit,
         devices: found
             .devices
             .iter()
@@ -212,8 +213,13 @@ impl Builder<'_> {
         for (&block, storages) in there.blocks.iter().zip(&inside) {
             let block = &blocks[block];
             if storages.is_empty() {
-                self.account.blocks = add(self.account.blocks, block.size);
-                self.rows.push(block_row(block, self.device));
+                let (kind, bytes) = match self.snapshot.limit {
+                    None => (RowKind::Block, &mut self.account.blocks),
+                    Some(_) => (RowKind::BlockBeyondLimit, &mut self.account.beyond_limit),
+                };
+                *bytes = add(*bytes, block.size);
+                let row = block_row(block, self.device);
+                self.rows.push(Row { kind, ..row });
             } else {
                 self.add_storages(storages, Some(block));
             }

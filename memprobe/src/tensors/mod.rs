@@ -40,6 +40,8 @@ pub struct TensorTable {
     pub objects: u64,
     /// Data that could not be read, with reasons.
     pub unread: Vec<Arc<str>>,
+    /// Most tensors that were read, if the process has more.
+    pub limit: Option<u64>,
     /// By device: CUDA devices first.
     pub devices: Vec<DeviceTable>,
 }
@@ -66,6 +68,8 @@ pub struct Account {
     pub uncovered: Bytes,
     /// Bytes of blocks without storages.
     pub blocks: Bytes,
+    /// The same, if tensors beyond a limit were not read: their blocks are among these.
+    pub beyond_limit: Bytes,
     /// Allocator total minus all of these; `None` without a total.
     pub remainder: Option<i64>,
     pub reason: Option<Reason>,
@@ -84,6 +88,7 @@ impl Account {
             self.rounding,
             self.uncovered,
             self.blocks,
+            self.beyond_limit,
         ];
         Bytes(parts.iter().fold(0, |sum, part| sum.saturating_add(part.0)))
     }
@@ -116,6 +121,8 @@ pub enum RowKind {
     Storage,
     #[default]
     Block,
+    /// Block without a known tensor, in a process with more tensors than memprobe reads.
+    BlockBeyondLimit,
 }
 
 impl RowKind {
@@ -123,7 +130,7 @@ impl RowKind {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tensor(kind) => kind.as_str(),
-            Self::Storage | Self::Block => "block",
+            Self::Storage | Self::Block | Self::BlockBeyondLimit => "block",
         }
     }
 }

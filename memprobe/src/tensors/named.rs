@@ -53,7 +53,7 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
             is_saved_variable: variables.has(&row, tensor),
             kind: match row.kind {
                 RowKind::Tensor(kind) => Some(kind),
-                RowKind::Storage | RowKind::Block => None,
+                RowKind::Storage | RowKind::Block | RowKind::BlockBeyondLimit => None,
             },
             name: row.names.into_iter().next(),
             module: row.module,

@@ -40,7 +40,7 @@ pub const fn tensor_kind(kind: RowKind) -> &'static str {
         RowKind::Tensor(TensorKind::OptimizerState) => "optimizer",
         RowKind::Tensor(kind) => kind.as_str(),
         RowKind::Storage => "storage",
-        RowKind::Block => "block",
+        RowKind::Block | RowKind::BlockBeyondLimit => "block",
     }
 }
 
@@ -57,6 +57,7 @@ pub fn tensor_name(row: &Row) -> String {
     }
     match (row.kind, &row.saved_by, &row.grad_fn, &row.class) {
         (RowKind::Block, ..) => "(no tensor)".to_owned(),
+        (RowKind::BlockBeyondLimit, ..) => "(tensor beyond the limit, or none)".to_owned(),
         (RowKind::Storage, ..) => "(storage without a tensor)".to_owned(),
         (_, Some(operation), ..) => format!("(saved by {})", clean(operation)),
         (_, None, Some(operation), _) => format!("(result of {})", clean(operation)),
@@ -142,7 +143,7 @@ impl<'a> TensorGroup<'a> {
 
     pub fn grad(self) -> &'static str {
         match self.first().kind {
-            RowKind::Storage | RowKind::Block => "-",
+            RowKind::Storage | RowKind::Block | RowKind::BlockBeyondLimit => "-",
             _ if !self.agrees(|row| row.requires_grad) => "some",
             _ if self.first().requires_grad => "yes",
             _ => "no",
@@ -155,7 +156,7 @@ impl<'a> TensorGroup<'a> {
         self.agrees(|row| &row.site)
             .then(|| match (&row.site, row.kind) {
                 (Some(frame), _) => self.names.frame(frame),
-                (None, RowKind::Block) => BEFORE_ATTACH.to_owned(),
+                (None, RowKind::Block | RowKind::BlockBeyondLimit) => BEFORE_ATTACH.to_owned(),
                 (None, _) => String::new(),
             })
     }

@@ -10,6 +10,7 @@ mod machine;
 mod overhead;
 mod profiler;
 mod ranks;
+mod scale;
 mod snapshot;
 mod statistics;
 mod table;
@@ -69,6 +70,8 @@ enum Part {
     Snapshot,
     /// Eight ranks at once that do hardly more than allocate
     Ranks,
+    /// Deep models and very many tensors
+    Scale,
     /// memprobe's own code, event by event (needs neither root nor PyTorch)
     Code,
 }
@@ -78,7 +81,8 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let wanted = |part| options.only.is_empty() || options.only.contains(&part);
     let in_process = [Part::Loop, Part::Footprint, Part::Kernel];
     let in_the_loop = in_process.into_iter().any(wanted);
-    let attaches = in_the_loop || wanted(Part::Snapshot) || wanted(Part::Ranks);
+    let on_their_own = [Part::Snapshot, Part::Ranks, Part::Scale];
+    let attaches = in_the_loop || on_their_own.into_iter().any(wanted);
     if attaches && !process::is_root() {
         bail!(
             "these benchmarks attach probes, which needs root. Run\n\
@@ -120,6 +124,9 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         if wanted(Part::Ranks) {
             let script = workloads.join("rush.py");
             tables.push(ranks::measure(&environment.python, &script, &programs)?);
+        }
+        if wanted(Part::Scale) {
+            tables.push(scale::measure(&environment.python, &workloads, &programs)?);
         }
     }
     if wanted(Part::Code) {

@@ -220,7 +220,7 @@ impl Drop for Target {
 }
 
 /// Returns the longest of the lines, in nanoseconds; an incomplete last line is ignored.
-fn longest(lines: &str) -> Duration {
+pub(super) fn longest(lines: &str) -> Duration {
     let whole = lines.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let longest = whole.lines().filter_map(|line| line.parse().ok()).max();
     Duration::from_nanos(longest.unwrap_or(0))

@@ -15,6 +15,8 @@ pub(crate) struct Progress {
     quiet: bool,
     terminal: bool,
     started: Instant,
+    /// Duration of the recording, once it is over.
+    recorded: Option<Duration>,
     shown: Option<Instant>,
     said: HashSet<String>,
 }
@@ -32,6 +34,7 @@ impl Progress {
             quiet,
             terminal: messages::go_to_a_terminal(),
             started: Instant::now(),
+            recorded: None,
             shown: None,
             said: HashSet::new(),
         }
@@ -53,6 +56,11 @@ impl Progress {
     pub(super) fn start(&mut self) {
         self.started = Instant::now();
         self.shown = None;
+    }
+
+    /// Stops the clock, after `duration` if it is given.
+    pub(super) fn end(&mut self, duration: Option<Duration>) {
+        self.recorded = duration.or_else(|| Some(self.started.elapsed()));
     }
 
     pub(super) fn show(&mut self, figures: ProgressFigures) {
@@ -89,7 +97,7 @@ impl Progress {
         };
         format!(
             "{}  {} events  {} written  lost {lost}{uses}",
-            clock(self.started.elapsed()),
+            clock(self.recorded.unwrap_or_else(|| self.started.elapsed())),
             count(figures.events),
             bytes::human(Bytes(figures.bytes)),
         )

@@ -34,6 +34,10 @@ const MAX_BYTES: usize = 2 << 30;
 /// Most stops before the capture fails. Each found a collection in progress or inconsistent lists.
 const MAX_STOPS: u32 = 100;
 
+/// Most of these stops in a row that find the lists inconsistent at the same place. An object is linked within a few
+/// instructions, and the waits between these stops add up to 62 ms, so the list is damaged.
+const MAX_SAME_PLACE: u32 = 6;
+
 /// Most of these stops that wait for the allocator; after that its state is accepted as it is.
 const MAX_ALLOCATING: u32 = 10;
 
@@ -78,6 +82,12 @@ pub enum CaptureError {
          it while it runs with --nonblocking"
     )]
     NeverWhole(#[source] Broken),
+    /// Several stops found the object lists inconsistent at the same place.
+    #[error(
+        "it was stopped {stops} times, and each time the same place could not be read: {broken}.\nIts memory is \
+         damaged there. Read what is intact with --nonblocking"
+    )]
+    Damaged { stops: u32, broken: Broken },
     /// A signal had stopped the process already, while its object lists were inconsistent.
     #[error(
         "a signal (SIGSTOP, Ctrl-Z) has stopped it at a moment at which it cannot be read: {0}.\nLet it run on (kill \
@@ -298,6 +308,14 @@ fn look_at_running<T>(
 #[derive(Debug, Default)]
 struct PauseAttempts {
     number: u32,
+    last: Option<BrokenPlace>,
+}
+
+/// Place at which a list was inconsistent, with the number of stops in a row that found it so.
+#[derive(Clone, Copy, Debug)]
+struct BrokenPlace {
+    address: u64,
+    stops: u32,
 }
 
 impl PauseAttempts {
@@ -358,13 +376,30 @@ impl PauseAttempts {
             }
             allocating += u32::from(broken == Broken::Allocating);
             woken += u32::from(broken == Broken::Woken);
-            self.number += 1;
-            if self.number >= MAX_STOPS {
-                return Err(CaptureError::NeverWhole(broken));
-            }
+            self.count(broken)?;
             thread::sleep(wait);
             wait = (wait * 2).min(MAX_WAIT);
         }
+    }
+}
+
+impl PauseAttempts {
+    /// Counts a failed stop. Fails if another stop is useless.
+    fn count(&mut self, broken: Broken) -> Result<(), CaptureError> {
+        self.number += 1;
+        self.last = broken.place().map(|address| {
+            let last = self.last.filter(|last| last.address == address);
+            let stops = last.map_or(0, |last| last.stops) + 1;
+            BrokenPlace { address, stops }
+        });
+        let stops = self.last.map_or(0, |last| last.stops);
+        if stops >= MAX_SAME_PLACE {
+            return Err(CaptureError::Damaged { stops, broken });
+        }
+        if self.number >= MAX_STOPS {
+            return Err(CaptureError::NeverWhole(broken));
+        }
+        Ok(())
     }
 }
 
@@ -412,4 +447,50 @@ fn at_work(python: &PythonProcess) -> Option<Broken> {
             Err(error) => Some(error.into()),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Number of stops until one error ends them.
+    fn stops(broken: impl Fn(u32) -> Broken) -> (u32, CaptureError) {
+        let mut stops = PauseAttempts::default();
+        for number in 1.. {
+            if let Err(error) = stops.count(broken(number)) {
+                return (number, error);
+            }
+        }
+        unreachable!("the number of stops is limited")
+    }
+
+    #[test]
+    fn a_list_that_is_inconsistent_at_one_place_is_given_up_early() {
+        for damage in [
+            Broken::Link(0x7000),
+            Broken::Unreadable(Cause::NotMapped.at(0x7000)),
+        ] {
+            let (number, error) = stops(|_| damage);
+            assert_eq!(number, MAX_SAME_PLACE);
+            assert!(matches!(error, CaptureError::Damaged { stops, .. } if stops == number));
+        }
+    }
+
+    #[test]
+    fn a_list_that_changes_is_read_up_to_the_limit_of_stops() {
+        let changing = [
+            |number: u32| Broken::Link(u64::from(number)),
+            // Every other stop finds a collection.
+            |number: u32| match number % 2 {
+                0 => Broken::Collecting,
+                _ => Broken::Link(0x7000),
+            },
+            |_: u32| Broken::Collecting,
+        ];
+        for broken in changing {
+            let (number, error) = stops(broken);
+            assert_eq!(number, MAX_STOPS);
+            assert!(matches!(error, CaptureError::NeverWhole(_)));
+        }
+    }
 }

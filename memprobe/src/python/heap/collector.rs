@@ -72,6 +72,21 @@ pub enum Broken {
     Woken,
 }
 
+impl Broken {
+    /// Returns the address at which a list is inconsistent.
+    pub(super) const fn place(self) -> Option<u64> {
+        match self {
+            Self::Link(address) => Some(address),
+            Self::Unreadable(error) => Some(error.address),
+            Self::Collecting
+            | Self::TooMany
+            | Self::Allocating
+            | Self::Finalizing
+            | Self::Woken => None,
+        }
+    }
+}
+
 impl From<Unreadable> for Broken {
     fn from(error: Unreadable) -> Self {
         Self::Unreadable(error)

@@ -57,6 +57,8 @@ pub(super) struct SnapshotRecord<'a> {
     retries: u32,
     objects: u64,
     unread: Bounded<Box<str>, MAX_OF_ONE>,
+    #[serde(default)]
+    tensor_limit: Option<u64>,
     totals: Bounded<TotalsRecord<'a>, 256>,
     #[serde(borrow)]
     tensors: Bounded<Item<'a>, MAX_ITEMS>,
@@ -221,6 +223,7 @@ impl SnapshotRecord<'_> {
             objects: self.objects,
             optimizers: Vec::new(),
             unread: self.unread.0.into_iter().map(Into::into).collect(),
+            limit: self.tensor_limit,
         })
     }
 }

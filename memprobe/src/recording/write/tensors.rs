@@ -64,6 +64,8 @@ struct Head<'a> {
     retries: u32,
     objects: u64,
     unread: Vec<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tensor_limit: Option<u64>,
 }
 
 impl<'a> Head<'a> {
@@ -82,6 +84,7 @@ impl<'a> Head<'a> {
             retries,
             objects: snapshot.objects,
             unread: snapshot.unread.iter().map(|words| &**words).collect(),
+            tensor_limit: snapshot.limit,
         }
     }
 }
@@ -98,6 +101,9 @@ struct DeviceRecord {
     rounding: u64,
     uncovered: u64,
     blocks_without_tensor: u64,
+    /// Blocks without a known tensor, if the process has more tensors than `tensor_limit`.
+    #[serde(skip_serializing_if = "is_zero")]
+    blocks_beyond_limit: u64,
     remainder: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
@@ -118,6 +124,7 @@ impl From<&DeviceTable> for DeviceRecord {
             rounding: account.rounding.0,
             uncovered: account.uncovered.0,
             blocks_without_tensor: account.blocks.0,
+            blocks_beyond_limit: account.beyond_limit.0,
             remainder: account.remainder,
             reason: account.reason.map(|reason| reason.as_str()),
             outside_the_allocator: account.outside.0,

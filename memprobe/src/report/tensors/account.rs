@@ -26,7 +26,7 @@ pub(super) fn title(table: &DeviceTable) -> String {
 }
 
 /// The allocator's total, then its parts: bytes and label of each.
-pub(super) fn sum(account: &Account) -> Vec<(String, String)> {
+pub(super) fn sum(account: &Account, limit: Option<u64>) -> Vec<(String, String)> {
     let Some(totals) = account.totals else {
         return Vec::new();
     };
@@ -56,6 +56,13 @@ pub(super) fn sum(account: &Account) -> Vec<(String, String)> {
         if bytes != Bytes(0) {
             lines.push((human(bytes), words.to_owned()));
         }
+    }
+    if account.beyond_limit != Bytes(0) {
+        let words = format!(
+            "limit reached: blocks of the tensors beyond {}, which memprobe does not read, and blocks without a tensor",
+            count(limit.unwrap_or(0))
+        );
+        lines.push((human(account.beyond_limit), words));
     }
     let remainder = account.remainder.unwrap_or(0);
     let words = match account.reason {

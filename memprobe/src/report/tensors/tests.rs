@@ -205,3 +205,29 @@ fn the_difference_as_comma_separated_values() {
     };
     insta::assert_snapshot!(difference(&options));
 }
+
+#[test]
+fn blocks_of_tensors_beyond_the_limit_have_a_row_that_names_it() {
+    let mut snapshot = without(training(), TensorDevice::Cpu);
+    snapshot.limit = Some(524_288);
+    let text = table(&snapshot, &wide());
+    let limited: Vec<_> = text.lines().filter(|line| line.contains("limit")).collect();
+    assert!(
+        limited[0].contains("(tensor beyond the limit, or none)"),
+        "{text}"
+    );
+    assert!(
+        text.contains("limit reached: blocks of the tensors beyond 524,288"),
+        "{text}"
+    );
+    assert!(!text.contains("(no tensor)"), "{text}");
+    assert!(!text.contains("  blocks without a tensor"), "{text}");
+    let mut json = Vec::new();
+    crate::recording::write::tensors::write_tensors(&snapshot, "0", &mut json).unwrap();
+    let written: Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(written["tensor_limit"], 524_288);
+    assert_eq!(written["totals"][0]["blocks_without_tensor"], 0);
+    assert!(written["totals"][0]["blocks_beyond_limit"].as_u64() > Some(0));
+    let read = crate::recording::read_tensors(json.as_slice()).unwrap();
+    assert_eq!(read.limit, snapshot.limit);
+}

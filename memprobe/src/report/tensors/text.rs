@@ -41,7 +41,7 @@ pub(super) fn push(page: &mut Page, table: &TensorTable, options: &TensorOptions
             page.line(&format!("meta   {tensors} without memory"));
         } else {
             shown = true;
-            push_device(page, device, options);
+            push_device(page, device, table.limit, options);
         }
     }
     if !shown {
@@ -50,14 +50,14 @@ pub(super) fn push(page: &mut Page, table: &TensorTable, options: &TensorOptions
     }
 }
 
-fn push_device(page: &mut Page, table: &DeviceTable, options: &TensorOptions) {
+fn push_device(page: &mut Page, table: &DeviceTable, limit: Option<u64>, options: &TensorOptions) {
     page.blank();
     page.fitted_strong(&account::title(table));
     let names = file_names(&table.rows);
     let is_outside = |at: &usize| table.rows[*at].outside.is_some();
     let (outside, ours): (Vec<usize>, Vec<usize>) = (0..table.rows.len()).partition(is_outside);
     let first = page.table(&group_table(table, ours, &names, options)).first;
-    for (bytes, words) in account::sum(&table.account) {
+    for (bytes, words) in account::sum(&table.account, limit) {
         let mut bytes = &*bytes;
         for line in wrap(&words, options.width.saturating_sub(first + 4)) {
             page.line(&format!("{bytes:>first$}  {line}"));

@@ -15,7 +15,7 @@ mod tree;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::event::{CallPaths, Module, ModuleAddress};
 use crate::process::memory::ReadMemory;
@@ -132,9 +132,12 @@ impl<M: ReadMemory> ModuleNames<M> {
     /// Reads trees again if one of these modules or an ancestor was replaced; `true` if a name changed.
     fn doubt_others(&mut self, calls: &Calls) -> bool {
         let mut known = Vec::new();
-        for called in &calls.modules {
-            for (top, tree) in &self.trees {
+        for (top, tree) in &self.trees {
+            // Calls are nested, so most ancestors are those of an outer call too: each is read once.
+            let mut met = HashSet::new();
+            for called in &calls.modules {
                 let signs = tree.signs_up_from(called.object);
+                let signs = signs.take_while(|(object, _)| met.insert(*object));
                 known.extend(signs.map(|sign| (*top, sign)));
             }
         }

@@ -1,4 +1,4 @@
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::*;
@@ -8,12 +8,13 @@ use crate::python::heap::fake::FakeHeap;
 use crate::python::layout::ObjectLayout;
 use crate::python::versions::LAYOUTS;
 
-/// Memory that a test changes while it is being read.
+/// Memory that a test changes while it is being read, with the number of reads.
 #[derive(Clone)]
-struct Shared(Rc<RefCell<FakeMemory>>);
+struct Shared(Rc<RefCell<FakeMemory>>, Rc<Cell<usize>>);
 
 impl ReadMemory for Shared {
     fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
+        self.1.set(self.1.get() + 1);
         self.0.borrow().read(address, into)
     }
 }
@@ -50,7 +51,7 @@ impl Nets {
     fn finish(self) -> (Shared, ModuleNames<Shared>) {
         let layout = *self.heap.layout;
         let (memory, _) = self.heap.finish();
-        let memory = Shared(Rc::new(RefCell::new(memory)));
+        let memory = Shared(Rc::new(RefCell::new(memory)), Rc::default());
         (memory.clone(), ModuleNames::of(memory, layout))
     }
 }
@@ -171,6 +172,32 @@ fn trees_of_one_class_are_numbered_as_they_are_met() {
     assert_eq!(path(&mut names, &[tops[1]]), called("Net"));
     assert_eq!(path(&mut names, &[tops[0], child]), called("Net#2.child"));
     assert_eq!(path(&mut names, &[tops[1]]), called("Net"));
+}
+
+#[test]
+fn the_reads_for_a_stack_grow_with_its_depth_and_not_with_its_square() {
+    const DEPTH: usize = 100;
+    let mut nets = Nets::new(&LAYOUTS[6]);
+    let class = nets.class("Nest");
+    let mut nest = vec![nets.module(class, &[])];
+    for depth in 1..DEPTH {
+        let inner = nest[depth - 1];
+        nest.push(nets.module(class, &[("inner", inner)]));
+    }
+    nest.reverse();
+    let (memory, mut names) = nets.finish();
+    let innermost = format!("Nest{}", ".inner".repeat(DEPTH - 1));
+    assert_eq!(path(&mut names, &nest), called(&innermost));
+    let modules = called_now(&names, &nest);
+    memory.1.set(0);
+    let calls = Calls {
+        modules,
+        cut: false,
+    };
+    assert_eq!(names.path(&calls), Answer::Is(called(&innermost)));
+    let reads = memory.1.get();
+    // The module, and the slot in its parent.
+    assert!(reads <= 2 * DEPTH, "{reads}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ pub use super::node::RawNode;
 pub use super::saved::Saved;
 
 /// Most tensors and most nodes, of about 300 and 200 bytes in memprobe, and most saved tensors.
-const MAX_REACHED: usize = 1 << 19;
+pub const MAX_REACHED: usize = 1 << 19;
 const MAX_SAVED: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +48,8 @@ pub struct LeftOut {
     /// Saved tensors that a hook packed into something other than a tensor.
     pub packed: u64,
     pub too_many: u64,
+    /// True if tensors are among these.
+    pub has_more_tensors: bool,
 }
 
 impl LeftOut {
@@ -79,7 +81,7 @@ const LEFT_OUT: [&str; 8] = [
     "operations of the backward pass were not searched for the tensors that they keep: neither their class nor \
      the allocator tells their size, as with another malloc than that of the C library",
     "tensors kept for the backward pass are kept by hooks, as something else than tensors",
-    "tensors and operations are more than memprobe keeps",
+    "references lead to tensors and operations beyond those that memprobe keeps (524,288 of each)",
 ];
 
 impl RawGraph {
@@ -257,6 +259,7 @@ impl<M: ReadMemory> Collector<'_, M> {
     fn finish(self) -> RawGraph {
         let mut graph = self.graph;
         graph.left_out.too_many += self.tensors.beyond + self.nodes.beyond;
+        graph.left_out.has_more_tensors = self.tensors.beyond > 0;
         let unread = self.storages.values().filter(|storage| storage.is_none());
         graph.left_out.storages = unread.count() as u64;
         graph.storages = self.storages.into_values().flatten().collect();

@@ -1,7 +1,7 @@
 //! Reads fake processes whose objects are laid out by each row of the tables.
 
 use super::fake::{FakeProcess, New};
-use super::graph::{LeftOut, RawGraph, Saved, SavedTensor, collect};
+use super::graph::{LeftOut, MAX_REACHED, RawGraph, Saved, SavedTensor, collect};
 use super::layout_versions::{AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
 use super::layout_versions::{DeviceOrder, HANDLES, TensorLayout};
 use super::{Geometry, LayoutError, LayoutOrigin, Layouts, NotOne, TensorImplClass};
@@ -329,4 +329,20 @@ fn a_node_whose_class_gives_its_size_is_searched_with_any_allocator() {
         .write(training.relu - 8, &0x1234_5678_9abc_u64.to_le_bytes());
     let layouts = training.layouts(Some("2.15.0")).unwrap();
     compare(&training, &training.collect(&layouts), 15);
+}
+
+#[test]
+fn tensors_beyond_the_limit_are_noted() {
+    let training = Training::of(process(15));
+    let layouts = training.layouts(Some("2.15.0")).unwrap();
+    let reader = layouts.reader(&training.process.heap.memory);
+    let left_out = |tensors: usize| {
+        // No tensor lies there; each counts all the same.
+        let addresses: Vec<u64> = (1..=tensors as u64).map(|number| 8 * number).collect();
+        collect(&reader, &addresses, &[]).left_out
+    };
+    let most = left_out(MAX_REACHED);
+    assert_eq!((most.has_more_tensors, most.too_many), (false, 0));
+    let more = left_out(MAX_REACHED + 3);
+    assert_eq!((more.has_more_tensors, more.too_many), (true, 3));
 }

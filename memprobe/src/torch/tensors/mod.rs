@@ -119,6 +119,7 @@ pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotE
         consistency: captured.consistency,
         objects: captured.moment.objects.objects.len() as u64,
         unread,
+        limit: captured.more.limit(),
         ..captured.result
     };
     let blocks = &mut snapshot.blocks;
@@ -172,6 +173,12 @@ impl Found {
     fn is_at_work(&self) -> bool {
         let tables = self.allocator.as_ref().ok().and_then(Option::as_ref);
         tables.is_some_and(|tables| !tables.is_consistent())
+    }
+
+    /// Returns the most tensors that are read, if there are more.
+    fn limit(&self) -> Option<u64> {
+        let is_reached = self.graph.left_out.has_more_tensors;
+        is_reached.then_some(graph::MAX_REACHED as u64)
     }
 
     fn read_tensors(&mut self, image: &Image<impl ReadMemory>, layouts: &Layouts, objects: &[u64]) {

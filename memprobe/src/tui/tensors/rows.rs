@@ -183,7 +183,7 @@ fn facts(row: &Row, tell: &mut impl FnMut(&str, String)) {
             format!("{} of another library or process", human(outside)),
         );
     }
-    if row.kind != RowKind::Block
+    if !matches!(row.kind, RowKind::Block | RowKind::BlockBeyondLimit)
         && let (Some(data), Some(bytes)) = (row.storage, row.storage_bytes)
     {
         let offset = match row.offset {

@@ -9,6 +9,7 @@ import threading
 import types
 import weakref
 
+import numpy
 import torch
 from torch import nn
 
@@ -169,6 +170,41 @@ next(cycled)
 append = [made(189)].append
 
 
+def in_array(value):
+    array = numpy.empty(1, dtype=object)
+    array[0] = value
+    return array
+
+
+# The collector tracks no array, and up to Python 3.13 no dict or tuple of nothing but arrays.
+row = numpy.empty(5, dtype=object)
+row[3] = made(196)
+grid = numpy.empty((2, 3), dtype=object)
+grid[1, 2] = made(197)
+cube = numpy.empty((2, 2, 2), dtype=object)
+cube[1, 0, 1] = made(198)
+single = numpy.empty((), dtype=object)
+single[()] = made(199)
+whole = numpy.empty((4, 4), dtype=object)
+whole[2, 1] = made(200)
+whole[0, 0] = made(201)
+view = whole[::-1, 1:3]
+del whole
+holder.array = in_array(made(202))
+arrays = {"one": in_array(made(203)), "size": 1}
+in_list = [0, in_array(made(204))]
+within = [{"pair": (in_array(made(205)), 2)}]
+of_lists = in_array([made(206)])
+
+
+class Row(numpy.ndarray):
+    """The collector tracks objects of a class that a statement made."""
+
+
+tracked = numpy.empty(2, dtype=object).view(Row)
+tracked[1] = made(207)
+
+
 class Kept(torch.autograd.Function):
     """Keeps what its backward pass needs as attributes instead of with `save_for_backward`."""
 
@@ -253,6 +289,19 @@ EXPECTED = [
     ("zipped.<iterators>[1].<object>", [187]),
     ("cycled.<saved>[0]", [188]),
     ("append.__self__[0]", [189]),
+    ("row[3]", [196]),
+    ("grid[1, 2]", [197]),
+    ("cube.flat[5]", [198]),
+    ("single.flat[0]", [199]),
+    ("view[1, 0]", [200]),
+    ("view.base[0, 0]", [201]),
+    ("holder.array[0]", [202]),
+    ("arrays['one'][0]", [203]),
+    ("in_list[1][0]", [204]),
+    ("within[0]['pair'][0][0]", [205]),
+    ("of_lists[0][0]", [206]),
+    ("tracked[1]", [207]),
+    ("tensor_names.py:* main() -> boxed[0]", [164]),
     ("KeptBackward.ctx.others['kept']", [192]),
     ("KeptBackward.ctx.factor", [193]),
     ("box.parts[0]", [194]),
@@ -273,6 +322,7 @@ def main(points, options):
     in_main = made(161)
     listed = [0, "", made(162)]
     cell = made(163)
+    boxed = in_array(made(164))
     # Nobody holds what it watches but `in_main`.
     watched = weakref.ref(in_main)
     ready, over = threading.Event(), threading.Event()
@@ -286,7 +336,7 @@ def main(points, options):
     deep(0, points)
     over.set()
     thread.join()
-    return model, listed, reads_cell, watched
+    return model, listed, reads_cell, watched, boxed
 
 
 if __name__ == "__main__":

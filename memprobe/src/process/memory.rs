@@ -14,6 +14,12 @@ pub trait ReadMemory {
     /// Fills `into` from `address` on. After an error the content of `into` is unspecified.
     fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()>;
 
+    /// Like [`Self::read`], for memory whose absence from a copy does not make the copy incomplete. A copy does not keep
+    /// memory for it.
+    fn peek(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
+        self.read(address, into)
+    }
+
     fn read_array<const N: usize>(&self, address: u64) -> ReadResult<[u8; N]> {
         let mut bytes = [0; N];
         self.read(address, &mut bytes)?;
@@ -68,6 +74,10 @@ pub trait ReadMemory {
 impl<M: ReadMemory + ?Sized> ReadMemory for &M {
     fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
         (**self).read(address, into)
+    }
+
+    fn peek(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
+        (**self).peek(address, into)
     }
 
     fn read_each(&self, pieces: &mut [Piece<'_>]) {

@@ -100,7 +100,7 @@ fn find(bytes: &[u8], memory: &impl ReadMemory) -> Option<Vec<Option<Uuid>>> {
 
 /// Reads a vector of entries of any known size.
 fn vector([begin, end, room]: [u64; 3], memory: &impl ReadMemory) -> Option<Vec<Option<Uuid>>> {
-    let bytes = end - begin;
+    let bytes = end.checked_sub(begin)?;
     if begin % 8 != 0 || room < end || room - begin > 2 * bytes {
         return None;
     }
@@ -183,6 +183,9 @@ mod tests {
         let mut words = vec![
             0_u64,
             7,
+            u64::MAX - 7,
+            24,
+            24,
             u64::MAX,
             0x6000_0000,
             0x6000_0000 + size,

@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 
 use super::built_in::HIDDEN;
 use super::dict::DictEntry;
+use super::ndarray;
 use super::{Heap, word_at};
 use crate::process::memory::{Cause, ReadMemory, Unreadable};
 use crate::python::layout::{Attributes, ClassLayout, HeapLayout};
@@ -59,6 +60,8 @@ pub enum ContainerKind {
     ThreadLocal,
     /// `queue.SimpleQueue`.
     Queue,
+    /// `numpy.ndarray`, of any dtype.
+    Array,
     /// Values of context variables: a leaf of the mapping of a `contextvars.Context`.
     Context,
     Text,
@@ -257,6 +260,10 @@ impl<M: ReadMemory> Heap<'_, M> {
             "functools._lru_cache_wrapper" => class.holds = ContainerKind::Cache,
             "_thread._local" => class.holds = ContainerKind::ThreadLocal,
             "_queue.SimpleQueue" => class.holds = ContainerKind::Queue,
+            ndarray::CLASS => {
+                class.holds = ContainerKind::Array;
+                class.add_references(&[ndarray::BASE]);
+            }
             "hamt_bitmap_node" | "hamt_collision_node" if !made_by_statement => {
                 class.holds = ContainerKind::Context;
             }

@@ -29,6 +29,10 @@ pub enum Step {
     /// `[key]`, with the address of the key.
     Key(u64),
     Index(u64),
+    /// `[row, column]` of an array.
+    Indices(u32, u32),
+    /// `.flat[index]` of an array.
+    Flat(u64),
     Element,
     Cell,
     /// `.get()`: the value of a context variable.
@@ -109,6 +113,7 @@ impl<M: ReadMemory> Heap<'_, M> {
             ContainerKind::Cache => self.cached(object, each),
             ContainerKind::ThreadLocal => self.of_threads(object, each),
             ContainerKind::Queue => self.queued(object, each),
+            ContainerKind::Array => self.array_elements(object, each),
             // The context variables lead to the values.
             ContainerKind::Context => self.context_values(object, |_, _| ()),
             // The variables of frames are roots of their own.
@@ -184,6 +189,7 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
             ContainerKind::Cache
             | ContainerKind::ThreadLocal
             | ContainerKind::Queue
+            | ContainerKind::Array
             | ContainerKind::Context => self.held(class, object, |_, _| ())?,
             ContainerKind::Suspended | ContainerKind::Frame => {}
             ContainerKind::Cell | ContainerKind::Text => {}

@@ -137,6 +137,47 @@ impl FakeHeap {
         at
     }
 
+    /// Takes an object out of the collector's lists.
+    pub(crate) fn untrack(&mut self, object: u64) -> u64 {
+        self.listed.retain(|&listed| listed != object);
+        object
+    }
+
+    /// An array of numpy with these lengths and strides of its axes, and its dtype.
+    pub(crate) fn array(
+        &mut self,
+        data: u64,
+        (lengths, strides): (&[u64], &[i64]),
+        dtype: ([u8; 2], u32),
+    ) -> u64 {
+        let class = self.class("numpy.ndarray", 0, 0);
+        self.put_word(class, ClassLayout::BASIC_SIZE, 80);
+        let array = self.reserve(80);
+        let words = |words: &[u64]| -> Vec<u8> {
+            words.iter().flat_map(|word| word.to_le_bytes()).collect()
+        };
+        let strides: Vec<u64> = strides.iter().map(|it| it.cast_unsigned()).collect();
+        let [dimensions, distances] = [lengths, &strides].map(|axes| {
+            let at = self.reserve(8 * axes.len() as u64);
+            self.put(at, 0_u64, &words(axes));
+            at
+        });
+        let descr = self.reserve(32);
+        self.put(descr, 24_u64, &dtype.0);
+        self.put(descr, 28_u64, &dtype.1.to_le_bytes());
+        let fields = [
+            class,
+            data,
+            lengths.len() as u64,
+            dimensions,
+            distances,
+            0,
+            descr,
+        ];
+        self.put(array, ObjectLayout::KIND, &words(&fields));
+        array
+    }
+
     pub(crate) fn text(&mut self, text: &str) -> u64 {
         let mut alone = FakeMemory::default();
         map_str(&mut alone, self.layout, 0x1000, text);

@@ -50,6 +50,15 @@ struct Chunk {
     used: u8,
 }
 
+/// Reason to look at a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    /// The copy needs the page.
+    Read,
+    /// See [`ReadMemory::peek`].
+    Peek,
+}
+
 const ALL: u8 = ((1_u16 << PAGES) - 1) as u8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +139,9 @@ impl<M: ReadMemory> Image<M> {
             let len = ((CHUNK - within) as u64).min(range.end - at);
             // A later read of the range reports the error.
             let bytes = within..within + len as usize;
-            if cache.get(&self.memory, at / CHUNK as u64, bytes) == Err(Cause::NotKept) {
+            if cache.get(&self.memory, at / CHUNK as u64, bytes, Access::Read)
+                == Err(Cause::NotKept)
+            {
                 return;
             }
             let Some(next) = at.checked_add(len) else {
@@ -241,15 +252,19 @@ impl ChunkCache {
     }
 
     /// Index of a chunk. Reads a missing chunk if the image is open and has not reached its limit.
-    fn place(&mut self, memory: &impl ReadMemory, number: u64) -> Option<usize> {
+    fn place(&mut self, memory: &impl ReadMemory, number: u64, access: Access) -> Option<usize> {
         let recent = number as usize % RECENT;
         let (known, place) = self.recent[recent];
         if known == number {
             return Some(place);
         }
+        let most = match access {
+            Access::Read => self.most,
+            Access::Peek => self.most / 2,
+        };
         let place = match self.places.get(&number) {
             Some(&place) => place,
-            None if self.open && self.chunks.len() < self.most => {
+            None if self.open && self.chunks.len() < most => {
                 let mut chunk = [Chunk::empty(number)];
                 read_whole(memory, &mut chunk);
                 let [chunk] = chunk;
@@ -261,20 +276,24 @@ impl ChunkCache {
         Some(place)
     }
 
-    /// The bytes of a range within a chunk. Marks its pages as looked at.
+    /// The bytes of a range within a chunk. Marks its pages as looked at if they are read.
     fn get(
         &mut self,
         memory: &impl ReadMemory,
         number: u64,
         range: Range<usize>,
+        access: Access,
     ) -> Result<&[u8], Cause> {
         let pages = pages(&range);
-        let place = self.place(memory, number);
+        let is_read = access == Access::Read;
+        let place = self.place(memory, number, access);
         let Some(chunk) = place.and_then(|place| self.chunks.get_mut(place)) else {
-            self.missed += 1;
+            self.missed += u64::from(is_read);
             return Err(Cause::NotKept);
         };
-        chunk.used |= pages;
+        if is_read {
+            chunk.used |= pages;
+        }
         let untried = pages & !chunk.tried;
         if untried != 0 && self.open {
             chunk.read_pages(memory, untried);
@@ -285,13 +304,13 @@ impl ChunkCache {
         if chunk.tried & pages == pages {
             return Err(Cause::NotMapped);
         }
-        self.missed += 1;
+        self.missed += u64::from(is_read);
         Err(Cause::NotKept)
     }
 }
 
-impl<M: ReadMemory> ReadMemory for Image<M> {
-    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
+impl<M: ReadMemory> Image<M> {
+    fn copy(&self, address: u64, into: &mut [u8], access: Access) -> ReadResult<()> {
         let cache = &mut *self.cache.borrow_mut();
         let mut done = 0;
         while done < into.len() {
@@ -299,11 +318,22 @@ impl<M: ReadMemory> ReadMemory for Image<M> {
             let at = at.ok_or_else(|| Cause::NotMapped.at(address))?;
             let within = (at % CHUNK as u64) as usize;
             let len = (CHUNK - within).min(into.len() - done);
-            let bytes = cache.get(&self.memory, at / CHUNK as u64, within..within + len);
+            let bytes = within..within + len;
+            let bytes = cache.get(&self.memory, at / CHUNK as u64, bytes, access);
             into[done..done + len].copy_from_slice(bytes.map_err(|cause| cause.at(address))?);
             done += len;
         }
         Ok(())
+    }
+}
+
+impl<M: ReadMemory> ReadMemory for Image<M> {
+    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
+        self.copy(address, into, Access::Read)
+    }
+
+    fn peek(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
+        self.copy(address, into, Access::Peek)
     }
 
     fn read_each(&self, pieces: &mut [Piece<'_>]) {
@@ -388,6 +418,27 @@ mod tests {
             image.read_u64(AT + 0x4000).unwrap_err().cause,
             Cause::NotKept
         );
+    }
+
+    #[test]
+    fn what_was_only_peeked_at_is_not_copied_again_nor_missed() {
+        let memory = memory();
+        let image = Image::of(&memory, 1 << 20);
+        let (read, peeked) = (AT + 8, AT + 0x1000);
+        let mut word = [0; 8];
+        assert_eq!(image.peek(peeked, &mut word), Ok(()));
+        assert_eq!(Ok(u64::from_le_bytes(word)), memory.read_u64(peeked));
+        image.read_u64(read).unwrap();
+        image.renew();
+        image.close();
+        let lost = image.peek(peeked, &mut word);
+        assert_eq!(lost.map_err(|error| error.cause), Err(Cause::NotKept));
+        assert_eq!(image.peek(read, &mut word), Ok(()));
+        assert_eq!(image.extent().missed, 0);
+        // Half of the room is for memory that is needed.
+        let small = Image::of(&memory, CHUNK);
+        assert!(small.peek(read, &mut word).is_err());
+        assert_eq!(small.read_u64(read), memory.read_u64(read));
     }
 
     #[test]

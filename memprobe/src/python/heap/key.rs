@@ -42,6 +42,12 @@ impl<M: ReadMemory> Heap<'_, M> {
             Step::Index(index) => {
                 let _ = write!(path, "[{index}]");
             }
+            Step::Indices(row, column) => {
+                let _ = write!(path, "[{row}, {column}]");
+            }
+            Step::Flat(index) => {
+                let _ = write!(path, ".flat[{index}]");
+            }
             Step::Element => path.push_str("{…}"),
             Step::Cell => path.push_str(".cell_contents"),
             Step::Value => path.push_str(".get()"),

@@ -14,11 +14,13 @@ pub mod frames;
 pub mod image;
 pub mod key;
 pub mod modules;
+mod ndarray;
 pub mod notebook;
 pub mod optimizers;
 pub mod paths;
 pub mod process_scan;
 pub mod retainers;
+mod untracked;
 
 #[cfg(test)]
 pub(crate) mod fake;

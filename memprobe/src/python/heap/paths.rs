@@ -11,6 +11,7 @@ use super::class::{Class, ContainerKind, TorchKind};
 use super::contents::Step;
 use super::frames::{LIBRARY, Variable, is_library};
 use super::process_scan::ProcessScan;
+use super::untracked::{Peeked, Untracked};
 use super::{Heap, notebook};
 use crate::process::memory::ReadMemory;
 use crate::python::layout::HeapLayout;
@@ -22,6 +23,9 @@ const SHORT: u8 = 8;
 
 /// Most steps that are searched, and one more.
 const DEPTHS: usize = MAX_STEPS + 5;
+
+/// The library without which no object is an array.
+const NUMPY: &str = "numpy";
 
 /// Depth of an object that was not reached.
 const NOWHERE: u8 = u8::MAX;
@@ -66,6 +70,8 @@ pub struct Path {
 pub struct Paths<'a, M> {
     pub(crate) heap: &'a Heap<'a, M>,
     pub(crate) scan: &'a ProcessScan,
+    /// Objects that the scan lacks: places continue here.
+    untracked: Vec<(u64, u32)>,
     pub(super) roots: Vec<PathRoot>,
     origins: Vec<PathOrigin>,
     places: HashMap<u64, u32>,
@@ -76,11 +82,13 @@ pub struct Paths<'a, M> {
 impl<'a, M: ReadMemory> Paths<'a, M> {
     /// Searches from all modules, and from variables in the order of their rank.
     pub fn search(heap: &'a Heap<'a, M>, scan: &'a ProcessScan, variables: &[Variable]) -> Self {
+        let peeked = Peeked(heap.memory);
         let places = scan.objects.iter().map(|object| object.address).zip(0..);
         let mut search = Search {
             paths: Self {
                 heap,
                 scan,
+                untracked: Vec::new(),
                 roots: Vec::new(),
                 origins: vec![PathOrigin::Nowhere; scan.objects.len()],
                 places: places.collect(),
@@ -90,6 +98,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
             next: vec![Vec::new(); DEPTHS],
             globals: HashSet::new(),
             of_contexts: HashMap::new(),
+            untracked: None,
             count: 0,
         };
         for &leaf in &scan.contexts {
@@ -99,6 +108,8 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
             });
         }
         let (own, libraries) = search.add_modules();
+        let has_arrays = search.paths.roots.iter().any(|root| &*root.name == NUMPY);
+        search.untracked = has_arrays.then(|| Untracked::of(heap, &peeked));
         let ranks = variables.partition_point(|variable| !variable.is_of_library());
         for (modules, variables) in [(own, &variables[..ranks]), (libraries, &variables[ranks..])] {
             for (steps, place) in modules {
@@ -126,14 +137,18 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
         self.path(self.origin_of(object)?)
     }
 
-    /// Index of an object in the scan. Returns `None` for an object that the collector does not track.
+    /// Index of an object. Returns `None` for an object that the collector does not track and that no path needs.
     pub fn place_of(&self, object: u64) -> Option<u32> {
         self.places.get(&object).copied()
     }
 
     pub(crate) fn object_at(&self, place: u32) -> Option<(u64, Arc<Class>)> {
-        let object = self.scan.objects.get(place as usize)?;
-        Some((object.address, self.heap.class_at(object.class)?))
+        let place = place as usize;
+        let (address, class) = match self.scan.objects.get(place) {
+            Some(object) => (object.address, object.class),
+            None => *self.untracked.get(place - self.scan.objects.len())?,
+        };
+        Some((address, self.heap.class_at(class)?))
     }
 
     pub(super) fn origin_of(&self, object: u64) -> Option<PathOrigin> {
@@ -181,7 +196,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
     }
 }
 
-struct Search<'a, M> {
+struct Search<'a, 'p, M> {
     paths: Paths<'a, M>,
     depths: Vec<u8>,
     /// Places to continue from, by depth.
@@ -190,13 +205,15 @@ struct Search<'a, M> {
     globals: HashSet<u64>,
     /// Values of context variables in all contexts.
     of_contexts: HashMap<u64, Vec<u64>>,
+    /// `None` if the process has no numpy.
+    untracked: Option<Untracked<'a, 'p, M>>,
     count: usize,
 }
 
 /// Modules to continue from: depth and place of each.
 type ModuleRoots = Vec<(usize, u32)>;
 
-impl<M: ReadMemory> Search<'_, M> {
+impl<M: ReadMemory> Search<'_, '_, M> {
     /// Makes every module a root. Returns the program's own, then those of libraries.
     fn add_modules(&mut self) -> (ModuleRoots, ModuleRoots) {
         let heap = self.paths.heap;
@@ -292,7 +309,7 @@ impl<M: ReadMemory> Search<'_, M> {
     }
 
     fn reach(&mut self, object: u64, origin: PathOrigin, steps: usize) {
-        let Some(place) = self.paths.place_of(object) else {
+        let Some(place) = self.place_of(object) else {
             return;
         };
         let place = place as usize;
@@ -306,6 +323,25 @@ impl<M: ReadMemory> Search<'_, M> {
             self.paths.origins[place] = origin;
             next.push(place as u32);
         }
+    }
+
+    /// Index of an object, also of an untracked one that leads on to tracked ones.
+    fn place_of(&mut self, object: u64) -> Option<u32> {
+        let known = self.paths.place_of(object);
+        let Some(untracked) = self.untracked.as_mut().filter(|_| known.is_none()) else {
+            return known;
+        };
+        let mut found = Vec::new();
+        let is_known = |object| self.paths.places.contains_key(&object);
+        untracked.find(object, &is_known, &mut found);
+        for (object, class) in found {
+            let place = self.depths.len() as u32;
+            self.paths.untracked.push((object, class));
+            self.paths.origins.push(PathOrigin::Nowhere);
+            self.depths.push(NOWHERE);
+            self.paths.places.insert(object, place);
+        }
+        self.paths.place_of(object)
     }
 
     fn add_way(&mut self, tensor: u64, origin: PathOrigin) {
@@ -333,7 +369,7 @@ impl<M: ReadMemory> Search<'_, M> {
         let values = self.of_contexts.get(&address).into_iter().flatten();
         held.extend(values.map(|&value| (Step::Value, value)));
         for (step, value) in held {
-            let class = self.paths.place_of(value);
+            let class = self.place_of(value);
             let Some((_, class)) = class.and_then(|at| self.paths.object_at(at)) else {
                 continue;
             };

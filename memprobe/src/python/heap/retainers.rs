@@ -161,7 +161,7 @@ impl HeapRetainers {
     /// True if a step from the object at `place` is one of many similar slots.
     fn is_slot(&self, heap: &Heap<'_, impl ReadMemory>, place: u32, step: Step) -> bool {
         match step {
-            Step::Index(_) | Step::Element => true,
+            Step::Index(_) | Step::Indices(..) | Step::Flat(_) | Step::Element => true,
             Step::Key(key) => {
                 let class = heap.class_of(key);
                 self.many.contains(&place)

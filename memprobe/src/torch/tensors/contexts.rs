@@ -174,7 +174,9 @@ impl<M: ReadMemory> Search<'_, M> {
         }
         let mut text = CTX.to_owned();
         match step {
-            Step::Index(_) | Step::Element => text.push_str(EVERY),
+            Step::Index(_) | Step::Indices(..) | Step::Flat(_) | Step::Element => {
+                text.push_str(EVERY)
+            }
             step => self.paths.heap.write_step(step, &mut text),
         }
         let text = text.split_off(CTX.len());

@@ -64,6 +64,8 @@ impl TotalsSample {
 /// Memory allocated before attach and not freed since.
 #[derive(Debug, Default)]
 struct Baseline {
+    /// Bytes at attach.
+    found: u64,
     /// Bytes whose blocks are unknown.
     unknown: u64,
     /// Bytes and number of the known blocks.
@@ -113,6 +115,7 @@ impl DeviceLedger {
         let missed = (found.totals.allocated.0).checked_sub(self.totals.allocated.0);
         if let Some(missed) = missed.filter(|_| self.is_as_found) {
             self.before.unknown = self.before.unknown.saturating_add(missed);
+            self.before.found = self.before.found.saturating_add(missed);
             self.set_totals(found.time, found.totals);
         }
     }
@@ -123,6 +126,7 @@ impl DeviceLedger {
             totals,
             peak: totals.higher(peak),
             before: Baseline {
+                found: totals.allocated.0,
                 unknown: totals.allocated.0,
                 ..Baseline::default()
             },
@@ -347,6 +351,7 @@ impl DeviceLedger {
             peak: self.peak,
             before_attach: BeforeAttach {
                 live: self.before_attach(),
+                peak: Bytes(self.before.found),
                 unknown: Bytes(self.before.unknown),
                 known_blocks: self.before.blocks,
                 unseen_frees: self.before.unseen_frees,

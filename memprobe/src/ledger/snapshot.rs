@@ -148,6 +148,8 @@ pub struct DeviceSnapshot {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct BeforeAttach {
     pub live: Bytes,
+    /// Largest value of `live`: its value at attach.
+    pub peak: Bytes,
     /// Bytes of `live` whose blocks are unknown.
     pub unknown: Bytes,
     /// Known blocks, which hold the other bytes.

@@ -183,6 +183,7 @@ pub(super) fn device(
         peak,
         before_attach: BeforeAttach {
             live: before_attach,
+            peak: before_attach,
             unknown: before_attach,
             ..BeforeAttach::default()
         },

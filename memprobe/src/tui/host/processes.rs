@@ -169,7 +169,7 @@ impl Content for Processes {
     type Data = ProcessEntry;
     type Context = HostContext;
 
-    const FIRST_SORT: &'static str = "ALLOC";
+    const FIRST_SORT: &'static str = "PEAK";
     const DIGITS: &'static [&'static str] = &[
         "PID", "USER", "RANK", "ALLOC", "RESERVED", "DRIVER", "PEAK", "TREND 1m", "COMMAND",
     ];

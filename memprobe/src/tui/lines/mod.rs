@@ -107,6 +107,8 @@ impl Content for LineList {
     type Data = LineData;
     type Context = ProcessContext;
 
+    /// Peaks do not swing within an iteration, so rows stay in their places.
+    const FIRST_SORT: &'static str = "PEAK";
     const NOTHING_BENEATH: &'static str = "nothing beneath: no other frame is known here";
 
     fn parts(&self) -> &'static ScreenParts<LineData> {

@@ -154,9 +154,10 @@ pub fn table(
 fn other_rows(device: &DeviceSnapshot) -> Vec<RowOf<LineList>> {
     let before = &device.before_attach;
     let mut rows = Vec::new();
-    let mut push = |key, subject, live: i128, blocks| {
+    let mut push = |key, subject, live: i128, peak, blocks| {
         let figures = LineFigures {
             live: Some(live),
+            peak,
             blocks,
             ..LineFigures::default()
         };
@@ -168,12 +169,14 @@ fn other_rows(device: &DeviceSnapshot) -> Vec<RowOf<LineList>> {
         LineKey::BeforeAttach,
         LineSubject::BeforeAttach(before.unread.clone()),
         before.live.0.into(),
+        Some(before.peak),
         before.live_blocks(),
     );
     push(
         LineKey::Unaccounted,
         LineSubject::Unaccounted,
         device.unaccounted.into(),
+        None,
         None,
     );
     rows
@@ -310,6 +313,7 @@ mod tests {
             sort,
             filter: Filter::new(pattern),
             open: open.clone(),
+            frozen: None,
         };
         let lines = LineList::new(Box::new(Sources));
         table(device, &lines, &FileNames::default(), &query)
@@ -330,7 +334,7 @@ mod tests {
     #[test]
     fn what_is_no_line_stands_last_where_it_has_no_figure_to_sort_by() {
         let device = device(0, lines(), 1126, 1 << 40);
-        for column in [1, 2, 3, LINE] {
+        for column in [2, 3, LINE] {
             for order in [SortOrder::Falling, SortOrder::Climbing] {
                 let sort = TableSort { column, order };
                 let table = shown(&device, sort, "", &HashSet::new());
@@ -352,6 +356,19 @@ mod tests {
         device.before_attach.unknown = Bytes(0);
         device.before_attach.known_blocks = 312;
         assert_eq!(blocks(&device), Some(312));
+    }
+
+    #[test]
+    fn memory_from_before_attach_has_its_bytes_at_attach_as_peak() {
+        let mut device = device(0, lines(), 1126, 0);
+        device.before_attach.live = Bytes(7);
+        let table = shown(&device, TableSort::default(), "", &HashSet::new());
+        let at = place(&table, &LineKey::BeforeAttach).unwrap();
+        let figures = table.rows[at].data.figures;
+        assert_eq!(
+            (figures.live, figures.peak),
+            (Some(7), Some(device.before_attach.peak))
+        );
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::super::test_support::{
     typed,
 };
 use super::super::theme::Theme;
+use super::rows::LineKey;
 use super::{LINE, LineList};
 use crate::event::Bytes;
 use crate::ledger::snapshot::{Grouping, Snapshot};
@@ -351,6 +352,64 @@ fn the_selection_follows_its_line_when_the_order_changes() {
     assert_ne!(state.state.selection.cursor, 2);
 }
 
+/// Names of the visible rows.
+fn row_keys(state: &Shown<LineList>) -> Vec<LineKey> {
+    let rows = state.table.rows.iter();
+    rows.map(|row| row.key.clone()).collect()
+}
+
+/// A snapshot in which the live bytes of lines have swung: the largest is now the smallest.
+fn swung(mut snapshot: Snapshot) -> Snapshot {
+    let lines = &mut snapshot.devices[0].lines;
+    let mut live: Vec<Bytes> = lines.iter().map(|line| line.live).collect();
+    live.sort();
+    lines.sort_by_key(|line| std::cmp::Reverse(line.live));
+    for (line, live) in lines.iter_mut().zip(live) {
+        line.live = live;
+    }
+    snapshot
+}
+
+#[test]
+fn rows_stay_in_their_places_when_live_bytes_swing() {
+    let mut state = state(samples::normal(), LARGE, &[]);
+    let before = row_keys(&state);
+    state.update(|context| {
+        context.feed.update(Arc::new(swung(samples::normal())));
+    });
+    assert_eq!(row_keys(&state), before);
+    // The order by LIVE would have changed.
+    state.handle(InputEvent::SortBy(0));
+    assert_ne!(row_keys(&state), before);
+}
+
+#[test]
+fn a_frozen_order_stays_and_new_rows_go_to_the_end() {
+    let mut snapshot = samples::normal();
+    let mut later = swung(samples::normal());
+    let missing = snapshot.devices[0].lines.pop().unwrap();
+    later.devices[0]
+        .lines
+        .retain(|line| line.site != missing.site);
+    later.devices[0].lines.push(missing.clone());
+    let mut state = state(
+        snapshot,
+        LARGE,
+        &[InputEvent::SortBy(0), InputEvent::Freeze],
+    );
+    let frozen = row_keys(&state);
+    state.update(|context| {
+        context.feed.update(Arc::new(later));
+    });
+    let after = row_keys(&state);
+    assert_eq!(after[..frozen.len()], frozen);
+    assert_eq!(after.last(), Some(&LineKey::Site(missing.site)));
+    let text = drawn(&state, LARGE, &COLOUR).to_string();
+    assert!(text.contains("order frozen (f)"), "{text}");
+    state.handle(InputEvent::Freeze);
+    assert_ne!(row_keys(&state), after);
+}
+
 #[test]
 fn the_selection_stays_at_the_top_until_it_is_moved() {
     let mut state = state(samples::normal(), SMALL, &[]);
@@ -373,8 +432,8 @@ fn left_closes_a_branch_and_then_goes_up_to_its_line() {
 fn a_click_on_a_head_sorts_and_a_click_on_a_row_selects_then_opens() {
     let mut state = state(samples::normal(), SMALL, &[]);
     let layout = state.areas();
-    state.handle(InputEvent::Click(20, layout.head.y));
-    assert_eq!(state.state.query.sort.column, 1);
+    state.handle(InputEvent::Click(8, layout.head.y));
+    assert_eq!(state.state.query.sort.column, 0);
     let rows = state.table.rows.len();
     state.handle(InputEvent::Click(60, layout.rows.y + 1));
     assert_eq!(
@@ -415,7 +474,7 @@ fn grouping_is_asked_of_the_caller() {
 }
 
 #[test]
-fn escape_closes_step_by_step_and_quits_last() {
+fn escape_closes_step_by_step_and_leaves_last() {
     let wanted = [
         vec![InputEvent::Source],
         typed("train"),

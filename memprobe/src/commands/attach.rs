@@ -152,6 +152,7 @@ impl Screen {
         match turn {
             Turn::Closed | Turn::Asked(Command::Quit) => return Some(ExitCode::SUCCESS),
             Turn::Interrupted(signal) => return Some(signal.exit_code()),
+            Turn::Asked(Command::ResetPeaks) => self.model.reset_peaks(crate::session::now()),
             Turn::Asked(command) => self.opened.execute(command),
             Turn::Refresh => {}
         }

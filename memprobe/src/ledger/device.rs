@@ -4,8 +4,9 @@ use super::block_store::{BlockStore, LiveBlock};
 use super::call_sites::{CallSiteId, CallSites};
 use super::change::{Change, Freed};
 use super::definitions::{Definitions, StackRef};
+use super::growth::GrowthRecorder;
 use super::snapshot::host::Holder;
-use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping};
+use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, Growth};
 use super::timeline::TotalsRecorder;
 use std::sync::Arc;
 
@@ -94,6 +95,7 @@ pub(super) struct DeviceLedger {
     blocks: u64,
     pub(super) call_sites: CallSites,
     timeline: TotalsRecorder,
+    growth: GrowthRecorder,
 }
 
 impl DeviceLedger {
@@ -136,6 +138,7 @@ impl DeviceLedger {
             blocks: 0,
             call_sites: CallSites::default(),
             timeline: TotalsRecorder::new(started, totals),
+            growth: GrowthRecorder::default(),
         }
     }
 
@@ -297,6 +300,23 @@ impl DeviceLedger {
         self.totals = totals;
         self.peak = self.peak.higher(totals);
         self.timeline.record(time, totals);
+        self.growth.fall(totals.allocated.0);
+    }
+
+    pub(super) fn tick_growth(&mut self, now: TimeNs) {
+        self.growth.tick(now, self.totals.allocated.0);
+    }
+
+    /// Growth of the allocator's total.
+    pub(super) fn growth(&self) -> Option<Growth> {
+        self.growth.growth()
+    }
+
+    /// Forgets the peak and growth.
+    pub(super) fn reset_peak(&mut self) {
+        self.peak = self.totals;
+        self.before.found = self.before_attach().0;
+        self.growth = GrowthRecorder::default();
     }
 
     /// Allocator total minus the bytes that the ledger knows. All terms are below 2^62 (see
@@ -360,6 +380,7 @@ impl DeviceLedger {
             unaccounted: self.unaccounted(),
             live_blocks: self.blocks,
             ooms: self.ooms,
+            growth: self.growth(),
             lines: self.call_sites.rows(grouping, definitions),
             timeline: self.timeline.up_to(now),
         }

@@ -11,7 +11,7 @@ use super::preamble::push_devices;
 use super::replay::RecordingReplay;
 use crate::event::{DeviceIndex, Frame};
 use crate::ledger::grouping::{CodeOwner, origin_of};
-use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site, SoftwareLayer};
+use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site, Snapshot};
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{BLOCKS, FileNames, gpu_fields};
 
@@ -128,14 +128,14 @@ impl<'a> LineReport<'a> {
     }
 
     fn table(&self, device: &'a DeviceSnapshot) -> Table<HeldRow<'a>> {
-        device_table(device, self.replay.snapshot.cuda.layer, self.options)
+        device_table(device, &self.replay.snapshot, self.options)
     }
 }
 
 /// Returns the lines of a device, with the rows that complete them to its total.
 pub(super) fn device_table<'a>(
     device: &'a DeviceSnapshot,
-    layer: SoftwareLayer,
+    snapshot: &Snapshot,
     options: &ReportOptions,
 ) -> Table<HeldRow<'a>> {
     let (index, allocated) = (device.index, device.totals.allocated);
@@ -147,8 +147,8 @@ pub(super) fn device_table<'a>(
     let total = HeldRow {
         live: allocated.into(),
         peak: Some(device.peak.allocated),
-        blocks: Some(device.live_blocks),
-        ..held::sum(&all, total_name(index, layer))
+        blocks: device.all_live_blocks(&snapshot.health.losses),
+        ..held::sum(&all, total_name(index, snapshot.cuda.layer))
     };
     table.push(Output::Text, total);
     let names = names(&table);

@@ -126,7 +126,8 @@ fn warnings(replay: &RecordingReplay) -> Vec<String> {
     }
     warnings.extend(unread(&replay.snapshot));
     let disagreements = replay.snapshot.health.disagreements;
-    if disagreements > 0 {
+    // Lost events explain a difference.
+    if disagreements > 0 && !replay.snapshot.health.losses.miss_blocks() {
         warnings.push(format!(
             "the ledger and the allocator disagreed {} without a loss that explains it; please \
              report this as a bug of memprobe.",

@@ -33,7 +33,7 @@ pub fn session_summary(snapshot: &Snapshot, saved: &[String], options: &ReportOp
     for device in &snapshot.devices {
         page.blank();
         push_totals(&mut page, device);
-        page.table(&device_table(device, snapshot.cuda.layer, &options));
+        page.table(&device_table(device, snapshot, &options));
     }
     if snapshot.devices.is_empty() {
         page.line("memprobe saw no GPU memory of this process.");

@@ -162,7 +162,7 @@ impl ScreenContext for ProcessContext {
                 None
             }
             InputEvent::Iteration(_) => Some("iterations are on the screen of layers: L".into()),
-            InputEvent::Source | InputEvent::Regroup => {
+            InputEvent::Source | InputEvent::Regroup | InputEvent::ResetPeaks => {
                 Some("this key works on the screen of lines: Esc leads back".into())
             }
             _ => None,
@@ -301,7 +301,8 @@ fn facts(health: &Health, is_paused: bool) -> Vec<(u8, String)> {
     }
     facts.push((5, counted(health.events, "event")));
     facts.extend((!health.losses.any()).then(|| (2, "lost 0".to_owned())));
-    if health.disagreements > 0 {
+    // Lost events explain a difference.
+    if health.disagreements > 0 && !health.losses.miss_blocks() {
         facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
     }
     if health.capture.detail > Detail::Lines {

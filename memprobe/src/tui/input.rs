@@ -30,6 +30,8 @@ pub enum InputEvent {
     Reverse,
     /// Keep rows in their places, or let them move again.
     Freeze,
+    /// Count peaks and growth from now on.
+    ResetPeaks,
     /// Read the process again; reverse the sort order on screens that do not read.
     Refresh,
     /// Show or hide processes that hold no memory.
@@ -111,6 +113,7 @@ fn in_table(key: &KeyEvent) -> Option<InputEvent> {
         KeyCode::Char('>' | '.') | KeyCode::F(6) => InputEvent::SortStep(1),
         KeyCode::Char(digit @ '1'..='9') => InputEvent::SortBy(digit as usize - '1' as usize),
         KeyCode::Char('f') => InputEvent::Freeze,
+        KeyCode::Char('z') => InputEvent::ResetPeaks,
         KeyCode::Char('r') => InputEvent::Reverse,
         KeyCode::Char('R') | KeyCode::F(5) => InputEvent::Refresh,
         KeyCode::Char('a') => InputEvent::Extent,

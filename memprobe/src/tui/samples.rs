@@ -59,6 +59,7 @@ pub(super) fn line(site: Site, per_second: f64, stacks: Vec<StackRow>) -> LineRo
         allocs: sum(|row| row.allocs),
         alloc_bytes: Bytes(sum(|row| row.live.0) * 10),
         allocs_per_second: per_second,
+        growth: None,
         stacks,
     }
 }
@@ -190,6 +191,7 @@ pub(super) fn device(
         unaccounted,
         live_blocks: lines.iter().map(|line| line.live_blocks).sum(),
         ooms: 0,
+        growth: None,
         lines,
         timeline: Timeline {
             start: TimeNs(0),

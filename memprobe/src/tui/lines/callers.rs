@@ -213,6 +213,7 @@ mod tests {
             live_blocks: stacks.len() as u64,
             allocs: 1,
             alloc_bytes: Bytes(live),
+            growth: None,
             allocs_per_second: 0.0,
             stacks,
         }

@@ -7,7 +7,7 @@ use super::super::table_screen::{Fold, Query, RowOf, TableOf, TableRow};
 use super::LineList;
 use super::callers::{self, Branch, BranchEnd};
 use crate::event::{Bytes, Frame};
-use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site};
+use crate::ledger::snapshot::{DeviceSnapshot, Growth, LineRow, Site};
 use crate::view::table::{Cell, Direction};
 use crate::view::{BEFORE_ATTACH, FileNames, UNACCOUNTED, named_site, whole_frame};
 
@@ -32,6 +32,7 @@ pub struct LineFigures {
     pub peak: Option<Bytes>,
     pub blocks: Option<u64>,
     pub rate: Option<f64>,
+    pub growth: Option<Growth>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -196,6 +197,7 @@ fn line_row(line: &LineRow, query: &Query<LineKey>) -> RowOf<LineList> {
         peak: Some(line.peak),
         blocks: Some(line.live_blocks),
         rate: Some(line.allocs_per_second),
+        growth: line.growth,
     };
     let data = LineData::new(figures, LineSubject::Site(line.site.clone()));
     TableRow::leaf(key, data).at(0, fold)
@@ -251,6 +253,7 @@ fn push_branch(
         peak: branch.peak,
         blocks: Some(branch.live_blocks),
         rate: None,
+        growth: None,
     };
     let data = LineData::new(figures, subject);
     rows.push(TableRow::leaf(key, data).at(trail.depth, fold));

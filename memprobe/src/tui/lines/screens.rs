@@ -19,7 +19,7 @@ use super::super::theme::Theme;
 use super::rows::LineKey;
 use super::{LINE, LineList};
 use crate::event::Bytes;
-use crate::ledger::snapshot::{Grouping, Snapshot};
+use crate::ledger::snapshot::{Grouping, Growth, Snapshot};
 
 fn drawn(state: &Shown<LineList>, size: ScreenSize, theme: &Theme) -> TestBackend {
     state.drawn(size, theme)
@@ -411,6 +411,54 @@ fn a_frozen_order_stays_and_new_rows_go_to_the_end() {
 }
 
 #[test]
+fn growth_is_a_column_and_a_steady_one_is_marked() {
+    let mut snapshot = samples::normal();
+    let growth = |per_minute, is_steady| {
+        Some(Growth {
+            per_minute,
+            is_steady,
+        })
+    };
+    let device = &mut snapshot.devices[0];
+    device.growth = growth(1 << 30, true);
+    device.lines[0].growth = growth(0, false);
+    device.lines[1].growth = growth(-(5 << 20), false);
+    device.lines[2].growth = growth(300 << 20, true);
+    let by_growth = [InputEvent::SortBy(5)];
+    let text = screen(snapshot.clone(), SMALL, &by_growth).to_string();
+    for shown in ["grows 1.00 GiB/min", "+300 MiB↑", "-5.00 MiB", "↓GROWTH"] {
+        assert!(text.contains(shown), "{shown:?}: {text}");
+    }
+    let site = snapshot.devices[0].lines[2].site.clone();
+    let state = state(snapshot, SMALL, &by_growth);
+    assert_eq!(state.table.rows[0].key, LineKey::Site(site));
+}
+
+#[test]
+fn a_reset_is_asked_of_the_caller() {
+    let mut state = state(samples::normal(), SMALL, &[]);
+    assert_eq!(
+        state.handle(InputEvent::ResetPeaks),
+        Some(ScreenRequest::Send(Command::ResetPeaks))
+    );
+    let text = drawn(&state, SMALL, &COLOUR).to_string();
+    assert!(text.contains("count from now on"), "{text}");
+}
+
+#[test]
+fn numbers_that_losses_make_unknown_are_not_shown() {
+    let text = screen(samples::lossy(), SMALL, &[]).to_string();
+    assert!(text.contains("? live blocks"), "{text}");
+    assert!(!text.contains("LEDGER OFF"), "a loss explains it: {text}");
+    let mut wrong = samples::normal();
+    wrong.health.disagreements = 1;
+    wrong.devices[0].before_attach.unknown = Bytes(0);
+    let text = screen(wrong, SMALL, &[]).to_string();
+    assert!(text.contains("553 live blocks"), "{text}");
+    assert!(text.contains("LEDGER OFF 1x"), "{text}");
+}
+
+#[test]
 fn the_selection_stays_at_the_top_until_it_is_moved() {
     let mut state = state(samples::normal(), SMALL, &[]);
     state.handle(InputEvent::SortBy(3));
@@ -502,7 +550,7 @@ fn the_areas_fill_every_screen() {
 
 #[test]
 fn names_sort_alphabetically_with_other_rows_last() {
-    let state = state(samples::normal(), SMALL, &[InputEvent::SortBy(5)]);
+    let state = state(samples::normal(), SMALL, &[InputEvent::SortBy(6)]);
     assert_eq!(state.state.query.sort.column, LINE);
     let text = drawn(&state, SMALL, &COLOUR).to_string();
     assert!(text.contains("↑LINE"), "{text}");

@@ -251,8 +251,9 @@ impl Stage {
             }
             HostCommand::Close => self.opened = None,
             HostCommand::Ask(command) => {
+                let now = self.now();
                 if let Some(opened) = &mut self.opened {
-                    opened.execute(command);
+                    opened.execute(command, &mut self.host, now);
                 }
             }
             HostCommand::Quit => {}
@@ -308,8 +309,9 @@ impl Opened {
         }
     }
 
-    fn execute(&mut self, command: Command) {
+    fn execute(&mut self, command: Command, host: &mut Host, now: TimeNs) {
         match command {
+            Command::ResetPeaks => host.reset_peaks(self.tgid, now),
             Command::SetGrouping(grouping) => self.grouping = grouping,
             Command::Explain(wanted) => self.explains = wanted,
             Command::TakeTensors => {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::Command;
 
@@ -40,6 +40,79 @@ fn a_process_that_does_not_exist_is_an_error() {
             .one_clear_error();
         assert_says(&error, &[&pid, "no process"]);
     }
+}
+
+#[test]
+fn a_command_that_fails_without_gpu_memory_keeps_its_exit_status() {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.json");
+    let name = file.to_str().expect("UTF-8");
+    for (script, status) in [("exit 7", 7), ("kill -TERM $$", 143), ("exit 0", 2)] {
+        let finished = environment.run(&["record", "-o", name, "--", "sh", "-c", script]);
+        assert_eq!(
+            finished.status.code(),
+            Some(status),
+            "{script}: {}",
+            finished.stderr
+        );
+        assert!(
+            finished.stderr.contains("ended before"),
+            "{}",
+            finished.stderr
+        );
+        assert!(!file.exists());
+    }
+}
+
+#[test]
+fn help_that_cannot_be_written_is_an_error() {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
+        return;
+    };
+    for arguments in [&["--help"][..], &["attach", "--help"], &["--version"]] {
+        let full = fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .expect("it is there");
+        let output = environment.memprobe().args(arguments).stdout(full).output();
+        let output = output.expect("memprobe starts");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("standard output"), "{error}");
+    }
+}
+
+#[test]
+fn waiting_for_the_reader_of_a_fifo_can_be_interrupted() {
+    let Some(environment) = TestEnvironment::without_pytorch() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let fifo = folder.path().join("fifo");
+    let made = Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.expect("mkfifo starts").success());
+    let name = fifo.to_str().expect("UTF-8");
+    let touched = folder.path().join("started");
+    let mut memprobe = environment.memprobe();
+    memprobe
+        .args(["record", "-o", name, "--", "touch"])
+        .arg(&touched);
+    let waiting = Background::start(&mut memprobe);
+    let wchan = format!("/proc/{}/wchan", waiting.pid());
+    wait_until("memprobe to wait for a reader", || {
+        let place = fs::read_to_string(&wchan).unwrap_or_default();
+        (place.contains("fifo") || place.contains("partner")).then_some(())
+    });
+    waiting.signal(Signal::INT);
+    let status = waiting.finish().status;
+    assert_eq!(status.signal(), Some(Signal::INT.as_raw()), "{status:?}");
+    assert!(
+        !touched.exists(),
+        "the command was started without a reader"
+    );
 }
 
 #[test]

@@ -62,6 +62,28 @@ fn the_screen_shows_the_line_that_allocates_and_q_gives_the_terminal_back() {
 }
 
 #[test]
+fn escape_never_quits_and_leaving_prints_a_summary() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let mut stage = Stage::set(&environment, environment.pytorch());
+    let line = format!("steady.py:{}", line_of("x = torch.randn("));
+    stage.screen.wait_for(&line);
+    stage.screen.press("\x1b");
+    stage.screen.wait_for("q quits");
+    stage.screen.press("q");
+    let (status, left) = stage.screen.finish_showing(&line);
+    assert_eq!(status.code(), Some(0));
+    let pid = format!("PID {}", stage.target.pid());
+    for text in ["steady.py --seconds 600", &pid, "none lost", "peak", &line] {
+        assert!(
+            left.contains(text),
+            "{text:?} is not in the summary: {left}"
+        );
+    }
+}
+
+#[test]
 fn control_c_gives_the_terminal_back() {
     let Some(environment) = TestEnvironment::take() else {
         return;
@@ -89,11 +111,12 @@ fn signals_give_the_terminal_back() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT] {
         let mut stage = Stage::set(&environment, environment.pytorch());
         stage.screen.wait_for("steady.py:");
         stage.screen.signal(signal);
-        stage.screen.finish_restored();
+        let status = stage.screen.finish_restored();
+        assert_eq!(status.code(), Some(128 + signal.as_raw()), "{signal:?}");
         assert!(!stage.target.has_ended());
     }
 }

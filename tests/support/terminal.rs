@@ -170,7 +170,16 @@ impl Terminal {
     /// # Panics
     ///
     /// If the terminal is not restored.
-    pub fn finish_restored(mut self) -> ExitStatus {
+    pub fn finish_restored(self) -> ExitStatus {
+        self.finish_showing("").0
+    }
+
+    /// Like [`Self::finish_restored`], with a text that must be left on the terminal. Returns all text that is left.
+    ///
+    /// # Panics
+    ///
+    /// If the terminal is not restored, or lacks the text.
+    pub fn finish_showing(mut self, text: &str) -> (ExitStatus, String) {
         let status = wait_until("the end of the program on the terminal", || {
             self.child.try_wait().expect("a child can be asked")
         });
@@ -187,7 +196,7 @@ impl Terminal {
         assert_eq!(after.local_modes, self.before.local_modes, "echo and lines");
         assert_eq!(after.input_modes, self.before.input_modes);
         assert_eq!(after.output_modes, self.before.output_modes);
-        status
+        (status, self.wait_for(text))
     }
 
     fn screen<T>(&self, look: impl Fn(&vt100::Screen) -> T) -> T {

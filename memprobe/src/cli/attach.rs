@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::options::{CpuOption, DetailOption, ProbeOptions, is_default, parse_pid};
+use super::options::{CpuOption, DetailOption, ProbeOptions, StdoutStyle, is_default, parse_pid};
 use crate::commands::attach::LiveView;
 use crate::commands::host::Scope;
 use crate::commands::top::Top;
@@ -43,6 +43,7 @@ pub struct Attach {
 impl Attach {
     pub(super) fn run(self) -> Result<ExitCode> {
         let (tgid, ring_bytes) = (Tgid(self.pid), self.probes.ring_bytes());
+        let style = StdoutStyle::detect();
         let wanted = Wanted {
             watch: Watch::One,
             detail: self.detail.detail,
@@ -57,6 +58,7 @@ impl Attach {
                 driver: wanted.driver,
                 ring_bytes,
                 keep_ended: None,
+                summary: style.host_options(),
             }
             .run();
         }
@@ -64,6 +66,7 @@ impl Attach {
             tgid,
             wanted,
             ring_bytes,
+            summary: style.report_options(),
         }
         .run()
     }

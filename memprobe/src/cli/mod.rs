@@ -9,6 +9,7 @@ mod report;
 mod snapshot;
 mod top;
 
+use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -89,7 +90,10 @@ impl Verb {
 /// Runs the command line. Returns 0, 2 after an error, or the status of the command that `record`
 /// or `estimate` ran.
 pub fn run() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return print_parsed(&error),
+    };
     if let Some(LogLevel::Debug) = arguments.log {
         let draws = matches!(arguments.verb, Verb::Attach(_) | Verb::Top(_));
         if draws && messages::go_to_a_terminal() {
@@ -107,6 +111,18 @@ pub fn run() -> ExitCode {
         messages::print(&format!("{error:#}"));
         ExitCode::from(ERROR)
     })
+}
+
+/// Prints the help, the version, or an error of the command line. Returns the exit status.
+fn print_parsed(error: &clap::Error) -> ExitCode {
+    let printed = error.print().and_then(|()| std::io::stdout().flush());
+    match printed {
+        Err(cause) if !error.use_stderr() && cause.kind() != ErrorKind::BrokenPipe => {
+            messages::print(&format!("cannot write to standard output: {cause}"));
+            ExitCode::from(ERROR)
+        }
+        _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(ERROR)),
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use clap::{Arg, Args, ValueEnum};
 
 use crate::commands::stdout;
 use crate::commands::{Allocators, CommandUser, Detail, DriverCalls, GraphTracking, Naming};
-use crate::report::{Colour, RowLimit};
+use crate::report::{Colour, DocumentFormat, HostExtent, HostOptions, ReportOptions, RowLimit};
 
 /// Lists the values of an option: word, meaning and help, one a line.
 macro_rules! choices {
@@ -244,6 +244,28 @@ impl StdoutStyle {
             } else {
                 Colour::Plain
             },
+        }
+    }
+}
+
+impl StdoutStyle {
+    /// Returns the options of a text about processes.
+    pub(super) fn host_options(&self) -> HostOptions {
+        HostOptions {
+            format: DocumentFormat::Text,
+            extent: HostExtent::Holders,
+            width: self.columns,
+            colour: self.colour,
+        }
+    }
+
+    /// Returns the options of a text about one process.
+    pub(super) fn report_options(&self) -> ReportOptions {
+        let default = ReportOptions::default();
+        ReportOptions {
+            width: self.columns.unwrap_or(default.width),
+            colour: self.colour,
+            ..default
         }
     }
 }

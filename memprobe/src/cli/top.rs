@@ -77,6 +77,7 @@ impl TopArgs {
                 driver: self.probes.driver(),
                 ring_bytes: self.probes.ring_bytes(),
                 keep_ended: Some(self.keep_ended),
+                summary: StdoutStyle::detect().host_options(),
             }
             .run();
         }
@@ -96,8 +97,7 @@ impl TopArgs {
                 } else {
                     HostExtent::Holders
                 },
-                width: style.columns,
-                colour: style.colour,
+                ..style.host_options()
             },
         }
         .run()

@@ -9,11 +9,12 @@ use super::Interrupts;
 use super::process_view::ProcessView;
 use super::screen::{ScreenThread, Sources, Turn};
 use crate::event::Tgid;
-use crate::ledger::snapshot::TargetState;
+use crate::ledger::snapshot::{Snapshot, TargetState};
 use crate::ledger::{Analysis, Ledger};
 use crate::probe::kernel;
 use crate::probe::loader::Wanted;
 use crate::probe::watched::Watched;
+use crate::report::{ReportOptions, session_summary};
 use crate::session::HostItem;
 use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
@@ -25,6 +26,8 @@ pub struct LiveView {
     pub tgid: Tgid,
     pub wanted: Wanted,
     pub ring_bytes: u32,
+    /// Style of the summary that is printed at the end.
+    pub summary: ReportOptions,
 }
 
 impl LiveView {
@@ -41,20 +44,24 @@ impl LiveView {
         let mut screen = Screen::open(model, self.tgid, interrupts);
         let outcome = self.show(watched, &mut screen).await;
         screen.thread.close()?;
+        if outcome.is_ok() || screen.model.health.events > 0 {
+            screen.print_summary(&self.summary);
+        }
         if let Some(stops) = super::stops_line() {
             super::messages::print(&stops);
         }
-        outcome.map(|()| ExitCode::SUCCESS)
+        outcome
     }
 
-    async fn show(&self, watched: Watched, screen: &mut Screen) -> Result<()> {
+    /// Shows the process until the screen is left. Returns the exit status.
+    async fn show(&self, watched: Watched, screen: &mut Screen) -> Result<ExitCode> {
         let mut session = HostSession::load(self.wanted, self.ring_bytes)?;
         session.add(watched, ProcessOrigin::Running)?;
         super::end_start()?;
         let mut seen = Seen::Nothing;
         loop {
             tokio::select! {
-                closed = screen.turn() => if closed { return Ok(()) },
+                left = screen.turn() => if let Some(status) = left { return Ok(status) },
                 () = session.wait(), if seen != Seen::End => {}
             }
             session.drain(|event| {
@@ -136,21 +143,35 @@ impl Screen {
         }
     }
 
-    /// Waits for the next thing that the screen wants or gets; says whether it was closed.
-    async fn turn(&mut self) -> bool {
+    /// Waits for the next thing that the screen wants or gets. Returns an exit status if it was left.
+    async fn turn(&mut self) -> Option<ExitCode> {
         let turn = tokio::select! {
             turn = self.thread.turn() => turn,
-            () = self.opened.tensors.taken() => return false,
+            () = self.opened.tensors.taken() => return None,
         };
         match turn {
-            Turn::Closed | Turn::Asked(Command::Quit) => return true,
+            Turn::Closed | Turn::Asked(Command::Quit) => return Some(ExitCode::SUCCESS),
+            Turn::Interrupted(signal) => return Some(signal.exit_code()),
+            Turn::Asked(Command::ResetPeaks) => self.model.reset_peaks(crate::session::now()),
             Turn::Asked(command) => self.opened.execute(command),
             Turn::Refresh => {}
         }
+        let snapshot = self.snapshot();
+        self.opened.show(snapshot);
+        None
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
         let now = crate::session::now();
         self.model.tick(now);
-        let snapshot = self.model.snapshot(now, self.opened.grouping);
-        self.opened.show(snapshot);
-        false
+        self.model.snapshot(now, self.opened.grouping)
+    }
+
+    fn print_summary(&mut self, style: &ReportOptions) {
+        let options = ReportOptions {
+            grouping: self.opened.grouping,
+            ..style.clone()
+        };
+        super::print_summary(&session_summary(&self.snapshot(), &[], &options));
     }
 }

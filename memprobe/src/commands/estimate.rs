@@ -256,7 +256,7 @@ impl<'a> Run<'a> {
         let is_over = loop {
             tokio::select! {
                 biased;
-                () = interrupts.next() => break false,
+                _ = interrupts.next() => break false,
                 reading = self.names.next() => self.take_read(reading),
                 () = session.wait() => {}
             }

@@ -283,6 +283,9 @@ impl Watching {
 
     pub(super) fn execute(&mut self, command: Command) {
         let shown = self.opened.shown;
+        if let (Command::ResetPeaks, Some(tgid)) = (command, shown) {
+            self.host.reset_peaks(tgid, crate::session::now());
+        }
         if let Some(opened) = shown.and_then(|tgid| self.opened.of(tgid)) {
             opened.execute(command);
         }

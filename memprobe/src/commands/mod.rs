@@ -14,7 +14,9 @@ mod naming;
 mod process_view;
 mod screen;
 
-use std::io;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+use std::task::Poll;
 
 use anyhow::Context as _;
 
@@ -60,6 +62,13 @@ fn stops_line() -> Option<String> {
     })
 }
 
+/// Writes a text that stays on the terminal after the screen.
+fn print_summary(text: &str) {
+    let mut out = io::stdout().lock();
+    // A terminal that is gone must not turn the end into an error.
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
 /// Gives up what no part of memprobe needs. To be called before any thread is started.
 pub fn begin_start() -> anyhow::Result<()> {
     reduce_to(RunStage::Starting).context("giving up capabilities")
@@ -80,31 +89,48 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
         .build()?)
 }
 
-/// Ctrl-C, a polite kill, and a closed terminal.
+/// A signal that ends memprobe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct EndSignal(SignalKind);
+
+impl EndSignal {
+    const ALL: [SignalKind; 4] = [
+        SignalKind::interrupt(),
+        SignalKind::terminate(),
+        SignalKind::hangup(),
+        SignalKind::quit(),
+    ];
+
+    /// Exit status as of a shell: 128 and the number of the signal.
+    fn exit_code(self) -> ExitCode {
+        let status = u8::try_from(128 + self.0.as_raw_value());
+        ExitCode::from(status.unwrap_or(u8::MAX))
+    }
+}
+
+/// The signals of Ctrl-C, Ctrl-\, a polite kill, and a closed terminal.
 struct Interrupts {
-    signals: [Signal; 3],
+    signals: [Signal; EndSignal::ALL.len()],
 }
 
 impl Interrupts {
     /// Listens from now on. Signals before [`Self::next`] are kept.
     fn new() -> io::Result<Self> {
-        let kinds = [
-            SignalKind::interrupt(),
-            SignalKind::terminate(),
-            SignalKind::hangup(),
-        ];
-        let [interrupt, terminate, hangup] = kinds.map(signal);
+        let [interrupt, terminate, hangup, quit] = EndSignal::ALL.map(signal);
         Ok(Self {
-            signals: [interrupt?, terminate?, hangup?],
+            signals: [interrupt?, terminate?, hangup?, quit?],
         })
     }
 
-    async fn next(&mut self) {
-        let [interrupt, terminate, hangup] = &mut self.signals;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-        }
+    async fn next(&mut self) -> EndSignal {
+        std::future::poll_fn(|context| {
+            for (kind, signal) in EndSignal::ALL.into_iter().zip(&mut self.signals) {
+                if signal.poll_recv(context).is_ready() {
+                    return Poll::Ready(EndSignal(kind));
+                }
+            }
+            Poll::Pending
+        })
+        .await
     }
 }

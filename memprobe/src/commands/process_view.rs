@@ -55,13 +55,13 @@ impl ProcessView {
         }
     }
 
-    /// Does what a screen asks for. To end is the caller's.
+    /// Does what a screen asks for. To end, and to change the ledger, is the caller's.
     pub(super) fn execute(&mut self, command: Command) {
         match command {
             Command::SetGrouping(grouping) => self.grouping = grouping,
             Command::TakeTensors => self.tensors.begin(),
             Command::Explain(wanted) => self.reasons.explain(wanted),
-            Command::Quit => {}
+            Command::ResetPeaks | Command::Quit => {}
         }
     }
 

@@ -9,14 +9,14 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow};
 use tokio::time::Instant;
 
 use self::progress::Progress;
 use self::recorder::{Destination, Recorder};
 use super::naming::{NameReader, Naming, Placed, Reading};
 use super::snapshot::CaptureMode;
-use super::{CommandUser, Interrupts};
+use super::{CommandUser, EndSignal, Interrupts, messages};
 use crate::event::{Losses, Tgid, TimeNs};
 use crate::probe::attach::AttachError;
 use crate::probe::kernel;
@@ -61,12 +61,13 @@ impl Recording {
     }
 
     async fn run_inside(self) -> Result<ExitCode> {
-        let mut interrupts = Interrupts::new()?;
         let command = match &self.subject {
             Subject::Command(words, _) => Some(joined(words)),
             Subject::Process(_) => None,
         };
+        // This may wait for the reader of a FIFO: until then, signals end memprobe at once.
         let destination = Destination::check(&self.output, command)?;
+        let mut interrupts = Interrupts::new()?;
         let start = match &self.subject {
             Subject::Command(words, user) => Some(Start::of(words, *user)?),
             Subject::Process(_) => None,
@@ -97,30 +98,45 @@ impl Recording {
             end: None,
             refusal: None,
         };
-        let reason = intake.record(&mut session, &mut interrupts).await;
-        let reason = reason.inspect_err(|_| {
-            if let Some(command) = &mut command {
-                command.leave_running(&mut Progress::new(self.quiet));
-            }
-        })?;
-        let Some(reason) = reason else {
-            let nothing = "interrupted before there was anything to record; nothing was written";
-            intake.progress.say(nothing);
-            return Ok(ExitCode::from(INTERRUPTED));
-        };
-        match &mut command {
-            Some(command) if reason == EndReason::TargetExited => {
-                return command.exit_status().map(ExitCode::from);
-            }
-            Some(command) => command.leave_running(&mut intake.progress),
-            None => {}
+        let outcome = intake.record(&mut session, &mut interrupts).await;
+        let has_ended = matches!(
+            outcome,
+            Ok(Outcome::Ended(EndReason::TargetExited) | Outcome::Nothing(_))
+        );
+        if let Some(command) = command.as_mut().filter(|_| !has_ended) {
+            command.leave_running(&mut intake.progress);
         }
-        Ok(ExitCode::SUCCESS)
+        match (outcome?, &mut command) {
+            (Outcome::Ended(EndReason::TargetExited), Some(command)) => {
+                command.exit_status().map(ExitCode::from)
+            }
+            (Outcome::Ended(_), _) => Ok(ExitCode::SUCCESS),
+            (Outcome::Interrupted(signal), _) => {
+                let nothing =
+                    "interrupted before there was anything to record; nothing was written";
+                intake.progress.say(nothing);
+                Ok(signal.exit_code())
+            }
+            (Outcome::Nothing(error), Some(command)) => match command.exit_status()? {
+                0 => Err(error),
+                status => {
+                    messages::print(&format!("{error:#}"));
+                    Ok(ExitCode::from(status))
+                }
+            },
+            (Outcome::Nothing(error), None) => Err(error),
+        }
     }
 }
 
-/// Exit status where there was nothing to record when Ctrl-C came (128 + SIGINT).
-const INTERRUPTED: u8 = 130;
+/// End of a recording.
+enum Outcome {
+    Ended(EndReason),
+    /// A signal came before there was anything to record.
+    Interrupted(EndSignal),
+    /// The process ended without anything to record, for this reason.
+    Nothing(anyhow::Error),
+}
 
 struct Intake {
     watch: Watch,
@@ -137,25 +153,28 @@ struct Intake {
 }
 
 impl Intake {
-    /// Records until it is time to end; `None` where it was interrupted before there was anything to record.
+    /// Records until it is time to end.
     async fn record(
         &mut self,
         session: &mut HostSession,
         interrupts: &mut Interrupts,
-    ) -> Result<Option<EndReason>> {
+    ) -> Result<Outcome> {
         let mut flushed = Instant::now();
         let reason = loop {
             let end = tokio::select! {
                 biased;
-                () = interrupts.next() => Some(EndReason::Interrupted),
+                signal = interrupts.next() => {
+                    if !self.recorder.has_attached {
+                        return Ok(Outcome::Interrupted(signal));
+                    }
+                    Some(EndReason::Interrupted)
+                }
                 () = until(self.deadline) => Some(EndReason::Duration),
                 reading = self.names.next() => self.take_read(reading).map(|()| None)?,
                 () = session.wait() => None,
             };
-            match end {
-                Some(_) if !self.recorder.has_attached => return Ok(None),
-                Some(reason) => break reason,
-                None => {}
+            if let Some(reason) = end {
+                break reason;
             }
             session.drain(|event| self.take(event))?;
             self.place(session)?;
@@ -176,8 +195,17 @@ impl Intake {
         let losses = self.end_events(session, reason)?;
         self.read_names(session, interrupts, reason).await?;
         session.drain_all(|event| self.take(event))?;
+        if !self.recorder.has_attached {
+            return Ok(Outcome::Nothing(self.refusal.take().map_or_else(
+                || {
+                    let tgid = self.root.0;
+                    anyhow!("process {tgid} ended before it used PyTorch's allocators")
+                },
+                Into::into,
+            )));
+        }
         self.finish(reason, losses.unwrap_or(session.losses))?;
-        Ok(Some(reason))
+        Ok(Outcome::Ended(reason))
     }
 
     /// Leaves out later events, and returns the losses until then; `None` if the process has ended by itself.
@@ -221,7 +249,7 @@ impl Intake {
         while self.names.is_reading() {
             let given_up = tokio::select! {
                 biased;
-                () = interrupts.next() => Some("interrupted".to_owned()),
+                _ = interrupts.next() => Some("interrupted".to_owned()),
                 () = tokio::time::sleep_until(limit) => {
                     Some(format!("not read within {} s", MAX_READING.as_secs()))
                 }
@@ -308,15 +336,6 @@ impl Intake {
     }
 
     fn finish(&mut self, reason: EndReason, losses: Losses) -> Result<()> {
-        if !self.recorder.has_attached {
-            return match self.refusal.take() {
-                Some(refusal) => Err(refusal.into()),
-                None => bail!(
-                    "process {} ended before it used PyTorch's allocators",
-                    self.root.0
-                ),
-            };
-        }
         self.recorder.open_early(self.root, &mut self.progress)?;
         // Those that are left descend from the one that was asked for.
         let left = match reason {

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
-use super::Interrupts;
+use super::{EndSignal, Interrupts};
 use crate::event::Tgid;
 use crate::process::capabilities::{RunStage, reduce_to};
 use crate::process::root::ProcessRoot;
@@ -29,6 +29,7 @@ pub(super) enum Turn<C> {
     Refresh,
     Asked(C),
     Closed,
+    Interrupted(EndSignal),
 }
 
 impl<C: Send + 'static> ScreenThread<C> {
@@ -60,7 +61,7 @@ impl<C: Send + 'static> ScreenThread<C> {
         tokio::select! {
             command = self.commands.recv() => command.map_or(Turn::Closed, Turn::Asked),
             _ = self.ticks.tick() => Turn::Refresh,
-            () = self.interrupts.next() => Turn::Closed,
+            signal = self.interrupts.next() => Turn::Interrupted(signal),
         }
     }
 

@@ -89,7 +89,7 @@ impl Snapshots {
         let watched = Watched::open(self.tgid)?;
         let mut tracker = BlockTracker::open(self.tgid, probes);
         tokio::select! {
-            () = interrupts.next() => return Ok(ExitCode::SUCCESS),
+            _ = interrupts.next() => return Ok(ExitCode::SUCCESS),
             ready = tracker.ready() => ready?,
         }
         let mut before: Option<TensorSnapshot> = None;
@@ -120,7 +120,7 @@ impl Snapshots {
                 Err(error) => return Err(error),
             }
             tokio::select! {
-                () = interrupts.next() => return Ok(ExitCode::SUCCESS),
+                _ = interrupts.next() => return Ok(ExitCode::SUCCESS),
                 rested = rest(&mut tracker, &watched, next) => rested?,
             }
             if watched.has_ended() {

@@ -5,14 +5,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::Interrupts;
 use super::host::{PATIENCE, Scope, Watching};
 use super::screen::{ScreenThread, Sources, Turn};
 use super::stdout::{self, OutputContent};
+use super::{EndSignal, Interrupts};
 use crate::event::{CaptureOptions, Tgid};
 use crate::ledger::host::HostCaps;
 use crate::ledger::snapshot::host::HostSnapshot;
@@ -33,6 +33,8 @@ pub struct Top {
     pub ring_bytes: u32,
     /// Time that an ended process stays; `None` for ever.
     pub keep_ended: Option<Duration>,
+    /// Style of the table that is printed at the end.
+    pub summary: report::HostOptions,
 }
 
 pub struct Once {
@@ -64,14 +66,19 @@ impl Top {
         let mut screen = Screen::open(&mut watching, self.scope, interrupts);
         let outcome = show(&mut watching, &mut screen).await;
         screen.thread.close()?;
+        let mut summary = Vec::new();
+        let snapshot = watching.host.snapshot(crate::session::now());
+        report::write_host(&snapshot, &self.summary, &mut summary)?;
+        super::print_summary(&String::from_utf8_lossy(&summary));
         if let Some(stops) = super::stops_line() {
             super::messages::print(&stops);
         }
-        outcome.map(|()| ExitCode::SUCCESS)
+        outcome
     }
 }
 
-async fn show(watching: &mut Watching, screen: &mut Screen) -> Result<()> {
+/// Shows the processes until the screen is left. Returns the exit status.
+async fn show(watching: &mut Watching, screen: &mut Screen) -> Result<ExitCode> {
     loop {
         let turn = tokio::select! {
             turn = screen.thread.turn() => Some(turn),
@@ -81,7 +88,8 @@ async fn show(watching: &mut Watching, screen: &mut Screen) -> Result<()> {
         match turn {
             None => {}
             Some(Turn::Refresh) => screen.refresh_if_due(watching),
-            Some(Turn::Closed | Turn::Asked(HostCommand::Quit)) => return Ok(()),
+            Some(Turn::Closed | Turn::Asked(HostCommand::Quit)) => return Ok(ExitCode::SUCCESS),
+            Some(Turn::Interrupted(signal)) => return Ok(signal.exit_code()),
             Some(Turn::Asked(command)) => screen.execute(command, watching),
         }
     }
@@ -90,7 +98,13 @@ async fn show(watching: &mut Watching, screen: &mut Screen) -> Result<()> {
 impl Once {
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
-        let snapshot = super::runtime()?.block_on(self.look())?;
+        let snapshot = match super::runtime()?.block_on(self.look())? {
+            Ok(snapshot) => snapshot,
+            Err(signal) => {
+                super::messages::print("interrupted before the table was complete");
+                return Ok(signal.exit_code());
+            }
+        };
         let content = match self.options.format {
             DocumentFormat::Text => OutputContent::Text,
             DocumentFormat::Json => OutputContent::Document,
@@ -105,8 +119,9 @@ impl Once {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Listens for as long as is asked, and until every process is probed or known not to be.
-    async fn look(&self) -> Result<HostSnapshot> {
+    /// Listens for as long as is asked, and until every process is probed or known not to be. Returns the signal that
+    /// came before.
+    async fn look(&self) -> Result<Result<HostSnapshot, EndSignal>> {
         let mut interrupts = Interrupts::new()?;
         // The table shows neither purposes nor lines of the forward pass.
         let (capture, caps) = (CaptureOptions::default(), HostCaps::default());
@@ -120,13 +135,13 @@ impl Once {
                 break;
             }
             tokio::select! {
-                () = interrupts.next() => bail!("interrupted before the table was complete"),
+                signal = interrupts.next() => return Ok(Err(signal)),
                 waited = watching.wait() => waited?,
             }
             watching.drain()?;
             watching.host.tick(crate::session::now());
         }
-        Ok(watching.host.snapshot(crate::session::now()))
+        Ok(Ok(watching.host.snapshot(crate::session::now())))
     }
 }
 

@@ -569,6 +569,11 @@ impl Losses {
         *self != Self::default()
     }
 
+    /// Returns true if allocations or frees may be missing, so that sums of blocks differ from the allocator's totals.
+    pub const fn miss_blocks(&self) -> bool {
+        self.events > 0 || self.malformed > 0
+    }
+
     pub fn zip(self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             events: combine(self.events, other.events),

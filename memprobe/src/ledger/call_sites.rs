@@ -10,9 +10,10 @@ use std::sync::Arc;
 use super::block_store::BlockStore;
 use super::definitions::{Definitions, InternedStack, SiteRef, StackRef, lost_stack, slot};
 use super::dense::PerStack;
+use super::growth::GrowthRecorder;
 use super::rate::{Interval, MovingRate};
 use super::snapshot::{Grouping, LineRow, Site, StackRow};
-use crate::event::{Bytes, Stack, Tid};
+use crate::event::{Bytes, Stack, Tid, TimeNs};
 
 /// Identifies a stack that has allocated on a device. Counts from 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,6 +65,7 @@ struct Line {
     site: SiteRef,
     tally: Tally,
     rate: MovingRate,
+    growth: GrowthRecorder,
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +82,7 @@ impl Table {
                 site,
                 tally: Tally::default(),
                 rate: MovingRate::default(),
+                growth: GrowthRecorder::default(),
             });
             index(lines.len() - 1)
         })
@@ -175,6 +178,7 @@ impl CallSites {
         for (table, line) in self.tables.iter_mut().zip(call_site.lines) {
             if let Some(line) = table.lines.get_mut(line as usize) {
                 change(&mut line.tally);
+                line.growth.fall(line.tally.live);
             }
         }
     }
@@ -182,6 +186,23 @@ impl CallSites {
     pub(super) fn tick(&mut self, interval: Interval) {
         for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
             line.rate.tick(line.tally.allocs, interval);
+        }
+    }
+
+    pub(super) fn tick_growth(&mut self, now: TimeNs) {
+        for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
+            line.growth.tick(now, line.tally.live);
+        }
+    }
+
+    /// Forgets peaks and growth.
+    pub(super) fn reset_peaks(&mut self) {
+        for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
+            line.tally.peak = line.tally.live;
+            line.growth = GrowthRecorder::default();
+        }
+        for call_site in &mut self.call_sites {
+            call_site.tally.peak = call_site.tally.live;
         }
     }
 
@@ -226,6 +247,7 @@ fn line_row(line: &Line, site: &Site) -> LineRow {
         allocs: line.tally.allocs,
         alloc_bytes: Bytes(line.tally.alloc_bytes),
         allocs_per_second: line.rate.per_second(),
+        growth: line.growth.growth(),
         stacks: Vec::new(),
     }
 }

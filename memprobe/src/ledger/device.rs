@@ -4,8 +4,9 @@ use super::block_store::{BlockStore, LiveBlock};
 use super::call_sites::{CallSiteId, CallSites};
 use super::change::{Change, Freed};
 use super::definitions::{Definitions, StackRef};
+use super::growth::GrowthRecorder;
 use super::snapshot::host::Holder;
-use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping};
+use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, Growth};
 use super::timeline::TotalsRecorder;
 use std::sync::Arc;
 
@@ -64,6 +65,8 @@ impl TotalsSample {
 /// Memory allocated before attach and not freed since.
 #[derive(Debug, Default)]
 struct Baseline {
+    /// Bytes at attach.
+    found: u64,
     /// Bytes whose blocks are unknown.
     unknown: u64,
     /// Bytes and number of the known blocks.
@@ -92,6 +95,7 @@ pub(super) struct DeviceLedger {
     blocks: u64,
     pub(super) call_sites: CallSites,
     timeline: TotalsRecorder,
+    growth: GrowthRecorder,
 }
 
 impl DeviceLedger {
@@ -113,6 +117,7 @@ impl DeviceLedger {
         let missed = (found.totals.allocated.0).checked_sub(self.totals.allocated.0);
         if let Some(missed) = missed.filter(|_| self.is_as_found) {
             self.before.unknown = self.before.unknown.saturating_add(missed);
+            self.before.found = self.before.found.saturating_add(missed);
             self.set_totals(found.time, found.totals);
         }
     }
@@ -123,6 +128,7 @@ impl DeviceLedger {
             totals,
             peak: totals.higher(peak),
             before: Baseline {
+                found: totals.allocated.0,
                 unknown: totals.allocated.0,
                 ..Baseline::default()
             },
@@ -132,6 +138,7 @@ impl DeviceLedger {
             blocks: 0,
             call_sites: CallSites::default(),
             timeline: TotalsRecorder::new(started, totals),
+            growth: GrowthRecorder::default(),
         }
     }
 
@@ -293,6 +300,23 @@ impl DeviceLedger {
         self.totals = totals;
         self.peak = self.peak.higher(totals);
         self.timeline.record(time, totals);
+        self.growth.fall(totals.allocated.0);
+    }
+
+    pub(super) fn tick_growth(&mut self, now: TimeNs) {
+        self.growth.tick(now, self.totals.allocated.0);
+    }
+
+    /// Growth of the allocator's total.
+    pub(super) fn growth(&self) -> Option<Growth> {
+        self.growth.growth()
+    }
+
+    /// Forgets the peak and growth.
+    pub(super) fn reset_peak(&mut self) {
+        self.peak = self.totals;
+        self.before.found = self.before_attach().0;
+        self.growth = GrowthRecorder::default();
     }
 
     /// Allocator total minus the bytes that the ledger knows. All terms are below 2^62 (see
@@ -347,6 +371,7 @@ impl DeviceLedger {
             peak: self.peak,
             before_attach: BeforeAttach {
                 live: self.before_attach(),
+                peak: Bytes(self.before.found),
                 unknown: Bytes(self.before.unknown),
                 known_blocks: self.before.blocks,
                 unseen_frees: self.before.unseen_frees,
@@ -355,6 +380,7 @@ impl DeviceLedger {
             unaccounted: self.unaccounted(),
             live_blocks: self.blocks,
             ooms: self.ooms,
+            growth: self.growth(),
             lines: self.call_sites.rows(grouping, definitions),
             timeline: self.timeline.up_to(now),
         }

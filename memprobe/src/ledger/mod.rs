@@ -17,6 +17,7 @@ pub(crate) mod definitions;
 mod dense;
 mod device;
 pub mod grouping;
+mod growth;
 pub mod host;
 mod rate;
 pub mod snapshot;
@@ -270,10 +271,26 @@ impl Ledger {
         if let Some(interval) = self.ticks.tick(now) {
             self.events_rate.tick(self.health.events, interval);
             self.call_sites_mut().for_each(|sites| sites.tick(interval));
+            self.tick_growth(now);
         } else if first {
             self.events_rate.start(self.health.events);
             self.call_sites_mut().for_each(CallSites::start_rates);
+            self.tick_growth(now);
         }
+    }
+
+    fn tick_growth(&mut self, now: TimeNs) {
+        let sites = self.call_sites_mut();
+        sites.for_each(|sites| sites.tick_growth(now));
+        let devices = self.devices.values_mut();
+        devices.for_each(|device| device.tick_growth(now));
+    }
+
+    /// Counts peaks and growth from `now` on.
+    pub fn reset_peaks(&mut self, now: TimeNs) {
+        self.call_sites_mut().for_each(CallSites::reset_peaks);
+        self.devices.values_mut().for_each(DeviceLedger::reset_peak);
+        self.tick_growth(now);
     }
 
     fn call_sites_mut(&mut self) -> impl Iterator<Item = &mut CallSites> {

@@ -139,15 +139,36 @@ pub struct DeviceSnapshot {
     /// Live blocks known one by one: those allocated since attach, and those found at attach.
     pub live_blocks: u64,
     pub ooms: u64,
+    /// Growth of the allocated total; `None` in the first seconds, and in recordings.
+    pub growth: Option<Growth>,
     /// One row for each line that has allocated, in no particular order.
     pub lines: Vec<LineRow>,
     pub timeline: Timeline,
+}
+
+impl DeviceSnapshot {
+    /// Number of live blocks; `None` if there are unknown ones, or if frees may have been lost.
+    pub fn all_live_blocks(&self, losses: &Losses) -> Option<u64> {
+        let are_known = self.before_attach.unknown == Bytes(0) && self.unaccounted == 0;
+        (are_known && !losses.miss_blocks()).then_some(self.live_blocks)
+    }
+}
+
+/// Change of the lowest live bytes over time. It leaves out what is freed in every iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// Bytes a minute.
+    pub per_minute: i64,
+    /// True if the lowest live bytes rose again and again, and never fell.
+    pub is_steady: bool,
 }
 
 /// Memory allocated before attach and not freed since.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct BeforeAttach {
     pub live: Bytes,
+    /// Largest value of `live`: its value at attach.
+    pub peak: Bytes,
     /// Bytes of `live` whose blocks are unknown.
     pub unknown: Bytes,
     /// Known blocks, which hold the other bytes.
@@ -176,6 +197,8 @@ pub struct LineRow {
     pub allocs: u64,
     pub alloc_bytes: Bytes,
     pub allocs_per_second: f64,
+    /// `None` in the first seconds, and in recordings.
+    pub growth: Option<Growth>,
     /// Stacks of this line, largest `live` first.
     pub stacks: Vec<StackRow>,
 }

@@ -1,7 +1,8 @@
 //! Summary of a process for the table of processes; cheap to call often.
 
-use super::snapshot::Grouping;
+use super::device::DeviceLedger;
 use super::snapshot::host::{DeviceRow, Holder};
+use super::snapshot::{Grouping, Growth};
 use super::{Ledger, TotalsSample};
 use crate::event::{Action, Bytes, DeviceIndex, Event, MemoryEvent, TimeNs, Totals};
 
@@ -45,12 +46,21 @@ impl Ledger {
 
     pub fn device_rows(&self) -> Vec<DeviceRow> {
         let devices = self.devices.iter();
-        let row = |(index, device): (&_, &super::device::DeviceLedger)| DeviceRow {
+        let row = |(index, device): (&_, &DeviceLedger)| DeviceRow {
             index: *index,
             totals: device.totals,
             peak: device.peak,
         };
         devices.map(row).collect()
+    }
+
+    /// Growth of the allocators' totals, summed over all devices; steady if that of any device is.
+    pub fn growth(&self) -> Option<Growth> {
+        let growths = self.devices.values().filter_map(DeviceLedger::growth);
+        growths.reduce(|sum, growth| Growth {
+            per_minute: sum.per_minute.saturating_add(growth.per_minute),
+            is_steady: sum.is_steady || growth.is_steady,
+        })
     }
 
     /// Call site that holds most on any one device, and its bytes; `None` if nothing is live.

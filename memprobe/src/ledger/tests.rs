@@ -589,6 +589,62 @@ fn impossible_numbers_change_nothing_and_count_as_malformed() {
 }
 
 #[test]
+fn the_line_that_leaks_grows_steadily_and_others_do_not() {
+    let mut scene = Scene::attached_at(0);
+    for tick in 0..100 {
+        scene.ledger.tick(TimeNs(tick * SECOND / 5));
+        // The leak of each step, and its temporary memory.
+        scene.alloc(tick * 512, 512, 3);
+        scene.alloc(1 << 30, 1 << 20, 1);
+        scene.free(1 << 30, 1 << 20);
+    }
+    scene.ledger.tick(TimeNs(20 * SECOND));
+    let leak = scene.line("train.py").growth.expect("it is known");
+    assert!(leak.is_steady, "{leak:?}");
+    assert_eq!(leak.per_minute, 5 * 60 * 512);
+    let swing = scene.line("model.py").growth.expect("it is known");
+    assert_eq!((swing.per_minute, swing.is_steady), (0, false));
+    assert_eq!(scene.device().growth, Some(leak));
+}
+
+#[test]
+fn after_a_reset_peaks_and_growth_count_from_then_on() {
+    let mut scene = Scene::attached_at(1024);
+    scene.alloc(0, 4096, 1);
+    scene.free(0, 4096);
+    scene.alloc(0, 512, 1);
+    for tick in 0..50 {
+        scene.ledger.tick(TimeNs(tick * SECOND / 5));
+    }
+    assert_eq!(scene.line("model.py").peak, Bytes(4096));
+    assert!(scene.line("model.py").growth.is_some());
+    scene.ledger.reset_peaks(TimeNs(10 * SECOND));
+    let line = scene.line("model.py");
+    assert_eq!((line.peak, line.growth), (Bytes(512), None));
+    assert_eq!(line.stacks[0].peak, Bytes(512));
+    let device = scene.device();
+    assert_eq!(device.peak, device.totals);
+    scene.alloc(512, 1024, 1);
+    assert_eq!(scene.line("model.py").peak, Bytes(1536));
+}
+
+#[test]
+fn blocks_are_counted_only_if_all_are_known() {
+    let mut scene = Scene::attached_at(0);
+    scene.alloc(0, 512, 1);
+    let blocks = |scene: &Scene| {
+        let losses = scene.snapshot().health.losses;
+        scene.device().all_live_blocks(&losses)
+    };
+    assert_eq!(blocks(&scene), Some(1));
+    scene.report_lost(1);
+    assert_eq!(blocks(&scene), None);
+    let mut late = Scene::attached_at(1024);
+    late.alloc(4096, 512, 1);
+    assert_eq!(blocks(&late), None);
+}
+
+#[test]
 fn rates_count_what_happens_between_ticks() {
     let mut scene = Scene::attached_at(0);
     scene.alloc(0, 512, 3);

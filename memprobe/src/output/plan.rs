@@ -27,14 +27,16 @@ pub struct OutputPlan(Destination);
 #[derive(Debug)]
 enum Destination {
     Stdout,
-    /// Descriptor that memprobe was started with, such as of `>(gzip)` in a shell.
-    Inherited(File, PathBuf),
-    /// A file, new or to be replaced, or a device.
+    /// Descriptor that memprobe was started with, such as of `>(gzip)` in a shell; a device, or a FIFO. A FIFO waits
+    /// for its reader when it is opened, so that is done before anything that should not wait.
+    Opened(File, PathBuf),
+    /// A file, new or to be replaced.
     Named(Place, ExistingFile, Owners),
 }
 
 impl OutputPlan {
-    /// Inspects `path`; `-` means standard output. Creates nothing.
+    /// Inspects `path`; `-` means standard output. Creates nothing. Opens a device or FIFO, and waits for the reader of
+    /// a FIFO.
     pub fn check(path: &Path) -> Result<Self, OutputError> {
         Self::of(path).map_err(|problem| problem.at(path))
     }
@@ -46,7 +48,7 @@ impl OutputPlan {
         if let Some(number) = descriptor(path) {
             let destination = match number {
                 1 => Destination::Stdout,
-                _ => Destination::Inherited(inherited(number)?, path.to_owned()),
+                _ => Destination::Opened(inherited(number)?, path.to_owned()),
             };
             return Ok(Self(destination));
         }
@@ -59,6 +61,10 @@ impl OutputPlan {
         let existing = place.inspect(&owners)?;
         if existing == ExistingFile::Folder {
             return Err(Problem::Directory(place.path.join("trace.json")));
+        }
+        if existing == ExistingFile::Special {
+            let file = place.open_special(&owners)?;
+            return Ok(Self(Destination::Opened(file, place.path)));
         }
         Ok(Self(Destination::Named(place, existing, owners)))
     }
@@ -104,17 +110,15 @@ impl OutputPlan {
     ) -> Result<OutputFile, OutputError> {
         let (place, existing, owners) = match self.0 {
             Destination::Stdout => return Ok(OutputFile::Stdout(io::stdout())),
-            Destination::Inherited(file, path) => return Ok(OutputFile::Direct { file, path }),
+            Destination::Opened(file, path) => return Ok(OutputFile::Direct { file, path }),
             Destination::Named(place, existing, owners) => (place, existing, owners),
         };
         let path = place.path.clone();
         let opened = match existing {
-            ExistingFile::Special => place.open_special(&owners).map(|file| {
-                let path = place.path;
-                OutputFile::Direct { file, path }
-            }),
             ExistingFile::Regular => replacement(place, owners),
-            ExistingFile::Nothing | ExistingFile::Folder => create(place, owners),
+            ExistingFile::Nothing | ExistingFile::Folder | ExistingFile::Special => {
+                create(place, owners)
+            }
         };
         opened.map_err(|problem| problem.at(&path))
     }

@@ -244,6 +244,7 @@ mod tests {
             }],
             driver_is_partial: false,
             trend: Trend::default(),
+            growth: None,
             top: Some(TopHolder {
                 holder: Holder::Site(Site::Line(frame)),
                 live: Bytes(mib << 19),

@@ -11,7 +11,7 @@ use super::preamble::push_devices;
 use super::replay::RecordingReplay;
 use crate::event::{DeviceIndex, Frame};
 use crate::ledger::grouping::{CodeOwner, origin_of};
-use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site};
+use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site, Snapshot};
 use crate::view::table::{Cell, Column, Output, Page, Table, columns};
 use crate::view::{BLOCKS, FileNames, gpu_fields};
 
@@ -128,23 +128,32 @@ impl<'a> LineReport<'a> {
     }
 
     fn table(&self, device: &'a DeviceSnapshot) -> Table<HeldRow<'a>> {
-        let (index, allocated) = (device.index, device.totals.allocated);
-        let mut table = lines(index, &device.lines, self.options);
-        let before = &device.before_attach;
-        let before = (before.live, before.live_blocks());
-        held::push_remainders(&mut table, Output::Flat, before, device.unaccounted);
-        let all: Vec<HeldRow<'_>> = device.lines.iter().map(HeldRow::of_line).collect();
-        let total = HeldRow {
-            live: allocated.into(),
-            peak: Some(device.peak.allocated),
-            blocks: Some(device.live_blocks),
-            ..held::sum(&all, total_name(index, self.replay.snapshot.cuda.layer))
-        };
-        table.push(Output::Text, total);
-        let names = names(&table);
-        held::complete(&mut table, index, allocated.0, names);
-        table
+        device_table(device, &self.replay.snapshot, self.options)
     }
+}
+
+/// Returns the lines of a device, with the rows that complete them to its total.
+pub(super) fn device_table<'a>(
+    device: &'a DeviceSnapshot,
+    snapshot: &Snapshot,
+    options: &ReportOptions,
+) -> Table<HeldRow<'a>> {
+    let (index, allocated) = (device.index, device.totals.allocated);
+    let mut table = lines(index, &device.lines, options);
+    let before = &device.before_attach;
+    let before = (before.live, before.live_blocks());
+    held::push_remainders(&mut table, Output::Flat, before, device.unaccounted);
+    let all: Vec<HeldRow<'_>> = device.lines.iter().map(HeldRow::of_line).collect();
+    let total = HeldRow {
+        live: allocated.into(),
+        peak: Some(device.peak.allocated),
+        blocks: device.all_live_blocks(&snapshot.health.losses),
+        ..held::sum(&all, total_name(index, snapshot.cuda.layer))
+    };
+    table.push(Output::Text, total);
+    let names = names(&table);
+    held::complete(&mut table, index, allocated.0, names);
+    table
 }
 
 /// The first lines in the order of the options, and the sum of the others.

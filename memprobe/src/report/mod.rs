@@ -17,6 +17,7 @@ mod outside;
 mod peak;
 mod preamble;
 mod replay;
+mod session;
 mod shapes;
 mod tensors;
 mod threads;
@@ -24,6 +25,7 @@ mod threads;
 pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
 pub use many::ManyReport;
+pub use session::session_summary;
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};
 
 use std::io::{self, BufRead, Write};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::replay::RecordingReplay;
 use crate::event::bytes::{human, signed};
-use crate::event::{DeviceIndex, Target};
+use crate::event::{DeviceIndex, Losses, Target};
 use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Snapshot, SoftwareLayer};
 use crate::view::table::Page;
 use crate::view::{clean, counted, duration, identity_line, process, width as columns};
@@ -87,16 +87,22 @@ pub(super) fn target_lines(target: &Target, memprobe: &str) -> [String; 2] {
 fn extent(replay: &RecordingReplay) -> String {
     let end = replay.end.as_ref();
     let ended = end.map_or("end missing", |end| end.reason.as_str());
-    let losses = &replay.snapshot.health.losses;
+    format!("{}  ({ended})", events_line(&replay.snapshot))
+}
+
+/// Describes the number of events, their time, and losses.
+pub(super) fn events_line(snapshot: &Snapshot) -> String {
+    let losses = &snapshot.health.losses;
     let lost = match losses.events {
         0 if losses.any() => "some details lost".to_owned(),
         0 => "none lost".to_owned(),
         lost => format!("{} lost", counted(lost, "event")),
     };
+    let time = snapshot.now.0.saturating_sub(snapshot.started.0);
     format!(
-        "{} in {}, {lost}  ({ended})",
-        counted(replay.snapshot.health.events, "event"),
-        duration(Duration::from_nanos(replay.duration()))
+        "{} in {}, {lost}",
+        counted(snapshot.health.events, "event"),
+        duration(Duration::from_nanos(time))
     )
 }
 
@@ -109,7 +115,31 @@ fn warnings(replay: &RecordingReplay) -> Vec<String> {
                 .to_owned(),
         );
     }
-    let losses = &replay.snapshot.health.losses;
+    warnings.extend(loss_warnings(&replay.snapshot.health.losses));
+    let refused = &replay.refused;
+    if refused.blocks > 0 || refused.stacks > 0 {
+        warnings.push(format!(
+            "the recording exceeds the limits of memprobe: {} and {} are in the totals but in no line.",
+            counted(refused.blocks, "block"),
+            counted(refused.stacks, "stack"),
+        ));
+    }
+    warnings.extend(unread(&replay.snapshot));
+    let disagreements = replay.snapshot.health.disagreements;
+    // Lost events explain a difference.
+    if disagreements > 0 && !replay.snapshot.health.losses.miss_blocks() {
+        warnings.push(format!(
+            "the ledger and the allocator disagreed {} without a loss that explains it; please \
+             report this as a bug of memprobe.",
+            counted(disagreements, "time")
+        ));
+    }
+    warnings
+}
+
+/// Describes the effect of losses on the tables.
+pub(super) fn loss_warnings(losses: &Losses) -> Vec<String> {
+    let mut warnings = Vec::new();
     if losses.events > 0 || losses.stacks > 0 || losses.malformed > 0 {
         warnings.push(format!(
             "{}, {} and {} were lost: the totals are the allocator's own and right; lines may miss memory (see \
@@ -124,23 +154,6 @@ fn warnings(replay: &RecordingReplay) -> Vec<String> {
             "the purpose of {} without a tensor is unknown: the ring buffer was half full, so their stacks were left \
              out. Record with a larger --buffer-size.",
             counted(losses.uses, "block"),
-        ));
-    }
-    let refused = &replay.refused;
-    if refused.blocks > 0 || refused.stacks > 0 {
-        warnings.push(format!(
-            "the recording exceeds the limits of memprobe: {} and {} are in the totals but in no line.",
-            counted(refused.blocks, "block"),
-            counted(refused.stacks, "stack"),
-        ));
-    }
-    warnings.extend(unread(&replay.snapshot));
-    let disagreements = replay.snapshot.health.disagreements;
-    if disagreements > 0 {
-        warnings.push(format!(
-            "the ledger and the allocator disagreed {} without a loss that explains it; please \
-             report this as a bug of memprobe.",
-            counted(disagreements, "time")
         ));
     }
     warnings

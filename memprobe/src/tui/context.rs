@@ -62,7 +62,7 @@ impl<T> Feed<T> {
 #[derive(Debug)]
 pub struct ProcessContext {
     pub feed: Feed<Snapshot>,
-    /// Step on leaving the screen of lines: out of memprobe, or back to the host screen.
+    /// Step on leaving the screen of lines: [`StageStep::Back`] to the host screen, or another one if there is none.
     pub way_back: StageStep,
     device: Option<DeviceIndex>,
     pub modules: Option<Arc<Vec<DeviceModules>>>,
@@ -78,7 +78,7 @@ impl ProcessContext {
     pub fn new(snapshot: Arc<Snapshot>) -> Self {
         Self {
             feed: Feed::new(snapshot),
-            way_back: StageStep::Leave,
+            way_back: StageStep::Draw,
             device: None,
             modules: None,
             layers: None,
@@ -162,7 +162,7 @@ impl ScreenContext for ProcessContext {
                 None
             }
             InputEvent::Iteration(_) => Some("iterations are on the screen of layers: L".into()),
-            InputEvent::Source | InputEvent::Regroup => {
+            InputEvent::Source | InputEvent::Regroup | InputEvent::ResetPeaks => {
                 Some("this key works on the screen of lines: Esc leads back".into())
             }
             _ => None,
@@ -258,7 +258,8 @@ impl ScreenContext for ProcessContext {
 Tab or d    next device                      D  previous device
 Space       pause the screen; memprobe goes on counting
 mLctoTp     the other screens; the same key or Esc leads back to lines
-q Ctrl-C    quit; the process runs on
+Esc         close what is open; back to lines; never quits
+q Ctrl-C    quit and print a summary; the process runs on
 "
     }
 
@@ -300,7 +301,8 @@ fn facts(health: &Health, is_paused: bool) -> Vec<(u8, String)> {
     }
     facts.push((5, counted(health.events, "event")));
     facts.extend((!health.losses.any()).then(|| (2, "lost 0".to_owned())));
-    if health.disagreements > 0 {
+    // Lost events explain a difference.
+    if health.disagreements > 0 && !health.losses.miss_blocks() {
         facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
     }
     if health.capture.detail > Detail::Lines {

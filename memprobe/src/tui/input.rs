@@ -28,6 +28,10 @@ pub enum InputEvent {
     /// Sort by the column of this place among those that the table can be sorted by.
     SortBy(usize),
     Reverse,
+    /// Keep rows in their places, or let them move again.
+    Freeze,
+    /// Count peaks and growth from now on.
+    ResetPeaks,
     /// Read the process again; reverse the sort order on screens that do not read.
     Refresh,
     /// Show or hide processes that hold no memory.
@@ -108,6 +112,8 @@ fn in_table(key: &KeyEvent) -> Option<InputEvent> {
         KeyCode::Char('<' | ',') => InputEvent::SortStep(-1),
         KeyCode::Char('>' | '.') | KeyCode::F(6) => InputEvent::SortStep(1),
         KeyCode::Char(digit @ '1'..='9') => InputEvent::SortBy(digit as usize - '1' as usize),
+        KeyCode::Char('f') => InputEvent::Freeze,
+        KeyCode::Char('z') => InputEvent::ResetPeaks,
         KeyCode::Char('r') => InputEvent::Reverse,
         KeyCode::Char('R') | KeyCode::F(5) => InputEvent::Refresh,
         KeyCode::Char('a') => InputEvent::Extent,

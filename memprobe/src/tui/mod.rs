@@ -35,6 +35,8 @@ pub enum Command {
     Quit,
     /// Group memory by other frames in later snapshots.
     SetGrouping(Grouping),
+    /// Count peaks and growth of lines from now on.
+    ResetPeaks,
     /// Read the tensors of the process, which pauses it briefly.
     TakeTensors,
     /// Provide this attribution table, and no other, from now on.

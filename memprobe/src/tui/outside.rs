@@ -59,6 +59,9 @@ impl Content for Outside {
     type Data = OutsideData;
     type Context = ProcessContext;
 
+    /// Peaks do not swing within an iteration, so rows stay in their places.
+    const FIRST_SORT: &'static str = "PEAK";
+
     fn parts(&self) -> &'static ScreenParts<OutsideData> {
         &PARTS
     }
@@ -77,7 +80,7 @@ impl Content for Outside {
             let lines = library.lines.iter().filter(|_| row.fold == Fold::Open);
             let mut lines: Vec<RowOf<Self>> =
                 lines.map(|line| line_row(&row.key.0, line)).collect();
-            query.sort.apply(self, &mut lines, |row| row);
+            query.arrange(self, &mut lines, |row| row);
             lines
         })
     }

@@ -45,7 +45,7 @@ pub fn run(
 ) -> Result<()> {
     let asks = commands.clone();
     let ask = move |command| asks.send(command).context(ENDED);
-    let mut stage = ProcessStage::new(news, Box::new(ask), sources, quit, StageStep::Leave);
+    let mut stage = ProcessStage::new(news, Box::new(ask), sources, quit, StageStep::Draw);
     terminal::run(
         &mut stage,
         "`memprobe record -o trace.json` and `memprobe report trace.json`",
@@ -54,6 +54,9 @@ pub fn run(
     let _ = commands.send(Command::Quit);
     Ok(())
 }
+
+/// Note on Esc where nothing is open that it could close.
+pub(super) const NO_WAY_BACK: &str = "nothing to close: q quits memprobe";
 
 /// Error if the caller no longer receives requests.
 pub(super) const ENDED: &str = "the measurement has ended";
@@ -77,7 +80,8 @@ pub(super) struct ProcessStage {
 }
 
 impl ProcessStage {
-    /// Creates the screens of a process. With [`StageStep::Back`], Esc leads back to the host screen.
+    /// Creates the screens of a process. With [`StageStep::Back`], Esc leads back to the host screen. Esc never leaves
+    /// memprobe.
     pub(super) fn new(
         news: News,
         ask: Ask,
@@ -189,7 +193,10 @@ impl Stage for ProcessStage {
             Some(ScreenRequest::Leave) if self.screen != Tab::Lines => {
                 self.open(Tab::Lines)?;
             }
-            Some(ScreenRequest::Leave) => return Ok(self.context.way_back),
+            Some(ScreenRequest::Leave) if self.context.way_back == StageStep::Back => {
+                return Ok(StageStep::Back);
+            }
+            Some(ScreenRequest::Leave) => self.lines.state.note = Some(NO_WAY_BACK.into()),
             Some(ScreenRequest::Send(command)) => (self.ask)(command)?,
             Some(ScreenRequest::Open(_)) | None => {}
         }
@@ -251,7 +258,7 @@ mod tests {
             Box::new(ask),
             Box::new(Sources),
             quit_receiver,
-            StageStep::Leave,
+            StageStep::Draw,
         );
         let caller = Caller {
             snapshots,
@@ -286,6 +293,22 @@ mod tests {
         shown(&mut stage, |_| Ok(keys.pop_front().unwrap())).unwrap();
         let command = caller.commands.try_recv();
         assert_eq!(command, Ok(Command::SetGrouping(Grouping::Innermost)));
+    }
+
+    #[test]
+    fn escape_never_quits() {
+        let (_caller, mut stage) = connect();
+        let escape = Some(Event::Key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE)));
+        let mut keys = VecDeque::from([escape.clone(), escape.clone(), escape, None, key('q')]);
+        let mut left = keys.len();
+        let text = shown(&mut stage, |_| {
+            left = keys.len();
+            std::thread::sleep(BETWEEN_DRAWINGS);
+            Ok(keys.pop_front().unwrap())
+        });
+        assert_eq!(left, 1, "it ended before q");
+        let text = text.unwrap();
+        assert!(text.contains(NO_WAY_BACK), "{text}");
     }
 
     #[test]

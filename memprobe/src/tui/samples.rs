@@ -59,6 +59,7 @@ pub(super) fn line(site: Site, per_second: f64, stacks: Vec<StackRow>) -> LineRo
         allocs: sum(|row| row.allocs),
         alloc_bytes: Bytes(sum(|row| row.live.0) * 10),
         allocs_per_second: per_second,
+        growth: None,
         stacks,
     }
 }
@@ -183,12 +184,14 @@ pub(super) fn device(
         peak,
         before_attach: BeforeAttach {
             live: before_attach,
+            peak: before_attach,
             unknown: before_attach,
             ..BeforeAttach::default()
         },
         unaccounted,
         live_blocks: lines.iter().map(|line| line.live_blocks).sum(),
         ooms: 0,
+        growth: None,
         lines,
         timeline: Timeline {
             start: TimeNs(0),

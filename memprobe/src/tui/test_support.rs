@@ -190,7 +190,7 @@ impl Dice {
     /// Returns a random input.
     pub fn wanted(&mut self) -> InputEvent {
         let letters = ['a', '(', '.', '*', '\u{1b}', '模', ' '];
-        match self.roll(27) {
+        match self.roll(29) {
             0 | 1 => InputEvent::Move(self.roll(7) as isize - 3),
             2 => InputEvent::Page(self.roll(3) as isize - 1),
             3 => InputEvent::First,
@@ -215,6 +215,8 @@ impl Dice {
             23 => InputEvent::Type(letters[self.roll(letters.len() as u64) as usize]),
             24 => InputEvent::Erase,
             25 => InputEvent::Accept,
+            26 => InputEvent::Freeze,
+            27 => InputEvent::ResetPeaks,
             _ => InputEvent::Back,
         }
     }

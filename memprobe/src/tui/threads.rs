@@ -38,6 +38,9 @@ impl Content for Threads {
     type Data = ThreadEntry;
     type Context = ProcessContext;
 
+    /// Peaks do not swing within an iteration, so rows stay in their places.
+    const FIRST_SORT: &'static str = "PEAK";
+
     fn parts(&self) -> &'static ScreenParts<ThreadEntry> {
         &PARTS
     }

@@ -40,7 +40,7 @@ impl HostExtent {
 
 const CLIMBING: Option<SortOrder> = Some(SortOrder::Climbing);
 
-pub const PROCESS_COLUMNS: [Column<ProcessEntry>; 28] = columns![|row: ProcessEntry|
+pub const PROCESS_COLUMNS: [Column<ProcessEntry>; 29] = columns![|row: ProcessEntry|
     number("pid", "PID").screen(7, 0).order(CLIMBING) => row.process().tgid.0,
     data("pid_inside") => row.process().target.inner_tgid.map(|inner| inner.0),
     text("user", "USER").priority(4).screen(8, 72) => row.process().facts.user.as_deref(),
@@ -63,6 +63,7 @@ pub const PROCESS_COLUMNS: [Column<ProcessEntry>; 28] = columns![|row: ProcessEn
     data("driver_unknown") => driver_gap(row.process(), &row.host.driver),
     data("peak_allocated").headed("PEAK").short().screen(8, 72) =>
         row.process().totals().map(|_| row.process().peak.allocated),
+    figure("GROWTH").not_in_text().screen(10, 84) => row.process().growth,
     data("peak_reserved") => row.process().totals().map(|_| row.process().peak.reserved),
     data("devices") => row.devices(),
     data("driver_devices") => row.driver_devices(),

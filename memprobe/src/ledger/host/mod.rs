@@ -139,6 +139,13 @@ impl Host {
     }
 
     /// Sets the reason why the process runs nothing; `None` if it runs.
+    /// Counts peaks and growth of a process from `now` on.
+    pub fn reset_peaks(&mut self, tgid: Tgid, now: TimeNs) {
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.reset_peaks(now);
+        }
+    }
+
     pub fn set_stopped(&mut self, tgid: Tgid, reason: Option<String>) {
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.set_stopped(reason);

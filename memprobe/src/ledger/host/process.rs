@@ -34,6 +34,7 @@ impl HostProcess {
             driver: Vec::new(),
             driver_is_partial: false,
             trend: Trend::default(),
+            growth: None,
             top: None,
             note: None,
             events: 0,
@@ -102,6 +103,13 @@ impl HostProcess {
         self.ended.get_or_insert(now);
     }
 
+    /// Counts peaks and growth from `now` on.
+    pub(super) fn reset_peaks(&mut self, now: TimeNs) {
+        self.ledger.reset_peaks(now);
+        self.row.peak = self.ledger.totals().unwrap_or_default();
+        self.stale = true;
+    }
+
     /// Returns true if it ended at least `fade` nanoseconds ago.
     pub(super) fn has_faded(&self, now: TimeNs, fade: u64) -> bool {
         self.ended
@@ -133,6 +141,7 @@ impl HostProcess {
 
     /// Row of the process, rebuilt if it changed.
     pub(super) fn row(&mut self) -> ProcessRow {
+        self.row.growth = self.ledger.growth();
         if std::mem::replace(&mut self.stale, false) {
             self.row.devices = self.ledger.device_rows();
             if let [only] = self.row.devices.as_slice() {

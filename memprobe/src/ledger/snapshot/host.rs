@@ -1,6 +1,6 @@
 //! Data that views get about all processes of a host.
 
-use super::Site;
+use super::{Growth, Site};
 use crate::event::{Bytes, DeviceIndex, Losses, Rank, Target, Tgid, TimeNs, Totals};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +45,8 @@ pub struct ProcessRow {
     /// The process may hold memory on further devices: the driver did not list the processes of each.
     pub driver_is_partial: bool,
     pub trend: Trend,
+    /// Growth of all devices together; `None` in the first seconds.
+    pub growth: Option<Growth>,
     pub top: Option<TopHolder>,
     pub note: Option<String>,
     pub events: u64,

@@ -149,6 +149,9 @@ impl Content for Categories {
     type Data = CategoryData;
     type Context = ProcessContext;
 
+    /// Largest values do not swing within an iteration, so rows stay in their places.
+    const FIRST_SORT: &'static str = "MOST";
+
     fn parts(&self) -> &'static ScreenParts<CategoryData> {
         &PARTS
     }

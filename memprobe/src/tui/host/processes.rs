@@ -73,7 +73,8 @@ impl ScreenContext for HostContext {
         facts.push((3, format!("{} ev/s", rate(health.events_per_second))));
         facts.push((5, counted(health.events, "event")));
         facts.extend((!health.losses.any()).then(|| (2, "lost 0".to_owned())));
-        if health.disagreements > 0 {
+        // Lost events explain a difference.
+        if health.disagreements > 0 && !health.losses.miss_blocks() {
             facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
         }
         if health.untracked > 0 {
@@ -157,6 +158,8 @@ ALLOC       bytes of live blocks of PyTorch's allocator, all devices
 RESERVED    bytes that the allocator got from the driver
 DRIVER      bytes that the driver counts: allocator, context, libraries
 PEAK        largest ALLOC since memprobe started
+GROWTH      bytes a minute by which the lowest ALLOC rises; with an arrow:
+            steadily
 TREND 1m    ALLOC over the last minute; sorts by growth
 TOP LINE    the line with most bytes, and its share of ALLOC
 LOST        events that the kernel dropped; raise --buffer-size
@@ -169,7 +172,7 @@ impl Content for Processes {
     type Data = ProcessEntry;
     type Context = HostContext;
 
-    const FIRST_SORT: &'static str = "ALLOC";
+    const FIRST_SORT: &'static str = "PEAK";
     const DIGITS: &'static [&'static str] = &[
         "PID", "USER", "RANK", "ALLOC", "RESERVED", "DRIVER", "PEAK", "TREND 1m", "COMMAND",
     ];

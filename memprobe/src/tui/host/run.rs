@@ -11,7 +11,7 @@ use tokio::sync::watch::Receiver;
 
 use super::super::News;
 use super::super::input::{Focus, InputEvent, wanted};
-use super::super::process::{ENDED, ProcessStage};
+use super::super::process::{ENDED, NO_WAY_BACK, ProcessStage};
 use super::super::table_screen::{ScreenHandle, ScreenRequest, TableScreen};
 use super::super::terminal::{self, Stage, StageStep};
 use super::super::theme::Theme;
@@ -98,7 +98,8 @@ impl HostStage {
                 self.opened = Some(Opened { tgid, stage: None });
                 self.send(HostCommand::Open(tgid))?;
             }
-            Some(ScreenRequest::Leave | ScreenRequest::Send(_)) | None => {}
+            Some(ScreenRequest::Leave) => self.host.state.note = Some(NO_WAY_BACK.into()),
+            Some(ScreenRequest::Send(_)) | None => {}
         }
         Ok(match wanted {
             InputEvent::Redraw => StageStep::DrawAll,

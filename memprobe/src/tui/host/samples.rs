@@ -42,6 +42,7 @@ fn silent(tgid: u32, user: &str, command: &str, state: ProcessState) -> ProcessR
         driver: Vec::new(),
         driver_is_partial: false,
         trend: Trend::default(),
+        growth: None,
         top: None,
         note: None,
         events: 0,
@@ -90,6 +91,7 @@ fn probed(
         devices: mib.iter().enumerate().map(device).collect(),
         driver: mib.iter().enumerate().map(driver).collect(),
         peak: totals(sum + sum / 8),
+        growth: None,
         trend: Trend {
             step: SECOND,
             points: (0..TREND_STEPS as u64)

@@ -34,6 +34,8 @@ pub struct Branch {
     /// Peak of `live`; `None` for several stacks, whose peaks need not coincide.
     pub peak: Option<Bytes>,
     pub live_blocks: u64,
+    /// Sum of the peaks of its stacks: the order of branches, since it does not swing as `live` does.
+    pub stack_peaks: u64,
     /// Branches after the chain, largest first.
     pub forks: Vec<Branch>,
 }
@@ -68,6 +70,7 @@ pub fn tree(line: &LineRow, direction: Direction) -> Vec<Branch> {
             live: Bytes(line.live.0 - with_stack),
             peak: None,
             live_blocks: line.live_blocks.saturating_sub(blocks),
+            stack_peaks: 0,
             forks: Vec::new(),
         });
         sort(&mut branches);
@@ -122,6 +125,7 @@ fn branch(group: Vec<Path>, at: usize) -> Branch {
     let sum = |number: fn(&StackRow) -> u64| sum(group.iter().map(|path| number(path.row)));
     let live = Bytes(sum(|row| row.live.0));
     let live_blocks = sum(|row| row.live_blocks);
+    let stack_peaks = sum(|row| row.peak.0);
     let peak = match group.as_slice() {
         [path] => Some(path.row.peak),
         _ => None,
@@ -152,6 +156,7 @@ fn branch(group: Vec<Path>, at: usize) -> Branch {
         live,
         peak,
         live_blocks,
+        stack_peaks,
         forks,
     }
 }
@@ -162,7 +167,10 @@ fn sort(branches: &mut [Branch]) {
         let first = branch.chain.first();
         first.map(|frame| (frame.file.clone(), frame.line))
     };
-    branches.sort_by(|a, b| b.live.cmp(&a.live).then_with(|| name(a).cmp(&name(b))));
+    branches.sort_by(|a, b| {
+        let order = b.stack_peaks.cmp(&a.stack_peaks);
+        order.then_with(|| name(a).cmp(&name(b)))
+    });
 }
 
 #[cfg(test)]
@@ -205,6 +213,7 @@ mod tests {
             live_blocks: stacks.len() as u64,
             allocs: 1,
             alloc_bytes: Bytes(live),
+            growth: None,
             allocs_per_second: 0.0,
             stacks,
         }
@@ -282,7 +291,8 @@ mod tests {
         line.live = Bytes(10);
         let tree = tree(&line, Direction::Callers);
         assert_eq!(tree.iter().map(|branch| branch.live.0).sum::<u64>(), 10);
-        assert_eq!(tree[0].end, Some(BranchEnd::NotKept));
+        // Its peak is unknown.
+        assert_eq!(tree[1].end, Some(BranchEnd::NotKept));
     }
 
     #[test]

@@ -29,15 +29,16 @@ use rows::{LineData, LineKey, LineSubject};
 const MIN_HEIGHT_FOR_BOTH: u16 = 32;
 
 #[cfg(test)]
-const LINE: usize = 6;
+const LINE: usize = 7;
 
-const COLUMNS: [Column<LineData>; 7] = columns![|row: LineData|
+const COLUMNS: [Column<LineData>; 8] = columns![|row: LineData|
     figure("LIVE").screen(11, 0).tone(Tone::Strong) => row.figures.live,
     figure("PEAK").screen(11, 60) => row.figures.peak,
     figure(BLOCKS).short().screen(6, 70) => row.figures.blocks,
-    figure("ALLOC/s").screen(7, 76) => row.figures.rate,
+    figure("ALLOC/s").screen(7, 90) => row.figures.rate,
     figure("SHARE").screen(6, 44) => row.figures.live.map(|live| Cell::Share(live, row.allocated)),
-    label("").screen(10, 110).order(None).tone(Tone::Graph) =>
+    figure("GROWTH").screen(10, 64) => row.figures.growth,
+    label("").screen(10, 120).order(None).tone(Tone::Graph) =>
         Cell::Bar(row.figures.live.unwrap_or(0), row.allocated),
     label("LINE").name(0) => row.name.clone(),
 ];
@@ -88,11 +89,14 @@ Enter       open the row, or close it; so does a click on it
 Right Left  open; close or go up the tree    *  open all beneath
 s           source text around the selected line
 i           frame that names a line: your own code, or the innermost
+z           reset: PEAK and GROWTH of lines count from now on
 ",
     terms: "\
 LIVE        live bytes of the line; PEAK its largest value
 BLOCKS      live blocks; ALLOC/s recent allocations a second
 SHARE       share of all allocated bytes; the column adds up to 100%
+GROWTH      bytes a minute by which the lowest live bytes rise, so without
+            what every iteration frees; an arrow behind it: steadily
 cached      reserved by PyTorch's allocator but not allocated
 before      attach: live at attach, so without a line
 unaccounted allocator's total less known blocks; 0 unless events are lost
@@ -107,6 +111,8 @@ impl Content for LineList {
     type Data = LineData;
     type Context = ProcessContext;
 
+    /// Peaks do not swing within an iteration, so rows stay in their places.
+    const FIRST_SORT: &'static str = "PEAK";
     const NOTHING_BENEATH: &'static str = "nothing beneath: no other frame is known here";
 
     fn parts(&self) -> &'static ScreenParts<LineData> {
@@ -150,6 +156,13 @@ impl Content for LineList {
         match event {
             InputEvent::Regroup => return self.regroup(context, state),
             InputEvent::Source => self.source = !self.source,
+            InputEvent::ResetPeaks if context.feed.shown.health.state == TargetState::Exited => {
+                return Reaction::Note("the process has ended: its peaks stay".into());
+            }
+            InputEvent::ResetPeaks => {
+                state.note = Some("PEAK and GROWTH count from now on".into());
+                return Reaction::Request(ScreenRequest::Send(Command::ResetPeaks));
+            }
             InputEvent::Back if self.source => self.source = false,
             _ => return Reaction::Ignored,
         }
@@ -183,7 +196,8 @@ impl Content for LineList {
     ) {
         if let Some(device) = context.device() {
             let outside = context.feed.shown.cuda.live();
-            panels::draw_totals(buffer, layout.totals, device, outside, theme);
+            let losses = &context.feed.shown.health.losses;
+            panels::draw_totals(buffer, layout.totals, (device, losses), outside, theme);
             panels::draw_graph(buffer, layout.graph, &device.timeline, theme);
         }
         let frame = screen.selected().and_then(|row| row.data.subject.frame());

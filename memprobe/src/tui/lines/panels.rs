@@ -11,8 +11,8 @@ use super::super::SourceText;
 use super::super::plot::{columns, draw_frame};
 use super::super::table_screen::{cut_at, draw_text};
 use super::super::theme::Theme;
-use crate::event::bytes::human;
-use crate::event::{Bytes, Frame, Totals};
+use crate::event::bytes::{human, short};
+use crate::event::{Bytes, Frame, Losses, Totals};
 use crate::ledger::snapshot::{DeviceSnapshot, Timeline};
 use crate::view::{clean, count, fit, fit_end, percent, width};
 
@@ -77,12 +77,12 @@ const MIN_WIDTH_FOR_PEAK: u16 = 60;
 pub fn draw_totals(
     buffer: &mut Buffer,
     area: Rect,
-    device: &DeviceSnapshot,
+    (device, losses): (&DeviceSnapshot, &Losses),
     outside: Bytes,
     theme: &Theme,
 ) {
     let lines = if area.height >= 2 {
-        in_two_lines(device, outside, theme)
+        in_two_lines(device, losses, outside, theme)
     } else {
         vec![in_one_line(device, area.width, theme)]
     };
@@ -91,7 +91,12 @@ pub fn draw_totals(
     }
 }
 
-fn in_two_lines(device: &DeviceSnapshot, outside: Bytes, theme: &Theme) -> Vec<Line<'static>> {
+fn in_two_lines(
+    device: &DeviceSnapshot,
+    losses: &Losses,
+    outside: Bytes,
+    theme: &Theme,
+) -> Vec<Line<'static>> {
     let total = |name: &str, style: Style, now: Bytes, peak: Bytes| {
         vec![
             Span::styled(format!(" {name} "), style),
@@ -113,10 +118,14 @@ fn in_two_lines(device: &DeviceSnapshot, outside: Bytes, theme: &Theme) -> Vec<L
         "   cached {} ({share} of reserved)",
         human(cached)
     )));
-    second.push(Span::raw(format!(
-        "   {} live blocks",
-        count(device.live_blocks)
-    )));
+    let blocks = device.all_live_blocks(losses);
+    let blocks = blocks.map_or_else(|| "?".to_owned(), count);
+    second.push(Span::raw(format!("   {blocks} live blocks")));
+    if let Some(growth) = device.growth.filter(|growth| growth.is_steady) {
+        let bytes = short(Bytes(growth.per_minute.unsigned_abs()));
+        let text = format!("   grows {bytes}/min");
+        second.push(Span::styled(text, theme.strong()));
+    }
     if outside > Bytes(0) {
         second.push(Span::raw(format!("   outside {} (o)", human(outside))));
     }

@@ -7,7 +7,7 @@ use super::super::table_screen::{Fold, Query, RowOf, TableOf, TableRow};
 use super::LineList;
 use super::callers::{self, Branch, BranchEnd};
 use crate::event::{Bytes, Frame};
-use crate::ledger::snapshot::{DeviceSnapshot, LineRow, Site};
+use crate::ledger::snapshot::{DeviceSnapshot, Growth, LineRow, Site};
 use crate::view::table::{Cell, Direction};
 use crate::view::{BEFORE_ATTACH, FileNames, UNACCOUNTED, named_site, whole_frame};
 
@@ -32,6 +32,7 @@ pub struct LineFigures {
     pub peak: Option<Bytes>,
     pub blocks: Option<u64>,
     pub rate: Option<f64>,
+    pub growth: Option<Growth>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -154,9 +155,10 @@ pub fn table(
 fn other_rows(device: &DeviceSnapshot) -> Vec<RowOf<LineList>> {
     let before = &device.before_attach;
     let mut rows = Vec::new();
-    let mut push = |key, subject, live: i128, blocks| {
+    let mut push = |key, subject, live: i128, peak, blocks| {
         let figures = LineFigures {
             live: Some(live),
+            peak,
             blocks,
             ..LineFigures::default()
         };
@@ -168,12 +170,14 @@ fn other_rows(device: &DeviceSnapshot) -> Vec<RowOf<LineList>> {
         LineKey::BeforeAttach,
         LineSubject::BeforeAttach(before.unread.clone()),
         before.live.0.into(),
+        Some(before.peak),
         before.live_blocks(),
     );
     push(
         LineKey::Unaccounted,
         LineSubject::Unaccounted,
         device.unaccounted.into(),
+        None,
         None,
     );
     rows
@@ -193,6 +197,7 @@ fn line_row(line: &LineRow, query: &Query<LineKey>) -> RowOf<LineList> {
         peak: Some(line.peak),
         blocks: Some(line.live_blocks),
         rate: Some(line.allocs_per_second),
+        growth: line.growth,
     };
     let data = LineData::new(figures, LineSubject::Site(line.site.clone()));
     TableRow::leaf(key, data).at(0, fold)
@@ -248,6 +253,7 @@ fn push_branch(
         peak: branch.peak,
         blocks: Some(branch.live_blocks),
         rate: None,
+        growth: None,
     };
     let data = LineData::new(figures, subject);
     rows.push(TableRow::leaf(key, data).at(trail.depth, fold));
@@ -310,6 +316,7 @@ mod tests {
             sort,
             filter: Filter::new(pattern),
             open: open.clone(),
+            frozen: None,
         };
         let lines = LineList::new(Box::new(Sources));
         table(device, &lines, &FileNames::default(), &query)
@@ -330,7 +337,7 @@ mod tests {
     #[test]
     fn what_is_no_line_stands_last_where_it_has_no_figure_to_sort_by() {
         let device = device(0, lines(), 1126, 1 << 40);
-        for column in [1, 2, 3, LINE] {
+        for column in [2, 3, LINE] {
             for order in [SortOrder::Falling, SortOrder::Climbing] {
                 let sort = TableSort { column, order };
                 let table = shown(&device, sort, "", &HashSet::new());
@@ -352,6 +359,19 @@ mod tests {
         device.before_attach.unknown = Bytes(0);
         device.before_attach.known_blocks = 312;
         assert_eq!(blocks(&device), Some(312));
+    }
+
+    #[test]
+    fn memory_from_before_attach_has_its_bytes_at_attach_as_peak() {
+        let mut device = device(0, lines(), 1126, 0);
+        device.before_attach.live = Bytes(7);
+        let table = shown(&device, TableSort::default(), "", &HashSet::new());
+        let at = place(&table, &LineKey::BeforeAttach).unwrap();
+        let figures = table.rows[at].data.figures;
+        assert_eq!(
+            (figures.live, figures.peak),
+            (Some(7), Some(device.before_attach.peak))
+        );
     }
 
     #[test]

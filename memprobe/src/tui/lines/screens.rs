@@ -16,9 +16,10 @@ use super::super::test_support::{
     typed,
 };
 use super::super::theme::Theme;
+use super::rows::LineKey;
 use super::{LINE, LineList};
 use crate::event::Bytes;
-use crate::ledger::snapshot::{Grouping, Snapshot};
+use crate::ledger::snapshot::{Grouping, Growth, Snapshot};
 
 fn drawn(state: &Shown<LineList>, size: ScreenSize, theme: &Theme) -> TestBackend {
     state.drawn(size, theme)
@@ -351,6 +352,112 @@ fn the_selection_follows_its_line_when_the_order_changes() {
     assert_ne!(state.state.selection.cursor, 2);
 }
 
+/// Names of the visible rows.
+fn row_keys(state: &Shown<LineList>) -> Vec<LineKey> {
+    let rows = state.table.rows.iter();
+    rows.map(|row| row.key.clone()).collect()
+}
+
+/// A snapshot in which the live bytes of lines have swung: the largest is now the smallest.
+fn swung(mut snapshot: Snapshot) -> Snapshot {
+    let lines = &mut snapshot.devices[0].lines;
+    let mut live: Vec<Bytes> = lines.iter().map(|line| line.live).collect();
+    live.sort();
+    lines.sort_by_key(|line| std::cmp::Reverse(line.live));
+    for (line, live) in lines.iter_mut().zip(live) {
+        line.live = live;
+    }
+    snapshot
+}
+
+#[test]
+fn rows_stay_in_their_places_when_live_bytes_swing() {
+    let mut state = state(samples::normal(), LARGE, &[]);
+    let before = row_keys(&state);
+    state.update(|context| {
+        context.feed.update(Arc::new(swung(samples::normal())));
+    });
+    assert_eq!(row_keys(&state), before);
+    // The order by LIVE would have changed.
+    state.handle(InputEvent::SortBy(0));
+    assert_ne!(row_keys(&state), before);
+}
+
+#[test]
+fn a_frozen_order_stays_and_new_rows_go_to_the_end() {
+    let mut snapshot = samples::normal();
+    let mut later = swung(samples::normal());
+    let missing = snapshot.devices[0].lines.pop().unwrap();
+    later.devices[0]
+        .lines
+        .retain(|line| line.site != missing.site);
+    later.devices[0].lines.push(missing.clone());
+    let mut state = state(
+        snapshot,
+        LARGE,
+        &[InputEvent::SortBy(0), InputEvent::Freeze],
+    );
+    let frozen = row_keys(&state);
+    state.update(|context| {
+        context.feed.update(Arc::new(later));
+    });
+    let after = row_keys(&state);
+    assert_eq!(after[..frozen.len()], frozen);
+    assert_eq!(after.last(), Some(&LineKey::Site(missing.site)));
+    let text = drawn(&state, LARGE, &COLOUR).to_string();
+    assert!(text.contains("order frozen (f)"), "{text}");
+    state.handle(InputEvent::Freeze);
+    assert_ne!(row_keys(&state), after);
+}
+
+#[test]
+fn growth_is_a_column_and_a_steady_one_is_marked() {
+    let mut snapshot = samples::normal();
+    let growth = |per_minute, is_steady| {
+        Some(Growth {
+            per_minute,
+            is_steady,
+        })
+    };
+    let device = &mut snapshot.devices[0];
+    device.growth = growth(1 << 30, true);
+    device.lines[0].growth = growth(0, false);
+    device.lines[1].growth = growth(-(5 << 20), false);
+    device.lines[2].growth = growth(300 << 20, true);
+    let by_growth = [InputEvent::SortBy(5)];
+    let text = screen(snapshot.clone(), SMALL, &by_growth).to_string();
+    for shown in ["grows 1.00 GiB/min", "+300 MiB↑", "-5.00 MiB", "↓GROWTH"] {
+        assert!(text.contains(shown), "{shown:?}: {text}");
+    }
+    let site = snapshot.devices[0].lines[2].site.clone();
+    let state = state(snapshot, SMALL, &by_growth);
+    assert_eq!(state.table.rows[0].key, LineKey::Site(site));
+}
+
+#[test]
+fn a_reset_is_asked_of_the_caller() {
+    let mut state = state(samples::normal(), SMALL, &[]);
+    assert_eq!(
+        state.handle(InputEvent::ResetPeaks),
+        Some(ScreenRequest::Send(Command::ResetPeaks))
+    );
+    let text = drawn(&state, SMALL, &COLOUR).to_string();
+    assert!(text.contains("count from now on"), "{text}");
+}
+
+#[test]
+fn numbers_that_losses_make_unknown_are_not_shown() {
+    let text = screen(samples::lossy(), SMALL, &[]).to_string();
+    assert!(text.contains("? live blocks"), "{text}");
+    assert!(!text.contains("LEDGER OFF"), "a loss explains it: {text}");
+    let mut wrong = samples::normal();
+    wrong.health.disagreements = 1;
+    wrong.devices[0].before_attach.unknown = Bytes(0);
+    let text = screen(wrong, SMALL, &[]).to_string();
+    assert!(text.contains("553 live blocks"), "{text}");
+    assert!(text.contains("LEDGER OFF 1x"), "{text}");
+}
+
 #[test]
 fn the_selection_stays_at_the_top_until_it_is_moved() {
     let mut state = state(samples::normal(), SMALL, &[]);
@@ -373,8 +480,8 @@ fn left_closes_a_branch_and_then_goes_up_to_its_line() {
 fn a_click_on_a_head_sorts_and_a_click_on_a_row_selects_then_opens() {
     let mut state = state(samples::normal(), SMALL, &[]);
     let layout = state.areas();
-    state.handle(InputEvent::Click(20, layout.head.y));
-    assert_eq!(state.state.query.sort.column, 1);
+    state.handle(InputEvent::Click(8, layout.head.y));
+    assert_eq!(state.state.query.sort.column, 0);
     let rows = state.table.rows.len();
     state.handle(InputEvent::Click(60, layout.rows.y + 1));
     assert_eq!(
@@ -415,7 +522,7 @@ fn grouping_is_asked_of_the_caller() {
 }
 
 #[test]
-fn escape_closes_step_by_step_and_quits_last() {
+fn escape_closes_step_by_step_and_leaves_last() {
     let wanted = [
         vec![InputEvent::Source],
         typed("train"),
@@ -443,7 +550,7 @@ fn the_areas_fill_every_screen() {
 
 #[test]
 fn names_sort_alphabetically_with_other_rows_last() {
-    let state = state(samples::normal(), SMALL, &[InputEvent::SortBy(5)]);
+    let state = state(samples::normal(), SMALL, &[InputEvent::SortBy(6)]);
     assert_eq!(state.state.query.sort.column, LINE);
     let text = drawn(&state, SMALL, &COLOUR).to_string();
     assert!(text.contains("↑LINE"), "{text}");

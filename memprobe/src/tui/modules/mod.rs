@@ -203,6 +203,8 @@ impl Content for ModuleList {
     type Data = ModuleData;
     type Context = ProcessContext;
 
+    /// Peaks do not swing within an iteration, so rows stay in their places.
+    const FIRST_SORT: &'static str = "PEAK";
     const NOTHING_BENEATH: &'static str = "nothing beneath: no submodule allocated memory";
 
     fn parts(&self) -> &'static ScreenParts<ModuleData> {

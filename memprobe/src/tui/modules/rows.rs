@@ -1,7 +1,5 @@
 //! Rows of the module tree, in order, as far as it is open.
 
-use std::cmp::Reverse;
-
 use super::super::table_screen::{Fold, Query, RowOf, TableOf, TableRow};
 use super::ModuleList;
 use super::subject::{ModuleFigures, ModuleTables};
@@ -186,8 +184,12 @@ struct Making<'a> {
 
 impl Making<'_> {
     fn sort<T>(&self, entries: &mut [(RowOf<ModuleList>, T)]) {
-        entries.sort_by_key(|(row, _)| Reverse((row.data.live, row.data.at_peak)));
-        self.query.sort.apply(self.content, entries, |(row, _)| row);
+        // Ties are broken by values that do not swing.
+        entries.sort_by(|(one, _), (other, _)| {
+            let at_peak = other.data.at_peak.cmp(&one.data.at_peak);
+            at_peak.then_with(|| one.data.name.cmp(&other.data.name))
+        });
+        self.query.arrange(self.content, entries, |(row, _)| row);
     }
 
     /// Adds a row and its open descendants; returns true if any is shown. The ledger bounds the recursion.

@@ -211,7 +211,7 @@ fn modules_alike_are_one_row_until_i_takes_them_apart() {
 
 #[test]
 fn names_and_figures_order_siblings() {
-    let by_name = state(modules(), SMALL, &[InputEvent::SortStep(-1)]);
+    let by_name = state(modules(), SMALL, &[InputEvent::SortStep(-3)]);
     let outermost: Vec<&str> = by_name
         .table
         .rows
@@ -220,7 +220,7 @@ fn names_and_figures_order_siblings() {
         .map(|row| row.data.name.as_str())
         .collect();
     assert!(outermost.is_sorted(), "{outermost:?}");
-    let mut by_live = state(modules(), SMALL, &[]);
+    let mut by_live = state(modules(), SMALL, &[InputEvent::SortBy(0)]);
     let live = |state: &Shown<ModuleList>| -> Vec<i128> {
         let rows = state.table.rows.iter().filter(|row| row.depth == 0);
         rows.map(|row| row.data.live).collect()

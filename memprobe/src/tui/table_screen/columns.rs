@@ -18,6 +18,7 @@ pub fn cell_text(cell: &Cell<'_>, precision: Precision, wide: usize, theme: &The
         (Cell::Signed(bytes), Precision::Short) if *bytes < 0 => {
             format!("-{}", short(Bytes(bytes.unsigned_abs())))
         }
+        (Cell::Growth(per_minute, is_steady), _) => growth(*per_minute, *is_steady, theme),
         (Cell::Count(number), Precision::Short) => short_count(*number),
         (Cell::Bar(part, whole), _) => bar(*part, *whole, wide, theme),
         (Cell::Trend(points, steps), _) => sparkline(points, *steps, wide, theme),
@@ -43,6 +44,21 @@ pub fn tone_style(tone: Tone, theme: &Theme) -> Style {
 
 pub fn amount(bytes: i128) -> String {
     Cell::from(bytes).text(Precision::Exact)
+}
+
+/// Formats bytes a minute, with a mark behind steady growth.
+fn growth(per_minute: i64, is_steady: bool, theme: &Theme) -> String {
+    let sign = match per_minute {
+        ..0 => "-",
+        0 => "",
+        1.. => "+",
+    };
+    let mark = if is_steady {
+        theme.glyphs.climbing
+    } else {
+        " "
+    };
+    format!("{sign}{}{mark}", short(Bytes(per_minute.unsigned_abs())))
 }
 
 /// Draws a share as a bar, at least one eighth of a cell long.

@@ -30,6 +30,7 @@ const HELP: &str = "\
 /           filter by regular expression     Esc  clear it
 < > or F6   sort by another column; 1 to 9, or a click on its head
 r           reverse the order
+f           freeze the order: rows stay where they are; f lets them move
 Shift+mouse select text, as the terminal does without memprobe
 ";
 
@@ -139,7 +140,11 @@ impl<C: Content> TableScreen<C> {
             buffer.set_stringn(start, area.y, &text, available, style);
             end = start + width(&text) as u16;
         }
-        let hint = self.content.hint().unwrap_or_default();
+        let hint = match self.state.query.frozen {
+            Some(_) => Some("order frozen (f) ".to_owned()),
+            None => self.content.hint(),
+        };
+        let hint = hint.unwrap_or_default();
         let start = area.right().saturating_sub(width(&hint) as u16);
         if start > end + 3 {
             buffer.set_string(start, area.y, hint, theme.bar());
@@ -338,7 +343,12 @@ impl<C: Content> TableScreen<C> {
     ) -> Option<Position> {
         let mut keys: Vec<KeyHint> = vec![(theme.glyphs.arrows, "move", 6)];
         keys.extend(self.content.parts().keys);
-        keys.extend([("/", "filter", 3), ("<>", "sort", 4), ("r", "reverse", 9)]);
+        keys.extend([
+            ("/", "filter", 3),
+            ("<>", "sort", 4),
+            ("r", "reverse", 9),
+            ("f", "freeze", 10),
+        ]);
         if self.content.devices(context).tabs.len() > 1 {
             keys.push(("d", "device", 5));
         }

@@ -1,6 +1,6 @@
 //! Rows of a table, the query that selects them, and the selected row.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
 use ratatui::layout::Rect;
@@ -79,6 +79,8 @@ pub struct Query<K> {
     pub sort: TableSort,
     pub filter: Filter,
     pub open: HashSet<K>,
+    /// Places of the rows in a frozen order; `None` if rows move with their values.
+    pub frozen: Option<HashMap<K, usize>>,
 }
 
 impl<K> Default for Query<K> {
@@ -87,6 +89,7 @@ impl<K> Default for Query<K> {
             sort: TableSort::default(),
             filter: Filter::default(),
             open: HashSet::new(),
+            frozen: None,
         }
     }
 }
@@ -97,6 +100,20 @@ impl<K: Eq + Hash> Query<K> {
             false => Fold::Leaf,
             true if self.open.contains(key) => Fold::Open,
             true => Fold::Closed,
+        }
+    }
+
+    /// Sorts items by their rows, or puts them in the frozen order, with new rows behind.
+    pub fn arrange<C: Content<Key = K>, T>(
+        &self,
+        content: &C,
+        items: &mut [T],
+        row: impl Fn(&T) -> &RowOf<C>,
+    ) {
+        self.sort.apply(content, items, &row);
+        if let Some(frozen) = &self.frozen {
+            let place = |item: &T| frozen.get(&row(item).key).copied();
+            items.sort_by_key(|item| place(item).unwrap_or(usize::MAX));
         }
     }
 
@@ -115,7 +132,7 @@ impl<K: Eq + Hash> Query<K> {
             entries.retain(|(row, _)| self.filter.shows(&searched(row)));
         }
         let (shown, shown_bytes) = (entries.len(), sum(&entries));
-        self.sort.apply(content, &mut entries, |(row, _)| row);
+        self.arrange(content, &mut entries, |(row, _)| row);
         let mut rows = Vec::new();
         for (row, entry) in entries {
             let more = beneath(&row, entry);

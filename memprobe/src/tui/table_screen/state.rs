@@ -216,12 +216,14 @@ impl<C: Content> TableScreen<C> {
         let reaction = self.content.handle(event, &mut self.state, context);
         match (reaction, event) {
             (Reaction::Ignored, InputEvent::Refresh) => self.reverse(),
+            (Reaction::Ignored, InputEvent::Freeze) => return self.freeze(),
             (Reaction::Ignored, InputEvent::Probes) if self.content.parts().tab.is_some() => {
                 self.toggle_overlay(OverlayKind::Probes);
             }
             (Reaction::Ignored, _) => {
                 if let InputEvent::Device(_) = event {
                     self.state.selection.key = None;
+                    self.state.query.frozen = None;
                 }
                 return context.handle(event).map_or(Reaction::Done, Reaction::Note);
             }
@@ -324,6 +326,7 @@ impl<C: Content> TableScreen<C> {
 
     /// Sorts by a column in its first direction, or reverses the order if it is already the sort column.
     pub fn sort_by(&mut self, column: usize) {
+        self.state.query.frozen = None;
         let screen = self.content.parts().columns[column].screen;
         match screen.and_then(|screen| screen.order) {
             Some(_) if self.state.query.sort.column == column => self.reverse(),
@@ -333,8 +336,20 @@ impl<C: Content> TableScreen<C> {
     }
 
     fn reverse(&mut self) {
+        self.state.query.frozen = None;
         let sort = &mut self.state.query.sort;
         sort.order = sort.order.reversed();
+    }
+
+    /// Keeps the rows in their places while their values change, or lets them move again.
+    fn freeze(&mut self) -> Reaction {
+        let frozen = &mut self.state.query.frozen;
+        if frozen.take().is_some() {
+            return Reaction::Note("rows move with their values again".into());
+        }
+        let rows = self.table.rows.iter().enumerate();
+        *frozen = Some(rows.map(|(at, row)| (row.key.clone(), at)).collect());
+        Reaction::Note("order frozen: f lets rows move again".into())
     }
 
     fn back(&mut self, context: &C::Context) -> Reaction {

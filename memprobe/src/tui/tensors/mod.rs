@@ -256,7 +256,7 @@ impl Content for TensorList {
                 (state.selection.key, state.overlay) = (None, None);
                 return self.go_device(by);
             }
-            InputEvent::Pause => {
+            InputEvent::Pause | InputEvent::Freeze => {
                 return Reaction::Note("this screen is a snapshot: R reads again".into());
             }
             _ => return Reaction::Ignored,

@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use super::{Rows, SortOrder};
 use crate::event::bytes::{human, short, signed};
 use crate::event::{Address, Bytes, DeviceIndex};
+use crate::ledger::snapshot::Growth;
 use crate::view::{clean, count, duration, percent, rate, shape};
 
 const UNKNOWN: &str = "-";
@@ -33,6 +34,8 @@ pub enum Cell<'a> {
     Bar(i128, i128),
     /// Points over time, which the live screen draws as so many steps; sorts by growth.
     Trend(&'a [Bytes], usize),
+    /// Bytes a minute, and whether they grow steadily, which the live screen marks.
+    Growth(i64, bool),
     /// A count per unit of time.
     Rate(f64),
     Flag(bool),
@@ -109,7 +112,7 @@ impl<'a> Cell<'a> {
     /// Number to sort by; 0 for values without one.
     pub fn rank(&self) -> i128 {
         match self {
-            Self::Signed(number) => (*number).into(),
+            Self::Signed(number) | Self::Growth(number, _) => (*number).into(),
             Self::Share(part, _) | Self::Bar(part, _) => *part,
             Self::Bytes(number)
             | Self::Count(number)
@@ -160,7 +163,7 @@ impl<'a> Cell<'a> {
             | Self::Count(number)
             | Self::Nanoseconds(number)
             | Self::Number(number) => number.to_string(),
-            Self::Signed(number) => number.to_string(),
+            Self::Signed(number) | Self::Growth(number, _) => number.to_string(),
             Self::Rate(number) => format!("{number:?}"),
             Self::Flag(flag) => flag.to_string(),
             Self::Device(DeviceIndex::CPU) => DeviceIndex::CPU.to_string(),
@@ -195,7 +198,7 @@ impl Serialize for Cell<'_> {
             | Self::Nanoseconds(number)
             | Self::Number(number)
             | Self::Address(Address(number)) => to.serialize_u64(*number),
-            Self::Signed(number) => to.serialize_i64(*number),
+            Self::Signed(number) | Self::Growth(number, _) => to.serialize_i64(*number),
             Self::Rate(number) => to.serialize_f64(*number),
             Self::Flag(flag) => to.serialize_bool(*flag),
             Self::Device(device) => device.serialize(to),
@@ -241,6 +244,7 @@ macro_rules! from {
 from! {
     bytes: Bytes => Self::Bytes(bytes.0),
     bytes: i64 => Self::Signed(bytes),
+    growth: Growth => Self::Growth(growth.per_minute, growth.is_steady),
     number: u64 => Self::Count(number),
     number: u32 => Self::Number(number.into()),
     number: f64 => Self::Rate(number),

@@ -63,6 +63,8 @@ struct CallSite {
 #[derive(Debug)]
 struct Line {
     site: SiteRef,
+    /// Number of its call sites.
+    call_sites: u32,
     tally: Tally,
     rate: MovingRate,
     growth: GrowthRecorder,
@@ -75,17 +77,23 @@ struct Table {
 }
 
 impl Table {
-    fn line_of(&mut self, site: SiteRef) -> u32 {
+    /// Counts a new call site of a line, and returns the line's index.
+    fn count_call_site(&mut self, site: SiteRef) -> u32 {
         let lines = &mut self.lines;
-        *self.by_site.entry(site).or_insert_with(|| {
+        let line = *self.by_site.entry(site).or_insert_with(|| {
             lines.push(Line {
                 site,
+                call_sites: 0,
                 tally: Tally::default(),
                 rate: MovingRate::default(),
                 growth: GrowthRecorder::default(),
             });
             index(lines.len() - 1)
-        })
+        });
+        if let Some(line) = lines.get_mut(line as usize) {
+            line.call_sites += 1;
+        }
+        line
     }
 }
 
@@ -152,7 +160,10 @@ impl CallSites {
 
     fn add(&mut self, InternedStack { stack, sites }: InternedStack) -> CallSiteId {
         let [user, innermost] = &mut self.tables;
-        let lines = [user.line_of(sites[0]), innermost.line_of(sites[1])];
+        let lines = [
+            user.count_call_site(sites[0]),
+            innermost.count_call_site(sites[1]),
+        ];
         self.call_sites.push(CallSite {
             stack,
             lines,
@@ -248,7 +259,7 @@ fn line_row(line: &Line, site: &Site) -> LineRow {
         alloc_bytes: Bytes(line.tally.alloc_bytes),
         allocs_per_second: line.rate.per_second(),
         growth: line.growth.growth(),
-        stacks: Vec::new(),
+        stacks: Vec::with_capacity(line.call_sites as usize),
     }
 }
 

@@ -11,7 +11,7 @@ use anyhow::Result;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::mpsc;
 
-use self::cutoff::{Cutoff, Kept};
+use self::cutoff::{Cutoff, Filtered};
 use super::snapshot::{CaptureMode, NotTaken, taken};
 use crate::event::tensors::Consistency;
 use crate::event::{BlockLabels, CallPaths, Event, LabeledBlock, Tgid, TimeNs};
@@ -64,7 +64,7 @@ struct Held {
 
 pub(super) enum Passed {
     On(HostEvent),
-    /// It waits for the names, or is left out.
+    /// Waiting for the names, or left out.
     Held,
     /// These go on, which waited.
     All(Vec<HostEvent>),
@@ -157,9 +157,9 @@ impl NameReader {
     /// Takes the next of what a session tells; gives what is to be passed on now.
     pub(super) fn pass(&mut self, event: HostEvent) -> Passed {
         let tgid = event.tgid;
-        let event = match self.cutoff.keep(event) {
-            Kept::Event(event) => event,
-            Kept::LeftOut(time) => {
+        let event = match self.cutoff.filter(event) {
+            Filtered::Event(event) => event,
+            Filtered::LeftOut(time) => {
                 if let Some((held, time)) = self.held.get_mut(&tgid).zip(time) {
                     held.left_out_until = held.left_out_until.max(time);
                 }

@@ -101,6 +101,7 @@ prop_compose! {
         tensors in proptest::collection::vec(tensor(), 0..16),
         totals in proptest::collection::vec((0..3_u8, size(most)), 0..3),
         paused in any::<bool>(),
+        limit in proptest::option::of(1_u64..),
     ) -> TensorSnapshot {
         let totals = totals.into_iter().map(|(device, allocated)| DeviceTotals {
             device: DeviceIndex(device),
@@ -117,6 +118,7 @@ prop_compose! {
             tensors,
             devices: totals.collect(),
             consistency,
+            limit,
             ..TensorSnapshot::default()
         }
     }

@@ -27,7 +27,7 @@ pub(super) struct Cutoff {
 
 /// Decision about an event of the stream.
 #[derive(Debug)]
-pub(super) enum Kept {
+pub(super) enum Filtered {
     Event(HostEvent),
     /// After the end; with its time, if it has one.
     LeftOut(Option<TimeNs>),
@@ -43,9 +43,9 @@ impl Cutoff {
         self.is_over = true;
     }
 
-    pub(super) fn keep(&mut self, event: HostEvent) -> Kept {
+    pub(super) fn filter(&mut self, event: HostEvent) -> Filtered {
         let Some(end) = self.end else {
-            return Kept::Event(event);
+            return Filtered::Event(event);
         };
         let time = match &event.item {
             HostItem::Event(Event::Memory(memory)) => memory.time,
@@ -53,18 +53,18 @@ impl Cutoff {
             HostItem::Event(Event::AtAttach(found)) => found.time,
             HostItem::Event(Event::Loss(_)) if self.is_over => {
                 self.has_missed = true;
-                return Kept::LeftOut(None);
+                return Filtered::LeftOut(None);
             }
-            HostItem::SnapshotPoint(_) if self.is_over => return Kept::LeftOut(None),
-            _ => return Kept::Event(event),
+            HostItem::SnapshotPoint(_) if self.is_over => return Filtered::LeftOut(None),
+            _ => return Filtered::Event(event),
         };
         if time <= end {
-            return Kept::Event(event);
+            return Filtered::Event(event);
         }
         if let HostItem::Event(Event::Memory(memory)) = &event.item {
             self.touch((event.tgid, memory.device, memory.addr), time);
         }
-        Kept::LeftOut(Some(time))
+        Filtered::LeftOut(Some(time))
     }
 
     fn touch(&mut self, block: BlockKey, time: TimeNs) {
@@ -141,14 +141,14 @@ mod tests {
     #[test]
     fn events_after_the_end_stay_out() {
         let mut cutoff = Cutoff::default();
-        assert!(matches!(cutoff.keep(free(500, 1)), Kept::Event(_)));
+        assert!(matches!(cutoff.filter(free(500, 1)), Filtered::Event(_)));
         cutoff.end_at(TimeNs(100));
-        assert!(matches!(cutoff.keep(free(100, 1)), Kept::Event(_)));
-        let later = cutoff.keep(free(101, 1));
-        assert!(matches!(later, Kept::LeftOut(Some(TimeNs(101)))));
+        assert!(matches!(cutoff.filter(free(100, 1)), Filtered::Event(_)));
+        let later = cutoff.filter(free(101, 1));
+        assert!(matches!(later, Filtered::LeftOut(Some(TimeNs(101)))));
         assert!(matches!(
-            cutoff.keep(event(HostItem::Ended)),
-            Kept::Event(_)
+            cutoff.filter(event(HostItem::Ended)),
+            Filtered::Event(_)
         ));
     }
 
@@ -157,7 +157,7 @@ mod tests {
         let mut cutoff = Cutoff::default();
         cutoff.end_at(TimeNs(100));
         for event in [free(90, 1), free(110, 2), free(150, 3)] {
-            cutoff.keep(event);
+            cutoff.filter(event);
         }
         let mut late = labels(120, &[1, 2, 3]);
         cutoff.restrict(&mut late).unwrap();
@@ -172,10 +172,10 @@ mod tests {
         let loss = || event(HostItem::Event(Event::Loss(Losses::default())));
         let mut cutoff = Cutoff::default();
         cutoff.end_at(TimeNs(100));
-        assert!(matches!(cutoff.keep(loss()), Kept::Event(_)));
+        assert!(matches!(cutoff.filter(loss()), Filtered::Event(_)));
         assert!(cutoff.restrict(&mut labels(120, &[1])).is_ok());
         cutoff.is_over();
-        assert!(matches!(cutoff.keep(loss()), Kept::LeftOut(None)));
+        assert!(matches!(cutoff.filter(loss()), Filtered::LeftOut(None)));
         assert!(cutoff.restrict(&mut labels(120, &[1])).is_err());
         assert!(cutoff.restrict(&mut labels(95, &[1])).is_ok());
     }

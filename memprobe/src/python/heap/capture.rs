@@ -82,7 +82,7 @@ pub enum CaptureError {
          it while it runs with --nonblocking"
     )]
     NeverWhole(#[source] Broken),
-    /// Several stops found the object lists inconsistent at the same place.
+    /// The object lists were inconsistent at the same place at several stops.
     #[error(
         "it was stopped {stops} times, and each time the same place could not be read: {broken}.\nIts memory is \
          damaged there. Read what is intact with --nonblocking"

@@ -80,7 +80,8 @@ fn main() -> anyhow::Result<()> {
                     tensors.send_replace(Tensors::Failed(reason.into()));
                 }
                 Command::Explain(asked) => wanted = asked,
-                Command::Quit => {}
+                // The figures of this run are made up: they have no peaks to reset.
+                Command::ResetPeaks | Command::Quit => {}
             }
         }
         run.advance();
@@ -263,6 +264,7 @@ impl Run {
             allocs: rows.iter().map(|row| row.allocs).sum(),
             alloc_bytes: Bytes((most * MIB) as u64 * self.ticks / 90),
             allocs_per_second: rate,
+            growth: None,
             stacks: rows,
         }
     }
@@ -290,12 +292,14 @@ impl Run {
             },
             before_attach: BeforeAttach {
                 live: BEFORE,
+                peak: BEFORE,
                 known_blocks: 312,
                 ..BeforeAttach::default()
             },
             unaccounted: lost as i64,
             live_blocks: lines.iter().map(|line| line.live_blocks).sum(),
             ooms: u64::from(self.scene == Scene::Lossy),
+            growth: None,
             lines,
             timeline: Timeline {
                 start: TimeNs(0),

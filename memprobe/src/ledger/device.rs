@@ -6,7 +6,7 @@ use super::change::{Change, Freed};
 use super::definitions::{Definitions, StackRef};
 use super::growth::GrowthRecorder;
 use super::snapshot::host::Holder;
-use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, Growth};
+use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, GrowthRate};
 use super::timeline::TotalsRecorder;
 use std::sync::Arc;
 
@@ -308,7 +308,7 @@ impl DeviceLedger {
     }
 
     /// Growth of the allocator's total.
-    pub(super) fn growth(&self) -> Option<Growth> {
+    pub(super) fn growth(&self) -> Option<GrowthRate> {
         self.growth.growth()
     }
 

@@ -1,6 +1,6 @@
 //! Growth of memory: the slope of its lowest bytes, which do not swing within an iteration.
 
-use super::snapshot::Growth;
+use super::snapshot::GrowthRate;
 use crate::event::TimeNs;
 
 /// Intervals that are kept.
@@ -65,7 +65,7 @@ impl GrowthRecorder {
     }
 
     /// Growth in the second half of the intervals; `None` if they are too few.
-    pub(super) fn growth(&self) -> Option<Growth> {
+    pub(super) fn growth(&self) -> Option<GrowthRate> {
         if self.finished < FEWEST {
             return None;
         }
@@ -75,7 +75,7 @@ impl GrowthRecorder {
         let time = i128::from(self.interval()) * steps as i128;
         let per_minute = (i128::from(last) - i128::from(first)) * 60_000_000_000 / time;
         let rises = half.windows(2).filter(|pair| pair[0] < pair[1]).count();
-        Some(Growth {
+        Some(GrowthRate {
             per_minute: per_minute.clamp(i64::MIN.into(), i64::MAX.into()) as i64,
             is_steady: half.is_sorted() && rises >= STEADY,
         })
@@ -89,7 +89,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Ticks five times a second. `live` gives the bytes at each tick, and lower ones between it and the next.
-    fn recorded(seconds: u64, live: impl Fn(u64) -> [u64; 2]) -> Option<Growth> {
+    fn recorded(seconds: u64, live: impl Fn(u64) -> [u64; 2]) -> Option<GrowthRate> {
         let mut recorder = GrowthRecorder::default();
         for tick in 0..=seconds * 5 {
             let [now, low] = live(tick);
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_swing_and_a_warm_up_are_no_growth() {
         let swing = recorded(60, |tick| [tick * 7 % 13 * 40 * MIB, 3 * MIB]);
-        let none = Growth {
+        let none = GrowthRate {
             per_minute: 0,
             is_steady: false,
         };

@@ -53,7 +53,7 @@ use cuda::CudaLedger;
 use definitions::slot;
 use device::{DeviceLedger, Disagreement};
 use rate::{MovingRate, Ticks};
-use snapshot::{Grouping, Health, PurposeInfo, Site, Snapshot};
+use snapshot::{Grouping, Health, PurposeInfo, Site, Snapshot, TargetState};
 
 /// Ledger of one process, updated by each event.
 #[derive(Debug, Default)]
@@ -279,7 +279,11 @@ impl Ledger {
         }
     }
 
+    /// The growth of a process that has ended stays as it was.
     fn tick_growth(&mut self, now: TimeNs) {
+        if self.health.state == TargetState::Exited {
+            return;
+        }
         let sites = self.call_sites_mut();
         sites.for_each(|sites| sites.tick_growth(now));
         let devices = self.devices.values_mut();

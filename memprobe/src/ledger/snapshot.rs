@@ -140,7 +140,7 @@ pub struct DeviceSnapshot {
     pub live_blocks: u64,
     pub ooms: u64,
     /// Growth of the allocated total; `None` in the first seconds, and in recordings.
-    pub growth: Option<Growth>,
+    pub growth: Option<GrowthRate>,
     /// One row for each line that has allocated, in no particular order.
     pub lines: Vec<LineRow>,
     pub timeline: Timeline,
@@ -156,7 +156,7 @@ impl DeviceSnapshot {
 
 /// Change of the lowest live bytes over time. It leaves out what is freed in every iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Growth {
+pub struct GrowthRate {
     /// Bytes a minute.
     pub per_minute: i64,
     /// True if the lowest live bytes rose again and again, and never fell.
@@ -198,7 +198,7 @@ pub struct LineRow {
     pub alloc_bytes: Bytes,
     pub allocs_per_second: f64,
     /// `None` in the first seconds, and in recordings.
-    pub growth: Option<Growth>,
+    pub growth: Option<GrowthRate>,
     /// Stacks of this line, largest `live` first.
     pub stacks: Vec<StackRow>,
 }

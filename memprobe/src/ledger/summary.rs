@@ -2,7 +2,7 @@
 
 use super::device::DeviceLedger;
 use super::snapshot::host::{DeviceRow, Holder};
-use super::snapshot::{Grouping, Growth};
+use super::snapshot::{Grouping, GrowthRate};
 use super::{Ledger, TotalsSample};
 use crate::event::{Action, Bytes, DeviceIndex, Event, MemoryEvent, TimeNs, Totals};
 
@@ -55,9 +55,9 @@ impl Ledger {
     }
 
     /// Growth of the allocators' totals, summed over all devices; steady if that of any device is.
-    pub fn growth(&self) -> Option<Growth> {
+    pub fn growth(&self) -> Option<GrowthRate> {
         let growths = self.devices.values().filter_map(DeviceLedger::growth);
-        growths.reduce(|sum, growth| Growth {
+        growths.reduce(|sum, growth| GrowthRate {
             per_minute: sum.per_minute.saturating_add(growth.per_minute),
             is_steady: sum.is_steady || growth.is_steady,
         })

@@ -605,6 +605,9 @@ fn the_line_that_leaks_grows_steadily_and_others_do_not() {
     let swing = scene.line("model.py").growth.expect("it is known");
     assert_eq!((swing.per_minute, swing.is_steady), (0, false));
     assert_eq!(scene.device().growth, Some(leak));
+    scene.ledger.health.state = TargetState::Exited;
+    scene.ledger.tick(TimeNs(90 * SECOND));
+    assert_eq!(scene.line("train.py").growth, Some(leak));
 }
 
 #[test]

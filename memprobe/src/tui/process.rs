@@ -218,14 +218,16 @@ mod tests {
     use std::io;
     use std::time::Duration;
 
-    use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+    use crossterm::event::{
+        KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
+    };
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use tokio::sync::{mpsc, watch};
 
     use super::super::samples::{self, Sources};
     use super::super::terminal::{BETWEEN_DRAWINGS, show};
-    use super::super::test_support::COLOUR;
+    use super::super::test_support::{COLOUR, Dice, blank};
     use super::*;
     use crate::attribution::tables::samples::module;
     use crate::ledger::snapshot::Grouping;
@@ -428,6 +430,114 @@ mod tests {
         let mut keys = VecDeque::from([None, None, key('q')]);
         let text = shown(&mut stage, |_| Ok(keys.pop_front().unwrap())).unwrap();
         assert!(text.contains("TARGET GONE"), "{text}");
+    }
+
+    /// Returns a random event of a terminal: keys, the mouse, sizes, text that was pasted.
+    fn random_event(dice: &mut Dice) -> Event {
+        let letters: Vec<char> = ('!'..='~')
+            .chain(['\0', '\u{1b}', '\u{202e}', '模'])
+            .collect();
+        let codes = [
+            KeyCode::Esc,
+            KeyCode::Enter,
+            KeyCode::Tab,
+            KeyCode::BackTab,
+            KeyCode::Backspace,
+            KeyCode::Up,
+            KeyCode::Down,
+            KeyCode::Left,
+            KeyCode::Right,
+            KeyCode::PageUp,
+            KeyCode::PageDown,
+            KeyCode::Home,
+            KeyCode::End,
+            KeyCode::F(1),
+            KeyCode::F(6),
+            KeyCode::Null,
+        ];
+        let modifiers = [
+            KeyModifiers::NONE,
+            KeyModifiers::NONE,
+            KeyModifiers::SHIFT,
+            KeyModifiers::CONTROL,
+            KeyModifiers::ALT,
+        ];
+        let modifiers = modifiers[dice.roll(5) as usize];
+        match dice.roll(20) {
+            0 => Event::Resize(dice.roll(210) as u16, dice.roll(62) as u16),
+            1 => Event::Paste("\u{1b}[31m(".to_owned()),
+            2 | 3 => Event::Mouse(MouseEvent {
+                kind: match dice.roll(4) {
+                    0 => MouseEventKind::ScrollUp,
+                    1 => MouseEventKind::ScrollDown,
+                    2 => MouseEventKind::Moved,
+                    _ => MouseEventKind::Down(MouseButton::Left),
+                },
+                column: dice.roll(210) as u16,
+                row: dice.roll(62) as u16,
+                modifiers,
+            }),
+            4..8 => {
+                let code = codes[dice.roll(codes.len() as u64) as usize];
+                Event::Key(KeyEvent::new(code, modifiers))
+            }
+            _ => {
+                let letter = letters[dice.roll(letters.len() as u64) as usize];
+                Event::Key(KeyEvent::new(KeyCode::Char(letter), modifiers))
+            }
+        }
+    }
+
+    #[test]
+    fn ten_thousand_random_actions_break_nothing() {
+        let (mut caller, mut stage) = connect();
+        let snapshots = [
+            samples::empty(),
+            samples::normal(),
+            samples::lossy(),
+            samples::several_devices(),
+            samples::hostile(),
+            samples::gone(),
+        ];
+        let snapshots = snapshots.map(Arc::new);
+        let table = Arc::new(explain(&training()));
+        let mut dice = Dice::new();
+        let mut size = (80, 24);
+        stage.resize(size.0, size.1);
+        let mut quits = 0;
+        for action in 0..10_000 {
+            let event = random_event(&mut dice);
+            if let Event::Resize(width, height) = event {
+                size = (width, height);
+            }
+            let step = stage.handle(&event).unwrap();
+            if step == StageStep::Leave {
+                let is_quit = matches!(
+                    event,
+                    Event::Key(KeyEvent {
+                        code: KeyCode::Char('q' | 'Q' | 'c'),
+                        ..
+                    })
+                );
+                assert!(is_quit, "action {action}: {event:?} ended memprobe");
+                quits += 1;
+            }
+            while let Ok(command) = caller.commands.try_recv() {
+                if command == Command::TakeTensors {
+                    let taken = Tensors::Taken(Arc::clone(&table));
+                    caller.tensors.send_replace(taken);
+                }
+            }
+            if dice.roll(5) == 0 {
+                let at = dice.roll(snapshots.len() as u64) as usize;
+                caller.snapshots.send_replace(Arc::clone(&snapshots[at]));
+                stage.take_news();
+            }
+            if action % 4 == 0 {
+                stage.draw(&mut blank(size), &COLOUR);
+            }
+        }
+        assert!(quits > 0, "q was never pressed");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Data that views get about all processes of a host.
 
-use super::{Growth, Site};
+use super::{GrowthRate, Site};
 use crate::event::{Bytes, DeviceIndex, Losses, Rank, Target, Tgid, TimeNs, Totals};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -46,7 +46,7 @@ pub struct ProcessRow {
     pub driver_is_partial: bool,
     pub trend: Trend,
     /// Growth of all devices together; `None` in the first seconds.
-    pub growth: Option<Growth>,
+    pub growth: Option<GrowthRate>,
     pub top: Option<TopHolder>,
     pub note: Option<String>,
     pub events: u64,

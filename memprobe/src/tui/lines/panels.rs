@@ -118,6 +118,13 @@ fn in_two_lines(
         "   cached {} ({share} of reserved)",
         human(cached)
     )));
+    if device.ooms > 0 {
+        second.push(Span::raw("   "));
+        second.push(Span::styled(
+            format!(" {} ", ooms(device.ooms)),
+            theme.bad(),
+        ));
+    }
     let blocks = device.all_live_blocks(losses);
     let blocks = blocks.map_or_else(|| "?".to_owned(), count);
     second.push(Span::raw(format!("   {blocks} live blocks")));
@@ -128,13 +135,6 @@ fn in_two_lines(
     }
     if outside > Bytes(0) {
         second.push(Span::raw(format!("   outside {} (o)", human(outside))));
-    }
-    if device.ooms > 0 {
-        second.push(Span::raw("   "));
-        second.push(Span::styled(
-            format!(" {} ", ooms(device.ooms)),
-            theme.bad(),
-        ));
     }
     vec![Line::from(first), Line::from(second)]
 }

@@ -7,7 +7,7 @@ use super::super::table_screen::{Fold, Query, RowOf, TableOf, TableRow};
 use super::LineList;
 use super::callers::{self, Branch, BranchEnd};
 use crate::event::{Bytes, Frame};
-use crate::ledger::snapshot::{DeviceSnapshot, Growth, LineRow, Site};
+use crate::ledger::snapshot::{DeviceSnapshot, GrowthRate, LineRow, Site};
 use crate::view::table::{Cell, Direction};
 use crate::view::{BEFORE_ATTACH, FileNames, UNACCOUNTED, named_site, whole_frame};
 
@@ -32,7 +32,7 @@ pub struct LineFigures {
     pub peak: Option<Bytes>,
     pub blocks: Option<u64>,
     pub rate: Option<f64>,
-    pub growth: Option<Growth>,
+    pub growth: Option<GrowthRate>,
 }
 
 #[derive(Clone, PartialEq, Debug)]

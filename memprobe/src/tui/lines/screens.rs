@@ -19,7 +19,7 @@ use super::super::theme::Theme;
 use super::rows::LineKey;
 use super::{LINE, LineList};
 use crate::event::Bytes;
-use crate::ledger::snapshot::{Grouping, Growth, Snapshot};
+use crate::ledger::snapshot::{Grouping, GrowthRate, Snapshot};
 
 fn drawn(state: &Shown<LineList>, size: ScreenSize, theme: &Theme) -> TestBackend {
     state.drawn(size, theme)
@@ -414,7 +414,7 @@ fn a_frozen_order_stays_and_new_rows_go_to_the_end() {
 fn growth_is_a_column_and_a_steady_one_is_marked() {
     let mut snapshot = samples::normal();
     let growth = |per_minute, is_steady| {
-        Some(Growth {
+        Some(GrowthRate {
             per_minute,
             is_steady,
         })

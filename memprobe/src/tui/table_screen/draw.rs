@@ -16,7 +16,7 @@ use super::layout::cut_at;
 use super::state::OverlayKind;
 use super::{Content, Fold, KeyHint, RowOf, ScreenContext, ScreenLayout, TableScreen};
 use crate::view::table::{Align, Column, Cut, SortOrder};
-use crate::view::{clean, counted, fit, fit_middle, percent, width};
+use crate::view::{clean, counted, fit, fit_end, fit_middle, percent, width};
 
 const MARK: u16 = 2;
 /// Deepest level that is indented, to keep names on the screen.
@@ -43,23 +43,37 @@ pub fn draw_text(buffer: &mut Buffer, area: Rect, text: &str, style: Style, them
     }
 }
 
-fn draw_cell<R>(
-    buffer: &mut Buffer,
-    area: Rect,
-    column: &Column<R>,
-    row: &R,
-    style: Style,
-    theme: &Theme,
-) {
-    let wide = usize::from(area.width);
+/// Shortens texts in the middle, and differently where two that differ would look equal.
+fn fit_apart(texts: &[String], wide: usize, cut: &str) -> Vec<String> {
+    let shortened = texts.iter().map(|text| fit_middle(text, wide, cut));
+    let mut shortened: Vec<String> = shortened.collect();
+    for shorten in [fit, fit_end] {
+        let looks_equal = |at: &usize| {
+            let mut others = shortened.iter().zip(texts);
+            others.any(|(short, text)| *short == shortened[*at] && *text != texts[*at])
+        };
+        let equal: Vec<usize> = (0..texts.len()).filter(looks_equal).collect();
+        for at in equal {
+            shortened[at] = shorten(&texts[at], wide, cut);
+        }
+    }
+    shortened
+}
+
+/// Returns the text of a cell, shortened to a width.
+fn fitted<R>(column: &Column<R>, row: &R, wide: usize, theme: &Theme) -> String {
     let text = cell_text(&(column.value)(row), column.precision, wide, theme);
-    let text = match column.cut {
+    match column.cut {
         Cut::End => fit(&text, wide, theme.glyphs.cut),
         Cut::Middle => fit_middle(&text, wide, theme.glyphs.cut),
-    };
+    }
+}
+
+fn draw_cell<R>(buffer: &mut Buffer, area: Rect, column: &Column<R>, text: &str, style: Style) {
+    let wide = usize::from(area.width);
     let before = match column.align {
         Align::Left | Align::Trail => 0,
-        Align::Right => wide.saturating_sub(width(&text)) as u16,
+        Align::Right => wide.saturating_sub(width(text)) as u16,
     };
     buffer.set_stringn(area.x + before, area.y, text, wide, style);
 }
@@ -162,12 +176,18 @@ impl<C: Content> TableScreen<C> {
         let name = places.iter().find(|place| place.on.is_name);
         let asides = name.map(|name| self.asides(&rows, *name, theme));
         let (asides, start) = asides.unwrap_or_default();
+        let apart: Vec<_> = places
+            .iter()
+            .map(|place| self.texts_apart(&rows, *place, theme))
+            .collect();
+        let mut shown = 0..;
         for (((at, row), aside), y) in rows
             .iter()
             .zip(asides.iter().chain(std::iter::repeat(&None)))
             .zip(area.y..)
         {
             let line = Rect::new(area.x, y, area.width, 1);
+            let at_screen = shown.next().unwrap_or_default();
             let is_selected = *at == selection.cursor;
             if is_selected {
                 buffer.set_style(line, theme.bar());
@@ -178,7 +198,7 @@ impl<C: Content> TableScreen<C> {
             if let Some(mark) = &mark {
                 buffer.set_string(line.x + 1, y, &mark.content, mark.style);
             }
-            for place in &places {
+            for (place, apart) in places.iter().zip(&apart) {
                 let (column, on) = (&self.content.parts().columns[place.column], place.on);
                 let mut area = Rect::new(line.x + place.start, y, place.wide, 1);
                 if on.is_name {
@@ -198,10 +218,35 @@ impl<C: Content> TableScreen<C> {
                 };
                 // A continuation has a name alone.
                 if row.fold != Fold::Part || on.is_name {
-                    draw_cell(buffer, area, column, &row.data, style, theme);
+                    let wide = usize::from(area.width);
+                    let text = match apart {
+                        Some(texts) => texts[at_screen].clone(),
+                        None => fitted(column, &row.data, wide, theme),
+                    };
+                    draw_cell(buffer, area, column, &text, style);
                 }
             }
         }
+    }
+
+    /// Returns the texts of a column of names of equal width, so that different ones look different.
+    fn texts_apart(
+        &self,
+        rows: &[(usize, &RowOf<C>)],
+        place: ColumnPosition,
+        theme: &Theme,
+    ) -> Option<Vec<String>> {
+        let column = &self.content.parts().columns[place.column];
+        if place.on.is_name || column.cut != Cut::Middle {
+            return None;
+        }
+        let wide = usize::from(place.wide);
+        let text = |(_, row): &(usize, &RowOf<C>)| {
+            let cell = (column.value)(&row.data);
+            cell_text(&cell, column.precision, wide, theme)
+        };
+        let texts: Vec<String> = rows.iter().map(text).collect();
+        Some(fit_apart(&texts, wide, theme.glyphs.cut))
     }
 
     /// Draws indentation, fold mark and letter. Returns the rest of the area.
@@ -391,5 +436,30 @@ impl<C: Content> TableScreen<C> {
             entry(key.trim_end(), text, theme)
         }));
         lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_differ_look_different() {
+        let names = [
+            "Adam.exp_avg[encoder.layers.0.weight]",
+            "Adam.exp_avg_sq[encoder.layers.0.weight]",
+            "a.very.long.path.that.begins.alike.and.ends.in.one.way.or.other.first.weight",
+            "a.very.long.path.that.begins.alike.and.ends.in.one.way.or.other.second.weight",
+            "short",
+        ];
+        let names = names.map(str::to_owned);
+        let shown = fit_apart(&names, 20, "~");
+        for (at, name) in shown.iter().enumerate() {
+            assert!(width(name) <= 20, "{name}");
+            assert!(!shown[..at].contains(name), "{shown:?}");
+        }
+        let equal = vec!["the same name of two rows".to_owned(); 2];
+        let shown = fit_apart(&equal, 10, "~");
+        assert_eq!(shown[0], shown[1]);
     }
 }

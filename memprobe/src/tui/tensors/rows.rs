@@ -30,23 +30,34 @@ pub fn table(
         bytes.sum()
     };
     let mut places: Vec<usize> = (0..rows.len()).collect();
-    let (all, all_bytes) = (places.len(), bytes(&places));
+    let (all, all_bytes) = (places.clone(), bytes(&places));
     if query.filter.is_active() {
         places.retain(|at| query.filter.shows(&searched(rows, *at)));
     }
-    let (shown, shown_bytes) = (places.len(), bytes(&places));
+    let shown_bytes = bytes(&places);
     // Memory outside the allocator is listed last, so that the rows before it add up to the allocator's total.
-    let (theirs, ours): (Vec<usize>, Vec<usize>) = places
-        .into_iter()
-        .partition(|at| rows[*at].outside.is_some());
-    let mut groups = Vec::new();
-    for places in [ours, theirs] {
-        let mut part = groups_of(rows, places, list.by, order);
-        if is_reversed {
-            part.reverse();
+    let grouped = |places: Vec<usize>| {
+        let (theirs, ours): (Vec<usize>, Vec<usize>) = places
+            .into_iter()
+            .partition(|at| rows[*at].outside.is_some());
+        let mut groups = Vec::new();
+        for places in [ours, theirs] {
+            let mut part = groups_of(rows, places, list.by, order);
+            if is_reversed {
+                part.reverse();
+            }
+            groups.extend(part);
         }
-        groups.extend(part);
-    }
+        groups
+    };
+    let groups = grouped(places);
+    let shown = groups.len();
+    // The numbers are those of visible rows: a row may be several equal tensors.
+    let all = if query.filter.is_active() {
+        grouped(all).len()
+    } else {
+        shown
+    };
     let row = |group: Group| {
         let key = key(&rows[group.rows[0]]);
         let data = TensorData {

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use super::{Rows, SortOrder};
 use crate::event::bytes::{human, short, signed};
 use crate::event::{Address, Bytes, DeviceIndex};
-use crate::ledger::snapshot::Growth;
+use crate::ledger::snapshot::GrowthRate;
 use crate::view::{clean, count, duration, percent, rate, shape};
 
 const UNKNOWN: &str = "-";
@@ -244,7 +244,7 @@ macro_rules! from {
 from! {
     bytes: Bytes => Self::Bytes(bytes.0),
     bytes: i64 => Self::Signed(bytes),
-    growth: Growth => Self::Growth(growth.per_minute, growth.is_steady),
+    growth: GrowthRate => Self::Growth(growth.per_minute, growth.is_steady),
     number: u64 => Self::Count(number),
     number: u32 => Self::Number(number.into()),
     number: f64 => Self::Rate(number),

@@ -46,17 +46,21 @@ impl Image {
         }
     }
 
-    fn write(&mut self, address: u64, bytes: &[u8]) {
-        for (at, byte) in (0..).zip(bytes) {
-            let at: u64 = address.wrapping_add(at);
-            if self.pages.len() >= MAX_PAGES && !self.pages.contains_key(&(at / PAGE)) {
+    fn write(&mut self, mut address: u64, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let number = address / PAGE;
+            if self.pages.len() >= MAX_PAGES && !self.pages.contains_key(&number) {
                 return;
             }
             let page = self
                 .pages
-                .entry(at / PAGE)
+                .entry(number)
                 .or_insert_with(|| Box::new([0; PAGE as usize]));
-            page[(at % PAGE) as usize] = *byte;
+            let into = &mut page[(address % PAGE) as usize..];
+            let (now, later) = bytes.split_at(into.len().min(bytes.len()));
+            into[..now.len()].copy_from_slice(now);
+            address = address.wrapping_add(now.len() as u64);
+            bytes = later;
         }
     }
 }

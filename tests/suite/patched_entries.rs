@@ -282,7 +282,7 @@ print('over', flush=True)
 ";
 
 #[test]
-fn snapshots_and_estimates_leave_the_driver_alone_if_told_to() {
+fn snapshots_and_estimates_without_driver_probes_leave_its_code_as_it_is() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

@@ -5,8 +5,8 @@ use std::str::from_utf8;
 
 use super::text::is_invisible;
 
-/// Writer that replaces the characters that a terminal would interpret by `\uXXXX`, which JSON reads back as the same
-/// text. Lines stay. Tables of text are cleaned where they are made, and bring colours.
+/// Writer that replaces the characters that a terminal would interpret by `\uXXXX`. JSON means the same text by it.
+/// Lines stay. Tables of text are cleaned where they are made, and bring colours.
 #[derive(Debug)]
 pub struct PrintableWriter<W> {
     out: W,
@@ -73,8 +73,8 @@ impl<W: Write> Write for PrintableWriter<W> {
 
 fn escape(text: &str, into: &mut String) {
     for letter in text.chars() {
-        let is_kept = matches!(letter, '\n' | '\t');
-        if !is_kept && (letter.is_control() || is_invisible(letter)) {
+        let is_layout = matches!(letter, '\n' | '\t');
+        if !is_layout && (letter.is_control() || is_invisible(letter)) {
             for unit in letter.encode_utf16(&mut [0; 2]) {
                 into.push_str(&format!("\\u{unit:04x}"));
             }

@@ -53,8 +53,8 @@ pub const UNSAFE_FILES: &[&str] = &[
 /// Files that may use standard error: the one in which every message is cleaned.
 pub const STDERR_FILES: &[&str] = &["commands/messages.rs"];
 
-/// Files that may use standard output: the one in which documents are cleaned, the screen, outputs that users name, and
-/// the width of the terminal.
+/// Files that may use standard output: the writer that cleans documents, the screen, named outputs, and the width of the
+/// terminal.
 pub const STDOUT_FILES: &[&str] = &[
     "commands/stdout.rs",
     "tui/terminal.rs",

@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::process;
 
 /// Newest clippy whose lints the sources were written for, as the minor version of Rust. A user's compiler may be newer,
-/// and bring lints that nobody has seen.
+/// and bring further lints.
 const NEWEST_KNOWN: u32 = 96;
 
 /// Runs clippy. Its warnings are errors, but for those of a clippy newer than [`NEWEST_KNOWN`].

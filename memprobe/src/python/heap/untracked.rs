@@ -124,7 +124,7 @@ mod tests {
         let mut heap = FakeHeap::new(layout);
         let class = heap.class("torch._C.TensorBase", 0, 0);
         let tensors = [(); 3].map(|()| heap.object(class, 32));
-        let mut array = |heap: &mut FakeHeap, tensor| {
+        let array = |heap: &mut FakeHeap, tensor| {
             let data = heap.reserve(8);
             heap.put_word(data, 0_u64, tensor);
             heap.array(data, (&[1], &[8]), OBJECTS)

@@ -1,7 +1,7 @@
 //! Tables of programs that memprobe attaches to late: the same bytes as recorded from the start, and those that follow
 //! from the shapes of the program's tensors (`workloads/late_steps.py`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -382,6 +382,14 @@ fn models_of_one_class_have_their_own_sizes_however_late_memprobe_attaches() {
         let outermost: Vec<_> = outermost.map(|(path, _)| &**path).collect();
         assert_eq!(outermost, ["discriminator", "generator"], "{by}");
     }
+    let events = environment.events(&files[1]);
+    let called = events.iter().filter_map(|event| event.module.as_deref());
+    let models: BTreeSet<&str> = called.filter_map(|path| path.split('.').next()).collect();
+    let variables = ["discriminator", "generator"];
+    assert!(
+        variables.iter().all(|variable| models.contains(variable)),
+        "{models:?}"
+    );
     let late = std::fs::read_to_string(&files[1]).expect("a recording");
     for name in [
         "for_generator.exp_avg[generator.0.weight]",

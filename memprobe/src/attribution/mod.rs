@@ -35,6 +35,7 @@ pub mod views;
 pub use groups::BlockGroup;
 pub use high_water_mark::{PeakAnalysis, WithCategories};
 pub use ledger::AttributionLedger;
+pub use module_aliases::RootVariables;
 pub use shapes::ShapeLedger;
 pub use step_interval::IntervalDevice;
 

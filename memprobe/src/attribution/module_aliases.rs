@@ -106,7 +106,7 @@ impl ModuleAliases {
 
 /// Variables that hold the outermost modules called. They name modules whose class has several roots.
 #[derive(Debug, Default)]
-pub(super) struct RootVariables {
+pub struct RootVariables {
     /// Variable by root path in calls; `None` if ambiguous.
     variables: HashMap<Arc<str>, Option<Arc<str>>>,
     /// Root by variable; `None` if ambiguous.
@@ -114,7 +114,7 @@ pub(super) struct RootVariables {
 }
 
 impl RootVariables {
-    pub(super) fn learn(&mut self, names: &BlockLabels) {
+    pub fn learn(&mut self, names: &BlockLabels) {
         for named in &names.blocks {
             if let (Some(held), Some(called)) = (&named.module, &named.called)
                 && called.origin == CallPathOrigin::Call
@@ -135,7 +135,7 @@ impl RootVariables {
     }
 
     /// Path of a module in calls, from the variable of its root if that tells more than the class.
-    pub(super) fn named(&self, path: &Arc<str>) -> Arc<str> {
+    pub fn named(&self, path: &Arc<str>) -> Arc<str> {
         let root = path.split_once('.').map_or(&**path, |(root, _)| root);
         match self.variable(root) {
             Some(variable) => format!("{variable}{}", &path[root.len()..]).into(),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hashbrown::HashSet;
@@ -42,6 +42,8 @@ pub struct Reader<R> {
     naming: PendingNames,
     /// Events already read but not yet returned: definitions, and then the event that needs them.
     waiting: VecDeque<Event>,
+    /// The file, if the recording can be opened again.
+    path: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -61,11 +63,20 @@ enum Close {
 
 impl Reader<BufReader<File>> {
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
-        Self::new(BufReader::with_capacity(BUFFER, File::open(path)?))
+        let file = File::open(path)?;
+        let is_file = file.metadata().is_ok_and(|data| data.is_file());
+        let reader = Self::new(BufReader::with_capacity(BUFFER, file))?;
+        let path = is_file.then(|| path.to_owned());
+        Ok(Self { path, ..reader })
     }
 }
 
 impl<R: BufRead> Reader<R> {
+    /// Opens the same recording once more, from its beginning. Returns `None` for a source that is no file.
+    pub fn reopened(&self) -> Option<Reader<BufReader<File>>> {
+        Reader::open(self.path.as_ref()?).ok()
+    }
+
     /// Reads the header of a recording from any source, such as a pipe.
     pub fn new(input: R) -> Result<Self, RecordingError> {
         let mut reader = Self {
@@ -83,6 +94,7 @@ impl<R: BufRead> Reader<R> {
             purposes: PurposeIds::default(),
             naming: PendingNames::default(),
             waiting: VecDeque::new(),
+            path: None,
         };
         reader.read_header()?;
         Ok(reader)

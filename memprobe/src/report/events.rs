@@ -8,6 +8,7 @@ use hashbrown::HashMap;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{Outcome, ReportError, ReportFormat, ReportOptions, cells};
+use crate::attribution::RootVariables;
 use crate::event::bytes::human;
 use crate::event::{
     Action, Address, BlockPurpose, BlockPurposes, Bytes, DeviceIndex, Event, Frame, Grad, Losses,
@@ -25,7 +26,7 @@ struct EventEntry {
     event: MemoryEvent,
     purpose: Option<Arc<BlockPurpose>>,
     stack: Option<Arc<Stack>>,
-    /// Frames of the stack as JSON; only for JSON.
+    /// Frames of the stack as JSON, and its module; only for JSON.
     json: Option<Rc<StackJson>>,
 }
 
@@ -99,7 +100,7 @@ fn stack_columns() -> Vec<EventColumn> {
         json("stack") => row.frames(|kind| matches!(kind, StackKind::Python | StackKind::Native))
             .unwrap_or(Cell::List(Vec::new())),
         // Innermost module being called; absent outside all modules.
-        json("module") => row.context(|stack| Some(&**stack.context.module.path()?)),
+        json("module") => row.json.as_ref().and_then(|json| json.module.as_deref()),
         json("module_unknown") => row.context(|stack| (stack.context.module == Module::Unknown).then_some(true)),
         json("grad") => row.context(|stack| grad(stack.context.grad)),
         // Native frames: the caller into CUDA if there are Python frames, the whole stack otherwise.
@@ -137,7 +138,12 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut losses = Losses::default();
-    let mut stacks = Stacks::default();
+    let is_json = matches!(options.format, ReportFormat::Json | ReportFormat::Jsonl);
+    let ahead = reader.reopened().filter(|_| is_json);
+    let mut stacks = Stacks {
+        variables: ahead.map(variables).unwrap_or_default(),
+        ..Stacks::default()
+    };
     let columns = columns();
     let mut rows = Rows::begin(options.format, &columns, out, reader.header().start)?;
     for event in reader.by_ref() {
@@ -166,20 +172,35 @@ pub(super) fn write<R: BufRead>(
     })
 }
 
+/// Reads the variables of models, which a recording learns after their first blocks, up to any damage.
+fn variables<R: BufRead>(reader: Reader<R>) -> RootVariables {
+    let mut variables = RootVariables::default();
+    for event in reader.map_while(Result::ok) {
+        if let Event::BlockLabels(names) = event {
+            variables.learn(&names);
+        }
+    }
+    variables
+}
+
 struct StackJson {
+    /// Innermost module being called, as in the other reports.
+    module: Option<Arc<str>>,
     python: Box<RawValue>,
     native: Option<Box<RawValue>>,
     node: Option<Box<RawValue>>,
 }
 
 impl StackJson {
-    fn new(stack: &Stack) -> io::Result<Self> {
+    fn new(stack: &Stack, variables: &RootVariables) -> io::Result<Self> {
         let is_native = |frame: &&Frame| frame.library.is_some();
         let (native, python): (Vec<_>, Vec<_>) = stack.frames.iter().partition(is_native);
         let json =
             |frames: Vec<&Frame>| to_raw_value(&Cell::list(frames.into_iter().map(cells::frame)));
         let node = stack.context.node.as_ref();
+        let module = stack.context.module.path();
         Ok(Self {
+            module: module.map(|path| variables.named(path)),
             python: json(python)?,
             native: (!native.is_empty()).then(|| json(native)).transpose()?,
             node: node
@@ -202,6 +223,7 @@ fn node_cell(node: &Node) -> Cell<'_> {
 /// Stacks by id with their cached JSON, and purposes by id.
 #[derive(Default)]
 struct Stacks {
+    variables: RootVariables,
     purposes: BlockPurposes,
     stacks: HashMap<StackId, Arc<Stack>>,
     json: HashMap<StackId, Rc<StackJson>>,
@@ -235,7 +257,7 @@ impl Stacks {
         if self.json.len() >= MAX_TEXTS {
             self.json.clear();
         }
-        let json = Rc::new(StackJson::new(stack)?);
+        let json = Rc::new(StackJson::new(stack, &self.variables)?);
         self.json.insert(id, json.clone());
         Ok(json)
     }

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::event::{
-    Action, Address, Bytes, Context, DeviceIndex, Event, MemoryEvent, Stack, StackId, StackKind,
+    Action, Address, BlockLabels, Bytes, CallPathOrigin, CalledModule, Context, DeviceIndex, Event,
+    LabeledBlock, MemoryEvent, Module, Stack, StackId, StackKind, Tgid, TimeNs,
 };
 use crate::recording::samples::{
     MIB, at_attach, frame, late_attach, memory, on_the_cpu, purposes, recording, stack, story,
@@ -447,6 +448,70 @@ fn a_stack_whose_outer_frames_are_missing_says_so() {
         Value::Null,
         "line 0 stands for none"
     );
+}
+
+/// Two blocks of calls of equal models; later reads of the process name the models' variables.
+fn equal_models() -> Vec<Event> {
+    let called = |id, path: &str| {
+        let stack = Stack {
+            kind: StackKind::Python,
+            frames: vec![frame("/home/me/train.py", 12, "main")],
+            truncated: false,
+            context: Context {
+                module: Module::Called(path.into()),
+                ..Context::default()
+            },
+        };
+        Event::Stack(StackId(id), Arc::new(stack))
+    };
+    let labeled = |addr, variable: &str, path: &str| LabeledBlock {
+        module: Some(variable.into()),
+        called: Some(CalledModule {
+            path: path.into(),
+            origin: CallPathOrigin::Call,
+        }),
+        ..LabeledBlock::unlabeled(Address(addr), Bytes(MIB), DeviceIndex(0))
+    };
+    let labels = BlockLabels {
+        time: TimeNs(5_000_000_100),
+        tgid: Tgid(1234),
+        blocks: vec![
+            labeled(1, "G.0", "Sequential.0"),
+            labeled(2, "D.0", "Sequential#2.0"),
+        ],
+        optimizers: Vec::new(),
+    };
+    vec![
+        called(1, "Sequential.1"),
+        step(Action::Alloc, 1, 1, 1, 1, 1),
+        called(2, "Sequential#2"),
+        step(Action::Alloc, 2, 2, 1, 2, 2),
+        Event::BlockLabels(labels.into()),
+    ]
+}
+
+#[test]
+fn modules_of_events_go_by_the_variables_that_a_file_names_later() {
+    let modules = |text: &[u8]| -> Vec<Value> {
+        let lines = text.split(|&byte| byte == b'\n');
+        let rows = lines.filter(|line| !line.is_empty());
+        rows.map(|row| serde_json::from_slice::<Value>(row).unwrap()["module"].clone())
+            .collect()
+    };
+    let options = ReportOptions {
+        by: By::Event,
+        format: ReportFormat::Jsonl,
+        ..ReportOptions::default()
+    };
+    let bytes = recording(&equal_models());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &bytes).unwrap();
+    let mut out = Vec::new();
+    write(Reader::open(file.path()).unwrap(), &options, &mut out).unwrap();
+    assert_eq!(modules(&out), ["G.1", "D"]);
+    // A pipe is read once.
+    let piped = report(&bytes, options);
+    assert_eq!(modules(piped.as_bytes()), ["Sequential.1", "Sequential#2"]);
 }
 
 #[test]

@@ -318,7 +318,7 @@ impl Opened {
                 let reason = "the process is invented, and has none".into();
                 self.tensors.send_replace(Tensors::Failed(reason));
             }
-            Command::ResetPeaks | Command::Quit => {}
+            Command::Quit => {}
         }
     }
 

@@ -9,7 +9,7 @@ mod report;
 mod snapshot;
 mod top;
 
-use std::io::{ErrorKind, Write as _};
+use std::io::ErrorKind;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -115,7 +115,7 @@ pub fn run() -> ExitCode {
 
 /// Prints the help, the version, or an error of the command line. Returns the exit status.
 fn print_parsed(error: &clap::Error) -> ExitCode {
-    let printed = error.print().and_then(|()| std::io::stdout().flush());
+    let printed = error.print().and_then(|()| commands::stdout::flush());
     match printed {
         Err(cause) if !error.use_stderr() && cause.kind() != ErrorKind::BrokenPipe => {
             messages::print(&format!("cannot write to standard output: {cause}"));

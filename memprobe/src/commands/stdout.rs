@@ -1,6 +1,6 @@
 //! Standard output of tables and documents.
 
-use std::io::{BufWriter, IsTerminal as _, StdoutLock};
+use std::io::{self, BufWriter, IsTerminal as _, StdoutLock, Write as _};
 
 use crate::view::PrintableWriter;
 
@@ -18,7 +18,7 @@ pub enum OutputContent {
 
 /// Opens standard output. A terminal gets no character of a document that it would interpret.
 pub fn open(content: OutputContent) -> Stdout {
-    let out = BufWriter::new(std::io::stdout().lock());
+    let out = BufWriter::new(io::stdout().lock());
     PrintableWriter::new(out, needs_cleaning(content))
 }
 
@@ -27,7 +27,12 @@ pub fn needs_cleaning(content: OutputContent) -> bool {
     content == OutputContent::Document && is_terminal()
 }
 
+/// Writes what others have printed to standard output.
+pub fn flush() -> io::Result<()> {
+    io::stdout().flush()
+}
+
 /// True if standard output is a terminal.
 pub fn is_terminal() -> bool {
-    std::io::stdout().is_terminal()
+    io::stdout().is_terminal()
 }

@@ -63,13 +63,13 @@ pub const PROCESS_COLUMNS: [Column<ProcessEntry>; 29] = columns![|row: ProcessEn
     data("driver_unknown") => driver_gap(row.process(), &row.host.driver),
     data("peak_allocated").headed("PEAK").short().screen(8, 72) =>
         row.process().totals().map(|_| row.process().peak.allocated),
-    figure("GROWTH").not_in_text().screen(10, 84) => row.process().growth,
+    figure("GROWTH").not_in_text().screen(10, 108) => row.process().growth,
     data("peak_reserved") => row.process().totals().map(|_| row.process().peak.reserved),
     data("devices") => row.devices(),
     data("driver_devices") => row.driver_devices(),
     data("top") => row.top(),
     data("events") => row.process().events,
-    figure("TREND 1m").not_in_text().screen(10, 112).tone(Tone::Graph) => row.trend(),
+    figure("TREND 1m").not_in_text().screen(10, 124).tone(Tone::Graph) => row.trend(),
     label("COMMAND").width(10, 40).screen(0, 0) => short_command(&row.process().target.command),
     label("TOP LINE").screen(0, 96) => row.state_or_top_line(),
 ];

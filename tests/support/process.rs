@@ -26,14 +26,25 @@ fn hangs_after() -> Duration {
 ///
 /// If that does not happen in time; the message contains `what`.
 pub fn wait_until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let mut found = None;
+    let in_time = is_soon(|| {
+        found = done();
+        found.is_some()
+    });
+    assert!(in_time, "waited in vain: {what}");
+    found.expect("found in time")
+}
+
+/// Polls `done` until it is true; returns false if that takes too long.
+pub fn is_soon(mut done: impl FnMut() -> bool) -> bool {
     let (start, most) = (Instant::now(), hangs_after());
-    loop {
-        if let Some(found) = done() {
-            return found;
+    while !done() {
+        if start.elapsed() >= most {
+            return false;
         }
-        assert!(start.elapsed() < most, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+    true
 }
 
 /// A background process, killed on drop.

@@ -26,7 +26,7 @@ const STARTING: CapabilitySet = RUNNING
     .union(CapabilitySet::SETGID)
     .union(CapabilitySet::SYS_NICE);
 
-/// RunStage of a run of memprobe.
+/// Stage of a run of memprobe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunStage {
     /// Until the programs are loaded and the command is started.

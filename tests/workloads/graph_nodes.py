@@ -7,10 +7,13 @@ own stack, null where PyTorch kept none."""
 
 import argparse
 import json
+import tempfile
 import threading
 import time
 
 import torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -248,6 +251,21 @@ def at_the_same_address(device):
         del y
 
 
+def distributed(device):
+    """The distributed engine, which evaluates the nodes of the CPU itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/store")
+        rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+        x = torch.randn(250, 250, device=device, requires_grad=True)
+        y = x.exp()
+        with dist_autograd.context() as context:
+            loss = (y * x).sum()
+            watch(loss)
+            dist_autograd.backward(context, [loss])
+            note("over")
+        rpc.shutdown()
+
+
 CASES = [
     plain,
     custom,
@@ -262,6 +280,7 @@ CASES = [
     refused,
     at_the_same_address,
     threads,
+    distributed,
 ]
 
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use memprobe_common::ThreadLocal;
 
+use super::call_site;
 use super::catalog::{CODE_FREED, Probe, TRACEPOINTS, ThreadVariable};
 use super::loader::{Link, Loader, ProbedFunction, Reach};
 use super::patch::FileCode;
@@ -38,7 +39,11 @@ pub struct Located {
 impl Located {
     pub fn find_in(probe: &'static Probe, tgid: Tgid, library: &MappedFile) -> Result<Self> {
         Self::find_at(probe, tgid, library, |image| {
-            image.first_symbol(probe.symbols)
+            let function = image.first_symbol(probe.symbols)?;
+            match (function, probe.callee) {
+                (Some(caller), Some(callee)) => call_site::find(image, caller, callee).map(Some),
+                _ => Ok(function),
+            }
         })
     }
 

@@ -381,8 +381,8 @@ impl Attaching {
         });
         let probed = self.probe_file(loader, files, file, family, |tgid| {
             // All are located before the first is attached: from then on events come, and nobody reads them yet.
-            let located = (probes.into_iter())
-                .map(|probe| (probe, Located::find_in(probe, tgid, file)));
+            let located =
+                (probes.into_iter()).map(|probe| (probe, Located::find_in(probe, tgid, file)));
             located.collect()
         });
         self.note(&probed)

@@ -18,6 +18,8 @@ pub struct Probe {
     /// Its names in the library's symbol table, of which a version has one.
     pub symbols: &'static [&'static str],
     pub entry: &'static str,
+    /// The mangled name of a function that it calls once: the probe is on the call. `None` for a probe on its entry.
+    pub callee: Option<&'static str>,
     pub reads: &'static [Register],
     /// Cookie by which programs that serve several functions tell them apart.
     pub cookie: Option<u64>,
@@ -27,7 +29,7 @@ pub struct Probe {
     pub allocators: Allocators,
     /// [`GraphTracking::On`] if it serves autograd's graph alone.
     pub graph: GraphTracking,
-    /// Not attached to a library in which this variable is found: the programs read it instead.
+    /// The programs read this variable instead, in a library where it is found. Elsewhere the probe is attached.
     pub unless: Option<&'static ThreadVariable>,
 }
 
@@ -223,12 +225,16 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
     }
 }
 
+/// `torch::autograd::Engine::evaluate_function`.
+const EVALUATE_FUNCTION: &str = "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
+
 /// The fields that most probes on PyTorch have in common.
 const ON_TORCH: Probe = Probe {
     function: "",
     library: TORCH_CPU,
     symbols: &[],
     entry: "",
+    callee: None,
     reads: &[],
     cookie: None,
     need: Need::WhereItIs,
@@ -248,7 +254,7 @@ const fn with_stack(record: u8) -> Probe {
 }
 
 /// The probes on PyTorch, with symbols and registers of its x86-64 wheels 2.0 to 2.15.
-const PYTORCH: [Probe; 10] = [
+const PYTORCH: [Probe; 11] = [
     Probe {
         function: "c10::reportOutOfMemoryToProfiler",
         library: "libc10.so",
@@ -283,14 +289,25 @@ const PYTORCH: [Probe; 10] = [
     },
     Probe {
         function: "torch::autograd::Engine::evaluate_function",
-        symbols: &[
-            "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE",
-        ],
+        symbols: &[EVALUATE_FUNCTION],
         entry: "evaluate_function",
         reads: &[RSI, RDX, RSP],
         need: Need::Optional(WITHOUT_GRAPH),
         graph: GraphTracking::On,
         unless: Some(&EVALUATING_NODE),
+        ..ON_TORCH
+    },
+    // The loop of the distributed engine, for nodes on the CPU, which does without `NodeGuard`
+    // (torch/csrc/distributed/autograd/engine/dist_engine.cpp@v2.15.0 and @v2.0.1).
+    Probe {
+        function: "torch::distributed::autograd::DistEngine::execute_graph_task_until_ready_queue_empty",
+        symbols: &[
+            "_ZN5torch11distributed8autograd10DistEngine42execute_graph_task_until_ready_queue_emptyEONS_8autograd8NodeTaskEb",
+        ],
+        entry: "evaluate_function",
+        callee: Some(EVALUATE_FUNCTION),
+        reads: &[RSI, RDX, RSP],
+        graph: GraphTracking::On,
         ..ON_TORCH
     },
     Probe {

@@ -258,7 +258,7 @@ pub struct NodeEnteredRecord {
     pub tid: u32,
     /// Process, in the initial PID namespace.
     pub tgid: u32,
-    /// Name of the evaluation in [`MemoryRecord::node`].
+    /// Name of the node in [`MemoryRecord::node`], among those that the thread has sent.
     pub number: u32,
     /// The `torch::autograd::Node`.
     pub node: u64,
@@ -616,6 +616,8 @@ pub struct ProcessConfig {
     /// The variable with the `GraphTask` that a thread of autograd works for; module 0 if it is
     /// unknown.
     pub graph_task: ThreadLocal,
+    /// The variable with the node of autograd's graph that a thread evaluates; module 0 if it is unknown.
+    pub evaluating_node: ThreadLocal,
     /// The variable with a thread's byte of modes of `c10::AutogradState` ([`grad_bit`]); module 0 if it is
     /// unknown.
     pub autograd_state: ThreadLocal,
@@ -682,7 +684,7 @@ const _: () = {
     assert!(size_of::<Stretch<CODE_HEAD>>() == 16 + CODE_HEAD);
     assert!(size_of::<CodeRecord>() == 8 + 4 * 16 + CODE_HEAD + 320 + 160 + 2048);
     assert!(size_of::<PythonConfig>() == 48);
-    assert!(size_of::<ProcessConfig>() == 104);
+    assert!(size_of::<ProcessConfig>() == 120);
     assert!(size_of::<ProcessRecord>() == 24);
     assert!(size_of::<CudaRecord>() == 208);
     assert!(size_of::<CudaStackRecord>() == 208 + 8 + 16 + STACK_COPY);

@@ -1,4 +1,4 @@
-//! Autograd's state of the current thread: its modes, and the `GraphTask` that it works for.
+//! Autograd's state of the current thread: its modes, the `GraphTask` that it works for, and the node that it evaluates.
 
 use memprobe_common::{ProcessConfig, grad_bit, grad_mode};
 
@@ -18,6 +18,20 @@ pub fn current_graph_task(process: &ProcessConfig, thread: &mut Thread) -> u64 {
     }
     // A shared_ptr begins with its pointer.
     user_word(thread.graph_task).unwrap_or(0)
+}
+
+/// The node that the current thread evaluates, from the thread-local `current_evaluating_node`; 0 if it evaluates none,
+/// or that is unknown.
+#[inline(always)]
+pub fn evaluating_node(process: &ProcessConfig, thread: &mut Thread) -> u64 {
+    if thread.evaluating_node == 0 {
+        thread.evaluating_node = thread_local::find(&process.evaluating_node).unwrap_or(0);
+    }
+    if thread.evaluating_node == 0 {
+        return 0;
+    }
+    // A shared_ptr begins with its pointer; an intrusive_ptr, from 2.13 on, is no more than it.
+    user_word(thread.evaluating_node).unwrap_or(0)
 }
 
 /// One of `grad_mode`: the answers of `torch.is_grad_enabled()` and `torch.is_inference_mode_enabled()` on the

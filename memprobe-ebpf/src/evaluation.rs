@@ -1,24 +1,30 @@
-//! The node of autograd's graph that a thread of the engine evaluates when it asks for memory.
+//! The node of autograd's graph that a thread evaluates when it asks for memory.
 //!
-//! The end of an evaluation is not probed. An evaluation goes on if two things hold: it
+//! The engine keeps it in a thread-local variable (`current_evaluating_node`, torch/csrc/autograd/function.cpp@v2.15.0
+//! and @v2.0.1), which an event reads. `NodeGuard` sets the variable around all of `Engine::evaluate_function`, in the
+//! only loop of the engine that calls it (`Engine::thread_main`, torch/csrc/autograd/engine.cpp), and restores the outer
+//! node after it.
+//!
+//! Evaluations without `NodeGuard` are probed, and so is every evaluation of a library in which the variable was not
+//! found. Their end is not probed. A probed evaluation goes on if two things hold: it
 //! began further out on the thread's stack, and the thread works for the same `GraphTask` as then.
-//! The engine sets that in a thread-local variable only during an evaluation
-//! (torch/csrc/autograd/engine.cpp@v2.15.0, `GraphTaskGuard` in `Engine::thread_main`). Of several evaluations the
-//! last one counts: a node may run another backward pass (`torch.utils.checkpoint`).
+//! The engine sets that in a thread-local variable only during an evaluation (`GraphTaskGuard` in
+//! `Engine::thread_main`, and in `DistEngine`, torch/csrc/distributed/autograd/engine/dist_engine.cpp@v2.15.0). Of
+//! several evaluations the last one counts: a node may run another backward pass (`torch.utils.checkpoint`).
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use memprobe_common::{NodeEnteredRecord, PYTHON_OBJECTS, ProcessConfig, counter, record};
 
-use crate::autograd::current_graph_task;
+use crate::autograd::{current_graph_task, evaluating_node};
 use crate::context::Caller;
-use crate::maps::RECORDS;
+use crate::maps::{NODES_MADE, RECORDS, node_slot};
 use crate::python::mix;
 use crate::read::{user_word, user_words};
-use crate::ring::count_loss;
-use crate::state::{Evaluation, Evaluations, MAX_EVALUATIONS, Thread};
+use crate::ring::{add_one, count_loss};
+use crate::state::{Evaluation, Evaluations, MAX_EVALUATIONS, SentNode, Thread};
 use crate::verifier;
 
-/// Begins an evaluation. The caller sets its node and its `GraphTask`.
+/// Begins a probed evaluation. The caller sets its node and its `GraphTask`.
 #[inline(always)]
 pub fn begin(evaluations: &mut Evaluations, stack_pointer: u64) -> &mut Evaluation {
     let mut depth = 0;
@@ -28,14 +34,9 @@ pub fn begin(evaluations: &mut Evaluations, stack_pointer: u64) -> &mut Evaluati
         }
         depth = at + 1;
     }
-    evaluations.begun = match evaluations.begun.wrapping_add(1) {
-        0 => 1,
-        begun => begun,
-    };
     evaluations.depth = depth as u64 + 1;
     let evaluation = &mut evaluations.nested[depth & (MAX_EVALUATIONS - 1)];
     evaluation.stack_pointer = stack_pointer;
-    evaluation.number = evaluations.begun;
     evaluation
 }
 
@@ -51,17 +52,18 @@ pub fn current_node(
     let Some(thread) = thread else {
         return 0;
     };
-    let number = current_number(process, caller, thread, stack_pointer);
+    let mut node = probed_node(process, thread, stack_pointer);
+    if node == 0 {
+        node = evaluating_node(process, thread);
+    }
+    let node = verifier::hide(thread, node);
+    let number = number_of(caller, node, &mut thread.evaluations.sent);
     verifier::hide(thread, number.into()) as u32
 }
 
+/// The node of the innermost probed evaluation that goes on; 0 if there is none.
 #[inline(always)]
-fn current_number(
-    process: &ProcessConfig,
-    caller: Caller,
-    thread: &mut Thread,
-    stack_pointer: u64,
-) -> u32 {
+fn probed_node(process: &ProcessConfig, thread: &mut Thread, stack_pointer: u64) -> u64 {
     if thread.evaluations.depth == 0 {
         return 0;
     }
@@ -69,8 +71,8 @@ fn current_number(
     if graph_task == 0 {
         return 0;
     }
-    let evaluations = &mut thread.evaluations;
-    let (mut node, mut number) = (0, 0);
+    let evaluations = &thread.evaluations;
+    let mut node = 0;
     for at in 0..MAX_EVALUATIONS {
         let evaluation = &evaluations.nested[at];
         if at as u64 >= evaluations.depth {
@@ -78,26 +80,61 @@ fn current_number(
         }
         if evaluation.graph_task == graph_task && evaluation.stack_pointer > stack_pointer {
             node = evaluation.node;
-            number = evaluation.number;
         }
     }
-    if number != 0 && number != evaluations.sent {
-        if !send(caller, node, number) {
-            count_loss(counter::STACKS_LOST);
-            return 0;
-        }
-        evaluations.sent = number;
+    node
+}
+
+/// The number of a node among those that its thread has sent; 0 for no node.
+///
+/// Addresses are reused. A node is the one that was sent if it has the same identity, and no node was made at its
+/// address since.
+#[inline(always)]
+fn number_of(caller: Caller, node: u64, sent: &mut SentNode) -> u32 {
+    if node == 0 {
+        return 0;
     }
+    let [table, identity] = identify(node);
+    let made = match NODES_MADE.get_ptr(node_slot(node)) {
+        // SAFETY: a map value; volatile, as other CPUs count it up.
+        Some(made) => unsafe { made.read_volatile() },
+        None => 0,
+    };
+    if sent.number != 0 && sent.node == node && sent.identity == identity && sent.made == made {
+        return sent.number;
+    }
+    let number = match sent.number.wrapping_add(1) {
+        0 => 1,
+        number => number,
+    };
+    if !send(caller, number, node, [table, identity]) {
+        count_loss(counter::STACKS_LOST);
+        return 0;
+    }
+    *sent = SentNode {
+        node,
+        identity,
+        made,
+        number,
+        pad: 0,
+    };
     number
+}
+
+/// Counts a node that the forward pass has made.
+#[inline(always)]
+pub fn count_made(node: u64) {
+    if let Some(made) = NODES_MADE.get_ptr_mut(node_slot(node)) {
+        add_one(made);
+    }
 }
 
 /// Sends the node that a thread evaluates.
 #[inline(always)]
-fn send(caller: Caller, node: u64, number: u32) -> bool {
+fn send(caller: Caller, number: u32, node: u64, [table, identity]: [u64; 2]) -> bool {
     let Some(mut entry) = RECORDS.reserve::<NodeEnteredRecord>(0) else {
         return false;
     };
-    let [table, identity] = identify(node);
     entry.write(NodeEnteredRecord {
         kind: record::NODE_ENTERED,
         pad: [0; 3],

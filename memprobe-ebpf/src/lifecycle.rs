@@ -72,6 +72,7 @@ pub fn process_executed(ctx: RawTracePointContext) -> i32 {
     unsafe {
         (*process).python = PythonConfig::UNKNOWN;
         (*process).graph_task = UNKNOWN_VARIABLE;
+        (*process).evaluating_node = UNKNOWN_VARIABLE;
         (*process).autograd_state = UNKNOWN_VARIABLE;
         (*process).module_call = 0;
         (*process).generation = now_ns();

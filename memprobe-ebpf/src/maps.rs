@@ -58,6 +58,21 @@ pub fn sent_code(tgid: u32, code: u64) -> u64 {
     code ^ u64::from(tgid).rotate_right(24)
 }
 
+/// Slots of [`NODES_MADE`].
+pub const NODE_SLOTS: u32 = 4096;
+
+/// Counts of autograd nodes that the forward pass made, by [`node_slot`] of their address.
+#[map]
+pub static NODES_MADE: Array<u64> = Array::with_max_entries(NODE_SLOTS, 0);
+
+/// The index in [`NODES_MADE`] of a node. Nodes that share one, also those of other processes, only cost records.
+#[inline(always)]
+pub fn node_slot(node: u64) -> u32 {
+    /// `malloc` aligns to 16 bytes.
+    const ALIGNMENT_BITS: u32 = 4;
+    (node >> ALIGNMENT_BITS) as u32 & (NODE_SLOTS - 1)
+}
+
 /// Losses, by `memprobe_common::counter`.
 #[map]
 pub static COUNTERS: Array<u64> = Array::with_max_entries(counter::COUNT, 0);

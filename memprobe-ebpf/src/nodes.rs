@@ -5,7 +5,7 @@ use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{NodeMadeRecord, counter, record};
 
 use crate::context::{Caller, Entry as _, Registers as _};
-use crate::evaluation::{begin, identify};
+use crate::evaluation::{begin, count_made, identify};
 use crate::event::Event;
 use crate::process::watched;
 use crate::read::user_word;
@@ -58,6 +58,7 @@ pub fn send_made(event: Event<'_>) {
     if thread.evaluations.made == made {
         return;
     }
+    count_made(node);
     let record = NodeMadeRecord {
         kind: record::NODE_MADE,
         stack_state: stack.state,

@@ -72,6 +72,7 @@ const UNKNOWN: ProcessConfig = ProcessConfig {
     python: PythonConfig::UNKNOWN,
     generation: 0,
     graph_task: UNKNOWN_VARIABLE,
+    evaluating_node: UNKNOWN_VARIABLE,
     autograd_state: UNKNOWN_VARIABLE,
     flags: 0,
     module_call: 0,

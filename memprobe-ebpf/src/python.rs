@@ -220,6 +220,7 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, PythonSt
         }
         thread.state = state;
         thread.graph_task = 0;
+        thread.evaluating_node = 0;
         thread.autograd_state = 0;
         // SAFETY: within the THREAD_STATE bytes just read.
         thread.thread_id = unsafe { field(window, config.ts_thread_id) };

@@ -29,7 +29,9 @@ pub struct Thread {
     pub shape: ShapeRecord,
     /// Address of its variable with the `GraphTask` that it works for, or 0.
     pub graph_task: u64,
-    /// The nodes of autograd's graph that it evaluates.
+    /// Address of its variable with the node that it evaluates, or 0.
+    pub evaluating_node: u64,
+    /// Its evaluations of nodes of autograd's graph.
     pub evaluations: Evaluations,
     /// Address of its variable with autograd's modes, or 0.
     pub autograd_state: u64,
@@ -54,17 +56,15 @@ pub struct Thread {
     pub stack: StackRecord,
 }
 
-/// The nodes of autograd's graph that a thread evaluates.
+/// Evaluations of nodes of autograd's graph by a thread.
 #[repr(C)]
 pub struct Evaluations {
-    /// Outermost first; entries from `depth` on are over.
+    /// Those whose start was probed, outermost first; entries from `depth` on are over.
     pub nested: [Evaluation; MAX_EVALUATIONS],
-    /// Evaluations that go on.
+    /// Probed evaluations that go on.
     pub depth: u64,
-    /// Evaluations that this thread has begun.
-    pub begun: u32,
-    /// The number of the last one that was sent.
-    pub sent: u32,
+    /// The last node that this thread sent.
+    pub sent: SentNode,
     /// The contents of this thread's last `NodeMadeRecord`.
     pub made: MadeNode,
 }
@@ -79,7 +79,19 @@ pub struct Evaluation {
     pub stack_pointer: u64,
     /// The node's `GraphTask`.
     pub graph_task: u64,
-    /// Its number among this thread's, counted from 1; never 0.
+}
+
+/// A node that was sent with its first event on a thread.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SentNode {
+    /// The node.
+    pub node: u64,
+    /// `NodeEnteredRecord::identity`.
+    pub identity: u64,
+    /// The count of `maps::NODES_MADE` for its address by then.
+    pub made: u64,
+    /// `NodeEnteredRecord::number`; 0 before the first.
     pub number: u32,
     /// Zero.
     pub pad: u32,

@@ -7,10 +7,13 @@ own stack, null where PyTorch kept none."""
 
 import argparse
 import json
+import tempfile
 import threading
 import time
 
 import torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -61,6 +64,28 @@ class Cube(torch.autograd.Function):
     def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         return 3 * x * x * gradient
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+class Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("refused")
 
 
 class Net(nn.Module):
@@ -162,6 +187,85 @@ def threads(device):
         worker.join()
 
 
+def hooked(device):
+    """The engine calls the hooks of a tensor before those of its node."""
+    x = torch.randn(210, 210, device=device, requires_grad=True)
+    y = x.exp()
+    name, line = y.grad_fn.name(), line_of(y.grad_fn)
+
+    def hook(gradient):
+        note("begin", name, line)
+        twice = gradient * 2
+        note("end", name, line)
+        return twice
+
+    y.register_hook(hook)
+    backward((y * x).sum())
+
+
+def called_back(device):
+    """A callback at the end of the pass, when no node is evaluated, as DDP and FSDP queue them."""
+    engine = torch.autograd.Variable._execution_engine
+    x = torch.randn(220, 220, device=device, requires_grad=True)
+    y = x.sigmoid()
+
+    def callback():
+        note("over")
+        torch.ones(220, 220, device=device)
+
+    y.register_hook(lambda _: engine.queue_callback(callback))
+    backward(y.sum())
+
+
+def refused(device):
+    x = torch.randn(230, 230, device=device, requires_grad=True)
+    loss = Refused.apply(x.tanh()).sum()
+    for _ in range(2):
+        try:
+            backward(loss, retain_graph=True)
+        except RuntimeError as error:
+            assert "refused" in str(error)
+        note("over")
+        torch.ones(230, 230, device=device)
+
+
+def at_the_same_address(device):
+    """Threads count nodes from 0, and nodes get the memory of earlier ones: address, class and number are equal."""
+    x = torch.randn(240, 240, device=device, requires_grad=True)
+    gradient = torch.ones(240, 240, device=device)
+    made = []
+    operations = [
+        lambda: x.tanh(),
+        lambda: x.tanh(),
+        lambda: Cube.apply(x),
+        lambda: Square.apply(x),
+    ]
+    for operation in 3 * operations:
+        thread = threading.Thread(target=lambda: made.append(operation()))
+        thread.start()
+        thread.join()
+        y = made.pop()
+        watch(y)
+        torch.autograd.grad(y, x, gradient)
+        note("over")
+        del y
+
+
+def distributed(device):
+    """The distributed engine, which evaluates the nodes of the CPU itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/store")
+        rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+        x = torch.randn(250, 250, device=device, requires_grad=True)
+        y = x.exp()
+        with dist_autograd.context() as context:
+            loss = (y * x).sum()
+            watch(loss)
+            dist_autograd.backward(context, [loss])
+            note("over")
+        rpc.shutdown()
+
+
 CASES = [
     plain,
     custom,
@@ -171,7 +275,12 @@ CASES = [
     accumulated,
     double,
     several_results,
+    hooked,
+    called_back,
+    refused,
+    at_the_same_address,
     threads,
+    distributed,
 ]
 
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use memprobe_common::ThreadLocal;
 
-use super::catalog::{CODE_FREED, Probe, TRACEPOINTS};
+use super::call_site;
+use super::catalog::{CODE_FREED, Probe, TRACEPOINTS, ThreadVariable};
 use super::loader::{Link, Loader, ProbedFunction, Reach};
 use super::patch::FileCode;
 use super::prologue::{ProbePlace, SEARCHED};
 use super::tracepoint;
 use crate::event::{ProbeStatus, Tgid};
-use crate::process::elf::{ElfError, ElfImage, LoadedImage, Symbol, ThreadLocalName, Tracepoint};
+use crate::process::elf::{ElfError, ElfImage, LoadedImage, Symbol, Tracepoint};
 use crate::process::maps::{MappedFile, Maps};
 use crate::process::memory::{ProcessMemory, ReadMemory as _};
 use crate::process::root::ProcessRoot;
@@ -38,7 +39,11 @@ pub struct Located {
 impl Located {
     pub fn find_in(probe: &'static Probe, tgid: Tgid, library: &MappedFile) -> Result<Self> {
         Self::find_at(probe, tgid, library, |image| {
-            image.first_symbol(probe.symbols)
+            let function = image.first_symbol(probe.symbols)?;
+            match (function, probe.callee) {
+                (Some(caller), Some(callee)) => call_site::find(image, caller, callee).map(Some),
+                _ => Ok(function),
+            }
         })
     }
 
@@ -206,10 +211,10 @@ pub struct VariableSymbol {
 
 impl VariableSymbol {
     /// Looks into a library; `None` where it does not say. The answer holds for every process with the file.
-    pub fn find(tgid: Tgid, library: &MappedFile, names: &[ThreadLocalName]) -> Option<Self> {
+    pub fn find(tgid: Tgid, library: &MappedFile, variable: &ThreadVariable) -> Option<Self> {
         let image = ElfImage::from_file(library.open(tgid).ok()?.0).ok()?;
         Some(Self {
-            offset: image.thread_local(names).ok()??,
+            offset: image.thread_local(variable.symbols).ok()??,
             number: image.thread_local_number().ok()??,
         })
     }

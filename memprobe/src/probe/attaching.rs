@@ -373,11 +373,16 @@ impl Attaching {
         family: &'static str,
         file: &MappedFile,
     ) -> Result<()> {
-        let wanted = self.wanted;
+        let tgid = self.tgid;
+        let mut probes: Vec<_> = wanted_probes(self.wanted).collect();
+        probes.retain(|probe| {
+            let mut is_found = |variable| files.variable(tgid, file, variable).is_some();
+            probe.library == family && !probe.unless.is_some_and(&mut is_found)
+        });
         let probed = self.probe_file(loader, files, file, family, |tgid| {
-            let probes = wanted_probes(wanted).filter(|probe| probe.library == family);
             // All are located before the first is attached: from then on events come, and nobody reads them yet.
-            let located = probes.map(|probe| (probe, Located::find_in(probe, tgid, file)));
+            let located =
+                (probes.into_iter()).map(|probe| (probe, Located::find_in(probe, tgid, file)));
             located.collect()
         });
         self.note(&probed)
@@ -473,7 +478,7 @@ impl Attaching {
     ) -> Result<()> {
         let before = self.config;
         for (at, variable) in THREAD_VARIABLES.iter().enumerate() {
-            if self.variables[at] != Search::Over {
+            if self.variables[at] != Search::Over && variable.graph <= self.wanted.graph {
                 self.variables[at] = self.find_variable(variable, files, maps);
             }
         }
@@ -493,7 +498,7 @@ impl Attaching {
             return Search::Unneeded;
         };
         let Some(symbol) = files.variable(self.tgid, &library, variable) else {
-            self.missing.push(variable.without.to_owned());
+            (self.missing).extend(variable.without.map(str::to_owned));
             return Search::Over;
         };
         let Some(place) = symbol.place(self.tgid, &library) else {

@@ -18,6 +18,8 @@ pub struct Probe {
     /// Its names in the library's symbol table, of which a version has one.
     pub symbols: &'static [&'static str],
     pub entry: &'static str,
+    /// The mangled name of a function that it calls once: the probe is on the call. `None` for a probe on its entry.
+    pub callee: Option<&'static str>,
     pub reads: &'static [Register],
     /// Cookie by which programs that serve several functions tell them apart.
     pub cookie: Option<u64>,
@@ -27,6 +29,8 @@ pub struct Probe {
     pub allocators: Allocators,
     /// [`GraphTracking::On`] if it serves autograd's graph alone.
     pub graph: GraphTracking,
+    /// The programs read this variable instead, in a library where it is found. Elsewhere the probe is attached.
+    pub unless: Option<&'static ThreadVariable>,
 }
 
 impl Probe {
@@ -104,53 +108,85 @@ pub const TORCH_CPU: &str = "libtorch_cpu.so";
 #[derive(Debug)]
 pub struct ThreadVariable {
     pub library: &'static str,
-    /// The names that it has had.
-    pub names: &'static [ThreadLocalName],
+    /// Its name in PyTorch's source.
+    pub name: &'static str,
+    /// Its names in the library's symbol table, of which a version has one.
+    pub symbols: &'static [ThreadLocalName],
     pub config_field: fn(&mut ProcessConfig) -> &mut ThreadLocal,
-    /// Consequence of its absence, for people.
-    pub without: &'static str,
+    /// Consequence of its absence, for people; `None` if a probe serves instead ([`Probe::unless`]).
+    pub without: Option<&'static str>,
+    /// [`GraphTracking::On`] if it serves autograd's graph alone.
+    pub graph: GraphTracking,
 }
 
-pub static THREAD_VARIABLES: [ThreadVariable; 2] = [
-    // The engine's `current_graph_task` (torch/csrc/autograd/engine.cpp@v2.15.0 and @v2.0.1). It is a
-    // variable of a lambda, which compilers before GCC 11 name by its number in its source alone.
-    ThreadVariable {
-        library: TORCH_CPU,
-        names: &[
-            ThreadLocalName::of("_ZZNK5torch8autogradL22tls_current_graph_taskMUlvE_clEvE3var"),
-            // The wheels of 2.0 to 2.6.
-            ThreadLocalName {
-                source: Some("engine.cpp"),
-                ..ThreadLocalName::of("_ZZNK5torch8autogradUlvE_clEvE3var")
-            },
-        ],
-        config_field: |config| &mut config.graph_task,
-        without: "autograd's current_graph_task was not found: when several threads run backward() \
-                  at once, their memory has no line",
-    },
-    // `c10::AutogradState` (c10/core/AutogradState.cpp@v2.15.0): its modes are bits of one byte.
-    ThreadVariable {
-        library: "libc10.so",
-        names: &[
-            // From 2.12 on an `optional<SafePyObject>` comes before them.
-            ThreadLocalName {
-                size: Some(32),
-                within: 24,
-                ..ThreadLocalName::of(AUTOGRAD_STATE)
-            },
-            // Up to 2.11 there is nothing else.
-            ThreadLocalName {
-                size: Some(1),
-                ..ThreadLocalName::of(AUTOGRAD_STATE)
-            },
-        ],
-        config_field: |config| &mut config.autograd_state,
-        without: "autograd's modes were not found: whether grad was enabled is not known",
-    },
-];
+pub static THREAD_VARIABLES: [&ThreadVariable; 3] =
+    [&GRAPH_TASK, &EVALUATING_NODE, &AUTOGRAD_STATE];
+
+/// The engine's `current_graph_task` (torch/csrc/autograd/engine.cpp@v2.15.0 and @v2.0.1). It is a
+/// variable of a lambda, which compilers before GCC 11 name by its number in its source alone.
+static GRAPH_TASK: ThreadVariable = ThreadVariable {
+    library: TORCH_CPU,
+    name: "current_graph_task",
+    symbols: &[
+        ThreadLocalName::of("_ZZNK5torch8autogradL22tls_current_graph_taskMUlvE_clEvE3var"),
+        // The wheels of 2.0 to 2.6.
+        ThreadLocalName {
+            source: Some("engine.cpp"),
+            ..ThreadLocalName::of(OLD_LAMBDA_VARIABLE)
+        },
+    ],
+    config_field: |config| &mut config.graph_task,
+    without: Some(
+        "autograd's current_graph_task was not found: when several threads run backward() \
+         at once, their memory has no line",
+    ),
+    graph: GraphTracking::Off,
+};
+
+/// The node that a thread evaluates (torch/csrc/autograd/function.cpp@v2.15.0 and @v2.0.1), a variable of a lambda too.
+static EVALUATING_NODE: ThreadVariable = ThreadVariable {
+    library: TORCH_CPU,
+    name: "current_evaluating_node",
+    symbols: &[
+        ThreadLocalName::of("_ZZNK5torch8autogradL27tls_current_evaluating_nodeMUlvE_clEvE3var"),
+        ThreadLocalName {
+            source: Some("function.cpp"),
+            ..ThreadLocalName::of(OLD_LAMBDA_VARIABLE)
+        },
+    ],
+    config_field: |config| &mut config.evaluating_node,
+    without: None,
+    graph: GraphTracking::On,
+};
+
+/// `c10::AutogradState` (c10/core/AutogradState.cpp@v2.15.0): its modes are bits of one byte.
+static AUTOGRAD_STATE: ThreadVariable = ThreadVariable {
+    library: "libc10.so",
+    name: "autograd_state_tls",
+    symbols: &[
+        // From 2.12 on an `optional<SafePyObject>` comes before them.
+        ThreadLocalName {
+            size: Some(32),
+            within: 24,
+            ..ThreadLocalName::of(AUTOGRAD_STATE_SYMBOL)
+        },
+        // Up to 2.11 there is nothing else.
+        ThreadLocalName {
+            size: Some(1),
+            ..ThreadLocalName::of(AUTOGRAD_STATE_SYMBOL)
+        },
+    ],
+    config_field: |config| &mut config.autograd_state,
+    without: Some("autograd's modes were not found: whether grad was enabled is not known"),
+    graph: GraphTracking::Off,
+};
 
 /// `c10::(anonymous namespace)::autograd_state_tls`.
-const AUTOGRAD_STATE: &str = "_ZN3c1012_GLOBAL__N_118autograd_state_tlsE";
+const AUTOGRAD_STATE_SYMBOL: &str = "_ZN3c1012_GLOBAL__N_118autograd_state_tlsE";
+
+/// The variable of each lambda in `torch::autograd` by which a source file has a thread-local variable, in the wheels of
+/// 2.0 to 2.6.
+const OLD_LAMBDA_VARIABLE: &str = "_ZZNK5torch8autogradUlvE_clEvE3var";
 
 /// One of the two functions that make every tensor which has memory of its own (aten/src/ATen/EmptyTensor.cpp@v2.15.0).
 pub const EMPTY: &str = "at::detail::empty_generic";
@@ -189,18 +225,23 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
     }
 }
 
+/// `torch::autograd::Engine::evaluate_function`.
+const EVALUATE_FUNCTION: &str = "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
+
 /// The fields that most probes on PyTorch have in common.
 const ON_TORCH: Probe = Probe {
     function: "",
     library: TORCH_CPU,
     symbols: &[],
     entry: "",
+    callee: None,
     reads: &[],
     cookie: None,
     need: Need::WhereItIs,
     detail: Detail::Lines,
     allocators: Allocators::Cuda,
     graph: GraphTracking::Off,
+    unless: None,
 };
 
 /// The fields of a probe whose program sends records of a kind, with a stack.
@@ -213,7 +254,7 @@ const fn with_stack(record: u8) -> Probe {
 }
 
 /// The probes on PyTorch, with symbols and registers of its x86-64 wheels 2.0 to 2.15.
-const PYTORCH: [Probe; 10] = [
+const PYTORCH: [Probe; 11] = [
     Probe {
         function: "c10::reportOutOfMemoryToProfiler",
         library: "libc10.so",
@@ -248,12 +289,24 @@ const PYTORCH: [Probe; 10] = [
     },
     Probe {
         function: "torch::autograd::Engine::evaluate_function",
-        symbols: &[
-            "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE",
-        ],
+        symbols: &[EVALUATE_FUNCTION],
         entry: "evaluate_function",
         reads: &[RSI, RDX, RSP],
         need: Need::Optional(WITHOUT_GRAPH),
+        graph: GraphTracking::On,
+        unless: Some(&EVALUATING_NODE),
+        ..ON_TORCH
+    },
+    // The loop of the distributed engine, for nodes on the CPU, which does without `NodeGuard`
+    // (torch/csrc/distributed/autograd/engine/dist_engine.cpp@v2.15.0 and @v2.0.1).
+    Probe {
+        function: "torch::distributed::autograd::DistEngine::execute_graph_task_until_ready_queue_empty",
+        symbols: &[
+            "_ZN5torch11distributed8autograd10DistEngine42execute_graph_task_until_ready_queue_emptyEONS_8autograd8NodeTaskEb",
+        ],
+        entry: "evaluate_function",
+        callee: Some(EVALUATE_FUNCTION),
+        reads: &[RSI, RDX, RSP],
         graph: GraphTracking::On,
         ..ON_TORCH
     },

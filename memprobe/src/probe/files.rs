@@ -116,7 +116,7 @@ pub struct ProbedFiles {
     files: HashMap<FileKey, ProbedFile>,
     /// Files that are another one under a second name: the kernel probes what lies below.
     twins: HashMap<FileKey, FileKey>,
-    /// The thread-local variables that were looked for, by file and by what they begin with in the catalog.
+    /// The thread-local variables that were looked for, by file and by their name in the catalog.
     variables: HashMap<(DeviceNumber, u64, &'static str), Option<VariableSymbol>>,
 }
 
@@ -309,11 +309,11 @@ impl ProbedFiles {
         library: &MappedFile,
         variable: &'static ThreadVariable,
     ) -> Option<VariableSymbol> {
-        let key = (library.dev, library.inode, variable.library);
+        let key = (library.dev, library.inode, variable.name);
         if let Some(known) = self.variables.get(&key) {
             return *known;
         }
-        let found = VariableSymbol::find(tgid, library, variable.names);
+        let found = VariableSymbol::find(tgid, library, variable);
         if self.variables.len() >= MAX_RETAINED {
             self.variables.clear();
         }

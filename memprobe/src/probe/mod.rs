@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod attaching;
+mod call_site;
 pub mod catalog;
 pub mod diagnostics;
 pub mod files;

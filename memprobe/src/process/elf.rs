@@ -100,6 +100,9 @@ pub enum ElfError {
     /// Not a 64-bit little-endian ELF program or library, or a corrupt one.
     #[error("not a usable ELF file: {0}")]
     Malformed(&'static str),
+    /// Its code does not have the form that memprobe knows.
+    #[error("its code is not understood: {0}")]
+    Unexpected(&'static str),
 }
 
 type Result<T, E = ElfError> = std::result::Result<T, E>;
@@ -391,6 +394,7 @@ impl LoadedImage {
 
 mod dynamic;
 mod functions;
+mod linkage;
 mod names;
 mod thread_local;
 mod tracepoints;

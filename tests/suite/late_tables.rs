@@ -50,7 +50,7 @@ impl Sizes {
         }
     }
 
-    /// What a device's rows add up to. `options` say where iterations begin.
+    /// Sums of a device's rows. `options` say where iterations begin.
     fn reported(
         environment: &TestEnvironment,
         recording: &Path,
@@ -482,7 +482,7 @@ fn models_in_a_list_have_their_own_sizes_and_names_however_late_memprobe_attache
             let rows = modules(&environment, &file, by);
             let outermost = rows.iter().filter(|(_, row)| row["depth"] == 0);
             let outermost: Vec<_> = outermost.map(|(path, _)| &**path).collect();
-            // An iteration is that of one of both.
+            // The table of one iteration has one of both.
             let expected: &[&str] = match by {
                 "size" if outermost.len() == 1 => &outermost[..],
                 _ => &["models[0]", "models[1]"],

@@ -5,7 +5,6 @@
 
 mod code;
 mod footprint;
-mod kept;
 mod kernel;
 mod machine;
 mod overhead;
@@ -14,6 +13,7 @@ mod ranks;
 mod scale;
 mod snapshot;
 mod statistics;
+mod stored;
 mod table;
 mod target;
 
@@ -27,8 +27,8 @@ use crate::pages::{CommittedObject, digits};
 use crate::process;
 use crate::pytorch::{self, Interpreter};
 use crate::repository::Repository;
-use kept::KeptPart;
 use profiler::Programs;
+use stored::StoredPart;
 use table::{Style, Table};
 use target::Target;
 
@@ -153,13 +153,13 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let parts = parts(repository, &machine, tables, attaches)?;
     write_samples(repository, &parts)?;
     if options.keep {
-        kept::put(repository.root(), parts)?;
+        stored::put(repository.root(), parts)?;
         write_documents(repository)?;
     }
     Ok(())
 }
 
-/// Writes the tables in README.md and the guide from the kept measurements.
+/// Writes the tables in README.md and the guide from the stored measurements.
 pub fn write_documents(repository: &Repository) -> Result<()> {
     for (path, text) in documents(repository)? {
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
@@ -168,9 +168,9 @@ pub fn write_documents(repository: &Repository) -> Result<()> {
     Ok(())
 }
 
-/// Returns README.md and the page of the guide as the kept measurements make them.
+/// Returns README.md and the page of the guide as the stored measurements make them.
 pub fn documents(repository: &Repository) -> Result<Vec<(PathBuf, String)>> {
-    kept::documents(repository.root(), &CommittedObject::of(repository)?)
+    stored::documents(repository.root(), &CommittedObject::of(repository)?)
 }
 
 impl Part {
@@ -187,12 +187,12 @@ fn parts(
     machine: &[String],
     tables: Vec<(Part, Table)>,
     attaches: bool,
-) -> Result<Vec<KeptPart>> {
+) -> Result<Vec<StoredPart>> {
     let memprobe = repository.target().join("release/memprobe");
     let memprobe = attaches.then(|| digits(&memprobe)).transpose()?;
     let date = process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
     let object = CommittedObject::of(repository)?;
-    let parts = tables.into_iter().map(|(part, table)| KeptPart {
+    let parts = tables.into_iter().map(|(part, table)| StoredPart {
         part: part.name(),
         command: format!("cargo xtask bench --keep --only {}", part.name()),
         date: date.clone(),
@@ -205,7 +205,7 @@ fn parts(
 }
 
 /// Writes the measurements behind the tables.
-fn write_samples(repository: &Repository, parts: &[KeptPart]) -> Result<()> {
+fn write_samples(repository: &Repository, parts: &[StoredPart]) -> Result<()> {
     let folder = repository.target().join("bench");
     std::fs::create_dir_all(&folder)?;
     let path = folder.join("samples.json");

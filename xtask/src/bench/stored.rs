@@ -1,4 +1,4 @@
-//! Measurements that the repository keeps, in `docs/cost.json`, and the places of documents that are written from them.
+//! Measurements that the repository has, in `docs/cost.json`, and the places of documents written from them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::pages::CommittedObject;
 
 /// The measurements of a part, with the builds and the machine that they are of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct KeptPart {
+pub struct StoredPart {
     /// Name on the command line, such as `loop`.
     pub part: String,
     /// The command that measures it again.
@@ -76,8 +76,8 @@ const fn whole(part: &'static str) -> Place {
     }
 }
 
-/// Reads the kept measurements; none if there is no file.
-pub fn read(root: &Path) -> Result<Vec<KeptPart>> {
+/// Reads the stored measurements; none if there is no file.
+pub fn read(root: &Path) -> Result<Vec<StoredPart>> {
     let path = root.join(FILE);
     if !path.exists() {
         return Ok(Vec::new());
@@ -87,7 +87,7 @@ pub fn read(root: &Path) -> Result<Vec<KeptPart>> {
 }
 
 /// Keeps measurements in place of earlier ones of the same parts.
-pub fn put(root: &Path, new: Vec<KeptPart>) -> Result<()> {
+pub fn put(root: &Path, new: Vec<StoredPart>) -> Result<()> {
     let mut parts = read(root)?;
     parts.retain(|part| !new.iter().any(|new| new.part == part.part));
     parts.extend(new);
@@ -97,7 +97,7 @@ pub fn put(root: &Path, new: Vec<KeptPart>) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Returns each document with its places written from the kept measurements.
+/// Returns each document with its places written from the stored measurements.
 pub fn documents(root: &Path, committed: &CommittedObject) -> Result<Vec<(PathBuf, String)>> {
     let parts = read(root)?;
     let mut documents: Vec<(PathBuf, String)> = Vec::new();
@@ -136,13 +136,13 @@ fn with_block(document: &str, part: &str, block: &str) -> Option<String> {
 }
 
 /// Formats a part for a place: the source of its figures, the table, and what follows from it.
-fn block(part: &KeptPart, place: &Place, committed: &CommittedObject) -> String {
+fn block(part: &StoredPart, place: &Place, committed: &CommittedObject) -> String {
     let mark = committed.mark(Some(&part.object));
     let note = match mark {
         "" => String::new(),
         mark => format!("{}: not the committed object. ", mark.trim()),
     };
-    let KeptPart {
+    let StoredPart {
         command,
         date,
         object,
@@ -170,7 +170,7 @@ fn block(part: &KeptPart, place: &Place, committed: &CommittedObject) -> String 
 }
 
 /// A sentence about a training step that keeps a GPU busy; `None` if the part has no such figures.
-fn longer_step(part: &KeptPart) -> Option<String> {
+fn longer_step(part: &StoredPart) -> Option<String> {
     let block = &part.table.raw()["samples"][0]["block"];
     let events = block["events"].as_f64()? / block["iterations"].as_f64()?;
     let cost = |row: &str| -> Option<f64> {
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn part() -> KeptPart {
+    fn part() -> StoredPart {
         let mut table = Table::new("A loop", &["", "µs/iteration", "slower", "µs/event"]);
         for (name, slower, microseconds) in [
             ("no profiler", "-", "-"),
@@ -201,7 +201,7 @@ mod tests {
         }
         table.note("Medians.");
         table.samples([json!({"block": {"events": 3760, "iterations": 20}})]);
-        KeptPart {
+        StoredPart {
             part: "loop".to_owned(),
             command: "cargo xtask bench --keep --only loop".to_owned(),
             date: "2026-11-24".to_owned(),
@@ -254,12 +254,12 @@ A training step of 100 ms on a GPU with as many events would lose 0.4 to 0.5 ms.
     fn measurements_replace_those_of_their_part() {
         let root = tempfile::tempdir().expect("a folder");
         fs::create_dir(root.path().join("docs")).expect("made");
-        let ranks = KeptPart {
+        let ranks = StoredPart {
             part: "ranks".to_owned(),
             ..part()
         };
         put(root.path(), vec![ranks.clone(), part()]).expect("written");
-        let again = KeptPart {
+        let again = StoredPart {
             date: "2026-12-01".to_owned(),
             ..part()
         };

@@ -515,24 +515,23 @@ fn a_distributed_model_adds_a_copy_of_its_output_however_late_memprobe_attaches(
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    let (_folder, files) = record_named(&environment, "distributed", "--names");
+    let (_folder, files) = record(&environment, "distributed", &["--names", "--no-names"]);
     let pass = Sizes::of_pass();
-    let out = BATCH * OUT * FLOAT;
     let expected = Sizes {
         // `_DDPSink`, since `find_unused_parameters` is set.
-        forward: pass.forward + out,
+        forward: pass.forward + BATCH * OUT * FLOAT,
         ..pass
     };
     check_sizes(&environment, &files, &[], expected);
-    for file in files {
-        let rows = modules(&environment, &file, "layer");
-        let weights = |at: u64| {
-            let row = &rows[&format!("DistributedDataParallel.module.{at}")];
-            row["own_parameter"].as_u64().expect("bytes")
-        };
-        assert!(weights(0) >= FLOAT * (IN * HIDDEN + HIDDEN), "{rows:#?}");
-        assert!(weights(2) >= FLOAT * (HIDDEN * OUT + OUT), "{rows:#?}");
-        assert_eq!(growth(&environment, &file, &[]), [], "nothing grows");
+    for file in &files {
+        let rows = modules(&environment, file, "size");
+        let gradients = ["0", "2"].map(|at| {
+            let row = rows.get(&format!("DistributedDataParallel.module.{at}"));
+            row.map(|row| row["own_gradients"].as_u64().expect("bytes"))
+        });
+        let weights = [IN * HIDDEN + HIDDEN, HIDDEN * OUT + OUT].map(|count| Some(FLOAT * count));
+        assert_eq!(gradients, weights, "{}: {rows:#?}", file.display());
+        assert_eq!(growth(&environment, file, &[]), [], "nothing grows");
     }
 }
 

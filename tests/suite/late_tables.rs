@@ -17,6 +17,9 @@ const IN: u64 = 1000;
 const HIDDEN: u64 = 2000;
 const OUT: u64 = 500;
 
+/// Simulated GPUs. All programs but one use the first.
+const DEVICES: u32 = 2;
+
 /// Time in which several iterations end.
 const TRAINING: Duration = Duration::from_secs(2);
 
@@ -47,14 +50,21 @@ impl Sizes {
         }
     }
 
-    fn reported(environment: &TestEnvironment, recording: &Path) -> Self {
+    /// Sums of a device's rows. `options` say where iterations begin.
+    fn reported(
+        environment: &TestEnvironment,
+        recording: &Path,
+        device: u64,
+        options: &[&str],
+    ) -> Self {
         let file = recording.to_str().expect("UTF-8");
-        let report = environment.run(&["report", file, "--by", "size", "--format", "jsonl"]);
+        let arguments = ["report", file, "--by", "size", "--format", "jsonl"];
+        let report = environment.run(&[&arguments, options].concat());
         let mut sizes = Self::default();
         for line in report.succeeded().stdout.lines() {
             let row: Value = serde_json::from_str(line).expect("JSON");
             // Deeper rows are part of these.
-            if row["device"] != 0 || row["depth"].as_u64().is_some_and(|depth| depth > 0) {
+            if row["device"] != device || row["depth"].as_u64().is_some_and(|depth| depth > 0) {
                 continue;
             }
             let bytes = |name: &str| row[name].as_u64().unwrap_or(0);
@@ -87,6 +97,7 @@ impl FromStart {
         command.args(["-W", "ignore", "late_steps.py", program]);
         command.arg(path("until"));
         environment.pytorch().settle(&mut command);
+        command.env("CUDASIM_DEVICES", DEVICES.to_string());
         let mut recording = Background::start(&mut command);
         let ready = recording.wait_for("ready ");
         let pid = ready.split_whitespace().last().map(str::parse);
@@ -109,8 +120,8 @@ impl FromStart {
     }
 }
 
-/// Records a program from its start, and late with each of these options; asserts that all report these sizes.
-fn check(environment: &TestEnvironment, program: &str, late: &[&str], expected: Sizes) {
+/// Records a program from its start, and late with each of these options. Returns the files, the first from the start.
+fn record(environment: &TestEnvironment, program: &str, late: &[&str]) -> (TempDir, Vec<PathBuf>) {
     let from_start = FromStart::new(environment, program, "--no-names");
     let mut files = vec![from_start.path("start.json")];
     let mut recordings = Vec::new();
@@ -120,13 +131,29 @@ fn check(environment: &TestEnvironment, program: &str, late: &[&str], expected: 
         files.push(file);
     }
     std::thread::sleep(TRAINING);
-    let _folder = from_start.end();
+    let folder = from_start.end();
     for recording in recordings {
         recording.finish();
     }
+    (folder, files)
+}
+
+/// Records a program from its start, and late with each of these options; asserts that all report these sizes.
+fn check(environment: &TestEnvironment, program: &str, late: &[&str], expected: Sizes) {
+    let (_folder, files) = record(environment, program, late);
+    check_sizes(environment, &files, &[], expected);
+}
+
+/// Asserts that all recordings report these sizes for the first GPU.
+fn check_sizes(
+    environment: &TestEnvironment,
+    files: &[PathBuf],
+    options: &[&str],
+    expected: Sizes,
+) {
     for file in files {
-        let sizes = Sizes::reported(environment, &file);
-        assert_eq!(sizes, expected, "{program}: {}", file.display());
+        let sizes = Sizes::reported(environment, file, 0, options);
+        assert_eq!(sizes, expected, "{}", file.display());
     }
 }
 
@@ -371,10 +398,7 @@ fn models_of_one_class_have_their_own_sizes_however_late_memprobe_attaches() {
         gradients: pass.gradients + discriminator,
     };
     let (_folder, files) = record_named(&environment, "gan", "--no-names");
-    for file in &files {
-        let sizes = Sizes::reported(&environment, file);
-        assert_eq!(sizes, expected, "{}", file.display());
-    }
+    check_sizes(&environment, &files, &[], expected);
     // Classes do not tell them apart, variables do.
     for by in ["module", "layer", "size"] {
         let rows = modules(&environment, &files[1], by);
@@ -396,5 +420,167 @@ fn models_of_one_class_have_their_own_sizes_however_late_memprobe_attaches() {
         "for_discriminator.exp_avg[discriminator.0.weight]",
     ] {
         assert!(late.contains(name), "{name}");
+    }
+}
+
+/// Bytes by which a device's memory grows an iteration, by each line and tensor that grows.
+fn growth(environment: &TestEnvironment, recording: &Path, options: &[&str]) -> Vec<(String, f64)> {
+    let file = recording.to_str().expect("UTF-8");
+    let arguments = ["report", file, "--by", "growth", "--format", "json"];
+    let report = environment.run(&[&arguments, options].concat());
+    let report: Value = serde_json::from_str(&report.succeeded().stdout).expect("JSON");
+    let devices = report["devices"].as_array().expect("devices");
+    let suspects = devices
+        .iter()
+        .filter_map(|device| device["suspects"].as_array());
+    let growing = suspects.flatten().map(|suspect| {
+        let by = suspect["by"].as_str().expect("what grows").to_owned();
+        (by, suspect["bytes"].as_f64().expect("bytes"))
+    });
+    growing.collect()
+}
+
+#[test]
+fn what_a_server_keeps_and_computes_is_the_same_however_late_memprobe_attaches() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let program = include_str!("../workloads/late_steps.py");
+    let line = program
+        .lines()
+        .position(|line| line.contains("request = random"));
+    let line = format!("late_steps.py:{}", line.expect("the server's line") + 1);
+    let options = ["--iteration-start", &line];
+    let (_folder, files) = record(&environment, "served", &["--names", "--no-names"]);
+    let [hidden, out] = [HIDDEN, OUT].map(|width| BATCH * width * FLOAT);
+    let expected = Sizes {
+        // Linear, ReLU, Linear.
+        forward: 2 * hidden + out,
+        ..Sizes::default()
+    };
+    check_sizes(&environment, &files, &options, expected);
+    for file in &files {
+        let growing = growth(&environment, file, &options);
+        for what in ["total", "line", "module", "tensor"] {
+            let of = growing.iter().filter(|(by, _)| by == what);
+            let of: f64 = of.map(|(_, bytes)| bytes).sum();
+            assert_eq!(of, out as f64, "{what} {}: {growing:?}", file.display());
+        }
+    }
+}
+
+#[test]
+fn models_in_a_list_have_their_own_sizes_and_names_however_late_memprobe_attaches() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let (_folder, files) = record_named(&environment, "listed", "--names");
+    check_sizes(&environment, &files, &[], Sizes::of_pass());
+    let weights = [IN * HIDDEN + HIDDEN, 0, HIDDEN * OUT + OUT];
+    for file in files {
+        for by in ["layer", "module", "size"] {
+            let rows = modules(&environment, &file, by);
+            let outermost = rows.iter().filter(|(_, row)| row["depth"] == 0);
+            let outermost: Vec<_> = outermost.map(|(path, _)| &**path).collect();
+            // The table of one iteration has one of both.
+            let expected: &[&str] = match by {
+                "size" if outermost.len() == 1 => &outermost[..],
+                _ => &["models[0]", "models[1]"],
+            };
+            assert_eq!(outermost, expected, "{by} {}", file.display());
+            assert!(outermost.iter().all(|path| path.starts_with("models[")));
+        }
+        let rows = modules(&environment, &file, "layer");
+        for model in ["models[0]", "models[1]"] {
+            let own = [0, 1, 2].map(|at| {
+                let row = rows.get(&format!("{model}.{at}"));
+                row.map_or(0, |row| row["own_parameter"].as_u64().unwrap_or(0))
+            });
+            // As blocks of the allocator.
+            for (own, weights) in own.into_iter().zip(weights) {
+                assert!(own >= FLOAT * weights, "{model}: {rows:#?}");
+            }
+        }
+        let text = std::fs::read_to_string(&file).expect("a recording");
+        for at in 0..2 {
+            let name = format!("optimizers[{at}].exp_avg[models[{at}].0.weight]");
+            assert!(text.contains(&name), "{name} {}", file.display());
+        }
+        assert_eq!(growth(&environment, &file, &[]), [], "nothing grows");
+    }
+}
+
+#[test]
+fn a_distributed_model_adds_a_copy_of_its_output_however_late_memprobe_attaches() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let (_folder, files) = record(&environment, "distributed", &["--names", "--no-names"]);
+    let pass = Sizes::of_pass();
+    let expected = Sizes {
+        // `_DDPSink`, since `find_unused_parameters` is set.
+        forward: pass.forward + BATCH * OUT * FLOAT,
+        ..pass
+    };
+    check_sizes(&environment, &files, &[], expected);
+    for file in &files {
+        let rows = modules(&environment, file, "size");
+        let gradients = ["0", "2"].map(|at| {
+            let row = rows.get(&format!("DistributedDataParallel.module.{at}"));
+            row.map(|row| row["own_gradients"].as_u64().expect("bytes"))
+        });
+        let weights = [IN * HIDDEN + HIDDEN, HIDDEN * OUT + OUT].map(|count| Some(FLOAT * count));
+        assert_eq!(gradients, weights, "{}: {rows:#?}", file.display());
+        assert_eq!(growth(&environment, file, &[]), [], "nothing grows");
+    }
+}
+
+#[test]
+fn replicas_on_two_devices_have_the_sizes_of_their_halves_however_late_memprobe_attaches() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    if !environment.pytorch().has_devices(DEVICES) {
+        return;
+    }
+    let (_folder, files) = record(&environment, "replicated", &["--names", "--no-names"]);
+    let pass = Sizes::of_pass();
+    let [hidden, out] = [HIDDEN, OUT].map(|width| BATCH / 2 * width * FLOAT);
+    let half = 2 * hidden + out;
+    let weights = pass.gradients;
+    let last_bias = OUT * FLOAT;
+    let scalar = FLOAT;
+    let on = [
+        Sizes {
+            // Weights in one piece up to the last bias, which is a piece by itself; the half batch; all outputs; the
+            // loss and its total weight.
+            forward: weights - last_bias + half + 2 * out + 2 * out + 2 * scalar,
+            saved: hidden + 2 * out + scalar,
+            recomputed: 0,
+            // Of the loss; of the half batch and its weights; the latter in pieces.
+            backward: scalar + 4 * out + 2 * hidden + 2 * weights,
+            gradients: weights,
+        },
+        Sizes {
+            // Weights and the half of the batch that come from the first device.
+            forward: weights + BATCH / 2 * IN * FLOAT + half,
+            saved: hidden,
+            recomputed: 0,
+            // The half of the output's gradient comes from there too.
+            backward: out + 2 * hidden + 2 * weights,
+            gradients: 0,
+        },
+    ];
+    for file in &files {
+        for (device, expected) in (0..u64::from(DEVICES)).zip(on) {
+            let sizes = Sizes::reported(&environment, file, device, &[]);
+            assert_eq!(sizes, expected, "cuda:{device} {}", file.display());
+        }
+        // A replica lives for one pass: its modules have no names, and never wrong ones.
+        let rows = modules(&environment, file, "module");
+        let known = ["DataParallel", "DataParallel.module"];
+        let is_known = |path: &String| known.iter().any(|known| path.starts_with(known));
+        assert!(rows.keys().all(is_known), "{:?}", rows.keys());
+        assert_eq!(growth(&environment, file, &[]), [], "nothing grows");
     }
 }

@@ -114,6 +114,57 @@ def gan():
         yield
 
 
+def listed():
+    """Models and optimizers in lists."""
+    models = [perceptron() for _ in range(2)]
+    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+    while True:
+        for model, optimizer in zip(models, optimizers):
+            optimizer.zero_grad()
+            learn(model)
+            optimizer.step()
+        yield
+
+
+def replicated():
+    """`DataParallel` over all GPUs."""
+    model = nn.DataParallel(perceptron())
+    optimizer = torch.optim.Adam(model.parameters())
+    while True:
+        optimizer.zero_grad()
+        learn(model)
+        optimizer.step()
+        yield
+
+
+def distributed():
+    """`DistributedDataParallel`, one rank."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    # Simulated GPUs exchange zeros: sizes of another model, and buckets that no longer fit.
+    model = nn.parallel.DistributedDataParallel(
+        perceptron(), device_ids=[0], init_sync=False, find_unused_parameters=True
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    while True:
+        optimizer.zero_grad()
+        learn(model)
+        optimizer.step()
+        yield
+
+
+def served():
+    """Answers requests without gradients, and keeps what each answer needs again."""
+    model = perceptron().eval()
+    kept = []
+    while True:
+        request = random(WIDTHS[0])
+        with torch.inference_mode():
+            answer = model(request)
+        kept.append(answer.clone())
+        del request, answer
+        yield
+
+
 def main():
     steps = globals()[sys.argv[1]]()
     next(steps)

@@ -114,6 +114,9 @@ enum Verb {
         /// The version of PyTorch
         #[arg(long, value_name = "VERSION", default_value = pytorch::DEFAULT_TORCH)]
         torch: String,
+        /// The environment of `cargo xtask matrix --frameworks` instead: 1 GB of downloads, 2 GB
+        #[arg(long, conflicts_with_all = ["python", "torch"])]
+        frameworks: bool,
     },
 }
 
@@ -170,16 +173,22 @@ fn run(verb: Verb) -> Result<()> {
                 pages::write(&repository)
             }
         }
-        Verb::SetUp { python, torch } => {
+        Verb::SetUp {
+            frameworks: true, ..
+        } => matrix::frameworks::set_up().map(|environment| show(&environment)),
+        Verb::SetUp { python, torch, .. } => {
             let newest = || requirements::newest_python(&torch);
             let python = python.or_else(newest);
-            set_up(python.unwrap_or_else(requirements::usual_python), torch)
+            let python = python.unwrap_or_else(requirements::usual_python);
+            let environment = pytorch::set_up(&pytorch::Request::new(python, &torch))?;
+            show(&environment);
+            Ok(())
         }
     }
 }
 
-fn set_up(interpreter: pytorch::Interpreter, torch: String) -> Result<()> {
-    let environment = pytorch::set_up(&pytorch::Request::new(interpreter, &torch))?;
+/// Prints the interpreter, and on standard error its versions.
+fn show(environment: &pytorch::Environment) {
     println!("{}", environment.python.display());
     eprintln!(
         "Python {}, PyTorch {}, {}",
@@ -190,5 +199,4 @@ fn set_up(interpreter: pytorch::Interpreter, torch: String) -> Result<()> {
             _ => "the GPUs of this machine".to_owned(),
         }
     );
-    Ok(())
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::ebpf::sha256;
 use crate::repository::Repository;
-use crate::{categories, drivers, kernels, matrix};
+use crate::{bench, categories, drivers, kernels, matrix};
 
 /// Marks a stale figure.
 pub const STALE: &str = " †";
@@ -82,7 +82,7 @@ pub fn write(repository: &Repository) -> Result<()> {
         fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
         println!("{}", path.display());
     }
-    Ok(())
+    bench::write_documents(repository)
 }
 
 #[cfg(test)]
@@ -123,6 +123,11 @@ mod tests {
         ] {
             let text = fs::read_to_string(docs.join(name)).unwrap();
             assert_eq!(text, page.unwrap(), "{name}: run `cargo xtask pages`");
+        }
+        for (path, text) in bench::documents(&repository).unwrap() {
+            let found = fs::read_to_string(&path).unwrap();
+            let name = path.display();
+            assert_eq!(found, text, "{name}: run `cargo xtask pages`");
         }
     }
 }

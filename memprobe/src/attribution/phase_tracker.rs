@@ -139,7 +139,7 @@ impl PhaseTracker {
 
     /// Reclassifies an allocation by the last action of its thread. A loss function between modules and the
     /// backward pass belongs to forward. The same holds for a function within them for which autograd
-    /// disables grad.
+    /// disables grad, also if other threads call the modules with grad: `DataParallel` gathers their results.
     fn refine(
         &self,
         by_stack: ClassifiedPhase,
@@ -147,10 +147,12 @@ impl PhaseTracker {
         grad: Grad,
     ) -> ClassifiedPhase {
         let notes = !matches!(grad, Grad::Disabled | Grad::Inference);
+        let is_forward = last == Some(ThreadState::Forward);
         let rule = match by_stack.rule {
-            _ if last != Some(ThreadState::Forward) => return by_stack,
-            PhaseRule::NothingTells if notes => PhaseRule::AfterModule,
-            PhaseRule::ForwardWithoutGrad => PhaseRule::FunctionInForward,
+            PhaseRule::NothingTells if notes && is_forward => PhaseRule::AfterModule,
+            PhaseRule::ForwardWithoutGrad if is_forward || self.phase == Phase::Forward => {
+                PhaseRule::FunctionInForward
+            }
             _ => return by_stack,
         };
         ClassifiedPhase {
@@ -220,7 +222,10 @@ impl PhaseTracker {
         // A node may start a backward pass of its own (reentrant checkpoints).
         let is_nested = in_node && last.is_none();
         match judged.rule {
-            PhaseRule::ModuleWithGrad | PhaseRule::ModuleOnly | PhaseRule::CompiledForward => {
+            PhaseRule::ModuleWithGrad
+            | PhaseRule::ModuleOnly
+            | PhaseRule::CompiledForward
+            | PhaseRule::FunctionInForward => {
                 self.set(tid, ThreadState::Forward);
             }
             PhaseRule::ModuleWithoutGrad => self.set(tid, ThreadState::Other),
@@ -307,6 +312,27 @@ mod tests {
             after.transition.map(|turn| turn.ended),
             Some(Phase::Backward)
         );
+    }
+
+    #[test]
+    fn a_loss_of_what_other_threads_computed_goes_forward() {
+        let mut course = PhaseTracker::default();
+        let function = |course: &mut PhaseTracker| {
+            let rule = PhaseRule::ForwardWithoutGrad;
+            let by_stack = ClassifiedPhase {
+                phase: Phase::Evaluation,
+                rule,
+            };
+            let judged = course.on_allocation(MAIN, by_stack, Grad::Disabled, false);
+            judged.classified.phase
+        };
+        // Replicas of the weights, before anything tells that grad is enabled.
+        assert_eq!(function(&mut course), Phase::Evaluation);
+        forward(&mut course, Tid(7));
+        forward(&mut course, Tid(8));
+        assert_eq!(function(&mut course), Phase::Forward);
+        let loss = outside(&mut course, MAIN).classified;
+        assert_eq!(loss.rule, PhaseRule::AfterModule);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::{files_below, repository, text};
+use super::{files_below, repository, rust_files, text};
 
 /// Lines of the README that people read to the end.
 const MAX_README_LINES: usize = 200;
@@ -104,6 +104,40 @@ fn sources_named_in_the_documents_exist() {
         "no such source:\n{}",
         missing.join("\n")
     );
+}
+
+/// Names of the tests in the tables of the threat model: all in backticks in the last column of a row with a test.
+fn tests_of_attacks(page: &str) -> Vec<&str> {
+    let mut is_of_tests = false;
+    let mut names = Vec::new();
+    for line in page.lines() {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        match (line.starts_with('|'), cells.last()) {
+            (true, Some(&"test")) => is_of_tests = true,
+            (true, Some(last)) if is_of_tests => names.extend(last.split('`').skip(1).step_by(2)),
+            _ => is_of_tests = false,
+        }
+    }
+    names
+}
+
+#[test]
+fn each_attack_of_the_threat_model_has_tests_that_exist() {
+    let page = text(Path::new("docs/guide/src/threat-model.md"));
+    let named = tests_of_attacks(&page);
+    let folders = ["memprobe", "tests", "fuzz/tests"];
+    let files = folders.iter().flat_map(|folder| rust_files(folder));
+    let sources: String = files.map(|file| text(&file)).collect();
+    let is_missing = |name: &&&str| !sources.contains(&format!("fn {name}("));
+    let missing: Vec<_> = named.iter().filter(is_missing).collect();
+    assert!(named.len() > 20, "{named:?}");
+    assert!(missing.is_empty(), "no such tests: {missing:?}");
+}
+
+#[test]
+fn tests_of_attacks_stand_in_the_last_column() {
+    let page = "| attack | promise | test |\n|---|---|---|\n| `a` | `b` | `c`, `d` |\n\n| x | needed |\n|---|---|\n| `e` | `f` |";
+    assert_eq!(tests_of_attacks(page), ["c", "d"]);
 }
 
 #[test]

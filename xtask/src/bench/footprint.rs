@@ -5,6 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use serde_json::json;
 
 use super::profiler::{Build, Profiler, Programs};
 use super::table::Table;
@@ -66,6 +67,16 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
             mebibytes(memory.anonymous),
         ];
         eprintln!("  {}: {} of a core", row[0], row[2]);
+        table.samples([json!({
+            "profiler": profiler.name(),
+            "events": paced.events,
+            "seconds": paced.seconds,
+            "cpu_seconds": cpu,
+            "measured_seconds": elapsed,
+            "resident_kib": memory.resident,
+            "most_kib": memory.most,
+            "anonymous_kib": memory.anonymous,
+        })]);
         table.row(row);
     }
     table.note(format!(

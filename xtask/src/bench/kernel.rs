@@ -1,6 +1,7 @@
 //! Kernel run time of the allocator's eBPF program, by depth of the Python stack.
 
 use anyhow::{Context, Result, bail};
+use serde_json::json;
 
 use super::profiler::{Programs, RunTime, TimedProbes};
 use super::statistics::Measured;
@@ -53,6 +54,11 @@ fn table(allocations: Vec<Vec<f64>>, frees: Vec<Vec<f64>>) -> Result<Table> {
         &["Python frames", "ns/allocation", "middle half", "ns/free"],
     );
     for ((depth, allocations), frees) in DEPTHS.into_iter().zip(allocations).zip(frees) {
+        table.samples([json!({
+            "frames": depth,
+            "ns_by_allocation": allocations,
+            "ns_by_free": frees,
+        })]);
         let allocations = Measured::of(allocations).context("nothing was measured")?;
         let frees = Measured::of(frees).context("nothing was measured")?;
         let (low, high) = allocations.quartiles();

@@ -13,6 +13,7 @@ mod ranks;
 mod scale;
 mod snapshot;
 mod statistics;
+mod stored;
 mod table;
 mod target;
 
@@ -21,13 +22,13 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use serde_json::json;
 
 use crate::pages::{CommittedObject, digits};
 use crate::process;
 use crate::pytorch::{self, Interpreter};
 use crate::repository::Repository;
 use profiler::Programs;
+use stored::StoredPart;
 use table::{Style, Table};
 use target::Target;
 
@@ -55,6 +56,9 @@ pub struct Options {
     /// Another memprobe, such as that of an earlier commit, in the same turns of the training loop
     #[arg(long, value_name = "MEMPROBE")]
     other: Option<PathBuf>,
+    /// Keep the measurements in docs/cost.json, and write the tables of README.md and the guide from it
+    #[arg(long, conflicts_with_all = ["other", "filter"])]
+    keep: bool,
 }
 
 /// A part of the benchmarks.
@@ -106,31 +110,38 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
             let script = workloads.join("bench_loop.py");
             let mut target = Target::start(&environment.python, &script)?;
             if wanted(Part::Loop) {
-                tables.push(overhead::measure(&mut target, &programs, options)?);
+                tables.push((
+                    Part::Loop,
+                    overhead::measure(&mut target, &programs, options)?,
+                ));
             }
             if wanted(Part::Footprint) {
-                tables.push(footprint::measure(&mut target, &programs)?);
+                tables.push((Part::Footprint, footprint::measure(&mut target, &programs)?));
             }
             if wanted(Part::Kernel) {
-                tables.push(kernel::measure(&mut target, &programs)?);
+                tables.push((Part::Kernel, kernel::measure(&mut target, &programs)?));
             }
             gpu = Some(target.describe().clone());
             target.end()?;
         }
         if wanted(Part::Snapshot) {
             let script = workloads.join("many_objects.py");
-            tables.push(snapshot::measure(&environment.python, &script, &programs)?);
+            let table = snapshot::measure(&environment.python, &script, &programs)?;
+            tables.push((Part::Snapshot, table));
         }
         if wanted(Part::Ranks) {
             let script = workloads.join("rush.py");
-            tables.push(ranks::measure(&environment.python, &script, &programs)?);
+            let table = ranks::measure(&environment.python, &script, &programs)?;
+            tables.push((Part::Ranks, table));
         }
         if wanted(Part::Scale) {
-            tables.push(scale::measure(&environment.python, &workloads, &programs)?);
+            let table = scale::measure(&environment.python, &workloads, &programs)?;
+            tables.push((Part::Scale, table));
         }
     }
     if wanted(Part::Code) {
-        tables.push(code::measure(repository, options.filter.as_deref())?);
+        let table = code::measure(repository, options.filter.as_deref())?;
+        tables.push((Part::Code, table));
     }
     let style = if options.markdown {
         Style::Markdown
@@ -139,38 +150,76 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     };
     let machine = machine::describe(gpu.as_ref())?;
     print(&machine, &tables, style);
-    keep(repository, &machine, &tables, attaches)
+    let parts = parts(repository, &machine, tables, attaches)?;
+    write_samples(repository, &parts)?;
+    if options.keep {
+        stored::put(repository.root(), parts)?;
+        write_documents(repository)?;
+    }
+    Ok(())
 }
 
-/// Writes the measurements behind the tables, with the builds that they are of.
-fn keep(
+/// Writes the tables in README.md and the guide from the stored measurements.
+pub fn write_documents(repository: &Repository) -> Result<()> {
+    for (path, text) in documents(repository)? {
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("{}", path.display());
+    }
+    Ok(())
+}
+
+/// Returns README.md and the page of the guide as the stored measurements make them.
+pub fn documents(repository: &Repository) -> Result<Vec<(PathBuf, String)>> {
+    stored::documents(repository.root(), &CommittedObject::of(repository)?)
+}
+
+impl Part {
+    /// Name on the command line.
+    fn name(self) -> String {
+        let value = self.to_possible_value().expect("no part is hidden");
+        value.get_name().to_owned()
+    }
+}
+
+/// Returns the tables with their measurements, and the builds that they are of.
+fn parts(
     repository: &Repository,
     machine: &[String],
-    tables: &[Table],
+    tables: Vec<(Part, Table)>,
     attaches: bool,
-) -> Result<()> {
+) -> Result<Vec<StoredPart>> {
+    let memprobe = repository.target().join("release/memprobe");
+    let memprobe = attaches.then(|| digits(&memprobe)).transpose()?;
+    let date = process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+    let object = CommittedObject::of(repository)?;
+    let parts = tables.into_iter().map(|(part, table)| StoredPart {
+        part: part.name(),
+        command: format!("cargo xtask bench --keep --only {}", part.name()),
+        date: date.clone(),
+        machine: machine.to_vec(),
+        memprobe: memprobe.clone(),
+        object: object.digits().to_owned(),
+        table,
+    });
+    Ok(parts.collect())
+}
+
+/// Writes the measurements behind the tables.
+fn write_samples(repository: &Repository, parts: &[StoredPart]) -> Result<()> {
     let folder = repository.target().join("bench");
     std::fs::create_dir_all(&folder)?;
-    let memprobe = repository.target().join("release/memprobe");
-    let samples = json!({
-        "date": process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
-        "machine": machine,
-        "memprobe": attaches.then(|| digits(&memprobe)).transpose()?,
-        "object": CommittedObject::of(repository)?.digits(),
-        "tables": tables.iter().map(Table::raw).collect::<Vec<_>>(),
-    });
     let path = folder.join("samples.json");
-    std::fs::write(&path, serde_json::to_string_pretty(&samples)? + "\n")
+    std::fs::write(&path, serde_json::to_string_pretty(parts)? + "\n")
         .with_context(|| format!("cannot write {}", path.display()))?;
     println!("\nThe measurements: {}", path.display());
     Ok(())
 }
 
-fn print(machine: &[String], tables: &[Table], style: Style) {
+fn print(machine: &[String], tables: &[(Part, Table)], style: Style) {
     for line in machine {
         println!("{line}{}", if style == Style::Markdown { "  " } else { "" });
     }
-    for table in tables {
+    for (_, table) in tables {
         println!("\n{}", table.render(style));
     }
 }

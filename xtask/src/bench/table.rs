@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// Output format of a table.
@@ -13,7 +14,7 @@ pub enum Style {
 }
 
 /// A table; the first column holds text, the others numbers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Table {
     title: String,
     columns: Vec<String>,
@@ -44,6 +45,37 @@ impl Table {
         json!({ "title": self.title, "samples": self.samples })
     }
 
+    pub fn title(&self) -> &str {
+        &self.title
+    }
+
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Returns the cell of a row, by its first cell, below a heading.
+    pub fn cell(&self, row: &str, column: &str) -> Option<&str> {
+        let row = self.rows.iter().find(|cells| cells[0] == row)?;
+        let at = self.columns.iter().position(|name| name == column)?;
+        row.get(at).map(String::as_str)
+    }
+
+    /// Returns the table of these rows, by their first cells, and these columns; an empty list means all.
+    pub fn chosen(&self, rows: &[&str], columns: &[&str]) -> Self {
+        let is_in = |list: &[&str], name: &str| list.is_empty() || list.contains(&name);
+        let cells = |cells: &Vec<String>| {
+            let with_names = cells.iter().zip(&self.columns);
+            let chosen = with_names.filter(|(_, name)| is_in(columns, name));
+            chosen.map(|(cell, _)| cell.clone()).collect()
+        };
+        let chosen = self.rows.iter().filter(|row| is_in(rows, &row[0]));
+        Self {
+            rows: chosen.map(cells).collect(),
+            columns: cells(&self.columns),
+            ..self.clone()
+        }
+    }
+
     /// Adds a row with one cell per column.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         assert_eq!(N, self.columns.len(), "a cell for every column");
@@ -57,21 +89,8 @@ impl Table {
 
     /// Formats the table as text.
     pub fn render(&self, style: Style) -> String {
-        let widths: Vec<usize> = (0..self.columns.len())
-            .map(|column| {
-                let cells = self.rows.iter().chain([&self.columns]);
-                cells
-                    .map(|cells| cells[column].chars().count())
-                    .max()
-                    .unwrap_or(0)
-            })
-            .collect();
         let mut text = String::new();
-        let mut lines = vec![self.line(&self.columns, &widths, style)];
-        if style == Style::Markdown {
-            lines.push(ruler(&widths));
-        }
-        lines.extend(self.rows.iter().map(|row| self.line(row, &widths, style)));
+        let mut lines = self.lines(style);
         let mut above = match style {
             Style::Terminal => vec![format!("{}:", self.title)],
             Style::Markdown => vec![format!("**{}**", self.title), String::new()],
@@ -85,6 +104,25 @@ impl Table {
             let _ = writeln!(text, "{}", line.trim_end());
         }
         text
+    }
+
+    /// Formats the headings and rows.
+    pub fn lines(&self, style: Style) -> Vec<String> {
+        let widths: Vec<usize> = (0..self.columns.len())
+            .map(|column| {
+                let cells = self.rows.iter().chain([&self.columns]);
+                cells
+                    .map(|cells| cells[column].chars().count())
+                    .max()
+                    .unwrap_or(0)
+            })
+            .collect();
+        let mut lines = vec![self.line(&self.columns, &widths, style)];
+        if style == Style::Markdown {
+            lines.push(ruler(&widths));
+        }
+        lines.extend(self.rows.iter().map(|row| self.line(row, &widths, style)));
+        lines
     }
 
     fn line(&self, cells: &[String], widths: &[usize], style: Style) -> String {

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 pub use compile::stand_in_for_rustc;
 use compile::{Lock, compile};
 pub use record::sha256;
-use record::{Record, source_sha256};
+use record::{Record, ToolchainVersions, source_sha256};
 use toolchain::Toolchain;
 
 use crate::repository::{Repository, cache_folder};
@@ -74,37 +74,46 @@ pub fn check(repository: &Repository, missing: Missing) -> Result<Checked> {
     let object = compile(repository, &toolchain, Lock::Keep)?;
     let fresh = fresh_object(repository);
     fs::write(&fresh, &object).with_context(|| format!("cannot write {}", fresh.display()))?;
-    if toolchain.versions == record.toolchain {
-        if sha256(&object) != record.object_sha256 {
-            bail!(
-                "the committed object is not what its sources give: the same toolchain ({}) built \
-                 another one, {}. Run `cargo xtask ebpf` and commit both files of \
-                 memprobe/object",
-                record.toolchain,
-                fresh.display()
-            );
-        }
-        println!(
+    judge(&record, &toolchain.versions, &object, fresh)
+}
+
+/// Compares a rebuilt object, kept in `fresh`, with the record of the committed one.
+///
+/// # Errors
+///
+/// If the same toolchain built another object: the committed one does not come from its sources.
+fn judge(
+    record: &Record,
+    toolchain: &ToolchainVersions,
+    object: &[u8],
+    fresh: PathBuf,
+) -> Result<Checked> {
+    let is_same = sha256(object) == record.object_sha256;
+    let is_recorded = *toolchain == record.toolchain;
+    match (is_same, is_recorded) {
+        (true, true) => println!(
             "eBPF object: rebuilt, the same {} bytes as committed",
             object.len()
-        );
-        return Ok(Checked::Same);
+        ),
+        (true, false) => println!("eBPF object: rebuilt by {toolchain}, the same as committed"),
+        (false, true) => bail!(
+            "the committed object is not what its sources give: the same toolchain ({}) built another one, {}. Run \
+             `cargo xtask ebpf` and commit both files of memprobe/object",
+            record.toolchain,
+            fresh.display()
+        ),
+        (false, false) => {
+            println!("eBPF object: sources unchanged, but this machine has another toolchain");
+            println!("  committed: {}", record.toolchain);
+            println!("  here:      {toolchain}");
+            println!(
+                "  to try the fresh one: MEMPROBE_BPF_OBJECT={}",
+                fresh.display()
+            );
+            return Ok(Checked::OtherToolchain(fresh));
+        }
     }
-    if sha256(&object) == record.object_sha256 {
-        println!(
-            "eBPF object: rebuilt by {}, the same as committed",
-            toolchain.versions
-        );
-        return Ok(Checked::Same);
-    }
-    println!("eBPF object: sources unchanged, but this machine has another toolchain");
-    println!("  committed: {}", record.toolchain);
-    println!("  here:      {}", toolchain.versions);
-    println!(
-        "  to try the fresh one: MEMPROBE_BPF_OBJECT={}",
-        fresh.display()
-    );
-    Ok(Checked::OtherToolchain(fresh))
+    Ok(Checked::Same)
 }
 
 /// Checks the committed object and the sources against the record, without a build.
@@ -179,7 +188,6 @@ fn toolchain_for(record: Option<&Record>, missing: Missing) -> Result<Toolchain>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use record::ToolchainVersions;
 
     fn checkout() -> (tempfile::TempDir, Repository) {
         let root = tempfile::tempdir().unwrap();
@@ -233,6 +241,28 @@ mod tests {
         assert!(refusal(&repository).contains("not the object of its record"));
         fs::remove_file(repository.ebpf_object()).unwrap();
         assert!(refusal(&repository).contains("cannot read"));
+    }
+
+    #[test]
+    fn an_object_that_its_sources_do_not_give_is_refused() {
+        let (_root, repository) = checkout();
+        let record = committed(&repository).unwrap();
+        let judge_by = |rustc: &str, object: &[u8]| {
+            let toolchain = ToolchainVersions {
+                rustc: rustc.into(),
+                ..record.toolchain.clone()
+            };
+            judge(&record, &toolchain, object, "/fresh.o".into())
+        };
+        let error = judge_by("rustc", b"another").unwrap_err().to_string();
+        assert!(
+            error.contains("not what its sources give") && error.contains("/fresh.o"),
+            "{error}"
+        );
+        assert_eq!(judge_by("rustc", b"object").unwrap(), Checked::Same);
+        assert_eq!(judge_by("rustc 2", b"object").unwrap(), Checked::Same);
+        let other = Checked::OtherToolchain("/fresh.o".into());
+        assert_eq!(judge_by("rustc 2", b"another").unwrap(), other);
     }
 
     #[test]

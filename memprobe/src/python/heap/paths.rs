@@ -271,6 +271,37 @@ impl<M: ReadMemory> Search<'_, '_, M> {
                 self.add_way(variable.value, origin);
             }
             self.reach(variable.value, origin, 1);
+            self.reach_elements(variable.value, 1);
+        }
+    }
+
+    /// Reaches the models and optimizers in a list or dict before the variables that were bound later: those of a
+    /// loop over it are aliases of one element.
+    fn reach_elements(&mut self, container: u64, steps: usize) {
+        let Some(place) = self.place_of(container) else {
+            return;
+        };
+        let Some((address, class)) = self.paths.object_at(place) else {
+            return;
+        };
+        if !matches!(class.holds, ContainerKind::List | ContainerKind::Entries)
+            || self.globals.contains(&address)
+            || usize::from(self.depths[place as usize]) != steps
+        {
+            return;
+        }
+        let mut held = Vec::new();
+        // Objects that cannot be read are not reached.
+        let heap = self.paths.heap;
+        let _ = heap.contents(&class, address, |step, value| held.push((step, value)));
+        for (step, value) in held {
+            let object = self.paths.place_of(value);
+            let class = object.and_then(|at| self.paths.object_at(at));
+            let is_root =
+                |class: &Class| matches!(class.role, TorchKind::Module | TorchKind::Optimizer);
+            if class.is_some_and(|(_, class)| is_root(&class)) {
+                self.reach(value, PathOrigin::From(place, step), steps + 1);
+            }
         }
     }
 
@@ -363,7 +394,8 @@ impl<M: ReadMemory> Search<'_, '_, M> {
         let mut held = Vec::new();
         // Objects that cannot be read are not reached.
         let _ = heap.contents(&class, address, |step, value| held.push((step, value)));
-        if class.holds == ContainerKind::Globals && steps == 0 {
+        let is_namespace = class.holds == ContainerKind::Globals;
+        if is_namespace && steps == 0 {
             notebook::prefer_history(heap, &mut held);
         }
         let values = self.of_contexts.get(&address).into_iter().flatten();
@@ -391,6 +423,9 @@ impl<M: ReadMemory> Search<'_, '_, M> {
                 continue;
             }
             self.reach(value, origin, steps + 1);
+            if is_namespace {
+                self.reach_elements(value, steps + 1);
+            }
         }
     }
 }

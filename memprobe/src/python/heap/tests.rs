@@ -660,3 +660,39 @@ fn globals_are_named_after_their_module_and_not_through_a_function_of_it() {
         assert_eq!(names, ["cachelib.cache[0]"]);
     }
 }
+
+#[test]
+fn models_in_a_list_are_named_before_the_variable_of_a_loop_over_it() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        heap.class("torch._C.TensorBase", 0, 0);
+        let module = heap.python_class("Module", "torch.nn.modules.module", &[]);
+        let optimizer = heap.python_class("Optimizer", "torch.optim.optimizer", &[]);
+        let models = [(); 4].map(|()| heap.with_dict(module, &[]));
+        let optimizer = heap.with_dict(optimizer, &[]);
+        let of_globals = heap.list(&models[..2]);
+        let of_frame = heap.list(&models[2..]);
+        let name = heap.text("generator");
+        let optimizers = heap.dict(&[(name, optimizer)]);
+        let globals = [
+            ("models", of_globals),
+            ("model", models[1]),
+            ("optimizers", optimizers),
+            ("step", optimizer),
+        ];
+        heap.module("__main__", &globals);
+        let (memory, interpreter) = heap.finish();
+        let variables = [
+            variable("train.py:9 train() -> first", models[2], 3),
+            variable("train.py:9 train() -> nets", of_frame, 3),
+            variable("train.py:9 train() -> net", models[3], 3),
+        ];
+        let heap = Heap::of(&memory, layout);
+        let scan = scan(&heap, interpreter);
+        let paths = Paths::search(&heap, &scan, &variables);
+        let name = |object: u64| paths.to_object(object).map(|path| path.name);
+        let names = models.map(|model| name(model).expect("reached"));
+        assert_eq!(names, ["models[0]", "models[1]", "first", "nets[1]"]);
+        assert_eq!(name(optimizer).as_deref(), Some("optimizers['generator']"));
+    }
+}

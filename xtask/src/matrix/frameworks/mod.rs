@@ -45,7 +45,6 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let wanted = workloads(&run, &list, &options.workload)?;
     let mut alone = alone()?;
     let _alone = alone.try_write().map_err(|_| anyhow!(BUSY))?;
-    check_free_space()?;
     let environment = set_up()?;
     let mut bad = 0;
     for name in wanted {
@@ -75,7 +74,13 @@ pub fn page_of(docs: &Path, committed: &CommittedObject) -> Result<String> {
     Ok(page::render(store.cells(), committed))
 }
 
-fn set_up() -> Result<Environment> {
+/// Sets up the environment of the programs: a PyTorch on simulated GPUs with the frameworks' packages.
+///
+/// # Errors
+///
+/// As [`pytorch::set_up`], or if too little space is free.
+pub fn set_up() -> Result<Environment> {
+    check_free_space()?;
     let python = Interpreter::Version(PythonVersion::three(PYTHON));
     pytorch::set_up(&Request {
         gpus: Gpus::Simulated,

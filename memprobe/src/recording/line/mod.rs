@@ -151,11 +151,15 @@ struct NameArgs<'a> {
     name: Cow<'a, str>,
 }
 
+/// True for a counter, which only viewers need: half of all lines are counters.
+pub(super) fn is_counter(line: &[u8]) -> bool {
+    line.starts_with(b"{\"ph\":\"C\",") && line.ends_with(b"}}")
+}
+
 /// Parses one line, without its comma and newline. `start` is the time of `ts` 0. An error describes the
 /// fault in a few words.
 pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<LineRecord<'_>, String> {
-    // Half of all lines are counters, which only viewers need.
-    if line.starts_with(b"{\"ph\":\"C\",") && line.ends_with(b"}}") {
+    if is_counter(line) {
         return Ok(LineRecord::Other);
     }
     written::parse(line, start).unwrap_or_else(|| parse_any(line, start))

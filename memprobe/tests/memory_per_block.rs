@@ -43,7 +43,7 @@ const BLOCKS: u64 = 1 << 16;
 const DEVICE: DeviceIndex = DeviceIndex(0);
 const SIZE: u64 = 512;
 
-/// What the live screen of one process keeps: the ledger, and the analyses of modules, categories and threads.
+/// State of the live screen of one process: the ledger, and the analyses of modules, categories and threads.
 struct Screen {
     ledger: Ledger,
     modules: ModuleLedger,
@@ -133,7 +133,7 @@ fn bytes_per_block(events: impl Iterator<Item = Event>) -> usize {
     bytes
 }
 
-/// One test, so that no other one allocates meanwhile.
+/// A single test, so that no other one allocates meanwhile.
 #[test]
 fn a_million_live_blocks_take_100_megabytes() {
     let leaked = (0..BLOCKS).map(|number| memory(Action::Alloc, number, (number + 1) * SIZE));

@@ -40,8 +40,7 @@ pub struct Reconciler {
     /// Before `settled`: held-back events in order. After: events to emit after `baselines`.
     events: VecDeque<Event>,
     settled: bool,
-    /// What each device held at attach, to be emitted first. An event for each of a million blocks would take four
-    /// times the memory.
+    /// Blocks of each device at attach, emitted before `events`. Events would take six times the memory.
     baselines: VecDeque<DeviceBaseline>,
     latest: TimeNs,
     has_lost: bool,

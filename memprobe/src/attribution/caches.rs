@@ -4,6 +4,8 @@
 //! call before is freed as soon as the new one exists, and the same call goes on to allocate. An output of the
 //! program is replaced between two calls instead; a state of fixed size does not grow.
 
+use std::num::NonZeroU32;
+
 use hashbrown::HashMap;
 
 use super::phase::Phase;
@@ -17,8 +19,8 @@ const MAX_THREADS: usize = 4096;
 /// Outermost call of modules without grad; the default stands for none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct OutermostCall {
-    /// Number of the calling thread, from 1.
-    caller: u32,
+    /// Number of the calling thread; `None` outside of such calls.
+    caller: Option<NonZeroU32>,
     number: u32,
 }
 
@@ -63,7 +65,7 @@ impl Caches {
         let caller = self.threads.entry(tid).or_insert_with(|| {
             *callers = callers.saturating_add(1);
             let mut caller = CallingThread::default();
-            caller.call.caller = *callers;
+            caller.call.caller = NonZeroU32::new(*callers);
             caller
         });
         if !caller.is_inside {

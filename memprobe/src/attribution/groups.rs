@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::event::{Bytes, DeviceIndex, Module, PurposeId};
 use crate::ledger::StackRef;
 use crate::ledger::snapshot::{Grouping, PurposeInfo};
-use crate::ledger::{BlockId, Change, Ledger, LiveBlock, PerBlock, PerStack};
+use crate::ledger::{BlockId, Change, CompactIndex, Ledger, LiveBlock, PerBlock, PerStack};
 
 /// Cap on groups; the excess is one group per device.
 const MAX_GROUPS: usize = 1 << 18;
@@ -63,7 +63,7 @@ pub(crate) struct Groups<O, V> {
     by_key: HashMap<(DeviceIndex, BlockGroup<O>), u32>,
     /// `by_key` by numbers, because hashing a group hashes all its names.
     by_number: hashbrown::HashMap<(DeviceIndex, StackRef, PurposeId), u32>,
-    live: PerBlock<u32>,
+    live: PerBlock<CompactIndex>,
     knows_modules: bool,
 }
 
@@ -128,7 +128,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
 
     /// Group of a live block that was seen being allocated.
     pub(crate) fn group_of(&self, block: BlockId) -> Option<usize> {
-        self.live.get(block).map(|group| *group as usize)
+        self.live.get(block).map(|group| group.index())
     }
 
     pub(crate) fn on(
@@ -158,7 +158,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         let block = ledger.block(id);
         let group = self.group_for(block, ledger);
         if is_tracked {
-            self.live.insert(id, group);
+            self.live.insert(id, CompactIndex::of(group as usize));
         }
         let (group, change) = (
             group as usize,
@@ -174,7 +174,7 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         emit: &mut impl FnMut(usize, &mut GroupEntry<O, V>, BlockChange),
     ) {
         if let Some(group) = self.live.remove(id) {
-            let (group, change) = (group as usize, BlockChange::Removed(ledger.block(id).size));
+            let (group, change) = (group.index(), BlockChange::Removed(ledger.block(id).size));
             emit(group, &mut self.entries[group], change);
         }
     }

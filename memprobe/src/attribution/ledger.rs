@@ -6,12 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::caches::{Caches, OutermostCall};
+use super::caches::Caches;
 use super::category::{Category, CategoryRule, accumulates, builds, builds_buffer, is_workspace};
 use super::device::{DeviceAttribution, StackHistory};
 use super::iterations::{IterationLine, Iterations};
 use super::lifecycle::{
-    AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queue, RecentPasses, TensorInfo,
+    AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queue, RecentPasses, ShortCount,
+    TensorInfo,
 };
 use super::module_aliases::{HoldingModule, ModuleAliases, RootVariables};
 use super::moments::Revision;
@@ -386,10 +387,10 @@ impl AttributionLedger {
             rule: CategoryRule::NothingTells,
             state: BlockState::Settled,
             tensor_info: TensorInfo::of(block.purpose),
-            call: self
-                .caches
-                .allocate(tid, phase, traits.origin, content(id, ledger)),
         };
+        let call = self
+            .caches
+            .allocate(tid, phase, traits.origin, content(id, ledger));
         match self.at_once(block.purpose, traits, ledger) {
             Some(rule) => life.rule = rule,
             None => {
@@ -408,6 +409,7 @@ impl AttributionLedger {
         if is_tracked {
             device.hold(&life, block.size.0, asked.classified);
             self.blocks.insert(id, life);
+            self.blocks.set_call(id, call);
         }
     }
 
@@ -438,7 +440,6 @@ impl AttributionLedger {
             rule: CategoryRule::NothingTells,
             state: BlockState::BeforeAttach,
             tensor_info: TensorInfo::Tensor,
-            call: OutermostCall::default(),
         };
         self.blocks.insert(id, life);
     }
@@ -446,7 +447,8 @@ impl AttributionLedger {
     fn free(&mut self, id: BlockId, tid: Tid, ledger: &Ledger) {
         if let Some(mut life) = self.blocks.get(id) {
             let bytes = content(id, ledger);
-            self.caches.free(tid, life.call, life.origin, bytes);
+            self.caches
+                .free(tid, self.blocks.call(id), life.origin, bytes);
             let traits = self.stack_properties.get(ledger.block(id).stack);
             let is_result = traits.is_some_and(|traits| !traits.is_root_gradient());
             if life.state == BlockState::Backward
@@ -649,7 +651,7 @@ impl AttributionLedger {
             let parameters = self.blocks.parameters(DeviceIndex::CPU, ledger);
             self.pass_tail.begin(parameters);
         }
-        let step = self.phases.steps;
+        let step = ShortCount::of(self.phases.steps);
         for (id, life) in self.blocks.drain(Queue::Forward) {
             self.promote(id, &life, BlockState::Saved { step }, ledger);
         }
@@ -669,7 +671,7 @@ impl AttributionLedger {
     /// Settles, at a new phase, blocks allocated outside all phases.
     fn leave_outside(&mut self, began: Phase, ledger: &Ledger) {
         let runs = matches!(began, Phase::Forward | Phase::Evaluation);
-        let run = self.phases.runs;
+        let run = ShortCount::of(self.phases.runs);
         for (id, life) in self.blocks.drain(Queue::Outside) {
             match life.state {
                 BlockState::Built => {

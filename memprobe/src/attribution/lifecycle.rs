@@ -25,11 +25,11 @@ pub(super) enum BlockState {
     /// Category decided.
     Settled,
     /// Allocated by a forward pass, when `step` steps and batches had begun; no backward pass began since.
-    Forward { step: u64 },
+    Forward { step: ShortCount },
     /// Allocated by a forward pass; a backward pass began when `step` optimizer steps had begun.
-    Saved { step: u64 },
+    Saved { step: ShortCount },
     /// Allocated by a recomputation, after `before` completed ones.
-    Recompute { before: u64 },
+    Recompute { before: ShortCount },
     /// Allocated in a backward pass.
     Backward,
     /// Allocated in an optimizer step.
@@ -43,9 +43,24 @@ pub(super) enum BlockState {
     /// Allocated outside all phases after a batch or step; a candidate for module input.
     InputCandidate,
     /// Input candidate that has been live since forward pass number `run`.
-    SurvivingInput { run: u64 },
+    SurvivingInput { run: ShortCount },
     /// Allocated outside all phases.
     Outside,
+}
+
+/// Number of steps or passes so far, modulo 2^32. Without alignment, so that a [`BlockState`] has 5 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ShortCount([u8; 4]);
+
+impl ShortCount {
+    pub(super) const fn of(count: u64) -> Self {
+        Self((count as u32).to_ne_bytes())
+    }
+
+    /// Steps or passes since then, if there were `now` in all.
+    const fn until(self, now: u64) -> u64 {
+        (now as u32).wrapping_sub(u32::from_ne_bytes(self.0)) as u64
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,8 +73,10 @@ pub(super) struct Lifecycle {
     pub(super) rule: CategoryRule,
     pub(super) state: BlockState,
     pub(super) tensor_info: TensorInfo,
-    pub(super) call: OutermostCall,
 }
+
+// A million live blocks are common.
+const _: () = assert!(size_of::<Option<Lifecycle>>() == 24);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TensorInfo {
@@ -103,11 +120,11 @@ impl BlockState {
     pub(super) fn of(phase: Phase, course: &PhaseTracker, made: AllocationOrigin) -> Self {
         match phase {
             Phase::Forward => Self::Forward {
-                step: course.steps_and_batches,
+                step: ShortCount::of(course.steps_and_batches),
             },
             Phase::Evaluation => Self::Evaluation,
             Phase::Recompute => Self::Recompute {
-                before: course.recomputes,
+                before: ShortCount::of(course.recomputes),
             },
             Phase::Backward => Self::Backward,
             Phase::OptimizerStep => Self::Step,
@@ -142,13 +159,13 @@ impl BlockState {
         let by_backward = course.is_freed_by_backward(tid);
         Some(match self {
             Self::BeforeAttach | Self::Settled => return None,
-            Self::Forward { step: lap } if lap == course.steps_and_batches => {
+            Self::Forward { step } if step == ShortCount::of(course.steps_and_batches) => {
                 CategoryRule::WithinForward
             }
             Self::Forward { .. } => CategoryRule::NoBackward,
             Self::Saved { .. } if by_backward => CategoryRule::FreedInBackward,
             Self::Saved { .. } => CategoryRule::OutlivesItsPass,
-            Self::Recompute { before } if before == course.recomputes => {
+            Self::Recompute { before } if before == ShortCount::of(course.recomputes) => {
                 CategoryRule::WithinRecompute
             }
             Self::Recompute { .. } if by_backward => CategoryRule::Recomputed,
@@ -166,8 +183,8 @@ impl BlockState {
     /// True for a saved block after [`MAX_STEPS`] optimizer steps, and for an input after [`MAX_INPUT_PASSES`] passes.
     pub(super) fn is_too_old(self, course: &PhaseTracker) -> bool {
         match self {
-            Self::Saved { step } => course.steps.saturating_sub(step) >= MAX_STEPS,
-            Self::SurvivingInput { run } => course.runs.saturating_sub(run) >= MAX_INPUT_PASSES,
+            Self::Saved { step } => step.until(course.steps) >= MAX_STEPS,
+            Self::SurvivingInput { run } => run.until(course.runs) >= MAX_INPUT_PASSES,
             _ => false,
         }
     }
@@ -236,8 +253,10 @@ const FEW: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Lifecycles {
     live: PerBlock<Lifecycle>,
-    /// Blocks with the number of the allocating event. Freed blocks stay until the next scan.
-    queues: [Vec<(BlockId, u64)>; QUEUES],
+    /// Outermost call that allocated each block, if any; few programs have such blocks.
+    calls: PerBlock<OutermostCall>,
+    /// Blocks, each with the number of the allocating event modulo 2^32. Freed blocks stay until the next scan.
+    queues: [Vec<(BlockId, u32)>; QUEUES],
     /// Queue lengths at which freed blocks are removed.
     full: [usize; QUEUES],
 }
@@ -247,14 +266,26 @@ impl Lifecycles {
         self.live.get(id).copied()
     }
 
+    /// Call of modules without grad that allocated a block; the default stands for none.
+    pub(super) fn call(&self, id: BlockId) -> OutermostCall {
+        self.calls.get(id).copied().unwrap_or_default()
+    }
+
+    pub(super) fn set_call(&mut self, id: BlockId, call: OutermostCall) {
+        if call != OutermostCall::default() {
+            self.calls.insert(id, call);
+        }
+    }
+
     pub(super) fn take(&mut self, id: BlockId) -> Option<Lifecycle> {
+        self.calls.remove(id);
         self.live.remove(id)
     }
 
     pub(super) fn insert(&mut self, id: BlockId, life: Lifecycle) {
         self.live.insert(id, life);
         if let Some(queue) = life.state.queue() {
-            self.queues[queue as usize].push((id, life.born));
+            self.queues[queue as usize].push((id, life.born as u32));
             self.tidy(queue);
         }
     }
@@ -318,8 +349,8 @@ impl Lifecycles {
 
 impl Lifecycle {
     /// True if the block that entered a queue as number `born` is this one, and still waits there.
-    fn waits_in(&self, queue: Queue, born: u64) -> bool {
-        self.born == born && self.state.queue() == Some(queue)
+    fn waits_in(&self, queue: Queue, born: u32) -> bool {
+        self.born as u32 == born && self.state.queue() == Some(queue)
     }
 }
 

@@ -8,7 +8,7 @@ use super::groups::BlockChange;
 use super::high_water_mark::{HeldBytes, HighWaterMarks, Holding, PeakAnalysis};
 use super::ledger::AttributionLedger;
 use crate::event::{DeviceIndex, Event, Tid, TimeNs};
-use crate::ledger::{BlockId, Change, Ledger, PerBlock, TotalsSample};
+use crate::ledger::{BlockId, Change, CompactIndex, Ledger, PerBlock, TotalsSample};
 
 /// Cap on threads of all devices; the excess is one row a device.
 const MAX_THREADS: usize = 1 << 16;
@@ -24,8 +24,9 @@ pub enum AllocatingThread {
 /// Memory by allocating thread, updated by every event.
 #[derive(Debug, Default)]
 pub struct ThreadLedger {
-    rows: HashMap<(DeviceIndex, AllocatingThread), HeldBytes>,
-    by_block: PerBlock<AllocatingThread>,
+    rows: Vec<(DeviceIndex, AllocatingThread, HeldBytes)>,
+    by_key: HashMap<(DeviceIndex, AllocatingThread), CompactIndex>,
+    by_block: PerBlock<CompactIndex>,
     names: HashMap<Tid, Arc<str>>,
     marks: HighWaterMarks,
 }
@@ -56,16 +57,15 @@ impl ThreadLedger {
         let Some(mark) = self.marks.get(device) else {
             return Vec::new();
         };
-        let rows = self.rows.iter().filter(|((of, _), _)| *of == device);
-        let row =
-            |((_, allocator), held): (&(DeviceIndex, AllocatingThread), &HeldBytes)| ThreadRow {
-                allocator: *allocator,
-                name: match allocator {
-                    AllocatingThread::Thread(tid) => self.names.get(tid).cloned(),
-                    AllocatingThread::BeforeOpening | AllocatingThread::TooMany => None,
-                },
-                holding: held.holding(mark.number),
-            };
+        let rows = self.rows.iter().filter(|(of, ..)| *of == device);
+        let row = |(_, allocator, held): &(DeviceIndex, AllocatingThread, HeldBytes)| ThreadRow {
+            allocator: *allocator,
+            name: match allocator {
+                AllocatingThread::Thread(tid) => self.names.get(tid).cloned(),
+                AllocatingThread::BeforeOpening | AllocatingThread::TooMany => None,
+            },
+            holding: held.holding(mark.number),
+        };
         let mut rows: Vec<_> = rows.map(row).collect();
         rows.sort_by_key(|row| (Reverse(row.holding.live), row.allocator));
         rows
@@ -85,25 +85,27 @@ impl ThreadLedger {
     ) {
         let block = ledger.block(id);
         let key = (block.device, allocator);
-        let key = if self.rows.len() < MAX_THREADS || self.rows.contains_key(&key) {
+        let key = if self.rows.len() < MAX_THREADS || self.by_key.contains_key(&key) {
             key
         } else {
             (block.device, AllocatingThread::TooMany)
         };
+        let rows = &mut self.rows;
+        let row = *self.by_key.entry(key).or_insert_with(|| {
+            rows.push((key.0, key.1, HeldBytes::default()));
+            CompactIndex::of(rows.len() - 1)
+        });
         let change = BlockChange::allocated(block.size, is_tracked);
-        self.rows.entry(key).or_default().change(change, mark);
+        self.rows[row.index()].2.change(change, mark);
         if is_tracked {
-            self.by_block.insert(id, key.1);
+            self.by_block.insert(id, row);
         }
     }
 
     fn release(&mut self, id: BlockId, ledger: &Ledger, mark: u64) {
-        let Some(allocator) = self.by_block.remove(id) else {
-            return;
-        };
-        let block = ledger.block(id);
-        if let Some(row) = self.rows.get_mut(&(block.device, allocator)) {
-            row.release(block.size.0, mark);
+        if let Some(row) = self.by_block.remove(id) {
+            let (.., held) = &mut self.rows[row.index()];
+            held.release(ledger.block(id).size.0, mark);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::ledger::{Analysis, Ledger};
 use crate::probe::kernel;
 use crate::probe::loader::Wanted;
 use crate::probe::watched::Watched;
-use crate::report::{ReportOptions, session_summary};
+use crate::report::{ReportOptions, limit_warning, session_summary};
 use crate::session::HostItem;
 use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
@@ -164,7 +164,10 @@ impl Screen {
     fn snapshot(&mut self) -> Snapshot {
         let now = crate::session::now();
         self.model.tick(now);
-        self.model.snapshot(now, self.opened.grouping)
+        let mut snapshot = self.model.snapshot(now, self.opened.grouping);
+        let limit = limit_warning("the process", &self.model.refused());
+        snapshot.health.missing.extend(limit);
+        snapshot
     }
 
     fn print_summary(&mut self, style: &ReportOptions) {
@@ -172,6 +175,7 @@ impl Screen {
             grouping: self.opened.grouping,
             ..style.clone()
         };
-        super::print_summary(&session_summary(&self.snapshot(), &[], &options));
+        let (snapshot, refused) = (self.snapshot(), self.model.refused());
+        super::print_summary(&session_summary(&snapshot, &refused, &[], &options));
     }
 }

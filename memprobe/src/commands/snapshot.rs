@@ -2,7 +2,7 @@
 
 pub use crate::torch::tensors::CaptureMode;
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
-use crate::report::{TensorFormat, TensorOptions, write_tensor_diff, write_tensors};
+use crate::report::{ReportError, TensorFormat, TensorOptions, write_tensor_diff, write_tensors};
 use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
 use crate::session::{HostItem, gpus};
@@ -67,9 +67,12 @@ impl Snapshots {
             }
             return Ok(ExitCode::SUCCESS);
         };
-        let mut text = Vec::new();
-        write_tensors(&snapshot, &self.options, &mut text)?;
-        let path = plan.write(&text)?;
+        let path = plan.write_with(|file| match write_tensors(&snapshot, &self.options, file) {
+            Ok(Some(())) => Ok(()),
+            Ok(None) => Err(ErrorKind::BrokenPipe.into()),
+            Err(ReportError::Output(error)) => Err(error),
+            Err(error) => Err(std::io::Error::other(error)),
+        })?;
         let tensors = counted(snapshot.tensors.len() as u64, "tensor");
         let place = path.map_or_else(String::new, |path| format!(" in {}", path.display()));
         progress.say(&format!(

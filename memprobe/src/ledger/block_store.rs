@@ -32,24 +32,21 @@ pub struct LiveBlock {
     pub stack: StackRef,
     /// Purpose of its allocation; [`PurposeId::NONE`] if not recorded.
     pub purpose: PurposeId,
+    /// Call site that counts the block; `None` if it was live at attach.
+    pub(super) call_site: Option<CallSiteId>,
     pub device: DeviceIndex,
     /// True if the block was live at attach.
     pub is_baseline: bool,
 }
 
-/// A live block, as far as its free needs it. It lies in the index: reading [`LiveBlock`] would cost another cache miss.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct IndexedBlock {
-    pub(super) size: Bytes,
-    pub(super) id: BlockId,
-    /// Call site that counts the block; `None` if it was live at attach.
-    pub(super) call_site: Option<CallSiteId>,
-}
+// A million live blocks are common: the fields of a block fill four words.
+const _: () = assert!(size_of::<LiveBlock>() == 32);
 
 /// Live blocks of all devices, and what their fields refer to. Blocks of a device never overlap.
 ///
 /// An ordered map finds overlaps, gives memory back, and never pauses to rehash a million blocks. A
-/// hash table would also hold two tables at once while it grows.
+/// hash table would also hold two tables at once while it grows. The map has only numbers of blocks: it is half empty
+/// where a program allocates at rising addresses, and what depends on a block is read from the slab anyway.
 #[derive(Debug)]
 pub(super) struct BlockStore {
     pub(super) definitions: Definitions,
@@ -60,7 +57,7 @@ pub(super) struct BlockStore {
     /// Number of those that can be reused; the last event ended the others.
     reusable: usize,
     /// Live blocks by address, indexed by device.
-    by_address: Vec<BTreeMap<u64, IndexedBlock>>,
+    by_address: Vec<BTreeMap<u64, BlockId>>,
 }
 
 impl Default for BlockStore {
@@ -105,34 +102,26 @@ impl BlockStore {
 
     /// Tracks an added block, which must not overlap another: see [`Self::take_overlapping`]. Returns false beyond the
     /// cap: the block then ends with this event.
-    pub(super) fn track(
-        &mut self,
-        id: BlockId,
-        block: &LiveBlock,
-        call_site: Option<CallSiteId>,
-    ) -> bool {
+    pub(super) fn track(&mut self, id: BlockId, call_site: Option<CallSiteId>) -> bool {
         if !self.budget.take_block() {
             self.vacant.push(id);
             return false;
         }
-        let device = usize::from(block.device.0);
+        let block = &mut self.blocks[id.index()];
+        block.call_site = call_site;
+        let (device, addr) = (usize::from(block.device.0), block.addr);
         if self.by_address.len() <= device {
             self.by_address.resize_with(device + 1, BTreeMap::new);
         }
-        let indexed = IndexedBlock {
-            size: block.size,
-            id,
-            call_site,
-        };
-        self.by_address[device].insert(block.addr.0, indexed);
+        self.by_address[device].insert(addr.0, id);
         true
     }
 
     /// Ends the block at an address.
-    pub(super) fn take(&mut self, device: DeviceIndex, addr: Address) -> Option<IndexedBlock> {
+    pub(super) fn take(&mut self, device: DeviceIndex, addr: Address) -> Option<BlockId> {
         let blocks = self.by_address.get_mut(usize::from(device.0))?;
         let ended = blocks.remove(&addr.0)?;
-        self.vacant.push(ended.id);
+        self.vacant.push(ended);
         self.budget.give_block_back();
         Some(ended)
     }
@@ -143,7 +132,7 @@ impl BlockStore {
         device: DeviceIndex,
         addr: Address,
         size: Bytes,
-    ) -> Option<IndexedBlock> {
+    ) -> Option<BlockId> {
         self.take(device, self.last_overlapping(device, addr, size)?)
     }
 
@@ -158,13 +147,13 @@ impl BlockStore {
 
     pub(super) fn at(&self, device: DeviceIndex, addr: Address) -> Option<BlockId> {
         let blocks = self.by_address.get(usize::from(device.0))?;
-        blocks.get(&addr.0).map(|block| block.id)
+        blocks.get(&addr.0).copied()
     }
 
     /// Live blocks, by device and address.
     pub(super) fn live(&self) -> impl Iterator<Item = (BlockId, &LiveBlock)> {
         let blocks = self.by_address.iter().flat_map(BTreeMap::values);
-        blocks.map(|block| (block.id, self.get(block.id)))
+        blocks.map(|id| (*id, self.get(*id)))
     }
 
     fn last_overlapping(&self, device: DeviceIndex, addr: Address, size: Bytes) -> Option<Address> {
@@ -172,7 +161,7 @@ impl BlockStore {
         // Blocks do not overlap, so the last that begins before the end also ends last.
         let (start, last) = blocks.range(..end(addr, size)).next_back()?;
         let start = Address(*start);
-        (end(start, last.size) > addr.0).then_some(start)
+        (end(start, self.get(*last).size) > addr.0).then_some(start)
     }
 }
 
@@ -201,6 +190,7 @@ mod tests {
             size: Bytes(size),
             stack: StackRef::UNKNOWN,
             purpose: PurposeId::NONE,
+            call_site: None,
             device: DEVICE,
             is_baseline: true,
         }
@@ -208,15 +198,15 @@ mod tests {
 
     fn insert(store: &mut BlockStore, block: LiveBlock) -> BlockId {
         let id = store.add(block);
-        assert!(store.track(id, &block, None));
+        assert!(store.track(id, None));
         id
     }
 
     fn overlapping(store: &mut BlockStore, addr: u64, size: u64) -> Vec<u64> {
         let take = || store.take_overlapping(DEVICE, Address(addr), Bytes(size));
-        let taken: Vec<IndexedBlock> = std::iter::from_fn(take).collect();
+        let taken: Vec<BlockId> = std::iter::from_fn(take).collect();
         let taken = taken.into_iter();
-        taken.map(|block| store.get(block.id).addr.0).collect()
+        taken.map(|block| store.get(block).addr.0).collect()
     }
 
     fn live(store: &BlockStore) -> Vec<u64> {
@@ -253,7 +243,7 @@ mod tests {
     #[test]
     fn an_ended_block_stays_readable_until_the_next_event() {
         let mut store = store(&[(0, 512)]);
-        let ended = store.take(DEVICE, Address(0)).expect("a block").id;
+        let ended = store.take(DEVICE, Address(0)).expect("a block");
         let next = insert(&mut store, block(0, 1024));
         assert_ne!(ended, next);
         assert_eq!(store.get(ended).size, Bytes(512));

@@ -4,7 +4,7 @@
 /// unaccounted bytes, a refused stack as a row of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caps {
-    /// Live blocks of all devices together; about 60 bytes each.
+    /// Live blocks of all devices together; about 60 bytes each here, and 100 with the analyses of a live screen.
     pub blocks: usize,
     pub stacks: usize,
     /// Frames of all stacks together; 40 bytes each, without their shared strings.

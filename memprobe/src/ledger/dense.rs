@@ -1,6 +1,7 @@
 //! Side tables: values by dense number, for data that analyses keep for blocks and stacks.
 
 use std::marker::PhantomData;
+use std::num::NonZeroU32;
 
 use super::block_store::BlockId;
 use super::definitions::StackRef;
@@ -13,6 +14,21 @@ pub type PerStack<T> = DenseMap<StackRef, T>;
 pub trait Dense: Copy {
     fn index(self) -> usize;
     fn from_index(index: usize) -> Self;
+}
+
+/// Index in a table, which takes 4 bytes in a [`DenseMap`] too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CompactIndex(NonZeroU32);
+
+impl CompactIndex {
+    pub fn of(index: usize) -> Self {
+        // The caps keep every table far below 2^32 entries.
+        Self(NonZeroU32::MIN.saturating_add(u32::try_from(index).unwrap_or(u32::MAX)))
+    }
+
+    pub fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -153,17 +153,21 @@ impl DeviceLedger {
             size: event.size,
             stack,
             purpose: event.shape,
+            call_site: None,
             device: self.index,
             is_baseline: false,
         };
         let id = store.add(block);
         let mut replaced = Vec::new();
         while let Some(stale) = store.take_overlapping(self.index, event.addr, event.size) {
-            self.end(stale.size, stale.call_site);
-            replaced.push(stale.id);
+            let LiveBlock {
+                size, call_site, ..
+            } = *store.get(stale);
+            self.end(size, call_site);
+            replaced.push(stale);
         }
         let call_site = self.call_sites.of(stack, event.tid, store);
-        let is_tracked = store.track(id, &block, Some(call_site));
+        let is_tracked = store.track(id, Some(call_site));
         self.call_sites.count(call_site, event.size, is_tracked);
         if is_tracked {
             self.begin(event.size);
@@ -196,11 +200,12 @@ impl DeviceLedger {
             size: event.size,
             stack: StackRef::UNKNOWN,
             purpose: PurposeId::NONE,
+            call_site: None,
             device: self.index,
             is_baseline: true,
         };
         let id = store.add(block);
-        let is_tracked = store.track(id, &block, None);
+        let is_tracked = store.track(id, None);
         if is_tracked {
             self.before.unknown = rest;
             self.before.held = self.before.held.saturating_add(event.size.0);
@@ -216,11 +221,12 @@ impl DeviceLedger {
         store: &mut BlockStore,
     ) -> (Change, Disagreement) {
         let (freed, stale) = match store.take(self.index, event.addr) {
-            Some(block) => {
+            Some(id) => {
+                let block = store.get(id);
                 self.end(block.size, block.call_site);
                 let freed = match block.call_site {
-                    None => Freed::BeforeAttach(Some(block.id)),
-                    Some(_) => Freed::Known(block.id),
+                    None => Freed::BeforeAttach(Some(id)),
+                    Some(_) => Freed::Known(id),
                 };
                 (freed, block.size != event.size)
             }

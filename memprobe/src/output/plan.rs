@@ -1,7 +1,7 @@
 //! Destination of an output.
 
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io::{self, BufWriter, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,9 @@ use super::place::{ExistingFile, Place};
 
 /// Unfinished outputs of earlier runs beside a file at which creation gives up.
 const MAX_PARTIAL: u32 = 1000;
+
+/// Bytes gathered before a write.
+const BUFFER: usize = 256 << 10;
 
 /// Permission bits that a replaced file hands on: no set-user-ID and the like.
 const PERMISSIONS: u32 = 0o777;
@@ -94,8 +97,20 @@ impl OutputPlan {
 
     /// Writes a whole file; an earlier one stays until all is written. Returns its path (`None` for standard output).
     pub fn write(self, content: &[u8]) -> Result<Option<PathBuf>, OutputError> {
+        self.write_with(|file| file.write_all(content))
+    }
+
+    /// Writes a whole file as [`Self::write`] does, from a function that writes it in parts.
+    pub fn write_with(
+        self,
+        write: impl FnOnce(&mut BufWriter<&mut OutputFile>) -> io::Result<()>,
+    ) -> Result<Option<PathBuf>, OutputError> {
         let mut file = self.create_partial()?;
-        if let Err(error) = file.write_all(content) {
+        let mut parts = BufWriter::with_capacity(BUFFER, &mut file);
+        let written = write(&mut parts).and_then(|()| parts.flush());
+        // What is left in it after an error would be written on drop.
+        drop(parts.into_parts());
+        if let Err(error) = written {
             let path = PathBuf::from(file.name());
             file.discard();
             return Err(Problem::Io(error).at(&path));

@@ -24,6 +24,9 @@ pub use tracepoints::Tracepoint;
 /// The most bytes read of one section. The string table of libtorch_cuda has some 100 MiB.
 const MAX_SECTION_BYTES: u64 = 1 << 30;
 
+/// Bytes of a table that are read at once: a whole number of entries of 24 bytes, as symbols and relocations have.
+const CHUNK: u64 = 24 << 15;
+
 /// Granularity of mappings (x86-64, the only machine that memprobe supports yet).
 const PAGE: u64 = 4096;
 
@@ -228,29 +231,71 @@ impl ElfImage {
         Ok(found)
     }
 
+    /// Looks for the names that were not found yet. The strings of a PyTorch library have 80 MB: they are read in parts,
+    /// in the order in which they lie there.
     fn search(&self, table: &Section, names: &[&str], found: &mut [Option<Symbol>]) -> Result<()> {
-        let strings = self.strings_of(table)?;
-        let symbols = self.section_bytes(table)?;
-        for symbol in entries::<RawSymbol>(&symbols)? {
-            // A symbol in thread-local storage names an offset, not an address.
-            let is_addressed = symbol.st_type() != elf::STT_TLS;
-            if symbol.st_shndx(LittleEndian) == elf::SHN_UNDEF || !is_addressed {
-                continue;
-            }
-            let Some(tail) = strings.get(symbol.st_name(LittleEndian) as usize..) else {
-                continue;
+        let strings = self.string_section_of(table)?;
+        let mut symbols = self.addressed_symbols(table)?;
+        symbols.sort_unstable();
+        let longest = names.iter().map(|name| name.len() as u64 + 1).max();
+        let longest = longest.unwrap_or_default();
+        let mut first = vec![None; names.len()];
+        let mut rest = &symbols[..];
+        while let Some((start, _)) = rest.first().copied() {
+            let start = u64::from(start);
+            let Some(left) = strings.size.checked_sub(start).filter(|left| *left > 0) else {
+                break;
             };
-            for (name, found) in names.iter().zip(&mut *found) {
-                let ends = tail.get(name.len()) == Some(&0);
-                if found.is_none() && ends && tail.starts_with(name.as_bytes()) {
-                    *found = Some(Symbol {
-                        vaddr: symbol.st_value(LittleEndian),
-                        size: symbol.st_size(LittleEndian),
-                    });
+            let offset = strings.offset.checked_add(start);
+            let offset = offset.ok_or(ElfError::Malformed("strings without end"))?;
+            let part = self.range(offset, left.min(CHUNK + longest))?;
+            let inside = rest.partition_point(|(at, _)| u64::from(*at) < start + CHUNK);
+            for (at, number) in &rest[..inside] {
+                let tail = part.get((u64::from(*at) - start) as usize..);
+                let tail = tail.unwrap_or_default();
+                for (name, first) in names.iter().zip(&mut first) {
+                    let ends = tail.get(name.len()) == Some(&0);
+                    if ends && tail.starts_with(name.as_bytes()) {
+                        *first = Some(first.map_or(*number, |first: u32| first.min(*number)));
+                    }
                 }
+            }
+            rest = &rest[inside..];
+        }
+        for (number, found) in first.into_iter().zip(found) {
+            if let (Some(number), None) = (number, &found) {
+                *found = Some(self.symbol_at(table, number)?);
             }
         }
         Ok(())
+    }
+
+    /// Returns name and number of each symbol of a table that has an address here.
+    fn addressed_symbols(&self, table: &Section) -> Result<Vec<(u32, u32)>> {
+        let mut found = Vec::new();
+        let mut number = 0;
+        for chunk in self.chunks(table)? {
+            for symbol in entries::<RawSymbol>(&chunk?)? {
+                // A symbol in thread-local storage names an offset, not an address.
+                let is_addressed = symbol.st_type() != elf::STT_TLS;
+                if symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF && is_addressed {
+                    found.push((symbol.st_name(LittleEndian), number));
+                }
+                number += 1;
+            }
+        }
+        Ok(found)
+    }
+
+    fn symbol_at(&self, table: &Section, number: u32) -> Result<Symbol> {
+        let size = size_of::<RawSymbol>() as u64;
+        let entry = self.range(table.offset + u64::from(number) * size, size)?;
+        let symbol = entries::<RawSymbol>(&entry)?.first();
+        let symbol = symbol.ok_or(ElfError::Malformed("a broken table"))?;
+        Ok(Symbol {
+            vaddr: symbol.st_value(LittleEndian),
+            size: symbol.st_size(LittleEndian),
+        })
     }
 
     /// True if the image lists a library as needed (`DT_NEEDED`), so that the loader loads both together.
@@ -343,6 +388,15 @@ impl ElfImage {
 
     fn section_bytes(&self, section: &Section) -> Result<Vec<u8>> {
         self.range(section.offset, section.size)
+    }
+
+    /// Reads a table of symbols or relocations in parts of whole entries: those of PyTorch's libraries have megabytes.
+    fn chunks(&self, table: &Section) -> Result<impl Iterator<Item = Result<Vec<u8>>>> {
+        let end = table.offset.checked_add(table.size);
+        let end = end.filter(|_| table.size <= MAX_SECTION_BYTES);
+        let end = end.ok_or(ElfError::Malformed("a table larger than any library has"))?;
+        let starts = (table.offset..end).step_by(CHUNK as usize);
+        Ok(starts.map(move |start| self.range(start, CHUNK.min(end - start))))
     }
 
     fn range(&self, offset: u64, size: u64) -> Result<Vec<u8>> {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -143,17 +143,40 @@ impl<R: BufRead> Reader<R> {
 
     /// Reads the next line into `self.line`, newline included. Returns false at the end of the file.
     fn next_line(&mut self) -> Result<bool, RecordingError> {
+        const LONGEST: usize = MAX_LINE + 2;
         self.offset += self.line.len() as u64;
         self.line.clear();
-        let longest = MAX_LINE as u64 + 2;
-        let length = (&mut self.input)
-            .take(longest)
-            .read_until(b'\n', &mut self.line)?;
-        if length == 0 {
+        while self.line.len() < LONGEST && self.line.last() != Some(&b'\n') {
+            let buffer = match self.input.fill_buf() {
+                Ok(buffer) => buffer,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error.into()),
+            };
+            if buffer.is_empty() {
+                break;
+            }
+            let end = memchr::memchr(b'\n', buffer).map(|end| end + 1);
+            let part = &buffer[..end.unwrap_or(buffer.len())];
+            let is_between = self.state == State::Records && self.line_number >= 2;
+            let is_whole = self.line.is_empty() && end.is_some();
+            if is_whole && is_between && line::is_counter(content(part)) {
+                // Not copied: half of the lines are counters.
+                let length = part.len();
+                self.input.consume(length);
+                self.offset += length as u64;
+                self.line_number += 1;
+                continue;
+            }
+            let part = &part[..part.len().min(LONGEST - self.line.len())];
+            self.line.extend_from_slice(part);
+            let length = part.len();
+            self.input.consume(length);
+        }
+        if self.line.is_empty() {
             return Ok(false);
         }
         self.line_number += 1;
-        if length as u64 == longest && self.line.last() != Some(&b'\n') {
+        if self.line.len() == LONGEST && self.line.last() != Some(&b'\n') {
             if self.line_number <= 2 {
                 return Err(RecordingError::Foreign);
             }

@@ -25,6 +25,7 @@ mod threads;
 pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
 pub use many::ManyReport;
+pub(crate) use preamble::limit_warning;
 pub use session::session_summary;
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::replay::RecordingReplay;
 use crate::event::bytes::{human, signed};
 use crate::event::{DeviceIndex, Losses, Target};
+use crate::ledger::Refused;
 use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Snapshot, SoftwareLayer};
 use crate::view::table::Page;
 use crate::view::{clean, counted, duration, identity_line, process, width as columns};
@@ -116,14 +117,7 @@ fn warnings(replay: &RecordingReplay) -> Vec<String> {
         );
     }
     warnings.extend(loss_warnings(&replay.snapshot.health.losses));
-    let refused = &replay.refused;
-    if refused.blocks > 0 || refused.stacks > 0 {
-        warnings.push(format!(
-            "the recording exceeds the limits of memprobe: {} and {} are in the totals but in no line.",
-            counted(refused.blocks, "block"),
-            counted(refused.stacks, "stack"),
-        ));
-    }
+    warnings.extend(limit_warning("the recording", &replay.refused));
     warnings.extend(unread(&replay.snapshot));
     let disagreements = replay.snapshot.health.disagreements;
     // Lost events explain a difference.
@@ -135,6 +129,17 @@ fn warnings(replay: &RecordingReplay) -> Vec<String> {
         ));
     }
     warnings
+}
+
+/// Describes what the caps of the ledger left out; `None` if they were not reached.
+pub(crate) fn limit_warning(subject: &str, refused: &Refused) -> Option<String> {
+    (refused.blocks > 0 || refused.stacks > 0).then(|| {
+        format!(
+            "{subject} exceeds the limits of memprobe: {} and {} are in the totals but in no line.",
+            counted(refused.blocks, "block"),
+            counted(refused.stacks, "stack"),
+        )
+    })
 }
 
 /// Describes the effect of losses on the tables.

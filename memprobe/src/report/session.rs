@@ -1,8 +1,9 @@
 //! Summary of a live session: the text that stays on the terminal when its screen is left.
 
 use super::lines::device_table;
-use super::preamble::{events_line, loss_warnings, push_totals, target_lines};
+use super::preamble::{events_line, limit_warning, loss_warnings, push_totals, target_lines};
 use super::{ReportOptions, RowLimit, Sort};
+use crate::ledger::Refused;
 use crate::ledger::snapshot::Snapshot;
 use crate::view::table::Page;
 use crate::view::{clean, identity_line};
@@ -12,7 +13,14 @@ const LINES: usize = 10;
 
 /// Describes a session in text: the process, the time, losses, and for each device its peak and largest lines. `saved`
 /// are the files that the user saved.
-pub fn session_summary(snapshot: &Snapshot, saved: &[String], options: &ReportOptions) -> String {
+///
+/// `refused` is what the caps of its ledger left out.
+pub fn session_summary(
+    snapshot: &Snapshot,
+    refused: &Refused,
+    saved: &[String],
+    options: &ReportOptions,
+) -> String {
     let options = ReportOptions {
         sort: Sort::Peak,
         top: RowLimit::Rows(LINES),
@@ -27,7 +35,11 @@ pub fn session_summary(snapshot: &Snapshot, saved: &[String], options: &ReportOp
         page.fitted(&identity_line(identity));
     }
     page.fitted(&events_line(snapshot));
-    for warning in loss_warnings(&snapshot.health.losses) {
+    let limit = limit_warning("the process", refused);
+    for warning in loss_warnings(&snapshot.health.losses)
+        .into_iter()
+        .chain(limit)
+    {
         page.warning(&format!("warning: {warning}"));
     }
     for device in &snapshot.devices {
@@ -49,6 +61,8 @@ pub fn session_summary(snapshot: &Snapshot, saved: &[String], options: &ReportOp
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::{Target, TimeNs};
+    use crate::ledger::Ledger;
     use crate::ledger::snapshot::Grouping;
     use crate::recording::Reader;
     use crate::recording::samples::{recording, story};
@@ -60,7 +74,24 @@ mod tests {
         let reader = Reader::new(&*file).unwrap();
         let (replay, ()) = replay::run(reader, Grouping::User, ()).unwrap();
         let saved = ["/home/me/memprobe-1234.json".to_owned()];
-        let text = session_summary(&replay.snapshot, &saved, &ReportOptions::default());
+        let text = session_summary(
+            &replay.snapshot,
+            &Refused::default(),
+            &saved,
+            &ReportOptions::default(),
+        );
         insta::assert_snapshot!(text.replace(env!("CARGO_PKG_VERSION"), "0.0.0"));
+    }
+
+    #[test]
+    fn blocks_beyond_the_limits_are_named_in_the_summary() {
+        let refused = Refused {
+            blocks: 7,
+            ..Refused::default()
+        };
+        let ledger = Ledger::new(Target::default(), TimeNs(0));
+        let snapshot = ledger.snapshot(TimeNs(1), Grouping::User);
+        let text = session_summary(&snapshot, &refused, &[], &ReportOptions::default());
+        assert!(text.contains("7 blocks and 0 stacks are in the totals but in no line"));
     }
 }

@@ -136,7 +136,7 @@ impl BaselineReader {
         }
         let wrong = match &self.tables {
             Ok(tables) => match reconciler.settle(tables) {
-                Ok(()) => return,
+                Ok(()) => return self.forget_tables(),
                 Err(mismatch) => mismatch.to_string(),
             },
             Err(reason) => reason.to_string(),
@@ -164,6 +164,12 @@ impl BaselineReader {
     fn give_up(&mut self, reason: &str) {
         let tables = self.tables.as_ref().ok();
         self.reconciler.give_up(tables, reason);
+        self.forget_tables();
+    }
+
+    /// Frees the tables once the baseline is settled: they have an entry for each block.
+    fn forget_tables(&mut self) {
+        self.tables = Ok(AllocatorTables::default());
     }
 
     pub(super) fn pop(&mut self) -> Option<Event> {

@@ -176,7 +176,6 @@ fn of_too_much_the_oldest_is_forgotten() {
         phase: Phase::Forward,
         rule: crate::attribution::category::CategoryRule::SoFarForward,
         state: super::super::lifecycle::BlockState::Settled,
-        call: Default::default(),
         tensor_info: super::super::lifecycle::TensorInfo::Tensor,
     };
     for number in 0..MAX_SUMS as u64 + 10 {

@@ -12,9 +12,6 @@ use super::{ElfError, ElfImage, RawSymbol, Result, Section, entries};
 /// libtorch_cpu of PyTorch 2.15 has half a million symbols.
 const MAX_SYMBOLS: u64 = 4 << 20;
 
-/// Bytes of a symbol table that are read at once: a whole number of 24-byte entries.
-const CHUNK: u64 = 24 << 15;
-
 /// The longest name that is read, in bytes; template names reach a few thousand.
 const LONGEST_NAME: u64 = 16 << 10;
 
@@ -91,14 +88,8 @@ fn read(image: &ElfImage, table: &Section) -> Result<(Vec<Function>, Range<u64>)
         return Err(ElfError::Malformed("more symbols than a library has"));
     }
     let mut functions = Vec::new();
-    let mut at = 0;
-    while at < table.size {
-        let size = CHUNK.min(table.size - at);
-        let offset = table.offset.checked_add(at);
-        let offset = offset.ok_or(ElfError::Malformed("symbols without end"))?;
-        let chunk = image.range(offset, size)?;
-        functions.extend(entries::<RawSymbol>(&chunk)?.iter().filter_map(function));
-        at += size;
+    for chunk in image.chunks(table)? {
+        functions.extend(entries::<RawSymbol>(&chunk?)?.iter().filter_map(function));
     }
     functions.sort_unstable_by_key(|function| (function.vaddr, function.name));
     functions.dedup_by_key(|function| function.vaddr);

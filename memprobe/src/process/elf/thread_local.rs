@@ -4,7 +4,7 @@ use object::LittleEndian;
 use object::elf;
 use object::read::elf::Sym;
 
-use super::{ElfImage, RawRelocation, RawSymbol, Result, Section, entries, text_at};
+use super::{ElfImage, RawRelocation, RawSymbol, Result, Section, entries};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadLocalName {
@@ -44,29 +44,50 @@ impl ElfImage {
     }
 
     fn thread_local_of(&self, table: &Section, names: &[ThreadLocalName]) -> Result<Option<u64>> {
-        let strings = self.strings_of(table)?;
-        let symbols = self.section_bytes(table)?;
-        let name_of = |symbol: &RawSymbol| text_at(&strings, symbol.st_name(LittleEndian).into());
+        let strings = self.string_section_of(table)?;
         let mut source = None;
-        for symbol in entries::<RawSymbol>(&symbols)? {
-            match symbol.st_type() {
-                elf::STT_FILE => source = name_of(symbol),
-                elf::STT_TLS if symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF => {
-                    let own = name_of(symbol).unwrap_or_default();
-                    let size = symbol.st_size(LittleEndian);
-                    let is_meant = |name: &&ThreadLocalName| {
-                        own == name.symbol.as_bytes()
-                            && name.source.is_none_or(|of| source == Some(of.as_bytes()))
-                            && name.size.is_none_or(|wanted| wanted == size)
-                    };
-                    if let Some(name) = names.iter().find(is_meant) {
-                        return Ok(symbol.st_value(LittleEndian).checked_add(name.within));
+        for chunk in self.chunks(table)? {
+            for symbol in entries::<RawSymbol>(&chunk?)? {
+                match symbol.st_type() {
+                    elf::STT_FILE => source = Some(symbol.st_name(LittleEndian)),
+                    elf::STT_TLS if symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF => {
+                        if let Some(name) = self.meant(symbol, source, strings, names) {
+                            return Ok(symbol.st_value(LittleEndian).checked_add(name.within));
+                        }
                     }
+                    _ => {}
                 }
-                _ => {}
             }
         }
         Ok(None)
+    }
+
+    /// Returns the first of `names` that a thread-local symbol matches. `source` is the name of its file's symbol.
+    fn meant<'n>(
+        &self,
+        symbol: &RawSymbol,
+        source: Option<u32>,
+        strings: &Section,
+        names: &'n [ThreadLocalName],
+    ) -> Option<&'n ThreadLocalName> {
+        let (own, size) = (symbol.st_name(LittleEndian), symbol.st_size(LittleEndian));
+        names.iter().find(|name| {
+            let is_source = |of: &str| source.is_some_and(|at| self.is_text_at(strings, at, of));
+            name.size.is_none_or(|wanted| wanted == size)
+                && self.is_text_at(strings, own, name.symbol)
+                && name.source.is_none_or(is_source)
+        })
+    }
+
+    /// True if a string table has this text at an offset. The table of a PyTorch library has 80 MB: it stays in the
+    /// file.
+    fn is_text_at(&self, strings: &Section, start: u32, text: &str) -> bool {
+        let start = u64::from(start);
+        let wanted = text.len() as u64 + 1;
+        let is_inside = (strings.size.checked_sub(start)).is_some_and(|rest| rest >= wanted);
+        let offset = strings.offset.checked_add(start).filter(|_| is_inside);
+        let found = offset.and_then(|offset| self.range(offset, wanted).ok());
+        found.is_some_and(|found| found.strip_suffix(b"\0") == Some(text.as_bytes()))
     }
 
     /// Returns the address of the word that receives the image's TLS module ID from the dynamic linker. An

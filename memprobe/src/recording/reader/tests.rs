@@ -289,6 +289,34 @@ fn a_line_without_end_does_not_fill_the_memory() {
 }
 
 #[test]
+fn a_recording_reads_the_same_in_parts_of_any_length() {
+    let file = recording(&story());
+    for capacity in [1, 7, 100, 1000] {
+        let parts = std::io::BufReader::with_capacity(capacity, &file[..]);
+        let events: Vec<Event> = Reader::new(parts).unwrap().map(Result::unwrap).collect();
+        assert_eq!(events, story(), "{capacity} bytes at once");
+    }
+}
+
+#[test]
+fn damage_after_counters_is_named_by_its_line() {
+    let file = String::from_utf8(recording(&story())).unwrap();
+    let counter = file
+        .lines()
+        .position(|line| line.starts_with("{\"ph\":\"C\""))
+        .unwrap();
+    let mut lines: Vec<&str> = file.lines().collect();
+    lines.insert(counter + 1, "damage");
+    let place = lines[..=counter]
+        .iter()
+        .map(|line| line.len() + 1)
+        .sum::<usize>();
+    let error = error(lines.join("\n").as_bytes());
+    assert!(error.contains(&format!("line {}", counter + 2)), "{error}");
+    assert!(error.contains(&place.to_string()), "{error}");
+}
+
+#[test]
 fn more_that_is_learned_of_the_target_is_there_at_the_end() {
     let mut early = header();
     early.target.torch = None;

@@ -37,13 +37,27 @@ pub struct TotalMismatch {
 pub struct Reconciler {
     tgid: Tgid,
     since: TimeNs,
-    /// Before `settled`: held-back events in order. After: events to emit.
+    /// Before `settled`: held-back events in order. After: events to emit after `baselines`.
     events: VecDeque<Event>,
     settled: bool,
+    /// Blocks of each device at attach, emitted before `events`. Events would take six times the memory.
+    baselines: VecDeque<DeviceBaseline>,
     latest: TimeNs,
     has_lost: bool,
     /// Settled devices without an event so far.
     unproven: BTreeMap<DeviceIndex, Before>,
+}
+
+/// The events of a device that was settled, not emitted yet.
+#[derive(Debug)]
+struct DeviceBaseline {
+    /// `None` once it was emitted.
+    at_attach: Option<AtAttach>,
+    /// Time, device and totals of `held`.
+    time: TimeNs,
+    device: DeviceIndex,
+    totals: Totals,
+    held: std::vec::IntoIter<(Address, Bytes)>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,6 +76,7 @@ impl Reconciler {
             since,
             events: VecDeque::new(),
             settled: false,
+            baselines: VecDeque::new(),
             latest: since,
             has_lost: false,
             unproven: BTreeMap::new(),
@@ -99,7 +114,25 @@ impl Reconciler {
 
     /// Returns the next event in order. Returns `None` until the blocks at attach are settled.
     pub fn pop(&mut self) -> Option<Event> {
-        self.settled.then(|| self.events.pop_front())?
+        if !self.settled {
+            return None;
+        }
+        while let Some(baseline) = self.baselines.front_mut() {
+            if let Some(at_attach) = baseline.at_attach.take() {
+                return Some(Event::AtAttach(at_attach));
+            }
+            if let Some((addr, size)) = baseline.held.next() {
+                let DeviceBaseline {
+                    time,
+                    device,
+                    totals,
+                    ..
+                } = *baseline;
+                return Some(self.held(time, device, addr, size, totals));
+            }
+            self.baselines.pop_front();
+        }
+        self.events.pop_front()
     }
 
     /// Settles the blocks at attach by the tables. The caller has pushed every event up to the moment of reading them.
@@ -281,25 +314,33 @@ impl Reconciler {
     ) {
         let first = self.memory_events().map(|event| event.time).min();
         let time = first.map_or(self.since, |first| first.min(self.since));
-        let mut events = VecDeque::new();
-        let at_attach =
-            |device, totals, peak| self.at_attach(time, device, totals, peak, unread.clone());
         for (device, before) in devices {
             // Skip devices that the process never used.
             if before.peak.higher(before.totals) == Totals::default() {
                 continue;
             }
-            events.push_back(at_attach(Some(*device), before.totals, before.peak));
             let here = held.iter().filter(|(on, ..)| on == device);
-            events.extend(
-                here.map(|(_, addr, size)| self.held(time, *device, *addr, *size, before.totals)),
-            );
+            let here: Vec<_> = here.map(|(_, addr, size)| (*addr, *size)).collect();
+            self.baselines.push_back(DeviceBaseline {
+                at_attach: Some(AtAttach {
+                    time,
+                    tgid: self.tgid,
+                    device: Some(*device),
+                    totals: before.totals,
+                    peak: before.peak,
+                    unread: unread.clone(),
+                }),
+                time,
+                device: *device,
+                totals: before.totals,
+                held: here.into_iter(),
+            });
         }
-        if events.is_empty() && unread.is_some() {
-            events.push_back(at_attach(None, Totals::default(), Totals::default()));
+        if self.baselines.is_empty() && unread.is_some() {
+            let none = Totals::default();
+            self.events
+                .push_front(self.at_attach(time, None, none, none, unread));
         }
-        events.append(&mut self.events);
-        self.events = events;
         self.settled = true;
     }
 }

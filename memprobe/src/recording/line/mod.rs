@@ -1,21 +1,19 @@
 //! Parser of one line of a recording. The input is untrusted; the record returned is checked.
 
+mod memory;
+mod written;
+
 use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::names::{NamedRecord, NamesRecord};
-use super::{
-    AtAttachRecord, EndRecord, FORMAT, Header, MAX_DIMENSIONS, MAX_FRAMES, MAX_PURPOSE,
-    check_names, hex,
-};
-use crate::cuda::calls::function_named;
-use crate::event::tensors::DType;
+use super::{AtAttachRecord, EndRecord, FORMAT, Header, MAX_FRAMES, check_names};
 use crate::event::{
-    Action, Address, AtAttach, BlockPurpose, Bytes, CudaCall, DeviceIndex, Losses, MemoryEvent,
-    NoStack, PhaseMark, Purpose, PurposeId, StackId, TensorSpec, Tgid, Tid, TimeNs, Totals,
+    AtAttach, BlockPurpose, Losses, MemoryEvent, NoStack, PhaseMark, StackId, Tgid, Tid, TimeNs,
 };
+use memory::{EndOfSlice, LineHead, MemoryArgs, MemoryLine};
 
 pub(super) enum LineRecord<'a> {
     Header(Header),
@@ -123,26 +121,14 @@ struct Line<'a> {
     args: &'a RawValue,
 }
 
-#[derive(Deserialize)]
-struct MemoryArgs<'a> {
-    #[serde(borrow)]
-    addr: Cow<'a, str>,
-    size: u64,
-    device: Option<DeviceIndex>,
-    allocated: Option<u64>,
-    reserved: Option<u64>,
-    stack_id: Option<u32>,
-    function: Option<Cow<'a, str>>,
-    space: Option<Cow<'a, str>>,
-    shape: Option<Vec<u64>>,
-    #[serde(default)]
-    more_dimensions: u32,
-    dtype: Option<Cow<'a, str>>,
-    requested: Option<u64>,
-    tensor: Option<bool>,
-    inferred: Option<Inferred<'a>>,
-    #[serde(default, alias = "held")]
-    live_at_attach: bool,
+impl Line<'_> {
+    fn head(&self) -> LineHead<'_> {
+        LineHead {
+            pid: self.pid,
+            tid: self.tid,
+            ts: self.ts.map(RawValue::get),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -152,26 +138,6 @@ struct MarkArgs<'a> {
     #[serde(borrow)]
     class: Cow<'a, str>,
     stack_id: u32,
-}
-
-#[derive(Deserialize)]
-struct Inferred<'a> {
-    #[serde(rename = "purpose", alias = "use")]
-    what: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    function: Cow<'a, str>,
-    #[serde(borrow)]
-    library: Cow<'a, str>,
-}
-
-#[derive(Deserialize)]
-struct EndOfSlice<'a> {
-    #[serde(borrow)]
-    free: Option<MemoryArgs<'a>>,
-    #[serde(default)]
-    unseen_free: bool,
-    #[serde(default)]
-    live_at_end: bool,
 }
 
 #[derive(Deserialize)]
@@ -185,36 +151,44 @@ struct NameArgs<'a> {
     name: Cow<'a, str>,
 }
 
+/// True for a counter, which only viewers need: half of all lines are counters.
+pub(super) fn is_counter(line: &[u8]) -> bool {
+    line.starts_with(b"{\"ph\":\"C\",") && line.ends_with(b"}}")
+}
+
 /// Parses one line, without its comma and newline. `start` is the time of `ts` 0. An error describes the
 /// fault in a few words.
 pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<LineRecord<'_>, String> {
-    // Half of all lines are counters, which only viewers need.
-    if line.starts_with(b"{\"ph\":\"C\",") && line.ends_with(b"}}") {
+    if is_counter(line) {
         return Ok(LineRecord::Other);
     }
+    written::parse(line, start).unwrap_or_else(|| parse_any(line, start))
+}
+
+/// Parses a line of any form.
+fn parse_any(line: &[u8], start: TimeNs) -> Result<LineRecord<'_>, String> {
     let text = std::str::from_utf8(line).map_err(|error| error.to_string())?;
     let line: Line = serde_json::from_str(text).map_err(|error| cause(&error))?;
+    if let Some(kind) = MemoryLine::of(&line.ph, &line.cat) {
+        let head = line.head();
+        return match kind {
+            MemoryLine::Event(action) => args::<MemoryArgs>(&line)?.record(&head, action, start),
+            MemoryLine::EndOfSlice(action) => {
+                args::<EndOfSlice>(&line)?.record(&head, action, start)
+            }
+        };
+    }
     match (&*line.ph, &*line.cat) {
         ("M", _) => metadata(&line),
         ("C", _) => Ok(LineRecord::Other),
-        ("b" | "i", "alloc" | "cpu") => memory(&line, Action::Alloc, start),
-        ("e", "alloc" | "cpu") => end_of_slice(&line, Action::Free, start),
-        ("i", "free" | "cpu_free") => memory(&line, Action::Free, start),
-        ("b" | "i", "cuda") => memory(&line, Action::CudaAlloc, start),
-        ("e", "cuda") => end_of_slice(&line, Action::CudaFree, start),
-        ("i", "cuda_free") => memory(&line, Action::CudaFree, start),
-        ("b" | "i", "segment") => memory(&line, Action::SegmentAlloc, start),
-        ("e", "segment") => end_of_slice(&line, Action::SegmentFree, start),
-        ("i", "segment_free") => memory(&line, Action::SegmentFree, start),
-        ("i", "oom") => memory(&line, Action::OutOfMemory, start),
         ("i", "attach") => {
-            let time = line_time(&line, start)?;
+            let time = line.head().time(start)?;
             let found: AtAttachRecord = args(&line)?;
             Ok(LineRecord::AtAttach(found.at(time, Tgid(line.pid))))
         }
         ("i", "mark") => mark(&line, start).map(LineRecord::Mark),
         ("i", "names") => Ok(LineRecord::Names {
-            time: line_time(&line, start)?,
+            time: line.head().time(start)?,
             tgid: Tgid(line.pid),
             record: args(&line)?,
         }),
@@ -255,145 +229,13 @@ fn mark(line: &Line<'_>, start: TimeNs) -> Result<PhaseMark, String> {
     check_names([&*mark.class].into_iter())?;
     let unknown = |_| format!("unknown `begins`: {:?}", first(&mark.begins));
     Ok(PhaseMark {
-        time: line_time(line, start)?,
+        time: line.head().time(start)?,
         tgid: Tgid(line.pid),
         tid: Tid(line.tid),
         phase: mark.begins.parse().map_err(unknown)?,
         class: mark.class.into(),
         stack: StackId(mark.stack_id),
     })
-}
-
-fn end_of_slice<'a>(
-    line: &Line<'a>,
-    action: Action,
-    start: TimeNs,
-) -> Result<LineRecord<'a>, String> {
-    match args::<EndOfSlice>(line)? {
-        EndOfSlice {
-            free: Some(free),
-            unseen_free: false,
-            live_at_end: false,
-        } => event(line, &free, action, start).map(|event| LineRecord::Memory(event, None)),
-        EndOfSlice {
-            free: None,
-            unseen_free,
-            live_at_end,
-        } if unseen_free != live_at_end => Ok(LineRecord::Other),
-        _ => Err("the end of a slice without `free`".to_owned()),
-    }
-}
-
-fn memory<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<LineRecord<'a>, String> {
-    let args: MemoryArgs<'_> = args(line)?;
-    let event = event(line, &args, action, start)?;
-    let is = match shape(&args)? {
-        Some(shape) => Some(BlockPurpose::Tensor(shape)),
-        None => purpose(&args)?.map(BlockPurpose::Other),
-    };
-    Ok(LineRecord::Memory(event, is))
-}
-
-fn event(
-    line: &Line<'_>,
-    args: &MemoryArgs<'_>,
-    action: Action,
-    start: TimeNs,
-) -> Result<MemoryEvent, String> {
-    let totals = match (args.allocated, args.reserved) {
-        (Some(allocated), Some(reserved)) => Some(Totals {
-            allocated: Bytes(allocated),
-            reserved: Bytes(reserved),
-        }),
-        (None, None) => None,
-        _ => return Err("`allocated` without `reserved`".to_owned()),
-    };
-    let action = match (action, args.live_at_attach) {
-        (Action::Alloc, true) => Action::Held,
-        (_, true) => return Err("`live_at_attach` at the end of a slice".to_owned()),
-        (action, false) => action,
-    };
-    Ok(MemoryEvent {
-        time: line_time(line, start)?,
-        tgid: Tgid(line.pid),
-        tid: Tid(line.tid),
-        action,
-        addr: hex(&args.addr)
-            .map(Address)
-            .ok_or_else(|| format!("`addr` is no address: {:?}", first(&args.addr)))?,
-        size: Bytes(args.size),
-        device: args.device,
-        totals,
-        stack: args.stack_id.map_or(StackId::NONE, StackId),
-        shape: match args.tensor {
-            Some(false) => PurposeId::NO_TENSOR,
-            _ => PurposeId::NONE,
-        },
-        call: call(args)?,
-    })
-}
-
-fn shape(args: &MemoryArgs<'_>) -> Result<Option<TensorSpec>, String> {
-    let (sizes, dtype) = match (&args.shape, &args.dtype) {
-        (Some(sizes), Some(dtype)) => (sizes, dtype),
-        (None, None) => return Ok(None),
-        _ => return Err("`shape` without `dtype`".to_owned()),
-    };
-    if sizes.len() > MAX_DIMENSIONS {
-        return Err(format!("a tensor of {} dimensions", sizes.len()));
-    }
-    let number = || dtype.strip_prefix("dtype ")?.parse().ok().map(DType);
-    let known = DType::parse(dtype).or_else(number);
-    let dtype = known.ok_or_else(|| format!("no `dtype`: {:?}", first(dtype)))?;
-    Ok(Some(TensorSpec {
-        sizes: sizes.clone(),
-        more: args.more_dimensions,
-        dtype,
-        requested: args.requested.map(Bytes),
-    }))
-}
-
-/// Returns the purpose that the event names for a block without a tensor, if any.
-fn purpose(args: &MemoryArgs<'_>) -> Result<Option<Purpose>, String> {
-    let Some(inferred) = &args.inferred else {
-        return Ok(None);
-    };
-    if args.tensor != Some(false) {
-        return Err("`inferred` where there may be a tensor".to_owned());
-    }
-    let texts = [
-        inferred.what.as_deref().unwrap_or_default(),
-        &inferred.function,
-        &inferred.library,
-    ];
-    if let Some(long) = texts.iter().find(|text| text.len() > MAX_PURPOSE) {
-        return Err(format!("an `inferred` text of {} bytes", long.len()));
-    }
-    Ok(Some(Purpose {
-        what: inferred.what.as_deref().map(Into::into),
-        function: (*inferred.function).into(),
-        library: (*inferred.library).into(),
-    }))
-}
-
-fn call(args: &MemoryArgs<'_>) -> Result<Option<CudaCall>, String> {
-    let (function, space) = match (&args.function, &args.space) {
-        (Some(function), Some(space)) => (function, space),
-        (None, None) => return Ok(None),
-        _ => return Err("`function` without `space`".to_owned()),
-    };
-    let known = function_named(function)
-        .ok_or_else(|| format!("no function of CUDA: {:?}", first(function)))?;
-    let unknown = |_| format!("no `space`: {:?}", first(space));
-    Ok(Some(CudaCall {
-        function: known.name,
-        space: space.parse().map_err(unknown)?,
-    }))
-}
-
-fn line_time(line: &Line<'_>, start: TimeNs) -> Result<TimeNs, String> {
-    let ts = line.ts.ok_or("no `ts`")?.get();
-    time(ts, start).ok_or_else(|| format!("`ts` is no time: {:?}", first(ts)))
 }
 
 fn args<'a, T: Deserialize<'a>>(line: &Line<'a>) -> Result<T, String> {
@@ -469,6 +311,7 @@ mod tests {
 
     #[test]
     fn addresses_are_hexadecimal_and_nothing_else() {
+        use crate::recording::hex;
         assert_eq!(hex("0x7f0000000000"), Some(0x7f00_0000_0000));
         for wrong in [
             "",

@@ -1,0 +1,153 @@
+//! Memory that `attach` takes for each live block, counted by an allocator.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use memprobe::attribution::modules::ModuleLedger;
+use memprobe::attribution::threads::ThreadLedger;
+use memprobe::attribution::{AttributionLedger, PeakAnalysis as _};
+use memprobe::event::{
+    Action, Address, AtAttach, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, PurposeId,
+    Stack, StackId, StackKind, Target, Tgid, Tid, TimeNs, Totals,
+};
+use memprobe::ledger::{Analysis as _, Ledger};
+
+/// Allocator that counts the live bytes of this process.
+struct Counting;
+
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system allocator unchanged; the counter is an atomic.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller upholds the contract of `alloc`, which is the same here.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: `alloc` above took the block from the system allocator.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Live blocks. A power of two fills every vector to its capacity: memory beyond the length of a vector is not
+/// resident.
+const BLOCKS: u64 = 1 << 16;
+
+const DEVICE: DeviceIndex = DeviceIndex(0);
+const SIZE: u64 = 512;
+
+/// State of the live screen of one process: the ledger, and the analyses of modules, categories and threads.
+struct Screen {
+    ledger: Ledger,
+    modules: ModuleLedger,
+    categories: AttributionLedger,
+    threads: ThreadLedger,
+}
+
+impl Screen {
+    fn new() -> Self {
+        let ledger = Ledger::new(Target::default(), TimeNs(0));
+        Self {
+            modules: ModuleLedger::late(&ledger, TimeNs(0)),
+            categories: AttributionLedger::new(None)
+                .with_latest_layers()
+                .with_known(&ledger, TimeNs(0)),
+            threads: ThreadLedger::late(&ledger, TimeNs(0)),
+            ledger,
+        }
+    }
+
+    fn apply(&mut self, event: &Event) {
+        let change = self.ledger.apply(event);
+        self.categories.apply(event, &change, &self.ledger);
+        self.modules
+            .apply(event, &change, &self.ledger, &self.categories);
+        self.threads
+            .apply(event, &change, &self.ledger, &self.categories);
+    }
+
+    fn live_blocks(&self) -> u64 {
+        self.ledger.blocks().count() as u64
+    }
+}
+
+fn memory(action: Action, number: u64, allocated: u64) -> Event {
+    Event::Memory(MemoryEvent {
+        time: TimeNs(number),
+        tgid: Tgid(1),
+        tid: Tid(1),
+        action,
+        // Rising addresses, as a leak gets them.
+        addr: Address((1 << 40) + number * SIZE),
+        size: Bytes(SIZE),
+        device: Some(DEVICE),
+        totals: Some(totals(allocated)),
+        stack: match action {
+            Action::Held => StackId::NONE,
+            _ => StackId(1),
+        },
+        shape: PurposeId::NO_TENSOR,
+        call: None,
+    })
+}
+
+fn totals(allocated: u64) -> Totals {
+    Totals {
+        allocated: Bytes(allocated),
+        reserved: Bytes(1 << 40),
+    }
+}
+
+fn stack() -> Event {
+    let frame = Frame {
+        file: "train.py".into(),
+        line: 1,
+        function: "main".into(),
+        library: None,
+    };
+    let stack = Stack {
+        kind: StackKind::Python,
+        frames: vec![frame],
+        truncated: false,
+        context: Context::default(),
+    };
+    Event::Stack(StackId(1), Arc::new(stack))
+}
+
+/// Returns the bytes that each of [`BLOCKS`] blocks takes after these events.
+fn bytes_per_block(events: impl Iterator<Item = Event>) -> usize {
+    let mut screen = Screen::new();
+    screen.apply(&stack());
+    let before = ALLOCATED.load(Ordering::Relaxed);
+    events.for_each(|event| screen.apply(&event));
+    assert_eq!(screen.live_blocks(), BLOCKS);
+    let bytes = (ALLOCATED.load(Ordering::Relaxed) - before) / BLOCKS as usize;
+    println!("{bytes} bytes a block");
+    bytes
+}
+
+/// A single test, so that no other one allocates meanwhile.
+#[test]
+fn a_million_live_blocks_take_100_megabytes() {
+    let leaked = (0..BLOCKS).map(|number| memory(Action::Alloc, number, (number + 1) * SIZE));
+    assert!(bytes_per_block(leaked) <= 100);
+
+    let all = BLOCKS * SIZE;
+    let attached = Event::AtAttach(AtAttach {
+        time: TimeNs(0),
+        tgid: Tgid(1),
+        device: Some(DEVICE),
+        totals: totals(all),
+        peak: totals(all),
+        unread: None,
+    });
+    let held = (0..BLOCKS).map(|number| memory(Action::Held, number, all));
+    assert!(bytes_per_block(std::iter::once(attached).chain(held)) <= 100);
+}

@@ -92,6 +92,7 @@ mod tests {
         let ledger = Ledger::new(Target::default(), TimeNs(0));
         let snapshot = ledger.snapshot(TimeNs(1), Grouping::User);
         let text = session_summary(&snapshot, &refused, &[], &ReportOptions::default());
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains("7 blocks and 0 stacks are in the totals but in no line"));
     }
 }

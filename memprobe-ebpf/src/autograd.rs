@@ -1,4 +1,4 @@
-//! Autograd's state of the current thread: its modes, the `GraphTask` that it works for, and the node that it evaluates.
+//! Autograd's state of the current thread: its modes, the `GraphTask` that it works for, the node that it evaluates.
 
 use memprobe_common::{ProcessConfig, grad_bit, grad_mode};
 

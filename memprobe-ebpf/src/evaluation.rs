@@ -1,9 +1,9 @@
 //! The node of autograd's graph that a thread evaluates when it asks for memory.
 //!
 //! The engine keeps it in a thread-local variable (`current_evaluating_node`, torch/csrc/autograd/function.cpp@v2.15.0
-//! and @v2.0.1), which an event reads. `NodeGuard` sets the variable around all of `Engine::evaluate_function`, in the
-//! only loop of the engine that calls it (`Engine::thread_main`, torch/csrc/autograd/engine.cpp), and restores the outer
-//! node after it.
+//! and @v2.0.1), which an event reads. `NodeGuard` sets the variable around all of `Engine::evaluate_function`, in
+//! the engine's loop that calls it (`Engine::thread_main`, torch/csrc/autograd/engine.cpp). After it, it restores the
+//! outer node.
 //!
 //! Evaluations without `NodeGuard` are probed, and so is every evaluation of a library in which the variable was not
 //! found. Their end is not probed. A probed evaluation goes on if two things hold: it

@@ -59,7 +59,7 @@ pub struct Thread {
 /// Evaluations of nodes of autograd's graph by a thread.
 #[repr(C)]
 pub struct Evaluations {
-    /// Those whose start was probed, outermost first; entries from `depth` on are over.
+    /// Evaluations whose start was probed, outermost first; entries from `depth` on are over.
     pub nested: [Evaluation; MAX_EVALUATIONS],
     /// Probed evaluations that go on.
     pub depth: u64,

@@ -56,7 +56,7 @@ pub(super) struct ProbeOptions {
     /// Attribute memory of backward passes to lines of the forward pass
     #[arg(long, overrides_with = "no_graph")]
     graph: bool,
-    /// Attribute it to the line that calls backward(). Saves the process two traps for each operation of autograd
+    /// Attribute it to the line that calls backward(). Saves the process a trap for each operation of autograd
     #[arg(long, overrides_with = "graph")]
     no_graph: bool,
     #[command(flatten)]

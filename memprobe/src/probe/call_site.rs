@@ -10,8 +10,8 @@ const MAX_CODE: u64 = 64 << 10;
 /// Bytes of an entry of the procedure linkage table (System V ABI, x86-64, "Procedure Linkage Table").
 const LINKAGE_ENTRY: usize = 16;
 
-/// Finds the only call of the function named `callee` in `caller`. The call goes straight there or through the procedure
-/// linkage table. At the call the registers are those of the callee's entry.
+/// Finds the only call of the function named `callee` in `caller`, straight or through the procedure linkage table.
+/// At the call the registers are those of the callee's entry.
 pub fn find(image: &ElfImage, caller: Symbol, callee: &str) -> Result<Symbol, ElfError> {
     let slots = image.linkage_slots(callee)?;
     let own = image.symbol(callee)?.map(|symbol| symbol.vaddr);

@@ -10,9 +10,8 @@ use super::{ElfImage, RawRelocation, RawSymbol, Result, entries, text_at};
 const RELOCATIONS: &str = ".rela.plt";
 
 impl ElfImage {
-    /// Returns the addresses before relocation of the words in which the dynamic linker puts the address of the function
-    /// with this mangled name, for calls through the procedure linkage table (`R_X86_64_JUMP_SLOT`). Empty for a function
-    /// that is not called so.
+    /// Returns the addresses before relocation of the words through which the procedure linkage table jumps to the
+    /// function with this mangled name (`R_X86_64_JUMP_SLOT`). Empty for a function that is not called so.
     pub fn linkage_slots(&self, name: &str) -> Result<Vec<u64>> {
         let Some(relocations) = self.section(RELOCATIONS) else {
             return Ok(Vec::new());

@@ -11,6 +11,7 @@ mod lines;
 mod modules;
 mod outside;
 mod overlay;
+mod palette;
 mod plot;
 mod process;
 #[cfg(test)]
@@ -26,6 +27,7 @@ mod threads;
 pub use context::{AttributionQuery, AttributionTables};
 pub use process::{News, run};
 pub use tensors::Tensors;
+pub use theme::ThemeChoice;
 
 use crate::ledger::snapshot::Grouping;
 

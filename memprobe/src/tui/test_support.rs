@@ -9,12 +9,14 @@ use ratatui::layout::{Position, Rect};
 use ratatui::style::{Color, Modifier};
 
 use super::input::InputEvent;
+use super::palette::vision::{contrast, rgb};
+use super::palette::{Background, ColourDepth, Palette};
 use super::table_screen::{Content, ScreenHandle, ScreenLayout, ScreenRequest, TableScreen};
 use super::theme::{ASCII, Ink, Theme, UNICODE};
 
 /// Terminal with colour and Unicode.
 pub const COLOUR: Theme = Theme {
-    ink: Ink::Colour,
+    ink: Ink::Colour(Palette::of(ColourDepth::Indexed, Background::Dark)),
     glyphs: UNICODE,
 };
 
@@ -168,6 +170,19 @@ pub fn assert_the_same_without_colour(draw: impl Fn(&Theme) -> TestBackend) {
             assert_eq!((cell.fg, cell.bg), (Color::Reset, Color::Reset));
             assert!(ink == Ink::Emphasis || cell.modifier == Modifier::empty());
         }
+    }
+}
+
+/// Asserts that text on a ground of its own has a colour of its own, with enough contrast, and is not dimmed.
+pub fn assert_legible(buffer: &Buffer) {
+    for cell in &buffer.content {
+        let has_ground = cell.bg != Color::Reset;
+        assert!(!has_ground || cell.fg != Color::Reset, "{cell:?}");
+        let ratio = contrast(rgb(cell.fg), rgb(cell.bg));
+        assert!(!has_ground || ratio >= 4.5, "{cell:?}: {ratio:.2}");
+        let is_bar = has_ground || cell.modifier.contains(Modifier::REVERSED);
+        assert!(!is_bar || !cell.modifier.contains(Modifier::DIM), "{cell:?}");
+        assert!(!has_ground || !cell.modifier.contains(Modifier::REVERSED), "{cell:?}");
     }
 }
 

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
-use ratatui::style::{Color, Style};
+use ratatui::style::Style;
 use ratatui::text::Line;
 
 use super::super::plot::{columns, draw_frame};
-use super::super::theme::{Ink, Theme};
+use super::super::theme::Theme;
 use crate::attribution::tables::{
     Category, DeviceCategories, IterationRow, Portion, Portions, Source,
 };
@@ -16,32 +16,26 @@ use crate::event::Bytes;
 use crate::event::bytes::short;
 use crate::view::{count, duration, fit, iteration, iterations_by, span};
 
-fn appearance(portion: Portion) -> (&'static str, Color) {
+pub const fn letter(portion: Portion) -> &'static str {
     match portion {
-        Portion::BeforeAttach => ("B", Color::Gray),
-        Portion::Of(Category::Parameter) => ("P", Color::Blue),
-        Portion::Of(Category::OptimizerState) => ("O", Color::Magenta),
-        Portion::Of(Category::Gradient) => ("G", Color::Yellow),
-        Portion::Of(Category::Activation) => ("A", Color::Green),
-        Portion::Of(Category::Input) => ("I", Color::Cyan),
-        Portion::Of(Category::KvCache) => ("K", Color::LightBlue),
-        Portion::Of(Category::IntermediateGradient) => ("g", Color::LightYellow),
-        Portion::Of(Category::Temporary) => ("T", Color::LightRed),
-        Portion::Of(Category::Workspace) => ("W", Color::LightMagenta),
-        Portion::Of(Category::Unknown) => ("?", Color::DarkGray),
-        Portion::Unaccounted => ("!", Color::Red),
+        Portion::BeforeAttach => "B",
+        Portion::Of(Category::Parameter) => "P",
+        Portion::Of(Category::OptimizerState) => "O",
+        Portion::Of(Category::Gradient) => "G",
+        Portion::Of(Category::Activation) => "A",
+        Portion::Of(Category::Input) => "I",
+        Portion::Of(Category::KvCache) => "K",
+        Portion::Of(Category::IntermediateGradient) => "g",
+        Portion::Of(Category::Temporary) => "T",
+        Portion::Of(Category::Workspace) => "W",
+        Portion::Of(Category::Unknown) => "?",
+        Portion::Unaccounted => "!",
     }
-}
-
-pub fn letter(portion: Portion) -> &'static str {
-    appearance(portion).0
 }
 
 pub fn style(portion: Portion, theme: &Theme) -> Style {
-    match theme.ink {
-        Ink::Colour => theme.bar().fg(appearance(portion).1),
-        Ink::Emphasis | Ink::Plain => Style::new(),
-    }
+    let place = Portion::ALL.iter().position(|one| *one == portion);
+    place.map_or_else(Style::new, |at| theme.portion(at))
 }
 
 /// Draws each category as a letter that the table repeats, so that the graph is readable without colour.

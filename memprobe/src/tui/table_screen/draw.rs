@@ -190,13 +190,15 @@ impl<C: Content> TableScreen<C> {
             let at_screen = shown.next().unwrap_or_default();
             let is_selected = *at == selection.cursor;
             if is_selected {
-                buffer.set_style(line, theme.bar());
-                buffer.set_string(line.x, y, theme.glyphs.cursor, theme.bar_strong());
+                buffer.set_style(line, theme.selected());
+                buffer.set_string(line.x, y, theme.glyphs.cursor, theme.strong());
             }
+            // Within the selected row all text has its colours, so that it is legible.
+            let own = |style: Style| if is_selected { Style::new() } else { style };
             let mark = self.content.mark(row, theme);
             let row_style = mark.as_ref().map_or(Style::new(), |mark| mark.style);
             if let Some(mark) = &mark {
-                buffer.set_string(line.x + 1, y, &mark.content, mark.style);
+                buffer.set_string(line.x + 1, y, &mark.content, own(mark.style));
             }
             for (place, apart) in places.iter().zip(&apart) {
                 let (column, on) = (&self.content.parts().columns[place.column], place.on);
@@ -207,15 +209,11 @@ impl<C: Content> TableScreen<C> {
                         let start = (line.x + start).max(area.x);
                         let wide = area.right().saturating_sub(start);
                         let aside = Rect::new(start, y, wide, 1);
-                        draw_text(buffer, aside, text, theme.faint(), theme);
+                        draw_text(buffer, aside, text, own(theme.faint()), theme);
                         area.width = (start - area.x).saturating_sub(1);
                     }
                 }
-                let style = if is_selected {
-                    Style::new()
-                } else {
-                    row_style.patch(tone_style(on.tone, theme))
-                };
+                let style = own(row_style.patch(tone_style(on.tone, theme)));
                 // A continuation has a name alone.
                 if row.fold != Fold::Part || on.is_name {
                     let wide = usize::from(area.width);

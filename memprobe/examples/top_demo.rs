@@ -38,6 +38,7 @@ fn identity(index: u32) -> DeviceIdentity {
             uuid: None,
             pci_bus_id: None,
             mig: None,
+            memory: None,
             source: IdentitySource::Properties,
         }),
         unknown: None,

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::options::{CpuOption, DetailOption, ProbeOptions, StdoutStyle, ThemeOption, is_default, parse_pid};
+use super::options::{
+    CpuOption, DetailOption, ProbeOptions, StdoutStyle, ThemeOption, is_default, parse_pid,
+};
 use crate::commands::attach::LiveView;
 use crate::commands::host::Scope;
 use crate::commands::top::Top;

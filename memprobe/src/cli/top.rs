@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use super::options::{
-    DetailOption, Format, FormatOption, ProbeOptions, StdoutStyle, ThemeOption, formats, is_default,
-    parse_duration,
+    DetailOption, Format, FormatOption, ProbeOptions, StdoutStyle, ThemeOption, formats,
+    is_default, parse_duration,
 };
 use crate::commands::GraphTracking;
 use crate::commands::host::Scope;

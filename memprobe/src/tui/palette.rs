@@ -182,7 +182,9 @@ mod tests {
     const GRAPH: f64 = 3.0;
 
     fn least_contrast(colour: Color, backgrounds: &[Rgb]) -> f64 {
-        let ratios = backgrounds.iter().map(|ground| contrast(rgb(colour), *ground));
+        let ratios = backgrounds
+            .iter()
+            .map(|ground| contrast(rgb(colour), *ground));
         ratios.fold(f64::INFINITY, f64::min)
     }
 

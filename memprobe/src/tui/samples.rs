@@ -9,8 +9,8 @@ use crate::event::{
 };
 use crate::event::{ProbeStatus, Target};
 use crate::ledger::snapshot::{
-    BeforeAttach, CudaSnapshot, DeviceSnapshot, Health, LineRow, OutsideRow, Site, Snapshot,
-    SoftwareLayer, StackRow, TargetState, Timeline,
+    BeforeAttach, CudaSnapshot, DeviceSnapshot, DeviceTimeline, Health, LineRow, OutsideRow, Site,
+    Snapshot, SoftwareLayer, StackRow, TargetState, Timeline, TotalsPoint,
 };
 
 const MIB: u64 = 1 << 20;
@@ -147,6 +147,29 @@ pub(super) fn lines() -> Vec<LineRow> {
     ]
 }
 
+/// Returns timelines of these totals, a second each, with a step of an optimizer every 40 seconds.
+fn timeline(totals: Vec<Totals>) -> DeviceTimeline {
+    let point = |(at, totals): (usize, Totals)| {
+        let mut point = TotalsPoint::at(totals);
+        point.marks.steps = u32::from(at % 40 == 39);
+        point
+    };
+    let points: Vec<TotalsPoint> = totals.into_iter().enumerate().map(point).collect();
+    let of = |step, number: usize| Timeline {
+        start: TimeNs(0),
+        step,
+        points: points[points.len() - number.min(points.len())..].to_vec(),
+    };
+    DeviceTimeline {
+        all: of(SECOND, 200),
+        recent: [
+            of(SECOND / 40, 200),
+            of(SECOND / 20 * 3, 200),
+            of(SECOND / 2 * 3, 150),
+        ],
+    }
+}
+
 pub(super) fn device(
     index: u8,
     lines: Vec<LineRow>,
@@ -177,7 +200,7 @@ pub(super) fn device(
             reserved: Bytes(totals.reserved.0 / 60 * at.min(60)).max(allocated),
         }
     };
-    let points = (0..199).map(wave).chain([totals]).collect();
+    let points: Vec<Totals> = (0..199).map(wave).chain([totals]).collect();
     DeviceSnapshot {
         index: DeviceIndex(index),
         totals,
@@ -193,11 +216,7 @@ pub(super) fn device(
         ooms: 0,
         growth: None,
         lines,
-        timeline: Timeline {
-            start: TimeNs(0),
-            step: SECOND,
-            points,
-        },
+        timeline: timeline(points),
     }
 }
 
@@ -389,10 +408,14 @@ pub(super) fn hostile() -> Snapshot {
         Vec::new(),
     ));
     snapshot.devices = vec![device(255, lines, 1, -5)];
-    snapshot.devices[0].timeline.points.push(Totals {
+    let largest = Totals {
         allocated: Bytes(u64::MAX),
         reserved: Bytes(u64::MAX),
-    });
+    };
+    let timeline = &mut snapshot.devices[0].timeline;
+    for timeline in std::iter::once(&mut timeline.all).chain(&mut timeline.recent) {
+        timeline.points.push(TotalsPoint::at(largest));
+    }
     snapshot.target.command = evil.clone();
     snapshot.target.python = Some(evil.clone());
     snapshot.target.torch = Some(evil.clone());

@@ -181,8 +181,14 @@ pub fn assert_legible(buffer: &Buffer) {
         let ratio = contrast(rgb(cell.fg), rgb(cell.bg));
         assert!(!has_ground || ratio >= 4.5, "{cell:?}: {ratio:.2}");
         let is_bar = has_ground || cell.modifier.contains(Modifier::REVERSED);
-        assert!(!is_bar || !cell.modifier.contains(Modifier::DIM), "{cell:?}");
-        assert!(!has_ground || !cell.modifier.contains(Modifier::REVERSED), "{cell:?}");
+        assert!(
+            !is_bar || !cell.modifier.contains(Modifier::DIM),
+            "{cell:?}"
+        );
+        assert!(
+            !has_ground || !cell.modifier.contains(Modifier::REVERSED),
+            "{cell:?}"
+        );
     }
 }
 
@@ -205,7 +211,7 @@ impl Dice {
     /// Returns a random input.
     pub fn wanted(&mut self) -> InputEvent {
         let letters = ['a', '(', '.', '*', '\u{1b}', '模', ' '];
-        match self.roll(29) {
+        match self.roll(31) {
             0 | 1 => InputEvent::Move(self.roll(7) as isize - 3),
             2 => InputEvent::Page(self.roll(3) as isize - 1),
             3 => InputEvent::First,
@@ -232,6 +238,8 @@ impl Dice {
             25 => InputEvent::Accept,
             26 => InputEvent::Freeze,
             27 => InputEvent::ResetPeaks,
+            28 => InputEvent::GraphWindow,
+            29 => InputEvent::GraphAxis,
             _ => InputEvent::Back,
         }
     }

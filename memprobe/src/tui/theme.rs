@@ -49,7 +49,15 @@ pub struct Glyphs {
     pub falling: &'static str,
     /// Sort arrow: smallest or first first.
     pub climbing: &'static str,
+    /// Cell of a graph that is filled for a part of the time.
+    pub swing: &'static str,
+    /// Horizontal line through a graph.
+    pub level: &'static str,
+    /// Vertical line through a graph.
+    pub moment: &'static str,
     pub rule: &'static str,
+    /// Mark on a rule.
+    pub tick: &'static str,
     pub wall: &'static str,
     /// Separator between parts of a sentence.
     pub dot: &'static str,
@@ -69,7 +77,11 @@ pub const UNICODE: Glyphs = Glyphs {
     callee: "→",
     falling: "↓",
     climbing: "↑",
+    swing: "▒",
+    level: "╌",
+    moment: "┊",
     rule: "─",
+    tick: "┴",
     wall: "│",
     dot: "·",
     arrows: "↑↓",
@@ -87,7 +99,11 @@ pub const ASCII: Glyphs = Glyphs {
     callee: "->",
     falling: "v",
     climbing: "^",
+    swing: ":",
+    level: "=",
+    moment: "'",
     rule: "-",
+    tick: "+",
     wall: "|",
     dot: "|",
     arrows: "Up/Down",
@@ -230,7 +246,11 @@ impl Theme {
     /// Letter of the portion at this place of [`crate::attribution::tables::Portion::ALL`].
     pub fn portion(&self, at: usize) -> Style {
         match self.ink {
-            Ink::Colour(palette) => palette.portions.get(at).copied().map_or_else(Style::new, filled),
+            Ink::Colour(palette) => palette
+                .portions
+                .get(at)
+                .copied()
+                .map_or_else(Style::new, filled),
             Ink::Emphasis | Ink::Plain => Style::new(),
         }
     }
@@ -248,7 +268,15 @@ fn depth(term: &str, is_modern: bool) -> Option<ColourDepth> {
         || term.ends_with("-mono");
     // Names of terminals that have the 256 colours without saying so.
     let own = [
-        "alacritty", "contour", "foot", "ghostty", "konsole", "rio", "st", "wezterm", "xterm-ghostty",
+        "alacritty",
+        "contour",
+        "foot",
+        "ghostty",
+        "konsole",
+        "rio",
+        "st",
+        "wezterm",
+        "xterm-ghostty",
         "xterm-kitty",
     ];
     if is_monochrome {
@@ -319,7 +347,11 @@ mod tests {
             ("15;99", Background::Unknown),
         ] {
             let theme = theme(&[("TERM", "xterm-256color"), ("COLORFGBG", colours)]);
-            assert_eq!(theme.ink, ink(ColourDepth::Indexed, background), "{colours}");
+            assert_eq!(
+                theme.ink,
+                ink(ColourDepth::Indexed, background),
+                "{colours}"
+            );
         }
     }
 
@@ -337,7 +369,10 @@ mod tests {
         assert_eq!(chosen(ThemeChoice::Auto, &variables).ink, Ink::Emphasis);
         let none = chosen(ThemeChoice::None, &variables[..2]);
         assert_eq!(none.ink, Ink::Emphasis);
-        assert_eq!(chosen(ThemeChoice::Dark, &[("TERM", "dumb")]).ink, Ink::Plain);
+        assert_eq!(
+            chosen(ThemeChoice::Dark, &[("TERM", "dumb")]).ink,
+            Ink::Plain
+        );
     }
 
     #[test]

@@ -5,9 +5,8 @@ use std::time::Duration;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
-use ratatui::text::Line;
 
-use super::super::plot::{columns, draw_frame};
+use super::super::plot::{PlotFrame, PlotScale, columns};
 use super::super::theme::Theme;
 use crate::attribution::tables::{
     Category, DeviceCategories, IterationRow, Portion, Portions, Source,
@@ -43,7 +42,16 @@ pub fn draw_graph(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, th
     let top = device.points.iter().map(total).max().unwrap_or(0);
     let label = Bytes(u64::try_from(top).unwrap_or(u64::MAX));
     let length = device.step.saturating_mul(device.points.len() as u64);
-    let Some(plot) = draw_frame(buffer, area, label, length, &Line::default(), theme) else {
+    let frame = PlotFrame {
+        scale: PlotScale {
+            bottom: Bytes(0),
+            top: label,
+        },
+        ago: (length > 0).then(|| span(Duration::from_nanos(length))),
+        legend: Vec::new(),
+        ticks: Vec::new(),
+    };
+    let Some(plot) = frame.draw(buffer, area, theme) else {
         return;
     };
     for (x, point) in (plot.x..).zip(columns(&device.points, plot.width, highest)) {

@@ -12,8 +12,7 @@ use super::super::samples::{self, Sources};
 use super::super::table_screen::ScreenRequest;
 use super::super::test_support::{
     BARE, COLOUR, Dice, SMALL, ScreenSize, Shown, all_sizes, assert_legible,
-    assert_the_same_without_colour, blank,
-    typed,
+    assert_the_same_without_colour, blank, typed,
 };
 use super::super::theme::Theme;
 use super::rows::LineKey;

@@ -19,8 +19,8 @@ pub const VISIONS: [Vision; 3] = [Vision::Normal, Vision::Protan, Vision::Deutan
 
 /// Values of xterm's sixteen colours (XTerm-col.ad@xterm-390).
 const XTERM: [Rgb; 16] = [
-    0x00_0000, 0xcd_0000, 0x00_cd00, 0xcd_cd00, 0x00_00ee, 0xcd_00cd, 0x00_cdcd, 0xe5_e5e5, 0x7f_7f7f,
-    0xff_0000, 0x00_ff00, 0xff_ff00, 0x5c_5cff, 0xff_00ff, 0x00_ffff, 0xff_ffff,
+    0x00_0000, 0xcd_0000, 0x00_cd00, 0xcd_cd00, 0x00_00ee, 0xcd_00cd, 0x00_cdcd, 0xe5_e5e5,
+    0x7f_7f7f, 0xff_0000, 0x00_ff00, 0xff_ff00, 0x5c_5cff, 0xff_00ff, 0x00_ffff, 0xff_ffff,
 ];
 
 /// Returns the value of an indexed or named colour; black for the terminal's default.
@@ -119,7 +119,10 @@ fn lab(colour: Rgb, vision: Vision) -> [f64; 3] {
 /// Returns the distance of two colours to a kind of vision.
 pub fn distance(one: Rgb, other: Rgb, vision: Vision) -> f64 {
     let (one, other) = (lab(one, vision), lab(other, vision));
-    let squares = one.iter().zip(other).map(|(one, other)| (one - other).powi(2));
+    let squares = one
+        .iter()
+        .zip(other)
+        .map(|(one, other)| (one - other).powi(2));
     squares.sum::<f64>().sqrt()
 }
 

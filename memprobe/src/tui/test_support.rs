@@ -11,7 +11,9 @@ use ratatui::style::{Color, Modifier};
 use super::input::InputEvent;
 use super::palette::vision::{contrast, rgb};
 use super::palette::{Background, ColourDepth, Palette};
-use super::table_screen::{Content, ScreenHandle, ScreenLayout, ScreenRequest, TableScreen};
+use super::table_screen::{
+    Content, SMALLEST, ScreenHandle, ScreenLayout, ScreenRequest, TableScreen,
+};
 use super::theme::{ASCII, Ink, Theme, UNICODE};
 
 /// Terminal with colour and Unicode.
@@ -92,9 +94,9 @@ impl<C: Content> Shown<C> {
 
     /// Asserts that the areas fill screens of all sizes without overlapping.
     pub fn assert_filled(&mut self) {
-        for (width, height) in [24, 40, 79, 80, 111, 149, 150, 255]
+        for (width, height) in [40, 79, 80, 111, 149, 150, 255]
             .into_iter()
-            .flat_map(|width| (4..90).map(move |height| (width, height)))
+            .flat_map(|width| (SMALLEST.1..90).map(move |height| (width, height)))
         {
             self.handle(InputEvent::Resize(width, height));
             let l = self.areas();

@@ -10,8 +10,8 @@ use ratatui::text::Span;
 
 use super::super::plot::{PlotFrame, PlotScale, columns};
 use super::super::theme::Theme;
+use crate::event::Bytes;
 use crate::event::bytes::short;
-use crate::event::{Bytes, Totals};
 use crate::ledger::snapshot::{DeviceTimeline, TimeWindow, Timeline, TimelineMarks, TotalsPoint};
 use crate::view::span;
 
@@ -329,6 +329,7 @@ impl GraphColumn<'_> {
 mod tests {
     use super::super::super::test_support::{COLOUR, blank};
     use super::*;
+    use crate::event::Totals;
 
     const GIB: u64 = 1 << 30;
 

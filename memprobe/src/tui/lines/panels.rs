@@ -28,11 +28,27 @@ pub fn draw_totals(
     let lines = if area.height >= 2 {
         in_two_lines(device, losses, outside, theme)
     } else {
-        vec![in_one_line(device, area.width, theme)]
+        [in_one_line(device, area.width, theme), Vec::new()]
     };
-    for (y, line) in (area.y..area.bottom()).zip(lines) {
+    for (y, parts) in (area.y..area.bottom()).zip(lines) {
+        let line = fitting(parts, area.width);
         buffer.set_line(area.x, y, &line, area.width);
     }
+}
+
+/// Part of a line, which is shown as a whole or not at all.
+type LinePart = Vec<Span<'static>>;
+
+/// Joins the parts that fit, and at least the first.
+fn fitting(parts: Vec<LinePart>, width: u16) -> Line<'static> {
+    let mut line = Line::default();
+    for part in parts {
+        let wide: usize = part.iter().map(Span::width).sum();
+        if line.spans.is_empty() || line.width() + wide <= usize::from(width) {
+            line.spans.extend(part);
+        }
+    }
+    line
 }
 
 fn in_two_lines(
@@ -40,13 +56,14 @@ fn in_two_lines(
     losses: &Losses,
     outside: Bytes,
     theme: &Theme,
-) -> Vec<Line<'static>> {
+) -> [Vec<LinePart>; 2] {
     let total = |name: &str, style: Style, now: Bytes, peak: Bytes| {
-        vec![
+        let now = vec![
             Span::styled(format!(" {name} "), style),
             Span::styled(format!("{:>11}", human(now)), theme.strong()),
-            Span::raw(format!("  peak {:>11}", human(peak))),
-        ]
+        ];
+        let peak = vec![Span::raw(format!("  peak {:>11}", human(peak)))];
+        vec![now, peak]
     };
     let (now, peak) = (device.totals, device.peak);
     let mut first = total(
@@ -58,45 +75,48 @@ fn in_two_lines(
     let mut second = total("reserved ", theme.reserved(), now.reserved, peak.reserved);
     let cached = now.cached();
     let share = percent(cached.0.into(), now.reserved.0.into());
-    first.push(Span::raw(format!(
-        "   cached {} ({share} of reserved)",
-        human(cached)
-    )));
+    first.push(vec![Span::raw(format!("   cached {}", human(cached)))]);
+    first.push(vec![Span::raw(format!(" ({share} of reserved)"))]);
     if device.ooms > 0 {
-        second.push(Span::raw("   "));
-        second.push(Span::styled(
-            format!(" {} ", ooms(device.ooms)),
-            theme.bad(),
-        ));
+        let text = format!(" {} ", ooms(device.ooms));
+        second.push(vec![Span::raw("   "), Span::styled(text, theme.bad())]);
     }
     let blocks = device.all_live_blocks(losses);
     let blocks = blocks.map_or_else(|| "?".to_owned(), count);
-    second.push(Span::raw(format!("   {blocks} live blocks")));
+    second.push(vec![Span::raw(format!("   {blocks} live blocks"))]);
     if let Some(growth) = device.growth.filter(|growth| growth.is_steady) {
         let bytes = short(Bytes(growth.per_minute.unsigned_abs()));
         let text = format!("   grows {bytes}/min");
-        second.push(Span::styled(text, theme.strong()));
+        second.push(vec![Span::styled(text, theme.strong())]);
     }
     if outside > Bytes(0) {
-        second.push(Span::raw(format!("   outside {} (o)", human(outside))));
+        second.push(vec![Span::raw(format!(
+            "   outside {} (o)",
+            human(outside)
+        ))]);
     }
-    vec![Line::from(first), Line::from(second)]
+    [first, second]
 }
 
-fn in_one_line(device: &DeviceSnapshot, width: u16, theme: &Theme) -> Line<'static> {
-    let mut spans = Vec::new();
+fn in_one_line(device: &DeviceSnapshot, width: u16, theme: &Theme) -> Vec<LinePart> {
+    let mut parts = Vec::new();
     if device.ooms > 0 {
         let text = format!(" {} ", ooms(device.ooms));
-        spans.push(Span::styled(text, theme.bad()));
+        parts.push(vec![Span::styled(text, theme.bad())]);
     }
-    spans.push(Span::styled(" alloc ", theme.allocated()));
-    spans.push(Span::styled(human(device.totals.allocated), theme.strong()));
+    parts.push(vec![
+        Span::styled(" alloc ", theme.allocated()),
+        Span::styled(human(device.totals.allocated), theme.strong()),
+    ]);
     if width >= MIN_WIDTH_FOR_PEAK {
-        spans.push(Span::raw(format!(" peak {}", human(device.peak.allocated))));
+        let text = format!(" peak {}", human(device.peak.allocated));
+        parts.push(vec![Span::raw(text)]);
     }
-    spans.push(Span::styled("  reserved ", theme.reserved()));
-    spans.push(Span::styled(human(device.totals.reserved), theme.strong()));
-    Line::from(spans)
+    parts.push(vec![
+        Span::styled("  reserved ", theme.reserved()),
+        Span::styled(human(device.totals.reserved), theme.strong()),
+    ]);
+    parts
 }
 
 fn ooms(number: u64) -> String {

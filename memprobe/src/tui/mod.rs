@@ -5,6 +5,8 @@ mod bars;
 mod categories;
 mod context;
 mod filter;
+#[cfg(test)]
+mod gallery;
 pub mod host;
 mod input;
 mod lines;
@@ -12,10 +14,14 @@ mod modules;
 mod outside;
 mod overlay;
 mod palette;
+#[cfg(test)]
+mod pictures;
 mod plot;
 mod process;
 #[cfg(test)]
 mod samples;
+#[cfg(test)]
+mod sizes;
 mod table_screen;
 mod tensors;
 mod terminal;

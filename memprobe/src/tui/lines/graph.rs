@@ -404,7 +404,7 @@ mod tests {
         let timeline = timeline(points);
         let from_zero = drawn(&timeline, None, GraphView::default());
         assert!(
-            from_zero[3][12..].contains(&"█".repeat(108)),
+            from_zero[3].contains(&"█".repeat(108)),
             "{from_zero:?}"
         );
         let from_lowest = drawn(&timeline, None, LOWEST);
@@ -439,7 +439,7 @@ mod tests {
     fn the_capacity_is_a_line_unless_it_is_far_above() {
         let near = timeline(steady(10 * GIB, 10).points);
         let rows = drawn(&near, Some(16 * GIB), GraphView::default());
-        assert!(rows[0].starts_with("   16.00 GiB"), "{rows:?}");
+        assert!(rows[0].starts_with("  16.00 GiB"), "{rows:?}");
         assert!(rows[0].contains("╌╌╌╌"), "{rows:?}");
         assert!(rows[5].contains("GPU 16.0 GiB "), "{rows:?}");
         let rows = drawn(&near, Some(80 * GIB), GraphView::default());

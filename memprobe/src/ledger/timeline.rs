@@ -119,7 +119,12 @@ impl RecentTimeline {
 
     /// Appends steps with the value `last` up to `time`, and forgets the oldest.
     fn extend_to(&mut self, time: TimeNs, last: TotalsPoint) {
-        let passed = time.0.saturating_sub(self.start.0) / self.step;
+        let passed = time.0.saturating_sub(self.start.0);
+        // Nearly all events lie in the last step.
+        if passed < self.step.saturating_mul(self.points.len() as u64) {
+            return;
+        }
+        let passed = passed / self.step;
         let missing = (passed + 1).saturating_sub(self.points.len() as u64);
         let pushed = missing.min(RECENT_POINTS as u64);
         for _ in 0..pushed {

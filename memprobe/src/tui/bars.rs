@@ -92,7 +92,7 @@ pub fn draw_title(buffer: &mut Buffer, area: Rect, title: &ScreenTitle, theme: &
     let name = format!(" {}  ", title.name);
     let columns = usize::from(area.width);
     let text = clean(&title.text);
-    let kept = width(&text).min(TEXT_COLUMNS.max(columns / 3));
+    let wanted = width(&text).min(TEXT_COLUMNS.max(columns / 3));
     let mut facts: Vec<&(u8, String)> = title.facts.iter().collect();
     facts.retain(|(rank, _)| *rank < ScreenTitle::WIDE_ONLY || area.width >= WIDE);
     let right = loop {
@@ -102,7 +102,7 @@ pub fn draw_title(buffer: &mut Buffer, area: Rect, title: &ScreenTitle, theme: &
         let place = facts.iter().position(|(rank, _)| Some(*rank) == last);
         match place {
             None => break String::new(),
-            Some(_) if width(&name) + kept + width(&right) <= columns => break right,
+            Some(_) if width(&name) + wanted + width(&right) <= columns => break right,
             Some(place) => drop(facts.remove(place)),
         }
     };

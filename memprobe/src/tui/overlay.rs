@@ -68,7 +68,7 @@ pub(super) fn draw_box(
 }
 
 /// Minimum columns for text beside a key or a term.
-const BESIDE_KEY: usize = 12;
+const MIN_ENTRY_TEXT: usize = 12;
 
 /// Wraps a line at spaces. Further lines begin below the text of an entry, or two cells further in than the first.
 fn wrap_line(line: &Line<'static>, columns: usize) -> Vec<Line<'static>> {
@@ -76,7 +76,7 @@ fn wrap_line(line: &Line<'static>, columns: usize) -> Vec<Line<'static>> {
         return vec![line.clone()];
     }
     let key = line.spans.first().map_or(0, Span::width);
-    let is_entry = line.spans.len() > 1 && key + BESIDE_KEY <= columns;
+    let is_entry = line.spans.len() > 1 && key + MIN_ENTRY_TEXT <= columns;
     let text: String = line
         .spans
         .iter()
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_wrapped_beside_its_key() {
+    fn an_entry_is_wrapped_to_the_right_of_its_key() {
         let line = entry("f", "freeze the order: rows stay where they are", &COLOUR);
         assert_eq!(
             texts(&wrap_line(&line, 36)),

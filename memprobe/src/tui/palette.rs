@@ -21,34 +21,34 @@ pub enum ColourDepth {
     Indexed,
 }
 
-/// Text on a ground of its own colour, whatever the terminal's background is.
+/// Text on a background of its own colour, whatever the terminal's background is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fill {
     pub text: Color,
-    pub ground: Color,
+    pub background: Color,
 }
 
 const BLACK: Color = Color::Indexed(16);
 const WHITE: Color = Color::Indexed(231);
 
 /// Black text on an indexed colour.
-const fn black_on(ground: u8) -> Fill {
+const fn black_on(background: u8) -> Fill {
     Fill {
         text: BLACK,
-        ground: Color::Indexed(ground),
+        background: Color::Indexed(background),
     }
 }
 
 /// White text on an indexed colour.
-const fn white_on(ground: u8) -> Fill {
+const fn white_on(background: u8) -> Fill {
     Fill {
         text: WHITE,
-        ground: Color::Indexed(ground),
+        background: Color::Indexed(background),
     }
 }
 
-const fn on(text: Color, ground: Color) -> Fill {
-    Fill { text, ground }
+const fn on(text: Color, background: Color) -> Fill {
+    Fill { text, background }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -184,7 +184,7 @@ mod tests {
     fn least_contrast(colour: Color, backgrounds: &[Rgb]) -> f64 {
         let ratios = backgrounds
             .iter()
-            .map(|ground| contrast(rgb(colour), *ground));
+            .map(|background| contrast(rgb(colour), *background));
         ratios.fold(f64::INFINITY, f64::min)
     }
 
@@ -217,7 +217,7 @@ mod tests {
             let words = [palette.good, palette.still, palette.bad];
             let fills = words.into_iter().chain(palette.portions);
             for fill in fills.chain(palette.selected) {
-                let ratio = contrast(rgb(fill.text), rgb(fill.ground));
+                let ratio = contrast(rgb(fill.text), rgb(fill.background));
                 assert!(ratio >= TEXT, "{fill:?}: {ratio:.2}");
             }
         }
@@ -228,7 +228,7 @@ mod tests {
         for palette in [&SIXTEEN, &SIXTEEN_ON_LIGHT] {
             let words = [palette.good, palette.still, palette.bad];
             for fill in words.into_iter().chain(palette.portions) {
-                let ratio = contrast(rgb(fill.text), rgb(fill.ground));
+                let ratio = contrast(rgb(fill.text), rgb(fill.background));
                 assert!(ratio >= TEXT, "{fill:?}: {ratio:.2}");
             }
         }
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn the_selected_row_stands_out_on_every_background() {
         let selected = FILLS.selected.expect("a fill");
-        let ratio = least_contrast(selected.ground, &[&DARK[..], &LIGHT[..]].concat());
+        let ratio = least_contrast(selected.background, &[&DARK[..], &LIGHT[..]].concat());
         // A mark at the left says it too.
         assert!(ratio >= 2.0, "{ratio:.2}");
     }
@@ -259,8 +259,8 @@ mod tests {
         for palette in [&ON_DARK, &ON_LIGHT, &ON_BOTH] {
             assert_apart(&lines(palette), 10.0);
             let words = [palette.good, palette.still, palette.bad];
-            assert_apart(&words.map(|fill| fill.ground), 15.0);
-            assert_apart(&palette.portions.map(|fill| fill.ground), 10.0);
+            assert_apart(&words.map(|fill| fill.background), 15.0);
+            assert_apart(&palette.portions.map(|fill| fill.background), 10.0);
         }
     }
 

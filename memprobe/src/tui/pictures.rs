@@ -31,7 +31,7 @@ const MARGIN: usize = 8;
 struct Terminal {
     name: &'static str,
     background: Background,
-    ground: Rgb,
+    fill: Rgb,
     text: Rgb,
 }
 
@@ -39,13 +39,13 @@ const TERMINALS: [Terminal; 2] = [
     Terminal {
         name: "dark",
         background: Background::Dark,
-        ground: 0x1e_1e1e,
+        fill: 0x1e_1e1e,
         text: 0xd4_d4d4,
     },
     Terminal {
         name: "light",
         background: Background::Light,
-        ground: 0xff_ffff,
+        fill: 0xff_ffff,
         text: 0x1f_2328,
     },
 ];
@@ -54,7 +54,7 @@ const TERMINALS: [Terminal; 2] = [
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Look {
     text: Rgb,
-    ground: Rgb,
+    fill: Rgb,
     is_bold: bool,
     is_dim: bool,
 }
@@ -72,16 +72,16 @@ impl Terminal {
             Color::Reset => default,
             colour => rgb(colour),
         };
-        let (text, ground) = (value(cell.fg, self.text), value(cell.bg, self.ground));
+        let (text, fill) = (value(cell.fg, self.text), value(cell.bg, self.fill));
         let has = |modifier| cell.modifier.contains(modifier);
-        let (text, ground) = if has(Modifier::REVERSED) {
-            (ground, text)
+        let (text, fill) = if has(Modifier::REVERSED) {
+            (fill, text)
         } else {
-            (text, ground)
+            (text, fill)
         };
         Look {
             text,
-            ground,
+            fill,
             is_bold: has(Modifier::BOLD),
             is_dim: has(Modifier::DIM),
         }
@@ -116,7 +116,7 @@ fn picture(buffer: &Buffer, terminal: Terminal, title: &str) -> String {
          <g transform=\"translate({MARGIN} {MARGIN})\" xml:space=\"preserve\" font-size=\"15\" \
          font-family=\"DejaVu Sans Mono,Menlo,Consolas,monospace\">\n",
         escaped(title),
-        terminal.ground
+        terminal.fill
     );
     for (y, cells) in buffer.content().chunks(columns.max(1)).enumerate() {
         let cells: Vec<(Look, &str)> = cells
@@ -137,8 +137,8 @@ fn picture(buffer: &Buffer, terminal: Terminal, title: &str) -> String {
 fn draw_run(svg: &mut String, start: usize, y: usize, run: &[(Look, &str)], terminal: Terminal) {
     let look = run[0].0;
     let (x, top) = (start * WIDE, y * HIGH);
-    if look.ground != terminal.ground {
-        rectangle(svg, [x, top, run.len() * WIDE, HIGH], look.ground);
+    if look.fill != terminal.fill {
+        rectangle(svg, [x, top, run.len() * WIDE, HIGH], look.fill);
     }
     let mut at = start;
     for glyphs in run.chunk_by(|(_, one), (_, other)| {

@@ -2,7 +2,7 @@
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
-use ratatui::text::{Line, Span};
+use ratatui::text::Line;
 
 use super::theme::Theme;
 use crate::event::Bytes;
@@ -55,7 +55,7 @@ pub struct PlotFrame {
     /// Time at the left end; `None` without any.
     pub ago: Option<String>,
     /// Parts of the legend, the most important first: those that fit are drawn.
-    pub legend: Vec<Span<'static>>,
+    pub legend: Vec<Line<'static>>,
     /// Columns with a tick on the axis.
     pub ticks: Vec<u16>,
 }
@@ -109,11 +109,12 @@ impl PlotFrame {
         };
         let mut legend = Line::default();
         for part in &self.legend {
-            // Marks and their names belong together.
-            if legend.width() + part.width() + ends > available {
-                break;
+            if legend.width() + part.width() + ends <= available {
+                let spans = part.spans.iter().cloned();
+                legend
+                    .spans
+                    .extend(spans.map(|span| span.patch_style(part.style)));
             }
-            legend.push_span(part.clone());
         }
         let shows_ends = ends > 0 && legend.width() + ends <= available;
         if shows_ends {

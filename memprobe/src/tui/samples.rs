@@ -156,18 +156,23 @@ fn timeline(totals: Vec<Totals>) -> DeviceTimeline {
         point
     };
     let points: Vec<TotalsPoint> = totals.into_iter().enumerate().map(point).collect();
-    let of = |step, number: usize| Timeline {
+    // The last minute repeats; the device was used for less than ten minutes.
+    let recent = |step, number: usize| Timeline {
         start: TimeNs(0),
         step,
-        points: points[points.len() - number.min(points.len())..].to_vec(),
+        points: (0..number).map(|at| points[120 + at % 60]).collect(),
     };
     DeviceTimeline {
-        all: of(SECOND, 200),
         recent: [
-            of(SECOND / 40, 200),
-            of(SECOND / 20 * 3, 200),
-            of(SECOND / 2 * 3, 150),
+            recent(SECOND / 40, 400),
+            recent(SECOND / 20 * 3, 400),
+            recent(SECOND / 2 * 3, 200),
         ],
+        all: Timeline {
+            start: TimeNs(0),
+            step: SECOND,
+            points,
+        },
     }
 }
 

@@ -178,17 +178,17 @@ pub fn assert_the_same_without_colour(draw: impl Fn(&Theme) -> TestBackend) {
 /// Asserts that text on a ground of its own has a colour of its own, with enough contrast, and is not dimmed.
 pub fn assert_legible(buffer: &Buffer) {
     for cell in &buffer.content {
-        let has_ground = cell.bg != Color::Reset;
-        assert!(!has_ground || cell.fg != Color::Reset, "{cell:?}");
+        let has_background = cell.bg != Color::Reset;
+        assert!(!has_background || cell.fg != Color::Reset, "{cell:?}");
         let ratio = contrast(rgb(cell.fg), rgb(cell.bg));
-        assert!(!has_ground || ratio >= 4.5, "{cell:?}: {ratio:.2}");
-        let is_bar = has_ground || cell.modifier.contains(Modifier::REVERSED);
+        assert!(!has_background || ratio >= 4.5, "{cell:?}: {ratio:.2}");
+        let is_bar = has_background || cell.modifier.contains(Modifier::REVERSED);
         assert!(
             !is_bar || !cell.modifier.contains(Modifier::DIM),
             "{cell:?}"
         );
         assert!(
-            !has_ground || !cell.modifier.contains(Modifier::REVERSED),
+            !has_background || !cell.modifier.contains(Modifier::REVERSED),
             "{cell:?}"
         );
     }

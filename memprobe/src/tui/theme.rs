@@ -174,7 +174,7 @@ impl Theme {
         }
     }
 
-    /// Text that must be seen, on a ground of its own.
+    /// Text that must be seen, on a background of its own.
     fn word(&self, fill: impl Fn(&Palette) -> Fill) -> Style {
         match self.ink {
             Ink::Colour(palette) => filled(fill(palette)),
@@ -257,7 +257,7 @@ impl Theme {
 }
 
 fn filled(fill: Fill) -> Style {
-    Style::new().fg(fill.text).bg(fill.ground)
+    Style::new().fg(fill.text).bg(fill.background)
 }
 
 /// Returns the colours of a terminal by its name; `None` if it has none. `is_modern` if it says so in `COLORTERM`.
@@ -290,8 +290,8 @@ fn depth(term: &str, is_modern: bool) -> Option<ColourDepth> {
 
 /// Returns the background by `COLORFGBG`, such as `15;0` or `0;default;15`: the last number is one of sixteen colours.
 fn background(colours: Option<&str>) -> Background {
-    let ground = colours.and_then(|colours| colours.rsplit(';').next()?.parse().ok());
-    match ground {
+    let background = colours.and_then(|colours| colours.rsplit(';').next()?.parse().ok());
+    match background {
         Some(0..=6 | 8) => Background::Dark,
         Some(7 | 9..=15) => Background::Light,
         _ => Background::Unknown,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
-use ratatui::text::Span;
+use ratatui::text::{Line, Span};
 
 use super::super::plot::{PlotFrame, PlotScale, columns};
 use super::super::theme::Theme;
@@ -38,10 +38,7 @@ impl GraphView {
     /// Changes the axis. Returns a note about it.
     pub fn next_axis(&mut self) -> &'static str {
         let (axis, note) = match self.axis {
-            Axis::FromZero => (
-                Axis::FromLowest,
-                "graph: from the lowest to the highest bytes (y: from 0)",
-            ),
+            Axis::FromZero => (Axis::FromLowest, "graph: from the lowest bytes (y: from 0)"),
             Axis::FromLowest => (Axis::FromZero, "graph: from 0 (y: from the lowest bytes)"),
         };
         self.axis = axis;
@@ -160,9 +157,12 @@ fn columns_of(timeline: &Timeline, window: TimeWindow, wide: u16) -> Vec<Option<
     })
 }
 
+/// Number of marks of one kind.
+type MarkNumber = fn(&TimelineMarks) -> u32;
+
 /// Kinds of marks that are drawn.
 struct Marks {
-    iterations: Option<fn(&TimelineMarks) -> u32>,
+    iterations: Option<MarkNumber>,
     /// Name of the marks of iterations.
     name: &'static str,
     has_ooms: bool,
@@ -172,10 +172,10 @@ struct Marks {
 impl Marks {
     fn of(drawn: &[Option<TotalsPoint>]) -> Self {
         let marks: Vec<&TimelineMarks> = drawn.iter().flatten().map(|point| &point.marks).collect();
-        let sum = |number: fn(&TimelineMarks) -> u32| -> usize {
+        let sum = |number: MarkNumber| -> usize {
             marks.iter().map(|marks| number(marks) as usize).sum()
         };
-        let kinds: [(fn(&TimelineMarks) -> u32, &'static str); 3] = [
+        let kinds: [(MarkNumber, &'static str); 3] = [
             (|marks| marks.steps, "step"),
             (|marks| marks.zero_grads, "zero_grad"),
             (|marks| marks.batches, "batch"),
@@ -212,7 +212,7 @@ fn legend(
     capacity: Option<Capacity>,
     marks: &Marks,
     theme: &Theme,
-) -> Vec<Span<'static>> {
+) -> Vec<Line<'static>> {
     let glyphs = &theme.glyphs;
     let swings = |point: &TotalsPoint| point.low.allocated != point.high.allocated;
     let area = match drawn.iter().flatten().any(swings) {
@@ -224,12 +224,12 @@ fn legend(
     };
     let dotted = glyphs.dotted[2].repeat(2);
     let mut parts = vec![
-        Span::styled(area, theme.allocated()),
-        Span::styled(format!(" {dotted} reserved "), theme.reserved()),
+        Line::styled(area, theme.allocated()),
+        Line::styled(format!(" {dotted} reserved "), theme.reserved()),
     ];
     if marks.has_ooms {
-        parts.push(Span::styled(" ! ", theme.bad()));
-        parts.push(Span::raw(" out of memory "));
+        let mark = Span::styled(" ! ", theme.bad());
+        parts.push(Line::from(vec![mark, Span::raw(" out of memory ")]));
     }
     if let Some(Capacity { bytes, is_inferred }) = capacity {
         let doubt = if is_inferred { "?" } else { "" };
@@ -237,15 +237,15 @@ fn legend(
             CapacityLine::Above => format!(" GPU{doubt} {} (above) ", short(bytes)),
             _ => format!(" {} GPU{doubt} {} ", glyphs.level.repeat(2), short(bytes)),
         };
-        parts.push(Span::styled(text, theme.capacity()));
+        parts.push(Line::styled(text, theme.capacity()));
     }
     if marks.iterations.is_some() {
         let text = format!(" {} {} ", glyphs.moment, marks.name);
-        parts.push(Span::styled(text, theme.faint()));
+        parts.push(Line::styled(text, theme.faint()));
     }
     if marks.has_readings {
-        parts.push(Span::styled(" t ", theme.still()));
-        parts.push(Span::raw(" tensors read "));
+        let mark = Span::styled(" t ", theme.still());
+        parts.push(Line::from(vec![mark, Span::raw(" tensors read ")]));
     }
     parts
 }
@@ -403,14 +403,11 @@ mod tests {
         points[54..].fill(TotalsPoint::at(totals(12 * GIB - 100 * (1 << 20))));
         let timeline = timeline(points);
         let from_zero = drawn(&timeline, None, GraphView::default());
-        assert!(
-            from_zero[3].contains(&"█".repeat(108)),
-            "{from_zero:?}"
-        );
+        assert!(from_zero[3].contains(&"█".repeat(108)), "{from_zero:?}");
         let from_lowest = drawn(&timeline, None, LOWEST);
         assert!(from_lowest[0].contains("█"), "{from_lowest:?}");
         assert!(!from_lowest[3].contains(&"█".repeat(60)), "{from_lowest:?}");
-        assert!(from_lowest[5].contains("11.9 GiB"), "{from_lowest:?}");
+        assert!(from_lowest[5].contains("11.90 GiB"), "{from_lowest:?}");
     }
 
     #[test]

@@ -304,7 +304,7 @@ fn without_colour_no_colour_is_used_and_the_text_is_the_same() {
 }
 
 #[test]
-fn every_text_is_legible_on_its_ground() {
+fn every_text_has_enough_contrast() {
     for snapshot in all_samples() {
         for wanted in [InputEvent::Open, InputEvent::Last] {
             let screen = screen(snapshot.clone(), SMALL, &[wanted]);

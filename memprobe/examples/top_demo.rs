@@ -22,7 +22,9 @@ use memprobe::ledger::snapshot::host::{
 };
 use memprobe::ledger::snapshot::{Grouping, Snapshot};
 use memprobe::tui::host::{self, HostCommand, HostView};
-use memprobe::tui::{AttributionQuery, AttributionTables, Command, News, SourceText, Tensors};
+use memprobe::tui::{
+    AttributionQuery, AttributionTables, Command, News, SourceText, Tensors, ThemeChoice,
+};
 use tokio::sync::{mpsc, watch};
 
 const MIB: u64 = 1 << 20;
@@ -38,6 +40,7 @@ fn identity(index: u32) -> DeviceIdentity {
             uuid: None,
             pci_bus_id: None,
             mig: None,
+            memory: None,
             source: IdentitySource::Properties,
         }),
         unknown: None,
@@ -61,6 +64,7 @@ fn main() -> anyhow::Result<()> {
                 name: "memprobe top".to_owned(),
                 instead: "another terminal",
             },
+            ThemeChoice::Auto,
         )
     });
     while !screen.is_finished() {

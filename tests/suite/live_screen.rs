@@ -84,6 +84,43 @@ fn escape_never_quits_and_leaving_prints_a_summary() {
 }
 
 #[test]
+fn the_theme_chooses_the_colours_and_a_small_terminal_says_what_it_needs() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let mut stage = Stage::set(&environment, environment.pytorch());
+    stage.screen.wait_for("steady.py:");
+    stage.screen.press("xy");
+    stage.screen.wait_for("10 s ago");
+    stage.screen.press("q");
+    stage.screen.finish_restored();
+    let pid = stage.target.pid().to_string();
+    let start = |theme, size| {
+        let mut memprobe = environment.memprobe();
+        memprobe.args(["attach", "--theme", theme, "--pid", &pid]);
+        memprobe
+            .env("TERM", "xterm-256color")
+            .env_remove("NO_COLOR");
+        Terminal::start_sized(&mut memprobe, size)
+    };
+    // Colours of allocated bytes for a light and for a dark background.
+    for (theme, [light, dark]) in [("light", [true, false]), ("dark", [false, true])] {
+        let mut screen = start(theme, (80, 24));
+        screen.wait_for("steady.py:");
+        assert_eq!(
+            [screen.has_colour(26), screen.has_colour(87)],
+            [light, dark]
+        );
+        screen.press("q");
+        screen.finish_restored();
+    }
+    let mut small = start("none", (24, 4));
+    small.wait_for("needs 40x6, q quits");
+    small.press("q");
+    assert_eq!(small.finish_restored().code(), Some(0));
+}
+
+#[test]
 fn control_c_gives_the_terminal_back() {
     let Some(environment) = TestEnvironment::take() else {
         return;

@@ -121,6 +121,19 @@ impl Terminal {
         self.screen(vt100::Screen::contents)
     }
 
+    /// True if a cell has this colour of the 256-colour palette.
+    pub fn has_colour(&self, index: u8) -> bool {
+        let wanted = vt100::Color::Idx(index);
+        self.screen(|screen| {
+            let (rows, columns) = screen.size();
+            let mut places = (0..rows).flat_map(|row| (0..columns).map(move |at| (row, at)));
+            places.any(|(row, at)| {
+                let cell = screen.cell(row, at);
+                cell.is_some_and(|cell| [cell.fgcolor(), cell.bgcolor()].contains(&wanted))
+            })
+        })
+    }
+
     /// Returns everything that the program wrote until it ended.
     ///
     /// # Panics

@@ -82,8 +82,14 @@ enum Verb {
     ///
     /// Installs what README.md names for it and nothing else. Downloads 1.5 GB into the cache, and removes it at the end.
     Bare(bare::Options),
-    /// Capture the screens of README.md and the guide again; as root
-    Screens,
+    /// Write the pictures of the guide, and capture the screens of README.md and the guide again; as root
+    ///
+    /// The pictures are drawn from sample data. A unit test compares them with the screens.
+    Screens {
+        /// Only write the pictures, which needs neither root nor PyTorch
+        #[arg(long)]
+        pictures: bool,
+    },
     /// Write the pages of figures in docs again, from the JSON beside them
     ///
     /// Figures of another eBPF object than the committed one are marked. `cargo xtask ebpf` does it too.
@@ -157,7 +163,8 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Bare(options) => bare::run(&repository, &options),
         Verb::Drivers(options) => drivers::run(&repository, &options),
         Verb::Fuzz(options) => fuzz::run(&repository, &options),
-        Verb::Screens => screens::run(&repository),
+        Verb::Screens { pictures: true } => screens::write_pictures(&repository),
+        Verb::Screens { pictures: false } => screens::run(&repository),
         Verb::Pages => pages::write(&repository),
         Verb::Kernels(options) => kernels::run(&repository, &options),
         Verb::Ebpf { check, install } => {

@@ -1,5 +1,5 @@
-//! `cargo xtask screens`: screens in the documents, captured from memprobe while it watches the training
-//! script of the demo.
+//! `cargo xtask screens`: pictures of all screens with sample data, and screens in the documents, captured from memprobe
+//! while it watches the training script of the demo.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -18,11 +18,33 @@ const PROGRAM: &str = "memprobe-screen";
 /// Documents with a screen, and the verb that shows it.
 const SCREENS: [(&str, &str); 2] = [("README.md", "attach"), ("docs/guide/src/top.md", "top")];
 
-/// Captures every screen and writes it into its document.
+/// Test that compares the pictures with the screens, and the variable with which it writes them.
+const PICTURES: (&str, &str) = ("tui::pictures::", "MEMPROBE_TEST_WRITE_PICTURES");
+
+/// Draws every screen with sample data, and writes the pictures to docs/guide/src/screens.
+pub fn write_pictures(repository: &Repository) -> Result<()> {
+    let (test, variable) = PICTURES;
+    let status = Command::new("cargo")
+        .args(["test", "--package", "memprobe", "--lib", "--", test])
+        .current_dir(repository.root())
+        .env(variable, "1")
+        .status()
+        .context("cannot start cargo")?;
+    if !status.success() {
+        bail!("the pictures could not be drawn ({status})");
+    }
+    println!("docs/guide/src/screens: look at what has changed before you commit it");
+    Ok(())
+}
+
+/// Writes the pictures; captures every screen and writes it into its document.
 pub fn run(repository: &Repository) -> Result<()> {
     if !process::is_root() {
-        bail!("memprobe attaches probes, which needs root: run this with sudo -E");
+        bail!(
+            "memprobe attaches probes, which needs root: run this with sudo -E, or with --pictures"
+        );
     }
+    write_pictures(repository)?;
     let mut request = Request::new(requirements::usual_python(), pytorch::DEFAULT_TORCH);
     request.gpus = Gpus::Simulated;
     let environment = pytorch::set_up(&request)?;

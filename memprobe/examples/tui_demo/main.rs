@@ -13,11 +13,11 @@ use memprobe::event::{
 };
 use memprobe::event::{ProbeStatus, Target};
 use memprobe::ledger::snapshot::{
-    BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Health, LineRow, Site, Snapshot,
-    StackRow, TargetState, Timeline,
+    BeforeAttach, CudaSnapshot, DeviceSnapshot, DeviceTimeline, Grouping, Health, LineRow, Site,
+    Snapshot, StackRow, TargetState, TimeWindow, Timeline, TotalsPoint,
 };
 use memprobe::tui::{
-    self, AttributionQuery, AttributionTables, Command, News, SourceText, Tensors,
+    self, AttributionQuery, AttributionTables, Command, News, SourceText, Tensors, ThemeChoice,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -65,8 +65,15 @@ fn main() -> anyhow::Result<()> {
         tensors: tensors_receiver,
         reasons: reasons_receiver,
     };
-    let screen =
-        std::thread::spawn(move || tui::run(news, commands, Box::new(Script), quit_receiver));
+    let screen = std::thread::spawn(move || {
+        tui::run(
+            news,
+            commands,
+            Box::new(Script),
+            quit_receiver,
+            ThemeChoice::Auto,
+        )
+    });
     let quit = Arc::new(quit);
     quit_on_sigterm(quit.clone())?;
     let begun = Instant::now();
@@ -99,6 +106,31 @@ fn main() -> anyhow::Result<()> {
     screen
         .join()
         .map_err(|_| anyhow::anyhow!("the screen panicked"))?
+}
+
+/// Returns the points of each window.
+fn device_timeline(totals: &[Totals]) -> DeviceTimeline {
+    let last = |number: usize| Timeline {
+        start: TimeNs(0),
+        step: STEP,
+        points: totals[totals.len().saturating_sub(number)..]
+            .iter()
+            .map(|totals| TotalsPoint {
+                low: *totals,
+                high: *totals,
+                ..TotalsPoint::default()
+            })
+            .collect(),
+    };
+    let steps = |window: TimeWindow| {
+        window
+            .length()
+            .map_or(usize::MAX, |length| (length / STEP) as usize)
+    };
+    DeviceTimeline {
+        all: last(usize::MAX),
+        recent: TimeWindow::RECENT.map(|window| last(steps(window))),
+    }
 }
 
 /// Sets `quit` on SIGTERM, so that the screen restores the terminal. Callers of the screen handle signals.
@@ -301,11 +333,7 @@ impl Run {
             ooms: u64::from(self.scene == Scene::Lossy),
             growth: None,
             lines,
-            timeline: Timeline {
-                start: TimeNs(0),
-                step: STEP,
-                points: timeline.clone(),
-            },
+            timeline: device_timeline(timeline),
         }
     }
 

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::options::{CpuOption, DetailOption, ProbeOptions, StdoutStyle, is_default, parse_pid};
+use super::options::{
+    CpuOption, DetailOption, ProbeOptions, StdoutStyle, ThemeOption, is_default, parse_pid,
+};
 use crate::commands::attach::LiveView;
 use crate::commands::host::Scope;
 use crate::commands::top::Top;
@@ -23,7 +25,7 @@ Examples:
   sudo memprobe attach --pid $(pgrep -f train.py)
   sudo memprobe attach --detail full --pid 1234
   sudo memprobe attach --children --pid $(pgrep -of torchrun)
-  NO_COLOR=1 sudo -E memprobe attach --pid 1234")]
+  sudo memprobe attach --theme light --pid 1234")]
 #[command(mut_arg("graph", is_default))]
 pub struct Attach {
     /// Process to watch
@@ -38,6 +40,8 @@ pub struct Attach {
     detail: DetailOption,
     #[command(flatten)]
     probes: ProbeOptions,
+    #[command(flatten)]
+    theme: ThemeOption,
 }
 
 impl Attach {
@@ -58,6 +62,7 @@ impl Attach {
                 driver: wanted.driver,
                 ring_bytes,
                 keep_ended: None,
+                theme: self.theme.theme,
                 summary: style.host_options(),
             }
             .run();
@@ -66,6 +71,7 @@ impl Attach {
             tgid,
             wanted,
             ring_bytes,
+            theme: self.theme.theme,
             summary: style.report_options(),
         }
         .run()

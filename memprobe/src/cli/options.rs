@@ -6,7 +6,9 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, ValueEnum};
 
 use crate::commands::stdout;
-use crate::commands::{Allocators, CommandUser, Detail, DriverCalls, GraphTracking, Naming};
+use crate::commands::{
+    Allocators, CommandUser, Detail, DriverCalls, GraphTracking, Naming, ThemeChoice,
+};
 use crate::report::{Colour, DocumentFormat, HostExtent, HostOptions, ReportOptions, RowLimit};
 
 /// Lists the values of an option: word, meaning and help, one a line.
@@ -49,6 +51,22 @@ where
             .ok_or("no such value")
     })
 }
+
+/// `--theme`.
+#[derive(Args, Clone, Copy)]
+pub(super) struct ThemeOption {
+    /// Colours of the screen
+    #[arg(long, default_value = "auto", value_parser = choice(THEMES))]
+    pub(super) theme: ThemeChoice,
+}
+
+const THEMES: &[Choice<ThemeChoice>] = choices! {
+    "auto" => ThemeChoice::Auto, "By COLORFGBG; without it, colours that are legible on dark and light backgrounds. None \
+        with NO_COLOR";
+    "dark" => ThemeChoice::Dark, "For a dark background";
+    "light" => ThemeChoice::Light, "For a light background";
+    "none" => ThemeChoice::None, "No colours";
+};
 
 /// `--graph`, `--no-graph`, `--no-driver` and `--buffer-size`.
 #[derive(Args, Clone, Copy)]

@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use super::options::{
-    DetailOption, Format, FormatOption, ProbeOptions, StdoutStyle, formats, is_default,
-    parse_duration,
+    DetailOption, Format, FormatOption, ProbeOptions, StdoutStyle, ThemeOption, formats,
+    is_default, parse_duration,
 };
 use crate::commands::GraphTracking;
 use crate::commands::host::Scope;
@@ -34,6 +34,7 @@ Examples:
 #[command(mut_arg("format", formats(&[Format::Text, Format::Json])))]
 #[command(mut_arg("detail", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("graph", |arg| arg.conflicts_with("once")))]
+#[command(mut_arg("theme", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("no_graph", is_default))]
 #[command(mut_arg("buffer_size", |arg| arg.default_value("32MiB")))]
 pub struct TopArgs {
@@ -57,6 +58,8 @@ pub struct TopArgs {
     detail: DetailOption,
     #[command(flatten)]
     probes: ProbeOptions,
+    #[command(flatten)]
+    theme: ThemeOption,
 }
 
 impl TopArgs {
@@ -77,6 +80,7 @@ impl TopArgs {
                 driver: self.probes.driver(),
                 ring_bytes: self.probes.ring_bytes(),
                 keep_ended: Some(self.keep_ended),
+                theme: self.theme.theme,
                 summary: StdoutStyle::detect().host_options(),
             }
             .run();

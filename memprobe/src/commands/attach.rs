@@ -18,7 +18,7 @@ use crate::report::{ReportOptions, limit_warning, session_summary};
 use crate::session::HostItem;
 use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
-use crate::tui::{self, Command};
+use crate::tui::{self, Command, ThemeChoice};
 
 const REFRESH: Duration = Duration::from_millis(200);
 
@@ -26,6 +26,7 @@ pub struct LiveView {
     pub tgid: Tgid,
     pub wanted: Wanted,
     pub ring_bytes: u32,
+    pub theme: ThemeChoice,
     /// Style of the summary that is printed at the end.
     pub summary: ReportOptions,
 }
@@ -41,7 +42,7 @@ impl LiveView {
         let target = process::identified(self.tgid);
         let interrupts = Interrupts::new()?;
         let model = Ledger::new(target, crate::session::now());
-        let mut screen = Screen::open(model, self.tgid, interrupts);
+        let mut screen = Screen::open(model, self.tgid, interrupts, self.theme);
         let outcome = self.show(watched, &mut screen).await;
         screen.thread.close()?;
         if outcome.is_ok() || screen.model.health.events > 0 {
@@ -129,12 +130,12 @@ struct Screen {
 }
 
 impl Screen {
-    fn open(model: Ledger, tgid: Tgid, interrupts: Interrupts) -> Self {
+    fn open(model: Ledger, tgid: Tgid, interrupts: Interrupts, theme: ThemeChoice) -> Self {
         let opened = ProcessView::new(tgid, &model, crate::session::now());
         let news = opened.news();
         let sources = Box::new(Sources::of(tgid));
         let thread = ScreenThread::start(interrupts, REFRESH, move |command, quit| {
-            tui::run(news, command, sources, quit)
+            tui::run(news, command, sources, quit, theme)
         });
         Self {
             model,

@@ -30,6 +30,7 @@ use crate::process::capabilities::{RunStage, reduce_to};
 pub use crate::process::pause::allow_longest as allow_longest_pause;
 use crate::process::pause::{Stops, stops};
 use crate::session::priority;
+pub use crate::tui::ThemeChoice;
 use crate::view::{counted, milliseconds};
 
 /// User as whom memprobe runs a command.

@@ -20,7 +20,7 @@ use crate::probe::catalog::DriverCalls;
 use crate::probe::kernel;
 use crate::report::{self, DocumentFormat};
 use crate::tui::host::{HostCommand, HostTitle, HostView};
-use crate::tui::{self, SourceText};
+use crate::tui::{self, SourceText, ThemeChoice};
 
 const REFRESH: Duration = Duration::from_millis(250);
 /// Interval of screen updates without news, for trends and the clock.
@@ -33,6 +33,7 @@ pub struct Top {
     pub ring_bytes: u32,
     /// Time that an ended process stays; `None` for ever.
     pub keep_ended: Option<Duration>,
+    pub theme: ThemeChoice,
     /// Style of the table that is printed at the end.
     pub summary: report::HostOptions,
 }
@@ -63,7 +64,7 @@ impl Top {
         };
         let mut watching =
             Watching::begin(self.scope, self.capture, self.driver, self.ring_bytes, caps)?;
-        let mut screen = Screen::open(&mut watching, self.scope, interrupts);
+        let mut screen = Screen::open(&mut watching, self.scope, interrupts, self.theme);
         let outcome = show(&mut watching, &mut screen).await;
         screen.thread.close()?;
         let mut summary = Vec::new();
@@ -152,7 +153,12 @@ struct Screen {
 }
 
 impl Screen {
-    fn open(watching: &mut Watching, scope: Scope, interrupts: Interrupts) -> Self {
+    fn open(
+        watching: &mut Watching,
+        scope: Scope,
+        interrupts: Interrupts,
+        theme: ThemeChoice,
+    ) -> Self {
         let first = HostView {
             host: Arc::new(watching.host.snapshot(crate::session::now())),
             process: None,
@@ -171,7 +177,7 @@ impl Screen {
         let thread = ScreenThread::start(interrupts, REFRESH, move |command, quit| {
             let sources =
                 Box::new(|tgid| Box::new(Sources::of(tgid)) as Box<dyn SourceText + Send>);
-            tui::host::run(shown, command, sources, quit, title)
+            tui::host::run(shown, command, sources, quit, title, theme)
         });
         Self {
             views,

@@ -79,6 +79,10 @@ fn gpu(device: &DeviceMemory, mig: Option<&MigHardware>, source: IdentitySource)
         index: Some(device.index),
         uuid: hardware.uuid.clone(),
         pci_bus_id: hardware.pci_bus_id.clone(),
+        memory: match (&device.memory, mig.is_some()) {
+            (Ok(usage), false) => Some(usage.total),
+            _ => None,
+        },
         mig,
         source,
     }
@@ -113,6 +117,7 @@ fn of_uuid<'a>(
         uuid: Some(uuid_text(uuid)),
         pci_bus_id: None,
         mig: None,
+        memory: None,
         source: IdentitySource::Properties,
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
-use super::DeviceIndex;
+use super::{Bytes, DeviceIndex};
 
 /// Physical GPU behind one ordinal of a process. Its texts may hold anything: views clean them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +27,10 @@ pub struct Gpu {
     /// MIG device of the GPU that the process has in its place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<MigIdentity>,
+    /// Its memory as the driver counts it; `None` if the driver does not say, and for MIG devices. Only live screens
+    /// show it.
+    #[serde(skip)]
+    pub memory: Option<Bytes>,
     pub source: IdentitySource,
 }
 

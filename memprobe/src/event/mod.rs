@@ -352,6 +352,14 @@ impl Totals {
         Bytes(self.reserved.0.saturating_sub(self.allocated.0))
     }
 
+    /// Returns the minimum of each total.
+    pub fn lower(self, other: Self) -> Self {
+        Self {
+            allocated: self.allocated.min(other.allocated),
+            reserved: self.reserved.min(other.reserved),
+        }
+    }
+
     /// Returns the maximum of each total.
     pub fn higher(self, other: Self) -> Self {
         Self {

@@ -6,7 +6,7 @@ use super::change::{Change, Freed};
 use super::definitions::{Definitions, StackRef};
 use super::growth::GrowthRecorder;
 use super::snapshot::host::Holder;
-use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, GrowthRate};
+use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, GrowthRate, TimelineMarks};
 use super::timeline::TotalsRecorder;
 use std::sync::Arc;
 
@@ -257,6 +257,11 @@ impl DeviceLedger {
     pub(super) fn out_of_memory(&mut self, event: &MemoryEvent) -> (Change, Disagreement) {
         self.ooms = self.ooms.saturating_add(1);
         let difference = self.report(event, self.totals.allocated.0);
+        let oom = TimelineMarks {
+            ooms: 1,
+            ..TimelineMarks::default()
+        };
+        self.timeline.mark(event.time, oom);
         (Change::OutOfMemory, difference)
     }
 
@@ -307,6 +312,11 @@ impl DeviceLedger {
         self.peak = self.peak.higher(totals);
         self.timeline.record(time, totals);
         self.growth.fall(totals.allocated.0);
+    }
+
+    /// Marks a moment in the timeline.
+    pub(super) fn mark(&mut self, time: TimeNs, marks: TimelineMarks) {
+        self.timeline.mark(time, marks);
     }
 
     pub(super) fn tick_growth(&mut self, now: TimeNs) {

@@ -53,7 +53,7 @@ use cuda::CudaLedger;
 use definitions::slot;
 use device::{DeviceLedger, Disagreement};
 use rate::{MovingRate, Ticks};
-use snapshot::{Grouping, Health, PurposeInfo, Site, Snapshot, TargetState};
+use snapshot::{Grouping, Health, PurposeInfo, Site, Snapshot, TargetState, TimelineMarks};
 
 /// Ledger of one process, updated by each event.
 #[derive(Debug, Default)]
@@ -111,8 +111,14 @@ impl Ledger {
             Event::Thread(tid, name) => definitions.name(*tid, name, &mut budget.refused),
             Event::Loss(losses) => self.count_loss(*losses),
             Event::AtAttach(found) => self.find(found),
-            // Only analyses need marks and labels.
-            Event::PhaseMark(_) | Event::BlockLabels(_) => {}
+            Event::PhaseMark(mark) => self.mark(mark.time, TimelineMarks::of_phase(mark.phase)),
+            Event::BlockLabels(labels) => {
+                let reading = TimelineMarks {
+                    readings: 1,
+                    ..TimelineMarks::default()
+                };
+                self.mark(labels.time, reading);
+            }
         }
         Change::Noted
     }
@@ -135,6 +141,12 @@ impl Ledger {
             .entry(index)
             .and_modify(|device| device.correct(found))
             .or_insert_with(|| DeviceLedger::found(index, found, started));
+    }
+
+    /// Marks a moment in the timelines of all devices.
+    fn mark(&mut self, time: TimeNs, marks: TimelineMarks) {
+        let devices = self.devices.values_mut();
+        devices.for_each(|device| device.mark(time, marks));
     }
 
     fn count_loss(&mut self, new: Losses) {

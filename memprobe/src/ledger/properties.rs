@@ -206,7 +206,7 @@ fn check_sums(ledger: &Ledger) {
             let sum = before + i128::from(device.unaccounted) + live_of_lines(&device);
             assert_eq!(sum, i128::from(device.totals.allocated.0));
             assert!(device.peak.allocated >= device.totals.allocated);
-            assert!(device.timeline.points.len() <= MAX_POINTS);
+            assert!(device.timeline.all.points.len() <= MAX_POINTS);
             let blocks: u64 = device.lines.iter().map(|line| line.live_blocks).sum();
             assert_eq!(
                 blocks + device.before_attach.known_blocks,

@@ -143,7 +143,7 @@ pub struct DeviceSnapshot {
     pub growth: Option<GrowthRate>,
     /// One row for each line that has allocated, in no particular order.
     pub lines: Vec<LineRow>,
-    pub timeline: Timeline,
+    pub timeline: DeviceTimeline,
 }
 
 impl DeviceSnapshot {
@@ -288,10 +288,82 @@ pub struct StackRow {
 
 /// Totals, or another value, over time, in steps of equal length; bounded.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Timeline<T = Totals> {
+pub struct Timeline<T = TotalsPoint> {
     pub start: TimeNs,
     /// Nanoseconds per step.
     pub step: u64,
-    /// Highest value within each step; a step without events repeats the previous value.
+    /// Value of each step; a step without events repeats the previous value.
     pub points: Vec<T>,
+}
+
+impl<T> Timeline<T> {
+    /// Nanoseconds that the points cover.
+    pub fn length(&self) -> u64 {
+        self.step.saturating_mul(self.points.len() as u64)
+    }
+}
+
+/// Totals and marks of one step of a timeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct TotalsPoint {
+    /// Lowest totals, each at its own time.
+    pub low: Totals,
+    /// Highest totals, each at its own time.
+    pub high: Totals,
+    pub marks: TimelineMarks,
+}
+
+/// Numbers of the marks in one step of a timeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct TimelineMarks {
+    /// Steps of optimizers.
+    pub steps: u32,
+    /// Calls of `zero_grad()`.
+    pub zero_grads: u32,
+    /// Batches of data loaders.
+    pub batches: u32,
+    pub ooms: u32,
+    /// Readings of the process's objects.
+    pub readings: u32,
+}
+
+/// Span of time that a graph shows, up to now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum TimeWindow {
+    TenSeconds,
+    Minute,
+    TenMinutes,
+    /// All time since attach.
+    #[default]
+    All,
+}
+
+impl TimeWindow {
+    /// Windows of a limited length, shortest first.
+    pub const RECENT: [Self; 3] = [Self::TenSeconds, Self::Minute, Self::TenMinutes];
+
+    /// Length in nanoseconds; `None` for all time.
+    pub const fn length(self) -> Option<u64> {
+        match self {
+            Self::TenSeconds => Some(10_000_000_000),
+            Self::Minute => Some(60_000_000_000),
+            Self::TenMinutes => Some(600_000_000_000),
+            Self::All => None,
+        }
+    }
+}
+
+/// Totals of a device over time, for each [`TimeWindow`].
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct DeviceTimeline {
+    pub all: Timeline,
+    /// In the order of [`TimeWindow::RECENT`]. They end now; one of a short time has fewer points.
+    pub recent: [Timeline; 3],
+}
+
+impl DeviceTimeline {
+    pub fn window(&self, window: TimeWindow) -> &Timeline {
+        let place = TimeWindow::RECENT.iter().position(|one| *one == window);
+        place.map_or(&self.all, |at| &self.recent[at])
+    }
 }

@@ -674,7 +674,7 @@ fn an_event_before_attach_moves_the_start() {
     ledger.apply(&Event::Memory(event));
     let snapshot = ledger.snapshot(TimeNs(60), Grouping::User);
     assert_eq!(snapshot.started, TimeNs(20));
-    assert_eq!(snapshot.devices[0].timeline.start, TimeNs(20));
+    assert_eq!(snapshot.devices[0].timeline.all.start, TimeNs(20));
     assert_eq!(ledger.last_event(), Some(TimeNs(20)));
 }
 

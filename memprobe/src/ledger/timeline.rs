@@ -1,7 +1,10 @@
-//! Totals over time, in a bounded number of steps.
+//! Totals over time, in a bounded number of steps: all time since attach in steps that grow, and the recent past in
+//! steps that do not.
 
-use super::snapshot::Timeline;
-use crate::event::{TimeNs, Totals};
+use std::collections::VecDeque;
+
+use super::snapshot::{DeviceTimeline, TimeWindow, Timeline, TimelineMarks, TotalsPoint};
+use crate::event::{MarkedPhase, TimeNs, Totals};
 
 /// Maximum number of points. When they are full, pairs are merged and the step doubles. The points
 /// always cover all time since attach, and at least half of them stay in use.
@@ -16,9 +19,34 @@ pub trait Highest: Clone {
     fn raise_to(&mut self, other: &Self);
 }
 
-impl Highest for Totals {
+impl Highest for TotalsPoint {
+    /// Covers both steps.
     fn raise_to(&mut self, other: &Self) {
-        *self = self.higher(*other);
+        self.low = self.low.lower(other.low);
+        self.high = self.high.higher(other.high);
+        self.marks.add(other.marks);
+    }
+}
+
+impl TimelineMarks {
+    fn add(&mut self, other: Self) {
+        let add = |sum: &mut u32, more: u32| *sum = sum.saturating_add(more);
+        add(&mut self.steps, other.steps);
+        add(&mut self.zero_grads, other.zero_grads);
+        add(&mut self.batches, other.batches);
+        add(&mut self.ooms, other.ooms);
+        add(&mut self.readings, other.readings);
+    }
+
+    pub(super) fn of_phase(phase: MarkedPhase) -> Self {
+        let mut marks = Self::default();
+        let mark = match phase {
+            MarkedPhase::Step => &mut marks.steps,
+            MarkedPhase::ZeroGrad => &mut marks.zero_grads,
+            MarkedPhase::NextBatch => &mut marks.batches,
+        };
+        *mark = 1;
+        marks
     }
 }
 
@@ -66,31 +94,146 @@ impl<T: Highest> Timeline<T> {
     }
 }
 
+/// Points of a recent window.
+const RECENT_POINTS: usize = 400;
+
+/// Last points of a window, in steps of a fixed length.
+#[derive(Clone, Debug)]
+struct RecentTimeline {
+    /// Start of the first point.
+    start: TimeNs,
+    /// Nanoseconds per step.
+    step: u64,
+    /// At least one, at most [`RECENT_POINTS`].
+    points: VecDeque<TotalsPoint>,
+}
+
+impl RecentTimeline {
+    fn new(start: TimeNs, window: TimeWindow, first: TotalsPoint) -> Self {
+        Self {
+            start,
+            step: window.length().unwrap_or(u64::MAX) / RECENT_POINTS as u64,
+            points: VecDeque::from([first]),
+        }
+    }
+
+    /// Appends steps with the value `last` up to `time`, and forgets the oldest.
+    fn extend_to(&mut self, time: TimeNs, last: TotalsPoint) {
+        let passed = time.0.saturating_sub(self.start.0);
+        // Nearly all events lie in the last step.
+        if passed < self.step.saturating_mul(self.points.len() as u64) {
+            return;
+        }
+        let passed = passed / self.step;
+        let missing = (passed + 1).saturating_sub(self.points.len() as u64);
+        let pushed = missing.min(RECENT_POINTS as u64);
+        for _ in 0..pushed {
+            self.points.push_back(last);
+        }
+        let over = self.points.len().saturating_sub(RECENT_POINTS);
+        self.points.drain(..over);
+        let forgotten = over as u64 + (missing - pushed);
+        self.start.0 = self
+            .start
+            .0
+            .saturating_add(forgotten.saturating_mul(self.step));
+    }
+
+    fn raise(&mut self, now: &TotalsPoint) {
+        if let Some(point) = self.points.back_mut() {
+            point.raise_to(now);
+        }
+    }
+
+    fn up_to(&self, now: TimeNs, last: TotalsPoint) -> Timeline {
+        let mut recent = self.clone();
+        recent.extend_to(now, last);
+        Timeline {
+            start: recent.start,
+            step: recent.step,
+            points: recent.points.into(),
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct TotalsRecorder {
-    timeline: Timeline,
+    all: Timeline,
+    recent: [RecentTimeline; 3],
     last: Totals,
 }
 
 impl TotalsRecorder {
     pub(super) fn new(start: TimeNs, totals: Totals) -> Self {
+        let first = TotalsPoint::at(totals);
         Self {
-            timeline: Timeline::new(start, totals),
+            all: Timeline::new(start, first),
+            recent: TimeWindow::RECENT.map(|window| RecentTimeline::new(start, window, first)),
             last: totals,
         }
     }
 
     pub(super) fn record(&mut self, time: TimeNs, totals: Totals) {
-        self.timeline.extend_to(time, &self.last);
+        self.extend_to(time);
         self.last = totals;
-        self.timeline.raise(&totals);
+        self.raise(&TotalsPoint::at(totals));
     }
 
-    /// Timeline extended to `now` with the last totals.
-    pub(super) fn up_to(&self, now: TimeNs) -> Timeline {
-        let mut timeline = self.timeline.clone();
-        timeline.extend_to(now, &self.last);
-        timeline
+    /// Marks the step of `time`.
+    pub(super) fn mark(&mut self, time: TimeNs, marks: TimelineMarks) {
+        self.extend_to(time);
+        self.raise(&TotalsPoint {
+            marks,
+            ..TotalsPoint::at(self.last)
+        });
+    }
+
+    fn extend_to(&mut self, time: TimeNs) {
+        let last = TotalsPoint::at(self.last);
+        self.all.extend_to(time, &last);
+        for recent in &mut self.recent {
+            recent.extend_to(time, last);
+        }
+    }
+
+    fn raise(&mut self, now: &TotalsPoint) {
+        self.all.raise(now);
+        self.recent.iter_mut().for_each(|recent| recent.raise(now));
+    }
+
+    /// Timelines extended to `now` with the last totals.
+    pub(super) fn up_to(&self, now: TimeNs) -> DeviceTimeline {
+        let last = TotalsPoint::at(self.last);
+        let mut all = self.all.clone();
+        all.extend_to(now, &last);
+        let recent = self.recent.each_ref();
+        DeviceTimeline {
+            all,
+            recent: recent.map(|recent| recent.up_to(now, last)),
+        }
+    }
+}
+
+impl TotalsPoint {
+    /// Both steps as one.
+    pub(crate) fn with(mut self, other: Self) -> Self {
+        self.raise_to(&other);
+        self
+    }
+
+    /// Step in which the totals did not change.
+    pub(crate) const fn at(totals: Totals) -> Self {
+        Self {
+            low: totals,
+            high: totals,
+            marks: TimelineMarks {
+                steps: 0,
+                zero_grads: 0,
+                batches: 0,
+                ooms: 0,
+                readings: 0,
+            },
+        }
     }
 }
 
@@ -106,11 +249,12 @@ mod tests {
         }
     }
 
-    fn allocated(timeline: &Timeline) -> Vec<u64> {
+    fn allocated(timeline: &DeviceTimeline) -> Vec<u64> {
         timeline
+            .all
             .points
             .iter()
-            .map(|point| point.allocated.0)
+            .map(|point| point.high.allocated.0)
             .collect()
     }
 
@@ -142,13 +286,13 @@ mod tests {
         for step in 0..count {
             recorder.record(ms(step), totals(if step == 301 { 1_000_000 } else { step }));
         }
-        assert_eq!(recorder.timeline.points.len(), MAX_POINTS);
+        assert_eq!(recorder.all.points.len(), MAX_POINTS);
         recorder.record(ms(count), totals(count));
-        let timeline = recorder.up_to(ms(count));
+        let timeline = recorder.up_to(ms(count)).all;
         assert_eq!(timeline.step, 2 * FIRST_STEP);
         assert_eq!(timeline.points.len(), MAX_POINTS / 2 + 1);
-        assert_eq!(timeline.points[150].allocated, Bytes(1_000_000));
-        assert_eq!(timeline.points[0].allocated, Bytes(1));
+        assert_eq!(timeline.points[150].high.allocated, Bytes(1_000_000));
+        assert_eq!(timeline.points[0].high.allocated, Bytes(1));
     }
 
     #[test]
@@ -156,8 +300,69 @@ mod tests {
         let mut recorder = TotalsRecorder::new(TimeNs(0), totals(1));
         recorder.record(TimeNs(u64::MAX), totals(2));
         let timeline = recorder.up_to(TimeNs(u64::MAX));
-        assert!(timeline.points.len() <= MAX_POINTS);
-        assert_eq!(timeline.points.last(), Some(&totals(2)));
-        assert_eq!(timeline.points[0], totals(1));
+        assert!(timeline.all.points.len() <= MAX_POINTS);
+        assert_eq!(timeline.all.points[0].low, totals(1));
+        for timeline in [&timeline.all].into_iter().chain(&timeline.recent) {
+            assert_eq!(
+                timeline.points.last().map(|point| point.high),
+                Some(totals(2))
+            );
+        }
+        assert_eq!(timeline.recent[0].points.len(), RECENT_POINTS);
+    }
+
+    #[test]
+    fn a_step_keeps_the_lowest_too() {
+        let mut recorder = TotalsRecorder::new(ms(0), totals(5));
+        recorder.record(ms(1), totals(9));
+        recorder.record(ms(1), totals(2));
+        recorder.record(ms(1), totals(4));
+        let points = recorder.up_to(ms(2)).all.points;
+        assert_eq!((points[1].low, points[1].high), (totals(2), totals(9)));
+        assert_eq!(points[2], TotalsPoint::at(totals(4)));
+    }
+
+    #[test]
+    fn recent_windows_keep_short_steps_and_forget_the_past() {
+        let second = 1000;
+        let mut recorder = TotalsRecorder::new(ms(0), totals(7));
+        for at in 0..3600 {
+            recorder.record(ms(at * second), totals(at));
+        }
+        let timeline = recorder.up_to(ms(3600 * second));
+        for window in TimeWindow::RECENT {
+            let recent = timeline.window(window);
+            assert_eq!(recent.points.len(), RECENT_POINTS, "{window:?}");
+            assert_eq!(Some(recent.length()), window.length());
+            let (end, now) = (recent.start.0 + recent.length(), 3600 * second * FIRST_STEP);
+            assert!(end > now && end - now <= recent.step, "{window:?}");
+        }
+        let oldest = |window| timeline.window(window).points[0].low.allocated.0;
+        assert!((3590..3592).contains(&oldest(TimeWindow::TenSeconds)));
+        assert!((3540..3542).contains(&oldest(TimeWindow::Minute)));
+        assert!((3000..3003).contains(&oldest(TimeWindow::TenMinutes)));
+        assert!(timeline.all.step > 1000 * FIRST_STEP);
+    }
+
+    #[test]
+    fn marks_stay_in_their_window_and_are_never_merged_away() {
+        let mut recorder = TotalsRecorder::new(ms(0), totals(7));
+        let step = TimelineMarks::of_phase(MarkedPhase::Step);
+        for at in 0..10_000 {
+            recorder.mark(ms(at * 100), step);
+        }
+        let oom = TimelineMarks {
+            ooms: 1,
+            ..TimelineMarks::default()
+        };
+        recorder.mark(ms(999_950), oom);
+        let timeline = recorder.up_to(ms(1_000_000));
+        let sum = |window, number: fn(&TimelineMarks) -> u32| -> u32 {
+            let points = timeline.window(window).points.iter();
+            points.map(|point| number(&point.marks)).sum()
+        };
+        assert_eq!(sum(TimeWindow::All, |marks| marks.steps), 10_000);
+        assert!((598..=600).contains(&sum(TimeWindow::Minute, |marks| marks.steps)));
+        assert_eq!(sum(TimeWindow::TenSeconds, |marks| marks.ooms), 1);
     }
 }

@@ -220,6 +220,7 @@ mod tests {
                         uuid: Some("GPU-8932f937".to_owned()),
                         pci_bus_id: None,
                         mig: None,
+                        memory: None,
                         source: IdentitySource::Properties,
                     }),
                     unknown: None,

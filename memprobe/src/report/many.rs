@@ -269,6 +269,7 @@ mod tests {
                 uuid: Some(format!("GPU-0{index}5a5a5a")),
                 pci_bus_id: Some(format!("00000000:0{index}:00.0")),
                 mig: None,
+                memory: None,
                 source,
             }),
             unknown: None,

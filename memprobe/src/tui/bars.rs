@@ -83,31 +83,36 @@ fn marked(tab: Tab, theme: &Theme) -> Span<'static> {
 const BETWEEN_TABS: usize = 2;
 /// Minimum width for facts that narrow screens leave out.
 const WIDE: u16 = 110;
-/// Columns kept for the text; facts at the right are dropped to make space for it.
+/// Columns kept for the text on every screen; wider ones keep a third of their width.
 const TEXT_COLUMNS: usize = 12;
 
+/// Draws the title: the name of the screen, the text, and the facts that leave space for the text.
 pub fn draw_title(buffer: &mut Buffer, area: Rect, title: &ScreenTitle, theme: &Theme) {
     buffer.set_style(area, theme.bar());
     let name = format!(" {}  ", title.name);
     let columns = usize::from(area.width);
-    let mut facts = title.facts.clone();
-    if area.width >= WIDE {
-        facts.splice(0..0, title.more_facts.iter().cloned());
-    }
-    // The last fact is dropped last.
-    while facts.len() > 1 && width(&facts.join("  ")) + width(&name) + TEXT_COLUMNS > columns {
-        facts.remove(0);
-    }
-    let right = format!("  {} ", facts.join("  "));
+    let text = clean(&title.text);
+    let wanted = width(&text).min(TEXT_COLUMNS.max(columns / 3));
+    let mut facts: Vec<&(u8, String)> = title.facts.iter().collect();
+    facts.retain(|(rank, _)| *rank < ScreenTitle::WIDE_ONLY || area.width >= WIDE);
+    let right = loop {
+        let texts: Vec<&str> = facts.iter().map(|(_, fact)| fact.as_str()).collect();
+        let right = format!("  {} ", texts.join("  "));
+        let last = facts.iter().map(|(rank, _)| *rank).max();
+        let place = facts.iter().position(|(rank, _)| Some(*rank) == last);
+        match place {
+            None => break String::new(),
+            Some(_) if width(&name) + wanted + width(&right) <= columns => break right,
+            Some(place) => drop(facts.remove(place)),
+        }
+    };
     let available = columns.saturating_sub(width(&name) + width(&right));
-    let text = fit(&clean(&title.text), available, theme.glyphs.cut);
+    let text = fit(&text, available, theme.glyphs.cut);
     buffer.set_stringn(area.x, area.y, &name, columns, theme.bar_strong());
     let after = area.x + (width(&name) as u16).min(area.width);
     buffer.set_stringn(after, area.y, text, available, theme.bar());
     let start = area.right().saturating_sub(width(&right) as u16);
-    if start >= after {
-        buffer.set_stringn(start, area.y, &right, width(&right), theme.bar());
-    }
+    buffer.set_stringn(start, area.y, &right, width(&right), theme.bar());
 }
 
 pub fn draw_device_tabs(buffer: &mut Buffer, area: Rect, devices: &DeviceTabs, theme: &Theme) {

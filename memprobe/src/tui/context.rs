@@ -8,6 +8,7 @@ use ratatui::text::Line;
 
 use super::bars::{StatusLine, Tab};
 use super::input::InputEvent;
+use super::lines::Capacity;
 use super::overlay;
 use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, ScreenTitle, further};
 use super::tensors::Tensors;
@@ -20,7 +21,7 @@ use crate::event::bytes::human;
 use crate::event::{Detail, DeviceIndex, ProbeStatus, Target};
 use crate::ledger::snapshot::{DeviceSnapshot, Health, Snapshot, SoftwareLayer, TargetState};
 use crate::tensors::TensorTable;
-use crate::view::{clean, clock, count, counted, device_name, fit, process, rate};
+use crate::view::{clean, clock, count, counted, device_name, fit, process, rate, short_command};
 
 /// Snapshots of a caller; a pause keeps one on the screen.
 #[derive(Debug)]
@@ -99,6 +100,15 @@ impl ProcessContext {
             .or_else(|| devices.first())
     }
 
+    /// Returns the memory of the device shown; `None` if it is unknown.
+    pub fn capacity(&self) -> Option<Capacity> {
+        let gpu = self.feed.shown.target.gpu(self.device()?.index)?;
+        Some(Capacity {
+            bytes: gpu.memory?,
+            is_inferred: gpu.source.is_inferred(),
+        })
+    }
+
     pub fn of_device<'a, T>(
         &self,
         all: &'a Option<Arc<Vec<T>>>,
@@ -162,6 +172,9 @@ impl ScreenContext for ProcessContext {
                 None
             }
             InputEvent::Iteration(_) => Some("iterations are on the screen of layers: L".into()),
+            InputEvent::GraphWindow | InputEvent::GraphAxis => {
+                Some("x and y change the graph of lines: Esc leads back".into())
+            }
             InputEvent::Source | InputEvent::Regroup | InputEvent::ResetPeaks => {
                 Some("this key works on the screen of lines: Esc leads back".into())
             }
@@ -176,10 +189,14 @@ impl ScreenContext for ProcessContext {
             let version = version.as_deref().map(clean);
             version.map(|version| format!("{name} {}", fit(&version, wide, "")))
         };
-        let mut facts: Vec<String> = process(&snapshot.target).into_iter().collect();
+        let wide_only = ScreenTitle::WIDE_ONLY;
+        let versions = [version("Python", python, 12), version("torch", torch, 20)];
+        let versions = versions.into_iter().flatten();
+        let mut facts: Vec<(u8, String)> = versions.map(|text| (wide_only, text)).collect();
+        facts.extend(process(&snapshot.target).map(|process| (1, process)));
         facts.extend(match snapshot.cuda.layer {
             SoftwareLayer::Runtime | SoftwareLayer::Driver | SoftwareLayer::Tracepoints => {
-                Some(snapshot.cuda.layer.as_str().to_owned())
+                Some((4, snapshot.cuda.layer.as_str().to_owned()))
             }
             SoftwareLayer::Allocator | SoftwareLayer::None => None,
         });
@@ -189,21 +206,20 @@ impl ScreenContext for ProcessContext {
             TargetState::Running | TargetState::Exited => "attached",
         };
         let time = Duration::from_nanos(snapshot.now.0.saturating_sub(snapshot.started.0));
-        facts.push(format!("{since} {}", clock(time)));
+        facts.push((3, format!("{since} {}", clock(time))));
         // These screens are not about the device shown on the others.
         if !matches!(tab, Some(Tab::Tensors | Tab::Outside)) {
             let device = self.device().map(|device| device.index);
-            facts.extend(device.map(|device| device_name(&snapshot.target, device)));
+            let name = device.map(|device| device_name(&snapshot.target, device));
+            facts.extend(name.map(|name| (2, name)));
         }
-        let versions = [version("Python", python, 12), version("torch", torch, 20)];
         ScreenTitle {
             name: match tab {
                 None | Some(Tab::Lines) => "memprobe".to_owned(),
                 Some(tab) => format!("memprobe {}", tab.name()),
             },
-            text: snapshot.target.command.clone(),
+            text: short_command(&snapshot.target.command),
             facts,
-            more_facts: versions.into_iter().flatten().collect(),
         }
     }
 

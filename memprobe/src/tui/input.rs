@@ -39,6 +39,10 @@ pub enum InputEvent {
     Device(isize),
     Pause,
     Regroup,
+    /// Show another span of time in the graph.
+    GraphWindow,
+    /// Begin the vertical axis of the graph elsewhere.
+    GraphAxis,
     Source,
     Probes,
     Screen(Tab),
@@ -121,6 +125,8 @@ fn in_table(key: &KeyEvent) -> Option<InputEvent> {
         KeyCode::BackTab | KeyCode::Char('D') => InputEvent::Device(-1),
         KeyCode::Char(' ') => InputEvent::Pause,
         KeyCode::Char('i') => InputEvent::Regroup,
+        KeyCode::Char('x') => InputEvent::GraphWindow,
+        KeyCode::Char('y') => InputEvent::GraphAxis,
         KeyCode::Char('s') => InputEvent::Source,
         KeyCode::Char('p') => InputEvent::Probes,
         KeyCode::Char('o') => InputEvent::Screen(Tab::Outside),

@@ -5,16 +5,23 @@ mod bars;
 mod categories;
 mod context;
 mod filter;
+#[cfg(test)]
+mod gallery;
 pub mod host;
 mod input;
 mod lines;
 mod modules;
 mod outside;
 mod overlay;
+mod palette;
+#[cfg(test)]
+mod pictures;
 mod plot;
 mod process;
 #[cfg(test)]
 mod samples;
+#[cfg(test)]
+mod sizes;
 mod table_screen;
 mod tensors;
 mod terminal;
@@ -26,6 +33,7 @@ mod threads;
 pub use context::{AttributionQuery, AttributionTables};
 pub use process::{News, run};
 pub use tensors::Tensors;
+pub use theme::ThemeChoice;
 
 use crate::ledger::snapshot::Grouping;
 

@@ -14,22 +14,25 @@ use crate::view::{clean, fit, width, wrap};
 
 const WIDEST: u16 = 78;
 
-/// Draws text in a box in the middle of the area, scrolled down by `scroll` lines.
+/// Draws text in a box in the middle of the area, scrolled down by `scroll` lines. Long lines are wrapped. Returns the
+/// largest useful value of `scroll`.
 pub(super) fn draw_box(
     buffer: &mut Buffer,
     area: Rect,
     title: &str,
-    lines: &[Line],
+    lines: &[Line<'static>],
     scroll: usize,
     theme: &Theme,
-) {
+) -> usize {
     let width = area.width.min(WIDEST);
-    let height = area
-        .height
-        .min(lines.len().saturating_add(2).min(usize::from(u16::MAX)) as u16);
-    if width < 4 || height < 3 {
-        return;
+    if width < 4 || area.height < 3 {
+        return 0;
     }
+    let columns = usize::from(width) - 2;
+    let wrapped = lines.iter().flat_map(|line| wrap_line(line, columns));
+    let lines: Vec<Line> = wrapped.collect();
+    let height = lines.len().saturating_add(2);
+    let height = area.height.min(u16::try_from(height).unwrap_or(u16::MAX));
     let (x, y) = ((area.width - width) / 2, (area.height - height) / 2);
     let frame = Rect::new(area.x + x, area.y + y, width, height);
     Clear.render(frame, buffer);
@@ -48,8 +51,9 @@ pub(super) fn draw_box(
     }
     let inner = block.inner(frame);
     let available = usize::from(inner.height);
-    let scroll = scroll.min(lines.len().saturating_sub(available));
-    let more = if scroll + available < lines.len() {
+    let last = lines.len().saturating_sub(available);
+    let scroll = scroll.min(last);
+    let more = if scroll < last {
         " more below: Down "
     } else {
         " Esc: close "
@@ -60,6 +64,46 @@ pub(super) fn draw_box(
     for (line, y) in lines.iter().skip(scroll).take(available).zip(inner.y..) {
         buffer.set_line(inner.x, y, line, inner.width);
     }
+    last
+}
+
+/// Minimum columns for text beside a key or a term.
+const MIN_ENTRY_TEXT: usize = 12;
+
+/// Wraps a line at spaces. Further lines begin below the text of an entry, or two cells further in than the first.
+fn wrap_line(line: &Line<'static>, columns: usize) -> Vec<Line<'static>> {
+    if line.width() <= columns {
+        return vec![line.clone()];
+    }
+    let key = line.spans.first().map_or(0, Span::width);
+    let is_entry = line.spans.len() > 1 && key + MIN_ENTRY_TEXT <= columns;
+    let text: String = line
+        .spans
+        .iter()
+        .map(|span| span.content.as_ref())
+        .collect();
+    let leading = text.len() - text.trim_start().len();
+    let indent = if is_entry { key } else { leading + 2 };
+    let indent = indent.min(columns / 2);
+    let mut lines: Vec<Line<'static>> = vec![Line::default().style(line.style)];
+    for (at, span) in line.spans.iter().enumerate() {
+        // The key stays as it is, with the spaces behind it.
+        if at == 0 && is_entry {
+            lines[0].push_span(span.clone());
+            continue;
+        }
+        for word in span.content.split_inclusive(' ') {
+            let last = lines.len() - 1;
+            let used = lines[last].width();
+            if used + width(word.trim_end()) > columns && used > indent {
+                let start = Line::from(" ".repeat(indent)).style(line.style);
+                lines.push(start);
+            }
+            let last = lines.len() - 1;
+            lines[last].push_span(Span::styled(word.to_owned(), span.style));
+        }
+    }
+    lines
 }
 
 /// Formats a help entry: a key or a term, and its meaning.
@@ -143,13 +187,60 @@ pub fn draw_words(buffer: &mut Buffer, area: Rect, first: &str, second: &str, th
     }
 }
 
-/// Draws the message of a screen too small for any layout: the most important number, and the minimum size.
+/// Draws one line: the screen is too small, and `q` quits. The most important number is below it, if there is space.
 pub fn draw_too_small(buffer: &mut Buffer, number: &str) {
     let area = buffer.area;
     let (least_width, least_height) = SMALLEST;
-    let needs = format!("needs {least_width}x{least_height}");
-    let texts = [number, "memprobe", &needs, "q quit"];
-    for (text, y) in texts.into_iter().zip(area.y..area.bottom()) {
-        buffer.set_stringn(area.x, y, text, usize::from(area.width), Style::new());
+    let least = format!("{least_width}x{least_height}");
+    let texts = [
+        format!(
+            "memprobe needs a terminal of {least}, this one has {}x{}: q quits",
+            area.width, area.height
+        ),
+        format!("needs {least}, q quits"),
+        format!("{least} q"),
+        "q".to_owned(),
+    ];
+    let columns = usize::from(area.width);
+    let fits = |text: &&String| width(text) <= columns;
+    let text = texts.iter().find(fits).map_or("", String::as_str);
+    for (text, y) in [text, number].into_iter().zip(area.y..area.bottom()) {
+        buffer.set_stringn(area.x, y, text, columns, Style::new());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_support::COLOUR;
+    use super::*;
+
+    fn texts(lines: &[Line]) -> Vec<String> {
+        lines.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn an_entry_is_wrapped_to_the_right_of_its_key() {
+        let line = entry("f", "freeze the order: rows stay where they are", &COLOUR);
+        assert_eq!(
+            texts(&wrap_line(&line, 36)),
+            [
+                " f           freeze the order: rows ",
+                "             stay where they are",
+            ]
+        );
+        assert_eq!(wrap_line(&line, 76).len(), 1);
+    }
+
+    #[test]
+    fn other_lines_are_wrapped_with_an_indent() {
+        let line = Line::from(" missing: the verifier of this kernel");
+        let wrapped = texts(&wrap_line(&line, 20));
+        assert_eq!(
+            wrapped,
+            [" missing: the ", "   verifier of this ", "   kernel"]
+        );
+        // A word that is longer than the line stays alone, and is cut.
+        let line = Line::from("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa b");
+        assert_eq!(texts(&wrap_line(&line, 10)).len(), 2);
     }
 }

@@ -19,7 +19,7 @@ use super::outside::Outside;
 use super::table_screen::{ScreenHandle, ScreenRequest, TableScreen};
 use super::tensors::{TensorList, Tensors};
 use super::terminal::{self, Stage, StageStep};
-use super::theme::Theme;
+use super::theme::{Theme, ThemeChoice};
 use super::threads::Threads;
 use super::{Command, SourceText};
 use crate::ledger::snapshot::Snapshot;
@@ -42,12 +42,14 @@ pub fn run(
     commands: UnboundedSender<Command>,
     sources: Box<dyn SourceText + Send>,
     quit: Receiver<bool>,
+    theme: ThemeChoice,
 ) -> Result<()> {
     let asks = commands.clone();
     let ask = move |command| asks.send(command).context(ENDED);
     let mut stage = ProcessStage::new(news, Box::new(ask), sources, quit, StageStep::Draw);
     terminal::run(
         &mut stage,
+        theme,
         "`memprobe record -o trace.json` and `memprobe report trace.json`",
     )?;
     // The send fails if the caller has already ended.

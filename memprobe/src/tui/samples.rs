@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use super::SourceText;
+use crate::attribution::tables::{AllocatingThread, DeviceThreads, Holding, ThreadRow};
 use crate::event::{
-    Bytes, Context, CudaMemoryKind, DeviceIndex, Frame, Losses, NoStack, Stack, StackKind, Tgid,
-    TimeNs, Totals,
+    Bytes, Context, CudaMemoryKind, DeviceIdentity, DeviceIndex, Frame, Gpu, IdentitySource,
+    Losses, NoStack, Stack, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use crate::event::{ProbeStatus, Target};
 use crate::ledger::snapshot::{
-    BeforeAttach, CudaSnapshot, DeviceSnapshot, Health, LineRow, OutsideRow, Site, Snapshot,
-    SoftwareLayer, StackRow, TargetState, Timeline,
+    BeforeAttach, CudaSnapshot, DeviceSnapshot, DeviceTimeline, GrowthRate, Health, LineRow,
+    OutsideRow, Site, Snapshot, SoftwareLayer, StackRow, TargetState, Timeline, TotalsPoint,
 };
 
 const MIB: u64 = 1 << 20;
@@ -147,6 +148,34 @@ pub(super) fn lines() -> Vec<LineRow> {
     ]
 }
 
+/// Returns timelines of these totals, a second each, with a step of an optimizer every 40 seconds.
+fn timeline(totals: Vec<Totals>) -> DeviceTimeline {
+    let point = |(at, totals): (usize, Totals)| {
+        let mut point = TotalsPoint::at(totals);
+        point.marks.steps = u32::from(at % 40 == 39);
+        point
+    };
+    let points: Vec<TotalsPoint> = totals.into_iter().enumerate().map(point).collect();
+    // The last minute repeats; the device was used for less than ten minutes.
+    let recent = |step, number: usize| Timeline {
+        start: TimeNs(0),
+        step,
+        points: (0..number).map(|at| points[120 + at % 60]).collect(),
+    };
+    DeviceTimeline {
+        recent: [
+            recent(SECOND / 40, 400),
+            recent(SECOND / 20 * 3, 400),
+            recent(SECOND / 2 * 3, 200),
+        ],
+        all: Timeline {
+            start: TimeNs(0),
+            step: SECOND,
+            points,
+        },
+    }
+}
+
 pub(super) fn device(
     index: u8,
     lines: Vec<LineRow>,
@@ -177,7 +206,7 @@ pub(super) fn device(
             reserved: Bytes(totals.reserved.0 / 60 * at.min(60)).max(allocated),
         }
     };
-    let points = (0..199).map(wave).chain([totals]).collect();
+    let points: Vec<Totals> = (0..199).map(wave).chain([totals]).collect();
     DeviceSnapshot {
         index: DeviceIndex(index),
         totals,
@@ -193,11 +222,7 @@ pub(super) fn device(
         ooms: 0,
         growth: None,
         lines,
-        timeline: Timeline {
-            start: TimeNs(0),
-            step: SECOND,
-            points,
-        },
+        timeline: timeline(points),
     }
 }
 
@@ -257,6 +282,71 @@ pub(super) fn normal() -> Snapshot {
             unread_at_attach: None,
         },
     }
+}
+
+/// Returns a training script whose GPU is nearly full, and one of whose lines grows.
+pub(super) fn training() -> Snapshot {
+    let mut snapshot = normal();
+    snapshot.target.command =
+        "/opt/venv/bin/python -u /home/ada/gpt/train.py --seconds 600".to_owned();
+    snapshot.target.gpus = vec![DeviceIdentity {
+        device: DeviceIndex(0),
+        gpu: Some(Gpu {
+            index: Some(0),
+            uuid: None,
+            pci_bus_id: None,
+            mig: None,
+            memory: Some(Bytes(16 << 30)),
+            source: IdentitySource::Properties,
+        }),
+        unknown: None,
+    }];
+    let grows = |mib: i64| {
+        Some(GrowthRate {
+            per_minute: mib << 20,
+            is_steady: mib > 0,
+        })
+    };
+    let device = &mut snapshot.devices[0];
+    device.growth = grows(48);
+    for (line, mib) in device.lines.iter_mut().zip([0, 0, 0, 48, 0, 0]) {
+        line.growth = grows(mib);
+    }
+    device.timeline.all.points[150].marks.ooms = 1;
+    device.timeline.recent[1].points[170].marks.readings = 1;
+    device.ooms = 1;
+    snapshot
+}
+
+/// Returns threads that allocated: Python's own, autograd's, and one without a name.
+pub(super) fn threads() -> Arc<Vec<DeviceThreads>> {
+    let row = |tid: u32, name: Option<&str>, live: u64| ThreadRow {
+        allocator: AllocatingThread::Thread(Tid(tid)),
+        name: name.map(Into::into),
+        holding: Holding {
+            live: Bytes(live * MIB),
+            live_blocks: live / 2,
+            at_peak: Bytes(2 * live * MIB),
+            at_peak_blocks: live,
+            peak: Some(Bytes(3 * live * MIB)),
+            allocs: 10 * live,
+            alloc_bytes: Bytes(0),
+        },
+    };
+    Arc::new(vec![DeviceThreads {
+        index: DeviceIndex(0),
+        totals: Totals {
+            allocated: Bytes(100 * MIB),
+            reserved: Bytes(128 * MIB),
+        },
+        before_attach: [Bytes(20 * MIB), Bytes(30 * MIB)],
+        unaccounted: [0; 2],
+        rows: vec![
+            row(1234, Some("python"), 50),
+            row(1300, Some("pt_autograd_0"), 28),
+            row(1301, None, 2),
+        ],
+    }])
 }
 
 /// Returns a process in which libraries hold memory outside the caching allocator.
@@ -389,10 +479,14 @@ pub(super) fn hostile() -> Snapshot {
         Vec::new(),
     ));
     snapshot.devices = vec![device(255, lines, 1, -5)];
-    snapshot.devices[0].timeline.points.push(Totals {
+    let largest = Totals {
         allocated: Bytes(u64::MAX),
         reserved: Bytes(u64::MAX),
-    });
+    };
+    let timeline = &mut snapshot.devices[0].timeline;
+    for timeline in std::iter::once(&mut timeline.all).chain(&mut timeline.recent) {
+        timeline.points.push(TotalsPoint::at(largest));
+    }
     snapshot.target.command = evil.clone();
     snapshot.target.python = Some(evil.clone());
     snapshot.target.torch = Some(evil.clone());

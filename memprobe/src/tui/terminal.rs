@@ -19,7 +19,7 @@ use ratatui::layout::Position;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::theme::Theme;
+use super::theme::{Theme, ThemeChoice};
 
 /// Minimum interval between drawings of new snapshots; input is drawn at once.
 pub(super) const BETWEEN_DRAWINGS: Duration = Duration::from_millis(100);
@@ -56,13 +56,13 @@ pub(super) enum StageStep {
 }
 
 /// Shows a stage until the user or the caller ends it. Without a terminal, suggests `instead`.
-pub(super) fn run(stage: &mut impl Stage, instead: &str) -> Result<()> {
+pub(super) fn run(stage: &mut impl Stage, theme: ThemeChoice, instead: &str) -> Result<()> {
     if !stdout().is_terminal() {
         bail!(
             "the live screen needs a terminal, but standard output is none: run it in a terminal, or use {instead}"
         );
     }
-    let theme = Theme::of_environment(|name| std::env::var_os(name));
+    let theme = Theme::of_environment(theme, |name| std::env::var_os(name));
     let screen = Screen::enter(stdout()).context("the terminal could not be prepared")?;
     let mut terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
     let ended = show(&mut terminal, &theme, stage, next_event, || screen.check());

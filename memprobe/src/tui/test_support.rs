@@ -9,12 +9,16 @@ use ratatui::layout::{Position, Rect};
 use ratatui::style::{Color, Modifier};
 
 use super::input::InputEvent;
-use super::table_screen::{Content, ScreenHandle, ScreenLayout, ScreenRequest, TableScreen};
+use super::palette::vision::{contrast, rgb};
+use super::palette::{Background, ColourDepth, Palette};
+use super::table_screen::{
+    Content, SMALLEST, ScreenHandle, ScreenLayout, ScreenRequest, TableScreen,
+};
 use super::theme::{ASCII, Ink, Theme, UNICODE};
 
 /// Terminal with colour and Unicode.
 pub const COLOUR: Theme = Theme {
-    ink: Ink::Colour,
+    ink: Ink::Colour(Palette::of(ColourDepth::Indexed, Background::Dark)),
     glyphs: UNICODE,
 };
 
@@ -90,9 +94,9 @@ impl<C: Content> Shown<C> {
 
     /// Asserts that the areas fill screens of all sizes without overlapping.
     pub fn assert_filled(&mut self) {
-        for (width, height) in [24, 40, 79, 80, 111, 149, 150, 255]
+        for (width, height) in [40, 79, 80, 111, 149, 150, 255]
             .into_iter()
-            .flat_map(|width| (4..90).map(move |height| (width, height)))
+            .flat_map(|width| (SMALLEST.1..90).map(move |height| (width, height)))
         {
             self.handle(InputEvent::Resize(width, height));
             let l = self.areas();
@@ -171,6 +175,25 @@ pub fn assert_the_same_without_colour(draw: impl Fn(&Theme) -> TestBackend) {
     }
 }
 
+/// Asserts that text on a ground of its own has a colour of its own, with enough contrast, and is not dimmed.
+pub fn assert_legible(buffer: &Buffer) {
+    for cell in &buffer.content {
+        let has_background = cell.bg != Color::Reset;
+        assert!(!has_background || cell.fg != Color::Reset, "{cell:?}");
+        let ratio = contrast(rgb(cell.fg), rgb(cell.bg));
+        assert!(!has_background || ratio >= 4.5, "{cell:?}: {ratio:.2}");
+        let is_bar = has_background || cell.modifier.contains(Modifier::REVERSED);
+        assert!(
+            !is_bar || !cell.modifier.contains(Modifier::DIM),
+            "{cell:?}"
+        );
+        assert!(
+            !has_background || !cell.modifier.contains(Modifier::REVERSED),
+            "{cell:?}"
+        );
+    }
+}
+
 /// Deterministic pseudo-random numbers (xorshift).
 pub struct Dice(u64);
 
@@ -190,7 +213,7 @@ impl Dice {
     /// Returns a random input.
     pub fn wanted(&mut self) -> InputEvent {
         let letters = ['a', '(', '.', '*', '\u{1b}', '模', ' '];
-        match self.roll(29) {
+        match self.roll(31) {
             0 | 1 => InputEvent::Move(self.roll(7) as isize - 3),
             2 => InputEvent::Page(self.roll(3) as isize - 1),
             3 => InputEvent::First,
@@ -217,6 +240,8 @@ impl Dice {
             25 => InputEvent::Accept,
             26 => InputEvent::Freeze,
             27 => InputEvent::ResetPeaks,
+            28 => InputEvent::GraphWindow,
+            29 => InputEvent::GraphAxis,
             _ => InputEvent::Back,
         }
     }

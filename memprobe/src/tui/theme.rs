@@ -1,4 +1,4 @@
-//! Appearance: the terminal's own colours, emphasis, and glyphs.
+//! Appearance: colours, emphasis, and glyphs.
 //!
 //! Colour and emphasis only repeat what a word, a glyph or a position says, so that nothing is lost on a
 //! terminal without them.
@@ -7,10 +7,23 @@ use std::ffi::OsString;
 
 use ratatui::style::{Color, Modifier, Style};
 
+use super::palette::{Background, ColourDepth, Fill, Palette};
+
+/// Colours that the user asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ThemeChoice {
+    /// By the environment: `NO_COLOR`, `COLORFGBG`, `TERM`.
+    #[default]
+    Auto,
+    Dark,
+    Light,
+    /// No colour, only emphasis.
+    None,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ink {
-    /// The terminal's sixteen colours, which suit its background.
-    Colour,
+    Colour(&'static Palette),
     /// Bold, dim and reverse, no colour.
     Emphasis,
     Plain,
@@ -36,7 +49,15 @@ pub struct Glyphs {
     pub falling: &'static str,
     /// Sort arrow: smallest or first first.
     pub climbing: &'static str,
+    /// Cell of a graph that is filled for a part of the time.
+    pub swing: &'static str,
+    /// Horizontal line through a graph.
+    pub level: &'static str,
+    /// Vertical line through a graph.
+    pub moment: &'static str,
     pub rule: &'static str,
+    /// Mark on a rule.
+    pub tick: &'static str,
     pub wall: &'static str,
     /// Separator between parts of a sentence.
     pub dot: &'static str,
@@ -56,7 +77,11 @@ pub const UNICODE: Glyphs = Glyphs {
     callee: "→",
     falling: "↓",
     climbing: "↑",
+    swing: "▒",
+    level: "╌",
+    moment: "┊",
     rule: "─",
+    tick: "┴",
     wall: "│",
     dot: "·",
     arrows: "↑↓",
@@ -74,7 +99,11 @@ pub const ASCII: Glyphs = Glyphs {
     callee: "->",
     falling: "v",
     climbing: "^",
+    swing: ":",
+    level: "=",
+    moment: "'",
     rule: "-",
+    tick: "+",
     wall: "|",
     dot: "|",
     arrows: "Up/Down",
@@ -87,25 +116,33 @@ pub struct Theme {
 }
 
 impl Theme {
-    /// Selects a theme by the variables `NO_COLOR` (no-color.org), `TERM` and the locale, which `variable` looks up.
-    pub fn of_environment(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+    /// Selects a theme by the user's choice and the variables `NO_COLOR` (no-color.org), `COLORFGBG`, `COLORTERM`, `TERM`
+    /// and the locale, which `variable` looks up.
+    pub fn of_environment(
+        choice: ThemeChoice,
+        variable: impl Fn(&str) -> Option<OsString>,
+    ) -> Self {
         let text = |name: &str| {
             variable(name)
                 .map(|value| value.to_string_lossy().into_owned())
                 .filter(|value| !value.is_empty())
         };
         let term = text("TERM").unwrap_or_default();
-        let monochrome = ["vt", "xterm-mono", "ansi-m", "linux-m"]
-            .iter()
-            .any(|kind| term.starts_with(kind))
-            || term.ends_with("-m")
-            || term.ends_with("-mono");
+        let depth = depth(&term, text("COLORTERM").is_some());
+        let background = match choice {
+            ThemeChoice::Dark => Background::Dark,
+            ThemeChoice::Light => Background::Light,
+            ThemeChoice::Auto | ThemeChoice::None => background(text("COLORFGBG").as_deref()),
+        };
+        let is_asked = matches!(choice, ThemeChoice::Dark | ThemeChoice::Light);
         let ink = if term == "dumb" {
             Ink::Plain
-        } else if monochrome || text("NO_COLOR").is_some() {
+        } else if choice == ThemeChoice::None || (!is_asked && text("NO_COLOR").is_some()) {
             Ink::Emphasis
         } else {
-            Ink::Colour
+            depth.map_or(Ink::Emphasis, |depth| {
+                Ink::Colour(Palette::of(depth, background))
+            })
         };
         // Containers often set no locale, but their terminals draw Unicode.
         let locale = text("LC_ALL")
@@ -123,52 +160,141 @@ impl Theme {
         Self { ink, glyphs }
     }
 
-    fn style(&self, colour: Option<Color>, emphasis: Modifier) -> Style {
-        let style = Style::new();
-        match (self.ink, colour) {
-            (Ink::Plain, _) => style,
-            (Ink::Colour, Some(colour)) => style.fg(colour).add_modifier(emphasis),
-            _ => style.add_modifier(emphasis),
+    fn style(&self, colour: impl Fn(&Palette) -> Color) -> Style {
+        match self.ink {
+            Ink::Colour(palette) => Style::new().fg(colour(palette)),
+            Ink::Emphasis | Ink::Plain => Style::new(),
+        }
+    }
+
+    fn emphasis(&self, emphasis: Modifier) -> Style {
+        match self.ink {
+            Ink::Plain => Style::new(),
+            Ink::Colour(_) | Ink::Emphasis => Style::new().add_modifier(emphasis),
+        }
+    }
+
+    /// Text that must be seen, on a background of its own.
+    fn word(&self, fill: impl Fn(&Palette) -> Fill) -> Style {
+        match self.ink {
+            Ink::Colour(palette) => filled(fill(palette)),
+            Ink::Emphasis | Ink::Plain => self.bar_strong(),
         }
     }
 
     pub fn strong(&self) -> Style {
-        self.style(None, Modifier::BOLD)
+        self.emphasis(Modifier::BOLD)
     }
 
     pub fn faint(&self) -> Style {
-        self.style(None, Modifier::DIM)
+        match self.ink {
+            Ink::Colour(Palette {
+                faint: Some(colour),
+                ..
+            }) => Style::new().fg(*colour),
+            _ => self.emphasis(Modifier::DIM),
+        }
     }
 
-    /// Bars across the screen, and the selected row.
+    /// Bars across the screen.
     pub fn bar(&self) -> Style {
-        self.style(None, Modifier::REVERSED)
+        self.emphasis(Modifier::REVERSED)
     }
 
     pub fn bar_strong(&self) -> Style {
-        self.style(None, Modifier::REVERSED | Modifier::BOLD)
+        self.emphasis(Modifier::REVERSED | Modifier::BOLD)
+    }
+
+    /// The selected row.
+    pub fn selected(&self) -> Style {
+        match self.ink {
+            Ink::Colour(Palette {
+                selected: Some(fill),
+                ..
+            }) => filled(*fill),
+            _ => self.bar(),
+        }
     }
 
     pub fn allocated(&self) -> Style {
-        self.style(Some(Color::Cyan), Modifier::empty())
+        self.style(|palette| palette.allocated)
     }
 
     pub fn reserved(&self) -> Style {
-        self.style(Some(Color::Magenta), Modifier::empty())
+        self.style(|palette| palette.reserved)
+    }
+
+    /// Line of the device's capacity.
+    pub fn capacity(&self) -> Style {
+        self.style(|palette| palette.capacity)
     }
 
     pub fn good(&self) -> Style {
-        self.style(Some(Color::Green), Modifier::BOLD | Modifier::REVERSED)
+        self.word(|palette| palette.good)
     }
 
     /// Waiting or paused.
     pub fn still(&self) -> Style {
-        self.style(Some(Color::Yellow), Modifier::BOLD | Modifier::REVERSED)
+        self.word(|palette| palette.still)
     }
 
     /// Loss, error or end.
     pub fn bad(&self) -> Style {
-        self.style(Some(Color::Red), Modifier::BOLD | Modifier::REVERSED)
+        self.word(|palette| palette.bad)
+    }
+
+    /// Letter of the portion at this place of [`crate::attribution::tables::Portion::ALL`].
+    pub fn portion(&self, at: usize) -> Style {
+        match self.ink {
+            Ink::Colour(palette) => palette
+                .portions
+                .get(at)
+                .copied()
+                .map_or_else(Style::new, filled),
+            Ink::Emphasis | Ink::Plain => Style::new(),
+        }
+    }
+}
+
+fn filled(fill: Fill) -> Style {
+    Style::new().fg(fill.text).bg(fill.background)
+}
+
+/// Returns the colours of a terminal by its name; `None` if it has none. `is_modern` if it says so in `COLORTERM`.
+fn depth(term: &str, is_modern: bool) -> Option<ColourDepth> {
+    let starts = |names: &[&str]| names.iter().any(|name| term.starts_with(name));
+    let is_monochrome = starts(&["vt", "xterm-mono", "ansi-m", "linux-m"])
+        || term.ends_with("-m")
+        || term.ends_with("-mono");
+    // Names of terminals that have the 256 colours without saying so.
+    let own = [
+        "alacritty",
+        "contour",
+        "foot",
+        "ghostty",
+        "konsole",
+        "rio",
+        "st",
+        "wezterm",
+        "xterm-ghostty",
+        "xterm-kitty",
+    ];
+    if is_monochrome {
+        None
+    } else if is_modern || term.contains("256color") || term.contains("direct") || starts(&own) {
+        Some(ColourDepth::Indexed)
+    } else {
+        Some(ColourDepth::Sixteen)
+    }
+}
+
+/// Returns the background by `COLORFGBG`, such as `15;0` or `0;default;15`: the last number is one of sixteen colours.
+fn background(colours: Option<&str>) -> Background {
+    let background = colours.and_then(|colours| colours.rsplit(';').next()?.parse().ok());
+    match background {
+        Some(0..=6 | 8) => Background::Dark,
+        Some(7 | 9..=15) => Background::Light,
+        _ => Background::Unknown,
     }
 }
 
@@ -176,8 +302,8 @@ impl Theme {
 mod tests {
     use super::*;
 
-    fn theme(variables: &[(&str, &str)]) -> Theme {
-        Theme::of_environment(|name| {
+    fn chosen(choice: ThemeChoice, variables: &[(&str, &str)]) -> Theme {
+        Theme::of_environment(choice, |name| {
             variables
                 .iter()
                 .find(|(key, _)| *key == name)
@@ -185,18 +311,67 @@ mod tests {
         })
     }
 
+    fn theme(variables: &[(&str, &str)]) -> Theme {
+        chosen(ThemeChoice::Auto, variables)
+    }
+
+    fn ink(depth: ColourDepth, background: Background) -> Ink {
+        Ink::Colour(Palette::of(depth, background))
+    }
+
     #[test]
     fn colours_are_used_where_nothing_speaks_against_them() {
         assert_eq!(
             theme(&[("TERM", "xterm-256color"), ("LANG", "en_US.UTF-8")]),
             Theme {
-                ink: Ink::Colour,
+                ink: ink(ColourDepth::Indexed, Background::Unknown),
                 glyphs: UNICODE
             }
         );
+        let sixteen = ink(ColourDepth::Sixteen, Background::Unknown);
+        assert_eq!(theme(&[("NO_COLOR", ""), ("TERM", "screen")]).ink, sixteen);
+        assert_eq!(theme(&[("TERM", "xterm")]).ink, sixteen);
+        let modern = theme(&[("TERM", "xterm"), ("COLORTERM", "truecolor")]);
+        assert_eq!(modern.ink, ink(ColourDepth::Indexed, Background::Unknown));
+    }
+
+    #[test]
+    fn the_terminal_may_say_its_background() {
+        for (colours, background) in [
+            ("15;0", Background::Dark),
+            ("0;15", Background::Light),
+            ("0;default;15", Background::Light),
+            ("7;8", Background::Dark),
+            ("0;default", Background::Unknown),
+            ("", Background::Unknown),
+            ("15;99", Background::Unknown),
+        ] {
+            let theme = theme(&[("TERM", "xterm-256color"), ("COLORFGBG", colours)]);
+            assert_eq!(
+                theme.ink,
+                ink(ColourDepth::Indexed, background),
+                "{colours}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_choice_of_the_user_comes_first() {
+        let variables = [
+            ("TERM", "xterm-256color"),
+            ("COLORFGBG", "15;0"),
+            ("NO_COLOR", "1"),
+        ];
+        let light = chosen(ThemeChoice::Light, &variables);
+        assert_eq!(light.ink, ink(ColourDepth::Indexed, Background::Light));
+        let dark = chosen(ThemeChoice::Dark, &variables);
+        assert_eq!(dark.ink, ink(ColourDepth::Indexed, Background::Dark));
+        assert_eq!(chosen(ThemeChoice::Auto, &variables).ink, Ink::Emphasis);
+        let none = chosen(ThemeChoice::None, &variables[..2]);
+        assert_eq!(none.ink, Ink::Emphasis);
         assert_eq!(
-            theme(&[("NO_COLOR", ""), ("TERM", "screen")]).ink,
-            Ink::Colour
+            chosen(ThemeChoice::Dark, &[("TERM", "dumb")]).ink,
+            Ink::Plain
         );
     }
 
@@ -209,7 +384,7 @@ mod tests {
         assert_eq!(theme(&[("TERM", "vt220")]).ink, Ink::Emphasis);
         let bare = theme(&[("NO_COLOR", "1")]);
         assert_eq!(bare.allocated().fg, None);
-        assert_eq!(bare.bad().fg, None);
+        assert_eq!((bare.bad().fg, bare.selected().bg), (None, None));
     }
 
     #[test]

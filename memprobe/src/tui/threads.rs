@@ -115,43 +115,10 @@ mod tests {
     use super::super::samples;
     use super::super::test_support::{COLOUR, SMALL, Shown};
     use super::*;
-    use crate::attribution::tables::Holding;
-    use crate::event::{Bytes, DeviceIndex, Tid, Totals};
-
-    const MIB: u64 = 1 << 20;
-
-    fn row(tid: u32, name: Option<&str>, live: u64) -> ThreadRow {
-        ThreadRow {
-            allocator: AllocatingThread::Thread(Tid(tid)),
-            name: name.map(Into::into),
-            holding: Holding {
-                live: Bytes(live * MIB),
-                live_blocks: live / 2,
-                at_peak: Bytes(2 * live * MIB),
-                at_peak_blocks: live,
-                peak: Some(Bytes(3 * live * MIB)),
-                allocs: 10 * live,
-                alloc_bytes: Bytes(0),
-            },
-        }
-    }
 
     fn screen(wanted: &[InputEvent]) -> Shown<Threads> {
         let mut context = ProcessContext::new(Arc::new(samples::normal()));
-        context.threads = Some(Arc::new(vec![DeviceThreads {
-            index: DeviceIndex(0),
-            totals: Totals {
-                allocated: Bytes(100 * MIB),
-                reserved: Bytes(128 * MIB),
-            },
-            before_attach: [Bytes(20 * MIB), Bytes(30 * MIB)],
-            unaccounted: [0; 2],
-            rows: vec![
-                row(1234, Some("python"), 50),
-                row(1300, Some("pt_autograd_0"), 28),
-                row(1301, None, 2),
-            ],
-        }]));
+        context.threads = Some(samples::threads());
         Shown::new(Threads, context, SMALL).with(wanted)
     }
 

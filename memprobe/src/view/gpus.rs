@@ -94,6 +94,7 @@ mod tests {
             uuid: Some("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6".to_owned()),
             pci_bus_id: Some("00000000:3B:00.0".to_owned()),
             mig: mig.map(|index| MigIdentity { index, uuid: None }),
+            memory: None,
             source,
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::cells::frame;
+use super::command::short_command;
 use super::gpus::{gpu_fields, gpu_number, identity_line};
 use super::names::{BEFORE_ATTACH, FileNames};
 use super::number::{counted, percent};
@@ -70,7 +71,7 @@ pub const PROCESS_COLUMNS: [Column<ProcessEntry>; 29] = columns![|row: ProcessEn
     data("top") => row.top(),
     data("events") => row.process().events,
     figure("TREND 1m").not_in_text().screen(10, 124).tone(Tone::Graph) => row.trend(),
-    label("COMMAND").width(10, 40).screen(0, 0) => short_command(&row.process().target.command),
+    label("COMMAND").width(10, 40).screen(0, 0) => clean(&short_command(&row.process().target.command)),
     label("TOP LINE").screen(0, 96) => row.state_or_top_line(),
 ];
 
@@ -203,13 +204,6 @@ fn top_line(row: &ProcessRow, names: &FileNames) -> Option<String> {
     Some(format!("{share:>6} {name}"))
 }
 
-/// Returns the command line with the program's path cut to its file name: `python train.py`.
-fn short_command(command: &str) -> String {
-    let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
-    let name = program.rsplit('/').next().filter(|name| !name.is_empty());
-    clean(format!("{} {arguments}", name.unwrap_or(program)).trim_end())
-}
-
 /// Returns the global rank: `3/8`, or `3` if the world size is unknown.
 pub fn rank(rank: Rank) -> String {
     match rank.world {
@@ -319,16 +313,5 @@ mod tests {
         assert_eq!(ranges([0].into_iter()), "0");
         assert_eq!(ranges([0, 1].into_iter()), "0,1");
         assert_eq!(ranges([0, 1, 2, 3, 5].into_iter()), "0-3,5");
-    }
-
-    #[test]
-    fn a_program_is_called_by_its_name_and_its_arguments_stay() {
-        assert_eq!(
-            short_command("/opt/venv/bin/python3.12 /srv/train.py --lr 1"),
-            "python3.12 /srv/train.py --lr 1"
-        );
-        assert_eq!(short_command("python"), "python");
-        assert_eq!(short_command(""), "");
-        assert_eq!(short_command("/"), "/");
     }
 }

@@ -4,6 +4,7 @@
 
 mod attribution;
 pub mod cells;
+mod command;
 mod gpus;
 mod host;
 mod names;
@@ -17,6 +18,7 @@ pub use attribution::{
     Alike, THREAD_COLUMNS, ThreadEntry, before, folded, iteration, iterations_by, no_module, peak,
     portion, sureness,
 };
+pub use command::short_command;
 pub use gpus::{device_name, gpu_fields, gpu_number, identity_line};
 pub use host::{
     HostExtent, PROCESS_COLUMNS, ProcessEntry, device_gaps, doubtful_devices, driver_gap,

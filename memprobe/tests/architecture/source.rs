@@ -266,7 +266,7 @@ fn module_of(within: &Path) -> Vec<String> {
 }
 
 /// Stems of files that their parent declares under `#[cfg(test)]`: tests and shared samples.
-pub const TEST_FILES: [&str; 3] = ["tests", "samples", "screens"];
+pub const TEST_FILES: [&str; 4] = ["tests", "samples", "screens", "pictures"];
 
 /// True if a file below a folder of `src` is one of [`TEST_FILES`].
 fn is_for_tests(within: &Path) -> bool {

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
-use ratatui::style::{Color, Style};
-use ratatui::text::Line;
+use ratatui::style::Style;
 
-use super::super::plot::{columns, draw_frame};
-use super::super::theme::{Ink, Theme};
+use super::super::plot::{PlotFrame, PlotScale, columns};
+use super::super::theme::Theme;
 use crate::attribution::tables::{
     Category, DeviceCategories, IterationRow, Portion, Portions, Source,
 };
@@ -16,32 +15,26 @@ use crate::event::Bytes;
 use crate::event::bytes::short;
 use crate::view::{count, duration, fit, iteration, iterations_by, span};
 
-fn appearance(portion: Portion) -> (&'static str, Color) {
+pub const fn letter(portion: Portion) -> &'static str {
     match portion {
-        Portion::BeforeAttach => ("B", Color::Gray),
-        Portion::Of(Category::Parameter) => ("P", Color::Blue),
-        Portion::Of(Category::OptimizerState) => ("O", Color::Magenta),
-        Portion::Of(Category::Gradient) => ("G", Color::Yellow),
-        Portion::Of(Category::Activation) => ("A", Color::Green),
-        Portion::Of(Category::Input) => ("I", Color::Cyan),
-        Portion::Of(Category::KvCache) => ("K", Color::LightBlue),
-        Portion::Of(Category::IntermediateGradient) => ("g", Color::LightYellow),
-        Portion::Of(Category::Temporary) => ("T", Color::LightRed),
-        Portion::Of(Category::Workspace) => ("W", Color::LightMagenta),
-        Portion::Of(Category::Unknown) => ("?", Color::DarkGray),
-        Portion::Unaccounted => ("!", Color::Red),
+        Portion::BeforeAttach => "B",
+        Portion::Of(Category::Parameter) => "P",
+        Portion::Of(Category::OptimizerState) => "O",
+        Portion::Of(Category::Gradient) => "G",
+        Portion::Of(Category::Activation) => "A",
+        Portion::Of(Category::Input) => "I",
+        Portion::Of(Category::KvCache) => "K",
+        Portion::Of(Category::IntermediateGradient) => "g",
+        Portion::Of(Category::Temporary) => "T",
+        Portion::Of(Category::Workspace) => "W",
+        Portion::Of(Category::Unknown) => "?",
+        Portion::Unaccounted => "!",
     }
-}
-
-pub fn letter(portion: Portion) -> &'static str {
-    appearance(portion).0
 }
 
 pub fn style(portion: Portion, theme: &Theme) -> Style {
-    match theme.ink {
-        Ink::Colour => theme.bar().fg(appearance(portion).1),
-        Ink::Emphasis | Ink::Plain => Style::new(),
-    }
+    let place = Portion::ALL.iter().position(|one| *one == portion);
+    place.map_or_else(Style::new, |at| theme.portion(at))
 }
 
 /// Draws each category as a letter that the table repeats, so that the graph is readable without colour.
@@ -49,7 +42,16 @@ pub fn draw_graph(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, th
     let top = device.points.iter().map(total).max().unwrap_or(0);
     let label = Bytes(u64::try_from(top).unwrap_or(u64::MAX));
     let length = device.step.saturating_mul(device.points.len() as u64);
-    let Some(plot) = draw_frame(buffer, area, label, length, &Line::default(), theme) else {
+    let frame = PlotFrame {
+        scale: PlotScale {
+            bottom: Bytes(0),
+            top: label,
+        },
+        ago: (length > 0).then(|| span(Duration::from_nanos(length))),
+        legend: Vec::new(),
+        ticks: Vec::new(),
+    };
+    let Some(plot) = frame.draw(buffer, area, theme) else {
         return;
     };
     for (x, point) in (plot.x..).zip(columns(&device.points, plot.width, highest)) {

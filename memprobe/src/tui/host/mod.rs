@@ -35,3 +35,11 @@ pub enum HostCommand {
 
 /// Returns the source text as a process sees it.
 pub type SourcesOf = Box<dyn FnMut(Tgid) -> Box<dyn SourceText + Send> + Send>;
+
+/// Returns the content and context of the screen of a sample host.
+#[cfg(test)]
+pub(super) fn sample() -> (processes::Processes, processes::HostContext) {
+    let host = Arc::new(samples::busy());
+    let context = processes::HostContext::new(Arc::clone(&host), "memprobe top".to_owned());
+    (processes::Processes::new(host), context)
+}

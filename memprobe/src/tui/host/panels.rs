@@ -40,8 +40,7 @@ pub fn title(context: &HostContext) -> ScreenTitle {
     ScreenTitle {
         name: context.name.clone(),
         text: states(snapshot, context.extent),
-        facts: vec![clock(time)],
-        more_facts: Vec::new(),
+        facts: vec![(0, clock(time))],
     }
 }
 

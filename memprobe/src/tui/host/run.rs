@@ -14,7 +14,7 @@ use super::super::input::{Focus, InputEvent, wanted};
 use super::super::process::{ENDED, NO_WAY_BACK, ProcessStage};
 use super::super::table_screen::{ScreenHandle, ScreenRequest, TableScreen};
 use super::super::terminal::{self, Stage, StageStep};
-use super::super::theme::Theme;
+use super::super::theme::{Theme, ThemeChoice};
 use super::processes::{HostContext, Processes};
 use super::{HostCommand, HostView, SourcesOf};
 use crate::event::Tgid;
@@ -34,9 +34,10 @@ pub fn run(
     sources: SourcesOf,
     quit: Receiver<bool>,
     title: HostTitle,
+    theme: ThemeChoice,
 ) -> Result<()> {
     let mut stage = HostStage::new(views, commands, sources, quit, title.name);
-    terminal::run(&mut stage, title.instead)?;
+    terminal::run(&mut stage, theme, title.instead)?;
     // The send fails if the caller has already ended.
     let _ = stage.commands.send(HostCommand::Quit);
     Ok(())

@@ -59,6 +59,7 @@ fn identity(index: u8) -> DeviceIdentity {
             uuid: None,
             pci_bus_id: None,
             mig: None,
+            memory: None,
             source: IdentitySource::Properties,
         }),
         unknown: None,

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use ratatui::backend::TestBackend;
-use ratatui::style::Color;
 
 use super::super::input::InputEvent;
 use super::super::table_screen::ScreenRequest;
 use super::super::test_support::{
-    BARE, COLOUR, Dice, SMALL, ScreenSize, Shown, all_sizes, assert_the_same_without_colour, blank,
-    typed,
+    BARE, COLOUR, Dice, SMALL, ScreenSize, Shown, all_sizes, assert_legible,
+    assert_the_same_without_colour, blank, typed,
 };
 use super::super::theme::Theme;
 use super::processes::{HostContext, Processes};
@@ -269,11 +268,9 @@ fn without_colour_no_colour_is_used_and_the_text_is_the_same() {
 }
 
 #[test]
-fn no_background_is_coloured() {
+fn every_text_has_enough_contrast() {
     for snapshot in all_samples() {
-        for cell in &screen(snapshot, SMALL, &[]).buffer().content {
-            assert_eq!(cell.bg, Color::Reset);
-        }
+        assert_legible(screen(snapshot, SMALL, &[]).buffer());
     }
 }
 

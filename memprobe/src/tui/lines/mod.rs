@@ -1,6 +1,7 @@
 //! Screen of lines: live memory by line of Python, with the callers of each.
 
 mod callers;
+mod graph;
 mod panels;
 mod rows;
 #[cfg(test)]
@@ -23,6 +24,8 @@ use crate::ledger::snapshot::{Grouping, Site, TargetState};
 use crate::view::table::{Cell, Column, Tone, columns};
 use crate::view::{BLOCKS, FileNames, clean, fit_end, whole_frame, width};
 
+pub use graph::Capacity;
+use graph::GraphView;
 use rows::{LineData, LineKey, LineSubject};
 
 /// Minimum height for both the graph and source text beneath the table.
@@ -47,6 +50,7 @@ pub struct LineList {
     sources: RefCell<Box<dyn SourceText + Send>>,
     source: bool,
     grouping: Grouping,
+    graph: GraphView,
 }
 
 impl LineList {
@@ -55,6 +59,7 @@ impl LineList {
             sources: RefCell::new(sources),
             source: false,
             grouping: Grouping::default(),
+            graph: GraphView::default(),
         }
     }
 
@@ -83,12 +88,19 @@ static PARTS: ScreenParts<LineData> = ScreenParts {
     tab: Some(Tab::Lines),
     columns: &COLUMNS,
     searched: "path, line and function",
-    keys: &[("Enter", "open", 2), ("s", "source", 3), ("i", "group", 8)],
+    keys: &[
+        ("Enter", "open", 2),
+        ("s", "source", 3),
+        ("x y", "graph", 7),
+        ("i", "group", 8),
+    ],
     help: "\
 Enter       open the row, or close it; so does a click on it
 Right Left  open; close or go up the tree    *  open all beneath
 s           source text around the selected line
 i           frame that names a line: your own code, or the innermost
+x           graph of the last 10 s, 1 min, 10 min, or since attach
+y           graph from the lowest bytes in it, or from 0
 z           reset: PEAK and GROWTH of lines count from now on
 ",
     terms: "\
@@ -97,6 +109,10 @@ BLOCKS      live blocks; ALLOC/s recent allocations a second
 SHARE       share of all allocated bytes; the column adds up to 100%
 GROWTH      bytes a minute by which the lowest live bytes rise, so without
             what every iteration frees; an arrow behind it: steadily
+graph       dark: allocated all the time of a column, light: for a part of
+            it; dotted: reserved; dashed: the memory of the GPU, unless it
+            is far above; marks: steps of the optimizer (without any
+            zero_grad or batches), ! out of memory, t tensors read
 cached      reserved by PyTorch's allocator but not allocated
 before      attach: live at attach, so without a line
 unaccounted allocator's total less known blocks; 0 unless events are lost
@@ -155,6 +171,8 @@ impl Content for LineList {
     ) -> Reaction {
         match event {
             InputEvent::Regroup => return self.regroup(context, state),
+            InputEvent::GraphWindow => state.note = Some(self.graph.next_window().into()),
+            InputEvent::GraphAxis => state.note = Some(self.graph.next_axis().into()),
             InputEvent::Source => self.source = !self.source,
             InputEvent::ResetPeaks if context.feed.shown.health.state == TargetState::Exited => {
                 return Reaction::Note("the process has ended: its peaks stay".into());
@@ -198,7 +216,15 @@ impl Content for LineList {
             let outside = context.feed.shown.cuda.live();
             let losses = &context.feed.shown.health.losses;
             panels::draw_totals(buffer, layout.totals, (device, losses), outside, theme);
-            panels::draw_graph(buffer, layout.graph, &device.timeline, theme);
+            let (timeline, view) = (&device.timeline, screen.content.graph);
+            graph::draw_graph(
+                buffer,
+                layout.graph,
+                timeline,
+                context.capacity(),
+                view,
+                theme,
+            );
         }
         let frame = screen.selected().and_then(|row| row.data.subject.frame());
         let sources = screen.content.sources.borrow_mut();

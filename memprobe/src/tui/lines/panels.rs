@@ -1,4 +1,4 @@
-//! Parts around the table of lines: totals, graph over time, source text.
+//! Parts around the table of lines: totals, source text.
 
 use std::cell::RefMut;
 
@@ -8,68 +8,12 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
 use super::super::SourceText;
-use super::super::plot::{columns, draw_frame};
 use super::super::table_screen::{cut_at, draw_text};
 use super::super::theme::Theme;
 use crate::event::bytes::{human, short};
-use crate::event::{Bytes, Frame, Losses, Totals};
-use crate::ledger::snapshot::{DeviceSnapshot, Timeline};
+use crate::event::{Bytes, Frame, Losses};
+use crate::ledger::snapshot::DeviceSnapshot;
 use crate::view::{clean, count, fit, fit_end, percent, width};
-
-/// Draws allocated bytes as a filled area, reserved bytes as a dotted line above it: readable without colour.
-pub fn draw_graph(buffer: &mut Buffer, area: Rect, timeline: &Timeline, theme: &Theme) {
-    let points = timeline.points.iter();
-    let top = points
-        .map(|point| point.allocated.max(point.reserved))
-        .max();
-    let top = top.unwrap_or_default();
-    let length = timeline.step.saturating_mul(timeline.points.len() as u64);
-    let allocated = format!(" {} allocated ", theme.glyphs.rising[8]);
-    let reserved = format!(" {} reserved ", theme.glyphs.dotted[2].repeat(2));
-    let legend = Line::from(vec![
-        Span::styled(allocated, theme.allocated()),
-        Span::styled(reserved, theme.reserved()),
-    ]);
-    let Some(plot) = draw_frame(buffer, area, top, length, &legend, theme) else {
-        return;
-    };
-    for (x, totals) in (plot.x..).zip(columns(&timeline.points, plot.width, highest)) {
-        draw_column(buffer, x, plot, totals, top, theme);
-    }
-}
-
-fn highest(points: &[Totals]) -> Totals {
-    let highest = points.iter().copied().reduce(Totals::higher);
-    highest.unwrap_or_default()
-}
-
-/// Scales bytes to eighths of a cell. A nonzero value is at least one eighth high.
-fn eighths(bytes: Bytes, top: Bytes, rows: u16) -> usize {
-    if top.0 == 0 {
-        return 0;
-    }
-    let steps = u128::from(rows) * 8;
-    let height = (u128::from(bytes.0) * steps + u128::from(top.0) / 2) / u128::from(top.0);
-    let least = u128::from(bytes.0 > 0);
-    height.clamp(least, steps) as usize
-}
-
-fn draw_column(buffer: &mut Buffer, x: u16, plot: Rect, totals: Totals, top: Bytes, theme: &Theme) {
-    let filled = eighths(totals.allocated, top, plot.height);
-    let reserved = eighths(totals.reserved, top, plot.height);
-    for row in 0..plot.height {
-        let y = plot.bottom() - 1 - row;
-        let beneath = usize::from(row) * 8;
-        let fill = filled.saturating_sub(beneath).min(8);
-        let glyph = theme.glyphs.rising[fill];
-        if glyph != " " {
-            buffer.set_string(x, y, glyph, theme.allocated());
-        } else if (beneath + 1..=beneath + 8).contains(&reserved) {
-            let glyph = theme.glyphs.dotted[(reserved - beneath - 1) / 2];
-            buffer.set_string(x, y, glyph, theme.reserved());
-        }
-    }
-}
 
 /// Minimum width for the peak if the totals have one line.
 const MIN_WIDTH_FOR_PEAK: u16 = 60;
@@ -84,11 +28,27 @@ pub fn draw_totals(
     let lines = if area.height >= 2 {
         in_two_lines(device, losses, outside, theme)
     } else {
-        vec![in_one_line(device, area.width, theme)]
+        [in_one_line(device, area.width, theme), Vec::new()]
     };
-    for (y, line) in (area.y..area.bottom()).zip(lines) {
+    for (y, parts) in (area.y..area.bottom()).zip(lines) {
+        let line = fitting(parts, area.width);
         buffer.set_line(area.x, y, &line, area.width);
     }
+}
+
+/// Part of a line, which is shown as a whole or not at all.
+type LinePart = Vec<Span<'static>>;
+
+/// Joins the parts that fit, and at least the first.
+fn fitting(parts: Vec<LinePart>, width: u16) -> Line<'static> {
+    let mut line = Line::default();
+    for part in parts {
+        let wide: usize = part.iter().map(Span::width).sum();
+        if line.spans.is_empty() || line.width() + wide <= usize::from(width) {
+            line.spans.extend(part);
+        }
+    }
+    line
 }
 
 fn in_two_lines(
@@ -96,13 +56,14 @@ fn in_two_lines(
     losses: &Losses,
     outside: Bytes,
     theme: &Theme,
-) -> Vec<Line<'static>> {
+) -> [Vec<LinePart>; 2] {
     let total = |name: &str, style: Style, now: Bytes, peak: Bytes| {
-        vec![
+        let now = vec![
             Span::styled(format!(" {name} "), style),
             Span::styled(format!("{:>11}", human(now)), theme.strong()),
-            Span::raw(format!("  peak {:>11}", human(peak))),
-        ]
+        ];
+        let peak = vec![Span::raw(format!("  peak {:>11}", human(peak)))];
+        vec![now, peak]
     };
     let (now, peak) = (device.totals, device.peak);
     let mut first = total(
@@ -114,45 +75,48 @@ fn in_two_lines(
     let mut second = total("reserved ", theme.reserved(), now.reserved, peak.reserved);
     let cached = now.cached();
     let share = percent(cached.0.into(), now.reserved.0.into());
-    first.push(Span::raw(format!(
-        "   cached {} ({share} of reserved)",
-        human(cached)
-    )));
+    first.push(vec![Span::raw(format!("   cached {}", human(cached)))]);
+    first.push(vec![Span::raw(format!(" ({share} of reserved)"))]);
     if device.ooms > 0 {
-        second.push(Span::raw("   "));
-        second.push(Span::styled(
-            format!(" {} ", ooms(device.ooms)),
-            theme.bad(),
-        ));
+        let text = format!(" {} ", ooms(device.ooms));
+        second.push(vec![Span::raw("   "), Span::styled(text, theme.bad())]);
     }
     let blocks = device.all_live_blocks(losses);
     let blocks = blocks.map_or_else(|| "?".to_owned(), count);
-    second.push(Span::raw(format!("   {blocks} live blocks")));
+    second.push(vec![Span::raw(format!("   {blocks} live blocks"))]);
     if let Some(growth) = device.growth.filter(|growth| growth.is_steady) {
         let bytes = short(Bytes(growth.per_minute.unsigned_abs()));
         let text = format!("   grows {bytes}/min");
-        second.push(Span::styled(text, theme.strong()));
+        second.push(vec![Span::styled(text, theme.strong())]);
     }
     if outside > Bytes(0) {
-        second.push(Span::raw(format!("   outside {} (o)", human(outside))));
+        second.push(vec![Span::raw(format!(
+            "   outside {} (o)",
+            human(outside)
+        ))]);
     }
-    vec![Line::from(first), Line::from(second)]
+    [first, second]
 }
 
-fn in_one_line(device: &DeviceSnapshot, width: u16, theme: &Theme) -> Line<'static> {
-    let mut spans = Vec::new();
+fn in_one_line(device: &DeviceSnapshot, width: u16, theme: &Theme) -> Vec<LinePart> {
+    let mut parts = Vec::new();
     if device.ooms > 0 {
         let text = format!(" {} ", ooms(device.ooms));
-        spans.push(Span::styled(text, theme.bad()));
+        parts.push(vec![Span::styled(text, theme.bad())]);
     }
-    spans.push(Span::styled(" alloc ", theme.allocated()));
-    spans.push(Span::styled(human(device.totals.allocated), theme.strong()));
+    parts.push(vec![
+        Span::styled(" alloc ", theme.allocated()),
+        Span::styled(human(device.totals.allocated), theme.strong()),
+    ]);
     if width >= MIN_WIDTH_FOR_PEAK {
-        spans.push(Span::raw(format!(" peak {}", human(device.peak.allocated))));
+        let text = format!(" peak {}", human(device.peak.allocated));
+        parts.push(vec![Span::raw(text)]);
     }
-    spans.push(Span::styled("  reserved ", theme.reserved()));
-    spans.push(Span::styled(human(device.totals.reserved), theme.strong()));
-    Line::from(spans)
+    parts.push(vec![
+        Span::styled("  reserved ", theme.reserved()),
+        Span::styled(human(device.totals.reserved), theme.strong()),
+    ]);
+    parts
 }
 
 fn ooms(number: u64) -> String {
@@ -207,50 +171,5 @@ pub fn draw_source(
             clean(text.trim_end())
         );
         buffer.set_stringn(body.x, y, fit(&text, columns, cut), columns, style);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn totals(allocated: u64) -> Totals {
-        Totals {
-            allocated: Bytes(allocated),
-            reserved: Bytes(allocated * 2),
-        }
-    }
-
-    #[test]
-    fn a_short_peak_is_never_averaged_away() {
-        let mut points = vec![totals(1); 1000];
-        points[777] = totals(100);
-        let columns = columns(&points, 50, highest);
-        assert_eq!(columns.len(), 50);
-        assert_eq!(
-            columns.iter().map(|column| column.allocated.0).max(),
-            Some(100)
-        );
-    }
-
-    #[test]
-    fn few_points_fill_the_width() {
-        let points = [totals(1), totals(2)];
-        let columns = columns(&points, 10, highest);
-        assert_eq!(
-            columns
-                .iter()
-                .filter(|column| column.allocated.0 == 1)
-                .count(),
-            5
-        );
-    }
-
-    #[test]
-    fn heights_lie_between_nothing_and_the_top() {
-        assert_eq!(eighths(Bytes(0), Bytes(100), 4), 0);
-        assert_eq!(eighths(Bytes(1), Bytes(u64::MAX), 4), 1);
-        assert_eq!(eighths(Bytes(u64::MAX), Bytes(u64::MAX), 4), 32);
-        assert_eq!(eighths(Bytes(5), Bytes(0), 4), 0);
     }
 }

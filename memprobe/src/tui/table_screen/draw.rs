@@ -142,15 +142,21 @@ impl<C: Content> TableScreen<C> {
                 SortOrder::Falling => (theme.glyphs.falling, theme.bar_strong()),
                 SortOrder::Climbing => (theme.glyphs.climbing, theme.bar_strong()),
             };
-            let text = format!("{arrow}{head}");
-            let start = match column.align {
+            let (start, right) = (area.x + place.start, area.x + place.start + place.wide);
+            let (least, is_right) = match column.align {
                 // An arrow may extend into the gap before a column.
-                Align::Right => (place.start + place.wide).saturating_sub(width(&text) as u16),
-                _ if on.is_name => place.start + MARK,
-                _ => place.start,
+                Align::Right => (start.saturating_sub(1), true),
+                _ if on.is_name => (start + MARK, false),
+                _ => (start, false),
             };
-            let start = (area.x + start).min(area.right());
-            let available = usize::from(area.right() - start);
+            let least = least.max(end).min(right);
+            let available = usize::from(right - least);
+            let text = fit(&format!("{arrow}{head}"), available, theme.glyphs.cut);
+            let start = if is_right {
+                right - width(&text) as u16
+            } else {
+                least
+            };
             buffer.set_stringn(start, area.y, &text, available, style);
             end = start + width(&text) as u16;
         }
@@ -190,13 +196,15 @@ impl<C: Content> TableScreen<C> {
             let at_screen = shown.next().unwrap_or_default();
             let is_selected = *at == selection.cursor;
             if is_selected {
-                buffer.set_style(line, theme.bar());
-                buffer.set_string(line.x, y, theme.glyphs.cursor, theme.bar_strong());
+                buffer.set_style(line, theme.selected());
+                buffer.set_string(line.x, y, theme.glyphs.cursor, theme.strong());
             }
+            // Within the selected row all text has its colours, so that it is legible.
+            let own = |style: Style| if is_selected { Style::new() } else { style };
             let mark = self.content.mark(row, theme);
             let row_style = mark.as_ref().map_or(Style::new(), |mark| mark.style);
             if let Some(mark) = &mark {
-                buffer.set_string(line.x + 1, y, &mark.content, mark.style);
+                buffer.set_string(line.x + 1, y, &mark.content, own(mark.style));
             }
             for (place, apart) in places.iter().zip(&apart) {
                 let (column, on) = (&self.content.parts().columns[place.column], place.on);
@@ -207,15 +215,11 @@ impl<C: Content> TableScreen<C> {
                         let start = (line.x + start).max(area.x);
                         let wide = area.right().saturating_sub(start);
                         let aside = Rect::new(start, y, wide, 1);
-                        draw_text(buffer, aside, text, theme.faint(), theme);
+                        draw_text(buffer, aside, text, own(theme.faint()), theme);
                         area.width = (start - area.x).saturating_sub(1);
                     }
                 }
-                let style = if is_selected {
-                    Style::new()
-                } else {
-                    row_style.patch(tone_style(on.tone, theme))
-                };
+                let style = own(row_style.patch(tone_style(on.tone, theme)));
                 // A continuation has a name alone.
                 if row.fold != Fold::Part || on.is_name {
                     let wide = usize::from(area.width);
@@ -398,7 +402,7 @@ impl<C: Content> TableScreen<C> {
             keys.push(("d", "device", 5));
         }
         keys.extend(context.keys());
-        keys.extend([("?", "help", 1), ("q", "quit", 0)]);
+        keys.extend([("?", "help", 0), ("q", "quit", 0)]);
         if self.state.focus == Focus::Table || layout.keys.is_empty() {
             draw_key_list(buffer, layout.keys, keys, theme);
             return None;
@@ -422,20 +426,29 @@ impl<C: Content> TableScreen<C> {
             (OverlayKind::Detail, Some(row)) => self.content.full_detail(row, theme),
             (OverlayKind::Detail, None) => return,
         };
-        draw_box(buffer, area, title, &lines, overlay.scroll, theme);
+        let end = draw_box(buffer, area, title, &lines, overlay.scroll, theme);
+        self.state.overlay_end.set(end);
     }
 
     /// Returns the help: keys of this screen, of all tables and of the context, then the terms.
     fn help(&self, context: &C::Context, theme: &Theme) -> Vec<Line<'static>> {
         let parts = self.content.parts();
         let moves = "or j k, PgUp PgDn, Home End, wheel: move";
-        let mut lines = vec![entry(theme.glyphs.arrows, moves, theme)];
+        let mut entries = vec![(theme.glyphs.arrows, moves.to_owned())];
         let text = [parts.help, HELP, context.help(), "\n", parts.terms].concat();
-        lines.extend(text.lines().map(|line| {
+        for line in text.lines() {
             let (key, text) = line.split_at_checked(12).unwrap_or_default();
-            entry(key.trim_end(), text, theme)
-        }));
-        lines
+            match (key.trim_end(), entries.last_mut()) {
+                // The texts are wrapped in the source: a line without a key goes on.
+                ("", Some((_, before))) if !text.is_empty() => {
+                    before.push(' ');
+                    before.push_str(text);
+                }
+                (key, _) => entries.push((key, text.to_owned())),
+            }
+        }
+        let entries = entries.iter();
+        entries.map(|(key, text)| entry(key, text, theme)).collect()
     }
 }
 

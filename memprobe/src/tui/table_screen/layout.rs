@@ -6,8 +6,8 @@ use super::super::bars::MIN_HEIGHT;
 
 /// Minimum width for source text beside the table; below it goes beneath the table.
 pub const SIDE_BY_SIDE: u16 = 150;
-/// Minimum columns and rows of a screen; smaller ones show a message.
-pub const SMALLEST: (u16, u16) = (24, 4);
+/// Minimum columns and rows of a screen: title, heads, two rows, status and keys. Smaller ones show a message.
+pub const SMALLEST: (u16, u16) = (40, 6);
 
 /// Rows that a screen needs around its table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -75,7 +75,7 @@ pub fn layout(width: u16, height: u16, needs: Needs) -> Option<ScreenLayout> {
         bottom -= rows;
         Rect::new(0, bottom, width, rows)
     };
-    let keys = up(when(height >= 7, 1));
+    let keys = up(1);
     let status = up(1);
     let detail = up(needs.detail);
     let second = up(needs.second);

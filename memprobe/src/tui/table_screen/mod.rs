@@ -59,10 +59,13 @@ pub type KeyHint = (&'static str, &'static str, u8);
 pub struct ScreenTitle {
     pub name: String,
     pub text: String,
-    /// Facts at the right, least important first.
-    pub facts: Vec<String>,
-    /// Facts before them on a wide screen.
-    pub more_facts: Vec<String>,
+    /// Facts at the right with their drop ranks: the highest is dropped first where space is short.
+    pub facts: Vec<(u8, String)>,
+}
+
+impl ScreenTitle {
+    /// Lowest rank of facts that only a wide screen shows.
+    pub const WIDE_ONLY: u8 = 10;
 }
 
 /// Text of each device tab, and the index of the device shown.

@@ -1,5 +1,7 @@
 //! State of a table screen between two drawings, and its input handling. No I/O.
 
+use std::cell::Cell;
+
 use ratatui::buffer::Buffer;
 use ratatui::layout::Position;
 
@@ -21,6 +23,9 @@ pub enum OverlayKind {
     Detail,
 }
 
+/// Most lines that an overlay is scrolled before it was drawn.
+const MAX_SCROLL: usize = 1000;
+
 /// Overlay, scrolled down by lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Overlay {
@@ -35,6 +40,8 @@ pub struct TableState<K> {
     pub overlay: Option<Overlay>,
     pub selection: Selection<K>,
     pub note: Option<Note>,
+    /// Largest useful scroll of the overlay, as of its last drawing.
+    pub overlay_end: Cell<usize>,
     size: (u16, u16),
 }
 
@@ -128,6 +135,7 @@ impl<C: Content> TableScreen<C> {
                 overlay: None,
                 selection: Selection::default(),
                 note: None,
+                overlay_end: Cell::new(MAX_SCROLL),
                 size: (0, 0),
             },
             table: TableOf::<C>::default(),
@@ -234,8 +242,8 @@ impl<C: Content> TableScreen<C> {
 
     fn step(&mut self, by: isize) {
         if let Some(Overlay { scroll, .. }) = &mut self.state.overlay {
-            // Drawing clamps the offset to the text's length.
-            *scroll = scroll.saturating_add_signed(by).min(1000);
+            let end = self.state.overlay_end.get();
+            *scroll = (*scroll).min(end).saturating_add_signed(by).min(end);
             return;
         }
         self.state.selection.step(by, self.table.rows.len());
@@ -247,6 +255,7 @@ impl<C: Content> TableScreen<C> {
     }
 
     fn toggle_overlay(&mut self, kind: OverlayKind) {
+        self.state.overlay_end.set(MAX_SCROLL);
         self.state.overlay = match self.state.overlay {
             Some(shown) if shown.kind == kind => None,
             _ => Some(Overlay { kind, scroll: 0 }),

@@ -1,6 +1,7 @@
 //! The rooms put together: what each verb does from probe to screen or file.
 
 pub mod attach;
+pub mod choose;
 pub mod doctor;
 pub mod estimate;
 pub mod host;
@@ -25,10 +26,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub use self::naming::Naming;
 pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::diagnostics;
+pub use crate::probe::kernel::preflight as check_kernel;
 pub use crate::probe::loader::{Wanted, Watch};
 use crate::process::capabilities::{RunStage, reduce_to};
 pub use crate::process::pause::allow_longest as allow_longest_pause;
 use crate::process::pause::{Stops, stops};
+pub use crate::process::process_search::MatchScope;
 use crate::session::priority;
 use crate::view::{counted, milliseconds};
 
@@ -94,6 +97,9 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 struct EndSignal(SignalKind);
 
 impl EndSignal {
+    /// That of Ctrl-C.
+    const INTERRUPT: Self = Self(SignalKind::interrupt());
+
     const ALL: [SignalKind; 4] = [
         SignalKind::interrupt(),
         SignalKind::terminate(),

@@ -11,6 +11,7 @@ mod lines;
 mod modules;
 mod outside;
 mod overlay;
+pub mod picker;
 mod plot;
 mod process;
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod snapshot;
 mod subject;
 mod top;
 
+use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -66,6 +67,12 @@ enum Verb {
     Diff(snapshot::Diff),
     Estimate(estimate::EstimateArgs),
     Doctor(doctor::DoctorArgs),
+    /// Run a command as the user who called sudo
+    #[command(hide = true, name = commands::editor::VERB)]
+    RunAsCaller {
+        #[arg(last = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
 }
 
 /// Longest pause of a process that runs for the estimate alone. It is read while it stands still.
@@ -87,6 +94,7 @@ impl Verb {
             Self::Diff(diff) => diff.run(),
             Self::Estimate(estimate) => estimate.run(),
             Self::Doctor(doctor) => doctor.run(),
+            Self::RunAsCaller { command } => commands::editor::run_as_caller(&command),
         }
     }
 }

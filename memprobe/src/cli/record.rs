@@ -33,8 +33,6 @@ Examples:
   sudo memprobe record -o trace.json --detail full -- python train.py
   sudo memprobe record -o trace.json --names 1234 --duration 30s
   memprobe report trace.json")]
-#[command(mut_arg("process", |arg| arg.conflicts_with("command")))]
-#[command(mut_arg("pid", |arg| arg.conflicts_with("command")))]
 #[command(mut_arg("detail", |arg| arg.default_value("tensors")))]
 #[command(mut_arg("graph", is_default))]
 #[command(mut_arg("no_names", |arg| is_default(arg)))]
@@ -64,7 +62,7 @@ pub struct RecordArgs {
     #[arg(short, long)]
     quiet: bool,
     /// Command to start and record from its first allocation
-    #[arg(last = true, value_name = "COMMAND")]
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["process", "pid"])]
     command: Vec<OsString>,
 }
 

@@ -3,6 +3,7 @@
 pub mod attach;
 pub mod choose;
 pub mod doctor;
+pub mod editor;
 pub mod estimate;
 pub mod host;
 pub mod messages;
@@ -13,7 +14,9 @@ pub mod top;
 
 mod naming;
 mod process_view;
+mod saving;
 mod screen;
+mod waiting;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -106,6 +109,11 @@ impl EndSignal {
         SignalKind::hangup(),
         SignalKind::quit(),
     ];
+
+    /// True for the signals of Ctrl-C and Ctrl-\.
+    fn is_of_keyboard(self) -> bool {
+        [SignalKind::interrupt(), SignalKind::quit()].contains(&self.0)
+    }
 
     /// Exit status as of a shell: 128 and the number of the signal.
     fn exit_code(self) -> ExitCode {

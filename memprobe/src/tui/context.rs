@@ -9,6 +9,7 @@ use ratatui::text::Line;
 use super::bars::{StatusLine, Tab};
 use super::input::InputEvent;
 use super::overlay;
+use super::saving::Saving;
 use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, ScreenTitle, further};
 use super::tensors::Tensors;
 use super::terminal::StageStep;
@@ -72,6 +73,7 @@ pub struct ProcessContext {
     attribution: AttributionTables,
     pub tensors: Tensors,
     pub tensor_table: Option<Arc<TensorTable>>,
+    pub saving: Saving,
 }
 
 impl ProcessContext {
@@ -87,6 +89,7 @@ impl ProcessContext {
             attribution: AttributionTables::default(),
             tensors: Tensors::default(),
             tensor_table: None,
+            saving: Saving::default(),
         }
     }
 
@@ -138,7 +141,7 @@ impl ProcessContext {
     }
 
     pub fn lacks_tensors(&self) -> bool {
-        self.tensor_table.is_none() && !matches!(self.tensors, Tensors::Taking)
+        self.tensor_table.is_none() && !matches!(self.tensors, Tensors::Taking(_))
     }
 
     fn go_device(&mut self, by: isize) -> Option<Note> {
@@ -230,7 +233,11 @@ impl ScreenContext for ProcessContext {
             word: word(health, self.feed.is_paused(), theme),
             losses: health.losses,
             text: None,
-            facts: facts(health, self.feed.is_paused()),
+            facts: {
+                let mut facts = facts(health, self.feed.is_paused());
+                facts.extend(self.saving.fact().map(|fact| (0, fact)));
+                facts
+            },
         }
     }
 
@@ -257,6 +264,7 @@ impl ScreenContext for ProcessContext {
         "\
 Tab or d    next device                      D  previous device
 Space       pause the screen; memprobe goes on counting
+w           save: a recording from now on, with what is live; w ends it
 mLctoTp     the other screens; the same key or Esc leads back to lines
 Esc         close what is open; back to lines; never quits
 q Ctrl-C    quit and print a summary; the process runs on

@@ -16,6 +16,7 @@ mod plot;
 mod process;
 #[cfg(test)]
 mod samples;
+mod saving;
 mod table_screen;
 mod tensors;
 mod terminal;
@@ -26,6 +27,7 @@ mod threads;
 
 pub use context::{AttributionQuery, AttributionTables};
 pub use process::{News, run};
+pub use saving::Saving;
 pub use tensors::Tensors;
 
 use crate::ledger::snapshot::Grouping;
@@ -42,6 +44,10 @@ pub enum Command {
     TakeTensors,
     /// Provide this attribution table, and no other, from now on.
     Explain(AttributionQuery),
+    /// Begin a recording of the process, or end it.
+    SaveRecording,
+    /// Save the tensors that were read last.
+    SaveTensors,
 }
 
 /// Source text of the target's files, which may contain anything: the screen cleans it. The screen asks on each
@@ -52,4 +58,8 @@ pub trait SourceText {
 
     /// Returns up to `radius` lines before and after a line, with their numbers.
     fn around(&mut self, file: &str, line: u32, radius: u32) -> Option<Vec<(u32, String)>>;
+
+    /// Opens a line in the user's editor, and returns when the editor has ended. The terminal is the editor's. Returns
+    /// the reason if that is impossible.
+    fn edit(&mut self, file: &str, line: u32) -> Result<(), String>;
 }

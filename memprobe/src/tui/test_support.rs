@@ -1,5 +1,6 @@
 //! Shared helpers of the tests of all screens.
 
+use std::io;
 use std::ops::Deref;
 
 use ratatui::Terminal;
@@ -10,6 +11,7 @@ use ratatui::style::{Color, Modifier};
 
 use super::input::InputEvent;
 use super::table_screen::{Content, ScreenHandle, ScreenLayout, ScreenRequest, TableScreen};
+use super::terminal::Device;
 use super::theme::{ASCII, Ink, Theme, UNICODE};
 
 /// Terminal with colour and Unicode.
@@ -41,6 +43,30 @@ pub fn drawn(size: ScreenSize, draw: impl FnOnce(&mut Buffer) -> Option<Position
         })
         .unwrap();
     terminal.backend().clone()
+}
+
+/// Terminal that stays memprobe's; keeps what was copied.
+#[derive(Default)]
+pub struct TestDevice {
+    pub copied: Vec<String>,
+    pub lent: u32,
+}
+
+impl Device for TestDevice {
+    fn check(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn copy(&mut self, text: &str) -> io::Result<()> {
+        self.copied.push(text.to_owned());
+        Ok(())
+    }
+
+    fn lend(&mut self, work: &mut dyn FnMut()) -> io::Result<()> {
+        self.lent += 1;
+        work();
+        Ok(())
+    }
 }
 
 /// Screen with the state around it.

@@ -35,7 +35,11 @@ pub struct LiveView {
 impl LiveView {
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
-        super::runtime()?.block_on(self.run_inside())
+        let runtime = super::runtime()?;
+        let shown = runtime.block_on(self.run_inside());
+        // A reading of objects goes on in its thread. To drop the runtime would wait for it.
+        runtime.shutdown_background();
+        shown
     }
 
     async fn run_inside(self) -> Result<ExitCode> {

@@ -15,11 +15,11 @@ use crate::cuda::nvml::Sample;
 use crate::event::{Bytes, Tgid};
 use crate::probe::catalog::Allocators;
 use crate::process::process_scan::GpuLibrary;
-use crate::process::process_search::{Candidate, MatchScope, ProcessSearch};
+use crate::process::process_search::{MatchScope, ProcessCandidate, ProcessSearch};
 use crate::process::user;
 use crate::session::process_monitor::ProcessMonitor;
 use crate::tui::picker::{self, Picked, ProcessChoice};
-use crate::view::{clean, fit};
+use crate::view::{fit, short_command};
 
 /// Most processes that an error lists.
 const MAX_LISTED: usize = 20;
@@ -117,7 +117,7 @@ impl Chooser {
     }
 
     /// The processes that could be meant; empty without any.
-    fn listed(self, there: &[&Candidate]) -> String {
+    fn listed(self, there: &[&ProcessCandidate]) -> String {
         if there.is_empty() {
             return String::new();
         }
@@ -161,7 +161,7 @@ impl Chooser {
         users: &mut HashMap<u32, Option<String>>,
     ) -> Result<Vec<ProcessChoice>> {
         let search = ProcessSearch::read().context("reading /proc")?;
-        let choice = |candidate: &Candidate| {
+        let choice = |candidate: &ProcessCandidate| {
             let name = |uid| {
                 let known = users.entry(uid).or_insert_with(|| user::name(uid));
                 known.clone().unwrap_or_else(|| uid.to_string())
@@ -185,7 +185,7 @@ impl Chooser {
     }
 }
 
-fn library_name(candidate: &Candidate) -> &'static str {
+fn library_name(candidate: &ProcessCandidate) -> &'static str {
     match candidate.library {
         Some(GpuLibrary::Cuda) => "CUDA",
         Some(GpuLibrary::PyTorch) => "PyTorch",
@@ -194,12 +194,12 @@ fn library_name(candidate: &Candidate) -> &'static str {
 }
 
 /// One line a process: its PID, its user, and its command line.
-fn list(found: &[&Candidate]) -> String {
+fn list(found: &[&ProcessCandidate]) -> String {
     let mut text = String::new();
     for candidate in found.iter().take(MAX_LISTED) {
         let name = |uid| user::name(uid).unwrap_or_else(|| uid.to_string());
         let user = candidate.uid.map(name).unwrap_or_default();
-        let command = fit(&clean(&candidate.command()), COMMAND_COLUMNS, "…");
+        let command = fit(&short_command(&candidate.command()), COMMAND_COLUMNS, "…");
         // Writing to a String cannot fail.
         let _ = writeln!(text, "  {:>7}  {user:<8}  {command}", candidate.tgid.0);
     }

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::Allocators;
-use super::saving::{SavedFiles, Saver};
+use super::saving::{ProcessSaver, SavedFiles};
 use super::snapshot::{CaptureMode, read_line, taken};
 use crate::attribution::AttributionLedger;
 use crate::attribution::PeakAnalysis;
@@ -35,7 +35,7 @@ pub(super) struct ProcessView {
     snapshots: watch::Sender<Arc<Snapshot>>,
     pub(super) tensors: TensorReader,
     pub(super) reasons: AttributionFeed,
-    pub(super) saver: Saver,
+    pub(super) saver: ProcessSaver,
 }
 
 impl ProcessView {
@@ -47,7 +47,7 @@ impl ProcessView {
             snapshots: watch::Sender::new(Arc::new(first)),
             tensors: TensorReader::new(tgid),
             reasons: AttributionFeed::new(ledger, now),
-            saver: Saver::new(tgid),
+            saver: ProcessSaver::new(tgid),
         }
     }
 

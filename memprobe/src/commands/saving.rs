@@ -24,7 +24,7 @@ const MAX_BLOCKS: usize = 100_000;
 const MAX_NAMES: u32 = 100;
 
 /// Saves one process. Ends its recording when it is dropped.
-pub(super) struct Saver {
+pub(super) struct ProcessSaver {
     tgid: Tgid,
     shown: watch::Sender<Saving>,
     open: Option<OpenRecording>,
@@ -46,7 +46,7 @@ pub(super) struct SavedFiles {
     pub(super) snapshots: Vec<String>,
 }
 
-impl Saver {
+impl ProcessSaver {
     pub(super) fn new(tgid: Tgid) -> Self {
         Self {
             tgid,
@@ -170,7 +170,7 @@ impl Saver {
     }
 }
 
-impl Drop for Saver {
+impl Drop for ProcessSaver {
     fn drop(&mut self) {
         self.end(EndReason::Interrupted);
     }
@@ -197,7 +197,7 @@ impl SavedFiles {
     }
 }
 
-impl Analysis for Saver {
+impl Analysis for ProcessSaver {
     fn apply(&mut self, event: &Event, _change: &Change, _ledger: &Ledger) {
         let Some(open) = &mut self.open else { return };
         if let Err(error) = open.trace.event(event) {
@@ -229,7 +229,7 @@ mod tests {
 
     const NOW: TimeNs = TimeNs(9_000_000_000);
 
-    /// Live bytes of each line, and the allocator's total, of the first device.
+    /// Live bytes of each line, the allocator's total, and bytes that are unaccounted, of the first device.
     fn lines(ledger: &Ledger) -> (BTreeMap<String, u64>, u64, i64) {
         let snapshot = ledger.snapshot(NOW, Grouping::User);
         let device = &snapshot.devices[0];
@@ -253,29 +253,41 @@ mod tests {
 
     #[test]
     fn a_recording_begins_with_what_is_live() {
-        let ledger = learning().play(|_, _, _| {});
-        let (copy, left_out) = replayed(&ledger, usize::MAX);
-        assert_eq!(left_out, 0);
-        assert_eq!(lines(&copy), lines(&ledger));
-        assert_eq!(copy.snapshot(NOW, Grouping::User).health.disagreements, 0);
+        let mut most = 0;
+        learning().play(|_, _, ledger| {
+            let live = ledger.blocks().count();
+            if live == 0 {
+                return;
+            }
+            most = most.max(live);
+            let (copy, left_out) = replayed(ledger, usize::MAX);
+            assert_eq!(left_out, 0);
+            assert_eq!(lines(&copy), lines(ledger));
+            assert_eq!(copy.snapshot(NOW, Grouping::User).health.disagreements, 0);
+        });
+        assert!(most > 2, "the program has {most} blocks");
     }
 
     #[test]
     fn blocks_beyond_the_limit_count_as_memory_from_before() {
-        let ledger = learning().play(|_, _, _| {});
-        let (copy, left_out) = replayed(&ledger, 2);
-        assert_eq!(left_out as usize, ledger.blocks().count() - 2);
-        let (known, total, unaccounted) = lines(&copy);
-        assert_eq!((total, unaccounted), (lines(&ledger).1, 0));
-        let before = copy.snapshot(NOW, Grouping::User).devices[0]
-            .before_attach
-            .live;
-        assert_eq!(known.values().sum::<u64>() + before.0, total);
+        learning().play(|_, _, ledger| {
+            let live = ledger.blocks().count();
+            if live <= 2 {
+                return;
+            }
+            let (copy, left_out) = replayed(ledger, 2);
+            assert_eq!(left_out as usize, live - 2);
+            let (known, total, unaccounted) = lines(&copy);
+            assert_eq!((total, unaccounted), (lines(ledger).1, 0));
+            let device = &copy.snapshot(NOW, Grouping::User).devices[0];
+            let before = device.before_attach.live.0;
+            assert_eq!(known.values().sum::<u64>() + before, total);
+        });
     }
 
     #[test]
     fn each_file_has_a_name_of_its_own() {
-        let saver = Saver::new(Tgid(7));
+        let saver = ProcessSaver::new(Tgid(7));
         let path = saver.path("");
         let name = path.to_str().unwrap();
         assert!(name.starts_with("memprobe-7-2") && name.ends_with("Z.json"));

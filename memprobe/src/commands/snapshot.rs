@@ -169,11 +169,13 @@ async fn rest(tracker: &mut BlockTracker, watched: &Watched, until: Instant) -> 
 
 /// Describes how far a reading is.
 pub(super) fn read_line(progress: &ReadProgress) -> String {
-    let objects = progress.objects();
+    let objects = progress.objects().filter(|(read, all)| read < all);
     let objects = objects.map(|(read, all)| format!("{} of {} objects", count(read), count(all)));
     match (progress.stage(), objects) {
-        (ReadStage::Running, None) => "finding the objects of the process".to_owned(),
-        (ReadStage::Running, Some(objects)) => format!("finding what to copy: {objects}"),
+        (ReadStage::Running, None) => "finding what to copy, the process runs".to_owned(),
+        (ReadStage::Running, Some(objects)) => {
+            format!("finding what to copy: {objects}, the process runs")
+        }
         (ReadStage::Paused, _) => "the process is paused".to_owned(),
         (ReadStage::Copy, None) => "reading the copy, the process runs again".to_owned(),
         (ReadStage::Copy, Some(objects)) => format!("reading {objects}, the process runs again"),

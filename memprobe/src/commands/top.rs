@@ -52,7 +52,11 @@ pub struct Once {
 impl Top {
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
-        super::runtime()?.block_on(self.run_inside())
+        let runtime = super::runtime()?;
+        let shown = runtime.block_on(self.run_inside());
+        // A reading of objects goes on in its thread. To drop the runtime would wait for it.
+        runtime.shutdown_background();
+        shown
     }
 
     async fn run_inside(self) -> Result<ExitCode> {

@@ -13,7 +13,7 @@ const MAX_LAUNCHERS: usize = 16;
 
 /// A process that memprobe may read, with what a person knows of it. Its words are its own: views clean them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
+pub struct ProcessCandidate {
     pub tgid: Tgid,
     pub parent: Option<Tgid>,
     pub uid: Option<u32>,
@@ -22,7 +22,7 @@ pub struct Candidate {
     pub library: Option<GpuLibrary>,
 }
 
-impl Candidate {
+impl ProcessCandidate {
     pub fn command(&self) -> String {
         self.words.join(" ")
     }
@@ -40,7 +40,7 @@ impl Candidate {
 /// Processes of the host that memprobe may read, without memprobe itself and the programs that launched it.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessSearch {
-    all: Vec<Candidate>,
+    all: Vec<ProcessCandidate>,
 }
 
 /// Processes that a match stands for.
@@ -80,7 +80,7 @@ impl ProcessSearch {
                 continue;
             };
             let status = Status::of(tgid).unwrap_or_default();
-            all.push(Candidate {
+            all.push(ProcessCandidate {
                 tgid,
                 parent: status.parent,
                 uid: status.uid,
@@ -93,8 +93,8 @@ impl ProcessSearch {
 
     /// Returns the processes with CUDA, and those with PyTorch alone too if `library` is PyTorch. Forked copies are left
     /// out.
-    pub fn users(&self, library: GpuLibrary) -> Vec<&Candidate> {
-        let is_wanted = |candidate: &&Candidate| match library {
+    pub fn users(&self, library: GpuLibrary) -> Vec<&ProcessCandidate> {
+        let is_wanted = |candidate: &&ProcessCandidate| match library {
             GpuLibrary::Cuda => candidate.library == Some(GpuLibrary::Cuda),
             GpuLibrary::PyTorch => candidate.library.is_some(),
         };
@@ -106,7 +106,12 @@ impl ProcessSearch {
 
     /// Returns the processes of a name: those with a word that is the name or a path that ends in it, or else those whose
     /// command line contains it. With CUDA or PyTorch if `has_library`, else without.
-    pub fn named(&self, name: &str, scope: MatchScope, has_library: bool) -> Vec<&Candidate> {
+    pub fn named(
+        &self,
+        name: &str,
+        scope: MatchScope,
+        has_library: bool,
+    ) -> Vec<&ProcessCandidate> {
         let all = self.all.iter();
         let all: Vec<_> = all
             .filter(|candidate| candidate.library.is_some() == has_library)
@@ -119,25 +124,29 @@ impl ProcessSearch {
         if !exact.is_empty() {
             return self.outermost(exact, scope);
         }
-        let contains = |candidate: &&Candidate| candidate.command().contains(name);
+        let contains = |candidate: &&ProcessCandidate| candidate.command().contains(name);
         self.outermost(all.into_iter().filter(contains).collect(), scope)
     }
 
     /// Leaves out processes that another one of `found` stands for.
-    fn outermost<'a>(&self, found: Vec<&'a Candidate>, scope: MatchScope) -> Vec<&'a Candidate> {
-        let by_tgid: HashMap<Tgid, &Candidate> = self
+    fn outermost<'a>(
+        &self,
+        found: Vec<&'a ProcessCandidate>,
+        scope: MatchScope,
+    ) -> Vec<&'a ProcessCandidate> {
+        let by_tgid: HashMap<Tgid, &ProcessCandidate> = self
             .all
             .iter()
             .map(|candidate| (candidate.tgid, candidate))
             .collect();
-        let stands_for = |ancestor: Tgid, candidate: &Candidate| {
+        let stands_for = |ancestor: Tgid, candidate: &ProcessCandidate| {
             let mut found = found.iter();
             found.any(|other| {
                 let is_copy = || other.words == candidate.words;
                 other.tgid == ancestor && (scope == MatchScope::Family || is_copy())
             })
         };
-        let is_inner = |candidate: &&&Candidate| {
+        let is_inner = |candidate: &&&ProcessCandidate| {
             let mut next = candidate.parent;
             // A table that was read while processes ended may hold a circle.
             for _ in 0..by_tgid.len() {
@@ -177,8 +186,13 @@ fn launchers(own: Tgid) -> Vec<Tgid> {
 mod tests {
     use super::*;
 
-    fn candidate(tgid: u32, parent: u32, command: &str, library: Option<GpuLibrary>) -> Candidate {
-        Candidate {
+    fn candidate(
+        tgid: u32,
+        parent: u32,
+        command: &str,
+        library: Option<GpuLibrary>,
+    ) -> ProcessCandidate {
+        ProcessCandidate {
             tgid: Tgid(tgid),
             parent: Some(Tgid(parent)),
             uid: Some(1000),
@@ -194,7 +208,7 @@ mod tests {
         ProcessSearch { all: all.collect() }
     }
 
-    fn pids(found: &[&Candidate]) -> Vec<u32> {
+    fn pids(found: &[&ProcessCandidate]) -> Vec<u32> {
         found.iter().map(|candidate| candidate.tgid.0).collect()
     }
 

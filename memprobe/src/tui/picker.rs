@@ -19,7 +19,7 @@ use super::terminal::{self, Stage, StageStep};
 use super::theme::Theme;
 use crate::event::{Bytes, Tgid};
 use crate::view::table::{Column, SortOrder, Tone, columns};
-use crate::view::{clean, counted};
+use crate::view::{clean, counted, short_command};
 
 /// A process to choose. Its texts come from the process and may hold anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ const COLUMNS: [Column<ProcessChoice>; 5] = columns![|row: ProcessChoice|
     label("USER").screen(10, 60) => row.user.as_deref().map(clean),
     figure("GPU MEMORY").screen(11, 44).tone(Tone::Strong) => row.gpu_memory,
     label("HAS").screen(7, 72) => row.library,
-    label("COMMAND").screen(0, 0) => clean(&row.command),
+    label("COMMAND").screen(0, 0) => short_command(&row.command),
 ];
 
 /// Shows the processes until the user chooses one or quits, or `quit` becomes true; blocks. `verb` names the command
@@ -175,7 +175,11 @@ impl Content for Picker {
     }
 
     fn sum(&self, table: &TableOf<Self>, filters: bool) -> Option<String> {
-        filters.then(|| format!("{} of {} processes", table.shown, table.all))
+        Some(if filters {
+            format!("{} of {} processes", table.shown, table.all)
+        } else {
+            counted(table.all as u64, "candidate")
+        })
     }
 
     fn detail(&self, row: &RowOf<Self>, _wide: usize, _cut: &str) -> Vec<String> {

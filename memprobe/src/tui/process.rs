@@ -138,7 +138,7 @@ impl ProcessStage {
         let saving = self.news.saving.borrow().clone();
         let before = std::mem::replace(&mut self.context.saving, saving);
         let saving = &self.context.saving;
-        let is_new = *saving != before;
+        let is_new = !saving.is(&before);
         if let Some(note) = saving.note(&before) {
             self.parts().0.say(note.into());
         }

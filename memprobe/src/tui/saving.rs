@@ -7,7 +7,7 @@ use crate::event::bytes::human;
 use crate::view::clean;
 
 /// Answer to [`super::Command::SaveRecording`] and [`super::Command::SaveTensors`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub enum Saving {
     #[default]
     Nothing,
@@ -34,8 +34,26 @@ impl Saving {
     /// Returns what the status line says once, after an earlier state.
     pub(super) fn note(&self, before: &Self) -> Option<String> {
         match self {
-            Self::Done(note) | Self::Failed(note) if self != before => Some(clean(note)),
+            Self::Done(note) | Self::Failed(note) if !self.is(before) => Some(clean(note)),
             _ => None,
+        }
+    }
+
+    /// True for the same answer. The same words may be another answer, to another key.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Nothing, Self::Nothing) => true,
+            (Self::Done(one), Self::Done(other)) | (Self::Failed(one), Self::Failed(other)) => {
+                Arc::ptr_eq(one, other)
+            }
+            (
+                Self::Recording { file, bytes },
+                Self::Recording {
+                    file: other,
+                    bytes: more,
+                },
+            ) => file == other && bytes == more,
+            _ => false,
         }
     }
 }

@@ -60,7 +60,7 @@ pub(super) trait Stage {
 }
 
 /// The terminal, as far as it is more than cells and input.
-pub(super) trait Device {
+pub(super) trait TerminalDevice {
     /// Fails once the terminal is no longer memprobe's.
     fn check(&self) -> Result<()>;
 
@@ -103,7 +103,7 @@ pub(super) fn show<B>(
     theme: &Theme,
     stage: &mut impl Stage,
     mut input: impl FnMut(Duration) -> io::Result<Option<Event>>,
-    device: &mut impl Device,
+    device: &mut impl TerminalDevice,
 ) -> Result<()>
 where
     B: Backend<Error: Send + Sync + 'static>,
@@ -200,7 +200,7 @@ impl<W: Write> Screen<W> {
     }
 }
 
-impl<W: Write> Device for Screen<W> {
+impl<W: Write> TerminalDevice for Screen<W> {
     /// Fails if another thread panicked and the panic hook restored the terminal.
     fn check(&self) -> Result<()> {
         if ENTERED.load(Ordering::SeqCst) {

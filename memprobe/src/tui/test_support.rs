@@ -11,7 +11,7 @@ use ratatui::style::{Color, Modifier};
 
 use super::input::InputEvent;
 use super::table_screen::{Content, ScreenHandle, ScreenLayout, ScreenRequest, TableScreen};
-use super::terminal::Device;
+use super::terminal::TerminalDevice;
 use super::theme::{ASCII, Ink, Theme, UNICODE};
 
 /// Terminal with colour and Unicode.
@@ -52,7 +52,7 @@ pub struct TestDevice {
     pub lent: u32,
 }
 
-impl Device for TestDevice {
+impl TerminalDevice for TestDevice {
     fn check(&self) -> anyhow::Result<()> {
         Ok(())
     }

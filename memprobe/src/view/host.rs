@@ -213,7 +213,7 @@ fn top_line(row: &ProcessRow, names: &FileNames) -> Option<String> {
 }
 
 /// Returns the command line with the program's path cut to its file name: `python train.py`.
-fn short_command(command: &str) -> String {
+pub fn short_command(command: &str) -> String {
     let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
     let name = program.rsplit('/').next().filter(|name| !name.is_empty());
     clean(format!("{} {arguments}", name.unwrap_or(program)).trim_end())

@@ -158,7 +158,7 @@ impl HeapScan {
         moment.objects = ProcessScan::with_progress(&heap, &listed, progress);
         drop(listed);
         match look {
-            ScanScope::Whole(_) => moment.objects.keep_contents(&heap),
+            ScanScope::Whole(_) => moment.objects.keep_contents_with(&heap, progress),
             ScanScope::New(known) => {
                 moment.objects.keep_contents(&heap);
                 moment.objects.add_known(&heap, known);

@@ -156,7 +156,19 @@ impl ProcessScan {
     }
 
     pub fn keep_contents(&self, heap: &Heap<'_, Image<impl ReadMemory>>) {
-        for object in &self.objects {
+        self.keep_contents_with(heap, &ReadProgress::default());
+    }
+
+    pub fn keep_contents_with(
+        &self,
+        heap: &Heap<'_, Image<impl ReadMemory>>,
+        progress: &ReadProgress,
+    ) {
+        progress.expect(self.objects.len());
+        for (number, object) in self.objects.iter().enumerate() {
+            if number % REPORT_EVERY == 0 {
+                progress.reach(number);
+            }
             if let Some(class) = heap.class_at(object.class) {
                 // A later read of a missing part reports the error.
                 let _ = heap.keep_contents(&class, object.address);

@@ -2,13 +2,14 @@
 
 use ratatui::text::Line;
 
+use super::super::table_screen::RowOf;
 use super::super::theme::Theme;
 use super::rows::{LineKey, LineSubject};
 use super::{LineList, LineTable};
 use crate::event::Frame;
 use crate::event::bytes::human;
 use crate::ledger::snapshot::{LineRow, StackRow};
-use crate::view::{counted, whole_frame, wrap};
+use crate::view::{counted, fit, named_stack, whole_frame, width};
 
 /// Most stacks in the pane, those with most live bytes first.
 const MAX_STACKS: usize = 50;
@@ -16,11 +17,7 @@ const MAX_STACKS: usize = 50;
 const COLUMNS: usize = 74;
 
 /// Returns the stacks that a row stands for, innermost frame first, each frame with its source text.
-pub fn lines(
-    list: &LineList,
-    row: &super::super::table_screen::RowOf<LineList>,
-    theme: &Theme,
-) -> Vec<Line<'static>> {
+pub fn lines(list: &LineList, row: &RowOf<LineList>, theme: &Theme) -> Vec<Line<'static>> {
     let line = list
         .shown
         .as_ref()
@@ -65,10 +62,10 @@ pub fn lines(
 fn push_frames(lines: &mut Vec<Line<'static>>, list: &LineList, row: &StackRow, theme: &Theme) {
     let stack = &row.stack;
     for frame in &stack.frames {
-        let place = wrap(&whole_frame(frame), COLUMNS - 4).into_iter();
+        let place = folded(&whole_frame(frame), COLUMNS - 4).into_iter();
         lines.extend(place.map(|text| Line::from(format!("   {text}"))));
         if let Some(source) = list.source_of(frame) {
-            let source = crate::view::fit(&source, COLUMNS - 8, theme.glyphs.cut);
+            let source = fit(&source, COLUMNS - 8, theme.glyphs.cut);
             lines.push(Line::styled(format!("       {source}"), theme.faint()));
         }
     }
@@ -79,9 +76,22 @@ fn push_frames(lines: &mut Vec<Line<'static>>, list: &LineList, row: &StackRow, 
         ));
     }
     if stack.frames.is_empty() {
-        let text = crate::view::named_stack(stack, 0, whole_frame);
+        let text = named_stack(stack, 0, whole_frame);
         lines.push(Line::from(format!("   {text}")));
     }
+}
+
+/// Folds a text that is wider than the pane, within words too: a path has no spaces.
+fn folded(text: &str, columns: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for letter in text.chars() {
+        let letter = letter.encode_utf8(&mut [0; 4]).to_owned();
+        match lines.last_mut() {
+            Some(line) if width(line) + width(&letter) <= columns => line.push_str(&letter),
+            _ => lines.push(format!("  {letter}")),
+        }
+    }
+    lines
 }
 
 fn line_of<'a>(shown: &'a LineTable, key: &LineKey) -> Option<&'a LineRow> {
@@ -100,4 +110,22 @@ fn passes(stack: &StackRow, key: &LineKey) -> bool {
     };
     let has = |frame: &Frame| stack.stack.frames.contains(frame);
     frames.iter().all(has)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_path_is_folded_and_nothing_of_it_is_lost() {
+        let path = "/opt/venv/lib/python3.13/site-packages/torch/optim/adam.py:550 step";
+        let lines = folded(path, 30);
+        assert!(lines.iter().all(|line| width(line) <= 30), "{lines:?}");
+        let parts = lines
+            .iter()
+            .map(|line| line.strip_prefix("  ").unwrap_or(line));
+        let joined: String = parts.collect();
+        assert_eq!(joined, path);
+        assert_eq!(folded("train.py:1 main", 30), ["train.py:1 main"]);
+    }
 }

@@ -22,7 +22,9 @@ use memprobe::ledger::snapshot::host::{
 };
 use memprobe::ledger::snapshot::{Grouping, Snapshot};
 use memprobe::tui::host::{self, HostCommand, HostView};
-use memprobe::tui::{AttributionQuery, AttributionTables, Command, News, SourceText, Tensors};
+use memprobe::tui::{
+    AttributionQuery, AttributionTables, Command, News, Saving, SourceText, Tensors,
+};
 use tokio::sync::{mpsc, watch};
 
 const MIB: u64 = 1 << 20;
@@ -297,6 +299,7 @@ impl Opened {
             snapshots: shown,
             tensors: shown_tensors,
             reasons: shown_reasons,
+            saving: watch::channel(Saving::default()).1,
         };
         Self {
             tgid,
@@ -318,7 +321,7 @@ impl Opened {
                 let reason = "the process is invented, and has none".into();
                 self.tensors.send_replace(Tensors::Failed(reason));
             }
-            Command::Quit => {}
+            Command::SaveRecording | Command::SaveTensors | Command::Quit => {}
         }
     }
 
@@ -412,5 +415,9 @@ impl SourceText for NoSource {
 
     fn around(&mut self, _: &str, _: u32, _: u32) -> Option<Vec<(u32, String)>> {
         None
+    }
+
+    fn edit(&mut self, file: &str, line: u32) -> Result<(), String> {
+        Err(format!("{file}:{line} is made up: there is no such file"))
     }
 }

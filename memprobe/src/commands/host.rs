@@ -415,7 +415,7 @@ impl Watching {
     }
 }
 
-/// What a process waits for that gets its probes.
+/// Describes the placing of probes in a process, after "waiting for".
 pub(super) fn placing(placed: usize) -> String {
     format!("its probes: {placed} placed so far")
 }

@@ -100,7 +100,7 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 struct EndSignal(SignalKind);
 
 impl EndSignal {
-    /// That of Ctrl-C.
+    /// The signal of Ctrl-C.
     const INTERRUPT: Self = Self(SignalKind::interrupt());
 
     const ALL: [SignalKind; 4] = [

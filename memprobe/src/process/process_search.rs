@@ -104,8 +104,8 @@ impl ProcessSearch {
         )
     }
 
-    /// Returns the processes of a name: those with a word that is the name or a path that ends in it, or else those whose
-    /// command line contains it. With CUDA or PyTorch if `has_library`, else without.
+    /// Returns the processes of a name. The name is a word or the end of a path in the command line; without such a
+    /// process, it is any part of the command line. With CUDA or PyTorch if `has_library`, else without.
     pub fn named(
         &self,
         name: &str,

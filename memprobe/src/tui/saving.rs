@@ -1,4 +1,4 @@
-//! What the screen shows of the files that it saves.
+//! Files that the screen saves, as the status line shows them.
 
 use std::sync::Arc;
 

@@ -54,7 +54,7 @@ pub struct TableState<K> {
     pub(super) search_from: usize,
     /// Cells that long names are scrolled to the left.
     pub sideways: usize,
-    /// Work for the terminal that nobody has taken.
+    /// Work for the terminal, until it is done.
     pub errand: Option<Errand>,
     size: (u16, u16),
 }

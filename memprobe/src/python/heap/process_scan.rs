@@ -174,5 +174,6 @@ impl ProcessScan {
                 let _ = heap.keep_contents(&class, object.address);
             }
         }
+        progress.reach(self.objects.len());
     }
 }

@@ -208,9 +208,9 @@ fn several_processes_of_a_name_are_listed_with_their_numbers() {
     };
     let pytorch = environment.pytorch();
     let stages = [(); 2].map(|()| Stage::set(&environment, pytorch));
-    let error = environment
-        .run(&["snapshot", "steady.py"])
-        .one_clear_error();
+    let finished = environment.run(&["snapshot", "steady.py"]);
+    let error = finished.stderr;
+    assert_eq!(finished.status.code(), Some(2), "{error}");
     for stage in &stages {
         let pid = stage.target.pid().to_string();
         assert!(error.contains(&pid), "{pid} is not in {error}");
@@ -262,7 +262,10 @@ fn without_a_process_and_a_terminal_the_error_names_the_next_step() {
         &["snapshot"],
         &["record", "-o", "/dev/null"],
     ] {
-        let error = environment.run(verb).one_clear_error();
+        // It lists processes of the machine, one a line.
+        let finished = environment.run(verb);
+        let error = finished.stderr;
+        assert_eq!(finished.status.code(), Some(2), "{error}");
         assert!(error.contains("train.py"), "{verb:?}: {error}");
     }
 }

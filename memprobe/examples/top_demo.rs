@@ -23,7 +23,7 @@ use memprobe::ledger::snapshot::host::{
 use memprobe::ledger::snapshot::{Grouping, Snapshot};
 use memprobe::tui::host::{self, HostCommand, HostView};
 use memprobe::tui::{
-    AttributionQuery, AttributionTables, Command, News, SourceText, Tensors, ThemeChoice,
+    AttributionQuery, AttributionTables, Command, News, Saving, SourceText, Tensors, ThemeChoice,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -301,6 +301,7 @@ impl Opened {
             snapshots: shown,
             tensors: shown_tensors,
             reasons: shown_reasons,
+            saving: watch::channel(Saving::default()).1,
         };
         Self {
             tgid,
@@ -322,7 +323,7 @@ impl Opened {
                 let reason = "the process is invented, and has none".into();
                 self.tensors.send_replace(Tensors::Failed(reason));
             }
-            Command::Quit => {}
+            Command::SaveRecording | Command::SaveTensors | Command::Quit => {}
         }
     }
 
@@ -416,5 +417,9 @@ impl SourceText for NoSource {
 
     fn around(&mut self, _: &str, _: u32, _: u32) -> Option<Vec<(u32, String)>> {
         None
+    }
+
+    fn edit(&mut self, file: &str, line: u32) -> Result<(), String> {
+        Err(format!("{file}:{line} is made up: there is no such file"))
     }
 }

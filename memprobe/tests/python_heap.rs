@@ -13,6 +13,7 @@ use memprobe::python::heap::Heap;
 use memprobe::python::heap::capture::{CaptureError, CaptureMode, Captured, capture};
 use memprobe::python::heap::collector::Broken;
 use memprobe::python::heap::paths::Paths;
+use memprobe::python::heap::progress::ReadProgress;
 use pythons::{started, supported};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/heap.py");
@@ -49,7 +50,7 @@ impl Drop for Target {
 /// Captures the heap, with the paths to the fixture's `Wanted` objects.
 fn captured(process: &PythonProcess, manner: CaptureMode) -> Captured<(), Vec<String>> {
     let paths = |image: &_, moment: &mut _, (): &()| paths_of(process, image, moment);
-    let captured = capture(process, manner, |_, _| (), paths);
+    let captured = capture(process, manner, &ReadProgress::default(), |_, _| (), paths);
     captured.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -189,7 +190,13 @@ fn a_damaged_list_of_objects_stops_the_process_a_few_times_only() {
     for python in supported() {
         let target = Target::start(&python, &["damaged"]);
         let process = target.process();
-        let error = capture(&process, CaptureMode::Paused, |_, _| (), |_, _, ()| ());
+        let error = capture(
+            &process,
+            CaptureMode::Paused,
+            &ReadProgress::default(),
+            |_, _| (),
+            |_, _, ()| (),
+        );
         let error = error.unwrap_err();
         println!("{}: {error}", python.display());
         let CaptureError::Damaged { stops, broken } = error else {

@@ -134,6 +134,19 @@ impl Terminal {
         })
     }
 
+    /// Waits until the program has written these bytes, which may be none of the text.
+    ///
+    /// # Panics
+    ///
+    /// If it does not write them.
+    pub fn wait_for_bytes(&self, bytes: &str) {
+        wait_until(&format!("{bytes:?} from the program"), || {
+            let shown = self.shown.lock().expect("nobody panics with it");
+            let text = String::from_utf8_lossy(&shown.received).into_owned();
+            text.contains(bytes).then_some(())
+        });
+    }
+
     /// Returns everything that the program wrote until it ended.
     ///
     /// # Panics

@@ -17,7 +17,8 @@ use memprobe::ledger::snapshot::{
     Snapshot, StackRow, TargetState, TimeWindow, Timeline, TotalsPoint,
 };
 use memprobe::tui::{
-    self, AttributionQuery, AttributionTables, Command, News, SourceText, Tensors, ThemeChoice,
+    self, AttributionQuery, AttributionTables, Command, News, Saving, SourceText, Tensors,
+    ThemeChoice,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -59,11 +60,13 @@ fn main() -> anyhow::Result<()> {
     let (quit, quit_receiver) = watch::channel(false);
     let (tensors, tensors_receiver) = watch::channel(Tensors::default());
     let (reasons, reasons_receiver) = watch::channel(AttributionTables::default());
+    let (saving, saving_receiver) = watch::channel(Saving::default());
     let (mut trainer, mut wanted) = (attribution::Trainer::new(), AttributionQuery::Nothing);
     let news = News {
         snapshots: receiver,
         tensors: tensors_receiver,
         reasons: reasons_receiver,
+        saving: saving_receiver,
     };
     let screen = std::thread::spawn(move || {
         tui::run(
@@ -89,6 +92,10 @@ fn main() -> anyhow::Result<()> {
                 Command::Explain(asked) => wanted = asked,
                 // The figures of this run are made up: they have no peaks to reset.
                 Command::ResetPeaks | Command::Quit => {}
+                Command::SaveRecording | Command::SaveTensors => {
+                    let reason = "there is no process here to save";
+                    saving.send_replace(Saving::Failed(reason.into()));
+                }
             }
         }
         run.advance();
@@ -500,5 +507,9 @@ impl SourceText for Script {
         numbers
             .map(|number| Some((number, self.line(file, number)?)))
             .collect()
+    }
+
+    fn edit(&mut self, file: &str, line: u32) -> Result<(), String> {
+        Err(format!("{file}:{line} is made up: there is no such file"))
     }
 }

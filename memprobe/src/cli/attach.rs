@@ -6,13 +6,13 @@ use anyhow::Result;
 use clap::Args;
 
 use super::options::{
-    CpuOption, DetailOption, ProbeOptions, StdoutStyle, ThemeOption, is_default, parse_pid,
+    CpuOption, DetailOption, ProbeOptions, StdoutStyle, ThemeOption, is_default,
 };
+use super::subject::ProcessOption;
 use crate::commands::attach::LiveView;
 use crate::commands::host::Scope;
 use crate::commands::top::Top;
-use crate::commands::{GraphTracking, Wanted, Watch};
-use crate::event::Tgid;
+use crate::commands::{GraphTracking, MatchScope, Wanted, Watch, check_kernel};
 
 /// Watch the memory of a running process, line by line
 ///
@@ -21,16 +21,17 @@ use crate::event::Tgid;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  sudo memprobe attach --pid 1234
-  sudo memprobe attach --pid $(pgrep -f train.py)
-  sudo memprobe attach --detail full --pid 1234
-  sudo memprobe attach --children --pid $(pgrep -of torchrun)
-  sudo memprobe attach --theme light --pid 1234")]
+  sudo memprobe attach                       choose among the processes with CUDA
+  sudo memprobe attach 1234
+  sudo memprobe attach train.py              the one process that runs this script
+  sudo memprobe attach --detail full 1234
+  sudo memprobe attach --children torchrun   a launcher and its ranks
+  sudo memprobe attach --theme light 1234
+  NO_COLOR=1 sudo -E memprobe attach 1234")]
 #[command(mut_arg("graph", is_default))]
 pub struct Attach {
-    /// Process to watch
-    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
-    pid: u32,
+    #[command(flatten)]
+    process: ProcessOption,
     /// Also its child processes, running and future: one row each, Enter opens one
     #[arg(short, long, conflicts_with = "cpu")]
     children: bool,
@@ -46,7 +47,14 @@ pub struct Attach {
 
 impl Attach {
     pub(super) fn run(self) -> Result<ExitCode> {
-        let (tgid, ring_bytes) = (Tgid(self.pid), self.probes.ring_bytes());
+        // Whoever may not probe would find no process either.
+        check_kernel()?;
+        let scope = MatchScope::of_children(self.children);
+        let tgid = match (self.process).choose("attach", self.cpu.allocators(), scope)? {
+            Ok(tgid) => tgid,
+            Err(status) => return Ok(status),
+        };
+        let ring_bytes = self.probes.ring_bytes();
         let style = StdoutStyle::detect();
         let wanted = Wanted {
             watch: Watch::One,

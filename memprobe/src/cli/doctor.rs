@@ -6,25 +6,28 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::options::{Format, FormatOption, StdoutStyle, formats, parse_pid};
-use crate::commands::{self, doctor};
-use crate::event::Tgid;
+use super::options::{Format, FormatOption, StdoutStyle, formats};
+use super::subject::ProcessOption;
+use crate::commands::choose::ProcessName;
+use crate::commands::{self, Allocators, MatchScope, doctor};
 
 /// Check whether memprobe can work here, and say what to do if not
 ///
-/// Loads the programs into the kernel and tries one on memprobe itself. With --pid, also prints what it finds in the
-/// process and where each probe would go; attaches nothing. The exit status is 2 if something is in the way.
+/// Loads the programs into the kernel and tries one on memprobe itself. With a process, also prints what it finds in
+/// it and where each probe would go; attaches nothing. The exit status is 2 if something is in the way.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   sudo memprobe doctor
-  sudo memprobe doctor --pid 1234
-  sudo memprobe doctor --pid 1234 --format json | jq '.machine[] | select(.level == \"fail\")'")]
+  sudo memprobe doctor 1234
+  sudo memprobe doctor train.py
+  sudo memprobe doctor 1234 --format json | jq '.machine[] | select(.level == \"fail\")'")]
 #[command(mut_arg("format", formats(&[Format::Text, Format::Json])))]
+#[command(mut_arg("process", |arg| arg.help(
+    "Process to check too: its PID, or a script or part of a command line that one process with CUDA or PyTorch has")))]
 pub struct DoctorArgs {
-    /// Process to check too
-    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
-    pid: Option<u32>,
+    #[command(flatten)]
+    process: ProcessOption,
     #[command(flatten)]
     format: FormatOption,
     /// File for the log of the kernel's verifier if it refuses a program
@@ -40,8 +43,19 @@ impl DoctorArgs {
         if self.verbose {
             commands::enable_diagnostics();
         }
+        let tgid = match self.process.name() {
+            ProcessName::Unnamed => None,
+            _ => match (self.process).choose(
+                "doctor",
+                Allocators::CudaAndCpu,
+                MatchScope::Process,
+            )? {
+                Ok(tgid) => Some(tgid),
+                Err(status) => return Ok(status),
+            },
+        };
         doctor::Doctor {
-            tgid: self.pid.map(Tgid),
+            tgid,
             format: match self.format.or_text() {
                 Format::Json => doctor::DoctorFormat::Json,
                 _ => doctor::DoctorFormat::Text(StdoutStyle::detect().colour),

@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::options::{
     AsRootOption, BufferOption, DriverOption, Format, FormatOption, LimitOption, NamesOption,
-    StdoutStyle, formats, is_default,
+    StdoutStyle, formats, is_default, parse_size,
 };
 use crate::commands::Naming;
 use crate::commands::estimate::{EstimateSource, Estimation};
@@ -121,9 +121,9 @@ impl EstimateArgs {
 
 /// Parses the memory of a device: `24GiB`, `80G`, or a plain number of bytes.
 fn parse_memory(text: &str) -> Result<Bytes, String> {
-    match text.parse::<bytesize::ByteSize>().map(|size| size.as_u64()) {
-        Ok(bytes) if bytes > 0 => Ok(Bytes(bytes)),
-        _ => Err("give the memory of the device, such as 24GiB".to_owned()),
+    match parse_size(text)? {
+        0 => Err("0 B is no memory: give that of the device, such as 24GiB".to_owned()),
+        bytes => Ok(Bytes(bytes)),
     }
 }
 

@@ -3,12 +3,15 @@
 mod attach;
 mod doctor;
 mod estimate;
+mod misplaced;
 mod options;
 mod record;
 mod report;
 mod snapshot;
+mod subject;
 mod top;
 
+use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -42,15 +45,17 @@ enum LogLevel {
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo memprobe attach --pid 1234                             watch a running process
-  sudo memprobe top                                           watch all processes with CUDA memory
-  sudo memprobe record -o trace.json --pid 1234 --duration 30s
+  sudo memprobe attach                        choose a running process, and watch it
+  sudo memprobe attach 1234                   or by PID
+  sudo memprobe attach train.py               or by script
+  sudo memprobe top                           watch all processes with CUDA memory
+  sudo memprobe record -o trace.json 1234 --duration 30s
   sudo memprobe record -o trace.json -- python train.py
-  memprobe report trace.json                                  the table of lines; needs no root
-  sudo memprobe snapshot --pid 1234                           every tensor by name, now
-  memprobe diff a.json b.json                                 tensors added and removed
-  sudo memprobe estimate -- python train.py                   GPU memory that it would need
-  sudo memprobe doctor --pid 1234                             check kernel, rights and process";
+  memprobe report trace.json                  the table of lines; needs no root
+  sudo memprobe snapshot 1234                 every tensor by name, now
+  memprobe diff a.json b.json                 tensors added and removed
+  sudo memprobe estimate -- python train.py   GPU memory that it would need
+  sudo memprobe doctor 1234                   check kernel, rights and process";
 
 #[derive(Subcommand)]
 enum Verb {
@@ -62,6 +67,12 @@ enum Verb {
     Diff(snapshot::Diff),
     Estimate(estimate::EstimateArgs),
     Doctor(doctor::DoctorArgs),
+    /// Run a command as the user who called sudo
+    #[command(hide = true, name = commands::editor::VERB)]
+    RunAsCaller {
+        #[arg(last = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
 }
 
 /// Longest pause of a process that runs for the estimate alone. It is read while it stands still.
@@ -83,6 +94,7 @@ impl Verb {
             Self::Diff(diff) => diff.run(),
             Self::Estimate(estimate) => estimate.run(),
             Self::Doctor(doctor) => doctor.run(),
+            Self::RunAsCaller { command } => commands::editor::run_as_caller(&command),
         }
     }
 }
@@ -116,6 +128,9 @@ pub fn run() -> ExitCode {
 /// Prints the help, the version, or an error of the command line. Returns the exit status.
 fn print_parsed(error: &clap::Error) -> ExitCode {
     let printed = error.print().and_then(|()| commands::stdout::flush());
+    if let Some(suggestion) = misplaced::suggestion(error) {
+        messages::print_line(&format!("\n  tip: {suggestion}"));
+    }
     match printed {
         Err(cause) if !error.use_stderr() && cause.kind() != ErrorKind::BrokenPipe => {
             messages::print(&format!("cannot write to standard output: {cause}"));

@@ -9,6 +9,8 @@ use crate::commands::stdout;
 use crate::commands::{
     Allocators, CommandUser, Detail, DriverCalls, GraphTracking, Naming, ThemeChoice,
 };
+use crate::event::Bytes;
+use crate::event::bytes::human;
 use crate::report::{Colour, DocumentFormat, HostExtent, HostOptions, ReportOptions, RowLimit};
 
 /// Lists the values of an option: word, meaning and help, one a line.
@@ -316,13 +318,32 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; {GIVE}"))
 }
 
-/// Parses a size of the ring buffer: `8M`, `64MiB`, or a plain number of bytes.
+/// Parses a size: `8MiB`, `24 GB`, `64M`, or a plain number of bytes.
+pub(super) fn parse_size(text: &str) -> Result<u64, String> {
+    let size = text.trim().parse::<bytesize::ByteSize>();
+    size.map(|size| size.as_u64()).map_err(|_| {
+        let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || ". ".contains(c));
+        let wrong = if unit.len() == text.len() {
+            format!("{text:?} does not begin with a number")
+        } else {
+            format!("{unit:?} is no unit of bytes")
+        };
+        format!("{wrong}: give a number and a unit (KiB, MiB, GiB, TiB, KB, MB, GB, TB), such as 64MiB, or bytes")
+    })
+}
+
+/// Parses a size of the ring buffer.
 fn parse_buffer_size(text: &str) -> Result<u32, String> {
     const MOST: u64 = 1 << 30;
-    let bytes = text.parse::<bytesize::ByteSize>().map(|size| size.as_u64());
-    match bytes.map(|bytes| (bytes, u32::try_from(bytes))) {
-        Ok((4096..=MOST, Ok(size))) => Ok(size),
-        _ => Err("give 4 KiB to 1 GiB, such as 64MiB".to_owned()),
+    let bytes = parse_size(text)?;
+    match u32::try_from(bytes) {
+        Ok(size) if (4096..=MOST).contains(&bytes) => Ok(size),
+        _ => {
+            let given = human(Bytes(bytes));
+            Err(format!(
+                "{given} is out of range: give 4 KiB to 1 GiB, such as 64MiB"
+            ))
+        }
     }
 }
 
@@ -348,8 +369,28 @@ mod tests {
     #[test]
     fn ring_buffer_sizes_are_bounded() {
         assert_eq!(parse_buffer_size("8MiB"), Ok(8 << 20));
-        for wrong in ["1", "2GiB", "much"] {
-            assert!(parse_buffer_size(wrong).unwrap_err().starts_with("give "));
+        for (wrong, given) in [("1", "1 B"), ("2GiB", "2.00 GiB"), ("0", "0 B")] {
+            let error = parse_buffer_size(wrong).unwrap_err();
+            assert!(
+                error.starts_with(given) && error.contains("4 KiB to 1 GiB"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_size_that_cannot_be_parsed_says_which_text_and_what_is_expected() {
+        assert_eq!(parse_size("24 GiB"), Ok(24 << 30));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        for (wrong, part) in [
+            ("much", "\"much\" does not begin with a number"),
+            ("", "\"\" does not begin with a number"),
+            ("8 parsecs", "\"parsecs\" is no unit of bytes"),
+            ("-5MiB", "\"-5MiB\" does not begin with a number"),
+        ] {
+            let error = parse_size(wrong).unwrap_err();
+            assert!(error.starts_with(part), "{error}");
+            assert!(error.contains("such as 64MiB"), "{error}");
         }
     }
 

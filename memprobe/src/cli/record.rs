@@ -10,11 +10,10 @@ use clap::Args;
 
 use super::options::{
     AsRootOption, CpuOption, DetailOption, NamesOption, ProbeOptions, is_default, parse_duration,
-    parse_pid,
 };
+use super::subject::ProcessOption;
 use crate::commands::record::{Recording, Subject};
-use crate::commands::{GraphTracking, Naming, Wanted, Watch};
-use crate::event::Tgid;
+use crate::commands::{GraphTracking, MatchScope, Naming, Wanted, Watch, check_kernel};
 
 /// Record every allocation of a process to a file, or of many to a directory
 ///
@@ -25,15 +24,15 @@ use crate::event::Tgid;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  sudo memprobe record -o trace.json --pid 1234 --duration 30s
+  sudo memprobe record -o trace.json 1234 --duration 30s
+  sudo memprobe record -o trace.json train.py         a process that runs this script
   sudo memprobe record -o trace.json -- python train.py --epochs 3
   sudo memprobe record -o run/ -- torchrun --nproc-per-node 4 train.py
-  sudo memprobe record -o run/ --pid 1234 --children
+  sudo memprobe record -o run/ 1234 --children
   sudo memprobe record -o cpu.json --cpu -- python train_without_gpu.py
   sudo memprobe record -o trace.json --detail full -- python train.py
-  sudo memprobe record -o trace.json --names --pid 1234 --duration 30s
+  sudo memprobe record -o trace.json --names 1234 --duration 30s
   memprobe report trace.json")]
-#[command(group = clap::ArgGroup::new("subject").required(true).args(["pid", "command"]))]
 #[command(mut_arg("detail", |arg| arg.default_value("tensors")))]
 #[command(mut_arg("graph", is_default))]
 #[command(mut_arg("no_names", |arg| is_default(arg)))]
@@ -41,11 +40,10 @@ pub struct RecordArgs {
     /// Output file (`-` for standard output, `DIR/` for a file for each process)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Process to record
-    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
-    pid: Option<u32>,
+    #[command(flatten)]
+    process: ProcessOption,
     /// Also its child processes, running and future
-    #[arg(short, long, requires = "pid")]
+    #[arg(short, long, conflicts_with = "command")]
     children: bool,
     /// Stop after this time, such as 30s or 5m
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
@@ -64,18 +62,27 @@ pub struct RecordArgs {
     #[arg(short, long)]
     quiet: bool,
     /// Command to start and record from its first allocation
-    #[arg(last = true, value_name = "COMMAND")]
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["process", "pid"])]
     command: Vec<OsString>,
 }
 
 impl RecordArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
-        let is_alone = self.pid.is_some() && !self.children;
+        let is_command = !self.command.is_empty();
+        let is_alone = !is_command && !self.children;
+        let subject = if is_command {
+            Subject::Command(self.command, self.as_root.user())
+        } else {
+            let scope = MatchScope::of_children(self.children);
+            // Whoever may not probe would find no process either.
+            check_kernel()?;
+            match (self.process).choose("record -o FILE", self.cpu.allocators(), scope)? {
+                Ok(tgid) => Subject::Process(tgid),
+                Err(status) => return Ok(status),
+            }
+        };
         Recording {
-            subject: match self.pid {
-                Some(pid) => Subject::Process(Tgid(pid)),
-                None => Subject::Command(self.command, self.as_root.user()),
-            },
+            subject,
             output: self.output,
             wanted: Wanted {
                 watch: if is_alone { Watch::One } else { Watch::Family },

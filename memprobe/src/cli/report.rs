@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
+use super::misplaced::process_instead;
 use super::options::{
     Choice, FoldOption, Format as Writing, FormatOption, LimitOption, StdoutStyle, choice, choices,
     parse_depth,
@@ -124,10 +125,16 @@ impl Report {
         }
         let reader = match Reader::open(&self.file) {
             Err(_) if open_tensors(&self.file).is_ok() => bail!(
-                "{file}: this is a snapshot of tensors: print it with `memprobe snapshot {file}`"
+                "{file}: this is a snapshot of tensors: print it with `memprobe snapshot {file}`, or compare it with a \
+                 later one: `memprobe diff {file} LATER.json`"
             ),
-            reader => reader.with_context(|| file.clone())?,
+            Err(error) => match process_instead(&self.file) {
+                Some(suggestion) => bail!("{file}: there is no such file; {suggestion}"),
+                None => Err(error),
+            },
+            reader => reader,
         };
+        let reader = reader.with_context(|| file.clone())?;
         let options = self.options();
         let mut out = stdout::open(content(options.format));
         let outcome = report::write(reader, &options, &mut out).context(file.clone())?;

@@ -7,13 +7,14 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
+use super::misplaced::process_instead;
 use super::options::{
     BufferOption, Choice, CpuOption, DetailOption, DriverOption, FoldOption, Format, FormatOption,
-    LimitOption, StdoutStyle, choice, choices, formats, parse_duration, parse_pid,
+    LimitOption, StdoutStyle, choice, choices, formats, parse_duration,
 };
+use super::subject::{ProcessOption, pid_of};
 use crate::commands::snapshot::{BlockProbes, CaptureMode, Snapshots, content};
-use crate::commands::stdout;
-use crate::event::Tgid;
+use crate::commands::{Allocators, MatchScope, stdout};
 use crate::event::tensors::TensorSnapshot;
 use crate::recording::{Reader, open_tensors, read_tensors};
 use crate::report::{
@@ -30,19 +31,23 @@ use crate::tensors::{GroupBy, Order};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  sudo memprobe snapshot --pid 1234
-  sudo memprobe snapshot --pid 1234 --by shape
-  sudo memprobe snapshot --pid 1234 --by retainer  who keeps the memory alive
-  sudo memprobe snapshot --pid 1234 -o a.json      to keep, and for `memprobe diff a.json b.json`
-  memprobe snapshot a.json                         print a snapshot again; needs no root
-  sudo memprobe snapshot --pid 1234 --watch 5s     first all tensors, then each change
-  sudo memprobe snapshot --pid 1234 --cpu --limit all
-  sudo memprobe snapshot --pid 1234 --format json | jq '.tensors[] | select(.kind == \"saved\")'")]
-#[command(group = clap::ArgGroup::new("subject").required(true).args(["file", "pid"]))]
+  sudo memprobe snapshot                     choose among the processes with CUDA
+  sudo memprobe snapshot 1234
+  sudo memprobe snapshot train.py            the one process that runs this script
+  sudo memprobe snapshot 1234 --by shape
+  sudo memprobe snapshot 1234 --by retainer  who keeps the memory alive
+  sudo memprobe snapshot 1234 -o a.json      to keep, and for `memprobe diff a.json b.json`
+  memprobe snapshot a.json                   print a snapshot again; needs no root
+  sudo memprobe snapshot 1234 --watch 5s     first all tensors, then each change
+  sudo memprobe snapshot 1234 --cpu --limit all
+  sudo memprobe snapshot 1234 --format json | jq '.tensors[] | select(.kind == \"saved\")'")]
 #[command(mut_arg("format", formats(FORMATS)))]
 #[command(mut_arg("no_fold", |arg| arg.help("With --by tensor: show identical unnamed tensors one by one")))]
 #[command(mut_arg("limit", |arg| arg.help("Rows of each device in text, or `all` [default: 50]")))]
-#[command(mut_arg("cpu", |arg| arg.requires("pid")))]
+#[command(mut_arg("process", |arg| arg.value_name("PROCESS|FILE").help(
+    "PID, or a script or part of a command line that one process with CUDA or PyTorch has; or a snapshot that `memprobe \
+     snapshot -o` wrote (`-` for standard input), which needs no root. Without it, memprobe lists these processes to \
+     choose from")))]
 #[command(mut_arg("detail", |arg| arg.requires("watch").help(
     "With --watch: detail of each block allocated meanwhile, for blocks that no tensor reaches. Cost to the process: \
      `tensors` a trap for each new tensor, `full` also a copy of the stack for each block without a tensor")))]
@@ -50,20 +55,16 @@ Examples:
     "With --watch: put no probe into libcuda, for processes in which another tool rewrites its functions (UCX)")))]
 #[command(mut_arg("buffer_size", |arg| arg.requires("watch").help("With --watch: room for unread events")))]
 pub struct SnapshotArgs {
-    /// A snapshot that `memprobe snapshot -o` wrote (`-` for standard input); needs no root
-    #[arg(value_name = "FILE")]
-    file: Option<PathBuf>,
-    /// Process to read
-    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
-    pid: Option<u32>,
+    #[command(flatten)]
+    process: ProcessOption,
     /// Output file (`-` for standard output): JSON with all data, or a table if the name ends in .csv or .txt
-    #[arg(short, long, value_name = "FILE", requires = "pid")]
+    #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Print the changes at each interval, such as 5s. New blocks have their line
-    #[arg(short, long, value_name = "TIME", value_parser = parse_interval, conflicts_with = "output", requires = "pid")]
+    #[arg(short, long, value_name = "TIME", value_parser = parse_interval, conflicts_with = "output")]
     watch: Option<Duration>,
     /// Do not pause the process. What it changes meanwhile may be read torn; the output says so
-    #[arg(long, requires = "pid")]
+    #[arg(long)]
     nonblocking: bool,
     #[command(flatten)]
     cpu: CpuOption,
@@ -80,9 +81,15 @@ pub struct SnapshotArgs {
 impl SnapshotArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         let mut options = self.rows.options()?;
-        let Some(pid) = self.pid else {
-            let file = self.file.as_deref().unwrap_or(Path::new("-"));
+        if let Some(file) = self.file() {
+            self.check_file(file)?;
             return print(file, &options);
+        }
+        let verb = "snapshot";
+        let allocators = self.cpu.allocators();
+        let tgid = match (self.process).choose(verb, allocators, MatchScope::Process)? {
+            Ok(tgid) => tgid,
+            Err(status) => return Ok(status),
         };
         let is_file = |path: &&Path| path.as_os_str() != "-";
         if let Some(output) = self.output.as_deref().filter(is_file) {
@@ -92,13 +99,13 @@ impl SnapshotArgs {
             }
         }
         let snapshots = Snapshots {
-            tgid: Tgid(pid),
+            tgid,
             manner: if self.nonblocking {
                 CaptureMode::Running
             } else {
                 CaptureMode::Paused
             },
-            extent: self.cpu.allocators(),
+            extent: allocators,
             options,
         };
         let probes = BlockProbes {
@@ -109,6 +116,35 @@ impl SnapshotArgs {
         match self.watch {
             Some(interval) => snapshots.watch(interval, probes),
             None => snapshots.once(self.output.as_deref()),
+        }
+    }
+}
+
+impl SnapshotArgs {
+    /// Returns the snapshot to print, if the argument is one: a name in JSON, a path, or a file that holds a snapshot.
+    /// A number is a process; `./1234` is a file.
+    fn file(&self) -> Option<&Path> {
+        let text = self.process.process.as_deref()?;
+        let path = Path::new(text);
+        let is_path = text == "-" || text.contains('/') || text.ends_with(".json");
+        let is_file = || is_path || path.is_file() && open_tensors(path).is_ok();
+        (pid_of(text.as_ref()).is_none() && is_file()).then_some(path)
+    }
+
+    /// Refuses options that read a process.
+    fn check_file(&self, file: &Path) -> Result<()> {
+        let reads = [
+            ("--output", self.output.is_some()),
+            ("--watch", self.watch.is_some()),
+            ("--nonblocking", self.nonblocking),
+            ("--cpu", self.cpu.allocators() == Allocators::CudaAndCpu),
+        ];
+        match reads.iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => bail!(
+                "{flag} reads a process, and {} is a file: leave it out, or give the PID of a process",
+                file.display()
+            ),
+            None => Ok(()),
         }
     }
 }
@@ -129,6 +165,13 @@ pub(super) fn read(file: &Path) -> Result<TensorSnapshot> {
         Err(_) if Reader::open(file).is_ok() => {
             bail!("{name}: this is a recording: print it with `memprobe report {name}`")
         }
+        Err(error) => match process_instead(file) {
+            Some(_) => bail!(
+                "{name}: there is no such file. If it is a process, take two snapshots of it first: `memprobe snapshot \
+                 {name} -o a.json`"
+            ),
+            None => Err(error).context(name.to_string()),
+        },
         snapshot => snapshot.context(name.to_string()),
     }
 }
@@ -232,8 +275,8 @@ impl TensorRows {
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  sudo memprobe snapshot --pid 1234 -o a.json
-  sudo memprobe snapshot --pid 1234 -o b.json
+  sudo memprobe snapshot 1234 -o a.json
+  sudo memprobe snapshot 1234 -o b.json
   memprobe diff a.json b.json
   memprobe diff a.json b.json --by shape
   memprobe diff a.json b.json --format json | jq '.devices[].added[] | [.count, .name, .allocated]'")]

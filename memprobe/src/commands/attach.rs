@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use super::Interrupts;
+use super::host::placing;
 use super::process_view::ProcessView;
 use super::screen::{ScreenThread, Sources, Turn};
 use crate::event::Tgid;
@@ -14,6 +15,7 @@ use crate::ledger::{Analysis, Ledger};
 use crate::probe::kernel;
 use crate::probe::loader::Wanted;
 use crate::probe::watched::Watched;
+use crate::recording::EndReason;
 use crate::report::{ReportOptions, limit_warning, session_summary};
 use crate::session::HostItem;
 use crate::session::host::HostSession;
@@ -34,7 +36,11 @@ pub struct LiveView {
 impl LiveView {
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
-        super::runtime()?.block_on(self.run_inside())
+        let runtime = super::runtime()?;
+        let shown = runtime.block_on(self.run_inside());
+        // A reading of objects goes on in its thread. To drop the runtime would wait for it.
+        runtime.shutdown_background();
+        shown
     }
 
     async fn run_inside(self) -> Result<ExitCode> {
@@ -45,9 +51,11 @@ impl LiveView {
         let mut screen = Screen::open(model, self.tgid, interrupts, self.theme);
         let outcome = self.show(watched, &mut screen).await;
         screen.thread.close()?;
+        let saved = screen.opened.saver.finish();
         if outcome.is_ok() || screen.model.health.events > 0 {
-            screen.print_summary(&self.summary);
+            screen.print_summary(&saved.recordings, &self.summary);
         }
+        saved.without_recordings().print();
         if let Some(stops) = super::stops_line() {
             super::messages::print(&stops);
         }
@@ -56,9 +64,11 @@ impl LiveView {
 
     /// Shows the process until the screen is left. Returns the exit status.
     async fn show(&self, watched: Watched, screen: &mut Screen) -> Result<ExitCode> {
+        screen.wait_for("the kernel to load memprobe's programs");
         let mut session = HostSession::load(self.wanted, self.ring_bytes)?;
         session.add(watched, ProcessOrigin::Running)?;
         super::end_start()?;
+        screen.wait_for(&placing(0));
         let mut seen = Seen::Nothing;
         loop {
             tokio::select! {
@@ -72,7 +82,14 @@ impl LiveView {
                         let change = model.apply(&event);
                         screen.opened.apply(&event, &change, model);
                     }
-                    HostItem::Waiting(what) => model.health.state = TargetState::Waiting(what),
+                    HostItem::Waiting(what) => {
+                        // The screen writes "waiting for" itself.
+                        let what = what.strip_prefix("waiting for ").unwrap_or(&what);
+                        model.health.state = TargetState::Waiting(what.to_owned());
+                    }
+                    HostItem::Placing(placed) => {
+                        model.health.state = TargetState::Waiting(placing(placed));
+                    }
                     HostItem::Attached {
                         target,
                         probes,
@@ -95,11 +112,13 @@ impl LiveView {
                     ),
                     HostItem::Ended => {
                         model.health.state = TargetState::Exited;
+                        screen.opened.saver.end(EndReason::TargetExited);
                         seen = Seen::End;
                     }
                     HostItem::Executed(target) => {
                         *model = Ledger::new(target, crate::session::now());
                         screen.opened.reasons.begin_anew();
+                        screen.opened.saver.end(EndReason::TargetExited);
                     }
                     HostItem::Found { .. } | HostItem::Notice(_) | HostItem::SnapshotPoint(_) => {}
                 }
@@ -154,12 +173,22 @@ impl Screen {
             Turn::Closed | Turn::Asked(Command::Quit) => return Some(ExitCode::SUCCESS),
             Turn::Interrupted(signal) => return Some(signal.exit_code()),
             Turn::Asked(Command::ResetPeaks) => self.model.reset_peaks(crate::session::now()),
-            Turn::Asked(command) => self.opened.execute(command),
+            Turn::Asked(command) => {
+                let now = crate::session::now();
+                self.opened.execute(command, &self.model, now);
+            }
             Turn::Refresh => {}
         }
         let snapshot = self.snapshot();
         self.opened.show(snapshot);
         None
+    }
+
+    /// Shows what memprobe does before the first event.
+    fn wait_for(&mut self, what: &str) {
+        self.model.health.state = TargetState::Waiting(what.to_owned());
+        let snapshot = self.snapshot();
+        self.opened.show(snapshot);
     }
 
     fn snapshot(&mut self) -> Snapshot {
@@ -171,12 +200,12 @@ impl Screen {
         snapshot
     }
 
-    fn print_summary(&mut self, style: &ReportOptions) {
+    fn print_summary(&mut self, saved: &[String], style: &ReportOptions) {
         let options = ReportOptions {
             grouping: self.opened.grouping,
             ..style.clone()
         };
         let (snapshot, refused) = (self.snapshot(), self.model.refused());
-        super::print_summary(&session_summary(&snapshot, &refused, &[], &options));
+        super::print_summary(&session_summary(&snapshot, &refused, saved, &options));
     }
 }

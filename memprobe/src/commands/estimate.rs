@@ -338,6 +338,7 @@ impl<'a> Run<'a> {
             HostItem::Stopped(reason) => self.progress.say(&reason),
             HostItem::Refused(_)
             | HostItem::Waiting(_)
+            | HostItem::Placing(_)
             | HostItem::Identified(_)
             | HostItem::Continued
             | HostItem::Notice(_)

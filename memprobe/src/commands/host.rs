@@ -7,6 +7,7 @@ use anyhow::Result;
 use hashbrown::HashMap;
 
 use super::process_view::ViewCache;
+use super::saving::SavedFiles;
 use crate::cuda::nvml::Sample;
 use crate::event::{CaptureOptions, Event, Rank, Target, Tgid, TimeNs};
 use crate::ledger::Analysis;
@@ -21,6 +22,7 @@ use crate::probe::watched::Watched;
 use crate::process::process_scan::{HostScan, ScanResult};
 use crate::process::status::Status;
 use crate::process::{facts, process_scan, user};
+use crate::recording::EndReason;
 use crate::session::host::HostSession;
 use crate::session::process::{ProcessOrigin, identified};
 use crate::session::process_monitor::{ProcessMonitor, Seen, has_pids_of_the_driver};
@@ -133,7 +135,8 @@ impl Watching {
         let snapshot = self.host.snapshot(crate::session::now());
         let mut rows = snapshot.processes.iter();
         let is_unsettled = |row: &ProcessRow| {
-            matches!(row.state, ProcessState::Waiting(_)) && row.stopped.is_none()
+            let is_waiting = matches!(row.state, ProcessState::Found | ProcessState::Waiting(_));
+            is_waiting && row.stopped.is_none()
         };
         self.looks > 0 && !rows.any(is_unsettled)
     }
@@ -286,8 +289,22 @@ impl Watching {
         if let (Command::ResetPeaks, Some(tgid)) = (command, shown) {
             self.host.reset_peaks(tgid, crate::session::now());
         }
-        if let Some(opened) = shown.and_then(|tgid| self.opened.of(tgid)) {
-            opened.execute(command);
+        let now = crate::session::now();
+        let ledger = shown.and_then(|tgid| self.host.ledger(tgid));
+        let opened = shown.and_then(|tgid| self.opened.of(tgid));
+        if let (Some(opened), Some(ledger)) = (opened, ledger) {
+            opened.execute(command, ledger, now);
+        }
+    }
+
+    /// Ends the recordings in progress, and returns all files that were saved.
+    pub(super) fn finish_saving(&mut self) -> Vec<SavedFiles> {
+        self.opened.finish_saving()
+    }
+
+    fn end_saving(&mut self, tgid: Tgid) {
+        if let Some(opened) = self.opened.of(tgid) {
+            opened.saver.end(EndReason::TargetExited);
         }
     }
 
@@ -313,6 +330,7 @@ impl Watching {
             }
             HostItem::Found { parent, target } => self.meet(tgid, target, parent),
             HostItem::Waiting(what) => self.waiting(tgid, &what),
+            HostItem::Placing(placed) => self.waiting(tgid, &placing(placed)),
             HostItem::Attached {
                 target,
                 probes,
@@ -337,10 +355,12 @@ impl Watching {
             HostItem::Continued => self.set_stopped(tgid, None),
             HostItem::SnapshotPoint(_) => {}
             HostItem::Executed(target) => {
+                self.end_saving(tgid);
                 self.host.forget(tgid);
                 self.meet(tgid, target, None);
             }
             HostItem::Ended => {
+                self.end_saving(tgid);
                 self.others.remove(&tgid);
                 self.host.end(tgid, crate::session::now());
             }
@@ -393,6 +413,11 @@ impl Watching {
         }
         self.host.refuse(tgid, &cause);
     }
+}
+
+/// Describes the placing of probes in a process, after "waiting for".
+pub(super) fn placing(placed: usize) -> String {
+    format!("its probes: {placed} placed so far")
 }
 
 /// Reason not to probe a process, for a row that names the process already.

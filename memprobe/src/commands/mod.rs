@@ -1,7 +1,9 @@
 //! The rooms put together: what each verb does from probe to screen or file.
 
 pub mod attach;
+pub mod choose;
 pub mod doctor;
+pub mod editor;
 pub mod estimate;
 pub mod host;
 pub mod messages;
@@ -12,7 +14,9 @@ pub mod top;
 
 mod naming;
 mod process_view;
+mod saving;
 mod screen;
+mod waiting;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -25,10 +29,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub use self::naming::Naming;
 pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::diagnostics;
+pub use crate::probe::kernel::preflight as check_kernel;
 pub use crate::probe::loader::{Wanted, Watch};
 use crate::process::capabilities::{RunStage, reduce_to};
 pub use crate::process::pause::allow_longest as allow_longest_pause;
 use crate::process::pause::{Stops, stops};
+pub use crate::process::process_search::MatchScope;
 use crate::session::priority;
 pub use crate::tui::ThemeChoice;
 use crate::view::{counted, milliseconds};
@@ -95,12 +101,20 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 struct EndSignal(SignalKind);
 
 impl EndSignal {
+    /// The signal of Ctrl-C.
+    const INTERRUPT: Self = Self(SignalKind::interrupt());
+
     const ALL: [SignalKind; 4] = [
         SignalKind::interrupt(),
         SignalKind::terminate(),
         SignalKind::hangup(),
         SignalKind::quit(),
     ];
+
+    /// True for the signals of Ctrl-C and Ctrl-\.
+    fn is_of_keyboard(self) -> bool {
+        [SignalKind::interrupt(), SignalKind::quit()].contains(&self.0)
+    }
 
     /// Exit status as of a shell: 128 and the number of the signal.
     fn exit_code(self) -> ExitCode {

@@ -18,6 +18,7 @@ use crate::event::{BlockLabels, CallPaths, Event, LabeledBlock, Tgid, TimeNs};
 use crate::probe::catalog::Allocators;
 use crate::session::{HostEvent, HostItem, SnapshotPoint};
 use crate::tensors::named;
+use crate::torch::tensors::ReadProgress;
 use crate::view::{consistency, counted};
 
 /// Optimizer step of the first snapshot: by then optimizer state and gradients exist.
@@ -222,7 +223,8 @@ impl NameReader {
         self.course(tgid).is_read();
         let (send, manner, allocators) = (self.send.clone(), self.manner, self.allocators);
         tokio::task::spawn_blocking(move || {
-            let taken = taken(tgid, manner, allocators);
+            let progress = ReadProgress::default();
+            let taken = taken(tgid, manner, allocators, &progress);
             // Nobody listens where the recording has ended meanwhile.
             let read = taken.map(|snapshot| (named(&snapshot, tgid), snapshot.consistency));
             let _ = send.send((tgid, read));

@@ -9,7 +9,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::Allocators;
-use super::snapshot::{CaptureMode, taken};
+use super::saving::{ProcessSaver, SavedFiles};
+use super::snapshot::{CaptureMode, read_line, taken};
 use crate::attribution::AttributionLedger;
 use crate::attribution::PeakAnalysis;
 use crate::attribution::iterations::Iterations;
@@ -18,9 +19,10 @@ use crate::attribution::threads::ThreadLedger;
 use crate::attribution::views::{categories, layers, modules, threads};
 use crate::event::tensors::TensorSnapshot;
 use crate::event::{CallPaths, Event, Tgid, TimeNs};
-use crate::ledger::snapshot::{Grouping, Snapshot};
+use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
 use crate::ledger::{Analysis, Change, Ledger};
 use crate::tensors::{Sites, explain, named};
+use crate::torch::tensors::ReadProgress;
 use crate::tui::{AttributionQuery, AttributionTables, Command, News, Tensors};
 
 /// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are kept.
@@ -33,6 +35,7 @@ pub(super) struct ProcessView {
     snapshots: watch::Sender<Arc<Snapshot>>,
     pub(super) tensors: TensorReader,
     pub(super) reasons: AttributionFeed,
+    pub(super) saver: ProcessSaver,
 }
 
 impl ProcessView {
@@ -44,6 +47,7 @@ impl ProcessView {
             snapshots: watch::Sender::new(Arc::new(first)),
             tensors: TensorReader::new(tgid),
             reasons: AttributionFeed::new(ledger, now),
+            saver: ProcessSaver::new(tgid),
         }
     }
 
@@ -52,12 +56,22 @@ impl ProcessView {
             snapshots: self.snapshots.subscribe(),
             tensors: self.tensors.shown.subscribe(),
             reasons: self.reasons.shown.subscribe(),
+            saving: self.saver.subscribe(),
         }
     }
 
     /// Does what a screen asks for. To end, and to change the ledger, is the caller's.
-    pub(super) fn execute(&mut self, command: Command) {
+    pub(super) fn execute(&mut self, command: Command, ledger: &Ledger, now: TimeNs) {
         match command {
+            Command::SaveRecording if ledger.health.state == TargetState::Exited => {
+                self.saver
+                    .say("the process has ended: nothing more can be recorded");
+            }
+            Command::SaveRecording => self.saver.toggle(ledger, now),
+            Command::SaveTensors => match self.tensors.last.clone() {
+                Some(snapshot) => self.saver.save_tensors(&snapshot),
+                None => self.saver.say("nothing was read yet to save"),
+            },
             Command::SetGrouping(grouping) => self.grouping = grouping,
             Command::TakeTensors => self.tensors.begin(),
             Command::Explain(wanted) => self.reasons.explain(wanted),
@@ -72,6 +86,10 @@ impl ProcessView {
 
     pub(super) fn show(&mut self, snapshot: Snapshot) {
         let snapshot = Arc::new(snapshot);
+        self.saver.flush();
+        if self.tensors.taking.is_some() {
+            self.tensors.show_progress();
+        }
         self.reasons.show(&snapshot);
         self.snapshots.send_replace(snapshot);
     }
@@ -81,6 +99,7 @@ impl Analysis for ProcessView {
     fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         self.tensors.apply(event, change, ledger);
         self.reasons.apply(event, change, ledger);
+        self.saver.apply(event, change, ledger);
     }
 }
 
@@ -129,6 +148,12 @@ impl ViewCache {
 
     pub(super) fn each(&mut self) -> impl Iterator<Item = (Tgid, &mut ProcessView)> {
         self.all.iter_mut().map(|opened| (opened.tgid, opened))
+    }
+
+    /// Ends the recordings in progress, and returns all files that were saved.
+    pub(super) fn finish_saving(&mut self) -> Vec<SavedFiles> {
+        let all = self.all.iter_mut();
+        all.map(|opened| opened.saver.finish()).collect()
     }
 
     /// Waits until the tensors of any of them were read; for ever where that is not being done.
@@ -249,7 +274,10 @@ pub(super) struct TensorReader {
     taking: Option<JoinHandle<Result<TensorSnapshot>>>,
     /// Heap snapshot, until the events before its moment have been applied.
     read: Option<Result<TensorSnapshot>>,
+    /// The last heap snapshot, with the lines of its blocks.
+    pub(super) last: Option<Arc<TensorSnapshot>>,
     sites: Sites,
+    progress: Arc<ReadProgress>,
 }
 
 impl TensorReader {
@@ -259,7 +287,9 @@ impl TensorReader {
             shown: watch::Sender::default(),
             taking: None,
             read: None,
+            last: None,
             sites: Sites::default(),
+            progress: Arc::default(),
         }
     }
 
@@ -268,11 +298,19 @@ impl TensorReader {
             return;
         }
         self.sites = Sites::default();
-        self.shown.send_replace(Tensors::Taking);
+        let progress = Arc::new(ReadProgress::default());
+        self.progress = Arc::clone(&progress);
+        self.show_progress();
         let tgid = self.tgid;
         self.taking = Some(tokio::task::spawn_blocking(move || {
-            taken(tgid, CaptureMode::Paused, Allocators::CudaAndCpu)
+            let (mode, extent) = (CaptureMode::Paused, Allocators::CudaAndCpu);
+            taken(tgid, mode, extent, &progress)
         }));
+    }
+
+    fn show_progress(&self) {
+        let line = read_line(&self.progress);
+        self.shown.send_replace(Tensors::Taking(line.into()));
     }
 
     /// Waits until the process was read; for ever where that is not being done.
@@ -308,6 +346,7 @@ impl TensorReader {
         add_calls(&mut calls);
         names.resolve_calls(&calls);
         self.sites.keep_untouched(snapshot.consistency, &mut names);
+        self.last = Some(Arc::new(snapshot));
         Some(Event::BlockLabels(Arc::new(names)))
     }
 }
@@ -364,7 +403,7 @@ mod tests {
         let model = learning().play(|_, _, _| {});
         let now = TimeNs(9_000_000_000);
         let mut opened = ProcessView::new(Tgid(7), &model, now);
-        opened.execute(Command::Explain(AttributionQuery::Categories));
+        opened.execute(Command::Explain(AttributionQuery::Categories), &model, now);
         opened.show(model.snapshot(now, opened.grouping));
         let reasons = opened.news().reasons.borrow().clone();
         let AttributionTables::Categories(devices) = reasons else {

@@ -1,7 +1,7 @@
 //! `record`: from the probes to a file.
 
 pub(crate) mod progress;
-mod recorder;
+pub(in crate::commands) mod recorder;
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
@@ -16,6 +16,7 @@ use self::progress::Progress;
 use self::recorder::{Destination, Recorder};
 use super::naming::{NameReader, Naming, Placed, Reading};
 use super::snapshot::CaptureMode;
+use super::waiting::show_while;
 use super::{CommandUser, EndSignal, Interrupts, messages};
 use crate::event::{Losses, Tgid, TimeNs};
 use crate::probe::attach::AttachError;
@@ -72,7 +73,13 @@ impl Recording {
             Subject::Command(words, user) => Some(Start::of(words, *user)?),
             Subject::Process(_) => None,
         };
-        let mut session = HostSession::load(self.wanted, self.ring_bytes)?;
+        let loading = || "loading memprobe's programs into the kernel".to_owned();
+        let load = || HostSession::load(self.wanted, self.ring_bytes);
+        let mut session = if self.quiet {
+            load()?
+        } else {
+            show_while(loading, load)?
+        };
         let (mut command, watched, origin) = match (&self.subject, start) {
             (Subject::Process(tgid), _) => (None, Watched::open(*tgid)?, ProcessOrigin::Running),
             (Subject::Command(..), start) => {
@@ -300,6 +307,11 @@ impl Intake {
                 self.progress.say(&what);
                 return Ok(());
             }
+            HostItem::Placing(placed) if is_root && !self.recorder.has_attached => {
+                self.progress
+                    .show_line(&format!("placing probes: {placed}"));
+                return Ok(());
+            }
             HostItem::Refused(error) if is_root => {
                 self.refusal = Some(error);
                 return Ok(());
@@ -337,6 +349,7 @@ impl Intake {
 
     fn finish(&mut self, reason: EndReason, losses: Losses) -> Result<()> {
         self.recorder.open_early(self.root, &mut self.progress)?;
+        self.progress.show_line("writing the end of the recording");
         // Those that are left descend from the one that was asked for.
         let left = match reason {
             EndReason::TargetExited => EndReason::ParentExited,

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
-use super::{EndSignal, Interrupts};
+use super::{EndSignal, Interrupts, editor};
 use crate::event::Tgid;
 use crate::process::capabilities::{RunStage, reduce_to};
 use crate::process::root::ProcessRoot;
@@ -61,7 +61,14 @@ impl<C: Send + 'static> ScreenThread<C> {
         tokio::select! {
             command = self.commands.recv() => command.map_or(Turn::Closed, Turn::Asked),
             _ = self.ticks.tick() => Turn::Refresh,
-            signal = self.interrupts.next() => Turn::Interrupted(signal),
+            signal = self.interrupts.next() => {
+                // The terminal sends it to every program on it.
+                if signal.is_of_keyboard() && editor::is_open() {
+                    Turn::Refresh
+                } else {
+                    Turn::Interrupted(signal)
+                }
+            }
         }
     }
 
@@ -127,6 +134,12 @@ impl SourceText for Sources {
         let start = usize::try_from(first).ok()? - 1;
         let numbered = (first..).zip(lines.iter().skip(start).take(count).cloned());
         Some(numbered.collect())
+    }
+
+    fn edit(&mut self, file: &str, line: u32) -> Result<(), String> {
+        // It may be another text afterwards.
+        self.files.remove(file);
+        editor::open(self.tgid, file, line)
     }
 }
 

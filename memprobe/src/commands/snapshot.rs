@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use super::Interrupts;
 use super::record::progress::Progress;
 use super::stdout::{self, OutputContent, Stdout};
+use super::waiting::show_while;
 use crate::event::Tgid;
 use crate::event::tensors::{TensorDevice, TensorSnapshot};
 use crate::ledger::AnalyzedLedger;
@@ -26,7 +27,7 @@ use crate::session::host::HostSession;
 use crate::session::process::{self, ProcessOrigin};
 use crate::session::{HostItem, gpus};
 use crate::tensors::{Sites, without};
-use crate::torch::tensors::{SnapshotError, take};
+use crate::torch::tensors::{ReadProgress, ReadStage, SnapshotError, take};
 use crate::view::{consistency, count, counted};
 
 /// Interval of checking for the end of a process that is not probed.
@@ -169,6 +170,22 @@ async fn rest(tracker: &mut BlockTracker, watched: &Watched, until: Instant) -> 
     Ok(())
 }
 
+/// Describes how far a reading is.
+pub(super) fn read_line(progress: &ReadProgress) -> String {
+    let objects = progress.objects().filter(|(read, all)| read < all);
+    let objects = objects.map(|(read, all)| format!("{} of {} objects", count(read), count(all)));
+    match (progress.stage(), objects) {
+        (ReadStage::Running, None) => "finding what to copy, the process runs".to_owned(),
+        (ReadStage::Running, Some(objects)) => {
+            format!("finding what to copy: {objects}, the process runs")
+        }
+        (ReadStage::Paused, _) => "the process is paused".to_owned(),
+        (ReadStage::Copy, None) => "reading the copy, the process runs again".to_owned(),
+        (ReadStage::Copy, Some(objects)) => format!("reading {objects}, the process runs again"),
+        (ReadStage::Naming, _) => "naming the tensors, the process runs again".to_owned(),
+    }
+}
+
 /// Reason why a snapshot was not taken. Its text includes its causes, so it has no source.
 #[derive(Debug, thiserror::Error)]
 #[error("process {}: {error}", .tgid.0)]
@@ -186,7 +203,9 @@ impl NotTaken {
 
 /// A snapshot that names the GPUs behind its devices. Blocks while process and driver are asked.
 fn taken_with_gpus(tgid: Tgid, manner: CaptureMode, extent: Allocators) -> Result<TensorSnapshot> {
-    let mut snapshot = taken(tgid, manner, extent)?;
+    let progress = ReadProgress::default();
+    let line = || read_line(&progress);
+    let mut snapshot = show_while(line, || taken(tgid, manner, extent, &progress))?;
     let devices: Vec<_> = snapshot
         .devices
         .iter()
@@ -196,9 +215,14 @@ fn taken_with_gpus(tgid: Tgid, manner: CaptureMode, extent: Allocators) -> Resul
     Ok(snapshot)
 }
 
-/// A snapshot with all that is known of the process. Blocks while the process is read.
-pub(super) fn taken(tgid: Tgid, manner: CaptureMode, extent: Allocators) -> Result<TensorSnapshot> {
-    let mut snapshot = take(tgid, manner).map_err(|error| NotTaken { tgid, error })?;
+/// A snapshot with all that is known of the process. Blocks while the process is read; `progress` says how far it is.
+pub(super) fn taken(
+    tgid: Tgid,
+    manner: CaptureMode,
+    extent: Allocators,
+    progress: &ReadProgress,
+) -> Result<TensorSnapshot> {
+    let mut snapshot = take(tgid, manner, progress).map_err(|error| NotTaken { tgid, error })?;
     let known = process::identified(tgid);
     snapshot.target.inner_tgid = known.inner_tgid;
     snapshot.target.container = known.container;
@@ -300,6 +324,7 @@ impl BlockTracker {
                 HostItem::Found { .. }
                 | HostItem::Identified(_)
                 | HostItem::SnapshotPoint(_)
+                | HostItem::Placing(_)
                 | HostItem::Continued
                 | HostItem::Ended => {}
             }

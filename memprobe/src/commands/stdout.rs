@@ -36,3 +36,8 @@ pub fn flush() -> io::Result<()> {
 pub fn is_terminal() -> bool {
     io::stdout().is_terminal()
 }
+
+/// True if standard input is a terminal, so that a user can press keys.
+pub fn has_keyboard() -> bool {
+    io::stdin().is_terminal()
+}

@@ -10,6 +10,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::host::{PATIENCE, Scope, Watching};
+use super::record::progress::Progress;
+use super::saving::SavedFiles;
 use super::screen::{ScreenThread, Sources, Turn};
 use super::stdout::{self, OutputContent};
 use super::{EndSignal, Interrupts};
@@ -21,6 +23,7 @@ use crate::probe::kernel;
 use crate::report::{self, DocumentFormat};
 use crate::tui::host::{HostCommand, HostTitle, HostView};
 use crate::tui::{self, SourceText, ThemeChoice};
+use crate::view::{counted, duration};
 
 const REFRESH: Duration = Duration::from_millis(250);
 /// Interval of screen updates without news, for trends and the clock.
@@ -50,7 +53,11 @@ pub struct Once {
 impl Top {
     pub fn run(self) -> Result<ExitCode> {
         kernel::preflight()?;
-        super::runtime()?.block_on(self.run_inside())
+        let runtime = super::runtime()?;
+        let shown = runtime.block_on(self.run_inside());
+        // A reading of objects goes on in its thread. To drop the runtime would wait for it.
+        runtime.shutdown_background();
+        shown
     }
 
     async fn run_inside(self) -> Result<ExitCode> {
@@ -71,6 +78,7 @@ impl Top {
         let snapshot = watching.host.snapshot(crate::session::now());
         report::write_host(&snapshot, &self.summary, &mut summary)?;
         super::print_summary(&String::from_utf8_lossy(&summary));
+        watching.finish_saving().iter().for_each(SavedFiles::print);
         if let Some(stops) = super::stops_line() {
             super::messages::print(&stops);
         }
@@ -120,6 +128,17 @@ impl Once {
         Ok(ExitCode::SUCCESS)
     }
 
+    fn show_progress(&self, watching: &mut Watching, progress: &mut Progress) {
+        let snapshot = watching.host.snapshot(crate::session::now());
+        progress.show_line(&match snapshot.looking() {
+            Some((looked, all)) => format!("looking at processes: {looked} of {all}"),
+            None => {
+                let processes = counted(snapshot.processes.len() as u64, "row");
+                format!("watching for {}: {processes}", duration(self.listen))
+            }
+        });
+    }
+
     /// Listens for as long as is asked, and until every process is probed or known not to be. Returns the signal that
     /// came before.
     async fn look(&self) -> Result<Result<HostSnapshot, EndSignal>> {
@@ -129,6 +148,7 @@ impl Once {
         let mut watching =
             Watching::begin(self.scope, capture, self.driver, self.ring_bytes, caps)?;
         let begun = Instant::now();
+        let mut progress = Progress::new(false);
         loop {
             let heard = begun.elapsed();
             let is_enough = heard >= self.listen && watching.is_settled();
@@ -136,12 +156,17 @@ impl Once {
                 break;
             }
             tokio::select! {
-                signal = interrupts.next() => return Ok(Err(signal)),
+                signal = interrupts.next() => {
+                    progress.clear();
+                    return Ok(Err(signal));
+                }
                 waited = watching.wait() => waited?,
             }
             watching.drain()?;
             watching.host.tick(crate::session::now());
+            self.show_progress(&mut watching, &mut progress);
         }
+        progress.clear();
         Ok(Ok(watching.host.snapshot(crate::session::now())))
     }
 }

@@ -539,6 +539,11 @@ impl BlockPurposes {
     pub fn get(&self, id: PurposeId) -> Option<&Arc<BlockPurpose>> {
         self.0.get(&id)
     }
+
+    pub fn iter(&self) -> impl Iterator<Item = (PurposeId, Arc<BlockPurpose>)> {
+        let all = self.0.iter();
+        all.map(|(id, purpose)| (*id, Arc::clone(purpose)))
+    }
 }
 
 impl fmt::Display for TensorSpec {

@@ -10,7 +10,7 @@ use super::caps::{Caps, Refused};
 use super::dense::Dense;
 use super::grouping;
 use super::snapshot::{Grouping, Site};
-use crate::event::{BlockPurposes, NoStack, Stack, StackId, StackKind, Tid};
+use crate::event::{BlockPurposes, Event, NoStack, Stack, StackId, StackKind, Tid};
 
 /// Number of an interned stack. Unlike a [`StackId`], it always means the same stack.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -196,6 +196,17 @@ impl Definitions {
     pub(super) fn stacks(&self) -> impl Iterator<Item = (StackRef, &Arc<Stack>)> {
         let known = self.stacks.iter().enumerate().skip(1);
         known.map(|(index, interned)| (StackRef::from_index(index), &interned.stack))
+    }
+
+    /// Definitions of the stacks that the ids of the stream mean now.
+    pub(super) fn stack_ids(&self) -> impl Iterator<Item = Event> {
+        let ids = self.by_id.iter();
+        ids.map(|(id, stack)| Event::Stack(*id, Arc::clone(&self.stack(*stack).stack)))
+    }
+
+    pub(super) fn thread_names(&self) -> impl Iterator<Item = Event> {
+        let threads = self.threads.iter();
+        threads.map(|(tid, name)| Event::Thread(*tid, Arc::clone(name)))
     }
 
     /// Name of a thread, or its number if it has no name.

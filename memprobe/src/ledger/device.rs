@@ -122,6 +122,11 @@ impl DeviceLedger {
         }
     }
 
+    /// Reason why the blocks from before attach are unknown.
+    pub(super) fn unread(&self) -> Option<Arc<str>> {
+        self.before.unread.clone()
+    }
+
     pub(super) fn with(index: DeviceIndex, totals: Totals, peak: Totals, started: TimeNs) -> Self {
         Self {
             index,

@@ -20,6 +20,7 @@ pub mod grouping;
 mod growth;
 pub mod host;
 mod rate;
+mod restate;
 pub mod snapshot;
 mod summary;
 pub(crate) mod timeline;
@@ -40,6 +41,7 @@ pub use change::{Change, Freed};
 pub use definitions::{SiteRef, StackRef};
 pub use dense::{CompactIndex, DenseMap, PerBlock, PerStack};
 pub use device::TotalsSample;
+pub use restate::Restated;
 pub use timeline::MAX_POINTS;
 
 use crate::event::{

@@ -20,6 +20,14 @@ pub fn command_line(tgid: Tgid) -> String {
     words.trim_end().to_owned()
 }
 
+/// Returns the words of the command line; empty if it cannot be read.
+pub fn command_words(tgid: Tgid) -> Vec<String> {
+    let bytes = read_own(tgid, "cmdline", MOST);
+    let words = bytes.split(|byte| *byte == 0);
+    let words = words.map(|word| String::from_utf8_lossy(word).into_owned());
+    words.filter(|word| !word.is_empty()).collect()
+}
+
 /// Returns the descendants of a process, parents before children, without the process itself.
 pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
     let processes = process_scan::pids()

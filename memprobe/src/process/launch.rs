@@ -14,6 +14,19 @@ const OF_SUDO: [&str; 4] = ["SUDO_UID", "SUDO_GID", "SUDO_USER", "SUDO_COMMAND"]
 /// Starts a command with the user ID, groups, and home of `caller`, and no capabilities. The rest of the environment
 /// is as sudo kept it.
 pub fn start_as(command: &mut Command, caller: &SudoCaller) -> io::Result<Child> {
+    prepare(command, caller);
+    command.spawn()
+}
+
+/// Becomes a command in place of this program, with a caller as [`start_as`]. Returns only the error if it cannot.
+pub fn become_as(command: &mut Command, caller: Option<&SudoCaller>) -> io::Error {
+    if let Some(caller) = caller {
+        prepare(command, caller);
+    }
+    command.exec()
+}
+
+fn prepare(command: &mut Command, caller: &SudoCaller) {
     for variable in OF_SUDO {
         command.env_remove(variable);
     }
@@ -32,5 +45,4 @@ pub fn start_as(command: &mut Command, caller: &SudoCaller) -> io::Result<Child>
     };
     // SAFETY: between fork and exec it only makes system calls; it allocates nothing and takes no lock.
     unsafe { command.pre_exec(become_caller) };
-    command.spawn()
 }

@@ -15,6 +15,7 @@ pub mod memory;
 pub mod namespace;
 pub mod pause;
 pub mod process_scan;
+pub mod process_search;
 pub mod rank;
 pub mod root;
 pub mod run_state;

@@ -14,6 +14,18 @@ use crate::event::Tgid;
 /// with the CUDA caching allocator.
 const LIBRARIES: [&[u8]; 3] = [b"/libcuda.so", b"/libcudart.so", b"/libc10_cuda.so"];
 
+/// Path fragments of PyTorch's libraries, which builds without CUDA have too.
+const PYTORCH: [&[u8]; 2] = [b"/libtorch_cpu.so", b"/libtorch_python.so"];
+
+/// Library that makes a process one for memprobe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuLibrary {
+    /// CUDA, or PyTorch with CUDA.
+    Cuda,
+    /// PyTorch without CUDA.
+    PyTorch,
+}
+
 /// The dynamic loader of glibc, which maps a process's libraries.
 const LOADER: &[u8] = b"/ld-linux-x86-64.so";
 
@@ -105,6 +117,21 @@ pub(super) fn pids() -> io::Result<Vec<u32>> {
 
 pub fn is_user(tgid: Tgid) -> bool {
     uses_cuda(&read_maps(tgid))
+}
+
+/// Returns the library that a process has loaded. Fails if memprobe may not read its mappings, or it has none, as a
+/// thread of the kernel.
+pub fn library_of(tgid: Tgid) -> io::Result<Option<GpuLibrary>> {
+    let maps = read_maps(tgid);
+    if maps.is_empty() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    let has_pytorch = || PYTORCH.iter().any(|name| lines(&maps, name).any(is_code));
+    Ok(if uses_cuda(&maps) {
+        Some(GpuLibrary::Cuda)
+    } else {
+        has_pytorch().then_some(GpuLibrary::PyTorch)
+    })
 }
 
 /// Returns the processes that have mapped a file as executable, each with its mappings. memprobe itself is

@@ -18,6 +18,9 @@ pub struct Header {
     #[serde(flatten)]
     pub target: Target,
     pub probes: Vec<ProbeStatus>,
+    /// True if the live screen saved it: it begins with the blocks that were live then, as allocations.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub from_live_screen: bool,
 }
 
 #[derive(Serialize)]

@@ -5,7 +5,7 @@
 //!
 //! | `ph` | `cat` or `name` | meaning |
 //! |---|---|---|
-//! | `M` | `memprobe` | [`Header`]; first line, and again when more is known of the target |
+//! | `M` | `memprobe` | [`Header`]; first line, and again when more is known of the target; with `from_live_screen`, the live screen saved the recording, and its first events restate the blocks that were live |
 //! | `M` | `memprobe_stack` | defines a stack; `module`, `module_unknown` and `grad` are the state of its thread, `node` (with the stack `forward` that created it) is the autograd node being evaluated |
 //! | `M` | `thread_name` | names a thread |
 //! | `i` | `attach` | an allocator's totals when memprobe attached ([`crate::event::AtAttach`]; from format 2 on) |

@@ -33,6 +33,7 @@ pub(crate) fn header() -> Header {
             offset: 7,
             emulated: true,
         }],
+        from_live_screen: false,
     }
 }
 

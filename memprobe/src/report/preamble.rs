@@ -17,6 +17,10 @@ pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the 
 const NO_CALLS_INTO_CUDA: &str = "This table covers PyTorch's allocators. Devices with only calls into \
                                              CUDA are left out.";
 
+/// Note on a recording that the live screen saved.
+const FROM_LIVE_SCREEN: &str = "Saved from the live screen: it begins with the blocks that were live then. What was \
+                                freed before is missing.";
+
 pub(super) fn push_beginning(page: &mut Page, replay: &RecordingReplay) {
     for line in target_lines(&replay.snapshot.target, &replay.header.version) {
         page.fitted(&line);
@@ -29,6 +33,9 @@ pub(super) fn push_beginning(page: &mut Page, replay: &RecordingReplay) {
     page.fitted(&extent(replay));
     for warning in warnings(replay) {
         page.warning(&format!("warning: {warning}"));
+    }
+    if replay.header.from_live_screen {
+        page.note(FROM_LIVE_SCREEN);
     }
     let layer = replay.snapshot.cuda.layer;
     let words = layer.as_str();

@@ -36,6 +36,8 @@ pub(crate) enum HostItem {
     },
     /// Not ready to be probed; says what is missing.
     Waiting(String),
+    /// Probes are being placed, so many up to now.
+    Placing(usize),
     /// Probes are in place, or more of them than before.
     Attached {
         target: Target,

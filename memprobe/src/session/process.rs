@@ -316,7 +316,11 @@ impl Process {
         }
         let mut attempt = Attempt::default();
         match step {
-            Ok(AttachStep::Again) => attempt.is_unfinished = true,
+            Ok(AttachStep::Again) => {
+                attempt.is_unfinished = true;
+                let placed = self.attaching.probes.len();
+                attempt.item = (!self.is_attached()).then_some(HostItem::Placing(placed));
+            }
             Ok(AttachStep::Done) if self.phase != ProcessPhase::Attached => {
                 self.attached();
                 attempt.has_events = true;

@@ -6,7 +6,7 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
 use super::filter::Filter;
-use super::table_screen::{DeviceTabs, KeyHint, ScreenTitle, draw_text};
+use super::table_screen::{DeviceTabs, KeyHint, PromptKind, ScreenTitle, draw_text};
 use super::theme::Theme;
 use crate::event::Losses;
 use crate::view::{clean, counted, fit, fit_end, width};
@@ -243,8 +243,9 @@ pub(super) fn draw_key_list(
     buffer.set_line(area.x, area.y, &line, area.width);
 }
 
-/// Prompt of a filter, with the text beside the pattern.
+/// Prompt of a filter or a search, with the text beside the pattern.
 pub(super) struct Prompt<'a> {
+    pub(super) kind: PromptKind,
     pub(super) filter: &'a Filter,
     /// Description of the text that the pattern is matched against.
     pub(super) looks_in: &'static str,
@@ -268,14 +269,18 @@ pub(super) fn draw_prompt(
         None => format!("{} of {} rows", prompt.shown, prompt.all),
     };
     let all = usize::from(area.width);
-    let said = format!("{said}   Enter keep  Esc clear ");
+    let (sign, keys) = match prompt.kind {
+        PromptKind::Filter => ("/", "Enter keep  Esc clear"),
+        PromptKind::Search => ("search: ", "Enter go  Esc back"),
+    };
+    let said = format!("{said}   {keys} ");
     // The pattern takes precedence over the text beside it.
     let pattern = fit_end(
         &clean(filter.pattern()),
-        all.saturating_sub(2),
+        all.saturating_sub(sign.len() + 1),
         theme.glyphs.cut,
     );
-    let typed = format!("/{pattern}");
+    let typed = format!("{sign}{pattern}");
     buffer.set_stringn(area.x, area.y, &typed, all, theme.strong());
     let cursor = area.x + (width(&typed) as u16).min(area.width - 1);
     let available = all.saturating_sub(width(&typed) + 3);

@@ -10,6 +10,7 @@ use super::bars::{StatusLine, Tab};
 use super::input::InputEvent;
 use super::lines::Capacity;
 use super::overlay;
+use super::saving::Saving;
 use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, ScreenTitle, further};
 use super::tensors::Tensors;
 use super::terminal::StageStep;
@@ -73,6 +74,7 @@ pub struct ProcessContext {
     attribution: AttributionTables,
     pub tensors: Tensors,
     pub tensor_table: Option<Arc<TensorTable>>,
+    pub saving: Saving,
 }
 
 impl ProcessContext {
@@ -88,6 +90,7 @@ impl ProcessContext {
             attribution: AttributionTables::default(),
             tensors: Tensors::default(),
             tensor_table: None,
+            saving: Saving::default(),
         }
     }
 
@@ -148,7 +151,7 @@ impl ProcessContext {
     }
 
     pub fn lacks_tensors(&self) -> bool {
-        self.tensor_table.is_none() && !matches!(self.tensors, Tensors::Taking)
+        self.tensor_table.is_none() && !matches!(self.tensors, Tensors::Taking(_))
     }
 
     fn go_device(&mut self, by: isize) -> Option<Note> {
@@ -246,7 +249,11 @@ impl ScreenContext for ProcessContext {
             word: word(health, self.feed.is_paused(), theme),
             losses: health.losses,
             text: None,
-            facts: facts(health, self.feed.is_paused()),
+            facts: {
+                let mut facts = facts(health, self.feed.is_paused());
+                facts.extend(self.saving.fact().map(|fact| (0, fact)));
+                facts
+            },
         }
     }
 
@@ -273,6 +280,7 @@ impl ScreenContext for ProcessContext {
         "\
 Tab or d    next device                      D  previous device
 Space       pause the screen; memprobe goes on counting
+w           save: a recording from now on, with what is live; w ends it
 mLctoTp     the other screens; the same key or Esc leads back to lines
 Esc         close what is open; back to lines; never quits
 q Ctrl-C    quit and print a summary; the process runs on

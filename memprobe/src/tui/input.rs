@@ -5,6 +5,7 @@ use crossterm::event::{
 };
 
 use super::bars::Tab;
+use super::table_screen::PromptKind;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InputEvent {
@@ -23,6 +24,20 @@ pub enum InputEvent {
     Close,
     OpenAll,
     Filter,
+    /// Ask for a pattern to go to, without hiding other rows.
+    Search,
+    /// Go to the next row that matches the pattern, or to the one before.
+    SearchNext(isize),
+    /// Scroll long names so many steps to the right.
+    Sideways(isize),
+    /// Show the whole stacks of the selected row, or hide them.
+    Stacks,
+    /// Copy the file and line of the selected row.
+    CopyPlace,
+    /// Open the file and line of the selected row in the user's editor.
+    Edit,
+    /// Save what is known to a file, or end what is being saved.
+    Save,
     /// Sort by the column so many places to the right.
     SortStep(isize),
     /// Sort by the column of this place among those that the table can be sorted by.
@@ -64,7 +79,7 @@ pub enum InputEvent {
 pub enum Focus {
     /// The table, or an overlay on it.
     Table,
-    Prompt,
+    Prompt(PromptKind),
 }
 
 /// Translates a terminal event; `None` if it has no meaning here.
@@ -76,7 +91,7 @@ pub fn wanted(event: &Event, focus: Focus) -> Option<InputEvent> {
         Event::Key(key) if is_control(key, 'z') => Some(InputEvent::Suspend),
         Event::Key(key) => match focus {
             Focus::Table => in_table(key),
-            Focus::Prompt => in_prompt(key),
+            Focus::Prompt(_) => in_prompt(key),
         },
         Event::Mouse(mouse) => with_mouse(mouse),
         Event::Resize(width, height) => Some(InputEvent::Resize(*width, *height)),
@@ -101,6 +116,14 @@ fn in_table(key: &KeyEvent) -> Option<InputEvent> {
             _ => None,
         };
     }
+    if key.modifiers.contains(KeyModifiers::SHIFT) {
+        match key.code {
+            KeyCode::Left => return Some(InputEvent::Sideways(-1)),
+            KeyCode::Right => return Some(InputEvent::Sideways(1)),
+            KeyCode::F(3) => return Some(InputEvent::SearchNext(-1)),
+            _ => {}
+        }
+    }
     Some(match key.code {
         KeyCode::Up | KeyCode::Char('k') => InputEvent::Move(-1),
         KeyCode::Down | KeyCode::Char('j') => InputEvent::Move(1),
@@ -112,7 +135,16 @@ fn in_table(key: &KeyEvent) -> Option<InputEvent> {
         KeyCode::Right | KeyCode::Char('l' | '+') => InputEvent::Open,
         KeyCode::Left | KeyCode::Char('-') => InputEvent::Close,
         KeyCode::Char('*') => InputEvent::OpenAll,
-        KeyCode::Char('/') => InputEvent::Filter,
+        KeyCode::Char('/') | KeyCode::F(4) => InputEvent::Filter,
+        KeyCode::F(3) => InputEvent::Search,
+        KeyCode::Char('n') => InputEvent::SearchNext(1),
+        KeyCode::Char('N') => InputEvent::SearchNext(-1),
+        KeyCode::Char(')') => InputEvent::Sideways(1),
+        KeyCode::Char('(') => InputEvent::Sideways(-1),
+        KeyCode::Char('S') => InputEvent::Stacks,
+        KeyCode::Char('C') => InputEvent::CopyPlace,
+        KeyCode::Char('e') => InputEvent::Edit,
+        KeyCode::Char('w') => InputEvent::Save,
         KeyCode::Char('<' | ',') => InputEvent::SortStep(-1),
         KeyCode::Char('>' | '.') | KeyCode::F(6) => InputEvent::SortStep(1),
         KeyCode::Char(digit @ '1'..='9') => InputEvent::SortBy(digit as usize - '1' as usize),
@@ -175,6 +207,8 @@ fn with_mouse(mouse: &MouseEvent) -> Option<InputEvent> {
 mod tests {
     use super::*;
 
+    const PROMPT: Focus = Focus::Prompt(PromptKind::Filter);
+
     fn press(code: KeyCode, modifiers: KeyModifiers, focus: Focus) -> Option<InputEvent> {
         wanted(&Event::Key(KeyEvent::new(code, modifiers)), focus)
     }
@@ -186,17 +220,17 @@ mod tests {
     #[test]
     fn letters_are_commands_in_the_table_and_text_in_the_prompt() {
         assert_eq!(plain('q', Focus::Table), Some(InputEvent::Quit));
-        assert_eq!(plain('q', Focus::Prompt), Some(InputEvent::Type('q')));
+        assert_eq!(plain('q', PROMPT), Some(InputEvent::Type('q')));
         assert_eq!(plain('6', Focus::Table), Some(InputEvent::SortBy(5)));
-        assert_eq!(plain('6', Focus::Prompt), Some(InputEvent::Type('6')));
+        assert_eq!(plain('6', PROMPT), Some(InputEvent::Type('6')));
         assert_eq!(plain('0', Focus::Table), None);
         assert_eq!(plain('R', Focus::Table), Some(InputEvent::Refresh));
-        assert_eq!(plain('R', Focus::Prompt), Some(InputEvent::Type('R')));
+        assert_eq!(plain('R', PROMPT), Some(InputEvent::Type('R')));
     }
 
     #[test]
     fn control_c_quits_everywhere() {
-        for focus in [Focus::Table, Focus::Prompt] {
+        for focus in [Focus::Table, PROMPT] {
             let pressed = press(KeyCode::Char('c'), KeyModifiers::CONTROL, focus);
             assert_eq!(pressed, Some(InputEvent::Quit));
         }
@@ -204,7 +238,7 @@ mod tests {
 
     #[test]
     fn control_letters_are_not_typed_into_the_prompt() {
-        let pressed = |letter| press(KeyCode::Char(letter), KeyModifiers::CONTROL, Focus::Prompt);
+        let pressed = |letter| press(KeyCode::Char(letter), KeyModifiers::CONTROL, PROMPT);
         assert_eq!(pressed('u'), Some(InputEvent::EraseAll));
         assert_eq!(pressed('x'), None);
     }

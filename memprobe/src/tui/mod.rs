@@ -14,12 +14,14 @@ mod modules;
 mod outside;
 mod overlay;
 mod palette;
+pub mod picker;
 #[cfg(test)]
 mod pictures;
 mod plot;
 mod process;
 #[cfg(test)]
 mod samples;
+mod saving;
 #[cfg(test)]
 mod sizes;
 mod table_screen;
@@ -32,6 +34,7 @@ mod threads;
 
 pub use context::{AttributionQuery, AttributionTables};
 pub use process::{News, run};
+pub use saving::Saving;
 pub use tensors::Tensors;
 pub use theme::ThemeChoice;
 
@@ -49,6 +52,10 @@ pub enum Command {
     TakeTensors,
     /// Provide this attribution table, and no other, from now on.
     Explain(AttributionQuery),
+    /// Begin a recording of the process, or end it.
+    SaveRecording,
+    /// Save the tensors that were read last.
+    SaveTensors,
 }
 
 /// Source text of the target's files, which may contain anything: the screen cleans it. The screen asks on each
@@ -59,4 +66,8 @@ pub trait SourceText {
 
     /// Returns up to `radius` lines before and after a line, with their numbers.
     fn around(&mut self, file: &str, line: u32, radius: u32) -> Option<Vec<(u32, String)>>;
+
+    /// Opens a line in the user's editor, and returns when the editor has ended. The terminal is the editor's. Returns
+    /// the reason if that is impossible.
+    fn edit(&mut self, file: &str, line: u32) -> Result<(), String>;
 }

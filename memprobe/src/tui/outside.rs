@@ -3,8 +3,8 @@
 use super::bars::Tab;
 use super::context::ProcessContext;
 use super::table_screen::{
-    Content, Fold, Needs, Note, Query, RowOf, ScreenContext, ScreenParts, TableOf, TableRow,
-    TableScreen,
+    Content, Fold, Needs, Note, Query, RowOf, ScreenContext, ScreenParts, SourcePlace, TableOf,
+    TableRow, TableScreen,
 };
 use crate::event::Bytes;
 use crate::event::bytes::human;
@@ -88,6 +88,10 @@ impl Content for Outside {
     fn keys_beneath(&self, _row: &RowOf<Self>, context: &ProcessContext) -> Vec<OutsideKey> {
         let libraries = context.feed.shown.cuda.rows.iter();
         libraries.map(key).collect()
+    }
+
+    fn place(&self, row: &RowOf<Self>) -> Option<SourcePlace> {
+        SourcePlace::of(row.key.1.as_ref()?.frame()?)
     }
 
     fn needs(&self, _width: u16, height: u16, context: &ProcessContext) -> Needs {

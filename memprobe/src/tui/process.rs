@@ -16,7 +16,8 @@ use super::input::{InputEvent, wanted};
 use super::lines::LineList;
 use super::modules::ModuleList;
 use super::outside::Outside;
-use super::table_screen::{ScreenHandle, ScreenRequest, TableScreen};
+use super::saving::Saving;
+use super::table_screen::{Errand, Note, ScreenHandle, ScreenRequest, SourcePlace, TableScreen};
 use super::tensors::{TensorList, Tensors};
 use super::terminal::{self, Stage, StageStep};
 use super::theme::{Theme, ThemeChoice};
@@ -32,6 +33,7 @@ pub struct News {
     pub tensors: Receiver<Tensors>,
     /// Answers to [`Command::Explain`].
     pub reasons: Receiver<AttributionTables>,
+    pub saving: Receiver<Saving>,
 }
 
 /// Shows the screens until the user quits, `quit` becomes true or its sender is dropped. Blocks: run it on a
@@ -133,6 +135,18 @@ impl ProcessStage {
         }
     }
 
+    /// Takes what became of a file that is saved; returns true if it is new.
+    fn take_saving(&mut self) -> bool {
+        let saving = self.news.saving.borrow().clone();
+        let before = std::mem::replace(&mut self.context.saving, saving);
+        let saving = &self.context.saving;
+        let is_new = !saving.is(&before);
+        if let Some(note) = saving.note(&before) {
+            self.parts().0.say(note.into());
+        }
+        is_new
+    }
+
     /// Opens a screen, and requests its data. Tensors are read only if they were not read before.
     fn open(&mut self, screen: Tab) -> Result<()> {
         let before = self.explains();
@@ -161,6 +175,7 @@ impl Stage for ProcessStage {
         let attribution = self.news.reasons.borrow().clone();
         let mut is_new = self.context.feed.update(snapshot);
         is_new |= self.context.take_attribution(attribution);
+        is_new |= self.take_saving();
         let has_tensors = self.context.take_tensors(tensors);
         // Tensors are grouped anew after a reading only.
         if has_tensors || (is_new && self.screen != Tab::Tensors) {
@@ -212,6 +227,18 @@ impl Stage for ProcessStage {
         let (screen, context) = self.parts();
         screen.draw(buffer, context, theme)
     }
+
+    fn take_errand(&mut self) -> Option<Errand> {
+        self.parts().0.take_errand()
+    }
+
+    fn edit(&mut self, place: &SourcePlace) -> Result<(), String> {
+        self.lines.content.edit(place)
+    }
+
+    fn say(&mut self, note: Note) {
+        self.parts().0.say(note);
+    }
 }
 
 #[cfg(test)]
@@ -229,7 +256,7 @@ mod tests {
 
     use super::super::samples::{self, Sources};
     use super::super::terminal::{BETWEEN_DRAWINGS, show};
-    use super::super::test_support::{COLOUR, Dice, blank};
+    use super::super::test_support::{COLOUR, Dice, TestDevice, blank};
     use super::*;
     use crate::attribution::tables::samples::module;
     use crate::ledger::snapshot::Grouping;
@@ -241,6 +268,7 @@ mod tests {
         snapshots: watch::Sender<Arc<Snapshot>>,
         tensors: watch::Sender<Tensors>,
         reasons: watch::Sender<AttributionTables>,
+        saving: watch::Sender<Saving>,
         commands: mpsc::UnboundedReceiver<Command>,
         quit: watch::Sender<bool>,
     }
@@ -251,10 +279,12 @@ mod tests {
         let (reasons, reasons_receiver) = watch::channel(AttributionTables::default());
         let (commands_sender, commands) = mpsc::unbounded_channel();
         let (quit, quit_receiver) = watch::channel(false);
+        let (saving, saving_receiver) = watch::channel(Saving::default());
         let news = News {
             snapshots: snapshots_receiver,
             tensors: tensors_receiver,
             reasons: reasons_receiver,
+            saving: saving_receiver,
         };
         let ask = move |command| commands_sender.send(command).context(ENDED);
         let stage = ProcessStage::new(
@@ -268,6 +298,7 @@ mod tests {
             snapshots,
             tensors,
             reasons,
+            saving,
             commands,
             quit,
         };
@@ -285,8 +316,8 @@ mod tests {
         input: impl FnMut(Duration) -> io::Result<Option<Event>>,
     ) -> Result<String> {
         let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
-        let check = || Ok(());
-        let ended = show(&mut terminal, &COLOUR, stage, input, check);
+        let mut device = TestDevice::default();
+        let ended = show(&mut terminal, &COLOUR, stage, input, &mut device);
         ended.map(|()| terminal.backend().to_string())
     }
 
@@ -343,6 +374,58 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(caller.commands.try_recv(), Ok(Command::TakeTensors));
         }
+    }
+
+    #[test]
+    fn w_asks_for_a_recording_and_shows_what_becomes_of_it() {
+        let (mut caller, mut stage) = connect();
+        let states = [
+            Saving::Recording {
+                file: "memprobe-7.json".into(),
+                bytes: crate::event::Bytes(3 << 20),
+            },
+            Saving::Done("saved memprobe-7.json".into()),
+        ];
+        let mut texts = Vec::new();
+        stage.resize(120, 30);
+        for state in states {
+            stage.handle(&key('w').unwrap()).unwrap();
+            let command = caller.commands.try_recv();
+            assert_eq!(command, Ok(Command::SaveRecording));
+            caller.saving.send_replace(state);
+            assert!(stage.take_news());
+            let mut buffer = blank((120, 30));
+            stage.draw(&mut buffer, &COLOUR);
+            let cells = buffer.content().iter().map(|cell| cell.symbol());
+            texts.push(cells.collect::<String>());
+        }
+        assert!(
+            texts[0].contains("saving to memprobe-7.json, 3.00 MiB (w ends)"),
+            "{}",
+            texts[0]
+        );
+        assert!(texts[1].contains("saved memprobe-7.json"), "{}", texts[1]);
+    }
+
+    #[test]
+    fn a_place_is_copied_and_an_editor_gets_the_terminal() {
+        let (caller, mut stage) = connect();
+        caller.snapshots.send_replace(Arc::new(samples::normal()));
+        let mut keys = VecDeque::from([None, key('C'), key('e'), None, key('q')]);
+        let mut terminal = Terminal::new(TestBackend::new(100, 24)).unwrap();
+        let mut device = TestDevice::default();
+        let input = |_: Duration| {
+            std::thread::sleep(BETWEEN_DRAWINGS);
+            Ok(keys.pop_front().unwrap())
+        };
+        show(&mut terminal, &COLOUR, &mut stage, input, &mut device).unwrap();
+        let [copied] = &device.copied[..] else {
+            panic!("{:?}", device.copied)
+        };
+        assert!(copied.contains(".py:"), "{copied}");
+        assert_eq!(device.lent, 1);
+        let text = terminal.backend().to_string();
+        assert!(text.contains("cannot be opened here"), "{text}");
     }
 
     #[test]

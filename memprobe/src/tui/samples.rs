@@ -528,4 +528,8 @@ impl SourceText for Sources {
             .map(|line| Some((line, self.line(file, line)?)))
             .collect()
     }
+
+    fn edit(&mut self, file: &str, line: u32) -> Result<(), String> {
+        Err(format!("{file}:{line} cannot be opened here"))
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use crossterm::clipboard::CopyToClipboard;
 use crossterm::cursor::Show;
 use crossterm::event::{self, DisableMouseCapture, EnableMouseCapture, Event};
 use crossterm::terminal::{
@@ -19,6 +20,7 @@ use ratatui::layout::Position;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::table_screen::{Errand, Note, SourcePlace};
 use super::theme::{Theme, ThemeChoice};
 
 /// Minimum interval between drawings of new snapshots; input is drawn at once.
@@ -42,6 +44,31 @@ pub(super) trait Stage {
 
     /// Draws the screen. Returns the position of the visible cursor, if any.
     fn draw(&mut self, buffer: &mut Buffer, theme: &Theme) -> Option<Position>;
+
+    /// Returns work for the terminal that the last input asked for.
+    fn take_errand(&mut self) -> Option<Errand> {
+        None
+    }
+
+    /// Opens a line in the user's editor, and returns when it has ended. Returns the reason if that is impossible.
+    fn edit(&mut self, _place: &SourcePlace) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Shows a note until the next input.
+    fn say(&mut self, _note: Note) {}
+}
+
+/// The terminal, as far as it is more than cells and input.
+pub(super) trait TerminalDevice {
+    /// Fails once the terminal is no longer memprobe's.
+    fn check(&self) -> Result<()>;
+
+    /// Copies a text to the user's clipboard.
+    fn copy(&mut self, text: &str) -> io::Result<()>;
+
+    /// Gives the terminal back for as long as `work` runs.
+    fn lend(&mut self, work: &mut dyn FnMut()) -> io::Result<()>;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,21 +90,20 @@ pub(super) fn run(stage: &mut impl Stage, theme: ThemeChoice, instead: &str) -> 
         );
     }
     let theme = Theme::of_environment(theme, |name| std::env::var_os(name));
-    let screen = Screen::enter(stdout()).context("the terminal could not be prepared")?;
+    let mut screen = Screen::enter(stdout()).context("the terminal could not be prepared")?;
     let mut terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
-    let ended = show(&mut terminal, &theme, stage, next_event, || screen.check());
+    let ended = show(&mut terminal, &theme, stage, next_event, &mut screen);
     drop(screen);
     ended
 }
 
-/// Draws and handles input until the stage ends. `input` waits for an event at most as long as its argument;
-/// `check` fails once the terminal is no longer ours.
+/// Draws and handles input until the stage ends. `input` waits for an event at most as long as its argument.
 pub(super) fn show<B>(
     terminal: &mut Terminal<B>,
     theme: &Theme,
     stage: &mut impl Stage,
     mut input: impl FnMut(Duration) -> io::Result<Option<Event>>,
-    check: impl Fn() -> Result<()>,
+    device: &mut impl TerminalDevice,
 ) -> Result<()>
 where
     B: Backend<Error: Send + Sync + 'static>,
@@ -91,7 +117,7 @@ where
         if stage.is_over() {
             return Ok(());
         }
-        check()?;
+        device.check()?;
         let due = drawn.is_none_or(|at| at.elapsed() >= BETWEEN_DRAWINGS);
         if due && stage.take_news() {
             stale = true;
@@ -114,6 +140,18 @@ where
                 StageStep::Draw => {}
             }
             stale = true;
+            match stage.take_errand() {
+                Some(Errand::Copy(text)) => device.copy(&text)?,
+                Some(Errand::Edit(place)) => {
+                    let mut edited = Ok(());
+                    device.lend(&mut || edited = stage.edit(&place))?;
+                    terminal.clear()?;
+                    if let Err(reason) = edited {
+                        stage.say(reason.into());
+                    }
+                }
+                None => {}
+            }
         }
     }
 }
@@ -160,13 +198,31 @@ impl<W: Write> Screen<W> {
         take(&mut screen.out)?;
         Ok(screen)
     }
+}
 
+impl<W: Write> TerminalDevice for Screen<W> {
     /// Fails if another thread panicked and the panic hook restored the terminal.
     fn check(&self) -> Result<()> {
         if ENTERED.load(Ordering::SeqCst) {
             return Ok(());
         }
         bail!("another thread of memprobe panicked (see above): please report it")
+    }
+
+    /// Copies by OSC 52 (xterm's ctlseqs), which reaches the user's clipboard through ssh, tmux and screen as well.
+    fn copy(&mut self, text: &str) -> io::Result<()> {
+        execute!(self.out, CopyToClipboard::to_clipboard_from(text))
+    }
+
+    fn lend(&mut self, work: &mut dyn FnMut()) -> io::Result<()> {
+        if ENTERED.swap(false, Ordering::SeqCst) {
+            give_back(&mut self.out)?;
+            disable_raw_mode()?;
+        }
+        work();
+        enable_raw_mode()?;
+        ENTERED.store(true, Ordering::SeqCst);
+        take(&mut self.out)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Shared helpers of the tests of all screens.
 
+use std::io;
 use std::ops::Deref;
 
 use ratatui::Terminal;
@@ -14,6 +15,7 @@ use super::palette::{Background, ColourDepth, Palette};
 use super::table_screen::{
     Content, SMALLEST, ScreenHandle, ScreenLayout, ScreenRequest, TableScreen,
 };
+use super::terminal::TerminalDevice;
 use super::theme::{ASCII, Ink, Theme, UNICODE};
 
 /// Terminal with colour and Unicode.
@@ -45,6 +47,30 @@ pub fn drawn(size: ScreenSize, draw: impl FnOnce(&mut Buffer) -> Option<Position
         })
         .unwrap();
     terminal.backend().clone()
+}
+
+/// Terminal that stays memprobe's; keeps what was copied.
+#[derive(Default)]
+pub struct TestDevice {
+    pub copied: Vec<String>,
+    pub lent: u32,
+}
+
+impl TerminalDevice for TestDevice {
+    fn check(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn copy(&mut self, text: &str) -> io::Result<()> {
+        self.copied.push(text.to_owned());
+        Ok(())
+    }
+
+    fn lend(&mut self, work: &mut dyn FnMut()) -> io::Result<()> {
+        self.lent += 1;
+        work();
+        Ok(())
+    }
 }
 
 /// Screen with the state around it.

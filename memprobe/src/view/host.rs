@@ -84,10 +84,13 @@ impl ProcessEntry {
     fn state(&self) -> (&'static str, Option<&str>) {
         let row = self.process();
         match &row.state {
-            ProcessState::Probed | ProcessState::Waiting(_) if row.stopped.is_some() => {
+            ProcessState::Found | ProcessState::Probed | ProcessState::Waiting(_)
+                if row.stopped.is_some() =>
+            {
                 ("stopped", row.stopped.as_deref())
             }
             ProcessState::Probed => ("probed", None),
+            ProcessState::Found => ("waiting", Some(NOT_LOOKED_AT)),
             ProcessState::Waiting(what) => ("waiting", Some(what)),
             ProcessState::Refused(reason) => ("refused", Some(reason)),
             ProcessState::Ended => ("ended", None),
@@ -179,12 +182,18 @@ pub fn top_line_names(processes: &[ProcessRow]) -> FileNames {
     FileNames::of(frames.map(|frame| &frame.file))
 }
 
+/// State of a process that was found a moment ago.
+const NOT_LOOKED_AT: &str = "not looked at yet";
+
 /// Returns the reason why a process has no figures, or that it has ended or is stopped; `None` for others.
 pub fn process_state(row: &ProcessRow) -> Option<String> {
     match &row.state {
-        ProcessState::Probed | ProcessState::Waiting(_) if row.stopped.is_some() => {
+        ProcessState::Found | ProcessState::Probed | ProcessState::Waiting(_)
+            if row.stopped.is_some() =>
+        {
             Some("stopped".to_owned())
         }
+        ProcessState::Found => Some(NOT_LOOKED_AT.to_owned()),
         ProcessState::Waiting(what) => Some(format!("waiting for {}", clean(what))),
         ProcessState::Refused(reason) => Some(format!("not probed: {}", clean(reason))),
         ProcessState::Ended => Some("ended".to_owned()),

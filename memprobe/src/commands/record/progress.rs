@@ -8,6 +8,8 @@ use crate::event::{Bytes, Losses, bytes};
 use crate::view::{clock, count, counted};
 
 const ON_TERMINAL: Duration = Duration::from_millis(500);
+/// Minimum interval of other lines on a terminal.
+const BETWEEN_LINES: Duration = Duration::from_millis(100);
 /// Interval of the progress line elsewhere, where each is a new line.
 const OFF_TERMINAL: Duration = Duration::from_secs(10);
 
@@ -80,7 +82,18 @@ impl Progress {
         }
     }
 
-    pub(super) fn clear(&mut self) {
+    /// Shows a line on a terminal until the next one, and nothing elsewhere.
+    pub(in crate::commands) fn show_line(&mut self, line: &str) {
+        let is_early = self
+            .shown
+            .is_some_and(|shown| shown.elapsed() < BETWEEN_LINES);
+        if !self.quiet && self.terminal && !is_early {
+            self.shown = Some(Instant::now());
+            messages::replace_line(line);
+        }
+    }
+
+    pub(in crate::commands) fn clear(&mut self) {
         if self.terminal && self.shown.take().is_some() {
             messages::replace_line("");
         }

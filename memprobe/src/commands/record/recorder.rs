@@ -147,7 +147,7 @@ impl Recorder {
                 progress.say(&refusal);
                 self.notice(tgid, refusal);
             }
-            HostItem::Waiting(_) | HostItem::SnapshotPoint(_) => {}
+            HostItem::Waiting(_) | HostItem::Placing(_) | HostItem::SnapshotPoint(_) => {}
             HostItem::Executed(target) => self.executed(tgid, target)?,
             HostItem::Ended => self.end(tgid, EndReason::TargetExited)?,
         }
@@ -448,7 +448,8 @@ fn named(tgid: Tgid, target: &Target) -> String {
     format!("PID {} ({short})", tgid.0)
 }
 
-fn header(target: Target) -> Header {
+/// Header of a recording that begins now.
+pub(in crate::commands) fn header(target: Target) -> Header {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok();
     Header {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -456,17 +457,18 @@ fn header(target: Target) -> Header {
         wall_start_ms: since_1970.and_then(|time| u64::try_from(time.as_millis()).ok()),
         target,
         probes: Vec::new(),
+        from_live_screen: false,
     }
 }
 
-pub(super) struct Trace {
+pub(in crate::commands) struct Trace {
     pub(super) writer: TraceWriter<OutputFile>,
     ledgers: AnalyzedLedger<AttributionLedger>,
 }
 
 impl Trace {
     /// Begins a recording; `place` names it in errors.
-    pub(super) fn begin(
+    pub(in crate::commands) fn begin(
         out: OutputFile,
         place: String,
         header: &Header,
@@ -478,13 +480,25 @@ impl Trace {
         })
     }
 
-    pub(super) fn event(&mut self, event: &Event) -> Result<(), WriteError> {
+    pub(in crate::commands) fn event(&mut self, event: &Event) -> Result<(), WriteError> {
         self.writer.event(event)?;
         self.ledgers.apply(event);
         Ok(())
     }
 
-    pub(super) fn finish(mut self, reason: EndReason) -> Result<OutputFile, WriteError> {
+    /// Hands what was written to the operating system.
+    pub(in crate::commands) fn flush(&mut self) -> Result<(), WriteError> {
+        self.writer.flush()
+    }
+
+    pub(in crate::commands) fn bytes(&self) -> u64 {
+        self.writer.bytes()
+    }
+
+    pub(in crate::commands) fn finish(
+        mut self,
+        reason: EndReason,
+    ) -> Result<OutputFile, WriteError> {
         let ledger = &self.ledgers.analyses;
         let divided = categories(ledger, &ledger.latest_iterations(0), now());
         self.writer.categories(&divided)?;

@@ -21,7 +21,7 @@ pub(super) struct HostProcess {
 impl HostProcess {
     pub(super) fn new(target: Target, facts: ProcessFacts, now: TimeNs, caps: Caps) -> Self {
         let mut ledger = Ledger::with_caps(target.clone(), now, caps);
-        let state = ProcessState::Waiting("libraries of CUDA or PyTorch".to_owned());
+        let state = ProcessState::Found;
         ledger.health.state = seen(&state);
         let row = ProcessRow {
             tgid: target.tgid.unwrap_or(Tgid(0)),
@@ -164,6 +164,7 @@ impl HostProcess {
 /// State as shown on the screen of one process.
 fn seen(state: &ProcessState) -> TargetState {
     match state {
+        ProcessState::Found => TargetState::Waiting("memprobe to look at the process".to_owned()),
         ProcessState::Waiting(what) => TargetState::Waiting(what.clone()),
         ProcessState::Refused(reason) => {
             TargetState::Waiting(format!("nothing: it cannot be probed ({reason})"))

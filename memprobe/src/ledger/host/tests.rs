@@ -232,7 +232,7 @@ fn a_number_that_is_used_again_is_another_process() {
     assert!(host.start(target(1), ProcessFacts::default(), at(3)));
     let row = row(&mut host, 1, 3);
     assert_eq!((row.totals(), row.events), (None, 0));
-    assert!(matches!(row.state, ProcessState::Waiting(_)));
+    assert_eq!(row.state, ProcessState::Found);
     assert_eq!(host.snapshot(at(3)).health.events, 1);
 }
 

@@ -14,6 +14,14 @@ pub struct HostSnapshot {
 }
 
 impl HostSnapshot {
+    /// Returns the number of processes that memprobe has looked at, and of all; `None` if it has looked at all.
+    pub fn looking(&self) -> Option<(usize, usize)> {
+        let found = |row: &&ProcessRow| row.state == ProcessState::Found;
+        let left = self.processes.iter().filter(found).count();
+        let all = self.processes.len();
+        (left > 0).then_some((all - left, all))
+    }
+
     /// Returns true if the process is known to hold no GPU memory. Either its allocator was silent
     /// and the driver, which reports other processes, does not report it. Or it was forked from a
     /// process that uses the GPU, like a data loader's worker, and has done nothing of its own.
@@ -98,7 +106,9 @@ pub struct ProcessFacts {
 /// State of memprobe's attachment to a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProcessState {
-    /// About to be probed, or waiting for something, such as the import of torch.
+    /// Found, and not looked at yet.
+    Found,
+    /// Waiting for something, such as the import of torch.
     Waiting(String),
     Probed,
     Refused(String),

@@ -20,6 +20,7 @@ use super::image::{Image, ImageExtent};
 use super::modules::{self, ModuleObject};
 use super::optimizers::{self, Optimizers};
 use super::process_scan::{PreviousScan, ProcessScan};
+use super::progress::{ReadProgress, ReadStage};
 use crate::event::Tgid;
 use crate::event::TimeNs;
 use crate::event::tensors::Consistency;
@@ -125,7 +126,12 @@ enum ScanScope<'a> {
 }
 
 impl HeapScan {
-    fn of(image: &Image<impl ReadMemory>, python: &PythonProcess, look: ScanScope<'_>) -> Self {
+    fn of(
+        image: &Image<impl ReadMemory>,
+        python: &PythonProcess,
+        look: ScanScope<'_>,
+        progress: &ReadProgress,
+    ) -> Self {
         let mut moment = Self {
             at: now(),
             mode: match look {
@@ -149,10 +155,10 @@ impl HeapScan {
         });
         moment.broken = walked.err();
         let heap = Heap::of(image, layout);
-        moment.objects = ProcessScan::of(&heap, &listed);
+        moment.objects = ProcessScan::with_progress(&heap, &listed, progress);
         drop(listed);
         match look {
-            ScanScope::Whole(_) => moment.objects.keep_contents(&heap),
+            ScanScope::Whole(_) => moment.objects.keep_contents_with(&heap, progress),
             ScanScope::New(known) => {
                 moment.objects.keep_contents(&heap);
                 moment.objects.add_known(&heap, known);
@@ -210,11 +216,18 @@ impl<T, R> Captured<T, R> {
 pub fn capture<T: Send, R: Send>(
     python: &PythonProcess,
     manner: CaptureMode,
+    progress: &ReadProgress,
     more: impl Fn(&Image<ProcessMemory>, &mut HeapScan) -> T + Sync,
     conclude: impl Fn(&Image<ProcessMemory>, &mut HeapScan, &T) -> R + Sync,
 ) -> Result<Captured<T, R>, CaptureError> {
     let look = |image: &Image<ProcessMemory>, what: ScanScope<'_>| {
-        let mut moment = HeapScan::of(image, python, what);
+        // A look at the paused process changes no counter: the pause has its own stage.
+        let unseen = ReadProgress::default();
+        let progress = match what {
+            ScanScope::New(_) => &unseen,
+            ScanScope::Whole(_) | ScanScope::Copy => progress,
+        };
+        let mut moment = HeapScan::of(image, python, what, progress);
         let more = more(image, &mut moment);
         (moment, more)
     };
@@ -237,10 +250,13 @@ pub fn capture<T: Send, R: Send>(
         drop((found, result));
         let known = PreviousScan::of(moment.objects);
         let scan_paused = |image: &Image<ProcessMemory>| look(image, ScanScope::New(&known));
+        progress.begin(ReadStage::Paused);
         let ((stood, _), pause) = stops.look(python, &mut image, &scan_paused)?;
         image.close();
+        progress.begin(ReadStage::Copy);
         (moment, found) = look(&image, ScanScope::Copy);
         moment.at = stood.at;
+        progress.begin(ReadStage::Naming);
         result = conclude(&image, &mut moment, &found);
         let extent = image.extent();
         let has_lists = moment.broken == stood.broken || moment.broken == Some(Broken::TooMany);
@@ -250,6 +266,7 @@ pub fn capture<T: Send, R: Send>(
         }
         // Contents of an old object were moved, or the collector reordered its lists.
         stops.number += 1;
+        progress.begin(ReadStage::Running);
         image.open();
         image.renew();
         drop((found, result));
@@ -257,6 +274,7 @@ pub fn capture<T: Send, R: Send>(
         result = conclude(&image, &mut moment, &found);
     }
     drop((moment, found, result));
+    progress.begin(ReadStage::Paused);
     let scan_paused =
         |image: &Image<ProcessMemory>| look(image, ScanScope::Whole(CaptureMode::Paused));
     let ((mut moment, more), pause) = stops.look(python, &mut image, &scan_paused)?;

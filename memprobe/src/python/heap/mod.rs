@@ -19,6 +19,7 @@ pub mod notebook;
 pub mod optimizers;
 pub mod paths;
 pub mod process_scan;
+pub mod progress;
 pub mod retainers;
 mod untracked;
 

@@ -8,6 +8,7 @@ use super::Heap;
 use super::class::{Class, ContainerKind, TorchKind};
 use super::collector::{self, Generation, Listed};
 use super::image::Image;
+use super::progress::ReadProgress;
 use crate::process::memory::ReadMemory;
 use crate::python::layout::CollectorLayout;
 
@@ -56,13 +57,28 @@ pub struct ProcessScan {
     pub contexts: Vec<u64>,
 }
 
+/// Objects between two reports of progress.
+const REPORT_EVERY: usize = 4096;
+
 impl ProcessScan {
     pub fn of(heap: &Heap<'_, impl ReadMemory>, listed: &[Listed]) -> Self {
+        Self::with_progress(heap, listed, &ReadProgress::default())
+    }
+
+    pub fn with_progress(
+        heap: &Heap<'_, impl ReadMemory>,
+        listed: &[Listed],
+        progress: &ReadProgress,
+    ) -> Self {
+        progress.expect(listed.len());
         let mut scan = Self {
             objects: Vec::with_capacity(listed.len()),
             ..Self::default()
         };
-        for object in listed {
+        for (number, object) in listed.iter().enumerate() {
+            if number % REPORT_EVERY == 0 {
+                progress.reach(number);
+            }
             let (address, age) = (object.address, object.generation);
             let Some(class) = heap.class_index(object.class) else {
                 scan.unknown += 1;
@@ -75,6 +91,7 @@ impl ProcessScan {
             });
             scan.choose(heap.class_at(class), address);
         }
+        progress.reach(listed.len());
         scan.add_context_variables(heap);
         scan
     }
@@ -139,11 +156,24 @@ impl ProcessScan {
     }
 
     pub fn keep_contents(&self, heap: &Heap<'_, Image<impl ReadMemory>>) {
-        for object in &self.objects {
+        self.keep_contents_with(heap, &ReadProgress::default());
+    }
+
+    pub fn keep_contents_with(
+        &self,
+        heap: &Heap<'_, Image<impl ReadMemory>>,
+        progress: &ReadProgress,
+    ) {
+        progress.expect(self.objects.len());
+        for (number, object) in self.objects.iter().enumerate() {
+            if number % REPORT_EVERY == 0 {
+                progress.reach(number);
+            }
             if let Some(class) = heap.class_at(object.class) {
                 // A later read of a missing part reports the error.
                 let _ = heap.keep_contents(&class, object.address);
             }
         }
+        progress.reach(self.objects.len());
     }
 }

@@ -27,6 +27,7 @@ use crate::python::heap::image::Image;
 use crate::python::{DetectError, PythonProcess};
 
 pub use crate::python::heap::capture::CaptureMode;
+pub use crate::python::heap::progress::{ReadProgress, ReadStage};
 
 const LIBRARY: &str = "libtorch_python.so";
 
@@ -72,7 +73,11 @@ impl SnapshotError {
 
 /// Takes a snapshot of every tensor of a process: on CUDA devices, on the CPU, and without memory. In the pausing
 /// modes a separate thread stops the process. Missing parts are listed in [`TensorSnapshot::unread`].
-pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotError> {
+pub fn take(
+    tgid: Tgid,
+    manner: CaptureMode,
+    progress: &ReadProgress,
+) -> Result<TensorSnapshot, SnapshotError> {
     let maps = Maps::of(tgid).map_err(|error| DetectError::of_access(tgid, error))?;
     let python = PythonProcess::detect_in(tgid, &maps)?;
     if maps.library(LIBRARY).is_none() {
@@ -83,6 +88,7 @@ pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotE
     let captured = capture(
         &python,
         manner,
+        progress,
         |image, moment| {
             let found = Found::read(image, moment, version.as_deref(), variable.clone());
             if moment.broken.is_none() && found.is_at_work() {

@@ -49,9 +49,13 @@ fn states(host: &HostSnapshot, extent: HostExtent) -> String {
     let rows = host.processes.iter();
     let within = |row: &&ProcessRow| extent.includes(host, row);
     let state = |row: &ProcessRow| match row.state {
-        ProcessState::Probed | ProcessState::Waiting(_) if row.stopped.is_some() => "stopped",
+        ProcessState::Found | ProcessState::Probed | ProcessState::Waiting(_)
+            if row.stopped.is_some() =>
+        {
+            "stopped"
+        }
         ProcessState::Probed => "probed",
-        ProcessState::Waiting(_) => "waiting",
+        ProcessState::Found | ProcessState::Waiting(_) => "waiting",
         ProcessState::Refused(_) => "not probed",
         ProcessState::Ended => "ended",
     };

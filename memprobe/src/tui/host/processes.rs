@@ -70,6 +70,9 @@ impl ScreenContext for HostContext {
         if self.feed.is_paused() {
             facts.push((1, "Space: continue".to_owned()));
         }
+        if let Some((looked, all)) = self.feed.shown.looking() {
+            facts.push((0, format!("looking at processes: {looked} of {all}")));
+        }
         facts.push((3, format!("{} ev/s", rate(health.events_per_second))));
         facts.push((5, counted(health.events, "event")));
         facts.extend((!health.losses.any()).then(|| (2, "lost 0".to_owned())));
@@ -239,6 +242,7 @@ impl Content for Processes {
         match event {
             // Esc from a process must not leave memprobe.
             InputEvent::Back => Reaction::Note("q quits".into()),
+            InputEvent::Save => Reaction::Note("open a process first: w there saves it".into()),
             _ => Reaction::Ignored,
         }
     }
@@ -281,7 +285,7 @@ impl Content for Processes {
     fn mark(&self, row: &RowOf<Self>, theme: &Theme) -> Option<Span<'static>> {
         let (mark, style) = match row.data.process().state {
             ProcessState::Probed => (" ", Style::new()),
-            ProcessState::Waiting(_) => ("?", theme.faint()),
+            ProcessState::Found | ProcessState::Waiting(_) => ("?", theme.faint()),
             ProcessState::Refused(_) => ("!", theme.faint()),
             ProcessState::Ended => ("x", theme.faint()),
         };

@@ -12,7 +12,9 @@ use tokio::sync::watch::Receiver;
 use super::super::News;
 use super::super::input::{Focus, InputEvent, wanted};
 use super::super::process::{ENDED, NO_WAY_BACK, ProcessStage};
-use super::super::table_screen::{ScreenHandle, ScreenRequest, TableScreen};
+use super::super::table_screen::{
+    Errand, Note, ScreenHandle, ScreenRequest, SourcePlace, TableScreen,
+};
 use super::super::terminal::{self, Stage, StageStep};
 use super::super::theme::{Theme, ThemeChoice};
 use super::processes::{HostContext, Processes};
@@ -184,6 +186,27 @@ impl Stage for HostStage {
             None => self.host.draw(buffer, &self.context, theme),
         }
     }
+
+    fn take_errand(&mut self) -> Option<Errand> {
+        match self.process() {
+            Some(stage) => stage.take_errand(),
+            None => self.host.take_errand(),
+        }
+    }
+
+    fn edit(&mut self, place: &SourcePlace) -> Result<(), String> {
+        match self.process() {
+            Some(stage) => stage.edit(place),
+            None => Err("the process is not open any more".to_owned()),
+        }
+    }
+
+    fn say(&mut self, note: Note) {
+        match self.process() {
+            Some(stage) => stage.say(note),
+            None => self.host.say(note),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -199,13 +222,13 @@ mod tests {
 
     use super::super::super::samples::{self as process_samples, Sources};
     use super::super::super::terminal::{BETWEEN_DRAWINGS, show};
-    use super::super::super::test_support::COLOUR;
+    use super::super::super::test_support::{COLOUR, TestDevice};
     use super::super::samples;
     use super::*;
     use crate::attribution::tables::IterationChoice;
     use crate::attribution::tables::samples::module;
     use crate::ledger::snapshot::{Grouping, Snapshot};
-    use crate::tui::{AttributionQuery, AttributionTables, Command, Tensors};
+    use crate::tui::{AttributionQuery, AttributionTables, Command, Saving, Tensors};
 
     /// Caller's end of the channels of the host screen.
     struct Caller {
@@ -220,6 +243,7 @@ mod tests {
     struct Sides {
         _snapshots: watch::Sender<Arc<Snapshot>>,
         _tensors: watch::Sender<Tensors>,
+        _saving: watch::Sender<Saving>,
         reasons: watch::Sender<AttributionTables>,
     }
 
@@ -229,14 +253,17 @@ mod tests {
         let (_snapshots, snapshots) = watch::channel(Arc::new(snapshot));
         let (_tensors, tensors) = watch::channel(Tensors::default());
         let (reasons, shown) = watch::channel(AttributionTables::default());
+        let (_saving, saving) = watch::channel(Saving::default());
         let news = News {
             snapshots,
             tensors,
             reasons: shown,
+            saving,
         };
         let sides = Sides {
             _snapshots,
             _tensors,
+            _saving,
             reasons,
         };
         (sides, news)
@@ -309,7 +336,8 @@ mod tests {
             }
             Ok(keys.pop_front().map(key))
         };
-        show(&mut terminal, &COLOUR, stage, input, || Ok(())).unwrap();
+        let mut device = TestDevice::default();
+        show(&mut terminal, &COLOUR, stage, input, &mut device).unwrap();
         terminal.backend().to_string()
     }
 

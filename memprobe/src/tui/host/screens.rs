@@ -280,3 +280,15 @@ fn the_areas_fill_every_screen() {
         state(snapshot, SMALL, &[]).assert_filled();
     }
 }
+
+#[test]
+fn the_status_line_says_how_many_processes_were_looked_at() {
+    let mut host = samples::busy();
+    let all = host.processes.len();
+    host.processes[0].state = ProcessState::Found;
+    let text = screen(host, LARGE, &[]).to_string();
+    let expected = format!("looking at processes: {} of {all}", all - 1);
+    assert!(text.contains(&expected), "{text}");
+    let text = screen(samples::busy(), LARGE, &[]).to_string();
+    assert!(!text.contains("looking at"), "{text}");
+}

@@ -6,21 +6,25 @@ mod panels;
 mod rows;
 #[cfg(test)]
 mod screens;
+mod stacks;
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use ratatui::buffer::Buffer;
+use ratatui::text::Line;
 
 use super::bars::Tab;
 use super::context::ProcessContext;
 use super::input::InputEvent;
 use super::table_screen::{
     Content, Needs, Note, Query, Reaction, RowOf, SIDE_BY_SIDE, ScreenContext, ScreenLayout,
-    ScreenParts, ScreenRequest, TableOf, TableScreen, TableState,
+    ScreenParts, ScreenRequest, SourcePlace, TableOf, TableScreen, TableState,
 };
 use super::theme::Theme;
 use super::{Command, SourceText};
-use crate::ledger::snapshot::{Grouping, Site, TargetState};
+use crate::event::Frame;
+use crate::ledger::snapshot::{Grouping, Site, Snapshot, TargetState};
 use crate::view::table::{Cell, Column, Tone, columns};
 use crate::view::{BLOCKS, FileNames, clean, fit_end, whole_frame, width};
 
@@ -51,6 +55,15 @@ pub struct LineList {
     source: bool,
     grouping: Grouping,
     graph: GraphView,
+    /// `None` before any device was used.
+    shown: Option<LineTable>,
+}
+
+/// Lines of one device of a snapshot.
+struct LineTable {
+    snapshot: Arc<Snapshot>,
+    /// Index among the devices of the snapshot.
+    device: usize,
 }
 
 impl LineList {
@@ -60,7 +73,13 @@ impl LineList {
             source: false,
             grouping: Grouping::default(),
             graph: GraphView::default(),
+            shown: None,
         }
+    }
+
+    /// Opens a line in the user's editor. Returns the reason if it cannot be opened.
+    pub fn edit(&self, place: &SourcePlace) -> Result<(), String> {
+        self.sources.borrow_mut().edit(&place.file, place.line)
     }
 
     fn regroup(&mut self, context: &ProcessContext, state: &mut TableState<LineKey>) -> Reaction {
@@ -78,7 +97,10 @@ impl LineList {
     }
 
     fn source_line(&self, data: &LineData) -> Option<String> {
-        let frame = data.subject.frame()?;
+        self.source_of(data.subject.frame()?)
+    }
+
+    fn source_of(&self, frame: &Frame) -> Option<String> {
         let text = self.sources.borrow_mut().line(&frame.file, frame.line)?;
         Some(clean(text.trim()).trim().to_owned())
     }
@@ -98,6 +120,7 @@ static PARTS: ScreenParts<LineData> = ScreenParts {
 Enter       open the row, or close it; so does a click on it
 Right Left  open; close or go up the tree    *  open all beneath
 s           source text around the selected line
+S           all stacks of the row, each frame with its source text
 i           frame that names a line: your own code, or the innermost
 x           graph of the last 10 s, 1 min, 10 min, or since attach
 y           graph from the lowest bytes in it, or from 0
@@ -144,6 +167,15 @@ impl Content for LineList {
     }
 
     fn build(&mut self, query: &mut Query<LineKey>, context: &ProcessContext) -> TableOf<Self> {
+        self.shown = context.device().and_then(|shown| {
+            let snapshot = &context.feed.shown;
+            let mut devices = snapshot.devices.iter();
+            let device = devices.position(|device| device.index == shown.index)?;
+            Some(LineTable {
+                snapshot: Arc::clone(snapshot),
+                device,
+            })
+        });
         let Some(device) = context.device() else {
             return TableOf::<Self>::default();
         };
@@ -174,6 +206,7 @@ impl Content for LineList {
             InputEvent::GraphWindow => state.note = Some(self.graph.next_window().into()),
             InputEvent::GraphAxis => state.note = Some(self.graph.next_axis().into()),
             InputEvent::Source => self.source = !self.source,
+            InputEvent::Stacks => return Reaction::Detail,
             InputEvent::ResetPeaks if context.feed.shown.health.state == TargetState::Exited => {
                 return Reaction::Note("the process has ended: its peaks stay".into());
             }
@@ -261,6 +294,17 @@ impl Content for LineList {
             }
         };
         Some([first.into(), second.into()])
+    }
+
+    fn place(&self, row: &RowOf<Self>) -> Option<SourcePlace> {
+        SourcePlace::of(row.data.subject.frame()?)
+    }
+
+    fn full_detail(&self, row: &RowOf<Self>, theme: &Theme) -> (&'static str, Vec<Line<'static>>) {
+        (
+            " Stacks, innermost frame first ",
+            stacks::lines(self, row, theme),
+        )
     }
 
     fn aside(&self, row: &RowOf<Self>) -> Option<String> {

@@ -545,3 +545,53 @@ fn names_sort_alphabetically_with_other_rows_last() {
     let text = drawn(&state, SMALL, &COLOUR).to_string();
     assert!(text.contains("↑LINE"), "{text}");
 }
+
+#[test]
+fn a_search_goes_to_matching_rows_and_hides_none() {
+    let before = state(samples::normal(), SMALL, &[]);
+    let rows = before.table.rows.len();
+    let mut events = vec![InputEvent::SearchNext(1)];
+    events.extend("step".chars().map(InputEvent::Type));
+    events.push(InputEvent::Accept);
+    let state = before.with(&events);
+    assert_eq!(state.table.rows.len(), rows);
+    let row = state.selected().unwrap();
+    let name = row.data.name.text(crate::view::table::Precision::Exact);
+    assert_eq!(name, "train.py:29 step");
+    let cursor = state.state.selection.cursor;
+    let again = state.with(&[InputEvent::SearchNext(1), InputEvent::SearchNext(-1)]);
+    assert_eq!(again.state.selection.cursor, cursor);
+}
+
+#[test]
+fn a_search_that_is_given_up_leads_back() {
+    let down = [InputEvent::Move(2)];
+    let state = state(samples::normal(), SMALL, &down);
+    let mut events = vec![InputEvent::Search];
+    events.extend("adamw".chars().map(InputEvent::Type));
+    events.push(InputEvent::Back);
+    assert_eq!(state.with(&events).state.selection.cursor, 2);
+}
+
+#[test]
+fn the_prompt_of_a_search() {
+    let mut events = vec![InputEvent::Search];
+    events.extend("model".chars().map(InputEvent::Type));
+    let state = state(samples::normal(), SMALL, &events);
+    insta::assert_snapshot!(drawn(&state, SMALL, &COLOUR));
+}
+
+#[test]
+fn long_names_scroll_sideways_and_numbers_stay() {
+    let right = [InputEvent::Sideways(1), InputEvent::Sideways(1)];
+    let state = state(samples::normal(), SMALL, &right);
+    insta::assert_snapshot!(drawn(&state, SMALL, &COLOUR));
+    let back = state.with(&[InputEvent::Back]);
+    assert_eq!(back.state.sideways, 0);
+}
+
+#[test]
+fn the_whole_stacks_of_a_row() {
+    let state = state(samples::normal(), SMALL, &[InputEvent::Stacks]);
+    insta::assert_snapshot!(drawn(&state, SMALL, &COLOUR));
+}

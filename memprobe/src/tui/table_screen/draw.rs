@@ -13,7 +13,8 @@ use super::super::overlay::{draw_box, draw_too_small, draw_words, entry};
 use super::super::theme::Theme;
 use super::columns::{ColumnPosition, amount, cell_text, places, tone_style};
 use super::layout::cut_at;
-use super::state::OverlayKind;
+use super::search::{is_scrolled, scrolled};
+use super::state::{OverlayKind, PromptKind};
 use super::{Content, Fold, KeyHint, RowOf, ScreenContext, ScreenLayout, TableScreen};
 use crate::view::table::{Align, Column, Cut, SortOrder};
 use crate::view::{clean, counted, fit, fit_end, fit_middle, percent, width};
@@ -27,7 +28,10 @@ const MIN_ASIDE: usize = 14;
 const MIN_NAME_AND_ASIDE: usize = 44;
 
 const HELP: &str = "\
-/           filter by regular expression     Esc  clear it
+/ or F4     filter by regular expression     Esc  clear it
+n N         search without filtering: next, previous; F3 another pattern
+Shift+arrow scroll names sideways; so do ( and )
+C           copy file:line    e  open it in $EDITOR, as you and not as root
 < > or F6   sort by another column; 1 to 9, or a click on its head
 r           reverse the order
 f           freeze the order: rows stay where they are; f lets them move
@@ -67,6 +71,11 @@ fn fitted<R>(column: &Column<R>, row: &R, wide: usize, theme: &Theme) -> String 
         Cut::End => fit(&text, wide, theme.glyphs.cut),
         Cut::Middle => fit_middle(&text, wide, theme.glyphs.cut),
     }
+}
+
+/// Returns the text of a cell in whole.
+fn whole<R>(column: &Column<R>, row: &R, theme: &Theme) -> String {
+    cell_text(&(column.value)(row), column.precision, 0, theme)
 }
 
 fn draw_cell<R>(buffer: &mut Buffer, area: Rect, column: &Column<R>, text: &str, style: Style) {
@@ -181,7 +190,14 @@ impl<C: Content> TableScreen<C> {
             .collect();
         let name = places.iter().find(|place| place.on.is_name);
         let asides = name.map(|name| self.asides(&rows, *name, theme));
-        let (asides, start) = asides.unwrap_or_default();
+        let (mut asides, start) = asides.unwrap_or_default();
+        let sideways = self.state.sideways;
+        // A scrolled name takes the text beside it along.
+        let after_name = if sideways > 0 {
+            std::mem::take(&mut asides)
+        } else {
+            Vec::new()
+        };
         let apart: Vec<_> = places
             .iter()
             .map(|place| self.texts_apart(&rows, *place, theme))
@@ -224,6 +240,15 @@ impl<C: Content> TableScreen<C> {
                 if row.fold != Fold::Part || on.is_name {
                     let wide = usize::from(area.width);
                     let text = match apart {
+                        _ if sideways > 0 && is_scrolled(column) => {
+                            let mut text = whole(column, &row.data, theme);
+                            let aside = after_name.get(at_screen).filter(|_| on.is_name);
+                            if let Some(Some(aside)) = aside {
+                                text = format!("{text}  {aside}");
+                            }
+                            let text = scrolled(&text, sideways, theme.glyphs.cut);
+                            fit(&text, wide, theme.glyphs.cut)
+                        }
                         Some(texts) => texts[at_screen].clone(),
                         None => fitted(column, &row.data, wide, theme),
                     };
@@ -361,9 +386,17 @@ impl<C: Content> TableScreen<C> {
         let text = format!("  {text}");
         draw_text(buffer, area, &text, style, theme);
         let rows = table.rows.len();
-        let place = format!("{} of {rows} ", self.state.selection.cursor + 1);
-        let left = usize::from(area.width).saturating_sub(width(&text) + 2);
         let visible = self.layout(context).map_or(0, |layout| layout.rows.height);
+        let below = rows.saturating_sub(self.state.selection.offset + usize::from(visible));
+        let mut place = format!("{} of {rows} ", self.state.selection.cursor + 1);
+        let left = usize::from(area.width).saturating_sub(width(&text) + 2);
+        let more = format!(
+            "{} of {rows}, {below} below ",
+            self.state.selection.cursor + 1
+        );
+        if below > 0 && left >= more.len() {
+            place = more;
+        }
         if rows > usize::from(visible) && left >= place.len() && !area.is_empty() {
             let start = area.right() - place.len() as u16;
             buffer.set_string(start, area.y, place, theme.faint());
@@ -407,11 +440,21 @@ impl<C: Content> TableScreen<C> {
             draw_key_list(buffer, layout.keys, keys, theme);
             return None;
         }
-        let prompt = Prompt {
-            filter: &self.state.query.filter,
-            looks_in: self.content.parts().searched,
-            shown: self.table.shown,
-            all: self.table.all,
+        let prompt = match self.state.focus {
+            Focus::Prompt(PromptKind::Search) => Prompt {
+                kind: PromptKind::Search,
+                filter: &self.state.search,
+                looks_in: "the texts of the rows",
+                shown: self.matches().len(),
+                all: self.table.rows.len(),
+            },
+            Focus::Prompt(PromptKind::Filter) | Focus::Table => Prompt {
+                kind: PromptKind::Filter,
+                filter: &self.state.query.filter,
+                looks_in: self.content.parts().searched,
+                shown: self.table.shown,
+                all: self.table.all,
+            },
         };
         Some(draw_prompt(buffer, layout.keys, &prompt, theme))
     }

@@ -7,6 +7,7 @@ mod columns;
 mod draw;
 mod layout;
 mod rows;
+mod search;
 mod state;
 
 use std::borrow::Cow;
@@ -20,8 +21,9 @@ use super::Command;
 use super::bars::{StatusLine, Tab};
 use super::input::InputEvent;
 use super::theme::Theme;
-use crate::event::Tgid;
+use crate::event::{Frame, Tgid};
 
+use crate::view::clean;
 use crate::view::table::Column;
 #[cfg(test)]
 pub use columns::TableSort;
@@ -29,10 +31,42 @@ pub use columns::{bar, further};
 pub use draw::draw_text;
 pub use layout::{Needs, SIDE_BY_SIDE, SMALLEST, ScreenLayout, cut_at};
 pub use rows::{Fold, Query, RowOf, TableOf, TableRow};
-pub use state::{ScreenHandle, TableScreen, TableState};
+pub use state::{PromptKind, ScreenHandle, TableScreen, TableState};
 
 /// Note about the last key.
 pub type Note = Cow<'static, str>;
+
+/// Line of a file of the target. Its path may hold anything.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SourcePlace {
+    pub file: String,
+    pub line: u32,
+}
+
+impl SourcePlace {
+    /// Returns the line of a frame; `None` for native code and unknown lines.
+    pub fn of(frame: &Frame) -> Option<Self> {
+        let is_known = frame.line > 0 && !frame.file.is_empty();
+        is_known.then(|| Self {
+            file: frame.file.to_string(),
+            line: frame.line,
+        })
+    }
+
+    /// Formats the place without characters that a terminal interprets.
+    pub fn text(&self) -> String {
+        clean(&format!("{}:{}", self.file, self.line))
+    }
+}
+
+/// Work for the terminal, outside the screen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Errand {
+    /// Copy a text to the user's clipboard.
+    Copy(String),
+    /// Open a file in the user's editor, which takes the terminal until it ends.
+    Edit(SourcePlace),
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScreenRequest {
@@ -218,6 +252,11 @@ pub trait Content: Sized + 'static {
 
     /// Describes the sum of the rows in other words than usual.
     fn sum(&self, _table: &TableOf<Self>, _filters: bool) -> Option<String> {
+        None
+    }
+
+    /// Returns the line of source of a row; `None` if it has none.
+    fn place(&self, _row: &RowOf<Self>) -> Option<SourcePlace> {
         None
     }
 

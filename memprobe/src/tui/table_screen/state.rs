@@ -5,6 +5,7 @@ use std::cell::Cell;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Position;
 
+use super::super::Command;
 use super::super::bars::tab_at;
 use super::super::filter::Filter;
 use super::super::input::{Focus, InputEvent};
@@ -12,7 +13,10 @@ use super::super::theme::Theme;
 use super::columns::{TableSort, column_at, further, places};
 use super::layout::{ScreenLayout, layout};
 use super::rows::Selection;
-use super::{Content, Fold, Note, Query, Reaction, RowOf, ScreenContext, ScreenRequest, TableOf};
+use super::{
+    Content, Errand, Fold, Note, Query, Reaction, RowOf, ScreenContext, ScreenRequest, SourcePlace,
+    TableOf,
+};
 use crate::view::clean;
 use crate::view::table::Column;
 
@@ -25,6 +29,15 @@ pub enum OverlayKind {
 
 /// Most lines that an overlay is scrolled before it was drawn.
 const MAX_SCROLL: usize = 1000;
+
+/// Text that a prompt asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PromptKind {
+    /// Pattern of the rows that are shown.
+    Filter,
+    /// Pattern of the rows to go to.
+    Search,
+}
 
 /// Overlay, scrolled down by lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +55,14 @@ pub struct TableState<K> {
     pub note: Option<Note>,
     /// Largest useful scroll of the overlay, as of its last drawing.
     pub overlay_end: Cell<usize>,
+    /// Pattern of the rows that `n` goes to.
+    pub search: Filter,
+    /// Row at which the search began.
+    pub(super) search_from: usize,
+    /// Cells that long names are scrolled to the left.
+    pub sideways: usize,
+    /// Work for the terminal, until it is done.
+    pub errand: Option<Errand>,
     size: (u16, u16),
 }
 
@@ -65,7 +86,16 @@ pub trait ScreenHandle<X> {
 
     /// Draws the screen. Returns the position of the visible cursor, if any.
     fn draw(&self, buffer: &mut Buffer, context: &X, theme: &Theme) -> Option<Position>;
+
+    /// Returns work for the terminal that the last input asked for.
+    fn take_errand(&mut self) -> Option<Errand>;
+
+    /// Shows a note until the next input.
+    fn say(&mut self, note: Note);
 }
+
+/// Note for a row without a line of source.
+const NO_PLACE: &str = "this row has no line of source: select one that has";
 
 /// Returns the index of the column of the live screen with this head.
 fn column_headed<R>(columns: &[Column<R>], head: &str) -> Option<usize> {
@@ -112,6 +142,14 @@ impl<C: Content> ScreenHandle<C::Context> for TableScreen<C> {
     fn draw(&self, buffer: &mut Buffer, context: &C::Context, theme: &Theme) -> Option<Position> {
         self.draw_screen(buffer, context, theme)
     }
+
+    fn take_errand(&mut self) -> Option<Errand> {
+        self.state.errand.take()
+    }
+
+    fn say(&mut self, note: Note) {
+        self.state.note = Some(note);
+    }
 }
 
 impl<C: Content> TableScreen<C> {
@@ -136,6 +174,10 @@ impl<C: Content> TableScreen<C> {
                 selection: Selection::default(),
                 note: None,
                 overlay_end: Cell::new(MAX_SCROLL),
+                search: Filter::default(),
+                search_from: 0,
+                sideways: 0,
+                errand: None,
                 size: (0, 0),
             },
             table: TableOf::<C>::default(),
@@ -206,8 +248,20 @@ impl<C: Content> TableScreen<C> {
             InputEvent::Suspend => {
                 return Reaction::Note("stopping memprobe would lose events: q quits".into());
             }
-            InputEvent::Filter => (self.state.overlay, self.state.focus) = (None, Focus::Prompt),
-            InputEvent::Accept => self.state.focus = Focus::Table,
+            InputEvent::Filter => {
+                (self.state.overlay, self.state.focus) = (None, Focus::Prompt(PromptKind::Filter));
+            }
+            InputEvent::Search => self.begin_search(),
+            InputEvent::SearchNext(by) => return self.search_next(by),
+            InputEvent::Sideways(by) => self.scroll_sideways(by),
+            InputEvent::CopyPlace => return self.copy_place(),
+            InputEvent::Edit => return self.edit(),
+            InputEvent::Accept => return self.accept(),
+            _ if self.state.focus == Focus::Prompt(PromptKind::Search) => {
+                if !self.edit_search(event) {
+                    return self.react_alone(event, context);
+                }
+            }
             _ => match self.state.query.filter.edited(event) {
                 Some(filter) => {
                     self.state.query.filter = filter;
@@ -219,12 +273,51 @@ impl<C: Content> TableScreen<C> {
         Reaction::Done
     }
 
+    /// Ends a prompt with its pattern.
+    fn accept(&mut self) -> Reaction {
+        let focus = std::mem::replace(&mut self.state.focus, Focus::Table);
+        if focus != Focus::Prompt(PromptKind::Search) || !self.state.search.is_active() {
+            return Reaction::Done;
+        }
+        let pattern = clean(self.state.search.pattern());
+        Reaction::Note(match self.matches().len() {
+            0 => format!("no row matches {pattern}").into(),
+            1 => format!("1 row matches {pattern}").into(),
+            number => format!("{number} rows match {pattern}: n next, N previous").into(),
+        })
+    }
+
+    fn selected_place(&self) -> Option<SourcePlace> {
+        self.content.place(self.selected()?)
+    }
+
+    fn copy_place(&mut self) -> Reaction {
+        let Some(place) = self.selected_place() else {
+            return Reaction::Note(NO_PLACE.into());
+        };
+        let text = place.text();
+        let note = format!("copied {text}");
+        self.state.errand = Some(Errand::Copy(text));
+        Reaction::Note(note.into())
+    }
+
+    fn edit(&mut self) -> Reaction {
+        let Some(place) = self.selected_place() else {
+            return Reaction::Note(NO_PLACE.into());
+        };
+        self.state.errand = Some(Errand::Edit(place));
+        Reaction::Done
+    }
+
     /// Handles input that not all tables share.
     fn react_alone(&mut self, event: InputEvent, context: &mut C::Context) -> Reaction {
         let reaction = self.content.handle(event, &mut self.state, context);
         match (reaction, event) {
             (Reaction::Ignored, InputEvent::Refresh) => self.reverse(),
             (Reaction::Ignored, InputEvent::Freeze) => return self.freeze(),
+            (Reaction::Ignored, InputEvent::Save) if self.content.parts().tab.is_some() => {
+                return Reaction::Request(ScreenRequest::Send(Command::SaveRecording));
+            }
             (Reaction::Ignored, InputEvent::Probes) if self.content.parts().tab.is_some() => {
                 self.toggle_overlay(OverlayKind::Probes);
             }
@@ -366,9 +459,17 @@ impl<C: Content> TableScreen<C> {
         if state.overlay.take().is_some() {
             return Reaction::Done;
         }
-        if state.focus == Focus::Prompt || !state.query.filter.pattern().is_empty() {
+        if state.focus == Focus::Prompt(PromptKind::Search) {
+            state.focus = Focus::Table;
+            self.abandon_search();
+            return Reaction::Done;
+        }
+        if state.focus != Focus::Table || !state.query.filter.pattern().is_empty() {
             state.focus = Focus::Table;
             state.query.filter = Filter::default();
+            return Reaction::Done;
+        }
+        if std::mem::take(&mut state.sideways) > 0 {
             return Reaction::Done;
         }
         match self.content.handle(InputEvent::Back, state, context) {

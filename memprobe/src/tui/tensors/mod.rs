@@ -16,7 +16,7 @@ use super::context::ProcessContext;
 use super::input::InputEvent;
 use super::table_screen::{
     Content, DeviceTabs, Needs, Note, Query, Reaction, RowOf, ScreenContext, ScreenParts,
-    ScreenRequest, TableOf, TableScreen, TableState, further,
+    ScreenRequest, SourcePlace, TableOf, TableScreen, TableState, further,
 };
 use super::theme::Theme;
 use crate::event::bytes::{human, signed};
@@ -31,7 +31,8 @@ use crate::view::{FileNames, TensorGroup, clean, consistency, counted};
 pub enum Tensors {
     #[default]
     Unasked,
-    Taking,
+    /// The process is being read; says how far.
+    Taking(Arc<str>),
     Taken(Arc<TensorTable>),
     /// The reading failed: reason and remedy.
     Failed(Arc<str>),
@@ -40,7 +41,8 @@ pub enum Tensors {
 impl Tensors {
     pub(super) fn is(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Unasked, Self::Unasked) | (Self::Taking, Self::Taking) => true,
+            (Self::Unasked, Self::Unasked) => true,
+            (Self::Taking(one), Self::Taking(other)) => one == other,
             (Self::Taken(one), Self::Taken(other)) => Arc::ptr_eq(one, other),
             (Self::Failed(one), Self::Failed(other)) => Arc::ptr_eq(one, other),
             _ => false,
@@ -180,6 +182,7 @@ static PARTS: ScreenParts<TensorData> = ScreenParts {
     help: "\
 Enter       all names, storage, block, and who shares it
 R or F5     read the process again; it is paused for a moment
+w           save these tensors, for `memprobe snapshot` and `diff`
 i           group: tensor, shape, kind, module, line, retainer, no fold
 ",
     terms: "\
@@ -234,6 +237,10 @@ impl Content for TensorList {
         Reaction::Detail
     }
 
+    fn place(&self, row: &RowOf<Self>) -> Option<SourcePlace> {
+        SourcePlace::of(row.data.texts().first().site.as_ref()?)
+    }
+
     fn handle(
         &mut self,
         event: InputEvent,
@@ -241,12 +248,16 @@ impl Content for TensorList {
         context: &ProcessContext,
     ) -> Reaction {
         match event {
-            InputEvent::Refresh if matches!(context.tensors, Tensors::Taking) => {
+            InputEvent::Refresh if matches!(context.tensors, Tensors::Taking(_)) => {
                 return Reaction::Note("the process is being read already".into());
             }
             InputEvent::Refresh => {
                 return Reaction::Request(ScreenRequest::Send(Command::TakeTensors));
             }
+            InputEvent::Save if self.table.is_some() => {
+                return Reaction::Request(ScreenRequest::Send(Command::SaveTensors));
+            }
+            InputEvent::Save => return Reaction::Note("nothing was read yet to save".into()),
             InputEvent::Regroup => {
                 let groupings = GROUPINGS.map(|(by, _)| by);
                 self.by = further(&groupings, self.by, 1).unwrap_or_default();
@@ -289,7 +300,7 @@ impl Content for TensorList {
 
     fn status(&self, context: &ProcessContext, theme: &Theme) -> StatusLine {
         let word = match &context.tensors {
-            Tensors::Taking | Tensors::Unasked => ("READING", theme.still()),
+            Tensors::Taking(_) | Tensors::Unasked => ("READING", theme.still()),
             Tensors::Taken(_) => ("SNAPSHOT", theme.good()),
             Tensors::Failed(_) => ("FAILED", theme.bad()),
         };
@@ -298,6 +309,7 @@ impl Content for TensorList {
                 format!("the last reading is shown: {}", clean(reason))
             }
             (Tensors::Failed(_), None) => "R tries again".to_owned(),
+            (Tensors::Taking(line), _) => clean(line),
             (_, Some(table)) => facts(table),
             (_, None) => String::new(),
         };
@@ -345,6 +357,10 @@ impl Content for TensorList {
                 return Some([first.to_owned().into(), second.to_owned().into()]);
             }
             (_, Some(_)) => ("No tensors on this device.", "Tab shows the next device."),
+            (Tensors::Taking(line), None) => {
+                let first = "Reading the tensors of the process.";
+                return Some([first.into(), clean(line).into()]);
+            }
             (_, None) => (
                 "Reading the tensors of the process.",
                 "The process is paused for a moment, then goes on.",

@@ -112,7 +112,11 @@ fn help_says_what_the_keys_do() {
 
 #[test]
 fn what_is_waited_for_and_what_failed_is_said() {
-    let taking = state(Tensors::Taking, SMALL, &[]);
+    let taking = state(
+        Tensors::Taking("reading 312,000 of 1,200,000 objects, the process runs again".into()),
+        SMALL,
+        &[],
+    );
     insta::assert_snapshot!("taking", drawn(&taking, SMALL, &COLOUR));
     let reason = "no torch in this process.\nGive a process that has imported it.";
     let mut failed = state(Tensors::Failed(reason.into()), SMALL, &[]);
@@ -142,7 +146,7 @@ fn escape_closes_what_is_open_and_then_leads_back() {
     assert_eq!(state.handle(InputEvent::Back), Some(ScreenRequest::Leave));
     let take_again = ScreenRequest::Send(Command::TakeTensors);
     assert_eq!(state.handle(InputEvent::Refresh), Some(take_again));
-    take(&mut state, Tensors::Taking);
+    take(&mut state, Tensors::Taking("the process is paused".into()));
     assert_eq!(state.handle(InputEvent::Refresh), None);
 }
 

@@ -230,7 +230,7 @@ def refused(device):
 
 
 def at_the_same_address(device):
-    """Threads count nodes from 0, and nodes get the memory of earlier ones: address, class and number are equal."""
+    """Threads count nodes from 0, and nodes get the memory of earlier ones: address, class and number can be equal."""
     x = torch.randn(240, 240, device=device, requires_grad=True)
     gradient = torch.ones(240, 240, device=device)
     made = []

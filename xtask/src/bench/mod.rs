@@ -32,6 +32,9 @@ use stored::StoredPart;
 use table::{Style, Table};
 use target::Target;
 
+/// Python of the figures that the documents have.
+const DEFAULT_PYTHON: &str = "3.11";
+
 /// Measurements to make, and the format of the output.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -48,7 +51,7 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..))]
     iterations: u32,
     /// The Python: a version such as 3.11, or the path of an interpreter
-    #[arg(long, value_name = "PYTHON", default_value = "3.11")]
+    #[arg(long, value_name = "PYTHON", default_value = DEFAULT_PYTHON)]
     python: Interpreter,
     /// Only the benchmarks of memprobe's own code with this text in their names
     #[arg(long, value_name = "NAME")]
@@ -150,7 +153,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     };
     let machine = machine::describe(gpu.as_ref())?;
     print(&machine, &tables, style);
-    let parts = parts(repository, &machine, tables, attaches)?;
+    let parts = parts(repository, options, &machine, tables, attaches)?;
     write_samples(repository, &parts)?;
     if options.keep {
         stored::put(repository.root(), parts)?;
@@ -184,6 +187,7 @@ impl Part {
 /// Returns the tables with their measurements, and the builds that they are of.
 fn parts(
     repository: &Repository,
+    options: &Options,
     machine: &[String],
     tables: Vec<(Part, Table)>,
     attaches: bool,
@@ -192,9 +196,13 @@ fn parts(
     let memprobe = attaches.then(|| digits(&memprobe)).transpose()?;
     let date = process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
     let object = CommittedObject::of(repository)?;
+    let python = match options.python.to_string().as_str() {
+        DEFAULT_PYTHON => String::new(),
+        other => format!(" --python {other}"),
+    };
     let parts = tables.into_iter().map(|(part, table)| StoredPart {
         part: part.name(),
-        command: format!("cargo xtask bench --keep --only {}", part.name()),
+        command: format!("cargo xtask bench --keep --only {}{python}", part.name()),
         date: date.clone(),
         machine: machine.to_vec(),
         memprobe: memprobe.clone(),

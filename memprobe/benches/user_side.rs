@@ -169,6 +169,7 @@ fn header() -> Header {
         wall_start_ms: None,
         target: Target::default(),
         probes: Vec::new(),
+        from_live_screen: false,
     }
 }
 

@@ -5,11 +5,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::options::{
-    CpuOption, DetailOption, ProbeOptions, StdoutStyle, ThemeOption, is_default,
-};
+use super::options::{CpuOption, DetailOption, ProbeOptions, StdoutStyle, ThemeOption, is_default};
 use super::subject::ProcessOption;
 use crate::commands::attach::LiveView;
+use crate::commands::choose::Chooser;
 use crate::commands::host::Scope;
 use crate::commands::top::Top;
 use crate::commands::{GraphTracking, MatchScope, Wanted, Watch, check_kernel};
@@ -50,7 +49,11 @@ impl Attach {
         // Whoever may not probe would find no process either.
         check_kernel()?;
         let scope = MatchScope::of_children(self.children);
-        let tgid = match (self.process).choose("attach", self.cpu.allocators(), scope)? {
+        let chooser = Chooser {
+            theme: self.theme.theme,
+            ..Chooser::new("attach", self.cpu.allocators(), scope)
+        };
+        let tgid = match self.process.choose(chooser)? {
             Ok(tgid) => tgid,
             Err(status) => return Ok(status),
         };

@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::options::{Format, FormatOption, StdoutStyle, formats};
 use super::subject::ProcessOption;
-use crate::commands::choose::ProcessName;
+use crate::commands::choose::{Chooser, ProcessName};
 use crate::commands::{self, Allocators, MatchScope, doctor};
 
 /// Check whether memprobe can work here, and say what to do if not
@@ -45,11 +45,11 @@ impl DoctorArgs {
         }
         let tgid = match self.process.name() {
             ProcessName::Unnamed => None,
-            _ => match (self.process).choose(
+            _ => match self.process.choose(Chooser::new(
                 "doctor",
                 Allocators::CudaAndCpu,
                 MatchScope::Process,
-            )? {
+            ))? {
                 Ok(tgid) => Some(tgid),
                 Err(status) => return Ok(status),
             },

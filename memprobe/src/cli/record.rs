@@ -12,6 +12,7 @@ use super::options::{
     AsRootOption, CpuOption, DetailOption, NamesOption, ProbeOptions, is_default, parse_duration,
 };
 use super::subject::ProcessOption;
+use crate::commands::choose::Chooser;
 use crate::commands::record::{Recording, Subject};
 use crate::commands::{GraphTracking, MatchScope, Naming, Wanted, Watch, check_kernel};
 
@@ -76,7 +77,8 @@ impl RecordArgs {
             let scope = MatchScope::of_children(self.children);
             // Whoever may not probe would find no process either.
             check_kernel()?;
-            match (self.process).choose("record -o FILE", self.cpu.allocators(), scope)? {
+            let chooser = Chooser::new("record -o FILE", self.cpu.allocators(), scope);
+            match self.process.choose(chooser)? {
                 Ok(tgid) => Subject::Process(tgid),
                 Err(status) => return Ok(status),
             }

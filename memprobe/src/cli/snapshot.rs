@@ -13,6 +13,7 @@ use super::options::{
     LimitOption, StdoutStyle, choice, choices, formats, parse_duration,
 };
 use super::subject::{ProcessOption, pid_of};
+use crate::commands::choose::Chooser;
 use crate::commands::snapshot::{BlockProbes, CaptureMode, Snapshots, content};
 use crate::commands::{Allocators, MatchScope, stdout};
 use crate::event::tensors::TensorSnapshot;
@@ -85,9 +86,8 @@ impl SnapshotArgs {
             self.check_file(file)?;
             return print(file, &options);
         }
-        let verb = "snapshot";
-        let allocators = self.cpu.allocators();
-        let tgid = match (self.process).choose(verb, allocators, MatchScope::Process)? {
+        let chooser = Chooser::new("snapshot", self.cpu.allocators(), MatchScope::Process);
+        let tgid = match self.process.choose(chooser)? {
             Ok(tgid) => tgid,
             Err(status) => return Ok(status),
         };
@@ -105,7 +105,7 @@ impl SnapshotArgs {
             } else {
                 CaptureMode::Paused
             },
-            extent: allocators,
+            extent: self.cpu.allocators(),
             options,
         };
         let probes = BlockProbes {

@@ -8,7 +8,6 @@ use clap::Args;
 
 use super::options::parse_pid;
 use crate::commands::choose::{Chooser, ProcessName};
-use crate::commands::{Allocators, MatchScope};
 use crate::event::Tgid;
 
 /// Process of a verb that does not work without one.
@@ -32,18 +31,8 @@ impl ProcessOption {
         }
     }
 
-    /// Finds the process for `verb`, or lets the user choose one. Returns the exit status if nothing was chosen.
-    pub(super) fn choose(
-        &self,
-        verb: &'static str,
-        allocators: Allocators,
-        scope: MatchScope,
-    ) -> Result<Result<Tgid, ExitCode>> {
-        let chooser = Chooser {
-            verb,
-            allocators,
-            scope,
-        };
+    /// Finds the process, or lets the user choose one. Returns the exit status if nothing was chosen.
+    pub(super) fn choose(&self, chooser: Chooser) -> Result<Result<Tgid, ExitCode>> {
         chooser.choose(&self.name())
     }
 }

@@ -18,8 +18,9 @@ use crate::process::process_scan::GpuLibrary;
 use crate::process::process_search::{MatchScope, ProcessCandidate, ProcessSearch};
 use crate::process::user;
 use crate::session::process_monitor::ProcessMonitor;
+use crate::tui::ThemeChoice;
 use crate::tui::picker::{self, Picked, ProcessChoice};
-use crate::view::{fit, short_command};
+use crate::view::{clean, fit, short_command};
 
 /// Most processes that an error lists.
 const MAX_LISTED: usize = 20;
@@ -45,9 +46,20 @@ pub struct Chooser {
     pub verb: &'static str,
     pub allocators: Allocators,
     pub scope: MatchScope,
+    /// Colours of the screen to choose on.
+    pub theme: ThemeChoice,
 }
 
 impl Chooser {
+    pub const fn new(verb: &'static str, allocators: Allocators, scope: MatchScope) -> Self {
+        Self {
+            verb,
+            allocators,
+            scope,
+            theme: ThemeChoice::Auto,
+        }
+    }
+
     /// Finds the process of a name. Without a name it lets the user choose on the screen, if there is a terminal; if the
     /// user chooses none, returns the exit status of Ctrl-C or of the signal that came.
     pub fn choose(self, name: &ProcessName) -> Result<Result<Tgid, ExitCode>> {
@@ -130,9 +142,9 @@ impl Chooser {
         let mut users = HashMap::new();
         let first = self.choices(&Sample::default(), &mut users)?;
         let (sender, choices) = watch::channel(Arc::new(first));
-        let verb = self.verb;
+        let (verb, theme) = (self.verb, self.theme);
         let mut screen = ScreenThread::start(interrupts, REFRESH, move |picked, quit| {
-            picker::run(verb, choices, picked, quit)
+            picker::run(verb, choices, picked, quit, theme)
         });
         let chosen = loop {
             tokio::select! {
@@ -199,7 +211,11 @@ fn list(found: &[&ProcessCandidate]) -> String {
     for candidate in found.iter().take(MAX_LISTED) {
         let name = |uid| user::name(uid).unwrap_or_else(|| uid.to_string());
         let user = candidate.uid.map(name).unwrap_or_default();
-        let command = fit(&short_command(&candidate.command()), COMMAND_COLUMNS, "…");
+        let command = fit(
+            &clean(&short_command(&candidate.command())),
+            COMMAND_COLUMNS,
+            "…",
+        );
         // Writing to a String cannot fail.
         let _ = writeln!(text, "  {:>7}  {user:<8}  {command}", candidate.tgid.0);
     }

@@ -221,7 +221,7 @@ impl ScreenContext for ProcessContext {
                 None | Some(Tab::Lines) => "memprobe".to_owned(),
                 Some(tab) => format!("memprobe {}", tab.name()),
             },
-            text: short_command(&snapshot.target.command),
+            text: clean(&short_command(&snapshot.target.command)),
             facts,
         }
     }

@@ -112,9 +112,11 @@ impl SourceText for Script {
             "        x = self.ln(x)",
             "        return x + residual",
         ];
-        Some(match text.contains('\u{1b}') {
-            true => others[line as usize % others.len()].to_owned(),
-            false => text,
+        let is_hostile = text.contains('\u{1b}');
+        Some(if is_hostile {
+            others[line as usize % others.len()].to_owned()
+        } else {
+            text
         })
     }
 
@@ -122,6 +124,10 @@ impl SourceText for Script {
         let lines = Sources.around(file, line, radius)?.into_iter();
         let own = |(number, text)| (number, self.line(file, number).unwrap_or(text));
         Some(lines.map(own).collect())
+    }
+
+    fn edit(&mut self, file: &str, line: u32) -> Result<(), String> {
+        Sources.edit(file, line)
     }
 }
 

@@ -16,7 +16,7 @@ use super::table_screen::{
     ScreenParts, ScreenRequest, ScreenTitle, TableOf, TableRow, TableScreen,
 };
 use super::terminal::{self, Stage, StageStep};
-use super::theme::Theme;
+use super::theme::{Theme, ThemeChoice};
 use crate::event::{Bytes, Tgid};
 use crate::view::table::{Column, SortOrder, Tone, columns};
 use crate::view::{clean, counted, short_command};
@@ -47,7 +47,7 @@ const COLUMNS: [Column<ProcessChoice>; 5] = columns![|row: ProcessChoice|
     label("USER").screen(10, 60) => row.user.as_deref().map(clean),
     figure("GPU MEMORY").screen(11, 44).tone(Tone::Strong) => row.gpu_memory,
     label("HAS").screen(7, 72) => row.library,
-    label("COMMAND").screen(0, 0) => short_command(&row.command),
+    label("COMMAND").screen(0, 0) => clean(&short_command(&row.command)),
 ];
 
 /// Shows the processes until the user chooses one or quits, or `quit` becomes true; blocks. `verb` names the command
@@ -57,9 +57,10 @@ pub fn run(
     choices: Receiver<Arc<Vec<ProcessChoice>>>,
     picked: UnboundedSender<Picked>,
     quit: Receiver<bool>,
+    theme: ThemeChoice,
 ) -> Result<()> {
     let mut stage = PickerStage::new(verb, choices, quit);
-    terminal::run(&mut stage, "a PID or a script's name")?;
+    terminal::run(&mut stage, theme, "a PID or a script's name")?;
     // The send fails if the caller has already ended.
     let _ = picked.send(stage.picked);
     Ok(())
@@ -82,8 +83,7 @@ impl ScreenContext for PickerContext {
         ScreenTitle {
             name: format!("memprobe {}", self.verb),
             text: "choose a process".to_owned(),
-            facts: vec![counted(self.shown.len() as u64, "candidate")],
-            more_facts: Vec::new(),
+            facts: vec![(0, counted(self.shown.len() as u64, "candidate"))],
         }
     }
 

@@ -22,7 +22,7 @@ pub use command::short_command;
 pub use gpus::{device_name, gpu_fields, gpu_number, identity_line};
 pub use host::{
     HostExtent, PROCESS_COLUMNS, ProcessEntry, device_gaps, doubtful_devices, driver_gap,
-    process_state, rank, short_command, top_line_names,
+    process_state, rank, top_line_names,
 };
 pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, cuda_memory_kind, library_name, named_site,

@@ -275,8 +275,8 @@ impl<M: ReadMemory> Search<'_, '_, M> {
         }
     }
 
-    /// Reaches the models and optimizers in a list or dict before the variables that were bound later: those of a
-    /// loop over it are aliases of one element.
+    /// Reaches the models in a list or dict of several before the variables that were bound later: those of a loop over
+    /// it are aliases of one element. The same holds for optimizers.
     fn reach_elements(&mut self, container: u64, steps: usize) {
         let Some(place) = self.place_of(container) else {
             return;
@@ -294,13 +294,17 @@ impl<M: ReadMemory> Search<'_, '_, M> {
         // Objects that cannot be read are not reached.
         let heap = self.paths.heap;
         let _ = heap.contents(&class, address, |step, value| held.push((step, value)));
-        for (step, value) in held {
-            let object = self.paths.place_of(value);
-            let class = object.and_then(|at| self.paths.object_at(at));
-            let is_root =
-                |class: &Class| matches!(class.role, TorchKind::Module | TorchKind::Optimizer);
-            if class.is_some_and(|(_, class)| is_root(&class)) {
-                self.reach(value, PathOrigin::From(place, step), steps + 1);
+        for role in [TorchKind::Module, TorchKind::Optimizer] {
+            let has_role = |value: u64| {
+                let object = self.paths.place_of(value);
+                let object = object.and_then(|at| self.paths.object_at(at));
+                object.is_some_and(|(_, class)| class.role == role)
+            };
+            let roots: Vec<_> = held.iter().filter(|(_, value)| has_role(*value)).collect();
+            if let [_, _, ..] = roots[..] {
+                for (step, value) in roots {
+                    self.reach(*value, PathOrigin::From(place, *step), steps + 1);
+                }
             }
         }
     }

@@ -669,11 +669,16 @@ fn models_in_a_list_are_named_before_the_variable_of_a_loop_over_it() {
         let module = heap.python_class("Module", "torch.nn.modules.module", &[]);
         let optimizer = heap.python_class("Optimizer", "torch.optim.optimizer", &[]);
         let models = [(); 4].map(|()| heap.with_dict(module, &[]));
-        let optimizer = heap.with_dict(optimizer, &[]);
+        let [optimizer, other] = [(); 2].map(|()| heap.with_dict(optimizer, &[]));
         let of_globals = heap.list(&models[..2]);
         let of_frame = heap.list(&models[2..]);
         let name = heap.text("generator");
-        let optimizers = heap.dict(&[(name, optimizer)]);
+        let another_name = heap.text("discriminator");
+        let optimizers = heap.dict(&[(name, optimizer), (another_name, other)]);
+        // A single model keeps its variable.
+        let only = heap.with_dict(module, &[]);
+        let name = heap.text("model");
+        let arguments = heap.dict(&[(name, only)]);
         let globals = [
             ("models", of_globals),
             ("model", models[1]),
@@ -686,6 +691,8 @@ fn models_in_a_list_are_named_before_the_variable_of_a_loop_over_it() {
             variable("train.py:9 train() -> first", models[2], 3),
             variable("train.py:9 train() -> nets", of_frame, 3),
             variable("train.py:9 train() -> net", models[3], 3),
+            variable("train.py:9 train() -> kwargs", arguments, 3),
+            variable("train.py:9 train() -> only", only, 3),
         ];
         let heap = Heap::of(&memory, layout);
         let scan = scan(&heap, interpreter);
@@ -694,5 +701,6 @@ fn models_in_a_list_are_named_before_the_variable_of_a_loop_over_it() {
         let names = models.map(|model| name(model).expect("reached"));
         assert_eq!(names, ["models[0]", "models[1]", "first", "nets[1]"]);
         assert_eq!(name(optimizer).as_deref(), Some("optimizers['generator']"));
+        assert_eq!(name(only).as_deref(), Some("only"));
     }
 }

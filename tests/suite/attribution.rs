@@ -312,6 +312,32 @@ fn a_server_has_an_iteration_for_each_request_by_its_line() {
 }
 
 #[test]
+fn requests_on_a_pool_of_threads_are_iterations_by_the_only_line_that_allocates() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let trace = folder.path().join("trace.json");
+    let mut command = environment.memprobe();
+    command.args(["record", "-q", "-o"]).arg(&trace);
+    command.arg("--").arg(environment.pytorch().python());
+    command.arg("pool_server.py");
+    environment.pytorch().settle(&mut command);
+    let printed = Background::start(&mut command).finish().succeeded().stdout;
+    assert!(printed.contains("requests 24"), "{printed}");
+    let options = ["--by", "iteration", "--limit", "1000"];
+    let options = [&options[..], &["--iteration-start", "pool_server.py:25"]].concat();
+    let numbered = rows(&environment, &trace, &options);
+    let numbered = numbered.iter().filter_map(|row| row["iteration"].as_u64());
+    assert_eq!(numbered.max(), Some(24));
+    let trace = trace.to_str().expect("UTF-8");
+    let text = environment.run(&[&["report", trace], &options[..]].concat());
+    let text = text.succeeded().stdout;
+    // Each of two threads came to the line once for certain.
+    assert!(text.contains("22 starts inferred"), "{text}");
+}
+
+#[test]
 fn tensors_saved_by_resnet_50_agree_with_a_walk_of_its_graph() {
     let Some(environment) = TestEnvironment::take() else {
         return;

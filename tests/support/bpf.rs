@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::FileExt as _;
 
+use memprobe_common::ProcessConfig;
+
 /// `BPF_PROG_GET_NEXT_ID`, `BPF_MAP_GET_NEXT_ID`, `BPF_LINK_GET_NEXT_ID` of `enum bpf_cmd`
 /// (linux/bpf.h), each with its key in `/proc/PID/fdinfo`.
 const KINDS: [(i64, &str); 3] = [(11, "prog_id"), (12, "map_id"), (31, "link_id")];
@@ -18,7 +20,7 @@ struct NextId {
 }
 
 /// Size in bytes of a process's entry in the kernel map (`ProcessConfig` in memprobe-common).
-pub const PROCESS_BYTES: u64 = 104;
+pub const PROCESS_BYTES: u64 = size_of::<ProcessConfig>() as u64;
 
 /// A kernel object: its kind and its id.
 pub type Held = (&'static str, u32);

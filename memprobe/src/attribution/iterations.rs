@@ -81,6 +81,8 @@ pub struct Iterations {
     pub rows: Vec<Iteration>,
     /// Threads that allocate below the user's line alone, so that its visits cannot be told apart.
     pub threads_that_stay: u64,
+    /// Visits of the user's line that are inferred.
+    pub inferred_visits: u64,
     /// Step intervals before the first row that are no longer stored.
     pub dropped: u64,
 }
@@ -146,7 +148,8 @@ impl Iterations {
             cycle,
             epochs,
             rows: rows.finish(),
-            threads_that_stay: intervals.threads_that_stay(),
+            threads_that_stay: intervals.line_visits.threads_that_stay(),
+            inferred_visits: intervals.line_visits.inferred,
             dropped: intervals.dropped,
         }
     }
@@ -174,6 +177,7 @@ impl Iterations {
             epochs: of.epochs().0,
             rows: rows.finish(),
             threads_that_stay: 0,
+            inferred_visits: 0,
             dropped: of.dropped,
         }
     }

@@ -14,6 +14,7 @@ use super::lifecycle::{
     AllocationOrigin, BlockState, Lifecycle, Lifecycles, Queue, RecentPasses, ShortCount,
     TensorInfo,
 };
+use super::line_visits::{LineAllocation, ThreadRole};
 use super::module_aliases::{HoldingModule, ModuleAliases, RootVariables};
 use super::moments::Revision;
 use super::named::InferenceCheck;
@@ -197,7 +198,7 @@ impl AttributionLedger {
             threads_forgotten: self
                 .phases
                 .forgotten
-                .saturating_add(self.intervals.forgotten),
+                .saturating_add(self.intervals.line_visits.forgotten),
             marks_without_place: self.intervals.unnamed,
             ..self.coverage
         }
@@ -367,7 +368,20 @@ impl AttributionLedger {
             }
         }
         if self.line.is_some() {
-            self.intervals.ask(tid, traits.at_line, now(&self.devices));
+            let is_main = ledger.target.tgid.is_some_and(|tgid| tgid.0 == tid.0);
+            let allocation = LineAllocation {
+                tid,
+                role: if is_main {
+                    ThreadRole::Main
+                } else {
+                    ThreadRole::Other
+                },
+                stack: block.stack,
+                at_line: traits.at_line,
+                block: is_tracked.then_some(id),
+                purpose: block.purpose,
+            };
+            self.intervals.ask(allocation, now(&self.devices));
             self.end_intervals();
         }
         let ClassifiedPhase { phase, .. } = asked.classified;
@@ -498,6 +512,7 @@ impl AttributionLedger {
         if let Some(making) = &mut self.making {
             making.release(id);
         }
+        self.intervals.line_visits.release(id);
         let Some(life) = self.blocks.take(id) else {
             return;
         };

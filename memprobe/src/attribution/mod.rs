@@ -16,6 +16,7 @@ mod layer_history;
 pub mod layers;
 mod ledger;
 mod lifecycle;
+mod line_visits;
 mod module_aliases;
 pub mod modules;
 pub mod moments;

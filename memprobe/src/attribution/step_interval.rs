@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use super::category::Composition;
 use super::epochs::{Epoch, Epochs, Loaders, NO_LOADER};
+use super::line_visits::{LineAllocation, LineVisits};
 use super::moments::{Moment, Revision};
 use super::phase::Phase;
 use super::phase_tracker::PhaseTransition;
-use crate::event::{Bytes, DeviceIndex, MarkedPhase, PhaseMark, Tid, TimeNs, Totals};
+use crate::event::{Bytes, DeviceIndex, MarkedPhase, PhaseMark, TimeNs, Totals};
 use crate::ledger::snapshot::Site;
 
 /// Step intervals stored; older ones are only counted.
@@ -20,9 +21,6 @@ const MAX_KEYS: usize = 4096;
 
 /// Finished step intervals whose peaks are revised when the category of a block changes.
 const STILL_OPEN: usize = 16;
-
-/// Threads tracked for the line of `--iteration`.
-const MAX_THREADS: usize = 4096;
 
 /// Signal that separates iterations. Later variants take precedence over earlier ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -123,19 +121,11 @@ impl StepInterval {
     }
 }
 
-/// Visits of a thread to the user's line.
-#[derive(Clone, Copy, Debug, Default)]
-struct LineVisits {
-    /// True if its last allocation was below the line.
-    is_there: bool,
-    arrivals: u64,
-}
-
 #[derive(Debug, Default)]
 pub(super) struct StepIntervals {
     pub(super) source: Source,
     keys: HashMap<(Arc<str>, Option<Site>), u32>,
-    at_line: HashMap<Tid, LineVisits>,
+    pub(super) line_visits: LineVisits,
     loaders: Loaders,
     current: StepInterval,
     begun: bool,
@@ -145,8 +135,6 @@ pub(super) struct StepIntervals {
     done: VecDeque<StepInterval>,
     pub(super) dropped: u64,
     pub(super) ended: u64,
-    /// Threads forgotten at the limit; such a thread at the line of `--iteration` counts as arriving there.
-    pub(super) forgotten: u64,
     /// Marks from call sites beyond the limit, which share one number.
     pub(super) unnamed: u64,
 }
@@ -326,28 +314,9 @@ impl StepIntervals {
         self.loaders.says()
     }
 
-    /// Number of threads that have allocated nowhere else since they first came to the user's line.
-    pub(super) fn threads_that_stay(&self) -> u64 {
-        let mut threads = 0;
-        for visits in self.at_line.values() {
-            threads += u64::from(visits.is_there && visits.arrivals == 1);
-        }
-        threads
-    }
-
-    /// Handles an allocation; `at_line` is true if its stack contains the user's line.
-    pub(super) fn ask(&mut self, tid: Tid, at_line: bool, now: Now<'_>) {
-        if self.source != Source::Line {
-            return;
-        }
-        if self.at_line.len() >= MAX_THREADS && !self.at_line.contains_key(&tid) {
-            self.forgotten = self.forgotten.saturating_add(self.at_line.len() as u64);
-            self.at_line.clear();
-        }
-        let visits = self.at_line.entry(tid).or_default();
-        let was_there = std::mem::replace(&mut visits.is_there, at_line);
-        if at_line && !was_there {
-            visits.arrivals += 1;
+    /// Handles an allocation for the user's line.
+    pub(super) fn ask(&mut self, allocation: LineAllocation, now: Now<'_>) {
+        if self.source == Source::Line && self.line_visits.allocate(allocation) {
             let kind = if self.begun {
                 IntervalKind::Training
             } else {
@@ -439,21 +408,6 @@ pub(super) struct Now<'a>(pub(super) Vec<(DeviceIndex, &'a Moment)>);
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn counts_the_threads_that_allocate_below_the_line_of_the_user_alone() {
-        let mut intervals = StepIntervals::new(true);
-        let mut stay = |visits: &[(u32, bool)]| {
-            for (tid, at_line) in visits {
-                intervals.ask(Tid(*tid), *at_line, Now(Vec::new()));
-            }
-            intervals.threads_that_stay()
-        };
-        assert_eq!(stay(&[(1, false), (1, true), (2, true), (1, true)]), 2);
-        // Thread 1 leaves, and comes again: its visits are apart.
-        assert_eq!(stay(&[(1, false), (1, true), (2, true)]), 1);
-        assert_eq!(stay(&[(2, false)]), 0);
-    }
 
     #[test]
     fn a_line_is_named_by_the_end_of_its_path() {

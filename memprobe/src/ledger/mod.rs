@@ -39,7 +39,7 @@ pub(crate) use call_sites::Tally;
 pub use caps::{Caps, Refused};
 pub use change::{Change, Freed};
 pub use definitions::{SiteRef, StackRef};
-pub use dense::{CompactIndex, DenseMap, PerBlock, PerStack};
+pub use dense::{CompactIndex, Dense, DenseMap, PerBlock, PerStack};
 pub use device::TotalsSample;
 pub use restate::Restated;
 pub use timeline::MAX_POINTS;

@@ -16,7 +16,7 @@ use crossterm::{execute, queue};
 use ratatui::Terminal;
 use ratatui::backend::{Backend, CrosstermBackend};
 use ratatui::buffer::Buffer;
-use ratatui::layout::Position;
+use ratatui::layout::{Position, Rect};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -136,7 +136,7 @@ where
             match stage.handle(&event)? {
                 StageStep::Nothing => continue,
                 StageStep::Leave | StageStep::Back => return Ok(()),
-                StageStep::DrawAll => terminal.clear()?,
+                StageStep::DrawAll => forget_screen(terminal)?,
                 StageStep::Draw => {}
             }
             stale = true;
@@ -145,7 +145,7 @@ where
                 Some(Errand::Edit(place)) => {
                     let mut edited = Ok(());
                     device.lend(&mut || edited = stage.edit(&place))?;
-                    terminal.clear()?;
+                    forget_screen(terminal)?;
                     if let Err(reason) = edited {
                         stage.say(reason.into());
                     }
@@ -154,6 +154,13 @@ where
             }
         }
     }
+}
+
+/// Clears the terminal, so that the next drawing draws all of it. `Terminal::clear` would ask the terminal for its cursor,
+/// and end the screen on a terminal that does not answer.
+fn forget_screen<B: Backend>(terminal: &mut Terminal<B>) -> Result<(), B::Error> {
+    let size = terminal.size()?;
+    terminal.resize(Rect::from((Position::ORIGIN, size)))
 }
 
 /// Returns the next event within `patience`. Fails if the terminal has hung up: crossterm would read its end forever.

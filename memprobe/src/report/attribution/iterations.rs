@@ -1,5 +1,7 @@
 //! Table of iterations.
 
+use std::fmt::Write as _;
+
 use super::{missing, purposes};
 use crate::attribution::IntervalDevice;
 use crate::attribution::category::Category;
@@ -138,14 +140,24 @@ pub(super) fn source(iterations: &Iterations) -> String {
              at which one starts, such as --iteration-start serve.py:41."
         }
     };
-    match iterations.threads_that_stay {
-        0 => source.to_owned(),
-        threads => format!(
-            "{source} {} allocated nowhere else since: further visits of the line cannot be told from the first. Give \
-             a line within it, such as the first that allocates.",
-            counted(threads, "thread")
-        ),
+    let mut source = source.to_owned();
+    if iterations.inferred_visits > 0 {
+        let _ = write!(
+            source,
+            " {} inferred (on threads that allocate nowhere else): the line began again when none of its tensors was \
+             live. A loop below the line looks the same.",
+            counted(iterations.inferred_visits, "start")
+        );
     }
+    if iterations.threads_that_stay > 0 {
+        let _ = write!(
+            source,
+            " {} allocated nowhere else since: further visits of the line cannot be told from the first. Give a line \
+             within it, such as the first that allocates.",
+            counted(iterations.threads_that_stay, "thread")
+        );
+    }
+    source
 }
 
 pub(super) fn epochs(epochs: Epochs) -> Option<String> {

@@ -311,6 +311,20 @@ fn reference_with(
     arguments: &[&str],
     prepare: impl FnOnce(&mut Command),
 ) -> Option<Reference> {
+    let reference = recorded(workload, arguments, prepare)?;
+    reference.check_ledger().unwrap();
+    assert_eq!(reference.exit_status, 0);
+    assert!(reference.count("alloc") > 0 && reference.count("segment_alloc") > 0);
+    assert!(!reference.checkpoints.is_empty());
+    Some(reference)
+}
+
+/// Runs a workload under PyTorch's recorder.
+fn recorded(
+    workload: &str,
+    arguments: &[&str],
+    prepare: impl FnOnce(&mut Command),
+) -> Option<Reference> {
     let pytorch = PyTorch::of_this_run()?;
     let _slot = Slots::take(Company::Welcome);
     let folder = tempfile::tempdir().unwrap();
@@ -319,13 +333,7 @@ fn reference_with(
     command.args(arguments);
     prepare(&mut command);
     succeed(&mut command);
-    let reference = Reference::read(&out).unwrap();
-    reference.check_ledger().unwrap();
-    assert_eq!(reference.exit_status, 0);
-    let segments = reference.count("segment_alloc") + reference.count("segment_map");
-    assert!(reference.count("alloc") > 0 && segments > 0);
-    assert!(!reference.checkpoints.is_empty());
-    Some(reference)
+    Some(Reference::read(&out).unwrap())
 }
 
 #[test]
@@ -468,7 +476,7 @@ fn the_demo_leaks() {
 
 #[test]
 fn expandable_segments_grow_in_place() {
-    let reference = reference_with("mlp_adam.py", &["--steps", "2"], |command| {
+    let reference = recorded("mlp_adam.py", &["--steps", "2"], |command| {
         command.env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
     });
     let Some(reference) = reference else {

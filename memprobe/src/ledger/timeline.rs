@@ -145,13 +145,12 @@ impl RecentTimeline {
         }
     }
 
-    fn up_to(&self, now: TimeNs, last: TotalsPoint) -> Timeline {
-        let mut recent = self.clone();
-        recent.extend_to(now, last);
+    fn up_to(mut self, now: TimeNs, last: TotalsPoint) -> Timeline {
+        self.extend_to(now, last);
         Timeline {
-            start: recent.start,
-            step: recent.step,
-            points: recent.points.into(),
+            start: self.start,
+            step: self.step,
+            points: self.points.into(),
         }
     }
 }
@@ -161,55 +160,79 @@ pub(super) struct TotalsRecorder {
     all: Timeline,
     recent: [RecentTimeline; 3],
     last: Totals,
+    /// Totals and marks that the last step of each timeline still lacks. Nearly all events change this point alone.
+    pending: TotalsPoint,
+    /// First end of a last step.
+    pending_until: TimeNs,
 }
 
 impl TotalsRecorder {
     pub(super) fn new(start: TimeNs, totals: Totals) -> Self {
         let first = TotalsPoint::at(totals);
-        Self {
+        let mut recorder = Self {
             all: Timeline::new(start, first),
             recent: TimeWindow::RECENT.map(|window| RecentTimeline::new(start, window, first)),
             last: totals,
-        }
+            pending: first,
+            pending_until: start,
+        };
+        recorder.pending_until = recorder.first_end();
+        recorder
     }
 
     pub(super) fn record(&mut self, time: TimeNs, totals: Totals) {
         self.extend_to(time);
         self.last = totals;
-        self.raise(&TotalsPoint::at(totals));
+        self.pending.raise_to(&TotalsPoint::at(totals));
     }
 
     /// Marks the step of `time`.
     pub(super) fn mark(&mut self, time: TimeNs, marks: TimelineMarks) {
         self.extend_to(time);
-        self.raise(&TotalsPoint {
-            marks,
-            ..TotalsPoint::at(self.last)
-        });
+        self.pending.marks.add(marks);
     }
 
     fn extend_to(&mut self, time: TimeNs) {
-        let last = TotalsPoint::at(self.last);
+        if time < self.pending_until {
+            return;
+        }
+        self.flush();
+        let last = self.pending;
         self.all.extend_to(time, &last);
         for recent in &mut self.recent {
             recent.extend_to(time, last);
         }
+        self.pending_until = self.first_end();
     }
 
-    fn raise(&mut self, now: &TotalsPoint) {
-        self.all.raise(now);
-        self.recent.iter_mut().for_each(|recent| recent.raise(now));
+    /// Adds the pending point to the last steps; the last totals are pending then.
+    fn flush(&mut self) {
+        let pending = std::mem::replace(&mut self.pending, TotalsPoint::at(self.last));
+        self.all.raise(&pending);
+        self.recent
+            .iter_mut()
+            .for_each(|recent| recent.raise(&pending));
+    }
+
+    fn first_end(&self) -> TimeNs {
+        let end = |start: TimeNs, step: u64, points: usize| {
+            start.0.saturating_add(step.saturating_mul(points as u64))
+        };
+        let all = end(self.all.start, self.all.step, self.all.points.len());
+        let recent = self.recent.iter();
+        let ends = recent.map(|recent| end(recent.start, recent.step, recent.points.len()));
+        TimeNs(ends.fold(all, u64::min))
     }
 
     /// Timelines extended to `now` with the last totals.
     pub(super) fn up_to(&self, now: TimeNs) -> DeviceTimeline {
-        let last = TotalsPoint::at(self.last);
-        let mut all = self.all.clone();
-        all.extend_to(now, &last);
-        let recent = self.recent.each_ref();
+        let mut whole = self.clone();
+        whole.flush();
+        let last = whole.pending;
+        whole.all.extend_to(now, &last);
         DeviceTimeline {
-            all,
-            recent: recent.map(|recent| recent.up_to(now, last)),
+            all: whole.all,
+            recent: whole.recent.map(|recent| recent.up_to(now, last)),
         }
     }
 }

@@ -37,8 +37,8 @@ pub(super) struct LineAllocation {
 struct ThreadVisits {
     /// True if its last allocation was below the line.
     is_there: bool,
-    /// True once it has allocated elsewhere.
-    was_elsewhere: bool,
+    /// True once it has allocated outside the line.
+    has_left: bool,
     /// Visits so far, inferred ones included.
     visits: u32,
     /// Stack of the first allocation of the visit.
@@ -51,7 +51,7 @@ impl Default for ThreadVisits {
     fn default() -> Self {
         Self {
             is_there: false,
-            was_elsewhere: false,
+            has_left: false,
             visits: 0,
             first: StackRef::UNKNOWN,
             live: 0,
@@ -62,7 +62,7 @@ impl Default for ThreadVisits {
 impl ThreadVisits {
     fn begins_again(&self, allocation: &LineAllocation) -> bool {
         allocation.role == ThreadRole::Other
-            && !self.was_elsewhere
+            && !self.has_left
             && self.live == 0
             && allocation.stack == self.first
             && self.first != StackRef::UNKNOWN
@@ -91,7 +91,7 @@ impl LineVisits {
         let thread = self.threads.entry(tid).or_default();
         let was_there = std::mem::replace(&mut thread.is_there, allocation.at_line);
         if !allocation.at_line {
-            thread.was_elsewhere = true;
+            thread.has_left = true;
             return false;
         }
         let is_inferred = was_there && thread.begins_again(&allocation);
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    fn elsewhere(tid: Tid) -> LineAllocation {
+    fn outside(tid: Tid) -> LineAllocation {
         LineAllocation {
             at_line: false,
             block: None,
@@ -163,16 +163,16 @@ mod tests {
     fn counts_the_threads_that_allocate_below_the_line_of_the_user_alone() {
         let mut visits = LineVisits::default();
         let at_line = |tid| allocation(Tid(tid), 1, tid as usize);
-        for allocation in [elsewhere(Tid(1)), at_line(1), at_line(2), at_line(1)] {
+        for allocation in [outside(Tid(1)), at_line(1), at_line(2), at_line(1)] {
             visits.allocate(allocation);
         }
         assert_eq!(visits.threads_that_stay(), 2);
         // Thread 1 leaves, and comes again: its visits are apart.
-        for allocation in [elsewhere(Tid(1)), at_line(1), at_line(2)] {
+        for allocation in [outside(Tid(1)), at_line(1), at_line(2)] {
             visits.allocate(allocation);
         }
         assert_eq!(visits.threads_that_stay(), 1);
-        visits.allocate(elsewhere(Tid(2)));
+        visits.allocate(outside(Tid(2)));
         assert_eq!((visits.threads_that_stay(), visits.inferred), (0, 0));
     }
 
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_inferred_on_the_main_thread_or_after_an_allocation_elsewhere() {
+    fn nothing_is_inferred_on_the_main_thread_or_after_an_allocation_outside_the_line() {
         let mut visits = LineVisits::default();
         let main = LineAllocation {
             role: ThreadRole::Main,
@@ -215,7 +215,7 @@ mod tests {
             visits.allocate(main);
             visits.release(BlockId::from_index(10));
         }
-        for allocation in [elsewhere(POOL), allocation(POOL, 1, 11)] {
+        for allocation in [outside(POOL), allocation(POOL, 1, 11)] {
             visits.allocate(allocation);
         }
         visits.release(BlockId::from_index(11));

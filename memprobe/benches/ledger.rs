@@ -3,10 +3,8 @@
 //! `cargo bench -p memprobe --bench ledger`. Goals: 1,000,000 events/s on one core and 100 MB for
 //! 1,000,000 live blocks.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use criterion::{BatchSize, Criterion, Throughput};
 
@@ -19,30 +17,8 @@ use memprobe::event::{
 use memprobe::ledger::snapshot::Grouping;
 use memprobe::ledger::{AnalyzedLedger, Ledger};
 
-/// Allocator that counts the live and peak bytes of this process.
-struct Counting;
-
-static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system allocator unchanged; the counters are atomics.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let allocated = ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(allocated, Ordering::Relaxed);
-        // SAFETY: the caller upholds the contract of `alloc`, which is the same here.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `alloc` above took the block from the system allocator.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
+#[path = "../tests/counting_allocator/mod.rs"]
+mod counting_allocator;
 
 const LINES: u32 = 300;
 
@@ -322,15 +298,13 @@ fn report_memory() {
     let mut program = Program::new(300);
     program.live.reserve_exact(BLOCKS);
     let mut ledger = program.ledger();
-    let before = ALLOCATED.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
+    let counter = counting_allocator::Counter::start();
     program.fill(&mut ledger, BLOCKS);
-    let now = ALLOCATED.load(Ordering::Relaxed) - before;
-    let peak = PEAK.load(Ordering::Relaxed) - before;
+    let filled = counter.memory();
     println!(
-        "memory of {BLOCKS} live blocks, allocated in order of address: {now} bytes, peak {peak}"
+        "memory of {BLOCKS} live blocks, allocated in order of address: {} bytes, peak {}",
+        filled.allocated, filled.peak
     );
-    PEAK.store(ALLOCATED.load(Ordering::Relaxed), Ordering::Relaxed);
     let random = 4 * BLOCKS;
     for _ in 0..random / 2 {
         let free = program.free();
@@ -338,8 +312,8 @@ fn report_memory() {
         let alloc = program.alloc();
         ledger.apply(&alloc);
     }
-    let now = ALLOCATED.load(Ordering::Relaxed) - before;
-    println!("after {random} more events, in random order: {now} bytes");
+    let changed = counter.memory().allocated;
+    println!("after {random} more events, in random order: {changed} bytes");
 }
 
 fn main() {

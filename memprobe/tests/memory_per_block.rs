@@ -1,8 +1,8 @@
 //! Memory that `attach` takes for each live block, counted by an allocator.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod counting_allocator;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memprobe::attribution::modules::ModuleLedger;
 use memprobe::attribution::threads::ThreadLedger;
@@ -12,29 +12,6 @@ use memprobe::event::{
     Stack, StackId, StackKind, Target, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::ledger::{Analysis as _, Ledger};
-
-/// Allocator that counts the live bytes of this process.
-struct Counting;
-
-static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system allocator unchanged; the counter is an atomic.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller upholds the contract of `alloc`, which is the same here.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `alloc` above took the block from the system allocator.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// Live blocks. A power of two fills every vector to its capacity: memory beyond the length of a vector is not
 /// resident.
@@ -125,11 +102,12 @@ fn stack() -> Event {
 fn bytes_per_block(events: impl Iterator<Item = Event>) -> usize {
     let mut screen = Screen::new();
     screen.apply(&stack());
-    let before = ALLOCATED.load(Ordering::Relaxed);
+    let counter = counting_allocator::Counter::start();
     events.for_each(|event| screen.apply(&event));
     assert_eq!(screen.live_blocks(), BLOCKS);
-    let bytes = (ALLOCATED.load(Ordering::Relaxed) - before) / BLOCKS as usize;
-    println!("{bytes} bytes a block");
+    let memory = counter.memory();
+    let [bytes, peak] = [memory.allocated, memory.peak].map(|bytes| bytes / BLOCKS as usize);
+    println!("{bytes} bytes a block, at most {peak}");
     bytes
 }
 

@@ -30,14 +30,18 @@ def learn(forward):
     nn.functional.cross_entropy(forward(data), target).backward()
 
 
-def plain():
-    model = perceptron()
+def train(model, learn=learn):
+    """Trains a model step after step; `learn` makes the gradients of a step."""
     optimizer = torch.optim.Adam(model.parameters())
     while True:
         optimizer.zero_grad()
         learn(model)
         optimizer.step()
         yield
+
+
+def plain():
+    return train(perceptron())
 
 
 def small():
@@ -53,24 +57,17 @@ def small():
 
 
 def accumulation():
-    model = perceptron()
-    optimizer = torch.optim.Adam(model.parameters())
-    while True:
-        optimizer.zero_grad()
+    def learn_thrice(model):
         for _ in range(3):
             learn(model)
-        optimizer.step()
-        yield
+
+    return train(perceptron(), learn_thrice)
 
 
 def average():
     model = perceptron()
     average = copy.deepcopy(model)
-    optimizer = torch.optim.Adam(model.parameters())
-    while True:
-        optimizer.zero_grad()
-        learn(model)
-        optimizer.step()
+    for _ in train(model):
         with torch.no_grad():
             for kept, parameter in zip(average.parameters(), model.parameters()):
                 kept.lerp_(parameter, 0.1)
@@ -89,13 +86,10 @@ def evaluation():
 
 
 def checkpointed():
-    model = perceptron()
-    optimizer = torch.optim.Adam(model.parameters())
-    while True:
-        optimizer.zero_grad()
+    def learn_again(model):
         learn(lambda data: checkpoint(model, data, use_reentrant=False))
-        optimizer.step()
-        yield
+
+    return train(perceptron(), learn_again)
 
 
 def gan():
@@ -128,13 +122,7 @@ def listed():
 
 def replicated():
     """`DataParallel` over all GPUs."""
-    model = nn.DataParallel(perceptron())
-    optimizer = torch.optim.Adam(model.parameters())
-    while True:
-        optimizer.zero_grad()
-        learn(model)
-        optimizer.step()
-        yield
+    return train(nn.DataParallel(perceptron()))
 
 
 def distributed():
@@ -144,12 +132,7 @@ def distributed():
     model = nn.parallel.DistributedDataParallel(
         perceptron(), device_ids=[0], init_sync=False, find_unused_parameters=True
     )
-    optimizer = torch.optim.Adam(model.parameters())
-    while True:
-        optimizer.zero_grad()
-        learn(model)
-        optimizer.step()
-        yield
+    return train(model)
 
 
 def served():

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::block_store::BlockStore;
 use super::definitions::{Definitions, InternedStack, SiteRef, StackRef, lost_stack, slot};
 use super::dense::PerStack;
-use super::growth::GrowthRecorder;
+use super::growth::{Floor, GrowthRecorder};
 use super::rate::{Interval, MovingRate};
 use super::snapshot::{Grouping, LineRow, Site, StackRow};
 use crate::event::{Bytes, Stack, Tid, TimeNs};
@@ -60,40 +60,65 @@ struct CallSite {
     tally: Tally,
 }
 
+/// Line as events change it. Rate and growth, which change at ticks, are kept apart: each event then touches less memory.
 #[derive(Debug)]
 struct Line {
     site: SiteRef,
     /// Number of its call sites.
     call_sites: u32,
     tally: Tally,
-    rate: MovingRate,
-    growth: GrowthRecorder,
+    floor: Floor,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     lines: Vec<Line>,
+    /// Rate of allocations of each line.
+    rates: Vec<MovingRate>,
+    /// Growth of each line.
+    growth: Vec<GrowthRecorder>,
+    /// First end of an interval in `growth`; 0 if a line has no interval yet.
+    growth_due: TimeNs,
     by_site: hashbrown::HashMap<SiteRef, u32>,
 }
 
 impl Table {
     /// Counts a new call site of a line, and returns the line's index.
     fn count_call_site(&mut self, site: SiteRef) -> u32 {
-        let lines = &mut self.lines;
-        let line = *self.by_site.entry(site).or_insert_with(|| {
-            lines.push(Line {
+        let next = index(self.lines.len());
+        let line = *self.by_site.entry(site).or_insert(next);
+        if line == next {
+            self.lines.push(Line {
                 site,
                 call_sites: 0,
                 tally: Tally::default(),
-                rate: MovingRate::default(),
-                growth: GrowthRecorder::default(),
+                floor: Floor::default(),
             });
-            index(lines.len() - 1)
-        });
-        if let Some(line) = lines.get_mut(line as usize) {
+            self.rates.push(MovingRate::default());
+            self.growth.push(GrowthRecorder::default());
+            self.growth_due = TimeNs(0);
+        }
+        if let Some(line) = self.lines.get_mut(line as usize) {
             line.call_sites += 1;
         }
         line
+    }
+
+    fn tick_growth(&mut self, now: TimeNs) {
+        if now < self.growth_due {
+            return;
+        }
+        let lines = self.lines.iter_mut().zip(&mut self.growth);
+        let ends = lines.map(|(line, growth)| growth.tick(now, line.tally.live, &mut line.floor));
+        self.growth_due = ends.min().unwrap_or_default();
+    }
+
+    fn reset_peaks(&mut self) {
+        for line in &mut self.lines {
+            line.tally.peak = line.tally.live;
+        }
+        self.growth.fill(GrowthRecorder::default());
+        self.growth_due = TimeNs(0);
     }
 }
 
@@ -174,44 +199,47 @@ impl CallSites {
 
     /// Counts an allocation of `size` bytes, and its block if it is tracked.
     pub(super) fn count(&mut self, call_site: CallSiteId, size: Bytes, is_tracked: bool) {
-        self.each_tally(call_site, |tally| tally.count(size.0, is_tracked));
+        self.change(call_site, |tally, _| tally.count(size.0, is_tracked));
     }
 
     pub(super) fn release(&mut self, call_site: CallSiteId, size: Bytes) {
-        self.each_tally(call_site, |tally| tally.release(size.0));
+        self.change(call_site, |tally, floor| {
+            tally.release(size.0);
+            floor.lower_to(tally.live);
+        });
     }
 
-    fn each_tally(&mut self, call_site: CallSiteId, change: impl Fn(&mut Tally)) {
+    /// Changes the tallies of a call site and of its lines.
+    fn change(&mut self, call_site: CallSiteId, change: impl Fn(&mut Tally, &mut Floor)) {
         let Some(call_site) = self.call_sites.get_mut(call_site.index()) else {
             return;
         };
-        change(&mut call_site.tally);
+        // Growth is shown for lines alone.
+        change(&mut call_site.tally, &mut Floor::default());
         for (table, line) in self.tables.iter_mut().zip(call_site.lines) {
             if let Some(line) = table.lines.get_mut(line as usize) {
-                change(&mut line.tally);
-                line.growth.fall(line.tally.live);
+                change(&mut line.tally, &mut line.floor);
             }
         }
     }
 
     pub(super) fn tick(&mut self, interval: Interval) {
-        for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
-            line.rate.tick(line.tally.allocs, interval);
+        for table in &mut self.tables {
+            for (line, rate) in table.lines.iter().zip(&mut table.rates) {
+                rate.tick(line.tally.allocs, interval);
+            }
         }
     }
 
     pub(super) fn tick_growth(&mut self, now: TimeNs) {
-        for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
-            line.growth.tick(now, line.tally.live);
-        }
+        self.tables
+            .iter_mut()
+            .for_each(|table| table.tick_growth(now));
     }
 
     /// Forgets peaks and growth.
     pub(super) fn reset_peaks(&mut self) {
-        for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
-            line.tally.peak = line.tally.live;
-            line.growth = GrowthRecorder::default();
-        }
+        self.tables.iter_mut().for_each(Table::reset_peaks);
         for call_site in &mut self.call_sites {
             call_site.tally.peak = call_site.tally.live;
         }
@@ -219,8 +247,10 @@ impl CallSites {
 
     /// Starts measuring rates; earlier allocations do not count.
     pub(super) fn start_rates(&mut self) {
-        for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
-            line.rate.start(line.tally.allocs);
+        for table in &mut self.tables {
+            for (line, rate) in table.lines.iter().zip(&mut table.rates) {
+                rate.start(line.tally.allocs);
+            }
         }
     }
 
@@ -233,9 +263,21 @@ impl CallSites {
 
     pub(super) fn rows(&self, grouping: Grouping, definitions: &Definitions) -> Vec<LineRow> {
         let slot = slot(grouping);
-        let lines = self.tables[slot].lines.iter();
-        let row = |line| line_row(line, definitions.site(line.site, grouping));
-        let mut rows: Vec<_> = lines.map(row).collect();
+        let table = &self.tables[slot];
+        let lines = table.lines.iter().zip(&table.rates).zip(&table.growth);
+        let mut rows: Vec<_> = lines
+            .map(|((line, rate), growth)| LineRow {
+                site: definitions.site(line.site, grouping).clone(),
+                live: Bytes(line.tally.live),
+                peak: Bytes(line.tally.peak),
+                live_blocks: line.tally.blocks,
+                allocs: line.tally.allocs,
+                alloc_bytes: Bytes(line.tally.alloc_bytes),
+                allocs_per_second: rate.per_second(),
+                growth: growth.growth(),
+                stacks: Vec::with_capacity(line.call_sites as usize),
+            })
+            .collect();
         for call_site in &self.call_sites {
             if let Some(row) = rows.get_mut(call_site.lines[slot] as usize) {
                 row.stacks.push(stack_row(call_site));
@@ -246,20 +288,6 @@ impl CallSites {
                 .sort_by_key(|stack| std::cmp::Reverse((stack.live, stack.peak)));
         }
         rows
-    }
-}
-
-fn line_row(line: &Line, site: &Site) -> LineRow {
-    LineRow {
-        site: site.clone(),
-        live: Bytes(line.tally.live),
-        peak: Bytes(line.tally.peak),
-        live_blocks: line.tally.blocks,
-        allocs: line.tally.allocs,
-        alloc_bytes: Bytes(line.tally.alloc_bytes),
-        allocs_per_second: line.rate.per_second(),
-        growth: line.growth.growth(),
-        stacks: Vec::with_capacity(line.call_sites as usize),
     }
 }
 

@@ -4,7 +4,7 @@ use super::block_store::{BlockStore, LiveBlock};
 use super::call_sites::{CallSiteId, CallSites};
 use super::change::{Change, Freed};
 use super::definitions::{Definitions, StackRef};
-use super::growth::GrowthRecorder;
+use super::growth::{Floor, GrowthRecorder};
 use super::snapshot::host::Holder;
 use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, GrowthRate, TimelineMarks};
 use super::timeline::TotalsRecorder;
@@ -95,6 +95,7 @@ pub(super) struct DeviceLedger {
     blocks: u64,
     pub(super) call_sites: CallSites,
     timeline: TotalsRecorder,
+    floor: Floor,
     growth: GrowthRecorder,
 }
 
@@ -143,6 +144,7 @@ impl DeviceLedger {
             blocks: 0,
             call_sites: CallSites::default(),
             timeline: TotalsRecorder::new(started, totals),
+            floor: Floor::default(),
             growth: GrowthRecorder::default(),
         }
     }
@@ -316,7 +318,7 @@ impl DeviceLedger {
         self.totals = totals;
         self.peak = self.peak.higher(totals);
         self.timeline.record(time, totals);
-        self.growth.fall(totals.allocated.0);
+        self.floor.lower_to(totals.allocated.0);
     }
 
     /// Marks a moment in the timeline.
@@ -325,7 +327,8 @@ impl DeviceLedger {
     }
 
     pub(super) fn tick_growth(&mut self, now: TimeNs) {
-        self.growth.tick(now, self.totals.allocated.0);
+        let allocated = self.totals.allocated.0;
+        self.growth.tick(now, allocated, &mut self.floor);
     }
 
     /// Growth of the allocator's total.

@@ -12,6 +12,18 @@ const FEWEST: usize = 4;
 /// Rises, without a fall, that are called steady.
 const STEADY: usize = 3;
 
+/// Lowest bytes of the current interval of a [`GrowthRecorder`]. A value of its own: events lower it, and it lies beside
+/// what else they change.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Floor(u64);
+
+impl Floor {
+    /// Records bytes that may have fallen.
+    pub(super) fn lower_to(&mut self, bytes: u64) {
+        self.0 = self.0.min(bytes);
+    }
+}
+
 /// Lowest bytes of each interval since the first tick.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GrowthRecorder {
@@ -21,33 +33,28 @@ pub(super) struct GrowthRecorder {
     doublings: u32,
     /// Start of the current interval; `None` before the first tick.
     begun: Option<TimeNs>,
-    /// Lowest bytes of the current interval.
-    lowest: u64,
 }
 
 impl GrowthRecorder {
-    /// Records bytes that have fallen.
-    pub(super) fn fall(&mut self, bytes: u64) {
-        self.lowest = self.lowest.min(bytes);
-    }
-
-    /// Records the bytes at `now`, and finishes the current interval if it is over.
-    pub(super) fn tick(&mut self, now: TimeNs, bytes: u64) {
-        let Some(mut begun) = self.begun else {
-            (self.begun, self.lowest) = (Some(now), bytes);
-            return;
-        };
+    /// Records the bytes at `now`, and finishes the current interval if it is over. Returns the end of the interval
+    /// that goes on.
+    pub(super) fn tick(&mut self, now: TimeNs, bytes: u64, floor: &mut Floor) -> TimeNs {
+        let mut begun = *self.begun.get_or_insert_with(|| {
+            *floor = Floor(bytes);
+            now
+        });
         while now.0.saturating_sub(begun.0) >= self.interval() {
             if self.finished == INTERVALS {
                 self.double();
                 continue;
             }
-            self.floors[self.finished] = self.lowest;
+            self.floors[self.finished] = floor.0;
             self.finished += 1;
             begun.0 += self.interval();
-            self.lowest = bytes;
+            *floor = Floor(bytes);
         }
         self.begun = Some(begun);
+        TimeNs(begun.0.saturating_add(self.interval()))
     }
 
     fn interval(&self) -> u64 {
@@ -90,11 +97,11 @@ mod tests {
 
     /// Ticks five times a second. `live` gives the bytes at each tick, and lower ones between it and the next.
     fn recorded(seconds: u64, live: impl Fn(u64) -> [u64; 2]) -> Option<GrowthRate> {
-        let mut recorder = GrowthRecorder::default();
+        let (mut recorder, mut floor) = (GrowthRecorder::default(), Floor::default());
         for tick in 0..=seconds * 5 {
             let [now, low] = live(tick);
-            recorder.tick(TimeNs(tick * 200_000_000), now);
-            recorder.fall(low);
+            recorder.tick(TimeNs(tick * 200_000_000), now, &mut floor);
+            floor.lower_to(low);
         }
         recorder.growth()
     }
@@ -138,10 +145,11 @@ mod tests {
 
     #[test]
     fn a_late_tick_does_not_take_long_or_overflow() {
-        let mut recorder = GrowthRecorder::default();
+        let (mut recorder, mut floor) = (GrowthRecorder::default(), Floor::default());
         for time in [0, 1 << 40, u64::MAX - 1, u64::MAX] {
-            recorder.tick(TimeNs(time), time);
-            recorder.fall(0);
+            let end = recorder.tick(TimeNs(time), time, &mut floor);
+            assert!(end.0 > time || end.0 == u64::MAX);
+            floor.lower_to(0);
         }
         assert!(recorder.growth().is_some());
     }

@@ -85,20 +85,13 @@ fn in_two_lines(
     let blocks = blocks.map_or_else(|| "?".to_owned(), count);
     second.push(vec![Span::raw(format!("   {blocks} live blocks"))]);
     if let Some(growth) = device.growth.filter(|growth| growth.is_steady) {
-        let bytes = |growth: i64| short(Bytes(growth.unsigned_abs()));
-        let per_minute = bytes(growth.per_minute);
-        let texts = match device.iterations_per_minute {
-            Some(iterations) => {
-                let per_iteration = bytes(growth.per_iteration(iterations));
-                vec![
-                    format!("   grows {per_iteration}/iteration"),
-                    format!(" ({per_minute}/min)"),
-                ]
-            }
-            None => vec![format!("   grows {per_minute}/min")],
+        let (bytes, per) = match device.iterations_per_minute {
+            Some(iterations) => (growth.per_iteration(iterations), "it"),
+            None => (growth.per_minute, "min"),
         };
-        let texts = texts.into_iter();
-        second.extend(texts.map(|text| vec![Span::styled(text, theme.strong())]));
+        let bytes = short(Bytes(bytes.unsigned_abs()));
+        let text = format!("   grows {bytes}/{per}");
+        second.push(vec![Span::styled(text, theme.strong())]);
     }
     if outside > Bytes(0) {
         second.push(vec![Span::raw(format!(

@@ -427,7 +427,7 @@ fn growth_is_a_column_and_a_steady_one_is_marked() {
     snapshot.devices[0].iterations_per_minute = Some(100.0);
     let text = screen(snapshot.clone(), SMALL, &by_growth).to_string();
     for shown in [
-        "grows 10.2 MiB/iteration",
+        "grows 10.2 MiB/it ",
         "+3.00 MiB↑",
         "-51.2 KiB",
         "↓GROWTH/it ",

@@ -73,7 +73,7 @@ fn lines(text: &str) -> usize {
 }
 
 #[test]
-fn a_leak_is_the_verdict_with_its_line_and_its_keeper() {
+fn a_leak_is_the_verdict_with_its_line_and_its_retainer() {
     let Some(stage) = Stage::set() else {
         return;
     };
@@ -88,8 +88,8 @@ fn a_leak_is_the_verdict_with_its_line_and_its_keeper() {
     let growing = &device["growth"]["lines"][0];
     let line = growing["line"].as_str().expect("a line");
     assert!(line.starts_with("leak.py:"), "{growing}");
-    let keeper = growing["retained_by"].as_str().expect("a keeper");
-    assert!(keeper.ends_with("losses[*]"), "{growing}");
+    let retainer = growing["retained_by"].as_str().expect("a retainer");
+    assert!(retainer.ends_with("losses[*]"), "{growing}");
     let owner = &device["owners"][0];
     let name = owner["name"].as_str().expect("a name");
     assert!(name.ends_with("losses[*]"), "{owner}");
@@ -105,7 +105,7 @@ fn a_leak_is_the_verdict_with_its_line_and_its_keeper() {
 }
 
 #[test]
-fn a_fragmented_process_has_its_cache_as_verdict_and_others_are_told_apart() {
+fn a_fragmented_process_has_its_cache_as_verdict_and_others_are_separate() {
     let Some(stage) = Stage::set() else {
         return;
     };
@@ -143,8 +143,11 @@ fn a_server_that_keeps_its_answers_grows_without_iterations() {
     let growth = &document["devices"][0]["growth"];
     assert_eq!(growth["per"], "second", "{document}");
     assert_eq!(document["verdict"]["id"], "growth", "{document}");
-    let keeper = growth["lines"][0]["retained_by"].as_str();
-    assert!(keeper.expect("a keeper").ends_with("cache[*]"), "{growth}");
+    let retainer = growth["lines"][0]["retained_by"].as_str();
+    assert!(
+        retainer.expect("a retainer").ends_with("cache[*]"),
+        "{growth}"
+    );
 }
 
 #[test]

@@ -186,7 +186,7 @@ fn the_screen_of_lines_answers_with_few_keys() {
     assert!(shown.contains("of reserved)"), "{shown}");
     let shown = LEAKS.answer(&mut screen);
     assert!(shown.contains("↓GROWTH"), "{shown}");
-    // The first rows are those that grow.
+    // Growing rows come first.
     let first = shown.lines().skip_while(|line| !line.contains("↓GROWTH"));
     let first = first.skip(1).next().unwrap_or_default();
     assert!(first.contains(GROWS), "{shown}");

@@ -21,7 +21,7 @@ use crate::report::explain::ExplainOptions;
 /// Time to watch without `--duration`.
 const WATCH: Duration = Duration::from_secs(3);
 
-/// Explain on one page where the GPU memory went, what grows, and what would give memory back
+/// Explain GPU memory on one page: its parts, its growth, and measures that give memory back
 ///
 /// memprobe watches the process for three seconds, then reads its objects, which pauses it for a fraction of a second. The
 /// GPU is drawn as one bar, whose parts add up; the first sentence says what matters most. Figures are computed, not

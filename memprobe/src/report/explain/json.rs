@@ -1,8 +1,8 @@
 //! The page as JSON: the same facts, with keys that stay the same.
 
-use super::parts::Part;
+use super::parts::MemoryPart;
 use super::verdict::{next_commands, suspect_name, verdict};
-use super::{DeviceExplanation, Explanation, ExplanationSource, Measure, Owner};
+use super::{DeviceExplanation, Explanation, ExplanationSource, Measure, MemoryOwner};
 use crate::attribution::growth::{Growth, StepUnit, Suspect};
 use crate::view::gpu_fields;
 use crate::view::table::Cell;
@@ -83,14 +83,14 @@ fn device<'a>(explanation: &'a Explanation, device: &'a DeviceExplanation) -> Ce
     Cell::Object(fields)
 }
 
-fn part(part: &Part) -> Cell<'_> {
+fn part(part: &MemoryPart) -> Cell<'_> {
     Cell::Object(vec![
         ("id", part.id.key().into()),
         ("bytes", part.bytes.into()),
     ])
 }
 
-fn owner(owner: &Owner) -> Cell<'_> {
+fn owner(owner: &MemoryOwner) -> Cell<'_> {
     Cell::Object(vec![
         ("name", owner.name.as_deref().into()),
         ("class", owner.class.as_deref().into()),

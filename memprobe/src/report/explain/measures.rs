@@ -27,7 +27,7 @@ pub struct Measure {
     pub bytes: Bytes,
     /// True if it may give back less.
     pub at_most: bool,
-    /// What to do.
+    /// Action of the user.
     pub action: String,
     /// Limits of the figure.
     pub because: &'static str,

@@ -1,4 +1,4 @@
-//! One page about a process: where the memory of its GPUs went, what grows, and what would give memory back.
+//! One page about a process: parts of its GPUs' memory, growth, and measures against a full GPU.
 
 mod host;
 mod json;
@@ -22,7 +22,7 @@ use crate::view::table::{Page, json_document};
 
 pub use host::write_host_explanation;
 pub use measures::{Measure, MeasureId};
-pub use parts::{Part, PartId};
+pub use parts::{MemoryPart, PartId};
 pub use recording::explain_recording;
 pub use tensors::{ProcessEvidence, explain_process};
 
@@ -33,7 +33,7 @@ pub struct Explanation {
     pub source: ExplanationSource,
     /// The device with most memory first.
     pub devices: Vec<DeviceExplanation>,
-    /// What the figures lack, a sentence each.
+    /// Gaps of the figures, a sentence each.
     pub notes: Vec<String>,
 }
 
@@ -67,9 +67,9 @@ pub struct DeviceExplanation {
     /// The allocator's totals at the moment that the page is about.
     pub totals: Totals,
     /// Parts of the GPU's memory, or of the allocator's reserved bytes if the GPU's are unknown. They add up.
-    pub parts: Vec<Part>,
+    pub parts: Vec<MemoryPart>,
     /// Largest owners first.
-    pub owners: Vec<Owner>,
+    pub owners: Vec<MemoryOwner>,
     /// Heading of the owners.
     pub owned: OwnedBy,
     /// Out-of-memory errors seen.
@@ -88,7 +88,7 @@ pub enum OwnedBy {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct MemoryOwner {
     /// Name; `None` for memory that no name leads to.
     pub name: Option<String>,
     /// Class of the variable, module or optimizer.

@@ -79,7 +79,7 @@ impl PartId {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct MemoryPart {
     pub id: PartId,
     pub bytes: Bytes,
 }
@@ -90,11 +90,11 @@ pub(super) fn completed(
     allocated: impl IntoIterator<Item = (PartId, u64)>,
     totals: Totals,
     gpu: Option<GpuMemory>,
-) -> Vec<Part> {
-    let mut parts: Vec<Part> = Vec::new();
+) -> Vec<MemoryPart> {
+    let mut parts: Vec<MemoryPart> = Vec::new();
     let mut push = |id: PartId, bytes: u64| match parts.iter_mut().find(|part| part.id == id) {
         Some(part) => part.bytes.0 = part.bytes.0.saturating_add(bytes),
-        None if bytes > 0 => parts.push(Part {
+        None if bytes > 0 => parts.push(MemoryPart {
             id,
             bytes: Bytes(bytes),
         }),

@@ -3,7 +3,7 @@
 use std::io::BufRead;
 
 use super::parts::{PartId, completed};
-use super::{DeviceExplanation, Explanation, ExplanationSource, OwnedBy, Owner, measures};
+use super::{DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, OwnedBy, measures};
 use crate::attribution::category::Category;
 use crate::attribution::growth::GrowthLedger;
 use crate::attribution::peak::{PeakLedger, PeakView};
@@ -89,20 +89,20 @@ const fn part(category: Category) -> PartId {
 }
 
 /// Lines with their bytes at the peak, largest first.
-fn lines(view: &PeakView) -> Vec<Owner> {
+fn lines(view: &PeakView) -> Vec<MemoryOwner> {
     let mut sums: HashMap<&Site, u64> = HashMap::new();
     for (group, holding) in &view.parts {
         *sums.entry(&group.origin.site).or_default() += holding.at_peak.0;
     }
     let frames = sums.keys().filter_map(|site| site.frame());
     let names = FileNames::of(frames.map(|frame| &frame.file));
-    let owner = |(site, bytes): (&Site, u64)| Owner {
+    let owner = |(site, bytes): (&Site, u64)| MemoryOwner {
         name: Some(names.site(site)),
         class: None,
         bytes: Bytes(bytes),
         exclusive: None,
     };
-    let mut owners: Vec<Owner> = sums.into_iter().map(owner).collect();
+    let mut owners: Vec<MemoryOwner> = sums.into_iter().map(owner).collect();
     owners.sort_by(|one, other| (other.bytes, &one.name).cmp(&(one.bytes, &other.name)));
     owners
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use super::parts::{PartId, completed};
 use super::{
-    DeviceExplanation, Explanation, ExplanationSource, GpuMemory, OwnedBy, Owner, measures,
+    DeviceExplanation, Explanation, ExplanationSource, GpuMemory, MemoryOwner, OwnedBy, measures,
 };
 use crate::attribution::growth::Growth;
 use crate::event::tensors::{TensorDevice, TensorKind};
 use crate::event::{Bytes, DeviceIndex};
 use crate::tensors::{DeviceTable, GroupBy, Order, RowKind, TensorTable, groups};
 
-/// What is known of a process at one moment.
+/// Facts about a process at one moment.
 pub struct ProcessEvidence<'a> {
     pub table: &'a TensorTable,
     pub source: ExplanationSource,
@@ -95,7 +95,7 @@ const fn part(kind: RowKind) -> PartId {
     }
 }
 
-fn owners(table: &DeviceTable) -> Vec<Owner> {
+fn owners(table: &DeviceTable) -> Vec<MemoryOwner> {
     let groups = groups(&table.rows, GroupBy::Retainer, Order::Holds);
     let groups = groups.into_iter().filter(|group| group.holds > Bytes(0));
     let owner = |group: crate::tensors::Group| {
@@ -106,7 +106,7 @@ fn owners(table: &DeviceTable) -> Vec<Owner> {
             retainer.is_some_and(|retainer| retainer.exclusive)
         };
         let exclusive = rows.filter(is_exclusive).map(|row| row.holds.0).sum();
-        Owner {
+        MemoryOwner {
             name: retainer.map(|retainer| retainer.by.to_string()),
             class: retainer.and_then(|retainer| retainer.class.as_deref().map(str::to_owned)),
             bytes: group.holds,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::verdict::{grows, next_commands, rate_text, suspect_name, verdict};
-use super::{DeviceExplanation, Explanation, ExplanationSource, OwnedBy, Owner, PartId};
+use super::{DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, OwnedBy, PartId};
 use crate::attribution::growth::Growth;
 use crate::event::Bytes;
 use crate::event::bytes::human;
@@ -155,7 +155,7 @@ fn push_owners(page: &mut Page, device: &DeviceExplanation) {
     }
 }
 
-fn owner_line(owner: &Owner, owned: OwnedBy) -> String {
+fn owner_line(owner: &MemoryOwner, owned: OwnedBy) -> String {
     let name = owner
         .name
         .as_deref()
@@ -188,9 +188,12 @@ fn push_growth(page: &mut Page, growth: &Growth) {
     page.strong("GROWS");
     for suspect in growth.lines.iter().take(MAX_GROWING) {
         let rate = rate_text(suspect.rate.bytes, growth.step);
-        let kept = suspect.retained.retainers.first();
-        let kept = kept.map(|retainer| format!("  kept by {}", clean(&retainer.by)));
+        let retainer = suspect.retained.retainers.first();
+        let retained = retainer.map(|retainer| format!("  retained by {}", clean(&retainer.by)));
         let name = suspect_name(suspect);
-        page.fitted(&format!("  +{rate}  {name}{}", kept.unwrap_or_default()));
+        page.fitted(&format!(
+            "  +{rate}  {name}{}",
+            retained.unwrap_or_default()
+        ));
     }
 }

@@ -7,10 +7,10 @@ use crate::event::bytes::human;
 use crate::view::{clean, counted, percent, span};
 use std::time::Duration;
 
-/// Cause that the verdict names. The keys stay the same in all versions.
+/// VerdictCause that the verdict names. The keys stay the same in all versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(const_into_str, serialize_all = "snake_case")]
-pub(super) enum Cause {
+pub(super) enum VerdictCause {
     /// Nothing is on a GPU.
     NoMemory,
     OutOfMemory,
@@ -23,7 +23,7 @@ pub(super) enum Cause {
     LargestPart,
 }
 
-impl Cause {
+impl VerdictCause {
     /// Key in JSON.
     pub(super) const fn key(self) -> &'static str {
         self.into_str()
@@ -34,7 +34,7 @@ impl Cause {
 const MUCH_CACHED: u64 = 3;
 
 pub(super) struct Verdict {
-    pub(super) cause: Cause,
+    pub(super) cause: VerdictCause,
     pub(super) text: String,
 }
 
@@ -42,24 +42,24 @@ pub(super) struct Verdict {
 pub(super) fn verdict(explanation: &Explanation) -> Verdict {
     let Some(device) = explanation.devices.first() else {
         return Verdict {
-            cause: Cause::NoMemory,
+            cause: VerdictCause::NoMemory,
             text: "PyTorch's allocator has no GPU memory in this process.".to_owned(),
         };
     };
     let cause = cause(device);
     let mut sentences = vec![whole(explanation, device)];
     match cause {
-        Cause::OutOfMemory => sentences.push(format!(
+        VerdictCause::OutOfMemory => sentences.push(format!(
             "PyTorch ran out of memory {}.",
             counted(device.ooms, "time")
         )),
-        Cause::Growth | Cause::Cached | Cause::OtherProcesses => {}
-        Cause::NoMemory | Cause::LargestPart => sentences.extend(largest(device)),
+        VerdictCause::Growth | VerdictCause::Cached | VerdictCause::OtherProcesses => {}
+        VerdictCause::NoMemory | VerdictCause::LargestPart => sentences.extend(largest(device)),
     }
     if let Some(growth) = device.growth.as_ref().filter(|growth| grows(growth)) {
         sentences.push(growing(device, growth));
     }
-    if matches!(cause, Cause::Cached | Cause::OutOfMemory) {
+    if matches!(cause, VerdictCause::Cached | VerdictCause::OutOfMemory) {
         let (cached, reserved) = (device.part(PartId::Cached), device.totals.reserved);
         sentences.push(format!(
             "{} of {} reserved is cached, not allocated ({}).",
@@ -68,7 +68,7 @@ pub(super) fn verdict(explanation: &Explanation) -> Verdict {
             percent(cached.0.into(), reserved.0.into())
         ));
     }
-    if cause == Cause::OtherProcesses {
+    if cause == VerdictCause::OtherProcesses {
         let others = human(device.part(PartId::OtherProcesses));
         sentences.push(format!("Other processes have {others} there."));
     }
@@ -78,19 +78,19 @@ pub(super) fn verdict(explanation: &Explanation) -> Verdict {
     }
 }
 
-fn cause(device: &DeviceExplanation) -> Cause {
+fn cause(device: &DeviceExplanation) -> VerdictCause {
     let cached = device.part(PartId::Cached).0;
     let of_process = device.totals.reserved;
     if device.ooms > 0 {
-        Cause::OutOfMemory
+        VerdictCause::OutOfMemory
     } else if device.growth.as_ref().is_some_and(grows) {
-        Cause::Growth
+        VerdictCause::Growth
     } else if cached > device.totals.reserved.0 / MUCH_CACHED {
-        Cause::Cached
+        VerdictCause::Cached
     } else if device.part(PartId::OtherProcesses) > of_process {
-        Cause::OtherProcesses
+        VerdictCause::OtherProcesses
     } else {
-        Cause::LargestPart
+        VerdictCause::LargestPart
     }
 }
 
@@ -145,7 +145,7 @@ fn growing(device: &DeviceExplanation, growth: &Growth) -> String {
         text.push_str(&format!(", most of it from {}", suspect_name(suspect)));
         if let Some(retainer) = suspect.retained.retainers.first() {
             let bytes = human(retainer.retained.bytes);
-            text.push_str(&format!(", kept by {} ({bytes})", clean(&retainer.by)));
+            text.push_str(&format!(", retained by {} ({bytes})", clean(&retainer.by)));
         }
     }
     if let Some(left) = time_until_full(device, rate, growth.step) {
@@ -188,9 +188,9 @@ fn time_until_full(device: &DeviceExplanation, rate: f64, step: StepUnit) -> Opt
 /// Returns the command that leads on.
 pub(super) fn next_commands(
     explanation: &Explanation,
-    cause: Cause,
+    cause: VerdictCause,
 ) -> Vec<(String, &'static str)> {
-    let grows = cause == Cause::Growth;
+    let grows = cause == VerdictCause::Growth;
     match &explanation.source {
         ExplanationSource::Process { .. } => {
             let pid = explanation.target.tgid.map_or(0, |tgid| tgid.0);
@@ -199,7 +199,9 @@ pub(super) fn next_commands(
                     format!("memprobe snapshot {pid} --watch 5s --by retainer"),
                     "what each 5 s add, and who keeps it",
                 ),
-                Cause::OtherProcesses => ("memprobe top".to_owned(), "all processes on the GPUs"),
+                VerdictCause::OtherProcesses => {
+                    ("memprobe top".to_owned(), "all processes on the GPUs")
+                }
                 _ => (
                     format!("memprobe snapshot {pid} --by retainer"),
                     "every owner of memory",

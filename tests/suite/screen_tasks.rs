@@ -187,8 +187,8 @@ fn the_screen_of_lines_answers_with_few_keys() {
     let shown = LEAKS.answer(&mut screen);
     assert!(shown.contains("↓GROWTH"), "{shown}");
     // Growing rows come first.
-    let first = shown.lines().skip_while(|line| !line.contains("↓GROWTH"));
-    let first = first.skip(1).next().unwrap_or_default();
+    let mut first = shown.lines().skip_while(|line| !line.contains("↓GROWTH"));
+    let first = first.nth(1).unwrap_or_default();
     assert!(first.contains(GROWS), "{shown}");
     screen.wait_for("MiB/it ");
     COPIED.answer(&mut screen);
@@ -228,7 +228,8 @@ fn two_moments_are_saved_and_compared() {
     std::thread::sleep(Duration::from_millis(1100));
     screen.press(again);
     let status = |text: &str| {
-        let line = text.lines().find(|line| line.contains("SNAPSHOT"));
+        let is_status = |line: &&str| line.contains("SNAPSHOT") && line.contains(" UTC");
+        let line = text.lines().find(is_status);
         line.map(str::to_owned)
     };
     wait_until("another reading", || {

@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 
 use crate::apt;
 use crate::process;
+use crate::python;
 use crate::pytorch::{self, Interpreter, PythonVersion};
 use crate::repository::{Repository, cache_folder};
 
@@ -178,13 +179,27 @@ pub fn check(repository: &Repository, task: Task, environments: u64) -> Result<(
 
 /// Returns the newest Python that is here and has a wheel of this PyTorch.
 pub fn newest_python(torch: &str) -> Option<Interpreter> {
+    newest_where(torch, |interpreter| interpreter.present().is_some())
+}
+
+/// Returns the newest Python for the default PyTorch that this machine can run directly: one that was unpacked from a
+/// distribution runs behind a dynamic loader, which its command line shows.
+pub fn installed_python() -> Interpreter {
+    newest_where(pytorch::DEFAULT_TORCH, |interpreter| {
+        let info = interpreter.present();
+        info.is_some_and(|info| !python::is_unpacked(&info.executable))
+    })
+    .unwrap_or_else(usual_python)
+}
+
+fn newest_where(torch: &str, is_wanted: impl Fn(&Interpreter) -> bool) -> Option<Interpreter> {
     let release = pytorch::release_of(torch)?;
     let mut minors = release.pythons.to_vec();
     minors.sort_unstable_by(|one, other| other.cmp(one));
     minors
         .into_iter()
         .map(|minor| Interpreter::Version(PythonVersion::three(minor)))
-        .find(|interpreter| interpreter.present().is_some())
+        .find(is_wanted)
 }
 
 /// Returns the newest Python for the default PyTorch: one that is here, or else one that this process

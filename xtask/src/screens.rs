@@ -18,6 +18,9 @@ const PROGRAM: &str = "memprobe-screen";
 /// Documents with a screen, and the verb that shows it.
 const SCREENS: [(&str, &str); 2] = [("README.md", "attach"), ("docs/guide/src/top.md", "top")];
 
+/// The repository's folder in a captured screen.
+const SHORTENED: &str = "…/memprobe/";
+
 /// Test that compares the pictures with the screens, and the variable with which it writes them.
 const PICTURES: (&str, &str) = ("tui::pictures::", "MEMPROBE_TEST_WRITE_PICTURES");
 
@@ -45,7 +48,7 @@ pub fn run(repository: &Repository) -> Result<()> {
         );
     }
     write_pictures(repository)?;
-    let mut request = Request::new(requirements::usual_python(), pytorch::DEFAULT_TORCH);
+    let mut request = Request::new(requirements::installed_python(), pytorch::DEFAULT_TORCH);
     request.gpus = Gpus::Simulated;
     let environment = pytorch::set_up(&request)?;
     matrix::build(repository, PROGRAM)?;
@@ -64,15 +67,30 @@ pub fn run(repository: &Repository) -> Result<()> {
             );
         }
         let screen = String::from_utf8_lossy(&output.stdout);
-        let screen = screen.trim_end();
+        let root = repository.root().display().to_string();
+        let screen = without_folder(screen.trim_end(), &root);
         let path = repository.root().join(document);
         let text = fs::read_to_string(&path)?;
-        let text = with_screen(&text, verb, screen)
+        let text = with_screen(&text, verb, &screen)
             .with_context(|| format!("{document} has no place for the screen of {verb}"))?;
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         println!("{document}: the screen of `memprobe {verb}`");
     }
     Ok(())
+}
+
+/// Shortens the repository's folder in paths, also where the screen has cut off its begin.
+fn without_folder(screen: &str, root: &str) -> String {
+    let mut text = screen.replace(&format!("{root}/"), SHORTENED);
+    // The longest first: a shorter rest is an end of it.
+    for (at, _) in root
+        .char_indices()
+        .skip(1)
+        .filter(|(at, _)| at + 3 <= root.len())
+    {
+        text = text.replace(&format!("…{}/", &root[at..]), SHORTENED);
+    }
+    text
 }
 
 /// Returns the line before the block of a screen.
@@ -102,6 +120,24 @@ mod tests {
         );
         assert_eq!(text, expected);
         assert_eq!(with_screen(&document, "attach", "new"), None);
+    }
+
+    #[test]
+    fn a_screen_names_no_folder_of_its_machine() {
+        for (screen, shortened) in [
+            (
+                " /home/ada/src/tests/gpt.py:6  x\n /home/ada/src/a.py",
+                " …/memprobe/tests/gpt.py:6  x\n …/memprobe/a.py",
+            ),
+            (" …da/src/tests/gpt.py:6", " …/memprobe/tests/gpt.py:6"),
+            (" …/src/tests/gpt.py:6", " …/memprobe/tests/gpt.py:6"),
+            (
+                " …orkloads/gpt.py  /usr/lib/a.py",
+                " …orkloads/gpt.py  /usr/lib/a.py",
+            ),
+        ] {
+            assert_eq!(without_folder(screen, "/home/ada/src"), shortened);
+        }
     }
 
     #[test]

@@ -339,6 +339,7 @@ impl Run {
             live_blocks: lines.iter().map(|line| line.live_blocks).sum(),
             ooms: u64::from(self.scene == Scene::Lossy),
             growth: None,
+            iterations_per_minute: None,
             lines,
             timeline: device_timeline(timeline),
         }

@@ -3,6 +3,7 @@
 mod attach;
 mod doctor;
 mod estimate;
+mod explain;
 mod misplaced;
 mod options;
 mod record;
@@ -54,6 +55,7 @@ Examples:
   memprobe report trace.json                  the table of lines; needs no root
   sudo memprobe snapshot 1234                 every tensor by name, now
   memprobe diff a.json b.json                 tensors added and removed
+  sudo memprobe explain 1234                  where the memory went, on one page
   sudo memprobe estimate -- python train.py   GPU memory that it would need
   sudo memprobe doctor 1234                   check kernel, rights and process";
 
@@ -65,6 +67,7 @@ enum Verb {
     Report(report::Report),
     Snapshot(snapshot::SnapshotArgs),
     Diff(snapshot::Diff),
+    Explain(explain::ExplainArgs),
     Estimate(estimate::EstimateArgs),
     Doctor(doctor::DoctorArgs),
     /// Run a command as the user who called sudo
@@ -92,6 +95,7 @@ impl Verb {
             Self::Report(report) => report.run(),
             Self::Snapshot(snapshot) => snapshot.run(),
             Self::Diff(diff) => diff.run(),
+            Self::Explain(explain) => explain.run(),
             Self::Estimate(estimate) => estimate.run(),
             Self::Doctor(doctor) => doctor.run(),
             Self::RunAsCaller { command } => commands::editor::run_as_caller(&command),

@@ -9,6 +9,7 @@ use super::Interrupts;
 use super::host::placing;
 use super::process_view::ProcessView;
 use super::screen::{ScreenThread, Sources, Turn};
+use super::waiting::remove_probes;
 use crate::event::Tgid;
 use crate::ledger::snapshot::{Snapshot, TargetState};
 use crate::ledger::{Analysis, Ledger};
@@ -49,8 +50,10 @@ impl LiveView {
         let interrupts = Interrupts::new()?;
         let model = Ledger::new(target, crate::session::now());
         let mut screen = Screen::open(model, self.tgid, interrupts, self.theme);
-        let outcome = self.show(watched, &mut screen).await;
+        let mut session = None;
+        let outcome = self.show(watched, &mut screen, &mut session).await;
         screen.thread.close()?;
+        remove_probes(session);
         let saved = screen.opened.saver.finish();
         if outcome.is_ok() || screen.model.health.events > 0 {
             screen.print_summary(&saved.recordings, &self.summary);
@@ -63,9 +66,14 @@ impl LiveView {
     }
 
     /// Shows the process until the screen is left. Returns the exit status.
-    async fn show(&self, watched: Watched, screen: &mut Screen) -> Result<ExitCode> {
+    async fn show(
+        &self,
+        watched: Watched,
+        screen: &mut Screen,
+        session: &mut Option<HostSession>,
+    ) -> Result<ExitCode> {
         screen.wait_for("the kernel to load memprobe's programs");
-        let mut session = HostSession::load(self.wanted, self.ring_bytes)?;
+        let session = session.insert(HostSession::load(self.wanted, self.ring_bytes)?);
         session.add(watched, ProcessOrigin::Running)?;
         super::end_start()?;
         screen.wait_for(&placing(0));

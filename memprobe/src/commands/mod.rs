@@ -5,6 +5,7 @@ pub mod choose;
 pub mod doctor;
 pub mod editor;
 pub mod estimate;
+pub mod explain;
 pub mod host;
 pub mod messages;
 pub mod record;

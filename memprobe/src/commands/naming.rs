@@ -7,12 +7,14 @@
 
 mod cutoff;
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::mpsc;
 
 use self::cutoff::{Cutoff, Filtered};
-use super::snapshot::{CaptureMode, NotTaken, taken};
+use super::snapshot::{CaptureMode, NotTaken, read_line, taken};
 use crate::event::tensors::Consistency;
 use crate::event::{BlockLabels, CallPaths, Event, LabeledBlock, Tgid, TimeNs};
 use crate::probe::catalog::Allocators;
@@ -57,6 +59,8 @@ struct Held {
     is_over: bool,
     /// Snapshot, while events from before its moment may still arrive.
     read: Option<Read>,
+    /// Progress of the reading.
+    progress: Arc<ReadProgress>,
     /// Modules called until now: they may be gone before the snapshot arrives.
     calls: CallPaths,
     /// Time of the last event that was left out, because the recording is over.
@@ -219,11 +223,12 @@ impl NameReader {
         if self.held.contains_key(&tgid) || self.given_up.contains(&tgid) {
             return;
         }
-        self.held.insert(tgid, Held::default());
+        let held = Held::default();
+        let progress = Arc::clone(&held.progress);
+        self.held.insert(tgid, held);
         self.course(tgid).is_read();
         let (send, manner, allocators) = (self.send.clone(), self.manner, self.allocators);
         tokio::task::spawn_blocking(move || {
-            let progress = ReadProgress::default();
             let taken = taken(tgid, manner, allocators, &progress);
             // Nobody listens where the recording has ended meanwhile.
             let read = taken.map(|snapshot| (named(&snapshot, tgid), snapshot.consistency));
@@ -244,6 +249,26 @@ impl NameReader {
 
     pub(super) fn is_reading(&self) -> bool {
         !self.held.is_empty()
+    }
+
+    /// Number of processes whose names are not in the stream yet.
+    pub(super) fn left(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Describes the readings under way, of `all` processes; `None` without any.
+    pub(super) fn progress_line(&self, all: usize) -> Option<String> {
+        let unread = self.held.iter().filter(|(_, held)| held.read.is_none());
+        let Some((tgid, held)) = unread.min_by_key(|(tgid, _)| tgid.0) else {
+            let is_over = self.held.is_empty();
+            return (!is_over).then(|| "reading names: waiting for the last events".to_owned());
+        };
+        let done = match all {
+            0 | 1 => String::new(),
+            all => format!("{} of {all} processes, ", all.saturating_sub(self.left())),
+        };
+        let line = read_line(&held.progress);
+        Some(format!("reading names: {done}PID {}: {line}", tgid.0))
     }
 
     /// Gives up all readings, and returns the events that waited for them.
@@ -554,6 +579,24 @@ mod tests {
             }
         }
         assert_eq!(due, [0, 2, 16, 128, 1024]);
+    }
+
+    #[test]
+    fn the_line_says_how_far_the_reading_is() {
+        let mut reader = reading();
+        let of_one = reader.progress_line(1);
+        let running = "reading names: PID 7: finding what to copy, the process runs";
+        assert_eq!(of_one.as_deref(), Some(running));
+        let of_three = reader.progress_line(3);
+        let running =
+            "reading names: 2 of 3 processes, PID 7: finding what to copy, the process runs";
+        assert_eq!(of_three.as_deref(), Some(running));
+        reader.take(read_at(20, vec![parameter()]));
+        let waiting = reader.progress_line(1);
+        let for_events = "reading names: waiting for the last events";
+        assert_eq!(waiting.as_deref(), Some(for_events));
+        placed(&mut reader, true);
+        assert_eq!(reader.progress_line(1), None);
     }
 
     #[test]

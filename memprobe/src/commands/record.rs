@@ -16,7 +16,7 @@ use self::progress::Progress;
 use self::recorder::{Destination, Recorder};
 use super::naming::{NameReader, Naming, Placed, Reading};
 use super::snapshot::CaptureMode;
-use super::waiting::show_while;
+use super::waiting::{remove_probes, show_while};
 use super::{CommandUser, EndSignal, Interrupts, messages};
 use crate::event::{Losses, Tgid, TimeNs};
 use crate::probe::attach::AttachError;
@@ -112,6 +112,10 @@ impl Recording {
         );
         if let Some(command) = command.as_mut().filter(|_| !has_ended) {
             command.leave_running(&mut intake.progress);
+        }
+        intake.progress.clear();
+        if !self.quiet {
+            remove_probes(session);
         }
         match (outcome?, &mut command) {
             (Outcome::Ended(EndReason::TargetExited), Some(command)) => {
@@ -250,10 +254,14 @@ impl Intake {
         self.names.begin_last(left.into_iter());
         if self.names.is_reading() && reason != EndReason::TargetExited {
             self.progress
-                .say("the recording is over; reading names ...");
+                .say("the recording is over; memprobe reads names");
         }
+        let all = self.names.left();
         let limit = Instant::now() + MAX_READING;
         while self.names.is_reading() {
+            if let Some(line) = self.names.progress_line(all) {
+                self.progress.show_line(&line);
+            }
             let given_up = tokio::select! {
                 biased;
                 _ = interrupts.next() => Some("interrupted".to_owned()),

@@ -16,7 +16,7 @@ use super::stdout::{self, OutputContent, Stdout};
 use super::waiting::show_while;
 use crate::event::Tgid;
 use crate::event::tensors::{TensorDevice, TensorSnapshot};
-use crate::ledger::AnalyzedLedger;
+use crate::ledger::{Analysis, AnalyzedLedger};
 use crate::output::OutputPlan;
 use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
@@ -91,7 +91,7 @@ impl Snapshots {
     async fn watch_inside(&self, interval: Duration, probes: BlockProbes) -> Result<ExitCode> {
         let mut interrupts = Interrupts::new()?;
         let watched = Watched::open(self.tgid)?;
-        let mut tracker = BlockTracker::open(self.tgid, probes);
+        let mut tracker = BlockTracker::open(self.tgid, probes, || ());
         tokio::select! {
             _ = interrupts.next() => return Ok(ExitCode::SUCCESS),
             ready = tracker.ready() => ready?,
@@ -202,7 +202,11 @@ impl NotTaken {
 }
 
 /// A snapshot that names the GPUs behind its devices. Blocks while process and driver are asked.
-fn taken_with_gpus(tgid: Tgid, manner: CaptureMode, extent: Allocators) -> Result<TensorSnapshot> {
+pub(super) fn taken_with_gpus(
+    tgid: Tgid,
+    manner: CaptureMode,
+    extent: Allocators,
+) -> Result<TensorSnapshot> {
     let progress = ReadProgress::default();
     let line = || read_line(&progress);
     let mut snapshot = show_while(line, || taken(tgid, manner, extent, &progress))?;
@@ -251,20 +255,23 @@ pub fn content(format: TensorFormat) -> OutputContent {
 /// Time that the first snapshot waits for the probes: earlier blocks have no line.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// The probes of a process, where there can be some, and the ledger that they feed.
-pub(super) struct BlockTracker {
+/// The probes of a process, where there can be some, and the ledger that they feed: lines of blocks, and one more
+/// analysis.
+pub(super) struct BlockTracker<A = ()> {
     session: Option<HostSession>,
-    ledgers: AnalyzedLedger<Sites>,
+    pub(super) ledgers: AnalyzedLedger<(Sites, A)>,
+    make: fn() -> A,
     is_ready: bool,
     pub(super) progress: Progress,
 }
 
-impl BlockTracker {
+impl<A: Analysis> BlockTracker<A> {
     /// Begins to look. Without probes a snapshot says less, and why is said here.
-    pub(super) fn open(tgid: Tgid, probes: BlockProbes) -> Self {
+    pub(super) fn open(tgid: Tgid, probes: BlockProbes, make: fn() -> A) -> Self {
         let mut progress = Progress::new(false);
         let target = process::identified(tgid);
-        let ledgers = AnalyzedLedger::new(target, crate::session::now(), Sites::default());
+        let analyses = (Sites::default(), make());
+        let ledgers = AnalyzedLedger::new(target, crate::session::now(), analyses);
         let session = match load(tgid, probes) {
             Ok(session) => Some(session),
             Err(error) => {
@@ -277,8 +284,14 @@ impl BlockTracker {
             is_ready: session.is_none(),
             session,
             ledgers,
+            make,
             progress,
         }
+    }
+
+    /// True unless nothing can be probed.
+    pub(super) const fn is_probed(&self) -> bool {
+        self.session.is_some()
     }
 
     pub(super) async fn ready(&mut self) -> Result<()> {
@@ -305,14 +318,15 @@ impl BlockTracker {
         let Some(session) = &mut self.session else {
             return Ok(());
         };
-        let (ledgers, is_ready) = (&mut self.ledgers, &mut self.is_ready);
+        let (ledgers, is_ready, make) = (&mut self.ledgers, &mut self.is_ready, self.make);
         let progress = &mut self.progress;
         session.drain(|event| {
             match event.item {
                 HostItem::Event(event) => ledgers.apply(&event),
                 HostItem::Attached { .. } => *is_ready = true,
                 HostItem::Executed(target) => {
-                    *ledgers = AnalyzedLedger::new(target, crate::session::now(), Sites::default());
+                    let analyses = (Sites::default(), make());
+                    *ledgers = AnalyzedLedger::new(target, crate::session::now(), analyses);
                 }
                 HostItem::Refused(error) => {
                     *is_ready = true;
@@ -334,14 +348,14 @@ impl BlockTracker {
     }
 
     pub(super) fn begin(&mut self) {
-        self.ledgers.analyses = Sites::default();
+        self.ledgers.analyses.0 = Sites::default();
     }
 
     /// Gives the blocks of the snapshot that was begun their lines.
     pub(super) fn sign(&mut self, snapshot: &mut TensorSnapshot) -> Result<()> {
         self.take()?;
         let AnalyzedLedger { ledger, analyses } = &self.ledgers;
-        analyses.sign(ledger, snapshot);
+        analyses.0.sign(ledger, snapshot);
         Ok(())
     }
 }

@@ -14,6 +14,7 @@ use super::record::progress::Progress;
 use super::saving::SavedFiles;
 use super::screen::{ScreenThread, Sources, Turn};
 use super::stdout::{self, OutputContent};
+use super::waiting::remove_probes;
 use super::{EndSignal, Interrupts};
 use crate::event::{CaptureOptions, Tgid};
 use crate::ledger::host::HostCaps;
@@ -78,7 +79,9 @@ impl Top {
         let snapshot = watching.host.snapshot(crate::session::now());
         report::write_host(&snapshot, &self.summary, &mut summary)?;
         super::print_summary(&String::from_utf8_lossy(&summary));
-        watching.finish_saving().iter().for_each(SavedFiles::print);
+        let saved = watching.finish_saving();
+        remove_probes(watching);
+        saved.iter().for_each(SavedFiles::print);
         if let Some(stops) = super::stops_line() {
             super::messages::print(&stops);
         }
@@ -141,7 +144,7 @@ impl Once {
 
     /// Listens for as long as is asked, and until every process is probed or known not to be. Returns the signal that
     /// came before.
-    async fn look(&self) -> Result<Result<HostSnapshot, EndSignal>> {
+    pub(super) async fn look(&self) -> Result<Result<HostSnapshot, EndSignal>> {
         let mut interrupts = Interrupts::new()?;
         // The table shows neither purposes nor lines of the forward pass.
         let (capture, caps) = (CaptureOptions::default(), HostCaps::default());
@@ -167,7 +170,9 @@ impl Once {
             self.show_progress(&mut watching, &mut progress);
         }
         progress.clear();
-        Ok(Ok(watching.host.snapshot(crate::session::now())))
+        let snapshot = watching.host.snapshot(crate::session::now());
+        remove_probes(watching);
+        Ok(Ok(snapshot))
     }
 }
 

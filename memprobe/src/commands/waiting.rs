@@ -33,6 +33,11 @@ pub(super) fn show_while<T>(line: impl Fn() -> String + Send, work: impl FnOnce(
     })
 }
 
+/// Drops the owner of probes, and says so if it takes time: the kernel waits for the processes that run them.
+pub(super) fn remove_probes<T>(owner: T) {
+    show_while(|| "removing the probes".to_owned(), || drop(owner));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -336,6 +336,11 @@ impl DeviceLedger {
         self.growth.growth()
     }
 
+    /// Span of time that [`Self::growth`] covers.
+    pub(super) fn growth_span(&self) -> Option<(TimeNs, TimeNs)> {
+        self.growth.span()
+    }
+
     /// Forgets the peak and growth.
     pub(super) fn reset_peak(&mut self) {
         self.peak = self.totals;
@@ -405,6 +410,7 @@ impl DeviceLedger {
             live_blocks: self.blocks,
             ooms: self.ooms,
             growth: self.growth(),
+            iterations_per_minute: None,
             lines: self.call_sites.rows(grouping, definitions),
             timeline: self.timeline.up_to(now),
         }

@@ -71,6 +71,16 @@ impl GrowthRecorder {
         self.doublings = (self.doublings + 1).min(33);
     }
 
+    /// Span of time that [`Self::growth`] covers; `None` if it is unknown.
+    pub(super) fn span(&self) -> Option<(TimeNs, TimeNs)> {
+        let begun = self.begun.filter(|_| self.finished >= FEWEST)?;
+        let before = |intervals: u64| begun.0.saturating_sub(self.interval() * intervals);
+        let first = self.finished / 2 - 1;
+        // The lowest bytes of an interval in which memory grows are those at its begin.
+        let from = before((self.finished - first) as u64);
+        Some((TimeNs(from), TimeNs(before(1))))
+    }
+
     /// Growth in the second half of the intervals; `None` if they are too few.
     pub(super) fn growth(&self) -> Option<GrowthRate> {
         if self.finished < FEWEST {
@@ -130,6 +140,18 @@ mod tests {
         assert_eq!(swing, Some(none));
         let warm_up = recorded(60, |tick| [tick.min(30) * MIB; 2]);
         assert_eq!(warm_up, Some(none));
+    }
+
+    #[test]
+    fn the_span_is_that_of_the_growth() {
+        let mut recorder = GrowthRecorder::default();
+        for tick in 0..=60 {
+            recorder.tick(TimeNs(tick * 200_000_000), tick);
+        }
+        // 12 intervals of 1 s: from the begin of the 6th to that of the 12th.
+        let seconds = recorder.span().map(|(from, to)| (from.0, to.0));
+        assert_eq!(seconds, Some((5_000_000_000, 11_000_000_000)));
+        assert_eq!(GrowthRecorder::default().span(), None);
     }
 
     #[test]

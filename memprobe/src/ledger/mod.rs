@@ -19,6 +19,7 @@ mod device;
 pub mod grouping;
 mod growth;
 pub mod host;
+mod iteration_recorder;
 mod rate;
 mod restate;
 pub mod snapshot;
@@ -54,8 +55,11 @@ use call_sites::CallSites;
 use cuda::CudaLedger;
 use definitions::slot;
 use device::{DeviceLedger, Disagreement};
+use iteration_recorder::IterationRecorder;
 use rate::{MovingRate, Ticks};
-use snapshot::{Grouping, Health, PurposeInfo, Site, Snapshot, TargetState, TimelineMarks};
+use snapshot::{
+    DeviceSnapshot, Grouping, Health, PurposeInfo, Site, Snapshot, TargetState, TimelineMarks,
+};
 
 /// Ledger of one process, updated by each event.
 #[derive(Debug, Default)]
@@ -72,6 +76,7 @@ pub struct Ledger {
     store: BlockStore,
     devices: BTreeMap<DeviceIndex, DeviceLedger>,
     cuda: CudaLedger,
+    iterations: IterationRecorder,
 }
 
 impl Ledger {
@@ -113,7 +118,11 @@ impl Ledger {
             Event::Thread(tid, name) => definitions.name(*tid, name, &mut budget.refused),
             Event::Loss(losses) => self.count_loss(*losses),
             Event::AtAttach(found) => self.find(found),
-            Event::PhaseMark(mark) => self.mark(mark.time, TimelineMarks::of_phase(mark.phase)),
+            Event::PhaseMark(mark) => {
+                let site = self.site_ref(self.stack_ref(mark.stack), Grouping::User);
+                self.iterations.mark(mark, site);
+                self.mark(mark.time, TimelineMarks::of_phase(mark.phase));
+            }
             Event::BlockLabels(labels) => {
                 let reading = TimelineMarks {
                     readings: 1,
@@ -327,7 +336,10 @@ impl Ledger {
             self.cuda.devices(now, grouping, definitions)
         };
         let own = self.devices.values();
-        devices.extend(own.map(|device| device.snapshot(now, grouping, definitions)));
+        devices.extend(own.map(|device| DeviceSnapshot {
+            iterations_per_minute: self.iterations_per_minute(device),
+            ..device.snapshot(now, grouping, definitions)
+        }));
         Snapshot {
             target: self.target.clone(),
             started: self.started,
@@ -341,6 +353,11 @@ impl Ledger {
                 ..self.health.clone()
             },
         }
+    }
+
+    fn iterations_per_minute(&self, device: &DeviceLedger) -> Option<f64> {
+        let (from, to) = device.growth_span()?;
+        self.iterations.per_minute(from, to)
     }
 
     /// Losses before decoding, and malformed events found here.

@@ -141,6 +141,8 @@ pub struct DeviceSnapshot {
     pub ooms: u64,
     /// Growth of the allocated total; `None` in the first seconds, and in recordings.
     pub growth: Option<GrowthRate>,
+    /// Iterations a minute in the time of `growth`; `None` if they are unknown or too few.
+    pub iterations_per_minute: Option<f64>,
     /// One row for each line that has allocated, in no particular order.
     pub lines: Vec<LineRow>,
     pub timeline: DeviceTimeline,
@@ -161,6 +163,13 @@ pub struct GrowthRate {
     pub per_minute: i64,
     /// True if the lowest live bytes rose again and again, and never fell.
     pub is_steady: bool,
+}
+
+impl GrowthRate {
+    /// Bytes an iteration.
+    pub fn per_iteration(self, iterations_per_minute: f64) -> i64 {
+        (self.per_minute as f64 / iterations_per_minute) as i64
+    }
 }
 
 /// Memory allocated before attach and not freed since.

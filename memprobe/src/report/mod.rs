@@ -5,6 +5,7 @@ mod cells;
 mod document;
 mod estimate;
 mod events;
+pub mod explain;
 mod growth;
 mod held;
 mod host;

@@ -23,6 +23,11 @@ pub(crate) fn has_pids_of_the_driver() -> bool {
     Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID)
 }
 
+/// Asks the driver once; it takes some milliseconds a device.
+pub(crate) fn sample_driver() -> Result<Sample, String> {
+    Driver::open()?.sample(&HostPids::default())
+}
+
 #[derive(Debug)]
 pub(crate) struct Seen {
     /// Processes that were not known to use CUDA before.

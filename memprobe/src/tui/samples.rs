@@ -221,6 +221,7 @@ pub(super) fn device(
         live_blocks: lines.iter().map(|line| line.live_blocks).sum(),
         ooms: 0,
         growth: None,
+        iterations_per_minute: None,
         lines,
         timeline: timeline(points),
     }

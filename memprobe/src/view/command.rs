@@ -1,21 +1,56 @@
 //! Commands as titles show them: the script first.
 
-/// Returns a command without its interpreter and the folder of its script: `train.py --seconds 600`. The texts stay as
-/// they are: the caller cleans them.
+/// Returns a command without its interpreter and the folder of its script: `train.py --seconds 600`. So it does behind a
+/// dynamic loader that starts the interpreter. The texts stay as they are: the caller cleans them.
 pub fn short_command(command: &str) -> String {
-    let mut words = command.split(' ').filter(|word| !word.is_empty());
-    let Some(program) = words.next() else {
+    let words: Vec<&str> = command.split(' ').filter(|word| !word.is_empty()).collect();
+    let words = loaded(&words).unwrap_or(&words);
+    let Some((program, rest)) = words.split_first() else {
         return String::new();
     };
     let program = file_name(program);
-    let rest: Vec<&str> = words.collect();
     if !is_python(program) {
-        return joined(program, &rest);
+        return joined(program, rest);
     }
-    match script(&rest) {
+    match script(rest) {
         Some((script, arguments)) => joined(&script, arguments),
-        None => joined(program, &rest),
+        None => joined(program, rest),
     }
+}
+
+/// Returns the program and its arguments behind a dynamic loader and its options; `None` if the command is not of that
+/// form.
+fn loaded<'a>(words: &'a [&'a str]) -> Option<&'a [&'a str]> {
+    let (loader, mut rest) = words.split_first()?;
+    if !is_loader(file_name(loader)) {
+        return None;
+    }
+    while let Some(option) = rest.first()?.strip_prefix("--") {
+        rest = &rest[1..];
+        if option.is_empty() {
+            break;
+        }
+        if LOADER_OPTIONS_WITH_VALUE.contains(&option) {
+            rest = rest.get(1..)?;
+        }
+    }
+    (!rest.is_empty()).then_some(rest)
+}
+
+/// Options of dynamic loaders whose value is the next word (elf/rtld.c@glibc-2.42, ldso/dynlink.c@v1.2.5 of musl).
+const LOADER_OPTIONS_WITH_VALUE: [&str; 7] = [
+    "argv0",
+    "audit",
+    "glibc-hwcaps-mask",
+    "glibc-hwcaps-prepend",
+    "inhibit-rpath",
+    "library-path",
+    "preload",
+];
+
+/// Returns true for `ld-linux-x86-64.so.2`, `ld-2.31.so`, `ld-musl-x86_64.so.1`.
+fn is_loader(program: &str) -> bool {
+    program.starts_with("ld-") && program.contains(".so")
 }
 
 fn joined(first: &str, rest: &[&str]) -> String {
@@ -95,6 +130,17 @@ mod tests {
                 "torchrun train.py",
             ),
             ("/opt/server/bin/serve --port 80", "serve --port 80"),
+            ("python -m serve --port 80", "-m serve --port 80"),
+            (
+                "/lib64/ld-linux-x86-64.so.2 --library-path /sid/lib:/sid/usr/lib --argv0 python \
+                 /sid/usr/bin/python3.14 -u train.py --seconds 600",
+                "train.py --seconds 600",
+            ),
+            (
+                "/lib/ld-musl-x86_64.so.1 --preload=/a.so -- /usr/bin/python3 -m serve",
+                "-m serve",
+            ),
+            ("/lib64/ld-2.31.so /opt/bin/serve a", "serve a"),
         ] {
             assert_eq!(short_command(command), short, "{command}");
         }
@@ -102,7 +148,16 @@ mod tests {
 
     #[test]
     fn a_command_without_a_script_stays() {
-        for command in ["", "python", "python -", "pythonic x", "[kthread]"] {
+        for command in [
+            "",
+            "python",
+            "python -",
+            "pythonic x",
+            "[kthread]",
+            "ld-linux-x86-64.so.2 --list",
+            "ld-linux-x86-64.so.2 --argv0",
+            "ld-linux-x86-64.so.2 --argv0 python",
+        ] {
             assert_eq!(short_command(command), command);
         }
         assert_eq!(short_command("/usr/bin/python -i"), "python -i");

@@ -64,7 +64,7 @@ pub const PROCESS_COLUMNS: [Column<ProcessEntry>; 29] = columns![|row: ProcessEn
     data("driver_unknown") => driver_gap(row.process(), &row.host.driver),
     data("peak_allocated").headed("PEAK").short().screen(8, 72) =>
         row.process().totals().map(|_| row.process().peak.allocated),
-    figure("GROWTH").not_in_text().screen(10, 108) => row.process().growth,
+    figure("GROWTH/min").not_in_text().screen(10, 108) => row.process().growth,
     data("peak_reserved") => row.process().totals().map(|_| row.process().peak.reserved),
     data("devices") => row.devices(),
     data("driver_devices") => row.driver_devices(),

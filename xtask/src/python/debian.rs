@@ -113,6 +113,12 @@ pub fn present(version: PythonVersion) -> Option<PathBuf> {
     (folder.join(WHOLE).exists() && program.exists()).then_some(program)
 }
 
+/// True for a Python that was unpacked from a distribution.
+pub fn is_unpacked(program: &Path) -> bool {
+    let mut folders = RELEASES.iter().filter_map(|release| release.folder().ok());
+    folders.any(|folder| program.starts_with(folder))
+}
+
 /// Returns the Python of this version; downloads and unpacks it if it is missing.
 ///
 /// # Errors

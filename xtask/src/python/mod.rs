@@ -2,7 +2,7 @@
 
 mod debian;
 
-pub use debian::{Archive, DEBIAN, UBUNTU, present, unpack};
+pub use debian::{Archive, DEBIAN, UBUNTU, is_unpacked, present, unpack};
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -161,7 +161,7 @@ ALLOC       bytes of live blocks of PyTorch's allocator, all devices
 RESERVED    bytes that the allocator got from the driver
 DRIVER      bytes that the driver counts: allocator, context, libraries
 PEAK        largest ALLOC since memprobe started
-GROWTH      bytes a minute by which the lowest ALLOC rises; with an arrow:
+GROWTH/min  bytes a minute by which the lowest ALLOC rises; with an arrow:
             steadily
 TREND 1m    ALLOC over the last minute; sorts by growth
 TOP LINE    the line with most bytes, and its share of ALLOC

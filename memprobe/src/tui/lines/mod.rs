@@ -24,7 +24,7 @@ use super::table_screen::{
 use super::theme::Theme;
 use super::{Command, SourceText};
 use crate::event::Frame;
-use crate::ledger::snapshot::{Grouping, Site, Snapshot, TargetState};
+use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site, Snapshot, TargetState};
 use crate::view::table::{Cell, Column, Tone, columns};
 use crate::view::{BLOCKS, FileNames, clean, fit_end, whole_frame, width};
 
@@ -38,13 +38,17 @@ const MIN_HEIGHT_FOR_BOTH: u16 = 32;
 #[cfg(test)]
 const LINE: usize = 7;
 
+/// Heading of growth a minute, and of growth an iteration.
+const GROWTH: &str = "GROWTH/min";
+const GROWTH_PER_ITERATION: &str = "GROWTH/it";
+
 const COLUMNS: [Column<LineData>; 8] = columns![|row: LineData|
     figure("LIVE").screen(11, 0).tone(Tone::Strong) => row.figures.live,
     figure("PEAK").screen(11, 60) => row.figures.peak,
     figure(BLOCKS).short().screen(6, 70) => row.figures.blocks,
     figure("ALLOC/s").screen(7, 90) => row.figures.rate,
     figure("SHARE").screen(6, 44) => row.figures.live.map(|live| Cell::Share(live, row.allocated)),
-    figure("GROWTH").screen(10, 64) => row.figures.growth,
+    figure(GROWTH).screen(10, 64) => row.growth(),
     label("").screen(10, 120).order(None).tone(Tone::Graph) =>
         Cell::Bar(row.figures.live.unwrap_or(0), row.allocated),
     label("LINE").name(0) => row.name.clone(),
@@ -64,6 +68,12 @@ struct LineTable {
     snapshot: Arc<Snapshot>,
     /// Index among the devices of the snapshot.
     device: usize,
+}
+
+impl LineTable {
+    fn device(&self) -> &DeviceSnapshot {
+        &self.snapshot.devices[self.device]
+    }
 }
 
 impl LineList {
@@ -130,8 +140,10 @@ z           reset: PEAK and GROWTH of lines count from now on
 LIVE        live bytes of the line; PEAK its largest value
 BLOCKS      live blocks; ALLOC/s recent allocations a second
 SHARE       share of all allocated bytes; the column adds up to 100%
-GROWTH      bytes a minute by which the lowest live bytes rise, so without
-            what every iteration frees; an arrow behind it: steadily
+GROWTH/it   bytes an iteration by which the lowest live bytes rise, so
+            without what it frees; an arrow behind it: steadily. An
+            iteration is a step of the first optimizer, without any a
+            zero_grad() or batch; GROWTH/min: a minute, without iterations
 graph       dark: allocated all the time of a column, light: for a part of
             it; dotted: reserved; dashed: the memory of the GPU, unless it
             is far above; marks: steps of the optimizer (without any
@@ -156,6 +168,15 @@ impl Content for LineList {
 
     fn parts(&self) -> &'static ScreenParts<LineData> {
         &PARTS
+    }
+
+    fn head(&self, column: &Column<LineData>) -> &'static str {
+        let device = self.shown.as_ref().map(LineTable::device);
+        let iterations = device.and_then(|device| device.iterations_per_minute);
+        match column.head {
+            GROWTH if iterations.is_some() => GROWTH_PER_ITERATION,
+            head => head,
+        }
     }
 
     fn hint(&self) -> Option<String> {

@@ -85,8 +85,12 @@ fn in_two_lines(
     let blocks = blocks.map_or_else(|| "?".to_owned(), count);
     second.push(vec![Span::raw(format!("   {blocks} live blocks"))]);
     if let Some(growth) = device.growth.filter(|growth| growth.is_steady) {
-        let bytes = short(Bytes(growth.per_minute.unsigned_abs()));
-        let text = format!("   grows {bytes}/min");
+        let (bytes, per) = match device.iterations_per_minute {
+            Some(iterations) => (growth.per_iteration(iterations), "it"),
+            None => (growth.per_minute, "min"),
+        };
+        let bytes = short(Bytes(bytes.unsigned_abs()));
+        let text = format!("   grows {bytes}/{per}");
         second.push(vec![Span::styled(text, theme.strong())]);
     }
     if outside > Bytes(0) {

@@ -91,6 +91,8 @@ pub struct LineData {
     pub subject: LineSubject,
     pub name: Cell<'static>,
     pub allocated: i128,
+    /// `None` if growth is shown per minute.
+    pub iterations_per_minute: Option<f64>,
 }
 
 impl LineData {
@@ -101,7 +103,17 @@ impl LineData {
             subject,
             name: Cell::default(),
             allocated: 0,
+            iterations_per_minute: None,
         }
+    }
+
+    pub fn growth(&self) -> Option<Cell<'static>> {
+        let growth = self.figures.growth?;
+        let bytes = match self.iterations_per_minute {
+            Some(iterations) => growth.per_iteration(iterations),
+            None => growth.per_minute,
+        };
+        Some(Cell::Growth(bytes, growth.is_steady))
     }
 
     /// Returns false for a closed chain of several frames, which has no single source line.
@@ -122,6 +134,7 @@ pub fn table(
     let complete = |row: &mut RowOf<LineList>| {
         row.data.name = row.data.subject.name(row.fold, names);
         row.data.allocated = device.totals.allocated.0.into();
+        row.data.iterations_per_minute = device.iterations_per_minute;
     };
     let of_lines = device.lines.iter();
     let of_lines = of_lines.map(|line| (line_row(line, query), Some(line)));

@@ -416,7 +416,22 @@ fn growth_is_a_column_and_a_steady_one_is_marked() {
     device.lines[2].growth = growth(300 << 20, true);
     let by_growth = [InputEvent::SortBy(5)];
     let text = screen(snapshot.clone(), SMALL, &by_growth).to_string();
-    for shown in ["grows 1.00 GiB/min", "+300 MiB↑", "-5.00 MiB", "↓GROWTH"] {
+    for shown in [
+        "grows 1.00 GiB/min",
+        "+300 MiB↑",
+        "-5.00 MiB",
+        "↓GROWTH/min",
+    ] {
+        assert!(text.contains(shown), "{shown:?}: {text}");
+    }
+    snapshot.devices[0].iterations_per_minute = Some(100.0);
+    let text = screen(snapshot.clone(), SMALL, &by_growth).to_string();
+    for shown in [
+        "grows 10.2 MiB/it ",
+        "+3.00 MiB↑",
+        "-51.2 KiB",
+        "↓GROWTH/it ",
+    ] {
         assert!(text.contains(shown), "{shown:?}: {text}");
     }
     let site = snapshot.devices[0].lines[2].site.clone();

@@ -18,7 +18,7 @@ pub fn cell_text(cell: &Cell<'_>, precision: Precision, wide: usize, theme: &The
         (Cell::Signed(bytes), Precision::Short) if *bytes < 0 => {
             format!("-{}", short(Bytes(bytes.unsigned_abs())))
         }
-        (Cell::Growth(per_minute, is_steady), _) => growth(*per_minute, *is_steady, theme),
+        (Cell::Growth(bytes, is_steady), _) => growth(*bytes, *is_steady, theme),
         (Cell::Count(number), Precision::Short) => short_count(*number),
         (Cell::Bar(part, whole), _) => bar(*part, *whole, wide, theme),
         (Cell::Trend(points, steps), _) => sparkline(points, *steps, wide, theme),
@@ -46,9 +46,9 @@ pub fn amount(bytes: i128) -> String {
     Cell::from(bytes).text(Precision::Exact)
 }
 
-/// Formats bytes a minute, with a mark behind steady growth.
-fn growth(per_minute: i64, is_steady: bool, theme: &Theme) -> String {
-    let sign = match per_minute {
+/// Formats growth in bytes, with a mark behind a steady one.
+fn growth(bytes: i64, is_steady: bool, theme: &Theme) -> String {
+    let sign = match bytes {
         ..0 => "-",
         0 => "",
         1.. => "+",
@@ -58,7 +58,7 @@ fn growth(per_minute: i64, is_steady: bool, theme: &Theme) -> String {
     } else {
         " "
     };
-    format!("{sign}{}{mark}", short(Bytes(per_minute.unsigned_abs())))
+    format!("{sign}{}{mark}", short(Bytes(bytes.unsigned_abs())))
 }
 
 /// Draws a share as a bar, at least one eighth of a cell long.

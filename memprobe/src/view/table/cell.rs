@@ -34,7 +34,7 @@ pub enum Cell<'a> {
     Bar(i128, i128),
     /// Points over time, which the live screen draws as so many steps; sorts by growth.
     Trend(&'a [Bytes], usize),
-    /// Bytes a minute, and whether they grow steadily, which the live screen marks.
+    /// Bytes in the time that the heading names, and whether they grow steadily, which the live screen marks.
     Growth(i64, bool),
     /// A count per unit of time.
     Rate(f64),

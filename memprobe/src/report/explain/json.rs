@@ -1,0 +1,144 @@
+//! The page as JSON: the same facts, with keys that stay the same.
+
+use super::parts::MemoryPart;
+use super::verdict::{next_commands, suspect_name, verdict};
+use super::{DeviceExplanation, Explanation, ExplanationSource, Measure, MemoryOwner};
+use crate::attribution::growth::{Growth, StepUnit, Suspect};
+use crate::view::gpu_fields;
+use crate::view::table::Cell;
+
+pub(super) fn document(explanation: &Explanation) -> Cell<'_> {
+    let verdict = verdict(explanation);
+    let next = next_commands(explanation, verdict.cause);
+    let (source, file) = match &explanation.source {
+        ExplanationSource::Process { .. } => ("process", Cell::Unknown),
+        ExplanationSource::Snapshot { file } => ("snapshot", file.into()),
+        ExplanationSource::Recording { file } => ("recording", file.into()),
+    };
+    let watched = match &explanation.source {
+        ExplanationSource::Process { watched, .. } => {
+            Cell::Nanoseconds(u64::try_from(watched.as_nanos()).unwrap_or(u64::MAX))
+        }
+        _ => Cell::Unknown,
+    };
+    let target = &explanation.target;
+    Cell::Object(vec![
+        ("memprobe", env!("CARGO_PKG_VERSION").into()),
+        ("command", (&*target.command).into()),
+        ("pid", target.tgid.map(|tgid| tgid.0).into()),
+        ("source", source.into()),
+        ("file", file),
+        ("watched_ns", watched),
+        (
+            "verdict",
+            Cell::Object(vec![
+                ("id", verdict.cause.key().into()),
+                ("text", verdict.text.into()),
+            ]),
+        ),
+        (
+            "devices",
+            Cell::List(
+                explanation
+                    .devices
+                    .iter()
+                    .map(|it| device(explanation, it))
+                    .collect(),
+            ),
+        ),
+        (
+            "next",
+            Cell::List(
+                next.into_iter()
+                    .map(|(command, _)| command.into())
+                    .collect(),
+            ),
+        ),
+        ("notes", Cell::list(&explanation.notes)),
+    ])
+}
+
+fn device<'a>(explanation: &'a Explanation, device: &'a DeviceExplanation) -> Cell<'a> {
+    let gpu = device.gpu;
+    let mut fields = vec![("device", device.index.into())];
+    fields.extend(gpu_fields(&explanation.target, device.index));
+    fields.extend([
+        ("gpu_total", gpu.map(|gpu| gpu.total).into()),
+        ("gpu_used", gpu.map(|gpu| gpu.used).into()),
+        ("gpu_process", gpu.and_then(|gpu| gpu.process).into()),
+        ("allocated", device.totals.allocated.into()),
+        ("reserved", device.totals.reserved.into()),
+        ("ooms", device.ooms.into()),
+        ("parts", Cell::List(device.parts.iter().map(part).collect())),
+        (
+            "owners",
+            Cell::List(device.owners.iter().map(owner).collect()),
+        ),
+        ("growth", device.growth.as_ref().map(growth).into()),
+        (
+            "measures",
+            Cell::List(device.measures.iter().map(measure).collect()),
+        ),
+    ]);
+    Cell::Object(fields)
+}
+
+fn part(part: &MemoryPart) -> Cell<'_> {
+    Cell::Object(vec![
+        ("id", part.id.key().into()),
+        ("bytes", part.bytes.into()),
+    ])
+}
+
+fn owner(owner: &MemoryOwner) -> Cell<'_> {
+    Cell::Object(vec![
+        ("name", owner.name.as_deref().into()),
+        ("class", owner.class.as_deref().into()),
+        ("bytes", owner.bytes.into()),
+        ("exclusive_bytes", owner.exclusive.into()),
+    ])
+}
+
+fn growth(growth: &Growth) -> Cell<'_> {
+    let per = match growth.step {
+        StepUnit::Iterations(_) => "iteration",
+        StepUnit::Window(_) => "second",
+    };
+    Cell::Object(vec![
+        ("per", per.into()),
+        ("points", Cell::Count(growth.points as u64)),
+        ("needed_points", Cell::Count(growth.needed as u64)),
+        ("bytes", growth.total.map(|total| total.bytes).into()),
+        (
+            "lines",
+            Cell::List(growth.lines.iter().map(suspect).collect()),
+        ),
+    ])
+}
+
+fn suspect(suspect: &Suspect) -> Cell<'_> {
+    let retainer = suspect.retained.retainers.first();
+    Cell::Object(vec![
+        ("line", suspect_name(suspect).into()),
+        ("bytes", suspect.rate.bytes.into()),
+        ("live", suspect.rate.last.into()),
+        ("retained_by", retainer.map(|it| &*it.by).into()),
+        (
+            "retained_bytes",
+            retainer.map(|it| it.retained.bytes).into(),
+        ),
+        (
+            "exclusive_bytes",
+            retainer.map(|it| it.exclusive.bytes).into(),
+        ),
+    ])
+}
+
+fn measure(measure: &Measure) -> Cell<'_> {
+    Cell::Object(vec![
+        ("id", measure.id.key().into()),
+        ("action", (&*measure.action).into()),
+        ("bytes", measure.bytes.into()),
+        ("at_most", measure.at_most.into()),
+    ])
+}

@@ -1,0 +1,86 @@
+//! Measures against a full GPU, each with the bytes that it would give back.
+
+use super::{DeviceExplanation, OwnedBy, PartId};
+use crate::event::Bytes;
+
+/// Fewest bytes that make a measure worth a line, as a fraction of what the process reserved: 1/200.
+const LEAST_SHARE: u64 = 200;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(const_into_str, serialize_all = "snake_case")]
+pub enum MeasureId {
+    EmptyCache,
+    DropRetainer,
+    FreeGradients,
+}
+
+impl MeasureId {
+    /// Key in JSON.
+    pub const fn key(self) -> &'static str {
+        self.into_str()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Measure {
+    pub id: MeasureId,
+    pub bytes: Bytes,
+    /// True if it may give back less.
+    pub at_most: bool,
+    /// Action of the user.
+    pub action: String,
+    /// Limits of the figure.
+    pub because: &'static str,
+}
+
+/// Classes whose contents a program may drop: modules and optimizers need theirs.
+const CONTAINERS: [&str; 7] = [
+    "OrderedDict",
+    "defaultdict",
+    "deque",
+    "dict",
+    "list",
+    "set",
+    "tuple",
+];
+
+/// Computes the measures, most bytes first.
+pub(super) fn measures(device: &DeviceExplanation) -> Vec<Measure> {
+    let mut measures = vec![Measure {
+        id: MeasureId::EmptyCache,
+        bytes: device.part(PartId::Cached),
+        at_most: true,
+        action: "torch.cuda.empty_cache()".to_owned(),
+        because: "segments with a live block stay",
+    }];
+    // Of a peak nothing is known of what keeps it alive.
+    if device.owned == OwnedBy::Retainer {
+        measures.push(Measure {
+            id: MeasureId::FreeGradients,
+            bytes: device.part(PartId::Gradients),
+            at_most: false,
+            action: "optimizer.zero_grad(set_to_none=True)".to_owned(),
+            because: "to PyTorch's cache, until the next backward pass",
+        });
+        measures.extend(containers(device).take(2));
+    }
+    let least = device.totals.reserved.0 / LEAST_SHARE;
+    measures.retain(|measure| measure.bytes.0 > least);
+    measures.sort_by_key(|measure| std::cmp::Reverse(measure.bytes));
+    measures
+}
+
+/// Containers of Python that keep memory which nothing else keeps.
+fn containers(device: &DeviceExplanation) -> impl Iterator<Item = Measure> {
+    let owners = device.owners.iter();
+    owners.filter_map(|owner| {
+        let (name, class) = (owner.name.as_ref()?, owner.class.as_ref()?);
+        CONTAINERS.contains(&&**class).then(|| Measure {
+            id: MeasureId::DropRetainer,
+            bytes: owner.exclusive.unwrap_or_default(),
+            at_most: false,
+            action: format!("without {name}"),
+            because: "to PyTorch's cache",
+        })
+    })
+}

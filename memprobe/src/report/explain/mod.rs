@@ -1,0 +1,135 @@
+//! One page about a process: parts of its GPUs' memory, growth, and measures against a full GPU.
+
+mod host;
+mod json;
+mod measures;
+mod parts;
+mod recording;
+mod tensors;
+mod text;
+mod verdict;
+
+#[cfg(test)]
+mod tests;
+
+use std::io::Write;
+use std::time::Duration;
+
+use super::{Colour, DocumentFormat, ReportError, unless_closed};
+use crate::attribution::growth::Growth;
+use crate::event::{Bytes, DeviceIndex, Target, Totals};
+use crate::view::table::{Page, json_document};
+
+pub use host::write_host_explanation;
+pub use measures::{Measure, MeasureId};
+pub use parts::{MemoryPart, PartId};
+pub use recording::explain_recording;
+pub use tensors::{ProcessEvidence, explain_process};
+
+/// Page about one process.
+#[derive(Clone, Debug)]
+pub struct Explanation {
+    pub target: Target,
+    pub source: ExplanationSource,
+    /// The device with most memory first.
+    pub devices: Vec<DeviceExplanation>,
+    /// Gaps of the figures, a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// Origin of the figures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExplanationSource {
+    /// A running process, watched for this time.
+    Process {
+        watched: Duration,
+        consistency: String,
+    },
+    /// A snapshot of tensors.
+    Snapshot { file: String },
+    /// A recording; of each device the moment of most allocated bytes.
+    Recording { file: String },
+}
+
+/// Memory of a GPU as the driver counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuMemory {
+    pub total: Bytes,
+    pub used: Bytes,
+    /// Bytes of this process; `None` if the driver does not say.
+    pub process: Option<Bytes>,
+}
+
+#[derive(Clone, Debug)]
+pub struct DeviceExplanation {
+    pub index: DeviceIndex,
+    pub gpu: Option<GpuMemory>,
+    /// The allocator's totals at the moment that the page is about.
+    pub totals: Totals,
+    /// Parts of the GPU's memory, or of the allocator's reserved bytes if the GPU's are unknown. They add up.
+    pub parts: Vec<MemoryPart>,
+    /// Largest owners first.
+    pub owners: Vec<MemoryOwner>,
+    /// Heading of the owners.
+    pub owned: OwnedBy,
+    /// Out-of-memory errors seen.
+    pub ooms: u64,
+    /// `None` if the program was not watched.
+    pub growth: Option<Growth>,
+    pub measures: Vec<Measure>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnedBy {
+    /// Variables, modules and optimizers that keep the memory alive.
+    Retainer,
+    /// Lines that allocated it.
+    Line,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryOwner {
+    /// Name; `None` for memory that no name leads to.
+    pub name: Option<String>,
+    /// Class of the variable, module or optimizer.
+    pub class: Option<String>,
+    pub bytes: Bytes,
+    /// Bytes that nothing else keeps; `None` if unknown.
+    pub exclusive: Option<Bytes>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct ExplainOptions {
+    pub format: DocumentFormat,
+    pub width: usize,
+    pub colour: Colour,
+}
+
+impl DeviceExplanation {
+    fn part(&self, id: PartId) -> Bytes {
+        let parts = self.parts.iter().filter(|part| part.id == id);
+        Bytes(parts.map(|part| part.bytes.0).sum())
+    }
+
+    /// Bytes of the GPU or, if these are unknown, that the allocator reserved.
+    fn whole(&self) -> Bytes {
+        self.gpu.map_or(self.totals.reserved, |gpu| gpu.total)
+    }
+}
+
+/// Writes the page. Returns `None` if the reader closes the output early.
+pub fn write_explanation(
+    explanation: &Explanation,
+    options: ExplainOptions,
+    out: &mut impl Write,
+) -> Result<Option<()>, ReportError> {
+    let written = match options.format {
+        DocumentFormat::Text => {
+            let mut page = Page::new(options.width, options.colour);
+            text::push(&mut page, explanation);
+            out.write_all(page.into_text().as_bytes())
+        }
+        DocumentFormat::Json => json_document(&json::document(explanation), out),
+    };
+    unless_closed(written.and_then(|()| out.flush()).map_err(Into::into))
+}

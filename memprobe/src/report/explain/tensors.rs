@@ -1,0 +1,117 @@
+//! Explanation of a process's tensors at one moment, with what has grown before.
+
+use std::collections::BTreeMap;
+
+use super::parts::{PartId, completed};
+use super::{
+    DeviceExplanation, Explanation, ExplanationSource, GpuMemory, MemoryOwner, OwnedBy, measures,
+};
+use crate::attribution::growth::Growth;
+use crate::event::tensors::{TensorDevice, TensorKind};
+use crate::event::{Bytes, DeviceIndex};
+use crate::tensors::{DeviceTable, GroupBy, Order, RowKind, TensorTable, groups};
+
+/// Facts about a process at one moment.
+pub struct ProcessEvidence<'a> {
+    pub table: &'a TensorTable,
+    pub source: ExplanationSource,
+    /// Memory of the GPUs behind its devices, as far as it is known.
+    pub gpus: BTreeMap<DeviceIndex, GpuMemory>,
+    /// Growth of each device; empty if the process was not watched.
+    pub growth: BTreeMap<DeviceIndex, Growth>,
+    pub notes: Vec<String>,
+}
+
+pub fn explain_process(evidence: ProcessEvidence<'_>) -> Explanation {
+    let ProcessEvidence {
+        table,
+        source,
+        gpus,
+        mut growth,
+        mut notes,
+    } = evidence;
+    let mut devices: Vec<DeviceExplanation> = Vec::new();
+    for device in &table.devices {
+        let TensorDevice::Cuda(index) = device.device else {
+            continue;
+        };
+        devices.extend(explained(
+            device,
+            index,
+            gpus.get(&index).copied(),
+            growth.remove(&index),
+        ));
+    }
+    devices.sort_by_key(|device| std::cmp::Reverse(device.totals.reserved));
+    notes.extend(
+        table
+            .unread
+            .iter()
+            .map(|unread| format!("not read: {unread}")),
+    );
+    Explanation {
+        target: table.target.clone(),
+        source,
+        devices,
+        notes,
+    }
+}
+
+/// Returns `None` for a device without an allocator's totals.
+fn explained(
+    table: &DeviceTable,
+    index: DeviceIndex,
+    gpu: Option<GpuMemory>,
+    growth: Option<Growth>,
+) -> Option<DeviceExplanation> {
+    let totals = table.account.totals?;
+    let allocated = table.rows.iter().map(|row| (part(row.kind), row.holds.0));
+    let mut device = DeviceExplanation {
+        index,
+        gpu,
+        totals,
+        parts: completed(allocated, totals, gpu),
+        owners: owners(table),
+        owned: OwnedBy::Retainer,
+        ooms: 0,
+        growth,
+        measures: Vec::new(),
+    };
+    device.measures = measures::measures(&device);
+    Some(device)
+}
+
+const fn part(kind: RowKind) -> PartId {
+    match kind {
+        RowKind::Tensor(TensorKind::Parameter) => PartId::Parameters,
+        RowKind::Tensor(TensorKind::Buffer) => PartId::Buffers,
+        RowKind::Tensor(TensorKind::Gradient) => PartId::Gradients,
+        RowKind::Tensor(TensorKind::OptimizerState) => PartId::OptimizerState,
+        RowKind::Tensor(TensorKind::KvCache) => PartId::KvCache,
+        RowKind::Tensor(TensorKind::Saved) => PartId::Activations,
+        RowKind::Tensor(TensorKind::Tensor) => PartId::OtherTensors,
+        RowKind::Storage | RowKind::Block => PartId::NoTensor,
+        RowKind::BlockBeyondLimit => PartId::TensorsNotRead,
+    }
+}
+
+fn owners(table: &DeviceTable) -> Vec<MemoryOwner> {
+    let groups = groups(&table.rows, GroupBy::Retainer, Order::Holds);
+    let groups = groups.into_iter().filter(|group| group.holds > Bytes(0));
+    let owner = |group: crate::tensors::Group| {
+        let retainer = table.rows[group.rows[0]].retainer.as_ref();
+        let rows = group.rows.iter().map(|at| &table.rows[*at]);
+        let is_exclusive = |row: &&crate::tensors::Row| {
+            let retainer = row.retainer.as_ref();
+            retainer.is_some_and(|retainer| retainer.exclusive)
+        };
+        let exclusive = rows.filter(is_exclusive).map(|row| row.holds.0).sum();
+        MemoryOwner {
+            name: retainer.map(|retainer| retainer.by.to_string()),
+            class: retainer.and_then(|retainer| retainer.class.as_deref().map(str::to_owned)),
+            bytes: group.holds,
+            exclusive: retainer.map(|_| Bytes(exclusive)),
+        }
+    };
+    groups.map(owner).collect()
+}

@@ -1,0 +1,201 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::parts::completed;
+use super::*;
+use crate::attribution::allocation_groups::samples::{learning_for, retained_by_losses};
+use crate::attribution::growth::GrowthLedger;
+use crate::event::tensors::TensorDevice;
+use crate::event::{Address, DeviceIdentity, Event, Gpu, IdentitySource};
+use crate::ledger::snapshot::Grouping;
+use crate::recording::Reader;
+use crate::recording::samples::recording;
+use crate::report::replay;
+use crate::tensors::explain;
+use crate::tensors::samples::{Building, line, plain, training};
+
+const GIB: u64 = 1 << 30;
+const DEVICE: DeviceIndex = DeviceIndex(0);
+
+fn gpu(process: Option<u64>) -> GpuMemory {
+    GpuMemory {
+        total: Bytes(16 * GIB),
+        used: Bytes(3 * GIB),
+        process: process.map(Bytes),
+    }
+}
+
+fn growth(events: &[Event]) -> BTreeMap<DeviceIndex, Growth> {
+    let file = recording(events);
+    let ledger = GrowthLedger::new(Grouping::User, None);
+    let reader = Reader::new(&file[..]).unwrap();
+    let (_, ledger) = replay::run(reader, Grouping::User, ledger).unwrap();
+    let intervals = ledger.intervals_per_iteration();
+    let growth = ledger.growth(DEVICE, intervals);
+    growth.map(|growth| (DEVICE, growth)).into_iter().collect()
+}
+
+/// A process whose list of losses has kept 2 GiB.
+fn leaking() -> Explanation {
+    let mut snapshot = training();
+    let mut losses = Building::new();
+    let address = losses.block(2 * GIB, Some(line("/home/me/train.py", 40, "step")));
+    let mut block = losses.snapshot.blocks.remove(0);
+    // Beyond all blocks of the training.
+    block.addr = Address(address.0 + (1 << 40));
+    snapshot.blocks.push(block.clone());
+    losses.storage(block.addr, 2 * GIB, TensorDevice::Cuda(DEVICE));
+    losses.retain(0, "train.py:53 main() -> losses[*]", Some("list"));
+    let mut storage = losses.snapshot.storages.remove(0);
+    storage.object = 0x7700_0000;
+    snapshot.storages.push(storage);
+    let tensor = crate::event::tensors::Tensor {
+        object: 0x7800_0000,
+        storage: Some(snapshot.storages.len() - 1),
+        device: TensorDevice::Cuda(DEVICE),
+        shape: Some(vec![GIB / 2]),
+        strides: vec![1],
+        ..plain("train.py:53 main() -> losses[0]")
+    };
+    snapshot.tensors.push(tensor);
+    let totals = &mut snapshot.devices[0].totals;
+    totals.allocated.0 += 2 * GIB;
+    totals.reserved.0 += 2 * GIB + (512 << 20);
+    snapshot.target.gpus = vec![DeviceIdentity {
+        device: DEVICE,
+        gpu: Some(Gpu {
+            index: Some(0),
+            uuid: Some("GPU-1".to_owned()),
+            pci_bus_id: None,
+            mig: None,
+            memory: None,
+            source: IdentitySource::Properties,
+        }),
+        unknown: None,
+    }];
+    let mut program = learning_for(40, |_| true);
+    program.read(|addr| match addr >> 9 {
+        nth if nth % 8 == 0 => None,
+        nth => Some(retained_by_losses(nth % 7, None)),
+    });
+    let events = program.events;
+    explain_process(ProcessEvidence {
+        table: &explain(&snapshot),
+        source: ExplanationSource::Process {
+            watched: Duration::from_secs(3),
+            consistency: "paused for 12.3 ms".to_owned(),
+        },
+        gpus: [(DEVICE, gpu(Some(2 * GIB + 700 * (1 << 20))))].into(),
+        growth: growth(&events),
+        notes: Vec::new(),
+    })
+}
+
+fn written(explanation: &Explanation, format: DocumentFormat) -> String {
+    let options = ExplainOptions {
+        format,
+        width: 100,
+        colour: Colour::Plain,
+    };
+    let mut out = Vec::new();
+    write_explanation(explanation, options, &mut out).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    text.replace(env!("CARGO_PKG_VERSION"), "0.0.0")
+}
+
+fn of_recording(events: &[Event]) -> Explanation {
+    let file = recording(events);
+    explain_recording(Reader::new(&file[..]).unwrap(), "trace.json").unwrap()
+}
+
+#[test]
+fn the_page_of_a_process_that_leaks() {
+    let text = written(&leaking(), DocumentFormat::Text);
+    assert!(text.lines().count() <= 40, "{text}");
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn the_page_of_a_snapshot() {
+    let explanation = explain_process(ProcessEvidence {
+        table: &explain(&training()),
+        source: ExplanationSource::Snapshot {
+            file: "a.json".to_owned(),
+        },
+        gpus: BTreeMap::new(),
+        growth: BTreeMap::new(),
+        notes: Vec::new(),
+    });
+    insta::assert_snapshot!(written(&explanation, DocumentFormat::Text));
+}
+
+#[test]
+fn the_page_of_a_recording() {
+    let explanation = of_recording(&learning_for(40, |_| true).events);
+    insta::assert_snapshot!(written(&explanation, DocumentFormat::Text));
+}
+
+#[test]
+fn the_json_has_the_facts_of_the_page() {
+    let explanation = leaking();
+    let text = written(&explanation, DocumentFormat::Json);
+    let document: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(document["verdict"]["id"], "growth");
+    let device = &document["devices"][0];
+    let bytes = |rows: &Value, id: &str| {
+        let rows = rows.as_array().unwrap();
+        let row = rows.iter().find(|row| row["id"] == id);
+        row.map(|row| row["bytes"].as_u64().unwrap())
+    };
+    let parts = device["parts"].as_array().unwrap();
+    let sum: u64 = parts
+        .iter()
+        .map(|part| part["bytes"].as_u64().unwrap())
+        .sum();
+    assert_eq!(sum, 16 * GIB);
+    assert_eq!(bytes(&device["parts"], "free"), Some(13 * GIB));
+    assert_eq!(bytes(&device["measures"], "drop_retainer"), Some(2 * GIB));
+    assert_eq!(
+        device["owners"][0]["name"],
+        "train.py:53 main() -> losses[*]"
+    );
+    assert_eq!(device["owners"][0]["exclusive_bytes"], 2 * GIB);
+    let growing = &device["growth"]["lines"][0];
+    assert!(growing["bytes"].as_f64().unwrap() > 0.0, "{growing}");
+    assert!(document["next"][0].as_str().unwrap().contains("20292"));
+}
+
+#[test]
+fn the_parts_add_up_to_the_gpu_or_to_what_is_reserved() {
+    let totals = Totals {
+        allocated: Bytes(700),
+        reserved: Bytes(1000),
+    };
+    let sum = |gpu| {
+        let parts = completed([(PartId::Parameters, 600)], totals, gpu);
+        let sum: u64 = parts.iter().map(|part| part.bytes.0).sum();
+        (sum, parts.len())
+    };
+    assert_eq!(sum(None), (1000, 3));
+    assert_eq!(sum(Some(gpu(None))), (16 * GIB, 5));
+    assert_eq!(sum(Some(gpu(Some(2000)))), (16 * GIB, 6));
+    // The driver was asked before the allocator grew.
+    assert_eq!(sum(Some(gpu(Some(10)))).0, 16 * GIB);
+}
+
+#[test]
+fn a_process_without_memory_says_so() {
+    let explanation = Explanation {
+        target: Target::default(),
+        source: ExplanationSource::Snapshot {
+            file: "a.json".to_owned(),
+        },
+        devices: Vec::new(),
+        notes: vec!["x\u{1b}[31m".to_owned()],
+    };
+    let text = written(&explanation, DocumentFormat::Text);
+    assert!(text.contains("has no GPU memory"), "{text}");
+    assert!(!text.contains('\u{1b}'), "{text}");
+}

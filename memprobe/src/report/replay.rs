@@ -4,7 +4,7 @@ use std::io::BufRead;
 
 use super::Outcome;
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
-use crate::ledger::{Analysis, AnalyzedLedger, Refused};
+use crate::ledger::{Analysis, AnalyzedLedger, Ledger, Refused};
 use crate::recording::{End, Header, Reader, RecordingError};
 
 /// State at the end of a recording.
@@ -12,6 +12,8 @@ pub(super) struct RecordingReplay {
     pub header: Header,
     pub snapshot: Snapshot,
     pub end: Option<End>,
+    /// Ledger at that moment.
+    pub ledger: Ledger,
     pub refused: Refused,
     pub truncated: bool,
 }
@@ -58,6 +60,22 @@ pub(super) fn run<R: BufRead, A: Analysis>(
         refused: ledger.refused(),
         truncated: reader.truncated(),
         header,
+        ledger,
     };
     Ok((replay, analyses))
+}
+
+/// Replays the first `events` events of a recording; returns the state after them.
+pub(super) fn run_until<R: BufRead, A: Analysis>(
+    mut reader: Reader<R>,
+    events: u64,
+    analyses: A,
+) -> Result<(Ledger, A), RecordingError> {
+    let header = reader.header();
+    let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
+    for event in reader.by_ref().take(usize::try_from(events).unwrap_or(usize::MAX)) {
+        replay.apply(&event?);
+    }
+    let AnalyzedLedger { ledger, analyses } = replay;
+    Ok((ledger, analyses))
 }

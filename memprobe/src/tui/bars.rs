@@ -22,20 +22,22 @@ pub(super) enum Tab {
     Categories,
     Tensors,
     Outside,
+    Segments,
     Threads,
     Probes,
 }
 
 impl Tab {
     /// Each screen with its key and its name. Where space is short, the highest rank loses its name first.
-    const ALL: [(Self, &'static str, &'static str, usize); 8] = [
+    const ALL: [(Self, &'static str, &'static str, usize); 9] = [
         (Self::Lines, "Esc", "lines", 0),
         (Self::Modules, "m", "modules", 1),
         (Self::Layers, "L", "layers", 2),
         (Self::Categories, "c", "categories", 3),
         (Self::Tensors, "t", "tensors", 4),
         (Self::Outside, "o", "outside", 6),
-        (Self::Threads, "T", "threads", 7),
+        (Self::Segments, "M", "segments", 7),
+        (Self::Threads, "T", "threads", 8),
         (Self::Probes, "p", "probes", 5),
     ];
 

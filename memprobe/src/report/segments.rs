@@ -1,0 +1,296 @@
+//! Table of the allocator's segments and pools at one moment of a recording.
+
+use std::collections::HashMap;
+use std::io::{BufRead, Write};
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::document::{self, TableReport, document};
+use super::preamble::push_beginning;
+use super::replay::{self, RecordingReplay};
+use super::{Outcome, ReportError, ReportOptions, RowLimit, SegmentMoment};
+use crate::attribution::segments::SegmentLedger;
+use crate::attribution::tables::{PieceState, SegmentMap};
+use crate::event::bytes::human;
+use crate::event::{Action, Bytes, DeviceIndex, Event};
+use crate::ledger::{Analysis, Change, Ledger};
+use crate::recording::Reader;
+use crate::view::table::{Cell, Column, Output, Page, Rows, Table};
+use crate::view::{
+    MapGlyphs, SegmentEntry, clean, counted, drawing, duration, pools, segment_columns,
+};
+
+/// Columns of the drawing of a segment in text.
+const DRAWN: usize = 64;
+
+pub(super) struct SegmentReport<'a> {
+    pub(super) replay: &'a RecordingReplay,
+    pub(super) maps: Vec<SegmentMap>,
+    /// Names the moment, after the device.
+    pub(super) moment: String,
+    pub(super) options: &'a ReportOptions,
+}
+
+pub(super) fn write<R: BufRead>(
+    reader: Reader<R>,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<Outcome, ReportError> {
+    let again = reader.reopened();
+    let analyses = (SegmentLedger::default(), Moments::default());
+    let (replay, (segments, moments)) = replay::run(reader, options.grouping, analyses)?;
+    let wanted = match options.moment {
+        SegmentMoment::End => None,
+        SegmentMoment::Peak => moments.peak.map(|at| (at, "at the peak")),
+        SegmentMoment::OutOfMemory => {
+            let at = moments.out_of_memory.ok_or_else(|| {
+                ReportError::NoMoment(
+                    "no request failed in it; leave out --at oom, or give --at end".to_owned(),
+                )
+            })?;
+            Some((at, "at the last out-of-memory error"))
+        }
+    };
+    let (maps, moment) = match wanted.zip(again) {
+        Some(((events, name), again)) => {
+            // The first replay has learnt the pools of segments that were read only after this moment.
+            let known = SegmentLedger::with_facts_of(&segments);
+            let (ledger, segments) = replay::run_until(again, events, known)?;
+            let now = ledger.last_event().unwrap_or(replay.header.start);
+            let snapshot = ledger.snapshot(now, options.grouping);
+            let after = now.0.saturating_sub(replay.snapshot.started.0);
+            let after = duration(Duration::from_nanos(after));
+            let maps = segments.maps(&ledger, &snapshot);
+            (maps, format!("{name} ({after} after attach)"))
+        }
+        None => {
+            let maps = segments.maps(&replay.ledger, &replay.snapshot);
+            (maps, "at the end of the recording".to_owned())
+        }
+    };
+    let report = SegmentReport {
+        replay: &replay,
+        maps,
+        moment,
+        options,
+    };
+    document::write(&report, &replay, options, out)
+}
+
+/// Moments of a recording, as numbers of its events.
+#[derive(Debug, Default)]
+struct Moments {
+    events: u64,
+    allocated: HashMap<DeviceIndex, u64>,
+    most: u64,
+    peak: Option<u64>,
+    out_of_memory: Option<u64>,
+}
+
+impl Analysis for Moments {
+    fn apply(&mut self, event: &Event, _change: &Change, _ledger: &Ledger) {
+        self.events += 1;
+        let Event::Memory(memory) = event else { return };
+        if memory.action == Action::OutOfMemory {
+            self.out_of_memory = Some(self.events);
+        }
+        let device = memory.device.filter(|device| *device != DeviceIndex::CPU);
+        // Blocks from before attach come one by one, with the totals of all.
+        if let (Some(device), Some(totals), false) =
+            (device, memory.totals, memory.action == Action::Held)
+        {
+            self.allocated.insert(device, totals.allocated.0);
+            let all: u64 = self.allocated.values().sum();
+            if all > self.most {
+                self.most = all;
+                self.peak = Some(self.events);
+            }
+        }
+    }
+}
+
+fn table(map: &SegmentMap, options: &ReportOptions) -> Table<SegmentEntry> {
+    let mut columns = segment_columns();
+    if options.request.is_none() {
+        columns.retain(|column| column.key != "unusable");
+    }
+    let mut table = Table::new(columns);
+    let device = map.index;
+    for pool in pools(map) {
+        table.push(
+            Output::Text,
+            SegmentEntry::of_pool(&pool, device, options.request),
+        );
+        let shown = options.top.of(pool.rows.len());
+        for (row, at) in pool.rows.iter().zip(0..) {
+            let mut entry = SegmentEntry::of_segment(row, device, options.request);
+            if at >= shown {
+                table.push(Output::Data, entry);
+                continue;
+            }
+            table.push(Output::Data, entry.clone());
+            entry.name = format!("  {}", entry.name);
+            table.push(Output::Text, entry);
+        }
+        if let RowLimit::Rows(_) = options.top
+            && pool.rows.len() > shown
+        {
+            let hidden = counted((pool.rows.len() - shown) as u64, "other segment");
+            let name = format!("  ({hidden}; --limit all shows them)");
+            table.push(
+                Output::Remark,
+                SegmentEntry {
+                    name,
+                    ..SegmentEntry::default()
+                },
+            );
+        }
+    }
+    table.extend(Output::All, SegmentEntry::rest(map));
+    table
+}
+
+impl SegmentReport<'_> {
+    fn push_map(&self, page: &mut Page, map: &SegmentMap) {
+        page.blank();
+        page.strong(&format!(
+            "{} {}: allocated {}, reserved {}",
+            map.index,
+            self.moment,
+            human(map.totals.allocated),
+            human(map.totals.reserved),
+        ));
+        if let Some(reason) = &map.unread {
+            page.warning(&format!(
+                "warning: the segments are not known: {}",
+                clean(reason)
+            ));
+            return;
+        }
+        page.table(&table(map, self.options));
+        page.blank();
+        for note in summary(map, self.options.request) {
+            page.note(&note);
+        }
+        self.push_drawings(page, map);
+    }
+
+    /// Draws the segments that are neither empty nor full, the largest first.
+    fn push_drawings(&self, page: &mut Page, map: &SegmentMap) {
+        let mut drawn: Vec<_> = map
+            .segments
+            .iter()
+            .filter(|row| row.pieces.len() > 1)
+            .collect();
+        if drawn.is_empty() {
+            return;
+        }
+        drawn.sort_by_key(|row| (std::cmp::Reverse(row.size), row.addr));
+        page.blank();
+        let shown = match self.options.top {
+            RowLimit::All => drawn.len(),
+            RowLimit::Rows(most) => most.min(drawn.len()),
+        };
+        for row in &drawn[..shown] {
+            let map = drawing(&row.pieces, DRAWN, &MapGlyphs::ASCII);
+            page.line(&format!("{:#x} {:>10} |{map}|", row.addr.0, human(row.size)));
+        }
+        page.note(&MapGlyphs::ASCII.legend());
+    }
+}
+
+/// Sentences on a map: what is free, and what `empty_cache()` would return.
+pub(super) fn summary(map: &SegmentMap, request: Option<Bytes>) -> Vec<String> {
+    let [awaiting, cached, split] = [
+        PieceState::AwaitingEvent,
+        PieceState::Cached,
+        PieceState::InactiveSplit,
+    ]
+    .map(|state| map.bytes(state));
+    let largest = map.segments.iter().map(|row| row.largest_free()).max();
+    let mut notes = vec![format!(
+        "torch.cuda.empty_cache() would return {}. The largest free block has {}.",
+        human(map.returnable()),
+        human(largest.unwrap_or_default()),
+    )];
+    notes.push(format!(
+        "Free: {} cached, {} split from live blocks, {} awaiting an event.",
+        human(cached),
+        human(split),
+        human(awaiting),
+    ));
+    if let Some(request) = request {
+        let free = map.segments.iter().flat_map(|row| row.free());
+        let (too_small, enough): (Vec<_>, Vec<_>) = free.partition(|free| *free < request);
+        let sum = |sizes: &[Bytes]| Bytes(sizes.iter().map(|size| size.0).sum());
+        notes.push(format!(
+            "For a request of {}: {} free in blocks that are too small, {} in {} large enough. A request gets blocks of \
+             its own pool and stream only.",
+            human(request),
+            human(sum(&too_small)),
+            human(sum(&enough)),
+            counted(enough.len() as u64, "block"),
+        ));
+    }
+    if map.unplaced != 0 {
+        notes.push(
+            "Segments changed after the last reading of the allocator's tables: the pool of new ones is unknown."
+                .to_owned(),
+        );
+    }
+    notes
+}
+
+struct MapRows<'a>(&'a SegmentMap, &'a ReportOptions);
+
+impl Rows for MapRows<'_> {
+    fn each(&self, emit: &mut dyn FnMut(Cell<'_>)) {
+        table(self.0, self.1).each(emit);
+    }
+}
+
+impl TableReport for SegmentReport<'_> {
+    type Row = SegmentEntry;
+
+    fn text(&self, page: &mut Page) {
+        push_beginning(page, self.replay);
+        for map in &self.maps {
+            self.push_map(page, map);
+        }
+        if self.maps.is_empty() {
+            page.blank();
+            page.note(NOT_READ);
+        }
+    }
+
+    fn document(&self) -> Cell<'_> {
+        let devices = self.maps.iter().map(|map| {
+            Cell::Object(vec![
+                ("device", map.index.into()),
+                ("allocated", map.totals.allocated.into()),
+                ("reserved", map.totals.reserved.into()),
+                ("requested", map.requested.into()),
+                ("empty_cache", map.returnable().into()),
+                ("unread", map.unread.as_deref().map(Cell::from).unwrap_or_default()),
+                ("rows", Cell::Rows(Rc::new(MapRows(map, self.options)))),
+            ])
+        });
+        let mut notes = vec![format!("The segments are those {}.", self.moment)];
+        if self.maps.is_empty() {
+            notes.push(NOT_READ.to_owned());
+        }
+        document(self.replay, Cell::list(notes), devices)
+    }
+
+    fn columns(&self) -> Vec<Column<SegmentEntry>> {
+        segment_columns()
+    }
+
+    fn tables(&self) -> impl Iterator<Item = Table<SegmentEntry>> {
+        self.maps.iter().map(|map| table(map, self.options))
+    }
+}
+
+const NOT_READ: &str = "The recording has no reading of the allocator's segments: an earlier memprobe wrote it, or the \
+                        process ended before its first reading. Record again, with time.sleep(2) at the end of a short \
+                        script.";

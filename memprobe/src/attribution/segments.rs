@@ -95,9 +95,7 @@ pub struct Piece {
     pub state: PieceState,
 }
 
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum PieceState {
     Live,
@@ -223,7 +221,9 @@ impl SegmentLedger {
                 if let Some(state) = self.devices.get_mut(&index) {
                     state.segments.remove(&event.addr.0);
                     let end = event.addr.0.saturating_add(event.size.0);
-                    state.awaiting.retain(|addr, _| !(event.addr.0..end).contains(addr));
+                    state
+                        .awaiting
+                        .retain(|addr, _| !(event.addr.0..end).contains(addr));
                 }
             }
             Action::Alloc => {
@@ -342,7 +342,11 @@ impl DeviceSegmentState {
             read: self.read,
             unread: None,
             requested: self.read.map(|_| self.requested),
-            unplaced: totals.reserved.0.cast_signed().wrapping_sub(placed.cast_signed()),
+            unplaced: totals
+                .reserved
+                .0
+                .cast_signed()
+                .wrapping_sub(placed.cast_signed()),
             outside: Bytes(outside),
             segments: rows,
         }
@@ -350,7 +354,9 @@ impl DeviceSegmentState {
 }
 
 fn live_bytes(pieces: &[(u64, u64, PieceState)]) -> u64 {
-    let live = pieces.iter().filter(|(.., state)| *state == PieceState::Live);
+    let live = pieces
+        .iter()
+        .filter(|(.., state)| *state == PieceState::Live);
     live.map(|(_, size, _)| size).sum()
 }
 

@@ -69,9 +69,7 @@ pub enum PoolOwner {
 )]
 pub struct PoolId(pub u64, pub u64);
 
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr, EnumString,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum PrivatePoolState {
     InUse,
@@ -80,9 +78,7 @@ pub enum PrivatePoolState {
 }
 
 /// The list of free blocks that serves a request (`kSmallSize`, c10/core/AllocatorConfig.h@v2.9.0).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr, EnumString,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr, EnumString)]
 #[strum(const_into_str, serialize_all = "snake_case")]
 pub enum PoolSize {
     /// Requests of up to 1 MiB.

@@ -175,7 +175,11 @@ impl PendingSegments {
         if record.devices.len() > MAX_DEVICES {
             return Err(format!("segments of more than {MAX_DEVICES} devices"));
         }
-        if record.unread.as_ref().is_some_and(|text| text.len() > MAX_CONTEXT) {
+        if record
+            .unread
+            .as_ref()
+            .is_some_and(|text| text.len() > MAX_CONTEXT)
+        {
             return Err("a reason of many bytes".to_owned());
         }
         let devices = record.devices.iter().map(|device| DeviceSegments {

@@ -73,7 +73,10 @@ pub(super) fn run_until<R: BufRead, A: Analysis>(
 ) -> Result<(Ledger, A), RecordingError> {
     let header = reader.header();
     let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
-    for event in reader.by_ref().take(usize::try_from(events).unwrap_or(usize::MAX)) {
+    for event in reader
+        .by_ref()
+        .take(usize::try_from(events).unwrap_or(usize::MAX))
+    {
         replay.apply(&event?);
     }
     let AnalyzedLedger { ledger, analyses } = replay;

@@ -193,7 +193,11 @@ impl SegmentReport<'_> {
         };
         for row in &drawn[..shown] {
             let map = drawing(&row.pieces, DRAWN, &MapGlyphs::ASCII);
-            page.line(&format!("{:#x} {:>10} |{map}|", row.addr.0, human(row.size)));
+            page.line(&format!(
+                "{:#x} {:>10} |{map}|",
+                row.addr.0,
+                human(row.size)
+            ));
         }
         page.note(&MapGlyphs::ASCII.legend());
     }
@@ -271,7 +275,10 @@ impl TableReport for SegmentReport<'_> {
                 ("reserved", map.totals.reserved.into()),
                 ("requested", map.requested.into()),
                 ("empty_cache", map.returnable().into()),
-                ("unread", map.unread.as_deref().map(Cell::from).unwrap_or_default()),
+                (
+                    "unread",
+                    map.unread.as_deref().map(Cell::from).unwrap_or_default(),
+                ),
                 ("rows", Cell::Rows(Rc::new(MapRows(map, self.options)))),
             ])
         });

@@ -3,7 +3,8 @@
 use super::bars::Tab;
 use super::context::ProcessContext;
 use super::table_screen::{
-    Content, Fold, Needs, Note, Query, RowOf, ScreenParts, TableOf, TableRow, TableScreen,
+    Content, Fold, Needs, Note, Query, RowOf, ScreenContext as _, ScreenParts, TableOf, TableRow,
+    TableScreen,
 };
 use crate::attribution::tables::{PieceState, SegmentMap};
 use crate::event::bytes::human;

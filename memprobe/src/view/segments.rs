@@ -151,7 +151,12 @@ pub fn pools(map: &SegmentMap) -> Vec<PoolSegments<'_>> {
 /// Free bytes in blocks below `request`, which is rounded up to the allocator's 512 bytes.
 fn unusable(row: &SegmentRow, request: Bytes) -> Bytes {
     let request = request.0.next_multiple_of(512);
-    Bytes(row.free().filter(|free| free.0 < request).map(|free| free.0).sum())
+    Bytes(
+        row.free()
+            .filter(|free| free.0 < request)
+            .map(|free| free.0)
+            .sum(),
+    )
 }
 
 impl SegmentEntry {
@@ -253,7 +258,10 @@ pub fn drawing(pieces: &[Piece], cells: usize, glyphs: &MapGlyphs) -> String {
     let mut text = String::new();
     let mut next = 0;
     for cell in 0..cells {
-        let (from, to) = (start + edge(cell), start + edge(cell + 1).max(edge(cell) + 1));
+        let (from, to) = (
+            start + edge(cell),
+            start + edge(cell + 1).max(edge(cell) + 1),
+        );
         let mut bytes = [0_u64; 4];
         while pieces
             .get(next)
@@ -265,7 +273,9 @@ pub fn drawing(pieces: &[Piece], cells: usize, glyphs: &MapGlyphs) -> String {
         for piece in here {
             let end = (piece.addr.0 + piece.size.0).min(to);
             let part = end.saturating_sub(piece.addr.0.max(from));
-            let place = PieceState::ALL.iter().position(|state| *state == piece.state);
+            let place = PieceState::ALL
+                .iter()
+                .position(|state| *state == piece.state);
             bytes[place.unwrap_or(0)] += part;
         }
         text.push(cell_glyph(bytes, glyphs));

@@ -1,8 +1,9 @@
 //! The allocator's pools of free blocks on a device: where they lie in a `DeviceCachingAllocator`, and their blocks.
 //!
-//! A `BlockPool` is one `std::set<Block*>` of cached blocks, from 2.1 on a second one of unmapped ranges, then
-//! `bool is_small` and `PrivatePool* owner_PrivatePool` (c10/cuda/CUDACachingAllocator.cpp@v2.0.0 to @v2.15.0). Sets and
-//! pools are recognized by their structure, which no version has changed, not by their offset, which many have.
+//! A `BlockPool` is one `std::set<Block*>` of cached blocks, from 2.1 on one more of ranges without memory, then
+//! `bool is_small` and `PrivatePool* owner_PrivatePool` (c10/cuda/CUDACachingAllocator.cpp@v2.0.0 to @v2.14.0). 2.15.0
+//! has a third set, of the cached blocks in another order. Sets and pools are recognized by this structure, not by their
+//! offset, which has changed often.
 
 use std::collections::HashSet;
 
@@ -13,9 +14,10 @@ use crate::event::PoolId;
 use crate::process::memory::ReadMemory;
 use crate::python::heap::word_at;
 
-/// Size of a `std::set` with a comparison function: the function, then the header of the tree (libstdc++,
-/// `_Rb_tree_impl`).
+/// Size of a `std::set`: the word of its comparison, then the header of the tree (libstdc++, `_Rb_tree_impl`).
 const SET: usize = 48;
+/// Most sets of a pool.
+const MAX_SETS: usize = 4;
 /// Bytes of a node of the tree: colour, parent, left, right, value.
 const NODE: usize = 40;
 
@@ -42,8 +44,8 @@ pub(super) struct BlockPool {
     pub(super) is_small: bool,
     /// `None` for the two default pools.
     pub(super) owner: Option<PrivatePool>,
-    /// Addresses of its sets.
-    sets: [Option<u64>; 2],
+    /// Number of its sets, which lie one behind another from its start on.
+    sets: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +58,7 @@ pub(super) struct PrivatePool {
 impl BlockPool {
     /// True from 2.1 on: blocks can be ranges without memory.
     pub fn has_unmapped(&self) -> bool {
-        self.sets[1].is_some()
+        self.sets > 1
     }
 }
 
@@ -64,7 +66,7 @@ impl FreeLists {
     /// Finds the pools of the device allocator at `object`.
     pub fn read(memory: &impl ReadMemory, object: u64) -> Fitting<Self> {
         let bytes = readable(memory, object, ALLOCATOR_BYTES);
-        let (mut pools, end) = pair(&bytes, object, 0).ok_or(Misfit::Layout)?;
+        let (mut pools, end) = pair(memory, &bytes, object, 0).ok_or(Misfit::Layout)?;
         // `active_blocks` follows (`ska::flat_hash_set<Block*>`), and after it the tables of private pools.
         let mut active = Vec::new();
         let at = (end..end + 128).step_by(8);
@@ -80,8 +82,10 @@ impl FreeLists {
     /// Addresses of all `Block` objects that the lists lead to.
     pub fn blocks(&self, memory: &impl ReadMemory) -> Fitting<HashSet<u64>> {
         let mut blocks: HashSet<u64> = self.active.iter().copied().collect();
-        for set in self.pools.iter().flat_map(|pool| pool.sets).flatten() {
-            values(memory, set, &mut blocks)?;
+        for pool in &self.pools {
+            for set in 0..pool.sets {
+                values(memory, pool.at + (set * SET) as u64, &mut blocks)?;
+            }
         }
         Ok(blocks)
     }
@@ -112,7 +116,7 @@ fn private_pools(
                 continue;
             }
             let bytes = readable(memory, private, PRIVATE_BYTES);
-            if let Some((mut pools, _)) = pair(&bytes, private, private) {
+            if let Some((mut pools, _)) = pair(memory, &bytes, private, private) {
                 let is_freeable = false;
                 for pool in &mut pools {
                     pool.owner = Some(PrivatePool { id, is_freeable });
@@ -148,52 +152,71 @@ fn readable(memory: &impl ReadMemory, object: u64, most: usize) -> Vec<u8> {
 
 /// Finds the pool of large requests and behind it the one of small requests, whose owner is `owner` (0 for none), in the
 /// bytes of the object at `object`. Returns the offset after them too.
-fn pair(bytes: &[u8], object: u64, owner: u64) -> Option<(Vec<BlockPool>, usize)> {
+fn pair(
+    memory: &impl ReadMemory,
+    bytes: &[u8],
+    object: u64,
+    owner: u64,
+) -> Option<(Vec<BlockPool>, usize)> {
     (0..bytes.len()).step_by(8).find_map(|start| {
-        let (large, next) = pool_at(bytes, object, start, owner)?;
+        let pool = |start| pool_at(memory, bytes, object, start, owner);
+        let (large, next) = pool(start)?;
         // A counter may stand between the two.
         let (small, end) = [0, 8, 16, 24]
             .into_iter()
-            .find_map(|gap| pool_at(bytes, object, next + gap, owner))?;
+            .find_map(|gap| pool(next + gap))?;
         (!large.is_small && small.is_small).then(|| (vec![large, small], end))
     })
 }
 
 /// Parses a `BlockPool`, and returns the offset after its known fields.
-fn pool_at(bytes: &[u8], object: u64, start: usize, owner: u64) -> Option<(BlockPool, usize)> {
-    is_set(bytes, object, start)?;
-    let second = is_set(bytes, object, start + SET).map(|()| object + (start + SET) as u64);
-    let fields = start + if second.is_some() { 2 * SET } else { SET };
+fn pool_at(
+    memory: &impl ReadMemory,
+    bytes: &[u8],
+    object: u64,
+    start: usize,
+    owner: u64,
+) -> Option<(BlockPool, usize)> {
+    let is_set = |set: &usize| is_set(memory, bytes, object, start + set * SET);
+    let sets = (0..MAX_SETS).take_while(is_set).count();
+    if sets == 0 {
+        return None;
+    }
+    let fields = start + sets * SET;
     let is_small = match bytes.get(fields)? {
         0 => false,
         1 => true,
         _ => return None,
     };
     bytes.get(fields + 8..fields + 16)?;
-    (word_at(bytes, fields + 8) == owner).then(|| {
+    (word_at(&bytes[fields + 8..], 0) == owner).then(|| {
         let pool = BlockPool {
             at: object + start as u64,
             is_small,
             owner: None,
-            sets: [Some(object + start as u64), second],
+            sets,
         };
         (pool, fields + 16)
     })
 }
 
-/// Succeeds if a `std::set` with a comparison function can begin at `start`.
-fn is_set(bytes: &[u8], object: u64, start: usize) -> Option<()> {
-    bytes.get(start..start + SET)?;
-    let [function, colour, parent, left, right, count] =
-        [0, 8, 16, 24, 32, 40].map(|at| word_at(bytes, start + at));
+/// True if a `std::set` begins at `start`: an empty one leads to itself, the root of another one leads back.
+fn is_set(memory: &impl ReadMemory, bytes: &[u8], object: u64, start: usize) -> bool {
+    if bytes.get(start..start + SET).is_none() {
+        return false;
+    }
+    let [colour, root, left, right, count] =
+        [8, 16, 24, 32, 40].map(|at| word_at(&bytes[start..], at));
     let header = object + start as u64 + 8;
-    let is_pointer = |word: u64| (1..USER_END).contains(&word);
-    let is_node = |word: u64| is_pointer(word) && word.is_multiple_of(8);
+    let is_node = |word: u64| (1..USER_END).contains(&word) && word.is_multiple_of(8);
     // The colour of the header is red, which is 0.
     let is_tree = colour as u32 == 0 && count <= MAX_BLOCKS as u64;
-    let is_empty = count == 0 && parent == 0 && left == header && right == header;
-    let is_full = count > 0 && [parent, left, right].into_iter().all(is_node) && left != header;
-    (is_pointer(function) && is_tree && (is_empty || is_full)).then_some(())
+    if count == 0 {
+        return is_tree && root == 0 && left == header && right == header;
+    }
+    is_tree
+        && [root, left, right].into_iter().all(is_node)
+        && memory.read_u64(root.wrapping_add(8)) == Ok(header)
 }
 
 /// Adds the values of the set at `at`: of as many nodes as can be reached while the process runs.

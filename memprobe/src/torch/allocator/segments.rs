@@ -11,7 +11,7 @@ use super::block::{ROUNDING, TO_ALLOCATED, TO_PTR, TO_REQUESTED, read_each};
 use super::calibrate;
 use super::counters::{self, DeviceCounters, Stat};
 use super::free_lists::{BlockPool, FreeLists};
-use super::hash_table::Element;
+use super::hash_table::{Element, HEADER, TableHeader};
 use super::layout::{self, BlockLayout, Layout, STAT_ARRAY};
 use super::tables::{Fitting, MAX_BLOCKS, Misfit, TablesError};
 use crate::event::{
@@ -61,7 +61,11 @@ pub fn read(
     let mut is_known = false;
     for layout in layout::candidates(version) {
         match read_as(memory, active.object, &layout) {
-            Ok(Some(devices)) => return Ok(SegmentTables::Whole(devices)),
+            // A layout of another version may lead to no device at all.
+            Ok(Some(devices)) if is_of(&layout.versions, version) || !devices.is_empty() => {
+                return Ok(SegmentTables::Whole(devices));
+            }
+            Ok(Some(_)) => {}
             Ok(None) => is_known |= is_of(&layout.versions, version),
             Err(Misfit::TooManyBlocks) => return Err(TablesError::TooManyBlocks),
             Err(Misfit::Layout) => {}
@@ -112,20 +116,33 @@ fn read_device(
     let blocks = read_blocks(memory, &lists, layout.block, has_unmapped)?;
     let (segments, awaiting) = assemble(&blocks, &lists);
     let reserved: u64 = sum(segments.iter().map(|segment| segment.size));
-    let stat = |at: u64| Stat::read(memory, allocator.wrapping_add(at));
-    let active = stat(layout.counters.reserved + STAT_ARRAY)?;
-    let after = stat(layout.counters.reserved)?;
-    let requested: [u8; 8] =
-        memory.read_array(allocator.wrapping_add(layout.counters.reserved + 3 * STAT_ARRAY))?;
+    let reserved_at = allocator.wrapping_add(layout.counters.reserved);
+    let after = Stat::read(memory, reserved_at)?;
+    let active_at = behind_reserved(memory, reserved_at)?;
+    let active = Stat::read(memory, active_at)?;
+    let requested = memory.read_u64(active_at.wrapping_add(2 * STAT_ARRAY))?;
     let is_steady = after.current == counters.totals.reserved.0;
-    Ok((is_steady && reserved == after.current).then(|| DeviceSegments {
-        device: counters.device,
-        totals: counters.totals,
-        active: Bytes(active.current),
-        requested: Bytes(word_at(&requested, 0)),
-        segments,
-        awaiting,
-    }))
+    Ok(
+        (is_steady && reserved == after.current).then(|| DeviceSegments {
+            device: counters.device,
+            totals: counters.totals,
+            active: Bytes(active.current),
+            requested: Bytes(requested),
+            segments,
+            awaiting,
+        }),
+    )
+}
+
+/// Address of `active_bytes`, which follows `reserved_bytes`. 2.15.0 has a table of private pools between them
+/// (`DeviceStats`, c10/core/CachingDeviceAllocator.h).
+fn behind_reserved(memory: &impl ReadMemory, reserved: u64) -> Fitting<u64> {
+    let next = reserved.wrapping_add(STAT_ARRAY);
+    let bytes: [u8; HEADER] = memory.read_array(next)?;
+    Ok(match TableHeader::parse(&bytes) {
+        Some(_) => next.wrapping_add(HEADER as u64),
+        None => next,
+    })
 }
 
 fn sum(sizes: impl Iterator<Item = Bytes>) -> u64 {
@@ -227,9 +244,8 @@ fn assemble(
         if block.is_awaiting {
             awaiting.push((Address(block.addr), Bytes(block.size)));
         }
-        let continues = last.is_some_and(|last| {
-            last.at == block.previous && last.addr + last.size == block.addr
-        });
+        let continues = last
+            .is_some_and(|last| last.at == block.previous && last.addr + last.size == block.addr);
         last = Some(block);
         if let Some(segment) = segments.last_mut().filter(|_| continues) {
             segment.size.0 += block.size;

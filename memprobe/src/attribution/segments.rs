@@ -427,3 +427,6 @@ impl KnownSegment {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

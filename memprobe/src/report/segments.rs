@@ -301,3 +301,84 @@ impl TableReport for SegmentReport<'_> {
 const NOT_READ: &str = "The recording has no reading of the allocator's segments: an earlier memprobe wrote it, or the \
                         process ended before its first reading. Record again, with time.sleep(2) at the end of a short \
                         script.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attribution::segments::tests::reading;
+    use crate::event::PoolOwner;
+    use crate::event::{Address, MemoryEvent, Pool, PoolId, PoolSize, PrivatePoolState, Segment};
+    use crate::recording::samples::{MIB, memory, recording, totals};
+    use crate::report::{By, ReportFormat, write};
+
+    /// A program whose peak is before its end: two segments, then one of a graph, and a failed request.
+    fn program() -> Vec<Event> {
+        let at = |place: u64| 0x7f00_0000_0000 + place * (64 << 20);
+        let segment = |place, mib: u64, owner| Segment {
+            addr: Address(at(place)),
+            size: Bytes(mib * MIB),
+            stream: if place == 2 { 0x55d0 } else { 0 },
+            pool: Pool {
+                owner,
+                size: PoolSize::Large,
+            },
+            expandable: None,
+        };
+        let event = |action, micros, addr, mib: u64, [allocated, reserved]: [u64; 2]| {
+            Event::Memory(MemoryEvent {
+                totals: totals(allocated * MIB, reserved * MIB),
+                ..memory(action, micros, addr, mib * MIB)
+            })
+        };
+        let graph = PoolOwner::Private {
+            id: PoolId(1, 0),
+            state: PrivatePoolState::InUse,
+        };
+        let segments = vec![
+            segment(0, 20, PoolOwner::Default),
+            segment(1, 32, PoolOwner::Default),
+            segment(2, 20, graph),
+        ];
+        vec![
+            event(Action::Alloc, 1, at(0), 4, [4, 72]),
+            event(Action::Alloc, 2, at(0) + 10 * MIB, 6, [10, 72]),
+            event(Action::Alloc, 3, at(1), 32, [42, 72]),
+            event(Action::Alloc, 4, at(2), 8, [50, 72]),
+            event(Action::Free, 5, at(1), 32, [18, 72]),
+            event(Action::OutOfMemory, 6, 0, 64, [18, 72]),
+            event(Action::Free, 7, at(0), 4, [14, 72]),
+            reading(segments, &[]),
+        ]
+    }
+
+    fn report(options: ReportOptions) -> String {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), recording(&program())).unwrap();
+        let mut out = Vec::new();
+        let options = ReportOptions {
+            by: By::Segment,
+            ..options
+        };
+        write(Reader::open(file.path()).unwrap(), &options, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn segments_at_the_end_as_text_with_what_a_request_cannot_use() {
+        insta::assert_snapshot!(report(ReportOptions {
+            width: 130,
+            moment: SegmentMoment::End,
+            request: Some(Bytes(16 * MIB)),
+            ..ReportOptions::default()
+        }));
+    }
+
+    #[test]
+    fn segments_at_the_end_as_csv() {
+        insta::assert_snapshot!(report(ReportOptions {
+            format: ReportFormat::Csv,
+            moment: SegmentMoment::End,
+            ..ReportOptions::default()
+        }));
+    }
+}

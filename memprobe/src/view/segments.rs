@@ -317,7 +317,7 @@ mod tests {
         let draw = |cells| drawing(&pieces, cells, &MapGlyphs::ASCII);
         assert_eq!(draw(10), "####--ww--");
         assert_eq!(draw(5), "##-w-");
-        assert_eq!(draw(2), "+w");
+        assert_eq!(draw(2), "+-");
         assert_eq!(draw(0), "");
         assert_eq!(drawing(&[], 5, &MapGlyphs::ASCII), "");
     }

@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::event::{
-    Action, Address, Bytes, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, Pool, PoolOwner,
-    PoolSize, PrivatePoolState, Segment, SegmentReading, TimeNs, Totals,
+    Action, Address, Bytes, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, MemorySegment, Pool,
+    PoolOwner, PoolSize, PrivatePoolState, SegmentReading, TimeNs, Totals,
 };
-use crate::ledger::snapshot::Snapshot;
-use crate::ledger::{Analysis, Change, Ledger};
+use crate::ledger::snapshot::{Grouping, Snapshot};
+use crate::ledger::{Analysis, AnalyzedLedger, Change, Ledger};
 
 /// Cap on segments of all devices.
 const MAX_SEGMENTS: usize = 1 << 20;
@@ -82,22 +82,22 @@ pub struct SegmentRow {
     pub stream: Option<u64>,
     pub is_expandable: bool,
     /// All blocks, by address.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<SegmentBlock>,
     /// Bytes that `torch.cuda.empty_cache()` would return.
     pub returnable: Bytes,
 }
 
 /// A block, as `torch.cuda.memory_snapshot()` lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct SegmentBlock {
     pub addr: Address,
     pub size: Bytes,
-    pub state: PieceState,
+    pub state: SegmentBlockState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(const_into_str, serialize_all = "snake_case")]
-pub enum PieceState {
+pub enum SegmentBlockState {
     Live,
     /// Freed, but another stream may still use it.
     AwaitingEvent,
@@ -107,7 +107,7 @@ pub enum PieceState {
     InactiveSplit,
 }
 
-impl PieceState {
+impl SegmentBlockState {
     pub const ALL: [Self; 4] = [
         Self::Live,
         Self::AwaitingEvent,
@@ -122,7 +122,7 @@ impl PieceState {
 }
 
 impl SegmentRow {
-    pub fn bytes(&self, state: PieceState) -> Bytes {
+    pub fn bytes(&self, state: SegmentBlockState) -> Bytes {
         let pieces = self.pieces.iter().filter(|piece| piece.state == state);
         Bytes(pieces.map(|piece| piece.size.0).sum())
     }
@@ -138,12 +138,13 @@ impl SegmentRow {
 
     pub fn live_blocks(&self) -> u64 {
         let live = self.pieces.iter();
-        live.filter(|piece| piece.state == PieceState::Live).count() as u64
+        live.filter(|piece| piece.state == SegmentBlockState::Live)
+            .count() as u64
     }
 }
 
 impl SegmentMap {
-    pub fn bytes(&self, state: PieceState) -> Bytes {
+    pub fn bytes(&self, state: SegmentBlockState) -> Bytes {
         Bytes(self.segments.iter().map(|row| row.bytes(state).0).sum())
     }
 
@@ -278,7 +279,7 @@ impl Analysis for SegmentLedger {
 }
 
 impl KnownSegment {
-    fn read(segment: &Segment, known: &BTreeMap<u64, Self>) -> Self {
+    fn read(segment: &MemorySegment, known: &BTreeMap<u64, Self>) -> Self {
         let before = known.get(&segment.addr.0);
         let before = before.filter(|before| before.size == segment.size.0);
         Self {
@@ -316,12 +317,12 @@ impl KnownSegment {
 impl DeviceSegmentState {
     /// Divides the segments by live blocks, which are sorted by address.
     fn map(&self, live: &[(u64, u64)], totals: Totals) -> SegmentMap {
-        let mut used: Vec<(u64, u64, PieceState)> = live
+        let mut used: Vec<(u64, u64, SegmentBlockState)> = live
             .iter()
-            .map(|(addr, size)| (*addr, *size, PieceState::Live))
+            .map(|(addr, size)| (*addr, *size, SegmentBlockState::Live))
             .collect();
         let awaiting = self.awaiting.iter();
-        used.extend(awaiting.map(|(addr, size)| (*addr, *size, PieceState::AwaitingEvent)));
+        used.extend(awaiting.map(|(addr, size)| (*addr, *size, SegmentBlockState::AwaitingEvent)));
         used.sort_unstable();
         let mut rest = used.as_slice();
         let mut outside = 0;
@@ -353,26 +354,26 @@ impl DeviceSegmentState {
     }
 }
 
-fn live_bytes(pieces: &[(u64, u64, PieceState)]) -> u64 {
+fn live_bytes(pieces: &[(u64, u64, SegmentBlockState)]) -> u64 {
     let live = pieces
         .iter()
-        .filter(|(.., state)| *state == PieceState::Live);
+        .filter(|(.., state)| *state == SegmentBlockState::Live);
     live.map(|(_, size, _)| size).sum()
 }
 
 impl KnownSegment {
     /// `used` are its blocks in use, by address.
-    fn row(&self, addr: u64, used: &[(u64, u64, PieceState)]) -> SegmentRow {
+    fn row(&self, addr: u64, used: &[(u64, u64, SegmentBlockState)]) -> SegmentRow {
         let end = addr.saturating_add(self.size);
         let free = if used.is_empty() || self.expandable.is_some() {
-            PieceState::Cached
+            SegmentBlockState::Cached
         } else {
-            PieceState::InactiveSplit
+            SegmentBlockState::InactiveSplit
         };
         let mut pieces = Vec::with_capacity(used.len() * 2 + 1);
-        let mut push = |from: u64, to: u64, state: PieceState| {
+        let mut push = |from: u64, to: u64, state: SegmentBlockState| {
             if from < to {
-                pieces.push(Piece {
+                pieces.push(SegmentBlock {
                     addr: Address(from),
                     size: Bytes(to - from),
                     state,
@@ -399,13 +400,13 @@ impl KnownSegment {
     }
 
     /// Bytes that `empty_cache()` would return. It waits for the events of freed blocks first.
-    fn returnable(&self, pieces: &[Piece]) -> Bytes {
+    fn returnable(&self, pieces: &[SegmentBlock]) -> Bytes {
         if !self.is_releasable() {
             return Bytes(0);
         }
         let mut returned = 0;
         let runs = pieces.chunk_by(|one, other| {
-            (one.state == PieceState::Live) == (other.state == PieceState::Live)
+            (one.state == SegmentBlockState::Live) == (other.state == SegmentBlockState::Live)
         });
         for run in runs {
             let [first, .., last] = run else {
@@ -418,12 +419,54 @@ impl KnownSegment {
         Bytes(returned)
     }
 
-    fn returnable_run(&self, from: u64, to: u64, state: PieceState) -> u64 {
+    fn returnable_run(&self, from: u64, to: u64, state: SegmentBlockState) -> u64 {
         match self.expandable {
-            _ if state == PieceState::Live => 0,
+            _ if state == SegmentBlockState::Live => 0,
             Some(_) => self.pages(from, to),
             None if to - from == self.size => self.size,
             None => 0,
+        }
+    }
+}
+
+/// The maps of a replayed recording, and the time of its last event.
+pub fn maps_of(played: &AnalyzedLedger<SegmentLedger>) -> (Option<TimeNs>, Vec<SegmentMap>) {
+    let last = played.ledger.last_event();
+    let now = last.unwrap_or_default();
+    let snapshot = played.ledger.snapshot(now, Grouping::default());
+    (last, played.analyses.maps(&played.ledger, &snapshot))
+}
+
+/// Moments of a recording at which its segments matter, as numbers of its events.
+#[derive(Debug, Default)]
+pub struct SegmentMoments {
+    events: u64,
+    allocated: BTreeMap<DeviceIndex, u64>,
+    most: u64,
+    /// The highest allocated bytes of all devices together.
+    pub peak: Option<u64>,
+    /// The last out-of-memory error.
+    pub out_of_memory: Option<u64>,
+}
+
+impl Analysis for SegmentMoments {
+    fn apply(&mut self, event: &Event, _change: &Change, _ledger: &Ledger) {
+        self.events += 1;
+        let Event::Memory(memory) = event else { return };
+        if memory.action == Action::OutOfMemory {
+            self.out_of_memory = Some(self.events);
+        }
+        let device = memory.device.filter(|device| *device != DeviceIndex::CPU);
+        // Blocks from before attach come one by one, with the totals of all.
+        if let (Some(device), Some(totals), false) =
+            (device, memory.totals, memory.action == Action::Held)
+        {
+            self.allocated.insert(device, totals.allocated.0);
+            let all: u64 = self.allocated.values().sum();
+            if all > self.most {
+                self.most = all;
+                self.peak = Some(self.events);
+            }
         }
     }
 }

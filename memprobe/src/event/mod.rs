@@ -28,7 +28,8 @@ pub use names::{
     BlockLabels, CallPathOrigin, CallPaths, CalledModule, LabeledBlock, ModuleAddress, StepSettings,
 };
 pub use segments::{
-    DeviceSegments, Pool, PoolId, PoolOwner, PoolSize, PrivatePoolState, Segment, SegmentReading,
+    DeviceSegments, MemorySegment, Pool, PoolId, PoolOwner, PoolSize, PrivatePoolState,
+    SegmentReading,
 };
 pub use target::{ProbeStatus, Target};
 

@@ -28,14 +28,14 @@ pub struct DeviceSegments {
     /// `requested_bytes.all.current`: bytes that the program asked for in active blocks.
     pub requested: Bytes,
     /// By address.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<MemorySegment>,
     /// Freed blocks that another stream may still use, by address: address and size.
     pub awaiting: Vec<(Address, Bytes)>,
 }
 
 /// One segment, or one contiguous mapped range of an expandable segment, as `torch.cuda.memory_snapshot()` lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct MemorySegment {
     pub addr: Address,
     pub size: Bytes,
     /// The `cudaStream_t` whose requests it serves.
@@ -86,7 +86,7 @@ pub enum PoolSize {
     Large,
 }
 
-impl Segment {
+impl MemorySegment {
     /// Address after the last byte.
     pub const fn end(&self) -> u64 {
         self.addr.0.saturating_add(self.size.0)

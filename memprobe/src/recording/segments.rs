@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::MAX_CONTEXT;
 use crate::event::{
-    Address, Bytes, DeviceIndex, DeviceSegments, Pool, PoolId, PoolOwner, PrivatePoolState,
-    Segment, SegmentReading, Tgid, TimeNs, Totals,
+    Address, Bytes, DeviceIndex, DeviceSegments, MemorySegment, Pool, PoolId, PoolOwner,
+    PrivatePoolState, SegmentReading, Tgid, TimeNs, Totals,
 };
 
 /// Most records of one reading.
@@ -81,7 +81,7 @@ impl SegmentRecord {
         }
     }
 
-    fn of_segment(device: DeviceIndex, segment: &Segment) -> Self {
+    fn of_segment(device: DeviceIndex, segment: &MemorySegment) -> Self {
         let private = match segment.pool.owner {
             PoolOwner::Default => None,
             PoolOwner::Private { id, state } => Some((id, state)),
@@ -97,7 +97,7 @@ impl SegmentRecord {
     }
 
     /// Returns the segment; `None` for a block that awaits an event. An error describes the fault in a few words.
-    fn segment(&self) -> Result<Option<Segment>, String> {
+    fn segment(&self) -> Result<Option<MemorySegment>, String> {
         let Some(pool) = &self.pool else {
             return Ok(None);
         };
@@ -112,7 +112,7 @@ impl SegmentRecord {
                 },
             },
         };
-        Ok(Some(Segment {
+        Ok(Some(MemorySegment {
             addr: Address(self.addr),
             size: Bytes(self.size),
             stream: self.stream,

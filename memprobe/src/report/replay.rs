@@ -4,7 +4,7 @@ use std::io::BufRead;
 
 use super::Outcome;
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
-use crate::ledger::{Analysis, AnalyzedLedger, Ledger, Refused};
+use crate::ledger::{Analysis, AnalyzedLedger, Refused};
 use crate::recording::{End, Header, Reader, RecordingError};
 
 /// State at the end of a recording.
@@ -12,8 +12,6 @@ pub(super) struct RecordingReplay {
     pub header: Header,
     pub snapshot: Snapshot,
     pub end: Option<End>,
-    /// Ledger at that moment.
-    pub ledger: Ledger,
     pub refused: Refused,
     pub truncated: bool,
 }
@@ -60,7 +58,6 @@ pub(super) fn run<R: BufRead, A: Analysis>(
         refused: ledger.refused(),
         truncated: reader.truncated(),
         header,
-        ledger,
     };
     Ok((replay, analyses))
 }
@@ -70,7 +67,7 @@ pub(super) fn run_until<R: BufRead, A: Analysis>(
     mut reader: Reader<R>,
     events: u64,
     analyses: A,
-) -> Result<(Ledger, A), RecordingError> {
+) -> Result<AnalyzedLedger<A>, RecordingError> {
     let header = reader.header();
     let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
     for event in reader
@@ -79,6 +76,5 @@ pub(super) fn run_until<R: BufRead, A: Analysis>(
     {
         replay.apply(&event?);
     }
-    let AnalyzedLedger { ledger, analyses } = replay;
-    Ok((ledger, analyses))
+    Ok(replay)
 }

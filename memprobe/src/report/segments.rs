@@ -1,6 +1,5 @@
 //! Table of the allocator's segments and pools at one moment of a recording.
 
-use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,11 +8,10 @@ use super::document::{self, TableReport, document};
 use super::preamble::push_beginning;
 use super::replay::{self, RecordingReplay};
 use super::{Outcome, ReportError, ReportOptions, RowLimit, SegmentMoment};
-use crate::attribution::segments::SegmentLedger;
-use crate::attribution::tables::{PieceState, SegmentMap};
+use crate::attribution::segments::{SegmentLedger, SegmentMoments, maps_of};
+use crate::attribution::tables::{SegmentBlockState, SegmentMap};
+use crate::event::Bytes;
 use crate::event::bytes::human;
-use crate::event::{Action, Bytes, DeviceIndex, Event};
-use crate::ledger::{Analysis, Change, Ledger};
 use crate::recording::Reader;
 use crate::view::table::{Cell, Column, Output, Page, Rows, Table};
 use crate::view::{
@@ -36,37 +34,30 @@ pub(super) fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let again = reader.reopened();
-    let analyses = (SegmentLedger::default(), Moments::default());
+    let again = reader.reopened().ok_or_else(|| {
+        ReportError::NoMoment("a pipe cannot be read twice; give a file".to_owned())
+    })?;
+    let analyses = (SegmentLedger::default(), SegmentMoments::default());
     let (replay, (segments, moments)) = replay::run(reader, options.grouping, analyses)?;
-    let wanted = match options.moment {
-        SegmentMoment::End => None,
-        SegmentMoment::Peak => moments.peak.map(|at| (at, "at the peak")),
-        SegmentMoment::OutOfMemory => {
-            let at = moments.out_of_memory.ok_or_else(|| {
-                ReportError::NoMoment(
-                    "no request failed in it; leave out --at oom, or give --at end".to_owned(),
-                )
-            })?;
-            Some((at, "at the last out-of-memory error"))
+    let (events, moment) = match (options.moment, moments.peak, moments.out_of_memory) {
+        (SegmentMoment::Peak, Some(at), _) => (at, Some("at the peak")),
+        (SegmentMoment::OutOfMemory, _, Some(at)) => (at, Some("at the last out-of-memory error")),
+        (SegmentMoment::OutOfMemory, _, None) => {
+            return Err(ReportError::NoMoment(
+                "no request failed in it; leave out --at oom, or give --at end".to_owned(),
+            ));
         }
+        (SegmentMoment::End | SegmentMoment::Peak, ..) => (u64::MAX, None),
     };
-    let (maps, moment) = match wanted.zip(again) {
-        Some(((events, name), again)) => {
-            // The first replay has learnt the pools of segments that were read only after this moment.
-            let known = SegmentLedger::with_facts_of(&segments);
-            let (ledger, segments) = replay::run_until(again, events, known)?;
-            let now = ledger.last_event().unwrap_or(replay.header.start);
-            let snapshot = ledger.snapshot(now, options.grouping);
-            let after = now.0.saturating_sub(replay.snapshot.started.0);
-            let after = duration(Duration::from_nanos(after));
-            let maps = segments.maps(&ledger, &snapshot);
-            (maps, format!("{name} ({after} after attach)"))
-        }
-        None => {
-            let maps = segments.maps(&replay.ledger, &replay.snapshot);
-            (maps, "at the end of the recording".to_owned())
-        }
+    // The first replay has learnt the pools of segments that were read only after this moment.
+    let known = SegmentLedger::with_facts_of(&segments);
+    let played = replay::run_until(again, events, known)?;
+    let (now, maps) = maps_of(&played);
+    let after = now.map_or(0, |now| now.0.saturating_sub(replay.snapshot.started.0));
+    let after = duration(Duration::from_nanos(after));
+    let moment = match moment {
+        Some(name) => format!("{name} ({after} after attach)"),
+        None => "at the end of the recording".to_owned(),
     };
     let report = SegmentReport {
         replay: &replay,
@@ -75,38 +66,6 @@ pub(super) fn write<R: BufRead>(
         options,
     };
     document::write(&report, &replay, options, out)
-}
-
-/// Moments of a recording, as numbers of its events.
-#[derive(Debug, Default)]
-struct Moments {
-    events: u64,
-    allocated: HashMap<DeviceIndex, u64>,
-    most: u64,
-    peak: Option<u64>,
-    out_of_memory: Option<u64>,
-}
-
-impl Analysis for Moments {
-    fn apply(&mut self, event: &Event, _change: &Change, _ledger: &Ledger) {
-        self.events += 1;
-        let Event::Memory(memory) = event else { return };
-        if memory.action == Action::OutOfMemory {
-            self.out_of_memory = Some(self.events);
-        }
-        let device = memory.device.filter(|device| *device != DeviceIndex::CPU);
-        // Blocks from before attach come one by one, with the totals of all.
-        if let (Some(device), Some(totals), false) =
-            (device, memory.totals, memory.action == Action::Held)
-        {
-            self.allocated.insert(device, totals.allocated.0);
-            let all: u64 = self.allocated.values().sum();
-            if all > self.most {
-                self.most = all;
-                self.peak = Some(self.events);
-            }
-        }
-    }
 }
 
 fn table(map: &SegmentMap, options: &ReportOptions) -> Table<SegmentEntry> {
@@ -206,9 +165,9 @@ impl SegmentReport<'_> {
 /// Sentences on a map: what is free, and what `empty_cache()` would return.
 pub(super) fn summary(map: &SegmentMap, request: Option<Bytes>) -> Vec<String> {
     let [awaiting, cached, split] = [
-        PieceState::AwaitingEvent,
-        PieceState::Cached,
-        PieceState::InactiveSplit,
+        SegmentBlockState::AwaitingEvent,
+        SegmentBlockState::Cached,
+        SegmentBlockState::InactiveSplit,
     ]
     .map(|state| map.bytes(state));
     let largest = map.segments.iter().map(|row| row.largest_free()).max();
@@ -307,14 +266,17 @@ mod tests {
     use super::*;
     use crate::attribution::segments::tests::reading;
     use crate::event::PoolOwner;
-    use crate::event::{Address, MemoryEvent, Pool, PoolId, PoolSize, PrivatePoolState, Segment};
+    use crate::event::{
+        Action, Address, Event, MemoryEvent, MemorySegment, Pool, PoolId, PoolSize,
+        PrivatePoolState,
+    };
     use crate::recording::samples::{MIB, memory, recording, totals};
     use crate::report::{By, ReportFormat, write};
 
     /// A program whose peak is before its end: two segments, then one of a graph, and a failed request.
     fn program() -> Vec<Event> {
         let at = |place: u64| 0x7f00_0000_0000 + place * (64 << 20);
-        let segment = |place, mib: u64, owner| Segment {
+        let segment = |place, mib: u64, owner| MemorySegment {
             addr: Address(at(place)),
             size: Bytes(mib * MIB),
             stream: if place == 2 { 0x55d0 } else { 0 },

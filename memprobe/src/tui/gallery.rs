@@ -15,7 +15,7 @@ use super::lines::LineList;
 use super::modules::ModuleList;
 use super::outside::Outside;
 use super::samples::{self, Sources};
-use super::segments::Segments;
+use super::segments::SegmentList;
 use super::table_screen::{Content, ScreenLayout, ScreenRequest};
 use super::tensors::{TensorList, Tensors};
 use super::test_support::{ScreenSize, Shown, typed};
@@ -209,7 +209,7 @@ pub fn exhibits() -> Vec<Exhibit> {
         exhibit(
             "segments",
             "Segments of the allocator",
-            Segments::default(),
+            SegmentList::default(),
             process(),
             &[Move(1)],
         ),

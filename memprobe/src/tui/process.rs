@@ -17,7 +17,7 @@ use super::lines::LineList;
 use super::modules::ModuleList;
 use super::outside::Outside;
 use super::saving::Saving;
-use super::segments::Segments;
+use super::segments::SegmentList;
 use super::table_screen::{Errand, Note, ScreenHandle, ScreenRequest, SourcePlace, TableScreen};
 use super::tensors::{TensorList, Tensors};
 use super::terminal::{self, Stage, StageStep};
@@ -79,7 +79,7 @@ pub(super) struct ProcessStage {
     categories: TableScreen<Categories>,
     tensors: TableScreen<TensorList>,
     outside: TableScreen<Outside>,
-    segments: TableScreen<Segments>,
+    segments: TableScreen<SegmentList>,
     threads: TableScreen<Threads>,
     size: (u16, u16),
     screen: Tab,
@@ -107,7 +107,7 @@ impl ProcessStage {
             categories: TableScreen::new(Categories, &context),
             tensors: TableScreen::new(TensorList::default(), &context),
             outside: TableScreen::new(Outside::default(), &context),
-            segments: TableScreen::new(Segments::default(), &context),
+            segments: TableScreen::new(SegmentList::default(), &context),
             threads: TableScreen::new(Threads, &context),
             context,
             size: (0, 0),

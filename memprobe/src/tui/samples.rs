@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::SourceText;
 use crate::attribution::tables::{
-    AllocatingThread, DeviceThreads, Holding, Piece, PieceState, SegmentMap, SegmentRow, ThreadRow,
+    AllocatingThread, DeviceThreads, Holding, SegmentBlock, SegmentBlockState, SegmentMap,
+    SegmentRow, ThreadRow,
 };
 use crate::event::{
     Address, Bytes, Context, CudaMemoryKind, DeviceIdentity, DeviceIndex, Frame, Gpu,
@@ -354,19 +355,19 @@ pub(super) fn threads() -> Arc<Vec<DeviceThreads>> {
 
 /// Returns segments of three pools: fragmented, of a CUDA graph, expandable; one with a block that awaits an event.
 pub(super) fn segments() -> Arc<Vec<SegmentMap>> {
-    use PieceState::{AwaitingEvent, Cached, InactiveSplit, Live};
-    let row = |addr: u64, pool, stream, parts: &[(PieceState, u64)]| {
+    use SegmentBlockState::{AwaitingEvent, Cached, InactiveSplit, Live};
+    let row = |addr: u64, pool, stream, parts: &[(SegmentBlockState, u64)]| {
         let mut next = addr;
         let pieces = parts.iter().map(|(state, mib)| {
             let size = mib * MIB;
             next += size;
-            Piece {
+            SegmentBlock {
                 addr: Address(next - size),
                 size: Bytes(size),
                 state: *state,
             }
         });
-        let pieces: Vec<Piece> = pieces.collect();
+        let pieces: Vec<SegmentBlock> = pieces.collect();
         SegmentRow {
             addr: Address(addr),
             size: Bytes(next - addr),

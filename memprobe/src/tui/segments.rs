@@ -6,7 +6,7 @@ use super::table_screen::{
     Content, Fold, Needs, Note, Query, RowOf, ScreenContext as _, ScreenParts, TableOf, TableRow,
     TableScreen,
 };
-use crate::attribution::tables::{PieceState, SegmentMap};
+use crate::attribution::tables::{SegmentBlockState, SegmentMap};
 use crate::event::bytes::human;
 use crate::view::{
     MapGlyphs, PoolSegments, SEGMENT_COLUMNS, SegmentEntry, clean, counted, drawing, pools,
@@ -26,7 +26,7 @@ const DRAWN: usize = 3;
 const TALL: u16 = 20;
 
 #[derive(Default)]
-pub struct Segments {
+pub struct SegmentList {
     /// Pools that were there: new ones are opened at first.
     opened: std::collections::HashSet<SegmentKey>,
 }
@@ -47,7 +47,7 @@ RETURNED    bytes that torch.cuda.empty_cache() would return
 ",
 };
 
-impl Content for Segments {
+impl Content for SegmentList {
     type Key = SegmentKey;
     type Data = SegmentEntry;
     type Context = ProcessContext;
@@ -146,11 +146,13 @@ impl Content for Segments {
         facts.extend(segments);
         facts.extend(data.blocks.map(|blocks| counted(blocks, "live block")));
         if let Some(bytes) = data.bytes {
-            let part = |state: PieceState, words: &str| {
-                let place = PieceState::ALL.iter().position(|one| *one == state)?;
+            let part = |state: SegmentBlockState, words: &str| {
+                let place = SegmentBlockState::ALL
+                    .iter()
+                    .position(|one| *one == state)?;
                 (bytes[place].0 > 0).then(|| format!("{} {words}", human(bytes[place])))
             };
-            facts.extend(part(PieceState::AwaitingEvent, "awaiting an event"));
+            facts.extend(part(SegmentBlockState::AwaitingEvent, "awaiting an event"));
         }
         let largest = data.largest_free.filter(|largest| largest.0 > 0);
         facts.extend(largest.map(|largest| format!("largest free block {}", human(largest))));
@@ -187,10 +189,10 @@ mod tests {
     use super::super::test_support::{COLOUR, SMALL, Shown};
     use super::*;
 
-    fn screen(wanted: &[InputEvent]) -> Shown<Segments> {
+    fn screen(wanted: &[InputEvent]) -> Shown<SegmentList> {
         let mut context = ProcessContext::new(Arc::new(samples::normal()));
         context.segments = Some(samples::segments());
-        Shown::new(Segments::default(), context, SMALL).with(wanted)
+        Shown::new(SegmentList::default(), context, SMALL).with(wanted)
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Text for the allocator's segments and pools, and their table.
 
 use super::table::{Cell, Column, Data, SortOrder, Tone, columns};
-use crate::attribution::tables::{Piece, PieceState, SegmentMap, SegmentRow};
+use crate::attribution::tables::{SegmentBlock, SegmentBlockState, SegmentMap, SegmentRow};
 use crate::event::{Address, Bytes, DeviceIndex, Pool, PoolOwner, PrivatePoolState};
 
 /// Name of a pool that events alone do not tell.
@@ -19,14 +19,14 @@ pub struct SegmentEntry {
     pub is_expandable: Option<bool>,
     pub segments: Option<u64>,
     pub size: Cell<'static>,
-    /// By [`PieceState::ALL`].
+    /// By [`SegmentBlockState::ALL`].
     pub bytes: Option<[Bytes; 4]>,
     pub largest_free: Option<Bytes>,
     pub returnable: Option<Bytes>,
     /// Free bytes in blocks that are too small for a request.
     pub unusable: Option<Bytes>,
     pub blocks: Option<u64>,
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<SegmentBlock>,
 }
 
 /// Segments with one pool and stream, in the order of their addresses.
@@ -70,7 +70,7 @@ fn blocks(row: &SegmentEntry) -> Cell<'static> {
     if row.pieces.is_empty() {
         return Cell::Absent;
     }
-    let block = |piece: &Piece| {
+    let block = |piece: &SegmentBlock| {
         Cell::Object(vec![
             ("address", piece.addr.into()),
             ("size", piece.size.into()),
@@ -171,7 +171,7 @@ impl SegmentEntry {
             is_expandable: Some(row.is_expandable),
             segments: None,
             size: row.size.into(),
-            bytes: Some(PieceState::ALL.map(|state| row.bytes(state))),
+            bytes: Some(SegmentBlockState::ALL.map(|state| row.bytes(state))),
             largest_free: Some(row.largest_free()),
             returnable: Some(row.returnable),
             unusable: request.map(|request| unusable(row, request)),
@@ -195,7 +195,7 @@ impl SegmentEntry {
             is_expandable: first.map(|row| row.is_expandable),
             segments: Some(pool.rows.len() as u64),
             size: Cell::Bytes(sum(&|row| row.size.0)),
-            bytes: Some(PieceState::ALL.map(|state| Bytes(sum(&|row| row.bytes(state).0)))),
+            bytes: Some(SegmentBlockState::ALL.map(|state| Bytes(sum(&|row| row.bytes(state).0)))),
             largest_free: largest,
             returnable: Some(Bytes(sum(&|row| row.returnable.0))),
             unusable: request.map(|request| Bytes(sum(&|row| unusable(row, request).0))),
@@ -221,7 +221,7 @@ impl SegmentEntry {
     }
 }
 
-/// Glyphs of the drawing of a segment: a cell of one state, by [`PieceState::ALL`], and of live and free bytes together.
+/// Glyphs of the drawing of a segment: a cell of one state, by [`SegmentBlockState::ALL`], and of live and free bytes together.
 pub struct MapGlyphs {
     pub states: [char; 4],
     pub mixed: char,
@@ -248,7 +248,7 @@ impl MapGlyphs {
 }
 
 /// Draws the blocks of a segment in `cells` characters of equal bytes.
-pub fn drawing(pieces: &[Piece], cells: usize, glyphs: &MapGlyphs) -> String {
+pub fn drawing(pieces: &[SegmentBlock], cells: usize, glyphs: &MapGlyphs) -> String {
     let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
         return String::new();
     };
@@ -273,7 +273,7 @@ pub fn drawing(pieces: &[Piece], cells: usize, glyphs: &MapGlyphs) -> String {
         for piece in here {
             let end = (piece.addr.0 + piece.size.0).min(to);
             let part = end.saturating_sub(piece.addr.0.max(from));
-            let place = PieceState::ALL
+            let place = SegmentBlockState::ALL
                 .iter()
                 .position(|state| *state == piece.state);
             bytes[place.unwrap_or(0)] += part;
@@ -298,8 +298,8 @@ fn cell_glyph(bytes: [u64; 4], glyphs: &MapGlyphs) -> char {
 mod tests {
     use super::*;
 
-    fn piece(addr: u64, size: u64, state: PieceState) -> Piece {
-        Piece {
+    fn piece(addr: u64, size: u64, state: SegmentBlockState) -> SegmentBlock {
+        SegmentBlock {
             addr: Address(addr),
             size: Bytes(size),
             state,
@@ -309,10 +309,10 @@ mod tests {
     #[test]
     fn each_cell_shows_its_part_of_the_segment() {
         let pieces = [
-            piece(0x1000, 40, PieceState::Live),
-            piece(0x1028, 20, PieceState::InactiveSplit),
-            piece(0x103c, 20, PieceState::AwaitingEvent),
-            piece(0x1050, 20, PieceState::InactiveSplit),
+            piece(0x1000, 40, SegmentBlockState::Live),
+            piece(0x1028, 20, SegmentBlockState::InactiveSplit),
+            piece(0x103c, 20, SegmentBlockState::AwaitingEvent),
+            piece(0x1050, 20, SegmentBlockState::InactiveSplit),
         ];
         let draw = |cells| drawing(&pieces, cells, &MapGlyphs::ASCII);
         assert_eq!(draw(10), "####--ww--");
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_segment_of_fewer_bytes_than_cells_is_drawn() {
-        let pieces = [piece(0, 2, PieceState::Cached)];
+        let pieces = [piece(0, 2, SegmentBlockState::Cached)];
         assert_eq!(drawing(&pieces, 4, &MapGlyphs::ASCII), "....");
     }
 }

@@ -20,8 +20,8 @@ fn private(state: PrivatePoolState) -> Pool {
     }
 }
 
-fn segment(addr: u64, mib: u64, pool: Pool) -> Segment {
-    Segment {
+fn segment(addr: u64, mib: u64, pool: Pool) -> MemorySegment {
+    MemorySegment {
         addr: Address(addr),
         size: Bytes(mib * MIB),
         stream: 0,
@@ -31,7 +31,7 @@ fn segment(addr: u64, mib: u64, pool: Pool) -> Segment {
 }
 
 /// A reading of `cuda:0`.
-pub(crate) fn reading(segments: Vec<Segment>, awaiting: &[(u64, u64)]) -> Event {
+pub(crate) fn reading(segments: Vec<MemorySegment>, awaiting: &[(u64, u64)]) -> Event {
     let reserved = segments.iter().map(|segment| segment.size.0).sum();
     Event::Segments(Arc::new(SegmentReading {
         time: TimeNs(5_000_000_500),
@@ -72,7 +72,7 @@ fn played(events: &[Event]) -> (SegmentLedger, SegmentMap) {
 
 fn states(row: &SegmentRow) -> Vec<(u64, u64, &'static str)> {
     let pieces = row.pieces.iter();
-    let piece = |piece: &Piece| {
+    let piece = |piece: &SegmentBlock| {
         let offset = (piece.addr.0 - row.addr.0) / MIB;
         (offset, piece.size.0 / MIB, piece.state.into_str())
     };
@@ -149,7 +149,7 @@ fn empty_cache_returns_nothing_of_a_private_pool_in_use_and_waits_for_events() {
 #[test]
 fn empty_cache_returns_whole_unused_pages_of_an_expandable_segment() {
     let base = 0x1000_0000;
-    let range = Segment {
+    let range = MemorySegment {
         expandable: Some(Address(base)),
         ..segment(base, 100, LARGE)
     };
@@ -160,8 +160,8 @@ fn empty_cache_returns_whole_unused_pages_of_an_expandable_segment() {
     ]);
     // Free are 30 to 85 and 90 to 100 MiB: pages 2 and 3 of 20 MiB each.
     assert_eq!(map.returnable(), Bytes(40 * MIB));
-    assert_eq!(map.bytes(PieceState::Cached), Bytes(65 * MIB));
-    assert_eq!(map.bytes(PieceState::InactiveSplit), Bytes(0));
+    assert_eq!(map.bytes(SegmentBlockState::Cached), Bytes(65 * MIB));
+    assert_eq!(map.bytes(SegmentBlockState::InactiveSplit), Bytes(0));
 }
 
 #[test]

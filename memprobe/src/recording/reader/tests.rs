@@ -5,8 +5,8 @@ use crate::event::Target;
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{
     Address, AtAttach, Bytes, CallPathOrigin, CalledModule, Context, DeviceIndex, DeviceSegments,
-    LabeledBlock, Losses, MarkedPhase, Pool, PoolId, PoolOwner, PoolSize, PrivatePoolState,
-    Segment, SegmentReading, StepSettings, Tgid, Tid, Totals,
+    LabeledBlock, Losses, MarkedPhase, MemorySegment, Pool, PoolId, PoolOwner, PoolSize,
+    PrivatePoolState, SegmentReading, StepSettings, Tgid, Tid, Totals,
 };
 use crate::recording::EndReason;
 use crate::recording::samples::{
@@ -484,7 +484,7 @@ fn any_segments() -> impl Strategy<Value = SegmentReading> {
     });
     let place = || (any::<u32>(), any::<u32>());
     let segment = (place(), any::<u64>(), pool, any::<Option<u64>>());
-    let segment = segment.prop_map(|((addr, size), stream, pool, expandable)| Segment {
+    let segment = segment.prop_map(|((addr, size), stream, pool, expandable)| MemorySegment {
         addr: Address(addr.into()),
         size: Bytes(size.into()),
         stream,

@@ -15,8 +15,8 @@ use super::hash_table::{Element, HEADER, TableHeader};
 use super::layout::{self, BlockLayout, Layout, STAT_ARRAY};
 use super::tables::{Fitting, MAX_BLOCKS, Misfit, TablesError};
 use crate::event::{
-    Address, Bytes, DeviceIndex, DeviceSegments, Pool, PoolOwner, PoolSize, PrivatePoolState,
-    Segment,
+    Address, Bytes, DeviceIndex, DeviceSegments, MemorySegment, Pool, PoolOwner, PoolSize,
+    PrivatePoolState,
 };
 use crate::process::memory::ReadMemory;
 use crate::python::heap::word_at;
@@ -230,11 +230,11 @@ fn read_blocks(
 fn assemble(
     blocks: &HashMap<u64, BlockObject>,
     lists: &FreeLists,
-) -> (Vec<Segment>, Vec<(Address, Bytes)>) {
+) -> (Vec<MemorySegment>, Vec<(Address, Bytes)>) {
     let pools: HashMap<u64, &BlockPool> = lists.pools.iter().map(|pool| (pool.at, pool)).collect();
     let mut mapped: Vec<&BlockObject> = blocks.values().filter(|block| block.is_mapped).collect();
     mapped.sort_unstable_by_key(|block| block.addr);
-    let mut segments: Vec<Segment> = Vec::new();
+    let mut segments: Vec<MemorySegment> = Vec::new();
     let mut last: Option<&BlockObject> = None;
     let mut awaiting = Vec::new();
     for block in mapped {
@@ -257,7 +257,7 @@ fn assemble(
         let is_expandable = [block.previous, block.next]
             .into_iter()
             .any(|neighbour| leads_to_unmapped(neighbour, blocks));
-        segments.push(Segment {
+        segments.push(MemorySegment {
             addr: Address(block.addr),
             size: Bytes(block.size),
             stream: block.stream,

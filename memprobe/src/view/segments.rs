@@ -91,9 +91,7 @@ fn owner(owner: PoolOwner) -> &'static str {
 fn pool_id(pool: Pool) -> Option<Cell<'static>> {
     match pool.owner {
         PoolOwner::Default => None,
-        PoolOwner::Private { id, .. } => {
-            Some(Cell::list([id.0, id.1].map(|number| Cell::Number(number))))
-        }
+        PoolOwner::Private { id, .. } => Some(Cell::list([id.0, id.1].map(Cell::Number))),
     }
 }
 

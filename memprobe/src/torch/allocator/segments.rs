@@ -123,7 +123,7 @@ fn read_device(
     let requested = memory.read_u64(active_at.wrapping_add(2 * STAT_ARRAY))?;
     let is_steady = after.current == counters.totals.reserved.0;
     Ok(
-        (is_steady && reserved == after.current).then(|| DeviceSegments {
+        (is_steady && reserved == after.current).then_some(DeviceSegments {
             device: counters.device,
             totals: counters.totals,
             active: Bytes(active.current),

@@ -310,3 +310,6 @@ impl BlockPool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -198,7 +198,7 @@ fn agrees(report: &Value, truth: &Truth, name: &str) {
     }
 }
 
-/// What `empty_cache()` was predicted to return equals what it returned.
+/// Compares the prediction for `empty_cache()` with the bytes that it returned.
 fn returns(report: &Value, program: &Program, name: &str) {
     let returned: BTreeMap<String, u64> = program.json("returned.json");
     for device in list(&report["devices"]) {

@@ -23,7 +23,7 @@ pub(crate) struct SegmentRecord {
     pool: Option<String>,
     #[serde(default, skip_serializing_if = "is_zero")]
     stream: u64,
-    /// Of a private pool.
+    /// `MempoolId_t`; absent for the default pools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pool_id: Option<PoolId>,
     #[serde(skip_serializing_if = "Option::is_none")]

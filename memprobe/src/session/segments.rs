@@ -17,8 +17,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const SHARE: u32 = 100;
 /// Pause after a reading during which the tables changed; it doubles up to [`INTERVAL`].
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// Readings in a row at the end of a recording, if the tables change meanwhile.
-const LAST_ATTEMPTS: usize = 20;
+/// Time for the last reading of a recording, if the tables change meanwhile. Events wait for it.
+const LAST_READING: Duration = Duration::from_millis(200);
 
 /// Reads the segments of one process, at most once a second and only after its events changed something.
 pub(super) struct SegmentReader {
@@ -85,7 +85,12 @@ impl SegmentReader {
             return false;
         }
         self.pending = None;
-        (0..LAST_ATTEMPTS).any(|_| self.read(torch))
+        let end = Instant::now() + LAST_READING;
+        loop {
+            if self.read(torch) || !self.has_changed || Instant::now() >= end {
+                return self.pending.is_some();
+            }
+        }
     }
 
     fn read(&mut self, torch: Option<&str>) -> bool {

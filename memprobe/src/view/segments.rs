@@ -202,7 +202,7 @@ impl SegmentEntry {
         }
     }
 
-    /// What completes the sums to the allocator's totals: segments and live bytes that the last reading does not have.
+    /// Row that completes the sums to the allocator's totals: segments and live bytes that the last reading lacks.
     pub fn rest(map: &SegmentMap) -> Option<Self> {
         if map.unplaced == 0 && map.outside.0 == 0 {
             return None;
@@ -219,7 +219,7 @@ impl SegmentEntry {
     }
 }
 
-/// Glyphs of the drawing of a segment: a cell of one state, by [`SegmentBlockState::ALL`], and of live and free bytes together.
+/// Glyphs of the drawing of a segment, by [`SegmentBlockState::ALL`], and for cells with live and free bytes.
 pub struct MapGlyphs {
     pub states: [char; 4],
     pub mixed: char,

@@ -102,6 +102,8 @@ impl Trainer {
             AttributionQuery::Threads => {
                 AttributionTables::Threads(Arc::new(views::threads(threads, &snapshot)))
             }
+            // The program has no allocator whose tables could be read.
+            AttributionQuery::Segments => AttributionTables::Segments(Arc::default()),
             AttributionQuery::Categories => {
                 let iterations = categories.latest_iterations(100);
                 let all = views::categories(categories, &iterations, snapshot.now);

@@ -25,6 +25,7 @@ mod pass_tail;
 pub mod peak;
 pub mod phase;
 mod phase_tracker;
+pub mod segments;
 mod shapes;
 pub mod size;
 mod step_interval;

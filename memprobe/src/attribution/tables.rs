@@ -7,6 +7,7 @@ pub use crate::attribution::layers::{DeviceLayers, Layer};
 pub use crate::attribution::modules::{Additive, ModuleRow, ModuleTree, Sums, fold};
 pub use crate::attribution::peak::Holding;
 pub use crate::attribution::phase::Phase;
+pub use crate::attribution::segments::{SegmentBlock, SegmentBlockState, SegmentMap, SegmentRow};
 pub use crate::attribution::threads::{AllocatingThread, ThreadRow};
 pub use crate::attribution::view::{CategoryRow, CoverageStart};
 pub use crate::ledger::TotalsSample;

@@ -10,16 +10,17 @@ use clap::Args;
 use super::misplaced::process_instead;
 use super::options::{
     Choice, FoldOption, Format as Writing, FormatOption, LimitOption, StdoutStyle, choice, choices,
-    parse_depth,
+    parse_depth, parse_size,
 };
 use crate::attribution::iterations::IterationLine;
 use crate::commands::messages;
 use crate::commands::stdout::{self, OutputContent};
+use crate::event::Bytes;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
     self, Alike, By, LayersOf, ManyReport, Outcome, ReportError, ReportFormat, ReportOptions,
-    RowLimit, Sort,
+    RowLimit, SegmentMoment, Sort,
 };
 
 /// Columns of a report that does not go to a terminal.
@@ -42,6 +43,7 @@ Examples:
   memprobe report serve.json --by iteration --iteration-start serve.py:41
   memprobe report trace.json --by layer --iteration all --format csv
   memprobe report trace.json --by category
+  memprobe report trace.json --by segment --request 512MiB
   memprobe report run/
   memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
 #[command(mut_arg("limit", |arg| arg.help(
@@ -79,6 +81,12 @@ pub struct Report {
     /// iterations, another line must allocate. FILE may be the end of a path.
     #[arg(long, value_name = "FILE:LINE", value_parser = parse_iteration_start)]
     iteration_start: Option<IterationLine>,
+    /// With --by segment: moment to show [default: peak]
+    #[arg(long, value_parser = choice(MOMENTS))]
+    at: Option<SegmentMoment>,
+    /// With --by segment: also show the free memory that a request of this size cannot use, such as 512MiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_request)]
+    request: Option<Bytes>,
 }
 
 const ROWS: &[Choice<By>] = choices! {
@@ -97,6 +105,8 @@ const ROWS: &[Choice<By>] = choices! {
     "layer" => By::Layer, "Memory of each module at its device's peak or in an iteration: activations, weights, \
         gradients, intermediate gradients";
     "thread" => By::Thread, "A thread that allocated memory: the main thread, autograd's, a data loader's, ...";
+    "segment" => By::Segment, "A segment of the caching allocator: pool, stream, live, cached and split bytes, and what \
+        empty_cache() would return";
 };
 
 const ORDERS: &[Choice<Sort>] = choices! {
@@ -104,6 +114,12 @@ const ORDERS: &[Choice<Sort>] = choices! {
     "live" => Sort::Live, "Live bytes at the end";
     "blocks" => Sort::Blocks, "Live blocks at the end";
     "allocs" => Sort::Allocs, "Number of allocations";
+};
+
+const MOMENTS: &[Choice<SegmentMoment>] = choices! {
+    "peak" => SegmentMoment::Peak, "The highest allocated bytes";
+    "end" => SegmentMoment::End, "The end of the recording";
+    "oom" => SegmentMoment::OutOfMemory, "The last out-of-memory error";
 };
 
 const FRAMES: &[Choice<Grouping>] = choices! {
@@ -147,10 +163,10 @@ impl Report {
         use By::*;
         let with_iterations = [Peak, Growth, Iteration, Category, Phase, Saved, Layer, Size];
         let limited = [
-            Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size, Thread,
+            Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size, Thread, Segment,
         ];
         let limit = matches!(self.limit.limit, Some(RowLimit::Rows(_)));
-        let flags: [(&str, bool, &[By]); 7] = [
+        let flags: [(&str, bool, &[By]); 9] = [
             ("--sort", self.sort.is_some(), &[Line, Tensor, Module]),
             ("--limit", limit, &limited),
             (
@@ -170,6 +186,8 @@ impl Report {
                 &with_iterations,
             ),
             ("--iteration", self.iteration.is_some(), &[Layer]),
+            ("--at", self.at.is_some(), &[Segment]),
+            ("--request", self.request.is_some(), &[Segment]),
         ];
         for (flag, is_given, goes_with) in flags {
             if is_given && !goes_with.contains(&self.by) {
@@ -227,6 +245,8 @@ impl Report {
             colour: style.colour,
             iteration: self.iteration_start.clone(),
             layers: self.iteration.clone().unwrap_or(LayersOf::Peak),
+            moment: self.at.unwrap_or(SegmentMoment::Peak),
+            request: self.request,
         }
     }
 }
@@ -287,6 +307,10 @@ fn parse_iterations(text: &str) -> Result<LayersOf, String> {
         }
         _ => Err("give a number, two as in 3..9, or all".to_owned()),
     }
+}
+
+fn parse_request(text: &str) -> Result<Bytes, String> {
+    parse_size(text).map(Bytes)
 }
 
 fn parse_iteration_start(text: &str) -> Result<IterationLine, String> {

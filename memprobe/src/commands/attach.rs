@@ -188,7 +188,7 @@ impl Screen {
             Turn::Refresh => {}
         }
         let snapshot = self.snapshot();
-        self.opened.show(snapshot);
+        self.opened.show(snapshot, &self.model);
         None
     }
 
@@ -196,7 +196,7 @@ impl Screen {
     fn wait_for(&mut self, what: &str) {
         self.model.health.state = TargetState::Waiting(what.to_owned());
         let snapshot = self.snapshot();
-        self.opened.show(snapshot);
+        self.opened.show(snapshot, &self.model);
     }
 
     fn snapshot(&mut self) -> Snapshot {

@@ -315,7 +315,7 @@ impl Watching {
         let tgid = self.opened.shown?;
         let ledger = host.ledger(tgid)?;
         let opened = self.opened.follow(tgid, ledger, now);
-        opened.show(host.process(tgid, now, opened.grouping)?);
+        opened.show(host.process(tgid, now, opened.grouping)?, ledger);
         Some((tgid, opened.news()))
     }
 

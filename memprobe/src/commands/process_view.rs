@@ -15,6 +15,7 @@ use crate::attribution::AttributionLedger;
 use crate::attribution::PeakAnalysis;
 use crate::attribution::iterations::Iterations;
 use crate::attribution::modules::ModuleLedger;
+use crate::attribution::segments::SegmentLedger;
 use crate::attribution::threads::ThreadLedger;
 use crate::attribution::views::{categories, layers, modules, threads};
 use crate::event::tensors::TensorSnapshot;
@@ -84,13 +85,13 @@ impl ProcessView {
         self.reasons.explain(AttributionQuery::Nothing);
     }
 
-    pub(super) fn show(&mut self, snapshot: Snapshot) {
+    pub(super) fn show(&mut self, snapshot: Snapshot, ledger: &Ledger) {
         let snapshot = Arc::new(snapshot);
         self.saver.flush();
         if self.tensors.taking.is_some() {
             self.tensors.show_progress();
         }
-        self.reasons.show(&snapshot);
+        self.reasons.show(&snapshot, ledger);
         self.snapshots.send_replace(snapshot);
     }
 }
@@ -181,6 +182,7 @@ pub(super) struct AttributionFeed {
     modules: ModuleLedger,
     categories: AttributionLedger,
     threads: ThreadLedger,
+    segments: SegmentLedger,
     wanted: AttributionQuery,
     shown: watch::Sender<AttributionTables>,
     /// The last iterations, and for how many snapshots more they serve.
@@ -195,6 +197,7 @@ impl AttributionFeed {
             modules: ModuleLedger::late(ledger, now),
             categories: categories.with_known(ledger, now),
             threads: ThreadLedger::late(ledger, now),
+            segments: SegmentLedger::late(ledger),
             wanted: AttributionQuery::default(),
             shown: watch::Sender::default(),
             iterations: None,
@@ -205,6 +208,7 @@ impl AttributionFeed {
         self.modules = ModuleLedger::default();
         self.categories = AttributionLedger::new(None).with_latest_layers();
         self.threads = ThreadLedger::default();
+        self.segments = SegmentLedger::default();
         self.iterations = None;
     }
 
@@ -218,7 +222,7 @@ impl AttributionFeed {
     }
 
     /// Shows what is wanted, at the moment of a snapshot. What nobody looks at costs nothing.
-    fn show(&mut self, snapshot: &Snapshot) {
+    fn show(&mut self, snapshot: &Snapshot, ledger: &Ledger) {
         let reasons = match self.wanted {
             AttributionQuery::Nothing => return,
             AttributionQuery::Modules => {
@@ -226,6 +230,9 @@ impl AttributionFeed {
             }
             AttributionQuery::Threads => {
                 AttributionTables::Threads(Arc::new(threads(&self.threads, snapshot)))
+            }
+            AttributionQuery::Segments => {
+                AttributionTables::Segments(Arc::new(self.segments.maps(ledger, snapshot)))
             }
             AttributionQuery::Categories => {
                 let (iterations, serves) = self.latest();
@@ -259,11 +266,13 @@ impl Analysis for AttributionFeed {
             modules,
             categories,
             threads,
+            segments,
             ..
         } = self;
         categories.apply(event, change, ledger);
         modules.apply(event, change, ledger, categories);
         threads.apply(event, change, ledger, categories);
+        segments.apply(event, change, ledger);
     }
 }
 
@@ -404,7 +413,7 @@ mod tests {
         let now = TimeNs(9_000_000_000);
         let mut opened = ProcessView::new(Tgid(7), &model, now);
         opened.execute(Command::Explain(AttributionQuery::Categories), &model, now);
-        opened.show(model.snapshot(now, opened.grouping));
+        opened.show(model.snapshot(now, opened.grouping), &model);
         let reasons = opened.news().reasons.borrow().clone();
         let AttributionTables::Categories(devices) = reasons else {
             unreachable!("categories were asked for")

@@ -225,6 +225,7 @@ impl Intake {
         session: &mut HostSession,
         reason: EndReason,
     ) -> Result<Option<Losses>> {
+        session.read_last_segments();
         let (end, duration) = match reason {
             EndReason::Duration => (self.end, self.duration),
             EndReason::Interrupted => (Some(crate::session::now()), None),

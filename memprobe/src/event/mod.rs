@@ -8,6 +8,7 @@ mod capture_options;
 mod context;
 mod gpu;
 mod names;
+mod segments;
 mod target;
 pub mod tensors;
 
@@ -26,6 +27,10 @@ pub use gpu::{DeviceIdentity, Gpu, IdentitySource, MigIdentity};
 pub use names::{
     BlockLabels, CallPathOrigin, CallPaths, CalledModule, LabeledBlock, ModuleAddress, StepSettings,
 };
+pub use segments::{
+    DeviceSegments, MemorySegment, Pool, PoolId, PoolOwner, PoolSize, PrivatePoolState,
+    SegmentReading,
+};
 pub use target::{ProbeStatus, Target};
 
 use crate::event::tensors::{DType, TensorKind};
@@ -40,7 +45,7 @@ macro_rules! as_str {
         }
     )*};
 }
-as_str!(Action CudaMemoryKind Detail Grad MarkedPhase NoStack TensorKind);
+as_str!(Action CudaMemoryKind Detail Grad MarkedPhase NoStack PoolSize PrivatePoolState TensorKind);
 
 /// A process, as the kernel's initial PID namespace numbers it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -187,6 +192,8 @@ pub enum Event {
     PhaseMark(PhaseMark),
     /// The state of the process's Python objects: labels for the live blocks.
     BlockLabels(Arc<BlockLabels>),
+    /// The caching allocator's segments and pools, from its own tables.
+    Segments(Arc<SegmentReading>),
     /// The running totals of lost records, sent after a loss was noticed.
     Loss(Losses),
 }

@@ -47,7 +47,7 @@ pub use timeline::MAX_POINTS;
 
 use crate::event::{
     Action, Address, AtAttach, BlockPurpose, DeviceIndex, Event, Losses, MemoryEvent, PurposeId,
-    Stack, StackId, Target, TimeNs,
+    SegmentReading, Stack, StackId, Target, TimeNs,
 };
 use agreement::Agreement;
 use block_store::BlockStore;
@@ -77,6 +77,8 @@ pub struct Ledger {
     devices: BTreeMap<DeviceIndex, DeviceLedger>,
     cuda: CudaLedger,
     iterations: IterationRecorder,
+    /// For analyses that begin later; the ledger's own totals come with each event.
+    segments: Option<Arc<SegmentReading>>,
 }
 
 impl Ledger {
@@ -102,6 +104,11 @@ impl Ledger {
         self.last_event
     }
 
+    /// Last reading of the allocator's segments.
+    pub fn last_segments(&self) -> Option<&Arc<SegmentReading>> {
+        self.segments.as_ref()
+    }
+
     pub fn apply(&mut self, event: &Event) -> Change {
         self.store.release_ended();
         let BlockStore {
@@ -123,6 +130,7 @@ impl Ledger {
                 self.iterations.mark(mark, site);
                 self.mark(mark.time, TimelineMarks::of_phase(mark.phase));
             }
+            Event::Segments(reading) => self.segments = Some(Arc::clone(reading)),
             Event::BlockLabels(labels) => {
                 let reading = TimelineMarks {
                     readings: 1,

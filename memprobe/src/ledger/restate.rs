@@ -8,7 +8,8 @@ use super::block_store::LiveBlock;
 use super::definitions::StackRef;
 use super::dense::Dense as _;
 use crate::event::{
-    Action, AtAttach, Bytes, Event, MemoryEvent, PurposeId, StackId, Tgid, Tid, TimeNs, Totals,
+    Action, AtAttach, Bytes, Event, MemoryEvent, PurposeId, SegmentReading, StackId, Tgid, Tid,
+    TimeNs, Totals,
 };
 
 /// Events that bring an empty ledger to the live state of another one.
@@ -41,6 +42,14 @@ impl Ledger {
             .extend(purposes.map(|(id, purpose)| Event::BlockPurpose(id, purpose)));
         restated.define_stacks(self, &blocks);
         self.restate_devices(now, &blocks, &mut restated.events);
+        restated.events.extend(self.segments.iter().map(|reading| {
+            let time = reading.time.max(now);
+            let reading = SegmentReading {
+                time,
+                ..SegmentReading::clone(reading)
+            };
+            Event::Segments(Arc::new(reading))
+        }));
         // Last, as later events use the ids of the stream.
         restated.events.extend(definitions.stack_ids());
         restated.events.extend(definitions.thread_names());

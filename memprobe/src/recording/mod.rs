@@ -20,6 +20,7 @@
 //! | `i` | `oom` | an out-of-memory error |
 //! | `i` | `mark` | PyTorch announced an optimizer step, `zero_grad()` or next batch ([`crate::event::PhaseMark`]; from format 4 on) |
 //! | `M`, `i` | `memprobe_named`, `names` | names of all live blocks and the roots that retain them (`retained_by`, before format 5 `kept`), read from the process's objects, then the time of the reading ([`crate::event::BlockLabels`]; from format 4 on) |
+//! | `M`, `i` | `memprobe_segment`, `segments` | the allocator's segments and the blocks that await an event, read from its tables, then the time of the reading and the allocator's totals; `unread` is the reason if there are none ([`crate::event::SegmentReading`]; from format 6 on) |
 //! | `i` | `loss` | running totals of losses |
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |
@@ -32,6 +33,7 @@ mod names;
 mod reader;
 #[cfg(test)]
 pub(crate) mod samples;
+mod segments;
 mod tensors;
 pub mod write;
 
@@ -41,11 +43,12 @@ pub(crate) use header::{AtAttachRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
 pub(crate) use names::{NamedRecord, NamesRecord, RetainerRecord};
 pub use reader::Reader;
+pub(crate) use segments::{SegmentRecord, SegmentsRecord};
 pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};
 pub use tensors::{SnapshotFileError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// Format version. The reader refuses later ones.
-pub const FORMAT: u32 = 5;
+pub const FORMAT: u32 = 6;
 
 /// Longest line written or read, in bytes.
 pub const MAX_LINE: usize = 4 << 20;

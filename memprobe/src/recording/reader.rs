@@ -10,6 +10,7 @@ use hashbrown::HashSet;
 
 use super::line::{self, FrameRecord, LineRecord, StackRecord};
 use super::names::PendingNames;
+use super::segments::PendingSegments;
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
     Action, BlockLabels, BlockPurpose, Context, Event, Frame, Grad, MemoryEvent, Module, NoStack,
@@ -40,6 +41,7 @@ pub struct Reader<R> {
     frames: usize,
     purposes: PurposeIds,
     naming: PendingNames,
+    segments: PendingSegments,
     /// Events already read but not yet returned: definitions, and then the event that needs them.
     waiting: VecDeque<Event>,
     /// The file, if the recording can be opened again.
@@ -93,6 +95,7 @@ impl<R: BufRead> Reader<R> {
             frames: 0,
             purposes: PurposeIds::default(),
             naming: PendingNames::default(),
+            segments: PendingSegments::default(),
             waiting: VecDeque::new(),
             path: None,
         };
@@ -256,6 +259,13 @@ impl<R: BufRead> Reader<R> {
                     blocks,
                     optimizers,
                 }))
+            }
+            LineRecord::Segment(segment) => {
+                self.segments.push(segment)?;
+                return Ok(None);
+            }
+            LineRecord::Segments { time, tgid, record } => {
+                Event::Segments(Arc::new(self.segments.end(record, time, tgid)?))
             }
             LineRecord::Mark(mark) => self.mark(mark),
             LineRecord::Thread { tid, name } => {

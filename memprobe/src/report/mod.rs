@@ -18,6 +18,7 @@ mod outside;
 mod peak;
 mod preamble;
 mod replay;
+mod segments;
 mod session;
 mod shapes;
 mod tensors;
@@ -34,7 +35,7 @@ use std::io::{self, BufRead, Write};
 use std::ops::RangeInclusive;
 
 use crate::attribution::iterations::IterationLine;
-use crate::event::Losses;
+use crate::event::{Bytes, Losses};
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, RecordingError};
 pub use crate::view::Alike;
@@ -62,6 +63,10 @@ pub struct ReportOptions {
     /// Line that starts an iteration, if the user gave one.
     pub iteration: Option<IterationLine>,
     pub layers: LayersOf,
+    /// Moment of the segments.
+    pub moment: SegmentMoment,
+    /// Size of a request, for the free memory that it cannot use.
+    pub request: Option<Bytes>,
 }
 
 impl Default for ReportOptions {
@@ -78,6 +83,8 @@ impl Default for ReportOptions {
             colour: Colour::Plain,
             iteration: None,
             layers: LayersOf::Peak,
+            moment: SegmentMoment::Peak,
+            request: None,
         }
     }
 }
@@ -104,6 +111,18 @@ pub enum By {
     Layer,
     /// A thread that allocated memory.
     Thread,
+    /// A segment of the caching allocator.
+    Segment,
+}
+
+/// Moment of a recording whose segments a report shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentMoment {
+    /// The highest allocated bytes of all devices together.
+    Peak,
+    End,
+    /// The last out-of-memory error.
+    OutOfMemory,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,6 +209,9 @@ pub enum ReportError {
     /// The recording lacks the iteration; the text has the available ones and advice.
     #[error("the recording has no such iteration: {0}")]
     NoIteration(String),
+    /// The recording lacks the moment; the text has the reason and advice.
+    #[error("the recording has no such moment: {0}")]
+    NoMoment(String),
 }
 
 impl From<io::Error> for ReportError {
@@ -228,6 +250,7 @@ pub fn write<R: BufRead>(
         By::Peak => peak::write(reader, options, out),
         By::Growth => growth::write(reader, options, out),
         By::Thread => threads::write(reader, options, out),
+        By::Segment => segments::write(reader, options, out),
         By::Iteration | By::Category | By::Phase | By::Saved | By::Size | By::Layer => {
             attribution::write(reader, options, out)
         }

@@ -61,3 +61,20 @@ pub(super) fn run<R: BufRead, A: Analysis>(
     };
     Ok((replay, analyses))
 }
+
+/// Replays the first `events` events of a recording; returns the state after them.
+pub(super) fn run_until<R: BufRead, A: Analysis>(
+    mut reader: Reader<R>,
+    events: u64,
+    analyses: A,
+) -> Result<AnalyzedLedger<A>, RecordingError> {
+    let header = reader.header();
+    let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
+    for event in reader
+        .by_ref()
+        .take(usize::try_from(events).unwrap_or(usize::MAX))
+    {
+        replay.apply(&event?);
+    }
+    Ok(replay)
+}

@@ -77,6 +77,11 @@ impl BaselineReader {
         self.attempts > 0 && !self.reconciler.is_settled()
     }
 
+    /// True if the baseline is known, or is one row.
+    pub(super) fn is_settled(&self) -> bool {
+        self.reconciler.is_settled()
+    }
+
     fn read(&mut self) {
         self.attempts += 1;
         self.tables = self.read_tables();

@@ -191,6 +191,7 @@ impl HostSession {
         }
         self.settle(now, all, &mut sink)?;
         self.identify_gpus(now);
+        self.read_segments(|process| process.read_segments(now));
         self.is_drained = all;
         Ok(taken)
     }
@@ -393,6 +394,19 @@ impl HostSession {
                 .extend(items.map(|item| HostEvent { tgid, item }));
         }
         self.identify_last(tgid);
+    }
+
+    /// Reads the segments of all processes, before the last drain of a recording.
+    pub(crate) fn read_last_segments(&mut self) {
+        self.read_segments(Process::read_last_segments);
+    }
+
+    fn read_segments(&mut self, read: impl Fn(&mut Process) -> bool) {
+        for process in self.processes.values_mut() {
+            if read(process) && process.become_busy() {
+                self.busy.push(process.tgid);
+            }
+        }
     }
 
     /// Reads the processes whose devices are due, and takes what the driver said of others.

@@ -7,6 +7,7 @@ mod poll;
 pub(crate) mod priority;
 pub(crate) mod process;
 pub(crate) mod process_monitor;
+mod segments;
 pub(crate) mod startup_check;
 
 use crate::event::{Event, ProbeStatus, Target, Tgid, TimeNs};

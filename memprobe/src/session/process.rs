@@ -7,6 +7,7 @@ use memprobe_common::ProcessConfig;
 use super::before_attach::{self, BaselineReader};
 use super::gpus::DeviceTracker;
 use super::poll::{self, Pace, PollSchedule};
+use super::segments::SegmentReader;
 use super::startup_check::{ObservedFrom, StartupCheck};
 use super::{HostItem, SnapshotPoint};
 use crate::decode::Record;
@@ -89,8 +90,11 @@ pub(super) struct Process {
     torch: Option<String>,
     pub(super) devices: DeviceTracker,
     pub(super) schedule: PollSchedule,
+    segments: SegmentReader,
     /// An event whose notice was taken first.
     next_event: Option<Event>,
+    /// An event that a reading of segments precedes.
+    after_reading: Option<Event>,
 }
 
 #[derive(Debug, Default)]
@@ -143,7 +147,9 @@ impl Process {
             torch: None,
             devices: DeviceTracker::default(),
             schedule: PollSchedule::new(now),
+            segments: SegmentReader::of(tgid),
             next_event: None,
+            after_reading: None,
         }
     }
 
@@ -209,6 +215,7 @@ impl Process {
         self.symbolizer = Symbolizer::new(self.tgid, memory, None, PriorCudaUse::None);
         self.startup_check = StartupCheck::new(ObservedFrom::Seen);
         self.before = Some(BaselineReader::of(self.tgid));
+        self.segments = SegmentReader::of(self.tgid);
         self.waiting_for.clear();
         self.announced_probes = 0;
         self.torch = None;
@@ -461,12 +468,27 @@ impl Process {
         if let Some(before) = &mut self.before {
             before.settle(all);
         }
+        if self.is_attached() && self.before.as_ref().is_none_or(BaselineReader::is_settled) {
+            self.segments.begin(now);
+        }
+        self.segments.settle(all);
+    }
+
+    /// Reads the allocator's segments if they may have changed. Returns true if a reading waits for earlier events.
+    pub(super) fn read_segments(&mut self, now: Instant) -> bool {
+        self.segments.read_if_due(self.torch.as_deref(), now)
+    }
+
+    /// Like [`Self::read_segments`], at the end of a recording.
+    pub(super) fn read_last_segments(&mut self) -> bool {
+        self.segments.read_last(self.torch.as_deref())
     }
 
     /// Marks it as busy only if events may become ready without another record; returns the mark.
     pub(super) fn stays_busy(&mut self) -> bool {
         self.is_busy = self.symbolizer.is_unsettled()
             || self.symbolizer.is_waiting()
+            || self.segments.is_pending()
             || self.before.as_ref().is_some_and(BaselineReader::is_reading);
         self.is_busy
     }
@@ -478,6 +500,7 @@ impl Process {
         if let Some(before) = &mut self.before {
             before.finish(reason);
         }
+        self.segments.settle(true);
     }
 
     /// Has the kernel's programs report modules once the code of their call is known. Returns a notice if they cannot.
@@ -556,7 +579,20 @@ impl Process {
         true
     }
 
+    /// The next event in order, or first a reading of segments from before it.
     fn pop(&mut self) -> Option<Event> {
+        let next = self.after_reading.take().or_else(|| self.pop_event());
+        if let Some(reading) = self.segments.take_before(next.as_ref()) {
+            self.after_reading = next;
+            return Some(reading);
+        }
+        if let Some(event) = &next {
+            self.segments.note(event);
+        }
+        next
+    }
+
+    fn pop_event(&mut self) -> Option<Event> {
         match &mut self.before {
             Some(before) => before.pop(),
             None => self.admitted(),

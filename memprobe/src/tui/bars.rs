@@ -22,20 +22,22 @@ pub(super) enum Tab {
     Categories,
     Tensors,
     Outside,
+    Segments,
     Threads,
     Probes,
 }
 
 impl Tab {
     /// Each screen with its key and its name. Where space is short, the highest rank loses its name first.
-    const ALL: [(Self, &'static str, &'static str, usize); 8] = [
+    const ALL: [(Self, &'static str, &'static str, usize); 9] = [
         (Self::Lines, "Esc", "lines", 0),
         (Self::Modules, "m", "modules", 1),
         (Self::Layers, "L", "layers", 2),
         (Self::Categories, "c", "categories", 3),
         (Self::Tensors, "t", "tensors", 4),
         (Self::Outside, "o", "outside", 6),
-        (Self::Threads, "T", "threads", 7),
+        (Self::Segments, "M", "segments", 7),
+        (Self::Threads, "T", "threads", 8),
         (Self::Probes, "p", "probes", 5),
     ];
 
@@ -313,25 +315,25 @@ mod tests {
     fn every_screen_has_its_key_and_the_current_one_is_marked() {
         assert_eq!(
             drawn(80, Tab::Modules),
-            " Esc lines  [modules]  L layers  c categories  t tensors  o outside  T  p probes"
+            " Esc lines  [modules]  L layers  c categories  t tensors  o  M  T  p probes"
         );
         assert_eq!(
-            drawn(100, Tab::Lines),
-            " [lines]  m modules  L layers  c categories  t tensors  o outside  T threads  p probes"
+            drawn(110, Tab::Lines),
+            " [lines]  m modules  L layers  c categories  t tensors  o outside  M segments  T threads  p probes"
         );
     }
 
     #[test]
     fn a_narrow_bar_has_names_as_far_as_they_fit() {
         assert_eq!(
-            drawn(50, Tab::Categories),
-            " Esc lines  m modules  L  [categories]  t  o  T  p"
+            drawn(53, Tab::Categories),
+            " Esc lines  m modules  L  [categories]  t  o  M  T  p"
         );
         assert_eq!(
-            drawn(36, Tab::Categories),
-            " Esc  m  L  [categories]  t  o  T  p"
+            drawn(39, Tab::Categories),
+            " Esc  m  L  [categories]  t  o  M  T  p"
         );
-        assert_eq!(drawn(35, Tab::Categories), " [categories]");
+        assert_eq!(drawn(38, Tab::Categories), " [categories]");
         assert_eq!(drawn(24, Tab::Lines), " [lines]");
     }
 }

@@ -16,7 +16,7 @@ use super::tensors::Tensors;
 use super::terminal::StageStep;
 use super::theme::Theme;
 use crate::attribution::tables::{
-    DeviceCategories, DeviceModules, DeviceThreads, IterationChoice, IterationLayers,
+    DeviceCategories, DeviceModules, DeviceThreads, IterationChoice, IterationLayers, SegmentMap,
 };
 use crate::event::bytes::human;
 use crate::event::{Detail, DeviceIndex, ProbeStatus, Target};
@@ -71,6 +71,7 @@ pub struct ProcessContext {
     pub layers: Option<Arc<Vec<IterationLayers>>>,
     pub categories: Option<Arc<Vec<DeviceCategories>>>,
     pub threads: Option<Arc<Vec<DeviceThreads>>>,
+    pub segments: Option<Arc<Vec<SegmentMap>>>,
     attribution: AttributionTables,
     pub tensors: Tensors,
     pub tensor_table: Option<Arc<TensorTable>>,
@@ -87,6 +88,7 @@ impl ProcessContext {
             layers: None,
             categories: None,
             threads: None,
+            segments: None,
             attribution: AttributionTables::default(),
             tensors: Tensors::default(),
             tensor_table: None,
@@ -135,6 +137,7 @@ impl ProcessContext {
             AttributionTables::Layers(tables) => self.layers = Some(Arc::clone(tables)),
             AttributionTables::Categories(tables) => self.categories = Some(Arc::clone(tables)),
             AttributionTables::Threads(tables) => self.threads = Some(Arc::clone(tables)),
+            AttributionTables::Segments(maps) => self.segments = Some(Arc::clone(maps)),
         }
         self.attribution = tables;
         true
@@ -361,6 +364,7 @@ pub enum AttributionQuery {
     Categories,
     Layers(IterationChoice),
     Threads,
+    Segments,
 }
 
 /// Answer to [`super::Command::Explain`], renewed with each snapshot.
@@ -372,6 +376,7 @@ pub enum AttributionTables {
     Categories(Arc<Vec<DeviceCategories>>),
     Layers(Arc<Vec<IterationLayers>>),
     Threads(Arc<Vec<DeviceThreads>>),
+    Segments(Arc<Vec<SegmentMap>>),
 }
 
 impl AttributionTables {
@@ -382,6 +387,7 @@ impl AttributionTables {
             (Self::Categories(one), Self::Categories(other)) => Arc::ptr_eq(one, other),
             (Self::Layers(one), Self::Layers(other)) => Arc::ptr_eq(one, other),
             (Self::Threads(one), Self::Threads(other)) => Arc::ptr_eq(one, other),
+            (Self::Segments(one), Self::Segments(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }

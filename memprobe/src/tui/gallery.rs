@@ -15,6 +15,7 @@ use super::lines::LineList;
 use super::modules::ModuleList;
 use super::outside::Outside;
 use super::samples::{self, Sources};
+use super::segments::SegmentList;
 use super::table_screen::{Content, ScreenLayout, ScreenRequest};
 use super::tensors::{TensorList, Tensors};
 use super::test_support::{ScreenSize, Shown, typed};
@@ -139,6 +140,7 @@ pub fn exhibits() -> Vec<Exhibit> {
         context.modules = Some(modules());
         context.layers = Some(layers(IterationChoice::Latest));
         context.categories = Some(categories());
+        context.segments = Some(samples::segments());
         context.threads = Some(samples::threads());
         context.take_tensors(Tensors::Taken(Arc::new(explain(&training()))));
         context
@@ -204,6 +206,13 @@ pub fn exhibits() -> Vec<Exhibit> {
             outside,
             &[OpenAll],
         ),
+        exhibit(
+            "segments",
+            "Segments of the allocator",
+            SegmentList::default(),
+            process(),
+            &[Move(1)],
+        ),
         exhibit("threads", "Threads", Threads, process(), &[]),
         exhibit("probes", "Probes, after losses", lines(), lossy, &[Probes]),
         exhibit("help", "Help", lines(), context(), &[Help]),
@@ -227,6 +236,7 @@ fn every_tab_is_in_the_gallery() {
         Tab::Categories,
         Tab::Tensors,
         Tab::Outside,
+        Tab::Segments,
         Tab::Threads,
         Tab::Probes,
     ] {

@@ -166,6 +166,7 @@ fn in_table(key: &KeyEvent) -> Option<InputEvent> {
         KeyCode::Char('m') => InputEvent::Screen(Tab::Modules),
         KeyCode::Char('c') => InputEvent::Screen(Tab::Categories),
         KeyCode::Char('L') => InputEvent::Screen(Tab::Layers),
+        KeyCode::Char('M') => InputEvent::Screen(Tab::Segments),
         KeyCode::Char('T') => InputEvent::Screen(Tab::Threads),
         KeyCode::Char('[') => InputEvent::Iteration(-1),
         KeyCode::Char(']') => InputEvent::Iteration(1),

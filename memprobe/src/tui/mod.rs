@@ -22,6 +22,7 @@ mod process;
 #[cfg(test)]
 mod samples;
 mod saving;
+mod segments;
 #[cfg(test)]
 mod sizes;
 mod table_screen;

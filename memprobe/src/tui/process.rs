@@ -17,6 +17,7 @@ use super::lines::LineList;
 use super::modules::ModuleList;
 use super::outside::Outside;
 use super::saving::Saving;
+use super::segments::SegmentList;
 use super::table_screen::{Errand, Note, ScreenHandle, ScreenRequest, SourcePlace, TableScreen};
 use super::tensors::{TensorList, Tensors};
 use super::terminal::{self, Stage, StageStep};
@@ -78,6 +79,7 @@ pub(super) struct ProcessStage {
     categories: TableScreen<Categories>,
     tensors: TableScreen<TensorList>,
     outside: TableScreen<Outside>,
+    segments: TableScreen<SegmentList>,
     threads: TableScreen<Threads>,
     size: (u16, u16),
     screen: Tab,
@@ -105,6 +107,7 @@ impl ProcessStage {
             categories: TableScreen::new(Categories, &context),
             tensors: TableScreen::new(TensorList::default(), &context),
             outside: TableScreen::new(Outside::default(), &context),
+            segments: TableScreen::new(SegmentList::default(), &context),
             threads: TableScreen::new(Threads, &context),
             context,
             size: (0, 0),
@@ -120,6 +123,7 @@ impl ProcessStage {
             Tab::Categories => &mut self.categories,
             Tab::Tensors => &mut self.tensors,
             Tab::Outside => &mut self.outside,
+            Tab::Segments => &mut self.segments,
             Tab::Threads => &mut self.threads,
         };
         (screen, &mut self.context)
@@ -130,6 +134,7 @@ impl ProcessStage {
             Tab::Modules => self.modules.content.explains(),
             Tab::Layers => self.layers.content.explains(),
             Tab::Categories => AttributionQuery::Categories,
+            Tab::Segments => AttributionQuery::Segments,
             Tab::Threads => AttributionQuery::Threads,
             _ => AttributionQuery::Nothing,
         }

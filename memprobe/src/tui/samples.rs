@@ -3,10 +3,14 @@
 use std::sync::Arc;
 
 use super::SourceText;
-use crate::attribution::tables::{AllocatingThread, DeviceThreads, Holding, ThreadRow};
+use crate::attribution::tables::{
+    AllocatingThread, DeviceThreads, Holding, SegmentBlock, SegmentBlockState, SegmentMap,
+    SegmentRow, ThreadRow,
+};
 use crate::event::{
-    Bytes, Context, CudaMemoryKind, DeviceIdentity, DeviceIndex, Frame, Gpu, IdentitySource,
-    Losses, NoStack, Stack, StackKind, Tgid, Tid, TimeNs, Totals,
+    Address, Bytes, Context, CudaMemoryKind, DeviceIdentity, DeviceIndex, Frame, Gpu,
+    IdentitySource, Losses, NoStack, Pool, PoolId, PoolOwner, PoolSize, PrivatePoolState, Stack,
+    StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use crate::event::{ProbeStatus, Target};
 use crate::ledger::snapshot::{
@@ -346,6 +350,77 @@ pub(super) fn threads() -> Arc<Vec<DeviceThreads>> {
             row(1234, Some("python"), 50),
             row(1300, Some("pt_autograd_0"), 28),
             row(1301, None, 2),
+        ],
+    }])
+}
+
+/// Returns segments of three pools: fragmented, of a CUDA graph, expandable; one with a block that awaits an event.
+pub(super) fn segments() -> Arc<Vec<SegmentMap>> {
+    use SegmentBlockState::{AwaitingEvent, Cached, InactiveSplit, Live};
+    let row = |addr: u64, pool, stream, parts: &[(SegmentBlockState, u64)]| {
+        let mut next = addr;
+        let pieces = parts.iter().map(|(state, mib)| {
+            let size = mib * MIB;
+            next += size;
+            SegmentBlock {
+                addr: Address(next - size),
+                size: Bytes(size),
+                state: *state,
+            }
+        });
+        let pieces: Vec<SegmentBlock> = pieces.collect();
+        SegmentRow {
+            addr: Address(addr),
+            size: Bytes(next - addr),
+            pool: Some(pool),
+            stream: Some(stream),
+            is_expandable: false,
+            returnable: match parts {
+                [(Cached, mib)] => Bytes(mib * MIB),
+                _ => Bytes(0),
+            },
+            pieces,
+        }
+    };
+    let owner = PoolOwner::Private {
+        id: PoolId(1, 0),
+        state: PrivatePoolState::InUse,
+    };
+    let pool = |owner, size| Pool { owner, size };
+    let large = pool(PoolOwner::Default, PoolSize::Large);
+    let fragmented = [
+        (Live, 10),
+        (InactiveSplit, 6),
+        (Live, 20),
+        (AwaitingEvent, 4),
+        (InactiveSplit, 24),
+    ];
+    Arc::new(vec![SegmentMap {
+        index: DeviceIndex(0),
+        totals: Totals {
+            allocated: Bytes(50 * MIB),
+            reserved: Bytes(126 * MIB),
+        },
+        read: Some(TimeNs(1)),
+        unread: None,
+        requested: Some(Bytes(49 * MIB)),
+        unplaced: 0,
+        outside: Bytes(0),
+        segments: vec![
+            row(0x7f00_0000_0000, large, 0, &fragmented),
+            row(0x7f00_0800_0000, large, 0, &[(Cached, 20)]),
+            row(
+                0x7f00_1000_0000,
+                pool(PoolOwner::Default, PoolSize::Small),
+                0,
+                &[(Live, 1), (InactiveSplit, 1)],
+            ),
+            row(
+                0x7f00_2000_0000,
+                pool(owner, PoolSize::Large),
+                0x55d0_1040,
+                &[(Live, 19), (InactiveSplit, 21)],
+            ),
         ],
     }])
 }

@@ -10,6 +10,7 @@ mod host;
 mod names;
 mod number;
 mod printable;
+mod segments;
 pub mod table;
 mod tensors;
 mod text;
@@ -30,6 +31,10 @@ pub use names::{
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
 pub use printable::PrintableWriter;
+pub use segments::{
+    MapGlyphs, PoolSegments, SEGMENT_COLUMNS, SegmentEntry, drawing, pool_name, pools,
+    segment_columns,
+};
 pub use tensors::{
     TensorGroup, consistency, full_retainer, milliseconds, retainer, shape, tensor_kind,
     tensor_label, tensor_name, tensors_label, whole_tensor_name,

@@ -3,6 +3,8 @@
 //! The last names are read after the end. A block that was freed or allocated in between may be another block by then,
 //! so only untouched blocks get a label.
 
+use std::sync::Arc;
+
 use hashbrown::HashMap;
 
 use crate::event::{Address, BlockLabels, DeviceIndex, Event, Tgid, TimeNs};
@@ -47,6 +49,13 @@ impl Cutoff {
         let Some(end) = self.end else {
             return Filtered::Event(event);
         };
+        let mut event = event;
+        // The last reading of segments comes after the end of a recording with a duration.
+        if let HostItem::Event(Event::Segments(reading)) = &mut event.item
+            && reading.time > end
+        {
+            Arc::make_mut(reading).time = end;
+        }
         let time = match &event.item {
             HostItem::Event(Event::Memory(memory)) => memory.time,
             HostItem::Event(Event::PhaseMark(mark)) => mark.time,

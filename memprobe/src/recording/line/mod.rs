@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::names::{NamedRecord, NamesRecord};
+use super::segments::{SegmentRecord, SegmentsRecord};
 use super::{AtAttachRecord, EndRecord, FORMAT, Header, MAX_FRAMES, check_names};
 use crate::event::{
     AtAttach, BlockPurpose, Losses, MemoryEvent, NoStack, PhaseMark, StackId, Tgid, Tid, TimeNs,
@@ -32,6 +33,13 @@ pub(super) enum LineRecord<'a> {
         time: TimeNs,
         tgid: Tgid,
         record: NamesRecord<'a>,
+    },
+    Segment(SegmentRecord),
+    /// Ends the preceding `Segment` records.
+    Segments {
+        time: TimeNs,
+        tgid: Tgid,
+        record: SegmentsRecord,
     },
     Loss(Losses),
     End(EndRecord),
@@ -192,6 +200,11 @@ fn parse_any(line: &[u8], start: TimeNs) -> Result<LineRecord<'_>, String> {
             tgid: Tgid(line.pid),
             record: args(&line)?,
         }),
+        ("i", "segments") => Ok(LineRecord::Segments {
+            time: line.head().time(start)?,
+            tgid: Tgid(line.pid),
+            record: args(&line)?,
+        }),
         ("i", "loss") => Ok(LineRecord::Loss(args(&line)?)),
         _ => Err("a record of unknown kind".to_owned()),
     }
@@ -211,6 +224,7 @@ fn metadata<'a>(line: &Line<'a>) -> Result<LineRecord<'a>, String> {
             stack.check()?;
             Ok(LineRecord::Stack(stack))
         }
+        "memprobe_segment" => Ok(LineRecord::Segment(args(line)?)),
         "memprobe_named" => Ok(LineRecord::Named(args(line)?)),
         "memprobe_end" => Ok(LineRecord::End(args(line)?)),
         "thread_name" => {

@@ -4,8 +4,9 @@ use super::*;
 use crate::event::Target;
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{
-    Address, AtAttach, Bytes, CallPathOrigin, CalledModule, Context, DeviceIndex, LabeledBlock,
-    Losses, MarkedPhase, StepSettings, Tgid, Tid, Totals,
+    Address, AtAttach, Bytes, CallPathOrigin, CalledModule, Context, DeviceIndex, DeviceSegments,
+    LabeledBlock, Losses, MarkedPhase, MemorySegment, Pool, PoolId, PoolOwner, PoolSize,
+    PrivatePoolState, SegmentReading, StepSettings, Tgid, Tid, Totals,
 };
 use crate::recording::EndReason;
 use crate::recording::samples::{
@@ -186,14 +187,14 @@ fn another_kind_of_file_is_refused() {
 
 #[test]
 fn a_recording_of_a_later_memprobe_asks_for_an_update() {
-    let file = edited("\"format\":5", "\"format\":6");
-    assert!(error(&file).contains("(format 6, this one reads up to 5): update memprobe"));
+    let file = edited("\"format\":6", "\"format\":7");
+    assert!(error(&file).contains("(format 7, this one reads up to 6): update memprobe"));
 }
 
 #[test]
 fn a_recording_of_an_earlier_memprobe_is_read() {
-    for earlier in [1, 2, 3, 4] {
-        let (events, error, _) = read(&edited("\"format\":5", &format!("\"format\":{earlier}")));
+    for earlier in [1, 2, 3, 4, 5] {
+        let (events, error, _) = read(&edited("\"format\":6", &format!("\"format\":{earlier}")));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(events, story());
     }
@@ -466,6 +467,58 @@ fn any_names() -> impl Strategy<Value = BlockLabels> {
     })
 }
 
+fn any_segments() -> impl Strategy<Value = SegmentReading> {
+    let id = any::<(u64, u64)>().prop_map(|(first, second)| PoolId(first, second));
+    let states = vec![PrivatePoolState::InUse, PrivatePoolState::Freeable];
+    let private = (id, prop::sample::select(states));
+    let owner = prop_oneof![
+        Just(PoolOwner::Default),
+        private.prop_map(|(id, state)| PoolOwner::Private { id, state }),
+    ];
+    let pool = (owner, any::<bool>()).prop_map(|(owner, is_small)| Pool {
+        owner,
+        size: match is_small {
+            true => PoolSize::Small,
+            false => PoolSize::Large,
+        },
+    });
+    let place = || (any::<u32>(), any::<u32>());
+    let segment = (place(), any::<u64>(), pool, any::<Option<u64>>());
+    let segment = segment.prop_map(|((addr, size), stream, pool, expandable)| MemorySegment {
+        addr: Address(addr.into()),
+        size: Bytes(size.into()),
+        stream,
+        pool,
+        expandable: expandable.map(Address),
+    });
+    let awaiting = place().prop_map(|(addr, size)| (Address(addr.into()), Bytes(size.into())));
+    let lists = (
+        prop::collection::vec(segment, 0..5),
+        prop::collection::vec(awaiting, 0..3),
+    );
+    let device = (any::<(u64, u64, u64, u64)>(), lists);
+    let devices = prop::collection::vec(device, 0..3);
+    (any::<u64>(), devices, prop::option::of(any_text())).prop_map(|(time, devices, unread)| {
+        let devices = (0..).zip(devices).map(|(index, (totals, lists))| {
+            let (allocated, reserved, active, requested) = totals;
+            DeviceSegments {
+                device: DeviceIndex(index),
+                totals: Totals::of(allocated, reserved),
+                active: Bytes(active),
+                requested: Bytes(requested),
+                segments: lists.0,
+                awaiting: lists.1,
+            }
+        });
+        SegmentReading {
+            time: TimeNs(time),
+            tgid: Tgid(7),
+            devices: devices.collect(),
+            unread,
+        }
+    })
+}
+
 fn any_mark() -> impl Strategy<Value = PhaseMark> {
     let begins = prop::sample::select(vec![
         MarkedPhase::Step,
@@ -556,6 +609,7 @@ fn any_stream() -> impl Strategy<Value = Vec<Event>> {
         1 => any_at_attach(),
         1 => any_mark().prop_map(Event::PhaseMark),
         1 => any_names().prop_map(|names| Event::BlockLabels(Arc::new(names))),
+        1 => any_segments().prop_map(|reading| Event::Segments(Arc::new(reading))),
         1 => any::<(u64, u64, u64, u64)>().prop_map(|(events, stacks, malformed, uses)| {
             Event::Loss(Losses { events, stacks, malformed, uses })
         }),

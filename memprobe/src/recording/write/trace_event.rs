@@ -24,12 +24,12 @@ use super::stack_text::StackTexts;
 use crate::attribution::tables::{DeviceCategories, Portion, Portions};
 use crate::event::{
     Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, DeviceIndex, Event, Losses,
-    MemoryEvent, PhaseMark, PurposeId, Stack, StackId, Tid, TimeNs, Totals,
+    MemoryEvent, PhaseMark, PurposeId, SegmentReading, Stack, StackId, Tid, TimeNs, Totals,
 };
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{
     AtAttachRecord, End, EndReason, EndRecord, FORMAT, Header, HeaderRecord, NamedRecord,
-    NamesRecord,
+    NamesRecord, SegmentRecord, SegmentsRecord,
 };
 use crate::view;
 
@@ -142,6 +142,7 @@ impl<W: Write> TraceWriter<W> {
             Event::Memory(event) => self.memory(event),
             Event::PhaseMark(mark) => self.mark(mark),
             Event::BlockLabels(names) => self.names(names),
+            Event::Segments(reading) => self.segments(reading),
             Event::Loss(losses) => self.loss(*losses),
         }
         self.drain_when_full()
@@ -293,6 +294,21 @@ impl<W: Write> TraceWriter<W> {
         let head = b"\"p\",\"cat\":\"names\",\"name\":\"memprobe read the tensors\"";
         let record = NamesRecord::from(names);
         self.instant(head, names.tgid.0, names.tgid.0, names.time, |line| {
+            push_record(line, &record)
+        });
+    }
+
+    /// Writes each segment as a record, followed by an instant.
+    fn segments(&mut self, reading: &SegmentReading) {
+        for record in SegmentRecord::all(reading) {
+            self.metadata("memprobe_segment", reading.tgid.0, |line| {
+                push_record(line, &record)
+            });
+        }
+        self.last = self.last.max(reading.time);
+        let head = b"\"p\",\"cat\":\"segments\",\"name\":\"memprobe read the segments\"";
+        let (pid, record) = (reading.tgid.0, SegmentsRecord::from(reading));
+        self.instant(head, pid, pid, reading.time, |line| {
             push_record(line, &record)
         });
     }

@@ -31,14 +31,23 @@ pub fn device_allocators(memory: &impl ReadMemory, [begin, end]: [u64; 2]) -> Fi
     Ok(words.chunks_exact(8).map(|word| word_at(word, 0)).collect())
 }
 
+/// Addresses of the device allocators of the allocator at `object`, by device index; 0 for devices without one.
+pub fn allocators(
+    memory: &impl ReadMemory,
+    object: u64,
+    layout: &CounterLayout,
+) -> Fitting<Vec<u64>> {
+    let vector = object.wrapping_add(layout.devices);
+    let end = memory.read_u64(vector.wrapping_add(8))?;
+    device_allocators(memory, [memory.read_u64(vector)?, end])
+}
+
 pub fn read(
     memory: &impl ReadMemory,
     object: u64,
     layout: &CounterLayout,
 ) -> Fitting<Vec<DeviceCounters>> {
-    let vector = object.wrapping_add(layout.devices);
-    let end = memory.read_u64(vector.wrapping_add(8))?;
-    let allocators = device_allocators(memory, [memory.read_u64(vector)?, end])?;
+    let allocators = allocators(memory, object, layout)?;
     let mut counters = Vec::new();
     for (index, allocator) in (0..).zip(allocators) {
         if allocator == 0 {

@@ -10,7 +10,7 @@ const VARIABLE: u64 = 0x1000;
 const OBJECT: u64 = 0x10_0000;
 const CLASS: u64 = 0x3000;
 const VECTOR: u64 = 0x5000;
-const ALLOCATORS: u64 = 0x20_0000;
+pub(super) const ALLOCATORS: u64 = 0x20_0000;
 const SLOTS: u64 = 0x1000_0000;
 const BLOCKS: u64 = 0x5500_0000_0000;
 
@@ -82,7 +82,7 @@ pub(super) fn process(
     );
     memory.map(VECTOR, words(&allocators));
     for (device, allocator) in (0..devices).zip(allocators) {
-        memory.map(allocator, vec![0; 0x800]);
+        memory.map(allocator, vec![0; ALLOCATOR_STEP as usize]);
         let here = || live.iter().filter(|block| block.device == device);
         let bytes: u64 = here().map(FakeBlock::size).sum();
         let reserved = bytes.next_multiple_of(2 << 20);

@@ -1,6 +1,7 @@
 //! The allocator's hash tables: `ska::flat_hash_map<void*, Block*>` (c10/util/flat_hash_map.h@v2.0.0 to @v2.15.0).
 
 use super::tables::{Fitting, Misfit};
+use crate::event::PoolId;
 use crate::process::memory::{ReadMemory, ReadResult};
 use crate::python::heap::word_at;
 
@@ -74,6 +75,44 @@ pub(super) struct Element {
 /// Reads the table at `address` and appends its elements, except those that are being moved. Reads it again, up
 /// to [`ATTEMPTS`] times, if it changes meanwhile. The check against the allocator's totals catches the rest.
 pub fn read(memory: &impl ReadMemory, address: u64, elements: &mut Vec<Element>) -> Fitting<()> {
+    let parse = |header: &TableHeader, entry: &[u8], slot| {
+        let [key, value] = [8, 16].map(|at| word_at(entry, at));
+        is_at_home(header, entry, slot, key).then_some(Element { key, value })
+    };
+    read_slots(memory, address, ENTRY, parse, elements)
+}
+
+/// Reads a `ska::flat_hash_set` of pointers, like [`read`].
+pub fn read_set(memory: &impl ReadMemory, address: u64, pointers: &mut Vec<u64>) -> Fitting<()> {
+    let parse = |header: &TableHeader, entry: &[u8], slot| {
+        let pointer = word_at(entry, 8);
+        is_at_home(header, entry, slot, pointer).then_some(pointer)
+    };
+    read_slots(memory, address, ENTRY - 8, parse, pointers)
+}
+
+/// Reads a table of `MempoolId_t` to a pointer, like [`read`]. Its hash is the first number, or the second if that is 0
+/// (`MempoolIdHash`, c10/core/CachingDeviceAllocator.h@v2.15.0).
+pub fn read_pools(
+    memory: &impl ReadMemory,
+    address: u64,
+    pools: &mut Vec<(PoolId, u64)>,
+) -> Fitting<()> {
+    let parse = |header: &TableHeader, entry: &[u8], slot| {
+        let [first, second, pointer] = [8, 16, 24].map(|at| word_at(entry, at));
+        let hash = if first == 0 { second } else { first };
+        is_at_home(header, entry, slot, hash).then_some((PoolId(first, second), pointer))
+    };
+    read_slots(memory, address, ENTRY + 8, parse, pools)
+}
+
+fn read_slots<T>(
+    memory: &impl ReadMemory,
+    address: u64,
+    entry: usize,
+    parse: impl Fn(&TableHeader, &[u8], u64) -> Option<T>,
+    elements: &mut Vec<T>,
+) -> Fitting<()> {
     let before = elements.len();
     for attempt in 1..=ATTEMPTS {
         elements.truncate(before);
@@ -82,7 +121,7 @@ pub fn read(memory: &impl ReadMemory, address: u64, elements: &mut Vec<Element>)
             return Ok(());
         }
         let last = attempt == ATTEMPTS;
-        match read_elements(memory, &header, elements) {
+        match read_elements(memory, &header, entry, &parse, elements) {
             Ok(()) => {}
             // A table that grows frees its old slots.
             Err(_) if !last => continue,
@@ -104,32 +143,36 @@ fn read_header(memory: &impl ReadMemory, address: u64) -> Fitting<TableHeader> {
     TableHeader::parse(&bytes).ok_or(Misfit::Layout)
 }
 
-fn read_elements(
+fn read_elements<T>(
     memory: &impl ReadMemory,
     header: &TableHeader,
-    elements: &mut Vec<Element>,
+    entry: usize,
+    parse: &impl Fn(&TableHeader, &[u8], u64) -> Option<T>,
+    elements: &mut Vec<T>,
 ) -> ReadResult<()> {
     let mut from = 0;
     while from < header.slots() {
         let slots = AT_ONCE.min(header.slots() - from);
-        let address = header.entries.wrapping_add(from * ENTRY as u64);
-        let limit = AT_ONCE as usize * ENTRY;
-        let bytes = memory.read_bytes(address, slots * ENTRY as u64, limit)?;
-        let here = bytes.chunks_exact(ENTRY).zip(from..);
-        elements.extend(here.filter_map(|(entry, slot)| element(header, entry, slot)));
+        let address = header.entries.wrapping_add(from * entry as u64);
+        let limit = AT_ONCE as usize * entry;
+        let bytes = memory.read_bytes(address, slots * entry as u64, limit)?;
+        let here = bytes.chunks_exact(entry).zip(from..);
+        elements.extend(here.filter_map(|(entry, slot)| parse(header, entry, slot)));
         from += slots;
     }
     Ok(())
 }
 
-/// The element in a slot, or `None` if the slot is empty or its key belongs elsewhere.
-fn element(header: &TableHeader, entry: &[u8], slot: u64) -> Option<Element> {
-    let distance = u64::try_from(i8::from_le_bytes([*entry.first()?])).ok()?;
-    let [key, value] = [8, 16].map(|at| word_at(entry, at));
+/// True if a slot holds an element: it is not empty, and its key belongs there.
+fn is_at_home(header: &TableHeader, entry: &[u8], slot: u64, key: u64) -> bool {
+    let Some(distance) = entry.first().map(|byte| i8::from_le_bytes([*byte])) else {
+        return false;
+    };
+    let Ok(distance) = u64::try_from(distance) else {
+        return false;
+    };
     let home = key.wrapping_mul(GOLDEN) >> header.shift;
-    let at_home = home.checked_add(distance)? == slot;
-    let within = distance < u64::from(header.lookups);
-    (at_home && within).then_some(Element { key, value })
+    distance < u64::from(header.lookups) && home.checked_add(distance) == Some(slot)
 }
 
 #[cfg(test)]

@@ -4,11 +4,13 @@
 
 pub mod active;
 pub mod reconcile;
+pub mod segments;
 pub mod tables;
 
 mod block;
 mod calibrate;
 mod counters;
+mod free_lists;
 mod hash_table;
 mod layout;
 

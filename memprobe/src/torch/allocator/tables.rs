@@ -13,7 +13,7 @@ use crate::torch::versions::is_of;
 pub use super::counters::DeviceCounters;
 
 /// Most blocks that are read. Each costs memprobe about 100 bytes.
-const MAX_BLOCKS: usize = 1 << 23;
+pub(super) const MAX_BLOCKS: usize = 1 << 23;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldBlock {

@@ -250,6 +250,7 @@ from! {
     number: f64 => Self::Rate(number),
     flag: bool => Self::Flag(flag),
     device: DeviceIndex => Self::Device(device),
+    address: Address => Self::Address(address),
     text: &'a str => Self::Text(text.into()),
     text: &'a String => Self::Text(text.into()),
     text: String => Self::Text(text.into()),

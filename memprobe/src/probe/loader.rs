@@ -22,7 +22,7 @@ use super::refusal::Refusal;
 use crate::event::{CaptureOptions, Tgid};
 
 /// The object that `cargo xtask ebpf` built.
-static OBJECT: &[u8] = include_bytes_aligned!("../../object/memprobe.bpf.o");
+pub(super) static OBJECT: &[u8] = include_bytes_aligned!("../../object/memprobe.bpf.o");
 
 /// Names a file whose object is loaded instead of the built-in one; for trying a fresh build. Release builds ignore it:
 /// a variable must not choose the programs of the kernel.

@@ -322,8 +322,10 @@ impl Watching {
     fn handle(&mut self, event: HostEvent) {
         let tgid = event.tgid;
         match event.item {
-            // Losses give nobody a row.
-            HostItem::Event(event @ Event::Loss(_)) => self.apply(tgid, &event),
+            // Losses and the budget give nobody a row.
+            HostItem::Event(event @ (Event::Loss(_) | Event::Capture(_))) => {
+                self.apply(tgid, &event);
+            }
             HostItem::Event(event) => {
                 self.show(tgid);
                 self.apply(tgid, &event);

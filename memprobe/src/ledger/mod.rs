@@ -45,7 +45,7 @@ pub use restate::Restated;
 pub use timeline::MAX_POINTS;
 
 use crate::event::{
-    Action, Address, AtAttach, BlockPurpose, DeviceIndex, Event, Losses, MemoryEvent, PurposeId,
+    Action, Address, AtAttach, BlockPurpose, CaptureChange, DeviceIndex, Event, Losses, MemoryEvent, PurposeId,
     Stack, StackId, Target, TimeNs,
 };
 use agreement::Agreement;
@@ -55,7 +55,7 @@ use cuda::CudaLedger;
 use definitions::slot;
 use device::{DeviceLedger, Disagreement};
 use rate::{MovingRate, Ticks};
-use snapshot::{Grouping, Health, PurposeInfo, Site, Snapshot, TargetState, TimelineMarks};
+use snapshot::{BudgetState, Grouping, Health, PurposeInfo, Site, Snapshot, TargetState, TimelineMarks};
 
 /// Ledger of one process, updated by each event.
 #[derive(Debug, Default)]
@@ -112,6 +112,7 @@ impl Ledger {
             Event::BlockPurpose(id, purpose) => definitions.purposes.define(*id, purpose),
             Event::Thread(tid, name) => definitions.name(*tid, name, &mut budget.refused),
             Event::Loss(losses) => self.count_loss(*losses),
+            Event::Capture(change) => self.change_capture(change),
             Event::AtAttach(found) => self.find(found),
             Event::PhaseMark(mark) => self.mark(mark.time, TimelineMarks::of_phase(mark.phase)),
             Event::BlockLabels(labels) => {
@@ -149,6 +150,16 @@ impl Ledger {
     fn mark(&mut self, time: TimeNs, marks: TimelineMarks) {
         let devices = self.devices.values_mut();
         devices.for_each(|device| device.mark(time, marks));
+    }
+
+    fn change_capture(&mut self, change: &CaptureChange) {
+        let pauses = self.health.budget.map_or(0, |budget| budget.pauses);
+        let budget = BudgetState::after(self.health.budget, change);
+        if budget.pauses != pauses {
+            // The blocks are brought up to date after the pause: totals may jump in between.
+            self.agreement.lost(change.time, 1);
+        }
+        self.health.budget = Some(budget);
     }
 
     fn count_loss(&mut self, new: Losses) {

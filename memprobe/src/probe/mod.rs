@@ -14,6 +14,7 @@ pub mod loader;
 pub mod machine;
 mod multi;
 mod open_loops;
+pub mod overhead;
 pub mod patch;
 mod positions;
 pub mod preflight;

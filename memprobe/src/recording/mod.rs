@@ -21,6 +21,7 @@
 //! | `i` | `mark` | PyTorch announced an optimizer step, `zero_grad()` or next batch ([`crate::event::PhaseMark`]; from format 4 on) |
 //! | `M`, `i` | `memprobe_named`, `names` | names of all live blocks and the roots that retain them (`retained_by`, before format 5 `kept`), read from the process's objects, then the time of the reading ([`crate::event::BlockLabels`]; from format 4 on) |
 //! | `i` | `loss` | running totals of losses |
+//! | `i` | `capture` | the detail recorded from now on, and the estimated share of the process's time, in parts per million, for the budget of `--max-overhead` ([`crate::event::CaptureChange`]; from format 6 on) |
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |
 
@@ -37,7 +38,7 @@ pub mod write;
 
 pub use directory::recordings_in;
 pub use error::RecordingError;
-pub(crate) use header::{AtAttachRecord, EndRecord, HeaderRecord};
+pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
 pub(crate) use names::{NamedRecord, NamesRecord, RetainerRecord};
 pub use reader::Reader;
@@ -45,7 +46,7 @@ pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};
 pub use tensors::{SnapshotFileError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// Format version. The reader refuses later ones.
-pub const FORMAT: u32 = 5;
+pub const FORMAT: u32 = 6;
 
 /// Longest line written or read, in bytes.
 pub const MAX_LINE: usize = 4 << 20;

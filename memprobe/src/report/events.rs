@@ -156,7 +156,8 @@ pub(super) fn write<R: BufRead>(
                 Event::Thread(..)
                 | Event::AtAttach(_)
                 | Event::PhaseMark(_)
-                | Event::BlockLabels(_),
+                | Event::BlockLabels(_)
+                | Event::Capture(_),
             ) => {}
             Err(error) => {
                 rows.flush()?;

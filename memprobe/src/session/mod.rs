@@ -1,8 +1,10 @@
 //! Sessions: probed processes, from kernel records to a stream of events.
 
 mod before_attach;
+mod budget;
 pub(crate) mod gpus;
 pub(crate) mod host;
+mod live_blocks;
 mod poll;
 pub(crate) mod priority;
 pub(crate) mod process;

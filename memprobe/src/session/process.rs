@@ -1,16 +1,18 @@
 //! One process of a session: what is known of it, and its way from records to events.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use memprobe_common::ProcessConfig;
 
 use super::before_attach::{self, BaselineReader};
 use super::gpus::DeviceTracker;
+use super::live_blocks::{Correction, FoundBlocks, LiveBlocks};
 use super::poll::{self, Pace, PollSchedule};
 use super::startup_check::{ObservedFrom, StartupCheck};
 use super::{HostItem, SnapshotPoint};
 use crate::decode::Record;
-use crate::event::{Event, Losses, MarkedPhase, Target, Tgid};
+use crate::event::{CaptureChange, CaptureLevel, Event, Losses, MarkedPhase, Target, Tgid};
 use crate::probe::attach::AttachError;
 use crate::probe::attaching::{AttachStep, Attaching, Placement};
 use crate::probe::files::ProbedFiles;
@@ -89,8 +91,17 @@ pub(super) struct Process {
     torch: Option<String>,
     pub(super) devices: DeviceTracker,
     pub(super) schedule: PollSchedule,
-    /// An event whose notice was taken first.
-    next_event: Option<Event>,
+    /// Events that come before all others; of the first the notice may have been taken.
+    next_events: VecDeque<Event>,
+    /// Records so far.
+    pub(super) records: u64,
+    /// Blocks that the emitted events leave live; `None` unless there is a budget.
+    live: Option<LiveBlocks>,
+    /// The state of the allocator after a pause, as far as it was read.
+    found: Option<FoundBlocks>,
+    level: CaptureLevel,
+    /// True after the first pause.
+    was_paused: bool,
 }
 
 #[derive(Debug, Default)]
@@ -143,7 +154,12 @@ impl Process {
             torch: None,
             devices: DeviceTracker::default(),
             schedule: PollSchedule::new(now),
-            next_event: None,
+            next_events: VecDeque::new(),
+            records: 0,
+            live: None,
+            found: None,
+            level: CaptureLevel::Full,
+            was_paused: false,
         }
     }
 
@@ -190,6 +206,8 @@ impl Process {
             // Where the probes are in place already, nothing can come before them.
             before: (self.phase != ProcessPhase::Attached).then(|| BaselineReader::of(tgid)),
             schedule: PollSchedule::starting(now, first_poll),
+            live: self.live.as_ref().map(|_| LiveBlocks::default()),
+            level: self.level,
             ..Self::new(
                 Watched::if_there(tgid),
                 tgid,
@@ -214,6 +232,8 @@ impl Process {
         self.torch = None;
         self.devices = DeviceTracker::default();
         self.has_called = false;
+        self.live = self.live.as_ref().map(|_| LiveBlocks::default());
+        self.found = None;
         self.schedule = PollSchedule::new(now);
     }
 
@@ -267,6 +287,7 @@ impl Process {
 
     pub(super) fn receive(&mut self, record: Record, loader: &mut Loader) -> [Option<HostItem>; 2] {
         let is_step = is_step(&record);
+        self.records += 1;
         self.symbolizer.push(record);
         let notice = self.follow_module_call(loader);
         let point = if self.calls_first() {
@@ -281,16 +302,19 @@ impl Process {
     }
 
     pub(super) fn next_item(&mut self) -> Option<HostItem> {
-        if let Some(event) = self.next_event.take() {
+        if let Some(event) = self.next_events.pop_front() {
             return Some(HostItem::Event(event));
         }
         let Some(event) = self.pop() else {
             return self.startup_check.take_notice().map(HostItem::Notice);
         };
         self.devices.note(&event);
+        if let Some(live) = &mut self.live {
+            live.apply(&event);
+        }
         match before_attach::notice(&event) {
             Some(notice) => {
-                self.next_event = Some(event);
+                self.next_events.push_back(event);
                 Some(HostItem::Notice(notice))
             }
             None => Some(HostItem::Event(event)),
@@ -461,6 +485,7 @@ impl Process {
         if let Some(before) = &mut self.before {
             before.settle(all);
         }
+        self.correct_blocks();
     }
 
     /// Marks it as busy only if events may become ready without another record; returns the mark.
@@ -478,6 +503,7 @@ impl Process {
         if let Some(before) = &mut self.before {
             before.finish(reason);
         }
+        self.correct_blocks();
     }
 
     /// Has the kernel's programs report modules once the code of their call is known. Returns a notice if they cannot.
@@ -560,6 +586,108 @@ impl Process {
         match &mut self.before {
             Some(before) => before.pop(),
             None => self.admitted(),
+        }
+    }
+
+    /// Follows the live blocks from now on, so that the probes can be off for a while.
+    pub(super) fn keep_blocks(&mut self, level: CaptureLevel) {
+        self.live.get_or_insert_default();
+        self.level = level;
+    }
+
+    /// True if the blocks can be read after a pause; without a budget, or a table of blocks, they cannot.
+    pub(super) fn can_pause(&self) -> bool {
+        let before = self.before.as_ref();
+        let is_unread = before.is_some_and(BaselineReader::has_given_up);
+        !self.is_attached() || self.attaching.has_allocator() && !is_unread
+    }
+
+    /// True while blocks are being read: the probes must stay for it.
+    pub(super) fn is_reading_blocks(&self) -> bool {
+        self.before.as_ref().is_some_and(BaselineReader::is_reading)
+    }
+
+    /// Changes the detail that is recorded. The probes of the level are in place, those of others are being taken away.
+    pub(super) fn set_level(&mut self, loader: &mut Loader, change: CaptureChange) -> Result<(), AttachError> {
+        let before = std::mem::replace(&mut self.level, change.level);
+        let result = self.attaching.set_level(loader, change.level, super::now());
+        let had = |level| before < level;
+        let has = |level| change.level < level;
+        match (had(CaptureLevel::WithoutShapes), has(CaptureLevel::WithoutShapes)) {
+            (true, false) => self.symbolizer.watch_no_tensors(),
+            (false, true) if self.attaching.has_tensors() => {
+                self.symbolizer.watch_tensors_since(super::now());
+            }
+            _ => {}
+        }
+        if !had(CaptureLevel::WithoutGraph) && has(CaptureLevel::WithoutGraph) {
+            self.symbolizer.forget_nodes();
+        }
+        if change.level == CaptureLevel::Paused {
+            // What comes first after the pause is not its first event.
+            self.startup_check.lost();
+        }
+        if before == CaptureLevel::Paused {
+            self.resume();
+        }
+        self.note_capture(change);
+        result
+    }
+
+    pub(super) fn note_capture(&mut self, change: CaptureChange) {
+        self.symbolizer.push_event(Event::Capture(change));
+    }
+
+    /// Reads the allocator's blocks, as at attach. Events from now on wait for the corrections.
+    fn resume(&mut self) {
+        if !self.is_attached() {
+            return;
+        }
+        self.symbolizer.settle_all();
+        self.symbolizer.forget_waiting();
+        self.keep_back();
+        while let Some(event) = self.pop() {
+            if let Some(live) = &mut self.live {
+                live.apply(&event);
+            }
+            self.next_events.push_back(event);
+        }
+        let mut before = BaselineReader::of(self.tgid);
+        before.begin(self.torch.clone());
+        self.before = Some(before);
+        self.found = Some(FoundBlocks::default());
+        self.was_paused = true;
+    }
+
+    /// Emits the corrections once the blocks after a pause are known.
+    fn correct_blocks(&mut self) {
+        let is_settled = self.before.as_ref().is_some_and(BaselineReader::is_settled);
+        let Some(mut found) = self.found.take_if(|_| is_settled) else {
+            return;
+        };
+        let mut first = None;
+        while let Some(event) = self.before.as_mut().and_then(BaselineReader::pop) {
+            first = found.push(event);
+            if first.is_some() {
+                break;
+            }
+        }
+        let (stack, definition) = self.symbolizer.stack_without_probes();
+        let by = Correction {
+            time: super::now(),
+            tgid: self.tgid,
+            stack,
+        };
+        let live = self.live.get_or_insert_default();
+        let corrections = live.correct(&found, by);
+        self.next_events.extend(definition);
+        self.next_events.extend(corrections);
+        if let Some(first) = first {
+            live.apply(&first);
+            self.next_events.push_back(first);
+        }
+        if let Some(reason) = found.unread() {
+            log::debug!("process {}: blocks after a pause are unknown: {reason}", self.tgid.0);
         }
     }
 

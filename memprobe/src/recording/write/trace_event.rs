@@ -23,12 +23,12 @@ use super::slices::{BLOCK, CPU, CUDA, END, INSTANT, NameSource, OpenSlices, SEGM
 use super::stack_text::StackTexts;
 use crate::attribution::tables::{DeviceCategories, Portion, Portions};
 use crate::event::{
-    Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, DeviceIndex, Event, Losses,
+    Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, CaptureChange, DeviceIndex, Event, Losses,
     MemoryEvent, PhaseMark, PurposeId, Stack, StackId, Tid, TimeNs, Totals,
 };
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{
-    AtAttachRecord, End, EndReason, EndRecord, FORMAT, Header, HeaderRecord, NamedRecord,
+    AtAttachRecord, CaptureRecord, End, EndReason, EndRecord, FORMAT, Header, HeaderRecord, NamedRecord,
     NamesRecord,
 };
 use crate::view;
@@ -143,6 +143,7 @@ impl<W: Write> TraceWriter<W> {
             Event::PhaseMark(mark) => self.mark(mark),
             Event::BlockLabels(names) => self.names(names),
             Event::Loss(losses) => self.loss(*losses),
+            Event::Capture(change) => self.capture(change),
         }
         self.drain_when_full()
     }
@@ -302,6 +303,17 @@ impl<W: Write> TraceWriter<W> {
         let head = b"\"g\",\"cat\":\"loss\",\"name\":\"memprobe lost events\"";
         let (pid, time) = (self.pid, self.last);
         self.instant(head, pid, pid, time, |line| push_record(line, &losses));
+    }
+
+    fn capture(&mut self, change: &CaptureChange) {
+        self.last = self.last.max(change.time);
+        let name = format!("memprobe records: {}", view::capture_level(change.level));
+        let mut head = Vec::new();
+        json::push_string_field(&mut head, b"\"p\",\"cat\":\"capture\",\"name\":", &name);
+        let (pid, record) = (change.tgid.0, CaptureRecord::from(change));
+        self.instant(&head, pid, pid, change.time, |line| {
+            push_record(line, &record)
+        });
     }
 
     fn at_attach(&mut self, found: &AtAttach) {

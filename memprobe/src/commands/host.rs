@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use super::process_view::ViewCache;
 use super::saving::SavedFiles;
 use crate::cuda::nvml::Sample;
-use crate::event::{CaptureOptions, Event, Rank, Target, Tgid, TimeNs};
+use crate::event::{CaptureOptions, Event, Rank, Target, Tgid, TimeNs, TimeShare};
 use crate::ledger::Analysis;
 use crate::ledger::host::{Attached, Host, HostCaps};
 use crate::ledger::snapshot::host::{
@@ -34,6 +34,16 @@ pub enum Scope {
     Host,
     /// One process, and those that it makes.
     Family(Tgid),
+}
+
+/// Options of the probes on all processes.
+#[derive(Clone, Copy, Debug)]
+pub struct HostProbes {
+    pub capture: CaptureOptions,
+    pub driver: DriverCalls,
+    pub ring_bytes: u32,
+    /// Share of each process's time that the probes may take (`--max-overhead`).
+    pub max_overhead: Option<TimeShare>,
 }
 
 pub(super) struct Watching {
@@ -66,9 +76,7 @@ impl Watching {
     /// Loads the programs, and begins to look. Must be called within a tokio runtime.
     pub(super) fn begin(
         scope: Scope,
-        capture: CaptureOptions,
-        driver: DriverCalls,
-        ring_bytes: u32,
+        probes: HostProbes,
         caps: HostCaps,
     ) -> Result<Self> {
         let (watch, scan, root) = match scope {
@@ -77,12 +85,13 @@ impl Watching {
         };
         let wanted = Wanted {
             watch,
-            detail: capture.detail,
+            detail: probes.capture.detail,
             allocators: Allocators::Cuda,
-            graph: capture.graph,
-            driver,
+            graph: probes.capture.graph,
+            driver: probes.driver,
         };
-        let mut session = HostSession::load(wanted, ring_bytes)?;
+        let mut session = HostSession::load(wanted, probes.ring_bytes)?;
+        session.set_max_overhead(probes.max_overhead);
         if let Some(root) = root {
             session.add_family(root, ProcessOrigin::Running)?;
         }
@@ -93,7 +102,7 @@ impl Watching {
             monitor,
             host: Host::with_caps(crate::session::now(), caps),
             scope,
-            capture,
+            capture: probes.capture,
             opened: ViewCache::default(),
             others: HashMap::new(),
             users: HashMap::new(),

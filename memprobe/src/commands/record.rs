@@ -18,7 +18,7 @@ use super::naming::{NameReader, Naming, Placed, Reading};
 use super::snapshot::CaptureMode;
 use super::waiting::show_while;
 use super::{CommandUser, EndSignal, Interrupts, messages};
-use crate::event::{Losses, Tgid, TimeNs};
+use crate::event::{Losses, Tgid, TimeNs, TimeShare};
 use crate::probe::attach::AttachError;
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
@@ -48,6 +48,8 @@ pub struct Recording {
     pub naming: Naming,
     pub duration: Option<Duration>,
     pub ring_bytes: u32,
+    /// Share of each process's time that the probes may take (`--max-overhead`).
+    pub max_overhead: Option<TimeShare>,
     pub quiet: bool,
 }
 
@@ -89,6 +91,7 @@ impl Recording {
             }
         };
         let root = watched.tgid;
+        session.set_max_overhead(self.max_overhead);
         match self.wanted.watch {
             Watch::One => session.add(watched, origin)?,
             Watch::Family | Watch::Everyone => session.add_family(watched, origin)?,
@@ -230,6 +233,7 @@ impl Intake {
         let Some(end) = end else {
             return Ok(None);
         };
+        session.catch_up(end);
         self.names.end_at(end);
         session.drain(|event| self.take(event))?;
         self.names.is_over();

@@ -139,6 +139,11 @@ impl Attaching {
         config
     }
 
+    /// Sets the detail that the programs record from the start.
+    pub fn begin_at(&mut self, level: CaptureLevel) {
+        self.level = level;
+    }
+
     /// Sets the detail that the programs record; the probes are set in [`ProbedFiles::set_level`].
     pub fn set_level(&mut self, loader: &mut Loader, level: CaptureLevel, now: TimeNs) -> Result<()> {
         self.level = level;

@@ -12,7 +12,7 @@ use super::poll::{self, Pace, PollSchedule};
 use super::startup_check::{ObservedFrom, StartupCheck};
 use super::{HostItem, SnapshotPoint};
 use crate::decode::Record;
-use crate::event::{CaptureChange, CaptureLevel, Event, Losses, MarkedPhase, Target, Tgid};
+use crate::event::{Action, CaptureChange, CaptureLevel, Event, Losses, MarkedPhase, MemoryEvent, Target, Tgid, TimeNs};
 use crate::probe::attach::AttachError;
 use crate::probe::attaching::{AttachStep, Attaching, Placement};
 use crate::probe::files::ProbedFiles;
@@ -99,6 +99,8 @@ pub(super) struct Process {
     live: Option<LiveBlocks>,
     /// The state of the allocator after a pause, as far as it was read.
     found: Option<FoundBlocks>,
+    /// Time of the corrections, if it is not that of the reading.
+    corrected_at: Option<TimeNs>,
     level: CaptureLevel,
     /// True after the first pause.
     was_paused: bool,
@@ -158,6 +160,7 @@ impl Process {
             records: 0,
             live: None,
             found: None,
+            corrected_at: None,
             level: CaptureLevel::Full,
             was_paused: false,
         }
@@ -457,7 +460,7 @@ impl Process {
 
     /// Notes the time from which every tensor is reported, if the probes for it are in place.
     fn watch_tensors(&mut self) {
-        if !self.attaching.has_tensors() {
+        if !self.attaching.has_tensors() || self.level >= CaptureLevel::WithoutShapes {
             return;
         }
         match self.origin {
@@ -583,9 +586,28 @@ impl Process {
     }
 
     fn pop(&mut self) -> Option<Event> {
-        match &mut self.before {
-            Some(before) => before.pop(),
-            None => self.admitted(),
+        loop {
+            let event = match &mut self.before {
+                Some(before) => before.pop()?,
+                None => return self.admitted(),
+            };
+            if !self.was_paused || self.found.is_some() {
+                return Some(event);
+            }
+            // A block whose free had begun when the tables were read after a pause.
+            match event {
+                Event::Memory(block) if block.action == Action::Held => {
+                    let (stack, definition) = self.symbolizer.stack_without_probes();
+                    self.next_events.extend(definition);
+                    return Some(Event::Memory(MemoryEvent {
+                        action: Action::Alloc,
+                        stack,
+                        ..block
+                    }));
+                }
+                Event::AtAttach(_) => {}
+                other => return Some(other),
+            }
         }
     }
 
@@ -593,6 +615,7 @@ impl Process {
     pub(super) fn keep_blocks(&mut self, level: CaptureLevel) {
         self.live.get_or_insert_default();
         self.level = level;
+        self.attaching.begin_at(level);
     }
 
     /// True if the blocks can be read after a pause; without a budget, or a table of blocks, they cannot.
@@ -643,6 +666,25 @@ impl Process {
         if !self.is_attached() {
             return;
         }
+        let mut before = BaselineReader::of(self.tgid);
+        before.begin(self.torch.clone());
+        self.correct_from(before, None);
+    }
+
+    /// [`Self::resume`] at the end of a recording, if the probes are off. A process whose allocator cannot be read
+    /// any more keeps the blocks that it had.
+    pub(super) fn catch_up(&mut self, time: TimeNs) {
+        if self.level != CaptureLevel::Paused || !self.is_attached() {
+            return;
+        }
+        let mut before = BaselineReader::of(self.tgid);
+        before.begin(self.torch.clone());
+        if before.has_tables() {
+            self.correct_from(before, Some(time));
+        }
+    }
+
+    fn correct_from(&mut self, before: BaselineReader, time: Option<TimeNs>) {
         self.symbolizer.settle_all();
         self.symbolizer.forget_waiting();
         self.keep_back();
@@ -652,10 +694,9 @@ impl Process {
             }
             self.next_events.push_back(event);
         }
-        let mut before = BaselineReader::of(self.tgid);
-        before.begin(self.torch.clone());
         self.before = Some(before);
         self.found = Some(FoundBlocks::default());
+        self.corrected_at = time;
         self.was_paused = true;
     }
 
@@ -674,7 +715,7 @@ impl Process {
         }
         let (stack, definition) = self.symbolizer.stack_without_probes();
         let by = Correction {
-            time: super::now(),
+            time: self.corrected_at.take().unwrap_or_else(super::now),
             tgid: self.tgid,
             stack,
         };

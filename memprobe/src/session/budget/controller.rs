@@ -112,6 +112,15 @@ impl BudgetController {
         is_lowest && !is_paused && self.credit <= -self.budget * CREDIT.as_secs_f64()
     }
 
+    /// Gives up pauses: the blocks of a process could not be read after one. Returns the level from now on.
+    pub(crate) fn forbid_pauses(&mut self) -> CaptureLevel {
+        self.levels.retain(|level| *level != CaptureLevel::Paused);
+        if self.level == CaptureLevel::Paused {
+            self.change(self.deepest());
+        }
+        self.level
+    }
+
     /// Takes in the cost of the time since the last step. Returns the level from now on.
     pub(crate) fn step(&mut self, elapsed: Duration, cost: ProbeCost) -> CaptureLevel {
         self.note(elapsed, cost.total());

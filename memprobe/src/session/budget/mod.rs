@@ -127,10 +127,14 @@ impl Budget {
         }
     }
 
-    /// Sentence for people, once, if the budget cannot be kept. `cannot_pause` is the reason why probes cannot be off.
-    pub(super) fn warning(&mut self, cannot_pause: bool) -> Option<String> {
-        let is_blocked = cannot_pause && self.wanted_level() == CaptureLevel::Paused;
-        if self.has_warned || !is_blocked && !self.controller.is_exceeded() {
+    /// Leaves the probes on from now on, whatever they cost. Returns the level with the least detail.
+    pub(super) fn forbid_pauses(&mut self) -> CaptureLevel {
+        self.controller.forbid_pauses()
+    }
+
+    /// Sentence for people, once, if the budget cannot be kept.
+    pub(super) fn warning(&mut self) -> Option<String> {
+        if self.has_warned || !self.controller.is_exceeded() {
             return None;
         }
         self.has_warned = true;

@@ -5,6 +5,8 @@ use std::io::{self, Write};
 
 use super::replay::RecordingReplay;
 use super::{Outcome, ReportError, ReportFormat, ReportOptions};
+use crate::event::TimeNs;
+use crate::ledger::snapshot::BudgetState;
 use crate::view::table::{Cell, Column, CsvWriter, Page, Table, json_document, json_object};
 
 /// Tables of a recording, one for each device.
@@ -73,7 +75,7 @@ pub(super) fn document<'a>(
     devices: impl Iterator<Item = Cell<'a>>,
 ) -> Cell<'a> {
     let health = &replay.snapshot.health;
-    Cell::Object(vec![
+    let mut document = vec![
         ("memprobe", (&*replay.header.version).into()),
         ("command", (&*replay.snapshot.target.command).into()),
         ("pid", replay.snapshot.target.tgid.map(|tgid| tgid.0).into()),
@@ -82,5 +84,20 @@ pub(super) fn document<'a>(
         ("lost_events", health.losses.events.into()),
         ("notes", notes),
         ("devices", Cell::list(devices)),
+    ];
+    let budget = health.budget.as_ref();
+    document.extend(budget.map(|state| ("budget", budget_cell(state, replay.snapshot.now))));
+    Cell::Object(document)
+}
+
+/// State of the budget of `--max-overhead` at the end of a recording.
+fn budget_cell(state: &BudgetState, now: TimeNs) -> Cell<'static> {
+    Cell::Object(vec![
+        ("budget_ppm", u64::from(state.budget.0).into()),
+        ("overhead_ppm", u64::from(state.overhead.0).into()),
+        ("level", state.level.as_str().into()),
+        ("least_detail", state.deepest.as_str().into()),
+        ("pauses", state.pauses.into()),
+        ("paused_ns", state.paused_until(now).into()),
     ])
 }

@@ -1,7 +1,7 @@
 //! The processes of a host: from the session, `/proc` and the driver to the ledgers of all.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use hashbrown::HashMap;
@@ -35,6 +35,9 @@ pub enum Scope {
     /// One process, and those that it makes.
     Family(Tgid),
 }
+
+/// Longest wait for the blocks of processes whose probes are off at the end.
+const MAX_CATCHING_UP: Duration = Duration::from_secs(2);
 
 /// Options of the probes on all processes.
 #[derive(Clone, Copy, Debug)]
@@ -136,6 +139,18 @@ impl Watching {
         }
         self.host.count_loss(self.session.losses);
         self.name();
+        Ok(())
+    }
+
+    /// Brings processes up to date whose probes are off (`--max-overhead`).
+    pub(super) fn catch_up(&mut self) -> Result<()> {
+        self.session.catch_up(crate::session::now());
+        self.drain()?;
+        let begun = Instant::now();
+        while self.session.is_catching_up() && begun.elapsed() < MAX_CATCHING_UP {
+            std::thread::sleep(Duration::from_millis(2));
+            self.drain()?;
+        }
         Ok(())
     }
 

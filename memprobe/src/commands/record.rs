@@ -32,6 +32,9 @@ use crate::session::{HostEvent, HostItem};
 
 const FLUSH: Duration = Duration::from_secs(1);
 
+/// Longest wait for the blocks of a process whose probes are off at the end.
+const MAX_CATCHING_UP: Duration = Duration::from_secs(2);
+
 /// Longest wait for the names that are read after the end.
 const MAX_READING: Duration = Duration::from_secs(30);
 
@@ -236,6 +239,11 @@ impl Intake {
         session.catch_up(end);
         self.names.end_at(end);
         session.drain(|event| self.take(event))?;
+        let begun = Instant::now();
+        while session.is_catching_up() && begun.elapsed() < MAX_CATCHING_UP {
+            std::thread::sleep(Duration::from_millis(2));
+            session.drain(|event| self.take(event))?;
+        }
         self.names.is_over();
         Ok(Some(session.losses))
     }

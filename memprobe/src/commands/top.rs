@@ -159,6 +159,7 @@ impl Once {
             watching.host.tick(crate::session::now());
             self.show_progress(&mut watching, &mut progress);
         }
+        watching.catch_up()?;
         progress.clear();
         Ok(Ok(watching.host.snapshot(crate::session::now())))
     }

@@ -341,6 +341,11 @@ impl ProbedFiles {
         (self.detaching.as_ref()).is_some_and(|detaching| !detaching.is_finished())
     }
 
+    pub fn wait_until_detached(&mut self) {
+        // The thread cannot panic: it drops descriptors.
+        let _ = self.detaching.take().map(JoinHandle::join);
+    }
+
     /// True if the kernel single-steps the instruction of a probe, which costs many times the trap of others.
     pub fn has_stepped_probes(&self) -> bool {
         let mut placed = self.files.values().flat_map(|file| &file.placed);

@@ -18,7 +18,8 @@ const ROUNDS: usize = 15;
 const CALLS: u32 = 40;
 
 /// Time of a trap in memprobe's own process is that of warm caches. In a process that does something else between two
-/// traps it costs more: 1.2 µs instead of 0.6 µs on the machine of docs/guide/src/cost.md.
+/// traps it costs more: 1.2 µs instead of 0.76 µs on the machine of
+/// docs/guide/src/cost.md. With this factor the estimate is that of `memprobe attach` there, program and reader included.
 const COLD: f64 = 2.0;
 
 /// Time from the probed instruction to the program and back.

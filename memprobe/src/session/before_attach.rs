@@ -83,11 +83,6 @@ impl BaselineReader {
         self.reconciler.is_settled()
     }
 
-    /// True if the last reading found an allocator.
-    pub(super) fn has_tables(&self) -> bool {
-        self.tables.as_ref().is_ok_and(|tables| !tables.devices.is_empty())
-    }
-
     /// True if the blocks could not be read.
     pub(super) fn has_given_up(&self) -> bool {
         self.has_given_up

@@ -10,6 +10,7 @@ use memprobe_common::counter;
 use super::budget::{Budget, BudgetStep};
 use super::gpus::{GpuSampler, PATIENCE, TimedSample};
 use super::process::{Process, ProcessOrigin};
+use super::start_phases::{Phase, StartPhases};
 use super::{HostEvent, HostItem};
 use crate::decode::{ProcessEvent, Record, decode};
 use crate::event::{CallPaths, CaptureLevel, Detail, Losses, Tgid, TimeNs, TimeShare};
@@ -62,6 +63,7 @@ pub(crate) struct HostSession {
     /// Budget that was asked for (`--max-overhead`), and its state once a process is attached.
     max_overhead: Option<TimeShare>,
     budget: Option<Budget>,
+    phases: StartPhases,
     /// True if the last drain read every record that existed when it began.
     is_drained: bool,
     swept: Instant,
@@ -76,7 +78,11 @@ impl HostSession {
     /// is started, so that the probes are in place before its first allocation. Must be called within a tokio runtime.
     pub(crate) fn load(wanted: Wanted, ring_bytes: u32) -> Result<Self> {
         let watch = wanted.watch;
-        let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, watch, ring_bytes)?;
+        let mut phases = StartPhases::begin();
+        let offsets = TaskOffsets::of_this_kernel()?;
+        phases.end(Phase::KernelTypes, Phase::Programs);
+        let mut loader = Loader::new(&offsets, watch, ring_bytes)?;
+        phases.end(Phase::Programs, Phase::Probes);
         heap::give_back_freed();
         if watch == Watch::Everyone {
             allow_many_files();
@@ -99,6 +105,7 @@ impl HostSession {
             refused_rooms: 0,
             max_overhead: None,
             budget: None,
+            phases,
             is_drained: false,
             swept: now,
             code_checked: now,
@@ -204,8 +211,23 @@ impl HostSession {
         }
         self.settle(now, all, &mut sink)?;
         self.identify_gpus(now);
+        self.note_phases();
         self.is_drained = all;
         Ok(taken)
+    }
+
+    /// Notes how far the first process is.
+    fn note_phases(&mut self) {
+        if self.phases.is_over() {
+            return;
+        }
+        let mut processes = self.processes.values();
+        if let Some(process) = processes.find(|process| process.is_attached()) {
+            self.phases.end(Phase::Probes, Phase::Blocks);
+            if !process.is_reading_blocks() {
+                self.phases.end(Phase::Blocks, Phase::Over);
+            }
+        }
     }
 
     /// Drains until nothing is left, at the end: nobody is watched any more.
@@ -667,6 +689,13 @@ impl HostSession {
         if budget.level == CaptureLevel::Paused && (self.files.is_detaching() || !self.is_drained) {
             return;
         }
+        self.apply_level(level);
+    }
+
+    fn apply_level(&mut self, level: CaptureLevel) {
+        let Some(budget) = &mut self.budget else {
+            return;
+        };
         budget.level = level;
         let mut result = self.files.set_level(&mut self.loader, level);
         for process in self.processes.values_mut() {
@@ -682,14 +711,26 @@ impl HostSession {
         }
     }
 
-    /// Brings the blocks of processes whose probes are off up to date, as of `time`: nothing is recorded after it.
+    /// Ends a pause, and brings the blocks of all processes up to date, as of `time`. To be drained while
+    /// [`Self::is_catching_up`].
     pub(crate) fn catch_up(&mut self, time: TimeNs) {
+        let paused = |budget: &&mut Budget| budget.level == CaptureLevel::Paused;
+        let Some(budget) = self.budget.as_mut().filter(paused) else {
+            return;
+        };
+        let level = budget.end_pause();
+        self.files.wait_until_detached();
         for process in self.processes.values_mut() {
-            process.catch_up(time);
-            if process.become_busy() {
-                self.busy.push(process.tgid);
-            }
+            process.correct_as_of(time);
         }
+        self.apply_level(level);
+        // Nothing is given up any more.
+        self.max_overhead = None;
+    }
+
+    /// True while the blocks of a process are read after a pause.
+    pub(crate) fn is_catching_up(&self) -> bool {
+        self.processes.values().any(Process::is_catching_up)
     }
 
     /// Puts the running totals of losses into the streams when they have grown.

@@ -9,6 +9,7 @@ mod poll;
 pub(crate) mod priority;
 pub(crate) mod process;
 pub(crate) mod process_monitor;
+mod start_phases;
 pub(crate) mod startup_check;
 
 use crate::event::{Event, ProbeStatus, Target, Tgid, TimeNs};

@@ -666,25 +666,6 @@ impl Process {
         if !self.is_attached() {
             return;
         }
-        let mut before = BaselineReader::of(self.tgid);
-        before.begin(self.torch.clone());
-        self.correct_from(before, None);
-    }
-
-    /// [`Self::resume`] at the end of a recording, if the probes are off. A process whose allocator cannot be read
-    /// any more keeps the blocks that it had.
-    pub(super) fn catch_up(&mut self, time: TimeNs) {
-        if self.level != CaptureLevel::Paused || !self.is_attached() {
-            return;
-        }
-        let mut before = BaselineReader::of(self.tgid);
-        before.begin(self.torch.clone());
-        if before.has_tables() {
-            self.correct_from(before, Some(time));
-        }
-    }
-
-    fn correct_from(&mut self, before: BaselineReader, time: Option<TimeNs>) {
         self.symbolizer.settle_all();
         self.symbolizer.forget_waiting();
         self.keep_back();
@@ -694,10 +675,21 @@ impl Process {
             }
             self.next_events.push_back(event);
         }
+        let mut before = BaselineReader::of(self.tgid);
+        before.begin(self.torch.clone());
         self.before = Some(before);
         self.found = Some(FoundBlocks::default());
-        self.corrected_at = time;
         self.was_paused = true;
+    }
+
+    /// Dates the corrections after the next pause.
+    pub(super) fn correct_as_of(&mut self, time: TimeNs) {
+        self.corrected_at = Some(time);
+    }
+
+    /// True until the corrections after a pause are known.
+    pub(super) fn is_catching_up(&self) -> bool {
+        self.found.is_some()
     }
 
     /// Emits the corrections once the blocks after a pause are known.

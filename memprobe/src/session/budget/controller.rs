@@ -115,6 +115,11 @@ impl BudgetController {
     /// Gives up pauses: the blocks of a process could not be read after one. Returns the level from now on.
     pub(crate) fn forbid_pauses(&mut self) -> CaptureLevel {
         self.levels.retain(|level| *level != CaptureLevel::Paused);
+        self.end_pause()
+    }
+
+    /// Ends a pause. Returns the level from now on.
+    pub(crate) fn end_pause(&mut self) -> CaptureLevel {
         if self.level == CaptureLevel::Paused {
             self.change(self.deepest());
         }

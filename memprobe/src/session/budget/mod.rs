@@ -132,6 +132,11 @@ impl Budget {
         self.controller.forbid_pauses()
     }
 
+    /// Ends a pause before it is paid for. Returns the level from now on.
+    pub(super) fn end_pause(&mut self) -> CaptureLevel {
+        self.controller.end_pause()
+    }
+
     /// Sentence for people, once, if the budget cannot be kept.
     pub(super) fn warning(&mut self) -> Option<String> {
         if self.has_warned || !self.controller.is_exceeded() {

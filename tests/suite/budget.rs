@@ -34,7 +34,11 @@ impl Rush {
     fn start(environment: &TestEnvironment, checkpoints: u32) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = environment.pytorch().command();
-        command.args(["rush_checkpoints.py", "--checkpoints", &checkpoints.to_string()]);
+        command.args([
+            "rush_checkpoints.py",
+            "--checkpoints",
+            &checkpoints.to_string(),
+        ]);
         command.arg("--folder").arg(folder.path());
         let mut target = Background::start(&mut command);
         target.wait_for("ready");
@@ -60,7 +64,9 @@ fn report(environment: &TestEnvironment, file: &Path) -> Value {
 }
 
 fn bytes(row: &Value, name: &str) -> i64 {
-    row[name].as_i64().unwrap_or_else(|| panic!("{name} of {row}"))
+    row[name]
+        .as_i64()
+        .unwrap_or_else(|| panic!("{name} of {row}"))
 }
 
 /// True if the recording agrees with a program that waits: in totals, blocks, and the sum of all rows.
@@ -115,14 +121,23 @@ fn a_rush_is_recorded_within_the_budget_and_its_totals_are_right_whenever_it_wai
         allocations = truth.allocations;
         peak = truth.peak_allocated;
     }
-    assert!(unknown > 0, "blocks that were allocated without probes have a row");
+    assert!(
+        unknown > 0,
+        "blocks that were allocated without probes have a row"
+    );
     std::fs::write(rush.folder.path().join("go-3"), "").expect("written");
     let printed = recording.finish();
     assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
     rush.target.finish().succeeded();
     let events = environment.events(&file);
-    let seen = events.iter().filter(|event| event.action == "alloc").count() as u64;
-    assert!(seen * 4 < allocations, "{seen} of {allocations} were seen: the probes were off mostly");
+    let seen = events
+        .iter()
+        .filter(|event| event.action == "alloc")
+        .count() as u64;
+    assert!(
+        seen * 4 < allocations,
+        "{seen} of {allocations} were seen: the probes were off mostly"
+    );
     let text = environment.run(&["report", file.to_str().expect("UTF-8")]);
     let text = text.succeeded().stdout;
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -145,7 +160,11 @@ fn a_recording_that_ends_while_the_probes_are_off_ends_with_the_allocators_state
     recording.memprobe.signal(rustix::process::Signal::INT);
     let printed = recording.finish();
     let report = environment.report(&file);
-    assert!(agrees(&report, &truth), "{truth:?} {report} {}", printed.stderr);
+    assert!(
+        agrees(&report, &truth),
+        "{truth:?} {report} {}",
+        printed.stderr
+    );
     std::fs::write(rush.folder.path().join("go-1"), "").expect("written");
     rush.target.finish().succeeded();
 }
@@ -177,7 +196,18 @@ fn a_budget_and_the_cpu_allocator_exclude_each_other() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    let arguments = ["record", "--cpu", "--max-overhead", "1%", "-o", "x.json", "1"];
+    let arguments = [
+        "record",
+        "--cpu",
+        "--max-overhead",
+        "1%",
+        "-o",
+        "x.json",
+        "1",
+    ];
     let error = environment.run(&arguments).one_clear_error();
-    assert!(error.contains("--cpu") && error.contains("--max-overhead"), "{error}");
+    assert!(
+        error.contains("--cpu") && error.contains("--max-overhead"),
+        "{error}"
+    );
 }

@@ -724,10 +724,7 @@ impl Analysis for AttributionLedger {
             }
             Event::Memory(event) => self.memory(event, change, ledger),
             Event::BlockLabels(names) => self.name(names, ledger),
-            Event::BlockPurpose(..)
-            | Event::Thread(..)
-            | Event::Loss(_)
-            | Event::Capture(_) => {}
+            Event::BlockPurpose(..) | Event::Thread(..) | Event::Loss(_) | Event::Capture(_) => {}
         }
     }
 }

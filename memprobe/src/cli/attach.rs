@@ -5,7 +5,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::options::{CpuOption, DetailOption, MaxOverhead, ProbeOptions, StdoutStyle, ThemeOption, is_default, without_cpu};
+use super::options::{
+    CpuOption, DetailOption, MaxOverhead, ProbeOptions, StdoutStyle, ThemeOption, is_default,
+    without_cpu,
+};
 use super::subject::ProcessOption;
 use crate::commands::attach::LiveView;
 use crate::commands::choose::Chooser;

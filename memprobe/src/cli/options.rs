@@ -9,8 +9,8 @@ use crate::commands::stdout;
 use crate::commands::{
     Allocators, CommandUser, Detail, DriverCalls, GraphTracking, Naming, ThemeChoice,
 };
-use crate::event::{Bytes, TimeShare};
 use crate::event::bytes::human;
+use crate::event::{Bytes, TimeShare};
 use crate::report::{Colour, DocumentFormat, HostExtent, HostOptions, ReportOptions, RowLimit};
 
 /// Lists the values of an option: word, meaning and help, one a line.
@@ -414,7 +414,11 @@ mod tests {
         assert_eq!(parse_overhead("0.5 %"), share(5_000));
         assert_eq!(parse_overhead("off"), Ok(MaxOverhead::Off));
         for wrong in ["1", "0%", "0.01%", "101%", "-1%", "nan%", "one%"] {
-            assert!(parse_overhead(wrong).unwrap_err().starts_with("give percent"));
+            assert!(
+                parse_overhead(wrong)
+                    .unwrap_err()
+                    .starts_with("give percent")
+            );
         }
     }
 

@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use super::options::{
-    DetailOption, Format, FormatOption, MaxOverhead, ProbeOptions, StdoutStyle, ThemeOption, formats,
-    is_default, parse_duration,
+    DetailOption, Format, FormatOption, MaxOverhead, ProbeOptions, StdoutStyle, ThemeOption,
+    formats, is_default, parse_duration,
 };
 use crate::commands::GraphTracking;
 use crate::commands::host::{HostProbes, Scope};
@@ -78,7 +78,9 @@ impl TopArgs {
             },
             driver: self.probes.driver(),
             ring_bytes: self.probes.ring_bytes(),
-            max_overhead: self.probes.max_overhead_or(MaxOverhead::Share(DEFAULT_OVERHEAD)),
+            max_overhead: self
+                .probes
+                .max_overhead_or(MaxOverhead::Share(DEFAULT_OVERHEAD)),
         };
         if !self.once && stdout::is_terminal() && format == Format::Text {
             if self.all || self.duration.is_some() {

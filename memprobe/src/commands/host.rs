@@ -77,11 +77,7 @@ struct Other {
 
 impl Watching {
     /// Loads the programs, and begins to look. Must be called within a tokio runtime.
-    pub(super) fn begin(
-        scope: Scope,
-        probes: HostProbes,
-        caps: HostCaps,
-    ) -> Result<Self> {
+    pub(super) fn begin(scope: Scope, probes: HostProbes, caps: HostCaps) -> Result<Self> {
         let (watch, scan, root) = match scope {
             Scope::Host => (Watch::Everyone, Some(HostScan::default()), None),
             Scope::Family(tgid) => (Watch::Family, None, Some(Watched::open(tgid)?)),

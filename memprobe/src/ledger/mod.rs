@@ -45,8 +45,8 @@ pub use restate::Restated;
 pub use timeline::MAX_POINTS;
 
 use crate::event::{
-    Action, Address, AtAttach, BlockPurpose, CaptureChange, DeviceIndex, Event, Losses, MemoryEvent, PurposeId,
-    Stack, StackId, Target, TimeNs,
+    Action, Address, AtAttach, BlockPurpose, CaptureChange, DeviceIndex, Event, Losses,
+    MemoryEvent, PurposeId, Stack, StackId, Target, TimeNs,
 };
 use agreement::Agreement;
 use block_store::BlockStore;
@@ -55,7 +55,9 @@ use cuda::CudaLedger;
 use definitions::slot;
 use device::{DeviceLedger, Disagreement};
 use rate::{MovingRate, Ticks};
-use snapshot::{BudgetState, Grouping, Health, PurposeInfo, Site, Snapshot, TargetState, TimelineMarks};
+use snapshot::{
+    BudgetState, Grouping, Health, PurposeInfo, Site, Snapshot, TargetState, TimelineMarks,
+};
 
 /// Ledger of one process, updated by each event.
 #[derive(Debug, Default)]

@@ -5,8 +5,8 @@ pub mod host;
 use std::sync::Arc;
 
 use crate::event::{
-    BlockPurpose, Bytes, CaptureChange, CaptureLevel, CaptureOptions, CudaCall, CudaMemoryKind, DeviceIndex, Frame,
-    Losses, ProbeStatus, Stack, Target, TimeNs, TimeShare, Totals,
+    BlockPurpose, Bytes, CaptureChange, CaptureLevel, CaptureOptions, CudaCall, CudaMemoryKind,
+    DeviceIndex, Frame, Losses, ProbeStatus, Stack, Target, TimeNs, TimeShare, Totals,
 };
 
 /// State of one process at one moment.

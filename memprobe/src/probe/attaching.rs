@@ -145,7 +145,12 @@ impl Attaching {
     }
 
     /// Sets the detail that the programs record; the probes are set in [`ProbedFiles::set_level`].
-    pub fn set_level(&mut self, loader: &mut Loader, level: CaptureLevel, now: TimeNs) -> Result<()> {
+    pub fn set_level(
+        &mut self,
+        loader: &mut Loader,
+        level: CaptureLevel,
+        now: TimeNs,
+    ) -> Result<()> {
         self.level = level;
         self.update_filter(loader, now)
     }

@@ -50,7 +50,8 @@ pub enum ProbedInstructions {
 impl ProbeMeter {
     /// Has the kernel count, and measures the trap on memprobe itself, which takes about 10 ms.
     pub fn start(loader: &mut Loader) -> Result<Self> {
-        let counting = enable_stats(Stats::RunTime).context("asking the kernel to time programs")?;
+        let counting =
+            enable_stats(Stats::RunTime).context("asking the kernel to time programs")?;
         let trap = TrapTimes {
             emulated: trap_on(loader, emulated)?,
             stepped: trap_on(loader, stepped)?,
@@ -122,7 +123,13 @@ fn trap_on(loader: &mut Loader, function: Probed) -> Result<Duration> {
     let offset = address - mapping.start + mapping.offset;
     let plain = median_call(function);
     let reach = Reach::Process(tgid);
-    let link = loader.attach(ALLOCATOR_ENTRY, "/proc/self/exe".as_ref(), offset, None, reach)?;
+    let link = loader.attach(
+        ALLOCATOR_ENTRY,
+        "/proc/self/exe".as_ref(),
+        offset,
+        None,
+        reach,
+    )?;
     let probed = median_call(function);
     // The kernel waits until no processor can be in the program.
     thread::spawn(move || drop(link));

@@ -8,7 +8,9 @@ use crate::event::{DeviceIndex, Losses, Target};
 use crate::ledger::Refused;
 use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Snapshot, SoftwareLayer};
 use crate::view::table::Page;
-use crate::view::{budget_warning, clean, counted, duration, identity_line, process, width as columns};
+use crate::view::{
+    budget_warning, clean, counted, duration, identity_line, process, width as columns,
+};
 
 pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the program makes none, or the recording \
                                      is without them.";

@@ -17,9 +17,9 @@ use crate::event::{CallPaths, CaptureLevel, Detail, Losses, Tgid, TimeNs, TimeSh
 use crate::probe::files::ProbedFiles;
 use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Counters, Loader, Wanted, Watch};
+use crate::probe::overhead::ProbedInstructions;
 use crate::probe::ring::Records;
 use crate::probe::watched::{Watched, allow_many_files};
-use crate::probe::overhead::ProbedInstructions;
 use crate::probe::{attaching, heap};
 use crate::process::facts;
 use crate::process::maps::Maps;

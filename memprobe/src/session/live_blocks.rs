@@ -134,7 +134,11 @@ impl LiveBlocks {
     /// Says that a device had a higher peak meanwhile, by the allocator's statistics.
     fn raised_peak(&self, found: Option<&AtAttach>, by: Correction) -> Option<Event> {
         let found = found?;
-        let known = self.devices.get(&found.device?).copied().unwrap_or_default();
+        let known = self
+            .devices
+            .get(&found.device?)
+            .copied()
+            .unwrap_or_default();
         (known.peak.higher(found.peak) != known.peak).then(|| {
             Event::AtAttach(AtAttach {
                 time: by.time,
@@ -289,7 +293,10 @@ mod tests {
         events.iter().for_each(|event| _ = ledger.apply(event));
         let snapshot = ledger.snapshot(TimeNs(10), Grouping::User);
         let device = &snapshot.devices[0];
-        assert_eq!((device.totals.allocated, device.live_blocks), (Bytes(1536), 2));
+        assert_eq!(
+            (device.totals.allocated, device.live_blocks),
+            (Bytes(1536), 2)
+        );
         assert_eq!((device.unaccounted, snapshot.health.disagreements), (0, 0));
     }
 

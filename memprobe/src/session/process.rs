@@ -12,7 +12,10 @@ use super::poll::{self, Pace, PollSchedule};
 use super::startup_check::{ObservedFrom, StartupCheck};
 use super::{HostItem, SnapshotPoint};
 use crate::decode::Record;
-use crate::event::{Action, CaptureChange, CaptureLevel, Event, Losses, MarkedPhase, MemoryEvent, Target, Tgid, TimeNs};
+use crate::event::{
+    Action, CaptureChange, CaptureLevel, Event, Losses, MarkedPhase, MemoryEvent, Target, Tgid,
+    TimeNs,
+};
 use crate::probe::attach::AttachError;
 use crate::probe::attaching::{AttachStep, Attaching, Placement};
 use crate::probe::files::ProbedFiles;
@@ -631,12 +634,19 @@ impl Process {
     }
 
     /// Changes the detail that is recorded. The probes of the level are in place, those of others are being taken away.
-    pub(super) fn set_level(&mut self, loader: &mut Loader, change: CaptureChange) -> Result<(), AttachError> {
+    pub(super) fn set_level(
+        &mut self,
+        loader: &mut Loader,
+        change: CaptureChange,
+    ) -> Result<(), AttachError> {
         let before = std::mem::replace(&mut self.level, change.level);
         let result = self.attaching.set_level(loader, change.level, super::now());
         let had = |level| before < level;
         let has = |level| change.level < level;
-        match (had(CaptureLevel::WithoutShapes), has(CaptureLevel::WithoutShapes)) {
+        match (
+            had(CaptureLevel::WithoutShapes),
+            has(CaptureLevel::WithoutShapes),
+        ) {
             (true, false) => self.symbolizer.watch_no_tensors(),
             (false, true) if self.attaching.has_tensors() => {
                 self.symbolizer.watch_tensors_since(super::now());
@@ -720,7 +730,10 @@ impl Process {
             self.next_events.push_back(first);
         }
         if let Some(reason) = found.unread() {
-            log::debug!("process {}: blocks after a pause are unknown: {reason}", self.tgid.0);
+            log::debug!(
+                "process {}: blocks after a pause are unknown: {reason}",
+                self.tgid.0
+            );
         }
     }
 

@@ -22,7 +22,9 @@ use crate::event::bytes::human;
 use crate::event::{Detail, DeviceIndex, ProbeStatus, Target};
 use crate::ledger::snapshot::{DeviceSnapshot, Health, Snapshot, SoftwareLayer, TargetState};
 use crate::tensors::TensorTable;
-use crate::view::{budget_fact, clean, clock, count, counted, device_name, fit, process, rate, short_command};
+use crate::view::{
+    budget_fact, clean, clock, count, counted, device_name, fit, process, rate, short_command,
+};
 
 /// Snapshots of a caller; a pause keeps one on the screen.
 #[derive(Debug)]

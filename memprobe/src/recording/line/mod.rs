@@ -11,7 +11,8 @@ use serde_json::value::RawValue;
 use super::names::{NamedRecord, NamesRecord};
 use super::{AtAttachRecord, CaptureRecord, EndRecord, FORMAT, Header, MAX_FRAMES, check_names};
 use crate::event::{
-    AtAttach, BlockPurpose, CaptureChange, Losses, MemoryEvent, NoStack, PhaseMark, StackId, Tgid, Tid, TimeNs,
+    AtAttach, BlockPurpose, CaptureChange, Losses, MemoryEvent, NoStack, PhaseMark, StackId, Tgid,
+    Tid, TimeNs,
 };
 use memory::{EndOfSlice, LineHead, MemoryArgs, MemoryLine};
 

@@ -4,8 +4,8 @@ use super::*;
 use crate::event::Target;
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{
-    Address, AtAttach, Bytes, CallPathOrigin, CalledModule, Context, DeviceIndex, LabeledBlock,
-    Losses, MarkedPhase, StepSettings, Tgid, Tid, Totals,
+    Address, AtAttach, Bytes, CallPathOrigin, CalledModule, CaptureChange, CaptureLevel, Context,
+    DeviceIndex, LabeledBlock, Losses, MarkedPhase, StepSettings, Tgid, Tid, TimeShare, Totals,
 };
 use crate::recording::EndReason;
 use crate::recording::samples::{
@@ -186,14 +186,14 @@ fn another_kind_of_file_is_refused() {
 
 #[test]
 fn a_recording_of_a_later_memprobe_asks_for_an_update() {
-    let file = edited("\"format\":5", "\"format\":6");
-    assert!(error(&file).contains("(format 6, this one reads up to 5): update memprobe"));
+    let file = edited("\"format\":6", "\"format\":7");
+    assert!(error(&file).contains("(format 7, this one reads up to 6): update memprobe"));
 }
 
 #[test]
 fn a_recording_of_an_earlier_memprobe_is_read() {
-    for earlier in [1, 2, 3, 4] {
-        let (events, error, _) = read(&edited("\"format\":5", &format!("\"format\":{earlier}")));
+    for earlier in [1, 2, 3, 4, 5] {
+        let (events, error, _) = read(&edited("\"format\":6", &format!("\"format\":{earlier}")));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(events, story());
     }
@@ -207,6 +207,23 @@ fn what_was_found_at_attach_comes_back() {
     let back: Vec<Event> = reader.by_ref().map(Result::unwrap).collect();
     assert_eq!(back, events);
     assert_eq!(reader.events(), 1, "nothing happened to what was found");
+}
+
+#[test]
+fn what_was_given_up_for_the_budget_comes_back() {
+    let mut events = late_attach();
+    events.extend(CaptureLevel::ALL.map(|level| {
+        Event::Capture(CaptureChange {
+            time: TimeNs(3_000_000_000),
+            tgid: Tgid(1234),
+            level,
+            overhead: TimeShare(8_250),
+            budget: TimeShare(10_000),
+        })
+    }));
+    let file = recording(&events);
+    let reader = Reader::new(&*file).unwrap();
+    assert_eq!(reader.map(Result::unwrap).collect::<Vec<_>>(), events);
 }
 
 #[test]

@@ -23,13 +23,13 @@ use super::slices::{BLOCK, CPU, CUDA, END, INSTANT, NameSource, OpenSlices, SEGM
 use super::stack_text::StackTexts;
 use crate::attribution::tables::{DeviceCategories, Portion, Portions};
 use crate::event::{
-    Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, CaptureChange, DeviceIndex, Event, Losses,
-    MemoryEvent, PhaseMark, PurposeId, Stack, StackId, Tid, TimeNs, Totals,
+    Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, CaptureChange, DeviceIndex, Event,
+    Losses, MemoryEvent, PhaseMark, PurposeId, Stack, StackId, Tid, TimeNs, Totals,
 };
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{
-    AtAttachRecord, CaptureRecord, End, EndReason, EndRecord, FORMAT, Header, HeaderRecord, NamedRecord,
-    NamesRecord,
+    AtAttachRecord, CaptureRecord, End, EndReason, EndRecord, FORMAT, Header, HeaderRecord,
+    NamedRecord, NamesRecord,
 };
 use crate::view;
 

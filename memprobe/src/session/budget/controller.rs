@@ -17,6 +17,9 @@ const CREDIT: Duration = Duration::from_secs(3);
 /// Debt at most, likewise. It bounds a pause, however much was spent.
 const DEBT: Duration = Duration::from_secs(30);
 
+/// Time over which the present share is estimated.
+const LATELY: Duration = Duration::from_secs(1);
+
 /// Time of observation at a level before the controller gives up more.
 const OBSERVED: Duration = Duration::from_millis(200);
 
@@ -40,6 +43,17 @@ struct Observed {
 }
 
 impl Observed {
+    fn add(&mut self, elapsed: Duration, cost: ProbeCost) {
+        self.elapsed += elapsed;
+        self.cost.add(cost);
+    }
+
+    /// Lets all count for a part of what it did.
+    fn fade(&mut self, part: f64) {
+        self.elapsed = self.elapsed.mul_f64(part);
+        self.cost = self.cost.part(part);
+    }
+
     /// Share of the time at a level.
     fn share_at(&self, level: CaptureLevel) -> f64 {
         ratio(self.cost.at(level), self.elapsed)
@@ -58,8 +72,11 @@ pub(crate) struct BudgetController {
     level: CaptureLevel,
     /// Seconds of the process that may still be taken; negative for debt.
     credit: f64,
-    /// Since the last change of the level, or of the last [`CALM`].
+    /// Since the last change of the level, at the fullest level since the last calm time.
     observed: Observed,
+    /// Since the last change of the level, the last second above all.
+    lately: Observed,
+    since_change: Duration,
     /// Share of what was given up last, by the level that gave it up.
     saved: Vec<(CaptureLevel, f64)>,
     calm: Duration,
@@ -81,6 +98,8 @@ impl BudgetController {
             level: CaptureLevel::Full,
             credit: budget * CREDIT.as_secs_f64(),
             observed: Observed::default(),
+            lately: Observed::default(),
+            since_change: Duration::ZERO,
             saved: Vec::new(),
             calm: CALM,
             since_return: Duration::MAX,
@@ -133,8 +152,11 @@ impl BudgetController {
         let whole = self.budget * CREDIT.as_secs_f64();
         let most_debt = self.budget * DEBT.as_secs_f64();
         self.credit = (self.credit + earned).clamp(-most_debt, whole);
-        self.observed.elapsed += elapsed;
-        self.observed.cost.add(cost);
+        self.observed.add(elapsed, cost);
+        let fading = (-elapsed.as_secs_f64() / LATELY.as_secs_f64()).exp();
+        self.lately.fade(fading);
+        self.lately.add(elapsed, cost);
+        self.since_change += elapsed;
         self.since_return = self.since_return.saturating_add(elapsed);
         if self.level == CaptureLevel::Paused {
             if self.credit >= whole {
@@ -154,7 +176,13 @@ impl BudgetController {
             None => self.recent.push_back((elapsed, cost)),
         }
         while self.recent.len() > 1
-            && self.recent.iter().skip(1).map(|one| one.0).sum::<Duration>() >= REPORTED
+            && self
+                .recent
+                .iter()
+                .skip(1)
+                .map(|one| one.0)
+                .sum::<Duration>()
+                >= REPORTED
         {
             self.recent.pop_front();
         }
@@ -169,8 +197,8 @@ impl BudgetController {
 
     /// Gives up the least that brings the cost below the budget, by what was measured since the last change.
     fn give_up(&mut self) {
-        let share = self.observed.share();
-        let is_new = self.observed.elapsed < OBSERVED;
+        let share = self.lately.share();
+        let is_new = self.since_change < OBSERVED;
         // A new level gets its time, unless it costs many times the budget.
         if share <= self.budget || is_new && share < 4.0 * self.budget {
             return;
@@ -179,7 +207,7 @@ impl BudgetController {
         let mut lower = lower.filter(|level| *level > self.level);
         let lowest = self.levels.last().filter(|level| **level > self.level);
         let next = lower.find(|level| {
-            let share = self.observed.share_at(*level);
+            let share = self.lately.share_at(*level);
             match level {
                 // The only way to know what modules cost is to try.
                 CaptureLevel::WithoutModules => share <= 1.25 * self.budget,
@@ -189,7 +217,7 @@ impl BudgetController {
         let Some(next) = next.or(lowest.copied()) else {
             return;
         };
-        let saved = share - self.observed.share_at(next);
+        let saved = share - self.lately.share_at(next);
         self.saved.push((next, saved));
         if self.since_return < 2 * self.calm {
             self.calm = (2 * self.calm).min(LONGEST_CALM);
@@ -225,6 +253,8 @@ impl BudgetController {
     fn change(&mut self, level: CaptureLevel) {
         self.level = level;
         self.observed = Observed::default();
+        self.lately = Observed::default();
+        self.since_change = Duration::ZERO;
     }
 }
 

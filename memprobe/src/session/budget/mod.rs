@@ -54,8 +54,14 @@ impl Budget {
     ) -> Result<Self> {
         let levels = [
             (wanted.detail > Detail::Lines, CaptureLevel::WithoutShapes),
-            (wanted.graph == GraphTracking::On, CaptureLevel::WithoutGraph),
-            (loader.modules == Modules::Told, CaptureLevel::WithoutModules),
+            (
+                wanted.graph == GraphTracking::On,
+                CaptureLevel::WithoutGraph,
+            ),
+            (
+                loader.modules == Modules::Told,
+                CaptureLevel::WithoutModules,
+            ),
             // PyTorch's CPU allocator has no table from which to catch up.
             (wanted.allocators == Allocators::Cuda, CaptureLevel::Paused),
         ];

@@ -21,8 +21,8 @@ use crate::event::bytes::human;
 use crate::ledger::snapshot::host::{DriverSnapshot, HostSnapshot, ProcessRow, ProcessState};
 use crate::view::table::Column;
 use crate::view::{
-    budget_fact,
-    HostExtent, PROCESS_COLUMNS, ProcessEntry, clean, count, counted, rate, top_line_names,
+    HostExtent, PROCESS_COLUMNS, ProcessEntry, budget_fact, clean, count, counted, rate,
+    top_line_names,
 };
 
 pub struct HostContext {

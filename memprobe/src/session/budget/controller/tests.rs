@@ -94,7 +94,11 @@ fn shapes_go_first_if_that_is_enough() {
     };
     let steps = run(&mut controller(), program, 30);
     assert_eq!(last(&steps), Some(CaptureLevel::WithoutShapes));
-    assert!(steps.iter().all(|(level, _)| *level <= CaptureLevel::WithoutShapes));
+    assert!(
+        steps
+            .iter()
+            .all(|(level, _)| *level <= CaptureLevel::WithoutShapes)
+    );
 }
 
 #[test]
@@ -107,7 +111,9 @@ fn the_graph_goes_too_if_shapes_are_not_enough() {
     let steps = run(&mut controller(), program, 30);
     assert_eq!(last(&steps), Some(CaptureLevel::WithoutGraph));
     assert!(
-        steps.iter().all(|(level, _)| *level != CaptureLevel::WithoutShapes),
+        steps
+            .iter()
+            .all(|(level, _)| *level != CaptureLevel::WithoutShapes),
         "what was measured says that this is not enough"
     );
 }
@@ -127,9 +133,14 @@ fn the_probes_go_off_and_come_back_if_nothing_else_is_enough() {
     let steps = run(&mut controller(), Program::of(0.3), 60);
     let changes = steps.windows(2).filter(|pair| pair[0].0 != pair[1].0);
     assert!(changes.count() >= 10, "on and off in turn");
-    let on = steps.iter().filter(|(level, _)| *level != CaptureLevel::Paused);
+    let on = steps
+        .iter()
+        .filter(|(level, _)| *level != CaptureLevel::Paused);
     let share = on.count() as f64 / steps.len() as f64;
-    assert!((0.02..0.05).contains(&share), "{share} of the time at a 30th of the cost");
+    assert!(
+        (0.02..0.05).contains(&share),
+        "{share} of the time at a 30th of the cost"
+    );
 }
 
 #[test]
@@ -149,6 +160,16 @@ fn ten_seconds_never_cost_half_more_than_the_budget() {
             assert!(share <= 1.5 * BUDGET, "{share} where all would cost {cost}");
         }
     }
+}
+
+#[test]
+fn a_burst_after_a_long_calm_time_costs_no_more_than_any_other() {
+    let mut controller = controller();
+    controller.calm = LONGEST_CALM;
+    let mut steps = run(&mut controller, Program::of(0.0), 79);
+    steps.extend(run(&mut controller, Program::of(0.3), 30));
+    let share = highest_share(&steps);
+    assert!(share <= 1.5 * BUDGET, "{share}");
 }
 
 #[test]
@@ -178,7 +199,11 @@ fn detail_that_would_have_to_go_again_does_not_come_back() {
     let mut controller = controller();
     run(&mut controller, program, 30);
     let steps = run(&mut controller, program, 40);
-    assert!(steps.iter().all(|(level, _)| *level == CaptureLevel::WithoutShapes));
+    assert!(
+        steps
+            .iter()
+            .all(|(level, _)| *level == CaptureLevel::WithoutShapes)
+    );
 }
 
 #[test]
@@ -193,7 +218,11 @@ fn detail_that_goes_again_and_again_comes_back_more_and_more_rarely() {
             returns.push(step);
         }
         before = level;
-        let share = if level == CaptureLevel::Full { 0.02 } else { 0.001 };
+        let share = if level == CaptureLevel::Full {
+            0.02
+        } else {
+            0.001
+        };
         let cost = ProbeCost {
             shapes: STEP.mul_f64(share),
             ..ProbeCost::default()

@@ -154,7 +154,7 @@ fn a_recording_that_ends_while_the_probes_are_off_ends_with_the_allocators_state
     };
     let rush = Rush::start(&environment, 1);
     let file = rush.folder.path().join("trace.json");
-    let mut recording = environment.record(rush.target.pid(), &file, &["--max-overhead", "0.1%"]);
+    let recording = environment.record(rush.target.pid(), &file, &["--max-overhead", "0.1%"]);
     let truth = rush.go(0).expect("a checkpoint");
     // A debt of up to thirty seconds: the probes are hardly back by now.
     recording.memprobe.signal(rustix::process::Signal::INT);
@@ -174,21 +174,27 @@ fn a_program_within_the_budget_keeps_its_detail() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    let mut command = environment.pytorch().command();
-    let script = "import time, torch\nprint('ready', flush=True)\nend = time.monotonic() + 8\n\
-                  while time.monotonic() < end:\n    x = torch.empty(1000, device='cuda')\n    time.sleep(0.01)\n";
-    let mut target = Background::start(command.args(["-c", script]));
-    target.wait_for("ready");
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("trace.json");
-    let options = ["--max-overhead", "5%", "--detail", "tensors"];
+    let until = folder.path().join("until");
+    let script = "import os, sys, time, torch\nprint('ready', flush=True)\nwhile not os.path.exists(sys.argv[1]):\n    \
+                  x = torch.empty(1000, device='cuda')\n    time.sleep(0.01)\n";
+    let mut command = environment.pytorch().command();
+    let mut target = Background::start(command.args(["-c", script]).arg(&until));
+    target.wait_for("ready");
+    let options = ["--max-overhead", "20%", "--detail", "tensors"];
     let recording = environment.record(target.pid(), &file, &options);
+    wait_until("memprobe estimates its share", || {
+        let report = report(&environment, &file);
+        (report["budget"]["overhead_ppm"].as_u64() > Some(0)).then_some(())
+    });
+    std::fs::write(&until, "").expect("written");
     recording.finish();
     target.finish().succeeded();
     let budget = &environment.report(&file)["budget"];
     assert_eq!(budget["pauses"], 0, "{budget}");
     assert_eq!(budget["level"], "full", "{budget}");
-    assert!(budget["overhead_ppm"].as_u64() < Some(50_000), "{budget}");
+    assert!(budget["overhead_ppm"].as_u64() < Some(200_000), "{budget}");
 }
 
 #[test]
@@ -205,9 +211,8 @@ fn a_budget_and_the_cpu_allocator_exclude_each_other() {
         "x.json",
         "1",
     ];
-    let error = environment.run(&arguments).one_clear_error();
-    assert!(
-        error.contains("--cpu") && error.contains("--max-overhead"),
-        "{error}"
-    );
+    let printed = environment.run(&arguments);
+    assert_eq!(printed.status.code(), Some(2), "{}", printed.stderr);
+    let refusal = "'--cpu' cannot be used with '--max-overhead";
+    assert!(printed.stderr.contains(refusal), "{}", printed.stderr);
 }

@@ -7,10 +7,10 @@ use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
 use memprobe_common::counter;
 
-use super::budget::{Budget, BudgetStep};
+use super::budget::{BudgetStep, OverheadBudget};
 use super::gpus::{GpuSampler, PATIENCE, TimedSample};
 use super::process::{Process, ProcessOrigin};
-use super::start_phases::{Phase, StartPhases};
+use super::start_phases::{StartPhase, StartPhases};
 use super::{HostEvent, HostItem};
 use crate::decode::{ProcessEvent, Record, decode};
 use crate::event::{CallPaths, CaptureLevel, Detail, Losses, Tgid, TimeNs, TimeShare};
@@ -62,7 +62,7 @@ pub(crate) struct HostSession {
     refused_rooms: u64,
     /// Budget that was asked for (`--max-overhead`), and its state once a process is attached.
     max_overhead: Option<TimeShare>,
-    budget: Option<Budget>,
+    budget: Option<OverheadBudget>,
     phases: StartPhases,
     /// True if the last drain read every record that existed when it began.
     is_drained: bool,
@@ -80,9 +80,9 @@ impl HostSession {
         let watch = wanted.watch;
         let mut phases = StartPhases::begin();
         let offsets = TaskOffsets::of_this_kernel()?;
-        phases.end(Phase::KernelTypes, Phase::Programs);
+        phases.end(StartPhase::KernelTypes, StartPhase::Programs);
         let mut loader = Loader::new(&offsets, watch, ring_bytes)?;
-        phases.end(Phase::Programs, Phase::Probes);
+        phases.end(StartPhase::Programs, StartPhase::Probes);
         heap::give_back_freed();
         if watch == Watch::Everyone {
             allow_many_files();
@@ -223,9 +223,9 @@ impl HostSession {
         }
         let mut processes = self.processes.values();
         if let Some(process) = processes.find(|process| process.is_attached()) {
-            self.phases.end(Phase::Probes, Phase::Blocks);
+            self.phases.end(StartPhase::Probes, StartPhase::Blocks);
             if !process.is_reading_blocks() {
-                self.phases.end(Phase::Blocks, Phase::Over);
+                self.phases.end(StartPhase::Blocks, StartPhase::Over);
             }
         }
     }
@@ -637,7 +637,7 @@ impl HostSession {
             return;
         };
         let first = first.tgid;
-        match Budget::start(share, self.wanted, &mut self.loader, now) {
+        match OverheadBudget::start(share, self.wanted, &mut self.loader, now) {
             Ok(budget) => {
                 self.budget = Some(budget);
                 self.report_budget();
@@ -714,7 +714,7 @@ impl HostSession {
     /// Ends a pause, and brings the blocks of all processes up to date, as of `time`. To be drained while
     /// [`Self::is_catching_up`].
     pub(crate) fn catch_up(&mut self, time: TimeNs) {
-        let paused = |budget: &&mut Budget| budget.level == CaptureLevel::Paused;
+        let paused = |budget: &&mut OverheadBudget| budget.level == CaptureLevel::Paused;
         let Some(budget) = self.budget.as_mut().filter(paused) else {
             return;
         };

@@ -6,12 +6,12 @@ pub(super) struct StartPhases {
     begun: Instant,
     last: Instant,
     /// The phase that goes on.
-    current: Phase,
+    current: StartPhase,
 }
 
 /// A phase of the start, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
-pub(super) enum Phase {
+pub(super) enum StartPhase {
     #[strum(to_string = "kernel types read")]
     KernelTypes,
     #[strum(to_string = "programs loaded and verified")]
@@ -29,12 +29,12 @@ impl StartPhases {
         Self {
             begun: now,
             last: now,
-            current: Phase::KernelTypes,
+            current: StartPhase::KernelTypes,
         }
     }
 
     /// Notes the end of a phase, the first time.
-    pub(super) fn end(&mut self, phase: Phase, next: Phase) {
+    pub(super) fn end(&mut self, phase: StartPhase, next: StartPhase) {
         if self.current > phase {
             return;
         }
@@ -49,6 +49,6 @@ impl StartPhases {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.current == Phase::Over
+        self.current == StartPhase::Over
     }
 }

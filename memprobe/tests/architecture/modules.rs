@@ -44,7 +44,6 @@ pub const UNSAFE_FILES: &[&str] = &[
     "probe/heap.rs",
     "probe/loader.rs",
     "probe/multi.rs",
-    "probe/overhead.rs",
     "probe/positions.rs",
     "process/launch.rs",
     "process/pause.rs",

@@ -24,7 +24,7 @@ const REPORT: Duration = Duration::from_secs(1);
 /// Part of the count of a process's records that is kept from one step to the next.
 const KEPT: f64 = 0.95;
 
-pub(super) struct Budget {
+pub(super) struct OverheadBudget {
     controller: BudgetController,
     meter: ProbeMeter,
     /// The level that is in force.
@@ -44,7 +44,7 @@ pub(super) enum BudgetStep {
     Report,
 }
 
-impl Budget {
+impl OverheadBudget {
     /// Measures the trap; the probes are in place.
     pub(super) fn start(
         share: TimeShare,

@@ -55,8 +55,8 @@ impl fmt::Display for TimeShare {
     }
 }
 
-/// Detail that memprobe records at present, in the order in which it is given up. Each level lacks what the ones before
-/// it lack.
+/// Detail of the recording at present, in the order of giving up. Each level also lacks the detail of the levels before
+/// it.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr, EnumString,
 )]

@@ -17,9 +17,9 @@ use crate::process::maps::Maps;
 const ROUNDS: usize = 15;
 const CALLS: u32 = 40;
 
-/// Time of a trap in memprobe's own process is that of warm caches. In a process that does something else between two
-/// traps it costs more: 1.2 µs instead of 0.76 µs on the machine of
-/// docs/guide/src/cost.md. With this factor the estimate is that of `memprobe attach` there, program and reader included.
+/// Factor from a trap in memprobe's own process to one in a program that does something else between two traps: there
+/// caches are cold. On the machine of docs/guide/src/cost.md a trap takes 0.76 µs here and 1.2 µs there. The factor is
+/// larger, so that the estimate agrees with the measured cost of `memprobe attach`, program and reader included.
 const COLD: f64 = 2.0;
 
 /// Time from the probed instruction to the program and back.
@@ -105,7 +105,7 @@ extern "C" fn emulated(_: u64, _: u64, _: u64, _: u64, _device: u64) {
     naked_asm!("push rbp", "pop rbp", "ret")
 }
 
-/// As [`emulated`], with an instruction that the kernel single-steps.
+/// Like [`emulated`], with an instruction that the kernel single-steps.
 #[unsafe(naked)]
 extern "C" fn stepped(_: u64, _: u64, _: u64, _: u64, _device: u64) {
     naked_asm!("mov rax, rdi", "ret")

@@ -261,7 +261,7 @@ mod tests {
         (live, ledger)
     }
 
-    fn told(events: &[Event]) -> Vec<(Action, u64, u64, u64)> {
+    fn memory_events(events: &[Event]) -> Vec<(Action, u64, u64, u64)> {
         let memory = events.iter().filter_map(|event| match event {
             Event::Memory(it) => Some(it),
             _ => None,
@@ -284,7 +284,7 @@ mod tests {
         let (mut live, mut ledger) = scene();
         let events = live.correct(&found(&[(512, 512), (2048, 1024)], 1536), BY);
         assert_eq!(
-            told(&events),
+            memory_events(&events),
             [
                 (Action::Free, 0, 512, 512),
                 (Action::Alloc, 2048, 1024, 1536)
@@ -305,7 +305,7 @@ mod tests {
         let (mut live, _) = scene();
         let events = live.correct(&found(&[(0, 256), (512, 512)], 1024), BY);
         assert_eq!(
-            told(&events),
+            memory_events(&events),
             [(Action::Free, 0, 512, 512), (Action::Alloc, 0, 256, 768)]
         );
     }

@@ -86,7 +86,7 @@ pub(crate) struct BudgetController {
 }
 
 impl BudgetController {
-    /// `levels` are those that change something; [`CaptureLevel::Full`] is always there.
+    /// `levels` lists the levels that change something; [`CaptureLevel::Full`] is always there.
     pub(crate) fn new(budget: TimeShare, levels: impl IntoIterator<Item = CaptureLevel>) -> Self {
         let budget = budget.ratio();
         let mut levels: Vec<_> = levels.into_iter().chain([CaptureLevel::Full]).collect();

@@ -21,8 +21,8 @@ const STEP: Duration = Duration::from_millis(20);
 /// Interval of telling the estimate.
 const REPORT: Duration = Duration::from_secs(1);
 
-/// Part of the count of a process's records that is kept from one step to the next.
-const KEPT: f64 = 0.95;
+/// Part of the count of a process's records that remains from one step to the next.
+const REMEMBERED: f64 = 0.95;
 
 pub(super) struct OverheadBudget {
     controller: BudgetController,
@@ -36,7 +36,7 @@ pub(super) struct OverheadBudget {
     has_warned: bool,
 }
 
-/// What the session has to do.
+/// Next task of the session.
 pub(super) enum BudgetStep {
     /// The level has to change.
     Change,
@@ -103,13 +103,13 @@ impl OverheadBudget {
         None
     }
 
-    /// Part of the cost that the process with most records pays; all of it where nobody has any.
+    /// Part of the cost that the process with most records pays; 1 without any records.
     fn highest_part(&mut self, records: impl Iterator<Item = (Tgid, u64)>) -> f64 {
         let before = std::mem::take(&mut self.records);
         let (mut all, mut most) = (0.0, 0.0f64);
         for (tgid, count) in records {
             let (last, recent) = before.get(&tgid).copied().unwrap_or_default();
-            let recent = recent * KEPT + count.saturating_sub(last) as f64;
+            let recent = recent * REMEMBERED + count.saturating_sub(last) as f64;
             self.records.insert(tgid, (count, recent));
             all += recent;
             most = most.max(recent);

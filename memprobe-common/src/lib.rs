@@ -648,6 +648,14 @@ pub struct ThreadLocal {
     pub offset: u64,
 }
 
+/// Marks in the programs' instructions, which user space replaces on kernels that know `may_goto`.
+pub mod open_loop {
+    /// Immediate of a conditional jump that leaves a loop.
+    pub const MAY_LEAVE: u32 = 0x6d61_7967;
+    /// Immediate of a move. Replaced by 0, it tells the programs that the jumps are replaced too.
+    pub const IS_CLOSED: u32 = 0x6d61_7968;
+}
+
 /// Indices of the counters that the programs keep.
 pub mod counter {
     /// Memory records for which the ring buffer had no space.

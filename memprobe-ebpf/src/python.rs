@@ -23,7 +23,7 @@ use crate::ring::count_loss;
 use crate::scratch;
 use crate::state::{SENT, Thread, WINDOW};
 use crate::thread_local::thread_pointer;
-use crate::verifier::{checkpoint, hide};
+use crate::verifier::{checkpoint, hide, may_leave, round};
 
 /// Bytes before the `_PyCFrame` that its window covers: the interpreter's own frame of the same C
 /// function can lie on either side.
@@ -306,6 +306,7 @@ fn collect(
     let mut hash = seed;
     let mut count = 0usize;
     while count < MAX_WALKED {
+        may_leave!();
         if frame == 0 {
             break;
         }
@@ -337,7 +338,7 @@ fn collect(
             frame = header(base, config.f_previous);
         }
         checkpoint();
-        count += 1;
+        count = round(thread, count + 1);
     }
     let walked = hide(thread, count as u64);
     (walked as usize, hash, frame)
@@ -463,7 +464,9 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> PythonStack
         thread.unreadable_frame = 0;
     }
     thread.stack.head = head;
-    for at in 0..MAX_WALKED {
+    let mut at = 0;
+    while at < MAX_WALKED {
+        may_leave!();
         if at >= frames {
             break;
         }
@@ -481,6 +484,7 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> PythonStack
             frame.set_class(user_word(module + OB_TYPE));
         }
         let _ = SENT_CODES.insert(&sent_code(head.tgid, code), &1, 0);
+        at = round(thread, at + 1);
     }
     let bytes = size_of::<StackHead>() + (frames & 0xff) * size_of::<FrameRecord>();
     if bytes > size_of_val(&thread.stack) {

@@ -380,6 +380,7 @@ impl Run {
             devices,
             cuda: CudaSnapshot::default(),
             health: Health {
+                budget: None,
                 events,
                 events_per_second: if events == 0 {
                     0.0

@@ -724,7 +724,11 @@ impl Analysis for AttributionLedger {
             }
             Event::Memory(event) => self.memory(event, change, ledger),
             Event::BlockLabels(names) => self.name(names, ledger),
-            Event::BlockPurpose(..) | Event::Thread(..) | Event::Segments(_) | Event::Loss(_) => {}
+            Event::BlockPurpose(..)
+            | Event::Thread(..)
+            | Event::Segments(_)
+            | Event::Loss(_)
+            | Event::Capture(_) => {}
         }
     }
 }

@@ -5,11 +5,14 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::options::{CpuOption, DetailOption, ProbeOptions, StdoutStyle, ThemeOption, is_default};
+use super::options::{
+    CpuOption, DetailOption, MaxOverhead, ProbeOptions, StdoutStyle, ThemeOption, is_default,
+    without_cpu,
+};
 use super::subject::ProcessOption;
 use crate::commands::attach::LiveView;
 use crate::commands::choose::Chooser;
-use crate::commands::host::Scope;
+use crate::commands::host::{HostProbes, Scope};
 use crate::commands::top::Top;
 use crate::commands::{GraphTracking, MatchScope, Wanted, Watch, check_kernel};
 
@@ -25,9 +28,11 @@ Examples:
   sudo memprobe attach train.py              the one process that runs this script
   sudo memprobe attach --detail full 1234
   sudo memprobe attach --children torchrun   a launcher and its ranks
+  sudo memprobe attach --max-overhead 1% 1234
   sudo memprobe attach --theme light 1234
   NO_COLOR=1 sudo -E memprobe attach 1234")]
 #[command(mut_arg("graph", is_default))]
+#[command(mut_arg("max_overhead", without_cpu))]
 pub struct Attach {
     #[command(flatten)]
     process: ProcessOption,
@@ -58,6 +63,7 @@ impl Attach {
             Err(status) => return Ok(status),
         };
         let ring_bytes = self.probes.ring_bytes();
+        let max_overhead = self.probes.max_overhead_or(MaxOverhead::Off);
         let style = StdoutStyle::detect();
         let wanted = Wanted {
             watch: Watch::One,
@@ -69,9 +75,12 @@ impl Attach {
         if self.children {
             return Top {
                 scope: Scope::Family(tgid),
-                capture: wanted.capture(),
-                driver: wanted.driver,
-                ring_bytes,
+                probes: HostProbes {
+                    capture: wanted.capture(),
+                    driver: wanted.driver,
+                    ring_bytes,
+                    max_overhead,
+                },
                 keep_ended: None,
                 theme: self.theme.theme,
                 summary: style.host_options(),
@@ -82,6 +91,7 @@ impl Attach {
             tgid,
             wanted,
             ring_bytes,
+            max_overhead,
             theme: self.theme.theme,
             summary: style.report_options(),
         }

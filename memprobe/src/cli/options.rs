@@ -9,8 +9,8 @@ use crate::commands::stdout;
 use crate::commands::{
     Allocators, CommandUser, Detail, DriverCalls, GraphTracking, Naming, ThemeChoice,
 };
-use crate::event::Bytes;
 use crate::event::bytes::human;
+use crate::event::{Bytes, TimeShare};
 use crate::report::{Colour, DocumentFormat, HostExtent, HostOptions, ReportOptions, RowLimit};
 
 /// Lists the values of an option: word, meaning and help, one a line.
@@ -81,8 +81,28 @@ pub(super) struct ProbeOptions {
     no_graph: bool,
     #[command(flatten)]
     driver: DriverOption,
+    /// Most of a process's time that the probes may take, such as 1%, or off [default: off]
+    ///
+    /// memprobe estimates its share: traps and programs, against the time that passes. Above the budget it records less,
+    /// in this order: no shapes, no graph, no modules, and then no events for a while, after which it reads the live
+    /// blocks from the allocator's tables. Totals stay right; blocks that came and went meanwhile are missing. It says so
+    /// on the screen, in recordings and in reports.
+    #[arg(long, value_name = "PERCENT", value_parser = parse_overhead)]
+    max_overhead: Option<MaxOverhead>,
     #[command(flatten)]
     buffer: BufferOption,
+}
+
+/// Value of `--max-overhead`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MaxOverhead {
+    Off,
+    Share(TimeShare),
+}
+
+/// Refuses `--cpu` beside `--max-overhead`: PyTorch's CPU allocator keeps no table from which memprobe could catch up.
+pub(super) fn without_cpu(arg: Arg) -> Arg {
+    arg.conflicts_with("cpu")
 }
 
 /// `--no-driver`.
@@ -115,6 +135,13 @@ impl ProbeOptions {
 
     pub(super) fn driver(self) -> DriverCalls {
         self.driver.calls()
+    }
+
+    pub(super) fn max_overhead_or(self, default: MaxOverhead) -> Option<TimeShare> {
+        match self.max_overhead.unwrap_or(default) {
+            MaxOverhead::Off => None,
+            MaxOverhead::Share(share) => Some(share),
+        }
     }
 
     pub(super) fn ring_bytes(self) -> u32 {
@@ -332,6 +359,20 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
     })
 }
 
+/// Parses a share of time: `1%`, `0.5 %`, or `off`.
+fn parse_overhead(text: &str) -> Result<MaxOverhead, String> {
+    const GIVE: &str = "give percent from 0.1% to 100%, such as 1%, or off";
+    if text == "off" {
+        return Ok(MaxOverhead::Off);
+    }
+    let percent = text.strip_suffix('%').map(str::trim_end);
+    let percent = percent.and_then(|percent| percent.parse::<f64>().ok());
+    match percent.filter(|percent| (0.1..=100.0).contains(percent)) {
+        Some(percent) => Ok(MaxOverhead::Share(TimeShare::from_ratio(percent / 100.0))),
+        None => Err(GIVE.to_owned()),
+    }
+}
+
 /// Parses a size of the ring buffer.
 fn parse_buffer_size(text: &str) -> Result<u32, String> {
     const MOST: u64 = 1 << 30;
@@ -362,6 +403,21 @@ mod tests {
             assert!(
                 error.ends_with("give a time such as 30s, 5m or 1h"),
                 "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_budget_is_percent_or_off() {
+        let share = |ppm| Ok(MaxOverhead::Share(TimeShare(ppm)));
+        assert_eq!(parse_overhead("1%"), share(10_000));
+        assert_eq!(parse_overhead("0.5 %"), share(5_000));
+        assert_eq!(parse_overhead("off"), Ok(MaxOverhead::Off));
+        for wrong in ["1", "0%", "0.01%", "101%", "-1%", "nan%", "one%"] {
+            assert!(
+                parse_overhead(wrong)
+                    .unwrap_err()
+                    .starts_with("give percent")
             );
         }
     }

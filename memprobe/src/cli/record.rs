@@ -9,7 +9,8 @@ use anyhow::Result;
 use clap::Args;
 
 use super::options::{
-    AsRootOption, CpuOption, DetailOption, NamesOption, ProbeOptions, is_default, parse_duration,
+    AsRootOption, CpuOption, DetailOption, MaxOverhead, NamesOption, ProbeOptions, is_default,
+    parse_duration, without_cpu,
 };
 use super::subject::ProcessOption;
 use crate::commands::choose::Chooser;
@@ -33,9 +34,11 @@ Examples:
   sudo memprobe record -o cpu.json --cpu -- python train_without_gpu.py
   sudo memprobe record -o trace.json --detail full -- python train.py
   sudo memprobe record -o trace.json --names 1234 --duration 30s
+  sudo memprobe record -o trace.json --max-overhead 1% 1234 --duration 10m
   memprobe report trace.json")]
 #[command(mut_arg("detail", |arg| arg.default_value("tensors")))]
 #[command(mut_arg("graph", is_default))]
+#[command(mut_arg("max_overhead", without_cpu))]
 #[command(mut_arg("no_names", |arg| is_default(arg)))]
 pub struct RecordArgs {
     /// Output file (`-` for standard output, `DIR/` for a file for each process)
@@ -96,6 +99,7 @@ impl RecordArgs {
             naming: self.names.naming_or(Naming::Off),
             duration: self.duration,
             ring_bytes: self.probes.ring_bytes(),
+            max_overhead: self.probes.max_overhead_or(MaxOverhead::Off),
             quiet: self.quiet,
         }
         .run()

@@ -7,18 +7,21 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use super::options::{
-    DetailOption, Format, FormatOption, ProbeOptions, StdoutStyle, ThemeOption, formats,
-    is_default, parse_duration,
+    DetailOption, Format, FormatOption, MaxOverhead, ProbeOptions, StdoutStyle, ThemeOption,
+    formats, is_default, parse_duration,
 };
 use crate::commands::GraphTracking;
-use crate::commands::host::Scope;
+use crate::commands::host::{HostProbes, Scope};
 use crate::commands::stdout;
 use crate::commands::top::{Once, Top as LiveScreen};
-use crate::event::CaptureOptions;
+use crate::event::{CaptureOptions, TimeShare};
 use crate::report::{DocumentFormat, HostExtent, HostOptions};
 
 /// Time to watch before the table is printed once.
 const DURATION: Duration = Duration::from_secs(2);
+
+/// Budget of the probes on a whole machine.
+const DEFAULT_OVERHEAD: TimeShare = TimeShare(10_000);
 
 /// Watch every process on this machine with CUDA memory
 ///
@@ -30,12 +33,14 @@ const DURATION: Duration = Duration::from_secs(2);
 Examples:
   sudo memprobe top
   sudo memprobe top --once
+  sudo memprobe top --max-overhead off
   sudo memprobe top --once --format json | jq '.processes[] | [.pid, .allocated]'")]
 #[command(mut_arg("format", formats(&[Format::Text, Format::Json])))]
 #[command(mut_arg("detail", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("graph", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("theme", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("no_graph", is_default))]
+#[command(mut_arg("max_overhead", |arg| arg.help("Most of each process's time that the probes may take, or off [default: 1%]")))]
 #[command(mut_arg("buffer_size", |arg| arg.default_value("32MiB")))]
 pub struct TopArgs {
     /// Print the table once and exit
@@ -65,6 +70,18 @@ pub struct TopArgs {
 impl TopArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         let format = self.format.or_text();
+        let probes = HostProbes {
+            // Without a screen the defaults: nobody can open a process.
+            capture: CaptureOptions {
+                detail: self.detail.detail,
+                graph: self.probes.graph_or(GraphTracking::Off),
+            },
+            driver: self.probes.driver(),
+            ring_bytes: self.probes.ring_bytes(),
+            max_overhead: self
+                .probes
+                .max_overhead_or(MaxOverhead::Share(DEFAULT_OVERHEAD)),
+        };
         if !self.once && stdout::is_terminal() && format == Format::Text {
             if self.all || self.duration.is_some() {
                 bail!(
@@ -73,12 +90,7 @@ impl TopArgs {
             }
             return LiveScreen {
                 scope: Scope::Host,
-                capture: CaptureOptions {
-                    detail: self.detail.detail,
-                    graph: self.probes.graph_or(GraphTracking::Off),
-                },
-                driver: self.probes.driver(),
-                ring_bytes: self.probes.ring_bytes(),
+                probes,
                 keep_ended: Some(self.keep_ended),
                 theme: self.theme.theme,
                 summary: StdoutStyle::detect().host_options(),
@@ -88,8 +100,7 @@ impl TopArgs {
         let style = StdoutStyle::detect();
         Once {
             scope: Scope::Host,
-            driver: self.probes.driver(),
-            ring_bytes: self.probes.ring_bytes(),
+            probes,
             listen: self.duration.unwrap_or(DURATION),
             options: HostOptions {
                 format: match format {

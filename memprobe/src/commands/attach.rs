@@ -10,7 +10,7 @@ use super::host::placing;
 use super::process_view::ProcessView;
 use super::screen::{ScreenThread, Sources, Turn};
 use super::waiting::remove_probes;
-use crate::event::Tgid;
+use crate::event::{Tgid, TimeShare};
 use crate::ledger::snapshot::{Snapshot, TargetState};
 use crate::ledger::{Analysis, Ledger};
 use crate::probe::kernel;
@@ -29,6 +29,8 @@ pub struct LiveView {
     pub tgid: Tgid,
     pub wanted: Wanted,
     pub ring_bytes: u32,
+    /// Share of the process's time that the probes may take (`--max-overhead`).
+    pub max_overhead: Option<TimeShare>,
     pub theme: ThemeChoice,
     /// Style of the summary that is printed at the end.
     pub summary: ReportOptions,
@@ -74,6 +76,7 @@ impl LiveView {
     ) -> Result<ExitCode> {
         screen.wait_for("the kernel to load memprobe's programs");
         let session = session.insert(HostSession::load(self.wanted, self.ring_bytes)?);
+        session.set_max_overhead(self.max_overhead);
         session.add(watched, ProcessOrigin::Running)?;
         super::end_start()?;
         screen.wait_for(&placing(0));

@@ -1,7 +1,7 @@
 //! The processes of a host: from the session, `/proc` and the driver to the ledgers of all.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use hashbrown::HashMap;
@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use super::process_view::ViewCache;
 use super::saving::SavedFiles;
 use crate::cuda::nvml::Sample;
-use crate::event::{CaptureOptions, Event, Rank, Target, Tgid, TimeNs};
+use crate::event::{CaptureOptions, Event, Rank, Target, Tgid, TimeNs, TimeShare};
 use crate::ledger::Analysis;
 use crate::ledger::host::{Attached, Host, HostCaps};
 use crate::ledger::snapshot::host::{
@@ -34,6 +34,19 @@ pub enum Scope {
     Host,
     /// One process, and those that it makes.
     Family(Tgid),
+}
+
+/// Longest wait for the blocks of processes whose probes are off at the end.
+const MAX_CATCHING_UP: Duration = Duration::from_secs(2);
+
+/// Options of the probes on all processes.
+#[derive(Clone, Copy, Debug)]
+pub struct HostProbes {
+    pub capture: CaptureOptions,
+    pub driver: DriverCalls,
+    pub ring_bytes: u32,
+    /// Share of each process's time that the probes may take (`--max-overhead`).
+    pub max_overhead: Option<TimeShare>,
 }
 
 pub(super) struct Watching {
@@ -64,25 +77,20 @@ struct Other {
 
 impl Watching {
     /// Loads the programs, and begins to look. Must be called within a tokio runtime.
-    pub(super) fn begin(
-        scope: Scope,
-        capture: CaptureOptions,
-        driver: DriverCalls,
-        ring_bytes: u32,
-        caps: HostCaps,
-    ) -> Result<Self> {
+    pub(super) fn begin(scope: Scope, probes: HostProbes, caps: HostCaps) -> Result<Self> {
         let (watch, scan, root) = match scope {
             Scope::Host => (Watch::Everyone, Some(HostScan::default()), None),
             Scope::Family(tgid) => (Watch::Family, None, Some(Watched::open(tgid)?)),
         };
         let wanted = Wanted {
             watch,
-            detail: capture.detail,
+            detail: probes.capture.detail,
             allocators: Allocators::Cuda,
-            graph: capture.graph,
-            driver,
+            graph: probes.capture.graph,
+            driver: probes.driver,
         };
-        let mut session = HostSession::load(wanted, ring_bytes)?;
+        let mut session = HostSession::load(wanted, probes.ring_bytes)?;
+        session.set_max_overhead(probes.max_overhead);
         if let Some(root) = root {
             session.add_family(root, ProcessOrigin::Running)?;
         }
@@ -93,7 +101,7 @@ impl Watching {
             monitor,
             host: Host::with_caps(crate::session::now(), caps),
             scope,
-            capture,
+            capture: probes.capture,
             opened: ViewCache::default(),
             others: HashMap::new(),
             users: HashMap::new(),
@@ -127,6 +135,18 @@ impl Watching {
         }
         self.host.count_loss(self.session.losses);
         self.name();
+        Ok(())
+    }
+
+    /// Brings processes up to date whose probes are off (`--max-overhead`).
+    pub(super) fn catch_up(&mut self) -> Result<()> {
+        self.session.catch_up(crate::session::now());
+        self.drain()?;
+        let begun = Instant::now();
+        while self.session.is_catching_up() && begun.elapsed() < MAX_CATCHING_UP {
+            std::thread::sleep(Duration::from_millis(2));
+            self.drain()?;
+        }
         Ok(())
     }
 
@@ -322,8 +342,10 @@ impl Watching {
     fn handle(&mut self, event: HostEvent) {
         let tgid = event.tgid;
         match event.item {
-            // Losses give nobody a row.
-            HostItem::Event(event @ Event::Loss(_)) => self.apply(tgid, &event),
+            // Losses and the budget give nobody a row.
+            HostItem::Event(event @ (Event::Loss(_) | Event::Capture(_))) => {
+                self.apply(tgid, &event);
+            }
             HostItem::Event(event) => {
                 self.show(tgid);
                 self.apply(tgid, &event);

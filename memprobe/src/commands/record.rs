@@ -18,7 +18,7 @@ use super::naming::{NameReader, Naming, Placed, Reading};
 use super::snapshot::CaptureMode;
 use super::waiting::{remove_probes, show_while};
 use super::{CommandUser, EndSignal, Interrupts, messages};
-use crate::event::{Losses, Tgid, TimeNs};
+use crate::event::{Losses, Tgid, TimeNs, TimeShare};
 use crate::probe::attach::AttachError;
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
@@ -31,6 +31,9 @@ use crate::session::process::ProcessOrigin;
 use crate::session::{HostEvent, HostItem};
 
 const FLUSH: Duration = Duration::from_secs(1);
+
+/// Longest wait for the blocks of a process whose probes are off at the end.
+const MAX_CATCHING_UP: Duration = Duration::from_secs(2);
 
 /// Longest wait for the names that are read after the end.
 const MAX_READING: Duration = Duration::from_secs(30);
@@ -48,6 +51,8 @@ pub struct Recording {
     pub naming: Naming,
     pub duration: Option<Duration>,
     pub ring_bytes: u32,
+    /// Share of each process's time that the probes may take (`--max-overhead`).
+    pub max_overhead: Option<TimeShare>,
     pub quiet: bool,
 }
 
@@ -89,6 +94,7 @@ impl Recording {
             }
         };
         let root = watched.tgid;
+        session.set_max_overhead(self.max_overhead);
         match self.wanted.watch {
             Watch::One => session.add(watched, origin)?,
             Watch::Family | Watch::Everyone => session.add_family(watched, origin)?,
@@ -235,8 +241,14 @@ impl Intake {
         let Some(end) = end else {
             return Ok(None);
         };
+        session.catch_up(end);
         self.names.end_at(end);
         session.drain(|event| self.take(event))?;
+        let begun = Instant::now();
+        while session.is_catching_up() && begun.elapsed() < MAX_CATCHING_UP {
+            std::thread::sleep(Duration::from_millis(2));
+            session.drain(|event| self.take(event))?;
+        }
         self.names.is_over();
         Ok(Some(session.losses))
     }

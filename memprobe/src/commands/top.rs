@@ -9,17 +9,16 @@ use anyhow::{Context as _, Result};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::host::{PATIENCE, Scope, Watching};
+use super::host::{HostProbes, PATIENCE, Scope, Watching};
 use super::record::progress::Progress;
 use super::saving::SavedFiles;
 use super::screen::{ScreenThread, Sources, Turn};
 use super::stdout::{self, OutputContent};
 use super::waiting::remove_probes;
 use super::{EndSignal, Interrupts};
-use crate::event::{CaptureOptions, Tgid};
+use crate::event::Tgid;
 use crate::ledger::host::HostCaps;
 use crate::ledger::snapshot::host::HostSnapshot;
-use crate::probe::catalog::DriverCalls;
 use crate::probe::kernel;
 use crate::report::{self, DocumentFormat};
 use crate::tui::host::{HostCommand, HostTitle, HostView};
@@ -32,9 +31,7 @@ const REFRESH_QUIET: Duration = Duration::from_secs(1);
 
 pub struct Top {
     pub scope: Scope,
-    pub capture: CaptureOptions,
-    pub driver: DriverCalls,
-    pub ring_bytes: u32,
+    pub probes: HostProbes,
     /// Time that an ended process stays; `None` for ever.
     pub keep_ended: Option<Duration>,
     pub theme: ThemeChoice,
@@ -44,8 +41,7 @@ pub struct Top {
 
 pub struct Once {
     pub scope: Scope,
-    pub driver: DriverCalls,
-    pub ring_bytes: u32,
+    pub probes: HostProbes,
     /// Time to watch before the table is printed.
     pub listen: Duration,
     pub options: report::HostOptions,
@@ -70,8 +66,7 @@ impl Top {
             fade: fade.unwrap_or(u64::MAX),
             ..HostCaps::default()
         };
-        let mut watching =
-            Watching::begin(self.scope, self.capture, self.driver, self.ring_bytes, caps)?;
+        let mut watching = Watching::begin(self.scope, self.probes, caps)?;
         let mut screen = Screen::open(&mut watching, self.scope, interrupts, self.theme);
         let outcome = show(&mut watching, &mut screen).await;
         screen.thread.close()?;
@@ -147,9 +142,7 @@ impl Once {
     pub(super) async fn look(&self) -> Result<Result<HostSnapshot, EndSignal>> {
         let mut interrupts = Interrupts::new()?;
         // The table shows neither purposes nor lines of the forward pass.
-        let (capture, caps) = (CaptureOptions::default(), HostCaps::default());
-        let mut watching =
-            Watching::begin(self.scope, capture, self.driver, self.ring_bytes, caps)?;
+        let mut watching = Watching::begin(self.scope, self.probes, HostCaps::default())?;
         let begun = Instant::now();
         let mut progress = Progress::new(false);
         loop {
@@ -169,6 +162,7 @@ impl Once {
             watching.host.tick(crate::session::now());
             self.show_progress(&mut watching, &mut progress);
         }
+        watching.catch_up()?;
         progress.clear();
         let snapshot = watching.host.snapshot(crate::session::now());
         remove_probes(watching);

@@ -245,7 +245,11 @@ impl Estimator {
             Event::Memory(event) if matches!(event.action, Action::Alloc | Action::CudaAlloc) => {
                 translation.missing.on_gpu += 1;
             }
-            Event::Memory(_) | Event::AtAttach(_) | Event::Segments(_) | Event::Thread(..) => {}
+            Event::Memory(_)
+            | Event::AtAttach(_)
+            | Event::Segments(_)
+            | Event::Thread(..)
+            | Event::Capture(_) => {}
         }
     }
 

@@ -3,6 +3,7 @@
 //! Live capture and replay differ only in the source of the [`Event`]s. Nothing here does I/O, reads a clock
 //! or knows an interpreter.
 
+mod budget;
 pub mod bytes;
 mod capture_options;
 mod context;
@@ -21,6 +22,7 @@ use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use strum::{EnumString, IntoStaticStr};
 
+pub use budget::{CaptureChange, CaptureLevel, ProbeCost, TimeShare};
 pub use capture_options::{CaptureOptions, Detail, GraphTracking};
 pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
 pub use gpu::{DeviceIdentity, Gpu, IdentitySource, MigIdentity};
@@ -196,6 +198,8 @@ pub enum Event {
     Segments(Arc<SegmentReading>),
     /// The running totals of lost records, sent after a loss was noticed.
     Loss(Losses),
+    /// The part of the detail that is recorded from now on, to keep the budget of `--max-overhead`.
+    Capture(CaptureChange),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, IntoStaticStr, EnumString)]
@@ -435,6 +439,9 @@ pub enum NoStack {
     /// The program runs no Python, and its native stack was not recorded.
     #[strum(serialize = "program without Python")]
     NoPython,
+    /// The probes were off for the budget of `--max-overhead` when the block was allocated.
+    #[strum(serialize = "probes were off")]
+    ProbesOff,
 }
 
 /// The tensor that PyTorch was creating when it requested memory, as the arguments of `torch.empty` describe it.

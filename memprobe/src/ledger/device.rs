@@ -113,8 +113,11 @@ impl DeviceLedger {
         device
     }
 
-    /// Raises the state at attach: a block was missed whose free had begun. A device that has had events keeps its own.
+    /// Raises the state at attach: a block was missed whose free had begun. A device that has had events keeps its own,
+    /// but for a higher peak.
     pub(super) fn correct(&mut self, found: &AtAttach) {
+        // A peak that no event showed: the probes were off.
+        self.peak = self.peak.higher(found.peak);
         let missed = (found.totals.allocated.0).checked_sub(self.totals.allocated.0);
         if let Some(missed) = missed.filter(|_| self.is_as_found) {
             self.before.unknown = self.before.unknown.saturating_add(missed);

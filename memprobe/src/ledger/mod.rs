@@ -46,8 +46,8 @@ pub use restate::Restated;
 pub use timeline::MAX_POINTS;
 
 use crate::event::{
-    Action, Address, AtAttach, BlockPurpose, DeviceIndex, Event, Losses, MemoryEvent, PurposeId,
-    SegmentReading, Stack, StackId, Target, TimeNs,
+    Action, Address, AtAttach, BlockPurpose, CaptureChange, DeviceIndex, Event, Losses,
+    MemoryEvent, PurposeId, SegmentReading, Stack, StackId, Target, TimeNs,
 };
 use agreement::Agreement;
 use block_store::BlockStore;
@@ -58,7 +58,8 @@ use device::{DeviceLedger, Disagreement};
 use iteration_recorder::IterationRecorder;
 use rate::{MovingRate, Ticks};
 use snapshot::{
-    DeviceSnapshot, Grouping, Health, PurposeInfo, Site, Snapshot, TargetState, TimelineMarks,
+    BudgetState, DeviceSnapshot, Grouping, Health, PurposeInfo, Site, Snapshot, TargetState,
+    TimelineMarks,
 };
 
 /// Ledger of one process, updated by each event.
@@ -124,6 +125,7 @@ impl Ledger {
             Event::BlockPurpose(id, purpose) => definitions.purposes.define(*id, purpose),
             Event::Thread(tid, name) => definitions.name(*tid, name, &mut budget.refused),
             Event::Loss(losses) => self.count_loss(*losses),
+            Event::Capture(change) => self.change_capture(change),
             Event::AtAttach(found) => self.find(found),
             Event::PhaseMark(mark) => {
                 let site = self.site_ref(self.stack_ref(mark.stack), Grouping::User);
@@ -166,6 +168,16 @@ impl Ledger {
     fn mark(&mut self, time: TimeNs, marks: TimelineMarks) {
         let devices = self.devices.values_mut();
         devices.for_each(|device| device.mark(time, marks));
+    }
+
+    fn change_capture(&mut self, change: &CaptureChange) {
+        let pauses = self.health.budget.map_or(0, |budget| budget.pauses);
+        let budget = BudgetState::after(self.health.budget, change);
+        if budget.pauses != pauses {
+            // The blocks are brought up to date after the pause: totals may jump in between.
+            self.agreement.lost(change.time, 1);
+        }
+        self.health.budget = Some(budget);
     }
 
     fn count_loss(&mut self, new: Losses) {

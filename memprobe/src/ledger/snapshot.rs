@@ -5,8 +5,8 @@ pub mod host;
 use std::sync::Arc;
 
 use crate::event::{
-    BlockPurpose, Bytes, CaptureOptions, CudaCall, CudaMemoryKind, DeviceIndex, Frame, Losses,
-    ProbeStatus, Stack, Target, TimeNs, Totals,
+    BlockPurpose, Bytes, CaptureChange, CaptureLevel, CaptureOptions, CudaCall, CudaMemoryKind,
+    DeviceIndex, Frame, Losses, ProbeStatus, Stack, Target, TimeNs, TimeShare, Totals,
 };
 
 /// State of one process at one moment.
@@ -109,6 +109,75 @@ pub struct Health {
     pub disagreements: u64,
     /// Reason that no state at attach is known, not even its size.
     pub unread_at_attach: Option<Arc<str>>,
+    /// State of the budget of `--max-overhead`; `None` without one.
+    pub budget: Option<BudgetState>,
+}
+
+/// Budget of `--max-overhead`, and what was given up for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetState {
+    pub budget: TimeShare,
+    /// Estimated share of the process's time that memprobe takes.
+    pub overhead: TimeShare,
+    /// Highest estimate so far.
+    pub peak_overhead: TimeShare,
+    pub level: CaptureLevel,
+    /// Time of the last change of the level.
+    since: TimeNs,
+    /// Time of the first level.
+    started: TimeNs,
+    /// The level with the least detail so far, pauses aside.
+    pub deepest: CaptureLevel,
+    /// Times that the probes were off, with the present one.
+    pub pauses: u64,
+    /// Nanoseconds without probes, in the pauses that are over.
+    paused: u64,
+}
+
+impl BudgetState {
+    /// Returns the state after a change.
+    pub(super) fn after(before: Option<Self>, change: &CaptureChange) -> Self {
+        let mut state = before.unwrap_or(Self {
+            budget: change.budget,
+            overhead: change.overhead,
+            peak_overhead: change.overhead,
+            level: CaptureLevel::Full,
+            since: change.time,
+            started: change.time,
+            deepest: CaptureLevel::Full,
+            pauses: 0,
+            paused: 0,
+        });
+        state.budget = change.budget;
+        state.overhead = change.overhead;
+        state.peak_overhead = state.peak_overhead.max(change.overhead);
+        if change.level != state.level {
+            state.paused = state.paused_until(change.time);
+            state.since = change.time;
+            state.level = change.level;
+            match change.level {
+                CaptureLevel::Paused => state.pauses = state.pauses.saturating_add(1),
+                level => state.deepest = state.deepest.max(level),
+            }
+        }
+        state
+    }
+
+    /// Nanoseconds without probes up to `now`.
+    pub fn paused_until(&self, now: TimeNs) -> u64 {
+        let present = match self.level {
+            CaptureLevel::Paused => now.0.saturating_sub(self.since.0),
+            _ => 0,
+        };
+        self.paused.saturating_add(present)
+    }
+
+    /// Share of the time since the budget began in which the probes were off.
+    pub fn paused_share(&self, now: TimeNs) -> TimeShare {
+        let nanoseconds = std::time::Duration::from_nanos;
+        let whole = nanoseconds(now.0.saturating_sub(self.started.0));
+        TimeShare::of(nanoseconds(self.paused_until(now)), whole)
+    }
 }
 
 /// State of the observed process.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use memprobe_common::{ProcessConfig, process_flag};
+use memprobe_common::{ProcessConfig, ThreadLocal, process_flag};
 
 use super::attach::{AttachError, Located, Result, was_built_without_cuda};
 use super::catalog::{
@@ -14,7 +14,7 @@ use super::catalog::{
 use super::files::{FileKey, Probed, ProbedFiles, add_new};
 use super::loader::{Loader, Reach, Wanted, Watch};
 use crate::cuda::calls::{Api, FUNCTIONS};
-use crate::event::{ProbeStatus, Tgid, TimeNs};
+use crate::event::{CaptureLevel, ProbeStatus, Tgid, TimeNs};
 use crate::process::maps::{DeviceNumber, MappedFile, Maps};
 use crate::process::pause::{Sleepers, while_paused};
 use crate::python::{DetectError, PythonProcess};
@@ -58,6 +58,8 @@ pub struct Attaching {
     lacks_allocator: Option<String>,
     variables: [Search; THREAD_VARIABLES.len()],
     is_starting: bool,
+    /// Detail that the programs record at present.
+    level: CaptureLevel,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,6 +105,7 @@ impl Attaching {
             lacks_allocator: None,
             variables: Default::default(),
             is_starting: false,
+            level: CaptureLevel::Full,
         }
     }
 
@@ -119,10 +122,37 @@ impl Attaching {
     }
 
     pub fn config(&self, now: TimeNs) -> ProcessConfig {
-        ProcessConfig {
+        let mut config = ProcessConfig {
             generation: now.0,
             ..self.config
+        };
+        if self.level >= CaptureLevel::WithoutShapes {
+            // Every block would seem to be without a tensor, and come with a copy of the stack.
+            config.flags &= !process_flag::BLOCK_STACKS;
         }
+        if self.level >= CaptureLevel::WithoutGraph {
+            config.evaluating_node = ThreadLocal::default();
+        }
+        if self.level >= CaptureLevel::WithoutModules {
+            config.module_call = 0;
+        }
+        config
+    }
+
+    /// Sets the detail that the programs record from the start.
+    pub fn begin_at(&mut self, level: CaptureLevel) {
+        self.level = level;
+    }
+
+    /// Sets the detail that the programs record; the probes are set in [`ProbedFiles::set_level`].
+    pub fn set_level(
+        &mut self,
+        loader: &mut Loader,
+        level: CaptureLevel,
+        now: TimeNs,
+    ) -> Result<()> {
+        self.level = level;
+        self.update_filter(loader, now)
     }
 
     /// Forgets all: the process runs another program, or has ended.
@@ -130,7 +160,9 @@ impl Attaching {
         for key in &self.files {
             files.leave(*key, self.tgid, now);
         }
+        let level = self.level;
         *self = Self::new(self.tgid, self.wanted, self.placement);
+        self.level = level;
     }
 
     /// Finds out anew what Python it runs: what was known may be out of date.

@@ -7,6 +7,7 @@ use memprobe_common::{CudaCookie, Description, ProcessConfig, ThreadLocal, recor
 
 use super::loader::{ALLOCATOR_ENTRY, CUDA_ENTRY, EVENT_WITH_STACK, Wanted};
 use crate::cuda::calls::{Api, Effect, FUNCTIONS, Function};
+use crate::event::CaptureLevel;
 pub use crate::event::{Detail, GraphTracking};
 use crate::process::elf::ThreadLocalName;
 
@@ -37,6 +38,26 @@ impl Probe {
     /// Returns whether it is on a function of CUDA. These are attached all at once.
     pub fn is_cuda(&self) -> bool {
         self.entry == CUDA_ENTRY
+    }
+
+    /// The level of detail from which on it is off; `None` for a probe that always stays: it is hit rarely, and nothing
+    /// that could be read later tells what it would have.
+    fn given_up_at(&self) -> Option<CaptureLevel> {
+        let is_out_of_memory = self.cookie == Some(record::OUT_OF_MEMORY.into());
+        if self.detail > Detail::Lines {
+            Some(CaptureLevel::WithoutShapes)
+        } else if self.graph > GraphTracking::Off {
+            Some(CaptureLevel::WithoutGraph)
+        } else if [ALLOCATOR_ENTRY, EVENT_WITH_STACK].contains(&self.entry) && !is_out_of_memory {
+            Some(CaptureLevel::Paused)
+        } else {
+            None
+        }
+    }
+
+    /// True if it is in place at a level of detail.
+    pub fn is_on(&self, level: CaptureLevel) -> bool {
+        self.given_up_at().is_none_or(|off| level < off)
     }
 
     pub fn is_wanted(&self, wanted: Wanted) -> bool {

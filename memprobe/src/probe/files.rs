@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
@@ -10,7 +11,7 @@ use super::attach::{AttachError, Located, Result, VariableSymbol, attach_cuda};
 use super::catalog::{Need, Probe, ThreadVariable};
 use super::loader::{Link, Loader, Reach, detach};
 use super::patch::{self, BREAKPOINT, EntryState};
-use crate::event::{ProbeStatus, Tgid};
+use crate::event::{CaptureLevel, ProbeStatus, Tgid};
 use crate::process::maps::{DeviceNumber, MappedFile, Maps};
 use crate::process::memory::{ProcessMemory, ReadMemory as _};
 use crate::process::process_scan;
@@ -91,17 +92,52 @@ struct ProbedFile {
     likeness: Option<Likeness>,
     /// Offset in the file of the first breakpoint, in bytes.
     breakpoint: Option<u64>,
-    /// Held as long as the probes are to stay.
-    links: Vec<Link>,
+    /// Probes that are not on functions of CUDA.
+    placed: Vec<PlacedProbe>,
+    /// The process in which it was probed first, and its mapping there.
+    first: (Tgid, MappedFile),
     cuda: Vec<Located>,
     cuda_links: Vec<Link>,
     users: HashSet<Tgid>,
     unused_since: Option<Instant>,
 }
 
+/// A probe at its place; without its link it is off.
+struct PlacedProbe {
+    located: Located,
+    link: Option<Link>,
+}
+
 impl ProbedFile {
     fn take_links(&mut self) -> impl Iterator<Item = Link> {
-        (self.links.drain(..)).chain(self.cuda_links.drain(..))
+        let placed = self.placed.iter_mut();
+        (placed.filter_map(|placed| placed.link.take())).chain(self.cuda_links.drain(..))
+    }
+
+    /// Attaches the probes that are on at a level of detail. Returns the links of all others.
+    fn set_level(
+        &mut self,
+        loader: &mut Loader,
+        reach: Reach,
+        level: CaptureLevel,
+    ) -> (Vec<Link>, Result<()>) {
+        let mut gone = Vec::new();
+        let mut result = Ok(());
+        let (first, mapped) = &self.first;
+        for PlacedProbe { located, link } in &mut self.placed {
+            if !located.probe.is_on(level) {
+                gone.extend(link.take());
+            } else if link.is_none() {
+                let is_there = self.users.contains(first);
+                let unpatched = is_there.then(|| unpatched(located, *first, mapped));
+                let attached = unpatched.unwrap_or(Ok(()));
+                match attached.and_then(|()| located.attach(loader, reach)) {
+                    Ok(attached) => *link = Some(attached),
+                    Err(error) => result = Err(error),
+                }
+            }
+        }
+        (gone, result)
     }
 }
 
@@ -118,6 +154,10 @@ pub struct ProbedFiles {
     twins: HashMap<FileKey, FileKey>,
     /// The thread-local variables that were looked for, by file and by their name in the catalog.
     variables: HashMap<(DeviceNumber, u64, &'static str), Option<VariableSymbol>>,
+    /// Detail that the probes give at present.
+    level: CaptureLevel,
+    /// Takes away the probes of the detail that was given up.
+    detaching: Option<JoinHandle<()>>,
 }
 
 impl Drop for ProbedFiles {
@@ -185,7 +225,7 @@ impl ProbedFiles {
         located: Vec<(&'static Probe, Result<Located>)>,
     ) -> Arc<Probed> {
         let mut probed = Probed::default();
-        let mut links = Vec::new();
+        let mut placed = Vec::new();
         let mut breakpoint = None;
         let is_cuda = |(probe, found): &(&Probe, Result<_>)| probe.is_cuda() && found.is_ok();
         let (cuda, others): (Vec<_>, Vec<_>) = located.into_iter().partition(is_cuda);
@@ -210,22 +250,30 @@ impl ProbedFiles {
         for (probe, located) in others {
             let attached = located.and_then(|located| {
                 unpatched(&located, user, mapped)?;
-                links.push(located.attach(loader, key.reach)?);
-                breakpoint.get_or_insert(located.probed_offset());
-                Ok(located.status())
+                let status = located.status();
+                let is_on = located.probe.is_on(self.level);
+                let link = is_on.then(|| located.attach(loader, key.reach));
+                let link = link.transpose()?;
+                if link.is_some() {
+                    breakpoint.get_or_insert(located.probed_offset());
+                }
+                placed.push(PlacedProbe { located, link });
+                Ok(status)
             });
             probed.note(attached, probe.need);
         }
         if probed.refused.is_some() {
             // Half of the probes would tell half of what happens.
-            detach(links.drain(..).chain(cuda_links.drain(..)));
+            let links = placed.drain(..).filter_map(|placed| placed.link);
+            detach(links.chain(cuda_links.drain(..)));
         }
         let probed = Arc::new(probed);
         let file = ProbedFile {
             probed: probed.clone(),
             likeness: Likeness::of(mapped, user),
             breakpoint,
-            links,
+            placed,
+            first: (user, mapped.clone()),
             cuda,
             cuda_links,
             users: HashSet::from_iter([user]),
@@ -264,6 +312,44 @@ impl ProbedFiles {
         add_new(&mut probed.left_alone, &patched.sentences);
         file.probed = Arc::new(probed);
         Ok(())
+    }
+
+    /// Sets the detail that the probes give. Probes go in a thread of their own, since the kernel waits for each: see
+    /// [`Self::is_detaching`]. After an error some probes of the level are missing.
+    pub fn set_level(&mut self, loader: &mut Loader, level: CaptureLevel) -> Result<()> {
+        self.level = level;
+        let mut gone = Vec::new();
+        let mut result = Ok(());
+        for (key, file) in &mut self.files {
+            let (links, attached) = file.set_level(loader, key.reach, level);
+            gone.extend(links);
+            result = result.and(attached);
+        }
+        if !gone.is_empty() {
+            let earlier = self.detaching.take();
+            self.detaching = Some(thread::spawn(move || {
+                detach(gone);
+                // It cannot panic: it drops descriptors.
+                let _ = earlier.map(JoinHandle::join);
+            }));
+        }
+        result
+    }
+
+    /// True while probes that were given up may still be hit.
+    pub fn is_detaching(&self) -> bool {
+        (self.detaching.as_ref()).is_some_and(|detaching| !detaching.is_finished())
+    }
+
+    pub fn wait_until_detached(&mut self) {
+        // The thread cannot panic: it drops descriptors.
+        let _ = self.detaching.take().map(JoinHandle::join);
+    }
+
+    /// True if the kernel single-steps the instruction of a probe, which costs many times the trap of others.
+    pub fn has_stepped_probes(&self) -> bool {
+        let mut placed = self.files.values().flat_map(|file| &file.placed);
+        placed.any(|placed| !placed.located.place.emulated)
     }
 
     pub fn probed(&self, key: FileKey) -> Option<&Probed> {

@@ -22,7 +22,7 @@ use super::refusal::Refusal;
 use crate::event::{CaptureOptions, Tgid};
 
 /// The object that `cargo xtask ebpf` built.
-static OBJECT: &[u8] = include_bytes_aligned!("../../object/memprobe.bpf.o");
+pub(super) static OBJECT: &[u8] = include_bytes_aligned!("../../object/memprobe.bpf.o");
 
 /// Names a file whose object is loaded instead of the built-in one; for trying a fresh build. Release builds ignore it:
 /// a variable must not choose the programs of the kernel.
@@ -380,6 +380,18 @@ impl Loader {
     }
 }
 
+impl Loader {
+    /// Runs and run time of every loaded uprobe program, as [`Self::run_time`].
+    pub fn run_times(&self) -> Vec<(&str, RunTime)> {
+        let programs = self.ebpf.programs();
+        let uprobes = programs.filter(|(_, program)| matches!(program, Program::UProbe(_)));
+        let names = uprobes.map(|(name, _)| name);
+        // One that is loaded on demand only may not be loaded.
+        let known = names.filter_map(|name| Some((name, self.run_time(name).ok()?)));
+        known.collect()
+    }
+}
+
 /// Puts the program that others go on in where they find it.
 fn connect(ebpf: &mut Ebpf, multi: Option<&MultiPrograms>) -> Result<()> {
     let missing = || format!("the object has no map {PROGRAMS}");
@@ -424,7 +436,7 @@ fn load(name: &str, program: &mut Program) -> Result<()> {
     Ok(())
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunTime {
     pub runs: u64,
     /// Time of all runs together: the program alone, without the trap that leads to it.

@@ -13,6 +13,8 @@ mod kernel_types;
 pub mod loader;
 pub mod machine;
 mod multi;
+mod open_loops;
+pub mod overhead;
 pub mod patch;
 mod positions;
 pub mod preflight;

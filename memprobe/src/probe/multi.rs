@@ -21,6 +21,7 @@ use aya_obj::{Object, ProgramSection};
 use rustix::io::Errno;
 
 use super::loader::Reach;
+use super::open_loops;
 
 /// `BPF_MAP_UPDATE_ELEM`, `BPF_PROG_LOAD`, `BPF_OBJ_GET_INFO_BY_FD`, `BPF_LINK_CREATE` (`enum bpf_cmd`).
 const MAP_UPDATE_ELEM: libc::c_long = 2;
@@ -106,7 +107,7 @@ impl MultiPrograms {
     /// Loads the uprobe programs of an object whose maps are loaded, but for those `on_demand`. `None` where the kernel
     /// has no such links, or not right ones, or refuses a program: aya's way says why.
     pub fn load(ebpf: &Ebpf, object: &[u8], on_demand: &[&str]) -> Option<Self> {
-        let object = relocated(ebpf, object)?;
+        let mut object = relocated(ebpf, object)?;
         let is_uprobe = |section: &ProgramSection| {
             matches!(
                 section,
@@ -115,16 +116,25 @@ impl MultiPrograms {
         };
         let programs = object.programs.iter();
         let names = programs.filter(|(_, program)| is_uprobe(&program.section));
-        let names = names.map(|(name, _)| name.as_str());
-        let mut names: Vec<_> = names.filter(|name| !on_demand.contains(name)).collect();
+        let names = names.map(|(name, _)| name.clone());
+        let mut names: Vec<_> = names
+            .filter(|name| !on_demand.contains(&name.as_str()))
+            .collect();
         names.sort_by_key(|name| instructions(&object, name));
-        let first = names.first().copied()?;
-        let first = (first.to_owned(), load(&object, first).ok()?);
+        let first = names.first().cloned()?;
+        let first = (first.clone(), load(&object, &first).ok()?);
         if !has_links(&first.1) {
             return None;
         }
         names.remove(0);
-        let mut loaded = load_each(&object, names)?;
+        let closed = object.functions.clone();
+        let functions = object.functions.values_mut();
+        functions.for_each(|function| open_loops::open(&mut function.instructions));
+        let mut loaded = load_each(&object, &names).or_else(|| {
+            log::debug!("the verifier refuses loops with may_goto: it gets all rounds to follow");
+            object.functions = closed;
+            load_each(&object, &names)
+        })?;
         loaded.extend([first]);
         Some(Self { object, loaded })
     }
@@ -239,10 +249,10 @@ fn has_links(program: &OwnedFd) -> bool {
 
 /// Loads programs, which come in order of size, on a few threads, the largest first: the verifier takes up to a second
 /// for one, and works on several at once.
-fn load_each(object: &Object, names: Vec<&str>) -> Option<BTreeMap<String, OwnedFd>> {
+fn load_each(object: &Object, names: &[String]) -> Option<BTreeMap<String, OwnedFd>> {
     let threads = thread::available_parallelism().map_or(1, usize::from);
-    let names = Mutex::new(names);
-    let next = || names.lock().ok()?.pop();
+    let names = Mutex::new(names.iter());
+    let next = || names.lock().ok()?.next_back();
     let load_some = || {
         let loaded = std::iter::from_fn(next).map(|name| {
             let program = load(object, name);

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::event::{
-    AtAttach, Bytes, DeviceIndex, Losses, ProbeStatus, Target, Tgid, TimeNs, Totals,
+    AtAttach, Bytes, CaptureChange, DeviceIndex, Losses, ProbeStatus, Target, Tgid, TimeNs,
+    TimeShare, Totals,
 };
 
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
@@ -96,6 +97,37 @@ impl AtAttachRecord {
             peak: totals(self.peak_allocated, self.peak_reserved),
             unread: self.unread.map(Into::into),
         }
+    }
+}
+
+/// A [`CaptureChange`].
+#[derive(Serialize, Deserialize)]
+pub(crate) struct CaptureRecord {
+    pub level: String,
+    pub overhead_ppm: TimeShare,
+    pub budget_ppm: TimeShare,
+}
+
+impl From<&CaptureChange> for CaptureRecord {
+    fn from(change: &CaptureChange) -> Self {
+        Self {
+            level: change.level.as_str().to_owned(),
+            overhead_ppm: change.overhead,
+            budget_ppm: change.budget,
+        }
+    }
+}
+
+impl CaptureRecord {
+    /// Returns the change; `None` for an unknown level.
+    pub(crate) fn at(self, time: TimeNs, tgid: Tgid) -> Option<CaptureChange> {
+        Some(CaptureChange {
+            time,
+            tgid,
+            level: self.level.parse().ok()?,
+            overhead: self.overhead_ppm,
+            budget: self.budget_ppm,
+        })
     }
 }
 

@@ -22,6 +22,7 @@
 //! | `M`, `i` | `memprobe_named`, `names` | names of all live blocks and the roots that retain them (`retained_by`, before format 5 `kept`), read from the process's objects, then the time of the reading ([`crate::event::BlockLabels`]; from format 4 on) |
 //! | `M`, `i` | `memprobe_segment`, `segments` | the allocator's segments and the blocks that await an event, read from its tables, then the time of the reading and the allocator's totals; `unread` is the reason if there are none ([`crate::event::SegmentReading`]; from format 6 on) |
 //! | `i` | `loss` | running totals of losses |
+//! | `i` | `capture` | the detail recorded from now on, and the estimated share of the process's time, in parts per million, for the budget of `--max-overhead` ([`crate::event::CaptureChange`]; from format 6 on) |
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |
 
@@ -39,7 +40,7 @@ pub mod write;
 
 pub use directory::recordings_in;
 pub use error::RecordingError;
-pub(crate) use header::{AtAttachRecord, EndRecord, HeaderRecord};
+pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
 pub(crate) use names::{NamedRecord, NamesRecord, RetainerRecord};
 pub use reader::Reader;

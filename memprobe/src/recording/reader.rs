@@ -272,6 +272,7 @@ impl<R: BufRead> Reader<R> {
                 Event::Thread(tid, intern(&mut self.strings, &name))
             }
             LineRecord::Loss(losses) => Event::Loss(losses),
+            LineRecord::Capture(change) => Event::Capture(change),
             LineRecord::Header(header) => {
                 if header.start != self.header.start {
                     return Err("a second recording begins here".to_owned());

@@ -5,6 +5,8 @@ use std::io::{self, Write};
 
 use super::replay::RecordingReplay;
 use super::{Outcome, ReportError, ReportFormat, ReportOptions};
+use crate::event::TimeNs;
+use crate::ledger::snapshot::Health;
 use crate::view::table::{Cell, Column, CsvWriter, Page, Table, json_document, json_object};
 
 /// Tables of a recording, one for each device.
@@ -73,6 +75,7 @@ pub(super) fn document<'a>(
     devices: impl Iterator<Item = Cell<'a>>,
 ) -> Cell<'a> {
     let health = &replay.snapshot.health;
+    let budget = budget(health, replay.snapshot.now);
     Cell::Object(vec![
         ("memprobe", (&*replay.header.version).into()),
         ("command", (&*replay.snapshot.target.command).into()),
@@ -80,7 +83,22 @@ pub(super) fn document<'a>(
         ("truncated", replay.truncated.into()),
         ("events", health.events.into()),
         ("lost_events", health.losses.events.into()),
+        ("budget", budget),
         ("notes", notes),
         ("devices", Cell::list(devices)),
     ])
+}
+
+/// State of the budget of `--max-overhead` at the end of a recording, if there was one.
+pub(super) fn budget(health: &Health, now: TimeNs) -> Cell<'static> {
+    Cell::if_known(health.budget.map(|state| {
+        Cell::Object(vec![
+            ("budget_ppm", u64::from(state.budget.0).into()),
+            ("overhead_ppm", u64::from(state.overhead.0).into()),
+            ("level", state.level.as_str().into()),
+            ("least_detail", state.deepest.as_str().into()),
+            ("pauses", state.pauses.into()),
+            ("paused_ns", state.paused_until(now).into()),
+        ])
+    }))
 }

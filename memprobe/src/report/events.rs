@@ -157,7 +157,8 @@ pub(super) fn write<R: BufRead>(
                 | Event::AtAttach(_)
                 | Event::PhaseMark(_)
                 | Event::BlockLabels(_)
-                | Event::Segments(_),
+                | Event::Segments(_)
+                | Event::Capture(_),
             ) => {}
             Err(error) => {
                 rows.flush()?;

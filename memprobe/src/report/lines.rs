@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use super::ReportOptions;
 use super::cells::{self, total_name};
-use super::document::TableReport;
+use super::document::{TableReport, budget};
 use super::held::{self, HeldRow};
 use super::outside;
 use super::preamble::push_devices;
@@ -83,6 +83,7 @@ impl<'a> TableReport for LineReport<'a> {
             ("lost_uses", health.losses.uses.into()),
             ("malformed", health.losses.malformed.into()),
             ("disagreements", health.disagreements.into()),
+            ("budget", budget(health, snapshot.now)),
             // Layer of software behind the lines.
             ("layer", snapshot.cuda.layer.as_str().into()),
             ("devices", Cell::list(devices)),

@@ -8,7 +8,9 @@ use crate::event::{DeviceIndex, Losses, Target};
 use crate::ledger::Refused;
 use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Snapshot, SoftwareLayer};
 use crate::view::table::Page;
-use crate::view::{clean, counted, duration, identity_line, process, width as columns};
+use crate::view::{
+    budget_warning, clean, counted, duration, identity_line, process, width as columns,
+};
 
 pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the program makes none, or the recording \
                                      is without them.";
@@ -124,6 +126,8 @@ fn warnings(replay: &RecordingReplay) -> Vec<String> {
         );
     }
     warnings.extend(loss_warnings(&replay.snapshot.health.losses));
+    let budget = replay.snapshot.health.budget.as_ref();
+    warnings.extend(budget_warning(budget, replay.snapshot.now));
     warnings.extend(limit_warning("the recording", &replay.refused));
     warnings.extend(unread(&replay.snapshot));
     let disagreements = replay.snapshot.health.disagreements;

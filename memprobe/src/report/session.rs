@@ -6,7 +6,7 @@ use super::{ReportOptions, RowLimit, Sort};
 use crate::ledger::Refused;
 use crate::ledger::snapshot::Snapshot;
 use crate::view::table::Page;
-use crate::view::{clean, identity_line};
+use crate::view::{budget_warning, clean, identity_line};
 
 /// Lines of Python on each device.
 const LINES: usize = 10;
@@ -36,8 +36,10 @@ pub fn session_summary(
     }
     page.fitted(&events_line(snapshot));
     let limit = limit_warning("the process", refused);
+    let budget = budget_warning(snapshot.health.budget.as_ref(), snapshot.now);
     for warning in loss_warnings(&snapshot.health.losses)
         .into_iter()
+        .chain(budget)
         .chain(limit)
     {
         page.warning(&format!("warning: {warning}"));

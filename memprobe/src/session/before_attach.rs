@@ -45,6 +45,7 @@ pub(super) struct BaselineReader {
     has_events: bool,
     /// The events that were taken last may be older than the tables.
     is_ahead: bool,
+    has_given_up: bool,
 }
 
 impl BaselineReader {
@@ -60,6 +61,7 @@ impl BaselineReader {
             attempts: 0,
             has_events: false,
             is_ahead: false,
+            has_given_up: false,
         }
     }
 
@@ -80,6 +82,11 @@ impl BaselineReader {
     /// True if the baseline is known, or is one row.
     pub(super) fn is_settled(&self) -> bool {
         self.reconciler.is_settled()
+    }
+
+    /// True if the blocks could not be read.
+    pub(super) fn has_given_up(&self) -> bool {
+        self.has_given_up
     }
 
     fn read(&mut self) {
@@ -167,6 +174,7 @@ impl BaselineReader {
     }
 
     fn give_up(&mut self, reason: &str) {
+        self.has_given_up = true;
         let tables = self.tables.as_ref().ok();
         self.reconciler.give_up(tables, reason);
         self.forget_tables();

@@ -7,14 +7,17 @@ use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
 use memprobe_common::counter;
 
+use super::budget::{BudgetStep, OverheadBudget};
 use super::gpus::{GpuSampler, PATIENCE, TimedSample};
 use super::process::{Process, ProcessOrigin};
+use super::start_phases::{StartPhase, StartPhases};
 use super::{HostEvent, HostItem};
 use crate::decode::{ProcessEvent, Record, decode};
-use crate::event::{CallPaths, Detail, Losses, Tgid};
+use crate::event::{CallPaths, CaptureLevel, Detail, Losses, Tgid, TimeNs, TimeShare};
 use crate::probe::files::ProbedFiles;
 use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Counters, Loader, Wanted, Watch};
+use crate::probe::overhead::ProbedInstructions;
 use crate::probe::ring::Records;
 use crate::probe::watched::{Watched, allow_many_files};
 use crate::probe::{attaching, heap};
@@ -57,6 +60,10 @@ pub(crate) struct HostSession {
     /// Records of the life of processes that were lost, as far as handled.
     handled_losses: u64,
     refused_rooms: u64,
+    /// Budget that was asked for (`--max-overhead`), and its state once a process is attached.
+    max_overhead: Option<TimeShare>,
+    budget: Option<OverheadBudget>,
+    phases: StartPhases,
     /// True if the last drain read every record that existed when it began.
     is_drained: bool,
     swept: Instant,
@@ -71,7 +78,11 @@ impl HostSession {
     /// is started, so that the probes are in place before its first allocation. Must be called within a tokio runtime.
     pub(crate) fn load(wanted: Wanted, ring_bytes: u32) -> Result<Self> {
         let watch = wanted.watch;
-        let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, watch, ring_bytes)?;
+        let mut phases = StartPhases::begin();
+        let offsets = TaskOffsets::of_this_kernel()?;
+        phases.end(StartPhase::KernelTypes, StartPhase::Programs);
+        let mut loader = Loader::new(&offsets, watch, ring_bytes)?;
+        phases.end(StartPhase::Programs, StartPhase::Probes);
         heap::give_back_freed();
         if watch == Watch::Everyone {
             allow_many_files();
@@ -92,6 +103,9 @@ impl HostSession {
             without_stack_copy: 0,
             handled_losses: 0,
             refused_rooms: 0,
+            max_overhead: None,
+            budget: None,
+            phases,
             is_drained: false,
             swept: now,
             code_checked: now,
@@ -100,12 +114,17 @@ impl HostSession {
         })
     }
 
+    /// Keeps the cost to each process within a share of its time. To be called before processes are added.
+    pub(crate) fn set_max_overhead(&mut self, share: Option<TimeShare>) {
+        self.max_overhead = share;
+    }
+
     pub(crate) fn add(&mut self, watched: Watched, origin: ProcessOrigin) -> Result<()> {
         let tgid = watched.tgid;
         if self.processes.contains_key(&tgid.0) {
             return Ok(());
         }
-        let process = Process::new(Some(watched), tgid, origin, self.wanted, Instant::now());
+        let process = self.new_process(Some(watched), tgid, origin);
         let is_new = self
             .loader
             .admit(tgid, process.config())
@@ -180,6 +199,7 @@ impl HostSession {
         }
         // Before the records are settled: what they leave out must not be taken for known.
         self.emit_losses();
+        self.keep_budget(now);
         self.poll(now);
         // Whoever has ended may have records in the ring that were not reached yet.
         if taken < BATCH && now.duration_since(self.swept) >= SWEEP {
@@ -192,8 +212,23 @@ impl HostSession {
         self.settle(now, all, &mut sink)?;
         self.identify_gpus(now);
         self.read_segments(|process| process.read_segments(now));
+        self.note_phases();
         self.is_drained = all;
         Ok(taken)
+    }
+
+    /// Notes how far the first process is.
+    fn note_phases(&mut self) {
+        if self.phases.is_over() {
+            return;
+        }
+        let mut processes = self.processes.values();
+        if let Some(process) = processes.find(|process| process.is_attached()) {
+            self.phases.end(StartPhase::Probes, StartPhase::Blocks);
+            if !process.is_reading_blocks() {
+                self.phases.end(StartPhase::Blocks, StartPhase::Over);
+            }
+        }
     }
 
     /// Drains until nothing is left, at the end: nobody is watched any more.
@@ -288,16 +323,19 @@ impl HostSession {
         }
     }
 
+    fn new_process(&self, watched: Option<Watched>, tgid: Tgid, origin: ProcessOrigin) -> Process {
+        let mut process = Process::new(watched, tgid, origin, self.wanted, Instant::now());
+        if self.max_overhead.is_some() {
+            let level = self.budget.as_ref().map(|budget| budget.level);
+            process.keep_blocks(level.unwrap_or_default());
+        }
+        process
+    }
+
     /// Starts tracking a process first seen through its kernel records.
     fn adopt(&mut self, tgid: Tgid) {
         let watched = Watched::if_there(tgid);
-        let process = Process::new(
-            watched,
-            tgid,
-            ProcessOrigin::Running,
-            self.wanted,
-            Instant::now(),
-        );
+        let process = self.new_process(watched, tgid, ProcessOrigin::Running);
         // An error means that it is admitted already.
         let _ = self.loader.admit(tgid, process.config());
         self.insert(process);
@@ -582,6 +620,131 @@ impl HostSession {
             // If it is not, it still ends, or the number is another's by now.
             !is_over && now.duration_since(since) < ENDING
         });
+    }
+
+    /// Measures the cost of the probes, and changes the detail that is recorded to what can be afforded.
+    fn keep_budget(&mut self, now: Instant) {
+        let Some(share) = self.max_overhead else {
+            return;
+        };
+        let Some(budget) = &mut self.budget else {
+            self.start_budget(share, now);
+            return;
+        };
+        let instructions = if self.files.has_stepped_probes() {
+            ProbedInstructions::SomeStepped
+        } else {
+            ProbedInstructions::Emulated
+        };
+        let records = self.processes.values();
+        let records = records.map(|process| (process.tgid, process.records));
+        match budget.step(&self.loader, instructions, records, now) {
+            Some(BudgetStep::Change) => self.change_level(),
+            Some(BudgetStep::Report) => self.report_budget(),
+            None => {}
+        }
+    }
+
+    fn start_budget(&mut self, share: TimeShare, now: Instant) {
+        let mut processes = self.processes.values();
+        let Some(first) = processes.find(|process| process.is_attached()) else {
+            return;
+        };
+        let first = first.tgid;
+        match OverheadBudget::start(share, self.wanted, &mut self.loader, now) {
+            Ok(budget) => {
+                self.budget = Some(budget);
+                self.report_budget();
+            }
+            Err(error) => {
+                self.max_overhead = None;
+                let notice = format!("--max-overhead is not kept: {error:#}");
+                self.emit(first, HostItem::Notice(notice));
+            }
+        }
+    }
+
+    /// Tells each process's stream the state of the budget.
+    fn report_budget(&mut self) {
+        let Some(budget) = &mut self.budget else {
+            return;
+        };
+        let mut first = None;
+        for process in self.processes.values_mut() {
+            if process.is_attached() {
+                first.get_or_insert(process.tgid);
+                process.note_capture(budget.change(process.tgid));
+                if process.become_busy() {
+                    self.busy.push(process.tgid);
+                }
+            }
+        }
+        let warning = budget.warning();
+        if let (Some(first), Some(warning)) = (first, warning) {
+            self.emit(first, HostItem::Notice(warning));
+        }
+    }
+
+    /// Brings the probes and programs to the level that can be afforded.
+    fn change_level(&mut self) {
+        let Some(budget) = &mut self.budget else {
+            return;
+        };
+        let mut level = budget.wanted_level();
+        if level == CaptureLevel::Paused {
+            let processes = || self.processes.values();
+            if !processes().all(Process::can_pause) {
+                level = budget.forbid_pauses();
+            } else if processes().any(Process::is_reading_blocks) {
+                // It needs every event for that. The step after it tries again.
+                return;
+            }
+        }
+        if budget.level == CaptureLevel::Paused && (self.files.is_detaching() || !self.is_drained) {
+            return;
+        }
+        self.apply_level(level);
+    }
+
+    fn apply_level(&mut self, level: CaptureLevel) {
+        let Some(budget) = &mut self.budget else {
+            return;
+        };
+        budget.level = level;
+        let mut result = self.files.set_level(&mut self.loader, level);
+        for process in self.processes.values_mut() {
+            let change = budget.change(process.tgid);
+            result = result.and(process.set_level(&mut self.loader, change));
+            if process.become_busy() {
+                self.busy.push(process.tgid);
+            }
+        }
+        let first = self.processes.keys().next().copied();
+        if let (Err(error), Some(first)) = (result, first) {
+            self.emit(Tgid(first), HostItem::Notice(error.to_string()));
+        }
+    }
+
+    /// Ends a pause, and brings the blocks of all processes up to date, as of `time`. To be drained while
+    /// [`Self::is_catching_up`].
+    pub(crate) fn catch_up(&mut self, time: TimeNs) {
+        let paused = |budget: &&mut OverheadBudget| budget.level == CaptureLevel::Paused;
+        let Some(budget) = self.budget.as_mut().filter(paused) else {
+            return;
+        };
+        let level = budget.end_pause();
+        self.files.wait_until_detached();
+        for process in self.processes.values_mut() {
+            process.correct_as_of(time);
+        }
+        self.apply_level(level);
+        // Nothing is given up any more.
+        self.max_overhead = None;
+    }
+
+    /// True while the blocks of a process are read after a pause.
+    pub(crate) fn is_catching_up(&self) -> bool {
+        self.processes.values().any(Process::is_catching_up)
     }
 
     /// Puts the running totals of losses into the streams when they have grown.

@@ -1,13 +1,16 @@
 //! Sessions: probed processes, from kernel records to a stream of events.
 
 mod before_attach;
+mod budget;
 pub(crate) mod gpus;
 pub(crate) mod host;
+mod live_blocks;
 mod poll;
 pub(crate) mod priority;
 pub(crate) mod process;
 pub(crate) mod process_monitor;
 mod segments;
+mod start_phases;
 pub(crate) mod startup_check;
 
 use crate::event::{Event, ProbeStatus, Target, Tgid, TimeNs};

@@ -1,17 +1,22 @@
 //! One process of a session: what is known of it, and its way from records to events.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use memprobe_common::ProcessConfig;
 
 use super::before_attach::{self, BaselineReader};
 use super::gpus::DeviceTracker;
+use super::live_blocks::{Correction, FoundBlocks, LiveBlocks};
 use super::poll::{self, Pace, PollSchedule};
 use super::segments::SegmentReader;
 use super::startup_check::{ObservedFrom, StartupCheck};
 use super::{HostItem, SnapshotPoint};
 use crate::decode::Record;
-use crate::event::{Event, Losses, MarkedPhase, Target, Tgid};
+use crate::event::{
+    Action, CaptureChange, CaptureLevel, Event, Losses, MarkedPhase, MemoryEvent, Target, Tgid,
+    TimeNs,
+};
 use crate::probe::attach::AttachError;
 use crate::probe::attaching::{AttachStep, Attaching, Placement};
 use crate::probe::files::ProbedFiles;
@@ -91,10 +96,21 @@ pub(super) struct Process {
     pub(super) devices: DeviceTracker,
     pub(super) schedule: PollSchedule,
     segments: SegmentReader,
-    /// An event whose notice was taken first.
-    next_event: Option<Event>,
     /// An event that a reading of segments precedes.
     after_reading: Option<Event>,
+    /// Events that come before all others; of the first the notice may have been taken.
+    next_events: VecDeque<Event>,
+    /// Records so far.
+    pub(super) records: u64,
+    /// Blocks that the emitted events leave live; `None` unless there is a budget.
+    live: Option<LiveBlocks>,
+    /// The state of the allocator after a pause, as far as it was read.
+    found: Option<FoundBlocks>,
+    /// Time of the corrections, if it is not that of the reading.
+    corrected_at: Option<TimeNs>,
+    level: CaptureLevel,
+    /// True after the first pause.
+    was_paused: bool,
 }
 
 #[derive(Debug, Default)]
@@ -148,8 +164,14 @@ impl Process {
             devices: DeviceTracker::default(),
             schedule: PollSchedule::new(now),
             segments: SegmentReader::of(tgid),
-            next_event: None,
             after_reading: None,
+            next_events: VecDeque::new(),
+            records: 0,
+            live: None,
+            found: None,
+            corrected_at: None,
+            level: CaptureLevel::Full,
+            was_paused: false,
         }
     }
 
@@ -196,6 +218,8 @@ impl Process {
             // Where the probes are in place already, nothing can come before them.
             before: (self.phase != ProcessPhase::Attached).then(|| BaselineReader::of(tgid)),
             schedule: PollSchedule::starting(now, first_poll),
+            live: self.live.as_ref().map(|_| LiveBlocks::default()),
+            level: self.level,
             ..Self::new(
                 Watched::if_there(tgid),
                 tgid,
@@ -221,6 +245,8 @@ impl Process {
         self.torch = None;
         self.devices = DeviceTracker::default();
         self.has_called = false;
+        self.live = self.live.as_ref().map(|_| LiveBlocks::default());
+        self.found = None;
         self.schedule = PollSchedule::new(now);
     }
 
@@ -274,6 +300,7 @@ impl Process {
 
     pub(super) fn receive(&mut self, record: Record, loader: &mut Loader) -> [Option<HostItem>; 2] {
         let is_step = is_step(&record);
+        self.records += 1;
         self.symbolizer.push(record);
         let notice = self.follow_module_call(loader);
         let point = if self.calls_first() {
@@ -288,16 +315,19 @@ impl Process {
     }
 
     pub(super) fn next_item(&mut self) -> Option<HostItem> {
-        if let Some(event) = self.next_event.take() {
+        if let Some(event) = self.next_events.pop_front() {
             return Some(HostItem::Event(event));
         }
         let Some(event) = self.pop() else {
             return self.startup_check.take_notice().map(HostItem::Notice);
         };
         self.devices.note(&event);
+        if let Some(live) = &mut self.live {
+            live.apply(&event);
+        }
         match before_attach::notice(&event) {
             Some(notice) => {
-                self.next_event = Some(event);
+                self.next_events.push_back(event);
                 Some(HostItem::Notice(notice))
             }
             None => Some(HostItem::Event(event)),
@@ -440,7 +470,7 @@ impl Process {
 
     /// Notes the time from which every tensor is reported, if the probes for it are in place.
     fn watch_tensors(&mut self) {
-        if !self.attaching.has_tensors() {
+        if !self.attaching.has_tensors() || self.level >= CaptureLevel::WithoutShapes {
             return;
         }
         match self.origin {
@@ -468,6 +498,7 @@ impl Process {
         if let Some(before) = &mut self.before {
             before.settle(all);
         }
+        self.correct_blocks();
         if self.is_attached() && self.before.as_ref().is_none_or(BaselineReader::is_settled) {
             self.segments.begin(now);
         }
@@ -500,6 +531,7 @@ impl Process {
         if let Some(before) = &mut self.before {
             before.finish(reason);
         }
+        self.correct_blocks();
         self.segments.settle(true);
     }
 
@@ -593,9 +625,151 @@ impl Process {
     }
 
     fn pop_event(&mut self) -> Option<Event> {
-        match &mut self.before {
-            Some(before) => before.pop(),
-            None => self.admitted(),
+        loop {
+            let event = match &mut self.before {
+                Some(before) => before.pop()?,
+                None => return self.admitted(),
+            };
+            if !self.was_paused || self.found.is_some() {
+                return Some(event);
+            }
+            // A block whose free had begun when the tables were read after a pause.
+            match event {
+                Event::Memory(block) if block.action == Action::Held => {
+                    let (stack, definition) = self.symbolizer.stack_without_probes();
+                    self.next_events.extend(definition);
+                    return Some(Event::Memory(MemoryEvent {
+                        action: Action::Alloc,
+                        stack,
+                        ..block
+                    }));
+                }
+                Event::AtAttach(_) => {}
+                other => return Some(other),
+            }
+        }
+    }
+
+    /// Follows the live blocks from now on, so that the probes can be off for a while.
+    pub(super) fn keep_blocks(&mut self, level: CaptureLevel) {
+        self.live.get_or_insert_default();
+        self.level = level;
+        self.attaching.begin_at(level);
+    }
+
+    /// True if the blocks can be read after a pause; without a budget, or a table of blocks, they cannot.
+    pub(super) fn can_pause(&self) -> bool {
+        let before = self.before.as_ref();
+        let is_unread = before.is_some_and(BaselineReader::has_given_up);
+        !self.is_attached() || self.attaching.has_allocator() && !is_unread
+    }
+
+    /// True while blocks are being read: the probes must stay for it.
+    pub(super) fn is_reading_blocks(&self) -> bool {
+        self.before.as_ref().is_some_and(BaselineReader::is_reading)
+    }
+
+    /// Changes the detail that is recorded. The probes of the level are in place, those of others are being taken away.
+    pub(super) fn set_level(
+        &mut self,
+        loader: &mut Loader,
+        change: CaptureChange,
+    ) -> Result<(), AttachError> {
+        let before = std::mem::replace(&mut self.level, change.level);
+        let result = self.attaching.set_level(loader, change.level, super::now());
+        let had = |level| before < level;
+        let has = |level| change.level < level;
+        match (
+            had(CaptureLevel::WithoutShapes),
+            has(CaptureLevel::WithoutShapes),
+        ) {
+            (true, false) => self.symbolizer.watch_no_tensors(),
+            (false, true) if self.attaching.has_tensors() => {
+                self.symbolizer.watch_tensors_since(super::now());
+            }
+            _ => {}
+        }
+        if !had(CaptureLevel::WithoutGraph) && has(CaptureLevel::WithoutGraph) {
+            self.symbolizer.forget_nodes();
+        }
+        if change.level == CaptureLevel::Paused {
+            // What comes first after the pause is not its first event.
+            self.startup_check.lost();
+        }
+        if before == CaptureLevel::Paused {
+            self.resume();
+        }
+        self.note_capture(change);
+        result
+    }
+
+    pub(super) fn note_capture(&mut self, change: CaptureChange) {
+        self.symbolizer.push_event(Event::Capture(change));
+    }
+
+    /// Reads the allocator's blocks, as at attach. Events from now on wait for the corrections.
+    fn resume(&mut self) {
+        if !self.is_attached() {
+            return;
+        }
+        self.symbolizer.settle_all();
+        self.symbolizer.forget_waiting();
+        self.keep_back();
+        while let Some(event) = self.pop() {
+            if let Some(live) = &mut self.live {
+                live.apply(&event);
+            }
+            self.next_events.push_back(event);
+        }
+        let mut before = BaselineReader::of(self.tgid);
+        before.begin(self.torch.clone());
+        self.before = Some(before);
+        self.found = Some(FoundBlocks::default());
+        self.was_paused = true;
+    }
+
+    /// Dates the corrections after the next pause.
+    pub(super) fn correct_as_of(&mut self, time: TimeNs) {
+        self.corrected_at = Some(time);
+    }
+
+    /// True until the corrections after a pause are known.
+    pub(super) fn is_catching_up(&self) -> bool {
+        self.found.is_some()
+    }
+
+    /// Emits the corrections once the blocks after a pause are known.
+    fn correct_blocks(&mut self) {
+        let is_settled = self.before.as_ref().is_some_and(BaselineReader::is_settled);
+        let Some(mut found) = self.found.take_if(|_| is_settled) else {
+            return;
+        };
+        let mut first = None;
+        while let Some(event) = self.before.as_mut().and_then(BaselineReader::pop) {
+            first = found.push(event);
+            if first.is_some() {
+                break;
+            }
+        }
+        let (stack, definition) = self.symbolizer.stack_without_probes();
+        let by = Correction {
+            time: self.corrected_at.take().unwrap_or_else(super::now),
+            tgid: self.tgid,
+            stack,
+        };
+        let live = self.live.get_or_insert_default();
+        let corrections = live.correct(&found, by);
+        self.next_events.extend(definition);
+        self.next_events.extend(corrections);
+        if let Some(first) = first {
+            live.apply(&first);
+            self.next_events.push_back(first);
+        }
+        if let Some(reason) = found.unread() {
+            log::debug!(
+                "process {}: blocks after a pause are unknown: {reason}",
+                self.tgid.0
+            );
         }
     }
 

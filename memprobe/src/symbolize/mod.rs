@@ -303,6 +303,22 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.graph_tasks = GraphTasks::default();
     }
 
+    /// Forgets the nodes of the forward pass: others were made without a record.
+    pub fn forget_nodes(&mut self) {
+        self.nodes = Nodes::default();
+    }
+
+    /// Records that no probes report tensors any more.
+    pub fn watch_no_tensors(&mut self) {
+        self.shapes.watch_none();
+    }
+
+    /// Returns the stack of blocks that were allocated while the probes were off, and its definition if it is new.
+    pub fn stack_without_probes(&mut self) -> (StackId, Option<Event>) {
+        let (id, new) = self.stacks.unknown(&"".into(), NoStack::ProbesOff);
+        (id, new.map(|stack| Event::Stack(id, stack)))
+    }
+
     /// Forgets the device of every thread, after a call that could have changed it was lost.
     pub fn forget_devices(&mut self) {
         self.cuda.forget_contexts();

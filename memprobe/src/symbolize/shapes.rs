@@ -66,6 +66,11 @@ impl PurposeInterner {
         self.tensors = WatchedTensors::Always;
     }
 
+    /// Records that no probes on tensors are in place.
+    pub fn watch_none(&mut self) {
+        self.tensors = WatchedTensors::Never;
+    }
+
     /// Records that the probes on tensors have been in place since a time.
     pub fn watch_since(&mut self, since: TimeNs) {
         self.tensors = WatchedTensors::Since(since, HashSet::new());

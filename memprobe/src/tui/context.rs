@@ -22,7 +22,9 @@ use crate::event::bytes::human;
 use crate::event::{Detail, DeviceIndex, ProbeStatus, Target};
 use crate::ledger::snapshot::{DeviceSnapshot, Health, Snapshot, SoftwareLayer, TargetState};
 use crate::tensors::TensorTable;
-use crate::view::{clean, clock, count, counted, device_name, fit, process, rate, short_command};
+use crate::view::{
+    budget_fact, clean, clock, count, counted, device_name, fit, process, rate, short_command,
+};
 
 /// Snapshots of a caller; a pause keeps one on the screen.
 #[derive(Debug)]
@@ -332,6 +334,7 @@ fn facts(health: &Health, is_paused: bool) -> Vec<(u8, String)> {
     if health.disagreements > 0 && !health.losses.miss_blocks() {
         facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
     }
+    facts.extend((health.budget.as_ref()).map(|budget| (1, budget_fact(budget))));
     if health.capture.detail > Detail::Lines {
         facts.push((4, format!("detail {}", health.capture.detail.as_str())));
     }

@@ -275,6 +275,7 @@ pub(super) fn normal() -> Snapshot {
         devices: vec![device(0, lines(), 1126, 0)],
         cuda: CudaSnapshot::default(),
         health: Health {
+            budget: None,
             events: 3_292_114,
             events_per_second: 1204.4,
             losses: Losses::default(),

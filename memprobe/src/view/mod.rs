@@ -3,6 +3,7 @@
 //! Every text from the target passes [`clean`] before it is shown.
 
 mod attribution;
+mod budget;
 pub mod cells;
 mod command;
 mod gpus;
@@ -19,6 +20,7 @@ pub use attribution::{
     Alike, THREAD_COLUMNS, ThreadEntry, before, folded, iteration, iterations_by, no_module, peak,
     portion, sureness,
 };
+pub use budget::{budget_fact, budget_warning, capture_level};
 pub use command::short_command;
 pub use gpus::{device_name, gpu_fields, gpu_number, identity_line};
 pub use host::{

@@ -110,7 +110,8 @@ fn table(profilers: &[Profiler], blocks: &[Vec<Block>], losses: &[Option<u64>]) 
     }
     table.note(
         "Medians over turns of the median iteration of a block; \"slower\" and \"µs/event\" are against the \
-         block without a profiler of the same turn. \"By means\" takes a block's mean iteration instead, \
+         block without a profiler of the same turn. A block within a budget begins with what the budget allows in three \
+         seconds, and is on and off in turns: see its mean. \"By means\" takes a block's mean iteration instead, \
          which holds also what happens seldom. \"Lost\" are the records that a profiler says it dropped, in all \
          turns; PyTorch's own do not count them.",
     );

@@ -66,6 +66,8 @@ pub enum Profiler {
     RecordTensors(Build),
     /// `memprobe record` into `/dev/null`.
     RecordNowhere(Build),
+    /// Like [`Self::RecordTensors`], with a budget of 1 %: after some seconds the probes are off most of the time.
+    RecordWithinBudget(Build),
     /// `memprobe attach`, on a terminal of 160 columns and 50 rows.
     Attach(Build),
     /// `_record_memory_history(stacks="python")`.
@@ -88,6 +90,7 @@ impl Profiler {
             Self::RecordNowhere(Own),
             Self::Record(Own),
             Self::RecordTensors(Own),
+            Self::RecordWithinBudget(Own),
             Self::Attach(Own),
             Self::HistoryPython,
             Self::HistoryAll,
@@ -114,6 +117,7 @@ impl Profiler {
             Self::Record(_) => "memprobe record --detail lines -o FILE",
             Self::RecordTensors(_) => "memprobe record --detail tensors -o FILE",
             Self::RecordNowhere(_) => "memprobe record --detail lines -o /dev/null",
+            Self::RecordWithinBudget(_) => "memprobe record --max-overhead 1% -o FILE",
             Self::Attach(_) => "memprobe attach",
             Self::HistoryPython => "PyTorch's history, stacks=\"python\"",
             Self::HistoryAll => "PyTorch's history, stacks=\"all\"",
@@ -130,6 +134,7 @@ impl Profiler {
             Self::Record(build)
             | Self::RecordTensors(build)
             | Self::RecordNowhere(build)
+            | Self::RecordWithinBudget(build)
             | Self::Attach(build) => Some(build),
             _ => None,
         }
@@ -171,6 +176,11 @@ impl Profiler {
             Self::RecordNowhere(_) => Attached::speaking(record("lines", Path::new("/dev/null")))?,
             Self::Record(_) => Attached::speaking(record("lines", &file))?,
             Self::RecordTensors(_) => Attached::speaking(record("tensors", &file))?,
+            Self::RecordWithinBudget(_) => {
+                let mut command = record("tensors", &file);
+                command.args(["--max-overhead", "1%"]);
+                Attached::speaking(command)?
+            }
             Self::Attach(_) => {
                 let mut command = Command::new(memprobe);
                 command.args(["attach", "--pid", &pid]);

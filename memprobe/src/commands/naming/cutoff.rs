@@ -60,6 +60,7 @@ impl Cutoff {
             HostItem::Event(Event::Memory(memory)) => memory.time,
             HostItem::Event(Event::PhaseMark(mark)) => mark.time,
             HostItem::Event(Event::AtAttach(found)) => found.time,
+            HostItem::Event(Event::Capture(change)) => change.time,
             HostItem::Event(Event::Loss(_)) if self.is_over => {
                 self.has_missed = true;
                 return Filtered::LeftOut(None);

@@ -137,6 +137,10 @@ impl HostProcess {
         *malformed = malformed.saturating_add(own.malformed);
         let disagreements = own.agreement.disagreements();
         health.disagreements = health.disagreements.saturating_add(disagreements);
+        if self.ended.is_none() {
+            let budgets = health.budget.into_iter().chain(own.health.budget);
+            health.budget = budgets.max_by_key(|budget| budget.overhead);
+        }
     }
 
     /// Row of the process, rebuilt if it changed.

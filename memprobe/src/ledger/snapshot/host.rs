@@ -1,6 +1,6 @@
 //! Data that views get about all processes of a host.
 
-use super::{GrowthRate, Site};
+use super::{BudgetState, GrowthRate, Site};
 use crate::event::{Bytes, DeviceIndex, Losses, Rank, Target, Tgid, TimeNs, Totals};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -218,4 +218,6 @@ pub struct HostHealth {
     /// Differences between a ledger and its allocator that no loss explains.
     pub disagreements: u64,
     pub untracked: u64,
+    /// Budget of `--max-overhead`, of the process that memprobe costs most.
+    pub budget: Option<BudgetState>,
 }

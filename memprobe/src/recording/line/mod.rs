@@ -10,9 +10,10 @@ use serde_json::value::RawValue;
 
 use super::names::{NamedRecord, NamesRecord};
 use super::segments::{SegmentRecord, SegmentsRecord};
-use super::{AtAttachRecord, EndRecord, FORMAT, Header, MAX_FRAMES, check_names};
+use super::{AtAttachRecord, CaptureRecord, EndRecord, FORMAT, Header, MAX_FRAMES, check_names};
 use crate::event::{
-    AtAttach, BlockPurpose, Losses, MemoryEvent, NoStack, PhaseMark, StackId, Tgid, Tid, TimeNs,
+    AtAttach, BlockPurpose, CaptureChange, Losses, MemoryEvent, NoStack, PhaseMark, StackId, Tgid,
+    Tid, TimeNs,
 };
 use memory::{EndOfSlice, LineHead, MemoryArgs, MemoryLine};
 
@@ -42,6 +43,7 @@ pub(super) enum LineRecord<'a> {
         record: SegmentsRecord,
     },
     Loss(Losses),
+    Capture(CaptureChange),
     End(EndRecord),
     Newer(u32),
     Other,
@@ -206,6 +208,13 @@ fn parse_any(line: &[u8], start: TimeNs) -> Result<LineRecord<'_>, String> {
             record: args(&line)?,
         }),
         ("i", "loss") => Ok(LineRecord::Loss(args(&line)?)),
+        ("i", "capture") => {
+            let time = line.head().time(start)?;
+            let record: CaptureRecord = args(&line)?;
+            let change = record.at(time, Tgid(line.pid));
+            let change = change.ok_or("a level of detail that is not known")?;
+            Ok(LineRecord::Capture(change))
+        }
         _ => Err("a record of unknown kind".to_owned()),
     }
 }

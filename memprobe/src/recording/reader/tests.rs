@@ -4,9 +4,10 @@ use super::*;
 use crate::event::Target;
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{
-    Address, AtAttach, Bytes, CallPathOrigin, CalledModule, Context, DeviceIndex, DeviceSegments,
-    LabeledBlock, Losses, MarkedPhase, MemorySegment, Pool, PoolId, PoolOwner, PoolSize,
-    PrivatePoolState, SegmentReading, StepSettings, Tgid, Tid, Totals,
+    Address, AtAttach, Bytes, CallPathOrigin, CalledModule, CaptureChange, CaptureLevel, Context,
+    DeviceIndex, DeviceSegments, LabeledBlock, Losses, MarkedPhase, MemorySegment, Pool, PoolId,
+    PoolOwner, PoolSize, PrivatePoolState, SegmentReading, StepSettings, Tgid, Tid, TimeShare,
+    Totals,
 };
 use crate::recording::EndReason;
 use crate::recording::samples::{
@@ -208,6 +209,23 @@ fn what_was_found_at_attach_comes_back() {
     let back: Vec<Event> = reader.by_ref().map(Result::unwrap).collect();
     assert_eq!(back, events);
     assert_eq!(reader.events(), 1, "nothing happened to what was found");
+}
+
+#[test]
+fn what_was_given_up_for_the_budget_comes_back() {
+    let mut events = late_attach();
+    events.extend(CaptureLevel::ALL.map(|level| {
+        Event::Capture(CaptureChange {
+            time: TimeNs(3_000_000_000),
+            tgid: Tgid(1234),
+            level,
+            overhead: TimeShare(8_250),
+            budget: TimeShare(10_000),
+        })
+    }));
+    let file = recording(&events);
+    let reader = Reader::new(&*file).unwrap();
+    assert_eq!(reader.map(Result::unwrap).collect::<Vec<_>>(), events);
 }
 
 #[test]

@@ -23,13 +23,13 @@ use super::slices::{BLOCK, CPU, CUDA, END, INSTANT, NameSource, OpenSlices, SEGM
 use super::stack_text::StackTexts;
 use crate::attribution::tables::{DeviceCategories, Portion, Portions};
 use crate::event::{
-    Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, DeviceIndex, Event, Losses,
-    MemoryEvent, PhaseMark, PurposeId, SegmentReading, Stack, StackId, Tid, TimeNs, Totals,
+    Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, CaptureChange, DeviceIndex, Event,
+    Losses, MemoryEvent, PhaseMark, PurposeId, SegmentReading, Stack, StackId, Tid, TimeNs, Totals,
 };
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{
-    AtAttachRecord, End, EndReason, EndRecord, FORMAT, Header, HeaderRecord, NamedRecord,
-    NamesRecord, SegmentRecord, SegmentsRecord,
+    AtAttachRecord, CaptureRecord, End, EndReason, EndRecord, FORMAT, Header, HeaderRecord,
+    NamedRecord, NamesRecord, SegmentRecord, SegmentsRecord,
 };
 use crate::view;
 
@@ -144,6 +144,7 @@ impl<W: Write> TraceWriter<W> {
             Event::BlockLabels(names) => self.names(names),
             Event::Segments(reading) => self.segments(reading),
             Event::Loss(losses) => self.loss(*losses),
+            Event::Capture(change) => self.capture(change),
         }
         self.drain_when_full()
     }
@@ -318,6 +319,17 @@ impl<W: Write> TraceWriter<W> {
         let head = b"\"g\",\"cat\":\"loss\",\"name\":\"memprobe lost events\"";
         let (pid, time) = (self.pid, self.last);
         self.instant(head, pid, pid, time, |line| push_record(line, &losses));
+    }
+
+    fn capture(&mut self, change: &CaptureChange) {
+        self.last = self.last.max(change.time);
+        let name = format!("memprobe records: {}", view::capture_level(change.level));
+        let mut head = Vec::new();
+        json::push_string_field(&mut head, b"\"p\",\"cat\":\"capture\",\"name\":", &name);
+        let (pid, record) = (change.tgid.0, CaptureRecord::from(change));
+        self.instant(&head, pid, pid, change.time, |line| {
+            push_record(line, &record)
+        });
     }
 
     fn at_attach(&mut self, found: &AtAttach) {

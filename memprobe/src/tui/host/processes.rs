@@ -21,7 +21,8 @@ use crate::event::bytes::human;
 use crate::ledger::snapshot::host::{DriverSnapshot, HostSnapshot, ProcessRow, ProcessState};
 use crate::view::table::Column;
 use crate::view::{
-    HostExtent, PROCESS_COLUMNS, ProcessEntry, clean, count, counted, rate, top_line_names,
+    HostExtent, PROCESS_COLUMNS, ProcessEntry, budget_fact, clean, count, counted, rate,
+    top_line_names,
 };
 
 pub struct HostContext {
@@ -80,6 +81,7 @@ impl ScreenContext for HostContext {
         if health.disagreements > 0 && !health.losses.miss_blocks() {
             facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
         }
+        facts.extend((health.budget.as_ref()).map(|budget| (1, budget_fact(budget))));
         if health.untracked > 0 {
             facts.push((0, format!("{} more without room", count(health.untracked))));
         }

@@ -219,6 +219,7 @@ pub(super) fn busy() -> HostSnapshot {
         ],
         driver: driver(),
         health: HostHealth {
+            budget: None,
             events: 3_292_114,
             events_per_second: 1610.0,
             losses: Losses::default(),

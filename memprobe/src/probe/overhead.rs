@@ -1,0 +1,151 @@
+//! Cost of the probes to the processes that hit them: the kernel's count of runs and their time, and the time of a trap.
+
+use std::arch::naked_asm;
+use std::os::fd::OwnedFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use aya::sys::{Stats, enable_stats};
+use hashbrown::HashMap;
+
+use super::loader::{ALLOCATOR_ENTRY, EVENT_WITH_STACK, Loader, Reach, RunTime};
+use crate::event::{ProbeCost, Tgid};
+use crate::process::maps::Maps;
+
+/// Rounds of the calibration, and calls in each.
+const ROUNDS: usize = 15;
+const CALLS: u32 = 40;
+
+/// Factor from a trap in memprobe's own process to one in a program that does something else between two traps: there
+/// caches are cold. On the machine of docs/guide/src/cost.md a trap takes 0.76 µs here and 1.2 µs there. The factor is
+/// larger, so that the estimate agrees with the measured cost of `memprobe attach`, program and reader included.
+const COLD: f64 = 2.0;
+
+/// Time from the probed instruction to the program and back.
+#[derive(Clone, Copy, Debug)]
+struct TrapTimes {
+    /// On an instruction that the kernel emulates.
+    emulated: Duration,
+    /// On one that it single-steps.
+    stepped: Duration,
+}
+
+/// Measures the cost of all probes together. The kernel counts for as long as this exists, which costs each run of a
+/// program two readings of the clock.
+pub struct ProbeMeter {
+    _counting: OwnedFd,
+    trap: TrapTimes,
+    last: HashMap<String, RunTime>,
+}
+
+/// Kind of the probes that processes hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbedInstructions {
+    Emulated,
+    /// Some are single-stepped. Nobody counts their hits apart, so all count as such.
+    SomeStepped,
+}
+
+impl ProbeMeter {
+    /// Has the kernel count, and measures the trap on memprobe itself, which takes about 10 ms.
+    pub fn start(loader: &mut Loader) -> Result<Self> {
+        let counting =
+            enable_stats(Stats::RunTime).context("asking the kernel to time programs")?;
+        let trap = TrapTimes {
+            emulated: trap_on(loader, emulated)?,
+            stepped: trap_on(loader, stepped)?,
+        };
+        log::debug!(
+            "a trap takes {:?}, {:?} where the kernel single-steps",
+            trap.emulated,
+            trap.stepped
+        );
+        let mut meter = Self {
+            _counting: counting,
+            trap,
+            last: HashMap::new(),
+        };
+        // What was counted so far is the calibration's.
+        meter.take(loader, ProbedInstructions::Emulated);
+        Ok(meter)
+    }
+
+    /// Returns the cost since the last call.
+    pub fn take(&mut self, loader: &Loader, instructions: ProbedInstructions) -> ProbeCost {
+        let trap = match instructions {
+            ProbedInstructions::Emulated => self.trap.emulated,
+            ProbedInstructions::SomeStepped => self.trap.stepped,
+        };
+        let mut cost = ProbeCost::default();
+        for (name, now) in loader.run_times() {
+            let last = self.last.get(name).copied().unwrap_or_default();
+            let runs = now.runs.saturating_sub(last.runs);
+            if runs == 0 {
+                continue;
+            }
+            let traps = trap.mul_f64(runs as f64);
+            let spent = now.total.saturating_sub(last.total) + traps;
+            match name {
+                "empty_generic" | "empty_strided_generic" => cost.shapes += spent,
+                // Its own probes are those of nodes and a few marks; blocks reach it through the allocator's program.
+                EVENT_WITH_STACK | "evaluate_function" => cost.graph += spent,
+                _ => cost.rest += spent,
+            }
+            self.last.insert(name.to_owned(), now);
+        }
+        cost
+    }
+}
+
+/// Stands for a probed function: it begins with an instruction that the kernel emulates. Its fifth argument is no CUDA
+/// device, so that the program ends at once.
+#[unsafe(naked)]
+extern "C" fn emulated(_: u64, _: u64, _: u64, _: u64, _device: u64) {
+    naked_asm!("push rbp", "pop rbp", "ret")
+}
+
+/// Like [`emulated`], with an instruction that the kernel single-steps.
+#[unsafe(naked)]
+extern "C" fn stepped(_: u64, _: u64, _: u64, _: u64, _device: u64) {
+    naked_asm!("mov rax, rdi", "ret")
+}
+
+type Probed = extern "C" fn(u64, u64, u64, u64, u64);
+
+/// Measures the time that a probe adds to each call of a function of memprobe's own.
+fn trap_on(loader: &mut Loader, function: Probed) -> Result<Duration> {
+    let tgid = Tgid(std::process::id());
+    let address = function as *const () as u64;
+    let maps = Maps::of(tgid).context("reading memprobe's own mappings")?;
+    let mapping = maps.find(address);
+    let mapping = mapping.context("memprobe's own code is in no mapping")?;
+    let offset = address - mapping.start + mapping.offset;
+    let plain = median_call(function);
+    let reach = Reach::Process(tgid);
+    let link = loader.attach(
+        ALLOCATOR_ENTRY,
+        "/proc/self/exe".as_ref(),
+        offset,
+        None,
+        reach,
+    )?;
+    let probed = median_call(function);
+    // The kernel waits until no processor can be in the program.
+    thread::spawn(move || drop(link));
+    Ok(probed.saturating_sub(plain).mul_f64(COLD))
+}
+
+fn median_call(function: Probed) -> Duration {
+    let mut rounds: Vec<Duration> = (0..ROUNDS)
+        .map(|_| {
+            let start = Instant::now();
+            for _ in 0..CALLS {
+                std::hint::black_box(function)(0, 0, 0, 0, 0);
+            }
+            start.elapsed() / CALLS
+        })
+        .collect();
+    rounds.sort_unstable();
+    rounds[ROUNDS / 2]
+}

@@ -184,6 +184,39 @@ fn now() -> TimeNs {
     TimeNs(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// Further structures that are read together with the heap, and the evaluation of all of them.
+///
+/// [`Self::tables`], [`Self::read`] and [`Self::conclude`] also run in the first scan, to show which pages they need.
+pub trait HeapReader {
+    /// Structures of which a part shows whether the process was stopped at a suitable moment.
+    type Tables;
+    /// Everything else.
+    type Found;
+    /// What a look at the paused process needs of the first scan.
+    type Known;
+    type Output;
+
+    fn tables(&self, image: &Image<ProcessMemory>) -> Self::Tables;
+    /// Reason for which the tables contradict themselves; `None` if they agree.
+    fn disagreement(&self, tables: &Self::Tables) -> Option<Broken>;
+    fn read(
+        &self,
+        image: &Image<ProcessMemory>,
+        moment: &mut HeapScan,
+        tables: Self::Tables,
+    ) -> Self::Found;
+    fn known(&self, image: &Image<ProcessMemory>, found: Self::Found) -> Self::Known;
+    /// Reads from the paused process what [`Self::read`] will need and what is new since the first scan.
+    fn follow(&self, image: &Image<ProcessMemory>, moment: &HeapScan, known: &Self::Known);
+    /// Evaluates everything, after the process has resumed.
+    fn conclude(
+        &self,
+        image: &Image<ProcessMemory>,
+        moment: &mut HeapScan,
+        found: &Self::Found,
+    ) -> Self::Output;
+}
+
 #[derive(Debug)]
 pub struct Captured<T, R> {
     pub moment: HeapScan,
@@ -193,133 +226,195 @@ pub struct Captured<T, R> {
     pub consistency: Consistency,
 }
 
-impl<T, R> Captured<T, R> {
-    fn of(
-        moment: HeapScan,
-        more: T,
-        result: R,
-        image: &Image<ProcessMemory>,
-        consistency: Consistency,
-    ) -> Self {
-        Self {
-            moment,
-            more,
-            result,
-            extent: image.extent(),
-            consistency,
-        }
-    }
-}
-
-/// Captures the heap of a process. `more` reads further structures at the same moment, `conclude` evaluates the
-/// result after the process has resumed. Both also run in the first scan, to show which pages they need.
-pub fn capture<T: Send, R: Send>(
+/// Captures the heap of a process.
+pub fn capture<H: HeapReader>(
     python: &PythonProcess,
     manner: CaptureMode,
     progress: &ReadProgress,
-    more: impl Fn(&Image<ProcessMemory>, &mut HeapScan) -> T + Sync,
-    conclude: impl Fn(&Image<ProcessMemory>, &mut HeapScan, &T) -> R + Sync,
-) -> Result<Captured<T, R>, CaptureError> {
-    let look = |image: &Image<ProcessMemory>, what: ScanScope<'_>| {
+    reader: &H,
+) -> Result<Captured<H::Found, H::Output>, CaptureError> {
+    let capture = Capture {
+        python,
+        progress,
+        reader,
+    };
+    match manner {
+        CaptureMode::AtOnce => {
+            let image = Image::of(python.memory(), MAX_BYTES);
+            capture.at_once(image, CaptureMode::AtOnce, &mut PauseAttempts::default())
+        }
+        CaptureMode::Running => capture.running(),
+        CaptureMode::Paused => capture.paused(),
+    }
+}
+
+struct Capture<'a, H> {
+    python: &'a PythonProcess,
+    progress: &'a ReadProgress,
+    reader: &'a H,
+}
+
+type CaptureResult<H> =
+    Result<Captured<<H as HeapReader>::Found, <H as HeapReader>::Output>, CaptureError>;
+
+impl<H: HeapReader> Capture<'_, H> {
+    /// Reads everything, tables first.
+    fn look(&self, image: &Image<ProcessMemory>, scope: ScanScope<'_>) -> (HeapScan, H::Found) {
+        self.look_with(image, scope, self.reader.tables(image))
+    }
+
+    fn look_with(
+        &self,
+        image: &Image<ProcessMemory>,
+        scope: ScanScope<'_>,
+        tables: H::Tables,
+    ) -> (HeapScan, H::Found) {
+        let mut moment = HeapScan::of(image, self.python, scope, self.progress);
+        if moment.broken.is_none() {
+            moment.broken = self.reader.disagreement(&tables);
+        }
+        let found = self.reader.read(image, &mut moment, tables);
+        (moment, found)
+    }
+
+    /// A running process is read at many moments anyway, and the result says so: missing memory is read on demand.
+    fn running(&self) -> CaptureResult<H> {
+        let (image, (mut moment, found)) = self.look_at_running();
+        let result = self.reader.conclude(&image, &mut moment, &found);
+        // Objects that were freed meanwhile are no table of an empty process.
+        if at_work(self.python).is_some_and(is_of_the_end) {
+            return Err(CaptureError::Ended(DetectError::of_end(self.python.tgid)));
+        }
+        Ok(Captured {
+            moment,
+            more: found,
+            result,
+            extent: image.extent(),
+            consistency: Consistency::Running,
+        })
+    }
+
+    fn paused(&self) -> CaptureResult<H> {
+        let (mut image, (mut moment, mut found)) = self.look_at_running();
+        let mut stops = PauseAttempts::default();
+        for _ in 0..MAX_COPIES {
+            drop(self.reader.conclude(&image, &mut moment, &found));
+            let known = self.reader.known(&image, found);
+            let scan = PreviousScan::of(moment.objects);
+            self.progress.begin(ReadStage::Paused);
+            let (stood, tables, pause) = self.copy(&mut stops, &mut image, &scan, &known)?;
+            drop((known, scan));
+            self.progress.begin(ReadStage::Copy);
+            let (mut moment_of_copy, copied) = self.look_with(&image, ScanScope::Copy, tables);
+            moment_of_copy.at = stood.at;
+            self.progress.begin(ReadStage::Naming);
+            let result = self.reader.conclude(&image, &mut moment_of_copy, &copied);
+            let extent = image.extent();
+            let broken = moment_of_copy.broken;
+            let has_lists = broken == stood.broken || broken == Some(Broken::TooMany);
+            if extent.full || has_lists && extent.missed == 0 {
+                return Ok(Captured {
+                    moment: moment_of_copy,
+                    more: copied,
+                    result,
+                    extent,
+                    consistency: stops.paused_for(pause),
+                });
+            }
+            // Contents of an old object were moved, or the collector reordered its lists.
+            stops.number += 1;
+            self.progress.begin(ReadStage::Running);
+            drop((moment_of_copy, copied, result));
+            image.open();
+            image.renew();
+            image.forget_use();
+            (moment, found) = self.look(&image, ScanScope::Whole(CaptureMode::Running));
+        }
+        drop((moment, found));
+        self.progress.begin(ReadStage::Paused);
+        self.at_once(image, CaptureMode::Paused, &mut stops)
+    }
+
+    /// Stops the process and copies what was looked at and what is new. Also returns the tables, read from the copy, and
+    /// the duration of the pause.
+    fn copy(
+        &self,
+        stops: &mut PauseAttempts,
+        image: &mut Image<ProcessMemory>,
+        scan: &PreviousScan,
+        known: &H::Known,
+    ) -> Result<(HeapScan, H::Tables, Duration), CaptureError> {
         // A look at the paused process changes no counter: the pause has its own stage.
         let unseen = ReadProgress::default();
-        let progress = match what {
-            ScanScope::New(_) => &unseen,
-            ScanScope::Whole(_) | ScanScope::Copy => progress,
+        let look = |image: &Image<ProcessMemory>| {
+            image.open();
+            image.renew();
+            let moment = HeapScan::of(image, self.python, ScanScope::New(scan), &unseen);
+            self.reader.follow(image, &moment, known);
+            moment
         };
-        let mut moment = HeapScan::of(image, python, what, progress);
-        let more = more(image, &mut moment);
-        (moment, more)
-    };
-    if manner == CaptureMode::AtOnce {
-        return capture_at_once(python, &look, &conclude);
+        let check = |image: &Image<ProcessMemory>, moment: &mut HeapScan| {
+            image.close();
+            let tables = self.reader.tables(image);
+            // Tables of an incomplete copy say nothing.
+            if moment.broken.is_none() && image.extent().missed == 0 {
+                moment.broken = self.reader.disagreement(&tables);
+            }
+            tables
+        };
+        let ((moment, tables), pause) = stops.look(self.python, image, look, check)?;
+        Ok((moment, tables, pause))
     }
-    let (mut image, (mut moment, mut found)) = look_at_running(python, &look);
-    // A running process is read at many moments anyway, and the result says so: missing memory is read on demand.
-    let mut result = conclude(&image, &mut moment, &found);
-    if manner == CaptureMode::Running {
-        // Objects that were freed meanwhile are no table of an empty process.
-        if at_work(python).is_some_and(is_of_the_end) {
-            return Err(CaptureError::Ended(DetectError::of_end(python.tgid)));
-        }
-        let how = Consistency::Running;
-        return Ok(Captured::of(moment, found, result, &image, how));
-    }
-    let mut stops = PauseAttempts::default();
-    for _ in 0..MAX_COPIES {
-        drop((found, result));
-        let known = PreviousScan::of(moment.objects);
-        let scan_paused = |image: &Image<ProcessMemory>| look(image, ScanScope::New(&known));
-        progress.begin(ReadStage::Paused);
-        let ((stood, _), pause) = stops.look(python, &mut image, &scan_paused)?;
+
+    /// Reads everything while the process is paused.
+    fn at_once(
+        &self,
+        mut image: Image<ProcessMemory>,
+        manner: CaptureMode,
+        stops: &mut PauseAttempts,
+    ) -> CaptureResult<H> {
+        // Another stop begins with what the one before it has read.
+        let mut read = None;
+        let look = |image: &Image<ProcessMemory>| {
+            image.renew();
+            let (mut moment, found) = self.look(image, ScanScope::Whole(manner));
+            let result = (manner == CaptureMode::AtOnce)
+                .then(|| self.reader.conclude(image, &mut moment, &found));
+            read = Some((found, result));
+            moment
+        };
+        let ((mut moment, ()), pause) = stops.look(self.python, &mut image, look, |_, _| ())?;
         image.close();
-        progress.begin(ReadStage::Copy);
-        (moment, found) = look(&image, ScanScope::Copy);
-        moment.at = stood.at;
-        progress.begin(ReadStage::Naming);
-        result = conclude(&image, &mut moment, &found);
-        let extent = image.extent();
-        let has_lists = moment.broken == stood.broken || moment.broken == Some(Broken::TooMany);
-        if extent.full || has_lists && extent.missed == 0 {
-            let how = stops.paused_for(pause);
-            return Ok(Captured::of(moment, found, result, &image, how));
-        }
-        // Contents of an old object were moved, or the collector reordered its lists.
-        stops.number += 1;
-        progress.begin(ReadStage::Running);
-        image.open();
-        image.renew();
-        drop((found, result));
-        (moment, found) = look(&image, ScanScope::Whole(CaptureMode::Running));
-        result = conclude(&image, &mut moment, &found);
+        // A pause that has ended has read everything.
+        let (found, result) = read.ok_or(PauseError::Gone)?;
+        let conclude = || self.reader.conclude(&image, &mut moment, &found);
+        let result = result.unwrap_or_else(conclude);
+        Ok(Captured {
+            moment,
+            more: found,
+            result,
+            extent: image.extent(),
+            consistency: stops.paused_for(pause),
+        })
     }
-    drop((moment, found, result));
-    progress.begin(ReadStage::Paused);
-    let scan_paused =
-        |image: &Image<ProcessMemory>| look(image, ScanScope::Whole(CaptureMode::Paused));
-    let ((mut moment, more), pause) = stops.look(python, &mut image, &scan_paused)?;
-    image.close();
-    let result = conclude(&image, &mut moment, &more);
-    let how = stops.paused_for(pause);
-    Ok(Captured::of(moment, more, result, &image, how))
-}
 
-fn capture_at_once<T: Send, R: Send>(
-    python: &PythonProcess,
-    look: &(impl Fn(&Image<ProcessMemory>, ScanScope<'_>) -> (HeapScan, T) + Sync),
-    conclude: &(impl Fn(&Image<ProcessMemory>, &mut HeapScan, &T) -> R + Sync),
-) -> Result<Captured<T, R>, CaptureError> {
-    let mut image = Image::of(python.memory(), MAX_BYTES);
-    let mut stops = PauseAttempts::default();
-    let all = |image: &Image<ProcessMemory>| {
-        let (mut moment, more) = look(image, ScanScope::Whole(CaptureMode::AtOnce));
-        let result = conclude(image, &mut moment, &more);
-        (moment, (more, result))
-    };
-    let ((moment, (more, result)), pause) = stops.look(python, &mut image, &all)?;
-    let how = stops.paused_for(pause);
-    Ok(Captured::of(moment, more, result, &image, how))
-}
-
-/// Scans a running process until the result is consistent, at most [`MAX_WALKS`] times.
-fn look_at_running<T>(
-    python: &PythonProcess,
-    look: &impl Fn(&Image<ProcessMemory>, ScanScope<'_>) -> (HeapScan, T),
-) -> (Image<ProcessMemory>, (HeapScan, T)) {
-    let mut walks = 0;
-    loop {
-        let stands = is_stopped(python.tgid);
-        if !stands {
-            wait_for_a_good_moment(python);
+    /// Scans a running process until the result is consistent, at most [`MAX_WALKS`] times.
+    fn look_at_running(&self) -> (Image<ProcessMemory>, (HeapScan, H::Found)) {
+        let mut walks = 0;
+        loop {
+            let stands = is_stopped(self.python.tgid);
+            if !stands {
+                wait_for_a_good_moment(self.python);
+            }
+            let image = Image::of(self.python.memory(), MAX_BYTES);
+            let found = self.look(&image, ScanScope::Whole(CaptureMode::Running));
+            walks += 1;
+            let is_whole = found.0.broken.is_none() && !found.0.is_torn;
+            if is_whole || stands || walks == MAX_WALKS {
+                return (image, found);
+            }
+            thread::sleep(FIRST_WAIT);
         }
-        let image = Image::of(python.memory(), MAX_BYTES);
-        let found = look(&image, ScanScope::Whole(CaptureMode::Running));
-        walks += 1;
-        let is_whole = found.0.broken.is_none() && !found.0.is_torn;
-        if is_whole || stands || walks == MAX_WALKS {
-            return (image, found);
-        }
-        thread::sleep(FIRST_WAIT);
     }
 }
 
@@ -345,12 +440,14 @@ impl PauseAttempts {
         }
     }
 
-    /// Scans the paused process at the first suitable moment. Also returns the duration of the pause.
-    fn look<T: Send>(
+    /// Scans the paused process at the first suitable moment. `check` looks at the copy once the process runs again, and
+    /// may find that the moment was not suitable. Also returns the duration of the pause.
+    fn look<T>(
         &mut self,
         python: &PythonProcess,
         image: &mut Image<ProcessMemory>,
-        look: &(impl Fn(&Image<ProcessMemory>) -> (HeapScan, T) + Sync),
+        mut look: impl FnMut(&Image<ProcessMemory>) -> HeapScan,
+        check: impl Fn(&Image<ProcessMemory>, &mut HeapScan) -> T,
     ) -> Result<((HeapScan, T), Duration), CaptureError> {
         let mut wait = FIRST_WAIT;
         let (mut allocating, mut woken) = (0, 0);
@@ -359,30 +456,31 @@ impl PauseAttempts {
             if !stands {
                 wait_for_a_good_moment(python);
             }
-            let image = &mut *image;
             let sleepers = if woken < MAX_WOKEN {
                 Sleepers::Left
             } else {
                 Sleepers::Caught
             };
-            let paused = while_paused(python.tgid, sleepers, move || {
+            let image = &*image;
+            let paused = while_paused(python.tgid, sleepers, || {
                 // At an unsuitable moment the pause lasts only as long as this check.
-                if let Some(broken) = at_work(python) {
-                    return Err(broken);
-                }
-                image.renew();
-                Ok(look(image))
+                at_work(python).map_or_else(|| Ok(look(image)), Err)
             })?;
             let broken = match paused.result {
                 Ok(_) if paused.has_run => Broken::Woken,
-                Ok(found) => match found.0.broken {
-                    None | Some(Broken::TooMany) => return Ok((found, paused.duration)),
-                    // The allocator's tables may never agree.
-                    Some(Broken::Allocating) if stands || allocating == MAX_ALLOCATING => {
-                        return Ok((found, paused.duration));
+                Ok(mut moment) => {
+                    let checked = check(image, &mut moment);
+                    match moment.broken {
+                        None | Some(Broken::TooMany) => {
+                            return Ok(((moment, checked), paused.duration));
+                        }
+                        // The allocator's tables may never agree.
+                        Some(Broken::Allocating) if stands || allocating == MAX_ALLOCATING => {
+                            return Ok(((moment, checked), paused.duration));
+                        }
+                        Some(broken) => broken,
                     }
-                    Some(broken) => broken,
-                },
+                }
                 Err(broken) => broken,
             };
             if is_of_the_end(broken) {

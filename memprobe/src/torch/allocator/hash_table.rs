@@ -12,6 +12,9 @@ const ENTRY: usize = 24;
 /// Entries per read: slightly less than 1 MB.
 const AT_ONCE: u64 = 40_000;
 
+/// Entries per read of those that have changed: three pages.
+const OF_CHANGED: u64 = 512;
+
 /// The multiplier of `fibonacci_hash_policy`.
 const GOLDEN: u64 = 11_400_714_819_323_198_485;
 
@@ -71,9 +74,22 @@ pub(super) struct Element {
     pub(super) value: u64,
 }
 
+/// Part of a table that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    All,
+    /// Entries that may differ from those of an earlier reading ([`ReadMemory::may_have_changed`]).
+    Changed,
+}
+
 /// Reads the table at `address` and appends its elements, except those that are being moved. Reads it again, up
 /// to [`ATTEMPTS`] times, if it changes meanwhile. The check against the allocator's totals catches the rest.
-pub fn read(memory: &impl ReadMemory, address: u64, elements: &mut Vec<Element>) -> Fitting<()> {
+pub fn read(
+    memory: &impl ReadMemory,
+    address: u64,
+    extent: Extent,
+    elements: &mut Vec<Element>,
+) -> Fitting<()> {
     let before = elements.len();
     for attempt in 1..=ATTEMPTS {
         elements.truncate(before);
@@ -82,7 +98,9 @@ pub fn read(memory: &impl ReadMemory, address: u64, elements: &mut Vec<Element>)
             return Ok(());
         }
         let last = attempt == ATTEMPTS;
-        match read_elements(memory, &header, elements) {
+        match read_elements(memory, &header, extent, elements) {
+            // The number of elements is not known then.
+            Ok(()) if extent == Extent::Changed => return Ok(()),
             Ok(()) => {}
             // A table that grows frees its old slots.
             Err(_) if !last => continue,
@@ -107,12 +125,22 @@ fn read_header(memory: &impl ReadMemory, address: u64) -> Fitting<TableHeader> {
 fn read_elements(
     memory: &impl ReadMemory,
     header: &TableHeader,
+    extent: Extent,
     elements: &mut Vec<Element>,
 ) -> ReadResult<()> {
+    let at_once = match extent {
+        Extent::All => AT_ONCE,
+        Extent::Changed => OF_CHANGED,
+    };
     let mut from = 0;
     while from < header.slots() {
-        let slots = AT_ONCE.min(header.slots() - from);
+        let slots = at_once.min(header.slots() - from);
         let address = header.entries.wrapping_add(from * ENTRY as u64);
+        let bytes = slots * ENTRY as u64;
+        if extent == Extent::Changed && !memory.may_have_changed(address, bytes) {
+            from += slots;
+            continue;
+        }
         let limit = AT_ONCE as usize * ENTRY;
         let bytes = memory.read_bytes(address, slots * ENTRY as u64, limit)?;
         let here = bytes.chunks_exact(ENTRY).zip(from..);
@@ -152,7 +180,7 @@ mod tests {
 
     fn keys(memory: &FakeMemory) -> Fitting<Vec<u64>> {
         let mut elements = Vec::new();
-        read(memory, AT, &mut elements)?;
+        read(memory, AT, Extent::All, &mut elements)?;
         assert!(
             elements
                 .iter()

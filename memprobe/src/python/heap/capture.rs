@@ -186,7 +186,7 @@ fn now() -> TimeNs {
 
 /// Further structures that are read together with the heap, and the evaluation of all of them.
 ///
-/// [`Self::tables`], [`Self::read`] and [`Self::conclude`] also run in the first scan, to show which pages they need.
+/// [`Self::tables`] and [`Self::read`] also run in the first scan, to show which pages they need.
 pub trait HeapReader {
     /// Structures of which a part shows whether the process was stopped at a suitable moment.
     type Tables;
@@ -215,6 +215,8 @@ pub trait HeapReader {
         moment: &mut HeapScan,
         found: &Self::Found,
     ) -> Self::Output;
+    /// Reads all memory that [`Self::conclude`] needs.
+    fn touch(&self, image: &Image<ProcessMemory>, moment: &mut HeapScan, found: &Self::Found);
 }
 
 #[derive(Debug)]
@@ -298,7 +300,14 @@ impl<H: HeapReader> Capture<'_, H> {
         let (mut image, (mut moment, mut found)) = self.look_at_running();
         let mut stops = PauseAttempts::default();
         for _ in 0..MAX_COPIES {
-            drop(self.reader.conclude(&image, &mut moment, &found));
+            let start = Instant::now();
+            self.reader.touch(&image, &mut moment, &found);
+            let extent = image.extent();
+            log::debug!(
+                "{} MiB to copy, {:?} for names",
+                extent.bytes >> 20,
+                start.elapsed()
+            );
             let known = self.reader.known(&image, found);
             let scan = PreviousScan::of(moment.objects);
             self.progress.begin(ReadStage::Paused);
@@ -347,10 +356,18 @@ impl<H: HeapReader> Capture<'_, H> {
         // A look at the paused process changes no counter: the pause has its own stage.
         let unseen = ReadProgress::default();
         let look = |image: &Image<ProcessMemory>| {
+            let start = Instant::now();
             image.open();
             image.renew();
+            let copied = start.elapsed();
             let moment = HeapScan::of(image, self.python, ScanScope::New(scan), &unseen);
+            let scanned = start.elapsed() - copied;
             self.reader.follow(image, &moment, known);
+            log::debug!(
+                "paused: {copied:?} to copy, {scanned:?} for {} new objects, {:?} for tensors",
+                moment.objects.objects.len(),
+                start.elapsed() - copied - scanned
+            );
             moment
         };
         let check = |image: &Image<ProcessMemory>, moment: &mut HeapScan| {

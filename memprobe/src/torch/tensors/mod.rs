@@ -11,6 +11,7 @@ mod retainers;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use self::join::JoinPurpose;
 use self::known::KnownTensors;
 use super::allocator::active::AllocatorVariable;
 use super::allocator::tables::{self, AllocatorTables, TablesError};
@@ -196,7 +197,11 @@ impl HeapReader for TensorReader<'_> {
         moment: &mut HeapScan,
         found: &Found,
     ) -> TensorSnapshot {
-        join::join(image, self.python, moment, found)
+        join::join(image, self.python, moment, found, JoinPurpose::Snapshot)
+    }
+
+    fn touch(&self, image: &Image<ProcessMemory>, moment: &mut HeapScan, found: &Found) {
+        join::join(image, self.python, moment, found, JoinPurpose::Memory);
     }
 }
 

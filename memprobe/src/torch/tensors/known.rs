@@ -89,6 +89,6 @@ mod tests {
         assert_eq!(changed(&[0x1000..0x2000]), [1, 2]);
         assert_eq!(changed(&[0x2000..0x3000]), [2, 3]);
         assert_eq!(changed(&[0..0xff0, 0x2008..0x3000]), [3]);
-        assert_eq!(changed(&[]), []);
+        assert!(changed(&[]).is_empty());
     }
 }

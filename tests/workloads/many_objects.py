@@ -70,6 +70,9 @@ def parser():
     options.add_argument("--modules", type=int, default=2000)
     options.add_argument("--objects", type=int, default=1_000_000)
     options.add_argument("--gaps", help="a file for them")
+    options.add_argument(
+        "--then", choices=["rest", "train"], help="print READY when all is there, and do this from then on"
+    )
     return options
 
 
@@ -81,6 +84,14 @@ def main(points, options):
     held = heap(options.objects)
     if options.gaps:
         Gaps(options.gaps).start()
+    if options.then:
+        print(f"READY {options.objects}", flush=True)
+    while options.then == "rest":
+        time.sleep(1)
+    while options.then == "train":
+        adam.zero_grad()
+        model(torch.zeros(4, 8, device="cuda")).sum().backward()
+        adam.step()
     points.at("held")
     del held
 

@@ -1,5 +1,9 @@
 //! Memory of another process, read and never written.
 
+mod refresh;
+
+pub use refresh::StalePiece;
+
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
 use std::sync::LazyLock;
@@ -9,6 +13,9 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use crate::event::Tgid;
+
+/// Bytes of a page.
+pub const PAGE: usize = 4 << 10;
 
 pub trait ReadMemory {
     /// Fills `into` from `address` on. After an error the content of `into` is unspecified.
@@ -69,6 +76,16 @@ pub trait ReadMemory {
             piece.outcome = self.read(piece.address, piece.into);
         }
     }
+
+    /// Reads memory again of which there is a copy, and finds the pages that have changed.
+    fn refresh_each(&self, stale: &mut [StalePiece<'_>]) {
+        refresh::refresh(self, stale);
+    }
+
+    /// True if any byte of a range may differ from an earlier reading; of memory that is no copy, always.
+    fn may_have_changed(&self, _address: u64, _len: u64) -> bool {
+        true
+    }
 }
 
 impl<M: ReadMemory + ?Sized> ReadMemory for &M {
@@ -82,6 +99,14 @@ impl<M: ReadMemory + ?Sized> ReadMemory for &M {
 
     fn read_each(&self, pieces: &mut [Piece<'_>]) {
         (**self).read_each(pieces);
+    }
+
+    fn refresh_each(&self, stale: &mut [StalePiece<'_>]) {
+        (**self).refresh_each(stale);
+    }
+
+    fn may_have_changed(&self, address: u64, len: u64) -> bool {
+        (**self).may_have_changed(address, len)
     }
 }
 
@@ -213,31 +238,44 @@ impl ReadMemory for ProcessMemory {
 
     /// Splits many bytes among several threads, because the copying alone takes the time.
     fn read_each(&self, pieces: &mut [Piece<'_>]) {
-        let threads = threads_for(pieces);
-        if threads <= 1 {
-            return self.read_all(pieces);
-        }
-        let share = pieces.len().div_ceil(threads);
-        std::thread::scope(|scope| {
-            for share in pieces.chunks_mut(share) {
-                scope.spawn(|| self.read_all(share));
-            }
-        });
+        let bytes = pieces.iter().map(|piece| piece.into.len()).sum();
+        shared(pieces, bytes, |share| self.read_all(share));
+    }
+
+    fn refresh_each(&self, stale: &mut [StalePiece<'_>]) {
+        let bytes = stale.iter().map(|piece| piece.bytes.len()).sum();
+        shared(stale, bytes, |share| refresh::refresh(self, share));
     }
 }
 
-/// Returns the number of threads that read these pieces. Only a large copy is worth a thread: to start one takes as
+/// Does `work` on shares of the pieces, on as many threads as so many bytes are worth.
+fn shared<P: Send>(pieces: &mut [P], bytes: usize, work: impl Fn(&mut [P]) + Sync) {
+    let threads = threads_for(pieces.len(), bytes);
+    if threads <= 1 {
+        return work(pieces);
+    }
+    let share = pieces.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        let work = &work;
+        let mut shares = pieces.chunks_mut(share);
+        let own = shares.next();
+        for share in shares {
+            scope.spawn(move || work(share));
+        }
+        own.map(work);
+    });
+}
+
+/// Returns the number of threads that read so many bytes in so many pieces. Only a large copy is worth a thread: to start one takes as
 /// long as to copy some hundred kilobytes, and small questions are asked thousands of times a second.
-fn threads_for(pieces: &[Piece<'_>]) -> usize {
+fn threads_for(pieces: usize, bytes: usize) -> usize {
     /// More do not copy faster.
     const MAX_THREADS: usize = 4;
     const BYTES_OF_A_THREAD: usize = 2 << 20;
     /// The standard library reads files of the control group for the answer each time.
     static PROCESSORS: LazyLock<usize> =
         LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let bytes = pieces.iter().map(|piece| piece.into.len());
-    let threads = bytes.sum::<usize>() / BYTES_OF_A_THREAD;
-    let threads = threads.min(MAX_THREADS).min(pieces.len());
+    let threads = (bytes / BYTES_OF_A_THREAD).min(MAX_THREADS).min(pieces);
     if threads <= 1 {
         return 1;
     }
@@ -428,11 +466,7 @@ mod tests {
 
     #[test]
     fn small_questions_start_no_thread() {
-        let threads = |number: usize, bytes: usize| {
-            let mut rooms = vec![0; number * bytes];
-            let rooms = rooms.chunks_mut(bytes);
-            threads_for(&rooms.map(|into| Piece::of(8, into)).collect::<Vec<_>>())
-        };
+        let threads = |number: usize, bytes: usize| threads_for(number, number * bytes);
         assert_eq!(threads(20_000, 48), 1);
         assert_eq!(threads(1, 32 << 20), 1);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);

@@ -7,6 +7,7 @@
 //! A thread that sleeps in a system call which a stop would end is left asleep ([`Sleeper`]).
 
 mod stops;
+mod urgency;
 mod watchdog;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, waitpid};
 
+use self::urgency::Urgency;
 use self::watchdog::Watchdog;
 use super::run_state::{task_state as state, tracer};
 use super::sleeper::Sleeper;
@@ -125,16 +127,19 @@ pub fn while_paused<R>(
     let (done, ends) = mpsc::channel::<()>();
     let hold = move || {
         let watchdog = Watchdog::start(longest.mul_f64(WATCHED))?;
+        let _urgency = Urgency::begin();
         let held = hold(tgid, sleepers, longest.mul_f64(HELD), &begun, &ends);
         drop(watchdog);
         held
     };
     let held = thread::scope(|scope| {
         let holder = scope.spawn(hold);
+        let urgency = Urgency::begin();
         // If the process could not be stopped, nothing is sent.
         let result = begins.recv().ok().map(|()| work());
         drop(done);
         let held = holder.join();
+        drop(urgency);
         let held = held.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         held.map(|held| (held, result))
     });

@@ -87,11 +87,16 @@ impl Found {
             let blocks = &snapshot.blocks;
             there.blocks.sort_by_key(|&at| blocks[at].addr);
             // Of storages with the same start, the one with the better-ranked tensor comes first.
-            there.storages.sort_by_key(|&at| {
+            let best = |at: usize| {
                 let best = tensors[at].first();
                 best.map_or((1, None), |&at| {
                     (0, Some(rank(&snapshot.tensors[at], snapshot)))
                 })
+            };
+            let start = |at: usize| snapshot.storages[at].data;
+            there.storages.sort_by(|&one, &other| {
+                let by_start = start(one).cmp(&start(other));
+                by_start.then_with(|| best(one).cmp(&best(other)))
             });
         }
         Self { devices, tensors }

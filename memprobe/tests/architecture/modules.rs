@@ -47,6 +47,7 @@ pub const UNSAFE_FILES: &[&str] = &[
     "probe/positions.rs",
     "process/launch.rs",
     "process/pause.rs",
+    "process/pause/urgency.rs",
     "process/pause/watchdog.rs",
 ];
 

@@ -53,7 +53,7 @@ pub struct Options {
     /// The Python: a version such as 3.11, or the path of an interpreter
     #[arg(long, value_name = "PYTHON", default_value = DEFAULT_PYTHON)]
     python: Interpreter,
-    /// Only the benchmarks of memprobe's own code with this text in their names
+    /// Only the benchmarks of memprobe's own code, and the cases of `scale`, with this text in their names
     #[arg(long, value_name = "NAME")]
     filter: Option<String>,
     /// Another memprobe, such as that of an earlier commit, in the same turns of the training loop
@@ -138,7 +138,8 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
             tables.push((Part::Ranks, table));
         }
         if wanted(Part::Scale) {
-            let table = scale::measure(&environment.python, &workloads, &programs)?;
+            let filter = options.filter.as_deref().unwrap_or_default();
+            let table = scale::measure(&environment.python, &workloads, &programs, filter)?;
             tables.push((Part::Scale, table));
         }
     }

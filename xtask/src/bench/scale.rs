@@ -33,7 +33,7 @@ struct Case {
     memprobe: &'static [&'static str],
 }
 
-const CASES: [Case; 3] = [
+const CASES: [Case; 6] = [
     Case {
         name: "2,000 Linears nested 100 deep: record -d 5s",
         workload: &["deep_modules.py"],
@@ -45,8 +45,31 @@ const CASES: [Case; 3] = [
         memprobe: &["record", "--names", "--duration", "3s"],
     },
     Case {
+        name: "2,000 modules at rest: snapshot",
+        workload: &["many_objects.py", "--objects", "0", "--then", "rest"],
+        memprobe: &["snapshot"],
+    },
+    Case {
+        name: "2,000 modules that train: snapshot",
+        workload: &["many_objects.py", "--objects", "0", "--then", "train"],
+        memprobe: &["snapshot"],
+    },
+    Case {
         name: "1,000,000 tensors: snapshot",
         workload: &["many_blocks.py", "--tensors", "1000000", "--pause", "0.001"],
+        memprobe: &["snapshot"],
+    },
+    Case {
+        name: "5,000,000 objects: snapshot",
+        workload: &[
+            "many_objects.py",
+            "--modules",
+            "0",
+            "--objects",
+            "5000000",
+            "--then",
+            "rest",
+        ],
         memprobe: &["snapshot"],
     },
 ];
@@ -85,8 +108,13 @@ impl Run {
     }
 }
 
-/// Measures each case, several memprobes in turns.
-pub fn measure(python: &Path, workloads: &Path, programs: &Programs) -> Result<Table> {
+/// Measures each case with `filter` in its name, several memprobes in turns.
+pub fn measure(
+    python: &Path,
+    workloads: &Path,
+    programs: &Programs,
+    filter: &str,
+) -> Result<Table> {
     eprintln!("== scale: {RUNS} runs of each case");
     let mut table = Table::new(
         "Large and deep programs",
@@ -103,7 +131,15 @@ pub fn measure(python: &Path, workloads: &Path, programs: &Programs) -> Result<T
     let memprobes = [Some(&programs.memprobe), programs.other_memprobe.as_ref()];
     let memprobes: Vec<&PathBuf> = memprobes.into_iter().flatten().collect();
     let mut shuffle = Shuffle::new();
-    for case in &CASES {
+    let cases: Vec<_> = CASES
+        .iter()
+        .filter(|case| case.name.contains(filter))
+        .collect();
+    if cases.is_empty() {
+        let names = CASES.map(|case| case.name).join("\n");
+        bail!("no case has {filter:?} in its name. The cases:\n{names}");
+    }
+    for case in cases {
         let target = Target::start(python, workloads, case)?;
         let mut runs: Vec<Vec<Run>> = memprobes.iter().map(|_| Vec::new()).collect();
         for _ in 0..RUNS {

@@ -1,21 +1,23 @@
 //! A cache of a process's memory, so that everything that is read belongs to one moment.
 
+mod slabs;
+
 use std::cell::RefCell;
 use std::ops::Range;
 
 use hashbrown::HashMap;
 
-use crate::process::memory::{Cause, Piece, ReadMemory, ReadResult};
+use self::slabs::Slabs;
+use crate::process::memory::{Cause, PAGE, Piece, ReadMemory, ReadResult, StalePiece};
 
 /// Bytes per read: the fastest of several sizes for walking a heap of a million objects.
 const CHUNK: usize = 16 << 10;
 
-const PAGE: usize = 4 << 10;
 const PAGES: usize = CHUNK / PAGE;
 const BATCH: usize = 1024;
 
-/// Slots of the direct-mapped lookup cache: 64 MiB of chunks.
-const RECENT: usize = 4096;
+/// Slots of the direct-mapped lookup cache: 256 MiB of chunks.
+const RECENT: usize = 1 << 14;
 
 /// Caches everything read from another memory. After [`Self::close`] only cached memory can be read, so that
 /// nothing of a later moment comes in.
@@ -28,11 +30,15 @@ pub struct Image<M> {
 #[derive(Debug)]
 struct ChunkCache {
     chunks: Vec<Chunk>,
+    /// Bytes of the chunks, by index in `chunks`.
+    bytes: Slabs,
     /// Index in `chunks` by chunk number: the address divided by [`CHUNK`].
     places: HashMap<u64, usize>,
     /// Recently used chunks as (number, index), at the slot given by the lowest bits of the number. A newer
     /// chunk replaces an older one in its slot.
     recent: Box<[(u64, usize)]>,
+    /// What the latest [`Image::renew`] found changed, in the order of addresses.
+    changed: Vec<Range<u64>>,
     most: usize,
     open: bool,
     missed: u64,
@@ -41,13 +47,14 @@ struct ChunkCache {
 #[derive(Debug)]
 struct Chunk {
     number: u64,
-    bytes: Box<[u8]>,
     /// Pages with valid contents, one bit each.
     known: u8,
     /// Pages that were read, successfully or not, one bit each.
     tried: u8,
     /// Pages that were looked at, one bit each.
     used: u8,
+    /// Pages that are not as they were before the latest [`Image::renew`], one bit each.
+    changed: u8,
 }
 
 /// Reason to look at a page.
@@ -76,6 +83,8 @@ impl<M: ReadMemory> Image<M> {
             memory,
             cache: RefCell::new(ChunkCache {
                 chunks: Vec::new(),
+                bytes: Slabs::default(),
+                changed: Vec::new(),
                 places: HashMap::new(),
                 recent: vec![(u64::MAX, 0); RECENT].into(),
                 most: most / CHUNK,
@@ -103,32 +112,22 @@ impl<M: ReadMemory> Image<M> {
         }
     }
 
-    /// Reads all pages again that were looked at so far, in one call, and forgets the rest. The image then belongs
-    /// to this moment.
+    /// Reads all pages again that were looked at so far, with as few calls as possible, and forgets the rest. The image
+    /// then belongs to this moment, and knows which of these pages have changed.
     pub fn renew(&self) {
-        let cache = &mut *self.cache.borrow_mut();
-        cache.missed = 0;
-        let mut wanted: Vec<&mut Chunk> = cache.chunks.iter_mut().collect();
-        wanted.sort_unstable_by_key(|chunk| chunk.number);
-        let spans: Vec<_> = wanted.iter().map(|chunk| chunk.span()).collect();
-        let pieces = wanted.iter_mut().zip(&spans).map(|(chunk, span)| {
-            let address = chunk.start().wrapping_add(span.start as u64);
-            Piece::of(address, &mut chunk.bytes[span.clone()])
-        });
-        let mut pieces: Vec<_> = pieces.collect();
-        pieces.retain(|piece| !piece.into.is_empty());
-        self.memory.read_each(&mut pieces);
-        let failed = pieces.iter().filter(|piece| piece.outcome.is_err());
-        let failed: Vec<_> = failed.map(|piece| piece.address / CHUNK as u64).collect();
-        for (chunk, span) in wanted.into_iter().zip(spans) {
-            let span = if span.is_empty() { 0 } else { pages(&span) };
-            (chunk.known, chunk.tried) = (span, span);
-            if failed.binary_search(&chunk.number).is_ok() {
-                (chunk.known, chunk.tried) = (0, 0);
-                chunk.read_pages(&self.memory, span);
-            }
+        self.cache.borrow_mut().renew(&self.memory);
+    }
+
+    /// Forgets which pages were looked at: the next [`Self::renew`] reads only what is looked at until then.
+    pub fn forget_use(&self) {
+        for chunk in &mut self.cache.borrow_mut().chunks {
             chunk.used = 0;
         }
+    }
+
+    /// Ranges of pages that the latest [`Self::renew`] found changed, in the order of addresses.
+    pub fn changed(&self) -> Vec<Range<u64>> {
+        self.cache.borrow().changed.clone()
     }
 
     pub fn keep(&self, range: Range<u64>) {
@@ -176,27 +175,26 @@ impl<M: ReadMemory> Image<M> {
         numbers.dedup();
         numbers.truncate(cache.most.saturating_sub(cache.chunks.len()));
         for numbers in numbers.chunks(BATCH) {
-            let mut chunks: Vec<_> = numbers.iter().copied().map(Chunk::empty).collect();
-            read_whole(&self.memory, &mut chunks);
-            for chunk in chunks {
-                cache.keep(chunk);
-            }
+            cache.add(&self.memory, numbers);
         }
     }
 }
 
 /// Reads whole chunks; falls back to single pages for a chunk that cannot be read completely.
-fn read_whole(memory: &impl ReadMemory, chunks: &mut [Chunk]) {
-    let pieces = chunks.iter_mut();
-    let pieces = pieces.map(|chunk| Piece::of(chunk.start(), &mut chunk.bytes));
+fn read_whole<'a>(
+    memory: &impl ReadMemory,
+    chunks: impl Iterator<Item = (&'a mut Chunk, &'a mut [u8])>,
+) {
+    let (mut chunks, bytes): (Vec<_>, Vec<_>) = chunks.unzip();
+    let pieces = chunks.iter().zip(bytes);
+    let pieces = pieces.map(|(chunk, bytes)| Piece::of(chunk.start(), bytes));
     let mut pieces: Vec<_> = pieces.collect();
     memory.read_each(&mut pieces);
-    let whole: Vec<_> = pieces.iter().map(|piece| piece.outcome.is_ok()).collect();
-    for (chunk, whole) in chunks.iter_mut().zip(whole) {
-        if whole {
+    for (chunk, piece) in chunks.iter_mut().zip(pieces) {
+        if piece.outcome.is_ok() {
             (chunk.known, chunk.tried) = (ALL, ALL);
         } else {
-            chunk.read_pages(memory, ALL);
+            chunk.read_pages(memory, piece.into, ALL);
         }
     }
 }
@@ -205,10 +203,10 @@ impl Chunk {
     fn empty(number: u64) -> Self {
         Self {
             number,
-            bytes: vec![0; CHUNK].into(),
             known: 0,
             tried: 0,
             used: 0,
+            changed: ALL,
         }
     }
 
@@ -223,10 +221,10 @@ impl Chunk {
         first.min(behind) * PAGE..behind * PAGE
     }
 
-    fn read_pages(&mut self, memory: &impl ReadMemory, wanted: u8) {
+    fn read_pages(&mut self, memory: &impl ReadMemory, bytes: &mut [u8], wanted: u8) {
         let start = self.start();
         self.tried |= wanted;
-        let pages = (0_u64..).zip(self.bytes.chunks_exact_mut(PAGE));
+        let pages = (0_u64..).zip(bytes.chunks_exact_mut(PAGE));
         for (page, bytes) in pages.filter(|(page, _)| wanted >> page & 1 != 0) {
             let address = start.wrapping_add(page * PAGE as u64);
             if memory.read(address, bytes).is_ok() {
@@ -244,11 +242,57 @@ fn pages(range: &Range<usize>) -> u8 {
 }
 
 impl ChunkCache {
-    fn keep(&mut self, chunk: Chunk) -> usize {
-        let place = self.chunks.len();
-        self.places.insert(chunk.number, place);
-        self.chunks.push(chunk);
-        place
+    /// Reads chunks that are missing. Without memory for them they stay missing.
+    fn add(&mut self, memory: &impl ReadMemory, numbers: &[u64]) {
+        let first = self.chunks.len();
+        if self.bytes.reserve(first + numbers.len()).is_err() {
+            return;
+        }
+        for (place, &number) in (first..).zip(numbers) {
+            self.places.insert(number, place);
+            self.chunks.push(Chunk::empty(number));
+        }
+        let bytes = self.bytes.from_mut(first);
+        read_whole(memory, self.chunks[first..].iter_mut().zip(bytes));
+    }
+
+    fn renew(&mut self, memory: &impl ReadMemory) {
+        self.missed = 0;
+        let mut wanted: Vec<_> = self.chunks.iter_mut().zip(self.bytes.from_mut(0)).collect();
+        wanted.sort_unstable_by_key(|(chunk, _)| chunk.number);
+        let (mut stale, mut places) = (Vec::new(), Vec::new());
+        for (place, (chunk, bytes)) in wanted.iter_mut().enumerate() {
+            let span = chunk.span();
+            let read = pages(&span);
+            // A page that was not known before is new.
+            chunk.changed = read & !chunk.known;
+            (chunk.known, chunk.tried) = (read, read);
+            if !span.is_empty() {
+                let address = chunk.start().wrapping_add(span.start as u64);
+                places.push((place, span.start / PAGE));
+                stale.push(StalePiece::of(address, &mut bytes[span]));
+            }
+        }
+        memory.refresh_each(&mut stale);
+        let read = stale.iter().zip(places).map(|(piece, (place, page))| {
+            let changed = (piece.changed << page) as u8;
+            (place, piece.outcome.is_ok(), changed)
+        });
+        let read: Vec<_> = read.collect();
+        for (place, is_read, changed) in read {
+            let (chunk, bytes) = &mut wanted[place];
+            chunk.changed |= changed;
+            if !is_read {
+                chunk.changed = ALL;
+                let span = chunk.known;
+                (chunk.known, chunk.tried) = (0, 0);
+                chunk.read_pages(memory, bytes, span);
+            }
+        }
+        self.changed.clear();
+        for (chunk, _) in &wanted {
+            add_pages(&mut self.changed, chunk);
+        }
     }
 
     /// Index of a chunk. Reads a missing chunk if the image is open and has not reached its limit.
@@ -265,10 +309,8 @@ impl ChunkCache {
         let place = match self.places.get(&number) {
             Some(&place) => place,
             None if self.open && self.chunks.len() < most => {
-                let mut chunk = [Chunk::empty(number)];
-                read_whole(memory, &mut chunk);
-                let [chunk] = chunk;
-                self.keep(chunk)
+                self.add(memory, &[number]);
+                *self.places.get(&number)?
             }
             None => return None,
         };
@@ -287,7 +329,8 @@ impl ChunkCache {
         let pages = pages(&range);
         let is_read = access == Access::Read;
         let place = self.place(memory, number, access);
-        let Some(chunk) = place.and_then(|place| self.chunks.get_mut(place)) else {
+        let chunk = place.and_then(|place| Some((place, self.chunks.get_mut(place)?)));
+        let Some((place, chunk)) = chunk else {
             self.missed += u64::from(is_read);
             return Err(Cause::NotKept);
         };
@@ -296,16 +339,28 @@ impl ChunkCache {
         }
         let untried = pages & !chunk.tried;
         if untried != 0 && self.open {
-            chunk.read_pages(memory, untried);
+            chunk.read_pages(memory, self.bytes.chunk_mut(place), untried);
         }
         if chunk.known & pages == pages {
-            return Ok(&chunk.bytes[range]);
+            return Ok(&self.bytes.chunk(place)[range]);
         }
         if chunk.tried & pages == pages {
             return Err(Cause::NotMapped);
         }
         self.missed += u64::from(is_read);
         Err(Cause::NotKept)
+    }
+}
+
+/// Appends the changed pages of a chunk.
+fn add_pages(ranges: &mut Vec<Range<u64>>, chunk: &Chunk) {
+    for page in (0..PAGES).filter(|page| chunk.changed >> page & 1 != 0) {
+        let start = chunk.start().wrapping_add((page * PAGE) as u64);
+        let end = start.saturating_add(PAGE as u64);
+        match ranges.last_mut() {
+            Some(last) if last.end == start => last.end = end,
+            _ => ranges.push(start..end),
+        }
     }
 }
 
@@ -345,6 +400,24 @@ impl<M: ReadMemory> ReadMemory for Image<M> {
         for piece in pieces {
             piece.outcome = self.read(piece.address, piece.into);
         }
+    }
+
+    /// True unless the pages are as they were before the latest [`Image::renew`].
+    fn may_have_changed(&self, address: u64, len: u64) -> bool {
+        let cache = &*self.cache.borrow();
+        let end = address.saturating_add(len);
+        let mut at = address;
+        while at < end {
+            let within = (at % CHUNK as u64) as usize;
+            let len = ((CHUNK - within) as u64).min(end - at);
+            let place = cache.places.get(&(at / CHUNK as u64));
+            let changed = place.map_or(ALL, |&place| cache.chunks[place].changed);
+            if changed & pages(&(within..within + len as usize)) != 0 {
+                return true;
+            }
+            at += len;
+        }
+        false
     }
 }
 

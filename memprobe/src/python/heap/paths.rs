@@ -5,8 +5,10 @@
 
 use std::sync::Arc;
 
+use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
 
+use super::address_index::AddressIndex;
 use super::class::{Class, ContainerKind, TorchKind};
 use super::contents::Step;
 use super::frames::{LIBRARY, Variable, is_library};
@@ -58,6 +60,29 @@ pub enum PathOrigin {
     From(u32, Step),
 }
 
+/// Paths to a tensor: most tensors of a large heap have one alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum PathOrigins {
+    One(PathOrigin),
+    Several(Vec<PathOrigin>),
+}
+
+impl PathOrigins {
+    pub(super) fn as_slice(&self) -> &[PathOrigin] {
+        match self {
+            Self::One(origin) => std::slice::from_ref(origin),
+            Self::Several(origins) => origins,
+        }
+    }
+
+    fn push(&mut self, origin: PathOrigin) {
+        match self {
+            Self::One(first) => *self = Self::Several(vec![*first, origin]),
+            Self::Several(origins) => origins.push(origin),
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// `train.py:31 train() -> batch['x']`, `cache['kv'][0]`.
@@ -74,16 +99,18 @@ pub struct Paths<'a, M> {
     untracked: Vec<(u64, u32)>,
     pub(super) roots: Vec<PathRoot>,
     origins: Vec<PathOrigin>,
-    places: HashMap<u64, u32>,
+    /// Indices of the objects of the scan, and of the others.
+    places: AddressIndex,
+    places_of_untracked: HashMap<u64, u32>,
     /// Paths to each tensor, longest-lived first.
-    pub(super) to_tensors: HashMap<u64, Vec<PathOrigin>>,
+    pub(super) to_tensors: HashMap<u64, PathOrigins>,
 }
 
 impl<'a, M: ReadMemory> Paths<'a, M> {
     /// Searches from all modules, and from variables in the order of their rank.
     pub fn search(heap: &'a Heap<'a, M>, scan: &'a ProcessScan, variables: &[Variable]) -> Self {
         let peeked = Peeked(heap.memory);
-        let places = scan.objects.iter().map(|object| object.address).zip(0..);
+        let addresses = scan.objects.iter().map(|object| object.address);
         let mut search = Search {
             paths: Self {
                 heap,
@@ -91,7 +118,8 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
                 untracked: Vec::new(),
                 roots: Vec::new(),
                 origins: vec![PathOrigin::Nowhere; scan.objects.len()],
-                places: places.collect(),
+                places: AddressIndex::of(addresses),
+                places_of_untracked: HashMap::new(),
                 to_tensors: HashMap::new(),
             },
             depths: vec![NOWHERE; scan.objects.len()],
@@ -127,7 +155,8 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
 
     /// Returns up to `most` paths to a tensor, longest-lived first.
     pub fn to_tensor(&self, tensor: u64, most: usize) -> Vec<Path> {
-        let paths = self.to_tensors.get(&tensor).into_iter().flatten();
+        let paths = self.to_tensors.get(&tensor).into_iter();
+        let paths = paths.flat_map(PathOrigins::as_slice);
         let paths = paths.take(most).filter_map(|origin| self.path(*origin));
         paths.collect()
     }
@@ -139,7 +168,8 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
 
     /// Index of an object. Returns `None` for an object that the collector does not track and that no path needs.
     pub fn place_of(&self, object: u64) -> Option<u32> {
-        self.places.get(&object).copied()
+        let of_untracked = || self.places_of_untracked.get(&object).copied();
+        self.places.get(object).or_else(of_untracked)
     }
 
     pub(crate) fn object_at(&self, place: u32) -> Option<(u64, Arc<Class>)> {
@@ -152,7 +182,7 @@ impl<'a, M: ReadMemory> Paths<'a, M> {
     }
 
     pub(super) fn origin_of(&self, object: u64) -> Option<PathOrigin> {
-        let origin = *self.origins.get(*self.places.get(&object)? as usize)?;
+        let origin = *self.origins.get(self.place_of(object)? as usize)?;
         (origin != PathOrigin::Nowhere).then_some(origin)
     }
 
@@ -367,24 +397,34 @@ impl<M: ReadMemory> Search<'_, '_, M> {
             return known;
         };
         let mut found = Vec::new();
-        let is_known = |object| self.paths.places.contains_key(&object);
+        let is_known = |object| self.paths.place_of(object).is_some();
         untracked.find(object, &is_known, &mut found);
         for (object, class) in found {
             let place = self.depths.len() as u32;
             self.paths.untracked.push((object, class));
             self.paths.origins.push(PathOrigin::Nowhere);
             self.depths.push(NOWHERE);
-            self.paths.places.insert(object, place);
+            self.paths.places_of_untracked.insert(object, place);
         }
         self.paths.place_of(object)
     }
 
     fn add_way(&mut self, tensor: u64, origin: PathOrigin) {
-        let paths = self.paths.to_tensors.entry(tensor).or_default();
-        let is_full = paths.len() >= MAX_PATHS || self.count >= MAX_OF_ALL;
-        if !is_full && !paths.contains(&origin) {
-            self.count += 1;
-            paths.push(origin);
+        if self.count >= MAX_OF_ALL {
+            return;
+        }
+        match self.paths.to_tensors.entry(tensor) {
+            Entry::Vacant(entry) => {
+                entry.insert(PathOrigins::One(origin));
+                self.count += 1;
+            }
+            Entry::Occupied(mut entry) => {
+                let known = entry.get().as_slice();
+                if known.len() < MAX_PATHS && !known.contains(&origin) {
+                    self.count += 1;
+                    entry.get_mut().push(origin);
+                }
+            }
         }
     }
 

@@ -23,7 +23,7 @@ pub struct Object {
 #[derive(Clone, Debug, Default)]
 pub struct PreviousScan {
     pub endings: HashSet<u64>,
-    /// The lists of tensors, modules and so on, without the complete list of objects.
+    /// The lists of modules, optimizers and so on, without objects and tensors.
     chosen: ProcessScan,
 }
 
@@ -34,6 +34,7 @@ impl PreviousScan {
             endings: collector::endings(objects.map(|object| (object.address, object.age))),
             chosen: ProcessScan {
                 objects: Vec::new(),
+                tensors: Vec::new(),
                 ..scan
             },
         }
@@ -135,12 +136,12 @@ impl ProcessScan {
         list.push(object);
     }
 
-    /// Adds the tensors, modules and so on of an earlier scan, if such objects still lie there.
+    /// Adds the modules, optimizers and so on of an earlier scan, if such objects still lie there. Its tensors are too
+    /// many: [`HeapReader::follow`](super::capture::HeapReader::follow) looks at those that may have changed.
     pub fn add_known(&mut self, heap: &Heap<'_, impl ReadMemory>, known: &PreviousScan) {
         let chosen = &known.chosen;
         let own: HashSet<u64> = self.objects.iter().map(|object| object.address).collect();
         for list in [
-            &chosen.tensors,
             &chosen.modules,
             &chosen.optimizers,
             &chosen.kv_caches,

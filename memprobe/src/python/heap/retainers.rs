@@ -10,7 +10,7 @@ use hashbrown::{HashMap, HashSet};
 use super::Heap;
 use super::class::ContainerKind;
 use super::contents::Step;
-use super::paths::{MAX_PATHS as MAX_OF_ONE, PathOrigin, Paths};
+use super::paths::{MAX_PATHS as MAX_OF_ONE, PathOrigin, PathOrigins, Paths};
 use crate::process::memory::ReadMemory;
 
 /// Number of tensors in a dict from which on its keys are folded like list slots.
@@ -60,7 +60,8 @@ impl HeapRetainers {
     /// Starts with no holders. `paths` determines the dicts whose keys are folded.
     pub fn of<M>(paths: &Paths<'_, M>) -> Self {
         let mut tensors: HashMap<u32, u32> = HashMap::new();
-        for way in paths.to_tensors.values().flatten() {
+        let ways = paths.to_tensors.values();
+        for way in ways.flat_map(PathOrigins::as_slice) {
             if let PathOrigin::From(place, Step::Key(_)) = *way {
                 *tensors.entry(place).or_default() += 1;
             }
@@ -109,7 +110,8 @@ impl HeapRetainers {
 
     /// The holders of a tensor, one for each path to it unless paths share one.
     pub fn by_paths(&mut self, paths: &Paths<'_, impl ReadMemory>, tensor: u64) -> Vec<RetainedBy> {
-        let Some(ways) = paths.to_tensors.get(&tensor) else {
+        let ways = paths.to_tensors.get(&tensor);
+        let Some(ways) = ways.map(PathOrigins::as_slice) else {
             return Vec::new();
         };
         self.followed = self.followed.saturating_add(ways.len());

@@ -3,7 +3,7 @@
 
 use super::block::{TO_ALLOCATED, TO_PTR};
 use super::counters::{Stat, device_allocators};
-use super::hash_table::{Element, HEADER, TableHeader};
+use super::hash_table::{Element, Extent, HEADER, TableHeader};
 use super::layout::{BlockLayout, CounterLayout, Layout, STAT_ARRAY, TableLayout};
 use super::tables::{HeldBlock, look_at, read_elements};
 use crate::event::DeviceIndex;
@@ -69,7 +69,7 @@ fn tables_in(bytes: &[u8]) -> Vec<TableLayout> {
 
 /// Determines the rest of the layout, assuming that `tables` hold the live blocks.
 fn fit(memory: &impl ReadMemory, object: u64, bytes: &[u8], tables: TableLayout) -> Option<Layout> {
-    let elements = read_elements(memory, object, tables).ok()?;
+    let elements = read_elements(memory, object, tables, Extent::All).ok()?;
     let block = block_layout(memory, &elements)?;
     let live = look_at(memory, elements, block);
     if !live.gone.is_empty() {

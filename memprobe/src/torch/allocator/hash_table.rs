@@ -13,6 +13,9 @@ const ENTRY: usize = 24;
 /// Entries per read: slightly less than 1 MB.
 const AT_ONCE: u64 = 40_000;
 
+/// Entries per read of those that have changed: three pages.
+const OF_CHANGED: u64 = 512;
+
 /// The multiplier of `fibonacci_hash_policy`.
 const GOLDEN: u64 = 11_400_714_819_323_198_485;
 
@@ -72,14 +75,27 @@ pub(super) struct Element {
     pub(super) value: u64,
 }
 
+/// Part of a table that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    All,
+    /// Entries that may differ from those of an earlier reading ([`ReadMemory::may_have_changed`]).
+    Changed,
+}
+
 /// Reads the table at `address` and appends its elements, except those that are being moved. Reads it again, up
 /// to [`ATTEMPTS`] times, if it changes meanwhile. The check against the allocator's totals catches the rest.
-pub fn read(memory: &impl ReadMemory, address: u64, elements: &mut Vec<Element>) -> Fitting<()> {
+pub fn read(
+    memory: &impl ReadMemory,
+    address: u64,
+    extent: Extent,
+    elements: &mut Vec<Element>,
+) -> Fitting<()> {
     let parse = |header: &TableHeader, entry: &[u8], slot| {
         let [key, value] = [8, 16].map(|at| word_at(entry, at));
         is_at_home(header, entry, slot, key).then_some(Element { key, value })
     };
-    read_slots(memory, address, ENTRY, parse, elements)
+    read_slots(memory, address, extent, ENTRY, parse, elements)
 }
 
 /// Reads a `ska::flat_hash_set` of pointers, like [`read`].
@@ -88,7 +104,7 @@ pub fn read_set(memory: &impl ReadMemory, address: u64, pointers: &mut Vec<u64>)
         let pointer = word_at(entry, 8);
         is_at_home(header, entry, slot, pointer).then_some(pointer)
     };
-    read_slots(memory, address, ENTRY - 8, parse, pointers)
+    read_slots(memory, address, Extent::All, ENTRY - 8, parse, pointers)
 }
 
 /// Reads a table of `MempoolId_t` to a pointer, like [`read`]. Its hash is the first number, or the second if that is 0
@@ -103,12 +119,13 @@ pub fn read_pools(
         let hash = if first == 0 { second } else { first };
         is_at_home(header, entry, slot, hash).then_some((PoolId(first, second), pointer))
     };
-    read_slots(memory, address, ENTRY + 8, parse, pools)
+    read_slots(memory, address, Extent::All, ENTRY + 8, parse, pools)
 }
 
 fn read_slots<T>(
     memory: &impl ReadMemory,
     address: u64,
+    extent: Extent,
     entry: usize,
     parse: impl Fn(&TableHeader, &[u8], u64) -> Option<T>,
     elements: &mut Vec<T>,
@@ -121,7 +138,9 @@ fn read_slots<T>(
             return Ok(());
         }
         let last = attempt == ATTEMPTS;
-        match read_elements(memory, &header, entry, &parse, elements) {
+        match read_elements(memory, &header, extent, entry, &parse, elements) {
+            // The number of elements is not known then.
+            Ok(()) if extent == Extent::Changed => return Ok(()),
             Ok(()) => {}
             // A table that grows frees its old slots.
             Err(_) if !last => continue,
@@ -146,16 +165,25 @@ fn read_header(memory: &impl ReadMemory, address: u64) -> Fitting<TableHeader> {
 fn read_elements<T>(
     memory: &impl ReadMemory,
     header: &TableHeader,
+    extent: Extent,
     entry: usize,
     parse: &impl Fn(&TableHeader, &[u8], u64) -> Option<T>,
     elements: &mut Vec<T>,
 ) -> ReadResult<()> {
+    let at_once = match extent {
+        Extent::All => AT_ONCE,
+        Extent::Changed => OF_CHANGED,
+    };
     let mut from = 0;
     while from < header.slots() {
-        let slots = AT_ONCE.min(header.slots() - from);
+        let slots = at_once.min(header.slots() - from);
         let address = header.entries.wrapping_add(from * entry as u64);
-        let limit = AT_ONCE as usize * entry;
-        let bytes = memory.read_bytes(address, slots * entry as u64, limit)?;
+        let bytes = slots * entry as u64;
+        if extent == Extent::Changed && !memory.may_have_changed(address, bytes) {
+            from += slots;
+            continue;
+        }
+        let bytes = memory.read_bytes(address, bytes, AT_ONCE as usize * entry)?;
         let here = bytes.chunks_exact(entry).zip(from..);
         elements.extend(here.filter_map(|(entry, slot)| parse(header, entry, slot)));
         from += slots;
@@ -195,7 +223,7 @@ mod tests {
 
     fn keys(memory: &FakeMemory) -> Fitting<Vec<u64>> {
         let mut elements = Vec::new();
-        read(memory, AT, &mut elements)?;
+        read(memory, AT, Extent::All, &mut elements)?;
         assert!(
             elements
                 .iter()

@@ -4,7 +4,7 @@ use super::active::{AllocatorVariable, Backend, NoAllocator, active_allocator};
 use super::block;
 use super::calibrate;
 use super::counters;
-use super::hash_table::{self, Element};
+use super::hash_table::{self, Element, Extent};
 use super::layout::{self, BlockLayout, Layout, TableLayout};
 use crate::event::{Address, Bytes, DeviceIndex};
 use crate::process::memory::{ReadMemory, Unreadable};
@@ -114,6 +114,26 @@ pub fn read(
     Err(TablesError::UnknownLayout(version.map(str::to_owned)))
 }
 
+/// Reads what has changed of the tables in a copy, and the blocks that these parts list. The copy then has all that
+/// [`read`] needs, unless something else has changed meanwhile.
+pub fn follow(memory: &impl ReadMemory, variable: AllocatorVariable, version: Option<&str>) {
+    let layout = layout::candidates(version).into_iter().next();
+    let known = layout.filter(|layout| is_of(&layout.versions, version));
+    let Some(layout) = known else {
+        // Only the tables themselves show their layout.
+        let _ = read(memory, variable, version);
+        return;
+    };
+    let Ok(Some(active)) = active_allocator(memory, variable) else {
+        return;
+    };
+    let _ = counters::read(memory, active.object, &layout.counters);
+    let elements = read_elements(memory, active.object, layout.tables, Extent::Changed);
+    if let Ok(elements) = elements {
+        let _ = look_at(memory, elements, layout.block);
+    }
+}
+
 pub(super) type Fitting<T> = Result<T, Misfit>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +155,7 @@ pub(super) fn read_as(
     layout: &Layout,
 ) -> Fitting<AllocatorTables> {
     let before = counters::read(memory, object, &layout.counters)?;
-    let elements = read_elements(memory, object, layout.tables)?;
+    let elements = read_elements(memory, object, layout.tables, Extent::All)?;
     let mut tables = look_at(memory, elements, layout.block);
     // A wrong layout yields no valid block at all.
     if tables.blocks.is_empty() && !tables.gone.is_empty() {
@@ -152,11 +172,12 @@ pub(super) fn read_elements(
     memory: &impl ReadMemory,
     object: u64,
     layout: TableLayout,
+    extent: Extent,
 ) -> Fitting<Vec<Element>> {
     let mut elements = Vec::new();
     for shard in 0..layout.shards {
         let at = layout.offset + shard * hash_table::HEADER as u64;
-        hash_table::read(memory, object.wrapping_add(at), &mut elements)?;
+        hash_table::read(memory, object.wrapping_add(at), extent, &mut elements)?;
         if elements.len() > MAX_BLOCKS {
             return Err(Misfit::TooManyBlocks);
         }

@@ -1,6 +1,6 @@
 //! Collects everything reachable from tensors: gradients, bases, graph nodes, and the tensors that these save.
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 
 use super::NotOne;
 use super::layout_versions::NodeLayout;
@@ -126,7 +126,6 @@ pub fn collect(
         layout: None,
         tensors: Frontier::default(),
         nodes: Frontier::default(),
-        storages: HashMap::new(),
         graph: RawGraph::default(),
     };
     collector.tensors.add(tensors.iter().copied());
@@ -178,15 +177,13 @@ struct Collector<'a, M> {
     layout: Option<NodeLayout>,
     tensors: Frontier,
     nodes: Frontier,
-    /// `None` for storages that could not be read.
-    storages: HashMap<u64, Option<Storage>>,
     graph: RawGraph,
 }
 
 impl<M: ReadMemory> Collector<'_, M> {
     fn read_tensors(&mut self) {
         for object in self.tensors.take() {
-            let mut tensor = match self.reader.tensor(object) {
+            let tensor = match self.reader.tensor(object) {
                 Ok(tensor) => tensor,
                 Err(NotOne::Undefined) => continue,
                 Err(_) => {
@@ -198,25 +195,37 @@ impl<M: ReadMemory> Collector<'_, M> {
             self.tensors.add(tensor.parts.iter().copied());
             self.nodes.add(tensor.grad_fn);
             self.graph.left_out.without_autograd += u64::from(tensor.requires_grad.is_none());
-            self.look_at_storage(&mut tensor);
             self.graph.tensors.push(tensor);
         }
     }
 
-    /// Reads the storage of a tensor. Clears the reference if the storage cannot be read.
-    fn look_at_storage(&mut self, tensor: &mut RawTensor) {
-        let Some(object) = tensor.storage else {
-            return;
-        };
-        let layout = self.reader.layouts.storage;
-        let read = || self.reader.objects.storage(layout, object).ok();
-        let Some(storage) = self.storages.entry(object).or_insert_with(read) else {
-            tensor.storage = None;
-            return;
-        };
-        let lies_beyond = |geometry| !lies_within(geometry, tensor.dtype, storage.bytes);
-        let is_beyond = tensor.geometry.as_ref().is_some_and(lies_beyond);
-        self.graph.left_out.beyond_storage += u64::from(is_beyond);
+    /// Reads the storages of all tensors, each once. Clears references to those that cannot be read.
+    fn read_storages(&mut self) {
+        let graph = &mut self.graph;
+        let mut addresses: Vec<u64> = graph.tensors.iter().filter_map(|it| it.storage).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let (objects, layout) = (&self.reader.objects, self.reader.layouts.storage);
+        let read = addresses
+            .iter()
+            .filter_map(|&object| objects.storage(layout, object).ok());
+        graph.storages = read.collect();
+        graph.left_out.storages = (addresses.len() - graph.storages.len()) as u64;
+        for tensor in &mut graph.tensors {
+            let place = tensor
+                .storage
+                .map(|object| index_of(&graph.storages, object, |storage| storage.object));
+            match place {
+                None => {}
+                Some(None) => tensor.storage = None,
+                Some(Some(place)) => {
+                    let bytes = graph.storages[place].bytes;
+                    let lies_beyond = |geometry| !lies_within(geometry, tensor.dtype, bytes);
+                    let is_beyond = tensor.geometry.as_ref().is_some_and(lies_beyond);
+                    graph.left_out.beyond_storage += u64::from(is_beyond);
+                }
+            }
+        }
     }
 
     fn read_nodes(&mut self) {
@@ -256,15 +265,11 @@ impl<M: ReadMemory> Collector<'_, M> {
         }
     }
 
-    fn finish(self) -> RawGraph {
+    fn finish(mut self) -> RawGraph {
+        self.read_storages();
         let mut graph = self.graph;
         graph.left_out.too_many += self.tensors.beyond + self.nodes.beyond;
         graph.left_out.has_more_tensors = self.tensors.beyond > 0;
-        let unread = self.storages.values().filter(|storage| storage.is_none());
-        graph.left_out.storages = unread.count() as u64;
-        graph.storages = self.storages.into_values().flatten().collect();
-        let storages = &mut graph.storages;
-        storages.sort_unstable_by_key(|storage| storage.object);
         graph.tensors.sort_unstable_by_key(|tensor| tensor.object);
         graph.nodes.sort_unstable_by_key(|node| node.address);
         graph.saved.sort_unstable();

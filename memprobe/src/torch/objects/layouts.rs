@@ -106,6 +106,19 @@ impl Layouts {
         })
     }
 
+    /// Bytes that are read of the parts of a tensor.
+    pub fn sizes(&self) -> PartSizes {
+        let meta = self
+            .autograd
+            .as_ref()
+            .map_or(0, |autograd| autograd.size().max(autograd.version + 4));
+        PartSizes {
+            object: self.tensor.handle + 8,
+            tensor: self.tensor.size() as u64,
+            meta: meta.max(8) as u64,
+        }
+    }
+
     pub fn reader<'a, M>(&'a self, memory: &'a M) -> ObjectReader<'a, M> {
         let classes = &self.classes;
         ObjectReader {
@@ -113,6 +126,14 @@ impl Layouts {
             layouts: self,
         }
     }
+}
+
+/// Bytes of the parts of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartSizes {
+    pub object: u64,
+    pub tensor: u64,
+    pub meta: u64,
 }
 
 #[derive(Debug)]
@@ -129,6 +150,12 @@ impl<M: ReadMemory> ObjectReader<'_, M> {
         let back = self.objects.pointer(object, layout.python as u64)? & !1;
         let is_one = back == python_object && self.objects.is(object, Family::Tensor);
         is_one.then_some(object)
+    }
+
+    /// Address of a tensor's metadata of autograd; `None` if it has none.
+    pub fn meta_of(&self, tensor: u64) -> Option<u64> {
+        let autograd = self.layouts.tensor.autograd as u64;
+        self.objects.pointer(tensor, autograd)
     }
 
     /// Chooses the graph layout by some of the nodes: the row of the target's version unless a node contradicts it,

@@ -22,7 +22,7 @@ mod tests;
 
 use crate::process::memory::Unreadable;
 
-pub use layouts::{LayoutError, LayoutOrigin, Layouts, ObjectReader};
+pub use layouts::{LayoutError, LayoutOrigin, Layouts, ObjectReader, PartSizes};
 pub use tensor::{Geometry, RawTensor, TensorImplClass};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

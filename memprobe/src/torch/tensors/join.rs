@@ -21,11 +21,20 @@ use crate::python::heap::paths::Paths;
 use crate::python::heap::retainers::HeapRetainers;
 use crate::torch::objects::RawTensor;
 
+/// Use of a join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JoinPurpose {
+    Snapshot,
+    /// To read all memory that a snapshot needs. Steps that read none are left out.
+    Memory,
+}
+
 pub fn join(
     image: &Image<impl ReadMemory>,
     python: &PythonProcess,
     moment: &mut HeapScan,
     found: &Found,
+    purpose: JoinPurpose,
 ) -> TensorSnapshot {
     let mut snapshot = TensorSnapshot::default();
     add_blocks(found, &mut snapshot);
@@ -37,15 +46,19 @@ pub fn join(
     add_saved(found, &mut snapshot.tensors);
 
     let heap = Heap::with_classes(image, &python.layout, std::mem::take(&mut moment.classes));
-    let objects = snapshot.tensors.iter().map(|tensor| tensor.object);
-    let places: HashMap<u64, usize> = objects.zip(0..).collect();
     let of_python = found.tensors.iter();
-    let of_python = of_python.filter_map(|(object, tensor)| Some((*object, *places.get(tensor)?)));
-    let of_python: HashMap<u64, usize> = of_python.collect();
-    for (object, &at) in &of_python {
-        let class = heap.class_of(*object);
-        snapshot.tensors[at].class = class.map(|class| class.short_name().into());
+    let of_python = of_python
+        .filter_map(|(object, tensor)| Some((*object, found.graph.tensor_index(*tensor)?)));
+    let of_python: Vec<(u64, usize)> = of_python.collect();
+    let mut classes: HashMap<u64, Arc<str>> = HashMap::new();
+    for &(object, at) in &of_python {
+        let class = heap.class_of(object);
+        snapshot.tensors[at].class = class.map(|class| {
+            let name = classes.entry(class.address);
+            Arc::clone(name.or_insert_with(|| class.short_name().into()))
+        });
     }
+    let of_python: HashMap<u64, usize> = of_python.into_iter().collect();
     let paths = Paths::search(&heap, &moment.objects, &moment.variables.all);
     let tree = ObjectTree::of(std::mem::take(&mut moment.modules));
     let optimizers = &moment.optimizers;
@@ -64,9 +77,13 @@ pub fn join(
             tensor.kind = TensorKind::KvCache;
         }
     }
-    name_parts(found, &places, &mut snapshot.tensors);
+    name_parts(found, &mut snapshot.tensors);
     let (holders, held) = holders(&paths, &tree, optimizers, &of_python);
     let contexts = FunctionContexts::search(&paths, &found.graph, &of_python);
+    if purpose == JoinPurpose::Memory {
+        // The slots that hold tensors have been read for their names.
+        return snapshot;
+    }
     name_attributes(contexts.names(&found.graph), &mut snapshot.tensors);
     let slot = |way| paths.slot(way);
     let all = &holders.all;
@@ -236,10 +253,10 @@ fn name_attributes(names: Vec<(usize, Arc<str>)>, tensors: &mut [Tensor]) {
 }
 
 /// Names the tensors within sparse tensors after these.
-fn name_parts(found: &Found, places: &HashMap<u64, usize>, tensors: &mut [Tensor]) {
+fn name_parts(found: &Found, tensors: &mut [Tensor]) {
     for (of, raw) in found.graph.tensors.iter().enumerate() {
         for (number, part) in raw.parts.iter().enumerate() {
-            let Some(&at) = places.get(part) else {
+            let Some(at) = found.graph.tensor_index(*part) else {
                 continue;
             };
             let name = names::of_part(&raw.class, number, &tensors[of].names);

@@ -4,12 +4,15 @@
 mod contexts;
 mod dominators;
 mod join;
+mod known;
 mod names;
 mod reference_paths;
 mod retainers;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use self::join::JoinPurpose;
+use self::known::KnownTensors;
 use super::allocator::active::AllocatorVariable;
 use super::allocator::tables::{self, AllocatorTables, TablesError};
 use super::objects::graph::{self, RawGraph};
@@ -19,9 +22,9 @@ use crate::event::Tgid;
 use crate::event::tensors::TensorSnapshot;
 use crate::process::facts;
 use crate::process::maps::Maps;
-use crate::process::memory::ReadMemory;
+use crate::process::memory::{ProcessMemory, ReadMemory};
 use crate::process::pause::PauseError;
-use crate::python::heap::capture::{self, Captured, HeapScan, capture};
+use crate::python::heap::capture::{self, Captured, HeapReader, HeapScan, capture};
 use crate::python::heap::collector::Broken;
 use crate::python::heap::image::Image;
 use crate::python::{DetectError, PythonProcess};
@@ -85,21 +88,12 @@ pub fn take(
     }
     let version = facts::torch_version(tgid);
     let variable = AllocatorVariable::find(tgid, &maps).map_err(TablesError::from);
-    let captured = capture(
-        &python,
-        manner,
-        progress,
-        |image, moment| {
-            let found = Found::read(image, moment, version.as_deref(), variable.clone());
-            if moment.broken.is_none() && found.is_at_work() {
-                moment.broken = Some(Broken::Allocating);
-            }
-            // The process's tensors fit no layout.
-            moment.is_torn = matches!(found.layouts, Some(Err(LayoutError::UnknownLayout(_))));
-            found
-        },
-        |image, moment, found| join::join(image, &python, moment, found),
-    );
+    let reader = TensorReader {
+        python: &python,
+        version: version.as_deref(),
+        variable,
+    };
+    let captured = capture(&python, manner, progress, &reader);
     let captured = captured.map_err(SnapshotError::Heap)?;
     if let Some(Err(error)) = &captured.more.layouts
         && !captured.moment.objects.tensors.is_empty()
@@ -133,10 +127,88 @@ pub fn take(
     Ok(snapshot)
 }
 
+/// Reader of PyTorch's own memory.
+struct TensorReader<'a> {
+    python: &'a PythonProcess,
+    version: Option<&'a str>,
+    variable: Result<Option<AllocatorVariable>, TablesError>,
+}
+
+type Allocator = Result<Option<AllocatorTables>, TablesError>;
+
+impl HeapReader for TensorReader<'_> {
+    type Tables = Allocator;
+    type Found = Found;
+    type Known = Option<KnownTensors>;
+    type Output = TensorSnapshot;
+
+    fn tables(&self, image: &Image<ProcessMemory>) -> Allocator {
+        let read = |variable| tables::read(image, variable, self.version);
+        self.variable.clone()?.map(read).transpose()
+    }
+
+    /// The allocator was stopped in an operation: its blocks do not add up to its total.
+    fn disagreement(&self, tables: &Allocator) -> Option<Broken> {
+        let tables = tables.as_ref().ok()?.as_ref()?;
+        (!tables.is_consistent()).then_some(Broken::Allocating)
+    }
+
+    fn read(
+        &self,
+        image: &Image<ProcessMemory>,
+        moment: &mut HeapScan,
+        allocator: Allocator,
+    ) -> Found {
+        let found = Found::read(image, moment, self.version, allocator);
+        // The process's tensors fit no layout.
+        moment.is_torn = matches!(found.layouts, Some(Err(LayoutError::UnknownLayout(_))));
+        found
+    }
+
+    fn known(&self, image: &Image<ProcessMemory>, found: Found) -> Option<KnownTensors> {
+        Some(KnownTensors::of(
+            image,
+            found.layouts?.ok()?,
+            &found.tensors,
+        ))
+    }
+
+    fn follow(&self, image: &Image<ProcessMemory>, moment: &HeapScan, known: &Self::Known) {
+        // What cannot be read is missing in the copy, which is found then.
+        if let Ok(Some(variable)) = self.variable {
+            tables::follow(image, variable, self.version);
+        }
+        let mut objects = moment.objects.tensors.clone();
+        let layouts = match known {
+            Some(known) => {
+                objects.extend(known.changed(&image.changed()));
+                Ok(known.layouts.clone())
+            }
+            None => Layouts::find(image, self.version, &objects, moment.mode),
+        };
+        if let Ok(layouts) = layouts {
+            Found::default().read_tensors(image, &layouts, &objects);
+        }
+    }
+
+    fn conclude(
+        &self,
+        image: &Image<ProcessMemory>,
+        moment: &mut HeapScan,
+        found: &Found,
+    ) -> TensorSnapshot {
+        join::join(image, self.python, moment, found, JoinPurpose::Snapshot)
+    }
+
+    fn touch(&self, image: &Image<ProcessMemory>, moment: &mut HeapScan, found: &Found) {
+        join::join(image, self.python, moment, found, JoinPurpose::Memory);
+    }
+}
+
 /// PyTorch's own memory at the moment of the snapshot.
 struct Found {
-    /// Source of the layouts of PyTorch's objects; `None` if Python has no tensor object.
-    layouts: Option<Result<LayoutOrigin, LayoutError>>,
+    /// Layouts of PyTorch's objects; `None` if Python has no tensor object.
+    layouts: Option<Result<Layouts, LayoutError>>,
     /// Pairs of a tensor's Python object and its `TensorImpl`.
     tensors: Vec<(u64, u64)>,
     /// Tensor objects without a `TensorImpl`: under construction or destruction.
@@ -144,7 +216,19 @@ struct Found {
     /// All PyTorch objects reachable from these tensors.
     graph: RawGraph,
     /// The allocator's blocks; `None` if CUDA is not loaded.
-    allocator: Result<Option<AllocatorTables>, TablesError>,
+    allocator: Allocator,
+}
+
+impl Default for Found {
+    fn default() -> Self {
+        Self {
+            layouts: None,
+            tensors: Vec::new(),
+            empty: 0,
+            graph: RawGraph::default(),
+            allocator: Ok(None),
+        }
+    }
 }
 
 impl Found {
@@ -152,16 +236,11 @@ impl Found {
         image: &Image<impl ReadMemory>,
         moment: &HeapScan,
         version: Option<&str>,
-        variable: Result<Option<AllocatorVariable>, TablesError>,
+        allocator: Allocator,
     ) -> Self {
-        let read = |variable| tables::read(image, variable, version);
-        let allocator = variable.and_then(|variable| variable.map(read).transpose());
         let mut found = Found {
-            layouts: None,
-            tensors: Vec::new(),
-            empty: 0,
-            graph: RawGraph::default(),
             allocator,
+            ..Found::default()
         };
         let objects = &moment.objects.tensors;
         if objects.is_empty() {
@@ -171,14 +250,8 @@ impl Found {
         if let Ok(layouts) = &layouts {
             found.read_tensors(image, layouts, objects);
         }
-        found.layouts = Some(layouts.map(|layouts| layouts.origin));
+        found.layouts = Some(layouts);
         found
-    }
-
-    /// True if the allocator was stopped in an operation: its blocks do not add up to its total.
-    fn is_at_work(&self) -> bool {
-        let tables = self.allocator.as_ref().ok().and_then(Option::as_ref);
-        tables.is_some_and(|tables| !tables.is_consistent())
     }
 
     /// Returns the most tensors that are read, if there are more.
@@ -227,7 +300,11 @@ fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
         let unread = format!("{of}, which are too many or cannot be read: names may be missing");
         words.extend(counted(count, &unread));
     }
-    if let Some(Ok(LayoutOrigin::OtherVersion | LayoutOrigin::Calibrated)) = &found.layouts {
+    let origin = found
+        .layouts
+        .as_ref()
+        .and_then(|layouts| layouts.as_ref().ok());
+    if origin.is_some_and(|layouts| layouts.origin != LayoutOrigin::Version) {
         let unknown = "this version of PyTorch is not known: its tensors are read as they showed themselves to be \
                        laid out";
         words.push(unknown.to_owned());

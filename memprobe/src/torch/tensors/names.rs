@@ -188,7 +188,11 @@ impl<M: ReadMemory> Namer<'_, M> {
 
     fn name_paths(&mut self) {
         let mut bytes = 0;
-        for (&object, &at) in self.of_python {
+        // In the order of their addresses, objects that lie side by side are read one after the other, and the same ones
+        // have a name whenever there is too much text.
+        let mut objects: Vec<_> = self.of_python.iter().collect();
+        objects.sort_unstable();
+        for (&object, &at) in objects {
             if bytes > MAX_TEXT {
                 return;
             }

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 
 use super::Found;
 use super::contexts::{FunctionContexts, To};
-use super::dominators::Graph;
+use super::dominators::{Graph, NONE};
 use super::retainers::HeldTensor;
 use crate::event::tensors::TensorSnapshot;
 use crate::python::heap::paths::MAX_STEPS;
@@ -69,17 +69,35 @@ impl VertexNumbers {
 }
 
 pub(super) struct ShortestPaths {
-    from: Vec<Option<Reached>>,
+    /// By vertex.
+    from: Vec<Reached>,
 }
 
+/// Numbers of vertices, or [`NONE`]: there are millions.
 #[derive(Clone, Copy)]
 struct Reached {
-    /// Index in `held` of the tensor at the start of the path.
-    held: usize,
+    /// Index in `held` of the tensor at the start of the path; [`NONE`] if there is no path.
+    held: u32,
     /// The first vertex after that tensor.
-    first: Option<u32>,
-    /// The previous vertex; `None` for the tensor itself.
-    before: Option<u32>,
+    first: u32,
+    /// The previous vertex; [`NONE`] for the tensor itself.
+    before: u32,
+}
+
+impl Reached {
+    const NOT: Self = Self {
+        held: NONE,
+        first: NONE,
+        before: NONE,
+    };
+
+    fn is_none(self) -> bool {
+        self.held == NONE
+    }
+}
+
+fn some(number: u32) -> Option<u32> {
+    (number != NONE).then_some(number)
 }
 
 impl ShortestPaths {
@@ -91,7 +109,7 @@ impl ShortestPaths {
         life: impl Fn(&HeldTensor) -> Option<u32>,
     ) -> Self {
         let mut paths = Self {
-            from: vec![None; graph.vertices()],
+            from: vec![Reached::NOT; graph.vertices()],
         };
         let mut first = 0;
         for held in held.chunk_by(|one, other| life(one) == life(other)) {
@@ -113,28 +131,23 @@ impl ShortestPaths {
             let vertex = numbers.tensor(held.tensor);
             let known = &mut from[vertex as usize];
             if known.is_none() {
-                let (first, before) = (None, None);
-                *known = Some(Reached {
-                    held: at,
-                    first,
-                    before,
-                });
+                *known = Reached {
+                    held: at as u32,
+                    ..Reached::NOT
+                };
                 open.push_back(vertex);
             }
         }
         while let Some(vertex) = open.pop_front() {
-            let Some(Reached { held, first, .. }) = from[vertex as usize] else {
-                continue;
-            };
+            let Reached { held, first, .. } = from[vertex as usize];
             for &to in graph.next(vertex) {
                 let known = &mut from[to as usize];
                 if known.is_none() {
-                    let (first, before) = (first.or(Some(to)), Some(vertex));
-                    *known = Some(Reached {
+                    *known = Reached {
                         held,
-                        first,
-                        before,
-                    });
+                        first: some(first).unwrap_or(to),
+                        before: vertex,
+                    };
                     open.push_back(to);
                 }
             }
@@ -142,12 +155,12 @@ impl ShortestPaths {
     }
 
     pub fn to(&self, vertex: u32) -> Option<(usize, Option<u32>)> {
-        let from = (*self.from.get(vertex as usize)?)?;
-        Some((from.held, from.first))
+        let from = self.from.get(vertex as usize)?;
+        Some((some(from.held)? as usize, some(from.first)))
     }
 
     pub fn before(&self, vertex: u32) -> Option<u32> {
-        (*self.from.get(vertex as usize)?)?.before
+        some(self.from.get(vertex as usize)?.before)
     }
 }
 

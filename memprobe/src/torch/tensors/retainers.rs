@@ -6,8 +6,6 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
-
 use super::Found;
 use super::contexts::FunctionContexts;
 use super::dominators::{Graph, NONE, dominators};
@@ -69,7 +67,8 @@ pub fn name_retainers(
     // If references are missing, other holders may keep the storage too.
     let is_whole = found.graph.left_out.too_many == 0 && left_out == 0;
     let steps = Steps::of(contexts, numbers);
-    let mut slots: HashMap<(usize, u32), Option<Arc<str>>> = HashMap::new();
+    // A held tensor can lead to many storages.
+    let mut slots: Vec<Option<Option<Arc<str>>>> = vec![None; held.len()];
     for at in 0..snapshot.storages.len() {
         let vertex = numbers.storage(at);
         let Some((first, step)) = paths.to(vertex) else {
@@ -81,11 +80,14 @@ pub fn name_retainers(
             continue;
         };
         let named = || match held.path {
-            Some(way) => slot(way),
+            Some(way) => slot(way).map(|text| {
+                // Mostly a name of the tensor, which then has the same text.
+                let known = tensor.names.iter().find(|name| name.text == text);
+                known.map_or(text, |name| Arc::clone(&name.text))
+            }),
             None => tensor.names.first().map(|name| Arc::clone(&name.text)),
         };
-        let key = (held.tensor, held.retainer);
-        let slot = slots.entry(key).or_insert_with(named);
+        let slot = slots[first].get_or_insert_with(named);
         let beyond = step.and_then(|to| through(found, numbers, held.tensor, to));
         let through = steps.beyond(found, (&paths, vertex), step).or(beyond);
         snapshot.storages[at].retainer = Some(Arc::new(Retainer {

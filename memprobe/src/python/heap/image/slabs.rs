@@ -1,0 +1,97 @@
+//! Memory of the chunks of an image.
+//!
+//! Large mappings instead of single allocations, for three reasons. A process that memprobe forks during a pause (its
+//! watchdog) does not share them, so that writing to them copies no page. The kernel may use huge pages, which are
+//! mapped much faster. And all of it goes back to the system at the end of the image.
+
+use std::io;
+
+use memmap2::{Advice, MmapMut};
+
+use super::CHUNK;
+
+/// Chunks of the first slab: enough for an image of a few objects, which is made and dropped every second.
+const FIRST: usize = 64;
+
+/// Chunks of every other slab: 16 MiB.
+const OTHERS: usize = 1024;
+
+/// Equal chunks of bytes by index.
+#[derive(Debug, Default)]
+pub(super) struct Slabs {
+    maps: Vec<MmapMut>,
+}
+
+impl Slabs {
+    /// Makes room for so many chunks in all. New ones are zero.
+    pub(super) fn reserve(&mut self, chunks: usize) -> io::Result<()> {
+        while self.room() < chunks {
+            let size = if self.maps.is_empty() { FIRST } else { OTHERS };
+            let map = MmapMut::map_anon(size * CHUNK)?;
+            // Both make it faster; without them it works as well.
+            let _ = map.advise(Advice::DontFork);
+            if size == OTHERS {
+                let _ = map.advise(Advice::HugePage);
+            }
+            self.maps.push(map);
+        }
+        Ok(())
+    }
+
+    fn room(&self) -> usize {
+        match self.maps.len() {
+            0 => 0,
+            maps => FIRST + (maps - 1) * OTHERS,
+        }
+    }
+
+    /// # Panics
+    /// If there is no room for this chunk.
+    pub(super) fn chunk(&self, index: usize) -> &[u8] {
+        let (map, start) = place(index);
+        &self.maps[map][start..start + CHUNK]
+    }
+
+    /// # Panics
+    /// If there is no room for this chunk.
+    pub(super) fn chunk_mut(&mut self, index: usize) -> &mut [u8] {
+        let (map, start) = place(index);
+        &mut self.maps[map][start..start + CHUNK]
+    }
+
+    /// All chunks from an index on.
+    pub(super) fn from_mut(&mut self, index: usize) -> impl Iterator<Item = &mut [u8]> {
+        let (first, start) = place(index);
+        let maps = self.maps.iter_mut().skip(first);
+        let chunks = maps.flat_map(|map| map.chunks_exact_mut(CHUNK));
+        chunks.skip(start / CHUNK)
+    }
+}
+
+/// Index of the mapping, and of the first byte in it.
+const fn place(index: usize) -> (usize, usize) {
+    match index.checked_sub(FIRST) {
+        None => (0, index * CHUNK),
+        Some(beyond) => (1 + beyond / OTHERS, beyond % OTHERS * CHUNK),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chunk_has_bytes_of_its_own() {
+        let mut slabs = Slabs::default();
+        let count = FIRST + 2 * OTHERS;
+        slabs.reserve(count).unwrap();
+        for at in 0..count {
+            slabs.chunk_mut(at)[..8].copy_from_slice(&at.to_le_bytes());
+        }
+        for (at, chunk) in (FIRST - 1..).zip(slabs.from_mut(FIRST - 1)) {
+            assert_eq!(chunk[..8], at.to_le_bytes());
+        }
+        let is_own = |at: usize| slabs.chunk(at)[..8] == at.to_le_bytes();
+        assert!((0..count).all(is_own));
+    }
+}

@@ -7,6 +7,7 @@ mod estimate;
 mod events;
 mod growth;
 mod held;
+mod history;
 mod host;
 mod lines;
 mod many;

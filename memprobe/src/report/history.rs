@@ -13,9 +13,12 @@ pub(super) fn note(facts: &HistoryFacts) -> String {
     }
     if facts.restated > 0 {
         text += &format!(
-            " {} from before the history are shown as allocations at its begin.",
+            " {} from before the history: shown as allocated at its begin.",
             counted(facts.restated, "block")
         );
+    }
+    if facts.before > 0 {
+        text += " \"Before attach\" stands for before the history, if PyTorch kept no stack.";
     }
     text
 }
@@ -49,7 +52,7 @@ pub(super) fn warnings(facts: &HistoryFacts) -> Vec<String> {
     if facts.host_entries > 0 {
         warnings.push(format!(
             "{} of pinned host memory, left out.",
-            counted(facts.host_entries, "block or event")
+            counted(facts.host_entries, "record")
         ));
     }
     warnings

@@ -192,10 +192,10 @@ fn latest_frames(document: &Document, block: DictId) -> Option<ListId> {
     }
 }
 
-/// Returns a list of frames that is not empty.
+/// Returns a list of frames. It is empty for a thread without Python, and missing if no stack was recorded.
 fn frames(document: &Document, of: DictId) -> Option<ListId> {
     match document.get(of, "frames") {
-        Some(Value::List(frames)) if !document.list(frames).is_empty() => Some(frames),
+        Some(Value::List(frames)) => Some(frames),
         _ => None,
     }
 }

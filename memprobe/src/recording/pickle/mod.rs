@@ -35,6 +35,8 @@ pub(super) struct History {
 pub struct HistoryFacts {
     /// Live blocks whose allocation is older than the history, with a known stack. They are the first events.
     pub restated: u64,
+    /// Blocks from before the history whose stack PyTorch did not keep.
+    pub before: u64,
     /// Blocks that were freed before the snapshot: their size is inferred from the requested bytes.
     pub inferred_sizes: u64,
     /// Allocations and frees that must have happened without an event: the history was off for a while.

@@ -85,6 +85,7 @@ fn a_history_becomes_the_events_from_its_begin() {
         history.facts,
         HistoryFacts {
             restated: 1,
+            before: 2,
             inferred_sizes: 2,
             ..HistoryFacts::default()
         }

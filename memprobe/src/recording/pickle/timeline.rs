@@ -186,6 +186,7 @@ impl Timeline<'_, '_> {
         for (address, size) in found.freed.iter().copied().chain(unknown) {
             let event = self.event(TimeNs(0), Action::Held, address, size, StackId::NONE);
             self.events.push((TimeNs(0), event));
+            self.facts.before += 1;
         }
         for block in &restated {
             let allocated = self.totals.allocated.0.saturating_add(block.size);

@@ -1,6 +1,6 @@
 """Runs a training script under PyTorch's own memory recorder and writes what it saw.
 
-    python reference.py --out ref.json [--wait-file F] workload.py [arguments of the workload]
+    python reference.py --out ref.json [--wait-file F] [--pickle P] workload.py [arguments of the workload]
 
 PyTorch records every allocation and free together with the Python stack. A test runs memprobe
 on the same process and compares. With `--wait-file` the driver prints `ready PID` once CUDA is
@@ -29,6 +29,7 @@ What is written, as JSON:
 import argparse
 import json
 import os
+import pickle
 import runpy
 import sys
 import time
@@ -49,6 +50,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description="Run a workload under PyTorch's memory recorder.")
     parser.add_argument("--out", required=True, help="where to write the JSON")
     parser.add_argument("--wait-file", help="go on only when this file exists")
+    parser.add_argument("--pickle", help="where to pickle PyTorch's own snapshot")
     parser.add_argument("workload", help="the script to run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser.parse_args()
@@ -171,11 +173,15 @@ def final_state():
     ]
 
 
-def reference(kept, arguments, status):
+def reference(kept, arguments, status, pickled=None):
     """What PyTorch recorded until now, and the state of every device."""
     torch.cuda.synchronize()
     end, final = time.monotonic_ns(), final_state()
     snapshot = torch.cuda.memory._snapshot()
+    if pickled:
+        # What `torch.cuda.memory._dump_snapshot()` does from PyTorch 2.1 on.
+        with open(pickled, "wb") as file:
+            pickle.dump(snapshot, file)
     for device, state in enumerate(final):
         state["live"] = live_blocks(snapshot, device)
     return {
@@ -213,7 +219,8 @@ def main():
     checkpoints.recorder = kept.record
     status, namespace = run(options.workload, options.arguments)
 
-    write(options.out, reference(kept, [options.workload, *options.arguments], status))
+    arguments = [options.workload, *options.arguments]
+    write(options.out, reference(kept, arguments, status, options.pickle))
     stop_recording()
     del namespace
     sys.exit(status)

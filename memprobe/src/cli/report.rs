@@ -29,7 +29,7 @@ const PIPED_WIDTH: usize = 100;
 /// Print a recording: by line, tensor, module, iteration, category and more, or every event
 ///
 /// For a directory that `record` wrote, prints every recording in turn, and the sum of lines. Needs no root, no
-/// GPU and none of the recorded process's files.
+/// GPU and none of the recorded process's files. Reads PyTorch's own memory snapshots too.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -45,13 +45,14 @@ Examples:
   memprobe report trace.json --by category
   memprobe report trace.json --by segment --request 512MiB
   memprobe report run/
+  memprobe report snapshot.pickle --by peak        # of torch.cuda.memory._dump_snapshot()
   memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
 #[command(mut_arg("limit", |arg| arg.help(
     "Rows of each table, or `all` [default: 30 in text, 10 with --by peak and growth; all in JSON and CSV]")))]
 #[command(mut_arg("no_fold", |arg| arg.help(
     "With --by module, layer, saved or size: show modules that differ only in a number (layers.0, layers.1) one by one")))]
 pub struct Report {
-    /// Recording that `memprobe record` wrote, or a directory of them
+    /// Recording that `memprobe record` wrote, a directory of them, or a pickle of PyTorch's memory snapshot
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Meaning of a row

@@ -79,6 +79,7 @@ impl ProcessSaver {
             start: now,
             probes: ledger.health.probes.clone(),
             from_live_screen: true,
+            history: None,
             ..recorder::header(ledger.target.clone())
         };
         let mut trace = Trace::begin(out, path.display().to_string(), &header)?;

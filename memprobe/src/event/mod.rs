@@ -434,6 +434,9 @@ pub enum NoStack {
     /// The kernel programs read the stack, but the ring buffer had no room for its frames.
     #[strum(serialize = "stack lost")]
     Lost,
+    /// PyTorch's history was recorded without stacks.
+    #[strum(serialize = "stack not recorded")]
+    NotRecorded,
     #[strum(serialize = "unknown Python version")]
     UnknownPython,
     /// The program runs no Python, and its native stack was not recorded.

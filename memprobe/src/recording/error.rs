@@ -3,6 +3,7 @@
 use std::io;
 
 use super::FORMAT;
+use super::pickle::PickleError;
 
 /// Reason why a recording cannot be read. The message ends with a remedy.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +36,37 @@ pub enum RecordingError {
         reason: String,
         events: u64,
     },
+    #[error(
+        "the pickle ends at byte {offset}, in the middle: copy it again, or write it again with \
+         `torch.cuda.memory._dump_snapshot(FILE)`"
+    )]
+    PickleTruncated { offset: u64 },
+    #[error(
+        "the pickle is damaged at byte {offset}: {reason}; write it again with `torch.cuda.memory._dump_snapshot(FILE)`"
+    )]
+    PickleDamaged { offset: u64, reason: String },
+    /// An opcode would import, call or make an object.
+    #[error(
+        "the pickle has an object of a class at byte {offset}, and memprobe executes nothing from a file: give the file \
+         that `torch.cuda.memory._dump_snapshot(FILE)` wrote"
+    )]
+    PickledObject { offset: u64 },
+    #[error(
+        "a pickle, but not of PyTorch's memory: give the file that `torch.cuda.memory._dump_snapshot(FILE)` wrote"
+    )]
+    ForeignPickle,
+}
+
+impl From<PickleError> for RecordingError {
+    fn from(error: PickleError) -> Self {
+        match error {
+            PickleError::Io(error) => Self::Io(error),
+            PickleError::Truncated { offset } => Self::PickleTruncated { offset },
+            PickleError::Damaged { offset, reason } => Self::PickleDamaged { offset, reason },
+            PickleError::Object { offset } => Self::PickledObject { offset },
+            PickleError::Foreign => Self::ForeignPickle,
+        }
+    }
 }
 
 impl From<io::Error> for RecordingError {

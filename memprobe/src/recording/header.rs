@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::pickle::HistoryFacts;
 use crate::event::{
     AtAttach, Bytes, CaptureChange, DeviceIndex, Losses, ProbeStatus, Target, Tgid, TimeNs,
     TimeShare, Totals,
@@ -22,6 +23,9 @@ pub struct Header {
     /// True if the live screen saved it: it begins with the blocks that were live then, as allocations.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub from_live_screen: bool,
+    /// Limits of PyTorch's own history; `None` if memprobe recorded.
+    #[serde(skip)]
+    pub history: Option<HistoryFacts>,
 }
 
 #[derive(Serialize)]
@@ -52,6 +56,9 @@ pub enum EndReason {
     ParentExited,
     #[strum(serialize = "failed")]
     Failed,
+    /// PyTorch wrote its history and its allocator's state.
+    #[strum(serialize = "snapshot taken")]
+    SnapshotTaken,
 }
 
 impl EndReason {

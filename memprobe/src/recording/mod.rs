@@ -1,4 +1,5 @@
-//! Recordings: format of memprobe's `trace.json`, and its reader.
+//! Recordings: format of memprobe's `trace.json`, and its reader. PyTorch's own memory snapshots are read too
+//! ([`pickle`]).
 //!
 //! The file is a Chrome trace-event array, written by [`crate::recording::write::trace_event`], with one record a line.
 //! Additional metadata records let the reader restore the stream of [`crate::event::Event`]s exactly. Records:
@@ -31,6 +32,7 @@ mod error;
 mod header;
 mod line;
 mod names;
+mod pickle;
 mod reader;
 #[cfg(test)]
 pub(crate) mod samples;
@@ -43,6 +45,7 @@ pub use error::RecordingError;
 pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
 pub(crate) use names::{NamedRecord, NamesRecord, RetainerRecord};
+pub use pickle::HistoryFacts;
 pub use reader::Reader;
 pub(crate) use segments::{SegmentRecord, SegmentsRecord};
 pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};

@@ -10,11 +10,12 @@ use hashbrown::HashSet;
 
 use super::line::{self, FrameRecord, LineRecord, StackRecord};
 use super::names::PendingNames;
+use super::pickle;
 use super::segments::PendingSegments;
-use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
+use super::{End, EndReason, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
-    Action, BlockLabels, BlockPurpose, Context, Event, Frame, Grad, MemoryEvent, Module, NoStack,
-    Node, PhaseMark, PurposeIds, Stack, StackId, StackKind, TimeNs,
+    Action, BlockLabels, BlockPurpose, Context, Event, Frame, Grad, Losses, MemoryEvent, Module,
+    NoStack, Node, PhaseMark, PurposeIds, Stack, StackId, StackKind, Target, TimeNs,
 };
 
 /// Read buffer, in bytes.
@@ -23,7 +24,7 @@ const BUFFER: usize = 256 << 10;
 /// Start of every recording's second line.
 const FIRST_RECORD: &[u8] = b"{\"ph\":\"M\",\"name\":\"memprobe\"";
 
-/// Iterator over the events of a recording, in the order written.
+/// Iterator over the events of a recording, in the order written, or of a memory snapshot that PyTorch pickled.
 ///
 /// A recording without its end yields all its whole records, and [`Reader::truncated`] is then true. Damage in the
 /// middle is an error, which ends the iteration. Memory is bounded by the distinct strings and stacks of the recording.
@@ -99,8 +100,45 @@ impl<R: BufRead> Reader<R> {
             waiting: VecDeque::new(),
             path: None,
         };
+        if reader.begins_with(pickle::FIRST_BYTE)? {
+            return reader.read_pickle();
+        }
         reader.read_header()?;
         Ok(reader)
+    }
+
+    fn begins_with(&mut self, byte: u8) -> io::Result<bool> {
+        loop {
+            match self.input.fill_buf() {
+                Ok(first) => return Ok(first.first() == Some(&byte)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Reads PyTorch's own memory snapshot. All its events wait.
+    fn read_pickle(mut self) -> Result<Self, RecordingError> {
+        let history = pickle::read(&mut self.input)?;
+        self.header = Header {
+            start: history.start,
+            wall_start_ms: history.wall_start_ms,
+            target: Target {
+                command: "PyTorch's own memory history".to_owned(),
+                ..Target::default()
+            },
+            history: Some(history.facts),
+            ..Header::default()
+        };
+        self.events = history.memory_events;
+        self.end = Some(End {
+            reason: EndReason::SnapshotTaken,
+            events: self.events,
+            losses: Losses::default(),
+        });
+        self.waiting = history.events.into();
+        self.state = State::Closed(Close::Whole);
+        Ok(self)
     }
 
     /// Returns the latest header; a later record of the file may add facts about the target.

@@ -34,6 +34,7 @@ pub(crate) fn header() -> Header {
             emulated: true,
         }],
         from_live_screen: false,
+        history: None,
     }
 }
 

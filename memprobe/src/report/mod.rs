@@ -8,6 +8,7 @@ mod events;
 pub mod explain;
 mod growth;
 mod held;
+mod history;
 mod host;
 mod lines;
 mod many;

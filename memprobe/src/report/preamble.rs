@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::history;
 use super::replay::RecordingReplay;
 use crate::event::bytes::{human, signed};
 use crate::event::{DeviceIndex, Losses, Target};
@@ -38,6 +39,9 @@ pub(super) fn push_beginning(page: &mut Page, replay: &RecordingReplay) {
     }
     if replay.header.from_live_screen {
         page.note(FROM_LIVE_SCREEN);
+    }
+    if let Some(facts) = &replay.header.history {
+        page.note(&history::note(facts));
     }
     let layer = replay.snapshot.cuda.layer;
     let words = layer.as_str();
@@ -89,7 +93,10 @@ pub(super) fn target_lines(target: &Target, memprobe: &str) -> [String; 2] {
     let mut facts: Vec<String> = process(target).into_iter().collect();
     facts.extend(version("Python", &target.python));
     facts.extend(version("torch", &target.torch));
-    facts.push(format!("memprobe {}", clean(memprobe)));
+    // PyTorch's own history names no memprobe.
+    if !memprobe.is_empty() {
+        facts.push(format!("memprobe {}", clean(memprobe)));
+    }
     [command, facts.join("  ")]
 }
 
@@ -128,6 +135,7 @@ fn warnings(replay: &RecordingReplay) -> Vec<String> {
     warnings.extend(loss_warnings(&replay.snapshot.health.losses));
     let budget = replay.snapshot.health.budget.as_ref();
     warnings.extend(budget_warning(budget, replay.snapshot.now));
+    warnings.extend(replay.header.history.iter().flat_map(history::warnings));
     warnings.extend(limit_warning("the recording", &replay.refused));
     warnings.extend(unread(&replay.snapshot));
     let disagreements = replay.snapshot.health.disagreements;

@@ -1,0 +1,218 @@
+//! Segments, blocks and events in a decoded snapshot.
+//!
+//! The keys are those of `torch/csrc/cuda/memory_snapshot.cpp` and `torch/csrc/cuda/Module.cpp` from v2.0.0 to v2.15.0.
+//! PyTorch 2.0 has no addresses of blocks, and the stacks in `history`. Unknown keys are left out, missing ones empty.
+
+use super::machine::{DictId, Document, ListId, Value};
+use crate::event::DeviceIndex;
+
+/// Most devices of one process.
+const MAX_DEVICES: usize = 64;
+
+#[derive(Debug, Default)]
+pub(super) struct Snapshot {
+    pub segments: Vec<Segment>,
+    /// Events of each device, in order.
+    pub traces: Vec<Vec<Entry>>,
+    pub unknown_entries: u64,
+    pub host_entries: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub device: DeviceIndex,
+    pub size: u64,
+    /// Allocated blocks; free ones and those that wait for an event are left out.
+    pub blocks: Vec<Block>,
+}
+
+#[derive(Debug)]
+pub(super) struct Block {
+    pub address: u64,
+    pub size: u64,
+    pub frames: Option<ListId>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Alloc,
+    /// The program gave the block back: `free_requested`. It leaves `allocated` now, not at `free_completed`.
+    Free,
+    SegmentAlloc,
+    SegmentFree,
+    /// Pages of an expandable segment were mapped.
+    SegmentMap,
+    SegmentUnmap,
+    OutOfMemory,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub kind: Kind,
+    /// 0 for [`Kind::OutOfMemory`].
+    pub address: u64,
+    /// Requested bytes.
+    pub size: u64,
+    /// Microseconds since 1970; `None` before PyTorch 2.2.
+    pub time_us: Option<u64>,
+    pub frames: Option<ListId>,
+}
+
+impl Snapshot {
+    /// Returns the snapshot in a document; `None` if the document is another.
+    pub fn of(document: &Document) -> Option<Self> {
+        let Value::Dict(root) = document.root else {
+            // `torch.cuda.memory_snapshot()` is the list of segments alone.
+            let Value::List(segments) = document.root else {
+                return None;
+            };
+            let mut snapshot = Self::default();
+            snapshot.read_segments(document, segments)?;
+            return (!snapshot.segments.is_empty()).then_some(snapshot);
+        };
+        let list = |key| match document.get(root, key) {
+            Some(Value::List(list)) => Some(list),
+            _ => None,
+        };
+        let mut snapshot = Self::default();
+        snapshot.read_segments(document, list("segments")?)?;
+        if let Some(traces) = list("device_traces") {
+            for trace in document.list(traces).iter().take(MAX_DEVICES) {
+                let entries = snapshot.entries(document, *trace);
+                snapshot.traces.push(entries);
+            }
+        }
+        for key in ["host_segments", "host_traces"] {
+            snapshot.host_entries += list(key).map_or(0, |list| parts(document, list));
+        }
+        Some(snapshot)
+    }
+
+    /// Reads the segments; `None` if these are others.
+    fn read_segments(&mut self, document: &Document, segments: ListId) -> Option<()> {
+        for segment in document.list(segments) {
+            let Value::Dict(segment) = *segment else {
+                return None;
+            };
+            let ordinal = number(document, segment, "device")?;
+            let device = DeviceIndex(u8::try_from(ordinal).ok()?);
+            if usize::from(device.0) >= MAX_DEVICES {
+                return None;
+            }
+            let Some(Value::List(blocks)) = document.get(segment, "blocks") else {
+                return None;
+            };
+            self.segments.push(Segment {
+                device,
+                size: number(document, segment, "total_size")?,
+                blocks: allocated(document, number(document, segment, "address")?, blocks),
+            });
+        }
+        Some(())
+    }
+
+    fn entries(&mut self, document: &Document, trace: Value) -> Vec<Entry> {
+        let Value::List(trace) = trace else {
+            return Vec::new();
+        };
+        let entries = document.list(trace).iter();
+        entries
+            .filter_map(|entry| match *entry {
+                Value::Dict(entry) => self.entry(document, entry),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Returns an event that changes memory; `None` for others.
+    fn entry(&mut self, document: &Document, entry: DictId) -> Option<Entry> {
+        let action = match document.get(entry, "action") {
+            Some(Value::Text(action)) => document.text(action),
+            _ => "",
+        };
+        let kind = match action {
+            "alloc" => Kind::Alloc,
+            "free_requested" => Kind::Free,
+            "segment_alloc" => Kind::SegmentAlloc,
+            "segment_free" => Kind::SegmentFree,
+            "segment_map" => Kind::SegmentMap,
+            "segment_unmap" => Kind::SegmentUnmap,
+            "oom" => Kind::OutOfMemory,
+            "free_completed" | "snapshot" | "annotate" | "user_defined" => return None,
+            _ => {
+                self.unknown_entries += 1;
+                return None;
+            }
+        };
+        let number = |key| number(document, entry, key);
+        Some(Entry {
+            kind,
+            address: number("addr")
+                .filter(|_| kind != Kind::OutOfMemory)
+                .unwrap_or(0),
+            size: number("size").unwrap_or(0),
+            time_us: number("time_us"),
+            frames: frames(document, entry),
+        })
+    }
+}
+
+/// Returns the allocated blocks of a segment at `address`.
+fn allocated(document: &Document, address: u64, blocks: ListId) -> Vec<Block> {
+    let mut at = address;
+    let mut found = Vec::new();
+    for block in document.list(blocks) {
+        let Value::Dict(block) = *block else {
+            continue;
+        };
+        let size = number(document, block, "size").unwrap_or(0);
+        let address = number(document, block, "address").unwrap_or(at);
+        at = address.saturating_add(size);
+        let state = document.get(block, "state");
+        let is_allocated = matches!(state, Some(Value::Text(state)) if &**document.text(state) == "active_allocated");
+        if is_allocated && size > 0 {
+            found.push(Block {
+                address,
+                size,
+                frames: frames(document, block).or_else(|| latest_frames(document, block)),
+            });
+        }
+    }
+    found
+}
+
+/// Returns the stack in PyTorch 2.0's history of a block.
+fn latest_frames(document: &Document, block: DictId) -> Option<ListId> {
+    match document.get(block, "history")? {
+        Value::List(history) => match *document.list(history).first()? {
+            Value::Dict(latest) => frames(document, latest),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Returns a list of frames. It is empty for a thread without Python, and missing if no stack was recorded.
+fn frames(document: &Document, of: DictId) -> Option<ListId> {
+    match document.get(of, "frames") {
+        Some(Value::List(frames)) => Some(frames),
+        _ => None,
+    }
+}
+
+fn number(document: &Document, of: DictId, key: &str) -> Option<u64> {
+    match document.get(of, key) {
+        Some(Value::Int(number)) => u64::try_from(number).ok(),
+        _ => None,
+    }
+}
+
+/// Counts the items of a list, or of the lists in it.
+fn parts(document: &Document, list: ListId) -> u64 {
+    let parts = document.list(list).iter();
+    let counts = parts.map(|part| match part {
+        Value::List(inner) => document.list(*inner).len() as u64,
+        _ => 1,
+    });
+    counts.sum()
+}

@@ -1,0 +1,87 @@
+//! Memory snapshots that PyTorch pickled itself, read as a stream of events.
+//!
+//! `torch.cuda.memory._snapshot()` returns the allocator's segments with their blocks, and the latest events if
+//! `_record_memory_history()` was on (torch/cuda/memory.py@v2.15.0). [`History`] has the same facts as events.
+//!
+//! Facts that PyTorch does not record are unknown: threads, modules, tensors. An event has the requested size, and a
+//! block that was freed before the snapshot no other; the allocator's rounding gives its size then.
+
+mod history;
+mod machine;
+mod stacks;
+mod timeline;
+
+use std::io::{self, BufRead};
+
+use crate::event::{Event, TimeNs};
+
+/// First byte of a pickle of protocol 2 or above.
+pub(super) const FIRST_BYTE: u8 = b'\x80';
+
+/// PyTorch's history of a process, as events.
+#[derive(Debug)]
+pub(super) struct History {
+    pub events: Vec<Event>,
+    /// Allocations, frees and failed requests among `events`, those without [`crate::event::Action::Held`].
+    pub memory_events: u64,
+    pub start: TimeNs,
+    /// The same moment in milliseconds since 1970 (UTC); `None` if PyTorch recorded no times.
+    pub wall_start_ms: Option<u64>,
+    pub facts: HistoryFacts,
+}
+
+/// Limits of a history that PyTorch recorded itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HistoryFacts {
+    /// Live blocks whose allocation is older than the history, with a known stack. They are the first events.
+    pub restated: u64,
+    /// Blocks from before the history whose stack PyTorch did not keep.
+    pub before: u64,
+    /// Blocks that were freed before the snapshot: their size is inferred from the requested bytes.
+    pub inferred_sizes: u64,
+    /// Allocations and frees that must have happened without an event: the history was off for a while.
+    pub missing_events: u64,
+    /// Entries of an unknown kind.
+    pub unknown_entries: u64,
+    /// Blocks and events of pinned host memory, which are left out.
+    pub host_entries: u64,
+    /// PyTorch before 2.2 records the order of events, but no times.
+    pub lacks_times: bool,
+    /// The snapshot has segments alone: no history was recorded.
+    pub lacks_history: bool,
+}
+
+/// Reason why a pickle cannot be read.
+#[derive(Debug)]
+pub(super) enum PickleError {
+    Io(io::Error),
+    Truncated {
+        offset: u64,
+    },
+    Damaged {
+        offset: u64,
+        reason: String,
+    },
+    /// An opcode would import, call or make something.
+    Object {
+        offset: u64,
+    },
+    /// Plain data of another kind.
+    Foreign,
+}
+
+/// Reads a whole pickle.
+///
+/// # Errors
+///
+/// If it cannot be read, is damaged, or is no memory snapshot of PyTorch.
+pub(super) fn read(input: impl BufRead) -> Result<History, PickleError> {
+    let document = machine::decode(input)?;
+    let snapshot = history::Snapshot::of(&document).ok_or(PickleError::Foreign)?;
+    Ok(timeline::events(&document, &snapshot))
+}
+
+#[cfg(test)]
+mod samples;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+use super::samples::{Plain, block, event, segment, snapshot};
+use super::*;
+use crate::event::{Action, Bytes, MemoryEvent};
+
+const MIB: i64 = 1 << 20;
+
+fn read_plain(plain: &Plain) -> History {
+    read(&*plain.pickled()).expect("a snapshot")
+}
+
+fn memory(history: &History) -> Vec<MemoryEvent> {
+    let events = history.events.iter();
+    let events = events.filter_map(|event| match event {
+        Event::Memory(event) => Some(*event),
+        _ => None,
+    });
+    events.collect()
+}
+
+/// Returns each event as its action, address, size and the totals after it.
+fn shown(history: &History) -> String {
+    let mut lines = Vec::new();
+    for event in &history.events {
+        match event {
+            Event::Stack(id, stack) => {
+                let frames: Vec<_> = (stack.frames.iter())
+                    .map(|frame| format!("{}:{}", frame.file, frame.line))
+                    .collect();
+                lines.push(format!("stack {} {:?} {frames:?}", id.0, stack.kind));
+            }
+            Event::AtAttach(found) => lines.push(format!(
+                "begin {:?} allocated {} reserved {}",
+                found.device, found.totals.allocated.0, found.totals.reserved.0
+            )),
+            Event::Memory(event) => {
+                let totals = event.totals.map_or("-".to_owned(), |totals| {
+                    format!("{}/{}", totals.allocated.0, totals.reserved.0)
+                });
+                lines.push(format!(
+                    "{:>6} {:<14} {} {:>8} stack {} {totals}",
+                    event.time.0 / 1000,
+                    event.action.as_str(),
+                    event.addr,
+                    event.size.0,
+                    event.stack.0,
+                ));
+            }
+            _ => lines.push("other".to_owned()),
+        }
+    }
+    lines.join("\n")
+}
+
+/// A history that begins with three blocks: one is freed, one stays with its stack, one stays without.
+fn story() -> Plain {
+    let blocks = vec![
+        block(0x10000, 1024, "active_allocated", Some(3)),
+        block(0x10400, 512, "active_allocated", None),
+        block(0x10600, 512, "inactive", None),
+        block(0x20000, 2 * MIB, "active_allocated", Some(9)),
+        block(0x300000, 512, "active_pending_free", None),
+    ];
+    snapshot(
+        vec![segment(0x10000, 20 * MIB, blocks)],
+        vec![
+            event("free_requested", 0x10600, 500, 0, None),
+            event("free_completed", 0x10600, 500, 1, None),
+            event("segment_alloc", 0x10000, 20 * MIB, 2, Some(9)),
+            event("alloc", 0x20000, 2 * MIB - 12, 3, Some(9)),
+            event("alloc", 0x300000, 400, 4, Some(3)),
+            event("free_requested", 0x300000, 400, 5, None),
+            event("oom", 0, 90 * MIB, 6, Some(9)),
+            event("snapshot", 0, 0, 7, None),
+        ],
+    )
+}
+
+#[test]
+fn a_history_becomes_the_events_from_its_begin() {
+    let history = read_plain(&story());
+    insta::assert_snapshot!(shown(&history));
+    assert_eq!(history.memory_events, 7);
+    assert_eq!(history.wall_start_ms, Some(1_700_000_000_000));
+    assert_eq!(
+        history.facts,
+        HistoryFacts {
+            restated: 1,
+            before: 2,
+            inferred_sizes: 2,
+            ..HistoryFacts::default()
+        }
+    );
+}
+
+#[test]
+fn segments_alone_are_blocks_without_a_history() {
+    let blocks = vec![block(0x10000, 1024, "active_allocated", None)];
+    let segments = Plain::list([segment(0x10000, 2 * MIB, blocks)]);
+    let history = read_plain(&segments);
+    assert!(history.facts.lacks_history);
+    let events = memory(&history);
+    assert_eq!(events.len(), 1);
+    assert_eq!(
+        (events[0].action, events[0].size),
+        (Action::Held, Bytes(1024))
+    );
+}
+
+#[test]
+fn events_that_were_not_recorded_are_added_where_they_must_have_happened() {
+    let blocks = vec![
+        block(0x10000, 512, "active_allocated", Some(1)),
+        block(0x10200, 512, "active_allocated", Some(2)),
+    ];
+    let history = read_plain(&snapshot(
+        vec![segment(0x10000, 2 * MIB, blocks)],
+        vec![
+            event("alloc", 0x10000, 512, 0, Some(1)),
+            // Its free is missing.
+            event("alloc", 0x10000, 512, 1, Some(1)),
+            event("alloc", 0x10200, 512, 2, Some(2)),
+            // Its later allocation is missing.
+            event("free_requested", 0x10200, 512, 3, None),
+            // Its free is missing too.
+            event("alloc", 0x10400, 512, 4, Some(2)),
+        ],
+    ));
+    assert_eq!(history.facts.missing_events, 3);
+    insta::assert_snapshot!(shown(&history));
+}
+
+#[test]
+fn a_pickle_of_something_else_is_no_snapshot() {
+    for plain in [
+        Plain::Int(1),
+        Plain::List(Vec::new()),
+        Plain::dict([("state_dict", Plain::Int(1))]),
+        Plain::dict([("segments", Plain::list([Plain::Int(1)]))]),
+    ] {
+        let error = read(&*plain.pickled()).unwrap_err();
+        assert!(matches!(error, PickleError::Foreign), "{error:?}");
+    }
+}
+
+#[test]
+fn numbers_of_a_hostile_file_are_no_sums_that_overflow() {
+    let blocks = vec![
+        block(i64::MAX, i64::MAX, "active_allocated", Some(1)),
+        block(i64::MAX - 1, i64::MAX, "active_allocated", None),
+    ];
+    let history = read_plain(&snapshot(
+        vec![
+            segment(1, i64::MAX, blocks.clone()),
+            segment(1, i64::MAX, blocks),
+        ],
+        vec![
+            event("alloc", i64::MAX, i64::MAX, 0, Some(1)),
+            event("alloc", 2, i64::MAX, -5, Some(1)),
+            event("free_requested", 3, i64::MAX, i64::MAX >> 1, None),
+            event("segment_map", 3, i64::MAX, 9, None),
+        ],
+    ));
+    assert!(history.memory_events > 3);
+}
+
+#[test]
+fn a_stack_without_python_and_one_that_was_not_recorded_say_so() {
+    let native = Plain::list([Plain::dict([
+        ("filename", Plain::Text("??")),
+        ("line", Plain::Int(0)),
+        ("name", Plain::Text("start_thread")),
+    ])]);
+    let with = |frames: Option<Plain>| {
+        let Plain::Dict(mut pairs) = event("alloc", 0x10000, 512, 0, None) else {
+            unreachable!("an event is a dict");
+        };
+        pairs.extend(frames.map(|frames| ("frames", frames)));
+        Plain::Dict(pairs)
+    };
+    let trace = vec![with(Some(native)), with(None)];
+    let text = shown(&read_plain(&snapshot(Vec::new(), trace)));
+    assert!(text.contains("NoPythonFrames"), "{text}");
+    assert!(text.contains("NotRecorded"), "{text}");
+}

@@ -1,0 +1,358 @@
+//! Events of a snapshot, from its segments at the end back to the begin of its history.
+//!
+//! The sums at the end are the allocator's own. Going back, each event takes away what it added, so the sums at the
+//! begin follow. What was live then is: blocks that the history frees and never allocates, and blocks of the end that
+//! it never allocates. PyTorch keeps the stacks of the latter.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+
+use super::history::{Block, Entry, Kind, Snapshot};
+use super::machine::{Document, ListId};
+use super::stacks::Stacks;
+use super::{History, HistoryFacts};
+use crate::event::{
+    Action, Address, AtAttach, Bytes, DeviceIndex, Event, MemoryEvent, PurposeId, StackId, Tgid,
+    Tid, TimeNs, Totals,
+};
+
+/// Granularity of block sizes by default (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp@v2.15.0).
+const GRANULARITY: u64 = 512;
+
+/// Process of a snapshot, which has no PID.
+const NO_PROCESS: Tgid = Tgid(0);
+
+/// Returns a snapshot's events, in the order of their times.
+pub(super) fn events(document: &Document, snapshot: &Snapshot) -> History {
+    let mut facts = HistoryFacts {
+        host_entries: snapshot.host_entries,
+        unknown_entries: snapshot.unknown_entries,
+        lacks_history: snapshot.traces.iter().all(Vec::is_empty),
+        ..HistoryFacts::default()
+    };
+    let times = Times::of(snapshot);
+    facts.lacks_times = !facts.lacks_history && times.start_us.is_none();
+    let mut stacks = Stacks::default();
+    let mut events: Vec<(TimeNs, Event)> = Vec::new();
+    for (ordinal, device) in devices(snapshot) {
+        let mut timeline = Timeline {
+            document,
+            device: DeviceIndex(ordinal),
+            totals: Totals::default(),
+            stacks: &mut stacks,
+            facts: &mut facts,
+            events: &mut events,
+        };
+        timeline.push(&device, &times);
+    }
+    // Stable: the events of one device keep their order.
+    events.sort_by_key(|(time, _)| *time);
+    let memory_events = events
+        .iter()
+        .filter(|(_, event)| matches!(event, Event::Memory(event) if event.action != Action::Held));
+    let memory_events = memory_events.count() as u64;
+    let mut all = stacks.definitions;
+    all.extend(events.into_iter().map(|(_, event)| event));
+    History {
+        events: all,
+        memory_events,
+        start: TimeNs(0),
+        wall_start_ms: times.start_us.map(|start| start / 1000),
+        facts,
+    }
+}
+
+/// Facts of one device.
+#[derive(Default)]
+struct Device<'a> {
+    blocks: Vec<&'a Block>,
+    reserved: u64,
+    trace: &'a [Entry],
+}
+
+fn devices(snapshot: &Snapshot) -> BTreeMap<u8, Device<'_>> {
+    let mut devices: BTreeMap<u8, Device> = BTreeMap::new();
+    for segment in &snapshot.segments {
+        let device = devices.entry(segment.device.0).or_default();
+        device.reserved = device.reserved.saturating_add(segment.size);
+        device.blocks.extend(&segment.blocks);
+    }
+    for (ordinal, trace) in snapshot.traces.iter().enumerate() {
+        if !trace.is_empty() {
+            devices.entry(ordinal as u8).or_default().trace = trace;
+        }
+    }
+    devices
+}
+
+/// Times of a snapshot since its first event.
+struct Times {
+    /// Microseconds since 1970.
+    start_us: Option<u64>,
+}
+
+impl Times {
+    fn of(snapshot: &Snapshot) -> Self {
+        let entries = snapshot.traces.iter().flatten();
+        Self {
+            start_us: entries.filter_map(|entry| entry.time_us).min(),
+        }
+    }
+
+    /// Returns the time of an event: a microsecond after the previous one if none was recorded.
+    fn of_step(&self, step: &Step, previous: TimeNs) -> TimeNs {
+        match (step.time_us, self.start_us) {
+            (Some(time), Some(start)) => {
+                let since = time.saturating_sub(start);
+                TimeNs(since.saturating_mul(1000)).max(previous)
+            }
+            _ => TimeNs(previous.0.saturating_add(1000)),
+        }
+    }
+}
+
+/// Writes the events of one device.
+struct Timeline<'a, 'b> {
+    document: &'a Document,
+    device: DeviceIndex,
+    /// Totals after the last event.
+    totals: Totals,
+    stacks: &'b mut Stacks,
+    facts: &'b mut HistoryFacts,
+    events: &'b mut Vec<(TimeNs, Event)>,
+}
+
+/// An event with the size of its block, in order.
+#[derive(Clone, Copy)]
+struct Step {
+    action: Action,
+    address: u64,
+    size: u64,
+    time_us: Option<u64>,
+    frames: Option<ListId>,
+}
+
+impl Step {
+    fn of(entry: &Entry, action: Action, size: u64) -> Self {
+        Self {
+            action,
+            address: entry.address,
+            size,
+            time_us: entry.time_us,
+            frames: entry.frames,
+        }
+    }
+}
+
+/// Steps of a device, and the blocks that were live before the first.
+struct Steps<'a> {
+    steps: Vec<Step>,
+    /// Blocks that the history frees but does not allocate: address and size.
+    freed: Vec<(u64, u64)>,
+    /// Blocks of the end that the history does not allocate.
+    kept: Vec<&'a Block>,
+}
+
+impl Timeline<'_, '_> {
+    fn push(&mut self, device: &Device<'_>, times: &Times) {
+        let found = self.steps(device);
+        self.totals = totals_before(device, &found);
+        self.push_beginning(&found);
+        let mut time = TimeNs(0);
+        for step in &found.steps {
+            time = times.of_step(step, time);
+            self.push_step(step, time);
+        }
+    }
+
+    /// Adds the blocks that were live at the begin of the history: those with a stack as allocations.
+    fn push_beginning(&mut self, found: &Steps<'_>) {
+        let (restated, unknown): (Vec<&Block>, Vec<&Block>) =
+            (found.kept.iter()).partition(|block| block.frames.is_some());
+        let allocations = sum(restated.iter().map(|block| block.size));
+        let allocated = self.totals.allocated.0.saturating_sub(allocations);
+        self.totals.allocated = Bytes(allocated);
+        let start = AtAttach {
+            time: TimeNs(0),
+            tgid: NO_PROCESS,
+            device: Some(self.device),
+            totals: self.totals,
+            peak: self.totals,
+            unread: None,
+        };
+        self.events.push((TimeNs(0), Event::AtAttach(start)));
+        let unknown = unknown.iter().map(|block| (block.address, block.size));
+        for (address, size) in found.freed.iter().copied().chain(unknown) {
+            let event = self.event(TimeNs(0), Action::Held, address, size, StackId::NONE);
+            self.events.push((TimeNs(0), event));
+            self.facts.before += 1;
+        }
+        for block in &restated {
+            let allocated = self.totals.allocated.0.saturating_add(block.size);
+            self.totals.allocated = Bytes(allocated);
+            let stack = self.stacks.of(self.document, block.frames);
+            let event = self.event(TimeNs(0), Action::Alloc, block.address, block.size, stack);
+            self.events.push((TimeNs(0), event));
+        }
+        self.facts.restated += restated.len() as u64;
+    }
+
+    fn push_step(&mut self, step: &Step, time: TimeNs) {
+        let Totals {
+            allocated,
+            reserved,
+        } = &mut self.totals;
+        match step.action {
+            Action::Alloc => allocated.0 = allocated.0.saturating_add(step.size),
+            Action::Free => allocated.0 = allocated.0.saturating_sub(step.size),
+            Action::SegmentAlloc => reserved.0 = reserved.0.saturating_add(step.size),
+            Action::SegmentFree => reserved.0 = reserved.0.saturating_sub(step.size),
+            _ => {}
+        }
+        let stack = match step.action {
+            Action::Free | Action::SegmentFree => StackId::NONE,
+            _ => self.stacks.of(self.document, step.frames),
+        };
+        let event = self.event(time, step.action, step.address, step.size, stack);
+        self.events.push((time, event));
+    }
+
+    fn event(
+        &self,
+        time: TimeNs,
+        action: Action,
+        address: u64,
+        size: u64,
+        stack: StackId,
+    ) -> Event {
+        let is_segment = matches!(action, Action::SegmentAlloc | Action::SegmentFree);
+        Event::Memory(MemoryEvent {
+            time,
+            tgid: NO_PROCESS,
+            tid: Tid::UNKNOWN,
+            action,
+            addr: Address(address),
+            size: Bytes(size),
+            device: Some(self.device),
+            totals: (!is_segment).then_some(self.totals),
+            stack,
+            shape: PurposeId::NONE,
+            call: None,
+        })
+    }
+
+    /// Finds the size of each block, and the blocks that were live at the begin.
+    fn steps<'a>(&mut self, device: &Device<'a>) -> Steps<'a> {
+        let mut found = Steps {
+            steps: Vec::with_capacity(device.trace.len()),
+            freed: Vec::new(),
+            kept: Vec::new(),
+        };
+        // Index of the step that allocated the block at an address; `None` once it was freed.
+        let mut allocated: HashMap<u64, Option<usize>> = HashMap::new();
+        for entry in device.trace {
+            let address = entry.address;
+            let rounded = rounded(entry.size);
+            let step = |action, size| Step::of(entry, action, size);
+            let steps = &mut found.steps;
+            match entry.kind {
+                Kind::Alloc => {
+                    let index = steps.len();
+                    if let Some(Some(lost)) = allocated.insert(address, Some(index)) {
+                        let size = steps[lost].size;
+                        steps.push(step(Action::Free, size));
+                        self.facts.missing_events += 1;
+                        allocated.insert(address, Some(index + 1));
+                    }
+                    steps.push(step(Action::Alloc, rounded));
+                }
+                Kind::Free => match allocated.insert(address, None) {
+                    Some(Some(alloc)) => {
+                        let size = steps[alloc].size;
+                        self.facts.inferred_sizes += 1;
+                        steps.push(step(Action::Free, size));
+                    }
+                    Some(None) => self.facts.missing_events += 1,
+                    None => {
+                        self.facts.inferred_sizes += 1;
+                        found.freed.push((address, rounded));
+                        steps.push(step(Action::Free, rounded));
+                    }
+                },
+                Kind::SegmentAlloc | Kind::SegmentMap => {
+                    steps.push(step(Action::SegmentAlloc, entry.size));
+                }
+                Kind::SegmentFree | Kind::SegmentUnmap => {
+                    steps.push(step(Action::SegmentFree, entry.size));
+                }
+                Kind::OutOfMemory => steps.push(step(Action::OutOfMemory, entry.size)),
+            }
+        }
+        self.settle(device, allocated, found)
+    }
+
+    /// Gives the blocks of the end their exact sizes. What contradicts the end is set right after the last event.
+    fn settle<'a>(
+        &mut self,
+        device: &Device<'a>,
+        mut allocated: HashMap<u64, Option<usize>>,
+        mut found: Steps<'a>,
+    ) -> Steps<'a> {
+        let time_us = device.trace.last().and_then(|last| last.time_us);
+        for block in &device.blocks {
+            match allocated.remove(&block.address) {
+                Some(Some(alloc)) => found.steps[alloc].size = block.size,
+                Some(None) => {
+                    self.facts.missing_events += 1;
+                    found.steps.push(Step {
+                        action: Action::Alloc,
+                        address: block.address,
+                        size: block.size,
+                        time_us,
+                        frames: block.frames,
+                    });
+                }
+                None => found.kept.push(*block),
+            }
+        }
+        let mut gone: Vec<usize> = allocated.into_values().flatten().collect();
+        gone.sort_unstable();
+        for alloc in gone {
+            self.facts.missing_events += 1;
+            found.steps.push(Step {
+                action: Action::Free,
+                time_us,
+                ..found.steps[alloc]
+            });
+        }
+        found
+    }
+}
+
+/// Returns the totals before the first event: those of the segments, less what the events added.
+fn totals_before(device: &Device<'_>, found: &Steps<'_>) -> Totals {
+    let of = |action| {
+        let steps = found.steps.iter().filter(move |step| step.action == action);
+        sum(steps.map(|step| step.size))
+    };
+    let kept = sum(found.kept.iter().map(|block| block.size));
+    let freed = sum(found.freed.iter().map(|(_, size)| *size));
+    let reserved = device.reserved.saturating_add(of(Action::SegmentFree));
+    Totals::of(
+        kept.saturating_add(freed),
+        reserved.saturating_sub(of(Action::SegmentAlloc)),
+    )
+}
+
+/// Adds sizes of a file, which may hold any number.
+fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(0, u64::saturating_add)
+}
+
+/// Rounds a request as the allocator does by default (`round_size`).
+fn rounded(size: u64) -> u64 {
+    size.max(1)
+        .checked_next_multiple_of(GRANULARITY)
+        .unwrap_or(size)
+}

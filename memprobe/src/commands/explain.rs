@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use tokio::time::{Instant, sleep_until};
 
-use super::host::Scope;
+use super::host::{HostProbes, Scope};
 use super::snapshot::{BlockProbes, BlockTracker, CaptureMode, taken_with_gpus};
 use super::stdout::{self, OutputContent, Stdout};
 use super::top::Once;
@@ -17,7 +17,7 @@ use super::{EndSignal, Interrupts};
 use crate::attribution::growth::GrowthLedger;
 use crate::cuda::nvml::Sample;
 use crate::event::tensors::TensorSnapshot;
-use crate::event::{DeviceIndex, Event, Tgid};
+use crate::event::{CaptureOptions, DeviceIndex, Event, Tgid};
 use crate::ledger::snapshot::Grouping;
 use crate::probe::catalog::Allocators;
 use crate::probe::kernel;
@@ -182,8 +182,12 @@ pub fn explain_all(
     kernel::preflight()?;
     let once = Once {
         scope: Scope::Host,
-        driver: probes.driver,
-        ring_bytes: probes.ring_bytes,
+        probes: HostProbes {
+            capture: CaptureOptions::default(),
+            driver: probes.driver,
+            ring_bytes: probes.ring_bytes,
+            max_overhead: None,
+        },
         listen,
         options: HostOptions {
             format: options.format,

@@ -145,8 +145,9 @@ mod tests {
     #[test]
     fn the_span_is_that_of_the_growth() {
         let mut recorder = GrowthRecorder::default();
+        let mut floor = Floor::default();
         for tick in 0..=60 {
-            recorder.tick(TimeNs(tick * 200_000_000), tick);
+            recorder.tick(TimeNs(tick * 200_000_000), tick, &mut floor);
         }
         // 12 intervals of 1 s: from the begin of the 6th to that of the 12th.
         let seconds = recorder.span().map(|(from, to)| (from.0, to.0));

@@ -252,13 +252,17 @@ impl ChunkCache {
             self.places.insert(number, place);
             self.chunks.push(Chunk::empty(number));
         }
-        let bytes = self.bytes.from_mut(first);
+        let bytes = self.bytes.slabs_mut(first);
         read_whole(memory, self.chunks[first..].iter_mut().zip(bytes));
     }
 
     fn renew(&mut self, memory: &impl ReadMemory) {
         self.missed = 0;
-        let mut wanted: Vec<_> = self.chunks.iter_mut().zip(self.bytes.from_mut(0)).collect();
+        let mut wanted: Vec<_> = self
+            .chunks
+            .iter_mut()
+            .zip(self.bytes.slabs_mut(0))
+            .collect();
         wanted.sort_unstable_by_key(|(chunk, _)| chunk.number);
         let (mut stale, mut places) = (Vec::new(), Vec::new());
         for (place, (chunk, bytes)) in wanted.iter_mut().enumerate() {

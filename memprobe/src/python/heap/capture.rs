@@ -179,7 +179,7 @@ pub trait HeapReader {
     type Tables;
     /// Everything else.
     type Found;
-    /// What a look at the paused process needs of the first scan.
+    /// Facts of the first scan that a look at the paused process needs.
     type Known;
     type Output;
 

@@ -37,7 +37,7 @@ struct ChunkCache {
     /// Recently used chunks as (number, index), at the slot given by the lowest bits of the number. A newer
     /// chunk replaces an older one in its slot.
     recent: Box<[(u64, usize)]>,
-    /// What the latest [`Image::renew`] found changed, in the order of addresses.
+    /// Ranges that the latest [`Image::renew`] found changed, in the order of addresses.
     changed: Vec<Range<u64>>,
     most: usize,
     open: bool,

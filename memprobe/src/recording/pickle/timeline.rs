@@ -151,7 +151,7 @@ struct Steps<'a> {
     /// Blocks that the history frees but does not allocate: address and size.
     freed: Vec<(u64, u64)>,
     /// Blocks of the end that the history does not allocate.
-    kept: Vec<&'a Block>,
+    remaining: Vec<&'a Block>,
 }
 
 impl Timeline<'_, '_> {
@@ -169,7 +169,7 @@ impl Timeline<'_, '_> {
     /// Adds the blocks that were live at the begin of the history: those with a stack as allocations.
     fn push_beginning(&mut self, found: &Steps<'_>) {
         let (restated, unknown): (Vec<&Block>, Vec<&Block>) =
-            (found.kept.iter()).partition(|block| block.frames.is_some());
+            (found.remaining.iter()).partition(|block| block.frames.is_some());
         let allocations = sum(restated.iter().map(|block| block.size));
         let allocated = self.totals.allocated.0.saturating_sub(allocations);
         self.totals.allocated = Bytes(allocated);
@@ -247,7 +247,7 @@ impl Timeline<'_, '_> {
         let mut found = Steps {
             steps: Vec::with_capacity(device.trace.len()),
             freed: Vec::new(),
-            kept: Vec::new(),
+            remaining: Vec::new(),
         };
         // Index of the step that allocated the block at an address; `None` once it was freed.
         let mut allocated: HashMap<u64, Option<usize>> = HashMap::new();
@@ -313,7 +313,7 @@ impl Timeline<'_, '_> {
                         frames: block.frames,
                     });
                 }
-                None => found.kept.push(*block),
+                None => found.remaining.push(*block),
             }
         }
         let mut gone: Vec<usize> = allocated.into_values().flatten().collect();
@@ -336,11 +336,11 @@ fn totals_before(device: &Device<'_>, found: &Steps<'_>) -> Totals {
         let steps = found.steps.iter().filter(move |step| step.action == action);
         sum(steps.map(|step| step.size))
     };
-    let kept = sum(found.kept.iter().map(|block| block.size));
+    let remaining = sum(found.remaining.iter().map(|block| block.size));
     let freed = sum(found.freed.iter().map(|(_, size)| *size));
     let reserved = device.reserved.saturating_add(of(Action::SegmentFree));
     Totals::of(
-        kept.saturating_add(freed),
+        remaining.saturating_add(freed),
         reserved.saturating_sub(of(Action::SegmentAlloc)),
     )
 }

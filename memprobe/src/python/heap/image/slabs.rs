@@ -25,7 +25,7 @@ pub(super) struct Slabs {
 impl Slabs {
     /// Makes room for so many chunks in all. New ones are zero.
     pub(super) fn reserve(&mut self, chunks: usize) -> io::Result<()> {
-        while self.room() < chunks {
+        while self.capacity() < chunks {
             let size = if self.maps.is_empty() { FIRST } else { OTHERS };
             let map = MmapMut::map_anon(size * CHUNK)?;
             // Both make it faster; without them it works as well.
@@ -38,7 +38,7 @@ impl Slabs {
         Ok(())
     }
 
-    fn room(&self) -> usize {
+    fn capacity(&self) -> usize {
         match self.maps.len() {
             0 => 0,
             maps => FIRST + (maps - 1) * OTHERS,

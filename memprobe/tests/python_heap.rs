@@ -8,10 +8,14 @@ use std::process::{Child, Command};
 
 use memprobe::event::Tgid;
 use memprobe::event::tensors::Consistency;
+use memprobe::process::memory::ProcessMemory;
 use memprobe::python::PythonProcess;
 use memprobe::python::heap::Heap;
-use memprobe::python::heap::capture::{CaptureError, CaptureMode, Captured, capture};
+use memprobe::python::heap::capture::{
+    CaptureError, CaptureMode, Captured, HeapReader, HeapScan, capture,
+};
 use memprobe::python::heap::collector::Broken;
+use memprobe::python::heap::image::Image;
 use memprobe::python::heap::paths::Paths;
 use memprobe::python::heap::progress::ReadProgress;
 use pythons::{started, supported};
@@ -47,10 +51,45 @@ impl Drop for Target {
     }
 }
 
+/// Reader of the paths to the fixture's `Wanted` objects.
+struct WantedPaths<'a>(&'a PythonProcess);
+
+impl HeapReader for WantedPaths<'_> {
+    type Tables = ();
+    type Found = ();
+    type Known = ();
+    type Output = Vec<String>;
+
+    fn tables(&self, _: &Image<ProcessMemory>) {}
+
+    fn disagreement(&self, (): &()) -> Option<Broken> {
+        None
+    }
+
+    fn read(&self, _: &Image<ProcessMemory>, _: &mut HeapScan, (): ()) {}
+
+    fn known(&self, _: &Image<ProcessMemory>, (): ()) {}
+
+    fn follow(&self, _: &Image<ProcessMemory>, _: &HeapScan, (): &()) {}
+
+    fn conclude(
+        &self,
+        image: &Image<ProcessMemory>,
+        moment: &mut HeapScan,
+        (): &(),
+    ) -> Vec<String> {
+        paths_of(self.0, image, moment)
+    }
+
+    fn touch(&self, image: &Image<ProcessMemory>, moment: &mut HeapScan, (): &()) {
+        paths_of(self.0, image, moment);
+    }
+}
+
 /// Captures the heap, with the paths to the fixture's `Wanted` objects.
 fn captured(process: &PythonProcess, manner: CaptureMode) -> Captured<(), Vec<String>> {
-    let paths = |image: &_, moment: &mut _, (): &()| paths_of(process, image, moment);
-    let captured = capture(process, manner, &ReadProgress::default(), |_, _| (), paths);
+    let reader = WantedPaths(process);
+    let captured = capture(process, manner, &ReadProgress::default(), &reader);
     captured.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -194,8 +233,7 @@ fn a_damaged_list_of_objects_stops_the_process_a_few_times_only() {
             &process,
             CaptureMode::Paused,
             &ReadProgress::default(),
-            |_, _| (),
-            |_, _, ()| (),
+            &WantedPaths(&process),
         );
         let error = error.unwrap_err();
         println!("{}: {error}", python.display());

@@ -179,7 +179,7 @@ pub trait HeapReader {
     type Tables;
     /// Everything else.
     type Found;
-    /// What a look at the paused process needs of the first scan.
+    /// Results of the first scan for the look at the paused process.
     type Known;
     type Output;
 

@@ -60,8 +60,8 @@ impl HeapRetainers {
     /// Starts with no holders. `paths` determines the dicts whose keys are folded.
     pub fn of<M>(paths: &Paths<'_, M>) -> Self {
         let mut tensors: HashMap<u32, u32> = HashMap::new();
-        let ways = paths.to_tensors.values();
-        for way in ways.flat_map(PathOrigins::as_slice) {
+        let origins = paths.to_tensors.values();
+        for way in origins.flat_map(PathOrigins::as_slice) {
             if let PathOrigin::From(place, Step::Key(_)) = *way {
                 *tensors.entry(place).or_default() += 1;
             }
@@ -110,8 +110,8 @@ impl HeapRetainers {
 
     /// The holders of a tensor, one for each path to it unless paths share one.
     pub fn by_paths(&mut self, paths: &Paths<'_, impl ReadMemory>, tensor: u64) -> Vec<RetainedBy> {
-        let ways = paths.to_tensors.get(&tensor);
-        let Some(ways) = ways.map(PathOrigins::as_slice) else {
+        let origins = paths.to_tensors.get(&tensor);
+        let Some(ways) = origins.map(PathOrigins::as_slice) else {
             return Vec::new();
         };
         self.followed = self.followed.saturating_add(ways.len());

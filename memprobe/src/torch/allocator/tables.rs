@@ -114,8 +114,8 @@ pub fn read(
     Err(TablesError::UnknownLayout(version.map(str::to_owned)))
 }
 
-/// Reads what has changed of the tables in a copy, and the blocks that these parts list. The copy then has all that
-/// [`read`] needs, unless something else has changed meanwhile.
+/// Reads the changed parts of the tables in a copy, and the blocks listed there. The copy then has everything for
+/// [`read`], unless something else has changed meanwhile.
 pub fn follow(memory: &impl ReadMemory, variable: AllocatorVariable, version: Option<&str>) {
     let layout = layout::candidates(version).into_iter().next();
     let known = layout.filter(|layout| is_of(&layout.versions, version));

@@ -86,8 +86,9 @@ mod tests {
             parts.add_changed(ranges, &mut objects);
             objects
         };
-        assert_eq!(changed(&[0x1000..0x2000]), [1, 2]);
-        assert_eq!(changed(&[0x2000..0x3000]), [2, 3]);
+        let one = |range| vec![range];
+        assert_eq!(changed(&one(0x1000..0x2000)), [1, 2]);
+        assert_eq!(changed(&one(0x2000..0x3000)), [2, 3]);
         assert_eq!(changed(&[0..0xff0, 0x2008..0x3000]), [3]);
         assert!(changed(&[]).is_empty());
     }

@@ -25,7 +25,7 @@ pub(super) struct Slabs {
 impl Slabs {
     /// Makes room for so many chunks in all. New ones are zero.
     pub(super) fn reserve(&mut self, chunks: usize) -> io::Result<()> {
-        while self.room() < chunks {
+        while self.capacity() < chunks {
             let size = if self.maps.is_empty() { FIRST } else { OTHERS };
             let map = MmapMut::map_anon(size * CHUNK)?;
             // Both make it faster; without them it works as well.
@@ -38,7 +38,7 @@ impl Slabs {
         Ok(())
     }
 
-    fn room(&self) -> usize {
+    fn capacity(&self) -> usize {
         match self.maps.len() {
             0 => 0,
             maps => FIRST + (maps - 1) * OTHERS,
@@ -60,7 +60,7 @@ impl Slabs {
     }
 
     /// All chunks from an index on.
-    pub(super) fn from_mut(&mut self, index: usize) -> impl Iterator<Item = &mut [u8]> {
+    pub(super) fn all_from(&mut self, index: usize) -> impl Iterator<Item = &mut [u8]> {
         let (first, start) = place(index);
         let maps = self.maps.iter_mut().skip(first);
         let chunks = maps.flat_map(|map| map.chunks_exact_mut(CHUNK));
@@ -88,7 +88,7 @@ mod tests {
         for at in 0..count {
             slabs.chunk_mut(at)[..8].copy_from_slice(&at.to_le_bytes());
         }
-        for (at, chunk) in (FIRST - 1..).zip(slabs.from_mut(FIRST - 1)) {
+        for (at, chunk) in (FIRST - 1..).zip(slabs.all_from(FIRST - 1)) {
             assert_eq!(chunk[..8], at.to_le_bytes());
         }
         let is_own = |at: usize| slabs.chunk(at)[..8] == at.to_le_bytes();

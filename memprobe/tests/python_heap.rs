@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 
 use memprobe::event::Tgid;
 use memprobe::event::tensors::Consistency;
-use memprobe::process::memory::{ProcessMemory, ReadMemory};
+use memprobe::process::memory::ProcessMemory;
 use memprobe::python::PythonProcess;
 use memprobe::python::heap::Heap;
 use memprobe::python::heap::capture::{
@@ -51,10 +51,10 @@ impl Drop for Target {
     }
 }
 
-/// Finds the paths to the fixture's `Wanted` objects; reads nothing but the heap.
-struct PathReader<'a>(&'a PythonProcess);
+/// Reader of the paths to the fixture's `Wanted` objects.
+struct WantedPaths<'a>(&'a PythonProcess);
 
-impl HeapReader for PathReader<'_> {
+impl HeapReader for WantedPaths<'_> {
     type Tables = ();
     type Found = ();
     type Known = ();
@@ -88,20 +88,16 @@ impl HeapReader for PathReader<'_> {
 
 /// Captures the heap, with the paths to the fixture's `Wanted` objects.
 fn captured(process: &PythonProcess, manner: CaptureMode) -> Captured<(), Vec<String>> {
-    let captured = capture(
-        process,
-        manner,
-        &ReadProgress::default(),
-        &PathReader(process),
-    );
+    let reader = WantedPaths(process);
+    let captured = capture(process, manner, &ReadProgress::default(), &reader);
     captured.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns the sorted paths to the fixture's `Wanted` objects.
 fn paths_of(
     process: &PythonProcess,
-    image: &impl ReadMemory,
-    moment: &mut HeapScan,
+    image: &impl memprobe::process::memory::ReadMemory,
+    moment: &mut memprobe::python::heap::capture::HeapScan,
 ) -> Vec<String> {
     let classes = std::mem::take(&mut moment.classes);
     let heap = Heap::with_classes(image, &process.layout, classes);
@@ -237,7 +233,7 @@ fn a_damaged_list_of_objects_stops_the_process_a_few_times_only() {
             &process,
             CaptureMode::Paused,
             &ReadProgress::default(),
-            &PathReader(&process),
+            &WantedPaths(&process),
         );
         let error = error.unwrap_err();
         println!("{}: {error}", python.display());

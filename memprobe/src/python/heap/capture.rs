@@ -179,7 +179,7 @@ pub trait HeapReader {
     type Tables;
     /// Everything else.
     type Found;
-    /// Facts of the first scan that a look at the paused process needs.
+    /// Results of the first scan for the look at the paused process.
     type Known;
     type Output;
 
@@ -322,9 +322,11 @@ impl<H: HeapReader> Capture<'_, H> {
             self.progress.begin(ReadStage::Running);
             drop((moment_of_copy, copied, result));
             image.open();
-            image.renew();
-            image.forget_use();
-            (moment, found) = self.look(&image, ScanScope::Whole(CaptureMode::Running));
+            (moment, found) = self.look_until_whole(|| {
+                image.renew();
+                image.forget_use();
+                self.look(&image, ScanScope::Whole(CaptureMode::Running))
+            });
         }
         drop((moment, found));
         self.progress.begin(ReadStage::Paused);
@@ -402,20 +404,31 @@ impl<H: HeapReader> Capture<'_, H> {
         })
     }
 
-    /// Scans a running process until the result is consistent, at most [`MAX_WALKS`] times.
     fn look_at_running(&self) -> (Image<ProcessMemory>, (HeapScan, H::Found)) {
+        let mut image = Image::of(self.python.memory(), MAX_BYTES);
+        let found = self.look_until_whole(|| {
+            image = Image::of(self.python.memory(), MAX_BYTES);
+            self.look(&image, ScanScope::Whole(CaptureMode::Running))
+        });
+        (image, found)
+    }
+
+    /// Scans a running process until the result is consistent, at most [`MAX_WALKS`] times.
+    fn look_until_whole(
+        &self,
+        mut look: impl FnMut() -> (HeapScan, H::Found),
+    ) -> (HeapScan, H::Found) {
         let mut walks = 0;
         loop {
             let stands = is_stopped(self.python.tgid);
             if !stands {
                 wait_for_a_good_moment(self.python);
             }
-            let image = Image::of(self.python.memory(), MAX_BYTES);
-            let found = self.look(&image, ScanScope::Whole(CaptureMode::Running));
+            let found = look();
             walks += 1;
             let is_whole = found.0.broken.is_none() && !found.0.is_torn;
             if is_whole || stands || walks == MAX_WALKS {
-                return (image, found);
+                return found;
             }
             thread::sleep(FIRST_WAIT);
         }

@@ -37,7 +37,7 @@ struct ChunkCache {
     /// Recently used chunks as (number, index), at the slot given by the lowest bits of the number. A newer
     /// chunk replaces an older one in its slot.
     recent: Box<[(u64, usize)]>,
-    /// Ranges that the latest [`Image::renew`] found changed, in the order of addresses.
+    /// Pages that the latest [`Image::renew`] found changed, in the order of addresses.
     changed: Vec<Range<u64>>,
     most: usize,
     open: bool,
@@ -252,17 +252,13 @@ impl ChunkCache {
             self.places.insert(number, place);
             self.chunks.push(Chunk::empty(number));
         }
-        let bytes = self.bytes.slabs_mut(first);
+        let bytes = self.bytes.all_from(first);
         read_whole(memory, self.chunks[first..].iter_mut().zip(bytes));
     }
 
     fn renew(&mut self, memory: &impl ReadMemory) {
         self.missed = 0;
-        let mut wanted: Vec<_> = self
-            .chunks
-            .iter_mut()
-            .zip(self.bytes.slabs_mut(0))
-            .collect();
+        let mut wanted: Vec<_> = self.chunks.iter_mut().zip(self.bytes.all_from(0)).collect();
         wanted.sort_unstable_by_key(|(chunk, _)| chunk.number);
         let (mut stale, mut places) = (Vec::new(), Vec::new());
         for (place, (chunk, bytes)) in wanted.iter_mut().enumerate() {

@@ -20,7 +20,7 @@ const MANY: u32 = 8;
 const MAX_PATHS: usize = 1 << 20;
 
 /// Placeholder for holders beyond the limits.
-const MORE: &str = "(more origins than are followed)";
+const MORE: &str = "(more ways than are followed)";
 
 /// Stands for every slot of a container.
 pub(crate) const EVERY: &str = "[*]";
@@ -111,14 +111,14 @@ impl HeapRetainers {
     /// The holders of a tensor, one for each path to it unless paths share one.
     pub fn by_paths(&mut self, paths: &Paths<'_, impl ReadMemory>, tensor: u64) -> Vec<RetainedBy> {
         let origins = paths.to_tensors.get(&tensor);
-        let Some(origins) = origins.map(PathOrigins::as_slice) else {
+        let Some(ways) = origins.map(PathOrigins::as_slice) else {
             return Vec::new();
         };
-        self.followed = self.followed.saturating_add(origins.len());
+        self.followed = self.followed.saturating_add(ways.len());
         let mut held: Vec<RetainedBy> = Vec::new();
         let is_followed = self.followed <= MAX_PATHS;
-        let followed = if is_followed { origins.len() } else { 0 };
-        for &path in &origins[..followed] {
+        let followed = if is_followed { ways.len() } else { 0 };
+        for &path in &ways[..followed] {
             let path = paths.longest_lived(path);
             // The holder is the module.
             if matches!(path, PathOrigin::From(_, Step::Registered(_))) {
@@ -131,7 +131,7 @@ impl HeapRetainers {
                 held.push(RetainedBy { retainer, path });
             }
         }
-        if !is_followed || origins.len() >= MAX_OF_ONE {
+        if !is_followed || ways.len() >= MAX_OF_ONE {
             self.not_followed += 1;
             // An extra holder prevents that one of the others counts as the only one.
             let retainer = self.add(HeapRetainer {
@@ -139,7 +139,7 @@ impl HeapRetainers {
                 class: None,
                 life: u32::MAX,
             });
-            held.extend(origins.last().map(|&path| RetainedBy { retainer, path }));
+            held.extend(ways.last().map(|&path| RetainedBy { retainer, path }));
         }
         held
     }

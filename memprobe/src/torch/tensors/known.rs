@@ -81,15 +81,15 @@ mod tests {
     #[test]
     fn a_part_that_reaches_into_a_range_belongs_to_it() {
         let parts = Parts::of(16, vec![(0x2000, 3), (0xff1, 1), (0xff0, 0), (0x1ff8, 2)]);
-        let changed = |ranges: &[(u64, u64)]| {
-            let ranges: Vec<Range<u64>> = ranges.iter().map(|(from, to)| *from..*to).collect();
+        let changed = |ranges: &[Range<u64>]| {
             let mut objects = Vec::new();
-            parts.add_changed(&ranges, &mut objects);
+            parts.add_changed(ranges, &mut objects);
             objects
         };
-        assert_eq!(changed(&[(0x1000, 0x2000)]), [1, 2]);
-        assert_eq!(changed(&[(0x2000, 0x3000)]), [2, 3]);
-        assert_eq!(changed(&[(0, 0xff0), (0x2008, 0x3000)]), [3]);
+        let one = |range| vec![range];
+        assert_eq!(changed(&one(0x1000..0x2000)), [1, 2]);
+        assert_eq!(changed(&one(0x2000..0x3000)), [2, 3]);
+        assert_eq!(changed(&[0..0xff0, 0x2008..0x3000]), [3]);
         assert!(changed(&[]).is_empty());
     }
 }

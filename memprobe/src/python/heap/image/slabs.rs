@@ -60,7 +60,7 @@ impl Slabs {
     }
 
     /// All chunks from an index on.
-    pub(super) fn slabs_mut(&mut self, index: usize) -> impl Iterator<Item = &mut [u8]> {
+    pub(super) fn all_from(&mut self, index: usize) -> impl Iterator<Item = &mut [u8]> {
         let (first, start) = place(index);
         let maps = self.maps.iter_mut().skip(first);
         let chunks = maps.flat_map(|map| map.chunks_exact_mut(CHUNK));
@@ -88,7 +88,7 @@ mod tests {
         for at in 0..count {
             slabs.chunk_mut(at)[..8].copy_from_slice(&at.to_le_bytes());
         }
-        for (at, chunk) in (FIRST - 1..).zip(slabs.slabs_mut(FIRST - 1)) {
+        for (at, chunk) in (FIRST - 1..).zip(slabs.all_from(FIRST - 1)) {
             assert_eq!(chunk[..8], at.to_le_bytes());
         }
         let is_own = |at: usize| slabs.chunk(at)[..8] == at.to_le_bytes();

@@ -126,8 +126,9 @@ pub fn while_paused<R>(
     let (begun, begins) = mpsc::channel();
     let (done, ends) = mpsc::channel::<()>();
     let hold = move || {
-        let watchdog = Watchdog::start(longest.mul_f64(WATCHED))?;
+        // Before the fork, so that the watchdog gets a processor beside the threads that read.
         let _urgency = Urgency::begin();
+        let watchdog = Watchdog::start(longest.mul_f64(WATCHED))?;
         let held = hold(tgid, sleepers, longest.mul_f64(HELD), &begun, &ends);
         drop(watchdog);
         held

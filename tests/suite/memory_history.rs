@@ -9,6 +9,7 @@ use memprobe_tests::ledger::Ledger;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use memprobe_tests::reference::Reference;
+use memprobe_tests::workloads::Workload;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -19,7 +20,7 @@ struct Recorded {
 }
 
 impl Recorded {
-    fn run(pytorch: &PyTorch, workload: &[&str]) -> Self {
+    fn run(pytorch: &PyTorch, workload: &Workload) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         let mut command = pytorch.command();
@@ -27,7 +28,8 @@ impl Recorded {
             .args(["reference.py", "--out"])
             .arg(path("ref.json"));
         command.arg("--pickle").arg(path("snapshot.pickle"));
-        command.args(workload);
+        command.envs(workload.settings.iter().copied());
+        command.args(workload.command);
         Background::start(&mut command).finish().succeeded();
         let reference = Reference::read(&path("ref.json")).expect("the reference");
         Self { folder, reference }
@@ -44,11 +46,8 @@ fn every_event_of_a_pickled_history_is_pytorchs_own() {
         return;
     };
     for pytorch in environment.pytorches_on(On::Each) {
-        for workload in [
-            &["mlp_adam.py", "--steps", "5", "--hidden", "256"][..],
-            &["oom.py"],
-            &["two_devices.py"],
-        ] {
+        for name in ["perceptron", "out of memory", "two devices"] {
+            let workload = Workload::named(name).expect("a workload");
             let recorded = Recorded::run(pytorch, workload);
             let events = environment.events(&recorded.pickle());
             let reference = &recorded.reference;
@@ -61,12 +60,7 @@ fn every_event_of_a_pickled_history_is_pytorchs_own() {
                 let ours: Vec<_> = of_device.collect();
                 // PyTorch's recorder has no name of a thread, so stacks of threads without Python are left out.
                 let theirs = history(device);
-                assert_eq!(
-                    theirs.len(),
-                    ours.len(),
-                    "{workload:?} on {}",
-                    reference.torch
-                );
+                assert_eq!(theirs.len(), ours.len(), "{name} on {}", reference.torch);
                 for (theirs, ours) in theirs.iter().zip(&ours) {
                     if theirs.frames.is_empty() && ours.no_stack.is_some() {
                         assert!(ours.stack.is_empty(), "{ours:?}");
@@ -76,7 +70,7 @@ fn every_event_of_a_pickled_history_is_pytorchs_own() {
                     compared += 1;
                 }
             }
-            assert_eq!(agreement.differences, Vec::<String>::new(), "{workload:?}");
+            assert_eq!(agreement.differences, Vec::<String>::new(), "{name}");
             assert!(compared > 20, "too little was compared: {compared}");
             let ledger = Ledger::of(&events).expect("sums that follow from the events");
             for end in &reference.r#final {
@@ -89,10 +83,7 @@ fn every_event_of_a_pickled_history_is_pytorchs_own() {
                     (end.allocated, end.reserved)
                 );
             }
-            println!(
-                "{workload:?} on {}: {compared} events compared",
-                reference.torch
-            );
+            println!("{name} on {}: {compared} events compared", reference.torch);
         }
     }
 }

@@ -172,7 +172,6 @@ fn another_kind_of_file_is_refused() {
     for file in [
         &b"hello"[..],
         b"\0\0\0",
-        b"\x80\x04\x95",
         b"{\"traceEvents\":[]}",
         b"[\n{\"ph\":\"X\",\"name\":\"other\",\"args\":{}},\n]\n",
         b"[]",

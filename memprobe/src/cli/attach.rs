@@ -6,8 +6,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::options::{
-    CpuOption, DetailOption, MaxOverhead, ProbeOptions, StdoutStyle, ThemeOption, is_default,
-    without_cpu,
+    CpuOption, DetailOption, ProbeOptions, StdoutStyle, ThemeOption, is_default, without_cpu,
 };
 use super::subject::ProcessOption;
 use crate::commands::attach::LiveView;
@@ -63,7 +62,7 @@ impl Attach {
             Err(status) => return Ok(status),
         };
         let ring_bytes = self.probes.ring_bytes();
-        let max_overhead = self.probes.max_overhead_or(MaxOverhead::Off);
+        let max_overhead = self.probes.max_overhead();
         let style = StdoutStyle::detect();
         let wanted = Wanted {
             watch: Watch::One,

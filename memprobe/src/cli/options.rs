@@ -137,8 +137,8 @@ impl ProbeOptions {
         self.driver.calls()
     }
 
-    pub(super) fn max_overhead_or(self, default: MaxOverhead) -> Option<TimeShare> {
-        match self.max_overhead.unwrap_or(default) {
+    pub(super) fn max_overhead(self) -> Option<TimeShare> {
+        match self.max_overhead? {
             MaxOverhead::Off => None,
             MaxOverhead::Share(share) => Some(share),
         }

@@ -9,8 +9,8 @@ use anyhow::Result;
 use clap::Args;
 
 use super::options::{
-    AsRootOption, CpuOption, DetailOption, MaxOverhead, NamesOption, ProbeOptions, is_default,
-    parse_duration, without_cpu,
+    AsRootOption, CpuOption, DetailOption, NamesOption, ProbeOptions, is_default, parse_duration,
+    without_cpu,
 };
 use super::subject::ProcessOption;
 use crate::commands::choose::Chooser;
@@ -99,7 +99,7 @@ impl RecordArgs {
             naming: self.names.naming_or(Naming::Off),
             duration: self.duration,
             ring_bytes: self.probes.ring_bytes(),
-            max_overhead: self.probes.max_overhead_or(MaxOverhead::Off),
+            max_overhead: self.probes.max_overhead(),
             quiet: self.quiet,
         }
         .run()

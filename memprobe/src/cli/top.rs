@@ -7,21 +7,18 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use super::options::{
-    DetailOption, Format, FormatOption, MaxOverhead, ProbeOptions, StdoutStyle, ThemeOption,
-    formats, is_default, parse_duration,
+    DetailOption, Format, FormatOption, ProbeOptions, StdoutStyle, ThemeOption, formats,
+    is_default, parse_duration,
 };
 use crate::commands::GraphTracking;
 use crate::commands::host::{HostProbes, Scope};
 use crate::commands::stdout;
 use crate::commands::top::{Once, Top as LiveScreen};
-use crate::event::{CaptureOptions, TimeShare};
+use crate::event::CaptureOptions;
 use crate::report::{DocumentFormat, HostExtent, HostOptions};
 
 /// Time to watch before the table is printed once.
 const DURATION: Duration = Duration::from_secs(2);
-
-/// Budget of the probes on a whole machine.
-const DEFAULT_OVERHEAD: TimeShare = TimeShare(10_000);
 
 /// Watch every process on this machine with CUDA memory
 ///
@@ -33,14 +30,13 @@ const DEFAULT_OVERHEAD: TimeShare = TimeShare(10_000);
 Examples:
   sudo memprobe top
   sudo memprobe top --once
-  sudo memprobe top --max-overhead off
+  sudo memprobe top --max-overhead 1%
   sudo memprobe top --once --format json | jq '.processes[] | [.pid, .allocated]'")]
 #[command(mut_arg("format", formats(&[Format::Text, Format::Json])))]
 #[command(mut_arg("detail", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("graph", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("theme", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("no_graph", is_default))]
-#[command(mut_arg("max_overhead", |arg| arg.help("Most of each process's time that the probes may take, or off [default: 1%]")))]
 #[command(mut_arg("buffer_size", |arg| arg.default_value("32MiB")))]
 pub struct TopArgs {
     /// Print the table once and exit
@@ -78,9 +74,7 @@ impl TopArgs {
             },
             driver: self.probes.driver(),
             ring_bytes: self.probes.ring_bytes(),
-            max_overhead: self
-                .probes
-                .max_overhead_or(MaxOverhead::Share(DEFAULT_OVERHEAD)),
+            max_overhead: self.probes.max_overhead(),
         };
         if !self.once && stdout::is_terminal() && format == Format::Text {
             if self.all || self.duration.is_some() {

@@ -118,6 +118,6 @@ fn reading_the_last_names_adds_no_event_after_the_duration() {
     let named = lines.iter().filter(|line| line["name"] == "memprobe_named");
     assert!(named.count() >= 20_000);
     let said = said.stderr;
-    assert!(said.contains("reading names"), "{said}");
+    assert!(said.contains("reads names"), "{said}");
     assert!(said.contains("00:00:00 "), "{said}");
 }

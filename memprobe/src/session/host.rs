@@ -42,11 +42,8 @@ const BATCH: usize = 65_536;
 pub(crate) struct HostSession {
     wanted: Wanted,
     processes: HashMap<u32, Process>,
-    /// Ended processes with the time of the record: see [`Self::sweep_entries`].
     ended: Vec<(Tgid, Instant)>,
-    /// News to send before the next events.
     emitted: VecDeque<HostEvent>,
-    /// Processes whose symbolizer has something to do.
     busy: Vec<Tgid>,
     files: ProbedFiles,
     gpus: GpuSampler,
@@ -55,16 +52,12 @@ pub(crate) struct HostSession {
     /// Losses so far, of all processes together.
     pub(crate) losses: Losses,
     malformed: u64,
-    /// Blocks that came without the copy of a stack that was wanted.
     without_stack_copy: u64,
-    /// Records of the life of processes that were lost, as far as handled.
     handled_losses: u64,
     refused_rooms: u64,
-    /// Budget that was asked for (`--max-overhead`), and its state once a process is attached.
     max_overhead: Option<TimeShare>,
     budget: Option<OverheadBudget>,
     phases: StartPhases,
-    /// True if the last drain read every record that existed when it began.
     is_drained: bool,
     swept: Instant,
     code_checked: Instant,

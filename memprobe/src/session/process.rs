@@ -68,23 +68,18 @@ pub(super) struct Process {
     pub(super) tgid: Tgid,
     pub(super) parent: Option<Tgid>,
     watched: Option<Watched>,
-    /// True if the last sweep found it ended, though the kernel's programs reported no end.
     is_gone: bool,
     origin: ProcessOrigin,
     phase: ProcessPhase,
-    /// The announced state, and the one that was seen last.
     run_states: [RunState; 2],
     pub(super) attaching: Attaching,
     symbolizer: Symbolizer<ProcessMemory>,
     startup_check: StartupCheck,
-    /// Baseline before its first event; a child of a probed process has none.
     before: Option<BaselineReader>,
-    /// Requirement that was announced last.
     waiting_for: String,
     announced_probes: usize,
     /// Losses before it appeared.
     pub(super) lost_before: Losses,
-    /// Losses announced in its events.
     lost: Losses,
     /// Blocks that came without the requested copy of a stack.
     pub(super) without_stack_copy: u64,
@@ -96,7 +91,6 @@ pub(super) struct Process {
     pub(super) devices: DeviceTracker,
     pub(super) schedule: PollSchedule,
     segments: SegmentReader,
-    /// An event that a reading of segments precedes.
     after_reading: Option<Event>,
     /// Events that come before all others; of the first the notice may have been taken.
     next_events: VecDeque<Event>,

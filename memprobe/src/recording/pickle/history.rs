@@ -10,31 +10,31 @@ use crate::event::DeviceIndex;
 const MAX_DEVICES: usize = 64;
 
 #[derive(Debug, Default)]
-pub(super) struct Snapshot {
-    pub segments: Vec<Segment>,
+pub(super) struct MemoryPickle {
+    pub segments: Vec<PickledSegment>,
     /// Events of each device, in order.
-    pub traces: Vec<Vec<Entry>>,
+    pub traces: Vec<Vec<TraceEntry>>,
     pub unknown_entries: u64,
     pub host_entries: u64,
 }
 
 #[derive(Debug)]
-pub(super) struct Segment {
+pub(super) struct PickledSegment {
     pub device: DeviceIndex,
     pub size: u64,
     /// Allocated blocks; free ones and those that wait for an event are left out.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<AllocatedBlock>,
 }
 
 #[derive(Debug)]
-pub(super) struct Block {
+pub(super) struct AllocatedBlock {
     pub address: u64,
     pub size: u64,
     pub frames: Option<ListId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum EntryKind {
     Alloc,
     /// The program gave the block back: `free_requested`. It leaves `allocated` now, not at `free_completed`.
     Free,
@@ -47,9 +47,9 @@ pub(super) enum Kind {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    pub kind: Kind,
-    /// 0 for [`Kind::OutOfMemory`].
+pub(super) struct TraceEntry {
+    pub kind: EntryKind,
+    /// 0 for [`EntryKind::OutOfMemory`].
     pub address: u64,
     /// Requested bytes.
     pub size: u64,
@@ -58,7 +58,7 @@ pub(super) struct Entry {
     pub frames: Option<ListId>,
 }
 
-impl Snapshot {
+impl MemoryPickle {
     /// Returns the snapshot in a document; `None` if the document is another.
     pub fn of(document: &Document) -> Option<Self> {
         let Value::Dict(root) = document.root else {
@@ -102,7 +102,7 @@ impl Snapshot {
             let Some(Value::List(blocks)) = document.get(segment, "blocks") else {
                 return None;
             };
-            self.segments.push(Segment {
+            self.segments.push(PickledSegment {
                 device,
                 size: number(document, segment, "total_size")?,
                 blocks: allocated(document, number(document, segment, "address")?, blocks),
@@ -111,7 +111,7 @@ impl Snapshot {
         Some(())
     }
 
-    fn entries(&mut self, document: &Document, trace: Value) -> Vec<Entry> {
+    fn entries(&mut self, document: &Document, trace: Value) -> Vec<TraceEntry> {
         let Value::List(trace) = trace else {
             return Vec::new();
         };
@@ -125,19 +125,19 @@ impl Snapshot {
     }
 
     /// Returns an event that changes memory; `None` for others.
-    fn entry(&mut self, document: &Document, entry: DictId) -> Option<Entry> {
+    fn entry(&mut self, document: &Document, entry: DictId) -> Option<TraceEntry> {
         let action = match document.get(entry, "action") {
             Some(Value::Text(action)) => document.text(action),
             _ => "",
         };
         let kind = match action {
-            "alloc" => Kind::Alloc,
-            "free_requested" => Kind::Free,
-            "segment_alloc" => Kind::SegmentAlloc,
-            "segment_free" => Kind::SegmentFree,
-            "segment_map" => Kind::SegmentMap,
-            "segment_unmap" => Kind::SegmentUnmap,
-            "oom" => Kind::OutOfMemory,
+            "alloc" => EntryKind::Alloc,
+            "free_requested" => EntryKind::Free,
+            "segment_alloc" => EntryKind::SegmentAlloc,
+            "segment_free" => EntryKind::SegmentFree,
+            "segment_map" => EntryKind::SegmentMap,
+            "segment_unmap" => EntryKind::SegmentUnmap,
+            "oom" => EntryKind::OutOfMemory,
             "free_completed" | "snapshot" | "annotate" | "user_defined" => return None,
             _ => {
                 self.unknown_entries += 1;
@@ -145,10 +145,10 @@ impl Snapshot {
             }
         };
         let number = |key| number(document, entry, key);
-        Some(Entry {
+        Some(TraceEntry {
             kind,
             address: number("addr")
-                .filter(|_| kind != Kind::OutOfMemory)
+                .filter(|_| kind != EntryKind::OutOfMemory)
                 .unwrap_or(0),
             size: number("size").unwrap_or(0),
             time_us: number("time_us"),
@@ -158,7 +158,7 @@ impl Snapshot {
 }
 
 /// Returns the allocated blocks of a segment at `address`.
-fn allocated(document: &Document, address: u64, blocks: ListId) -> Vec<Block> {
+fn allocated(document: &Document, address: u64, blocks: ListId) -> Vec<AllocatedBlock> {
     let mut at = address;
     let mut found = Vec::new();
     for block in document.list(blocks) {
@@ -171,7 +171,7 @@ fn allocated(document: &Document, address: u64, blocks: ListId) -> Vec<Block> {
         let state = document.get(block, "state");
         let is_allocated = matches!(state, Some(Value::Text(state)) if &**document.text(state) == "active_allocated");
         if is_allocated && size > 0 {
-            found.push(Block {
+            found.push(AllocatedBlock {
                 address,
                 size,
                 frames: frames(document, block).or_else(|| latest_frames(document, block)),

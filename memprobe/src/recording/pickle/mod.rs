@@ -77,7 +77,7 @@ pub(super) enum PickleError {
 /// If it cannot be read, is damaged, or is no memory snapshot of PyTorch.
 pub(super) fn read(input: impl BufRead) -> Result<History, PickleError> {
     let document = machine::decode(input)?;
-    let snapshot = history::Snapshot::of(&document).ok_or(PickleError::Foreign)?;
+    let snapshot = history::MemoryPickle::of(&document).ok_or(PickleError::Foreign)?;
     Ok(timeline::events(&document, &snapshot))
 }
 

@@ -1,4 +1,4 @@
-//! Stacks of a snapshot, as definitions for the stream of events.
+//! PickledStacks of a snapshot, as definitions for the stream of events.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::recording::{MAX_FRAMES, MAX_STACKS};
 const NATIVE_CODE: &str = "native code";
 
 #[derive(Debug, Default)]
-pub(super) struct Stacks {
+pub(super) struct PickledStacks {
     /// Events share their list of frames if they have one stack.
     by_list: HashMap<ListId, StackId>,
     by_frames: HashMap<Arc<Stack>, StackId>,
@@ -20,7 +20,7 @@ pub(super) struct Stacks {
     pub definitions: Vec<Event>,
 }
 
-impl Stacks {
+impl PickledStacks {
     /// Returns the stack of an allocation with these frames.
     pub fn of(&mut self, document: &Document, frames: Option<ListId>) -> StackId {
         if let Some(id) = frames.and_then(|list| self.by_list.get(&list)) {

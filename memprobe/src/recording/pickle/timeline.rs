@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::history::{Block, Entry, Kind, Snapshot};
+use super::history::{AllocatedBlock, EntryKind, MemoryPickle, TraceEntry};
 use super::machine::{Document, ListId};
-use super::stacks::Stacks;
+use super::stacks::PickledStacks;
 use super::{History, HistoryFacts};
 use crate::event::{
     Action, Address, AtAttach, Bytes, DeviceIndex, Event, MemoryEvent, PurposeId, StackId, Tgid,
@@ -24,7 +24,7 @@ const GRANULARITY: u64 = 512;
 const NO_PROCESS: Tgid = Tgid(0);
 
 /// Returns a snapshot's events, in the order of their times.
-pub(super) fn events(document: &Document, snapshot: &Snapshot) -> History {
+pub(super) fn events(document: &Document, snapshot: &MemoryPickle) -> History {
     let mut facts = HistoryFacts {
         host_entries: snapshot.host_entries,
         unknown_entries: snapshot.unknown_entries,
@@ -33,7 +33,7 @@ pub(super) fn events(document: &Document, snapshot: &Snapshot) -> History {
     };
     let times = Times::of(snapshot);
     facts.lacks_times = !facts.lacks_history && times.start_us.is_none();
-    let mut stacks = Stacks::default();
+    let mut stacks = PickledStacks::default();
     let mut events: Vec<(TimeNs, Event)> = Vec::new();
     for (ordinal, device) in devices(snapshot) {
         let mut timeline = Timeline {
@@ -66,12 +66,12 @@ pub(super) fn events(document: &Document, snapshot: &Snapshot) -> History {
 /// Facts of one device.
 #[derive(Default)]
 struct Device<'a> {
-    blocks: Vec<&'a Block>,
+    blocks: Vec<&'a AllocatedBlock>,
     reserved: u64,
-    trace: &'a [Entry],
+    trace: &'a [TraceEntry],
 }
 
-fn devices(snapshot: &Snapshot) -> BTreeMap<u8, Device<'_>> {
+fn devices(snapshot: &MemoryPickle) -> BTreeMap<u8, Device<'_>> {
     let mut devices: BTreeMap<u8, Device> = BTreeMap::new();
     for segment in &snapshot.segments {
         let device = devices.entry(segment.device.0).or_default();
@@ -93,7 +93,7 @@ struct Times {
 }
 
 impl Times {
-    fn of(snapshot: &Snapshot) -> Self {
+    fn of(snapshot: &MemoryPickle) -> Self {
         let entries = snapshot.traces.iter().flatten();
         Self {
             start_us: entries.filter_map(|entry| entry.time_us).min(),
@@ -118,7 +118,7 @@ struct Timeline<'a, 'b> {
     device: DeviceIndex,
     /// Totals after the last event.
     totals: Totals,
-    stacks: &'b mut Stacks,
+    stacks: &'b mut PickledStacks,
     facts: &'b mut HistoryFacts,
     events: &'b mut Vec<(TimeNs, Event)>,
 }
@@ -134,7 +134,7 @@ struct Step {
 }
 
 impl Step {
-    fn of(entry: &Entry, action: Action, size: u64) -> Self {
+    fn of(entry: &TraceEntry, action: Action, size: u64) -> Self {
         Self {
             action,
             address: entry.address,
@@ -151,7 +151,7 @@ struct Steps<'a> {
     /// Blocks that the history frees but does not allocate: address and size.
     freed: Vec<(u64, u64)>,
     /// Blocks of the end that the history does not allocate.
-    remaining: Vec<&'a Block>,
+    remaining: Vec<&'a AllocatedBlock>,
 }
 
 impl Timeline<'_, '_> {
@@ -168,7 +168,7 @@ impl Timeline<'_, '_> {
 
     /// Adds the blocks that were live at the begin of the history: those with a stack as allocations.
     fn push_beginning(&mut self, found: &Steps<'_>) {
-        let (restated, unknown): (Vec<&Block>, Vec<&Block>) =
+        let (restated, unknown): (Vec<&AllocatedBlock>, Vec<&AllocatedBlock>) =
             (found.remaining.iter()).partition(|block| block.frames.is_some());
         let allocations = sum(restated.iter().map(|block| block.size));
         let allocated = self.totals.allocated.0.saturating_sub(allocations);
@@ -257,7 +257,7 @@ impl Timeline<'_, '_> {
             let step = |action, size| Step::of(entry, action, size);
             let steps = &mut found.steps;
             match entry.kind {
-                Kind::Alloc => {
+                EntryKind::Alloc => {
                     let index = steps.len();
                     if let Some(Some(lost)) = allocated.insert(address, Some(index)) {
                         let size = steps[lost].size;
@@ -267,7 +267,7 @@ impl Timeline<'_, '_> {
                     }
                     steps.push(step(Action::Alloc, rounded));
                 }
-                Kind::Free => match allocated.insert(address, None) {
+                EntryKind::Free => match allocated.insert(address, None) {
                     Some(Some(alloc)) => {
                         let size = steps[alloc].size;
                         self.facts.inferred_sizes += 1;
@@ -280,13 +280,13 @@ impl Timeline<'_, '_> {
                         steps.push(step(Action::Free, rounded));
                     }
                 },
-                Kind::SegmentAlloc | Kind::SegmentMap => {
+                EntryKind::SegmentAlloc | EntryKind::SegmentMap => {
                     steps.push(step(Action::SegmentAlloc, entry.size));
                 }
-                Kind::SegmentFree | Kind::SegmentUnmap => {
+                EntryKind::SegmentFree | EntryKind::SegmentUnmap => {
                     steps.push(step(Action::SegmentFree, entry.size));
                 }
-                Kind::OutOfMemory => steps.push(step(Action::OutOfMemory, entry.size)),
+                EntryKind::OutOfMemory => steps.push(step(Action::OutOfMemory, entry.size)),
             }
         }
         self.settle(device, allocated, found)

@@ -4,6 +4,7 @@ use super::active::AllocatorVariable;
 use super::block::{ROUNDING, TO_ALLOCATED, TO_PTR, TO_REQUESTED};
 use super::layout::{BlockLayout, Layout, STAT_ARRAY};
 use crate::process::memory::fake::FakeMemory;
+use crate::process::memory::{ReadMemory, ReadResult};
 
 /// Addresses in the fake process.
 const VARIABLE: u64 = 0x1000;
@@ -17,6 +18,31 @@ const BLOCKS: u64 = 0x5500_0000_0000;
 /// Bytes from one `Block` or `DeviceCachingAllocator` to the next.
 const BLOCK_STEP: u64 = 0xa0;
 const ALLOCATOR_STEP: u64 = 0x1000;
+
+/// Memory that counts its reads and bytes.
+pub(super) struct Counting<'a> {
+    memory: &'a FakeMemory,
+    pub(super) reads: std::cell::Cell<u64>,
+    pub(super) bytes: std::cell::Cell<u64>,
+}
+
+impl<'a> Counting<'a> {
+    pub(super) fn of(memory: &'a FakeMemory) -> Self {
+        Self {
+            memory,
+            reads: 0.into(),
+            bytes: 0.into(),
+        }
+    }
+}
+
+impl ReadMemory for Counting<'_> {
+    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
+        self.reads.set(self.reads.get() + 1);
+        self.bytes.set(self.bytes.get() + into.len() as u64);
+        self.memory.read(address, into)
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FakeBlock {

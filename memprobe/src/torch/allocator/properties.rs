@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::fake::{self, FakeBlock};
+use super::fake::{self, Counting, FakeBlock};
 use super::layout::{BlockLayout, CounterLayout, LAYOUTS, Layout, STAT_ARRAY, TableLayout};
 use super::reconcile::Reconciler;
 use super::tables::{self, AllocatorTables, DeviceCounters, HeldBlock};
@@ -12,8 +12,6 @@ use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, PurposeId, StackId, Tgid, Tid, TimeNs,
     Totals,
 };
-use crate::process::memory::fake::FakeMemory;
-use crate::process::memory::{ReadMemory, ReadResult};
 
 const DEVICES: u8 = 3;
 
@@ -74,21 +72,6 @@ fn expected(live: &[FakeBlock]) -> Vec<HeldBlock> {
     blocks.collect()
 }
 
-/// Memory that counts its reads and bytes.
-struct Counting<'a> {
-    memory: &'a FakeMemory,
-    reads: std::cell::Cell<u64>,
-    bytes: std::cell::Cell<u64>,
-}
-
-impl ReadMemory for Counting<'_> {
-    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
-        self.reads.set(self.reads.get() + 1);
-        self.bytes.set(self.bytes.get() + into.len() as u64);
-        self.memory.read(address, into)
-    }
-}
-
 proptest! {
     #[test]
     fn the_blocks_of_every_known_layout_are_read_exactly(
@@ -134,7 +117,7 @@ proptest! {
         for (at, lie) in lies {
             memory.write(words[at.index(words.len())], &lie.to_le_bytes());
         }
-        let counting = Counting { memory: &memory, reads: 0.into(), bytes: 0.into() };
+        let counting = Counting::of(&memory);
         let read = tables::read(&counting, variable, Some("2.15.0"));
         prop_assert!(counting.reads.get() < 200_000, "{} reads", counting.reads.get());
         prop_assert!(counting.bytes.get() < 1 << 30, "{} bytes", counting.bytes.get());

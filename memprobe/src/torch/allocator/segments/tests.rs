@@ -2,8 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::PoolId;
+use crate::process::memory::ReadMemory;
 use crate::process::memory::fake::FakeMemory;
-use crate::process::memory::{ReadMemory, ReadResult};
+use crate::torch::allocator::fake::Counting;
 use crate::torch::allocator::fake::{self, ALLOCATORS};
 use crate::torch::allocator::layout::LAYOUTS;
 
@@ -261,21 +262,6 @@ fn segments_that_do_not_add_up_are_no_reading() {
     assert_eq!(read, Ok(SegmentTables::Changed));
 }
 
-/// Memory that counts its reads and bytes.
-struct Counting<'a> {
-    memory: &'a FakeMemory,
-    reads: std::cell::Cell<u64>,
-    bytes: std::cell::Cell<u64>,
-}
-
-impl ReadMemory for Counting<'_> {
-    fn read(&self, address: u64, into: &mut [u8]) -> ReadResult<()> {
-        self.reads.set(self.reads.get() + 1);
-        self.bytes.set(self.bytes.get() + into.len() as u64);
-        self.memory.read(address, into)
-    }
-}
-
 proptest! {
     #[test]
     fn memory_that_lies_is_read_in_bounds_and_adds_up_or_is_refused(
@@ -290,7 +276,7 @@ proptest! {
             let lie = if is_pointer { places[pointer.index(places.len())] } else { number };
             memory.write(places[at.index(places.len())], &lie.to_le_bytes());
         }
-        let counting = Counting { memory: &memory, reads: 0.into(), bytes: 0.into() };
+        let counting = Counting::of(&memory);
         let read = super::read(&counting, variable, Some("2.14.1"));
         prop_assert!(counting.reads.get() < 200_000, "{} reads", counting.reads.get());
         prop_assert!(counting.bytes.get() < 1 << 30, "{} bytes", counting.bytes.get());

@@ -71,6 +71,9 @@ const SUITE: &str = "memprobe-tests";
 /// Folder of [`SUITE`].
 const SUITE_FOLDER: &str = "tests";
 
+/// Folder of this package. Its tests try how programs run at once.
+const OWN_FOLDER: &str = "xtask";
+
 /// Feature of memprobe that loads the object of `MEMPROBE_BPF_OBJECT` in a release build.
 const OBJECT_OVERRIDE: &str = "bpf-object-override";
 

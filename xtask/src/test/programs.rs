@@ -16,9 +16,9 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use serde::Deserialize;
 
-use super::SUITE_FOLDER;
 use super::outcome::{Outcome, SHOW_OUTPUT, Skip, Skipped, without_passing};
 use super::steps::{Times, in_words};
+use super::{OWN_FOLDER, SUITE_FOLDER};
 use crate::process;
 
 /// Programs run at once: one for each slot of the tests (`tests/support/environment.rs`).
@@ -102,8 +102,8 @@ impl Job<'_> {
     fn run(self, variables: &[(String, OsString)], report: &Mutex<Report>) -> Result<()> {
         match self {
             Self::Program(program) => {
-                // The tests of other packages run CUDA programs too, and take no slot themselves.
-                let turn = (!program.is_of(SUITE_FOLDER)).then(slot).transpose()?;
+                // The tests of memprobe run CUDA programs too, and take no slot themselves.
+                let turn = (!program.takes_slots()).then(slot).transpose()?;
                 let output = program.run(variables)?;
                 drop(turn);
                 program.print(&output);
@@ -317,6 +317,14 @@ impl TestProgram {
         print!("{all}");
     }
 
+    /// True if its tests wait for slots themselves. With a slot held for them they could wait for ever: for another
+    /// slot, whose owner waits for all.
+    fn takes_slots(&self) -> bool {
+        [SUITE_FOLDER, OWN_FOLDER]
+            .iter()
+            .any(|folder| self.is_of(folder))
+    }
+
     /// True if the folder of its package has this name.
     pub fn is_of(&self, folder: &str) -> bool {
         self.package.ends_with(folder)
@@ -349,6 +357,21 @@ mod tests {
         assert_eq!(found[0].name, "exactness");
         assert_eq!(found[0].executable, PathBuf::from("/t/exactness-1"));
         assert_eq!(found[0].shown(), "tests/suite/exactness.rs");
+    }
+
+    #[test]
+    fn no_slot_is_held_for_tests_that_wait_for_slots() {
+        for (package, takes_slots) in [
+            ("/w/tests", true),
+            ("/w/xtask", true),
+            ("/w/memprobe", false),
+        ] {
+            let of_package = TestProgram {
+                package: package.into(),
+                ..program("any", "/bin/true")
+            };
+            assert_eq!(of_package.takes_slots(), takes_slots, "{package}");
+        }
     }
 
     fn program(name: &str, executable: &str) -> TestProgram {

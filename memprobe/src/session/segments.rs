@@ -81,9 +81,11 @@ impl SegmentReader {
 
     /// Reads once more, at the end of a recording.
     pub(super) fn read_last(&mut self, torch: Option<&str>) -> bool {
-        if self.due.is_none() || !self.has_changed || self.is_refused {
+        if self.due.is_none() || self.is_refused {
             return false;
         }
+        // Records that are still in the ring buffer may have changed something.
+        self.has_changed = true;
         self.pending = None;
         let end = Instant::now() + LAST_READING;
         loop {

@@ -16,17 +16,23 @@ pub struct Feature {
 }
 
 impl Feature {
-    /// Returns cargo's options that select the program.
-    pub fn selection(&self) -> Vec<String> {
-        match &self.package {
-            None => vec!["--test".to_owned(), self.name.clone()],
-            Some(_) => vec!["--lib".to_owned(), "--bins".to_owned()],
-        }
-    }
-
     fn is(&self, program: &TestProgram) -> bool {
         self.name.replace('-', "_") == program.name.replace('-', "_")
     }
+}
+
+/// Returns cargo's options that select the programs of these features.
+pub fn selection(features: &[Feature]) -> Vec<String> {
+    let (own, beside): (Vec<&Feature>, Vec<_>) =
+        (features.iter()).partition(|feature| feature.package.is_none());
+    let mut options: Vec<String> = (own.iter())
+        .flat_map(|feature| ["--test".to_owned(), feature.name.clone()])
+        .collect();
+    // cargo takes these once.
+    if !beside.is_empty() {
+        options.extend(["--lib".to_owned(), "--bins".to_owned()]);
+    }
+    options
 }
 
 /// Returns the programs of these features; all if no feature was asked for.
@@ -122,8 +128,9 @@ mod tests {
         let all = features(METADATA).expect("metadata");
         let names = ["top".to_owned(), "memprobe".to_owned()];
         let found = choose(&names, &all).expect("both are there");
-        assert_eq!(found[0].selection(), ["--test", "top"]);
-        assert_eq!(found[1].selection(), ["--lib", "--bins"]);
+        assert_eq!(selection(&found), ["--test", "top", "--lib", "--bins"]);
+        let twice = [found[1].clone(), found[1].clone()];
+        assert_eq!(selection(&twice), ["--lib", "--bins"]);
     }
 
     #[test]

@@ -297,9 +297,7 @@ impl Run<'_> {
         if self.features.is_empty() {
             tests.args(["--lib", "--bins", "--tests"]);
         }
-        for feature in &self.features {
-            tests.args(feature.selection());
-        }
+        tests.args(features::selection(&self.features));
         if self.extent == Extent::WithoutPyTorch {
             let count = count_tests(self.repository)?;
             self.report.outcome.add_skips([Skip {

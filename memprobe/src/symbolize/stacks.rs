@@ -11,7 +11,7 @@ use crate::event::{Context, Frame, Grad, Module, NoStack, Node, Stack, StackId, 
 use crate::process::memory::{PartialMemory, ReadMemory};
 use crate::python::{CodeCache, FoundCode, Resolved};
 use crate::symbolize::native::Unwound;
-use crate::torch::module_calls::{Innermost, ModuleCalls, PendingModule};
+use crate::torch::module_calls::{CHECKS, Innermost, ModuleCalls, PendingModule};
 
 /// The most distinct stacks; further ones count as lost.
 const MOST: usize = 1 << 20;
@@ -19,8 +19,12 @@ const MOST: usize = 1 << 20;
 /// Hashes in one of two generations; when the newer is full, the older is dropped.
 const HASHES: usize = 1 << 19;
 
-/// The longest wait of a stack, and of everything after it, for the name of its module.
+/// The wait of a stack, and of everything after it, for the name of its module. A busy machine delays the checks of
+/// modules: a stack waits for [`CHECKS`] of them, up to [`LONGEST`].
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The longest wait of a stack.
+const LONGEST: Duration = Duration::from_secs(5);
 
 /// After a wait of [`PATIENCE`] without an answer, no stack waits for this many times as long.
 const RESTS: u32 = 8;
@@ -146,7 +150,8 @@ impl<M: ReadMemory> Stacks<M> {
             Some(module) => pending.context.module = module,
             None => {
                 let now = Instant::now();
-                let is_late = now.duration_since(*since) >= PATIENCE;
+                let checks = self.modules.checks_since(asked);
+                let is_late = is_late(now.duration_since(*since), checks);
                 let rests = self.rests.is_some_and(|until| now < until);
                 if wait == Wait::Allowed && !is_late && !rests {
                     return false;
@@ -302,6 +307,11 @@ impl<M: ReadMemory> Stacks<M> {
     }
 }
 
+/// Returns true if a stack has waited long enough for the name of its module.
+fn is_late(waited: Duration, checks: u64) -> bool {
+    waited >= LONGEST || waited >= PATIENCE && checks >= CHECKS
+}
+
 fn grad_of(mode: u8) -> Grad {
     match mode {
         grad_mode::ENABLED => Grad::Enabled,
@@ -317,5 +327,18 @@ fn unreadable() -> Frame {
         line: 0,
         function: "?".into(),
         library: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stack_waits_longer_where_a_busy_machine_delays_the_checks() {
+        assert!(!is_late(PATIENCE / 2, CHECKS));
+        assert!(is_late(PATIENCE, CHECKS));
+        assert!(!is_late(PATIENCE * 2, CHECKS - 1));
+        assert!(is_late(LONGEST, 0));
     }
 }

@@ -6,6 +6,10 @@ use super::names::ModuleFunction;
 use crate::event::{CallPaths, Module};
 use crate::python::cache::Resolved;
 
+/// Checks of unconfirmed modules after which most questions have their answer: twice as many as confirm a module tree,
+/// since a tree may have to be read again once.
+pub const CHECKS: u64 = 12;
+
 pub trait NameModules {
     /// Returns the path of the last of these modules; each one was called by the one before.
     fn path(&mut self, calls: &Calls) -> Answer;
@@ -21,6 +25,9 @@ pub trait NameModules {
     /// Checks that the named modules still exist; `true` if a module named before may have another name now.
     /// `ran` returns the run time of the process, in any unit.
     fn look_again(&mut self, ran: &dyn Fn() -> Option<u64>) -> bool;
+
+    /// Number of moments at which unconfirmed modules were checked so far.
+    fn checks(&self) -> u64;
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +44,8 @@ pub struct Question(pub u64);
 pub struct PendingModule {
     calls: Calls,
     question: Question,
+    /// [`NameModules::checks`] at the time of the question.
+    checks: u64,
 }
 
 #[derive(Debug)]
@@ -135,7 +144,11 @@ impl ModuleCalls {
         let calls = Calls { modules, cut };
         match names.path(&calls) {
             Answer::Is(module) => Innermost::Is(module),
-            Answer::Later(question) => Innermost::Asked(PendingModule { calls, question }),
+            Answer::Later(question) => Innermost::Asked(PendingModule {
+                calls,
+                question,
+                checks: names.checks(),
+            }),
         }
     }
 
@@ -148,6 +161,12 @@ impl ModuleCalls {
             Answer::Is(module) => Some(module),
             Answer::Later(_) => None,
         }
+    }
+
+    /// Returns the number of checks of modules since a question was asked.
+    pub fn checks_since(&self, asked: &PendingModule) -> u64 {
+        let names = self.names.as_ref();
+        names.map_or(0, |names| names.checks().saturating_sub(asked.checks))
     }
 
     pub fn add_paths(&self, known: &mut CallPaths) {
@@ -190,6 +209,10 @@ mod tests {
 
         fn look_again(&mut self, _: &dyn Fn() -> Option<u64>) -> bool {
             false
+        }
+
+        fn checks(&self) -> u64 {
+            0
         }
     }
 

@@ -20,12 +20,14 @@ use hashbrown::{HashMap, HashSet};
 use crate::event::{CallPaths, Module, ModuleAddress};
 use crate::process::memory::ReadMemory;
 use crate::python::layout::PythonLayout;
-use crate::torch::module_calls::{Answer, Calls, ModuleCall, NameModules, Question};
+use crate::torch::module_calls::{Answer, CHECKS, Calls, ModuleCall, NameModules, Question};
 
 use confidence::{Confidence, ConfidenceTracker, LASTS, ReadTiming, STAYS, worked};
 use fingerprint::{ObjectFingerprint, ObjectState};
 use named::{NamedTree, TreeNumber};
 use tree::NamedModules;
+
+const _: () = assert!(CHECKS == 2 * STAYS as u64);
 
 const MAX_MODULES: usize = 1 << 18;
 const MAX_TREES: usize = 1 << 12;
@@ -52,6 +54,7 @@ pub struct ModuleNames<M> {
     trees: HashMap<u64, NamedTree>,
     confidence: ConfidenceTracker,
     watch: ReadTiming,
+    checks: u64,
     modules: usize,
     /// Number of trees put so far.
     version: u64,
@@ -77,6 +80,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             trees: HashMap::new(),
             confidence: ConfidenceTracker::default(),
             watch: ReadTiming::default(),
+            checks: 0,
             modules: 0,
             version: 0,
             is_other: false,
@@ -433,6 +437,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         for (top, state) in doubted {
             self.is_other |= self.doubt(top, state);
         }
+        self.checks += 1;
         self.watch.looked(worked().saturating_sub(before));
     }
 
@@ -557,5 +562,9 @@ impl<M: ReadMemory> NameModules for ModuleNames<M> {
             is_other = true;
         }
         is_other
+    }
+
+    fn checks(&self) -> u64 {
+        self.checks
     }
 }

@@ -7,9 +7,13 @@ use crate::event::TimeNs;
 /// therefore arrive before or after the events around it.
 const GRACE: u64 = 1_000_000_000;
 
-/// Nanoseconds after a loss in which it explains as many differences as events were lost. The kernel's counters are
-/// ahead of the events: these wait in the ring, for the names of modules, and for a heap snapshot.
+/// Nanoseconds after a loss in which it still explains differences. The kernel's counters are ahead of the events: these
+/// wait in the ring, for the names of modules, and for a heap snapshot.
 const MAX_LAG: u64 = 60_000_000_000;
+
+/// Differences that a lost event explains: that of the totals, after which the ledger agrees with the allocator again,
+/// and one of the block when its address is seen next.
+const EXPLAINS: u64 = 2;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Agreement {
@@ -18,17 +22,21 @@ pub(super) struct Agreement {
     suspected: u64,
     suspected_at: TimeNs,
     loss_at: Option<TimeNs>,
-    /// Lost events that have explained no difference yet. Each explains one at most, after which the ledger agrees
-    /// with the allocator again.
-    unexplained: u64,
+    /// Latest change of what the probes report.
+    changed_at: Option<TimeNs>,
+    /// Differences that the losses at `loss_at` may yet explain.
+    explicable: u64,
 }
 
 impl Agreement {
     /// Records a new difference between ledger and allocator at `time`.
     pub(super) fn differs(&mut self, time: TimeNs) {
-        let is_late = self.loss_at.is_some_and(|loss| is_late(loss, time)) && self.unexplained > 0;
-        if is_late || self.loss_at.is_some_and(|loss| near(loss, time)) {
-            self.unexplained = self.unexplained.saturating_sub(1);
+        if self.changed_at.is_some_and(|change| near(change, time)) {
+            return;
+        }
+        let explains = |loss| is_late(loss, time) || near(loss, time);
+        if self.explicable > 0 && self.loss_at.is_some_and(explains) {
+            self.explicable -= 1;
             return;
         }
         if !near(self.suspected_at, time) {
@@ -41,16 +49,26 @@ impl Agreement {
     /// Records a loss of `events` events; `time` is the time of the last event before the report.
     pub(super) fn lost(&mut self, time: TimeNs, events: u64) {
         let before = match self.loss_at {
-            Some(loss) if is_late(loss, time) => self.unexplained,
+            Some(loss) if is_late(loss, time) => self.explicable,
             _ => 0,
         };
-        self.unexplained = before.saturating_add(events);
+        self.explicable = before.saturating_add(events.saturating_mul(EXPLAINS));
         if near(self.suspected_at, time) {
-            self.suspected = 0;
+            let explained = self.suspected.min(self.explicable);
+            self.suspected -= explained;
+            self.explicable -= explained;
         } else {
             self.confirm();
         }
         self.loss_at = Some(time);
+    }
+
+    /// Records that the probes were switched off or on again: until the blocks are brought up to date, the ledger differs.
+    pub(super) fn capture_changed(&mut self, time: TimeNs) {
+        if near(self.suspected_at, time) {
+            self.suspected = 0;
+        }
+        self.changed_at = Some(time);
     }
 
     pub(super) fn disagreements(&self) -> u64 {
@@ -117,15 +135,40 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_explains_as_many_later_differences_as_events_were_lost() {
+    fn a_lost_event_explains_two_later_differences() {
         let mut agreement = Agreement::default();
-        agreement.lost(seconds(1), 2);
+        agreement.lost(seconds(1), 1);
         agreement.lost(seconds(2), 1);
-        for time in [10, 12, 14] {
+        for time in [10, 12, 14, 16] {
             agreement.differs(seconds(time));
         }
         assert_eq!(agreement.disagreements(), 0);
-        agreement.differs(seconds(16));
+        agreement.differs(seconds(18));
         assert_eq!(agreement.disagreements(), 1);
+    }
+
+    #[test]
+    fn a_change_of_the_probes_explains_all_differences_near_it() {
+        let mut agreement = Agreement::default();
+        agreement.differs(seconds(4));
+        agreement.capture_changed(seconds(5));
+        agreement.differs(seconds(6));
+        assert_eq!(agreement.disagreements(), 0);
+        agreement.differs(seconds(7));
+        assert_eq!(agreement.disagreements(), 1);
+    }
+
+    #[test]
+    fn one_lost_event_does_not_explain_every_difference_near_it() {
+        let mut before = Agreement::default();
+        let mut after = Agreement::default();
+        before.lost(seconds(5), 1);
+        for _ in 0..5 {
+            before.differs(seconds(5));
+            after.differs(seconds(5));
+        }
+        after.lost(seconds(5), 1);
+        assert_eq!(before.disagreements(), 3);
+        assert_eq!(after.disagreements(), 3);
     }
 }

@@ -175,7 +175,7 @@ impl Ledger {
         let budget = BudgetState::after(self.health.budget, change);
         if budget.pauses != pauses {
             // The blocks are brought up to date after the pause: totals may jump in between.
-            self.agreement.lost(change.time, 1);
+            self.agreement.capture_changed(change.time);
         }
         self.health.budget = Some(budget);
     }

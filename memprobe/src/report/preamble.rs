@@ -139,8 +139,7 @@ fn warnings(replay: &RecordingReplay) -> Vec<String> {
     warnings.extend(limit_warning("the recording", &replay.refused));
     warnings.extend(unread(&replay.snapshot));
     let disagreements = replay.snapshot.health.disagreements;
-    // Lost events explain a difference.
-    if disagreements > 0 && !replay.snapshot.health.losses.miss_blocks() {
+    if disagreements > 0 {
         warnings.push(format!(
             "the ledger and the allocator disagreed {} without a loss that explains it; please \
              report this as a bug of memprobe.",

@@ -330,8 +330,7 @@ fn facts(health: &Health, is_paused: bool) -> Vec<(u8, String)> {
     }
     facts.push((5, counted(health.events, "event")));
     facts.extend((!health.losses.any()).then(|| (2, "lost 0".to_owned())));
-    // Lost events explain a difference.
-    if health.disagreements > 0 && !health.losses.miss_blocks() {
+    if health.disagreements > 0 {
         facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
     }
     facts.extend((health.budget.as_ref()).map(|budget| (1, budget_fact(budget))));

@@ -501,7 +501,6 @@ pub(super) fn lossy() -> Snapshot {
         uses: 12,
     };
     snapshot.health.probes[1].emulated = false;
-    snapshot.health.disagreements = 1;
     snapshot
 }
 

@@ -77,8 +77,7 @@ impl ScreenContext for HostContext {
         facts.push((3, format!("{} ev/s", rate(health.events_per_second))));
         facts.push((5, counted(health.events, "event")));
         facts.extend((!health.losses.any()).then(|| (2, "lost 0".to_owned())));
-        // Lost events explain a difference.
-        if health.disagreements > 0 && !health.losses.miss_blocks() {
+        if health.disagreements > 0 {
             facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
         }
         facts.extend((health.budget.as_ref()).map(|budget| (1, budget_fact(budget))));

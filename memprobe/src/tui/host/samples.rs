@@ -311,7 +311,6 @@ pub(super) fn crowded() -> HostSnapshot {
         malformed: 1,
         ..Losses::default()
     };
-    host.health.disagreements = 2;
     host.health.untracked = 9;
     host
 }

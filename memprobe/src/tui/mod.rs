@@ -55,7 +55,7 @@ pub enum Command {
     Explain(AttributionQuery),
     /// Begin a recording of the process, or end it.
     SaveRecording,
-    /// Save the tensors that were read last.
+    /// Save the tensors that are being read, once that is done; else the ones that were read last.
     SaveTensors,
 }
 

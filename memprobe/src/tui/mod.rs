@@ -1,6 +1,7 @@
 //! The live screen. Its only input is snapshots: [`run`] draws each new one, and handles keys and the mouse
 //! until the user quits or the caller ends it.
 
+mod background;
 mod bars;
 mod categories;
 mod context;

@@ -138,6 +138,44 @@ fn the_theme_chooses_the_colours_and_a_small_terminal_says_what_it_needs() {
 }
 
 #[test]
+fn the_answer_of_the_terminal_chooses_the_colours_and_is_no_key() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let mut stage = Stage::set(&environment, environment.pytorch());
+    stage.screen.press("q");
+    stage.screen.finish_restored();
+    let pid = stage.target.pid().to_string();
+    // Colours of allocated bytes for a light and for a dark background. Letters and digits of an answer are keys too.
+    for (answer, colour, other) in [
+        ("\x1b]11;rgb:ffff/ffff/ffff\x1b\\", 26, 87),
+        ("\x1b]11;rgb:1f1f/1f1f/1f1f\x07", 87, 26),
+    ] {
+        let mut memprobe = environment.memprobe();
+        memprobe.args(["attach", "--pid", &pid]);
+        memprobe.env_remove("NO_COLOR").env_remove("COLORFGBG");
+        let mut screen = Terminal::start_sized(&mut memprobe, (110, 30));
+        screen.wait_for_bytes("\x1b]11;?\x1b\\");
+        // A terminal that has not answered yet is no obstacle.
+        screen.wait_for("steady.py:");
+        assert!(!screen.has_colour(colour) && !screen.has_colour(other));
+        for piece in answer.split_inclusive(';') {
+            screen.press(piece);
+        }
+        screen.wait_until("another colour", |_| screen.has_colour(colour));
+        screen.press("y");
+        let shown = screen.wait_for("lowest");
+        assert!(
+            shown.contains("↓PEAK") && !shown.contains("frozen"),
+            "{shown}"
+        );
+        assert!(!screen.has_colour(other));
+        screen.press("q");
+        assert_eq!(screen.finish_restored().code(), Some(0));
+    }
+}
+
+#[test]
 fn control_c_gives_the_terminal_back() {
     let Some(environment) = TestEnvironment::take() else {
         return;

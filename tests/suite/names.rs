@@ -7,6 +7,7 @@ use std::path::Path;
 use memprobe_tests::environment::{On, TestEnvironment};
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
+use memprobe_tests::terminal::Terminal;
 use serde_json::Value;
 
 /// Output of `workloads/named_blocks.py`: block addresses by kind (`parameter`, `optimizer_state`)
@@ -120,4 +121,35 @@ fn reading_the_last_names_adds_no_event_after_the_duration() {
     let said = said.stderr;
     assert!(said.contains("reads names"), "{said}");
     assert!(said.contains("00:00:00 "), "{said}");
+}
+
+#[test]
+fn on_a_terminal_the_last_reading_counts_its_objects() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = environment.pytorch().command();
+    command.args(["many_blocks.py", "--tensors", "20000", "--pause", "0.01"]);
+    let mut target = Background::start(&mut command);
+    target.wait_for("READY");
+    let pid = target.pid().to_string();
+    let mut memprobe = environment.memprobe();
+    memprobe.args(["record", "--names", "--duration", "500ms", "--pid", &pid]);
+    memprobe.arg("-o").arg(folder.path().join("trace.json"));
+    // Lines of the progress replace each other: all that was written counts.
+    let written = Terminal::start(&mut memprobe).output_until("print it with");
+    let progress = format!("reading names: PID {pid}: ");
+    let lines: Vec<&str> = written.split('\r').collect();
+    let is_count = |line: &&&str| line.contains(&progress) && line.contains(" objects");
+    let count = lines.iter().find(is_count);
+    let count = count.unwrap_or_else(|| panic!("no count of objects: {lines:#?}"));
+    let numbers: Vec<usize> = count
+        .split(|letter: char| !letter.is_ascii_digit() && letter != ',')
+        .filter_map(|word| word.replace(',', "").parse().ok())
+        .collect();
+    let [.., read, all] = numbers[..] else {
+        panic!("no two numbers: {count:?}")
+    };
+    assert!(all >= 20_000 && read < all, "{count:?}");
 }

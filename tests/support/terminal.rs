@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize};
 
-use crate::process::wait_until;
+use crate::process::{is_soon, wait_until};
 
 /// Columns and rows.
 const SIZE: (u16, u16) = (120, 40);
@@ -169,10 +169,22 @@ impl Terminal {
     ///
     /// If it does not appear in time.
     pub fn wait_for(&self, text: &str) -> String {
-        wait_until(&format!("{text:?} on the screen"), || {
-            let shown = self.text();
-            shown.contains(text).then_some(shown)
-        })
+        self.wait_until(&format!("{text:?}"), |shown| shown.contains(text))
+    }
+
+    /// Waits for text with a property, which `what` names.
+    ///
+    /// # Panics
+    ///
+    /// If it does not appear in time.
+    pub fn wait_until(&self, what: &str, is_wanted: impl Fn(&str) -> bool) -> String {
+        let mut shown = String::new();
+        let is_shown = is_soon(|| {
+            shown = self.text();
+            is_wanted(&shown)
+        });
+        assert!(is_shown, "waited in vain: {what} on the screen:\n{shown}");
+        shown
     }
 
     pub fn press(&mut self, keys: &str) {

@@ -63,8 +63,8 @@ pub(super) struct ThemeOption {
 }
 
 const THEMES: &[Choice<ThemeChoice>] = choices! {
-    "auto" => ThemeChoice::Auto, "By COLORFGBG; without it, colours that are legible on dark and light backgrounds. None \
-        with NO_COLOR";
+    "auto" => ThemeChoice::Auto, "By the terminal's answer about its background, else by COLORFGBG; without both, colours \
+        that are legible on dark and light backgrounds. None with NO_COLOR";
     "dark" => ThemeChoice::Dark, "For a dark background";
     "light" => ThemeChoice::Light, "For a light background";
     "none" => ThemeChoice::None, "No colours";

@@ -136,7 +136,7 @@ impl LiveView {
                 Ok(())
             })?;
             let add_calls = |calls: &mut _| session.add_call_paths(self.tgid, calls);
-            if let Some(names) = screen.opened.tensors.show(&screen.model, add_calls) {
+            if let Some(names) = screen.opened.show_tensors(&screen.model, add_calls) {
                 let change = screen.model.apply(&names);
                 screen.opened.apply(&names, &change, &screen.model);
             }

@@ -282,9 +282,7 @@ impl Watching {
             let ledger = self.host.ledger(tgid);
             let names = ledger.and_then(|ledger| {
                 let session = &self.session;
-                opened
-                    .tensors
-                    .show(ledger, |calls| session.add_call_paths(tgid, calls))
+                opened.show_tensors(ledger, |calls| session.add_call_paths(tgid, calls))
             });
             all.extend(names.map(|names| (tgid, names)));
         }

@@ -37,6 +37,8 @@ pub(super) struct ProcessView {
     pub(super) tensors: TensorReader,
     pub(super) reasons: AttributionFeed,
     pub(super) saver: ProcessSaver,
+    /// True if the reading in progress is to be saved.
+    saves_next: bool,
 }
 
 impl ProcessView {
@@ -49,6 +51,7 @@ impl ProcessView {
             tensors: TensorReader::new(tgid),
             reasons: AttributionFeed::new(ledger, now),
             saver: ProcessSaver::new(tgid),
+            saves_next: false,
         }
     }
 
@@ -69,14 +72,46 @@ impl ProcessView {
                     .say("the process has ended: nothing more can be recorded");
             }
             Command::SaveRecording => self.saver.toggle(ledger, now),
-            Command::SaveTensors => match self.tensors.last.clone() {
-                Some(snapshot) => self.saver.save_tensors(&snapshot),
-                None => self.saver.say("nothing was read yet to save"),
-            },
+            Command::SaveTensors if self.tensors.is_reading() => {
+                self.saves_next = true;
+                self.saver.say("w: saved as soon as it is read");
+            }
+            Command::SaveTensors => self.save_tensors(),
             Command::SetGrouping(grouping) => self.grouping = grouping,
             Command::TakeTensors => self.tensors.begin(),
             Command::Explain(wanted) => self.reasons.explain(wanted),
             Command::ResetPeaks | Command::Quit => {}
+        }
+    }
+
+    fn save_tensors(&mut self) {
+        match self.tensors.last.clone() {
+            Some(snapshot) => self.saver.save_tensors(&snapshot),
+            None => self.saver.say("nothing was read yet to save"),
+        }
+    }
+
+    /// Shows tensors that were read, and saves them if that was asked for meanwhile. To be called after all events up
+    /// to now. `add_calls` adds the modules that were called so far. Returns the names of blocks.
+    pub(super) fn show_tensors(
+        &mut self,
+        ledger: &Ledger,
+        add_calls: impl FnOnce(&mut CallPaths),
+    ) -> Option<Event> {
+        let shown = self.tensors.show(ledger, add_calls)?;
+        let saves = std::mem::take(&mut self.saves_next);
+        match shown {
+            Ok(names) => {
+                if saves {
+                    self.save_tensors();
+                }
+                Some(names)
+            }
+            Err(_) if saves => {
+                self.saver.say("not saved: the reading failed");
+                None
+            }
+            Err(_) => None,
         }
     }
 
@@ -289,6 +324,9 @@ pub(super) struct TensorReader {
     progress: Arc<ReadProgress>,
 }
 
+/// A reading failed; the screen has the reason.
+struct FailedReading;
+
 impl TensorReader {
     fn new(tgid: Tgid) -> Self {
         Self {
@@ -303,7 +341,7 @@ impl TensorReader {
     }
 
     fn begin(&mut self) {
-        if self.taking.is_some() || self.read.is_some() {
+        if self.is_reading() {
             return;
         }
         self.sites = Sites::default();
@@ -315,6 +353,10 @@ impl TensorReader {
             let (mode, extent) = (CaptureMode::Paused, Allocators::CudaAndCpu);
             taken(tgid, mode, extent, &progress)
         }));
+    }
+
+    fn is_reading(&self) -> bool {
+        self.taking.is_some() || self.read.is_some()
     }
 
     fn show_progress(&self) {
@@ -332,19 +374,18 @@ impl TensorReader {
         self.read = Some(outcome.and_then(|outcome| outcome));
     }
 
-    /// Publishes a finished heap snapshot and names its unchanged blocks. To be called after all events up to now.
-    /// `add_calls` adds the modules that were called so far.
-    pub(super) fn show(
+    /// Publishes a finished reading: a heap snapshot, whose unchanged blocks it names, or a failure.
+    fn show(
         &mut self,
         ledger: &Ledger,
         add_calls: impl FnOnce(&mut CallPaths),
-    ) -> Option<Event> {
+    ) -> Option<Result<Event, FailedReading>> {
         let mut snapshot = match self.read.take()? {
             Ok(snapshot) => snapshot,
             Err(error) => {
                 let reason = format!("{error:#}").into();
                 self.shown.send_replace(Tensors::Failed(reason));
-                return None;
+                return Some(Err(FailedReading));
             }
         };
         self.sites.sign(ledger, &mut snapshot);
@@ -356,13 +397,13 @@ impl TensorReader {
         names.resolve_calls(&calls);
         self.sites.keep_untouched(snapshot.consistency, &mut names);
         self.last = Some(Arc::new(snapshot));
-        Some(Event::BlockLabels(Arc::new(names)))
+        Some(Ok(Event::BlockLabels(Arc::new(names))))
     }
 }
 
 impl Analysis for TensorReader {
     fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
-        if self.taking.is_some() || self.read.is_some() {
+        if self.is_reading() {
             self.sites.apply(event, change, ledger);
         }
     }

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -231,7 +232,7 @@ impl Intake {
         session: &mut HostSession,
         reason: EndReason,
     ) -> Result<Option<Losses>> {
-        session.read_last_segments();
+        self.read_last_segments(session);
         let (end, duration) = match reason {
             EndReason::Duration => (self.end, self.duration),
             EndReason::Interrupted => (Some(crate::session::now()), None),
@@ -251,6 +252,23 @@ impl Intake {
         }
         self.names.is_over();
         Ok(Some(session.losses))
+    }
+
+    /// Reads the segments of all processes. A line on a terminal says how far that is.
+    fn read_last_segments(&self, session: &mut HostSession) {
+        if self.progress.is_quiet() {
+            return session.read_last_segments(|| ());
+        }
+        let (all, read) = (session.len(), AtomicUsize::new(0));
+        let line = || {
+            let read = read.load(Ordering::Relaxed);
+            format!("reading the allocator's segments: {read} of {all} processes")
+        };
+        show_while(line, || {
+            session.read_last_segments(|| {
+                read.fetch_add(1, Ordering::Relaxed);
+            });
+        });
     }
 
     /// Reads the names of the processes that go on. Their events stay out of the recording.

@@ -427,9 +427,13 @@ impl HostSession {
         self.identify_last(tgid);
     }
 
-    /// Reads the segments of all processes, before the last drain of a recording.
-    pub(crate) fn read_last_segments(&mut self) {
-        self.read_segments(Process::read_last_segments);
+    /// Reads the segments of all processes, before the last drain of a recording. Calls `done` after each process.
+    pub(crate) fn read_last_segments(&mut self, done: impl Fn()) {
+        self.read_segments(|process| {
+            let has_news = process.read_last_segments();
+            done();
+            has_news
+        });
     }
 
     fn read_segments(&mut self, read: impl Fn(&mut Process) -> bool) {

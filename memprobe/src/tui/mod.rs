@@ -1,6 +1,7 @@
 //! The live screen. Its only input is snapshots: [`run`] draws each new one, and handles keys and the mouse
 //! until the user quits or the caller ends it.
 
+mod background;
 mod bars;
 mod categories;
 mod context;
@@ -55,7 +56,7 @@ pub enum Command {
     Explain(AttributionQuery),
     /// Begin a recording of the process, or end it.
     SaveRecording,
-    /// Save the tensors that were read last.
+    /// Save the tensors that are being read, once that is done; else the ones that were read last.
     SaveTensors,
 }
 

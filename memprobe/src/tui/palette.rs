@@ -53,6 +53,7 @@ const fn on(text: Color, background: Color) -> Fill {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Palette {
+    depth: ColourDepth,
     pub allocated: Color,
     pub reserved: Color,
     /// Line of the device's capacity.
@@ -71,6 +72,7 @@ pub struct Palette {
 
 /// Fills of the 256-colour palette. They serve all backgrounds, because their text lies on the fill.
 const FILLS: Palette = Palette {
+    depth: ColourDepth::Indexed,
     allocated: Color::Reset,
     reserved: Color::Reset,
     capacity: Color::Reset,
@@ -120,6 +122,7 @@ const ON_BOTH: Palette = Palette {
 };
 
 const SIXTEEN: Palette = Palette {
+    depth: ColourDepth::Sixteen,
     allocated: Color::Cyan,
     reserved: Color::Magenta,
     capacity: Color::Yellow,
@@ -159,6 +162,11 @@ impl Palette {
             (ColourDepth::Sixteen, Background::Light) => &SIXTEEN_ON_LIGHT,
             (ColourDepth::Sixteen, Background::Dark | Background::Unknown) => &SIXTEEN,
         }
+    }
+
+    /// Returns the palette of as many colours for another background.
+    pub const fn on(&self, background: Background) -> &'static Self {
+        Self::of(self.depth, background)
     }
 }
 

@@ -20,6 +20,7 @@ use ratatui::layout::{Position, Rect};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::background::{AnswerFilter, Filtered, QUESTION};
 use super::table_screen::{Errand, Note, SourcePlace};
 use super::theme::{Theme, ThemeChoice};
 
@@ -27,6 +28,8 @@ use super::theme::{Theme, ThemeChoice};
 pub(super) const BETWEEN_DRAWINGS: Duration = Duration::from_millis(100);
 /// Longest wait for input before the channels are checked.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// Time after the question for the background in which others must not get the terminal: its answer would be their input.
+const ANSWER_DUE: Duration = Duration::from_millis(500);
 
 /// True while memprobe owns the terminal. The code that clears it restores the terminal.
 static ENTERED: AtomicBool = AtomicBool::new(false);
@@ -69,6 +72,14 @@ pub(super) trait TerminalDevice {
 
     /// Gives the terminal back for as long as `work` runs.
     fn lend(&mut self, work: &mut dyn FnMut()) -> io::Result<()>;
+
+    /// Separates input of the user from answers of the terminal.
+    fn receive(&mut self, event: Event) -> Filtered {
+        Filtered {
+            events: vec![event],
+            background: None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,8 +100,13 @@ pub(super) fn run(stage: &mut impl Stage, theme: ThemeChoice, instead: &str) -> 
             "the live screen needs a terminal, but standard output is none: run it in a terminal, or use {instead}"
         );
     }
-    let theme = Theme::of_environment(theme, |name| std::env::var_os(name));
+    let variable = |name: &str| std::env::var_os(name);
+    let asks = stdin().is_terminal() && Theme::asks_for_background(theme, variable);
+    let theme = Theme::of_environment(theme, variable);
     let mut screen = Screen::enter(stdout()).context("the terminal could not be prepared")?;
+    if asks {
+        screen.ask_for_background()?;
+    }
     let mut terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
     let ended = show(&mut terminal, &theme, stage, next_event, &mut screen);
     drop(screen);
@@ -108,6 +124,7 @@ pub(super) fn show<B>(
 where
     B: Backend<Error: Send + Sync + 'static>,
 {
+    let mut theme = *theme;
     let size = terminal.size()?;
     stage.resize(size.width, size.height);
     stage.take_news();
@@ -124,7 +141,7 @@ where
         }
         if stale {
             terminal.draw(|frame| {
-                if let Some(cursor) = stage.draw(frame.buffer_mut(), theme) {
+                if let Some(cursor) = stage.draw(frame.buffer_mut(), &theme) {
                     frame.set_cursor_position(cursor);
                 }
             })?;
@@ -133,27 +150,47 @@ where
         let mut patience = PATIENCE;
         while let Some(event) = input(patience)? {
             patience = Duration::ZERO;
-            match stage.handle(&event)? {
-                StageStep::Nothing => continue,
-                StageStep::Leave | StageStep::Back => return Ok(()),
-                StageStep::DrawAll => forget_screen(terminal)?,
-                StageStep::Draw => {}
+            let received = device.receive(event);
+            if let Some(background) = received.background {
+                theme = theme.on(background);
+                stale = true;
             }
-            stale = true;
-            match stage.take_errand() {
-                Some(Errand::Copy(text)) => device.copy(&text)?,
-                Some(Errand::Edit(place)) => {
-                    let mut edited = Ok(());
-                    device.lend(&mut || edited = stage.edit(&place))?;
-                    forget_screen(terminal)?;
-                    if let Err(reason) = edited {
-                        stage.say(reason.into());
-                    }
+            for event in received.events {
+                match stage.handle(&event)? {
+                    StageStep::Nothing => continue,
+                    StageStep::Leave | StageStep::Back => return Ok(()),
+                    StageStep::DrawAll => forget_screen(terminal)?,
+                    StageStep::Draw => {}
                 }
-                None => {}
+                stale = true;
+                run_errand(terminal, stage, device)?;
             }
         }
     }
+}
+
+/// Does what the last input asked of the terminal.
+fn run_errand<B>(
+    terminal: &mut Terminal<B>,
+    stage: &mut impl Stage,
+    device: &mut impl TerminalDevice,
+) -> Result<()>
+where
+    B: Backend<Error: Send + Sync + 'static>,
+{
+    match stage.take_errand() {
+        Some(Errand::Copy(text)) => device.copy(&text)?,
+        Some(Errand::Edit(place)) => {
+            let mut edited = Ok(());
+            device.lend(&mut || edited = stage.edit(&place))?;
+            forget_screen(terminal)?;
+            if let Err(reason) = edited {
+                stage.say(reason.into());
+            }
+        }
+        None => {}
+    }
+    Ok(())
 }
 
 /// Clears the terminal, so that the next drawing draws all of it. `Terminal::clear` would ask the terminal for its cursor,
@@ -193,6 +230,9 @@ fn next_event(patience: Duration) -> io::Result<Option<Event>> {
 /// Terminal in raw mode and alternate screen; restored on drop.
 struct Screen<W: Write> {
     out: W,
+    answers: AnswerFilter,
+    /// Time of the question for the background.
+    asked: Option<Instant>,
 }
 
 impl<W: Write> Screen<W> {
@@ -201,9 +241,41 @@ impl<W: Write> Screen<W> {
         enable_raw_mode()?;
         ENTERED.store(true, Ordering::SeqCst);
         // From here on the drop restores, even if setup fails halfway.
-        let mut screen = Self { out };
+        let mut screen = Self {
+            out,
+            answers: AnswerFilter::default(),
+            asked: None,
+        };
         take(&mut screen.out)?;
         Ok(screen)
+    }
+
+    fn ask_for_background(&mut self) -> io::Result<()> {
+        self.out.write_all(QUESTION.as_bytes())?;
+        self.out.flush()?;
+        self.answers.expect();
+        self.asked = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Waits for an answer that is still due, before somebody else reads from the terminal. Drops the input before it.
+    fn await_answer(&mut self) {
+        let Some(asked) = self.asked.take() else {
+            return;
+        };
+        while self.answers.is_expecting() {
+            let left = ANSWER_DUE.saturating_sub(asked.elapsed());
+            let event = if left.is_zero() {
+                None
+            } else {
+                next_event(left).ok()
+            };
+            match event {
+                Some(event) => drop(event.map(|event| self.answers.filter(event))),
+                // It is late, or the terminal is gone.
+                None => return,
+            }
+        }
     }
 }
 
@@ -221,7 +293,12 @@ impl<W: Write> TerminalDevice for Screen<W> {
         execute!(self.out, CopyToClipboard::to_clipboard_from(text))
     }
 
+    fn receive(&mut self, event: Event) -> Filtered {
+        self.answers.filter(event)
+    }
+
     fn lend(&mut self, work: &mut dyn FnMut()) -> io::Result<()> {
+        self.await_answer();
         if ENTERED.swap(false, Ordering::SeqCst) {
             give_back(&mut self.out)?;
             disable_raw_mode()?;
@@ -235,6 +312,9 @@ impl<W: Write> TerminalDevice for Screen<W> {
 
 impl<W: Write> Drop for Screen<W> {
     fn drop(&mut self) {
+        if ENTERED.load(Ordering::SeqCst) {
+            self.await_answer();
+        }
         if ENTERED.swap(false, Ordering::SeqCst) {
             // Errors are ignored: if the terminal is gone, nobody can see them.
             let _ = give_back(&mut self.out);

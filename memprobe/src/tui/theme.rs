@@ -12,7 +12,7 @@ use super::palette::{Background, ColourDepth, Fill, Palette};
 /// Colours that the user asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ThemeChoice {
-    /// By the environment: `NO_COLOR`, `COLORFGBG`, `TERM`.
+    /// By the environment (`NO_COLOR`, `COLORFGBG`, `TERM`), and by the terminal's answer about its background.
     #[default]
     Auto,
     Dark,
@@ -158,6 +158,32 @@ impl Theme {
             ASCII
         };
         Self { ink, glyphs }
+    }
+
+    /// True if the theme depends on the terminal's background, and the terminal can be asked for it.
+    pub fn asks_for_background(
+        choice: ThemeChoice,
+        variable: impl Fn(&str) -> Option<OsString>,
+    ) -> bool {
+        let term = variable("TERM").unwrap_or_default();
+        let term = term.to_string_lossy();
+        // GNU screen, Eterm and old Linux consoles do not know the question, and may print it.
+        let knows = !["linux", "screen", "Eterm"]
+            .iter()
+            .any(|name| term.starts_with(name));
+        let theme = Self::of_environment(choice, variable);
+        choice == ThemeChoice::Auto && knows && matches!(theme.ink, Ink::Colour(_))
+    }
+
+    /// The same theme on a background that the terminal has named.
+    pub fn on(self, background: Background) -> Self {
+        match self.ink {
+            Ink::Colour(palette) if background != Background::Unknown => Self {
+                ink: Ink::Colour(palette.on(background)),
+                ..self
+            },
+            _ => self,
+        }
     }
 
     fn style(&self, colour: impl Fn(&Palette) -> Color) -> Style {
@@ -353,6 +379,45 @@ mod tests {
                 "{colours}"
             );
         }
+    }
+
+    #[test]
+    fn the_terminal_is_asked_for_its_background_where_that_matters() {
+        let asks = |choice, variables: &[(&str, &str)]| {
+            Theme::asks_for_background(choice, |name| {
+                let mut variables = variables.iter();
+                let found = variables.find(|(key, _)| *key == name);
+                found.map(|(_, value)| value.into())
+            })
+        };
+        let xterm = ("TERM", "xterm-256color");
+        assert!(asks(ThemeChoice::Auto, &[xterm]));
+        assert!(asks(ThemeChoice::Auto, &[xterm, ("COLORFGBG", "15;0")]));
+        assert!(!asks(ThemeChoice::Auto, &[xterm, ("NO_COLOR", "1")]));
+        for choice in [ThemeChoice::Dark, ThemeChoice::Light, ThemeChoice::None] {
+            assert!(!asks(choice, &[xterm]), "{choice:?}");
+        }
+        for term in ["dumb", "linux", "screen.xterm-256color", "vt100"] {
+            assert!(!asks(ThemeChoice::Auto, &[("TERM", term)]), "{term}");
+        }
+    }
+
+    #[test]
+    fn an_answer_about_the_background_changes_the_colours_alone() {
+        for (term, depth) in [
+            ("xterm-256color", ColourDepth::Indexed),
+            ("xterm", ColourDepth::Sixteen),
+        ] {
+            let before = theme(&[("TERM", term), ("COLORFGBG", "15;0")]);
+            for background in [Background::Light, Background::Dark] {
+                let after = before.on(background);
+                assert_eq!(after.ink, ink(depth, background));
+                assert_eq!(after.glyphs, before.glyphs);
+            }
+            assert_eq!(before.on(Background::Unknown), before);
+        }
+        let plain = theme(&[("TERM", "dumb")]);
+        assert_eq!(plain.on(Background::Light), plain);
     }
 
     #[test]

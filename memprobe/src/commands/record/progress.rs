@@ -42,6 +42,10 @@ impl Progress {
         }
     }
 
+    pub(in crate::commands) fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
     pub(crate) fn say(&mut self, text: &str) {
         if !self.quiet {
             self.clear();

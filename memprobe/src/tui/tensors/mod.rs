@@ -254,10 +254,9 @@ impl Content for TensorList {
             InputEvent::Refresh => {
                 return Reaction::Request(ScreenRequest::Send(Command::TakeTensors));
             }
-            InputEvent::Save if self.table.is_some() => {
+            InputEvent::Save => {
                 return Reaction::Request(ScreenRequest::Send(Command::SaveTensors));
             }
-            InputEvent::Save => return Reaction::Note("nothing was read yet to save".into()),
             InputEvent::Regroup => {
                 let groupings = GROUPINGS.map(|(by, _)| by);
                 self.by = further(&groupings, self.by, 1).unwrap_or_default();

@@ -6,6 +6,7 @@ mod estimate;
 mod explain;
 mod misplaced;
 mod options;
+mod packaging;
 mod record;
 mod report;
 mod snapshot;
@@ -70,6 +71,9 @@ enum Verb {
     Explain(explain::ExplainArgs),
     Estimate(estimate::EstimateArgs),
     Doctor(doctor::DoctorArgs),
+    Completions(packaging::Completions),
+    #[command(hide = true)]
+    Man(packaging::ManualPage),
     /// Run a command as the user who called sudo
     #[command(hide = true, name = commands::editor::VERB)]
     RunAsCaller {
@@ -98,6 +102,8 @@ impl Verb {
             Self::Explain(explain) => explain.run(),
             Self::Estimate(estimate) => estimate.run(),
             Self::Doctor(doctor) => doctor.run(),
+            Self::Completions(completions) => completions.run(),
+            Self::Man(page) => page.run(),
             Self::RunAsCaller { command } => commands::editor::run_as_caller(&command),
         }
     }

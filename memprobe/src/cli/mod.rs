@@ -4,6 +4,7 @@ mod attach;
 mod doctor;
 mod estimate;
 mod explain;
+mod export;
 mod misplaced;
 mod options;
 mod packaging;
@@ -54,6 +55,7 @@ Examples:
   sudo memprobe record -o trace.json 1234 --duration 30s
   sudo memprobe record -o trace.json -- python train.py
   memprobe report trace.json                  the table of lines; needs no root
+  memprobe export trace.json -o peak.pb.gz    for pprof, speedscope, flame graphs
   sudo memprobe snapshot 1234                 every tensor by name, now
   memprobe diff a.json b.json                 tensors added and removed
   sudo memprobe explain 1234                  where the memory went, on one page
@@ -66,6 +68,7 @@ enum Verb {
     Top(top::TopArgs),
     Record(record::RecordArgs),
     Report(report::Report),
+    Export(export::ExportArgs),
     Snapshot(snapshot::SnapshotArgs),
     Diff(snapshot::Diff),
     Explain(explain::ExplainArgs),
@@ -97,6 +100,7 @@ impl Verb {
             Self::Top(top) => top.run(),
             Self::Record(record) => record.run(),
             Self::Report(report) => report.run(),
+            Self::Export(export) => export.run(),
             Self::Snapshot(snapshot) => snapshot.run(),
             Self::Diff(diff) => diff.run(),
             Self::Explain(explain) => explain.run(),

@@ -210,10 +210,7 @@ fn a_pprof_profile_has_the_categories_of_the_report_and_every_allocation() {
     );
 
     let modules = values_by(&profile, "module");
-    assert!(
-        modules.contains_key("Perceptron"),
-        "{modules:?}"
-    );
+    assert!(modules.contains_key("Perceptron"), "{modules:?}");
     check_locations(&profile);
 }
 
@@ -249,7 +246,10 @@ fn an_export_says_what_it_cannot_write_and_what_to_give_instead() {
             "or an output that ends in .speedscope.json",
         ),
         (["export", trace, "-o", "-"], "give --format"),
-        (["export", folder, "-o", "x.folded"], "such as its trace.json"),
+        (
+            ["export", folder, "-o", "x.folded"],
+            "such as its trace.json",
+        ),
         (
             ["export", trace, "-o", text(&missing)],
             "make it with `mkdir -p",

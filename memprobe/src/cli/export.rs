@@ -11,7 +11,7 @@ use crate::commands::export::Export;
 use crate::export::{ExportFormat, ExportMoment};
 use crate::recording::{open_tensors, recordings_in};
 
-/// Write a recording in the format of another program: flame graphs, speedscope, pprof
+/// Write a recording in the format of another program: pprof, speedscope, flame graphs, memory_viz, CSV
 ///
 /// Reads recordings of `memprobe record` and PyTorch's own memory snapshots. Needs no root and no GPU. The format
 /// follows from the ending of the output.
@@ -22,7 +22,10 @@ Examples:
   memprobe export trace.json -o - --format folded | inferno-flamegraph --countname bytes > peak.svg
   memprobe export trace.json -o peak.speedscope.json --at peak
   memprobe export trace.json -o live.pb.gz && go tool pprof -http : live.pb.gz
-  memprobe export snapshot.pickle -o live.folded        a snapshot that PyTorch pickled")]
+  memprobe export trace.json -o trace.pickle            for https://pytorch.org/memory_viz
+  memprobe export trace.json -o allocations.csv
+  memprobe export snapshot.pickle -o live.folded        a snapshot that PyTorch pickled
+  memprobe export snapshot.pickle -o old.pickle         the same in a protocol that memory_viz opens")]
 pub struct ExportArgs {
     /// Recording that `memprobe record` wrote, or a pickle of PyTorch's memory snapshot
     #[arg(value_name = "FILE")]
@@ -33,7 +36,7 @@ pub struct ExportArgs {
     /// Format [default: by the ending of OUT]
     #[arg(short, long, value_parser = choice(FORMATS))]
     format: Option<ExportFormat>,
-    /// Moment whose live memory is written [default: end]
+    /// Moment whose live memory a profile shows [default: end]
     #[arg(long, value_parser = choice(MOMENTS))]
     at: Option<ExportMoment>,
 }
@@ -42,6 +45,9 @@ const FORMATS: &[Choice<ExportFormat>] = choices! {
     "folded" => ExportFormat::Folded, "Live bytes by stack, one a line, for flamegraph.pl and inferno (.folded)";
     "speedscope" => ExportFormat::Speedscope, "The same for https://www.speedscope.app (.speedscope.json)";
     "pprof" => ExportFormat::Pprof, "Live and allocated bytes and blocks by stack, for `go tool pprof` (.pb.gz, .pprof)";
+    "memory-viz" => ExportFormat::MemoryViz, "A memory snapshot of PyTorch, for https://pytorch.org/memory_viz: segments, \
+        and every event with its stack, category and module (.pickle)";
+    "csv" => ExportFormat::Csv, "A row for each allocation: time, size, stream, line, category, module, free (.csv)";
 };
 
 /// Endings of output files. The longest comes first.
@@ -52,6 +58,9 @@ const ENDINGS: &[(&str, ExportFormat)] = &[
     (".collapsed", ExportFormat::Folded),
     (".pb.gz", ExportFormat::Pprof),
     (".pprof", ExportFormat::Pprof),
+    (".pickle", ExportFormat::MemoryViz),
+    (".pkl", ExportFormat::MemoryViz),
+    (".csv", ExportFormat::Csv),
 ];
 
 const MOMENTS: &[Choice<ExportMoment>] = choices! {
@@ -71,6 +80,12 @@ impl ExportArgs {
             );
         };
         self.check_file()?;
+        if self.at.is_some() && !format.has_moment() {
+            bail!(
+                "--at is for the memory of a moment, and this format has every event: leave it out, or give --format \
+                 folded, speedscope or pprof"
+            );
+        }
         Export {
             file: &self.file,
             output: &self.output,

@@ -55,7 +55,7 @@ Examples:
   sudo memprobe record -o trace.json 1234 --duration 30s
   sudo memprobe record -o trace.json -- python train.py
   memprobe report trace.json                  the table of lines; needs no root
-  memprobe export trace.json -o peak.pb.gz    for pprof, speedscope, flame graphs
+  memprobe export trace.json -o trace.pickle  for pytorch.org/memory_viz, pprof, speedscope
   sudo memprobe snapshot 1234                 every tensor by name, now
   memprobe diff a.json b.json                 tensors added and removed
   sudo memprobe explain 1234                  where the memory went, on one page

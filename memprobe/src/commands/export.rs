@@ -1,7 +1,7 @@
 //! `export`: from a recording to a file of another program.
 
 use std::fs::File;
-use std::io::{self, BufReader, ErrorKind};
+use std::io::{self, BufReader, BufWriter, ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,8 @@ use super::messages;
 use super::stdout::{self, OutputContent};
 use super::waiting::show_while;
 use crate::export::{ExportError, ExportFormat, ExportMoment, write_export};
-use crate::output::OutputPlan;
-use crate::recording::Reader;
+use crate::output::{OutputFile, OutputPlan};
+use crate::recording::{PICKLE_FIRST_BYTE, PickleCopyError, Reader, copy_pickle};
 use crate::report::warning_line;
 use crate::view::{clean, counted};
 
@@ -44,6 +44,9 @@ impl Export<'_> {
                 "a terminal cannot show this format: give -o FILE, or pipe the output to a program"
             );
         }
+        if self.format == ExportFormat::MemoryViz && is_pickle(self.file) {
+            return self.copy(plan).context(name);
+        }
         let reader = Reader::open(self.file).with_context(|| name.clone())?;
         let progress = AtomicU64::new(0);
         let line = || {
@@ -57,13 +60,33 @@ impl Export<'_> {
         for note in notes {
             messages::print_line(&warning_line(&name, &note));
         }
+        self.print_path(path);
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn print_path(&self, path: Option<PathBuf>) {
         if let Some(path) = path {
-            messages::print(&format!(
-                "wrote {}: {}",
-                path.display(),
-                self.format.next_step()
-            ));
+            let (path, next) = (path.display(), self.format.next_step());
+            messages::print(&format!("wrote {path}: {next}"));
         }
+    }
+
+    /// Copies PyTorch's own snapshot as its page opens it. A replay would lose what events do not hold.
+    fn copy(&self, plan: OutputPlan) -> Result<ExitCode> {
+        let line = || format!("copying {}", clean(&self.file.display().to_string()));
+        let input = BufReader::new(File::open(self.file)?);
+        let mut outcome = Ok(());
+        let copied = |out: &mut BufWriter<&mut OutputFile>| match copy_pickle(input, out) {
+            Err(PickleCopyError::Output(error)) => Err(error),
+            Err(error) => {
+                outcome = Err(error);
+                Err(io::Error::other("the snapshot could not be read"))
+            }
+            Ok(()) => Ok(()),
+        };
+        let written = show_while(line, || plan.write_with(copied));
+        outcome?;
+        self.print_path(written?);
         Ok(ExitCode::SUCCESS)
     }
 
@@ -104,4 +127,11 @@ impl Export<'_> {
             path: written?,
         }))
     }
+}
+
+/// True for a file that begins as a pickle does.
+fn is_pickle(file: &Path) -> bool {
+    let mut first = [0];
+    let read = File::open(file).and_then(|mut file| file.read_exact(&mut first));
+    read.is_ok() && first[0] == PICKLE_FIRST_BYTE
 }

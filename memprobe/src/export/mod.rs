@@ -3,10 +3,13 @@
 //! Each format is written from one replay of the recording ([`replay`]); those with a row for each event replay it
 //! again. Every allocation has the category that its whole life shows.
 
+mod csv;
 mod folded;
+mod memory_viz;
 mod pprof;
 mod profile;
 mod replay;
+mod second_replay;
 mod speedscope;
 #[cfg(test)]
 mod tests;
@@ -26,6 +29,10 @@ pub enum ExportFormat {
     Speedscope,
     /// A gzipped profile for pprof.
     Pprof,
+    /// PyTorch's own memory snapshot, for its page.
+    MemoryViz,
+    /// A row for each allocation.
+    Csv,
 }
 
 /// Moment whose live memory a profile shows.
@@ -53,8 +60,16 @@ impl ExportFormat {
     /// True for text, which a terminal can show.
     pub const fn is_text(self) -> bool {
         match self {
-            Self::Folded | Self::Speedscope => true,
-            Self::Pprof => false,
+            Self::Folded | Self::Speedscope | Self::Csv => true,
+            Self::Pprof | Self::MemoryViz => false,
+        }
+    }
+
+    /// True if the format shows the memory of one moment.
+    pub const fn has_moment(self) -> bool {
+        match self {
+            Self::Folded | Self::Speedscope | Self::Pprof => true,
+            Self::MemoryViz | Self::Csv => false,
         }
     }
 }
@@ -68,6 +83,8 @@ impl ExportFormat {
             }
             Self::Speedscope => "open it in https://www.speedscope.app",
             Self::Pprof => "open it with `go tool pprof -http : FILE`",
+            Self::MemoryViz => "open it in https://pytorch.org/memory_viz",
+            Self::Csv => "a row for each allocation",
         }
     }
 }
@@ -111,19 +128,37 @@ pub fn write_export<R: BufRead>(
         ));
     }
     let mut notes = replay.notes();
-    let profile = Profile::of(&replay, moment)?;
+    match format {
+        ExportFormat::MemoryViz => {
+            notes.extend(memory_viz::write(&replay, &reader, progress, out)?);
+        }
+        ExportFormat::Csv => csv::write(&replay, &reader, progress, out)?,
+        ExportFormat::Folded | ExportFormat::Speedscope | ExportFormat::Pprof => {
+            notes.extend(write_profile(&replay, format, moment, out)?);
+        }
+    }
+    out.flush()?;
+    Ok(notes)
+}
+
+/// Writes the memory of a moment by stack.
+fn write_profile(
+    replay: &ExportReplay,
+    format: ExportFormat,
+    moment: ExportMoment,
+    out: &mut impl Write,
+) -> Result<Vec<String>, ExportError> {
+    let profile = Profile::of(replay, moment)?;
     if format != ExportFormat::Pprof && profile.is_empty() {
         return Err(ExportError::Nothing(format!(
             "no memory is live {}; give --at peak",
             moment.phrase()
         )));
     }
-    notes.extend(profile.notes());
     match format {
-        ExportFormat::Folded => folded::write(&replay, &profile, out)?,
-        ExportFormat::Speedscope => speedscope::write(&replay, &profile, moment, out)?,
-        ExportFormat::Pprof => pprof::write(&replay, &profile, moment, out)?,
+        ExportFormat::Speedscope => speedscope::write(replay, &profile, moment, out)?,
+        ExportFormat::Pprof => pprof::write(replay, &profile, moment, out)?,
+        _ => folded::write(replay, &profile, out)?,
     }
-    out.flush()?;
-    Ok(notes)
+    Ok(profile.notes())
 }

@@ -50,6 +50,8 @@ pub(super) struct ExportReplay {
     pub segment_stacks: SegmentStacks,
     pub categories: AttributionLedger,
     pub history: AllocationHistory,
+    /// Events of any kind.
+    pub events: usize,
     pub truncated: bool,
 }
 
@@ -62,8 +64,10 @@ impl ExportReplay {
         let header = reader.header();
         let analyses = Analyses::default();
         let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
+        let mut events = 0;
         for event in reader.by_ref() {
             replay.apply(&event?);
+            events += 1;
             progress.fetch_add(1, Ordering::Relaxed);
         }
         let AnalyzedLedger {
@@ -86,6 +90,7 @@ impl ExportReplay {
             segment_stacks,
             categories,
             history,
+            events,
         })
     }
 

@@ -6,24 +6,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::ExportError;
 use super::replay::ExportReplay;
-use crate::attribution::allocations::AllocationNumbers;
+use crate::attribution::allocations::{Allocation, AllocationNumbers};
 use crate::attribution::segments::SegmentLedger;
-use crate::event::{Action, CudaMemoryKind, Event, MemoryEvent};
-use crate::ledger::{AnalyzedLedger, Change, StackRef};
+use crate::event::{Action, CudaMemoryKind, Event, MemoryEvent, Pool};
+use crate::ledger::{Analysis as _, AnalyzedLedger, StackRef};
 use crate::recording::Reader;
 
 /// A memory event, with what the first replay knows of it.
-pub(super) struct ReplayedEvent<'a> {
+pub(super) struct ReplayedEvent<'a, 'h> {
     pub event: &'a MemoryEvent,
-    pub change: &'a Change,
-    /// Index in the history of the allocation that it begins or ends.
-    pub allocation: Option<usize>,
-    /// Stream that the segment at its address serves; `None` if it is not known.
-    pub stream: Option<u64>,
+    /// Allocation that it begins or ends, and its index in the history.
+    pub allocation: Option<(usize, &'h Allocation)>,
+    /// Pool and stream of the segment at its address; `None` if they are not known.
+    pub owner: Option<(Pool, u64)>,
     pub stack: StackRef,
 }
 
-impl ReplayedEvent<'_> {
+impl ReplayedEvent<'_, '_> {
     /// True for physical memory, whose event has a handle instead of an address.
     pub(super) fn is_of_handle(&self) -> bool {
         let call = self.event.call;
@@ -32,11 +31,11 @@ impl ReplayedEvent<'_> {
 }
 
 /// Replays a recording once more; calls `each` with every memory event.
-pub(super) fn replay_again<R: BufRead>(
-    first: &ExportReplay,
+pub(super) fn replay_again<'h, R: BufRead>(
+    first: &'h ExportReplay,
     reader: &Reader<R>,
     progress: &AtomicU64,
-    mut each: impl FnMut(ReplayedEvent<'_>) -> Result<(), ExportError>,
+    mut each: impl FnMut(ReplayedEvent<'_, 'h>) -> Result<(), ExportError>,
 ) -> Result<(), ExportError> {
     let again = reader.reopened().ok_or_else(|| {
         ExportError::Nothing("a pipe cannot be read twice; give a file".to_owned())
@@ -45,7 +44,10 @@ pub(super) fn replay_again<R: BufRead>(
     let header = again.header();
     let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, segments);
     let mut numbers = AllocationNumbers::default();
-    for event in again {
+    // The file may have been replaced by another one.
+    let known = |index: usize| Some((index, first.history.allocations().get(index)?));
+    // A recording that is still written has more events by now.
+    for event in again.take(first.events) {
         let event = event?;
         progress.fetch_add(1, Ordering::Relaxed);
         let Event::Memory(memory) = &event else {
@@ -56,16 +58,15 @@ pub(super) fn replay_again<R: BufRead>(
         // The segment is gone after its free.
         let before = owner(&replay.analyses);
         let change = replay.ledger.apply(&event);
-        crate::ledger::Analysis::apply(&mut replay.analyses, &event, &change, &replay.ledger);
+        (replay.analyses).apply(&event, &change, &replay.ledger);
         let owner = match memory.action {
             Action::SegmentFree => before,
             _ => owner(&replay.analyses),
         };
         each(ReplayedEvent {
             event: memory,
-            change: &change,
-            allocation: numbers.apply(&change),
-            stream: owner.map(|(_, stream)| stream),
+            allocation: numbers.apply(&change).and_then(known),
+            owner,
             stack: replay.ledger.stack_ref(memory.stack),
         })?;
     }

@@ -1,6 +1,6 @@
 //! Profiles of speedscope.app: one a device, by live bytes.
 //!
-//! The format is that of `src/lib/file-format-spec.ts` in jlfwong/speedscope.
+//! `src/lib/file-format-spec.ts` in jlfwong/speedscope defines the format.
 
 use std::io::{self, Write};
 

@@ -46,7 +46,8 @@ pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
 pub(crate) use names::{NamedRecord, NamesRecord, RetainerRecord};
 pub use pickle::{
-    FIRST_BYTE as PICKLE_FIRST_BYTE, HistoryFacts, PickleCopyError, PickleItems, PickleMemo, PickleWriter, copy_pickle,
+    FIRST_BYTE as PICKLE_FIRST_BYTE, HistoryFacts, PickleCopyError, PickleItems, PickleMemo,
+    PickleWriter, copy_pickle,
 };
 pub use reader::Reader;
 pub(crate) use segments::{SegmentRecord, SegmentsRecord};

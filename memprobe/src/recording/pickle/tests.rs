@@ -204,8 +204,8 @@ fn a_copy_ends_at_values_that_nest_without_end_or_are_no_plain_data() {
         let error = copy_pickle(pickle, &mut Vec::new()).expect_err("no copy");
         error.to_string()
     };
-    // A snapshot whose list of segments is empty, and `x` is a tuple that holds a list with the tuple.
-    let circle = b"\x80\x02}(X\x08\x00\x00\x00segments]X\x01\x00\x00\x00x]q\x00(h\x00tq\x01u.";
+    // A snapshot whose list of segments is empty, and `x` is a list with a tuple that holds the list.
+    let circle = b"\x80\x02}(X\x08\x00\x00\x00segments]X\x01\x00\x00\x00x]q\x00(h\x00tau.";
     assert!(copy_pickle(&circle[..], &mut Vec::new()).is_ok());
     let bytes = b"\x80\x02}(X\x08\x00\x00\x00segments]X\x01\x00\x00\x00xC\x02abu.";
     assert!(copy(bytes).contains("bytes"), "{}", copy(bytes));
@@ -222,8 +222,26 @@ fn a_copy_ends_at_values_that_nest_without_end_or_are_no_plain_data() {
 #[test]
 fn numbers_are_written_in_the_fewest_bytes_and_read_back() {
     let numbers = [
-        0, 1, 255, 256, 65_535, 65_536, -1, -128, -129, 1 << 31, (1 << 31) - 1, -(1 << 31), 1 << 47, -(1 << 40),
-        i64::MAX, i64::MIN, 0x80, 0x8000, 0x80_0000_0000, -0x80_0000_0000,
+        0,
+        1,
+        255,
+        256,
+        65_535,
+        65_536,
+        -1,
+        -128,
+        -129,
+        1 << 31,
+        (1 << 31) - 1,
+        -(1 << 31),
+        1 << 47,
+        -(1 << 40),
+        i64::MAX,
+        i64::MIN,
+        0x80,
+        0x8000,
+        0x80_0000_0000,
+        -0x80_0000_0000,
     ];
     for number in numbers {
         let mut bytes = Vec::new();
@@ -256,6 +274,9 @@ fn long_lists_come_in_batches_and_equal_texts_once() {
         panic!("no list");
     };
     let items = document.list(list);
-    assert_eq!((items.len(), items[2499]), (2500, machine::Value::Int(2499)));
+    assert_eq!(
+        (items.len(), items[2499]),
+        (2500, machine::Value::Int(2499))
+    );
     assert_eq!(items[0], items[2498]);
 }

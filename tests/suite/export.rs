@@ -259,6 +259,9 @@ fn an_export_says_what_it_cannot_write_and_what_to_give_instead() {
         let error = environment.run(&arguments).one_clear_error();
         assert!(error.contains(expected), "{arguments:?}: {error}");
     }
+    let csv = ["export", trace, "-o", "x.csv", "--at", "peak"];
+    let error = environment.run(&csv).one_clear_error();
+    assert!(error.contains("leave it out"), "{error}");
     let stdout = [
         "export", trace, "-o", "-", "--format", "folded", "--at", "oom",
     ];

@@ -23,6 +23,8 @@ OPCODES = {
     "MEMOIZE", "BINGET", "LONG_BINGET",
 }
 
+UNKNOWN_STREAM = -1
+
 
 def load(path):
     with open(path, "rb") as file:
@@ -39,7 +41,9 @@ def check_opcodes(path):
 
 
 def check_tools(snapshot):
-    """PyTorch's own tools read the snapshot."""
+    """PyTorch's own tools read the snapshot. Those of PyTorch 2.0 lack plots, and fail on its own snapshots."""
+    if not hasattr(viz, "segment_plot"):
+        return 0
     assert "total_reserved" in viz.segsum(snapshot) or snapshot["segments"] == []
     assert "entries" in viz.trace(snapshot)
     for plot in (viz.trace_plot, viz.segment_plot):
@@ -99,7 +103,12 @@ def compare_history(ours, theirs):
                 assert (entry["action"], entry["size"]) == ("oom", event["size"]), (entry, event)
                 counts["oom"] += 1
                 continue
-            keys = ["action", "addr", "stream"] + ["pool_id"] * ("pool_id" in event)
+            keys = ["action", "addr"]
+            if entry["stream"] == UNKNOWN_STREAM:
+                # The segment came and went between two readings of the allocator's tables.
+                counts["unknown streams"] += 1
+            else:
+                keys += ["stream"] + ["pool_id"] * ("pool_id" in event)
             assert [entry.get(key) for key in keys] == [event[key] for key in keys], (entry, event)
             # PyTorch 2.0 and 2.1 record no times.
             if "time_us" in event:

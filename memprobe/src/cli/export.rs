@@ -110,7 +110,8 @@ impl ExportArgs {
                 None => bail!("{file}: this is a directory without recordings: give a recording"),
             }
         }
-        if open_tensors(&self.file).is_ok() {
+        // What is read of a pipe cannot be read again.
+        if self.file.is_file() && open_tensors(&self.file).is_ok() {
             bail!(
                 "{file}: this is a snapshot of tensors: print it with `memprobe snapshot {file}`, or export a recording \
                  of `memprobe record`"

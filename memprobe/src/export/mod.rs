@@ -99,6 +99,8 @@ pub enum ExportError {
     /// The recording lacks the moment; the text has the reason and advice.
     #[error("the recording has no such moment: {0}")]
     NoMoment(String),
+    #[error("this format reads the recording twice, and a pipe can be read once: give a file")]
+    Pipe,
     /// There is nothing to export; the text has the reason and advice.
     #[error("the recording has nothing to export: {0}")]
     Nothing(String),

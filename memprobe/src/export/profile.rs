@@ -28,9 +28,9 @@ pub(super) struct DeviceProfile {
 pub(super) struct ProfileRow {
     pub origin: ProfileOrigin,
     pub category: Option<Category>,
-    pub live: Amount,
+    pub live: ProfileAmount,
     /// Since the start of the recording, up to the moment.
-    pub allocated: Amount,
+    pub allocated: ProfileAmount,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,12 +41,12 @@ pub(super) enum ProfileOrigin {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Amount {
+pub(super) struct ProfileAmount {
     pub bytes: u64,
     pub blocks: u64,
 }
 
-impl Amount {
+impl ProfileAmount {
     fn add(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         self.blocks += 1;
@@ -135,7 +135,8 @@ impl DeviceProfile {
         event: EventNumber,
         sample: TotalsSample,
     ) -> Self {
-        let mut rows: HashMap<(ProfileOrigin, Option<Category>), [Amount; 2]> = HashMap::new();
+        let mut rows: HashMap<(ProfileOrigin, Option<Category>), [ProfileAmount; 2]> =
+            HashMap::new();
         let mut before_attach = sample.before_attach.0;
         let of_device = replay.history.allocations().iter();
         for allocation in of_device.filter(|it| it.device == device && it.born <= event) {

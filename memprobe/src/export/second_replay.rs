@@ -37,9 +37,7 @@ pub(super) fn replay_again<'h, R: BufRead>(
     progress: &AtomicU64,
     mut each: impl FnMut(ReplayedEvent<'_, 'h>) -> Result<(), ExportError>,
 ) -> Result<(), ExportError> {
-    let again = reader.reopened().ok_or_else(|| {
-        ExportError::Nothing("a pipe cannot be read twice; give a file".to_owned())
-    })?;
+    let again = reader.reopened().ok_or(ExportError::Pipe)?;
     let segments = SegmentLedger::with_facts_of(&first.segments);
     let header = again.header();
     let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, segments);

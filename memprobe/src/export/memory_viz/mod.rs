@@ -39,14 +39,15 @@ pub(super) fn write<R: BufRead>(
     let maps = replay.segments.maps(&replay.ledger, &snapshot);
     let ordinals = snapshot.devices.iter().map(|device| device.index);
     let ordinals: Vec<DeviceIndex> = ordinals.filter(|device| is_cuda(*device)).collect();
-    if ordinals.is_empty() {
+    let Some(first) = ordinals.first().copied() else {
         return Err(ExportError::Nothing(
             "PyTorch's format is for CUDA memory, and it has none; give --format folded, speedscope or pprof"
                 .to_owned(),
         ));
-    }
+    };
     let mut writer = SnapshotWriter {
         replay,
+        first,
         pending: pending(replay, &maps),
         stacks: HashMap::new(),
         no_frames: None,
@@ -136,6 +137,8 @@ impl TraceGaps {
 
 struct SnapshotWriter<'a, W> {
     replay: &'a ExportReplay,
+    /// Device whose trace counts what is in no trace.
+    first: DeviceIndex,
     pending: HashSet<usize>,
     /// Lists of frames that were written.
     stacks: HashMap<StackRef, PickleMemo>,

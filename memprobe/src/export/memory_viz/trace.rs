@@ -36,9 +36,11 @@ impl<W: Write> SnapshotWriter<'_, W> {
             let of = replayed.event.device;
             match replayed.event.action {
                 Action::SegmentAlloc | Action::SegmentFree if of.is_none() => {
-                    self.gaps.placeless += u64::from(device.0 == 0);
+                    self.gaps.placeless += u64::from(device == self.first);
                 }
-                _ if of == Some(DeviceIndex::CPU) && device.0 == 0 => self.gaps.cpu_events += 1,
+                _ if of == Some(DeviceIndex::CPU) && device == self.first => {
+                    self.gaps.cpu_events += 1
+                }
                 _ if of == Some(device) => self.replayed(&replayed, &mut items)?,
                 _ => {}
             }
@@ -168,7 +170,12 @@ impl<W: Write> SnapshotWriter<'_, W> {
         };
         self.number_field(addr, entry.addr)?;
         self.number_field("size", entry.size)?;
-        self.stream_field(entry.owner.map(|(_, stream)| stream))?;
+        let stream = match entry.action {
+            // As PyTorch has it. With another number, the page would show the stream of each event.
+            "snapshot" => Some(0),
+            _ => entry.owner.map(|(_, stream)| stream),
+        };
+        self.stream_field(stream)?;
         self.number_field("time_us", self.replay.wall_us(entry.time))?;
         self.text_field("compile_context", "N/A")?;
         self.metadata_field(entry.metadata)?;

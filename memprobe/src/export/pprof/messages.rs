@@ -9,11 +9,11 @@ pub(super) struct PprofProfile {
     #[prost(message, repeated, tag = "2")]
     pub sample: Vec<PprofSample>,
     #[prost(message, repeated, tag = "3")]
-    pub mapping: Vec<Mapping>,
+    pub mapping: Vec<PprofMapping>,
     #[prost(message, repeated, tag = "4")]
-    pub location: Vec<Location>,
+    pub location: Vec<PprofLocation>,
     #[prost(message, repeated, tag = "5")]
-    pub function: Vec<Function>,
+    pub function: Vec<PprofFunction>,
     #[prost(string, repeated, tag = "6")]
     pub string_table: Vec<String>,
     /// Nanoseconds since 1970.
@@ -48,11 +48,11 @@ pub(super) struct PprofSample {
     #[prost(int64, repeated, tag = "2")]
     pub value: Vec<i64>,
     #[prost(message, repeated, tag = "3")]
-    pub label: Vec<Label>,
+    pub label: Vec<PprofLabel>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct Label {
+pub(super) struct PprofLabel {
     #[prost(int64, tag = "1")]
     pub key: i64,
     #[prost(int64, tag = "2")]
@@ -60,7 +60,7 @@ pub(super) struct Label {
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct Mapping {
+pub(super) struct PprofMapping {
     #[prost(uint64, tag = "1")]
     pub id: u64,
     #[prost(int64, tag = "5")]
@@ -74,17 +74,17 @@ pub(super) struct Mapping {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Location {
+pub(super) struct PprofLocation {
     #[prost(uint64, tag = "1")]
     pub id: u64,
     #[prost(uint64, tag = "2")]
     pub mapping_id: u64,
     #[prost(message, repeated, tag = "4")]
-    pub line: Vec<Line>,
+    pub line: Vec<PprofLine>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct Line {
+pub(super) struct PprofLine {
     #[prost(uint64, tag = "1")]
     pub function_id: u64,
     #[prost(int64, tag = "2")]
@@ -92,7 +92,7 @@ pub(super) struct Line {
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct Function {
+pub(super) struct PprofFunction {
     #[prost(uint64, tag = "1")]
     pub id: u64,
     #[prost(int64, tag = "2")]

@@ -10,9 +10,14 @@ use hashbrown::HashMap;
 use prost::Message as _;
 
 use super::ExportMoment;
-use super::profile::{Amount, DeviceProfile, Profile, ProfileFrame, ProfileOrigin, ProfileRow};
+use super::profile::{
+    DeviceProfile, Profile, ProfileAmount, ProfileFrame, ProfileOrigin, ProfileRow,
+};
 use super::replay::ExportReplay;
-use messages::{Function, Label, Line, Location, Mapping, PprofProfile, PprofSample, ValueType};
+use messages::{
+    PprofFunction, PprofLabel, PprofLine, PprofLocation, PprofMapping, PprofProfile, PprofSample,
+    ValueType,
+};
 
 /// Types and units of values, in the order of Go's heap profiles.
 const SAMPLE_TYPES: [(&str, &str); 4] = [
@@ -83,7 +88,7 @@ impl Builder {
         let comment = self.string(&format!("memprobe: live memory {}", moment.phrase()));
         self.profile.comment.push(comment);
         let filename = self.string(&replay.header.target.command);
-        self.profile.mapping.push(Mapping {
+        self.profile.mapping.push(PprofMapping {
             id: PROGRAM,
             filename,
             has_functions: true,
@@ -108,13 +113,13 @@ impl Builder {
         {
             labels.push(("module", module));
         }
-        let labels = labels.iter().map(|(key, value)| Label {
+        let labels = labels.iter().map(|(key, value)| PprofLabel {
             key: self.string(key),
             str: self.string(value),
         });
         let label = labels.collect();
         let [allocated, live] = [row.allocated, row.live];
-        let values = |of: Amount| [signed(of.blocks), signed(of.bytes)];
+        let values = |of: ProfileAmount| [signed(of.blocks), signed(of.bytes)];
         let location_id = self.locations_of(replay, profile, row.origin);
         self.profile.sample.push(PprofSample {
             location_id,
@@ -151,7 +156,7 @@ impl Builder {
         let functions = &mut self.profile.function;
         let function_id = *self.functions.entry((name, filename)).or_insert_with(|| {
             let id = functions.len() as u64 + 1;
-            functions.push(Function {
+            functions.push(PprofFunction {
                 id,
                 name,
                 system_name: name,
@@ -166,10 +171,10 @@ impl Builder {
             .entry((function_id, line))
             .or_insert_with(|| {
                 let id = locations.len() as u64 + 1;
-                locations.push(Location {
+                locations.push(PprofLocation {
                     id,
                     mapping_id: PROGRAM,
-                    line: vec![Line { function_id, line }],
+                    line: vec![PprofLine { function_id, line }],
                 });
                 id
             })

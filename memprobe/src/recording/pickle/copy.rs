@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Write};
 
 use hashbrown::HashMap;
 
-use super::machine::{DictId, Document, ListId, ListKind, References, Value};
+use super::machine::{DictId, Document, ListId, References, SequenceKind, Value};
 use super::writer::{PickleItems, PickleMemo, PickleWriter};
 use super::{history, machine};
 use crate::recording::RecordingError;
@@ -85,10 +85,10 @@ impl<W: Write> PickleCopy<'_, W> {
             return Ok(self.out.refer(*memo)?);
         }
         match of {
-            Container::List(id) if document.list_kind(id) == ListKind::Set => {
+            Container::List(id) if document.sequence_kind(id) == SequenceKind::Set => {
                 return Err(PickleCopyError::Value("a set"));
             }
-            Container::List(id) if document.list_kind(id) == ListKind::Tuple => {
+            Container::List(id) if document.sequence_kind(id) == SequenceKind::Tuple => {
                 self.out.mark()?;
                 for item in document.list(id) {
                     self.value(*item, depth + 1)?;

@@ -48,7 +48,7 @@ pub(super) struct DictId(u32);
 
 /// Python's type of a [`Value::List`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ListKind {
+pub(super) enum SequenceKind {
     List,
     Tuple,
     /// A set or frozenset.
@@ -71,8 +71,8 @@ impl Document {
         &self.values.lists[id.0 as usize]
     }
 
-    pub fn list_kind(&self, id: ListId) -> ListKind {
-        self.values.list_kinds[id.0 as usize]
+    pub fn sequence_kind(&self, id: ListId) -> SequenceKind {
+        self.values.sequence_kinds[id.0 as usize]
     }
 
     /// Returns keys and values of a dict, as they were set.
@@ -156,7 +156,7 @@ struct Values {
     texts: Vec<Arc<str>>,
     by_text: HashMap<Arc<str>, TextId>,
     lists: Vec<Vec<Value>>,
-    list_kinds: Vec<ListKind>,
+    sequence_kinds: Vec<SequenceKind>,
     dicts: Vec<Vec<(Value, Value)>>,
 }
 
@@ -176,9 +176,9 @@ impl Values {
         Value::Text(id)
     }
 
-    fn list(&mut self, kind: ListKind, items: Vec<Value>) -> Value {
+    fn list(&mut self, kind: SequenceKind, items: Vec<Value>) -> Value {
         self.lists.push(items);
-        self.list_kinds.push(kind);
+        self.sequence_kinds.push(kind);
         Value::List(ListId(self.lists.len() as u32 - 1))
     }
 
@@ -381,9 +381,9 @@ impl<R: BufRead> Machine<R> {
                 input.skip(length)?;
                 Value::Other
             }
-            b']' => self.values.list(ListKind::List, Vec::new()),
-            b')' => self.values.list(ListKind::Tuple, Vec::new()),
-            b'\x8f' => self.values.list(ListKind::Set, Vec::new()),
+            b']' => self.values.list(SequenceKind::List, Vec::new()),
+            b')' => self.values.list(SequenceKind::Tuple, Vec::new()),
+            b'\x8f' => self.values.list(SequenceKind::Set, Vec::new()),
             b'}' => self.values.dict(&[]).expect("no key lacks a value"),
             _ => return Ok(None),
         }))
@@ -405,9 +405,9 @@ impl<R: BufRead> Machine<R> {
             b't' | b'l' | b'\x91' => {
                 let items = self.since_mark()?;
                 let kind = match opcode {
-                    b't' => ListKind::Tuple,
-                    b'l' => ListKind::List,
-                    _ => ListKind::Set,
+                    b't' => SequenceKind::Tuple,
+                    b'l' => SequenceKind::List,
+                    _ => SequenceKind::Set,
                 };
                 let list = self.values.list(kind, items);
                 self.stack.push(list);
@@ -421,7 +421,7 @@ impl<R: BufRead> Machine<R> {
             b'\x85' | b'\x86' | b'\x87' => {
                 let from = self.lowest(usize::from(opcode - b'\x84'))?;
                 let items = self.stack.split_off(from);
-                let list = self.values.list(ListKind::Tuple, items);
+                let list = self.values.list(SequenceKind::Tuple, items);
                 self.stack.push(list);
             }
             b'a' => {

@@ -12,6 +12,7 @@ pub mod cuda;
 pub mod decode;
 pub mod estimate;
 pub mod event;
+pub mod export;
 pub mod ledger;
 pub mod output;
 pub mod probe;

@@ -20,6 +20,7 @@ fn verbs(recording: &str) -> Vec<Vec<&str>> {
         vec!["doctor", "--verifier-log"],
         vec!["estimate", recording, "-o"],
         vec!["estimate", "-o"],
+        vec!["export", recording, "--format", "folded", "-o"],
         vec!["snapshot", "--pid", "4194304", "-o"],
         vec!["record", "--pid", "4194304", "-o"],
     ]

@@ -19,6 +19,7 @@ pub mod partial_recordings;
 pub mod paused_workload;
 pub mod process;
 pub mod programs;
+pub mod protobuf;
 pub mod purpose_runs;
 pub mod purposes;
 pub mod pythons;

@@ -12,6 +12,7 @@ mod kernels;
 mod markdown;
 mod matrix;
 mod package;
+mod package_files;
 mod pages;
 mod process;
 mod python;
@@ -90,6 +91,12 @@ enum Verb {
         #[arg(long)]
         pictures: bool,
     },
+    /// Write what packages install beside memprobe: manual pages, and completions for bash, zsh and fish
+    PackageFiles {
+        /// Folder to write into, such as /usr/local
+        #[arg(value_name = "PREFIX")]
+        prefix: std::path::PathBuf,
+    },
     /// Write the pages of figures in docs again, from the JSON beside them
     ///
     /// Figures of another eBPF object than the committed one are marked. `cargo xtask ebpf` does it too.
@@ -165,6 +172,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Fuzz(options) => fuzz::run(&repository, &options),
         Verb::Screens { pictures: true } => screens::write_pictures(&repository),
         Verb::Screens { pictures: false } => screens::run(&repository),
+        Verb::PackageFiles { prefix } => package_files::write(&repository, &prefix),
         Verb::Pages => pages::write(&repository),
         Verb::Kernels(options) => kernels::run(&repository, &options),
         Verb::Ebpf { check, install } => {

@@ -4,6 +4,7 @@
 //! the process overrides the inference, and [`named::InferenceCheck`] compares the two.
 
 pub mod allocation_groups;
+pub mod allocations;
 mod caches;
 pub mod category;
 mod device;

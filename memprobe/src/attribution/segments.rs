@@ -171,6 +171,14 @@ impl SegmentLedger {
         late
     }
 
+    /// Pool and stream of the segment at an address; `None` if they or the segment are not known.
+    pub fn owner_at(&self, device: DeviceIndex, addr: Address) -> Option<(Pool, u64)> {
+        let segments = &self.devices.get(&device)?.segments;
+        let (start, segment) = segments.range(..=addr.0).next_back()?;
+        let is_inside = addr.0 - start < segment.size;
+        segment.owner.filter(|_| is_inside)
+    }
+
     fn read(&mut self, reading: &SegmentReading) {
         self.unread.clone_from(&reading.unread);
         for device in &reading.devices {

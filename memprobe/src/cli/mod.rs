@@ -4,8 +4,10 @@ mod attach;
 mod doctor;
 mod estimate;
 mod explain;
+mod export;
 mod misplaced;
 mod options;
+mod packaging;
 mod record;
 mod report;
 mod snapshot;
@@ -53,6 +55,7 @@ Examples:
   sudo memprobe record -o trace.json 1234 --duration 30s
   sudo memprobe record -o trace.json -- python train.py
   memprobe report trace.json                  the table of lines; needs no root
+  memprobe export trace.json -o trace.pickle  for pytorch.org/memory_viz, pprof, speedscope
   sudo memprobe snapshot 1234                 every tensor by name, now
   memprobe diff a.json b.json                 tensors added and removed
   sudo memprobe explain 1234                  where the memory went, on one page
@@ -65,11 +68,15 @@ enum Verb {
     Top(top::TopArgs),
     Record(record::RecordArgs),
     Report(report::Report),
+    Export(export::ExportArgs),
     Snapshot(snapshot::SnapshotArgs),
     Diff(snapshot::Diff),
     Explain(explain::ExplainArgs),
     Estimate(estimate::EstimateArgs),
     Doctor(doctor::DoctorArgs),
+    Completions(packaging::Completions),
+    #[command(hide = true)]
+    Man(packaging::ManualPage),
     /// Run a command as the user who called sudo
     #[command(hide = true, name = commands::editor::VERB)]
     RunAsCaller {
@@ -93,11 +100,14 @@ impl Verb {
             Self::Top(top) => top.run(),
             Self::Record(record) => record.run(),
             Self::Report(report) => report.run(),
+            Self::Export(export) => export.run(),
             Self::Snapshot(snapshot) => snapshot.run(),
             Self::Diff(diff) => diff.run(),
             Self::Explain(explain) => explain.run(),
             Self::Estimate(estimate) => estimate.run(),
             Self::Doctor(doctor) => doctor.run(),
+            Self::Completions(completions) => completions.run(),
+            Self::Man(page) => page.run(),
             Self::RunAsCaller { command } => commands::editor::run_as_caller(&command),
         }
     }

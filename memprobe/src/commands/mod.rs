@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod editor;
 pub mod estimate;
 pub mod explain;
+pub mod export;
 pub mod host;
 pub mod messages;
 pub mod record;

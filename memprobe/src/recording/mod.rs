@@ -45,7 +45,10 @@ pub use error::RecordingError;
 pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
 pub(crate) use names::{NamedRecord, NamesRecord, RetainerRecord};
-pub use pickle::HistoryFacts;
+pub use pickle::{
+    FIRST_BYTE as PICKLE_FIRST_BYTE, HistoryFacts, PickleCopyError, PickleItems, PickleMemo,
+    PickleWriter, copy_pickle,
+};
 pub use reader::Reader;
 pub(crate) use segments::{SegmentRecord, SegmentsRecord};
 pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};

@@ -252,6 +252,12 @@ pub const MODULES: &[Module] = &[
         never: &[ENGINE, SCREEN, ARGUMENTS],
     },
     Module {
+        name: "export",
+        // Exports follow the ledger in their replays, as no table has every event.
+        uses: &["event", "ledger", "attribution", "view", "recording"],
+        never: &[SYSTEM, ENGINE, SCREEN, ARGUMENTS],
+    },
+    Module {
         name: "tui",
         uses: &[
             "event",
@@ -281,6 +287,7 @@ pub const MODULES: &[Module] = &[
             "recording",
             "session",
             "report",
+            "export",
             "tui",
         ],
         never: &[SCREEN, ARGUMENTS],
@@ -295,6 +302,7 @@ pub const MODULES: &[Module] = &[
             "estimate",
             "recording",
             "report",
+            "export",
             "commands",
         ],
         // The table is as wide as the terminal.

@@ -46,6 +46,15 @@ pub(super) struct ListId(u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct DictId(u32);
 
+/// Python's type of a [`Value::List`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SequenceKind {
+    List,
+    Tuple,
+    /// A set or frozenset.
+    Set,
+}
+
 /// A decoded pickle. Values may refer to each other in circles.
 #[derive(Debug)]
 pub(super) struct Document {
@@ -62,12 +71,63 @@ impl Document {
         &self.values.lists[id.0 as usize]
     }
 
+    pub fn sequence_kind(&self, id: ListId) -> SequenceKind {
+        self.values.sequence_kinds[id.0 as usize]
+    }
+
+    /// Returns keys and values of a dict, as they were set.
+    pub fn dict(&self, id: DictId) -> &[(Value, Value)] {
+        &self.values.dicts[id.0 as usize]
+    }
+
+    /// Counts the references to each list and dict, with that of the root.
+    pub fn references(&self) -> References {
+        let mut references = References {
+            lists: vec![0; self.values.lists.len()],
+            dicts: vec![0; self.values.dicts.len()],
+        };
+        let items = self.values.lists.iter().flatten();
+        let pairs = self.values.dicts.iter().flatten();
+        let values = pairs.flat_map(|(key, value)| [key, value]);
+        for value in items.chain(values).chain([&self.root]) {
+            references.count(*value);
+        }
+        references
+    }
+
     /// Returns the latest value of a key of a dict.
     pub fn get(&self, dict: DictId, key: &str) -> Option<Value> {
         let pairs = &self.values.dicts[dict.0 as usize];
         let is_key = |of: &Value| matches!(of, Value::Text(id) if &**self.text(*id) == key);
         let found = pairs.iter().rev().find(|(of, _)| is_key(of));
         found.map(|(_, value)| *value)
+    }
+}
+
+/// Numbers of references to lists and dicts; no more than 2 are counted.
+#[derive(Debug)]
+pub(super) struct References {
+    lists: Vec<u8>,
+    dicts: Vec<u8>,
+}
+
+impl References {
+    fn count(&mut self, value: Value) {
+        let count = match value {
+            Value::List(id) => &mut self.lists[id.0 as usize],
+            Value::Dict(id) => &mut self.dicts[id.0 as usize],
+            _ => return,
+        };
+        *count = count.saturating_add(1).min(2);
+    }
+
+    /// True if several values refer to this list or dict.
+    pub fn are_several(&self, value: Value) -> bool {
+        match value {
+            Value::List(id) => self.lists[id.0 as usize] > 1,
+            Value::Dict(id) => self.dicts[id.0 as usize] > 1,
+            _ => false,
+        }
     }
 }
 
@@ -96,6 +156,7 @@ struct Values {
     texts: Vec<Arc<str>>,
     by_text: HashMap<Arc<str>, TextId>,
     lists: Vec<Vec<Value>>,
+    sequence_kinds: Vec<SequenceKind>,
     dicts: Vec<Vec<(Value, Value)>>,
 }
 
@@ -115,8 +176,9 @@ impl Values {
         Value::Text(id)
     }
 
-    fn list(&mut self, items: Vec<Value>) -> Value {
+    fn list(&mut self, kind: SequenceKind, items: Vec<Value>) -> Value {
         self.lists.push(items);
+        self.sequence_kinds.push(kind);
         Value::List(ListId(self.lists.len() as u32 - 1))
     }
 
@@ -319,7 +381,9 @@ impl<R: BufRead> Machine<R> {
                 input.skip(length)?;
                 Value::Other
             }
-            b']' | b')' | b'\x8f' => self.values.list(Vec::new()),
+            b']' => self.values.list(SequenceKind::List, Vec::new()),
+            b')' => self.values.list(SequenceKind::Tuple, Vec::new()),
+            b'\x8f' => self.values.list(SequenceKind::Set, Vec::new()),
             b'}' => self.values.dict(&[]).expect("no key lacks a value"),
             _ => return Ok(None),
         }))
@@ -340,7 +404,12 @@ impl<R: BufRead> Machine<R> {
             }
             b't' | b'l' | b'\x91' => {
                 let items = self.since_mark()?;
-                let list = self.values.list(items);
+                let kind = match opcode {
+                    b't' => SequenceKind::Tuple,
+                    b'l' => SequenceKind::List,
+                    _ => SequenceKind::Set,
+                };
+                let list = self.values.list(kind, items);
                 self.stack.push(list);
             }
             b'd' => {
@@ -352,7 +421,7 @@ impl<R: BufRead> Machine<R> {
             b'\x85' | b'\x86' | b'\x87' => {
                 let from = self.lowest(usize::from(opcode - b'\x84'))?;
                 let items = self.stack.split_off(from);
-                let list = self.values.list(items);
+                let list = self.values.list(SequenceKind::Tuple, items);
                 self.stack.push(list);
             }
             b'a' => {

@@ -6,17 +6,22 @@
 //! Facts that PyTorch does not record are unknown: threads, modules, tensors. An event has the requested size, and a
 //! block that was freed before the snapshot no other; the allocator's rounding gives its size then.
 
+mod copy;
 mod history;
 mod machine;
 mod stacks;
 mod timeline;
+mod writer;
+
+pub use copy::{PickleCopyError, copy_pickle};
+pub use writer::{PickleItems, PickleMemo, PickleWriter};
 
 use std::io::{self, BufRead};
 
 use crate::event::{Event, TimeNs};
 
 /// First byte of a pickle of protocol 2 or above.
-pub(super) const FIRST_BYTE: u8 = b'\x80';
+pub const FIRST_BYTE: u8 = b'\x80';
 
 /// PyTorch's history of a process, as events.
 #[derive(Debug)]

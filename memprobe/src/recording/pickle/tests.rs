@@ -182,3 +182,101 @@ fn a_stack_without_python_and_one_that_was_not_recorded_say_so() {
     assert!(text.contains("NoPythonFrames"), "{text}");
     assert!(text.contains("NotRecorded"), "{text}");
 }
+
+/// Pickles a snapshot with values of every kind, copies it, and compares what the two decode to.
+#[test]
+fn a_copy_has_the_values_of_the_snapshot_in_protocol_2() {
+    let mut protocol_5 = story().pickled();
+    protocol_5[1] = 5;
+    let mut copied = Vec::new();
+    copy_pickle(&protocol_5[..], &mut copied).expect("a copy");
+    assert_eq!(copied[..2], [0x80, 2]);
+    assert!(copied.len() < protocol_5.len());
+    let (copied, original) = (read(&*copied), read(&*protocol_5));
+    let (copied, original) = (copied.expect("read"), original.expect("read"));
+    assert_eq!(shown(&copied), shown(&original));
+    assert_eq!(copied.facts, original.facts);
+}
+
+#[test]
+fn a_copy_ends_at_values_that_nest_without_end_or_are_no_plain_data() {
+    let copy = |pickle: &[u8]| {
+        let error = copy_pickle(pickle, &mut Vec::new()).expect_err("no copy");
+        error.to_string()
+    };
+    // A snapshot whose list of segments is empty, and `x` is a list with a tuple that holds the list.
+    let circle = b"\x80\x02}(X\x08\x00\x00\x00segments]X\x01\x00\x00\x00x]q\x00(h\x00tau.";
+    assert!(copy_pickle(&circle[..], &mut Vec::new()).is_ok());
+    let bytes = b"\x80\x02}(X\x08\x00\x00\x00segments]X\x01\x00\x00\x00xC\x02abu.";
+    assert!(copy(bytes).contains("bytes"), "{}", copy(bytes));
+    let set = b"\x80\x04}(X\x08\x00\x00\x00segments]X\x01\x00\x00\x00x\x8fu.";
+    assert!(copy(set).contains("a set"), "{}", copy(set));
+    let mut deep = b"\x80\x02}(X\x08\x00\x00\x00segments]X\x01\x00\x00\x00x".to_vec();
+    deep.extend([b'('; 70]);
+    deep.extend([b't'; 70]);
+    deep.extend(b"u.");
+    assert!(copy(&deep).contains("64 levels"), "{}", copy(&deep));
+    assert!(copy(b"\x80\x02K\x01.").contains("not of PyTorch's memory"));
+}
+
+#[test]
+fn numbers_are_written_in_the_fewest_bytes_and_read_back() {
+    let numbers = [
+        0,
+        1,
+        255,
+        256,
+        65_535,
+        65_536,
+        -1,
+        -128,
+        -129,
+        1 << 31,
+        (1 << 31) - 1,
+        -(1 << 31),
+        1 << 47,
+        -(1 << 40),
+        i64::MAX,
+        i64::MIN,
+        0x80,
+        0x8000,
+        0x80_0000_0000,
+        -0x80_0000_0000,
+    ];
+    for number in numbers {
+        let mut bytes = Vec::new();
+        let mut writer = PickleWriter::new(&mut bytes).unwrap();
+        writer.int(number).unwrap();
+        writer.finish().unwrap();
+        let document = machine::decode(&*bytes).unwrap();
+        assert_eq!(document.root, machine::Value::Int(number));
+    }
+}
+
+#[test]
+fn long_lists_come_in_batches_and_equal_texts_once() {
+    let mut bytes = Vec::new();
+    let mut writer = PickleWriter::new(&mut bytes).unwrap();
+    writer.empty_list().unwrap();
+    let mut items = PickleItems::default();
+    for number in 0..2500 {
+        items.next(&mut writer).unwrap();
+        match number % 2 {
+            0 => writer.text("an equal text").unwrap(),
+            _ => writer.int(number).unwrap(),
+        }
+    }
+    items.end(&mut writer).unwrap();
+    writer.finish().unwrap();
+    assert!(bytes.len() < 10_000, "{}", bytes.len());
+    let document = machine::decode(&*bytes).unwrap();
+    let machine::Value::List(list) = document.root else {
+        panic!("no list");
+    };
+    let items = document.list(list);
+    assert_eq!(
+        (items.len(), items[2499]),
+        (2500, machine::Value::Int(2499))
+    );
+    assert_eq!(items[0], items[2498]);
+}

@@ -1,0 +1,137 @@
+//! `export`: from a recording to a file of another program.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, ErrorKind, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::messages;
+use super::stdout::{self, OutputContent};
+use super::waiting::show_while;
+use crate::export::{ExportError, ExportFormat, ExportMoment, write_export};
+use crate::output::{OutputFile, OutputPlan};
+use crate::recording::{PICKLE_FIRST_BYTE, PickleCopyError, Reader, copy_pickle};
+use crate::report::warning_line;
+use crate::view::{clean, counted};
+
+pub struct Export<'a> {
+    /// Recording of memprobe, or a memory snapshot that PyTorch pickled.
+    pub file: &'a Path,
+    /// `-` for standard output.
+    pub output: &'a Path,
+    pub format: ExportFormat,
+    pub moment: ExportMoment,
+}
+
+/// A whole export.
+struct Written {
+    /// Sentences on what it lacks.
+    notes: Vec<String>,
+    /// `None` for standard output.
+    path: Option<PathBuf>,
+}
+
+impl Export<'_> {
+    pub fn run(&self) -> Result<ExitCode> {
+        let name = self.file.display().to_string();
+        // Before the recording is read, which may take minutes.
+        let plan = OutputPlan::check(self.output)?;
+        if plan.is_stdout() && !self.format.is_text() && stdout::is_terminal() {
+            bail!(
+                "a terminal cannot show this format: give -o FILE, or pipe the output to a program"
+            );
+        }
+        if self.format == ExportFormat::MemoryViz && is_pickle(self.file) {
+            return self.copy(plan).context(name);
+        }
+        let reader = Reader::open(self.file).with_context(|| name.clone())?;
+        let progress = AtomicU64::new(0);
+        let line = || {
+            let events = progress.load(Ordering::Relaxed);
+            format!("exporting {}: {}", clean(&name), counted(events, "event"))
+        };
+        let written = show_while(line, || self.write(reader, plan, &progress));
+        let Some(Written { notes, path }) = written.with_context(|| name.clone())? else {
+            return Ok(ExitCode::SUCCESS);
+        };
+        for note in notes {
+            messages::print_line(&warning_line(&name, &note));
+        }
+        self.print_path(path);
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn print_path(&self, path: Option<PathBuf>) {
+        if let Some(path) = path {
+            let (path, next) = (path.display(), self.format.next_step());
+            messages::print(&format!("wrote {path}: {next}"));
+        }
+    }
+
+    /// Copies PyTorch's own snapshot as its page opens it. A replay would lose what events do not hold.
+    fn copy(&self, plan: OutputPlan) -> Result<ExitCode> {
+        let line = || format!("copying {}", clean(&self.file.display().to_string()));
+        let input = BufReader::new(File::open(self.file)?);
+        let mut outcome = Ok(());
+        let copied = |out: &mut BufWriter<&mut OutputFile>| match copy_pickle(input, out) {
+            Err(PickleCopyError::Output(error)) => Err(error),
+            Err(error) => {
+                outcome = Err(error);
+                Err(io::Error::other("the snapshot could not be read"))
+            }
+            Ok(()) => Ok(()),
+        };
+        let written = show_while(line, || plan.write_with(copied));
+        outcome?;
+        self.print_path(written?);
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Returns `None` if the reader of standard output closed it early.
+    fn write(
+        &self,
+        reader: Reader<BufReader<File>>,
+        plan: OutputPlan,
+        progress: &AtomicU64,
+    ) -> Result<Option<Written>> {
+        let (format, moment) = (self.format, self.moment);
+        if plan.is_stdout() {
+            let mut out = stdout::open(OutputContent::Document);
+            return match write_export(reader, format, moment, progress, &mut out) {
+                Err(ExportError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
+                    Ok(None)
+                }
+                notes => Ok(Some(Written {
+                    notes: notes?,
+                    path: None,
+                })),
+            };
+        }
+        let mut outcome = Ok(Vec::new());
+        let written = plan.write_with(|out| {
+            match write_export(reader, format, moment, progress, out) {
+                Err(ExportError::Output(error)) => return Err(error),
+                ended => outcome = ended,
+            }
+            // The unfinished file goes, and the reason is in `outcome`.
+            match outcome {
+                Ok(_) => Ok(()),
+                Err(_) => Err(io::Error::other("the recording could not be read")),
+            }
+        });
+        Ok(Some(Written {
+            notes: outcome?,
+            path: written?,
+        }))
+    }
+}
+
+/// True for a file that begins as a pickle does.
+fn is_pickle(file: &Path) -> bool {
+    let mut first = [0];
+    let read = File::open(file).and_then(|mut file| file.read_exact(&mut first));
+    read.is_ok() && first[0] == PICKLE_FIRST_BYTE
+}

@@ -1,0 +1,166 @@
+//! Recordings in the formats of other programs.
+//!
+//! Each format is written from one replay of the recording ([`replay`]); those with a row for each event replay it
+//! again. Every allocation has the category that its whole life shows.
+
+mod csv;
+mod folded;
+mod memory_viz;
+mod pprof;
+mod profile;
+mod replay;
+mod second_replay;
+mod speedscope;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, BufRead, Write};
+use std::sync::atomic::AtomicU64;
+
+use crate::recording::{Reader, RecordingError};
+use profile::Profile;
+use replay::ExportReplay;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportFormat {
+    /// Live bytes by stack, for flamegraph.pl and inferno.
+    Folded,
+    /// A profile for speedscope.app.
+    Speedscope,
+    /// A gzipped profile for pprof.
+    Pprof,
+    /// PyTorch's own memory snapshot, for its page.
+    MemoryViz,
+    /// A row for each allocation.
+    Csv,
+}
+
+/// Moment whose live memory a profile shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportMoment {
+    End,
+    /// The highest allocated bytes of each device.
+    Peak,
+    /// The last out-of-memory error.
+    OutOfMemory,
+}
+
+impl ExportMoment {
+    /// Names the moment in a sentence.
+    pub const fn phrase(self) -> &'static str {
+        match self {
+            Self::End => "at the end of the recording",
+            Self::Peak => "at the peak",
+            Self::OutOfMemory => "at the last out-of-memory error",
+        }
+    }
+}
+
+impl ExportFormat {
+    /// True for text, which a terminal can show.
+    pub const fn is_text(self) -> bool {
+        match self {
+            Self::Folded | Self::Speedscope | Self::Csv => true,
+            Self::Pprof | Self::MemoryViz => false,
+        }
+    }
+
+    /// True if the format shows the memory of one moment.
+    pub const fn has_moment(self) -> bool {
+        match self {
+            Self::Folded | Self::Speedscope | Self::Pprof => true,
+            Self::MemoryViz | Self::Csv => false,
+        }
+    }
+}
+
+impl ExportFormat {
+    /// Program that opens the format.
+    pub const fn next_step(self) -> &'static str {
+        match self {
+            Self::Folded => {
+                "draw it with `inferno-flamegraph` or `flamegraph.pl --countname bytes`"
+            }
+            Self::Speedscope => "open it in https://www.speedscope.app",
+            Self::Pprof => "open it with `go tool pprof -http : FILE`",
+            Self::MemoryViz => "open it in https://pytorch.org/memory_viz",
+            Self::Csv => "a row for each allocation",
+        }
+    }
+}
+
+/// Reason for a missing export. The messages include their cause, which is no `source`.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
+    #[error("cannot write the export: {0}; send it to another file or disk")]
+    Output(io::Error),
+    /// The recording lacks the moment; the text has the reason and advice.
+    #[error("the recording has no such moment: {0}")]
+    NoMoment(String),
+    #[error("this format reads the recording twice, and a pipe can be read once: give a file")]
+    Pipe,
+    /// There is nothing to export; the text has the reason and advice.
+    #[error("the recording has nothing to export: {0}")]
+    Nothing(String),
+}
+
+impl From<io::Error> for ExportError {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// Writes a recording in another format. Nothing is written unless the whole recording could be read. Counts the events
+/// read in `progress`.
+///
+/// `out` should be buffered. Returns sentences on what the export lacks.
+pub fn write_export<R: BufRead>(
+    mut reader: Reader<R>,
+    format: ExportFormat,
+    moment: ExportMoment,
+    progress: &AtomicU64,
+    out: &mut impl Write,
+) -> Result<Vec<String>, ExportError> {
+    let replay = ExportReplay::run(&mut reader, progress)?;
+    if replay.ledger.moments(replay.end()).next().is_none() {
+        return Err(ExportError::Nothing(
+            "it has no block of PyTorch's allocators; `memprobe report FILE` prints the other CUDA memory".to_owned(),
+        ));
+    }
+    let mut notes = replay.notes();
+    match format {
+        ExportFormat::MemoryViz => {
+            notes.extend(memory_viz::write(&replay, &reader, progress, out)?);
+        }
+        ExportFormat::Csv => csv::write(&replay, &reader, progress, out)?,
+        ExportFormat::Folded | ExportFormat::Speedscope | ExportFormat::Pprof => {
+            notes.extend(write_profile(&replay, format, moment, out)?);
+        }
+    }
+    out.flush()?;
+    Ok(notes)
+}
+
+/// Writes the memory of a moment by stack.
+fn write_profile(
+    replay: &ExportReplay,
+    format: ExportFormat,
+    moment: ExportMoment,
+    out: &mut impl Write,
+) -> Result<Vec<String>, ExportError> {
+    let profile = Profile::of(replay, moment)?;
+    if format != ExportFormat::Pprof && profile.is_empty() {
+        return Err(ExportError::Nothing(format!(
+            "no memory is live {}; give --at peak",
+            moment.phrase()
+        )));
+    }
+    match format {
+        ExportFormat::Speedscope => speedscope::write(replay, &profile, moment, out)?,
+        ExportFormat::Pprof => pprof::write(replay, &profile, moment, out)?,
+        _ => folded::write(replay, &profile, out)?,
+    }
+    Ok(profile.notes())
+}

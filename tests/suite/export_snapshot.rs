@@ -1,0 +1,204 @@
+//! Recordings exported as PyTorch's own memory snapshots, against PyTorch's tools and its account of the same run.
+
+use std::path::Path;
+
+use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::process::Background;
+use memprobe_tests::pytorch::PyTorch;
+use memprobe_tests::workloads::Workload;
+use serde_json::Value;
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+/// Lets PyTorch's tools read an export, and compares it; returns the counts of what was compared.
+fn checked(pytorch: &PyTorch, export: &Path, against: &[&str]) -> Value {
+    let mut command = pytorch.command();
+    command
+        .arg("exported_snapshot.py")
+        .arg(export)
+        .args(against);
+    let finished = Background::start(&mut command).finish().succeeded();
+    serde_json::from_str(&finished.stdout).expect("counts")
+}
+
+fn export(environment: &TestEnvironment, from: &Path, to: &Path) -> String {
+    let arguments = ["export", text(from), "-o", text(to)];
+    let finished = environment.run(&arguments).succeeded();
+    assert!(
+        finished.stderr.contains("pytorch.org/memory_viz"),
+        "{}",
+        finished.stderr
+    );
+    finished.stderr
+}
+
+#[test]
+fn an_exported_history_is_pytorchs_own_of_the_same_run() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Each) {
+        for (name, compared) in [
+            ("perceptron", 100),
+            ("two devices", 20),
+            ("out of memory", 5),
+        ] {
+            let workload = Workload::named(name).expect("a workload");
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = |name: &str| folder.path().join(name);
+            let mut command = environment.memprobe();
+            command.args(["record", "-q", "--detail", "tensors", "-o"]);
+            command
+                .arg(path("trace.json"))
+                .arg("--")
+                .arg(pytorch.python());
+            command
+                .args(["reference.py", "--out"])
+                .arg(path("ref.json"));
+            command
+                .arg("--pickle")
+                .arg(path("theirs.pickle"))
+                .args(workload.command);
+            pytorch.settle(&mut command);
+            command.envs(workload.settings.iter().copied());
+            Background::start(&mut command).finish().succeeded();
+            let printed = export(&environment, &path("trace.json"), &path("ours.pickle"));
+            let theirs = path("theirs.pickle");
+            let counts = checked(pytorch, &path("ours.pickle"), &["--history", text(&theirs)]);
+            println!("{name}: {counts} {printed}");
+            let stacks = counts["stacks"].as_u64().unwrap_or(0);
+            assert!(
+                stacks >= compared,
+                "{name}: too little was compared: {counts}"
+            );
+        }
+    }
+}
+
+/// A case of segments.py, and its environment variables.
+type Case = (&'static str, &'static [(&'static str, &'static str)]);
+
+/// Records segments.py from before its first allocation to its account of the pools, and once more from then on.
+fn compare_segments(environment: &TestEnvironment, pytorch: &PyTorch, (case, settings): Case) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let mut command = pytorch.command();
+    command.args(["-W", "ignore", "segments.py", "--case", case]);
+    command.arg("--folder").arg(folder.path());
+    command.envs(settings.iter().copied());
+    let mut target = Background::start(&mut command);
+    target.wait_for("READY");
+    let recording = environment.record(target.pid(), &path("early.json"), &["--detail", "tensors"]);
+    std::fs::write(path("begin"), "").expect("written");
+    target.wait_for("CHECKPOINT");
+    recording.interrupt();
+    let recording = environment.record(target.pid(), &path("late.json"), &[]);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    recording.interrupt();
+    for (go, until) in [("empty", "EMPTIED"), ("end", "")] {
+        std::fs::write(path(go), "").expect("written");
+        target.wait_for(until);
+    }
+    target.finish().succeeded();
+    let truth = path("truth.json");
+    for recording in ["early", "late"] {
+        let pickle = path(&format!("{recording}.pickle"));
+        export(environment, &path(&format!("{recording}.json")), &pickle);
+        let counts = checked(pytorch, &pickle, &["--segments", text(&truth)]);
+        println!("{case}, {recording}: {counts}");
+        assert!(counts["blocks"].as_u64() >= Some(2), "{counts}");
+    }
+}
+
+#[test]
+fn exported_segments_and_blocks_are_those_of_pytorch() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Each) {
+        let cases: [Case; 3] = [
+            ("fragments", &[]),
+            ("streams", &[]),
+            ("devices", &[("CUDASIM_DEVICES", "2")]),
+        ];
+        for case in cases {
+            compare_segments(&environment, pytorch, case);
+        }
+    }
+}
+
+#[test]
+fn exported_segments_of_private_pools_and_expandable_ones_are_those_of_pytorch() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let expandable = &[("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
+    let cases: [Case; 3] = [
+        ("graphs", &[]),
+        ("private", &[]),
+        ("expandable", expandable),
+    ];
+    for case in cases {
+        compare_segments(&environment, environment.pytorch(), case);
+    }
+}
+
+#[test]
+fn a_pickle_of_pytorch_is_exported_unchanged_in_a_protocol_that_its_page_opens() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Each) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        let mut command = pytorch.command();
+        command
+            .args(["reference.py", "--out"])
+            .arg(path("ref.json"));
+        command
+            .arg("--pickle")
+            .arg(path("theirs.pickle"))
+            .arg("kept_lines.py");
+        Background::start(&mut command).finish().succeeded();
+        export(&environment, &path("theirs.pickle"), &path("copy.pickle"));
+        let theirs = path("theirs.pickle");
+        checked(pytorch, &path("copy.pickle"), &["--same-as", text(&theirs)]);
+        // Both give the same report.
+        let report = |name: &str| environment.report(&path(name))["devices"].clone();
+        assert_eq!(report("copy.pickle"), report("theirs.pickle"));
+    }
+}
+
+#[test]
+fn an_exported_snapshot_read_again_reports_what_the_recording_reports() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let pytorch = environment.pytorch();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let mut command = environment.memprobe();
+    command.args(["record", "-q", "-o"]).arg(path("trace.json"));
+    command.arg("--").arg(pytorch.python()).arg("kept_lines.py");
+    pytorch.settle(&mut command);
+    Background::start(&mut command).finish().succeeded();
+    export(&environment, &path("trace.json"), &path("ours.pickle"));
+    let figures = |name: &str| {
+        let report = environment.report(&path(name));
+        let lines = report["devices"][0]["lines"]
+            .as_array()
+            .expect("lines")
+            .clone();
+        let figures = lines.iter().map(|line| {
+            ["file", "line", "function", "peak", "live", "allocs"].map(|key| line[key].to_string())
+        });
+        let mut figures: Vec<_> = figures.collect();
+        figures.sort();
+        (report["devices"][0]["peak_allocated"].clone(), figures)
+    };
+    let recording = figures("trace.json");
+    assert!(recording.1.len() >= 3, "{recording:?}");
+    assert_eq!(figures("ours.pickle"), recording);
+}

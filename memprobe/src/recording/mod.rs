@@ -27,9 +27,13 @@
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |
 
+pub mod compact;
 mod directory;
 mod error;
+#[cfg(test)]
+mod generated;
 mod header;
+mod json_reader;
 mod line;
 mod names;
 mod pickle;

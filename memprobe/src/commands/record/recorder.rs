@@ -15,10 +15,11 @@ use crate::event::{Event, Losses, Rank, Target, Tgid};
 use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::Grouping;
 use crate::output::{OutputFile, OutputPlan};
+use crate::recording::write::WriteError;
 use crate::recording::write::directory::{
     Index, OutputDirectory, RecordedProcess, file_stem, is_directory,
 };
-use crate::recording::write::trace_event::{TraceWriter, WriteError};
+use crate::recording::write::trace_event::TraceWriter;
 use crate::recording::{EndReason, Header};
 use crate::session::{HostEvent, HostItem, now};
 use crate::view::{self, clean, counted};

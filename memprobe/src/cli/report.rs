@@ -17,7 +17,7 @@ use crate::commands::messages;
 use crate::commands::stdout::{self, OutputContent};
 use crate::event::Bytes;
 use crate::ledger::snapshot::Grouping;
-use crate::recording::{Reader, open_tensors, recordings_in};
+use crate::recording::{Reader, RecordingDamage, open_tensors, recordings_in};
 use crate::report::{
     self, Alike, By, LayersOf, ManyReport, Outcome, ReportError, ReportFormat, ReportOptions,
     RowLimit, SegmentMoment, Sort,
@@ -277,7 +277,10 @@ fn warnings(outcome: &Outcome) -> Vec<String> {
         warnings
             .push("the end of the recording is missing: the rows cover what is there".to_owned());
     }
-    let lost = outcome.losses;
+    if let Some(damage) = outcome.damage {
+        warnings.push(format!("{damage}: the rows cover the rest"));
+    }
+    let lost = RecordingDamage::losses_of_recording(outcome.damage, outcome.losses);
     let (events, stacks, malformed, uses) = (lost.events, lost.stacks, lost.malformed, lost.uses);
     if uses > 0 {
         warnings.push(format!(
@@ -410,8 +413,25 @@ mod tests {
             events: 3,
             losses: Losses::default(),
             truncated: false,
+            damage: None,
         };
         assert!(warnings(&outcome).is_empty());
+        outcome.damage = Some(RecordingDamage {
+            places: 1,
+            bytes: 100,
+            events: 7,
+            offset: 12,
+            reason: "no frame",
+        });
+        outcome.losses.events = 7;
+        assert_eq!(
+            warnings(&outcome),
+            [
+                "the recording is damaged in 1 place, the first at byte 12 (no frame): 100 bytes with 7 events cannot \
+                 be read: the rows cover the rest"
+            ]
+        );
+        (outcome.damage, outcome.losses.events) = (None, 0);
         outcome.truncated = true;
         outcome.losses.stacks = 2;
         let warnings = warnings(&outcome);

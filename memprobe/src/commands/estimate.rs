@@ -115,6 +115,8 @@ impl Estimation {
                 "the end of the recording is missing: the estimate covers what is there".to_owned(),
             );
         }
+        let damage = reader.damage();
+        notes.extend(damage.map(|damage| format!("{damage}: the estimate covers the rest")));
         let subject = EstimateSubject {
             target: reader.header().target.clone(),
             notes,

@@ -13,7 +13,7 @@ use crate::event::tensors::TensorSnapshot;
 use crate::event::{Bytes, Event, Tgid, TimeNs};
 use crate::ledger::{Analysis, Change, Ledger};
 use crate::output::OutputPlan;
-use crate::recording::{EndReason, Header};
+use crate::recording::{EndReason, Header, RecordingFormat};
 use crate::report::{TensorFormat, TensorOptions, write_tensors};
 use crate::tui::Saving;
 
@@ -82,7 +82,8 @@ impl ProcessSaver {
             history: None,
             ..recorder::header(ledger.target.clone())
         };
-        let mut trace = Trace::begin(out, path.display().to_string(), &header)?;
+        let (place, format) = (path.display().to_string(), RecordingFormat::of(&path));
+        let mut trace = Trace::begin(out, place, &header, format)?;
         let restated = ledger.restate(now, MAX_BLOCKS);
         for event in &restated.events {
             trace.event(event)?;

@@ -27,9 +27,10 @@
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |
 
-pub mod compact;
+mod compact;
 mod directory;
 mod error;
+mod format;
 #[cfg(test)]
 mod generated;
 mod header;
@@ -44,8 +45,10 @@ mod segments;
 mod tensors;
 pub mod write;
 
+pub use compact::RecordingDamage;
 pub use directory::recordings_in;
 pub use error::RecordingError;
+pub use format::RecordingFormat;
 pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
 pub(crate) use names::{NamedRecord, NamesRecord, RetainerRecord};

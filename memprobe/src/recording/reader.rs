@@ -94,11 +94,11 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// Returns the damage that was left out so far. Its events are also in the losses of the stream.
-    pub fn damage(&self) -> Option<&RecordingDamage> {
+    pub fn damage(&self) -> Option<RecordingDamage> {
         match &self.source {
             RecordingSource::Json(_) => None,
             RecordingSource::Compact(reader) => reader.damage(),
-            RecordingSource::Failed(source) => source.damage.as_ref(),
+            RecordingSource::Failed(source) => source.damage,
         }
     }
 
@@ -125,7 +125,7 @@ impl<R: BufRead> Iterator for Reader<R> {
             self.source = RecordingSource::Failed(Box::new(FailedSource {
                 header: self.header().clone(),
                 events: self.events(),
-                damage: self.damage().cloned(),
+                damage: self.damage(),
             }));
         }
         next.transpose()

@@ -21,7 +21,7 @@ const SEARCHED: usize = 64 << 10;
 const MAX_SEARCHED: usize = 64 << 20;
 
 /// Parts of a recording that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordingDamage {
     /// Number of the places.
     pub places: u64,
@@ -33,6 +33,17 @@ pub struct RecordingDamage {
     pub offset: u64,
     /// Fault of the first place.
     pub reason: &'static str,
+}
+
+impl RecordingDamage {
+    /// Returns the events that were lost before they came into the file.
+    pub fn losses_of_recording(damage: Option<Self>, losses: Losses) -> Losses {
+        let missing = damage.map_or(0, |damage| damage.events);
+        Losses {
+            events: losses.events.saturating_sub(missing),
+            ..losses
+        }
+    }
 }
 
 impl fmt::Display for RecordingDamage {
@@ -140,8 +151,8 @@ impl<R: BufRead> CompactReader<R> {
         self.is_closed && self.waiting.is_empty() && self.end.is_none()
     }
 
-    pub(in crate::recording) fn damage(&self) -> Option<&RecordingDamage> {
-        self.damage.as_ref()
+    pub(in crate::recording) fn damage(&self) -> Option<RecordingDamage> {
+        self.damage
     }
 
     pub(in crate::recording) fn next_event(&mut self) -> Result<Option<Event>, RecordingError> {

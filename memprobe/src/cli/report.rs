@@ -33,20 +33,20 @@ const PIPED_WIDTH: usize = 100;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  memprobe report trace.json
-  memprobe report trace.json --sort live --limit all
-  memprobe report trace.json --by tensor
-  memprobe report trace.json --by module --depth 2
-  memprobe report trace.json --by peak
-  memprobe report trace.json --by growth
-  memprobe report trace.json --by iteration --format csv
-  memprobe report serve.json --by iteration --iteration-start serve.py:41
-  memprobe report trace.json --by layer --iteration all --format csv
-  memprobe report trace.json --by category
-  memprobe report trace.json --by segment --request 512MiB
+  memprobe report trace.mprb
+  memprobe report trace.mprb --sort live --limit all
+  memprobe report trace.mprb --by tensor
+  memprobe report trace.mprb --by module --depth 2
+  memprobe report trace.mprb --by peak
+  memprobe report trace.mprb --by growth
+  memprobe report trace.mprb --by iteration --format csv
+  memprobe report serve.mprb --by iteration --iteration-start serve.py:41
+  memprobe report trace.mprb --by layer --iteration all --format csv
+  memprobe report trace.mprb --by category
+  memprobe report trace.mprb --by segment --request 512MiB
   memprobe report run/
   memprobe report snapshot.pickle --by peak        # of torch.cuda.memory._dump_snapshot()
-  memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
+  memprobe report trace.mprb --by event --format jsonl | jq 'select(.action == \"oom\")'")]
 #[command(mut_arg("limit", |arg| arg.help(
     "Rows of each table, or `all` [default: 30 in text, 10 with --by peak and growth; all in JSON and CSV]")))]
 #[command(mut_arg("no_fold", |arg| arg.help(
@@ -363,7 +363,7 @@ mod tests {
     }
 
     fn refused(flags: &str) -> Option<String> {
-        let words = format!("report trace.json {flags}");
+        let words = format!("report trace.mprb {flags}");
         let alone = Alone::try_parse_from(words.split(' ')).ok().unwrap();
         alone.report.check().err().map(|error| error.to_string())
     }

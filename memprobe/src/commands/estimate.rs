@@ -106,7 +106,7 @@ impl Estimation {
         }
         if estimator.is_empty() {
             bail!(
-                "the recording has no memory of the CPU: make it with `memprobe record -o cpu.json --cpu -- python train.py`"
+                "the recording has no memory of the CPU: make it with `memprobe record -o cpu.mprb --cpu -- python train.py`"
             );
         }
         let mut notes = Vec::new();

@@ -1,7 +1,7 @@
-//! Recordings: format of memprobe's `trace.json`, and its reader. PyTorch's own memory snapshots are read too
-//! ([`pickle`]).
+//! Recordings: formats of memprobe's `trace.mprb` ([`compact`]) and `trace.json`, and their reader. PyTorch's own memory
+//! snapshots are read too ([`pickle`]).
 //!
-//! The file is a Chrome trace-event array, written by [`crate::recording::write::trace_event`], with one record a line.
+//! `trace.json` is a Chrome trace-event array, written by [`crate::recording::write::trace_event`], with one record a line.
 //! Additional metadata records let the reader restore the stream of [`crate::event::Event`]s exactly. Records:
 //!
 //! | `ph` | `cat` or `name` | meaning |

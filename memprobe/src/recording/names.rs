@@ -13,7 +13,7 @@ use crate::event::{
 };
 
 const MOST: usize = 1 << 22;
-const MAX_OPTIMIZERS: usize = 64;
+pub(super) const MAX_OPTIMIZERS: usize = 64;
 
 /// Ends the preceding [`NamedRecord`]s of a moment.
 #[derive(Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use crate::event::{
 
 /// Most records of one reading.
 const MOST: usize = 1 << 22;
-const MAX_DEVICES: usize = 256;
+pub(super) const MAX_DEVICES: usize = 256;
 
 /// A segment, or a block that awaits an event, before the [`SegmentsRecord`] that it belongs to.
 #[derive(Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use super::varint::{VarintReader, push_bytes};
 const COLUMNS: usize = 12;
 
 #[derive(Clone, Copy)]
-pub(super) enum Column {
+pub(super) enum FrameColumn {
     /// Number of the group's earlier strings, then the bytes of each new one.
     Strings,
     /// Number of the group's earlier lines, then file, line, function and library of each new one.
@@ -32,7 +32,7 @@ pub(super) struct ColumnWriter([Vec<u8>; COLUMNS]);
 
 impl ColumnWriter {
     #[inline]
-    pub(super) fn of(&mut self, column: Column) -> &mut Vec<u8> {
+    pub(super) fn of(&mut self, column: FrameColumn) -> &mut Vec<u8> {
         &mut self.0[column as usize]
     }
 
@@ -68,7 +68,7 @@ impl<'a> ColumnReader<'a> {
     }
 
     #[inline]
-    pub(super) fn of(&mut self, column: Column) -> &mut VarintReader<'a> {
+    pub(super) fn of(&mut self, column: FrameColumn) -> &mut VarintReader<'a> {
         &mut self.0[column as usize]
     }
 }

@@ -1,12 +1,12 @@
 //! Frames to events. The input is untrusted.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::columns::{Column, ColumnReader};
+use super::columns::{ColumnReader, FrameColumn};
 use super::definitions::DefinitionReader;
 use super::encode::{PredictedTotals, has, segment};
 use super::varint::VarintReader;
@@ -14,17 +14,20 @@ use super::{MAX_RECORDS, record};
 use crate::cuda::calls::function_named;
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{
-    Action, Address, AtAttach, BlockLabels, BlockPurpose, Bytes, CallPathOrigin, CalledModule,
-    CaptureChange, Context, CudaCall, DeviceIndex, Event, LabeledBlock, Losses, MemoryEvent,
-    MemorySegment, Module, Node, PhaseMark, Pool, PoolId, PoolOwner, PoolSize, PrivatePoolState,
-    Purpose, PurposeId, Stack, StackId, StackKind, StepSettings, TensorSpec, Tgid, Tid, TimeNs,
-    TimeShare, Totals,
+    Action, Address, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, Bytes, CallPathOrigin,
+    CalledModule, CaptureChange, Context, CudaCall, DeviceIndex, Event, LabeledBlock, Losses,
+    MemoryEvent, MemorySegment, Module, Node, PhaseMark, Pool, PoolId, PoolOwner, PoolSize,
+    PrivatePoolState, Purpose, PurposeId, Stack, StackId, StackKind, StepSettings, TensorSpec,
+    Tgid, Tid, TimeNs, TimeShare, Totals,
 };
 use crate::recording::line::dtype_named;
-use crate::recording::names::PendingNames;
+use crate::recording::names::{MAX_OPTIMIZERS, PendingNames};
 use crate::recording::reader::lost_stack;
-use crate::recording::segments::{DeviceRecord, PendingSegments, SegmentPart};
-use crate::recording::{MAX_ALL_FRAMES, MAX_DIMENSIONS, MAX_FRAMES, MAX_STACKS};
+use crate::recording::segments::{DeviceRecord, MAX_DEVICES, PendingSegments, SegmentPart};
+use crate::recording::{MAX_DIMENSIONS, MAX_FRAMES, MAX_STACKS};
+
+/// Most frames of all stacks of one recording together. Fewer than in a trace, whose frames take more of the file.
+const MAX_ALL_FRAMES: usize = 1 << 23;
 
 const TOO_MANY_STACKS: &str = "more stacks than a recording may have";
 
@@ -36,7 +39,9 @@ pub(super) struct CompactDecoder {
     predicted: PredictedTotals,
     /// Stacks and purposes that the events so far have defined.
     stacks: HashSet<u32>,
-    purposes: HashSet<u32>,
+    /// The latest ones: IDs only grow ([`BlockPurposes`]).
+    purposes: BTreeSet<u32>,
+    /// Frames of all stacks that were returned.
     frames: usize,
     naming: PendingNames,
     segments: PendingSegments,
@@ -59,17 +64,17 @@ struct FrameReader<'a> {
 
 impl<'a> FrameReader<'a> {
     fn time(&mut self) -> Result<TimeNs, &'static str> {
-        self.time = self.columns.of(Column::Times).after(self.time)?;
+        self.time = self.columns.of(FrameColumn::Times).after(self.time)?;
         Ok(TimeNs(self.time))
     }
 
     fn addr(&mut self) -> Result<Address, &'static str> {
-        self.addr = self.columns.of(Column::Addresses).after(self.addr)?;
+        self.addr = self.columns.of(FrameColumn::Addresses).after(self.addr)?;
         Ok(Address(self.addr))
     }
 
     fn details(&mut self) -> &mut VarintReader<'a> {
-        self.columns.of(Column::Details)
+        self.columns.of(FrameColumn::Details)
     }
 
     fn number(&mut self) -> Result<u64, &'static str> {
@@ -152,12 +157,12 @@ impl CompactDecoder {
         self.predicted.clear();
         let classes = Self::classes(&mut frame)?;
         let (mut records, mut memory_events) = (0, 0);
-        while !frame.columns.of(Column::Kinds).is_empty() {
+        while !frame.columns.of(FrameColumn::Kinds).is_empty() {
             records += 1;
             if records > MAX_RECORDS {
                 return Err(format!("more than {MAX_RECORDS} records"));
             }
-            let kind = frame.columns.of(Column::Kinds).number()?;
+            let kind = frame.columns.of(FrameColumn::Kinds).number()?;
             match kind.checked_sub(record::MEMORY) {
                 Some(class) => {
                     let class = usize::try_from(class).ok().and_then(|at| classes.get(at));
@@ -175,7 +180,7 @@ impl CompactDecoder {
 
     fn classes(frame: &mut FrameReader<'_>) -> Result<Vec<EventClass>, String> {
         let mut classes = Vec::new();
-        let column = frame.columns.of(Column::Classes);
+        let column = frame.columns.of(FrameColumn::Classes);
         while !column.is_empty() {
             if classes.len() >= MAX_RECORDS {
                 return Err(format!("more than {MAX_RECORDS} classes"));
@@ -225,12 +230,12 @@ impl CompactDecoder {
             addr: frame.addr()?,
             ..class.model
         };
-        event.size = Bytes(frame.columns.of(Column::Sizes).number()?);
+        event.size = Bytes(frame.columns.of(FrameColumn::Sizes).number()?);
         if class.has & has::STACK != 0 {
-            event.stack = StackId(frame.columns.of(Column::Stacks).u32()?);
+            event.stack = StackId(frame.columns.of(FrameColumn::Stacks).u32()?);
         }
         if class.has & has::PURPOSE != 0 {
-            let purpose = frame.columns.of(Column::Purposes).u32()?;
+            let purpose = frame.columns.of(FrameColumn::Purposes).u32()?;
             // One whose definition was damaged is unknown.
             if purpose < PurposeId::FIRST.0 || self.purposes.contains(&purpose) {
                 event.shape = PurposeId(purpose);
@@ -241,8 +246,11 @@ impl CompactDecoder {
                 allocated,
                 reserved,
             } = self.predicted.after(&event);
-            let allocated = frame.columns.of(Column::Allocated).after(allocated.0)?;
-            let reserved = frame.columns.of(Column::Reserved).after(reserved.0)?;
+            let allocated = frame
+                .columns
+                .of(FrameColumn::Allocated)
+                .after(allocated.0)?;
+            let reserved = frame.columns.of(FrameColumn::Reserved).after(reserved.0)?;
             let totals = Totals::of(allocated, reserved);
             self.predicted.set(&event, totals);
             event.totals = Some(totals);
@@ -277,13 +285,20 @@ impl CompactDecoder {
                     return Err(TOO_MANY_STACKS.to_owned());
                 }
                 self.stacks.insert(id);
-                (kind == record::STACK || is_new)
-                    .then(|| Event::Stack(StackId(id), Arc::new(stack)))
+                // A repetition counts once: each group has them.
+                let is_event = kind == record::STACK || is_new;
+                if is_event {
+                    self.count_frames(&stack)?;
+                }
+                is_event.then(|| Event::Stack(StackId(id), Arc::new(stack)))
             }
             record::PURPOSE | record::PURPOSE_REPEATED => {
                 let id = frame.u32()?;
                 let purpose = self.purpose(frame)?;
                 let is_new = self.purposes.insert(id);
+                if self.purposes.len() > 2 * BlockPurposes::MOST {
+                    self.purposes.pop_first();
+                }
                 (kind == record::PURPOSE || is_new)
                     .then(|| Event::BlockPurpose(PurposeId(id), Arc::new(purpose)))
             }
@@ -326,6 +341,16 @@ impl CompactDecoder {
         };
         events.extend(event);
         Ok(())
+    }
+
+    fn count_frames(&mut self, stack: &Stack) -> Result<(), String> {
+        let node = stack.context.node.as_ref();
+        let forward = node.and_then(|node| node.forward.as_ref());
+        self.frames += stack.frames.len() + forward.map_or(0, |forward| forward.frames.len());
+        match self.frames {
+            ..=MAX_ALL_FRAMES => Ok(()),
+            _ => Err(format!("more than {MAX_ALL_FRAMES} frames")),
+        }
     }
 
     fn string(&mut self, frame: &mut FrameReader<'_>) -> Result<Arc<str>, &'static str> {
@@ -379,9 +404,8 @@ impl CompactDecoder {
         };
         let grad = frame.word("a stack with an unknown grad mode")?;
         let count = frame.details().count()?;
-        self.frames = self.frames.saturating_add(count);
-        if count > MAX_FRAMES || self.frames > MAX_ALL_FRAMES {
-            return Err(format!("a stack of {count} frames, {} in all", self.frames));
+        if count > MAX_FRAMES {
+            return Err(format!("a stack of {count} frames"));
         }
         let mut frames = Vec::with_capacity(count);
         let mut line = 0;
@@ -500,6 +524,9 @@ impl CompactDecoder {
     fn labels(&mut self, frame: &mut FrameReader<'_>) -> Result<Option<Event>, String> {
         let (time, tgid, count) = (frame.time()?, Tgid(frame.u32()?), frame.number()?);
         let groups = frame.details().count()?;
+        if groups > MAX_OPTIMIZERS {
+            return Err(format!("more than {MAX_OPTIMIZERS} settings of optimizers"));
+        }
         let mut optimizers = Vec::new();
         for _ in 0..groups {
             let class = self.string(frame)?;
@@ -531,6 +558,9 @@ impl CompactDecoder {
         let (time, tgid, count) = (frame.time()?, Tgid(frame.u32()?), frame.number()?);
         let unread = self.optional_string(frame)?;
         let devices = frame.details().count()?;
+        if devices > MAX_DEVICES {
+            return Err(format!("segments of more than {MAX_DEVICES} devices"));
+        }
         let devices = (0..devices).map(|_| {
             Ok::<_, &str>(DeviceRecord {
                 device: frame.device()?,

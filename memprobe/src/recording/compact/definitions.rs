@@ -5,9 +5,15 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::MAX_STRING;
-use super::columns::{Column, ColumnReader, ColumnWriter};
+use super::columns::{ColumnReader, ColumnWriter, FrameColumn};
 use super::varint::{push, push_bytes};
 use crate::event::Frame;
+
+/// Most strings and most lines of a group that a reader keeps.
+const MAX_DEFINITIONS: usize = 1 << 20;
+
+/// Most bytes of all different strings of a recording. A small file could hold many more, since it is compressed.
+const MAX_ALL_STRINGS: usize = 512 << 20;
 
 /// Numbers of the strings and lines that the group has defined so far.
 #[derive(Default)]
@@ -23,10 +29,15 @@ impl DefinitionWriter {
         self.lines.clear();
     }
 
+    /// Returns true if the group should end, long before a reader refuses more.
+    pub(super) fn are_many(&self) -> bool {
+        self.strings.len().max(self.lines.len()) > MAX_DEFINITIONS / 4
+    }
+
     /// Writes how many definitions the group has. To be called before the first record of a frame.
     pub(super) fn begin_frame(&self, columns: &mut ColumnWriter) {
-        push(columns.of(Column::Strings), self.strings.len() as u64);
-        push(columns.of(Column::Lines), self.lines.len() as u64);
+        push(columns.of(FrameColumn::Strings), self.strings.len() as u64);
+        push(columns.of(FrameColumn::Lines), self.lines.len() as u64);
     }
 
     /// Returns the number of a string, and defines it if it is new.
@@ -35,7 +46,7 @@ impl DefinitionWriter {
         if let Some(number) = self.strings.get(text) {
             return *number;
         }
-        push_bytes(columns.of(Column::Strings), text.as_bytes());
+        push_bytes(columns.of(FrameColumn::Strings), text.as_bytes());
         let number = self.strings.len() as u64;
         self.strings.insert(text.into(), number);
         number
@@ -58,7 +69,7 @@ impl DefinitionWriter {
         let file = self.string(columns, &frame.file);
         let function = self.string(columns, &frame.function);
         let library = self.optional_string(columns, frame.library.as_deref());
-        let column = columns.of(Column::Lines);
+        let column = columns.of(FrameColumn::Lines);
         for number in [file, frame.line.into(), function, library] {
             push(column, number);
         }
@@ -73,6 +84,8 @@ impl DefinitionWriter {
 pub(super) struct DefinitionReader {
     /// All strings of the recording, each once.
     interned: HashSet<Arc<str>>,
+    /// Bytes of the strings that frames have defined.
+    bytes: usize,
     /// By their number in the group.
     strings: HashMap<u64, Arc<str>>,
     lines: HashMap<u64, Frame>,
@@ -92,24 +105,30 @@ impl DefinitionReader {
     /// Reads the definitions of a frame.
     pub(super) fn read(&mut self, columns: &mut ColumnReader<'_>) -> Result<(), &'static str> {
         const TOO_MANY: &str = "a number of a definition beyond 64 bits";
-        let column = columns.of(Column::Strings);
+        let column = columns.of(FrameColumn::Strings);
         if column.is_empty() {
             return Ok(());
         }
         let mut number = column.number()?;
-        while !columns.of(Column::Strings).is_empty() {
-            let bytes = columns.of(Column::Strings).bytes()?;
+        while !columns.of(FrameColumn::Strings).is_empty() {
+            let bytes = columns.of(FrameColumn::Strings).bytes()?;
             if bytes.len() > MAX_STRING {
                 return Err("a string of too many bytes");
             }
             let text = std::str::from_utf8(bytes).map_err(|_| "a string that is no UTF-8")?;
+            if !self.interned.contains(text) {
+                self.bytes += text.len();
+            }
+            if self.strings.len() >= MAX_DEFINITIONS || self.bytes > MAX_ALL_STRINGS {
+                return Err("too many strings");
+            }
             let text = self.intern(text);
             self.strings.insert(number, text);
             number = number.checked_add(1).ok_or(TOO_MANY)?;
         }
-        let mut number = columns.of(Column::Lines).number()?;
-        while !columns.of(Column::Lines).is_empty() {
-            let column = columns.of(Column::Lines);
+        let mut number = columns.of(FrameColumn::Lines).number()?;
+        while !columns.of(FrameColumn::Lines).is_empty() {
+            let column = columns.of(FrameColumn::Lines);
             let (file, line, function) = (column.number()?, column.u32()?, column.number()?);
             let library = column.number()?;
             let frame = Frame {
@@ -118,6 +137,9 @@ impl DefinitionReader {
                 function: self.string(function),
                 library: self.optional_string(library),
             };
+            if self.lines.len() >= MAX_DEFINITIONS {
+                return Err("too many lines");
+            }
             self.lines.insert(number, frame);
             number = number.checked_add(1).ok_or(TOO_MANY)?;
         }

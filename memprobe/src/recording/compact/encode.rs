@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::columns::{Column, ColumnWriter};
+use super::columns::{ColumnWriter, FrameColumn};
 use super::definitions::DefinitionWriter;
 use super::frame::{FrameKind, PlainFrame};
 use super::varint::{push, push_bytes, push_difference};
@@ -249,7 +249,7 @@ impl CompactEncoder {
             times: [first.min(last), last],
             payload: self.columns.take(),
         });
-        self.begins_group = self.group_events >= GROUP_EVENTS;
+        self.begins_group = self.group_events >= GROUP_EVENTS || self.definitions.are_many();
         if self.begins_group {
             self.group = self.group.wrapping_add(1);
             self.group_events = 0;
@@ -267,7 +267,7 @@ impl CompactEncoder {
     fn close_when_full(&mut self, emit: &mut impl FnMut(PlainFrame)) {
         let is_full = self.records >= FRAME_RECORDS
             || self.records.is_multiple_of(32) && self.columns.length() >= FRAME_BYTES
-            || self.columns.of(Column::Strings).len() >= FRAME_BYTES;
+            || self.columns.of(FrameColumn::Strings).len() >= FRAME_BYTES;
         if is_full {
             self.close(emit);
         }
@@ -279,18 +279,18 @@ impl CompactEncoder {
             self.definitions.begin_frame(&mut self.columns);
         }
         self.records += 1;
-        push(self.columns.of(Column::Kinds), kind);
+        push(self.columns.of(FrameColumn::Kinds), kind);
     }
 
     #[inline]
     fn time(&mut self, TimeNs(time): TimeNs) {
-        push_difference(self.columns.of(Column::Times), self.time, time);
+        push_difference(self.columns.of(FrameColumn::Times), self.time, time);
         self.time = time;
         self.times = [self.times[0].min(time), self.times[1].max(time)];
     }
 
     fn number(&mut self, number: u64) {
-        push(self.columns.of(Column::Details), number);
+        push(self.columns.of(FrameColumn::Details), number);
     }
 
     fn numbers<const N: usize>(&mut self, numbers: [u64; N]) {
@@ -309,7 +309,7 @@ impl CompactEncoder {
 
     /// Writes a word of an enumeration, at full length: later frames need no earlier definition of it.
     fn word(&mut self, word: &str) {
-        push_bytes(self.columns.of(Column::Details), word.as_bytes());
+        push_bytes(self.columns.of(FrameColumn::Details), word.as_bytes());
     }
 
     /// Writes 0 for nothing, and otherwise 1 and the number.
@@ -346,23 +346,27 @@ impl CompactEncoder {
         let class = *self.classes.entry(class).or_insert(next);
         self.begin(record::MEMORY + class);
         self.time(event.time);
-        push_difference(self.columns.of(Column::Addresses), self.addr, event.addr.0);
+        push_difference(
+            self.columns.of(FrameColumn::Addresses),
+            self.addr,
+            event.addr.0,
+        );
         self.addr = event.addr.0;
-        push(self.columns.of(Column::Sizes), event.size.0);
+        push(self.columns.of(FrameColumn::Sizes), event.size.0);
         if has & has::STACK != 0 {
-            push(self.columns.of(Column::Stacks), event.stack.0.into());
+            push(self.columns.of(FrameColumn::Stacks), event.stack.0.into());
         }
         if has & has::PURPOSE != 0 {
-            push(self.columns.of(Column::Purposes), event.shape.0.into());
+            push(self.columns.of(FrameColumn::Purposes), event.shape.0.into());
         }
         if let Some(totals) = event.totals {
             let Totals {
                 allocated,
                 reserved,
             } = self.predicted.after(event);
-            let column = self.columns.of(Column::Allocated);
+            let column = self.columns.of(FrameColumn::Allocated);
             push_difference(column, allocated.0, totals.allocated.0);
-            let column = self.columns.of(Column::Reserved);
+            let column = self.columns.of(FrameColumn::Reserved);
             push_difference(column, reserved.0, totals.reserved.0);
             self.predicted.set(event, totals);
         }
@@ -402,7 +406,7 @@ impl CompactEncoder {
             .collect();
         classes.sort_unstable_by_key(|(at, _)| *at);
         for (_, class) in classes {
-            let column = self.columns.of(Column::Classes);
+            let column = self.columns.of(FrameColumn::Classes);
             push_bytes(column, class.action.as_str().as_bytes());
             for number in [class.has.into(), class.tgid, class.tid] {
                 push(column, number.into());
@@ -464,7 +468,7 @@ impl CompactEncoder {
         self.number(lines.len() as u64);
         let mut before = 0;
         for line in lines {
-            push_difference(self.columns.of(Column::Details), before, line);
+            push_difference(self.columns.of(FrameColumn::Details), before, line);
             before = line;
         }
     }

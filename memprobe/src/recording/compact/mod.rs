@@ -33,10 +33,10 @@ const MAX_STRING: usize = super::MAX_CONTEXT;
 /// Numbers of the records that are no memory events.
 mod record {
     pub(super) const STACK: u64 = 0;
-    /// As [`STACK`], for a reader that begins with this group.
+    /// Repeats a [`STACK`] for a reader that begins with this group.
     pub(super) const STACK_REPEATED: u64 = 1;
     pub(super) const PURPOSE: u64 = 2;
-    /// As [`PURPOSE`], for a reader that begins with this group.
+    /// Repeats a [`PURPOSE`] for a reader that begins with this group.
     pub(super) const PURPOSE_REPEATED: u64 = 3;
     pub(super) const THREAD: u64 = 4;
     pub(super) const AT_ATTACH: u64 = 5;

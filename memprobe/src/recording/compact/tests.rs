@@ -4,7 +4,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use zstd::bulk::Decompressor;
 
-use super::columns::Column;
+use super::columns::FrameColumn;
 use super::frame::{FrameHeader, FrameKind, FrameWriter, HEADER, PREAMBLE, PlainFrame, preamble};
 use super::*;
 use crate::event::{
@@ -446,13 +446,13 @@ fn file_of(payload: Vec<u8>, events: u32) -> Vec<u8> {
 #[test]
 fn hostile_counts_take_no_memory() {
     for column in [
-        Column::Strings,
-        Column::Lines,
-        Column::Classes,
-        Column::Details,
+        FrameColumn::Strings,
+        FrameColumn::Lines,
+        FrameColumn::Classes,
+        FrameColumn::Details,
     ] {
         let mut columns = super::columns::ColumnWriter::default();
-        columns.of(Column::Kinds).push(record::STACK as u8);
+        columns.of(FrameColumn::Kinds).push(record::STACK as u8);
         columns.of(column).extend([0xff; 9]);
         columns.of(column).push(1);
         let file = file_of(columns.take(), 0);
@@ -462,10 +462,10 @@ fn hostile_counts_take_no_memory() {
     // More records than a frame may have.
     let mut columns = super::columns::ColumnWriter::default();
     columns
-        .of(Column::Kinds)
+        .of(FrameColumn::Kinds)
         .extend(vec![record::LOSS as u8; MAX_RECORDS + 1]);
     columns
-        .of(Column::Details)
+        .of(FrameColumn::Details)
         .extend(vec![0; 4 * MAX_RECORDS + 4]);
     let file = file_of(columns.take(), 0);
     let (events, reader) = read(&file).unwrap();

@@ -470,7 +470,7 @@ pub(in crate::commands) fn header(target: Target) -> Header {
 
 /// Recording of one process that is being written.
 pub(in crate::commands) enum Trace {
-    Compact(CompactWriter<OutputFile>),
+    Compact(Box<CompactWriter<OutputFile>>),
     Json(Box<JsonTrace>),
 }
 
@@ -489,7 +489,8 @@ impl Trace {
         format: RecordingFormat,
     ) -> Result<Self, WriteError> {
         if format == RecordingFormat::Compact {
-            return CompactWriter::new(out, place, header).map(Self::Compact);
+            let writer = CompactWriter::new(out, place, header)?;
+            return Ok(Self::Compact(Box::new(writer)));
         }
         let (target, analysis) = (header.target.clone(), AttributionLedger::new(None));
         Ok(Self::Json(Box::new(JsonTrace {

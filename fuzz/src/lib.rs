@@ -25,7 +25,7 @@ pub struct Reader {
 }
 
 /// All readers.
-pub const READERS: [Reader; 8] = [
+pub const READERS: [Reader; 9] = [
     Reader {
         name: "records",
         inputs: "records",
@@ -35,6 +35,11 @@ pub const READERS: [Reader; 8] = [
         name: "recording",
         inputs: "recording",
         read: recording::read,
+    },
+    Reader {
+        name: "columns",
+        inputs: "columns",
+        read: recording::read_columns,
     },
     Reader {
         name: "elf",

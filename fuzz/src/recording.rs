@@ -3,6 +3,9 @@
 use std::io;
 use std::sync::atomic::AtomicU64;
 
+/// First bytes of a compact recording in version 1 (docs/mprb.md).
+const PREAMBLE: &[u8; 12] = b"\x89MPRB\r\n\x1a\x01\0\0\0";
+
 use memprobe::event::{Target, TimeNs};
 use memprobe::export::{ExportFormat, ExportMoment, write_export};
 use memprobe::ledger::Ledger;
@@ -24,4 +27,21 @@ pub fn read(data: &[u8]) {
         let _ = write_export(reader, format, moment, &AtomicU64::new(0), &mut io::sink());
     }
     let _ = copy_pickle(data, &mut io::sink());
+}
+
+/// Reads the payload of a frame of records, in a file with the right checksums.
+pub fn read_columns(payload: &[u8]) {
+    let Ok(length) = u32::try_from(payload.len()) else {
+        return;
+    };
+    let mut header = Vec::from(b"\xf7MPF\x02\0\0\0");
+    header.extend(length.to_le_bytes());
+    header.extend(length.to_le_bytes());
+    // As many events as the corpus has.
+    header.extend(0_u64.to_le_bytes());
+    header.extend(14_u32.to_le_bytes());
+    header.extend(crc32fast::hash(payload).to_le_bytes());
+    header.extend([0; 16]);
+    let checksum = crc32fast::hash(&header).to_le_bytes();
+    read(&[&PREAMBLE[..], &header, &checksum, payload].concat());
 }

@@ -10,12 +10,16 @@ use memprobe::event::{
     StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::ledger::snapshot::Grouping;
+use memprobe::recording::write::compact::CompactWriter;
 use memprobe::recording::write::trace_event::TraceWriter;
 use memprobe::recording::{EndReason, Header, Reader};
 use memprobe::report::{By, ReportFormat, ReportOptions};
 
 const EVENTS: u64 = 100_000;
 const STACKS: u64 = 500;
+
+/// Environment variable with the path of a recording to use instead of the events made here.
+const RECORDING: &str = "MEMPROBE_BENCH_RECORDING";
 
 /// A training loop: many stacks allocate in turn, and each block is freed some events later.
 fn stream() -> Vec<Event> {
@@ -69,35 +73,67 @@ fn stream() -> Vec<Event> {
         .collect()
 }
 
-fn record<W: io::Write>(events: &[Event], out: W) -> W {
-    let header = Header {
+fn header() -> Header {
+    Header {
         start: TimeNs(1_000_000_000),
         ..Header::default()
-    };
+    }
+}
+
+fn trace<W: io::Write>(events: &[Event], out: W) -> W {
     let mut writer =
-        TraceWriter::new(out, "bench", &header, Grouping::User).expect("memory has room");
+        TraceWriter::new(out, "bench", &header(), Grouping::User).expect("memory has room");
     for event in events {
         writer.event(event).expect("memory has room");
     }
     writer.finish(EndReason::Duration).expect("memory has room")
 }
 
+fn compact<W: io::Write + Send + 'static>(events: &[Event], out: W) -> W {
+    let mut writer = CompactWriter::new(out, "bench", &header()).expect("memory has room");
+    for event in events {
+        writer.event(event).expect("memory has room");
+    }
+    writer.finish(EndReason::Duration).expect("memory has room")
+}
+
+/// Events of the recording named by [`RECORDING`]; those of [`stream`] without it.
+fn events() -> Vec<Event> {
+    let Some(file) = std::env::var_os(RECORDING) else {
+        return stream();
+    };
+    let reader = Reader::open(file.as_ref()).expect("a recording");
+    reader.map(Result::unwrap).collect()
+}
+
 fn recording(c: &mut Criterion) {
-    let events = stream();
-    let file = record(&events, Vec::new());
+    let events = events();
+    let memory = events.iter();
+    let memory = memory.filter(|event| matches!(event, Event::Memory(_)));
+    let count = memory.count() as u64;
+    let files = [
+        ("json", trace(&events, Vec::new())),
+        ("mprb", compact(&events, Vec::new())),
+    ];
     let mut group = c.benchmark_group("recording");
     group
-        .throughput(Throughput::Elements(EVENTS))
+        .throughput(Throughput::Elements(count))
         .sample_size(20);
-    group.bench_function("write", |b| b.iter(|| record(&events, io::sink())));
-    group.bench_function("read", |b| {
-        b.iter(|| {
-            Reader::new(&*file)
-                .expect("a recording")
-                .map(Result::unwrap)
-                .count()
+    group.bench_function("write json", |b| b.iter(|| trace(&events, io::sink())));
+    // With the time of the thread that compresses.
+    group.bench_function("write mprb", |b| b.iter(|| compact(&events, io::sink())));
+    for (format, file) in &files {
+        let bytes = file.len() as f64 / count as f64;
+        eprintln!("{format}: {count} events, {bytes:.2} bytes an event");
+        group.bench_function(format!("read {format}"), |b| {
+            b.iter(|| {
+                Reader::new(&**file)
+                    .expect("a recording")
+                    .map(Result::unwrap)
+                    .count()
+            });
         });
-    });
+    }
     for (name, by, format) in [
         ("table of lines", By::Line, ReportFormat::Text),
         ("events as jsonl", By::Event, ReportFormat::Jsonl),
@@ -107,12 +143,14 @@ fn recording(c: &mut Criterion) {
             format,
             ..ReportOptions::default()
         };
-        group.bench_function(name, |b| {
-            b.iter(|| {
-                let reader = Reader::new(&*file).expect("a recording");
-                memprobe::report::write(reader, &options, &mut io::sink()).expect("whole")
+        for (ending, file) in &files {
+            group.bench_function(format!("{name} of {ending}"), |b| {
+                b.iter(|| {
+                    let reader = Reader::new(&**file).expect("a recording");
+                    memprobe::report::write(reader, &options, &mut io::sink()).expect("whole")
+                });
             });
-        });
+        }
     }
     group.finish();
 }

@@ -217,20 +217,23 @@ fn a_recording_cut_by_a_full_disk_can_be_read() {
     };
     let folder = tempfile::tempdir().expect("a folder");
     let (target, pid) = training(environment.pytorch());
-    let small = Mounted::tmpfs(folder.path(), "size=128k");
-    let file = small.path.path().join("trace.json");
-    let name = file.to_str().expect("UTF-8");
-    let error = environment
-        .run(&["record", "-q", "-o", name, "--pid", &pid])
-        .one_clear_error();
-    assert_says(&error, &[name, "No space left"]);
-    let report = environment.report(&file);
-    assert_eq!(report["truncated"], true);
-    assert!(
-        report["events"].as_u64() > Some(0),
-        "nothing was kept: {report}"
-    );
-    assert!(!environment.events(&file).is_empty());
+    // A compact recording takes longer to fill the disk.
+    for (name, size) in [("trace.json", "size=128k"), ("trace.mprb", "size=32k")] {
+        let small = Mounted::tmpfs(folder.path(), size);
+        let file = small.path.path().join(name);
+        let name = file.to_str().expect("UTF-8");
+        let error = environment
+            .run(&["record", "-q", "-o", name, "--pid", &pid])
+            .one_clear_error();
+        assert_says(&error, &[name, "No space left"]);
+        let report = environment.report(&file);
+        assert_eq!(report["truncated"], true);
+        assert!(
+            report["events"].as_u64() > Some(0),
+            "nothing was kept: {report}"
+        );
+        assert!(!environment.events(&file).is_empty());
+    }
     drop(target);
 }
 

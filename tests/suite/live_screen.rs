@@ -364,7 +364,7 @@ fn w_saves_a_recording_that_the_report_opens() {
     let names = files.map(|file| file.expect("a file").path());
     let file = names
         .into_iter()
-        .find(|path| path.extension().is_some_and(|ending| ending == "json"))
+        .find(|path| path.extension().is_some_and(|ending| ending == "mprb"))
         .expect("a recording");
     let mode = fs::metadata(&file).expect("it is there").permissions();
     assert_eq!(mode.mode() & 0o777, 0o600);

@@ -373,7 +373,7 @@ fn each_rank_of_torchrun_is_recorded_from_its_first_allocation() {
         for (rank, recording) in recordings.iter().enumerate() {
             let name = recording["recording"].as_str().expect("a name");
             assert!(name.starts_with(&format!("rank{rank}-")), "{name}");
-            assert!(name.ends_with("-ranks.json"), "{name}");
+            assert!(name.ends_with("-ranks.mprb"), "{name}");
             assert_holds(recording, &printed.stdout);
             let line = &recording["devices"][0]["lines"][0];
             assert_eq!(line["line"], 9, "{recording}");

@@ -106,7 +106,7 @@ impl BothSides {
         settings: &[(&str, &str)],
     ) -> Result<Self, String> {
         let workload_run = GatedWorkload::prepare(pytorch, workload, settings);
-        let file = workload_run.path("trace.json");
+        let file = workload_run.path("trace.mprb");
         let recording = environment.try_to_record(workload_run.target.pid(), &file)?;
         workload_run.go();
         let printed = recording.finish();

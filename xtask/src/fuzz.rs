@@ -10,9 +10,10 @@ use crate::process;
 use crate::repository::Repository;
 
 /// The readers, each with the folder of its committed inputs (`READERS` in `fuzz/src/lib.rs`).
-const READERS: [(&str, &str); 8] = [
+const READERS: [(&str, &str); 9] = [
     ("records", "records"),
     ("recording", "recording"),
+    ("columns", "columns"),
     ("elf", "elf"),
     ("stack", "stack"),
     ("heap", "heap"),
@@ -39,7 +40,7 @@ const MAX_MIB: u32 = 2048;
 
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// The reader: records, recording, elf, stack, heap, classes, tensors or allocator
+    /// The reader: records, recording, columns, elf, stack, heap, classes, tensors or allocator
     reader: String,
     /// Duration of the run, in minutes
     #[arg(long, default_value_t = 60)]

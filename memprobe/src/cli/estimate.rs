@@ -35,8 +35,8 @@ Examples:
   sudo memprobe estimate --device-memory 24GiB -- python train.py --device cpu
   sudo memprobe estimate --on-host data.py:12 -- python train.py    that line stays on the host
   sudo memprobe estimate -o need.json -- python train.py
-  sudo memprobe record -o cpu.json --cpu --names -- python train.py
-  memprobe estimate cpu.json               the same from a recording, with parameters by --names")]
+  sudo memprobe record -o cpu.mprb --cpu --names -- python train.py
+  memprobe estimate cpu.mprb               the same from a recording, with parameters by --names")]
 #[command(group = clap::ArgGroup::new("subject").required(true).args(["file", "command"]))]
 #[command(mut_arg("format", formats(&[Format::Text, Format::Json])))]
 #[command(mut_arg("limit", |arg| arg.help("Lines of Python in text, or `all` [default: 20]")))]

@@ -33,7 +33,7 @@ Examples:
   sudo memprobe explain 1234
   sudo memprobe explain train.py --duration 30s   slow growth needs more time
   sudo memprobe explain --all                all processes of this machine
-  memprobe explain trace.json                a recording; needs no root
+  memprobe explain trace.mprb                a recording; needs no root
   memprobe explain a.json                    a snapshot of `memprobe snapshot -o`
   sudo memprobe explain 1234 --format json | jq '.verdict'")]
 #[command(mut_arg("format", formats(&[Format::Text, Format::Json])))]
@@ -116,7 +116,10 @@ impl ExplainArgs {
         let text = self.process.process.as_deref()?;
         let path = Path::new(text);
         let is_python = path.extension().is_some_and(|ending| ending == "py");
-        let is_file = || text.ends_with(".json") || path.is_file() && !is_python;
+        let is_named = [".json", ".mprb"]
+            .iter()
+            .any(|ending| text.ends_with(ending));
+        let is_file = || is_named || path.is_file() && !is_python;
         (pid_of(text.as_ref()).is_none() && is_file()).then_some(path)
     }
 }

@@ -23,11 +23,13 @@ pub(super) fn suggestion(error: &clap::Error) -> Option<String> {
     match Path::new(text).extension()?.to_str()? {
         "py" if is_verb => Some(format!(
             "to watch the process that runs {text}: `memprobe attach {text}`; to start it: `memprobe record -o \
-             trace.json -- python {text}`"
+             trace.mprb -- python {text}`"
         )),
-        "json" if is_verb => Some(format!("to print a recording: `memprobe report {text}`")),
+        "json" | "mprb" if is_verb => {
+            Some(format!("to print a recording: `memprobe report {text}`"))
+        }
         "py" => Some(format!(
-            "a command to start comes after --, as in `memprobe record -o trace.json -- python {text}`"
+            "a command to start comes after --, as in `memprobe record -o trace.mprb -- python {text}`"
         )),
         _ => None,
     }
@@ -38,7 +40,7 @@ pub(super) fn process_instead(path: &Path) -> Option<String> {
     let pid = pid_of(path.as_os_str()).filter(|_| !path.exists())?.0;
     Some(format!(
         "{pid} looks like a process: `memprobe attach {pid}` watches it, `memprobe snapshot {pid}` prints its tensors, \
-         and `memprobe record -o trace.json {pid}` records it"
+         and `memprobe record -o trace.mprb {pid}` records it"
     ))
 }
 
@@ -62,8 +64,8 @@ mod tests {
         );
         let suggestion = suggested("train.py").expect("a suggestion");
         assert!(suggestion.contains("attach train.py"), "{suggestion}");
-        let suggestion = suggested("trace.json").expect("a suggestion");
-        assert!(suggestion.contains("report trace.json"), "{suggestion}");
+        let suggestion = suggested("trace.mprb").expect("a suggestion");
+        assert!(suggestion.contains("report trace.mprb"), "{suggestion}");
         assert_eq!(suggested("attahc"), None);
     }
 
@@ -83,6 +85,6 @@ mod tests {
     #[test]
     fn a_number_in_place_of_a_file_suggests_verbs() {
         assert!(process_instead(Path::new("1234")).is_some());
-        assert_eq!(process_instead(Path::new("trace.json")), None);
+        assert_eq!(process_instead(Path::new("trace.mprb")), None);
     }
 }

@@ -52,10 +52,10 @@ Examples:
   sudo memprobe attach 1234                   or by PID
   sudo memprobe attach train.py               or by script
   sudo memprobe top                           watch all processes with CUDA memory
-  sudo memprobe record -o trace.json 1234 --duration 30s
-  sudo memprobe record -o trace.json -- python train.py
-  memprobe report trace.json                  the table of lines; needs no root
-  memprobe export trace.json -o trace.pickle  for pytorch.org/memory_viz, pprof, speedscope
+  sudo memprobe record -o trace.mprb 1234 --duration 30s
+  sudo memprobe record -o trace.mprb -- python train.py
+  memprobe report trace.mprb                  the table of lines; needs no root
+  memprobe export trace.mprb -o trace.pickle  for pytorch.org/memory_viz, pprof, speedscope
   sudo memprobe snapshot 1234                 every tensor by name, now
   memprobe diff a.json b.json                 tensors added and removed
   sudo memprobe explain 1234                  where the memory went, on one page

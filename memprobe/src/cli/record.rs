@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::options::{
     AsRootOption, CpuOption, DetailOption, NamesOption, ProbeOptions, is_default, parse_duration,
@@ -16,26 +16,29 @@ use super::subject::ProcessOption;
 use crate::commands::choose::Chooser;
 use crate::commands::record::{Recording, Subject};
 use crate::commands::{GraphTracking, MatchScope, Naming, Wanted, Watch, check_kernel};
+use crate::recording::RecordingFormat;
 
 /// Record every allocation of a process to a file, or of many to a directory
 ///
-/// The file is a trace that opens in ui.perfetto.dev and chrome://tracing; `memprobe report` prints it. memprobe follows
-/// every process of a command. Under sudo the command runs as the user who called sudo. A path that ends in / is a
-/// directory: one file for each process that uses GPU memory. A plain file has the first of them. Recording ends on
-/// Ctrl-C, when the process or command ends, or after --duration.
+/// `memprobe report` prints the file. A name that ends in .json gets a trace for ui.perfetto.dev and chrome://tracing,
+/// dozens of times as large; `report` reads both. memprobe follows every process of a command. Under sudo the command
+/// runs as the user who called sudo. A path that ends in / is a directory: one file for each process with GPU
+/// memory. A plain file has the first of them. Recording ends on Ctrl-C, when the process or command ends, or after
+/// --duration.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  sudo memprobe record -o trace.json 1234 --duration 30s
-  sudo memprobe record -o trace.json train.py         a process that runs this script
-  sudo memprobe record -o trace.json -- python train.py --epochs 3
+  sudo memprobe record -o trace.mprb 1234 --duration 30s
+  sudo memprobe record -o trace.mprb train.py         a process that runs this script
+  sudo memprobe record -o trace.mprb -- python train.py --epochs 3
   sudo memprobe record -o run/ -- torchrun --nproc-per-node 4 train.py
   sudo memprobe record -o run/ 1234 --children
-  sudo memprobe record -o cpu.json --cpu -- python train_without_gpu.py
-  sudo memprobe record -o trace.json --detail full -- python train.py
-  sudo memprobe record -o trace.json --names 1234 --duration 30s
-  sudo memprobe record -o trace.json --max-overhead 1% 1234 --duration 10m
-  memprobe report trace.json")]
+  sudo memprobe record -o cpu.mprb --cpu -- python train_without_gpu.py
+  sudo memprobe record -o trace.json 1234 --duration 5s    for ui.perfetto.dev
+  sudo memprobe record -o trace.mprb --detail full -- python train.py
+  sudo memprobe record -o trace.mprb --names 1234 --duration 30s
+  sudo memprobe record -o trace.mprb --max-overhead 1% 1234 --duration 10m
+  memprobe report trace.mprb")]
 #[command(mut_arg("detail", |arg| arg.default_value("tensors")))]
 #[command(mut_arg("graph", is_default))]
 #[command(mut_arg("max_overhead", without_cpu))]
@@ -44,6 +47,15 @@ pub struct RecordArgs {
     /// Output file (`-` for standard output, `DIR/` for a file for each process)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
+    /// Format of the files [default: json if FILE ends in .json or .jsonl, and otherwise mprb]
+    #[arg(
+        short,
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        hide_default_value = true
+    )]
+    format: Option<FileFormat>,
     #[command(flatten)]
     process: ProcessOption,
     /// Also its child processes, running and future
@@ -70,6 +82,23 @@ pub struct RecordArgs {
     command: Vec<OsString>,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum FileFormat {
+    /// Compact recording, for memprobe
+    Mprb,
+    /// Chrome trace, for ui.perfetto.dev and chrome://tracing too
+    Json,
+}
+
+impl From<FileFormat> for RecordingFormat {
+    fn from(format: FileFormat) -> Self {
+        match format {
+            FileFormat::Mprb => Self::Compact,
+            FileFormat::Json => Self::Json,
+        }
+    }
+}
+
 impl RecordArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         let is_command = !self.command.is_empty();
@@ -86,8 +115,10 @@ impl RecordArgs {
                 Err(status) => return Ok(status),
             }
         };
+        let of_name = || RecordingFormat::of(&self.output);
         Recording {
             subject,
+            format: self.format.map_or_else(of_name, Into::into),
             output: self.output,
             wanted: Wanted {
                 watch: if is_alone { Watch::One } else { Watch::Family },

@@ -17,7 +17,7 @@ use crate::commands::messages;
 use crate::commands::stdout::{self, OutputContent};
 use crate::event::Bytes;
 use crate::ledger::snapshot::Grouping;
-use crate::recording::{Reader, open_tensors, recordings_in};
+use crate::recording::{Reader, RecordingDamage, open_tensors, recordings_in};
 use crate::report::{
     self, Alike, By, LayersOf, ManyReport, Outcome, ReportError, ReportFormat, ReportOptions,
     RowLimit, SegmentMoment, Sort,
@@ -33,20 +33,20 @@ const PIPED_WIDTH: usize = 100;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  memprobe report trace.json
-  memprobe report trace.json --sort live --limit all
-  memprobe report trace.json --by tensor
-  memprobe report trace.json --by module --depth 2
-  memprobe report trace.json --by peak
-  memprobe report trace.json --by growth
-  memprobe report trace.json --by iteration --format csv
-  memprobe report serve.json --by iteration --iteration-start serve.py:41
-  memprobe report trace.json --by layer --iteration all --format csv
-  memprobe report trace.json --by category
-  memprobe report trace.json --by segment --request 512MiB
+  memprobe report trace.mprb
+  memprobe report trace.mprb --sort live --limit all
+  memprobe report trace.mprb --by tensor
+  memprobe report trace.mprb --by module --depth 2
+  memprobe report trace.mprb --by peak
+  memprobe report trace.mprb --by growth
+  memprobe report trace.mprb --by iteration --format csv
+  memprobe report serve.mprb --by iteration --iteration-start serve.py:41
+  memprobe report trace.mprb --by layer --iteration all --format csv
+  memprobe report trace.mprb --by category
+  memprobe report trace.mprb --by segment --request 512MiB
   memprobe report run/
   memprobe report snapshot.pickle --by peak        # of torch.cuda.memory._dump_snapshot()
-  memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
+  memprobe report trace.mprb --by event --format jsonl | jq 'select(.action == \"oom\")'")]
 #[command(mut_arg("limit", |arg| arg.help(
     "Rows of each table, or `all` [default: 30 in text, 10 with --by peak and growth; all in JSON and CSV]")))]
 #[command(mut_arg("no_fold", |arg| arg.help(
@@ -277,7 +277,10 @@ fn warnings(outcome: &Outcome) -> Vec<String> {
         warnings
             .push("the end of the recording is missing: the rows cover what is there".to_owned());
     }
-    let lost = outcome.losses;
+    if let Some(damage) = outcome.damage {
+        warnings.push(format!("{damage}: the rows cover the rest"));
+    }
+    let lost = RecordingDamage::losses_of_recording(outcome.damage, outcome.losses);
     let (events, stacks, malformed, uses) = (lost.events, lost.stacks, lost.malformed, lost.uses);
     if uses > 0 {
         warnings.push(format!(
@@ -360,7 +363,7 @@ mod tests {
     }
 
     fn refused(flags: &str) -> Option<String> {
-        let words = format!("report trace.json {flags}");
+        let words = format!("report trace.mprb {flags}");
         let alone = Alone::try_parse_from(words.split(' ')).ok().unwrap();
         alone.report.check().err().map(|error| error.to_string())
     }
@@ -410,8 +413,25 @@ mod tests {
             events: 3,
             losses: Losses::default(),
             truncated: false,
+            damage: None,
         };
         assert!(warnings(&outcome).is_empty());
+        outcome.damage = Some(RecordingDamage {
+            places: 1,
+            bytes: 100,
+            events: 7,
+            offset: 12,
+            reason: "no frame",
+        });
+        outcome.losses.events = 7;
+        assert_eq!(
+            warnings(&outcome),
+            [
+                "the recording is damaged in 1 place, the first at byte 12 (no frame): 100 bytes with 7 events cannot \
+                 be read: the rows cover the rest"
+            ]
+        );
+        (outcome.damage, outcome.losses.events) = (None, 0);
         outcome.truncated = true;
         outcome.losses.stacks = 2;
         let warnings = warnings(&outcome);

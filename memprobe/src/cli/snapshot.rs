@@ -126,7 +126,10 @@ impl SnapshotArgs {
     fn file(&self) -> Option<&Path> {
         let text = self.process.process.as_deref()?;
         let path = Path::new(text);
-        let is_path = text == "-" || text.contains('/') || text.ends_with(".json");
+        let is_named = [".json", ".mprb"]
+            .iter()
+            .any(|ending| text.ends_with(ending));
+        let is_path = text == "-" || text.contains('/') || is_named;
         let is_file = || is_path || path.is_file() && open_tensors(path).is_ok();
         (pid_of(text.as_ref()).is_none() && is_file()).then_some(path)
     }

@@ -106,7 +106,7 @@ impl Estimation {
         }
         if estimator.is_empty() {
             bail!(
-                "the recording has no memory of the CPU: make it with `memprobe record -o cpu.json --cpu -- python train.py`"
+                "the recording has no memory of the CPU: make it with `memprobe record -o cpu.mprb --cpu -- python train.py`"
             );
         }
         let mut notes = Vec::new();
@@ -115,6 +115,8 @@ impl Estimation {
                 "the end of the recording is missing: the estimate covers what is there".to_owned(),
             );
         }
+        let damage = reader.damage();
+        notes.extend(damage.map(|damage| format!("{damage}: the estimate covers the rest")));
         let subject = EstimateSubject {
             target: reader.header().target.clone(),
             notes,

@@ -26,7 +26,7 @@ use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::process::caller::SudoCaller;
 use crate::process::launch::start_as;
-use crate::recording::EndReason;
+use crate::recording::{EndReason, RecordingFormat};
 use crate::session::host::HostSession;
 use crate::session::process::ProcessOrigin;
 use crate::session::{HostEvent, HostItem};
@@ -48,6 +48,7 @@ pub enum Subject {
 pub struct Recording {
     pub subject: Subject,
     pub output: PathBuf,
+    pub format: RecordingFormat,
     pub wanted: Wanted,
     pub naming: Naming,
     pub duration: Option<Duration>,
@@ -104,7 +105,7 @@ impl Recording {
         let mut intake = Intake {
             watch: self.wanted.watch,
             root,
-            recorder: Recorder::new(destination),
+            recorder: Recorder::new(destination, self.format),
             names: NameReader::new(self.naming, self.wanted.allocators, CaptureMode::Paused),
             progress: Progress::new(self.quiet),
             duration: self.duration,

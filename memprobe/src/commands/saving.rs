@@ -13,7 +13,7 @@ use crate::event::tensors::TensorSnapshot;
 use crate::event::{Bytes, Event, Tgid, TimeNs};
 use crate::ledger::{Analysis, Change, Ledger};
 use crate::output::OutputPlan;
-use crate::recording::{EndReason, Header};
+use crate::recording::{EndReason, Header, RecordingFormat};
 use crate::report::{TensorFormat, TensorOptions, write_tensors};
 use crate::tui::Saving;
 
@@ -73,7 +73,7 @@ impl ProcessSaver {
     }
 
     fn begin(&mut self, ledger: &Ledger, now: TimeNs) -> Result<()> {
-        let path = self.path("");
+        let path = self.path("", RecordingFormat::Compact.ending());
         let out = OutputPlan::check(&path)?.create()?;
         let header = Header {
             start: now,
@@ -82,7 +82,8 @@ impl ProcessSaver {
             history: None,
             ..recorder::header(ledger.target.clone())
         };
-        let mut trace = Trace::begin(out, path.display().to_string(), &header)?;
+        let (place, format) = (path.display().to_string(), RecordingFormat::of(&path));
+        let mut trace = Trace::begin(out, place, &header, format)?;
         let restated = ledger.restate(now, MAX_BLOCKS);
         for event in &restated.events {
             trace.event(event)?;
@@ -123,7 +124,7 @@ impl ProcessSaver {
 
     /// Saves a snapshot of tensors.
     pub(super) fn save_tensors(&mut self, snapshot: &TensorSnapshot) {
-        let path = self.path("-tensors");
+        let path = self.path("-tensors", "json");
         match write_snapshot(snapshot, &path) {
             Ok(()) => {
                 let path = path.display().to_string();
@@ -151,12 +152,12 @@ impl ProcessSaver {
     }
 
     /// Returns a name in the working directory that no file has.
-    fn path(&self, kind: &str) -> PathBuf {
+    fn path(&self, kind: &str, ending: &str) -> PathBuf {
         let time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
         let time = time.replace(['-', ':'], "");
         let stem = format!("memprobe-{}{kind}-{time}", self.tgid.0);
-        let names = (2..MAX_NAMES).map(|number| PathBuf::from(format!("{stem}-{number}.json")));
-        let first = PathBuf::from(format!("{stem}.json"));
+        let names = (2..MAX_NAMES).map(|number| PathBuf::from(format!("{stem}-{number}.{ending}")));
+        let first = PathBuf::from(format!("{stem}.{ending}"));
         let mut names = std::iter::once(first.clone()).chain(names);
         names.find(|name| !name.exists()).unwrap_or(first)
     }
@@ -289,8 +290,8 @@ mod tests {
     #[test]
     fn each_file_has_a_name_of_its_own() {
         let saver = ProcessSaver::new(Tgid(7));
-        let path = saver.path("");
+        let path = saver.path("", "mprb");
         let name = path.to_str().unwrap();
-        assert!(name.starts_with("memprobe-7-2") && name.ends_with("Z.json"));
+        assert!(name.starts_with("memprobe-7-2") && name.ends_with("Z.mprb"));
     }
 }

@@ -5,14 +5,15 @@ use std::{fs, io};
 
 use super::write::directory::INDEX;
 
-/// Lists the `.json` files of a directory except the index, in natural order: rank 2 before rank 10.
+/// Lists the `.mprb` and `.json` files of a directory except the index, in natural order: rank 2 before rank 10.
 pub fn recordings_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        let is_json = path.extension().is_some_and(|ending| ending == "json");
+        let ending = path.extension().unwrap_or_default();
+        let is_recording = ending == "mprb" || ending == "json";
         let is_index = path.file_name().is_some_and(|name| name == INDEX);
-        if is_json && !is_index && path.is_file() {
+        if is_recording && !is_index && path.is_file() {
             files.push(path);
         }
     }
@@ -50,7 +51,7 @@ mod tests {
         let names = [
             "rank10-7-x.json",
             "index.json",
-            "rank2-9-x.json",
+            "rank2-9-x.mprb",
             "notes.txt",
             "12-x.json",
             "9-x.json",
@@ -66,7 +67,7 @@ mod tests {
             .collect();
         assert_eq!(
             found,
-            ["9-x.json", "12-x.json", "rank2-9-x.json", "rank10-7-x.json"]
+            ["9-x.json", "12-x.json", "rank2-9-x.mprb", "rank10-7-x.json"]
         );
     }
 }

@@ -2,7 +2,6 @@
 
 use std::io;
 
-use super::FORMAT;
 use super::pickle::PickleError;
 
 /// Reason why a recording cannot be read. The message ends with a remedy.
@@ -19,9 +18,11 @@ pub enum RecordingError {
     Foreign,
     /// The file was written by a later memprobe, in this format version.
     #[error(
-        "written by a later memprobe (format {format}, this one reads up to {FORMAT}): update memprobe"
+        "written by a later memprobe (format {format}, this one reads up to {known}): update memprobe"
     )]
-    Newer { format: u32 },
+    Newer { format: u32, known: u32 },
+    #[error("a second recording begins at byte {offset}: give each recording in a file of its own")]
+    SecondRecording { offset: u64 },
     #[error(
         "line {line} (at byte {offset}) is damaged: {reason}; {events} event{} before it can be read: cut the file \
          there with `head -n {} FILE > whole.json` and report that",

@@ -1,7 +1,7 @@
-//! Recordings: format of memprobe's `trace.json`, and its reader. PyTorch's own memory snapshots are read too
-//! ([`pickle`]).
+//! Recordings: formats of memprobe's `trace.mprb` ([`compact`]) and `trace.json`, and their reader. PyTorch's own memory
+//! snapshots are read too ([`pickle`]).
 //!
-//! The file is a Chrome trace-event array, written by [`crate::recording::write::trace_event`], with one record a line.
+//! `trace.json` is a Chrome trace-event array, written by [`crate::recording::write::trace_event`], with one record a line.
 //! Additional metadata records let the reader restore the stream of [`crate::event::Event`]s exactly. Records:
 //!
 //! | `ph` | `cat` or `name` | meaning |
@@ -27,9 +27,14 @@
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |
 
+mod compact;
 mod directory;
 mod error;
+mod format;
+#[cfg(test)]
+mod generated;
 mod header;
+mod json_reader;
 mod line;
 mod names;
 mod pickle;
@@ -40,8 +45,10 @@ mod segments;
 mod tensors;
 pub mod write;
 
+pub use compact::RecordingDamage;
 pub use directory::recordings_in;
 pub use error::RecordingError;
+pub use format::RecordingFormat;
 pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
 pub(crate) use names::{NamedRecord, NamesRecord, RetainerRecord};

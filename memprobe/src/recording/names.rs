@@ -13,7 +13,7 @@ use crate::event::{
 };
 
 const MOST: usize = 1 << 22;
-const MAX_OPTIMIZERS: usize = 64;
+pub(super) const MAX_OPTIMIZERS: usize = 64;
 
 /// Ends the preceding [`NamedRecord`]s of a moment.
 #[derive(Serialize, Deserialize)]
@@ -98,9 +98,6 @@ impl PendingNames {
         record: &NamedRecord<'_>,
         mut intern: impl FnMut(&str) -> Arc<str>,
     ) -> Result<(), String> {
-        if self.0.len() >= MOST {
-            return Err(format!("more than {MOST} blocks of one moment"));
-        }
         let [name, module] = [&record.name, &record.module];
         let (path, origin) = match &record.call {
             Some(_) => (&record.call, CallPathOrigin::Call),
@@ -115,7 +112,7 @@ impl PendingNames {
             .map(|retainer| retainer.read(&mut intern))
             .transpose()?;
         let [name, module, called, saved_by] = texts.map(|text| text.map(&mut intern));
-        self.0.push(LabeledBlock {
+        self.add(LabeledBlock {
             addr: Address(record.addr),
             size: Bytes(record.size),
             device: record.device,
@@ -129,27 +126,43 @@ impl PendingNames {
             saved_by,
             retainer: retainer.map(Arc::new),
             is_saved_variable: record.is_saved_variable,
-        });
+        })
+    }
+
+    pub(super) fn add(&mut self, block: LabeledBlock) -> Result<(), String> {
+        if self.0.len() >= MOST {
+            return Err(format!("more than {MOST} blocks of one moment"));
+        }
+        self.0.push(block);
         Ok(())
+    }
+
+    /// Returns what the record ends.
+    pub(super) fn end_record(
+        &mut self,
+        record: NamesRecord<'_>,
+    ) -> Result<(Vec<LabeledBlock>, Vec<StepSettings>), String> {
+        self.end(record.blocks, record.optimizers.into_owned())
     }
 
     /// Returns the blocks collected, and checks their number against the count in the `names` record.
     pub(super) fn end(
         &mut self,
-        record: NamesRecord<'_>,
+        announced: u64,
+        optimizers: Vec<StepSettings>,
     ) -> Result<(Vec<LabeledBlock>, Vec<StepSettings>), String> {
         let blocks = std::mem::take(&mut self.0);
-        let (announced, here) = (record.blocks, blocks.len());
+        let here = blocks.len();
         if here as u64 != announced {
             return Err(format!(
                 "{announced} blocks were named, but {here} are there"
             ));
         }
-        if record.optimizers.len() > MAX_OPTIMIZERS {
+        if optimizers.len() > MAX_OPTIMIZERS {
             return Err(format!("more than {MAX_OPTIMIZERS} settings of optimizers"));
         }
-        check_names(record.optimizers.iter().map(|group| &*group.class))?;
-        Ok((blocks, record.optimizers.into_owned()))
+        check_names(optimizers.iter().map(|group| &*group.class))?;
+        Ok((blocks, optimizers))
     }
 }
 

@@ -11,6 +11,7 @@ use crate::event::{
 };
 use crate::event::{ProbeStatus, Target};
 use crate::ledger::snapshot::Grouping;
+use crate::recording::write::compact::CompactWriter;
 use crate::recording::write::trace_event::TraceWriter;
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -345,6 +346,15 @@ pub(crate) fn recording(events: &[Event]) -> Vec<u8> {
 
 pub(crate) fn recording_of(header: &Header, events: &[Event]) -> Vec<u8> {
     let mut writer = TraceWriter::new(Vec::new(), "memory", header, Grouping::User).unwrap();
+    for event in events {
+        writer.event(event).unwrap();
+    }
+    writer.finish(EndReason::Interrupted).unwrap()
+}
+
+/// Returns the compact file that holds these events.
+pub(crate) fn compact_recording(events: &[Event]) -> Vec<u8> {
+    let mut writer = CompactWriter::new(Vec::new(), "memory", &header()).unwrap();
     for event in events {
         writer.event(event).unwrap();
     }

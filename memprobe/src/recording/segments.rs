@@ -1,5 +1,7 @@
 //! Serialized readings of the allocator's segments, one record a segment.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::MAX_CONTEXT;
@@ -10,7 +12,7 @@ use crate::event::{
 
 /// Most records of one reading.
 const MOST: usize = 1 << 22;
-const MAX_DEVICES: usize = 256;
+pub(super) const MAX_DEVICES: usize = 256;
 
 /// A segment, or a block that awaits an event, before the [`SegmentsRecord`] that it belongs to.
 #[derive(Serialize, Deserialize)]
@@ -48,12 +50,12 @@ pub(crate) struct SegmentsRecord {
 }
 
 #[derive(Serialize, Deserialize)]
-struct DeviceRecord {
-    device: DeviceIndex,
-    allocated: u64,
-    reserved: u64,
-    active: u64,
-    requested: u64,
+pub(super) struct DeviceRecord {
+    pub device: DeviceIndex,
+    pub allocated: u64,
+    pub reserved: u64,
+    pub active: u64,
+    pub requested: u64,
 }
 
 impl SegmentRecord {
@@ -96,10 +98,10 @@ impl SegmentRecord {
         }
     }
 
-    /// Returns the segment; `None` for a block that awaits an event. An error describes the fault in a few words.
-    fn segment(&self) -> Result<Option<MemorySegment>, String> {
+    /// Returns the content. An error describes the fault in a few words.
+    fn part(&self) -> Result<SegmentPart, String> {
         let Some(pool) = &self.pool else {
-            return Ok(None);
+            return Ok(SegmentPart::Awaiting(Address(self.addr), Bytes(self.size)));
         };
         let size = pool.parse().map_err(|_| "a segment of an unknown `pool`")?;
         let owner = match self.pool_id {
@@ -112,13 +114,27 @@ impl SegmentRecord {
                 },
             },
         };
-        Ok(Some(MemorySegment {
+        Ok(SegmentPart::Segment(MemorySegment {
             addr: Address(self.addr),
             size: Bytes(self.size),
             stream: self.stream,
             pool: Pool { owner, size },
             expandable: self.expandable.map(Address),
         }))
+    }
+}
+
+/// Content of a [`SegmentRecord`].
+pub(super) enum SegmentPart {
+    Segment(MemorySegment),
+    /// A freed block that awaits an event.
+    Awaiting(Address, Bytes),
+}
+
+impl SegmentPart {
+    fn reaches_beyond_last_address(&self) -> bool {
+        let (Self::Segment(MemorySegment { addr, size, .. }) | Self::Awaiting(addr, size)) = self;
+        addr.0.checked_add(size.0).is_none()
     }
 }
 
@@ -144,45 +160,58 @@ impl From<&SegmentReading> for SegmentsRecord {
 
 /// Segments read before the `segments` record that they belong to.
 #[derive(Default)]
-pub(super) struct PendingSegments(Vec<SegmentRecord>);
+pub(super) struct PendingSegments(Vec<(DeviceIndex, SegmentPart)>);
 
 impl PendingSegments {
-    pub(super) fn push(&mut self, record: SegmentRecord) -> Result<(), String> {
+    pub(super) fn push(&mut self, record: &SegmentRecord) -> Result<(), String> {
+        self.add(record.device, record.part()?)
+    }
+
+    pub(super) fn add(&mut self, device: DeviceIndex, part: SegmentPart) -> Result<(), String> {
         if self.0.len() >= MOST {
             return Err(format!("more than {MOST} segments of one moment"));
         }
-        if record.addr.checked_add(record.size).is_none() {
+        if part.reaches_beyond_last_address() {
             return Err("a segment beyond the last address".to_owned());
         }
-        self.0.push(record);
+        self.0.push((device, part));
         Ok(())
     }
 
-    /// Returns the reading, and checks the number of its records.
-    pub(super) fn end(
+    /// Returns the reading that a record ends.
+    pub(super) fn end_record(
         &mut self,
         record: SegmentsRecord,
         time: TimeNs,
         tgid: Tgid,
     ) -> Result<SegmentReading, String> {
+        let unread = record.unread.map(Into::into);
+        self.end(record.records, &record.devices, unread, time, tgid)
+    }
+
+    /// Returns the reading, and checks the number of its records.
+    pub(super) fn end(
+        &mut self,
+        announced: u64,
+        devices: &[DeviceRecord],
+        unread: Option<Arc<str>>,
+        time: TimeNs,
+        tgid: Tgid,
+    ) -> Result<SegmentReading, String> {
         let pending = std::mem::take(&mut self.0);
-        if pending.len() as u64 != record.records {
-            let (announced, here) = (record.records, pending.len());
+        if pending.len() as u64 != announced {
+            let here = pending.len();
             return Err(format!(
                 "{announced} segments were listed, but {here} are there"
             ));
         }
-        if record.devices.len() > MAX_DEVICES {
+        if devices.len() > MAX_DEVICES {
             return Err(format!("segments of more than {MAX_DEVICES} devices"));
         }
-        if record
-            .unread
-            .as_ref()
-            .is_some_and(|text| text.len() > MAX_CONTEXT)
-        {
+        if unread.as_ref().is_some_and(|text| text.len() > MAX_CONTEXT) {
             return Err("a reason of many bytes".to_owned());
         }
-        let devices = record.devices.iter().map(|device| DeviceSegments {
+        let devices = devices.iter().map(|device| DeviceSegments {
             device: device.device,
             totals: Totals::of(device.allocated, device.reserved),
             active: Bytes(device.active),
@@ -191,22 +220,20 @@ impl PendingSegments {
             awaiting: Vec::new(),
         });
         let mut devices: Vec<DeviceSegments> = devices.collect();
-        for record in pending {
+        for (device, part) in pending {
             let mut known = devices.iter_mut();
-            let device = known.find(|device| device.device == record.device);
+            let device = known.find(|known| known.device == device);
             let device = device.ok_or("a segment of a device without totals")?;
-            match record.segment()? {
-                Some(segment) => device.segments.push(segment),
-                None => device
-                    .awaiting
-                    .push((Address(record.addr), Bytes(record.size))),
+            match part {
+                SegmentPart::Segment(segment) => device.segments.push(segment),
+                SegmentPart::Awaiting(addr, size) => device.awaiting.push((addr, size)),
             }
         }
         Ok(SegmentReading {
             time,
             tgid,
             devices,
-            unread: record.unread.map(Into::into),
+            unread,
         })
     }
 }

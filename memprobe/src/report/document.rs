@@ -81,12 +81,18 @@ pub(super) fn document<'a>(
         ("command", (&*replay.snapshot.target.command).into()),
         ("pid", replay.snapshot.target.tgid.map(|tgid| tgid.0).into()),
         ("truncated", replay.truncated.into()),
+        ("damage", damage(replay)),
         ("events", health.events.into()),
         ("lost_events", health.losses.events.into()),
         ("budget", budget),
         ("notes", notes),
         ("devices", Cell::list(devices)),
     ])
+}
+
+/// Damage of the file that was left out, if there is any.
+pub(super) fn damage(replay: &RecordingReplay) -> Cell<'static> {
+    Cell::if_known(replay.damage.map(|damage| damage.to_string()))
 }
 
 /// State of the budget of `--max-overhead` at the end of a recording, if there was one.

@@ -171,6 +171,7 @@ pub(super) fn write<R: BufRead>(
         events: reader.events(),
         losses,
         truncated: reader.truncated(),
+        damage: reader.damage(),
     })
 }
 

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use super::ReportOptions;
 use super::cells::{self, total_name};
-use super::document::{TableReport, budget};
+use super::document::{TableReport, budget, damage};
 use super::held::{self, HeldRow};
 use super::outside;
 use super::preamble::push_devices;
@@ -77,6 +77,7 @@ impl<'a> TableReport for LineReport<'a> {
             ("duration_ns", self.replay.duration().into()),
             ("end", end.map(|end| end.reason.as_str()).into()),
             ("truncated", self.replay.truncated.into()),
+            ("damage", damage(self.replay)),
             ("events", health.events.into()),
             ("lost_events", health.losses.events.into()),
             ("lost_stacks", health.losses.stacks.into()),

@@ -38,7 +38,7 @@ use std::ops::RangeInclusive;
 use crate::attribution::iterations::IterationLine;
 use crate::event::{Bytes, Losses};
 use crate::ledger::snapshot::Grouping;
-use crate::recording::{Reader, RecordingError};
+use crate::recording::{Reader, RecordingDamage, RecordingError};
 pub use crate::view::Alike;
 use crate::view::clean;
 pub use crate::view::table::Colour;
@@ -198,6 +198,8 @@ pub struct Outcome {
     pub events: u64,
     pub losses: Losses,
     pub truncated: bool,
+    /// Damage of the file that was left out.
+    pub damage: Option<RecordingDamage>,
 }
 
 /// Reason for a missing or incomplete report. The messages include their cause, which is no `source`.

@@ -8,6 +8,7 @@ use crate::event::bytes::{human, signed};
 use crate::event::{DeviceIndex, Losses, Target};
 use crate::ledger::Refused;
 use crate::ledger::snapshot::{BeforeAttach, DeviceSnapshot, Snapshot, SoftwareLayer};
+use crate::recording::RecordingDamage;
 use crate::view::table::Page;
 use crate::view::{
     budget_warning, clean, counted, duration, identity_line, process, width as columns,
@@ -132,7 +133,13 @@ fn warnings(replay: &RecordingReplay) -> Vec<String> {
                 .to_owned(),
         );
     }
-    warnings.extend(loss_warnings(&replay.snapshot.health.losses));
+    warnings.extend(
+        replay
+            .damage
+            .map(|damage| format!("{damage}. The report covers the rest.")),
+    );
+    let losses = RecordingDamage::losses_of_recording(replay.damage, replay.snapshot.health.losses);
+    warnings.extend(loss_warnings(&losses));
     let budget = replay.snapshot.health.budget.as_ref();
     warnings.extend(budget_warning(budget, replay.snapshot.now));
     warnings.extend(replay.header.history.iter().flat_map(history::warnings));

@@ -5,7 +5,7 @@ use std::io::BufRead;
 use super::Outcome;
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
 use crate::ledger::{Analysis, AnalyzedLedger, Refused};
-use crate::recording::{End, Header, Reader, RecordingError};
+use crate::recording::{End, Header, Reader, RecordingDamage, RecordingError};
 
 /// State at the end of a recording.
 pub(super) struct RecordingReplay {
@@ -14,6 +14,7 @@ pub(super) struct RecordingReplay {
     pub end: Option<End>,
     pub refused: Refused,
     pub truncated: bool,
+    pub damage: Option<RecordingDamage>,
 }
 
 impl RecordingReplay {
@@ -22,6 +23,7 @@ impl RecordingReplay {
             events: self.snapshot.health.events,
             losses: self.snapshot.health.losses,
             truncated: self.truncated,
+            damage: self.damage,
         }
     }
 
@@ -57,6 +59,7 @@ pub(super) fn run<R: BufRead, A: Analysis>(
         end: reader.end().cloned(),
         refused: ledger.refused(),
         truncated: reader.truncated(),
+        damage: reader.damage(),
         header,
     };
     Ok((replay, analyses))

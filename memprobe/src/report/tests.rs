@@ -8,8 +8,8 @@ use crate::event::{
     LabeledBlock, MemoryEvent, Module, Stack, StackId, StackKind, Tgid, TimeNs,
 };
 use crate::recording::samples::{
-    MIB, at_attach, frame, late_attach, memory, on_the_cpu, purposes, recording, stack, story,
-    tensors, totals,
+    MIB, at_attach, compact_recording, frame, late_attach, memory, on_the_cpu, purposes, recording,
+    stack, story, tensors, totals,
 };
 
 fn report(file: &[u8], options: ReportOptions) -> String {
@@ -666,4 +666,78 @@ fn devices_stand_in_tables_of_their_own() {
         ..memory(Action::Alloc, 1, 0, 0)
     });
     assert!(table(&[other]).contains("cuda:3  allocated 512 B, peak 512 B"));
+}
+
+#[test]
+fn every_report_of_a_compact_recording_is_that_of_its_trace() {
+    let kinds = [
+        By::Line,
+        By::Tensor,
+        By::Event,
+        By::Module,
+        By::Peak,
+        By::Growth,
+        By::Iteration,
+        By::Category,
+        By::Phase,
+        By::Saved,
+        By::Size,
+        By::Layer,
+        By::Thread,
+        By::Segment,
+    ];
+    let report = |file: &[u8], options: &ReportOptions| {
+        let mut out = Vec::new();
+        let outcome = write(Reader::new(file).unwrap(), options, &mut out);
+        let outcome = outcome.map_err(|error| error.to_string());
+        (outcome, String::from_utf8(out).unwrap())
+    };
+    for events in [
+        story(),
+        tensors(),
+        purposes(),
+        on_the_cpu(),
+        late_attach(),
+        equal_models(),
+    ] {
+        let (trace, compact) = (recording(&events), compact_recording(&events));
+        for by in kinds {
+            for format in [ReportFormat::Text, ReportFormat::Jsonl, ReportFormat::Csv] {
+                let options = ReportOptions {
+                    by,
+                    format,
+                    ..ReportOptions::default()
+                };
+                assert_eq!(
+                    report(&trace, &options),
+                    report(&compact, &options),
+                    "{by:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn damage_of_a_compact_recording_is_said_and_is_no_matter_of_the_buffer() {
+    let mut events = story();
+    // Labels of many blocks fill several frames.
+    let block = LabeledBlock::unlabeled(Address(512), Bytes(512), DeviceIndex(0));
+    events.push(Event::BlockLabels(Arc::new(BlockLabels {
+        time: TimeNs(6_000_000_000),
+        tgid: Tgid(1234),
+        blocks: vec![block; 100_000],
+        optimizers: Vec::new(),
+    })));
+    let mut file = compact_recording(&events);
+    // The last bytes before the end are of a frame with the labels.
+    let place = file.len() - 600;
+    file[place] ^= 1;
+    let text = report(&file, ReportOptions::default());
+    assert!(
+        text.contains("the recording is damaged in 1 place"),
+        "{text}"
+    );
+    assert!(text.contains("The report covers the rest."), "{text}");
+    assert!(!text.contains("--buffer-size"), "{text}");
 }

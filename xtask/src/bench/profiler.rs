@@ -165,7 +165,7 @@ impl Profiler {
             command.arg(&pid).args(mode);
             command
         };
-        let file = programs.recordings.join("trace.json");
+        let file = programs.recordings.join("trace.mprb");
         let attached = match self {
             Self::None | Self::HistoryPython | Self::HistoryAll | Self::KinetoMemory => {
                 return Ok(None);

@@ -223,7 +223,7 @@ impl Target {
     fn run(&self, memprobe: &Path, case: &Case, folder: &Path) -> Result<Run> {
         let gaps = self.folder.path().join("gaps");
         fs::OpenOptions::new().write(true).open(&gaps)?.set_len(0)?;
-        let (file, said) = (folder.join("scale.json"), folder.join("scale.txt"));
+        let (file, said) = (folder.join("scale.mprb"), folder.join("scale.txt"));
         let mut command = Command::new(memprobe);
         command.args(case.memprobe).arg("--pid");
         command.arg(self.child.id().to_string());

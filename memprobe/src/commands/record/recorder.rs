@@ -15,11 +15,13 @@ use crate::event::{Event, Losses, Rank, Target, Tgid};
 use crate::ledger::AnalyzedLedger;
 use crate::ledger::snapshot::Grouping;
 use crate::output::{OutputFile, OutputPlan};
+use crate::recording::write::WriteError;
+use crate::recording::write::compact::CompactWriter;
 use crate::recording::write::directory::{
     Index, OutputDirectory, RecordedProcess, file_stem, is_directory,
 };
-use crate::recording::write::trace_event::{TraceWriter, WriteError};
-use crate::recording::{EndReason, Header};
+use crate::recording::write::trace_event::TraceWriter;
+use crate::recording::{EndReason, Header, RecordingFormat};
 use crate::session::{HostEvent, HostItem, now};
 use crate::view::{self, clean, counted};
 
@@ -40,7 +42,7 @@ impl Destination {
         if plan.is_stdout() && stdout::is_terminal() {
             bail!(
                 "standard output is a terminal, and a recording is for programs: name a file, or send it to one \
-                 (`memprobe record -o - ... | gzip > trace.json.gz`)"
+                 (`memprobe record -o - ... | ssh HOST 'cat > trace.mprb'`)"
             );
         }
         Ok(Self::File(path.to_owned(), Some(plan)))
@@ -49,6 +51,7 @@ impl Destination {
 
 pub(super) struct Recorder {
     destination: Destination,
+    format: RecordingFormat,
     processes: HashMap<Tgid, Recorded>,
     /// Processes that had no room in the one file.
     left_out: BTreeSet<String>,
@@ -82,9 +85,10 @@ enum Output {
 }
 
 impl Recorder {
-    pub(super) fn new(destination: Destination) -> Self {
+    pub(super) fn new(destination: Destination, format: RecordingFormat) -> Self {
         Self {
             destination,
+            format,
             processes: HashMap::new(),
             left_out: BTreeSet::new(),
             written: Vec::new(),
@@ -117,7 +121,7 @@ impl Recorder {
                     recorded.header.target = target;
                     recorded.header.probes = probes;
                     if let Output::File(trace) = &mut recorded.output {
-                        trace.writer.describe(&recorded.header)?;
+                        trace.describe(&recorded.header)?;
                     }
                 }
                 self.note_entry(tgid);
@@ -129,7 +133,7 @@ impl Recorder {
                 if let Some(recorded) = self.processes.get_mut(&tgid) {
                     recorded.header.target.gpus = target.gpus;
                     if let Output::File(trace) = &mut recorded.output {
-                        trace.writer.describe(&recorded.header)?;
+                        trace.describe(&recorded.header)?;
                     }
                 }
             }
@@ -205,7 +209,7 @@ impl Recorder {
         let command = recorded.header.target.command.clone();
         let rank = recorded.rank;
         let events = match &recorded.output {
-            Output::File(trace) => trace.writer.events(),
+            Output::File(trace) => trace.events(),
             Output::None | Output::LeftOut => 0,
         };
         if let Some(entry) = self.entry(tgid) {
@@ -275,7 +279,7 @@ impl Recorder {
             Destination::Directory(directory, index) => {
                 let rank = recorded.rank;
                 let stem = file_stem(tgid.0, rank, &header.target.command);
-                let (name, plan) = directory.plan(&stem)?;
+                let (name, plan) = directory.plan(&stem, self.format.ending())?;
                 let shown = directory.path().join(&name).display().to_string();
                 if let Some(entry) = index.processes.get_mut(recorded.entry) {
                     entry.file = Some(name);
@@ -285,7 +289,7 @@ impl Recorder {
             }
         };
         let out = plan.create()?;
-        let mut trace = Trace::begin(out, shown.clone(), header)?;
+        let mut trace = Trace::begin(out, shown.clone(), header, self.format)?;
         for event in std::mem::take(&mut recorded.pending) {
             trace.event(&event)?;
         }
@@ -350,8 +354,8 @@ impl Recorder {
         let mut stale = BTreeMap::new();
         for recorded in self.processes.values_mut() {
             if let Output::File(trace) = &mut recorded.output {
-                trace.writer.flush()?;
-                stale.insert(recorded.entry, trace.writer.events());
+                trace.flush()?;
+                stale.insert(recorded.entry, trace.events());
             }
         }
         if self.index_is_stale {
@@ -425,10 +429,12 @@ impl Recorder {
             }
             Destination::File(..) => {
                 for path in self.written.iter().flat_map(|written| &written.path) {
+                    let viewer = match self.format {
+                        RecordingFormat::Compact => "",
+                        RecordingFormat::Json => ", or open it in ui.perfetto.dev",
+                    };
                     let file = path.display();
-                    progress.say(&format!(
-                        "print it with `memprobe report {file}`, or open it in ui.perfetto.dev"
-                    ));
+                    progress.say(&format!("print it with `memprobe report {file}`{viewer}"));
                 }
             }
         }
@@ -437,8 +443,8 @@ impl Recorder {
 
 impl ProgressFigures {
     fn add(&mut self, trace: &Trace) {
-        self.events += trace.writer.events();
-        self.bytes += trace.writer.bytes();
+        self.events += trace.events();
+        self.bytes += trace.bytes();
     }
 }
 
@@ -462,8 +468,15 @@ pub(in crate::commands) fn header(target: Target) -> Header {
     }
 }
 
-pub(in crate::commands) struct Trace {
-    pub(super) writer: TraceWriter<OutputFile>,
+/// Recording of one process that is being written.
+pub(in crate::commands) enum Trace {
+    Compact(Box<CompactWriter<OutputFile>>),
+    Json(Box<JsonTrace>),
+}
+
+/// Recording as Chrome trace events. Its end has the memory by category over time, for viewers.
+pub(in crate::commands) struct JsonTrace {
+    writer: TraceWriter<OutputFile>,
     ledgers: AnalyzedLedger<AttributionLedger>,
 }
 
@@ -473,33 +486,69 @@ impl Trace {
         out: OutputFile,
         place: String,
         header: &Header,
+        format: RecordingFormat,
     ) -> Result<Self, WriteError> {
+        if format == RecordingFormat::Compact {
+            let writer = CompactWriter::new(out, place, header)?;
+            return Ok(Self::Compact(Box::new(writer)));
+        }
         let (target, analysis) = (header.target.clone(), AttributionLedger::new(None));
-        Ok(Self {
+        Ok(Self::Json(Box::new(JsonTrace {
             writer: TraceWriter::new(out, place, header, Grouping::default())?,
             ledgers: AnalyzedLedger::new(target, header.start, analysis),
-        })
+        })))
     }
 
     pub(in crate::commands) fn event(&mut self, event: &Event) -> Result<(), WriteError> {
-        self.writer.event(event)?;
-        self.ledgers.apply(event);
-        Ok(())
+        match self {
+            Self::Compact(writer) => writer.event(event),
+            Self::Json(trace) => {
+                trace.writer.event(event)?;
+                trace.ledgers.apply(event);
+                Ok(())
+            }
+        }
+    }
+
+    fn describe(&mut self, header: &Header) -> Result<(), WriteError> {
+        match self {
+            Self::Compact(writer) => writer.describe(header),
+            Self::Json(trace) => trace.writer.describe(header),
+        }
     }
 
     /// Hands what was written to the operating system.
     pub(in crate::commands) fn flush(&mut self) -> Result<(), WriteError> {
-        self.writer.flush()
+        match self {
+            Self::Compact(writer) => writer.flush(),
+            Self::Json(trace) => trace.writer.flush(),
+        }
+    }
+
+    fn events(&self) -> u64 {
+        match self {
+            Self::Compact(writer) => writer.events(),
+            Self::Json(trace) => trace.writer.events(),
+        }
     }
 
     pub(in crate::commands) fn bytes(&self) -> u64 {
-        self.writer.bytes()
+        match self {
+            Self::Compact(writer) => writer.bytes(),
+            Self::Json(trace) => trace.writer.bytes(),
+        }
     }
 
-    pub(in crate::commands) fn finish(
-        mut self,
-        reason: EndReason,
-    ) -> Result<OutputFile, WriteError> {
+    pub(in crate::commands) fn finish(self, reason: EndReason) -> Result<OutputFile, WriteError> {
+        match self {
+            Self::Compact(writer) => writer.finish(reason),
+            Self::Json(trace) => trace.finish(reason),
+        }
+    }
+}
+
+impl JsonTrace {
+    fn finish(mut self, reason: EndReason) -> Result<OutputFile, WriteError> {
         let ledger = &self.ledgers.analyses;
         let divided = categories(ledger, &ledger.latest_iterations(0), now());
         self.writer.categories(&divided)?;

@@ -179,6 +179,12 @@ impl MemoryArgs<'_> {
     }
 }
 
+/// Parses a type of elements by its name, or by its number: `dtype 99`.
+pub(in crate::recording) fn dtype_named(text: &str) -> Option<DType> {
+    let number = || text.strip_prefix("dtype ")?.parse().ok().map(DType);
+    DType::parse(text).or_else(number)
+}
+
 fn shape(args: &MemoryArgs<'_>) -> Result<Option<TensorSpec>, String> {
     let (sizes, dtype) = match (&args.shape, &args.dtype) {
         (Some(sizes), Some(dtype)) => (sizes, dtype),
@@ -188,9 +194,7 @@ fn shape(args: &MemoryArgs<'_>) -> Result<Option<TensorSpec>, String> {
     if sizes.len() > MAX_DIMENSIONS {
         return Err(format!("a tensor of {} dimensions", sizes.len()));
     }
-    let number = || dtype.strip_prefix("dtype ")?.parse().ok().map(DType);
-    let known = DType::parse(dtype).or_else(number);
-    let dtype = known.ok_or_else(|| format!("no `dtype`: {:?}", first(dtype)))?;
+    let dtype = dtype_named(dtype).ok_or_else(|| format!("no `dtype`: {:?}", first(dtype)))?;
     Ok(Some(TensorSpec {
         sizes: sizes.clone(),
         more: args.more_dimensions,

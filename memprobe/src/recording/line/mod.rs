@@ -15,6 +15,7 @@ use crate::event::{
     AtAttach, BlockPurpose, CaptureChange, Losses, MemoryEvent, NoStack, PhaseMark, StackId, Tgid,
     Tid, TimeNs,
 };
+pub(super) use memory::dtype_named;
 use memory::{EndOfSlice, LineHead, MemoryArgs, MemoryLine};
 
 pub(super) enum LineRecord<'a> {

@@ -54,14 +54,19 @@ impl OutputDirectory {
         self.folder.path()
     }
 
-    /// Returns the file name and plan for a process's recording. If the name exists, a number is appended:
-    /// the process runs a second program, or another process got its PID. Creates the directory if it is missing.
-    pub fn plan(&mut self, stem: &str) -> Result<(String, OutputPlan), DirectoryError> {
-        let mut name = format!("{stem}.json");
+    /// Returns the file name and plan for a process's recording. `ending` has no dot. If the name exists, a number is
+    /// appended: the process runs a second program, or another process got its PID. Creates the directory if it is
+    /// missing.
+    pub fn plan(
+        &mut self,
+        stem: &str,
+        ending: &str,
+    ) -> Result<(String, OutputPlan), DirectoryError> {
+        let mut name = format!("{stem}.{ending}");
         let mut again = 1;
         while self.folder.has(&name) {
             again += 1;
-            name = format!("{stem}-{again}.json");
+            name = format!("{stem}-{again}.{ending}");
         }
         let plan = self.folder.plan(&name)?;
         Ok((name, plan))
@@ -279,12 +284,12 @@ mod tests {
     fn a_second_program_of_a_process_gets_a_second_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut directory = OutputDirectory::check(folder.path()).expect("it is there");
-        let (name, plan) = directory.plan("7-train").expect("planned");
-        assert_eq!(name, "7-train.json");
+        let (name, plan) = directory.plan("7-train", "mprb").expect("planned");
+        assert_eq!(name, "7-train.mprb");
         drop(plan.create().expect("created"));
         assert_eq!(
-            directory.plan("7-train").expect("planned").0,
-            "7-train-2.json"
+            directory.plan("7-train", "mprb").expect("planned").0,
+            "7-train-2.mprb"
         );
     }
 }

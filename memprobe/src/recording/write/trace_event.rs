@@ -8,12 +8,12 @@
 //! category, id and name (`json_trace_parser_impl.cc`, `track_compressor.cc`). The end therefore repeats the
 //! name, and all blocks of one Python line share a track.
 
-use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use super::error::WriteError;
 use super::fields::{
     clip, push_args, push_id, push_mark, push_name, push_process, push_purpose, push_record,
     push_shape, push_stack, push_ts,
@@ -54,27 +54,6 @@ pub struct TraceWriter<W: Write> {
     open: [OpenSlices; 4],
     counters: HashMap<DeviceIndex, Totals>,
 }
-
-#[derive(Clone, Debug)]
-pub struct WriteError {
-    place: String,
-    source: Arc<io::Error>,
-}
-
-impl fmt::Display for WriteError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot write {}: {}", self.place, self.source)?;
-        match self.source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => f.write_str(
-                "; what was recorded so far can be read: free some space or record to another disk",
-            ),
-            _ => Ok(()),
-        }
-    }
-}
-
-// Without `source`: the message already contains the I/O error's.
-impl std::error::Error for WriteError {}
 
 impl<W: Write> TraceWriter<W> {
     /// Starts a recording on `out`. `place` names it in errors; `grouping` selects the frame that names a slice.
@@ -248,10 +227,7 @@ impl<W: Write> TraceWriter<W> {
             return Ok(());
         }
         act(&mut self.out, &self.lines).map_err(|source| {
-            let error = WriteError {
-                place: self.place.clone(),
-                source: Arc::new(source),
-            };
+            let error = WriteError::new(&self.place, source);
             self.failed = Some(error.clone());
             error
         })

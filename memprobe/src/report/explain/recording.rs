@@ -9,10 +9,10 @@ use crate::attribution::growth::GrowthLedger;
 use crate::attribution::peak::{PeakLedger, PeakView};
 use crate::attribution::view::DeviceView;
 use crate::attribution::{AttributionLedger, WithCategories};
-use crate::event::{Bytes, Losses};
+use crate::event::Bytes;
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site};
-use crate::recording::{Reader, RecordingError};
-use crate::report::replay;
+use crate::recording::{Reader, RecordingDamage, RecordingError};
+use crate::report::replay::{self, RecordingReplay};
 use crate::view::FileNames;
 use std::collections::HashMap;
 
@@ -44,7 +44,7 @@ pub fn explain_recording<R: BufRead>(
             file: file.to_owned(),
         },
         devices,
-        notes: notes(replay.truncated, &replay.snapshot.health.losses),
+        notes: notes(&replay),
     })
 }
 
@@ -107,11 +107,13 @@ fn lines(view: &PeakView) -> Vec<MemoryOwner> {
     owners
 }
 
-fn notes(is_truncated: bool, losses: &Losses) -> Vec<String> {
+fn notes(replay: &RecordingReplay) -> Vec<String> {
     let mut notes = Vec::new();
-    if is_truncated {
+    if replay.truncated {
         notes.push("the end of the recording is missing".to_owned());
     }
+    notes.extend(replay.damage.map(|damage| damage.to_string()));
+    let losses = RecordingDamage::losses_of_recording(replay.damage, replay.snapshot.health.losses);
     if losses.events > 0 {
         notes.push(format!(
             "{} events were lost while recording: single lines may be wrong",

@@ -1,0 +1,657 @@
+//! Events to frames.
+
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::columns::{ColumnWriter, FrameColumn};
+use super::definitions::DefinitionWriter;
+use super::frame::{FrameKind, PlainFrame};
+use super::varint::{push, push_bytes, push_difference};
+use super::{MAX_PAYLOAD, record};
+use crate::event::{
+    Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, CallPathOrigin, CaptureChange,
+    CudaCall, DeviceIndex, DeviceSegments, Event, LabeledBlock, Losses, MemoryEvent, MemorySegment,
+    Module, PhaseMark, PoolOwner, PoolSize, PrivatePoolState, PurposeId, SegmentReading, Stack,
+    StackId, StackKind, TensorSpec, TimeNs, Totals,
+};
+use crate::recording::{
+    End, EndReason, EndRecord, FORMAT, Header, HeaderRecord, MAX_DIMENSIONS, MAX_FRAMES,
+    MAX_PURPOSE, MAX_STACKS,
+};
+
+/// Records after which a frame is closed.
+const FRAME_RECORDS: usize = 1 << 16;
+
+/// Bytes of the columns after which a frame is closed.
+const FRAME_BYTES: usize = 1 << 20;
+
+/// Memory events after which a group is closed.
+const GROUP_EVENTS: u64 = 1 << 18;
+
+/// Bits of a class: fields that its events have.
+pub(super) mod has {
+    pub(in super::super) const DEVICE: u8 = 1;
+    pub(in super::super) const TOTALS: u8 = 2;
+    pub(in super::super) const STACK: u8 = 4;
+    pub(in super::super) const PURPOSE: u8 = 8;
+    pub(in super::super) const CALL: u8 = 16;
+}
+
+/// Bits of a record of a segment.
+pub(super) mod segment {
+    /// Absent for a block that awaits an event.
+    pub(in super::super) const IS_SEGMENT: u8 = 1;
+    pub(in super::super) const SMALL: u8 = 2;
+    pub(in super::super) const PRIVATE: u8 = 4;
+    pub(in super::super) const FREEABLE: u8 = 8;
+    pub(in super::super) const EXPANDABLE: u8 = 16;
+}
+
+/// Fields that a memory event shares with many others.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct EventClass {
+    action: Action,
+    tgid: u32,
+    tid: u32,
+    device: Option<DeviceIndex>,
+    call: Option<CudaCall>,
+    has: u8,
+}
+
+/// Totals of each device after the previous event, as both sides of a file predict them.
+pub(super) struct PredictedTotals(Box<[Totals; 256]>);
+
+impl Default for PredictedTotals {
+    fn default() -> Self {
+        Self(Box::new([Totals::default(); 256]))
+    }
+}
+
+impl PredictedTotals {
+    /// Totals that an event leads to if nothing else happened on its device.
+    pub(super) fn after(&self, event: &MemoryEvent) -> Totals {
+        let before = self.0[Self::index(event)];
+        let (allocated, size) = (before.allocated.0, event.size.0);
+        let allocated = match event.action {
+            Action::Alloc => allocated.wrapping_add(size),
+            Action::Free => allocated.wrapping_sub(size),
+            _ => allocated,
+        };
+        Totals::of(allocated, before.reserved.0)
+    }
+
+    pub(super) fn set(&mut self, event: &MemoryEvent, totals: Totals) {
+        self.0[Self::index(event)] = totals;
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self.0 = [Totals::default(); 256];
+    }
+
+    fn index(event: &MemoryEvent) -> usize {
+        usize::from(event.device.unwrap_or(DeviceIndex::UNKNOWN).0)
+    }
+}
+
+/// Encodes the events of a recording. Its memory is bounded by the definitions of the stream and one frame.
+pub(in crate::recording) struct CompactEncoder {
+    header: Vec<u8>,
+    columns: ColumnWriter,
+    definitions: DefinitionWriter,
+    classes: HashMap<EventClass, u64>,
+    predicted: PredictedTotals,
+    time: u64,
+    addr: u64,
+    times: [u64; 2],
+    records: usize,
+    frame_events: u32,
+    group: u16,
+    begins_group: bool,
+    group_events: u64,
+    events: u64,
+    losses: Losses,
+    /// Definitions of the stream, to be repeated in each group that uses them.
+    stacks: HashMap<StackId, Arc<Stack>>,
+    purposes: BlockPurposes,
+    group_stacks: HashSet<StackId>,
+    group_purposes: HashSet<PurposeId>,
+}
+
+impl CompactEncoder {
+    pub(crate) fn new(header: &Header) -> Self {
+        Self {
+            header: header_json(header),
+            columns: ColumnWriter::default(),
+            definitions: DefinitionWriter::default(),
+            classes: HashMap::new(),
+            predicted: PredictedTotals::default(),
+            time: 0,
+            addr: 0,
+            times: [u64::MAX, 0],
+            records: 0,
+            frame_events: 0,
+            group: 0,
+            begins_group: true,
+            group_events: 0,
+            events: 0,
+            losses: Losses::default(),
+            stacks: HashMap::new(),
+            purposes: BlockPurposes::default(),
+            group_stacks: HashSet::new(),
+            group_purposes: HashSet::new(),
+        }
+    }
+
+    /// Memory events so far.
+    pub(crate) fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Emits the header again, since more is known of the target.
+    pub(crate) fn describe(&mut self, header: &Header, emit: &mut impl FnMut(PlainFrame)) {
+        self.header = header_json(header);
+        self.close(emit);
+        emit(self.header_frame());
+    }
+
+    /// Frame of the header, which begins a recording.
+    pub(crate) fn header_frame(&self) -> PlainFrame {
+        PlainFrame {
+            kind: FrameKind::Header,
+            group: self.group,
+            first_event: self.events,
+            events: 0,
+            times: [0, 0],
+            payload: self.header.clone(),
+        }
+    }
+
+    /// Closes the recording, and returns its last frame.
+    pub(crate) fn end(
+        &mut self,
+        reason: EndReason,
+        emit: &mut impl FnMut(PlainFrame),
+    ) -> PlainFrame {
+        self.close(emit);
+        let end = EndRecord::from(&End {
+            reason,
+            events: self.events,
+            losses: self.losses,
+        });
+        PlainFrame {
+            kind: FrameKind::End,
+            payload: json(&end),
+            ..self.header_frame()
+        }
+    }
+
+    /// Encodes an event; emits the frames that it fills.
+    pub(crate) fn event(&mut self, event: &Event, emit: &mut impl FnMut(PlainFrame)) {
+        match event {
+            Event::Memory(event) => self.memory(event),
+            Event::Stack(id, stack) => {
+                self.stack(record::STACK, *id, stack);
+                if self.stacks.len() < MAX_STACKS || self.stacks.contains_key(id) {
+                    self.stacks.insert(*id, Arc::clone(stack));
+                }
+            }
+            Event::BlockPurpose(id, purpose) => {
+                self.purpose(record::PURPOSE, *id, purpose);
+                self.purposes.define(*id, purpose);
+            }
+            Event::Thread(tid, name) => {
+                self.begin(record::THREAD);
+                self.number(tid.0.into());
+                self.string(name);
+            }
+            Event::AtAttach(found) => self.at_attach(found),
+            Event::PhaseMark(mark) => self.mark(mark),
+            Event::BlockLabels(labels) => self.labels(labels, emit),
+            Event::Segments(reading) => self.segments(reading, emit),
+            Event::Loss(losses) => {
+                self.losses = *losses;
+                self.begin(record::LOSS);
+                let Losses {
+                    events,
+                    stacks,
+                    malformed,
+                    uses,
+                } = *losses;
+                self.numbers([events, stacks, malformed, uses]);
+            }
+            Event::Capture(change) => self.capture(change),
+        }
+        self.close_when_full(emit);
+    }
+
+    /// Emits the frame that is open, if it has records.
+    pub(crate) fn close(&mut self, emit: &mut impl FnMut(PlainFrame)) {
+        if self.records == 0 {
+            return;
+        }
+        self.write_classes();
+        if self.begins_group && self.events > u64::from(self.frame_events) {
+            // A reader that begins with this group has a header too.
+            let header = self.header_frame();
+            let first_event = self.events - u64::from(self.frame_events);
+            emit(PlainFrame {
+                first_event,
+                ..header
+            });
+        }
+        let [first, last] = self.times;
+        emit(PlainFrame {
+            kind: FrameKind::Records,
+            group: self.group,
+            first_event: self.events - u64::from(self.frame_events),
+            events: self.frame_events,
+            times: [first.min(last), last],
+            payload: self.columns.take(),
+        });
+        self.begins_group = self.group_events >= GROUP_EVENTS || self.definitions.are_many();
+        if self.begins_group {
+            self.group = self.group.wrapping_add(1);
+            self.group_events = 0;
+            self.definitions.clear();
+            self.group_stacks.clear();
+            self.group_purposes.clear();
+        }
+        self.classes.clear();
+        self.predicted.clear();
+        (self.time, self.addr) = (0, 0);
+        self.times = [u64::MAX, 0];
+        (self.records, self.frame_events) = (0, 0);
+    }
+
+    fn close_when_full(&mut self, emit: &mut impl FnMut(PlainFrame)) {
+        let is_full = self.records >= FRAME_RECORDS
+            || self.records.is_multiple_of(32) && self.columns.length() >= FRAME_BYTES
+            || self.columns.of(FrameColumn::Strings).len() >= FRAME_BYTES;
+        if is_full {
+            self.close(emit);
+        }
+    }
+
+    #[inline]
+    fn begin(&mut self, kind: u64) {
+        if self.records == 0 {
+            self.definitions.begin_frame(&mut self.columns);
+        }
+        self.records += 1;
+        push(self.columns.of(FrameColumn::Kinds), kind);
+    }
+
+    #[inline]
+    fn time(&mut self, TimeNs(time): TimeNs) {
+        push_difference(self.columns.of(FrameColumn::Times), self.time, time);
+        self.time = time;
+        self.times = [self.times[0].min(time), self.times[1].max(time)];
+    }
+
+    fn number(&mut self, number: u64) {
+        push(self.columns.of(FrameColumn::Details), number);
+    }
+
+    fn numbers<const N: usize>(&mut self, numbers: [u64; N]) {
+        numbers.into_iter().for_each(|number| self.number(number));
+    }
+
+    fn string(&mut self, text: &str) {
+        let number = self.definitions.string(&mut self.columns, text);
+        self.number(number);
+    }
+
+    fn optional_string(&mut self, text: Option<&str>) {
+        let number = self.definitions.optional_string(&mut self.columns, text);
+        self.number(number);
+    }
+
+    /// Writes a word of an enumeration, at full length: later frames need no earlier definition of it.
+    fn word(&mut self, word: &str) {
+        push_bytes(self.columns.of(FrameColumn::Details), word.as_bytes());
+    }
+
+    /// Writes 0 for nothing, and otherwise 1 and the number.
+    fn optional_number(&mut self, number: Option<u64>) {
+        self.number(number.is_some().into());
+        if let Some(number) = number {
+            self.number(number);
+        }
+    }
+
+    fn memory(&mut self, event: &MemoryEvent) {
+        self.repeat_definitions(event);
+        let knows_purpose =
+            event.shape == PurposeId::NO_TENSOR || self.group_purposes.contains(&event.shape);
+        let mut has = 0;
+        for (bit, is_there) in [
+            (has::DEVICE, event.device.is_some()),
+            (has::TOTALS, event.totals.is_some()),
+            (has::STACK, event.stack != StackId::NONE),
+            (has::PURPOSE, knows_purpose),
+            (has::CALL, event.call.is_some()),
+        ] {
+            has |= if is_there { bit } else { 0 };
+        }
+        let class = EventClass {
+            action: event.action,
+            tgid: event.tgid.0,
+            tid: event.tid.0,
+            device: event.device,
+            call: event.call,
+            has,
+        };
+        let next = self.classes.len() as u64;
+        let class = *self.classes.entry(class).or_insert(next);
+        self.begin(record::MEMORY + class);
+        self.time(event.time);
+        push_difference(
+            self.columns.of(FrameColumn::Addresses),
+            self.addr,
+            event.addr.0,
+        );
+        self.addr = event.addr.0;
+        push(self.columns.of(FrameColumn::Sizes), event.size.0);
+        if has & has::STACK != 0 {
+            push(self.columns.of(FrameColumn::Stacks), event.stack.0.into());
+        }
+        if has & has::PURPOSE != 0 {
+            push(self.columns.of(FrameColumn::Purposes), event.shape.0.into());
+        }
+        if let Some(totals) = event.totals {
+            let Totals {
+                allocated,
+                reserved,
+            } = self.predicted.after(event);
+            let column = self.columns.of(FrameColumn::Allocated);
+            push_difference(column, allocated.0, totals.allocated.0);
+            let column = self.columns.of(FrameColumn::Reserved);
+            push_difference(column, reserved.0, totals.reserved.0);
+            self.predicted.set(event, totals);
+        }
+        if event.action != Action::Held {
+            self.events += 1;
+            self.group_events += 1;
+            self.frame_events += 1;
+        }
+    }
+
+    /// Defines the stack and the purpose of an event in this group, if an earlier one did.
+    fn repeat_definitions(&mut self, event: &MemoryEvent) {
+        self.repeat_stack(event.stack);
+        if event.shape < PurposeId::FIRST || self.group_purposes.contains(&event.shape) {
+            return;
+        }
+        if let Some(purpose) = self.purposes.get(event.shape).map(Arc::clone) {
+            self.purpose(record::PURPOSE_REPEATED, event.shape, &purpose);
+        }
+    }
+
+    fn repeat_stack(&mut self, id: StackId) {
+        if id == StackId::NONE || self.group_stacks.contains(&id) {
+            return;
+        }
+        if let Some(stack) = self.stacks.get(&id).map(Arc::clone) {
+            self.stack(record::STACK_REPEATED, id, &stack);
+        }
+    }
+
+    /// Writes the classes of the frame, in the order of their numbers.
+    fn write_classes(&mut self) {
+        let mut classes: Vec<_> = self
+            .classes
+            .iter()
+            .map(|(class, at)| (*at, *class))
+            .collect();
+        classes.sort_unstable_by_key(|(at, _)| *at);
+        for (_, class) in classes {
+            let column = self.columns.of(FrameColumn::Classes);
+            push_bytes(column, class.action.as_str().as_bytes());
+            for number in [class.has.into(), class.tgid, class.tid] {
+                push(column, number.into());
+            }
+            if let Some(device) = class.device {
+                push(column, device.0.into());
+            }
+            if let Some(call) = class.call {
+                push_bytes(column, call.function.as_bytes());
+                push_bytes(column, call.space.as_str().as_bytes());
+            }
+        }
+    }
+
+    fn stack(&mut self, kind: u64, id: StackId, stack: &Stack) {
+        self.begin(kind);
+        self.number(id.0.into());
+        self.stack_fields(stack);
+        let node = stack.context.node.as_ref();
+        let forward = node.and_then(|node| node.forward.as_ref());
+        self.optional_string(node.map(|node| &*node.name));
+        if node.is_some() {
+            self.number(forward.is_some().into());
+        }
+        if let Some(forward) = forward {
+            self.stack_fields(forward);
+        }
+        self.group_stacks.insert(id);
+    }
+
+    /// Writes a stack without its node. Outer frames that do not fit into a payload are dropped.
+    fn stack_fields(&mut self, stack: &Stack) {
+        let mut lines = Vec::new();
+        for frame in stack.frames.iter().take(MAX_FRAMES) {
+            if self.columns.length() > MAX_PAYLOAD / 2 {
+                break;
+            }
+            lines.push(self.definitions.line(&mut self.columns, frame));
+        }
+        let (kind, thread, reason) = match &stack.kind {
+            StackKind::Python => ("python", None, None),
+            StackKind::Native => ("native", None, None),
+            StackKind::Waiting { thread } => ("waiting", Some(&**thread), None),
+            StackKind::Unknown { thread, reason } => {
+                ("unknown", Some(&**thread), Some(reason.as_str()))
+            }
+        };
+        self.word(kind);
+        self.optional_string(thread);
+        self.word(reason.unwrap_or_default());
+        self.number((stack.truncated || lines.len() < stack.frames.len()).into());
+        let module = match &stack.context.module {
+            Module::Outside => 0,
+            Module::Unknown => 1,
+            Module::Called(path) => 2 + self.definitions.string(&mut self.columns, path),
+        };
+        self.number(module);
+        self.word(stack.context.grad.as_str());
+        self.number(lines.len() as u64);
+        let mut before = 0;
+        for line in lines {
+            push_difference(self.columns.of(FrameColumn::Details), before, line);
+            before = line;
+        }
+    }
+
+    fn purpose(&mut self, kind: u64, id: PurposeId, purpose: &BlockPurpose) {
+        self.begin(kind);
+        self.number(id.0.into());
+        match purpose {
+            BlockPurpose::Tensor(tensor) => {
+                self.number(0);
+                self.tensor(tensor);
+            }
+            BlockPurpose::Other(purpose) => {
+                self.number(1);
+                self.optional_string(purpose.what.as_deref().map(clipped));
+                self.string(clipped(&purpose.function));
+                self.string(clipped(&purpose.library));
+            }
+        }
+        self.group_purposes.insert(id);
+    }
+
+    fn tensor(&mut self, tensor: &TensorSpec) {
+        let sizes = &tensor.sizes[..tensor.sizes.len().min(MAX_DIMENSIONS)];
+        let omitted = (tensor.sizes.len() - sizes.len()) as u64;
+        self.number(sizes.len() as u64);
+        sizes.iter().for_each(|size| self.number(*size));
+        self.number((u64::from(tensor.more) + omitted).min(u32::MAX.into()));
+        match tensor.dtype.name() {
+            Some(name) => self.word(name),
+            None => self.word(&tensor.dtype.to_string()),
+        }
+        self.optional_number(tensor.requested.map(|bytes| bytes.0));
+    }
+
+    fn at_attach(&mut self, found: &AtAttach) {
+        self.begin(record::AT_ATTACH);
+        self.time(found.time);
+        self.number(found.tgid.0.into());
+        self.optional_number(found.device.map(|device| device.0.into()));
+        for totals in [found.totals, found.peak] {
+            self.numbers([totals.allocated.0, totals.reserved.0]);
+        }
+        self.optional_string(found.unread.as_deref());
+    }
+
+    fn mark(&mut self, mark: &PhaseMark) {
+        self.repeat_stack(mark.stack);
+        self.begin(record::MARK);
+        self.time(mark.time);
+        self.numbers([mark.tgid.0.into(), mark.tid.0.into()]);
+        self.word(mark.phase.as_str());
+        self.string(&mark.class);
+        self.number(mark.stack.0.into());
+    }
+
+    fn capture(&mut self, change: &CaptureChange) {
+        self.begin(record::CAPTURE);
+        self.time(change.time);
+        self.number(change.tgid.0.into());
+        self.word(change.level.as_str());
+        self.numbers([change.overhead.0.into(), change.budget.0.into()]);
+    }
+
+    fn labels(&mut self, labels: &BlockLabels, emit: &mut impl FnMut(PlainFrame)) {
+        for block in &labels.blocks {
+            self.label(block);
+            self.close_when_full(emit);
+        }
+        self.begin(record::LABELS);
+        self.time(labels.time);
+        self.numbers([labels.tgid.0.into(), labels.blocks.len() as u64]);
+        self.number(labels.optimizers.len() as u64);
+        for group in &labels.optimizers {
+            self.string(&group.class);
+            let optional = |flag: Option<bool>| flag.map_or(0, |flag| 1 + u64::from(flag));
+            self.numbers([optional(group.foreach), optional(group.fused)]);
+            self.numbers([group.differentiable.into(), group.has_tensor_rate.into()]);
+        }
+    }
+
+    fn label(&mut self, block: &LabeledBlock) {
+        self.begin(record::LABEL);
+        self.numbers([block.addr.0, block.size.0, block.device.0.into()]);
+        self.word(block.kind.map_or("", |kind| kind.as_str()));
+        let name = block.name.as_ref();
+        self.optional_string(name.map(|name| &*name.text));
+        self.optional_string(name.and_then(|name| name.inferred));
+        self.optional_string(block.module.as_deref());
+        let called = block.called.as_ref();
+        self.optional_string(called.map(|called| &*called.path));
+        let is_call = called.is_some_and(|called| called.origin == CallPathOrigin::Call);
+        self.number(is_call.into());
+        self.optional_string(block.saved_by.as_deref());
+        self.number(block.is_saved_variable.into());
+        let retainer = block.retainer.as_deref();
+        self.optional_string(retainer.map(|retainer| &*retainer.by));
+        if let Some(retainer) = retainer {
+            self.optional_string(retainer.class.as_deref());
+            self.optional_string(retainer.slot.as_deref());
+            self.optional_string(retainer.through.as_deref());
+            self.number(retainer.exclusive.into());
+        }
+    }
+
+    fn segments(&mut self, reading: &SegmentReading, emit: &mut impl FnMut(PlainFrame)) {
+        let mut records = 0;
+        for device in &reading.devices {
+            for segment in &device.segments {
+                self.segment(device.device, segment);
+                self.close_when_full(emit);
+            }
+            for (addr, size) in &device.awaiting {
+                self.begin(record::SEGMENT);
+                self.numbers([0, device.device.0.into(), addr.0, size.0]);
+                self.close_when_full(emit);
+            }
+            records += device.segments.len() + device.awaiting.len();
+        }
+        self.begin(record::SEGMENTS);
+        self.time(reading.time);
+        self.numbers([reading.tgid.0.into(), records as u64]);
+        self.optional_string(reading.unread.as_deref());
+        self.number(reading.devices.len() as u64);
+        for device in &reading.devices {
+            let DeviceSegments {
+                totals,
+                active,
+                requested,
+                ..
+            } = device;
+            self.numbers([
+                device.device.0.into(),
+                totals.allocated.0,
+                totals.reserved.0,
+            ]);
+            self.numbers([active.0, requested.0]);
+        }
+    }
+
+    fn segment(&mut self, device: DeviceIndex, found: &MemorySegment) {
+        let mut flags = segment::IS_SEGMENT;
+        if found.pool.size == PoolSize::Small {
+            flags |= segment::SMALL;
+        }
+        if let PoolOwner::Private { state, .. } = found.pool.owner {
+            flags |= segment::PRIVATE;
+            if state == PrivatePoolState::Freeable {
+                flags |= segment::FREEABLE;
+            }
+        }
+        if found.expandable.is_some() {
+            flags |= segment::EXPANDABLE;
+        }
+        self.begin(record::SEGMENT);
+        self.numbers([flags.into(), device.0.into(), found.addr.0, found.size.0]);
+        self.number(found.stream);
+        if let PoolOwner::Private { id, .. } = found.pool.owner {
+            self.numbers([id.0, id.1]);
+        }
+        if let Some(start) = found.expandable {
+            self.number(start.0);
+        }
+    }
+}
+
+fn header_json(header: &Header) -> Vec<u8> {
+    json(&HeaderRecord {
+        format: FORMAT,
+        header,
+    })
+}
+
+/// Returns a record as JSON. Serialization cannot fail: the records are plain data.
+fn json(record: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(record).unwrap_or_default()
+}
+
+/// Cuts a text about a purpose at the boundary of a character.
+fn clipped(text: &str) -> &str {
+    let mut end = text.len().min(MAX_PURPOSE);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}

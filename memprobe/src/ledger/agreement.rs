@@ -11,8 +11,8 @@ const GRACE: u64 = 1_000_000_000;
 /// wait in the ring, for the names of modules, and for a heap snapshot.
 const MAX_LAG: u64 = 60_000_000_000;
 
-/// Differences that a lost event explains: that of the totals, after which the ledger agrees with the allocator again,
-/// and one of the block when its address is seen next.
+/// Differences that a lost event explains: one of the totals, and one of the block when its address is seen next.
+/// Afterwards the ledger agrees with the allocator again.
 const EXPLAINS: u64 = 2;
 
 #[derive(Clone, Copy, Debug, Default)]

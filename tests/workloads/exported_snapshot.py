@@ -141,7 +141,8 @@ def compare_segments(ours, truth):
         described = {}
         for segment in segments:
             blocks = [[block[key] for key in ("address", "size", "state")] for block in segment["blocks"]]
-            pool = list(segment.get("segment_pool_id", ()))
+            # PyTorch 2.0 does not name the pool of a segment.
+            pool = list(segment["segment_pool_id"]) if "segment_pool_id" in truth[0] else None
             described[segment["device"], segment["address"]] = [segment[key] for key in keys], pool, blocks
         return described
 

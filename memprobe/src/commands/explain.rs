@@ -15,9 +15,11 @@ use super::top::Once;
 use super::waiting::remove_probes;
 use super::{EndSignal, Interrupts};
 use crate::attribution::growth::GrowthLedger;
+use crate::attribution::segments::SegmentLedger;
 use crate::cuda::nvml::Sample;
 use crate::event::tensors::TensorSnapshot;
-use crate::event::{CaptureOptions, DeviceIndex, Event, Tgid};
+use crate::event::{Bytes, CaptureOptions, DeviceIndex, Event, Tgid};
+use crate::ledger::Ledger;
 use crate::ledger::snapshot::Grouping;
 use crate::probe::catalog::Allocators;
 use crate::probe::kernel;
@@ -62,7 +64,8 @@ impl Explain {
     async fn look(&self) -> Result<Result<Explanation, EndSignal>> {
         let mut interrupts = Interrupts::new()?;
         let mut tracker = BlockTracker::open(self.tgid, self.probes, || {
-            GrowthLedger::new(Grouping::User, None)
+            let growth = GrowthLedger::new(Grouping::User, None);
+            (growth, SegmentLedger::default())
         });
         tokio::select! {
             signal = interrupts.next() => return Ok(Err(signal)),
@@ -107,14 +110,15 @@ impl Explain {
         &self,
         snapshot: &TensorSnapshot,
         driver: Result<Sample, String>,
-        mut tracker: BlockTracker<GrowthLedger>,
+        mut tracker: BlockTracker<(GrowthLedger, SegmentLedger)>,
         watched: Duration,
     ) -> Explanation {
         let mut names = named(snapshot, self.tgid);
         let (sites, _) = &tracker.ledgers.analyses;
         sites.keep_untouched(snapshot.consistency, &mut names);
         tracker.ledgers.apply(&Event::BlockLabels(names.into()));
-        let (_, growth) = &tracker.ledgers.analyses;
+        let (_, (growth, segments)) = &tracker.ledgers.analyses;
+        let returnable = returnable(segments, &tracker.ledgers.ledger);
         let intervals = growth.intervals_per_iteration();
         let devices = snapshot.devices.iter().map(|totals| totals.device);
         let grown = devices
@@ -145,9 +149,18 @@ impl Explain {
             },
             gpus,
             growth: grown,
+            returnable,
             notes,
         })
     }
+}
+
+/// Returns what `empty_cache()` would return on each device whose segments are all known.
+fn returnable(segments: &SegmentLedger, ledger: &Ledger) -> BTreeMap<DeviceIndex, Bytes> {
+    let snapshot = ledger.snapshot(crate::session::now(), Grouping::User);
+    let maps = segments.maps(ledger, &snapshot).into_iter();
+    let known = maps.filter(|map| map.read.is_some() && map.unread.is_none() && map.unplaced == 0);
+    known.map(|map| (map.index, map.returnable())).collect()
 }
 
 /// Returns the memory of the GPU behind each device, as far as the driver tells it.
@@ -217,6 +230,7 @@ pub fn explain_file(file: &Path, options: ExplainOptions) -> Result<ExitCode> {
             source: ExplanationSource::Snapshot { file: name },
             gpus: BTreeMap::new(),
             growth: BTreeMap::new(),
+            returnable: BTreeMap::new(),
             notes: Vec::new(),
         }),
         Err(_) => {

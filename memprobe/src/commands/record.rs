@@ -263,7 +263,7 @@ impl Intake {
         let (all, read) = (session.len(), AtomicUsize::new(0));
         let line = || {
             let read = read.load(Ordering::Relaxed);
-            format!("reading the allocator's segments: {read} of {all} processes")
+            format!("reading the allocator's segments: process {read} of {all}")
         };
         show_while(line, || {
             session.read_last_segments(|| {

@@ -427,13 +427,9 @@ impl HostSession {
         self.identify_last(tgid);
     }
 
-    /// Reads the segments of all processes, before the last drain of a recording. Calls `done` after each process.
-    pub(crate) fn read_last_segments(&mut self, done: impl Fn()) {
-        self.read_segments(|process| {
-            let has_news = process.read_last_segments();
-            done();
-            has_news
-        });
+    /// Reads the segments of all processes, before the last drain of a recording. Calls `begun` before each process.
+    pub(crate) fn read_last_segments(&mut self, begun: impl Fn()) {
+        self.read_segments(|process| process.read_last_segments(&begun));
     }
 
     fn read_segments(&mut self, read: impl Fn(&mut Process) -> bool) {

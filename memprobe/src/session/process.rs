@@ -504,8 +504,9 @@ impl Process {
         self.segments.read_if_due(self.torch.as_deref(), now)
     }
 
-    /// Like [`Self::read_segments`], at the end of a recording.
-    pub(super) fn read_last_segments(&mut self) -> bool {
+    /// Like [`Self::read_segments`], at the end of a recording. Calls `begun` before.
+    pub(super) fn read_last_segments(&mut self, begun: impl Fn()) -> bool {
+        begun();
         self.segments.read_last(self.torch.as_deref())
     }
 

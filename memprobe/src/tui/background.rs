@@ -1,7 +1,7 @@
 //! The question for the terminal's background, and its answer among the keys.
 //!
-//! The question is OSC 11 of xterm's ctlseqs: `OSC 11 ; ? ST`. Nobody waits for the answer: many terminals are silent, and
-//! a slow connection delays it. The terminal parser knows no such answer, and passes it on as keys. [`AnswerFilter`]
+//! The question is OSC 11 of xterm's ctlseqs: `OSC 11 ; ? ST`. Nobody waits for the answer: many terminals are silent,
+//! and a slow connection delays it. crossterm knows no such answer, and passes it on as keys. [`AnswerFilter`]
 //! recognizes it among them at any time, also when it comes in pieces.
 
 use crossterm::event::{Event, KeyCode, KeyEvent, KeyModifiers};
@@ -40,7 +40,7 @@ enum FilterState {
 
 /// Outcome of an event.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Filtered {
+pub struct FilteredInput {
     /// Events that are no part of an answer.
     pub events: Vec<Event>,
     /// The answer, once it is complete.
@@ -57,7 +57,7 @@ impl AnswerFilter {
         self.state != FilterState::Idle
     }
 
-    pub fn filter(&mut self, event: Event) -> Filtered {
+    pub fn filter(&mut self, event: Event) -> FilteredInput {
         let Event::Key(key) = event else {
             // Sizes and the mouse may come between the pieces of an answer.
             return pass(vec![event]);
@@ -70,7 +70,7 @@ impl AnswerFilter {
                 if begins {
                     self.state = FilterState::Inside;
                     self.held.push(event);
-                    return Filtered::default();
+                    return FilteredInput::default();
                 }
                 self.state = match key.code {
                     KeyCode::Esc => FilterState::AfterEscape,
@@ -85,13 +85,13 @@ impl AnswerFilter {
                 if key.code == KeyCode::Esc {
                     self.state = FilterState::InsideAfterEscape;
                     self.held.push(event);
-                    return Filtered::default();
+                    return FilteredInput::default();
                 }
                 if let Some(letter) = plain(key) {
                     self.text.push(letter);
                     if is_begin_of_answer(&self.text) {
                         self.held.push(event);
-                        return Filtered::default();
+                        return FilteredInput::default();
                     }
                 }
             }
@@ -102,20 +102,20 @@ impl AnswerFilter {
     }
 
     /// Ends an answer with this event.
-    fn end(&mut self, event: Event) -> Filtered {
+    fn end(&mut self, event: Event) -> FilteredInput {
         let Some(colour) = self.text.strip_prefix(NUMBER) else {
             return self.give_up(event);
         };
         let background = parse(colour).unwrap_or(Background::Unknown);
         *self = Self::default();
-        Filtered {
+        FilteredInput {
             events: Vec::new(),
             background: Some(background),
         }
     }
 
     /// Passes on what was held: it was no answer.
-    fn give_up(&mut self, event: Event) -> Filtered {
+    fn give_up(&mut self, event: Event) -> FilteredInput {
         let mut events = std::mem::take(&mut self.held);
         events.push(event);
         self.text.clear();
@@ -124,8 +124,8 @@ impl AnswerFilter {
     }
 }
 
-fn pass(events: Vec<Event>) -> Filtered {
-    Filtered {
+fn pass(events: Vec<Event>) -> FilteredInput {
+    FilteredInput {
         events,
         background: None,
     }
@@ -286,7 +286,7 @@ mod tests {
         let mut filter = AnswerFilter::default();
         filter.expect();
         for event in events(&["\x1b]11;rgb:0/0"]) {
-            assert_eq!(filter.filter(event), Filtered::default());
+            assert_eq!(filter.filter(event), FilteredInput::default());
         }
         let resized = Event::Resize(80, 24);
         assert_eq!(filter.filter(resized.clone()), pass(vec![resized]));

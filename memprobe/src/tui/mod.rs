@@ -56,7 +56,7 @@ pub enum Command {
     Explain(AttributionQuery),
     /// Begin a recording of the process, or end it.
     SaveRecording,
-    /// Save the tensors of the reading in progress once it ends, otherwise those of the last reading.
+    /// Save the tensors of the reading in progress, once it is complete; without one, of the last reading.
     SaveTensors,
 }
 

@@ -20,7 +20,7 @@ use ratatui::layout::{Position, Rect};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::background::{AnswerFilter, Filtered, QUESTION};
+use super::background::{AnswerFilter, FilteredInput, QUESTION};
 use super::table_screen::{Errand, Note, SourcePlace};
 use super::theme::{Theme, ThemeChoice};
 
@@ -28,7 +28,7 @@ use super::theme::{Theme, ThemeChoice};
 pub(super) const BETWEEN_DRAWINGS: Duration = Duration::from_millis(100);
 /// Longest wait for input before the channels are checked.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// Time after the question for the background in which others must not get the terminal: its answer would be their input.
+/// Time after the question for the background, in which nobody else gets the terminal: the answer would be input.
 const ANSWER_DUE: Duration = Duration::from_millis(500);
 
 /// True while memprobe owns the terminal. The code that clears it restores the terminal.
@@ -74,8 +74,8 @@ pub(super) trait TerminalDevice {
     fn lend(&mut self, work: &mut dyn FnMut()) -> io::Result<()>;
 
     /// Separates input of the user from answers of the terminal.
-    fn receive(&mut self, event: Event) -> Filtered {
-        Filtered {
+    fn receive(&mut self, event: Event) -> FilteredInput {
+        FilteredInput {
             events: vec![event],
             background: None,
         }
@@ -293,7 +293,7 @@ impl<W: Write> TerminalDevice for Screen<W> {
         execute!(self.out, CopyToClipboard::to_clipboard_from(text))
     }
 
-    fn receive(&mut self, event: Event) -> Filtered {
+    fn receive(&mut self, event: Event) -> FilteredInput {
         self.answers.filter(event)
     }
 

@@ -13,9 +13,9 @@ use crate::view::table::{Cell, Page, json_document};
 use crate::view::{clean, counted, device_gaps, percent, short_command};
 
 /// Cells of the bar of a GPU.
-const BAR: usize = 60;
+const BAR: usize = 48;
 /// Most rows of each section.
-const MAX_GPUS: usize = 8;
+const MAX_GPUS: usize = 12;
 const MAX_PROCESSES: usize = 12;
 
 /// Writes the page. Returns `None` if the reader closes the output early.
@@ -113,9 +113,7 @@ fn push(page: &mut Page, snapshot: &HostSnapshot, processes: &[&ProcessRow]) {
             "note: {lost} lost; the totals are the allocators' own"
         ));
     }
-    for gpu in gpus(snapshot).iter().take(MAX_GPUS) {
-        push_gpu(page, gpu, processes);
-    }
+    push_gpus(page, gpus(snapshot), processes);
     if processes.is_empty() {
         return;
     }
@@ -154,12 +152,28 @@ fn growth_text(growth: GrowthRate) -> String {
     }
 }
 
+fn push_gpus(page: &mut Page, gpus: &[DriverDevice], processes: &[&ProcessRow]) {
+    if gpus.is_empty() {
+        return;
+    }
+    page.blank();
+    for gpu in gpus.iter().take(MAX_GPUS) {
+        push_gpu(page, gpu, processes);
+    }
+    if gpus.len() > MAX_GPUS {
+        let more = counted((gpus.len() - MAX_GPUS) as u64, "more GPU");
+        page.fitted(&format!("{more} (all of them: --format json)"));
+    }
+    page.fitted(
+        "a: the first process below, b: the second, ...; x: no process that memprobe knows",
+    );
+}
+
 /// Draws a GPU as a bar, a letter for each process: `a` for the first, `x` for what no known process has.
 fn push_gpu(page: &mut Page, gpu: &DriverDevice, processes: &[&ProcessRow]) {
-    page.blank();
-    let name = format!("GPU {}  {}", gpu.index, clean(&gpu.name));
+    let (number, name) = (format!("GPU {:<2}", gpu.index), clean(&gpu.name));
     let Ok(memory) = &gpu.memory else {
-        page.fitted(&format!("{name}  {}", device_gaps(gpu).join("  ")));
+        page.fitted(&format!("{number} {name}  {}", device_gaps(gpu).join("  ")));
         return;
     };
     let cells = |bytes: u64| {
@@ -181,10 +195,7 @@ fn push_gpu(page: &mut Page, gpu: &DriverDevice, processes: &[&ProcessRow]) {
     bar.extend(std::iter::repeat_n('x', end - bar.len()));
     bar.extend(std::iter::repeat_n('.', BAR - bar.len()));
     let (used, total) = (human(memory.used), human(memory.total));
-    page.fitted(&format!("[{bar}] {used} of {total}"));
-    let legend =
-        "a: the first process below, b: the second, ...; x: no process that memprobe knows";
-    page.fitted(&format!("{name}   {legend}"));
+    page.fitted(&format!("{number} [{bar}] {used} of {total}  {name}"));
 }
 
 fn document<'a>(snapshot: &'a HostSnapshot, processes: &[&'a ProcessRow]) -> Cell<'a> {

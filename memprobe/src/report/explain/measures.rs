@@ -46,13 +46,7 @@ const CONTAINERS: [&str; 7] = [
 
 /// Computes the measures, most bytes first.
 pub(super) fn measures(device: &DeviceExplanation) -> Vec<Measure> {
-    let mut measures = vec![Measure {
-        id: MeasureId::EmptyCache,
-        bytes: device.part(PartId::Cached),
-        at_most: true,
-        action: "torch.cuda.empty_cache()".to_owned(),
-        because: "segments with a live block stay",
-    }];
+    let mut measures = vec![empty_cache(device)];
     // Of a peak nothing is known of what keeps it alive.
     if device.owned == OwnedBy::Retainer {
         measures.push(Measure {
@@ -68,6 +62,21 @@ pub(super) fn measures(device: &DeviceExplanation) -> Vec<Measure> {
     measures.retain(|measure| measure.bytes.0 > least);
     measures.sort_by_key(|measure| std::cmp::Reverse(measure.bytes));
     measures
+}
+
+/// The whole-free segments and pages, if the segments are known; else no more than what is cached.
+fn empty_cache(device: &DeviceExplanation) -> Measure {
+    let returnable = device.returnable;
+    Measure {
+        id: MeasureId::EmptyCache,
+        bytes: returnable.unwrap_or_else(|| device.part(PartId::Cached)),
+        at_most: returnable.is_none(),
+        action: "torch.cuda.empty_cache()".to_owned(),
+        because: match returnable {
+            Some(_) => "segments without a live block",
+            None => "segments with a live block stay",
+        },
+    }
 }
 
 /// Containers of Python that keep memory which nothing else keeps.

@@ -76,6 +76,8 @@ pub struct DeviceExplanation {
     pub ooms: u64,
     /// `None` if the program was not watched.
     pub growth: Option<Growth>,
+    /// Bytes that `torch.cuda.empty_cache()` would return; `None` if the allocator's segments are unknown.
+    pub returnable: Option<Bytes>,
     pub measures: Vec<Measure>,
 }
 

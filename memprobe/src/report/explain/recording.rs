@@ -69,6 +69,7 @@ fn at_peak(
         owned: OwnedBy::Line,
         ooms: device.ooms,
         growth: None,
+        returnable: None,
         measures: Vec::new(),
     }
 }

@@ -19,6 +19,8 @@ pub struct ProcessEvidence<'a> {
     pub gpus: BTreeMap<DeviceIndex, GpuMemory>,
     /// Growth of each device; empty if the process was not watched.
     pub growth: BTreeMap<DeviceIndex, Growth>,
+    /// Bytes of each device that `empty_cache()` would return, where the allocator's segments are known.
+    pub returnable: BTreeMap<DeviceIndex, Bytes>,
     pub notes: Vec<String>,
 }
 
@@ -28,6 +30,7 @@ pub fn explain_process(evidence: ProcessEvidence<'_>) -> Explanation {
         source,
         gpus,
         mut growth,
+        returnable,
         mut notes,
     } = evidence;
     let mut devices: Vec<DeviceExplanation> = Vec::new();
@@ -35,12 +38,13 @@ pub fn explain_process(evidence: ProcessEvidence<'_>) -> Explanation {
         let TensorDevice::Cuda(index) = device.device else {
             continue;
         };
-        devices.extend(explained(
-            device,
-            index,
-            gpus.get(&index).copied(),
-            growth.remove(&index),
-        ));
+        let explained = explained(device, index, gpus.get(&index).copied());
+        devices.extend(explained.map(|mut device| {
+            device.growth = growth.remove(&index);
+            device.returnable = returnable.get(&index).copied();
+            device.measures = measures::measures(&device);
+            device
+        }));
     }
     devices.sort_by_key(|device| std::cmp::Reverse(device.totals.reserved));
     notes.extend(
@@ -62,11 +66,10 @@ fn explained(
     table: &DeviceTable,
     index: DeviceIndex,
     gpu: Option<GpuMemory>,
-    growth: Option<Growth>,
 ) -> Option<DeviceExplanation> {
     let totals = table.account.totals?;
     let allocated = table.rows.iter().map(|row| (part(row.kind), row.holds.0));
-    let mut device = DeviceExplanation {
+    Some(DeviceExplanation {
         index,
         gpu,
         totals,
@@ -74,11 +77,10 @@ fn explained(
         owners: owners(table),
         owned: OwnedBy::Retainer,
         ooms: 0,
-        growth,
+        growth: None,
+        returnable: None,
         measures: Vec::new(),
-    };
-    device.measures = measures::measures(&device);
-    Some(device)
+    })
 }
 
 const fn part(kind: RowKind) -> PartId {

@@ -8,8 +8,12 @@ use super::*;
 use crate::attribution::allocation_groups::samples::{learning_for, retained_by_losses};
 use crate::attribution::growth::GrowthLedger;
 use crate::event::tensors::TensorDevice;
-use crate::event::{Address, DeviceIdentity, Event, Gpu, IdentitySource};
-use crate::ledger::snapshot::Grouping;
+use crate::event::{Address, DeviceIdentity, Event, Gpu, IdentitySource, Tgid, TimeNs};
+use crate::ledger::snapshot::host::{
+    DeviceRow, DriverDevice, DriverMemory, DriverSnapshot, DriverUse, HostHealth, HostSnapshot,
+    ProcessFacts, ProcessRow, ProcessState, Trend,
+};
+use crate::ledger::snapshot::{Grouping, GrowthRate};
 use crate::recording::Reader;
 use crate::recording::samples::recording;
 use crate::report::replay;
@@ -89,6 +93,7 @@ fn leaking() -> Explanation {
         },
         gpus: [(DEVICE, gpu(Some(2 * GIB + 700 * (1 << 20))))].into(),
         growth: growth(&events),
+        returnable: [(DEVICE, Bytes(500 << 20))].into(),
         notes: Vec::new(),
     })
 }
@@ -126,6 +131,7 @@ fn the_page_of_a_snapshot() {
         },
         gpus: BTreeMap::new(),
         growth: BTreeMap::new(),
+        returnable: BTreeMap::new(),
         notes: Vec::new(),
     });
     insta::assert_snapshot!(written(&explanation, DocumentFormat::Text));
@@ -157,6 +163,10 @@ fn the_json_has_the_facts_of_the_page() {
     assert_eq!(sum, 16 * GIB);
     assert_eq!(bytes(&device["parts"], "free"), Some(13 * GIB));
     assert_eq!(bytes(&device["measures"], "drop_retainer"), Some(2 * GIB));
+    // The segments are known: it is no upper bound.
+    assert_eq!(bytes(&device["measures"], "empty_cache"), Some(500 << 20));
+    let measures = device["measures"].as_array().unwrap();
+    assert!(measures.iter().all(|it| it["at_most"] == false));
     assert_eq!(
         device["owners"][0]["name"],
         "train.py:53 main() -> losses[*]"
@@ -165,6 +175,21 @@ fn the_json_has_the_facts_of_the_page() {
     let growing = &device["growth"]["lines"][0];
     assert!(growing["bytes"].as_f64().unwrap() > 0.0, "{growing}");
     assert!(document["next"][0].as_str().unwrap().contains("20292"));
+}
+
+#[test]
+fn the_verdict_on_a_cache_says_what_would_be_returned() {
+    let mut explanation = leaking();
+    let device = &mut explanation.devices[0];
+    device.growth = None;
+    device.totals.reserved = Bytes(3 * device.totals.allocated.0);
+    device.parts = completed([], device.totals, None);
+    device.returnable = Some(Bytes(0));
+    let text = written(&explanation, DocumentFormat::Text).replace("\n  ", " ");
+    assert!(
+        text.contains("empty_cache() would return 0 B of it."),
+        "{text}"
+    );
 }
 
 #[test]
@@ -198,4 +223,111 @@ fn a_process_without_memory_says_so() {
     let text = written(&explanation, DocumentFormat::Text);
     assert!(text.contains("has no GPU memory"), "{text}");
     assert!(!text.contains('\u{1b}'), "{text}");
+}
+
+/// Two GPUs: on the first two processes, of which one grows, on the second one that cannot be looked into.
+fn machine() -> HostSnapshot {
+    let process = |tgid: u32, command: &str, gpu: u32, mib: u64| ProcessRow {
+        tgid: Tgid(tgid),
+        target: Target {
+            tgid: Some(Tgid(tgid)),
+            command: command.to_owned(),
+            ..Target::default()
+        },
+        facts: ProcessFacts::default(),
+        state: ProcessState::Probed,
+        stopped: None,
+        devices: vec![DeviceRow {
+            index: DEVICE,
+            totals: Totals {
+                allocated: Bytes(mib << 20),
+                reserved: Bytes((mib + 512) << 20),
+            },
+            peak: Totals::default(),
+        }],
+        peak: Totals::default(),
+        driver: vec![DriverUse {
+            device: gpu,
+            bytes: Some(Bytes((mib + 812) << 20)),
+        }],
+        driver_is_partial: false,
+        trend: Trend::default(),
+        growth: None,
+        top: None,
+        note: None,
+        events: 1000,
+        events_per_second: 1.0,
+    };
+    let mut grows = process(11, "python train.py --seconds 600", 0, 9000);
+    grows.growth = Some(GrowthRate {
+        per_minute: 3 << 30,
+        is_steady: true,
+    });
+    let mut refused = process(30, "python old.py", 1, 100);
+    refused.state = ProcessState::Refused("Python 3.8 is not supported".to_owned());
+    refused.devices.clear();
+    let gpu = |index: u32, used_mib: u64| DriverDevice {
+        index,
+        name: "NVIDIA H100".to_owned(),
+        uuid: None,
+        pci_bus_id: None,
+        memory: Ok(DriverMemory {
+            used: Bytes(used_mib << 20),
+            total: Bytes(80 * GIB),
+        }),
+        mig_devices: None,
+        processes: Ok(()),
+    };
+    HostSnapshot {
+        started: TimeNs(0),
+        now: TimeNs(5_000_000_000),
+        processes: vec![grows, process(12, "python serve.py", 0, 40_000), refused],
+        // Of the second GPU a process that nobody lists has 20 GiB.
+        driver: DriverSnapshot::Devices(vec![gpu(0, 50_624), gpu(1, 912 + 20_480)]),
+        health: HostHealth::default(),
+    }
+}
+
+fn written_machine(snapshot: &HostSnapshot, format: DocumentFormat) -> String {
+    let options = ExplainOptions {
+        format,
+        width: 100,
+        colour: Colour::Plain,
+    };
+    let mut out = Vec::new();
+    write_host_explanation(snapshot, options, &mut out).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    text.replace(env!("CARGO_PKG_VERSION"), "0.0.0")
+}
+
+#[test]
+fn the_page_of_all_processes() {
+    let text = written_machine(&machine(), DocumentFormat::Text);
+    assert!(text.lines().count() <= 40, "{text}");
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn the_page_of_many_processes_is_no_longer_than_40_lines() {
+    let mut snapshot = machine();
+    let row = snapshot.processes[1].clone();
+    let more = (100..200).map(|tgid| ProcessRow {
+        tgid: Tgid(tgid),
+        ..row.clone()
+    });
+    snapshot.processes.extend(more);
+    let DriverSnapshot::Devices(gpus) = &mut snapshot.driver else {
+        unreachable!("it has GPUs")
+    };
+    let gpu = gpus[0].clone();
+    gpus.extend((2..16).map(|index| DriverDevice {
+        index,
+        ..gpu.clone()
+    }));
+    let text = written_machine(&snapshot, DocumentFormat::Text);
+    assert!(text.lines().count() <= 40, "{text}");
+    assert!(text.contains("4 more GPUs"), "{text}");
+    let document = written_machine(&snapshot, DocumentFormat::Json);
+    let document: Value = serde_json::from_str(&document).unwrap();
+    assert_eq!(document["processes"].as_array().unwrap().len(), 103);
 }

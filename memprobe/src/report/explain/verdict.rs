@@ -67,6 +67,10 @@ pub(super) fn verdict(explanation: &Explanation) -> Verdict {
             human(reserved),
             percent(cached.0.into(), reserved.0.into())
         ));
+        if let Some(returnable) = device.returnable {
+            let returnable = human(returnable);
+            sentences.push(format!("empty_cache() would return {returnable} of it."));
+        }
     }
     if cause == VerdictCause::OtherProcesses {
         let others = human(device.part(PartId::OtherProcesses));

@@ -21,7 +21,7 @@ use crate::recording::RecordingFormat;
 /// Record every allocation of a process to a file, or of many to a directory
 ///
 /// `memprobe report` prints the file. A name that ends in .json gets a trace for ui.perfetto.dev and chrome://tracing,
-/// dozens of times as large; `report` reads both. memprobe follows every process of a command. Under sudo the command
+/// some 200 times as large; `report` reads both. memprobe follows every process of a command. Under sudo the command
 /// runs as the user who called sudo. A path that ends in / is a directory: one file for each process with GPU
 /// memory. A plain file has the first of them. Recording ends on Ctrl-C, when the process or command ends, or after
 /// --duration.

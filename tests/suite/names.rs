@@ -130,7 +130,7 @@ fn on_a_terminal_the_last_reading_counts_its_objects() {
     };
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = environment.pytorch().command();
-    command.args(["many_blocks.py", "--tensors", "20000", "--pause", "0.01"]);
+    command.args(["many_blocks.py", "--tensors", "200000", "--pause", "0.01"]);
     let mut target = Background::start(&mut command);
     target.wait_for("READY");
     let pid = target.pid().to_string();
@@ -151,5 +151,5 @@ fn on_a_terminal_the_last_reading_counts_its_objects() {
     let [.., read, all] = numbers[..] else {
         panic!("no two numbers: {count:?}")
     };
-    assert!(all >= 20_000 && read < all, "{count:?}");
+    assert!(all >= 200_000 && read < all, "{count:?}");
 }

@@ -271,20 +271,26 @@ fn a_recording_goes_to_standard_output_for_a_pipe() {
     };
     let target = training(environment.pytorch());
     let pid = target.pid().to_string();
-    let printed = environment
-        .run(&[
-            "record",
-            "-q",
-            "-o",
-            "-",
-            "--duration",
-            "300ms",
-            "--pid",
-            &pid,
-        ])
-        .succeeded();
-    assert_well_formed(printed.stdout.as_bytes());
-    assert_eq!(printed.stderr, "");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("recording");
+    for format in ["json", "mprb"] {
+        let memprobe = environment.memprobe();
+        let mut command = Command::new("sh");
+        // Not redirected into the file: the recording has to go through a pipe.
+        command.args(["-c", "out=$1; shift; \"$@\" | cat > \"$out\"", "sh"]);
+        command.arg(&file).arg(memprobe.get_program());
+        command.args(["record", "-q", "-o", "-", "--format", format]);
+        command.args(["--duration", "300ms", "--pid", &pid]);
+        let printed = Background::start(&mut command).finish().succeeded();
+        assert_eq!(printed.stderr, "");
+        let recorded = fs::read(&file).expect("the file");
+        match format {
+            "json" => assert_well_formed(&recorded),
+            _ => assert!(recorded.starts_with(b"\x89MPRB"), "{format}"),
+        }
+        let report = environment.report(&file);
+        assert!(report["events"].as_u64() > Some(0), "{format}: {report}");
+    }
 }
 
 #[test]

@@ -72,9 +72,7 @@ impl ExportFormat {
             Self::MemoryViz | Self::Csv => false,
         }
     }
-}
 
-impl ExportFormat {
     /// Program that opens the format.
     pub const fn next_step(self) -> &'static str {
         match self {

@@ -430,7 +430,7 @@ impl Recorder {
             Destination::File(..) => {
                 for path in self.written.iter().flat_map(|written| &written.path) {
                     let viewer = match self.format {
-                        RecordingFormat::Compact => "",
+                        RecordingFormat::Compact => ", or convert it with `memprobe export`",
                         RecordingFormat::Json => ", or open it in ui.perfetto.dev",
                     };
                     let file = path.display();

@@ -19,6 +19,9 @@ use crate::process;
 /// Time limit for attaching or detaching.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// Exit status of a screen that SIGTERM ended: 128 and the number of the signal, as of a shell.
+const AFTER_TERM: i32 = 128 + 15;
+
 /// Text that `probes_alone` and `memprobe record` print once the probes are attached.
 const READY: [&str; 2] = ["ready", "recording PID"];
 
@@ -414,13 +417,17 @@ impl Attached {
             }
             _ => None,
         };
-        match self.input.take() {
-            Some(input) => drop(input),
+        let terminated = match self.input.take() {
+            Some(input) => {
+                drop(input);
+                None
+            }
             None => {
                 let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
                 kill_process(pid.context("no such process")?, Signal::TERM)?;
+                Some(AFTER_TERM)
             }
-        }
+        };
         let start = Instant::now();
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
@@ -431,7 +438,7 @@ impl Attached {
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        if !status.success() {
+        if !status.success() && status.code() != terminated {
             bail!("`{}` failed ({status})", self.shown);
         }
         if let Some(draining) = self.draining.take() {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::ebpf::sha256;
 use crate::repository::Repository;
-use crate::{bench, categories, drivers, kernels, matrix};
+use crate::{bench, categories, drivers, fuzz, kernels, matrix};
 
 /// Marks a stale figure.
 pub const STALE: &str = " †";
@@ -82,7 +82,17 @@ pub fn write(repository: &Repository) -> Result<()> {
         fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
         println!("{}", path.display());
     }
+    write_fuzzing(&docs)?;
     bench::write_documents(repository)
+}
+
+/// Writes the page of the fuzzer's runs again.
+pub fn write_fuzzing(docs: &Path) -> Result<()> {
+    let path = docs.join("fuzzing.md");
+    fs::write(&path, fuzz::page_of(docs)?)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    println!("{}", path.display());
+    Ok(())
 }
 
 #[cfg(test)]
@@ -120,6 +130,7 @@ mod tests {
             ("kernels.md", kernels::page_of(&docs, &committed)),
             ("categories.md", categories::page_of(&docs, &committed)),
             ("drivers.md", drivers::page_of(&docs, &committed)),
+            ("fuzzing.md", fuzz::page_of(&docs)),
         ] {
             let text = fs::read_to_string(docs.join(name)).unwrap();
             assert_eq!(text, page.unwrap(), "{name}: run `cargo xtask pages`");

@@ -65,6 +65,11 @@ pub fn answer(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+/// Returns the date (UTC), such as `2026-11-24`.
+pub fn today() -> Result<String> {
+    answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))
+}
+
 /// True if the effective user is root.
 pub fn is_root() -> bool {
     std::fs::read_to_string("/proc/self/status")

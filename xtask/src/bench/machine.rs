@@ -28,7 +28,7 @@ pub fn describe(target: Option<&Description>) -> Result<Vec<String>> {
         ),
         None => format!("Versions: memprobe {memprobe}, {rustc}"),
     });
-    let date = process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+    let date = process::today()?;
     lines.push(format!("Date: {date}"));
     Ok(lines)
 }

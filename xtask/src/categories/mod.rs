@@ -86,7 +86,7 @@ pub fn run(repository: &Repository) -> Result<()> {
     let rows = rows.lines().filter(|line| line.starts_with('{'));
     let rows: Result<_, _> = rows.map(serde_json::from_str).collect();
     let results = Results {
-        date: process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
+        date: process::today()?,
         kernel: process::answer(Command::new("uname").arg("-sr"))?,
         memprobe: digits(&memprobe)?,
         ebpf_object: digits(&repository.ebpf_object())?,

@@ -196,7 +196,7 @@ impl Run {
         let calls = caller::build(programs.path())?;
         Ok(Self {
             circumstances: Circumstances {
-                date: process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
+                date: process::today()?,
                 kernel: process::answer(Command::new("uname").arg("-sr"))?,
                 memprobe: digits(&memprobe)?,
                 ebpf_object: digits(&repository.ebpf_object())?,

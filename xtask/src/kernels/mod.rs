@@ -12,7 +12,6 @@ mod script;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -319,7 +318,7 @@ impl GuestFactory {
             println!("  {complaint}: see {}", log("tests").display());
         }
         println!("  {} in {} s", output.release, took.as_secs());
-        let day = process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+        let day = process::today()?;
         Ok(Row {
             by: accelerator.name().to_owned(),
             date: day,

@@ -324,7 +324,7 @@ impl Run {
             cell_program,
             committed: CommittedObject::of(repository)?,
             _programs: programs,
-            date: process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
+            date: process::today()?,
             kernel: process::answer(Command::new("uname").arg("-sr"))?,
         })
     }

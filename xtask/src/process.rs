@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -68,6 +69,20 @@ pub fn answer(command: &mut Command) -> Result<String> {
 /// Returns the date (UTC), such as `2026-11-24`.
 pub fn today() -> Result<String> {
     answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))
+}
+
+/// Returns the CPU time of all children that were waited for (`cutime` and `cstime`; proc_pid_stat(5)).
+pub fn cpu_of_children() -> Result<Duration> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    let (_, fields) = stat.rsplit_once(')').context("/proc/self/stat")?;
+    let ticks = fields
+        .split_whitespace()
+        .skip(13)
+        .take(2)
+        .map(str::parse::<u64>)
+        .sum::<Result<u64, _>>()?;
+    let seconds = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+    Ok(Duration::from_secs_f64(seconds))
 }
 
 /// True if the effective user is root.

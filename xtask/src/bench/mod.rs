@@ -10,6 +10,7 @@ mod machine;
 mod overhead;
 mod profiler;
 mod ranks;
+mod recording;
 mod scale;
 mod snapshot;
 mod statistics;
@@ -79,6 +80,8 @@ enum Part {
     Ranks,
     /// Deep models and very many tensors
     Scale,
+    /// A recording of ten million events, beside PyTorch's own snapshot
+    Recording,
     /// memprobe's own code, event by event (needs neither root nor PyTorch)
     Code,
 }
@@ -88,7 +91,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let wanted = |part| options.only.is_empty() || options.only.contains(&part);
     let in_process = [Part::Loop, Part::Footprint, Part::Kernel];
     let in_the_loop = in_process.into_iter().any(wanted);
-    let on_their_own = [Part::Snapshot, Part::Ranks, Part::Scale];
+    let on_their_own = [Part::Snapshot, Part::Ranks, Part::Scale, Part::Recording];
     let attaches = in_the_loop || on_their_own.into_iter().any(wanted);
     if attaches && !process::is_root() {
         bail!(
@@ -141,6 +144,10 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
             let filter = options.filter.as_deref().unwrap_or_default();
             let table = scale::measure(&environment.python, &workloads, &programs, filter)?;
             tables.push((Part::Scale, table));
+        }
+        if wanted(Part::Recording) {
+            let table = recording::measure(&environment.python, &workloads, &programs)?;
+            tables.push((Part::Recording, table));
         }
     }
     if wanted(Part::Code) {
@@ -195,7 +202,7 @@ fn parts(
 ) -> Result<Vec<StoredPart>> {
     let memprobe = repository.target().join("release/memprobe");
     let memprobe = attaches.then(|| digits(&memprobe)).transpose()?;
-    let date = process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+    let date = process::today()?;
     let object = CommittedObject::of(repository)?;
     let python = match options.python.to_string().as_str() {
         DEFAULT_PYTHON => String::new(),

@@ -88,9 +88,9 @@ struct Run {
 
 /// Last line of `record` about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Figures {
-    events: u64,
-    lost: u64,
+pub(super) struct Figures {
+    pub events: u64,
+    pub lost: u64,
 }
 
 impl Run {
@@ -253,8 +253,8 @@ impl Drop for Target {
     }
 }
 
-/// Waits for memprobe, and returns the most memory that it had, in KiB.
-fn wait(mut memprobe: Child) -> Result<u64> {
+/// Waits for a program, mostly memprobe, and returns the most memory that it had, in KiB.
+pub(super) fn wait(mut memprobe: Child) -> Result<u64> {
     let start = Instant::now();
     let mut memory = 0;
     loop {
@@ -263,13 +263,13 @@ fn wait(mut memprobe: Child) -> Result<u64> {
             memory = memory.max(now.most);
         }
         if let Some(status) = memprobe.try_wait()? {
-            ensure!(status.success(), "memprobe failed ({status})");
+            ensure!(status.success(), "it failed ({status})");
             return Ok(memory);
         }
         if start.elapsed() > LIMIT {
             memprobe.kill()?;
             memprobe.wait()?;
-            bail!("memprobe ran longer than {LIMIT:?}");
+            bail!("it ran longer than {LIMIT:?}");
         }
         sleep(Duration::from_millis(2));
     }
@@ -277,7 +277,7 @@ fn wait(mut memprobe: Child) -> Result<u64> {
 
 impl Figures {
     /// Parses `memprobe: 00:00:05  145,430 events  120.46 MiB written  lost 0 (duration over)`.
-    fn of(line: &str) -> Option<Self> {
+    pub fn of(line: &str) -> Option<Self> {
         let number = |word: &str| word.replace(',', "").parse().ok();
         let (before, after) = line.split_once(" events ")?;
         let lost = after.split_once("  lost ")?.1;

@@ -1,6 +1,5 @@
 //! The end of a fuzzer's run: its status, its counts and its CPU time.
 
-use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -29,7 +28,7 @@ struct Counts {
 /// Runs libFuzzer, passes its output on, and returns its counts.
 pub fn watch(fuzz: &mut Command) -> Result<Outcome> {
     eprintln!("  $ {}", process::shown(fuzz));
-    let before = cpu_of_children()?;
+    let before = process::cpu_of_children()?;
     let shown = process::shown(fuzz);
     let mut child = fuzz
         .stderr(Stdio::piped())
@@ -45,7 +44,7 @@ pub fn watch(fuzz: &mut Command) -> Result<Outcome> {
     let status = child.wait()?;
     Ok(Outcome {
         status,
-        cpu_seconds: cpu_of_children()? - before,
+        cpu_seconds: (process::cpu_of_children()? - before).as_secs(),
         executions: counts.executions,
         edges: counts.edges,
     })
@@ -66,19 +65,6 @@ impl Counts {
             }
         }
     }
-}
-
-/// CPU time of all children that were waited for, in seconds (`cutime` and `cstime`; proc_pid_stat(5)).
-fn cpu_of_children() -> Result<u64> {
-    let stat = fs::read_to_string("/proc/self/stat")?;
-    let (_, fields) = stat.rsplit_once(')').context("/proc/self/stat")?;
-    let ticks = fields
-        .split_whitespace()
-        .skip(13)
-        .take(2)
-        .map(str::parse::<u64>)
-        .sum::<Result<u64, _>>()?;
-    Ok(ticks / rustix::param::clock_ticks_per_second())
 }
 
 #[cfg(test)]

@@ -16,6 +16,14 @@ use crate::report::replay::{self, RecordingReplay};
 use crate::view::FileNames;
 use std::collections::HashMap;
 
+/// State of a recording at its end, and the analyses behind an explanation.
+pub struct RecordingEvidence<'a> {
+    pub replay: &'a RecordingReplay,
+    pub peaks: &'a PeakLedger,
+    pub categories: &'a AttributionLedger,
+    pub growth: &'a GrowthLedger,
+}
+
 /// Explains a recording; `file` is its name.
 pub fn explain_recording<R: BufRead>(
     reader: Reader<R>,
@@ -27,25 +35,39 @@ pub fn explain_recording<R: BufRead>(
     };
     let growth = GrowthLedger::new(Grouping::User, None);
     let (replay, (peaks, growth)) = replay::run(reader, Grouping::User, (peaks, growth))?;
-    let intervals = growth.intervals_per_iteration();
-    let devices = replay.snapshot.devices.iter().filter_map(|device| {
-        let view = peaks.table.view(device.index, &peaks.categories)?;
-        let categories = peaks.categories.device(device.index)?;
-        let mut explained = at_peak(device, &view, categories);
-        explained.growth = growth.growth(device.index, intervals);
-        explained.measures = measures::measures(&explained);
-        Some(explained)
-    });
-    let mut devices: Vec<DeviceExplanation> = devices.collect();
-    devices.sort_by_key(|device| std::cmp::Reverse(device.totals.reserved));
-    Ok(Explanation {
-        target: replay.snapshot.target.clone(),
-        source: ExplanationSource::Recording {
-            file: file.to_owned(),
-        },
-        devices,
-        notes: notes(&replay),
-    })
+    let evidence = RecordingEvidence {
+        replay: &replay,
+        peaks: &peaks.table,
+        categories: &peaks.categories,
+        growth: &growth,
+    };
+    Ok(evidence.explain(file))
+}
+
+impl RecordingEvidence<'_> {
+    /// Explains the recording; `file` is its name.
+    pub fn explain(&self, file: &str) -> Explanation {
+        let Self { replay, growth, .. } = self;
+        let intervals = growth.intervals_per_iteration();
+        let devices = replay.snapshot.devices.iter().filter_map(|device| {
+            let view = self.peaks.view(device.index, self.categories)?;
+            let categories = self.categories.device(device.index)?;
+            let mut explained = at_peak(device, &view, categories);
+            explained.growth = growth.growth(device.index, intervals);
+            explained.measures = measures::measures(&explained);
+            Some(explained)
+        });
+        let mut devices: Vec<DeviceExplanation> = devices.collect();
+        devices.sort_by_key(|device| std::cmp::Reverse(device.totals.reserved));
+        Explanation {
+            target: replay.snapshot.target.clone(),
+            source: ExplanationSource::Recording {
+                file: file.to_owned(),
+            },
+            devices,
+            notes: notes(replay),
+        }
+    }
 }
 
 fn at_peak(

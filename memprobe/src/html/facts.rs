@@ -11,9 +11,9 @@ use super::{PageOptions, PagePaths};
 use crate::attribution::category::Category;
 use crate::attribution::growth::{Growth, GrowthRetainer, StepUnit, Suspect};
 use crate::attribution::iterations::{Iteration, Iterations};
-use crate::event::{DeviceIndex, TimeNs};
+use crate::event::{DeviceIndex, TimeNs, Totals};
 use crate::ledger::snapshot::Grouping;
-use crate::report::explain::{DeviceExplanation, PartId};
+use crate::report::explain::{DeviceExplanation, MemoryPart, PartId, parts_of_moment};
 use crate::report::purpose_name;
 use crate::view::{
     FileNames, clean, counted, device_name, iteration, iterations_by, named_stack, no_module,
@@ -53,8 +53,6 @@ pub(super) struct DeviceFacts {
     pub failed: Vec<FailedFacts>,
     iterations: Vec<IterationFacts>,
     growth: Option<GrowthFacts>,
-    /// Bytes of the parts of the device's memory at the moment of the verdict.
-    parts: Vec<(&'static str, u64)>,
     /// Reason why the segments are not known.
     segments_unread: Option<String>,
 }
@@ -65,6 +63,12 @@ pub(super) struct FailedFacts {
     pub size: u64,
     pub line: usize,
     pub stack: String,
+    /// Totals of the device then.
+    #[serde(skip)]
+    pub totals: Totals,
+    /// Parts of the reserved bytes then; only of the last failed request.
+    #[serde(skip)]
+    pub parts: Vec<MemoryPart>,
 }
 
 #[derive(Serialize)]
@@ -172,10 +176,13 @@ impl DeviceFacts {
         };
         let written = writer.write(columns);
         let failed = events.failed.iter();
-        let failed = failed
+        let mut failed: Vec<FailedFacts> = failed
             .filter(|it| (window.first..window.end).contains(&it.event))
-            .map(|it| failed_request(replay, window, it, builder))
+            .map(|it| failed_request(replay, events, window, it, builder))
             .collect();
+        if let Some(last) = failed.last_mut() {
+            last.parts = parts_at(replay, device, events, window.first + last.event);
+        }
         Self {
             name: device.to_string(),
             all_events: events.samples.len(),
@@ -184,10 +191,6 @@ impl DeviceFacts {
             failed,
             iterations: iterations(replay, device, events, window),
             growth: explained.and_then(|it| growth(it, &builder.names)),
-            parts: explained.map_or(Vec::new(), |it| {
-                let parts = it.parts.iter();
-                parts.map(|part| (part.id.key(), part.bytes.0)).collect()
-            }),
             segments_unread: replay.segments.unread.as_deref().map(clean),
         }
     }
@@ -259,6 +262,7 @@ fn categories() -> Vec<CategoryFacts> {
 
 fn failed_request(
     replay: &PageReplay,
+    events: &DeviceEvents,
     window: EventWindow,
     failed: &FailedRequest,
     builder: &mut TableBuilder<'_>,
@@ -270,7 +274,43 @@ fn failed_request(
         size: failed.size.0,
         line,
         stack: named_stack(stack, MAX_FRAMES, |frame| builder.names.frame(frame)),
+        totals: totals_at(events, failed.event),
+        parts: Vec::new(),
     }
+}
+
+fn totals_at(events: &DeviceEvents, event: usize) -> Totals {
+    let sample = events.samples.get(event);
+    sample.map_or(Totals::default(), |it| Totals::of(it.allocated, it.reserved))
+}
+
+/// Parts of the reserved bytes of a device after an event.
+fn parts_at(
+    replay: &PageReplay,
+    device: DeviceIndex,
+    events: &DeviceEvents,
+    event: usize,
+) -> Vec<MemoryPart> {
+    let (Some(number), Some(sample)) = (events.numbers.get(event), events.samples.get(event))
+    else {
+        return Vec::new();
+    };
+    let all = replay.history.allocations.allocations().iter();
+    let live = all.filter(|it| it.device == device && it.is_live_at(*number));
+    let mut by_category = [0_u64; Category::ALL.len()];
+    let mut labeled = 0_u64;
+    for allocation in live {
+        let Some(category) = allocation.category else {
+            continue;
+        };
+        by_category[category as usize] += allocation.size.0;
+        if allocation.is_baseline {
+            labeled += allocation.size.0;
+        }
+    }
+    let by_category = Category::ALL.iter().copied().zip(by_category);
+    let before_attach = sample.before_attach.saturating_sub(labeled);
+    parts_of_moment(by_category, before_attach, totals_at(events, event))
 }
 
 fn iterations(

@@ -18,7 +18,7 @@ use super::replay::PageReplay;
 use super::{PageOptions, PagePaths};
 use crate::event::Bytes;
 use crate::event::bytes::human;
-use crate::report::explain::{DeviceExplanation, MemoryPart};
+use crate::report::explain::MemoryPart;
 use crate::view::{clean, percent};
 
 const TEMPLATE: &str = include_str!("page.html");
@@ -141,35 +141,45 @@ fn write_notes(
     Ok(())
 }
 
-/// The last failed request of the first device.
+/// The last failed request of each device.
 fn write_failed(facts: &PageFacts, out: &mut impl Write) -> io::Result<()> {
-    let Some(device) = facts.devices.first() else {
-        return Ok(());
-    };
-    let Some(failed) = device.failed.last() else {
-        return Ok(());
-    };
-    let iteration = device.iteration_at(failed.event);
-    let iteration = iteration.map(|name| format!(" in iteration {name}"));
-    let text = format!(
-        "The last failed request{}: {} by {}.",
-        iteration.unwrap_or_default(),
-        human(Bytes(failed.size)),
-        failed.stack
-    );
-    writeln!(out, "<p class=\"failed\">{}</p>", escaped(&text))
+    for device in &facts.devices {
+        let Some(failed) = device.failed.last() else {
+            continue;
+        };
+        let iteration = device.iteration_at(failed.event);
+        let iteration = iteration.map(|name| format!(", in iteration {name}"));
+        let text = format!(
+            "The last failed request on {}{}: {}, with {} allocated and {} reserved, by {}.",
+            device.name,
+            iteration.unwrap_or_default(),
+            human(Bytes(failed.size)),
+            human(failed.totals.allocated),
+            human(failed.totals.reserved),
+            failed.stack
+        );
+        writeln!(out, "<p class=\"failed\">{}</p>", escaped(&text))?;
+    }
+    Ok(())
 }
 
-/// The parts of the device of the verdict, as a bar and a list.
+/// The parts of the device of the verdict, as a bar and a list: at its last failed request, or at its peak.
 fn write_card(replay: &PageReplay, facts: &PageFacts, out: &mut impl Write) -> io::Result<()> {
     let Some(device) = replay.explanation.devices.first() else {
         return writeln!(out, "<p>No allocator of PyTorch has memory here.</p>");
     };
-    let whole: u64 = device.parts.iter().map(|part| part.bytes.0).sum();
     let own = facts.devices.first();
-    let failed = own.and_then(|own| own.failed.last()).map_or(0, |it| it.size);
+    let last = own.and_then(|own| own.failed.last());
+    let failed = last.map_or(0, |it| it.size);
+    let (parts, moment) = match last {
+        Some(failed) => (&failed.parts, "at the last failed request"),
+        None => (&device.parts, "at its peak"),
+    };
+    let whole: u64 = parts.iter().map(|part| part.bytes.0).sum();
     let scale = whole.saturating_add(failed).max(1);
-    let units = |bytes: u64| u128::from(bytes) * u128::from(BAR) / u128::from(scale);
+    let units = |bytes: u64| (u128::from(bytes) * u128::from(BAR) / u128::from(scale)) as u64;
+    let caption = format!("{} {moment}: {} reserved", device.index, human(Bytes(whole)));
+    writeln!(out, "<p class=\"caption\">{}</p>", escaped(&caption))?;
     writeln!(
         out,
         "<svg class=\"bar\" viewBox=\"0 0 {BAR} 100\" preserveAspectRatio=\"none\" role=\"img\" \
@@ -182,7 +192,7 @@ fn write_card(replay: &PageReplay, facts: &PageFacts, out: &mut impl Write) -> i
          patternTransform=\"rotate(35)\"><rect class=\"hatch\" width=\"30\" height=\"12\"/></pattern></defs>"
     )?;
     let mut at = 0_u64;
-    for part in &device.parts {
+    for part in parts {
         let (x, end) = (units(at), units(at.saturating_add(part.bytes.0)));
         at = at.saturating_add(part.bytes.0);
         let (words, _) = part.id.words();
@@ -204,17 +214,17 @@ fn write_card(replay: &PageReplay, facts: &PageFacts, out: &mut impl Write) -> i
         )?;
     }
     writeln!(out, "</svg>")?;
-    write_parts(device, whole, failed, out)
+    write_parts(parts, whole, failed, out)
 }
 
 fn write_parts(
-    device: &DeviceExplanation,
+    parts: &[MemoryPart],
     whole: u64,
     failed: u64,
     out: &mut impl Write,
 ) -> io::Result<()> {
     writeln!(out, "<ul class=\"parts\">")?;
-    for MemoryPart { id, bytes } in &device.parts {
+    for MemoryPart { id, bytes } in parts {
         let (words, _) = id.words();
         writeln!(
             out,
@@ -228,7 +238,7 @@ fn write_parts(
         let failed = human(Bytes(failed));
         writeln!(
             out,
-            "<li><i class=\"key hatched\"></i>failed request <b>{failed}</b> beyond the line</li>"
+            "<li><i class=\"key hatched\"></i>failed request <b>{failed}</b> beyond what was reserved</li>"
         )?;
     }
     writeln!(out, "</ul>")

@@ -18,6 +18,8 @@ function human(bytes) {
 const difference = (bytes) => (bytes > 0 ? `+${human(bytes)}` : human(bytes));
 const count = (number) => number.toLocaleString('en-US');
 
+const counted = (number, noun) => `${count(number)} ${noun}${number === 1 ? '' : 's'}`;
+
 function percent(part, whole) {
   return whole > 0 ? `${((part / whole) * 100).toFixed(1)}%` : '-';
 }

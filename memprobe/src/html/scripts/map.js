@@ -1,7 +1,7 @@
 // Map of addresses: a strip for each segment, with its blocks by category and its holes.
 
 const STRIP = 16;
-const STRIP_LABEL = 330;
+const STRIP_LABEL = 250;
 
 class AddressMap {
   constructor(box, canvas, height, text, summary, categories) {
@@ -31,8 +31,8 @@ class AddressMap {
     const sizes = this.strips.reduce((sum, strip) => sum + strip.segment.size, 0);
     const rest = this.device.reserved[event] - sizes;
     const parts = [
-      `${count(this.strips.length)} segments with ${human(sizes)}`,
-      `${human(free)} of it free in ${count(holes.length)} holes, the largest ${human(largest)}`,
+      `${counted(this.strips.length, 'segment')} with ${human(sizes)}`,
+      `${human(free)} of it free in ${counted(holes.length, 'hole')}, the largest ${human(largest)}`,
     ];
     if (Math.abs(rest) > 0) parts.push(`${difference(rest)} reserved beyond them`);
     if (needed > 0) parts.push(`the failed request needed ${human(needed)}`);

@@ -239,3 +239,18 @@ function firstMoments(device) {
   const fitted = device.facts.iterations.filter((row) => row.kind === 'iteration' && row.last < a).at(-1);
   return { a, b: fitted ? fitted.peak_event : 0 };
 }
+
+// Iterations that a page opens with.
+const FIRST_ITERATIONS = 40;
+
+// Range of time that a page opens with: the last iterations up to a moment, or everything.
+function firstRange(device, event) {
+  const rows = device.facts.iterations.filter((row) => row.kind === 'iteration' || row.kind === 'unfinished');
+  const until = rows.findLastIndex((row) => row.first <= event);
+  const end = device.time[device.events - 1] ?? 1;
+  if (until < 1) return [0, end];
+  const from = rows[Math.max(0, until - FIRST_ITERATIONS)].begin_us;
+  const to = Math.max(rows[until].end_us, device.time[event]);
+  const rest = (to - from) * 0.04;
+  return [from - rest, Math.min(end, to + rest)];
+}

@@ -42,6 +42,7 @@ class Page {
     this.timeline.cursors = this.state;
     this.timeline.show(this.device);
     if (wanted.to > wanted.from) this.timeline.setRange(wanted.from, wanted.to);
+    else this.timeline.setRange(...firstRange(this.device, this.state.a));
     byId('to-failed').disabled = this.device.facts.failed.length === 0;
     this.showLegend();
     this.showIterations();
@@ -334,11 +335,11 @@ function rowColumns(page) {
   };
   return [
     bytes('a', 'at A'),
-    bytes('b', 'at B'),
+    { ...bytes('b', 'at B'), wide: true },
     { key: 'difference', head: 'A - B', number: true, width: '12ch', cell: (row) => difference(row.a - row.b),
       title: (row) => String(row.a - row.b), value: (row) => row.a - row.b },
-    { key: 'share', head: '', width: 'minmax(30px, 90px)', cell: bar, title: () => '' },
-    { key: 'blocks', head: 'blocks', number: true, width: '8ch', value: (row) => row.blocks,
+    { key: 'share', head: '', wide: true, width: 'minmax(30px, 90px)', cell: bar, title: () => '' },
+    { key: 'blocks', head: 'blocks', number: true, wide: true, width: '8ch', value: (row) => row.blocks,
       cell: (row) => (row.blocks === '' ? '' : count(row.blocks)) },
     { key: 'name', head: 'name', width: 'minmax(12ch, 1fr)', value: (row) => row.name,
       cell: (row) => nameCell(page, row), title: (row) => rowText(row) },
@@ -360,10 +361,10 @@ function iterationColumns() {
     { key: 'name', head: 'iteration', width: '12ch', cell: (row) => row.name, value: (row) => row.first },
     { key: 'time', head: 'time', number: true, width: '11ch', cell: (row) => span(row.end_us - row.begin_us),
       value: (row) => row.end_us - row.begin_us },
-    bytes('peak', 'peak'), bytes('at_end', 'at end'), bytes('reserved', 'reserved'),
-    { key: 'allocs', head: 'allocs', number: true, width: '9ch', cell: (row) => count(row.allocs), value: (row) => row.allocs },
-    bytes('alloc_bytes', 'allocated'),
-    { key: 'begin', head: 'begin', number: true, width: 'minmax(11ch, 1fr)', cell: (row) => span(row.begin_us),
+    bytes('peak', 'peak'), bytes('at_end', 'at end'), { ...bytes('reserved', 'reserved'), wide: true },
+    { key: 'allocs', head: 'allocs', number: true, wide: true, width: '9ch', cell: (row) => count(row.allocs), value: (row) => row.allocs },
+    { ...bytes('alloc_bytes', 'allocated'), wide: true },
+    { key: 'begin', head: 'begin', number: true, wide: true, width: '11ch', cell: (row) => span(row.begin_us),
       value: (row) => row.begin_us },
   ];
 }
@@ -372,11 +373,11 @@ function growthColumns() {
   return [
     { key: 'rate', head: 'grows by', number: true, width: '22ch', value: (row) => row.rate,
       cell: (row) => `${difference(row.rate)} per ${row.per}`, title: (row) => String(row.rate) },
-    { key: 'grew', head: 'in steps', number: true, width: '8ch', cell: (row) => percent(row.grew, 1), value: (row) => row.grew },
+    { key: 'grew', head: 'in steps', number: true, wide: true, width: '8ch', cell: (row) => percent(row.grew, 1), value: (row) => row.grew },
     { key: 'last', head: 'at the end', number: true, width: '11ch', cell: (row) => human(row.last), value: (row) => row.last },
-    { key: 'by', head: '', width: '7ch', cell: (row) => row.by },
+    { key: 'by', head: '', wide: true, width: '7ch', cell: (row) => row.by },
     { key: 'name', head: 'suspect', width: 'minmax(12ch, 1fr)', cell: (row) => row.name, value: (row) => row.name },
-    { key: 'retainer', head: 'retained by', width: 'minmax(10ch, 1fr)', cell: (row) => row.retainers[0]?.[0] ?? '-' },
+    { key: 'retainer', head: 'retained by', wide: true, width: 'minmax(10ch, 1fr)', cell: (row) => row.retainers[0]?.[0] ?? '-' },
   ];
 }
 

@@ -2,15 +2,19 @@
 
 const ROW = 22;
 
+// Width below which columns marked `wide` are left out.
+const NARROW = 640;
+
 class Grid {
-  // Columns: `{ key, head, width, number, cell(row), title(row), value(row) }`. `cell` returns a text or an element.
+  // Columns: `{ key, head, width, number, wide, cell(row), title(row), value(row) }`. `cell` returns a text or an element.
   // `onChoose(row, event)` is called for a click or Enter.
   constructor(box, name, columns, onChoose) {
-    this.columns = columns;
+    this.box = box;
+    this.all = columns;
     this.onChoose = onChoose;
     this.rows = [];
+    this.below = [];
     this.selected = -1;
-    this.template = columns.map((column) => column.width).join(' ');
     this.head = element('div', { class: 'grid-head', role: 'row' });
     this.body = element('div', { class: 'grid-body', role: 'grid', tabindex: '0', 'aria-label': name });
     this.space = element('div', { class: 'grid-space' });
@@ -19,11 +23,25 @@ class Grid {
     box.classList.add('grid');
     box.replaceChildren(this.head, this.body, this.foot);
     this.body.append(this.space);
-    this.head.style.gridTemplateColumns = this.template;
-    for (const column of columns) this.head.append(this.headCell(column));
+    this.fit();
     this.body.addEventListener('scroll', () => this.draw());
     this.body.addEventListener('keydown', (key) => this.press(key));
-    new ResizeObserver(() => this.draw()).observe(this.body);
+    new ResizeObserver(() => this.resize()).observe(this.body);
+  }
+
+  // Chooses the columns that fit.
+  fit() {
+    this.isNarrow = this.box.clientWidth < NARROW;
+    this.columns = this.all.filter((column) => !(this.isNarrow && column.wide));
+    this.template = this.columns.map((column) => column.width).join(' ');
+    this.head.style.gridTemplateColumns = this.template;
+    this.head.replaceChildren(...this.columns.map((column) => this.headCell(column)));
+  }
+
+  resize() {
+    if (this.box.clientWidth < NARROW === this.isNarrow) return this.draw();
+    this.fit();
+    this.show(this.rows, this.below);
   }
 
   headCell(column) {
@@ -40,6 +58,7 @@ class Grid {
   // Shows rows; `foot` are rows below, which stay in view.
   show(rows, foot = []) {
     this.rows = rows;
+    this.below = foot;
     if (this.order) this.sort();
     this.selected = Math.min(this.selected, rows.length - 1);
     this.space.style.height = `${rows.length * ROW}px`;

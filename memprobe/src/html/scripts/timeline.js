@@ -90,8 +90,8 @@ class Timeline {
       }
       context.fill();
     }
-    this.line(context, picture.reserved, y, colours.text, []);
     this.line(context, picture.low, y, colours.back, [2, 3]);
+    this.line(context, picture.reserved, y, colours.text, []);
     this.drawFailed(context, colours);
     this.drawCursors();
   }

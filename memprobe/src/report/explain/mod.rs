@@ -23,7 +23,7 @@ use crate::view::table::{Page, json_document};
 pub use host::write_host_explanation;
 pub use measures::{Measure, MeasureId};
 pub use parts::{MemoryPart, PartId};
-pub use recording::{RecordingEvidence, explain_recording};
+pub use recording::{RecordingEvidence, explain_recording, parts_of_moment};
 pub use tensors::{ProcessEvidence, explain_process};
 
 /// Page about one process.

@@ -2,14 +2,14 @@
 
 use std::io::BufRead;
 
-use super::parts::{PartId, completed};
+use super::parts::{MemoryPart, PartId, completed};
 use super::{DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, OwnedBy, measures};
 use crate::attribution::category::Category;
 use crate::attribution::growth::GrowthLedger;
 use crate::attribution::peak::{PeakLedger, PeakView};
 use crate::attribution::view::DeviceView;
 use crate::attribution::{AttributionLedger, WithCategories};
-use crate::event::Bytes;
+use crate::event::{Bytes, Totals};
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site};
 use crate::recording::{Reader, RecordingDamage, RecordingError};
 use crate::report::replay::{self, RecordingReplay};
@@ -75,18 +75,15 @@ fn at_peak(
     view: &PeakView,
     categories: DeviceView<'_>,
 ) -> DeviceExplanation {
-    let composition = &categories.peak().composition;
-    let rows = categories.categories();
-    let allocated = rows
-        .iter()
-        .map(|row| (part(row.rule.category()), row.at_peak))
-        .chain([(PartId::BeforeAttach, composition.before_attach)]);
+    let before_attach = categories.peak().composition.before_attach;
+    let rows = categories.categories().into_iter();
+    let by_category = rows.map(|row| (row.rule.category(), row.at_peak));
     let totals = view.moment.totals;
     DeviceExplanation {
         index: device.index,
         gpu: None,
         totals,
-        parts: completed(allocated, totals, None),
+        parts: parts_of_moment(by_category, before_attach, totals),
         owners: lines(view),
         owned: OwnedBy::Line,
         ooms: device.ooms,
@@ -94,6 +91,18 @@ fn at_peak(
         returnable: None,
         measures: Vec::new(),
     }
+}
+
+/// Parts of what the allocator had reserved at a moment. They add up to it.
+pub fn parts_of_moment(
+    by_category: impl IntoIterator<Item = (Category, u64)>,
+    before_attach: u64,
+    totals: Totals,
+) -> Vec<MemoryPart> {
+    let allocated = by_category.into_iter();
+    let allocated = allocated.map(|(category, bytes)| (part(category), bytes));
+    let allocated = allocated.chain([(PartId::BeforeAttach, before_attach)]);
+    completed(allocated, totals, None)
 }
 
 const fn part(category: Category) -> PartId {

@@ -13,6 +13,7 @@ pub mod decode;
 pub mod estimate;
 pub mod event;
 pub mod export;
+pub mod html;
 pub mod ledger;
 pub mod output;
 pub mod probe;

@@ -48,6 +48,14 @@ pub enum Pass {
 }
 
 impl ModuleScope {
+    /// Path of the module; `None` outside modules, and if it is unknown.
+    pub fn module(&self) -> Option<&str> {
+        match self {
+            Self::Module(path) => Some(path),
+            _ => None,
+        }
+    }
+
     /// Keyword in CSV and JSON.
     pub const fn as_str(&self) -> &'static str {
         self.into_str()

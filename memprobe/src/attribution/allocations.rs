@@ -60,6 +60,11 @@ impl Allocation {
         (self.ended != EventNumber::END).then_some(self.freed_at)
     }
 
+    /// Event that freed it; [`EventNumber::END`] while the block is live.
+    pub fn ended(&self) -> EventNumber {
+        self.ended
+    }
+
     /// True if the block is live just after an event.
     pub fn is_live_at(&self, event: EventNumber) -> bool {
         self.born <= event && (event < self.ended || self.ended == EventNumber::END)

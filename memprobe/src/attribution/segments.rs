@@ -54,6 +54,16 @@ struct KnownSegment {
     announced: Option<u64>,
 }
 
+/// Addresses of a segment, and what is known of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentExtent {
+    pub addr: Address,
+    pub size: Bytes,
+    /// Pool and stream; `None` if the allocator's tables were not read since it came.
+    pub owner: Option<(Pool, u64)>,
+    pub is_expandable: bool,
+}
+
 /// Segments of a device at a moment. `unplaced` is what the allocator has reserved beyond them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentMap {
@@ -179,6 +189,19 @@ impl SegmentLedger {
         segment.owner.filter(|_| is_inside)
     }
 
+    /// Extents of the segments of a device now, by address.
+    pub fn extents(&self, device: DeviceIndex) -> impl Iterator<Item = SegmentExtent> {
+        let segments = self.devices.get(&device).map(|state| &state.segments);
+        let segments = segments.into_iter().flatten();
+        segments.map(|(addr, segment)| SegmentExtent::of(*addr, segment))
+    }
+
+    /// Extent of the segment that begins at an address.
+    pub fn extent_at(&self, device: DeviceIndex, addr: Address) -> Option<SegmentExtent> {
+        let segment = self.devices.get(&device)?.segments.get(&addr.0)?;
+        Some(SegmentExtent::of(addr.0, segment))
+    }
+
     fn read(&mut self, reading: &SegmentReading) {
         self.unread.clone_from(&reading.unread);
         for device in &reading.devices {
@@ -282,6 +305,17 @@ impl Analysis for SegmentLedger {
             Event::Segments(reading) => self.read(reading),
             Event::Memory(memory) => self.memory(memory),
             _ => {}
+        }
+    }
+}
+
+impl SegmentExtent {
+    fn of(addr: u64, segment: &KnownSegment) -> Self {
+        Self {
+            addr: Address(addr),
+            size: Bytes(segment.size),
+            owner: segment.owner,
+            is_expandable: segment.expandable.is_some(),
         }
     }
 }

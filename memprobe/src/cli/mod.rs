@@ -5,6 +5,7 @@ mod doctor;
 mod estimate;
 mod explain;
 mod export;
+mod html;
 mod misplaced;
 mod options;
 mod packaging;

@@ -1,18 +1,20 @@
 //! `memprobe report`.
 
 use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
+use super::html::PageOption;
 use super::misplaced::process_instead;
 use super::options::{
     Choice, FoldOption, Format as Writing, FormatOption, LimitOption, StdoutStyle, choice, choices,
     parse_depth, parse_size,
 };
 use crate::attribution::iterations::IterationLine;
+use crate::commands::html::HtmlPage;
 use crate::commands::messages;
 use crate::commands::stdout::{self, OutputContent};
 use crate::event::Bytes;
@@ -45,6 +47,7 @@ Examples:
   memprobe report trace.mprb --by category
   memprobe report trace.mprb --by segment --request 512MiB
   memprobe report run/
+  memprobe report trace.mprb --html report.html    # one file, which opens without network
   memprobe report snapshot.pickle --by peak        # of torch.cuda.memory._dump_snapshot()
   memprobe report trace.mprb --by event --format jsonl | jq 'select(.action == \"oom\")'")]
 #[command(mut_arg("limit", |arg| arg.help(
@@ -88,6 +91,8 @@ pub struct Report {
     /// With --by segment: also show the free memory that a request of this size cannot use, such as 512MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_request)]
     request: Option<Bytes>,
+    #[command(flatten)]
+    page: PageOption,
 }
 
 const ROWS: &[Choice<By>] = choices! {
@@ -136,6 +141,9 @@ fn name(by: By) -> &'static str {
 impl Report {
     pub(super) fn run(self) -> Result<ExitCode> {
         self.check()?;
+        if let Some(output) = &self.page.html {
+            return self.run_page(output);
+        }
         let file = self.file.display().to_string();
         if self.file.is_dir() {
             return self.run_on_directory().context(file);
@@ -198,6 +206,23 @@ impl Report {
             }
         }
         Ok(())
+    }
+
+    /// Writes the page of the recording.
+    fn run_page(&self, output: &Path) -> Result<ExitCode> {
+        if self.file.is_dir() {
+            bail!(
+                "{}: a page has one recording: give one of its files",
+                self.file.display()
+            );
+        }
+        HtmlPage {
+            file: &self.file,
+            output,
+            iteration: self.iteration_start.clone(),
+            paths: self.page.paths(),
+        }
+        .run()
     }
 
     fn run_on_directory(&self) -> Result<ExitCode> {

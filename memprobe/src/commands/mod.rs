@@ -8,6 +8,7 @@ pub mod estimate;
 pub mod explain;
 pub mod export;
 pub mod host;
+pub mod html;
 pub mod messages;
 pub mod record;
 pub mod snapshot;
@@ -18,6 +19,7 @@ mod naming;
 mod process_view;
 mod saving;
 mod screen;
+mod source;
 mod waiting;
 
 use std::io::{self, Write as _};

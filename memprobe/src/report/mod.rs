@@ -28,8 +28,10 @@ mod threads;
 pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
 pub use many::ManyReport;
+pub use replay::RecordingReplay;
 pub(crate) use preamble::limit_warning;
 pub use session::session_summary;
+pub use shapes::tensor as purpose_name;
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};
 
 use std::io::{self, BufRead, Write};

@@ -2,13 +2,15 @@
 
 use std::io::BufRead;
 
-use super::Outcome;
+use super::preamble::push_beginning;
+use super::{Colour, Outcome};
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
 use crate::ledger::{Analysis, AnalyzedLedger, Refused};
 use crate::recording::{End, Header, Reader, RecordingDamage, RecordingError};
+use crate::view::table::Page;
 
 /// State at the end of a recording.
-pub(super) struct RecordingReplay {
+pub struct RecordingReplay {
     pub header: Header,
     pub snapshot: Snapshot,
     pub end: Option<End>,
@@ -18,6 +20,36 @@ pub(super) struct RecordingReplay {
 }
 
 impl RecordingReplay {
+    /// Takes the state after the last event of a recording.
+    pub fn of<R: BufRead, A>(
+        replay: &mut AnalyzedLedger<A>,
+        reader: &Reader<R>,
+        grouping: Grouping,
+    ) -> Self {
+        // The version of torch is often recorded later than the start.
+        let header = reader.header().clone();
+        let ledger = &mut replay.ledger;
+        ledger.target = header.target.clone();
+        ledger.health.probes = header.probes.clone();
+        ledger.health.state = TargetState::Recording;
+        let now = ledger.last_event().unwrap_or(header.start);
+        Self {
+            snapshot: ledger.snapshot(now, grouping),
+            end: reader.end().cloned(),
+            refused: ledger.refused(),
+            truncated: reader.truncated(),
+            damage: reader.damage(),
+            header,
+        }
+    }
+
+    /// Lines before the tables of a report: the process, the extent of the recording, warnings.
+    pub fn beginning(&self) -> Vec<String> {
+        let mut page = Page::new(usize::MAX, Colour::Plain);
+        push_beginning(&mut page, self);
+        page.into_text().lines().map(str::to_owned).collect()
+    }
+
     pub(super) fn outcome(&self) -> Outcome {
         Outcome {
             events: self.snapshot.health.events,
@@ -44,25 +76,8 @@ pub(super) fn run<R: BufRead, A: Analysis>(
     for event in reader.by_ref() {
         replay.apply(&event?);
     }
-    // The version of torch is often recorded later than the start.
-    let header = reader.header().clone();
-    let AnalyzedLedger {
-        mut ledger,
-        analyses,
-    } = replay;
-    ledger.target = header.target.clone();
-    ledger.health.probes = header.probes.clone();
-    ledger.health.state = TargetState::Recording;
-    let now = ledger.last_event().unwrap_or(header.start);
-    let replay = RecordingReplay {
-        snapshot: ledger.snapshot(now, grouping),
-        end: reader.end().cloned(),
-        refused: ledger.refused(),
-        truncated: reader.truncated(),
-        damage: reader.damage(),
-        header,
-    };
-    Ok((replay, analyses))
+    let ended = RecordingReplay::of(&mut replay, &reader, grouping);
+    Ok((ended, replay.analyses))
 }
 
 /// Replays the first `events` events of a recording; returns the state after them.

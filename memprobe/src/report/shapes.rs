@@ -189,7 +189,7 @@ fn sorted<'a>(
 }
 
 /// Name of a tensor, or of a block's other purpose.
-pub(super) fn tensor(what: &PurposeInfo) -> String {
+pub fn tensor(what: &PurposeInfo) -> String {
     match what {
         PurposeInfo::Known(is) => match &**is {
             BlockPurpose::Tensor(shape) => format!("{shape} {}", shape.dtype),

@@ -258,6 +258,12 @@ pub const MODULES: &[Module] = &[
         never: &[SYSTEM, ENGINE, SCREEN, ARGUMENTS],
     },
     Module {
+        name: "html",
+        // Its replay joins the analyses of reports with every event.
+        uses: &["event", "ledger", "attribution", "view", "recording", "report"],
+        never: &[SYSTEM, ENGINE, SCREEN, ARGUMENTS],
+    },
+    Module {
         name: "tui",
         uses: &[
             "event",
@@ -288,6 +294,7 @@ pub const MODULES: &[Module] = &[
             "session",
             "report",
             "export",
+            "html",
             "tui",
         ],
         never: &[SCREEN, ARGUMENTS],
@@ -303,6 +310,7 @@ pub const MODULES: &[Module] = &[
             "recording",
             "report",
             "export",
+            "html",
             "commands",
         ],
         // The table is as wide as the terminal.

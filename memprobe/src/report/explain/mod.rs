@@ -23,7 +23,7 @@ use crate::view::table::{Page, json_document};
 pub use host::write_host_explanation;
 pub use measures::{Measure, MeasureId};
 pub use parts::{MemoryPart, PartId};
-pub use recording::explain_recording;
+pub use recording::{RecordingEvidence, explain_recording, parts_of_moment};
 pub use tensors::{ProcessEvidence, explain_process};
 
 /// Page about one process.
@@ -105,6 +105,13 @@ pub struct ExplainOptions {
     pub format: DocumentFormat,
     pub width: usize,
     pub colour: Colour,
+}
+
+impl Explanation {
+    /// The verdict: a sentence or two with numbers.
+    pub fn verdict(&self) -> String {
+        verdict::verdict(self).text
+    }
 }
 
 impl DeviceExplanation {

@@ -2,19 +2,27 @@
 
 use std::io::BufRead;
 
-use super::parts::{PartId, completed};
+use super::parts::{MemoryPart, PartId, completed};
 use super::{DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, OwnedBy, measures};
 use crate::attribution::category::Category;
 use crate::attribution::growth::GrowthLedger;
 use crate::attribution::peak::{PeakLedger, PeakView};
 use crate::attribution::view::DeviceView;
 use crate::attribution::{AttributionLedger, WithCategories};
-use crate::event::Bytes;
+use crate::event::{Bytes, Totals};
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site};
 use crate::recording::{Reader, RecordingDamage, RecordingError};
 use crate::report::replay::{self, RecordingReplay};
 use crate::view::FileNames;
 use std::collections::HashMap;
+
+/// State of a recording at its end, and the analyses behind an explanation.
+pub struct RecordingEvidence<'a> {
+    pub replay: &'a RecordingReplay,
+    pub peaks: &'a PeakLedger,
+    pub categories: &'a AttributionLedger,
+    pub growth: &'a GrowthLedger,
+}
 
 /// Explains a recording; `file` is its name.
 pub fn explain_recording<R: BufRead>(
@@ -27,25 +35,39 @@ pub fn explain_recording<R: BufRead>(
     };
     let growth = GrowthLedger::new(Grouping::User, None);
     let (replay, (peaks, growth)) = replay::run(reader, Grouping::User, (peaks, growth))?;
-    let intervals = growth.intervals_per_iteration();
-    let devices = replay.snapshot.devices.iter().filter_map(|device| {
-        let view = peaks.table.view(device.index, &peaks.categories)?;
-        let categories = peaks.categories.device(device.index)?;
-        let mut explained = at_peak(device, &view, categories);
-        explained.growth = growth.growth(device.index, intervals);
-        explained.measures = measures::measures(&explained);
-        Some(explained)
-    });
-    let mut devices: Vec<DeviceExplanation> = devices.collect();
-    devices.sort_by_key(|device| std::cmp::Reverse(device.totals.reserved));
-    Ok(Explanation {
-        target: replay.snapshot.target.clone(),
-        source: ExplanationSource::Recording {
-            file: file.to_owned(),
-        },
-        devices,
-        notes: notes(&replay),
-    })
+    let evidence = RecordingEvidence {
+        replay: &replay,
+        peaks: &peaks.table,
+        categories: &peaks.categories,
+        growth: &growth,
+    };
+    Ok(evidence.explain(file))
+}
+
+impl RecordingEvidence<'_> {
+    /// Explains the recording; `file` is its name.
+    pub fn explain(&self, file: &str) -> Explanation {
+        let Self { replay, growth, .. } = self;
+        let intervals = growth.intervals_per_iteration();
+        let devices = replay.snapshot.devices.iter().filter_map(|device| {
+            let view = self.peaks.view(device.index, self.categories)?;
+            let categories = self.categories.device(device.index)?;
+            let mut explained = at_peak(device, &view, categories);
+            explained.growth = growth.growth(device.index, intervals);
+            explained.measures = measures::measures(&explained);
+            Some(explained)
+        });
+        let mut devices: Vec<DeviceExplanation> = devices.collect();
+        devices.sort_by_key(|device| std::cmp::Reverse(device.totals.reserved));
+        Explanation {
+            target: replay.snapshot.target.clone(),
+            source: ExplanationSource::Recording {
+                file: file.to_owned(),
+            },
+            devices,
+            notes: notes(replay),
+        }
+    }
 }
 
 fn at_peak(
@@ -53,18 +75,15 @@ fn at_peak(
     view: &PeakView,
     categories: DeviceView<'_>,
 ) -> DeviceExplanation {
-    let composition = &categories.peak().composition;
-    let rows = categories.categories();
-    let allocated = rows
-        .iter()
-        .map(|row| (part(row.rule.category()), row.at_peak))
-        .chain([(PartId::BeforeAttach, composition.before_attach)]);
+    let before_attach = categories.peak().composition.before_attach;
+    let rows = categories.categories().into_iter();
+    let by_category = rows.map(|row| (row.rule.category(), row.at_peak));
     let totals = view.moment.totals;
     DeviceExplanation {
         index: device.index,
         gpu: None,
         totals,
-        parts: completed(allocated, totals, None),
+        parts: parts_of_moment(by_category, before_attach, totals),
         owners: lines(view),
         owned: OwnedBy::Line,
         ooms: device.ooms,
@@ -72,6 +91,18 @@ fn at_peak(
         returnable: None,
         measures: Vec::new(),
     }
+}
+
+/// Parts of what the allocator had reserved at a moment. They add up to it.
+pub fn parts_of_moment(
+    by_category: impl IntoIterator<Item = (Category, u64)>,
+    before_attach: u64,
+    totals: Totals,
+) -> Vec<MemoryPart> {
+    let allocated = by_category.into_iter();
+    let allocated = allocated.map(|(category, bytes)| (part(category), bytes));
+    let allocated = allocated.chain([(PartId::BeforeAttach, before_attach)]);
+    completed(allocated, totals, None)
 }
 
 const fn part(category: Category) -> PartId {

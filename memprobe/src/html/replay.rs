@@ -1,0 +1,70 @@
+//! The one replay behind a page: all analyses at once.
+
+use std::io::BufRead;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::history::{PageHistory, SegmentSpans};
+use crate::attribution::growth::GrowthLedger;
+use crate::attribution::iterations::{IterationLine, Iterations};
+use crate::attribution::peak::PeakLedger;
+use crate::attribution::{AttributionLedger, WithCategories};
+use crate::ledger::snapshot::Grouping;
+use crate::ledger::{AnalyzedLedger, Ledger};
+use crate::recording::{Reader, RecordingError};
+use crate::report::RecordingReplay;
+use crate::report::explain::{Explanation, RecordingEvidence};
+
+/// A replayed recording with everything that its page shows.
+pub(super) struct PageReplay {
+    pub recording: RecordingReplay,
+    pub explanation: Explanation,
+    pub ledger: Ledger,
+    pub categories: AttributionLedger,
+    pub history: PageHistory,
+    pub segments: SegmentSpans,
+    pub iterations: Iterations,
+}
+
+impl PageReplay {
+    /// Replays a whole recording, `file`; counts its events in `progress`.
+    pub(super) fn run<R: BufRead>(
+        mut reader: Reader<R>,
+        file: &str,
+        line: Option<IterationLine>,
+        progress: &AtomicU64,
+    ) -> Result<Self, RecordingError> {
+        let table = (PeakLedger::new(Grouping::User), PageHistory::default());
+        let with_categories = WithCategories {
+            categories: AttributionLedger::new(line.clone()),
+            table,
+        };
+        let growth = GrowthLedger::new(Grouping::User, line);
+        let analyses = (with_categories, (growth, SegmentSpans::default()));
+        let header = reader.header();
+        let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
+        for event in reader.by_ref() {
+            replay.apply(&event?);
+            progress.fetch_add(1, Ordering::Relaxed);
+        }
+        let recording = RecordingReplay::of(&mut replay, &reader, Grouping::User);
+        let AnalyzedLedger { ledger, analyses } = replay;
+        let (WithCategories { categories, table }, (growth, segments)) = analyses;
+        let (peaks, mut history) = table;
+        history.allocations.finish(&ledger, &categories);
+        let evidence = RecordingEvidence {
+            replay: &recording,
+            peaks: &peaks,
+            categories: &categories,
+            growth: &growth,
+        };
+        Ok(Self {
+            explanation: evidence.explain(file),
+            iterations: categories.iterations(),
+            recording,
+            ledger,
+            categories,
+            history,
+            segments,
+        })
+    }
+}

@@ -123,7 +123,7 @@ const MOMENTS: &[Choice<SegmentMoment>] = choices! {
     "oom" => SegmentMoment::OutOfMemory, "The last out-of-memory error";
 };
 
-const FRAMES: &[Choice<Grouping>] = choices! {
+pub(super) const FRAMES: &[Choice<Grouping>] = choices! {
     "user" => Grouping::User, "The innermost frame of your own code, outside Python's library and installed packages";
     "innermost" => Grouping::Innermost, "The innermost frame";
 };
@@ -252,7 +252,7 @@ impl Report {
     }
 }
 
-fn content(format: ReportFormat) -> OutputContent {
+pub(super) fn content(format: ReportFormat) -> OutputContent {
     match format {
         ReportFormat::Text => OutputContent::Text,
         ReportFormat::Json | ReportFormat::Jsonl | ReportFormat::Csv => OutputContent::Document,
@@ -267,11 +267,11 @@ fn warn(options: &ReportOptions, name: &str, outcome: Option<&Outcome>) {
     }
 }
 
-fn print_warning(name: &str, warning: &str) {
+pub(super) fn print_warning(name: &str, warning: &str) {
     messages::print_line(&report::warning_line(name, warning));
 }
 
-fn warnings(outcome: &Outcome) -> Vec<String> {
+pub(super) fn warnings(outcome: &Outcome) -> Vec<String> {
     let mut warnings = Vec::new();
     if outcome.truncated {
         warnings
@@ -317,7 +317,7 @@ fn parse_request(text: &str) -> Result<Bytes, String> {
     parse_size(text).map(Bytes)
 }
 
-fn parse_iteration_start(text: &str) -> Result<IterationLine, String> {
+pub(super) fn parse_iteration_start(text: &str) -> Result<IterationLine, String> {
     IterationLine::parse(text)
         .ok_or_else(|| "give a file and a line, such as serve.py:41".to_owned())
 }

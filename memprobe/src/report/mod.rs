@@ -2,6 +2,7 @@
 
 mod attribution;
 mod cells;
+mod difference;
 mod document;
 mod estimate;
 mod events;
@@ -25,6 +26,7 @@ mod shapes;
 mod tensors;
 mod threads;
 
+pub use difference::{DiffOptions, NamedRecording, write_difference};
 pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
 pub use many::ManyReport;

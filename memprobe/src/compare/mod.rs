@@ -12,7 +12,7 @@ use crate::ledger::snapshot::{PurposeInfo, Site};
 
 /// Key that memory is compared by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum MemoryKey {
+pub enum ComparedKey {
     Line(Site),
     Tensor(PurposeInfo),
     Module { place: ModuleScope, pass: Pass },
@@ -41,15 +41,15 @@ pub struct MemoryByKey {
     pub allocated: u64,
     pub before_attach: u64,
     pub unaccounted: i64,
-    pub rows: HashMap<MemoryKey, KeyMemory>,
+    pub rows: HashMap<ComparedKey, KeyMemory>,
 }
 
 /// One key, before and after.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComparedRow {
-    pub key: MemoryKey,
+    pub key: ComparedKey,
     /// Key before, if that is another and the match is inferred.
-    pub inferred_from: Option<MemoryKey>,
+    pub inferred_from: Option<ComparedKey>,
     pub before: Option<KeyMemory>,
     pub after: Option<KeyMemory>,
 }
@@ -90,7 +90,7 @@ impl MemoryByKey {
                 .filter(|(_, bytes)| *bytes > 0)
                 .map(|(category, bytes)| {
                     let blocks = None;
-                    (MemoryKey::Category(category), KeyMemory { bytes, blocks })
+                    (ComparedKey::Category(category), KeyMemory { bytes, blocks })
                 });
             sums.rows = rows.collect();
             return sums;
@@ -98,9 +98,9 @@ impl MemoryByKey {
         for part in &memory.parts {
             let origin = &part.group.origin;
             let key = match by {
-                CompareBy::Line => MemoryKey::Line(origin.site.clone()),
-                CompareBy::Tensor => MemoryKey::Tensor(part.group.what.clone()),
-                CompareBy::Module | CompareBy::Category => MemoryKey::Module {
+                CompareBy::Line => ComparedKey::Line(origin.site.clone()),
+                CompareBy::Tensor => ComparedKey::Tensor(part.group.what.clone()),
+                CompareBy::Module | CompareBy::Category => ComparedKey::Module {
                     place: module(&origin.place),
                     pass: origin.pass,
                 },
@@ -110,7 +110,7 @@ impl MemoryByKey {
         sums
     }
 
-    fn add(&mut self, key: MemoryKey, bytes: u64, blocks: u64) {
+    fn add(&mut self, key: ComparedKey, bytes: u64, blocks: u64) {
         let row = self.rows.entry(key).or_default();
         row.bytes = row.bytes.saturating_add(bytes);
         row.blocks = Some(row.blocks.unwrap_or(0).saturating_add(blocks));
@@ -122,15 +122,15 @@ impl MemoryByKey {
 pub fn compared(
     before: &MemoryByKey,
     after: &MemoryByKey,
-    later: impl Fn(&MemoryKey) -> Option<MemoryKey>,
+    later: impl Fn(&ComparedKey) -> Option<ComparedKey>,
 ) -> Vec<ComparedRow> {
-    let row = |key: &MemoryKey| ComparedRow {
+    let row = |key: &ComparedKey| ComparedRow {
         key: key.clone(),
         inferred_from: None,
         before: None,
         after: None,
     };
-    let mut rows: HashMap<MemoryKey, ComparedRow> = HashMap::new();
+    let mut rows: HashMap<ComparedKey, ComparedRow> = HashMap::new();
     let mut gone = Vec::new();
     for (key, memory) in &before.rows {
         let before = Some(*memory);
@@ -161,7 +161,7 @@ pub fn compared(
 }
 
 /// Order of keys of equal size.
-fn name(key: &MemoryKey) -> String {
+fn name(key: &ComparedKey) -> String {
     format!("{key:?}")
 }
 

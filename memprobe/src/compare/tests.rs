@@ -2,11 +2,11 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-fn category(at: usize) -> MemoryKey {
-    MemoryKey::Category(Category::ALL[at])
+fn category(at: usize) -> ComparedKey {
+    ComparedKey::Category(Category::ALL[at])
 }
 
-fn memory(rows: &[(MemoryKey, u64)]) -> MemoryByKey {
+fn memory(rows: &[(ComparedKey, u64)]) -> MemoryByKey {
     let rows = rows.iter().map(|(key, bytes)| {
         let memory = KeyMemory {
             bytes: *bytes,
@@ -42,7 +42,7 @@ fn a_key_that_is_gone_keeps_a_row_of_its_own() {
     let before = memory(&[(category(0), 5), (category(1), 7)]);
     let after = memory(&[(category(1), 9)]);
     // The first key is found again as the second; the second is gone.
-    let later = |key: &MemoryKey| (*key == category(0)).then(|| category(1));
+    let later = |key: &ComparedKey| (*key == category(0)).then(|| category(1));
     let rows = compared(&before, &after, later);
     assert_eq!(changes(&rows), [-7, 4]);
     assert_eq!(rows[1].inferred_from, Some(category(0)));

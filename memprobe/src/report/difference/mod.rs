@@ -12,7 +12,7 @@ use crate::attribution::chosen_moments::ChosenMoment;
 use crate::attribution::iterations::IterationLine;
 use crate::compare::lines::LineMatches;
 use crate::compare::{
-    CompareBy, ComparedRow, MemoryByKey, MemoryKey, compared, difference, paired_devices,
+    CompareBy, ComparedKey, ComparedRow, MemoryByKey, compared, difference, paired_devices,
 };
 use crate::event::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex, Totals};
@@ -111,8 +111,8 @@ impl<'a> Difference<'a> {
             // Lines of one recording are of one source.
             _ => LineMatches::default(),
         };
-        let later = |key: &MemoryKey| match key {
-            MemoryKey::Line(site) => matches.later(site).map(MemoryKey::Line),
+        let later = |key: &ComparedKey| match key {
+            ComparedKey::Line(site) => matches.later(site).map(ComparedKey::Line),
             key => Some(key.clone()),
         };
         let (before, after) = (&sides[0], sides.last().unwrap_or(&sides[0]));
@@ -148,7 +148,7 @@ impl<'a> Difference<'a> {
         let rows = || self.devices.iter().flat_map(|device| &device.rows);
         let is_unknown = |row: &ComparedRow| {
             let key = &row.key;
-            *key == MemoryKey::Tensor(PurposeInfo::Unknown)
+            *key == ComparedKey::Tensor(PurposeInfo::Unknown)
         };
         let mut notes = Vec::new();
         let moved = rows().filter(|row| row.inferred_from.is_some()).count();

@@ -1,6 +1,6 @@
 //! Rows of a difference: a key before and after, and the rows that complete the sum.
 
-use super::{CompareBy, ComparedRow, DeviceDifference, DiffOptions, MemoryKey};
+use super::{CompareBy, ComparedKey, ComparedRow, DeviceDifference, DiffOptions};
 use crate::compare::KeyMemory;
 use crate::event::DeviceIndex;
 use crate::ledger::snapshot::{PurposeInfo, Site};
@@ -16,8 +16,8 @@ use crate::view::{BEFORE_ATTACH, FileNames, UNACCOUNTED, clean, counted};
 pub(super) struct DifferenceRow {
     device: Cell<'static>,
     kind: &'static str,
-    key: Option<MemoryKey>,
-    inferred_from: Option<MemoryKey>,
+    key: Option<ComparedKey>,
+    inferred_from: Option<ComparedKey>,
     /// `None` for sums of rows and remainders.
     presence: Option<&'static str>,
     before: i64,
@@ -89,21 +89,21 @@ impl DifferenceRow {
 
     fn tensor(&self) -> Option<&PurposeInfo> {
         match &self.key {
-            Some(MemoryKey::Tensor(tensor)) => Some(tensor),
+            Some(ComparedKey::Tensor(tensor)) => Some(tensor),
             _ => None,
         }
     }
 
     fn category(&self) -> Option<&'static str> {
         match &self.key {
-            Some(MemoryKey::Category(category)) => Some(category.key()),
+            Some(ComparedKey::Category(category)) => Some(category.key()),
             _ => None,
         }
     }
 
     fn module(&self) -> Option<String> {
         match &self.key {
-            Some(MemoryKey::Module { place, .. }) if self.kind == "module" => {
+            Some(ComparedKey::Module { place, .. }) if self.kind == "module" => {
                 Some(place_name(place))
             }
             _ => None,
@@ -112,7 +112,7 @@ impl DifferenceRow {
 
     fn pass(&self) -> Option<&'static str> {
         match &self.key {
-            Some(MemoryKey::Module { pass, .. }) => Some(pass.as_str()),
+            Some(ComparedKey::Module { pass, .. }) => Some(pass.as_str()),
             _ => None,
         }
     }
@@ -129,9 +129,9 @@ impl DifferenceRow {
     }
 }
 
-fn site_of(key: Option<&MemoryKey>) -> Option<&Site> {
+fn site_of(key: Option<&ComparedKey>) -> Option<&Site> {
     match key {
-        Some(MemoryKey::Line(site)) => Some(site),
+        Some(ComparedKey::Line(site)) => Some(site),
         _ => None,
     }
 }
@@ -198,7 +198,7 @@ fn rows(device: &DeviceDifference) -> Vec<DifferenceRow> {
 fn row_of(row: &ComparedRow, names: &FileNames) -> DifferenceRow {
     let bytes = |memory: Option<KeyMemory>| memory.unwrap_or_default().bytes.cast_signed();
     let blocks = |memory: Option<KeyMemory>| match (memory, &row.key) {
-        (None, MemoryKey::Category(_)) => None,
+        (None, ComparedKey::Category(_)) => None,
         (memory, _) => memory.map_or(Some(0), |memory| memory.blocks),
     };
     let presence = match (&row.before, &row.after, &row.inferred_from) {
@@ -220,27 +220,27 @@ fn row_of(row: &ComparedRow, names: &FileNames) -> DifferenceRow {
     }
 }
 
-fn kind(key: &MemoryKey) -> &'static str {
+fn kind(key: &ComparedKey) -> &'static str {
     match key {
-        MemoryKey::Line(site) => site.as_str(),
-        MemoryKey::Tensor(tensor) => purpose_kind(tensor),
-        MemoryKey::Module { place, .. } => place.as_str(),
-        MemoryKey::Category(_) => "category",
+        ComparedKey::Line(site) => site.as_str(),
+        ComparedKey::Tensor(tensor) => purpose_kind(tensor),
+        ComparedKey::Module { place, .. } => place.as_str(),
+        ComparedKey::Category(_) => "category",
     }
 }
 
 fn key_name(row: &ComparedRow, names: &FileNames) -> String {
     match (&row.key, site_of(row.inferred_from.as_ref())) {
-        (MemoryKey::Line(site), Some(before)) => {
+        (ComparedKey::Line(site), Some(before)) => {
             format!("{}{}", names.site(site), was(site, before))
         }
-        (MemoryKey::Line(site), None) => names.site(site),
-        (MemoryKey::Tensor(tensor), _) => shapes::tensor(tensor),
-        (MemoryKey::Module { place, pass }, _) => called_name(&Called {
+        (ComparedKey::Line(site), None) => names.site(site),
+        (ComparedKey::Tensor(tensor), _) => shapes::tensor(tensor),
+        (ComparedKey::Module { place, pass }, _) => called_name(&Called {
             place: place.clone(),
             pass: *pass,
         }),
-        (MemoryKey::Category(category), _) => category.as_str().to_owned(),
+        (ComparedKey::Category(category), _) => category.as_str().to_owned(),
     }
 }
 

@@ -8,6 +8,7 @@
 pub mod attribution;
 pub mod cli;
 pub mod commands;
+pub mod compare;
 pub mod cuda;
 pub mod decode;
 pub mod estimate;

@@ -131,6 +131,10 @@ impl<O: GroupOrigin, V: Default> Groups<O, V> {
         self.live.get(block).map(|group| group.index())
     }
 
+    pub(crate) fn all(&self) -> impl Iterator<Item = &BlockGroup<O>> {
+        self.entries.iter().map(|entry| &entry.group)
+    }
+
     pub(crate) fn on(
         &self,
         device: DeviceIndex,

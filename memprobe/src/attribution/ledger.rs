@@ -314,9 +314,8 @@ impl AttributionLedger {
     }
 
     fn memory(&mut self, event: &MemoryEvent, change: &Change, ledger: &Ledger) {
-        let (index, after) = match (event.device, ledger.moment_of(event)) {
-            (Some(index), Some(after)) if *change != Change::Malformed => (index, after),
-            _ => return,
+        let Some((index, after)) = counted_moment(event, change, ledger) else {
+            return;
         };
         if !self.devices.contains_key(&index) {
             self.find(index, after.before(event));
@@ -731,6 +730,16 @@ impl Analysis for AttributionLedger {
             | Event::Capture(_) => {}
         }
     }
+}
+
+/// Device of an event that has a number of its own, and its state after it.
+pub(super) fn counted_moment(
+    event: &MemoryEvent,
+    change: &Change,
+    ledger: &Ledger,
+) -> Option<(DeviceIndex, TotalsSample)> {
+    let moment = (event.device?, ledger.moment_of(event)?);
+    (*change != Change::Malformed).then_some(moment)
 }
 
 /// Bytes of the tensor in a block, or of the block if they are unknown.

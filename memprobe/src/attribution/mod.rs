@@ -7,6 +7,7 @@ pub mod allocation_groups;
 pub mod allocations;
 mod caches;
 pub mod category;
+pub mod chosen_moments;
 mod device;
 mod epochs;
 mod groups;

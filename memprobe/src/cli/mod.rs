@@ -1,6 +1,7 @@
 //! The command line. clap's types stop here.
 
 mod attach;
+mod diff;
 mod doctor;
 mod estimate;
 mod explain;
@@ -58,7 +59,7 @@ Examples:
   memprobe report trace.mprb                  the table of lines; needs no root
   memprobe export trace.mprb -o trace.pickle  for pytorch.org/memory_viz, pprof, speedscope
   sudo memprobe snapshot 1234                 every tensor by name, now
-  memprobe diff a.json b.json                 tensors added and removed
+  memprobe diff old.mprb new.mprb             lines with more or less memory
   sudo memprobe explain 1234                  where the memory went, on one page
   sudo memprobe estimate -- python train.py   GPU memory that it would need
   sudo memprobe doctor 1234                   check kernel, rights and process";
@@ -71,7 +72,7 @@ enum Verb {
     Report(report::Report),
     Export(export::ExportArgs),
     Snapshot(snapshot::SnapshotArgs),
-    Diff(snapshot::Diff),
+    Diff(diff::Diff),
     Explain(explain::ExplainArgs),
     Estimate(estimate::EstimateArgs),
     Doctor(doctor::DoctorArgs),

@@ -17,12 +17,13 @@ use crate::attribution::iterations::IterationLine;
 use crate::commands::html::HtmlPage;
 use crate::commands::messages;
 use crate::commands::stdout::{self, OutputContent};
+use crate::estimate::AllocatorSettings;
 use crate::event::Bytes;
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{Reader, RecordingDamage, open_tensors, recordings_in};
 use crate::report::{
     self, Alike, By, LayersOf, ManyReport, Outcome, ReportError, ReportFormat, ReportOptions,
-    RowLimit, SegmentMoment, Sort,
+    RowLimit, SegmentMoment, Sort, WhatIfSettings,
 };
 
 /// Columns of a report that does not go to a terminal.
@@ -46,6 +47,7 @@ Examples:
   memprobe report trace.mprb --by layer --iteration all --format csv
   memprobe report trace.mprb --by category
   memprobe report trace.mprb --by segment --request 512MiB
+  memprobe report trace.mprb --what-if expandable_segments:True,max_split_size_mb:128
   memprobe report run/
   memprobe report trace.mprb --html report.html    # one file, which opens without network
   memprobe report snapshot.pickle --by peak        # of torch.cuda.memory._dump_snapshot()
@@ -59,7 +61,7 @@ pub struct Report {
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Meaning of a row
-    #[arg(short, long, default_value = "line", value_parser = choice(ROWS))]
+    #[arg(short, long, default_value = "line", value_parser = choice(ROWS), conflicts_with = "what_if")]
     by: By,
     #[command(flatten)]
     format: FormatOption,
@@ -88,6 +90,13 @@ pub struct Report {
     /// With --by segment: moment to show [default: peak]
     #[arg(long, value_parser = choice(MOMENTS))]
     at: Option<SegmentMoment>,
+    /// Replay the requests of PyTorch's allocator under other settings of PYTORCH_CUDA_ALLOC_CONF
+    ///
+    /// Prints the peak of reserved memory, what of it was not allocated then, and whether a failed request would have
+    /// fitted. The replay first reproduces the recorded run; differences are told. Known: expandable_segments,
+    /// max_split_size_mb, max_non_split_rounding_mb and roundup_power2_divisions.
+    #[arg(long, value_name = "SETTINGS", value_parser = parse_what_if)]
+    what_if: Option<WhatIfSettings>,
     /// With --by segment: also show the free memory that a request of this size cannot use, such as 512MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_request)]
     request: Option<Bytes>,
@@ -128,7 +137,7 @@ const MOMENTS: &[Choice<SegmentMoment>] = choices! {
     "oom" => SegmentMoment::OutOfMemory, "The last out-of-memory error";
 };
 
-const FRAMES: &[Choice<Grouping>] = choices! {
+pub(super) const FRAMES: &[Choice<Grouping>] = choices! {
     "user" => Grouping::User, "The innermost frame of your own code, outside Python's library and installed packages";
     "innermost" => Grouping::Innermost, "The innermost frame";
 };
@@ -170,6 +179,7 @@ impl Report {
     /// Refuses options without effect.
     fn check(&self) -> Result<()> {
         use By::*;
+        self.check_what_if()?;
         let with_iterations = [Peak, Growth, Iteration, Category, Phase, Saved, Layer, Size];
         let limited = [
             Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size, Thread, Segment,
@@ -225,6 +235,26 @@ impl Report {
         .run()
     }
 
+    /// Refuses options of tables beside `--what-if`.
+    fn check_what_if(&self) -> Result<()> {
+        let flags = [
+            ("--sort", self.sort.is_some()),
+            ("--limit", self.limit.limit.is_some()),
+            ("--frame", self.frame.is_some()),
+            ("--depth", self.depth.is_some()),
+            ("--no-fold", self.fold.no_fold),
+            ("--iteration-start", self.iteration_start.is_some()),
+            ("--iteration", self.iteration.is_some()),
+            ("--at", self.at.is_some()),
+            ("--request", self.request.is_some()),
+        ];
+        let given = flags.iter().find(|(_, is_given)| *is_given);
+        match given.filter(|_| self.what_if.is_some()) {
+            Some((flag, _)) => bail!("{flag} does nothing with --what-if: leave it out"),
+            None => Ok(()),
+        }
+    }
+
     fn run_on_directory(&self) -> Result<ExitCode> {
         let options = self.options();
         let files = recordings_in(&self.file)?;
@@ -273,11 +303,12 @@ impl Report {
             layers: self.iteration.clone().unwrap_or(LayersOf::Peak),
             moment: self.at.unwrap_or(SegmentMoment::Peak),
             request: self.request,
+            what_if: self.what_if.clone(),
         }
     }
 }
 
-fn content(format: ReportFormat) -> OutputContent {
+pub(super) fn content(format: ReportFormat) -> OutputContent {
     match format {
         ReportFormat::Text => OutputContent::Text,
         ReportFormat::Json | ReportFormat::Jsonl | ReportFormat::Csv => OutputContent::Document,
@@ -292,11 +323,11 @@ fn warn(options: &ReportOptions, name: &str, outcome: Option<&Outcome>) {
     }
 }
 
-fn print_warning(name: &str, warning: &str) {
+pub(super) fn print_warning(name: &str, warning: &str) {
     messages::print_line(&report::warning_line(name, warning));
 }
 
-fn warnings(outcome: &Outcome) -> Vec<String> {
+pub(super) fn warnings(outcome: &Outcome) -> Vec<String> {
     let mut warnings = Vec::new();
     if outcome.truncated {
         warnings
@@ -338,11 +369,19 @@ fn parse_iterations(text: &str) -> Result<LayersOf, String> {
     }
 }
 
+fn parse_what_if(text: &str) -> Result<WhatIfSettings, String> {
+    let settings = AllocatorSettings::parse(text).map_err(|error| error.to_string())?;
+    Ok(WhatIfSettings {
+        text: text.to_owned(),
+        settings,
+    })
+}
+
 fn parse_request(text: &str) -> Result<Bytes, String> {
     parse_size(text).map(Bytes)
 }
 
-fn parse_iteration_start(text: &str) -> Result<IterationLine, String> {
+pub(super) fn parse_iteration_start(text: &str) -> Result<IterationLine, String> {
     IterationLine::parse(text)
         .ok_or_else(|| "give a file and a line, such as serve.py:41".to_owned())
 }
@@ -410,6 +449,11 @@ mod tests {
             "--depth does nothing with --by line: leave it out, or give --by module, layer, size"
         );
         assert!(refused("--by category --limit 3").is_some());
+        assert_eq!(refused("--what-if expandable_segments:True"), None);
+        assert_eq!(
+            refused("--what-if expandable_segments:True --sort live").unwrap(),
+            "--sort does nothing with --what-if: leave it out"
+        );
         assert!(refused("--by peak --sort live").is_some());
         assert!(refused("--by event --frame user").is_some());
         assert!(refused("--iteration-start serve.py:41").is_some());

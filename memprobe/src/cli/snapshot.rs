@@ -1,4 +1,4 @@
-//! `memprobe snapshot` and `memprobe diff`, and the options of their tables of tensors.
+//! `memprobe snapshot`, and the options of tables of tensors.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,9 +18,7 @@ use crate::commands::snapshot::{BlockProbes, CaptureMode, Snapshots, content};
 use crate::commands::{Allocators, MatchScope, stdout};
 use crate::event::tensors::TensorSnapshot;
 use crate::recording::{Reader, open_tensors, read_tensors};
-use crate::report::{
-    Colour, RowLimit, TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors,
-};
+use crate::report::{Colour, RowLimit, TensorFormat, TensorNames, TensorOptions, write_tensors};
 use crate::tensors::{GroupBy, Order};
 
 /// Print every tensor of a running process: name, shape, dtype, allocated bytes
@@ -198,7 +196,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 }
 
 /// Columns of a table that does not go to a terminal.
-const PIPED_WIDTH: usize = 140;
+pub(super) const PIPED_WIDTH: usize = 140;
 
 pub(super) const FORMATS: &[Format] = &[Format::Text, Format::Json, Format::Csv];
 
@@ -206,19 +204,19 @@ pub(super) const FORMATS: &[Format] = &[Format::Text, Format::Json, Format::Csv]
 pub(super) struct TensorRows {
     /// Meaning of a row
     #[arg(short, long, default_value = "tensor", value_parser = choice(ROWS))]
-    by: GroupBy,
+    pub(super) by: GroupBy,
     #[command(flatten)]
     pub(super) format: FormatOption,
     /// Order of rows
     #[arg(short, long, default_value = "allocated", value_parser = choice(ORDERS))]
-    sort: Order,
+    pub(super) sort: Order,
     #[command(flatten)]
-    limit: LimitOption,
+    pub(super) limit: LimitOption,
     #[command(flatten)]
-    fold: FoldOption,
+    pub(super) fold: FoldOption,
     /// Show all names of each tensor, and the rules that inferred them
     #[arg(long)]
-    all_names: bool,
+    pub(super) all_names: bool,
 }
 
 const ROWS: &[Choice<GroupBy>] = choices! {
@@ -231,7 +229,7 @@ const ROWS: &[Choice<GroupBy>] = choices! {
         tensors";
 };
 
-const ORDERS: &[Choice<Order>] = choices! {
+pub(super) const ORDERS: &[Choice<Order>] = choices! {
     "allocated" => Order::Holds, "Most bytes of the allocator first";
     "size" => Order::Size, "Most bytes of elements first, shared or not";
     "name" => Order::Name, "By name";
@@ -266,48 +264,6 @@ impl TensorRows {
             width: style.columns.unwrap_or(PIPED_WIDTH),
             colour: style.colour,
         })
-    }
-}
-
-/// Print the tensors added and removed between two snapshots of a process
-///
-/// `+` was added, `-` was removed, `~` has another name or another storage size. A tensor is the same in both if object,
-/// data address, offset, shape and dtype are equal; else tensors of equal kind, name, shape and dtype match, whatever
-/// their addresses, so that memory which a loop frees and allocates again is no difference. The rows add up to the change
-/// of memory_allocated(). Needs no root, no GPU and not the process.
-#[derive(Args)]
-#[command(after_help = "\
-Examples:
-  sudo memprobe snapshot 1234 -o a.json
-  sudo memprobe snapshot 1234 -o b.json
-  memprobe diff a.json b.json
-  memprobe diff a.json b.json --by shape
-  memprobe diff a.json b.json --format json | jq '.devices[].added[] | [.count, .name, .allocated]'")]
-#[command(mut_arg("format", formats(FORMATS)))]
-#[command(mut_arg("no_fold", |arg| arg.help("With --by tensor: show identical unnamed tensors one by one")))]
-#[command(mut_arg("limit", |arg| arg.help("Rows of each device in text, or `all` [default: 50]")))]
-pub struct Diff {
-    /// Earlier snapshot, written by `memprobe snapshot -o` (`-` for standard input)
-    #[arg(value_name = "BEFORE")]
-    before: PathBuf,
-    /// Later snapshot
-    #[arg(value_name = "AFTER")]
-    after: PathBuf,
-    #[command(flatten)]
-    rows: TensorRows,
-}
-
-impl Diff {
-    pub(super) fn run(self) -> Result<ExitCode> {
-        let options = self.rows.options()?;
-        if self.before.as_os_str() == "-" && self.after.as_os_str() == "-" {
-            bail!("standard input can be one of the two snapshots: name a file for the other");
-        }
-        let before = read(&self.before)?;
-        let after = read(&self.after)?;
-        let mut out = stdout::open(content(options.format));
-        write_tensor_diff(&before, &after, &options, &mut out)?;
-        Ok(ExitCode::SUCCESS)
     }
 }
 

@@ -11,11 +11,13 @@ mod lines;
 mod origin;
 mod replay;
 mod translation;
+pub mod what_if;
 
 #[cfg(test)]
 mod tests;
 
-pub use allocator::{CachingAllocator, GpuBlock, OutOfMemory, Ties};
+pub use allocator::settings::{AllocatorSettings, SettingsError};
+pub use allocator::{CachingAllocator, GpuBlock, OutOfMemory, PoolPlace, Ties};
 pub use origin::EstimatePhase;
 
 use strum::VariantArray;

@@ -33,7 +33,7 @@ pub(super) fn write(
     Ok(replay.outcome())
 }
 
-fn write_as(
+pub(super) fn write_as(
     report: &impl TableReport,
     options: &ReportOptions,
     out: &mut impl Write,

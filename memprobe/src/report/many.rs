@@ -93,7 +93,7 @@ impl<'a, W: Write> ManyReport<'a, W> {
     /// True if the sum of all recordings comes last.
     fn has_sum(&self) -> bool {
         let is_for_rows = matches!(self.options.format, ReportFormat::Csv | ReportFormat::Jsonl);
-        self.options.by == By::Line && !is_for_rows
+        self.options.by == By::Line && self.options.what_if.is_none() && !is_for_rows
     }
 
     fn add_lines<R: BufRead>(

@@ -2,6 +2,7 @@
 
 mod attribution;
 mod cells;
+mod difference;
 mod document;
 mod estimate;
 mod events;
@@ -24,7 +25,9 @@ mod session;
 mod shapes;
 mod tensors;
 mod threads;
+mod what_if;
 
+pub use difference::{DiffOptions, NamedRecording, write_difference};
 pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
 pub use many::ManyReport;
@@ -33,6 +36,7 @@ pub(crate) use preamble::limit_warning;
 pub use session::session_summary;
 pub use shapes::tensor as purpose_name;
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};
+pub use what_if::WhatIfSettings;
 
 use std::io::{self, BufRead, Write};
 use std::ops::RangeInclusive;
@@ -70,6 +74,8 @@ pub struct ReportOptions {
     pub moment: SegmentMoment,
     /// Size of a request, for the free memory that it cannot use.
     pub request: Option<Bytes>,
+    /// Settings to replay the recording under, instead of a table of its rows.
+    pub what_if: Option<WhatIfSettings>,
 }
 
 impl Default for ReportOptions {
@@ -88,6 +94,7 @@ impl Default for ReportOptions {
             layers: LayersOf::Peak,
             moment: SegmentMoment::Peak,
             request: None,
+            what_if: None,
         }
     }
 }
@@ -247,6 +254,10 @@ pub fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Option<Outcome>, ReportError> {
+    if let Some(settings) = &options.what_if {
+        let written = what_if::write(reader, settings, options, out);
+        return unless_closed(written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?)));
+    }
     let written = match options.by {
         By::Line => lines(reader, options, out),
         By::Tensor => shapes::write(reader, options, out),

@@ -338,7 +338,7 @@ pub(super) fn called(part: &AllocationGroup) -> Called {
 
 /// Turns `GPT.layers.3.mlp` into `GPT.layers.*.mlp`. A number at the end stays: such modules may
 /// differ in kind.
-fn without_numbers(path: &str) -> String {
+pub(super) fn without_numbers(path: &str) -> String {
     let is_number = |name: &str| !name.is_empty() && name.bytes().all(|it| it.is_ascii_digit());
     let Some((modules, last)) = path.rsplit_once('.') else {
         return path.to_owned();

@@ -124,7 +124,7 @@ pub(super) fn events_line(snapshot: &Snapshot) -> String {
     )
 }
 
-fn warnings(replay: &RecordingReplay) -> Vec<String> {
+pub(super) fn warnings(replay: &RecordingReplay) -> Vec<String> {
     let mut warnings = Vec::new();
     if replay.truncated {
         warnings.push(

@@ -182,6 +182,11 @@ pub const MODULES: &[Module] = &[
         never: PURE,
     },
     Module {
+        name: "compare",
+        uses: &["event", "ledger::snapshot", "attribution"],
+        never: PURE,
+    },
+    Module {
         name: "estimate",
         uses: &["event", "torch::names", "ledger", "attribution"],
         never: PURE,
@@ -245,6 +250,7 @@ pub const MODULES: &[Module] = &[
             "ledger::Refused",
             "tensors",
             "attribution",
+            "compare",
             "estimate",
             "view",
             "recording",
@@ -306,6 +312,8 @@ pub const MODULES: &[Module] = &[
             "ledger::snapshot",
             "tensors",
             "attribution::iterations",
+            "attribution::chosen_moments",
+            "compare",
             "estimate",
             "recording",
             "report",

@@ -115,7 +115,7 @@ pub(super) fn notes(iterations: &Iterations, heard: Coverage) -> Vec<String> {
     notes
 }
 
-pub(super) fn source(iterations: &Iterations) -> String {
+pub(in crate::report) fn source(iterations: &Iterations) -> String {
     let source = match iterations.source {
         Source::Steps => "An iteration ends with Optimizer.step().",
         Source::ZeroGrads => {

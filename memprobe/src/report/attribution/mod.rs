@@ -12,6 +12,8 @@ mod size;
 use std::io::{BufRead, Write};
 use std::rc::Rc;
 
+pub(super) use iterations::source as source_of_iterations;
+
 use super::cells::{self, Remainder};
 use super::document::{self, TableReport, document};
 use super::preamble::{push_beginning, push_totals};

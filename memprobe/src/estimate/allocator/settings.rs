@@ -1,0 +1,273 @@
+//! Settings of `PYTORCH_CUDA_ALLOC_CONF` (`PYTORCH_ALLOC_CONF` since 2.10) that the simulation knows.
+//!
+//! The grammar and the limits are those of `AcceleratorAllocatorConfig::parseArgs`
+//! (c10/core/AllocatorConfig.cpp@v2.15.0); the rounding is that of `roundup_power2_next_division`
+//! (c10/cuda/CUDACachingAllocator.cpp@v2.15.0).
+
+use super::{LARGE_SEGMENT, LEAST};
+
+const MIB: u64 = 1 << 20;
+/// Intervals of `roundup_power2_divisions`: 1 MiB to 64 GiB, each twice as long as the one before.
+const INTERVALS: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocatorSettings {
+    /// `expandable_segments`.
+    pub expandable: bool,
+    /// `max_split_size_mb`, in bytes.
+    pub max_split: u64,
+    /// `max_non_split_rounding_mb`, in bytes.
+    pub max_non_split_rounding: u64,
+    /// `roundup_power2_divisions` of each interval; 0 and 1 for none.
+    pub roundup: [u64; INTERVALS],
+}
+
+impl Default for AllocatorSettings {
+    fn default() -> Self {
+        Self {
+            expandable: false,
+            max_split: u64::MAX,
+            max_non_split_rounding: LARGE_SEGMENT,
+            roundup: [0; INTERVALS],
+        }
+    }
+}
+
+/// Reason that settings are refused, with advice.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct SettingsError(String);
+
+const KNOWN: &str = "expandable_segments:True, max_split_size_mb:N, max_non_split_rounding_mb:N and \
+                     roundup_power2_divisions:N";
+
+impl AllocatorSettings {
+    /// Parses settings such as `expandable_segments:True,max_split_size_mb:128`.
+    ///
+    /// # Errors
+    /// If the text is malformed, or names a setting that cannot be simulated.
+    pub fn parse(text: &str) -> Result<Self, SettingsError> {
+        let mut settings = Self::default();
+        let mut given = Vec::new();
+        for part in parts(text)? {
+            let Some((name, value)) = part.split_once(':') else {
+                return Err(error(format!(
+                    "{part:?} is no setting: give NAME:VALUE, such as {KNOWN}"
+                )));
+            };
+            let (name, value) = (name.trim(), value.trim());
+            if given.contains(&name) {
+                return Err(error(format!("{name} is given twice: give it once")));
+            }
+            given.push(name);
+            settings.set(name, value)?;
+        }
+        Ok(settings)
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), SettingsError> {
+        match name {
+            "expandable_segments" => {
+                self.expandable = match value {
+                    "True" => true,
+                    "False" => false,
+                    _ => return Err(error("expandable_segments is True or False".to_owned())),
+                }
+            }
+            "max_split_size_mb" => self.max_split = mib(name, value, 20)?,
+            "max_non_split_rounding_mb" => self.max_non_split_rounding = mib(name, value, 20)?,
+            "roundup_power2_divisions" => self.roundup = roundup(value)?,
+            "garbage_collection_threshold" => {
+                return Err(error(
+                    "garbage_collection_threshold acts only below the limit of \
+                     torch.cuda.set_per_process_memory_fraction(), which no recording has: leave it out"
+                        .to_owned(),
+                ));
+            }
+            "backend" => {
+                return Err(error(
+                    "only PyTorch's native allocator is simulated: leave backend out".to_owned(),
+                ));
+            }
+            _ => {
+                return Err(error(format!(
+                    "{name} is not simulated: give one or more of {KNOWN}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Size of a block for a request (`round_size`).
+    pub(super) fn rounded(&self, size: u64) -> u64 {
+        let divisions = self.divisions(size);
+        if divisions > 1 && size > LEAST * divisions {
+            return next_division(size, divisions);
+        }
+        size.next_multiple_of(LEAST).max(LEAST)
+    }
+
+    fn divisions(&self, size: u64) -> u64 {
+        let interval = size
+            .checked_ilog2()
+            .unwrap_or(0)
+            .saturating_sub(MIB.ilog2());
+        self.roundup[(interval as usize).min(INTERVALS - 1)]
+    }
+}
+
+/// Rounds up to the next of so many equal parts between two powers of two.
+fn next_division(size: u64, divisions: u64) -> u64 {
+    if size.is_power_of_two() {
+        return size;
+    }
+    let floor = 1 << size.ilog2();
+    match floor >> divisions.ilog2() {
+        0 => floor << 1,
+        step => size.next_multiple_of(step),
+    }
+}
+
+fn error(text: String) -> SettingsError {
+    SettingsError(text)
+}
+
+/// Splits at commas outside brackets.
+fn parts(text: &str) -> Result<Vec<&str>, SettingsError> {
+    let mut parts = Vec::new();
+    let (mut depth, mut start) = (0_i32, 0);
+    for (at, letter) in text.char_indices() {
+        match letter {
+            '[' => depth += 1,
+            ']' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(text[start..at].trim());
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(text[start..].trim());
+    if depth != 0 || parts.iter().any(|part| part.is_empty()) {
+        return Err(error(format!(
+            "give settings as in PYTORCH_CUDA_ALLOC_CONF: {KNOWN}"
+        )));
+    }
+    Ok(parts)
+}
+
+/// Parses a size in MiB above `least`, as PyTorch limits it.
+fn mib(name: &str, value: &str, least: u64) -> Result<u64, SettingsError> {
+    let number = value.parse::<u64>().ok().filter(|number| *number > least);
+    let bytes = number.and_then(|number| number.checked_mul(MIB));
+    bytes.ok_or_else(|| error(format!("{name} is a number of MiB above {least}")))
+}
+
+/// Parses `8`, or `[256:1,512:2,>:8]`: divisions from a size in MiB on.
+fn roundup(value: &str) -> Result<[u64; INTERVALS], SettingsError> {
+    let wrong = || {
+        error(
+            "roundup_power2_divisions is a power of two such as 8, or a list such as [256:1,512:2,1024:4,>:8]"
+                .to_owned(),
+        )
+    };
+    let divisions = |text: &str| {
+        let number = text.trim().parse::<u64>().ok();
+        number
+            .filter(|number| *number == 0 || number.is_power_of_two() && *number <= 1 << 40)
+            .ok_or_else(wrong)
+    };
+    let list = value
+        .strip_prefix('[')
+        .and_then(|list| list.strip_suffix(']'));
+    let Some(list) = list else {
+        return Ok([divisions(value)?; INTERVALS]);
+    };
+    let mut intervals = [0; INTERVALS];
+    let mut next = 0;
+    for (at, entry) in list.split(',').enumerate() {
+        let (from, number) = entry.split_once(':').ok_or_else(wrong)?;
+        let number = divisions(number)?;
+        if from.trim() == ">" {
+            intervals[next.min(INTERVALS)..].fill(number);
+            continue;
+        }
+        let mib = from
+            .trim()
+            .parse::<u64>()
+            .ok()
+            .filter(|mib| mib.is_power_of_two());
+        let interval = mib.ok_or_else(wrong)?.ilog2() as usize;
+        if at == 0 {
+            intervals[..interval.min(INTERVALS)].fill(number);
+        }
+        if let Some(slot) = intervals.get_mut(interval) {
+            *slot = number;
+        }
+        next = interval + 1;
+    }
+    Ok(intervals)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> AllocatorSettings {
+        AllocatorSettings::parse(text).expect("settings")
+    }
+
+    #[test]
+    fn settings_are_written_as_in_the_environment() {
+        let settings = parsed("expandable_segments:True,max_split_size_mb:128");
+        assert!(settings.expandable);
+        assert_eq!(settings.max_split, 128 * MIB);
+        assert_eq!(settings.max_non_split_rounding, 20 * MIB);
+        let spaces = parsed(" expandable_segments : False , max_non_split_rounding_mb:30 ");
+        assert!(!spaces.expandable);
+        assert_eq!(spaces.max_non_split_rounding, 30 * MIB);
+    }
+
+    #[test]
+    fn a_list_of_divisions_begins_at_sizes() {
+        let settings = parsed("roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]");
+        let of = |mib: u64| settings.divisions(mib * MIB);
+        let all: Vec<u64> = [0, 32, 64, 128, 256, 512, 1024, 2048, 8192]
+            .map(of)
+            .to_vec();
+        assert_eq!(all, [8, 8, 8, 2, 4, 2, 4, 1, 1]);
+        assert_eq!(parsed("roundup_power2_divisions:4").roundup, [4; INTERVALS]);
+    }
+
+    #[test]
+    fn sizes_are_rounded_to_parts_of_a_power_of_two() {
+        let settings = parsed("roundup_power2_divisions:4");
+        assert_eq!(settings.rounded(1200), 1536, "below 512 times 4");
+        assert_eq!(settings.rounded(4 * MIB), 4 * MIB);
+        assert_eq!(settings.rounded(4 * MIB + 1), 5 * MIB);
+        assert_eq!(settings.rounded(7 * MIB + 5), 8 * MIB);
+        let plain = AllocatorSettings::default();
+        assert_eq!(plain.rounded(4 * MIB + 1), 4 * MIB + 512);
+        assert_eq!([plain.rounded(0), plain.rounded(513)], [512, 1024]);
+    }
+
+    #[test]
+    fn what_cannot_be_simulated_is_refused_with_advice() {
+        for (text, words) in [
+            ("garbage_collection_threshold:0.8", "leave it out"),
+            ("backend:cudaMallocAsync", "leave backend out"),
+            ("pinned_use_background_threads:True", "not simulated"),
+            ("max_split_size_mb:20", "above 20"),
+            ("max_split_size_mb:lots", "above 20"),
+            ("expandable_segments:yes", "True or False"),
+            ("expandable_segments", "NAME:VALUE"),
+            ("roundup_power2_divisions:3", "power of two"),
+            ("roundup_power2_divisions:[64:8", "PYTORCH_CUDA_ALLOC_CONF"),
+            ("", "PYTORCH_CUDA_ALLOC_CONF"),
+            ("max_split_size_mb:30,max_split_size_mb:40", "twice"),
+        ] {
+            let error = AllocatorSettings::parse(text).expect_err(text).to_string();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Report of a replay under other settings of PyTorch's allocator.
+
+use std::io::{BufRead, Write};
+
+use super::document::{self, TableReport, document};
+use super::preamble::push_beginning;
+use super::replay::{self, RecordingReplay};
+use super::{Outcome, ReportError, ReportOptions};
+use crate::estimate::AllocatorSettings;
+use crate::estimate::what_if::{
+    FailedOutcome, FailedRequest, SimulatedPeak, WhatIf, WhatIfDevice, WhatIfFacts,
+};
+use crate::event::bytes::{human, signed};
+use crate::event::{Bytes, DeviceIndex};
+use crate::recording::{Reader, RecordingDamage};
+use crate::view::counted;
+use crate::view::table::{Cell, Column, Output, Page, Table, columns};
+
+/// Settings to replay a recording under, and their text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WhatIfSettings {
+    pub text: String,
+    pub settings: AllocatorSettings,
+}
+
+/// A run of a device: recorded, replayed under its own settings, or under others.
+struct RunRow<'a> {
+    device: DeviceIndex,
+    run: &'static str,
+    settings: &'a str,
+    name: String,
+    peak: SimulatedPeak,
+    /// Reserved bytes beyond those of the recording.
+    change: Option<i64>,
+    exact: Option<bool>,
+    failed: Option<&'static str>,
+}
+
+fn columns<'a>() -> Vec<Column<RunRow<'a>>> {
+    columns![|row: RunRow<'a>|
+        data("device") => row.device,
+        data("run") => row.run,
+        data("settings") => row.settings,
+        number("peak_allocated", "PEAK ALLOCATED") => row.peak.allocated,
+        number("peak_reserved", "PEAK RESERVED") => row.peak.reserved,
+        number("change", "CHANGE") => row.change.map_or(Cell::Blank, Cell::Signed),
+        number("cached_at_peak", "NOT ALLOCATED THEN") => row.peak.cached(),
+        figure("SHARE") => Cell::share(row.peak.cached().0, row.peak.reserved.0),
+        data("exact") => row.exact,
+        data("failed_request") => row.failed,
+        label("RUN") => &*row.name,
+    ]
+    .into()
+}
+
+pub(super) fn write<R: BufRead>(
+    reader: Reader<R>,
+    wanted: &WhatIfSettings,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<Outcome, ReportError> {
+    let again = reader.reopened().ok_or_else(|| {
+        ReportError::NoMoment("a pipe cannot be read twice; give a file".to_owned())
+    })?;
+    let (_, facts) = replay::run(reader, options.grouping, WhatIfFacts::default())?;
+    let simulations = WhatIf::new(facts, wanted.settings);
+    let (replay, simulations) = replay::run(again, options.grouping, simulations)?;
+    let losses = RecordingDamage::losses_of_recording(replay.damage, replay.snapshot.health.losses);
+    let report = WhatIfReport {
+        devices: simulations.results(losses.events.saturating_add(losses.malformed)),
+        replay: &replay,
+        wanted,
+    };
+    document::write(&report, &replay, options, out)
+}
+
+struct WhatIfReport<'a> {
+    replay: &'a RecordingReplay,
+    devices: Vec<WhatIfDevice>,
+    wanted: &'a WhatIfSettings,
+}
+
+impl<'a> TableReport for WhatIfReport<'a> {
+    type Row = RunRow<'a>;
+
+    fn text(&self, page: &mut Page) {
+        push_beginning(page, self.replay);
+        for device in &self.devices {
+            page.blank();
+            page.strong(&verdict(device, &self.wanted.text));
+            page.table(&self.table(device));
+            if let Some(failed) = &device.failed {
+                page.note(&failed_request(failed));
+            }
+            for note in notes(device) {
+                page.note(&note);
+            }
+        }
+        if self.devices.is_empty() {
+            page.blank();
+            page.line("The recording has no request of PyTorch's CUDA allocator.");
+        }
+    }
+
+    fn document(&self) -> Cell<'_> {
+        let devices = self.devices.iter().map(|device| {
+            Cell::Object(vec![
+                ("device", device.device.into()),
+                ("requests", device.requests.into()),
+                ("reproduced", device.is_reproduced().into()),
+                ("exact", device.is_exact().into()),
+                ("failed", Cell::if_known(device.failed.map(failed_cell))),
+                (
+                    "notes",
+                    Cell::list(notes(device).into_iter().map(Cell::from)),
+                ),
+                ("rows", self.table(device).into()),
+            ])
+        });
+        document(self.replay, Cell::Absent, devices)
+    }
+
+    fn columns(&self) -> Vec<Column<RunRow<'a>>> {
+        columns()
+    }
+
+    fn tables(&self) -> impl Iterator<Item = Table<RunRow<'a>>> {
+        self.devices.iter().map(|device| self.table(device))
+    }
+}
+
+impl<'a> WhatIfReport<'a> {
+    fn table(&self, device: &WhatIfDevice) -> Table<RunRow<'a>> {
+        let change = |peak: SimulatedPeak| {
+            let recorded = device.recorded.reserved.0.cast_signed();
+            Some(peak.reserved.0.cast_signed().wrapping_sub(recorded))
+        };
+        let own = if device.recorded_settings.expandable {
+            "expandable_segments:True"
+        } else {
+            ""
+        };
+        let mut table = Table::new(columns());
+        table.push(
+            Output::All,
+            RunRow {
+                device: device.device,
+                run: "recorded",
+                settings: own,
+                name: "recorded".to_owned(),
+                peak: device.recorded,
+                change: None,
+                exact: None,
+                failed: device.failed.map(|_| "failed"),
+            },
+        );
+        table.push(
+            Output::All,
+            RunRow {
+                device: device.device,
+                run: "reproduced",
+                settings: own,
+                name: match own {
+                    "" => "replayed with default settings".to_owned(),
+                    own => format!("replayed with {own}"),
+                },
+                peak: device.reproduced,
+                change: change(device.reproduced),
+                exact: Some(device.is_reproduced()),
+                failed: None,
+            },
+        );
+        table.push(
+            Output::All,
+            RunRow {
+                device: device.device,
+                run: "what_if",
+                settings: &self.wanted.text,
+                name: format!("with {}", self.wanted.text),
+                peak: device.simulated,
+                change: change(device.simulated),
+                exact: Some(device.is_exact()),
+                failed: device.failed.map(|failed| failed.outcome.as_str()),
+            },
+        );
+        table
+    }
+}
+
+fn verdict(device: &WhatIfDevice, settings: &str) -> String {
+    let (was, now) = (device.recorded.reserved, device.simulated.reserved);
+    let change = now.0.cast_signed().wrapping_sub(was.0.cast_signed());
+    let about = if device.is_exact() { "" } else { "about " };
+    format!(
+        "{}  {settings}: {about}{} reserved at most, was {}: {}",
+        device.device,
+        human(now),
+        human(was),
+        signed(change)
+    )
+}
+
+fn failed_request(failed: &FailedRequest) -> String {
+    let size = human(failed.size);
+    match failed.outcome {
+        FailedOutcome::Fits => format!(
+            "The failed request of {size} would have fitted, within the {} that the allocator had reserved at most.",
+            human(failed.least_capacity)
+        ),
+        FailedOutcome::FailsToo => format!(
+            "The failed request of {size} would have failed too, with up to {} from CUDA.",
+            human(failed.most_capacity)
+        ),
+        FailedOutcome::Unknown => format!(
+            "The failed request of {size} may have fitted: it needs more than the {} reserved before, and the recording \
+             does not tell how much of up to {} was free.",
+            human(failed.least_capacity),
+            human(failed.most_capacity)
+        ),
+    }
+}
+
+fn failed_cell(failed: FailedRequest) -> Cell<'static> {
+    Cell::Object(vec![
+        ("size", failed.size.into()),
+        ("outcome", failed.outcome.as_str().into()),
+        ("least_capacity", failed.least_capacity.into()),
+        ("most_capacity", failed.most_capacity.into()),
+    ])
+}
+
+/// Reasons why the result may be inexact.
+fn notes(device: &WhatIfDevice) -> Vec<String> {
+    let caveats = &device.caveats;
+    let mut notes = Vec::new();
+    if device.failed.is_some() {
+        notes.push("The replay ends at the first out-of-memory error.".to_owned());
+    }
+    if device.is_exact() {
+        notes.push(format!(
+            "Exact: the replay of {} has the totals of the recording after every event.",
+            counted(device.requests, "request")
+        ));
+        return notes;
+    }
+    let reproduced = device.reproduced.reserved.0.cast_signed();
+    let difference = reproduced.wrapping_sub(device.recorded.reserved.0.cast_signed());
+    notes.push(match (difference, device.differing_events) {
+        (0, 0) => "Inexact, although the replay has the totals of the recording after every event:".to_owned(),
+        (0, events) => format!(
+            "Inexact: the replay has the recorded peak, but other totals after {}:",
+            counted(events, "event")
+        ),
+        (difference, events) => format!(
+            "Inexact: the replay reserves {} other than the recorded run at its peak, and has other totals after {}; \
+             other settings than these were in effect, or:",
+            signed(difference),
+            counted(events, "event")
+        ),
+    });
+    let mut note = |number: u64, text: String| {
+        if number > 0 {
+            notes.push(format!("- {text}"));
+        }
+    };
+    note(
+        caveats.unknown_sizes,
+        format!(
+            "{} of unknown exact size, up to 1 MiB less than its block: record with --detail tensors.",
+            counted(caveats.unknown_sizes, "request")
+        ),
+    );
+    note(
+        caveats.unknown_places,
+        format!(
+            "{} on an unknown stream, counted as on the default one.",
+            counted(caveats.unknown_places, "request")
+        ),
+    );
+    note(
+        caveats.before_attach,
+        format!(
+            "{} were allocated before attach: record the process from its start.",
+            human(Bytes(caveats.before_attach))
+        ),
+    );
+    note(
+        caveats.doubtful_releases,
+        format!(
+            "{} of cached memory may be of a full GPU rather than of empty_cache().",
+            counted(caveats.doubtful_releases, "release")
+        ),
+    );
+    note(
+        caveats.deferred_frees,
+        format!(
+            "{} awaited another stream (record_stream): the replay reuses it at once.",
+            counted(caveats.deferred_frees, "freed block")
+        ),
+    );
+    note(
+        caveats.lost_events,
+        format!("{} were lost.", counted(caveats.lost_events, "event")),
+    );
+    notes
+}
+
+#[cfg(test)]
+mod tests;

@@ -247,6 +247,7 @@ impl Estimator {
             }
             Event::Memory(_)
             | Event::AtAttach(_)
+            | Event::BaselineLabels(_)
             | Event::Segments(_)
             | Event::Thread(..)
             | Event::Capture(_) => {}

@@ -270,13 +270,14 @@ impl<R: BufRead> JsonReader<R> {
                 return Ok(None);
             }
             LineRecord::Names { time, tgid, record } => {
+                let scope = record.scope;
                 let (blocks, optimizers) = self.naming.end_record(record)?;
-                Event::BlockLabels(Arc::new(BlockLabels {
+                scope.event(BlockLabels {
                     time,
                     tgid,
                     blocks,
                     optimizers,
-                }))
+                })
             }
             LineRecord::Segment(segment) => {
                 self.segments.push(&segment)?;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{MAX_CONTEXT, check_names};
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{
-    Address, BlockLabels, Bytes, CallPathOrigin, CalledModule, DeviceIndex, LabeledBlock,
+    Address, BlockLabels, Bytes, CallPathOrigin, CalledModule, DeviceIndex, Event, LabeledBlock,
     StepSettings,
 };
 
@@ -20,14 +20,42 @@ pub(super) const MAX_OPTIMIZERS: usize = 64;
 pub(crate) struct NamesRecord<'a> {
     /// Number of the blocks before it.
     blocks: u64,
+    /// Absent for all blocks, and in files of earlier versions.
+    #[serde(default, skip_serializing_if = "LabelScope::is_all_blocks")]
+    pub(super) scope: LabelScope,
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     optimizers: Cow<'a, [StepSettings]>,
 }
 
-impl<'a> From<&'a BlockLabels> for NamesRecord<'a> {
-    fn from(names: &'a BlockLabels) -> Self {
+/// Blocks that labels can name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LabelScope {
+    #[default]
+    AllBlocks,
+    /// Blocks from before attach.
+    Baseline,
+}
+
+impl LabelScope {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_all_blocks(&self) -> bool {
+        *self == Self::AllBlocks
+    }
+
+    pub(super) fn event(self, labels: BlockLabels) -> Event {
+        match self {
+            Self::AllBlocks => Event::BlockLabels(Arc::new(labels)),
+            Self::Baseline => Event::BaselineLabels(Arc::new(labels)),
+        }
+    }
+}
+
+impl<'a> NamesRecord<'a> {
+    pub(crate) fn of(names: &'a BlockLabels, scope: LabelScope) -> Self {
         Self {
             blocks: names.blocks.len() as u64,
+            scope,
             optimizers: names.optimizers.as_slice().into(),
         }
     }

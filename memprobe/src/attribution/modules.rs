@@ -13,9 +13,7 @@ use super::ledger::AttributionLedger;
 use super::module_aliases::RootVariables;
 use super::view::CoverageStart;
 use crate::event::{BlockLabels, Bytes, DeviceIndex, Event, LabeledBlock, TimeNs};
-use crate::ledger::{
-    BlockId, Change, CompactIndex, Freed, Ledger, PerBlock, TotalsSample,
-};
+use crate::ledger::{BlockId, Change, CompactIndex, Freed, Ledger, PerBlock, TotalsSample};
 
 /// Cap on modules of a device; the excess is one row.
 const MAX_MODULES: usize = 1 << 16;

@@ -14,6 +14,7 @@ pub mod snapshot;
 pub mod stdout;
 pub mod top;
 
+mod before_attach;
 mod naming;
 mod process_view;
 mod saving;
@@ -28,6 +29,7 @@ use anyhow::Context as _;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+pub use self::before_attach::BaselineReading;
 pub use self::naming::Naming;
 pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::diagnostics;

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use super::block_store::{BlockId, BlockStore};
 use super::dense::{CompactIndex, PerBlock};
 use super::snapshot::{BaselineGroup, BaselineKind, BaselineOwner};
-use crate::event::tensors::TensorKind;
 use crate::event::{BlockLabels, Bytes, DeviceIndex, LabeledBlock, TimeNs};
 
 /// Cap on groups; beyond it the owner of a kind is not told apart.
@@ -33,7 +32,7 @@ impl BaselineGroups {
     pub(super) fn label(&mut self, labels: &Arc<BlockLabels>, store: &BlockStore) {
         for (id, block) in baseline_of(labels, store) {
             self.release(id, block.size);
-            let (kind, owner) = content(block);
+            let (kind, owner) = (BaselineKind::of(block), BaselineOwner::of(block));
             let group = self.group((block.device, kind, owner));
             let (_, live, blocks) = &mut self.groups[group];
             *live = live.saturating_add(block.size.0);
@@ -88,7 +87,9 @@ impl BaselineGroups {
             .collect();
         groups.sort_by(|one, other| {
             let rank = |group: &BaselineGroup| (Reverse(group.live), group.kind);
-            rank(one).cmp(&rank(other)).then_with(|| one.owner.cmp(&other.owner))
+            rank(one)
+                .cmp(&rank(other))
+                .then_with(|| one.owner.cmp(&other.owner))
         });
         groups
     }
@@ -117,33 +118,4 @@ fn baseline_of<'a>(
         let block = store.get(id);
         (block.is_baseline && block.size == named.size).then_some((id, named))
     })
-}
-
-/// Kind and owner of a block by its label.
-fn content(block: &LabeledBlock) -> (BaselineKind, BaselineOwner) {
-    let named = |name: Option<&Arc<str>>| BaselineOwner {
-        name: name.or(block.name.as_ref().map(|name| &name.text)).cloned(),
-        class: None,
-    };
-    let retained = || match &block.retainer {
-        Some(retainer) => BaselineOwner {
-            name: Some(Arc::clone(&retainer.by)),
-            class: retainer.class.clone(),
-        },
-        None => named(None),
-    };
-    let of_module = || named(block.module.as_ref());
-    match block.kind {
-        Some(TensorKind::Parameter) => (BaselineKind::Parameter, of_module()),
-        Some(TensorKind::Buffer) => (BaselineKind::Buffer, of_module()),
-        Some(TensorKind::Gradient) => (BaselineKind::Gradient, of_module()),
-        Some(TensorKind::OptimizerState) => (BaselineKind::OptimizerState, of_module()),
-        Some(TensorKind::KvCache) => (BaselineKind::KvCache, retained()),
-        Some(TensorKind::Saved) => (BaselineKind::Saved, named(block.saved_by.as_ref())),
-        Some(TensorKind::Tensor) if block.retainer.is_some() => {
-            (BaselineKind::Retained, retained())
-        }
-        Some(TensorKind::Tensor) => (BaselineKind::Unretained, named(None)),
-        None => (BaselineKind::NoTensor, BaselineOwner::default()),
-    }
 }

@@ -60,8 +60,7 @@ use device::{DeviceLedger, Disagreement};
 use iteration_recorder::IterationRecorder;
 use rate::{MovingRate, Ticks};
 use snapshot::{
-    BudgetState, Grouping, Health, PurposeInfo, Site, Snapshot, TargetState,
-    TimelineMarks,
+    BudgetState, Grouping, Health, PurposeInfo, Site, Snapshot, TargetState, TimelineMarks,
 };
 
 /// Ledger of one process, updated by each event.

@@ -38,7 +38,10 @@ pub(crate) enum LabelScope {
 }
 
 impl LabelScope {
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    #[expect(
+        clippy::trivially_copy_pass_by_ref,
+        reason = "serde passes a reference"
+    )]
     fn is_all_blocks(&self) -> bool {
         *self == Self::AllBlocks
     }

@@ -4,7 +4,8 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use super::BeforeAttach;
-use crate::event::Bytes;
+use crate::event::tensors::TensorKind;
+use crate::event::{Bytes, LabeledBlock};
 
 /// Content of blocks from before attach, as read from the process's objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
@@ -31,6 +32,21 @@ impl BaselineKind {
     /// Keyword in structured reports.
     pub const fn as_str(self) -> &'static str {
         self.into_str()
+    }
+
+    /// Kind of a labelled block.
+    pub fn of(block: &LabeledBlock) -> Self {
+        match block.kind {
+            Some(TensorKind::Parameter) => Self::Parameter,
+            Some(TensorKind::Buffer) => Self::Buffer,
+            Some(TensorKind::Gradient) => Self::Gradient,
+            Some(TensorKind::OptimizerState) => Self::OptimizerState,
+            Some(TensorKind::KvCache) => Self::KvCache,
+            Some(TensorKind::Saved) => Self::Saved,
+            Some(TensorKind::Tensor) if block.retainer.is_some() => Self::Retained,
+            Some(TensorKind::Tensor) => Self::Unretained,
+            None => Self::NoTensor,
+        }
     }
 
     /// True if the objects say what the block is, or that it belongs to no tensor.
@@ -67,6 +83,31 @@ pub struct BaselinePart<'a> {
     pub blocks: Option<u64>,
     /// By owner, largest first.
     pub groups: Vec<&'a BaselineGroup>,
+}
+
+impl BaselineOwner {
+    /// Owner of a labelled block.
+    pub fn of(block: &LabeledBlock) -> Self {
+        let named = |name: Option<&Arc<str>>| Self {
+            name: name.or(block.name.as_ref().map(|name| &name.text)).cloned(),
+            class: None,
+        };
+        match (BaselineKind::of(block), &block.retainer) {
+            (
+                BaselineKind::Parameter
+                | BaselineKind::Buffer
+                | BaselineKind::Gradient
+                | BaselineKind::OptimizerState,
+                _,
+            ) => named(block.module.as_ref()),
+            (BaselineKind::Saved, _) => named(block.saved_by.as_ref()),
+            (BaselineKind::KvCache | BaselineKind::Retained, Some(retainer)) => Self {
+                name: Some(Arc::clone(&retainer.by)),
+                class: retainer.class.clone(),
+            },
+            _ => named(None),
+        }
+    }
 }
 
 impl BeforeAttach {

@@ -196,7 +196,7 @@ impl BaselineLabeler {
         let (send, receive) = oneshot::channel();
         let tgid = self.tgid;
         let read = move || {
-            priority::give_way();
+            priority::take_turns();
             // Nobody listens where the process was closed meanwhile.
             let _ = send.send(read(tgid, mode));
         };
@@ -313,6 +313,8 @@ fn read(tgid: Tgid, mode: CaptureMode) -> Result<ObjectsRead> {
     if mode == CaptureMode::Running {
         labels = agreed(&labels, once()?.0);
     }
+    let took = begun.elapsed();
+    log::debug!("objects of process {} read in {took:?}", tgid.0);
     Ok(ObjectsRead {
         end: match mode {
             CaptureMode::Running => crate::session::now(),
@@ -320,7 +322,7 @@ fn read(tgid: Tgid, mode: CaptureMode) -> Result<ObjectsRead> {
         },
         labels,
         consistency,
-        took: begun.elapsed(),
+        took,
     })
 }
 
@@ -360,6 +362,12 @@ impl BaselineLabelers {
         self.all
             .values_mut()
             .for_each(BaselineLabeler::begin_if_due);
+    }
+
+    /// Processes that are being read.
+    pub(super) fn unread(&self) -> impl Iterator<Item = Tgid> {
+        let all = self.all.iter().filter(|(_, labeler)| labeler.is_reading());
+        all.map(|(tgid, _)| *tgid)
     }
 
     pub(super) fn is_reading(&self) -> bool {

@@ -292,12 +292,20 @@ impl Intake {
         while self.baseline.is_reading() {
             self.progress
                 .show_line("reading the objects that hold memory from before attach");
-            tokio::select! {
+            let given_up = tokio::select! {
                 biased;
-                _ = interrupts.next() => return Ok(()),
-                () = tokio::time::sleep_until(limit) => return Ok(()),
-                () = self.baseline.taken() => {}
-                () = session.wait() => {}
+                _ = interrupts.next() => Some("interrupted"),
+                () = tokio::time::sleep_until(limit) => Some("the recording ended before it was read"),
+                () = self.baseline.taken() => None,
+                () = session.wait() => None,
+            };
+            if let Some(reason) = given_up {
+                for tgid in self.baseline.unread() {
+                    let said = "memory from before attach has no names";
+                    self.progress
+                        .say(&format!("PID {}: {said}: {reason}", tgid.0));
+                }
+                return Ok(());
             }
             session.drain(|event| self.take(event))?;
             self.place(session)?;

@@ -269,8 +269,12 @@ impl<R: BufRead> JsonReader<R> {
                 self.naming.push(&block, |text| intern(strings, text))?;
                 return Ok(None);
             }
-            LineRecord::Names { time, tgid, record } => {
-                let scope = record.scope;
+            LineRecord::Names {
+                scope,
+                time,
+                tgid,
+                record,
+            } => {
                 let (blocks, optimizers) = self.naming.end_record(record)?;
                 scope.event(BlockLabels {
                     time,

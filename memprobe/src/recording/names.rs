@@ -20,32 +20,19 @@ pub(super) const MAX_OPTIMIZERS: usize = 64;
 pub(crate) struct NamesRecord<'a> {
     /// Number of the blocks before it.
     blocks: u64,
-    /// Absent for all blocks, and in files of earlier versions.
-    #[serde(default, skip_serializing_if = "LabelScope::is_all_blocks")]
-    pub(super) scope: LabelScope,
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     optimizers: Cow<'a, [StepSettings]>,
 }
 
 /// Blocks that labels can name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LabelScope {
-    #[default]
     AllBlocks,
     /// Blocks from before attach.
     Baseline,
 }
 
 impl LabelScope {
-    #[expect(
-        clippy::trivially_copy_pass_by_ref,
-        reason = "serde passes a reference"
-    )]
-    fn is_all_blocks(&self) -> bool {
-        *self == Self::AllBlocks
-    }
-
     pub(super) fn event(self, labels: BlockLabels) -> Event {
         match self {
             Self::AllBlocks => Event::BlockLabels(Arc::new(labels)),
@@ -54,11 +41,10 @@ impl LabelScope {
     }
 }
 
-impl<'a> NamesRecord<'a> {
-    pub(crate) fn of(names: &'a BlockLabels, scope: LabelScope) -> Self {
+impl<'a> From<&'a BlockLabels> for NamesRecord<'a> {
+    fn from(names: &'a BlockLabels) -> Self {
         Self {
             blocks: names.blocks.len() as u64,
-            scope,
             optimizers: names.optimizers.as_slice().into(),
         }
     }

@@ -9,7 +9,6 @@ use rustix::process::{getpriority_process, setpriority_process};
 /// (`sched_prio_to_weight` in kernel/sched/core.c).
 const FIRST: i32 = -10;
 const ORDINARY: i32 = 0;
-const BACKGROUND: i32 = 10;
 
 /// Raises the calling thread above ordinary priority. It uses no more time, only sooner. A priority given to memprobe
 /// by the user is kept; if the kernel refuses, losses are counted.
@@ -20,12 +19,6 @@ pub(crate) fn come_first() {
 /// Has the calling thread take turns with all others: what it does may take long, and is not lost.
 pub(crate) fn take_turns() {
     change(FIRST, ORDINARY);
-}
-
-/// Has the calling thread leave busy processors to the others: nobody waits for what it does.
-pub(crate) fn give_way() {
-    take_turns();
-    change(ORDINARY, BACKGROUND);
 }
 
 fn change(from: i32, to: i32) {

@@ -269,8 +269,15 @@ impl<W: Write> TraceWriter<W> {
             });
         }
         self.last = self.last.max(names.time);
-        let head = b"\"p\",\"cat\":\"names\",\"name\":\"memprobe read the tensors\"";
-        let record = NamesRecord::of(names, scope);
+        let head: &[u8] = match scope {
+            LabelScope::AllBlocks => {
+                b"\"p\",\"cat\":\"names\",\"name\":\"memprobe read the tensors\""
+            }
+            LabelScope::Baseline => {
+                b"\"p\",\"cat\":\"baseline_names\",\"name\":\"memprobe read the tensors from before attach\""
+            }
+        };
+        let record = NamesRecord::from(names);
         self.instant(head, names.tgid.0, names.tgid.0, names.time, |line| {
             push_record(line, &record)
         });

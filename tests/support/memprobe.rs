@@ -67,8 +67,20 @@ impl TestEnvironment {
         }
     }
 
-    /// Starts recording a process that may not be ready.
+    /// Starts recording a process that may not be ready, without names of memory from before attach: to read the
+    /// objects takes time, and most tests are about events.
     pub fn record_unready(&self, pid: u32, file: &Path, options: &[&str]) -> Recording {
+        self.start_recording(pid, file, &[&["--no-names"], options].concat())
+    }
+
+    /// Starts recording a running process with exactly these options; returns once the probes are attached.
+    pub fn record_as_asked(&self, pid: u32, file: &Path, options: &[&str]) -> Recording {
+        let mut recording = self.start_recording(pid, file, options);
+        recording.memprobe.wait_for(RECORDING);
+        recording
+    }
+
+    fn start_recording(&self, pid: u32, file: &Path, options: &[&str]) -> Recording {
         let mut command = self.memprobe();
         command.arg("record").arg("-o").arg(file);
         command.arg("--pid").arg(pid.to_string()).args(options);
@@ -126,6 +138,11 @@ impl Recording {
     pub fn interrupt(self) -> Finished {
         self.memprobe.signal(Signal::INT);
         self.finish()
+    }
+
+    /// Waits until memprobe says this.
+    pub fn wait_for(&mut self, text: &str) {
+        self.memprobe.wait_for(text);
     }
 
     /// Waits for a successful end.

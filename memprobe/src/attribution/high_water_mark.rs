@@ -183,6 +183,14 @@ impl HeldBytes {
         }
     }
 
+    /// Adds a block from before attach, which was live at the peak. It is no allocation since attach.
+    pub(crate) fn hold(&mut self, size: u64, mark: u64) {
+        self.save(mark);
+        self.tally.hold(size);
+        let [bytes, blocks] = self.at_mark.level;
+        self.at_mark.level = [bytes.saturating_add(size), blocks.saturating_add(1)];
+    }
+
     pub(crate) fn release(&mut self, size: u64, mark: u64) {
         self.save(mark);
         self.tally.release(size);

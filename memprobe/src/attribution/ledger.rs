@@ -723,6 +723,7 @@ impl Analysis for AttributionLedger {
             }
             Event::Memory(event) => self.memory(event, change, ledger),
             Event::BlockLabels(names) => self.name(names, ledger),
+            Event::BaselineLabels(names) => self.name_baseline(names, ledger),
             Event::BlockPurpose(..)
             | Event::Thread(..)
             | Event::Segments(_)

@@ -12,8 +12,8 @@ use super::high_water_mark::{HeldBytes, HighWaterMark, HighWaterMarks, Holding, 
 use super::ledger::AttributionLedger;
 use super::module_aliases::RootVariables;
 use super::view::CoverageStart;
-use crate::event::{DeviceIndex, Event, TimeNs};
-use crate::ledger::{Change, Ledger, TotalsSample};
+use crate::event::{BlockLabels, Bytes, DeviceIndex, Event, LabeledBlock, TimeNs};
+use crate::ledger::{BlockId, Change, CompactIndex, Freed, Ledger, PerBlock, TotalsSample};
 
 /// Cap on modules of a device; the excess is one row.
 const MAX_MODULES: usize = 1 << 16;
@@ -29,11 +29,15 @@ pub struct ModuleLedger {
     trees: BTreeMap<DeviceIndex, Tree>,
     marks: HighWaterMarks,
     root_variables: RootVariables,
+    /// Node of each labelled block from before attach.
+    baseline: PerBlock<CompactIndex>,
     pub since: CoverageStart,
 }
 
 #[derive(Debug, Default)]
 struct Tree {
+    /// Blocks from before attach that are counted under a module.
+    labeled: HeldBytes,
     nodes: Vec<Node>,
     by_name: HashMap<(Option<u32>, ModuleScope), u32>,
 }
@@ -53,11 +57,14 @@ struct Tally {
     passes: [HeldBytes; 3],
 }
 
-/// Memory by module on a device. `modules`, `others`, before attach and unaccounted add up to the allocator's
-/// total, now and at the peak.
+/// Memory by module on a device. `modules`, `others`, before attach less `labeled`, and unaccounted add up to the
+/// allocator's total, now and at the peak.
 #[derive(Clone, Debug)]
 pub struct ModuleTree {
+    /// The peak. Its bytes from before attach leave out those of `modules`.
     pub peak: TotalsSample,
+    /// Bytes from before attach in `modules`.
+    pub labeled: Holding,
     /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow>,
     pub others: Vec<(ModuleScope, Sums)>,
@@ -134,14 +141,18 @@ impl ModuleLedger {
 
     pub fn tree(&self, device: DeviceIndex) -> Option<ModuleTree> {
         let HighWaterMark { number, moment } = *self.marks.get(device)?;
-        let (mut modules, others) = self
-            .trees
-            .get(&device)
+        let tree = self.trees.get(&device);
+        let labeled = tree.map(|tree| tree.labeled.holding(number));
+        let labeled = labeled.unwrap_or_default();
+        let mut peak = moment;
+        peak.before_attach = Bytes(peak.before_attach.0.saturating_sub(labeled.at_peak.0));
+        let (mut modules, others) = tree
             .map(|tree| tree.rows(|_, node| (node.own.sums(number), node.total.sums(number))))
             .unwrap_or_default();
         self.root_variables.name_roots(&mut modules);
         Some(ModuleTree {
-            peak: moment,
+            peak,
+            labeled,
             modules,
             others,
             knows_modules: self.groups.knows_modules(),
@@ -157,20 +168,71 @@ impl PeakAnalysis for ModuleLedger {
         ledger: &Ledger,
         categories: &AttributionLedger,
     ) {
-        if let Event::BlockLabels(names) = event {
+        if let Event::BlockLabels(names) | Event::BaselineLabels(names) = event {
             self.root_variables.learn(names);
+            self.label(names, ledger);
         }
         let Self {
             groups,
             trees,
             marks,
+            baseline,
             ..
         } = self;
         marks.pass(event, ledger, categories, |mark| {
+            release(trees, baseline, change, ledger, mark);
             groups.apply(change, ledger, |_, entry, change| {
                 count(trees, entry, change, mark);
             });
         });
+    }
+}
+
+impl ModuleLedger {
+    /// Counts blocks from before attach under the modules that hold them.
+    fn label(&mut self, labels: &BlockLabels, ledger: &Ledger) {
+        for named in &labels.blocks {
+            let id = ledger.block_at(named.device, named.addr);
+            let is_meant = |id: &BlockId| {
+                let block = ledger.block(*id);
+                block.is_baseline && block.size == named.size && self.baseline.get(*id).is_none()
+            };
+            let (Some(id), Some(path)) = (id.filter(is_meant), module_of(named)) else {
+                continue;
+            };
+            let mark = self.marks.get(named.device).map_or(0, |mark| mark.number);
+            let tree = self.trees.entry(named.device).or_default();
+            let node = tree.node_of(&ModuleScope::Module(path));
+            tree.hold(node, named.size, mark);
+            let node = usize::try_from(node).unwrap_or(usize::MAX);
+            self.baseline.insert(id, CompactIndex::of(node));
+        }
+    }
+}
+
+/// Module that holds a block, by its path in calls if that is known.
+fn module_of(named: &LabeledBlock) -> Option<Arc<str>> {
+    let called = named.called.as_ref().map(|called| &called.path);
+    called.or(named.module.as_ref()).cloned()
+}
+
+/// Removes blocks from before attach that have ended.
+fn release(
+    trees: &mut BTreeMap<DeviceIndex, Tree>,
+    baseline: &mut PerBlock<CompactIndex>,
+    change: &Change,
+    ledger: &Ledger,
+    mark: u64,
+) {
+    let ended = match change {
+        Change::Freed(Freed::BeforeAttach(Some(id))) => std::slice::from_ref(id),
+        change => change.ended(),
+    };
+    for id in ended {
+        let block = ledger.block(*id);
+        if let (Some(node), Some(tree)) = (baseline.remove(*id), trees.get_mut(&block.device)) {
+            tree.release(node.index(), block.size, mark);
+        }
     }
 }
 
@@ -189,6 +251,32 @@ fn count(
 }
 
 impl Tree {
+    /// Adds a block from before attach to a node. It belongs to no pass.
+    fn hold(&mut self, node: u32, size: Bytes, mark: u64) {
+        self.labeled.hold(size.0, mark);
+        self.change_held(node as usize, |held| held.hold(size.0, mark));
+    }
+
+    fn release(&mut self, node: usize, size: Bytes, mark: u64) {
+        self.labeled.release(size.0, mark);
+        self.change_held(node, |held| held.release(size.0, mark));
+    }
+
+    /// Changes the memory of a node and of its ancestors.
+    fn change_held(&mut self, node: usize, change: impl Fn(&mut HeldBytes)) {
+        let mut at = Some(node);
+        while let Some(index) = at {
+            let Some(node_at) = self.nodes.get_mut(index) else {
+                return;
+            };
+            if index == node {
+                change(&mut node_at.own.all);
+            }
+            change(&mut node_at.total.all);
+            at = node_at.parent.map(|parent| parent as usize);
+        }
+    }
+
     fn change(&mut self, node: u32, pass: Pass, change: BlockChange, mark: u64) {
         let mut at = Some(node);
         while let Some(index) = at {

@@ -92,6 +92,8 @@ impl AttributionLedger {
             }
             match life.state {
                 BlockState::BeforeAttach => {
+                    let sum = &mut self.check.before_attach;
+                    *sum = sum.saturating_add(named.size.0);
                     self.decide_baseline(id, life, named, rule);
                     let blocks = baseline.entry(named.device).or_default();
                     blocks.add(rule, named.size.0);
@@ -102,17 +104,47 @@ impl AttributionLedger {
                 }
             }
         }
-        for (index, blocks) in baseline {
-            if let Some(device) = self.devices.get_mut(&index) {
-                device.name_past(&blocks);
-            }
-            self.intervals.name_past(index, &blocks);
-        }
+        self.name_past(baseline);
         for (index, revisions) in revisions {
             self.intervals.revise_all(index, revisions);
         }
         if let Some(making) = &mut self.making {
             making.end_reading();
+        }
+    }
+
+    /// Gives blocks from before attach the categories that labels of them alone determine.
+    pub(super) fn name_baseline(&mut self, labels: &BlockLabels, ledger: &Ledger) {
+        self.root_variables.learn(labels);
+        let mut baseline = BTreeMap::<DeviceIndex, Composition>::new();
+        for named in &labels.blocks {
+            let id = ledger.block_at(named.device, named.addr);
+            let is_meant = |id: &BlockId| {
+                let block = ledger.block(*id);
+                block.is_baseline && block.size == named.size
+            };
+            let Some(id) = id.filter(is_meant) else {
+                continue;
+            };
+            let life = self.blocks.get(id);
+            let life = life.filter(|life| matches!(life.state, BlockState::BeforeAttach));
+            let Some((life, rule)) = life.zip(named.kind.and_then(rule_of)) else {
+                continue;
+            };
+            self.decide_baseline(id, life, named, rule);
+            let blocks = baseline.entry(named.device).or_default();
+            blocks.add(rule, named.size.0);
+        }
+        self.name_past(baseline);
+    }
+
+    /// Gives blocks from before attach their category at all moments since.
+    fn name_past(&mut self, baseline: BTreeMap<DeviceIndex, Composition>) {
+        for (index, blocks) in baseline {
+            if let Some(device) = self.devices.get_mut(&index) {
+                device.name_past(&blocks);
+            }
+            self.intervals.name_past(index, &blocks);
         }
     }
 
@@ -189,7 +221,6 @@ impl AttributionLedger {
         rule: CategoryRule,
     ) {
         let size = named.size.0;
-        self.check.before_attach = self.check.before_attach.saturating_add(size);
         let origin = self.origin_in_module(named).unwrap_or(life.origin);
         let Some(device) = self.devices.get_mut(&named.device) else {
             return;

@@ -21,6 +21,7 @@ pub struct DeviceModules {
     pub index: DeviceIndex,
     pub since: CoverageStart,
     pub totals: Totals,
+    /// Bytes from before attach that no module holds, as far as the process's objects were read.
     pub before_attach: Bytes,
     pub unaccounted: i64,
     /// Modules, none of them folded.

@@ -18,13 +18,15 @@ use crate::ledger::snapshot::Snapshot;
 /// Memory by module on each device, at the moment of a snapshot of the ledger.
 pub fn modules(ledger: &ModuleLedger, snapshot: &Snapshot) -> Vec<DeviceModules> {
     let devices = snapshot.devices.iter().filter_map(|device| {
+        let tree = ledger.tree(device.index)?;
+        let before = device.before_attach.live.0;
         Some(DeviceModules {
             index: device.index,
             since: ledger.since,
             totals: device.totals,
-            before_attach: device.before_attach.live,
+            before_attach: Bytes(before.saturating_sub(tree.labeled.live.0)),
             unaccounted: device.unaccounted,
-            tree: ledger.tree(device.index)?,
+            tree,
         })
     });
     devices.collect()

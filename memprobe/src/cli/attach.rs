@@ -6,7 +6,8 @@ use anyhow::Result;
 use clap::Args;
 
 use super::options::{
-    CpuOption, DetailOption, ProbeOptions, StdoutStyle, ThemeOption, is_default, without_cpu,
+    BaselineOption, CpuOption, DetailOption, ProbeOptions, StdoutStyle, ThemeOption, is_default,
+    without_cpu,
 };
 use super::subject::ProcessOption;
 use crate::commands::attach::LiveView;
@@ -17,8 +18,9 @@ use crate::commands::{GraphTracking, MatchScope, Wanted, Watch, check_kernel};
 
 /// Watch the memory of a running process, line by line
 ///
-/// The process is not changed or restarted. Only `t` pauses it, to read its tensors, and shows for how long. If the
-/// process has not imported PyTorch yet, memprobe waits. Press ? for the keys.
+/// The process is not changed or restarted. memprobe reads its objects once, while it runs, to name memory from before
+/// attach. Only `t` pauses it, to read its tensors, and shows for how long. If the process has not imported PyTorch
+/// yet, memprobe waits. Press ? for the keys.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -42,6 +44,8 @@ pub struct Attach {
     cpu: CpuOption,
     #[command(flatten)]
     detail: DetailOption,
+    #[command(flatten)]
+    baseline: BaselineOption,
     #[command(flatten)]
     probes: ProbeOptions,
     #[command(flatten)]
@@ -79,6 +83,7 @@ impl Attach {
                     driver: wanted.driver,
                     ring_bytes,
                     max_overhead,
+                    reading: self.baseline.reading(),
                 },
                 keep_ended: None,
                 theme: self.theme.theme,
@@ -91,6 +96,7 @@ impl Attach {
             wanted,
             ring_bytes,
             max_overhead,
+            reading: self.baseline.reading(),
             theme: self.theme.theme,
             summary: style.report_options(),
         }

@@ -7,7 +7,8 @@ use clap::{Arg, Args, ValueEnum};
 
 use crate::commands::stdout;
 use crate::commands::{
-    Allocators, CommandUser, Detail, DriverCalls, GraphTracking, Naming, ThemeChoice,
+    Allocators, BaselineReading, CommandUser, Detail, DriverCalls, GraphTracking, Naming,
+    ThemeChoice,
 };
 use crate::event::bytes::human;
 use crate::event::{Bytes, TimeShare};
@@ -158,7 +159,7 @@ pub(super) struct NamesOption {
     /// optimizer steps 2, 16, 128 and so on, and at the end of a recording that ends before the process.
     #[arg(long, overrides_with = "no_names")]
     names: bool,
-    /// Never pause a process to read its objects
+    /// Never read the objects of a process
     #[arg(long, overrides_with = "names")]
     no_names: bool,
 }
@@ -169,6 +170,50 @@ impl NamesOption {
             (true, _) => Naming::NowAndThen,
             (_, true) => Naming::Off,
             (false, false) => default,
+        }
+    }
+
+    /// True for `--no-names`.
+    pub(super) fn is_off(self) -> bool {
+        self.no_names
+    }
+}
+
+/// `--no-names` and `--pause` of the live screens.
+#[derive(Args, Clone, Copy)]
+pub(super) struct BaselineOption {
+    /// Do not read the objects of the process to name memory from before attach
+    #[arg(long)]
+    no_names: bool,
+    #[command(flatten)]
+    pause: PauseOption,
+}
+
+impl BaselineOption {
+    pub(super) fn reading(self) -> BaselineReading {
+        match self.no_names {
+            true => BaselineReading::Off,
+            false => self.pause.reading(),
+        }
+    }
+}
+
+/// `--pause`.
+#[derive(Args, Clone, Copy)]
+pub(super) struct PauseOption {
+    /// Pause the process while its objects are read to name memory from before attach
+    ///
+    /// The names are then of one moment. Without it, the process runs on: memprobe reads twice, and what both readings
+    /// agree on counts.
+    #[arg(long, conflicts_with = "no_names")]
+    pause: bool,
+}
+
+impl PauseOption {
+    pub(super) fn reading(self) -> BaselineReading {
+        match self.pause {
+            true => BaselineReading::Paused,
+            false => BaselineReading::Running,
         }
     }
 }

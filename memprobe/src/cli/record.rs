@@ -9,13 +9,15 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use super::options::{
-    AsRootOption, CpuOption, DetailOption, NamesOption, ProbeOptions, is_default, parse_duration,
-    without_cpu,
+    AsRootOption, CpuOption, DetailOption, NamesOption, PauseOption, ProbeOptions, is_default,
+    parse_duration, without_cpu,
 };
 use super::subject::ProcessOption;
 use crate::commands::choose::Chooser;
 use crate::commands::record::{Recording, Subject};
-use crate::commands::{GraphTracking, MatchScope, Naming, Wanted, Watch, check_kernel};
+use crate::commands::{
+    BaselineReading, GraphTracking, MatchScope, Naming, Wanted, Watch, check_kernel,
+};
 use crate::recording::RecordingFormat;
 
 /// Record every allocation of a process to a file, or of many to a directory
@@ -42,7 +44,6 @@ Examples:
 #[command(mut_arg("detail", |arg| arg.default_value("tensors")))]
 #[command(mut_arg("graph", is_default))]
 #[command(mut_arg("max_overhead", without_cpu))]
-#[command(mut_arg("no_names", |arg| is_default(arg)))]
 pub struct RecordArgs {
     /// Output file (`-` for standard output, `DIR/` for a file for each process)
     #[arg(short, long, value_name = "FILE")]
@@ -70,6 +71,8 @@ pub struct RecordArgs {
     detail: DetailOption,
     #[command(flatten)]
     names: NamesOption,
+    #[command(flatten)]
+    pause: PauseOption,
     #[command(flatten)]
     probes: ProbeOptions,
     #[command(flatten)]
@@ -128,6 +131,10 @@ impl RecordArgs {
                 driver: self.probes.driver(),
             },
             naming: self.names.naming_or(Naming::Off),
+            reading: match self.names.is_off() {
+                true => BaselineReading::Off,
+                false => self.pause.reading(),
+            },
             duration: self.duration,
             ring_bytes: self.probes.ring_bytes(),
             max_overhead: self.probes.max_overhead(),

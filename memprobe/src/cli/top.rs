@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use super::options::{
-    DetailOption, Format, FormatOption, ProbeOptions, StdoutStyle, ThemeOption, formats,
-    is_default, parse_duration,
+    BaselineOption, DetailOption, Format, FormatOption, ProbeOptions, StdoutStyle, ThemeOption,
+    formats, is_default, parse_duration,
 };
 use crate::commands::GraphTracking;
 use crate::commands::host::{HostProbes, Scope};
@@ -35,6 +35,8 @@ Examples:
 #[command(mut_arg("format", formats(&[Format::Text, Format::Json])))]
 #[command(mut_arg("detail", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("graph", |arg| arg.conflicts_with("once")))]
+#[command(mut_arg("pause", |arg| arg.conflicts_with("once")))]
+#[command(mut_arg("no_names", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("theme", |arg| arg.conflicts_with("once")))]
 #[command(mut_arg("no_graph", is_default))]
 #[command(mut_arg("buffer_size", |arg| arg.default_value("32MiB")))]
@@ -58,6 +60,8 @@ pub struct TopArgs {
     #[command(flatten)]
     detail: DetailOption,
     #[command(flatten)]
+    baseline: BaselineOption,
+    #[command(flatten)]
     probes: ProbeOptions,
     #[command(flatten)]
     theme: ThemeOption,
@@ -75,6 +79,7 @@ impl TopArgs {
             driver: self.probes.driver(),
             ring_bytes: self.probes.ring_bytes(),
             max_overhead: self.probes.max_overhead(),
+            reading: self.baseline.reading(),
         };
         if !self.once && stdout::is_terminal() && format == Format::Text {
             if self.all || self.duration.is_some() {

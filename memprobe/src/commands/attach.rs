@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::Interrupts;
+use super::before_attach::BaselineOutcome;
 use super::host::placing;
 use super::process_view::ProcessView;
 use super::screen::{ScreenThread, Sources, Turn};
 use super::waiting::remove_probes;
-use crate::event::{Tgid, TimeShare};
+use super::{BaselineReading, Interrupts};
+use crate::event::{Event, Tgid, TimeShare};
 use crate::ledger::snapshot::{Snapshot, TargetState};
 use crate::ledger::{Analysis, Ledger};
 use crate::probe::kernel;
@@ -31,6 +32,7 @@ pub struct LiveView {
     pub ring_bytes: u32,
     /// Share of the process's time that the probes may take (`--max-overhead`).
     pub max_overhead: Option<TimeShare>,
+    pub reading: BaselineReading,
     pub theme: ThemeChoice,
     /// Style of the summary that is printed at the end.
     pub summary: ReportOptions,
@@ -51,7 +53,8 @@ impl LiveView {
         let target = process::identified(self.tgid);
         let interrupts = Interrupts::new()?;
         let model = Ledger::new(target, crate::session::now());
-        let mut screen = Screen::open(model, self.tgid, interrupts, self.theme);
+        let opened = ProcessView::new(self.tgid, &model, crate::session::now(), self.reading);
+        let mut screen = Screen::open(model, opened, interrupts, self.theme);
         let mut session = None;
         let outcome = self.show(watched, &mut screen, &mut session).await;
         screen.thread.close()?;
@@ -128,7 +131,7 @@ impl LiveView {
                     }
                     HostItem::Executed(target) => {
                         *model = Ledger::new(target, crate::session::now());
-                        screen.opened.reasons.begin_anew();
+                        screen.opened.begin_anew();
                         screen.opened.saver.end(EndReason::TargetExited);
                     }
                     HostItem::Found { .. } | HostItem::Notice(_) | HostItem::SnapshotPoint(_) => {}
@@ -137,8 +140,11 @@ impl LiveView {
             })?;
             let add_calls = |calls: &mut _| session.add_call_paths(self.tgid, calls);
             if let Some(names) = screen.opened.show_tensors(&screen.model, add_calls) {
-                let change = screen.model.apply(&names);
-                screen.opened.apply(&names, &change, &screen.model);
+                screen.apply(&names);
+            }
+            let is_settled = session.is_settled(self.tgid);
+            if let Some(outcome) = screen.opened.label_baseline(is_settled, add_calls) {
+                screen.take_labels(outcome);
             }
         }
     }
@@ -160,8 +166,13 @@ struct Screen {
 }
 
 impl Screen {
-    fn open(model: Ledger, tgid: Tgid, interrupts: Interrupts, theme: ThemeChoice) -> Self {
-        let opened = ProcessView::new(tgid, &model, crate::session::now());
+    fn open(
+        model: Ledger,
+        opened: ProcessView,
+        interrupts: Interrupts,
+        theme: ThemeChoice,
+    ) -> Self {
+        let tgid = opened.tgid();
         let news = opened.news();
         let sources = Box::new(Sources::of(tgid));
         let thread = ScreenThread::start(interrupts, REFRESH, move |command, quit| {
@@ -174,11 +185,23 @@ impl Screen {
         }
     }
 
+    fn apply(&mut self, event: &Event) {
+        let change = self.model.apply(event);
+        self.opened.apply(event, &change, &self.model);
+    }
+
+    fn take_labels(&mut self, outcome: BaselineOutcome) {
+        match outcome.event {
+            Some(labels) => self.apply(&labels),
+            None => self.model.health.missing.extend(outcome.said),
+        }
+    }
+
     /// Waits for the next thing that the screen wants or gets. Returns an exit status if it was left.
     async fn turn(&mut self) -> Option<ExitCode> {
         let turn = tokio::select! {
             turn = self.thread.turn() => turn,
-            () = self.opened.tensors.taken() => return None,
+            () = self.opened.taken() => return None,
         };
         match turn {
             Turn::Closed | Turn::Asked(Command::Quit) => return Some(ExitCode::SUCCESS),

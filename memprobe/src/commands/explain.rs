@@ -13,7 +13,7 @@ use super::snapshot::{BlockProbes, BlockTracker, CaptureMode, taken_with_gpus};
 use super::stdout::{self, OutputContent, Stdout};
 use super::top::Once;
 use super::waiting::remove_probes;
-use super::{EndSignal, Interrupts};
+use super::{BaselineReading, EndSignal, Interrupts};
 use crate::attribution::growth::GrowthLedger;
 use crate::attribution::segments::SegmentLedger;
 use crate::cuda::nvml::Sample;
@@ -200,6 +200,7 @@ pub fn explain_all(
             driver: probes.driver,
             ring_bytes: probes.ring_bytes,
             max_overhead: None,
+            reading: BaselineReading::Off,
         },
         listen,
         options: HostOptions {

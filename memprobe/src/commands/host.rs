@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use hashbrown::HashMap;
 
+use super::BaselineReading;
 use super::process_view::ViewCache;
 use super::saving::SavedFiles;
 use crate::cuda::nvml::Sample;
@@ -47,6 +48,8 @@ pub struct HostProbes {
     pub ring_bytes: u32,
     /// Share of each process's time that the probes may take (`--max-overhead`).
     pub max_overhead: Option<TimeShare>,
+    /// Reading of memory from before attach, of processes that are opened.
+    pub reading: BaselineReading,
 }
 
 pub(super) struct Watching {
@@ -102,7 +105,7 @@ impl Watching {
             host: Host::with_caps(crate::session::now(), caps),
             scope,
             capture: probes.capture,
-            opened: ViewCache::default(),
+            opened: ViewCache::new(probes.reading),
             others: HashMap::new(),
             users: HashMap::new(),
             news: true,
@@ -219,7 +222,7 @@ impl Watching {
         }
         // Whatever had this number before is another process, or was another program.
         if let Some(opened) = self.opened.of(tgid) {
-            opened.reasons.begin_anew();
+            opened.begin_anew();
         }
         let Some(other) = other else { return };
         self.host.set_stopped(tgid, other.stopped);
@@ -285,6 +288,11 @@ impl Watching {
                 opened.show_tensors(ledger, |calls| session.add_call_paths(tgid, calls))
             });
             all.extend(names.map(|names| (tgid, names)));
+            let is_settled = self.session.is_settled(tgid);
+            let add_calls = |calls: &mut _| self.session.add_call_paths(tgid, calls);
+            let labels = opened.label_baseline(is_settled, add_calls);
+            let labels = labels.and_then(|outcome| outcome.event);
+            all.extend(labels.map(|labels| (tgid, labels)));
         }
         for (tgid, names) in all {
             self.apply(tgid, &names);

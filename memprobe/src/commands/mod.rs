@@ -15,6 +15,7 @@ pub mod snapshot;
 pub mod stdout;
 pub mod top;
 
+mod before_attach;
 mod naming;
 mod process_view;
 mod saving;
@@ -30,6 +31,7 @@ use anyhow::Context as _;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+pub use self::before_attach::BaselineReading;
 pub use self::naming::Naming;
 pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::diagnostics;

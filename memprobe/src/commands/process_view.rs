@@ -8,9 +8,10 @@ use anyhow::{Context as _, Result};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::Allocators;
+use super::before_attach::{BaselineLabeler, BaselineOutcome};
 use super::saving::{ProcessSaver, SavedFiles};
 use super::snapshot::{CaptureMode, read_line, taken};
+use super::{Allocators, BaselineReading};
 use crate::attribution::AttributionLedger;
 use crate::attribution::PeakAnalysis;
 use crate::attribution::iterations::Iterations;
@@ -35,6 +36,7 @@ pub(super) struct ProcessView {
     pub(super) grouping: Grouping,
     snapshots: watch::Sender<Arc<Snapshot>>,
     pub(super) tensors: TensorReader,
+    pub(super) baseline: BaselineLabeler,
     pub(super) reasons: AttributionFeed,
     pub(super) saver: ProcessSaver,
     /// True if the reading in progress is to be saved.
@@ -42,17 +44,22 @@ pub(super) struct ProcessView {
 }
 
 impl ProcessView {
-    pub(super) fn new(tgid: Tgid, ledger: &Ledger, now: TimeNs) -> Self {
+    pub(super) fn new(tgid: Tgid, ledger: &Ledger, now: TimeNs, reading: BaselineReading) -> Self {
         let first = ledger.snapshot(now, Grouping::default());
         Self {
             tgid,
             grouping: Grouping::default(),
             snapshots: watch::Sender::new(Arc::new(first)),
             tensors: TensorReader::new(tgid),
+            baseline: BaselineLabeler::late(tgid, reading, ledger),
             reasons: AttributionFeed::new(ledger, now),
             saver: ProcessSaver::new(tgid),
             saves_next: false,
         }
+    }
+
+    pub(super) fn tgid(&self) -> Tgid {
+        self.tgid
     }
 
     pub(super) fn news(&self) -> News {
@@ -115,6 +122,31 @@ impl ProcessView {
         }
     }
 
+    /// Begins a reading of memory from before attach where one is due, and ends one that is complete. To be called
+    /// after events were applied.
+    pub(super) fn label_baseline(
+        &mut self,
+        is_settled: bool,
+        add_calls: impl FnOnce(&mut CallPaths),
+    ) -> Option<BaselineOutcome> {
+        self.baseline.begin_if_due();
+        self.baseline.place(is_settled, add_calls)
+    }
+
+    /// Waits until the process was read for either purpose; for ever where it is not being read.
+    pub(super) async fn taken(&mut self) {
+        tokio::select! {
+            () = self.tensors.taken() => {}
+            () = self.baseline.taken() => {}
+        }
+    }
+
+    /// Forgets what it knows of the program, which another one replaces.
+    pub(super) fn begin_anew(&mut self) {
+        self.reasons.begin_anew();
+        self.baseline.begin_anew();
+    }
+
     fn close(&mut self) {
         self.grouping = Grouping::default();
         self.reasons.explain(AttributionQuery::Nothing);
@@ -134,6 +166,7 @@ impl ProcessView {
 impl Analysis for ProcessView {
     fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
         self.tensors.apply(event, change, ledger);
+        self.baseline.apply(event);
         self.reasons.apply(event, change, ledger);
         self.saver.apply(event, change, ledger);
     }
@@ -142,12 +175,20 @@ impl Analysis for ProcessView {
 /// The processes that were opened, the last one first.
 #[derive(Default)]
 pub(super) struct ViewCache {
+    reading: BaselineReading,
     all: Vec<ProcessView>,
     /// The process whose screens are shown.
     pub(super) shown: Option<Tgid>,
 }
 
 impl ViewCache {
+    pub(super) fn new(reading: BaselineReading) -> Self {
+        Self {
+            reading,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn open(&mut self, tgid: Tgid) {
         self.close();
         self.shown = Some(tgid);
@@ -164,7 +205,7 @@ impl ViewCache {
         let followed = self.all.iter().position(|opened| opened.tgid == tgid);
         let opened = match followed {
             Some(at) => self.all.remove(at),
-            None => ProcessView::new(tgid, ledger, now),
+            None => ProcessView::new(tgid, ledger, now, self.reading),
         };
         self.all.truncate(MOST - 1);
         self.all.insert(0, opened);
@@ -192,11 +233,10 @@ impl ViewCache {
         all.map(|opened| opened.saver.finish()).collect()
     }
 
-    /// Waits until the tensors of any of them were read; for ever where that is not being done.
+    /// Waits until any of them was read; for ever where that is not being done.
     pub(super) async fn taken(&mut self) {
         std::future::poll_fn(|context| {
-            let taken =
-                |opened: &mut ProcessView| pin!(opened.tensors.taken()).poll(context).is_ready();
+            let taken = |opened: &mut ProcessView| pin!(opened.taken()).poll(context).is_ready();
             if self.all.iter_mut().any(taken) {
                 Poll::Ready(())
             } else {
@@ -452,7 +492,7 @@ mod tests {
     fn views_of_a_process_opened_late_add_up() {
         let model = learning().play(|_, _, _| {});
         let now = TimeNs(9_000_000_000);
-        let mut opened = ProcessView::new(Tgid(7), &model, now);
+        let mut opened = ProcessView::new(Tgid(7), &model, now, BaselineReading::Off);
         opened.execute(Command::Explain(AttributionQuery::Categories), &model, now);
         opened.show(model.snapshot(now, opened.grouping), &model);
         let reasons = opened.news().reasons.borrow().clone();

@@ -15,10 +15,11 @@ use tokio::time::Instant;
 
 use self::progress::Progress;
 use self::recorder::{Destination, Recorder};
+use super::before_attach::BaselineLabelers;
 use super::naming::{NameReader, Naming, Placed, Reading};
 use super::snapshot::CaptureMode;
 use super::waiting::{remove_probes, show_while};
-use super::{CommandUser, EndSignal, Interrupts, messages};
+use super::{BaselineReading, CommandUser, EndSignal, Interrupts, messages};
 use crate::event::{Losses, Tgid, TimeNs, TimeShare};
 use crate::probe::attach::AttachError;
 use crate::probe::kernel;
@@ -36,6 +37,9 @@ const FLUSH: Duration = Duration::from_secs(1);
 /// Longest wait for the blocks of a process whose probes are off at the end.
 const MAX_CATCHING_UP: Duration = Duration::from_secs(2);
 
+/// Longest wait for the readings of memory from before attach that are in progress at the end.
+const MAX_LABELING: Duration = Duration::from_secs(3);
+
 /// Longest wait for the names that are read after the end.
 const MAX_READING: Duration = Duration::from_secs(30);
 
@@ -51,6 +55,7 @@ pub struct Recording {
     pub format: RecordingFormat,
     pub wanted: Wanted,
     pub naming: Naming,
+    pub reading: BaselineReading,
     pub duration: Option<Duration>,
     pub ring_bytes: u32,
     /// Share of each process's time that the probes may take (`--max-overhead`).
@@ -107,6 +112,7 @@ impl Recording {
             root,
             recorder: Recorder::new(destination, self.format),
             names: NameReader::new(self.naming, self.wanted.allocators, CaptureMode::Paused),
+            baseline: BaselineLabelers::new(self.reading),
             progress: Progress::new(self.quiet),
             duration: self.duration,
             deadline: None,
@@ -163,6 +169,7 @@ struct Intake {
     root: Tgid,
     recorder: Recorder,
     names: NameReader,
+    baseline: BaselineLabelers,
     progress: Progress,
     duration: Option<Duration>,
     deadline: Option<Instant>,
@@ -190,6 +197,7 @@ impl Intake {
                 }
                 () = until(self.deadline) => Some(EndReason::Duration),
                 reading = self.names.next() => self.take_read(reading).map(|()| None)?,
+                () = self.baseline.taken() => None,
                 () = session.wait() => None,
             };
             if let Some(reason) = end {
@@ -197,6 +205,7 @@ impl Intake {
             }
             session.drain(|event| self.take(event))?;
             self.place(session)?;
+            self.baseline.begin_due();
             if !session.is_watched(self.root) {
                 break EndReason::TargetExited;
             }
@@ -212,6 +221,7 @@ impl Intake {
             }
         };
         let losses = self.end_events(session, reason)?;
+        self.end_baseline(session, interrupts).await?;
         self.read_names(session, interrupts, reason).await?;
         session.drain_all(|event| self.take(event))?;
         if !self.recorder.has_attached {
@@ -272,6 +282,37 @@ impl Intake {
         });
     }
 
+    /// Waits for the readings of memory from before attach that are in progress.
+    async fn end_baseline(
+        &mut self,
+        session: &mut HostSession,
+        interrupts: &mut Interrupts,
+    ) -> Result<()> {
+        let limit = Instant::now() + MAX_LABELING;
+        while self.baseline.is_reading() {
+            self.progress
+                .show_line("reading the objects that hold memory from before attach");
+            let given_up = tokio::select! {
+                biased;
+                _ = interrupts.next() => Some("interrupted"),
+                () = tokio::time::sleep_until(limit) => Some("the recording ended before it was read"),
+                () = self.baseline.taken() => None,
+                () = session.wait() => None,
+            };
+            if let Some(reason) = given_up {
+                for tgid in self.baseline.unread() {
+                    let said = "memory from before attach has no names";
+                    self.progress
+                        .say(&format!("PID {}: {said}: {reason}", tgid.0));
+                }
+                return Ok(());
+            }
+            session.drain(|event| self.take(event))?;
+            self.place(session)?;
+        }
+        Ok(())
+    }
+
     /// Reads the names of the processes that go on. Their events stay out of the recording.
     async fn read_names(
         &mut self,
@@ -324,7 +365,21 @@ impl Intake {
             |tgid| session.is_settled(tgid),
             |tgid, calls| session.add_call_paths(tgid, calls),
         );
-        placed.into_iter().try_for_each(|it| self.take_named(it))
+        placed.into_iter().try_for_each(|it| self.take_named(it))?;
+        let labeled = self.baseline.place(
+            |tgid| session.is_settled(tgid),
+            |tgid, calls| session.add_call_paths(tgid, calls),
+        );
+        for (tgid, outcome) in labeled {
+            if let Some(said) = outcome.said {
+                self.progress.say(&format!("PID {}: {said}", tgid.0));
+            }
+            if let Some(event) = outcome.event {
+                let item = HostItem::Event(event);
+                self.take(HostEvent { tgid, item })?;
+            }
+        }
+        Ok(())
     }
 
     fn take_named(&mut self, placed: Placed) -> Result<()> {
@@ -337,6 +392,7 @@ impl Intake {
     }
 
     fn take(&mut self, event: HostEvent) -> Result<()> {
+        self.baseline.apply(&event);
         self.names.pass(event).each(|event| self.take_placed(event))
     }
 

@@ -249,6 +249,7 @@ impl Estimator {
             }
             Event::Memory(_)
             | Event::AtAttach(_)
+            | Event::BaselineLabels(_)
             | Event::Segments(_)
             | Event::Thread(..)
             | Event::Capture(_) => {}

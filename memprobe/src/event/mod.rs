@@ -194,6 +194,8 @@ pub enum Event {
     PhaseMark(PhaseMark),
     /// The state of the process's Python objects: labels for the live blocks.
     BlockLabels(Arc<BlockLabels>),
+    /// Labels for blocks from before attach alone: those that were live during the whole reading.
+    BaselineLabels(Arc<BlockLabels>),
     /// The caching allocator's segments and pools, from its own tables.
     Segments(Arc<SegmentReading>),
     /// The running totals of lost records, sent after a loss was noticed.

@@ -40,10 +40,15 @@ impl Tally {
         self.allocs = self.allocs.saturating_add(1);
         self.alloc_bytes = self.alloc_bytes.saturating_add(size);
         if is_tracked {
-            self.live = self.live.saturating_add(size);
-            self.peak = self.peak.max(self.live);
-            self.blocks = self.blocks.saturating_add(1);
+            self.hold(size);
         }
+    }
+
+    /// Adds a live block without an allocation.
+    pub(crate) fn hold(&mut self, size: u64) {
+        self.live = self.live.saturating_add(size);
+        self.peak = self.peak.max(self.live);
+        self.blocks = self.blocks.saturating_add(1);
     }
 
     pub(crate) fn release(&mut self, size: u64) {

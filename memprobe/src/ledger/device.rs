@@ -408,6 +408,8 @@ impl DeviceLedger {
                 known_blocks: self.before.blocks,
                 unseen_frees: self.before.unseen_frees,
                 unread: self.before.unread.clone(),
+                labeled: None,
+                groups: Vec::new(),
             },
             unaccounted: self.unaccounted(),
             live_blocks: self.blocks,

@@ -8,6 +8,7 @@
 
 mod agreement;
 mod analysis;
+mod baseline;
 mod block_store;
 mod call_sites;
 mod caps;
@@ -50,6 +51,7 @@ use crate::event::{
     MemoryEvent, PurposeId, SegmentReading, Stack, StackId, Target, TimeNs,
 };
 use agreement::Agreement;
+use baseline::BaselineGroups;
 use block_store::BlockStore;
 use call_sites::CallSites;
 use cuda::CudaLedger;
@@ -58,8 +60,7 @@ use device::{DeviceLedger, Disagreement};
 use iteration_recorder::IterationRecorder;
 use rate::{MovingRate, Ticks};
 use snapshot::{
-    BudgetState, DeviceSnapshot, Grouping, Health, PurposeInfo, Site, Snapshot, TargetState,
-    TimelineMarks,
+    BudgetState, Grouping, Health, PurposeInfo, Site, Snapshot, TargetState, TimelineMarks,
 };
 
 /// Ledger of one process, updated by each event.
@@ -75,6 +76,8 @@ pub struct Ledger {
     malformed: u64,
     agreement: Agreement,
     store: BlockStore,
+    /// Memory from before attach by its labels.
+    baseline: BaselineGroups,
     devices: BTreeMap<DeviceIndex, DeviceLedger>,
     cuda: CudaLedger,
     iterations: IterationRecorder,
@@ -133,7 +136,9 @@ impl Ledger {
                 self.mark(mark.time, TimelineMarks::of_phase(mark.phase));
             }
             Event::Segments(reading) => self.segments = Some(Arc::clone(reading)),
+            Event::BaselineLabels(labels) => self.baseline.label(labels, &self.store),
             Event::BlockLabels(labels) => {
+                self.baseline.label(labels, &self.store);
                 let reading = TimelineMarks {
                     readings: 1,
                     ..TimelineMarks::default()
@@ -222,7 +227,20 @@ impl Ledger {
             _ => device.out_of_memory(event),
         };
         self.judge(event.time, difference);
+        self.release_labels(&change);
         change
+    }
+
+    /// Ends the labels of blocks that have ended.
+    fn release_labels(&mut self, change: &Change) {
+        let ended = match change {
+            Change::Freed(Freed::BeforeAttach(Some(id))) => std::slice::from_ref(id),
+            Change::Allocated { replaced, .. } => replaced,
+            _ => return,
+        };
+        for id in ended {
+            self.baseline.release(*id, self.store.get(*id).size);
+        }
     }
 
     fn apply_cuda(&mut self, event: &MemoryEvent) -> Change {
@@ -356,9 +374,12 @@ impl Ledger {
             self.cuda.devices(now, grouping, definitions)
         };
         let own = self.devices.values();
-        devices.extend(own.map(|device| DeviceSnapshot {
-            iterations_per_minute: self.iterations_per_minute(device),
-            ..device.snapshot(now, grouping, definitions)
+        devices.extend(own.map(|device| {
+            let mut snapshot = device.snapshot(now, grouping, definitions);
+            snapshot.iterations_per_minute = self.iterations_per_minute(device);
+            snapshot.before_attach.labeled = self.baseline.labeled();
+            snapshot.before_attach.groups = self.baseline.of(snapshot.index);
+            snapshot
         }));
         Snapshot {
             target: self.target.clone(),

@@ -42,6 +42,9 @@ impl Ledger {
             .extend(purposes.map(|(id, purpose)| Event::BlockPurpose(id, purpose)));
         restated.define_stacks(self, &blocks);
         self.restate_devices(now, &blocks, &mut restated.events);
+        let labels = self.baseline.restate(now, &self.store);
+        let labels = labels.map(|labels| Event::BaselineLabels(Arc::new(labels)));
+        restated.events.extend(labels);
         restated.events.extend(self.segments.iter().map(|reading| {
             let time = reading.time.max(now);
             let reading = SegmentReading {

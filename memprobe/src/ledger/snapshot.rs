@@ -1,8 +1,11 @@
 //! Plain, owned data that the model gives to views.
 
+mod baseline;
 pub mod host;
 
 use std::sync::Arc;
+
+pub use baseline::{BaselineGroup, BaselineKind, BaselineOwner, BaselinePart};
 
 use crate::event::{
     BlockPurpose, Bytes, CaptureChange, CaptureLevel, CaptureOptions, CudaCall, CudaMemoryKind,
@@ -255,6 +258,10 @@ pub struct BeforeAttach {
     pub unseen_frees: u64,
     /// Reason that the blocks could not be read at attach; `None` if they were read or not tried.
     pub unread: Option<Arc<str>>,
+    /// Time at which the process's objects were last read; `None` if they were not.
+    pub labeled: Option<TimeNs>,
+    /// Live blocks with a label, by kind and owner, largest first.
+    pub groups: Vec<BaselineGroup>,
 }
 
 impl BeforeAttach {

@@ -291,6 +291,7 @@ pub(super) fn any_stream() -> impl Strategy<Value = Vec<Event>> {
         1 => any_at_attach(),
         1 => any_mark().prop_map(Event::PhaseMark),
         1 => any_names().prop_map(|names| Event::BlockLabels(Arc::new(names))),
+        1 => any_names().prop_map(|names| Event::BaselineLabels(Arc::new(names))),
         1 => any_segments().prop_map(|reading| Event::Segments(Arc::new(reading))),
         1 => any::<(u64, u64, u64, u64)>().prop_map(|(events, stacks, malformed, uses)| {
             Event::Loss(Losses { events, stacks, malformed, uses })

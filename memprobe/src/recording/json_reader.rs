@@ -269,14 +269,19 @@ impl<R: BufRead> JsonReader<R> {
                 self.naming.push(&block, |text| intern(strings, text))?;
                 return Ok(None);
             }
-            LineRecord::Names { time, tgid, record } => {
+            LineRecord::Names {
+                scope,
+                time,
+                tgid,
+                record,
+            } => {
                 let (blocks, optimizers) = self.naming.end_record(record)?;
-                Event::BlockLabels(Arc::new(BlockLabels {
+                scope.event(BlockLabels {
                     time,
                     tgid,
                     blocks,
                     optimizers,
-                }))
+                })
             }
             LineRecord::Segment(segment) => {
                 self.segments.push(&segment)?;

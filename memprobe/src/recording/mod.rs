@@ -21,6 +21,7 @@
 //! | `i` | `oom` | an out-of-memory error |
 //! | `i` | `mark` | PyTorch announced an optimizer step, `zero_grad()` or next batch ([`crate::event::PhaseMark`]; from format 4 on) |
 //! | `M`, `i` | `memprobe_named`, `names` | names of all live blocks and the roots that retain them (`retained_by`, before format 5 `kept`), read from the process's objects, then the time of the reading ([`crate::event::BlockLabels`]; from format 4 on) |
+//! | `M`, `i` | `memprobe_named`, `baseline_names` | likewise, of blocks from before attach that were live during the whole reading |
 //! | `M`, `i` | `memprobe_segment`, `segments` | the allocator's segments and the blocks that await an event, read from its tables, then the time of the reading and the allocator's totals; `unread` is the reason if there are none ([`crate::event::SegmentReading`]; from format 6 on) |
 //! | `i` | `loss` | running totals of losses |
 //! | `i` | `capture` | the detail recorded from now on, and the estimated share of the process's time, in parts per million, for the budget of `--max-overhead` ([`crate::event::CaptureChange`]; from format 6 on) |
@@ -51,7 +52,7 @@ pub use error::RecordingError;
 pub use format::RecordingFormat;
 pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
-pub(crate) use names::{NamedRecord, NamesRecord, RetainerRecord};
+pub(crate) use names::{LabelScope, NamedRecord, NamesRecord, RetainerRecord};
 pub use pickle::{
     FIRST_BYTE as PICKLE_FIRST_BYTE, HistoryFacts, PickleCopyError, PickleItems, PickleMemo,
     PickleWriter, copy_pickle,

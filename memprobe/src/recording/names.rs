@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{MAX_CONTEXT, check_names};
 use crate::event::tensors::{Name, Retainer};
 use crate::event::{
-    Address, BlockLabels, Bytes, CallPathOrigin, CalledModule, DeviceIndex, LabeledBlock,
+    Address, BlockLabels, Bytes, CallPathOrigin, CalledModule, DeviceIndex, Event, LabeledBlock,
     StepSettings,
 };
 
@@ -22,6 +22,23 @@ pub(crate) struct NamesRecord<'a> {
     blocks: u64,
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     optimizers: Cow<'a, [StepSettings]>,
+}
+
+/// Blocks that labels can name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LabelScope {
+    AllBlocks,
+    /// Blocks from before attach.
+    Baseline,
+}
+
+impl LabelScope {
+    pub(super) fn event(self, labels: BlockLabels) -> Event {
+        match self {
+            Self::AllBlocks => Event::BlockLabels(Arc::new(labels)),
+            Self::Baseline => Event::BaselineLabels(Arc::new(labels)),
+        }
+    }
 }
 
 impl<'a> From<&'a BlockLabels> for NamesRecord<'a> {

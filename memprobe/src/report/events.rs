@@ -157,6 +157,7 @@ pub(super) fn write<R: BufRead>(
                 | Event::AtAttach(_)
                 | Event::PhaseMark(_)
                 | Event::BlockLabels(_)
+                | Event::BaselineLabels(_)
                 | Event::Segments(_)
                 | Event::Capture(_),
             ) => {}
@@ -179,7 +180,7 @@ pub(super) fn write<R: BufRead>(
 fn variables<R: BufRead>(reader: Reader<R>) -> RootVariables {
     let mut variables = RootVariables::default();
     for event in reader.map_while(Result::ok) {
-        if let Event::BlockLabels(names) = event {
+        if let Event::BlockLabels(names) | Event::BaselineLabels(names) = event {
             variables.learn(&names);
         }
     }

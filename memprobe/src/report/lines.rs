@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 
 use super::ReportOptions;
+use super::before_attach;
 use super::cells::{self, total_name};
 use super::document::{TableReport, budget, damage};
 use super::held::{self, HeldRow};
@@ -121,6 +122,8 @@ impl<'a> LineReport<'a> {
             ("unseen_frees", before.unseen_frees.into()),
             // Reason that the blocks could not be read at attach.
             ("before_attach_unread", unread),
+            // Kinds and owners of `before_attach`, if the process's objects were read.
+            ("before_attach_parts", before_attach::cell(before)),
             ("unaccounted", device.unaccounted.into()),
             ("live_blocks", device.live_blocks.into()),
             ("ooms", device.ooms.into()),
@@ -145,6 +148,7 @@ pub(super) fn device_table<'a>(
     let before = &device.before_attach;
     let before = (before.live, before.live_blocks());
     held::push_remainders(&mut table, Output::Flat, before, device.unaccounted);
+    before_attach::push_parts(&mut table, &device.before_attach);
     let all: Vec<HeldRow<'_>> = device.lines.iter().map(HeldRow::of_line).collect();
     let total = HeldRow {
         live: allocated.into(),

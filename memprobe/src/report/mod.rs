@@ -1,6 +1,7 @@
 //! Reports: tables of a recording, tensors of a process, processes of a host, estimates.
 
 mod attribution;
+mod before_attach;
 mod cells;
 mod difference;
 mod document;

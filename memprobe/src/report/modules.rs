@@ -239,12 +239,17 @@ impl ModuleReport<'_> {
             ..ModuleEntry::new(place_name(place), *sums, *sums)
         });
         table.extend(Output::All, others);
-        let (now, then) = (&device.before_attach, tree.peak.before_attach);
+        let (before, then) = (&device.before_attach, tree.peak.before_attach);
+        let now = before.live.0.saturating_sub(tree.labeled.live.0);
         let unaccounted = [device.unaccounted, tree.peak.unaccounted];
-        for rest in remainders([now.live.0, then.0], unaccounted) {
+        for rest in remainders([now, then.0], unaccounted) {
             let blocks = match (rest.kind, &rest.bytes[0]) {
                 (_, Cell::Bytes(0) | Cell::Signed(0)) => Some(0),
-                ("before_attach", _) => now.live_blocks(),
+                ("before_attach", _) => {
+                    let labeled = tree.labeled.live_blocks;
+                    let blocks = before.live_blocks();
+                    blocks.map(|blocks| blocks.saturating_sub(labeled))
+                }
                 _ => None,
             };
             let row = ModuleEntry {

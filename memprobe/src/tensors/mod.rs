@@ -4,6 +4,7 @@
 //! storage in it or, without a storage, a row of its own. For each device `sum of the rows' holds +
 //! remainder == memory_allocated()`; a remainder has a reason.
 
+mod agreement;
 mod diff;
 mod explain;
 mod group;
@@ -19,6 +20,7 @@ pub(crate) mod samples;
 
 use std::sync::Arc;
 
+pub use agreement::agreed;
 pub use diff::{DeviceDiff, Moved, TensorDiff, diff};
 pub use explain::explain;
 pub use group::{Group, GroupBy, Order, groups, groups_of};

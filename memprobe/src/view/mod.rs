@@ -3,6 +3,7 @@
 //! Every text from the target passes [`clean`] before it is shown.
 
 mod attribution;
+mod baseline;
 mod budget;
 pub mod cells;
 mod command;
@@ -20,6 +21,7 @@ pub use attribution::{
     Alike, THREAD_COLUMNS, ThreadEntry, before, folded, iteration, iterations_by, no_module, peak,
     portion, sureness,
 };
+pub use baseline::{baseline_kind, baseline_meaning, baseline_owner};
 pub use budget::{budget_fact, budget_warning, capture_level};
 pub use command::short_command;
 pub use gpus::{device_name, gpu_fields, gpu_number, identity_line};

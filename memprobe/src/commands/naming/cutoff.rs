@@ -56,6 +56,11 @@ impl Cutoff {
         {
             Arc::make_mut(reading).time = end;
         }
+        if let HostItem::Event(Event::BaselineLabels(labels)) = &mut event.item
+            && labels.time > end
+        {
+            Arc::make_mut(labels).time = end;
+        }
         let time = match &event.item {
             HostItem::Event(Event::Memory(memory)) => memory.time,
             HostItem::Event(Event::PhaseMark(mark)) => mark.time,

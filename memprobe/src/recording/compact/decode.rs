@@ -317,7 +317,8 @@ impl CompactDecoder {
                 self.naming.add(label)?;
                 None
             }
-            record::LABELS => self.labels(frame)?,
+            record::LABELS => self.labels(frame)?.map(Event::BlockLabels),
+            record::BASELINE_LABELS => self.labels(frame)?.map(Event::BaselineLabels),
             record::SEGMENT => {
                 let (device, part) = segment_part(frame)?;
                 self.segments.add(device, part)?;
@@ -521,7 +522,7 @@ impl CompactDecoder {
     }
 
     /// Returns the labels of a moment; `None` if some of them are lost.
-    fn labels(&mut self, frame: &mut FrameReader<'_>) -> Result<Option<Event>, String> {
+    fn labels(&mut self, frame: &mut FrameReader<'_>) -> Result<Option<Arc<BlockLabels>>, String> {
         let (time, tgid, count) = (frame.time()?, Tgid(frame.u32()?), frame.number()?);
         let groups = frame.details().count()?;
         if groups > MAX_OPTIMIZERS {
@@ -542,12 +543,12 @@ impl CompactDecoder {
             });
         }
         match self.naming.end(count, optimizers) {
-            Ok((blocks, optimizers)) => Ok(Some(Event::BlockLabels(Arc::new(BlockLabels {
+            Ok((blocks, optimizers)) => Ok(Some(Arc::new(BlockLabels {
                 time,
                 tgid,
                 blocks,
                 optimizers,
-            })))),
+            }))),
             Err(_) if self.has_damage => Ok(None),
             Err(reason) => Err(reason),
         }

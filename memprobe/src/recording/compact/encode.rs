@@ -207,7 +207,8 @@ impl CompactEncoder {
             }
             Event::AtAttach(found) => self.at_attach(found),
             Event::PhaseMark(mark) => self.mark(mark),
-            Event::BlockLabels(labels) => self.labels(labels, emit),
+            Event::BlockLabels(labels) => self.labels(record::LABELS, labels, emit),
+            Event::BaselineLabels(labels) => self.labels(record::BASELINE_LABELS, labels, emit),
             Event::Segments(reading) => self.segments(reading, emit),
             Event::Loss(losses) => {
                 self.losses = *losses;
@@ -533,12 +534,12 @@ impl CompactEncoder {
         self.numbers([change.overhead.0.into(), change.budget.0.into()]);
     }
 
-    fn labels(&mut self, labels: &BlockLabels, emit: &mut impl FnMut(PlainFrame)) {
+    fn labels(&mut self, end: u64, labels: &BlockLabels, emit: &mut impl FnMut(PlainFrame)) {
         for block in &labels.blocks {
             self.label(block);
             self.close_when_full(emit);
         }
-        self.begin(record::LABELS);
+        self.begin(end);
         self.time(labels.time);
         self.numbers([labels.tgid.0.into(), labels.blocks.len() as u64]);
         self.number(labels.optimizers.len() as u64);

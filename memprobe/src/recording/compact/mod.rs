@@ -47,6 +47,8 @@ mod record {
     pub(super) const SEGMENTS: u64 = 10;
     pub(super) const LOSS: u64 = 11;
     pub(super) const CAPTURE: u64 = 12;
+    /// Ends [`LABEL`]s as [`LABELS`] does, of blocks from before attach alone.
+    pub(super) const BASELINE_LABELS: u64 = 13;
     /// A memory event of the first class of its frame; the next classes follow.
     pub(super) const MEMORY: u64 = 16;
 }

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::names::{NamedRecord, NamesRecord};
+use super::names::{LabelScope, NamedRecord, NamesRecord};
 use super::segments::{SegmentRecord, SegmentsRecord};
 use super::{AtAttachRecord, CaptureRecord, EndRecord, FORMAT, Header, MAX_FRAMES, check_names};
 use crate::event::{
@@ -32,6 +32,7 @@ pub(super) enum LineRecord<'a> {
     Named(NamedRecord<'a>),
     /// Ends the preceding `Named` records: their time, and their count.
     Names {
+        scope: LabelScope,
         time: TimeNs,
         tgid: Tgid,
         record: NamesRecord<'a>,
@@ -198,7 +199,11 @@ fn parse_any(line: &[u8], start: TimeNs) -> Result<LineRecord<'_>, String> {
             Ok(LineRecord::AtAttach(found.at(time, Tgid(line.pid))))
         }
         ("i", "mark") => mark(&line, start).map(LineRecord::Mark),
-        ("i", "names") => Ok(LineRecord::Names {
+        ("i", category @ ("names" | "baseline_names")) => Ok(LineRecord::Names {
+            scope: match category {
+                "names" => LabelScope::AllBlocks,
+                _ => LabelScope::Baseline,
+            },
             time: line.head().time(start)?,
             tgid: Tgid(line.pid),
             record: args(&line)?,

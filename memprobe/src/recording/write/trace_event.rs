@@ -29,7 +29,7 @@ use crate::event::{
 use crate::ledger::snapshot::Grouping;
 use crate::recording::{
     AtAttachRecord, CaptureRecord, End, EndReason, EndRecord, FORMAT, Header, HeaderRecord,
-    NamedRecord, NamesRecord, SegmentRecord, SegmentsRecord,
+    LabelScope, NamedRecord, NamesRecord, SegmentRecord, SegmentsRecord,
 };
 use crate::view;
 
@@ -120,7 +120,8 @@ impl<W: Write> TraceWriter<W> {
             Event::AtAttach(found) => self.at_attach(found),
             Event::Memory(event) => self.memory(event),
             Event::PhaseMark(mark) => self.mark(mark),
-            Event::BlockLabels(names) => self.names(names),
+            Event::BlockLabels(names) => self.names(names, LabelScope::AllBlocks),
+            Event::BaselineLabels(names) => self.names(names, LabelScope::Baseline),
             Event::Segments(reading) => self.segments(reading),
             Event::Loss(losses) => self.loss(*losses),
             Event::Capture(change) => self.capture(change),
@@ -260,7 +261,7 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Writes the name of each live block as a record, followed by an instant.
-    fn names(&mut self, names: &BlockLabels) {
+    fn names(&mut self, names: &BlockLabels, scope: LabelScope) {
         for block in &names.blocks {
             let record = NamedRecord::from(block);
             self.metadata("memprobe_named", names.tgid.0, |line| {
@@ -268,7 +269,14 @@ impl<W: Write> TraceWriter<W> {
             });
         }
         self.last = self.last.max(names.time);
-        let head = b"\"p\",\"cat\":\"names\",\"name\":\"memprobe read the tensors\"";
+        let head: &[u8] = match scope {
+            LabelScope::AllBlocks => {
+                b"\"p\",\"cat\":\"names\",\"name\":\"memprobe read the tensors\""
+            }
+            LabelScope::Baseline => {
+                b"\"p\",\"cat\":\"baseline_names\",\"name\":\"memprobe read the tensors from before attach\""
+            }
+        };
         let record = NamesRecord::from(names);
         self.instant(head, names.tgid.0, names.tgid.0, names.time, |line| {
             push_record(line, &record)

@@ -1,5 +1,6 @@
 //! Screen of lines: live memory by line of Python, with the callers of each.
 
+mod baseline;
 mod callers;
 mod graph;
 mod panels;
@@ -18,7 +19,7 @@ use super::bars::Tab;
 use super::context::ProcessContext;
 use super::input::InputEvent;
 use super::table_screen::{
-    Content, Needs, Note, Query, Reaction, RowOf, SIDE_BY_SIDE, ScreenContext, ScreenLayout,
+    Content, Fold, Needs, Note, Query, Reaction, RowOf, SIDE_BY_SIDE, ScreenContext, ScreenLayout,
     ScreenParts, ScreenRequest, SourcePlace, TableOf, TableScreen, TableState,
 };
 use super::theme::Theme;
@@ -26,7 +27,7 @@ use super::{Command, SourceText};
 use crate::event::Frame;
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site, Snapshot, TargetState};
 use crate::view::table::{Cell, Column, Tone, columns};
-use crate::view::{BLOCKS, FileNames, clean, fit_end, whole_frame, width};
+use crate::view::{BLOCKS, FileNames, baseline_meaning, clean, fit_end, whole_frame, width};
 
 pub use graph::Capacity;
 use graph::GraphView;
@@ -206,9 +207,14 @@ impl Content for LineList {
     }
 
     fn keys_beneath(&self, row: &RowOf<Self>, context: &ProcessContext) -> Vec<LineKey> {
-        let (LineKey::Site(site) | LineKey::Branch(site, ..) | LineKey::Frame(site, ..)) = &row.key
-        else {
-            return Vec::new();
+        let site = match &row.key {
+            LineKey::Site(site) | LineKey::Branch(site, ..) | LineKey::Frame(site, ..) => site,
+            LineKey::BeforeAttach => {
+                let device = context.device();
+                return device
+                    .map_or_else(Vec::new, |device| baseline::keys(&device.before_attach));
+            }
+            _ => return Vec::new(),
         };
         let lines = context.device().map_or(&[][..], |device| &device.lines);
         let line = lines.iter().find(|line| line.site == *site);
@@ -353,8 +359,15 @@ impl Content for LineList {
                 let place = fit_end(&place, least, cut);
                 format!("{place}  {source}")
             }
+            (LineSubject::BeforeAttach(None), _) if row.fold != Fold::Leaf => {
+                "live when memprobe attached: Enter opens what the process's objects say of it"
+                    .to_owned()
+            }
             (LineSubject::BeforeAttach(None), _) => {
                 "live when memprobe attached: its lines are unknown".to_owned()
+            }
+            (LineSubject::BaselineKind(kind) | LineSubject::BaselineOwner(kind, _), _) => {
+                baseline_meaning(*kind).to_owned()
             }
             (LineSubject::BeforeAttach(Some(unread)), _) => {
                 let unread = clean(unread);

@@ -4,12 +4,16 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::super::table_screen::{Fold, Query, RowOf, TableOf, TableRow};
-use super::LineList;
 use super::callers::{self, Branch, BranchEnd};
+use super::{LineList, baseline};
 use crate::event::{Bytes, Frame};
-use crate::ledger::snapshot::{DeviceSnapshot, GrowthRate, LineRow, Site};
+use crate::ledger::snapshot::{
+    BaselineKind, BaselineOwner, DeviceSnapshot, GrowthRate, LineRow, Site,
+};
 use crate::view::table::{Cell, Direction};
-use crate::view::{BEFORE_ATTACH, FileNames, UNACCOUNTED, named_site, whole_frame};
+use crate::view::{
+    BEFORE_ATTACH, FileNames, UNACCOUNTED, baseline_kind, baseline_owner, named_site, whole_frame,
+};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum LineKey {
@@ -20,6 +24,9 @@ pub enum LineKey {
     /// One frame of a branch's chain.
     Frame(Site, Direction, Vec<Frame>, usize),
     BeforeAttach,
+    /// Memory from before attach of one kind.
+    BaselineKind(BaselineKind),
+    BaselineOwner(BaselineKind, Arc<BaselineOwner>),
     /// The allocator's total less the known blocks.
     Unaccounted,
 }
@@ -43,6 +50,8 @@ pub enum LineSubject {
     Frame(Direction, Frame),
     /// Memory from before attach, with the reason if its blocks are unknown.
     BeforeAttach(Option<Arc<str>>),
+    BaselineKind(BaselineKind),
+    BaselineOwner(BaselineKind, Arc<BaselineOwner>),
     Unaccounted,
 }
 
@@ -52,7 +61,10 @@ impl LineSubject {
             Self::Site(site) => site.frame(),
             Self::Frame(_, frame) => Some(frame),
             Self::Branch(_, chain, ..) => chain.first(),
-            Self::BeforeAttach(_) | Self::Unaccounted => None,
+            Self::BeforeAttach(_)
+            | Self::BaselineKind(_)
+            | Self::BaselineOwner(..)
+            | Self::Unaccounted => None,
         }
     }
 }
@@ -62,6 +74,8 @@ impl LineSubject {
         let (direction, chain, end, forks) = match self {
             Self::Site(site) => return names.site(site).into(),
             Self::BeforeAttach(_) => return Cell::Note(BEFORE_ATTACH.into()),
+            Self::BaselineKind(kind) => return baseline_kind(*kind).into(),
+            Self::BaselineOwner(_, owner) => return baseline_owner(owner).into(),
             Self::Unaccounted => return Cell::Note(UNACCOUNTED.into()),
             Self::Frame(direction, frame) => {
                 return Cell::Path(*direction, vec![names.frame(frame)]);
@@ -97,7 +111,7 @@ pub struct LineData {
 
 impl LineData {
     /// Makes data without a name, for rows that may not be shown.
-    fn new(figures: LineFigures, subject: LineSubject) -> Self {
+    pub(super) fn new(figures: LineFigures, subject: LineSubject) -> Self {
         Self {
             figures,
             subject,
@@ -138,7 +152,7 @@ pub fn table(
     };
     let of_lines = device.lines.iter();
     let of_lines = of_lines.map(|line| (line_row(line, query), Some(line)));
-    let others = other_rows(device).into_iter().map(|row| (row, None));
+    let others = other_rows(device, query).into_iter().map(|row| (row, None));
     let mut entries: Vec<(RowOf<LineList>, Option<&LineRow>)> = of_lines.chain(others).collect();
     entries.iter_mut().for_each(|(row, _)| complete(row));
     // Ties are broken by name, so that the order is stable across snapshots.
@@ -156,8 +170,10 @@ pub fn table(
     let live = |row: &RowOf<LineList>| row.data.figures.live.unwrap_or(0);
     query.table(lines, entries, live, searched, |row, line| {
         let mut rows = Vec::new();
-        if let Some(line) = line.filter(|_| row.fold == Fold::Open) {
-            push_branches(&mut rows, line, query);
+        match line {
+            _ if row.fold != Fold::Open => {}
+            Some(line) => push_branches(&mut rows, line, query),
+            None => rows = baseline::rows(&device.before_attach, query),
         }
         rows.iter_mut().for_each(complete);
         rows
@@ -165,10 +181,10 @@ pub fn table(
 }
 
 /// Returns the rows beside the lines: memory from before attach, and unaccounted memory.
-fn other_rows(device: &DeviceSnapshot) -> Vec<RowOf<LineList>> {
+fn other_rows(device: &DeviceSnapshot, query: &Query<LineKey>) -> Vec<RowOf<LineList>> {
     let before = &device.before_attach;
     let mut rows = Vec::new();
-    let mut push = |key, subject, live: i128, peak, blocks| {
+    let mut push = |key: LineKey, subject, live: i128, peak, blocks| {
         let figures = LineFigures {
             live: Some(live),
             peak,
@@ -176,7 +192,9 @@ fn other_rows(device: &DeviceSnapshot) -> Vec<RowOf<LineList>> {
             ..LineFigures::default()
         };
         if live != 0 {
-            rows.push(TableRow::leaf(key, LineData::new(figures, subject)));
+            let is_labeled = key == LineKey::BeforeAttach && before.labeled.is_some();
+            let fold = query.fold(is_labeled, &key);
+            rows.push(TableRow::leaf(key, LineData::new(figures, subject)).at(0, fold));
         }
     };
     push(

@@ -24,7 +24,9 @@ pub fn lines(list: &LineList, row: &RowOf<LineList>, theme: &Theme) -> Vec<Line<
         .and_then(|shown| line_of(shown, &row.key));
     let Some(line) = line else {
         let text = match &row.data.subject {
-            LineSubject::BeforeAttach(_) => " No stack is known: allocated before attach.",
+            LineSubject::BeforeAttach(_)
+            | LineSubject::BaselineKind(_)
+            | LineSubject::BaselineOwner(..) => " No stack is known: allocated before attach.",
             _ => " No stack is known of this row.",
         };
         return vec![Line::from(text)];
@@ -106,7 +108,11 @@ fn line_of<'a>(shown: &'a LineTable, key: &LineKey) -> Option<&'a LineRow> {
 fn passes(stack: &StackRow, key: &LineKey) -> bool {
     let frames: &[Frame] = match key {
         LineKey::Branch(_, _, frames, _) | LineKey::Frame(_, _, frames, _) => frames,
-        LineKey::Site(_) | LineKey::BeforeAttach | LineKey::Unaccounted => &[],
+        LineKey::Site(_)
+        | LineKey::BeforeAttach
+        | LineKey::BaselineKind(_)
+        | LineKey::BaselineOwner(..)
+        | LineKey::Unaccounted => &[],
     };
     let has = |frame: &Frame| stack.stack.frames.contains(frame);
     frames.iter().all(has)

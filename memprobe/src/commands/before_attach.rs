@@ -1,0 +1,411 @@
+//! Labels for memory from before attach: reads the objects of a process once, soon after attach, and again when much of
+//! that memory has been freed.
+//!
+//! A running process is read twice, and what both readings agree on counts. A block gets a label only if it has been
+//! live since before attach: then it was the same block at every moment of the reading. The events until the end of
+//! the reading are therefore awaited.
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use hashbrown::HashMap;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::Allocators;
+use super::snapshot::{CaptureMode, NotTaken, taken};
+use crate::event::bytes::human;
+use crate::event::tensors::Consistency;
+use crate::event::{
+    Action, Address, BlockLabels, Bytes, CallPaths, DeviceIndex, Event, LabeledBlock, Tgid, TimeNs,
+};
+use crate::ledger::Ledger;
+use crate::ledger::snapshot::BaselineKind;
+use crate::session::{HostEvent, HostItem, priority};
+use crate::tensors::{agreed, named};
+use crate::torch::tensors::ReadProgress;
+use crate::view::{consistency, percent};
+
+/// Most blocks that can get a label.
+const MAX_BLOCKS: usize = 1 << 20;
+
+/// Most readings until enough is explained.
+const MAX_ATTEMPTS: u32 = 3;
+
+/// Bytes are explained well enough if one of so many is not.
+const UNEXPLAINED: u64 = 10;
+
+/// Shortest time between two attempts.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Shortest time between two readings after enough is explained.
+const REFRESH: Duration = Duration::from_secs(10);
+
+/// A reading takes at most one of so many seconds.
+const SHARE: u32 = 50;
+
+/// One reading at a time: memprobe leaves the processors to the processes.
+static READING: Mutex<()> = Mutex::new(());
+
+/// Reading of the objects that hold memory from before attach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BaselineReading {
+    Off,
+    /// While the process runs.
+    #[default]
+    Running,
+    /// While the process is paused.
+    Paused,
+}
+
+/// Reader of the objects of one process, for its blocks from before attach.
+pub(super) struct BaselineLabeler {
+    tgid: Tgid,
+    reading: BaselineReading,
+    /// Blocks that have been live since before attach.
+    blocks: HashMap<(DeviceIndex, Address), Bytes>,
+    /// Bytes of `blocks`.
+    live: u64,
+    /// Time of the last event.
+    last: TimeNs,
+    state: ReadingState,
+    attempts: u32,
+    /// Readings before this are too early.
+    next: Option<Instant>,
+    /// Bytes of `blocks` when enough was explained; 0 before.
+    labeled: u64,
+}
+
+enum ReadingState {
+    Idle,
+    Reading(oneshot::Receiver<Result<ObjectsRead>>),
+    /// Read; events before its end may still arrive.
+    Read(Result<ObjectsRead>),
+    /// The process cannot be read.
+    Over,
+}
+
+struct ObjectsRead {
+    labels: BlockLabels,
+    consistency: Consistency,
+    /// The end of the reading.
+    end: TimeNs,
+    took: Duration,
+}
+
+/// Outcome of a reading.
+pub(super) struct BaselineOutcome {
+    /// Labels for the stream, after all events so far.
+    pub(super) event: Option<Event>,
+    /// Sentence for people; `None` if another reading follows.
+    pub(super) said: Option<String>,
+}
+
+impl BaselineLabeler {
+    pub(super) fn new(tgid: Tgid, reading: BaselineReading) -> Self {
+        Self {
+            tgid,
+            reading,
+            blocks: HashMap::new(),
+            live: 0,
+            last: TimeNs(0),
+            state: ReadingState::Idle,
+            attempts: 0,
+            next: None,
+            labeled: 0,
+        }
+    }
+
+    /// A reader that begins with the blocks of a ledger.
+    pub(super) fn late(tgid: Tgid, reading: BaselineReading, ledger: &Ledger) -> Self {
+        let mut late = Self::new(tgid, reading);
+        for (_, block) in ledger.blocks().filter(|(_, block)| block.is_baseline) {
+            late.add(block.device, block.addr, block.size);
+        }
+        late.last = ledger.last_event().unwrap_or_default();
+        late
+    }
+
+    /// Forgets everything: the process runs another program.
+    pub(super) fn begin_anew(&mut self) {
+        *self = Self::new(self.tgid, self.reading);
+    }
+
+    pub(super) fn apply(&mut self, event: &Event) {
+        let Event::Memory(event) = event else {
+            if matches!(event, Event::Loss(_)) {
+                self.distrust();
+            }
+            return;
+        };
+        let Some(device) = event
+            .device
+            .filter(|_| self.reading != BaselineReading::Off)
+        else {
+            return;
+        };
+        match event.action {
+            Action::Held => return self.add(device, event.addr, event.size),
+            Action::Alloc | Action::Free => {
+                if let Some(size) = self.blocks.remove(&(device, event.addr)) {
+                    self.live = self.live.saturating_sub(size.0);
+                }
+            }
+            _ => {}
+        }
+        self.last = self.last.max(event.time);
+    }
+
+    fn add(&mut self, device: DeviceIndex, addr: Address, size: Bytes) {
+        if device != DeviceIndex::CPU && self.blocks.len() < MAX_BLOCKS {
+            self.blocks.insert((device, addr), size);
+            self.live = self.live.saturating_add(size.0);
+        }
+    }
+
+    /// Gives up the reading in progress: lost events may be frees of blocks that it names.
+    fn distrust(&mut self) {
+        if self.is_reading() {
+            self.state = ReadingState::Idle;
+            self.next = Some(Instant::now() + PAUSE);
+        }
+    }
+
+    pub(super) const fn is_reading(&self) -> bool {
+        matches!(self.state, ReadingState::Reading(_) | ReadingState::Read(_))
+    }
+
+    /// Begins a reading if there is something to read. To be called after events were applied.
+    pub(super) fn begin_if_due(&mut self) {
+        let is_idle = matches!(self.state, ReadingState::Idle) && self.live > 0;
+        let is_early = || self.next.is_some_and(|next| Instant::now() < next);
+        // Half of what was explained has been freed.
+        let is_wanted = self.labeled == 0 || self.live < self.labeled / 2;
+        let mode = match self.reading {
+            BaselineReading::Off => return,
+            BaselineReading::Running => CaptureMode::Running,
+            BaselineReading::Paused => CaptureMode::Paused,
+        };
+        if !is_idle || !is_wanted || is_early() {
+            return;
+        }
+        let (send, receive) = oneshot::channel();
+        let tgid = self.tgid;
+        let read = move || {
+            priority::take_turns();
+            // Nobody listens where the process was closed meanwhile.
+            let _ = send.send(read(tgid, mode));
+        };
+        self.attempts += 1;
+        let thread = thread::Builder::new().name("objects".to_owned());
+        self.state = match thread.spawn(read) {
+            Ok(_) => ReadingState::Reading(receive),
+            Err(error) => ReadingState::Read(Err(error).context("starting a thread")),
+        };
+    }
+
+    /// Waits until the process was read; for ever where that is not being done.
+    pub(super) async fn taken(&mut self) {
+        let ReadingState::Reading(receive) = &mut self.state else {
+            return std::future::pending().await;
+        };
+        let read = receive.await.context("reading the process");
+        self.state = ReadingState::Read(read.and_then(|read| read));
+    }
+
+    /// Ends a reading once all events before its end were applied. `is_settled` is true if none is on its way,
+    /// `add_calls` adds the modules that were called so far.
+    pub(super) fn place(
+        &mut self,
+        is_settled: bool,
+        add_calls: impl FnOnce(&mut CallPaths),
+    ) -> Option<BaselineOutcome> {
+        let ReadingState::Read(read) = &self.state else {
+            return None;
+        };
+        let end = read.as_ref().map_or(TimeNs(0), |read| read.end);
+        if self.last <= end && !is_settled {
+            return None;
+        }
+        match std::mem::replace(&mut self.state, ReadingState::Idle) {
+            ReadingState::Read(Ok(read)) => Some(self.label(read, add_calls)),
+            ReadingState::Read(Err(error)) => Some(self.fail(&error)),
+            _ => None,
+        }
+    }
+
+    fn label(
+        &mut self,
+        read: ObjectsRead,
+        add_calls: impl FnOnce(&mut CallPaths),
+    ) -> BaselineOutcome {
+        let mut labels = read.labels;
+        labels.blocks.retain(|block| {
+            let known = self.blocks.get(&(block.device, block.addr));
+            known == Some(&block.size)
+        });
+        let mut calls = CallPaths::default();
+        add_calls(&mut calls);
+        labels.resolve_calls(&calls);
+        labels.time = self.last.max(read.end);
+        let is_explained = |block: &&LabeledBlock| BaselineKind::of(block).is_explained();
+        let explained = labels.blocks.iter().filter(is_explained);
+        let explained: u64 = explained.map(|block| block.size.0).sum();
+        let rest = self.live.saturating_sub(explained);
+        let is_enough = rest <= self.live / UNEXPLAINED || self.attempts >= MAX_ATTEMPTS;
+        let wait = match is_enough {
+            true => REFRESH.max(read.took * SHARE),
+            false => PAUSE,
+        };
+        self.next = Some(Instant::now() + wait);
+        let said = is_enough.then(|| {
+            format!(
+                "{} from before attach: {} explained; {}",
+                human(Bytes(self.live)),
+                percent(explained.into(), self.live.into()),
+                in_words(read.consistency)
+            )
+        });
+        if is_enough {
+            (self.labeled, self.attempts) = (self.live, 0);
+        }
+        BaselineOutcome {
+            event: Some(Event::BaselineLabels(Arc::new(labels))),
+            said,
+        }
+    }
+
+    fn fail(&mut self, error: &anyhow::Error) -> BaselineOutcome {
+        let is_end = error.downcast_ref().is_some_and(NotTaken::is_of_the_end);
+        let is_last = is_end || self.attempts >= MAX_ATTEMPTS;
+        if is_last {
+            self.state = ReadingState::Over;
+        }
+        self.next = Some(Instant::now() + PAUSE);
+        let said = || format!("memory from before attach has no names: {error:#}");
+        BaselineOutcome {
+            event: None,
+            said: (is_last && !is_end).then(said),
+        }
+    }
+}
+
+fn in_words(how: Consistency) -> String {
+    match how {
+        Consistency::Running => "its objects were read while it ran".to_owned(),
+        Consistency::Paused { .. } => consistency(how),
+    }
+}
+
+/// Reads the objects of a process for the labels of its blocks.
+fn read(tgid: Tgid, mode: CaptureMode) -> Result<ObjectsRead> {
+    let _alone = READING.lock().unwrap_or_else(PoisonError::into_inner);
+    let begun = Instant::now();
+    let once = || {
+        let snapshot = taken(tgid, mode, Allocators::Cuda, &ReadProgress::default())?;
+        Ok::<_, anyhow::Error>((named(&snapshot, tgid), snapshot.consistency))
+    };
+    let (mut labels, consistency) = once()?;
+    if mode == CaptureMode::Running {
+        labels = agreed(&labels, once()?.0);
+    }
+    let took = begun.elapsed();
+    log::debug!("objects of process {} read in {took:?}", tgid.0);
+    Ok(ObjectsRead {
+        end: match mode {
+            CaptureMode::Running => crate::session::now(),
+            CaptureMode::Paused | CaptureMode::AtOnce => labels.time,
+        },
+        labels,
+        consistency,
+        took,
+    })
+}
+
+/// Readers of the recorded processes that had memory before attach.
+pub(super) struct BaselineLabelers {
+    reading: BaselineReading,
+    all: HashMap<Tgid, BaselineLabeler>,
+}
+
+impl BaselineLabelers {
+    pub(super) fn new(reading: BaselineReading) -> Self {
+        Self {
+            reading,
+            all: HashMap::new(),
+        }
+    }
+
+    pub(super) fn apply(&mut self, event: &HostEvent) {
+        let tgid = event.tgid;
+        match &event.item {
+            HostItem::Event(event) => {
+                if is_baseline(event) && self.reading != BaselineReading::Off {
+                    let new = || BaselineLabeler::new(tgid, self.reading);
+                    self.all.entry(tgid).or_insert_with(new).apply(event);
+                } else if let Some(known) = self.all.get_mut(&tgid) {
+                    known.apply(event);
+                }
+            }
+            HostItem::Ended | HostItem::Executed(_) => {
+                self.all.remove(&tgid);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn begin_due(&mut self) {
+        self.all
+            .values_mut()
+            .for_each(BaselineLabeler::begin_if_due);
+    }
+
+    /// Processes that are being read.
+    pub(super) fn unread(&self) -> impl Iterator<Item = Tgid> {
+        let all = self.all.iter().filter(|(_, labeler)| labeler.is_reading());
+        all.map(|(tgid, _)| *tgid)
+    }
+
+    pub(super) fn is_reading(&self) -> bool {
+        self.all.values().any(BaselineLabeler::is_reading)
+    }
+
+    /// Waits until one of them was read; for ever where none is being read.
+    pub(super) async fn taken(&mut self) {
+        poll_any(self.all.values_mut()).await;
+    }
+
+    pub(super) fn place(
+        &mut self,
+        is_settled: impl Fn(Tgid) -> bool,
+        add_calls: impl Fn(Tgid, &mut CallPaths),
+    ) -> Vec<(Tgid, BaselineOutcome)> {
+        let all = self.all.iter_mut();
+        let placed = all.filter_map(|(tgid, labeler)| {
+            let outcome = labeler.place(is_settled(*tgid), |calls| add_calls(*tgid, calls))?;
+            Some((*tgid, outcome))
+        });
+        placed.collect()
+    }
+}
+
+fn is_baseline(event: &Event) -> bool {
+    matches!(event, Event::Memory(event) if event.action == Action::Held)
+}
+
+/// Waits until one of these was read; for ever where none is being read.
+pub(super) async fn poll_any<'a>(all: impl Iterator<Item = &'a mut BaselineLabeler>) {
+    let mut all: Vec<_> = all.collect();
+    std::future::poll_fn(|context| {
+        let taken = |one: &mut &mut BaselineLabeler| pin!(one.taken()).poll(context).is_ready();
+        match all.iter_mut().any(taken) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+}

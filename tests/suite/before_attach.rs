@@ -1,0 +1,218 @@
+//! Tests the division of memory from before attach: what the objects of a running process say of it, beside what
+//! Python itself holds.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use memprobe_tests::environment::{On, TestEnvironment};
+use memprobe_tests::process::{Background, Finished};
+use memprobe_tests::pytorch::PyTorch;
+use serde::Deserialize;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROGRAMS: [&str; 4] = ["training", "gan", "server", "leak"];
+
+/// What Python says of a block.
+#[derive(Debug, Deserialize)]
+struct HeldBlock {
+    kind: String,
+    module: Option<String>,
+    /// Key of the dict that leads to it.
+    retainer: Option<String>,
+}
+
+/// What Python holds of `workloads/before_attach.py`, by address.
+type Truth = BTreeMap<u64, HeldBlock>;
+
+struct Attached {
+    folder: TempDir,
+    truth: Truth,
+    recorded: Finished,
+}
+
+impl Attached {
+    /// Attaches to a program that runs already, until its memory has labels.
+    fn to(
+        environment: &TestEnvironment,
+        pytorch: &PyTorch,
+        program: &str,
+        options: &[&str],
+    ) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        let (out, until) = (path("truth.json"), path("until"));
+        let mut command = pytorch.command();
+        command.args(["before_attach.py", program, "--out"]);
+        command.arg(&out).arg("--until").arg(&until);
+        let mut target = Background::start(&mut command);
+        target.wait_for("holding");
+        let file = path("trace.json");
+        let mut recording = environment.record_as_asked(target.pid(), &file, options);
+        recording.wait_for("explained");
+        let recorded = recording.interrupt();
+        std::fs::write(&until, "").expect("written");
+        target.finish().succeeded();
+        let truth = std::fs::read(&out).expect("the truth");
+        Self {
+            truth: serde_json::from_slice(&truth).expect("JSON"),
+            recorded,
+            folder,
+        }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("trace.json")
+    }
+
+    /// Labels of the recording, by address. A later reading replaces an earlier one.
+    fn labels(&self) -> BTreeMap<u64, Value> {
+        let labels = lines(&self.file())
+            .into_iter()
+            .filter(|line| line["name"] == "memprobe_named");
+        let labels =
+            labels.map(|line| (line["args"]["addr"].as_u64().unwrap(), line["args"].clone()));
+        labels.collect()
+    }
+
+    /// Share of the bytes from before attach that was explained, by the message of `record`.
+    fn explained(&self) -> f64 {
+        let said = &self.recorded.stderr;
+        let share = said.split_once("% explained").expect("a share").0;
+        let share = share.rsplit(' ').next().expect("a number");
+        share.parse().unwrap_or_else(|_| panic!("{said}"))
+    }
+}
+
+fn lines(trace: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(trace).expect("a recording");
+    let lines = text.lines().map(|line| line.trim_end_matches(','));
+    let records = lines.filter(|line| line.starts_with('{'));
+    records
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect()
+}
+
+/// Checks that no label contradicts Python. Returns the number of blocks that both know.
+fn check(program: &str, labels: &BTreeMap<u64, Value>, truth: &Truth) -> usize {
+    let mut both = 0;
+    for (addr, label) in labels {
+        let kind = label["kind"].as_str().unwrap_or("none");
+        let Some(held) = truth.get(addr) else {
+            let of_objects = ["parameter", "buffer", "optimizer_state"];
+            assert!(
+                !of_objects.contains(&kind),
+                "{program}: Python has no such block: {label}"
+            );
+            continue;
+        };
+        both += 1;
+        assert_eq!(kind, held.kind, "{program}: {label} is {held:?}");
+        let module = label["module"].as_str();
+        if let (Some(ours), Some(theirs)) = (module, &held.module) {
+            assert!(
+                ours.ends_with(theirs.as_str()),
+                "{program}: {ours} is {theirs}"
+            );
+        }
+        let retainer = label["retained_by"]["by"].as_str();
+        if let (Some(ours), Some(theirs)) = (retainer, &held.retainer) {
+            let key = format!("cache['{theirs}']");
+            assert!(ours.contains(&key), "{program}: {ours} is {key}");
+        }
+    }
+    both
+}
+
+/// Checks that the parts of the report add up to the bytes from before attach.
+fn check_sums(environment: &TestEnvironment, file: &Path) {
+    let report = environment.report(file);
+    let device = &report["devices"][0];
+    let parts = device["before_attach_parts"].as_array().expect("parts");
+    let sum = |rows: &[Value]| {
+        rows.iter()
+            .map(|row| row["live"].as_u64().unwrap())
+            .sum::<u64>()
+    };
+    assert_eq!(
+        Some(sum(parts)),
+        device["before_attach"].as_u64(),
+        "{device}"
+    );
+    for part in parts.iter().filter(|part| part["kind"] != "unread") {
+        let owners = part["owners"].as_array().expect("owners");
+        assert_eq!(Some(sum(owners)), part["live"].as_u64(), "{part}");
+    }
+}
+
+#[test]
+fn memory_from_before_attach_is_explained_while_the_program_runs() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Newest) {
+        for program in PROGRAMS {
+            let attached = Attached::to(&environment, pytorch, program, &[]);
+            let both = check(program, &attached.labels(), &attached.truth);
+            assert!(both > 0, "{program}: {:?}", attached.truth);
+            check_sums(&environment, &attached.file());
+            let said = &attached.recorded.stderr;
+            assert!(attached.explained() >= 90.0, "{program}: {said}");
+            assert!(!said.contains("stopped processes"), "{program}: {said}");
+        }
+    }
+}
+
+#[test]
+fn with_a_pause_every_block_that_python_holds_has_its_label() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let pytorch = environment.pytorch();
+    for program in PROGRAMS {
+        let attached = Attached::to(&environment, pytorch, program, &["--pause"]);
+        let labels = attached.labels();
+        check(program, &labels, &attached.truth);
+        check_sums(&environment, &attached.file());
+        // The gradients of a training are freed in each iteration.
+        let is_lasting = |held: &HeldBlock| held.kind != "gradient" || program == "gan";
+        let lasting = attached.truth.iter().filter(|(_, held)| is_lasting(held));
+        let missing: Vec<_> = lasting
+            .filter(|(addr, _)| !labels.contains_key(addr))
+            .collect();
+        assert!(missing.is_empty(), "{program}: {missing:?}");
+        let said = &attached.recorded.stderr;
+        assert!(
+            said.contains("stopped processes 1 time"),
+            "{program}: {said}"
+        );
+    }
+}
+
+#[test]
+fn without_names_nothing_is_read() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let mut command = environment.pytorch().command();
+    command.args(["before_attach.py", "training", "--out"]);
+    command
+        .arg(path("truth.json"))
+        .arg("--until")
+        .arg(path("until"));
+    let mut target = Background::start(&mut command);
+    target.wait_for("holding");
+    let file = path("trace.json");
+    let options = ["--no-names", "--duration", "2s"];
+    environment
+        .record_as_asked(target.pid(), &file, &options)
+        .finish();
+    std::fs::write(path("until"), "").expect("written");
+    target.finish().succeeded();
+    let report = environment.report(&file);
+    let device = &report["devices"][0];
+    assert!(device["before_attach"].as_u64() > Some(0));
+    assert!(device.get("before_attach_parts").is_none(), "{device}");
+}

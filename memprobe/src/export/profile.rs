@@ -51,6 +51,11 @@ impl ProfileAmount {
         self.bytes = self.bytes.saturating_add(bytes);
         self.blocks += 1;
     }
+
+    pub(super) fn extend(&mut self, other: Self) {
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.blocks = self.blocks.saturating_add(other.blocks);
+    }
 }
 
 /// Frame of a profile: a line of Python, native code, or a text in its place.

@@ -98,8 +98,15 @@ impl Heaps {
     ) -> Vec<ProcessHeapSamples> {
         self.update(ledger, time);
         let heaps = self.totals.iter().map(|(device, origins)| {
-            let samples = origins.iter().map(|(origin, totals)| HeapSample {
-                callstack_id: Some(stack(*device, *origin)),
+            // Equal frames in other modules are one stack.
+            let mut by_stack: BTreeMap<u64, HeapTotals> = BTreeMap::new();
+            for (origin, totals) in origins {
+                let of_stack = by_stack.entry(stack(*device, *origin)).or_default();
+                of_stack.allocated.extend(totals.allocated);
+                of_stack.freed.extend(totals.freed);
+            }
+            let samples = by_stack.iter().map(|(stack, totals)| HeapSample {
+                callstack_id: Some(*stack),
                 self_allocated: Some(totals.allocated.bytes),
                 self_freed: Some(totals.freed.bytes),
                 alloc_count: Some(totals.allocated.blocks),

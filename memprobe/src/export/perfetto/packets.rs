@@ -31,7 +31,8 @@ pub(super) struct PacketWriter<W> {
     functions: HashMap<String, u64>,
     files: HashMap<String, u64>,
     frames: HashMap<(u64, u64, u32), u64>,
-    stacks: HashMap<(DeviceIndex, ProfileOrigin), u64>,
+    origins: HashMap<(DeviceIndex, ProfileOrigin), u64>,
+    stacks: HashMap<Vec<u64>, u64>,
 }
 
 impl<W: Write> PacketWriter<W> {
@@ -56,6 +57,7 @@ impl<W: Write> PacketWriter<W> {
             functions: HashMap::new(),
             files: HashMap::new(),
             frames: HashMap::new(),
+            origins: HashMap::new(),
             stacks: HashMap::new(),
         }
     }
@@ -107,15 +109,15 @@ impl<W: Write> PacketWriter<W> {
         })
     }
 
-    /// Number of a stack, whose frames `frames` returns innermost first. Its outermost frame is the device: Perfetto
-    /// adds up equal stacks of all heaps of a process.
+    /// Number of a stack, whose frames `frames` returns innermost first. Stacks of equal frames have one number. The
+    /// outermost frame is the device: Perfetto compares the totals of a stack with the last ones of any heap.
     pub(super) fn stack<'a>(
         &mut self,
         device: DeviceIndex,
         origin: ProfileOrigin,
         frames: impl FnOnce() -> Vec<ProfileFrame<'a>>,
     ) -> u64 {
-        if let Some(known) = self.stacks.get(&(device, origin)) {
+        if let Some(known) = self.origins.get(&(device, origin)) {
             return *known;
         }
         let mut frame_ids = vec![self.frame(&ProfileFrame {
@@ -124,12 +126,19 @@ impl<W: Write> PacketWriter<W> {
         })];
         let frames = frames();
         frame_ids.extend(frames.iter().rev().map(|frame| self.frame(frame)));
-        let iid = self.stacks.len() as u64 + 1;
-        self.stacks.insert((device, origin), iid);
-        self.pending.callstacks.push(Callstack {
-            iid: Some(iid),
-            frame_ids,
-        });
+        let next = self.stacks.len() as u64 + 1;
+        let stacks = &mut self.pending.callstacks;
+        let iid = *self
+            .stacks
+            .entry(frame_ids)
+            .or_insert_with_key(|frame_ids| {
+                stacks.push(Callstack {
+                    iid: Some(next),
+                    frame_ids: frame_ids.clone(),
+                });
+                next
+            });
+        self.origins.insert((device, origin), iid);
         iid
     }
 

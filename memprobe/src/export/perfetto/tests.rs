@@ -31,6 +31,7 @@ fn check_sequence(packets: &[TracePacket]) {
     assert_eq!(packets[0].first_packet_on_sequence, Some(true));
     let (mut names, mut functions, mut files) = (ids(), ids(), ids());
     let (mut paths, mut mappings, mut frames, mut stacks) = (ids(), ids(), ids(), ids());
+    let mut frames_of_stacks = BTreeSet::new();
     for packet in packets {
         assert_eq!(packet.trusted_packet_sequence_id, Some(1));
         let data = packet.interned_data.clone().unwrap_or_default();
@@ -53,6 +54,10 @@ fn check_sequence(packets: &[TracePacket]) {
             let mut of = stack.frame_ids.iter();
             assert!(!stack.frame_ids.is_empty() && of.all(|id| frames.contains(&Some(*id))));
             assert!(stacks.insert(stack.iid), "defined twice");
+            assert!(
+                frames_of_stacks.insert(stack.frame_ids.clone()),
+                "the same frames twice"
+            );
         }
         if let Some(event) = &packet.track_event {
             assert_eq!(packet.sequence_flags, Some(NEEDS_STATE));

@@ -294,7 +294,8 @@ impl PeakAnalysis for AllocationHistory {
     }
 }
 
-fn is_of_allocator(action: Action) -> bool {
+/// True for events of blocks, which have a number.
+pub fn is_of_allocator(action: Action) -> bool {
     matches!(
         action,
         Action::Alloc | Action::Free | Action::Held | Action::OutOfMemory

@@ -11,7 +11,7 @@ use crate::commands::export::Export;
 use crate::export::{ExportFormat, ExportMoment};
 use crate::recording::{open_tensors, recordings_in};
 
-/// Write a recording in the format of another program: pprof, speedscope, flame graphs, memory_viz, CSV
+/// Write a recording in the format of another program: Perfetto, pprof, speedscope, flame graphs, memory_viz, CSV
 ///
 /// Reads recordings of `memprobe record` and PyTorch's own memory snapshots. Needs no root and no GPU. The format
 /// follows from the ending of the output.
@@ -23,6 +23,7 @@ Examples:
   memprobe export trace.json -o peak.speedscope.json --at peak
   memprobe export trace.json -o live.pb.gz && go tool pprof -http : live.pb.gz
   memprobe export trace.json -o trace.pickle            for https://pytorch.org/memory_viz
+  memprobe export trace.json -o trace.pftrace           for https://ui.perfetto.dev
   memprobe export trace.json -o allocations.csv
   memprobe export snapshot.pickle -o live.folded        a snapshot that PyTorch pickled
   memprobe export snapshot.pickle -o old.pickle         the same in a protocol that memory_viz opens")]
@@ -47,6 +48,8 @@ const FORMATS: &[Choice<ExportFormat>] = choices! {
     "pprof" => ExportFormat::Pprof, "Live and allocated bytes and blocks by stack, for `go tool pprof` (.pb.gz, .pprof)";
     "memory-viz" => ExportFormat::MemoryViz, "A memory snapshot of PyTorch, for https://pytorch.org/memory_viz: segments, \
         and every event with its stack, category and module (.pickle)";
+    "perfetto" => ExportFormat::Perfetto, "A trace for https://ui.perfetto.dev: counters, iterations, phases, and heap \
+        profiles at the peak and at keyframes (.pftrace, .perfetto-trace)";
     "csv" => ExportFormat::Csv, "A row for each allocation: time, size, stream, line, category, module, free (.csv)";
 };
 
@@ -60,6 +63,8 @@ const ENDINGS: &[(&str, ExportFormat)] = &[
     (".pprof", ExportFormat::Pprof),
     (".pickle", ExportFormat::MemoryViz),
     (".pkl", ExportFormat::MemoryViz),
+    (".pftrace", ExportFormat::Perfetto),
+    (".perfetto-trace", ExportFormat::Perfetto),
     (".csv", ExportFormat::Csv),
 ];
 

@@ -6,6 +6,8 @@
 mod csv;
 mod folded;
 mod memory_viz;
+mod perfetto;
+mod phase_spans;
 mod pprof;
 mod profile;
 mod replay;
@@ -31,6 +33,8 @@ pub enum ExportFormat {
     Pprof,
     /// PyTorch's own memory snapshot, for its page.
     MemoryViz,
+    /// A trace for ui.perfetto.dev.
+    Perfetto,
     /// A row for each allocation.
     Csv,
 }
@@ -61,7 +65,7 @@ impl ExportFormat {
     pub const fn is_text(self) -> bool {
         match self {
             Self::Folded | Self::Speedscope | Self::Csv => true,
-            Self::Pprof | Self::MemoryViz => false,
+            Self::Pprof | Self::MemoryViz | Self::Perfetto => false,
         }
     }
 
@@ -69,7 +73,7 @@ impl ExportFormat {
     pub const fn has_moment(self) -> bool {
         match self {
             Self::Folded | Self::Speedscope | Self::Pprof => true,
-            Self::MemoryViz | Self::Csv => false,
+            Self::MemoryViz | Self::Perfetto | Self::Csv => false,
         }
     }
 
@@ -82,6 +86,7 @@ impl ExportFormat {
             Self::Speedscope => "open it in https://www.speedscope.app",
             Self::Pprof => "open it with `go tool pprof -http : FILE`",
             Self::MemoryViz => "open it in https://pytorch.org/memory_viz",
+            Self::Perfetto => "open it in https://ui.perfetto.dev",
             Self::Csv => "a row for each allocation",
         }
     }
@@ -131,6 +136,9 @@ pub fn write_export<R: BufRead>(
     match format {
         ExportFormat::MemoryViz => {
             notes.extend(memory_viz::write(&replay, &reader, progress, out)?);
+        }
+        ExportFormat::Perfetto => {
+            notes.extend(perfetto::write(&replay, &reader, progress, out)?);
         }
         ExportFormat::Csv => csv::write(&replay, &reader, progress, out)?,
         ExportFormat::Folded | ExportFormat::Speedscope | ExportFormat::Pprof => {

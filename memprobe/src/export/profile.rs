@@ -47,9 +47,14 @@ pub(super) struct ProfileAmount {
 }
 
 impl ProfileAmount {
-    fn add(&mut self, bytes: u64) {
+    pub(super) fn add(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         self.blocks += 1;
+    }
+
+    pub(super) fn extend(&mut self, other: Self) {
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.blocks = self.blocks.saturating_add(other.blocks);
     }
 }
 
@@ -89,29 +94,7 @@ impl Profile {
         replay: &'a ExportReplay,
         origin: ProfileOrigin,
     ) -> Vec<ProfileFrame<'a>> {
-        let text = |name: String| ProfileFrame { name, frame: None };
-        let stack = match origin {
-            ProfileOrigin::Stack(stack) => replay.stack(stack),
-            ProfileOrigin::BeforeAttach => return vec![text(BEFORE_ATTACH.to_owned())],
-            ProfileOrigin::Unaccounted => return vec![text(UNACCOUNTED.to_owned())],
-        };
-        let node = stack.context.node.iter();
-        let mut frames: Vec<_> = node.map(|node| text(clean(&node.name))).collect();
-        frames.extend(stack.frames.iter().map(|frame| ProfileFrame {
-            name: self.names.frame(frame),
-            frame: Some(frame),
-        }));
-        match &stack.kind {
-            StackKind::Unknown { thread, reason } if thread.is_empty() => {
-                frames.push(text(format!("({})", reason.as_str())));
-            }
-            StackKind::Unknown { thread, reason } => {
-                frames.push(text(format!("({}: {})", clean(thread), reason.as_str())));
-            }
-            _ if stack.truncated => frames.push(text(CUT_FRAMES.to_owned())),
-            _ => {}
-        }
-        frames
+        frames_of(&self.names, replay, origin)
     }
 
     /// Sentences on devices whose rows do not add up to the allocator's total.
@@ -126,6 +109,37 @@ impl Profile {
         });
         notes.collect()
     }
+}
+
+/// Frames of an origin, innermost first.
+pub(super) fn frames_of<'a>(
+    names: &FileNames,
+    replay: &'a ExportReplay,
+    origin: ProfileOrigin,
+) -> Vec<ProfileFrame<'a>> {
+    let text = |name: String| ProfileFrame { name, frame: None };
+    let stack = match origin {
+        ProfileOrigin::Stack(stack) => replay.stack(stack),
+        ProfileOrigin::BeforeAttach => return vec![text(BEFORE_ATTACH.to_owned())],
+        ProfileOrigin::Unaccounted => return vec![text(UNACCOUNTED.to_owned())],
+    };
+    let node = stack.context.node.iter();
+    let mut frames: Vec<_> = node.map(|node| text(clean(&node.name))).collect();
+    frames.extend(stack.frames.iter().map(|frame| ProfileFrame {
+        name: names.frame(frame),
+        frame: Some(frame),
+    }));
+    match &stack.kind {
+        StackKind::Unknown { thread, reason } if thread.is_empty() => {
+            frames.push(text(format!("({})", reason.as_str())));
+        }
+        StackKind::Unknown { thread, reason } => {
+            frames.push(text(format!("({}: {})", clean(thread), reason.as_str())));
+        }
+        _ if stack.truncated => frames.push(text(CUT_FRAMES.to_owned())),
+        _ => {}
+    }
+    frames
 }
 
 impl DeviceProfile {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::phase_spans::PhaseSpans;
 use super::{ExportError, ExportMoment};
 use crate::attribution::allocation_groups::ModuleScope;
 use crate::attribution::allocations::{AllocationHistory, EventNumber, module_of};
@@ -16,7 +17,7 @@ use crate::view::counted;
 
 type Analyses = (
     (SegmentLedger, SegmentStacks),
-    WithCategories<AllocationHistory>,
+    WithCategories<(AllocationHistory, PhaseSpans)>,
 );
 
 /// Stacks that got the live segments of the caching allocator from CUDA.
@@ -50,6 +51,7 @@ pub(super) struct ExportReplay {
     pub segment_stacks: SegmentStacks,
     pub categories: AttributionLedger,
     pub history: AllocationHistory,
+    pub phases: PhaseSpans,
     /// Events of any kind.
     pub events: usize,
     pub truncated: bool,
@@ -76,7 +78,7 @@ impl ExportReplay {
         } = replay;
         let WithCategories {
             categories,
-            table: mut history,
+            table: (mut history, phases),
         } = with_categories;
         history.finish(&ledger, &categories);
         // The version of torch is often recorded later than the start.
@@ -90,6 +92,7 @@ impl ExportReplay {
             segment_stacks,
             categories,
             history,
+            phases,
             events,
         })
     }

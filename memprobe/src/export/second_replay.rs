@@ -6,15 +6,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::ExportError;
 use super::replay::ExportReplay;
-use crate::attribution::allocations::{Allocation, AllocationNumbers};
+use crate::attribution::allocations::{
+    Allocation, AllocationNumbers, EventNumber, is_of_allocator,
+};
 use crate::attribution::segments::SegmentLedger;
 use crate::event::{Action, CudaMemoryKind, Event, MemoryEvent, Pool};
-use crate::ledger::{Analysis as _, AnalyzedLedger, StackRef};
+use crate::ledger::{Analysis as _, AnalyzedLedger, Change, Ledger, StackRef};
 use crate::recording::Reader;
 
 /// A memory event, with what the first replay knows of it.
 pub(super) struct ReplayedEvent<'a, 'h> {
     pub event: &'a MemoryEvent,
+    /// Number of the last event of an allocator; this one's if it is one.
+    pub number: EventNumber,
+    /// Ledger after the event, and the change that it made.
+    pub ledger: &'a Ledger,
+    pub change: &'a Change,
     /// Allocation that it begins or ends, and its index in the history.
     pub allocation: Option<(usize, &'h Allocation)>,
     /// Pool and stream of the segment at its address; `None` if they are not known.
@@ -42,6 +49,7 @@ pub(super) fn replay_again<'h, R: BufRead>(
     let header = again.header();
     let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, segments);
     let mut numbers = AllocationNumbers::default();
+    let mut number = EventNumber(0);
     // The file may have been replaced by another one.
     let known = |index: usize| Some((index, first.history.allocations().get(index)?));
     // A recording that is still written has more events by now.
@@ -53,6 +61,7 @@ pub(super) fn replay_again<'h, R: BufRead>(
             continue;
         };
         let owner = |segments: &SegmentLedger| segments.owner_at(memory.device?, memory.addr);
+        number.0 += u64::from(is_of_allocator(memory.action));
         // The segment is gone after its free.
         let before = owner(&replay.analyses);
         let change = replay.ledger.apply(&event);
@@ -63,6 +72,9 @@ pub(super) fn replay_again<'h, R: BufRead>(
         };
         each(ReplayedEvent {
             event: memory,
+            number,
+            ledger: &replay.ledger,
+            change: &change,
             allocation: numbers.apply(&change).and_then(known),
             owner,
             stack: replay.ledger.stack_ref(memory.stack),

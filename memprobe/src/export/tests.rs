@@ -62,7 +62,7 @@ fn a_recording_without_a_failed_request_says_so_and_what_to_give_instead() {
 }
 
 /// Exports a file, which formats with every event read twice.
-fn exported_file(events: &[Event], format: ExportFormat) -> (Vec<u8>, Vec<String>) {
+pub(super) fn exported_file(events: &[Event], format: ExportFormat) -> (Vec<u8>, Vec<String>) {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), recording(events)).expect("written");
     let reader = Reader::open(file.path()).expect("a recording");

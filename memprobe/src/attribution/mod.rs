@@ -9,6 +9,7 @@ mod caches;
 pub mod category;
 mod device;
 mod epochs;
+pub mod failures;
 mod groups;
 pub mod growth;
 pub(crate) mod high_water_mark;

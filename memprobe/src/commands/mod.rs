@@ -13,6 +13,7 @@ pub mod record;
 pub mod snapshot;
 pub mod stdout;
 pub mod top;
+pub mod watch;
 
 mod naming;
 mod process_view;

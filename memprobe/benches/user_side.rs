@@ -170,6 +170,7 @@ fn header() -> Header {
         target: Target::default(),
         probes: Vec::new(),
         from_live_screen: false,
+        dump: None,
         history: None,
     }
 }

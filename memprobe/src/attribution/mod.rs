@@ -10,6 +10,7 @@ pub mod category;
 pub mod chosen_moments;
 mod device;
 mod epochs;
+pub mod failures;
 mod groups;
 pub mod growth;
 pub(crate) mod high_water_mark;

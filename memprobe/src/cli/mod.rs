@@ -15,6 +15,7 @@ mod report;
 mod snapshot;
 mod subject;
 mod top;
+mod watch;
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -61,6 +62,7 @@ Examples:
   sudo memprobe snapshot 1234                 every tensor by name, now
   memprobe diff old.mprb new.mprb             lines with more or less memory
   sudo memprobe explain 1234                  where the memory went, on one page
+  sudo memprobe watch --all                   a file at each out-of-memory error, with its cause
   sudo memprobe estimate -- python train.py   GPU memory that it would need
   sudo memprobe doctor 1234                   check kernel, rights and process";
 
@@ -74,6 +76,7 @@ enum Verb {
     Snapshot(snapshot::SnapshotArgs),
     Diff(diff::Diff),
     Explain(explain::ExplainArgs),
+    Watch(watch::WatchArgs),
     Estimate(estimate::EstimateArgs),
     Doctor(doctor::DoctorArgs),
     Completions(packaging::Completions),
@@ -106,6 +109,7 @@ impl Verb {
             Self::Snapshot(snapshot) => snapshot.run(),
             Self::Diff(diff) => diff.run(),
             Self::Explain(explain) => explain.run(),
+            Self::Watch(watch) => watch.run(),
             Self::Estimate(estimate) => estimate.run(),
             Self::Doctor(doctor) => doctor.run(),
             Self::Completions(completions) => completions.run(),

@@ -101,6 +101,15 @@ pub(super) enum MaxOverhead {
     Share(TimeShare),
 }
 
+impl MaxOverhead {
+    pub(super) fn share(self) -> Option<TimeShare> {
+        match self {
+            Self::Off => None,
+            Self::Share(share) => Some(share),
+        }
+    }
+}
+
 /// Refuses `--cpu` beside `--max-overhead`: PyTorch's CPU allocator keeps no table from which memprobe could catch up.
 pub(super) fn without_cpu(arg: Arg) -> Arg {
     arg.conflicts_with("cpu")
@@ -139,10 +148,7 @@ impl ProbeOptions {
     }
 
     pub(super) fn max_overhead(self) -> Option<TimeShare> {
-        match self.max_overhead? {
-            MaxOverhead::Off => None,
-            MaxOverhead::Share(share) => Some(share),
-        }
+        self.max_overhead?.share()
     }
 
     pub(super) fn ring_bytes(self) -> u32 {
@@ -405,7 +411,7 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// Parses a share of time: `1%`, `0.5 %`, or `off`.
-fn parse_overhead(text: &str) -> Result<MaxOverhead, String> {
+pub(super) fn parse_overhead(text: &str) -> Result<MaxOverhead, String> {
     const GIVE: &str = "give percent from 0.1% to 100%, such as 1%, or off";
     if text == "off" {
         return Ok(MaxOverhead::Off);

@@ -14,6 +14,7 @@ pub mod record;
 pub mod snapshot;
 pub mod stdout;
 pub mod top;
+pub mod watch;
 
 mod before_attach;
 mod naming;

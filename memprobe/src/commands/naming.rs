@@ -205,6 +205,7 @@ impl NameReader {
         match come {
             SnapshotPoint::FirstCall => course.has_called = true,
             SnapshotPoint::Step => course.steps += 1,
+            SnapshotPoint::OutOfMemory => {}
         }
         self.begin_if_due(tgid);
     }

@@ -5,6 +5,9 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{Dir, FileType, Mode, OFlags, Stat, openat};
+use rustix::io::Errno;
+
 use super::error::{OutputError, Problem};
 use super::owners::Owners;
 use super::place::{Place, open_folder};
@@ -16,6 +19,26 @@ pub struct OutputFolder {
     path: PathBuf,
     owners: Owners,
     state: State,
+}
+
+/// Regular file in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredFile {
+    pub name: String,
+    pub bytes: u64,
+    /// Time of the last change, in nanoseconds since 1970.
+    pub modified: i64,
+}
+
+impl StoredFile {
+    fn new(name: &str, stat: &Stat) -> Self {
+        let seconds = stat.st_mtime.saturating_mul(1_000_000_000);
+        Self {
+            name: name.to_owned(),
+            bytes: u64::try_from(stat.st_size).unwrap_or(0),
+            modified: seconds.saturating_add(stat.st_mtime_nsec.try_into().unwrap_or(0)),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -79,6 +102,45 @@ impl OutputFolder {
         let place = self.place(&folder, name);
         let path = place.path.clone();
         OutputPlan::at(place, self.owners.clone()).map_err(|problem| problem.at(&path))
+    }
+
+    /// Returns the regular files of the directory. Names that are no text are left out.
+    pub fn files(&self) -> Result<Vec<StoredFile>, OutputError> {
+        let State::Opened(folder) = &self.state else {
+            return Ok(Vec::new());
+        };
+        let files = || {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let listed = openat(&**folder, ".", flags, Mode::empty())?;
+            let mut files = Vec::new();
+            for entry in Dir::new(listed)? {
+                let entry = entry?;
+                let Ok(name) = entry.file_name().to_str() else {
+                    continue;
+                };
+                // It may be gone by now.
+                let Ok(stat) = self.place(folder, name).stat() else {
+                    continue;
+                };
+                if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+                    files.push(StoredFile::new(name, &stat));
+                }
+            }
+            Ok::<_, Errno>(files)
+        };
+        files().map_err(|error| Problem::Io(error.into()).at(&self.path))
+    }
+
+    /// Removes a file of the directory. One that is gone already is no error.
+    pub fn remove(&self, name: &str) -> Result<(), OutputError> {
+        let State::Opened(folder) = &self.state else {
+            return Ok(());
+        };
+        let place = self.place(folder, name);
+        match place.remove() {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(Problem::Io(error.into()).at(&place.path)),
+        }
     }
 
     fn place(&self, folder: &Arc<OwnedFd>, name: &str) -> Place {

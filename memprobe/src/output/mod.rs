@@ -10,5 +10,5 @@ mod plan;
 
 pub use self::error::OutputError;
 pub use self::file::OutputFile;
-pub use self::folder::OutputFolder;
+pub use self::folder::{OutputFolder, StoredFile};
 pub use self::plan::OutputPlan;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::dump::DumpFacts;
 use super::pickle::HistoryFacts;
 use crate::event::{
     AtAttach, Bytes, CaptureChange, DeviceIndex, Losses, ProbeStatus, Target, Tgid, TimeNs,
@@ -23,6 +24,9 @@ pub struct Header {
     /// True if the live screen saved it: it begins with the blocks that were live then, as allocations.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub from_live_screen: bool,
+    /// Reason and circumstances of a file that `watch` wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dump: Option<Box<DumpFacts>>,
     /// Limits of PyTorch's own history; `None` if memprobe recorded.
     #[serde(skip)]
     pub history: Option<HistoryFacts>,
@@ -56,6 +60,9 @@ pub enum EndReason {
     ParentExited,
     #[strum(serialize = "failed")]
     Failed,
+    /// A request failed, or somebody asked for the file.
+    #[strum(serialize = "dumped")]
+    Dumped,
     /// PyTorch wrote its history and its allocator's state.
     #[strum(serialize = "snapshot taken")]
     SnapshotTaken,

@@ -6,7 +6,7 @@
 //!
 //! | `ph` | `cat` or `name` | meaning |
 //! |---|---|---|
-//! | `M` | `memprobe` | [`Header`]; first line, and again when more is known of the target; with `from_live_screen`, the live screen saved the recording, and its first events restate the blocks that were live |
+//! | `M` | `memprobe` | [`Header`]; first line, and again when more is known of the target; with `from_live_screen`, the live screen saved the recording, and its first events restate the blocks that were live; with `dump`, `watch` wrote it ([`DumpFacts`]), and it begins in the same way |
 //! | `M` | `memprobe_stack` | defines a stack; `module`, `module_unknown` and `grad` are the state of its thread, `node` (with the stack `forward` that created it) is the autograd node being evaluated |
 //! | `M` | `thread_name` | names a thread |
 //! | `i` | `attach` | an allocator's totals when memprobe attached ([`crate::event::AtAttach`]; from format 2 on) |
@@ -30,6 +30,7 @@
 
 mod compact;
 mod directory;
+mod dump;
 mod error;
 mod format;
 #[cfg(test)]
@@ -48,6 +49,9 @@ pub mod write;
 
 pub use compact::RecordingDamage;
 pub use directory::recordings_in;
+pub use dump::{
+    DumpFacts, DumpReason, DumpedGpu, DumpedProcess, MAX_DUMPED_COMMAND, MAX_DUMPED_PROCESSES,
+};
 pub use error::RecordingError;
 pub use format::RecordingFormat;
 pub(crate) use header::{AtAttachRecord, CaptureRecord, EndRecord, HeaderRecord};

@@ -35,6 +35,7 @@ pub(crate) fn header() -> Header {
             emulated: true,
         }],
         from_live_screen: false,
+        dump: None,
         history: None,
     }
 }

@@ -13,8 +13,10 @@ mod segments;
 mod start_phases;
 pub(crate) mod startup_check;
 
-use crate::event::{Event, ProbeStatus, Target, Tgid, TimeNs};
+use crate::decode::{MemoryKind, Record};
+use crate::event::{Event, MarkedPhase, ProbeStatus, Target, Tgid, TimeNs};
 use crate::probe::attach::AttachError;
+use crate::symbolize::marks;
 
 /// Now, on the clock of the events (`bpf_ktime_get_ns` is `CLOCK_MONOTONIC`).
 pub(crate) fn now() -> TimeNs {
@@ -74,4 +76,20 @@ pub(crate) enum SnapshotPoint {
     FirstCall,
     /// A step of an optimizer begins.
     Step,
+    /// The allocator gave up: an out-of-memory error follows in the target.
+    OutOfMemory,
+}
+
+impl SnapshotPoint {
+    /// Point that a record of the kernel programs shows.
+    fn of(record: &Record) -> Option<Self> {
+        match record {
+            Record::Memory(MemoryKind::OutOfMemory, ..) => Some(Self::OutOfMemory),
+            Record::Mark(mark) => {
+                let is_step = matches!(marks::parse(&mark.name), Some((MarkedPhase::Step, _)));
+                is_step.then_some(Self::Step)
+            }
+            _ => None,
+        }
+    }
 }

@@ -14,8 +14,7 @@ use super::startup_check::{ObservedFrom, StartupCheck};
 use super::{HostItem, SnapshotPoint};
 use crate::decode::Record;
 use crate::event::{
-    Action, CaptureChange, CaptureLevel, Event, Losses, MarkedPhase, MemoryEvent, Target, Tgid,
-    TimeNs,
+    Action, CaptureChange, CaptureLevel, Event, Losses, MemoryEvent, Target, Tgid, TimeNs,
 };
 use crate::probe::attach::AttachError;
 use crate::probe::attaching::{AttachStep, Attaching, Placement};
@@ -27,7 +26,7 @@ use crate::process::run_state::RunState;
 use crate::process::status::Status;
 use crate::process::{container, facts};
 use crate::python::CodeCache;
-use crate::symbolize::{PriorCudaUse, Symbolizer, marks};
+use crate::symbolize::{PriorCudaUse, Symbolizer};
 use crate::torch::module_calls::ModuleCalls;
 use crate::torch::module_trees::ModuleNames;
 
@@ -293,14 +292,14 @@ impl Process {
     }
 
     pub(super) fn receive(&mut self, record: Record, loader: &mut Loader) -> [Option<HostItem>; 2] {
-        let is_step = is_step(&record);
+        let point = SnapshotPoint::of(&record);
         self.records += 1;
         self.symbolizer.push(record);
         let notice = self.follow_module_call(loader);
-        let point = if self.calls_first() {
-            Some(SnapshotPoint::FirstCall)
-        } else {
-            is_step.then_some(SnapshotPoint::Step)
+        let is_failure = point == Some(SnapshotPoint::OutOfMemory);
+        let point = match self.calls_first() {
+            true if !is_failure => Some(SnapshotPoint::FirstCall),
+            _ => point,
         };
         [
             notice.map(HostItem::Notice),
@@ -783,10 +782,6 @@ impl Process {
 /// Sentence for people if the kernel refuses the configuration for modules.
 fn without_modules(error: AttachError) -> String {
     format!("the modules that are called may be unknown or out of date: {error}")
-}
-
-fn is_step(record: &Record) -> bool {
-    matches!(record, Record::Mark(mark) if matches!(marks::parse(&mark.name), Some((MarkedPhase::Step, _))))
 }
 
 pub(crate) fn identified(tgid: Tgid) -> Target {

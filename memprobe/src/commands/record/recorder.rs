@@ -464,6 +464,7 @@ pub(in crate::commands) fn header(target: Target) -> Header {
         target,
         probes: Vec::new(),
         from_live_screen: false,
+        dump: None,
         history: None,
     }
 }

@@ -2,8 +2,13 @@
 
 use super::parts::MemoryPart;
 use super::verdict::{next_commands, suspect_name, verdict};
-use super::{DeviceExplanation, Explanation, ExplanationSource, Measure, MemoryOwner};
+use super::{
+    DeviceExplanation, Explanation, ExplanationSource, FailedRequest, FreeList, Measure,
+    MemoryOwner,
+};
 use crate::attribution::growth::{Growth, StepUnit, Suspect};
+use crate::event::Bytes;
+use crate::recording::DumpedProcess;
 use crate::view::gpu_fields;
 use crate::view::table::Cell;
 
@@ -13,7 +18,7 @@ pub(super) fn document(explanation: &Explanation) -> Cell<'_> {
     let (source, file) = match &explanation.source {
         ExplanationSource::Process { .. } => ("process", Cell::Unknown),
         ExplanationSource::Snapshot { file } => ("snapshot", file.into()),
-        ExplanationSource::Recording { file } => ("recording", file.into()),
+        ExplanationSource::Recording { file, .. } => ("recording", file.into()),
     };
     let watched = match &explanation.source {
         ExplanationSource::Process { watched, .. } => {
@@ -69,6 +74,7 @@ fn device<'a>(explanation: &'a Explanation, device: &'a DeviceExplanation) -> Ce
         ("allocated", device.totals.allocated.into()),
         ("reserved", device.totals.reserved.into()),
         ("ooms", device.ooms.into()),
+        ("failed_request", device.failed.as_ref().map(failed).into()),
         ("parts", Cell::List(device.parts.iter().map(part).collect())),
         (
             "owners",
@@ -81,6 +87,56 @@ fn device<'a>(explanation: &'a Explanation, device: &'a DeviceExplanation) -> Ce
         ),
     ]);
     Cell::Object(fields)
+}
+
+fn failed(failed: &FailedRequest) -> Cell<'_> {
+    let lists = failed.free_lists.as_ref();
+    let largest = lists.map(|lists| lists.iter().map(|list| list.largest).max());
+    Cell::Object(vec![
+        ("cause", failed.cause.key().into()),
+        ("bytes", failed.size.into()),
+        ("line", (&*failed.line).into()),
+        ("module", failed.module.as_deref().into()),
+        (
+            "largest_hole",
+            largest.map(Option::unwrap_or_default).into(),
+        ),
+        (
+            "free_lists",
+            lists
+                .map(|lists| Cell::List(lists.iter().map(free_list).collect()))
+                .into(),
+        ),
+        (
+            "segments_unknown",
+            failed.segments_unknown.as_deref().into(),
+        ),
+        ("growing_bytes", failed.growing.into()),
+        (
+            "other_processes",
+            failed
+                .others
+                .as_ref()
+                .map(|others| Cell::List(others.iter().map(other_process).collect()))
+                .into(),
+        ),
+    ])
+}
+
+fn free_list(list: &FreeList) -> Cell<'_> {
+    Cell::Object(vec![
+        ("pool", (&*list.name).into()),
+        ("free", list.free.into()),
+        ("largest", list.largest.into()),
+    ])
+}
+
+fn other_process(process: &DumpedProcess) -> Cell<'_> {
+    Cell::Object(vec![
+        ("pid", process.pid.into()),
+        ("command", (&*process.command).into()),
+        ("bytes", process.bytes.map(Bytes).into()),
+    ])
 }
 
 fn part(part: &MemoryPart) -> Cell<'_> {

@@ -1,8 +1,10 @@
 //! One page about a process: parts of its GPUs' memory, growth, and measures against a full GPU.
 
+mod failure;
 mod host;
 mod json;
 mod measures;
+mod moment;
 mod parts;
 mod recording;
 mod tensors;
@@ -20,6 +22,7 @@ use crate::attribution::growth::Growth;
 use crate::event::{Bytes, DeviceIndex, Target, Totals};
 use crate::view::table::{Page, json_document};
 
+pub use failure::{FailedRequest, FreeList, OomCause};
 pub use host::write_host_explanation;
 pub use measures::{Measure, MeasureId};
 pub use parts::{MemoryPart, PartId};
@@ -47,8 +50,22 @@ pub enum ExplanationSource {
     },
     /// A snapshot of tensors.
     Snapshot { file: String },
-    /// A recording; of each device the moment of most allocated bytes.
-    Recording { file: String },
+    /// A recording, at this moment.
+    Recording {
+        file: String,
+        moment: RecordedMoment,
+    },
+}
+
+/// Moment of a recording that the page is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordedMoment {
+    /// Most allocated bytes, of each device its own.
+    Peak,
+    /// The last out-of-memory error, or that of a dump.
+    OutOfMemory,
+    /// The end of a dump that somebody asked for.
+    Requested,
 }
 
 /// Memory of a GPU as the driver counts it.
@@ -74,6 +91,8 @@ pub struct DeviceExplanation {
     pub owned: OwnedBy,
     /// Out-of-memory errors seen.
     pub ooms: u64,
+    /// Request that failed at the moment of the page.
+    pub failed: Option<FailedRequest>,
     /// `None` if the program was not watched.
     pub growth: Option<Growth>,
     /// Bytes that `torch.cuda.empty_cache()` would return; `None` if the allocator's segments are unknown.
@@ -85,8 +104,10 @@ pub struct DeviceExplanation {
 pub enum OwnedBy {
     /// Variables, modules and optimizers that keep the memory alive.
     Retainer,
-    /// Lines that allocated it.
+    /// Lines that allocated it, at the peak.
     Line,
+    /// Lines that allocated it, at the moment of the page.
+    LiveLine,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,6 +145,17 @@ impl DeviceExplanation {
     fn whole(&self) -> Bytes {
         self.gpu.map_or(self.totals.reserved, |gpu| gpu.total)
     }
+}
+
+/// Key of the cause, and the verdict in sentences. The cause is that of the failed request, if one failed.
+pub fn verdict_of(explanation: &Explanation) -> (&'static str, String) {
+    let failed = explanation
+        .devices
+        .iter()
+        .find_map(|device| device.failed.as_ref());
+    let verdict = verdict::verdict(explanation);
+    let cause = failed.map_or(verdict.cause.key(), |failed| failed.cause.key());
+    (cause, verdict.text)
 }
 
 /// Writes the page. Returns `None` if the reader closes the output early.

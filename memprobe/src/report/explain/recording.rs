@@ -1,19 +1,25 @@
-//! Explanation of a recording: each device at its moment of most allocated bytes.
+//! Explanation of a recording: each device at its moment of most allocated bytes, or all at an out-of-memory error.
 
 use std::io::BufRead;
 
+use super::moment::at_moment;
 use super::parts::{MemoryPart, PartId, completed};
-use super::{DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, OwnedBy, measures};
+use super::{
+    DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, OwnedBy, RecordedMoment,
+    measures,
+};
 use crate::attribution::category::Category;
+use crate::attribution::failures::FailureFinder;
 use crate::attribution::growth::GrowthLedger;
 use crate::attribution::peak::{PeakLedger, PeakView};
+use crate::attribution::segments::SegmentLedger;
 use crate::attribution::view::DeviceView;
 use crate::attribution::{AttributionLedger, WithCategories};
 use crate::event::{Bytes, Totals};
 use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site};
-use crate::recording::{Reader, RecordingDamage, RecordingError};
+use crate::recording::{DumpFacts, Reader, RecordingDamage, RecordingError};
 use crate::report::replay::{self, RecordingReplay};
-use crate::view::FileNames;
+use crate::view::{FileNames, counted};
 use std::collections::HashMap;
 
 /// State of a recording at its end, and the analyses behind an explanation.
@@ -34,7 +40,23 @@ pub fn explain_recording<R: BufRead>(
         table: PeakLedger::new(Grouping::User),
     };
     let growth = GrowthLedger::new(Grouping::User, None);
-    let (replay, (peaks, growth)) = replay::run(reader, Grouping::User, (peaks, growth))?;
+    let dump = reader.header().dump.clone();
+    let moments = (
+        SegmentLedger::default(),
+        FailureFinder::at(dump.as_ref().map(|dump| dump.time)),
+    );
+    let again = reader.reopened();
+    let analyses = (peaks, (growth, moments));
+    let (replay, analyses) = replay::run(reader, Grouping::User, analyses)?;
+    let (peaks, (growth, (segments, moment))) = analyses;
+    if let Some(again) = again.filter(|_| dump.is_some() || moment.found.is_some()) {
+        let devices = at_moment(again, &moment, dump.as_deref(), &segments)?;
+        let moment = match moment.found.is_some() {
+            true => RecordedMoment::OutOfMemory,
+            false => RecordedMoment::Requested,
+        };
+        return Ok(explanation(&replay, file, moment, devices));
+    }
     let evidence = RecordingEvidence {
         replay: &replay,
         peaks: &peaks.table,
@@ -45,7 +67,7 @@ pub fn explain_recording<R: BufRead>(
 }
 
 impl RecordingEvidence<'_> {
-    /// Explains the recording; `file` is its name.
+    /// Explains the peaks of the recording; `file` is its name.
     pub fn explain(&self, file: &str) -> Explanation {
         let Self { replay, growth, .. } = self;
         let intervals = growth.intervals_per_iteration();
@@ -57,16 +79,27 @@ impl RecordingEvidence<'_> {
             explained.measures = measures::measures(&explained);
             Some(explained)
         });
-        let mut devices: Vec<DeviceExplanation> = devices.collect();
-        devices.sort_by_key(|device| std::cmp::Reverse(device.totals.reserved));
-        Explanation {
-            target: replay.snapshot.target.clone(),
-            source: ExplanationSource::Recording {
-                file: file.to_owned(),
-            },
-            devices,
-            notes: notes(replay),
-        }
+        explanation(replay, file, RecordedMoment::Peak, devices.collect())
+    }
+}
+
+/// Puts the device with the failed request first, then those with most memory.
+fn explanation(
+    replay: &RecordingReplay,
+    file: &str,
+    moment: RecordedMoment,
+    mut devices: Vec<DeviceExplanation>,
+) -> Explanation {
+    devices
+        .sort_by_key(|device| std::cmp::Reverse((device.failed.is_some(), device.totals.reserved)));
+    Explanation {
+        target: replay.snapshot.target.clone(),
+        source: ExplanationSource::Recording {
+            file: file.to_owned(),
+            moment,
+        },
+        devices,
+        notes: notes(replay),
     }
 }
 
@@ -87,6 +120,7 @@ fn at_peak(
         owners: lines(view),
         owned: OwnedBy::Line,
         ooms: device.ooms,
+        failed: None,
         growth: None,
         returnable: None,
         measures: Vec::new(),
@@ -105,7 +139,7 @@ pub fn parts_of_moment(
     completed(allocated, totals, None)
 }
 
-const fn part(category: Category) -> PartId {
+pub(super) const fn part(category: Category) -> PartId {
     match category {
         Category::Parameter => PartId::Parameters,
         Category::Gradient => PartId::Gradients,
@@ -145,6 +179,9 @@ fn notes(replay: &RecordingReplay) -> Vec<String> {
         notes.push("the end of the recording is missing".to_owned());
     }
     notes.extend(replay.damage.map(|damage| damage.to_string()));
+    if let Some(dump) = &replay.header.dump {
+        notes.extend(dump_notes(dump));
+    }
     let losses = RecordingDamage::losses_of_recording(replay.damage, replay.snapshot.health.losses);
     if losses.events > 0 {
         notes.push(format!(
@@ -153,4 +190,22 @@ fn notes(replay: &RecordingReplay) -> Vec<String> {
         ));
     }
     notes
+}
+
+fn dump_notes(dump: &DumpFacts) -> impl Iterator<Item = String> {
+    let errors = (dump.counted_ooms > 0).then(|| {
+        format!(
+            "{} before this one had no dump",
+            counted(dump.counted_ooms, "out-of-memory error")
+        )
+    });
+    let objects = dump.objects_unread.as_ref();
+    let objects = objects.map(|reason| format!("nothing tells what keeps memory alive: {reason}"));
+    let gpus = dump.gpus_unknown.as_ref();
+    let gpus = gpus.map(|reason| format!("the GPU's own memory is unknown: {reason}"));
+    let blocks = (dump.blocks_left_out > 0).then(|| {
+        let blocks = counted(dump.blocks_left_out, "live block");
+        format!("{blocks} beyond the limit of a dump count as before attach")
+    });
+    [errors, gpus, objects, blocks].into_iter().flatten()
 }

@@ -77,6 +77,7 @@ fn explained(
         owners: owners(table),
         owned: OwnedBy::Retainer,
         ooms: 0,
+        failed: None,
         growth: None,
         returnable: None,
         measures: Vec::new(),

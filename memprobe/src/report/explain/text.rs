@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::verdict::{grows, next_commands, rate_text, suspect_name, verdict};
-use super::{DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, OwnedBy, PartId};
+use super::{
+    DeviceExplanation, Explanation, ExplanationSource, MemoryOwner, OwnedBy, PartId, RecordedMoment,
+};
 use crate::attribution::growth::Growth;
 use crate::event::Bytes;
 use crate::event::bytes::human;
@@ -63,9 +65,12 @@ fn origin(source: &ExplanationSource) -> String {
             format!("{watched}{consistency}")
         }
         ExplanationSource::Snapshot { .. } => "a snapshot of tensors".to_owned(),
-        ExplanationSource::Recording { .. } => {
-            "a recording, at its moment of most allocated bytes".to_owned()
+        ExplanationSource::Recording { moment, .. } => match moment {
+            RecordedMoment::Peak => "a recording, at its moment of most allocated bytes",
+            RecordedMoment::OutOfMemory => "a recording, at an out-of-memory error",
+            RecordedMoment::Requested => "a dump of `memprobe watch`, at the request",
         }
+        .to_owned(),
     }
 }
 
@@ -143,6 +148,7 @@ fn push_owners(page: &mut Page, device: &DeviceExplanation) {
     page.strong(match device.owned {
         OwnedBy::Retainer => "    RETAINED    EXCLUSIVE  BY",
         OwnedBy::Line => "     AT PEAK  LINE",
+        OwnedBy::LiveLine => "        LIVE  LINE",
     });
     for owner in device.owners.iter().take(MAX_OWNERS) {
         page.fitted(&owner_line(owner, device.owned));
@@ -167,7 +173,7 @@ fn owner_line(owner: &MemoryOwner, owned: OwnedBy) -> String {
     let name = format!("{name}{}", class.unwrap_or_default());
     let bytes = human(owner.bytes);
     match owned {
-        OwnedBy::Line => format!("{bytes:>12}  {name}"),
+        OwnedBy::Line | OwnedBy::LiveLine => format!("{bytes:>12}  {name}"),
         OwnedBy::Retainer => {
             let exclusive = owner.exclusive.map_or("-".to_owned(), human);
             format!("{bytes:>12}  {exclusive:>11}  {name}")

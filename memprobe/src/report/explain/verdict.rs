@@ -1,6 +1,7 @@
 //! The verdict: what a person should know first, in a sentence or two with numbers.
 
-use super::{DeviceExplanation, Explanation, ExplanationSource, PartId};
+use super::failure::{self, OomCause};
+use super::{DeviceExplanation, Explanation, ExplanationSource, PartId, RecordedMoment};
 use crate::attribution::growth::{Growth, StepUnit, Suspect};
 use crate::event::Bytes;
 use crate::event::bytes::human;
@@ -48,6 +49,17 @@ pub(super) fn verdict(explanation: &Explanation) -> Verdict {
     };
     let cause = cause(device);
     let mut sentences = vec![whole(explanation, device)];
+    if let Some(failed) = &device.failed {
+        sentences.extend(failure::sentences(device, failed));
+        if failed.cause == OomCause::Growth {
+            let growth = device.growth.as_ref().filter(|growth| grows(growth));
+            sentences.extend(growth.map(|growth| growing(device, growth)));
+        }
+        return Verdict {
+            cause: VerdictCause::OutOfMemory,
+            text: sentences.join(" "),
+        };
+    }
     match cause {
         VerdictCause::OutOfMemory => sentences.push(format!(
             "PyTorch ran out of memory {}.",
@@ -108,7 +120,14 @@ fn whole(explanation: &Explanation, device: &DeviceExplanation) -> String {
     let allocated = human(device.totals.allocated);
     let reserved = human(device.totals.reserved);
     let when = match explanation.source {
-        ExplanationSource::Recording { .. } => "At its peak, ",
+        ExplanationSource::Recording {
+            moment: RecordedMoment::Peak,
+            ..
+        } => "At its peak, ",
+        ExplanationSource::Recording {
+            moment: RecordedMoment::OutOfMemory,
+            ..
+        } => "Out of memory: ",
         _ => "",
     };
     let mut text =
@@ -218,11 +237,21 @@ pub(super) fn next_commands(
             format!("memprobe snapshot {} --by retainer", clean(file)),
             "every owner of memory",
         )],
-        ExplanationSource::Recording { file } => {
-            let (by, words) = if grows {
-                ("growth", "all that grows, and who keeps it")
-            } else {
-                ("peak", "all that is live at the peak")
+        ExplanationSource::Recording { file, moment } => {
+            let failed = explanation
+                .devices
+                .iter()
+                .find_map(|device| device.failed.as_ref());
+            let failed = failed.map(|failed| failed.cause);
+            let (by, words) = match failed {
+                _ if grows || failed == Some(OomCause::Growth) => {
+                    ("growth", "all that grows, and who keeps it")
+                }
+                Some(OomCause::Fragmentation | OomCause::CachedElsewhere) => {
+                    ("segment --at oom", "the holes, by pool and stream")
+                }
+                _ if *moment == RecordedMoment::Peak => ("peak", "all that is live at the peak"),
+                _ => ("line", "all lines with their live bytes"),
             };
             vec![(format!("memprobe report {} --by {by}", clean(file)), words)]
         }

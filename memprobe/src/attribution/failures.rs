@@ -1,0 +1,54 @@
+//! Failed requests of a recording: the event that a page is about.
+
+use std::sync::Arc;
+
+use crate::event::{Action, Event, MemoryEvent, TimeNs};
+use crate::ledger::snapshot::{Grouping, Site};
+use crate::ledger::{Analysis, Change, Ledger};
+
+/// Request that the allocator could not serve.
+#[derive(Clone, Debug)]
+pub struct AllocationFailure {
+    /// Number of the event in the recording, from 1.
+    pub number: u64,
+    pub event: MemoryEvent,
+    /// Line that asked.
+    pub site: Site,
+    /// Path of the module that was being called.
+    pub module: Option<Arc<str>>,
+}
+
+/// Finds the last failed request, or the last at a given time.
+#[derive(Debug, Default)]
+pub struct FailureFinder {
+    wanted: Option<TimeNs>,
+    events: u64,
+    pub found: Option<AllocationFailure>,
+}
+
+impl FailureFinder {
+    /// Finds the request that failed at `time`; the last one of all if it is `None`.
+    pub fn at(time: Option<TimeNs>) -> Self {
+        Self {
+            wanted: time,
+            ..Self::default()
+        }
+    }
+}
+
+impl Analysis for FailureFinder {
+    fn apply(&mut self, event: &Event, _change: &Change, ledger: &Ledger) {
+        self.events += 1;
+        let Event::Memory(event) = event else { return };
+        let is_wanted = self.wanted.is_none_or(|wanted| wanted == event.time);
+        if event.action == Action::OutOfMemory && is_wanted {
+            let stack = ledger.stack_ref(event.stack);
+            self.found = Some(AllocationFailure {
+                number: self.events,
+                event: *event,
+                site: ledger.site(stack, Grouping::User).clone(),
+                module: ledger.stack(stack).context.module.path().cloned(),
+            });
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! The watched processes: their flight recorders, and the dumps in progress.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use tokio::sync::mpsc;
+
+use super::DumpObjects;
+use super::cooldown::Cooldown;
+use super::dump::{DriverReading, Evidence, PendingDump};
+use super::flight::FlightRecorder;
+use super::folder::DumpFolder;
+use super::hook::Hook;
+use crate::commands::{messages, snapshot};
+use crate::cuda::nvml::Sample;
+use crate::event::{Action, Event, Tgid};
+use crate::probe::catalog::Allocators;
+use crate::recording::{DumpReason, Reader};
+use crate::report::explain::{explain_recording, verdict_of};
+use crate::session::host::HostSession;
+use crate::session::process_monitor::sample_driver;
+use crate::session::{HostEvent, HostItem, SnapshotPoint};
+use crate::tensors::named;
+use crate::view::{counted, short_command};
+
+#[derive(Clone)]
+pub(super) struct DumpOptions {
+    pub(super) cooldown: Duration,
+    pub(super) objects: DumpObjects,
+    pub(super) hook: Option<Hook>,
+}
+
+struct WatchedProcess {
+    flight: FlightRecorder,
+    cooldown: Cooldown,
+    pending: Option<PendingDump>,
+    has_ended: bool,
+}
+
+pub(super) struct WatchedProcesses {
+    processes: HashMap<Tgid, WatchedProcess>,
+    folder: DumpFolder,
+    options: DumpOptions,
+    /// Last regular answer of the driver.
+    driver: Option<DriverReading>,
+    dumps: u64,
+    counted: u64,
+    finished: Arc<()>,
+    send: mpsc::UnboundedSender<(Tgid, Evidence)>,
+    arrived: mpsc::UnboundedReceiver<(Tgid, Evidence)>,
+}
+
+impl WatchedProcess {
+    fn new(flight: FlightRecorder) -> Self {
+        Self {
+            flight,
+            cooldown: Cooldown::default(),
+            pending: None,
+            has_ended: false,
+        }
+    }
+
+    /// Fixes the contents of the dump in progress, as of the last event.
+    fn freeze(&mut self) {
+        if let Some(pending) = self.pending.as_mut().filter(|pending| !pending.is_frozen()) {
+            pending.freeze(self.flight.freeze(), self.flight.last());
+        }
+    }
+}
+
+impl WatchedProcesses {
+    pub(super) fn new(folder: DumpFolder, options: DumpOptions) -> Self {
+        let (send, arrived) = mpsc::unbounded_channel();
+        Self {
+            processes: HashMap::new(),
+            folder,
+            options,
+            driver: None,
+            dumps: 0,
+            counted: 0,
+            finished: Arc::default(),
+            send,
+            arrived,
+        }
+    }
+
+    /// Waits for evidence of a dump.
+    pub(super) async fn next(&mut self) -> (Tgid, Evidence) {
+        match self.arrived.recv().await {
+            Some(arrived) => arrived,
+            // It has a sender of its own.
+            None => std::future::pending().await,
+        }
+    }
+
+    pub(super) fn take(&mut self, (tgid, evidence): (Tgid, Evidence)) {
+        let process = self.processes.get_mut(&tgid);
+        if let Some(pending) = process.and_then(|process| process.pending.as_mut()) {
+            pending.take(evidence);
+        }
+    }
+
+    /// Keeps a regular answer of the driver.
+    pub(super) fn take_driver(&mut self, sample: Result<Sample, String>) {
+        self.driver = Some((crate::session::now(), sample));
+    }
+
+    pub(super) fn handle(&mut self, event: HostEvent) {
+        let tgid = event.tgid;
+        match event.item {
+            HostItem::Found { target, .. } => {
+                let flight = FlightRecorder::new(target, crate::session::now());
+                self.replace(tgid, flight);
+            }
+            HostItem::Executed(target) => {
+                let flight = FlightRecorder::new(target, crate::session::now());
+                self.replace(tgid, flight);
+            }
+            HostItem::Attached { target, probes, .. } => {
+                if let Some(process) = self.processes.get_mut(&tgid) {
+                    process.flight.target = target;
+                    process.flight.probes = probes;
+                }
+            }
+            HostItem::Identified(target) => {
+                if let Some(process) = self.processes.get_mut(&tgid) {
+                    process.flight.target = target;
+                }
+            }
+            HostItem::SnapshotPoint(SnapshotPoint::OutOfMemory) => self.on_failure(tgid),
+            HostItem::Event(event) => self.record(tgid, event),
+            HostItem::Ended => self.end(tgid),
+            HostItem::Notice(text) => log::debug!("process {}: {text}", tgid.0),
+            HostItem::SnapshotPoint(_)
+            | HostItem::Waiting(_)
+            | HostItem::Placing(_)
+            | HostItem::Stopped(_)
+            | HostItem::Continued
+            | HostItem::Refused(_) => {}
+        }
+    }
+
+    fn replace(&mut self, tgid: Tgid, flight: FlightRecorder) {
+        self.end(tgid);
+        self.write_last(tgid);
+        self.processes.insert(tgid, WatchedProcess::new(flight));
+    }
+
+    /// Handles the record of a failed request, whose event follows.
+    fn on_failure(&mut self, tgid: Tgid) {
+        let Some(process) = self.processes.get_mut(&tgid) else {
+            return;
+        };
+        // One at a time: the next dump of this process counts it.
+        let cooldown = match process.pending {
+            Some(_) => Duration::MAX,
+            None => self.options.cooldown,
+        };
+        match process.cooldown.note(Instant::now(), cooldown) {
+            Some(counted) => self.begin(tgid, DumpReason::OutOfMemory, counted),
+            None => self.counted += 1,
+        }
+    }
+
+    /// Begins a dump: asks the driver, and reads the objects of the process while it handles the error.
+    fn begin(&mut self, tgid: Tgid, reason: DumpReason, counted: u64) {
+        let mut pending = PendingDump::new(tgid, reason, counted, self.driver.clone());
+        let send = self.send.clone();
+        tokio::task::spawn_blocking(move || {
+            let sample = sample_driver();
+            let _ = send.send((tgid, Evidence::Driver((crate::session::now(), sample))));
+        });
+        match self.options.objects {
+            DumpObjects::Unread => pending.leave_objects("--no-names"),
+            DumpObjects::Read(manner) => {
+                let send = self.send.clone();
+                tokio::task::spawn_blocking(move || {
+                    let progress = Default::default();
+                    let taken = snapshot::taken(tgid, manner, Allocators::Cuda, &progress);
+                    let read = taken.map(|taken| (named(&taken, tgid), taken.consistency));
+                    // Nobody listens where the watch has ended meanwhile.
+                    let _ = send.send((tgid, Evidence::Objects(Box::new(read))));
+                });
+            }
+        }
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.pending = Some(pending);
+        }
+    }
+
+    fn record(&mut self, tgid: Tgid, event: Event) {
+        let Some(process) = self.processes.get_mut(&tgid) else {
+            return;
+        };
+        if let Some(pending) = &mut process.pending {
+            pending.follow(&event);
+        }
+        let is_failure =
+            matches!(&event, Event::Memory(event) if event.action == Action::OutOfMemory);
+        process.flight.record(event);
+        let is_awaited = |pending: &PendingDump| {
+            pending.reason == DumpReason::OutOfMemory && !pending.is_frozen()
+        };
+        if is_failure && process.pending.as_ref().is_some_and(is_awaited) {
+            process.freeze();
+            self.write(tgid);
+        }
+    }
+
+    /// Writes the dump in progress with what is known by now.
+    fn write(&mut self, tgid: Tgid) -> Option<String> {
+        let process = self.processes.get_mut(&tgid)?;
+        let pending = process.pending.as_mut()?;
+        match pending.write(&mut self.folder) {
+            Ok(path) => Some(path),
+            Err(error) => {
+                messages::print(&format!(
+                    "PID {}: the dump was not written: {error:#}",
+                    tgid.0
+                ));
+                None
+            }
+        }
+    }
+
+    fn end(&mut self, tgid: Tgid) {
+        let Some(process) = self.processes.get_mut(&tgid) else {
+            return;
+        };
+        process.has_ended = true;
+        process.freeze();
+        if process.pending.is_none() {
+            self.forget(tgid);
+        }
+    }
+
+    fn forget(&mut self, tgid: Tgid) {
+        let Some(process) = self.processes.remove(&tgid) else {
+            return;
+        };
+        if process.cooldown.counted() > 0 {
+            let errors = counted(process.cooldown.counted(), "more out-of-memory error");
+            messages::print(&format!("PID {}: {errors} since its last dump", tgid.0));
+        }
+    }
+
+    /// Dumps every process with GPU memory.
+    pub(super) fn dump_all(&mut self) {
+        let processes = self.processes.iter();
+        let idle = processes.filter(|(_, process)| {
+            process.pending.is_none() && process.flight.has_devices() && !process.has_ended
+        });
+        let idle: Vec<Tgid> = idle.map(|(tgid, _)| *tgid).collect();
+        if idle.is_empty() {
+            messages::print("nothing to dump: no watched process is known to have GPU memory");
+        }
+        for tgid in idle {
+            self.begin(tgid, DumpReason::Requested, 0);
+            if let Some(process) = self.processes.get_mut(&tgid) {
+                process.freeze();
+            }
+            self.write(tgid);
+        }
+    }
+
+    /// True while a dump is written or explained.
+    pub(super) fn has_pending(&self) -> bool {
+        let mut processes = self.processes.values();
+        processes.any(|process| process.pending.is_some()) || Arc::strong_count(&self.finished) > 1
+    }
+
+    /// Waits for no more evidence.
+    pub(super) fn give_up(&mut self, reason: &str) {
+        for process in self.processes.values_mut() {
+            process.freeze();
+            if let Some(pending) = &mut process.pending {
+                pending.give_up(reason);
+            }
+        }
+    }
+
+    /// Completes the dumps whose evidence has arrived.
+    pub(super) fn finish_dumps(&mut self, session: &HostSession) {
+        let mut whole = Vec::new();
+        for (tgid, process) in &mut self.processes {
+            let Some(pending) = &mut process.pending else {
+                continue;
+            };
+            session.add_call_paths(*tgid, &mut pending.calls);
+            let is_overdue = pending.is_overdue();
+            if pending.is_whole(process.has_ended || session.is_settled(*tgid)) {
+                whole.push(*tgid);
+            } else if is_overdue {
+                process.freeze();
+            }
+        }
+        for tgid in whole {
+            self.write_last(tgid);
+        }
+    }
+
+    /// Writes a dump for the last time, and explains it.
+    fn write_last(&mut self, tgid: Tgid) {
+        let Some(process) = self.processes.get_mut(&tgid) else {
+            return;
+        };
+        if let Some(pending) = &mut process.pending {
+            pending.complete();
+            let (reason, command) = (
+                pending.reason,
+                short_command(&process.flight.target.command),
+            );
+            if let Some(path) = self.write(tgid) {
+                self.dumps += 1;
+                self.explain(tgid, reason, command, path);
+            }
+        }
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.pending = None;
+            if process.has_ended {
+                self.forget(tgid);
+            }
+        }
+    }
+
+    /// Prints the verdict on a dump, and runs the program of `--on-oom`.
+    fn explain(&self, tgid: Tgid, reason: DumpReason, command: String, path: String) {
+        let hook = self.options.hook.clone();
+        let hook = hook.filter(|_| reason == DumpReason::OutOfMemory);
+        let guard = Arc::clone(&self.finished);
+        tokio::task::spawn_blocking(move || {
+            let (cause, verdict) = read_verdict(&path);
+            messages::print(&format!("PID {} ({command}): {verdict}", tgid.0));
+            messages::print(&format!(
+                "saved {path}: `memprobe explain {path}` says more"
+            ));
+            if let Some(hook) = hook {
+                hook.run(tgid, &path, cause);
+            }
+            drop(guard);
+        });
+    }
+
+    pub(super) fn print_end(&self) {
+        let dumps = counted(self.dumps, "dump");
+        let more = match self.counted {
+            0 => String::new(),
+            counted_errors => format!(
+                "; {} more were counted within the cooldown",
+                counted(counted_errors, "out-of-memory error")
+            ),
+        };
+        messages::print(&format!("{dumps} written{more}"));
+    }
+}
+
+/// Key of the cause and the sentences about it.
+fn read_verdict(path: &str) -> (&'static str, String) {
+    let explained = Reader::open(path.as_ref()).map_err(anyhow::Error::from);
+    let explained =
+        explained.and_then(|reader| explain_recording(reader, path).map_err(anyhow::Error::from));
+    match explained {
+        Ok(explanation) => verdict_of(&explanation),
+        Err(error) => ("unknown", format!("the dump cannot be read: {error:#}")),
+    }
+}

@@ -12,6 +12,7 @@ mod record;
 mod report;
 mod snapshot;
 mod subject;
+mod suspend;
 mod top;
 
 use std::ffi::OsString;
@@ -60,6 +61,7 @@ Examples:
   memprobe diff a.json b.json                 tensors added and removed
   sudo memprobe explain 1234                  where the memory went, on one page
   sudo memprobe estimate -- python train.py   GPU memory that it would need
+  sudo memprobe suspend 1234                  device memory to the host, until `memprobe resume`
   sudo memprobe doctor 1234                   check kernel, rights and process";
 
 #[derive(Subcommand)]
@@ -73,6 +75,8 @@ enum Verb {
     Diff(snapshot::Diff),
     Explain(explain::ExplainArgs),
     Estimate(estimate::EstimateArgs),
+    Suspend(suspend::SuspendArgs),
+    Resume(suspend::ResumeArgs),
     Doctor(doctor::DoctorArgs),
     Completions(packaging::Completions),
     #[command(hide = true)]
@@ -105,6 +109,8 @@ impl Verb {
             Self::Diff(diff) => diff.run(),
             Self::Explain(explain) => explain.run(),
             Self::Estimate(estimate) => estimate.run(),
+            Self::Suspend(suspend) => suspend.run(),
+            Self::Resume(resume) => resume.run(),
             Self::Doctor(doctor) => doctor.run(),
             Self::Completions(completions) => completions.run(),
             Self::Man(page) => page.run(),
@@ -113,8 +119,8 @@ impl Verb {
     }
 }
 
-/// Runs the command line. Returns 0, 2 after an error, or the status of the command that `record`
-/// or `estimate` ran.
+/// Runs the command line. Returns 0, 2 after an error, or the status of the command that `record`,
+/// `estimate` or `suspend` ran.
 pub fn run() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

@@ -12,6 +12,7 @@ pub mod messages;
 pub mod record;
 pub mod snapshot;
 pub mod stdout;
+pub mod suspend;
 pub mod top;
 
 mod naming;
@@ -105,6 +106,9 @@ struct EndSignal(SignalKind);
 impl EndSignal {
     /// The signal of Ctrl-C.
     const INTERRUPT: Self = Self(SignalKind::interrupt());
+
+    /// The signal of a closed terminal.
+    const HANGUP: Self = Self(SignalKind::hangup());
 
     const ALL: [SignalKind; 4] = [
         SignalKind::interrupt(),

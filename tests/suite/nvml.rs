@@ -1,13 +1,12 @@
 //! NVML answers differently from driver to driver: `memprobe top` shows right numbers, or why there
 //! are none.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries};
 use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
-use memprobe_tests::pytorch::succeed;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -45,7 +44,7 @@ impl Stage {
             (Library::Current, &[][..]),
             (Library::Old, &["-DNVML_OLD"][..]),
         ] {
-            build(&cuda, &folder(&cuda, library), options);
+            cuda.nvml(&folder(&cuda, library), options);
         }
         let program = cuda.program("hold", Cudart::Dynamic, &[]);
         let shared = tempfile::tempdir().expect("a folder");
@@ -152,25 +151,6 @@ fn folder(cuda: &Cuda, library: Library) -> PathBuf {
         Library::Current => cuda.file("nvml-current"),
         Library::Old => cuda.file("nvml-old"),
     }
-}
-
-/// Builds the simulated NVML into a folder below that of the simulated driver.
-fn build(cuda: &Cuda, folder: &Path, options: &[&str]) {
-    std::fs::create_dir(folder).expect("a new folder");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-sim");
-    let mut command = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    command
-        .args(["-std=gnu2x", "-O2", "-Wall", "-Wextra", "-Werror"])
-        .args(["-fPIC", "-fvisibility=hidden", "-shared", "-DCUDA_MAJOR=13"])
-        .arg("-Wl,-soname,libnvidia-ml.so.1,-rpath,$ORIGIN/..")
-        .args(options)
-        .arg("-I")
-        .arg(root.join("include"))
-        .arg(root.join("nvidia-ml/nvml.c"))
-        .arg(cuda.file("libcuda.so.1"))
-        .arg("-o")
-        .arg(folder.join("libnvidia-ml.so.1"));
-    succeed(&mut command);
 }
 
 #[test]

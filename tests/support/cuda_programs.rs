@@ -143,6 +143,29 @@ impl Cuda {
         path
     }
 
+    /// Builds the simulated NVML into a new folder below that of the simulated driver.
+    ///
+    /// # Panics
+    ///
+    /// If the build fails.
+    pub fn nvml(&self, folder: &Path, options: &[&str]) {
+        std::fs::create_dir(folder).expect("a new folder");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-sim");
+        let mut command = compiler();
+        command
+            .args(["-Wall", "-Wextra", "-Werror"])
+            .args(["-fvisibility=hidden", "-shared", "-DCUDA_MAJOR=13"])
+            .arg("-Wl,-soname,libnvidia-ml.so.1,-rpath,$ORIGIN/..")
+            .args(options)
+            .arg("-I")
+            .arg(root.join("include"))
+            .arg(root.join("nvidia-ml/nvml.c"))
+            .arg(self.path("libcuda.so.1"))
+            .arg("-o")
+            .arg(folder.join("libnvidia-ml.so.1"));
+        succeed(&mut command);
+    }
+
     fn link(&self, command: &mut Command, cudart: Cudart) {
         let runtime = match cudart {
             Cudart::Dynamic => "libcudart.so.13",

@@ -14,6 +14,7 @@ mod record;
 mod report;
 mod snapshot;
 mod subject;
+mod suspend;
 mod top;
 mod watch;
 
@@ -64,6 +65,7 @@ Examples:
   sudo memprobe explain 1234                  where the memory went, on one page
   sudo memprobe watch --all                   a file at each out-of-memory error, with its cause
   sudo memprobe estimate -- python train.py   GPU memory that it would need
+  sudo memprobe suspend 1234                  device memory to the host, until `memprobe resume`
   sudo memprobe doctor 1234                   check kernel, rights and process";
 
 #[derive(Subcommand)]
@@ -78,6 +80,8 @@ enum Verb {
     Explain(explain::ExplainArgs),
     Watch(watch::WatchArgs),
     Estimate(estimate::EstimateArgs),
+    Suspend(suspend::SuspendArgs),
+    Resume(suspend::ResumeArgs),
     Doctor(doctor::DoctorArgs),
     Completions(packaging::Completions),
     #[command(hide = true)]
@@ -111,6 +115,8 @@ impl Verb {
             Self::Explain(explain) => explain.run(),
             Self::Watch(watch) => watch.run(),
             Self::Estimate(estimate) => estimate.run(),
+            Self::Suspend(suspend) => suspend.run(),
+            Self::Resume(resume) => resume.run(),
             Self::Doctor(doctor) => doctor.run(),
             Self::Completions(completions) => completions.run(),
             Self::Man(page) => page.run(),
@@ -119,8 +125,8 @@ impl Verb {
     }
 }
 
-/// Runs the command line. Returns 0, 2 after an error, or the status of the command that `record`
-/// or `estimate` ran.
+/// Runs the command line. Returns 0, 2 after an error, or the status of the command that `record`,
+/// `estimate` or `suspend` ran.
 pub fn run() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

@@ -23,6 +23,14 @@ pub fn print_line(text: &str) {
     write(&format!("{}\n", clean_message(text)));
 }
 
+/// Asks a question; true for `y` or `yes`.
+pub(super) fn ask(question: &str) -> std::io::Result<bool> {
+    write(question);
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
+}
+
 /// Replaces the line of the cursor.
 pub(super) fn replace_line(text: &str) {
     write(&format!("{CLEAR}{}", clean_message(text)));

@@ -13,6 +13,7 @@ pub mod messages;
 pub mod record;
 pub mod snapshot;
 pub mod stdout;
+pub mod suspend;
 pub mod top;
 pub mod watch;
 
@@ -110,6 +111,9 @@ struct EndSignal(SignalKind);
 impl EndSignal {
     /// The signal of Ctrl-C.
     const INTERRUPT: Self = Self(SignalKind::interrupt());
+
+    /// The signal of a closed terminal.
+    const HANGUP: Self = Self(SignalKind::hangup());
 
     const ALL: [SignalKind; 4] = [
         SignalKind::interrupt(),

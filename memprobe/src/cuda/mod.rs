@@ -1,5 +1,6 @@
-//! CUDA's calls as data, NVML, and the GPUs behind a process's ordinals.
+//! CUDA's calls as data, NVML, the driver's checkpoint calls, and the GPUs behind a process's ordinals.
 
 pub mod calls;
+pub mod checkpoint;
 pub mod identity;
 pub mod nvml;

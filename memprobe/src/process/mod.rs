@@ -9,6 +9,7 @@ pub mod cpp_class;
 pub mod elf;
 pub mod environment;
 pub mod facts;
+pub mod host_memory;
 pub mod launch;
 pub mod maps;
 pub mod memory;

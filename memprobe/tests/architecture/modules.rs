@@ -36,10 +36,11 @@ impl Module {
     }
 }
 
-/// Files that may contain `unsafe`. Reasons: calls into NVML, `Pod` for kernel records, BPF links that aya does not
+/// Files that may contain `unsafe`. Reasons: calls into libcuda and NVML, `Pod` for kernel records, BPF links that aya does not
 /// know, returning freed heap, and polled descriptors. Also ring buffer positions, pausing another process, and starting one as
 /// another user.
 pub const UNSAFE_FILES: &[&str] = &[
+    "cuda/checkpoint/library.rs",
     "cuda/nvml/library.rs",
     "probe/heap.rs",
     "probe/loader.rs",
@@ -108,7 +109,13 @@ const PURE: &[&[&str]] = &[SYSTEM, STREAMS, ENGINE, SCREEN, ARGUMENTS];
 const READER: &[&[&str]] = &[ENGINE, SCREEN, ARGUMENTS, RAW_READS];
 
 /// Pure files of modules that are not pure.
-pub const PURE_FILES: &[&str] = &["cuda/calls.rs", "cuda/identity.rs", "torch/names.rs"];
+pub const PURE_FILES: &[&str] = &[
+    "cuda/calls.rs",
+    "cuda/checkpoint/failure.rs",
+    "cuda/checkpoint/steps.rs",
+    "cuda/identity.rs",
+    "torch/names.rs",
+];
 
 /// Returns the uses of a pure file against the rules.
 pub fn impurities(source: &Source) -> Vec<Finding> {

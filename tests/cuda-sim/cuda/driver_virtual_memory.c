@@ -99,6 +99,7 @@ ENTRY(int, cuMemCreate, struct physical_memory **out, size_t size,
     if (!memory)
         return CUDA_OUT_OF_MEMORY;
 
+    begin_call();
     pthread_mutex_lock(&memory_lock);
     bool taken = open_device_file(device, size) && take_bytes(device, size);
     if (taken) {
@@ -113,6 +114,7 @@ ENTRY(int, cuMemCreate, struct physical_memory **out, size_t size,
         device_files[device].end += (off_t)size;
     }
     pthread_mutex_unlock(&memory_lock);
+    end_call();
 
     sim_trace("cuMemCreate device %d, %zu bytes -> %p", device, size, taken ? (void *)memory : NULL);
     if (!taken) {
@@ -125,9 +127,11 @@ ENTRY(int, cuMemCreate, struct physical_memory **out, size_t size,
 
 ENTRY(int, cuMemRelease, struct physical_memory *memory)
 {
+    begin_call();
     pthread_mutex_lock(&memory_lock);
     release(memory);
     pthread_mutex_unlock(&memory_lock);
+    end_call();
     return CUDA_OK;
 }
 

@@ -107,6 +107,7 @@ EXPORT int sim_allocate(int device, size_t size, enum memory_kind kind, void **o
     size_t whole = round_up(size, unit);
     size_t charge = kind == MEMORY_DEVICE ? whole : 0;
 
+    begin_call();
     pthread_mutex_lock(&memory_lock);
     int error = CUDA_OUT_OF_MEMORY;
     if (take_bytes(device, charge)) {
@@ -121,10 +122,11 @@ EXPORT int sim_allocate(int device, size_t size, enum memory_kind kind, void **o
         }
     }
     pthread_mutex_unlock(&memory_lock);
+    end_call();
     return error;
 }
 
-EXPORT int sim_free(void *base, enum memory_kind kind)
+static int free_range(void *base, enum memory_kind kind)
 {
     pthread_mutex_lock(&memory_lock);
     struct indexed_range *found = range_around(base);
@@ -140,6 +142,14 @@ EXPORT int sim_free(void *base, enum memory_kind kind)
         munmap(range.base, range.size);
     pthread_mutex_unlock(&memory_lock);
     return CUDA_OK;
+}
+
+EXPORT int sim_free(void *base, enum memory_kind kind)
+{
+    begin_call();
+    int error = free_range(base, kind);
+    end_call();
+    return error;
 }
 
 EXPORT void sim_free_context(int device, const void *context)

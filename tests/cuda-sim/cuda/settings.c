@@ -92,6 +92,7 @@ static void read_environment(void)
     current.compute_capability = (int)number("CUDASIM_CC", 80);
     current.real_copies = number("CUDASIM_COPY", 0) != 0;
     current.event_delay_ns = number("CUDASIM_EVENT_US", 0) * 1000;
+    current.call_us = (unsigned)number("CUDASIM_CALL_US", 0);
     current.fail_malloc = number("CUDASIM_FAIL_MALLOC", 0);
     current.fail_every = number("CUDASIM_FAIL_EVERY", 0);
     open_trace();

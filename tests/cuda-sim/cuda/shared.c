@@ -11,10 +11,7 @@
 
 #include "state.h"
 
-struct account {
-    /* By GPU. */
-    uint64_t used[MAX_DEVICES];
-};
+#include "account.h"
 
 static const char *folder(void)
 {
@@ -23,7 +20,7 @@ static const char *folder(void)
 }
 
 /* The account of this process, which a forked child does not share with its parent. */
-static struct account *own_account(void)
+struct account *own_account(void)
 {
     static struct account *account;
     static pid_t owner;
@@ -61,7 +58,9 @@ static uint64_t used_by(const char *process, int gpu)
         return 0;
     ssize_t whole = read(file, &account, sizeof account);
     close(file);
-    return whole == sizeof account ? account.used[gpu] : 0;
+    if (whole != sizeof account || account.state == STATE_CHECKPOINTED)
+        return 0;
+    return account.used[gpu];
 }
 
 /* What this process has taken of a GPU. */

@@ -16,6 +16,7 @@ struct settings {
     int compute_capability;
     bool real_copies;
     uint64_t event_delay_ns;
+    unsigned call_us;
     unsigned long fail_malloc;
     unsigned long fail_every;
 };
@@ -46,3 +47,7 @@ enum { PAGE_2M = 2 << 20 };
 
 /* Lets other processes know what this one has taken of a device by now. */
 void share_used(int device);
+
+/* A call that suspends with the process. It waits while the process is suspended; nested calls do not. */
+void begin_call(void);
+void end_call(void);

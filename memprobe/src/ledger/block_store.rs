@@ -6,6 +6,7 @@ use super::call_sites::CallSiteId;
 use super::caps::{Budget, Caps};
 use super::definitions::{Definitions, StackRef};
 use super::dense::Dense;
+use super::keyframe::BlockKeyframe;
 use crate::event::{Address, Bytes, DeviceIndex, PurposeId};
 
 /// Identifies a block in the store. The number of an ended block is reused from the next event on.
@@ -37,6 +38,18 @@ pub struct LiveBlock {
     pub device: DeviceIndex,
     /// True if the block was live at attach.
     pub is_baseline: bool,
+}
+
+impl LiveBlock {
+    pub(super) fn keyframe(&self) -> BlockKeyframe {
+        BlockKeyframe {
+            addr: self.addr,
+            size: self.size,
+            stack: self.stack.index() as u32,
+            purpose: self.purpose,
+            call_site: self.call_site.map(CallSiteId::place),
+        }
+    }
 }
 
 // A million live blocks are common: the fields of a block fill four words.

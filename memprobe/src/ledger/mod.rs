@@ -20,6 +20,7 @@ pub mod grouping;
 mod growth;
 pub mod host;
 mod iteration_recorder;
+pub mod keyframe;
 mod rate;
 mod restate;
 pub mod snapshot;

@@ -24,7 +24,7 @@ pub struct Snapshot {
 }
 
 /// Layer of software behind the table of lines: the highest one seen.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, strum::IntoStaticStr)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, strum::IntoStaticStr, strum::EnumString)]
 #[strum(const_into_str)]
 pub enum SoftwareLayer {
     #[default]
@@ -123,15 +123,15 @@ pub struct BudgetState {
     pub peak_overhead: TimeShare,
     pub level: CaptureLevel,
     /// Time of the last change of the level.
-    since: TimeNs,
+    pub since: TimeNs,
     /// Time of the first level.
-    started: TimeNs,
+    pub started: TimeNs,
     /// The level with the least detail so far, pauses aside.
     pub deepest: CaptureLevel,
     /// Times that the probes were off, with the present one.
     pub pauses: u64,
     /// Nanoseconds without probes, in the pauses that are over.
-    paused: u64,
+    pub paused: u64,
 }
 
 impl BudgetState {

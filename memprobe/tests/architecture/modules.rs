@@ -208,6 +208,8 @@ pub const MODULES: &[Module] = &[
         uses: &[
             "event",
             "cuda::calls",
+            "ledger::Ledger",
+            "ledger::keyframe",
             "ledger::snapshot",
             "ledger::grouping",
             "tensors",

@@ -1,5 +1,7 @@
 //! Events to frames.
 
+mod keyframe;
+
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
@@ -19,6 +21,8 @@ use crate::recording::{
     End, EndReason, EndRecord, FORMAT, Header, HeaderRecord, MAX_DIMENSIONS, MAX_FRAMES,
     MAX_PURPOSE, MAX_STACKS,
 };
+
+pub(super) use keyframe::encode_keyframe;
 
 /// Records after which a frame is closed.
 const FRAME_RECORDS: usize = 1 << 16;
@@ -96,6 +100,8 @@ impl PredictedTotals {
 
 /// Encodes the events of a recording. Its memory is bounded by the definitions of the stream and one frame.
 pub(in crate::recording) struct CompactEncoder {
+    /// Kind of the frames with records.
+    kind: FrameKind,
     header: Vec<u8>,
     columns: ColumnWriter,
     definitions: DefinitionWriter,
@@ -121,6 +127,7 @@ pub(in crate::recording) struct CompactEncoder {
 impl CompactEncoder {
     pub(crate) fn new(header: &Header) -> Self {
         Self {
+            kind: FrameKind::Records,
             header: header_json(header),
             columns: ColumnWriter::default(),
             definitions: DefinitionWriter::default(),
@@ -229,6 +236,9 @@ impl CompactEncoder {
     pub(crate) fn close(&mut self, emit: &mut impl FnMut(PlainFrame)) {
         if self.records == 0 {
             return;
+        }
+        if self.kind == FrameKind::Keyframe {
+            return self.close_keyframe(emit);
         }
         self.write_classes();
         if self.begins_group && self.events > u64::from(self.frame_events) {

@@ -11,6 +11,7 @@ use super::decode::CompactDecoder;
 use super::frame::{FrameHeader, FrameKind, HEADER, MAGIC, PREAMBLE, SYNC};
 use super::input::InputWindow;
 use crate::event::{Action, Event, Losses, TimeNs};
+use crate::ledger::keyframe::LedgerKeyframe;
 use crate::recording::{End, EndRecord, Header, RecordingError};
 
 /// Bytes searched at once for the next frame.
@@ -106,7 +107,22 @@ impl<R: BufRead> CompactReader<R> {
             });
         }
         window.skip(PREAMBLE);
-        let mut reader = Self {
+        let mut reader = Self::of_window(window)?;
+        // Without a whole header, the first records tell the time.
+        while !reader.has_header && reader.waiting.is_empty() {
+            if reader.read_frame()? {
+                continue;
+            }
+            match reader.damage {
+                Some(_) => break,
+                None => return Err(RecordingError::Empty),
+            }
+        }
+        Ok(reader)
+    }
+
+    fn of_window(window: InputWindow<R>) -> io::Result<Self> {
+        Ok(Self {
             window,
             decoder: CompactDecoder::default(),
             header: Header::default(),
@@ -121,18 +137,24 @@ impl<R: BufRead> CompactReader<R> {
             group: 0,
             searched: 0,
             decompressor: Decompressor::new()?,
-        };
-        // Without a whole header, the first records tell the time.
-        while !reader.has_header && reader.waiting.is_empty() {
-            if reader.read_frame()? {
-                continue;
-            }
-            match reader.damage {
-                Some(_) => break,
-                None => return Err(RecordingError::Empty),
-            }
-        }
-        Ok(reader)
+        })
+    }
+
+    /// Reads the frames behind a keyframe, which begin at `offset` of the file.
+    pub(super) fn of_rest(
+        input: R,
+        header: &Header,
+        offset: u64,
+        keyframe: &LedgerKeyframe,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            header: header.clone(),
+            has_header: true,
+            events: keyframe.events,
+            position: keyframe.events,
+            losses: keyframe.losses,
+            ..Self::of_window(InputWindow::at(input, offset))?
+        })
     }
 
     pub(in crate::recording) fn header(&self) -> &Header {
@@ -188,7 +210,7 @@ impl<R: BufRead> CompactReader<R> {
             FrameKind::Header => self.accept_header(&payload)?,
             FrameKind::Records => self.accept_records(&header, &payload),
             FrameKind::End => self.accept_end(&payload)?,
-            FrameKind::Other(_) => {}
+            FrameKind::Keyframe | FrameKind::Index | FrameKind::Other(_) => {}
         }
         Ok(true)
     }

@@ -1,6 +1,6 @@
 //! Writer of compact recordings (`.mprb`, [`crate::recording::compact`]).
 //!
-//! A thread compresses and writes: whoever drains the ring buffer only encodes. It waits for the disk no earlier than
+//! A thread compresses, writes, and adds keyframes: whoever drains the ring buffer only encodes. It waits for the disk no earlier than
 //! [`QUEUE`] frames are on the way.
 
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use std::thread::{Builder, JoinHandle};
 
 use super::error::WriteError;
 use crate::event::Event;
-use crate::recording::compact::{CompactEncoder, FrameWriter, PlainFrame, preamble};
+use crate::recording::compact::{CompactEncoder, KeyframeWriter, PlainFrame, preamble};
 use crate::recording::{EndReason, Header};
 
 /// Most frames between the two threads.
@@ -60,7 +60,7 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
             .bytes
             .store(preamble().len() as u64, Ordering::Relaxed);
         out.write_all(&preamble()).map_err(failed)?;
-        let frames = FrameWriter::new(out).map_err(failed)?;
+        let frames = KeyframeWriter::new(out, header.start).map_err(failed)?;
         let thread = Builder::new().name("memprobe-write".to_owned()).spawn({
             let (progress, place) = (Arc::clone(&progress), place.clone());
             move || write_jobs(frames, &received, &progress, &place)
@@ -146,7 +146,7 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
 
 /// Writes frames until no more can come; returns the output. After an error it only takes them.
 fn write_jobs<W: Write>(
-    mut frames: FrameWriter<W>,
+    mut frames: KeyframeWriter<W>,
     jobs: &Receiver<WriteJob>,
     progress: &WriteProgress,
     place: &str,
@@ -154,7 +154,7 @@ fn write_jobs<W: Write>(
     let mut write = |job: WriteJob| -> io::Result<usize> {
         match job {
             WriteJob::Frame(frame) => frames.write(&frame),
-            WriteJob::Flush => frames.out.flush().map(|()| 0),
+            WriteJob::Flush => frames.frames.out.flush().map(|()| 0),
         }
     };
     let note = |written: io::Result<usize>| match written {
@@ -166,5 +166,5 @@ fn write_jobs<W: Write>(
             note(write(job));
         }
     }
-    frames.out
+    frames.frames.out
 }

@@ -74,7 +74,7 @@ pub struct DevicePeak {
 }
 
 /// Numbers of allocations: their indices in an [`AllocationHistory`] of the same events.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct AllocationNumbers {
     next: usize,
     live: PerBlock<CompactIndex>,
@@ -118,7 +118,7 @@ impl AllocationNumbers {
 }
 
 /// Allocations of a process, updated by each event.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct AllocationHistory {
     events: u64,
     allocations: Vec<Allocation>,

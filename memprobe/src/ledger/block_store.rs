@@ -60,7 +60,7 @@ const _: () = assert!(size_of::<LiveBlock>() == 32);
 /// An ordered map finds overlaps, gives memory back, and never pauses to rehash a million blocks. A
 /// hash table would also hold two tables at once while it grows. The map has only numbers of blocks: it is half empty
 /// where a program allocates at rising addresses, and what depends on a block is read from the slab anyway.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct BlockStore {
     pub(super) definitions: Definitions,
     pub(super) budget: Budget,

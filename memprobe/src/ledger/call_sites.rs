@@ -11,9 +11,7 @@ use super::block_store::BlockStore;
 use super::definitions::{Definitions, InternedStack, SiteRef, StackRef, lost_stack, slot};
 use super::dense::{Dense as _, PerStack};
 use super::growth::{Floor, GrowthRecorder};
-use super::keyframe::{
-    CallSiteKey, CallSiteKeyframe, CallSitesKeyframe, TallyKeyframe,
-};
+use super::keyframe::{CallSiteKey, CallSiteKeyframe, CallSitesKeyframe, TallyKeyframe};
 use super::rate::{Interval, MovingRate};
 use super::snapshot::{Grouping, LineRow, Site, StackRow};
 use crate::event::{Bytes, Stack, Tid, TimeNs};
@@ -80,7 +78,7 @@ impl Tally {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct CallSite {
     stack: Arc<Stack>,
     /// Index of its line for each grouping, as in [`CallSites::tables`].
@@ -89,7 +87,7 @@ struct CallSite {
 }
 
 /// Line as events change it. Rate and growth, which change at ticks, are kept apart: each event then touches less memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Line {
     site: SiteRef,
     /// Number of its call sites.
@@ -98,7 +96,7 @@ struct Line {
     floor: Floor,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Table {
     lines: Vec<Line>,
     /// Rate of allocations of each line.
@@ -151,7 +149,7 @@ impl Table {
 }
 
 /// Stacks that have allocated on a device, and their lines.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct CallSites {
     call_sites: Vec<CallSite>,
     by_stack: PerStack<CallSiteId>,

@@ -25,7 +25,7 @@ const OTHERS: &str = "(other libraries)";
 /// Library name of a call without a known stack.
 const UNKNOWN: &str = "(unknown library)";
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct CudaLedger {
     live: HashMap<CudaName, LiveMemory>,
     groups: Vec<Group>,
@@ -58,7 +58,7 @@ struct LiveMemory {
 
 type Key = (Arc<str>, CudaMemoryKind, Option<DeviceIndex>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Group {
     key: Key,
     tally: Tally,

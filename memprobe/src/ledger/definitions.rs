@@ -50,7 +50,7 @@ impl Dense for SiteRef {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Sites {
     sites: Vec<Site>,
     by_site: hashbrown::HashMap<Site, SiteRef>,
@@ -82,7 +82,7 @@ pub(super) fn slot(grouping: Grouping) -> usize {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Definitions {
     by_id: hashbrown::HashMap<StackId, StackRef>,
     by_stack: hashbrown::HashMap<Arc<Stack>, StackRef>,
@@ -207,7 +207,11 @@ impl Definitions {
 
     /// Numbers of the stacks that the ids of the stream mean now, by id.
     pub(super) fn ids(&self) -> impl Iterator<Item = (StackId, u32)> {
-        let mut ids: Vec<_> = self.by_id.iter().map(|(id, stack)| (*id, stack.0)).collect();
+        let mut ids: Vec<_> = self
+            .by_id
+            .iter()
+            .map(|(id, stack)| (*id, stack.0))
+            .collect();
         ids.sort_unstable();
         ids.into_iter()
     }

@@ -64,7 +64,7 @@ impl TotalsSample {
 }
 
 /// Memory allocated before attach and not freed since.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Baseline {
     /// Bytes at attach.
     found: u64,
@@ -79,7 +79,7 @@ struct Baseline {
 }
 
 /// Ledger of one device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct DeviceLedger {
     index: DeviceIndex,
     /// Allocator totals after the last event.

@@ -64,7 +64,7 @@ use snapshot::{
 };
 
 /// Ledger of one process, updated by each event.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Ledger {
     pub target: Target,
     /// Its state, probes, options and gaps come from the session; the ledger counts its events.

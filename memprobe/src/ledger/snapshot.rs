@@ -24,7 +24,18 @@ pub struct Snapshot {
 }
 
 /// Layer of software behind the table of lines: the highest one seen.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, strum::IntoStaticStr, strum::EnumString)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Debug,
+    Default,
+    strum::IntoStaticStr,
+    strum::EnumString,
+)]
 #[strum(const_into_str)]
 pub enum SoftwareLayer {
     #[default]

@@ -68,10 +68,7 @@ impl<R: BufRead> Reader<R> {
 
     /// Returns the state of the ledger, and the recording from there on, at the last keyframe with at most so many
     /// memory events before it. Returns `None` if the recording has none there.
-    pub fn from_keyframe(
-        &self,
-        events: u64,
-    ) -> Option<(LedgerKeyframe, Reader<BufReader<File>>)> {
+    pub fn from_keyframe(&self, events: u64) -> Option<(LedgerKeyframe, Reader<BufReader<File>>)> {
         let path = self.path.as_ref()?;
         let index = CompactIndex::open(path).ok()??;
         let keyframes: Vec<u64> = index.keyframes().map(|(before, _)| before).collect();

@@ -10,7 +10,7 @@ use super::columns::{ColumnWriter, FrameColumn};
 use super::definitions::DefinitionWriter;
 use super::frame::{FrameKind, PlainFrame};
 use super::varint::{push, push_bytes, push_difference};
-use super::{MAX_PAYLOAD, record};
+use super::{GroupPolicy, MAX_PAYLOAD, record};
 use crate::event::{
     Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, CallPathOrigin, CaptureChange,
     CudaCall, DeviceIndex, DeviceSegments, Event, LabeledBlock, Losses, MemoryEvent, MemorySegment,
@@ -29,9 +29,6 @@ const FRAME_RECORDS: usize = 1 << 16;
 
 /// Bytes of the columns after which a frame is closed.
 const FRAME_BYTES: usize = 1 << 20;
-
-/// Memory events after which a group is closed.
-const GROUP_EVENTS: u64 = 1 << 18;
 
 /// Bits of a class: fields that its events have.
 pub(super) mod has {
@@ -114,7 +111,11 @@ pub(in crate::recording) struct CompactEncoder {
     frame_events: u32,
     group: u16,
     begins_group: bool,
+    /// True among records whose end follows: a group never ends there.
+    is_in_list: bool,
     group_events: u64,
+    /// Memory events after which a group is closed.
+    group_limit: u64,
     events: u64,
     losses: Losses,
     /// Definitions of the stream, to be repeated in each group that uses them.
@@ -126,6 +127,10 @@ pub(in crate::recording) struct CompactEncoder {
 
 impl CompactEncoder {
     pub(crate) fn new(header: &Header) -> Self {
+        Self::with_groups(header, GroupPolicy::default())
+    }
+
+    pub(crate) fn with_groups(header: &Header, policy: GroupPolicy) -> Self {
         Self {
             kind: FrameKind::Records,
             header: header_json(header),
@@ -140,7 +145,9 @@ impl CompactEncoder {
             frame_events: 0,
             group: 0,
             begins_group: true,
+            is_in_list: false,
             group_events: 0,
+            group_limit: policy.events,
             events: 0,
             losses: Losses::default(),
             stacks: HashMap::new(),
@@ -259,7 +266,8 @@ impl CompactEncoder {
             times: [first.min(last), last],
             payload: self.columns.take(),
         });
-        self.begins_group = self.group_events >= GROUP_EVENTS || self.definitions.are_many();
+        let is_full = self.group_events >= self.group_limit || self.definitions.are_many();
+        self.begins_group = is_full && !self.is_in_list;
         if self.begins_group {
             self.group = self.group.wrapping_add(1);
             self.group_events = 0;
@@ -544,10 +552,12 @@ impl CompactEncoder {
     }
 
     fn labels(&mut self, labels: &BlockLabels, emit: &mut impl FnMut(PlainFrame)) {
+        self.is_in_list = true;
         for block in &labels.blocks {
             self.label(block);
             self.close_when_full(emit);
         }
+        self.is_in_list = false;
         self.begin(record::LABELS);
         self.time(labels.time);
         self.numbers([labels.tgid.0.into(), labels.blocks.len() as u64]);
@@ -586,6 +596,7 @@ impl CompactEncoder {
 
     fn segments(&mut self, reading: &SegmentReading, emit: &mut impl FnMut(PlainFrame)) {
         let mut records = 0;
+        self.is_in_list = true;
         for device in &reading.devices {
             for segment in &device.segments {
                 self.segment(device.device, segment);
@@ -598,6 +609,7 @@ impl CompactEncoder {
             }
             records += device.segments.len() + device.awaiting.len();
         }
+        self.is_in_list = false;
         self.begin(record::SEGMENTS);
         self.time(reading.time);
         self.numbers([reading.tgid.0.into(), records as u64]);

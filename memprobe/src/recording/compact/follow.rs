@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::io::{self, Write};
 
+use super::GroupPolicy;
 use super::decode::CompactDecoder;
 use super::encode::encode_keyframe;
 use super::frame::{FrameKind, FrameWriter, PREAMBLE, PlainFrame};
@@ -13,12 +14,10 @@ use super::index::{FrameIndex, FramePlace};
 use crate::event::{Event, Target, TimeNs};
 use crate::ledger::Ledger;
 
-/// Bytes of the file for each byte of a keyframe: keyframes take at most a ninth of a file.
-const BYTES_PER_KEYFRAME_BYTE: u64 = 8;
-
 /// Writes the frames of a recording, with a keyframe at the begin of some groups, and the index before the end.
 pub(in crate::recording) struct KeyframeWriter<W> {
     pub(in crate::recording) frames: FrameWriter<W>,
+    policy: GroupPolicy,
     /// Bytes of the file.
     offset: u64,
     index: FrameIndex,
@@ -34,9 +33,14 @@ pub(in crate::recording) struct KeyframeWriter<W> {
 
 impl<W: Write> KeyframeWriter<W> {
     /// Begins behind the preamble of a file.
-    pub(in crate::recording) fn new(out: W, started: TimeNs) -> io::Result<Self> {
+    pub(in crate::recording) fn new(
+        out: W,
+        started: TimeNs,
+        policy: GroupPolicy,
+    ) -> io::Result<Self> {
         Ok(Self {
             frames: FrameWriter::new(out)?,
+            policy,
             offset: PREAMBLE as u64,
             index: FrameIndex::default(),
             group: None,
@@ -74,7 +78,9 @@ impl<W: Write> KeyframeWriter<W> {
     /// Writes a keyframe if it is due, and notes the place of the group.
     fn begin_group(&mut self, frame: &PlainFrame) -> io::Result<()> {
         let is_first = self.group.replace(frame.group).is_none();
-        let due = BYTES_PER_KEYFRAME_BYTE.saturating_mul(self.last_keyframe);
+        let due = self
+            .last_keyframe
+            .saturating_mul(self.policy.bytes_per_keyframe_byte);
         if !is_first && self.since_keyframe >= due {
             self.write_keyframe(frame)?;
         }

@@ -26,6 +26,25 @@ pub(super) use seek::CompactIndex;
 /// Version of the compact format. The reader refuses later ones.
 pub const COMPACT_FORMAT: u16 = 2;
 
+/// Length of groups, and share of keyframes in the file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GroupPolicy {
+    /// Memory events after which a group is closed.
+    pub(super) events: u64,
+    /// Least bytes of frames between two keyframes, for each byte of the earlier one.
+    pub(super) bytes_per_keyframe_byte: u64,
+}
+
+impl Default for GroupPolicy {
+    /// A quarter of a million events are replayed in a moment. Keyframes take at most a ninth of a file.
+    fn default() -> Self {
+        Self {
+            events: 1 << 18,
+            bytes_per_keyframe_byte: 8,
+        }
+    }
+}
+
 /// Most records of one frame.
 const MAX_RECORDS: usize = 1 << 17;
 

@@ -76,7 +76,8 @@ impl CompactIndex {
             let Some((frame, payload)) = frame_at(&mut file, offset)? else {
                 return Ok(None);
             };
-            let is_part = frame.kind == FrameKind::Keyframe && group.is_none_or(|of| of == frame.group);
+            let is_part =
+                frame.kind == FrameKind::Keyframe && group.is_none_or(|of| of == frame.group);
             if !is_part || frame.first_event != place.first_event {
                 break;
             }
@@ -86,7 +87,9 @@ impl CompactIndex {
             }
             offset += (HEADER + frame.stored) as u64;
         }
-        let Some(state) = decoder.finish().filter(|state| state.events == place.first_event)
+        let Some(state) = decoder
+            .finish()
+            .filter(|state| state.events == place.first_event)
         else {
             return Ok(None);
         };

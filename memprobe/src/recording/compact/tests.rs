@@ -1,3 +1,5 @@
+mod keyframes;
+
 use std::io::{self, Write};
 use std::sync::Arc;
 
@@ -343,7 +345,7 @@ fn a_recording_of_a_later_memprobe_asks_for_an_update() {
     file[8] = COMPACT_FORMAT as u8 + 1;
     let error = read(&file).err().unwrap().to_string();
     assert!(
-        error.contains("(format 2, this one reads up to 1): update memprobe"),
+        error.contains("(format 3, this one reads up to 2): update memprobe"),
         "{error}"
     );
 }

@@ -41,6 +41,7 @@ mod pickle;
 mod reader;
 #[cfg(test)]
 pub(crate) mod samples;
+mod seekable;
 mod segments;
 mod tensors;
 pub mod write;
@@ -57,6 +58,7 @@ pub use pickle::{
     PickleWriter, copy_pickle,
 };
 pub use reader::Reader;
+pub use seekable::{GroupReader, SeekableRecording};
 pub(crate) use segments::{SegmentRecord, SegmentsRecord};
 pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};
 pub use tensors::{SnapshotFileError, TENSOR_FORMAT, open_tensors, read_tensors};

@@ -260,6 +260,11 @@ pub const MODULES: &[Module] = &[
         never: &[SYSTEM, ENGINE, SCREEN, ARGUMENTS],
     },
     Module {
+        name: "replay",
+        uses: &["event", "ledger", "recording"],
+        never: &[SYSTEM, ENGINE, SCREEN, ARGUMENTS],
+    },
+    Module {
         name: "tui",
         uses: &[
             "event",
@@ -290,6 +295,7 @@ pub const MODULES: &[Module] = &[
             "session",
             "report",
             "export",
+            "replay",
             "tui",
         ],
         never: &[SCREEN, ARGUMENTS],

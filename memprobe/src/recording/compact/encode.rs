@@ -111,7 +111,7 @@ pub(in crate::recording) struct CompactEncoder {
     frame_events: u32,
     group: u16,
     begins_group: bool,
-    /// True among records whose end follows: a group never ends there.
+    /// True among records whose end follows: a group does not end there, unless it is near its limits.
     is_in_list: bool,
     group_events: u64,
     /// Memory events after which a group is closed.
@@ -267,7 +267,7 @@ impl CompactEncoder {
             payload: self.columns.take(),
         });
         let is_full = self.group_events >= self.group_limit || self.definitions.are_many();
-        self.begins_group = is_full && !self.is_in_list;
+        self.begins_group = is_full && !self.is_in_list || self.definitions.are_too_many();
         if self.begins_group {
             self.group = self.group.wrapping_add(1);
             self.group_events = 0;

@@ -11,7 +11,6 @@ use super::decode::CompactDecoder;
 use super::frame::{FrameHeader, FrameKind, HEADER, MAGIC, PREAMBLE, SYNC};
 use super::input::InputWindow;
 use crate::event::{Action, Event, Losses, TimeNs};
-use crate::ledger::keyframe::LedgerKeyframe;
 use crate::recording::{End, EndRecord, Header, RecordingError};
 
 /// Bytes searched at once for the next frame.
@@ -140,19 +139,20 @@ impl<R: BufRead> CompactReader<R> {
         })
     }
 
-    /// Reads the frames behind a keyframe, which begin at `offset` of the file.
+    /// Reads a group and what follows, from `offset` of the file on, after so many events and with these losses.
     pub(super) fn of_rest(
         input: R,
         header: &Header,
         offset: u64,
-        keyframe: &LedgerKeyframe,
+        events: u64,
+        losses: Losses,
     ) -> io::Result<Self> {
         Ok(Self {
             header: header.clone(),
             has_header: true,
-            events: keyframe.events,
-            position: keyframe.events,
-            losses: keyframe.losses,
+            events,
+            position: events,
+            losses,
             ..Self::of_window(InputWindow::at(input, offset))?
         })
     }

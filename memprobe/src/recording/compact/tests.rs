@@ -153,7 +153,9 @@ fn a_file_cut_anywhere_gives_all_its_whole_frames_and_says_that_it_was_cut() {
             }
         };
         let (events, reader) = begun;
+        // Before the end stands the index, which has no event.
         let whole = ends[1..].iter().filter(|end| **end <= cut).count();
+        let whole = whole.min(story().len());
         assert_eq!(events[..], story()[..whole], "cut at {cut}");
         assert!(
             reader.truncated() && reader.damage().is_none(),

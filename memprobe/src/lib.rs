@@ -21,6 +21,7 @@ pub mod probe;
 pub mod process;
 pub mod python;
 pub mod recording;
+pub mod replay;
 pub mod report;
 pub mod session;
 pub mod symbolize;

@@ -79,7 +79,7 @@ pub struct DevicePeak {
 }
 
 /// Numbers of allocations: their indices in an [`AllocationHistory`] of the same events.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct AllocationNumbers {
     next: usize,
     live: PerBlock<CompactIndex>,
@@ -123,7 +123,7 @@ impl AllocationNumbers {
 }
 
 /// Allocations of a process, updated by each event.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct AllocationHistory {
     events: u64,
     allocations: Vec<Allocation>,

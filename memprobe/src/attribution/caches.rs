@@ -36,7 +36,7 @@ struct CallingThread {
 }
 
 /// Replacements of kept blocks, by origin.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Caches {
     threads: HashMap<Tid, CallingThread>,
     callers: u32,

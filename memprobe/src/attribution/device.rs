@@ -38,7 +38,7 @@ impl StackHistory {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct DeviceAttribution {
     pub(super) now: Moment,
     pub(super) peak: Moment,

@@ -76,7 +76,7 @@ impl Loader {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Loaders {
     known: BTreeMap<u32, Loader>,
     /// Loader with a request that no training has followed yet.

@@ -47,7 +47,7 @@ impl BlockChange {
 }
 
 /// Group, with the value that an analysis keeps for it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct GroupEntry<O, V> {
     pub(super) device: DeviceIndex,
     pub(super) group: BlockGroup<O>,
@@ -55,7 +55,7 @@ pub(crate) struct GroupEntry<O, V> {
 }
 
 /// Groups of a process, and the group of each live block.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Groups<O, V> {
     grouping: Grouping,
     origins: PerStack<Arc<O>>,

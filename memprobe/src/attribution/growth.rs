@@ -41,7 +41,7 @@ const LEAST_GROWTH: u64 = 8 * 512;
 const LEAST_SHARE: u64 = 10_000;
 
 /// Bytes held by each allocation group at each step.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct GrowthLedger {
     categories: AttributionLedger,
     ended: u64,
@@ -53,7 +53,7 @@ pub struct GrowthLedger {
     retainers: SnapshotRetainers,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct OnDevice {
     allocated: u64,
     low: u64,
@@ -62,7 +62,7 @@ struct OnDevice {
     windows: Series,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Window {
     start: Option<TimeNs>,
     /// Nanoseconds.
@@ -71,7 +71,7 @@ struct Window {
     lows: HashMap<usize, SeriesLevel>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Track {
     steps: SeriesSteps,
     series: Vec<Series>,

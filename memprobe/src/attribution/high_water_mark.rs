@@ -38,7 +38,7 @@ impl<A: PeakAnalysis, B: PeakAnalysis> PeakAnalysis for (A, B) {
 }
 
 /// A ledger of categories, and the table of its peaks.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct WithCategories<A> {
     pub categories: AttributionLedger,
     pub table: A,
@@ -68,7 +68,7 @@ pub(crate) struct HighWaterMark {
     pub(super) moment: TotalsSample,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct HighWaterMarks(BTreeMap<DeviceIndex, HighWaterMark>);
 
 impl HighWaterMarks {

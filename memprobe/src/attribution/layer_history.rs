@@ -16,7 +16,7 @@ use super::step_interval::MAX_INTERVALS;
 /// Index of the allocating stack, and category.
 pub(super) type LayerKey = (u32, Category);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct LayerSample {
     /// Now and at the device's peak.
     pub(super) holding: HeldBytes,
@@ -75,7 +75,7 @@ impl LayerSample {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct LayerHistory {
     places: HashMap<LayerKey, LayerSample>,
     /// Cap on differences; 0 without history.

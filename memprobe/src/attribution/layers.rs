@@ -72,7 +72,7 @@ impl Additive for Layer {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Layering<'a> {
     ledger: &'a AttributionLedger,
     /// Indexed by stack.

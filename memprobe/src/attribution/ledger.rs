@@ -76,7 +76,7 @@ impl StackProperties {
 }
 
 /// Category of each live block, with totals by device, phase and iteration.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct AttributionLedger {
     line: Option<IterationLine>,
     phases: PhaseTracker,

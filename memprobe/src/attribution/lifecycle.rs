@@ -206,7 +206,7 @@ impl BlockState {
 }
 
 /// Numbers of the events before the last forward passes, oldest first.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct RecentPasses([Option<u64>; MAX_INPUT_PASSES as usize]);
 
 impl RecentPasses {
@@ -250,7 +250,7 @@ const QUEUES: usize = Queue::Carried as usize + 1;
 const FEW: usize = 1024;
 
 /// Lifecycles of live blocks, and queues of the undecided ones.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Lifecycles {
     live: PerBlock<Lifecycle>,
     /// Outermost call that allocated each block, if any; few programs have such blocks.

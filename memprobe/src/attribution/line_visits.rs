@@ -69,7 +69,7 @@ impl ThreadVisits {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct LineVisits {
     threads: HashMap<Tid, ThreadVisits>,
     /// Thread and visit of each live block below the line.

@@ -38,7 +38,7 @@ impl HoldingModule {
 }
 
 /// Pairs of holder (root path in the heap) and class (root path in calls).
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct ModuleAliases {
     /// Called class by holder, from gradients and calls; `None` if ambiguous.
     known: HashMap<Arc<str>, Option<Arc<str>>>,
@@ -105,7 +105,7 @@ impl ModuleAliases {
 }
 
 /// Variables that hold the outermost modules called. They name modules whose class has several roots.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct RootVariables {
     /// Variable by root path in calls; `None` if ambiguous.
     variables: HashMap<Arc<str>, Option<Arc<str>>>,

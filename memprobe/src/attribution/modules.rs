@@ -22,7 +22,7 @@ const MAX_MODULES: usize = 1 << 16;
 const DEEPEST: usize = 32;
 
 /// Memory held by each module, updated by every event.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ModuleLedger {
     /// Allocation groups, each with its tree node once looked up. The tree has no lines, so any grouping does.
     groups: AllocationGroups<Option<u32>>,
@@ -34,7 +34,7 @@ pub struct ModuleLedger {
     pub since: CoverageStart,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Tree {
     /// Blocks from before attach that are counted under a module.
     labeled: HeldBytes,
@@ -42,7 +42,7 @@ struct Tree {
     by_name: HashMap<(Option<u32>, ModuleScope), u32>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Node {
     parent: Option<u32>,
     /// For a module, its name within its parent.

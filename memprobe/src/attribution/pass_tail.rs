@@ -14,7 +14,7 @@ const MAX_GRADIENTS: usize = 1 << 16;
 /// Origin and bytes of a block.
 type Freed = (u32, u64);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct PassTail {
     /// Number of parameters by their bytes, when the pass began.
     parameters: BTreeMap<u64, usize>,

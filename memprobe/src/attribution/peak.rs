@@ -9,7 +9,7 @@ use crate::ledger::snapshot::Grouping;
 use crate::ledger::{Change, Ledger, TotalsSample};
 
 /// Memory of each allocation group at the peak of each device, updated by every event.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PeakLedger {
     groups: AllocationGroups<HeldBytes>,
     marks: HighWaterMarks,

@@ -34,7 +34,7 @@ pub(super) struct ClassifiedAllocation {
 
 /// Phase tracker of a process. Assumes that one thread trains at a time; [`Self::is_concurrent`] reports a
 /// violation.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct PhaseTracker {
     pub(super) phase: Phase,
     /// Thread that called `backward()` or the optimizer step; `None` if the call was not seen.

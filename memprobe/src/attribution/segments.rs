@@ -480,7 +480,7 @@ pub fn maps_of(played: &AnalyzedLedger<SegmentLedger>) -> (Option<TimeNs>, Vec<S
 }
 
 /// Moments of a recording at which its segments matter, as numbers of its events.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct SegmentMoments {
     events: u64,
     allocated: BTreeMap<DeviceIndex, u64>,

@@ -9,7 +9,7 @@ use crate::ledger::snapshot::{Grouping, PurposeInfo, Site};
 use crate::ledger::{Analysis, Change, Ledger, StackRef};
 
 /// Memory by tensor and line, updated by every event.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ShapeLedger(Groups<Site, HeldBytes>);
 
 impl GroupOrigin for Site {

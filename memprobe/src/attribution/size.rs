@@ -91,7 +91,7 @@ impl Made {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct IntervalAllocations {
     number: u64,
     /// Number of its first allocation event.
@@ -105,7 +105,7 @@ struct IntervalAllocations {
 type SizesByModule = BTreeMap<(DeviceIndex, Option<HoldingModule>), ModuleSize>;
 
 /// Allocations of the latest step intervals, and memory held by modules.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct AllocationCounts {
     intervals: VecDeque<IntervalAllocations>,
     sums: usize,

@@ -121,7 +121,7 @@ impl StepInterval {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct StepIntervals {
     pub(super) source: Source,
     keys: HashMap<(Arc<str>, Option<Site>), u32>,

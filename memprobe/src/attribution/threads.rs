@@ -22,7 +22,7 @@ pub enum AllocatingThread {
 }
 
 /// Memory by allocating thread, updated by every event.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ThreadLedger {
     rows: Vec<(DeviceIndex, AllocatingThread, HeldBytes)>,
     by_key: HashMap<(DeviceIndex, AllocatingThread), CompactIndex>,

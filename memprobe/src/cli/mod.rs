@@ -11,6 +11,7 @@ mod misplaced;
 mod options;
 mod packaging;
 mod record;
+mod replay;
 mod report;
 mod snapshot;
 mod subject;
@@ -59,6 +60,7 @@ Examples:
   sudo memprobe record -o trace.mprb 1234 --duration 30s
   sudo memprobe record -o trace.mprb -- python train.py
   memprobe report trace.mprb                  the table of lines; needs no root
+  memprobe replay trace.mprb                  the live screen at any moment of a recording
   memprobe export trace.mprb -o trace.pickle  for pytorch.org/memory_viz, pprof, speedscope
   sudo memprobe snapshot 1234                 every tensor by name, now
   memprobe diff old.mprb new.mprb             lines with more or less memory
@@ -74,6 +76,7 @@ enum Verb {
     Top(top::TopArgs),
     Record(record::RecordArgs),
     Report(report::Report),
+    Replay(replay::ReplayArgs),
     Export(export::ExportArgs),
     Snapshot(snapshot::SnapshotArgs),
     Diff(diff::Diff),
@@ -109,6 +112,7 @@ impl Verb {
             Self::Top(top) => top.run(),
             Self::Record(record) => record.run(),
             Self::Report(report) => report.run(),
+            Self::Replay(replay) => replay.run(),
             Self::Export(export) => export.run(),
             Self::Snapshot(snapshot) => snapshot.run(),
             Self::Diff(diff) => diff.run(),
@@ -133,7 +137,10 @@ pub fn run() -> ExitCode {
         Err(error) => return print_parsed(&error),
     };
     if let Some(LogLevel::Debug) = arguments.log {
-        let draws = matches!(arguments.verb, Verb::Attach(_) | Verb::Top(_));
+        let draws = matches!(
+            arguments.verb,
+            Verb::Attach(_) | Verb::Top(_) | Verb::Replay(_)
+        );
         if draws && messages::go_to_a_terminal() {
             messages::print("--log would overwrite the screen; add 2> FILE");
             return ExitCode::from(ERROR);

@@ -11,6 +11,7 @@ pub mod host;
 pub mod html;
 pub mod messages;
 pub mod record;
+pub mod replay;
 pub mod snapshot;
 pub mod stdout;
 pub mod suspend;
@@ -45,6 +46,7 @@ use crate::process::pause::{Stops, stops};
 pub use crate::process::process_search::MatchScope;
 use crate::session::priority;
 pub use crate::tui::ThemeChoice;
+pub use crate::view::ReplayPlace;
 use crate::view::{counted, milliseconds};
 
 /// User as whom memprobe runs a command.

@@ -86,8 +86,8 @@ impl ProcessView {
             Command::SaveTensors => self.save_tensors(),
             Command::SetGrouping(grouping) => self.grouping = grouping,
             Command::TakeTensors => self.tensors.begin(),
-            Command::Explain(wanted) => self.reasons.explain(wanted),
-            Command::ResetPeaks | Command::Quit => {}
+            Command::Explain(wanted) => self.reasons.shown.explain(wanted),
+            Command::ResetPeaks | Command::Seek(_) | Command::Quit => {}
         }
     }
 
@@ -149,7 +149,7 @@ impl ProcessView {
 
     fn close(&mut self) {
         self.grouping = Grouping::default();
-        self.reasons.explain(AttributionQuery::Nothing);
+        self.reasons.shown.explain(AttributionQuery::Nothing);
     }
 
     pub(super) fn show(&mut self, snapshot: Snapshot, ledger: &Ledger) {
@@ -158,7 +158,8 @@ impl ProcessView {
         if self.tensors.taking.is_some() {
             self.tensors.show_progress();
         }
-        self.reasons.show(&snapshot, ledger);
+        let AttributionFeed { analyses, shown } = &mut self.reasons;
+        shown.show(analyses, &snapshot, ledger);
         self.snapshots.send_replace(snapshot);
     }
 }
@@ -252,12 +253,64 @@ const LATEST: usize = 100;
 /// Snapshots for which the table of iterations serves. It goes through all that are kept.
 const SERVES: u32 = 5;
 
-/// Attribution for the screens: the analyses of modules, categories and threads.
-pub(super) struct AttributionFeed {
+/// Analyses for the screens.
+#[derive(Clone, Debug)]
+pub(super) struct ScreenAnalyses {
     modules: ModuleLedger,
-    categories: AttributionLedger,
+    pub(super) categories: AttributionLedger,
     threads: ThreadLedger,
     segments: SegmentLedger,
+}
+
+impl Default for ScreenAnalyses {
+    /// Begins before the first event.
+    fn default() -> Self {
+        Self {
+            modules: ModuleLedger::default(),
+            categories: AttributionLedger::new(None).with_latest_layers(),
+            threads: ThreadLedger::default(),
+            segments: SegmentLedger::default(),
+        }
+    }
+}
+
+impl ScreenAnalyses {
+    /// Begins with the state of the process's ledger.
+    fn late(ledger: &Ledger, now: TimeNs) -> Self {
+        let categories = AttributionLedger::new(None).with_latest_layers();
+        Self {
+            modules: ModuleLedger::late(ledger, now),
+            categories: categories.with_known(ledger, now),
+            threads: ThreadLedger::late(ledger, now),
+            segments: SegmentLedger::late(ledger),
+        }
+    }
+}
+
+impl Analysis for ScreenAnalyses {
+    fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
+        let Self {
+            modules,
+            categories,
+            threads,
+            segments,
+        } = self;
+        categories.apply(event, change, ledger);
+        modules.apply(event, change, ledger, categories);
+        threads.apply(event, change, ledger, categories);
+        segments.apply(event, change, ledger);
+    }
+}
+
+/// Attribution for the screens, as far as it is shown.
+pub(super) struct AttributionFeed {
+    analyses: ScreenAnalyses,
+    shown: AttributionShown,
+}
+
+/// Attribution table that a screen shows.
+#[derive(Default)]
+pub(super) struct AttributionShown {
     wanted: AttributionQuery,
     shown: watch::Sender<AttributionTables>,
     /// The last iterations, and for how many snapshots more they serve.
@@ -265,29 +318,25 @@ pub(super) struct AttributionFeed {
 }
 
 impl AttributionFeed {
-    /// Starts with the state of the process's ledger.
     fn new(ledger: &Ledger, now: TimeNs) -> Self {
-        let categories = AttributionLedger::new(None).with_latest_layers();
         Self {
-            modules: ModuleLedger::late(ledger, now),
-            categories: categories.with_known(ledger, now),
-            threads: ThreadLedger::late(ledger, now),
-            segments: SegmentLedger::late(ledger),
-            wanted: AttributionQuery::default(),
-            shown: watch::Sender::default(),
-            iterations: None,
+            analyses: ScreenAnalyses::late(ledger, now),
+            shown: AttributionShown::default(),
         }
     }
 
     pub(super) fn begin_anew(&mut self) {
-        self.modules = ModuleLedger::default();
-        self.categories = AttributionLedger::new(None).with_latest_layers();
-        self.threads = ThreadLedger::default();
-        self.segments = SegmentLedger::default();
-        self.iterations = None;
+        self.analyses = ScreenAnalyses::default();
+        self.shown.forget();
+    }
+}
+
+impl AttributionShown {
+    pub(super) fn subscribe(&self) -> watch::Receiver<AttributionTables> {
+        self.shown.subscribe()
     }
 
-    fn explain(&mut self, wanted: AttributionQuery) {
+    pub(super) fn explain(&mut self, wanted: AttributionQuery) {
         self.wanted = wanted;
         self.iterations = None;
         if wanted == AttributionQuery::Nothing {
@@ -296,30 +345,35 @@ impl AttributionFeed {
         }
     }
 
+    /// Forgets the iterations: another moment is shown.
+    pub(super) fn forget(&mut self) {
+        self.iterations = None;
+    }
+
     /// Shows what is wanted, at the moment of a snapshot. What nobody looks at costs nothing.
-    fn show(&mut self, snapshot: &Snapshot, ledger: &Ledger) {
+    pub(super) fn show(&mut self, analyses: &ScreenAnalyses, snapshot: &Snapshot, ledger: &Ledger) {
         let reasons = match self.wanted {
             AttributionQuery::Nothing => return,
             AttributionQuery::Modules => {
-                AttributionTables::Modules(Arc::new(modules(&self.modules, snapshot)))
+                AttributionTables::Modules(Arc::new(modules(&analyses.modules, snapshot)))
             }
             AttributionQuery::Threads => {
-                AttributionTables::Threads(Arc::new(threads(&self.threads, snapshot)))
+                AttributionTables::Threads(Arc::new(threads(&analyses.threads, snapshot)))
             }
             AttributionQuery::Segments => {
-                AttributionTables::Segments(Arc::new(self.segments.maps(ledger, snapshot)))
+                AttributionTables::Segments(Arc::new(analyses.segments.maps(ledger, snapshot)))
             }
             AttributionQuery::Categories => {
-                let (iterations, serves) = self.latest();
-                let table = categories(&self.categories, &iterations, snapshot.now);
+                let (iterations, serves) = self.latest(analyses);
+                let table = categories(&analyses.categories, &iterations, snapshot.now);
                 self.iterations = Some((iterations, serves - 1));
                 AttributionTables::Categories(Arc::new(table))
             }
             AttributionQuery::Layers(which) => {
-                let (iterations, serves) = self.latest();
+                let (iterations, serves) = self.latest(analyses);
                 // Finished iterations do not change, so a table that is still valid is reused.
                 let table =
-                    (serves == SERVES).then(|| layers(&self.categories, &iterations, which));
+                    (serves == SERVES).then(|| layers(&analyses.categories, &iterations, which));
                 self.iterations = Some((iterations, serves - 1));
                 let Some(table) = table else { return };
                 AttributionTables::Layers(Arc::new(table))
@@ -329,25 +383,15 @@ impl AttributionFeed {
     }
 
     /// The last iterations, and for how many snapshots they serve, with this one.
-    fn latest(&mut self) -> (Iterations, u32) {
+    fn latest(&mut self, analyses: &ScreenAnalyses) -> (Iterations, u32) {
         let known = self.iterations.take().filter(|(_, serves)| *serves > 0);
-        known.unwrap_or_else(|| (self.categories.latest_iterations(LATEST), SERVES))
+        known.unwrap_or_else(|| (analyses.categories.latest_iterations(LATEST), SERVES))
     }
 }
 
 impl Analysis for AttributionFeed {
     fn apply(&mut self, event: &Event, change: &Change, ledger: &Ledger) {
-        let Self {
-            modules,
-            categories,
-            threads,
-            segments,
-            ..
-        } = self;
-        categories.apply(event, change, ledger);
-        modules.apply(event, change, ledger, categories);
-        threads.apply(event, change, ledger, categories);
-        segments.apply(event, change, ledger);
+        self.analyses.apply(event, change, ledger);
     }
 }
 

@@ -72,6 +72,11 @@ impl<C: Send + 'static> ScreenThread<C> {
         }
     }
 
+    /// Returns a command that came meanwhile.
+    pub(super) fn waiting(&mut self) -> Option<C> {
+        self.commands.try_recv().ok()
+    }
+
     pub(super) fn close(&mut self) -> Result<()> {
         self.quit.send_replace(true);
         match self.thread.take().map(JoinHandle::join) {

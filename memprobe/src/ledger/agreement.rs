@@ -16,16 +16,16 @@ const MAX_LAG: u64 = 60_000_000_000;
 const EXPLAINS: u64 = 2;
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Agreement {
-    confirmed: u64,
+pub struct Agreement {
+    pub confirmed: u64,
     /// Differences near `suspected_at`. They count until a loss explains them.
-    suspected: u64,
-    suspected_at: TimeNs,
-    loss_at: Option<TimeNs>,
+    pub suspected: u64,
+    pub suspected_at: TimeNs,
+    pub loss_at: Option<TimeNs>,
     /// Latest change of what the probes report.
-    changed_at: Option<TimeNs>,
+    pub changed_at: Option<TimeNs>,
     /// Differences that the losses at `loss_at` may yet explain.
-    explicable: u64,
+    pub explicable: u64,
 }
 
 impl Agreement {

@@ -22,7 +22,7 @@ impl<A: Analysis, B: Analysis> Analysis for (A, B) {
 }
 
 /// A ledger with its analyses: everything that one process's events lead to.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct AnalyzedLedger<A> {
     pub ledger: Ledger,
     pub analyses: A,

@@ -6,6 +6,7 @@ use super::call_sites::CallSiteId;
 use super::caps::{Budget, Caps};
 use super::definitions::{Definitions, StackRef};
 use super::dense::Dense;
+use super::keyframe::BlockKeyframe;
 use crate::event::{Address, Bytes, DeviceIndex, PurposeId};
 
 /// Identifies a block in the store. The number of an ended block is reused from the next event on.
@@ -39,6 +40,18 @@ pub struct LiveBlock {
     pub is_baseline: bool,
 }
 
+impl LiveBlock {
+    pub(super) fn keyframe(&self) -> BlockKeyframe {
+        BlockKeyframe {
+            addr: self.addr,
+            size: self.size,
+            stack: self.stack.index() as u32,
+            purpose: self.purpose,
+            call_site: self.call_site.map(CallSiteId::place),
+        }
+    }
+}
+
 // A million live blocks are common: the fields of a block fill four words.
 const _: () = assert!(size_of::<LiveBlock>() == 32);
 
@@ -47,7 +60,7 @@ const _: () = assert!(size_of::<LiveBlock>() == 32);
 /// An ordered map finds overlaps, gives memory back, and never pauses to rehash a million blocks. A
 /// hash table would also hold two tables at once while it grows. The map has only numbers of blocks: it is half empty
 /// where a program allocates at rising addresses, and what depends on a block is read from the slab anyway.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct BlockStore {
     pub(super) definitions: Definitions,
     pub(super) budget: Budget,

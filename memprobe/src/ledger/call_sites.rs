@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use super::block_store::BlockStore;
 use super::definitions::{Definitions, InternedStack, SiteRef, StackRef, lost_stack, slot};
-use super::dense::PerStack;
+use super::dense::{Dense as _, PerStack};
 use super::growth::{Floor, GrowthRecorder};
+use super::keyframe::{CallSiteKey, CallSiteKeyframe, CallSitesKeyframe, TallyKeyframe};
 use super::rate::{Interval, MovingRate};
 use super::snapshot::{Grouping, LineRow, Site, StackRow};
 use crate::event::{Bytes, Stack, Tid, TimeNs};
@@ -22,6 +23,11 @@ pub(super) struct CallSiteId(NonZeroU32);
 impl CallSiteId {
     fn index(self) -> usize {
         self.0.get() as usize - 1
+    }
+
+    /// Place among the call sites of its device.
+    pub(super) fn place(self) -> u32 {
+        self.0.get() - 1
     }
 }
 
@@ -55,9 +61,29 @@ impl Tally {
         self.live = self.live.saturating_sub(size);
         self.blocks = self.blocks.saturating_sub(1);
     }
+
+    pub(super) fn keyframe(&self) -> TallyKeyframe {
+        TallyKeyframe {
+            peak: self.peak,
+            allocs: self.allocs,
+            alloc_bytes: self.alloc_bytes,
+        }
+    }
+
+    /// Adds the counts of a keyframe, apart from the peak.
+    pub(super) fn add_counts(&mut self, counts: &TallyKeyframe) {
+        self.allocs = self.allocs.saturating_add(counts.allocs);
+        self.alloc_bytes = self.alloc_bytes.saturating_add(counts.alloc_bytes);
+    }
+
+    /// Adds a live block of a keyframe, which has been counted as an allocation.
+    pub(super) fn add_live(&mut self, size: u64) {
+        self.live = self.live.saturating_add(size);
+        self.blocks = self.blocks.saturating_add(1);
+    }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct CallSite {
     stack: Arc<Stack>,
     /// Index of its line for each grouping, as in [`CallSites::tables`].
@@ -66,7 +92,7 @@ struct CallSite {
 }
 
 /// Line as events change it. Rate and growth, which change at ticks, are kept apart: each event then touches less memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Line {
     site: SiteRef,
     /// Number of its call sites.
@@ -75,7 +101,7 @@ struct Line {
     floor: Floor,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Table {
     lines: Vec<Line>,
     /// Rate of allocations of each line.
@@ -128,7 +154,7 @@ impl Table {
 }
 
 /// Stacks that have allocated on a device, and their lines.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct CallSites {
     call_sites: Vec<CallSite>,
     by_stack: PerStack<CallSiteId>,
@@ -162,15 +188,97 @@ impl CallSites {
             return self.overflow(definitions);
         }
         let thread = definitions.thread(tid);
-        if let Some(call_site) = self.by_thread.get(&thread) {
+        self.of_thread(&thread, store)
+    }
+
+    /// Returns the call site of allocations without a stack by a thread, adding it if it is new.
+    fn of_thread(&mut self, thread: &Arc<str>, store: &mut BlockStore) -> CallSiteId {
+        if let Some(call_site) = self.by_thread.get(thread) {
             return *call_site;
         }
+        let definitions = &mut store.definitions;
         if !store.budget.take_call_site() {
             return self.overflow(definitions);
         }
-        let call_site = self.add(definitions.with_sites(lost_stack(Arc::clone(&thread))));
-        self.by_thread.insert(thread, call_site);
+        let call_site = self.add(definitions.with_sites(lost_stack(Arc::clone(thread))));
+        self.by_thread.insert(Arc::clone(thread), call_site);
         call_site
+    }
+
+    pub(super) fn keyframe(&self) -> CallSitesKeyframe {
+        let mut keys = vec![CallSiteKey::Overflow; self.call_sites.len()];
+        for (stack, call_site) in self.by_stack.iter() {
+            keys[call_site.index()] = CallSiteKey::Stack(stack.index() as u32);
+        }
+        for (thread, call_site) in &self.by_thread {
+            keys[call_site.index()] = CallSiteKey::Thread(Arc::clone(thread));
+        }
+        let call_sites = keys.into_iter().zip(&self.call_sites);
+        let peaks = |table: &Table| table.lines.iter().map(|line| line.tally.peak).collect();
+        CallSitesKeyframe {
+            call_sites: call_sites
+                .map(|(key, call_site)| CallSiteKeyframe {
+                    key,
+                    counts: call_site.tally.keyframe(),
+                })
+                .collect(),
+            line_peaks: self.tables.each_ref().map(peaks),
+        }
+    }
+
+    /// Begins with the call sites of a keyframe, without live blocks.
+    pub(super) fn of_keyframe(
+        state: &CallSitesKeyframe,
+        store: &mut BlockStore,
+    ) -> Result<Self, &'static str> {
+        const TWICE: &str = "a call site stands twice in a keyframe";
+        let mut all = Self::default();
+        for CallSiteKeyframe { key, counts } in &state.call_sites {
+            let before = all.call_sites.len();
+            let id = match key {
+                CallSiteKey::Stack(number) => {
+                    let stack = store.definitions.numbered(*number)?;
+                    if stack == StackRef::UNKNOWN {
+                        return Err("a call site of no stack");
+                    }
+                    all.of(stack, Tid::UNKNOWN, store)
+                }
+                CallSiteKey::Thread(thread) => all.of_thread(thread, store),
+                CallSiteKey::Overflow => all.overflow(&mut store.definitions),
+            };
+            if all.call_sites.len() == before {
+                return Err(TWICE);
+            }
+            all.restore_counts(id, counts);
+        }
+        for (table, peaks) in all.tables.iter_mut().zip(&state.line_peaks) {
+            if table.lines.len() != peaks.len() {
+                return Err("a keyframe whose lines do not match its stacks");
+            }
+            for (line, peak) in table.lines.iter_mut().zip(peaks) {
+                line.tally.peak = *peak;
+            }
+        }
+        Ok(all)
+    }
+
+    fn restore_counts(&mut self, id: CallSiteId, counts: &TallyKeyframe) {
+        self.change(id, |tally, _| tally.add_counts(counts));
+        if let Some(call_site) = self.call_sites.get_mut(id.index()) {
+            call_site.tally.peak = counts.peak;
+        }
+    }
+
+    /// Returns the call site at a place in a keyframe.
+    pub(super) fn at(&self, place: u32) -> Result<CallSiteId, &'static str> {
+        let is_there = (place as usize) < self.call_sites.len();
+        let id = is_there.then(|| CallSiteId(NonZeroU32::MIN.saturating_add(place)));
+        id.ok_or("a block of no call site")
+    }
+
+    /// Adds a live block of a keyframe.
+    pub(super) fn restore_block(&mut self, call_site: CallSiteId, size: Bytes) {
+        self.change(call_site, |tally, _| tally.add_live(size.0));
     }
 
     fn overflow(&mut self, definitions: &mut Definitions) -> CallSiteId {

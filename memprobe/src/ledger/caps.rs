@@ -37,7 +37,7 @@ pub struct Refused {
 }
 
 /// Remaining capacity that the devices share.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Budget {
     blocks: usize,
     holders: usize,

@@ -11,6 +11,9 @@ use super::call_sites::{CallSiteId, CallSites, Tally};
 use super::change::Change;
 use super::definitions::{Definitions, StackRef};
 use super::device::{ADDRESS_LIMIT, DeviceLedger};
+use super::keyframe::{
+    CudaGroupKeyframe, CudaKeyframe, CudaMemoryKeyframe, CudaName, LedgerKeyframe,
+};
 use super::snapshot::{CudaSnapshot, DeviceSnapshot, Grouping, OutsideRow, SoftwareLayer};
 use crate::event::{Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, TimeNs, Totals};
 
@@ -22,9 +25,9 @@ const OTHERS: &str = "(other libraries)";
 /// Library name of a call without a known stack.
 const UNKNOWN: &str = "(unknown library)";
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct CudaLedger {
-    live: HashMap<Name, LiveMemory>,
+    live: HashMap<CudaName, LiveMemory>,
     groups: Vec<Group>,
     by_key: HashMap<Key, usize>,
     /// Devices in the view that treats CUDA's calls as the allocator.
@@ -32,15 +35,7 @@ pub(super) struct CudaLedger {
     layer: SoftwareLayer,
 }
 
-/// Key of live memory. Addresses, arrays and handles may share the same number.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Name {
-    Address(u64),
-    Array(u64),
-    Handle(u64),
-}
-
-impl Name {
+impl CudaName {
     fn of(event: &MemoryEvent, space: CudaMemoryKind) -> Self {
         match space {
             CudaMemoryKind::Array => Self::Array(event.addr.0),
@@ -63,7 +58,7 @@ struct LiveMemory {
 
 type Key = (Arc<str>, CudaMemoryKind, Option<DeviceIndex>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Group {
     key: Key,
     tally: Tally,
@@ -79,7 +74,7 @@ impl CudaLedger {
         store: &mut BlockStore,
     ) -> Change {
         self.layer = self.layer.max(SoftwareLayer::of(call));
-        let name = Name::of(event, call.space);
+        let name = CudaName::of(event, call.space);
         self.end(name, event.time, store);
         let stack = store.definitions.stack_ref(event.stack);
         let group = self.group_of(event, (stack, call.space), store);
@@ -121,11 +116,11 @@ impl CudaLedger {
         store: &mut BlockStore,
     ) -> Change {
         self.layer = self.layer.max(SoftwareLayer::of(call));
-        self.end(Name::of(event, call.space), event.time, store);
+        self.end(CudaName::of(event, call.space), event.time, store);
         Change::Cuda
     }
 
-    fn end(&mut self, name: Name, time: TimeNs, store: &mut BlockStore) {
+    fn end(&mut self, name: CudaName, time: TimeNs, store: &mut BlockStore) {
         let Some(memory) = self.live.remove(&name) else {
             return;
         };
@@ -139,6 +134,100 @@ impl CudaLedger {
         if let Some((device, holder)) = device {
             device.end(memory.size, Some(holder));
             device.set_totals(time, device.live_totals());
+        }
+    }
+
+    pub(super) fn keyframe(&self) -> CudaKeyframe {
+        let groups = self.groups.iter().map(|group| {
+            let (library, space, device) = group.key.clone();
+            CudaGroupKeyframe {
+                library,
+                space,
+                device,
+                counts: group.tally.keyframe(),
+                call_sites: group.holders.keyframe(),
+            }
+        });
+        let live = self.live.iter().map(|(name, memory)| {
+            let on_device = memory.on_device;
+            CudaMemoryKeyframe {
+                name: *name,
+                size: memory.size,
+                group: memory.group as u32,
+                call_site: memory.holder.place(),
+                on_device: on_device.map(|(device, holder)| (device, holder.place())),
+            }
+        });
+        CudaKeyframe {
+            layer: self.layer,
+            groups: groups.collect(),
+            devices: self.devices.values().map(DeviceLedger::keyframe).collect(),
+            live: live.collect(),
+        }
+    }
+
+    pub(super) fn of_keyframe(
+        keyframe: &LedgerKeyframe,
+        store: &mut BlockStore,
+    ) -> Result<Self, &'static str> {
+        let state = &keyframe.cuda;
+        let mut cuda = Self {
+            layer: state.layer,
+            ..Self::default()
+        };
+        for group in &state.groups {
+            let key = (Arc::clone(&group.library), group.space, group.device);
+            let mut tally = Tally::default();
+            tally.add_counts(&group.counts);
+            tally.peak = group.counts.peak;
+            cuda.by_key.insert(key.clone(), cuda.groups.len());
+            cuda.groups.push(Group {
+                key,
+                tally,
+                holders: CallSites::of_keyframe(&group.call_sites, store)?,
+            });
+        }
+        for device in &state.devices {
+            let restored = DeviceLedger::of_keyframe(device, keyframe, store)?;
+            cuda.devices.insert(device.index, restored);
+        }
+        for memory in &state.live {
+            cuda.restore_memory(memory, store)?;
+        }
+        Ok(cuda)
+    }
+
+    fn restore_memory(
+        &mut self,
+        memory: &CudaMemoryKeyframe,
+        store: &mut BlockStore,
+    ) -> Result<(), &'static str> {
+        const IMPOSSIBLE: &str = "a keyframe with impossible CUDA memory";
+        let group = memory.group as usize;
+        let into = self.groups.get_mut(group).ok_or(IMPOSSIBLE)?;
+        let holder = into.holders.at(memory.call_site)?;
+        if memory.size.0 > ADDRESS_LIMIT || !store.budget.take_block() {
+            return Err(IMPOSSIBLE);
+        }
+        into.holders.restore_block(holder, memory.size);
+        into.tally.add_live(memory.size.0);
+        let mut on_device = None;
+        if let Some((index, place)) = memory.on_device {
+            let device = self.devices.get_mut(&index).ok_or(IMPOSSIBLE)?;
+            let holder = device.call_sites.at(place)?;
+            device.call_sites.restore_block(holder, memory.size);
+            device.begin(memory.size);
+            on_device = Some((index, holder));
+        }
+        let restored = LiveMemory {
+            size: memory.size,
+            group,
+            holder,
+            on_device,
+        };
+        match self.live.insert(memory.name, restored) {
+            None => Ok(()),
+            Some(_) => Err(IMPOSSIBLE),
         }
     }
 

@@ -50,7 +50,7 @@ impl Dense for SiteRef {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Sites {
     sites: Vec<Site>,
     by_site: hashbrown::HashMap<Site, SiteRef>,
@@ -82,7 +82,7 @@ pub(super) fn slot(grouping: Grouping) -> usize {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Definitions {
     by_id: hashbrown::HashMap<StackId, StackRef>,
     by_stack: hashbrown::HashMap<Arc<Stack>, StackRef>,
@@ -136,7 +136,8 @@ impl Definitions {
         }
     }
 
-    fn intern(&mut self, stack: &Arc<Stack>) -> Option<StackRef> {
+    /// Interns a stack; `None` if the store is full.
+    pub(super) fn intern(&mut self, stack: &Arc<Stack>) -> Option<StackRef> {
         let new = match self.by_stack.entry_ref(stack) {
             EntryRef::Occupied(known) => return Some(*known.get()),
             EntryRef::Vacant(new) => new,
@@ -202,6 +203,41 @@ impl Definitions {
     pub(super) fn stack_ids(&self) -> impl Iterator<Item = Event> {
         let ids = self.by_id.iter();
         ids.map(|(id, stack)| Event::Stack(*id, Arc::clone(&self.stack(*stack).stack)))
+    }
+
+    /// Numbers of the stacks that the ids of the stream mean now, by id.
+    pub(super) fn ids(&self) -> impl Iterator<Item = (StackId, u32)> {
+        let mut ids: Vec<_> = self
+            .by_id
+            .iter()
+            .map(|(id, stack)| (*id, stack.0))
+            .collect();
+        ids.sort_unstable();
+        ids.into_iter()
+    }
+
+    /// Lets an id of the stream mean an interned stack.
+    pub(super) fn mean(&mut self, id: StackId, stack: StackRef) {
+        if self.by_id.len() < self.caps.stacks {
+            self.by_id.insert(id, stack);
+        }
+    }
+
+    /// Returns the interned stack with a number from outside.
+    pub(super) fn numbered(&self, number: u32) -> Result<StackRef, &'static str> {
+        let is_known = (number as usize) < self.stacks.len();
+        let stack = is_known.then_some(StackRef(number));
+        stack.ok_or("a keyframe with the number of no stack")
+    }
+
+    /// Names of the threads, by thread.
+    pub(super) fn threads(&self) -> impl Iterator<Item = (Tid, Arc<str>)> {
+        let threads = self.threads.iter();
+        let mut threads: Vec<_> = threads
+            .map(|(tid, name)| (*tid, Arc::clone(name)))
+            .collect();
+        threads.sort_unstable();
+        threads.into_iter()
     }
 
     pub(super) fn thread_names(&self) -> impl Iterator<Item = Event> {

@@ -5,6 +5,7 @@ use super::call_sites::{CallSiteId, CallSites};
 use super::change::{Change, Freed};
 use super::definitions::{Definitions, StackRef};
 use super::growth::{Floor, GrowthRecorder};
+use super::keyframe::{BlockKeyframe, DeviceKeyframe, LedgerKeyframe};
 use super::snapshot::host::Holder;
 use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, GrowthRate, TimelineMarks};
 use super::timeline::TotalsRecorder;
@@ -63,7 +64,7 @@ impl TotalsSample {
 }
 
 /// Memory allocated before attach and not freed since.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Baseline {
     /// Bytes at attach.
     found: u64,
@@ -78,7 +79,7 @@ struct Baseline {
 }
 
 /// Ledger of one device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct DeviceLedger {
     index: DeviceIndex,
     /// Allocator totals after the last event.
@@ -150,6 +151,90 @@ impl DeviceLedger {
             floor: Floor::default(),
             growth: GrowthRecorder::default(),
         }
+    }
+
+    /// State without the blocks, which the store has.
+    pub(super) fn keyframe(&self) -> DeviceKeyframe {
+        DeviceKeyframe {
+            index: self.index,
+            totals: self.totals,
+            peak: self.peak,
+            found: self.before.found,
+            unknown: self.before.unknown,
+            unseen_frees: self.before.unseen_frees,
+            unread: self.before.unread.clone(),
+            is_as_found: self.is_as_found,
+            ooms: self.ooms,
+            call_sites: self.call_sites.keyframe(),
+            blocks: Vec::new(),
+        }
+    }
+
+    /// Begins with the state of a keyframe. Its timeline begins there.
+    pub(super) fn of_keyframe(
+        state: &DeviceKeyframe,
+        keyframe: &LedgerKeyframe,
+        store: &mut BlockStore,
+    ) -> Result<Self, &'static str> {
+        let are_plausible = are_plausible(state.totals)
+            && are_plausible(state.peak)
+            && state.found.max(state.unknown) <= ADDRESS_LIMIT;
+        if !are_plausible {
+            return Err("a keyframe with impossible totals");
+        }
+        let from = keyframe.last_event.unwrap_or(keyframe.started);
+        let mut device = Self {
+            before: Baseline {
+                found: state.found,
+                unknown: state.unknown,
+                unseen_frees: state.unseen_frees,
+                unread: state.unread.clone(),
+                ..Baseline::default()
+            },
+            is_as_found: state.is_as_found,
+            ooms: state.ooms,
+            call_sites: CallSites::of_keyframe(&state.call_sites, store)?,
+            ..Self::with(state.index, state.totals, state.peak, from)
+        };
+        for block in &state.blocks {
+            device.restore_block(block, store)?;
+        }
+        Ok(device)
+    }
+
+    fn restore_block(
+        &mut self,
+        block: &BlockKeyframe,
+        store: &mut BlockStore,
+    ) -> Result<(), &'static str> {
+        let end = block.addr.0.checked_add(block.size.0);
+        let is_plausible = end.is_some_and(|end| end <= ADDRESS_LIMIT);
+        if !is_plausible || !store.is_vacant(self.index, block.addr, block.size) {
+            return Err("a keyframe with impossible blocks");
+        }
+        let call_site = block.call_site.map(|place| self.call_sites.at(place));
+        let call_site = call_site.transpose()?;
+        let id = store.add(LiveBlock {
+            addr: block.addr,
+            size: block.size,
+            stack: store.definitions.numbered(block.stack)?,
+            purpose: block.purpose,
+            call_site: None,
+            device: self.index,
+            is_baseline: call_site.is_none(),
+        });
+        if !store.track(id, call_site) {
+            return Err("a keyframe with too many blocks");
+        }
+        self.begin(block.size);
+        match call_site {
+            Some(call_site) => self.call_sites.restore_block(call_site, block.size),
+            None => {
+                self.before.held = self.before.held.saturating_add(block.size.0);
+                self.before.blocks = self.before.blocks.saturating_add(1);
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn alloc(

@@ -34,7 +34,7 @@ impl IterationMark {
 }
 
 /// Counts the steps of the first optimizer; without any its calls of `zero_grad()`, else batches of a data loader.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct IterationRecorder {
     counted: Option<IterationMark>,
     number: u64,

@@ -21,6 +21,7 @@ pub mod grouping;
 mod growth;
 pub mod host;
 mod iteration_recorder;
+pub mod keyframe;
 mod rate;
 mod restate;
 pub mod snapshot;
@@ -64,7 +65,7 @@ use snapshot::{
 };
 
 /// Ledger of one process, updated by each event.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Ledger {
     pub target: Target,
     /// Its state, probes, options and gaps come from the session; the ledger counts its events.

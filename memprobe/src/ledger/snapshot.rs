@@ -27,7 +27,18 @@ pub struct Snapshot {
 }
 
 /// Layer of software behind the table of lines: the highest one seen.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, strum::IntoStaticStr)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Debug,
+    Default,
+    strum::IntoStaticStr,
+    strum::EnumString,
+)]
 #[strum(const_into_str)]
 pub enum SoftwareLayer {
     #[default]
@@ -126,15 +137,15 @@ pub struct BudgetState {
     pub peak_overhead: TimeShare,
     pub level: CaptureLevel,
     /// Time of the last change of the level.
-    since: TimeNs,
+    pub since: TimeNs,
     /// Time of the first level.
-    started: TimeNs,
+    pub started: TimeNs,
     /// The level with the least detail so far, pauses aside.
     pub deepest: CaptureLevel,
     /// Times that the probes were off, with the present one.
     pub pauses: u64,
     /// Nanoseconds without probes, in the pauses that are over.
-    paused: u64,
+    pub paused: u64,
 }
 
 impl BudgetState {
@@ -184,7 +195,7 @@ impl BudgetState {
 }
 
 /// State of the observed process.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Default)]
 pub enum TargetState {
     /// Waiting for something, such as the import of torch.
     Waiting(String),
@@ -193,6 +204,44 @@ pub enum TargetState {
     Exited,
     /// Not live: a finished recording is shown.
     Recording,
+    /// Not live: a moment of a recording is shown.
+    Replay(Box<ReplayMoment>),
+}
+
+/// Moment of a recording that a replay shows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplayMoment {
+    /// First and last moment of the recording.
+    pub start: TimeNs,
+    pub end: TimeNs,
+    /// The moment shown.
+    pub time: TimeNs,
+    /// Memory events up to this moment, and of the whole recording.
+    pub events: u64,
+    pub all_events: u64,
+    /// Number of the iteration of this moment; `None` outside of iterations.
+    pub iteration: Option<u64>,
+    pub all_iterations: u64,
+    pub unit: ReplayUnit,
+    /// The other moment, for the difference.
+    pub mark: Option<Arc<ReplayMark>>,
+}
+
+/// Moment that others are compared with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplayMark {
+    pub time: TimeNs,
+    pub iteration: Option<u64>,
+    pub snapshot: Snapshot,
+}
+
+/// Distance by which a key moves through a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ReplayUnit {
+    #[default]
+    Iteration,
+    Second,
+    Event,
 }
 
 #[derive(Clone, Debug, PartialEq)]

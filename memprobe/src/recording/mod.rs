@@ -43,6 +43,7 @@ mod pickle;
 mod reader;
 #[cfg(test)]
 pub(crate) mod samples;
+mod seekable;
 mod segments;
 mod tensors;
 pub mod write;
@@ -62,6 +63,7 @@ pub use pickle::{
     PickleWriter, copy_pickle,
 };
 pub use reader::Reader;
+pub use seekable::{GroupReader, SeekableRecording};
 pub(crate) use segments::{SegmentRecord, SegmentsRecord};
 pub(crate) use tensors::{BlockRecord, SiteRecord, StorageRecord};
 pub use tensors::{SnapshotFileError, TENSOR_FORMAT, open_tensors, read_tensors};

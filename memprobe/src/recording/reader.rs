@@ -5,10 +5,11 @@ use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::compact::{CompactReader, MAGIC, RecordingDamage};
+use super::compact::{CompactIndex, CompactReader, MAGIC, PartInput, RecordingDamage};
 use super::json_reader::JsonReader;
 use super::{End, Header, RecordingError};
 use crate::event::{Event, NoStack, Stack, StackKind};
+use crate::ledger::keyframe::LedgerKeyframe;
 
 /// Read buffer, in bytes.
 const BUFFER: usize = 256 << 10;
@@ -50,6 +51,13 @@ impl Reader<BufReader<File>> {
 }
 
 impl<R: BufRead> Reader<R> {
+    pub(super) fn of_compact(reader: CompactReader<R>) -> Self {
+        Self {
+            source: RecordingSource::Compact(Box::new(reader)),
+            path: None,
+        }
+    }
+
     /// Opens the same recording once more, from its beginning. Returns `None` for a source that is no file.
     pub fn reopened(&self) -> Option<Reader<BufReader<File>>> {
         Reader::open(self.path.as_ref()?).ok()
@@ -63,6 +71,23 @@ impl<R: BufRead> Reader<R> {
             RecordingSource::Json(Box::new(JsonReader::new(input)?))
         };
         Ok(Self { source, path: None })
+    }
+
+    /// Returns the state of the ledger, and the recording from there on, at the last keyframe with at most so many
+    /// memory events before it. Returns `None` if the recording has none there.
+    pub fn from_keyframe(&self, events: u64) -> Option<(LedgerKeyframe, Reader<PartInput>)> {
+        let path = self.path.as_ref()?;
+        let index = CompactIndex::open(path).ok()??;
+        let keyframes: Vec<u64> = index.keyframes().map(|(before, _)| before).collect();
+        let mut place = keyframes.partition_point(|before| *before <= events);
+        // A damaged one is as good as none.
+        while place > 0 {
+            place -= 1;
+            if let Some((state, reader)) = index.read_from(place, self.header()).ok()? {
+                return Some((state, Reader::<PartInput>::of_compact(reader)));
+            }
+        }
+        None
     }
 
     /// Returns the latest header; a later record of the file may add facts about the target.

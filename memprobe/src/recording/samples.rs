@@ -11,6 +11,7 @@ use crate::event::{
 };
 use crate::event::{ProbeStatus, Target};
 use crate::ledger::snapshot::Grouping;
+use crate::recording::compact::GroupPolicy;
 use crate::recording::write::compact::CompactWriter;
 use crate::recording::write::trace_event::TraceWriter;
 
@@ -358,6 +359,20 @@ pub(crate) fn compact_recording(events: &[Event]) -> Vec<u8> {
     let mut writer = CompactWriter::new(Vec::new(), "memory", &header()).unwrap();
     for event in events {
         writer.event(event).unwrap();
+    }
+    writer.finish(EndReason::Interrupted).unwrap()
+}
+
+/// Returns the compact file that holds these events in groups of three, each with a keyframe.
+pub(crate) fn small_groups(events: &[Event]) -> Vec<u8> {
+    let policy = GroupPolicy {
+        events: 3,
+        bytes_per_keyframe_byte: 0,
+    };
+    let mut writer = CompactWriter::with_groups(Vec::new(), "memory", &header(), policy).unwrap();
+    for event in events {
+        writer.event(event).unwrap();
+        writer.flush().unwrap();
     }
     writer.finish(EndReason::Interrupted).unwrap()
 }

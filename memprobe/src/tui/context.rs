@@ -10,6 +10,7 @@ use super::bars::{StatusLine, Tab};
 use super::input::InputEvent;
 use super::lines::Capacity;
 use super::overlay;
+use super::replay;
 use super::saving::Saving;
 use super::table_screen::{DeviceTabs, KeyHint, Needs, Note, ScreenContext, ScreenTitle, further};
 use super::tensors::Tensors;
@@ -210,6 +211,7 @@ impl ScreenContext for ProcessContext {
         });
         let since = match snapshot.health.state {
             TargetState::Recording => "recorded",
+            TargetState::Replay(_) => "at",
             TargetState::Waiting(_) => "waiting",
             TargetState::Running | TargetState::Exited => "attached",
         };
@@ -274,6 +276,9 @@ impl ScreenContext for ProcessContext {
     }
 
     fn keys(&self) -> Vec<KeyHint> {
+        if replay::moment(&self.feed.shown).is_some() {
+            return replay::KEYS.to_vec();
+        }
         let mut keys = vec![("Space", "pause", 5)];
         if self.way_back == StageStep::Back {
             keys.push(("Esc", "back", 1));
@@ -282,6 +287,9 @@ impl ScreenContext for ProcessContext {
     }
 
     fn help(&self) -> &'static str {
+        if replay::moment(&self.feed.shown).is_some() {
+            return replay::HELP;
+        }
         "\
 Tab or d    next device                      D  previous device
 Space       pause the screen; memprobe goes on counting
@@ -312,6 +320,7 @@ fn word(health: &Health, is_paused: bool, theme: &Theme) -> (&'static str, Style
         TargetState::Running => ("LIVE", theme.good()),
         TargetState::Exited => ("TARGET GONE", theme.bad()),
         TargetState::Recording => ("RECORDING", theme.good()),
+        TargetState::Replay(_) => ("REPLAY", theme.good()),
     }
 }
 
@@ -327,8 +336,11 @@ fn facts(health: &Health, is_paused: bool) -> Vec<(u8, String)> {
         TargetState::Running => facts.push((3, format!("{} ev/s", rate(health.events_per_second)))),
         TargetState::Exited => facts.push((4, "last state shown".to_owned())),
         TargetState::Recording => {}
+        TargetState::Replay(moment) => facts.extend(replay::facts(moment)),
     }
-    facts.push((5, counted(health.events, "event")));
+    if !matches!(health.state, TargetState::Replay(_)) {
+        facts.push((5, counted(health.events, "event")));
+    }
     facts.extend((!health.losses.any()).then(|| (2, "lost 0".to_owned())));
     if health.disagreements > 0 {
         facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));

@@ -20,6 +20,7 @@ pub mod picker;
 mod pictures;
 mod plot;
 mod process;
+mod replay;
 #[cfg(test)]
 mod samples;
 mod saving;
@@ -36,6 +37,7 @@ mod threads;
 
 pub use context::{AttributionQuery, AttributionTables};
 pub use process::{News, run};
+pub use replay::ReplaySeek;
 pub use saving::Saving;
 pub use tensors::Tensors;
 pub use theme::ThemeChoice;
@@ -54,6 +56,8 @@ pub enum Command {
     TakeTensors,
     /// Provide this attribution table, and no other, from now on.
     Explain(AttributionQuery),
+    /// Show another moment of the recording.
+    Seek(ReplaySeek),
     /// Begin a recording of the process, or end it.
     SaveRecording,
     /// Save the tensors of the reading in progress, once it is complete; without one, of the last reading.

@@ -1,9 +1,10 @@
 //! Live screens of one process, and their channels to the caller.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use crossterm::event::Event;
+use crossterm::event::{Event, MouseButton, MouseEventKind};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Position;
 use tokio::sync::mpsc::UnboundedSender;
@@ -12,10 +13,11 @@ use tokio::sync::watch::Receiver;
 use super::bars::Tab;
 use super::categories::Categories;
 use super::context::{AttributionQuery, AttributionTables, ProcessContext};
-use super::input::{InputEvent, wanted};
+use super::input::{Focus, InputEvent, wanted};
 use super::lines::LineList;
 use super::modules::ModuleList;
 use super::outside::Outside;
+use super::replay::{self, PlaceAnswer, PlacePrompt, ReplayInput, ReplaySeek};
 use super::saving::Saving;
 use super::segments::SegmentList;
 use super::table_screen::{Errand, Note, ScreenHandle, ScreenRequest, SourcePlace, TableScreen};
@@ -25,6 +27,7 @@ use super::theme::{Theme, ThemeChoice};
 use super::threads::Threads;
 use super::{Command, SourceText};
 use crate::ledger::snapshot::Snapshot;
+use crate::view::ReplayPlace;
 
 /// Channels from the caller to the screens of one process.
 #[derive(Clone, Debug)]
@@ -83,6 +86,8 @@ pub(super) struct ProcessStage {
     threads: TableScreen<Threads>,
     size: (u16, u16),
     screen: Tab,
+    /// Prompt for a place in a recording.
+    place: Option<PlacePrompt>,
 }
 
 impl ProcessStage {
@@ -112,6 +117,7 @@ impl ProcessStage {
             context,
             size: (0, 0),
             screen: Tab::Lines,
+            place: None,
         }
     }
 
@@ -138,6 +144,73 @@ impl ProcessStage {
             Tab::Threads => AttributionQuery::Threads,
             _ => AttributionQuery::Nothing,
         }
+    }
+
+    /// Handles input that only a replay has; `None` for other input.
+    fn handle_replay(&mut self, event: &Event) -> Result<Option<StageStep>> {
+        if replay::moment(&self.context.feed.shown).is_none() {
+            return Ok(None);
+        }
+        if let Some(prompt) = &mut self.place {
+            let note = match prompt.handle(event) {
+                PlaceAnswer::Typing => Some(prompt.text()),
+                PlaceAnswer::Wrong(error) => Some(error),
+                PlaceAnswer::Cancelled => {
+                    self.place = None;
+                    Some(String::new())
+                }
+                PlaceAnswer::Place(place) => {
+                    self.place = None;
+                    (self.ask)(Command::Seek(ReplaySeek::To(place)))?;
+                    Some(String::new())
+                }
+                PlaceAnswer::Foreign => None,
+            };
+            return Ok(note.map(|note| {
+                self.tell(note);
+                StageStep::Draw
+            }));
+        }
+        if let Some(place) = self.place_at(event) {
+            (self.ask)(Command::Seek(ReplaySeek::To(place)))?;
+            return Ok(Some(StageStep::Draw));
+        }
+        if self.parts().0.focus() != Focus::Table {
+            return Ok(None);
+        }
+        match replay::wanted(event) {
+            Some(ReplayInput::Seek(seek)) => (self.ask)(Command::Seek(seek))?,
+            Some(ReplayInput::Prompt) => {
+                let prompt = self.place.insert(PlacePrompt::default());
+                let text = prompt.text();
+                self.tell(text);
+            }
+            Some(ReplayInput::Refused(reason)) => self.tell(reason.to_owned()),
+            None => return Ok(None),
+        }
+        Ok(Some(StageStep::Draw))
+    }
+
+    /// Shows a note until the next input; nothing for an empty one.
+    fn tell(&mut self, note: String) {
+        self.parts().0.say(note.into());
+    }
+
+    /// Returns the moment of a click into the graph, or of a drag in it.
+    fn place_at(&self, event: &Event) -> Option<ReplayPlace> {
+        let Event::Mouse(mouse) = event else {
+            return None;
+        };
+        let is_left = matches!(
+            mouse.kind,
+            MouseEventKind::Down(MouseButton::Left) | MouseEventKind::Drag(MouseButton::Left)
+        );
+        if !is_left || !matches!(self.screen, Tab::Lines) {
+            return None;
+        }
+        let position = Position::new(mouse.column, mouse.row);
+        let since = self.lines.time_at(&self.context, position)?;
+        Some(ReplayPlace::Time(Duration::from_nanos(since)))
     }
 
     /// Takes what became of a file that is saved; returns true if it is new.
@@ -200,6 +273,9 @@ impl Stage for ProcessStage {
         if let Event::Resize(width, height) = event {
             self.resize(*width, *height);
             return Ok(StageStep::DrawAll);
+        }
+        if let Some(step) = self.handle_replay(event)? {
+            return Ok(step);
         }
         let (screen, context) = self.parts();
         let Some(wanted) = wanted(event, screen.focus()) else {

@@ -12,6 +12,7 @@ mod host;
 mod names;
 mod number;
 mod printable;
+mod replay_place;
 mod segments;
 pub mod table;
 mod tensors;
@@ -35,6 +36,7 @@ pub use names::{
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
 pub use printable::PrintableWriter;
+pub use replay_place::{REPLAY_PLACES, ReplayPlace};
 pub use segments::{
     MapGlyphs, PoolSegments, SEGMENT_COLUMNS, SegmentEntry, drawing, pool_name, pools,
     segment_columns,

@@ -220,6 +220,8 @@ pub const MODULES: &[Module] = &[
         uses: &[
             "event",
             "cuda::calls",
+            "ledger::Ledger",
+            "ledger::keyframe",
             "ledger::snapshot",
             "ledger::grouping",
             "tensors",
@@ -277,6 +279,11 @@ pub const MODULES: &[Module] = &[
         never: &[SYSTEM, ENGINE, SCREEN, ARGUMENTS],
     },
     Module {
+        name: "replay",
+        uses: &["event", "ledger", "recording"],
+        never: &[SYSTEM, ENGINE, SCREEN, ARGUMENTS],
+    },
+    Module {
         name: "tui",
         uses: &[
             "event",
@@ -308,6 +315,7 @@ pub const MODULES: &[Module] = &[
             "report",
             "export",
             "html",
+            "replay",
             "tui",
         ],
         never: &[SCREEN, ARGUMENTS],

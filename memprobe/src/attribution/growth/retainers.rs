@@ -61,14 +61,14 @@ pub struct RetainedGrowth {
 type Who = (Arc<str>, Option<Arc<str>>, Option<Arc<str>>);
 
 /// Retainers in the last heap snapshot, by allocation group.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct SnapshotRetainers {
     pub(super) time: Option<TimeNs>,
     parts: HashMap<usize, OfPart>,
     distinct: usize,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct OfPart {
     retainers: HashMap<Who, GrowthRetainer>,
     others: RetainerAmount,

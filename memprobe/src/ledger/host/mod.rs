@@ -58,7 +58,7 @@ pub struct Attached {
     pub missing: Vec<String>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Host {
     caps: HostCaps,
     started: TimeNs,

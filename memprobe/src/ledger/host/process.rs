@@ -8,7 +8,7 @@ use crate::ledger::snapshot::host::{
 use crate::ledger::snapshot::{Grouping, Snapshot, TargetState};
 use crate::ledger::{Caps, Change, Ledger};
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct HostProcess {
     pub(super) ledger: Ledger,
     pub(super) ended: Option<TimeNs>,

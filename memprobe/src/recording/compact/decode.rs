@@ -1,5 +1,7 @@
 //! Frames to events. The input is untrusted.
 
+mod keyframe;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -25,6 +27,8 @@ use crate::recording::names::{MAX_OPTIMIZERS, PendingNames};
 use crate::recording::reader::lost_stack;
 use crate::recording::segments::{DeviceRecord, MAX_DEVICES, PendingSegments, SegmentPart};
 use crate::recording::{MAX_DIMENSIONS, MAX_FRAMES, MAX_STACKS};
+
+pub(super) use keyframe::KeyframeDecoder;
 
 /// Most frames of all stacks of one recording together. Fewer than in a trace, whose frames take more of the file.
 const MAX_ALL_FRAMES: usize = 1 << 23;

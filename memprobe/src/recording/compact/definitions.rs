@@ -34,6 +34,11 @@ impl DefinitionWriter {
         self.strings.len().max(self.lines.len()) > MAX_DEFINITIONS / 4
     }
 
+    /// Returns true if the group has to end before it has more than a reader keeps.
+    pub(super) fn are_too_many(&self) -> bool {
+        self.strings.len().max(self.lines.len()) > MAX_DEFINITIONS / 2
+    }
+
     /// Writes how many definitions the group has. To be called before the first record of a frame.
     pub(super) fn begin_frame(&self, columns: &mut ColumnWriter) {
         push(columns.of(FrameColumn::Strings), self.strings.len() as u64);

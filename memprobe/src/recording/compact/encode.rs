@@ -1,5 +1,7 @@
 //! Events to frames.
 
+mod keyframe;
+
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
@@ -8,7 +10,7 @@ use super::columns::{ColumnWriter, FrameColumn};
 use super::definitions::DefinitionWriter;
 use super::frame::{FrameKind, PlainFrame};
 use super::varint::{push, push_bytes, push_difference};
-use super::{MAX_PAYLOAD, record};
+use super::{GroupPolicy, MAX_PAYLOAD, record};
 use crate::event::{
     Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, CallPathOrigin, CaptureChange,
     CudaCall, DeviceIndex, DeviceSegments, Event, LabeledBlock, Losses, MemoryEvent, MemorySegment,
@@ -20,14 +22,13 @@ use crate::recording::{
     MAX_PURPOSE, MAX_STACKS,
 };
 
+pub(super) use keyframe::encode_keyframe;
+
 /// Records after which a frame is closed.
 const FRAME_RECORDS: usize = 1 << 16;
 
 /// Bytes of the columns after which a frame is closed.
 const FRAME_BYTES: usize = 1 << 20;
-
-/// Memory events after which a group is closed.
-const GROUP_EVENTS: u64 = 1 << 18;
 
 /// Bits of a class: fields that its events have.
 pub(super) mod has {
@@ -96,6 +97,8 @@ impl PredictedTotals {
 
 /// Encodes the events of a recording. Its memory is bounded by the definitions of the stream and one frame.
 pub(in crate::recording) struct CompactEncoder {
+    /// Kind of the frames with records.
+    kind: FrameKind,
     header: Vec<u8>,
     columns: ColumnWriter,
     definitions: DefinitionWriter,
@@ -108,7 +111,11 @@ pub(in crate::recording) struct CompactEncoder {
     frame_events: u32,
     group: u16,
     begins_group: bool,
+    /// True among records whose end follows: a group does not end there, unless it is near its limits.
+    is_in_list: bool,
     group_events: u64,
+    /// Memory events after which a group is closed.
+    group_limit: u64,
     events: u64,
     losses: Losses,
     /// Definitions of the stream, to be repeated in each group that uses them.
@@ -120,7 +127,12 @@ pub(in crate::recording) struct CompactEncoder {
 
 impl CompactEncoder {
     pub(crate) fn new(header: &Header) -> Self {
+        Self::with_groups(header, GroupPolicy::default())
+    }
+
+    pub(crate) fn with_groups(header: &Header, policy: GroupPolicy) -> Self {
         Self {
+            kind: FrameKind::Records,
             header: header_json(header),
             columns: ColumnWriter::default(),
             definitions: DefinitionWriter::default(),
@@ -133,7 +145,9 @@ impl CompactEncoder {
             frame_events: 0,
             group: 0,
             begins_group: true,
+            is_in_list: false,
             group_events: 0,
+            group_limit: policy.events,
             events: 0,
             losses: Losses::default(),
             stacks: HashMap::new(),
@@ -231,6 +245,9 @@ impl CompactEncoder {
         if self.records == 0 {
             return;
         }
+        if self.kind == FrameKind::Keyframe {
+            return self.close_keyframe(emit);
+        }
         self.write_classes();
         if self.begins_group && self.events > u64::from(self.frame_events) {
             // A reader that begins with this group has a header too.
@@ -250,7 +267,8 @@ impl CompactEncoder {
             times: [first.min(last), last],
             payload: self.columns.take(),
         });
-        self.begins_group = self.group_events >= GROUP_EVENTS || self.definitions.are_many();
+        let is_full = self.group_events >= self.group_limit || self.definitions.are_many();
+        self.begins_group = is_full && !self.is_in_list || self.definitions.are_too_many();
         if self.begins_group {
             self.group = self.group.wrapping_add(1);
             self.group_events = 0;
@@ -535,10 +553,12 @@ impl CompactEncoder {
     }
 
     fn labels(&mut self, end: u64, labels: &BlockLabels, emit: &mut impl FnMut(PlainFrame)) {
+        self.is_in_list = true;
         for block in &labels.blocks {
             self.label(block);
             self.close_when_full(emit);
         }
+        self.is_in_list = false;
         self.begin(end);
         self.time(labels.time);
         self.numbers([labels.tgid.0.into(), labels.blocks.len() as u64]);
@@ -577,6 +597,7 @@ impl CompactEncoder {
 
     fn segments(&mut self, reading: &SegmentReading, emit: &mut impl FnMut(PlainFrame)) {
         let mut records = 0;
+        self.is_in_list = true;
         for device in &reading.devices {
             for segment in &device.segments {
                 self.segment(device.device, segment);
@@ -589,6 +610,7 @@ impl CompactEncoder {
             }
             records += device.segments.len() + device.awaiting.len();
         }
+        self.is_in_list = false;
         self.begin(record::SEGMENTS);
         self.time(reading.time);
         self.numbers([reading.tgid.0.into(), records as u64]);

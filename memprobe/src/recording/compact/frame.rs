@@ -32,6 +32,10 @@ pub(super) enum FrameKind {
     Records,
     /// JSON of the end of the recording.
     End,
+    /// Part of the state of the ledger at the begin of a group.
+    Keyframe,
+    /// Places of groups and keyframes in the file.
+    Index,
     Other(u8),
 }
 
@@ -41,6 +45,8 @@ impl FrameKind {
             Self::Header => 1,
             Self::Records => 2,
             Self::End => 3,
+            Self::Keyframe => 4,
+            Self::Index => 5,
             Self::Other(number) => number,
         }
     }
@@ -50,6 +56,8 @@ impl FrameKind {
             1 => Self::Header,
             2 => Self::Records,
             3 => Self::End,
+            4 => Self::Keyframe,
+            5 => Self::Index,
             other => Self::Other(other),
         }
     }
@@ -65,7 +73,7 @@ pub(in crate::recording) struct PlainFrame {
     pub(super) first_event: u64,
     /// Memory events of this frame.
     pub(super) events: u32,
-    /// Earliest and latest time of its records; 0 without any.
+    /// Earliest and latest time of its records; 0 without any. Of the end, the offset of the index and 0.
     pub(super) times: [u64; 2],
     pub(super) payload: Vec<u8>,
 }

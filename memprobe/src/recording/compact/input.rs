@@ -12,11 +12,16 @@ pub(super) struct InputWindow<R> {
 
 impl<R: BufRead> InputWindow<R> {
     pub(super) fn new(input: R) -> Self {
+        Self::at(input, 0)
+    }
+
+    /// Begins at a place of the file.
+    pub(super) fn at(input: R, offset: u64) -> Self {
         Self {
             input,
             bytes: Vec::new(),
             start: 0,
-            offset: 0,
+            offset,
         }
     }
 

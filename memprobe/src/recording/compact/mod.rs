@@ -8,18 +8,42 @@ mod columns;
 mod decode;
 mod definitions;
 mod encode;
+mod follow;
 mod frame;
+mod index;
 mod input;
 mod reader;
+mod seek;
 mod varint;
 
 pub(super) use encode::CompactEncoder;
-pub(super) use frame::{FrameWriter, MAGIC, PlainFrame, preamble};
+pub(super) use follow::KeyframeWriter;
+pub(super) use frame::{MAGIC, PlainFrame, preamble};
 pub(super) use reader::CompactReader;
 pub use reader::RecordingDamage;
+pub(super) use seek::{CompactIndex, PartInput};
 
 /// Version of the compact format. The reader refuses later ones.
-pub const COMPACT_FORMAT: u16 = 1;
+pub const COMPACT_FORMAT: u16 = 2;
+
+/// Length of groups, and share of keyframes in the file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GroupPolicy {
+    /// Memory events after which a group is closed.
+    pub(super) events: u64,
+    /// Least bytes of frames between two keyframes, for each byte of the earlier one.
+    pub(super) bytes_per_keyframe_byte: u64,
+}
+
+impl Default for GroupPolicy {
+    /// A quarter of a million events are replayed in a moment. Keyframes take at most a ninth of a file.
+    fn default() -> Self {
+        Self {
+            events: 1 << 18,
+            bytes_per_keyframe_byte: 8,
+        }
+    }
+}
 
 /// Most records of one frame.
 const MAX_RECORDS: usize = 1 << 17;
@@ -51,6 +75,20 @@ mod record {
     pub(super) const BASELINE_LABELS: u64 = 13;
     /// A memory event of the first class of its frame; the next classes follow.
     pub(super) const MEMORY: u64 = 16;
+}
+
+/// Numbers of the records of a keyframe that a group has not. Definitions and segments have the numbers of [`record`].
+mod keyframe_record {
+    pub(super) const MOMENT: u64 = 16;
+    pub(super) const STACK_ID: u64 = 17;
+    pub(super) const DEVICE: u64 = 18;
+    pub(super) const CALL_SITE: u64 = 19;
+    pub(super) const LINE_PEAKS: u64 = 20;
+    pub(super) const BLOCK: u64 = 21;
+    pub(super) const CUDA_DEVICE: u64 = 22;
+    pub(super) const CUDA_GROUP: u64 = 23;
+    pub(super) const CUDA_MEMORY: u64 = 24;
+    pub(super) const END: u64 = 25;
 }
 
 #[cfg(test)]

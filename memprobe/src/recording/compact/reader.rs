@@ -106,7 +106,22 @@ impl<R: BufRead> CompactReader<R> {
             });
         }
         window.skip(PREAMBLE);
-        let mut reader = Self {
+        let mut reader = Self::of_window(window)?;
+        // Without a whole header, the first records tell the time.
+        while !reader.has_header && reader.waiting.is_empty() {
+            if reader.read_frame()? {
+                continue;
+            }
+            match reader.damage {
+                Some(_) => break,
+                None => return Err(RecordingError::Empty),
+            }
+        }
+        Ok(reader)
+    }
+
+    fn of_window(window: InputWindow<R>) -> io::Result<Self> {
+        Ok(Self {
             window,
             decoder: CompactDecoder::default(),
             header: Header::default(),
@@ -121,18 +136,25 @@ impl<R: BufRead> CompactReader<R> {
             group: 0,
             searched: 0,
             decompressor: Decompressor::new()?,
-        };
-        // Without a whole header, the first records tell the time.
-        while !reader.has_header && reader.waiting.is_empty() {
-            if reader.read_frame()? {
-                continue;
-            }
-            match reader.damage {
-                Some(_) => break,
-                None => return Err(RecordingError::Empty),
-            }
-        }
-        Ok(reader)
+        })
+    }
+
+    /// Reads a group and what follows, from `offset` of the file on, after so many events and with these losses.
+    pub(super) fn of_rest(
+        input: R,
+        header: &Header,
+        offset: u64,
+        events: u64,
+        losses: Losses,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            header: header.clone(),
+            has_header: true,
+            events,
+            position: events,
+            losses,
+            ..Self::of_window(InputWindow::at(input, offset))?
+        })
     }
 
     pub(in crate::recording) fn header(&self) -> &Header {
@@ -188,7 +210,7 @@ impl<R: BufRead> CompactReader<R> {
             FrameKind::Header => self.accept_header(&payload)?,
             FrameKind::Records => self.accept_records(&header, &payload),
             FrameKind::End => self.accept_end(&payload)?,
-            FrameKind::Other(_) => {}
+            FrameKind::Keyframe | FrameKind::Index | FrameKind::Other(_) => {}
         }
         Ok(true)
     }

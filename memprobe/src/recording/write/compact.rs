@@ -1,6 +1,6 @@
 //! Writer of compact recordings (`.mprb`, [`crate::recording::compact`]).
 //!
-//! A thread compresses and writes: whoever drains the ring buffer only encodes. It waits for the disk no earlier than
+//! A thread compresses, writes, and adds keyframes: whoever drains the ring buffer only encodes. It waits for the disk no earlier than
 //! [`QUEUE`] frames are on the way.
 
 use std::io::{self, Write};
@@ -11,7 +11,9 @@ use std::thread::{Builder, JoinHandle};
 
 use super::error::WriteError;
 use crate::event::Event;
-use crate::recording::compact::{CompactEncoder, FrameWriter, PlainFrame, preamble};
+use crate::recording::compact::{
+    CompactEncoder, GroupPolicy, KeyframeWriter, PlainFrame, preamble,
+};
 use crate::recording::{EndReason, Header};
 
 /// Most frames between the two threads.
@@ -51,7 +53,16 @@ impl FrameQueue {
 
 impl<W: Write + Send + 'static> CompactWriter<W> {
     /// Starts a recording on `out`. `place` names it in errors.
-    pub fn new(mut out: W, place: impl Into<String>, header: &Header) -> Result<Self, WriteError> {
+    pub fn new(out: W, place: impl Into<String>, header: &Header) -> Result<Self, WriteError> {
+        Self::with_groups(out, place, header, GroupPolicy::default())
+    }
+
+    pub(in crate::recording) fn with_groups(
+        mut out: W,
+        place: impl Into<String>,
+        header: &Header,
+        policy: GroupPolicy,
+    ) -> Result<Self, WriteError> {
         let place = place.into();
         let failed = |error| WriteError::new(&place, error);
         let (jobs, received) = sync_channel(QUEUE);
@@ -60,13 +71,13 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
             .bytes
             .store(preamble().len() as u64, Ordering::Relaxed);
         out.write_all(&preamble()).map_err(failed)?;
-        let frames = FrameWriter::new(out).map_err(failed)?;
+        let frames = KeyframeWriter::new(out, header.start, policy).map_err(failed)?;
         let thread = Builder::new().name("memprobe-write".to_owned()).spawn({
             let (progress, place) = (Arc::clone(&progress), place.clone());
             move || write_jobs(frames, &received, &progress, &place)
         });
         let mut writer = Self {
-            encoder: CompactEncoder::new(header),
+            encoder: CompactEncoder::with_groups(header, policy),
             queue: FrameQueue { jobs, progress },
             thread: thread.map_err(failed)?,
             has_reported: false,
@@ -146,7 +157,7 @@ impl<W: Write + Send + 'static> CompactWriter<W> {
 
 /// Writes frames until no more can come; returns the output. After an error it only takes them.
 fn write_jobs<W: Write>(
-    mut frames: FrameWriter<W>,
+    mut frames: KeyframeWriter<W>,
     jobs: &Receiver<WriteJob>,
     progress: &WriteProgress,
     place: &str,
@@ -154,7 +165,7 @@ fn write_jobs<W: Write>(
     let mut write = |job: WriteJob| -> io::Result<usize> {
         match job {
             WriteJob::Frame(frame) => frames.write(&frame),
-            WriteJob::Flush => frames.out.flush().map(|()| 0),
+            WriteJob::Flush => frames.frames.out.flush().map(|()| 0),
         }
     };
     let note = |written: io::Result<usize>| match written {
@@ -166,5 +177,5 @@ fn write_jobs<W: Write>(
             note(write(job));
         }
     }
-    frames.out
+    frames.frames.out
 }

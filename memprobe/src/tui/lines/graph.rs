@@ -10,9 +10,11 @@ use ratatui::text::{Line, Span};
 
 use super::super::plot::{PlotFrame, PlotScale, columns};
 use super::super::theme::Theme;
-use crate::event::Bytes;
 use crate::event::bytes::short;
-use crate::ledger::snapshot::{DeviceTimeline, TimeWindow, Timeline, TimelineMarks, TotalsPoint};
+use crate::event::{Bytes, TimeNs};
+use crate::ledger::snapshot::{
+    DeviceTimeline, ReplayMoment, TimeWindow, Timeline, TimelineMarks, TotalsPoint,
+};
 use crate::view::span;
 
 /// Least cells between marks of iterations on average; closer ones are left out.
@@ -140,6 +142,56 @@ pub fn draw_graph(
         column.draw(buffer, x, point, marks.has_iteration(&point.marks));
         column.draw_letter(buffer, x, &point.marks);
     }
+}
+
+/// Draws the cursor of a replay, and its mark B, on the graph of the whole recording.
+pub fn draw_cursors(
+    buffer: &mut Buffer,
+    area: Rect,
+    timeline: &DeviceTimeline,
+    (view, moment): (GraphView, &ReplayMoment),
+    theme: &Theme,
+) {
+    if view.window != TimeWindow::All || area.height < 2 {
+        return;
+    }
+    let mark = moment.mark.as_ref().map(|mark| (mark.time, "B"));
+    let cursors = mark.into_iter().chain([(moment.time, "A")]);
+    for (time, letter) in cursors {
+        let Some(x) = column_at(area, &timeline.all, time) else {
+            continue;
+        };
+        for y in area.y..area.bottom() - 1 {
+            if let Some(cell) = buffer.cell_mut((x, y)) {
+                cell.set_symbol(theme.glyphs.wall);
+                cell.set_style(theme.strong());
+            }
+        }
+        buffer.set_string(x, area.bottom() - 1, letter, theme.strong());
+    }
+}
+
+/// Returns the column of a time in the graph of a timeline; `None` outside.
+fn column_at(area: Rect, timeline: &Timeline, time: TimeNs) -> Option<u16> {
+    let wide = u64::from(PlotFrame::width(area));
+    let points = timeline.points.len() as u64;
+    let point = time.0.saturating_sub(timeline.start.0) / timeline.step.max(1);
+    let column = (point.min(points.checked_sub(1)?) * wide).div_ceil(points);
+    let left = area.right() - PlotFrame::width(area);
+    let column = u16::try_from(column.min(wide.checked_sub(1)?)).ok()?;
+    Some(left + column)
+}
+
+/// Returns the time at a column of the graph; `None` outside.
+pub fn time_at(area: Rect, timeline: &DeviceTimeline, view: GraphView, x: u16) -> Option<TimeNs> {
+    let wide = PlotFrame::width(area);
+    let column = u64::from(x.checked_sub(area.right() - wide)?);
+    let shown = timeline.window(view.window);
+    let length = view.window.length().unwrap_or_else(|| shown.length());
+    let end = shown.start.0.saturating_add(shown.length());
+    let start = end.saturating_sub(length);
+    let passed = u128::from(length) * u128::from(2 * column + 1) / u128::from(2 * wide.max(1));
+    Some(TimeNs(start.saturating_add(u64::try_from(passed).ok()?)))
 }
 
 /// Returns a point for each column, `None` before the first. A window of a fixed length ends at the right; all time is

@@ -13,11 +13,13 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use ratatui::buffer::Buffer;
+use ratatui::layout::Position;
 use ratatui::text::Line;
 
 use super::bars::Tab;
 use super::context::ProcessContext;
 use super::input::InputEvent;
+use super::replay;
 use super::table_screen::{
     Content, Fold, Needs, Note, Query, Reaction, RowOf, SIDE_BY_SIDE, ScreenContext, ScreenLayout,
     ScreenParts, ScreenRequest, SourcePlace, TableOf, TableScreen, TableState,
@@ -37,14 +39,18 @@ use rows::{LineData, LineKey, LineSubject};
 const MIN_HEIGHT_FOR_BOTH: u16 = 32;
 
 #[cfg(test)]
-const LINE: usize = 7;
+const LINE: usize = 8;
 
 /// Heading of growth a minute, and of growth an iteration.
 const GROWTH: &str = "GROWTH/min";
 const GROWTH_PER_ITERATION: &str = "GROWTH/it";
 
-const COLUMNS: [Column<LineData>; 8] = columns![|row: LineData|
+/// Heading of the change since the marked moment of a replay.
+const CHANGE: &str = "CHANGE";
+
+const COLUMNS: [Column<LineData>; 9] = columns![|row: LineData|
     figure("LIVE").screen(11, 0).tone(Tone::Strong) => row.figures.live,
+    figure(CHANGE).screen(12, 0) => row.change.map(Cell::Signed),
     figure("PEAK").screen(11, 60) => row.figures.peak,
     figure(BLOCKS).short().screen(6, 70) => row.figures.blocks,
     figure("ALLOC/s").screen(7, 90) => row.figures.rate,
@@ -64,6 +70,18 @@ pub struct LineList {
     shown: Option<LineTable>,
 }
 
+impl TableScreen<LineList> {
+    /// Returns the time at a place in the graph of a replay, in nanoseconds since its begin.
+    pub(in crate::tui) fn time_at(&self, context: &ProcessContext, at: Position) -> Option<u64> {
+        let moment = replay::moment(&context.feed.shown)?;
+        let area = self.layout(context)?.graph;
+        let is_free = self.state.overlay.is_none() && area.contains(at);
+        let timeline = &context.device().filter(|_| is_free)?.timeline;
+        let time = graph::time_at(area, timeline, self.content.graph, at.x)?;
+        Some(time.0.saturating_sub(moment.start.0))
+    }
+}
+
 /// Lines of one device of a snapshot.
 struct LineTable {
     snapshot: Arc<Snapshot>,
@@ -74,6 +92,13 @@ struct LineTable {
 impl LineTable {
     fn device(&self) -> &DeviceSnapshot {
         &self.snapshot.devices[self.device]
+    }
+
+    /// Returns the same device at the marked moment of a replay; `None` without a mark.
+    fn marked(&self) -> Option<Option<&DeviceSnapshot>> {
+        let mark = replay::moment(&self.snapshot)?.mark.as_ref()?;
+        let mut devices = mark.snapshot.devices.iter();
+        Some(devices.find(|device| device.index == self.device().index))
     }
 }
 
@@ -139,6 +164,7 @@ z           reset: PEAK and GROWTH of lines count from now on
 ",
     terms: "\
 LIVE        live bytes of the line; PEAK its largest value
+CHANGE      live bytes now less those at B, in a replay
 BLOCKS      live blocks; ALLOC/s recent allocations a second
 SHARE       share of all allocated bytes; the column adds up to 100%
 GROWTH/it   bytes an iteration by which the lowest live bytes rise, so
@@ -169,6 +195,11 @@ impl Content for LineList {
 
     fn parts(&self) -> &'static ScreenParts<LineData> {
         &PARTS
+    }
+
+    fn shows(&self, column: &Column<LineData>) -> bool {
+        let marked = self.shown.as_ref().and_then(LineTable::marked);
+        column.head != CHANGE || marked.is_some()
     }
 
     fn head(&self, column: &Column<LineData>) -> &'static str {
@@ -277,6 +308,7 @@ impl Content for LineList {
             let losses = &context.feed.shown.health.losses;
             panels::draw_totals(buffer, layout.totals, (device, losses), outside, theme);
             let (timeline, view) = (&device.timeline, screen.content.graph);
+            let moment = replay::moment(&context.feed.shown);
             graph::draw_graph(
                 buffer,
                 layout.graph,
@@ -285,6 +317,9 @@ impl Content for LineList {
                 view,
                 theme,
             );
+            if let Some(moment) = moment {
+                graph::draw_cursors(buffer, layout.graph, timeline, (view, moment), theme);
+            }
         }
         let frame = screen.selected().and_then(|row| row.data.subject.frame());
         let sources = screen.content.sources.borrow_mut();
@@ -307,6 +342,10 @@ impl Content for LineList {
             }
             _ if context.device().is_some() => ("Nothing is allocated on this device.", ""),
             TargetState::Exited => ("The target has ended.", "memprobe saw no GPU memory of it."),
+            TargetState::Replay(_) => (
+                "No GPU memory was allocated up to this moment.",
+                "Right goes on to later moments; End goes to the last one.",
+            ),
             TargetState::Recording => (
                 "This recording has no GPU memory.",
                 "Was it taken while the target trained?",

@@ -1,6 +1,6 @@
 //! Rows of the table of lines, built from a snapshot of one device.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::table_screen::{Fold, Query, RowOf, TableOf, TableRow};
@@ -105,6 +105,8 @@ pub struct LineData {
     pub subject: LineSubject,
     pub name: Cell<'static>,
     pub allocated: i128,
+    /// Live bytes less those at the marked moment of a replay; `None` without a mark.
+    pub change: Option<i64>,
     /// `None` if growth is shown per minute.
     pub iterations_per_minute: Option<f64>,
 }
@@ -117,6 +119,7 @@ impl LineData {
             subject,
             name: Cell::default(),
             allocated: 0,
+            change: None,
             iterations_per_minute: None,
         }
     }
@@ -150,11 +153,19 @@ pub fn table(
         row.data.allocated = device.totals.allocated.0.into();
         row.data.iterations_per_minute = device.iterations_per_minute;
     };
+    let marked = lines.marked_live();
     let of_lines = device.lines.iter();
     let of_lines = of_lines.map(|line| (line_row(line, query), Some(line)));
     let others = other_rows(device, query).into_iter().map(|row| (row, None));
     let mut entries: Vec<(RowOf<LineList>, Option<&LineRow>)> = of_lines.chain(others).collect();
-    entries.iter_mut().for_each(|(row, _)| complete(row));
+    entries.iter_mut().for_each(|(row, _)| {
+        complete(row);
+        if let Some(marked) = &marked {
+            let before = marked.get(&row.key).copied().unwrap_or(0);
+            let change = row.data.figures.live.unwrap_or(0) - before;
+            row.data.change = i64::try_from(change).ok();
+        }
+    });
     // Ties are broken by name, so that the order is stable across snapshots.
     let name = |row: &RowOf<LineList>| match &row.data.name {
         Cell::Text(name) => Some(name.clone()),
@@ -178,6 +189,20 @@ pub fn table(
         rows.iter_mut().for_each(complete);
         rows
     })
+}
+
+impl LineList {
+    /// Returns the live bytes of each row at the marked moment of a replay; `None` without a mark.
+    fn marked_live(&self) -> Option<HashMap<LineKey, i128>> {
+        let device = self.shown.as_ref()?.marked()?;
+        let lines = device.into_iter().flat_map(|device| &device.lines);
+        let lines = lines.map(|line| (LineKey::Site(line.site.clone()), line.live.0.into()));
+        let others = device.into_iter().flat_map(|device| {
+            let before = (LineKey::BeforeAttach, device.before_attach.live.0.into());
+            [before, (LineKey::Unaccounted, device.unaccounted.into())]
+        });
+        Some(lines.chain(others).collect())
+    }
 }
 
 /// Returns the rows beside the lines: memory from before attach, and unaccounted memory.

@@ -1,0 +1,212 @@
+//! Keyframes and the index: a reader that begins anywhere has the state of one that read everything.
+
+use std::fs;
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::super::GroupPolicy;
+use super::*;
+use crate::cuda::calls::function_named;
+use crate::event::{CudaCall, CudaMemoryKind, Target};
+use crate::ledger::Ledger;
+use crate::ledger::snapshot::{DeviceTimeline, Grouping, Snapshot};
+
+/// Groups of three events, each with a keyframe.
+const SMALL: GroupPolicy = GroupPolicy {
+    events: 3,
+    bytes_per_keyframe_byte: 0,
+};
+
+fn written_with(policy: GroupPolicy, events: &[Event]) -> Vec<u8> {
+    let mut writer = CompactWriter::with_groups(Vec::new(), "memory", &header(), policy).unwrap();
+    for event in events {
+        writer.event(event).unwrap();
+        writer.flush().unwrap();
+    }
+    writer.finish(EndReason::Interrupted).unwrap()
+}
+
+/// Snapshots in both groupings, without what begins anew at a keyframe.
+fn snapshots(ledger: &Ledger) -> [Snapshot; 2] {
+    let now = ledger.last_event().unwrap_or_default();
+    [Grouping::User, Grouping::Innermost].map(|grouping| {
+        let mut snapshot = ledger.snapshot(now, grouping);
+        for device in &mut snapshot.devices {
+            device.timeline = DeviceTimeline::default();
+        }
+        snapshot
+    })
+}
+
+/// Snapshots after each number of memory events, of a replay that goes on from a ledger.
+fn replayed(mut ledger: Ledger, events: impl Iterator<Item = Event>) -> Vec<(u64, [Snapshot; 2])> {
+    let mut all = Vec::new();
+    for event in events {
+        ledger.apply(&event);
+        if matches!(event, Event::Memory(_)) {
+            all.push((ledger.health.events, snapshots(&ledger)));
+        }
+    }
+    all.push((u64::MAX, snapshots(&ledger)));
+    all
+}
+
+/// Compares replays from each keyframe of a file with the one from its begin. Returns the number of keyframes.
+fn check_all_keyframes(path: &Path) -> usize {
+    let reader = Reader::open(path).unwrap();
+    let start = reader.header().start;
+    let whole = replayed(
+        Ledger::new(Target::default(), start),
+        reader.map(|event| event.unwrap()),
+    );
+    let reader = Reader::open(path).unwrap();
+    let index = CompactIndex::open(path).unwrap().unwrap();
+    let keyframes: Vec<u64> = index.keyframes().map(|(events, _)| events).collect();
+    for before in &keyframes {
+        let (state, rest) = reader.from_keyframe(*before).unwrap();
+        assert_eq!(state.events, *before);
+        let ledger = Ledger::of_keyframe(Target::default(), &state).unwrap();
+        let part = replayed(ledger, rest.map(|event| event.unwrap()));
+        let tail = &whole[whole.len() - part.len()..];
+        assert_eq!(part, tail, "from {before}");
+    }
+    keyframes.len()
+}
+
+/// A loop that allocates for PyTorch and CUDA, with blocks from before attach.
+fn mixed(choices: &[(u8, u8, u8)]) -> Vec<Event> {
+    let mut events = late_attach();
+    events.extend(story());
+    let call = CudaCall {
+        function: function_named("cudaMalloc").unwrap().name,
+        space: CudaMemoryKind::Device,
+    };
+    for (at, (kind, place, stack)) in (0..).zip(choices) {
+        let action = match kind % 5 {
+            0 | 1 => Action::Alloc,
+            2 => Action::Free,
+            3 => Action::CudaAlloc,
+            _ => Action::CudaFree,
+        };
+        let is_cuda = matches!(action, Action::CudaAlloc | Action::CudaFree);
+        let size = MIB * u64::from(stack % 3 + 1);
+        let event = memory(
+            action,
+            1000 + at,
+            0x7f00_0000_0000 + u64::from(place % 8) * MIB,
+            size,
+        );
+        events.push(Event::Memory(MemoryEvent {
+            stack: match action {
+                Action::Free | Action::CudaFree => StackId::NONE,
+                _ => StackId(u32::from(stack % 4)),
+            },
+            totals: event.totals.filter(|_| !is_cuda),
+            call: is_cuda.then_some(call),
+            ..event
+        }));
+    }
+    events
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_replay_from_any_keyframe_equals_the_one_from_the_begin(
+        choices in prop::collection::vec(any::<(u8, u8, u8)>(), 20..80),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.mprb");
+        fs::write(&path, written_with(SMALL, &mixed(&choices))).unwrap();
+        prop_assert!(check_all_keyframes(&path) > 5);
+    }
+
+    #[test]
+    fn keyframes_of_any_stream_restore_its_state(events in any_stream()) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.mprb");
+        fs::write(&path, written_with(SMALL, &events)).unwrap();
+        check_all_keyframes(&path);
+    }
+}
+
+#[test]
+fn readers_of_the_whole_file_do_not_count_keyframes() {
+    let events = mixed(&[(0, 1, 1); 40]);
+    let (plain, _) = read(&compact_recording(&events)).unwrap();
+    let file = written_with(SMALL, &events);
+    let (back, reader) = read(&file).unwrap();
+    assert_eq!(back, plain);
+    assert!(reader.damage().is_none() && !reader.truncated());
+    assert_eq!(reader.end().unwrap().events, reader.events());
+}
+
+#[test]
+fn without_its_index_the_keyframes_are_found_by_their_frames() {
+    let file = written_with(SMALL, &mixed(&[(0, 1, 1); 40]));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.mprb");
+    let keyframes = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        let index = CompactIndex::open(&path).unwrap().unwrap();
+        index.keyframes().collect::<Vec<_>>()
+    };
+    let indexed = keyframes(&file);
+    assert!(indexed.len() > 5);
+    let all = frames(&file);
+    let index = all
+        .iter()
+        .find(|(_, header)| header.kind == FrameKind::Index);
+    assert_eq!(keyframes(&file[..index.unwrap().0]), indexed);
+}
+
+#[test]
+fn a_damaged_keyframe_gives_way_to_the_one_before() {
+    let mut file = written_with(SMALL, &mixed(&[(0, 1, 1); 40]));
+    let all = frames(&file);
+    let keyframes = all
+        .iter()
+        .filter(|(_, header)| header.kind == FrameKind::Keyframe);
+    let [.., (_, before), (at, last)] = keyframes.collect::<Vec<_>>()[..] else {
+        panic!("two keyframes");
+    };
+    file[at + HEADER] ^= 1;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.mprb");
+    fs::write(&path, &file).unwrap();
+    let reader = Reader::open(&path).unwrap();
+    let (state, _) = reader.from_keyframe(last.first_event).unwrap();
+    assert_eq!(state.events, before.first_event);
+}
+
+#[test]
+fn keyframes_take_a_bounded_share_of_the_file() {
+    let events = training(30_000);
+    let policy = GroupPolicy {
+        events: 500,
+        ..GroupPolicy::default()
+    };
+    let mut writer = CompactWriter::with_groups(Vec::new(), "memory", &header(), policy).unwrap();
+    for (at, event) in events.iter().enumerate() {
+        writer.event(event).unwrap();
+        if at % 100 == 0 {
+            writer.flush().unwrap();
+        }
+    }
+    let file = writer.finish(EndReason::Interrupted).unwrap();
+    let all = frames(&file);
+    let keyframes = all
+        .iter()
+        .filter(|(_, header)| header.kind == FrameKind::Keyframe);
+    let bytes: usize = keyframes
+        .clone()
+        .map(|(_, header)| HEADER + header.stored)
+        .sum();
+    assert!(
+        keyframes.count() > 3 && bytes * 8 < file.len(),
+        "{bytes} of {}",
+        file.len()
+    );
+}

@@ -1,0 +1,81 @@
+//! Recordings of any format that can be read from many places.
+
+use std::path::Path;
+
+use super::compact::{CompactIndex, GroupPolicy, PartInput};
+use super::reader::Reader;
+use super::write::compact::CompactWriter;
+use super::{EndReason, Header, RecordingError};
+
+/// Events of a group of a copy in memory, and no keyframes.
+const COPY: GroupPolicy = GroupPolicy {
+    events: 1 << 16,
+    bytes_per_keyframe_byte: u64::MAX,
+};
+
+/// Events between two reports of progress.
+const PROGRESS: u64 = 1 << 16;
+
+/// A recording in groups of events. A trace, a pickle, and what comes through a pipe, become a compact copy in memory.
+pub struct SeekableRecording {
+    index: CompactIndex,
+    header: Header,
+}
+
+/// Events of one group.
+pub type GroupReader = Reader<PartInput>;
+
+impl SeekableRecording {
+    /// Opens a recording. `progress` gets the number of events read so far of one that has to be copied; it ends the
+    /// copy by an error.
+    pub fn open(
+        path: &Path,
+        progress: impl FnMut(u64) -> Result<(), RecordingError>,
+    ) -> Result<Self, RecordingError> {
+        if let Some(index) = CompactIndex::open(path)? {
+            let header = index.first_group()?.header().clone();
+            return Ok(Self { index, header });
+        }
+        Self::copied(Reader::open(path)?, progress)
+    }
+
+    fn copied<R: std::io::BufRead>(
+        mut reader: Reader<R>,
+        mut progress: impl FnMut(u64) -> Result<(), RecordingError>,
+    ) -> Result<Self, RecordingError> {
+        let failed = |error: super::write::WriteError| {
+            RecordingError::Io(std::io::Error::other(error.to_string()))
+        };
+        let header = reader.header().clone();
+        let mut writer = CompactWriter::with_groups(Vec::new(), "a copy in memory", &header, COPY)
+            .map_err(failed)?;
+        while let Some(event) = reader.next() {
+            writer.event(&event?).map_err(failed)?;
+            if reader.events().is_multiple_of(PROGRESS) {
+                progress(reader.events())?;
+            }
+        }
+        let header = reader.header().clone();
+        let bytes = writer.finish(EndReason::Interrupted).map_err(failed)?;
+        let index = CompactIndex::of_memory(bytes)?.ok_or(RecordingError::Empty)?;
+        Ok(Self { index, header })
+    }
+
+    /// Header as known so far: the version of torch may follow in a later group.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    pub fn groups(&self) -> usize {
+        self.index.groups()
+    }
+
+    /// Opens a group. It needs nothing of the groups before.
+    pub fn group(&self, group: usize) -> Result<GroupReader, RecordingError> {
+        let reader = match group {
+            0 => self.index.first_group()?,
+            _ => self.index.group(group, &self.header)?,
+        };
+        Ok(Reader::of_compact(reader))
+    }
+}

@@ -1,0 +1,108 @@
+//! Facts about a whole recording, collected as it is read for the first time.
+
+use std::collections::BTreeMap;
+
+use crate::event::{Action, Bytes, DeviceIndex, Event, TimeNs};
+use crate::ledger::Ledger;
+
+/// Most samples of the time.
+const MAX_SAMPLES: usize = 1 << 16;
+
+/// Most out-of-memory errors that can be gone to.
+const MAX_OOMS: usize = 1 << 16;
+
+/// Facts about a recording that do not depend on the moment shown.
+#[derive(Clone, Debug, Default)]
+pub struct Overview {
+    pub start: TimeNs,
+    pub end: TimeNs,
+    /// Memory events.
+    pub events: u64,
+    /// Peak of the allocated bytes of each device.
+    pub peaks: BTreeMap<DeviceIndex, PeakMoment>,
+    /// Events up to each out-of-memory error, with it.
+    pub ooms: Vec<u64>,
+    times: TimeSamples,
+}
+
+/// First moment with the most allocated bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeakMoment {
+    pub allocated: Bytes,
+    /// Events up to it, with it.
+    pub events: u64,
+}
+
+/// Times after some numbers of events.
+#[derive(Clone, Debug)]
+struct TimeSamples {
+    /// Numbers of events, and the latest time among them.
+    samples: Vec<(u64, TimeNs)>,
+    /// Events between two samples.
+    stride: u64,
+}
+
+impl Default for TimeSamples {
+    fn default() -> Self {
+        Self {
+            samples: Vec::new(),
+            stride: 1,
+        }
+    }
+}
+
+impl TimeSamples {
+    fn push(&mut self, events: u64, time: TimeNs) {
+        if !events.is_multiple_of(self.stride) {
+            return;
+        }
+        self.samples.push((events, time));
+        if self.samples.len() > MAX_SAMPLES {
+            self.stride *= 2;
+            let stride = self.stride;
+            self.samples
+                .retain(|(events, _)| events.is_multiple_of(stride));
+        }
+    }
+
+    /// Returns a number of events that all lie at or before a time, at most a stride below the highest.
+    fn events_before(&self, time: TimeNs) -> u64 {
+        let after = self.samples.partition_point(|(_, last)| *last <= time);
+        let before = after.checked_sub(1).map(|at| self.samples[at].0);
+        before.unwrap_or(0)
+    }
+}
+
+impl Overview {
+    pub(super) fn note(&mut self, event: &Event, ledger: &Ledger) {
+        let Event::Memory(memory) = event else { return };
+        if memory.action == Action::Held {
+            return;
+        }
+        let events = ledger.health.events;
+        let last = ledger.last_event().unwrap_or_default();
+        self.times.push(events, last);
+        if memory.action == Action::OutOfMemory && self.ooms.len() < MAX_OOMS {
+            self.ooms.push(events);
+        }
+        if let Some((device, sample)) = ledger.moment(event) {
+            let allocated = sample.totals.allocated;
+            let now = PeakMoment { allocated, events };
+            let peak = self.peaks.entry(device).or_insert(now);
+            if allocated > peak.allocated {
+                *peak = now;
+            }
+        }
+    }
+
+    /// Returns a number of events that all lie at or before a time.
+    pub(super) fn events_before(&self, time: TimeNs) -> u64 {
+        self.times.events_before(time)
+    }
+
+    /// Returns the peak of the device with the most allocated bytes.
+    pub fn highest_peak(&self) -> Option<PeakMoment> {
+        let peaks = self.peaks.values().rev();
+        peaks.max_by_key(|peak| peak.allocated).copied()
+    }
+}

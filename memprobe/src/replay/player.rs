@@ -1,0 +1,265 @@
+//! State of a recording at a cursor.
+
+use crate::event::{Action, Event, TimeNs};
+use crate::ledger::{Analysis, AnalyzedLedger, Ledger};
+use crate::recording::{GroupReader, Header, RecordingDamage, RecordingError, SeekableRecording};
+
+use super::overview::Overview;
+
+/// Most states that are kept from the first reading.
+const MAX_CHECKPOINTS: usize = 64;
+
+/// Most live blocks of all kept states together: some 200 bytes each with analyses.
+const MAX_BLOCKS: usize = 4 << 20;
+
+/// Events between two states that are kept on the way to a moment, for the way back.
+const NEAR: u64 = 1 << 13;
+
+/// Most of them.
+const MAX_NEAR: usize = 8;
+
+/// Events between two reports of progress.
+const PROGRESS: u64 = 1 << 16;
+
+/// Progress of opening a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplayProgress {
+    /// Events copied of a recording that has no groups.
+    Copied(u64),
+    /// Events replayed.
+    Replayed(u64),
+}
+
+/// A recording at a cursor. The cursor lies after a number of memory events, before the next one.
+pub struct Player<A> {
+    recording: SeekableRecording,
+    pub header: Header,
+    pub overview: Overview,
+    /// Damage of the file that was left out.
+    pub damage: Option<RecordingDamage>,
+    checkpoints: Vec<Position<A>>,
+    /// States near the cursor, in the order of their use.
+    near: Vec<Position<A>>,
+    cursor: Cursor<A>,
+}
+
+/// State between two events of a group.
+#[derive(Clone)]
+struct Position<A> {
+    replay: AnalyzedLedger<A>,
+    group: usize,
+    /// Events of the group's reader before it.
+    items: u64,
+}
+
+impl<A> Position<A> {
+    fn events(&self) -> u64 {
+        self.replay.ledger.health.events
+    }
+}
+
+struct Cursor<A> {
+    position: Position<A>,
+    reader: GroupReader,
+    /// Next event of the reader.
+    next: Option<Event>,
+}
+
+impl<A: Analysis + Clone> Player<A> {
+    /// Opens a recording, and replays it once. `progress` may end that by an error.
+    pub fn open(
+        recording: SeekableRecording,
+        analyses: A,
+        mut progress: impl FnMut(ReplayProgress) -> Result<(), RecordingError>,
+    ) -> Result<Self, RecordingError> {
+        let header = recording.header().clone();
+        let replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
+        let first = Position {
+            replay,
+            group: 0,
+            items: 0,
+        };
+        let mut player = Self {
+            header,
+            overview: Overview::default(),
+            damage: None,
+            checkpoints: Vec::new(),
+            near: Vec::new(),
+            cursor: Cursor::at(&recording, first)?,
+            recording,
+        };
+        player.read_all(&mut progress)?;
+        Ok(player)
+    }
+
+    fn read_all(
+        &mut self,
+        progress: &mut impl FnMut(ReplayProgress) -> Result<(), RecordingError>,
+    ) -> Result<(), RecordingError> {
+        let mut stride = 1;
+        for group in 0..self.recording.groups() {
+            if group > 0 {
+                self.cursor.enter(&self.recording, group)?;
+            }
+            if group % stride == 0 {
+                self.checkpoints.push(self.cursor.position.clone());
+                let blocks = self.cursor.ledger().blocks().count();
+                let all = self.checkpoints.len();
+                if all > MAX_CHECKPOINTS || all > 2 && blocks.saturating_mul(all) > MAX_BLOCKS {
+                    stride *= 2;
+                    self.checkpoints.retain(|kept| kept.group % stride == 0);
+                }
+            }
+            while let Some(event) = self.cursor.step()? {
+                let ledger = self.cursor.ledger();
+                self.overview.note(&event, ledger);
+                let is_due = ledger.health.events.is_multiple_of(PROGRESS);
+                if is_due && matches!(event, Event::Memory(_)) {
+                    progress(ReplayProgress::Replayed(ledger.health.events))?;
+                }
+            }
+            // The version of torch is often recorded later than the start.
+            self.header = self.cursor.reader.header().clone();
+            self.damage = self.damage.or(self.cursor.reader.damage());
+        }
+        let ledger = self.cursor.ledger();
+        self.overview.events = ledger.health.events;
+        self.overview.start = self.header.start;
+        self.overview.end = ledger.last_event().unwrap_or(self.header.start);
+        Ok(())
+    }
+
+    /// Ledger at the cursor.
+    pub fn ledger(&self) -> &Ledger {
+        self.cursor.ledger()
+    }
+
+    /// Analyses at the cursor.
+    pub fn analyses(&self) -> &A {
+        &self.cursor.position.replay.analyses
+    }
+
+    /// Memory events before the cursor.
+    pub fn events(&self) -> u64 {
+        self.cursor.position.events()
+    }
+
+    /// Goes to the moment after so many memory events, or to the end.
+    pub fn seek(&mut self, events: u64) -> Result<(), RecordingError> {
+        let events = events.min(self.overview.events);
+        let all = self.checkpoints.iter().chain(&self.near);
+        let before = all.filter(|kept| kept.events() <= events);
+        let nearest = before.max_by_key(|kept| (kept.group, kept.items));
+        let here = self.events();
+        let is_ahead = here <= events && nearest.is_none_or(|kept| kept.events() <= here);
+        if !is_ahead && let Some(nearest) = nearest {
+            self.cursor = Cursor::at(&self.recording, nearest.clone())?;
+        }
+        while !self.cursor.is_before(events, &self.recording)? {
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    /// Goes to the moment after the last event at or before a time.
+    pub fn seek_time(&mut self, time: TimeNs) -> Result<(), RecordingError> {
+        self.seek(self.overview.events_before(time))?;
+        while let Some(next) = self.cursor.next_memory(&self.recording)?
+            && next <= time
+        {
+            let events = self.events() + 1;
+            self.seek(events)?;
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self) -> Result<(), RecordingError> {
+        self.cursor.step_over_groups(&self.recording)?;
+        let position = &self.cursor.position;
+        let events = position.events();
+        if events.is_multiple_of(NEAR) && !self.near.iter().any(|kept| kept.events() == events) {
+            if self.near.len() >= MAX_NEAR {
+                self.near.remove(0);
+            }
+            self.near.push(position.clone());
+        }
+        Ok(())
+    }
+}
+
+impl<A: Analysis> Cursor<A> {
+    /// Begins in the middle of a group: the events before are read and left out.
+    fn at(recording: &SeekableRecording, position: Position<A>) -> Result<Self, RecordingError> {
+        let mut reader = recording.group(position.group)?;
+        for _ in 0..position.items {
+            reader.next().transpose()?;
+        }
+        let next = reader.next().transpose()?;
+        Ok(Self {
+            position,
+            reader,
+            next,
+        })
+    }
+
+    fn ledger(&self) -> &Ledger {
+        &self.position.replay.ledger
+    }
+
+    fn enter(&mut self, recording: &SeekableRecording, group: usize) -> Result<(), RecordingError> {
+        self.reader = recording.group(group)?;
+        self.next = self.reader.next().transpose()?;
+        (self.position.group, self.position.items) = (group, 0);
+        Ok(())
+    }
+
+    /// Applies the next event of the group; `None` at its end.
+    fn step(&mut self) -> Result<Option<Event>, RecordingError> {
+        let Some(event) = self.next.take() else {
+            return Ok(None);
+        };
+        self.position.replay.apply(&event);
+        self.position.items += 1;
+        self.next = self.reader.next().transpose()?;
+        Ok(Some(event))
+    }
+
+    /// Applies the next event of this group or a later one.
+    fn step_over_groups(&mut self, recording: &SeekableRecording) -> Result<(), RecordingError> {
+        self.fetch(recording)?;
+        self.step().map(drop)
+    }
+
+    /// Enters the next group that has an event, if this one has no more.
+    fn fetch(&mut self, recording: &SeekableRecording) -> Result<(), RecordingError> {
+        while self.next.is_none() && self.position.group + 1 < recording.groups() {
+            self.enter(recording, self.position.group + 1)?;
+        }
+        Ok(())
+    }
+
+    /// True if so many memory events are applied, and the next event is a memory event or the end.
+    fn is_before(
+        &mut self,
+        events: u64,
+        recording: &SeekableRecording,
+    ) -> Result<bool, RecordingError> {
+        if self.position.events() < events {
+            self.fetch(recording)?;
+            return Ok(self.next.is_none());
+        }
+        Ok(self.next_memory(recording)?.is_some() || self.next.is_none())
+    }
+
+    /// Returns the time of the next event if it is a memory event that counts.
+    fn next_memory(
+        &mut self,
+        recording: &SeekableRecording,
+    ) -> Result<Option<TimeNs>, RecordingError> {
+        self.fetch(recording)?;
+        Ok(match &self.next {
+            Some(Event::Memory(event)) if event.action != Action::Held => Some(event.time),
+            _ => None,
+        })
+    }
+}

@@ -16,6 +16,7 @@ use super::options::{
 use crate::attribution::iterations::IterationLine;
 use crate::commands::html::HtmlPage;
 use crate::commands::messages;
+use crate::commands::source::annotation;
 use crate::commands::stdout::{self, OutputContent};
 use crate::event::Bytes;
 use crate::ledger::snapshot::Grouping;
@@ -48,6 +49,7 @@ Examples:
   memprobe report trace.mprb --by segment --request 512MiB
   memprobe report run/
   memprobe report trace.mprb --html report.html    # one file, which opens without network
+  memprobe report trace.mprb --annotate train.py --function train_step
   memprobe report snapshot.pickle --by peak        # of torch.cuda.memory._dump_snapshot()
   memprobe report trace.mprb --by event --format jsonl | jq 'select(.action == \"oom\")'")]
 #[command(mut_arg("limit", |arg| arg.help(
@@ -85,7 +87,7 @@ pub struct Report {
     /// iterations, another line must allocate. FILE may be the end of a path.
     #[arg(long, value_name = "FILE:LINE", value_parser = parse_iteration_start)]
     iteration_start: Option<IterationLine>,
-    /// With --by segment: moment to show [default: peak]
+    /// With --by segment: moment to show [default: peak]; with --annotate [default: end]
     #[arg(long, value_parser = choice(MOMENTS))]
     at: Option<SegmentMoment>,
     /// With --by segment: also show the free memory that a request of this size cannot use, such as 512MiB
@@ -144,6 +146,9 @@ impl Report {
         if let Some(output) = &self.page.html {
             return self.run_page(output);
         }
+        if let Some(source) = &self.page.annotate {
+            return self.run_annotated(source);
+        }
         let file = self.file.display().to_string();
         if self.file.is_dir() {
             return self.run_on_directory().context(file);
@@ -195,7 +200,11 @@ impl Report {
                 &with_iterations,
             ),
             ("--iteration", self.iteration.is_some(), &[Layer]),
-            ("--at", self.at.is_some(), &[Segment]),
+            (
+                "--at",
+                self.at.is_some() && self.page.annotate.is_none(),
+                &[Segment],
+            ),
             ("--request", self.request.is_some(), &[Segment]),
         ];
         for (flag, is_given, goes_with) in flags {
@@ -223,6 +232,22 @@ impl Report {
             paths: self.page.paths(),
         }
         .run()
+    }
+
+    /// Prints a source file with the memory of its lines.
+    fn run_annotated(&self, source: &Path) -> Result<ExitCode> {
+        let file = self.file.display().to_string();
+        let reader = Reader::open(&self.file).with_context(|| file.clone())?;
+        let options = ReportOptions {
+            moment: self.at.unwrap_or(SegmentMoment::End),
+            ..self.options()
+        };
+        let annotation = annotation(source, self.page.function.clone());
+        let mut out = stdout::open(content(options.format));
+        let outcome = report::write_annotated(reader, &options, &annotation, &mut out);
+        let outcome = outcome.context(file.clone())?;
+        warn(&options, &file, outcome.as_ref());
+        Ok(ExitCode::SUCCESS)
     }
 
     fn run_on_directory(&self) -> Result<ExitCode> {

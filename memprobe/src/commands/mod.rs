@@ -12,6 +12,7 @@ pub mod html;
 pub mod messages;
 pub mod record;
 pub mod snapshot;
+pub mod source;
 pub mod stdout;
 pub mod top;
 
@@ -19,7 +20,6 @@ mod naming;
 mod process_view;
 mod saving;
 mod screen;
-mod source;
 mod waiting;
 
 use std::io::{self, Write as _};

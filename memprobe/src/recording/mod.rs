@@ -32,7 +32,7 @@ mod directory;
 mod error;
 mod format;
 #[cfg(test)]
-mod generated;
+pub(crate) mod generated;
 mod header;
 mod json_reader;
 mod line;

@@ -6,6 +6,7 @@
 
 pub mod agreement;
 pub mod bpf;
+pub mod browser;
 pub mod confinement;
 pub mod cuda_programs;
 pub mod environment;

@@ -19,6 +19,7 @@ mod layer_history;
 pub mod layers;
 mod ledger;
 mod lifecycle;
+pub mod line_figures;
 mod line_visits;
 mod module_aliases;
 pub mod modules;

@@ -1,4 +1,4 @@
-//! Options of pages.
+//! Options of pages and of annotated sources.
 
 use std::path::PathBuf;
 
@@ -7,11 +7,36 @@ use clap::Args;
 use crate::html::PagePaths;
 
 /// Options of single tables.
-const OF_TABLES: [&str; 10] = [
-    "by", "format", "sort", "limit", "no_fold", "frame", "depth", "iteration", "at", "request",
+const OF_TABLES: [&str; 11] = [
+    "by",
+    "format",
+    "sort",
+    "limit",
+    "no_fold",
+    "frame",
+    "depth",
+    "iteration",
+    "at",
+    "request",
+    "what_if",
 ];
 
-/// `--html`, and what goes with it.
+/// Options of tables beside the annotated source.
+const OF_OTHER_TABLES: [&str; 11] = [
+    "html",
+    "by",
+    "sort",
+    "limit",
+    "no_fold",
+    "frame",
+    "depth",
+    "iteration",
+    "iteration_start",
+    "request",
+    "what_if",
+];
+
+/// `--html` and `--annotate`, and what goes with them.
 #[derive(Args, Debug)]
 pub(super) struct PageOption {
     /// Write an HTML page instead: one file, which opens in any browser without network
@@ -24,6 +49,15 @@ pub(super) struct PageOption {
     /// With --html: no command line, no source text, and file names without their folders
     #[arg(long, requires = "html")]
     redact: bool,
+    /// Print a source file with the memory of each line beside it
+    ///
+    /// PY may be the end of a path, such as train.py or models/net.py. `--at` is the moment of the live bytes: the end
+    /// if not given.
+    #[arg(long, value_name = "PY", conflicts_with_all = OF_OTHER_TABLES)]
+    pub(super) annotate: Option<PathBuf>,
+    /// With --annotate: only this function, such as forward or Net.forward; may be given several times
+    #[arg(long, value_name = "NAME", requires = "annotate")]
+    pub(super) function: Vec<String>,
 }
 
 impl PageOption {

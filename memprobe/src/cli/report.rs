@@ -16,6 +16,7 @@ use super::options::{
 use crate::attribution::iterations::IterationLine;
 use crate::commands::html::HtmlPage;
 use crate::commands::messages;
+use crate::commands::source::annotation;
 use crate::commands::stdout::{self, OutputContent};
 use crate::estimate::AllocatorSettings;
 use crate::event::Bytes;
@@ -50,6 +51,7 @@ Examples:
   memprobe report trace.mprb --what-if expandable_segments:True,max_split_size_mb:128
   memprobe report run/
   memprobe report trace.mprb --html report.html    # one file, which opens without network
+  memprobe report trace.mprb --annotate train.py --function train_step
   memprobe report snapshot.pickle --by peak        # of torch.cuda.memory._dump_snapshot()
   memprobe report trace.mprb --by event --format jsonl | jq 'select(.action == \"oom\")'")]
 #[command(mut_arg("limit", |arg| arg.help(
@@ -87,13 +89,13 @@ pub struct Report {
     /// iterations, another line must allocate. FILE may be the end of a path.
     #[arg(long, value_name = "FILE:LINE", value_parser = parse_iteration_start)]
     iteration_start: Option<IterationLine>,
-    /// With --by segment: moment to show [default: peak]
+    /// With --by segment: moment to show [default: peak]; with --annotate [default: end]
     #[arg(long, value_parser = choice(MOMENTS))]
     at: Option<SegmentMoment>,
     /// Replay the requests of PyTorch's allocator under other settings of PYTORCH_CUDA_ALLOC_CONF
     ///
     /// Prints the peak of reserved memory, what of it was not allocated then, and whether a failed request would have
-    /// fitted. The replay first reproduces the recorded run; differences are told. Known: expandable_segments,
+    /// fitted. The replay first reproduces the recorded run, and says where it differs. Known: expandable_segments,
     /// max_split_size_mb, max_non_split_rounding_mb and roundup_power2_divisions.
     #[arg(long, value_name = "SETTINGS", value_parser = parse_what_if)]
     what_if: Option<WhatIfSettings>,
@@ -153,6 +155,9 @@ impl Report {
         if let Some(output) = &self.page.html {
             return self.run_page(output);
         }
+        if let Some(source) = &self.page.annotate {
+            return self.run_annotated(source);
+        }
         let file = self.file.display().to_string();
         if self.file.is_dir() {
             return self.run_on_directory().context(file);
@@ -205,7 +210,11 @@ impl Report {
                 &with_iterations,
             ),
             ("--iteration", self.iteration.is_some(), &[Layer]),
-            ("--at", self.at.is_some(), &[Segment]),
+            (
+                "--at",
+                self.at.is_some() && self.page.annotate.is_none(),
+                &[Segment],
+            ),
             ("--request", self.request.is_some(), &[Segment]),
         ];
         for (flag, is_given, goes_with) in flags {
@@ -253,6 +262,22 @@ impl Report {
             Some((flag, _)) => bail!("{flag} does nothing with --what-if: leave it out"),
             None => Ok(()),
         }
+    }
+
+    /// Prints a source file with the memory of its lines.
+    fn run_annotated(&self, source: &Path) -> Result<ExitCode> {
+        let file = self.file.display().to_string();
+        let reader = Reader::open(&self.file).with_context(|| file.clone())?;
+        let options = ReportOptions {
+            moment: self.at.unwrap_or(SegmentMoment::End),
+            ..self.options()
+        };
+        let annotation = annotation(source, self.page.function.clone());
+        let mut out = stdout::open(content(options.format));
+        let outcome = report::write_annotated(reader, &options, &annotation, &mut out);
+        let outcome = outcome.context(file.clone())?;
+        warn(&options, &file, outcome.as_ref());
+        Ok(ExitCode::SUCCESS)
     }
 
     fn run_on_directory(&self) -> Result<ExitCode> {

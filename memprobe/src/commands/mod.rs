@@ -13,6 +13,7 @@ pub mod messages;
 pub mod record;
 pub mod replay;
 pub mod snapshot;
+pub mod source;
 pub mod stdout;
 pub mod suspend;
 pub mod top;
@@ -23,7 +24,6 @@ mod naming;
 mod process_view;
 mod saving;
 mod screen;
-mod source;
 mod waiting;
 
 use std::io::{self, Write as _};

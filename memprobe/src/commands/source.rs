@@ -3,6 +3,9 @@
 use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use crate::report::Annotation;
 
 /// Largest source file.
 const LARGEST: u64 = 4 << 20;
@@ -33,8 +36,27 @@ pub(super) fn read_source(path: &Path) -> Result<String, String> {
     }
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(missing)?;
-    file.take(LARGEST).read_to_end(&mut bytes).map_err(missing)?;
+    file.take(LARGEST)
+        .read_to_end(&mut bytes)
+        .map_err(missing)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A source file to annotate, with its text on this machine.
+pub fn annotation(source: &Path, functions: Vec<String>) -> Annotation {
+    let given = source.display().to_string();
+    let resolved = source.canonicalize();
+    let resolved = resolved.map_or_else(|_| given.clone(), |path| path.display().to_string());
+    let modified = std::fs::metadata(source).and_then(|data| data.modified());
+    let modified = modified
+        .ok()
+        .and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    Annotation {
+        paths: [given, resolved],
+        functions,
+        text: read_source(source),
+        modified_ms: modified.and_then(|at| u64::try_from(at.as_millis()).ok()),
+    }
 }
 
 #[cfg(test)]

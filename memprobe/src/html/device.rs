@@ -45,33 +45,27 @@ impl EventWindow {
 
 #[derive(Debug, Serialize)]
 pub(super) struct DeviceColumns {
-    events: usize,
-    allocations: usize,
+    pub events: usize,
+    pub allocations: usize,
     segments: usize,
     /// Bytes of one step of the columns `size` and `addr`.
-    unit: u64,
+    pub unit: u64,
     time: ColumnPlace,
-    allocated: ColumnPlace,
-    reserved: ColumnPlace,
+    pub allocated: ColumnPlace,
+    pub reserved: ColumnPlace,
     /// Bytes from before attach that are in no block.
-    before: ColumnPlace,
-    born: ColumnPlace,
-    lifetime: ColumnPlace,
-    size: ColumnPlace,
-    addr: ColumnPlace,
-    stack: ColumnPlace,
+    pub before: ColumnPlace,
+    pub born: ColumnPlace,
+    pub lifetime: ColumnPlace,
+    pub size: ColumnPlace,
+    pub addr: ColumnPlace,
+    pub stack: ColumnPlace,
     purpose: ColumnPlace,
-    category: ColumnPlace,
+    pub category: ColumnPlace,
     /// Index of each allocation with a label, and the label.
     labeled: ColumnPlace,
     segment: ColumnPlace,
     pools: Vec<String>,
-}
-
-impl DeviceColumns {
-    pub(super) fn events(&self) -> usize {
-        self.events
-    }
 }
 
 /// A device while its columns are written.
@@ -141,7 +135,12 @@ impl<'a> DeviceWriter<'a, '_> {
     /// Allocations that are live at some event of the window, in the order of their begin.
     fn placed(&self) -> Vec<PlacedAllocation<'a>> {
         let numbers = &self.events.numbers;
-        let Some(last) = self.window.end.checked_sub(1).and_then(|at| numbers.get(at)) else {
+        let Some(last) = self
+            .window
+            .end
+            .checked_sub(1)
+            .and_then(|at| numbers.get(at))
+        else {
             return Vec::new();
         };
         let all = self.replay.history.allocations.allocations().iter();

@@ -25,7 +25,6 @@ const MAX_FRAMES: usize = 12;
 #[derive(Serialize)]
 pub(super) struct PageFacts {
     version: &'static str,
-    file: String,
     /// Losses, limits and everything else that the figures do not cover.
     pub notes: Vec<String>,
     categories: Vec<CategoryFacts>,
@@ -119,7 +118,13 @@ impl PageFacts {
         let mut builder = TableBuilder::new(replay, options.paths);
         let mut devices = Vec::new();
         for (device, events) in &replay.history.devices {
-            devices.push(DeviceFacts::of(replay, *device, events, &mut builder, &mut columns));
+            devices.push(DeviceFacts::of(
+                replay,
+                *device,
+                events,
+                &mut builder,
+                &mut columns,
+            ));
         }
         // The device of the verdict first.
         let order: Vec<String> = replay
@@ -138,7 +143,6 @@ impl PageFacts {
         let notes = notes(replay, &devices);
         let facts = Self {
             version: env!("CARGO_PKG_VERSION"),
-            file: clean(options.file),
             notes,
             categories: categories(),
             iterations_by: iterations_by(replay.iterations.source),
@@ -204,7 +208,7 @@ impl DeviceFacts {
 
     /// Sentence on events that the page leaves out.
     fn cut(&self) -> Option<String> {
-        let held = self.columns.events();
+        let held = self.columns.events;
         (held < self.all_events).then(|| {
             format!(
                 "the page holds {} of {} of {}, from event {} on: `memprobe replay FILE` shows all of them",
@@ -234,10 +238,9 @@ pub(super) const fn colour_of(part: PartId) -> &'static str {
         PartId::BeforeAttach => "before_attach",
         PartId::Unexplained => "unaccounted",
         PartId::OtherProcesses | PartId::Others | PartId::OutsideAllocator => "others",
-        PartId::OtherTensors
-        | PartId::NoTensor
-        | PartId::TensorsNotRead
-        | PartId::Unknown => Category::Unknown.key(),
+        PartId::OtherTensors | PartId::NoTensor | PartId::TensorsNotRead | PartId::Unknown => {
+            Category::Unknown.key()
+        }
     }
 }
 
@@ -281,7 +284,9 @@ fn failed_request(
 
 fn totals_at(events: &DeviceEvents, event: usize) -> Totals {
     let sample = events.samples.get(event);
-    sample.map_or(Totals::default(), |it| Totals::of(it.allocated, it.reserved))
+    sample.map_or(Totals::default(), |it| {
+        Totals::of(it.allocated, it.reserved)
+    })
 }
 
 /// Parts of the reserved bytes of a device after an event.

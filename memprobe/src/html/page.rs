@@ -128,11 +128,7 @@ fn write_target(
     Ok(())
 }
 
-fn write_notes(
-    replay: &PageReplay,
-    facts: &PageFacts,
-    out: &mut impl Write,
-) -> io::Result<()> {
+fn write_notes(replay: &PageReplay, facts: &PageFacts, out: &mut impl Write) -> io::Result<()> {
     // The lines of the target name these two already.
     let known = replay.explanation.notes.len();
     for note in facts.notes.iter().skip(known) {
@@ -178,7 +174,11 @@ fn write_card(replay: &PageReplay, facts: &PageFacts, out: &mut impl Write) -> i
     let whole: u64 = parts.iter().map(|part| part.bytes.0).sum();
     let scale = whole.saturating_add(failed).max(1);
     let units = |bytes: u64| (u128::from(bytes) * u128::from(BAR) / u128::from(scale)) as u64;
-    let caption = format!("{} {moment}: {} reserved", device.index, human(Bytes(whole)));
+    let caption = format!(
+        "{} {moment}: {} reserved",
+        device.index,
+        human(Bytes(whole))
+    );
     writeln!(out, "<p class=\"caption\">{}</p>", escaped(&caption))?;
     writeln!(
         out,
@@ -255,11 +255,7 @@ fn write_rows(replay: &PageReplay, out: &mut impl Write) -> io::Result<()> {
         for owner in device.owners.iter().take(MAX_ROWS) {
             let name = owner.name.as_deref().unwrap_or_default();
             let bytes = human(owner.bytes);
-            writeln!(
-                out,
-                "<tr><td>{bytes}</td><td>{}</td></tr>",
-                escaped(name)
-            )?;
+            writeln!(out, "<tr><td>{bytes}</td><td>{}</td></tr>", escaped(name))?;
         }
         let named = device.owners.iter().take(MAX_ROWS).map(|it| it.bytes.0);
         let rest = device.totals.allocated.0.saturating_sub(named.sum());
@@ -308,8 +304,18 @@ mod tests {
     fn scripts_do_not_end_their_element_and_use_no_markup_from_data() {
         let script = SCRIPTS.concat();
         let forbidden = [
-            "</script", "<!--", "innerHTML", "outerHTML", "insertAdjacentHTML",
-            "document.write", "eval(", "fetch(", "import ", "XMLHttpRequest", "http:", "https:",
+            "</script",
+            "<!--",
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "fetch(",
+            "import ",
+            "XMLHttpRequest",
+            "http:",
+            "https:",
         ];
         for word in forbidden {
             assert!(!script.contains(word), "{word}");

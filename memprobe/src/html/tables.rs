@@ -285,7 +285,11 @@ impl<'a> TableBuilder<'a> {
                 Ok(text) if text.len() <= left => {
                     left -= text.len();
                     let lines = text.lines().take(MAX_SOURCE_LINES);
-                    file.text = Some(lines.map(|line| clean(&line.replace('\t', "    "))).collect());
+                    file.text = Some(
+                        lines
+                            .map(|line| clean(&line.replace('\t', "    ")))
+                            .collect(),
+                    );
                 }
                 Ok(_) => file.missing = Some("the sources together are too long".to_owned()),
                 Err(reason) => file.missing = Some(clean(&reason)),

@@ -18,7 +18,7 @@ const MAX_GROUPS: usize = 1 << 12;
 type GroupKey = (DeviceIndex, BaselineKind, BaselineOwner);
 
 /// Blocks from before attach by kind and owner.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct BaselineGroups {
     groups: Vec<(GroupKey, u64, u64)>,
     by_key: HashMap<GroupKey, usize>,

@@ -284,7 +284,7 @@ fn any_at_attach() -> impl Strategy<Value = Event> {
     })
 }
 
-pub(super) fn any_stream() -> impl Strategy<Value = Vec<Event>> {
+pub(crate) fn any_stream() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         8 => any_memory().prop_map(Event::Memory),
         1 => (any::<u32>(), any_text()).prop_map(|(tid, name)| Event::Thread(Tid(tid), name)),

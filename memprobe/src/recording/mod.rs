@@ -34,7 +34,7 @@ mod dump;
 mod error;
 mod format;
 #[cfg(test)]
-mod generated;
+pub(crate) mod generated;
 mod header;
 mod json_reader;
 mod line;

@@ -1,5 +1,6 @@
 //! Reports: tables of a recording, tensors of a process, processes of a host, estimates.
 
+mod annotate;
 mod attribution;
 mod before_attach;
 mod cells;
@@ -28,12 +29,13 @@ mod tensors;
 mod threads;
 mod what_if;
 
+pub use annotate::{Annotation, write_annotated};
 pub use difference::{DiffOptions, NamedRecording, write_difference};
 pub use estimate::{EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostOptions, write_host};
 pub use many::ManyReport;
-pub use replay::RecordingReplay;
 pub(crate) use preamble::limit_warning;
+pub use replay::RecordingReplay;
 pub use session::session_summary;
 pub use shapes::tensor as purpose_name;
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};
@@ -225,6 +227,9 @@ pub enum ReportError {
     /// The recording lacks the moment; the text has the reason and advice.
     #[error("the recording has no such moment: {0}")]
     NoMoment(String),
+    /// The recording has no memory of the wanted lines; the text has the reason and advice.
+    #[error("the recording has nothing to show there: {0}")]
+    NoLines(String),
 }
 
 impl From<io::Error> for ReportError {

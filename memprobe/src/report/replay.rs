@@ -67,17 +67,27 @@ impl RecordingReplay {
 
 /// Replays a whole recording; returns the analyses at its end.
 pub(super) fn run<R: BufRead, A: Analysis>(
-    mut reader: Reader<R>,
+    reader: Reader<R>,
     grouping: Grouping,
     analyses: A,
 ) -> Result<(RecordingReplay, A), RecordingError> {
+    let (ended, replay) = run_to_end(reader, grouping, analyses)?;
+    Ok((ended, replay.analyses))
+}
+
+/// Replays a whole recording; returns the ledger and the analyses at its end.
+pub(super) fn run_to_end<R: BufRead, A: Analysis>(
+    mut reader: Reader<R>,
+    grouping: Grouping,
+    analyses: A,
+) -> Result<(RecordingReplay, AnalyzedLedger<A>), RecordingError> {
     let header = reader.header();
     let mut replay = AnalyzedLedger::new(header.target.clone(), header.start, analyses);
     for event in reader.by_ref() {
         replay.apply(&event?);
     }
     let ended = RecordingReplay::of(&mut replay, &reader, grouping);
-    Ok((ended, replay.analyses))
+    Ok((ended, replay))
 }
 
 /// Replays the first `events` events of a recording; returns the state after them.

@@ -275,7 +275,14 @@ pub const MODULES: &[Module] = &[
     Module {
         name: "html",
         // Its replay joins the analyses of reports with every event.
-        uses: &["event", "ledger", "attribution", "view", "recording", "report"],
+        uses: &[
+            "event",
+            "ledger",
+            "attribution",
+            "view",
+            "recording",
+            "report",
+        ],
         never: &[SYSTEM, ENGINE, SCREEN, ARGUMENTS],
     },
     Module {

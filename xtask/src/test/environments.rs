@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::background::Background;
 use super::outcome::{Skip, Skipped};
 use super::{Extent, interpreter_of};
+use crate::apt;
+use crate::process;
 use crate::python;
 use crate::pytorch::{self, Gpus, Interpreter, PythonVersion};
 use crate::repository::Repository;
@@ -57,6 +59,11 @@ pub fn set_up(extent: Extent) -> Result<Environments> {
     let start = Instant::now();
     let pythons = python::for_tests(extent);
     timed("every Python", start);
+    if extent == Extent::Everything {
+        let start = Instant::now();
+        install_browser();
+        timed("the browser", start);
+    }
     let mut interpreters: Vec<(&str, PathBuf)> = Vec::new();
     let (mut missing, mut used) = (Vec::new(), Vec::new());
     for pair in pairs(extent) {
@@ -100,6 +107,16 @@ pub fn set_up(extent: Extent) -> Result<Environments> {
         made.variables.push((name.to_owned(), value.to_owned()));
     }
     Ok(made)
+}
+
+/// Installs the browser of the pages' test, if there is none and this process can. Without one the test is skipped.
+fn install_browser() {
+    if process::on_path("chromedriver").is_some() || !apt::can_install() {
+        return;
+    }
+    if let Err(error) = apt::install(&["chromium", "chromium-driver"]) {
+        println!("no browser: {error:#}");
+    }
 }
 
 /// Returns the pairs of PyTorch and Python of an extent: all, or one PyTorch on two Pythons.

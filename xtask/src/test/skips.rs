@@ -136,6 +136,10 @@ const EXPECTED: &[Expected] = &[
         "no Python 3.8",
         |_| true,
     ),
+    // The browser is installed in a run of everything.
+    expected("html::", "chromedriver is not installed", |it| {
+        it.extent != Extent::Everything || !it.installs_packages
+    }),
     expected("a PyTorch", "no Python", |it| !it.installs_packages),
     // Chosen by --no-pytorch.
     expected("", "--no-pytorch", |it| it.extent == Extent::WithoutPyTorch),

@@ -1,0 +1,337 @@
+//! Source text with the memory of each line beside it.
+
+mod functions;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, Write};
+
+use super::attribution::once;
+use super::cells::total_name;
+use super::{Outcome, ReportError, ReportOptions, SegmentMoment, document, replay, unless_closed};
+use crate::attribution::WithCategories;
+use crate::attribution::line_figures::{LineFigureLedger, LineFigures};
+use crate::event::{Bytes, DeviceIndex, Totals};
+use crate::ledger::snapshot::{DeviceSnapshot, Grouping, Site, SoftwareLayer};
+use crate::recording::Reader;
+use crate::view::clean;
+use crate::view::table::{Cell, Column, Output, Table, columns};
+use functions::{Functions, LineRange};
+
+/// Lines before and after one with memory, if no function was chosen.
+const CONTEXT: u32 = 3;
+
+/// Most names of files in a message.
+const MAX_NAMED: usize = 5;
+
+/// Source file to annotate.
+pub struct Annotation {
+    /// Path as the user gave it, and as the system resolves it.
+    pub paths: [String; 2],
+    /// Functions to show, such as `forward` or `Net.forward`; all if empty.
+    pub functions: Vec<String>,
+    /// Text of the file; an error is the reason for missing text.
+    pub text: Result<String, String>,
+    /// Time of the last change of the file in milliseconds since 1970; `None` if unknown.
+    pub modified_ms: Option<u64>,
+}
+
+/// A line of the file, or a sum.
+#[derive(Default)]
+struct AnnotatedRow {
+    device: Option<DeviceIndex>,
+    live: Option<Bytes>,
+    figures: Option<LineFigures>,
+    line: Option<u32>,
+    text: String,
+}
+
+fn columns() -> Vec<Column<AnnotatedRow>> {
+    columns![|row: AnnotatedRow|
+        data("device") => row.device,
+        number("live", "LIVE") => shown(row.live),
+        number("peak", "PEAK") => shown(row.figures.map(|it| it.peak)),
+        number("allocated", "ALLOCATED") => shown(row.figures.map(|it| it.allocated)),
+        data("allocs") => row.figures.map(|it| it.allocs),
+        number("active", "ACTIVE").priority(2) => shown(row.figures.map(|it| it.active)),
+        number("reserved", "RESERVED").priority(1) => shown(row.figures.map(|it| it.reserved)),
+        number("line", "LINE") => row.line.map_or(Cell::Blank, |line| u64::from(line).into()),
+        text("source", "SOURCE") => &*row.text,
+    ]
+    .into()
+}
+
+/// A line without memory has empty cells.
+fn shown(bytes: Option<Bytes>) -> Cell<'static> {
+    bytes.map_or(Cell::Blank, Cell::from)
+}
+
+/// Figures of the lines of the file on one device, and the device's totals at the moment.
+struct AnnotatedDevice {
+    lines: BTreeMap<u32, (Bytes, LineFigures)>,
+    totals: Totals,
+}
+
+/// Writes the annotated file. Returns `None` if the reader closes the output early.
+pub fn write_annotated<R: BufRead>(
+    reader: Reader<R>,
+    options: &ReportOptions,
+    annotation: &Annotation,
+    out: &mut impl Write,
+) -> Result<Option<Outcome>, ReportError> {
+    let analyses = WithCategories::new(LineFigureLedger::default());
+    let (replay, ended) = replay::run_to_end(reader, Grouping::User, analyses)?;
+    let (figures, ledger) = (ended.analyses.table, ended.ledger);
+    let all = |device: &DeviceSnapshot| -> Vec<(&Site, LineFigures)> {
+        figures.lines(device.index, &ledger).collect()
+    };
+    let devices = &replay.snapshot.devices;
+    let sites: Vec<(&Site, LineFigures)> = devices.iter().flat_map(all).collect();
+    let file = annotation.file(&sites)?;
+    let functions = annotation.functions(&file, &sites)?;
+    let mut found = BTreeMap::new();
+    for device in devices {
+        let moment = options.moment;
+        let totals = match moment {
+            SegmentMoment::End => Some(device.totals),
+            SegmentMoment::Peak => figures.peak(device.index).map(|it| it.totals),
+            SegmentMoment::OutOfMemory => figures.failure(device.index).map(|it| it.totals),
+        };
+        if let Some(totals) = totals {
+            let lines = lines_of(&file, &all(device), moment);
+            found.insert(device.index, AnnotatedDevice { lines, totals });
+        }
+    }
+    if found.is_empty() {
+        return Err(ReportError::NoMoment(
+            "no request failed in it; leave out --at oom, or give --at peak".to_owned(),
+        ));
+    }
+    let notes = annotation.notes(&file, &sites, replay.header.wall_start_ms, options.moment);
+    let table = |index| Some(annotation.table(index, found.get(&index)?, &functions));
+    let report = once(&replay, columns, notes, table);
+    let written = document::write(&report, &replay, options, out);
+    unless_closed(written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?)))
+}
+
+/// Lines of a file with their live bytes at the moment.
+fn lines_of(
+    file: &str,
+    sites: &[(&Site, LineFigures)],
+    moment: SegmentMoment,
+) -> BTreeMap<u32, (Bytes, LineFigures)> {
+    let mut lines: BTreeMap<u32, (Bytes, LineFigures)> = BTreeMap::new();
+    for (site, figures) in sites {
+        let Some(frame) = site.frame().filter(|frame| &*frame.file == file) else {
+            continue;
+        };
+        let live = match moment {
+            SegmentMoment::End => figures.live,
+            SegmentMoment::Peak => figures.at_peak,
+            SegmentMoment::OutOfMemory => figures.at_failure,
+        };
+        let (sum, all) = lines.entry(frame.line).or_default();
+        sum.0 = sum.0.saturating_add(live.0);
+        // The forward line and its backward passes: their peaks are at different times.
+        all.peak.0 = all.peak.0.saturating_add(figures.peak.0);
+        all.allocated.0 = all.allocated.0.saturating_add(figures.allocated.0);
+        all.allocs += figures.allocs;
+        all.active = all.active.max(figures.active);
+        all.reserved = all.reserved.max(figures.reserved);
+    }
+    lines
+}
+
+impl Annotation {
+    /// Name of the file in the recording.
+    fn file(&self, sites: &[(&Site, LineFigures)]) -> Result<String, ReportError> {
+        let [given, resolved] = &self.paths;
+        let files: BTreeSet<&str> = sites
+            .iter()
+            .filter_map(|(site, _)| site.frame().map(|frame| &*frame.file))
+            .collect();
+        if files.contains(&**resolved) {
+            return Ok(resolved.clone());
+        }
+        let ending = format!("/{}", given.trim_start_matches("./"));
+        let is_named = |file: &&&str| **file == given || file.ends_with(&ending);
+        let named: Vec<&&str> = files.iter().filter(is_named).collect();
+        match &named[..] {
+            [only] => Ok((**only).to_owned()),
+            [] => {
+                let known: Vec<String> = files.iter().take(MAX_NAMED).map(|it| clean(it)).collect();
+                let more = if files.len() > MAX_NAMED { ", ..." } else { "" };
+                Err(ReportError::NoLines(format!(
+                    "no line of {} allocated memory in it; lines of {}{more} did",
+                    clean(given),
+                    known.join(", ")
+                )))
+            }
+            several => {
+                let names: Vec<String> = several.iter().map(|it| clean(it)).collect();
+                Err(ReportError::NoLines(format!(
+                    "{} is the end of several files in it: give one of {}",
+                    clean(given),
+                    names.join(", ")
+                )))
+            }
+        }
+    }
+
+    /// Functions that the user chose, as ranges of lines; `None` for all lines.
+    fn functions(
+        &self,
+        file: &str,
+        sites: &[(&Site, LineFigures)],
+    ) -> Result<Option<Vec<LineRange>>, ReportError> {
+        if self.functions.is_empty() {
+            return Ok(None);
+        }
+        let of_text = self.text.as_deref().map(Functions::of);
+        let mut ranges = Vec::new();
+        for name in &self.functions {
+            let found: Vec<LineRange> = match &of_text {
+                Ok(functions) => functions.named(name),
+                Err(_) => lines_in(file, name, sites),
+            };
+            if found.is_empty() {
+                let mut known: Vec<String> = sites
+                    .iter()
+                    .filter_map(|(site, _)| site.frame())
+                    .filter(|frame| &*frame.file == file)
+                    .map(|frame| clean(&frame.function))
+                    .collect();
+                known.sort_unstable();
+                known.dedup();
+                return Err(ReportError::NoLines(format!(
+                    "{} has no function {}; lines of {} allocated memory",
+                    clean(file),
+                    clean(name),
+                    known.join(", ")
+                )));
+            }
+            ranges.extend(found);
+        }
+        Ok(Some(ranges))
+    }
+
+    /// Sentences on the table, and on text that is not the one that ran.
+    fn notes(
+        &self,
+        file: &str,
+        sites: &[(&Site, LineFigures)],
+        start_ms: Option<u64>,
+        moment: SegmentMoment,
+    ) -> Vec<String> {
+        let when = match moment {
+            SegmentMoment::End => "at the end",
+            SegmentMoment::Peak => "at the peak of the device",
+            SegmentMoment::OutOfMemory => "at the last out-of-memory error",
+        };
+        let mut notes = vec![format!(
+            "LIVE: {when}. PEAK: the line's own. ALLOCATED: all its blocks. ACTIVE, RESERVED: highest totals of the \
+             device just after it allocated."
+        )];
+        let of_file = sites.iter().filter_map(|(site, _)| site.frame());
+        let of_file = of_file.filter(|frame| &*frame.file == file && frame.line > 0);
+        match &self.text {
+            Err(reason) => notes.push(format!(
+                "warning: there is no source text: {}: {}",
+                clean(file),
+                clean(reason)
+            )),
+            Ok(text) => {
+                let functions = Functions::of(text);
+                let differs = of_file.filter(|it| !functions.can_hold(it.line, &it.function));
+                let lines: BTreeSet<u32> = differs.map(|frame| frame.line).collect();
+                if let Some(line) = lines.first() {
+                    notes.push(format!(
+                        "warning: the source on this machine is not the one that ran: line {line} is not in the \
+                         function that allocated"
+                    ));
+                } else if self
+                    .modified_ms
+                    .zip(start_ms)
+                    .is_some_and(|(at, start)| at > start)
+                {
+                    notes.push(
+                        "warning: the source on this machine was changed after the recording began"
+                            .to_owned(),
+                    );
+                }
+            }
+        }
+        notes
+    }
+
+    fn table(
+        &self,
+        index: DeviceIndex,
+        device: &AnnotatedDevice,
+        functions: &Option<Vec<LineRange>>,
+    ) -> Table<AnnotatedRow> {
+        let mut table = Table::new(columns());
+        let text: Vec<&str> = self
+            .text
+            .as_deref()
+            .map_or(Vec::new(), |it| it.lines().collect());
+        let known = device.lines.keys().copied();
+        let is_shown = |line: u32| match functions {
+            Some(ranges) => ranges.iter().any(|range| range.contains(&line)),
+            None => {
+                let near = line.saturating_sub(CONTEXT)..=line.saturating_add(CONTEXT);
+                device.lines.range(near).next().is_some()
+            }
+        };
+        let last = u32::try_from(text.len()).unwrap_or(u32::MAX);
+        let all: BTreeSet<u32> = (1..=last)
+            .chain(known)
+            .filter(|line| is_shown(*line))
+            .collect();
+        let mut before = None;
+        let mut sum = 0_u64;
+        for line in all {
+            if before.is_some_and(|before: u32| before + 1 < line) {
+                table.push(Output::Text, AnnotatedRow::default());
+            }
+            before = Some(line);
+            let found = device.lines.get(&line);
+            sum = sum.saturating_add(found.map_or(0, |(live, _)| live.0));
+            let at = usize::try_from(line).unwrap_or(usize::MAX).checked_sub(1);
+            let text = match at.and_then(|at| text.get(at)) {
+                Some(text) => clean(&text.replace('\t', "    ")),
+                None => "(no such line in the source)".to_owned(),
+            };
+            let row = AnnotatedRow {
+                device: Some(index),
+                live: found.map(|(live, _)| *live),
+                figures: found.map(|(_, figures)| *figures),
+                line: Some(line),
+                text,
+            };
+            table.push(Output::All, row);
+        }
+        let total = device.totals.allocated;
+        let rest = Bytes(total.0.saturating_sub(sum));
+        for (bytes, text) in [
+            (rest, "(everything else)".to_owned()),
+            (total, total_name(index, SoftwareLayer::Allocator)),
+        ] {
+            let row = AnnotatedRow {
+                device: Some(index),
+                live: Some(bytes),
+                text,
+                ..AnnotatedRow::default()
+            };
+            table.push(Output::Text, row);
+        }
+        table
+    }
+}
+
+/// Lines of a file on which a function allocated, where no text tells its extent.
+fn lines_in(file: &str, function: &str, sites: &[(&Site, LineFigures)]) -> Vec<LineRange> {
+    let name = function.rsplit('.').next().unwrap_or(function);
+    let frames = sites.iter().filter_map(|(site, _)| site.frame());
+    let own = frames.filter(|frame| &*frame.file == file && &*frame.function == name);
+    own.map(|frame| frame.line..=frame.line).collect()
+}

@@ -1,0 +1,302 @@
+//! Pages of recordings, opened in a browser: what they show against the reports of the same recording.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use memprobe_tests::browser::{Browser, ENTER, RIGHT};
+use memprobe_tests::environment::TestEnvironment;
+use memprobe_tests::process::Background;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A recording of a workload, and its page.
+struct Recorded {
+    folder: TempDir,
+}
+
+impl Recorded {
+    fn of(environment: &TestEnvironment, options: &[&str], program: &[&str]) -> Self {
+        let pytorch = environment.pytorch();
+        let folder = tempfile::tempdir().expect("a folder");
+        let recorded = Self { folder };
+        let mut command = environment.memprobe();
+        command.args(["record", "-q", "-o"]).arg(recorded.file());
+        command.args(options).arg("--").arg(pytorch.python());
+        command.args(program);
+        pytorch.settle(&mut command);
+        Background::start(&mut command).finish().succeeded();
+        let (file, page) = (recorded.file(), recorded.page());
+        let arguments = ["report", text(&file), "--html", text(&page)];
+        let written = environment.run(&arguments).succeeded();
+        assert!(
+            written.stderr.contains("open it in a browser"),
+            "{}",
+            written.stderr
+        );
+        recorded
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("trace.mprb")
+    }
+
+    fn page(&self) -> PathBuf {
+        self.folder.path().join("page.html")
+    }
+
+    fn report(&self, environment: &TestEnvironment, by: &str) -> Value {
+        let file = self.file();
+        let arguments = ["report", text(&file), "--by", by, "--format", "json"];
+        let report = environment.run(&arguments).succeeded();
+        serde_json::from_str(&report.stdout).expect("JSON")
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+/// Bytes of a column of every row of live memory, by name: those at A (`a`) or at B (`b`).
+fn live_rows(browser: &Browser, column: &str) -> BTreeMap<String, i64> {
+    let script = format!(
+        "const body = document.querySelector('#rows .grid-body');
+         const found = {{}};
+         for (let top = 0; ; top += 220) {{
+           body.scrollTop = top;
+           body.dispatchEvent(new Event('scroll'));
+           for (const row of body.querySelectorAll('.grid-row')) {{
+             const cell = (key) => row.querySelector(`[data-column=\"${{key}}\"]`);
+             found[cell('name').title] = Number(cell('{column}').title);
+           }}
+           if (top >= body.scrollHeight) return found;
+         }}"
+    );
+    let rows = browser.script(&script);
+    let rows = rows.as_object().expect("rows").iter();
+    rows.map(|(name, bytes)| (name.clone(), bytes.as_i64().expect("bytes")))
+        .collect()
+}
+
+/// Bytes of the rows below the others: what is not accounted for, and the allocator's total.
+fn foot(browser: &Browser, column: &str) -> Vec<i64> {
+    let script = format!(
+        "return [...document.querySelectorAll('#rows .grid-foot [data-column=\"{column}\"]')].map((it) => \
+         Number(it.title))"
+    );
+    let bytes = browser.script(&script);
+    let bytes = bytes.as_array().expect("a list").iter();
+    bytes.map(|it| it.as_i64().expect("bytes")).collect()
+}
+
+/// A value of the table of moments: row 0 is A, 1 is B, 2 the difference.
+fn moment(browser: &Browser, row: usize, key: &str) -> i64 {
+    let script = format!(
+        "return Number(document.querySelectorAll('#moments tbody tr')[{row}].querySelector('[data-bytes={key}]').title)"
+    );
+    browser.script(&script).as_i64().expect("bytes")
+}
+
+#[test]
+fn the_page_of_a_training_loop_has_the_figures_of_its_reports() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let recorded = Recorded::of(
+        &environment,
+        &["--names"],
+        &["mlp_adam.py", "--hidden", "256"],
+    );
+    browser.visit(&recorded.page(), "#rows .grid-row");
+
+    let peak = recorded.report(&environment, "peak");
+    let device = &peak["devices"][0];
+    let allocated = device["allocated"].as_i64().expect("bytes");
+    assert_eq!(moment(&browser, 0, "allocated"), allocated);
+    let lines = live_rows(&browser, "a");
+    let known = device["rows"].as_array().expect("rows").iter();
+    let known = known.filter(|row| row["by"] == "line" && row["kind"] == "line");
+    let mut compared = 0;
+    for row in known {
+        let (line, function) = (&row["line"], row["function"].as_str().expect("a name"));
+        let name = format!("mlp_adam.py:{line} {function}");
+        if let Some(bytes) = lines.get(&name) {
+            assert_eq!(*bytes, row["bytes"].as_i64().expect("bytes"), "{name}");
+            compared += 1;
+        }
+    }
+    assert!(compared >= 2, "{lines:?} {device}");
+
+    // Each table adds up to the allocator's total, at both moments.
+    for (key, table) in [
+        ("1", "line"),
+        ("2", "tensor"),
+        ("3", "module"),
+        ("4", "retainer"),
+    ] {
+        browser.press("body", key);
+        let selected = browser
+            .script("return document.querySelector('[data-by][aria-selected=true]').dataset.by");
+        assert_eq!(selected, table);
+        for (column, row) in [("a", 0), ("b", 1)] {
+            let below = foot(&browser, column);
+            let (total, rest) = below.split_last().expect("a total");
+            let sum: i64 = live_rows(&browser, column).values().sum();
+            assert_eq!(
+                sum + rest.iter().sum::<i64>(),
+                *total,
+                "{table} at {column}"
+            );
+            assert_eq!(*total, moment(&browser, row, "allocated"));
+        }
+    }
+    let retained = live_rows(&browser, "a");
+    assert!(
+        retained.keys().any(|name| name != "(no retainer known)"),
+        "{retained:?}"
+    );
+
+    // Iterations are those of the report, and choose the moment.
+    let iterations = recorded.report(&environment, "iteration");
+    let iterations = iterations["devices"][0]["iterations"]
+        .as_array()
+        .or(iterations["rows"].as_array());
+    let iterations = iterations.expect("iterations").clone();
+    let whole: Vec<&Value> = iterations
+        .iter()
+        .filter(|row| row["kind"] == "iteration")
+        .collect();
+    let third = whole[2];
+    browser.script("document.querySelector('#iterations').scrollIntoView()");
+    browser.click("#iteration-rows .grid-row:nth-of-type(5)");
+    let chosen = browser.text("#iteration-rows .grid-row.selected [data-column=name]");
+    let of_report = whole
+        .iter()
+        .find(|row| row["iteration"].to_string() == chosen);
+    let of_report = of_report.unwrap_or_else(|| panic!("{chosen} {third}"));
+    assert_eq!(
+        moment(&browser, 0, "allocated"),
+        of_report["peak_allocated"].as_i64().expect("bytes")
+    );
+
+    assert_keys_move_the_cursors(&browser);
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+/// Presses keys, and compares the state that the fragment keeps.
+fn assert_keys_move_the_cursors(browser: &Browser) {
+    let fragment = |name: &str| {
+        let script =
+            format!("return Number(new URLSearchParams(location.hash.slice(1)).get('{name}'))");
+        browser.script(&script).as_i64().expect("a number")
+    };
+    let before = fragment("a");
+    browser.press("#chart", &format!("\u{e008}{RIGHT}\u{e000}"));
+    assert_eq!(fragment("a"), before + 1);
+    browser.press("body", "b]");
+    let after = fragment("b");
+    browser.press("body", "[");
+    assert!(fragment("b") < after, "{after}");
+    assert_eq!(fragment("a"), before + 1);
+    browser.press("body", "d");
+    browser.press("body", "d");
+    let difference = moment(browser, 0, "allocated") - moment(browser, 1, "allocated");
+    let sum: i64 = live_rows(browser, "difference").values().sum();
+    let below: i64 = foot(browser, "difference").iter().rev().skip(1).sum();
+    assert_eq!(sum + below, difference);
+
+    // A row opens with its stacks and its source text; the search leaves what it finds.
+    browser.press("body", "1");
+    browser.press("#rows .grid-body", &format!("\u{e015}{ENTER}"));
+    let detail = browser.text("#detail");
+    assert!(
+        detail.contains("mlp_adam.py") && detail.contains("Source:"),
+        "{detail}"
+    );
+    browser.press("#find", "mlp_adam");
+    let found = live_rows(browser, "a");
+    assert!(
+        !found.is_empty() && found.keys().all(|name| name.contains("mlp_adam")),
+        "{found:?}"
+    );
+    assert!(browser.text("#flame-text").contains("\"mlp_adam\" matches"));
+}
+
+#[test]
+fn the_page_of_a_full_gpu_opens_at_the_failed_request() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let recorded = Recorded::of(&environment, &[], &["oom.py"]);
+    browser.visit(&recorded.page(), "#rows .grid-row");
+    let events = recorded.folder.path().join("trace.mprb");
+    let arguments = [
+        "report",
+        text(&events),
+        "--by",
+        "event",
+        "--format",
+        "jsonl",
+    ];
+    let events = environment.run(&arguments).succeeded().stdout;
+    let events = events
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let failed = events.filter(|event| event["action"] == "oom").last();
+    let failed = failed.expect("memory ran out");
+    assert_eq!(
+        moment(&browser, 0, "allocated"),
+        failed["allocated"].as_i64().expect("bytes")
+    );
+    assert_eq!(
+        moment(&browser, 0, "reserved"),
+        failed["reserved"].as_i64().expect("bytes")
+    );
+    let verdict = browser.text("#verdict");
+    assert!(verdict.contains("ran out of memory"), "{verdict}");
+    assert!(verdict.contains("train_step <- oom.py"), "{verdict}");
+    assert!(
+        browser
+            .text("#map-summary")
+            .contains("the failed request needed")
+    );
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+#[test]
+fn names_of_a_hostile_program_are_texts() {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let name = "</script><img src=x onerror=document.title=1>.py";
+    let program = format!(
+        "import torch\ncode = compile('x = torch.zeros(1 << 20, device=\"cuda\")', '{name}', 'exec')\nexec(code)\n\
+         torch.cuda.synchronize()\n"
+    );
+    let recorded = Recorded::of(&environment, &[], &["-c", &program]);
+    browser.visit(&recorded.page(), "#rows .grid-row");
+    let lines = live_rows(&browser, "a");
+    assert!(
+        lines
+            .keys()
+            .any(|line| line.contains("onerror=document.title=1>.py:1")),
+        "{lines:?}"
+    );
+    assert_eq!(
+        browser.script("return document.querySelectorAll('img').length"),
+        0
+    );
+    assert_eq!(
+        browser.script("return document.title"),
+        "trace.mprb - memprobe"
+    );
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}

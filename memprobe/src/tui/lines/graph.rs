@@ -431,6 +431,28 @@ mod tests {
     };
 
     #[test]
+    fn a_column_of_the_graph_and_its_time_lead_to_each_other() {
+        let area = Rect::new(3, 2, 92, 6);
+        for steps in [1, 7, 80, 1200] {
+            let timeline = timeline(vec![TotalsPoint::default(); steps]);
+            let left = area.right() - PlotFrame::width(area);
+            assert_eq!(
+                time_at(area, &timeline, GraphView::default(), left - 1),
+                None
+            );
+            for x in left..area.right() {
+                let time = time_at(area, &timeline, GraphView::default(), x).unwrap();
+                let column = column_at(area, &timeline.all, time).unwrap();
+                let wide = 80_usize.div_ceil(steps) as u16;
+                assert!(
+                    x.abs_diff(column) <= wide,
+                    "{steps} steps: {x} and {column}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn a_short_peak_is_never_averaged_away() {
         let mut all = steady(1, 1000);
         all.points[777] = TotalsPoint::at(totals(100));

@@ -40,6 +40,9 @@ const MIN_HEIGHT_FOR_BOTH: u16 = 32;
 #[cfg(test)]
 const LINE: usize = 8;
 
+/// Heading of allocations a second.
+const RATE: &str = "ALLOC/s";
+
 /// Heading of growth a minute, and of growth an iteration.
 const GROWTH: &str = "GROWTH/min";
 const GROWTH_PER_ITERATION: &str = "GROWTH/it";
@@ -52,7 +55,7 @@ const COLUMNS: [Column<LineData>; 9] = columns![|row: LineData|
     figure(CHANGE).screen(12, 0) => row.change.map(Cell::Signed),
     figure("PEAK").screen(11, 60) => row.figures.peak,
     figure(BLOCKS).short().screen(6, 70) => row.figures.blocks,
-    figure("ALLOC/s").screen(7, 90) => row.figures.rate,
+    figure(RATE).screen(7, 90) => row.figures.rate,
     figure("SHARE").screen(6, 44) => row.figures.live.map(|live| Cell::Share(live, row.allocated)),
     figure(GROWTH).screen(10, 64) => row.growth(),
     label("").screen(10, 120).order(None).tone(Tone::Graph) =>
@@ -197,8 +200,13 @@ impl Content for LineList {
     }
 
     fn shows(&self, column: &Column<LineData>) -> bool {
-        let marked = self.shown.as_ref().and_then(LineTable::marked);
-        column.head != CHANGE || marked.is_some()
+        let shown = self.shown.as_ref();
+        match column.head {
+            CHANGE => shown.and_then(LineTable::marked).is_some(),
+            // A moment of a recording has no rates.
+            RATE | GROWTH => shown.is_none_or(|it| replay::moment(&it.snapshot).is_none()),
+            _ => true,
+        }
     }
 
     fn head(&self, column: &Column<LineData>) -> &'static str {

@@ -100,7 +100,7 @@ fn with_commas(number: u64) -> String {
 }
 
 #[test]
-fn keys_and_places_without_meaning_say_why() {
+fn keys_and_places_without_meaning_give_the_reason() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

@@ -167,7 +167,7 @@ impl ProcessStage {
                 PlaceAnswer::Foreign => None,
             };
             return Ok(note.map(|note| {
-                self.tell(note);
+                self.show_note(note);
                 StageStep::Draw
             }));
         }
@@ -180,23 +180,23 @@ impl ProcessStage {
         }
         let wanted = replay::wanted(event);
         if wanted.is_some() {
-            self.tell(String::new());
+            self.show_note(String::new());
         }
         match wanted {
             Some(ReplayInput::Seek(seek)) => (self.ask)(Command::Seek(seek))?,
             Some(ReplayInput::Prompt) => {
                 let prompt = self.place.insert(PlacePrompt::default());
                 let text = prompt.text();
-                self.tell(text);
+                self.show_note(text);
             }
-            Some(ReplayInput::Refused(reason)) => self.tell(reason.to_owned()),
+            Some(ReplayInput::Refused(reason)) => self.show_note(reason.to_owned()),
             None => return Ok(None),
         }
         Ok(Some(StageStep::Draw))
     }
 
     /// Shows a note until the next input; removes the last one for an empty one.
-    fn tell(&mut self, note: String) {
+    fn show_note(&mut self, note: String) {
         let screen = self.parts().0;
         match note.is_empty() {
             true => screen.clear_note(),

@@ -29,11 +29,21 @@ pub enum Axis {
     FromLowest,
 }
 
+/// Time that the right end of a graph of all time stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GraphEnd {
+    #[default]
+    Now,
+    /// The end of a recording: the ends have no labels.
+    Recording,
+}
+
 /// Part of the timeline that the graph shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GraphView {
     pub axis: Axis,
     pub window: TimeWindow,
+    pub end: GraphEnd,
 }
 
 impl GraphView {
@@ -119,9 +129,10 @@ pub fn draw_graph(
     let drawn = columns_of(shown, view.window, wide);
     let marks = Marks::of(&drawn);
     let length = view.window.length().unwrap_or_else(|| shown.length());
+    let has_ends = view.end == GraphEnd::Now || view.window != TimeWindow::All;
     let frame = PlotFrame {
         scale,
-        ago: (length > 0).then(|| span(Duration::from_nanos(length))),
+        ago: (length > 0 && has_ends).then(|| span(Duration::from_nanos(length))),
         legend: legend(&drawn, line, capacity, &marks, theme),
         ticks: ticks(&drawn, &marks),
     };
@@ -428,6 +439,7 @@ mod tests {
     const LOWEST: GraphView = GraphView {
         axis: Axis::FromLowest,
         window: TimeWindow::All,
+        end: GraphEnd::Now,
     };
 
     #[test]

@@ -31,7 +31,7 @@ use crate::view::table::{Cell, Column, Tone, columns};
 use crate::view::{BLOCKS, FileNames, clean, fit_end, whole_frame, width};
 
 pub use graph::Capacity;
-use graph::GraphView;
+use graph::{GraphEnd, GraphView};
 use rows::{LineData, LineKey, LineSubject};
 
 /// Minimum height for both the graph and source text beneath the table.
@@ -166,7 +166,6 @@ z           reset: PEAK and GROWTH of lines count from now on
 ",
     terms: "\
 LIVE        live bytes of the line; PEAK its largest value
-CHANGE      live bytes now less those at B, in a replay
 BLOCKS      live blocks; ALLOC/s recent allocations a second
 SHARE       share of all allocated bytes; the column adds up to 100%
 GROWTH/it   bytes an iteration by which the lowest live bytes rise, so
@@ -309,8 +308,15 @@ impl Content for LineList {
             let outside = context.feed.shown.cuda.live();
             let losses = &context.feed.shown.health.losses;
             panels::draw_totals(buffer, layout.totals, (device, losses), outside, theme);
-            let (timeline, view) = (&device.timeline, screen.content.graph);
             let moment = replay::moment(&context.feed.shown);
+            let timeline = &device.timeline;
+            let view = GraphView {
+                end: match moment {
+                    Some(_) => GraphEnd::Recording,
+                    None => GraphEnd::Now,
+                },
+                ..screen.content.graph
+            };
             graph::draw_graph(
                 buffer,
                 layout.graph,

@@ -44,7 +44,7 @@ fn a_running_target() {
 }
 
 #[test]
-fn a_moment_of_a_recording_beside_another_one() {
+fn a_moment_of_a_recording_compared_with_another_one() {
     insta::assert_snapshot!("replay_120x30", screen(samples::replay(), (120, 30), &[]));
     let state = state(samples::replay(), SMALL, &[]);
     let ascii = drawn(&state, SMALL, &BARE);

@@ -298,19 +298,21 @@ pub(super) fn replay() -> Snapshot {
         line.live = Bytes(line.live.0 / 2);
     }
     let mut snapshot = normal();
-    let end = snapshot.now;
-    snapshot.now = TimeNs(400 * SECOND);
+    let all = &snapshot.devices[0].timeline.all;
+    let at = |eighths| TimeNs(all.start.0 + all.length() / 8 * eighths);
+    let (start, mark, time, end) = (at(0), at(2), at(6), at(8));
+    (snapshot.started, snapshot.now) = (start, time);
     snapshot.health.state = TargetState::Replay(Box::new(ReplayMoment {
-        start: snapshot.started,
+        start,
         end,
-        time: snapshot.now,
+        time,
         events: 1_292_114,
         all_events: 3_292_114,
         iteration: Some(40),
         all_iterations: 97,
         unit: ReplayUnit::Iteration,
         mark: Some(Arc::new(ReplayMark {
-            time: TimeNs(200 * SECOND),
+            time: mark,
             iteration: Some(13),
             snapshot: before,
         })),
